@@ -1,0 +1,53 @@
+# Every target makes the virtual environment it needs; nothing else has to be installed first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.installed
+EXTRAS := torch,plots,dev,docs
+
+.PHONY: help tour test check bench docs clean
+
+help:
+	@echo "make tour   set up, check the theorems, write an HTML report"
+	@echo "make test   set up, run the whole test suite"
+	@echo "make check  ruff, strict mypy, documentation build"
+	@echo "make bench  run every benchmark and rewrite benchmarks/README.md"
+	@echo "make docs   build the documentation into docs/_build/html"
+	@echo "make clean  remove everything that make created"
+
+# Installs again only when the metadata changed.
+$(READY): pyproject.toml constraints.txt
+	@echo "== making the virtual environment in $(VENV)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "== installing overt and its extras ($(EXTRAS))"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable ".[$(EXTRAS)]"
+	@touch $@
+
+tour: $(READY)
+	@$(BIN)/overt tour --out overt-tour
+
+test: $(READY)
+	@echo "== running the test suite"
+	@$(BIN)/python -m pytest -n 2 --dist worksteal
+
+check: $(READY)
+	@echo "== ruff"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@echo "== mypy"
+	@$(BIN)/mypy
+	@$(MAKE) --no-print-directory docs
+
+bench: $(READY)
+	@$(BIN)/python -m benchmarks
+
+docs: $(READY)
+	@echo "== building the documentation"
+	@$(BIN)/sphinx-build --quiet -W --keep-going -b html docs docs/_build/html
+	@echo "documentation: docs/_build/html/index.html"
+
+clean:
+	rm -rf $(VENV) overt-tour overt-results build dist docs/_build docs/auto_examples docs/reference/generated \
+		.pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
