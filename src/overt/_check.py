@@ -1,0 +1,199 @@
+"""Checks at the door: every message names the argument, the value seen and what is accepted."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace, is_array_api_obj
+
+Array = Any
+"""A NumPy array or a PyTorch tensor."""
+
+Seed = int | np.random.Generator | None
+"""An int, a numpy Generator, or None for fresh entropy."""
+
+
+class InputError(ValueError):
+    """An argument cannot be used; the message says which, why, and what is accepted."""
+
+
+class InputTypeError(InputError, TypeError):
+    """An argument has the wrong type or number format."""
+
+
+class MissingExtraError(ImportError):
+    """An optional dependency is not installed; the message holds the command that installs it."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(
+            f"this needs {package}, which is not installed; install it with: "
+            f"pip install 'overt[{extra}]'"
+        )
+
+
+def floating(name: str, value: Any, *, ndim: int | None = None) -> Array:
+    """Return `value` as a finite, non-empty, real floating-point array.
+
+    Lists are converted to float64. Arrays of integers are refused: their meaning (counts, indices,
+    rounded data) is for the caller to say.
+    """
+    if isinstance(value, (list, tuple)):
+        try:
+            entries = np.asarray(value)
+        except (TypeError, ValueError) as error:
+            raise InputTypeError(f"{name} must hold numbers only: {error}") from None
+        if entries.dtype.kind not in "biuf":
+            raise InputTypeError(f"{name} must hold numbers only, got {value!r}")
+        value = entries.astype(float)
+    if isinstance(value, (np.matrix, np.ma.MaskedArray)) or not is_array_api_obj(value):
+        raise InputTypeError(
+            f"{name} must be a NumPy array, a PyTorch tensor or a list of numbers, "
+            f"got {type(value).__name__}"
+        )
+    xp = array_namespace(value)
+    if not xp.isdtype(value.dtype, "real floating"):
+        raise InputTypeError(
+            f"{name} must be an array of floating-point numbers, got {value.dtype}; "
+            f"convert it first, for example with {name}.astype(float)"
+        )
+    if ndim is not None and value.ndim != ndim:
+        raise InputError(f"{name} must have {ndim} dimension(s), got shape {tuple(value.shape)}")
+    if 0 in value.shape:
+        raise InputError(f"{name} must not be empty, got shape {tuple(value.shape)}")
+    finite = xp.isfinite(value)
+    if not bool(xp.all(finite)):
+        count = int(xp.sum(xp.astype(~finite, xp.int64)))
+        raise InputError(f"{name} must be finite, got {count} NaN or infinite value(s)")
+    return value
+
+
+def matrix(name: str, value: Any) -> Array:
+    """Return `value` as a finite, non-empty, two-dimensional floating-point array."""
+    return floating(name, value, ndim=2)
+
+
+def same_library(**arrays: Any) -> None:
+    """Refuse NumPy arrays and PyTorch tensors mixed in one call."""
+    if len({array_namespace(a) for a in arrays.values()}) > 1:
+        seen = ", ".join(f"{name}: {type(a).__name__}" for name, a in arrays.items())
+        raise InputTypeError(f"arrays must come from one library, got {seen}")
+
+
+def factors(U: Any, V: Any) -> tuple[Array, Array]:
+    """Return the two factors of a product U V' after checking that they share their width."""
+    U, V = matrix("U", U), matrix("V", V)
+    same_library(U=U, V=V)
+    if U.shape[1] != V.shape[1]:
+        raise InputError(
+            "U (outputs x width) and V (inputs x width) must have the same number of columns, "
+            f"got {tuple(U.shape)} and {tuple(V.shape)}"
+        )
+    return U, V
+
+
+def chain(weights: Any) -> list[Array]:
+    """Return the layers [W_1, ..., W_{k+1}] after checking that their shapes fit together."""
+    if not isinstance(weights, Sequence) or len(weights) < 2:
+        raise InputError(
+            "weights must be a list of at least two matrices [W_1, ..., W_(k+1)], each outputs x "
+            f"inputs, got {type(weights).__name__}"
+            + (f" of length {len(weights)}" if isinstance(weights, Sequence) else "")
+        )
+    layers = [matrix(f"weights[{i}]", W) for i, W in enumerate(weights)]
+    for i, (W, after) in enumerate(pairwise(layers)):
+        if W.shape[0] != after.shape[1]:
+            raise InputError(
+                f"weights[{i + 1}] must take the {W.shape[0]} outputs of weights[{i}], "
+                f"got shape {tuple(after.shape)} (outputs x inputs)"
+            )
+    return layers
+
+
+def second_moment(value: Any, inputs: int, like: Any = None) -> Array | None:
+    """Return C = E[x x'] (inputs x inputs), or None, which stands for the identity."""
+    if value is None:
+        return None
+    C = matrix("second_moment", value)
+    if like is not None:
+        same_library(second_moment=C, weights=like)
+    if tuple(C.shape) != (inputs, inputs):
+        raise InputError(
+            f"second_moment must be {inputs} x {inputs} (inputs x inputs), got {tuple(C.shape)}"
+        )
+    xp = array_namespace(C)
+    asymmetry, scale = float(xp.max(xp.abs(C - C.T))), float(xp.max(xp.abs(C)))
+    if asymmetry > 1e-6 * scale:
+        raise InputError(
+            f"second_moment must be symmetric, got entries that differ by {asymmetry:.3g}"
+        )
+    return C
+
+
+def drop_prob(value: Any, name: str = "drop_prob") -> float:
+    """Return a drop probability in [0, 1)."""
+    if not isinstance(value, numbers.Real):
+        with suppress(AttributeError, ValueError, RuntimeError):
+            value = value.item()
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise InputTypeError(
+            f"{name} must be a number in [0, 1), got {value!r} of type {type(value).__name__}"
+        )
+    if not 0 <= value < 1:
+        raise InputError(f"{name} must be a number in [0, 1), got {value!r}")
+    return float(value)
+
+
+def drop_probs(value: Any, count: int, name: str = "drop_prob") -> tuple[float, ...]:
+    """Return one drop probability for each of `count` layers, from a number or a sequence."""
+    if isinstance(value, Iterable) and not isinstance(value, (str, bytes)) and np.ndim(value):
+        values = list(value)
+        if len(values) != count:
+            raise InputError(
+                f"{name} must be one number or {count} (one per hidden layer), got {len(values)}"
+            )
+        return tuple(drop_prob(v, f"{name}[{i}]") for i, v in enumerate(values))
+    return (drop_prob(value, name),) * count
+
+
+def whole(name: str, value: Any, minimum: int = 1) -> int:
+    """Return a whole number that is at least `minimum`."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise InputTypeError(f"{name} must be a whole number, got {value!r}")
+    if value < minimum:
+        raise InputError(f"{name} must be at least {minimum}, got {value}")
+    return int(value)
+
+
+def number(name: str, value: Any, minimum: float = 0.0, *, exclusive: bool = False) -> float:
+    """Return a finite number that is at least `minimum` (above it if `exclusive`)."""
+    relation = "above" if exclusive else "at least"
+    try:
+        if isinstance(value, (str, bytes)):
+            raise TypeError
+        result = float(value)
+    except (TypeError, ValueError):
+        raise InputTypeError(f"{name} must be a number, got {value!r}") from None
+    if not np.isfinite(result) or result < minimum or (exclusive and result == minimum):
+        raise InputError(f"{name} must be a finite number {relation} {minimum:g}, got {value!r}")
+    return result
+
+
+def choice(name: str, value: Any, accepted: Sequence[str]) -> str:
+    """Return `value` if it is one of the accepted words."""
+    if value not in accepted:
+        raise InputError(f"{name} must be one of {', '.join(map(repr, accepted))}, got {value!r}")
+    return str(value)
+
+
+def generator(seed: Seed) -> np.random.Generator:
+    """Return the random generator that `seed` stands for."""
+    if isinstance(seed, np.random.Generator):
+        return seed
+    if seed is not None:
+        seed = whole("seed", seed, minimum=0)
+    return np.random.default_rng(seed)

@@ -1,0 +1,419 @@
+"""Training noises: each draws masks and knows their exact moments.
+
+A mask z over the hidden units has a non-zero mean mu and a covariance K; the network multiplies
+unit i by z_i / mu_i, so that its expected output is the noise-free one. All that a noise does to a
+squared loss depends on its **characteristic matrix**
+
+    Cbar_ij = K_ij / (mu_i mu_j)                                       (structured dropout, eq. 16)
+
+`width` is the number of units, or a (height, width) pair for units that lie on a plane; moments are
+then those of the flattened plane.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overt import _check
+from overt._check import InputError, Seed
+
+Floats = NDArray[np.float64]
+Width = int | tuple[int, ...]
+Placement = Literal["grid", "sliding"]
+
+
+class Noise(ABC):
+    """A random mask over units (or weights) with known mean and covariance."""
+
+    #: What one entry of the mask multiplies.
+    masks: Literal["units", "weights"] = "units"
+
+    @abstractmethod
+    def mean(self, width: Width) -> Floats:
+        """Mu = E[z], one entry per unit."""
+
+    @abstractmethod
+    def characteristic(self, width: Width) -> Floats:
+        """Cbar_ij = K_ij / (mu_i mu_j), units x units."""
+
+    @abstractmethod
+    def sample(self, width: Width, size: int = 1, seed: Seed = None) -> Floats:
+        """Draw `size` masks z (not divided by their mean), shape (size, *width)."""
+
+    @property
+    def independent(self) -> bool:
+        """Whether different units are masked independently, so that Cbar is diagonal."""
+        return False
+
+    def relative_variance(self, width: Width) -> Floats:
+        """Cbar_ii = Var(z_i) / mu_i^2, one entry per unit."""
+        return np.diag(self.characteristic(width)).copy()
+
+    def covariance(self, width: Width) -> Floats:
+        """K = Cov(z), units x units."""
+        mu = self.mean(width)
+        return self.characteristic(width) * np.outer(mu, mu)
+
+    def multipliers(self, width: Width, size: int = 1, seed: Seed = None) -> Floats:
+        """Draw what the units are multiplied by, z / mu, shape (size, *width)."""
+        shape = _shape(width)
+        return self.sample(width, size, seed) / self.mean(width).reshape(shape)
+
+
+@dataclass(frozen=True)
+class Dropout(Noise):
+    """Each unit is dropped on its own: Cbar = diag(lam), lam = drop_prob / (1 - drop_prob).
+
+    Parameters
+    ----------
+    drop_prob
+        Probability in [0, 1) that a unit is dropped, or one probability per unit.
+
+    Examples
+    --------
+    >>> import overt
+    >>> overt.Dropout(0.5).characteristic(2)
+    array([[1., 0.],
+           [0., 1.]])
+    """
+
+    drop_prob: Any = 0.5
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.drop_prob, (list, tuple)) and np.ndim(self.drop_prob) == 0:
+            object.__setattr__(self, "drop_prob", _check.drop_prob(self.drop_prob))
+            return
+        values = np.ravel(_check.floating("drop_prob", self.drop_prob, ndim=1))
+        probs = tuple(_check.drop_prob(v, f"drop_prob[{i}]") for i, v in enumerate(values))
+        object.__setattr__(self, "drop_prob", probs)
+
+    @property
+    def strength(self) -> Any:
+        """Lam = drop_prob / (1 - drop_prob); an array where drop_prob is one per unit."""
+        if isinstance(self.drop_prob, tuple):
+            probs = np.array(self.drop_prob)
+            return probs / (1 - probs)
+        return self.drop_prob / (1 - self.drop_prob)
+
+    @property
+    def independent(self) -> bool:
+        """True: units are dropped independently."""
+        return True
+
+    def mean(self, width: Width) -> Floats:
+        """1 - drop_prob for every unit."""
+        return 1 - self._per_unit(width)
+
+    def relative_variance(self, width: Width) -> Floats:
+        """Lam for every unit."""
+        probs = self._per_unit(width)
+        return probs / (1 - probs)
+
+    def characteristic(self, width: Width) -> Floats:
+        """diag(lam)."""
+        return np.diag(self.relative_variance(width))
+
+    def sample(self, width: Width, size: int = 1, seed: Seed = None) -> Floats:
+        """Draw Bernoulli(1 - drop_prob) masks, shape (size, *width)."""
+        shape = _shape(width)
+        probs = self._per_unit(width).reshape(shape)
+        draws = _check.generator(seed).random((_check.whole("size", size), *shape))
+        return (draws >= probs).astype(float)
+
+    def at_width(self, width: int) -> Self:
+        """Width-adjusted noise whose strength grows as lam * width (structured dropout, eq. 7).
+
+        With it the induced penalty no longer vanishes as the network grows.
+        """
+        return replace(self, drop_prob=_width_adjusted(self.drop_prob, width, 1))
+
+    def _per_unit(self, width: Width) -> Floats:
+        units = math.prod(_shape(width))
+        if isinstance(self.drop_prob, tuple):
+            if len(self.drop_prob) != units:
+                raise InputError(
+                    f"drop_prob has {len(self.drop_prob)} entries but there are {units} units"
+                )
+            return np.array(self.drop_prob)
+        return np.full(units, self.drop_prob)
+
+
+@dataclass(frozen=True)
+class DropConnect(Noise):
+    """Each weight, not unit, is dropped on its own with probability `drop_prob`.
+
+    Its penalty differs from Dropout's unless the inputs are uncorrelated: see
+    `overt.penalty.dropconnect`. Here `width` counts the weights, or is the weight matrix's shape.
+    """
+
+    drop_prob: float = 0.5
+    masks = "weights"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "drop_prob", _check.drop_prob(self.drop_prob))
+
+    @property
+    def strength(self) -> float:
+        """Lam = drop_prob / (1 - drop_prob)."""
+        return self.drop_prob / (1 - self.drop_prob)
+
+    @property
+    def independent(self) -> bool:
+        """True: weights are dropped independently."""
+        return True
+
+    def mean(self, width: Width) -> Floats:
+        """1 - drop_prob for every weight."""
+        return np.full(math.prod(_shape(width)), 1 - self.drop_prob)
+
+    def characteristic(self, width: Width) -> Floats:
+        """Lam times the identity over the weights."""
+        return self.strength * np.eye(math.prod(_shape(width)))
+
+    def sample(self, width: Width, size: int = 1, seed: Seed = None) -> Floats:
+        """Draw Bernoulli(1 - drop_prob) masks over the weights, shape (size, *width)."""
+        return Dropout(self.drop_prob).sample(width, size, seed)
+
+
+@dataclass(frozen=True)
+class DropBlock(Noise):
+    """Neighbouring units are dropped together, in blocks.
+
+    Parameters
+    ----------
+    drop_prob
+        Probability that a unit is dropped; for sliding blocks, averaged over all units (those near
+        the border are covered by fewer blocks and survive more often).
+    block_size
+        Units per block, along each axis.
+    placement
+        "grid": blocks partition the units, as in the theory, and the block size divides the width.
+        "sliding": a block starts at each valid position with the seed probability that yields
+        `drop_prob`, as in practice.
+
+    Examples
+    --------
+    >>> import overt
+    >>> overt.DropBlock(0.5, block_size=2).characteristic(4)
+    array([[1., 1., 0., 0.],
+           [1., 1., 0., 0.],
+           [0., 0., 1., 1.],
+           [0., 0., 1., 1.]])
+    """
+
+    drop_prob: float = 0.5
+    block_size: int = field(default=2)
+    placement: Placement = "grid"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "drop_prob", _check.drop_prob(self.drop_prob))
+        object.__setattr__(self, "block_size", _check.whole("block_size", self.block_size))
+        _check.choice("placement", self.placement, ("grid", "sliding"))
+
+    @property
+    def strength(self) -> float:
+        """Lam = drop_prob / (1 - drop_prob)."""
+        return self.drop_prob / (1 - self.drop_prob)
+
+    @property
+    def independent(self) -> bool:
+        """Whether blocks hold a single unit."""
+        return self.block_size == 1
+
+    def mean(self, width: Width) -> Floats:
+        """Exact probability that each unit survives."""
+        shape = self._fitting(width)
+        if self.placement == "grid":
+            return np.full(math.prod(shape), 1 - self.drop_prob)
+        log_keep = math.log1p(-self.seed_probability(width))
+        return np.asarray(np.exp(log_keep * self._coverage(shape)))
+
+    def characteristic(self, width: Width) -> Floats:
+        """Lam 1 1' on each block of the grid; (1 - g)^(-o_ij) - 1 for sliding blocks.
+
+        g is the seed probability and o_ij the number of block positions that cover both i and j.
+        """
+        shape = self._fitting(width)
+        if self.placement == "grid":
+            same_block = np.ones((1, 1))
+            for n in shape:
+                block = np.arange(n) // self.block_size
+                same_block = np.kron(same_block, block[:, None] == block[None, :])
+            return self.strength * same_block
+        overlap = np.ones((1, 1))
+        for n in shape:
+            overlap = np.kron(overlap, _joint_cover(n, self.block_size))
+        return np.asarray(np.expm1(-math.log1p(-self.seed_probability(width)) * overlap))
+
+    def sample(self, width: Width, size: int = 1, seed: Seed = None) -> Floats:
+        """Draw masks of whole blocks, shape (size, *width)."""
+        shape, rng = self._fitting(width), _check.generator(seed)
+        size, b = _check.whole("size", size), self.block_size
+        if self.placement == "grid":
+            keep = rng.random((size, *(n // b for n in shape))) >= self.drop_prob
+            for axis in range(1, keep.ndim):
+                keep = np.repeat(keep, b, axis=axis)
+            return keep.astype(float)
+        dropped = rng.random((size, *(n - b + 1 for n in shape))) < self.seed_probability(width)
+        for axis in range(1, dropped.ndim):
+            dropped = _dilate(dropped, b, axis)
+        return (~dropped).astype(float)
+
+    def seed_probability(self, width: Width) -> float:
+        """Return g, the probability that a block starts at a position: mean_i (1-g)^(c_i) = keep.
+
+        c_i counts the block positions that cover unit i; on a grid g is the drop probability.
+        """
+        shape = self._fitting(width)
+        if self.placement == "grid" or self.drop_prob == 0:
+            return self.drop_prob
+        counts, repeats = np.unique(self._coverage(shape), return_counts=True)
+        weights = repeats / repeats.sum()
+        # The mean survival decreases in x = -log(1 - g) and is convex, so Newton's iteration
+        # started from the left (every unit covered as the most covered one) never overshoots.
+        x = -math.log1p(-self.drop_prob) / counts.max()
+        for _ in range(100):
+            survival = weights * np.exp(-x * counts)
+            step = (survival.sum() - (1 - self.drop_prob)) / (survival * counts).sum()
+            x += step
+            if abs(step) <= 1e-16 * x:
+                break
+        return -math.expm1(-x)
+
+    def at_width(self, width: int) -> Self:
+        """Width-adjusted noise, theta(d) = tb b / (tb b + (1 - tb) d) (structured dropout, eq. 7).
+
+        `drop_prob` of this object is then the value for a single block, 1 - tb.
+        """
+        return replace(self, drop_prob=_width_adjusted(self.drop_prob, width, self.block_size))
+
+    def _fitting(self, width: Width) -> tuple[int, ...]:
+        shape, b = _shape(width), self.block_size
+        if self.placement == "grid" and any(n % b for n in shape):
+            raise InputError(
+                f"block_size must divide the width on a grid, got block_size {b} and width "
+                f"{width}; use a multiple of {b}, or placement='sliding'"
+            )
+        if any(n < b for n in shape):
+            raise InputError(f"block_size must be at most the width {width}, got {b}")
+        return shape
+
+    def _coverage(self, shape: tuple[int, ...]) -> Floats:
+        """c_i: the number of block positions that cover unit i (flattened)."""
+        cover = np.ones(1)
+        for n in shape:
+            first, last = _covering_starts(n, self.block_size)
+            cover = np.kron(cover, (last - first + 1).astype(float))
+        return cover
+
+
+class CovarianceNoise(Noise):
+    """Noise with any mean and covariance, drawn as Gaussian multipliers.
+
+    Parameters
+    ----------
+    mean
+        mu, one non-zero entry per unit.
+    covariance
+        K, units x units, symmetric and positive semi-definite.
+    """
+
+    def __init__(self, mean: Any, covariance: Any) -> None:
+        mu = np.array(_check.floating("mean", mean, ndim=1), dtype=float)
+        K = np.array(_check.matrix("covariance", covariance), dtype=float)
+        if np.any(mu == 0):
+            raise InputError(f"mean must have no zero entry, got 0 at {int(np.argmin(abs(mu)))}")
+        if K.shape != (mu.size, mu.size):
+            raise InputError(f"covariance must be {mu.size} x {mu.size}, got {K.shape}")
+        if not np.allclose(K, K.T, rtol=0, atol=1e-10 * abs(K).max()):
+            raise InputError(
+                f"covariance must be symmetric, got entries that differ by {abs(K - K.T).max():.3g}"
+            )
+        eigenvalues, vectors = np.linalg.eigh((K + K.T) / 2)
+        if eigenvalues[0] < -1e-10 * max(eigenvalues[-1], 0) or eigenvalues[-1] < 0:
+            raise InputError(
+                "covariance must be positive semi-definite, got smallest eigenvalue "
+                f"{eigenvalues[0]:.3g}"
+            )
+        self._mean, self._covariance = mu, (K + K.T) / 2
+        self._root = vectors * np.sqrt(np.maximum(eigenvalues, 0))
+
+    def __repr__(self) -> str:
+        return f"CovarianceNoise(mean={self._mean!r}, covariance={self._covariance!r})"
+
+    @property
+    def independent(self) -> bool:
+        """Whether the covariance is diagonal."""
+        off_diagonal = self._covariance - np.diag(np.diag(self._covariance))
+        return not np.any(off_diagonal)
+
+    def mean(self, width: Width) -> Floats:
+        """Return the mean as given."""
+        self._fitting(width)
+        return self._mean.copy()
+
+    def characteristic(self, width: Width) -> Floats:
+        """K_ij / (mu_i mu_j)."""
+        self._fitting(width)
+        return self._covariance / np.outer(self._mean, self._mean)
+
+    def covariance(self, width: Width) -> Floats:
+        """Return the covariance as given."""
+        self._fitting(width)
+        return self._covariance.copy()
+
+    def sample(self, width: Width, size: int = 1, seed: Seed = None) -> Floats:
+        """Draw Gaussian masks with the given moments, shape (size, *width)."""
+        shape = self._fitting(width)
+        normal = _check.generator(seed).standard_normal(
+            (_check.whole("size", size), len(self._mean))
+        )
+        return np.asarray((self._mean + normal @ self._root.T).reshape(-1, *shape))
+
+    def _fitting(self, width: Width) -> tuple[int, ...]:
+        shape = _shape(width)
+        if math.prod(shape) != self._mean.size:
+            raise InputError(f"the noise is over {self._mean.size} units but the width is {width}")
+        return shape
+
+
+def _shape(width: Width) -> tuple[int, ...]:
+    if isinstance(width, tuple) and width:
+        return tuple(_check.whole("width", n) for n in width)
+    return (_check.whole("width", width),)
+
+
+def _width_adjusted(drop_prob: Any, width: int, block_size: int) -> float:
+    """1 - theta(d), theta(d) = tb b / (tb b + (1 - tb) d), with 1 - tb = drop_prob."""
+    tb = 1 - _check.drop_prob(drop_prob)
+    d, b = _check.whole("width", width), block_size
+    return (1 - tb) * d / (tb * b + (1 - tb) * d)
+
+
+def _covering_starts(n: int, b: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the first and the last start in 0..n-b whose block covers each unit."""
+    i = np.arange(n)
+    return np.maximum(i - b + 1, 0), np.minimum(i, n - b)
+
+
+def _joint_cover(n: int, b: int) -> Floats:
+    """o_ij: the number of starts s in 0..n-b whose block s..s+b-1 covers both i and j."""
+    first, last = _covering_starts(n, b)
+    both = np.minimum.outer(last, last) - np.maximum.outer(first, first) + 1
+    return np.maximum(both, 0).astype(float)
+
+
+def _dilate(starts: NDArray[np.bool_], b: int, axis: int) -> NDArray[np.bool_]:
+    """Mark the b units from each start on, which lengthens the axis by b - 1."""
+    pad = [(0, 0)] * starts.ndim
+    pad[axis] = (b, b - 1)
+    count = np.cumsum(np.pad(starts, pad), axis=axis, dtype=np.int64)
+    n = count.shape[axis]
+    window = np.take(count, range(b, n), axis) - np.take(count, range(n - b), axis)
+    return window > 0

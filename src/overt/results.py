@@ -1,0 +1,236 @@
+"""What comes out of overt: frozen results with plain arrays, a status and `to_dict()`.
+
+Results are saved as npz (arrays) with a JSON header (everything else), never as pickles.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overt._check import InputError
+
+Floats = NDArray[np.float64]
+
+
+class Status(StrEnum):
+    """How a result ended: equal to its short name, with an `explanation` that advises."""
+
+    OPTIMAL = "optimal"
+    LOWER_BOUND = "lower_bound"
+    CONVERGED = "converged"
+    FINISHED = "finished"
+    DIVERGED = "diverged"
+    INTERRUPTED = "interrupted"
+
+    @property
+    def explanation(self) -> str:
+        """What the status means and what can be done about it."""
+        return _EXPLANATIONS[self]
+
+
+_EXPLANATIONS = {
+    Status.OPTIMAL: "This is a global optimum: the objective equals its proved lower bound.",
+    Status.LOWER_BOUND: (
+        "Theory gives only a lower bound here; the factors come from descent started at the "
+        "bound's solution, and the certificate's gap says how much might still be gained. More "
+        "width (more blocks, for DropBlock) or a stronger noise usually closes it."
+    ),
+    Status.CONVERGED: (
+        "Descent reached a stationary point; certify it to know how far it is from the optimum."
+    ),
+    Status.FINISHED: (
+        "All steps were taken; certify the result to know how far it is from the optimum."
+    ),
+    Status.DIVERGED: (
+        "The iterates grew without bound, which means that the learning rate is too large for the "
+        "size of the target and the inputs; divide it by ten and start again."
+    ),
+    Status.INTERRUPTED: "Stopped before the end; everything up to the last checkpoint is kept.",
+}
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Result:
+    """Base of all results: printing, conversion and storage. Fields belong to the subclasses."""
+
+    def __repr__(self) -> str:
+        body = ", ".join(f"{f.name}={_brief(getattr(self, f.name))}" for f in fields(self))
+        return f"{type(self).__name__}({body})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain dicts, lists, numbers and strings, ready for JSON."""
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the result to `path` as .npz or .json, whole or not at all."""
+        path = Path(path)
+        temporary = path.with_name(path.name + ".part")
+        if path.suffix == ".json":
+            temporary.write_text(json.dumps(self.to_dict()))
+        elif path.suffix == ".npz":
+            arrays, header = {}, {}
+            for f in fields(self):
+                value = getattr(self, f.name)
+                if isinstance(value, np.ndarray):
+                    arrays[f.name] = value
+                elif isinstance(value, tuple) and value and isinstance(value[0], np.ndarray):
+                    arrays |= {f"{f.name}_{i + 1}": v for i, v in enumerate(value)}
+                else:
+                    header[f.name] = _plain(value)
+            arrays["header"] = np.array(json.dumps(header))
+            with temporary.open("wb") as file:
+                np.savez_compressed(file, **arrays)
+        else:
+            raise InputError(f"path must end in .npz or .json, got {path}")
+        temporary.replace(path)
+        return path
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Certificate(Result):
+    """How far given weights are from the global optimum, recomputed from the problem's data.
+
+    Attributes
+    ----------
+    objective
+        The dropout objective at the given weights.
+    lower_bound
+        A proved lower bound on the objective over all weights.
+    gap
+        objective - lower_bound, at least 0 up to rounding.
+    relative_gap
+        gap divided by the lower bound (by 1 if that is 0).
+    imbalance
+        Variance over hidden units (blocks, for DropBlock) of |u_i| |C^(1/2) v_i|; for deep
+        networks the equalization gap R / (nu |W C^(1/2)|_*^2) - 1.
+    distance
+        Frobenius distance of the network map to the bound's optimal map, in the geometry of the
+        inputs; None where that map is not unique or not known.
+    """
+
+    objective: float
+    lower_bound: float
+    gap: float
+    relative_gap: float
+    imbalance: float
+    distance: float | None = None
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Solution(Result):
+    """Factors of a two-layer linear network x -> U V'x, with what is known about them."""
+
+    U: Floats
+    V: Floats
+    objective: float
+    rank: int
+    status: Status
+    certificate: Certificate
+
+    @property
+    def product(self) -> Floats:
+        """U V', outputs x inputs."""
+        return self.U @ self.V.T
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class DeepSolution(Result):
+    """Weights [W_1, ..., W_(k+1)] of a deep linear network, with what is known about them."""
+
+    weights: tuple[Floats, ...]
+    objective: float
+    rank: int
+    status: Status
+    certificate: Certificate
+
+    @property
+    def product(self) -> Floats:
+        """W_(k+1) ... W_1, outputs x inputs."""
+        product = self.weights[0]
+        for W in self.weights[1:]:
+            product = W @ product
+        return product
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Trace(Result):
+    """Runs of a training algorithm, one per seed, recorded at checkpoints.
+
+    Attributes
+    ----------
+    steps
+        Step numbers of the checkpoints, (checkpoints,); the first is 0.
+    objective, imbalance, rank
+        Exact dropout objective, imbalance and numerical rank of the map, each
+        (seeds, checkpoints); NaN, and rank -1, where a run has diverged or was not reached.
+    weights
+        Final weights, each with seeds as its first axis: (U, V), or (W_1, ..., W_(k+1)).
+    optimum
+        The proved lower bound on the objective that the runs descend to.
+    diverged
+        Which seeds diverged, (seeds,).
+    status
+        "finished", "diverged" if any seed did, or "interrupted".
+    """
+
+    steps: NDArray[np.int64]
+    objective: Floats
+    imbalance: Floats
+    rank: NDArray[np.int64]
+    weights: tuple[Floats, ...]
+    optimum: float
+    diverged: NDArray[np.bool_]
+    status: Status
+
+    @property
+    def U(self) -> Floats:
+        """Final U of a two-layer network, (seeds, outputs, width)."""
+        return self._factor(0)
+
+    @property
+    def V(self) -> Floats:
+        """Final V of a two-layer network, (seeds, inputs, width)."""
+        return self._factor(1)
+
+    def _factor(self, index: int) -> Floats:
+        if len(self.weights) != 2:
+            raise AttributeError(
+                f"a network of {len(self.weights)} layers has weights, not U and V"
+            )
+        return self.weights[index]
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case Result():
+            return value.to_dict()
+        case np.ndarray():
+            return _plain(value.tolist())
+        case float() if not np.isfinite(value):
+            return None
+        case np.generic():
+            return value.item()
+        case Status():
+            return str(value)
+        case tuple() | list():
+            return [_plain(v) for v in value]
+    return value
+
+
+def _brief(value: Any) -> str:
+    match value:
+        case np.ndarray():
+            return "array(" + " x ".join(map(str, value.shape)) + ")"
+        case tuple():
+            return "(" + ", ".join(map(_brief, value)) + ")"
+        case float():
+            return f"{value:.6g}"
+    return f"'{value}'" if isinstance(value, str) else repr(value)

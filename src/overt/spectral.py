@@ -1,0 +1,393 @@
+"""Norms of singular values that noises induce, their proximal maps and their duals.
+
+`value` is always the **squared** norm, because that is what noise induces. `prox(s, weight)` is
+argmin_a |s - a|^2 + weight * value(a), without a factor 1/2. `dual` is the squared dual norm, so
+that <s, t>^2 <= value(s) * dual(t). The `matrix_` forms act on a matrix through its spectrum.
+
+Spectra need not be sorted; signs are kept, as the norms depend on absolute values only.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace, is_numpy_array
+
+from overt import _check
+from overt._check import Array, InputError, InputTypeError
+from overt.noise import DropBlock, DropConnect, Dropout, Noise
+
+
+class SpectralNorm(ABC):
+    """A squared norm of a matrix that depends on its singular values only."""
+
+    @abstractmethod
+    def value(self, s: Array) -> Array:
+        """Return the squared norm of the spectrum s."""
+
+    @abstractmethod
+    def dual(self, s: Array) -> Array:
+        """Return the squared dual norm of the spectrum s."""
+
+    @abstractmethod
+    def prox(self, s: Array, weight: float) -> Array:
+        """Return argmin_a |s - a|^2 + weight * value(a)."""
+
+    def matrix_value(self, A: Array) -> Array:
+        """Return the squared norm of the matrix A."""
+        return self.value(_singular_values(A))
+
+    def matrix_dual(self, A: Array) -> Array:
+        """Return the squared dual norm of the matrix A."""
+        return self.dual(_singular_values(A))
+
+    def matrix_prox(self, A: Array, weight: float) -> Array:
+        """Return argmin_B |A - B|^2 + weight * matrix_value(B): the prox of A's spectrum."""
+        A = _check.matrix("A", A)
+        left, s, right = array_namespace(A).linalg.svd(A, full_matrices=False)
+        return left * self.prox(s, weight) @ right
+
+
+@dataclass(frozen=True)
+class SquaredNuclear(SpectralNorm):
+    """|s|_1^2, the squared nuclear norm: what Dropout and DropConnect induce.
+
+    Examples
+    --------
+    >>> import overt
+    >>> float(overt.spectral.SquaredNuclear().value([3.0, 1.0]))
+    16.0
+    """
+
+    def value(self, s: Array) -> Array:
+        """(sum_i |s_i|)^2."""
+        s = _spectrum(s)
+        xp = array_namespace(s)
+        return xp.sum(xp.abs(s)) ** 2
+
+    def dual(self, s: Array) -> Array:
+        """max_i s_i^2."""
+        s = _spectrum(s)
+        return array_namespace(s).max(s * s)
+
+    def prox(self, s: Array, weight: float) -> Array:
+        """Soft threshold at alpha = w h_rho / (1 + w rho), h_j = s_1 + ... + s_j.
+
+        rho is the largest j with s_j (1 + w j) > w h_j (Implicit bias of dropout, Theorem 3.6).
+        """
+        s, w = _spectrum(s), _check.number("weight", weight)
+        xp = array_namespace(s)
+        size = xp.abs(s)
+        ordered = xp.sort(size, descending=True, stable=False)
+        h = xp.cumulative_sum(ordered)
+        rho = shrinkage_rank(ordered, h, w)
+        alpha = w * h[rho - 1] / (1 + w * rho) if rho else 0.0
+        return xp.sign(s) * xp.clip(size - alpha, min=0.0)
+
+
+@dataclass(frozen=True)
+class KSupport(SpectralNorm):
+    """The squared k-support norm: what DropBlock with blocks of k units induces.
+
+    value(s) = min { sum_i s_i^2 / t_i : 0 <= t_i <= 1, sum_i t_i <= k }. It is the squared nuclear
+    norm for k = 1 and the squared Frobenius norm where at most k values are non-zero.
+
+    Examples
+    --------
+    >>> import overt
+    >>> float(overt.spectral.KSupport(2).value([3.0, 1.0]))
+    10.0
+    """
+
+    k: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "k", _check.whole("k", self.k))
+
+    def value(self, s: Array) -> Array:
+        """sum_(i<rho) s_i^2 + (sum_(i>=rho) s_i)^2 / (k - rho + 1), s sorted decreasingly.
+
+        rho is the largest value in 1..k with (k - rho + 1) s_(rho-1) >= sum_(i>=rho) s_i, and 1 if
+        there is none. The printed rule (structured dropout, Theorem 2.3), the rho that maximises
+        the expression, is wrong: the expression never decreases in rho.
+        """
+        s = _spectrum(s)
+        xp = array_namespace(s)
+        if s.shape[0] <= self.k:
+            return xp.sum(s * s)
+        s = xp.sort(xp.abs(s), descending=True, stable=False)
+        # tail[j] = sum_(i >= j) s_i, summed from the small end so that nothing cancels.
+        tail = xp.flip(xp.cumulative_sum(xp.flip(s)))
+        kept = self._kept(s, tail)
+        head = s[:kept]
+        return xp.sum(head * head) + tail[kept] ** 2 / (self.k - kept)
+
+    def occupancy(self, s: Array) -> Array:
+        """Return the t_i in [0, 1] that attain value(s) = sum_i s_i^2 / t_i, with sum t_i <= k.
+
+        1 for the rho - 1 largest values, proportional to |s_i| for the others.
+        """
+        s = _spectrum(s)
+        xp = array_namespace(s)
+        size = xp.abs(s)
+        if s.shape[0] <= self.k:
+            return xp.astype(size > 0, s.dtype)
+        ordered = xp.sort(size, descending=True, stable=False)
+        tail = xp.flip(xp.cumulative_sum(xp.flip(ordered)))
+        kept = self._kept(ordered, tail)
+        if bool(tail[kept] == 0):
+            return xp.astype(size > 0, s.dtype)
+        return xp.clip(size * (self.k - kept) / tail[kept], max=1.0)
+
+    def _kept(self, ordered: Array, tail: Array) -> int:
+        """Return rho - 1, how many of the largest values are penalised one by one."""
+        if self.k == 1:
+            return 0
+        xp = array_namespace(ordered)
+        slots = xp.asarray(np.arange(self.k - 1, 0, -1.0), dtype=ordered.dtype)  # k - rho + 1
+        feasible = slots * ordered[: self.k - 1] >= tail[1 : self.k]
+        return int(xp.max(xp.where(feasible, xp.arange(1, self.k), 0)))
+
+    def dual(self, s: Array) -> Array:
+        """Return the sum of the k largest s_i^2."""
+        s = _spectrum(s)
+        xp = array_namespace(s)
+        return xp.sum(xp.sort(s * s, descending=True, stable=False)[: self.k])
+
+    def prox(self, s: Array, weight: float) -> Array:
+        """a_i = s_i t_i / (t_i + w), t_i = clip(alpha |s_i| - w, 0, 1), with sum_i t_i = k.
+
+        alpha is found on the sorted break points {w / s_i, (1 + w) / s_i} (structured dropout,
+        Theorem 2.7, with the rank of the shrunk part ranging over 1..k, not 1..k-1).
+        O(n log n), and nothing but the sort is more than linear.
+        """
+        s, w = _spectrum(s), _check.number("weight", weight)
+        if w == 0:
+            return s * 1.0
+        xp = array_namespace(s)
+        size = xp.abs(s)
+        alpha = _support_multiplier(size, self.k, w)
+        if alpha is None:
+            return s / (1 + w)
+        t = xp.clip(alpha * size - w, min=0.0, max=1.0)
+        return s * t / (t + w)
+
+
+@dataclass(frozen=True)
+class Schatten(SpectralNorm):
+    """(sum_i |s_i|^p)^(2/p); a quasi-norm for p < 1. Depth L with weight decay induces p = 2/L."""
+
+    p: float
+
+    def __post_init__(self) -> None:
+        if self.p != math.inf:
+            object.__setattr__(self, "p", _check.number("p", self.p, exclusive=True))
+
+    def value(self, s: Array) -> Array:
+        """(sum_i |s_i|^p)^(2/p)."""
+        s = _spectrum(s)
+        xp = array_namespace(s)
+        size = xp.abs(s)
+        largest = xp.max(size)
+        if self.p == math.inf or bool(largest == 0):
+            return largest**2
+        return largest**2 * xp.sum((size / largest) ** self.p) ** (2 / self.p)
+
+    def dual(self, s: Array) -> Array:
+        """Return the value for the conjugate exponent q, 1/p + 1/q = 1; needs p >= 1."""
+        if self.p < 1:
+            raise InputError(f"the dual norm needs p >= 1, got p = {self.p}")
+        if self.p == 1:
+            return Schatten(math.inf).value(s)
+        return Schatten(1.0 if self.p == math.inf else self.p / (self.p - 1)).value(s)
+
+    def prox(self, s: Array, weight: float) -> Array:
+        """Return the closed form, which exists for p = 1, 2 and infinity."""
+        s, w = _spectrum(s), _check.number("weight", weight)
+        if self.p == 1:
+            return SquaredNuclear().prox(s, w)
+        if self.p == 2:
+            return s / (1 + w)
+        if self.p == math.inf:
+            # Moreau: the conjugate of w |a|_inf^2 under this scaling is |.|_1^2 / w.
+            return s * 1.0 if w == 0 else s - SquaredNuclear().prox(s, 1 / w)
+        raise InputError(f"the proximal map is known for p = 1, 2 and infinity, got p = {self.p}")
+
+
+class WeightedTrace:
+    """|diag(sqrt p) A diag(sqrt q)|_*^2, which completion under a product law induces.
+
+    Parameters
+    ----------
+    row_weights, col_weights
+        p and q, the probabilities (or any positive weights) of the rows and columns.
+
+    Notes
+    -----
+    Thesis, Proposition 4: dropout with entries drawn from p(i) q(j) induces (lam/d) times this.
+    `matrix_prox` is taken in the geometry of the sampling law,
+    argmin_B sum_ij p_i q_j (A_ij - B_ij)^2 + weight * matrix_value(B).
+    """
+
+    def __init__(self, row_weights: Array, col_weights: Array) -> None:
+        self.row_weights = _positive("row_weights", row_weights)
+        self.col_weights = _positive("col_weights", col_weights)
+
+    def __repr__(self) -> str:
+        return f"WeightedTrace({self.row_weights!r}, {self.col_weights!r})"
+
+    def weigh(self, A: Array) -> Array:
+        """diag(sqrt p) A diag(sqrt q)."""
+        A = self._fitting(A)
+        return self.row_weights[:, None] ** 0.5 * A * self.col_weights[None, :] ** 0.5
+
+    def unweigh(self, B: Array) -> Array:
+        """diag(p)^(-1/2) B diag(q)^(-1/2)."""
+        B = self._fitting(B)
+        return B / (self.row_weights[:, None] ** 0.5 * self.col_weights[None, :] ** 0.5)
+
+    def matrix_value(self, A: Array) -> Array:
+        """|diag(sqrt p) A diag(sqrt q)|_*^2."""
+        return SquaredNuclear().matrix_value(self.weigh(A))
+
+    def matrix_dual(self, A: Array) -> Array:
+        """Return the largest squared singular value of diag(p)^(-1/2) A diag(q)^(-1/2)."""
+        return SquaredNuclear().matrix_dual(self.unweigh(A))
+
+    def matrix_prox(self, A: Array, weight: float) -> Array:
+        """argmin_B sum_ij p_i q_j (A_ij - B_ij)^2 + weight * matrix_value(B)."""
+        return self.unweigh(SquaredNuclear().matrix_prox(self.weigh(A), weight))
+
+    def _fitting(self, A: Array) -> Array:
+        A = _check.matrix("A", A)
+        expected = (self.row_weights.shape[0], self.col_weights.shape[0])
+        if tuple(A.shape) != expected:
+            raise InputError(f"A must be {expected[0]} x {expected[1]}, got {tuple(A.shape)}")
+        return A
+
+
+def nu(widths: Sequence[int], drop_prob: Any) -> float:
+    """prod_j (1 + lam_j / d_j) - 1 over the hidden widths d_j.
+
+    The effective regularisation parameter of deep dropout (thesis, Definition 4, whose sum over
+    choices of layers this product equals). `drop_prob` is one number or one per hidden layer.
+
+    Examples
+    --------
+    >>> import overt
+    >>> overt.spectral.nu([2, 4], drop_prob=0.5)  # (1 + 1/2)(1 + 1/4) - 1
+    0.875
+    """
+    if isinstance(widths, (int, float, np.number)):
+        widths = (_check.whole("widths", widths),)
+    d = [_check.whole(f"widths[{j}]", width) for j, width in enumerate(widths)]
+    if not d:
+        raise InputError("widths must name at least one hidden layer, got none")
+    probs = _check.drop_probs(drop_prob, len(d))
+    return math.expm1(
+        sum(math.log1p(p / (1 - p) / width) for p, width in zip(probs, d, strict=True))
+    )
+
+
+def representation_cost(s: Array, depth: int) -> Array:
+    """L sum_i s_i^(2/L) = min |theta|^2 over L-layer linear factorisations (one-way jumps, 2.2)."""
+    s, L = _spectrum(s), _check.whole("depth", depth)
+    xp = array_namespace(s)
+    return L * xp.sum(xp.abs(s) ** (2 / L))
+
+
+def induced(noise: Noise, width: int) -> tuple[float, SpectralNorm]:
+    """Return (weight, norm): the noise at this width costs at least weight * norm.value(s).
+
+    s is the spectrum of A C^(1/2) for a network map A. Dropout and DropConnect: (lam/d) times the
+    squared nuclear norm (DropConnect with diag(C) in place of C). DropBlock on a grid of blocks of
+    b: (lam b/d) times the squared k-support norm with k = b. The bound is attained by balanced
+    factors for Dropout and DropConnect with d >= rank, and for DropBlock with enough blocks.
+    """
+    d = _check.whole("width", width)
+    match noise:
+        case Dropout(drop_prob=float()) | DropConnect():
+            return noise.strength / d, SquaredNuclear()
+        case DropBlock(placement="grid", block_size=b):
+            noise.mean(d)  # the grid must fit
+            return noise.strength * b / d, KSupport(b)
+    raise InputTypeError(
+        "an induced norm is known for Dropout with one drop_prob, DropConnect, and DropBlock with "
+        f"placement='grid', got {noise!r}"
+    )
+
+
+def shrinkage_rank(ordered: Array, sums: Array, weight: float) -> int:
+    """Rho = max{j : s_j (1 + w j) > w h_j}, 0 if none: how many values survive shrinkage.
+
+    `ordered` decreases and `sums` are its running sums h_j. The feasible j form a prefix.
+    """
+    xp = array_namespace(ordered)
+    j = xp.asarray(np.arange(1.0, ordered.shape[0] + 1), dtype=ordered.dtype)
+    return int(xp.sum(xp.astype(ordered * (1 + weight * j) > weight * sums, xp.int64)))
+
+
+def _support_multiplier(size: Array, k: int, w: float) -> Array | None:
+    """Solve sum_i clip(alpha s_i - w, 0, 1) = k for alpha; None if at most k values are positive.
+
+    Between break points the sum is linear in alpha: with p values at 1 and q > p values above 0,
+    T(alpha) = p + alpha (h_q - h_p) - w (q - p). The pair (p, q) is found by bisection.
+    """
+    xp = array_namespace(size)
+    if size.shape[0] <= k:
+        return None
+    ordered = xp.sort(size, stable=False)
+    values = ordered if is_numpy_array(ordered) else ordered.detach().cpu().numpy()
+    n = values.shape[0]
+    if values[n - k - 1] == 0:
+        return None
+    h = np.concatenate([[0.0], np.cumsum(values[::-1], dtype=float)])
+
+    def counts(scale: float) -> tuple[int, int]:
+        """Count the values with alpha s >= 1 + w and those with alpha s > w, alpha = w / scale."""
+        saturated = n - int(np.searchsorted(values, scale * (1 + w) / w, side="left"))
+        active = n - int(np.searchsorted(values, scale, side="right"))
+        return saturated, active
+
+    def total(scale: float) -> float:
+        p, q = counts(scale)
+        return p + w / scale * (h[q] - h[p]) - w * (q - p)
+
+    # T decreases in scale = w / alpha. Find the largest break point of each kind with T >= k.
+    low, high = 0.0, float(values[-1])
+    for breaks, stretch in ((values, 1.0), (values, w / (1 + w))):
+        first, last = int(np.searchsorted(breaks, 0.0, side="right")), n
+        while first < last:
+            middle = (first + last) // 2
+            scale = float(breaks[middle]) * stretch
+            if total(scale) >= k:
+                first, low = middle + 1, max(low, scale)
+            else:
+                last, high = middle, min(high, scale)
+    p, q = counts((low + high) / 2)
+    if p >= q:  # k values stand so far above the rest that T = k on a whole interval
+        return 2 * w / (low + high)
+    # Recomputed on the tensor itself, so that gradients flow to the spectrum.
+    spread = xp.sum(ordered[n - q : n - p])
+    return (k - p + w * (q - p)) / spread
+
+
+def _singular_values(A: Array) -> Array:
+    A = _check.matrix("A", A)
+    return array_namespace(A).linalg.svdvals(A)
+
+
+def _spectrum(s: Any) -> Array:
+    return _check.floating("s", s, ndim=1)
+
+
+def _positive(name: str, value: Any) -> Array:
+    value = _check.floating(name, value, ndim=1)
+    if not bool(array_namespace(value).all(value > 0)):
+        raise InputError(f"{name} must be positive, got {value!r}")
+    return value

@@ -1,0 +1,65 @@
+import importlib.util
+import subprocess
+import sys
+import time
+
+import pytest
+
+import overt
+
+HEAVY = ["torch", "dask", "matplotlib", "sklearn", "scipy.sparse", "numba", "pandas"]
+TRIES, REPEATS, LIMIT = 3, 5, 2.5
+
+
+def python(code):
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_import_loads_nothing_heavy():
+    loaded = python(f"import sys, overt; print([m for m in {HEAVY} if m in sys.modules])")
+    assert loaded.strip() == "[]"
+
+
+def best_times(*statements):
+    """Shortest of several interpreter runs of each statement, taken in turn."""
+    best = dict.fromkeys(statements, float("inf"))
+    for _ in range(REPEATS):
+        for statement in statements:
+            start = time.perf_counter()
+            python(statement)
+            best[statement] = min(best[statement], time.perf_counter() - start)
+    return best.values()
+
+
+def test_import_costs_little_more_than_numpy():
+    ratios = []
+    for _ in range(TRIES):
+        bare, numpy, ours = best_times("pass", "import numpy", "import overt")
+        ratios.append((ours - bare) / (numpy - bare))
+        if ratios[-1] <= LIMIT:
+            return
+    pytest.fail(f"import overt takes {min(ratios):.2f} times as long as import numpy")
+
+
+def test_public_names_are_sorted_and_unique():
+    assert overt.__all__ == sorted(set(overt.__all__))
+    assert dir(overt) == overt.__all__
+
+
+@pytest.mark.parametrize("name", overt.__all__)
+def test_public_name_resolves(name):
+    module = overt._LAZY.get(name, "overt")
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not there yet")
+    assert getattr(overt, name) is not None
+
+
+def test_lazy_names_are_public():
+    assert overt._LAZY.keys() <= set(overt.__all__)
+
+
+def test_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'overt' has no attribute 'nothing'"):
+        overt.nothing  # noqa: B018
