@@ -1,0 +1,173 @@
+"""Answers by enumeration: of masks, of pivots, of paths. None of overt's own formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations, pairwise, product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+EXACT = 1e-10
+"""Tolerance on a relative difference of two sums that agree but for rounding."""
+
+DESCENT = 1e-7
+"""Tolerance on a relative difference of objectives where one of them was reached by descent."""
+
+STRICT = 0.01
+"""Least relative excess that shows that a bound is not attained."""
+
+STANDARD_ERRORS = 5.0
+"""Tolerance on |Monte Carlo - exact| in standard errors."""
+
+
+def relative(measured: Any, expected: Any) -> float:
+    """|measured - expected| / |expected|, Frobenius norms."""
+    expected = np.asarray(expected, dtype=float)
+    return float(np.linalg.norm(measured - expected) / np.linalg.norm(expected))
+
+
+def standard_errors(draws: Floats, exact: Any) -> float:
+    """|mean(draws) - exact| in standard errors of the mean."""
+    error = draws.std(ddof=1) / np.sqrt(draws.size)
+    return float(abs(draws.mean() - float(exact)) / error)
+
+
+def worst(*residuals: float) -> float:
+    """Return the largest residual; NaN if any of them is, so that the check fails."""
+    return float(np.max(residuals))
+
+
+def second_moment(rng: np.random.Generator, n: int) -> Floats:
+    """Return C = E[x x'] of correlated inputs with non-zero means, well conditioned."""
+    X = rng.standard_normal((3 * n, n)) + rng.uniform(0.5, 1.5, n)
+    return np.asarray(X.T @ X / len(X) + 0.2 * np.eye(n))
+
+
+def with_spectrum(rng: np.random.Generator, m: int, n: int, s: Sequence[float] | Floats) -> Floats:
+    """Return an m x n matrix with the singular values s and random singular vectors."""
+    left = np.linalg.qr(rng.standard_normal((m, len(s))))[0]
+    right = np.linalg.qr(rng.standard_normal((n, len(s))))[0]
+    return np.asarray(left * np.asarray(s) @ right.T)
+
+
+def power(C: Floats, exponent: float) -> Floats:
+    """Return C^exponent of a symmetric matrix, with the pseudo-inverse where it is singular."""
+    values, vectors = np.linalg.eigh(C)
+    kept = values > 1e-12 * values[-1]
+    return np.asarray(vectors[:, kept] * values[kept] ** exponent @ vectors[:, kept].T)
+
+
+def two_layers(
+    rng: np.random.Generator, d: int, inputs: int = 4
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return U, V, inputs X (samples x inputs) with correlations, and noisy targets Y."""
+    U, V = rng.normal(size=(3, d)), rng.normal(size=(inputs, d))
+    X = rng.normal(size=(8, inputs)) @ rng.normal(size=(inputs, inputs)) + 0.5
+    return U, V, X, rng.normal(size=(8, 3))
+
+
+def relu_layer(rng: np.random.Generator, d: int) -> Floats:
+    """Return the last hidden activations of a random tanh-ReLU network, 12 samples x d."""
+    hidden = np.tanh(rng.normal(size=(12, 3)) @ rng.normal(size=(3, 5)))
+    return np.asarray(np.maximum(hidden @ rng.normal(size=(5, d)) + 0.5, 0))
+
+
+def deep_layers(rng: np.random.Generator, widths: tuple[int, ...]) -> list[Floats]:
+    """Return random weights of a deep linear network, 3 inputs to 2 outputs."""
+    sizes = [3, *widths, 2]
+    return [rng.normal(size=(after, before)) for before, after in pairwise(sizes)]
+
+
+def masks(keep: Floats) -> tuple[Floats, Floats]:
+    """Return all 0/1 masks over independent units and their probabilities."""
+    z = np.array(list(product((0.0, 1.0), repeat=len(keep))))
+    return z, np.prod(np.where(z == 1, keep, 1 - keep), axis=1)
+
+
+def sliding_masks(shape: tuple[int, ...], b: int, g: float) -> tuple[Floats, Floats]:
+    """Return the masks of all sets of seeds, each seed dropping the block that starts there."""
+    starts = list(product(*(range(n - b + 1) for n in shape)))
+    footprints = np.zeros((len(starts), *shape))
+    for footprint, start in zip(footprints, starts, strict=True):
+        footprint[tuple(slice(first, first + b) for first in start)] = 1
+    seeds, p = masks(np.full(len(starts), g))
+    return (seeds @ footprints.reshape(len(starts), -1) == 0).astype(float), p
+
+
+def moments(z: Floats, p: Floats) -> tuple[Floats, Floats]:
+    """Return the mean mu and the characteristic matrix K_ij / (mu_i mu_j) of enumerated masks."""
+    mu = p @ z
+    K = (z - mu).T * p @ (z - mu)
+    return mu, K / np.outer(mu, mu)
+
+
+def added_loss(Y: Floats, U: Floats, A: Floats, multipliers: Floats, p: Floats) -> float:
+    """mean_n (E|y_n - U diag(m) a_n|^2 - |y_n - U a_n|^2), A samples x width."""
+    noisy = Y - (multipliers[:, None, :] * A) @ U.T
+    plain = Y - A @ U.T
+    return float(p @ (noisy**2).sum(-1).mean(-1) - (plain**2).sum(-1).mean())
+
+
+def sensing_added_loss(y: Floats, U: Floats, V: Floats, A: Floats, prob: float) -> float:
+    """E mean_j (y_j - <U D V', A_j>)^2 - mean_j (y_j - <U V', A_j>)^2, D over all masks."""
+    z, p = masks(np.full(U.shape[1], 1 - prob))
+    noisy = [np.mean((y - np.sum(U * m @ V.T * A, axis=(1, 2))) ** 2) for m in z / (1 - prob)]
+    return float(p @ np.array(noisy) - np.mean((y - np.sum(U @ V.T * A, axis=(1, 2))) ** 2))
+
+
+def deep_added_loss(weights: Sequence[Floats], drop_probs: Sequence[float], C: Floats) -> float:
+    """E|W_m x|^2 - E|W x|^2 over all masks m of a deep linear network."""
+    layers, p = layer_multipliers([len(W) for W in weights[:-1]], drop_probs)
+    maps = weights[0][None]
+    for W, m in zip(weights[1:], layers, strict=True):
+        maps = W @ (m[:, :, None] * maps)
+    W = chain(weights)
+    return float(p @ np.sum(maps @ C * maps, axis=(1, 2)) - np.sum(W @ C * W))
+
+
+def chain(weights: Sequence[Floats]) -> Floats:
+    """W_(k+1) ... W_1."""
+    W = np.eye(weights[0].shape[1])
+    for layer in weights:
+        W = layer @ W
+    return W
+
+
+def pivot_terms(weights: Sequence[Floats], C: Floats) -> list[float]:
+    """[R_1, ..., R_k] summed over all choices of pivot layers and units, as printed."""
+    k = len(weights) - 1
+    terms = [0.0] * k
+    for count in range(1, k + 1):
+        for layers in combinations(range(1, k + 1), count):
+            head = chain(weights[: layers[0]])
+            tail = chain(weights[layers[-1] :])
+            between = [chain(weights[i:j]) for i, j in pairwise(layers)]
+            for units in product(*(range(len(weights[j - 1])) for j in layers)):
+                alpha, gamma = head[units[0]], tail[:, units[-1]]
+                betas = [B[j, i] for B, i, j in zip(between, units, units[1:], strict=False)]
+                terms[count - 1] += float(
+                    alpha @ C @ alpha * np.prod(np.square(betas)) * gamma @ gamma
+                )
+    return terms
+
+
+def path_sum(weights: Sequence[Floats], order: float = 2.0) -> float:
+    """Sum over all input-output paths of prod |w|^order, one path at a time."""
+    total = 0.0
+    for units in product(*(range(n) for n in [weights[0].shape[1], *map(len, weights)])):
+        steps = zip(weights, units, units[1:], strict=False)
+        total += float(np.prod([abs(W[after, before]) ** order for W, before, after in steps]))
+    return total
+
+
+def layer_multipliers(
+    widths: Sequence[int], drop_probs: Sequence[float]
+) -> tuple[list[Floats], Floats]:
+    """Return each layer's multipliers z / mu under all masks, and the masks' probabilities."""
+    keep = np.repeat(1 - np.asarray(drop_probs, dtype=float), widths)
+    z, p = masks(keep)
+    return np.split(z / keep, np.cumsum(widths)[:-1], axis=1), p

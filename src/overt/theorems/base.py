@@ -1,0 +1,149 @@
+"""The registry of executable statements: a claim, its source, and a check that measures it."""
+
+from __future__ import annotations
+
+import math
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from overt._check import InputError
+from overt.results import Result
+
+SIZES = {"small": 1, "medium": 2, "large": 4}
+"""Named problem sizes and the factor by which they scale a check's dimensions."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a check measured.
+
+    Attributes
+    ----------
+    residual
+        How far the statement is from its independent oracle.
+    tolerance
+        The largest residual with which the statement holds.
+    printed
+        The residual of the form printed in the paper, where overt corrects it. It must exceed
+        the tolerance: a correction that is not needed is an error too.
+    detail
+        What was compared, in a few words.
+    """
+
+    residual: float
+    tolerance: float
+    detail: str
+    printed: float | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether the statement holds and, where it was corrected, the printed form does not."""
+        needed = self.printed is None or not self.printed <= self.tolerance
+        return self.residual <= self.tolerance and needed
+
+
+Check = Callable[[int, np.random.Generator], Evidence]
+
+
+@dataclass(frozen=True)
+class Theorem:
+    """One statement of the papers, in plain words, with a check of it."""
+
+    id: str
+    source: str
+    claim: str
+    assumes: str
+    correction: str | None
+    check: Check
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Verdict(Result):
+    """The outcome of one check. `verdict` is "holds", "fails" or "error"."""
+
+    id: str
+    source: str
+    claim: str
+    assumes: str
+    correction: str | None
+    residual: float | None
+    tolerance: float | None
+    printed_residual: float | None
+    detail: str
+    verdict: str
+    seconds: float
+
+
+_registry: dict[str, Theorem] = {}
+
+
+def theorem(
+    id: str,  # noqa: A002
+    *,
+    source: str,
+    claim: str,
+    assumes: str = "nothing",
+    correction: str | None = None,
+) -> Callable[[Check], Check]:
+    """Register the decorated check under `id`.
+
+    The check gets a scale (1 for small problems) and a random generator, and returns Evidence.
+    """
+
+    def register(check: Check) -> Check:
+        if id in _registry:
+            raise InputError(f"there is a theorem with the id {id!r} already")
+        _registry[id] = Theorem(id, source, claim, assumes, correction, check)
+        return check
+
+    return register
+
+
+def registered() -> dict[str, Theorem]:
+    """Return all statements by id, in the order of the papers' argument."""
+    return dict(_registry)
+
+
+def verify(ids: Iterable[str] = (), *, size: str = "small", seed: int = 0) -> Iterator[Verdict]:
+    """Check the named statements (all, if none is named), one verdict after another."""
+    if size not in SIZES:
+        raise InputError(f"size must be one of {', '.join(SIZES)}, got {size!r}")
+    chosen = list(ids) or list(_registry)
+    unknown = [name for name in chosen if name not in _registry]
+    if unknown:
+        raise InputError(f"unknown theorem {', '.join(unknown)}; known are {', '.join(_registry)}")
+    return (_measure(_registry[name], SIZES[size], seed) for name in chosen)
+
+
+def _measure(statement: Theorem, scale: int, seed: int) -> Verdict:
+    rng = np.random.default_rng([seed, zlib.crc32(statement.id.encode())])
+    start = time.perf_counter()
+    try:
+        evidence = statement.check(scale, rng)
+    except Exception as error:  # a broken formula may raise anything; it must show as a failure
+        evidence, failure = None, f"{type(error).__name__}: {error}"
+    seconds = time.perf_counter() - start
+    given = (statement.id, statement.source, statement.claim, statement.assumes)
+    if evidence is None:
+        return Verdict(*given, statement.correction, None, None, None, failure, "error", seconds)
+    return Verdict(
+        *given,
+        statement.correction,
+        _finite(evidence.residual),
+        evidence.tolerance,
+        _finite(evidence.printed),
+        evidence.detail,
+        "holds" if evidence.holds else "fails",
+        seconds,
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    """Return the value as a float that JSON can hold."""
+    if value is None:
+        return None
+    return float(value) if math.isfinite(value) else math.copysign(1e308, value)

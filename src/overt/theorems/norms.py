@@ -1,0 +1,275 @@
+"""The norm that a noise puts on the network's map, once factors are chosen best."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+import numpy as np
+
+from overt import equalize, noise, spectral
+from overt.theorems._descent import cheapest_chain, cheapest_factors, ksupport
+from overt.theorems._oracles import (
+    DESCENT,
+    EXACT,
+    Floats,
+    added_loss,
+    chain,
+    deep_added_loss,
+    masks,
+    power,
+    relative,
+    second_moment,
+    with_spectrum,
+    worst,
+)
+from overt.theorems.base import Evidence, theorem
+
+
+@theorem(
+    "dropout-norm",
+    source="Structured dropout, Proposition 3.3; Implicit bias of dropout, Theorem 3.4",
+    claim="The least dropout penalty among all width-d factors of a map A is (lam/d) |A "
+    "C^(1/2)|_*^2",
+    assumes="a fixed drop probability and a width of at least the rank of A",
+    correction="The factor 1/d is missing in print; it cancels only for the width-adjusted "
+    "probability of eq. 7",
+)
+def _dropout_norm(scale: int, rng: np.random.Generator) -> Evidence:
+    residual, printed = 0.0, math.inf
+    for width in range(2, 4 + scale // 2):
+        A, C = rng.normal(size=(2, 3)), second_moment(rng, 3)
+        drop = noise.Dropout(0.4)
+        best = drop.strength * cheapest_factors(A, np.eye(2), C, width, 3, rng)
+        weight, norm = spectral.induced(drop, width)
+        nuclear = np.linalg.norm(A @ power(C, 0.5), "nuc")
+        residual = worst(residual, relative(weight * norm.matrix_value(A @ power(C, 0.5)), best))
+        printed = min(printed, relative(drop.strength * nuclear**2, best))
+    return Evidence(residual, DESCENT, "descent over all factors of A", printed)
+
+
+@theorem(
+    "dropconnect-norm",
+    source="overt (new)",
+    claim="The least DropConnect penalty among all width-d factors of a map A is "
+    "(lam/d) |A D^(1/2)|_*^2 with D the diagonal part of E[x x']",
+    assumes="a width of at least the rank of A",
+)
+def _dropconnect_norm(scale: int, rng: np.random.Generator) -> Evidence:
+    residual = 0.0
+    for width in range(2, 4 + scale // 2):
+        A, C = rng.normal(size=(2, 3)), second_moment(rng, 3)
+        D = np.diag(np.diag(C))
+        drop = noise.DropConnect(0.4)
+        best = drop.strength * cheapest_factors(A, np.eye(2), D, width, 3, rng)
+        weight, norm = spectral.induced(drop, width)
+        residual = worst(residual, relative(weight * norm.matrix_value(A @ np.sqrt(D)), best))
+    return Evidence(residual, DESCENT, "descent over all factors of A")
+
+
+@theorem(
+    "ksupport-value",
+    source="Structured dropout, Theorem 2.3",
+    claim="The k-support norm of a spectrum has a closed form: the largest values count by their "
+    "squares, the rest by the square of their sum",
+    correction="The split rho is printed as the one that maximises the expression, which is always "
+    "rho = b; it is the largest rho with (b-rho+1) s_(rho-1) >= the sum of the rest",
+)
+def _ksupport_value(scale: int, rng: np.random.Generator) -> Evidence:
+    residual = printed = 0.0
+    for _ in range(30 * scale):
+        n = int(rng.integers(2, 9))
+        k, s = int(rng.integers(1, n + 1)), rng.exponential(size=n) ** rng.uniform(0.2, 3)
+        exact, ordered = ksupport(s, k), np.sort(s)[::-1]
+        largest = float(ordered[: k - 1] @ ordered[: k - 1] + ordered[k - 1 :].sum() ** 2)
+        residual = worst(residual, relative(spectral.KSupport(k).value(s), exact))
+        printed = max(printed, relative(largest, exact))
+    return Evidence(residual, EXACT, f"{30 * scale} spectra, the variational form's dual", printed)
+
+
+@theorem(
+    "ksupport-limits",
+    source="Structured dropout, section 2.3",
+    claim="DropBlock's norm runs from the squared nuclear norm for blocks of one unit to the "
+    "squared Frobenius norm for blocks as large as the rank",
+)
+def _ksupport_limits(scale: int, rng: np.random.Generator) -> Evidence:
+    residual, below = 0.0, 0.0
+    for _ in range(5 * scale):
+        rank = int(rng.integers(1, 5))
+        A = with_spectrum(rng, 5, 6, rng.exponential(size=rank))
+        values = [float(spectral.KSupport(k).matrix_value(A)) for k in range(1, 7)]
+        frobenius = np.full(7 - rank, np.linalg.norm(A) ** 2)
+        below = worst(below, float(np.max(np.diff(values))) / values[0])
+        residual = worst(
+            residual,
+            relative(values[0], np.linalg.norm(A, "nuc") ** 2),
+            relative(values[rank - 1 :], frobenius),
+        )
+    return Evidence(
+        worst(residual, below), EXACT, "random matrices; the norm never grows with the block size"
+    )
+
+
+@theorem(
+    "dropblock-lower-bound",
+    source="Structured dropout, Theorem 2.3",
+    claim="No factors of a map cost less under DropBlock than (lam b/d) times its squared "
+    "k-support norm with k = b, and factors with enough blocks can reach it",
+    assumes="a fixed drop probability; the block size b divides the width d",
+)
+def _dropblock_lower_bound(scale: int, rng: np.random.Generator) -> Evidence:
+    residual, prob = 0.0, 0.4
+    for trial in range(10 * scale):
+        b, tight = int(rng.integers(1, 4)), trial % 2 == 0
+        blocks = math.comb(4, b) if tight else int(rng.integers(1, 5))
+        U, V = rng.normal(size=(2, 4, b * blocks))
+        if tight:
+            # Equal singular values, shared by one block for each b of the four directions.
+            chosen = [i for subset in combinations(range(4), b) for i in subset]
+            U, V = (np.linalg.qr(W)[0][:, chosen] for W in rng.normal(size=(2, 4, 4)))
+        w, p = masks(np.full(blocks, 1 - prob))
+        # Inputs are the four unit vectors, so that the mean over samples is |.|^2 / 4.
+        z = np.repeat(w, b, axis=1) / (1 - prob)
+        exact = 4 * added_loss(np.zeros((4, 4)), U, V, z, p)
+        weight, norm = spectral.induced(noise.DropBlock(prob, block_size=b), b * blocks)
+        bound = float(weight * norm.matrix_value(U @ V.T))
+        residual = worst(residual, relative(bound, exact) if tight else bound / exact - 1)
+    return Evidence(
+        residual, EXACT, "violation by random factors, distance for factors that share directions"
+    )
+
+
+@theorem(
+    "deep-lower-bound",
+    source="Thesis, Lemma 7",
+    claim="No deep linear network costs less under dropout than nu |W C^(1/2)|_*^2 of its map W",
+)
+def _deep_lower_bound(scale: int, rng: np.random.Generator) -> Evidence:
+    residual, tightest = -math.inf, math.inf
+    for trial in range(8 * scale):
+        widths = [int(n) for n in rng.integers(1, 4, size=int(rng.integers(1, 4)))]
+        probs = [float(q) for q in rng.uniform(0.1, 0.7, len(widths))]
+        C = second_moment(rng, 3)
+        # Near equalized networks the bound is almost attained, so that it cannot hide slack.
+        weights = equalize.rank_one_deep(rng.normal(size=2), rng.normal(size=3), widths)
+        size = 1.0 if trial % 2 else 1e-3
+        weights = [W + size * rng.normal(size=W.shape) for W in weights]
+        bound = (
+            spectral.nu(widths, probs)
+            * float(np.linalg.norm(chain(weights) @ power(C, 0.5), "nuc")) ** 2
+        )
+        exact = deep_added_loss(weights, probs, C)
+        residual = worst(residual, bound / exact - 1)
+        tightest = min(tightest, exact / bound - 1)
+    return Evidence(
+        worst(residual, 0.0),
+        EXACT,
+        f"relative violation; the closest network is {tightest:.1e} above",
+    )
+
+
+@theorem(
+    "nu-product",
+    source="Thesis, Definition 4",
+    claim="The effective strength of deep dropout, a sum over all choices of hidden layers, is the "
+    "product nu = prod_j (1 + lam_j/d_j) - 1",
+)
+def _nu_product(scale: int, rng: np.random.Generator) -> Evidence:
+    residual = 0.0
+    for _ in range(5 * scale):
+        k = int(rng.integers(1, 7))
+        widths = [int(d) for d in rng.integers(1, 50, size=k)]
+        probs = [float(q) for q in rng.uniform(0, 0.9, size=k)]
+        terms = [q / (1 - q) / d for q, d in zip(probs, widths, strict=True)]
+        exact = sum(
+            math.prod(chosen) for size in range(1, k + 1) for chosen in combinations(terms, size)
+        )
+        residual = worst(residual, relative(spectral.nu(widths, probs), exact))
+    return Evidence(residual, EXACT, "the sum over all choices of layers, up to six")
+
+
+@theorem(
+    "rank-one-equalized",
+    source="Thesis, Proposition 1",
+    claim="Every map of rank one has an equalized deep network, whose penalty is exactly "
+    "nu |W C^(1/2)|_*^2",
+)
+def _rank_one_equalized(scale: int, rng: np.random.Generator) -> Evidence:
+    residual = 0.0
+    for widths in [(3,), (2, 3), (3, 2, 3)][: 2 + scale // 2]:
+        u, v, C = rng.normal(size=2), rng.normal(size=4), second_moment(rng, 4)
+        probs = [float(q) for q in rng.uniform(0.1, 0.7, len(widths))]
+        weights = equalize.rank_one_deep(u, v, widths)
+        nuclear = float(np.linalg.norm(np.outer(u, v) @ power(C, 0.5)))
+        exact = deep_added_loss(weights, probs, C)
+        residual = worst(
+            residual,
+            relative(chain(weights), np.outer(u, v)),
+            relative(spectral.nu(widths, probs) * nuclear**2, exact),
+            worst(*map(abs, equalize.equalization_gaps(weights, C))),
+        )
+    return Evidence(residual, EXACT, "its loss over all masks, its map and its equalization gaps")
+
+
+@theorem(
+    "weighted-trace",
+    source="Thesis, Proposition 4",
+    claim="When entries (i, j) are observed with probability p_i q_j, the least completion penalty "
+    "of a matrix M is (lam/d) |diag(sqrt p) M diag(sqrt q)|_*^2",
+    assumes="a width d of at least the rank of M, all p_i and q_j positive",
+)
+def _weighted_trace(scale: int, rng: np.random.Generator) -> Evidence:
+    residual, lam = 0.0, 0.7
+    for width in range(2, 4 + scale // 2):
+        M = rng.normal(size=(2, 4))
+        p, q = rng.dirichlet(np.full(2, 3.0)), rng.dirichlet(np.full(4, 3.0))
+        U, V = equalize.equalize_weighted(M, p, q, width)
+        reached = lam * float((p @ U**2) @ (q @ V**2))
+        best = lam * cheapest_factors(M, np.diag(p), np.diag(q), width, 3, rng)
+        stated = lam / width * spectral.WeightedTrace(p, q).matrix_value(M)
+        residual = worst(
+            residual, relative(U @ V.T, M), relative(reached, stated), relative(stated, best)
+        )
+    return Evidence(residual, DESCENT, "overt's factors, and descent over all factors")
+
+
+@theorem(
+    "representation-cost",
+    source="One-way jumps, section 2.2",
+    claim="The least sum of squared weights of an L-layer linear network with a given map is "
+    "L sum_i s_i^(2/L) over its singular values",
+    assumes="hidden layers at least as wide as the rank",
+)
+def _representation_cost(scale: int, rng: np.random.Generator) -> Evidence:
+    residual = 0.0
+    for n in range(2, 4 + scale // 2):
+        s = rng.uniform(0.3, 3, n)
+        best = cheapest_chain(with_spectrum(rng, n, n, s), rng)
+        residual = worst(residual, relative(spectral.representation_cost(s, 3), best))
+    return Evidence(residual, DESCENT, "descent over the factors of square maps, depth 3")
+
+
+@theorem(
+    "spectral-duality",
+    source="overt (new)",
+    claim="Each norm here and its dual bound inner products, <A, B>^2 <= value(A) dual(B), and "
+    "some A reaches the bound for every B",
+)
+def _spectral_duality(scale: int, rng: np.random.Generator) -> Evidence:
+    residual = 0.0
+    for _ in range(5 * scale):
+        A, B = rng.normal(size=(2, 4, 5))
+        left, s, right = np.linalg.svd(B, full_matrices=False)
+        p = float(rng.uniform(1.2, 4))
+        cases: list[tuple[spectral.SpectralNorm, Floats]] = [
+            (spectral.SquaredNuclear(), np.where(np.arange(4) < 1, 1.0, 0.0)),
+            *((spectral.KSupport(k), np.where(np.arange(4) < k, s, 0.0)) for k in (1, 2, 3, 4)),
+            (spectral.Schatten(p), s ** (1 / (p - 1))),
+        ]
+        for norm, aligned in cases:
+            best, dual = left * aligned @ right, float(norm.matrix_dual(B))
+            violation = float(np.sum(A * B) ** 2 / (norm.matrix_value(A) * dual)) - 1
+            attained = np.sum(best * B) ** 2 / float(norm.matrix_value(best))
+            residual = worst(residual, violation, relative(dual, attained))
+    return Evidence(residual, EXACT, "random pairs, and for each B the A aligned with it")

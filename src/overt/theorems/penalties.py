@@ -1,0 +1,328 @@
+"""What noise adds to the expected squared loss, against the loss averaged over all masks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from overt import noise, penalty
+from overt.theorems._oracles import (
+    EXACT,
+    STANDARD_ERRORS,
+    Floats,
+    added_loss,
+    deep_added_loss,
+    deep_layers,
+    masks,
+    path_sum,
+    pivot_terms,
+    relative,
+    relu_layer,
+    second_moment,
+    sensing_added_loss,
+    standard_errors,
+    two_layers,
+    worst,
+)
+from overt.theorems.base import Evidence, theorem
+
+
+@theorem(
+    "shallow-penalty",
+    source="Implicit bias of dropout, Lemma A.1",
+    claim="Dropout on the hidden layer of x -> U V'x adds exactly lam sum_i |u_i|^2 v_i'C v_i to "
+    "the expected squared loss, whatever the targets",
+)
+def _shallow_penalty(scale: int, rng: np.random.Generator) -> Evidence:
+    d, residual = 4 + scale, 0.0
+    for _ in range(4):
+        U, V, X, Y = two_layers(rng, d)
+        probs = rng.uniform(0.1, 0.8, d)
+        z, p = masks(1 - probs)
+        exact = added_loss(Y, U, X @ V, z / (1 - probs), p)
+        C = X.T @ X / len(X)
+        residual = worst(residual, relative(penalty.shallow(U, V, noise.Dropout(probs), C), exact))
+    return Evidence(residual, EXACT, f"the loss over all {2**d} masks, one probability per unit")
+
+
+@theorem(
+    "path-norm",
+    source="Implicit bias of dropout, eq. 3",
+    claim="For uncorrelated inputs of unit variance, dropout's penalty is lam times the squared l2 "
+    "path norm: the sum over all input-output paths of the squared products of weights",
+    assumes="E[x x'] = I",
+)
+def _path_norm(scale: int, rng: np.random.Generator) -> Evidence:
+    residual = 0.0
+    for _ in range(2 * scale):
+        U, V, _, _ = two_layers(rng, 3 + scale)
+        paths, prob = path_sum([V.T, U]), float(rng.uniform(0.1, 0.9))
+        lam = prob / (1 - prob)
+        residual = worst(
+            residual,
+            relative(penalty.path_norm([V.T, U]) ** 2, paths),
+            relative(penalty.path_norm([V.T, U], order=1), path_sum([V.T, U], order=1)),
+            relative(penalty.shallow(U, V, noise.Dropout(prob)), lam * paths),
+        )
+    return Evidence(residual, EXACT, "every path written out")
+
+
+@theorem(
+    "dropblock-penalty",
+    source="Structured dropout, Lemma 2.1",
+    claim="DropBlock on a grid adds lam times the sum over blocks of |U_i V_i'X|^2",
+    assumes="the block size divides the width",
+)
+def _dropblock_penalty(scale: int, rng: np.random.Generator) -> Evidence:
+    residual = 0.0
+    for b in (1, 2, 3):
+        blocks, prob = 2 + scale // 2, float(rng.uniform(0.1, 0.8))
+        U, V, X, Y = two_layers(rng, b * blocks)
+        w, p = masks(np.full(blocks, 1 - prob))
+        z = np.repeat(w, b, axis=1)
+        block = noise.DropBlock(prob, block_size=b)
+        exact = added_loss(Y, U, X @ V, z / (1 - prob), p)
+        residual = worst(residual, relative(penalty.shallow(U, V, block, X.T @ X / len(X)), exact))
+    return Evidence(residual, EXACT, "the loss over all block decisions, blocks of 1, 2 and 3")
+
+
+@theorem(
+    "generalized-penalty",
+    source="Structured dropout, Lemma 3.1",
+    claim="Any noise on the last hidden layer of any network adds <Cbar, U'U o E[g g']>, with g "
+    "the activations of that layer",
+    assumes="no unit's mask has mean zero",
+)
+def _generalized_penalty(scale: int, rng: np.random.Generator) -> Evidence:
+    d, draws = 4, 5000 * scale
+    U, A, Y = rng.normal(size=(2, d)), relu_layer(rng, d), rng.normal(size=(12, 2))
+    K = rng.normal(size=(d, d))
+    correlated = noise.CovarianceNoise(rng.uniform(0.5, 2, d), K @ K.T / d)
+    m = correlated.multipliers(d, draws, rng)
+    loss = ((Y - (m[:, None, :] * A) @ U.T) ** 2).sum(-1).mean(-1)
+    added = loss - ((Y - A @ U.T) ** 2).sum(-1).mean()
+    return Evidence(
+        standard_errors(added, penalty.hidden(U, A, correlated)),
+        STANDARD_ERRORS,
+        f"{draws} draws of correlated Gaussian noise on a ReLU layer, in s.e.",
+    )
+
+
+@theorem(
+    "last-layer-dropout",
+    source="Structured dropout, Corollary 3.2",
+    claim="Dropout on the last hidden layer of any network adds lam sum_j |u_j|^2 E[a_j(x)^2], "
+    "with a_j the activation of unit j",
+    correction="The factor lam = drop_prob / (1 - drop_prob) is missing in print",
+)
+def _last_layer_dropout(scale: int, rng: np.random.Generator) -> Evidence:
+    d, prob = 4 + scale, 0.3
+    U, A, Y = rng.normal(size=(2, d)), relu_layer(rng, d), rng.normal(size=(12, 2))
+    z, p = masks(np.full(d, 1 - prob))
+    exact = added_loss(Y, U, A, z / (1 - prob), p)
+    without_lam = float((U**2).sum(0) @ (A**2).mean(0))
+    return Evidence(
+        relative(penalty.hidden(U, A, noise.Dropout(prob)), exact),
+        EXACT,
+        f"a tanh-ReLU network, its loss over all {2**d} masks",
+        relative(without_lam, exact),
+    )
+
+
+@theorem(
+    "predictive-variance",
+    source="Structured dropout, Lemma 3.1",
+    claim="The variance of Monte Carlo dropout in the last layer has a closed form for each input "
+    "and output, lam sum_j U_oj^2 a_j(x)^2 for Dropout",
+)
+def _predictive_variance(scale: int, rng: np.random.Generator) -> Evidence:
+    blocks, b, prob = 3 + scale // 2, 2, float(rng.uniform(0.1, 0.8))
+    d, residual = blocks * b, 0.0
+    U, A = rng.normal(size=(3, d)), relu_layer(rng, d)
+    w, p = masks(np.full(blocks, 1 - prob))
+    unit_masks, unit_p = masks(np.full(d, 1 - prob))
+    cases: list[tuple[noise.Noise, Floats, Floats]] = [
+        (noise.Dropout(prob), unit_masks, unit_p),
+        (noise.DropBlock(prob, block_size=b), np.repeat(w, b, axis=1), p),
+    ]
+    for each, z, chances in cases:
+        outputs = (z[:, None, :] / (1 - prob) * A) @ U.T
+        exact = np.tensordot(chances, (outputs - A @ U.T) ** 2, axes=1)
+        residual = worst(residual, relative(penalty.predictive_variance(U, A, each), exact))
+    return Evidence(residual, EXACT, "Dropout and DropBlock, outputs under all masks")
+
+
+@theorem(
+    "relu-isotropic",
+    source="Thesis, Proposition 6",
+    claim="In a two-layer ReLU network dropout adds lam/2 times the squared l2 path norm",
+    assumes="inputs are symmetric about 0 with E[x x'] = I",
+    correction="The main text drops the factor lam; the proposition in the appendix has it",
+)
+def _relu_isotropic(scale: int, rng: np.random.Generator) -> Evidence:
+    d, prob, n = 3, 0.2, 8000 * scale
+    U, V, _, _ = two_layers(rng, d)
+    inputs = len(V)
+    directions = rng.normal(size=(n, inputs))
+    samples = {
+        "Laplace": rng.laplace(scale=np.sqrt(0.5), size=(n, inputs)),
+        "signs": rng.choice([-1.0, 1.0], size=(n, inputs)),
+        "sphere": directions * np.sqrt(inputs) / np.linalg.norm(directions, axis=1, keepdims=True),
+    }
+    z, p = masks(np.full(d, 1 - prob))
+    stated = float(penalty.relu_isotropic(U, V, prob))
+    without_lam = path_sum([V.T, U]) / 2
+    residual, printed = 0.0, np.inf
+    for X in samples.values():
+        A = np.maximum(X @ V, 0)
+        spread = sum(
+            q * (((m / (1 - prob) - 1) * A @ U.T) ** 2).sum(-1) for q, m in zip(p, z, strict=True)
+        )
+        residual = worst(residual, standard_errors(spread, stated))
+        printed = min(printed, standard_errors(spread, without_lam))
+    return Evidence(
+        residual, STANDARD_ERRORS, f"{n} inputs from each of {', '.join(samples)}, in s.e.", printed
+    )
+
+
+@theorem(
+    "dropconnect",
+    source="Structured dropout, Theorem 4.1",
+    claim="DropConnect on the weights V of x -> U V'x adds lam sum_k |u_k|^2 v_k' diag(C) v_k, "
+    "which is Dropout's penalty only for uncorrelated inputs",
+    correction="C = E[x x'] is printed in place of its diagonal part, as if DropConnect and "
+    "Dropout were the same",
+)
+def _dropconnect(scale: int, rng: np.random.Generator) -> Evidence:
+    inputs, d, residual, printed = 3, 3, 0.0, np.inf
+    for _ in range(scale):
+        U, V, _, Y = two_layers(rng, d, inputs)
+        X, prob = rng.uniform(0, 2, size=(8, inputs)), float(rng.uniform(0.2, 0.7))
+        Z, p = masks(np.full(inputs * d, 1 - prob))
+        masked = Z.reshape(-1, inputs, d) / (1 - prob) * V
+        noisy = ((Y - X @ masked @ U.T) ** 2).sum(-1).mean(-1)
+        exact = p @ noisy - ((Y - X @ V @ U.T) ** 2).sum(-1).mean()
+        C = X.T @ X / len(X)
+        lam = prob / (1 - prob)
+        as_dropout = lam * float((U**2).sum(0) @ np.einsum("ik,ij,jk->k", V, C, V))
+        residual = worst(residual, relative(penalty.dropconnect(U, V, prob, C), exact))
+        printed = min(printed, relative(as_dropout, exact))
+    return Evidence(residual, EXACT, f"the loss over all {2 ** (inputs * d)} masks of V", printed)
+
+
+@theorem(
+    "dropconnect-last-layer",
+    source="Structured dropout, section 4",
+    claim="DropConnect on the last layer's weights U costs the same as Dropout on its inputs",
+)
+def _dropconnect_last_layer(scale: int, rng: np.random.Generator) -> Evidence:
+    outputs, d, prob = 2, 3 + scale // 2, float(rng.uniform(0.1, 0.8))
+    U, A, Y = rng.normal(size=(outputs, d)), relu_layer(rng, d), rng.normal(size=(12, outputs))
+    Z, p = masks(np.full(outputs * d, 1 - prob))
+    masked = Z.reshape(-1, outputs, d) / (1 - prob) * U
+    noisy = ((Y.T - masked @ A.T) ** 2).sum(1).mean(-1)
+    exact = p @ noisy - ((Y - A @ U.T) ** 2).sum(-1).mean()
+    stated = penalty.hidden(U, A, noise.Dropout(prob))
+    return Evidence(relative(stated, exact), EXACT, f"all {len(p)} masks of U")
+
+
+@theorem(
+    "deep-penalty",
+    source="Thesis, Proposition 8",
+    claim="Dropout in every hidden layer of a deep linear network adds sum_l lam^l R_l over "
+    "choices of l pivot layers, which propagating second moments gives without enumeration",
+)
+def _deep_penalty(scale: int, rng: np.random.Generator) -> Evidence:
+    residual = 0.0
+    for widths in [(3,), (3, 2), (2, 3, 2), (3, 2, 3, 2)][: 3 + scale // 4]:
+        weights, C = deep_layers(rng, widths), second_moment(rng, 3)
+        probs = [float(q) for q in rng.uniform(0.1, 0.7, len(widths))]
+        prob = probs[0]
+        exact = deep_added_loss(weights, probs, C)
+        pivots = pivot_terms(weights, C)
+        same = sum((prob / (1 - prob)) ** (i + 1) * R for i, R in enumerate(pivots))
+        residual = worst(
+            residual,
+            relative(penalty.deep(weights, probs, C), exact),
+            relative(penalty.deep(weights, prob, C), same),
+            relative(penalty.deep_terms(weights, C), pivots),
+        )
+    return Evidence(residual, EXACT, "all masks, and all pivots as printed, up to 3 or 4 layers")
+
+
+@theorem(
+    "deep-rescaling",
+    source="Thesis, Remark 7",
+    claim="Moving scale between layers changes no term R_l of the deep penalty, and the last one "
+    "is the squared l2 path norm",
+    assumes="E[x x'] = I for the path norm",
+)
+def _deep_rescaling(scale: int, rng: np.random.Generator) -> Evidence:
+    widths = (2, 3, 2)[: 2 + scale // 2]
+    weights, C = deep_layers(rng, widths), second_moment(rng, 3)
+    factors = rng.uniform(0.2, 5, len(weights))
+    factors /= np.prod(factors) ** (1 / len(factors))
+    moved = [factor * W for factor, W in zip(factors, weights, strict=True)]
+    paths = path_sum(weights)
+    residual = worst(
+        relative(penalty.deep_terms(moved, C), pivot_terms(weights, C)),
+        relative(penalty.deep_terms(weights)[-1], paths),
+        relative(penalty.path_norm(weights) ** 2, paths),
+    )
+    return Evidence(residual, EXACT, "pivots and paths written out, before and after rescaling")
+
+
+@theorem(
+    "sensing-penalty",
+    source="Thesis, Proposition 3",
+    claim="Dropping columns of the factors in matrix sensing adds lam sum_i mean_j (u_i'A_j v_i)^2 "
+    "to the mean squared error",
+)
+def _sensing_penalty(scale: int, rng: np.random.Generator) -> Evidence:
+    U, V, _, _ = two_layers(rng, 3 + scale)
+    A = rng.normal(size=(6, len(U), len(V)))
+    prob = float(rng.uniform(0.1, 0.8))
+    exact = sensing_added_loss(rng.normal(size=len(A)), U, V, A, prob)
+    return Evidence(
+        relative(penalty.sensing(U, V, A, prob), exact), EXACT, "the error over all masks"
+    )
+
+
+@theorem(
+    "completion-penalty",
+    source="Thesis, Proposition 3",
+    claim="In matrix completion dropout adds lam times the mean over observed entries (a, b) of "
+    "sum_i U_ai^2 V_bi^2",
+)
+def _completion_penalty(scale: int, rng: np.random.Generator) -> Evidence:
+    U, V, _, _ = two_layers(rng, 3 + scale)
+    rows, cols = rng.integers(len(U), size=9), rng.integers(len(V), size=9)
+    A = np.zeros((9, len(U), len(V)))
+    A[np.arange(9), rows, cols] = 1
+    prob = float(rng.uniform(0.1, 0.8))
+    exact = sensing_added_loss(rng.normal(size=len(A)), U, V, A, prob)
+    stated = penalty.completion(U, V, rows, cols, prob)
+    return Evidence(relative(stated, exact), EXACT, "the error on observed entries over all masks")
+
+
+@theorem(
+    "vanishing-penalty",
+    source="Structured dropout, Lemma 2.2",
+    claim="At a fixed drop probability, replacing every block by two copies scaled by 1/sqrt(2) "
+    "on both sides keeps the map and halves the penalty, so width alone makes it vanish",
+)
+def _vanishing_penalty(scale: int, rng: np.random.Generator) -> Evidence:
+    b, prob, residual = 2, float(rng.uniform(0.2, 0.8)), 0.0
+    U, V, X, Y = two_layers(rng, 2 * b)
+    block, C = noise.DropBlock(prob, block_size=b), X.T @ X / len(X)
+    start, loss = float(penalty.shallow(U, V, block, C)), Y - X @ V @ U.T
+    for doubling in range(1, 3 if scale > 1 else 2):
+        U, V = np.hstack([U, U]) / 2**0.5, np.hstack([V, V]) / 2**0.5
+        w, p = masks(np.full(U.shape[1] // b, 1 - prob))
+        exact = added_loss(Y, U, X @ V, np.repeat(w, b, axis=1) / (1 - prob), p)
+        residual = worst(
+            residual,
+            relative(Y - X @ V @ U.T, loss),
+            relative(start / 2**doubling, exact),
+            relative(penalty.shallow(U, V, block, C), exact),
+        )
+    return Evidence(residual, EXACT, f"copies up to width {U.shape[1]}, the loss over all masks")

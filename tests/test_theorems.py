@@ -1,0 +1,216 @@
+"""The table of statements: it holds, it is complete, and it notices broken formulas."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+
+from overt import InputError, equalize, noise, penalty, spectral
+from overt.theorems import Evidence, Theorem, registered, verify
+from overt.theorems import base as table
+
+IDS = list(registered())
+CORRECTED = [name for name, statement in registered().items() if statement.correction]
+
+
+def check(name, **options):
+    return next(verify([name], **options))
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_statement_holds(name):
+    verdict = check(name)
+    assert verdict.verdict == "holds", verdict
+    assert verdict.residual <= verdict.tolerance
+    assert (verdict.printed_residual is not None) == (name in CORRECTED)
+    json.dumps(verdict.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("name", CORRECTED)
+def test_what_was_printed_fails_against_the_same_oracle(name):
+    verdict = check(name, seed=1)
+    assert verdict.printed_residual > verdict.tolerance
+    assert verdict.correction
+
+
+def test_table_is_complete_and_named_consistently():
+    statements = registered().values()
+    assert len(statements) >= 45
+    assert len(CORRECTED) >= 12
+    assert "path-norm" in IDS
+    for statement in statements:
+        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", statement.id)
+        assert re.match(
+            r"(Implicit bias of dropout|Structured dropout|Thesis|One-way jumps), \S"
+            r"|overt \(new\)$",
+            statement.source,
+        )
+        for text in (statement.claim, statement.assumes, statement.correction or "ok"):
+            assert text == text.strip()
+            assert "  " not in text
+            assert not text.endswith(".")
+        assert statement.claim[0].isupper()
+
+
+def test_modules_register_in_the_order_of_the_argument():
+    order = ["characteristic-matrix", "shallow-penalty", "dropout-norm", "equalizer"]
+    assert [name for name in IDS if name in {*order, "shallow-optimum"}] == [
+        *order,
+        "shallow-optimum",
+    ]
+
+
+def test_unknown_ids_and_sizes_are_refused():
+    with pytest.raises(InputError, match=r"unknown theorem no-such-id; known are .*path-norm"):
+        verify(["path-norm", "no-such-id"])
+    with pytest.raises(InputError, match="small, medium, large"):
+        verify(size="huge")
+
+
+def test_same_id_twice_is_refused():
+    with pytest.raises(InputError, match="path-norm"):
+        table.theorem("path-norm", source="overt (new)", claim="Twice")(lambda scale, rng: None)
+
+
+def test_verdicts_are_reproducible_and_depend_on_the_seed():
+    def residuals(seed):
+        names = ["mask-moments", "shallow-optimum", "generalized-penalty"]
+        return [{**v.to_dict(), "seconds": 0} for v in verify(names, seed=seed)]
+
+    assert residuals(3) == residuals(3)
+    assert residuals(3) != residuals(4)
+
+
+def test_larger_sizes_hold_too():
+    names = ["deep-penalty", "ksupport-value", "sliding-characteristic", "tied-optimum"]
+    for size in ("medium", "large"):
+        assert {v.verdict for v in verify(names, size=size)} == {"holds"}
+
+
+def register(monkeypatch, evidence):
+    def measure(scale, rng):
+        return evidence(scale, rng)
+
+    statement = Theorem("made-up", "overt (new)", "Made up", "nothing", None, measure)
+    monkeypatch.setitem(table._registry, "made-up", statement)
+
+
+def test_a_check_that_raises_is_an_error(monkeypatch):
+    register(monkeypatch, lambda scale, rng: 1 / 0)
+    verdict = check("made-up")
+    assert verdict.verdict == "error"
+    assert verdict.residual is None
+    assert "ZeroDivisionError" in verdict.detail
+
+
+@pytest.mark.parametrize(
+    ("evidence", "verdict"),
+    [
+        (Evidence(1e-12, 1e-10, ""), "holds"),
+        (Evidence(1e-9, 1e-10, ""), "fails"),
+        (Evidence(math.nan, 1e-10, ""), "fails"),
+        (Evidence(1e-12, 1e-10, "", printed=0.5), "holds"),
+        (Evidence(1e-12, 1e-10, "", printed=1e-11), "fails"),
+    ],
+)
+def test_verdict_follows_the_evidence(monkeypatch, evidence, verdict):
+    register(monkeypatch, lambda scale, rng: evidence)
+    assert check("made-up").verdict == verdict
+
+
+def slightly_more(original):
+    def wrong(*args, **options):
+        return original(*args, **options) * 1.001
+
+    return wrong
+
+
+def printed_ksupport(self, s):
+    s = np.sort(np.abs(s))[::-1]
+    return s[: self.k - 1] @ s[: self.k - 1] + s[self.k - 1 :].sum() ** 2
+
+
+def printed_dropconnect(U, V, drop_prob, second_moment=None):
+    return penalty.shallow(U, V, noise.Dropout(drop_prob), second_moment)
+
+
+def interior_seed_probability(self, width):
+    return 1 - (1 - self.drop_prob) ** (1 / self.block_size)
+
+
+def first_order_nu(widths, drop_prob):
+    return sum(q / (1 - q) / d for q, d in zip(drop_prob, widths, strict=True))
+
+
+def soft_threshold(self, s, weight):
+    return np.sign(s) * np.maximum(np.abs(s) - weight / 2, 0)
+
+
+MUTATIONS = [
+    (penalty, "shallow", slightly_more(penalty.shallow), ["shallow-penalty", "path-norm",
+     "dropblock-penalty", "vanishing-penalty", "rescaling-invariance", "rotation-is-not-enough"]),
+    (penalty, "tied", slightly_more(penalty.tied), ["equalized-optimum"]),
+    (penalty, "hidden", slightly_more(penalty.hidden), ["characteristic-matrix",
+     "last-layer-dropout", "dropconnect-last-layer"]),
+    (penalty, "hidden", lambda U, A, noise: 0.8 * np.sum(U**2), ["generalized-penalty"]),
+    (penalty, "predictive_variance", slightly_more(penalty.predictive_variance),
+     ["predictive-variance"]),
+    (penalty, "relu_isotropic", lambda U, V, q: penalty.shallow(U, V, noise.Dropout(q)),
+     ["relu-isotropic"]),
+    (penalty, "dropconnect", printed_dropconnect, ["dropconnect"]),
+    (penalty, "deep", slightly_more(penalty.deep), ["deep-penalty"]),
+    (penalty, "deep_terms", lambda weights, C=None: [np.float64(1.0)] * (len(weights) - 1),
+     ["deep-penalty", "deep-rescaling", "rank-one-equalized"]),
+    (penalty, "sensing", slightly_more(penalty.sensing), ["sensing-penalty"]),
+    (penalty, "completion", slightly_more(penalty.completion), ["completion-penalty"]),
+    (penalty, "path_norm", slightly_more(penalty.path_norm), ["path-norm", "deep-rescaling"]),
+    (noise.Dropout, "relative_variance", slightly_more(noise.Dropout.relative_variance),
+     ["shallow-penalty", "last-layer-dropout", "width-adjusted"]),
+    (noise.DropBlock, "characteristic", slightly_more(noise.DropBlock.characteristic),
+     ["dropblock-mask", "dropblock-penalty", "sliding-characteristic", "dropblock-few-blocks"]),
+    (noise.DropBlock, "seed_probability", interior_seed_probability, ["sliding-keep"]),
+    (noise.DropBlock, "mean", lambda self, width: np.full(np.prod(width), 1 - self.drop_prob),
+     ["sliding-coverage", "sliding-characteristic"]),
+    (noise.Dropout, "sample", lambda self, width, size=1, seed=None: np.ones((size, width)),
+     ["mask-moments"]),
+    (spectral.KSupport, "value", printed_ksupport, ["ksupport-value", "dropblock-lower-bound"]),
+    (spectral.KSupport, "value", slightly_more(spectral.KSupport.value), ["ksupport-limits"]),
+    (spectral.KSupport, "dual", slightly_more(spectral.KSupport.dual), ["spectral-duality"]),
+    (spectral.KSupport, "prox", lambda self, s, weight: s / (1 + weight), ["dropblock-optimum"]),
+    (spectral.KSupport, "prox", lambda self, s, weight: s * np.nan, ["dropblock-optimum"]),
+    (spectral.SquaredNuclear, "value", slightly_more(spectral.SquaredNuclear.value),
+     ["dropout-norm", "dropconnect-norm", "weighted-trace"]),
+    (spectral.SquaredNuclear, "prox", soft_threshold, ["shallow-optimum", "tied-optimum",
+     "tied-landscape", "anisotropic-optimum", "deep-optimum"]),
+    (spectral, "shrinkage_rank", lambda s, h, w: len(s), ["shrinkage-prefix", "shallow-optimum"]),
+    (spectral, "nu", first_order_nu, ["nu-product", "rank-one-equalized", "deep-single-output",
+     "deep-optimum"]),
+    (spectral, "nu", slightly_more(spectral.nu), ["deep-lower-bound"]),
+    (spectral, "representation_cost", slightly_more(spectral.representation_cost),
+     ["representation-cost"]),
+    (equalize, "_equalizing_rotation", lambda diagonal: np.eye(len(diagonal)),
+     ["equalizer", "equalized-product", "weighted-trace", "rotation-is-not-enough"]),
+    (equalize, "hadamard_equalizer", lambda U: np.eye(U.shape[1]), ["hadamard-equalizer"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("owner", "attribute", "wrong", "names"),
+    MUTATIONS,
+    ids=[f"{owner.__name__}.{attribute}-{i}" for i, (owner, attribute, *_) in enumerate(MUTATIONS)],
+)
+def test_a_broken_formula_is_noticed(monkeypatch, owner, attribute, wrong, names):
+    monkeypatch.setattr(owner, attribute, wrong)
+    with np.errstate(all="ignore"):
+        holding = [verdict.id for verdict in verify(names) if verdict.verdict == "holds"]
+    assert not holding
+
+
+def test_every_statement_about_overt_is_hit_by_a_mutation():
+    hit = {name for *_, names in MUTATIONS for name in names}
+    # A bound that nothing reaches: only a wrong bound above the truth could break it.
+    assert set(IDS) - hit <= {"deep-without-gap"}
