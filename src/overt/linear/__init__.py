@@ -1,0 +1,19 @@
+"""Linear networks: exact optimum, stochastic algorithm, certificate, landscape."""
+
+from __future__ import annotations
+
+from overt.linear.deep import DeepLinearNetwork
+from overt.linear.path import RegularisationPath, drop_prob_for_rank, path
+from overt.linear.runs import inverse_decay
+from overt.linear.shallow import LinearNetwork
+from overt.linear.tied import TiedAutoencoder
+
+__all__ = [
+    "DeepLinearNetwork",
+    "LinearNetwork",
+    "RegularisationPath",
+    "TiedAutoencoder",
+    "drop_prob_for_rank",
+    "inverse_decay",
+    "path",
+]

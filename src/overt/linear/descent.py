@@ -1,0 +1,40 @@
+"""Deterministic descent on the exact objective, for what has no closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from threadpoolctl import threadpool_limits
+
+Floats = NDArray[np.float64]
+Value = Callable[..., tuple[float, Sequence[Floats]]]
+"""value(*arrays) -> (objective, gradients), one gradient per array."""
+
+
+def descend(value: Value, start: Sequence[Floats], *, max_steps: int = 3000) -> list[Floats]:
+    """Minimise with L-BFGS from `start` until the objective no longer falls."""
+    shapes = [array.shape for array in start]
+    cuts = np.cumsum([array.size for array in start])[:-1]
+
+    def unpack(theta: Floats) -> list[Floats]:
+        parts = np.split(theta, cuts)
+        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def flat(theta: Floats) -> tuple[float, Floats]:
+        objective, gradients = value(*unpack(theta))
+        return objective, np.concatenate([g.ravel() for g in gradients])
+
+    theta = np.concatenate([array.ravel() for array in start])
+    options = {
+        "maxiter": max_steps,
+        "maxfun": 2 * max_steps,
+        "ftol": 1e-15,
+        "gtol": 1e-12,
+        "maxcor": 30,
+    }
+    # Threads cost more than they save on products of small matrices.
+    with threadpool_limits(1 if theta.size < 100_000 else None, user_api="blas"):
+        return unpack(minimize(flat, theta, jac=True, method="L-BFGS-B", options=options).x)

@@ -1,0 +1,117 @@
+"""The regularisation path of dropout from one singular value decomposition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overt import _check
+from overt._check import InputError
+from overt.linear.bounds import shrink
+from overt.linear.problem import problem
+from overt.noise import Dropout
+from overt.results import Result
+from overt.spectral import induced
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class RegularisationPath(Result):
+    """Exact optima over a range of drop probabilities.
+
+    Attributes
+    ----------
+    drop_probs, objective, rank
+        One entry per drop probability.
+    spectrum
+        Singular values of the optimal map (whitened), drop probabilities x values.
+    """
+
+    drop_probs: Floats
+    objective: Floats
+    rank: NDArray[np.int64]
+    spectrum: Floats
+
+
+def path(
+    target: Any = None,
+    width: int | None = None,
+    drop_probs: Sequence[float] = (),
+    *,
+    X: Any = None,
+    Y: Any = None,
+    second_moment: Any = None,
+) -> RegularisationPath:
+    """Return the exact optimum of dropout at each drop probability, from one SVD.
+
+    Examples
+    --------
+    >>> import numpy as np, overt
+    >>> overt.path(np.diag([3.0, 2.0, 1.0]), width=3, drop_probs=[0.0, 0.5, 0.9]).rank
+    array([3, 2, 1])
+    """
+    d = _width(width)
+    probs = [_check.drop_prob(p, f"drop_probs[{i}]") for i, p in enumerate(drop_probs)]
+    if not probs:
+        raise InputError("drop_probs must hold at least one number in [0, 1), got none")
+    quadratic = problem(target, X, Y, second_moment).dense("trace a path")
+    s = quadratic.svd[1]
+    spectra, objectives = np.zeros((len(probs), len(s))), np.empty(len(probs))
+    for i, prob in enumerate(probs):
+        weight, norm = envelope = induced(Dropout(prob), d)
+        spectra[i, :d] = shrink(s[:d], envelope)
+        loss = np.sum((s - spectra[i]) ** 2) + quadratic.residual
+        objectives[i] = loss + weight * norm.value(spectra[i])
+    return RegularisationPath(np.array(probs), objectives, np.sum(spectra > 0, axis=1), spectra)
+
+
+def drop_prob_for_rank(
+    target: Any = None,
+    width: int | None = None,
+    rank: int = 1,
+    *,
+    X: Any = None,
+    Y: Any = None,
+    second_moment: Any = None,
+) -> float:
+    """Return the smallest drop probability whose optimal network has this rank.
+
+    The optimum has rank at least j iff lam < r s_j / (h_j - j s_j), h_j = s_1 + ... + s_j, r the
+    width (Implicit bias of dropout, Theorem 3.6 solved for lam).
+
+    Examples
+    --------
+    >>> import numpy as np, overt
+    >>> M = np.diag([4.0, 3.0, 2.0, 1.0])
+    >>> p = overt.drop_prob_for_rank(M, width=4, rank=2)
+    >>> overt.LinearNetwork(M, 4, overt.Dropout(p)).solve().rank
+    2
+    """
+    d, rank = _width(width), _check.whole("rank", rank)
+    s = problem(target, X, Y, second_moment).dense("choose a drop probability").svd[1]
+    s = s[s > 1e-12 * s[0]][:d]
+    j = np.arange(1, len(s) + 1)
+    with np.errstate(divide="ignore"):
+        limits = d * s / np.maximum(np.cumsum(s) - j * s, 0.0)  # rank >= j iff lam < limits[j - 1]
+    reachable = [i for i in range(1, len(s) + 1) if i == len(s) or limits[i] < limits[i - 1]]
+    if rank not in reachable:
+        raise InputError(
+            f"rank must be one of {', '.join(map(str, reachable))} for this target and width, "
+            f"got {rank}"
+        )
+    if rank == len(s):
+        return 0.0
+    # Just past the limit, so that rounding cannot let one more direction in.
+    lam = min(limits[rank] * (1 + 1e-9), (limits[rank] + limits[rank - 1]) / 2)
+    return float(lam / (1 + lam))
+
+
+def _width(width: int | None) -> int:
+    if width is None:
+        raise InputError("width must be given")
+    return _check.whole("width", width)

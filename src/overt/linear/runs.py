@@ -1,0 +1,154 @@
+"""Many runs at once: seeds over cores, checkpoints, divergence, interruption.
+
+What a run does is given as three functions; nothing here knows what is trained.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from overt import _check
+from overt._check import InputError
+from overt._progress import meter
+from overt.results import Status, Trace
+
+Floats = NDArray[np.float64]
+Weights = list[Floats]
+Rate = float | Callable[[NDArray[np.int64]], Any]
+Begin = Callable[[np.random.Generator], Weights]
+Advance = Callable[[Weights, Floats, np.random.Generator], int]
+Measure = Callable[[Weights], tuple[float, float, int]]
+
+CHUNK = 20_000
+"""Steps between looks at the clock: an interrupt waits for no longer than this many."""
+
+
+def inverse_decay(rate: float, halving: float) -> Callable[[NDArray[np.int64]], Floats]:
+    """Return the schedule rate / (1 + step / halving)."""
+    rate, halving = (
+        _check.number("rate", rate, exclusive=True),
+        _check.number("halving", halving, exclusive=True),
+    )
+    return lambda steps: rate / (1 + steps / halving)
+
+
+def run_seeds(
+    begin: Begin,
+    advance: Advance,
+    measure: Measure,
+    *,
+    steps: int,
+    learning_rate: Rate,
+    seeds: int | Sequence[int],
+    checkpoints: int,
+    workers: int | None,
+    optimum: float,
+) -> Trace:
+    """Run all seeds to the end, measuring each at checkpoints on a logarithmic grid.
+
+    Parameters
+    ----------
+    begin
+        begin(rng) -> initial weights.
+    advance
+        advance(weights, rates, rng) takes len(rates) steps in place, releasing the interpreter
+        lock, and returns how many it took before diverging.
+    measure
+        measure(weights) -> (objective, imbalance, rank).
+    """
+    steps = _check.whole("steps", steps)
+    grid = _log_grid(steps, _check.whole("checkpoints", checkpoints, minimum=2))
+    generators = [np.random.default_rng(s) for s in _seed_list(seeds)]
+    workers = _check.whole("workers", workers if workers is not None else os.cpu_count() or 1)
+    count = len(generators)
+    objective = np.full((count, len(grid)), np.nan)
+    imbalance = objective.copy()
+    rank = np.full((count, len(grid)), -1, dtype=np.int64)
+    weights = [begin(rng) for rng in generators]
+    diverged = np.zeros(count, dtype=bool)
+
+    def record(i: int, column: int) -> None:
+        values = measure(weights[i])
+        if np.isfinite(values[0]):
+            objective[i, column], imbalance[i, column], rank[i, column] = values
+        else:
+            diverged[i] = True
+
+    def extend(i: int, first: int, last: int) -> None:
+        if diverged[i]:
+            return
+        rates = _rates(learning_rate, np.arange(first, last))
+        diverged[i] = advance(weights[i], rates, generators[i]) < len(rates)
+
+    status = Status.FINISHED
+    # The seeds share the cores; threads inside BLAS would only fight them.
+    single = threadpool_limits(1, user_api="blas")
+    with single, ThreadPoolExecutor(workers) as pool, meter("train", steps) as bar:
+        try:
+            list(pool.map(lambda i: record(i, 0), range(count)))
+            for column, (first, last) in enumerate(pairwise(grid), 1):
+                for start in range(first, last, CHUNK):
+                    stop = min(start + CHUNK, last)
+                    list(pool.map(lambda i, a=start, b=stop: extend(i, a, b), range(count)))
+                    bar.advance(stop - start)
+                alive = np.flatnonzero(~diverged).tolist()
+                list(pool.map(lambda i, c=column: record(i, c), alive))
+                gap = np.nanmean(objective[:, column]) - optimum if not diverged.all() else np.nan
+                bar.advance(0, note=f"gap {gap:.3g}")
+                if diverged.all():
+                    break
+        except KeyboardInterrupt:
+            status = Status.INTERRUPTED
+    if diverged.any() and status is Status.FINISHED:
+        status = Status.DIVERGED
+    stacked = tuple(np.stack(layer) for layer in zip(*weights, strict=True))
+    return Trace(np.array(grid), objective, imbalance, rank, stacked, optimum, diverged, status)
+
+
+def initial_weights(shapes: Sequence[tuple[int, int]], scale: float, given: Any) -> Begin:
+    """Return how to begin: Gaussian entries with this standard deviation, or the given weights."""
+    if given is None:
+        return lambda rng: [scale * rng.standard_normal(shape) for shape in shapes]
+    if len(given) != len(shapes):
+        raise InputError(f"init must hold {len(shapes)} matrices, got {len(given)}")
+    arrays = [np.array(_check.matrix(f"init[{i}]", W), dtype=float) for i, W in enumerate(given)]
+    for i, (W, shape) in enumerate(zip(arrays, shapes, strict=True)):
+        if W.shape != shape:
+            raise InputError(f"init[{i}] must be {shape[0]} x {shape[1]}, got {W.shape}")
+    return lambda rng: [W.copy() for W in arrays]
+
+
+def spectral_rank(A: Floats, scale: float) -> int:
+    """Return the number of singular values above 1 per cent of `scale`."""
+    return int(np.sum(np.linalg.svd(A, compute_uv=False) > 0.01 * scale))
+
+
+def _log_grid(steps: int, checkpoints: int) -> list[int]:
+    inner = np.geomspace(1, steps, checkpoints - 1).round().astype(int).tolist()
+    return sorted({0, *inner, steps})
+
+
+def _seed_list(seeds: int | Sequence[int]) -> list[int]:
+    if isinstance(seeds, (int, np.integer)):
+        return list(range(_check.whole("seeds", seeds)))
+    return [_check.whole("seeds", s, minimum=0) for s in seeds]
+
+
+def _rates(learning_rate: Rate, steps: NDArray[np.int64]) -> Floats:
+    if callable(learning_rate):
+        rates = np.asarray(learning_rate(steps), dtype=float)
+        if rates.shape != steps.shape or not np.all(rates >= 0):
+            raise InputError(
+                "learning_rate(steps) must return one rate >= 0 for each step, got shape "
+                f"{rates.shape} for {len(steps)} steps"
+            )
+        return rates
+    return np.full(len(steps), _check.number("learning_rate", learning_rate, exclusive=True))
