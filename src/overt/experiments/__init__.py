@@ -1,0 +1,33 @@
+"""One file per figure or table of the papers; each runs at toy size in the tests."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from overt._check import InputError
+from overt.experiments.base import Experiment, Finding
+from overt.experiments.runner import run
+
+# One module each, named after the experiment's id, which defines EXPERIMENT.
+IDS = (
+    "dropout-fig1",
+    "dropout-fig2",
+    "dropout-fig3",
+    "structured-fig1",
+    "structured-fig3",
+    "structured-fig5",
+    "structured-fig6",
+    "thesis-fig3-2",
+    "thesis-fig3-3",
+)
+
+__all__ = ["IDS", "Experiment", "Finding", "find", "run"]
+
+
+def find(experiment_id: str) -> Experiment:
+    """Return the experiment with this id."""
+    if experiment_id not in IDS:
+        raise InputError(f"unknown experiment {experiment_id!r}; known are {', '.join(IDS)}")
+    module = import_module(f"overt.experiments.{experiment_id.replace('-', '_')}")
+    experiment: Experiment = module.EXPERIMENT
+    return experiment

@@ -1,0 +1,75 @@
+"""An experiment is data: a grid of settings, a function that runs one, claims, a picture."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Params = dict[str, Any]
+Row = dict[str, Any]
+"""A setting's parameters and measurements together."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim of the paper, whether the rows support it, and what they show."""
+
+    claim: str
+    holds: bool
+    measured: str
+    reported: str = ""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One figure or table of the papers.
+
+    Attributes
+    ----------
+    id, title, source, claim
+        What it is, where it is printed, and what it is meant to show.
+    grids
+        For each size ("toy" takes seconds, "full" is the paper's) the values along each axis; the
+        rows are their product.
+    run
+        Measures one setting: run(params, seed) -> plain numbers, strings and lists.
+    check
+        Compares the rows with the paper's claims.
+    plot
+        Draws the rows as a matplotlib figure.
+    needs
+        Modules that must be importable, with the extra that installs each.
+    revision
+        Raised when `run` changes meaning, so that stored rows are computed again.
+    """
+
+    id: str
+    title: str
+    source: str
+    claim: str
+    grids: Mapping[str, Mapping[str, Sequence[Any]]]
+    run: Callable[[Params, int], dict[str, Any]]
+    check: Callable[[list[Row]], list[Finding]]
+    plot: Callable[[list[Row]], Any]
+    needs: Mapping[str, str] = field(default_factory=dict)
+    revision: int = 1
+
+    def settings(self, size: str) -> Iterator[Params]:
+        """Yield every combination of the grid's values."""
+        grid = self.grids[size]
+        for values in itertools.product(*grid.values()):
+            yield dict(zip(grid, values, strict=True))
+
+    def key(self, params: Params) -> str:
+        """Return a name for a setting that is stable between runs and machines."""
+        text = json.dumps([self.id, self.revision, params], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+    def seed(self, params: Params) -> int:
+        """Return the setting's own seed, derived from the named axes alone."""
+        text = json.dumps([self.id, params], sort_keys=True)
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4])
