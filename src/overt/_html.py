@@ -1,0 +1,116 @@
+"""Self-contained HTML reports: text, tables and pictures in one file that needs no network."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+_STYLE = """
+:root { --ink: #1c2733; --quiet: #5b6b7b; --line: #dde4ea; --accent: #1f6f8b; --bad: #b3261e; }
+* { box-sizing: border-box; }
+body { font: 16px/1.55 system-ui, sans-serif; color: var(--ink); background: #fff;
+       max-width: 62rem; margin: 0 auto; padding: 2rem 1.25rem 4rem; }
+h1 { font-size: 2rem; line-height: 1.2; margin: 0 0 .5rem; }
+h2 { margin: 2.75rem 0 .5rem; padding-top: 1rem; border-top: 1px solid var(--line); }
+p { max-width: 46rem; }
+.lead { font-size: 1.1rem; color: var(--quiet); }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .86rem; margin: 1rem 0; width: 100%; }
+th { text-align: left; color: var(--quiet); font-weight: 600; }
+th, td { padding: .35rem .7rem .35rem 0; border-bottom: 1px solid var(--line);
+         vertical-align: top; }
+td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+td.word { white-space: nowrap; }
+.holds { color: var(--accent); font-weight: 600; } .fails { color: var(--bad); font-weight: 600; }
+.note { color: var(--quiet); font-size: .92em; }
+figure { margin: 1.25rem 0; } figure img { max-width: 100%; height: auto; }
+figcaption { color: var(--quiet); font-size: .88rem; max-width: 46rem; }
+pre { background: #f5f7f9; padding: .8rem 1rem; overflow-x: auto; border-radius: 6px;
+      font-size: .86rem; }
+code { font-family: ui-monospace, monospace; }
+nav a { margin-right: 1.1rem; color: var(--accent); }
+footer { margin-top: 3rem; color: var(--quiet); font-size: .85rem; }
+"""
+
+
+class Page:
+    """An HTML page that grows from top to bottom."""
+
+    def __init__(self, title: str, lead: str) -> None:
+        self._title, self._lead = title, lead
+        self._sections: list[str] = []
+        self._body: list[str] = []
+
+    def section(self, title: str) -> None:
+        """Start a section."""
+        self._sections.append(title)
+        self._body.append(f'<h2 id="s{len(self._sections)}">{escape(title)}</h2>')
+
+    def text(self, text: str, *, note: bool = False) -> None:
+        """Add a paragraph of plain text."""
+        self._body.append(
+            f'<p class="note">{escape(text)}</p>' if note else f"<p>{escape(text)}</p>"
+        )
+
+    def code(self, text: str) -> None:
+        """Add a block of code or terminal output."""
+        self._body.append(f"<pre><code>{escape(text)}</code></pre>")
+
+    def table(self, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Add a table; numbers are aligned, and the words holds and fails coloured."""
+        head = "".join(f"<th>{escape(name)}</th>" for name in header)
+        lines = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
+        self._body.append(
+            f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
+            f"<tbody>{lines}</tbody></table></div>"
+        )
+
+    def figure(self, figure: Any, caption: str) -> None:
+        """Add a matplotlib figure as an embedded picture."""
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=150, bbox_inches="tight")
+        data = base64.b64encode(buffer.getvalue()).decode()
+        self._body.append(
+            f'<figure><img alt="{escape(caption, quote=True)}" src="data:image/png;base64,{data}">'
+            f"<figcaption>{escape(caption)}</figcaption></figure>"
+        )
+
+    def write(self, path: str | os.PathLike[str], footer: str = "") -> Path:
+        """Write the page to `path`, whole or not at all."""
+        links = "".join(
+            f'<a href="#s{i}">{escape(title)}</a>' for i, title in enumerate(self._sections, 1)
+        )
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(path.name + ".part")
+        temporary.write_text(
+            '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f"<title>{escape(self._title)}</title><style>{_STYLE}</style></head><body>"
+            f'<h1>{escape(self._title)}</h1><p class="lead">{escape(self._lead)}</p>'
+            f"<nav>{links}</nav>{''.join(self._body)}<footer>{escape(footer)}</footer>"
+            "</body></html>",
+            encoding="utf-8",
+        )
+        temporary.replace(path)
+        return path
+
+
+def _cell(value: Any) -> str:
+    match value:
+        case None:
+            return '<td class="number"></td>'
+        case bool() | str():
+            word = {True: "holds", False: "fails"}.get(value, value)  # type: ignore[call-overload]
+            kind = word if word in ("holds", "fails") else "word" if len(word) < 24 else ""
+            return f'<td class="{kind}">{escape(str(word))}</td>'
+        case int():
+            return f'<td class="number">{value:,}</td>'
+        case float():
+            return f'<td class="number">{value:.3g}</td>'
+    return f"<td>{escape(str(value))}</td>"

@@ -1,0 +1,50 @@
+"""Progress on a terminal, silence elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+
+class Meter:
+    """A progress bar of known length with a free text at its end."""
+
+    def __init__(self, progress: Progress, task: TaskID) -> None:
+        self._progress, self._task = progress, task
+
+    def advance(self, amount: float = 1, note: str | None = None) -> None:
+        """Move on by `amount`; `note` replaces the text at the end of the bar."""
+        if note is None:
+            self._progress.update(self._task, advance=amount)
+        else:
+            self._progress.update(self._task, advance=amount, note=note)
+
+    def reach(self, done: float, total: float) -> None:
+        """Say how much is done of how much in all."""
+        self._progress.update(self._task, completed=done, total=total)
+
+
+@contextmanager
+def meter(title: str, total: float, *, show: bool = True) -> Iterator[Meter]:
+    """Show a bar on standard error while it is a terminal."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    disable = not (show and console.is_terminal)
+    with Progress(*columns, console=console, disable=disable, transient=True) as progress:
+        yield Meter(progress, progress.add_task(title, total=total, note=""))

@@ -1,0 +1,8 @@
+"""The command line: `overt --help` is the place to start. One file per group of commands."""
+
+from __future__ import annotations
+
+from overt.cli import linear, theory  # noqa: F401  (importing registers the commands)
+from overt.cli.base import app, main
+
+__all__ = ["app", "main"]

@@ -1,0 +1,169 @@
+"""`overt solve` and `overt train`: a two-layer linear network from a matrix file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from overt._check import InputError, MissingExtraError
+from overt.cli.base import app, console, fail, show_table
+
+if TYPE_CHECKING:
+    from overt.linear import LinearNetwork
+
+Target = Annotated[
+    Path | None, typer.Argument(help="Target matrix: .npy, .npz, .csv, .tsv, .txt or .mtx.")
+]
+X = Annotated[Path | None, typer.Option("--x", help="Inputs, samples x features, with --y.")]
+Y = Annotated[Path | None, typer.Option("--y", help="Outputs, samples x features, with --x.")]
+Width = Annotated[int, typer.Option(min=1, help="Number of hidden units.")]
+DropProb = Annotated[float, typer.Option(help="Probability of dropping, in [0, 1).")]
+NoiseName = Annotated[str, typer.Option("--noise", help="dropout, dropblock or dropconnect.")]
+BlockSize = Annotated[int, typer.Option(min=1, help="Units per block, for dropblock.")]
+
+
+@app.command()
+def solve(
+    target: Target = None,
+    width: Width = 20,
+    drop_prob: DropProb = 0.5,
+    rank: Annotated[
+        int | None, typer.Option(min=1, help="Choose the drop probability that gives this rank.")
+    ] = None,
+    noise: NoiseName = "dropout",
+    block_size: BlockSize = 2,
+    x: X = None,
+    y: Y = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write U, V and the rest to .npz or .json.")
+    ] = None,
+) -> None:
+    """Find the exact optimum of a linear network trained with noise.
+
+    Try: [bold]overt solve M.npy --width 20 --drop-prob 0.5 --out best.npz[/bold]
+    """
+    if rank is not None:
+        from overt.linear import drop_prob_for_rank
+
+        drop_prob = drop_prob_for_rank(*_target(target), width, rank, **_data(x, y))
+    net = _network(target, x, y, width, noise, drop_prob, block_size)
+    best = net.solve()
+    certificate = best.certificate
+    show_table(
+        ("result", "value"),
+        [
+            ("status", str(best.status)),
+            ("noise", repr(net.noise)),
+            ("objective", f"{best.objective:.10g}"),
+            ("lower bound", f"{certificate.lower_bound:.10g}"),
+            ("relative gap", f"{certificate.relative_gap:.2e}"),
+            ("rank", f"{best.rank} of at most {width}"),
+            ("imbalance", f"{certificate.imbalance:.2e}"),
+        ],
+    )
+    console.print(best.status.explanation, style="dim")
+    if out is not None:
+        console.print(f"saved: [bold]{escape(os.fspath(best.save(out)))}[/]", soft_wrap=True)
+
+
+@app.command()
+def train(
+    target: Target = None,
+    width: Width = 20,
+    drop_prob: DropProb = 0.5,
+    noise: NoiseName = "dropout",
+    block_size: BlockSize = 2,
+    x: X = None,
+    y: Y = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of one sample each.")] = 20_000,
+    learning_rate: Annotated[float, typer.Option(help="Step size.")] = 1e-3,
+    halving: Annotated[
+        float | None,
+        typer.Option(help="Step by which the step size has halved."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of runs.")] = 10,
+    out: Annotated[Path | None, typer.Option(help="Write the traces to .npz or .json.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the objective to this picture.")] = None,
+) -> None:
+    """Run stochastic gradient descent with noise beside the exact optimum.
+
+    Try: [bold]overt train M.npy --width 20 --seeds 10 --plot runs.png[/bold]
+    """
+    import numpy as np
+
+    from overt.linear import inverse_decay
+
+    net = _network(target, x, y, width, noise, drop_prob, block_size)
+    rate: Any = learning_rate if halving is None else inverse_decay(learning_rate, halving)
+    run = net.train(steps, rate, seeds)
+    if run.diverged.all():
+        fail(run.status.explanation, 1)
+    picked = sorted({0, *range(len(run.steps) - 1, 0, -max(1, len(run.steps) // 8))})
+    show_table(
+        ("step", "objective, mean", "spread over seeds", "above the bound", "imbalance", "rank"),
+        [
+            (
+                int(run.steps[i]),
+                float(np.nanmean(run.objective[:, i])),
+                float(np.nanstd(run.objective[:, i])),
+                float(np.nanmean(run.objective[:, i]) / run.optimum - 1)
+                if run.optimum > 0
+                else None,
+                float(np.nanmean(run.imbalance[:, i])),
+                float(run.rank[~run.diverged, i].mean()),
+            )
+            for i in picked
+        ],
+    )
+    console.print(f"{run.status}: {run.status.explanation}", style="dim")
+    if out is not None:
+        console.print(f"saved: [bold]{escape(os.fspath(run.save(out)))}[/]", soft_wrap=True)
+    if plot is not None:
+        try:
+            from overt.linear.plots import objective_figure
+
+            figure = objective_figure([("", run)])
+        except ModuleNotFoundError:
+            raise MissingExtraError("matplotlib", "plots") from None
+        figure.savefig(plot, dpi=150, bbox_inches="tight")
+        console.print(f"picture: [bold]{escape(os.fspath(plot))}[/]", soft_wrap=True)
+
+
+def _network(
+    target: Path | None,
+    x: Path | None,
+    y: Path | None,
+    width: int,
+    noise: str,
+    drop_prob: float,
+    block_size: int,
+) -> LinearNetwork:
+    from overt.linear import LinearNetwork
+    from overt.noise import DropBlock, DropConnect, Dropout
+
+    match noise:
+        case "dropout":
+            chosen: Any = Dropout(drop_prob)
+        case "dropblock":
+            chosen = DropBlock(drop_prob, block_size)
+        case "dropconnect":
+            chosen = DropConnect(drop_prob)
+        case _:
+            raise InputError(f"--noise must be dropout, dropblock or dropconnect, got {noise!r}")
+    return LinearNetwork(*_target(target), width, chosen, **_data(x, y))
+
+
+def _target(target: Path | None) -> tuple[Any]:
+    from overt._files import read_matrix
+
+    return (None if target is None else read_matrix(target),)
+
+
+def _data(x: Path | None, y: Path | None) -> dict[str, Any]:
+    from overt._files import read_matrix
+
+    return {name: read_matrix(p) for name, p in (("X", x), ("Y", y)) if p is not None}

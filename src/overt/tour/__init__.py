@@ -1,0 +1,47 @@
+"""`overt tour`: one report that shows what overt does, made on this machine from bundled data."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from overt._check import MissingExtraError
+from overt._html import Page
+from overt._progress import meter
+from overt.experiments.runner import machine_facts
+from overt.tour import foundation
+
+Chapter = Callable[[Page, Path, int], bool]
+"""chapter(page, folder, seed): adds a section, may keep files in the folder, and returns whether
+all its claims held."""
+
+CHAPTERS: tuple[Chapter, ...] = (
+    foundation.one_matrix,
+    foundation.landscape,
+    foundation.statements,
+)
+
+
+def tour(out: str | os.PathLike[str], *, seed: int = 0) -> tuple[Path, bool]:
+    """Write the report into the folder `out`; return its path and whether every claim held."""
+    try:
+        import matplotlib  # noqa: F401
+    except ModuleNotFoundError:
+        raise MissingExtraError("matplotlib", "plots") from None
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    page = Page(
+        "overt: a tour",
+        "Training noise is a regulariser that nobody wrote down. This page writes it down, solves "
+        "it, and checks it. Every number and picture below was computed when the page was made.",
+    )
+    start, held = time.perf_counter(), []
+    with meter("tour", len(CHAPTERS)) as bar:
+        for chapter in CHAPTERS:
+            held.append(chapter(page, folder, seed))
+            bar.advance()
+    facts = ", ".join(f"{name} {value}" for name, value in machine_facts().items())
+    footer = f"Made in {time.perf_counter() - start:.0f} s with seed {seed}; {facts}."
+    return page.write(folder / "report.html", footer), all(held)
