@@ -8,6 +8,7 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
+import array_api_compat.numpy as numpy_namespace
 import numpy as np
 from array_api_compat import array_namespace, is_array_api_obj
 
@@ -36,6 +37,13 @@ class MissingExtraError(ImportError):
         )
 
 
+def namespace(*arrays: Array) -> Any:
+    """Return the functions of the arrays' library; at once for NumPy, the common case."""
+    if all(type(array) is np.ndarray for array in arrays):
+        return numpy_namespace
+    return array_namespace(*arrays)
+
+
 def floating(name: str, value: Any, *, ndim: int | None = None) -> Array:
     """Return `value` as a finite, non-empty, real floating-point array.
 
@@ -50,13 +58,19 @@ def floating(name: str, value: Any, *, ndim: int | None = None) -> Array:
         if entries.dtype.kind not in "biuf":
             raise InputTypeError(f"{name} must hold numbers only, got {value!r}")
         value = entries.astype(float)
-    if isinstance(value, (np.matrix, np.ma.MaskedArray)) or not is_array_api_obj(value):
+    if type(value) is not np.ndarray and (
+        isinstance(value, (np.matrix, np.ma.MaskedArray)) or not is_array_api_obj(value)
+    ):
         raise InputTypeError(
             f"{name} must be a NumPy array, a PyTorch tensor or a list of numbers, "
             f"got {type(value).__name__}"
         )
-    xp = array_namespace(value)
-    if not xp.isdtype(value.dtype, "real floating"):
+    xp = namespace(value)
+    if not (
+        value.dtype.kind == "f"
+        if xp is numpy_namespace
+        else xp.isdtype(value.dtype, "real floating")
+    ):
         raise InputTypeError(
             f"{name} must be an array of floating-point numbers, got {value.dtype}; "
             f"convert it first, for example with {name}.astype(float)"
@@ -79,7 +93,7 @@ def matrix(name: str, value: Any) -> Array:
 
 def same_library(**arrays: Any) -> None:
     """Refuse NumPy arrays and PyTorch tensors mixed in one call."""
-    if len({array_namespace(a) for a in arrays.values()}) > 1:
+    if len({namespace(a) for a in arrays.values()}) > 1:
         seen = ", ".join(f"{name}: {type(a).__name__}" for name, a in arrays.items())
         raise InputTypeError(f"arrays must come from one library, got {seen}")
 
@@ -125,7 +139,7 @@ def second_moment(value: Any, inputs: int, like: Any = None) -> Array | None:
         raise InputError(
             f"second_moment must be {inputs} x {inputs} (inputs x inputs), got {tuple(C.shape)}"
         )
-    xp = array_namespace(C)
+    xp = namespace(C)
     asymmetry, scale = float(xp.max(xp.abs(C - C.T))), float(xp.max(xp.abs(C)))
     if asymmetry > 1e-6 * scale:
         raise InputError(

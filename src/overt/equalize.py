@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-from array_api_compat import array_namespace, device, is_torch_array
+from array_api_compat import device, is_torch_array
 
 from overt import _check, penalty
-from overt._check import Array, InputError
+from overt._check import Array, InputError, namespace
 from overt.spectral import WeightedTrace
 
 
@@ -39,11 +39,11 @@ def equalizer(U: Array) -> Array:
 def hadamard_equalizer(U: Array) -> Array:
     """Return the equalizer Q = V Z_k for a width of 2^k, V the right singular vectors of U.
 
-    Z_0 = [1], Z_k = [[Z, Z], [-Z, Z]] / sqrt(2). The printed scale (Implicit bias of dropout,
-    Remark 5.2) is wrong from k = 3 on: its Z_k is not orthogonal.
+    Z_0 = [1], Z_k = [[Z, Z], [-Z, Z]] / sqrt(2). With the printed scale (Implicit bias of dropout,
+    Remark 5.2) Z_k is not orthogonal from width 4 on.
     """
     U = _check.matrix("U", U)
-    xp, width = array_namespace(U), U.shape[1]
+    xp, width = namespace(U), U.shape[1]
     if width & (width - 1):
         raise InputError(f"U must have 2^k columns, got {width}; use equalizer for any width")
     _, right = _right_singular(U)
@@ -59,7 +59,7 @@ def equalize_product(A: Array, width: int) -> tuple[Array, Array]:
     Implicit bias of dropout, Theorem 3.3. `width` must be at least the rank of A.
     """
     A, width = _check.matrix("A", A), _check.whole("width", width)
-    xp = array_namespace(A)
+    xp = namespace(A)
     left, s, right = xp.linalg.svd(A, full_matrices=False)
     rank = min(width, s.shape[0])
     negligible = max(A.shape) * float(xp.finfo(A.dtype).eps) * _number(s[0])
@@ -84,7 +84,7 @@ def equalize_weighted(
 
 def balanced_factors(left: Array, s: Array, right: Array, width: int) -> tuple[Array, Array]:
     """Return (U, V) = (W S^(1/2) Q, Y S^(1/2) Q), `width` columns each, from an SVD W S Y'."""
-    xp = array_namespace(left, s, right)
+    xp = namespace(left, s, right)
     Q = _equalizing_rotation(_padded(s, width))[: s.shape[0], :]
     root = xp.sqrt(s)
     return (left * root) @ Q, (right * root) @ Q
@@ -144,7 +144,7 @@ def rank_one_deep(u: Array, v: Array, widths: Sequence[int]) -> list[Array]:
     d = [_check.whole(f"widths[{i}]", width) for i, width in enumerate(widths)]
     if not d:
         raise InputError("widths must name at least one hidden layer, got none")
-    xp = array_namespace(u, v)
+    xp = namespace(u, v)
     one = [xp.ones((n,), dtype=u.dtype, device=device(u)) / math.sqrt(n) for n in d]
     chain = [v, *one, u]
     return [after[:, None] * before[None, :] for before, after in pairwise(chain)]
@@ -154,7 +154,7 @@ def importance(U: Array, V: Array, second_moment: Array | None = None) -> Array:
     """|u_i| |C^(1/2) v_i| for each hidden unit i."""
     U, V = _check.factors(U, V)
     C = _check.second_moment(second_moment, V.shape[0])
-    xp = array_namespace(U, V)
+    xp = namespace(U, V)
     incoming = xp.sum(V * (V if C is None else C @ V), axis=0)
     return xp.sqrt(xp.sum(U * U, axis=0) * xp.clip(incoming, min=0.0))
 
@@ -162,13 +162,13 @@ def importance(U: Array, V: Array, second_moment: Array | None = None) -> Array:
 def imbalance(U: Array, V: Array, second_moment: Array | None = None) -> Array:
     """Return the variance over hidden units of |u_i| |C^(1/2) v_i|; 0 iff they are equalized."""
     scores = importance(U, V, second_moment)
-    return array_namespace(scores).var(scores)
+    return namespace(scores).var(scores)
 
 
 def block_imbalance(U: Array, V: Array, block_size: int) -> Array:
     """Return the variance over blocks of columns of |U_j V_j'|_F (structured dropout, Def. 2.4)."""
     U, V = _check.factors(U, V)
-    xp, b = array_namespace(U, V), _check.whole("block_size", block_size)
+    xp, b = namespace(U, V), _check.whole("block_size", block_size)
     if U.shape[1] % b:
         raise InputError(f"block_size must divide the width {U.shape[1]}, got {b}")
     blocks = (U.shape[1] // b, b)
@@ -185,7 +185,7 @@ def equalization_gaps(weights: Sequence[Array], second_moment: Array | None = No
     W the network map (thesis, eq. 3.14 and section 3.4.2).
     """
     layers = _check.chain(weights)
-    xp = array_namespace(*layers)
+    xp = namespace(*layers)
     C = _check.second_moment(second_moment, layers[0].shape[1])
     W = layers[0]
     for layer in layers[1:]:
@@ -215,7 +215,7 @@ def _equalizing_rotation(diagonal: Array) -> Array:
     needs the two diagonal values only; taking the smallest when the carrier is above the mean, and
     the largest otherwise, keeps the mean between the two.
     """
-    xp, r = array_namespace(diagonal), diagonal.shape[0]
+    xp, r = namespace(diagonal), diagonal.shape[0]
     order = xp.argsort(diagonal, descending=True)
     values, mean = diagonal[order], xp.mean(diagonal)
     columns = xp.eye(r, dtype=diagonal.dtype, device=device(diagonal))
@@ -242,7 +242,7 @@ def _equalizing_rotation(diagonal: Array) -> Array:
 
 def _right_singular(U: Array) -> tuple[Array, Array]:
     """Return (s, Y'): singular values and a full set of right singular vectors, as rows."""
-    xp, width = array_namespace(U), U.shape[1]
+    xp, width = namespace(U), U.shape[1]
     if U.shape[0] >= width or not is_torch_array(U):
         _, s, right = xp.linalg.svd(U, full_matrices=U.shape[0] < width)
         return s, right
@@ -258,7 +258,7 @@ def _number(x: Array) -> float:
 
 
 def _padded(s: Array, width: int) -> Array:
-    xp = array_namespace(s)
+    xp = namespace(s)
     missing = width - s.shape[0]
     if missing <= 0:
         return s

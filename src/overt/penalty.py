@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, device
+from array_api_compat import device
 
 from overt import _check
-from overt._check import Array, InputError, InputTypeError
+from overt._check import Array, InputError, InputTypeError, namespace
 from overt.noise import DropConnect, Dropout, Noise
 
 
@@ -71,7 +71,7 @@ def predictive_variance(U: Array, activations: Array, noise: Noise) -> Array:
     U, A = _last_layer(U, activations, noise)
     if noise.independent:
         return (A * A * _like(noise.relative_variance(U.shape[1]), U)) @ (U * U).T
-    xp = array_namespace(U, A)
+    xp = namespace(U, A)
     flow = A[:, None, :] * U[None, :, :]  # (samples, outputs, width)
     return xp.sum((flow @ _like(noise.characteristic(U.shape[1]), U)) * flow, axis=-1)
 
@@ -93,7 +93,7 @@ def dropconnect(U: Array, V: Array, drop_prob: float, second_moment: Array | Non
     """
     U, V = _check.factors(U, V)
     C = _check.second_moment(second_moment, V.shape[0], V)
-    xp = array_namespace(U, V)
+    xp = namespace(U, V)
     weighted = V if C is None else xp.linalg.diagonal(C)[:, None] * V
     lam = DropConnect(drop_prob).strength
     return lam * xp.sum(xp.sum(U * U, axis=0) * xp.sum(V * weighted, axis=0))
@@ -120,7 +120,7 @@ def deep(weights: Sequence[Array], drop_prob: Any, second_moment: Array | None =
         C = E[x x'], inputs x inputs; the identity if None.
     """
     layers = _check.chain(weights)
-    xp = array_namespace(*layers)
+    xp = namespace(*layers)
     probs = _check.drop_probs(drop_prob, len(layers) - 1)
     C = _check.second_moment(second_moment, layers[0].shape[1])
 
@@ -133,7 +133,7 @@ def deep(weights: Sequence[Array], drop_prob: Any, second_moment: Array | None =
         total = total + lam * xp.sum(spread * tails[i])
         if i + 1 < len(probs):
             W = layers[i + 1]
-            S = W @ S @ W.T + (W * (lam * spread)) @ W.T
+            S = (W @ S + W * (lam * spread)) @ W.T
     return total[()]
 
 
@@ -144,7 +144,7 @@ def deep_terms(weights: Sequence[Array], second_moment: Array | None = None) -> 
     C = I.
     """
     layers = _check.chain(weights)
-    xp = array_namespace(*layers)
+    xp = namespace(*layers)
     C = _check.second_moment(second_moment, layers[0].shape[1])
 
     k, tails = len(layers) - 1, _tail_norms(layers)
@@ -156,9 +156,9 @@ def deep_terms(weights: Sequence[Array], second_moment: Array | None = None) -> 
             terms[p] = terms[p] + xp.sum(diagonal * tails[i])
         if i + 1 < k:
             W = layers[i + 1]
-            noisy = [(W * diagonal) @ W.T for diagonal in spread]
-            clean = [W @ coefficient @ W.T for coefficient in S]
-            S = [clean[0], *(c + n for c, n in zip(clean[1:], noisy, strict=False)), noisy[-1]]
+            clean = [*(W @ coefficient for coefficient in S), 0.0]
+            noisy = [0.0, *(W * diagonal for diagonal in spread)]
+            S = [(c + n) @ W.T for c, n in zip(clean, noisy, strict=True)]
     return terms
 
 
@@ -169,7 +169,7 @@ def completion(U: Array, V: Array, rows: Any, cols: Any, drop_prob: Any) -> Arra
     (thesis, Proposition 3). `drop_prob` is one probability, or one per factor.
     """
     U, V = _check.factors(U, V)
-    xp = array_namespace(U, V)
+    xp = namespace(U, V)
     a, b = _indices("rows", rows, U), _indices("cols", cols, V)
     if a.shape != b.shape:
         raise InputError(
@@ -190,7 +190,7 @@ def sensing(U: Array, V: Array, measurements: Array, drop_prob: Any) -> Array:
         raise InputError(
             f"measurements must be n x {U.shape[0]} x {V.shape[0]}, got {tuple(A.shape)}"
         )
-    xp = array_namespace(U, V, A)
+    xp = namespace(U, V, A)
     flow = xp.sum((A @ V) * U, axis=1)  # (n, width): u_i'A_j v_i
     lam = _like(Dropout(drop_prob).relative_variance(U.shape[1]), U)
     return xp.mean(flow * flow @ lam)
@@ -204,7 +204,7 @@ def path_norm(weights: Sequence[Array], order: float = 2.0) -> Array:
     """
     layers = _check.chain(weights)
     order = _check.number("order", order, exclusive=True)
-    xp = array_namespace(*layers)
+    xp = namespace(*layers)
     paths = xp.sum(xp.abs(layers[0]) ** order, axis=1)
     for W in layers[1:]:
         paths = (xp.abs(W) ** order) @ paths
@@ -218,7 +218,7 @@ def _contract(U: Array, V: Array, CV: Array, noise: Noise) -> Array:
             "noise must be a noise over units (Dropout, DropBlock or CovarianceNoise), "
             f"got {noise!r}"
         )
-    xp, d = array_namespace(U, V), U.shape[1]
+    xp, d = namespace(U, V), U.shape[1]
     if noise.independent:
         Cbar = _like(noise.relative_variance(d), U)
         return xp.sum(Cbar * xp.sum(U * U, axis=0) * xp.sum(V * CV, axis=0))
@@ -246,7 +246,7 @@ def _first_moment(W: Array, C: Array | None) -> Array:
 
 def _tail_norms(layers: list[Array]) -> list[Array]:
     """diag(B_i'B_i), B_i = W_(k+1) ... W_(i+1), for the hidden layers i = 1..k."""
-    xp = array_namespace(*layers)
+    xp = namespace(*layers)
     B, norms = layers[-1], []
     for W in [*layers[-2:0:-1], None]:
         norms.append(xp.sum(B * B, axis=0))
@@ -255,7 +255,7 @@ def _tail_norms(layers: list[Array]) -> list[Array]:
 
 
 def _indices(name: str, value: Any, factor: Array) -> Array:
-    xp = array_namespace(factor)
+    xp = namespace(factor)
     try:
         index = xp.asarray(value, device=device(factor))
     except (TypeError, ValueError, RuntimeError):
@@ -277,4 +277,4 @@ def _indices(name: str, value: Any, factor: Array) -> Array:
 
 def _like(values: np.ndarray[Any, Any], example: Array) -> Array:
     """Move NumPy `values` to the library, number format and device of `example`."""
-    return array_namespace(example).asarray(values, dtype=example.dtype, device=device(example))
+    return namespace(example).asarray(values, dtype=example.dtype, device=device(example))
