@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-LIMIT = 1e100
+LIMIT = 1e40
 INDEPENDENT, GRID, GAUSSIAN, SLIDING = 0, 1, 2, 3
 _FAST = {"reassoc", "contract", "nsz", "arcp"}
 

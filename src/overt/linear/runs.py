@@ -76,7 +76,8 @@ def run_seeds(
     diverged = np.zeros(count, dtype=bool)
 
     def record(i: int, column: int) -> None:
-        values = measure(weights[i])
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = measure(weights[i])
         if np.isfinite(values[0]):
             objective[i, column], imbalance[i, column], rank[i, column] = values
         else:

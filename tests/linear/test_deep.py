@@ -1,0 +1,156 @@
+"""Deep linear networks: exact under the gap condition, an honest bound elsewhere."""
+
+import numpy as np
+import pytest
+
+import overt
+from overt.linear import inverse_decay
+
+
+def correlated(n, seed=0):
+    A = np.random.default_rng(seed).standard_normal((n, n))
+    return A @ A.T / n + 0.1 * np.eye(n)
+
+
+def descend(net, restarts=8, seed=0):
+    from overt.linear.descent import descend
+
+    rng = np.random.default_rng(seed)
+    whitened = [(*net.shapes[0][:1], net.quadratic.T.shape[1]), *net.shapes[1:]]
+    found = [
+        descend(net._value, [0.6 * rng.standard_normal(shape) for shape in whitened])
+        for _ in range(restarts)
+    ]
+    return min(net._value(*weights)[0] for weights in found)
+
+
+def test_gradient_agrees_with_finite_differences():
+    rng = np.random.default_rng(0)
+    M = rng.standard_normal((2, 3))
+    net = overt.DeepLinearNetwork(M, (3, 2), (0.3, 0.6), second_moment=correlated(3))
+    weights = [rng.standard_normal(W) for W in [(3, 3), (2, 3), (2, 2)]]
+    _, gradients = net._value(*weights)
+    for layer, gradient in enumerate(gradients):
+        for index in np.ndindex(gradient.shape):
+            values = []
+            for sign in (1, -1):
+                moved = [W.copy() for W in weights]
+                moved[layer][index] += sign * 1e-6
+                values.append(net._value(*moved)[0])
+            assert (values[0] - values[1]) / 2e-6 == pytest.approx(gradient[index], abs=1e-6)
+
+
+def test_objective_is_the_loss_plus_the_deep_penalty():
+    rng = np.random.default_rng(0)
+    M, C = rng.standard_normal((2, 3)), correlated(3)
+    net = overt.DeepLinearNetwork(M, (4, 3), 0.4, second_moment=C)
+    weights = [rng.standard_normal(shape) for shape in net.shapes]
+    W = weights[2] @ weights[1] @ weights[0]
+    loss = np.trace((M - W) @ C @ (M - W).T)
+    expected = loss + overt.penalty.deep(weights, 0.4, C)
+    assert net.objective(weights) == pytest.approx(expected, rel=1e-12)
+    assert net._value(*net._whitened(weights))[0] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_gap_condition_gives_the_optimum(seed):
+    rng = np.random.default_rng(seed)
+    M = np.outer(rng.standard_normal(3), rng.standard_normal(4)) + 0.05 * rng.standard_normal(
+        (3, 4)
+    )
+    net = overt.DeepLinearNetwork(M, (3, 4), 0.6, second_moment=correlated(4, seed))
+    assert net.gap_condition
+    best = net.solve()
+    assert (best.status, best.rank) == ("optimal", 1)
+    assert best.objective == pytest.approx(descend(net, seed=seed), rel=1e-8)
+    assert best.certificate.relative_gap < 1e-10
+    np.testing.assert_allclose(
+        overt.equalize.equalization_gaps(net._whitened(best.weights)), 0, atol=1e-10
+    )
+
+
+def test_single_output_is_pure_shrinkage_with_the_inverse_second_moment():
+    rng = np.random.default_rng(0)
+    X, y = rng.standard_normal((50, 4)) @ correlated(4), rng.standard_normal((50, 1))
+    net = overt.DeepLinearNetwork(X=X, Y=y, widths=(3, 2), drop_prob=0.5)
+    least_squares = np.linalg.lstsq(X, y, rcond=None)[0].T
+    np.testing.assert_allclose(net.solve().product, least_squares / (1 + net.nu), rtol=1e-9)
+
+
+def test_without_the_gap_the_bound_is_only_a_bound():
+    M = np.diag([2.0, 1.9, 1.8])
+    net = overt.DeepLinearNetwork(M, (3, 3), 0.3)
+    assert not net.gap_condition
+    best = net.solve()
+    lowest = descend(net, restarts=12)
+    assert best.status == "lower_bound"
+    assert best.objective <= lowest * (1 + 1e-7)
+    assert 0.005 < best.certificate.relative_gap < 0.2
+    assert "lower bound" in best.status.explanation
+
+
+def test_one_hidden_layer_is_the_shallow_network():
+    M = np.random.default_rng(0).standard_normal((4, 3))
+    deep = overt.DeepLinearNetwork(M, (5,), 0.4).solve()
+    shallow = overt.LinearNetwork(M, 5, overt.Dropout(0.4)).solve()
+    assert deep.status == "optimal"
+    assert deep.objective == pytest.approx(shallow.objective, rel=1e-12)
+
+
+def test_one_noisy_layer_is_exact():
+    M = np.random.default_rng(0).standard_normal((4, 3))
+    best = overt.DeepLinearNetwork(M, (3, 5, 4), (0.0, 0.4, 0.0)).solve()
+    assert best.status == "optimal"
+    shallow = overt.LinearNetwork(M, 5, overt.Dropout(0.4)).solve()
+    assert best.objective == pytest.approx(shallow.objective, rel=1e-12)
+
+
+def test_narrowest_layer_caps_the_rank():
+    M = np.random.default_rng(0).standard_normal((4, 4))
+    best = overt.DeepLinearNetwork(M, (4, 2, 4), 0.0).solve()
+    s = np.linalg.svd(M, compute_uv=False)
+    assert best.rank == 2
+    assert best.objective == pytest.approx(np.sum(s[2:] ** 2))
+
+
+@pytest.mark.parametrize("noise", ["sampled", "expected"])
+def test_training_reaches_the_optimum_and_stays_above_the_bound(noise):
+    M = np.outer([1.0, -0.5], [1.0, 0.5, 0.2])
+    net = overt.DeepLinearNetwork(M, (3, 3), 0.3)
+    run = net.train(3000, inverse_decay(0.1, 1000), 3, batch_size=32, noise=noise)
+    assert run.objective.min() >= run.optimum * (1 - 1e-12)
+    assert run.objective[:, -1].mean() <= 1.05 * run.optimum
+    assert run.imbalance[:, -1].mean() < 0.1 * run.imbalance[:, 0].mean()
+    assert [W.shape for W in run.weights] == [(3, *shape) for shape in net.shapes]
+    with pytest.raises(AttributeError, match="weights"):
+        _ = run.U
+
+
+def test_data_minibatches_and_divergence():
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((30, 3))
+    net = overt.DeepLinearNetwork(X=X, Y=X @ np.ones((3, 1)), widths=(3, 3), drop_prob=0.2)
+    run = net.train(200, 0.05, 2, batch_size=10)
+    assert run.objective[:, -1].mean() < run.objective[:, 0].mean()
+    assert net.train(200, 50.0, 2).status == "diverged"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"widths": (), "drop_prob": 0.5}, "widths"),
+        ({"widths": (2,)}, "widths and drop_prob"),
+        ({"widths": (2, 0), "drop_prob": 0.5}, r"widths\[1\]"),
+        ({"widths": (2, 2), "drop_prob": [0.5]}, "one per hidden layer"),
+        ({"widths": (2, 2), "drop_prob": 1.0}, r"\[0, 1\)"),
+    ],
+)
+def test_bad_architectures_are_refused(arguments, message):
+    with pytest.raises(overt.InputError, match=message):
+        overt.DeepLinearNetwork(np.eye(2), **arguments)
+
+
+def test_weights_of_the_wrong_shape_are_refused():
+    net = overt.DeepLinearNetwork(np.eye(2), (3,), 0.5)
+    with pytest.raises(overt.InputError, match="shapes"):
+        net.certify([np.ones((2, 2)), np.ones((2, 2))])

@@ -1,0 +1,139 @@
+"""Tied autoencoders: the optimum, and every critical point of the landscape."""
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+
+import overt
+from overt.linear import landscape, objective
+
+
+def lowest_of_restarts(net, restarts=10):
+    n, d = net.quadratic.inputs, net.width
+    Cbar, rng = net.noise.characteristic(d), np.random.default_rng(0)
+
+    def value(theta):
+        f, (g,) = objective.tied(net.quadratic, Cbar, theta.reshape(n, d))
+        return f, g.ravel()
+
+    options = {"maxiter": 3000, "ftol": 1e-15, "gtol": 1e-11}
+    return [
+        minimize(value, rng.standard_normal(n * d), jac=True, method="L-BFGS-B", options=options)
+        for _ in range(restarts)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_solve_equals_the_best_of_many_restarts(seed):
+    rng = np.random.default_rng(seed)
+    n, width = rng.integers(1, 5), int(rng.integers(1, 6))
+    M = rng.standard_normal((n, n))  # neither symmetric nor definite
+    noise = overt.Dropout(float(rng.choice([0.0, 0.2, 0.6])))
+    if seed % 3 == 2:
+        width, noise = 8, overt.DropBlock(0.4, 2)
+    net = overt.TiedAutoencoder(M, width, noise)
+    best = net.solve()
+    lowest = min(run.fun for run in lowest_of_restarts(net))
+    assert best.status == "optimal"
+    assert best.objective == pytest.approx(lowest, rel=1e-8, abs=1e-8)
+    assert best.certificate.relative_gap < 1e-10
+    np.testing.assert_array_equal(best.U, best.V)
+
+
+def test_anisotropic_data_are_bounded_by_the_untied_network():
+    X = np.random.default_rng(0).standard_normal((40, 4)) * [3.0, 2.0, 1.0, 0.5]
+    net = overt.TiedAutoencoder(X=X, width=3, noise=overt.Dropout(0.3))
+    best = net.solve()
+    lowest = min(run.fun for run in lowest_of_restarts(net))
+    assert best.objective <= lowest * (1 + 1e-7)
+    assert best.certificate.lower_bound <= lowest
+    assert best.certificate.lower_bound == net.untied.solve().certificate.lower_bound
+
+
+@pytest.mark.parametrize("strength", [0.3, 1.0, 5.0, 50.0])
+def test_every_critical_point_is_critical_and_only_the_global_minimum_is_a_minimum(strength):
+    M = np.diag([3.0, 2.5, 1.0, 0.4])
+    net = overt.TiedAutoencoder(M, 3, overt.Dropout(strength / (1 + strength)))
+    view = net.landscape()
+    best = net.solve()
+    assert view.points[0].objective == pytest.approx(best.objective)
+    assert view.strict_saddle
+    assert [p.kind for p in view.points].count("minimum") == 1
+    for point in view.points:
+        _, (gradient,) = objective.tied(net.quadratic, net.noise.characteristic(3), point.U)
+        np.testing.assert_allclose(gradient, 0, atol=1e-9)
+        if point.kind == "strict saddle":
+            step = 1e-3 * point.escape
+            assert net.objective(point.U + step) < point.objective
+
+
+def test_strict_saddles_beyond_the_printed_bound():
+    net = overt.TiedAutoencoder(np.diag([3.0, 2.0, 1.0]), 3, overt.Dropout(0.9))
+    view = net.landscape()
+    assert view.strength > view.printed_limit
+    assert view.strict_saddle
+
+
+def test_random_descents_find_no_spurious_minimum_beyond_the_printed_bound():
+    net = overt.TiedAutoencoder(np.diag([3.0, 2.0, 1.0]), 3, overt.Dropout(0.9))
+    best = net.solve().objective
+    for run in lowest_of_restarts(net, restarts=20):
+        assert run.fun == pytest.approx(best, rel=1e-7)
+
+
+def test_hessian_product_agrees_with_finite_differences():
+    rng = np.random.default_rng(0)
+    S = rng.standard_normal((3, 3))
+    M, U, D = S + S.T, rng.standard_normal((3, 2)), rng.standard_normal((3, 2))
+    net = overt.TiedAutoencoder(M, 2, overt.Dropout(0.4))
+    lam, Cbar = net.noise.strength, net.noise.characteristic(2)
+    after, before = (objective.tied(net.quadratic, Cbar, U + h * D)[1][0] for h in (1e-6, -1e-6))
+    np.testing.assert_allclose(
+        landscape.hessian_product(M, U, lam, D), (after - before) / 2e-6, rtol=1e-6
+    )
+
+
+def test_large_hessians_agree_with_small_ones():
+    M = np.diag(np.linspace(3, 0.1, 25))
+    U = np.zeros((25, 20))
+    small = landscape._most_negative(M[:10, :10], U[:10, :10], 0.5)[0]
+    large = landscape._most_negative(M, U, 0.5)[0]
+    assert small == pytest.approx(large, rel=1e-6)
+    assert small == pytest.approx(-12.0)
+
+
+def test_slice_of_the_landscape():
+    net = overt.TiedAutoencoder(np.array([[2.0]]), 2, overt.Dropout(0.5))
+    view = net.landscape()
+    first, second = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]])
+    axis, values = view.slice(np.zeros((1, 2)), first, second, 1.5, points=5)
+    for i, j in np.ndindex(values.shape):
+        assert values[i, j] == pytest.approx(net.objective(np.array([[axis[i], axis[j]]])))
+
+
+def test_points_are_capped_but_the_minimum_is_always_there():
+    net = overt.TiedAutoencoder(np.diag(np.arange(1.0, 9.0)), 6, overt.Dropout(0.1))
+    view = net.landscape(max_points=5)
+    assert len(view.points) <= 6
+    assert view.points[0].objective == pytest.approx(net.solve().objective)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: overt.TiedAutoencoder(np.ones((2, 3)), 2, overt.Dropout(0.5)), "square"),
+        (lambda: overt.TiedAutoencoder(np.eye(2), 2, overt.DropConnect(0.5)), "DropConnect"),
+        (
+            lambda: overt.TiedAutoencoder(np.eye(2), 2, overt.DropBlock(0.5, 2)).landscape(),
+            "Dropout",
+        ),
+        (lambda: overt.TiedAutoencoder(-np.eye(2), 2, overt.Dropout(0.5)).landscape(), "positive"),
+        (
+            lambda: overt.TiedAutoencoder(np.eye(2), 2, overt.Dropout(0.5)).certify(np.eye(3)),
+            "U must",
+        ),
+    ],
+)
+def test_bad_tied_problems_are_refused(make, message):
+    with pytest.raises(overt.InputError, match=message):
+        make()
