@@ -1,0 +1,184 @@
+"""What overt adds to the papers on linear networks: steps, certificates, tight constructions."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+
+from overt import equalize, linear, noise, penalty, spectral
+from overt.linear import blocks, bounds, kernels, landscape
+from overt.theorems._descent import best_descent, factor_objective
+from overt.theorems._oracles import (
+    DESCENT,
+    Floats,
+    masks,
+    relative,
+    second_moment,
+    with_spectrum,
+    worst,
+)
+from overt.theorems.base import Evidence, theorem
+
+EMPTY = np.empty((0, 0))
+
+
+@theorem(
+    "dropout-step",
+    source="Implicit bias of dropout, Algorithm 1; structured dropout, Algorithm 1",
+    claim="the mean step of the training algorithm is minus the gradient of half the objective",
+    correction="the first paper's step is theta times this; overt takes the second paper's",
+)
+def _step(scale: int, rng: np.random.Generator) -> Evidence:
+    m, n, d, keep = 3, 2, 3, 0.6
+    M, U, V = (rng.standard_normal(shape) for shape in ((m, n), (m, d), (n, d)))
+    # x takes the values +-sqrt(n) e_i, whose second moment is the identity; masks are enumerated.
+    inputs = [sign * np.sqrt(n) * e for e in np.eye(n) for sign in (1.0, -1.0)]
+    mean, total = np.zeros((d, m)), 0.0
+    for x, (z, p) in product(inputs, zip(*masks(np.full(d, keep)), strict=True)):
+        Ut, Vt = U.T.copy(), V.T.copy()
+        # A drop probability of 0 or 1 per unit makes the kernel draw exactly this mask.
+        mask = (kernels.INDEPENDENT, 2.0 * (z == 0), np.full(d, 1 / keep), 1, EMPTY)
+        data = (EMPTY, EMPTY, x[None, :], (M @ x)[None, :])
+        kernels.unit_steps(Ut, Vt, *data, np.ones(1), rng, *mask)
+        mean += p / len(inputs) * (U.T - Ut)
+        total += p / len(inputs)
+    step, half = np.zeros_like(U), 1e-5
+    for index in np.ndindex(U.shape):
+        values = []
+        for sign in (1, -1):
+            moved = U.copy()
+            moved[index] += sign * half
+            drop = noise.Dropout(1 - keep)
+            values.append(np.sum((M - moved @ V.T) ** 2) + penalty.shallow(moved, V, drop))
+        step[index] = (values[0] - values[1]) / (4 * half)
+    return Evidence(
+        worst(relative(mean.T, step), abs(total - 1)),
+        1e-8,
+        "all masks and inputs through the compiled step against finite differences",
+        printed=relative(keep * mean.T, step),
+    )
+
+
+@theorem(
+    "strict-saddle",
+    source="Implicit bias of dropout, Theorem 4.3 (strengthened)",
+    claim="every equalized critical point but the global minimum has negative curvature, for any "
+    "dropout strength",
+    assumes="tied weights and isotropic inputs; the printed theorem also asks for small lam",
+)
+def _strict_saddle(scale: int, rng: np.random.Generator) -> Evidence:
+    largest, beyond = -np.inf, 0
+    for lam in (0.2, 2.0, 20.0):
+        m = np.sort(rng.uniform(0.2, 3.0, 3 + scale))[::-1]
+        Q = np.linalg.qr(rng.standard_normal((len(m), len(m))))[0]
+        view = landscape.landscape(Q * m @ Q.T, 3, lam)
+        beyond += lam > view.printed_limit
+        largest = max(
+            largest, *(p.curvature / m[0] for p in view.points[1:] if p.kind != "minimum"), -9.0
+        )
+        spurious = [p for p in view.points[1:] if p.kind == "minimum"]
+        largest = max(largest, *(0.0 for _ in spurious), -9.0)
+    return Evidence(
+        largest, -1e-6, f"largest lowest curvature over s_1; {beyond} of 3 beyond the printed bound"
+    )
+
+
+@theorem(
+    "dropblock-tight",
+    source="overt (new)",
+    claim="with as many blocks as a Hadamard matrix of at least the rank has rows, factors attain "
+    "DropBlock's k-support bound",
+    assumes="blocks on a grid",
+)
+def _dropblock_tight(scale: int, rng: np.random.Generator) -> Evidence:
+    residuals = []
+    for b, count in ((2, 4), (3, 8), (2, 12)):
+        a = np.sort(rng.exponential(1.0, min(count, 3 + scale)))[::-1]
+        left, right = (np.linalg.qr(rng.standard_normal((12, len(a))))[0] for _ in range(2))
+        U, V = blocks.block_factors(left, a, right, b * count, b)
+        drop = noise.DropBlock(0.4, b)
+        weight, norm = spectral.induced(drop, b * count)
+        residuals += [
+            relative(U @ V.T, left * a @ right.T),
+            relative(penalty.shallow(U, V, drop), weight * norm.value(a)),
+        ]
+    return Evidence(worst(*residuals), 1e-10, "penalty of the constructed factors against the norm")
+
+
+@theorem(
+    "per-unit-optimum",
+    source="overt (new)",
+    claim="units dropped with different probabilities carry shares of the nuclear norm inverse to "
+    "their strengths",
+    assumes="the spectrum majorises the shares",
+)
+def _per_unit(scale: int, rng: np.random.Generator) -> Evidence:
+    drop = noise.Dropout(rng.uniform(0.3, 0.5, 3))
+    M = with_spectrum(rng, 3 + scale, 4, [5.0, 1.0, 0.5])
+    best = linear.LinearNetwork(M, 3, drop).solve()
+    objective = factor_objective(M, drop.characteristic(3))
+    lowest = best_descent(objective, 3 * (M.shape[0] + M.shape[1]), 6, rng)[0]
+    shares = equalize.importance(best.U, best.V) * drop.relative_variance(3)
+    return Evidence(
+        worst(relative(best.objective, lowest), relative(shares, np.full(3, shares.mean()))),
+        DESCENT,
+        "closed form against descent, and strength times share is the same for every unit",
+    )
+
+
+@theorem(
+    "dropconnect-optimum",
+    source="overt (new)",
+    claim="DropConnect with correlated inputs has a convex program for its best map, whose "
+    "balanced factors are a global optimum",
+    assumes="width at least the rank of that map",
+)
+def _dropconnect_optimum(scale: int, rng: np.random.Generator) -> Evidence:
+    M, C = rng.standard_normal((3, 3)), second_moment(rng, 3)
+    net = linear.LinearNetwork(M, 4, noise.DropConnect(0.4), second_moment=C)
+    best = net.solve()
+    lam, D = 0.4 / 0.6, np.diag(C)
+
+    def objective(theta: Floats) -> tuple[float, Floats]:
+        U, V = theta[:12].reshape(3, 4), theta[12:].reshape(3, 4)
+        R = (M - U @ V.T) @ C
+        u, v = np.sum(U**2, axis=0), np.sum(V**2 * D[:, None], axis=0)
+        value = np.sum(R * (M - U @ V.T)) + lam * u @ v
+        gradients = lam * U * v - R @ V, lam * V * D[:, None] * u - R.T @ U
+        return float(value), 2 * np.concatenate([g.ravel() for g in gradients])
+
+    lowest = best_descent(objective, 24, 6, rng)[0]
+    return Evidence(
+        worst(relative(best.objective, lowest), abs(best.certificate.relative_gap)),
+        DESCENT,
+        "proximal solution against descent on the factors",
+    )
+
+
+@theorem(
+    "certificate",
+    source="overt (new)",
+    claim="the certificate's lower bound is below the objective of every network, for every noise",
+)
+def _certificate(scale: int, rng: np.random.Generator) -> Evidence:
+    K = rng.standard_normal((4, 4))
+    noises: list[noise.Noise] = [
+        noise.Dropout(0.4),
+        noise.Dropout([0.1, 0.3, 0.5, 0.7]),
+        noise.DropBlock(0.4, 2),
+        noise.DropBlock(0.4, 2, "sliding"),
+        noise.CovarianceNoise(np.ones(4), K @ K.T / 4),
+    ]
+    excess = []
+    for drop in noises:
+        M = rng.standard_normal((3, 3 + scale))
+        s = np.linalg.svd(M, compute_uv=False)
+        lower = max(
+            bounds.spectral_bound(s[:4], float(np.sum(s[4:] ** 2)), envelope)
+            for envelope in bounds.envelopes(drop, 4)
+        )
+        objective = factor_objective(M, drop.characteristic(4))
+        lowest = best_descent(objective, 4 * (3 + M.shape[1]), 3, rng)[0]
+        excess.append((lower - lowest) / lowest)
+    return Evidence(max(excess), 1e-9, "how far the bound exceeds the lowest descent, if at all")
