@@ -11,7 +11,7 @@ from overt._check import MissingExtraError
 from overt._html import Page
 from overt._progress import meter
 from overt.experiments.runner import machine_facts
-from overt.tour import foundation
+from overt.tour import foundation, linear
 
 Chapter = Callable[[Page, Path, int], bool]
 """chapter(page, folder, seed): adds a section, may keep files in the folder, and returns whether
@@ -20,6 +20,7 @@ all its claims held."""
 CHAPTERS: tuple[Chapter, ...] = (
     foundation.one_matrix,
     foundation.landscape,
+    linear.networks,
     foundation.statements,
 )
 

@@ -1,0 +1,162 @@
+"""The tour's chapter on PyTorch: what DropBlock drops, dropout without sampling, uncertainty."""
+
+from __future__ import annotations
+
+import copy
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from overt._html import Page
+
+STEPS, BATCH = 300, 32
+
+
+def chapter(page: Page, folder: Path, seed: int) -> bool:
+    """Train on scikit-learn's digits with the penalty in place of noise; ask how sure it is."""
+    page.section("PyTorch: dropout without sampling")
+    try:
+        import torch
+    except ModuleNotFoundError:
+        page.text("PyTorch is not installed; pip install 'overt[torch]' adds this chapter.")
+        return True
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return all([_blocks(page, seed), _training(page, seed)])
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _blocks(page: Page, seed: int) -> bool:
+    from overt.experiments import nn_realised
+
+    page.text(
+        "First, a layer that drops what it says. On a 14 x 14 map with blocks of 7, the popular "
+        "implementations of DropBlock, asked for a drop probability, realise another one, and "
+        "rescale by the batch's random count of survivors, so that the expected output of an "
+        "all-ones map is not 1. overt's layer solves for the probability of a block and divides by "
+        "each position's known keep probability."
+    )
+    lines, held = [], True
+    for nominal in (0.1, 0.25, 0.5):
+        params = {"block_size": 7, "drop_prob": nominal, "batches": 10}
+        found = nn_realised.run(params, seed)["implementations"]
+        for name, f in found.items():
+            lines.append((name, nominal, f["realised"], f["centre"], f["corner"]))
+        held &= abs(found["overt"]["realised"] - nominal) <= 5 * found["overt"]["error"]
+    header = ("implementation", "nominal", "realised", "mean at the centre", "in the corner")
+    page.table(header, lines)
+    return bool(held)
+
+
+def _training(page: Page, seed: int) -> bool:
+    import torch
+    from torch.nn import functional
+
+    from overt.nn import explicit_penalty, mc_moments, predictive_moments, without_noise
+
+    torch.manual_seed(seed)
+    x, y, x_test, y_test = _digits()
+    base = torch.nn.Sequential(
+        torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(256, 10)
+    )
+    target = functional.one_hot(y, 10).float()
+    curves: dict[str, list[tuple[int, float]]] = {}
+    models = {}
+    for name in ("sampled dropout", "the penalty"):
+        model = copy.deepcopy(base)
+        net = without_noise(model) if name == "the penalty" else model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        order = torch.Generator().manual_seed(seed)
+        curve = []
+        for step in range(STEPS + 1):
+            if step % 20 == 0:
+                model.eval()
+                with torch.no_grad():
+                    plain = ((model(x) - target) ** 2).sum(1).mean()
+                    curve.append((step, float(plain + explicit_penalty(model, x).value)))
+            rows = torch.randint(len(x), (BATCH,), generator=order)
+            net.train()
+            optimizer.zero_grad()
+            loss = ((net(x[rows]) - target[rows]) ** 2).sum(1).mean()
+            (loss + net.penalty if name == "the penalty" else loss).backward()
+            optimizer.step()
+        curves[name], models[name] = curve, model.eval()
+    model = models["the penalty"]
+    page.text(
+        "Next, a 64-256-10 network on scikit-learn's digits, dropout 0.5, squared loss. Dropout "
+        "adds lam sum_j |u_j|^2 mean(a_j^2) to the expected loss, no more and no less: "
+        "without_noise(model) gives the noise-free output and that penalty in one pass, and trains "
+        "the same objective without its sampling noise."
+    )
+    with torch.no_grad():
+        start = time.perf_counter()
+        mean, variance = predictive_moments(model, x_test)
+        one_pass = time.perf_counter() - start
+        start = time.perf_counter()
+        sampled = mc_moments(model, x_test, 400, seed=seed)
+        many = (time.perf_counter() - start) / 4
+    sd = sampled.variance.sqrt()
+    error = float((variance.sqrt() - sd).norm() / sd.norm())
+    page.figure(
+        _picture(curves, sd.numpy(), variance.sqrt().numpy()),
+        "Left: the exact dropout objective on the training set. Right: each output's standard "
+        "deviation under dropout, in one pass and from 400 sampled ones.",
+    )
+    accuracy = float((mean.argmax(1) == y_test).float().mean())
+    finals = {name: curve[-1][1] for name, curve in curves.items()}
+    doubt = _doubt(mean, variance, y_test)
+    page.table(
+        ("what", "value", "note"),
+        [
+            ("objective, sampled dropout", finals["sampled dropout"], f"after {STEPS} steps"),
+            ("objective, the penalty", finals["the penalty"], "same start, same batches"),
+            ("test accuracy, the penalty", accuracy, f"{len(y_test)} digits"),
+            ("standard deviations, one pass", error, "relative distance to 400 sampled passes"),
+            ("speed", many / one_pass, "100 sampled passes against one"),
+            ("mean doubt, right answers", doubt[0], "sd of the lead over the runner-up / lead"),
+            ("mean doubt, wrong answers", doubt[1], "larger: it knows where it may be wrong"),
+        ],
+    )
+    lower = finals["the penalty"] <= finals["sampled dropout"] * 1.005
+    return bool(lower and error <= 0.06 and doubt[1] > doubt[0])
+
+
+def _doubt(mean: Any, variance: Any, y: Any) -> tuple[float, float]:
+    """Return sd / lead of the winning output over the next, on right and on wrong answers."""
+    top = mean.topk(2, dim=1)
+    lead = top.values[:, 0] - top.values[:, 1]
+    spread = variance.gather(1, top.indices).sum(1).sqrt()
+    ratio, right = spread / lead, top.indices[:, 0] == y
+    return float(ratio[right].median()), float(ratio[~right].median())
+
+
+def _digits() -> tuple[Any, Any, Any, Any]:
+    import torch
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    order = np.random.default_rng(0).permutation(len(digits.target))
+    x = torch.tensor(digits.data[order] / 16, dtype=torch.float32)
+    y = torch.tensor(digits.target[order])
+    return x[:1200], y[:1200], x[1200:], y[1200:]
+
+
+def _picture(curves: dict[str, list[tuple[int, float]]], sampled: Any, exact: Any) -> Any:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.4, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for (name, curve), color in zip(curves.items(), ("#d1751c", "#1f6f8b"), strict=True):
+        left.plot(*zip(*curve, strict=True), color=color, label=name)
+    left.set(xlabel="step", ylabel="dropout objective", yscale="log")
+    left.legend(frameon=False)
+    chosen = np.random.default_rng(0).choice(exact.size, min(exact.size, 1500), replace=False)
+    a, b = sampled.ravel()[chosen], exact.ravel()[chosen]
+    right.plot([0, b.max()], [0, b.max()], color="0.75", lw=1)
+    right.scatter(b, a, s=4, color="#1f6f8b", alpha=0.5)
+    right.set(xlabel="standard deviation, one pass", ylabel="400 sampled passes")
+    return figure

@@ -1,0 +1,161 @@
+"""The command line as a user meets it: help, answers, mistakes, exit codes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import overt
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+
+
+def overt_command(*arguments, cwd=None):
+    return subprocess.run(
+        [sys.executable, "-m", "overt", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=ENVIRONMENT,
+        timeout=120,
+    )
+
+
+@pytest.fixture
+def target(tmp_path):
+    M = np.random.default_rng(0).standard_normal((6, 4))
+    np.save(tmp_path / "M.npy", M)
+    return M
+
+
+def test_help_teaches_and_version_is_told():
+    shown = overt_command("--help")
+    assert shown.returncode == 0
+    for command in ("tour", "verify", "reproduce", "solve", "train"):
+        assert command in shown.stdout
+    assert overt_command("--version").stdout.strip() == f"overt {overt.__version__}"
+    assert "Try:" in overt_command("solve", "--help").stdout
+
+
+def test_verify_prints_a_table_or_json():
+    shown = overt_command("verify", "path-norm", "dropconnect")
+    assert shown.returncode == 0
+    assert "2 of 2 statements hold" in shown.stdout
+    assert "1 are corrected" in shown.stdout or "corrected" in shown.stdout
+    verdicts = json.loads(overt_command("verify", "dropconnect", "--json", "--seed", 3).stdout)
+    assert verdicts[0]["verdict"] == "holds"
+    assert verdicts[0]["printed_residual"] > verdicts[0]["tolerance"]
+
+
+def test_verify_exits_with_1_when_a_formula_is_broken():
+    code = (
+        "import sys, overt.penalty as p; right = p.path_norm\n"
+        "p.path_norm = lambda *a, **k: 1.001 * right(*a, **k)\n"
+        "sys.argv = ['overt', 'verify', 'path-norm']\n"
+        "from overt.cli import main; main()"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, timeout=120
+    )
+    assert shown.returncode == 1
+    assert "path-norm" in shown.stderr
+    assert "Traceback" not in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("verify", "no-such-theorem"), "unknown theorem no-such-theorem"),
+        (("verify", "--size", "huge"), "size must be one of"),
+        (("reproduce", "no-such-figure"), "unknown experiment"),
+        (("solve", "missing.npy"), "missing.npy does not exist"),
+        (("solve", "M.xyz"), "must end in one of"),
+        (("solve", "M.npy", "--drop-prob", "1.5"), "drop_prob must be a number in [0, 1), got 1.5"),
+        (
+            ("solve", "M.npy", "--noise", "droput"),
+            "dropout, dropblock or dropconnect, got 'droput'",
+        ),
+        (("solve", "M.npy", "--noise", "dropblock", "--width", "5"), "block_size must divide"),
+        (("solve", "M.npy", "--rank", "9"), "rank must be one of"),
+        (("solve",), "give either target"),
+        (("solve", "M.npy", "--out", "best.pkl"), "path must end in .npz or .json"),
+        (("solve", "text.csv"), "cannot be read as a matrix"),
+        (("train", "M.npy", "--learning-rate", "1000"), "learning rate is too large"),
+    ],
+)
+def test_mistakes_get_one_clear_sentence(tmp_path, target, arguments, message):
+    (tmp_path / "text.csv").write_text("1,2\n3,abc\n")
+    shown = overt_command(*arguments, cwd=tmp_path)
+    assert shown.returncode in (1, 2)
+    assert message in shown.stderr.replace("\n", " ")
+    assert "Traceback" not in shown.stderr
+
+
+def test_solve_agrees_with_the_library(tmp_path, target):
+    shown = overt_command("solve", "M.npy", "--width", 3, "--out", "best.npz", cwd=tmp_path)
+    assert shown.returncode == 0
+    assert "optimal" in shown.stdout
+    best = overt.LinearNetwork(target, 3, overt.Dropout(0.5)).solve()
+    with np.load(tmp_path / "best.npz", allow_pickle=False) as saved:
+        np.testing.assert_allclose(saved["U"] @ saved["V"].T, best.product, atol=1e-12)
+        assert json.loads(str(saved["header"]))["rank"] == best.rank
+
+
+def test_solve_chooses_the_drop_probability_for_a_rank(tmp_path, target):
+    overt_command("solve", "M.npy", "--width", 4, "--rank", 2, "--out", "best.json", cwd=tmp_path)
+    assert json.loads((tmp_path / "best.json").read_text())["rank"] == 2
+
+
+def test_train_reports_and_draws(tmp_path, target):
+    shown = overt_command(
+        "train", "M.npy", "--width", 3, "--steps", 2000, "--learning-rate", 0.005, "--halving", 500,
+        "--seeds", 2, "--plot", "runs.png", "--out", "runs.npz", cwd=tmp_path,
+    )  # fmt: skip
+    assert shown.returncode == 0, shown.stderr
+    assert "above the bound" in shown.stdout
+    assert (tmp_path / "runs.png").stat().st_size > 10_000
+    with np.load(tmp_path / "runs.npz", allow_pickle=False) as saved:
+        assert saved["objective"].shape[0] == 2
+
+
+def test_solve_takes_data(tmp_path):
+    rng = np.random.default_rng(0)
+    np.savetxt(tmp_path / "X.csv", rng.standard_normal((20, 3)), delimiter=",")
+    np.savetxt(tmp_path / "Y.csv", rng.standard_normal((20, 2)), delimiter=",", header="a,b")
+    shown = overt_command("solve", "--x", "X.csv", "--y", "Y.csv", "--width", 2, cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+
+
+def test_reproduce_writes_rows_picture_and_summary(tmp_path):
+    assert "dropout-fig1" in overt_command("reproduce", "--list").stdout
+    shown = overt_command("reproduce", "dropout-fig1", "--out", tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert {p.suffix for p in tmp_path.iterdir()} == {".jsonl", ".png", ".json"}
+    summary = json.loads((tmp_path / "dropout-fig1-toy.json").read_text())
+    assert all(finding["holds"] for finding in summary["findings"])
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
+def test_interrupt_ends_with_130_and_a_sentence(tmp_path, target):
+    arguments = ["train", "M.npy", "--steps", "500000000", "--learning-rate", "0.0001"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "overt", *arguments, "--out", "runs.npz"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=ENVIRONMENT,
+    )  # fmt: skip
+    time.sleep(12)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert "Traceback" not in err
+    assert process.returncode in (0, 130)
+    if process.returncode == 0:
+        assert "interrupted" in out
+        assert (tmp_path / "runs.npz").exists()
+
+
+def test_completion_is_offered():
+    assert "--install-completion" in overt_command("--help").stdout

@@ -1,0 +1,77 @@
+"""Matrix files: every accepted format, and what is said of the others."""
+
+import numpy as np
+import pytest
+
+from overt import InputError
+from overt._files import read_matrix
+
+M = np.array([[1.0, 2.5], [-3.0, 4e-3], [0.0, 1e6]])
+
+
+def write(path, kind):
+    from scipy import io, sparse
+
+    match kind:
+        case "npy":
+            np.save(path, M)
+        case "npz":
+            np.savez(path, M)
+        case "named npz":
+            np.savez(path, target=M, other=M + 1)
+        case "integers":
+            np.save(path, M.astype(int))
+        case "csv":
+            np.savetxt(path, M, delimiter=",")
+        case "csv with header":
+            np.savetxt(path, M, delimiter=",", header="a,b", comments="")
+        case "csv with mark":
+            path.write_text("\ufeff1,2.5\r\n-3,0.004\r\n0,1e6\r\n", encoding="utf-8")
+        case "tsv":
+            np.savetxt(path, M, delimiter="\t")
+        case "txt":
+            np.savetxt(path, M)
+        case "mtx":
+            io.mmwrite(path, sparse.coo_array(M))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("npy", "M.npy"), ("npz", "M.npz"), ("named npz", "M.npz"), ("csv", "M.csv"),
+        ("csv with header", "M.csv"), ("csv with mark", "M.csv"), ("tsv", "M.tsv"),
+        ("txt", "M.txt"), ("mtx", "M.mtx"), ("integers", "M.npy"),
+    ],
+)  # fmt: skip
+def test_formats_are_read(tmp_path, kind, name):
+    write(tmp_path / name, kind)
+    read = read_matrix(tmp_path / name)
+    dense = read.toarray() if kind == "mtx" else read
+    np.testing.assert_allclose(dense, M.astype(int) if kind == "integers" else M)
+    assert dense.dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("M.parquet", b"", "must end in one of"),
+        ("M.npy", b"not an array", "cannot be read"),
+        ("M.npz", b"not an archive", "cannot be read"),
+        ("M.csv", b"1,2\n3,x\n", "cannot be read"),
+        ("M.csv", b"1,2\n3\n", "cannot be read"),
+        ("M.mtx", b"nonsense", "cannot be read"),
+    ],
+)
+def test_bad_files_are_named(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=message) as error:
+        read_matrix(tmp_path / name)
+    assert name in str(error.value)
+
+
+def test_missing_and_ambiguous_files(tmp_path):
+    with pytest.raises(InputError, match="does not exist"):
+        read_matrix(tmp_path / "none.npy")
+    np.savez(tmp_path / "two.npz", a=M, b=M)
+    with pytest.raises(InputError, match="it holds a, b"):
+        read_matrix(tmp_path / "two.npz")

@@ -1,0 +1,41 @@
+"""The tour: one self-contained page whose claims held."""
+
+import re
+
+import pytest
+
+from overt._html import Page
+
+
+def test_page_is_self_contained_and_escaped(tmp_path):
+    page = Page("A <title>", "lead & more")
+    page.section("First")
+    page.text("1 < 2")
+    page.table(("name", "value"), [("x<y", 1.5), ("verdict", True), ("missing", None)])
+    page.code("a && b")
+    text = page.write(tmp_path / "page.html", "foot").read_text()
+    assert "A &lt;title&gt;" in text
+    assert "x&lt;y" in text
+    assert 'class="holds"' in text
+    assert not re.search(r'(src|href)="(http|//|/)', text)
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_figures_are_embedded(tmp_path):
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    figure.subplots().plot([1, 2])
+    page = Page("t", "l")
+    page.figure(figure, "a caption")
+    assert 'src="data:image/png;base64,' in page.write(tmp_path / "p.html").read_text()
+
+
+def test_tour_writes_a_report_whose_claims_hold(tmp_path):
+    from overt.tour import CHAPTERS, tour
+
+    path, held = tour(tmp_path)
+    assert held
+    text = path.read_text()
+    assert text.count("<h2") >= len(CHAPTERS)
+    assert text.count("data:image/png") >= 2
+    assert "fails</td>" not in text
+    assert not re.search(r'(src|href)="(http|//|/)', text)
