@@ -1,0 +1,185 @@
+"""Linear networks: the solver against its SVD, training against a PyTorch loop, scaling."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+import overt
+from benchmarks.harness import Table, exponent, seconds, verdict
+from overt.linear import kernels
+from overt.linear.masks import mask_of
+
+EMPTY = np.empty((0, 0))
+
+
+def run() -> list[Table]:
+    return [solver(), sparse_solver(), training(), scaling()]
+
+
+def solver() -> Table:
+    M = np.random.default_rng(0).standard_normal((2000, 1500))
+    ours, svd = seconds(
+        lambda: overt.LinearNetwork(M, 100, overt.Dropout(0.5)).solve(),
+        lambda: np.linalg.svd(M, full_matrices=False),
+        repeat=3,
+    )
+    table = Table("Exact solution", ("what", "measured", "bar", "holds"))
+    table.rows.append(
+        ("dense 2000 x 1500, width 100: cost in SVDs", ours / svd, "<= 1.3",
+         verdict(ours <= 1.3 * svd))
+    )  # fmt: skip
+    return table
+
+
+SPARSE = """
+import resource, time
+import numpy as np, scipy.sparse as sparse
+import overt
+rng = np.random.default_rng(0)
+m, n, count, rank = 200_000, 50_000, 5_000_000, 10
+rows, cols = rng.integers(0, m, count), rng.integers(0, n, count)
+U, V = rng.standard_normal((m, rank)), rng.standard_normal((n, rank))
+values = np.einsum("ij,ij->i", U[rows], V[cols]) + rng.standard_normal(count)
+M = sparse.csr_array((values, (rows, cols)), shape=(m, n))
+del rows, cols, values, U, V
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+net = overt.LinearNetwork(M, 20, overt.Dropout(0.5))
+start = time.perf_counter()
+best = net.solve()
+took = time.perf_counter() - start
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+print(took, before, peak, best.rank, best.certificate.relative_gap, M.nnz)
+"""
+
+
+def sparse_solver() -> Table:
+    out = subprocess.run(
+        [sys.executable, "-c", SPARSE], check=True, capture_output=True, text=True
+    ).stdout.split()
+    took, before, peak, rank, gap, entries = map(float, out)
+    bytes_per_entry = (peak - before) * 2**20 / entries
+    table = Table("Sparse 200,000 x 50,000 with 5 million entries", ("what", "measured"))
+    table.rows += [
+        ("seconds", took),
+        ("rank of the optimum at width 20", int(rank)),
+        ("relative gap", gap),
+        ("peak memory beyond the matrix, MB", peak - before),
+        ("the same in bytes per entry", bytes_per_entry),
+    ]
+    return table
+
+
+def training() -> Table:
+    import torch
+
+    torch.set_num_threads(1)
+    m, n, d, steps = 120, 80, 20, 20_000
+    rng = np.random.default_rng(0)
+    M = rng.standard_normal((m, n)) / 10
+    noise = overt.Dropout(0.5)
+    Ut, Vt = 0.1 * rng.standard_normal((d, m)), 0.1 * rng.standard_normal((d, n))
+    rates, mask = np.full(steps, 1e-4), mask_of(noise, d)
+    target = torch.tensor(M)
+    U = torch.tensor(Ut.T.copy(), requires_grad=True)
+    V = torch.tensor(Vt.T.copy(), requires_grad=True)
+    optimiser = torch.optim.SGD([U, V], lr=1e-4)
+
+    def torch_steps(count: int = 500) -> None:
+        for _ in range(count):
+            x = torch.randn(n, dtype=torch.float64)
+            hidden = torch.nn.functional.dropout(V.T @ x, 0.5)
+            loss = ((U @ hidden - target @ x) ** 2).sum() / 2
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+
+    with threadpool_limits(1):
+        ours, theirs = seconds(
+            lambda: kernels.unit_steps(Ut, Vt, M, EMPTY, EMPTY, EMPTY, rates, rng, *mask),
+            torch_steps,
+            repeat=5,
+        )
+        net = overt.LinearNetwork(M, d, noise)
+        train = partial(net.train, 20_000, 1e-4, 4, checkpoints=4)
+        one, two = seconds(partial(train, workers=1), partial(train, workers=2), repeat=3)
+    ratio = (theirs / 500) / (ours / steps)
+    table = Table(
+        "Training, M 120 x 80, width 20, one sample a step", ("what", "measured", "bar", "holds")
+    )
+    table.rows += [
+        ("steps per second against a plain PyTorch loop, one thread each", ratio, ">= 40",
+         verdict(ratio >= 40)),
+        ("microseconds per step", ours / steps * 1e6, "", ""),
+        ("speed-up of 4 seeds from 2 threads", one / two, "", ""),
+    ]  # fmt: skip
+    return table
+
+
+def scaling() -> Table:
+    rng = np.random.default_rng(0)
+    sizes = (128, 256, 512, 1024)
+    widths = (16, 32, 64, 128, 256)
+    curves: dict[str, tuple[tuple[int, ...], list[float]]] = {}
+    with threadpool_limits(1):
+        targets = {n: rng.standard_normal((n, n)) for n in sizes}
+        curves["solve, against size"] = (
+            sizes,
+            [
+                seconds(
+                    lambda n=n: overt.LinearNetwork(targets[n], 32, overt.Dropout(0.5)).solve(),
+                    repeat=3,
+                )[0]
+                for n in sizes
+            ],
+        )
+        factors = {
+            d: (rng.standard_normal((400, d)), rng.standard_normal((400, d))) for d in widths
+        }
+        curves["penalty (Dropout), against width"] = (
+            widths,
+            [
+                seconds(partial(overt.penalty.shallow, *factors[d], overt.Dropout(0.5)))[0]
+                for d in widths
+            ],
+        )
+        curves["penalty (DropBlock), against width"] = (
+            widths,
+            [
+                seconds(partial(overt.penalty.shallow, *factors[d], overt.DropBlock(0.5, 4)))[0]
+                for d in widths
+            ],
+        )
+        curves["training step, against width"] = widths, [_step_time(rng, 100, d) for d in widths]
+        curves["training step, against size"] = sizes, [_step_time(rng, n, 16) for n in sizes]
+    table = Table("Scaling", ("what", "from", "to", "exponent"), plot="scaling.png")
+    for name, (values, times) in curves.items():
+        table.rows.append((name, values[0], values[-1], exponent(values, times)))
+    _plot(curves)
+    return table
+
+
+def _step_time(rng: np.random.Generator, size: int, width: int) -> float:
+    M = rng.standard_normal((size, size)) / size
+    Ut, Vt = 0.1 * rng.standard_normal((width, size)), 0.1 * rng.standard_normal((width, size))
+    mask, rates = mask_of(overt.Dropout(0.5), width), np.full(300, 1e-6)
+    call = lambda: kernels.unit_steps(Ut, Vt, M, EMPTY, EMPTY, EMPTY, rates, rng, *mask)  # noqa: E731
+    return seconds(call, repeat=5)[0] / 300
+
+
+def _plot(curves: dict[str, tuple[tuple[int, ...], list[float]]]) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for name, (values, times) in curves.items():
+        axes.loglog(values, times, "o-", ms=4, label=f"{name}: {exponent(values, times):.2f}")
+    axes.set_xlabel("size or width")
+    axes.set_ylabel("seconds")
+    axes.legend(frameon=False, fontsize=8, title="exponent")
+    figure.savefig(Path(__file__).with_name("scaling.png"), dpi=110)
