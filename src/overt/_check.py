@@ -157,14 +157,16 @@ def drop_prob(value: Any, name: str = "drop_prob") -> float:
         raise InputTypeError(
             f"{name} must be a number in [0, 1), got {value!r} of type {type(value).__name__}"
         )
-    if not 0 <= value < 1:
+    result = float(value)
+    if not 0 <= result < 1:
         raise InputError(f"{name} must be a number in [0, 1), got {value!r}")
-    return float(value)
+    return result
 
 
 def drop_probs(value: Any, count: int, name: str = "drop_prob") -> tuple[float, ...]:
     """Return one drop probability for each of `count` layers, from a number or a sequence."""
-    if isinstance(value, Iterable) and not isinstance(value, (str, bytes)) and np.ndim(value):
+    scalar = isinstance(value, (str, bytes)) or (is_array_api_obj(value) and value.ndim == 0)
+    if isinstance(value, Iterable) and not scalar:
         values = list(value)
         if len(values) != count:
             raise InputError(

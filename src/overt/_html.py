@@ -112,5 +112,5 @@ def _cell(value: Any) -> str:
         case int():
             return f'<td class="number">{value:,}</td>'
         case float():
-            return f'<td class="number">{value:.3g}</td>'
+            return f'<td class="number">{value:.4g}</td>'
     return f"<td>{escape(str(value))}</td>"

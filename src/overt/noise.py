@@ -241,12 +241,12 @@ class DropBlock(Noise):
         """
         shape = self._fitting(width)
         if self.placement == "grid":
-            same_block = np.ones((1, 1))
+            same_block: Floats = np.ones((1, 1))
             for n in shape:
                 block = np.arange(n) // self.block_size
-                same_block = np.kron(same_block, block[:, None] == block[None, :])
+                same_block = np.kron(same_block, (block[:, None] == block[None, :]).astype(float))
             return self.strength * same_block
-        overlap = np.ones((1, 1))
+        overlap: Floats = np.ones((1, 1))
         for n in shape:
             overlap = np.kron(overlap, _joint_cover(n, self.block_size))
         return np.asarray(np.expm1(-math.log1p(-self.seed_probability(width)) * overlap))

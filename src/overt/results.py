@@ -76,7 +76,8 @@ class Result:
         if path.suffix == ".json":
             temporary.write_text(json.dumps(self.to_dict()))
         elif path.suffix == ".npz":
-            arrays, header = {}, {}
+            arrays: dict[str, Any] = {}
+            header: dict[str, Any] = {}
             for f in fields(self):
                 value = getattr(self, f.name)
                 if isinstance(value, np.ndarray):

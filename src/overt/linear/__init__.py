@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from overt.linear.deep import DeepLinearNetwork
-from overt.linear.path import RegularisationPath, drop_prob_for_rank, path
+from overt.linear.regularisation import RegularisationPath, drop_prob_for_rank, path
 from overt.linear.runs import inverse_decay
 from overt.linear.shallow import LinearNetwork
 from overt.linear.tied import TiedAutoencoder

@@ -173,7 +173,7 @@ def _certificate(scale: int, rng: np.random.Generator) -> Evidence:
     excess = []
     for drop in noises:
         M = rng.standard_normal((3, 3 + scale))
-        s = np.linalg.svd(M, compute_uv=False)
+        s = np.asarray(np.linalg.svd(M, compute_uv=False))
         lower = max(
             bounds.spectral_bound(s[:4], float(np.sum(s[4:] ** 2)), envelope)
             for envelope in bounds.envelopes(drop, 4)
