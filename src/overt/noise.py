@@ -244,11 +244,11 @@ class DropBlock(Noise):
             same_block: Floats = np.ones((1, 1))
             for n in shape:
                 block = np.arange(n) // self.block_size
-                same_block = np.kron(same_block, (block[:, None] == block[None, :]).astype(float))
+                same_block = _kron(same_block, block[:, None] == block[None, :])
             return self.strength * same_block
         overlap: Floats = np.ones((1, 1))
         for n in shape:
-            overlap = np.kron(overlap, _joint_cover(n, self.block_size))
+            overlap = _kron(overlap, _joint_cover(n, self.block_size))
         return np.asarray(np.expm1(-math.log1p(-self.seed_probability(width)) * overlap))
 
     def sample(self, width: Width, size: int = 1, seed: Seed = None) -> Floats:
@@ -394,6 +394,10 @@ def _width_adjusted(drop_prob: Any, width: int, block_size: int) -> float:
     tb = 1 - _check.drop_prob(drop_prob)
     d, b = _check.whole("width", width), block_size
     return (1 - tb) * d / (tb * b + (1 - tb) * d)
+
+
+def _kron(A: Floats, B: NDArray[Any]) -> Floats:
+    return np.asarray(np.kron(A, B), dtype=float)
 
 
 def _covering_starts(n: int, b: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
