@@ -12,10 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overt.noise import DropBlock, DropConnect, Dropout, Noise
+from overt.results import Certificate, Status
 from overt.spectral import Schatten, SpectralNorm, SquaredNuclear, induced
 
 Floats = NDArray[np.float64]
 Envelope = tuple[float, SpectralNorm]
+
+EXACT = 1e-9
+"""Relative gap up to which a solution counts as a global optimum."""
 
 
 def envelopes(noise: Noise, width: int) -> list[Envelope]:
@@ -64,3 +68,23 @@ def spectral_bound(m: Floats, rest: float, envelope: Envelope) -> float:
     b = shrink(m, envelope)
     g = 2 * (b - m)
     return float(np.sum((m - b) ** 2) - g @ b - norm.dual(g) / (4 * weight)) + rest
+
+
+def certificate(
+    objective: float, bound: float, scale: float, imbalance: float, distance: float
+) -> Certificate:
+    """Return the certificate of weights with this objective; `scale` is E|y|^2."""
+    gap = objective - bound
+    # A bound of zero, as without noise, leaves only the scale of the data to compare with.
+    relative = gap / max(bound, 1e-10 * scale, 1e-300)
+    return Certificate(objective, bound, gap, relative, imbalance, distance)
+
+
+def status_of(certified: Certificate) -> Status:
+    """Return "optimal" where the bound is reached, else "lower_bound"."""
+    return Status.OPTIMAL if certified.relative_gap <= EXACT else Status.LOWER_BOUND
+
+
+def numerical_rank(s: Floats) -> int:
+    """Return how many singular values are not zero up to rounding and descent's accuracy."""
+    return int(np.sum(s > 1e-7 * s[0])) if s[0] > 0 else 0

@@ -12,13 +12,19 @@ from numpy.typing import NDArray
 
 from overt import _check, equalize, penalty, spectral
 from overt._check import InputError
-from overt.linear.bounds import Envelope, shrink, spectral_bound
+from overt.linear.bounds import (
+    Envelope,
+    certificate,
+    numerical_rank,
+    shrink,
+    spectral_bound,
+    status_of,
+)
 from overt.linear.descent import descend
 from overt.linear.kernels import LIMIT
 from overt.linear.problem import problem
 from overt.linear.runs import Rate, initial_weights, run_seeds
-from overt.linear.shallow import EXACT
-from overt.results import Certificate, DeepSolution, Status, Trace
+from overt.results import Certificate, DeepSolution, Trace
 
 Floats = NDArray[np.float64]
 
@@ -96,16 +102,13 @@ class DeepLinearNetwork:
     def certify(self, weights: Sequence[Any]) -> Certificate:
         """Return how far the weights are from the global optimum."""
         layers = self._checked(weights)
-        value, bound = self.objective(layers), self._bound
         product = _product(self._whitened(layers))
-        scale = max(bound, 1e-10 * self.quadratic.scale, 1e-300)
-        return Certificate(
-            objective=value,
-            lower_bound=bound,
-            gap=value - bound,
-            relative_gap=(value - bound) / scale,
-            imbalance=self._imbalance(layers),
-            distance=float(np.linalg.norm(product - self._best_map)),
+        return certificate(
+            self.objective(layers),
+            self._bound,
+            self.quadratic.scale,
+            self._imbalance(layers),
+            float(np.linalg.norm(product - self._best_map)),
         )
 
     @property
@@ -123,15 +126,14 @@ class DeepLinearNetwork:
         certificate reports the gap.
         """
         layers = self._factors()
-        certificate = self.certify(layers)
+        certified = self.certify(layers)
         s = np.linalg.svd(_product(self._whitened(layers)), compute_uv=False)
-        exact = certificate.relative_gap <= EXACT
         return DeepSolution(
-            weights=tuple(layers),
-            objective=certificate.objective,
-            rank=int(np.sum(s > 1e-6 * s[0])) if s[0] > 0 else 0,
-            status=Status.OPTIMAL if exact else Status.LOWER_BOUND,
-            certificate=certificate,
+            tuple(layers),
+            certified.objective,
+            numerical_rank(np.asarray(s)),
+            status_of(certified),
+            certified,
         )
 
     def train(

@@ -72,6 +72,26 @@ def draw_mask(rng: Any, kind: int, drop: Any, scale: Any, block: int, root: Any,
 
 
 @njit(cache=True, nogil=True, fastmath=_FAST)
+def residual(Ut: Any, Vt: Any, x: Any, y: Any, z: Any, h: Any, e: Any) -> float:
+    """Set h = z o V'x and e = U h - y, skipping dropped units; return |e|^2."""
+    for i in range(y.shape[0]):
+        e[i] = -y[i]
+    for k in range(z.shape[0]):
+        if z[k] == 0.0:
+            continue
+        total = 0.0
+        for j in range(x.shape[0]):
+            total += Vt[k, j] * x[j]
+        h[k] = z[k] * total
+        for i in range(y.shape[0]):
+            e[i] += h[k] * Ut[k, i]
+    size = 0.0
+    for i in range(y.shape[0]):
+        size += e[i] * e[i]
+    return size
+
+
+@njit(cache=True, nogil=True, fastmath=_FAST)
 def unit_steps(
     Ut: Any, Vt: Any, M: Any, L: Any, X: Any, Y: Any, rates: Any, rng: Any,
     kind: int, drop: Any, scale: Any, block: int, root: Any,
@@ -84,21 +104,7 @@ def unit_steps(
         rate = rates[step]
         draw_pair(rng, M, L, X, Y, x, y)
         draw_mask(rng, kind, drop, scale, block, root, z)
-        for i in range(m):
-            e[i] = -y[i]
-        for k in range(d):
-            if z[k] == 0.0:
-                continue
-            total = 0.0
-            for j in range(n):
-                total += Vt[k, j] * x[j]
-            h[k] = z[k] * total
-            for i in range(m):
-                e[i] += h[k] * Ut[k, i]
-        size = 0.0
-        for i in range(m):
-            size += e[i] * e[i]
-        if not size < LIMIT:
+        if not residual(Ut, Vt, x, y, z, h, e) < LIMIT:
             return step
         for k in range(d):
             if z[k] == 0.0:
@@ -165,21 +171,7 @@ def tied_steps(
         rate = rates[step]
         draw_pair(rng, M, L, X, Y, x, y)
         draw_mask(rng, kind, drop, scale, block, root, z)
-        for i in range(n):
-            e[i] = -y[i]
-        for k in range(d):
-            if z[k] == 0.0:
-                continue
-            total = 0.0
-            for j in range(n):
-                total += Ut[k, j] * x[j]
-            h[k] = z[k] * total
-            for i in range(n):
-                e[i] += h[k] * Ut[k, i]
-        size = 0.0
-        for i in range(n):
-            size += e[i] * e[i]
-        if not size < LIMIT:
+        if not residual(Ut, Ut, x, y, z, h, e) < LIMIT:
             return step
         for k in range(d):
             if z[k] == 0.0:

@@ -12,18 +12,24 @@ from numpy.typing import NDArray
 from overt import _check, equalize, penalty
 from overt._check import InputError, InputTypeError
 from overt.linear import dropconnect, kernels, objective
-from overt.linear.bounds import Envelope, envelopes, shrink, spectral_bound
+from overt.linear.bounds import (
+    EXACT,
+    Envelope,
+    certificate,
+    envelopes,
+    numerical_rank,
+    shrink,
+    spectral_bound,
+    status_of,
+)
 from overt.linear.masks import mask_of
 from overt.linear.problem import Problem, problem
 from overt.linear.runs import Rate, initial_weights, run_seeds
 from overt.linear.solver import closed_form, proposals, refine
 from overt.noise import DropBlock, DropConnect, Noise
-from overt.results import Certificate, Solution, Status, Trace
+from overt.results import Certificate, Solution, Trace
 
 Floats = NDArray[np.float64]
-
-EXACT = 1e-9
-"""Relative gap up to which a solution counts as a global optimum."""
 
 
 class LinearNetwork:
@@ -98,17 +104,12 @@ class LinearNetwork:
         The objective is recomputed from the data; the lower bound holds for all weights.
         """
         U, V = self._checked(U, V)
-        quadratic, value = self.problem.quadratic, self.objective(U, V)
-        bound = self._bound
-        gap = value - bound
-        scale = max(bound, 1e-10 * quadratic.scale, 1e-300)
-        return Certificate(
-            objective=value,
-            lower_bound=bound,
-            gap=gap,
-            relative_gap=gap / scale,
-            imbalance=self._imbalance(U, V),
-            distance=self._distance(U, V),
+        return certificate(
+            self.objective(U, V),
+            self._bound,
+            self.problem.quadratic.scale,
+            self._imbalance(U, V),
+            self._distance(U, V),
         )
 
     def solve(self) -> Solution:
@@ -120,17 +121,9 @@ class LinearNetwork:
         bound's solution.
         """
         U, V = self._factors()
-        certificate = self.certify(U, V)
-        s = _product_spectrum(U, self.problem.quadratic.whiten(V))
-        exact = certificate.relative_gap <= EXACT
-        return Solution(
-            U=U,
-            V=V,
-            objective=certificate.objective,
-            rank=int(np.sum(s > 1e-7 * s[0])) if s[0] > 0 else 0,
-            status=Status.OPTIMAL if exact else Status.LOWER_BOUND,
-            certificate=certificate,
-        )
+        certified = self.certify(U, V)
+        rank = numerical_rank(_product_spectrum(U, self.problem.quadratic.whiten(V)))
+        return Solution(U, V, certified.objective, rank, status_of(certified), certified)
 
     def train(
         self,

@@ -12,14 +12,22 @@ from numpy.typing import NDArray
 from overt import _check, equalize, penalty
 from overt._check import InputError, InputTypeError
 from overt.linear import kernels, landscape, objective
-from overt.linear.bounds import envelopes, shrink, spectral_bound
+from overt.linear.bounds import (
+    EXACT,
+    certificate,
+    envelopes,
+    numerical_rank,
+    shrink,
+    spectral_bound,
+    status_of,
+)
 from overt.linear.masks import mask_of
 from overt.linear.quadratic import Leading
 from overt.linear.runs import Rate, initial_weights, run_seeds
-from overt.linear.shallow import EXACT, LinearNetwork
+from overt.linear.shallow import LinearNetwork
 from overt.linear.solver import closed_form, proposals, refine
 from overt.noise import DropBlock, DropConnect, Dropout, Noise
-from overt.results import Certificate, Solution, Status, Trace
+from overt.results import Certificate, Solution, Trace
 
 Floats = NDArray[np.float64]
 
@@ -78,32 +86,21 @@ class TiedAutoencoder:
     def certify(self, U: Any) -> Certificate:
         """Return how far U is from the global optimum."""
         U = self._checked(U)
-        value, bound = self.objective(U), self._bound
-        scale = max(bound, 1e-10 * self.quadratic.scale, 1e-300)
         P = self.quadratic.whiten(U)
-        return Certificate(
-            objective=value,
-            lower_bound=bound,
-            gap=value - bound,
-            relative_gap=(value - bound) / scale,
-            imbalance=self._imbalance(U),
-            distance=float(np.linalg.norm(U @ P.T - self._best_map)),
+        return certificate(
+            self.objective(U),
+            self._bound,
+            self.quadratic.scale,
+            self._imbalance(U),
+            float(np.linalg.norm(U @ P.T - self._best_map)),
         )
 
     def solve(self) -> Solution:
         """Return the best U that is known, as a solution with V = U."""
         U = self._factors()
-        certificate = self.certify(U)
-        s = np.linalg.svd(U, compute_uv=False) ** 2
-        exact = certificate.relative_gap <= EXACT
-        return Solution(
-            U=U,
-            V=U,
-            objective=certificate.objective,
-            rank=int(np.sum(s > 1e-7 * s[0])) if s[0] > 0 else 0,
-            status=Status.OPTIMAL if exact else Status.LOWER_BOUND,
-            certificate=certificate,
-        )
+        certified = self.certify(U)
+        rank = numerical_rank(np.asarray(np.linalg.svd(U, compute_uv=False)) ** 2)
+        return Solution(U, U, certified.objective, rank, status_of(certified), certified)
 
     def train(
         self,
