@@ -1,0 +1,170 @@
+"""Realised against nominal drop fraction of DropBlock, implementation by implementation.
+
+The popular algorithms are written out here as plain functions, so that they can be compared where
+their packages are not installed; torchvision's own is measured too where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from overt.experiments.base import Experiment, Finding, Params, Row
+
+Layer = Callable[[Any], Any]
+SIZES = {3: (14, 14), 4: (9, 13), 7: (14, 14)}
+"""Height and width of the map for each block size."""
+
+
+def seed_mask(x: Any, drop_prob: float, block: int) -> Any:
+    """Return torchvision's algorithm: seeds inside the map, max-pooled; batch rescaling."""
+    import torch
+    from torch.nn import functional
+
+    n, c, h, w = x.shape
+    valid = (h - block + 1) * (w - block + 1)
+    gamma = drop_prob * h * w / (block**2 * valid)
+    noise = torch.empty(n, c, h - block + 1, w - block + 1).bernoulli_(min(gamma, 1.0))
+    noise = functional.pad(noise, [block // 2] * 4)
+    noise = functional.max_pool2d(noise, block, stride=1, padding=block // 2)
+    keep = 1 - noise
+    return x * keep * (keep.numel() / (1e-6 + keep.sum()))
+
+
+def seed_everywhere(x: Any, drop_prob: float, block: int) -> Any:
+    """Return timm's fast algorithm: the same gamma, seeds anywhere; batch rescaling."""
+    import torch
+    from torch.nn import functional
+
+    h, w = x.shape[2:]
+    gamma = drop_prob * h * w / block**2 / ((w - block + 1) * (h - block + 1))
+    noise = torch.empty_like(x).bernoulli_(min(gamma, 1.0))
+    noise = functional.max_pool2d(noise, block, stride=1, padding=block // 2)
+    keep = 1 - noise[..., :h, :w]
+    return x * keep * (keep.numel() / (keep.sum() + 1e-7))
+
+
+def seed_shared(x: Any, drop_prob: float, block: int) -> Any:
+    """Return the dropblock package's algorithm: gamma = p / b^2, one mask for all channels."""
+    import torch
+    from torch.nn import functional
+
+    gamma = drop_prob / block**2
+    noise = (torch.rand(len(x), 1, *x.shape[2:]) < gamma).to(x.dtype)
+    noise = functional.max_pool2d(noise, block, stride=1, padding=block // 2)
+    keep = 1 - (noise[..., :-1, :-1] if block % 2 == 0 else noise)
+    return x * keep * (keep.numel() / keep.sum())
+
+
+def implementations(block: int, drop_prob: float, seed: int) -> dict[str, Layer]:
+    """Return every implementation that takes this block size, by name."""
+    from overt.nn import DropBlock2d
+
+    found: dict[str, Layer] = {
+        "overt": DropBlock2d(drop_prob, block, seed=seed),
+        "overt, uniform": DropBlock2d(drop_prob, block, uniform=True, seed=seed),
+        "overt, grid": DropBlock2d(drop_prob, block, placement="grid", seed=seed),
+        "max-pooled seeds (timm)": lambda x: seed_everywhere(x, drop_prob, block),
+        "max-pooled seeds (dropblock)": lambda x: seed_shared(x, drop_prob, block),
+    }
+    if block % 2:
+        found["max-pooled seeds (torchvision)"] = lambda x: seed_mask(x, drop_prob, block)
+        if find_spec("torchvision") is not None:
+            ops = import_module("torchvision.ops")
+            found["torchvision itself"] = ops.DropBlock2d(drop_prob, block)
+    return found
+
+
+def run(params: Params, seed: int) -> dict[str, Any]:
+    """Measure one block size and nominal value in every implementation."""
+    import torch
+
+    block, drop_prob = params["block_size"], params["drop_prob"]
+    size = SIZES[block]
+    torch.manual_seed(seed)
+    rows: dict[str, Any] = {}
+    for name, layer in implementations(block, drop_prob, seed % 2**31).items():
+        fractions, total = [], torch.zeros(size, dtype=torch.float64)
+        square = torch.zeros(size, dtype=torch.float64)
+        for _ in range(params["batches"]):
+            y = layer(torch.ones(64, 4, *size)).double()
+            fractions += (y == 0).double().mean((1, 2, 3)).tolist()
+            total, square = total + y.mean((0, 1)), square + (y * y).mean((0, 1))
+        mean = total / params["batches"]
+        spread = (square / params["batches"] - mean**2).clamp(min=0)
+        rows[name] = {
+            "realised": float(np.mean(fractions)),
+            "error": float(np.std(fractions) / np.sqrt(len(fractions))),
+            "centre": float(mean[size[0] // 2, size[1] // 2]),
+            "corner": float(mean[0, 0]),
+            "worst_mean": float((mean - 1).abs().max()),
+            "mean_error": float((spread / (params["batches"] * 64)).sqrt().max()),
+        }
+    return {"implementations": rows}
+
+
+def check(rows: list[Row]) -> list[Finding]:
+    """Check that overt's layers realise the nominal value, and say what the others do."""
+    findings = []
+    for row in rows:
+        nominal, found = row["drop_prob"], row["implementations"]
+        ours = {name: f for name, f in found.items() if name.startswith("overt")}
+        others = {name: f for name, f in found.items() if name not in ours}
+        off = max(abs(f["realised"] - nominal) / f["error"] for f in ours.values())
+        mean = max(f["worst_mean"] / f["mean_error"] for f in ours.values())
+        realised = ", ".join(f"{name} {f['realised']:.3f}" for name, f in others.items())
+        findings.append(
+            Finding(
+                f"block {row['block_size']}, nominal {nominal:g}: overt drops what it says, and "
+                "its expected output is the input everywhere",
+                bool(off <= 5 and mean <= 5),
+                f"within {off:.1f} s.e.; mean within {mean:.1f} s.e.",
+                realised,
+            )
+        )
+    return findings
+
+
+def plot(rows: list[Row]) -> Any:
+    """Draw realised against nominal, one panel for each block size."""
+    from matplotlib.figure import Figure
+
+    blocks = sorted({row["block_size"] for row in rows})
+    figure = Figure(figsize=(3.6 * len(blocks), 3.6), layout="constrained")
+    for axes, block in zip(figure.subplots(1, len(blocks), squeeze=False)[0], blocks, strict=True):
+        chosen = [row for row in rows if row["block_size"] == block]
+        axes.plot([0, 0.6], [0, 0.6], color="0.75", lw=1)
+        for name in chosen[0]["implementations"]:
+            x = [row["drop_prob"] for row in chosen]
+            y = [row["implementations"][name]["realised"] for row in chosen]
+            ours = name.startswith("overt")
+            axes.plot(x, y, marker="o" if ours else "x", ms=7 if ours else 5, lw=1, label=name,
+                      mfc="none")  # fmt: skip
+        height, width = SIZES[block]
+        axes.set(title=f"block {block} on {height} x {width}", xlabel="nominal drop probability")
+    figure.axes[0].set_ylabel("realised drop fraction")
+    lines, names = figure.axes[-1].get_legend_handles_labels()
+    figure.legend(lines, names, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    return figure
+
+
+EXPERIMENT = Experiment(
+    id="nn-realised",
+    title="What DropBlock really drops",
+    source="our own; structured dropout, section 5.3",
+    claim="overt's DropBlock realises its nominal drop probability; the popular algorithms do not",
+    grids={
+        "toy": {"block_size": [4, 7], "drop_prob": [0.1, 0.5], "batches": [6]},
+        "full": {
+            "block_size": [3, 4, 7], "drop_prob": [0.1, 0.2, 0.25, 0.5], "batches": [60],
+        },
+    },
+    run=run,
+    check=check,
+    plot=plot,
+    needs={"torch": "torch"},
+)  # fmt: skip

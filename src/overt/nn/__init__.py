@@ -1,0 +1,53 @@
+"""PyTorch: layers that drop what they say, dropout without sampling, exact uncertainty.
+
+>>> import torch
+>>> from overt.nn import predictive_moments
+>>> model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(4, 2))
+>>> mean, variance = predictive_moments(model, torch.ones(3, 4))
+>>> mean.shape, variance.shape
+(torch.Size([3, 2]), torch.Size([3, 2]))
+"""
+
+from __future__ import annotations
+
+from overt._check import MissingExtraError
+
+try:
+    import torch as _torch  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise MissingExtraError("torch", "torch") from None
+
+from overt.nn import schedules
+from overt.nn.base import advance
+from overt.nn.calibration import Calibration, calibration
+from overt.nn.covariance import CovarianceDropout
+from overt.nn.dropblock import DropBlock1d, DropBlock2d, DropBlock3d
+from overt.nn.dropconnect import DropConnectConv2d, DropConnectLinear
+from overt.nn.dropout import Dropout
+from overt.nn.moments import Moments, mc_moments, predictive_moments
+from overt.nn.penalties import Penalty, Term, explicit_penalty
+from overt.nn.without import WithoutNoise, without_noise
+
+__all__ = [
+    "Calibration",
+    "CovarianceDropout",
+    "DropBlock1d",
+    "DropBlock2d",
+    "DropBlock3d",
+    "DropConnectConv2d",
+    "DropConnectLinear",
+    "Dropout",
+    "Moments",
+    "Penalty",
+    "Term",
+    "WithoutNoise",
+    "advance",
+    "calibration",
+    "explicit_penalty",
+    "mc_moments",
+    "predictive_moments",
+    "schedules",
+    "without_noise",
+]

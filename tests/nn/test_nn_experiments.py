@@ -1,0 +1,77 @@
+"""The experiments at toy size, the theorems, the calibration curve and the tour's chapter."""
+
+import re
+from importlib import import_module
+
+import numpy as np
+import pytest
+
+import overt.theorems.nn
+from overt import InputError, MissingExtraError
+from overt._html import Page
+from overt.experiments.runner import run
+from overt.nn import calibration
+from overt.theorems.base import registered, verify
+from overt.tour.nn import chapter
+
+
+@pytest.mark.parametrize("name", ["structured_fig4", "nn_realised", "nn_variance"])
+def test_claims_hold_at_toy_size(name):
+    experiment = import_module(f"overt.experiments.{name}").EXPERIMENT
+    assert experiment.id == name.replace("_", "-")
+    rows = run(experiment, size="toy")
+    findings = experiment.check(rows)
+    assert [f.claim for f in findings if not f.holds] == []
+    assert len(experiment.plot(rows).axes) >= 2
+
+
+def test_realised_fractions_of_the_popular_algorithms_are_not_mistaken_for_ours():
+    experiment = import_module("overt.experiments.nn_realised").EXPERIMENT
+    rows = run(experiment, size="toy")
+    for row in rows:
+        ours = row["implementations"]["overt"]
+        row["implementations"]["overt"] = {**ours, "realised": ours["realised"] * 1.2}
+    assert not any(f.holds for f in experiment.check(rows))
+
+
+def test_theorems_hold():
+    assert overt.theorems.nn is not None
+    names = [name for name in registered() if name.startswith("nn-")]
+    assert len(names) == 6
+    verdicts = list(verify(names))
+    assert [v.id for v in verdicts if v.verdict != "holds"] == []
+    assert sum(v.correction is not None for v in verdicts) == 4
+
+
+def test_calibration_of_a_normal_sample():
+    rng = np.random.default_rng(0)
+    mean, sd = rng.standard_normal(20_000), rng.uniform(0.5, 2, 20_000)
+    target = mean + sd * rng.standard_normal(20_000)
+    good = calibration(mean, sd**2, target)
+    error = np.sqrt(good.nominal * (1 - good.nominal) / 20_000)
+    assert np.all(np.abs(good.observed - good.nominal) <= 5 * error)
+    narrow = calibration(mean, sd**2 / 4, target)
+    assert np.all(narrow.observed < narrow.nominal)
+    widened = calibration(mean, np.zeros(20_000), mean + rng.standard_normal(20_000),
+                          noise_variance=1.0)  # fmt: skip
+    assert widened.error < 0.02
+    assert widened.to_dict()["noise_variance"] == 1.0
+    with pytest.raises(InputError, match="shape"):
+        calibration(mean, sd[:5], target)
+
+
+def test_tour_chapter(tmp_path):
+    page = Page("tour", "lead")
+    assert chapter(page, tmp_path, 0)
+    text = page.write(tmp_path / "report.html").read_text()
+    assert re.search("dropout without sampling", text)
+
+
+def test_missing_torch_is_named(monkeypatch):
+    import sys
+
+    for name in [n for n in sys.modules if n == "overt.nn" or n.startswith("overt.nn.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingExtraError, match=r"overt\[torch\]"):
+        import_module("overt.nn")
