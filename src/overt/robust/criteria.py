@@ -1,0 +1,80 @@
+"""When an attack has succeeded at a point."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from overt._check import InputError, number
+from overt.robust.losses import margin_of_best
+
+
+class Criterion(ABC):
+    """Decides from logits (points, classes) and true classes (points,) who is fooled."""
+
+    def aims(self, y: Tensor, classes: int) -> Tensor | None:
+        """Return the class to reach for each point, or None if any wrong one will do."""
+        return None
+
+    @abstractmethod
+    def met(self, logits: Tensor, y: Tensor, aim: Tensor) -> Tensor:
+        """Return which points are fooled, (points,)."""
+
+
+@dataclass(frozen=True)
+class Misclassified(Criterion):
+    """The predicted class is not the true one."""
+
+    def met(self, logits: Tensor, y: Tensor, aim: Tensor) -> Tensor:
+        """Return argmax f != y."""
+        return logits.argmax(1) != y
+
+
+@dataclass(frozen=True)
+class Targeted(Criterion):
+    """The predicted class is the target: one class for all points, or one for each."""
+
+    target: Any
+
+    def aims(self, y: Tensor, classes: int) -> Tensor:
+        """Return the target of each point."""
+        target = torch.as_tensor(self.target, device=y.device).to(y.dtype)
+        if target.ndim == 0:
+            target = target.expand_as(y)
+        if target.shape != y.shape:
+            raise InputError(
+                f"target must be one class or {len(y)} (one per point), got shape "
+                f"{tuple(target.shape)}"
+            )
+        if bool(((target < 0) | (target >= classes)).any()):
+            raise InputError(
+                f"target must lie in 0..{classes - 1}, got values between {int(target.min())} "
+                f"and {int(target.max())}"
+            )
+        return target
+
+    def met(self, logits: Tensor, y: Tensor, aim: Tensor) -> Tensor:
+        """Return argmax f == target."""
+        return logits.argmax(1) == aim
+
+
+@dataclass(frozen=True)
+class Effective(Criterion):
+    """A wrong class leads by at least beta (thesis, Definition 7: y f(x) <= -beta).
+
+    The thesis measures f with its hidden weights scaled to Frobenius norm 1; give beta times that
+    norm for weights as they are.
+    """
+
+    beta: float
+
+    def __post_init__(self) -> None:
+        number("beta", self.beta)
+
+    def met(self, logits: Tensor, y: Tensor, aim: Tensor) -> Tensor:
+        """Return f_y - max f_j <= -beta."""
+        return margin_of_best(logits, y) <= -self.beta

@@ -1,0 +1,121 @@
+"""Small data sets and networks that the experiments, the tour and the documentation share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from overt._check import InputError
+
+
+@dataclass(frozen=True)
+class Data:
+    """Images in [0, 1] as (points, channels, height, width), with classes (points,)."""
+
+    x: Tensor
+    y: Tensor
+    x_test: Tensor
+    y_test: Tensor
+
+
+def load(name: str, only: Sequence[int] | None = None) -> Data:
+    """Return "digits" (from scikit-learn), or "mnist" or "cifar10" from the folder OVERT_DATA."""
+    if name == "digits":
+        from sklearn.datasets import load_digits
+
+        bunch = load_digits()
+        x, y = bunch.images[:, None] / 16.0, bunch.target
+        split = np.random.default_rng(0).permutation(len(y))
+        train, test = split[500:], split[:500]
+        parts: list[Any] = [x[train], y[train], x[test], y[test]]
+    else:
+        folder = os.environ.get("OVERT_DATA")
+        if not folder or not (Path(folder) / f"{name}.npz").exists():
+            raise InputError(
+                f"OVERT_DATA must name a folder that holds {name}.npz, got {folder or 'nothing'}"
+            )
+        with np.load(Path(folder) / f"{name}.npz") as file:
+            parts = [file[k] for k in ("x_train", "y_train", "x_test", "y_test")]
+        for i in (0, 2):
+            images = parts[i] / np.float32(255)
+            parts[i] = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
+    data = [torch.tensor(np.ascontiguousarray(part)) for part in parts]
+    x, y, x_test, y_test = data[0].float(), data[1].long(), data[2].float(), data[3].long()
+    if only is not None:
+        keep, keep_test = torch.isin(y, torch.tensor(only)), torch.isin(y_test, torch.tensor(only))
+        place = {c: i for i, c in enumerate(only)}
+        x, x_test = x[keep], x_test[keep_test]
+        y = torch.tensor([place[int(c)] for c in y[keep]])
+        y_test = torch.tensor([place[int(c)] for c in y_test[keep_test]])
+    return Data(x, y, x_test, y_test)
+
+
+def mlp(inputs: int, classes: int, width: int = 100) -> nn.Sequential:
+    """Return a network with one hidden layer of ReLU units."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, classes)
+    )
+
+
+def fit(model: nn.Module, x: Tensor, y: Tensor, *, epochs: int, seed: int, batch: int = 64) -> None:
+    """Train with Adam and cross-entropy, in place."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+        for _ in range(epochs):
+            for rows in torch.randperm(len(x)).split(batch):
+                optimizer.zero_grad()
+                cross_entropy(model(x[rows]), y[rows]).backward()
+                optimizer.step()
+
+
+class Scaled(nn.Module):  # type: ignore[misc]
+    """A model whose logits are multiplied by a number: same predictions, sharper probabilities."""
+
+    def __init__(self, model: nn.Module, scale: float) -> None:
+        super().__init__()
+        self.model, self.scale = model, scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the scaled logits."""
+        return self.scale * self.model(x)
+
+
+class _Block(nn.Module):  # type: ignore[misc]
+    """Pre-activation residual block: norm, ReLU, convolution, twice."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.norm_1, self.norm_2 = nn.BatchNorm2d(before), nn.BatchNorm2d(after)
+        self.conv_1 = nn.Conv2d(before, after, 3, stride, 1, bias=False)
+        self.conv_2 = nn.Conv2d(after, after, 3, 1, 1, bias=False)
+        self.skip = nn.Identity()
+        if stride != 1 or before != after:
+            self.skip = nn.Conv2d(before, after, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.norm_1(x))
+        return self.skip(h) + self.conv_2(torch.relu(self.norm_2(self.conv_1(h))))
+
+
+def residual(channels: int, classes: int, width: int = 16) -> nn.Sequential:
+    """Return a small pre-activation residual network (He et al. 2016) for images of any size."""
+    return nn.Sequential(
+        nn.Conv2d(channels, width, 3, 1, 1, bias=False),
+        _Block(width, width, 1),
+        _Block(width, 2 * width, 2),
+        _Block(2 * width, 4 * width, 2),
+        nn.BatchNorm2d(4 * width),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4 * width, classes),
+    )

@@ -1,0 +1,69 @@
+"""What attacks and evaluations return."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from overt.results import Result, Status
+
+
+@dataclass(frozen=True, repr=False)
+class AttackResult(Result):
+    """Perturbed inputs and what they do to the model.
+
+    Attributes
+    ----------
+    x
+        Perturbed inputs, shaped like the given ones: the first iterate that fools the model, or
+        the one of the largest loss. A point that was misclassified to begin with stays as it was.
+    success
+        Which points are fooled, recomputed at x, (points,).
+    loss
+        The attack's loss at x, (points,).
+    gradients
+        Gradients evaluated in all, each point counted on its own.
+    flat
+        Which points had no gradient to follow where their search began, (points,).
+    status
+        "finished" or "interrupted".
+    """
+
+    x: Tensor
+    success: Tensor
+    loss: Tensor
+    gradients: int
+    flat: Tensor
+    status: Status
+
+    @property
+    def robust_accuracy(self) -> float:
+        """Share of the points that were not fooled."""
+        return 1 - float(self.success.double().mean())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain dicts, lists, numbers and strings, ready for JSON."""
+        return Result.to_dict(self._arrays())
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the result to `path` as .npz or .json, whole or not at all."""
+        return Result.save(self._arrays(), path)
+
+    def __repr__(self) -> str:
+        return (
+            f"AttackResult({int(self.success.sum())} of {len(self.success)} points fooled, "
+            f"x={tuple(self.x.shape)}, gradients={self.gradients}, status='{self.status}')"
+        )
+
+    def _arrays(self) -> AttackResult:
+        changes: dict[str, Any] = {
+            f.name: value.cpu().numpy()
+            for f in dataclasses.fields(self)
+            if isinstance(value := getattr(self, f.name), Tensor)
+        }
+        return dataclasses.replace(self, **changes)

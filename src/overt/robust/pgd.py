@@ -1,0 +1,91 @@
+"""FGSM, BIM and PGD: the same ascent with different steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from typing import final
+
+from torch import Tensor
+
+from overt._check import InputTypeError, number, whole
+from overt.robust.ascent import Outcome, Problem, Steps, ascend
+from overt.robust.attack import Attack
+from overt.robust.schedule import Constant, Halving, Schedule
+
+
+@final
+@dataclass(frozen=True)
+class FGSM(Attack):
+    """One step of the whole radius in the direction of steepest ascent.
+
+    For Linf that is the fast gradient sign method (Goodfellow et al. 2015).
+    """
+
+    def run(self, problem: Problem, start: Tensor, escape: Callable[[], Tensor]) -> Outcome:
+        """Attack one batch."""
+        radius = problem.region.threat.radius
+        steps = Steps(1, Constant(radius), early_exit=self.early_exit)
+        return ascend(problem, start, steps, escape)
+
+
+@final
+@dataclass(frozen=True)
+class BIM(Attack):
+    """Steps of equal length along the steepest direction (Kurakin et al. 2017).
+
+    step_size is 2.5 radius / steps if not given.
+    """
+
+    _: KW_ONLY
+    steps: int = 10
+    step_size: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole("steps", self.steps)
+
+    def run(self, problem: Problem, start: Tensor, escape: Callable[[], Tensor]) -> Outcome:
+        """Attack one batch."""
+        steps = Steps(self.steps, Constant(self.step_size), early_exit=self.early_exit)
+        return ascend(problem, start, steps, escape)
+
+
+@final
+@dataclass(frozen=True)
+class PGD(Attack):
+    """Projected gradient ascent with momentum and steps that shorten.
+
+    Parameters
+    ----------
+    steps
+        Number of gradients of each run.
+    schedule
+        Lengths of the steps: Halving(), Cosine(), Decay(size, factor, every) or Constant(size).
+    momentum
+        Share of the last move that is added to the next.
+    normalise
+        Whether steps go along the steepest direction of the threat's norm; otherwise along the
+        gradient itself, whatever its length, as in the thesis's Algorithm 5.
+    """
+
+    _: KW_ONLY
+    steps: int = 50
+    schedule: Schedule = Halving()  # noqa: RUF009  (immutable)
+    momentum: float = 0.25
+    normalise: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole("steps", self.steps)
+        number("momentum", self.momentum)
+        if not isinstance(self.schedule, Schedule):
+            raise InputTypeError(
+                "schedule must be Halving(), Cosine(), Decay(...) or Constant(...), "
+                f"got {self.schedule!r}"
+            )
+
+    def run(self, problem: Problem, start: Tensor, escape: Callable[[], Tensor]) -> Outcome:
+        """Attack one batch."""
+        steps = Steps(self.steps, self.schedule, self.momentum, self.normalise, self.early_exit)
+        return ascend(problem, start, steps, escape)

@@ -1,0 +1,257 @@
+"""What an adversary may do: move each input within a ball, and within the inputs' box.
+
+A threat model knows its geometry and nothing of networks: the Euclidean projection on the allowed
+set, the direction of steepest ascent, the dual norm, random starting points.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from overt._check import InputError, InputTypeError, number
+from overt.robust import projection
+from overt.robust.draws import normal, uniform
+from overt.robust.projection import Box
+
+Bounds = Any
+"""None, "data", or a pair (low, high) of numbers or of arrays that fit one input."""
+
+
+@dataclass(frozen=True)
+class Threat(ABC):
+    """A ball of perturbations around each input.
+
+    Parameters
+    ----------
+    radius
+        Largest norm of a perturbation, in the units of the inputs (for pixels stored as 0..255 a
+        radius of 8 is what the literature calls 8/255).
+    bounds
+        Smallest and largest value that an input may take: a pair (low, high) of numbers or of
+        arrays that fit one input, "data" for the range of the given inputs, None for no limits.
+    """
+
+    radius: float
+    bounds: Bounds = None
+    name: ClassVar[str]
+    stride: ClassVar[float] = 2.0
+    """First step of searches that shorten their steps, in radii."""
+
+    def __post_init__(self) -> None:
+        number("radius", self.radius)
+        if self.bounds is None or (isinstance(self.bounds, str) and self.bounds == "data"):
+            return
+        if isinstance(self.bounds, str) or not isinstance(self.bounds, (tuple, list)):
+            raise InputTypeError(
+                f'bounds must be None, "data" or a pair (low, high), got {self.bounds!r}'
+            )
+        if len(self.bounds) != 2:
+            raise InputError(f"bounds must be a pair (low, high), got {len(self.bounds)} values")
+        low, high = (torch.as_tensor(value) for value in self.bounds)
+        if not bool((low < high).all()):
+            raise InputError(f"bounds must be (low, high) with low below high, got {self.bounds!r}")
+
+    def at(self, radius: float) -> Self:
+        """Return the same threat with another radius."""
+        return dataclasses.replace(self, radius=radius)
+
+    def within(self, x: Tensor) -> Self:
+        """Return the same threat with its bounds settled for the inputs x, and check that x fits.
+
+        The range of the data is that of all of x, so that it does not depend on batches.
+        """
+        if self.bounds is None:
+            return self
+        if isinstance(self.bounds, str):
+            low, high = float(x.min()), float(x.max())
+            return dataclasses.replace(self, bounds=(low, high) if low < high else None)
+        low, high = self.box(x)
+        outside = (x < low) | (x > high)
+        if bool(outside.any()):
+            raise InputError(
+                f"bounds must contain the inputs, got bounds {_brief(self.bounds)} and inputs "
+                f"between {float(x.min()):.4g} and {float(x.max()):.4g}; were the inputs "
+                'normalised? bounds="data" takes their range'
+            )
+        return self
+
+    def box(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (low, high), broadcastable to x."""
+        low, high = (
+            torch.as_tensor(np.asarray(v) if not isinstance(v, Tensor) else v).to(x)
+            for v in self.bounds
+        )
+        return low, high
+
+    def region(self, x: Tensor) -> Region:
+        """Return the set of allowed perturbations of the inputs x (points, ...)."""
+        if self.bounds is None:
+            return Region(self, None)
+        low, high = self.box(x)
+        return Region(self, ((low - x).flatten(1), (high - x).flatten(1)))
+
+    @abstractmethod
+    def size(self, delta: Tensor) -> Tensor:
+        """Return the norm of each row, (points,)."""
+
+    @abstractmethod
+    def dual(self, gradient: Tensor) -> Tensor:
+        """Return max <gradient, d> over |d| <= 1 for each row, (points,)."""
+
+    @abstractmethod
+    def project(self, delta: Tensor, box: Box, out: Tensor | None = None) -> Tensor:
+        """Return the nearest allowed perturbation to each row."""
+
+    @abstractmethod
+    def ascent(self, gradient: Tensor, box: Box) -> Tensor:
+        """Return the direction of norm 1 in which the loss grows fastest (0 where it is flat).
+
+        The gradient's memory may be used for the answer.
+        """
+
+    @abstractmethod
+    def draw(self, keys: Tensor, width: int, like: Tensor) -> Tensor:
+        """Return random perturbations in the ball, one row for each key."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """The allowed perturbations of given points: a ball and what is left of the box."""
+
+    threat: Threat
+    box: Box
+
+    def project(self, delta: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return the Euclidean projection of each row on the region."""
+        return self.threat.project(delta, self.box, out)
+
+    def ascent(self, gradient: Tensor) -> Tensor:
+        """Return the direction of steepest ascent for each row."""
+        return self.threat.ascent(gradient, self.box)
+
+    def take(self, rows: Tensor) -> Region:
+        """Return the region of some of the points."""
+        if self.box is None:
+            return self
+        return Region(self.threat, (self.box[0][rows], self.box[1][rows]))
+
+
+@dataclass(frozen=True)
+class L2(Threat):
+    """Perturbations of Euclidean norm at most `radius`."""
+
+    name: ClassVar[str] = "l2"
+
+    def size(self, delta: Tensor) -> Tensor:
+        """Return sqrt(sum d^2)."""
+        return torch.linalg.vector_norm(delta, dim=1)
+
+    def dual(self, gradient: Tensor) -> Tensor:
+        """Return sqrt(sum g^2)."""
+        return torch.linalg.vector_norm(gradient, dim=1)
+
+    def project(self, delta: Tensor, box: Box, out: Tensor | None = None) -> Tensor:
+        """Return the nearest allowed perturbation to each row."""
+        return projection.l2(delta, self.radius, box, out)
+
+    def ascent(self, gradient: Tensor, box: Box) -> Tensor:
+        """Return g / |g|, which does not overflow or vanish however small or large g is."""
+        tiny = torch.finfo(gradient.dtype).tiny
+        norm = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
+        usual = (norm > tiny**0.4) & torch.isfinite(norm)
+        if not bool(usual.all()):
+            peak = gradient.abs().amax(1, keepdim=True).clamp(min=tiny)
+            gradient = torch.where(usual, gradient, gradient / peak)
+            norm = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
+        return gradient.div_(norm.clamp_(min=tiny))
+
+    def draw(self, keys: Tensor, width: int, like: Tensor) -> Tensor:
+        """Return points uniform in the ball: a uniform direction, radius u^(1/width)."""
+        direction = normal(keys, width, like)
+        direction /= torch.linalg.vector_norm(direction, dim=1, keepdim=True)
+        return direction * self.radius * uniform(keys, 1, like, stream=2) ** (1 / width)
+
+
+@dataclass(frozen=True)
+class Linf(Threat):
+    """Perturbations that change no coordinate by more than `radius`."""
+
+    name: ClassVar[str] = "linf"
+
+    def size(self, delta: Tensor) -> Tensor:
+        """Return max |d|."""
+        return torch.linalg.vector_norm(delta, ord=torch.inf, dim=1)
+
+    def dual(self, gradient: Tensor) -> Tensor:
+        """Return sum |g|."""
+        return torch.linalg.vector_norm(gradient, ord=1, dim=1)
+
+    def project(self, delta: Tensor, box: Box, out: Tensor | None = None) -> Tensor:
+        """Return the nearest allowed perturbation to each row."""
+        return projection.linf(delta, self.radius, box, out)
+
+    def ascent(self, gradient: Tensor, box: Box) -> Tensor:
+        """Return sign(g)."""
+        return gradient.sign_()
+
+    def draw(self, keys: Tensor, width: int, like: Tensor) -> Tensor:
+        """Return points uniform in the cube."""
+        return (2 * uniform(keys, width, like) - 1) * self.radius
+
+
+@dataclass(frozen=True)
+class L1(Threat):
+    """Perturbations whose absolute values sum to at most `radius`."""
+
+    name: ClassVar[str] = "l1"
+    # One radius reaches the best vertex for a linear model; projecting back from farther does not.
+    stride: ClassVar[float] = 1.0
+
+    def size(self, delta: Tensor) -> Tensor:
+        """Return sum |d|."""
+        return torch.linalg.vector_norm(delta, ord=1, dim=1)
+
+    def dual(self, gradient: Tensor) -> Tensor:
+        """Return max |g|."""
+        return torch.linalg.vector_norm(gradient, ord=torch.inf, dim=1)
+
+    def project(self, delta: Tensor, box: Box, out: Tensor | None = None) -> Tensor:
+        """Return the nearest allowed perturbation to each row."""
+        return projection.l1(delta, self.radius, box, out)
+
+    def ascent(self, gradient: Tensor, box: Box) -> Tensor:
+        """Return argmax <g, d> over |d|_1 <= 1, each coordinate within its share of the box.
+
+        Without a box that is one coordinate; with one, the steepest coordinates are filled up in
+        turn, as the best perturbation of a linear model does.
+        """
+        a = gradient.abs()
+        if box is None or self.radius == 0:
+            best = a.argmax(1, keepdim=True)
+            value = gradient.gather(1, best).sign()
+            return torch.zeros_like(gradient).scatter_(1, best, value)
+        room = torch.where(gradient > 0, box[1], -box[0]) / self.radius
+        order = a.argsort(1, descending=True)
+        room = torch.where(gradient != 0, room, 0).gather(1, order)
+        used = room.cumsum(1)
+        filled = torch.minimum(room, (1 - (used - room)).clamp_(min=0))
+        return torch.zeros_like(a).scatter_(1, order, filled) * gradient.sign()
+
+    def draw(self, keys: Tensor, width: int, like: Tensor) -> Tensor:
+        """Return points uniform in the ball: normalised exponentials with signs, u^(1/width)."""
+        share = -uniform(keys, width, like).log_()
+        share /= share.sum(1, keepdim=True)
+        sign = (uniform(keys, width, like, stream=1) - 0.5).sign()
+        return sign * share * self.radius * uniform(keys, 1, like, stream=2) ** (1 / width)
+
+
+def _brief(bounds: Any) -> str:
+    low, high = (torch.as_tensor(value) for value in bounds)
+    return f"({float(low.min()):.4g}, {float(high.max()):.4g})"

@@ -1,0 +1,272 @@
+"""Thesis, chapter 6: the reflected loss, what its attack finds, and what training needs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from overt.theorems.base import Evidence, theorem
+
+
+@theorem(
+    "reflected-gradient",
+    source="Thesis, section 6.2 and Figure 6-1",
+    claim="l_-(z) = -log(1 + e^z) is a concave lower bound of the 0-1 loss, and its slope "
+    "-sigmoid(z) lives where that of cross-entropy dies",
+)
+def _(scale: int, rng: np.random.Generator) -> Evidence:
+    import torch
+
+    from overt.robust import LOSSES
+
+    z = torch.linspace(-40, 40, 2001 * scale, dtype=torch.float64, requires_grad=True)
+    logits = torch.stack([z, torch.zeros_like(z)], 1)
+    y = torch.zeros(len(z), dtype=torch.long)
+    value = LOSSES["reflected"].away(logits, y)
+    (slope,) = torch.autograd.grad(value.sum(), z)
+    at, f = z.detach().numpy(), value.detach().numpy()
+    wrong_slope = np.abs(slope.numpy() + 1 / (1 + np.exp(-at))).max()
+    above = np.maximum(f - (at <= 0), 0).max()
+    bend = np.maximum(np.diff(f, 2), 0).max()
+    return Evidence(
+        float(max(wrong_slope, above, bend)),
+        1e-8,
+        "autograd's slope against -sigmoid(z); excess over the 0-1 loss; convexity",
+    )
+
+
+@theorem(
+    "linear-attack",
+    source="Thesis, section 6.1 (the linear case has a closed form)",
+    claim="on linear models projected ascent of the reflected loss reaches the closed-form optimum",
+    assumes="L1, L2 or Linf perturbations, with or without bounds",
+)
+def _(scale: int, rng: np.random.Generator) -> Evidence:
+    import torch
+
+    from overt.robust import L1, L2, PGD, Linf, exact
+    from overt.robust.losses import margin_of_best
+
+    W, b = rng.normal(size=(4, 10)), rng.normal(size=4)
+    x, y = np.clip(rng.normal(size=(40 * scale, 10)), -2, 2), rng.integers(0, 4, 40 * scale)
+    weight, bias = torch.from_numpy(W), torch.from_numpy(b)
+
+    def model(v: torch.Tensor) -> torch.Tensor:
+        return v @ weight.T + bias
+
+    worst = 0.0
+    for kind, radius in ((L1, 1.5), (L2, 1.0), (Linf, 0.3)):
+        for bounds in (None, (-2.0, 2.0)):
+            threat = kind(radius, bounds)
+            truth = exact.linear(W, b, x, y, threat)
+            attack = PGD(threat, steps=40, loss="reflected_all", early_exit=False)
+            found = attack(model, x, y, warn=False)
+            lead = -margin_of_best(model(found.x), torch.from_numpy(y)).numpy()
+            worst = max(worst, float(np.abs(lead - truth.lead).max()))
+    return Evidence(worst, 1e-5, "largest distance to the closed form over six threats")
+
+
+@theorem(
+    "greedy-reflection",
+    source="Thesis, section 6.5.3",
+    claim="aiming at the most likely wrong class can fail where another class is in reach: "
+    "W = [2e1, e1, 10e2], x = (1, 0), radius .3; every class in turn succeeds from .196 on",
+)
+def _(scale: int, rng: np.random.Generator) -> Evidence:
+    import torch
+
+    from overt.robust import L2, PGD, exact
+
+    W = np.array([[2.0, 0.0], [1.0, 0.0], [0.0, 10.0]])
+    weight = torch.from_numpy(W)
+    x, y = torch.tensor([[1.0, 0.0]], dtype=torch.float64), torch.tensor([0])
+    wrong = 0
+    for radius in (0.19, 0.195, 0.1962, 0.2, 0.3):
+        truth = bool(exact.linear(W, np.zeros(3), x.numpy(), y.numpy(), L2(radius)).fooled[0])
+        found = PGD(L2(radius), steps=50, loss="reflected_all")(lambda v: v @ weight.T, x, y)
+        greedy = PGD(L2(radius), steps=50, loss="reflected")(lambda v: v @ weight.T, x, y)
+        wrong += bool(found.success) != truth or bool(greedy.success)
+        wrong += truth != (radius > 2 / math.sqrt(104))
+    return Evidence(
+        float(wrong), 0.0, "radii at which greedy succeeds, or every class in turn errs"
+    )
+
+
+@theorem(
+    "gradient-drift",
+    source="Thesis, proof of Lemma 18",
+    claim="|<grad f(d_t) - grad f(d*), d*>| <= 2 nu (1 - alpha) kappa sqrt(m) |W|_F for two points "
+    "of the same ball, so that beta-effective attacks with beta >= 4 nu (1 - alpha) kappa "
+    "sqrt(m) are found",
+    assumes="leaky ReLU, top weights of size kappa",
+    correction="printed without the 2, which asks for beta >= 2 nu (1 - alpha) kappa sqrt(m): two "
+    "points of a ball can be twice its radius apart",
+)
+def _(scale: int, rng: np.random.Generator) -> Evidence:
+    from overt.robust.two_layer import LeakyNetwork
+
+    worst = 0.0
+    for trial in range(200 * scale):
+        m, d, slope = int(rng.integers(1, 5)), int(rng.integers(1, 5)), float(rng.uniform(0, 0.9))
+        kappa, nu = 0.7, float(rng.uniform(0.1, 2))
+        direction = rng.normal(size=d)
+        direction /= np.linalg.norm(direction)
+        W = rng.normal(size=(m, d))
+        if trial % 2:  # the worst case: all units along one line, crossed just inside the ball
+            W = np.abs(rng.normal(size=(m, 1))) * direction
+        net = LeakyNetwork(W, np.full(m, kappa), slope)
+        x = (nu * (1 - 1e-9)) * direction if trial % 2 else rng.normal(size=d)
+        ends = [x + nu * direction, x - nu * direction]
+        drift = abs((net.input_gradient(ends[1]) - net.input_gradient(ends[0])) @ ends[0])
+        worst = max(worst, float(drift) / (nu * (1 - slope) * kappa * math.sqrt(m) * net.norm))
+    return Evidence(worst / 2 - 1, 1e-9, "largest drift over its bound, minus 1", printed=worst - 1)
+
+
+@theorem(
+    "lemma-18",
+    source="Thesis, Lemma 18 and Algorithm 5",
+    claim="where a beta-effective attack d* exists, Algorithm 5 finds one with -l'(y f(d*)) <= "
+    "-2 l'(y f(d)) + 4 nu^2 / (eta T)",
+    assumes="beta >= 4 nu (1 - alpha) kappa sqrt(m), eta = 1 / (kappa^2 m |W|^2)",
+)
+def _(scale: int, rng: np.random.Generator) -> Evidence:
+    from scipy.special import expit
+
+    from overt.robust.two_layer import LeakyNetwork, algorithm_5, beta_robust_error
+
+    worst, effective = -1.0, 0
+    for _ in range(6 * scale):
+        m, d, nu = 4, 3, 0.4
+        net = LeakyNetwork(rng.normal(size=(m, d)), 0.5 * rng.choice([-1.0, 1.0], m), 0.8)
+        x = rng.normal(size=(5, d))
+        y = rng.choice([-1, 1], 5)
+        truth = beta_robust_error(net, x, y, nu)
+        for i in np.nonzero(truth.fooled)[0]:
+            effective += 1
+            size = net.attack_step_size()
+            steps = math.ceil(4 * nu**2 / (0.05 * size))
+            found = algorithm_5(net, x[i], int(y[i]), nu, size, steps)
+            left = expit(truth.lead[i])
+            right = 2 * expit(-y[i] * float(net.value(found))) + 4 * nu**2 / (size * steps)
+            worst = max(worst, left - right)
+    if effective == 0:
+        return Evidence(math.inf, 0.0, "no effective attack among the networks drawn")
+    return Evidence(worst, 0.0, f"left minus right over {effective} effective attacks, exact d*")
+
+
+@theorem(
+    "theorem-16",
+    source="Thesis, Theorem 16 and Corollary 4",
+    claim="Algorithm 6 reaches an expected robust error of at most 2 epsilon within T_tr = 64 (R + "
+    "nu)^2 (1 + omega gamma alpha kappa sqrt(m) eps) / ((gamma - nu)^2 alpha^2 eps^2) steps",
+    assumes="margin gamma > nu, |a_r| = kappa for all r, eta_tr = 1 / (m kappa^2 (R + nu)^2); here "
+    "alpha = 1, where beta vanishes",
+)
+def _(scale: int, rng: np.random.Generator) -> Evidence:
+    from overt.robust import L2, exact
+    from overt.robust.two_layer import (
+        LeakyNetwork,
+        algorithm_5,
+        algorithm_6,
+        separation,
+        theorem_16,
+    )
+
+    d, m, n, epsilon = 3, 4, 80, 0.1
+    x = rng.normal(size=(n, d))
+    y = np.where(x[:, 0] > 0, 1, -1)
+    x[:, 0] += 0.8 * y
+    x /= np.linalg.norm(x, axis=1).max()
+    gamma, v = separation(x, y)
+    nu, a = gamma / 2, np.array([0.5, 0.5, -0.5, -0.5])
+    net = LeakyNetwork(-np.sign(a)[:, None] * v, a, 1.0)  # everything wrong to begin with
+    plan = theorem_16(
+        epsilon=epsilon, margin=gamma, radius=nu, reach=1.0, width=m,
+        slope=1.0, kappa=net.kappa, omega=net.norm,
+    )  # fmt: skip
+
+    def error(net: LeakyNetwork) -> float:
+        return exact.linear((net.a @ net.W)[None], [0.0], x, y, L2(nu)).value
+
+    def attack(net: LeakyNetwork, point: np.ndarray, label: int) -> np.ndarray:
+        steps = min(plan.attack_steps(net.norm), 20)
+        return algorithm_5(net, point, label, nu, net.attack_step_size(), steps)
+
+    count = min(plan.train_steps, 4000 * scale)
+    samples = ((x[i], int(y[i])) for i in rng.integers(0, n, count))
+    start, best, t = error(net), 1.0, 0
+    for t, trained in enumerate(algorithm_6(net, samples, plan.train_step_size, attack)):
+        if t % 50 == 49:
+            best = min(best, error(trained))
+            if best <= 2 * epsilon:
+                break
+    return Evidence(
+        best if start == 1 else math.inf,
+        2 * epsilon,
+        f"exact robust error, {start:.0%} at first, after {t + 1} of {plan.train_steps} steps",
+    )
+
+
+@theorem(
+    "corollary-5-attack-steps",
+    source="Thesis, Corollary 5",
+    claim="for a beta of choice, T_atk = 8 nu^2 / (eta_atk eps) = beta^2 |W|^2 / (2 (1 - alpha)^2 "
+    "eps) with kappa = beta / (4 nu (1 - alpha) sqrt(m))",
+    correction="printed upside down, 2 (1 - alpha)^2 / (beta^2 |W|^2 eps), and kappa with 2 for 4",
+)
+def _(scale: int, rng: np.random.Generator) -> Evidence:
+    from overt.robust.two_layer import corollary_5
+
+    residual, printed = 0.0, 0.0
+    for _ in range(50 * scale):
+        beta, epsilon, slope, norm = rng.uniform(0.1, 0.9, 4)
+        nu, m = float(rng.uniform(0.1, 0.9)), int(rng.integers(1, 50))
+        plan = corollary_5(
+            beta=beta, epsilon=epsilon, margin=1.0, radius=nu, reach=1.0, width=m,
+            slope=slope, omega=1.0,
+        )  # fmt: skip
+        eta = 1 / (plan.kappa**2 * m * norm**2)
+        needed = 8 * nu**2 / (eta * epsilon)
+        residual = max(residual, abs(plan.attack_work * norm**2 / needed - 1))
+        residual = max(
+            residual, abs(beta**2 * norm**2 / (2 * (1 - slope) ** 2 * epsilon) / needed - 1)
+        )
+        printed = max(
+            printed, abs(2 * (1 - slope) ** 2 / (beta**2 * norm**2 * epsilon) / needed - 1)
+        )
+    return Evidence(residual, 1e-12, "relative distance to 8 nu^2 / (eta_atk eps)", printed=printed)
+
+
+@theorem(
+    "attack-against-exact",
+    source="Thesis, equation 6.1, by mixed-integer programming",
+    claim="on small two-layer networks the ensemble attack comes within .01 of the exact robust "
+    "error, and never fools a point that is proved robust",
+)
+def _(scale: int, rng: np.random.Generator) -> Evidence:
+    import torch
+
+    from overt.robust import Linf, exact, strongest
+
+    threat, total, missed = Linf(0.3), 0, 0
+    for _ in range(5 * scale):
+        W, b, a = rng.normal(size=(4, 2)), rng.normal(size=4), rng.normal(size=(1, 4))
+        x = rng.normal(size=(40, 2))
+        y = (np.maximum(x @ W.T + b, 0) @ a[0] > 0).astype(int)
+        hidden, bias, top = (torch.from_numpy(part) for part in (W, b, a))
+
+        def model(
+            v: torch.Tensor,
+            hidden: torch.Tensor = hidden,
+            bias: torch.Tensor = bias,
+            top: torch.Tensor = top,
+        ) -> torch.Tensor:
+            return torch.relu(v @ hidden.T + bias) @ top.T
+
+        truth = exact.two_layer(W, a, x, y, threat, hidden_bias=b)
+        found = strongest(model, x, y, threat, warn=False).success.numpy()
+        if bool((found & ~truth.fooled & ~truth.undecided).any()):
+            return Evidence(math.inf, 0.01, "a point that is proved robust was fooled")
+        total, missed = total + len(x), missed + int((truth.fooled & ~found).sum())
+    return Evidence(missed / total, 0.01, f"{missed} of {total} points missed by the attack")

@@ -1,0 +1,126 @@
+"""The tour's chapter on robustness: one network, two attacks, and what they show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from overt._html import Page
+
+
+def chapter(page: Page, folder: Path, seed: int) -> bool:
+    """Attack a network of scikit-learn's digits, before and after its logits are scaled."""
+    import torch
+
+    from overt.robust import L2, PGD, adversarial_train, examples, robust_error, strongest
+
+    page.section("Attacks that do not go blind")
+    page.text(
+        "How robust is a classifier? Attacks follow the gradient of a loss. That of cross-entropy "
+        "dies where the network is sure of itself, and the network then looks robust. The "
+        "reflected loss keeps its gradient exactly there. Below, a network for 8 x 8 digits is "
+        "attacked twice; the second time its logits are multiplied by 100, which changes no "
+        "prediction and no true robustness."
+    )
+    data = examples.load("digits")
+    x, y = data.x_test[:150], data.y_test[:150]
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        net = examples.mlp(64, 10)
+    examples.fit(net, data.x, data.y, epochs=20, seed=seed)
+    threat = L2(0.8, (0.0, 1.0))
+    rows, accuracy = [], {}
+    for scale in (1.0, 100.0):
+        model = examples.Scaled(net, scale)
+        for name in ("cross_entropy", "reflected", "strongest"):
+            if name == "strongest":
+                found = strongest(model, x, y, threat, budget=60, seed=seed, warn=False)
+            else:
+                found = PGD(threat, steps=50, loss=name, seed=seed)(model, x, y, warn=False)
+            accuracy[name, scale] = found.robust_accuracy
+            rows.append((f"x {scale:g}", name, found.robust_accuracy, found.gradients))
+    page.table(("logits", "attack", "robust accuracy reported", "gradients"), rows)
+
+    found = strongest(net, x, y, threat, budget=60, seed=seed, warn=False)
+    page.figure(_pictures(net, x, y, found), "Clean digits, what fools the network, the difference "
+                "(red: added, blue: taken away); l2 radius 0.8.")  # fmt: skip
+
+    page.text(
+        "Training on attacked batches makes the network harder to fool. The curves are lower "
+        "bounds on the robust error, with 95% intervals."
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        sturdy = examples.mlp(64, 10)
+    batches = list(zip(data.x.split(64), data.y.split(64), strict=True))
+    adversarial_train(
+        sturdy, batches, PGD(threat, steps=4), epochs=6,
+        optimizer=torch.optim.Adam(sturdy.parameters(), 2e-3), seed=seed,
+    )  # fmt: skip
+    radii = [0.4, 1.2]
+    curves = {
+        name: robust_error(m, x, y, threat, radii=radii, budget=40, seed=seed, warn=False)
+        for name, m in (("usual training", net), ("adversarial training", sturdy))
+    }
+    page.figure(_curves(curves), "Robust error found, against the size of perturbations.")
+    for name, curve in curves.items():
+        curve.save(folder / f"robust-{name.split()[0]}.json")
+    blind = accuracy["cross_entropy", 100.0] > accuracy["strongest", 100.0] + 0.3
+    steady = abs(accuracy["strongest", 100.0] - accuracy["strongest", 1.0]) <= 0.01
+    better = curves["adversarial training"].value < curves["usual training"].value
+    page.table(
+        ("claim", "verdict"),
+        [
+            ("cross-entropy goes blind on scaled logits", bool(blind)),
+            ("the ensemble finds the same at both scales", bool(steady)),
+            ("adversarial training lowers the robust error", bool(better)),
+        ],
+    )
+    return bool(blind and steady and better)
+
+
+def _pictures(net: Any, x: Any, y: Any, found: Any) -> Any:
+    """Return the grid: clean, perturbed and difference, a column for each of eight digits."""
+    import torch
+    from matplotlib.figure import Figure
+
+    with torch.no_grad():
+        clean, after = net(x).argmax(1), net(found.x).argmax(1)
+    chosen = ((clean == y) & found.success).nonzero().squeeze(1)[:8].tolist()
+    figure = Figure(figsize=(1.15 * len(chosen), 3.9), layout="constrained")
+    axes: Any = figure.subplots(3, len(chosen), squeeze=False)
+    for column, i in enumerate(chosen):
+        difference = (found.x - x)[i, 0].numpy()
+        size = float(np.abs(difference).max())
+        axes[0, column].imshow(x[i, 0].numpy(), cmap="gray", vmin=0, vmax=1)
+        axes[0, column].set_title(f"{int(clean[i])}", fontsize=11)
+        axes[1, column].imshow(found.x[i, 0].numpy(), cmap="gray", vmin=0, vmax=1)
+        axes[1, column].set_title(f"{int(after[i])}", fontsize=11, color="tab:red")
+        axes[2, column].imshow(difference, cmap="RdBu_r", vmin=-size, vmax=size)
+    for row, label in enumerate(("clean", "perturbed", "difference")):
+        axes[row, 0].set_ylabel(label)
+    for a in axes.flat:
+        a.set_xticks([])
+        a.set_yticks([])
+    return figure
+
+
+def _curves(curves: dict[str, Any]) -> Any:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.6, 3.4), layout="constrained")
+    axes: Any = figure.add_subplot()
+    for name, curve in curves.items():
+        radii = np.concatenate([[0], curve.radii])
+        axes.plot(
+            radii, np.concatenate([[curve.clean], curve.errors]), marker="o", ms=4, label=name
+        )
+        axes.fill_between(curve.radii, *curve.intervals.T, alpha=0.2, lw=0)
+    axes.set_xlabel("radius (l2)")
+    axes.set_ylabel("robust error found")
+    axes.set_ylim(0, 1)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return figure

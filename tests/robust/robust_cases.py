@@ -1,0 +1,47 @@
+"""Small models whose robustness is known, and a generic solver for projections."""
+
+from __future__ import annotations
+
+import warnings
+
+import cvxpy as cp
+import numpy as np
+import torch
+from torch import nn
+
+
+def linear_model(classes, inputs, seed=0, dtype=torch.float64):
+    torch.manual_seed(seed)
+    return nn.Linear(inputs, classes).to(dtype)
+
+
+def small_mlp(inputs=6, width=8, classes=3, seed=0, dtype=torch.float64):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, classes)).to(dtype)
+
+
+def points(n, inputs, seed=0, dtype=torch.float64):
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=(n, inputs))).to(dtype)
+
+
+def quadratic_program(v, norm, radius, box):
+    """argmin |d - v|^2 over the ball and the box, by a convex solver."""
+    d = cp.Variable(len(v))
+    limits = [cp.norm(d, norm) <= radius]
+    if box is not None:
+        limits += [d >= box[0], d <= box[1]]
+    problem = cp.Problem(cp.Minimize(cp.sum_squares(d - v)), limits)
+    with warnings.catch_warnings():
+        # The solver is asked for more digits than it always reaches, and says so.
+        warnings.filterwarnings("ignore", message="Solution may be inaccurate")
+        problem.solve(solver=cp.CLARABEL, tol_gap_abs=1e-12, tol_gap_rel=1e-12, tol_feas=1e-12)
+    return d.value
+
+
+def blobs(n=240, seed=0):
+    """Three separable classes in the plane, within [0, 1]."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 3, n)
+    centres = np.array([[0.2, 0.2], [0.8, 0.3], [0.4, 0.85]])
+    x = np.clip(centres[y] + 0.06 * rng.standard_normal((n, 2)), 0, 1)
+    return torch.tensor(x, dtype=torch.float32), torch.tensor(y)

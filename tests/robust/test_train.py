@@ -1,0 +1,183 @@
+import signal
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+from robust_cases import blobs
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from overt import InputError
+from overt.results import Status
+from overt.robust import L2, PGD, Linf, adversarial_train, strongest
+from overt.robust.memory import Memory
+
+ATTACK = PGD(L2(0.2, (0.0, 1.0)), steps=5)
+
+
+def network(seed=0, classes=3):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(2, 24), nn.ReLU(), nn.Dropout(0.1), nn.Linear(24, classes))
+
+
+def loader(size=48):
+    return DataLoader(TensorDataset(*blobs()), batch_size=size, shuffle=True)
+
+
+def adam(model):
+    return torch.optim.Adam(model.parameters(), 0.01)
+
+
+def same(a, b):
+    return all(torch.equal(v, b.state_dict()[k]) for k, v in a.state_dict().items())
+
+
+def test_adversarial_training_makes_the_network_more_robust():
+    x, y = blobs(seed=1)
+    accuracy = {}
+    for name, attack in (("standard", None), ("robust", ATTACK)):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(2, 24), nn.ReLU(), nn.Linear(24, 3))
+        model[0].weight.data[:, 0] *= 8  # both start with one feature far too important
+        run = adversarial_train(
+            model, loader(), attack, epochs=12, optimizer=adam(model), validation=(x, y)
+        )
+        found = strongest(model, x, y, L2(0.2, (0.0, 1.0)), budget=60, warn=False)
+        accuracy[name] = found.robust_accuracy
+        assert run.status is Status.FINISHED
+        assert run.valid_clean_accuracy[-1] > 0.95
+        assert run.loss[-1] < run.loss[0]
+        if attack is None:
+            assert np.array_equal(run.clean_accuracy, run.robust_accuracy)
+    assert accuracy["robust"] > accuracy["standard"] + 0.1
+
+
+@pytest.mark.parametrize("every", [0, 2])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_interrupted_training_resumes_to_the_same_weights(tmp_path, every, momentum):
+    def start(model, path, **more):
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=momentum)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        attack = PGD(L2(0.1), steps=3, random_start=True)
+        return adversarial_train(
+            model, loader(), attack, epochs=4, optimizer=optimizer, scheduler=scheduler,
+            clean_fraction=0.3, warm_start=True, ramp_epochs=2, checkpoint=path,
+            checkpoint_every=every, seed=3, **more,
+        )  # fmt: skip
+
+    whole = network()
+    full = start(whole, None)
+    cut, calls = network(), []
+    forward = cut[0].forward
+
+    def impatient(v):
+        calls.append(1)
+        if len(calls) == 90:
+            raise KeyboardInterrupt
+        return forward(v)
+
+    cut[0].forward = impatient
+    path = tmp_path / "state.safetensors"
+    first = start(cut, path)
+    assert first.status is Status.INTERRUPTED
+    assert 0 < first.epochs < 4
+    again = network(seed=9)
+    second = start(again, path)
+    assert second.epochs == 4
+    assert same(whole, again)
+    assert np.array_equal(second.loss, full.loss)
+    assert np.array_equal(second.robust_accuracy, full.robust_accuracy)
+
+
+def test_killed_training_resumes_to_the_same_weights(tmp_path):
+    script = textwrap.dedent(
+        """
+        import sys, time
+        sys.path.insert(0, sys.argv[2])
+        import torch
+        torch.set_num_threads(1)
+        from test_train import *
+        model = network()
+        adversarial_train(
+            model, loader(), ATTACK, epochs=3, optimizer=adam(model), checkpoint=sys.argv[1],
+            on_epoch=lambda row: (print("epoch", flush=True), time.sleep(30)),
+        )
+        """
+    )
+    path, here = tmp_path / "state.safetensors", __file__.rsplit("/", 1)[0]
+    with subprocess.Popen(
+        [sys.executable, "-c", script, path, here], stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout.readline() == "epoch\n"
+        child.send_signal(signal.SIGKILL)
+    model, whole = network(seed=5), network()
+    resumed = adversarial_train(
+        model, loader(), ATTACK, epochs=3, optimizer=adam(model), checkpoint=path
+    )
+    adversarial_train(whole, loader(), ATTACK, epochs=3, optimizer=adam(whole))
+    assert resumed.epochs == 3
+    assert same(model, whole)
+
+
+def test_one_logit_and_data_bounds():
+    x, y = blobs()
+    data = DataLoader(TensorDataset(x, (y > 0).long()), batch_size=60)
+    model = network(classes=1)
+    run = adversarial_train(
+        model, data, PGD(Linf(0.05, "data"), steps=3), epochs=30, optimizer=adam(model)
+    )
+    assert run.robust_accuracy[-1] > 0.9
+
+
+def test_training_does_not_touch_the_global_generator():
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    adversarial_train(network_without_seed(), loader(), None, epochs=1)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def network_without_seed():
+    with torch.random.fork_rng():
+        return network()
+
+
+def test_memory_finds_perturbations_by_content():
+    memory, x = Memory(), torch.arange(6.0).reshape(3, 2)
+    assert torch.equal(memory.recall(x), x)
+    memory.store(x, x + 1)
+    order = torch.tensor([2, 0, 1])
+    assert torch.equal(memory.recall(x[order]), x[order] + 1)
+    copy = Memory()
+    copy.load(memory.tensors())
+    assert torch.equal(copy.recall(x[:1]), x[:1] + 1)
+    assert torch.equal(copy.recall(x + 10), x + 10)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"attack": "pgd"}, "attack must be"),
+        ({"clean_fraction": 2.0}, "clean_fraction"),
+        ({"epochs": 0}, "epochs"),
+        ({"step_scheduler_each": "step"}, "step_scheduler_each"),
+        ({"loader": [(torch.zeros(2, 2),)]}, "batches"),
+        ({"loader": []}, "empty"),
+    ],
+)
+def test_mistakes_are_named(change, message):
+    given = {"loader": loader(), "attack": None, "epochs": 1} | change
+    with pytest.raises(InputError, match=message):
+        adversarial_train(network(), given.pop("loader"), given.pop("attack"), **given)
+
+
+def test_a_foreign_checkpoint_is_refused(tmp_path):
+    path = tmp_path / "state.safetensors"
+    model = network()
+    adversarial_train(model, loader(), None, epochs=1, optimizer=adam(model), checkpoint=path)
+    other = nn.Linear(2, 3)
+    with pytest.raises(InputError, match="another model"):
+        adversarial_train(other, loader(), None, checkpoint=path)
