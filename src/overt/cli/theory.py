@@ -55,11 +55,10 @@ def verify(
         typer.echo(json.dumps([v.to_dict() for v in verdicts], indent=1))
     else:
         show_table(
-            ("id", "claim", "residual", "tolerance", "as printed", "verdict", "seconds"),
+            ("statement", "residual", "tolerance", "printed", "verdict", "seconds"),
             [
                 (
-                    v.id,
-                    v.claim if v.verdict != "error" else v.detail,
+                    f"{v.id}: {v.claim if v.verdict != 'error' else v.detail}",
                     v.residual,
                     v.tolerance,
                     v.printed_residual,

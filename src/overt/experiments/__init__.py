@@ -15,10 +15,19 @@ IDS = (
     "dropout-fig3",
     "structured-fig1",
     "structured-fig3",
+    "structured-fig4",
     "structured-fig5",
     "structured-fig6",
     "thesis-fig3-2",
     "thesis-fig3-3",
+    "thesis-fig6-1",
+    "thesis-fig6-2",
+    "thesis-table6-1",
+    "thesis-table6-2",
+    "nn-realised",
+    "nn-variance",
+    "robust-greedy",
+    "robust-scaling",
 )
 
 __all__ = ["IDS", "Experiment", "Finding", "find", "run"]
