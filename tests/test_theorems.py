@@ -55,7 +55,7 @@ def test_table_is_complete_and_named_consistently():
             assert text == text.strip()
             assert "  " not in text
             assert not text.endswith(".")
-        assert statement.claim[0].isupper()
+        assert not statement.claim[0].islower()
 
 
 def test_modules_register_in_the_order_of_the_argument():
@@ -200,7 +200,7 @@ MUTATIONS = [
     (penalty, "shallow", slightly_more(penalty.shallow), ["dropout-step", "dropblock-tight"]),
     (landscape, "_most_negative", lambda M, U, lam: (0.0, U), ["strict-saddle"]),
     (blocks, "_signs", lambda count, k, seed: np.ones((count, k)), ["dropblock-tight"]),
-    (equalize, "schur_horn", lambda values, wanted: np.eye(len(values)), ["per-unit-optimum"]),
+    (equalize, "importance", lambda U, V, C=None: np.arange(1.0, 4.0), ["per-unit-optimum"]),
     (spectral.SquaredNuclear, "prox", soft_threshold, ["dropconnect-optimum"]),
     (spectral.SquaredNuclear, "dual", lambda self, s: 0.0, ["certificate"]),
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from overt import _check
 from overt._check import InputError
-from overt.linear.bounds import shrink
+from overt.linear.bounds import numerical_rank, shrink
 from overt.linear.problem import problem
 from overt.noise import Dropout
 from overt.results import Result
@@ -67,7 +67,8 @@ def path(
         spectra[i, :d] = shrink(s[:d], envelope)
         loss = np.sum((s - spectra[i]) ** 2) + quadratic.residual
         objectives[i] = loss + weight * norm.value(spectra[i])
-    return RegularisationPath(np.array(probs), objectives, np.sum(spectra > 0, axis=1), spectra)
+    rank = np.array([numerical_rank(spectrum) for spectrum in spectra])
+    return RegularisationPath(np.array(probs), objectives, rank, spectra)
 
 
 def drop_prob_for_rank(

@@ -26,8 +26,8 @@ EMPTY = np.empty((0, 0))
 @theorem(
     "dropout-step",
     source="Implicit bias of dropout, Algorithm 1; structured dropout, Algorithm 1",
-    claim="the mean step of the training algorithm is minus the gradient of half the objective",
-    correction="the first paper's step is theta times this; overt takes the second paper's",
+    claim="The mean step of the training algorithm is minus the gradient of half the objective",
+    correction="The first paper's step is theta times this; overt takes the second paper's",
 )
 def _step(scale: int, rng: np.random.Generator) -> Evidence:
     m, n, d, keep = 3, 2, 3, 0.6
@@ -63,7 +63,7 @@ def _step(scale: int, rng: np.random.Generator) -> Evidence:
 @theorem(
     "strict-saddle",
     source="Implicit bias of dropout, Theorem 4.3 (strengthened)",
-    claim="every equalized critical point but the global minimum has negative curvature, for any "
+    claim="Every equalized critical point but the global minimum has negative curvature, for any "
     "dropout strength",
     assumes="tied weights and isotropic inputs; the printed theorem also asks for small lam",
 )
@@ -87,7 +87,7 @@ def _strict_saddle(scale: int, rng: np.random.Generator) -> Evidence:
 @theorem(
     "dropblock-tight",
     source="overt (new)",
-    claim="with as many blocks as a Hadamard matrix of at least the rank has rows, factors attain "
+    claim="With as many blocks as a Hadamard matrix of at least the rank has rows, factors attain "
     "DropBlock's k-support bound",
     assumes="blocks on a grid",
 )
@@ -109,7 +109,7 @@ def _dropblock_tight(scale: int, rng: np.random.Generator) -> Evidence:
 @theorem(
     "per-unit-optimum",
     source="overt (new)",
-    claim="units dropped with different probabilities carry shares of the nuclear norm inverse to "
+    claim="Units dropped with different probabilities carry shares of the nuclear norm inverse to "
     "their strengths",
     assumes="the spectrum majorises the shares",
 )
@@ -159,7 +159,7 @@ def _dropconnect_optimum(scale: int, rng: np.random.Generator) -> Evidence:
 @theorem(
     "certificate",
     source="overt (new)",
-    claim="the certificate's lower bound is below the objective of every network, for every noise",
+    claim="The certificate's lower bound is below the objective of every network, for every noise",
 )
 def _certificate(scale: int, rng: np.random.Generator) -> Evidence:
     K = rng.standard_normal((4, 4))

@@ -12,14 +12,14 @@ import numpy as np
 from overt.theorems import _oracles as oracles
 from overt.theorems.base import Evidence, theorem
 
-STRUCTURED = "On the Regularization Properties of Structured Dropout"
+STRUCTURED = "Structured dropout"
 THESIS = "Thesis"
 
 
 @theorem(
     "nn-last-layer",
     source=f"{STRUCTURED}, Lemma 3.1",
-    claim="explicit_penalty(model, x) is what any noise before the last layer adds to E|y - f|^2",
+    claim="The value of explicit_penalty(model, x) is what noise before the last layer adds to E|y - f|^2",
     assumes="the noise is followed by affine maps only (here a convolution, pooling and a layer)",
 )
 def last_layer(scale: int, rng: np.random.Generator) -> Evidence:
@@ -55,7 +55,7 @@ def last_layer(scale: int, rng: np.random.Generator) -> Evidence:
 @theorem(
     "nn-dropout-factor",
     source=f"{STRUCTURED}, Corollary 3.2; {THESIS}, Proposition 5",
-    claim="dropout before the last layer U adds lam sum_j |u_j|^2 mean(a_j^2)",
+    claim="Dropout before the last layer U adds lam sum_j |u_j|^2 mean(a_j^2)",
     correction="Corollary 3.2 omits the factor lam",
 )
 def dropout_factor(scale: int, rng: np.random.Generator) -> Evidence:
@@ -147,7 +147,7 @@ def dropconnect(scale: int, rng: np.random.Generator) -> Evidence:
 @theorem(
     "nn-path-norm",
     source=f"{THESIS}, Proposition 6",
-    claim="dropout in a two-layer ReLU network adds (lam/2) sum over paths of U_ki^2 V_ij^2",
+    claim="Dropout in a two-layer ReLU network adds (lam/2) sum over paths of U_ki^2 V_ij^2",
     assumes="inputs symmetric about 0 with E[x x'] = I",
     correction="the main text omits lam",
 )
@@ -178,7 +178,7 @@ def relu_path_norm(scale: int, rng: np.random.Generator) -> Evidence:
 @theorem(
     "nn-sliding-blocks",
     source=f"{STRUCTURED}, section 5.3",
-    claim="with the seed probability g of mean_i (1-g)^(c_i) = keep, sliding DropBlock drops what "
+    claim="With the seed probability g of mean_i (1-g)^(c_i) = keep, sliding DropBlock drops what "
     "it says, and its expected output is its input everywhere",
     correction="section 5.3 prints the keep probability 1 - (1 - keep)^(1 / (2k - 1)) of a start",
 )

@@ -12,8 +12,8 @@ from overt.theorems.base import Evidence, theorem
 @theorem(
     "reflected-gradient",
     source="Thesis, section 6.2 and Figure 6-1",
-    claim="l_-(z) = -log(1 + e^z) is a concave lower bound of the 0-1 loss, and its slope "
-    "-sigmoid(z) lives where that of cross-entropy dies",
+    claim="The reflected loss l_-(z) = -log(1 + e^z) is a concave lower bound of the 0-1 loss, and "
+    "its slope -sigmoid(z) lives where that of cross-entropy dies",
 )
 def _(scale: int, rng: np.random.Generator) -> Evidence:
     import torch
@@ -39,7 +39,7 @@ def _(scale: int, rng: np.random.Generator) -> Evidence:
 @theorem(
     "linear-attack",
     source="Thesis, section 6.1 (the linear case has a closed form)",
-    claim="on linear models projected ascent of the reflected loss reaches the closed-form optimum",
+    claim="On linear models projected ascent of the reflected loss reaches the closed-form optimum",
     assumes="L1, L2 or Linf perturbations, with or without bounds",
 )
 def _(scale: int, rng: np.random.Generator) -> Evidence:
@@ -70,7 +70,7 @@ def _(scale: int, rng: np.random.Generator) -> Evidence:
 @theorem(
     "greedy-reflection",
     source="Thesis, section 6.5.3",
-    claim="aiming at the most likely wrong class can fail where another class is in reach: "
+    claim="Aiming at the most likely wrong class can fail where another class is in reach: "
     "W = [2e1, e1, 10e2], x = (1, 0), radius .3; every class in turn succeeds from .196 on",
 )
 def _(scale: int, rng: np.random.Generator) -> Evidence:
@@ -126,7 +126,7 @@ def _(scale: int, rng: np.random.Generator) -> Evidence:
 @theorem(
     "lemma-18",
     source="Thesis, Lemma 18 and Algorithm 5",
-    claim="where a beta-effective attack d* exists, Algorithm 5 finds one with -l'(y f(d*)) <= "
+    claim="Where a beta-effective attack d* exists, Algorithm 5 finds one with -l'(y f(d*)) <= "
     "-2 l'(y f(d)) + 4 nu^2 / (eta T)",
     assumes="beta >= 4 nu (1 - alpha) kappa sqrt(m), eta = 1 / (kappa^2 m |W|^2)",
 )
@@ -211,7 +211,7 @@ def _(scale: int, rng: np.random.Generator) -> Evidence:
 @theorem(
     "corollary-5-attack-steps",
     source="Thesis, Corollary 5",
-    claim="for a beta of choice, T_atk = 8 nu^2 / (eta_atk eps) = beta^2 |W|^2 / (2 (1 - alpha)^2 "
+    claim="For a beta of choice, T_atk = 8 nu^2 / (eta_atk eps) = beta^2 |W|^2 / (2 (1 - alpha)^2 "
     "eps) with kappa = beta / (4 nu (1 - alpha) sqrt(m))",
     correction="printed upside down, 2 (1 - alpha)^2 / (beta^2 |W|^2 eps), and kappa with 2 for 4",
 )
@@ -241,7 +241,7 @@ def _(scale: int, rng: np.random.Generator) -> Evidence:
 @theorem(
     "attack-against-exact",
     source="Thesis, equation 6.1, by mixed-integer programming",
-    claim="on small two-layer networks the ensemble attack comes within .01 of the exact robust "
+    claim="On small two-layer networks the ensemble attack comes within .01 of the exact robust "
     "error, and never fools a point that is proved robust",
 )
 def _(scale: int, rng: np.random.Generator) -> Evidence:
