@@ -19,7 +19,7 @@ THESIS = "Thesis"
 @theorem(
     "nn-last-layer",
     source=f"{STRUCTURED}, Lemma 3.1",
-    claim="The value of explicit_penalty(model, x) is what noise before the last layer adds to E|y - f|^2",
+    claim="What explicit_penalty returns is what noise before the last layer adds to E|y - f|^2",
     assumes="the noise is followed by affine maps only (here a convolution, pooling and a layer)",
 )
 def last_layer(scale: int, rng: np.random.Generator) -> Evidence:

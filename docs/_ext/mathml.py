@@ -1,0 +1,45 @@
+"""Render TeX formulas as MathML, which browsers draw without scripts, fonts or a network."""
+
+from __future__ import annotations
+
+import re
+from html import escape
+from typing import Any
+
+from docutils import nodes
+from docutils.utils.math import MathError
+from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx.application import Sphinx
+from sphinx.util import logging
+
+logger = logging.getLogger(__name__)
+
+# The converter would put the index of an accented letter below it, as for a sum.
+ACCENTED = re.compile(r"(\\(?:bar|hat|tilde)\{\w\})_")
+
+
+def _mathml(node: nodes.Element, *, block: bool) -> str:
+    tex = node.astext()
+    if block and ("\\\\" in tex or "&" in tex) and "\\begin{" not in tex:
+        tex = rf"\begin{{aligned}}{tex}\end{{aligned}}"
+    tex = ACCENTED.sub(r"\1{}_", tex)
+    try:
+        return tex2mathml(tex, as_block=block)
+    except (MathError, ValueError) as error:
+        logger.warning("formula %r: %s", tex, error, location=node)
+        return f"<code>{escape(tex)}</code>"
+
+
+def inline(translator: Any, node: nodes.Element) -> None:
+    translator.body.append(f'<span class="formula">{_mathml(node, block=False)}</span>')
+    raise nodes.SkipNode
+
+
+def block(translator: Any, node: nodes.Element) -> None:
+    translator.body.append(f'<div class="formula-block">{_mathml(node, block=True)}</div>\n')
+    raise nodes.SkipNode
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.add_html_math_renderer("mathml", (inline, None), (block, None))
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

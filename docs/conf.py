@@ -1,0 +1,93 @@
+"""Sphinx configuration. `make docs` builds the pages strictly: every warning is an error."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+
+# Examples and statements are timed in seconds only if BLAS does not fight itself for the cores.
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
+os.environ["COLUMNS"] = "80"  # width of captured command-line help
+os.environ["NO_COLOR"] = "1"
+os.environ.setdefault("MPLBACKEND", "agg")
+
+import overt  # noqa: E402
+
+project = "overt"
+author = "The overt developers"
+version = release = overt.__version__
+html_title = f"overt {release}"
+html_short_title = "overt"
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx_gallery.gen_gallery",
+    "mathml",
+    "plaintext",
+    "registry",
+]
+exclude_patterns = ["_build", "_ext", "examples"]
+
+# Formulas are written in TeX between dollars and become MathML while the pages are built, so the
+# site needs neither scripts from elsewhere nor a TeX installation.
+myst_enable_extensions = ["colon_fence", "dollarmath", "deflist"]
+myst_heading_anchors = 3
+html_math_renderer = "mathml"
+
+templates_path = ["_templates"]
+default_role = "py:obj"
+autosummary_generate = True
+autosummary_ignore_module_all = False
+toc_object_entries_show_parents = "hide"
+# What scikit-learn adds to every estimator is described there.
+autodoc_default_options = {
+    "exclude-members": "set_fit_request, set_partial_fit_request, set_predict_request",
+}
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # signatures carry them in the source; docstrings say what they mean
+autodoc_preserve_defaults = True
+napoleon_google_docstring = False
+napoleon_use_rtype = False
+napoleon_use_ivar = True
+napoleon_preprocess_types = False
+
+sphinx_gallery_conf = {
+    "examples_dirs": "examples",
+    "gallery_dirs": "auto_examples",
+    "filename_pattern": r"/plot_",
+    "download_all_examples": False,
+    "remove_config_comments": True,
+    "show_memory": False,
+    "show_signature": False,
+    "min_reported_time": 10_000,
+    "write_computation_times": False,
+    "abort_on_example_error": True,
+    "within_subsection_order": "FileNameSortKey",
+    "plot_gallery": "True",
+}
+
+html_theme = "pydata_sphinx_theme"
+html_static_path = ["_static"]
+html_css_files = ["overt.css"]
+html_show_sourcelink = False
+html_copy_source = False
+html_sidebars = {"index": []}
+html_theme_options = {
+    "logo": {"text": "overt"},
+    "navbar_align": "left",
+    "navbar_end": ["theme-switcher"],
+    "footer_start": ["copyright"],
+    "footer_end": [],
+    "show_prev_next": True,
+    "secondary_sidebar_items": ["page-toc"],
+    "show_toc_level": 2,
+}
+html_context = {"default_mode": "auto"}
+copyright = f"{author}, BSD 3-Clause"
