@@ -60,20 +60,25 @@ def check(rows: list[Row]) -> list[Finding]:
             )
         )
     for width in sorted({row["width"] for row in rows}):
-        final = [
-            np.mean([run[-1] for run in row["imbalance"]]) / np.mean(np.max(row["imbalance"], 1))
-            for row in sorted(rows, key=lambda r: r["strength"])
-            if row["width"] == width
-        ]
+        settings = sorted((r for r in rows if r["width"] == width), key=lambda r: r["strength"])
+        steps = [_balanced_after(row) for row in settings]
         findings.append(
             Finding(
-                f"width {width}: the larger lam, the more of the imbalance is gone",
-                bool(final[0] > final[-1]),
-                "imbalance left: " + ", ".join(f"{value:.1e}" for value in final),
+                f"width {width}: the larger lam, the sooner the units are balanced",
+                bool(steps[0] > steps[-1]),
+                "a tenth of the peak imbalance after " + ", ".join(f"{n:,}" for n in steps),
                 "faster for larger lam",
             )
         )
     return findings
+
+
+def _balanced_after(row: Row) -> int:
+    """Return the step at which the mean imbalance is down to a tenth of its peak."""
+    mean = np.mean(row["imbalance"], axis=0)
+    peak = int(mean.argmax())
+    below = np.flatnonzero(mean[peak:] <= 0.1 * mean[peak])
+    return int(row["checkpoints"][peak + below[0]]) if len(below) else row["steps"]
 
 
 def plot(rows: list[Row]) -> Any:
