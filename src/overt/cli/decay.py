@@ -1,0 +1,145 @@
+"""`overt jumps`: SGD's one-way jumps to lower rank, and the minima it jumps between."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from overt._check import InputError, MissingExtraError
+from overt.cli.base import app, console, show_table
+
+if TYPE_CHECKING:
+    from overt.decay import Jumps
+
+
+@app.command()
+def jumps(
+    epsilon: Annotated[float, typer.Option(help="The entry of [[1, *], [epsilon, 1]].")] = 0.25,
+    depth: Annotated[int, typer.Option(min=3, help="Number of layers.")] = 3,
+    width: Annotated[int, typer.Option(min=1, help="Hidden units per layer.")] = 100,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of runs.")] = 40,
+    noisy_steps: Annotated[int, typer.Option(min=0, help="Steps of the noisy phase.")] = 5000,
+    quiet_steps: Annotated[int, typer.Option(min=0, help="Steps of the quiet phase.")] = 5000,
+    learning_rate: Annotated[float, typer.Option(help="Of the noisy phase.")] = 0.2,
+    weight_decay: Annotated[float, typer.Option(help="Of the noisy phase.")] = 0.1,
+    periods: Annotated[int, typer.Option(min=0, help="Alternate so often instead.")] = 0,
+    convention: Annotated[
+        str, typer.Option(help="How rate and decay are meant: pytorch, loss or appendix.")
+    ] = "pytorch",
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Threads; one per core if not set.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Write the runs here (.npz or .json).")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the survival curve here (.png).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Run SGD on [[1, *], [epsilon, 1]] and say when it jumps from rank 2 to rank 1.
+
+    A warm-up, a noisy phase that lets runs jump, a quiet phase that fits. Ctrl-C shows what was
+    computed. Try: [bold]overt jumps --depth 4 --epsilon 0.1 --seeds 10[/bold]
+    """
+    from overt.decay import Observed, Schedule, effective, existence, find_jumps, minima, simulate
+
+    if out is not None and out.suffix not in (".npz", ".json"):
+        raise InputError(f"--out must end in .npz or .json, got {out}")
+    problem, noisy = Observed.two_by_two(epsilon), (learning_rate, weight_decay)
+    if periods:
+        schedule = Schedule.periodic(
+            periods, max(1, noisy_steps), noisy=noisy, convention=convention
+        )
+    else:
+        schedule = Schedule.annealing(noisy_steps, quiet_steps, noisy=noisy, convention=convention)
+    record = max(1, schedule.steps // 500)
+    runs = simulate(
+        problem, depth, width, schedule, seeds, record=record, seed=seed, balance=False,
+        workers=workers, progress=not as_json,
+    )  # fmt: skip
+    found = find_jumps(runs)
+    lam = effective(*noisy, convention)[1]
+    lowest = minima(problem, depth, lam, starts=2) if lam > 0 else []
+    limits = {rank: existence(problem, depth, rank) for rank in (1, 2)}
+    if out is not None:
+        runs.save(out)
+    if plot is not None:
+        _draw(found, plot)
+    steps = [int(step) for step in found.jump_step]
+    if as_json:
+        typer.echo(
+            json.dumps(
+                {
+                    "status": str(found.status),
+                    "schedule": schedule.to_dict(),
+                    "jump_step": steps,
+                    "jumped": found.jumped,
+                    "median": found.median if found.jumped * 2 > len(steps) else None,
+                    "returned": found.returned,
+                    "diverged": int(runs.diverged.sum()),
+                    "missing": [_finite(x) for x in runs.missing[:, -1, 0]],
+                    "test_error": [_finite(x) for x in runs.test_error[:, -1]],
+                    "minima": [m.to_dict() for m in lowest],
+                    "exists_below": limits,
+                }
+            )
+        )
+        return
+    console.print(f"minima at weight decay {lam:g} (coefficient of |theta|^2):")
+    show_table(
+        ("rank", "kind", "loss", "missing entry", "smallest curvature"),
+        [(m.rank, m.kind, m.loss, float(m.matrix[0, 1]), m.curvature) for m in lowest],
+    )
+    console.print(
+        f"rank 1 has a minimum below {limits[1]:.4f}, rank 2 below {limits[2]:.4f}; the rank-1 "
+        f"completion is {1 / epsilon:g}.\n"
+    )
+    marks = sorted({int(k) for k in found.steps[:: max(1, len(found.steps) // 10)]})
+    show_table(
+        ("step", "jumped", "95% low", "95% high"),
+        [
+            (t, found.share(t), float(1 - found.upper[k]), float(1 - found.lower[k]))
+            for t in marks
+            for k in [int((found.steps <= t).sum()) - 1]
+        ],
+    )
+    median = f", median step {found.median:.0f}" if found.jumped * 2 > len(steps) else ""
+    console.print(
+        f"{found.jumped} of {len(steps)} runs jumped to rank 1{median}; "
+        f"{found.returned} of {found.below} came back."
+    )
+    if str(found.status) != "finished":
+        console.print(f"[bold]{found.status}[/]: {escape(found.status.explanation)}")
+    for path in (out, plot):
+        if path is not None:
+            console.print(f"written: [bold]{escape(os.fspath(path))}[/]", soft_wrap=True)
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if value == value else None
+
+
+def _draw(found: Jumps, path: Path) -> None:
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise MissingExtraError("matplotlib", "plots") from None
+    figure = Figure(figsize=(6.4, 5.6), layout="constrained")
+    ratio, share = figure.subplots(2, 1, sharex=True)
+    for row in found.runs.ratio[:20]:
+        ratio.plot(found.steps, row, lw=0.6, color="firebrick", alpha=0.5)
+    ratio.axhline(found.threshold, color="black", ls=":", lw=1)
+    ratio.set_yscale("log")
+    ratio.set_ylim(1e-4, 1)
+    ratio.set_ylabel("$s_2 / s_1$")
+    share.step(found.steps, found.surviving, where="post", color="firebrick")
+    share.fill_between(
+        found.steps, found.lower, found.upper, step="post", color="firebrick", alpha=0.2
+    )
+    share.set_ylim(-0.02, 1.02)
+    share.set_xlabel("step")
+    share.set_ylabel("share not jumped (95% band)")
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,42 @@
+"""Deep linear networks with weight decay: minima by rank, SGD's one-way jumps, completion.
+
+>>> from overt.decay import Observed, minima
+>>> [m.rank for m in minima(Observed.two_by_two(0.25), depth=3, weight_decay=1e-3)]
+[0, 1, 2]
+"""
+
+from overt.decay.absorbing import ApproximateRankSet, Closedness, closedness
+from overt.decay.completion import DeepLinearCompletion
+from overt.decay.jumping import Jumps, find_jumps, jumps, survival, sweep
+from overt.decay.landscape import Minimum, existence, minima, smallest_fitting_rank
+from overt.decay.layers import balanced, representation_cost
+from overt.decay.problem import Observed
+from overt.decay.records import Runs
+from overt.decay.schedule import Phase, Schedule, effective
+from overt.decay.sgd import entry_draws, initial_weights, simulate
+
+__all__ = [
+    "ApproximateRankSet",
+    "Closedness",
+    "DeepLinearCompletion",
+    "Jumps",
+    "Minimum",
+    "Observed",
+    "Phase",
+    "Runs",
+    "Schedule",
+    "balanced",
+    "closedness",
+    "effective",
+    "entry_draws",
+    "existence",
+    "find_jumps",
+    "initial_weights",
+    "jumps",
+    "minima",
+    "representation_cost",
+    "simulate",
+    "smallest_fitting_rank",
+    "survival",
+    "sweep",
+]

@@ -1,0 +1,216 @@
+"""The sets B_r that SGD enters and does not leave, with the constants of the theorems.
+
+[One-way jumps] 3.2 and appendix B: theta is in B_r if
+
+    |W_l|_F^2 <= C,  |W_l W_l' - W_(l+1)' W_(l+1)|_2 <= eps_1,
+    sum_i f_alpha(s_i(W_l' W_l)) <= r + eps_2
+
+for all layers. The appendix writes the decay of a step as (1 - eta lam); in overt's convention
+that lam is 2 weight_decay, and `ApproximateRankSet.for_problem` converts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overt._check import InputError, Seed, chain, number, whole
+from overt.decay import layers
+from overt.decay.problem import Observed
+from overt.decay.schedule import Schedule
+from overt.decay.sgd import entry_draws, initial_weights, seed_root
+from overt.results import Result
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ApproximateRankSet:
+    """B_r: bounded, nearly balanced, of approximate rank at most r.
+
+    Attributes
+    ----------
+    rank
+        r.
+    balance
+        eps_1, the largest spectral norm of W_l W_l' - W_(l+1)' W_(l+1).
+    slack
+        eps_2, below 1/2 (section 3.2 prints eps_2 ~ 1/lam, which is a slip).
+    alpha
+        Scale of f_alpha.
+    bound
+        C, the largest |W_l|_F^2.
+    """
+
+    rank: int
+    balance: float
+    slack: float
+    alpha: float
+    bound: float
+
+    def __post_init__(self) -> None:
+        whole("rank", self.rank, minimum=0)
+        for name in ("balance", "slack", "alpha", "bound"):
+            number(name, getattr(self, name), exclusive=True)
+        if self.slack >= 0.5:
+            raise InputError(f"slack must be below 1/2, got {self.slack!r}")
+
+    @classmethod
+    def for_problem(
+        cls,
+        problem: Observed,
+        depth: int,
+        width: int,
+        weight_decay: float,
+        rank: int,
+        *,
+        slack: float = 0.25,
+        absorbing: bool = False,
+    ) -> Self:
+        """Return the largest set to which Theorem B.1 applies (B.2 too, if `absorbing`).
+
+        C = C_1 / (2 lam) (C_1 / lam for B.2), alpha = (lam^2 / (2 (C_1 + C^L)))^(1/(L-2)),
+        sqrt(eps_1) = lam alpha eps_2 / (32 n L (r+1) C^((L-1)/2) sqrt(2 (C_1 + C^L))),
+        with lam = 2 weight_decay and C_1 the largest squared observation.
+        """
+        L, lam = whole("depth", depth, 3), 2 * number("weight_decay", weight_decay, exclusive=True)
+        n = max(*problem.shape, whole("width", width))
+        C_1 = float(np.max(problem.values**2))
+        C = C_1 / lam if absorbing else C_1 / (2 * lam)
+        residual = 2 * (C_1 + C**L)
+        alpha = (lam**2 / residual) ** (1 / (L - 2))
+        root = lam * alpha * slack / (32 * n * L * (rank + 1) * C ** ((L - 1) / 2) * residual**0.5)
+        balance = root**2
+        if absorbing:
+            # Theorem E.2, for the rank to follow from the columns that are not sampled.
+            balance = min(balance, alpha * slack / (4 * max(1, n - rank) * (L - 1)))
+        return cls(rank, balance, slack, alpha, C)
+
+    def learning_rates(
+        self, problem: Observed, depth: int, width: int, weight_decay: float
+    ) -> dict[str, float]:
+        """Return the four bounds of Theorem B.1 on the learning rate; B_r is closed below all.
+
+        bound: C_1 / (4 D);  balance: 2 lam eps_1 / (4 (C_1 + C^L) C^(L-1) + lam^2 eps_1);
+        rank: lam alpha eps_2 / (32 n (r+1) D);  overshoot: 2 (r+1) / lam,
+        with D = 2 (C_1 + C^L) C^(L-1) + lam^2 C and lam = 2 weight_decay.
+        """
+        L, lam = whole("depth", depth, 3), 2 * number("weight_decay", weight_decay, exclusive=True)
+        n, C = max(*problem.shape, whole("width", width)), self.bound
+        C_1 = float(np.max(problem.values**2))
+        noise = 2 * (C_1 + C**L) * C ** (L - 1)
+        D = noise + lam**2 * C
+        return {
+            "bound": C_1 / (4 * D),
+            "balance": 2 * lam * self.balance / (2 * noise + lam**2 * self.balance),
+            "rank": lam * self.alpha * self.slack / (32 * n * (self.rank + 1) * D),
+            "overshoot": 2 * (self.rank + 1) / lam,
+        }
+
+    def absorption(
+        self,
+        problem: Observed,
+        width: int,
+        weight_decay: float,
+        learning_rate: float,
+        initial_bound: float,
+    ) -> tuple[float, float, float]:
+        """Return Theorem B.2's T_0, T_1, and log10 of the least probability to be in B_r by then.
+
+        T_0 = log(2 C_0 / eps_1) / (eta lam), T_1 = log(4 (n-r) C / (alpha eps_2)) / (2 eta lam),
+        probability at least (r / min(d_in, d_out))^T_1; C_0 (`initial_bound`) is the largest
+        |W_l|_F^2 at the start. The sum of the times is what counts: the theorem takes the product
+        bound over the last T_1 steps only.
+        """
+        rate = number("learning_rate", learning_rate, exclusive=True)
+        lam, n = (
+            2 * number("weight_decay", weight_decay, exclusive=True),
+            max(*problem.shape, width),
+        )
+        T_0 = math.log(2 * number("initial_bound", initial_bound) / self.balance) / (rate * lam)
+        T_1 = math.log(4 * max(1, n - self.rank) * self.bound / (self.alpha * self.slack))
+        T_1 /= 2 * rate * lam
+        share = min(1.0, self.rank / min(problem.shape))
+        return T_0, T_1, T_1 * math.log10(share) if share else -math.inf
+
+    def measure(self, weights: layers.Layers) -> dict[str, float]:
+        """Return what B_r bounds: "bound", "balance" and "rank" (their largest over the layers)."""
+        W = [np.asarray(w, dtype=float) for w in chain(weights)]
+        gaps = (A @ A.T - B.T @ B for A, B in pairwise(W))
+        return {
+            "bound": max(float(np.sum(w * w)) for w in W),
+            "balance": max(float(np.linalg.norm(gap, 2)) for gap in gaps),
+            "rank": layers.approximate_rank(W, self.alpha),
+        }
+
+    def contains(self, weights: layers.Layers) -> bool:
+        """Return whether the weights [W_1, ..., W_L] are in the set."""
+        return not any(self.violations(weights).values())
+
+    def violations(self, weights: layers.Layers) -> dict[str, bool]:
+        """Return which of the three conditions the weights break."""
+        found = self.measure(weights)
+        return {
+            "bound": found["bound"] > self.bound,
+            "balance": found["balance"] > self.balance,
+            "rank": found["rank"] > self.rank + self.slack,
+        }
+
+
+@dataclass(frozen=True, repr=False)
+class Closedness(Result):
+    """How many of `steps` SGD steps broke a condition of B_r that held before them."""
+
+    steps: int
+    bound: int
+    balance: int
+    rank: int
+    learning_rate: float
+    allowed: float
+
+
+def closedness(
+    region: ApproximateRankSet,
+    problem: Observed,
+    depth: int,
+    width: int,
+    weight_decay: float,
+    learning_rate: float,
+    *,
+    steps: int = 1000,
+    runs: int = 3,
+    seed: Seed = 0,
+) -> Closedness:
+    """Count how often one SGD step leaves B_r, at any learning rate, allowed or not.
+
+    Each run starts from a balanced point of rank r. The three conditions are counted one by one,
+    since the theorem's eps_1 (about 1e-24) lies below rounding: balance to that accuracy cannot
+    even be stored, and is then neither kept nor broken.
+    """
+    from overt.decay.kernels import descend
+
+    schedule = Schedule.constant(whole("steps", steps), learning_rate, weight_decay)
+    phase, root = schedule.phases[0], seed_root(seed)
+    counts = {"steps": 0, "bound": 0, "balance": 0, "rank": 0}
+    for run in range(whole("runs", runs)):
+        A = layers.product(initial_weights(problem, depth, width, seed=root, run=run))
+        weights = layers.balanced(A, depth, width, min(region.rank, min(problem.shape)))
+        F, M, G = weights[0].T.copy(), np.array(weights[1:-1]), weights[-1].copy()
+        scale = np.ones(1)
+        for draw in entry_draws(problem, steps, seed=root, run=run).reshape(-1, 1):
+            before = region.violations([F.T, *M, G])
+            descend(
+                F, M, G, scale, problem.rows, problem.cols, problem.values, draw,
+                phase.learning_rate, phase.weight_decay,
+            )  # fmt: skip
+            counts["steps"] += 1
+            F, G, scale = scale * F, scale * G, np.ones(1)
+            for name, broken in region.violations([F.T, *M, G]).items():
+                counts[name] += broken and not before[name]
+    allowed = min(region.learning_rates(problem, depth, width, weight_decay).values())
+    return Closedness(**counts, learning_rate=phase.learning_rate, allowed=allowed)

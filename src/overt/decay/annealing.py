@@ -1,0 +1,170 @@
+"""The annealed path of a deep linear network: noisy phases that shed rank, quiet ones that fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overt._check import InputError
+from overt._progress import Meter
+from overt.decay import layers
+from overt.decay.problem import Observed
+from overt.decay.schedule import Phase
+
+Floats = NDArray[np.float64]
+
+_LADDER = 9  # doublings of the weight decay, up to where even rank 1 does not pay
+_EPOCHS = (60, 400)  # least and most passes over the entries in one noisy phase
+_MEMORY = 3.0  # noisy phases last this many times 1 / (2 eta lam), the memory of weight decay
+_QUIET = 150  # passes in each of the two quiet phases
+_SHED = 0.01  # singular values below this share of the largest are shed
+_PIECE = 200_000  # steps between two looks at the clock
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A quiet fit that branched off the noisy path: its weight decay, rank and errors.
+
+    Errors are mean squares relative to the mean square of the values.
+    """
+
+    weight_decay: float
+    rank: int
+    train_error: float
+    held_out_error: float
+
+
+class Steps:
+    """Counts steps for the caller and moves the bar."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self.bar: Meter | None = None
+
+    def add(self, count: int, note: str) -> None:
+        """Count steps and show what they are for."""
+        self.taken += count
+        if self.bar is not None:
+            self.bar.advance(0, note=f"{self.taken / 1e6:.1f}M steps, {note}")
+
+
+class Path:
+    """SGD's weights on a problem; rates follow from the problem's size and halve on divergence."""
+
+    def __init__(
+        self, problem: Observed, depth: int, width: int, rng: np.random.Generator, steps: Steps
+    ) -> None:
+        self._problem, self._depth, self._rng, self._steps = problem, depth, rng, steps
+        shapes = layers.shapes(problem.shape, depth, width)
+        weights = [rng.standard_normal(shape) / np.sqrt(width) for shape in shapes]
+        self._state: tuple[Floats, ...] = _kernel_layout(weights)
+        self._rate = 0.5 / curvature(problem.shape, depth)
+        self._fresh = True
+
+    def branch(self) -> Path:
+        """Return a copy that goes its own way."""
+        other = object.__new__(Path)
+        other.__dict__ = {**self.__dict__, "_state": tuple(part.copy() for part in self._state)}
+        return other
+
+    def weights(self) -> list[Floats]:
+        """Return the layers [W_1, ..., W_L]."""
+        F, M, G = self._state
+        return [F.T.copy(), *M.copy(), G.copy()]
+
+    def rank(self) -> int:
+        """Return how many singular values of the product have not been shed."""
+        F, M, G = self._state
+        # The product's spectrum is that of a width x width core between orthonormal bases.
+        core: Any = np.linalg.qr(G, mode="r")
+        right: Any = np.linalg.qr(F, mode="r")
+        for W in M[::-1]:
+            core = core @ W
+        s = np.linalg.svd(core @ right.T, compute_uv=False)
+        return int(np.sum(s > max(_SHED * s[0], 1e-3)))
+
+    def candidate(self, lam: float, train: Observed, judge: Observed) -> Candidate:
+        """Grade the present weights."""
+        A = layers.product(self.weights())
+        return Candidate(lam, self.rank(), train.train_error(A), judge.train_error(A))
+
+    def shed(self, lam: float) -> None:
+        """Run the noisy phase at this weight decay."""
+        if self._fresh:
+            self._descend(20 * len(self._problem), self._rate / 5, lam, "warm-up")
+            self._fresh = False
+        memory = _MEMORY / (2 * self._rate * lam)
+        low, high = (epochs * len(self._problem) for epochs in _EPOCHS)
+        self._descend(int(np.clip(memory, low, high)), self._rate, lam, f"decay {lam:.2g}")
+
+    def truncate(self, rank: int) -> None:
+        """Keep the product's largest `rank` singular values, in balanced layers."""
+        A, width = layers.product(self.weights()), self._state[0].shape[1]
+        weights = layers.balanced(A, self._depth, width, rank)
+        self._state = _kernel_layout(weights)
+
+    def settle(self, lam: float) -> None:
+        """Drop what is all but shed, then run the quiet phases that follow a noisy one."""
+        self.truncate(self.rank())
+        for share in (30, 1000):
+            count = _QUIET * len(self._problem)
+            self._descend(count, self._rate / 3, lam / share, f"rank {self.rank()}")
+
+    def run(self, phase: Phase) -> None:
+        """Run a phase of a given schedule as it is."""
+        self._descend(
+            phase.steps, phase.learning_rate, phase.weight_decay, "scheduled", halve=False
+        )
+
+    def _descend(
+        self, count: int, rate: float, lam: float, note: str, *, halve: bool = True
+    ) -> None:
+        from overt.decay.kernels import descend
+
+        p = self._problem
+        while count > 0:
+            size = min(count, _PIECE)
+            draws = self._rng.integers(len(p), size=size)
+            before = tuple(part.copy() for part in self._state)
+            scale = np.ones(1)
+            taken = descend(*self._state, scale, p.rows, p.cols, p.values, draws, rate, lam)
+            F, M, G = self._state
+            self._state = (scale * F, M, scale * G)
+            self._steps.add(taken, note)
+            if taken < size:
+                if not halve or rate < 1e-12:
+                    raise InputError(
+                        "the iterates grew without bound: schedule's learning_rate is too large "
+                        f"for values of unit size, got {rate:g}"
+                    )
+                self._state, self._rate, rate = before, self._rate / 2, rate / 2
+                continue
+            count -= size
+
+
+def _kernel_layout(weights: layers.Layers) -> tuple[Floats, ...]:
+    """Return (first layer transposed, middle layers, last layer), as the kernel wants them."""
+    return weights[0].T.copy(), np.array(weights[1:-1]), weights[-1].copy()
+
+
+def curvature(shape: tuple[int, int], depth: int) -> float:
+    """Typical curvature of one entry's loss: (mn/r)^((L-1)/L) r (1/m + 1/n), at rank r = 2.
+
+    For unit entries and r equal singular values s = sqrt(mn/r), row i of the last balanced layer
+    has |G_i|^2 = s^(2/L) r/m, the middle ones have norm s^(1/L), and the end layers dominate.
+    """
+    m, n = shape
+    return float((m * n / 2) ** ((depth - 1) / depth) * 2 * (1 / m + 1 / n))
+
+
+def decays(shape: tuple[int, int], depth: int) -> list[float]:
+    """Weight decays that double up to the one at which rank 1 costs what it explains.
+
+    lam L s^(2/L) = C(0) = 1/2 for unit entries, s = sqrt(mn).
+    """
+    m, n = shape
+    top = 0.5 / (depth * (m * n) ** (1 / depth))
+    return [float(top * 2.0**-k) for k in range(_LADDER, -1, -1)]

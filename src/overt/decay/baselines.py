@@ -1,0 +1,81 @@
+"""What deep linear completion is compared with: the nuclear norm, and small initialisation."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overt._check import Seed, number, whole
+from overt.decay import layers
+from overt.decay.annealing import curvature
+from overt.decay.problem import Observed
+from overt.decay.sgd import entry_draws, initial_weights, seed_root
+
+Floats = NDArray[np.float64]
+
+
+def nuclear_norm(
+    problem: Observed, *, tolerance: float = 1e-5, max_iterations: int = 3000
+) -> Floats:
+    """Minimise |A|_* subject to A = y on the observed entries, by ADMM.
+
+    A = soft-threshold of B - D at 1/rho, B = A + D with the observed entries reset, D += A - B.
+    Stops when |A - B| and the change of B are below `tolerance` times |B|.
+    """
+    number("tolerance", tolerance, exclusive=True)
+    observed = np.zeros(problem.shape)
+    observed[problem.rows, problem.cols] = problem.values
+    B, D = observed.copy(), np.zeros(problem.shape)
+    rho = 10 / max(float(np.linalg.norm(observed, 2)), 1e-300)
+    for _ in range(whole("max_iterations", max_iterations)):
+        U, s, Vt = np.linalg.svd(B - D, full_matrices=False)
+        s = np.maximum(s - 1 / rho, 0)
+        A = (U * s) @ Vt
+        before, B = B, A + D
+        B[problem.rows, problem.cols] = problem.values
+        D += A - B
+        primal, dual, size = (float(np.linalg.norm(v)) for v in (A - B, B - before, B))
+        if max(primal, dual) <= tolerance * size:
+            break
+        # Residual balancing, the standard rule of thumb for ADMM's step.
+        if primal > 10 * dual:
+            rho, D = 2 * rho, D / 2
+        elif dual > 10 * primal:
+            rho, D = rho / 2, 2 * D
+    return B
+
+
+def small_initialisation(
+    problem: Observed,
+    depth: int = 3,
+    width: int = 20,
+    *,
+    init: float = 0.1,
+    learning_rate: float | None = None,
+    epochs: int = 3000,
+    tolerance: float = 1e-5,
+    seed: Seed = 0,
+) -> Floats:
+    """Descend without weight decay from small weights until the entries are fitted.
+
+    The implicit bias of gradient descent on deep linear networks: ranks are learnt one by one.
+    Stops when the mean squared residual is below `tolerance` times that of zero.
+    """
+    from overt.decay.kernels import descend
+
+    scale = float(np.sqrt(np.mean(problem.values**2))) or 1.0
+    unit = problem.values / scale
+    rate = 0.1 / curvature(problem.shape, depth) if learning_rate is None else learning_rate
+    root = seed_root(seed)
+    W = initial_weights(problem, depth, width, init=init, seed=root)
+    F, M, G = W[0].T.copy(), np.array(W[1:-1]).reshape(-1, width, width), W[-1].copy()
+    block = 20 * len(problem)
+    for k in range(max(1, epochs // 20)):
+        draws = entry_draws(problem, block, seed=root, run=k + 1)
+        taken = descend(F, M, G, np.ones(1), problem.rows, problem.cols, unit, draws, rate, 0.0)
+        if taken < block:
+            break
+        A = layers.product([F.T, *M, G])
+        if np.mean((A[problem.rows, problem.cols] - unit) ** 2) <= tolerance:
+            break
+    return scale * layers.product([F.T, *M, G])

@@ -1,0 +1,132 @@
+"""The problem [[1, *], [epsilon, 1]] solved on paper: every critical point is on an explicit curve.
+
+Let J swap the columns. At a critical point that is symmetric about the antidiagonal, A J =
+[[x, a], [a, b]] has eigenvalues s_1 and -s_2 and a rotation angle t. With p = 2/L, setting the
+derivative of C(A) + lam L (s_1^p + s_2^p) by (s_1, s_2, t) to zero and eliminating leaves
+
+    x = epsilon + 2 cot 2t                     (the missing entry, for both ranks)
+    rank 2, rho = s_2 / s_1 in (0, 1):  tan(t)^2 = rho^(1-p),  s_1 = x / (cos(t)^2 - rho sin(t)^2),
+        lam = (1 - s_1 (1 + rho) sin(2t)/2) / (3 sin(2t) s_1^(p-1) (1 + rho^(p-1)))
+    rank 1, x > 0:  s_1 = x / cos(t)^2,  k = (1 - s_1 sin(2t)/2) / (1.5 sin 2t),
+        lam = k sin(t)^2 s_1^(1-p) / 2
+    rank 1, x < 0:  s_1 = -x / sin(t)^2,  k as before,  lam = k cos(t)^2 s_1^(1-p) / 2
+
+The last curve holds rank-1 minima with a negative missing entry and a negative fit of epsilon,
+which go to infinity as lam -> 0 and never fit; the paper's list of three minima leaves them out.
+So the critical points at a given lam are the roots of one function of one variable, and the
+largest lam on a curve is where its minimum meets its saddle and both vanish. That critical points
+outside the symmetry do not exist is observed (random search finds none), not proved.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq, minimize_scalar
+
+from overt._check import InputError, number, whole
+from overt.decay.problem import Observed
+
+Floats = NDArray[np.float64]
+
+
+def epsilon_of(problem: Observed) -> float | None:
+    """Return epsilon if the problem is [[1, *], [epsilon, 1]], otherwise None."""
+    if problem.shape != (2, 2) or len(problem) != 3:
+        return None
+    seen = dict(zip(zip(problem.rows, problem.cols, strict=True), problem.values, strict=True))
+    if set(seen) != {(0, 0), (1, 0), (1, 1)} or seen[0, 0] != 1 or seen[1, 1] != 1:
+        return None
+    epsilon = float(seen[1, 0])
+    return epsilon if epsilon > 0 else None
+
+
+def critical_points(epsilon: float, depth: int, weight_decay: float, rank: int) -> list[Floats]:
+    """Return the symmetric critical points of this rank (1 or 2): minima and saddles."""
+    lam = number("weight_decay", weight_decay, exclusive=True)
+    result = []
+    for curve in _curves(epsilon, depth, rank):
+        excess = curve.weight_decay(curve.grid) - lam
+        for i in np.flatnonzero(excess[:-1] * excess[1:] < 0):
+            low, high = curve.grid[i], curve.grid[i + 1]
+            root = brentq(lambda q, c=curve: c.at(q) - lam, low, high, xtol=1e-15, rtol=1e-14)
+            result.append(curve.matrix(root))
+    return result
+
+
+def existence(epsilon: float, depth: int, rank: int) -> float:
+    """Return the largest weight decay for which a critical point of this rank exists."""
+    largest = 0.0
+    for curve in _curves(epsilon, depth, rank):
+        k = int(np.argmax(curve.weight_decay(curve.grid)))
+        bounds = curve.grid[max(k - 1, 0)], curve.grid[min(k + 1, len(curve.grid) - 1)]
+        options = {"xatol": 1e-12}
+        found = minimize_scalar(
+            lambda q, c=curve: -c.at(q), bounds=bounds, method="bounded", options=options
+        )
+        largest = max(largest, float(-found.fun))
+    return largest
+
+
+def _curves(epsilon: float, depth: int, rank: int) -> list[_Curve]:
+    """Return the curves of a rank; the coordinate is log rho (rank 2) or log tan(t)^2 (rank 1)."""
+    epsilon = number("epsilon", epsilon, exclusive=True)
+    depth = whole("depth", depth, 3)
+    zero = 2 * np.arcsinh(epsilon / 2)  # log tan(t)^2 where the missing entry is 0
+    match rank:
+        case 2:
+            grids = {0: _grid(-40, -1e-9)}
+        case 1:
+            grids = {1: _grid(-40, zero - 1e-9), -1: _grid(zero + 1e-9, 40)}
+        case _:
+            raise InputError(f"rank must be 1 or 2, got {rank!r}")
+    return [_Curve(epsilon, 2 / depth, sign, grid) for sign, grid in grids.items()]
+
+
+def _grid(first: float, last: float) -> Floats:
+    return np.unique(
+        np.clip(
+            np.concatenate([np.linspace(-40, 40, 4001), np.linspace(-4, 4, 8001), [first, last]]),
+            first,
+            last,
+        )
+    )
+
+
+class _Curve:
+    """Critical points of rank 2 (sign 0), or of rank 1 with a missing entry of this sign."""
+
+    def __init__(self, epsilon: float, p: float, sign: int, grid: Floats) -> None:
+        self._epsilon, self._p, self._sign, self.grid = epsilon, p, sign, grid
+
+    def _parameters(self, q: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+        """Return A J's positive and minus its negative eigenvalue, t, and the missing entry."""
+        exponent = 0.5 * (1 - self._p) * q if self._sign == 0 else 0.5 * q
+        t = np.arctan(np.exp(exponent))
+        x = self._epsilon - 2 * np.sinh(exponent)  # 2 cot 2t = -2 sinh(log tan t)
+        if self._sign < 0:
+            return 0 * q, -x / np.sin(t) ** 2, t, x
+        rho = np.exp(q) if self._sign == 0 else 0 * q
+        s_1 = x / (np.cos(t) ** 2 - rho * np.sin(t) ** 2)
+        return s_1, rho * s_1, t, x
+
+    def weight_decay(self, q: Floats) -> Floats:
+        """Return the weight decay at which the point q of the curve is critical."""
+        s_1, s_2, t, _ = self._parameters(q)
+        k = (1 - (s_1 + s_2) * np.sin(2 * t) / 2) / (1.5 * np.sin(2 * t))
+        if self._sign > 0:
+            return np.asarray(k * np.sin(t) ** 2 * s_1 ** (1 - self._p) / 2)
+        if self._sign < 0:
+            return np.asarray(k * np.cos(t) ** 2 * s_2 ** (1 - self._p) / 2)
+        return np.asarray(k / 2 / (s_1 ** (self._p - 1) + s_2 ** (self._p - 1)))
+
+    def at(self, q: float) -> float:
+        """Return the weight decay at one point."""
+        return float(self.weight_decay(np.asarray(q, dtype=float)))
+
+    def matrix(self, q: float) -> Floats:
+        """Return the critical point itself."""
+        s_1, s_2, t, x = (float(v) for v in self._parameters(np.asarray(q, dtype=float)))
+        a = (s_1 + s_2) * np.sin(2 * t) / 2
+        b = s_1 * np.sin(t) ** 2 - s_2 * np.cos(t) ** 2
+        return np.array([[a, x], [b, a]])

@@ -1,0 +1,207 @@
+"""When runs jump to a lower rank: jump times, the share that has not, and what they depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import beta
+
+from overt._check import InputError, Seed, number, whole
+from overt.decay.problem import Observed
+from overt.decay.records import JUMP_RATIO, Runs, spectral_ratio
+from overt.decay.schedule import Schedule
+from overt.decay.sgd import simulate
+from overt.results import Result, Status
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, repr=False)
+class Jumps(Result):
+    """Jumps to rank `rank` over many seeds.
+
+    Attributes
+    ----------
+    jump_step
+        Last recorded step with s_(rank+1) / s_1 >= threshold, (seeds,); -1 if it never fell
+        below for good.
+    steps, surviving, lower, upper
+        The share of runs that have not jumped by each recorded step, with an exact binomial
+        (Clopper-Pearson) band at `confidence` for each step by itself.
+    returned
+        Runs that came back above the threshold after s_(rank+1) / s_1 had fallen below `floor`.
+    below
+        Runs that fell below `floor` at all. Random weights may start there, so runs are watched
+        from their first record above the threshold.
+    collapsed
+        Runs that ended at rank 0 (s_1 below a thousandth of the largest observation).
+    seeds, rank, threshold, floor, confidence
+        What was asked.
+    median
+        Median jump step over all runs, infinite if fewer than half jumped.
+    runs
+        The runs behind it.
+    status
+        Of the runs; runs that diverged are left out of the shares.
+    """
+
+    jump_step: Ints
+    steps: Ints
+    surviving: Floats
+    lower: Floats
+    upper: Floats
+    returned: int
+    below: int
+    collapsed: int
+    seeds: int
+    rank: int
+    threshold: float
+    floor: float
+    confidence: float
+    median: float
+    runs: Runs
+    status: Status
+
+    @property
+    def jumped(self) -> int:
+        """How many runs jumped."""
+        return int(np.sum(self.jump_step >= 0))
+
+    def share(self, step: int) -> float:
+        """Return the share of runs that had jumped by this step."""
+        k = int(np.searchsorted(self.steps, step, side="right")) - 1
+        if k < 0:
+            raise InputError(f"step must be at least {self.steps[0]}, got {step}")
+        return float(1 - self.surviving[k])
+
+
+def jumps(
+    problem: Observed,
+    depth: int = 3,
+    width: int = 100,
+    schedule: Schedule | None = None,
+    seeds: int | Sequence[int] = 40,
+    *,
+    rank: int = 1,
+    threshold: float = JUMP_RATIO,
+    floor: float = 0.02,
+    confidence: float = 0.95,
+    record: int | Sequence[int] | None = None,
+    **options: Any,
+) -> Jumps:
+    """Simulate and find the jumps to `rank`; other options are those of `simulate`."""
+    runs = simulate(
+        problem, depth, width, schedule, seeds, record=record, **{"balance": False, **options}
+    )
+    return find_jumps(runs, rank=rank, threshold=threshold, floor=floor, confidence=confidence)
+
+
+def find_jumps(
+    runs: Runs,
+    *,
+    rank: int = 1,
+    threshold: float = JUMP_RATIO,
+    floor: float = 0.02,
+    confidence: float = 0.95,
+) -> Jumps:
+    """Find the jumps in runs that were simulated before."""
+    number("threshold", threshold, exclusive=True)
+    if not 0 < confidence < 1:
+        raise InputError(f"confidence must be between 0 and 1, got {confidence!r}")
+    if not 0 < floor <= threshold:
+        raise InputError(f"floor must be in (0, threshold = {threshold:g}], got {floor!r}")
+    jump_step = runs.jumps_to(rank, threshold)
+    finished = np.isfinite(runs.train_error[:, -1])
+    surviving, lower, upper = survival(jump_step[finished], runs.steps, confidence)
+    ratio = spectral_ratio(runs.singular_values, rank)
+    size = np.sqrt(runs.train_error[:, 0].max()) if len(runs.train_error) else 1.0
+    below, came_back = zip(*(_visits(row, threshold, floor) for row in ratio), strict=True)
+    times = np.where(jump_step[finished] >= 0, jump_step[finished].astype(float), np.inf)
+    return Jumps(
+        jump_step,
+        runs.steps,
+        surviving,
+        lower,
+        upper,
+        sum(came_back),
+        sum(below),
+        int(np.sum(runs.singular_values[finished, -1, 0] < 1e-3 * size)),
+        len(jump_step),
+        rank,
+        threshold,
+        floor,
+        confidence,
+        float(np.median(times)) if len(times) else float("nan"),
+        runs,
+        runs.status,
+    )
+
+
+def survival(
+    jump_step: Ints, steps: Ints, confidence: float = 0.95
+) -> tuple[Floats, Floats, Floats]:
+    """Return the share not jumped by each step and its exact binomial band."""
+    n = len(jump_step)
+    if n == 0:
+        return (np.full(len(steps), np.nan),) * 3
+    jumped = (jump_step >= 0)[:, None] & (jump_step[:, None] <= steps[None, :])
+    k = n - jumped.sum(axis=0)
+    tail = (1 - confidence) / 2
+    lower = np.where(k == 0, 0.0, beta.ppf(tail, np.maximum(k, 1), n - k + 1))
+    upper = np.where(k == n, 1.0, beta.ppf(1 - tail, k + 1, np.maximum(n - k, 1)))
+    return k / n, lower, upper
+
+
+def _visits(ratio: Floats, threshold: float, floor: float) -> tuple[bool, bool]:
+    """Return whether the ratio fell below the floor, and whether it came back after that."""
+    above = np.flatnonzero(ratio >= threshold)
+    watched = ratio[above[0] :] if len(above) else ratio
+    low = np.flatnonzero(watched < floor)
+    return len(low) > 0, bool(len(low) and np.any(watched[low[0] :] >= threshold))
+
+
+def sweep(
+    depths: Iterable[int] = (3,),
+    epsilons: Iterable[float] = (0.25,),
+    learning_rates: Iterable[float] = (0.2,),
+    *,
+    schedule: Callable[[float], Schedule] | None = None,
+    steps: int = 5000,
+    seeds: int = 40,
+    width: int = 100,
+    seed: Seed = 0,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """Return one row per (depth, epsilon, learning rate) on [[1, *], [epsilon, 1]].
+
+    A row holds the share that jumped, its 95 per cent interval and the median jump step.
+    `schedule(learning_rate)` makes the schedule; by default the paper's warm-up and then `steps`
+    at that rate, in PyTorch's convention as in its figures.
+    """
+    whole("steps", steps)
+    make = schedule or (
+        lambda rate: Schedule.of([(500, 0.03, 0.1), (steps, rate, 0.1)], convention="pytorch")
+    )
+    rows = []
+    for depth, epsilon, rate in product(depths, epsilons, learning_rates):
+        problem = Observed.two_by_two(epsilon)
+        found = jumps(problem, depth, width, make(rate), seeds, seed=seed, **options)
+        rows.append(
+            {
+                "depth": depth,
+                "epsilon": epsilon,
+                "learning_rate": rate,
+                "jumped": float(1 - found.surviving[-1]),
+                "low": float(1 - found.upper[-1]),
+                "high": float(1 - found.lower[-1]),
+                "median": found.median,
+                "diverged": int(found.runs.diverged.sum()),
+            }
+        )
+    return rows

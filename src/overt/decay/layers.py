@@ -1,0 +1,145 @@
+"""Weights of a deep linear network A = W_L ... W_1: product, balance, approximate rank, loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overt.decay.problem import Observed
+
+Floats = NDArray[np.float64]
+Layers = Sequence[Floats]
+"""[W_1, ..., W_L], each outputs x inputs."""
+
+
+def product(weights: Layers) -> Floats:
+    """Return A = W_L ... W_1."""
+    A = weights[0]
+    for W in weights[1:]:
+        A = W @ A
+    return A
+
+
+def representation_cost(A: Floats, depth: int) -> float:
+    """R(A; L) = L sum_i s_i(A)^(2/L): the least |theta|^2 with product A ([One-way jumps] 2.2)."""
+    s = np.linalg.svd(A, compute_uv=False)
+    return float(depth * np.sum(s ** (2 / depth)))
+
+
+def balanced(
+    A: Floats, depth: int, width: int | None = None, rank: int | None = None
+) -> list[Floats]:
+    """Return W_1, ..., W_L of the least norm with product A: W_l = U_l S^(1/L) U_(l-1)'.
+
+    Singular values beyond `rank` are dropped: the root would turn their rounding into weights.
+    """
+    U, s, Vt = np.linalg.svd(A, full_matrices=False)
+    width = len(s) if width is None else width
+    n = min(width, len(s)) if rank is None else rank
+    root = s[:n] ** (1 / depth)
+    first, middle, last = (
+        np.zeros((width, A.shape[1])),
+        np.zeros((width, width)),
+        np.zeros((A.shape[0], width)),
+    )
+    first[:n], last[:, :n] = root[:, None] * Vt[:n], U[:, :n] * root
+    middle[range(n), range(n)] = root
+    return [first, *(middle.copy() for _ in range(depth - 2)), last]
+
+
+def imbalance(weights: Layers) -> float:
+    """max_l |W_l W_l' - W_(l+1)' W_(l+1)| (Frobenius); 0 at every critical point."""
+    gaps = (W @ W.T - after.T @ after for W, after in pairwise(weights))
+    return max(float(np.linalg.norm(gap)) for gap in gaps)
+
+
+def soft_count(x: NDArray[np.floating[Any]], alpha: float) -> Floats:
+    """f_alpha(x) = x (2 alpha - x) / alpha^2 up to alpha, then 1 ([One-way jumps] 3.2)."""
+    inside = np.minimum(x, alpha)
+    return np.asarray(inside * (2 * alpha - inside) / alpha**2, dtype=np.float64)
+
+
+def approximate_rank(weights: Layers, alpha: float) -> float:
+    """max_l sum_i f_alpha(s_i(W_l' W_l)), with s_i(W'W) = s_i(W)^2 from the SVD of W."""
+    spectra = (np.linalg.svd(W, compute_uv=False) for W in weights)
+    return max(float(np.sum(soft_count(s**2, alpha))) for s in spectra)
+
+
+def loss(problem: Observed, weights: Layers, weight_decay: float) -> float:
+    """L(theta) = C(W_L ... W_1) + lam |theta|^2."""
+    penalty = sum(float(np.sum(W * W)) for W in weights)
+    return problem.cost(product(weights)) + weight_decay * penalty
+
+
+def gradient(problem: Observed, weights: Layers, weight_decay: float) -> list[Floats]:
+    """dL/dW_l = (W_L ... W_(l+1))' C'(A) (W_(l-1) ... W_1)' + 2 lam W_l."""
+    below, above = _partial_products(weights)
+    D = problem.gradient(weights[-1] @ below[-1])
+    return [
+        P.T @ D @ Q.T + 2 * weight_decay * W for W, P, Q in zip(weights, above, below, strict=True)
+    ]
+
+
+def hessian(problem: Observed, weights: Layers, weight_decay: float) -> Floats:
+    """Return the second derivative of L by all weights, (parameters, parameters).
+
+    H[l, m] = J_l' J_m / N + (the derivative of J_l' C'(A) by W_m) + 2 lam [l = m], where J_l is
+    the derivative of the observed entries of A by W_l.
+    """
+    L = len(weights)
+    below, above = _partial_products(weights)
+    D = problem.gradient(product(weights))
+    J = np.concatenate(
+        [
+            np.einsum("na,nb->nab", P[problem.rows], Q[:, problem.cols].T).reshape(len(problem), -1)
+            for P, Q in zip(above, below, strict=True)
+        ],
+        axis=1,
+    )
+    H = J.T @ J / len(problem) + 2 * weight_decay * np.eye(J.shape[1])
+    ends = np.cumsum([0, *(W.size for W in weights)])
+    for low in range(L):
+        for high in range(low + 1, L):
+            # d2 <D, W_L..dW_high..dW_low..W_1>: entries (p, q) of dW_high and (a, b) of dW_low.
+            between = np.eye(weights[low].shape[0])
+            for W in weights[low + 1 : high]:
+                between = W @ between
+            outer = above[high].T @ D @ below[low].T  # (p, b)
+            block = np.einsum("pb,qa->abpq", outer, between)
+            block = block.reshape(weights[low].size, weights[high].size)
+            H[ends[low] : ends[low + 1], ends[high] : ends[high + 1]] += block
+            H[ends[high] : ends[high + 1], ends[low] : ends[low + 1]] += block.T
+    return H
+
+
+def flatten(weights: Layers) -> Floats:
+    """Return all weights as one vector."""
+    return np.concatenate([W.ravel() for W in weights])
+
+
+def unflatten(theta: Floats, shapes: Sequence[tuple[int, int]]) -> list[Floats]:
+    """Return the layers of these shapes that `theta` holds."""
+    ends = np.cumsum([m * n for m, n in shapes])
+    parts = np.split(theta, ends[:-1])
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def shapes(shape: tuple[int, int], depth: int, width: int) -> list[tuple[int, int]]:
+    """Return the layers' shapes (outputs, inputs) for a matrix of this shape."""
+    sizes = [shape[1], *[width] * (depth - 1), shape[0]]
+    return list(zip(sizes[1:], sizes, strict=False))
+
+
+def _partial_products(weights: Layers) -> tuple[list[Floats], list[Floats]]:
+    """Return (W_(l-1) ... W_1 for each l, W_L ... W_(l+1) for each l)."""
+    below = [np.eye(weights[0].shape[1])]
+    for W in weights[:-1]:
+        below.append(W @ below[-1])
+    above = [np.eye(weights[-1].shape[0])]
+    for W in weights[:0:-1]:
+        above.append(above[-1] @ W)
+    return below, above[::-1]

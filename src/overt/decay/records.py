@@ -1,0 +1,143 @@
+"""What a simulation keeps: spectra, errors and balance at chosen steps, and when runs jumped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overt._check import InputError
+from overt.decay import layers
+from overt.decay.problem import Observed
+from overt.results import Result, Status
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+JUMP_RATIO = 0.05
+"""A run has jumped to rank r for good after the last record with s_(r+1) / s_1 at or above this."""
+
+_MISSING = 256  # record the missing entries if there are at most this many
+
+
+@dataclass(frozen=True, repr=False)
+class Runs(Result):
+    """SGD runs, one per seed, recorded at `steps`; NaN where a run did not get (or diverged).
+
+    Attributes
+    ----------
+    steps
+        Steps taken before each record, (records,).
+    singular_values
+        Of the product W_L ... W_1, (seeds, records, min(shape)).
+    missing
+        The product's unobserved entries, row by row, (seeds, records, missing); none are kept
+        if there are more than 256.
+    train_error
+        Mean squared error of the observed entries, (seeds, records).
+    test_error
+        Squared error of the missing entries relative to putting zeros there, (seeds, records);
+        NaN if the truth is not known.
+    imbalance
+        max_l |W_l W_l' - W_(l+1)' W_(l+1)| (Frobenius), (seeds, records), if asked for.
+    approximate_rank
+        sum_i f_alpha(s_i^(2/L)), which for balanced weights is that of every layer,
+        (seeds, records).
+    weights
+        Final layers, each (seeds, outputs, inputs); the last before the explosion if diverged.
+    jump_step
+        Last recorded step with s_2 / s_1 >= 0.05, (seeds,); -1 if that was still so at the end.
+    phases
+        The schedule: steps, learning rate, weight decay, (phases, 3).
+    diverged
+        Which runs exploded, (seeds,).
+    status
+        "finished", "diverged" if any run did, or "interrupted".
+    """
+
+    steps: Ints
+    singular_values: Floats
+    missing: Floats
+    train_error: Floats
+    test_error: Floats
+    imbalance: Floats
+    approximate_rank: Floats
+    weights: tuple[Floats, ...]
+    jump_step: Ints
+    phases: Floats
+    diverged: NDArray[np.bool_]
+    status: Status
+
+    @property
+    def ratio(self) -> Floats:
+        """s_2 / s_1 of the product, (seeds, records)."""
+        return spectral_ratio(self.singular_values, rank=1)
+
+    def jumps_to(self, rank: int, threshold: float = JUMP_RATIO) -> Ints:
+        """Return the step of each run's last jump to a rank at most `rank`; -1 if none."""
+        return last_crossing(self.steps, spectral_ratio(self.singular_values, rank), threshold)
+
+
+def spectral_ratio(singular_values: Floats, rank: int) -> Floats:
+    """s_(rank+1) / s_1, 0 where everything is 0."""
+    if not 1 <= rank < singular_values.shape[-1]:
+        raise InputError(f"rank must be in 1..{singular_values.shape[-1] - 1}, got {rank}")
+    first = singular_values[..., 0]
+    return singular_values[..., rank] / np.where(first == 0, 1.0, first)
+
+
+def last_crossing(steps: Ints, ratio: Floats, threshold: float) -> Ints:
+    """Return the last step with ratio >= threshold for each row; -1 if it never fell for good."""
+    result = np.full(len(ratio), -1, dtype=np.int64)
+    for k, row in enumerate(ratio):
+        known = np.flatnonzero(np.isfinite(row))
+        if len(known) == 0 or known[-1] != len(row) - 1:
+            continue
+        above = np.flatnonzero(row >= threshold)
+        if len(above) == 0:
+            result[k] = steps[0]
+        elif above[-1] != known[-1]:
+            result[k] = steps[above[-1]]
+    return result
+
+
+class Book:
+    """The records of all runs."""
+
+    def __init__(
+        self,
+        problem: Observed,
+        depth: int,
+        grid: Ints,
+        runs: int,
+        alpha: float,
+        balance: bool,
+    ) -> None:
+        self._problem, self._depth = problem, depth
+        self._alpha, self._balance = alpha, balance
+        self.steps = [int(step) for step in grid]
+        self._index = {step: k for k, step in enumerate(self.steps)}
+        rows, cols = problem.missing
+        self._missing = (rows, cols) if len(rows) <= _MISSING else (rows[:0], cols[:0])
+        size = (runs, len(grid))
+        self.singular_values = np.full((*size, min(problem.shape)), np.nan)
+        self.missing = np.full((*size, len(self._missing[0])), np.nan)
+        self.train_error, self.test_error = np.full(size, np.nan), np.full(size, np.nan)
+        self.imbalance, self.approximate_rank = np.full(size, np.nan), np.full(size, np.nan)
+
+    def write(self, step: int, number: int, weights: layers.Layers) -> None:
+        """Record run `number` after `step` steps, if this step is to be recorded."""
+        k = self._index.get(step)
+        if k is None:
+            return
+        A = layers.product(weights)
+        s = np.linalg.svd(A, compute_uv=False)
+        self.singular_values[number, k] = s
+        self.missing[number, k] = A[self._missing]
+        self.train_error[number, k] = self._problem.train_error(A)
+        self.test_error[number, k] = self._problem.test_error(A)
+        if self._balance:
+            self.imbalance[number, k] = layers.imbalance(weights)
+        counts = layers.soft_count(s ** (2 / self._depth), self._alpha)
+        self.approximate_rank[number, k] = counts.sum()

@@ -1,0 +1,170 @@
+"""Learning rates and weight decays over time, as data, in one stated convention.
+
+The loss is C(A) + weight_decay |theta|^2 with C(A) = (1/2N) sum (A_ij - y_ij)^2, and a step is
+
+    theta <- (1 - 2 learning_rate weight_decay) theta - (learning_rate / 2) grad (A_ij - y_ij)^2.
+
+The paper and PyTorch count differently; `effective` converts what they print:
+
+    "loss"      One-way jumps, section 2.3, and overt everywhere     eta,   lam
+    "appendix"  One-way jumps, eq 3: (1 - eta lam) theta - ...        eta,   lam / 2
+    "pytorch"   torch.optim.SGD(lr=eta, weight_decay=lam) on the
+                squared error without the half: grad + lam theta      2 eta, lam / 4
+
+The paper's figures are reproduced by "pytorch" only (found by trial; the paper does not say).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Self
+
+from overt._check import InputError, InputTypeError, choice, number, whole
+
+_FACTORS = {"loss": (1.0, 1.0), "appendix": (1.0, 0.5), "pytorch": (2.0, 0.25)}
+CONVENTIONS = tuple(_FACTORS)
+
+
+def effective(learning_rate: float, weight_decay: float, convention: str) -> tuple[float, float]:
+    """Return (learning_rate, weight_decay) in overt's convention, from those of another."""
+    choice("convention", convention, CONVENTIONS)
+    rate, decay = _FACTORS[convention]
+    return rate * learning_rate, decay * weight_decay
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A number of steps with one learning rate and one weight decay, in overt's convention."""
+
+    steps: int
+    learning_rate: float
+    weight_decay: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "steps", whole("steps", self.steps, minimum=0))
+        rate = number("learning_rate", self.learning_rate, exclusive=True)
+        decay = number("weight_decay", self.weight_decay)
+        if 2 * rate * decay >= 1:
+            raise InputError(
+                "2 * learning_rate * weight_decay must be below 1, or a step turns the weights "
+                f"around; got learning_rate {rate:g} and weight_decay {decay:g}"
+            )
+        object.__setattr__(self, "learning_rate", rate)
+        object.__setattr__(self, "weight_decay", decay)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Phases one after another.
+
+    >>> Schedule.constant(1000, learning_rate=0.2, weight_decay=0.1, convention="pytorch")
+    Schedule(1000 x (0.4, 0.025))
+    """
+
+    phases: tuple[Phase, ...]
+
+    def __post_init__(self) -> None:
+        phases = tuple(self.phases)
+        if not phases or not all(isinstance(phase, Phase) for phase in phases):
+            raise InputTypeError("phases must be a list of at least one Phase")
+        object.__setattr__(self, "phases", phases)
+
+    @classmethod
+    def of(cls, phases: Sequence[tuple[int, float, float]], *, convention: str = "loss") -> Self:
+        """Make a schedule from (steps, learning_rate, weight_decay) triples."""
+        try:
+            triples = [(steps, rate, decay) for steps, rate, decay in phases]
+        except (TypeError, ValueError):
+            raise InputError(
+                f"phases must be (steps, learning_rate, weight_decay) triples, got {phases!r}"
+            ) from None
+        return cls(tuple(Phase(n, *effective(rate, lam, convention)) for n, rate, lam in triples))
+
+    @classmethod
+    def constant(
+        cls, steps: int, learning_rate: float, weight_decay: float, *, convention: str = "loss"
+    ) -> Self:
+        """Keep one learning rate and weight decay."""
+        return cls.of([(steps, learning_rate, weight_decay)], convention=convention)
+
+    @classmethod
+    def annealing(
+        cls,
+        noisy_steps: int = 5000,
+        quiet_steps: int = 5000,
+        *,
+        warm_up: tuple[int, float, float] | None = (500, 0.03, 0.1),
+        noisy: tuple[float, float] = (0.2, 0.1),
+        quiet: tuple[float, float] = (0.02, 0.001),
+        convention: str = "pytorch",
+    ) -> Self:
+        """Warm up, then jump in a noisy phase, then fit in a quiet one ([One-way jumps] Fig 1).
+
+        `noisy` and `quiet` are (learning_rate, weight_decay); `warm_up` is (steps, learning_rate,
+        weight_decay) or None. The defaults are the paper's values, hence the convention.
+        """
+        phases = [(noisy_steps, *noisy), (quiet_steps, *quiet)]
+        start = [] if warm_up is None else [tuple(warm_up)]
+        return cls.of([*start, *phases], convention=convention)  # type: ignore[list-item]
+
+    @classmethod
+    def periodic(
+        cls,
+        periods: int = 5,
+        steps: int = 1000,
+        *,
+        warm_up: tuple[int, float, float] | None = (500, 0.03, 0.1),
+        noisy: tuple[float, float] = (0.4, 0.1),
+        quiet: tuple[float, float] = (0.1, 0.001),
+        convention: str = "pytorch",
+    ) -> Self:
+        """Alternate quiet and noisy phases of `steps` steps each ([One-way jumps] Fig 4)."""
+        cycle = [(steps, *quiet), (steps, *noisy)] * whole("periods", periods)
+        start = [] if warm_up is None else [tuple(warm_up)]
+        return cls.of([*start, *cycle], convention=convention)  # type: ignore[list-item]
+
+    @property
+    def steps(self) -> int:
+        """Number of steps in all."""
+        return sum(phase.steps for phase in self.phases)
+
+    def until(self, step: int) -> Schedule:
+        """Return the schedule's first `step` steps."""
+        pieces = self.pieces([whole("step", step)])
+        return Schedule(
+            tuple(
+                Phase(last - first, phase.learning_rate, phase.weight_decay)
+                for first, last, phase in pieces
+                if last <= step
+            )
+        )
+
+    def phase_at(self, step: int) -> Phase:
+        """Return the phase that takes step number `step` (counted from 0)."""
+        for phase in self.phases:
+            if step < phase.steps:
+                return phase
+            step -= phase.steps
+        raise InputError(f"step must be below {self.steps}, the schedule's length")
+
+    def pieces(self, cuts: Sequence[int]) -> list[tuple[int, int, Phase]]:
+        """Return (first step, last step + 1, phase), cut at phase ends and at the given steps."""
+        ends, start = [], 0
+        for phase in self.phases:
+            ends.append((start, start + phase.steps, phase))
+            start += phase.steps
+        result = []
+        for first, last, phase in ends:
+            marks = [first, *(c for c in cuts if first < c < last), last]
+            result += [(a, b, phase) for a, b in pairwise(marks) if b > a]
+        return result
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the schedule as plain lists, in overt's convention."""
+        return {"phases": [[p.steps, p.learning_rate, p.weight_decay] for p in self.phases]}
+
+    def __repr__(self) -> str:
+        parts = (f"{p.steps} x ({p.learning_rate:g}, {p.weight_decay:g})" for p in self.phases)
+        return f"Schedule({', '.join(parts)})"

@@ -1,0 +1,246 @@
+"""SGD with replacement on single entries of a completion problem, for many seeds at once."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from overt._check import InputError, InputTypeError, Seed, number, whole
+from overt._progress import Meter, meter
+from overt.decay import layers
+from overt.decay.problem import Observed
+from overt.decay.records import JUMP_RATIO, Book, Runs, last_crossing, spectral_ratio
+from overt.decay.schedule import Schedule
+from overt.results import Status
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_PIECE = 20_000  # steps between two looks at whether the run should stop
+
+
+def simulate(
+    problem: Observed,
+    depth: int = 3,
+    width: int = 100,
+    schedule: Schedule | None = None,
+    seeds: int | Sequence[int] = 1,
+    init: float | Sequence[Any] = 1.0,
+    record: int | Sequence[int] | None = None,
+    *,
+    seed: Seed = 0,
+    alpha: float = 0.1,
+    balance: bool = True,
+    workers: int | None = None,
+    progress: bool = True,
+) -> Runs:
+    """Run theta <- (1 - 2 eta lam) theta - (eta/2) grad (A_ij - y_ij)^2 on random entries.
+
+    [One-way jumps] 2.3: entries are drawn uniformly with replacement, one per step. See
+    `overt.decay.schedule` for the conventions of eta and lam.
+
+    Parameters
+    ----------
+    problem
+        Observed entries.
+    depth, width
+        Number of layers L (at least 2) and of units in each of the L - 1 hidden layers.
+    schedule
+        Learning rates and weight decays; by default the annealing of the paper's Figure 1.
+    seeds
+        How many runs, or the list of their numbers: run k does not depend on the others.
+    init
+        Weights start as N(0, init^2 / width); or the layers [W_1, ..., W_L] themselves, each
+        outputs x inputs, or seeds x outputs x inputs as in `Runs.weights`.
+    record
+        Record every so many steps, or at these steps; about 200 records by default.
+    seed
+        Root of all randomness.
+    alpha
+        Scale of the recorded approximate rank.
+    balance
+        Record the imbalance too, which costs about width^3 per record.
+    workers
+        Number of threads, by default one per core; the result does not depend on it.
+    progress
+        Show a bar if this is a terminal.
+
+    Ctrl-C returns what was computed, with the status "interrupted".
+    """
+    if not isinstance(problem, Observed):
+        raise InputTypeError(f"problem must be an Observed, got {type(problem).__name__}")
+    depth, width = whole("depth", depth, 2), whole("width", width)
+    schedule = Schedule.annealing() if schedule is None else schedule
+    if not isinstance(schedule, Schedule):
+        raise InputTypeError(f"schedule must be a Schedule, got {type(schedule).__name__}")
+    numbers = _numbers(seeds)
+    root = seed_root(seed)
+    starts = [
+        _start(problem, depth, width, init, root, n, k, len(numbers)) for k, n in enumerate(numbers)
+    ]
+    runs = [
+        _Run(problem, start, entry_draws(problem, schedule.steps, seed=root, run=n))
+        for n, start in zip(numbers, starts, strict=True)
+    ]
+    grid = _grid(record, schedule.steps)
+    alpha = number("alpha", alpha, exclusive=True)
+    book = Book(problem, depth, grid, len(runs), alpha, balance)
+    workers = min(os.cpu_count() or 1 if workers is None else whole("workers", workers), len(runs))
+    with meter("steps", schedule.steps * len(runs), show=progress) as bar:
+        complete = _execute(runs, schedule, book, workers, bar)
+    diverged = np.array([run.diverged for run in runs])
+    status = Status.DIVERGED if diverged.any() else Status.FINISHED
+    square = book.singular_values.shape[-1] > 1
+    ratio = spectral_ratio(book.singular_values, 1) if square else book.singular_values[..., 0] * 0
+    return Runs(
+        grid,
+        book.singular_values,
+        book.missing,
+        book.train_error,
+        book.test_error,
+        book.imbalance,
+        book.approximate_rank,
+        tuple(np.stack(W) for W in zip(*(run.weights() for run in runs), strict=True)),
+        last_crossing(grid, ratio, JUMP_RATIO),
+        np.array([[p.steps, p.learning_rate, p.weight_decay] for p in schedule.phases]),
+        diverged,
+        status if complete else Status.INTERRUPTED,
+    )
+
+
+def initial_weights(
+    problem: Observed, depth: int, width: int, *, init: float = 1.0, seed: int = 0, run: int = 0
+) -> list[Floats]:
+    """Return the layers [W_1, ..., W_L] ~ N(0, init^2 / width) with which a run starts."""
+    rng = np.random.default_rng([seed, run, 0])
+    scale = number("init", init) / np.sqrt(width)
+    sizes = layers.shapes(problem.shape, depth, width)
+    return [scale * rng.standard_normal(size) for size in sizes]
+
+
+def entry_draws(problem: Observed, steps: int, *, seed: int = 0, run: int = 0) -> Ints:
+    """Return which observed entry each step of a run uses; longer runs begin with shorter ones."""
+    return np.random.default_rng([seed, run, 1]).integers(len(problem), size=steps)
+
+
+class _Run:
+    """One run: its weights in the kernel's layout, its entries, and how far it got."""
+
+    def __init__(self, problem: Observed, weights: Sequence[Floats], draws: Ints) -> None:
+        width = weights[0].shape[0]
+        self.F = np.ascontiguousarray(weights[0].T)
+        self.M = np.array(weights[1:-1]).reshape(-1, width, width)
+        self.G = np.array(weights[-1])
+        self._scale, self._problem, self._draws = np.ones(1), problem, draws
+        self.diverged = False
+
+    def view(self) -> list[Floats]:
+        return [self._scale * self.F.T, *self.M, self._scale * self.G]
+
+    def weights(self) -> list[Floats]:
+        return [W.copy() for W in self.view()]
+
+    def advance(self, first: int, last: int, learning_rate: float, weight_decay: float) -> None:
+        from overt.decay.kernels import descend
+
+        p = self._problem
+        draws = self._draws[first:last]
+        taken = descend(
+            self.F, self.M, self.G, self._scale, p.rows, p.cols, p.values, draws, learning_rate,
+            weight_decay,
+        )  # fmt: skip
+        self.diverged = taken < len(draws)
+
+
+def _execute(runs: list[_Run], schedule: Schedule, book: Book, workers: int, bar: Meter) -> bool:
+    """Take all steps of all runs; return whether nothing interrupted them."""
+    cuts = sorted({*book.steps, *range(_PIECE, schedule.steps, _PIECE)})
+    pieces = schedule.pieces(cuts)
+    stop = threading.Event()
+
+    def work(number: int) -> None:
+        run = runs[number]
+        book.write(0, number, run.view())
+        for first, last, phase in pieces:
+            if stop.is_set():
+                return
+            run.advance(first, last, phase.learning_rate, phase.weight_decay)
+            bar.advance(last - first)
+            if run.diverged:
+                return
+            book.write(last, number, run.view())
+
+    with threadpool_limits(1), ThreadPoolExecutor(workers) as pool:
+        waiting = {pool.submit(work, number) for number in range(len(runs))}
+        try:
+            while waiting:
+                done, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
+                for future in done:
+                    future.result()
+        except KeyboardInterrupt:
+            stop.set()
+    return not stop.is_set()
+
+
+def _grid(record: int | Sequence[int] | None, steps: int) -> Ints:
+    if record is None:
+        record = max(1, steps // 200)
+    if isinstance(record, (int, np.integer)):
+        every = whole("record", record)
+        return np.unique(np.append(np.arange(0, steps + 1, every), steps))
+    grid = np.unique(np.asarray(record))
+    if grid.ndim != 1 or not len(grid) or not np.issubdtype(grid.dtype, np.integer):
+        raise InputTypeError(f"record must be a whole number or a list of steps, got {record!r}")
+    if grid[0] < 0 or grid[-1] > steps:
+        raise InputError(
+            f"record must hold steps in 0..{steps} (the schedule's), got {grid[0]}..{grid[-1]}"
+        )
+    return grid.astype(np.int64)
+
+
+def _numbers(seeds: int | Sequence[int]) -> list[int]:
+    if isinstance(seeds, (int, np.integer)):
+        return list(range(whole("seeds", seeds)))
+    numbers = [whole("seeds", n, minimum=0) for n in seeds]
+    if not numbers:
+        raise InputError("seeds must be a number of runs or a list of at least one, got none")
+    return numbers
+
+
+def seed_root(seed: Seed) -> int:
+    """Return the whole number from which all runs derive their randomness."""
+    if isinstance(seed, np.random.Generator):
+        return int(seed.integers(2**63))
+    if seed is None:
+        return int(np.random.default_rng().integers(2**63))
+    return whole("seed", seed, minimum=0)
+
+
+def _start(
+    problem: Observed,
+    depth: int,
+    width: int,
+    init: float | Sequence[Any],
+    seed: int,
+    run: int,
+    index: int,
+    count: int,
+) -> list[Floats]:
+    if np.isscalar(init):
+        return initial_weights(problem, depth, width, init=init, seed=seed, run=run)  # type: ignore[arg-type]
+    expected = layers.shapes(problem.shape, depth, width)
+    given = [np.asarray(W, dtype=float) for W in init]  # type: ignore[union-attr]
+    result = [W[index] if W.ndim == 3 and len(W) == count else W for W in given]
+    if [W.shape for W in result] != expected:
+        raise InputError(
+            f"init must be a number or {depth} layers of the shapes {expected} (or with a first "
+            f"axis of {count} seeds), got {[W.shape for W in given]}"
+        )
+    return [W.copy() for W in result]

@@ -1,0 +1,53 @@
+"""What the experiments on one-way jumps share: the paper's schedules, and panels of curves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from overt.decay import Jumps, Schedule
+
+SOURCE = "One-way jumps from high to low rank"
+CONVENTION = "pytorch"
+WARM_UP = (500, 0.03, 0.1)
+WIDTH = 100
+
+
+def schedule(*phases: tuple[int, float, float]) -> Schedule:
+    """Return a schedule from the numbers printed in the paper's figures."""
+    return Schedule.of(phases, convention=CONVENTION)
+
+
+def summary(found: Jumps, shown: int) -> dict[str, Any]:
+    """Return what a row keeps of the jumps: times, survival, and the first runs' curves."""
+    return {
+        "jump_step": found.jump_step.tolist(),
+        "diverged": int(found.runs.diverged.sum()),
+        "collapsed": found.collapsed,
+        "returned": found.returned,
+        "below": found.below,
+        "grid": found.steps.tolist(),
+        "surviving": found.surviving.tolist(),
+        "lower": found.lower.tolist(),
+        "upper": found.upper.tolist(),
+        "ratio": found.runs.ratio[:shown].tolist(),
+        "missing": found.runs.missing[:shown, :, 0].tolist(),
+        "final_missing": found.runs.missing[:, -1, 0].tolist(),
+        "train_error": found.runs.train_error[:shown].tolist(),
+        "test_error": found.runs.test_error[:shown].tolist(),
+    }
+
+
+def survival_panel(axes: Any, row: dict[str, Any], label: str, color: str) -> None:
+    """Draw the share of runs that have not jumped, with its band."""
+    axes.step(row["grid"], row["surviving"], where="post", color=color, label=label)
+    axes.fill_between(row["grid"], row["lower"], row["upper"], step="post", color=color, alpha=0.2)
+    axes.set_ylim(-0.02, 1.02)
+    axes.set_xlabel("step")
+    axes.set_ylabel("share not jumped")
+
+
+def jumped(row: dict[str, Any]) -> int:
+    """Return how many runs of a row jumped."""
+    return int(np.sum(np.array(row["jump_step"]) >= 0))

@@ -1,0 +1,152 @@
+"""One-way jumps, Figure 1: noise makes SGD jump to rank 1; only offshoots after the jump fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from overt.decay import Observed, jumps, minima, simulate
+from overt.experiments.base import Experiment, Finding, Params, Row
+from overt.experiments.jumps_common import (
+    SOURCE,
+    WARM_UP,
+    WIDTH,
+    schedule,
+    summary,
+    survival_panel,
+)
+
+DEPTH, EPSILON = 3, 0.25
+EXPECTED = {2000: (0.1, 0.2), 5000: (0.5, 0.5), 10_000: (0.8, 0.8), 20_000: (0.95, 0.95)}
+"""Shares that had jumped by each step in our own earlier runs; the paper shows one curve."""
+
+QUIET = (10_000, 0.02, 0.001)
+
+
+def run(params: Params, seed: int) -> dict[str, Any]:
+    """Run the noisy path for many seeds, and quiet offshoots from some of its points."""
+    problem, steps = Observed.two_by_two(EPSILON), params["steps"]
+    path = schedule(WARM_UP, (steps - WARM_UP[0], 0.2, 0.1))
+    found = jumps(problem, DEPTH, WIDTH, path, params["seeds"], record=50, seed=seed)
+    offshoots = []
+    for start in params["offshoots"]:
+        count = 6
+        prefix = schedule(WARM_UP, (start - WARM_UP[0], 0.2, 0.1))
+        at = simulate(problem, DEPTH, WIDTH, prefix, count, record=[start], seed=seed)
+        quiet = simulate(
+            problem, DEPTH, WIDTH, schedule(QUIET), count, at.weights, 500, seed=seed + 1
+        )
+        offshoots += [
+            {
+                "start": start,
+                "run": k,
+                "ratio": float(at.ratio[k, -1]),
+                "steps": (start + quiet.steps).tolist(),
+                "missing": quiet.missing[k, :, 0].tolist(),
+            }
+            for k in range(count)
+        ]
+    lowest = {m.rank: float(m.matrix[0, 1]) for m in minima(problem, DEPTH, 0.00025)}
+    return {**summary(found, shown=6), "branches": offshoots, "minimum": lowest[1]}
+
+
+def check(rows: list[Row]) -> list[Finding]:
+    """Check the shares that jumped, that no run returns, and what the offshoots find."""
+    (row,) = rows
+    step, n = np.array(row["jump_step"]), len(row["jump_step"])
+    findings = []
+    for when, (low, high) in EXPECTED.items():
+        if when > row["steps"]:
+            continue
+        share = float(np.mean((step >= 0) & (step <= when)))
+        k = int(np.searchsorted(row["grid"], when))
+        least, most = 1 - row["upper"][k], 1 - row["lower"][k]
+        findings.append(
+            Finding(
+                f"share of runs that have jumped by step {when}",
+                bool(least <= high and low <= most),
+                f"{share:.2f} of {n} (95%: {least:.2f} to {most:.2f})",
+                f"about {low:g}" + (f" to {high:g}" if high > low else ""),
+            )
+        )
+    findings.append(
+        Finding(
+            "a run whose s2/s1 was below .02 does not come back above .05",
+            row["returned"] == 0,
+            f"{row['returned']} of {row['below']} came back",
+            "probability 0",
+        )
+    )
+    final = [(b["ratio"], b["missing"][-1]) for b in row["branches"]]
+    before = [x for ratio, x in final if ratio >= 0.05]
+    after = [x for ratio, x in final if ratio < 0.02]
+    # Runs at ratios of .05 to .1 are in the middle of the jump and may end on either side.
+    stuck = [x for ratio, x in final if ratio >= 0.1]
+    findings += [
+        Finding(
+            "offshoots before the jump fail to fill in the missing entry",
+            bool(stuck) and max(stuck) < 0.5 * row["minimum"],
+            f"{len(before)} offshoots, A12 {min(before):.2f} to {max(before):.2f}"
+            if before
+            else "none started before a jump",
+            "not 1/epsilon = 4",
+        ),
+        Finding(
+            "offshoots after the jump find the rank-1 minimum",
+            bool(after) and max(abs(x - row["minimum"]) for x in after) < 0.1,
+            f"{len(after)} offshoots, A12 {min(after):.2f} to {max(after):.2f}; the minimum has "
+            f"{row['minimum']:.3f}"
+            if after
+            else "none started after a jump",
+            "close to 1/epsilon = 4",
+        ),
+    ]
+    return findings
+
+
+def plot(rows: list[Row]) -> Any:
+    """Draw the noisy path and its offshoots, the ratio of singular values, and the survival."""
+    from matplotlib.figure import Figure
+
+    (row,) = rows
+    shown = int(np.argmax(np.array(row["jump_step"][:6]) > 0))
+    figure = Figure(figsize=(9, 8), layout="constrained")
+    path, ratio, share = figure.subplots(3, 1)
+    path.plot(row["grid"], row["missing"][shown], color="lightskyblue", lw=0.8, label="noisy path")
+    for branch in row["branches"]:
+        if branch["run"] == shown:
+            path.plot(branch["steps"], branch["missing"], color="navy", lw=1.2)
+    path.axhline(1 / EPSILON, color="black", ls=":", lw=1, label="rank 1, no decay")
+    path.set_ylabel("missing entry")
+    path.legend(frameon=False, fontsize=8)
+    for k, curve in enumerate(row["ratio"]):
+        ratio.plot(row["grid"], curve, color="firebrick", lw=0.8, alpha=1 if k == shown else 0.25)
+    ratio.axhline(0.05, color="black", ls=":", lw=1)
+    ratio.set_yscale("log")
+    ratio.set_ylim(1e-4, 1)
+    ratio.set_ylabel("$s_2 / s_1$")
+    survival_panel(share, row, f"{len(row['jump_step'])} seeds, 95% band", "firebrick")
+    share.legend(frameon=False, fontsize=8)
+    for axes in (path, ratio, share):
+        axes.set_xlim(0, row["grid"][-1])
+    return figure
+
+
+EXPERIMENT = Experiment(
+    id="jumps-fig1",
+    title="A jump from rank 2 to rank 1, and offshoots before and after it",
+    source=f"{SOURCE}, Figure 1",
+    claim="noisy SGD jumps to rank 1 for good; only after that does quiet SGD find the rank-1 fit",
+    grids={
+        "toy": {"seeds": [16], "steps": [6000], "offshoots": [[1000, 6000]]},
+        "full": {
+            "seeds": [100],
+            "steps": [20_000],
+            "offshoots": [[1000, 2000, 4000, 8000, 16_000]],
+        },
+    },
+    run=run,
+    check=check,
+    plot=plot,
+)

@@ -1,0 +1,87 @@
+"""One-way jumps, Figure 2: with the same schedule depth 4 jumps and depth 3 does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from overt.decay import Observed, jumps
+from overt.experiments.base import Experiment, Finding, Params, Row
+from overt.experiments.jumps_common import (
+    SOURCE,
+    WARM_UP,
+    WIDTH,
+    jumped,
+    schedule,
+    summary,
+    survival_panel,
+)
+
+EPSILON = 0.1
+PHASES = (WARM_UP, (4500, 0.25, 0.1), (5000, 0.05, 0.001))
+COLORS = {3: "tab:blue", 4: "tab:red"}
+
+
+def run(params: Params, seed: int) -> dict[str, Any]:
+    """Run one depth for many seeds."""
+    problem = Observed.two_by_two(EPSILON)
+    found = jumps(
+        problem, params["depth"], WIDTH, schedule(*PHASES), params["seeds"], record=20, seed=seed
+    )
+    return summary(found, shown=5)
+
+
+def check(rows: list[Row]) -> list[Finding]:
+    """Check how many runs of each depth jump, and when."""
+    findings = []
+    for row in rows:
+        count, n = jumped(row), len(row["jump_step"])
+        shallow = row["depth"] == 3
+        steps = np.array(row["jump_step"])
+        when = f", median step {np.median(steps[steps >= 0]):.0f}" if count else ""
+        findings.append(
+            Finding(
+                f"depth {row['depth']}: " + ("at most 1 in 20 jumps" if shallow else "3 in 4 jump"),
+                count <= n / 20 if shallow else count >= 0.75 * n,
+                f"{count} of {n}{when}",
+                "0 of 5" if shallow else "5 of 5",
+            )
+        )
+    return findings
+
+
+def plot(rows: list[Row]) -> Any:
+    """Draw the missing entry of five runs of each depth, and the survival."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    curves, share = figure.subplots(2, 1, sharex=True)
+    for row in rows:
+        color = COLORS[row["depth"]]
+        for k, curve in enumerate(row["missing"]):
+            label = f"depth {row['depth']}" if k == 0 else None
+            curves.plot(row["grid"], curve, color=color, lw=0.7, label=label)
+        name = f"depth {row['depth']}, {len(row['jump_step'])} seeds, 95% band"
+        survival_panel(share, row, name, color)
+    curves.axhline(1 / EPSILON, color="black", ls=":", lw=1)
+    curves.set_ylabel("missing entry")
+    for axes in (curves, share):
+        axes.legend(frameon=False, fontsize=8)
+    share.axvspan(500, 5000, color="grey", alpha=0.1, lw=0)
+    return figure
+
+
+EXPERIMENT = Experiment(
+    id="jumps-fig2",
+    title="Depth makes jumps more likely",
+    source=f"{SOURCE}, Figure 2",
+    claim="networks of depth 4 jump to rank 1 within the noisy phase, those of depth 3 do not",
+    grids={
+        "toy": {"depth": [3, 4], "seeds": [8]},
+        "full": {"depth": [3, 4], "seeds": [40]},
+    },
+    run=run,
+    check=check,
+    plot=plot,
+)

@@ -1,0 +1,110 @@
+"""One-way jumps, Figure 3: the smaller epsilon, the longer the noisy phase must be."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from overt.decay import Observed, simulate
+from overt.experiments.base import Experiment, Finding, Params, Row
+from overt.experiments.jumps_common import SOURCE, WARM_UP, WIDTH, schedule
+
+DEPTH = 4
+QUIET = (4000, 0.05, 0.001)
+
+
+def run(params: Params, seed: int) -> dict[str, Any]:
+    """Run t0 noisy steps (the warm-up included) and then the quiet phase."""
+    noisy = params["noisy_steps"]
+    start = [WARM_UP, (noisy - WARM_UP[0], 0.25, 0.1)] if noisy else []
+    path = schedule(*start, QUIET)
+    problem = Observed.two_by_two(params["epsilon"])
+    runs = simulate(
+        problem, DEPTH, WIDTH, path, params["seeds"], record=[path.steps], balance=False, seed=seed
+    )
+    error = runs.test_error[:, -1]
+    return {
+        "test_error": error.tolist(),
+        "mean": float(error.mean()),
+        "standard_error": float(error.std(ddof=1) / np.sqrt(len(error))),
+    }
+
+
+def check(rows: list[Row]) -> list[Finding]:
+    """Check that no noise fails, that some noise suffices for large epsilon, more for small."""
+    table = {(row["epsilon"], row["noisy_steps"]): row for row in rows}
+    epsilons, lengths = (sorted({key[i] for key in table}) for i in (0, 1))
+    still = [table[e, 0]["mean"] for e in epsilons]
+    first = next(t for t in lengths if t)
+    easy = [table[e, first]["mean"] for e in epsilons if e >= 0.25]
+    hard = [table[epsilons[0], t] for t in lengths]
+    falls = all(
+        b["mean"] <= a["mean"] + 3 * (a["standard_error"] + b["standard_error"])
+        for a, b in pairwise(hard)
+    )
+    return [
+        Finding(
+            "without a noisy phase the missing entry is not recovered",
+            min(still) > 0.3,
+            f"mean relative error {min(still):.2f} to {max(still):.2f}",
+            "fails even for epsilon = 1",
+        ),
+        Finding(
+            f"{first} noisy steps are enough for epsilon >= .25",
+            max(easy) < 0.05,
+            f"mean relative error at most {max(easy):.3f}",
+            "recovered",
+        ),
+        Finding(
+            f"epsilon = {epsilons[0]:g} needs a longer noisy phase",
+            falls and hard[-1]["mean"] < 0.5 * hard[0]["mean"],
+            ", ".join(f"{row['noisy_steps']}: {row['mean']:.2f}" for row in hard),
+            "larger t0 recovers smaller epsilon",
+        ),
+    ]
+
+
+def plot(rows: list[Row]) -> Any:
+    """Draw the relative test error against epsilon, one curve for each length."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for noisy in sorted({row["noisy_steps"] for row in rows}):
+        line = sorted((r for r in rows if r["noisy_steps"] == noisy), key=lambda r: r["epsilon"])
+        x = [r["epsilon"] for r in line]
+        axes.errorbar(
+            x,
+            [r["mean"] for r in line],
+            yerr=[2 * r["standard_error"] for r in line],
+            marker="o",
+            ms=3,
+            capsize=2,
+            label=f"$t_0$ = {noisy}",
+        )
+    axes.set_xlabel(r"$\epsilon$")
+    axes.set_ylabel("test error / that of zeros")
+    axes.set_ylim(-0.03, 1.05)
+    axes.legend(frameon=False, title=f"{rows[0]['seeds']} seeds, 2 s.e.")
+    return figure
+
+
+EXPERIMENT = Experiment(
+    id="jumps-fig3",
+    title="Annealing across epsilon",
+    source=f"{SOURCE}, Figure 3",
+    claim="longer noisy phases recover the rank-1 completion for smaller epsilon",
+    grids={
+        "toy": {"epsilon": [0.1, 0.25, 1.0], "noisy_steps": [0, 1000, 5000], "seeds": [8]},
+        "full": {
+            "epsilon": [0.05, 0.1, 0.15, 0.2, 0.25, 0.35, 0.5, 0.75, 1.0],
+            "noisy_steps": [0, 1000, 2000, 5000],
+            "seeds": [40],
+        },
+    },
+    run=run,
+    check=check,
+    plot=plot,
+)

@@ -1,0 +1,97 @@
+"""One-way jumps, Figure 4: periods of noise let SGD jump, quiet periods show that it did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from overt.decay import Observed, Schedule, jumps
+from overt.experiments.base import Experiment, Finding, Params, Row
+from overt.experiments.jumps_common import SOURCE, WARM_UP, WIDTH, summary
+
+DEPTH, EPSILON, PERIOD = 3, 0.2, 1000
+
+
+def run(params: Params, seed: int) -> dict[str, Any]:
+    """Run the periodic schedule for many seeds, ending in a quiet phase."""
+    problem, phases = Observed.two_by_two(EPSILON), Schedule.periodic(params["periods"], PERIOD)
+    path = Schedule((*phases.phases, phases.phases[1]))
+    found = jumps(problem, DEPTH, WIDTH, path, params["seeds"], record=20, seed=seed)
+    return summary(found, shown=5)
+
+
+def check(rows: list[Row]) -> list[Finding]:
+    """Check that all runs jump, and that they do it in noisy phases."""
+    (row,) = rows
+    steps = np.array(row["jump_step"])
+    done = steps[steps >= 0]
+    # The last record above the threshold may come up to one record before the phase begins.
+    noisy = ((done + 20 - WARM_UP[0]) // PERIOD) % 2 == 1
+    final = np.array(row["final_missing"])[steps >= 0]
+    kept = final[np.abs(final) > 1e-3]
+    lost = row["diverged"] + row["collapsed"]
+    return [
+        Finding(
+            "runs jump to rank 1, and none comes back",
+            row["below"] >= 0.95 * len(steps) and row["returned"] == 0,
+            f"{row['below']} of {len(steps)}, {row['returned']} came back",
+            "5 of 5",
+        ),
+        Finding(
+            "jumps happen in noisy phases",
+            bool(np.all(noisy)),
+            f"{int(noisy.sum())} of {len(done)} in noisy phases",
+            "all",
+        ),
+        Finding(
+            "after the jump quiet phases fill in the missing entry",
+            len(kept) > 0 and bool(np.all(kept > 0.85 / EPSILON)),
+            f"A12 {kept.min():.2f} to {kept.max():.2f}" if len(kept) else "none",
+            "close to 1/epsilon = 5",
+        ),
+        Finding(
+            "but the rate .4 is at the edge: later noisy phases throw some runs out",
+            lost <= 0.25 * len(steps),
+            f"{row['diverged']} of {len(steps)} diverged, {row['collapsed']} fell to rank 0",
+            "not mentioned",
+        ),
+    ]
+
+
+def plot(rows: list[Row]) -> Any:
+    """Draw the test error of five runs over the alternating phases."""
+    from matplotlib.figure import Figure
+
+    (row,) = rows
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    error, share = figure.subplots(2, 1, sharex=True)
+    for curve in row["test_error"]:
+        error.plot(row["grid"], curve, lw=0.8)
+    error.set_yscale("log")
+    error.set_ylabel("test error / that of zeros")
+    share.step(row["grid"], row["surviving"], where="post", color="black")
+    share.fill_between(
+        row["grid"], row["lower"], row["upper"], step="post", color="grey", alpha=0.3
+    )
+    share.set_ylabel("share not jumped")
+    share.set_xlabel(f"step (shaded: noisy; {len(row['jump_step'])} seeds, 95% band)")
+    for start in range(WARM_UP[0] + PERIOD, row["grid"][-1], 2 * PERIOD):
+        for axes in (error, share):
+            axes.axvspan(start, start + PERIOD, color="orange", alpha=0.15, lw=0)
+    return figure
+
+
+EXPERIMENT = Experiment(
+    id="jumps-fig4",
+    title="Jumps under a periodic schedule",
+    source=f"{SOURCE}, Figure 4",
+    claim="all runs jump, all in noisy phases; quiet phases then show a low test error",
+    grids={
+        "toy": {"seeds": [8], "periods": [5]},
+        "full": {"seeds": [40], "periods": [10]},
+    },
+    run=run,
+    check=check,
+    plot=plot,
+)

@@ -1,0 +1,115 @@
+"""The local minima of the 2 x 2 problem by rank, against the weight decay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from overt.decay import Observed, existence, minima
+from overt.experiments.base import Experiment, Finding, Params, Row
+from overt.experiments.jumps_common import SOURCE
+
+TABLE = {
+    (3, 0.25): {(0.025, 2): 0.780, (0.025, 1): 1.330, (0.00025, 2): 0.519, (0.00025, 1): 3.781},
+    (3, 0.1): {(0.025, 2): 0.251, (0.025, 1): 1.449, (0.00025, 2): 0.201, (0.00025, 1): 7.119},
+    (4, 0.25): {(0.025, 1): 1.401, (0.00025, 2): 0.840, (0.00025, 1): 3.822},
+    (4, 0.1): {(0.025, 2): 0.626, (0.025, 1): 1.545, (0.00025, 2): 0.305, (0.00025, 1): 7.584},
+}
+"""Missing entry of the minimum by (weight decay, rank), found by many-restart descent."""
+
+
+def run(params: Params, seed: int) -> dict[str, Any]:
+    """Find the minima on a ladder of weight decays, numerically from scratch at the table's two."""
+    depth, epsilon = params["depth"], params["epsilon"]
+    problem = Observed.two_by_two(epsilon)
+    ladder = sorted({*np.geomspace(1e-5, 0.12, params["points"]), 0.025, 0.00025})
+    points = []
+    for lam in ladder:
+        starts = 6 if lam in (0.025, 0.00025) else 1
+        points += [
+            {
+                "weight_decay": float(lam),
+                "rank": m.rank,
+                "missing": float(m.matrix[0, 1]),
+                "loss": m.loss,
+                "curvature": m.curvature,
+            }
+            for m in minima(problem, depth, lam, starts=starts, seed=seed)
+        ]
+    return {"points": points, "exists": {str(r): existence(problem, depth, r) for r in (1, 2)}}
+
+
+def check(rows: list[Row]) -> list[Finding]:
+    """Compare with the values that descent found, and with the existence thresholds."""
+    findings = []
+    for row in rows:
+        expected = TABLE.get((row["depth"], row["epsilon"]), {})
+        found = {(p["weight_decay"], p["rank"]): p["missing"] for p in row["points"]}
+        worst = max(abs(found.get(key, np.inf) - value) for key, value in expected.items())
+        extra = [
+            key for key in found if key[0] in (0.025, 0.00025) and key[1] and key not in expected
+        ]
+        name = f"L = {row['depth']}, epsilon = {row['epsilon']:g}"
+        findings.append(
+            Finding(
+                f"{name}: the minima by rank agree with many-restart descent",
+                bool(worst < 0.0006 and not extra),
+                f"missing entries differ by at most {worst:.1g}",
+            )
+        )
+        limits = {int(r): lam for r, lam in row["exists"].items()}
+        inside = all(p["weight_decay"] < limits[p["rank"]] for p in row["points"] if p["rank"])
+        findings.append(
+            Finding(
+                f"{name}: no rank-2 minimum above lam = {limits[2]:.4f}, no rank-1 above "
+                f"{limits[1]:.4f}",
+                inside,
+                "none found above",
+            )
+        )
+    return findings
+
+
+def plot(rows: list[Row]) -> Any:
+    """Draw the missing entry and the loss of each rank's minimum against the weight decay."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.3 * len(rows), 6), layout="constrained")
+    grid = figure.subplots(2, len(rows), squeeze=False, sharex=True)
+    colors = {0: "grey", 1: "tab:red", 2: "tab:blue"}
+    for column, row in enumerate(rows):
+        for rank, color in colors.items():
+            line = [p for p in row["points"] if p["rank"] == rank]
+            lam = [p["weight_decay"] for p in line]
+            for axes, key in zip(grid[:, column], ("missing", "loss"), strict=True):
+                axes.plot(
+                    lam, [p[key] for p in line], ".-", ms=3, color=color, label=f"rank {rank}"
+                )
+        for rank in (1, 2):
+            for axes in grid[:, column]:
+                axes.axvline(row["exists"][str(rank)], color=colors[rank], ls=":", lw=1)
+        grid[0, column].axhline(1 / row["epsilon"], color="black", ls=":", lw=0.8)
+        grid[0, column].set_title(f"L = {row['depth']}, $\\epsilon$ = {row['epsilon']:g}")
+        grid[0, column].set_xscale("log")
+        grid[1, column].set_yscale("log")
+        grid[1, column].set_xlabel("weight decay")
+    grid[0, 0].set_ylabel("missing entry")
+    grid[1, 0].set_ylabel("regularised loss")
+    grid[0, 0].legend(frameon=False, fontsize=8)
+    return figure
+
+
+EXPERIMENT = Experiment(
+    id="jumps-minima",
+    title="Local minima by rank",
+    source=f"{SOURCE}, sections 3.1 and 4",
+    claim="ranks 0, 1 and 2 each have a minimum; higher ranks bear less decay",
+    grids={
+        "toy": {"depth": [3], "epsilon": [0.25], "points": [12]},
+        "full": {"depth": [3, 4], "epsilon": [0.25, 0.1], "points": [60]},
+    },
+    run=run,
+    check=check,
+    plot=plot,
+)

@@ -1,0 +1,124 @@
+"""Which share of a matrix's entries each method needs: the phase transition of completion."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from overt.decay import DeepLinearCompletion, Observed
+from overt.decay.baselines import nuclear_norm, small_initialisation
+from overt.experiments.base import Experiment, Finding, Params, Row
+from overt.experiments.jumps_common import SOURCE
+
+METHODS = {
+    "deep": "DeepLinearCompletion",
+    "nuclear": "nuclear norm (convex)",
+    "small": "descent from small weights",
+}
+RECOVERED = 0.01
+"""Test error below this share of the variance counts as recovered."""
+
+
+def draw(size: int, rank: int, share: float, number: int) -> Observed:
+    """Return a random matrix of this rank, seen at a share of its entries."""
+    rng = np.random.default_rng([size, rank, round(1000 * share), number])
+    truth = rng.standard_normal((size, rank)) @ rng.standard_normal((rank, size))
+    return Observed.sample(truth, round(share * size * size), seed=rng)
+
+
+def complete(method: str, problem: Observed, seed: int) -> Any:
+    """Return the completed matrix."""
+    match method:
+        case "deep":
+            model = DeepLinearCompletion(seed=seed)
+            return model.fit_triplets(
+                problem.rows, problem.cols, problem.values, problem.shape
+            ).complete()
+        case "nuclear":
+            return nuclear_norm(problem)
+    return small_initialisation(problem, seed=seed)
+
+
+def run(params: Params, seed: int) -> dict[str, Any]:
+    """Complete the same matrices by every method."""
+    size, rank, share = params["size"], params["rank"], params["share"]
+    problems = [draw(size, rank, share, k) for k in range(params["draws"])]
+    return {
+        method: [float(p.test_error(complete(method, p, seed))) for p in problems]
+        for method in METHODS
+    }
+
+
+def check(rows: list[Row]) -> list[Finding]:
+    """Check that the deep network recovers wherever the others do, and more."""
+    counts = {m: sum(_recovered(row, m) for row in rows) for m in METHODS}
+    total = sum(row["draws"] for row in rows)
+    behind = sum(_recovered(row, "deep") < _recovered(row, "nuclear") for row in rows)
+    measured = ", ".join(f"{name} {counts[m]}" for m, name in METHODS.items())
+    return [
+        Finding(
+            "the deep network recovers more matrices than the nuclear norm",
+            counts["deep"] > counts["nuclear"],
+            f"of {total}: {measured}",
+        ),
+        Finding(
+            "in hardly any cell it recovers fewer",
+            behind <= max(1, 0.05 * len(rows)),
+            f"fewer in {behind} of {len(rows)} cells",
+        ),
+    ]
+
+
+def plot(rows: list[Row]) -> Any:
+    """Draw the share of recovered matrices by rank and share of entries, one panel a method."""
+    from matplotlib.figure import Figure
+
+    ranks, shares = (sorted({row[key] for row in rows}) for key in ("rank", "share"))
+    size = rows[0]["size"]
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    panels = figure.subplots(1, len(METHODS), sharey=True)
+    for axes, (method, name) in zip(panels, METHODS.items(), strict=True):
+        table = np.full((len(shares), len(ranks)), np.nan)
+        for row in rows:
+            cell = shares.index(row["share"]), ranks.index(row["rank"])
+            table[cell] = _recovered(row, method) / row["draws"]
+        image = axes.imshow(table, origin="lower", aspect="auto", cmap="viridis", vmin=0, vmax=1)
+        freedom = [r * (2 * size - r) / size**2 for r in ranks]
+        axes.plot(
+            range(len(ranks)),
+            np.interp(freedom, shares, range(len(shares)), left=np.nan),
+            "w--",
+            lw=1.5,
+        )
+        axes.set_xticks(range(len(ranks)), [str(r) for r in ranks])
+        axes.set_yticks(range(len(shares)), [f"{s:g}" for s in shares])
+        axes.set_title(name, fontsize=10)
+        axes.set_xlabel("rank")
+    panels[0].set_ylabel("share of entries observed")
+    figure.colorbar(image, ax=panels, label="share recovered")
+    return figure
+
+
+def _recovered(row: Row, method: str) -> int:
+    return int(np.sum(np.array(row[method]) < RECOVERED))
+
+
+EXPERIMENT = Experiment(
+    id="jumps-phase",
+    title="Phase transition of matrix completion",
+    source=f"{SOURCE}, section 2.1 (comparison by overt)",
+    claim="shedding rank by noise recovers matrices from fewer entries than the nuclear norm needs",
+    grids={
+        "toy": {"size": [30], "rank": [1], "share": [0.16, 0.4], "draws": [2]},
+        "full": {
+            "size": [100],
+            "rank": [1, 2, 3, 5, 8],
+            "share": [0.04, 0.06, 0.08, 0.1, 0.13, 0.17, 0.22, 0.3, 0.4, 0.5],
+            "draws": [3],
+        },
+    },
+    run=run,
+    check=check,
+    plot=plot,
+)

@@ -1,0 +1,168 @@
+"""Statements of One-way jumps from high to low rank: deep linear networks with weight decay."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overt.decay import (
+    ApproximateRankSet,
+    Observed,
+    Schedule,
+    balanced,
+    closedness,
+    existence,
+    layers,
+    minima,
+    simulate,
+)
+from overt.theorems._descent import descend
+from overt.theorems._oracles import DESCENT, relative
+from overt.theorems.base import Evidence, theorem
+
+Floats = NDArray[np.float64]
+
+SOURCE = "One-way jumps"
+
+
+@theorem(
+    "decay-critical-balance",
+    source=f"{SOURCE}, Proposition A.1",
+    claim="Critical points of the regularised loss are balanced: W_l W_l' = W_(l+1)' W_(l+1)",
+)
+def _critical(scale: int, rng: np.random.Generator) -> Evidence:
+    problem = _problem(2 + scale, rng)
+    worst = 0.0
+    for depth in (3, 4):
+        shapes = layers.shapes(problem.shape, depth, 3 + scale)
+
+        def objective(
+            theta: Floats, shapes: list[tuple[int, int]] = shapes
+        ) -> tuple[float, Floats]:
+            W = layers.unflatten(theta, shapes)
+            value = layers.loss(problem, W, 0.01)
+            return value, layers.flatten(layers.gradient(problem, W, 0.01))
+
+        size = sum(m * n for m, n in shapes)
+        _, theta = descend(objective, 0.7 * rng.standard_normal(size))
+        worst = max(worst, layers.imbalance(layers.unflatten(theta, shapes)))
+    return Evidence(worst, 1e-5, "imbalance where descent from random weights ends, L = 3 and 4")
+
+
+@theorem(
+    "decay-balance-rate",
+    source=f"{SOURCE}, proof of Theorem 3.2",
+    claim="Under gradient flow the balancedness errors decay like exp(-4 lam t)",
+    assumes="loss C + lam |theta|^2",
+    correction="the sketch prints the rate lam; it is 2 c lam for a step with 1 - c eta lam, c = 2",
+)
+def _balance_rate(scale: int, rng: np.random.Generator) -> Evidence:
+    problem, lam, steps, rate = _problem(2 + scale, rng), 0.2, 4000, 2.5e-4
+    W = [0.5 * rng.standard_normal(s) for s in layers.shapes(problem.shape, 3, 4)]
+    before = layers.imbalance(W)
+    for _ in range(steps):
+        W = [w - rate * g for w, g in zip(W, layers.gradient(problem, W, lam), strict=True)]
+    measured = -np.log(layers.imbalance(W) / before) / (steps * rate)
+    return Evidence(
+        abs(measured / (4 * lam) - 1),
+        5e-3,
+        f"rate of small-step gradient descent: {measured:.4f}, 4 lam = {4 * lam:.4f}",
+        printed=abs(measured / lam - 1),
+    )
+
+
+@theorem(
+    "decay-minima",
+    source=f"{SOURCE}, Theorem 3.1 and section 4",
+    claim="On [[1, *], [e, 1]] there are minima of rank 0, 1 and 2, and their A12 is on our curves",
+    assumes="weight decay below the existence thresholds",
+)
+def _minima(scale: int, rng: np.random.Generator) -> Evidence:
+    epsilon, depth, lam = 0.25, 3, 0.002
+    problem = Observed.two_by_two(epsilon)
+    exact = {m.rank: m for m in minima(problem, depth, lam, starts=1, seed=rng)}
+    worst = float(len(exact) != 3)
+    shapes = layers.shapes(problem.shape, depth, 2)
+
+    def objective(theta: Floats) -> tuple[float, Floats]:
+        W = layers.unflatten(theta, shapes)
+        return layers.loss(problem, W, lam), layers.flatten(layers.gradient(problem, W, lam))
+
+    for rank in (1, 2):
+        W = balanced(exact[rank].matrix, depth, 2, rank)
+        start = layers.flatten(W) + 1e-3 * rng.standard_normal(sum(m * n for m, n in shapes))
+        value, theta = descend(objective, start)
+        found = layers.product(layers.unflatten(theta, shapes))
+        worst = max(
+            worst, relative(found, exact[rank].matrix) * 1e-2, abs(value - exact[rank].loss)
+        )
+    above = minima(problem, depth, 1.01 * existence(problem, depth, 2), starts=2, seed=rng)
+    worst = max(worst, float(any(m.rank == 2 for m in above)))
+    return Evidence(worst, DESCENT, "descent from disturbed minima returns to them; none above")
+
+
+@theorem(
+    "decay-minimum-rank",
+    source=f"{SOURCE}, Proposition 3.3",
+    claim="B_r holds the minima of rank <= r and no others: sum f_alpha(s_i^(2/L)) <= r + eps_2",
+)
+def _membership(scale: int, rng: np.random.Generator) -> Evidence:
+    wrong, count, depth = 0, 0, 3
+    for epsilon in (0.1, 0.25, 0.5):
+        problem = Observed.two_by_two(epsilon)
+        for m in minima(problem, depth, 1e-3, starts=1, seed=rng):
+            weights = balanced(m.matrix, depth, 2, m.rank)
+            s = np.linalg.svd(m.matrix, compute_uv=False)
+            for rank in range(3):
+                region = ApproximateRankSet(rank, 1e-10, 0.25, 1e-2, 1e3)
+                soft = float(np.sum(layers.soft_count(s ** (2 / depth), region.alpha)))
+                inside = region.contains(weights)
+                wrong += inside != (m.rank <= rank) or (inside and soft > rank + region.slack)
+                count += 1
+    return Evidence(float(wrong), 0.0, f"{count} pairs of a minimum and a set")
+
+
+@theorem(
+    "decay-closed",
+    source=f"{SOURCE}, Theorems 3.2 and B.1",
+    claim="SGD does not leave B_r: not below the theorem's step size, nor far above it",
+    assumes="measured far above the bound, which is below 1e-20 and would need no computer",
+)
+def _closed(scale: int, rng: np.random.Generator) -> Evidence:
+    problem, depth, width, lam = Observed.two_by_two(0.25), 3, 6, 0.05
+    region = ApproximateRankSet.for_problem(problem, depth, width, lam, 1)
+    broken, steps, most = 0, 0, 0.0
+    for rate in (1e-4, 1e-2, 5e-2):
+        found = closedness(
+            region, problem, depth, width, lam, rate, steps=300 * scale, runs=2, seed=rng
+        )
+        broken, steps = broken + found.rank + found.bound, steps + found.steps
+        most = max(most, rate / found.allowed)
+    detail = f"rank or size broken in {broken} of {steps} steps, up to {most:.0e} times the bound"
+    return Evidence(float(broken), 0.0, detail)
+
+
+@theorem(
+    "decay-one-way",
+    source=f"{SOURCE}, Theorem 3.2 and Figure 1",
+    claim="Once s_2/s_1 is below .02, noisy SGD does not bring it back above .05",
+    assumes="the figure's rates (epsilon .25, L 3, width 100)",
+)
+def _one_way(scale: int, rng: np.random.Generator) -> Evidence:
+    problem, count = Observed.two_by_two(0.25), 8 * scale
+    root = int(rng.integers(2**31))
+    noisy = Schedule.constant(6000, 0.2, 0.1, convention="pytorch")
+    start = Schedule.of([(500, 0.03, 0.1), (9500, 0.2, 0.1)], convention="pytorch")
+    first = simulate(problem, 3, 100, start, count, record=[10_000], seed=root, balance=False)
+    low = np.flatnonzero(first.ratio[:, -1] < 0.02)
+    weights = [W[low] for W in first.weights]
+    after = simulate(problem, 3, 100, noisy, len(low), weights, 100, seed=root + 1, balance=False)
+    back = int(np.sum(after.ratio.max(axis=1) >= 0.05))
+    return Evidence(float(back), 0.0, f"{back} of {len(low)} runs came back in 6,000 steps")
+
+
+def _problem(n: int, rng: np.random.Generator) -> Observed:
+    """Return a rank-1 matrix with some noise, of which two thirds are seen."""
+    truth = np.outer(rng.standard_normal(n), rng.standard_normal(n))
+    truth += 0.1 * rng.standard_normal((n, n))
+    return Observed.sample(truth, (2 * n * n + 2) // 3, seed=rng)

@@ -1,0 +1,239 @@
+"""The simulator against PyTorch, against plain NumPy, and its bookkeeping."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from overt import InputError
+from overt.decay import (
+    Observed,
+    Phase,
+    Schedule,
+    effective,
+    entry_draws,
+    initial_weights,
+    kernels,
+    reference,
+    sgd,
+    simulate,
+)
+from overt.results import Status
+
+
+def torch_sgd(problem, weights, draws, phases):
+    """SGD(lr, weight_decay) on the squared error without the half, as the paper's figures."""
+    layers = [torch.tensor(W, requires_grad=True) for W in weights]
+    step = 0
+    for count, rate, decay in phases:
+        optimizer = torch.optim.SGD(layers, lr=rate, weight_decay=decay)
+        for n in draws[step : step + count]:
+            A = layers[0]
+            for W in layers[1:]:
+                A = W @ A
+            optimizer.zero_grad()
+            ((float(problem.values[n]) - A[problem.rows[n], problem.cols[n]]) ** 2).backward()
+            optimizer.step()
+        step += count
+    return [W.detach().numpy() for W in layers]
+
+
+@pytest.mark.parametrize("depth", [2, 3, 4])
+def test_equals_pytorch_step_for_step(depth):
+    problem, phases = Observed.two_by_two(0.25), [(500, 0.03, 0.1), (1000, 0.2, 0.1)]
+    runs = simulate(
+        problem, depth, 30, Schedule.of(phases, convention="pytorch"), record=[1500], seed=5
+    )
+    start = initial_weights(problem, depth, 30, seed=5)
+    expected = torch_sgd(problem, start, entry_draws(problem, 1500, seed=5), phases)
+    for ours, theirs in zip(runs.weights, expected, strict=True):
+        np.testing.assert_allclose(ours[0], theirs, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("depth", [2, 3, 5])
+@pytest.mark.parametrize("width", [1, 7, 12])
+def test_kernel_equals_reference(depth, width):
+    rng = np.random.default_rng(depth * width)
+    problem = Observed.sample(rng.standard_normal((5, 4)), 11, seed=rng)
+    state = [
+        0.9 / np.sqrt(width) * rng.standard_normal(shape)
+        for shape in ((4, width), (depth - 2, width, width), (5, width))
+    ]
+    draws = rng.integers(len(problem), size=400)
+    results = []
+    for module in (kernels, reference):
+        parts, scale = [part.copy() for part in state], np.array([0.5])
+        taken = module.descend(
+            *parts, scale, problem.rows, problem.cols, problem.values, draws, 0.02, 0.05
+        )
+        results.append((taken, [scale * parts[0], parts[1], scale * parts[2]]))
+    assert results[0][0] == results[1][0] == 400
+    for ours, expected in zip(results[0][1], results[1][1], strict=True):
+        np.testing.assert_allclose(ours, expected, atol=1e-12)
+
+
+def test_scales_are_folded_in_before_they_underflow():
+    rng = np.random.default_rng(0)
+    problem = Observed.two_by_two(0.5)
+    state = [rng.standard_normal(s) for s in ((2, 3), (1, 3, 3), (2, 3))]
+    draws = rng.integers(3, size=3000)
+    results = []
+    for module in (kernels, reference):
+        F, M, G = (part.copy() for part in state)
+        entries, scale = (problem.rows, problem.cols, problem.values), np.ones(1)
+        module.descend(F, M, G, scale, *entries, draws, 0.1, 0.2)
+        assert 1e-7 < scale[0] <= 1
+        results.append([scale * F, M, scale * G])
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("convention", "decay", "rate"),
+    [
+        ("loss", lambda eta, lam: 1 - 2 * eta * lam, lambda eta: eta),
+        ("appendix", lambda eta, lam: 1 - eta * lam, lambda eta: eta),
+        ("pytorch", lambda eta, lam: 1 - eta * lam, lambda eta: 2 * eta),
+    ],
+)
+def test_conventions(convention, decay, rate):
+    eta, lam = effective(0.3, 0.07, convention)
+    assert 1 - 2 * eta * lam == pytest.approx(decay(0.3, 0.07))
+    assert eta == pytest.approx(rate(0.3))
+
+
+def test_result_does_not_depend_on_workers_records_or_other_seeds():
+    problem, schedule = Observed.two_by_two(0.3), Schedule.constant(600, 0.1, 0.01)
+    base = simulate(problem, 3, 8, schedule, seeds=5, record=100, workers=1)
+    other = simulate(problem, 3, 8, schedule, seeds=[4, 2], record=[600], workers=2)
+    for k, number in enumerate((4, 2)):
+        for a, b in zip(base.weights, other.weights, strict=True):
+            np.testing.assert_array_equal(a[number], b[k])
+    longer = simulate(problem, 3, 8, Schedule.constant(900, 0.1, 0.01), seeds=5, record=[600])
+    np.testing.assert_array_equal(
+        longer.singular_values[:, 0], base.singular_values[:, list(base.steps).index(600)]
+    )
+
+
+def test_records_match_the_weights():
+    rng = np.random.default_rng(3)
+    problem = Observed.sample(rng.standard_normal((4, 3)), 8, seed=rng)
+    runs = simulate(problem, 3, 6, Schedule.constant(200, 0.05, 0.01), seeds=2, record=50)
+    assert runs.steps.tolist() == [0, 50, 100, 150, 200]
+    assert runs.singular_values.shape == (2, 5, 3)
+    assert runs.missing.shape == (2, 5, 4)
+    for k in range(2):
+        W1, W2, W3 = (W[k] for W in runs.weights)
+        A = W3 @ W2 @ W1
+        np.testing.assert_allclose(
+            runs.singular_values[k, -1], np.linalg.svd(A, compute_uv=False), atol=1e-12
+        )
+        np.testing.assert_allclose(runs.missing[k, -1], A[problem.missing], atol=1e-12)
+        seen = np.mean((A[problem.rows, problem.cols] - problem.values) ** 2)
+        assert runs.train_error[k, -1] == pytest.approx(seen)
+        gaps = [W1 @ W1.T - W2.T @ W2, W2 @ W2.T - W3.T @ W3]
+        assert runs.imbalance[k, -1] == pytest.approx(max(np.linalg.norm(g) for g in gaps))
+
+
+def test_init_continues_a_run():
+    problem, schedule = Observed.two_by_two(0.3), Schedule.constant(100, 0.1, 0.01)
+    first = simulate(problem, 3, 5, schedule, seeds=3)
+    more = simulate(problem, 3, 5, schedule, 3, first.weights, record=[0, 100])
+    np.testing.assert_array_equal(more.singular_values[:, 0], first.singular_values[:, -1])
+
+
+def test_divergence_is_a_result():
+    problem = Observed.two_by_two(0.1)
+    runs = simulate(problem, 3, 20, Schedule.constant(500, 5.0, 0.01), seeds=3, record=100)
+    assert runs.status == Status.DIVERGED
+    assert runs.diverged.all()
+    assert np.isnan(runs.train_error[:, -1]).all()
+    assert (runs.jump_step == -1).all()
+    assert all(np.isfinite(W).all() for W in runs.weights)
+
+
+def test_interrupt_keeps_what_was_done(monkeypatch):
+    problem, calls = Observed.two_by_two(0.3), []
+
+    def impatient(waiting, **options):
+        calls.append(len(waiting))
+        if len(calls) > 1:
+            raise KeyboardInterrupt
+        time.sleep(0.05)
+        return set(), waiting
+
+    monkeypatch.setattr(sgd, "wait", impatient)
+    runs = simulate(problem, 3, 60, Schedule.constant(10**6, 0.01, 0.001), seeds=2, record=20_000)
+    assert runs.status == Status.INTERRUPTED
+    assert np.isfinite(runs.train_error[:, 0]).all()
+    assert np.isnan(runs.train_error[:, -1]).all()
+    assert threading.active_count() < 10
+
+
+def test_saves_and_converts(tmp_path):
+    runs = simulate(Observed.two_by_two(0.3), 3, 4, Schedule.constant(50, 0.1, 0.01), seeds=2)
+    with np.load(runs.save(tmp_path / "runs.npz")) as stored:
+        np.testing.assert_array_equal(stored["singular_values"], runs.singular_values)
+        np.testing.assert_array_equal(stored["weights_2"], runs.weights[1])
+    assert runs.to_dict()["status"] == "finished"
+
+
+def test_schedules():
+    annealing = Schedule.annealing(1000, 2000)
+    assert annealing.steps == 3500
+    assert annealing.phases[1] == Phase(1000, 0.4, 0.025)
+    periodic = Schedule.periodic(2, 10, warm_up=None, convention="loss")
+    assert [p.learning_rate for p in periodic.phases] == [0.1, 0.4, 0.1, 0.4]
+    assert periodic.phase_at(10).learning_rate == 0.4
+    assert periodic.until(15).steps == 15
+    assert periodic.pieces([5, 10, 35]) == [
+        (0, 5, periodic.phases[0]),
+        (5, 10, periodic.phases[0]),
+        (10, 20, periodic.phases[1]),
+        (20, 30, periodic.phases[2]),
+        (30, 35, periodic.phases[3]),
+        (35, 40, periodic.phases[3]),
+    ]
+
+
+BAD = {
+    "a rate that turns weights around": lambda p: Schedule.constant(5, 1.0, 0.5),
+    "an unknown convention": lambda p: Schedule.constant(5, 0.1, 0.1, convention="torch"),
+    "phases that are no triples": lambda p: Schedule.of([(1, 2)]),
+    "no phases": lambda p: Schedule(()),
+    "a step outside": lambda p: Schedule.constant(5, 0.1, 0.1).phase_at(5),
+    "a problem that is none": lambda p: simulate(np.eye(2)),
+    "a schedule that is none": lambda p: simulate(p, schedule="annealing"),
+    "records outside": lambda p: simulate(p, schedule=Schedule.constant(5, 0.1, 0.1), record=[9]),
+    "no seeds": lambda p: simulate(p, schedule=Schedule.constant(5, 0.1, 0.1), seeds=[]),
+    "weights of the wrong shape": lambda p: simulate(p, 3, 4, init=[np.eye(2)] * 3),
+    "an index outside": lambda p: Observed([2], [0], [1.0], (2, 2)),
+    "lists of different length": lambda p: Observed([0, 1], [0], [1.0], (2, 2)),
+    "a value that is not finite": lambda p: Observed([0], [0], [np.nan], (2, 2)),
+    "no entries": lambda p: Observed([], [], [], (2, 2)),
+    "indices that are not whole": lambda p: Observed([0.5], [0], [1.0], (2, 2)),
+    "a truth of another shape": lambda p: Observed([0], [0], [1.0], (2, 2), np.ones((3, 2))),
+    "too many entries": lambda p: Observed.sample(np.ones((2, 2)), 5),
+    "epsilon 0": lambda p: Observed.two_by_two(0.0),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_refused(name):
+    with pytest.raises(InputError):
+        BAD[name](Observed.two_by_two(0.5))
+
+
+def test_problem_derivatives_and_errors():
+    rng = np.random.default_rng(1)
+    problem = Observed([0, 0, 1], [0, 0, 1], [1.0, 2.0, 3.0], (2, 3), rng.standard_normal((2, 3)))
+    A, B, t = rng.standard_normal((2, 3)), rng.standard_normal((2, 3)), 1e-6
+    slope = (problem.cost(A + t * B) - problem.cost(A - t * B)) / (2 * t)
+    assert np.sum(problem.gradient(A) * B) == pytest.approx(slope, rel=1e-6)
+    assert problem.test_error(np.zeros((2, 3))) == pytest.approx(1)
+    assert problem.test_error(problem.truth) == 0
+    full = np.where(rng.random((3, 3)) < 0.5, np.nan, 1.0)
+    full[0, 0] = 1.0
+    assert len(Observed.from_matrix(full)) == np.sum(~np.isnan(full))
