@@ -12,7 +12,17 @@ from importlib import import_module
 from overt.theorems.base import SIZES, Evidence, Theorem, Verdict, registered, theorem, verify
 
 # Importing a module registers its statements; the order is that of the papers' argument.
-for _module in ("noises", "penalties", "norms", "balance", "optima", "linear", "nn", "robust"):
+for _module in (
+    "noises",
+    "penalties",
+    "norms",
+    "balance",
+    "optima",
+    "linear",
+    "decay",
+    "nn",
+    "robust",
+):
     import_module(f"overt.theorems.{_module}")
 
 __all__ = ["SIZES", "Evidence", "Theorem", "Verdict", "registered", "theorem", "verify"]
