@@ -39,7 +39,7 @@ def jumps(
     plot: Annotated[Path | None, typer.Option(help="Draw the survival curve here (.png).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Run SGD on [[1, *], [epsilon, 1]] and say when it jumps from rank 2 to rank 1.
+    """Run SGD on a 2 x 2 matrix with an unknown entry, and say when it jumps to rank 1.
 
     A warm-up, a noisy phase that lets runs jump, a quiet phase that fits. Ctrl-C shows what was
     computed. Try: [bold]overt jumps --depth 4 --epsilon 0.1 --seeds 10[/bold]
