@@ -105,10 +105,11 @@ def _cell(value: Any) -> str:
     match value:
         case None:
             return '<td class="number"></td>'
-        case bool() | str():
-            word = {True: "holds", False: "fails"}.get(value, value)  # type: ignore[call-overload]
-            kind = word if word in ("holds", "fails") else "word" if len(word) < 24 else ""
-            return f'<td class="{kind}">{escape(str(word))}</td>'
+        case bool():
+            return _cell("holds" if value else "fails")
+        case str():
+            kind = value if value in ("holds", "fails") else "word" if len(value) < 24 else ""
+            return f'<td class="{kind}">{escape(value)}</td>'
         case int():
             return f'<td class="number">{value:,}</td>'
         case float():
