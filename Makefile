@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 EXTRAS := torch,plots,dev,docs
+# Two test processes fill two cores; threads inside BLAS would only fight over them.
+ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .PHONY: help tour test check bench docs clean
 
@@ -29,7 +31,7 @@ tour: $(READY)
 
 test: $(READY)
 	@echo "== running the test suite"
-	@$(BIN)/python -m pytest -n 2 --dist worksteal
+	@$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: $(READY)
 	@echo "== ruff"
