@@ -5,10 +5,11 @@ from __future__ import annotations
 import numbers
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import cache
+from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
-import array_api_compat.numpy as numpy_namespace
 import numpy as np
 from array_api_compat import array_namespace, is_array_api_obj
 
@@ -40,8 +41,14 @@ class MissingExtraError(ImportError):
 def namespace(*arrays: Array) -> Any:
     """Return the functions of the arrays' library; at once for NumPy, the common case."""
     if all(type(array) is np.ndarray for array in arrays):
-        return numpy_namespace
+        return _numpy_namespace()
     return array_namespace(*arrays)
+
+
+@cache
+def _numpy_namespace() -> Any:
+    # Imported on first use: it loads all of NumPy, which would double the time of `import overt`.
+    return import_module("array_api_compat.numpy")
 
 
 def floating(name: str, value: Any, *, ndim: int | None = None) -> Array:
@@ -68,7 +75,7 @@ def floating(name: str, value: Any, *, ndim: int | None = None) -> Array:
     xp = namespace(value)
     if not (
         value.dtype.kind == "f"
-        if xp is numpy_namespace
+        if type(value) is np.ndarray
         else xp.isdtype(value.dtype, "real floating")
     ):
         raise InputTypeError(
