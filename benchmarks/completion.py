@@ -1,0 +1,224 @@
+"""Matrix completion: accuracy against time beside peers, kernel rates, scaling, memory, SGD."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.harness import Table, exponent, seconds, verdict
+from overt import datasets
+from overt.completion import DropoutCompletion, kernels
+from overt.completion.engine import LocalEngine
+from overt.completion.learned import Learned
+from overt.completion.problem import Problem
+from overt.completion.ratings import triplets
+
+PEERS = ("cornac", "myfm", "cmfrec", "libmf", "surprise")
+
+
+def run() -> list[Table]:
+    tables = [accuracy(size) for size in datasets.available() if size in ("100k", "1m")]
+    return [*tables, rates(), scaling(), against_sgd()]
+
+
+def accuracy(size: str) -> Table:
+    """The same random tenth held out for overt and for every peer that is installed."""
+    ratings = datasets.movielens(size)
+    train, test = ratings.split(0.1, seed=0)
+    table = Table(
+        f"Completion: MovieLens {size.upper()}, a random tenth held out",
+        ("library", "setting", "test RMSE", "fit seconds", "CPU seconds", "peak MB"),
+    )
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "split.npz"
+        parts = {"": train, "test_": test}
+        arrays = {
+            f"{prefix}{name}": getattr(ratings, name)[part]
+            for prefix, part in parts.items()
+            for name in ("rows", "cols", "values")
+        }
+        np.savez(path, **arrays, shape=np.array(ratings.shape))
+        for average in (0, 100):
+            answer = _isolated([sys.executable, "-m", "benchmarks.completion", str(path)], average)
+            found[f"overt {average}"] = answer
+            name = "overt" if not average else "overt, averaged"
+            table.rows.append((name, *_row(answer)))
+        python = os.environ.get("OVERT_PEERS", sys.executable)
+        for peer in PEERS:
+            script = str(Path(__file__).with_name("_peers.py"))
+            answer = _isolated([python, script, peer, str(path)])
+            if "rmse" not in answer:
+                table.notes.append(f"{peer}: not measured ({answer['missing']}).")
+                continue
+            found[peer] = answer
+            table.rows.append((peer, *_row(answer)))
+    _bars(size, found, table)
+    return table
+
+
+def _bars(size: str, found: dict[str, dict[str, float]], table: Table) -> None:
+    mine, averaged = found["overt 0"], found["overt 100"]
+    bars = {"1m": (0.8355, 0.8325), "100k": (0.882, 0.878)}[size]
+    text = [
+        f"Defaults reach {bars[0]}: {verdict(mine['rmse'] <= bars[0])}; averaged reach {bars[1]}: "
+        f"{verdict(averaged['rmse'] <= bars[1])}."
+    ]
+    if size == "1m" and "cornac" in found:
+        ratio = mine["seconds"] / found["cornac"]["seconds"]
+        text.append(f"No slower than cornac (ratio {ratio:.2f}): {verdict(ratio <= 1)}.")
+    if size == "1m" and "myfm" in found:
+        ratio = averaged["cpu"] / found["myfm"]["cpu"]
+        text.append(f"A third of myfm's CPU time (ratio {ratio:.2f}): {verdict(ratio <= 1 / 3)}.")
+    table.notes.append(" ".join(text))
+
+
+def _row(answer: dict[str, float]) -> tuple[object, ...]:
+    rmse = f"{answer['rmse']:.4f}"
+    return answer["setting"], rmse, answer["seconds"], answer["cpu"], round(answer["megabytes"])
+
+
+def _isolated(command: list[str], *extra: object) -> dict[str, float]:
+    """Run in a process of its own, so that peak memory and threads are its own."""
+    done = subprocess.run([*command, *map(str, extra)], capture_output=True, text=True, check=False)
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        return {"missing": last}  # type: ignore[dict-item]
+    answer: dict[str, float] = json.loads(lines[-1])
+    return answer
+
+
+def fit_split(path: str, average: int) -> None:
+    """Fit overt on a split and print a line of JSON; compilation is not timed."""
+    with np.load(path) as data:
+        split = {key: data[key] for key in data.files}
+    given = (split["rows"], split["cols"], split["values"])
+    shape = tuple(map(int, split["shape"]))
+    DropoutCompletion(max_sweeps=1, average=min(average, 1)).fit_triplets(*given, shape=shape)
+    cpu, start = time.process_time(), time.perf_counter()
+    model = DropoutCompletion(average=average).fit_triplets(*given, shape=shape)
+    wall, cpu = time.perf_counter() - start, time.process_time() - cpu
+    predicted, std = model.predict(split["test_rows"], split["test_cols"], return_std=True)
+    error = split["test_values"] - predicted
+    setting = f"defaults, {model.n_sweeps_} sweeps" + (f", {average} draws" if average else "")
+    setting += f"; errors / std {np.std(error / std):.3f}"
+    print(
+        json.dumps(
+            {
+                "rmse": float(np.sqrt(np.mean(error**2))),
+                "seconds": wall,
+                "cpu": cpu,
+                "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+                "setting": setting,
+            }
+        )
+    )
+
+
+def rates() -> Table:
+    """The Gram accumulation of the row solves against a plain matrix product, one thread."""
+    k, n, per_row = 64, 400_000, 400
+    rng = np.random.default_rng(0)
+    means = rng.standard_normal((4000, k)).astype(np.float32)
+    indices = rng.integers(0, 4000, n).astype(np.int32)
+    values = rng.standard_normal(n).astype(np.float32)
+    total, linear = np.empty((k, k)), np.empty(k)
+    buffer = np.empty((kernels.BLOCK, k), np.float32)
+    A = rng.standard_normal((2048, 2048)).astype(np.float32)
+
+    def gram() -> None:
+        for start in range(0, n, per_row):
+            here = slice(start, start + per_row)
+            kernels.sum_gram(indices[here], values[here], means, total, linear, buffer)
+
+    with LocalEngine(1):
+        ours, product = seconds(gram, lambda: A @ A, repeat=5)
+    mine, peak = 2 * n * k * k / ours / 1e9, 2 * 2048**3 / product / 1e9
+    return Table(
+        "Completion kernel: Gram accumulation at 64 factors",
+        ("gather and Gram, Gflop/s", "matrix product, Gflop/s", "ratio", "at least .4"),
+        [(mine, peak, mine / peak, verdict(mine / peak >= 0.4))],
+        ["Single precision, one thread, 400 ratings a row; 2 n k^2 operations for both."],
+    )
+
+
+def scaling() -> Table:
+    """Time and memory of a learned sweep against the number of ratings."""
+    table = Table(
+        "Completion: time of a sweep and memory against the number of ratings",
+        ("ratings", "seconds a sweep", "bytes a rating beyond the factors"),
+    )
+    sizes, times = [], []
+    for count in (100_000, 400_000, 1_600_000, 6_400_000, 20_000_000):
+        rng = np.random.default_rng(0)
+        m, n = count // 100, count // 400
+        rows, cols = rng.integers(0, m, count), rng.integers(0, n, count)
+        values = rng.standard_normal(count)
+        problem = Problem.build(
+            triplets(rows, cols, values, (m, n)), 16, biases=True, standard=True
+        )
+        held = sum(
+            a.nbytes
+            for group in (problem.by_row, problem.by_col)
+            for a in (group.indptr, group.indices, group.values, *group.chunks)
+        )
+        form = Learned.start(problem, 0)
+        with LocalEngine(None) as engine:
+            form.step(engine)
+            best = min(_timed(lambda f=form, e=engine: f.step(e)) for _ in range(2))
+        sizes.append(count)
+        times.append(best)
+        table.rows.append((f"{count:,}", best, held / count))
+    table.notes.append(
+        f"Time grows like ratings^{exponent(sizes, times):.2f} (16 factors, all cores, 100 ratings "
+        f"a row and 400 a column). At most 60 bytes a rating: {verdict(table.rows[-1][2] <= 60)}."
+    )
+    return table
+
+
+def _timed(call) -> float:  # type: ignore[no-untyped-def]
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def against_sgd() -> Table:
+    """How long SGD takes to come within 1 per cent of the alternating solver's objective."""
+    from overt.experiments._completion import measure
+    from overt.experiments.thesis_fig4_1 import sgd_time, time_ratio
+
+    table = Table(
+        "Completion: alternating minimisation against SGD with dropout, one thread",
+        ("drop probability", "objective, alternating", "objective, SGD", "SGD's time / ours"),
+    )
+    data = "100k" if "100k" in datasets.available() else "generated"
+    ratios = []
+    for drop_prob in (0.2, 0.4):
+        exact = measure(data, "alternating", drop_prob, 20, 40, 0, 1.0, 2000)
+        sgd = measure(data, "sgd", drop_prob, 20, 1500, 0, 10.0, 2000)
+        ratio = time_ratio(exact, sgd)
+        never = np.isinf(sgd_time(exact, sgd))
+        ratios.append(ratio)
+        table.rows.append(
+            (
+                drop_prob,
+                f"{exact['objective'][-1]:.4f}",
+                f"{sgd['objective'][-1]:.4f}",
+                f"{'> ' if never else ''}{ratio:.0f}",
+            )
+        )
+    table.notes.append(f"{data}; at least 20 times: {verdict(min(ratios) >= 20)}.")
+    return table
+
+
+if __name__ == "__main__":
+    fit_split(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,80 @@
+"""The estimator's parameters, checked once at the door."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overt import _check
+from overt._check import InputError
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The estimator's parameters, checked."""
+
+    n_factors: int
+    drop_prob: Any
+    biases: bool
+    ridge: float
+    method: str
+    max_sweeps: int | None
+    tol: float | None
+    average: int
+    clip: Any
+    learning_rate: float
+    batch_size: int
+    seed: int
+    n_jobs: int | None
+    engine: str
+
+    def __post_init__(self) -> None:
+        _check.whole("n_factors", self.n_factors)
+        _check.whole("average", self.average, minimum=0)
+        _check.whole("batch_size", self.batch_size)
+        _check.whole("seed", self.seed, minimum=0)
+        _check.number("ridge", self.ridge)
+        _check.number("learning_rate", self.learning_rate, exclusive=True)
+        _check.choice("method", self.method, ("alternating", "sgd"))
+        if self.max_sweeps is not None:
+            _check.whole("max_sweeps", self.max_sweeps)
+        if self.tol is not None:
+            _check.number("tol", self.tol)
+        if self.clip not in ("auto", True, False):
+            raise InputError(f"clip must be 'auto', True or False, got {self.clip!r}")
+        if isinstance(self.drop_prob, str):
+            _check.choice("drop_prob", self.drop_prob, ("learn", "auto"))
+        elif np.ndim(self.drop_prob):
+            _check.drop_probs(self.drop_prob, self.n_factors)
+        else:
+            _check.drop_prob(self.drop_prob)
+        if self.average and not self.learned:
+            raise InputError('average needs drop_prob="learn", whose posterior is drawn from')
+        if self.method == "sgd" and (isinstance(self.drop_prob, str) or np.ndim(self.drop_prob)):
+            raise InputError(f'method="sgd" needs drop_prob to be a number, got {self.drop_prob!r}')
+
+    @property
+    def learned(self) -> bool:
+        """Whether the noise is learned."""
+        return isinstance(self.drop_prob, str) and self.drop_prob == "learn"
+
+    @property
+    def sweeps(self) -> int:
+        """Number of sweeps after which to stop."""
+        return 100 if self.max_sweeps is None else self.max_sweeps
+
+    def limits(self, values: Floats) -> tuple[float, float]:
+        """Return the range that predictions are clipped to."""
+        clip = _rating_scale(values) if self.clip == "auto" else self.clip
+        return (float(values.min()), float(values.max())) if clip else (-np.inf, np.inf)
+
+
+def _rating_scale(values: Floats) -> bool:
+    """Return whether at most 20 different numbers make up nine tenths of (many of) the values."""
+    counts = np.unique(values[:: max(1, len(values) // 50_000)], return_counts=True)[1]
+    return len(values) > 20 and bool(np.sort(counts)[-20:].sum() >= 0.9 * counts.sum())

@@ -1,0 +1,273 @@
+"""Generated ratings, and readers of data sets kept in a local folder.
+
+The folder is the argument `folder` or the environment variable OVERT_DATA. MovieLens is read from
+NAME.npz (arrays user, item, rating, timestamp), from the unpacked original folder, or from the
+original NAME.zip; with `download=True` the archive is fetched, checked and kept there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overt._check import InputError, Seed, choice, generator, number, whole
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Ratings:
+    """Ratings as triplets of indices.
+
+    `user_ids` and `item_ids` are the original identifiers, `timestamp` may be missing.
+    """
+
+    rows: Ints
+    cols: Ints
+    values: Floats
+    shape: tuple[int, int]
+    user_ids: NDArray[Any] | None = None
+    item_ids: NDArray[Any] | None = None
+    timestamp: Ints | None = None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def split(self, holdout: float = 0.1, seed: int = 0) -> tuple[Ints, Ints]:
+        """Return positions (train, test): test is the start of a random permutation."""
+        share = number("holdout", holdout, exclusive=True)
+        if share >= 1:
+            raise InputError(f"holdout must be below 1, got {holdout}")
+        order = np.random.default_rng(seed).permutation(len(self))
+        cut = int(share * len(self))
+        return order[cut:], order[:cut]
+
+    def to_sparse(self, chosen: Ints | slice = slice(None)) -> Any:
+        """Return (some of) the ratings as a scipy CSR matrix, users x items."""
+        from scipy.sparse import coo_array
+
+        entries = (self.values[chosen], (self.rows[chosen], self.cols[chosen]))
+        return coo_array(entries, shape=self.shape).tocsr()
+
+
+@dataclass(frozen=True)
+class _Archive:
+    """Where GroupLens keeps a data set and how its ratings file is written."""
+
+    folder: str
+    file: str
+    separator: str
+    header: bool
+    md5: str
+
+    @property
+    def inner(self) -> str:
+        """Name of the folder inside the archive."""
+        return {"ml-10m": "ml-10M100K"}.get(self.folder, self.folder)
+
+
+_MOVIELENS = {
+    "100k": _Archive("ml-100k", "u.data", "\t", False, "0e33842e24a9c977be4e0107933c0723"),
+    "1m": _Archive("ml-1m", "ratings.dat", "::", False, "c4d9eecfca2ab87c1945afe126590906"),
+    "10m": _Archive("ml-10m", "ratings.dat", "::", False, "ce571fd55effeba0271552578f2648bd"),
+    "25m": _Archive("ml-25m", "ratings.csv", ",", True, "6b51fb2759a8657d3bfcbfc42b592ada"),
+}
+MOVIELENS = tuple(_MOVIELENS)
+LICENCE = (
+    "MovieLens is provided by GroupLens for research under its own terms; it may not be "
+    "redistributed without permission: https://grouplens.org/datasets/movielens/"
+)
+
+
+def movielens(
+    size: str = "100k", folder: str | os.PathLike[str] | None = None, *, download: bool = False
+) -> Ratings:
+    """Read MovieLens: size "100k", "1m", "10m" or "25m"."""
+    archive = _MOVIELENS[choice("size", size, MOVIELENS)]
+    home = data_folder(folder)
+    packed = home / f"{archive.folder}.npz"
+    if packed.exists():
+        with np.load(packed) as data:
+            return _ratings(data["user"], data["item"], data["rating"], data["timestamp"])
+    inner = archive.inner
+    plain, zipped = home / inner / archive.file, home / f"{archive.folder}.zip"
+    if not plain.exists() and not zipped.exists():
+        if not download:
+            raise InputError(
+                f"there is no MovieLens {size} in {home} (looked for {packed.name}, "
+                f"{inner}/{archive.file} and {zipped.name}); get it from "
+                "https://grouplens.org/datasets/movielens/ or pass download=True"
+            )
+        _download(archive, zipped)
+    if plain.exists():
+        with plain.open("rb") as file:
+            return _parse(file, archive)
+    with zipfile.ZipFile(zipped) as box, box.open(f"{inner}/{archive.file}") as member:
+        return _parse(io.BytesIO(member.read()), archive)
+
+
+def available() -> tuple[str, ...]:
+    """Return the MovieLens sizes that OVERT_DATA holds, smallest first."""
+    if not os.environ.get("OVERT_DATA"):
+        return ()
+    home = Path(os.environ["OVERT_DATA"])
+    return tuple(
+        size
+        for size, archive in _MOVIELENS.items()
+        if any(
+            (home / name).exists()
+            for name in (f"{archive.folder}.npz", archive.inner, f"{archive.folder}.zip")
+        )
+    )
+
+
+def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
+    """Return the folder of local data sets."""
+    chosen = folder if folder is not None else os.environ.get("OVERT_DATA")
+    if not chosen:
+        raise InputError(
+            "no data folder: pass folder=, or set the environment variable OVERT_DATA to it"
+        )
+    path = Path(chosen)
+    if not path.is_dir():
+        raise InputError(f"the data folder {path} does not exist")
+    return path
+
+
+def generate_ratings(
+    n_rows: int = 500,
+    n_cols: int = 300,
+    n_ratings: int = 20_000,
+    *,
+    rank: int = 4,
+    noise: float = 0.6,
+    scale: tuple[float, float] | None = (1.0, 5.0),
+    popularity: float = 1.0,
+    noise_law: Callable[[np.random.Generator, int], Floats] | None = None,
+    seed: Seed = 0,
+) -> tuple[Ratings, Callable[[Ints, Ints], Floats]]:
+    """Draw ratings from a low-rank matrix with biases, skewed popularity and noise.
+
+    Entry (a, b) is 3.5 + row bias + column bias + u_a . v_b + noise; factors explain about as much
+    as the biases. Rows and columns are drawn without replacement of pairs, with weights
+    rank^(-popularity / 2).
+
+    Parameters
+    ----------
+    n_rows, n_cols, n_ratings, rank
+        Size of the matrix, number of observed entries, and number of factors.
+    noise, noise_law
+        Standard deviation of the noise, and its law (standard normal if None) as a function of
+        (generator, count).
+    scale
+        Ratings are rounded to whole numbers in this range; None keeps real numbers.
+    popularity
+        0 for uniform, 1 for the usual long tail, more for a longer one.
+    seed
+        Int or numpy Generator.
+
+    Returns
+    -------
+    The ratings, and a function of (rows, cols) that gives the entries without noise.
+    """
+    rng = generator(seed)
+    m, n = whole("n_rows", n_rows), whole("n_cols", n_cols)
+    count, rank = whole("n_ratings", n_ratings), whole("rank", rank)
+    if count > m * n:
+        raise InputError(f"n_ratings must be at most {m * n} (n_rows x n_cols), got {count}")
+    U, V = rng.standard_normal((m, rank)), rng.standard_normal((n, rank))
+    U, V = U * np.sqrt(0.6 / np.sqrt(rank)), V * np.sqrt(0.6 / np.sqrt(rank))
+    row_bias, col_bias = 0.4 * rng.standard_normal(m), 0.5 * rng.standard_normal(n)
+
+    def truth(rows: Ints, cols: Ints) -> Floats:
+        product = np.einsum("ei,ei->e", U[rows], V[cols])
+        return np.asarray(3.5 + row_bias[rows] + col_bias[cols] + product)
+
+    rows, cols = _pairs(rng, m, n, count, number("popularity", popularity))
+    draw = noise_law or (lambda generator, size: generator.standard_normal(size))
+    values = truth(rows, cols) + number("noise", noise) * draw(rng, count)
+    if scale is not None:
+        values = np.clip(np.round(values), *scale)
+    return Ratings(rows, cols, values, (m, n)), truth
+
+
+def _pairs(
+    rng: np.random.Generator, m: int, n: int, count: int, popularity: float
+) -> tuple[Ints, Ints]:
+    """Draw distinct pairs with skewed frequencies of rows and columns."""
+    if count > 0.5 * m * n:
+        keys = rng.choice(m * n, count, replace=False)
+        return keys // n, keys % n
+    weights = [np.arange(1, size + 1) ** (-popularity / 2) for size in (m, n)]
+    places = [rng.permutation(size) for size in (m, n)]
+    keys = np.zeros(0, np.int64)
+    while len(keys) < count:
+        a, b = (
+            place[np.searchsorted(np.cumsum(w) / w.sum(), rng.random(count))]
+            for w, place in zip(weights, places, strict=True)
+        )
+        keys = np.concatenate([keys, a * n + b])
+        keys = keys[np.sort(np.unique(keys, return_index=True)[1])]
+    keys = keys[:count]
+    return keys // n, keys % n
+
+
+def _ratings(user: Any, item: Any, rating: Any, timestamp: Any) -> Ratings:
+    user_ids, rows = np.unique(user, return_inverse=True)
+    item_ids, cols = np.unique(item, return_inverse=True)
+    return Ratings(
+        rows.astype(np.int64),
+        cols.astype(np.int64),
+        np.asarray(rating, dtype=np.float64),
+        (len(user_ids), len(item_ids)),
+        user_ids,
+        item_ids,
+        np.asarray(timestamp, dtype=np.int64),
+    )
+
+
+def _parse(file: BinaryIO | io.BytesIO, archive: _Archive) -> Ratings:
+    """Read user, item, rating, timestamp."""
+    text = file.read().decode("utf-8")
+    if archive.separator == "::":
+        text = text.replace("::", ",")
+    columns = np.loadtxt(
+        io.StringIO(text),
+        delimiter="," if archive.separator == "::" else archive.separator,
+        skiprows=int(archive.header),
+        ndmin=2,
+    )
+    return _ratings(
+        columns[:, 0].astype(np.int64),
+        columns[:, 1].astype(np.int64),
+        columns[:, 2],
+        columns[:, 3].astype(np.int64),
+    )
+
+
+def _download(archive: _Archive, target: Path) -> None:
+    """Fetch an archive, check its sum, and keep it; say whose terms apply."""
+    from urllib.request import urlopen
+
+    from rich.console import Console
+
+    Console(stderr=True).print(LICENCE)
+    url = f"https://files.grouplens.org/datasets/movielens/{archive.folder}.zip"
+    with urlopen(url) as answer:
+        data = answer.read()
+    found = hashlib.md5(data, usedforsecurity=False).hexdigest()
+    if found != archive.md5:
+        raise InputError(f"{url} has the checksum {found}, expected {archive.md5}; try again")
+    temporary = target.with_name(target.name + ".part")
+    temporary.write_bytes(data)
+    temporary.replace(target)

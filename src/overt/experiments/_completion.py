@@ -1,0 +1,96 @@
+"""What the two experiments on matrix completion share: data, runs, error curves."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from overt import datasets
+from overt.completion import DropoutCompletion
+
+
+def load(name: str) -> datasets.Ratings:
+    """Return generated ratings, or MovieLens by size; "largest" is the largest present."""
+    if name == "generated":
+        return datasets.generate_ratings(300, 200, 8_000, rank=3, noise=0.5, seed=0)[0]
+    if name == "largest":
+        present = datasets.available()
+        if not present:
+            return load("generated")
+        name = present[-1]
+    return datasets.movielens(name)
+
+
+def measure(
+    name: str,
+    method: str,
+    drop_prob: float,
+    width: int,
+    sweeps: int,
+    seed: int,
+    rate: float,
+    batch_size: int,
+) -> dict[str, Any]:
+    """Fit on nine tenths; return train and test RMSE after each sweep, with seconds."""
+    ratings = load(name)
+    train, test = ratings.split(0.1, seed=0)
+    curve: dict[str, list[float]] = {"times": [], "train": [], "test": [], "objective": []}
+    state: dict[str, Any] = {}
+    model = DropoutCompletion(
+        width,
+        drop_prob,
+        method=method,
+        max_sweeps=sweeps,
+        tol=0.0,
+        learning_rate=rate,
+        batch_size=batch_size,
+        seed=seed,
+        n_jobs=1,
+    )
+    spent, last = 0.0, time.perf_counter()
+
+    def watch(form: Any) -> None:
+        nonlocal spent, last
+        spent += time.perf_counter() - last
+        (U, V), p = form.means, form.problem
+        errors = [
+            np.clip(p.center + np.einsum("ei,ei->e", U[r], V[c]), low, high) - y
+            for r, c, y in state["parts"]
+        ]
+        curve["times"].append(spent)
+        for which, error in zip(("train", "test"), errors, strict=True):
+            curve[which].append(float(np.sqrt(np.mean(error**2))))
+        curve["objective"].append(objective(form, state["parts"][0], drop_prob))
+        last = time.perf_counter()
+
+    low, high = float(ratings.values.min()), float(ratings.values.max())
+    state["parts"] = [
+        (ratings.rows[part], ratings.cols[part], ratings.values[part]) for part in (train, test)
+    ]
+    entries = state["parts"][0]
+    last = time.perf_counter()
+    model.fit_entries(_triplets(entries, ratings.shape), on_form=watch)
+    return {**curve, "entries": len(ratings)}
+
+
+def objective(form: Any, entries: Any, drop_prob: float) -> float:
+    """Mean (y - u.v)^2 + lam sum_i U_ai^2 V_bi^2 over entries, in blocks."""
+    rows, cols, values = entries
+    (U, V), p = form.means, form.problem
+    k, lam, total = p.n_factors, drop_prob / (1 - drop_prob), 0.0
+    for start in range(0, len(values), 500_000):
+        part = slice(start, start + 500_000)
+        u, v = U[rows[part]].astype(float), V[cols[part]].astype(float)
+        error = values[part] - p.center - np.einsum("ei,ei->e", u, v)
+        penalty = np.einsum("ei,ei->e", u[:, :k] ** 2, v[:, :k] ** 2)
+        total += float(np.sum(error**2) + lam * np.sum(penalty))
+    return total / len(values)
+
+
+def _triplets(entries: Any, shape: tuple[int, int]) -> Any:
+    from overt.completion.ratings import triplets
+
+    rows, cols, values = entries
+    return triplets(rows, cols, values, shape)

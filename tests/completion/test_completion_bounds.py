@@ -1,0 +1,56 @@
+import numpy as np
+import pytest
+
+import overt
+from overt import datasets
+from overt.completion import DropoutCompletion
+
+
+@pytest.fixture(scope="module")
+def model():
+    ratings = datasets.generate_ratings(60, 40, 1200, scale=None, seed=0)[0]
+    fitted = DropoutCompletion(4, 0.3, biases=False, max_sweeps=30)
+    return fitted.fit_triplets(ratings.rows, ratings.cols, ratings.values), ratings
+
+
+def test_weighted_trace_norm_is_that_of_the_dense_matrix(model):
+    fitted, ratings = model
+    p = np.bincount(ratings.rows, minlength=60) / len(ratings)
+    q = np.bincount(ratings.cols, minlength=40) / len(ratings)
+    dense = np.sqrt(p)[:, None] * (fitted.U_ @ fitted.V_.T) * np.sqrt(q)
+    expected = np.linalg.svd(dense, compute_uv=False).sum()
+    assert fitted.weighted_trace_norm() == pytest.approx(expected)
+
+
+def test_regularizer_is_the_mean_over_entries(model):
+    fitted, ratings = model
+    flow = fitted.U_[ratings.rows] * fitted.V_[ratings.cols]
+    assert fitted.explicit_regularizer() == pytest.approx(np.mean((flow**2).sum(axis=1)))
+
+
+def test_bound_is_theorem_11(model):
+    fitted, ratings = model
+    bound = fitted.generalization_bound(delta=0.1, constant=1.0)
+    scale = np.abs(ratings.values).max()
+    alpha = min(4 * fitted.explicit_regularizer(), fitted.weighted_trace_norm() ** 2) / scale**2
+    inside = (2 * alpha * 60 * np.log(60) + np.log(2 / 0.1) / 4) / len(ratings)
+    assert bound.complexity == pytest.approx(8 * np.sqrt(inside))
+    assert bound.risk == pytest.approx(bound.empirical + bound.complexity * scale**2)
+    assert fitted.generalization_bound(delta=0.01).risk > bound.risk
+
+
+def test_bound_falls_with_more_dropout(model):
+    _, ratings = model
+    complexity = [
+        DropoutCompletion(4, p, biases=False, max_sweeps=30)
+        .fit_triplets(ratings.rows, ratings.cols, ratings.values)
+        .generalization_bound()
+        .complexity
+        for p in (0.1, 0.4, 0.7)
+    ]
+    assert complexity == sorted(complexity, reverse=True)
+
+
+def test_bad_delta_is_said(model):
+    with pytest.raises(overt.InputError, match="delta must be below 1"):
+        model[0].generalization_bound(delta=1.5)

@@ -1,0 +1,349 @@
+"""DropoutCompletion as users meet it: inputs, answers, storage, errors."""
+
+import numpy as np
+import pytest
+import scipy.sparse
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV
+
+import overt
+from overt import datasets
+from overt.completion import DropoutCompletion
+
+
+class Frame:
+    """The part of a data frame that fit uses."""
+
+    def __init__(self, **columns):
+        self._columns = columns
+
+    @property
+    def columns(self):
+        return list(self._columns)
+
+    def __getitem__(self, name):
+        return self._columns[name]
+
+
+@pytest.fixture(scope="module")
+def ratings():
+    return datasets.generate_ratings(80, 50, 1600, seed=0)[0]
+
+
+@pytest.fixture(scope="module", params=["learn", "average", 0.2, "auto"])
+def fitted(request, ratings):
+    kwargs = {"average": 4} if request.param == "average" else {"drop_prob": request.param}
+    model = DropoutCompletion(4, max_sweeps=15, **kwargs)
+    return model.fit_triplets(ratings.rows, ratings.cols, ratings.values, shape=ratings.shape)
+
+
+def test_every_input_gives_the_same_model(ratings):
+    given = (ratings.rows, ratings.cols, ratings.values)
+    dense = np.full(ratings.shape, np.nan)
+    dense[ratings.rows, ratings.cols] = ratings.values
+    coo = scipy.sparse.coo_array((ratings.values, (ratings.rows, ratings.cols)), ratings.shape)
+    frame = Frame(user=ratings.rows, item=ratings.cols, rating=ratings.values)
+    model = DropoutCompletion(3, max_sweeps=4)
+    expected = clone(model).fit_triplets(*given).predict(ratings.rows, ratings.cols)
+    pairs = np.column_stack([ratings.rows, ratings.cols])
+    for fit in (
+        lambda: clone(model).fit(coo.tocsr()),
+        lambda: clone(model).fit(coo.tocsc()),
+        lambda: clone(model).fit(dense),
+        lambda: clone(model).fit(frame),
+        lambda: clone(model).fit(pairs, ratings.values),
+    ):
+        np.testing.assert_allclose(fit().predict(pairs), expected, atol=1e-6)
+
+
+def test_stored_zeros_are_ratings():
+    X = scipy.sparse.csr_array((np.array([0.0, 4.0, 4.0]), ([0, 0, 1], [0, 1, 1])), shape=(2, 2))
+    model = DropoutCompletion(1, 0.0).fit(X)
+    assert model.mean_ == pytest.approx(8 / 3)
+
+
+def test_identifiers_come_back():
+    frame = Frame(
+        who=np.array(["ann", "bob", "ann", "cid"]),
+        what=np.array(["x", "x", "y", "z"]),
+        value=np.array([1.0, 2.0, 3.0, 4.0]),
+    )
+    model = DropoutCompletion(1, max_sweeps=3).fit(frame)
+    assert set(model.recommend("bob", 2).cols) == {"y", "z"}
+    assert np.isfinite(model.predict(["ann", "nobody"], ["z", "nothing"])).all()
+    with pytest.raises(overt.InputError, match="'dora' was not among those fitted"):
+        model.recommend("dora")
+
+
+def test_predictions_are_factors_plus_biases(fitted, ratings):
+    if fitted.average:
+        pytest.skip("an average of draws is not one product")
+    a, b = ratings.rows[:50], ratings.cols[:50]
+    raw = fitted.mean_ + fitted.row_bias_[a] + fitted.col_bias_[b]
+    raw = raw + np.sum(fitted.U_[a] * fitted.V_[b], axis=1)
+    np.testing.assert_allclose(fitted.predict(a, b), np.clip(raw, 1, 5), atol=1e-9)
+    assert fitted.U_.shape == (80, 4)
+    assert fitted.V_.shape == (50, 4)
+
+
+def test_complete_is_predict_everywhere(fitted):
+    rows, cols = (x.ravel() for x in np.indices((80, 50)))
+    dense = fitted.complete()
+    expected = fitted.predict(rows, cols).reshape(80, 50)
+    np.testing.assert_allclose(np.asarray(dense), expected, atol=1e-6)
+    np.testing.assert_allclose(np.vstack(list(dense)), expected, atol=1e-6)
+    np.testing.assert_allclose(dense[3], expected[3], atol=1e-6)
+    np.testing.assert_allclose(np.asarray(fitted.complete([5, 2])), expected[[5, 2]], atol=1e-6)
+
+
+def test_recommend_is_the_top_of_the_unseen(fitted, ratings):
+    seen = set(ratings.cols[ratings.rows == 7])
+    row = np.asarray(fitted.complete([7]))[0]
+    best = fitted.recommend(7, 5)
+    unseen = [c for c in np.argsort(-row, kind="stable") if c not in seen]
+    np.testing.assert_allclose(row[best.cols], row[unseen[:5]], atol=1e-6)
+    assert not seen & set(best.cols.tolist())
+    assert len(fitted.recommend(7, 1000).cols) == 50 - len(seen)
+    assert len(fitted.recommend(7, 1000, exclude_seen=False).cols) == 50
+
+
+def test_similar_items_are_symmetric_correlations(fitted):
+    values = dict(zip(*fitted.similar_items(3, 100).to_dict().values(), strict=True))
+    assert len(values) == 49
+    assert max(map(abs, values.values())) <= 1 + 1e-9
+    back = dict(zip(*fitted.similar_items(11, 100).to_dict().values(), strict=True))
+    assert back[3] == pytest.approx(values[11])
+
+
+def test_explanation_adds_up(fitted, ratings):
+    told = fitted.explain(7, 20)
+    assert told.baseline + told.contributions.sum() == pytest.approx(told.prediction)
+    assert sorted(told.cols) == sorted(ratings.cols[ratings.rows == 7])
+
+
+def test_explanation_is_the_derivative(ratings):
+    """Changing one observed value moves the prediction by its contribution per unit of residual."""
+    model = DropoutCompletion(3, max_sweeps=10, clip=False)
+    model.fit_triplets(ratings.rows, ratings.cols, ratings.values)
+    cols = ratings.cols[ratings.rows == 4]
+    values = ratings.values[ratings.rows == 4]
+    told = model.explain(4, 9)
+    b = told.cols[0]
+    base = model.fold_in((cols, values)).predict([9])[0]
+    moved = model.fold_in((cols, values + (cols == b))).predict([9])[0]
+    residual = told.values[0] - model.mean_ - model.col_bias_[b]
+    assert (moved - base) * residual == pytest.approx(told.contributions[0], rel=1e-6)
+
+
+def test_fold_in_agrees_with_a_converged_row(ratings):
+    for kwargs in ({}, {"drop_prob": 0.2}):
+        model = DropoutCompletion(3, max_sweeps=400, tol=1e-12, clip=False, **kwargs)
+        model.fit_triplets(ratings.rows, ratings.cols, ratings.values)
+        chosen = ratings.rows == 4
+        row = model.fold_in(dict(zip(ratings.cols[chosen], ratings.values[chosen], strict=True)))
+        cols = np.arange(50)
+        found, std = row.predict(cols, return_std=True)
+        expected, expected_std = model.predict(np.full(50, 4), cols, return_std=True)
+        np.testing.assert_allclose(found, expected, atol=2e-3)
+        np.testing.assert_allclose(std, expected_std, rtol=2e-2)
+        assert not set(row.recommend(5).cols) & set(ratings.cols[chosen])
+
+
+def test_fold_in_of_nothing_is_the_prior(fitted):
+    if fitted.average:
+        pytest.skip("the average has draws of its own for a row never seen")
+    cols = np.arange(50)
+    found = fitted.fold_in(([], [])).predict(cols)
+    np.testing.assert_allclose(found, fitted.predict(np.full(50, -1), cols), atol=1e-6)
+
+
+@pytest.mark.parametrize("drop_prob", ["learn", 0.2])
+def test_partial_fit_moves_towards_new_ratings(ratings, drop_prob):
+    model = DropoutCompletion(3, drop_prob, max_sweeps=30)
+    model.fit_triplets(ratings.rows, ratings.cols, ratings.values, shape=ratings.shape)
+    untouched = model.predict([1], [1])
+    cols = np.arange(20)
+    model.partial_fit(np.column_stack([np.full(20, 80), cols]), np.full(20, 5.0))
+    assert model.complete().shape == (81, 50)
+    assert model.predict(np.full(20, 80), cols).mean() > model.mean_ + 0.3
+    assert model.predict([1], [1]) == pytest.approx(untouched, abs=0.2)
+    before = float(model.predict([80], [30])[0])
+    model.partial_fit(np.column_stack([np.full(20, 80), cols]), np.full(20, 1.0))
+    assert float(model.predict([80], [30])[0]) < before - 0.3
+
+
+def test_saved_models_are_the_same_bit_for_bit(fitted, tmp_path):
+    fitted.save(tmp_path / "model")
+    loaded = DropoutCompletion.load(tmp_path / "model")
+    rows, cols = (x.ravel() for x in np.indices((80, 50)))
+    for found, expected in zip(
+        loaded.predict(rows, cols, return_std=True),
+        fitted.predict(rows, cols, return_std=True),
+        strict=True,
+    ):
+        assert np.array_equal(found, expected)
+    assert loaded.get_params() == fitted.get_params()
+    assert loaded.explain(3, 4).to_dict() == fitted.explain(3, 4).to_dict()
+    assert {p.name for p in (tmp_path / "model").iterdir()} == {"model.json", "model.safetensors"}
+    with pytest.raises(overt.InputError, match="no completion model"):
+        DropoutCompletion.load(tmp_path)
+
+
+def test_score_and_grid_search(ratings):
+    pairs = np.column_stack([ratings.rows, ratings.cols])
+    search = GridSearchCV(DropoutCompletion(4, max_sweeps=15), {"drop_prob": [0.0, 0.6]}, cv=3).fit(
+        pairs, ratings.values
+    )
+    assert search.best_params_["drop_prob"] == 0.6
+    model = search.best_estimator_
+    error = model.predict(pairs) - ratings.values
+    assert model.score(pairs, ratings.values) == pytest.approx(-np.sqrt(np.mean(error**2)))
+    assert model.score(ratings.to_sparse()) == pytest.approx(model.score(pairs, ratings.values))
+
+
+def test_unseen_rows_get_the_column_biases(fitted):
+    found = fitted.predict([-1, 80, 5000], [3, 3, 3])
+    assert np.isfinite(found).all()
+    assert np.ptp(found) == 0
+
+
+def test_auto_keeps_its_path(ratings):
+    model = DropoutCompletion(4, "auto", max_sweeps=20)
+    model.fit_triplets(ratings.rows, ratings.cols, ratings.values)
+    best = model.path_[np.argmin(model.path_[:, 1]), 0]
+    assert model.drop_prob_ == best
+    assert len(model.plot_path().axes[0].lines[0].get_xdata()) == len(model.path_)
+
+
+def test_interrupt_keeps_what_was_computed(ratings):
+    def stop(sweeps, objective):
+        if sweeps == 3:
+            raise KeyboardInterrupt
+
+    model = DropoutCompletion(3, tol=0.0)
+    model.fit_triplets(ratings.rows, ratings.cols, ratings.values, on_sweep=stop)
+    assert model.status_ == "interrupted"
+    assert model.n_sweeps_ == 3
+    assert np.isfinite(model.predict(ratings.rows, ratings.cols)).all()
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "match"),
+    [
+        ({"n_factors": 0}, "n_factors must be at least 1"),
+        ({"drop_prob": 1.0}, "drop_prob must be a number"),
+        ({"drop_prob": "learned"}, "drop_prob must be one of 'learn', 'auto'"),
+        ({"average": 5, "drop_prob": 0.1}, "average needs"),
+        ({"method": "adam"}, "method must be one of"),
+        ({"method": "sgd"}, "needs drop_prob to be a number"),
+        ({"engine": "dask"}, "engine must be one of 'local'"),
+        ({"clip": "no"}, "clip must be"),
+        ({"ridge": -1}, "ridge must be"),
+        ({"n_jobs": 0}, "n_jobs must be at least 1"),
+    ],
+)
+def test_bad_settings_are_said(kwargs, match):
+    with pytest.raises(overt.InputError, match=match):
+        DropoutCompletion(**kwargs).fit_triplets([0, 1], [0, 1], [1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("X", "match"),
+    [
+        (np.full((2, 2), np.nan), "at least one observed entry"),
+        (np.ones(3), "two-dimensional"),
+        (np.array([[1.0, np.inf]]), "finite"),
+        ("ratings.csv", "X must be a scipy sparse matrix"),
+        (Frame(a=[1], b=[2]), "three columns"),
+    ],
+)
+def test_bad_input_is_said(X, match):
+    with pytest.raises(overt.InputError, match=match):
+        DropoutCompletion().fit(X)
+
+
+def test_bad_triplets_are_said():
+    model = DropoutCompletion()
+    with pytest.raises(overt.InputError, match="must not be negative"):
+        model.fit_triplets([-1], [0], [1.0])
+    with pytest.raises(overt.InputError, match="same length"):
+        model.fit_triplets([0, 1], [0], [1.0])
+    with pytest.raises(overt.InputError, match="shape must be at least"):
+        model.fit_triplets([4], [0], [1.0], shape=(2, 2))
+    with pytest.raises(overt.InputError, match="whole numbers"):
+        model.fit_triplets([0.5], [0], [1.0])
+
+
+def test_constant_and_tiny_data():
+    for rows, cols, values in (
+        ([0], [0], [3.0]),
+        ([0, 1, 2], [0, 0, 1], [4.0, 4.0, 4.0]),
+    ):
+        for drop_prob in ("learn", 0.0, 0.5):
+            model = DropoutCompletion(3, drop_prob, max_sweeps=5).fit_triplets(rows, cols, values)
+            predicted, std = model.predict(rows, cols, return_std=True)
+            np.testing.assert_allclose(predicted, values, atol=1e-3)
+            assert np.isfinite(std).all()
+
+
+# Every other check of scikit-learn fits real-valued feature vectors with one target each. Here a
+# sample is a pair of whole-number indices, and a matrix is fitted without targets.
+NOT_FEATURES = dict.fromkeys(
+    (
+        "check_complex_data",
+        "check_dict_unchanged",
+        "check_dont_overwrite_parameters",
+        "check_dtype_object",
+        "check_estimator_sparse_array",
+        "check_estimator_sparse_matrix",
+        "check_estimator_sparse_tag",
+        "check_estimators_dtypes",
+        "check_estimators_empty_data_messages",
+        "check_estimators_fit_returns_self",
+        "check_estimators_overwrite_params",
+        "check_estimators_pickle",
+        "check_f_contiguous_array_estimator",
+        "check_fit2d_1feature",
+        "check_fit2d_1sample",
+        "check_fit2d_predict1d",
+        "check_fit_check_is_fitted",
+        "check_fit_idempotent",
+        "check_fit_score_takes_y",
+        "check_methods_sample_order_invariance",
+        "check_methods_subset_invariance",
+        "check_n_features_in",
+        "check_n_features_in_after_fitting",
+        "check_pipeline_consistency",
+        "check_positive_only_tag_during_fit",
+        "check_readonly_memmap_input",
+    ),
+    "a sample is a pair of indices, not a vector of real features",
+)
+
+
+def test_scikit_learn_checks():
+    from sklearn.utils.estimator_checks import check_estimator
+
+    results = check_estimator(
+        DropoutCompletion(2, max_sweeps=2),
+        expected_failed_checks=NOT_FEATURES,
+        on_fail=None,
+        on_skip=None,
+    )
+    assert [r["check_name"] for r in results if r["status"] == "failed"] == []
+    assert sum(r["status"] == "passed" for r in results) >= 12
+
+
+def test_estimators_can_be_pickled_by_those_who_must(ratings):
+    """joblib and dask move fitted estimators between processes."""
+    import pickle
+
+    model = DropoutCompletion(2, max_sweeps=2).fit(ratings.to_sparse())
+    copy = pickle.loads(pickle.dumps(model))  # noqa: S301
+    assert np.array_equal(copy.predict([0], [1]), model.predict([0], [1]))
+
+
+def test_fitting_again_gives_the_same(ratings):
+    model = DropoutCompletion(3, max_sweeps=3, average=2)
+    first = model.fit(ratings.to_sparse()).predict([0, 1], [1, 2])
+    assert np.array_equal(model.fit(ratings.to_sparse()).predict([0, 1], [1, 2]), first)

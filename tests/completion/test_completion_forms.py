@@ -1,0 +1,211 @@
+"""The forms that are fitted: monotone, stationary, and equal to what theory says."""
+
+import itertools
+
+import numpy as np
+import pytest
+import scipy.optimize
+
+import overt
+from overt import datasets, penalty
+from overt.completion import DropoutCompletion
+from overt.completion.engine import LocalEngine
+from overt.completion.fixed import Fixed
+from overt.completion.learned import Learned
+from overt.completion.problem import Problem
+from overt.completion.ratings import triplets
+
+
+@pytest.fixture(scope="module")
+def ratings():
+    return datasets.generate_ratings(60, 40, 900, rank=2, noise=0.3, scale=None, seed=0)[0]
+
+
+def objective(model, ratings, drop_prob):
+    residual = ratings.values - model.predict(ratings.rows, ratings.cols)
+    given = (model.U_, model.V_, ratings.rows, ratings.cols, drop_prob)
+    return float(np.mean(residual**2) + penalty.completion(*given))
+
+
+@pytest.mark.parametrize("biases", [False, True])
+@pytest.mark.parametrize("drop_prob", [0.0, 0.2, 0.6])
+def test_fixed_descends_the_papers_objective(ratings, biases, drop_prob):
+    model = DropoutCompletion(4, drop_prob, biases=biases, max_sweeps=40, tol=0.0, ridge=0.0)
+    model.fit_triplets(ratings.rows, ratings.cols, ratings.values)
+    history = model.objective_
+    assert np.all(np.diff(history) <= 1e-9 * history[0])
+    assert objective(model, ratings, drop_prob) == pytest.approx(history[-1], rel=1e-5)
+
+
+@pytest.mark.parametrize("biases", [False, True])
+def test_fixed_reaches_a_stationary_point(ratings, biases):
+    drop_prob = 0.3
+    model = DropoutCompletion(3, drop_prob, biases=biases, max_sweeps=3000, tol=0.0, ridge=0.0)
+    model.fit_triplets(ratings.rows, ratings.cols, ratings.values)
+    import torch
+
+    U, V = (torch.tensor(np.array(a), requires_grad=True) for a in (model.U_, model.V_))
+    a, b = (torch.tensor(x) for x in (ratings.rows, ratings.cols))
+    base = model.mean_ + model.row_bias_[ratings.rows] + model.col_bias_[ratings.cols]
+    residual = torch.tensor(ratings.values - base) - (U[a] * V[b]).sum(1)
+    loss = (residual**2).mean() + penalty.completion(U, V, a, b, drop_prob)
+    loss.backward()
+    assert max(float(U.grad.abs().max()), float(V.grad.abs().max())) < 1e-6
+
+
+def test_row_update_is_the_normal_equation(ratings):
+    """Row a solves (sum v v' + lam diag(sum v o v)) u = sum y v, checked entry by entry."""
+    problem = Problem.build(
+        triplets(ratings.rows, ratings.cols, ratings.values), 3, biases=False, standard=False
+    )
+    form = Fixed.start(problem, 0.4, 0.0, seed=1)
+    V = form.means[1].copy()
+    with LocalEngine(1) as engine:
+        form.update(0, engine)
+    lam = 0.4 / 0.6
+    for row in range(0, 60, 7):
+        chosen = ratings.rows == row
+        W, y = V[ratings.cols[chosen]], ratings.values[chosen]
+        G = W.T @ W + lam * np.diag((W**2).sum(axis=0))
+        np.testing.assert_allclose(G @ form.means[0][row], W.T @ y, atol=1e-8)
+
+
+def test_fixed_objective_is_the_expectation_over_all_masks(ratings):
+    model = DropoutCompletion(3, 0.3, max_sweeps=5, tol=0.0, ridge=0.0)
+    model.fit_triplets(ratings.rows, ratings.cols, ratings.values)
+    base = model.mean_ + model.row_bias_[ratings.rows] + model.col_bias_[ratings.cols]
+    flow = model.U_[ratings.rows] * model.V_[ratings.cols]
+    total = 0.0
+    for mask in itertools.product((0, 1), repeat=3):
+        kept = sum(mask)
+        probability = 0.7**kept * 0.3 ** (3 - kept)
+        predicted = base + flow @ (np.array(mask) / 0.7)
+        total += probability * np.mean((ratings.values - predicted) ** 2)
+    assert total == pytest.approx(model.objective_[-1], rel=1e-9)
+
+
+def test_fixed_on_a_full_matrix_reaches_the_exact_optimum():
+    """On a fully observed matrix completion is factorisation, whose optimum is known."""
+    rng = np.random.default_rng(5)
+    M = rng.normal(size=(12, 9)) @ np.diag(np.linspace(3, 0.1, 9))
+    rows, cols = (x.ravel() for x in np.indices(M.shape))
+    width, drop_prob = 9, 0.4
+    lam = drop_prob / (1 - drop_prob)
+    # U V' = M with lam sum U^2 V^2: shrink the spectrum as the induced norm says.
+    weight, norm = overt.spectral.induced(overt.Dropout(drop_prob), width)
+    best = norm.matrix_prox(M, weight)
+    optimum = (np.sum((M - best) ** 2) + lam / width * np.linalg.svd(best)[1].sum() ** 2) / M.size
+    model = DropoutCompletion(width, drop_prob, biases=False, max_sweeps=3000, tol=0.0, ridge=0.0)
+    model.fit_triplets(rows, cols, M.ravel())
+    assert model.objective_[-1] >= optimum * (1 - 1e-9)
+    assert model.objective_[-1] == pytest.approx(optimum, rel=1e-3)
+
+
+def test_per_factor_drop_probs(ratings):
+    probs = np.array([0.0, 0.5, 0.9])
+    model = DropoutCompletion(3, probs, max_sweeps=20).fit_triplets(
+        ratings.rows, ratings.cols, ratings.values
+    )
+    assert objective(model, ratings, probs) == pytest.approx(model.objective_[-1], rel=1e-5)
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_learned_objective_never_rises(ratings, full):
+    problem = Problem.build(
+        triplets(ratings.rows, ratings.cols, ratings.values), 5, biases=True, standard=True
+    )
+    form = Learned.start(problem, 0, full=full)
+    with LocalEngine(1) as engine:
+        for _ in range(25):
+            form.step(engine)
+    assert np.all(np.diff(form.history) <= 1e-8)
+
+
+def test_learned_reduces_to_dropout_with_its_noise():
+    """S_b = lam diag(v_b o v_b), P = 0, sigma = 1: the learned row update is dropout's."""
+    from overt.completion import kernels, reference
+
+    rng = np.random.default_rng(6)
+    V, lam = rng.normal(size=(8, 3)), 0.5
+    packed = reference.pack(V[:, :, None] * V[:, None, :] + lam * np.eye(3) * (V**2)[:, None, :])
+    y, indptr, indices = rng.normal(size=8), np.array([0, 8]), np.arange(8, dtype=np.int32)
+    w, T, stats = np.zeros((1, 3)), np.zeros((1, 6)), np.zeros((1, 2))
+    args = (packed, V, np.zeros((3, 3)), np.zeros(3), 1.0, np.arange(3), T, w, stats, np.zeros(6))
+    kernels.learn_rows(np.array([0]), indptr, indices, y, *args)
+    expected = np.linalg.solve(V.T @ V + lam * np.diag((V**2).sum(axis=0)), V.T @ y)
+    np.testing.assert_allclose(w[0], expected, rtol=1e-10)
+
+
+def test_learned_finds_rank_and_noise():
+    ratings, truth = datasets.generate_ratings(300, 200, 18_000, noise=0.5, scale=None, seed=1)
+    model = DropoutCompletion(12).fit_triplets(ratings.rows, ratings.cols, ratings.values)
+    assert model.noise_variance_ == pytest.approx(0.25, rel=0.08)
+    assert np.sum(model.learned_drop_prob_ < 0.5) == 4
+    rng = np.random.default_rng(0)
+    rows, cols = rng.integers(0, 300, 20_000), rng.integers(0, 200, 20_000)
+    error = model.predict(rows, cols) - truth(rows, cols)
+    assert np.sqrt(np.mean(error**2)) < 0.3
+
+
+def test_results_do_not_depend_on_threads(ratings):
+    given = (ratings.rows, ratings.cols, ratings.values)
+    for kwargs in ({}, {"drop_prob": 0.2}, {"average": 3}):
+        one, three = (
+            DropoutCompletion(4, max_sweeps=5, n_jobs=jobs, **kwargs).fit_triplets(*given)
+            for jobs in (1, 3)
+        )
+        rows, cols = np.arange(20), np.arange(20)
+        assert np.array_equal(one.predict(rows, cols), three.predict(rows, cols))
+
+
+def test_alternating_is_never_above_sgd(ratings):
+    given = (ratings.rows, ratings.cols, ratings.values)
+    exact = DropoutCompletion(4, 0.2, max_sweeps=300).fit_triplets(*given)
+    sgd = DropoutCompletion(
+        4, 0.2, method="sgd", learning_rate=2.0, batch_size=100, max_sweeps=150
+    ).fit_triplets(*given)
+    assert objective(exact, ratings, 0.2) <= objective(sgd, ratings, 0.2)
+    assert objective(sgd, ratings, 0.2) < 2 * objective(exact, ratings, 0.2)
+
+
+def test_sgd_step_is_the_gradient(ratings):
+    """One full batch without dropout moves along the gradient of the mean squared error."""
+    from overt.completion.sgd import epoch
+
+    rng = np.random.default_rng(0)
+    U, V = rng.normal(size=(60, 3)), rng.normal(size=(40, 3))
+
+    def loss(x):
+        u, v = x[:180].reshape(60, 3), x[180:].reshape(40, 3)
+        return np.mean((ratings.values - np.sum(u[ratings.rows] * v[ratings.cols], axis=1)) ** 2)
+
+    x = np.concatenate([U.ravel(), V.ravel()])
+    gradient = scipy.optimize.approx_fprime(x, loss, 1e-6)
+    n = len(ratings)
+    given = (np.arange(n), ratings.rows, ratings.cols, ratings.values, U, V)
+    epoch(*given, 3, 0.0, 0.1, n, np.uint64(1))
+    moved = np.concatenate([U.ravel(), V.ravel()])
+    np.testing.assert_allclose(moved, x - 0.1 * gradient, atol=1e-6)
+
+
+def test_sampling_draws_from_the_posterior():
+    """Draws of one row have the mean and the covariance of its exact posterior."""
+    from overt.completion import kernels
+
+    rng = np.random.default_rng(0)
+    V = rng.normal(size=(6, 2))
+    y, noise, P = rng.normal(size=6), 0.5, np.diag([2.0, 1.0])
+    n, none = 20_000, np.zeros((0, 2))
+    normals, out, stats = rng.normal(size=(n, 2)), np.zeros((n, 2)), np.zeros((n, 2))
+    indptr = np.arange(n + 1) * 6
+    indices, values = np.tile(np.arange(6, dtype=np.int32), n), np.tile(y, n)
+    kernels.solve_rows(
+        np.arange(n), indptr, indices, values, V, none, np.zeros(2), P, np.zeros(2), noise,
+        np.arange(2), normals, out, none, none, stats,
+    )  # fmt: skip
+    S = np.linalg.inv(V.T @ V / noise + P)
+    mean = S @ V.T @ y / noise
+    assert np.all(np.abs(out.mean(axis=0) - mean) <= 5 * np.sqrt(np.diag(S) / n))
+    spread = np.cov(out, rowvar=False)
+    error = np.sqrt((np.outer(np.diag(S), np.diag(S)) + S**2) / n)
+    assert np.all(np.abs(spread - S) <= 5 * error)

@@ -1,0 +1,117 @@
+"""The defaults, untouched, on data of other shapes and scales; calibration; experiments; tour."""
+
+from importlib import import_module
+
+import numpy as np
+import pytest
+
+from overt import datasets, theorems
+from overt._html import Page
+from overt.completion import DropoutCompletion
+from overt.experiments.runner import run
+
+
+def student(rng, count):
+    return rng.standard_t(4, count) / np.sqrt(2)
+
+
+SHAPES = {  # rows, columns, ratings, rank, noise, popularity, scale, law of the noise
+    "few columns, dense, -10..10": (800, 100, 56_000, 5, 0.5, 0.0, None, None),
+    "heavy tails": (500, 300, 30_000, 4, 0.8, 1.0, None, student),
+    "20 ratings a row": (2000, 500, 40_000, 4, 0.5, 0.5, None, None),
+    "long tail of 100,000 columns": (300, 100_000, 12_000, 2, 0.5, 1.8, (1.0, 5.0), None),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_defaults_do_well_on_other_data(name):
+    m, n, count, rank, noise, popularity, scale, law = SHAPES[name]
+    ratings, _ = datasets.generate_ratings(
+        m, n, count, rank=rank, noise=noise, popularity=popularity, scale=scale, noise_law=law
+    )
+    values = 3 * (ratings.values - 3.5) if "-10..10" in name else ratings.values
+    train, test = ratings.split(0.1, seed=0)
+    asked = ratings.rows[test], ratings.cols[test]
+    error = {}
+    for which, model in (
+        ("defaults", DropoutCompletion()),
+        ("told the rank", DropoutCompletion(rank)),
+        ("tuned dropout", DropoutCompletion(rank, "auto", max_sweeps=20)),
+        ("biases", DropoutCompletion(1, 0.999, max_sweeps=20)),
+    ):
+        model.fit_triplets(
+            ratings.rows[train], ratings.cols[train], values[train], shape=ratings.shape
+        )
+        predicted, std = model.predict(*asked, return_std=True)
+        error[which] = np.sqrt(np.mean((predicted - values[test]) ** 2))
+        if which == "defaults":
+            covered = np.mean(np.abs(values[test] - predicted) <= 1.6449 * std)
+    assert 0.87 <= covered <= 0.93
+    assert error["defaults"] <= 1.02 * error["told the rank"]
+    assert error["defaults"] < 1.005 * min(error["tuned dropout"], error["biases"])
+
+
+@pytest.mark.parametrize("average", [0, 30])
+@pytest.mark.parametrize("scale", [None, (1.0, 5.0)])
+def test_intervals_are_calibrated(average, scale):
+    ratings, _ = datasets.generate_ratings(400, 250, 20_000, scale=scale, seed=2)
+    train, test = ratings.split(0.2, seed=0)
+    model = DropoutCompletion(16, average=average, max_sweeps=40).fit_triplets(
+        ratings.rows[train], ratings.cols[train], ratings.values[train], shape=ratings.shape
+    )
+    predicted, std = model.predict(ratings.rows[test], ratings.cols[test], return_std=True)
+    standardised = (ratings.values[test] - predicted) / std
+    assert 0.87 <= np.mean(np.abs(standardised) <= 1.6449) <= 0.93
+    assert standardised.std() == pytest.approx(1, abs=0.06)
+
+
+def test_scale_of_the_values_does_not_matter():
+    ratings, _ = datasets.generate_ratings(100, 80, 3000, scale=None, seed=3)
+    one, other = (
+        DropoutCompletion(6, max_sweeps=15).fit_triplets(ratings.rows, ratings.cols, values)
+        for values in (ratings.values, 1e4 * ratings.values - 7e5)
+    )
+    rows, cols = np.arange(80), np.arange(80)
+    for mine, theirs in zip(
+        one.predict(rows, cols, return_std=True),
+        other.predict(rows, cols, return_std=True),
+        strict=True,
+    ):
+        shift = 7e5 if mine[0] > 1 else 0
+        np.testing.assert_allclose(theirs + shift, 1e4 * mine, rtol=1e-4)
+
+
+def test_averaging_beats_one_draw_and_matches_learned():
+    ratings, truth = datasets.generate_ratings(300, 200, 10_000, scale=None, seed=4)
+    rng = np.random.default_rng(0)
+    rows, cols = rng.integers(0, 300, 5000), rng.integers(0, 200, 5000)
+    error = {}
+    for average in (0, 1, 30):
+        model = DropoutCompletion(16, average=average)
+        model.fit_triplets(ratings.rows, ratings.cols, ratings.values, shape=ratings.shape)
+        error[average] = np.sqrt(np.mean((model.predict(rows, cols) - truth(rows, cols)) ** 2))
+    assert error[30] < error[1]
+    assert error[30] < 1.05 * error[0]
+
+
+@pytest.mark.parametrize("name", ["completion-rows", "completion-learned", "completion-bound"])
+def test_statements_hold(name):
+    import_module("overt.theorems.completion")
+    verdict = next(iter(theorems.verify([name])))
+    assert verdict.verdict == "holds", verdict
+
+
+@pytest.mark.parametrize("name", ["thesis_table4_1", "thesis_fig4_1"])
+def test_experiments_at_toy_size(name):
+    experiment = import_module(f"overt.experiments.{name}").EXPERIMENT
+    rows = run(experiment, size="toy")
+    assert [f.claim for f in experiment.check(rows) if not f.holds] == []
+    assert experiment.plot(rows).axes
+
+
+def test_chapter_of_the_tour(tmp_path):
+    from overt.tour.completion import chapter
+
+    page = Page("a", "b")
+    assert chapter(page, tmp_path, 0)
+    assert "recommended to row 0" in page.write(tmp_path / "page.html").read_text()
