@@ -12,7 +12,7 @@ from pathlib import Path
 
 from overt.experiments.runner import machine_facts
 
-MODULES = ("foundation", "linear", "decay", "nn", "attacks")
+MODULES = ("foundation", "linear", "completion", "decay", "nn", "attacks")
 README = Path(__file__).with_name("README.md")
 HEAD = """# Benchmarks
 

@@ -20,6 +20,8 @@ IDS = (
     "structured-fig6",
     "thesis-fig3-2",
     "thesis-fig3-3",
+    "thesis-fig4-1",
+    "thesis-table4-1",
     "thesis-fig6-1",
     "thesis-fig6-2",
     "thesis-table6-1",

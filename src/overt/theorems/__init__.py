@@ -19,6 +19,7 @@ for _module in (
     "balance",
     "optima",
     "linear",
+    "completion",
     "decay",
     "nn",
     "robust",
