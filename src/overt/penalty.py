@@ -126,15 +126,18 @@ def deep(weights: Sequence[Array], drop_prob: Any, second_moment: Array | None =
 
     tails = _tail_norms(layers)
     S = _first_moment(layers[0], C)
-    total = xp.zeros((), dtype=S.dtype, device=device(S))
+    spread = xp.linalg.diagonal(S)
+    total: Array = 0.0
     for i, prob in enumerate(probs):
         lam = prob / (1 - prob)
-        spread = xp.linalg.diagonal(S)
         total = total + lam * xp.sum(spread * tails[i])
         if i + 1 < len(probs):
             W = layers[i + 1]
-            S = (W @ S + W * (lam * spread)) @ W.T
-    return total[()]
+            WT = W @ S + W * (lam * spread)
+            spread = xp.sum(WT * W, axis=1)
+            if i + 2 < len(probs):  # the last noisy layer needs its diagonal only
+                S = WT @ W.T
+    return total
 
 
 def deep_terms(weights: Sequence[Array], second_moment: Array | None = None) -> list[Array]:
