@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overt.linear.kernels import GAUSSIAN, GRID, INDEPENDENT, SLIDING
+from overt.linear.problem import NOTHING
 from overt.noise import CovarianceNoise, DropBlock, Dropout, Noise
 
 Floats = NDArray[np.float64]
-NOTHING: Floats = np.empty((0, 0))
 
 
 class Mask(NamedTuple):

@@ -19,7 +19,7 @@ NOTHING: Floats = np.empty((0, 0))
 class Problem:
     """The squared loss and how to draw samples for it."""
 
-    def __init__(self, quadratic: Any, pair: tuple[Floats, Floats, Floats, Floats] | None) -> None:
+    def __init__(self, quadratic: Any, pair: tuple[Floats, Floats, Floats, Floats]) -> None:
         self.quadratic, self._pair = quadratic, pair
         self.outputs, self.inputs = quadratic.outputs, quadratic.inputs
 
@@ -43,8 +43,6 @@ class Problem:
     def sampling(self) -> tuple[Floats, Floats, Floats, Floats]:
         """Return (M, L, X, Y) as the training kernels take them; absent ones are empty."""
         self.dense("train")
-        if self._pair is None:
-            raise InputError("this problem cannot be sampled from")
         return self._pair
 
 
@@ -66,7 +64,7 @@ def problem(target: Any, X: Any, Y: Any, second_moment: Any) -> Problem:
         if is_implicit(target):
             if second_moment is not None:
                 raise InputError("second_moment needs a dense target")
-            return Problem(ImplicitQuadratic(target), None)
+            return Problem(ImplicitQuadratic(target), (NOTHING,) * 4)
     quadratic = from_target(_as_numpy(target), second_moment)
     M = np.ascontiguousarray(_as_numpy(target), dtype=float)
     L = NOTHING if quadratic.L is None else np.ascontiguousarray(quadratic.L)

@@ -127,11 +127,6 @@ def initial_weights(shapes: Sequence[tuple[int, int]], scale: float, given: Any)
     return lambda rng: [W.copy() for W in arrays]
 
 
-def spectral_rank(A: Floats, scale: float) -> int:
-    """Return the number of singular values above 1 per cent of `scale`."""
-    return int(np.sum(np.linalg.svd(A, compute_uv=False) > 0.01 * scale))
-
-
 def _log_grid(steps: int, checkpoints: int) -> list[int]:
     inner = np.geomspace(1, steps, checkpoints - 1).round().astype(int).tolist()
     return sorted({0, *inner, steps})

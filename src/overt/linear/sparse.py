@@ -45,6 +45,7 @@ class ImplicitQuadratic:
             if not np.isfinite(target.data).all():
                 raise InputError("target must be finite, got NaN or infinite values")
         self._matrix = target
+        self._known: dict[tuple[int, Envelope], Leading] = {}
         self.T = aslinearoperator(target)
         self.outputs, self.inputs = target.shape
 
@@ -80,7 +81,15 @@ class ImplicitQuadratic:
         return P
 
     def leading(self, width: int, envelope: Envelope) -> Leading:
-        """Return leading singular triplets, in growing batches, until the last is shrunk to 0."""
+        """Return leading singular triplets, in growing batches, until the last is shrunk to 0.
+
+        They are computed once: solving and certifying ask for the same ones.
+        """
+        if (width, envelope) not in self._known:
+            self._known[width, envelope] = self._search(width, envelope)
+        return self._known[width, envelope]
+
+    def _search(self, width: int, envelope: Envelope) -> Leading:
         limit = min(self.outputs, self.inputs)
         most = min(width, limit)
         k = envelope[1].k if isinstance(envelope[1], KSupport) else 1
