@@ -113,8 +113,8 @@ class Certificate(Result):
         Variance over hidden units (blocks, for DropBlock) of |u_i| |C^(1/2) v_i|; for deep
         networks the equalization gap R / (nu |W C^(1/2)|_*^2) - 1.
     distance
-        Frobenius distance of the network map to the bound's optimal map, in the geometry of the
-        inputs; None where that map is not unique or not known.
+        Frobenius distance of the network map to the map that attains the bound, in the geometry
+        of the inputs.
     """
 
     objective: float

@@ -28,6 +28,7 @@ from overt.linear.runs import Rate, initial_weights, run_seeds
 from overt.linear.solver import closed_form, proposals, refine
 from overt.noise import DropBlock, DropConnect, Noise
 from overt.results import Certificate, Solution, Trace
+from overt.spectral import induced
 
 Floats = NDArray[np.float64]
 
@@ -203,25 +204,27 @@ class LinearNetwork:
         )
 
     @cached_property
-    def _envelopes(self) -> list[Envelope]:
-        return envelopes(self.noise, self.width)
+    def _tightest(self) -> tuple[float, Envelope]:
+        """The highest of the envelopes' bounds, and the envelope that gives it."""
+        quadratic, found = self.problem.quadratic, []
+        for envelope in envelopes(self.noise, self.width):
+            top = quadratic.leading(self.width, envelope)
+            found.append((spectral_bound(top.s, top.rest, envelope), envelope))
+        return max(found, key=lambda pair: pair[0])
 
     @cached_property
     def _dropconnect(self) -> tuple[Floats, float] | None:
         """The optimal scaled map and bound where the penalty's geometry is not the loss's."""
         if not isinstance(self.noise, DropConnect) or self.problem.uncorrelated:
             return None
-        return dropconnect.best_map(self.problem.dense("solve"), self._envelopes[0][0])
+        weight, _ = induced(self.noise, self.width)
+        return dropconnect.best_map(self.problem.dense("solve"), weight)
 
     @cached_property
     def _bound(self) -> float:
         if self._dropconnect is not None:
             return self._dropconnect[1]
-        quadratic, values = self.problem.quadratic, []
-        for envelope in self._envelopes:
-            top = quadratic.leading(self.width, envelope)
-            values.append(spectral_bound(top.s, top.rest, envelope))
-        return quadratic.residual + max(values)
+        return float(self.problem.quadratic.residual) + self._tightest[0]
 
     @cached_property
     def _best_map(self) -> tuple[Floats, Floats]:
@@ -230,16 +233,18 @@ class LinearNetwork:
         if self._dropconnect is not None:
             D = np.sqrt(quadratic.input_variances)
             return self._dropconnect[0] / np.where(D > 0, D, 1.0), quadratic.L.T
-        top = quadratic.leading(self.width, self._envelopes[0])
-        return top.left * shrink(top.s, self._envelopes[0]), top.right
+        envelope = self._tightest[1]
+        top = quadratic.leading(self.width, envelope)
+        return top.left * shrink(top.s, envelope), top.right
 
     def _factors(self) -> tuple[Floats, Floats]:
         quadratic, noise = self.problem.quadratic, self.noise
         if self._dropconnect is not None and isinstance(noise, DropConnect):
             B = self._dropconnect[0]
             return dropconnect.factors(quadratic, noise.strength, self.width, B)
-        top = quadratic.leading(self.width, self._envelopes[0])
-        U, P = (starts := proposals(top, self._envelopes[0], noise, self.width))[0]
+        envelope = self._tightest[1]
+        starts = proposals(quadratic.leading(self.width, envelope), envelope, noise, self.width)
+        U, P = starts[0]
         if not closed_form(noise):
             dense, Cbar = self.problem.dense("refine by descent"), noise.characteristic(self.width)
             U, P = refine(
