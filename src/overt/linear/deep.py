@@ -23,7 +23,7 @@ from overt.linear.bounds import (
 from overt.linear.descent import descend
 from overt.linear.kernels import LIMIT
 from overt.linear.problem import problem
-from overt.linear.runs import Rate, initial_weights, run_seeds
+from overt.linear.runs import Rate, gradient_descent, initial_weights, run_seeds
 from overt.results import Certificate, DeepSolution, Trace
 
 Floats = NDArray[np.float64]
@@ -163,8 +163,6 @@ class DeepLinearNetwork:
         largest = float(self.quadratic.svd[1][0])
 
         def measure(weights: list[Floats]) -> tuple[float, float, int]:
-            if not all(np.isfinite(W).all() for W in weights):
-                return np.nan, np.nan, -1
             s = np.linalg.svd(_product(self._whitened(weights)), compute_uv=False)
             return (
                 self.objective(weights),
@@ -182,21 +180,14 @@ class DeepLinearNetwork:
                     W -= rate * gradient
             return len(rates)
 
-        def expected(weights: list[Floats], rates: Floats, rng: np.random.Generator) -> int:
-            for step, rate in enumerate(rates):
-                value, gradients = self._value(*self._whitened(weights))
-                if not value < LIMIT:
-                    return step
-                first = (
-                    gradients[0] if self.quadratic.L is None else gradients[0] @ self.quadratic.L.T
-                )
-                for W, gradient in zip(weights, (first, *gradients[1:]), strict=True):
-                    W -= rate / 2 * gradient
-            return len(rates)
+        def value(*weights: Floats) -> tuple[float, Sequence[Floats]]:
+            objective, (first, *others) = self._value(*self._whitened(weights))
+            L = self.quadratic.L
+            return objective, (first if L is None else first @ L.T, *others)
 
         return run_seeds(
             begin,
-            sampled if noise == "sampled" else expected,
+            sampled if noise == "sampled" else gradient_descent(value),
             measure,
             steps=steps,
             learning_rate=learning_rate,

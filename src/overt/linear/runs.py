@@ -18,6 +18,8 @@ from threadpoolctl import threadpool_limits
 from overt import _check
 from overt._check import InputError
 from overt._progress import meter
+from overt.linear.descent import Value
+from overt.linear.kernels import LIMIT
 from overt.results import Status, Trace
 
 Floats = NDArray[np.float64]
@@ -76,6 +78,9 @@ def run_seeds(
     diverged = np.zeros(count, dtype=bool)
 
     def record(i: int, column: int) -> None:
+        if not all(np.isfinite(W).all() for W in weights[i]):
+            diverged[i] = True
+            return
         with np.errstate(over="ignore", invalid="ignore"):
             values = measure(weights[i])
         if np.isfinite(values[0]):
@@ -125,6 +130,21 @@ def initial_weights(shapes: Sequence[tuple[int, int]], scale: float, given: Any)
         if W.shape != shape:
             raise InputError(f"init[{i}] must be {shape[0]} x {shape[1]}, got {W.shape}")
     return lambda rng: [W.copy() for W in arrays]
+
+
+def gradient_descent(value: Value) -> Advance:
+    """Return steps along the gradient of half the exact objective, which draw nothing."""
+
+    def advance(weights: Weights, rates: Floats, rng: np.random.Generator) -> int:
+        for step, rate in enumerate(rates):
+            objective, gradients = value(*weights)
+            if not objective < LIMIT:
+                return step
+            for W, gradient in zip(weights, gradients, strict=True):
+                W -= rate / 2 * gradient
+        return len(rates)
+
+    return advance
 
 
 def _log_grid(steps: int, checkpoints: int) -> list[int]:

@@ -24,7 +24,7 @@ from overt.linear.bounds import (
 )
 from overt.linear.masks import mask_of
 from overt.linear.problem import Problem, problem
-from overt.linear.runs import Rate, initial_weights, run_seeds
+from overt.linear.runs import Rate, gradient_descent, initial_weights, run_seeds
 from overt.linear.solver import closed_form, proposals, refine
 from overt.noise import DropBlock, DropConnect, Noise
 from overt.results import Certificate, Solution, Trace
@@ -168,8 +168,6 @@ class LinearNetwork:
 
         def measure(weights: list[Floats]) -> tuple[float, float, int]:
             U, V = weights
-            if not (np.isfinite(U).all() and np.isfinite(V).all()):
-                return np.nan, np.nan, -1
             s = _product_spectrum(U, quadratic.whiten(V))
             return self.objective(U, V), self._imbalance(U, V), int(np.sum(s > 0.01 * largest))
 
@@ -182,18 +180,9 @@ class LinearNetwork:
             weights[0][:], weights[1][:] = Ut.T, Vt.T
             return int(taken)
 
-        def expected(weights: list[Floats], rates: Floats, rng: np.random.Generator) -> int:
-            for step, rate in enumerate(rates):
-                value, gradients = self._value_in_V(*weights)
-                if not value < kernels.LIMIT:
-                    return step
-                for W, gradient in zip(weights, gradients, strict=True):
-                    W -= rate / 2 * gradient
-            return len(rates)
-
         return run_seeds(
             begin,
-            sampled if noise == "sampled" else expected,
+            sampled if noise == "sampled" else gradient_descent(self._value_in_V),
             measure,
             steps=steps,
             learning_rate=learning_rate,

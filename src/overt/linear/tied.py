@@ -123,8 +123,6 @@ class TiedAutoencoder:
 
         def measure(weights: list[Floats]) -> tuple[float, float, int]:
             (U,) = weights
-            if not np.isfinite(U).all():
-                return np.nan, np.nan, -1
             s = np.linalg.svd(U, compute_uv=False) ** 2
             return self.objective(U), self._imbalance(U), int(np.sum(s > 0.01 * largest))
 
