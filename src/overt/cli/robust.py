@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +11,7 @@ from rich.markup import escape
 
 from overt._check import InputError, MissingExtraError, choice
 from overt.cli.base import app, console, show_table
+from overt.cli.models import build_model, read_examples
 
 
 @app.command()
@@ -27,7 +27,7 @@ def attack(
         str, typer.Option(help="LOW,HIGH of valid inputs, or data, or none.")
     ] = "none",
     weights: Annotated[
-        Path | None, typer.Option(help="safetensors file with the model's weights.")
+        Path | None, typer.Option(help="The model's weights: a .safetensors or .pt file.")
     ] = None,
     loss: Annotated[
         str, typer.Option(help="strongest (an ensemble), or the name of one loss.")
@@ -53,8 +53,8 @@ def attack(
     kinds: dict[str, Any] = {"l1": L1, "l2": L2, "linf": Linf}
     threat = kinds[choice("norm", norm, tuple(kinds))](radius, _bounds(bounds))
     choice("loss", loss, ("strongest", *LOSSES))
-    net = _build(model, weights)
-    x, y = _read(data, points)
+    net = build_model(model, weights)
+    x, y = read_examples(data, points)
     curve = [_number("radii", part) for part in radii.split(",") if part.strip()]
     if plot and not curve:
         curve = [radius * k / 8 for k in range(1, 8)]
@@ -86,49 +86,6 @@ def attack(
     console.print(f"result: [bold]{escape(str(out / 'attack.json'))}[/]", soft_wrap=True)
     if plot:
         console.print(f"picture: [bold]{escape(str(out / 'attack.png'))}[/]", soft_wrap=True)
-
-
-def _build(text: str, weights: Path | None) -> Any:
-    """Return what the function named by FILE.py:FUNCTION builds, with weights if given."""
-    name, _, function = text.rpartition(":")
-    path = Path(name)
-    if not name or path.suffix != ".py" or not function.isidentifier():
-        raise InputError(f"model must be FILE.py:FUNCTION, got {text!r}")
-    if not path.exists():
-        raise InputError(f"model must name a file that exists, got {path}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise InputError(f"model must name a Python file, got {path}")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not callable(getattr(module, function, None)):
-        raise InputError(f"{path} must define a function {function}, it does not")
-    net = getattr(module, function)()
-    if weights is not None:
-        try:
-            from safetensors.torch import load_file
-        except ModuleNotFoundError:
-            raise MissingExtraError("safetensors", "torch") from None
-        try:
-            net.load_state_dict(load_file(weights))
-        except RuntimeError as error:
-            raise InputError(f"weights do not fit the model: {error}") from None
-    return net
-
-
-def _read(path: Path, points: int) -> tuple[Any, Any]:
-    """Return x and y of an npz file."""
-    import numpy as np
-
-    with np.load(path) as file:
-        missing = {"x", "y"} - set(file.files)
-        if missing:
-            raise InputError(
-                f"data must hold arrays x and y, {path} holds {', '.join(file.files) or 'nothing'}"
-            )
-        x, y = file["x"], file["y"]
-    stop = points or len(x)
-    return x[:stop], y[:stop]
 
 
 def _bounds(text: str) -> Any:

@@ -1,0 +1,84 @@
+"""What the commands on PyTorch models read: a function that builds the model, weights, examples."""
+
+from __future__ import annotations
+
+import importlib.util
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from overt._check import InputError, MissingExtraError
+
+
+def build_model(text: str, weights: Path | None = None) -> Any:
+    """Return what the function named by FILE.py:FUNCTION builds, with weights if given."""
+    name, _, function = text.rpartition(":")
+    path = Path(name)
+    if not name or path.suffix != ".py" or not function.isidentifier():
+        raise InputError(f"model must be FILE.py:FUNCTION, got {text!r}")
+    if not path.exists():
+        raise InputError(f"model must name a file that exists, got {path}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"model must name a Python file, got {path}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not callable(getattr(module, function, None)):
+        raise InputError(f"{path} must define a function {function}, it does not")
+    net = getattr(module, function)()
+    if weights is not None:
+        try:
+            net.load_state_dict(_state(weights))
+        except RuntimeError as error:
+            raise InputError(f"weights do not fit the model: {error}") from None
+    return net
+
+
+def read_examples(path: Path, points: int = 0) -> tuple[Any, Any]:
+    """Return x and y of an npz file, the first `points` of them unless that is 0."""
+    import numpy as np
+
+    if not path.exists():
+        raise InputError(f"data must name a file that exists, got {path}")
+    try:
+        file = np.load(path)
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile):
+        raise InputError(f"data must be an npz file with arrays x and y, got {path}") from None
+    if not isinstance(file, np.lib.npyio.NpzFile):
+        raise InputError(f"data must be an npz file with arrays x and y, {path} is a single array")
+    with file:
+        missing = {"x", "y"} - set(file.files)
+        if missing:
+            raise InputError(
+                f"data must hold arrays x and y, {path} holds {', '.join(file.files) or 'nothing'}"
+            )
+        x, y = file["x"], file["y"]
+    if len(x) != len(y):
+        raise InputError(f"x and y must have one row per example, got {len(x)} and {len(y)}")
+    stop = points or len(x)
+    return x[:stop], y[:stop]
+
+
+def _state(path: Path) -> Any:
+    """Return the weights in a safetensors file, or in one that torch.save wrote."""
+    if not path.exists():
+        raise InputError(f"weights must name a file that exists, got {path}")
+    if path.suffix == ".safetensors":
+        try:
+            from safetensors import SafetensorError
+            from safetensors.torch import load_file
+        except ModuleNotFoundError:
+            raise MissingExtraError("safetensors", "torch") from None
+        try:
+            return load_file(path)
+        except SafetensorError as error:
+            raise InputError(f"{path} is not a safetensors file: {error}") from None
+    import torch
+
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError):
+        raise InputError(
+            f"weights must be a .safetensors file, or one that torch.save wrote, got {path}"
+        ) from None
