@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 import overt.theorems.robust as statements
 from overt import InputError
 from overt._html import Page
-from overt.cli import robust as command
 from overt.cli.base import app
+from overt.cli.models import read_examples
 from overt.experiments import runner
 from overt.theorems.base import registered, verify
 from overt.tour.robust import chapter
@@ -116,4 +116,4 @@ def test_the_command_names_mistakes(given, monkeypatch, change, message):
 def test_data_without_classes_is_refused(tmp_path):
     np.savez(tmp_path / "data.npz", a=np.zeros(3))
     with pytest.raises(InputError, match="arrays x and y"):
-        command._read(tmp_path / "data.npz", 0)
+        read_examples(tmp_path / "data.npz")
