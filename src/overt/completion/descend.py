@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from overt.completion.engine import LocalEngine
+from overt.completion.engine import Engine
 from overt.completion.sampled import Sampled
 from overt.results import Status
 
@@ -15,7 +15,7 @@ class Form(Protocol):
 
     history: list[float]
 
-    def step(self, engine: LocalEngine) -> float:
+    def step(self, engine: Engine) -> float:
         """Make one sweep and return the objective."""
 
     def settled(self, tol: float) -> bool:
@@ -24,7 +24,7 @@ class Form(Protocol):
 
 def descend(
     form: Form,
-    engine: LocalEngine,
+    engine: Engine,
     *,
     max_sweeps: int,
     tol: float,
@@ -47,7 +47,7 @@ def descend(
 
 def sample(
     chain: Sampled,
-    engine: LocalEngine,
+    engine: Engine,
     *,
     draws: int,
     on_sweep: Callable[[], None] = lambda: None,

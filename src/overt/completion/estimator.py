@@ -58,8 +58,9 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         Whether predictions are kept within the range of the values; "auto" does where at
         most 20 different numbers make up nine tenths of them, as on a rating scale.
     seed, n_jobs, engine
-        Start of the random draws; threads (default: all cores; results do not depend on them);
-        "local" is the only engine.
+        Start of the random draws; workers (default: one for each core; results do not depend on
+        them); "local" for threads of this process, "dask" for the cluster of the current
+        `distributed.Client`, or for processes started here where there is none.
 
     Attributes
     ----------

@@ -13,7 +13,7 @@ from overt._check import InputError
 from overt._progress import Meter, meter
 from overt.completion.checkpoint import Checkpoint
 from overt.completion.descend import descend, sample
-from overt.completion.engine import LocalEngine, make_engine
+from overt.completion.engine import Engine, make_engine
 from overt.completion.fixed import Fixed
 from overt.completion.learned import Learned, balanced
 from overt.completion.model import Model, from_learned, from_point
@@ -112,7 +112,7 @@ def _fit_learned(
     settings: Settings,
     problem: Problem,
     limits: tuple[float, float],
-    engine: LocalEngine,
+    engine: Engine,
     watch: _Watch,
     checkpoint: Checkpoint | None,
 ) -> Fit:
@@ -149,7 +149,7 @@ def _fit_fixed(
     settings: Settings,
     problem: Problem,
     limits: tuple[float, float],
-    engine: LocalEngine,
+    engine: Engine,
     watch: _Watch,
     path: Floats | None,
     checkpoint: Checkpoint | None,
@@ -174,7 +174,7 @@ def _fit_sgd(
     settings: Settings,
     problem: Problem,
     limits: tuple[float, float],
-    engine: LocalEngine,
+    engine: Engine,
     watch: _Watch,
 ) -> Fit:
     form = Descent.start(
@@ -190,7 +190,7 @@ def _fit_sgd(
     return Fit(from_point(form, limits, settings.ridge), form.history, status, settings.drop_prob)
 
 
-def _choose(settings: Settings, entries: Triplets, engine: LocalEngine) -> tuple[Settings, Floats]:
+def _choose(settings: Settings, entries: Triplets, engine: Engine) -> tuple[Settings, Floats]:
     """Try a path of drop probabilities, each warm-started, on a held-out tenth."""
     order = np.random.default_rng([settings.seed, 1]).permutation(len(entries))
     held, kept = np.sort(order[: len(entries) // 10]), np.sort(order[len(entries) // 10 :])

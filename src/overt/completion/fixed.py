@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overt.completion import kernels
-from overt.completion.engine import LocalEngine
+from overt.completion.engine import Engine, empty
 from overt.completion.problem import Problem
 
 Array = NDArray[Any]
@@ -56,7 +56,7 @@ class Fixed:
         strength[: problem.n_factors] = probs / (1 - probs)
         return cls(problem, means, strength, ridge)
 
-    def step(self, engine: LocalEngine) -> float:
+    def step(self, engine: Engine) -> float:
         """Solve for every row, then for every column; return the objective per rating."""
         error = 0.0
         for side in (0, 1):
@@ -74,33 +74,15 @@ class Fixed:
     def _unknowns(self) -> list[Array]:
         return [self.means[side][:, self.problem.free(side)] for side in (0, 1)]
 
-    def update(self, side: int, engine: LocalEngine) -> float:
+    def update(self, side: int, engine: Engine) -> float:
         """Solve for one side; return the summed squared error plus dropout penalty."""
         problem, group = self.problem, self.problem.grouped(side)
-        free, none = problem.free(side), np.zeros((0, problem.width))
+        free, none = problem.free(side), empty(problem.width)
         stats = np.zeros((problem.shape[side], 2))
-
-        def task(number: int, rows: Array) -> None:
-            kernels.solve_rows(
-                rows,
-                group.indptr,
-                group.indices,
-                group.values,
-                self.means[1 - side],
-                none,
-                self.strength,
-                self.ridge * np.eye(len(free)),
-                np.zeros(len(free)),
-                1.0,
-                free,
-                none,
-                self.means[side],
-                none,
-                none,
-                stats,
-            )
-
-        engine.run(task, group.chunks)
+        prior = (self.ridge * np.eye(len(free)), np.zeros(len(free)))
+        shared = (self.means[1 - side], none, self.strength, *prior, 1.0, free)
+        outputs = (self.means[side], none, none, stats)
+        engine.run(kernels.solve_rows, group, shared, outputs, by_row=(none,))
         return float(stats[:, 0].sum())
 
     def finish(self) -> None:

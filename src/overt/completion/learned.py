@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overt.completion import kernels
-from overt.completion.engine import LocalEngine
+from overt.completion.engine import Engine, empty
 from overt.completion.problem import Problem
 from overt.completion.reference import pack, unpack
 
@@ -112,7 +112,7 @@ class Learned:
         priors = [Prior(np.zeros(n), precision), Prior(np.zeros(n), narrow)]
         return cls(problem, means, tables, priors, HELD_NOISE, full)
 
-    def step(self, engine: LocalEngine) -> float:
+    def step(self, engine: Engine) -> float:
         """Sweep both sides, the priors and the noise; return the objective per rating."""
         complexity, narrow, error = 0.0, 0.0, 0.0
         for side in (0, 1):
@@ -138,51 +138,24 @@ class Learned:
         """Return whether the last sweep changed the evidence by at most `tol` nats per rating."""
         return len(self.evidence) > 1 and self.evidence[-2] - self.evidence[-1] <= tol
 
-    def update(self, side: int, engine: LocalEngine) -> tuple[Floats, float, float]:
+    def update(self, side: int, engine: Engine) -> tuple[Floats, float, float]:
         """Update one side; return its summed second moment, expected error and log dets."""
         problem, other = self.problem, 1 - side
         group, free, prior = problem.grouped(side), problem.free(side), self.priors[side]
         shift = prior.precision @ prior.mean
         stats = np.zeros((problem.shape[side], 2))
-        data = (group.indptr, group.indices, group.values)
         given = (prior.precision, shift, self.noise, free)
+        held, updated = (self.tables[other], self.means[other]), self.means[side]
         if self.full:
             moments = np.zeros((len(group.chunks), self.tables[side].shape[1]))
-
-            def task(number: int, rows: Array) -> None:
-                kernels.learn_rows(
-                    rows,
-                    *data,
-                    self.tables[other],
-                    self.means[other],
-                    *given,
-                    self.tables[side],
-                    self.means[side],
-                    stats,
-                    moments[number],
-                )
-
-            engine.run(task, group.chunks)
+            learned = (self.tables[side], updated, stats)
+            engine.run(kernels.learn_rows, group, (*held, *given), learned, totals=moments)
             moment = unpack(moments.sum(axis=0))
         else:
-            none = np.zeros((0, problem.width))
-
-            def task(number: int, rows: Array) -> None:
-                kernels.solve_rows(
-                    rows,
-                    *data,
-                    self.means[other],
-                    self.tables[other],
-                    np.zeros(problem.width),
-                    *given,
-                    none,
-                    self.means[side],
-                    none,
-                    self.tables[side],
-                    stats,
-                )
-
-            engine.run(task, group.chunks)
+            none = empty(problem.width)
+            shared = (*reversed(held), np.zeros(problem.width), *given)
+            solved = (updated, none, self.tables[side], stats)
+            engine.run(kernels.solve_rows, group, shared, solved, by_row=(none,))
             active = group.counts > 0
             W = self.means[side][active].astype(np.float64)
             moment = W.T @ W + np.diag(self.tables[side][active].sum(axis=0, dtype=np.float64))

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overt.completion import kernels
-from overt.completion.engine import LocalEngine
+from overt.completion.engine import Engine, empty
 from overt.completion.learned import Learned, Prior, balanced
 from overt.completion.problem import Problem
 
@@ -60,7 +60,7 @@ class Sampled:
         U, V = (float(prior.covariance[-1, -1]) for prior in learned.priors)
         return cls(problem, means, (U, V), learned.noise, seed, 0, burn_in)
 
-    def step(self, engine: LocalEngine) -> None:
+    def step(self, engine: Engine) -> None:
         """Draw the priors, both sides and the noise; keep the draw after the burn-in."""
         self.steps += 1
         error = 0.0
@@ -90,45 +90,24 @@ class Sampled:
         precision = rng.gamma((N + nu) / 2, 2 / scatter)
         return Prior(mean + rng.standard_normal(n) / np.sqrt(N * precision), np.diag(precision))
 
-    def _draw(
-        self, side: int, prior: Prior, rng: np.random.Generator, engine: LocalEngine
-    ) -> float:
+    def _draw(self, side: int, prior: Prior, rng: np.random.Generator, engine: Engine) -> float:
         """Draw one side's rows given the other; return the squared error."""
         problem, group = self.problem, self.problem.grouped(side)
         free, width = problem.free(side), problem.width
         normals = rng.standard_normal((problem.shape[side], len(free)))
         stats = np.zeros((problem.shape[side], 2))
-        shift = prior.precision @ prior.mean
-        none = np.zeros((0, width))
-
-        def task(number: int, rows: Array) -> None:
-            kernels.solve_rows(
-                rows,
-                group.indptr,
-                group.indices,
-                group.values,
-                self.means[1 - side],
-                none,
-                np.zeros(width),
-                prior.precision,
-                shift,
-                self.noise,
-                free,
-                normals,
-                self.means[side],
-                self.centers[side],
-                none,
-                stats,
-            )
-
-        engine.run(task, group.chunks)
-        empty = group.counts == 0
-        if empty.any():
-            w = np.ones((int(empty.sum()), width))
+        given = (prior.precision, prior.precision @ prior.mean, self.noise, free)
+        none = empty(width)
+        shared = (self.means[1 - side], none, np.zeros(width), *given)
+        outputs = (self.means[side], self.centers[side], none, stats)
+        engine.run(kernels.solve_rows, group, shared, outputs, by_row=(normals,))
+        unseen = group.counts == 0
+        if unseen.any():
+            w = np.ones((int(unseen.sum()), width))
             root = np.linalg.cholesky(prior.covariance)
-            w[:, free] = prior.mean + normals[empty] @ root.T
-            self.means[side][empty] = w
+            w[:, free] = prior.mean + normals[unseen] @ root.T
+            self.means[side][unseen] = w
             if len(self.centers[side]):
                 w[:, free] = prior.mean
-                self.centers[side][empty] = w
+                self.centers[side][unseen] = w
         return float(stats[:, 0].sum())

@@ -41,6 +41,8 @@ class Settings:
         _check.number("ridge", self.ridge)
         _check.number("learning_rate", self.learning_rate, exclusive=True)
         _check.choice("method", self.method, ("alternating", "sgd"))
+        if self.method == "sgd" and self.engine != "local":
+            raise InputError(f'method="sgd" needs engine="local", got {self.engine!r}')
         if self.max_sweeps is not None:
             _check.whole("max_sweeps", self.max_sweeps)
         if self.tol is not None:

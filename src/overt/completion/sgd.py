@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from overt.completion.engine import LocalEngine
+from overt.completion.engine import Engine
 from overt.completion.problem import Problem
 
 Array = NDArray[Any]
@@ -54,7 +54,7 @@ class Descent:
                 w[:, k + side], w[:, k + 1 - side] = 0, 1
         return cls(problem, means, drop_prob, learning_rate, batch_size, seed)
 
-    def step(self, engine: LocalEngine) -> float:
+    def step(self, engine: Engine) -> float:
         """Pass once over the entries in a new random order; return the mean batch loss."""
         self.epoch += 1
         rng = np.random.default_rng([self.seed, self.epoch])
