@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import resource
+import re
 import subprocess
 import sys
 import tempfile
@@ -118,7 +118,7 @@ def fit_split(path: str, average: int) -> None:
                 "rmse": float(np.sqrt(np.mean(error**2))),
                 "seconds": wall,
                 "cpu": cpu,
-                "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+                "megabytes": _memory("VmHWM") / 2**20,
                 "setting": setting,
             }
         )
@@ -212,17 +212,20 @@ def fit_memory(path: str) -> None:
     with np.load(path) as data:
         given = tuple(data[key] for key in ("rows", "cols", "values"))
     DropoutCompletion(n_factors=2, max_sweeps=1, n_jobs=1).fit(np.eye(4))
-    before = _resident()
+    before = _memory("VmRSS")
     model = DropoutCompletion(n_factors=16, max_sweeps=1, n_jobs=1).fit_triplets(*given).model_
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     factors = sum(w.nbytes for w in (*model.means, *model.tables))
-    print(json.dumps({"bytes": (peak - before - factors) / len(given[0])}))
+    beyond = _memory("VmHWM") - before - factors
+    print(json.dumps({"bytes": beyond / len(given[0])}))
 
 
-def _resident() -> int:
-    """Return the bytes that this process holds in memory."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
+def _memory(field: str) -> int:
+    """Return a number of bytes that the kernel keeps of this process: VmRSS now, VmHWM at the peak.
+
+    The peak that `getrusage` tells includes that of the process that started this one.
+    """
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(rf"{field}:\s+(\d+) kB", status)[1])  # type: ignore[index]
 
 
 def _sweep(form: Learned | Fixed, engine: LocalEngine) -> float:
