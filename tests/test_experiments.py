@@ -1,6 +1,10 @@
 """Experiments: every claim holds at toy size, and rows survive interruption."""
 
 import json
+import os
+import signal
+import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -65,6 +69,25 @@ def test_an_interrupted_run_continues(tmp_path):
         experiments.run(experiment, size="full", out=tmp_path, on_row=interrupt)
     experiments.run(experiment, size="full", out=tmp_path)
     assert calls == [1, 2, 3, 4]
+
+
+def test_a_row_is_not_stored_from_a_trainer_that_was_interrupted(tmp_path):
+    def run(params, seed):
+        try:
+            if params["x"] == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(5)
+        except KeyboardInterrupt:
+            return {"square": None}
+        return {"square": params["x"] ** 2}
+
+    experiment = replace(counting_experiment([]), run=run)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        experiments.run(experiment, size="toy", out=tmp_path)
+    assert signal.getsignal(signal.SIGINT) is before
+    lines = (tmp_path / "counting.jsonl").read_text().splitlines()
+    assert [json.loads(line)["row"]["square"] for line in lines] == [1]
 
 
 def test_a_line_cut_off_by_a_kill_is_computed_again(tmp_path):

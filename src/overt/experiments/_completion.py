@@ -54,11 +54,11 @@ def measure(
     def watch(form: Any) -> None:
         nonlocal spent, last
         spent += time.perf_counter() - last
-        (U, V), p = form.means, form.problem
-        errors = [
-            np.clip(p.center + np.einsum("ei,ei->e", U[r], V[c]), low, high) - y
-            for r, c, y in state["parts"]
-        ]
+        p = form.problem
+        errors = []
+        for rows, cols, values in state["parts"]:
+            predicted = p.center + _dots(rows, cols, *form.means)
+            errors.append(np.clip(predicted, low, high) - values)
         curve["times"].append(spent)
         for which, error in zip(("train", "test"), errors, strict=True):
             curve[which].append(float(np.sqrt(np.mean(error**2))))
@@ -76,17 +76,21 @@ def measure(
 
 
 def objective(form: Any, entries: Any, drop_prob: float) -> float:
-    """Mean (y - u.v)^2 + lam sum_i U_ai^2 V_bi^2 over entries, in blocks."""
+    """Mean (y - u.v)^2 + lam sum_i U_ai^2 V_bi^2 over entries."""
     rows, cols, values = entries
     (U, V), p = form.means, form.problem
-    k, lam, total = p.n_factors, drop_prob / (1 - drop_prob), 0.0
-    for start in range(0, len(values), 500_000):
-        part = slice(start, start + 500_000)
-        u, v = U[rows[part]].astype(float), V[cols[part]].astype(float)
-        error = values[part] - p.center - np.einsum("ei,ei->e", u, v)
-        penalty = np.einsum("ei,ei->e", u[:, :k] ** 2, v[:, :k] ** 2)
-        total += float(np.sum(error**2) + lam * np.sum(penalty))
-    return total / len(values)
+    error = values - p.center - _dots(rows, cols, U, V)
+    squares = (w[:, : p.n_factors].astype(float) ** 2 for w in (U, V))
+    lam = drop_prob / (1 - drop_prob)
+    return float(np.mean(error**2) + lam * np.mean(_dots(rows, cols, *squares)))
+
+
+def _dots(rows: Any, cols: Any, U: Any, V: Any) -> Any:
+    from overt.completion.kernels import dots
+
+    out = np.empty(len(rows))
+    dots(rows, cols, U, V, out)
+    return out
 
 
 def _triplets(entries: Any, shape: tuple[int, int]) -> Any:

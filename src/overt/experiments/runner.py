@@ -6,11 +6,15 @@ import json
 import multiprocessing
 import os
 import platform
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -106,8 +110,34 @@ def _measure_by_id(experiment_id: str, params: Params) -> Row:
 
 def _measure(experiment: Experiment, params: Params) -> Row:
     start = time.perf_counter()
-    result = experiment.run(params, experiment.seed(params))
+    with _whole():
+        result = experiment.run(params, experiment.seed(params))
     return {**params, **result, "seconds": time.perf_counter() - start}
+
+
+@contextmanager
+def _whole() -> Iterator[None]:
+    """Raise KeyboardInterrupt at the end if Ctrl-C came meanwhile.
+
+    Trainers that are interrupted return what they have; a row must not be stored from that.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    interrupted = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupted
+        interrupted = True
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupted:
+        raise KeyboardInterrupt
 
 
 class _Store:
