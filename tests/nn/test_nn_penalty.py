@@ -313,6 +313,23 @@ def test_untraceable_and_branching_models_fall_back_to_the_delta_method():
         predictive_moments(model, x, method="gaussian")
 
 
+def test_dropout_inside_a_transformer_layer_is_seen():
+    """Torch's fast path for evaluation skips these modules, and tracing stops at the layer."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+    layer.self_attn.dropout = 0.0
+    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(32, 2))
+    x = torch.randn(4, 4, 8)
+    mc = mc_moments(model, x, 4000, seed=0).variance
+    model.train()
+    with torch.no_grad():
+        plain = torch.stack([model(x) for _ in range(4000)]).var(0)
+    assert torch.allclose(mc, plain, rtol=0.2)
+    assert predictive_moments(model, x).variance.sum().item() == pytest.approx(mc.sum().item(), rel=0.15)
+    assert len(explicit_penalty(model, x).terms) == 3
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
 def test_cross_entropy_is_second_order():
     """The curvature form is near for weak noise, and not far for strong."""
     torch.manual_seed(0)

@@ -110,7 +110,12 @@ _programs: WeakKeyDictionary[nn.Module, tuple[Any, Program]] = WeakKeyDictionary
 
 class _Tracer(fx.Tracer):  # type: ignore[misc]
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return is_noise(m) or super().is_leaf_module(m, module_qualified_name)
+        """Look into torch's own modules where they hold noise, as its transformer layers do."""
+        if is_noise(m):
+            return True
+        return super().is_leaf_module(m, module_qualified_name) and not any(
+            is_noise(part) for part in m.modules()
+        )
 
 
 @dataclass(frozen=True)

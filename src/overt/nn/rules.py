@@ -8,6 +8,7 @@ linearisation at the mean (delta method).
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -250,7 +251,9 @@ def _linearised(f: Function, x: Noisy) -> Noisy:
     mean = x.mean
 
     def derivative(v: Tensor) -> Tensor:
-        tangent: Tensor = torch.func.jvp(f, (mean,), (v,))[1]
+        with warnings.catch_warnings():  # torch loads code on first use that it deprecates itself
+            warnings.simplefilter("ignore", DeprecationWarning)
+            tangent: Tensor = torch.func.jvp(f, (mean,), (v,))[1]
         return tangent
 
     after = x.through(Map(derivative), f)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import nn
 
 from overt._check import InputError, InputTypeError
@@ -78,6 +79,17 @@ def is_weight_noise(module: nn.Module) -> bool:
 
 
 @contextmanager
+def slow_attention() -> Iterator[None]:
+    """Make torch's transformer layers call their parts; their fast path skips dropout modules."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
 def modes(
     model: nn.Module, *, noise: bool, others: bool | None, statistics: bool = False
 ) -> Iterator[None]:
@@ -98,7 +110,8 @@ def modes(
             module._buffers.update({k: b if b is None else b.clone() for k, b in buffers.items()})
         for module, training in before:
             module.training = noise if is_noise(module) else training if others is None else others
-        yield
+        with slow_attention():
+            yield
     finally:
         for module, training in before:
             module.training = training
