@@ -20,6 +20,7 @@ except ModuleNotFoundError as error:
     raise MissingExtraError("torch", "torch") from None
 
 from overt.nn import schedules
+from overt.nn.auditing import AuditReport, audit
 from overt.nn.base import advance
 from overt.nn.calibration import Calibration, calibration
 from overt.nn.covariance import CovarianceDropout
@@ -31,6 +32,7 @@ from overt.nn.penalties import Penalty, Term, explicit_penalty
 from overt.nn.without import WithoutNoise, without_noise
 
 __all__ = [
+    "AuditReport",
     "Calibration",
     "CovarianceDropout",
     "DropBlock1d",
@@ -44,6 +46,7 @@ __all__ = [
     "Term",
     "WithoutNoise",
     "advance",
+    "audit",
     "calibration",
     "explicit_penalty",
     "mc_moments",

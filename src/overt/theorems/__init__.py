@@ -22,6 +22,7 @@ for _module in (
     "completion",
     "decay",
     "nn",
+    "audit",
     "robust",
 ):
     import_module(f"overt.theorems.{_module}")

@@ -1,0 +1,72 @@
+"""`overt audit`: what dropout does to a model, and what theory promises."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from overt._check import InputError
+from overt.cli.base import app, console
+from overt.cli.models import build_model, read_examples
+
+
+@app.command()
+def audit(
+    model: Annotated[
+        str, typer.Argument(metavar="FILE.py:FUNCTION", help="A function that builds the model.")
+    ],
+    data: Annotated[Path, typer.Option(help="npz file with inputs x and targets y.")],
+    loss: Annotated[
+        str, typer.Option(help="squared, mse, cross_entropy or logistic.")
+    ] = "cross_entropy",
+    held_out: Annotated[
+        Path | None,
+        typer.Option(help="npz file with x and y that the model was not trained on."),
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="The model's weights: a .safetensors or .pt file.")
+    ] = None,
+    points: Annotated[int, typer.Option(min=0, help="Use the first so many points; 0: all.")] = 0,
+    batch: Annotated[int, typer.Option(min=1, help="Points to a batch.")] = 256,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the report with pictures to this file.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampled masks.")] = 0,
+) -> None:
+    """Say what dropout does to a model, and what theory promises.
+
+    Try: [bold]overt audit net.py:build_model --data train.npz --held-out test.npz
+    --html audit.html[/bold]
+    """
+    from overt.nn.auditing import audit as audited
+
+    net = build_model(model, weights)
+    training = _batches(data, points, batch)
+    others = None if held_out is None else _batches(held_out, points, batch)
+    report = audited(net, training, loss, held_out=others, seed=seed)
+    if html is not None:
+        report.to_html(html)
+    if as_json:
+        typer.echo(json.dumps(report.to_dict()))
+        return
+    console.print(escape(str(report)), highlight=False, soft_wrap=True)
+    if html is not None:
+        console.print(f"\nreport: [bold]{escape(str(html))}[/]", soft_wrap=True)
+
+
+def _batches(path: Path, points: int, size: int) -> list[tuple[Any, Any]]:
+    """Return the examples of a file as batches of tensors, whole numbers as int64."""
+    import torch
+
+    tensors = []
+    for name, array in zip("xy", read_examples(path, points), strict=True):
+        if array.dtype.kind not in "biuf":
+            raise InputError(f"{name} in {path} must hold numbers, it holds {array.dtype}")
+        kind = torch.get_default_dtype() if array.dtype.kind == "f" else torch.int64
+        tensors.append(torch.as_tensor(array).to(kind).split(size))
+    return list(zip(*tensors, strict=True))

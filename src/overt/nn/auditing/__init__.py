@@ -1,0 +1,27 @@
+"""The audit of a network: one pass over data, findings as data, words and pictures."""
+
+from __future__ import annotations
+
+from overt.nn.auditing.report import (
+    AuditReport,
+    CapacityBound,
+    HeadFindings,
+    LayerFindings,
+    LowerBound,
+    Measure,
+    NoiseFindings,
+    Suggestion,
+)
+from overt.nn.auditing.run import audit
+
+__all__ = [
+    "AuditReport",
+    "CapacityBound",
+    "HeadFindings",
+    "LayerFindings",
+    "LowerBound",
+    "Measure",
+    "NoiseFindings",
+    "Suggestion",
+    "audit",
+]

@@ -1,0 +1,168 @@
+"""Proved lower bounds on the training objective of a network with noise before its last layers.
+
+Let the output be f = U (m o g(x)) + b, m the multipliers of a noise of mean 1 and covariance Cbar,
+U and b what the affine tail makes of them, g(x) the units before the noise. Write Y, F, G for
+targets, mean outputs and units as rows over the n samples, divided by sqrt(n).
+
+**Squared loss.** The mean over samples of E|y - f|^2 is |Y - F|^2 + <Cbar, U'U o G'G> (structured
+dropout, Lemma 3.1). The penalty is at least w N(G U') for an envelope (w, N), N the square of a
+unitarily invariant norm. Project the rows' space on the complement of the constant vector, P: the
+loss does not grow, and neither does the penalty, which is that of P G; and P F = P G U', whatever
+b is. So the objective is at least
+
+    min over A of rank at most r: |P Y - A|^2 + w N(A),        r the narrowest place in the tail,
+
+a proximal problem on the singular values of the centred targets (Theorems 2.7, and 3.6 of
+Implicit bias of dropout). Without any bias P is the identity. The minimum is over all G, so it
+holds for every setting of every layer before, for every width before, for noise before (given
+which G is some matrix, and the bound does not depend on it: earlier noise only adds), and for
+batch normalisation before it in either mode. Other noise in the tail, left out of (w, N), only
+adds too, by Jensen's inequality: f is affine in its multipliers.
+
+Where g is affine in the inputs, columns of A lie in the span of the (centred) inputs, and Y is
+replaced by its projection on it, the rest added: that is the optimum of linear networks. Where
+g(x) is the input itself, the problem is a ridge regression and the bound its minimum.
+
+Several plain dropout layers in the tail have N the squared nuclear norm and
+w = prod_j (1 + lam_j / d_j) - 1 (thesis, Theorem 9; P removes biases in between as well).
+
+**Cross-entropy.** Over all weights nothing much can be proved, because nothing much is true: if
+all units are dropped, which happens with probability q, the output is constant and costs at least
+the entropy H of the classes; else a network may be right with any confidence. Hence q H. At a given
+size t = |P F|_* of the centred logits more can be said: for distributions q_n with mean pi, the
+class frequencies, log sum exp(z) >= <q, z> + H(q) gives
+
+    mean loss >= mean_n H(q_n) + <Q - Y, P F> >= mean_n H(q_n) - |Q - Y|_op t,
+
+and by Jensen's inequality the noisy loss is at least that. With q_n = (1 - e) y_n + e pi the
+operator norm is e s_1(P Y), and e is chosen best. For classes of equal size this is the minimum
+over all logits of that nuclear norm. As |P F|_*^2 <= d R, R = sum_i |u_i|^2 E[g_i^2], it holds for
+all networks of width d whose R is at most t^2 / d.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overt.linear.bounds import Envelope, shrink, spectral_bound
+from overt.linear.quadratic import from_data
+from overt.spectral import SquaredNuclear
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """What a last layer can approach: singular values, and the squared error outside."""
+
+    spectrum: Floats
+    residual: float
+
+
+def singular_values(A: Floats) -> Floats:
+    """Return the singular values of A in decreasing order."""
+    return np.asarray(np.linalg.svd(A, compute_uv=False), dtype=np.float64)
+
+
+def free_target(R: Floats, targets: slice, *, centred: bool) -> Target:
+    """Targets that any features may fit, from the triangle of (1, ..., targets, ...)."""
+    rows = R[1:, targets] if centred else R[:, targets]
+    return Target(singular_values(rows), 0.0)
+
+
+def affine_target(
+    R: Floats, inputs: slice, targets: slice, *, centred: bool, shifted: bool
+) -> Target:
+    """Targets projected on the span of the inputs (and of a constant, if `shifted`)."""
+    rows = R[1:] if centred else R
+    X = rows[:, inputs]
+    if shifted and not centred:
+        X = np.concatenate([rows[:, :1], X], 1)
+    if not np.any(X):
+        return Target(np.zeros(1), float(np.sum(rows[:, targets] ** 2)))
+    scale = math.sqrt(len(rows))  # from_data takes the mean over rows; R holds the sum already
+    quadratic = from_data(X * scale, rows[:, targets] * scale)
+    return Target(quadratic.svd[1], quadratic.residual)
+
+
+def squared_bound(
+    target: Target, rank: int, envelopes: list[Envelope]
+) -> tuple[float, Floats, Envelope]:
+    """Return the tightest bound, the spectrum that would attain it, and its envelope."""
+    m, rest = target.spectrum[:rank], float(np.sum(target.spectrum[rank:] ** 2))
+    found = [(spectral_bound(m, rest, envelope), envelope) for envelope in envelopes]
+    best, envelope = max(found, key=lambda pair: pair[0], default=(rest, (0.0, SquaredNuclear())))
+    return target.residual + max(best, rest), shrink(m, envelope), envelope
+
+
+def class_bound(frequencies: Floats, top: float, size: float, *, centred: bool) -> float:
+    """Max over e of mean_n H((1 - e) y_n + e pi) - e s_1 t, for classes with these frequencies.
+
+    `top` is s_1 of the one-hot targets minus pi, `size` is t; pi is uniform for logits without
+    bias, which are not centred.
+    """
+    classes = len(frequencies)
+    pi = frequencies if centred else np.full(classes, 1 / classes)
+
+    def value(e: float) -> float:
+        q = (1 - e) * np.eye(classes) + e * pi
+        return float(frequencies @ _entropy(q).sum(1)) - e * top * size
+
+    return max(0.0, _maximum(value))
+
+
+def logistic_bound(means: Floats, pi: Floats, entropy: float, top: float, size: float) -> float:
+    """Return the same for outputs with logistic losses and targets in [0, 1], summed over outputs.
+
+    `pi` are the means of the targets, or any other for logits without bias. Entropy is concave,
+    H((1 - e) y + e pi) >= (1 - e) H(y) + e H(pi); for targets 0 and 1 the left side itself is
+    taken. `entropy` is the mean over samples of sum_o H(y_o).
+    """
+
+    def value(e: float) -> float:
+        if entropy == 0:
+            ones, zeros = (1 - e) + e * pi, e * pi
+            kept = means @ _binary_entropy(ones) + (1 - means) @ _binary_entropy(zeros)
+        else:
+            kept = (1 - e) * entropy + e * _binary_entropy(pi).sum()
+        return float(kept) - e * top * size
+
+    return max(0.0, _maximum(value))
+
+
+def class_entropy(frequencies: Floats) -> float:
+    """Return the entropy of class frequencies, the least loss of a constant output."""
+    return float(_entropy(frequencies).sum())
+
+
+def binary_entropy(means: Floats) -> float:
+    """Return the least logistic loss of constant outputs, summed over outputs."""
+    return float(_binary_entropy(means).sum())
+
+
+def _maximum(value: Callable[[float], float]) -> float:
+    """Return the largest value of a concave function on [0, 1], found by golden sections.
+
+    Every point gives a valid bound, so the accuracy of the search does not matter to the proof.
+    """
+    low, high, ratio = 0.0, 1.0, (math.sqrt(5) - 1) / 2
+    best = max(value(0.0), value(1.0))
+    for _ in range(60):
+        a, b = high - ratio * (high - low), low + ratio * (high - low)
+        at_a, at_b = value(a), value(b)
+        best = max(best, at_a, at_b)
+        low, high = (low, b) if at_a >= at_b else (a, high)
+    return float(best)
+
+
+def _entropy(q: Floats) -> Floats:
+    return -q * np.log(np.where(q > 0, q, 1.0))
+
+
+def _binary_entropy(q: Floats) -> Floats:
+    return _entropy(q) + _entropy(1 - q)

@@ -1,0 +1,170 @@
+"""Norm-based complexity measures (thesis, section 1.1.1), and bounds whose constants are known.
+
+For a network of k hidden layers, weights W_1, ..., W_(k+1), width d, inputs in R^d0, n samples:
+
+    path norm      psi_p = |products of weights along each path|_p, in sqrt((2 d^(1/p*))^(2k) psi_p^2 log(d0) / n)   (1.1)
+    spectral       prod |W_i|_2 (sum (|W_i'|_(2,1) / |W_i|_2)^(2/3))^(3/2) / sqrt(n)                               (1.2)
+    PAC-Bayes      prod |W_i|_2 sqrt(d k^2 sum |W_i|_F^2 / |W_i|_2^2) / sqrt(n)                                    (1.3)
+    Frobenius      sqrt(k) prod |W_i|_F / sqrt(n)                                                                  (1.4)
+
+each up to a constant, so that they compare networks and bound nothing.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from overt.nn.auditing.report import Measure
+from overt.nn.auditing.trace import DROPOUT, ENTRYWISE, LINEAR, RESHAPE, Trace
+from overt.nn.sources import slow_attention
+
+Floats = NDArray[np.float64]
+
+
+class NoPath(Exception):  # noqa: N818
+    """An operation whose paths are not defined; the message names it."""
+
+
+def chain_weights(trace: Trace) -> list[Floats] | None:
+    """Return [W_1, ...] of a chain of linear layers and activations, None for anything else."""
+    operations = trace.chain()
+    allowed = RESHAPE | DROPOUT | ENTRYWISE | {"linear", "noise", "log_softmax"}
+    if operations is None or any(op.name not in allowed for op in operations):
+        return None
+    weights = [op.args[1] for op in operations if op.name == "linear"]
+    return [W.detach().double().cpu().numpy() for W in weights] or None
+
+
+def path_norm(model: nn.Module, x: Tensor, p: int) -> float:
+    """Psi_p, from one pass of ones with every weight w replaced by |w|^p and no activation.
+
+    Batch normalisation in evaluation mode is a weight, residual sums join paths, average pooling
+    has weights 1/K and max pooling weights 1. Biases are on no path from an input. Raises NoPath
+    where paths are not defined.
+    """
+    ones = torch.ones_like(x[:1], dtype=torch.float64)
+    with torch.no_grad(), slow_attention():
+        with _Paths(p):
+            output = model(ones)
+        return float(output.sum()) ** (1 / p)
+
+
+def norm_measures(weights: list[Floats], n: int) -> list[Measure]:
+    """Return (1.2), (1.3) and (1.4) for a chain of linear layers."""
+    spectral = [float(np.linalg.norm(W, 2)) for W in weights]
+    if min(spectral) == 0:
+        return []
+    frobenius = [float(np.linalg.norm(W)) for W in weights]
+    mixed = [float(np.linalg.norm(W, axis=1).sum()) for W in weights]
+    k, d = len(weights) - 1, max(W.shape[0] for W in weights)
+    root, product = math.sqrt(n), math.prod(spectral)
+    ratios = sum((a / s) ** (2 / 3) for a, s in zip(mixed, spectral, strict=True)) ** 1.5
+    stable = sum((f / s) ** 2 for f, s in zip(frobenius, spectral, strict=True))
+    return [
+        Measure(
+            "spectral", product * ratios / root,
+            "prod |W_i|_2 (sum (|W_i'|_(2,1)/|W_i|_2)^(2/3))^(3/2) / sqrt(n), eq. 1.2",
+        ),
+        Measure(
+            "PAC-Bayes", product * math.sqrt(d * k**2 * stable) / root,
+            "prod |W_i|_2 (d k^2 sum |W_i|_F^2/|W_i|_2^2)^(1/2) / sqrt(n), eq. 1.3",
+        ),
+        Measure(
+            "Frobenius", math.sqrt(k) * math.prod(frobenius) / root,
+            "sqrt(k) prod |W_i|_F / sqrt(n), eq. 1.4",
+        ),
+    ]  # fmt: skip
+
+
+def path_measures(norms: dict[int, float], weights: list[Floats] | None, n: int) -> list[Measure]:
+    """Return the path norms, and (1.1) where depth and width are those of a chain."""
+    found = []
+    for p, norm in norms.items():
+        found.append(Measure(f"l{p} path norm", norm, f"|products of weights along paths|_{p}"))
+        if weights is None:
+            continue
+        k, d = len(weights) - 1, max(W.shape[0] for W in weights)
+        growth = (2 * d ** (1 - 1 / p)) ** k  # 1/p* = 1 - 1/p
+        value = growth * norm * math.sqrt(math.log(max(weights[0].shape[1], 2)) / n)
+        formula = f"((2 d^(1/p*))^(2k) psi_{p}^2 log(d0) / n)^(1/2), eq. 1.1"
+        found.append(Measure(f"l{p} path bound", value, formula))
+    return found
+
+
+class _Paths(TorchFunctionMode):  # type: ignore[misc]
+    """Run a network on path weights |w|^p instead of its own."""
+
+    def __init__(self, p: int) -> None:
+        super().__init__()
+        self._p = p
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given, name = kwargs or {}, getattr(func, "__name__", str(func))
+        if name in LINEAR:
+            return self._linear(func, *args, **given)
+        if name == "batch_norm":
+            return self._batch_norm(*args, **given)
+        if name in ENTRYWISE | DROPOUT:
+            return args[0]
+        if name in RESHAPE - {"to", "float"} or name in _KEPT:
+            return func(*args, **given)
+        if name in _SUMS and all(isinstance(a, Tensor) for a in args) and len(args) == 2:
+            return args[0] + args[1]
+        if "avg_pool" in name:
+            return self._pooled(func(*args, **given), args[0], self._p - 1)
+        if "max_pool" in name:
+            return self._summed(name, args, given)
+        raise NoPath(name)
+
+    def _linear(self, func: Any, x: Tensor, weight: Tensor, bias: Any = None, *rest: Any) -> Any:
+        return func(x, weight.detach().double().abs() ** self._p, None, *rest)
+
+    def _batch_norm(
+        self, x: Tensor, mean: Any, variance: Any, weight: Any = None, bias: Any = None,
+        training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+    ) -> Tensor:  # fmt: skip
+        if variance is None:
+            raise NoPath("batch_norm without running statistics")
+        scale = torch.rsqrt(variance.double() + eps)
+        scale = scale if weight is None else scale * weight.detach().double()
+        return x * (scale.abs() ** self._p).reshape(1, -1, *(1 for _ in x.shape[2:]))
+
+    def _pooled(self, out: Tensor, x: Tensor, power: int) -> Tensor:
+        """Weights 1/K become K^-p: the mean is divided by K^(p-1), K entries to a window."""
+        window = round(x[0].numel() / out[0].numel())
+        return out / window**power
+
+    def _summed(self, name: str, args: Any, given: dict[str, Any]) -> Tensor:
+        axes = next((int(c) for c in name if c.isdigit()), 0)
+        if "adaptive" in name or axes not in _AVERAGE:
+            raise NoPath(name)
+        kernel, stride, padding = _window(args, given)
+        sizes = (kernel,) * axes if isinstance(kernel, int) else tuple(kernel)
+        return _AVERAGE[axes](args[0], kernel, stride, padding) * math.prod(sizes)
+
+
+def _window(args: Any, given: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """Return kernel, stride and padding of a call of max pooling."""
+    names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+    bound = dict(zip(names, args[1:], strict=False)) | given
+    if bound.get("ceil_mode") or bound.get("dilation", 1) not in (1, (1, 1)):
+        raise NoPath("max pooling with dilation or ceil_mode")
+    kernel = bound["kernel_size"]
+    return kernel, bound.get("stride") or kernel, bound.get("padding", 0)
+
+
+_KEPT = frozenset(("size", "dim", "numel", "__get__", "sum", "cat"))
+_SUMS = frozenset(("add", "add_", "__add__", "__iadd__"))
+_AVERAGE: dict[int, Any] = {
+    1: functional.avg_pool1d, 2: functional.avg_pool2d, 3: functional.avg_pool3d,
+}  # fmt: skip

@@ -1,0 +1,269 @@
+"""What an audit finds, as data. `text` and `page` turn it into words and pictures."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overt.results import Result, Status
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class NoiseFindings(Result):
+    """What one noise layer does.
+
+    Attributes
+    ----------
+    name, kind
+        The layer's name in the model, and how it prints.
+    units
+        Entries of a sample that it acts on (weights, for DropConnect); None if that changes from
+        batch to batch.
+    drop_prob
+        Its nominal drop probability, None for noise that has none.
+    realised, realised_error
+        The share of zeros in masks drawn from it, and the standard error of that.
+    penalty, penalty_error, exact
+        What its noise adds to the loss when the noise of all layers behind it is on: exact, or
+        from sampled masks with this standard error.
+    share
+        The penalty as a share of the training objective.
+    flows
+        psi_j, psi_j^2 = mean |df/dh_j|^2 h_j^2, what unit j contributes to the outputs; for noise
+        before the last layer |u_j| sqrt(mean(h_j^2)), as in the thesis. A unit is what one entry of
+        the mask multiplies. Estimated from random directions of the output unless `exact_flows`.
+    coadaptation
+        phi = |psi|_1 / (sqrt(d) |psi|_2): 1 if all units contribute alike, 1/sqrt(d) if one does
+        everything.
+    dead
+        Units that were 0 on every sample.
+    """
+
+    name: str
+    kind: str
+    units: int | None
+    drop_prob: float | None
+    realised: float
+    realised_error: float
+    penalty: float
+    penalty_error: float
+    exact: bool
+    share: float
+    flows: Floats | None
+    exact_flows: bool
+    coadaptation: float | None
+    dead: int | None
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class LayerFindings(Result):
+    """A linear or convolutional layer: its norms, and which of its inputs were always 0.
+
+    Kernels are taken as matrices, outputs x everything else. `dead` counts the units (channels, for
+    a convolution) that feed the layer and were 0 on every sample; `from_data` says that they are
+    the model's own inputs.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    spectral: float
+    frobenius: float
+    stable_rank: float
+    inputs: int
+    dead: int
+    from_data: bool
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class LowerBound(Result):
+    """No setting of the weights in `over` has a smaller training objective than `value`."""
+
+    value: float
+    over: str
+    source: str
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class HeadFindings(Result):
+    """The last layer: what it does beside what theory says about it.
+
+    Attributes
+    ----------
+    name
+        The noise layer before it, or the layer itself if there is none.
+    width, rank_limit
+        The units that feed it, and the largest rank its map can have.
+    centred
+        Whether biases behind the noise make the theory one of centred targets and outputs.
+    trunk
+        What comes before: "fixed" (the units are the inputs), "affine", or "any".
+    target_spectrum
+        Singular values of the (centred) targets as samples x outputs, divided by sqrt(samples).
+    predicted_spectrum
+        What the optimum under this noise makes of them for the squared loss: Theorem 2.7 of
+        structured dropout, 3.6 of Implicit bias of dropout.
+    spectrum
+        Singular values of the (centred) outputs, divided by sqrt(samples).
+    predicted_rank
+        The number of non-zero predicted values.
+    coadaptation
+        phi of the units that feed it, as for a noise layer.
+    lower_bounds
+        Proved bounds on the objective, the one over all weights first.
+    gap, relative_gap
+        Objective minus the first of them, and that divided by the objective.
+    """
+
+    name: str
+    width: int
+    rank_limit: int
+    centred: bool
+    trunk: str
+    target_spectrum: Floats
+    predicted_spectrum: Floats
+    spectrum: Floats
+    predicted_rank: int
+    coadaptation: float | None
+    lower_bounds: tuple[LowerBound, ...]
+    gap: float
+    relative_gap: float
+
+    @property
+    def lower_bound(self) -> float:
+        """The proved bound over all weights."""
+        return self.lower_bounds[0].value
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Measure(Result):
+    """A norm-based complexity measure: it ranks networks, and bounds nothing without a constant."""
+
+    name: str
+    value: float
+    formula: str
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class CapacityBound(Result):
+    """A bound from statistical learning theory.
+
+    Attributes
+    ----------
+    name, value, source
+        What is bounded, by what, and whose theorem it is.
+    assumes
+        What the theorem needs.
+    unmet
+        Those needs that this network or these data do not meet; the value is then no bound.
+    vacuous
+        Whether it says nothing: it exceeds what predicting 0 achieves.
+    """
+
+    name: str
+    value: float
+    source: str
+    assumes: str
+    unmet: tuple[str, ...]
+    vacuous: bool
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Suggestion(Result):
+    """A drop probability for the units before the last layer, and what speaks for it.
+
+    Attributes
+    ----------
+    drop_prob
+        Where the held-out error is least.
+    current
+        The model's own, 0 without dropout there.
+    drop_probs
+        The candidates.
+    held_out, held_out_error
+        For each, the squared error on held-out rows of the last layer that is best on the other
+        rows under that dropout, the features kept as they are; and its standard error over five
+        groups of rows.
+    predicted_rank
+        For each, the rank of the optimal outputs.
+    plausible
+        Smallest and largest candidate within one standard error of the best.
+    evidence
+        What was held out, and what that is worth.
+    """
+
+    drop_prob: float
+    current: float
+    drop_probs: Floats
+    held_out: Floats
+    held_out_error: Floats
+    predicted_rank: NDArray[np.int64]
+    plausible: tuple[float, float]
+    evidence: str
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class AuditReport(Result):
+    """What noise does to a network on some data, and what theory promises. See `audit`.
+
+    Attributes
+    ----------
+    model, loss, samples, outputs, parameters
+        What was audited, on how many rows.
+    plain_loss
+        The mean loss without noise, all layers in evaluation mode.
+    objective, objective_error
+        The mean loss with noise, which training descends; its standard error is 0 where it is
+        exact.
+    accuracy, held_out_loss
+        Share of classes predicted right, and mean loss on held-out data, where there are any.
+    noises, layers, head, measures, bounds, suggestion
+        The findings.
+    skipped
+        (name, reason) of what was not understood or not done.
+    status
+        "finished", or "interrupted": the findings are then those on the rows seen so far.
+    """
+
+    model: str
+    loss: str
+    samples: int
+    outputs: int
+    parameters: int
+    plain_loss: float
+    objective: float
+    objective_error: float
+    accuracy: float | None
+    held_out_loss: float | None
+    noises: tuple[NoiseFindings, ...]
+    layers: tuple[LayerFindings, ...]
+    head: HeadFindings | None
+    measures: tuple[Measure, ...]
+    bounds: tuple[CapacityBound, ...]
+    suggestion: Suggestion | None
+    skipped: tuple[tuple[str, str], ...]
+    status: Status
+    seconds: float
+
+    def __str__(self) -> str:
+        from overt.nn.auditing.text import text
+
+        return text(self)
+
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Return the report as one HTML page with pictures; write it to `path` if given."""
+        from overt.nn.auditing.page import html
+
+        return html(self, path)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain dicts, lists, numbers and strings, ready for JSON."""
+        plain = super().to_dict()
+        if self.head is not None:
+            plain["head"]["lower_bound"] = self.head.lower_bound
+        return plain

@@ -1,0 +1,130 @@
+"""What noise adds to a loss and what units contribute, from sampled masks and directions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from overt.nn.auditing.losses import Targets, per_sample
+from overt.nn.auditing.stream import Average, Mean
+from overt.nn.sources import is_weight_noise, unit_law
+
+ROWS, MAX_DRAWS = 8192, 16
+"""Rows on which masks are sampled, and how often at most for each row of small data."""
+
+
+class Sampled:
+    """Running estimates for the noise layers `names`, in the order in which they are met.
+
+    `added[i]` is what layer i adds to the loss with all layers behind it on, `total` what all of
+    them add, `before_last` what all but the last add to the loss under the last one's noise.
+
+    ROWS rows are spread over the `batches` of `size` rows; the first ones are taken where the
+    number of batches is not known (0).
+    """
+
+    def __init__(self, model: nn.Module, names: Sequence[str], batches: int, size: int) -> None:
+        self._most = -(-ROWS // batches) if batches else ROWS
+        self._draws = min(max(self._most // size, 1), MAX_DRAWS) if batches else 1
+        self._modules = [model.get_submodule(name) for name in names]
+        self._model = model
+        self.added = [Mean() for _ in names]
+        self.total, self.before_last = Mean(), Mean()
+        self._flows: list[Average | None] = [Average() for _ in names]
+        self.rows = 0
+
+    def add(self, x: Tensor, targets: Targets, clean: Tensor, loss: str) -> None:
+        """Sample masks for each row of a batch and each layer, `draws` times."""
+        if self.rows >= ROWS or not self._modules:
+            return
+        x, clean, targets = x[: self._most], clean[: self._most], targets.first(self._most)
+        self.rows += len(x) * self._draws
+        last = later = clean
+        for i in reversed(range(len(self._modules))):
+            with torch.no_grad(), switched_on(self._modules[i:]):
+                draws = [per_sample(self._model(x), targets, loss) for _ in range(self._draws)]
+            values = torch.stack(draws).mean(0)
+            self.added[i].add(values - later)
+            later = values
+            last = values if i == len(self._modules) - 1 else last
+        self.total.add(later - clean)
+        self.before_last.add(later - last)
+        for _ in range(self._draws):
+            self._add_flows(x)
+
+    def flows(self, i: int) -> Any:
+        """Return psi of layer i, None where its units change from batch to batch."""
+        average = self._flows[i]
+        if average is None or average.value is None:
+            return None
+        return average.value**0.5
+
+    def _add_flows(self, x: Tensor) -> None:
+        with torch.enable_grad(), _steps(self._modules) as met:
+            output = self._model(x)
+            signs = torch.randint(0, 2, output.shape, device=output.device).to(output) * 2 - 1
+            steps = [step for _, _, step in met]
+            if not steps:
+                return
+            grads = torch.autograd.grad((output * signs).sum(), steps, materialize_grads=True)
+        for i, module in enumerate(self._modules):
+            uses = [(h, g) for (m, h, _), g in zip(met, grads, strict=True) if m is module]
+            if uses:
+                self._keep(i, [_squared_flows(module, h, g) for h, g in uses], len(x))
+
+    def _keep(self, i: int, uses: list[Tensor | None], n: int) -> None:
+        """Add the flows of all uses of a layer, or give up where they do not match."""
+        average = self._flows[i]
+        known = [flows for flows in uses if flows is not None]
+        shapes = {tuple(flows.shape) for flows in known}
+        fits = len(known) == len(uses) and len(shapes) == 1
+        if average is None or not fits or average.shape not in (None, *shapes):
+            self._flows[i] = None
+        else:
+            average.add(torch.stack(known).sum(0), n)
+
+
+@contextmanager
+def switched_on(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Put these modules into training mode for a while."""
+    before = [(module, module.training) for module in modules]
+    try:
+        for module in modules:
+            module.training = True
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
+@contextmanager
+def _steps(modules: Sequence[nn.Module]) -> Iterator[list[tuple[nn.Module, Tensor, Tensor]]]:
+    """Add zeros that ask for gradients to what the modules give out, and note their inputs."""
+    met: list[tuple[nn.Module, Tensor, Tensor]] = []
+
+    def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        step = torch.zeros_like(output, requires_grad=True)
+        met.append((module, args[0].detach(), step))
+        return output + step
+
+    with ExitStack() as stack:
+        for module in modules:
+            stack.callback(module.register_forward_hook(hook).remove)
+        yield met
+
+
+def _squared_flows(module: Any, h: Tensor, grad: Tensor) -> Tensor | None:
+    """Return the sum over the batch of (h_j df/dh_j)^2, entries that share a mask added up."""
+    if is_weight_noise(module):
+        if h.ndim != 2 or module.weight.ndim != 2:
+            return None
+        return ((grad**2) @ (module.weight.detach() ** 2) * h**2).double().sum(0)
+    flow = (grad * h).double()
+    law = unit_law(module, tuple(h.shape))
+    if law.shared:
+        flow = flow.sum([1 + axis for axis in law.shared])
+    return (flow**2).sum(0).flatten()

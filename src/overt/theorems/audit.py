@@ -1,0 +1,145 @@
+"""What holds for every network with noise before its last layer, and how norm measures compare.
+
+The checks import PyTorch through `overt.nn`; where it is missing their verdict is an error that
+says so.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from overt.theorems import _descent as descent
+from overt.theorems import _oracles as oracles
+from overt.theorems._oracles import Floats
+from overt.theorems.base import Evidence, theorem
+
+STRUCTURED = "Structured dropout"
+THESIS = "Thesis"
+
+
+@theorem(
+    "audit-last-layer",
+    source=f"{STRUCTURED}, Proposition 3.3",
+    claim="With a bias, the objective of a network whose last hidden layer (width d) has dropout "
+    "is at least min_A |Y - mean - A|^2 + (lam/d) |A|_*^2, and free features reach it",
+    assumes="d >= outputs to reach it",
+    correction="the proposition omits 1/d, and has no bias",
+)
+def last_layer(scale: int, rng: np.random.Generator) -> Evidence:
+    """Descend over last layer, bias and all features at once."""
+    from overt.nn.auditing import lower
+    from overt.spectral import SquaredNuclear
+
+    n, k, d = 6 * scale, 3, 4 + scale
+    lam = float(rng.uniform(0.3, 1.5))
+    Y = oracles.with_spectrum(rng, n, k, [3.0, 2.0, 0.8]) + rng.normal(1, 1, k)
+
+    def objective(theta: Floats) -> tuple[float, Floats]:
+        b, (U, G) = theta[:k], descent.factors(theta[k:], k, d)
+        E = Y - b - G @ U.T
+        u, g = np.sum(U * U, 0), np.sum(G * G, 0)
+        gradient = [-E.sum(0), (lam * g * U - E.T @ G).ravel(), (lam * u * G - E @ U).ravel()]
+        return float(np.sum(E * E) + lam * u @ g), 2 * np.concatenate(gradient)
+
+    best, _ = descent.best_descent(objective, k + (k + n) * d, 6, rng)
+    R = np.asarray(np.linalg.qr(np.hstack([np.ones((n, 1)), Y]), mode="r"))
+    target = lower.free_target(R, slice(1, 1 + k), centred=True)
+    bound, *_ = lower.squared_bound(target, k, [(lam / d, SquaredNuclear())])
+    printed, *_ = lower.squared_bound(target, k, [(lam, SquaredNuclear())])
+    return Evidence(
+        oracles.relative(bound, best),
+        oracles.DESCENT,
+        f"descent over {n} x {d} features, last layer and bias",
+        printed=oracles.relative(printed, best),
+    )
+
+
+@theorem(
+    "audit-class-floor",
+    source="overt (new)",
+    claim="Cross-entropy under dropout before the last layer (d units) is at least drop_prob^d "
+    "times the entropy of the classes, and for two classes no larger bound holds",
+)
+def class_floor(scale: int, rng: np.random.Generator) -> Evidence:
+    """Enumerate the masks of networks whose units are ever more sure."""
+    from overt.nn.auditing import lower
+
+    d, p = 2 + scale, float(rng.uniform(0.3, 0.7))
+    y = np.array([0, 0, 0, 1, 1])
+    frequencies = np.array([0.6, 0.4])
+    floor = p**d * lower.class_entropy(frequencies)
+    z, weight = oracles.masks(np.full(d, 1 - p))
+    b = np.log(frequencies[1] / frequencies[0])
+    signs = np.where(y == 1, 1.0, -1.0)
+    below, last = 0.0, math.inf
+    for sure in (0.1, 1.0, 10.0, 100.0):
+        margins = z.sum(1)[:, None] * sure * signs + b  # (masks, samples): logit of class 1
+        losses = np.logaddexp(0, -signs * margins).mean(1)
+        last = float(weight @ losses)
+        below = max(below, floor - last)
+    return Evidence(
+        max(below / floor, oracles.relative(last, floor)),
+        oracles.DESCENT,
+        f"all masks of {d} units, drop_prob {p:.2f}",
+    )
+
+
+@theorem(
+    "audit-class-size",
+    source="overt (new)",
+    claim="Over logits with |centred logits|_* <= t sqrt(n) the least cross-entropy is "
+    "max_e mean H((1-e) y + e pi) - e s_1 t",
+    assumes="classes of equal size to reach it",
+)
+def class_size(scale: int, rng: np.random.Generator) -> Evidence:
+    """Descend over logits of the nuclear norm t sqrt(n)."""
+    from overt.nn.auditing import lower
+
+    k = 2 + scale
+    y = np.tile(np.eye(k), (2, 1))
+    n, t = len(y), float(rng.uniform(0.3, 1.5))
+
+    def objective(theta: Floats) -> tuple[float, Floats]:
+        """Logits t sqrt(n) W / |W|_* for any W; the bias of equal classes is 0."""
+        W = theta.reshape(n, k)
+        W = W - W.mean(0)
+        left, s, right = np.linalg.svd(W, full_matrices=False)
+        size = s.sum()
+        Z = t * math.sqrt(n) * W / size
+        top = Z - np.logaddexp.reduce(Z, axis=1, keepdims=True)
+        slope = (np.exp(top) - y) / n
+        scaled = t * math.sqrt(n) / size * (slope - np.sum(slope * W) / size * (left @ right))
+        return float(-np.sum(y * top) / n), (scaled - scaled.mean(0)).ravel()
+
+    # The normalisation is not smooth where a singular value is 0: take the best of many starts.
+    best, _ = descent.best_descent(objective, n * k, 5, rng)
+    frequencies = np.full(k, 1 / k)
+    top = float(np.linalg.norm(y - frequencies, 2)) / math.sqrt(n)
+    bound = lower.class_bound(frequencies, top, t, centred=True)
+    return Evidence(oracles.relative(bound, best), 1e-4, f"{n} samples of {k} classes, t = {t:.2f}")
+
+
+@theorem(
+    "audit-norm-measures",
+    source=f"{THESIS}, section 1.1.1",
+    claim="The spectral measure (1.2) is at most (k+1)/k times the PAC-Bayes measure (1.3)",
+    assumes="the width in (1.3) is the largest number of rows of a weight",
+    correction="the text says that (1.2) is never worse; orthogonal weights have the ratio (k+1)/k",
+)
+def norm_measures(scale: int, rng: np.random.Generator) -> Evidence:
+    """Compare the measures on random chains and on chains of orthogonal weights."""
+    from overt.nn.auditing.measures import norm_measures as measures
+
+    worst = ratio = 0.0
+    for _ in range(20 * scale):
+        k, d = int(rng.integers(1, 5)), int(rng.integers(2, 9))
+        weights = [rng.normal(size=(d, d)) * rng.exponential(size=(d, 1)) for _ in range(k + 1)]
+        for chosen in (weights, [np.linalg.qr(W)[0] for W in weights]):
+            spectral, bayes = (m.value for m in measures(chosen, 100)[:2])
+            worst = max(worst, spectral / bayes / ((k + 1) / k) - 1)
+            ratio = max(ratio, spectral / bayes - 1)
+    return Evidence(
+        max(worst, 0.0), 1e-12, "random and orthogonal chains, up to 5 layers", printed=ratio
+    )

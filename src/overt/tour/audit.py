@@ -1,0 +1,116 @@
+"""The tour's chapter on audits: a network trained with dropout, held against its lower bound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from overt._html import Page
+
+WIDTH, DROP_PROB, STEPS, SHOTS = 64, 0.5, 300, 8
+
+
+def chapter(page: Page, folder: Path, seed: int) -> bool:
+    """Train on scikit-learn's digits, audit the network as it learns, and keep its report."""
+    page.section("An audit of a network")
+    try:
+        import torch
+    except ModuleNotFoundError:
+        page.text("PyTorch is not installed; pip install 'overt[torch]' adds this chapter.")
+        return True
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _audits(page, folder, seed)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _audits(page: Page, folder: Path, seed: int) -> bool:
+    import torch
+    from torch.nn import functional
+
+    from overt.nn.auditing import audit
+    from overt.nn.auditing.text import gap_line, noise_rows, suggestion_lines
+    from overt.tour.nn import _digits
+
+    torch.manual_seed(seed)
+    x, y, x_test, y_test = _digits()
+    target = functional.one_hot(y, 10).float()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, WIDTH),
+        torch.nn.ReLU(),
+        torch.nn.Dropout(DROP_PROB),
+        torch.nn.Linear(WIDTH, 10),
+    )
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    data = list(zip(x.split(200), y.split(200), strict=True))
+    shots = {round(s) for s in np.geomspace(1, STEPS + 1, SHOTS) - 1}
+    steps, reports = [], []
+    for step in range(STEPS + 1):
+        if step in shots:
+            steps.append(step)
+            reports.append(audit(model, data, "squared", seed=seed))
+        optimizer.zero_grad()
+        rows = torch.randint(len(x), (128,))
+        ((model.train()(x[rows]) - target[rows]) ** 2).sum(1).mean().backward()
+        optimizer.step()
+    held_out = list(zip(x_test.split(200), y_test.split(200), strict=True))
+    report = audit(model, data, "squared", held_out=held_out, seed=seed)
+    head, suggestion = report.head, report.suggestion
+    if head is None or suggestion is None:
+        page.text("The audit found no last layer.")
+        return False
+    page.text(
+        f"A 64-{WIDTH}-10 network learns scikit-learn's digits with dropout {DROP_PROB:g} and a "
+        "squared loss. However its layers are set, and whatever came before the dropout, the "
+        "training objective cannot fall below a bound that depends on the targets, the width and "
+        "the drop probability only; and the bound's optimum has a known spectrum. One call, "
+        "audit(model, loader, loss), measures both."
+    )
+    page.figure(
+        _picture(steps, reports, head),
+        "Left: the exact training objective at each audit, and the bound. Right: singular values "
+        "of the centred outputs of the trained network, of the optimum, and of the targets.",
+    )
+    noise = report.noises[0]
+    page.table(
+        ("layer", "kind", "drop_prob", "realised", "penalty", "share of the objective", "phi"),
+        [row[:7] for row in noise_rows(report)],
+    )
+    page.text(f"{gap_line(report, head).capitalize()}. {suggestion_lines(suggestion)[0]}.")
+    report.to_html(folder / "audit.html")
+    page.text("The whole report is in audit.html, beside this page.", note=True)
+    below = all(r.head is not None and r.head.lower_bound <= r.objective for r in reports)
+    realised = abs(noise.realised - DROP_PROB) <= 5 * noise.realised_error
+    return bool(below and realised and noise.exact)
+
+
+def _picture(steps: list[int], reports: list[Any], head: Any) -> Any:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.4, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.plot(
+        [step + 1 for step in steps], [r.objective for r in reports], color="#1f6f8b", marker="o",
+        ms=3, label="objective",
+    )  # fmt: skip
+    left.axhline(head.lower_bound, color="#d1751c", label="proved lower bound")
+    left.set(xscale="log", xlabel="step + 1", ylabel="training objective", ylim=(0, None))
+    left.legend(frameon=False)
+    index = np.arange(1, len(head.spectrum) + 1)
+    right.plot(
+        index, head.target_spectrum[: len(index)], color="0.7", marker="s", ms=4, lw=1,
+        label="targets",
+    )  # fmt: skip
+    predicted = head.predicted_spectrum
+    right.plot(
+        np.arange(1, len(predicted) + 1), predicted, color="#d1751c", marker="o", ms=5, lw=1,
+        label="optimum",
+    )  # fmt: skip
+    right.plot(index, head.spectrum, color="#1f6f8b", marker="x", ms=6, lw=1, label="outputs")
+    right.set(xlabel="index", ylabel="singular value / sqrt(samples)", ylim=(0, None))
+    right.legend(frameon=False)
+    return figure

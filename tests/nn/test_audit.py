@@ -1,0 +1,400 @@
+"""Audits of models written elsewhere: what they report, what they leave alone, what they refuse."""
+
+import json
+import signal
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from audit_models import Branching, ResidualNet, Transformer, mlp
+from sklearn.datasets import load_digits
+from torch import nn
+
+from overt import InputError
+from overt import nn as onn
+from overt.nn import explicit_penalty, mc_moments
+from overt.nn.auditing import audit
+from overt.relu.bounds import flows
+from overt.results import Status
+
+
+def batches(*arrays, size=100):
+    return list(zip(*(a.split(size) for a in arrays), strict=True))
+
+
+@pytest.fixture(scope="module")
+def digits():
+    found = load_digits()
+    x = torch.tensor(found.images[:400, None] / 16, dtype=torch.float32)
+    return x, torch.tensor(found.target[:400])
+
+
+def small():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 12), nn.ReLU(), nn.Dropout(0.3), nn.Linear(12, 3))
+
+
+def numbers(n=200, seed=0):
+    torch.manual_seed(seed)
+    x = torch.randn(n, 5)
+    return x, torch.tanh(x[:, :3]) + 0.1 * torch.randn(n, 3)
+
+
+OUTSIDE = {
+    "mlp": (mlp, ["3", "6"], set()),
+    "residual": (ResidualNet, ["block1.drop", "block2.drop", "dropout"], {"norm measures"}),
+    "transformer": (
+        Transformer,
+        [f"encoder.layers.{i}.{d}" for i in (0, 1) for d in ("dropout1", "dropout", "dropout2")]
+        + ["drop"],
+        {"encoder.layers.0.self_attn", "forward", "path norm", "norm measures"},
+    ),
+    "branching": (Branching, ["drop"], set()),
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+@pytest.mark.parametrize("loss", ["squared", "cross_entropy"])
+def test_models_from_outside(name, loss, digits):
+    build, noises, skipped = OUTSIDE[name]
+    if name == "transformer" and loss == "squared":
+        pytest.skip("its last operation is log_softmax, for cross-entropy only")
+    torch.manual_seed(0)
+    x, y = digits
+    report = audit(build(), batches(x, y), loss)
+    assert [n.name for n in report.noises] == noises
+    assert skipped <= {who for who, _ in report.skipped}
+    for noise in report.noises:
+        assert abs(noise.realised - noise.drop_prob) <= 5 * noise.realised_error
+        assert 1 / np.sqrt(len(noise.flows)) <= noise.coadaptation <= 1
+    assert report.head.lower_bound <= report.objective + 5 * report.objective_error
+    assert report.samples == 400
+    assert 0 <= report.accuracy <= 1
+    assert report.suggestion.drop_prob in report.suggestion.drop_probs
+
+
+def test_noise_inside_torch_transformers_is_on(digits):
+    """torch's fast path in evaluation mode would skip the dropout layers."""
+    x, y = digits
+    torch.manual_seed(0)
+    report = audit(Transformer(), batches(x, y), "cross_entropy")
+    assert max(noise.penalty_error for noise in report.noises[:-1]) > 0
+    assert sum(noise.penalty for noise in report.noises) > 0
+
+
+def test_terms_agree_with_penalties_and_sampling():
+    model, (x, y) = small(), numbers()
+    report = audit(model, batches(x, y), "squared")
+    (noise,) = report.noises
+    expected = float(explicit_penalty(model, x).value.detach())
+    assert noise.penalty == pytest.approx(expected, rel=1e-5)
+    assert (noise.exact, noise.penalty_error, report.objective_error) == (True, 0, 0)
+    variance = mc_moments(model, x, 400, seed=0).variance.sum(1)
+    error = float(variance.std() / np.sqrt(len(x))) + float(variance.mean()) / 20
+    assert abs(noise.penalty - float(variance.mean())) <= 5 * error
+    hidden = torch.relu(model[0](x)).detach()
+    psi = flows(model[3].weight.detach(), hidden).numpy()
+    np.testing.assert_allclose(noise.flows, psi, rtol=1e-5)
+    assert report.objective == pytest.approx(report.plain_loss + noise.penalty)
+    assert noise.share == pytest.approx(noise.penalty / report.objective)
+
+
+def test_sampled_terms_within_their_error():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(5, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 16), nn.ReLU(),
+        nn.Dropout(0.5), nn.Linear(16, 3),
+    )  # fmt: skip
+    x, y = numbers(400)
+    report = audit(model, batches(x, y), "squared", seed=1)
+    with torch.no_grad():
+        values = [float(((model.train()(x) - y) ** 2).sum(1).mean()) for _ in range(300)]
+    truth, error = np.mean(values), np.std(values) / np.sqrt(len(values))
+    assert abs(report.objective - truth) <= 5 * np.hypot(error, report.objective_error)
+    assert not report.noises[0].exact
+    assert report.noises[1].exact
+
+
+def test_estimated_flows_approach_exact_ones():
+    """Cross-entropy takes flows from random directions; the head's are known."""
+    model, (x, y) = small(), numbers(400)
+    exact = audit(model, batches(x, y), "squared").noises[0]
+    estimated = audit(model, batches(x, y.argmax(1)), "cross_entropy").noises[0]
+    assert exact.exact_flows
+    assert not estimated.exact_flows
+    np.testing.assert_allclose(estimated.flows, exact.flows, rtol=0.15)
+
+
+def test_sampled_rows_are_spread_over_the_data():
+    """Sorted data: the rows at the end have a penalty a hundred times that of those before."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 1), nn.Tanh())
+    x = torch.cat([torch.full((9000, 2), 0.1), torch.ones(9000, 2)])
+    data = batches(x, torch.zeros(18000, 1), size=300)
+    known = audit(model, data, "squared")
+    first = audit(model, (pair for pair in data), "squared")
+    assert known.noises[0].penalty > 5 * first.noises[0].penalty > 0
+
+
+def test_mse_is_the_squared_loss_divided_by_the_outputs():
+    model, (x, y) = small(), numbers()
+    squared = audit(model, batches(x, y), "squared")
+    mean = audit(model, batches(x, y), nn.MSELoss())
+    for name in ("objective", "plain_loss"):
+        assert getattr(mean, name) == pytest.approx(getattr(squared, name) / 3)
+    assert mean.head.lower_bound == pytest.approx(squared.head.lower_bound / 3)
+    assert mean.suggestion.held_out == pytest.approx(squared.suggestion.held_out / 3)
+
+
+def test_dead_units_are_counted():
+    model, (x, y) = small(), numbers()
+    with torch.no_grad():
+        model[0].weight[:4] = 0
+        model[0].bias[:4] = -1
+    report = audit(model, batches(x, y), "squared")
+    assert report.noises[0].dead == 4
+    assert [layer.dead for layer in report.layers] == [0, 4]
+    assert [layer.from_data for layer in report.layers] == [True, False]
+
+
+def test_leaves_everything_as_it_was(digits):
+    torch.manual_seed(0)
+    x, y = digits
+    model = ResidualNet()
+    model.train()
+    model.block1.eval()
+    model.fc.weight.grad = torch.ones_like(model.fc.weight)
+    seeded = onn.Dropout(0.5, seed=3)
+    model.dropout = seeded
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    modes = [m.training for m in model.modules()]
+    state = torch.get_rng_state()
+    first = audit(model, batches(x, y), "cross_entropy", seed=5)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [m.training for m in model.modules()] == modes
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert torch.equal(model.fc.weight.grad, torch.ones_like(model.fc.weight))
+    assert model.stem[0].weight.grad is None
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert torch.backends.mha.get_fastpath_enabled()
+    again = audit(model, batches(x, y), "cross_entropy", seed=5)
+    assert again.objective == first.objective
+
+
+def test_batches_are_not_kept():
+    """A loader that makes its data and checks that earlier batches are gone."""
+    alive, most = [], 0
+
+    class Endless:
+        def __iter__(self):
+            nonlocal most
+            rng = torch.Generator().manual_seed(0)
+            for _ in range(60):
+                x = torch.randn(500, 5, generator=rng)
+                alive.append(weakref.ref(x))
+                most = max(most, sum(ref() is not None for ref in alive))
+                yield x, torch.tanh(x[:, :3])
+
+    report = audit(small(), Endless(), "squared")
+    assert report.samples == 30_000
+    assert most <= 3
+
+
+def test_results_do_not_depend_on_the_batches():
+    model, (x, y) = small().double(), (t.double() for t in numbers(300))
+    one = audit(model, [(x, y)], "squared")
+    many = audit(model, batches(x, y, size=7), "squared")
+    assert many.objective == pytest.approx(one.objective, rel=1e-12)
+    assert many.head.lower_bound == pytest.approx(one.head.lower_bound, rel=1e-12)
+    np.testing.assert_allclose(many.head.spectrum, one.head.spectrum, rtol=1e-9)
+    np.testing.assert_allclose(many.suggestion.held_out, one.suggestion.held_out, rtol=1e-9)
+
+
+@pytest.mark.parametrize("how", ["raised", "signal"])
+def test_interrupted_audits_report_on_what_they_saw(how):
+    model, (x, y) = small(), numbers(500)
+    seen = 0
+
+    def loader():
+        nonlocal seen
+        for pair in batches(x, y):
+            if seen == 3 and how == "raised":
+                raise KeyboardInterrupt
+            if seen == 2 and how == "signal":
+                signal.raise_signal(signal.SIGINT)
+            seen += 1
+            yield pair
+
+    before = signal.getsignal(signal.SIGINT)
+    report = audit(model, loader(), "squared")
+    assert signal.getsignal(signal.SIGINT) is before
+    assert (report.samples, report.status) == (300, Status.INTERRUPTED)
+    assert report.objective >= report.head.lower_bound
+    assert "interrupted" in str(report)
+
+
+def test_interrupt_before_anything_is_passed_on():
+    def loader():
+        raise KeyboardInterrupt
+        yield
+
+    with pytest.raises(KeyboardInterrupt):
+        audit(small(), loader(), "squared")
+
+
+X, Y = numbers(20)
+NAN = X.clone()
+NAN[3, 2] = float("nan")
+REFUSED = {
+    "empty": (small, [], "squared", "at least one batch"),
+    "loss": (small, [(X, Y)], "hinge", "loss must be one of 'squared'"),
+    "loss-type": (small, [(X, Y)], 3, "loss must be"),
+    "loss-module": (small, [(X, Y)], nn.CrossEntropyLoss(label_smoothing=0.1), "default settings"),
+    "nan": (small, [(X, Y), (NAN, Y)], "squared", "batch 2 of the loader: inputs must be finite"),
+    "nan-targets": (small, [(X, Y * float("nan"))], "squared", "targets must be finite"),
+    "no-targets": (small, [X], "squared", "pairs of tensors"),
+    "lengths": (small, [(X, Y[:5])], "squared", "20 inputs but 5 targets"),
+    "shape": (small, [(X, Y[:, :2])], "squared", "as many numbers as the outputs"),
+    "class": (small, [(X, torch.full((20,), 3))], "cross_entropy", "0..2.*got 3"),
+    "negative": (small, [(X, torch.full((20,), -1))], "cross_entropy", "got -1"),
+    "float-class": (small, [(X, Y[:, 0])], "cross_entropy", "whole class numbers"),
+    "logistic": (small, [(X, Y + 5)], "logistic", r"must lie in \[0, 1\]"),
+    "one-logit": (
+        lambda: nn.Linear(5, 1), [(X, torch.zeros(20).long())], "cross_entropy", "at least 2",
+    ),
+    "no-rows": (small, [(X[:0], Y[:0])], "squared", "at least one row"),
+    "several": (lambda: Several(), [(X, Y)], "squared", "one tensor"),
+    "model": (lambda: print, [(X, Y)], "squared", "model must be a torch.nn.Module"),
+}  # fmt: skip
+
+
+class Several(nn.Module):
+    def forward(self, x):
+        return x, x
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refuses_with_a_reason(name):
+    build, loader, loss, message = REFUSED[name]
+    with pytest.raises(InputError, match=message):
+        audit(build(), loader, loss)
+
+
+def test_without_dropout_there_is_still_a_head():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 12), nn.Tanh(), nn.Linear(12, 3))
+    x, y = numbers()
+    report = audit(model, batches(x, y), "squared")
+    assert report.noises == ()
+    assert report.objective == report.plain_loss
+    assert report.head.lower_bound == 0
+    assert report.suggestion.current == 0
+    assert "no noise layer" in str(report)
+
+
+def test_without_a_linear_head_the_gap_is_stated():
+    model = nn.Sequential(nn.Linear(5, 3), nn.Dropout(0.2), nn.Tanh())
+    report = audit(model, [(X, Y)], "squared")
+    assert report.head is None
+    assert ("the last layer", "tanh") in [(who, why.split()[4].strip(",")) for who, why in
+                                          report.skipped]  # fmt: skip
+    assert "tanh" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("layer", "word"),
+    [(nn.AlphaDropout(0.1), "its mean is not its input"), (nn.GRU(5, 5, 2, dropout=0.1), "inside")],
+)
+def test_names_noise_that_it_leaves_out(layer, word):
+    class Uses(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.odd, self.last = layer, nn.Linear(5, 3)
+
+        def forward(self, x):
+            x = self.odd(x)
+            return self.last(x[0] if isinstance(x, tuple) else x)
+
+    report = audit(Uses(), [(X, Y)], "squared")
+    assert any(who == "odd" and word in why for who, why in report.skipped)
+
+
+def test_held_out_rows_do_not_enter_the_bounds():
+    model, (x, y) = nn.Sequential(nn.Dropout(0.3), nn.Linear(5, 3)), numbers()
+    alone = audit(model, batches(x, y), "squared")
+    beside = audit(model, batches(x, y), "squared", held_out=batches(3 * x, y))
+    assert [b.value for b in beside.head.lower_bounds] == pytest.approx(
+        [b.value for b in alone.head.lower_bounds]
+    )
+    assert beside.objective == pytest.approx(alone.objective)
+    assert beside.suggestion.held_out[0] != pytest.approx(alone.suggestion.held_out[0])
+
+
+def test_a_final_log_softmax_makes_no_difference():
+    model, (x, y) = small(), numbers()
+    normalised = nn.Sequential(*model, nn.LogSoftmax(1))
+    one = audit(model, batches(x, y.argmax(1)), "cross_entropy")
+    other = audit(normalised, batches(x, y.argmax(1)), "cross_entropy")
+    assert other.plain_loss == pytest.approx(one.plain_loss)
+    assert other.head.coadaptation == pytest.approx(one.head.coadaptation)
+    assert other.head.lower_bound == pytest.approx(one.head.lower_bound)
+
+
+def test_inside_inference_mode():
+    model, (x, y) = small(), numbers()
+    expected = audit(model, batches(x, y), "squared")
+    with torch.inference_mode():
+        assert audit(model, batches(x, y), "squared").objective == expected.objective
+
+
+def test_one_module_used_twice_in_the_tail():
+    drop = nn.Dropout(0.4)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), drop, nn.Linear(8, 6), drop, nn.Linear(6, 3))
+    x, y = numbers()
+    report = audit(model, batches(x, y), "squared")
+    assert report.head.width == 6
+    assert 0 < report.head.lower_bound < report.objective - 5 * report.objective_error
+
+
+def test_shared_dropout_modules_are_sampled_not_taken_for_exact():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.drop = nn.Linear(5, 8), nn.Linear(8, 3), nn.Dropout(0.4)
+
+        def forward(self, x):
+            return self.b(self.drop(torch.relu(self.a(self.drop(x)))))
+
+    torch.manual_seed(0)
+    model, (x, y) = Twice(), numbers(400)
+    report = audit(model, batches(x, y), "squared")
+    (noise,) = report.noises
+    assert not noise.exact
+    with torch.no_grad():
+        values = [float(((model.train()(x) - y) ** 2).sum(1).mean()) for _ in range(200)]
+    error = np.hypot(np.std(values) / np.sqrt(200), report.objective_error)
+    assert abs(np.mean(values) - report.objective) <= 5 * error
+    assert report.head.lower_bound < report.objective
+
+
+def test_words_pages_and_files(tmp_path, digits):
+    pytest.importorskip("matplotlib")
+    x, y = digits
+    torch.manual_seed(0)
+    report = audit(mlp(), batches(x, y), "squared", held_out=batches(x[:50], y[:50]))
+    assert report.held_out_loss > 0
+    assert "given as such" in report.suggestion.evidence
+    text = str(report)
+    for word in ("realised", "last layer", "suggested drop probability", "path norm", "vacuous"):
+        assert word in text
+    page = report.to_html(tmp_path / "audit.html")
+    assert page == (tmp_path / "audit.html").read_text()
+    assert page.count("data:image/png;base64,") == 3
+    assert "http" not in page.replace("http://www.w3.org", "")
+    assert report.to_html().startswith("<!doctype html>")
+    plain = json.loads(json.dumps(report.to_dict()))
+    assert plain["head"]["lower_bound"] == report.head.lower_bound
+    assert plain["noises"][1]["exact"] is True
+    assert json.loads(report.save(tmp_path / "audit.json").read_text()) == plain

@@ -1,0 +1,306 @@
+"""The lower bounds of an audit: never above an objective, and reached where they can be."""
+
+import cvxpy
+import numpy as np
+import pytest
+import torch
+from audit_models import mlp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nn_oracles import outputs_under_masks
+from sklearn.datasets import load_digits
+from torch import nn
+
+import overt
+from overt import nn as onn
+from overt.nn import explicit_penalty
+from overt.nn.auditing import audit, lower
+
+K, D = 3, 6
+
+
+def net(*layers):
+    return nn.Sequential(*layers)
+
+
+def tanh(width=D):
+    return nn.Linear(4, width), nn.Tanh()
+
+
+# Networks with exact objectives, and the noise that the bound comes from.
+NETWORKS = {
+    "bias": lambda: net(*tanh(), nn.Dropout(0.4), nn.Linear(D, K)),
+    "no-bias": lambda: net(*tanh(), nn.Dropout(0.4), nn.Linear(D, K, bias=False)),
+    "narrow": lambda: net(*tanh(2), nn.Dropout(0.4), nn.Linear(2, K)),
+    "two-maps-behind": lambda: net(*tanh(), onn.Dropout(0.4), nn.Linear(D, 2), nn.Linear(2, K)),
+    "norm-behind": lambda: net(*tanh(), nn.Dropout(0.4), nn.Linear(D, K), nn.BatchNorm1d(K)),
+    "outputs": lambda: net(*tanh(K), nn.Dropout(0.4)),
+    "grid": lambda: net(
+        *tanh(), nn.Unflatten(1, (1, D)), onn.DropBlock1d(0.4, 2, placement="grid"), nn.Flatten(),
+        nn.Linear(D, K),
+    ),
+    "grid-cut": lambda: net(
+        *tanh(), nn.Unflatten(1, (1, D)), onn.DropBlock1d(0.4, 4, placement="grid"), nn.Flatten(),
+        nn.Linear(D, K),
+    ),
+    "sliding": lambda: net(
+        *tanh(), nn.Unflatten(1, (2, 3)), onn.DropBlock1d(0.4, 2), nn.Flatten(), nn.Linear(D, K)
+    ),
+    "sliding-shared": lambda: net(
+        *tanh(), nn.Unflatten(1, (2, 3)), onn.DropBlock1d(0.4, 2, shared_axes=1), nn.Flatten(),
+        nn.Linear(D, K),
+    ),
+    "channels": lambda: net(
+        *tanh(), nn.Unflatten(1, (3, 1, 2)), nn.Dropout2d(0.4), nn.Flatten(), nn.Linear(D, K)
+    ),
+    "covariance": lambda: net(
+        *tanh(3),
+        onn.CovarianceDropout([1.0, -2.0, 0.5],
+                              [[0.5, 0.2, -0.1], [0.2, 0.4, 0.1], [-0.1, 0.1, 0.3]]),
+        nn.Linear(3, K),
+    ),
+    "connect": lambda: net(*tanh(), onn.DropConnectLinear(D, K, drop_prob=0.4)),
+    "input": lambda: net(nn.Dropout(0.4), nn.Linear(4, K)),
+    "linear": lambda: net(nn.Linear(4, D), nn.Dropout(0.4), nn.Linear(D, K)),
+    "deep-linear": lambda: net(
+        nn.Linear(4, D), nn.Dropout(0.3), nn.Linear(D, D), nn.Dropout(0.4), nn.Linear(D, K)
+    ),
+    "two-in-tail": lambda: net(
+        *tanh(), nn.Dropout(0.3), nn.Linear(D, D), nn.Dropout(0.4), nn.Linear(D, K)
+    ),
+    "blocks-after-units": lambda: net(
+        *tanh(), nn.Dropout(0.3), nn.Linear(D, D), nn.Unflatten(1, (1, D)),
+        onn.DropBlock1d(0.4, 2, placement="grid"), nn.Flatten(), nn.Linear(D, K),
+    ),
+}  # fmt: skip
+
+
+def data(rng, n=12):
+    x = torch.tensor(rng.standard_normal((n, 4)) + 0.5)
+    return x, torch.tensor(rng.standard_normal((n, K)) @ rng.standard_normal((K, K)) + 1.0)
+
+
+def exact_objective(model, x, y):
+    penalty = explicit_penalty(model.eval(), x)
+    assert penalty.exact
+    return ((model(x) - y) ** 2).sum(1).mean() + penalty.value
+
+
+def descended(model, x, y, steps):
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=steps, line_search_fn="strong_wolfe")
+
+    def closure():
+        optimizer.zero_grad()
+        value = exact_objective(model, x, y)
+        value.backward()
+        return value
+
+    optimizer.step(closure)
+    return model
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("steps", [0, 25], ids=["random", "descended"])
+def test_no_objective_is_below_the_bound(name, steps):
+    rng = np.random.default_rng(len(name))
+    for seed in range(2):
+        torch.manual_seed(seed)
+        model = NETWORKS[name]().double()
+        x, y = data(rng)
+        if steps:
+            descended(model, x, y, steps)
+        else:
+            for parameter in model.parameters():
+                parameter.data *= float(rng.uniform(0.1, 3))
+        report = audit(model, [(x[:5], y[:5]), (x[5:], y[5:])], "squared")
+        objective = float(exact_objective(model, x, y).detach())
+        assert 0 < report.head.lower_bound <= objective * (1 + 1e-9)
+        if len(report.noises) == 1:
+            assert report.objective == pytest.approx(objective, rel=1e-9)
+            assert report.noises[0].exact
+        else:
+            assert abs(report.objective - objective) <= 5 * report.objective_error
+
+
+@settings(max_examples=20)
+@given(
+    seed=st.integers(0, 10_000),
+    name=st.sampled_from(sorted(NETWORKS)),
+    scale=st.floats(1e-2, 10),
+    loss=st.sampled_from(["squared", "mse"]),
+)
+def test_bound_is_below_for_any_weights(seed, name, scale, loss):
+    torch.manual_seed(seed)
+    model = NETWORKS[name]().double()
+    for parameter in model.parameters():
+        parameter.data *= scale
+    x, y = data(np.random.default_rng(seed))
+    report = audit(model, [(x, y)], loss)
+    objective = float(exact_objective(model, x, y).detach()) / (K if loss == "mse" else 1)
+    assert report.head.lower_bound <= objective * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("last", [True, False])
+def test_tight_for_linear_networks_trained_to_convergence(first, last):
+    torch.manual_seed(0)
+    model = net(nn.Linear(4, D, bias=first), nn.Dropout(0.5), nn.Linear(D, K, bias=last)).double()
+    x, y = data(np.random.default_rng(1), 40)
+    if last and not first:  # the penalty then sees the inputs' mean, which the bound leaves out
+        x = x - x.mean(0)
+    descended(model, x, y, 2000)
+    report = audit(model, [(x, y)], "squared")
+    assert report.head.trunk == "affine"
+    assert -1e-9 <= report.head.relative_gap < 0.01
+    np.testing.assert_allclose(
+        report.head.spectrum[:K], report.head.predicted_spectrum[:K], atol=0.02
+    )
+
+
+def test_tight_after_training_with_sampled_dropout():
+    torch.manual_seed(0)
+    model = net(nn.Linear(4, 16), nn.Dropout(0.3), nn.Linear(16, K)).double()
+    x, y = data(np.random.default_rng(1), 60)
+    optimizer = torch.optim.Adam(model.parameters(), 0.03)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 800)
+    for _ in range(800):
+        optimizer.zero_grad()
+        ((model.train()(x.repeat(8, 1)) - y.repeat(8, 1)) ** 2).sum(1).mean().backward()
+        optimizer.step()
+        schedule.step()
+    report = audit(model, [(x, y)], "squared")
+    assert 0 <= report.head.relative_gap < 0.01
+
+
+@pytest.mark.parametrize("drop_prob", [0.2, 0.6])
+def test_free_features_reach_the_bound(drop_prob):
+    """One input per sample makes the first layer a table of features of any kind."""
+    n, rng = 12, np.random.default_rng(0)
+    y = torch.tensor(rng.standard_normal((n, K)))
+    torch.manual_seed(0)
+    model = net(nn.Linear(n, D, bias=False), nn.Dropout(drop_prob), nn.Linear(D, K)).double()
+    x = torch.eye(n, dtype=torch.float64)
+    descended(model, x, y, 1000)
+    report = audit(model, [(x, y)], "squared")
+    free = lower.free_target(_triangle(x, y), slice(1 + n, 1 + n + K), centred=True)
+    envelope = overt.spectral.induced(overt.Dropout(drop_prob), D)
+    bound, *_ = lower.squared_bound(free, K, [envelope])
+    assert bound <= report.objective * (1 + 1e-9)
+    assert report.objective == pytest.approx(bound, rel=1e-3)
+
+
+def _triangle(x, y):
+    rows = np.concatenate([np.ones((len(x), 1)), x.numpy(), y.numpy()], 1)
+    return np.linalg.qr(rows, mode="r") / np.sqrt(len(x))
+
+
+@pytest.mark.parametrize(
+    ("layer", "noise"),
+    [
+        (nn.Dropout(0.4), overt.Dropout(0.4)),
+        (onn.DropBlock1d(0.4, 2, placement="grid"), overt.DropBlock(0.4, 2)),
+        (onn.DropBlock1d(0.4, 2), overt.DropBlock(0.4, 2, "sliding")),
+    ],
+)
+def test_agrees_with_the_certificate_of_linear_networks(layer, noise):
+    torch.manual_seed(0)
+    shaped = (
+        [nn.Unflatten(1, (1, D)), layer, nn.Flatten()]
+        if isinstance(layer, onn.DropBlock1d) else [layer]
+    )  # fmt: skip
+    model = net(nn.Linear(4, D, bias=False), *shaped, nn.Linear(D, K, bias=False)).double()
+    x, y = data(np.random.default_rng(2))
+    report = audit(model, [(x, y)], "squared")
+    U, V = model[-1].weight.detach().numpy(), model[0].weight.detach().numpy().T
+    certificate = overt.LinearNetwork(X=x.numpy(), Y=y.numpy(), width=D, noise=noise).certify(U, V)
+    assert report.objective == pytest.approx(certificate.objective, rel=1e-9)
+    assert report.head.lower_bound == pytest.approx(certificate.lower_bound, rel=1e-9)
+
+
+def test_below_every_checkpoint_of_a_run():
+    digits = load_digits()
+    x = torch.tensor(digits.images / 16, dtype=torch.float32)[:600]
+    y = torch.tensor(digits.target)[:600]
+    torch.manual_seed(0)
+    model = mlp()
+    target = nn.functional.one_hot(y, 10).float()
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    bounds, objectives, errors = [], [], []
+    for step in range(121):
+        if step % 20 == 0:
+            report = audit(model, [(x[:300], y[:300]), (x[300:], y[300:])], "squared")
+            bounds.append(report.head.lower_bound)
+            objectives.append(report.objective)
+            errors.append(report.objective_error)
+        optimizer.zero_grad()
+        ((model.train()(x) - target) ** 2).sum(1).mean().backward()
+        optimizer.step()
+    assert objectives[-1] < objectives[0] / 2
+    np.testing.assert_allclose(bounds, bounds[0], rtol=1e-12)  # it depends on data and noise only
+    assert np.all(np.array(bounds) <= np.array(objectives) - 5 * np.array(errors))
+
+
+def test_objective_of_correlated_noise_by_enumeration():
+    torch.manual_seed(0)
+    model = NETWORKS["sliding"]().double()
+    x, y = data(np.random.default_rng(3))
+    outputs, prob = outputs_under_masks(model, "3", x)
+    expected = float(prob @ ((outputs - y) ** 2).sum(2).mean(1))
+    assert audit(model, [(x, y)], "squared").objective == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "classes", [[0, 0, 1, 1, 2, 2], [0, 0, 0, 0, 1, 2]], ids=["even", "uneven"]
+)
+@pytest.mark.parametrize("size", [0.05, 0.5, 2.0])
+@pytest.mark.parametrize("bias", [True, False])
+def test_cross_entropy_at_a_given_size(classes, size, bias):
+    """A conic solver's minimum over all logits of that nuclear norm."""
+    n, y = len(classes), np.eye(3)[classes]
+    Z, b = cvxpy.Variable((n, 3)), cvxpy.Variable(3)
+    F = Z + np.ones((n, 1)) @ cvxpy.reshape(b, (1, 3), order="C") if bias else Z
+    loss = cvxpy.sum(cvxpy.log_sum_exp(F, axis=1)) / n - cvxpy.sum(cvxpy.multiply(y, F)) / n
+    problem = cvxpy.Problem(cvxpy.Minimize(loss), [cvxpy.normNuc(Z) <= size * np.sqrt(n)])
+    problem.solve(solver="CLARABEL")
+    frequencies = y.mean(0)
+    shifted = y - (frequencies if bias else 1 / 3)
+    top = np.linalg.norm(shifted, 2) / np.sqrt(n)
+    bound = lower.class_bound(frequencies, top, size, centred=bias)
+    assert bound <= problem.value + 1e-6
+    if len(set(frequencies)) == 1:
+        assert bound == pytest.approx(problem.value, abs=1e-5)
+
+
+@pytest.mark.parametrize("targets", [[0, 1, 1, 0, 1], [0.1, 0.9, 0.6, 0.3, 1.0]])
+def test_logistic_at_a_given_size(targets):
+    y = np.array(targets)[:, None]
+    n, size = len(y), 0.7
+    z, b = cvxpy.Variable((n, 1)), cvxpy.Variable()
+    F = z + b
+    loss = cvxpy.sum(cvxpy.logistic(F) - cvxpy.multiply(y, F)) / n
+    problem = cvxpy.Problem(cvxpy.Minimize(loss), [cvxpy.norm(z) <= size * np.sqrt(n)])
+    problem.solve(solver="CLARABEL")
+    means = y.mean(0)
+    top = float(np.linalg.norm(y - means) / np.sqrt(n))
+    entropy = float(np.mean([lower.binary_entropy(row) for row in y]))
+    bound = lower.logistic_bound(means, means, entropy, top, size)
+    assert 0 < bound <= problem.value + 1e-6
+
+
+def test_cross_entropy_when_all_units_are_dropped():
+    """Two sure units: the loss tends to drop_prob^2 times the entropy of the classes."""
+    p, y = 0.3, torch.tensor([0, 0, 0, 1])
+    x = torch.where(y == 0, 1.0, -1.0)[:, None].double()
+    model = net(nn.Linear(1, 2, bias=False), nn.Dropout(p), nn.Linear(2, 2)).double()
+    floor = p**2 * lower.class_entropy(np.array([0.75, 0.25]))
+    for scale, slack in ((1.0, 10.0), (60.0, 1e-6)):
+        with torch.no_grad():
+            model[0].weight.fill_(1.0)
+            model[2].weight[:] = torch.tensor([[scale, scale], [-scale, -scale]])
+            model[2].bias[:] = torch.log(torch.tensor([0.75, 0.25]))
+        outputs, prob = outputs_under_masks(model, "1", x)
+        objective = float(prob @ torch.stack([nn.functional.cross_entropy(o, y) for o in outputs]))
+        report = audit(model, [(x, y)], "cross_entropy")
+        assert report.head.lower_bound == pytest.approx(floor, rel=1e-12)
+        assert floor <= objective <= floor * (1 + slack)
+        assert report.head.lower_bounds[1].value <= objective
