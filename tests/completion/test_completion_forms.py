@@ -209,3 +209,14 @@ def test_sampling_draws_from_the_posterior():
     spread = np.cov(out, rowvar=False)
     error = np.sqrt((np.outer(np.diag(S), np.diag(S)) + S**2) / n)
     assert np.all(np.abs(spread - S) <= 5 * error)
+
+
+@pytest.mark.parametrize("drop_prob", [0.0, 0.01, 0.3])
+def test_the_objective_never_rises_in_single_precision_either(drop_prob, monkeypatch):
+    """Without dropout, rows with few entries are fitted exactly by huge factors."""
+    monkeypatch.setattr("overt.completion.problem.DOUBLE_BELOW", 0)
+    ratings = datasets.generate_ratings(300, 200, 3_000, seed=0)[0]
+    model = DropoutCompletion(40, drop_prob, max_sweeps=12, tol=0.0)
+    objective = model.fit(ratings.to_sparse()).objective_
+    assert len(objective) == 12
+    assert np.all(np.diff(objective) <= 1e-5 * objective[:-1])

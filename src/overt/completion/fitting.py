@@ -65,7 +65,11 @@ def fit_entries(
     """
     limits = settings.limits(entries.values)
     problem = Problem.build(
-        entries, settings.n_factors, biases=settings.biases, standard=settings.learned
+        entries,
+        settings.n_factors,
+        biases=settings.biases,
+        standard=settings.learned,
+        precise=settings.ill_posed,
     )
     total = settings.sweeps + settings.average
     with make_engine(settings.engine, settings.n_jobs) as engine, meter("sweeps", total) as bar:

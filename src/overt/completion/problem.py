@@ -31,14 +31,25 @@ class Problem:
     scale: float
 
     @classmethod
-    def build(cls, entries: Triplets, n_factors: int, *, biases: bool, standard: bool) -> Problem:
-        """Group the entries; `standard` divides the values by their spread."""
+    def build(
+        cls,
+        entries: Triplets,
+        n_factors: int,
+        *,
+        biases: bool,
+        standard: bool,
+        precise: bool = False,
+    ) -> Problem:
+        """Group the entries; `standard` divides the values by their spread.
+
+        Small problems are stored in double precision, and large ones where `precise` asks for it.
+        """
         y = entries.values
         center = float(y.mean()) if biases else 0.0
         scale = (float(y.std()) or 1.0) if standard else 1.0
         width = n_factors + 2 * biases
-        small = len(y) * width <= DOUBLE_BELOW
-        values = ((y - center) / scale).astype(np.float64 if small else np.float32)
+        double = precise or len(y) * width <= DOUBLE_BELOW
+        values = ((y - center) / scale).astype(np.float64 if double else np.float32)
         m, n = entries.shape
         return cls(
             regroup(entries.rows, entries.cols, values, m, width),

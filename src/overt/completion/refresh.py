@@ -32,7 +32,9 @@ def refresh(
         np.concatenate([old.values[kept], new.values]),
         shape,
     )
-    problem = Problem.build(entries, model.n_factors, biases=model.biases, standard=False)
+    problem = Problem.build(
+        entries, model.n_factors, biases=model.biases, standard=False, precise=settings.ill_posed
+    )
     form = _reopen(settings, model, problem)
     touched = (np.unique(new.rows), np.unique(new.cols))
     problem = replace(

@@ -13,6 +13,9 @@ from overt._check import InputError
 
 Floats = NDArray[np.float64]
 
+LEAST = 0.01
+"""Smallest drop probability whose equations are sound in single precision."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -64,6 +67,16 @@ class Settings:
     def learned(self) -> bool:
         """Whether the noise is learned."""
         return isinstance(self.drop_prob, str) and self.drop_prob == "learn"
+
+    @property
+    def ill_posed(self) -> bool:
+        """Whether next to nothing is dropped, so that rows with few entries are fitted exactly.
+
+        Their factors then grow until the ridge holds them, beyond what single precision can tell.
+        """
+        if isinstance(self.drop_prob, str) or self.method == "sgd":
+            return False
+        return bool(np.min(self.drop_prob) < LEAST)
 
     @property
     def sweeps(self) -> int:
