@@ -18,7 +18,9 @@ LINEAR = [
 ]
 
 
-@pytest.mark.parametrize("name", [name for name in LINEAR if name != "structured-fig4"])
+@pytest.mark.parametrize(
+    "name", [name for name in LINEAR if name not in ("structured-fig2", "structured-fig4")]
+)
 def test_claims_hold_at_toy_size(name, tmp_path):
     experiment = experiments.find(name)
     rows = experiments.run(experiment, size="toy", out=tmp_path)
@@ -26,7 +28,7 @@ def test_claims_hold_at_toy_size(name, tmp_path):
     assert findings
     assert all(finding.holds for finding in findings), findings
     assert picture.stat().st_size > 10_000
-    assert set(experiment.grids) == {"toy", "full"}
+    assert set(experiment.grids) >= {"toy", "full"}
     assert set(experiment.grids["toy"]) == set(experiment.grids["full"])
 
 

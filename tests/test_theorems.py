@@ -48,7 +48,7 @@ def test_table_is_complete_and_named_consistently():
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", statement.id)
         assert re.match(
             r"(Implicit bias of dropout|Structured dropout|Thesis|One-way jumps), \S"
-            r"|overt \(new\)$",
+            r"|overt \(new\)$|[A-Z][\w ]+ (19|20)\d\d\b",
             statement.source,
         )
         for text in (statement.claim, statement.assumes, statement.correction or "ok"):

@@ -325,7 +325,9 @@ def test_dropout_inside_a_transformer_layer_is_seen():
     with torch.no_grad():
         plain = torch.stack([model(x) for _ in range(4000)]).var(0)
     assert torch.allclose(mc, plain, rtol=0.2)
-    assert predictive_moments(model, x).variance.sum().item() == pytest.approx(mc.sum().item(), rel=0.15)
+    assert predictive_moments(model, x).variance.sum().item() == pytest.approx(
+        mc.sum().item(), rel=0.15
+    )
     assert len(explicit_penalty(model, x).terms) == 3
     assert torch.backends.mha.get_fastpath_enabled()
 

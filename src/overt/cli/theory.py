@@ -83,7 +83,10 @@ def verify(
 def reproduce(
     experiment_id: Annotated[str | None, typer.Argument(metavar="ID", help="Which one.")] = None,
     list_all: Annotated[bool, typer.Option("--list", help="List what can be reproduced.")] = False,
-    size: Annotated[str, typer.Option(help="toy (seconds) or full (the paper's size).")] = "toy",
+    size: Annotated[
+        str,
+        typer.Option(help="toy (seconds), full (the paper's), or one that --list names."),
+    ] = "toy",
     workers: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder for rows, pictures and summaries.")] = Path(
         "overt-results"
@@ -100,7 +103,8 @@ def reproduce(
 
     if list_all or experiment_id is None:
         chosen = [experiments.find(name) for name in experiments.IDS]
-        show_table(("id", "source", "claim"), [(e.id, e.source, e.claim) for e in chosen])
+        lines = [(e.id, ", ".join(e.grids), e.source, e.claim) for e in chosen]
+        show_table(("id", "sizes", "source", "claim"), lines)
         return
     experiment = experiments.find(experiment_id)
     with meter(experiment.id, 1) as bar:

@@ -14,6 +14,7 @@ IDS = (
     "dropout-fig2",
     "dropout-fig3",
     "structured-fig1",
+    "structured-fig2",
     "structured-fig3",
     "structured-fig4",
     "structured-fig5",

@@ -33,8 +33,8 @@ class Experiment:
     id, title, source, claim
         What it is, where it is printed, and what it is meant to show.
     grids
-        For each size ("toy" takes seconds, "full" is the paper's) the values along each axis; the
-        rows are their product.
+        For each size ("toy" takes seconds, "full" is the paper's; another may stand between them)
+        the values along each axis; the rows are their product.
     run
         Measures one setting: run(params, seed) -> plain numbers, strings and lists.
     check

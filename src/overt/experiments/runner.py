@@ -23,8 +23,6 @@ import overt
 from overt._check import InputError, MissingExtraError, choice, whole
 from overt.experiments.base import Experiment, Params, Row
 
-SIZES = ("toy", "full")
-
 
 def run(
     experiment: Experiment,
@@ -41,7 +39,7 @@ def run(
     experiment
         What to run.
     size
-        "toy" or "full".
+        "toy", "full", or another of the experiment's sizes.
     workers
         Number of processes; the rows do not depend on it.
     out
@@ -49,7 +47,7 @@ def run(
     on_row
         Called with (rows done, rows in all) at the start and after each row.
     """
-    choice("size", size, SIZES)
+    choice("size", size, tuple(experiment.grids))
     whole("workers", workers)
     for module, extra in experiment.needs.items():
         if find_spec(module) is None:

@@ -23,6 +23,7 @@ from overt.nn import schedules
 from overt.nn.auditing import AuditReport, audit
 from overt.nn.base import advance
 from overt.nn.calibration import Calibration, calibration
+from overt.nn.compression import Compression, compress
 from overt.nn.covariance import CovarianceDropout
 from overt.nn.dropblock import DropBlock1d, DropBlock2d, DropBlock3d
 from overt.nn.dropconnect import DropConnectConv2d, DropConnectLinear
@@ -34,6 +35,7 @@ from overt.nn.without import WithoutNoise, without_noise
 __all__ = [
     "AuditReport",
     "Calibration",
+    "Compression",
     "CovarianceDropout",
     "DropBlock1d",
     "DropBlock2d",
@@ -48,6 +50,7 @@ __all__ = [
     "advance",
     "audit",
     "calibration",
+    "compress",
     "explicit_penalty",
     "mc_moments",
     "predictive_moments",

@@ -23,6 +23,7 @@ for _module in (
     "decay",
     "nn",
     "audit",
+    "compress",
     "robust",
 ):
     import_module(f"overt.theorems.{_module}")

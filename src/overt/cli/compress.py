@@ -1,0 +1,154 @@
+"""`overt compress`: a smaller network, its weights, and a program that loads them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from overt._check import InputError, MissingExtraError
+from overt.cli.base import app, console, show_table
+from overt.cli.models import build_model, read_examples
+
+BATCH = 256
+
+
+@app.command()
+def compress(
+    model: Annotated[
+        str, typer.Argument(metavar="FILE.py:FUNCTION", help="A function that builds the model.")
+    ],
+    data: Annotated[Path, typer.Option(help="npz file with x and y that training has not seen.")],
+    weights: Annotated[
+        Path | None, typer.Option(help="The model's weights: a .safetensors or .pt file.")
+    ] = None,
+    keep: Annotated[
+        str, typer.Option(help="Share that stays, in (0, 1], or LAYER=SHARE,LAYER=SHARE.")
+    ] = "0.5",
+    by: Annotated[str, typer.Option(help="mask, flow or spectrum.")] = "mask",
+    draws: Annotated[int, typer.Option(min=1, help="Sub-networks that mask tries.")] = 32,
+    loss: Annotated[
+        str, typer.Option(help="auto, cross_entropy, logistic, mse or squared.")
+    ] = "auto",
+    recover: Annotated[int, typer.Option(min=0, help="Steps of training after the cut.")] = 0,
+    train: Annotated[
+        Path | None, typer.Option(help="npz file with x and y to train on; data by default.")
+    ] = None,
+    learning_rate: Annotated[float, typer.Option(help="Rate of that training.")] = 1e-3,
+    points: Annotated[int, typer.Option(min=0, help="Use the first so many points; 0: all.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("overt-results"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
+) -> None:
+    """Make a trained network smaller: sub-networks that dropout draws, units with flow, low rank.
+
+    Half of the points choose, the other half are kept for the numbers in the report. Writes
+    compressed.safetensors, compress.json and load.py, which needs torch and safetensors only.
+
+    Try: [bold]overt compress net.py:build_model --data held_out.npz --weights w.pt --keep .5[/bold]
+    """
+    from overt.nn.compression import compress as run
+    from overt.nn.compression import loading
+
+    try:
+        from safetensors.torch import save_file
+    except ModuleNotFoundError:
+        raise MissingExtraError("safetensors", "torch") from None
+
+    net = build_model(model, weights)
+    pairs = _batches(net, data, points)
+    choosing, testing = pairs[::2], pairs[1::2] or pairs
+    training = None if train is None else _batches(net, train, 0)
+    small, report = run(
+        net, _keep(keep), choosing[0][0], choosing, by,
+        draws=draws, loss=loss, test=testing, recover=recover, train=training,
+        learning_rate=learning_rate, seed=seed,
+    )  # fmt: skip
+    out.mkdir(parents=True, exist_ok=True)
+    state = {
+        name: tensor.detach().contiguous().clone() for name, tensor in small.state_dict().items()
+    }
+    save_file(state, out / "compressed.safetensors")
+    report.save(out / "compress.json")
+    source, _, function = model.rpartition(":")
+    program = loading(report.recipe, _importing(Path(source).resolve(), function),
+                      "compressed.safetensors")  # fmt: skip
+    (out / "load.py").write_text(program)
+    if as_json:
+        typer.echo(json.dumps(report.to_dict()))
+        return
+    _show(report)
+    console.print(
+        f"weights: [bold]{escape(str(out / 'compressed.safetensors'))}[/]", soft_wrap=True
+    )
+    console.print(
+        f"load them with [bold]{escape(str(out / 'load.py'))}[/]: from load import load; load()",
+        soft_wrap=True,
+    )
+    if report.status == "interrupted":
+        console.print("interrupted: this is the best found until then")
+
+
+def _show(report: Any) -> None:
+    before, after = report.before, report.after
+    rows: list[tuple[str, Any, Any]] = [
+        ("parameters", f"{before.parameters:,}", f"{after.parameters:,}"),
+        ("multiply-adds", f"{before.multiply_adds:,}", f"{after.multiply_adds:,}"),
+        ("latency, ms", 1e3 * before.latency, 1e3 * after.latency),
+        ("loss", before.loss, after.loss),
+    ]
+    if before.accuracy is not None:
+        rows.append(("accuracy", f"{before.accuracy:.4f}", f"{after.accuracy:.4f}"))
+    show_table(("", "before", "after"), rows)
+    changes: list[tuple[Any, ...]] = [
+        (" + ".join(c.layers), f"{c.kind} {c.before} to {c.after}") for c in report.changes
+    ]
+    if report.by == "spectrum" and changes:
+        errors = [c.relative_error for c in report.changes]
+        rewritten = [(*row, error) for row, error in zip(changes, errors, strict=True)]
+        show_table(("layer", "change", "relative error"), rewritten)
+    elif changes:
+        show_table(("layer", "change"), changes)
+    else:
+        console.print("nothing could be made smaller")
+    if report.skipped:
+        show_table(("left whole", "because"), report.skipped)
+
+
+def _batches(net: Any, path: Path, points: int) -> list[tuple[Any, Any]]:
+    """Return the examples in batches, inputs in the model's number format."""
+    import torch
+
+    x, y = (torch.as_tensor(array) for array in read_examples(path, points))
+    if len(x) == 0:
+        raise InputError(f"{path} must hold at least one example, got none")
+    weight = next((p for p in net.parameters() if p.is_floating_point()), None)
+    if x.is_floating_point() and weight is not None:
+        x = x.to(weight.dtype)
+    if y.is_floating_point() and weight is not None:
+        y = y.to(weight.dtype)
+    size = max(1, min(BATCH, -(-len(x) // 2)))
+    return list(zip(x.split(size), y.split(size), strict=True))
+
+
+def _keep(text: str) -> Any:
+    try:
+        if "=" not in text:
+            return float(text)
+        parts = (part.rpartition("=") for part in text.split(","))
+        return {name.strip(): float(share) for name, _, share in parts}
+    except ValueError:
+        raise InputError(
+            f"keep must be a number in (0, 1] or LAYER=SHARE,LAYER=SHARE, got {text!r}"
+        ) from None
+
+
+def _importing(path: Path, function: str) -> str:
+    """Return statements that import the function which builds the model, as `build`."""
+    return (
+        f"import sys\n\nsys.path.append({str(path.parent)!r})\n"
+        f"from {path.stem} import {function} as build  # noqa: E402"
+    )

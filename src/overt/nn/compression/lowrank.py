@@ -1,0 +1,186 @@
+"""Low-rank rewriting of linear and convolutional maps, with the error it makes.
+
+A layer y = W x + b becomes two of rank r, y' = P (P'W x) + c. Without data P holds the leading left
+singular vectors of W (a convolution's weight as outputs x everything else), c = b, and
+
+    |y' - y| <= s_(r+1) |x|,  |W' - W|_F^2 = sum_(i>r) s_i^2   (Eckart and Young).
+
+With data P holds the principal directions of the layer's outputs, c = m + P P'(b - m) with m their
+mean, and E|y' - y|^2 = sum_(i>r) l_i, with l the variances along the directions: the least error
+of any affine map of rank r on those data.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from overt.nn.compression.layers import WEIGHTED, hindrance, is_a
+from overt.nn.compression.moments import Moments
+
+Floats = NDArray[np.float64]
+KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d)
+ROUNDING = 1e-12
+"""Share of a layer's energy below which a direction is rounding of single precision."""
+
+
+@dataclass(frozen=True)
+class Factors:
+    """A layer's weight as outputs x inputs, its directions P and the squared error of each."""
+
+    name: str
+    weight: Tensor
+    directions: Tensor
+    energy: Floats
+    mean: Tensor | None
+    cost: int
+
+    @property
+    def limit(self) -> int:
+        """The largest rank that saves multiply-adds."""
+        m, n = self.weight.shape
+        return min((m * n - 1) // (m + n), min(m, n) - 1)
+
+    def cost_of(self, rank: int | None) -> float:
+        """Return the multiply-adds at a rank, None for the layer as it is."""
+        m, n = self.weight.shape
+        return self.cost if rank is None else self.cost * rank * (m + n) / (m * n)
+
+    def error(self, rank: int) -> float:
+        """Return the root of the sum of squared errors that a rank leaves."""
+        return math.sqrt(max(float(np.sum(self.energy[rank:])), 0.0))
+
+
+def rewritable(
+    model: nn.Module, costs: dict[str, int]
+) -> tuple[dict[str, nn.Module], dict[str, str]]:
+    """Return the layers that a product of two can stand for, and the others with the reason."""
+    found: dict[str, nn.Module] = {}
+    skipped: dict[str, str] = {}
+    holders: dict[int, int] = {}
+    for module in model.modules():
+        for tensor in module._parameters.values():
+            holders[id(tensor)] = holders.get(id(tensor), 0) + 1
+    for name, module in model.named_modules():
+        if not is_a(module, KINDS):
+            if isinstance(module, (nn.MultiheadAttention, nn.RNNBase)):
+                skipped[name] = f"{type(module).__name__} keeps its maps inside"
+            elif isinstance(module, (*WEIGHTED, nn.Embedding)):
+                skipped[name] = f"{type(module).__name__} is not rewritten"
+            continue
+        reason = hindrance(module)
+        if reason is None and name not in costs:
+            reason = "its forward pass is not called"
+        if reason is None and holders[id(module.weight)] > 1:
+            reason = "its weights are tied to another layer's"
+        if reason is None and getattr(module, "groups", 1) > 1:
+            reason = f"it is a convolution in {module.groups} groups"
+        if reason is None:
+            found[name] = module
+        else:
+            skipped[name] = reason
+    return found, skipped
+
+
+def factorise(module: nn.Module, name: str, cost: int, moments: Moments | None) -> Factors:
+    """Decompose one layer, by its outputs' moments if there are any."""
+    weight = module.weight.detach().double().flatten(1)
+    covariance = None if moments is None else moments.covariance()
+    if moments is None or covariance is None:
+        P, s, _ = torch.linalg.svd(weight, full_matrices=False)
+        return Factors(name, weight, P, (s * s).cpu().numpy(), None, cost)
+    variance, P = torch.linalg.eigh(covariance)
+    energy = variance.flip(0).clamp(min=0).cpu().numpy()
+    return Factors(name, weight, P.flip(1), energy, moments.mean(), cost)
+
+
+def share_ranks(factors: list[Factors], keep: float) -> dict[str, int | None]:
+    """Return the rank of each layer (None: as it is) within `keep` of all multiply-adds.
+
+    Minimises the sum of relative squared errors for a price of a multiply-add, and finds the least
+    price that meets the budget.
+    """
+    if keep >= 1 or not factors:
+        return {f.name: None for f in factors}
+    budget = keep * sum(f.cost for f in factors)
+    low, high = -60.0, 60.0
+    for _ in range(80):
+        middle = (low + high) / 2
+        ranks = {f.name: _best_rank(f, math.exp(middle)) for f in factors}
+        if sum(f.cost_of(ranks[f.name]) for f in factors) <= budget:
+            high = middle
+        else:
+            low = middle
+    return {f.name: _best_rank(f, math.exp(high)) for f in factors}
+
+
+def _best_rank(f: Factors, price: float) -> int | None:
+    if f.limit < 1:
+        return None
+    total = float(f.energy.sum()) or 1.0
+    share = f.energy / total
+    worth = share > max(price * f.cost_of(1), ROUNDING)
+    rank = int(np.clip(np.sum(worth), 1, f.limit))
+    rewritten = float(share[rank:].sum()) + price * f.cost_of(rank)
+    return rank if rewritten < price * f.cost else None
+
+
+def affordable_rank(f: Factors, keep: float) -> int | None:
+    """Return the largest rank within `keep` of the layer's own multiply-adds, at least 1."""
+    if keep >= 1 or f.limit < 1:
+        return None
+    m, n = f.weight.shape
+    return max(1, min(f.limit, int(keep * m * n / (m + n))))
+
+
+def rewrite(module: nn.Module, f: Factors, rank: int) -> nn.Sequential:
+    """Return the two layers of this rank that stand for one."""
+    P = f.directions[:, :rank]
+    inner = (P.T @ f.weight).reshape(rank, *module.weight.shape[1:])
+    bias = None if module.bias is None else module.bias.detach().double()
+    if f.mean is not None:
+        gap = (torch.zeros_like(f.mean) if bias is None else bias) - f.mean
+        bias = f.mean + P @ (P.T @ gap)
+    with torch.random.fork_rng(devices=[]):
+        pair = _pair(module, rank, bias is not None)
+    first, second = pair[0], pair[1]
+    with torch.no_grad():
+        first.weight.copy_(inner)
+        second.weight.copy_(P.reshape(second.weight.shape))
+        if bias is not None:
+            second.bias.copy_(bias)
+    for parameter in pair.parameters():
+        parameter.requires_grad_(module.weight.requires_grad)
+    return pair
+
+
+def _pair(module: nn.Module, rank: int, bias: bool) -> nn.Sequential:
+    where = {"device": module.weight.device, "dtype": module.weight.dtype}
+    if isinstance(module, nn.Linear):
+        return nn.Sequential(
+            nn.Linear(module.in_features, rank, bias=False, **where),
+            nn.Linear(rank, module.out_features, bias=bias, **where),
+        )
+    kind = nn.Conv1d if isinstance(module, nn.Conv1d) else nn.Conv2d
+    return nn.Sequential(
+        kind(
+            module.in_channels, rank, module.kernel_size, module.stride, module.padding,
+            module.dilation, bias=False, padding_mode=module.padding_mode, **where,
+        ),
+        kind(rank, module.out_channels, 1, bias=bias, **where),
+    )  # fmt: skip
+
+
+def operator_error(f: Factors, rank: int) -> tuple[float, float]:
+    """Return the largest singular value, and the Frobenius norm, of W - P P'W."""
+    if f.mean is None:
+        tail = np.sqrt(f.energy[rank:])
+        return (float(tail[0]) if len(tail) else 0.0), f.error(rank)
+    P = f.directions[:, :rank]
+    gap = f.weight - P @ (P.T @ f.weight)
+    return float(torch.linalg.matrix_norm(gap, 2)), float(torch.linalg.matrix_norm(gap))

@@ -1,0 +1,109 @@
+"""What can be said about smaller networks, checked on PyTorch modules."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from overt.theorems import _oracles as oracles
+from overt.theorems.base import Evidence, theorem
+
+
+@theorem(
+    "compress-expected-loss",
+    source="Structured dropout, Lemma 3.1, over masks of a fixed number of survivors",
+    claim="A random sub-network of k of d units, survivors scaled by d/k, has the expected squared "
+    "loss |y - f|^2 + (d - k) / (k (d - 1)) (d sum_i |u_i|^2 a_i^2 - |sum_i u_i a_i|^2)",
+    assumes="units are removed before the last layer",
+)
+def expected_loss(scale: int, rng: np.random.Generator) -> Evidence:
+    """Cut out every sub-network of that width."""
+    from overt.nn.compression.shrink import Cut, shrink
+    from overt.nn.compression.structure import structure
+
+    torch, d, k = _torch(rng), 6 + scale, 3
+    model = _sequential(
+        torch.nn.Linear(4, d), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(d, 3)
+    )
+    x, y = torch.randn(8, 4).double(), torch.randn(8, 3).double()
+    found = structure(model, (x,))
+    (group,) = found.groups
+    losses = []
+    for chosen in combinations(range(d), k):
+        small = shrink(model, found, Cut({group: group.units[list(chosen)]}, scaled=True))
+        losses.append(float(((y - small(x)) ** 2).sum(1).mean()))
+    a, U = torch.relu(model[0](x)), model[3].weight
+    flows = ((U**2).sum(0) * a**2).sum(1).mean()
+    total = ((a @ U.T) ** 2).sum(1).mean()
+    added = (d - k) / (k * (d - 1)) * (d * flows - total)
+    stated = float(((y - model(x)) ** 2).sum(1).mean() + added)
+    return Evidence(
+        oracles.relative(stated, float(np.mean(losses))),
+        oracles.EXACT,
+        f"all {len(losses)} sub-networks of {k} of {d} units, cut out",
+    )
+
+
+@theorem(
+    "compress-low-rank",
+    source="Eckart and Young 1936, Mirsky 1960",
+    claim="Two layers of rank r in place of W change every output by at most s_(r+1) |x|, and "
+    "some output by exactly that",
+)
+def low_rank(scale: int, rng: np.random.Generator) -> Evidence:
+    """Rewrite a layer and try many inputs, among them the worst."""
+    from overt.nn.compression import compress
+
+    torch, m, n = _torch(rng), 9 * scale, 7 * scale
+    model = _sequential(torch.nn.Linear(n, m))
+    small, report = compress(model, 0.6, torch.randn(2, n).double(), by="spectrum")
+    (change,) = report.changes
+    _, s, right = np.linalg.svd(model[0].weight.numpy())
+    x = torch.as_tensor(np.concatenate([rng.standard_normal((500, n)), right]))
+    ratio = ((small(x) - model(x)).norm(dim=1) / x.norm(dim=1)).numpy()
+    residual = oracles.relative(float(ratio.max()), float(s[change.after]))
+    residual = max(residual, oracles.relative(change.operator_error, float(s[change.after])))
+    return Evidence(residual, oracles.EXACT, f"{len(x)} inputs, rank {change.after} of {min(m, n)}")
+
+
+@theorem(
+    "compress-data-rank",
+    source="Reduced-rank regression (Izenman 1975)",
+    claim="With data, two layers of rank r along the outputs' principal directions make the least "
+    "mean squared error of any affine map of rank r: the sum of the trailing variances",
+)
+def data_rank(scale: int, rng: np.random.Generator) -> Evidence:
+    """Compare with the spectrum of the outputs, and with the rewriting that sees weights alone."""
+    from overt.nn.compression import compress
+
+    torch, m, n = _torch(rng), 8 * scale, 8 * scale
+    model = _sequential(torch.nn.Linear(n, m))
+    mixed = rng.standard_normal((300, n)) @ rng.standard_normal((n, n)) + rng.standard_normal(n)
+    x = torch.as_tensor(mixed)
+    small, report = compress(model, {"0": 0.6}, x[:2], [(x,)], "spectrum")
+    (change,) = report.changes
+    y = model(x)
+    error = float(((small(x) - y) ** 2).sum(1).mean())
+    s = np.linalg.svd((y - y.mean(0)).numpy() / np.sqrt(len(y)), compute_uv=False)
+    least = float(np.sum(s[change.after :] ** 2))
+    blind, _ = compress(model, {"0": 0.6}, x[:2], by="spectrum")
+    worse = float(((blind(x) - y) ** 2).sum(1).mean())
+    residual = oracles.relative(error, least) + max(0.0, error - worse)
+    return Evidence(
+        residual, 1e-8, f"rank {change.after} of {m}; weights alone: {worse / least:.1f} times that"
+    )
+
+
+def _torch(rng: np.random.Generator) -> Any:
+    import torch
+
+    torch.manual_seed(int(rng.integers(2**31)))
+    return torch
+
+
+def _sequential(*modules: Any) -> Any:
+    import torch
+
+    return torch.nn.Sequential(*modules).double().eval().requires_grad_(False)

@@ -1,0 +1,111 @@
+"""The tour's chapter on smaller networks: sub-networks of a network trained with dropout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from overt._html import Page
+
+WIDTH, EPOCHS = 512, 25
+SHARES = (0.5, 0.25, 0.1)
+WAYS = {
+    "mask": "the best of 32 sub-networks that dropout draws",
+    "flow": "units with the greatest flow",
+    "spectrum": "products of low rank",
+}
+
+
+def chapter(page: Page, folder: Path, seed: int) -> bool:
+    """Train on scikit-learn's digits with dropout, then make the network smaller in three ways."""
+    page.section("PyTorch: a smaller network")
+    try:
+        import torch
+    except ModuleNotFoundError:
+        page.text("PyTorch is not installed; pip install 'overt[torch]' adds this chapter.")
+        return True
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return _chapter(page, seed)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _chapter(page: Page, seed: int) -> bool:
+    from overt.nn.compression import compress
+
+    page.text(
+        f"A 64-{WIDTH}-10 network learns scikit-learn's digits, half of its hidden units dropped "
+        "at each step. Dropout trains all its sub-networks at once, so one of them can be cut "
+        "out (mask). Units can also be chosen by their flow |u_i| sqrt(E a_i^2), and layers be "
+        "replaced by products of low rank. There is no training after the cut; a third of the "
+        "held-out digits chooses, the others give the accuracies below."
+    )
+    model, choosing, testing = _trained(seed)
+    rows, curves = [], {}
+    half: Any = None
+    for by, meaning in WAYS.items():
+        curve = []
+        for keep in SHARES:
+            report: Any = compress(model, keep, choosing[0], [choosing], by, test=[testing])[1]
+            before, after = report.before, report.after
+            curve.append((after.parameters / before.parameters, after.accuracy))
+            rows.append(
+                (f"{by}: {meaning}", keep, after.parameters, report.speedup, after.accuracy)
+            )
+            if by == "mask" and keep == SHARES[0]:
+                half = report
+        curves[by] = curve
+    page.table(("way", "keep", "parameters", "speed-up", "accuracy"), rows)
+    page.figure(
+        _picture(curves, half),
+        "Left: accuracy over the share of parameters that stays; grey: the whole network. Right: "
+        "held-out loss of the 32 sub-networks of half width.",
+    )
+    kept = half.after.accuracy / half.before.accuracy
+    page.text(
+        f"At half width the chosen sub-network keeps {100 * kept:.1f}% of the accuracy "
+        f"{half.before.accuracy:.3f} with {half.after.parameters:,} of "
+        f"{half.before.parameters:,} parameters. Its weights load with these statements of plain "
+        "torch:"
+    )
+    page.code("\n".join(half.recipe))
+    return bool(kept >= 0.98 and half.after.parameters < half.before.parameters)
+
+
+def _trained(seed: int) -> tuple[Any, tuple[Any, Any], tuple[Any, Any]]:
+    """Return the trained network, and held-out digits for choosing and for testing."""
+    import torch
+
+    from overt.robust import examples
+
+    data = examples.load("digits")
+    model = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(64, WIDTH), torch.nn.ReLU(), torch.nn.Dropout(0.5),
+        torch.nn.Linear(WIDTH, 10),
+    )  # fmt: skip
+    examples.fit(model, data.x, data.y, epochs=EPOCHS, seed=seed)
+    x, y = data.x_test, data.y_test
+    cut = len(x) // 3
+    return model.eval(), (x[:cut], y[:cut]), (x[cut:], y[cut:])
+
+
+def _picture(curves: dict[str, list[tuple[float, float]]], half: Any) -> Any:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.4, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.axhline(half.before.accuracy, color="0.6", lw=1)
+    for (by, curve), color in zip(curves.items(), ("#1f6f8b", "#d1751c", "#5a8f3c"), strict=True):
+        left.plot(*zip(*curve, strict=True), "o-", color=color, label=by)
+    left.set(xlabel="share of parameters", ylabel="accuracy", xscale="log")
+    ticks = (0.1, 0.2, 0.5)
+    left.set_xticks(ticks, [str(t) for t in ticks])
+    left.minorticks_off()
+    left.legend(frameon=False)
+    right.hist(half.losses, bins=12, color="#1f6f8b")
+    right.set(xlabel="held-out loss", ylabel="sub-networks")
+    return figure

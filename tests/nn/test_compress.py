@@ -1,0 +1,392 @@
+"""compress by units: every network of the zoo against itself with units masked, dead, or saved."""
+
+import copy
+import io
+import warnings
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from compress_zoo import ZOO, build, mlp
+from nn_oracles import Multiplied
+from torch import nn
+from torch.nn import functional
+
+from overt import InputError
+from overt.nn import Dropout
+from overt.nn.compression import compress
+from overt.nn.compression import search as search_module
+from overt.nn.compression.shapes import reshaped
+from overt.nn.compression.shrink import Cut, shrink
+from overt.nn.compression.structure import structure
+
+NAMES = list(ZOO)
+
+
+def batches(inputs, classes=3, count=2, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (*inputs, torch.randint(classes, (len(inputs[0]),), generator=generator))
+        for _ in range(count)
+    ]
+
+
+def example_of(inputs):
+    return inputs if len(inputs) > 1 else inputs[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_shrinks_and_what_does_not_is_said(name):
+    model, inputs = build(name)
+    _, _, shrinks, whole = ZOO[name]
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    small, report = compress(model, 0.5, example_of(inputs), by="flow")
+    assert {layer for change in report.changes for layer in change.layers} == shrinks
+    reasons = dict(report.skipped)
+    for layer, word in whole.items():
+        assert word in reasons[layer]
+    assert small(*inputs).shape == model(*inputs).shape
+    assert type(small) is type(model)
+    assert (report.after.parameters < report.before.parameters) == bool(shrinks)
+    assert (report.after.multiply_adds < report.before.multiply_adds) == bool(shrinks)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    for change in report.changes:
+        assert change.after == round(change.before / 2)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("stream", "autoencoder", "tied")])
+def test_removing_units_that_nothing_reads_changes_nothing(name):
+    """An oracle apart from the cut: the network itself, with half of the units' readers at zero."""
+    model, inputs = build(name)
+    found = structure(model, inputs)
+    rng = np.random.default_rng(0)
+    dead = np.zeros(len(found.state.units), dtype=bool)
+    for group in found.groups:
+        dead[rng.choice(group.units, len(group.units) // 2, replace=False)] = True
+    dead = dead[found.state.units.classes(np.arange(len(dead)))]
+    with torch.no_grad():
+        for read in found.state.reads:
+            weight = model.get_submodule(read.name).weight
+            weight.index_fill_(read.axis, torch.from_numpy(np.flatnonzero(dead[read.ids])), 0.0)
+        expected = model(*inputs)
+    small, report = compress(model, 0.5, example_of(inputs), by="flow")
+    torch.testing.assert_close(small(*inputs), expected)
+    if report.changes:
+        assert report.output_change < 1e-5
+
+
+@pytest.mark.parametrize("by", ["flow", "mask", "spectrum"])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_state_loads_with_plain_torch(name, by):
+    """A new model, the report's torch statements, and load_state_dict give the same network."""
+    model, inputs = build(name)
+    loader = batches(inputs, classes=11 if name == "tied" else 3)
+    loss = "auto"
+    if name == "autoencoder":
+        loader, loss = [(*inputs, *inputs)], "mse"
+    small, report = compress(model, 0.4, example_of(inputs), loader, by, draws=2, loss=loss)
+    file = io.BytesIO()
+    torch.save(small.state_dict(), file)
+    file.seek(0)
+    fresh, _ = build(name, seed=1)
+    names = {"model": fresh, "nn": nn, "torch": torch}
+    for line in report.recipe:
+        exec(line, names)  # noqa: S102
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fresh.load_state_dict(torch.load(file, weights_only=True))
+    torch.testing.assert_close(fresh.eval()(*inputs), small(*inputs))
+    shared = lambda net: len({id(p) for p in net.parameters()})  # noqa: E731
+    assert shared(fresh) == shared(small)
+
+
+@pytest.mark.parametrize("noise", [nn.Dropout(0.5), Dropout(0.5), "functional"])
+def test_a_mask_is_what_dropout_draws(noise):
+    """The smaller network is the large one with that mask, survivors scaled as in training."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 10), nn.Linear(10, 3)
+            self.drop = nn.Identity() if noise == "functional" else noise
+
+        def forward(self, x):
+            h = self.drop(torch.relu(self.a(x)))
+            if noise == "functional":
+                h = functional.dropout(h, 0.5, self.training)
+            return self.b(h)
+
+    torch.manual_seed(0)
+    model = Net()
+    x = torch.randn(40, 4)
+    small, report = compress(model, 0.5, x, batches((x,)), draws=5)
+    assert len(report.losses) == 5
+    kept = (small.a.weight[:, None] == model.a.weight[None]).all(2).any(0)
+    assert kept.sum() == 5
+    masked = copy.deepcopy(model).eval()
+    masked.b = nn.Sequential(Multiplied(2.0 * kept), model.b)
+    torch.testing.assert_close(small.eval()(x), masked(x))
+
+
+def test_the_best_mask_of_all_is_kept():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Dropout(0.5), nn.Linear(4, 3)).eval()
+    x, y = torch.randn(50, 4), torch.randint(3, (50,))
+    _, report = compress(model, 0.5, x, [(x, y)], draws=60)
+    losses = []
+    for i in range(4):
+        for j in range(i):
+            mask = torch.zeros(4)
+            mask[[i, j]] = 2.0
+            masked = nn.Sequential(model[0], model[1], Multiplied(mask), model[3])
+            losses.append(float(functional.cross_entropy(masked(x), y).detach()))
+    assert report.after.loss == pytest.approx(min(losses), rel=1e-5)
+    assert report.losses.min() == pytest.approx(min(losses), rel=1e-5)
+    assert set(np.round(report.losses, 5)) <= set(np.round(losses, 5))
+
+
+def test_the_expected_sub_network_is_the_network():
+    """Averaged over all masks, survivors scaled by all / kept give the network's own output."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 2)).eval()
+    x = torch.randn(3, 4)
+    found = structure(model, (x,))
+    (group,) = found.groups
+    assert group.drops == {"2"}
+    cuts = [
+        Cut({group: group.units[list(kept)]}, scaled=True) for kept in combinations(range(6), 2)
+    ]
+    outputs = torch.stack([shrink(model, found, cut)(x) for cut in cuts])
+    assert len(outputs) == 15
+    torch.testing.assert_close(outputs.mean(0), model(x))
+
+
+def test_only_layers_on_which_dropout_acts_lose_units_by_mask():
+    model, inputs = build("residual")
+    small, report = compress(model, 0.5, *inputs, batches(inputs))
+    assert report.changes == ()
+    assert "no dropout" in dict(report.skipped)["stem"]
+    assert torch.equal(small(*inputs), model(*inputs))
+    _, named = compress(model, {"blocks.0.conv1": 0.5}, *inputs, batches(inputs), draws=2)
+    assert [change.layers for change in named.changes] == [("blocks.0.conv1",)]
+    model, inputs = build("line")
+    _, channels = compress(model, 0.5, *inputs, batches(inputs), draws=2)
+    assert [change.layers for change in channels.changes] == [("0",)]
+
+
+def test_flow_is_the_weights_norm_times_the_activation():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6, bias=False), nn.ReLU(), nn.Linear(6, 3)).double()
+    x = torch.randn(200, 4).double()
+    small, _ = compress(model, 0.5, x[:1], [(x[:150],), (x[150:],)], "flow")
+    a = torch.relu(model[0](x))
+    psi = model[2].weight.norm(dim=0) * a.square().mean(0).sqrt()
+    top = psi.argsort(descending=True)[:3].sort().values
+    torch.testing.assert_close(small[0].weight, model[0].weight[top])
+    y = model(x).detach()
+    torch.testing.assert_close(small(x).mean(0), y.mean(0))
+    # Readers are refitted: nearly the least squares fit of the outputs to the surviving units.
+    design = torch.cat([a[:, top].detach(), torch.ones(200, 1)], 1)
+    best = (y - design @ torch.linalg.lstsq(design, y).solution).norm()
+    plain = (y - functional.linear(a[:, top], model[2].weight[:, top], model[2].bias)).norm()
+    found = float((y - small(x)).detach().norm())
+    assert best <= found <= 1.01 * best
+    assert found < 0.8 * float(plain.detach())
+
+
+def test_convolutions_are_refitted_with_the_mean_of_what_is_lost():
+    """Units that are constant move into biases without loss, also where taps overlap."""
+    for reader in (nn.Conv2d(4, 2, 3), nn.ConvTranspose2d(4, 2, 2, stride=2), nn.Conv2d(4, 2, 1)):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(1, 4, 1), nn.ReLU(), reader).double()
+        with torch.no_grad():
+            model[0].weight[2:] = 0
+            model[0].bias[2:] = torch.tensor([0.1, 0.2])
+            model[0].weight[:2] = 5.0
+        x = torch.rand(3, 1, 6, 6).double()
+        small, report = compress(model, 0.5, x, by="flow")
+        assert report.changes[0].after == 2
+        torch.testing.assert_close(small(x).mean((0, 2, 3)), model(x).mean((0, 2, 3)))
+        if isinstance(reader, nn.Conv2d):
+            torch.testing.assert_close(small(x), model(x))
+
+
+def test_shares_by_layer():
+    model, inputs = build("mlp")
+    small, report = compress(model, {"4": 0.25}, *inputs, by="flow")
+    assert [(c.layers, c.before, c.after) for c in report.changes] == [(("4",), 12, 3)]
+    assert small[0].out_features == 16
+    assert compress(model, 1.0, *inputs, by="flow")[1].changes == ()
+    tiny, _ = compress(model, 1e-9, *inputs, by="flow")
+    assert (tiny[0].out_features, tiny[4].out_features) == (1, 1)
+    residual, example = build("residual")
+    _, tied = compress(residual, {"stem": 0.25}, *example, by="flow")
+    assert set(tied.changes[0].layers) == {"stem", "blocks.0.conv2", "blocks.1.conv2"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"keep": 0}, r"keep must be a finite number above 0"),
+        ({"keep": 1.5}, r"keep must be a number in \(0, 1\]"),
+        ({"keep": True}, r"keep must be a number in \(0, 1\]"),
+        ({"keep": {"nine": 0.5}}, "got nine; there are 0, 1, 4, 7"),
+        ({"keep": {"0": 2}}, r"keep\['0'\] must be"),
+        ({"keep": {"2": 0.5}}, "units of their own, got 2; there are 0, 4, 7"),
+        ({"loader": [(torch.randn(3, 5), torch.ones(3), torch.ones(3))]}, "got 3 tensors"),
+        ({"loader": [(torch.randn(3, 5), torch.full((3,), 9))]}, "does not fit outputs"),
+        ({"by": "magic"}, "by must be one of"),
+        ({"loader": None}, "pass loader="),
+        ({"loader": iter([])}, "must not be an iterator"),
+        ({"loader": []}, "at least one batch"),
+        ({"loader": [(torch.randn(3, 5),)]}, "pairs"),
+        ({"loader": torch.randn(3, 5)}, "loader must give batches"),
+        ({"loader": [("a", "b")]}, "must give tensors"),
+        ({"example": torch.randn(2, 7)}, r"must run on the example.*\(2, 7\)"),
+        ({"example": [1.0]}, "example must be a tensor"),
+        ({"example": torch.zeros(0, 5)}, "at least one"),
+        ({"model": torch.relu}, "torch.nn.Module"),
+        ({"draws": 0}, "draws must be at least 1"),
+        ({"loss": "hinge"}, "loss must be one of"),
+        ({"recover": 3, "loader": None, "by": "flow"}, "recover needs loader"),
+    ],
+)
+def test_mistakes_are_named(change, message):
+    x = torch.randn(6, 5)
+    given = {"model": mlp(), "keep": 0.5, "example": x, "loader": batches((x,)), "by": "mask"}
+    with pytest.raises(InputError, match=message):
+        compress(**{**given, **change})
+
+
+def test_two_shares_for_tied_layers_are_refused():
+    model, inputs = build("residual")
+    with pytest.raises(InputError, match="added"):
+        compress(model, {"stem": 0.5, "blocks.0.conv2": 0.25}, *inputs, by="flow")
+
+
+def test_modes_randomness_and_seeds():
+    model, inputs = build("mlp")
+    model.train()
+    model[1].eval()
+    state = torch.random.get_rng_state()
+    draw = lambda seed: compress(model, 0.5, *inputs, batches(inputs), draws=3, seed=seed)  # noqa: E731
+    small, report = draw(0)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert [m.training for m in small.modules()] == [m.training for m in model.modules()]
+    again, other = draw(0)[0], draw(1)[1]
+    assert all(
+        torch.equal(a, b) for a, b in zip(small.parameters(), again.parameters(), strict=True)
+    )
+    assert not np.array_equal(report.losses, other.losses)
+
+
+def test_recovery_keeps_the_best_state_and_interruptions_keep_what_there_is(monkeypatch):
+    torch.manual_seed(0)
+    x = torch.randn(300, 5)
+    y = (x @ torch.randn(5, 3)).argmax(1)
+    model, loader = mlp(), [(x, y)]
+    plain = compress(model, 0.5, x, loader, "flow")[1]
+    recovered = compress(model, 0.5, x, loader, "flow", recover=40, learning_rate=0.01)[1]
+    assert recovered.after.loss < plain.after.loss
+    assert recovered.after.loss == pytest.approx(recovered.recovery.min(), rel=1e-5)
+    wild = compress(model, 0.5, x, loader, "flow", recover=4, learning_rate=1e4)[1]
+    assert wild.after.loss <= plain.after.loss * (1 + 1e-6)
+    calls = []
+    true_score = search_module.score
+
+    def interrupted_score(*arguments):
+        calls.append(0)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return true_score(*arguments)
+
+    monkeypatch.setattr(search_module, "score", interrupted_score)
+    small, report = compress(model, 0.5, x, loader, draws=20)
+    assert report.status == "interrupted"
+    assert len(report.losses) == 3
+    assert small(x).shape == (300, 3)
+    calls[:] = [0, 0, 0]
+    with pytest.raises(KeyboardInterrupt):
+        compress(model, 0.5, x, loader, draws=20)
+
+
+def test_regression_and_other_losses():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
+    x = torch.randn(60, 5)
+    _, report = compress(model, 0.5, x, [(x, torch.randn(60))], draws=2)
+    assert report.after.accuracy is None
+    _, report = compress(model, 0.5, x, [(x, torch.randint(2, (60,)))], draws=2)
+    assert report.after.accuracy is not None
+    absolute = lambda output, y: (output[:, 0] - y).abs().mean()  # noqa: E731
+    _, report = compress(model, 0.5, x, [(x, torch.randn(60))], draws=2, loss=absolute)
+    assert report.after.loss == pytest.approx(float(report.losses.min()), rel=1e-5)
+
+
+def test_what_the_trace_does_not_show_is_found_by_running():
+    class Sly(nn.Module):
+        """Reads a width from an attribute that the trace sees as a number."""
+
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+            self.width = 8
+
+        def forward(self, x):
+            h = torch.relu(self.a(x)) * (self.a.weight.shape[0] / self.width)
+            return self.c(torch.relu(self.b(h)))
+
+    torch.manual_seed(0)
+    x = torch.randn(6, 5)
+    small, report = compress(Sly().eval(), 0.5, x, by="flow")
+    assert "something else" in dict(report.skipped)["a"]
+    assert [change.layers for change in report.changes] == [("b",)]
+    assert small.a.out_features == 8
+
+
+def test_the_report_speaks():
+    model, inputs = build("mlp")
+    _, report = compress(model, 0.5, *inputs, batches(inputs), draws=2)
+    text = str(report)
+    for word in (
+        "parameters",
+        "multiply-adds",
+        "latency",
+        "accuracy",
+        "0: units 16 -> 8",
+        "7: the",
+    ):
+        assert word in text
+    plain = report.to_dict()
+    assert plain["before"]["parameters"] == 5 * 16 + 16 + 32 + 16 * 12 + 12 + 12 * 3 + 3
+    assert plain["after"]["parameters"] == 5 * 8 + 8 + 16 + 8 * 6 + 6 + 6 * 3 + 3
+    assert plain["before"]["multiply_adds"] == 5 * 16 + 16 * 12 + 12 * 3
+    assert plain["changes"][0]["layers"] == ["0"]
+    assert report.speedup > 0
+
+
+@pytest.mark.parametrize(
+    ("before", "axis", "after", "place"),
+    [
+        ((2, 3, 4, 5), 1, (2, 60), 1),
+        ((2, 3, 1, 1), 1, (2, 3), 1),
+        ((1, 3, 4), 1, (12,), 0),
+        ((2, 4, 3), 2, (8, 3), 1),
+        ((2, 4, 3), 2, (2, 12), 1),
+        ((2, 6), 1, (2, 3, 2), None),
+        ((2, 6), 1, (2, 6, 1), 1),
+        ((2, 6), 1, (3, 4), None),
+    ],
+)
+def test_reshapes(before, axis, after, place):
+    ids = np.arange(10, 10 + before[axis])
+    found = reshaped(before, axis, ids, after)
+    if place is None:
+        assert found is None
+        return
+    assert found[0] == place
+    line = ids.reshape([-1 if i == axis else 1 for i in range(len(before))])
+    everywhere = np.broadcast_to(line, before).reshape(after)
+    along = found[1].reshape([-1 if i == place else 1 for i in range(len(after))])
+    assert np.array_equal(everywhere, np.broadcast_to(along, after))

@@ -1,0 +1,27 @@
+"""The experiment of structured dropout's Figure 2 at toy size, and the trunk behind it."""
+
+import torch
+
+from overt.experiments.runner import run
+from overt.experiments.structured_fig2 import EXPERIMENT
+from overt.experiments.trunks import bottleneck_trunk, features
+
+
+def test_claims_hold_on_digits():
+    rows = run(EXPERIMENT, size="toy")
+    findings = EXPERIMENT.check(rows)
+    assert [f.measured for f in findings if not f.holds] == []
+    assert len(EXPERIMENT.plot(rows).axes) == 2
+    below = [{**rows[0], "exact": [rows[0]["bound"] * 0.99]}]
+    assert not EXPERIMENT.check(below)[0].holds
+    flat = [{**rows[0], "spectrum": [0.2] * 10}]
+    assert not EXPERIMENT.check(flat)[1].holds
+
+
+def test_the_trunk_is_resnet_50():
+    trunk = bottleneck_trunk(3)
+    # 25,557,032 parameters of the ImageNet network less its last layer, 2048 x 1000 + 1000.
+    assert sum(p.numel() for p in trunk.parameters()) == 25_557_032 - 2_049_000
+    assert features(trunk) == 2048
+    small = bottleneck_trunk(1, (1, 1), 4, stem="plain")
+    assert small(torch.randn(2, 1, 8, 8)).shape == (2, features(small)) == (2, 32)
