@@ -70,7 +70,7 @@ def low_rank(scale: int, rng: np.random.Generator) -> Evidence:
 
 @theorem(
     "compress-data-rank",
-    source="Reduced-rank regression (Izenman 1975)",
+    source="Izenman 1975, reduced-rank regression",
     claim="With data, two layers of rank r along the outputs' principal directions make the least "
     "mean squared error of any affine map of rank r: the sum of the trailing variances",
 )
