@@ -24,7 +24,7 @@ table { border-collapse: collapse; font-size: .86rem; margin: 1rem 0; width: 100
 th { text-align: left; color: var(--quiet); font-weight: 600; }
 th, td { padding: .35rem .7rem .35rem 0; border-bottom: 1px solid var(--line);
          vertical-align: top; }
-td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 td.word { white-space: nowrap; }
 .holds { color: var(--accent); font-weight: 600; } .fails { color: var(--bad); font-weight: 600; }
 .note { color: var(--quiet); font-size: .92em; }
@@ -63,8 +63,10 @@ class Page:
 
     def table(self, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Add a table; numbers are aligned, and the words holds and fails coloured."""
-        head = "".join(f"<th>{escape(name)}</th>" for name in header)
-        lines = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
+        cells = [[_cell(value) for value in row] for row in rows]
+        columns = list(zip(*cells, strict=True)) or [()] * len(header)
+        head = "".join(map(_heading, header, columns))
+        lines = "".join(f"<tr>{''.join(row)}</tr>" for row in cells)
         self._body.append(
             f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
             f"<tbody>{lines}</tbody></table></div>"
@@ -99,6 +101,12 @@ class Page:
         )
         temporary.replace(path)
         return path
+
+
+def _heading(name: str, cells: Sequence[str]) -> str:
+    """Return a column's heading, which stands where its numbers stand."""
+    number = cells and all(cell.startswith('<td class="number"') for cell in cells)
+    return f'<th class="number">{escape(name)}</th>' if number else f"<th>{escape(name)}</th>"
 
 
 def _cell(value: Any) -> str:
