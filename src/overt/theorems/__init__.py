@@ -24,6 +24,7 @@ for _module in (
     "nn",
     "audit",
     "compress",
+    "relu",
     "robust",
 ):
     import_module(f"overt.theorems.{_module}")

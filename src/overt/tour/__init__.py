@@ -11,7 +11,7 @@ from overt._check import MissingExtraError
 from overt._html import Page
 from overt._progress import meter
 from overt.experiments.runner import machine_facts
-from overt.tour import audit, completion, compress, decay, foundation, linear, nn, robust
+from overt.tour import audit, completion, compress, decay, foundation, linear, nn, relu, robust
 
 Chapter = Callable[[Page, Path, int], bool]
 """chapter(page, folder, seed): adds a section, may keep files in the folder, and returns whether
@@ -26,6 +26,7 @@ CHAPTERS: tuple[Chapter, ...] = (
     nn.chapter,
     audit.chapter,
     compress.chapter,
+    relu.chapter,
     robust.chapter,
     foundation.statements,
 )

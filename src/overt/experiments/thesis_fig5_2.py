@@ -1,0 +1,195 @@
+"""Thesis, Figure 5-2: accuracy of the full network and of the sub-networks that dropout visits.
+
+As in the thesis: two convolutions with max-pooling and three fully connected layers, ReLU, dropout
+on the top hidden layer, cross-entropy, plain SGD at rate .01 in batches of 64. The sizes of the
+other layers are not printed: 10 and 20 channels of 5 x 5, 128 units. The thesis trains for 25
+epochs, 50 times, up to width 250,000; here 5 epochs, once, up to 10,000 (`grids` to change it).
+
+A step draws a mask for every example; the sub-networks visited at a step are those of its first ten
+examples. Beside them stand ten masks drawn once, which training never sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from overt.experiments.base import Experiment, Finding, Params, Row
+
+LEARNING_RATE, BATCH, VISITED = 0.01, 64, 10
+
+
+def network(image: Any, width: int) -> tuple[Any, Any]:
+    """Return (trunk with `width` outputs, linear top layer) for images like `image`."""
+    import torch
+    from torch import nn
+
+    size, padding = (5, 0) if image.shape[-1] >= 16 else (3, 1)
+    convolutions = nn.Sequential(
+        nn.Conv2d(1, 10, size, padding=padding), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Conv2d(10, 20, size, padding=padding), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(),
+    )  # fmt: skip
+    with torch.no_grad():
+        features = convolutions(image[None]).shape[1]
+    trunk = nn.Sequential(
+        convolutions, nn.Linear(features, 128), nn.ReLU(), nn.Linear(128, width), nn.ReLU()
+    )
+    return trunk, nn.Linear(width, 10)
+
+
+def descend(
+    trunk: Any, top: Any, x: Any, y: Any, drop_prob: float, steps: int, learning_rate: float
+) -> Iterator[tuple[int, Any]]:
+    """Train with SGD; yield (steps taken, masks of the last step (examples x width))."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    optimizer = torch.optim.SGD([*trunk.parameters(), *top.parameters()], lr=learning_rate)
+    step = 0
+    while True:
+        for rows in torch.randperm(len(x)).split(BATCH):
+            if step == steps:
+                return
+            masks = (torch.rand(len(rows), top.in_features) >= drop_prob).float() / (1 - drop_prob)
+            optimizer.zero_grad()
+            cross_entropy(top(trunk(x[rows]) * masks), y[rows]).backward()
+            optimizer.step()
+            step += 1
+            yield step, masks
+
+
+def accuracies(trunk: Any, top: Any, masks: Any, x: Any, y: Any) -> tuple[float, Any]:
+    """Return the accuracy of the full network, and of the sub-network of each mask.
+
+    All sub-networks are evaluated at once: their top layers are stacked in one matrix product.
+    """
+    import torch
+
+    with torch.no_grad():
+        stacked = (masks[:, None, :] * top.weight).flatten(0, 1)  # (masks * classes, width)
+        full, parts = 0, torch.zeros(len(masks), dtype=torch.int64)
+        for rows in torch.arange(len(x)).split(1000):
+            h, labels = trunk(x[rows]), y[rows]
+            full += int((top(h).argmax(1) == labels).sum())
+            outputs = (h @ stacked.T).unflatten(1, (len(masks), -1)) + top.bias
+            parts += (outputs.argmax(2) == labels[:, None]).sum(0)
+    return full / len(x), parts.double().numpy() / len(x)
+
+
+def checkpoints(steps: int, count: int) -> list[int]:
+    """Return about `count` step numbers, evenly spaced in their logarithm, up to `steps`."""
+    return sorted({int(s) for s in np.geomspace(min(10, steps), steps, count).round()})
+
+
+def fixed_masks(count: int, width: int, drop_prob: float, seed: int) -> Any:
+    """Return masks that training does not see: they come from a generator of their own."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.rand(count, width, generator=generator) >= drop_prob).float() / (1 - drop_prob)
+
+
+def run(params: Params, seed: int) -> dict[str, Any]:
+    """Train one network; follow it, the sub-networks it visits, and others."""
+    import torch
+
+    from overt.robust import examples
+
+    width, drop_prob = params["network"]
+    data = examples.load(params["data"])
+    steps = params["epochs"] * -(-len(data.x) // BATCH)
+    wanted = checkpoints(steps, params["records"])
+    unseen = fixed_masks(VISITED, width, drop_prob, seed)
+    curves: dict[str, list[float]] = {"full": [], "visited": [], "unseen": []}
+    with torch.random.fork_rng():
+        torch.manual_seed(params["run"])
+        trunk, top = network(data.x[0], width)
+        for step, masks in descend(
+            trunk, top, data.x, data.y, drop_prob, steps, params["learning_rate"]
+        ):
+            if step in wanted:
+                both = torch.cat([masks[:VISITED], unseen])
+                full, parts = accuracies(trunk, top, both, data.x_test, data.y_test)
+                curves["full"].append(full)
+                curves["visited"].append(float(parts[:-VISITED].mean()))
+                curves["unseen"].append(float(parts[-VISITED:].mean()))
+    return {"width": width, "drop_prob": drop_prob, "steps": wanted, **curves}
+
+
+def final_gap(rows: list[Row], width: int, drop_prob: float, part: str) -> float:
+    """Return the mean over runs of full - sub-network accuracy, over the last three records."""
+    return float(np.mean([
+        np.mean(np.array(row["full"][-3:]) - np.array(row[part][-3:]))
+        for row in rows if (row["width"], row["drop_prob"]) == (width, drop_prob)
+    ]))  # fmt: skip
+
+
+def check(rows: list[Row]) -> list[Finding]:
+    """Check that the gap shrinks with the width and grows with the drop probability."""
+    findings = []
+    widths = sorted({row["width"] for row in rows})
+    for part in ("visited", "unseen"):
+        gaps = {w: final_gap(rows, w, 0.5, part) for w in widths}
+        findings.append(
+            Finding(f"drop .5: the gap of {part} sub-networks shrinks as the width grows",
+                    gaps[widths[-1]] < gaps[widths[0]],
+                    ", ".join(f"width {w}: {100 * g:.2f} points" for w, g in gaps.items()),
+                    "the gap is higher for narrower networks")
+        )  # fmt: skip
+    wide = widths[-1]
+    probs = sorted({row["drop_prob"] for row in rows if row["width"] == wide})
+    gaps = {p: final_gap(rows, wide, p, "visited") for p in probs}
+    findings.append(
+        Finding(f"width {wide}: sub-networks at the highest drop probability lag furthest behind",
+                max(gaps, key=lambda p: gaps[p]) == probs[-1],
+                ", ".join(f"drop {p:g}: {100 * g:.2f} points" for p, g in gaps.items()),
+                "the gap is higher for higher drop probabilities")
+    )  # fmt: skip
+    return findings
+
+
+def plot(rows: list[Row]) -> Any:
+    """Draw accuracies against steps: by drop probability above, by width below."""
+    from matplotlib.figure import Figure
+
+    widths = sorted({row["width"] for row in rows})
+    wide = widths[-1]
+    probs = sorted({row["drop_prob"] for row in rows if row["width"] == wide})
+    figure = Figure(figsize=(10, 5.6), layout="constrained")
+    panels: Any = figure.subplots(2, max(len(probs), len(widths)), sharey=True, squeeze=False)
+    cells = [[(wide, p) for p in probs], [(w, 0.5) for w in widths]]
+    for line, settings in zip(panels, cells, strict=True):
+        for axes, (width, prob) in zip(line, settings, strict=False):
+            chosen = [r for r in rows if (r["width"], r["drop_prob"]) == (width, prob)]
+            for part, style in (("full", "-"), ("visited", "--"), ("unseen", ":")):
+                curves = 100 * np.array([row[part] for row in chosen])
+                axes.plot(chosen[0]["steps"], curves.mean(0), style, label=part)
+            axes.set_xscale("log")
+            axes.set_title(f"width {width}, drop {prob:g}", fontsize=10)
+            axes.set_xlabel("step")
+        line[0].set_ylabel("test accuracy, %")
+    panels[0, 0].legend(fontsize=8)
+    return figure
+
+
+EXPERIMENT = Experiment(
+    id="thesis-fig5-2",
+    title="Sub-networks visited by dropout against the full network",
+    source="Thesis, Figure 5-2",
+    claim="the sub-networks that dropout visits are as good as the full network if it is wide",
+    grids={
+        "toy": {"run": [0], "data": ["digits"],
+                "network": [[20, 0.5], [500, 0.1], [500, 0.5], [500, 0.8]],
+                "epochs": [15], "records": [8], "learning_rate": [0.2]},
+        "full": {"run": [0], "data": ["mnist"],
+                 "network": [[100, 0.5], [1000, 0.5], [10_000, 0.5], [10_000, 0.1],
+                             [10_000, 0.7]],
+                 "epochs": [5], "records": [16], "learning_rate": [LEARNING_RATE]},
+    },
+    run=run,
+    check=check,
+    plot=plot,
+    needs={"torch": "torch", "matplotlib": "plots"},
+)  # fmt: skip

@@ -1,0 +1,138 @@
+"""The tour's chapter on two-layer ReLU networks: capacity, bounds, and what training needs."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from overt._html import Page
+from overt.relu import LazyRun, guarantee, margin, rademacher, required, train_lazy
+
+WIDTHS, DROP_PROB, STEPS = (20, 100, 500, 2000), 0.8, 3000
+
+
+def chapter(page: Page, folder: Path, seed: int) -> bool:
+    """Compare bounds with the complexity itself, then train with dropout and take parts out."""
+    page.section("ReLU networks: what dropout's penalty bounds, and sub-networks that work alone")
+    page.text(
+        "The flow of a hidden unit is the size of its outgoing weights times the root mean square "
+        "of its activation. Dropout's penalty is the sum of squared flows; their sum, alpha, "
+        "bounds how well the class of such networks can fit random signs. In the plane that "
+        "capacity can be computed exactly, sign by sign, and stands between two theorems."
+    )
+    rng = np.random.default_rng([seed, 4])
+    angles = rng.uniform(0, 2 * np.pi, 40)
+    spread = np.stack([np.cos(angles), 0.5 * np.sin(angles)], axis=1)
+    rows, found = [], []
+    for shift in (0.0, 0.2, 0.35):
+        result = rademacher(spread + np.array([shift, 0]), draws=300, seed=seed)
+        found.append(result)
+        rows.append((shift, result.retentivity, result.lower, result.value, result.upper))
+    page.table(
+        ("inputs shifted by", "retentivity", "Theorem 13 (lower)", "Rademacher complexity",
+         "Theorem 12 (upper)"), rows,
+    )  # fmt: skip
+    between = all(f.lower <= f.value <= f.upper for f in found)
+
+    X, y, test = _digits(seed)
+    gamma = margin(X, y, drop_prob=DROP_PROB, features=400, tol=0.05, seed=seed)
+    runs = {
+        m: train_lazy(X, y, width=m, drop_prob=DROP_PROB, steps=STEPS, test=test, seed=seed)
+        for m in WIDTHS
+    }
+    runs[WIDTHS[-1]].save(folder / "relu-lazy.json")
+    page.text(
+        f"Now train the hidden layer on 8 x 8 images of 4 and 7, dropping {DROP_PROB:.0%} of the "
+        "units at each step. Networks drawn at random from the trained one, a fifth of its width "
+        "and never seen in training, approach it as it widens."
+    )
+    page.figure(
+        _picture(runs),
+        "Left: test error after training, of the full network and of sub-networks it never saw. "
+        "Right: wide networks move less (the lazy regime).",
+    )
+    page.figure(
+        _flow_picture(runs, test[0]),
+        "Flows of the hidden units, sorted and scaled by their mean: no small group of units does "
+        "all the work.",
+    )
+    wide = runs[WIDTHS[-1]]
+    usable = gamma.lower > 0
+    text = "No positive margin was proved, so the theory is silent."
+    if usable:
+        need = required(epsilon=0.1, margin=gamma.lower, dimension=64)
+        have = guarantee(margin=gamma.lower, dimension=64, width=WIDTHS[-1], steps=STEPS)
+        reached = 100 * wide.full_error[-1]
+        text = (
+            f"What theory asks: the margin of these data is estimated at {gamma.lower:.3f} to "
+            f"{gamma.upper:.3f}, and for an error of 10% Theorem 14 asks for {need.width:.1e} "
+            f"units and {need.steps:.1e} steps. What happened: {reached:.1f}% with "
+            f"{WIDTHS[-1]} units and {STEPS} steps, for which the theorem needs "
+            f"{have.needed_width:.1e} units and promises nothing."
+        )
+    page.text(text)
+    gaps = [float(run.unseen_error[-1] - run.full_error[-1]) for run in runs.values()]
+    closing = gaps[-1] < gaps[0] and gaps[-1] < 0.03
+    learned = bool(wide.full_error[-1] < 0.05)
+    page.table(
+        ("claim", "verdict"),
+        [
+            ("the complexity lies between Theorems 13 and 12", between),
+            ("dropout learns to tell 4 from 7", learned),
+            ("unseen sub-networks approach the full network as it widens", closing),
+        ],
+    )
+    return between and learned and closing and usable
+
+
+def _digits(seed: int) -> tuple[Any, Any, tuple[Any, Any]]:
+    """Return training and test images of 4 and 7, of norm 1, labelled -1 and 1."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    chosen = np.flatnonzero(np.isin(bunch.target, (4, 7)))
+    chosen = np.random.default_rng([seed, 7]).permutation(chosen)
+    X = bunch.data[chosen] / np.linalg.norm(bunch.data[chosen], axis=1, keepdims=True)
+    y = np.where(bunch.target[chosen] == 7, 1.0, -1.0)
+    return X[:240], y[:240], (X[240:], y[240:])
+
+
+def _picture(runs: dict[int, LazyRun]) -> Any:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.6, 3.2), layout="constrained")
+    errors, moves = figure.subplots(1, 2)
+    widths = list(runs)
+    for label, name in (("full network", "full_error"), ("unseen sub-networks", "unseen_error")):
+        values = [100 * getattr(run, name)[-1] for run in runs.values()]
+        errors.plot(widths, values, marker="o", label=label)
+    moves.plot(widths, [run.moved[-1] for run in runs.values()], marker="o", label="longest move")
+    scale = runs[widths[0]].moved[-1] * math.sqrt(widths[0])
+    moves.plot(widths, [scale / math.sqrt(w) for w in widths], ":", label="1 / sqrt(width)")
+    for axes, label in ((errors, "test error, %"), (moves, "distance of a row from its start")):
+        axes.set_xscale("log")
+        axes.set_xlabel("width")
+        axes.set_ylabel(label)
+        axes.legend(frameon=False)
+    moves.set_yscale("log")
+    return figure
+
+
+def _flow_picture(runs: dict[int, LazyRun], X: Any) -> Any:
+    from matplotlib.figure import Figure
+
+    from overt.relu import TwoLayer, coadaptation
+
+    figure = Figure(figsize=(6.4, 3.0), layout="constrained")
+    axes: Any = figure.subplots()
+    for width, run in runs.items():
+        psi = np.sort(TwoLayer(run.a[None] / math.sqrt(width), run.W.T).flows(X))[::-1]
+        share = np.arange(width) / width
+        axes.plot(share, psi / psi.mean(), label=f"width {width}: phi {coadaptation(psi):.2f}")
+    axes.set_xlabel("share of the units")
+    axes.set_ylabel("flow over mean flow")
+    axes.legend(frameon=False)
+    return figure
