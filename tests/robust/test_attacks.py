@@ -35,11 +35,13 @@ ATTACKS = [
     FGSM(L2(0.8)),
     BIM(Linf(0.2), steps=8),
     PGD(L2(0.8), steps=12),
-    PGD(L1(0.8), steps=12, schedule=Cosine()),
+    PGD(L1(0.8), steps=12, schedule=Cosine(), momentum=0.5),
     PGD(Linf(0.2), steps=12, schedule=Decay(), momentum=0.0),
     PGD(L2(0.8), steps=12, schedule=Constant(), loss="cross_entropy"),
     PGD(L2(0.8, "data"), steps=12, loss="dlr", random_start=True, restarts=2),
     PGD(L2(0.8, "data"), steps=12, loss="reflected_all"),
+    PGD(Linf(0.2, "data"), steps=30, loss="reflected"),
+    PGD(L2(0.8), steps=12, schedule=Halving(), momentum=0.25, loss="margin"),
     PGD(Linf(0.2), steps=12, loss="reflected_lse", early_exit=False),
 ]
 
@@ -81,10 +83,10 @@ def test_what_comes_out_is_allowed_and_true(attack):
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda a: f"{type(a).__name__}-{a.loss}")
 def test_batch_size_and_order_do_not_matter(attack):
-    model, x = small_mlp(), points(61, 6)
+    model, x = small_mlp(), points(21, 6)
     y = model(x).argmax(1)
     whole = attack(model, x, y)
-    order = torch.randperm(61, generator=torch.Generator().manual_seed(1))
+    order = torch.randperm(21, generator=torch.Generator().manual_seed(1))
     for size in (1, 10, 1000):
         again = type(attack)(**{**vars(attack), "batch_size": size})(model, x, y)
         assert torch.allclose(again.x, whole.x, atol=1e-9)
@@ -126,12 +128,32 @@ def test_greedy_reflection_fails_where_all_targets_succeed():
     model = nn.Linear(2, 3, bias=False)
     model.weight.data = torch.tensor([[2.0, 0.0], [1.0, 0.0], [0.0, 10.0]])
     x, y = torch.tensor([[1.0, 0.0]]), torch.tensor([0])
-    assert not PGD(L2(0.3), steps=50, loss="reflected")(model, x, y).success
+    assert not PGD(L2(0.3), steps=50, loss="reflected_greedy")(model, x, y).success
+    assert not PGD(L2(0.3), steps=50, loss="reflected", early_exit=False)(model, x, y).success
+    assert PGD(L2(0.3), steps=50, loss="reflected")(model, x, y).success
     assert PGD(L2(0.3), steps=50, loss="reflected_all")(model, x, y).success
     assert PGD(L2(0.3), steps=50, loss=ReflectedAll(top=1))(model, x, y).success
     assert strongest(model, x, y, L2(0.3)).success
-    assert not strongest(model, x, y, L2(0.195), warn=False).success
+    assert not strongest(model, x, y, L2(0.195), budget=100, warn=False).success
     assert strongest(model, x, y, L2(0.1962)).success
+
+
+def test_single_classes_are_tried_within_the_same_number_of_gradients():
+    loss = LOSSES["reflected"]
+    for steps in range(1, 120):
+        assert loss.plan(steps, 2) == LOSSES["reflected_greedy"].plan(steps, 2)
+        for classes in (3, 5, 10, 1000):
+            plan = loss.plan(steps, classes)
+            assert plan.steps + plan.measured + plan.rivals * plan.each == steps
+            assert plan.steps >= steps // 3
+            assert plan.rivals <= plan.measured < classes
+            assert (plan.rivals > 0) == (steps >= (17 if classes == 3 else 19))
+    model, x = small_mlp(classes=5), points(30, 6)
+    y = model(x).argmax(1)
+    found = PGD(L2(0.1), steps=50)(model, x, y)
+    greedy = PGD(L2(0.1), steps=50, loss="reflected_greedy")(model, x, y)
+    assert bool((found.success | ~greedy.success).all())
+    assert found.gradients <= 50 * 30
 
 
 @pytest.mark.parametrize("scale", [1.0, 100.0, 1e4])
@@ -210,7 +232,7 @@ def test_a_healthy_model_gives_no_warning():
         warnings.simplefilter("error")
         for attack in ATTACKS:
             attack(model, x, model(x).argmax(1))
-        strongest(model, x, model(x).argmax(1), L2(0.5))
+        strongest(model, x, model(x).argmax(1), L2(0.5), budget=100)
 
 
 @pytest.mark.parametrize(
@@ -281,4 +303,4 @@ def test_halving_goes_back_to_the_best():
     assert sizes.observe(improved) is None
     back = sizes.observe(improved)
     assert back.tolist() == [False, True, True]
-    assert sizes.size(2).squeeze(1).tolist() == [2.0, 1.0, 1.0]
+    assert sizes.size(2).squeeze(1).tolist() == [1.0, 0.5, 0.5]

@@ -12,7 +12,6 @@ import overt.theorems.robust as statements
 from overt import InputError
 from overt._html import Page
 from overt.cli.base import app
-from overt.cli.models import read_examples
 from overt.experiments import runner
 from overt.theorems.base import registered, verify
 from overt.tour.robust import chapter
@@ -95,8 +94,6 @@ def test_the_command_measures_plots_and_saves(given):
     ("change", "message"),
     [
         ({"model": "net.py"}, "FILE.py:FUNCTION"),
-        ({"model": "absent.py:build"}, "exists"),
-        ({"model": "net.py:absent"}, "must define a function"),
         ({"--norm": "l3"}, "norm must be one of"),
         ({"--bounds": "1"}, "LOW,HIGH"),
         ({"--bounds": "a,b"}, "numbers"),
@@ -111,9 +108,3 @@ def test_the_command_names_mistakes(given, monkeypatch, change, message):
     result = CliRunner().invoke(app, ["attack", model, *words])
     assert isinstance(result.exception, InputError)
     assert message in str(result.exception)
-
-
-def test_data_without_classes_is_refused(tmp_path):
-    np.savez(tmp_path / "data.npz", a=np.zeros(3))
-    with pytest.raises(InputError, match="arrays x and y"):
-        read_examples(tmp_path / "data.npz")

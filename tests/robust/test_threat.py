@@ -7,6 +7,8 @@ from overt import InputError
 from overt.robust import L1, L2, Linf
 from overt.robust.draws import keys_of, normal, uniform
 from overt.robust.exact import farthest
+from overt.robust.kernels import l2_in_box as compiled
+from overt.robust.projection import l2_in_box
 
 NORMS = {L1: 1, L2: 2, Linf: "inf"}
 
@@ -30,6 +32,41 @@ def test_projection_equals_a_quadratic_program(threat, radius, boxed):
         limits = None if box is None else (box[0][i].numpy(), box[1][i].numpy())
         oracle = quadratic_program(v[i].numpy(), NORMS[threat], radius, limits)
         assert np.abs(d[i].numpy() - oracle).max() < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [0.1, 1.0, 30.0, 1e6])
+def test_the_compiled_projection_equals_its_reference(dtype, size):
+    v = points(50, 30, seed=6).to(dtype) * size
+    low, high = (b.to(dtype) for b in boxes(50, 30, seed=7))
+    v[0] = 0
+    low[1:5], high[1:5] = 0, 0  # no room at all
+    for radius in (0.0, 0.4, 2.0, 9.0):
+        fast, slow = torch.empty_like(v), torch.empty_like(v)
+        compiled(v.numpy(), radius, low.numpy(), high.numpy(), fast.numpy())
+        l2_in_box(v, radius, low, high, slow)
+        assert torch.allclose(fast, slow, atol=50 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("length", [0.01, 0.5, 40.0])
+def test_the_compiled_step_equals_its_reference(dtype, length):
+    x = points(40, 9, seed=1).to(dtype).clamp(-1, 1)
+    low, high = -torch.linspace(1, 2, 9), torch.linspace(1, 2, 9)
+    region = L2(0.7, (low, high)).region(x)
+    g = points(40, 9, seed=2).to(dtype)
+    g[0], g[1, 3], g[2], g[3], g[4] = 0, torch.nan, g[2] * 1e-30, g[3] * 1e30, torch.inf
+    start = region.project(points(40, 9, seed=3).to(dtype))
+    for size in (length, length * torch.rand(40, 1, dtype=dtype)):
+        fast, slow = start.clone(), start.clone()
+        moved_fast, moved_slow = torch.empty_like(x), torch.empty_like(x)
+        region.advance(fast, g.clone(), size, moved_fast)
+        region.climb(slow, region.threat.ascent(g.clone(), region.box), size, moved_slow)
+        slack = 50 * torch.finfo(dtype).eps
+        assert torch.allclose(fast, slow, atol=slack)
+        assert torch.allclose(moved_fast, moved_slow, atol=slack)
+        assert torch.allclose(fast[[0, 1, 4]], start[[0, 1, 4]], atol=slack)
+        assert float((fast - start)[2:4].abs().amax(1).min()) > 1e-4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -72,6 +109,15 @@ def test_direction_survives_tiny_and_huge_gradients(size):
     g = points(4, 5, seed=8) * size
     step = L2(1.0).ascent(g.clone(), None)
     assert torch.allclose(L2(1.0).size(step), torch.full((4,), float(size > 0)).double())
+
+
+@pytest.mark.parametrize("threat", [L1(1.0), L2(1.0), Linf(1.0)])
+def test_direction_is_finite_where_the_gradient_is_not(threat):
+    g = points(4, 5, seed=8)
+    g[1], g[2, 0], g[3, 1] = torch.nan, torch.nan, torch.inf
+    step = threat.ascent(g, None)
+    assert bool(torch.isfinite(step).all())
+    assert float(threat.size(step[:1])) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("threat", [L1(2.0), L2(2.0), Linf(2.0)])

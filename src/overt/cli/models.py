@@ -41,13 +41,13 @@ def read_examples(path: Path, points: int = 0) -> tuple[Any, Any]:
 
     if not path.exists():
         raise InputError(f"data must name a file that exists, got {path}")
-    try:
-        file = np.load(path)
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile):
-        raise InputError(f"data must be an npz file with arrays x and y, got {path}") from None
-    if not isinstance(file, np.lib.npyio.NpzFile):
-        raise InputError(f"data must be an npz file with arrays x and y, {path} is a single array")
-    with file:
+    with path.open("rb") as stream:
+        try:
+            file = np.load(stream)
+        except (ValueError, OSError, EOFError, zipfile.BadZipFile):
+            raise InputError(f"data must be an npz file with arrays x and y, got {path}") from None
+        if not isinstance(file, np.lib.npyio.NpzFile):
+            raise InputError(f"data must be an npz file, {path} is a single array")
         missing = {"x", "y"} - set(file.files)
         if missing:
             raise InputError(

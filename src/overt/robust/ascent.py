@@ -27,28 +27,24 @@ LEAVE = 0.15
 
 @dataclass(frozen=True)
 class Problem:
-    """What to attack: flat inputs (points, features) with their classes and allowed moves."""
+    """What to attack: points with their classes and allowed moves."""
 
     logits_of: Callable[[Tensor], Tensor]
-    x: Tensor
     y: Tensor
     aim: Tensor
     region: Region
     objective: Objective
     criterion: Criterion
 
-    def evaluate(self, delta: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the objective at x + delta and who is fooled there."""
+    def evaluate(self, moved: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the objective at the moved points and who is fooled there."""
         with torch.no_grad():
-            logits = self.logits_of(self.x + delta)
+            logits = self.logits_of(moved)
             return self.objective(logits, self.y, self.aim), self._met(logits)
 
-    def differentiate(self, delta: Tensor, space: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the objective at x + delta, its gradient and who is fooled there.
-
-        `space` is memory for x + delta.
-        """
-        moved = torch.add(self.x, delta, out=space.detach()).requires_grad_()
+    def differentiate(self, moved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the objective at the moved points, its gradient and who is fooled there."""
+        moved = moved.detach().requires_grad_()
         with torch.enable_grad():
             logits = self.logits_of(moved)
             value = self.objective(logits, self.y, self.aim)
@@ -59,7 +55,6 @@ class Problem:
         """Return the problem of some of the points."""
         return Problem(
             self.logits_of,
-            self.x[rows],
             self.y[rows],
             self.aim[rows],
             self.region.take(rows),
@@ -107,68 +102,76 @@ def ascend(
         torch.zeros(n, dtype=torch.bool, device=delta.device),
         0,
     )
-    rows, live = everyone, torch.ones_like(out.fooled)
+    rows, live, left = everyone, torch.ones_like(out.fooled), n
     sizes = steps.schedule.begin(n, problem.region.threat, steps.count, delta)
     best, best_value, best_fooled = delta.clone(), out.value.clone(), out.fooled.clone()
+    delta, moved = delta.clone(), problem.region.x + delta
+    previous = delta.clone() if steps.momentum else delta
     best_gradient = torch.zeros_like(delta) if sizes.goes_back else delta
-    delta, previous, spare, space = (
-        delta.clone(),
-        delta.clone(),
-        delta.clone(),
-        torch.empty_like(delta),
-    )
     for step in range(steps.count + 1):
         last = step == steps.count
         if last:
-            value, fooled = problem.evaluate(delta)
+            value, fooled = problem.evaluate(moved)
         else:
-            value, gradient, fooled = problem.differentiate(delta, space)
-            out.gradients += int(live.sum())
+            value, gradient, fooled = problem.differentiate(moved)
+            out.gradients += left
         better = torch.where(fooled == best_fooled, value > best_value, fooled) & live
         best_value = torch.where(better, value, best_value)
         best_fooled = best_fooled | (fooled & live)
-        column = better[:, None]
-        torch.where(column, delta, best, out=best)
+        _replace(best, delta, better)
         if last:
             break
         if step == 0:
-            flat = ~(gradient.abs().amax(1) > 0)
-            out.flat = flat & ~fooled
-            gradient[flat] = 0
+            out.flat = ~(gradient.abs().amax(1) > 0) & ~fooled
         if sizes.goes_back:
-            torch.where(column, gradient, best_gradient, out=best_gradient)
+            _replace(best_gradient, gradient.nan_to_num_(0, 0, 0), better)
         if steps.early_exit:
             live = ~best_fooled
-            staying = int(live.sum())
-            if staying <= (1 - LEAVE) * len(live):
+            left = int(live.sum())
+            if left <= (1 - LEAVE) * len(live):
                 _store(out, rows, best, best_value, best_fooled)
                 keep = live.nonzero().squeeze(1)
-                if staying == 0:
+                if left == 0:
                     return out
                 rows, problem = rows[keep], problem.take(keep)
-                delta, previous, best = delta[keep], previous[keep], best[keep]
-                spare, space = torch.empty_like(delta), torch.empty_like(delta)
+                delta, best, gradient, better = (
+                    delta[keep],
+                    best[keep],
+                    gradient[keep],
+                    better[keep],
+                )
                 best_value, best_fooled, live = best_value[keep], best_fooled[keep], live[keep]
-                gradient, better = gradient[keep], better[keep]
+                moved = torch.empty_like(delta)
+                previous = previous[keep] if steps.momentum else delta
                 best_gradient = best_gradient[keep] if sizes.goes_back else delta
                 sizes.keep(keep)
         if step > 0:
             back = sizes.observe(better)
             if back is not None:
-                column = back[:, None]
-                delta = torch.where(column, best, delta)
-                previous = torch.where(column, best, previous)
-                gradient = torch.where(column, best_gradient, gradient)
-        moved = problem.region.ascent(gradient) if steps.normalise else gradient
-        moved = moved.mul_(sizes.size(step)).add_(delta)
-        if steps.momentum and step > 0:
-            moved.add_(delta, alpha=steps.momentum).sub_(previous, alpha=steps.momentum)
-        spare, previous, delta = previous, delta, problem.region.project(moved, out=spare)
+                _replace(delta, best, back)
+                _replace(previous, best, back)
+                _replace(gradient, best_gradient, back)
+        if steps.momentum:
+            delta, previous = torch.lerp(previous, delta, 1 + steps.momentum), delta
+        size = sizes.size(step)
+        if steps.normalise:
+            problem.region.advance(delta, gradient, size, moved)
+        else:
+            problem.region.climb(delta, gradient.nan_to_num_(0, 0, 0), size, moved)
         if step == 0 and escape is not None and bool(out.flat.any()):
             lost = out.flat[rows]
             delta = torch.where(lost[:, None], escape()[rows], delta)
+            torch.add(problem.region.x, delta, out=moved)
     _store(out, rows, best, best_value, best_fooled)
     return out
+
+
+def _replace(old: Tensor, new: Tensor, rows: Tensor) -> None:
+    """Put some rows of `new`, which is finite, in the place of the old.
+
+    Interpolation is exact for the weights 0 and 1, and several times faster than torch.where.
+    """
+    old.lerp_(new, rows[:, None].to(old.dtype))
 
 
 def _store(out: Outcome, rows: Tensor, best: Tensor, value: Tensor, fooled: Tensor) -> None:

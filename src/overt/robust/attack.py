@@ -30,16 +30,19 @@ class Attack(ABC):
         What is allowed: L1, L2 or Linf with a radius and, if wanted, bounds.
     loss
         What is ascended: "cross_entropy", "dlr", "margin", "reflected" (against the most likely
-        wrong class), "reflected_all" (against each wrong class in turn) or "reflected_lse".
+        wrong class, then the nearest ones in turn), "reflected_greedy" (the most likely only),
+        "reflected_all" (each wrong class in a run of its own) or "reflected_lse".
     criterion
         When a point counts as fooled; by default when it is misclassified.
     restarts
-        Number of runs; those after the first start at random, on the points not fooled yet.
+        Number of runs; those after the first start at random, by turns at an extreme point of the
+        ball and inside it, on the points not fooled yet.
     random_start
         Whether the first run starts at random, too, instead of at the inputs.
     early_exit
-        Whether fooled points leave at once. Without it every point gets all steps, and the iterate
-        of the largest loss among those that fool the model is returned.
+        Whether fooled points leave at once. Without it every point gets all steps ("reflected" is
+        greedy then), and the iterate of the largest loss among those that fool the model is
+        returned.
     batch_size
         Points that go through the model together. The result does not depend on it.
     seed
@@ -71,9 +74,16 @@ class Attack(ABC):
         whole("batch_size", self.batch_size)
         whole("seed", self.seed, minimum=0)
 
+    @property
     @abstractmethod
-    def run(self, problem: Problem, start: Tensor, escape: Callable[[], Tensor]) -> Outcome:
-        """Attack one batch from the perturbations `start`; `escape` draws random ones."""
+    def length(self) -> int:
+        """Number of gradients of a run."""
+
+    @abstractmethod
+    def run(
+        self, problem: Problem, start: Tensor, steps: int, escape: Callable[[], Tensor]
+    ) -> Outcome:
+        """Take so many steps on one batch from `start`; `escape` draws random perturbations."""
 
     @final
     def __call__(

@@ -106,10 +106,13 @@ class _Block(nn.Module):  # type: ignore[misc]
         return self.skip(h) + self.conv_2(torch.relu(self.norm_2(self.conv_1(h))))
 
 
-def residual(channels: int, classes: int, width: int = 16) -> nn.Sequential:
-    """Return a small pre-activation residual network (He et al. 2016) for images of any size."""
+def residual(channels: int, classes: int, width: int = 16, stride: int = 1) -> nn.Sequential:
+    """Return a small pre-activation residual network (He et al. 2016) for images of any size.
+
+    `stride` is that of the first layer: 2 makes everything about four times as fast.
+    """
     return nn.Sequential(
-        nn.Conv2d(channels, width, 3, 1, 1, bias=False),
+        nn.Conv2d(channels, width, 3, stride, 1, bias=False),
         _Block(width, width, 1),
         _Block(width, 2 * width, 2),
         _Block(2 * width, 4 * width, 2),

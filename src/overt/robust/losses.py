@@ -8,7 +8,6 @@ fooled (thesis, section 6.2). Networks with one output f count as two with logit
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
@@ -23,23 +22,32 @@ SATURATED = 1e-6
 """Probability left to the wrong classes below which cross-entropy's slope is rounding noise."""
 
 
-class Loss(ABC):
-    """A loss of logits (points, classes) and classes (points,), one value for each point.
+@dataclass(frozen=True)
+class Plan:
+    """How a loss spends the gradients of one run on a point that is not fooled.
 
-    `rivals` asks the attack for a run of its own against each of that many wrong classes.
+    Attributes
+    ----------
+    steps
+        Steps on the loss itself; 0 if there are only runs against single classes.
+    rivals
+        Number of wrong classes that then get a run of their own, nearest first.
+    each
+        Steps of each of these runs.
+    measured
+        Number of the likeliest wrong classes whose distance is measured, at one gradient each.
     """
 
+    steps: int
+    rivals: int = 0
+    each: int = 0
+    measured: int = 0
+
+
+class Loss(ABC):
+    """A loss of logits (points, classes) and classes (points,), one value for each point."""
+
     name: ClassVar[str]
-
-    @property
-    def rivals(self) -> int:
-        """Number of wrong classes to run against one by one; 0 for a single run."""
-        return 0
-
-    @property
-    def candidates(self) -> int:
-        """Number of wrong classes whose distance is measured, at one gradient each."""
-        return 0
 
     @abstractmethod
     def away(self, logits: Tensor, y: Tensor) -> Tensor:
@@ -49,9 +57,9 @@ class Loss(ABC):
     def toward(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return what grows as the prediction approaches the class target."""
 
-    @abstractmethod
-    def against(self, logits: Tensor, y: Tensor, rival: Tensor) -> Tensor:
-        """Return what grows as the class rival overtakes the class y."""
+    def plan(self, steps: int, classes: int) -> Plan:
+        """Return how to spend so many steps on a point among so many classes."""
+        return Plan(steps)
 
     def saturated(self, logits: Tensor, y: Tensor) -> Tensor:
         """Return for which points the slope is lost to rounding although they are not fooled."""
@@ -71,19 +79,13 @@ class CrossEntropy(Loss):
         """Return log p_target."""
         return -cross_entropy(logits, target, reduction="none")
 
-    def against(self, logits: Tensor, y: Tensor, rival: Tensor) -> Tensor:
-        """Return log(1 + e^-z), z = f_y - f_rival."""
-        return softplus(_pick(logits, rival) - _pick(logits, y))
-
     def saturated(self, logits: Tensor, y: Tensor) -> Tensor:
         """Return where 1 - p_y is below SATURATED."""
         return margin_of_sum(logits, y) > -torch.logit(torch.tensor(SATURATED))
 
 
-class Reflected(Loss):
-    """l_-(z) = -log(1 + e^z) of the margin z over the most likely wrong class (greedy)."""
-
-    name: ClassVar[str] = "reflected"
+class _Pairwise(Loss):
+    """l_-(z) = -log(1 + e^z) of the margin z over the most likely wrong class."""
 
     def away(self, logits: Tensor, y: Tensor) -> Tensor:
         """Return l_-(f_y - max f_j)."""
@@ -93,44 +95,51 @@ class Reflected(Loss):
         """Return l_-(max f_j - f_target)."""
         return -softplus(-margin_of_best(logits, target))
 
-    def against(self, logits: Tensor, y: Tensor, rival: Tensor) -> Tensor:
-        """Return l_-(f_y - f_rival)."""
-        return -softplus(_pick(logits, y) - _pick(logits, rival))
+
+class ReflectedGreedy(_Pairwise):
+    """l_-(f_y - max f_j): the most likely wrong class, and no other (thesis, section 6.5.3)."""
+
+    name: ClassVar[str] = "reflected_greedy"
+
+
+class Reflected(_Pairwise):
+    """l_-(f_y - max f_j), then l_-(f_y - f_j) for the nearest classes j in turn.
+
+    The most likely wrong class need not be the nearest. Points that the greedy choice has not
+    fooled within a third of the steps spend the rest on the three nearest of the nine likeliest
+    classes, by linearised distance. Short runs stay greedy.
+    """
+
+    name: ClassVar[str] = "reflected"
+
+    def plan(self, steps: int, classes: int) -> Plan:
+        """Return a third of the steps for the greedy choice, and runs of at least 5 steps."""
+        measured = min(classes - 1, steps // 5, 9)
+        rest = steps - steps // 3 - measured
+        rivals = min(measured, rest // 5, 3)
+        if rivals < 2:
+            return Plan(steps)
+        each = rest // rivals
+        return Plan(steps - measured - rivals * each, rivals, each, measured)
 
 
 @dataclass(frozen=True)
-class ReflectedAll(Loss):
+class ReflectedAll(_Pairwise):
     """l_-(f_y - f_j) in a run of its own for each wrong class j: what greedy can miss.
 
     With `top` only that many classes are tried, nearest first by linearised distance, out of the
-    `among` likeliest ones.
+    `among` likeliest ones. Runs are compared by l_-(f_y - max f_j).
     """
 
     name: ClassVar[str] = "reflected_all"
     top: int | None = None
     among: int | None = None
 
-    @property
-    def rivals(self) -> int:
-        """Number of wrong classes to run against one by one."""
-        return sys.maxsize if self.top is None else whole("top", self.top)
-
-    @property
-    def candidates(self) -> int:
-        """Number of wrong classes whose distance is measured, at one gradient each."""
-        return sys.maxsize if self.among is None else max(whole("among", self.among), self.rivals)
-
-    def away(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Return l_-(f_y - max f_j), by which the runs are compared."""
-        return -softplus(margin_of_best(logits, y))
-
-    def toward(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Return l_-(max f_j - f_target)."""
-        return -softplus(-margin_of_best(logits, target))
-
-    def against(self, logits: Tensor, y: Tensor, rival: Tensor) -> Tensor:
-        """Return l_-(f_y - f_rival)."""
-        return -softplus(_pick(logits, y) - _pick(logits, rival))
+    def plan(self, steps: int, classes: int) -> Plan:
+        """Return all the steps for each class."""
+        rivals = classes - 1 if self.top is None else min(whole("top", self.top), classes - 1)
+        among = classes - 1 if self.among is None else whole("among", self.among)
+        return Plan(0, rivals, steps, max(min(among, classes - 1), rivals))
 
 
 class ReflectedLse(Loss):
@@ -146,10 +155,6 @@ class ReflectedLse(Loss):
         """Return log p_target."""
         return -softplus(-margin_of_sum(logits, target))
 
-    def against(self, logits: Tensor, y: Tensor, rival: Tensor) -> Tensor:
-        """Return l_-(f_y - f_rival)."""
-        return -softplus(_pick(logits, y) - _pick(logits, rival))
-
 
 class Margin(Loss):
     """max f_j - f_y over the wrong classes, without any squashing."""
@@ -163,10 +168,6 @@ class Margin(Loss):
     def toward(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return f_target - max f_j."""
         return margin_of_best(logits, target)
-
-    def against(self, logits: Tensor, y: Tensor, rival: Tensor) -> Tensor:
-        """Return f_rival - f_y."""
-        return _pick(logits, rival) - _pick(logits, y)
 
 
 class Dlr(Loss):
@@ -185,14 +186,18 @@ class Dlr(Loss):
         """Return (f_target - max f_j) / (f_(1) - f_(3))."""
         return margin_of_best(logits, target) / _spread(logits)
 
-    def against(self, logits: Tensor, y: Tensor, rival: Tensor) -> Tensor:
-        """Return (f_rival - f_y) / (f_(1) - f_(3))."""
-        return (_pick(logits, rival) - _pick(logits, y)) / _spread(logits)
-
 
 LOSSES: dict[str, Loss] = {
     loss.name: loss
-    for loss in (CrossEntropy(), Dlr(), Margin(), Reflected(), ReflectedAll(), ReflectedLse())
+    for loss in (
+        CrossEntropy(),
+        Dlr(),
+        Margin(),
+        Reflected(),
+        ReflectedAll(),
+        ReflectedGreedy(),
+        ReflectedLse(),
+    )
 }
 
 
@@ -205,10 +210,15 @@ def find_loss(loss: str | Loss) -> Loss:
     return LOSSES[choice("loss", loss, tuple(LOSSES))]
 
 
+def reflected_pair(logits: Tensor, y: Tensor, rival: Tensor) -> Tensor:
+    """Return l_-(f_y - f_rival), what grows as the class rival overtakes the class y."""
+    return -softplus(_pick(logits, y) - _pick(logits, rival))
+
+
 def margin_of_best(logits: Tensor, y: Tensor) -> Tensor:
     """Return f_y - max f_j over the other classes, (points,)."""
-    others = logits.scatter(1, y[:, None], -torch.inf)
-    return _pick(logits, y) - others.amax(1)
+    rival = logits.detach().scatter(1, y[:, None], -torch.inf).argmax(1)
+    return _pick(logits, y) - _pick(logits, rival)
 
 
 def margin_of_sum(logits: Tensor, y: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from overt._check import InputTypeError, number, whole
 from overt.robust.ascent import Outcome, Problem, Steps, ascend
 from overt.robust.attack import Attack
-from overt.robust.schedule import Constant, Halving, Schedule
+from overt.robust.schedule import Constant, Cosine, Schedule
 
 
 @final
@@ -22,11 +22,18 @@ class FGSM(Attack):
     For Linf that is the fast gradient sign method (Goodfellow et al. 2015).
     """
 
-    def run(self, problem: Problem, start: Tensor, escape: Callable[[], Tensor]) -> Outcome:
+    @property
+    def length(self) -> int:
+        """Number of gradients of a run."""
+        return 1
+
+    def run(
+        self, problem: Problem, start: Tensor, steps: int, escape: Callable[[], Tensor]
+    ) -> Outcome:
         """Attack one batch."""
         radius = problem.region.threat.radius
-        steps = Steps(1, Constant(radius), early_exit=self.early_exit)
-        return ascend(problem, start, steps, escape)
+        how = Steps(steps, Constant(radius), early_exit=self.early_exit)
+        return ascend(problem, start, how, escape)
 
 
 @final
@@ -45,23 +52,30 @@ class BIM(Attack):
         super().__post_init__()
         whole("steps", self.steps)
 
-    def run(self, problem: Problem, start: Tensor, escape: Callable[[], Tensor]) -> Outcome:
+    @property
+    def length(self) -> int:
+        """Number of gradients of a run."""
+        return self.steps
+
+    def run(
+        self, problem: Problem, start: Tensor, steps: int, escape: Callable[[], Tensor]
+    ) -> Outcome:
         """Attack one batch."""
-        steps = Steps(self.steps, Constant(self.step_size), early_exit=self.early_exit)
-        return ascend(problem, start, steps, escape)
+        how = Steps(steps, Constant(self.step_size), early_exit=self.early_exit)
+        return ascend(problem, start, how, escape)
 
 
 @final
 @dataclass(frozen=True)
 class PGD(Attack):
-    """Projected gradient ascent with momentum and steps that shorten.
+    """Projected gradient ascent with steps that shorten.
 
     Parameters
     ----------
     steps
         Number of gradients of each run.
     schedule
-        Lengths of the steps: Halving(), Cosine(), Decay(size, factor, every) or Constant(size).
+        Lengths of the steps: Cosine(), Halving(), Decay(size, factor, every) or Constant(size).
     momentum
         Share of the last move that is added to the next.
     normalise
@@ -71,8 +85,8 @@ class PGD(Attack):
 
     _: KW_ONLY
     steps: int = 50
-    schedule: Schedule = Halving()  # noqa: RUF009  (immutable)
-    momentum: float = 0.25
+    schedule: Schedule = Cosine()  # noqa: RUF009  (immutable)
+    momentum: float = 0.0
     normalise: bool = True
 
     def __post_init__(self) -> None:
@@ -81,11 +95,18 @@ class PGD(Attack):
         number("momentum", self.momentum)
         if not isinstance(self.schedule, Schedule):
             raise InputTypeError(
-                "schedule must be Halving(), Cosine(), Decay(...) or Constant(...), "
+                "schedule must be Cosine(), Halving(), Decay(...) or Constant(...), "
                 f"got {self.schedule!r}"
             )
 
-    def run(self, problem: Problem, start: Tensor, escape: Callable[[], Tensor]) -> Outcome:
+    @property
+    def length(self) -> int:
+        """Number of gradients of a run."""
+        return self.steps
+
+    def run(
+        self, problem: Problem, start: Tensor, steps: int, escape: Callable[[], Tensor]
+    ) -> Outcome:
         """Attack one batch."""
-        steps = Steps(self.steps, self.schedule, self.momentum, self.normalise, self.early_exit)
-        return ascend(problem, start, steps, escape)
+        how = Steps(steps, self.schedule, self.momentum, self.normalise, self.early_exit)
+        return ascend(problem, start, how, escape)

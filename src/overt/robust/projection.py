@@ -22,35 +22,55 @@ def linf(v: Tensor, radius: float, box: Box, out: Tensor | None = None) -> Tenso
 
 
 def l2(v: Tensor, radius: float, box: Box, out: Tensor | None = None) -> Tensor:
-    """Return clip(s v, low, high) with the largest s in [0, 1] that keeps the norm.
-
-    h(q) = |clip(sqrt(q) v, low, high)|^2 = sum_i min(q v_i^2, c_i^2) is concave and grows with
-    q = s^2, so secant steps towards h(q) = radius^2 from q = 0 never overshoot.
-    """
-    norm = torch.linalg.vector_norm(v, dim=1, keepdim=True)
+    """Return clip(s v, low, high) with the largest s in [0, 1] that keeps the norm."""
     if box is None:
+        norm = torch.linalg.vector_norm(v, dim=1, keepdim=True)
         shrink = radius / norm.clamp(min=max(radius, torch.finfo(v.dtype).tiny))
         return torch.mul(v, shrink, out=out)
-    d = torch.clamp(v, *box, out=out)
-    inside = torch.linalg.vector_norm(d, dim=1, keepdim=True) <= radius
-    if bool(inside.all()):
-        return d
-    target = radius * radius
-    before, h_before = torch.zeros_like(norm), torch.zeros_like(norm)
-    q = torch.where(inside, 1, target / norm.square().clamp(min=target))
-    # Short by a few rounding errors of the norm is still inside, and saves steps.
-    tolerance = 1000 * torch.finfo(v.dtype).eps * target
-    for _ in range(60):
-        torch.mul(v, q.sqrt(), out=d).clamp_(*box)
-        h = torch.linalg.vector_norm(d, dim=1, keepdim=True).square_()
-        short = (target - h).masked_fill_(inside, 0)
-        rise = h - h_before
-        moving = (short > tolerance) & (rise > 0)
-        if not bool(moving.any()):
-            break
-        step = torch.where(moving, short * (q - before) / rise, 0)
-        before, h_before, q = q, h, (q + step).clamp_(max=1)
-    return d
+    out = torch.empty_like(v) if out is None else out
+    low, high = box
+    if compiles(v):
+        from overt.robust.kernels import l2_in_box as compiled
+
+        compiled(v.numpy(), radius, low.numpy(), high.numpy(), out.numpy())
+    else:
+        l2_in_box(v, radius, low, high, out)
+    return out
+
+
+def compiles(v: Tensor) -> bool:
+    """Return whether the compiled functions of `overt.robust.kernels` can work on v."""
+    return v.device.type == "cpu" and v.dtype in (torch.float32, torch.float64)
+
+
+def l2_in_box(v: Tensor, radius: float, low: Tensor, high: Tensor, out: Tensor) -> None:
+    """Write clip(s v, low, high) to `out` with the largest s in [0, 1] that keeps the norm.
+
+    h(q) = |clip(sqrt(q) v, low, high)|^2 is concave, piecewise linear and grows with q = s^2. The
+    tangent at any q meets radius^2 at or before h does, so Newton's steps, after the first, go up
+    to the root and stop there exactly.
+    """
+    target, tiny = radius * radius, torch.finfo(v.dtype).tiny
+    clipped = _squares(torch.clamp(v, low, high, out=out))
+    over = clipped > target
+    least = target / _squares(v).clamp(min=tiny)
+    q = torch.where(over, target / clipped, 1)
+    moving = over
+    while bool(moving.any()):
+        w = v * q.sqrt()
+        h = _squares(torch.clamp(w, low, high, out=out))
+        free = _squares(torch.where(out == w, w, 0))
+        fixed = h - free
+        root = torch.where((free > 0) & (fixed < target), q * (target - fixed) / free, least)
+        first = moving is over
+        moving = over & (first | (root > q * (1 + 8 * torch.finfo(v.dtype).eps)))
+        q = torch.where(moving, torch.maximum(root, least), q)
+    torch.clamp(v * q.sqrt(), low, high, out=out)
+    out.mul_((target / _squares(out).clamp(min=max(target, tiny))).sqrt_())
+
+
+def _squares(v: Tensor) -> Tensor:
+    return v.square().sum(1, keepdim=True)
 
 
 def l1(v: Tensor, radius: float, box: Box, out: Tensor | None = None) -> Tensor:

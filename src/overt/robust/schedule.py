@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from overt._check import number, whole
-from overt.robust.threat import Threat
+from overt.robust.threat import Size, Threat
 
 
 class StepSizes(ABC):
@@ -23,8 +23,8 @@ class StepSizes(ABC):
     goes_back: ClassVar[bool] = False
 
     @abstractmethod
-    def size(self, step: int) -> float | Tensor:
-        """Return the length of this step, one for all points or a column (points, 1)."""
+    def size(self, step: int) -> Size:
+        """Return the length of this step."""
 
     @abstractmethod
     def observe(self, improved: Tensor) -> Tensor | None:
@@ -72,19 +72,19 @@ class Decay(Schedule):
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """`size` times (1 + cos(pi step / steps)) / 2; two radii (one for L1) if not given."""
+    """`size` (the radius if not given) times (1 + cos(pi step / steps)) / 2."""
 
     size: float | None = None
 
     def begin(self, points: int, threat: Threat, steps: int, like: Tensor) -> StepSizes:
         """Return the step sizes of a run."""
-        size = threat.stride * threat.radius if self.size is None else number("size", self.size)
+        size = threat.radius if self.size is None else number("size", self.size)
         return _Shared([size * (1 + math.cos(math.pi * k / steps)) / 2 for k in range(steps)])
 
 
 @dataclass(frozen=True)
 class Halving(Schedule):
-    """`size` (two radii, one for L1, if not given), halved where a point's progress stops.
+    """`size` (the radius if not given), halved where a point's progress stops.
 
     At check points that come ever faster, a point that improved its best loss in fewer than
     `enough` of the steps since the last one goes back to its best iterate with half the step
@@ -96,7 +96,7 @@ class Halving(Schedule):
 
     def begin(self, points: int, threat: Threat, steps: int, like: Tensor) -> StepSizes:
         """Return the step sizes of a run."""
-        size = threat.stride * threat.radius if self.size is None else number("size", self.size)
+        size = threat.radius if self.size is None else number("size", self.size)
         return _Halved(torch.full((points, 1), size).to(like), steps, self.enough)
 
 

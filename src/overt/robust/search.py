@@ -13,7 +13,7 @@ from overt._progress import Meter, meter
 from overt.results import Status
 from overt.robust.ascent import Objective, Outcome, Problem
 from overt.robust.draws import keys_of
-from overt.robust.losses import Loss
+from overt.robust.losses import Loss, Plan, reflected_pair
 from overt.robust.model import Model, logits
 from overt.robust.outcome import AttackResult
 from overt.robust.threat import Threat
@@ -35,12 +35,16 @@ class Search:
         y: Tensor,
         clean: Tensor,
     ) -> None:
-        self._attack, self._model, self._threat, self._loss = attack, model, threat, loss
+        self._attack, self._model, self._threat = attack, model, threat
         self._x, self._y, self._clean = x, y, clean
         aim = attack.criterion.aims(y, clean.shape[1])
         self._aim = y if aim is None else aim
         self._objective: Objective = _away(loss) if aim is None else _toward(loss)
-        self._rivals = min(loss.rivals, clean.shape[1] - 1) if aim is None else 0
+        # Where the largest loss counts and not success, as in training, a loss that has steps of
+        # its own gets all of them.
+        plan = loss.plan(attack.length, clean.shape[1])
+        split = aim is None and (attack.early_exit or plan.steps == 0)
+        self._plan = plan if split else Plan(attack.length)
         self.clean_value = self._objective(clean, y, self._aim)
         self.value = self.clean_value.clone()
         self.fooled = attack.criterion.met(clean, y, self._aim)
@@ -87,55 +91,64 @@ class Search:
         return AttackResult(x, success, value, self.gradients, self.flat, status)
 
     def _batch(self, rows: Tensor, start: Tensor | None) -> None:
+        plan, order = self._plan, None
         for restart in range(self._attack.restarts):
-            for rank in range(max(self._rivals, 1)):
-                left = rows[~self.fooled[rows]] if self._attack.early_exit else rows
-                if len(left) == 0:
-                    return
-                if self._rivals and restart == rank == 0:
-                    order = self._nearest_rivals(left)
-                    place = torch.empty_like(self._y)
-                    place[left] = torch.arange(len(left), device=left.device)
-                aim = order[place[left], rank] if self._rivals else self._aim[left]
-                self._merge(left, self._run(left, aim, start, restart))
+            if plan.steps:
+                left = self._left(rows)
+                self._run(left, None, plan.steps, start, restart)
+            for rank in range(plan.rivals):
+                left = self._left(rows)
+                if order is None and len(left):
+                    order = torch.zeros(len(self._x), plan.rivals).to(self._y)
+                    order[left] = self._nearest_rivals(left)
+                if order is not None:
+                    self._run(left, order[left, rank], plan.each, start, restart)
 
-    def _run(self, rows: Tensor, aim: Tensor, start: Tensor | None, restart: int) -> Outcome:
+    def _left(self, rows: Tensor) -> Tensor:
+        return rows[~self.fooled[rows]] if self._attack.early_exit else rows
+
+    def _run(
+        self, rows: Tensor, rival: Tensor | None, steps: int, start: Tensor | None, restart: int
+    ) -> None:
+        if len(rows) == 0:
+            return
         x = self._x[rows]
         region = self._threat.region(x)
         problem = Problem(
             self._flat_logits,
-            x.flatten(1),
             self._y[rows],
-            aim,
+            self._aim[rows] if rival is None else rival,
             region,
-            self._loss.against if self._rivals else self._objective,
+            self._objective if rival is None else reflected_pair,
             self._attack.criterion,
         )
 
         def draw() -> Tensor:
-            keys = keys_of(x, self._attack.seed + restart)
-            return region.project(self._threat.draw(keys, problem.x.shape[1], problem.x))
+            keys, width = keys_of(x, self._attack.seed + restart), region.x.shape[1]
+            if restart % 2:
+                return region.project(self._threat.extreme(keys, width, region.x))
+            return region.project(self._threat.draw(keys, width, region.x))
 
         if restart > 0 or self._attack.random_start:
             delta = draw()
         elif start is not None:
             delta = region.project((start[rows] - x).flatten(1))
         else:
-            delta = torch.zeros_like(problem.x)
-        return self._attack.run(problem, delta, draw)
+            delta = torch.zeros_like(region.x)
+        found = self._attack.run(problem, delta, steps, draw)
+        if rival is not None:  # each rival has its own objective; compare by the common one
+            with torch.no_grad():
+                after = self._flat_logits(region.x + found.delta)
+            found.value = self._objective(after, self._y[rows], self._aim[rows])
+        self._merge(rows, found)
 
     def _merge(self, rows: Tensor, found: Outcome) -> None:
-        value = found.value
-        if self._rivals:  # each rival has its own objective; compare by the common one
-            with torch.no_grad():
-                after = self._flat_logits(self._x[rows].flatten(1) + found.delta)
-            value = self._objective(after, self._y[rows], self._aim[rows])
         worse = torch.where(
-            found.fooled == self.fooled[rows], value <= self.value[rows], self.fooled[rows]
+            found.fooled == self.fooled[rows], found.value <= self.value[rows], self.fooled[rows]
         )
         chosen = rows[~worse]
         self.delta[chosen] = found.delta[~worse]
-        self.value[chosen] = value[~worse]
+        self.value[chosen] = found.value[~worse]
         self.fooled[rows] |= found.fooled
         self.flat[rows] |= found.flat
         self.gradients += found.gradients
@@ -147,7 +160,7 @@ class Search:
         """
         x, y = self._x[rows].flatten(1), self._y[rows]
         others = self._clean[rows].scatter(1, y[:, None], -math.inf)
-        likely = others.argsort(1, descending=True)[:, :-1][:, : self._loss.candidates]
+        likely = others.argsort(1, descending=True)[:, : self._plan.measured]
         distance = torch.empty_like(likely, dtype=x.dtype)
         with torch.enable_grad():
             x = x.requires_grad_()
@@ -160,7 +173,7 @@ class Search:
                 distance[:, k] = margin.detach() / slope
         self.gradients += likely.numel()
         order = distance.nan_to_num_(nan=math.inf).argsort(1)
-        return likely.gather(1, order)[:, : self._rivals]
+        return likely.gather(1, order)[:, : self._plan.rivals]
 
     def _flat_logits(self, x: Tensor) -> Tensor:
         return logits(self._model, x.view(len(x), *self._x.shape[1:]))

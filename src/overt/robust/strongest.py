@@ -34,19 +34,20 @@ def ensemble(
 ) -> tuple[Attack, ...]:
     """Return the attacks of `strongest`, which together take at most `budget` gradients a point.
 
-    Cross-entropy gets an eighth, the log-sum-exp reflected loss a quarter, and the reflected loss
-    against each of the nearest of the `rivals` likeliest wrong classes what is left, one gradient
-    each to order them included. Small budgets try fewer classes, large ones start again at random.
+    Cross-entropy gets a twelfth, the ratio of logits an eighth, the log-sum-exp reflected loss a
+    sixth, and the reflected loss against each of the nearest of the `rivals` likeliest wrong
+    classes what is left, one gradient each to order them included. Small budgets try fewer
+    classes, large ones start again at random.
     """
     whole("budget", budget, minimum=24)
-    first, second = budget // 8, budget // 4
     measured = min(whole("rivals", rivals), classes - 1)
-    rest = max(budget - first - second - measured, 4)
-    top = max(min(measured, rest // 5), 1)
+    rest = max(budget - budget // 12 - budget // 8 - budget // 6 - measured, 4)
+    top = max(min(measured, rest // 7), 1)
     steps = min(rest // top, LONGEST)
     plan: tuple[tuple[int, str | Loss, int], ...] = (
-        (first, "cross_entropy", 1),
-        (second, "reflected_lse", 1),
+        (budget // 12, "cross_entropy", 1),
+        (budget // 8, "dlr", 1),
+        (budget // 6, "reflected_lse", 1),
         (steps, ReflectedAll(top, among=measured), max(rest // (top * steps), 1)),
     )
     return tuple(
@@ -79,9 +80,10 @@ def strongest(
 ) -> AttackResult:
     """Attack with a fixed ensemble of losses; a point leaves with the first success.
 
-    Cross-entropy finds the easy points, the log-sum-exp reflected loss those at which
-    cross-entropy is blind, and the reflected loss against each wrong class in turn those whose
-    nearest wrong class is not the likeliest. Logit scale, batch size and order do not matter.
+    Cross-entropy finds the easy points, the ratio of logits and the log-sum-exp reflected loss
+    those at which cross-entropy is blind, by different paths, and the reflected loss against each
+    wrong class in turn those whose nearest wrong class is not the likeliest. Logit scale, batch
+    size and order do not matter.
 
     Parameters
     ----------

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from functools import cached_property
+from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -22,6 +23,10 @@ from overt.robust.projection import Box
 
 Bounds = Any
 """None, "data", or a pair (low, high) of numbers or of arrays that fit one input."""
+
+
+Size: TypeAlias = float | Tensor
+"""Length of a step, one for all points or a column (points, 1)."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +46,6 @@ class Threat(ABC):
     radius: float
     bounds: Bounds = None
     name: ClassVar[str]
-    stride: ClassVar[float] = 2.0
-    """First step of searches that shorten their steps, in radii."""
 
     def __post_init__(self) -> None:
         number("radius", self.radius)
@@ -92,10 +95,11 @@ class Threat(ABC):
 
     def region(self, x: Tensor) -> Region:
         """Return the set of allowed perturbations of the inputs x (points, ...)."""
+        flat = x.flatten(1).contiguous()
         if self.bounds is None:
-            return Region(self, None)
-        low, high = self.box(x)
-        return Region(self, ((low - x).flatten(1), (high - x).flatten(1)))
+            return Region(self, flat, None)
+        low, high = (limit.expand_as(x[0]).flatten().contiguous() for limit in self.box(x))
+        return Region(self, flat, (low, high))
 
     @abstractmethod
     def size(self, delta: Tensor) -> Tensor:
@@ -113,34 +117,68 @@ class Threat(ABC):
     def ascent(self, gradient: Tensor, box: Box) -> Tensor:
         """Return the direction of norm 1 in which the loss grows fastest (0 where it is flat).
 
-        The gradient's memory may be used for the answer.
+        It is finite where the gradient is not, and may take over the gradient's memory.
         """
 
     @abstractmethod
     def draw(self, keys: Tensor, width: int, like: Tensor) -> Tensor:
         """Return random perturbations in the ball, one row for each key."""
 
+    def extreme(self, keys: Tensor, width: int, like: Tensor) -> Tensor:
+        """Return random extreme points of the ball: where a random linear function is largest."""
+        return self.radius * self.ascent(normal(keys, width, like), None)
+
 
 @dataclass(frozen=True)
 class Region:
-    """The allowed perturbations of given points: a ball and what is left of the box."""
+    """The allowed perturbations of the points x (points, features): a ball, cut by a box.
+
+    `limits` are the smallest and the largest input, (features,) each.
+    """
 
     threat: Threat
-    box: Box
+    x: Tensor
+    limits: Box
+
+    @cached_property
+    def box(self) -> Box:
+        """What the limits leave to each perturbation, (points, features) each."""
+        if self.limits is None:
+            return None
+        low, high = self.limits
+        return low - self.x, high - self.x
 
     def project(self, delta: Tensor, out: Tensor | None = None) -> Tensor:
         """Return the Euclidean projection of each row on the region."""
         return self.threat.project(delta, self.box, out)
 
-    def ascent(self, gradient: Tensor) -> Tensor:
-        """Return the direction of steepest ascent for each row."""
-        return self.threat.ascent(gradient, self.box)
+    def advance(self, delta: Tensor, gradient: Tensor, size: Size, moved: Tensor) -> None:
+        """Take a step along the direction of steepest ascent; may use the gradient's memory.
+
+        In place: delta <- project(delta + size direction), moved <- x + delta.
+        """
+        if isinstance(self.threat, L2) and self.limits is not None and projection.compiles(delta):
+            from overt.robust.kernels import l2_step
+
+            sizes = torch.as_tensor(size, dtype=delta.dtype).expand(len(delta), 1).squeeze(1)
+            given = (self.x, delta, gradient, sizes, *self.limits, moved)
+            x, d, g, s, low, high, m = (t.contiguous().numpy() for t in given)
+            l2_step(x, d, g, s, self.threat.radius, low, high, m)
+        else:
+            self.climb(delta, self.threat.ascent(gradient, self.box), size, moved)
+
+    def climb(self, delta: Tensor, direction: Tensor, size: Size, moved: Tensor) -> None:
+        """Take a step along any direction, in place."""
+        if isinstance(size, Tensor):
+            torch.addcmul(delta, direction, size, out=moved)
+        else:
+            torch.add(delta, direction, alpha=size, out=moved)
+        self.project(moved, out=delta)
+        torch.add(self.x, delta, out=moved)
 
     def take(self, rows: Tensor) -> Region:
         """Return the region of some of the points."""
-        if self.box is None:
-            return self
-        return Region(self.threat, (self.box[0][rows], self.box[1][rows]))
+        return Region(self.threat, self.x[rows], self.limits)
 
 
 @dataclass(frozen=True)
@@ -165,10 +203,11 @@ class L2(Threat):
         """Return g / |g|, which does not overflow or vanish however small or large g is."""
         tiny = torch.finfo(gradient.dtype).tiny
         norm = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
-        usual = (norm > tiny**0.4) & torch.isfinite(norm)
-        if not bool(usual.all()):
+        least, most = torch.aminmax(norm)
+        if not (float(least) > tiny**0.4 and float(most) < torch.inf):
+            usual = (norm > tiny**0.4) & torch.isfinite(norm)
             peak = gradient.abs().amax(1, keepdim=True).clamp(min=tiny)
-            gradient = torch.where(usual, gradient, gradient / peak)
+            gradient = torch.where(usual, gradient, (gradient / peak).nan_to_num_())
             norm = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
         return gradient.div_(norm.clamp_(min=tiny))
 
@@ -211,8 +250,6 @@ class L1(Threat):
     """Perturbations whose absolute values sum to at most `radius`."""
 
     name: ClassVar[str] = "l1"
-    # One radius reaches the best vertex for a linear model; projecting back from farther does not.
-    stride: ClassVar[float] = 1.0
 
     def size(self, delta: Tensor) -> Tensor:
         """Return sum |d|."""

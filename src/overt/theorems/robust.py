@@ -85,7 +85,7 @@ def _(scale: int, rng: np.random.Generator) -> Evidence:
     for radius in (0.19, 0.195, 0.1962, 0.2, 0.3):
         truth = bool(exact.linear(W, np.zeros(3), x.numpy(), y.numpy(), L2(radius)).fooled[0])
         found = PGD(L2(radius), steps=50, loss="reflected_all")(lambda v: v @ weight.T, x, y)
-        greedy = PGD(L2(radius), steps=50, loss="reflected")(lambda v: v @ weight.T, x, y)
+        greedy = PGD(L2(radius), steps=50, loss="reflected_greedy")(lambda v: v @ weight.T, x, y)
         wrong += bool(found.success) != truth or bool(greedy.success)
         wrong += truth != (radius > 2 / math.sqrt(104))
     return Evidence(
@@ -252,7 +252,7 @@ def _(scale: int, rng: np.random.Generator) -> Evidence:
     threat, total, missed = Linf(0.3), 0, 0
     for _ in range(5 * scale):
         W, b, a = rng.normal(size=(4, 2)), rng.normal(size=4), rng.normal(size=(1, 4))
-        x = rng.normal(size=(40, 2))
+        x = rng.normal(size=(25, 2))
         y = (np.maximum(x @ W.T + b, 0) @ a[0] > 0).astype(int)
         hidden, bias, top = (torch.from_numpy(part) for part in (W, b, a))
 

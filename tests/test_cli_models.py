@@ -1,0 +1,142 @@
+"""What the commands on PyTorch models read, and how they refuse what they cannot read."""
+
+import io
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from overt import InputError
+from overt.cli.models import build_model, read_examples
+
+NET = """
+from torch import nn
+
+HIDDEN = 4
+
+def build():
+    return nn.Sequential(nn.Linear(3, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 2))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "net.txt").write_text(NET)
+    np.savez(tmp_path / "data.npz", x=np.arange(12.0).reshape(4, 3), y=np.arange(4))
+    return tmp_path
+
+
+def same(a, b):
+    return all(torch.equal(value, b[name]) for name, value in a.items())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("net.py", "must be FILE.py:FUNCTION"),
+        ("net.py:", "must be FILE.py:FUNCTION"),
+        (":build", "must be FILE.py:FUNCTION"),
+        ("net.py:two words", "must be FILE.py:FUNCTION"),
+        ("net.txt:build", "must be FILE.py:FUNCTION"),
+        ("", "must be FILE.py:FUNCTION"),
+        ("absent.py:build", "file that exists, got absent.py"),
+        ("net.py:absent", "must define a function absent"),
+        ("net.py:HIDDEN", "must define a function HIDDEN"),
+    ],
+)
+def test_bad_names_of_models_are_refused(folder, text, message):
+    with pytest.raises(InputError, match=message):
+        build_model(text)
+
+
+def test_a_model_is_built_from_any_folder(folder):
+    assert len(build_model("net.py:build")) == 3
+    assert len(build_model(f"{folder / 'net.py'}:build")) == 3
+
+
+def test_weights_are_read_from_either_kind_of_file(folder):
+    state = {name: value + 1 for name, value in build_model("net.py:build").state_dict().items()}
+    torch.save(state, folder / "net.pt")
+    save_file(state, folder / "net.safetensors")
+    for name in ("net.pt", "net.safetensors"):
+        assert same(state, build_model("net.py:build", folder / name).state_dict())
+
+
+class Trap:
+    """A pickle that would write a file when it is loaded."""
+
+    def __reduce__(self):
+        return open, ("trapped", "w")
+
+
+def weights_of_another_model():
+    file = io.BytesIO()
+    torch.save(torch.nn.Linear(3, 5).state_dict(), file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"garbage" * 50, pickle.dumps(Trap(), protocol=2)],
+    ids=["empty", "garbage", "trap"],
+)
+def test_garbage_is_no_weights(folder, suffix, content):
+    path = folder / f"net.{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="safetensors"):
+        build_model("net.py:build", path)
+    assert not (folder / "trapped").exists()
+
+
+def test_missing_and_foreign_weights_are_refused(folder):
+    with pytest.raises(InputError, match=r"file that exists, got absent\.pt"):
+        build_model("net.py:build", folder.__class__("absent.pt"))
+    (folder / "other.pt").write_bytes(weights_of_another_model())
+    with pytest.raises(InputError, match="do not fit the model"):
+        build_model("net.py:build", folder / "other.pt")
+
+
+def test_examples_are_read_and_cut(folder):
+    x, y = read_examples(folder / "data.npz")
+    assert x.shape == (4, 3)
+    assert y.tolist() == [0, 1, 2, 3]
+    x, y = read_examples(folder / "data.npz", 2)
+    assert x.shape == (2, 3)
+    assert y.tolist() == [0, 1]
+
+
+def npz(path, **arrays):
+    np.savez(path, **arrays)
+
+
+def npy(path):
+    with path.open("wb") as file:
+        np.save(file, np.zeros(3))
+
+
+# numpy leaves a broken archive open.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda path: None, "file that exists"),
+        (lambda path: path.write_bytes(b""), "must be an npz file"),
+        (lambda path: path.write_text("x,y\n1,2\n"), "must be an npz file"),
+        (lambda path: path.write_bytes(b"PK\x03\x04 cut off"), "must be an npz file"),
+        (lambda path: path.write_bytes(pickle.dumps({"x": 1})), "must be an npz file"),
+        (npy, "is a single array"),
+        (lambda path: npz(path), "holds nothing"),
+        (lambda path: npz(path, a=np.zeros(3), x=np.zeros(3)), "holds a, x"),
+        (lambda path: npz(path, x=np.zeros((3, 2)), y=np.zeros(2)), "got 3 and 2"),
+    ],
+)
+def test_bad_examples_are_refused(folder, write, message):
+    path = folder / "given.npz"
+    write(path)
+    with pytest.raises(InputError, match=message):
+        read_examples(path)
