@@ -119,8 +119,6 @@ def npy(path):
         np.save(file, np.zeros(3))
 
 
-# numpy leaves a broken archive open.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
     ("write", "message"),
     [
