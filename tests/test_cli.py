@@ -142,9 +142,14 @@ def test_reproduce_writes_rows_picture_and_summary(tmp_path):
 
 @pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
 def test_interrupt_ends_with_130_and_a_sentence(tmp_path, target):
+    # A job that a shell put into the background ignores SIGINT, and so would its children.
+    program = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from overt.cli import main; main()"
+    )
     arguments = ["train", "M.npy", "--steps", "500000000", "--learning-rate", "0.0001"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "overt", *arguments, "--out", "runs.npz"],
+        [sys.executable, "-c", program, *arguments, "--out", "runs.npz"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=ENVIRONMENT,
     )  # fmt: skip
     time.sleep(12)
