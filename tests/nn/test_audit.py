@@ -259,7 +259,15 @@ REFUSED = {
     "class": (small, [(X, torch.full((20,), 3))], "cross_entropy", "0..2.*got 3"),
     "negative": (small, [(X, torch.full((20,), -1))], "cross_entropy", "got -1"),
     "float-class": (small, [(X, Y[:, 0])], "cross_entropy", "whole class numbers"),
+    "probabilities": (small, [(X, Y)], "cross_entropy", "or rows of probabilities"),
     "logistic": (small, [(X, Y + 5)], "logistic", r"must lie in \[0, 1\]"),
+    "later-width": (small, [(X, Y), (X[:, :2], Y)], "squared", r"batch 2 .* shape \(20, 2\)"),
+    "precision": (small, [(X.double(), Y)], "squared", "type of the model's weights"),
+    "nothing": (small, None, "squared", "must give batches"),
+    "three": (small, [(X, Y, Y)], "squared", "a tuple of Tensor, Tensor, Tensor"),
+    "arrays": (small, [(X.numpy(), Y.numpy())], "squared", "a tuple of ndarray, ndarray"),
+    "dict": (small, [{"x": X, "y": Y}], "squared", "a dict with 'x', 'y'"),
+    "pair": (small, (X, Y), "squared", "into a list"),
     "one-logit": (
         lambda: nn.Linear(5, 1), [(X, torch.zeros(20).long())], "cross_entropy", "at least 2",
     ),
@@ -279,6 +287,52 @@ def test_refuses_with_a_reason(name):
     build, loader, loss, message = REFUSED[name]
     with pytest.raises(InputError, match=message):
         audit(build(), loader, loss)
+
+
+def test_mistakes_in_held_out_data_are_named_as_such():
+    with pytest.raises(InputError, match="batch 1 of held_out: inputs must be finite"):
+        audit(small(), [(X, Y)], "squared", held_out=[(NAN, Y)])
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "squared"])
+@pytest.mark.parametrize("kind", [torch.float32, torch.int64, torch.bool])
+def test_one_hot_targets_are_classes(loss, kind):
+    classes = torch.arange(20) % 3
+    rows = nn.functional.one_hot(classes).to(kind)
+    first, second = (audit(small(), [(X, y)], loss) for y in (classes, rows))
+    assert second.objective == first.objective
+    assert second.accuracy == first.accuracy is not None
+    assert second.head.lower_bound == first.head.lower_bound
+
+
+def test_probabilities_of_classes():
+    y = torch.softmax(2 * Y, 1)
+    report = audit(small(), [(X, y)], nn.CrossEntropyLoss())
+    with torch.no_grad():
+        plain = nn.functional.cross_entropy(small().eval()(X), y)
+    assert report.plain_loss == pytest.approx(float(plain), rel=1e-5)
+    entropy = float(torch.special.entr(y).sum(1).mean())
+    assert report.accuracy is None
+    assert entropy - 1e-6 <= report.head.lower_bound <= report.objective
+    assert report.head.lower_bounds[1].value <= report.objective
+
+
+def test_accuracy_needs_classes_in_every_batch():
+    several = torch.tensor([[1.0, 1, 0], [0, 1, 0]])
+    assert audit(small(), [(X[:2], several), (X[:1], several[1:])], "squared").accuracy is None
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "squared"])
+def test_a_single_row(loss):
+    report = audit(small(), [(X[:1], torch.tensor([2]))], loss)
+    assert report.samples == 1
+    assert report.head.lower_bound == pytest.approx(0, abs=1e-4)  # a bias fits it
+
+
+def test_a_model_that_is_a_noise():
+    report = audit(nn.Dropout(0.5), [(X, X)], "squared")
+    assert report.head.lower_bound <= report.objective
+    assert report.objective == pytest.approx(float((X**2).sum(1).mean()), rel=1e-5)
 
 
 def test_without_dropout_there_is_still_a_head():

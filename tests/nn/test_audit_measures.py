@@ -256,5 +256,5 @@ def test_tails_and_trunks(name):
     assert [point.noise for point in tail.noises] == noises
     if noises:
         assert tail.noises[0].shifted is shifted
-        assert trace.trunk(noises[0], None).kind == kind
+        assert trace.trunk(tail.noises[0]).kind == kind
     assert tail.linear is not None

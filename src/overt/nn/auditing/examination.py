@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -11,12 +12,13 @@ from torch import Tensor, nn
 
 from overt._check import InputError
 from overt.nn.auditing.head import Head, find_head
-from overt.nn.auditing.losses import Targets, is_squared, per_sample
+from overt.nn.auditing.losses import Targets, entropies, is_squared, per_sample
+from overt.nn.auditing.measures import chain_weights
 from overt.nn.auditing.noises import found
 from overt.nn.auditing.sampling import Sampled
 from overt.nn.auditing.stream import Average, Mean, Parts, Triangle
 from overt.nn.auditing.suggest import MAX_UNITS
-from overt.nn.auditing.trace import DROPOUT, RESHAPE, Trace, record
+from overt.nn.auditing.trace import DROPOUT, RESHAPE, record
 from overt.nn.dropconnect import DropConnectConv2d, DropConnectLinear
 
 LAYERS = (nn.Linear, nn.modules.conv._ConvNd, DropConnectLinear, DropConnectConv2d)
@@ -32,7 +34,8 @@ class Examination:
 
     def __init__(self, model: nn.Module, x: Tensor, loss: str, batches: int) -> None:
         self.model, self.loss, self.samples = model, loss, 0
-        self.trace = _recorded(model, x[:2])
+        with _explained(x, "batch 1 of the loader"):
+            self.trace = record(model, x[:2])
         _check_output(self.trace.output, x[:2])
         self.outputs = self.trace.output[0].numel()
         known, self.skipped = found(model)
@@ -40,11 +43,7 @@ class Examination:
         self.skipped += [
             (name, "not reached by the forward pass") for name in known if name not in self.names
         ]
-        strays = self.trace.stray_dropout()
-        if strays:
-            self.skipped.append(
-                ("forward", f"{strays} call(s) of functional dropout, which stay off; use modules")
-            )
+        self._name_strays()
         self.modules = [known[name] for name in self.names]
         self.head = self._find_head()
         self.inputs = self._input_columns(x)
@@ -91,9 +90,9 @@ class Examination:
         """Columns of the triangle that hold the outputs."""
         return slice(1 + self.inputs + self.outputs, 1 + self.inputs + 2 * self.outputs)
 
-    def add(self, x: Tensor, y: Tensor, batch: int, *, hold: bool) -> None:
+    def add(self, x: Tensor, y: Tensor, where: str, *, hold: bool) -> None:
         """Take in a batch; with `hold` some of its rows are kept apart as held out."""
-        output, targets, losses = self._forward(x, y, batch)
+        output, targets, losses = self._forward(x, y, where)
         self.samples += len(x)
         self.plain.add(losses)
         if targets.classes is not None:
@@ -105,41 +104,40 @@ class Examination:
             if average is not None:
                 self._add_squares(name, average)
         self._add_two_layers(output, targets)
-        if self.loss == "logistic":
-            t = targets.rows
-            self.entropy.add((torch.special.entr(t) + torch.special.entr(1 - t)).sum(1))
+        self.entropy.add(entropies(targets, self.loss))
         self.sampled.add(x, targets, losses, self.loss)
         if self.triangle is not None:
             ones = torch.ones(len(x), 1, dtype=torch.float64, device=x.device)
             inputs = [x.double().reshape(len(x), -1)] if self.inputs else []
             self.triangle.add(torch.cat([ones, *inputs, targets.rows, output.double()], 1))
 
-    def add_held_out(self, x: Tensor, y: Tensor, batch: int) -> None:
+    def add_held_out(self, x: Tensor, y: Tensor, where: str) -> None:
         """Take in rows that the network was not trained on."""
-        _, targets, losses = self._forward(x, y, batch)
+        _, targets, losses = self._forward(x, y, where)
         self.held_out.add(losses)
         if self.parts is not None and self.head is not None:
             self.parts.add_held_out(self._seen[self.head.name].flatten(1), targets.rows)
 
-    def _forward(self, x: Tensor, y: Tensor, batch: int) -> tuple[Tensor, Targets, Tensor]:
+    def _forward(self, x: Tensor, y: Tensor, where: str) -> tuple[Tensor, Targets, Tensor]:
         if x.is_floating_point() and not bool(torch.isfinite(x).all()):
-            raise InputError(f"batch {batch} of the loader: inputs must be finite, got NaN or inf")
+            raise InputError(f"{where}: inputs must be finite, got NaN or inf")
         with ExitStack() as stack, torch.no_grad():
             for name, module in self.model.named_modules():
                 watched = name in self.squares
                 if watched or isinstance(module, LAYERS):
                     hook = module.register_forward_hook(self._watch(name, watched, x))
                     stack.callback(hook.remove)
-            output = self.model(x)
+            with _explained(x, where):
+                output = self.model(x)
         _check_output(output, x)
         if not bool(torch.isfinite(output).all()):
-            raise InputError(f"batch {batch} of the loader: the model returns NaN or infinity")
+            raise InputError(f"{where}: the model returns NaN or infinity")
         if output[0].numel() != self.outputs:
             raise InputError(
-                f"batch {batch} of the loader: the model returns {output[0].numel()} outputs, and "
+                f"{where}: the model returns {output[0].numel()} outputs, and "
                 f"{self.outputs} before; pad the inputs to one shape"
             )
-        targets = Targets(y, output, self.loss, batch)
+        targets = Targets(y, output, self.loss, where)
         return output.reshape(len(x), -1), targets, per_sample(output, targets, self.loss)
 
     def _watch(self, name: str, keep: bool, x: Tensor) -> Any:
@@ -194,6 +192,19 @@ class Examination:
         if self.outputs == 1:
             self.clipped_symmetrised.add(_clipped_error(turned, targets))
 
+    def _name_strays(self) -> None:
+        strays = self.trace.stray_dropout()
+        off = sum(op.training is False for op in strays)
+        if off:
+            self.skipped.append(
+                ("forward", f"{off} call(s) of functional dropout, which stay off; use modules")
+            )
+        if len(strays) > off:
+            self.skipped.append(
+                ("forward", f"{len(strays) - off} call(s) of functional dropout that are on in "
+                 "evaluation mode too: their noise is in every number here; use modules")
+            )  # fmt: skip
+
     def _shares(self) -> bool:
         return self.head is not None and self.head.law_shares
 
@@ -213,7 +224,8 @@ class Examination:
         chain = self.trace.chain() or []
         steps = [op for op in chain if op.name not in RESHAPE | DROPOUT | {"noise"}]
         size = math.prod(x.shape[1:])
-        if [op.name for op in steps] == ["linear", "relu", "linear"]:
+        names = [op.name for op in steps]
+        if chain_weights(self.trace) and names == ["linear", "relu", "linear"]:
             first, last = steps[0].args[1], steps[2]
             for name, module in self.model.named_modules():
                 if getattr(module, "weight", None) is first and size <= MAX_INPUTS:
@@ -234,15 +246,17 @@ class Examination:
         return size if needed and size <= MAX_INPUTS else 0
 
 
-def _recorded(model: nn.Module, x: Tensor) -> Trace:
+@contextmanager
+def _explained(x: Tensor, where: str) -> Iterator[None]:
+    """Say on which inputs a model cannot be run."""
     try:
-        return record(model, x)
-    except RuntimeError as error:
+        yield
+    except (RuntimeError, IndexError) as error:
         reason = str(error).splitlines()[0]
-        advice = "" if x.is_floating_point() else "; give inputs as floating-point numbers"
+        advice = "; give inputs as floating-point numbers of the type of the model's weights"
         raise InputError(
-            f"the model cannot be run on inputs of shape {tuple(x.shape)} and type {x.dtype}: "
-            f"{reason}{advice}"
+            f"{where}: the model cannot be run on inputs of shape {tuple(x.shape)} and type "
+            f"{x.dtype}: {reason}{advice if 'type' in reason else ''}"
         ) from error
 
 

@@ -43,8 +43,10 @@ def report_of(e: Examination, status: Status, start: float, *, own_data: bool) -
     if e.head is not None and R is not None:
         head = head_findings(e, e.head, R, objective)
         suggestion = suggestion_for(e, e.head, R, own_data=own_data)
+    if e.sampled.no_flows is not None:
+        e.skipped.append(("flows", f"there is no gradient: {e.sampled.no_flows}"))
     measures, weights = _measures(e)
-    accuracy = e.right.value if e.right.count else None
+    accuracy = e.right.value if e.right.count == e.samples else None
     return AuditReport(
         model=type(e.model).__name__,
         loss=e.loss,

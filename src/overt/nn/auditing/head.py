@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -62,21 +62,35 @@ class Head:
         self._plain = [
             (p, model.get_submodule(p.noise))
             for p in tail.noises
-            if p.noise and plain_dropout(model.get_submodule(p.noise)) is not None
+            if p.noise is not None and plain_dropout(model.get_submodule(p.noise)) is not None
         ]
-        by_weight = self.connect or not self.noisy
-        trunk = trace.trunk(None if by_weight else name, tail.weight)
+        trunk = trace.trunk(point)
         rank = min(point.narrowest, self.units, trunk.narrowest)
         source = "Structured dropout, Theorem 2.7; Implicit bias of dropout, Theorem 3.6"
         self.stretches = [Stretch(point.shifted, rank, trunk, self._nearest, source)]
         distinct = {p.noise for p, _ in self._plain}
         if not self.connect and len(self._plain) == len(distinct) > 1:
             far = self._plain[-1][0]
-            self._widths = [_units_of(trace, p.noise) for p, _ in self._plain]
-            trunk = trace.trunk(far.noise, None)
+            self._widths = [trace.units(trace.operations[p.at].output) for p, _ in self._plain]
+            trunk = trace.trunk(far)
             rank = min(far.narrowest, trunk.narrowest)
             source = "Thesis, Theorem 9 and Lemma 9"
             self.stretches.append(Stretch(far.shifted, rank, trunk, self._together, source))
+
+    def fits(self, model: nn.Module, x: Tensor) -> bool:
+        """Whether outputs differ between samples by J times what their units differ by."""
+        seen: list[Tensor] = []
+        hook = self.module.register_forward_pre_hook(lambda _, args: seen.append(args[0].clone()))
+        try:
+            with torch.no_grad(), _Logits():
+                f = model(x).double().reshape(len(x), -1).cpu()
+        finally:
+            hook.remove()
+        F = seen[-1].double().flatten(1).cpu() @ self.J.T
+        rounding = 100 * torch.finfo(seen[-1].dtype).eps * float(F.abs().max() + f.abs().max())
+        if self.centred:
+            f, F = f - f.mean(0), F - F.mean(0)
+        return bool(((F - f).abs() <= rounding + 1e-2 * float(F.abs().max())).all())
 
     def law(self, p: float | None = None) -> Law | None:
         """Return the second moments of the multipliers, at another drop probability if given.
@@ -131,28 +145,43 @@ class Head:
 def find_head(model: nn.Module, trace: Trace, *, log_softmax: bool) -> Head | str:
     """Return the head, or the reason why there is none."""
     tail = trace.tail(log_softmax=log_softmax)
+    place = _place(model, tail)
+    if place is None:
+        return (
+            f"the output comes from {tail.stopped}, which is not known to be affine in one input: "
+            "no bound, and no prediction of its spectrum"
+            if tail.linear is None
+            else "the last linear map is not a torch.nn.Linear layer: no bound is taken from it"
+        )
+    name, point = place
+    if not trace.is_last(point):
+        return f"{name} is called again behind its place: no bound is taken from it"
+    features, module = trace.operations[point.at].inputs[0], model.get_submodule(name)
+    if len(features) != len(trace.x):
+        return f"the rows that {name} takes are not those of the batch: no bound is taken from it"
+    if is_weight_noise(module) and trace.units(features) != module.weight[0].numel():
+        return f"the weights that {name} drops meet several positions: no bound is taken from it"
+    try:
+        head = Head(model, trace, tail, name, point)
+    except RuntimeError as error:  # the forward pass may have no gradient
+        return f"no map behind {name} can be found: {str(error).splitlines()[0]}"
+    return head if head.fits(model, trace.x) else f"what lies behind {name} is not affine"
+
+
+def _place(model: nn.Module, tail: Tail) -> tuple[str, Point] | None:
+    """Return the module and the point of the noise nearest the output, or of the last layer."""
     for point in tail.noises:
         module = model.get_submodule(str(point.noise))
         if not is_weight_noise(module):
-            return Head(model, trace, tail, str(point.noise), point)
+            return str(point.noise), point
         if isinstance(module, DropConnectLinear) and tail.weight is module.weight:
             assert tail.linear is not None  # noqa: S101 (for the type checker)
-            linear = Point(point.noise, tail.linear.shifted, tail.linear.narrowest)
-            return Head(model, trace, tail, str(point.noise), linear)
-    if tail.linear is None:
-        return (
-            f"the output comes from {tail.stopped}, which is not affine: no bound, and no "
-            "prediction of its spectrum"
-        )
+            return str(point.noise), replace(tail.linear, noise=point.noise)
     for name, module in model.named_modules():
         if getattr(module, "weight", None) is tail.weight and isinstance(module, nn.Linear):
-            return Head(model, trace, tail, name, tail.linear)
-    return "the last linear map is not a torch.nn.Linear layer: no bound is taken from it"
-
-
-def _units_of(trace: Trace, noise: str | None) -> int:
-    op = next(op for op in reversed(trace.operations) if op.noise == noise)
-    return math.prod(op.inputs[0].shape[1:])
+            assert tail.linear is not None  # noqa: S101 (for the type checker)
+            return name, tail.linear
+    return None
 
 
 def _input_shape(model: nn.Module, module: nn.Module, x: Tensor) -> tuple[int, ...]:

@@ -109,18 +109,21 @@ def _curved_bounds(e: Examination, head: Head, R: Floats, centred: bool) -> list
     middle = np.full(e.outputs, 1 / e.outputs if classes else 0.5)
     targets = R[1:, e.target_slice] if centred else R[:, e.target_slice] - R[:, :1] * middle
     top = float(np.linalg.norm(targets, 2))
+    own = e.entropy.value  # the least loss that any outputs can have, 0 for classes
     empty = all_dropped(head.module, head.shape) if head.noisy else 0.0
     if classes:
         constant = lower.class_entropy(means) if centred else float(np.log(e.outputs))
-        at_size = lower.class_bound(means, top, size, centred=centred)
+        at_size = lower.class_bound(means, top, size, centred=centred, entropy=own)
     else:
         pi = means if centred else middle
         constant = lower.binary_entropy(pi)
-        at_size = lower.logistic_bound(means, pi, e.entropy.value, top, size)
+        at_size = lower.logistic_bound(means, pi, own, top, size)
+    uncertain = ", and what uncertain targets cost" if own else ""
     return [
         LowerBound(
-            empty * constant,
-            "all weights: what it costs when every unit is dropped; the loss has no other floor",
+            own + empty * (constant - own),
+            f"all weights: what it costs when every unit is dropped{uncertain}; the loss has no "
+            "other floor",
             "no output then depends on the input",
         ),
         LowerBound(

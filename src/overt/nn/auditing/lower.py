@@ -100,18 +100,25 @@ def squared_bound(
     return target.residual + max(best, rest), shrink(m, envelope), envelope
 
 
-def class_bound(frequencies: Floats, top: float, size: float, *, centred: bool) -> float:
+def class_bound(
+    frequencies: Floats, top: float, size: float, *, centred: bool, entropy: float = 0.0
+) -> float:
     """Max over e of mean_n H((1 - e) y_n + e pi) - e s_1 t, for classes with these frequencies.
 
-    `top` is s_1 of the one-hot targets minus pi, `size` is t; pi is uniform for logits without
-    bias, which are not centred.
+    `top` is s_1 of the targets minus pi, `size` is t; pi is uniform for logits without bias, which
+    are not centred. `entropy` is the mean of H(y_n), 0 for one-hot targets; for others
+    H((1 - e) y + e pi) >= (1 - e) H(y) + e H(pi) is taken.
     """
     classes = len(frequencies)
     pi = frequencies if centred else np.full(classes, 1 / classes)
 
     def value(e: float) -> float:
-        q = (1 - e) * np.eye(classes) + e * pi
-        return float(frequencies @ _entropy(q).sum(1)) - e * top * size
+        if entropy == 0:
+            q = (1 - e) * np.eye(classes) + e * pi
+            kept = float(frequencies @ _entropy(q).sum(1))
+        else:
+            kept = (1 - e) * entropy + e * class_entropy(pi)
+        return kept - e * top * size
 
     return max(0.0, _maximum(value))
 

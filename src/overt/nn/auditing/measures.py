@@ -34,13 +34,18 @@ class NoPath(Exception):  # noqa: N818
 
 
 def chain_weights(trace: Trace) -> list[Floats] | None:
-    """Return [W_1, ...] of a chain of linear layers and activations, None for anything else."""
+    """Return [W_1, ...] of a chain of linear layers and activations, None for anything else.
+
+    A layer that acts on several positions of a sample is not one: its matrix is a larger one.
+    """
     operations = trace.chain()
     allowed = RESHAPE | DROPOUT | ENTRYWISE | {"linear", "noise", "log_softmax"}
     if operations is None or any(op.name not in allowed for op in operations):
         return None
-    weights = [op.args[1] for op in operations if op.name == "linear"]
-    return [W.detach().double().cpu().numpy() for W in weights] or None
+    linear = [op for op in operations if op.name == "linear"]
+    if any(trace.units(op.output) != len(op.args[1]) for op in linear):
+        return None
+    return [op.args[1].detach().double().cpu().numpy() for op in linear] or None
 
 
 def path_norm(model: nn.Module, x: Tensor, p: int) -> float:

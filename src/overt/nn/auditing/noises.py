@@ -27,11 +27,14 @@ MASK_ENTRIES, MASK_ROWS = 2**19, 256
 def found(model: nn.Module) -> tuple[dict[str, nn.Module], list[tuple[str, str]]]:
     """Return the noise layers by name, and (name, reason) of noise that is not understood."""
     known: dict[str, nn.Module] = {}
-    skipped = []
+    skipped: list[tuple[str, str]] = []
     for name, module in model.named_modules():
         kind = type(module).__name__
         if is_noise(module):
             known[name] = module
+        elif isinstance(module, torch.jit.ScriptModule):
+            if not any(name.startswith(f"{above}.") or not above for above, _ in skipped):
+                skipped.append((name, f"{kind}: noise inside cannot be seen; it is left out"))
         elif isinstance(module, (nn.AlphaDropout, nn.FeatureAlphaDropout)):
             skipped.append((name, f"{kind}: its mean is not its input; its noise is left out"))
         elif isinstance(module, (nn.MultiheadAttention, nn.RNNBase)):

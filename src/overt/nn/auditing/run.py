@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -53,7 +53,8 @@ def audit(
     loss
         "squared" (summed over outputs), "mse" (their mean), "cross_entropy" (on logits or on
         log_softmax) or "logistic" (summed over outputs); or a plain torch.nn.MSELoss or
-        CrossEntropyLoss. Whole class numbers become one-hot targets of a squared loss.
+        CrossEntropyLoss. Whole class numbers become one-hot targets of a squared loss; targets of
+        cross-entropy are class numbers or rows of probabilities.
     held_out
         Batches that the network was not trained on, to choose the drop probability with. Without
         them a fifth of the loader's rows is held out from the last layer, which is not the same:
@@ -94,16 +95,18 @@ def audit(
         torch.manual_seed(seed)
         with patience() as stopped, meter("audit", _length(loader) + _length(held_out)) as bar:
             try:
-                for batch, (x, y) in enumerate(_batches(loader, "loader", device), 1):
+                for where, x, y in _batches(loader, "loader", device):
                     if examined is None:
                         examined = Examination(model, x, name, _length(loader))
-                    examined.add(x, y, batch, hold=held_out is None)
+                    examined.add(x, y, where, hold=held_out is None)
                     bar.advance()
                     if stopped():
                         raise KeyboardInterrupt
-                for batch, (x, y) in enumerate(_batches(held_out, "held_out", device), 1):
+                for where, x, y in (
+                    [] if held_out is None else _batches(held_out, "held_out", device)
+                ):
                     if examined is not None:
-                        examined.add_held_out(x, y, batch)
+                        examined.add_held_out(x, y, where)
                     bar.advance()
                     if stopped():
                         raise KeyboardInterrupt
@@ -117,29 +120,43 @@ def audit(
 
 
 def _batches(
-    loader: Iterable[Any] | None, name: str, device: torch.device
-) -> Iterator[tuple[Tensor, Tensor]]:
-    if loader is None:
-        return
+    loader: Iterable[Any], name: str, device: torch.device
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Yield for each batch how to call it in an error, its inputs and its targets."""
     if not isinstance(loader, Iterable):
-        raise InputTypeError(f"{name} must give batches (x, y), got {type(loader).__name__}")
-    for batch, pair in enumerate(loader, 1):
+        raise InputTypeError(
+            f"{name} must give batches (inputs, targets), got {type(loader).__name__}; a data set "
+            "needs a torch.utils.data.DataLoader"
+        )
+    for number, pair in enumerate(loader, 1):
         if (
             not isinstance(pair, (tuple, list))
             or len(pair) != 2
             or not all(isinstance(t, Tensor) for t in pair)
         ):
             raise InputTypeError(
-                f"{name} must give pairs of tensors (inputs, targets), batch {batch} is a "
-                f"{type(pair).__name__}"
+                f"{name} must give pairs of tensors (inputs, targets), batch {number} is "
+                f"{_described(pair)}"
             )
         x, y = pair
+        where = f"batch {number} of {'the loader' if name == 'loader' else name}"
         if x.ndim < 1 or y.ndim < 1 or len(x) == 0:
             raise InputError(
-                f"batch {batch} of the {name} must hold at least one row, got shapes "
-                f"{tuple(x.shape)} and {tuple(y.shape)}"
+                f"{where} must hold at least one row, got shapes {tuple(x.shape)} and "
+                f"{tuple(y.shape)}"
             )
-        yield x.to(device), y.to(device)
+        yield where, x.to(device), y.to(device)
+
+
+def _described(batch: Any) -> str:
+    """Return in words what a loader gave instead of a pair of tensors."""
+    kind = type(batch).__name__
+    if isinstance(batch, (tuple, list)):
+        return f"a {kind} of {', '.join(type(part).__name__ for part in batch) or 'nothing'}"
+    if isinstance(batch, Mapping):
+        keys = ", ".join(map(repr, batch))
+        return f"a {kind} with {keys}; give ((b[inputs], b[targets]) for b in loader)"
+    return f"a {kind}; put one batch into a list, [(inputs, targets)]"
 
 
 def _length(loader: Any) -> int:

@@ -13,8 +13,34 @@ from overt.nn.auditing.losses import Targets, per_sample
 from overt.nn.auditing.stream import Average, Mean
 from overt.nn.sources import is_weight_noise, unit_law
 
-ROWS, MAX_DRAWS = 8192, 16
-"""Rows on which masks are sampled, and how often at most for each row of small data."""
+ROWS, MAX_DRAWS, SHARED_DRAWS = 8192, 16, 8
+"""Rows on which masks are sampled, how often at most for each row of small data, and the fewest
+passes where the rows of a batch share a mask."""
+
+
+class Estimate:
+    """A mean over rows with its standard error.
+
+    Rows that share a mask are not independent; then it is passes whose spread tells the error.
+    """
+
+    def __init__(self, *, shared: bool) -> None:
+        self._shared, self._rows, self._passes = shared, Mean(), Mean()
+
+    def add(self, values: Tensor) -> None:
+        """Add numbers (passes, rows)."""
+        self._rows.add(values.mean(0))
+        self._passes.add(values.mean(1))
+
+    @property
+    def value(self) -> float:
+        """The mean."""
+        return self._rows.value
+
+    @property
+    def error(self) -> float:
+        """Its standard error."""
+        return (self._passes if self._shared else self._rows).error
 
 
 class Sampled:
@@ -32,10 +58,15 @@ class Sampled:
         self._draws = min(max(self._most // size, 1), MAX_DRAWS) if batches else 1
         self._modules = [model.get_submodule(name) for name in names]
         self._model = model
-        self.added = [Mean() for _ in names]
-        self.total, self.before_last = Mean(), Mean()
+        shared = any(_one_mask_for_a_batch(module) for module in self._modules)
+        passes = -(-SHARED_DRAWS // max(batches, 1))
+        if shared and self._draws < passes:
+            self._draws, self._most = passes, -(-self._most // passes)
+        self.added = [Estimate(shared=shared) for _ in names]
+        self.total, self.before_last = Estimate(shared=shared), Estimate(shared=shared)
         self._flows: list[Average | None] = [Average() for _ in names]
         self.rows = 0
+        self.no_flows: str | None = None
 
     def add(self, x: Tensor, targets: Targets, clean: Tensor, loss: str) -> None:
         """Sample masks for each row of a batch and each layer, `draws` times."""
@@ -43,23 +74,27 @@ class Sampled:
             return
         x, clean, targets = x[: self._most], clean[: self._most], targets.first(self._most)
         self.rows += len(x) * self._draws
-        last = later = clean
+        last = later = clean = clean.expand(self._draws, -1)
         for i in reversed(range(len(self._modules))):
             with torch.no_grad(), switched_on(self._modules[i:]):
                 draws = [per_sample(self._model(x), targets, loss) for _ in range(self._draws)]
-            values = torch.stack(draws).mean(0)
+            values = torch.stack(draws)
             self.added[i].add(values - later)
             later = values
             last = values if i == len(self._modules) - 1 else last
         self.total.add(later - clean)
         self.before_last.add(later - last)
         for _ in range(self._draws):
-            self._add_flows(x)
+            if self.no_flows is None:
+                try:
+                    self._add_flows(x)
+                except RuntimeError as error:  # a forward pass may have no gradient
+                    self.no_flows = str(error).splitlines()[0]
 
     def flows(self, i: int) -> Any:
-        """Return psi of layer i, None where its units change from batch to batch."""
+        """Return psi of layer i, None where its units change, or where there is no gradient."""
         average = self._flows[i]
-        if average is None or average.value is None:
+        if self.no_flows is not None or average is None or average.value is None:
             return None
         return average.value**0.5
 
@@ -115,6 +150,12 @@ def _steps(modules: Sequence[nn.Module]) -> Iterator[list[tuple[nn.Module, Tenso
         for module in modules:
             stack.callback(module.register_forward_hook(hook).remove)
         yield met
+
+
+def _one_mask_for_a_batch(module: Any) -> bool:
+    if is_weight_noise(module):
+        return not getattr(module, "per_sample", False)
+    return 0 in getattr(module, "shared_axes", ())
 
 
 def _squared_flows(module: Any, h: Tensor, grad: Tensor) -> Tensor | None:

@@ -88,9 +88,13 @@ class Triangle:
             self._fold()
 
     def value(self) -> Floats:
-        """R / sqrt(rows): R'R is the mean over rows of the outer products."""
+        """R / sqrt(rows): R'R is the mean over rows of the outer products.
+
+        It has at least two rows, of zeros if there are none, so that something is left to centre.
+        """
         self._fold()
-        return self._R / math.sqrt(self.rows)
+        missing = np.zeros((max(0, 2 - len(self._R)), self._R.shape[1]))
+        return np.concatenate([self._R, missing]) / math.sqrt(self.rows)
 
     def _fold(self) -> None:
         if self._waiting:

@@ -42,23 +42,37 @@ _CONSTANTS = frozenset(
 )  # fmt: skip
 _MULTIPLY = frozenset(("mul", "div", "true_divide", "neg", "__rmul__", "__mul__", "__truediv__",
                        "mul_", "div_"))  # fmt: skip
-_AFFINE = RESHAPE | DROPOUT | LINEAR | _POOLS | _CONSTANTS | {"batch_norm"}
+_FIRST = frozenset(("div", "true_divide", "__truediv__", "div_", "matmul", "__matmul__", "mm"))
+"""Functions that are linear in their first argument, and in no other."""
+_SWITCHED = DROPOUT | {"batch_norm"}
+"""Functions that are affine in evaluation mode only."""
+_AFFINE = RESHAPE | LINEAR | _POOLS | _CONSTANTS | _SWITCHED | _FIRST
 
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """A function that was called: `inputs` are those of its tensors that depend on the data."""
+    """A function that was called: `inputs` are those of its tensors that depend on the data.
+
+    `training` is what it was told about its mode, None if nothing.
+    """
 
     name: str
     args: tuple[Any, ...]
     inputs: tuple[Tensor, ...]
     output: Tensor
     noise: str | None = None
+    training: bool | None = None
 
     @property
     def affine(self) -> bool:
         """Whether it maps one tensor that depends on the data affinely, as noise layers do."""
-        return len(self.inputs) == 1 and (self.noise is not None or self.name in _AFFINE)
+        if self.noise is not None:
+            return True
+        if len(self.inputs) != 1 or self.name not in _AFFINE:
+            return False
+        if self.name in _SWITCHED:
+            return self.training is False
+        return self.name not in _FIRST or self.inputs[0] is self.args[0]
 
     @property
     def shifts(self) -> bool:
@@ -76,6 +90,8 @@ class Point:
     ----------
     noise
         The name of the noise layer, None if there is none.
+    at
+        The number of the operation.
     shifted
         Whether a bias is added anywhere behind it.
     narrowest
@@ -84,6 +100,7 @@ class Point:
     """
 
     noise: str | None
+    at: int
     shifted: bool
     narrowest: int
 
@@ -155,30 +172,26 @@ class Trace:
         """
         noises: list[Point] = []
         linear, weight, stopped = None, None, "the input"
-        shifted, narrowest = False, _units(self.output)
-        for _, op in self.back(self.output, len(self.operations)):
+        shifted, narrowest = False, self.units(self.output)
+        for at, op in self.back(self.output, len(self.operations)):
             if op.name == "log_softmax" and log_softmax and linear is None and not noises:
                 continue
             if not op.affine:
                 stopped = op.name
                 break
             shifted |= op.shifts
-            narrowest = min(narrowest, _units(op.inputs[0]))
+            narrowest = min(narrowest, self.units(op.inputs[0]))
             if op.noise is not None:
-                noises.append(Point(op.noise, shifted, narrowest))
+                noises.append(Point(op.noise, at, shifted, narrowest))
             elif op.name in LINEAR and linear is None:
-                linear, weight = Point(None, shifted, narrowest), op.args[1]
+                linear, weight = Point(None, at, shifted, narrowest), op.args[1]
         return Tail(tuple(noises), linear, weight, stopped)
 
-    def trunk(self, noise: str | None, weight: Tensor | None) -> Trunk:
-        """Say what leads from the inputs to a noise layer, or to the linear map with a weight."""
-        at, op = next(
-            (i, op)
-            for i, op in reversed(list(enumerate(self.operations)))
-            if (op.noise == noise if noise else op.name in LINEAR and op.args[1] is weight)
-        )
-        (features,) = op.inputs
-        kind, shifted, narrowest = "fixed", False, _units(features)
+    def trunk(self, point: Point) -> Trunk:
+        """Say what leads from the inputs to a place in the tail."""
+        at = point.at
+        (features,) = self.operations[at].inputs
+        kind, shifted, narrowest = "fixed", False, self.units(features)
         reached = features is self.x
         for _, before in self.back(features, at):
             if not before.affine:
@@ -187,14 +200,27 @@ class Trace:
                 kind = "affine"
             shifted |= before.shifts
             reached = before.inputs[0] is self.x
-            narrowest = min(narrowest, _units(before.inputs[0]))
+            narrowest = min(narrowest, self.units(before.inputs[0]))
         return Trunk(kind if reached else "any", shifted, narrowest)
 
-    def stray_dropout(self) -> int:
-        """Count the calls of functional dropout that no known noise layer made."""
+    def is_last(self, point: Point) -> bool:
+        """Whether what acts at a place in the tail acts nowhere after it."""
+        here = self.operations[point.at]
+        return not any(
+            op.noise == here.noise
+            and (here.noise is not None or (op.name in LINEAR and op.args[1] is here.args[1]))
+            for op in self.operations[point.at + 1 :]
+        )
+
+    def units(self, tensor: Tensor) -> int:
+        """Return the number of entries that a sample has, however they are arranged."""
+        return tensor.numel() // len(self.x)
+
+    def stray_dropout(self) -> list[Operation]:
+        """Return the calls of functional dropout that no known noise layer made."""
         owned = {id(op.inputs[0]) for op in self.operations if op.noise is not None}
         strays = [op for op in self.operations if op.name in DROPOUT and "alpha" not in op.name]
-        return sum(id(op.output) not in owned for op in strays)
+        return [op for op in strays if id(op.output) not in owned]
 
     def chain(self) -> list[Operation] | None:
         """Return all operations from input to output if each feeds only the next, else None."""
@@ -233,7 +259,9 @@ class _Recorder(TorchFunctionMode):  # type: ignore[misc]
     ) -> Any:
         given = kwargs or {}
         output = func(*args, **given)
-        self._write(getattr(func, "__name__", str(func)), (*args, *given.values()), output)
+        name = getattr(func, "__name__", str(func))
+        changed = args[0] if name == "__setitem__" else output
+        self._write(name, (*args, *given.values()), changed, given.get("training"))
         return output
 
     def noise_hook(self, name: str) -> Any:
@@ -248,13 +276,13 @@ class _Recorder(TorchFunctionMode):  # type: ignore[misc]
 
         return mark
 
-    def _write(self, name: str, args: tuple[Any, ...], output: Any) -> None:
+    def _write(self, name: str, args: tuple[Any, ...], output: Any, training: Any) -> None:
         inputs = tuple(t for t in _tensors(args) if id(t) in self._dependent)
         for made in _tensors((output,)):
             if inputs:
                 self._dependent.add(id(made))
             # Every tensor is kept, so that no two have the same id.
-            self.operations.append(Operation(name, args, inputs, made))
+            self.operations.append(Operation(name, args, inputs, made, training=training))
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
@@ -263,8 +291,3 @@ def _tensors(values: Any) -> Iterator[Tensor]:
             yield value
         elif isinstance(value, (tuple, list)):
             yield from _tensors(value)
-
-
-def _units(tensor: Tensor) -> int:
-    """Return the number of entries that a sample has."""
-    return tensor.numel() // max(len(tensor), 1) if tensor.ndim else 1
