@@ -236,6 +236,9 @@ def test_shares_by_layer():
         ({"keep": {"2": 0.5}}, "units of their own, got 2; there are 0, 4, 7"),
         ({"loader": [(torch.randn(3, 5), torch.ones(3), torch.ones(3))]}, "got 3 tensors"),
         ({"loader": [(torch.randn(3, 5), torch.full((3,), 9))]}, "does not fit outputs"),
+        ({"loader": [(torch.randn(3, 2), torch.ones(3).long())]}, r"the batches.*\(3, 2\)"),
+        ({"loader": [torch.randn(3, 2)], "by": "flow"}, r"the batches.*\(3, 2\)"),
+        ({"loader": [torch.full((3, 5), torch.nan)], "by": "flow"}, "must be finite"),
         ({"by": "magic"}, "by must be one of"),
         ({"loader": None}, "pass loader="),
         ({"loader": iter([])}, "must not be an iterator"),
@@ -257,6 +260,35 @@ def test_mistakes_are_named(change, message):
     given = {"model": mlp(), "keep": 0.5, "example": x, "loader": batches((x,)), "by": "mask"}
     with pytest.raises(InputError, match=message):
         compress(**{**given, **change})
+
+
+def test_one_hot_targets_of_cross_entropy():
+    x, y = torch.randn(60, 5), torch.arange(60) % 3
+    rows = nn.functional.one_hot(y)
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
+    found = [
+        compress(model, 0.5, x[:2], [(x, target)], loss="cross_entropy")[1]
+        for target in (y, rows, rows.float())
+    ]
+    assert len({report.after.accuracy for report in found}) == 1
+    assert found[1].after.loss == found[2].after.loss == pytest.approx(found[0].after.loss)
+
+
+def test_recurrent_layers_and_attention_are_named():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.read, self.out = nn.LSTM(4, 8, batch_first=True), nn.Linear(8, 3)
+            self.mix = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x):
+            h, _ = self.read(x)
+            return self.out(self.mix(h, h, h)[0].mean(1))
+
+    for by in ("flow", "spectrum"):
+        skipped = dict(compress(Net(), 0.5, torch.randn(3, 5, 4), by=by)[1].skipped)
+        assert skipped["read"] == "LSTM keeps its maps inside"
+        assert skipped["mix"] == "MultiheadAttention keeps its maps inside"
 
 
 def test_two_shares_for_tied_layers_are_refused():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,15 +25,21 @@ def example_inputs(model: nn.Module, example: Any) -> Inputs:
         raise InputTypeError(f"example must be a tensor or a tuple of tensors, got {kinds}")
     if any(x.ndim == 0 or len(x) == 0 for x in inputs):
         raise InputError(f"example must be a batch of at least one, got {_shapes(inputs)}")
+    with torch.no_grad(), fitting("the example", inputs):
+        model(*inputs)
+    return inputs
+
+
+@contextmanager
+def fitting(what: str, inputs: Inputs) -> Iterator[None]:
+    """Say on which inputs a model does not run."""
     try:
-        with torch.no_grad():
-            model(*inputs)
+        yield
     except Exception as error:  # whatever the model's code raises on inputs it does not fit
         raise InputError(
-            f"model must run on the example, got {type(error).__name__} on inputs of shape "
+            f"model must run on {what}, got {type(error).__name__} on inputs of shape "
             f"{_shapes(inputs)}: {str(error).splitlines()[0] if str(error) else 'no message'}"
         ) from None
-    return inputs
 
 
 def _shapes(inputs: Inputs) -> str:
@@ -72,6 +79,9 @@ class Batches:
                     f"{self._name} must give the model's {self._arity} input(s) and maybe a "
                     f"target, got {len(parts)} tensors"
                 )
+            for x in parts[: self._arity]:
+                if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+                    raise InputError(f"inputs of {self._name} must be finite, got NaN or infinity")
             target = parts[-1] if len(parts) > self._arity else None
             yield tuple(map(self._fitted, parts[: self._arity])), self._placed(target)
         if empty:
@@ -107,8 +117,8 @@ def mean_loss(loss: Loss, output: Tensor, y: Tensor) -> Tensor:
         classes = not y.is_floating_point()
         several = output.ndim >= 2 and output.shape[1] > 1
         loss = "cross_entropy" if classes and several else "logistic" if classes else "mse"
-    if loss == "cross_entropy":
-        y = y.long()
+    if loss == "cross_entropy":  # classes, or their probabilities
+        y = y.to(output.dtype) if y.shape == output.shape else y.long()
     elif y.shape != output.shape and y.numel() == output.numel():
         y = y.reshape(output.shape)
     if loss != "cross_entropy":
@@ -127,13 +137,16 @@ def score(model: nn.Module, batches: Batches, loss: Loss) -> Score | None:
     total, right, count, places, classes = 0.0, 0, 0, 1, True
     with torch.no_grad():
         for inputs, y in batches:
-            output = model(*inputs)
+            with fitting("the batches", inputs):
+                output = model(*inputs)
             judged = callable(loss) or isinstance(output, Tensor)
             if y is None or not judged:
                 return None
             total += float(mean_loss(loss, output, y)) * len(y)
             count += len(y)
             guesses = _guesses(output) if isinstance(output, Tensor) else None
+            if loss == "cross_entropy" and guesses is not None and y.shape == output.shape:
+                y = y.argmax(1)
             classes = classes and not y.is_floating_point()
             classes = classes and guesses is not None and guesses.shape == y.shape
             if classes and guesses is not None:

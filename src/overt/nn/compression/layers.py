@@ -18,6 +18,8 @@ PER_CHANNEL = (
 )  # fmt: skip
 ACROSS = (nn.LayerNorm, nn.RMSNorm)
 ATTENTION = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+SEALED = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
+"""Modules that keep their maps inside."""
 CHANNEL_DROPOUT = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 ELEMENTWISE = (
     nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU,

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from overt.nn.compression.layers import WEIGHTED, hindrance, is_a
+from overt.nn.compression.layers import SEALED, WEIGHTED, hindrance, is_a
 from overt.nn.compression.moments import Moments
 
 Floats = NDArray[np.float64]
@@ -68,7 +68,7 @@ def rewritable(
             holders[id(tensor)] = holders.get(id(tensor), 0) + 1
     for name, module in model.named_modules():
         if not is_a(module, KINDS):
-            if isinstance(module, (nn.MultiheadAttention, nn.RNNBase)):
+            if isinstance(module, SEALED):
                 skipped[name] = f"{type(module).__name__} keeps its maps inside"
             elif isinstance(module, (*WEIGHTED, nn.Embedding)):
                 skipped[name] = f"{type(module).__name__} is not rewritten"

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from overt.nn.compression.batches import fitting
 from overt.nn.compression.layers import LINEAR, is_a
 from overt.nn.compression.tracing import Inputs, observing
 from overt.nn.sources import slow_attention
@@ -77,5 +78,6 @@ def collect(
         handles.append(register(hook(name)))
     with observing(handles), slow_attention():
         for inputs in batches:
-            model(*inputs)
+            with fitting("the batches", inputs):
+                model(*inputs)
     return moments

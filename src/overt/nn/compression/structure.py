@@ -57,6 +57,8 @@ def structure(model: nn.Module, inputs: Inputs) -> Structure:
     for name, module in model.named_modules():
         if layers.is_a(module, layers.ATTENTION):
             feedforward(state, name, module, calls.count[name])
+        if isinstance(module, layers.SEALED):
+            state.skipped[name] = f"{type(module).__name__} keeps its maps inside"
     skipped = {name: f"its forward pass cannot be traced: {why}" for name, why in failed.items()}
     owners = _owners(model)
     for name, module in model.named_modules(remove_duplicate=False):
