@@ -1,10 +1,7 @@
-import itertools
-
 import numpy as np
 import pytest
 import torch
 from robust_cases import points, small_mlp
-from scipy.optimize import minimize
 from torch import nn
 
 from overt import InputError
@@ -43,34 +40,66 @@ def test_attacks_come_close_to_the_exact_robust_error(threat, classes):
     assert not truth.undecided.any()
 
 
-def test_exact_lead_equals_enumeration_of_activation_patterns():
-    """A third oracle: solve one convex program for each pattern of active units."""
-    rng = np.random.default_rng(0)
-    W, A = rng.normal(size=(3, 2)), rng.normal(size=(2, 3))
-    x = rng.normal(size=2)
-    net = lambda v: A @ np.maximum(W @ v, 0)  # noqa: E731
-    y = int(np.argmax(net(x)))
-    for threat, norm in ((L2(0.7), 2), (Linf(0.4), np.inf)):
-        best = -np.inf
-        for pattern in itertools.product((0, 1), repeat=3):
-            s = np.array(pattern)
-            linear = (A[1 - y] - A[y]) * s @ W
-            limits = [{"type": "ineq", "fun": lambda d, s=s: (2 * s - 1) * (W @ (x + d))}]
-            limits.append(
-                {
-                    "type": "ineq",
-                    "fun": lambda d, r=threat.radius, p=norm: r - np.linalg.norm(d, p),
-                }
-            )
-            for begin in rng.uniform(-0.3, 0.3, (2, 2)):
-                out = minimize(lambda d, g=linear: -g @ (x + d), begin, constraints=limits)
-                d = out.x * min(1, threat.radius / max(np.linalg.norm(out.x, norm), 1e-12))
-                f = net(x + d)
-                best = max(best, f[1 - y] - f[y])
-        truth = exact.two_layer(W, A, x[None], [y], threat, level=1e6)  # never decided early
-        assert truth.lead[0] <= truth.bound[0] + 1e-9
-        assert abs(truth.bound[0] - best) < 2e-3
-        assert truth.bound[0] >= best - 1e-6
+@pytest.mark.parametrize("slope", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize(("threat", "norm"), [(L1, 1), (L2, 2), (Linf, np.inf)])
+def test_levels_are_decided_on_both_sides_of_the_largest_lead(threat, norm, slope):
+    """A third oracle: all perturbations of the plane, on a fine polar grid."""
+    rng = np.random.default_rng(int(10 * slope))
+    W, b, A, c = (rng.normal(size=shape) for shape in ((4, 2), 4, (3, 4), 3))
+    angles = np.linspace(0, 2 * np.pi, 4001)
+    circle = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    circle /= np.linalg.norm(circle, norm, axis=1, keepdims=True)
+    disc = np.concatenate([r * circle for r in np.linspace(0, 0.7, 71)])
+    for x in rng.normal(size=(3, 2)):
+        z = (x + disc) @ W.T + b
+        f = np.maximum(slope * z, z) @ A.T + c
+        y = int(f[0].argmin())  # so that the lead is positive
+        best = np.delete(f - f[:, [y]], y, axis=1).max()
+        decide = lambda level, x=x, y=y: exact.two_layer(  # noqa: E731
+            W, A, x[None], [y], threat(0.7), hidden_bias=b, top_bias=c, slope=slope, level=level
+        )
+        below, above = decide(0.995 * best), decide(1.005 * best)
+        assert below.fooled.all()
+        assert np.linalg.norm(below.x[0] - x, norm) <= 0.7 * (1 + 1e-12)
+        assert not above.fooled.any()
+        assert not above.undecided.any()
+        assert best <= above.bound[0] < 1.005 * best
+
+
+@pytest.mark.parametrize("scales", [(1e-5, 1e-5, 1), (1, 1e-8, 1), (1e6, 1, 1e-6), (1, 1, 255)])
+def test_proofs_do_not_depend_on_units(scales):
+    hidden, top, inputs = scales
+    rng = np.random.default_rng(1)
+    W, A, x, b, c = (rng.normal(size=shape) for shape in ((5, 3), (3, 5), (8, 3), 5, 3))
+    y = (np.maximum(x @ W.T + b, 0) @ A.T + c).argmax(1)
+    plain = exact.two_layer(W, A, x, y, L2(0.4), hidden_bias=b, top_bias=c)
+    other = exact.two_layer(
+        hidden * W, top * A, inputs * x, y, L2(0.4 * inputs),
+        hidden_bias=hidden * inputs * b, top_bias=hidden * top * inputs * c,
+    )  # fmt: skip
+    assert 0 < plain.value < 1
+    assert other.fooled.tolist() == plain.fooled.tolist()
+    assert not other.undecided.any()
+    assert np.allclose(other.bound, hidden * top * inputs * plain.bound, rtol=1e-3, atol=0)
+    linear = exact.linear(top * A[:, :3], None, x, y % 3, L2(0.4))
+    assert not linear.undecided.any()
+
+
+def test_points_that_ctrl_c_left_out_are_undecided(monkeypatch):
+    from overt.robust import milp
+
+    best_lead, calls = milp.best_lead, iter(range(9))
+
+    def interrupted(*arguments):
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return best_lead(*arguments)
+
+    monkeypatch.setattr(milp, "best_lead", interrupted)
+    x = np.array([[1.0], [2.0], [3.0], [4.0]])
+    found = exact.two_layer([[1.0]], [[1.0]], x, [1, 1, 1, 1], L2(0.1))
+    assert found.status == "interrupted"
+    assert found.undecided.tolist() == [False, False, True, True]
 
 
 def network(width=6, inputs=3, slope=0.4, seed=0, kappa=0.5):
@@ -160,6 +189,67 @@ def test_separation_finds_the_margin():
     assert (y * (others @ x.T)).min(1).max() <= gamma + 1e-9
     with pytest.raises(InputError, match="separable"):
         two_layer.separation(np.vstack([x, -x]), np.concatenate([y, y]))
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_separation_does_not_depend_on_units(scale):
+    x, y = np.array([[1e-3, 1.0], [-1e-3, 1.0]]), [1, -1]
+    gamma, v = two_layer.separation(scale * x, y)
+    assert gamma == pytest.approx(1e-3 * scale, rel=1e-6)
+    assert np.allclose(v, [1, 0], atol=1e-6)
+
+
+def test_beta_of_choice():
+    net, (x, y) = network(), separable(12, 6)
+    errors = [
+        two_layer.beta_robust_error(net, x, y, 0.3, beta).value for beta in (0.0, 0.05, 0.5, None)
+    ]
+    assert errors[0] == exact.two_layer(net.W, net.a, x, y, L2(0.3), slope=0.4).value
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] > errors[2]
+    assert errors[-1] == two_layer.beta_robust_error(net, x, y, 0.3, net.beta(0.3)).value
+
+
+W, A, X = np.eye(2), np.eye(2), np.ones((3, 2))
+PLAN = {"epsilon": 0.1, "margin": 0.5, "radius": 0.2, "reach": 1.0, "width": 9, "slope": 0.5,
+        "kappa": 0.2, "omega": 1.0}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: exact.linear(W, None, X, [0, 1, 2], L2(0.1)), "classes 0 to 1, or -1 and 1"),
+        (lambda: exact.linear(np.eye(3), None, np.ones((2, 3)), [0, -1], L2(0.1)), "got -1, 0"),
+        (lambda: exact.linear(W, None, X, [0, 0.5, 1], L2(0.1)), "got 0.0, 0.5"),
+        (lambda: exact.linear(W, None, X, [0, 1], L2(0.1)), "y must hold 3 classes"),
+        (lambda: exact.linear(W, [1, 2, 3], X, [0, 1, 1], L2(0.1)), "bias must hold 2"),
+        (lambda: exact.linear(W, [1, np.nan], X, [0, 1, 1], L2(0.1)), "bias must be finite"),
+        (lambda: exact.linear(np.eye(3), None, X, [0, 1, 1], L2(0.1)), "same number of columns"),
+        (lambda: exact.linear(W, None, X, [0, 1, 1], 0.1), "threat must be"),
+        (lambda: exact.two_layer(W, A, X, [0, 1, 5], L2(0.1)), "y must hold classes"),
+        (lambda: exact.two_layer(W, A, X, [0, 1], L2(0.1)), "y must hold 3 classes"),
+        (lambda: exact.two_layer(W, A * np.nan, X, [0, 1, 1], L2(0.1)), "top must be finite"),
+        (lambda: exact.two_layer(W, A, X, [0, 1, 1], L2(0.1), hidden_bias=[1]), "hidden_bias"),
+        (lambda: exact.two_layer(W, A, X, [0, 1, 1], L2(0.1), level=-1.0), "level must be"),
+        (lambda: exact.two_layer(W, A, X, [0, 1, 1], 0.1), "threat must be"),
+        (lambda: LeakyNetwork(W, [1.0, np.nan], 0.5), "a must be finite"),
+        (lambda: LeakyNetwork(W, [1.0], 0.5), "a must be"),
+        (lambda: LeakyNetwork(W, [1.0, 1.0], 1.5), "slope must lie"),
+        (lambda: LeakyNetwork(0 * W, [1.0, 1.0], 0.5).attack_step_size(), "must not be zero"),
+        (lambda: network().value(np.ones(2)), "x must have 3 inputs"),
+        (lambda: algorithm_5(network(), np.ones(3), 0, 0.1, 0.1, 5), "y must be -1 or 1"),
+        (lambda: algorithm_5(network(), np.ones(3), 1, -0.1, 0.1, 5), "radius must be"),
+        (lambda: two_layer.separation(X, [0, 1, 1]), "y must be -1 or 1"),
+        (lambda: two_layer.separation(X, [1, 1]), "y must be 3 labels"),
+        (lambda: two_layer.theorem_16(**(PLAN | {"kappa": 0.0})), "kappa must be"),
+        (lambda: two_layer.theorem_16(**(PLAN | {"slope": 2.0})), "slope must lie"),
+        (lambda: two_layer.theorem_16(**(PLAN | {"reach": 0.3})), "reach must be at least"),
+        (lambda: two_layer.theorem_16(**(PLAN | {"omega": -1.0})), "omega must be"),
+    ],
+)
+def test_bad_input_of_the_theory_is_refused(call, message):
+    with pytest.raises(InputError, match=message):
+        call()
 
 
 def test_robust_error_and_its_curve():

@@ -14,18 +14,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from overt._check import InputError, matrix
+from overt._check import InputError, InputTypeError, floating, matrix, number
 from overt._progress import meter
 from overt.results import Floats, Result, Status
-from overt.robust.threat import L1, L2, Linf, Threat
+from overt.robust.threat import L2, Linf, Threat
 
 Bools = NDArray[np.bool_]
 
-DECIDED = 1e-9
-"""How far below the level a bound must be to count as a proof, given the solver's rounding."""
+ROUNDING = 1e-9
+"""Relative size of the leads of linear models that rounding leaves undecided."""
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class ExactError(Result):
     """Robust error with a proof for each point.
 
@@ -41,8 +41,9 @@ class ExactError(Result):
         Proved upper bound on that lead over all allowed perturbations, (points,). The search stops
         when the level is decided.
     undecided
-        Points that are neither fooled nor proved robust: the bound is not below the level by more
-        than the solver's tolerance. Exact ties, which dead units cause, end here.
+        Points that are neither fooled nor proved robust: the bound, the solver's tolerance
+        included, is not below the level. Exact ties, which dead units cause, end here, and points
+        that were not reached when Ctrl-C was pressed.
     x
         The perturbed inputs that reach `lead`, (points, inputs).
     status
@@ -64,26 +65,30 @@ def linear(weight: Any, bias: Any, x: Any, y: Any, threat: Threat) -> ExactError
     max over |d| <= radius of (w_j - w_y).d is radius |w_j - w_y|_dual without bounds; within
     bounds it is taken at the vertex or arc that the threat's geometry gives.
     """
-    W, X, y = (
-        matrix("weight", np.asarray(weight, float)),
-        matrix("x", np.asarray(x, float)),
-        _int(y),
-    )
-    b = np.asarray(bias, float).reshape(len(W))
-    if len(W) == 1:
-        W, b = np.vstack([np.zeros_like(W), W]), np.array([0.0, b[0]])
+    W = matrix("weight", np.atleast_2d(np.asarray(weight, float)))
+    X = matrix("x", np.asarray(x, float))
+    if W.shape[1] != X.shape[1]:
+        raise InputError(
+            "weight (classes, inputs) and x (points, inputs) must have the same number of columns, "
+            f"got {W.shape} and {X.shape}"
+        )
+    W, b = _two_classes(W, _bias("bias", bias, len(W)))
+    y = _classes(y, len(X), len(W))
+    _checked(threat)
     inputs = torch.from_numpy(X)
     region = threat.within(inputs).region(inputs)
     f = X @ W.T + b
-    lead, moved = np.full(len(X), -np.inf), X.copy()
+    lead, moved, size = np.full(len(X), -np.inf), X.copy(), np.abs(f).max(1)
     for j in range(len(W)):
         direction = W[j] - W[y]  # (points, inputs)
         d = farthest(torch.from_numpy(direction), threat, region.box).numpy()
-        reached = f[:, j] - f[np.arange(len(X)), y] + np.sum(direction * d, 1)
+        gained = np.sum(direction * d, 1)
+        reached = f[:, j] - f[np.arange(len(X)), y] + gained
         better = (reached > lead) & (y != j)
         lead[better], moved[better] = reached[better], (X + d)[better]
+        size = np.maximum(size, gained)
     fooled = lead > 0
-    undecided = ~fooled & (lead >= -DECIDED)
+    undecided = ~fooled & (lead >= -ROUNDING * size)
     return ExactError(
         float(fooled.mean()), fooled, lead, lead.copy(), undecided, moved, _status(undecided)
     )
@@ -132,21 +137,21 @@ def two_layer(
     """
     from overt.robust.milp import Network, best_lead
 
-    W, A = matrix("hidden", np.asarray(hidden, float)), np.atleast_2d(np.asarray(top, float))
-    X, y = matrix("x", np.asarray(x, float)), _int(y)
+    W, X = (matrix(name, np.asarray(a, float)) for name, a in (("hidden", hidden), ("x", x)))
+    A = matrix("top", np.atleast_2d(np.asarray(top, float)))
     if A.shape[1] != len(W) or W.shape[1] != X.shape[1]:
         raise InputError(
             "hidden (width, inputs), top (classes, width) and x (points, inputs) must fit, got "
             f"{W.shape}, {A.shape} and {X.shape}"
         )
-    if not 0 <= slope <= 1:
+    if number("slope", slope) > 1:
         raise InputError(f"slope must lie in [0, 1], got {slope!r}")
-    b = np.zeros(len(W)) if hidden_bias is None else np.asarray(hidden_bias, float)
-    c = np.zeros(len(A)) if top_bias is None else np.atleast_1d(np.asarray(top_bias, float))
-    if len(A) == 1:
-        A, c = np.vstack([np.zeros_like(A), A]), np.array([0.0, c[0]])
-    net = Network(W, b, A, c, slope)
-    lead, bound, moved = np.full(len(X), -np.inf), np.full(len(X), -np.inf), X.copy()
+    level = number("level", level)
+    A, c = _two_classes(A, _bias("top_bias", top_bias, len(A)))
+    y = _classes(y, len(X), len(A))
+    net = Network(W, _bias("hidden_bias", hidden_bias, len(W)), A, c, slope)
+    lead, bound, moved = np.full(len(X), -np.inf), np.full(len(X), np.inf), X.copy()
+    _checked(threat)
     settled = threat.within(torch.from_numpy(X))
     status = Status.OPTIMAL
     try:
@@ -160,7 +165,7 @@ def two_layer(
     # an exact tie, which dead units cause, the class of the smaller number wins.
     predicted = np.array([int(np.argmax(net.logits(point))) for point in moved])
     fooled = lead >= level if level > 0 else predicted != y
-    undecided = ~fooled & (bound >= level - DECIDED)
+    undecided = ~fooled & (bound >= level)
     if status is not Status.INTERRUPTED:
         status = _status(undecided)
     return ExactError(float(fooled.mean()), fooled, lead, bound, undecided, moved, status)
@@ -170,9 +175,35 @@ def _status(undecided: Bools) -> Status:
     return Status.FINISHED if bool(undecided.any()) else Status.OPTIMAL
 
 
-def _int(y: Any) -> NDArray[np.int64]:
-    labels = np.asarray(y).astype(np.int64)
-    return (labels + 1) // 2 if labels.min() < 0 else labels
+def _two_classes(weight: Floats, bias: Floats) -> tuple[Floats, Floats]:
+    """Return a single logit as two, the first of them 0; others as they are."""
+    if len(weight) > 1:
+        return weight, bias
+    return np.vstack([np.zeros_like(weight), weight]), np.array([0.0, bias[0]])
 
 
-__all__ = ["L1", "ExactError", "farthest", "linear", "two_layer"]
+def _bias(name: str, value: Any, size: int) -> Floats:
+    if value is None:
+        return np.zeros(size)
+    bias = np.atleast_1d(np.asarray(floating(name, np.asarray(value, float))))
+    if bias.shape != (size,):
+        raise InputError(f"{name} must hold {size} number(s), got shape {bias.shape}")
+    return bias
+
+
+def _classes(y: Any, points: int, classes: int) -> NDArray[np.int64]:
+    """Return the points' classes from 0 on; two may be called -1 and 1."""
+    labels = np.asarray(y)
+    if labels.shape != (points,):
+        raise InputError(f"y must hold {points} classes, got shape {labels.shape}")
+    signs = classes == 2 and np.isin(labels, (-1, 1)).all()
+    if not signs and not np.isin(labels, np.arange(classes)).all():
+        accepted = f"0 to {classes - 1}" + (", or -1 and 1" if classes == 2 else "")
+        seen = ", ".join(repr(label) for label in np.unique(labels)[:5].tolist())
+        raise InputError(f"y must hold classes {accepted}, got {seen}")
+    return np.asarray((labels > 0) if signs else labels, dtype=np.int64)
+
+
+def _checked(threat: Any) -> None:
+    if not isinstance(threat, Threat):
+        raise InputTypeError(f"threat must be L1, L2 or Linf with a radius, got {threat!r}")

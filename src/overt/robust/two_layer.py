@@ -12,17 +12,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.special import expit
 
-from overt._check import InputError, matrix, number, whole
+from overt._check import InputError, floating, matrix, number, whole
 from overt.results import Floats, Result
 from overt.robust.exact import ExactError, two_layer
 from overt.robust.threat import L2
 
+SEPARABLE = 1e-8
+"""Least margin, relative to the largest input, that is told from none in double precision."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class LeakyNetwork:
     """f(x) = a . sigma(W x) with W (width, inputs), a (width,) and the slope alpha in [0, 1]."""
 
@@ -31,11 +35,12 @@ class LeakyNetwork:
     slope: float
 
     def __post_init__(self) -> None:
-        matrix("W", self.W)
-        if np.shape(self.a) != (len(self.W),):
-            raise InputError(f"a must be ({len(self.W)},), got {np.shape(self.a)}")
-        if not 0 <= self.slope <= 1:
-            raise InputError(f"slope must lie in [0, 1], got {self.slope!r}")
+        W = np.asarray(matrix("W", self.W), dtype=np.float64)
+        a = np.asarray(floating("a", np.asarray(self.a, dtype=np.float64), ndim=1))
+        if len(a) != len(W):
+            raise InputError(f"a must be ({len(W)},), got {a.shape}")
+        for name, value in (("W", W), ("a", a), ("slope", _slope(self.slope))):
+            object.__setattr__(self, name, value)
 
     @property
     def kappa(self) -> float:
@@ -49,19 +54,21 @@ class LeakyNetwork:
 
     def value(self, x: Floats) -> Floats:
         """Return f(x) for one input or for rows of inputs."""
-        z = x @ self.W.T
+        z = self._preactivations(x)
         return np.maximum(self.slope * z, z) @ self.a
 
     def input_gradient(self, x: Floats) -> Floats:
         """Return grad_x f(x) = sum_r a_r sigma'(w_r . x) w_r for one input."""
-        return (self.a * np.where(self.W @ x > 0, 1.0, self.slope)) @ self.W
+        return (self.a * self._slopes(x)) @ self.W
 
     def weight_gradient(self, x: Floats) -> Floats:
         """Return grad_W f(x), rows a_r sigma'(w_r . x) x, for one input."""
-        return np.outer(self.a * np.where(self.W @ x > 0, 1.0, self.slope), x)
+        return np.outer(self.a * self._slopes(x), x)
 
     def attack_step_size(self) -> float:
         """Return 1 / (kappa^2 m |W|_F^2), the largest step of Lemma 18."""
+        if not self.kappa * self.norm:
+            raise InputError("W and a must not be zero: there is nothing to attack")
         return 1 / (self.kappa**2 * len(self.W) * self.norm**2)
 
     def beta(self, radius: float) -> float:
@@ -70,7 +77,16 @@ class LeakyNetwork:
         The proof of Lemma 18 bounds |delta* - delta_t| by the radius; two points of a ball may be
         twice the radius apart, hence 4 where 2 is printed.
         """
-        return 4 * radius * (1 - self.slope) * self.kappa * math.sqrt(len(self.W))
+        return 4 * number("radius", radius) * (1 - self.slope) * self.kappa * math.sqrt(len(self.W))
+
+    def _preactivations(self, x: Floats) -> Floats:
+        if np.shape(x)[-1:] != self.W.shape[1:]:
+            raise InputError(f"x must have {self.W.shape[1]} inputs, got shape {np.shape(x)}")
+        return np.asarray(x @ self.W.T)
+
+    def _slopes(self, x: Floats) -> Floats:
+        """Return sigma'(w_r . x) for one input."""
+        return np.where(self._preactivations(x) > 0, 1.0, self.slope)
 
 
 def algorithm_5(
@@ -81,6 +97,8 @@ def algorithm_5(
     delta_1 = x and delta_(t+1) = project(delta_t + step_size grad l_-(y f(delta_t))) on the ball
     of the given radius around x.
     """
+    x = np.asarray(floating("x", np.asarray(x, dtype=np.float64), ndim=1))
+    y, radius, step_size = _sign(y), number("radius", radius), number("step_size", step_size)
     delta, best, best_margin = x, x, math.inf
     for _ in range(whole("steps", steps)):
         margin = y * float(net.value(delta))
@@ -100,10 +118,11 @@ def algorithm_6(
     attack: Callable[[LeakyNetwork, Floats, int], Floats],
 ) -> Iterator[LeakyNetwork]:
     """Yield W_1, W_2, ...: one gradient step on l(y f(delta)) for each sample, attacked first."""
+    number("step_size", step_size)
     yield net
     for x, y in samples:
         delta = attack(net, x, y)
-        slope = -expit(-y * float(net.value(delta)))
+        slope = -expit(-_sign(y) * float(net.value(delta)))
         W = net.W - step_size * slope * y * net.weight_gradient(delta)
         net = LeakyNetwork(W, net.a, net.slope)
         yield net
@@ -135,7 +154,7 @@ class Plan(Result):
 
     def attack_steps(self, norm: float) -> int:
         """Return T_atk for hidden weights of this Frobenius norm."""
-        return max(math.ceil(self.attack_work * norm**2), 1)
+        return max(math.ceil(self.attack_work * number("norm", norm) ** 2), 1)
 
 
 def theorem_16(
@@ -171,9 +190,24 @@ def theorem_16(
     width, slope, kappa, omega
         m, alpha > 0, |a_r|, and the largest Frobenius norm of the first hidden weights.
     """
-    number("epsilon", epsilon, exclusive=True)
-    number("slope", slope, exclusive=True)
-    if not 0 <= radius < margin:
+    epsilon, kappa = (
+        number(name, value, exclusive=True)
+        for name, value in (("epsilon", epsilon), ("kappa", kappa))
+    )
+    margin, radius, reach, omega = (
+        number(name, value)
+        for name, value in (
+            ("margin", margin), ("radius", radius), ("reach", reach), ("omega", omega)
+        )
+    )  # fmt: skip
+    if not _slope(slope):
+        raise InputError("slope must be above 0: nothing is proved for ReLU networks")
+    if reach < margin * (1 - 1e-9):
+        raise InputError(
+            f"reach must be at least the margin {margin:.4g}, got {reach:.4g}: it is the largest "
+            "norm of an input"
+        )
+    if radius >= margin:
         raise InputError(
             f"radius must be below the margin {margin:.4g}, got {radius:.4g}: nothing is proved "
             "for larger perturbations"
@@ -199,7 +233,7 @@ def corollary_4(*, epsilon: float, margin: float, radius: float, reach: float, w
     T_tr = 64 (R + nu)^2 (1 + eps) / ((gamma - nu)^2 eps^2), at most the printed 128 (...) for
     eps <= 1; beta vanishes, so that the error is the robust error itself.
     """
-    kappa = 1 / math.sqrt(whole("width", width))
+    kappa, margin = 1 / math.sqrt(whole("width", width)), number("margin", margin, exclusive=True)
     return theorem_16(
         epsilon=epsilon, margin=margin, radius=radius, reach=reach,
         width=width, slope=1.0, kappa=kappa, omega=1 / margin,
@@ -222,8 +256,8 @@ def corollary_5(
     With it T_atk = 8 nu^2 / (eta_atk eps) = beta^2 |W|^2 / (2 (1 - alpha)^2 eps). Printed are
     kappa with 2 for 4, and T_atk = 2 (1 - alpha)^2 / (beta^2 |W|^2 eps), which is upside down.
     """
-    number("beta", beta, exclusive=True)
-    if not 0 < slope < 1 or radius <= 0:
+    beta, radius = number("beta", beta, exclusive=True), number("radius", radius)
+    if not 0 < _slope(slope) < 1 or radius == 0:
         raise InputError(
             f"slope must lie in (0, 1) and radius above 0, got {slope!r} and {radius!r}; beta is 0 "
             "otherwise, see corollary_4"
@@ -243,27 +277,52 @@ def separation(x: Floats, y: Floats) -> tuple[float, Floats]:
     """
     from scipy.optimize import nnls
 
-    G = np.asarray(y, float)[:, None] * matrix("x", x)
+    X = np.asarray(matrix("x", x), dtype=np.float64)
+    scale = float(np.linalg.norm(X, axis=1).max()) or 1.0
+    G = _signs(y, len(X))[:, None] * (X / scale)
     E = np.vstack([G.T, np.ones(len(G))])
     f = np.zeros(len(E))
     f[-1] = 1.0
-    u, residual = nnls(E, f)
-    r = E @ u - f
-    if residual < 1e-9:
-        raise InputError("x must be linearly separable by a plane through the origin, it is not")
-    v = -r[:-1] / r[-1]
-    gamma = 1 / float(np.linalg.norm(v))
-    return gamma, v * gamma
+    u, _ = nnls(E, f)
+    v = G.T @ u
+    v /= float(np.linalg.norm(v)) or 1.0
+    gamma = float((G @ v).min())
+    if gamma < SEPARABLE:
+        raise InputError(
+            "x must be linearly separable by a plane through the origin, with a margin above "
+            f"{SEPARABLE:g} of the largest input; it is not"
+        )
+    return gamma * scale, v
 
 
-def beta_robust_error(net: LeakyNetwork, x: Floats, y: Floats, radius: float) -> ExactError:
-    """Return P(min y f(delta) <= -beta |W|_F) exactly, beta = 4 nu (1 - alpha) kappa sqrt(m)."""
+def beta_robust_error(
+    net: LeakyNetwork, x: Floats, y: Floats, radius: float, beta: float | None = None
+) -> ExactError:
+    """Return P(min y f(delta) <= -beta |W|_F) exactly, labels y in {-1, 1}.
+
+    `beta` is that of Theorem 16 if None, 4 nu (1 - alpha) kappa sqrt(m); 0 gives the robust error.
+    """
+    beta = net.beta(radius) if beta is None else number("beta", beta)
     return two_layer(
-        net.W,
-        net.a[None],
-        x,
-        y,
-        L2(radius),
-        slope=net.slope,
-        level=net.beta(radius) * net.norm,
+        net.W, net.a[None], x, _signs(y, len(x)), L2(radius), slope=net.slope, level=beta * net.norm
     )
+
+
+def _slope(value: Any) -> float:
+    slope = number("slope", value)
+    if slope > 1:
+        raise InputError(f"slope must lie in [0, 1], got {value!r}")
+    return slope
+
+
+def _sign(value: Any) -> int:
+    if np.ndim(value) or value not in (-1, 1):
+        raise InputError(f"y must be -1 or 1, got {value!r}")
+    return int(value)
+
+
+def _signs(y: Any, n: int) -> Floats:
+    values = np.asarray(y)
+    if values.shape != (n,):
+        raise InputError(f"y must be {n} labels, each -1 or 1, got shape {values.shape}")
+    return np.array([_sign(value) for value in values.tolist()], dtype=np.float64)
