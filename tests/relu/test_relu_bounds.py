@@ -29,6 +29,8 @@ from overt.relu import (
 from overt.relu.law import whiten
 from overt.relu.plane import largest_correlation
 
+UNIT = TwoLayer([[1.0]], [[1.0]])
+
 
 def net_of(rng, inputs=3, width=6, outputs=2):
     return TwoLayer(rng.normal(size=(outputs, width)), rng.normal(size=(inputs, width)))
@@ -82,6 +84,24 @@ def test_flows_of_tensors_have_gradients():
     assert torch.allclose(psi.detach(), torch.tensor(flows(U.detach().numpy(), A.numpy())))
     assert U.grad.abs().sum() > 0
     assert capacity(psi.detach()) == pytest.approx(float(psi.detach().sum()))
+
+
+def test_gradients_of_flows_are_finite_at_dead_units():
+    U = torch.ones(1, 3, requires_grad=True)
+    V = torch.tensor([[2.0, 0.0, -1.0]], requires_grad=True)
+    psi = flows(U, torch.relu(torch.ones(4, 1) @ V))
+    psi.sum().backward()
+    assert U.grad.tolist() == [[2.0, 0.0, 0.0]]
+    assert V.grad.tolist() == [[1.0, 0.0, 0.0]]
+    assert capacity(psi) == 2.0  # and no warning for a tensor with a gradient
+    assert coadaptation(psi) == pytest.approx(1 / math.sqrt(3))
+
+
+def test_networks_of_lists_and_tensors():
+    from_lists = TwoLayer([[1.0, 2.0]], [[1.0, -1.0]])
+    from_tensors = TwoLayer(torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, -1.0]]))
+    for net in (from_lists, from_tensors):
+        assert net.predict(np.array([[3.0], [-3.0]])).tolist() == [[3.0], [6.0]]
 
 
 def test_positive_norm():
@@ -175,6 +195,31 @@ def test_retentivity_in_many_dimensions_is_an_interval():
     assert (line.lower, line.upper) == pytest.approx((0.2, 0.2))
 
 
+@pytest.mark.parametrize("scale", [1e-200, 1e200])
+def test_retentivity_and_complexity_do_not_depend_on_the_scale(scale):
+    rng = np.random.default_rng(8)
+    for d in (1, 2, 3):
+        X = rng.normal(size=(12, d))
+        one, other = retentivity(X), retentivity(scale * X)
+        assert other.upper == pytest.approx(one.upper, rel=1e-9)
+        assert share(scale * X, scale * other.direction) == pytest.approx(one.upper, rel=1e-6)
+    assert rademacher(scale * X, draws=5).value == pytest.approx(rademacher(X, draws=5).value)
+
+
+def test_retentivity_of_many_non_negative_inputs_is_seen_at_once():
+    X = np.maximum(np.random.default_rng(9).normal(size=(3000, 40)) + 0.5, 0)
+    found = retentivity(X)
+    assert (found.lower, found.upper, found.status) == (0.0, 0.0, "exact")
+    assert share(X, found.direction) == 0
+
+
+def test_an_infinite_norm_makes_bounds_infinite_whatever_alpha():
+    for alpha in (0.0, 1.0):
+        assert rademacher_upper(alpha, math.inf, 5, 0.5) == math.inf
+        assert rademacher_lower(alpha, math.inf, 5) == math.inf
+        assert symmetrized_bound(0.0, alpha, math.inf, 5).value == math.inf
+
+
 def test_symmetrize_only_flips_signs():
     X = np.abs(np.random.default_rng(4).normal(size=(400, 3)))
     Z = symmetrize(X, seed=0)
@@ -255,6 +300,20 @@ def test_one_unit_attains_the_supremum_over_wide_networks():
         (lambda: TwoLayer(np.ones((1, 2)), np.ones((2, 3))), "same number of columns"),
         (lambda: TwoLayer(np.ones((1, 2)), np.ones((3, 2))).predict(np.ones((4, 2))), "3 columns"),
         (lambda: escaping_weights(0.0), "size must be"),
+        (lambda: escaping_weights(1e200), "at most 1e100"),
+        (lambda: flows(np.ones((1, 3)), torch.ones(4, 3)), "one library"),
+        (lambda: capacity(np.array([1.0, np.nan])), "psi must be finite"),
+        (lambda: coadaptation(np.array([1.0, -1.0])), "none negative"),
+        (lambda: coadaptation(np.array([])), "not be empty"),
+        (lambda: positive_norm(np.eye(2), np.diag([1.0, -1.0])), "negative eigenvalue"),
+        (lambda: retentivity(np.ones((3, 2)), "equal"), "weights must be"),
+        (lambda: retentivity(np.eye(2), starts=0), "starts must be"),
+        (lambda: rademacher(np.eye(2), starts=0), "starts must be"),
+        (lambda: share(np.eye(2), np.ones(3)), "v must have 2 entries"),
+        (lambda: UNIT.clipped_error(np.ones((3, 1)), np.ones((3, 1))), "y must have 1 dimension"),
+        (lambda: UNIT.clipped_error(np.ones((3, 1)), np.ones(2)), "y must have 3 entries"),
+        (lambda: UNIT.clipped_error(np.ones((1, 1)), [np.nan]), "y must be finite"),
+        (lambda: UNIT.flows(np.ones((3, 2)), symmetrized=True), "X must have 1 columns"),
     ],
 )
 def test_bad_input_is_refused(call, message):

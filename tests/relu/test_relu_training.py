@@ -1,6 +1,7 @@
 """Algorithm 4 against a literal PyTorch loop, its margin, and what Theorems 14 and 15 ask for."""
 
 import math
+import sys
 
 import cvxpy
 import numpy as np
@@ -158,8 +159,31 @@ def test_requirements_are_met_and_tight(gamma, delta):
         (lambda X, y: required(epsilon=0.1, margin=0.0, dimension=3), "margin must be"),
         (lambda X, y: required(epsilon=0.1, margin=0.5, dimension=3, learning_rate=1.0), "ln 2"),
         (lambda X, y: guarantee(margin=0.1, dimension=3, width=5, steps=5, delta=0.0), "delta"),
+        (lambda X, y: required(epsilon=0.1, margin=0.5, dimension=3, delta=0.0), "delta"),
+        (lambda X, y: required(epsilon=0.1, margin=1e-60, dimension=3), "between 1e-30 and 1"),
+        (lambda X, y: required(epsilon=1e-300, margin=1e-30, dimension=3), "no width and steps"),
+        (lambda X, y: margin(X, (y + 1) / 2), "got 0.0, 1.0"),
+        (lambda X, y: margin(X, ["a"] * len(y)), "got 'a'"),
+        (lambda X, y: train_lazy(X, y, width=3, records=None), "records must be"),
+        (lambda X, y: train_lazy(X, y, width=3, test=(X,)), "pair"),
+        (lambda X, y: train_lazy(X, y, width=3, steps=5).predict(X[:, :2]), "columns"),
     ],
 )
 def test_bad_input_is_refused(call, message):
     with pytest.raises(InputError, match=message):
         call(*problem(np.random.default_rng(5)))
+
+
+def test_ctrl_c_keeps_the_margin_found_so_far(monkeypatch):
+    X, y = problem(np.random.default_rng(6))
+    calls = iter(range(100))
+
+    def interrupted(*arrays):
+        if next(calls) == 3:
+            raise KeyboardInterrupt
+        return _answer(*arrays)
+
+    monkeypatch.setattr(sys.modules["overt.relu.margin"], "_answer", interrupted)
+    found = margin(X, y, features=50, tol=0.0)
+    assert found.status == "interrupted"
+    assert found.weights.sum() == pytest.approx(1)

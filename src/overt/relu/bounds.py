@@ -15,8 +15,19 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from array_api_compat import is_torch_array
 
-from overt._check import Array, InputError, matrix, namespace, number, second_moment, whole
+from overt import _check
+from overt._check import (
+    Array,
+    InputError,
+    floating,
+    matrix,
+    namespace,
+    number,
+    same_library,
+    whole,
+)
 from overt.results import Floats, Result
 
 
@@ -57,20 +68,22 @@ def flows(U: Array, activations: Array) -> Array:
     """psi_i = |u_i| a_i, a_i^2 = mean over samples of a_i(x)^2 (thesis, section 4.6).
 
     What unit i contributes to the output. `U` is outputs x width, `activations` samples x width;
-    NumPy or PyTorch.
+    NumPy or PyTorch, with gradients, which are 0 at dead units.
     """
     U, A = matrix("U", U), matrix("activations", activations)
+    same_library(U=U, activations=A)
     if U.shape[1] != A.shape[1]:
         raise InputError(
             "activations (samples x width) and U (outputs x width) must have the same number of "
             f"columns, got {tuple(A.shape)} and {tuple(U.shape)}"
         )
-    xp = namespace(U, A)
-    return xp.sqrt(xp.sum(U * U, axis=0) * xp.mean(A * A, axis=0))
+    norm = namespace(U, A).linalg.vector_norm
+    return norm(U, axis=0) * (norm(A, axis=0) / math.sqrt(A.shape[0]))
 
 
 def capacity(psi: Array) -> float:
     """Alpha = sum_i psi_i, the size of the class F_alpha that holds the network (eq. 4.5)."""
+    psi = _flows(psi)
     return float(namespace(psi).sum(psi))
 
 
@@ -80,26 +93,30 @@ def coadaptation(psi: Array) -> float | None:
     1 where all units contribute alike, 1/sqrt(width) where a single unit does everything. None
     for a network whose flows are all zero.
     """
+    psi = _flows(psi)
     xp = namespace(psi)
     largest = float(xp.max(psi))
     if largest == 0:
         return None
-    share = psi / largest
-    width = math.prod(psi.shape)
+    share, width = psi / largest, math.prod(psi.shape)
     return float(xp.sum(share)) / math.sqrt(width * float(xp.sum(share * share)))
 
 
-def positive_norm(X: Floats, second_moment_of_inputs: Floats | None = None) -> float:
+def positive_norm(X: Floats, second_moment: Floats | None = None) -> float:
     """|X|_(C+) = sqrt(sum_i x_i' C+ x_i), C+ the pseudo-inverse of C = E[x x'].
 
     With C from the same data (the default) it is sqrt(n rank(X)). Infinite where a row of X leaves
     the range of C: the law with that C never draws it.
     """
     X = np.asarray(matrix("X", X), dtype=np.float64)
-    C = second_moment(second_moment_of_inputs, X.shape[1])
+    C = _check.second_moment(second_moment, X.shape[1])
     if C is None:
         return math.sqrt(len(X) * int(np.linalg.matrix_rank(X)))
     values, vectors = np.linalg.eigh(np.asarray(C, dtype=np.float64))
+    if values[0] < -1e-6 * np.abs(values).max():
+        raise InputError(
+            f"second_moment must have no negative eigenvalue, got {values[0]:.4g}: it is E[x x']"
+        )
     kept = values > values[-1] * len(values) * np.finfo(float).eps
     along = X @ vectors
     if np.linalg.norm(along[:, ~kept]) > 1e-6 * np.linalg.norm(along):
@@ -115,9 +132,8 @@ def rademacher_upper(alpha: float, norm: float, n: int, retentivity: float) -> f
     with norm = sqrt(n rank(C)). The bound grows as beta falls, so a retentivity that errs on the
     large side (see `overt.relu.retentivity`) makes it too small. Infinite for beta = 0.
     """
-    alpha, norm, n = number("alpha", alpha), _norm(norm), whole("n", n)
-    beta = _retentivity(retentivity)
-    return 2 * alpha * norm / (n * math.sqrt(beta)) if beta else math.inf
+    beta, slope = _retentivity(retentivity), _slope(alpha, norm, n)
+    return 2 * slope / math.sqrt(beta) if beta else math.inf
 
 
 def rademacher_lower(alpha: float, norm: float, n: int) -> float:
@@ -127,7 +143,7 @@ def rademacher_lower(alpha: float, norm: float, n: int) -> float:
     and the two classes have the same complexity, since the best network repeats one unit. Hence
     it holds for odd widths too, which the printed proof leaves out.
     """
-    return number("alpha", alpha) * _norm(norm) / (2 * whole("n", n))
+    return _slope(alpha, norm, n) / 2
 
 
 def generalization_bound(
@@ -157,7 +173,7 @@ def symmetrized_bound(
     a'_i^2 = E(v_i.x)^2 / 2. |X|_(C+) does not change under signs. The risk is that of the original
     inputs.
     """
-    complexity = 46 * number("alpha", alpha) * _norm(norm) / whole("n", n)
+    complexity = 46 * _slope(alpha, norm, n)
     return _bound(
         2.0, empirical, complexity, 24.0, alpha, 0.5, n, delta,
         "labels in [-1, 1], one output, independent samples, trained and measured on inputs with "
@@ -196,6 +212,17 @@ def _retentivity(value: float) -> float:
     return beta
 
 
-def _norm(value: float) -> float:
-    """Return |X|_(C+), which may be infinite."""
-    return math.inf if value == math.inf else number("norm", value)
+def _slope(alpha: float, norm: float, n: int) -> float:
+    """Return alpha |X|_(C+) / n; infinite with the norm, as F_0 already is off the range of C."""
+    alpha, n = number("alpha", alpha), whole("n", n)
+    return math.inf if norm == math.inf else alpha * number("norm", norm) / n
+
+
+def _flows(psi: Array) -> Array:
+    """Return checked flows without their gradient."""
+    psi = floating("psi", psi)
+    psi = psi.detach() if is_torch_array(psi) else psi
+    least = float(namespace(psi).min(psi))
+    if least < 0:
+        raise InputError(f"psi must hold flows, none negative, got {least:.4g}")
+    return psi

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError, Seed, generator, matrix, number, whole
+from overt._check import InputError, Seed, generator, number, whole
 from overt.relu import plane
 from overt.relu.bounds import rademacher_lower, rademacher_upper
-from overt.relu.law import probabilities, whiten
+from overt.relu.law import points, probabilities, whiten
 from overt.relu.retentivity import retentivity
 from overt.results import Floats, Result
 
@@ -70,7 +70,8 @@ def rademacher(
     starts
         Directions from which each supremum is searched, in more than two dimensions.
     """
-    X = np.asarray(matrix("X", X), dtype=np.float64)
+    X = points(X)
+    whole("starts", starts)
     alpha, rng = number("alpha", alpha), generator(seed)
     p = probabilities(weights, len(X))
     chosen = np.arange(len(X)) if sample is None else np.asarray(sample)
@@ -84,7 +85,7 @@ def rademacher(
         # A second coordinate of 0 leaves one-dimensional inputs as they are.
         suprema = plane.largest_correlation(np.pad(Z, ((0, 0), (0, 2 - Z.shape[1]))), p, counts)
     else:
-        suprema = np.array([_search(Z, p, c, whole("starts", starts), rng) for c in counts])
+        suprema = np.array([_search(Z, p, c, starts, rng) for c in counts])
     norm = float(np.linalg.norm(Z[chosen]))
     beta = retentivity(X, weights).lower
     scale = alpha / n

@@ -10,11 +10,24 @@ from overt._check import InputError, Seed, generator, matrix
 from overt.results import Floats
 
 
+def points(X: Any) -> Floats:
+    """Return X in float64, scaled to a largest entry of 1 so that squares stay in range.
+
+    Retentivity and complexity do not depend on the scale of the inputs.
+    """
+    X = np.asarray(matrix("X", X), dtype=np.float64)
+    largest = np.abs(X).max()
+    return np.asarray(X / largest if largest > 0 else X)
+
+
 def probabilities(weights: Any, n: int) -> Floats:
     """Return the probabilities of n points; equal if `weights` is None."""
     if weights is None:
         return np.full(n, 1 / n)
-    p = np.asarray(weights, dtype=np.float64)
+    try:
+        p = np.asarray(weights, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"weights must be {n} numbers, got {weights!r}") from None
     if p.shape != (n,) or not np.isfinite(p).all() or p.min() < 0 or p.sum() <= 0:
         raise InputError(
             f"weights must be {n} numbers (one per row of X), none negative, not all zero, got "
@@ -28,7 +41,6 @@ def whiten(X: Floats, p: Floats) -> Floats:
 
     From the SVD of the weighted points; those of weight 0 must lie in the range of the others.
     """
-    X = np.asarray(matrix("X", X), dtype=np.float64)
     _, s, Vt = np.linalg.svd(np.sqrt(p)[:, None] * X, full_matrices=False)
     rank = int(np.sum(s > s[0] * max(X.shape) * np.finfo(float).eps)) if s[0] > 0 else 0
     if rank == 0:

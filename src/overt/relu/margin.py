@@ -82,10 +82,13 @@ def margin(
 
 def labels(y: Any, n: int) -> Floats:
     """Return y as n numbers, each -1 or 1."""
-    values = np.asarray(y, dtype=np.float64)
-    if values.shape != (n,) or not np.isin(values, (-1.0, 1.0)).all():
+    values = np.asarray(y)
+    if values.shape != (n,):
         raise InputError(f"y must be {n} labels, each -1 or 1, got shape {values.shape}")
-    return values
+    if not np.isin(values, (-1, 1)).all():
+        seen = ", ".join(repr(v) for v in np.unique(values)[:4].tolist())
+        raise InputError(f"y must be {n} labels, each -1 or 1, got {seen}, ...")
+    return values.astype(np.float64)
 
 
 def unit_rows(X: Floats) -> None:
@@ -127,24 +130,27 @@ def _minimise(
     p = np.full(len(signed), 1 / len(signed))
     norms, slope = _answer(G, signed, p)
     value, floor, step = float(norms.mean()), float(slope.min()), 1.0
-    with meter("margin", iterations) as bar:
-        for _ in range(iterations):
-            if value - floor <= tol * value:
-                return p, value, floor, Status.CONVERGED
-            while True:
-                logits = np.log(p) - step * slope
-                # The floor keeps every logarithm finite and lets a sample come back.
-                trial = np.maximum(np.exp(logits - logits.max()), 1e-14)
-                trial /= trial.sum()
-                norms, new = _answer(G, signed, trial)
-                distance = float(trial @ np.log(trial / p))
-                model = value + float(slope @ (trial - p)) + distance / step
-                if norms.mean() <= model + 1e-12 or step < 1e-9:
-                    break
-                step /= 2
-            p, slope, value, step = trial, new, float(norms.mean()), 1.2 * step
-            floor = max(floor, float(slope.min()))
-            bar.advance(note=f"{floor:.4f} <= margin <= {value:.4f}")
+    try:
+        with meter("margin", iterations) as bar:
+            for _ in range(iterations):
+                if value - floor <= tol * value:
+                    return p, value, floor, Status.CONVERGED
+                while True:
+                    logits = np.log(p) - step * slope
+                    # The floor keeps every logarithm finite and lets a sample come back.
+                    trial = np.maximum(np.exp(logits - logits.max()), 1e-14)
+                    trial /= trial.sum()
+                    norms, new = _answer(G, signed, trial)
+                    distance = float(trial @ np.log(trial / p))
+                    model = value + float(slope @ (trial - p)) + distance / step
+                    if norms.mean() <= model + 1e-12 or step < 1e-9:
+                        break
+                    step /= 2
+                p, slope, value, step = trial, new, float(norms.mean()), 1.2 * step
+                floor = max(floor, float(slope.min()))
+                bar.advance(note=f"{floor:.4f} <= margin <= {value:.4f}")
+    except KeyboardInterrupt:
+        return p, value, floor, Status.INTERRUPTED
     return p, value, floor, Status.FINISHED
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from overt import penalty
-from overt._check import InputError, factors, matrix, number
+from overt._check import InputError, factors, floating, matrix, number
 from overt.noise import Noise
 from overt.relu.bounds import capacity, coadaptation, flows
 from overt.results import Floats
@@ -21,7 +21,8 @@ class TwoLayer:
     V: Floats
 
     def __post_init__(self) -> None:
-        factors(self.U, self.V)
+        for name, value in zip("UV", factors(self.U, self.V), strict=True):
+            object.__setattr__(self, name, np.asarray(value))
 
     @property
     def width(self) -> int:
@@ -30,10 +31,7 @@ class TwoLayer:
 
     def activations(self, X: Floats) -> Floats:
         """Return sigma(V'x) for the rows x of X: samples x width."""
-        X = matrix("X", X)
-        if X.shape[1] != self.V.shape[0]:
-            raise InputError(f"X must have {self.V.shape[0]} columns, got {X.shape[1]}")
-        return np.maximum(X @ self.V, 0)
+        return np.maximum(self._preactivations(X), 0)
 
     def predict(self, X: Floats) -> Floats:
         """Return f(x) for the rows x of X: samples x outputs."""
@@ -48,16 +46,16 @@ class TwoLayer:
 
     def objective(self, X: Floats, Y: Floats, noise: Noise) -> float:
         """E mean |y - U diag(z/mu) sigma(V'x)|^2 over the noise: squared error plus penalty."""
-        Y = matrix("Y", Y)
-        if Y.shape != (len(X), self.U.shape[0]):
-            raise InputError(f"Y must be {len(X)} x {self.U.shape[0]}, got {Y.shape}")
-        error = float(np.mean(np.sum((Y - self.predict(X)) ** 2, axis=1)))
+        Y, predicted = np.asarray(matrix("Y", Y)), self.predict(X)
+        if Y.shape != predicted.shape:
+            raise InputError(f"Y must be {len(predicted)} x {self.U.shape[0]}, got {Y.shape}")
+        error = float(np.mean(np.sum((Y - predicted) ** 2, axis=1)))
         return error + self.penalty(X, noise)
 
     def flows(self, X: Floats, *, symmetrized: bool = False) -> Floats:
         """psi_i = |u_i| a_i, a_i^2 = E sigma(v_i.x)^2, or E(v_i.x)^2 / 2 with random signs."""
         if symmetrized:
-            return np.asarray(flows(self.U, matrix("X", X) @ self.V / np.sqrt(2)))
+            return np.asarray(flows(self.U, self._preactivations(X) / np.sqrt(2)))
         return np.asarray(flows(self.U, self.activations(X)))
 
     def capacity(self, X: Floats, *, symmetrized: bool = False) -> float:
@@ -71,7 +69,16 @@ class TwoLayer:
     def clipped_error(self, X: Floats, y: Floats) -> float:
         """Mean squared error of the first output clipped to [-1, 1], as in Corollaries 2 and 3."""
         predicted = np.clip(self.predict(X)[:, 0], -1, 1)
-        return float(np.mean((predicted - np.asarray(y, dtype=np.float64)) ** 2))
+        y = np.asarray(floating("y", np.asarray(y, dtype=np.float64), ndim=1))
+        if len(y) != len(predicted):
+            raise InputError(f"y must have {len(predicted)} entries, got {len(y)}")
+        return float(np.mean((predicted - y) ** 2))
+
+    def _preactivations(self, X: Floats) -> Floats:
+        X = np.asarray(matrix("X", X))
+        if X.shape[1] != self.V.shape[0]:
+            raise InputError(f"X must have {self.V.shape[0]} columns, got {X.shape[1]}")
+        return np.asarray(X @ self.V)
 
 
 def escaping_weights(size: float) -> tuple[TwoLayer, Floats, Floats]:
@@ -83,7 +90,9 @@ def escaping_weights(size: float) -> tuple[TwoLayer, Floats, Floats]:
     the penalty alone bounds the weights.
     """
     C = number("size", size, exclusive=True)
-    delta = min(1 / (2 * C**2), 0.25)
+    if C > 1e100:
+        raise InputError(f"size must be at most 1e100, got {size!r}: probabilities underflow")
+    delta = 0.5 / max(C**2, 2.0)
     up = np.sqrt(1 - 2 * delta)
     points = np.array([[1 - delta, 0.0], [-delta, up], [-delta, -up]]) / (1 - delta)
     probabilities = np.array([delta, (1 - delta) / 2, (1 - delta) / 2])

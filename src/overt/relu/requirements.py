@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from overt._check import InputError, number, whole
 from overt.results import Result
 
+SMALLEST = 1e-30
+"""Margins below this need widths beyond the range of floating-point numbers."""
+
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Guarantee(Result):
@@ -65,13 +68,14 @@ def guarantee(
     """
     gamma, eta, T = _checked(margin, learning_rate, steps)
     m = number("width", width, 1.0)
-    if not 0 < delta < 1:
+    delta = number("delta", delta, exclusive=True)
+    if delta >= 1:
         raise InputError(f"delta must lie in (0, 1), got {delta!r}")
     c = math.sqrt(whole("dimension", dimension)) + 1
     c += max(1 / (14 * gamma**2), 2 * math.sqrt(math.log(m)))
     lam = 5 * math.log(max(2 * eta * T, 1.0)) / gamma
-    inside = 24 * eta * c * math.sqrt(m) * T**2
-    lam += math.sqrt(44 * math.log(max(inside, 1.0))) / gamma
+    inside = math.log(24 * eta * c) + math.log(m) / 2 + 2 * math.log(T)
+    lam += math.sqrt(44 * max(inside, 0.0)) / gamma
     full = 4 * lam**2 / (eta * T)
     needed = 2401 * lam**2 / gamma**6
     return Guarantee(
@@ -109,14 +113,16 @@ def required(
     for _ in range(500):
         found = guarantee(
             margin=gamma, dimension=dimension, width=width, steps=steps, learning_rate=eta,
-            delta=delta or 0.05,
+            delta=0.05 if delta is None else delta,
         )  # fmt: skip
         error = found.full_error if delta is None else found.subnetwork_error
         if found.applies and error <= epsilon:
             return found
         # Both maps grow slower than their argument: a slight excess makes them settle above.
-        width = max(width, math.ceil(found.needed_width * (1 + 1e-9)))
-        steps = max(steps, math.ceil(steps * error / epsilon * (1 + 1e-9)))
+        needed = found.needed_width * (1 + 1e-9), steps * (error / epsilon) * (1 + 1e-9)
+        if math.inf in needed:
+            break
+        width, steps = (max(a, math.ceil(b)) for a, b in zip((width, steps), needed, strict=True))
     raise InputError(
         f"no width and steps were found for epsilon {epsilon:g} and margin {gamma:g}; "
         "they exceed the range of floating-point numbers"
@@ -126,9 +132,8 @@ def required(
 def _checked(margin: float, learning_rate: float, steps: float) -> tuple[float, float, float]:
     gamma = number("margin", margin, exclusive=True)
     eta = number("learning_rate", learning_rate, exclusive=True)
-    if gamma > 1 or eta > math.log(2) * (1 + 1e-12):
-        raise InputError(
-            f"margin must be at most 1 and learning_rate at most ln 2, got {margin!r} and "
-            f"{learning_rate!r}"
-        )
+    if not SMALLEST <= gamma <= 1:
+        raise InputError(f"margin must lie between {SMALLEST:g} and 1, got {margin!r}")
+    if eta > math.log(2) * (1 + 1e-12):
+        raise InputError(f"learning_rate must be at most ln 2, got {learning_rate!r}")
     return gamma, eta, number("steps", steps, 1.0)

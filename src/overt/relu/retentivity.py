@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import Seed, generator, matrix, whole
+from overt._check import InputError, Seed, floating, generator, whole
 from overt.relu import plane
-from overt.relu.law import probabilities, whiten
+from overt.relu.law import points, probabilities, whiten
 from overt.results import Floats, Result
 
 TOLERANCE = 1e-6
@@ -60,11 +60,11 @@ def retentivity(
     for any joint law of z and z' ~ -z. That is 1/2 for symmetric data, and 0 where it says
     nothing, as it does for most data in many dimensions.
     """
-    X = np.asarray(matrix("X", X), dtype=np.float64)
+    X, rng = points(X), generator(seed)
     p = probabilities(weights, len(X))
-    Z = whiten(X, p)
-    rng = generator(seed)
+    whole("starts", starts)
     whole("cells", cells)
+    Z = whiten(X, p)
     rank = Z.shape[1]
     if rank == 1:
         shares = [float(p @ np.maximum(s * Z[:, 0], 0) ** 2) for s in (1, -1)]
@@ -74,7 +74,7 @@ def retentivity(
         upper, v = plane.smallest_share(Z, p)
         lower, method = upper, "exact"
     else:
-        upper, v = _descend(Z, p, _starts(Z, whole("starts", starts), rng))
+        upper, v = _descend(Z, p, _starts(X, Z, p, starts, rng))
         lower, method = _coupling(Z, p), "descent and coupling"
         # On symmetric data E sigma(v.z)^2 is flat, so that no cap could be ruled out.
         if rank <= 4 and lower < upper - TOLERANCE:
@@ -88,8 +88,11 @@ def retentivity(
 
 def share(X: Floats, v: Floats, weights: Any = None) -> float:
     """E sigma(v.x)^2 / E(v.x)^2 for one direction; NaN where v.x is always 0."""
-    X = np.asarray(matrix("X", X), dtype=np.float64)
-    p, s = probabilities(weights, len(X)), X @ np.asarray(v, dtype=np.float64)
+    X = points(X)
+    v = np.asarray(floating("v", v, ndim=1), dtype=np.float64)
+    if len(v) != X.shape[1]:
+        raise InputError(f"v must have {X.shape[1]} entries, one per column of X, got {len(v)}")
+    p, s = probabilities(weights, len(X)), X @ (v / (np.abs(v).max() or 1))
     whole_moment = float(p @ s**2)
     return float(p @ np.maximum(s, 0) ** 2) / whole_moment if whole_moment > 0 else float("nan")
 
@@ -107,24 +110,37 @@ def _value(Z: Floats, p: Floats, V: Floats) -> tuple[Floats, Floats]:
     return np.einsum("ki,ki->k", half, V), half
 
 
-def _starts(Z: Floats, count: int, rng: np.random.Generator) -> Floats:
-    """Return directions to descend from: against points, along the axes, and at random."""
+def _starts(X: Floats, Z: Floats, p: Floats, count: int, rng: np.random.Generator) -> Floats:
+    """Return the best of many directions: against points, along the axes, at random.
+
+    One is w = -E x in the coordinates of X, which non-negative inputs never meet: E zz' = I, so
+    that v = E[(w.x) z] has v.z = w.x.
+    """
+    against = -(p * (X @ (p @ X))) @ Z
     chosen = Z[rng.choice(len(Z), min(len(Z), count), replace=False)]
     axes = np.eye(Z.shape[1])
     random = rng.normal(size=(count, Z.shape[1]))
     V = np.concatenate([-chosen, chosen, axes, -axes, -Z.mean(0, keepdims=True), random])
-    length = np.linalg.norm(V, axis=1, keepdims=True)
-    return np.asarray((V / np.where(length > 0, length, 1))[length[:, 0] > 0])
+    V = np.concatenate([against[None], V])
+    length = np.linalg.norm(V, axis=1)
+    V = V[length > 0] / length[length > 0, None]
+    f = np.concatenate([_value(Z, p, V[i : i + count])[0] for i in range(0, len(V), count)])
+    return np.asarray(V[np.argsort(f, kind="stable")[:count]])
 
 
-def _descend(Z: Floats, p: Floats, V: Floats, steps: int = 500) -> tuple[float, Floats]:
+def _descend(Z: Floats, p: Floats, V: Floats, steps: int = 4000) -> tuple[float, Floats]:
     """Minimise f over the sphere from every row of V: v <- (v - f'(v)/2) / |.| never ascends.
 
     f is convex and |f'(v) - f'(w)| <= 2 |v - w| in whitened coordinates, so the step minimises a
-    function that lies above f and touches it at v.
+    function that lies above f and touches it at v. The worse half is given up every 50 steps.
     """
     f, half = _value(Z, p, V)
-    for _ in range(steps):
+    for step in range(steps):
+        if f.min() <= 0:
+            break
+        if step % 50 == 49 and len(V) > 4:
+            kept = np.argsort(f, kind="stable")[: max(4, len(V) // 2)]
+            V, f, half = V[kept], f[kept], half[kept]
         moved = V - half
         length = np.linalg.norm(moved, axis=1, keepdims=True)
         V = np.where(length > 1e-12, moved / np.where(length > 0, length, 1), V)

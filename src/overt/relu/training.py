@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from overt import _check
-from overt._check import InputError, Seed, generator, matrix, number, whole
+from overt._check import InputError, InputTypeError, Seed, generator, matrix, number, whole
 from overt._progress import meter
 from overt.relu import kernels
 from overt.relu.margin import labels
@@ -31,7 +31,8 @@ class LazyRun(Result):
     full_error
         Misclassification of the full network f(x; q W_t) on the test points.
     visited_error
-        That of the sub-network of the step's own mask, g(W_t; x, B_t), as in Theorem 15.
+        That of the sub-network which the last step trained, by its mask B_t. Theorem 15 takes it
+        one step earlier, g(W_t; x, B_t).
     unseen_error
         Mean over masks that training never draws.
     loss
@@ -62,6 +63,9 @@ class LazyRun(Result):
 
     def predict(self, X: Floats) -> Floats:
         """Return f(x) for the rows of X."""
+        X = np.asarray(matrix("X", X))
+        if X.shape[1] != self.W.shape[1]:
+            raise InputError(f"X must have {self.W.shape[1]} columns, got {X.shape[1]}")
         return np.asarray(np.maximum(X @ self.W.T, 0) @ self.a / math.sqrt(len(self.a)))
 
 
@@ -107,8 +111,7 @@ def train_lazy(
     """
     X = np.ascontiguousarray(matrix("X", X), dtype=np.float64)
     y = labels(y, len(X))
-    X_test, y_test = (X, y) if test is None else (matrix("test", test[0]), test[1])
-    y_test = labels(y_test, len(X_test))
+    X_test, y_test = (X, y) if test is None else _pair(test)
     if X_test.shape[1] != X.shape[1]:
         raise InputError(f"test inputs must have {X.shape[1]} columns, got {X_test.shape[1]}")
     m, T = whole("width", width), whole("steps", steps)
@@ -155,11 +158,21 @@ def train_lazy(
     return LazyRun(taken, full, seen, others, losses, moved, flipped, shrunk, c, q * W, a, status)
 
 
+def _pair(test: Any) -> tuple[Floats, Floats]:
+    """Return test inputs and labels."""
+    if not isinstance(test, (tuple, list)) or len(test) != 2:
+        raise InputError(f"test must be a pair (inputs, labels), got {type(test).__name__}")
+    X = np.asarray(matrix("test", test[0]), dtype=np.float64)
+    return X, labels(test[1], len(X))
+
+
 def _records(records: int | Sequence[int], steps: int) -> list[int]:
     """Return the steps of the checkpoints, 0 first and the last step last."""
     if isinstance(records, (int, np.integer)):
         spaced = np.linspace(0, steps, whole("records", records, 2)).round()
         return [int(s) for s in np.unique(spaced)]
+    if not isinstance(records, Iterable):
+        raise InputTypeError(f"records must be a whole number or a list of them, got {records!r}")
     chosen = sorted({whole("records", r, 0) for r in records} | {0, steps})
     if chosen[-1] > steps:
         raise InputError(f"records must lie in 0..{steps}, got {chosen[-1]}")
