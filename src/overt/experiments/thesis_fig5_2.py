@@ -169,6 +169,8 @@ def plot(rows: list[Row]) -> Any:
             axes.set_xscale("log")
             axes.set_title(f"width {width}, drop {prob:g}", fontsize=10)
             axes.set_xlabel("step")
+        for axes in line[len(settings) :]:
+            axes.set_axis_off()
         line[0].set_ylabel("test accuracy, %")
     panels[0, 0].legend(fontsize=8)
     return figure

@@ -19,9 +19,10 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
     page.section("ReLU networks: what dropout's penalty bounds, and sub-networks that work alone")
     page.text(
         "The flow of a hidden unit is the size of its outgoing weights times the root mean square "
-        "of its activation. Dropout's penalty is the sum of squared flows; their sum, alpha, "
-        "bounds how well the class of such networks can fit random signs. In the plane that "
-        "capacity can be computed exactly, sign by sign, and stands between two theorems."
+        "of its activation. Dropout's penalty is lam = drop_prob / (1 - drop_prob) times the sum "
+        "of the squared flows; that of the flows themselves, alpha, bounds how well the class of "
+        "such networks can fit random signs. In the plane that capacity can be computed exactly, "
+        "sign by sign, and stands between two theorems."
     )
     rng = np.random.default_rng([seed, 4])
     angles = rng.uniform(0, 2 * np.pi, 40)
