@@ -90,3 +90,32 @@ def test_split_is_a_partition():
     assert sorted([*train, *test]) == list(range(1000))
     assert np.array_equal(test, np.random.default_rng(0).permutation(1000)[:100])
     assert ratings.to_sparse(train).nnz == 900
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("ml-100k.npz", b"not an archive"),
+        ("ml-100k.zip", b"not an archive"),
+        ("ml-100k/u.data", b"1\t2\tgood\t3\n"),
+        ("ml-100k/u.data", b"1\t2\n"),
+    ],
+)
+def test_damaged_data_is_said(tmp_path, name, content):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    with pytest.raises(overt.InputError, match=r"cannot be read as MovieLens 100k"):
+        datasets.movielens("100k", tmp_path)
+
+
+def test_other_archives_are_said_and_timestamps_may_be_missing(tmp_path):
+    with zipfile.ZipFile(tmp_path / "ml-100k.zip", "w") as box:
+        box.writestr("readme", "nothing")
+    with pytest.raises(overt.InputError, match=r"u\.data"):
+        datasets.movielens("100k", tmp_path)
+    np.savez(tmp_path / "ml-100k.npz", user=[3, 9], item=[7, 7], rating=[1.0, 2.0])
+    assert datasets.movielens("100k", tmp_path).timestamp is None
+    np.savez(tmp_path / "ml-100k.npz", user=[3, 9], item=[7, 7])
+    with pytest.raises(overt.InputError, match="rating"):
+        datasets.movielens("100k", tmp_path)

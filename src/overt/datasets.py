@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +75,24 @@ class _Archive:
         """Name of the folder inside the archive."""
         return {"ml-10m": "ml-10M100K"}.get(self.folder, self.folder)
 
+    def places(self, home: Path) -> dict[Path, Callable[[Path], Ratings]]:
+        """Return where the data set may be in a folder, and what reads it there."""
+        return {
+            home / f"{self.folder}.npz": _from_npz,
+            home / self.inner / self.file: self.from_text,
+            home / f"{self.folder}.zip": self.from_zip,
+        }
+
+    def from_text(self, path: Path) -> Ratings:
+        """Read the unpacked ratings file."""
+        with path.open("rb") as file:
+            return _parse(file, self)
+
+    def from_zip(self, path: Path) -> Ratings:
+        """Read the ratings file inside the original archive."""
+        with zipfile.ZipFile(path) as box, box.open(f"{self.inner}/{self.file}") as member:
+            return _parse(member, self)
+
 
 _MOVIELENS = {
     "100k": _Archive("ml-100k", "u.data", "\t", False, "0e33842e24a9c977be4e0107933c0723"),
@@ -95,25 +113,22 @@ def movielens(
     """Read MovieLens: size "100k", "1m", "10m" or "25m"."""
     archive = _MOVIELENS[choice("size", size, MOVIELENS)]
     home = data_folder(folder)
-    packed = home / f"{archive.folder}.npz"
-    if packed.exists():
-        with np.load(packed) as data:
-            return _ratings(data["user"], data["item"], data["rating"], data["timestamp"])
-    inner = archive.inner
-    plain, zipped = home / inner / archive.file, home / f"{archive.folder}.zip"
-    if not plain.exists() and not zipped.exists():
+    forms = {path: read for path, read in archive.places(home).items() if path.exists()}
+    if not forms:
+        zipped = home / f"{archive.folder}.zip"
         if not download:
+            looked = [os.fspath(path.relative_to(home)) for path in archive.places(home)]
             raise InputError(
-                f"there is no MovieLens {size} in {home} (looked for {packed.name}, "
-                f"{inner}/{archive.file} and {zipped.name}); get it from "
-                "https://grouplens.org/datasets/movielens/ or pass download=True"
+                f"there is no MovieLens {size} in {home} (looked for {', '.join(looked)}); get it "
+                "from https://grouplens.org/datasets/movielens/ or pass download=True"
             )
         _download(archive, zipped)
-    if plain.exists():
-        with plain.open("rb") as file:
-            return _parse(file, archive)
-    with zipfile.ZipFile(zipped) as box, box.open(f"{inner}/{archive.file}") as member:
-        return _parse(io.BytesIO(member.read()), archive)
+        forms = {zipped: archive.from_zip}
+    path, read = next(iter(forms.items()))
+    try:
+        return read(path)
+    except (EOFError, IndexError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path} cannot be read as MovieLens {size}: {error}") from None
 
 
 def available() -> tuple[str, ...]:
@@ -124,10 +139,7 @@ def available() -> tuple[str, ...]:
     return tuple(
         size
         for size, archive in _MOVIELENS.items()
-        if any(
-            (home / name).exists()
-            for name in (f"{archive.folder}.npz", archive.inner, f"{archive.folder}.zip")
-        )
+        if any(path.exists() for path in archive.places(home))
     )
 
 
@@ -232,21 +244,25 @@ def _ratings(user: Any, item: Any, rating: Any, timestamp: Any) -> Ratings:
         (len(user_ids), len(item_ids)),
         user_ids,
         item_ids,
-        np.asarray(timestamp, dtype=np.int64),
+        None if timestamp is None else np.asarray(timestamp, dtype=np.int64),
     )
 
 
-def _parse(file: BinaryIO | io.BytesIO, archive: _Archive) -> Ratings:
+def _from_npz(path: Path) -> Ratings:
+    with np.load(path) as data:
+        return _ratings(data["user"], data["item"], data["rating"], data.get("timestamp"))
+
+
+def _parse(file: IO[bytes], archive: _Archive) -> Ratings:
     """Read user, item, rating, timestamp."""
-    text = file.read().decode("utf-8")
-    if archive.separator == "::":
-        text = text.replace("::", ",")
-    columns = np.loadtxt(
-        io.StringIO(text),
-        delimiter="," if archive.separator == "::" else archive.separator,
-        skiprows=int(archive.header),
-        ndmin=2,
-    )
+    with io.TextIOWrapper(file, "utf-8") as lines:
+        # np.loadtxt knows only separators of one character.
+        columns = np.loadtxt(
+            (line.replace("::", ",") for line in lines),
+            delimiter="," if archive.separator == "::" else archive.separator,
+            skiprows=int(archive.header),
+            ndmin=2,
+        )
     return _ratings(
         columns[:, 0].astype(np.int64),
         columns[:, 1].astype(np.int64),
@@ -263,8 +279,13 @@ def _download(archive: _Archive, target: Path) -> None:
 
     Console(stderr=True).print(LICENCE)
     url = f"https://files.grouplens.org/datasets/movielens/{archive.folder}.zip"
-    with urlopen(url) as answer:
-        data = answer.read()
+    try:
+        with urlopen(url) as answer:
+            data = answer.read()
+    except OSError as error:
+        raise InputError(
+            f"{url} cannot be fetched ({error}); put {target.name} into {target.parent} yourself"
+        ) from None
     found = hashlib.md5(data, usedforsecurity=False).hexdigest()
     if found != archive.md5:
         raise InputError(f"{url} has the checksum {found}, expected {archive.md5}; try again")
