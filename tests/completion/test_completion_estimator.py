@@ -75,6 +75,72 @@ def test_identifiers_come_back():
         model.recommend("dora")
 
 
+TEXT = Frame(
+    who=np.array(["ann", "bob", "ann", "cid"], dtype=object),
+    what=np.array(["x", "x", "y", 7], dtype=object),
+    value=np.array([1.0, 2.0, 3.0, 4.0]),
+)
+NUMBERS = Frame(who=np.array([5.0, 70.0, 5.0]), what=np.array([9, 9, 3]), value=np.ones(3))
+
+
+def test_identifiers_as_data_frames_hold_them():
+    """Columns of objects, strings beside numbers, whole numbers as floats."""
+    model = DropoutCompletion(1, max_sweeps=3).fit(TEXT)
+    assert model.row_ids_.tolist() == ["ann", "bob", "cid"]
+    assert model.col_ids_.tolist() == ["7", "x", "y"]
+    given = np.array(["ann", "zoe"], dtype=object)
+    expected = model.predict(given, ["7", "x"])
+    assert np.array_equal(model.predict(["ann", "zoe"], np.array([7, "x"], dtype=object)), expected)
+    pairs = np.column_stack([TEXT["who"], TEXT["what"]])
+    assert model.score(TEXT) == model.score(pairs, TEXT["value"])
+    model = DropoutCompletion(1, max_sweeps=3).fit(NUMBERS)
+    assert model.row_ids_.tolist() == [5, 70]
+    unknown = model.predict([-1], [9])
+    assert np.array_equal(model.predict(["70", "abc", "070"], [9] * 3)[1:], [*unknown, *unknown])
+    assert model.predict(["70"], ["9"]) == model.predict([70], [9])
+
+
+def test_partial_fit_knows_identifiers():
+    model = DropoutCompletion(1, max_sweeps=3).fit(TEXT)
+    held = model.predict(["cid"], ["7"])
+    new = Frame(who=["aaa", "ann"], what=["x", "new"], value=[5.0, 4.0])
+    model.partial_fit(new)
+    assert model.row_ids_.tolist() == ["ann", "bob", "cid", "aaa"]
+    assert model.explain("aaa", "x").cols.tolist() == ["x"]
+    assert set(model.explain("ann", "x").cols) == {"x", "y", "new"}
+    assert model.predict(["cid"], ["7"]) == held
+    model = DropoutCompletion(1, max_sweeps=3).fit(NUMBERS)
+    model.partial_fit(np.array([[70, 3], [6, 9]]), [5.0, 4.0])
+    assert model.row_ids_.tolist() == [5, 70, 6]
+    assert model.explain(70, 9).values.tolist() in ([1.0, 5.0], [5.0, 1.0])
+    with pytest.raises(overt.InputError, match="by identifiers"):
+        model.partial_fit(np.ones((2, 2)))
+
+
+def test_partial_fit_of_a_frame_means_indices_where_fit_did(ratings):
+    model = DropoutCompletion(2, max_sweeps=3).fit(ratings.to_sparse())
+    model.partial_fit(Frame(user=[17], item=[33], rating=[5.0]))
+    assert model.entries_.rows[-1] == 17
+    assert model.entries_.cols[-1] == 33
+    with pytest.raises(overt.InputError, match="fitted by index must be an array of whole numbers"):
+        model.partial_fit(TEXT)
+
+
+def test_masked_entries_are_missing():
+    X = np.ma.array([[1.0, 2.0], [3.0, 99.0]], mask=[[0, 0], [0, 1]])
+    assert DropoutCompletion(1, max_sweeps=2).fit(X).mean_ == pytest.approx(2.0)
+
+
+def test_any_seed_of_the_library(ratings, tmp_path):
+    model = DropoutCompletion(2, max_sweeps=2, seed=np.random.default_rng(3))
+    first = model.fit(ratings.to_sparse()).U_
+    again = DropoutCompletion(2, max_sweeps=2, seed=np.random.default_rng(3))
+    assert np.array_equal(again.fit(ratings.to_sparse()).U_, first)
+    model.save(tmp_path)
+    assert DropoutCompletion.load(tmp_path).seed is None
+    DropoutCompletion(2, max_sweeps=2, seed=None).fit(ratings.to_sparse())
+
+
 def test_predictions_are_factors_plus_biases(fitted, ratings):
     if fitted.average:
         pytest.skip("an average of draws is not one product")
@@ -115,9 +181,28 @@ def test_similar_items_are_symmetric_correlations(fitted):
     assert back[3] == pytest.approx(values[11])
 
 
+def test_recommendations_beyond_the_scale_keep_their_order(ratings):
+    """Predictions are clipped to 1..5; which of those above comes first is still known."""
+    model = DropoutCompletion(4, 0.0, max_sweeps=15).fit(ratings.to_sparse())
+    found = 0
+    for row in range(20):
+        best = model.recommend(row, 50, exclude_seen=False)
+        raw = model.mean_ + model.row_bias_[row] + model.col_bias_ + model.V_ @ model.U_[row]
+        assert (np.diff(raw[best.cols]) <= 1e-9).all()
+        found += int(np.count_nonzero(best.values == 5.0) > 1)
+    assert found > 0
+
+
+def test_one_row_and_no_rows():
+    model = DropoutCompletion(2, 0.3, max_sweeps=3).fit([[1.0, 2.0, 4.0]])
+    assert np.all(model.similar_items(0).values == 0)
+    assert np.asarray(model.complete([])).shape == (0, 3)
+
+
 def test_explanation_adds_up(fitted, ratings):
     told = fitted.explain(7, 20)
     assert told.baseline + told.contributions.sum() == pytest.approx(told.prediction)
+    assert told.prediction == fitted.predict([7], [20])[0]
     assert sorted(told.cols) == sorted(ratings.cols[ratings.rows == 7])
 
 
@@ -155,6 +240,17 @@ def test_fold_in_of_nothing_is_the_prior(fitted):
     cols = np.arange(50)
     found = fitted.fold_in(([], [])).predict(cols)
     np.testing.assert_allclose(found, fitted.predict(np.full(50, -1), cols), atol=1e-6)
+
+
+def test_fold_in_takes_what_a_row_is_kept_in(ratings):
+    model = DropoutCompletion(2, max_sweeps=3).fit(ratings.to_sparse())
+    expected = model.fold_in({0: 5.0, 1: 2.0}).predict([3])
+    sparse = scipy.sparse.csr_array(([5.0, 2.0], ([0, 0], [0, 1])), shape=(1, 50))
+    assert np.array_equal(model.fold_in(sparse).predict([3]), expected)
+    assert np.array_equal(model.fold_in(([0, 1], [5, 2])).predict([3]), expected)
+    for entries in ({0: "x"}, ([0], [[1.0]]), ([0, 1], [1.0]), 5, {0: np.nan}, sparse.T):
+        with pytest.raises(overt.InputError, match=r"entries|sparse row"):
+            model.fold_in(entries)
 
 
 @pytest.mark.parametrize("drop_prob", ["learn", 0.2])
@@ -239,6 +335,8 @@ def test_interrupt_keeps_what_was_computed(ratings):
         ({"engine": "spark"}, "engine must be one of 'local', 'dask'"),
         ({"engine": "dask", "method": "sgd", "drop_prob": 0.2}, 'needs engine="local"'),
         ({"clip": "no"}, "clip must be"),
+        ({"clip": np.zeros(2)}, "clip must be"),
+        ({"biases": "no"}, "biases must be True or False"),
         ({"ridge": -1}, "ridge must be"),
         ({"n_jobs": 0}, "n_jobs must be at least 1"),
     ],
@@ -256,6 +354,11 @@ def test_bad_settings_are_said(kwargs, match):
         (np.array([[1.0, np.inf]]), "finite"),
         ("ratings.csv", "X must be a scipy sparse matrix"),
         (Frame(a=[1], b=[2]), "three columns"),
+        (Frame(a=["x", None], b=[1, 2], v=[1.0, 2.0]), "1 missing identifier"),
+        (Frame(a=[1.0, np.nan], b=[1, 2], v=[1.0, 2.0]), "1 missing identifier"),
+        (Frame(a=[1.5, 2.0], b=[1, 2], v=[1.0, 2.0]), "whole numbers or strings"),
+        (np.ones((2, 2)) * 1j, "Complex"),
+        (scipy.sparse.coo_array(np.ones(3)), "two-dimensional"),
     ],
 )
 def test_bad_input_is_said(X, match):
@@ -273,6 +376,12 @@ def test_bad_triplets_are_said():
         model.fit_triplets([4], [0], [1.0], shape=(2, 2))
     with pytest.raises(overt.InputError, match="whole numbers"):
         model.fit_triplets([0.5], [0], [1.0])
+    with pytest.raises(overt.InputError, match="if they are identifiers"):
+        model.fit_triplets([0, 2_000_000_000], [0, 1], [1.0, 2.0])
+    with pytest.raises(overt.InputError, match="below 2"):
+        model.fit_triplets([0], [1 << 40], [1.0])
+    with pytest.raises(overt.InputError, match="shape must be"):
+        model.fit_triplets([0], [0], [1.0], shape=5)
 
 
 def test_constant_and_tiny_data():

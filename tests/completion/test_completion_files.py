@@ -18,7 +18,7 @@ from overt import datasets
 from overt.cli.base import app
 from overt.completion import DropoutCompletion, files
 
-from overt.cli import completion as commands  # isort: skip
+import overt.cli.completion  # isort: skip
 
 pytest.importorskip("duckdb")
 pytest.importorskip("safetensors")
@@ -101,6 +101,63 @@ def test_dirty_file_is_accounted_for(tmp_path, ratings):
         assert len(list(csv.reader(file))) == len(expected) + 1
 
 
+HEAD = "user,item,rating\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "used", "rejected"),
+    [
+        ("# by a tool, 2024\n" + HEAD + "a,x,1\nb,y,2\n", 2, ["2 field(s), 3 needed"]),
+        ("%%%\n\n" + HEAD + "a,x,1\nb,y,2\n", 2, ["1 field(s), 3 needed", "empty line"]),
+        ("1,2,oops\n1,2,3\n4,5,6\n", 2, ["not a number"]),
+        (HEAD + "a,x,1\nb,Godfather, 5,4\n", 1, ["4 fields, 3 expected"]),
+        (HEAD + "a,x,1,\nb,y,2\n", 2, []),
+        (HEAD + 'a,5" screen,1\n"b, c",y,2\n', 2, []),
+        (HEAD + 'a,x,1\n"b"c,y,2\n', 1, ["misplaced quote: ',' expected after '\"'"]),
+        (HEAD + f"a,x,1\n{'b' * 2000},y,2\n", 1, ["row identifier longer than 1000 characters"]),
+        (HEAD + "a,x,1\nb\0,y,2\n", 1, ["row identifier with a null character"]),
+        ((HEAD + "a,x,1\nb,y,2\n").replace("\n", "\r"), 2, []),
+        ((HEAD + "a,x,1\nb,y,2\n").encode("utf-16"), 2, []),
+        ((HEAD + "é,x,1\nè,x,2\n").encode("latin-1"), 2, []),
+        (gzip.compress((HEAD + "a,x,1\nb,y,2\n").encode()), 2, []),
+    ],
+)
+def test_odd_files(tmp_path, content, used, rejected):
+    path = tmp_path / "r.csv"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    entries, table = files.read_ratings(path)
+    assert len(entries) == len(entries.row_ids) == used
+    assert [reason for _, reason, _ in table.rejected] == rejected
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("r.csv.gz", gzip.compress(b"user,item,rating\n" + b"a,x,1\n" * 999)[:-20]),
+        ("r.parquet", b"user,item,rating\na,x,1\n"),
+        ("r.csv", b"PAR1 and then nothing of the kind"),
+        ("r.xlsx", b"PK\x03\x04" + bytes(range(256))),
+        ("r.csv", bytes(range(256)) * 9),
+    ],
+)
+def test_damaged_files_are_said(tmp_path, name, content):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(overt.InputError, match=name):
+        files.read_ratings(path)
+    with pytest.raises(overt.InputError, match="is a folder"):
+        files.read_ratings(tmp_path)
+
+
+def test_a_headers_names_are_known_in_the_pairs_too(tmp_path):
+    path, pairs = tmp_path / "r.csv", tmp_path / "p.csv"
+    path.write_text("client,dish,taste\na,x,1\n")
+    pairs.write_text("client,dish\na,x\n")
+    assert files.read_ratings(path)[1].header == ("client", "dish", "taste")
+    assert len(files.read_pairs(pairs).rows) == 2
+    assert len(files.read_pairs(pairs, ("client", "dish", "taste")).rows) == 1
+
+
 def test_duplicates(tmp_path):
     path = tmp_path / "r.csv"
     path.write_text("a,x,1\na,y,5\na,x,4\n")
@@ -122,7 +179,7 @@ def test_useless_files_are_said(tmp_path, text):
 def test_command_completes_and_recommends(tmp_path, ratings):
     path, pairs, out = tmp_path / "r.csv", tmp_path / "pairs.csv", tmp_path / "out"
     path.write_text("\n".join([*lines(ratings), "oops"]) + "\n")
-    pairs.write_text("user,item\n3,4\n3,999\n999,999\n")
+    pairs.write_text("user,item\n3,4\n3,999\n999,999\nabc,4\n03,4\n")
     run = CliRunner().invoke(
         app, ["complete", str(path), "--factors", "4", "--predict", str(pairs), "--out", str(out)]
     )
@@ -132,13 +189,49 @@ def test_command_completes_and_recommends(tmp_path, ratings):
     assert summary["held_out"] == 50
     with (out / "predictions.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["flag"] for row in rows] == ["", "unknown column", "unknown row and column"]
+    flags = ["", "unknown column", "unknown row and column", "unknown row", "unknown row"]
+    assert [row["flag"] for row in rows] == flags
+    assert [row["row"] for row in rows] == ["3", "3", "999", "abc", "03"]
     model = DropoutCompletion.load(out)
     assert float(rows[0]["prediction"]) == pytest.approx(model.predict([3], [4])[0], rel=1e-5)
     assert not (out / "checkpoint").exists()
-    run = CliRunner().invoke(app, ["recommend", str(out), "--user", "3", "-n", "3", "--json"])
+    command = ["recommend", str(out), "--user", "3", "-n", "30", "--why", "--json"]
+    run = CliRunner().invoke(app, command)
     assert run.exit_code == 0, run.output
-    assert [r["column"] for r in json.loads(run.output)] == model.recommend(3, 3).cols.tolist()
+    rated = set(ratings.cols[ratings.rows == 3].tolist())
+    assert len(model.entries_) == 450
+    best = [col for col in model.recommend(3, 30).cols.tolist() if col not in rated]
+    assert [r["column"] for r in json.loads(run.output)] == best
+    assert all(set(r["because"]) <= rated for r in json.loads(run.output))
+
+
+def test_interrupted_command_can_be_resumed(tmp_path, ratings, monkeypatch):
+    """Ctrl-C keeps the model so far and the checkpoint; what the user keeps there stays."""
+    from overt.completion.checkpoint import Checkpoint
+
+    path, out = tmp_path / "r.csv", tmp_path / "out"
+    path.write_text("\n".join(lines(ratings)) + "\n")
+    (out / "checkpoint").mkdir(parents=True)
+    (out / "checkpoint" / "mine.txt").write_text("x")
+    command = ["complete", str(path), "--factors", "3", "--out", str(out)]
+    write = Checkpoint.write
+
+    def stop(self, kind, form):
+        write(self, kind, form)
+        if len(form.history) == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoint, "write", stop)
+        run = CliRunner().invoke(app, command)
+    assert run.exit_code == 130
+    assert DropoutCompletion.load(out).n_sweeps_ == 3
+    assert json.loads((out / "summary.json").read_text())["status"] == "interrupted"
+    run = CliRunner().invoke(app, [*command, "--resume"])
+    assert run.exit_code == 0
+    resumed = DropoutCompletion.load(out)
+    assert resumed.n_sweeps_ > 3
+    assert [p.name for p in (out / "checkpoint").iterdir()] == ["mine.txt"]
 
 
 @pytest.mark.parametrize("option", [[], ["--drop-prob", "0.2"], ["--average", "3"]])
@@ -178,13 +271,12 @@ def test_resume_refuses_other_data(tmp_path, ratings, monkeypatch):
 
     path, out = tmp_path / "r.csv", tmp_path / "out"
     path.write_text("\n".join(lines(ratings)) + "\n")
-    monkeypatch.setattr(commands.shutil, "rmtree", lambda folder: None)
+    monkeypatch.setattr(Checkpoint, "clear", lambda self: None)
     assert CliRunner().invoke(app, ["complete", str(path), "--out", str(out)]).exit_code == 0
     path.write_text("\n".join(lines(ratings)[1:]) + "\n")
     run = CliRunner().invoke(app, ["complete", str(path), "--out", str(out), "--resume"])
     assert isinstance(run.exception, overt.InputError)
     assert "other data or settings" in str(run.exception)
-    assert Checkpoint  # the folder is left as it was
     assert (out / "checkpoint" / "learned.safetensors").exists()
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import os
-import shutil
 import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,9 @@ import typer
 from rich.markup import escape
 
 from overt._check import InputError, drop_prob
-from overt.cli.base import app, console, show_table
+from overt.cli.base import app, console, fail, show_table
+
+HELD_OUT = "held-out.csv"
 
 
 @app.command()
@@ -52,12 +55,12 @@ def complete(
     killed, goes on with --resume. Try: [bold]overt complete ratings.csv --predict pairs.csv[/bold]
     """
     from overt.completion import DropoutCompletion, files
-    from overt.completion.checkpoint import Checkpoint
+    from overt.completion.checkpoint import Checkpoint, write_bytes
 
     start = time.perf_counter()
     setting: Any = prob if prob in ("learn", "auto") else drop_prob(_number(prob), "--drop-prob")
     entries, table = files.read_ratings(ratings, duplicates)
-    pairs = files.read_pairs(predict) if predict is not None else None
+    pairs = files.read_pairs(predict, table.header) if predict is not None else None
     out.mkdir(parents=True, exist_ok=True)
     _account("ratings", table, out / "rejected.csv")
     if table.duplicates:
@@ -72,6 +75,7 @@ def complete(
     checkpoint = Checkpoint(folder, fingerprint(train, model.get_params()), resume=resume)
     model.fit_entries(train, holdout=test if len(test) else None, checkpoint=checkpoint)
     model.save(out)
+    _write_held_out(model, test, out / HELD_OUT)
 
     summary: dict[str, Any] = {
         "ratings": len(entries),
@@ -85,8 +89,7 @@ def complete(
         "status": str(model.status_),
     }
     if len(test):
-        predicted = model.model_.predict(test.rows, test.cols)
-        std = np.sqrt(model.model_.variance(test.rows, test.cols))
+        predicted, std = _predictions(model, test.rows, test.cols)
         error = test.values - predicted
         summary |= {
             "held_out": len(test),
@@ -96,7 +99,7 @@ def complete(
             "interval_90_coverage": float(np.mean(np.abs(error) <= 1.6449 * std)),
         }
     summary["seconds"] = time.perf_counter() - start
-    (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    write_bytes(out / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
     show_table(("what", "value"), list(summary.items()))
     if pairs is not None:
         _account("pairs", pairs, out / "rejected-pairs.csv")
@@ -109,7 +112,11 @@ def complete(
     if len(test):
         console.print("The held-out ratings took no part in the fit; --holdout 0 uses all.")
     console.print(f"model: [bold]{escape(os.fspath(out))}[/]", soft_wrap=True)
-    shutil.rmtree(folder)
+    if model.status_ == "interrupted":
+        fail("interrupted; the model is that of the last sweep, and --resume goes on from it", 130)
+    checkpoint.clear()
+    with suppress(OSError):  # not empty: the user keeps something of their own there
+        folder.rmdir()
 
 
 @app.command()
@@ -131,25 +138,27 @@ def recommend(
     name: Any = user
     if fitted.row_ids_ is None or fitted.row_ids_.dtype.kind in "iu":
         name = _whole(user)
-    best = fitted.recommend(name, n, exclude_seen=not seen)
-    std = fitted.predict([name] * len(best.cols), best.cols, return_std=True)[1]
-    reasons = []
-    for col in best.cols if why else ():
+    held = [] if seen else _held_out(model / HELD_OUT, str(name))
+    best = fitted.recommend(name, n + len(held), exclude_seen=not seen)
+    fresh = np.flatnonzero(~np.isin(best.cols.astype(str), held))[:n]
+    cols, values = best.cols[fresh], best.values[fresh]
+    std = fitted.predict([name] * len(cols), cols, return_std=True)[1]
+    rows = [
+        {"column": _plain(c), "prediction": float(v), "std": float(s)}
+        for c, v, s in zip(cols, values, std, strict=True)
+    ]
+    for row, col in zip(rows if why else (), cols, strict=False):
         told = fitted.explain(name, col)
-        reasons.append(", ".join(str(c) for c in told.cols[told.contributions > 0][:3]))
+        row["because"] = [_plain(c) for c in told.cols[told.contributions > 0][:3]]
     if as_json:
-        rows = [
-            {"column": _plain(c), "prediction": float(v), "std": float(s)}
-            for c, v, s in zip(best.cols, best.values, std, strict=True)
-        ]
-        for row, reason in zip(rows, reasons, strict=False):
-            row["because"] = reason
         typer.echo(json.dumps(rows, indent=1))
         return
     header = ("column", "prediction", "std", *(("because of",) if why else ()))
     lines = [
-        (str(c), float(v), float(s), *(reasons[i : i + 1]))
-        for i, (c, v, s) in enumerate(zip(best.cols, best.values, std, strict=True))
+        (str(row["column"]), row["prediction"], row["std"], ", ".join(map(str, row["because"])))
+        if why
+        else (str(row["column"]), row["prediction"], row["std"])
+        for row in rows
     ]
     show_table(header, lines)
 
@@ -170,7 +179,11 @@ def _account(what: str, table: Any, path: Path) -> None:
     from overt.completion import files
 
     good = len(table.rows) + table.duplicates
-    console.print(f"{what}: {good:,} lines used, {len(table.rejected):,} rejected")
+    console.print(
+        f"{what}: {good:,} lines used, {len(table.rejected):,} rejected"
+        + (f" (columns {escape(', '.join(table.header))})" if table.header else ""),
+        soft_wrap=True,
+    )
     path.unlink(missing_ok=True)
     if table.rejected:
         files.write_rejected(path, table)
@@ -182,25 +195,62 @@ def _account(what: str, table: Any, path: Path) -> None:
         )
 
 
+def _predictions(model: Any, rows: Any, cols: Any) -> tuple[Any, Any]:
+    return model.model_.predict(rows, cols), np.sqrt(model.model_.variance(rows, cols))
+
+
 def _predict(model: Any, pairs: Any, path: Path) -> int:
     """Write one line per pair, with a flag where an identifier was never seen."""
-    rows, cols = model.index_.rows(pairs.rows), model.index_.cols(pairs.cols)
-    predicted = model.model_.predict(rows, cols)
-    std = np.sqrt(model.model_.variance(rows, cols))
+    rows = model.index_.rows(pairs.row_ids)[pairs.rows]
+    cols = model.index_.cols(pairs.col_ids)[pairs.cols]
+    predicted, std = _predictions(model, rows, cols)
     flags = np.array(["", "unknown row", "unknown column", "unknown row and column"])
     flag = flags[(rows < 0) + 2 * (cols < 0)]
+    given = (pairs.row_ids.tolist(), pairs.col_ids.tolist())
+    _write_csv(
+        path,
+        ("row", "column", "prediction", "std", "flag"),
+        (
+            (given[0][a], given[1][b], f"{y:.6g}", f"{s:.4g}", f)
+            for a, b, y, s, f in zip(pairs.rows, pairs.cols, predicted, std, flag, strict=True)
+        ),
+    )
+    return int(np.count_nonzero(flag != ""))
+
+
+def _write_held_out(model: Any, test: Any, path: Path) -> None:
+    """Write what was held out beside its prediction; recommend takes it for seen."""
+    path.unlink(missing_ok=True)
+    if not len(test):
+        return
+    predicted, std = _predictions(model, test.rows, test.cols)
+    columns = (test.row_ids[test.rows], test.col_ids[test.cols], test.values, predicted, std)
+    _write_csv(
+        path,
+        ("row", "column", "value", "prediction", "std"),
+        (
+            (a, b, repr(y), f"{mean:.6g}", f"{s:.4g}")
+            for a, b, y, mean, s in zip(*(column.tolist() for column in columns), strict=True)
+        ),
+    )
+
+
+def _held_out(path: Path, row: str) -> list[str]:
+    """Return the columns of a row that were held out, as they are written."""
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return [line[1] for line in csv.reader(file) if line[0] == row]
+
+
+def _write_csv(path: Path, header: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
+    """Write a file that is whole or not there."""
     temporary = path.with_name(path.name + ".part")
     with temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(("row", "column", "prediction", "std", "flag"))
-        writer.writerows(
-            (a, b, f"{y:.6g}", f"{s:.4g}", f)
-            for a, b, y, s, f in zip(
-                pairs.rows.tolist(), pairs.cols.tolist(), predicted, std, flag, strict=True
-            )
-        )
+        writer.writerow(header)
+        writer.writerows(lines)
     temporary.replace(path)
-    return int(np.count_nonzero(flag != ""))
 
 
 def _number(text: str) -> float:

@@ -11,11 +11,14 @@ from numpy.typing import NDArray
 
 from overt._check import InputError, InputTypeError, whole
 from overt.completion.model import Model
-from overt.completion.ratings import Triplets
+from overt.completion.ratings import Triplets, identifiers, observed
 from overt.results import Result
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
+
+BLOCK = 1 << 22
+"""Entries of a completed matrix that are computed at once."""
 
 
 class Index:
@@ -24,14 +27,33 @@ class Index:
     def __init__(self, entries: Triplets) -> None:
         self._entries = entries
         self._order: Array | None = None
+        self._sorted: dict[tuple[str, bool], tuple[Array, Array]] = {}
 
     def rows(self, names: Any) -> Array:
         """Return row indices; -1 for rows never seen."""
-        return _locate("rows", names, self._entries.row_ids, self._entries.shape[0])
+        return self._find("rows", names, self._entries.row_ids, self._entries.shape[0])
 
     def cols(self, names: Any) -> Array:
         """Return column indices; -1 for columns never seen."""
-        return _locate("cols", names, self._entries.col_ids, self._entries.shape[1])
+        return self._find("cols", names, self._entries.col_ids, self._entries.shape[1])
+
+    def _find(self, name: str, names: Any, ids: Array | None, count: int) -> Array:
+        given = np.atleast_1d(np.asarray(names))
+        if not given.size:
+            return np.zeros(0, np.int64)
+        if ids is None:
+            return _within(name, given, count)
+        given = identifiers(name, given)
+        # Whole numbers and strings are compared as they are written.
+        as_text = "U" in (given.dtype.kind, ids.dtype.kind)
+        if (name, as_text) not in self._sorted:
+            keys = ids.astype(str) if as_text else ids
+            order = np.argsort(keys, kind="stable")
+            self._sorted[name, as_text] = keys[order], order
+        keys, order = self._sorted[name, as_text]
+        given = given.astype(str) if as_text else given
+        at = np.minimum(np.searchsorted(keys, given), len(keys) - 1)
+        return np.where(keys[at] == given, order[at], -1)
 
     def row(self, name: Any) -> int:
         """Return the index of one row that must be known."""
@@ -68,7 +90,8 @@ class Recommendation(Result):
 class Explanation(Result):
     """A prediction taken apart: baseline + sum of what each observed entry of the row adds.
 
-    Entries are sorted by the size of their contribution.
+    Entries are sorted by the size of their contribution. The baseline is all the rest: mean,
+    biases, prior, draws that were averaged, and what clipping to the scale took away.
     """
 
     prediction: float
@@ -103,9 +126,8 @@ class NewRow(Result):
             variance = (V**2) @ (model.strength * self.vector**2)
         else:
             second = self.covariance + np.outer(self.vector, self.vector)
-            spread = np.array([model.noise_of(1, np.array([j])) for j in b])
-            variance = np.einsum("ei,ij,ej->e", V, self.covariance, V)
-            variance += np.einsum("eij,ij->e", spread, second)
+            variance = np.einsum("ei,ij,ej->e", V, self.covariance, V, optimize=True)
+            variance += [np.sum(model.noise_of(1, np.array([j])) * second) for j in b]
         return predicted, np.sqrt(np.maximum(variance, 0) + model.noise)
 
     def recommend(self, n: int = 10, exclude_seen: bool = True) -> Recommendation:
@@ -117,8 +139,8 @@ class NewRow(Result):
 class Completed:
     """A dense matrix computed when it is read: iterate over blocks, index rows, or np.asarray."""
 
-    def __init__(self, model: Model, rows: Array, block_rows: int = 1024) -> None:
-        self._model, self._rows, self._block_rows = model, rows, block_rows
+    def __init__(self, model: Model, rows: Array) -> None:
+        self._model, self._rows = model, rows
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -129,23 +151,25 @@ class Completed:
         return len(self._rows)
 
     def __iter__(self) -> Iterator[Floats]:
-        for start in range(0, len(self._rows), self._block_rows):
-            yield self._model.block(self._rows[start : start + self._block_rows])
+        step = max(1, BLOCK // self.shape[1])
+        for start in range(0, len(self._rows), step):
+            yield self._model.block(self._rows[start : start + step])
 
     def __getitem__(self, chosen: Any) -> Floats:
-        rows = np.atleast_1d(self._rows[chosen])
-        block = self._model.block(rows)
-        return block[0] if np.ndim(self._rows[chosen]) == 0 else block
+        rows = self._rows[chosen]
+        block = self._model.block(np.atleast_1d(rows))
+        return block[0] if np.ndim(rows) == 0 else block
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        return np.concatenate(list(self)).astype(dtype or np.float64, copy=False)
+        blocks = [np.zeros((0, self.shape[1])), *self]
+        return np.concatenate(blocks).astype(dtype or np.float64, copy=False)
 
 
 def recommend(model: Model, index: Index, row: Any, n: int, exclude_seen: bool) -> Recommendation:
     """Return the columns with the largest predictions for a row."""
     a = index.row(row)
     seen = index.of_row(a)[0] if exclude_seen else None
-    return _best(model, index, model.block(np.array([a]))[0], n, seen)
+    return _best(model, index, model.block(np.array([a]), clip=False)[0], n, seen)
 
 
 def similar(model: Model, index: Index, col: Any, n: int) -> Recommendation:
@@ -153,7 +177,8 @@ def similar(model: Model, index: Index, col: Any, n: int) -> Recommendation:
     b, k = index.col(col), model.n_factors
     C = model.priors[0].covariance[:k, :k] if model.spread != "dropout" else None
     if C is None:
-        C = np.cov(model.means[0][:-1, :k].astype(np.float64), rowvar=False).reshape(k, k)
+        U = model.means[0][:-1, :k].astype(np.float64)
+        C = np.cov(U, rowvar=False, bias=True).reshape(k, k)
     V = model.means[1][:-1, :k].astype(np.float64)
     products = V @ (C @ V[b])
     norms = np.sqrt(np.maximum(np.einsum("ei,ij,ej->e", V, C, V), 0))
@@ -166,9 +191,8 @@ def explain(model: Model, index: Index, row: Any, col: Any) -> Explanation:
     """Take a prediction apart into a baseline and what each entry of the row adds."""
     a, b = index.row(row), index.col(col)
     cols, values = index.of_row(a)
-    added = model.influence(model.means[0][a], cols, values, b)
-    u = model.means[0][a].astype(np.float64)
-    prediction = model.center + float(u @ model.means[1][b].astype(np.float64))
+    added = model.influence(cols, values, b)
+    prediction = float(model.predict(np.array([a]), np.array([b]))[0])
     order = np.argsort(-np.abs(added), kind="stable")
     return Explanation(
         prediction,
@@ -181,22 +205,37 @@ def explain(model: Model, index: Index, row: Any, col: Any) -> Explanation:
 
 def fold_in(model: Model, index: Index, entries: Any) -> NewRow:
     """Solve for one new row with all columns held."""
-    if isinstance(entries, Mapping):
-        names, values = list(entries.keys()), list(entries.values())
-    else:
-        try:
-            names, values = entries
-        except (TypeError, ValueError):
-            raise InputError(
-                "entries must be {column: value} or a pair (columns, values), got "
-                f"{type(entries).__name__}"
-            ) from None
-    cols, numbers = index.cols(names), np.asarray(values, dtype=float)
-    if len(cols) != len(numbers) or not np.all(np.isfinite(numbers)):
+    names, values = _row_entries(entries)
+    cols = index.cols(names)
+    try:
+        numbers = np.asarray(values, dtype=float)
+    except (TypeError, ValueError):
+        raise InputTypeError(f"entries must have numbers for values, got {values!r}") from None
+    if cols.shape != numbers.shape or not np.all(np.isfinite(numbers)):
         raise InputError("entries must have one finite value for each column")
     known = cols >= 0
     vector, covariance = model.fold(cols[known], numbers[known])
     return NewRow(vector, covariance, model, index, cols[known])
+
+
+def _row_entries(entries: Any) -> tuple[Any, Any]:
+    """Return columns and values from a mapping, a series, a sparse row, or a pair of both."""
+    if hasattr(entries, "tocoo"):
+        row = observed(entries)
+        if row.shape[0] != 1:
+            raise InputError(f"a sparse row must have shape (1, columns), got {row.shape}")
+        return row.cols, row.values
+    if isinstance(entries, Mapping) or hasattr(entries, "items"):
+        pairs = list(entries.items())  # also of a pandas Series
+        return [name for name, _ in pairs], [value for _, value in pairs]
+    try:
+        names, values = entries
+    except (TypeError, ValueError):
+        raise InputError(
+            "entries must be {column: value}, a sparse row or a pair (columns, values), got "
+            f"{type(entries).__name__}"
+        ) from None
+    return names, values
 
 
 def plot_path(path: Floats | None, chosen: float) -> Any:
@@ -230,19 +269,10 @@ def _best(
     return Recommendation(index.col_names(best), values)
 
 
-def _locate(name: str, names: Any, ids: Array | None, count: int) -> Array:
-    given = np.atleast_1d(np.asarray(names))
+def _within(name: str, given: Array, count: int) -> Array:
+    """Return checked indices; -1 for those beyond what was fitted."""
     if given.ndim != 1:
         raise InputError(f"{name} must be one-dimensional, got shape {given.shape}")
-    if not len(given):
-        return np.zeros(0, np.int64)
-    if ids is not None:
-        if given.dtype.kind != ids.dtype.kind and "U" in (given.dtype.kind, ids.dtype.kind):
-            given = given.astype(str)
-            if ids.dtype.kind != "U":
-                raise InputTypeError(f"{name} must be identifiers like {ids[0]!r}, got {names!r}")
-        at = np.minimum(np.searchsorted(ids, given), len(ids) - 1)
-        return np.where(ids[at] == given, at, -1)
     if given.dtype.kind == "f" and np.all(given == np.floor(given)):
         given = given.astype(np.int64)
     if given.dtype.kind not in "iu":

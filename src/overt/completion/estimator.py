@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 
-from overt._check import InputError
+from overt._check import InputError, Seed, generator
 from overt.completion import answers, bounds, store
 from overt.completion.answers import Completed, Explanation, NewRow, Recommendation
 from overt.completion.fitting import Fit, fit_entries
-from overt.completion.ratings import Triplets, observed, triplets
+from overt.completion.ratings import Triplets, aligned, observed, pairs, triplets
 from overt.completion.refresh import refresh
 from overt.completion.settings import Settings
 
@@ -58,9 +60,9 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         Whether predictions are kept within the range of the values; "auto" does where at
         most 20 different numbers make up nine tenths of them, as on a rating scale.
     seed, n_jobs, engine
-        Start of the random draws; workers (default: one for each core; results do not depend on
-        them); "local" for threads of this process, "dask" for the cluster of the current
-        `distributed.Client`, or for processes started here where there is none.
+        Int, numpy Generator, or None for fresh entropy; workers (default: one for each core;
+        results do not depend on them); "local" for threads of this process, "dask" for the cluster
+        of the current `distributed.Client`, or for processes started here where there is none.
 
     Attributes
     ----------
@@ -106,7 +108,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         clip: Any = "auto",
         learning_rate: float = 1.0,
         batch_size: int = 2000,
-        seed: int = 0,
+        seed: Seed = 0,
         n_jobs: int | None = None,
         engine: str = "local",
     ) -> None:
@@ -129,9 +131,10 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         """Fit to observed entries.
 
         X is scipy sparse (rows x columns; stored zeros are ratings of zero, absent entries are
-        missing), a dense array with NaN for missing entries, a data frame of three columns (row,
-        column, value; predictions are then asked for by identifier), or, with `y`, an (n, 2) array
-        of (row, col) pairs, the form that cross-validation splits.
+        missing), a dense array with NaN (or a mask) for missing entries, a data frame of three
+        columns (row, column, value; predictions are then asked for by identifier), or, with `y`, an
+        (n, 2) array of (row, col) pairs, the form that cross-validation splits: indices, or
+        identifiers if they are strings. An entry that is given twice counts as two observations.
         """
         return self.fit_entries(observed(X, y))
 
@@ -152,7 +155,10 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         return self.adopt(entries, fit_entries(self._settings(), entries, **how))
 
     def _settings(self) -> Settings:
-        return Settings(**self.get_params())
+        given = self.get_params()
+        if self.seed is None or isinstance(self.seed, np.random.Generator):
+            given["seed"] = int(generator(self.seed).integers(1 << 31))
+        return Settings(**given)
 
     def adopt(self, entries: Triplets, fit: Fit) -> Self:
         """Take over a fit of these entries."""
@@ -210,7 +216,11 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         return answers.explain(self.model_, self.index_, row, col)
 
     def fold_in(self, entries: Any) -> NewRow:
-        """Return a new row with these entries ({column: value} or (columns, values)), no refit."""
+        """Return a new row with these entries, without refitting.
+
+        Entries are {column: value}, a sparse row, or a pair (columns, values); columns that were
+        never seen are left out.
+        """
         self._fitted()
         return answers.fold_in(self.model_, self.index_, entries)
 
@@ -218,19 +228,27 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         """Take in new entries: rows and columns they touch are solved again, the rest is held.
 
         An entry that was known is replaced. New rows and columns may appear. The first call fits.
+        Rows and columns are given as they were to `fit`: by index, or by identifier.
         """
         if not hasattr(self, "model_"):
             return self.fit(X, y)
-        if self.entries_.row_ids is not None:
-            raise InputError("partial_fit needs integer indices; this model has identifiers")
-        entries, fit = refresh(self._settings(), self.model_, self.entries_, observed(X, y), sweeps)
-        return self.adopt(entries, fit)
+        new = observed(X, y)
+        if y is None and new.row_ids is None and self.entries_.row_ids is not None:
+            raise InputError(
+                "this model knows rows and columns by identifiers; give partial_fit a data frame "
+                "of three columns, or pairs of identifiers and their values"
+            )
+        new = aligned(new, self.entries_, (self.index_.rows, self.index_.cols))
+        entries, fit = refresh(self._settings(), self.model_, self.entries_, new, sweeps)
+        return self.adopt(replace(entries, row_ids=new.row_ids, col_ids=new.col_ids), fit)
 
     def score(self, X: Any, y: Any = None) -> float:
         """Return the negative root mean squared error on the entries of X (as in `fit`)."""
         self._fitted()
         given = observed(X, y)
-        if given.row_ids is not None and given.col_ids is not None:
+        if y is not None:
+            predicted = self.predict(X)
+        elif given.row_ids is not None and given.col_ids is not None:
             predicted = self.predict(given.row_ids[given.rows], given.col_ids[given.cols])
         else:
             known = self.model_.shape
@@ -262,7 +280,8 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
     def save(self, path: Path) -> None:
         """Write the model into a folder: model.safetensors and model.json."""
         self._fitted()
-        store.save(path, self)
+        drawn = isinstance(self.seed, np.random.Generator)
+        store.save(path, copy(self).set_params(seed=None) if drawn else self)
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -274,12 +293,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
     def _pairs(self, rows: Any, cols: Any) -> tuple[Array, Array]:
         self._fitted()
         if cols is None:
-            pairs = np.asarray(rows)
-            if pairs.ndim != 2 or pairs.shape[1] != 2:
-                raise InputError(
-                    f"without cols, rows must be an (n, 2) array of pairs, got shape {pairs.shape}"
-                )
-            rows, cols = pairs[:, 0], pairs[:, 1]
+            rows, cols = pairs("without cols, rows", rows)
         a, b = self.index_.rows(rows), self.index_.cols(cols)
         if len(a) != len(b):
             raise InputError(f"rows and cols must have the same length, got {len(a)} and {len(b)}")

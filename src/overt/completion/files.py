@@ -1,7 +1,8 @@
 """Ratings files through duckdb: every line is used or accounted for.
 
-CSV, TSV, MovieLens `::`, Parquet, plain or gzipped; three columns (row, column, value) or more, of
-which the first three count unless the header names them; identifiers are strings or whole numbers.
+CSV, TSV, MovieLens `::`, Parquet, plain or gzipped (told by content, not by name); three columns
+(row, column, value) or more, of which the first three count unless the header names them;
+identifiers are strings or whole numbers.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import csv
 import gzip
 import io
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +22,44 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overt._check import InputError, MissingExtraError, choice
-from overt.completion.ratings import Triplets, identified
+from overt.completion.checkpoint import write_bytes
+from overt.completion.ratings import Triplets, triplets
+from overt.completion.text import (
+    Dialect,
+    compression,
+    fields_of,
+    find_dialect,
+    first_bytes,
+    numbered_lines,
+    places_of,
+)
+
+Ints = NDArray[np.int64]
 
 DUPLICATES = ("mean", "last", "error")
 
-_ROW = ("user", "userid", "user_id", "row", "row_id", "customer", "customer_id")
-_COL = ("item", "itemid", "item_id", "movie", "movieid", "movie_id", "col", "column", "product")
-_VALUE = ("rating", "value", "score", "stars")
+LONGEST = 1000
+"""Characters of an identifier; what is longer is taken for damage."""
+
+_BATCH = 100_000
 
 
 @dataclass(frozen=True)
 class Table:
-    """Good lines of a file, as text, and what was wrong with the others."""
+    """Good lines of a file, and what was wrong with the others.
 
-    rows: NDArray[Any]
-    cols: NDArray[Any]
+    `rows` and `cols` index `row_ids` and `col_ids`, which are sorted; `header` names the columns
+    that were used, where the file has a header.
+    """
+
+    rows: Ints
+    cols: Ints
+    row_ids: NDArray[Any]
+    col_ids: NDArray[Any]
     values: NDArray[np.float64]
     rejected: list[tuple[int, str, str]]  # line number, reason, the line
     duplicates: int
+    header: tuple[str, ...] = ()
 
 
 def read_ratings(path: str | os.PathLike[str], duplicates: str = "mean") -> tuple[Triplets, Table]:
@@ -45,16 +68,21 @@ def read_ratings(path: str | os.PathLike[str], duplicates: str = "mean") -> tupl
     duplicates
         "mean" averages them, "last" keeps the last one, "error" refuses the file.
     """
-    choice("duplicates", duplicates, DUPLICATES)
-    table = _read(Path(path), with_values=True, duplicates=duplicates)
+    choice("--duplicates", duplicates, DUPLICATES)
+    table = _read(Path(path), duplicates)
     if not len(table.values):
         raise InputError(f"{path} has no usable line (row, column, value)" + _first(table))
-    return identified(table.rows, table.cols, table.values), table
+    shape = (len(table.row_ids), len(table.col_ids))
+    entries = triplets(table.rows, table.cols, table.values, shape)
+    return replace(entries, row_ids=table.row_ids, col_ids=table.col_ids), table
 
 
-def read_pairs(path: str | os.PathLike[str]) -> Table:
-    """Read row and column identifiers of entries to predict, in the order of the file."""
-    table = _read(Path(path), with_values=False, duplicates="keep")
+def read_pairs(path: str | os.PathLike[str], header: Sequence[str] = ()) -> Table:
+    """Read row and column identifiers of entries to predict, in the order of the file.
+
+    `header` has names by which a header line is known, beside the usual ones.
+    """
+    table = _read(Path(path), None, header)
     if not len(table.rows):
         raise InputError(f"{path} has no usable line (row, column)" + _first(table))
     return table
@@ -62,157 +90,173 @@ def read_pairs(path: str | os.PathLike[str]) -> Table:
 
 def write_rejected(path: Path, table: Table) -> None:
     """Write line number, reason and content of every line that was not used."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(("line", "reason", "content"))
-        writer.writerows(table.rejected)
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(("line", "reason", "content"))
+    writer.writerows(table.rejected)
+    write_bytes(path, text.getvalue().encode("utf-8", "replace"))
 
 
-def _read(path: Path, *, with_values: bool, duplicates: str) -> Table:
+def _read(path: Path, duplicates: str | None, names: Sequence[str] = ()) -> Table:
+    """Read a file with values (`duplicates` says what to do with repeated ones) or without."""
     if not path.exists():
         raise InputError(f"there is no file {path}")
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; a file is needed")
+    magic = first_bytes(path)
     db = _duckdb().connect()
     try:
-        if path.suffix == ".parquet":
-            _load_parquet(db, path, with_values)
-            return _collect(db, [], with_values, duplicates, path)
-        if _load_clean(db, path, with_values):
-            table = _collect(db, [], with_values, duplicates, path)
+        if magic == b"PAR1":
+            header = _load_parquet(db, path, duplicates is not None)
+            return _collect(db, [], duplicates, path, header)
+        if path.suffix.lower() == ".parquet" or magic == b"PK\x03\x04":
+            kind = "a Parquet file" if magic[:2] != b"PK" else "text but a zip archive or workbook"
+            raise InputError(f"{path} is not {kind}; accepted are CSV, TSV, ::, Parquet, and gzip")
+        dialect = find_dialect(path, duplicates is not None, names)
+        header = dialect.used
+        if _load_clean(db, path, dialect):
+            table = _collect(db, [], duplicates, path, header)
             if not table.rejected:
                 return table
             db.execute("drop table lines; drop table judged")
-        rejected = _load_lines(db, path, with_values)
-        return _collect(db, rejected, with_values, duplicates, path)
+        rejected = _load_lines(db, path, dialect)
+        return _collect(db, rejected, duplicates, path, header)
+    except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeError, _duckdb().Error) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"{path} cannot be read, it may be damaged: {reason}") from None
     finally:
         db.close()
 
 
-def _load_clean(db: Any, path: Path, with_values: bool) -> bool:
+def _load_clean(db: Any, path: Path, dialect: Dialect) -> bool:
     """Load a file without faults at duckdb's speed; return False if it has any."""
-    delimiter, header = _dialect(path, with_values)
-    if delimiter == " ":
+    if dialect.delimiter == " " or (dialect.header is not None and dialect.header[0] != 1):
         return False
-    places = _places(header, with_values) if header is not None else (0, 1, 2)
-    columns = len(header) if header is not None else _dialect_width(path, delimiter)
-    if columns <= max(places[: 3 if with_values else 2]):
+    if first_bytes(path)[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return False
-    types = "{" + ", ".join(f"'c{i}': 'VARCHAR'" for i in range(columns)) + "}"
-    value = f"c{places[2]}" if with_values else "null::varchar"
+    types = "{" + ", ".join(f"'c{i}': 'VARCHAR'" for i in range(dialect.width)) + "}"
+    a, b, *v = (f"c{i}" for i in dialect.places)
     try:
         db.execute(
             "create table lines as select row_number() over () as n, "  # noqa: S608
-            f"c{places[0]} a, c{places[1]} b, {value} v from read_csv(?, delim = ?, header = ?, "
-            f"columns = {types}, auto_detect = false, quote = '\"', escape = '\"')",
-            [str(path), delimiter, header is not None],
+            f"{a} a, {b} b, {v[0] if v else 'null::varchar'} v from read_csv(?, delim = ?, "
+            f"header = ?, columns = {types}, auto_detect = false, quote = '\"', escape = '\"', "
+            "compression = ?)",
+            [_literal(path), dialect.delimiter, dialect.header is not None, compression(path)],
         )
     except _duckdb().Error:
         return False
     return True
 
 
-def _dialect_width(path: Path, delimiter: str) -> int:
-    parts = next((_split(line, delimiter) for _, line in _lines(path) if line.strip()), None)
-    return len(parts) if parts else 0
-
-
-def _load_lines(db: Any, path: Path, with_values: bool) -> list[tuple[int, str, str]]:
+def _load_lines(db: Any, path: Path, dialect: Dialect) -> list[tuple[int, str, str]]:
     """Load a file line by line; return the lines that do not have the right fields."""
-    delimiter, header = _dialect(path, with_values)
-    first = None
-    places = _places(header, with_values) if header is not None else (0, 1, 2)
-    needed = 3 if with_values else 2
     rejected: list[tuple[int, str, str]] = []
-    numbers, fields = [], []
-    for number, line in _lines(path):
-        if not line.strip():
-            rejected.append((number, "empty line", line))
-            continue
-        parts = _split(line, delimiter)
-        if header is not None and parts == header:
-            if first is not None:
-                rejected.append((number, "header repeated", line))
-            first = number
-            continue
-        if parts is None:
-            rejected.append((number, "quote not closed", line))
-            continue
-        if len(parts) <= max(places[:needed]):
-            rejected.append((number, f"{len(parts)} field(s), {needed} needed", line))
-            continue
-        chosen = [parts[i] for i in places[:needed]]
-        numbers.append(number)
-        fields.append(chosen)
-    columns = list(zip(*fields, strict=True)) if fields else [()] * needed
-    arrays = {"n": np.array(numbers, dtype=np.int64)}
-    for name, column in zip("abv", columns, strict=False):
-        arrays[name] = np.array(column, dtype=object)
-    _register(db, arrays, with_values)
+    names = "abv"[: len(dialect.places)]
+    db.execute("create table lines (n bigint, a varchar, b varchar, v varchar)")
+    lines = numbered_lines(path)
+    while batch := list(islice(lines, _BATCH)):
+        numbers, fields = [], []
+        for number, line in batch:
+            found = fields_of(number, line, dialect)
+            if isinstance(found, str):
+                rejected.append((number, found, line))
+            elif found:
+                numbers.append(number)
+                fields.append(found)
+        if fields:
+            columns = {"n": np.array(numbers, dtype=np.int64)}
+            for name, column in zip(names, zip(*fields, strict=True), strict=True):
+                columns[name] = np.array(column, dtype=object)
+            db.register("given", columns)
+            value = "v" if len(names) == 3 else "null"
+            db.execute(f"insert into lines select n, a, b, {value} from given")  # noqa: S608
+            db.unregister("given")
     return rejected
 
 
-def _load_parquet(db: Any, path: Path, with_values: bool) -> None:
-    names = [row[0] for row in db.execute("describe from read_parquet(?)", [str(path)]).fetchall()]
+def _load_parquet(db: Any, path: Path, with_values: bool) -> tuple[str, ...]:
+    """Load a Parquet file; return the names of the columns used."""
+    source = _literal(path)
+    names = [row[0] for row in db.execute("describe from read_parquet(?)", [source]).fetchall()]
     if len(names) < (3 if with_values else 2):
-        raise InputError(f"{path} must have columns row, column, value, got {', '.join(names)}")
-    places = _places([name.lower() for name in names], with_values)
+        needed = "row, column, value" if with_values else "row, column"
+        raise InputError(f"{path} must have columns {needed}, got {', '.join(names)}")
+    places = places_of(names, with_values)
     a, b, *v = ('"' + names[i].replace('"', '""') + '"' for i in places)
-    value = f"{v[0]}::varchar" if with_values else "null"
+    value = f"{v[0]}::varchar" if v else "null"
     db.execute(
         "create table lines as select row_number() over () as n, "  # noqa: S608
         f"{a}::varchar as a, {b}::varchar as b, {value} as v from read_parquet(?)",
-        [str(path)],
+        [source],
     )
-
-
-def _register(db: Any, arrays: dict[str, NDArray[Any]], with_values: bool) -> None:
-    db.register("given", arrays)
-    value = "v::varchar" if with_values else "null::varchar"
-    db.execute(f"create table lines as select n, a::varchar a, b::varchar b, {value} v from given")  # noqa: S608
-    db.unregister("given")
+    return tuple(names[i] for i in places)
 
 
 def _collect(
     db: Any,
     rejected: list[tuple[int, str, str]],
-    with_values: bool,
-    duplicates: str,
+    duplicates: str | None,
     path: Path,
+    header: tuple[str, ...],
 ) -> Table:
     """Judge fields, merge duplicates and return columns, in the order of the file."""
+    wrong = [
+        f"when {name} is null or {name} = '' then '{side} identifier missing' "
+        f"when contains({name}, chr(0)) then '{side} identifier with a null character' "
+        f"when length({name}) > {LONGEST} then '{side} identifier longer than {LONGEST} characters'"
+        for name, side in (("a", "row"), ("b", "column"))
+    ]
+    if duplicates is not None:
+        wrong.append("when x is null then 'not a number'")
+        wrong.append("when not isfinite(x) then 'not a finite number'")
     db.execute(
-        "create table judged as select n, trim(a) a, trim(b) b, v, try_cast(trim(v) as double) x "
-        "from lines"
+        "create table judged as select *, case " + " ".join(wrong) + " else null end reason from "  # noqa: S608
+        "(select n, trim(a) a, trim(b) b, v, try_cast(trim(v) as double) x from lines)"
     )
-    test = "when x is null then 'not a number' when not isfinite(x) then 'not a finite number'"
     bad = db.execute(
-        "select n, case when a is null or a = '' then 'row identifier missing' "  # noqa: S608
-        "when b is null or b = '' then 'column identifier missing' "
-        f"{test if with_values else ''} else null end reason, concat_ws(',', a, b, v) "
-        "from judged where reason is not null order by n"
+        "select n, reason, concat_ws(',', a, b, v) from judged where reason is not null"
     ).fetchall()
     rejected = sorted(rejected + [(int(n), str(why), str(line)) for n, why, line in bad])
-    good = "a <> '' and b <> ''" + (" and isfinite(x)" if with_values else "")
     count, distinct = db.execute(
-        f"select count(*), count(distinct (a, b)) from judged where {good}"  # noqa: S608
+        "select count(*), count(distinct (a, b)) from judged where reason is null"
     ).fetchone()
-    repeated = int(count - distinct) if with_values else 0
+    repeated = 0 if duplicates is None else int(count - distinct)
     if repeated and duplicates == "error":
         a, b = db.execute(
-            f"select a, b from judged where {good} group by a, b having count(*) > 1 limit 1"  # noqa: S608
+            "select a, b from judged where reason is null group by a, b having count(*) > 1 limit 1"
         ).fetchone()
         raise InputError(
             f"{path} has {repeated} duplicate entries, such as ({a}, {b}); choose --duplicates "
             "mean or last to merge them"
         )
-    if with_values:
+    row_ids, col_ids = (_number_names(db, name) for name in "ab")
+    good = "from judged join a_codes using (a) join b_codes using (b) where reason is null"
+    if repeated:
         value = "avg(x)" if duplicates == "mean" else "arg_max(x, n)"
-        query = f"select a, b, {value} x from judged where {good} group by a, b order by min(n)"  # noqa: S608
+        query = f"select a_code, b_code, {value} x {good} group by all order by min(n)"
     else:
-        query = f"select a, b, null x from judged where {good} order by n"  # noqa: S608
+        query = f"select a_code, b_code, x {good} order by n"
     found = db.execute(query).fetchnumpy()
-    a, b = (_identifiers(np.asarray(found[name], dtype=object)) for name in "ab")
-    x = np.asarray(found["x"], dtype=float) if with_values else np.full(len(a), np.nan)
-    return Table(a, b, x, rejected, repeated)
+    rows, cols = (np.asarray(found[f"{name}_code"], dtype=np.int64) for name in "ab")
+    x = np.full(len(rows), np.nan) if duplicates is None else np.asarray(found["x"], dtype=float)
+    return Table(rows, cols, row_ids, col_ids, x, rejected, repeated, header)
+
+
+def _number_names(db: Any, name: str) -> NDArray[Any]:
+    """Return the sorted identifiers of a column; table NAME_codes gets their positions."""
+    query = f"select distinct {name} from judged where reason is null"  # noqa: S608
+    names = np.array([row[0] for row in db.execute(query).fetchall()], dtype=object)
+    ids = _identifiers(names)
+    order = np.argsort(ids, kind="stable")
+    codes = np.empty(len(ids), np.int64)
+    codes[order] = np.arange(len(ids))
+    db.execute(f"create or replace table {name}_codes ({name} varchar, {name}_code bigint)")
+    if len(ids):
+        db.register("given", {"name": names, "code": codes})
+        db.execute(f"insert into {name}_codes select name, code from given")  # noqa: S608
+        db.unregister("given")
+    return ids[order]
 
 
 def _identifiers(names: NDArray[Any]) -> NDArray[Any]:
@@ -225,77 +269,9 @@ def _identifiers(names: NDArray[Any]) -> NDArray[Any]:
     return numbers if np.array_equal(numbers.astype(text.dtype), text) else text
 
 
-def _dialect(path: Path, with_values: bool) -> tuple[str, list[str] | None]:
-    """Return the delimiter, and the header line's fields if there is a header."""
-    for _, line in _lines(path):
-        if line.strip():
-            break
-    else:
-        raise InputError(f"{path} is empty")
-    counts = {d: line.count(d) for d in ("::", "\t", ";", ",")}
-    delimiter = next((d for d, c in counts.items() if c), None)
-    if delimiter is None:
-        if len(line.split()) < 2:
-            raise InputError(
-                f"{path}: the first line has no delimiter (comma, tab, semicolon, ::, spaces): "
-                f"{line[:60]!r}"
-            )
-        delimiter = " "
-    parts = _split(line, delimiter)
-    if parts is None:
-        return delimiter, None
-    names = [part.lower() for part in parts]
-    known = {*_ROW, *_COL, *_VALUE}
-    if with_values:
-        return delimiter, None if len(parts) > 2 and _number(parts[2]) else parts
-    return delimiter, parts if any(name in known for name in names) else None
-
-
-def _places(header: list[str], with_values: bool) -> tuple[int, ...]:
-    """Return where row, column and value stand, by name where all are known, else in order."""
-    names = [name.strip().lower() for name in header]
-    found = [
-        next((i for i, name in enumerate(names) if name in accepted), None)
-        for accepted in (_ROW, _COL, _VALUE)[: 3 if with_values else 2]
-    ]
-    if all(place is not None for place in found):
-        return tuple(place for place in found if place is not None)
-    return (0, 1, 2)[: 3 if with_values else 2]
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield numbered lines without their ends or a byte-order mark.
-
-    Bytes that are not UTF-8 become replacement characters.
-    """
-    opener = gzip.open if path.suffix == ".gz" else open
-    with (
-        opener(path, "rb") as raw,
-        io.TextIOWrapper(raw, "utf-8-sig", errors="replace", newline="\n") as text,
-    ):
-        for number, line in enumerate(text, 1):
-            yield number, line.rstrip("\r\n")
-
-
-def _split(line: str, delimiter: str) -> list[str] | None:
-    """Return the fields of a line, or None if a quote is not closed."""
-    if delimiter == " ":
-        return line.split()
-    if '"' not in line:
-        return [part.strip() for part in line.split(delimiter)]
-    if line.count('"') % 2:
-        return None
-    if len(delimiter) > 1:
-        return [part.strip().strip('"') for part in line.split(delimiter)]
-    return [part.strip() for part in next(csv.reader([line], delimiter=delimiter))]
-
-
-def _number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+def _literal(path: Path) -> str:
+    """Return a path of which duckdb takes every character as it is, wildcards too."""
+    return "".join(f"[{c}]" if c in "*?[" else c for c in os.fspath(path))
 
 
 def _first(table: Table) -> str:

@@ -94,13 +94,14 @@ class Model:
             kernels.dots(rows, cols, U * U * self.strength, V * V, out)
         return np.maximum(out, 0) + self.noise
 
-    def block(self, rows: Array) -> Floats:
+    def block(self, rows: Array, *, clip: bool = True) -> Floats:
         """Return the dense predictions of some rows for all known columns."""
         rows = np.asarray(rows)
         total = np.zeros((len(rows), self.shape[1]))
         for U, V, weight in self._terms():
             total += weight * (U[rows] @ V[:-1].T)
-        return np.clip(self.center + total, self.low, self.high)
+        total += self.center
+        return np.clip(total, self.low, self.high, out=total) if clip else total
 
     def _terms(self) -> list[tuple[Array, Array, float]]:
         """Factors and weights of what is averaged: the learned means and all draws, half each.
@@ -129,7 +130,7 @@ class Model:
             S[np.ix_(free, free)] = np.linalg.inv(P)
         return w, S
 
-    def influence(self, row: Array, partners: Array, values: Array, col: int) -> Floats:
+    def influence(self, partners: Array, values: Array, col: int) -> Floats:
         """Return what each of a row's entries adds to its prediction for `col`.
 
         A row's mean is linear in its values: u = Prec^-1 (sum_b v_b (y_b - bias_b) / noise + ...),

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overt import _check
-from overt._check import InputError
+from overt._check import InputError, InputTypeError
 
 Floats = NDArray[np.float64]
 
@@ -50,7 +50,9 @@ class Settings:
             _check.whole("max_sweeps", self.max_sweeps)
         if self.tol is not None:
             _check.number("tol", self.tol)
-        if self.clip not in ("auto", True, False):
+        if not isinstance(self.biases, (bool, np.bool_)):
+            raise InputTypeError(f"biases must be True or False, got {self.biases!r}")
+        if not isinstance(self.clip, (bool, np.bool_)) and str(self.clip) != "auto":
             raise InputError(f"clip must be 'auto', True or False, got {self.clip!r}")
         if isinstance(self.drop_prob, str):
             _check.choice("drop_prob", self.drop_prob, ("learn", "auto"))
