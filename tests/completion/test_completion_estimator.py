@@ -285,6 +285,39 @@ def test_saved_models_are_the_same_bit_for_bit(fitted, tmp_path):
         DropoutCompletion.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "match"),
+    [
+        ("model.json", b"[]", "no readable"),
+        ("model.json", b'{"format": 1}', "no readable"),
+        ("model.json", b'{"format": 9}', "format 9"),
+        ("model.safetensors", b"damaged", "cannot be read"),
+        ("model.safetensors", None, "different models"),
+    ],
+)
+def test_damaged_and_mixed_models_are_refused(ratings, tmp_path, name, content, match):
+    model = DropoutCompletion(2, max_sweeps=1).fit(ratings.to_sparse())
+    model.save(tmp_path)
+    if content is None:
+        model.set_params(seed=1).fit(ratings.to_sparse()).save(tmp_path / "other")
+        content = (tmp_path / "other" / name).read_bytes()
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(overt.InputError, match=match):
+        DropoutCompletion.load(tmp_path)
+
+
+def test_partial_fit_keeps_what_auto_chose_and_says_that_draws_are_gone(ratings):
+    more = (np.array([[0, 1]]), np.array([3.0]))
+    model = DropoutCompletion(3, "auto", max_sweeps=10).fit(ratings.to_sparse())
+    chosen, path = model.drop_prob_, model.path_
+    model.partial_fit(*more)
+    assert model.drop_prob_ == chosen
+    assert model.path_ is path
+    averaged = DropoutCompletion(3, average=2, max_sweeps=5).fit(ratings.to_sparse())
+    with pytest.warns(UserWarning, match="draws"):
+        averaged.partial_fit(*more)
+
+
 def test_score_and_grid_search(ratings):
     pairs = np.column_stack([ratings.rows, ratings.cols])
     search = GridSearchCV(DropoutCompletion(4, max_sweeps=15), {"drop_prob": [0.0, 0.6]}, cv=3).fit(
@@ -309,6 +342,14 @@ def test_auto_keeps_its_path(ratings):
     best = model.path_[np.argmin(model.path_[:, 1]), 0]
     assert model.drop_prob_ == best
     assert len(model.plot_path().axes[0].lines[0].get_xdata()) == len(model.path_)
+
+
+def test_auto_goes_beyond_its_path_where_the_first_is_best():
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=(30, 20))
+    model = DropoutCompletion(4, "auto", max_sweeps=10).fit(noise)
+    assert model.drop_prob_ > 0.7
+    assert np.all(np.diff(model.path_[:, 0]) < 0)
 
 
 def test_interrupt_keeps_what_was_computed(ratings):

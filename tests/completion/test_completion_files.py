@@ -266,17 +266,20 @@ def test_resume_reaches_the_same_factors(tmp_path, ratings, option, monkeypatch)
     )
 
 
-def test_resume_refuses_other_data(tmp_path, ratings, monkeypatch):
+def test_resume_refuses_other_data_and_settings(tmp_path, ratings, monkeypatch):
     from overt.completion.checkpoint import Checkpoint
 
     path, out = tmp_path / "r.csv", tmp_path / "out"
     path.write_text("\n".join(lines(ratings)) + "\n")
     monkeypatch.setattr(Checkpoint, "clear", lambda self: None)
     assert CliRunner().invoke(app, ["complete", str(path), "--out", str(out)]).exit_code == 0
+    again = ["complete", str(path), "--out", str(out), "--resume"]
+    runs = [CliRunner().invoke(app, [*again, "--drop-prob", "0.3"])]
     path.write_text("\n".join(lines(ratings)[1:]) + "\n")
-    run = CliRunner().invoke(app, ["complete", str(path), "--out", str(out), "--resume"])
-    assert isinstance(run.exception, overt.InputError)
-    assert "other data or settings" in str(run.exception)
+    runs.append(CliRunner().invoke(app, again))
+    for run in runs:
+        assert isinstance(run.exception, overt.InputError)
+        assert "other data or settings" in str(run.exception)
     assert (out / "checkpoint" / "learned.safetensors").exists()
 
 

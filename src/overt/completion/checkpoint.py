@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -17,6 +18,8 @@ from overt.completion.sampled import Sampled
 
 Array = NDArray[Any]
 
+KINDS = ("learned", "fixed", "sampled")
+
 
 class Checkpoint:
     """A folder that keeps the state after the last finished sweep.
@@ -29,6 +32,9 @@ class Checkpoint:
         folder.mkdir(parents=True, exist_ok=True)
         if not resume:
             self.clear()
+        for kind in KINDS:
+            if (folder / f"{kind}.safetensors").exists():
+                self._get(folder / f"{kind}.safetensors")
 
     def write(self, kind: str, form: Learned | Fixed | Sampled) -> None:
         """Keep the state of a form."""
@@ -81,7 +87,7 @@ class Checkpoint:
         )
 
     def _get(self, path: Path) -> dict[str, Array]:
-        arrays, metadata = read_arrays(path)
+        arrays, metadata, _ = read_arrays(path)
         if metadata.get("fingerprint") != self._fingerprint:
             raise InputError(
                 f"{path.parent} holds a run with other data or settings; give the same ones, or "
@@ -90,20 +96,29 @@ class Checkpoint:
         return arrays
 
 
-def write_arrays(path: Path, arrays: dict[str, Array], metadata: dict[str, str]) -> None:
-    """Write arrays as safetensors, whole or not at all."""
-    save = _safetensors().save
+def write_arrays(path: Path, arrays: dict[str, Array], metadata: dict[str, str]) -> str:
+    """Write arrays as safetensors, whole or not at all; return the file's checksum."""
+    save = _safetensors().numpy.save
     data = save({name: np.ascontiguousarray(a) for name, a in arrays.items()}, metadata)
     write_bytes(path, data)
+    return _checksum(data)
 
 
-def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
-    """Return the arrays and the metadata of a safetensors file."""
-    data = path.read_bytes()
+def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, str], str]:
+    """Return the arrays, the metadata and the checksum of a safetensors file."""
+    library = _safetensors()
+    try:
+        data = path.read_bytes()
+        arrays: dict[str, Array] = library.numpy.load(data)
+    except (OSError, library.SafetensorError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
     length = int.from_bytes(data[:8], "little")
     metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
-    arrays: dict[str, Array] = _safetensors().load(data)
-    return arrays, metadata
+    return arrays, metadata, _checksum(data)
+
+
+def _checksum(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -121,4 +136,4 @@ def _safetensors() -> Any:
         import safetensors.numpy
     except ModuleNotFoundError:
         raise MissingExtraError("safetensors", "files") from None
-    return safetensors.numpy
+    return safetensors

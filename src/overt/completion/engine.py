@@ -16,7 +16,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from overt._check import choice, whole
+from overt._check import InputError, choice, whole
 from overt.completion.ratings import Grouped
 
 Array = NDArray[Any]
@@ -109,6 +109,8 @@ def workers(n_jobs: int | None) -> int:
     if n_jobs is None or n_jobs == -1:
         affinity = getattr(os, "sched_getaffinity", None)
         return len(affinity(0)) if affinity else os.cpu_count() or 1
+    if isinstance(n_jobs, int) and n_jobs < 1:
+        raise InputError(f"n_jobs must be at least 1, or -1 for every core, got {n_jobs}")
     return whole("n_jobs", n_jobs)
 
 

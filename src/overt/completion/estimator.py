@@ -228,7 +228,8 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         """Take in new entries: rows and columns they touch are solved again, the rest is held.
 
         An entry that was known is replaced. New rows and columns may appear. The first call fits.
-        Rows and columns are given as they were to `fit`: by index, or by identifier.
+        Rows and columns are given as they were to `fit`: by index, or by identifier. `objective_`
+        is empty afterwards, and draws of `average` are given up with a warning.
         """
         if not hasattr(self, "model_"):
             return self.fit(X, y)
@@ -239,8 +240,12 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
                 "of three columns, or pairs of identifiers and their values"
             )
         new = aligned(new, self.entries_, (self.index_.rows, self.index_.cols))
-        entries, fit = refresh(self._settings(), self.model_, self.entries_, new, sweeps)
-        return self.adopt(replace(entries, row_ids=new.row_ids, col_ids=new.col_ids), fit)
+        settings = self._settings()
+        if not settings.learned:
+            settings = replace(settings, drop_prob=self.drop_prob_)
+        entries, fit = refresh(settings, self.model_, self.entries_, new, sweeps)
+        entries = replace(entries, row_ids=new.row_ids, col_ids=new.col_ids)
+        return self.adopt(entries, replace(fit, path=self.path_))
 
     def score(self, X: Any, y: Any = None) -> float:
         """Return the negative root mean squared error on the entries of X (as in `fit`)."""

@@ -31,6 +31,9 @@ Floats = NDArray[np.float64]
 PATH = (0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02)
 """Drop probabilities tried by "auto", each started from the one before."""
 
+BEYOND = (0.8, 0.9, 0.95)
+"""Those tried where the largest of PATH is the best."""
+
 PATIENCE = 2
 """Worse probabilities in a row after which "auto" stops trying."""
 
@@ -205,20 +208,33 @@ def _choose(settings: Settings, entries: Triplets, engine: Engine) -> tuple[Sett
         entries.take(kept), settings.n_factors, biases=settings.biases, standard=False
     )
     tol = 1e-4 if settings.tol is None else settings.tol
-    tried: list[tuple[float, float]] = []
-    means = None
-    for drop_prob in PATH:
+    tried: dict[float, float] = {}
+
+    def attempt(drop_prob: float, means: list[Array] | None) -> list[Array]:
         form = Fixed.start(problem, drop_prob, settings.ridge, settings.seed, means)
-        if descend(form, engine, max_sweeps=settings.sweeps, tol=tol) is (Status.INTERRUPTED):
+        if descend(form, engine, max_sweeps=settings.sweeps, tol=tol) is Status.INTERRUPTED:
             raise KeyboardInterrupt
-        means = [w.copy() for w in form.means]
-        predicted = problem.center + np.einsum("ei,ei->e", means[0][test.rows], means[1][test.cols])
-        tried.append((drop_prob, float(np.sqrt(np.mean((predicted - test.values) ** 2)))))
-        errors = [error for _, error in tried]
-        if len(errors) - 1 - int(np.argmin(errors)) >= PATIENCE:
+        U, V = form.means
+        predicted = problem.center + np.einsum("ei,ei->e", U[test.rows], V[test.cols])
+        tried[drop_prob] = float(np.sqrt(np.mean((predicted - test.values) ** 2)))
+        return [U.copy(), V.copy()]
+
+    def worse_in_a_row() -> int:
+        errors = list(tried.values())
+        return len(errors) - 1 - int(np.argmin(errors))
+
+    first = means = attempt(PATH[0], None)
+    for drop_prob in PATH[1:]:
+        means = attempt(drop_prob, means)
+        if worse_in_a_row() >= PATIENCE:
             break
-    best = min(tried, key=lambda pair: pair[1])[0]
-    return replace(settings, drop_prob=best), np.array(tried)
+    if min(tried, key=tried.__getitem__) == PATH[0]:
+        for drop_prob in BEYOND:
+            first = attempt(drop_prob, first)
+            if worse_in_a_row():
+                break
+    best = min(tried, key=tried.__getitem__)
+    return replace(settings, drop_prob=best), np.array(sorted(tried.items(), reverse=True))
 
 
 def equivalent_drop_prob(form: Learned) -> tuple[float, Floats]:

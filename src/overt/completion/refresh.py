@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +22,14 @@ from overt.results import Status
 def refresh(
     settings: Settings, model: Model, old: Triplets, new: Triplets, sweeps: int
 ) -> tuple[Triplets, Fit]:
-    """Merge new entries into old ones and solve again for the rows and columns they touch."""
+    """Merge new entries into old ones and solve again for the rows and columns they touch.
+
+    `settings` has the drop probability that was fitted.
+    """
+    if model.draws is not None:
+        warnings.warn(
+            "partial_fit gives up the draws of `average`; fit again to draw anew", stacklevel=3
+        )
     _check.whole("sweeps", sweeps)
     shape = (max(old.shape[0], new.shape[0]), max(old.shape[1], new.shape[1]))
     key = old.rows * shape[1] + old.cols

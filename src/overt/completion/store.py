@@ -24,7 +24,10 @@ FORMAT = 1
 
 
 def save(path: str | os.PathLike[str], estimator: DropoutCompletion) -> None:
-    """Write a fitted estimator; each of the two files is replaced in one step."""
+    """Write a fitted estimator; each of the two files is replaced in one step.
+
+    A kill between the steps leaves files of two models, which `load` tells by the checksum.
+    """
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     model, entries = estimator.model_, estimator.entries_
@@ -63,7 +66,8 @@ def save(path: str | os.PathLike[str], estimator: DropoutCompletion) -> None:
         "row_ids": None if entries.row_ids is None else entries.row_ids.tolist(),
         "col_ids": None if entries.col_ids is None else entries.col_ids.tolist(),
     }
-    write_arrays(folder / "model.safetensors", arrays, {"kind": "overt completion model"})
+    kind = {"kind": "overt completion model"}
+    header["checksum"] = write_arrays(folder / "model.safetensors", arrays, kind)
     write_bytes(folder / "model.json", (json.dumps(header) + "\n").encode())
 
 
@@ -74,13 +78,23 @@ def load(path: str | os.PathLike[str], estimator: DropoutCompletion) -> None:
         raise InputError(f"{folder} holds no completion model (model.json is missing)")
     try:
         header = json.loads((folder / "model.json").read_text())
-        arrays, _ = read_arrays(folder / "model.safetensors")
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{folder} holds no readable completion model: {error}") from None
-    if header.get("format") != FORMAT:
-        raise InputError(
-            f"{folder} has format {header.get('format')!r}; this version reads {FORMAT}"
-        )
+        if header.get("format") != FORMAT:
+            raise InputError(
+                f"{folder} has format {header.get('format')!r}; this version reads {FORMAT}"
+            )
+        arrays, _, checksum = read_arrays(folder / "model.safetensors")
+        if header["checksum"] != checksum:
+            raise InputError(
+                f"{folder} holds model.json and model.safetensors of different models, or damaged "
+                "ones; save it again"
+            )
+        _fill(estimator, header, arrays)
+    except (AttributeError, KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise InputError(f"{folder} holds no readable completion model ({reason})") from None
+
+
+def _fill(estimator: DropoutCompletion, header: dict[str, Any], arrays: dict[str, Any]) -> None:
     estimator.set_params(**header["parameters"])
     ids = [None if header[n] is None else np.array(header[n]) for n in ("row_ids", "col_ids")]
     entries = Triplets(
