@@ -126,7 +126,7 @@ EXPERIMENT = Experiment(
             "drop_prob": [0.0, 0.1, 0.2, 0.3, 0.4],
             "width": [70],
             "epochs": [100],
-            "sweeps": [30],
+            "sweeps": [100],
             "learning_rate": [1.0],
             "batch_size": [2000],
         },
