@@ -181,3 +181,121 @@ def test_a_foreign_checkpoint_is_refused(tmp_path):
     other = nn.Linear(2, 3)
     with pytest.raises(InputError, match="another model"):
         adversarial_train(other, loader(), None, checkpoint=path)
+
+
+class Stopped(Exception):
+    pass
+
+
+class Stopping:
+    """A loader that is killed before its n-th batch."""
+
+    def __init__(self, after):
+        self.left = after
+
+    def __iter__(self):
+        for batch in loader():
+            self.left -= 1
+            if self.left < 0:
+                raise Stopped
+            yield batch
+
+
+S = torch.optim.lr_scheduler
+OPTIMIZERS = {
+    "tensor rate": lambda p: torch.optim.Adam(p, torch.tensor(0.01)),
+    "lbfgs": lambda p: torch.optim.LBFGS(p, lr=0.05, max_iter=3, history_size=4),
+    "rprop": lambda p: torch.optim.Rprop(p),
+}
+SCHEDULERS = {
+    "milestones": (lambda o: S.MultiStepLR(o, [1, 2], 0.1), "epoch"),
+    "batch milestones": (lambda o: S.MultiStepLR(o, np.array([2, 6, 9]), 0.1), "batch"),
+    "plateau": (lambda o: S.ReduceLROnPlateau(o, patience=0, threshold=10.0), "epoch"),
+    "one cycle": (lambda o: S.OneCycleLR(o, 0.2, total_steps=200), "batch"),
+}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "scheduler"),
+    [*((name, None) for name in OPTIMIZERS), *((None, name) for name in SCHEDULERS)],
+)
+def test_every_optimiser_and_scheduler_resumes_to_the_same(tmp_path, optimizer, scheduler):
+    def run(batches, path):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 3))
+        chosen = OPTIMIZERS.get(optimizer, lambda p: torch.optim.SGD(p, 0.1, momentum=0.9))
+        steps = chosen(model.parameters())
+        make, each = SCHEDULERS.get(scheduler, (lambda o: None, "epoch"))
+        rates = make(steps)
+        attack = PGD(Linf(0.1, (0.0, 1.0)), steps=1)
+        adversarial_train(
+            model, batches, attack, epochs=3, optimizer=steps, scheduler=rates,
+            step_scheduler_each=each, checkpoint=path, checkpoint_every=2,
+        )  # fmt: skip
+        return model, float(steps.param_groups[0]["lr"])
+
+    path = tmp_path / "state.safetensors"
+    with pytest.raises(Stopped):
+        run(Stopping(len(loader()) + 3), path)
+    resumed, rate = run(loader(), path)
+    straight, wanted = run(loader(), None)
+    assert same(resumed, straight)
+    assert rate == wanted
+    if scheduler is not None:
+        assert rate != 0.1
+
+
+def test_reporting_leaves_no_trace_in_batch_normalisation():
+    model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    adversarial_train(model, loader(), ATTACK, epochs=1)
+    assert int(model[1].num_batches_tracked) == len(loader())
+
+
+def test_warm_starts_go_with_random_ones():
+    attack, runs = PGD(Linf(0.1, (0.0, 1.0)), steps=1, random_start=True), []
+    for warm in (False, True):
+        model = network()
+        runs.append(adversarial_train(model, loader(), attack, epochs=2, warm_start=warm).loss)
+    assert runs[0][0] == runs[1][0]  # nothing is known in the first epoch
+    assert runs[0][1] != runs[1][1]
+
+
+def test_bounds_from_the_data_hold_the_validation_data_too():
+    x, y = blobs(seed=1)
+    attack = PGD(Linf(0.1, "data"), steps=1)
+    run = adversarial_train(network(), loader(), attack, epochs=1, validation=(3 * x, y))
+    assert 0 <= run.valid_robust_accuracy[0] <= run.valid_clean_accuracy[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"loader": iter([])}, "a generator is used up"),
+        ({"loader": 3}, "loader must give batches"),
+        ({"optimizer": torch.optim.Adam}, "optimizer must be a torch optimiser"),
+        ({"optimizer": adam(nn.Linear(2, 3))}, "none of them"),
+        ({"scheduler": "cosine"}, "scheduler must be"),
+        ({"validation": (torch.zeros(3, 2), [0])}, "one class for each of the 3 points"),
+        ({"validation": torch.zeros(3, 2)}, "validation must be a pair"),
+        ({"ramp_epochs": -1}, "ramp_epochs"),
+        ({"checkpoint_every": -1}, "checkpoint_every"),
+        ({"seed": "a"}, "seed"),
+    ],
+)
+def test_mistakes_are_named_before_training(change, message):
+    given = {"loader": loader(), "attack": None, "epochs": 1} | change
+    with pytest.raises(InputError, match=message):
+        adversarial_train(network(), given.pop("loader"), given.pop("attack"), **given)
+
+
+def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
+    path = tmp_path / "state.safetensors"
+    adversarial_train(network(), loader(), None, epochs=1, checkpoint=path)
+    model = network()
+    with pytest.raises(InputError, match=r"another model, optimizer.*SGD.*Adam"):
+        adversarial_train(model, loader(), None, optimizer=adam(model), checkpoint=path)
+    with pytest.raises(InputError, match="is a folder"):
+        adversarial_train(network(), loader(), None, checkpoint=tmp_path)
+    path.write_bytes(b"junk")
+    with pytest.raises(InputError, match="that training wrote"):
+        adversarial_train(network(), loader(), None, checkpoint=path)

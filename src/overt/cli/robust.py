@@ -37,7 +37,7 @@ def attack(
     plot: Annotated[
         bool, typer.Option("--plot", help="Draw the curve of robust error over radii.")
     ] = False,
-    out: Annotated[Path, typer.Option(help="Folder for the picture and result.json.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for attack.json and the picture.")] = Path(
         "overt-results"
     ),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
@@ -58,9 +58,9 @@ def attack(
     curve = [_number("radii", part) for part in radii.split(",") if part.strip()]
     if plot and not curve:
         curve = [radius * k / 8 for k in range(1, 8)]
+    out.mkdir(parents=True, exist_ok=True)
     chosen = None if loss == "strongest" else PGD(threat, steps=budget, loss=loss, seed=seed)
     found = robust_error(net, x, y, threat, radii=curve, attack=chosen, budget=budget, seed=seed)
-    out.mkdir(parents=True, exist_ok=True)
     found.save(out / "attack.json")
     if plot:
         try:

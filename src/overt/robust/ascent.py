@@ -40,7 +40,7 @@ class Problem:
         """Return the objective at the moved points and who is fooled there."""
         with torch.no_grad():
             logits = self.logits_of(moved)
-            return self.objective(logits, self.y, self.aim), self._met(logits)
+            return self._judge(logits, self.objective(logits, self.y, self.aim))
 
     def differentiate(self, moved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the objective at the moved points, its gradient and who is fooled there."""
@@ -48,8 +48,9 @@ class Problem:
         with torch.enable_grad():
             logits = self.logits_of(moved)
             value = self.objective(logits, self.y, self.aim)
-            (gradient,) = torch.autograd.grad(value.sum(), moved)
-        return value.detach(), gradient, self._met(logits.detach())
+            gradient = slope(value, moved)
+        value, fooled = self._judge(logits.detach(), value.detach())
+        return value, gradient, fooled
 
     def take(self, rows: Tensor) -> Problem:
         """Return the problem of some of the points."""
@@ -62,8 +63,11 @@ class Problem:
             self.criterion,
         )
 
-    def _met(self, logits: Tensor) -> Tensor:
-        return self.criterion.met(logits, self.y, self.aim)
+    def _judge(self, logits: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the value, NaN where logits are not finite, and who is fooled by finite ones."""
+        broken = ~torch.isfinite(logits).all(1)
+        fooled = self.criterion.met(logits, self.y, self.aim)
+        return value.masked_fill(broken, torch.nan), fooled & ~broken
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,7 @@ class Outcome:
     value: Tensor
     fooled: Tensor
     flat: Tensor
+    broken: Tensor
     gradients: int
 
 
@@ -95,16 +100,13 @@ def ascend(
     """Ascend from delta; points without a gradient there go on from a random draw instead."""
     n = len(delta)
     everyone = torch.arange(n, device=delta.device)
-    out = Outcome(
-        delta.clone(),
-        torch.full((n,), -torch.inf, dtype=delta.dtype, device=delta.device),
-        torch.zeros(n, dtype=torch.bool, device=delta.device),
-        torch.zeros(n, dtype=torch.bool, device=delta.device),
-        0,
-    )
+    nobody = torch.zeros(n, dtype=torch.bool, device=delta.device)
+    lowest = torch.full((n,), -torch.inf, dtype=delta.dtype, device=delta.device)
+    out = Outcome(delta.clone(), lowest, nobody, nobody.clone(), nobody.clone(), 0)
     rows, live, left = everyone, torch.ones_like(out.fooled), n
     sizes = steps.schedule.begin(n, problem.region.threat, steps.count, delta)
     best, best_value, best_fooled = delta.clone(), out.value.clone(), out.fooled.clone()
+    broken = out.broken.clone()
     delta, moved = delta.clone(), problem.region.x + delta
     previous = delta.clone() if steps.momentum else delta
     best_gradient = torch.zeros_like(delta) if sizes.goes_back else delta
@@ -118,6 +120,7 @@ def ascend(
         better = torch.where(fooled == best_fooled, value > best_value, fooled) & live
         best_value = torch.where(better, value, best_value)
         best_fooled = best_fooled | (fooled & live)
+        broken = broken | (value.isnan() & live)
         _replace(best, delta, better)
         if last:
             break
@@ -129,7 +132,7 @@ def ascend(
             live = ~best_fooled
             left = int(live.sum())
             if left <= (1 - LEAVE) * len(live):
-                _store(out, rows, best, best_value, best_fooled)
+                _store(out, rows, best, best_value, best_fooled, broken)
                 keep = live.nonzero().squeeze(1)
                 if left == 0:
                     return out
@@ -140,7 +143,8 @@ def ascend(
                     gradient[keep],
                     better[keep],
                 )
-                best_value, best_fooled, live = best_value[keep], best_fooled[keep], live[keep]
+                best_value, best_fooled = best_value[keep], best_fooled[keep]
+                broken, live = broken[keep], live[keep]
                 moved = torch.empty_like(delta)
                 previous = previous[keep] if steps.momentum else delta
                 best_gradient = best_gradient[keep] if sizes.goes_back else delta
@@ -162,8 +166,16 @@ def ascend(
             lost = out.flat[rows]
             delta = torch.where(lost[:, None], escape()[rows], delta)
             torch.add(problem.region.x, delta, out=moved)
-    _store(out, rows, best, best_value, best_fooled)
+    _store(out, rows, best, best_value, best_fooled, broken)
     return out
+
+
+def slope(value: Tensor, x: Tensor, *, retain: bool = False) -> Tensor:
+    """Return the gradient of each point's value, zero if it does not depend on x at all."""
+    if not value.requires_grad:
+        return torch.zeros_like(x)
+    (gradient,) = torch.autograd.grad(value.sum(), x, retain_graph=retain, allow_unused=True)
+    return torch.zeros_like(x) if gradient is None else gradient
 
 
 def _replace(old: Tensor, new: Tensor, rows: Tensor) -> None:
@@ -174,5 +186,8 @@ def _replace(old: Tensor, new: Tensor, rows: Tensor) -> None:
     old.lerp_(new, rows[:, None].to(old.dtype))
 
 
-def _store(out: Outcome, rows: Tensor, best: Tensor, value: Tensor, fooled: Tensor) -> None:
+def _store(
+    out: Outcome, rows: Tensor, best: Tensor, value: Tensor, fooled: Tensor, broken: Tensor
+) -> None:
     out.delta[rows], out.value[rows], out.fooled[rows] = best, value, fooled
+    out.broken[rows] = broken

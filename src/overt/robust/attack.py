@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, final
 
+import torch
 from torch import Tensor
 
 from overt._check import InputTypeError, whole
@@ -14,10 +15,10 @@ from overt.robust import diagnose
 from overt.robust.ascent import Outcome, Problem
 from overt.robust.criteria import Criterion, Misclassified
 from overt.robust.losses import Loss, find_loss
-from overt.robust.model import Model, classes, clean_logits, evaluation, inputs
+from overt.robust.model import Model, classes, clean_logits, evaluation, inputs, starts
 from overt.robust.outcome import AttackResult
 from overt.robust.search import Search
-from overt.robust.threat import Threat
+from overt.robust.threat import Threat, check_threat
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,7 @@ class Attack(ABC):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.threat, Threat):
-            raise InputTypeError(
-                f"threat must be L1(radius), L2(radius) or Linf(radius), got {self.threat!r}"
-            )
+        check_threat(self.threat)
         if not isinstance(self.criterion, Criterion):
             raise InputTypeError(
                 "criterion must be Misclassified(), Targeted(class) or Effective(beta), "
@@ -105,15 +103,14 @@ class Attack(ABC):
         """
         x = inputs(model, x)
         threat, loss = self.threat.within(x), find_loss(self.loss)
-        with evaluation(model):
+        with torch.inference_mode(False), evaluation(model):
             clean = clean_logits(model, x, self.batch_size)
             y = classes(y, x, clean.shape[1])
             search = Search(self, model, threat, loss, x, y, clean)
             if warn:
-                diagnose.randomness(model, x[:64])
-                seen = diagnose.saturation(loss, clean, y)
-            status = search.run(None if start is None else inputs(model, start))
+                random = diagnose.randomness(model, x[:64])
+                known = diagnose.saturation(loss, clean, y) | random
+            result = search.result(search.run(starts(model, start, x)))
             if warn:
-                diagnose.flatness(search.flat & ~seen)
-                diagnose.standstill(search.stuck & ~seen)
-            return search.result(status)
+                diagnose.gradients(result, x, threat.radius, known)
+            return result

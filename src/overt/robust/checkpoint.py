@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from overt._check import InputError, MissingExtraError
 from overt.robust.memory import Memory
+from overt.robust.plain import pack, unpack
 
 
 class Checkpoint:
@@ -30,39 +31,30 @@ class Checkpoint:
         self._scheduler, self._memory = scheduler, memory
         self._random: Tensor | None = None
         if self._path is not None:
+            if self._path.is_dir():
+                raise InputError(f"checkpoint must be a file, {self._path} is a folder")
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise InputError(f"checkpoint must be a file to write: {error}") from None
             _safetensors()
 
     def save(self, history: list[dict[str, float]], batches: int, sums: list[float] | None) -> None:
         """Write the state, whole or not at all."""
         if self._path is None:
             return
-        optimizer = self._optimizer.state_dict()
-        tensors, plain = {}, {}
-        for index, entries in optimizer["state"].items():
-            for name, value in entries.items():
-                if isinstance(value, Tensor):
-                    tensors[f"optimizer.{index}.{name}"] = value
-                else:
-                    plain[f"{index}.{name}"] = value
-        tensors |= {f"model.{name}": value for name, value in self._model.state_dict().items()}
-        tensors["random"] = torch.get_rng_state()
-        if self._memory is not None:
-            tensors |= {f"memory.{k}": v for k, v in self._memory.tensors().items()}
-        header = {
-            "optimizer": plain,
-            "groups": optimizer["param_groups"],
+        tensors: dict[str, Tensor] = {"random": torch.get_rng_state()}
+        parts = {
+            "kinds": self._kinds,
+            "model": self._model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
             "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
+            "memory": None if self._memory is None else self._memory.tensors(),
             "history": history,
             "batches": batches,
             "sums": sums,
         }
-        try:
-            text = json.dumps(header)
-        except TypeError as error:
-            raise InputError(
-                f"optimizer and scheduler must have a state of numbers and tensors: {error}"
-            ) from None
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({name: pack(part, name, tensors) for name, part in parts.items()})
         temporary = self._path.with_name(self._path.name + ".part")
         # Tied weights share memory, which the format does not store; copies are the same values.
         flat = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
@@ -73,40 +65,48 @@ class Checkpoint:
         """Restore the state if there is one; return batches done in its epoch, and their sums."""
         if self._path is None or not self._path.exists():
             return 0, None
-        with _safetensors().safe_open(self._path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            metadata = file.metadata() or {}
+        files = _safetensors()
+        # Copies lie in memory as fresh tensors do; sums are rounded differently where they do not.
+        try:
+            with files.safe_open(self._path, framework="pt") as file:
+                tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+                metadata = file.metadata() or {}
+        except (OSError, files.SafetensorError):
+            metadata = {}
         if "overt" not in metadata:
             raise InputError(f"checkpoint must be a file that training wrote, {self._path} is not")
-        header = json.loads(metadata["overt"])
+        parts = {
+            name: unpack(part, tensors) for name, part in json.loads(metadata["overt"]).items()
+        }
+        if parts["kinds"] != self._kinds:
+            raise self._foreign(f"written with {parts['kinds']}, given {self._kinds}")
         try:
-            self._model.load_state_dict(_part(tensors, "model."))
-        except RuntimeError as error:
-            raise InputError(
-                f"checkpoint {self._path} belongs to another model; remove it or choose another "
-                f"file ({str(error).splitlines()[0]})"
-            ) from None
-        entries: dict[int, dict[str, Any]] = {}
-        for name, value in (_part(tensors, "optimizer.") | header["optimizer"]).items():
-            index, key = name.split(".", 1)
-            entries.setdefault(int(index), {})[key] = value
-        self._optimizer.load_state_dict({"state": entries, "param_groups": header["groups"]})
+            self._model.load_state_dict(parts["model"])
+            self._optimizer.load_state_dict(parts["optimizer"])
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise self._foreign(" ".join(str(error).split())[:200]) from None
         if self._scheduler is not None:
-            self._scheduler.load_state_dict(header["scheduler"])
+            self._scheduler.load_state_dict(parts["scheduler"])
         if self._memory is not None:
-            self._memory.load(_part(tensors, "memory."))
+            self._memory.load(parts["memory"] or {})
         self._random = tensors["random"]
-        history.extend(header["history"])
-        return int(header["batches"]), header["sums"]
+        history.extend(parts["history"])
+        return int(parts["batches"]), parts["sums"]
 
     def restore_random(self) -> None:
         """Set torch's generator to where it was when the state was saved."""
         if self._random is not None:
             torch.set_rng_state(self._random)
 
+    @property
+    def _kinds(self) -> list[str]:
+        return [type(part).__name__ for part in (self._optimizer, self._scheduler)]
 
-def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+    def _foreign(self, reason: str) -> InputError:
+        return InputError(
+            f"checkpoint {self._path} belongs to another model, optimizer or scheduler; remove it "
+            f"or choose another file ({reason})"
+        )
 
 
 def _safetensors() -> Any:
@@ -119,5 +119,6 @@ def _safetensors() -> Any:
     class Both:
         save_file = staticmethod(safetensors.torch.save_file)
         safe_open = staticmethod(safetensors.safe_open)
+        SafetensorError = safetensors.SafetensorError
 
     return Both

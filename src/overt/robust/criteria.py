@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from overt._check import InputError, number
 from overt.robust.losses import margin_of_best
+from overt.robust.model import class_numbers
 
 
 class Criterion(ABC):
@@ -19,6 +19,10 @@ class Criterion(ABC):
     def aims(self, y: Tensor, classes: int) -> Tensor | None:
         """Return the class to reach for each point, or None if any wrong one will do."""
         return None
+
+    def take(self, rows: Tensor) -> Criterion:
+        """Return the criterion for some of the points."""
+        return self
 
     @abstractmethod
     def met(self, logits: Tensor, y: Tensor, aim: Tensor) -> Tensor:
@@ -42,7 +46,7 @@ class Targeted(Criterion):
 
     def aims(self, y: Tensor, classes: int) -> Tensor:
         """Return the target of each point."""
-        target = torch.as_tensor(self.target, device=y.device).to(y.dtype)
+        target = class_numbers("target", self.target).to(y.device)
         if target.ndim == 0:
             target = target.expand_as(y)
         if target.shape != y.shape:
@@ -56,6 +60,11 @@ class Targeted(Criterion):
                 f"and {int(target.max())}"
             )
         return target
+
+    def take(self, rows: Tensor) -> Criterion:
+        """Return the criterion for some of the points, each with its own target."""
+        target = class_numbers("target", self.target)
+        return Targeted(target if target.ndim == 0 else target[rows.to(target.device)])
 
     def met(self, logits: Tensor, y: Tensor, aim: Tensor) -> Tensor:
         """Return argmax f == target."""

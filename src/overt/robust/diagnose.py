@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from overt.robust.losses import Loss
 from overt.robust.model import Model, logits
+from overt.robust.outcome import AttackResult
 
 NOTEWORTHY = 0.01
 """Share of the points from which a sign is reported."""
@@ -31,20 +33,27 @@ def saturation(loss: Loss, clean: Tensor, y: Tensor) -> Tensor:
     return saturated
 
 
-def flatness(flat: Tensor) -> None:
-    """Warn if gradients are exactly zero, or not numbers."""
-    share = _share(flat)
+def gradients(result: AttackResult, x: Tensor, radius: float, known: Tensor | None = None) -> None:
+    """Warn of gradients that led nowhere, except at the points whose trouble is known."""
+    other = torch.ones_like(result.flat) if known is None else ~known
+    share = _share(result.flat & other & ~result.broken)
     if share >= NOTEWORTHY:
         _warn(
             f"the gradient is zero or not a number at {share:.1%} of the points, where the attack "
             "starts: rounding, thresholds or saturated units inside the model mask it. A random "
             "start was used for these points; robustness is likely to be overestimated."
         )
-
-
-def standstill(stuck: Tensor) -> None:
-    """Warn if many steps along the gradient never raised the loss."""
-    share = _share(stuck)
+    share = _share(result.broken & ~result.success)
+    if share >= NOTEWORTHY:
+        _warn(
+            f"the model returns NaN or infinity at perturbations of {share:.1%} of the points, "
+            "which is not counted as success: robustness is likely to be overestimated."
+        )
+    # The best iterate is the input itself where no step raised the loss, which means nothing
+    # where a step of the whole radius drowns in rounding.
+    coarse = 100 * torch.finfo(x.dtype).eps * x.abs().flatten(1).amax(1)
+    same = (result.x == x).flatten(1).all(1) & (radius > coarse)
+    share = _share(same & other & ~(result.success | result.flat | result.broken))
     if share >= NOTEWORTHY:
         _warn(
             f"no step raised the loss at {share:.1%} of the points although there is a gradient: "
@@ -53,18 +62,20 @@ def standstill(stuck: Tensor) -> None:
         )
 
 
-def randomness(model: Model, x: Tensor) -> None:
-    """Warn if the same inputs give different logits, so that gradients are random."""
+def randomness(model: Model, x: Tensor) -> bool:
+    """Warn if the same inputs give different logits; return whether they do."""
     with torch.no_grad():
-        first, second = logits(model, x), logits(model, x)
+        first, second = logits(model, x).detach(), logits(model, x).detach()
     scale = float(first.abs().amax())
     moved = (first - second).abs().amax(1) > 1e-3 * max(scale, 1e-30)
-    if bool(moved.any()):
+    random = bool(moved.any())
+    if random:
         _warn(
             f"the model is random: two evaluations differ at {_share(moved):.1%} of "
             f"{len(x)} inputs although it is in evaluation mode. Gradients are noisy and success "
             "depends on the draw; average the model over its noise first."
         )
+    return random
 
 
 def _share(points: Tensor) -> float:
@@ -72,4 +83,8 @@ def _share(points: Tensor) -> float:
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, RobustnessWarning, stacklevel=5)
+    """Warn in the name of the line outside of this package that called."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("overt.robust."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, RobustnessWarning, stacklevel=level)

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from overt._check import InputError, InputTypeError, number
+from overt._check import InputError, InputTypeError, number, whole
 from overt._progress import meter
 from overt.results import Floats, Result, Status
 from overt.robust.attack import Attack
-from overt.robust.model import Model, inputs
+from overt.robust.criteria import Misclassified
+from overt.robust.model import Model, classes, clean_logits, evaluation, inputs
 from overt.robust.outcome import AttackResult
 from overt.robust.strongest import strongest
-from overt.robust.threat import Threat
+from overt.robust.threat import Threat, check_threat
 
 
 @dataclass(frozen=True, repr=False)
@@ -120,16 +120,22 @@ def robust_error(
     batch_size, seed, warn
         As for any attack.
     """
-    if not isinstance(threat, Threat):
-        raise InputTypeError(
-            f"threat must be L1(radius), L2(radius) or Linf(radius), got {threat!r}"
-        )
+    check_threat(threat)
+    if attack is not None and not isinstance(attack, Attack):
+        raise InputTypeError(f"attack must be FGSM, BIM, PGD or None, got {attack!r}")
     if not 0 < number("confidence", confidence) < 1:
         raise InputError(f"confidence must lie between 0 and 1, got {confidence!r}")
+    whole("budget", budget, minimum=24)
     x = inputs(model, x)
-    y = torch.as_tensor(y, device=x.device)
     threat = threat.within(x)
-    curve = np.unique([number("radii", r) for r in (*(radii or ()), threat.radius)])
+    further = () if radii is None else np.ravel(radii)
+    curve = np.unique([number("radii", r) for r in (*further, threat.radius)])
+    with evaluation(model):
+        clean = clean_logits(model, x, whole("batch_size", batch_size))
+    y = classes(y, x, clean.shape[1])
+    criterion = Misclassified() if attack is None else attack.criterion
+    aim = criterion.aims(y, clean.shape[1])
+    wrong = criterion.met(clean, y, y if aim is None else aim).cpu().numpy()
 
     def attacked(rows: Any, radius: float, start: Any, heed: bool) -> AttackResult:
         allowed = threat.at(radius)
@@ -138,17 +144,19 @@ def robust_error(
                 model, x[rows], y[rows], allowed,
                 start=start, budget=budget, batch_size=batch_size, seed=seed, warn=heed,
             )  # fmt: skip
-        chosen = dataclasses.replace(attack, threat=allowed)
+        chosen = dataclasses.replace(attack, threat=allowed, criterion=criterion.take(rows))
         return chosen(model, x[rows], y[rows], start=start, warn=heed)
 
-    smallest = np.full(len(x), np.inf)
+    smallest = np.where(wrong, 0.0, np.inf)
     left, start, gradients, status = torch.arange(len(x), device=x.device), None, 0, Status.FINISHED
-    with meter("radii", len(curve), show=len(curve) > 1) as bar:
-        for radius in np.concatenate([[0.0], curve]):
+    positive = curve[curve > 0]
+    with meter("radii", len(positive), show=len(positive) > 1) as bar:
+        for radius in positive:
             if len(left) == 0 or status is Status.INTERRUPTED:
                 break
-            found = attacked(left, float(radius), start, warn and radius == curve[-1])
-            smallest[left[found.success].cpu().numpy()] = radius
+            found = attacked(left, float(radius), start, warn and radius == positive[0])
+            fooled = left[found.success].cpu().numpy()
+            smallest[fooled] = np.minimum(smallest[fooled], radius)
             gradients, status = gradients + found.gradients, found.status
             left, start = left[~found.success], found.x[~found.success]
             bar.advance(note=f"error {float(np.mean(smallest <= radius)):.3f}")
@@ -159,7 +167,7 @@ def robust_error(
     return RobustError(
         float(counts[here] / len(x)),
         (float(low), float(high)),
-        float(np.mean(smallest == 0)),
+        float(np.mean(wrong)),
         threat.name,
         float(threat.radius),
         len(x),
@@ -181,6 +189,3 @@ def interval(count: int, total: int, confidence: float) -> tuple[float, float]:
     low = float(beta.ppf(tail, count, total - count + 1)) if count > 0 else 0.0
     high = float(beta.ppf(1 - tail, count + 1, total - count)) if count < total else 1.0
     return low, high
-
-
-Bools = NDArray[np.bool_]

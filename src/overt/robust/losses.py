@@ -8,6 +8,7 @@ fooled (thesis, section 6.2). Networks with one output f count as two with logit
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
@@ -18,8 +19,8 @@ from torch.nn.functional import cross_entropy, softplus
 
 from overt._check import InputTypeError, choice, whole
 
-SATURATED = 1e-6
-"""Probability left to the wrong classes below which cross-entropy's slope is rounding noise."""
+SATURATED = 8
+"""Multiple of machine epsilon; wrong classes with less probability leave only rounding noise."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,8 @@ class CrossEntropy(Loss):
         return -cross_entropy(logits, target, reduction="none")
 
     def saturated(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Return where 1 - p_y is below SATURATED."""
-        return margin_of_sum(logits, y) > -torch.logit(torch.tensor(SATURATED))
+        """Return where 1 - p_y is below SATURATED machine epsilons."""
+        return margin_of_sum(logits, y) > -math.log(SATURATED * torch.finfo(logits.dtype).eps)
 
 
 class _Pairwise(Loss):

@@ -30,12 +30,12 @@ def evaluation(model: Model) -> Iterator[None]:
 
 
 def logits(model: Model, x: Tensor) -> Tensor:
-    """Return the logits (points, classes) of x; one output f stands for the logits (0, f)."""
+    """Return the logits (points, classes) of x in its number format; one f stands for (0, f)."""
     output = model(x)
     if not isinstance(output, Tensor):
         raise InputTypeError(f"model must return a tensor of logits, got {type(output).__name__}")
-    if output.ndim == 1:
-        output = output[:, None]
+    if output.ndim < 2:  # a model that squeezes also takes the axis of a single point
+        output = output.reshape(1, -1) if len(x) == 1 else output[..., None]
     if output.ndim != 2 or len(output) != len(x):
         raise InputError(
             f"model must return logits (points, classes), got {tuple(output.shape)} for "
@@ -43,13 +43,23 @@ def logits(model: Model, x: Tensor) -> Tensor:
         )
     if output.shape[1] == 1:
         output = torch.cat([torch.zeros_like(output), output], 1)
-    return output
+    return output.to(x.dtype)
+
+
+def all_logits(model: Model, x: Tensor, batch_size: int) -> Tensor:
+    """Return the logits of all inputs, batch by batch and without a gradient."""
+    with torch.no_grad():
+        return torch.cat([logits(model, part) for part in x.split(batch_size)]).detach()
 
 
 def clean_logits(model: Model, x: Tensor, batch_size: int) -> Tensor:
     """Return the logits of all inputs, which must be finite."""
-    with torch.no_grad():
-        result = torch.cat([logits(model, part) for part in x.split(batch_size)])
+    try:
+        result = all_logits(model, x, batch_size)
+    except RuntimeError as error:
+        raise InputError(
+            f"model must take inputs shaped {tuple(x.shape)}, it fails: {error}"
+        ) from error
     bad = ~torch.isfinite(result).all(1)
     if bool(bad.any()):
         raise InputError(
@@ -61,12 +71,14 @@ def clean_logits(model: Model, x: Tensor, batch_size: int) -> Tensor:
 
 def inputs(model: Model, x: Any) -> Tensor:
     """Return x (points, ...) as a tensor of the model's number format, on its device."""
-    if isinstance(x, (list, tuple)):
-        x = np.asarray(x, dtype=float)
-    if isinstance(x, np.ndarray):
-        x = torch.from_numpy(np.ascontiguousarray(x))
-    if not isinstance(x, Tensor):
-        raise InputTypeError(f"x must be a tensor or an array, got {type(x).__name__}")
+    if not callable(model) or isinstance(model, type):
+        raise InputTypeError(
+            f"model must be a torch module or a function from inputs to logits, got {model!r}"
+        )
+    listed = isinstance(x, (list, tuple))
+    x = tensor("x", x)
+    if listed and not x.is_complex():
+        x = x.double()
     if not x.is_floating_point():
         raise InputTypeError(
             f"x must hold floating-point numbers, got {x.dtype}; convert it first, and give the "
@@ -83,14 +95,19 @@ def inputs(model: Model, x: Any) -> Tensor:
     return x.detach()
 
 
+def starts(model: Model, start: Any, x: Tensor) -> Tensor | None:
+    """Return the inputs to start from, which must be shaped like x, or None."""
+    if start is None:
+        return None
+    start = inputs(model, start)
+    if start.shape != x.shape:
+        raise InputError(f"start must be shaped like x, {tuple(x.shape)}, got {tuple(start.shape)}")
+    return start
+
+
 def classes(y: Any, x: Tensor, count: int) -> Tensor:
     """Return true classes (points,) in 0..count - 1; -1 and 1 are accepted for two classes."""
-    y = torch.as_tensor(y, device=x.device)
-    if y.is_floating_point() and bool((y == y.round()).all()):
-        y = y.long()
-    if y.is_floating_point() or y.is_complex():
-        raise InputTypeError(f"y must hold class numbers, got {y.dtype}")
-    y = y.long()
+    y = class_numbers("y", y).to(x.device)
     if y.ndim == 2 and y.shape[1] == 1:
         y = y.squeeze(1)
     if y.shape != (len(x),):
@@ -105,3 +122,33 @@ def classes(y: Any, x: Tensor, count: int) -> Tensor:
             f"y must lie in 0..{count - 1} for a model of {count} classes, got {low}..{high}"
         )
     return y
+
+
+def class_numbers(name: str, value: Any) -> Tensor:
+    """Return whole numbers, which may be stored as any real type, as a tensor of int64."""
+    given = tensor(name, value)
+    if given.is_complex():
+        raise InputTypeError(f"{name} must hold class numbers, got {given.dtype}")
+    if given.is_floating_point():
+        broken = given[given != given.round()]
+        if len(broken):
+            raise InputTypeError(f"{name} must hold class numbers, got {float(broken[0]):g}")
+    return given.long()
+
+
+def tensor(name: str, value: Any) -> Tensor:
+    """Return a tensor, an array, a data frame or a list of numbers as a tensor."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise InputTypeError(f"{name} must be a tensor or an array: {error}") from None
+    if array.dtype.kind not in "biufc":
+        raise InputTypeError(
+            f"{name} must be a tensor or an array of numbers, got {type(value).__name__} of "
+            f"{array.dtype}"
+        )
+    native = np.float64 if array.dtype == np.longdouble else array.dtype.newbyteorder("=")
+    # PyTorch takes neither negative strides nor foreign byte orders, and complains of read-only.
+    return torch.from_numpy(np.require(array, native, ["C", "W"]))

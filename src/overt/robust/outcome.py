@@ -30,6 +30,9 @@ class AttackResult(Result):
         Gradients evaluated in all, each point counted on its own.
     flat
         Which points had no gradient to follow where their search began, (points,).
+    broken
+        Which points met a perturbation at which the model returns NaN or infinity, which counts
+        as no prediction and not as success, (points,).
     status
         "finished" or "interrupted".
     """
@@ -39,6 +42,7 @@ class AttackResult(Result):
     loss: Tensor
     gradients: int
     flat: Tensor
+    broken: Tensor
     status: Status
 
     @property

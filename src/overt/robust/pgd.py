@@ -51,6 +51,8 @@ class BIM(Attack):
     def __post_init__(self) -> None:
         super().__post_init__()
         whole("steps", self.steps)
+        if self.step_size is not None:
+            number("step_size", self.step_size)
 
     @property
     def length(self) -> int:

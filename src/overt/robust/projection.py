@@ -24,9 +24,11 @@ def linf(v: Tensor, radius: float, box: Box, out: Tensor | None = None) -> Tenso
 def l2(v: Tensor, radius: float, box: Box, out: Tensor | None = None) -> Tensor:
     """Return clip(s v, low, high) with the largest s in [0, 1] that keeps the norm."""
     if box is None:
-        norm = torch.linalg.vector_norm(v, dim=1, keepdim=True)
+        # Squares of perturbations as long as a very large radius would overflow.
+        wide = torch.float64 if radius > torch.finfo(v.dtype).max ** 0.4 else None
+        norm = torch.linalg.vector_norm(v, dim=1, keepdim=True, dtype=wide)
         shrink = radius / norm.clamp(min=max(radius, torch.finfo(v.dtype).tiny))
-        return torch.mul(v, shrink, out=out)
+        return torch.mul(v, shrink.to(v.dtype), out=out)
     out = torch.empty_like(v) if out is None else out
     low, high = box
     if compiles(v):
@@ -92,7 +94,7 @@ def l1(v: Tensor, radius: float, box: Box, out: Tensor | None = None) -> Tensor:
     gaps = points[:, :-1] - points[:, 1:]
     norm = torch.zeros_like(points)
     norm[:, 1:] = (slope[:, :-1] * gaps).cumsum(1)  # at each break point
-    piece = (norm < radius).sum(1, keepdim=True) - 1
+    piece = ((norm < radius).sum(1, keepdim=True) - 1).clamp_(min=0)
     t = points.gather(1, piece) - (radius - norm.gather(1, piece)) / slope.gather(1, piece)
     t = torch.where(inside, 0, t.clamp(min=0))
     return torch.mul(v.sign(), torch.minimum((a - t).clamp_(min=0), cap), out=out)

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from overt._check import InputError
 from overt._progress import Meter, meter
 from overt.results import Status
-from overt.robust.ascent import Objective, Outcome, Problem
+from overt.robust.ascent import Objective, Outcome, Problem, slope
 from overt.robust.draws import keys_of
 from overt.robust.losses import Loss, Plan, reflected_pair
-from overt.robust.model import Model, logits
+from overt.robust.model import Model, all_logits, logits
 from overt.robust.outcome import AttackResult
 from overt.robust.threat import Threat
 
@@ -45,25 +44,15 @@ class Search:
         plan = loss.plan(attack.length, clean.shape[1])
         split = aim is None and (attack.early_exit or plan.steps == 0)
         self._plan = plan if split else Plan(attack.length)
-        self.clean_value = self._objective(clean, y, self._aim)
-        self.value = self.clean_value.clone()
+        self.value = self._objective(clean, y, self._aim)
         self.fooled = attack.criterion.met(clean, y, self._aim)
         self.delta = torch.zeros_like(x).flatten(1)
         self.flat = torch.zeros_like(self.fooled)
+        self.broken = torch.zeros_like(self.fooled)
         self.gradients = 0
-
-    @property
-    def stuck(self) -> Tensor:
-        """Points with a gradient whose loss no step raised above that of the input."""
-        same = (self.value <= self.clean_value) & ~self.fooled & ~self.flat
-        return same if self._threat.radius > 0 else torch.zeros_like(same)
 
     def run(self, start: Tensor | None) -> Status:
         """Search on all batches; an interruption keeps what was found."""
-        if start is not None and start.shape != self._x.shape:
-            raise InputError(
-                f"start must be shaped like x, {tuple(self._x.shape)}, got {tuple(start.shape)}"
-            )
         batches = torch.arange(len(self._x), device=self._x.device).split(self._attack.batch_size)
         try:
             with meter("attack", len(self._x), show=len(batches) > 1) as bar:
@@ -80,15 +69,13 @@ class Search:
         if self._threat.bounds is not None:
             x = x.clamp(*self._threat.box(x))
         x = torch.where((self.delta == 0).all(1).view(-1, *[1] * (x.ndim - 1)), self._x, x)
-        with torch.no_grad():
-            after = torch.cat(
-                [logits(self._model, part) for part in x.split(self._attack.batch_size)]
-            )
+        after = all_logits(self._model, x, self._attack.batch_size)
         size = self._threat.size((x - self._x).flatten(1))
-        allowed = size <= self._threat.radius * (1 + 1e-4)
+        slack = max(1e-4, 4 * torch.finfo(x.dtype).eps)
+        allowed = size <= self._threat.radius * (1 + slack)
         success = self._attack.criterion.met(after, self._y, self._aim) & allowed
         value = self._objective(after, self._y, self._aim)
-        return AttackResult(x, success, value, self.gradients, self.flat, status)
+        return AttackResult(x, success, value, self.gradients, self.flat, self.broken, status)
 
     def _batch(self, rows: Tensor, start: Tensor | None) -> None:
         plan, order = self._plan, None
@@ -129,10 +116,10 @@ class Search:
                 return region.project(self._threat.extreme(keys, width, region.x))
             return region.project(self._threat.draw(keys, width, region.x))
 
-        if restart > 0 or self._attack.random_start:
-            delta = draw()
-        elif start is not None:
+        if restart == 0 and start is not None:
             delta = region.project((start[rows] - x).flatten(1))
+        elif restart > 0 or self._attack.random_start:
+            delta = draw()
         else:
             delta = torch.zeros_like(region.x)
         found = self._attack.run(problem, delta, steps, draw)
@@ -143,14 +130,15 @@ class Search:
         self._merge(rows, found)
 
     def _merge(self, rows: Tensor, found: Outcome) -> None:
-        worse = torch.where(
-            found.fooled == self.fooled[rows], found.value <= self.value[rows], self.fooled[rows]
+        better = torch.where(
+            found.fooled == self.fooled[rows], found.value > self.value[rows], found.fooled
         )
-        chosen = rows[~worse]
-        self.delta[chosen] = found.delta[~worse]
-        self.value[chosen] = found.value[~worse]
+        chosen = rows[better]
+        self.delta[chosen] = found.delta[better]
+        self.value[chosen] = found.value[better]
         self.fooled[rows] |= found.fooled
         self.flat[rows] |= found.flat
+        self.broken[rows] |= found.broken
         self.gradients += found.gradients
 
     def _nearest_rivals(self, rows: Tensor) -> Tensor:
@@ -168,9 +156,8 @@ class Search:
             own = f.gather(1, y[:, None])
             for k in range(likely.shape[1]):
                 margin = (own - f.gather(1, likely[:, k : k + 1])).squeeze(1)
-                (gradient,) = torch.autograd.grad(margin.sum(), x, retain_graph=True)
-                slope = self._threat.dual(gradient).clamp(min=1e-30)
-                distance[:, k] = margin.detach() / slope
+                steepness = self._threat.dual(slope(margin, x, retain=True)).clamp(min=1e-30)
+                distance[:, k] = margin.detach() / steepness
         self.gradients += likely.numel()
         order = distance.nan_to_num_(nan=math.inf).argsort(1)
         return likely.gather(1, order)[:, : self._plan.rivals]

@@ -6,17 +6,19 @@ import dataclasses
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from overt._check import whole
 from overt._progress import meter
 from overt.results import Status
+from overt.robust import diagnose
 from overt.robust.attack import Attack
 from overt.robust.criteria import Criterion, Misclassified
-from overt.robust.losses import Loss, ReflectedAll
-from overt.robust.model import Model, clean_logits, evaluation, inputs
+from overt.robust.losses import LOSSES, Loss, ReflectedAll
+from overt.robust.model import Model, all_logits, classes, clean_logits, evaluation, inputs, starts
 from overt.robust.outcome import AttackResult
 from overt.robust.pgd import PGD
-from overt.robust.threat import Threat
+from overt.robust.threat import Threat, check_threat
 
 LONGEST = 20
 """Steps of a run against one class; budget beyond it goes into random restarts."""
@@ -83,7 +85,7 @@ def strongest(
     Cross-entropy finds the easy points, the ratio of logits and the log-sum-exp reflected loss
     those at which cross-entropy is blind, by different paths, and the reflected loss against each
     wrong class in turn those whose nearest wrong class is not the likeliest. Logit scale, batch
-    size and order do not matter.
+    size and order do not matter. The loss that comes out is the reflected one at all points.
 
     Parameters
     ----------
@@ -103,13 +105,14 @@ def strongest(
         As for any attack.
     """
     x = inputs(model, x)
-    threat = threat.within(x)
-    y = torch.as_tensor(y, device=x.device)
+    threat = check_threat(threat).within(x)
+    start = starts(model, start, x)
     with evaluation(model):
-        classes = clean_logits(model, x[:1], 1).shape[1]
+        count = clean_logits(model, x[:1], 1).shape[1]
+    y = classes(y, x, count)
     attacks = ensemble(
         threat,
-        classes,
+        count,
         budget=budget,
         rivals=rivals,
         criterion=criterion,
@@ -120,33 +123,40 @@ def strongest(
     left = torch.arange(len(x), device=x.device)
     with meter("strongest", len(attacks)) as bar:
         for attack in attacks:
-            part = attack(
-                model,
-                x[left],
-                y[left],
-                start=None if start is None else start[left],
-                # Saturation of cross-entropy is what the later attacks are for.
-                warn=warn and attack is attacks[-1],
-            )
+            attack = dataclasses.replace(attack, criterion=criterion.take(left))
+            begin = None if start is None else start[left]
+            part = attack(model, x[left], y[left], start=begin, warn=False)
             found = part if found is None else _join(found, left, part)
             left = (~found.success).nonzero().squeeze(1)
             bar.advance(note=f"robust {found.robust_accuracy:.3f}")
             if len(left) == 0 or found.status is Status.INTERRUPTED:
                 break
     assert found is not None  # noqa: S101  (there is at least one attack)
-    return found
+    if warn:
+        # Saturation of cross-entropy is what the later attacks are for, and not reported.
+        with evaluation(model):
+            random = diagnose.randomness(model, x[:64])
+        diagnose.gradients(found, x, threat.radius, known=found.success | random)
+    return dataclasses.replace(found, loss=_loss(model, found.x, y, criterion, batch_size))
 
 
-def _join(found: AttackResult, rows: Any, part: AttackResult) -> AttackResult:
-    """Return the result with some points replaced; all losses are those of the last attack."""
-    x, success, loss, flat = (t.clone() for t in (found.x, found.success, found.loss, found.flat))
-    x[rows], success[rows], loss[rows], flat[rows] = part.x, part.success, part.loss, part.flat
+def _join(found: AttackResult, rows: Tensor, part: AttackResult) -> AttackResult:
+    """Return the result with some points replaced."""
     return dataclasses.replace(
         found,
-        x=x,
-        success=success,
-        loss=loss,
-        flat=flat,
+        x=found.x.index_copy(0, rows, part.x),
+        success=found.success.index_copy(0, rows, part.success),
+        flat=found.flat.index_copy(0, rows, part.flat),
+        broken=found.broken.index_copy(0, rows, part.broken | found.broken[rows]),
         gradients=found.gradients + part.gradients,
         status=part.status,
     )
+
+
+def _loss(model: Model, x: Tensor, y: Tensor, criterion: Criterion, batch_size: int) -> Tensor:
+    """Return the reflected loss, whichever attack was the last at a point."""
+    with evaluation(model):
+        f = all_logits(model, x, batch_size)
+    aim = criterion.aims(y, f.shape[1])
+    reflected = LOSSES["reflected"]
+    return reflected.away(f, y) if aim is None else reflected.toward(f, aim)

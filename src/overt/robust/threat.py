@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Self, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from overt._check import InputError, InputTypeError, number
 from overt.robust import projection
 from overt.robust.draws import normal, uniform
+from overt.robust.model import tensor
 from overt.robust.projection import Box
 
 Bounds = Any
@@ -48,7 +48,7 @@ class Threat(ABC):
     name: ClassVar[str]
 
     def __post_init__(self) -> None:
-        number("radius", self.radius)
+        object.__setattr__(self, "radius", number("radius", self.radius))
         if self.bounds is None or (isinstance(self.bounds, str) and self.bounds == "data"):
             return
         if isinstance(self.bounds, str) or not isinstance(self.bounds, (tuple, list)):
@@ -57,9 +57,11 @@ class Threat(ABC):
             )
         if len(self.bounds) != 2:
             raise InputError(f"bounds must be a pair (low, high), got {len(self.bounds)} values")
-        low, high = (torch.as_tensor(value) for value in self.bounds)
-        if not bool((low < high).all()):
-            raise InputError(f"bounds must be (low, high) with low below high, got {self.bounds!r}")
+        low, high = (tensor("bounds", value) for value in self.bounds)
+        if not (bool((low <= high).all()) and bool((low < high).any())):
+            raise InputError(
+                f"bounds must be (low, high) with low below high, got {_brief(self.bounds)}"
+            )
 
     def at(self, radius: float) -> Self:
         """Return the same threat with another radius."""
@@ -76,6 +78,11 @@ class Threat(ABC):
             low, high = float(x.min()), float(x.max())
             return dataclasses.replace(self, bounds=(low, high) if low < high else None)
         low, high = self.box(x)
+        if not (_fits(low, x[0]) and _fits(high, x[0])):
+            raise InputError(
+                f"bounds must be numbers or arrays that fit one input, {tuple(x.shape[1:])}, got "
+                f"shapes {tuple(low.shape)} and {tuple(high.shape)}"
+            )
         outside = (x < low) | (x > high)
         if bool(outside.any()):
             raise InputError(
@@ -87,10 +94,7 @@ class Threat(ABC):
 
     def box(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return (low, high), broadcastable to x."""
-        low, high = (
-            torch.as_tensor(np.asarray(v) if not isinstance(v, Tensor) else v).to(x)
-            for v in self.bounds
-        )
+        low, high = (tensor("bounds", value).to(x) for value in self.bounds)
         return low, high
 
     def region(self, x: Tensor) -> Region:
@@ -188,8 +192,8 @@ class L2(Threat):
     name: ClassVar[str] = "l2"
 
     def size(self, delta: Tensor) -> Tensor:
-        """Return sqrt(sum d^2)."""
-        return torch.linalg.vector_norm(delta, dim=1)
+        """Return sqrt(sum d^2), in double precision, whose squares do not overflow."""
+        return torch.linalg.vector_norm(delta, dim=1, dtype=torch.float64)
 
     def dual(self, gradient: Tensor) -> Tensor:
         """Return sqrt(sum g^2)."""
@@ -274,7 +278,7 @@ class L1(Threat):
             best = a.argmax(1, keepdim=True)
             value = gradient.gather(1, best).sign()
             return torch.zeros_like(gradient).scatter_(1, best, value)
-        room = torch.where(gradient > 0, box[1], -box[0]) / self.radius
+        room = (torch.where(gradient > 0, box[1], -box[0]) / self.radius).clamp_(max=1)
         order = a.argsort(1, descending=True)
         room = torch.where(gradient != 0, room, 0).gather(1, order)
         used = room.cumsum(1)
@@ -289,6 +293,23 @@ class L1(Threat):
         return sign * share * self.radius * uniform(keys, 1, like, stream=2) ** (1 / width)
 
 
+def check_threat(threat: Any) -> Threat:
+    """Return the threat, if it is one."""
+    if not isinstance(threat, Threat):
+        raise InputTypeError(
+            f"threat must be L1(radius), L2(radius) or Linf(radius), got {threat!r}"
+        )
+    return threat
+
+
+def _fits(limit: Tensor, one: Tensor) -> bool:
+    """Return whether a limit can be broadcast to one input."""
+    return limit.ndim <= one.ndim and all(
+        size in (1, wanted)
+        for size, wanted in zip(limit.shape[::-1], one.shape[::-1], strict=False)
+    )
+
+
 def _brief(bounds: Any) -> str:
-    low, high = (torch.as_tensor(value) for value in bounds)
+    low, high = (tensor("bounds", value) for value in bounds)
     return f"({float(low.min()):.4g}, {float(high.max()):.4g})"

@@ -25,7 +25,7 @@ from overt.results import Floats, Result, Status
 from overt.robust.attack import Attack
 from overt.robust.checkpoint import Checkpoint
 from overt.robust.memory import Memory
-from overt.robust.model import classes, clean_logits, evaluation, inputs, logits
+from overt.robust.model import all_logits, classes, clean_logits, evaluation, inputs, logits
 from overt.robust.outcome import AttackResult
 
 
@@ -38,8 +38,8 @@ class Training(Result):
     loss
         Mean of the training loss.
     clean_accuracy, robust_accuracy
-        On the training batches just before their steps: of the inputs, and of what the attack made
-        of them (equal without an attack).
+        On the training batches just before their steps: of the inputs (in evaluation mode unless
+        they are trained on), and of what the attack made of them (equal without an attack).
     valid_clean_accuracy, valid_robust_accuracy
         The same on the validation data after the epoch; NaN without it.
     epochs
@@ -101,7 +101,8 @@ def adversarial_train(
     optimizer
         Any torch optimiser of the model's parameters; by default SGD, rate 0.1, momentum 0.9.
     scheduler, step_scheduler_each
-        A torch learning-rate scheduler of that optimiser, stepped after each "epoch" or "batch".
+        A torch learning-rate scheduler of that optimiser, stepped after each "epoch" or "batch";
+        ReduceLROnPlateau goes by the epoch's training loss.
     clean_fraction
         Weight of the clean loss, 0 to 1.
     warm_start
@@ -120,17 +121,30 @@ def adversarial_train(
     seed
         Seed of the order, of dropout and of the attack's random starts.
     """
+    if not isinstance(model, nn.Module):
+        raise InputTypeError(f"model must be a torch module, got {model!r}")
     if attack is not None and not isinstance(attack, Attack):
         raise InputTypeError(f"attack must be FGSM, BIM, PGD or None, got {type(attack).__name__}")
     whole("epochs", epochs)
+    whole("ramp_epochs", ramp_epochs, minimum=0)
+    whole("checkpoint_every", checkpoint_every, minimum=0)
+    whole("seed", seed, minimum=0)
     if not 0 <= number("clean_fraction", clean_fraction) <= 1:
         raise InputError(f"clean_fraction must lie in [0, 1], got {clean_fraction!r}")
     if step_scheduler_each not in ("epoch", "batch"):
         raise InputError(
             f"step_scheduler_each must be 'epoch' or 'batch', got {step_scheduler_each!r}"
         )
-    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    attack = _settle(attack, model, loader)
+    if not isinstance(loader, Iterable):
+        raise InputTypeError(f"loader must give batches (inputs, classes), got {loader!r}")
+    if scheduler is not None and not callable(getattr(scheduler, "step", None)):
+        raise InputTypeError(f"scheduler must be a torch scheduler, got {scheduler!r}")
+    by_loss = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+    if by_loss and step_scheduler_each == "batch":
+        raise InputError("step_scheduler_each must be 'epoch' for ReduceLROnPlateau, got 'batch'")
+    optimizer = _optimizer(optimizer, model)
+    held_out = None if validation is None else _held_out(model, validation)
+    attack = _settle(attack, model, loader, held_out)
     memory = Memory() if warm_start and attack is not None else None
     state = Checkpoint(checkpoint, model, optimizer, scheduler, memory)
     devices = list(range(torch.cuda.device_count()))
@@ -157,9 +171,12 @@ def adversarial_train(
                             scheduler.step()
                         if checkpoint_every and count % checkpoint_every == 0:
                             state.save(history, count, run.sums)
-                    if scheduler is not None and step_scheduler_each == "epoch":
+                    row = run.summary()
+                    if by_loss:
+                        scheduler.step(row["loss"])
+                    elif scheduler is not None and step_scheduler_each == "epoch":
                         scheduler.step()
-                    row = run.summary() | _validate(model, attack, validation)
+                    row |= _validate(model, attack, held_out)
                     history.append(row)
                     done, sums = 0, None
                     state.save(history, 0, None)
@@ -198,32 +215,44 @@ class _Epoch:
         x = inputs(self._model, batch[0])
         self._model.train()
         moved = x if self._attack is None else self._perturb(x, batch[1], seed)
-        c = self._clean_fraction
-        robust = logits(self._model, moved)
-        y = classes(batch[1], x, robust.shape[1])
-        loss = cross_entropy(robust, y)
-        if c > 0 and self._attack is not None:
-            clean = logits(self._model, x)
-            loss = (1 - c) * loss + c * cross_entropy(clean, y)
-        elif self._attack is None:
-            clean = robust.detach()
-        else:
-            with torch.no_grad():
+        c = self._clean_fraction if self._attack is not None else 0.0
+        seen: list[tuple[float, int, int]] = []
+
+        def closure() -> Tensor:
+            self._optimizer.zero_grad()
+            robust = logits(self._model, moved)
+            y = classes(batch[1], x, robust.shape[1])
+            loss = cross_entropy(robust, y)
+            if c > 0:
                 clean = logits(self._model, x)
-        self._optimizer.zero_grad()
-        loss.backward()
-        self._optimizer.step()
-        loss, n = loss.detach(), len(x)
-        hits = [int((f.argmax(1) == y).sum()) for f in (clean, robust)]
-        if not torch.isfinite(loss):
-            raise InputError("training diverged: the loss is not finite; lower the learning rate")
-        for i, amount in enumerate((n, n * float(loss), *hits)):
+                loss = (1 - c) * loss + c * cross_entropy(clean, y)
+            else:
+                clean = robust if moved is x else self._report(x)
+            if not torch.isfinite(loss):
+                raise InputError(
+                    "training diverged: the loss is not finite; lower the learning rate"
+                )
+            loss.backward()
+            seen.append((float(loss.detach()), _hits(clean, y), _hits(robust, y)))
+            return loss
+
+        self._optimizer.step(closure)
+        n, (loss, clean, robust) = len(x), seen[0]
+        for i, amount in enumerate((n, n * loss, clean, robust)):
             self.sums[i] += amount
+
+    def _report(self, x: Tensor) -> Tensor:
+        """Return the logits of clean inputs, which leave no trace in batch normalisation."""
+        with evaluation(self._model), torch.no_grad():
+            return logits(self._model, x)
 
     def summary(self) -> dict[str, float]:
         n, loss, clean, robust = self.sums
         if n == 0:
-            raise InputError("loader must not be empty")
+            raise InputError(
+                "loader must not be empty in any epoch; a generator is used up after one pass, a "
+                "DataLoader or a list is not"
+            )
         return {"loss": loss / n, "clean_accuracy": clean / n, "robust_accuracy": robust / n}
 
     def _perturb(self, x: Tensor, y: Any, seed: int) -> Tensor:
@@ -234,18 +263,53 @@ class _Epoch:
             attack, threat=threat, early_exit=False, batch_size=len(x), seed=seed
         )
         start = None if self._memory is None else self._memory.recall(x)
+        if start is not None and torch.equal(start, x):  # nothing known: as the attack would
+            start = None
         moved = _finished(attack(self._model, x, y, start=start, warn=False)).x
         if self._memory is not None:
             self._memory.store(x, moved)
         return moved
 
 
-def _settle(attack: Attack | None, model: nn.Module, loader: Iterable[Any]) -> Attack | None:
+def _optimizer(optimizer: Any, model: nn.Module) -> torch.optim.Optimizer:
+    """Return the optimiser, which must be one of this model's parameters, or the default one."""
+    if optimizer is None:
+        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InputTypeError(f"optimizer must be a torch optimiser, got {optimizer!r}")
+    own = {id(weight) for weight in model.parameters()}
+    if not any(id(weight) in own for group in optimizer.param_groups for weight in group["params"]):
+        raise InputError("optimizer must hold parameters of the model, it holds none of them")
+    return optimizer
+
+
+def _held_out(model: nn.Module, validation: tuple[Any, Any]) -> tuple[Tensor, Tensor]:
+    """Return the validation data, checked before any time is spent on training."""
+    if not isinstance(validation, (tuple, list)) or len(validation) != 2:
+        raise InputTypeError(
+            f"validation must be a pair (inputs, classes), got {type(validation).__name__}"
+        )
+    x = inputs(model, validation[0])
+    with evaluation(model):
+        count = all_logits(model, x[:1], 1).shape[1]
+    return x, classes(validation[1], x, count)
+
+
+def _settle(
+    attack: Attack | None,
+    model: nn.Module,
+    loader: Iterable[Any],
+    held_out: tuple[Tensor, Tensor] | None,
+) -> Attack | None:
     """Return the attack with bounds from all of the data, where it asks for them."""
     if attack is None or not isinstance(attack.threat.bounds, str):
         return attack
     with torch.random.fork_rng():
-        ranges = [(float(x.min()), float(x.max())) for x in (inputs(model, b[0]) for b in loader)]
+        ranges = [_range(inputs(model, batch[0])) for batch in loader]
+    if held_out is not None:
+        ranges.append(_range(held_out[0]))
+    if not ranges:
+        return attack
     low, high = min(r[0] for r in ranges), max(r[1] for r in ranges)
     return dataclasses.replace(
         attack, threat=dataclasses.replace(attack.threat, bounds=(low, high))
@@ -253,15 +317,14 @@ def _settle(attack: Attack | None, model: nn.Module, loader: Iterable[Any]) -> A
 
 
 def _validate(
-    model: nn.Module, attack: Attack | None, validation: tuple[Any, Any] | None
+    model: nn.Module, attack: Attack | None, held_out: tuple[Tensor, Tensor] | None
 ) -> dict[str, float]:
     clean = robust = float("nan")
-    if validation is not None:
-        x = inputs(model, validation[0])
+    if held_out is not None:
+        x, y = held_out
         with evaluation(model):
             f = clean_logits(model, x, 1024)
-        y = classes(validation[1], x, f.shape[1])
-        clean = robust = float((f.argmax(1) == y).double().mean())
+        clean = robust = _hits(f, y) / len(x)
         if attack is not None:
             attack = dataclasses.replace(attack, early_exit=True)
             robust = _finished(attack(model, x, y, warn=False)).robust_accuracy
@@ -273,6 +336,14 @@ def _finished(result: AttackResult) -> AttackResult:
     if result.status is Status.INTERRUPTED:
         raise KeyboardInterrupt
     return result
+
+
+def _range(x: Tensor) -> tuple[float, float]:
+    return float(x.min()), float(x.max())
+
+
+def _hits(f: Tensor, y: Tensor) -> int:
+    return int((f.argmax(1) == y).sum())
 
 
 def _mix(*parts: int) -> int:
