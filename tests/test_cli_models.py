@@ -18,6 +18,9 @@ HIDDEN = 4
 
 def build():
     return nn.Sequential(nn.Linear(3, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 2))
+
+def sized(width, *more, bias=True, **others):
+    return nn.Linear(width, 2, bias=bias)
 """
 
 
@@ -26,6 +29,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(NET)
     (tmp_path / "net.txt").write_text(NET)
+    (tmp_path / "slip.py").write_text("def build(:\n")
     np.savez(tmp_path / "data.npz", x=np.arange(12.0).reshape(4, 3), y=np.arange(4))
     return tmp_path
 
@@ -46,6 +50,8 @@ def same(a, b):
         ("absent.py:build", "file that exists, got absent.py"),
         ("net.py:absent", "must define a function absent"),
         ("net.py:HIDDEN", "must define a function HIDDEN"),
+        ("net.py:sized", "without arguments, it needs width$"),
+        ("slip.py:build", "line 1, is not Python"),
     ],
 )
 def test_bad_names_of_models_are_refused(folder, text, message):
@@ -130,7 +136,9 @@ def npy(path):
         (npy, "is a single array"),
         (lambda path: npz(path), "holds nothing"),
         (lambda path: npz(path, a=np.zeros(3), x=np.zeros(3)), "holds a, x"),
-        (lambda path: npz(path, x=np.zeros((3, 2)), y=np.zeros(2)), "got 3 and 2"),
+        (lambda path: npz(path, x=np.zeros((3, 2)), y=np.zeros(2)), r"got shapes \(3, 2\) and \(2,\)"),
+        (lambda path: npz(path, x=np.zeros(3), y=np.float64(1)), r"got shapes \(3,\) and \(\)"),
+        (lambda path: npz(path, x=np.array([{}, {}]), y=np.zeros(2)), "holds objects"),
     ],
 )
 def test_bad_examples_are_refused(folder, write, message):

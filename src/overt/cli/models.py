@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import pickle
 import zipfile
 from pathlib import Path
@@ -23,10 +24,19 @@ def build_model(text: str, weights: Path | None = None) -> Any:
     if spec is None or spec.loader is None:
         raise InputError(f"model must name a Python file, got {path}")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise InputError(f"{path}, line {error.lineno}, is not Python: {error.msg}") from None
     if not callable(getattr(module, function, None)):
         raise InputError(f"{path} must define a function {function}, it does not")
-    net = getattr(module, function)()
+    build = getattr(module, function)
+    needed = [p.name for p in inspect.signature(build).parameters.values() if _needed(p)]
+    if needed:
+        raise InputError(
+            f"{function} must build the model without arguments, it needs {', '.join(needed)}"
+        )
+    net = build()
     if weights is not None:
         try:
             net.load_state_dict(_state(weights))
@@ -53,11 +63,22 @@ def read_examples(path: Path, points: int = 0) -> tuple[Any, Any]:
             raise InputError(
                 f"data must hold arrays x and y, {path} holds {', '.join(file.files) or 'nothing'}"
             )
-        x, y = file["x"], file["y"]
-    if len(x) != len(y):
-        raise InputError(f"x and y must have one row per example, got {len(x)} and {len(y)}")
+        try:
+            x, y = file["x"], file["y"]
+        except ValueError:
+            raise InputError(f"x and y must be arrays of numbers, {path} holds objects") from None
+    if not x.ndim or not y.ndim or len(x) != len(y):
+        raise InputError(
+            f"x and y must have one row per example, got shapes {x.shape} and {y.shape}"
+        )
     stop = points or len(x)
     return x[:stop], y[:stop]
+
+
+def _needed(parameter: inspect.Parameter) -> bool:
+    """Return whether a function cannot be called without this argument."""
+    various = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return parameter.default is inspect.Parameter.empty and parameter.kind not in various
 
 
 def _state(path: Path) -> Any:
