@@ -48,18 +48,18 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
                 "(red: added, blue: taken away); l2 radius 0.8.")  # fmt: skip
 
     page.text(
-        "Training on attacked batches makes the network harder to fool. The curves are lower "
-        "bounds on the robust error, with 95% intervals."
+        "Training on batches attacked at radius 0.4 makes the network harder to fool. The curves "
+        "are lower bounds on the robust error, with 95% intervals."
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         sturdy = examples.mlp(64, 10)
     batches = list(zip(data.x.split(64), data.y.split(64), strict=True))
     adversarial_train(
-        sturdy, batches, PGD(threat, steps=4), epochs=6,
+        sturdy, batches, PGD(threat.at(0.4), steps=4), epochs=20,
         optimizer=torch.optim.Adam(sturdy.parameters(), 2e-3), seed=seed,
     )  # fmt: skip
-    radii = [0.4, 1.2]
+    radii = [0.2, 0.4, 0.6, 1.0, 1.2]
     curves = {
         name: robust_error(m, x, y, threat, radii=radii, budget=40, seed=seed, warn=False)
         for name, m in (("usual training", net), ("adversarial training", sturdy))
@@ -69,13 +69,14 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
         curve.save(folder / f"robust-{name.split()[0]}.json")
     blind = accuracy["cross_entropy", 100.0] > accuracy["strongest", 100.0] + 0.3
     steady = abs(accuracy["strongest", 100.0] - accuracy["strongest", 1.0]) <= 0.01
-    better = curves["adversarial training"].value < curves["usual training"].value
+    sturdier, usual = (curves[f"{name} training"].errors for name in ("adversarial", "usual"))
+    better = bool(np.all(sturdier <= usual)) and sturdier.sum() < usual.sum()
     page.table(
         ("claim", "verdict"),
         [
             ("cross-entropy goes blind on scaled logits", bool(blind)),
             ("the ensemble finds the same at both scales", bool(steady)),
-            ("adversarial training lowers the robust error", bool(better)),
+            ("adversarial training lowers the robust error at every radius", bool(better)),
         ],
     )
     return bool(blind and steady and better)
