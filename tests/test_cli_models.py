@@ -136,7 +136,7 @@ def npy(path):
         (npy, "is a single array"),
         (lambda path: npz(path), "holds nothing"),
         (lambda path: npz(path, a=np.zeros(3), x=np.zeros(3)), "holds a, x"),
-        (lambda path: npz(path, x=np.zeros((3, 2)), y=np.zeros(2)), r"got shapes \(3, 2\) and \(2,\)"),
+        (lambda path: npz(path, x=np.zeros((3, 2)), y=np.zeros(2)), r"\(3, 2\) and \(2,\)"),
         (lambda path: npz(path, x=np.zeros(3), y=np.float64(1)), r"got shapes \(3,\) and \(\)"),
         (lambda path: npz(path, x=np.array([{}, {}]), y=np.zeros(2)), "holds objects"),
     ],
