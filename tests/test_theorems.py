@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from overt import InputError, equalize, noise, penalty, spectral
+from overt import InputError, MissingExtraError, equalize, noise, penalty, spectral
 from overt.linear import blocks, landscape
 from overt.theorems import Evidence, Theorem, registered, verify
 from overt.theorems import base as table
@@ -107,6 +107,16 @@ def test_a_check_that_raises_is_an_error(monkeypatch):
     assert verdict.verdict == "error"
     assert verdict.residual is None
     assert "ZeroDivisionError" in verdict.detail
+
+
+def test_a_check_that_needs_a_missing_package_is_skipped(monkeypatch):
+    def needs_torch(scale, rng):
+        raise MissingExtraError("torch", "torch")
+
+    register(monkeypatch, needs_torch)
+    verdict = check("made-up")
+    assert verdict.verdict == "skipped"
+    assert "overt[torch]" in verdict.detail
 
 
 @pytest.mark.parametrize(

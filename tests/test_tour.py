@@ -1,6 +1,7 @@
 """The tour: one self-contained page whose claims held."""
 
 import re
+import sys
 
 import pytest
 
@@ -27,6 +28,28 @@ def test_figures_are_embedded(tmp_path):
     page = Page("t", "l")
     page.figure(figure, "a caption")
     assert 'src="data:image/png;base64,' in page.write(tmp_path / "p.html").read_text()
+
+
+def test_chapters_say_what_they_need(tmp_path, monkeypatch):
+    from overt.tour import robust
+
+    monkeypatch.setattr("sys.meta_path", [Without("torch"), *sys.meta_path])
+    for name in [name for name in sys.modules if name.split(".")[0] == "torch"]:
+        monkeypatch.delitem(sys.modules, name)
+    page = Page("t", "l")
+    assert robust.chapter(page, tmp_path, 0)
+    assert "PyTorch is not installed" in page.write(tmp_path / "p.html").read_text()
+
+
+class Without:
+    """An import system without one package."""
+
+    def __init__(self, package):
+        self._package = package
+
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == self._package:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
 def test_tour_writes_a_report_whose_claims_hold(tmp_path):

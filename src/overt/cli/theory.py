@@ -50,7 +50,8 @@ def verify(
         for verdict in checks:
             verdicts.append(verdict)
             bar.advance(note=verdict.id)
-    failed = [v for v in verdicts if v.verdict != "holds"]
+    failed = [v for v in verdicts if v.verdict not in ("holds", "skipped")]
+    skipped = [v for v in verdicts if v.verdict == "skipped"]
     if as_json:
         typer.echo(json.dumps([v.to_dict() for v in verdicts], indent=1))
     else:
@@ -58,7 +59,7 @@ def verify(
             ("statement", "residual", "tolerance", "printed", "verdict", "seconds"),
             [
                 (
-                    f"{v.id}: {v.claim if v.verdict != 'error' else v.detail}",
+                    f"{v.id}: {v.claim if v.residual is not None else v.detail}",
                     v.residual,
                     v.tolerance,
                     v.printed_residual,
@@ -68,7 +69,10 @@ def verify(
                 for v in verdicts
             ],
         )
-        console.print(f"{len(verdicts) - len(failed)} of {len(verdicts)} statements hold.")
+        held = len(verdicts) - len(failed) - len(skipped)
+        console.print(f"{held} of {len(verdicts)} statements hold.")
+        if skipped:
+            console.print(f"{len(skipped)} were skipped: {skipped[0].detail}")
         corrected = sum(v.correction is not None for v in verdicts)
         if corrected:
             console.print(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from overt._check import InputError
+from overt._check import InputError, MissingExtraError
 from overt.results import Result
 
 SIZES = {"small": 1, "medium": 2, "large": 4}
@@ -64,7 +64,10 @@ class Theorem:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Verdict(Result):
-    """The outcome of one check. `verdict` is "holds", "fails" or "error"."""
+    """The outcome of one check.
+
+    `verdict` is "holds", "fails", "error", or "skipped" where an optional package is missing.
+    """
 
     id: str
     source: str
@@ -127,12 +130,14 @@ def _measure(statement: Theorem, scale: int, seed: int) -> Verdict:
         # Threads cost more than they save on the small matrices of a check.
         with threadpool_limits(1, user_api="blas"):
             evidence = statement.check(scale, rng)
+    except (MissingExtraError, ModuleNotFoundError) as error:
+        evidence, verdict, reason = None, "skipped", str(error)
     except Exception as error:  # a broken formula may raise anything; it must show as a failure
-        evidence, failure = None, f"{type(error).__name__}: {error}"
+        evidence, verdict, reason = None, "error", f"{type(error).__name__}: {error}"
     seconds = time.perf_counter() - start
     given = (statement.id, statement.source, statement.claim, statement.assumes)
     if evidence is None:
-        return Verdict(*given, statement.correction, None, None, None, failure, "error", seconds)
+        return Verdict(*given, statement.correction, None, None, None, reason, verdict, seconds)
     return Verdict(
         *given,
         statement.correction,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from overt._check import MissingExtraError
@@ -12,10 +11,7 @@ from overt._html import Page
 from overt._progress import meter
 from overt.experiments.runner import machine_facts
 from overt.tour import audit, completion, compress, decay, foundation, linear, nn, relu, robust
-
-Chapter = Callable[[Page, Path, int], bool]
-"""chapter(page, folder, seed): adds a section, may keep files in the folder, and returns whether
-all its claims held."""
+from overt.tour.torch_chapter import Chapter
 
 CHAPTERS: tuple[Chapter, ...] = (
     foundation.one_matrix,

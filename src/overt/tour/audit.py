@@ -8,27 +8,14 @@ from typing import Any
 import numpy as np
 
 from overt._html import Page
+from overt.tour.torch_chapter import torch_chapter
 
 WIDTH, DROP_PROB, STEPS, SHOTS = 64, 0.5, 300, 8
 
 
+@torch_chapter("An audit of a network")
 def chapter(page: Page, folder: Path, seed: int) -> bool:
     """Train on scikit-learn's digits, audit the network as it learns, and keep its report."""
-    page.section("An audit of a network")
-    try:
-        import torch
-    except ModuleNotFoundError:
-        page.text("PyTorch is not installed; pip install 'overt[torch]' adds this chapter.")
-        return True
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return _audits(page, folder, seed)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _audits(page: Page, folder: Path, seed: int) -> bool:
     import torch
     from torch.nn import functional
 
@@ -36,7 +23,6 @@ def _audits(page: Page, folder: Path, seed: int) -> bool:
     from overt.nn.auditing.text import gap_line, noise_rows, suggestion_lines
     from overt.tour.nn import _digits
 
-    torch.manual_seed(seed)
     x, y, x_test, y_test = _digits()
     target = functional.one_hot(y, 10).float()
     model = torch.nn.Sequential(

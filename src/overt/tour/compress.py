@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from overt._html import Page
+from overt.tour.torch_chapter import torch_chapter
 
 WIDTH, EPOCHS = 512, 25
 SHARES = (0.5, 0.25, 0.1)
@@ -16,25 +17,9 @@ WAYS = {
 }
 
 
+@torch_chapter("PyTorch: a smaller network")
 def chapter(page: Page, folder: Path, seed: int) -> bool:
     """Train on scikit-learn's digits with dropout, then make the network smaller in three ways."""
-    page.section("PyTorch: a smaller network")
-    try:
-        import torch
-    except ModuleNotFoundError:
-        page.text("PyTorch is not installed; pip install 'overt[torch]' adds this chapter.")
-        return True
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            return _chapter(page, seed)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _chapter(page: Page, seed: int) -> bool:
     from overt.nn.compression import compress
 
     page.text(

@@ -10,24 +10,15 @@ from typing import Any
 import numpy as np
 
 from overt._html import Page
+from overt.tour.torch_chapter import torch_chapter
 
 STEPS, BATCH = 300, 32
 
 
+@torch_chapter("PyTorch: dropout without sampling")
 def chapter(page: Page, folder: Path, seed: int) -> bool:
     """Train on scikit-learn's digits with the penalty in place of noise; ask how sure it is."""
-    page.section("PyTorch: dropout without sampling")
-    try:
-        import torch
-    except ModuleNotFoundError:
-        page.text("PyTorch is not installed; pip install 'overt[torch]' adds this chapter.")
-        return True
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return all([_blocks(page, seed), _training(page, seed)])
-    finally:
-        torch.set_num_threads(threads)
+    return all([_blocks(page, seed), _training(page, seed)])
 
 
 def _blocks(page: Page, seed: int) -> bool:

@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 
 from overt._html import Page
+from overt.tour.torch_chapter import torch_chapter
 
 
+@torch_chapter("Attacks that do not go blind")
 def chapter(page: Page, folder: Path, seed: int) -> bool:
     """Attack a network of scikit-learn's digits, before and after its logits are scaled."""
     import torch
 
     from overt.robust import L2, PGD, adversarial_train, examples, robust_error, strongest
 
-    page.section("Attacks that do not go blind")
     page.text(
         "How robust is a classifier? Attacks follow the gradient of a loss. That of cross-entropy "
         "dies where the network is sure of itself, and the network then looks robust. The "
@@ -26,9 +27,7 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
     )
     data = examples.load("digits")
     x, y = data.x_test[:150], data.y_test[:150]
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        net = examples.mlp(64, 10)
+    net = examples.mlp(64, 10)
     examples.fit(net, data.x, data.y, epochs=20, seed=seed)
     threat = L2(0.8, (0.0, 1.0))
     rows, accuracy = [], {}
@@ -51,9 +50,7 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
         "Training on batches attacked at radius 0.4 makes the network harder to fool. The curves "
         "are lower bounds on the robust error, with 95% intervals."
     )
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        sturdy = examples.mlp(64, 10)
+    sturdy = examples.mlp(64, 10)
     batches = list(zip(data.x.split(64), data.y.split(64), strict=True))
     adversarial_train(
         sturdy, batches, PGD(threat.at(0.4), steps=4), epochs=20,
