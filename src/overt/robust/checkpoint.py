@@ -58,7 +58,7 @@ class Checkpoint:
         temporary = self._path.with_name(self._path.name + ".part")
         # Tied weights share memory, which the format does not store; copies are the same values.
         flat = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
-        _safetensors().save_file(flat, temporary, metadata={"overt": text})
+        _safetensors().torch.save_file(flat, temporary, metadata={"overt": text})
         temporary.replace(self._path)
 
     def load(self, history: list[dict[str, float]]) -> tuple[int, list[float] | None]:
@@ -111,14 +111,7 @@ class Checkpoint:
 
 def _safetensors() -> Any:
     try:
-        import safetensors
         import safetensors.torch
     except ModuleNotFoundError:
         raise MissingExtraError("safetensors", "torch") from None
-
-    class Both:
-        save_file = staticmethod(safetensors.torch.save_file)
-        safe_open = staticmethod(safetensors.safe_open)
-        SafetensorError = safetensors.SafetensorError
-
-    return Both
+    return safetensors
