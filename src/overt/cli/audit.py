@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 
-from overt._check import InputError
 from overt.cli.base import app, console
-from overt.cli.models import build_model, read_examples
+from overt.cli.models import build_model, read_batches
 
 
 @app.command()
@@ -46,8 +45,10 @@ def audit(
     from overt.nn.auditing import audit as audited
 
     net = build_model(model, weights)
-    training = _batches(data, points, batch)
-    others = None if held_out is None else _batches(held_out, points, batch)
+    training = read_batches(net, data, points, batch)
+    others = None if held_out is None else read_batches(net, held_out, points, batch)
+    if html is not None:
+        html.parent.mkdir(parents=True, exist_ok=True)
     report = audited(net, training, loss, held_out=others, seed=seed)
     if html is not None:
         report.to_html(html)
@@ -57,16 +58,3 @@ def audit(
     console.print(escape(str(report)), highlight=False, soft_wrap=True)
     if html is not None:
         console.print(f"\nreport: [bold]{escape(str(html))}[/]", soft_wrap=True)
-
-
-def _batches(path: Path, points: int, size: int) -> list[tuple[Any, Any]]:
-    """Return the examples of a file as batches of tensors, whole numbers as int64."""
-    import torch
-
-    tensors = []
-    for name, array in zip("xy", read_examples(path, points), strict=True):
-        if array.dtype.kind not in "biuf":
-            raise InputError(f"{name} in {path} must hold numbers, it holds {array.dtype}")
-        kind = torch.get_default_dtype() if array.dtype.kind == "f" else torch.int64
-        tensors.append(torch.as_tensor(array).to(kind).split(size))
-    return list(zip(*tensors, strict=True))

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from overt._check import InputError, MissingExtraError
 from overt.cli.base import app, console, show_table
-from overt.cli.models import build_model, read_examples
+from overt.cli.models import build_model, read_batches
 
 BATCH = 256
 
@@ -59,15 +59,15 @@ def compress(
         raise MissingExtraError("safetensors", "torch") from None
 
     net = build_model(model, weights)
-    pairs = _batches(net, data, points)
+    pairs = _halves(read_batches(net, data, points, BATCH))
     choosing, testing = pairs[::2], pairs[1::2] or pairs
-    training = None if train is None else _batches(net, train, 0)
+    training = None if train is None else read_batches(net, train, 0, BATCH)
+    out.mkdir(parents=True, exist_ok=True)
     small, report = run(
         net, _keep(keep), choosing[0][0], choosing, by,
         draws=draws, loss=loss, test=testing, recover=recover, train=training,
         learning_rate=learning_rate, seed=seed,
     )  # fmt: skip
-    out.mkdir(parents=True, exist_ok=True)
     state = {
         name: tensor.detach().contiguous().clone() for name, tensor in small.state_dict().items()
     }
@@ -118,19 +118,12 @@ def _show(report: Any) -> None:
         show_table(("left whole", "because"), report.skipped)
 
 
-def _batches(net: Any, path: Path, points: int) -> list[tuple[Any, Any]]:
-    """Return the examples in batches, inputs in the model's number format."""
-    import torch
-
-    x, y = (torch.as_tensor(array) for array in read_examples(path, points))
-    if len(x) == 0:
-        raise InputError(f"{path} must hold at least one example, got none")
-    weight = next((p for p in net.parameters() if p.is_floating_point()), None)
-    if x.is_floating_point() and weight is not None:
-        x = x.to(weight.dtype)
-    if y.is_floating_point() and weight is not None:
-        y = y.to(weight.dtype)
-    size = max(1, min(BATCH, -(-len(x) // 2)))
+def _halves(batches: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Return at least two batches where there are two examples: one to choose, one to report."""
+    if len(batches) > 1:
+        return batches
+    x, y = batches[0]
+    size = -(-len(x) // 2)
     return list(zip(x.split(size), y.split(size), strict=True))
 
 
