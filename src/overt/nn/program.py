@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -70,7 +71,7 @@ class Program:
                     value = args[0] if given else x
                     given = True
                 case "get_attr":
-                    value = _attribute(model, step.target)
+                    value = attrgetter(step.target)(model)
                 case "call_module":
                     module = model.get_submodule(step.target)
                     on = step.target in active
@@ -147,10 +148,3 @@ def _method(name: str) -> Callable[..., Any]:
         return getattr(self, name)(*args, **kwargs)
 
     return method
-
-
-def _attribute(model: nn.Module, target: str) -> Any:
-    value: Any = model
-    for name in target.split("."):
-        value = getattr(value, name)
-    return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from torch import nn
@@ -53,6 +54,16 @@ def hindrance(module: nn.Module) -> str | None:
     if weight is not None and "weight" not in module._parameters:
         return "its weight is computed from other tensors"
     return None
+
+
+def holders(model: nn.Module) -> Counter[int]:
+    """Return how many modules hold each parameter, by its id: more than one where it is tied."""
+    return Counter(
+        id(tensor)
+        for module in model.modules()
+        for tensor in module._parameters.values()
+        if tensor is not None
+    )
 
 
 def depthwise(module: nn.Module) -> bool:

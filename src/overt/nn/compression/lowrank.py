@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from overt.nn.compression.layers import SEALED, WEIGHTED, hindrance, is_a
+from overt.nn.compression.layers import SEALED, WEIGHTED, hindrance, holders, is_a
 from overt.nn.compression.moments import Moments
 
 Floats = NDArray[np.float64]
@@ -62,10 +62,7 @@ def rewritable(
     """Return the layers that a product of two can stand for, and the others with the reason."""
     found: dict[str, nn.Module] = {}
     skipped: dict[str, str] = {}
-    holders: dict[int, int] = {}
-    for module in model.modules():
-        for tensor in module._parameters.values():
-            holders[id(tensor)] = holders.get(id(tensor), 0) + 1
+    held = holders(model)
     for name, module in model.named_modules():
         if not is_a(module, KINDS):
             if isinstance(module, SEALED):
@@ -76,7 +73,7 @@ def rewritable(
         reason = hindrance(module)
         if reason is None and name not in costs:
             reason = "its forward pass is not called"
-        if reason is None and holders[id(module.weight)] > 1:
+        if reason is None and held[id(module.weight)] > 1:
             reason = "its weights are tied to another layer's"
         if reason is None and getattr(module, "groups", 1) > 1:
             reason = f"it is a convolution in {module.groups} groups"

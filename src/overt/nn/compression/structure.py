@@ -110,14 +110,10 @@ def _owners(model: nn.Module) -> dict[int, list[str]]:
 
 def _tied_units(model: nn.Module, state: State) -> set[int]:
     """Return the units whose reader's weight also belongs to another layer."""
-    holders: dict[int, int] = {}
-    for module in model.modules():
-        for tensor in module._parameters.values():
-            if tensor is not None:
-                holders[id(tensor)] = holders.get(id(tensor), 0) + 1
+    held = layers.holders(model)
     return {
         unit
         for read in state.reads
-        if holders[id(model.get_submodule(read.name).weight)] > 1
+        if held[id(model.get_submodule(read.name).weight)] > 1
         for unit in state.units.classes(read.ids).tolist()
     }

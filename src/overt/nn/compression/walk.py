@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import operator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from overt.nn.compression import shapes
 from overt.nn.compression.modules import module_value
@@ -26,7 +25,7 @@ def walk(state: State, region: Region) -> None:
             inside = f"its units leave {region.prefix}, outside of which nothing is traced"
             _hold(state, node, values, inside if region.prefix else "the model returns its units")
         elif node.op == "get_attr":
-            source = _attribute(region.module, node.target)
+            source = operator.attrgetter(node.target)(region.module)
             tensor = isinstance(source, Tensor)
             values[node] = Value(tuple(source.shape), source=source) if tensor else None
         elif node.op == "call_module":
@@ -159,10 +158,3 @@ def _name(node: fx.Node) -> str:
     if node.target is operator.getitem:
         return "getitem"
     return str(getattr(node.target, "__name__", node.target))
-
-
-def _attribute(module: nn.Module, target: str) -> Any:
-    value: Any = module
-    for part in target.split("."):
-        value = getattr(value, part)
-    return value
