@@ -91,7 +91,7 @@ def _network(params: Params, channels: int, outputs: int) -> tuple[Any, Any]:
 
     from overt.experiments.trunks import bottleneck_trunk, features
 
-    trunk = bottleneck_trunk(channels, params["blocks"], params["width"], stem=params["stem"])
+    trunk = bottleneck_trunk(channels, params["blocks"], params["width"])
     hidden = nn.Sequential(trunk, nn.Linear(features(trunk), UNITS))
     return hidden, nn.Linear(UNITS, outputs, bias=False)
 
@@ -169,12 +169,12 @@ EXPERIMENT = Experiment(
     claim="a deep network trained with DropBlock on its last layer ends close to the minimum that "
     "Theorem 2.7 predicts, in objective and in spectrum",
     grids={
-        "toy": _grid(["digits"], samples=60, blocks=[1, 1], width=16, stem="imagenet", steps=400,
+        "toy": _grid(["digits"], samples=60, blocks=[1, 1], width=16, steps=400,
                      rate=1e-2),
         "small": _grid(["mnist", "cifar10"], samples=256, blocks=[1, 1, 1, 1], width=16,
-                       stem="imagenet", steps=1000, rate=2e-3),
+                       steps=1000, rate=2e-3),
         "full": _grid(["mnist", "cifar10"], samples=1000, blocks=[3, 4, 6, 3], width=64,
-                      stem="imagenet", steps=2000, rate=1e-3),
+                      steps=2000, rate=1e-3),
     },
     run=run,
     check=check,

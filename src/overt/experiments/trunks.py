@@ -36,11 +36,7 @@ class Bottleneck(nn.Module):  # type: ignore[misc]
 
 
 def bottleneck_trunk(
-    channels: int,
-    blocks: Sequence[int] = RESNET_50,
-    width: int = 64,
-    *,
-    stem: str = "imagenet",
+    channels: int, blocks: Sequence[int] = RESNET_50, width: int = 64
 ) -> nn.Sequential:
     """Return a trunk that maps images to 4 * width * 2^(stages - 1) averaged features.
 
@@ -51,16 +47,9 @@ def bottleneck_trunk(
     blocks, width
         Blocks in each stage, and the width of the first stage, which doubles from stage to stage.
         The defaults are ResNet-50's.
-    stem
-        "imagenet": a 7 x 7 convolution and a pooling, which quarter the image; "plain": a 3 x 3
-        convolution that keeps its size.
     """
-    if stem == "imagenet":
-        layers = [nn.Conv2d(channels, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width)]
-        layers += [nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
-    else:
-        layers = [nn.Conv2d(channels, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width)]
-        layers += [nn.ReLU()]
+    layers = [nn.Conv2d(channels, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width)]
+    layers += [nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     before = width
     for stage, count in enumerate(blocks):
         inner = width * 2**stage
