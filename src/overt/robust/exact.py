@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from overt._check import InputError, InputTypeError, floating, matrix, number
+from overt._check import InputError, floating, matrix, number
 from overt._progress import meter
 from overt.results import Floats, Result, Status
-from overt.robust.threat import L2, Linf, Threat
+from overt.robust.threat import L2, Linf, Threat, check_threat
 
 Bools = NDArray[np.bool_]
 
@@ -74,7 +74,7 @@ def linear(weight: Any, bias: Any, x: Any, y: Any, threat: Threat) -> ExactError
         )
     W, b = _two_classes(W, _bias("bias", bias, len(W)))
     y = _classes(y, len(X), len(W))
-    _checked(threat)
+    check_threat(threat)
     inputs = torch.from_numpy(X)
     region = threat.within(inputs).region(inputs)
     f = X @ W.T + b
@@ -151,7 +151,7 @@ def two_layer(
     y = _classes(y, len(X), len(A))
     net = Network(W, _bias("hidden_bias", hidden_bias, len(W)), A, c, slope)
     lead, bound, moved = np.full(len(X), -np.inf), np.full(len(X), np.inf), X.copy()
-    _checked(threat)
+    check_threat(threat)
     settled = threat.within(torch.from_numpy(X))
     status = Status.OPTIMAL
     try:
@@ -202,8 +202,3 @@ def _classes(y: Any, points: int, classes: int) -> NDArray[np.int64]:
         seen = ", ".join(repr(label) for label in np.unique(labels)[:5].tolist())
         raise InputError(f"y must hold classes {accepted}, got {seen}")
     return np.asarray((labels > 0) if signs else labels, dtype=np.int64)
-
-
-def _checked(threat: Any) -> None:
-    if not isinstance(threat, Threat):
-        raise InputTypeError(f"threat must be L1, L2 or Linf with a radius, got {threat!r}")
