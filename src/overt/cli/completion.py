@@ -75,7 +75,7 @@ def complete(
     checkpoint = Checkpoint(folder, fingerprint(train, model.get_params()), resume=resume)
     model.fit_entries(train, holdout=test if len(test) else None, checkpoint=checkpoint)
     model.save(out)
-    _write_held_out(model, test, out / HELD_OUT)
+    (out / HELD_OUT).unlink(missing_ok=True)
 
     summary: dict[str, Any] = {
         "ratings": len(entries),
@@ -90,6 +90,7 @@ def complete(
     }
     if len(test):
         predicted, std = _predictions(model, test.rows, test.cols)
+        _write_held_out(out / HELD_OUT, test, predicted, std)
         error = test.values - predicted
         summary |= {
             "held_out": len(test),
@@ -218,12 +219,8 @@ def _predict(model: Any, pairs: Any, path: Path) -> int:
     return int(np.count_nonzero(flag != ""))
 
 
-def _write_held_out(model: Any, test: Any, path: Path) -> None:
+def _write_held_out(path: Path, test: Any, predicted: Any, std: Any) -> None:
     """Write what was held out beside its prediction; recommend takes it for seen."""
-    path.unlink(missing_ok=True)
-    if not len(test):
-        return
-    predicted, std = _predictions(model, test.rows, test.cols)
     columns = (test.row_ids[test.rows], test.col_ids[test.cols], test.values, predicted, std)
     _write_csv(
         path,
