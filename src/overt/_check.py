@@ -13,11 +13,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace, is_array_api_obj
 
-Array = Any
-"""A NumPy array or a PyTorch tensor."""
-
-Seed = int | np.random.Generator | None
-"""An int, a numpy Generator, or None for fresh entropy."""
+from overt._types import Array, Seed
 
 
 class InputError(ValueError):

@@ -17,12 +17,9 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from overt._check import InputError, Seed, choice, generator, number, whole
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from overt._check import InputError, choice, generator, number, whole
+from overt._types import Array, Floats, Ints, Seed
 
 
 @dataclass(frozen=True)
@@ -36,8 +33,8 @@ class Ratings:
     cols: Ints
     values: Floats
     shape: tuple[int, int]
-    user_ids: NDArray[Any] | None = None
-    item_ids: NDArray[Any] | None = None
+    user_ids: Array | None = None
+    item_ids: Array | None = None
     timestamp: Ints | None = None
 
     def __len__(self) -> int:

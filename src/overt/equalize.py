@@ -13,7 +13,8 @@ import numpy as np
 from array_api_compat import device, is_torch_array
 
 from overt import _check, penalty
-from overt._check import Array, InputError, namespace
+from overt._check import InputError, namespace
+from overt._types import Array
 from overt.spectral import WeightedTrace
 
 

@@ -18,12 +18,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from overt import _check
-from overt._check import InputError, Seed
+from overt._check import InputError
+from overt._types import Array, Bools, Floats, Ints, Seed
 
-Floats = NDArray[np.float64]
 Width = int | tuple[int, ...]
 Placement = Literal["grid", "sliding"]
 
@@ -396,11 +395,11 @@ def _width_adjusted(drop_prob: Any, width: int, block_size: int) -> float:
     return (1 - tb) * d / (tb * b + (1 - tb) * d)
 
 
-def _kron(A: Floats, B: NDArray[Any]) -> Floats:
+def _kron(A: Floats, B: Array) -> Floats:
     return np.asarray(np.kron(A, B), dtype=float)
 
 
-def _covering_starts(n: int, b: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _covering_starts(n: int, b: int) -> tuple[Ints, Ints]:
     """Return the first and the last start in 0..n-b whose block covers each unit."""
     i = np.arange(n)
     return np.maximum(i - b + 1, 0), np.minimum(i, n - b)
@@ -413,7 +412,7 @@ def _joint_cover(n: int, b: int) -> Floats:
     return np.maximum(both, 0).astype(float)
 
 
-def _dilate(starts: NDArray[np.bool_], b: int, axis: int) -> NDArray[np.bool_]:
+def _dilate(starts: Bools, b: int, axis: int) -> Bools:
     """Mark the b units from each start on, which lengthens the axis by b - 1."""
     pad = [(0, 0)] * starts.ndim
     pad[axis] = (b, b - 1)

@@ -14,7 +14,8 @@ import numpy as np
 from array_api_compat import device
 
 from overt import _check
-from overt._check import Array, InputError, InputTypeError, namespace
+from overt._check import InputError, InputTypeError, namespace
+from overt._types import Array
 from overt.noise import DropConnect, Dropout, Noise
 
 

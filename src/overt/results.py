@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from overt._check import InputError
-
-Floats = NDArray[np.float64]
+from overt._types import Bools, Floats, Ints
 
 
 class Status(StrEnum):
@@ -182,13 +180,13 @@ class Trace(Result):
         "finished", "diverged" if any seed did, or "interrupted".
     """
 
-    steps: NDArray[np.int64]
+    steps: Ints
     objective: Floats
     imbalance: Floats
-    rank: NDArray[np.int64]
+    rank: Ints
     weights: tuple[Floats, ...]
     optimum: float
-    diverged: NDArray[np.bool_]
+    diverged: Bools
     status: Status
 
     @property

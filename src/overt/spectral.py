@@ -19,7 +19,8 @@ import numpy as np
 from array_api_compat import is_numpy_array
 
 from overt import _check
-from overt._check import Array, InputError, InputTypeError, namespace
+from overt._check import InputError, InputTypeError, namespace
+from overt._types import Array
 from overt.noise import DropBlock, DropConnect, Dropout, Noise
 
 

@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from overt._check import InputError, InputTypeError, whole
+from overt._types import Array, Floats
 from overt.completion.model import Model
 from overt.completion.ratings import Triplets, identifiers, observed
 from overt.results import Result
-
-Array = NDArray[Any]
-Floats = NDArray[np.float64]
 
 BLOCK = 1 << 22
 """Entries of a completed matrix that are computed at once."""
@@ -256,7 +253,13 @@ def plot_path(path: Floats | None, chosen: float) -> Any:
 
 
 def _best(
-    model: Model, index: Index, scores: Floats, n: int, without: Array | None, *, clip: bool = True
+    model: Model,
+    index: Index,
+    scores: Floats,
+    n: int,
+    without: Array | None,
+    *,
+    clip: bool = True,
 ) -> Recommendation:
     n = whole("n", n)
     scores = np.array(scores, dtype=float)

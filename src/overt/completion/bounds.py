@@ -9,15 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from overt import penalty
 from overt._check import InputError, number
+from overt._types import Floats
 from overt.completion.model import Model
 from overt.completion.ratings import Triplets
 from overt.results import Result
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, repr=False)

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from overt._check import InputError, MissingExtraError
+from overt._types import Array
 from overt.completion.fixed import Fixed
 from overt.completion.learned import Learned, Prior
 from overt.completion.sampled import Sampled
-
-Array = NDArray[Any]
 
 KINDS = ("learned", "fixed", "sampled")
 

@@ -14,14 +14,13 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from overt._check import InputError, MissingExtraError
+from overt._types import Array
 from overt.completion import kernels
 from overt.completion.engine import workers
 from overt.completion.ratings import Grouped
 
-Array = NDArray[Any]
 Entries = tuple[Array, Array, Array]
 
 TASKS = 2

@@ -14,12 +14,10 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from overt._check import InputError, choice, whole
+from overt._types import Array
 from overt.completion.ratings import Grouped
-
-Array = NDArray[Any]
 
 ENGINES = ("local", "dask")
 

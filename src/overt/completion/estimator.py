@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 
-from overt._check import InputError, Seed, generator
+from overt._check import InputError, generator
+from overt._types import Array, Seed
 from overt.completion import answers, bounds, store
 from overt.completion.answers import Completed, Explanation, NewRow, Recommendation
 from overt.completion.fitting import Fit, fit_entries
@@ -20,8 +20,6 @@ from overt.completion.ratings import Triplets, aligned, observed, pairs, triplet
 from overt.completion.refresh import refresh
 from overt.completion.settings import Settings
 
-Array = NDArray[Any]
-Floats = NDArray[np.float64]
 Path = str | os.PathLike[str]
 
 

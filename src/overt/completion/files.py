@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from overt._check import InputError, MissingExtraError, choice
+from overt._types import Array, Floats, Ints
 from overt.completion.checkpoint import write_bytes
 from overt.completion.ratings import Triplets, triplets
 from overt.completion.text import (
@@ -33,8 +33,6 @@ from overt.completion.text import (
     numbered_lines,
     places_of,
 )
-
-Ints = NDArray[np.int64]
 
 DUPLICATES = ("mean", "last", "error")
 
@@ -54,9 +52,9 @@ class Table:
 
     rows: Ints
     cols: Ints
-    row_ids: NDArray[Any]
-    col_ids: NDArray[Any]
-    values: NDArray[np.float64]
+    row_ids: Array
+    col_ids: Array
+    values: Floats
     rejected: list[tuple[int, str, str]]  # line number, reason, the line
     duplicates: int
     header: tuple[str, ...] = ()
@@ -243,7 +241,7 @@ def _collect(
     return Table(rows, cols, row_ids, col_ids, x, rejected, repeated, header)
 
 
-def _number_names(db: Any, name: str) -> NDArray[Any]:
+def _number_names(db: Any, name: str) -> Array:
     """Return the sorted identifiers of a column; table NAME_codes gets their positions."""
     query = f"select distinct {name} from judged where reason is null"  # noqa: S608
     names = np.array([row[0] for row in db.execute(query).fetchall()], dtype=object)
@@ -259,7 +257,7 @@ def _number_names(db: Any, name: str) -> NDArray[Any]:
     return ids[order]
 
 
-def _identifiers(names: NDArray[Any]) -> NDArray[Any]:
+def _identifiers(names: Array) -> Array:
     """Return whole numbers where every identifier is one as written, strings otherwise."""
     text = names.astype(str)
     try:

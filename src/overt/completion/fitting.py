@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from overt._check import InputError
 from overt._progress import Meter, meter
+from overt._types import Array, Floats
 from overt.completion.checkpoint import Checkpoint
 from overt.completion.descend import descend, sample
 from overt.completion.engine import Engine, make_engine
@@ -24,9 +24,6 @@ from overt.completion.sampled import Sampled
 from overt.completion.settings import Settings
 from overt.completion.sgd import Descent
 from overt.results import Status
-
-Array = NDArray[Any]
-Floats = NDArray[np.float64]
 
 PATH = (0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02)
 """Drop probabilities tried by "auto", each started from the one before."""

@@ -11,17 +11,13 @@ sum over entries.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from overt._types import Array, Floats
 from overt.completion import kernels
 from overt.completion.engine import Engine, empty
 from overt.completion.problem import Problem
-
-Array = NDArray[Any]
-Floats = NDArray[np.float64]
 
 
 @dataclass

@@ -9,13 +9,10 @@ the same functions in plain NumPy.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from overt._types import Array
 
 BLOCK = 256
 """Ratings summed in storage precision before they are added to a float64 total."""
@@ -44,7 +41,12 @@ def group(keys: Array, others: Array, values: Array, count: int) -> tuple[Array,
 
 @njit(**_OPTIONS)
 def sum_packed(
-    indices: Array, values: Array, packed: Array, means: Array, total: Array, linear: Array
+    indices: Array,
+    values: Array,
+    packed: Array,
+    means: Array,
+    total: Array,
+    linear: Array,
 ) -> float:
     """Total = sum_b T_b (packed), linear = sum_b y_b w_b; returns sum_b y_b^2."""
     size, width, n = packed.shape[1], means.shape[1], len(indices)
@@ -79,7 +81,12 @@ def sum_packed(
 
 @njit(**_OPTIONS)
 def sum_gram(
-    indices: Array, values: Array, means: Array, total: Array, linear: Array, buffer: Array
+    indices: Array,
+    values: Array,
+    means: Array,
+    total: Array,
+    linear: Array,
+    buffer: Array,
 ) -> float:
     """Total = sum_b w_b w_b' (square), linear = sum_b y_b w_b; returns sum_b y_b^2.
 
@@ -329,7 +336,15 @@ def dots(rows: Array, cols: Array, U: Array, V: Array, out: Array) -> None:
 
 
 @njit(**_OPTIONS)
-def spreads(rows: Array, cols: Array, U: Array, V: Array, SU: Array, SV: Array, out: Array) -> None:
+def spreads(
+    rows: Array,
+    cols: Array,
+    U: Array,
+    V: Array,
+    SU: Array,
+    SV: Array,
+    out: Array,
+) -> None:
     """Out_e = Var(u.v) = u'S_v u + v'S_u v + tr(S_u S_v), covariances packed."""
     for e in range(len(rows)):
         u, v, su, sv = U[rows[e]], V[cols[e]], SU[rows[e]], SV[cols[e]]

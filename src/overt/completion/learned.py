@@ -15,18 +15,14 @@ of a row keeps the priors from fitting noise where there are few rows.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from overt._types import Array, Floats
 from overt.completion import kernels
 from overt.completion.engine import Engine, empty
 from overt.completion.problem import Problem
 from overt.completion.reference import pack, unpack
-
-Array = NDArray[Any]
-Floats = NDArray[np.float64]
 
 FULL_BYTES = 2 << 30
 """Full row covariances are kept where their tables fit into this many bytes."""

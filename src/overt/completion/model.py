@@ -8,11 +8,10 @@ stands for "unknown".
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from overt._types import Array, Floats, Ints
 from overt.completion import kernels
 from overt.completion.fixed import Fixed
 from overt.completion.learned import Learned, Prior
@@ -20,9 +19,6 @@ from overt.completion.problem import Problem
 from overt.completion.reference import pack, unpack
 from overt.completion.sampled import Sampled
 from overt.completion.sgd import Descent
-
-Array = NDArray[Any]
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -65,7 +61,7 @@ class Model:
         """Number of columns of the factors, biases included."""
         return int(self.means[0].shape[1])
 
-    def free(self, side: int) -> NDArray[np.int64]:
+    def free(self, side: int) -> Ints:
         """Return the columns that are unknowns of a row of this side."""
         columns = np.arange(self.width)
         return np.delete(columns, self.n_factors + 1 - side) if self.biases else columns

@@ -6,12 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from overt._types import Array, Ints
 from overt.completion.ratings import DOUBLE_BELOW, Grouped, Triplets, regroup
-
-Array = NDArray[Any]
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ class Problem:
         """Storage format of the values and factors."""
         return self.by_row.values.dtype
 
-    def free(self, side: int) -> NDArray[np.int64]:
+    def free(self, side: int) -> Ints:
         """Return the columns that are unknowns of the rows (side 0) or of the columns (side 1)."""
         columns = np.arange(self.width)
         return np.delete(columns, self.n_factors + 1 - side) if self.biases else columns

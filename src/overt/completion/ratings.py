@@ -10,10 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overt._check import InputError, InputTypeError, whole
-
-Array = NDArray[Any]
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from overt._types import Array, Floats, Ints
 
 DOUBLE_BELOW = 5_000_000
 """Ratings times columns of the factors below which float64 is stored; float32 above."""

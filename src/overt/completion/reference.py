@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from overt._types import Array
 
 
 def pack(tables: Array) -> Array:
@@ -109,7 +106,15 @@ def dots(rows: Array, cols: Array, U: Array, V: Array, out: Array) -> None:
     out[:] = np.sum(U[rows].astype(float) * V[cols], axis=1)
 
 
-def spreads(rows: Array, cols: Array, U: Array, V: Array, SU: Array, SV: Array, out: Array) -> None:
+def spreads(
+    rows: Array,
+    cols: Array,
+    U: Array,
+    V: Array,
+    SU: Array,
+    SV: Array,
+    out: Array,
+) -> None:
     """Var(u.v) = u'S_v u + v'S_u v + tr(S_u S_v)."""
     u, v = U[rows].astype(float), V[cols].astype(float)
     su, sv = unpack(SU[rows].astype(float)), unpack(SV[cols].astype(float))

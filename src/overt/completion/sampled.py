@@ -12,19 +12,14 @@ What is kept of a draw is its u_a and the mean of v_b given all u: the same expe
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from overt._types import Array
 from overt.completion import kernels
 from overt.completion.engine import Engine, empty
 from overt.completion.learned import Learned, Prior, balanced
 from overt.completion.problem import Problem
-
-Array = NDArray[Any]
-Floats = NDArray[np.float64]
-
 
 SHARE, SMALL = 0.1, 0.05
 """The prior guess of a factor's variance, for values of unit variance, counts like a tenth of the

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from overt import _check
 from overt._check import InputError, InputTypeError
-
-Floats = NDArray[np.float64]
+from overt._types import Floats
 
 LEAST = 0.01
 """Smallest drop probability whose equations are sound in single precision."""

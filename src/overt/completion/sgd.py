@@ -8,16 +8,13 @@ initialisation, learning rate 1, batches of 2000). Biases are never dropped.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
+from overt._types import Array
 from overt.completion.engine import Engine
 from overt.completion.problem import Problem
-
-Array = NDArray[Any]
 
 
 @dataclass

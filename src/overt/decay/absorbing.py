@@ -17,16 +17,14 @@ from itertools import pairwise
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from overt._check import InputError, Seed, chain, number, whole
+from overt._check import InputError, chain, number, whole
+from overt._types import Seed
 from overt.decay import layers
 from overt.decay.problem import Observed
 from overt.decay.schedule import Schedule
 from overt.decay.sgd import entry_draws, initial_weights, seed_root
 from overt.results import Result
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from overt._check import InputError
 from overt._progress import Meter
+from overt._types import Floats
 from overt.decay import layers
 from overt.decay.problem import Observed
 from overt.decay.schedule import Phase
-
-Floats = NDArray[np.float64]
 
 _LADDER = 9  # doublings of the weight decay, up to where even rank 1 does not pay
 _EPOCHS = (60, 400)  # least and most passes over the entries in one noisy phase

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from overt._check import Seed, number, whole
+from overt._check import number, whole
+from overt._types import Floats, Seed
 from overt.decay import layers
 from overt.decay.annealing import curvature
 from overt.decay.problem import Observed
 from overt.decay.sgd import entry_draws, initial_weights, seed_root
-
-Floats = NDArray[np.float64]
 
 
 def nuclear_norm(

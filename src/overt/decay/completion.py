@@ -6,19 +6,17 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from overt._check import InputError, Seed, generator, number, whole
+from overt._check import InputError, generator, number, whole
 from overt._progress import meter
+from overt._types import Floats, Ints, Seed
 from overt.decay import layers
 from overt.decay.annealing import Candidate, Path, Steps, decays
 from overt.decay.problem import Observed
 from overt.decay.schedule import Schedule
 from overt.results import Status
-
-Floats = NDArray[np.float64]
 
 
 class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -253,7 +251,7 @@ def _split(
     return _part(problem, train), _part(problem, judge)
 
 
-def _part(problem: Observed, chosen: NDArray[np.int64]) -> Observed:
+def _part(problem: Observed, chosen: Ints) -> Observed:
     return Observed(
         problem.rows[chosen], problem.cols[chosen], problem.values[chosen], problem.shape
     )

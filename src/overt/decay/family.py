@@ -21,13 +21,11 @@ outside the symmetry do not exist is observed (random search finds none), not pr
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import brentq, minimize_scalar
 
 from overt._check import InputError, number, whole
+from overt._types import Floats
 from overt.decay.problem import Observed
-
-Floats = NDArray[np.float64]
 
 
 def epsilon_of(problem: Observed) -> float | None:

@@ -8,18 +8,15 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import beta
 
-from overt._check import InputError, Seed, number, whole
+from overt._check import InputError, number, whole
+from overt._types import Floats, Ints, Seed
 from overt.decay.problem import Observed
 from overt.decay.records import JUMP_RATIO, Runs, spectral_ratio
 from overt.decay.schedule import Schedule
 from overt.decay.sgd import simulate
 from overt.results import Result, Status
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, repr=False)

@@ -13,15 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from overt._check import InputError, InputTypeError, Seed, generator, number, whole
+from overt._check import InputError, InputTypeError, generator, number, whole
+from overt._types import Floats, Seed
 from overt.decay import family, layers
 from overt.decay.problem import Observed
 from overt.results import Result
-
-Floats = NDArray[np.float64]
 
 LARGEST = 1500
 """Most weights of the full-width network for which second derivatives are formed."""

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from overt._types import Floats
 from overt.decay.problem import Observed
 
-Floats = NDArray[np.float64]
 Layers = Sequence[Floats]
 """[W_1, ..., W_L], each outputs x inputs."""
 

@@ -6,12 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from overt._check import InputError, InputTypeError, matrix, number
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from overt._types import Floats, Ints
 
 
 @dataclass(frozen=True, repr=False)

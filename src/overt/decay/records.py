@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from overt._check import InputError
+from overt._types import Bools, Floats, Ints
 from overt.decay import layers
 from overt.decay.problem import Observed
 from overt.results import Result, Status
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 JUMP_RATIO = 0.05
 """A run has jumped to rank r for good after the last record with s_(r+1) / s_1 at or above this."""
@@ -66,7 +63,7 @@ class Runs(Result):
     weights: tuple[Floats, ...]
     jump_step: Ints
     phases: Floats
-    diverged: NDArray[np.bool_]
+    diverged: Bools
     status: Status
 
     @property

@@ -9,19 +9,16 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from overt._check import InputError, InputTypeError, Seed, number, whole
+from overt._check import InputError, InputTypeError, number, whole
 from overt._progress import Meter, meter
+from overt._types import Floats, Ints, Seed
 from overt.decay import layers
 from overt.decay.problem import Observed
 from overt.decay.records import JUMP_RATIO, Book, Runs, last_crossing, spectral_ratio
 from overt.decay.schedule import Schedule
 from overt.results import Status
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 _PIECE = 20_000  # steps between two looks at whether the run should stop
 

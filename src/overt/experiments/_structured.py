@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from overt._types import Floats
 from overt.experiments._trajectories import log_steps, trajectory
 from overt.experiments.base import Finding, Params, Row
 from overt.linear import LinearNetwork, inverse_decay
 from overt.noise import DropBlock, DropConnect, Dropout, Noise
 
-Floats = NDArray[np.float64]
 MASKS = 200
 
 

@@ -15,16 +15,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from overt import penalty
+from overt._types import Floats
 from overt.experiments._trajectories import log_steps
 from overt.experiments.base import Experiment, Finding, Params, Row
 from overt.linear.bounds import shrink, spectral_bound
 from overt.noise import DropBlock
 from overt.spectral import induced
 
-Floats = NDArray[np.float64]
 UNITS, BLOCK = 80, 5
 NAMES = {"digits": "digits", "mnist": "MNIST", "cifar10": "CIFAR-10"}
 

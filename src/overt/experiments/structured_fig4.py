@@ -11,13 +11,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from overt import penalty
+from overt._types import Floats
 from overt.experiments.base import Experiment, Finding, Params, Row
 from overt.noise import DropBlock
 
-Floats = NDArray[np.float64]
 RECORDS = 60
 
 

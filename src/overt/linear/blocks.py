@@ -14,12 +14,10 @@ other numbers of blocks the factors here are a start for descent.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from overt._types import Floats
 from overt.equalize import schur_horn
 from overt.spectral import KSupport
-
-Floats = NDArray[np.float64]
 
 
 def block_factors(

@@ -9,13 +9,12 @@ in the code that proposes the point can make the bound loose, never wrong.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from overt._types import Floats
 from overt.noise import DropBlock, DropConnect, Dropout, Noise
 from overt.results import Certificate, Status
 from overt.spectral import Schatten, SpectralNorm, SquaredNuclear, induced
 
-Floats = NDArray[np.float64]
 Envelope = tuple[float, SpectralNorm]
 
 EXACT = 1e-9

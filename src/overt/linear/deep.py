@@ -8,10 +8,10 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from overt import _check, equalize, penalty, spectral
 from overt._check import InputError
+from overt._types import Floats
 from overt.linear.bounds import (
     Envelope,
     certificate,
@@ -25,8 +25,6 @@ from overt.linear.kernels import LIMIT
 from overt.linear.problem import problem
 from overt.linear.runs import Rate, gradient_descent, initial_weights, run_seeds
 from overt.results import Certificate, DeepSolution, Trace
-
-Floats = NDArray[np.float64]
 
 RANDOM_STARTS = 4
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import minimize
 from threadpoolctl import threadpool_limits
 
-Floats = NDArray[np.float64]
+from overt._types import Floats
+
 Value = Callable[..., tuple[float, Sequence[Floats]]]
 """value(*arrays) -> (objective, gradients), one gradient per array."""
 

@@ -11,15 +11,13 @@ G = 2 (B K - T) K', the bound is |T - B K|^2 - <G, B> - |G|_op^2 d / (4 lam).
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from overt._types import Floats
 from overt.equalize import balanced_factors
 from overt.linear.descent import descend
 from overt.linear.objective import weight_noise
 from overt.linear.quadratic import Quadratic
 from overt.spectral import SquaredNuclear
-
-Floats = NDArray[np.float64]
 
 TOLERANCE = 1e-12
 MAX_STEPS = 3000

@@ -13,14 +13,12 @@ from dataclasses import dataclass
 from itertools import combinations, islice
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 from overt import equalize
 from overt._check import InputError, whole
+from overt._types import Floats
 from overt.results import Result
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, repr=False, eq=False)

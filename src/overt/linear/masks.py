@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from overt._types import Floats
 from overt.linear.kernels import GAUSSIAN, GRID, INDEPENDENT, SLIDING
 from overt.linear.problem import NOTHING
 from overt.noise import CovarianceNoise, DropBlock, Dropout, Noise
-
-Floats = NDArray[np.float64]
 
 
 class Mask(NamedTuple):

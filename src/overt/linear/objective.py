@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from overt._types import Floats
 from overt.linear.quadratic import Quadratic
-
-Floats = NDArray[np.float64]
 
 
 def unit_noise(

@@ -6,13 +6,12 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from overt import _check
 from overt._check import InputError
+from overt._types import Floats
 from overt.linear.quadratic import Quadratic, from_data, from_target
 
-Floats = NDArray[np.float64]
 NOTHING: Floats = np.empty((0, 0))
 
 

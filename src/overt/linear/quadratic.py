@@ -12,13 +12,11 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from overt import _check
 from overt._check import InputError
+from overt._types import Floats
 from overt.linear.bounds import Envelope
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from overt import _check
 from overt._check import InputError
+from overt._types import Floats, Ints
 from overt.linear.bounds import numerical_rank, shrink
 from overt.linear.problem import problem
 from overt.noise import Dropout
 from overt.results import Result
 from overt.spectral import induced
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -34,7 +32,7 @@ class RegularisationPath(Result):
 
     drop_probs: Floats
     objective: Floats
-    rank: NDArray[np.int64]
+    rank: Ints
     spectrum: Floats
 
 

@@ -12,19 +12,18 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from overt import _check
 from overt._check import InputError
 from overt._progress import meter
+from overt._types import Floats, Ints
 from overt.linear.descent import Value
 from overt.linear.kernels import LIMIT
 from overt.results import Status, Trace
 
-Floats = NDArray[np.float64]
 Weights = list[Floats]
-Rate = float | Callable[[NDArray[np.int64]], Any]
+Rate = float | Callable[[Ints], Any]
 Begin = Callable[[np.random.Generator], Weights]
 Advance = Callable[[Weights, Floats, np.random.Generator], int]
 Measure = Callable[[Weights], tuple[float, float, int]]
@@ -33,7 +32,7 @@ CHUNK = 20_000
 """Steps between looks at the clock: an interrupt waits for no longer than this many."""
 
 
-def inverse_decay(rate: float, halving: float) -> Callable[[NDArray[np.int64]], Floats]:
+def inverse_decay(rate: float, halving: float) -> Callable[[Ints], Floats]:
     """Return the schedule rate / (1 + step / halving)."""
     rate, halving = (
         _check.number("rate", rate, exclusive=True),
@@ -158,7 +157,7 @@ def _seed_list(seeds: int | Sequence[int]) -> list[int]:
     return [_check.whole("seeds", s, minimum=0) for s in seeds]
 
 
-def _rates(learning_rate: Rate, steps: NDArray[np.int64]) -> Floats:
+def _rates(learning_rate: Rate, steps: Ints) -> Floats:
     if callable(learning_rate):
         rates = np.asarray(learning_rate(steps), dtype=float)
         if rates.shape != steps.shape or not np.all(rates >= 0):

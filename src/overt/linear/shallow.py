@@ -7,10 +7,10 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from overt import _check, equalize, penalty
 from overt._check import InputError, InputTypeError
+from overt._types import Floats
 from overt.linear import dropconnect, kernels, objective
 from overt.linear.bounds import (
     EXACT,
@@ -29,8 +29,6 @@ from overt.linear.solver import closed_form, proposals, refine
 from overt.noise import DropBlock, DropConnect, Noise
 from overt.results import Certificate, Solution, Trace
 from overt.spectral import induced
-
-Floats = NDArray[np.float64]
 
 
 class LinearNetwork:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from overt import equalize
+from overt._types import Floats
 from overt.linear.blocks import block_factors
 from overt.linear.bounds import Envelope, shrink
 from overt.linear.descent import Value, descend
 from overt.linear.quadratic import Leading
 from overt.noise import DropBlock, DropConnect, Dropout, Noise
 
-Floats = NDArray[np.float64]
 Pair = tuple[Floats, Floats]
 
 STARTS = 8

@@ -9,16 +9,14 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse
 from scipy.sparse.linalg import LinearOperator, aslinearoperator, svds
 
 from overt._check import InputError, InputTypeError
+from overt._types import Floats
 from overt.linear.bounds import Envelope, shrink
 from overt.linear.quadratic import Leading
 from overt.spectral import KSupport
-
-Floats = NDArray[np.float64]
 
 
 def is_implicit(target: Any) -> bool:

@@ -7,10 +7,10 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from overt import _check, equalize, penalty
 from overt._check import InputError, InputTypeError
+from overt._types import Floats
 from overt.linear import kernels, landscape, objective
 from overt.linear.bounds import (
     EXACT,
@@ -28,8 +28,6 @@ from overt.linear.shallow import LinearNetwork
 from overt.linear.solver import closed_form, proposals, refine
 from overt.noise import DropBlock, DropConnect, Dropout, Noise
 from overt.results import Certificate, Solution, Trace
-
-Floats = NDArray[np.float64]
 
 
 class TiedAutoencoder:

@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from overt import _check
 from overt._check import InputError
+from overt._types import Floats
 from overt.results import Result
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, repr=False)

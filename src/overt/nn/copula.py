@@ -10,11 +10,9 @@ is inverted, pair by pair. d Phi2 / d r is the normal density, so that with r = 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from overt._check import InputError
-
-Floats = NDArray[np.float64]
+from overt._types import Floats
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(48)
 

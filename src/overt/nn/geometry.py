@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from overt._types import Floats
 
 
 @dataclass(frozen=True)

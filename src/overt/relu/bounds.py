@@ -18,17 +18,9 @@ import numpy as np
 from array_api_compat import is_torch_array
 
 from overt import _check
-from overt._check import (
-    Array,
-    InputError,
-    floating,
-    matrix,
-    namespace,
-    number,
-    same_library,
-    whole,
-)
-from overt.results import Floats, Result
+from overt._check import InputError, floating, matrix, namespace, number, same_library, whole
+from overt._types import Array, Floats
+from overt.results import Result
 
 
 @dataclass(frozen=True, repr=False, eq=False)

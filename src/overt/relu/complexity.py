@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError, Seed, generator, number, whole
+from overt._check import InputError, generator, number, whole
+from overt._types import Floats, Seed
 from overt.relu import plane
 from overt.relu.bounds import rademacher_lower, rademacher_upper
 from overt.relu.law import points, probabilities, whiten
 from overt.relu.retentivity import retentivity
-from overt.results import Floats, Result
+from overt.results import Result
 
 
 @dataclass(frozen=True, repr=False, eq=False)

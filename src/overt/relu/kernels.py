@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from overt._types import Array
 
 ROUNDING = 1e-12
 """Relative excess over the largest norm at which a row counts as too long."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError, Seed, generator, matrix
-from overt.results import Floats
+from overt._check import InputError, generator, matrix
+from overt._types import Floats, Seed
 
 
 def points(X: Any) -> Floats:

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from overt import _check
-from overt._check import InputError, Seed, generator, matrix, number, whole
+from overt._check import InputError, generator, matrix, number, whole
 from overt._progress import meter
-from overt.results import Floats, Result, Status
+from overt._types import Floats, Seed
+from overt.results import Result, Status
 
 FRESH = 20
 """Features on which a margin is measured, as a multiple of those that chose the map."""

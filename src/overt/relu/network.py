@@ -8,9 +8,9 @@ import numpy as np
 
 from overt import penalty
 from overt._check import InputError, factors, floating, matrix, number
+from overt._types import Floats
 from overt.noise import Noise
 from overt.relu.bounds import capacity, coadaptation, flows
-from overt.results import Floats
 
 
 @dataclass(frozen=True, eq=False)

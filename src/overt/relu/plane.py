@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from overt.results import Floats
+from overt._types import Floats
 
 CHUNK = 2**22
 """Entries of the table (arcs x points) that are held at a time."""

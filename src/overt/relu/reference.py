@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import expit
 
-Array = NDArray[Any]
+from overt._types import Array
 
 
 def descend(

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError, Seed, floating, generator, whole
+from overt._check import InputError, floating, generator, whole
+from overt._types import Floats, Seed
 from overt.relu import plane
 from overt.relu.law import points, probabilities, whiten
-from overt.results import Floats, Result
+from overt.results import Result
 
 TOLERANCE = 1e-6
 """Width of the interval at which the search in three and four dimensions stops."""

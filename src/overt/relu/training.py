@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from overt import _check
-from overt._check import InputError, InputTypeError, Seed, generator, matrix, number, whole
+from overt._check import InputError, InputTypeError, generator, matrix, number, whole
 from overt._progress import meter
+from overt._types import Floats, Seed
 from overt.relu import kernels
 from overt.relu.margin import labels
-from overt.results import Floats, Result, Status
+from overt.results import Result, Status
 
 MASK_ENTRIES = 2**22
 """Entries of the table of masks (steps x width) that are drawn at a time."""

@@ -12,7 +12,8 @@ import torch
 
 from overt._check import InputError, InputTypeError, number, whole
 from overt._progress import meter
-from overt.results import Floats, Result, Status
+from overt._types import Floats
+from overt.results import Result, Status
 from overt.robust.attack import Attack
 from overt.robust.criteria import Misclassified
 from overt.robust.model import Model, classes, clean_logits, evaluation, inputs

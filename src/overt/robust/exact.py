@@ -12,14 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from overt._check import InputError, floating, matrix, number
 from overt._progress import meter
-from overt.results import Floats, Result, Status
+from overt._types import Bools, Floats, Ints
+from overt.results import Result, Status
 from overt.robust.threat import L2, Linf, Threat, check_threat
-
-Bools = NDArray[np.bool_]
 
 ROUNDING = 1e-9
 """Relative size of the leads of linear models that rounding leaves undecided."""
@@ -191,7 +189,7 @@ def _bias(name: str, value: Any, size: int) -> Floats:
     return bias
 
 
-def _classes(y: Any, points: int, classes: int) -> NDArray[np.int64]:
+def _classes(y: Any, points: int, classes: int) -> Ints:
     """Return the points' classes from 0 on; two may be called -1 and 1."""
     labels = np.asarray(y)
     if labels.shape != (points,):

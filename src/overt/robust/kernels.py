@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from overt._types import Array
 
 _OPTIONS = {
     "nogil": True,
@@ -59,7 +58,13 @@ def l2_step(
 
 @njit(**_OPTIONS)
 def _project(
-    v: Array, x: Array, radius: float, low: Array, high: Array, delta: Array, moved: Array
+    v: Array,
+    x: Array,
+    radius: float,
+    low: Array,
+    high: Array,
+    delta: Array,
+    moved: Array,
 ) -> None:
     """Set delta <- clip(s v, low - x, high - x), moved <- x + delta for one row.
 

@@ -12,7 +12,7 @@ import torch
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from overt.results import Floats
+from overt._types import Floats
 from overt.robust.threat import L1, L2, Threat
 
 TIGHT = 1e-7

@@ -21,7 +21,8 @@ from torch.nn.functional import cross_entropy
 
 from overt._check import InputError, InputTypeError, number, whole
 from overt._progress import meter
-from overt.results import Floats, Result, Status
+from overt._types import Floats
+from overt.results import Result, Status
 from overt.robust.attack import Attack
 from overt.robust.checkpoint import Checkpoint
 from overt.robust.memory import Memory

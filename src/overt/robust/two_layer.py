@@ -18,7 +18,8 @@ import numpy as np
 from scipy.special import expit
 
 from overt._check import InputError, floating, matrix, number, whole
-from overt.results import Floats, Result
+from overt._types import Floats
+from overt.results import Result
 from overt.robust.exact import ExactError, two_layer
 from overt.robust.threat import L2
 

@@ -9,7 +9,8 @@ from itertools import pairwise
 import numpy as np
 from scipy.optimize import brentq, minimize
 
-from overt.theorems._oracles import Floats, layer_multipliers
+from overt._types import Floats
+from overt.theorems._oracles import layer_multipliers
 
 Objective = Callable[[Floats], tuple[float, Floats]]
 

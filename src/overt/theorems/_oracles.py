@@ -7,9 +7,8 @@ from itertools import combinations, pairwise, product
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from overt._types import Floats
 
 EXACT = 1e-10
 """Tolerance on a relative difference of two sums that agree but for rounding."""

@@ -10,9 +10,9 @@ import math
 
 import numpy as np
 
+from overt._types import Floats
 from overt.theorems import _descent as descent
 from overt.theorems import _oracles as oracles
-from overt.theorems._oracles import Floats
 from overt.theorems.base import Evidence, theorem
 
 STRUCTURED = "Structured dropout"

@@ -7,12 +7,12 @@ import math
 import numpy as np
 
 from overt import equalize, noise, penalty
+from overt._types import Floats
 from overt.theorems._descent import descend, tied_objective
 from overt.theorems._oracles import (
     DESCENT,
     EXACT,
     STRICT,
-    Floats,
     added_loss,
     masks,
     relative,

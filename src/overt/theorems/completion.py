@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from overt._types import Floats
 from overt.completion import reference
-from overt.theorems._oracles import DESCENT, EXACT, Floats, masks, relative, worst
+from overt.theorems._oracles import DESCENT, EXACT, masks, relative, worst
 from overt.theorems.base import Evidence, theorem
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from overt._types import Floats
 from overt.decay import (
     ApproximateRankSet,
     Observed,
@@ -19,8 +19,6 @@ from overt.decay import (
 from overt.theorems._descent import descend
 from overt.theorems._oracles import DESCENT, relative
 from overt.theorems.base import Evidence, theorem
-
-Floats = NDArray[np.float64]
 
 SOURCE = "One-way jumps"
 

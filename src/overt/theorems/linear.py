@@ -7,17 +7,10 @@ from itertools import product
 import numpy as np
 
 from overt import equalize, linear, noise, penalty, spectral
+from overt._types import Floats
 from overt.linear import blocks, bounds, kernels, landscape
 from overt.theorems._descent import best_descent, factor_objective
-from overt.theorems._oracles import (
-    DESCENT,
-    Floats,
-    masks,
-    relative,
-    second_moment,
-    with_spectrum,
-    worst,
-)
+from overt.theorems._oracles import DESCENT, masks, relative, second_moment, with_spectrum, worst
 from overt.theorems.base import Evidence, theorem
 
 EMPTY = np.empty((0, 0))

@@ -7,10 +7,10 @@ import math
 import numpy as np
 
 from overt import noise, penalty
+from overt._types import Floats
 from overt.theorems._oracles import (
     EXACT,
     STANDARD_ERRORS,
-    Floats,
     added_loss,
     masks,
     moments,

@@ -8,11 +8,11 @@ from itertools import combinations
 import numpy as np
 
 from overt import equalize, noise, spectral
+from overt._types import Floats
 from overt.theorems._descent import cheapest_chain, cheapest_factors, ksupport
 from overt.theorems._oracles import (
     DESCENT,
     EXACT,
-    Floats,
     added_loss,
     chain,
     deep_added_loss,

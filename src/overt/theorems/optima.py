@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from overt import noise, spectral
+from overt._types import Floats
 from overt.theorems._descent import (
     best_descent,
     block_candidates,
@@ -22,7 +23,6 @@ from overt.theorems._descent import (
 from overt.theorems._oracles import (
     DESCENT,
     STRICT,
-    Floats,
     chain,
     power,
     relative,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from overt import noise, penalty
+from overt._types import Floats
 from overt.theorems._oracles import (
     EXACT,
     STANDARD_ERRORS,
-    Floats,
     added_loss,
     deep_added_loss,
     deep_layers,

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import overt
 from overt import equalize, experiments, penalty, spectral
 from overt._html import Page
 from overt._progress import meter
+from overt._types import Array
 from overt.theorems import registered, verify
 
 
@@ -112,5 +111,5 @@ def statements(page: Page, folder: Path, seed: int) -> bool:
     return all(v.verdict in ("holds", "skipped") for v in verdicts)
 
 
-def _numbers(values: NDArray[Any]) -> str:
+def _numbers(values: Array) -> str:
     return ", ".join(f"{v:.4f}" for v in values)

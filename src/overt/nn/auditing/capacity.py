@@ -13,12 +13,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from overt._types import Floats
 from overt.nn.auditing.report import CapacityBound
 from overt.relu.bounds import generalization_bound, rademacher_upper, symmetrized_bound
 
-Floats = NDArray[np.float64]
 DELTA = 0.05
 
 

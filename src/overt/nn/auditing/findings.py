@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from overt._types import Floats
 from overt.nn.auditing.capacity import Facts, capacity_bounds
 from overt.nn.auditing.examination import LAYERS, Examination
 from overt.nn.auditing.head_findings import head_findings, head_flows, suggestion_for
@@ -30,8 +30,6 @@ from overt.nn.auditing.report import (
 from overt.nn.auditing.trace import HOMOGENEOUS, RESHAPE
 from overt.relu.bounds import coadaptation
 from overt.results import Status
-
-Floats = NDArray[np.float64]
 
 
 def report_of(e: Examination, status: Status, start: float, *, own_data: bool) -> AuditReport:

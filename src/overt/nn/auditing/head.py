@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from overt._types import Floats
 from overt.linear.bounds import Envelope
 from overt.nn.auditing.noises import unit_envelopes, with_drop_prob
 from overt.nn.auditing.trace import Point, Tail, Trace, Trunk
@@ -21,8 +21,6 @@ from overt.nn.laws import Law
 from overt.nn.sources import is_weight_noise, plain_dropout, unit_law
 from overt.nn.spread import masked
 from overt.spectral import SquaredNuclear, nu
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from overt._types import Floats
 from overt.linear.bounds import numerical_rank
 from overt.nn.auditing import lower
 from overt.nn.auditing.examination import Examination
@@ -14,8 +14,6 @@ from overt.nn.auditing.noises import all_dropped, drop_prob
 from overt.nn.auditing.report import HeadFindings, LowerBound, Suggestion
 from overt.nn.auditing.suggest import CANDIDATES, MAX_UNITS, Ridge, held_out_curve
 from overt.relu.bounds import coadaptation
-
-Floats = NDArray[np.float64]
 
 
 def head_findings(e: Examination, head: Head, R: Floats, objective: float) -> HeadFindings:

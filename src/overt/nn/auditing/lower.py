@@ -47,13 +47,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from overt._types import Floats
 from overt.linear.bounds import Envelope, shrink, spectral_bound
 from overt.linear.quadratic import from_data
 from overt.spectral import SquaredNuclear
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

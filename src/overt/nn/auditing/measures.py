@@ -17,16 +17,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from overt._types import Floats
 from overt.nn.auditing.report import Measure
 from overt.nn.auditing.trace import DROPOUT, ENTRYWISE, LINEAR, RESHAPE, Trace
 from overt.nn.sources import slow_attention
-
-Floats = NDArray[np.float64]
 
 
 class NoPath(Exception):  # noqa: N818

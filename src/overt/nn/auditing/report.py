@@ -6,12 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from overt._types import Floats, Ints
 from overt.results import Result, Status
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -202,7 +198,7 @@ class Suggestion(Result):
     drop_probs: Floats
     held_out: Floats
     held_out_error: Floats
-    predicted_rank: NDArray[np.int64]
+    predicted_rank: Ints
     plausible: tuple[float, float]
     evidence: str
 

@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-Floats = NDArray[np.float64]
+from overt._types import Floats
 
 
 class Mean:

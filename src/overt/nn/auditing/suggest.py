@@ -14,11 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from overt._types import Floats
 from overt.nn.auditing.stream import Parts
 
-Floats = NDArray[np.float64]
 Weigh = Callable[[Floats], Floats]
 """C -> Cbar o C."""
 

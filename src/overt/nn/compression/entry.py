@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from overt import _check
 from overt._check import InputError, InputTypeError
+from overt._types import Floats, Seed
 from overt.nn.compression.batches import Batches, Loss, Score, checked_loss, example_inputs, score
 from overt.nn.compression.by_spectrum import by_spectrum
 from overt.nn.compression.by_units import by_units
@@ -21,7 +22,7 @@ from overt.nn.compression.recover import recover as recover_training
 from overt.nn.compression.report import Compression, Size
 from overt.nn.compression.shrink import duplicate
 from overt.nn.compression.tracing import Inputs
-from overt.results import Floats, Status
+from overt.results import Status
 
 WAYS = ("mask", "flow", "spectrum")
 
@@ -39,7 +40,7 @@ def compress(
     recover: int = 0,
     train: Iterable[Any] | None = None,
     learning_rate: float = 1e-3,
-    seed: _check.Seed = 0,
+    seed: Seed = 0,
 ) -> tuple[nn.Module, Compression]:
     """Return a smaller copy of a network, and what became of it; the model itself is not touched.
 

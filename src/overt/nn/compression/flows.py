@@ -16,9 +16,9 @@ import math
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from overt._types import Floats
 from overt.nn.compression.layers import TRANSPOSED, is_a
 from overt.nn.compression.moments import Moments
 from overt.nn.compression.shrink import Refit
@@ -29,7 +29,7 @@ SHRINKAGE = 0.01
 """Ridge of the prediction, in units of the mean variance times units / examples."""
 
 
-def flows(model: nn.Module, structure: Structure, seen: dict[str, Moments]) -> NDArray[np.float64]:
+def flows(model: nn.Module, structure: Structure, seen: dict[str, Moments]) -> Floats:
     """Return psi for each unit, by the number of its class."""
     units = structure.state.units
     total = np.zeros(len(units))
@@ -41,7 +41,7 @@ def flows(model: nn.Module, structure: Structure, seen: dict[str, Moments]) -> N
     return np.sqrt(total)
 
 
-def greatest(group: Group, psi: NDArray[np.float64], count: int) -> Ids:
+def greatest(group: Group, psi: Floats, count: int) -> Ids:
     """Return the `count` units of a group with the greatest flow, in their order."""
     order = np.argsort(-psi[group.units], kind="stable")
     return group.units[np.sort(order[:count])]

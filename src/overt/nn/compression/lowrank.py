@@ -17,13 +17,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from overt._types import Floats
 from overt.nn.compression.layers import SEALED, WEIGHTED, hindrance, holders, is_a
 from overt.nn.compression.moments import Moments
 
-Floats = NDArray[np.float64]
 KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 ROUNDING = 1e-12
 """Share of a layer's energy below which a direction is rounding of single precision."""

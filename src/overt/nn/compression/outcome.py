@@ -9,10 +9,10 @@ import numpy as np
 from torch import nn
 
 from overt._check import InputError
+from overt._types import Floats
 from overt.nn.compression.batches import Batches
 from overt.nn.compression.report import Change
 from overt.nn.compression.tracing import Inputs
-from overt.results import Floats
 
 Keep = float | Mapping[str, float]
 """One share for all layers, or a share for each of those named."""

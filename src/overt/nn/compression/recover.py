@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from overt._check import InputError
 from overt._progress import meter
+from overt._types import Floats
 from overt.nn.compression.batches import Batches, Loss, mean_loss, score
-from overt.results import Floats
 
 CHECKS = 8
 """How often the loss is looked at during recovery."""

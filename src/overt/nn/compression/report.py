@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from overt.results import Floats, Result, Status
+from overt._types import Floats
+from overt.results import Result, Status
 
 
 @dataclass(frozen=True, repr=False)

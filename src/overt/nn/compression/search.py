@@ -8,10 +8,10 @@ import numpy as np
 from torch import nn
 
 from overt._progress import meter
+from overt._types import Floats
 from overt.nn.compression.batches import Batches, Loss, score
 from overt.nn.compression.shrink import Cut, shrink
 from overt.nn.compression.structure import Group, Structure
-from overt.results import Floats
 
 
 def best_of(

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from overt._check import InputError
+from overt._types import Floats
 from overt.nn.compression.structure import Group, Structure
 from overt.nn.compression.units import Ids
 
@@ -42,7 +42,7 @@ class Cut:
     scaled: bool = False
     refits: dict[str, Refit] = field(default_factory=dict)
 
-    def factors(self, structure: Structure) -> NDArray[np.float64]:
+    def factors(self, structure: Structure) -> Floats:
         """Return each unit's factor at its readers: 0 where it is removed."""
         factor = np.ones(len(structure.state.units))
         for group, kept in self.kept.items():
@@ -109,7 +109,7 @@ def duplicate(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module
 
 
 def _corrected(
-    model: nn.Module, structure: Structure, cut: Cut, factor: NDArray[np.float64], key: int
+    model: nn.Module, structure: Structure, cut: Cut, factor: Floats, key: int
 ) -> Tensor:
     """Return a tensor with the factors of the units that it reads, and refitted."""
     original = structure.state.slots.tensors[key]

@@ -9,10 +9,11 @@ with the reason.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
-Ids = NDArray[np.int64]
+from overt._types import Ints
+
+Ids = Ints
 
 
 class Units:
