@@ -246,7 +246,7 @@ def against_sgd() -> Table:
     from overt.experiments.thesis_fig4_1 import sgd_time, time_ratio
 
     table = Table(
-        "Completion: alternating minimisation against SGD with dropout, one thread",
+        "Completion: alternating minimization against SGD with dropout, one thread",
         ("drop probability", "objective, alternating", "objective, SGD", "SGD's time / ours"),
     )
     data = "100k" if "100k" in datasets.available() else "generated"

@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.harness import Table, seconds, verdict
 from overt.decay import DeepLinearCompletion, Observed, Schedule, jumps, simulate
-from overt.decay.baselines import nuclear_norm, small_initialisation
+from overt.decay.baselines import nuclear_norm, small_initialization
 from overt.decay.sgd import entry_draws, initial_weights
 
 NOISY = Schedule.of([(500, 0.03, 0.1), (49_500, 0.2, 0.1)], convention="pytorch")
@@ -122,7 +122,7 @@ def sample_efficiency(draws: int = 10) -> Table:
     """Smallest number of entries (in steps of 50) from which a method recovers, by bisection."""
     table = Table(
         "Entries needed to recover a rank-2 100 x 100 matrix (test error < 1% of the variance)",
-        ("draw", "DeepLinearCompletion", "nuclear norm", "small initialisation", "fewer"),
+        ("draw", "DeepLinearCompletion", "nuclear norm", "small initialization", "fewer"),
     )
     wins = 0
     for number in range(draws):
@@ -154,7 +154,7 @@ def recovery() -> Table:
     methods = {
         "DeepLinearCompletion": fit_deep,
         "nuclear norm": nuclear_norm,
-        "small initialisation": fit_small,
+        "small initialization": fit_small,
     }
     if find_spec("overt.completion") is not None and dropout_available():
         methods["DropoutCompletion"] = fit_dropout
@@ -187,7 +187,7 @@ def fit_deep(problem: Observed) -> Any:
 
 
 def fit_small(problem: Observed) -> Any:
-    return small_initialisation(problem)
+    return small_initialization(problem)
 
 
 def dropout_available() -> bool:

@@ -88,16 +88,16 @@ def training() -> Table:
     target = torch.tensor(M)
     U = torch.tensor(Ut.T.copy(), requires_grad=True)
     V = torch.tensor(Vt.T.copy(), requires_grad=True)
-    optimiser = torch.optim.SGD([U, V], lr=1e-4)
+    optimizer = torch.optim.SGD([U, V], lr=1e-4)
 
     def torch_steps(count: int = 500) -> None:
         for _ in range(count):
             x = torch.randn(n, dtype=torch.float64)
             hidden = torch.nn.functional.dropout(V.T @ x, 0.5)
             loss = ((U @ hidden - target @ x) ** 2).sum() / 2
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
 
     with threadpool_limits(1):
         ours, theirs = seconds(

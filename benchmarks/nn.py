@@ -1,6 +1,6 @@
 """PyTorch: DropBlock against max-pooled seeds, the penalty against sampling, one pass against many.
 
-torchvision's algorithm is written out in overt.experiments.nn_realised, so that both sides run on
+torchvision's algorithm is written out in overt.experiments.nn_realized, so that both sides run on
 the same tensor in the same process.
 """
 
@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.harness import Table, seconds, verdict
-from overt.experiments.nn_realised import seed_mask
+from overt.experiments.nn_realized import seed_mask
 from overt.nn import (
     DropBlock2d,
     explicit_penalty,
@@ -75,9 +75,9 @@ def training_step() -> Table:
             optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
             plain = step(model, optimizer, x, y, loss, with_penalty=False)
             ours = step(net, optimizer, x, y, loss, with_penalty=True)
-            sampled, penalised = seconds(plain, ours, repeat=25)
-            ratio = penalised / sampled
-            row = (loss, batch, 1e3 * sampled, 1e3 * penalised, ratio, verdict(ratio <= 1.3))
+            sampled, penalized = seconds(plain, ours, repeat=25)
+            ratio = penalized / sampled
+            row = (loss, batch, 1e3 * sampled, 1e3 * penalized, ratio, verdict(ratio <= 1.3))
             table.rows.append(row)
     return table
 

@@ -65,8 +65,8 @@ def _sliding_masks(noise, shape):
 def moments(values, probabilities):
     """Mean (d,) and covariance (d, d) of a discrete law over the rows of `values`."""
     mean = probabilities @ values
-    centred = values - mean
-    return mean, (centred * probabilities[:, None]).T @ centred
+    centered = values - mean
+    return mean, (centered * probabilities[:, None]).T @ centered
 
 
 def assert_mean_within_standard_errors(draws, exact, count=5):

@@ -116,16 +116,16 @@ def test_printed_hadamard_scale_is_orthogonal_only_below_three(k):
     assert np.allclose(Z.T @ Z, np.eye(len(Z))) == (k < 3)
 
 
-def majorised(n, rng):
-    """Eigenvalues, and an average of their permutations: the general majorised diagonal."""
+def majorized(n, rng):
+    """Eigenvalues, and an average of their permutations: the general majorized diagonal."""
     eigenvalues = np.round(rng.exponential(size=n), 1)
     shares = rng.dirichlet(np.full(4, 0.5))
     return eigenvalues, sum(share * rng.permutation(eigenvalues) for share in shares)
 
 
 @given(n=st.integers(1, 8), seed=st.integers(0, 999))
-def test_schur_horn_reaches_every_majorised_diagonal(n, seed):
-    eigenvalues, diagonal = majorised(n, np.random.default_rng(seed))
+def test_schur_horn_reaches_every_majorized_diagonal(n, seed):
+    eigenvalues, diagonal = majorized(n, np.random.default_rng(seed))
     Q = equalize.schur_horn(eigenvalues, diagonal)
     assert_orthogonal(Q)
     reached = np.diag(Q.T @ np.diag(eigenvalues) @ Q)
@@ -137,7 +137,7 @@ def test_schur_horn_with_the_eigenvalues_themselves_is_a_permutation():
     np.testing.assert_allclose(np.sort(np.abs(Q), axis=0)[-1], 1, rtol=1e-12)
 
 
-NOT_MAJORISED = {
+NOT_MAJORIZED = {
     "too-peaked": ([2.0, 2.0], [3.0, 1.0], "1"),
     "other-sum": ([2.0, 2.0], [2.0, 1.5], "0.5"),
     "second-partial-sum": ([3.0, 1.0, 0.0], [2.5, 2.0, -0.5], "0.5"),
@@ -145,16 +145,16 @@ NOT_MAJORISED = {
 
 
 @pytest.mark.parametrize(
-    ("eigenvalues", "diagonal", "excess"), NOT_MAJORISED.values(), ids=NOT_MAJORISED.keys()
+    ("eigenvalues", "diagonal", "excess"), NOT_MAJORIZED.values(), ids=NOT_MAJORIZED.keys()
 )
 def test_schur_horn_refuses_what_no_rotation_reaches(eigenvalues, diagonal, excess):
-    with pytest.raises(InputError, match=f"eigenvalues must majorise.*differs by {excess}"):
+    with pytest.raises(InputError, match=f"eigenvalues must majorize.*differs by {excess}"):
         equalize.schur_horn(eigenvalues, diagonal)
     assert equalize.majorization_excess(eigenvalues, diagonal) == pytest.approx(float(excess))
 
 
 @given(n=st.integers(1, 8), seed=st.integers(0, 999))
-def test_diagonal_of_any_rotation_is_majorised(n, seed):
+def test_diagonal_of_any_rotation_is_majorized(n, seed):
     rng = np.random.default_rng(seed)
     eigenvalues = rng.standard_normal(n)
     R = np.linalg.qr(rng.standard_normal((n, n)))[0]

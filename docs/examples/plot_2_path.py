@@ -1,5 +1,5 @@
 """
-The regularisation path of dropout
+The regularization path of dropout
 ==================================
 
 The covariance of handwritten digits as a map to be learned by 64 hidden units. One singular value

@@ -2,7 +2,7 @@
 Stochastic gradient descent reaches the exact optimum
 =====================================================
 
-Ten runs of dropout as it is practised, one sample and one mask per step, beside the optimum that
+Ten runs of dropout as it is practiced, one sample and one mask per step, beside the optimum that
 was computed without any sampling. The hidden units come to share the work equally, although nothing
 asks them to.
 """

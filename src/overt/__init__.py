@@ -1,4 +1,4 @@
-"""overt: the regularisers hidden in training noise, written down, solved and certified.
+"""overt: the regularizers hidden in training noise, written down, solved and certified.
 
 noise -> penalty -> induced norm -> optimal map -> balanced factors -> certificate
 """

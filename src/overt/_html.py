@@ -62,7 +62,7 @@ class Page:
         self._body.append(f"<pre><code>{escape(text)}</code></pre>")
 
     def table(self, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Add a table; numbers are aligned, and the words holds and fails coloured."""
+        """Add a table; numbers are aligned, and the words holds and fails colored."""
         cells = [[_cell(value) for value in row] for row in rows]
         columns = list(zip(*cells, strict=True)) or [()] * len(header)
         head = "".join(map(_heading, header, columns))

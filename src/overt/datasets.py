@@ -98,7 +98,7 @@ _MOVIELENS = {
     "25m": _Archive("ml-25m", "ratings.csv", ",", True, "6b51fb2759a8657d3bfcbfc42b592ada"),
 }
 MOVIELENS = tuple(_MOVIELENS)
-LICENCE = (
+LICENSE = (
     "MovieLens is provided by GroupLens for research under its own terms; it may not be "
     "redistributed without permission: https://grouplens.org/datasets/movielens/"
 )
@@ -274,7 +274,7 @@ def _download(archive: _Archive, target: Path) -> None:
 
     from rich.console import Console
 
-    Console(stderr=True).print(LICENCE)
+    Console(stderr=True).print(LICENSE)
     url = f"https://files.grouplens.org/datasets/movielens/{archive.folder}.zip"
     try:
         with urlopen(url) as answer:

@@ -94,7 +94,7 @@ def balanced_factors(left: Array, s: Array, right: Array, width: int) -> tuple[A
 def schur_horn(eigenvalues: Array, diagonal: Array) -> Array:
     """Return an orthogonal Q with diag(Q' diag(eigenvalues) Q) = diagonal.
 
-    It exists iff the eigenvalues majorise the wanted diagonal: same sum, and no partial sum of the
+    It exists iff the eigenvalues majorize the wanted diagonal: same sum, and no partial sum of the
     largest diagonal entries above that of the eigenvalues (Schur and Horn). One plane rotation per
     entry, as in `equalizer`, which is the case of a constant diagonal.
     """
@@ -107,7 +107,7 @@ def schur_horn(eigenvalues: Array, diagonal: Array) -> Array:
     excess = majorization_excess(values, wanted)
     if excess > 1e-9 * max(1e-300, float(np.abs(values).sum())):
         raise InputError(
-            "eigenvalues must majorise the diagonal: a partial sum or the total differs by "
+            "eigenvalues must majorize the diagonal: a partial sum or the total differs by "
             f"{excess:.3g}"
         )
     order, targets = np.argsort(-values), np.argsort(-wanted)
@@ -115,7 +115,7 @@ def schur_horn(eigenvalues: Array, diagonal: Array) -> Array:
     left, vectors = list(values[order]), list(np.eye(values.size)[order])
     Q = np.empty((values.size, values.size))
     for target in targets[:-1]:
-        # The neighbours left[j] >= wanted >= left[j + 1] are merged; the order is kept.
+        # The neighbors left[j] >= wanted >= left[j + 1] are merged; the order is kept.
         below = next((j for j, v in enumerate(left) if v < wanted[target]), len(left) - 1)
         j = min(max(below - 1, 0), len(left) - 2)
         high, low = left[j], left[j + 1]
@@ -129,7 +129,7 @@ def schur_horn(eigenvalues: Array, diagonal: Array) -> Array:
 
 
 def majorization_excess(eigenvalues: Array, diagonal: Array) -> float:
-    """Return by how much the eigenvalues fail to majorise the diagonal; 0 if they do."""
+    """Return by how much the eigenvalues fail to majorize the diagonal; 0 if they do."""
     above = np.cumsum(np.sort(diagonal)[::-1]) - np.cumsum(np.sort(eigenvalues)[::-1])
     return max(0.0, float(above.max()), abs(float(above[-1])))
 

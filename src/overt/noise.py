@@ -182,7 +182,7 @@ class DropConnect(Noise):
 
 @dataclass(frozen=True)
 class DropBlock(Noise):
-    """Neighbouring units are dropped together, in blocks.
+    """Neighboring units are dropped together, in blocks.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The explicit regulariser that a noise adds to the expected squared loss.
+"""The explicit regularizer that a noise adds to the expected squared loss.
 
 Every function takes NumPy arrays or PyTorch tensors and is differentiable on the latter.
 Notation: lam = drop_prob / (1 - drop_prob), C = E[x x'] (`second_moment`, the identity if None),

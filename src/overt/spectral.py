@@ -114,7 +114,7 @@ class KSupport(SpectralNorm):
         """sum_(i<rho) s_i^2 + (sum_(i>=rho) s_i)^2 / (k - rho + 1), s sorted decreasingly.
 
         rho is the largest value in 1..k with (k - rho + 1) s_(rho-1) >= sum_(i>=rho) s_i, and 1 if
-        there is none. The printed rule (structured dropout, Theorem 2.3), the rho that maximises
+        there is none. The printed rule (structured dropout, Theorem 2.3), the rho that maximizes
         the expression, is wrong: the expression never decreases in rho.
         """
         s = _spectrum(s)
@@ -146,7 +146,7 @@ class KSupport(SpectralNorm):
         return xp.clip(size * (self.k - kept) / tail[kept], max=1.0)
 
     def _kept(self, ordered: Array, tail: Array) -> int:
-        """Return rho - 1, how many of the largest values are penalised one by one."""
+        """Return rho - 1, how many of the largest values are penalized one by one."""
         if self.k == 1:
             return 0
         xp = namespace(ordered)
@@ -275,7 +275,7 @@ class WeightedTrace:
 def nu(widths: Sequence[int], drop_prob: Any) -> float:
     """prod_j (1 + lam_j / d_j) - 1 over the hidden widths d_j.
 
-    The effective regularisation parameter of deep dropout (thesis, Definition 4, whose sum over
+    The effective regularization parameter of deep dropout (thesis, Definition 4, whose sum over
     choices of layers this product equals). `drop_prob` is one number or one per hidden layer.
 
     Examples
@@ -296,7 +296,7 @@ def nu(widths: Sequence[int], drop_prob: Any) -> float:
 
 
 def representation_cost(s: Array, depth: int) -> Array:
-    """L sum_i s_i^(2/L) = min |theta|^2 over L-layer linear factorisations (one-way jumps, 2.2)."""
+    """L sum_i s_i^(2/L) = min |theta|^2 over L-layer linear factorizations (one-way jumps, 2.2)."""
     s, L = _spectrum(s), _check.whole("depth", depth)
     xp = namespace(s)
     return L * xp.sum(xp.abs(s) ** (2 / L))

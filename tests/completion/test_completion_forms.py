@@ -85,7 +85,7 @@ def test_fixed_objective_is_the_expectation_over_all_masks(ratings):
 
 
 def test_fixed_on_a_full_matrix_reaches_the_exact_optimum():
-    """On a fully observed matrix completion is factorisation, whose optimum is known."""
+    """On a fully observed matrix completion is factorization, whose optimum is known."""
     rng = np.random.default_rng(5)
     M = rng.normal(size=(12, 9)) @ np.diag(np.linspace(3, 0.1, 9))
     rows, cols = (x.ravel() for x in np.indices(M.shape))

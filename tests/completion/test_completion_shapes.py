@@ -60,9 +60,9 @@ def test_intervals_are_calibrated(average, scale):
         ratings.rows[train], ratings.cols[train], ratings.values[train], shape=ratings.shape
     )
     predicted, std = model.predict(ratings.rows[test], ratings.cols[test], return_std=True)
-    standardised = (ratings.values[test] - predicted) / std
-    assert 0.87 <= np.mean(np.abs(standardised) <= 1.6449) <= 0.93
-    assert standardised.std() == pytest.approx(1, abs=0.06)
+    standardized = (ratings.values[test] - predicted) / std
+    assert 0.87 <= np.mean(np.abs(standardized) <= 1.6449) <= 0.93
+    assert standardized.std() == pytest.approx(1, abs=0.06)
 
 
 def test_scale_of_the_values_does_not_matter():

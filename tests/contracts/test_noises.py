@@ -100,8 +100,8 @@ def test_empirical_mean_agrees(noise, width):
 
 @every_noise
 def test_empirical_covariance_agrees(noise, width):
-    centred = noise.sample(width, 4000, seed=12).reshape(4000, -1) - noise.mean(width)
-    products = centred[:, :, None] * centred[:, None, :]
+    centered = noise.sample(width, 4000, seed=12).reshape(4000, -1) - noise.mean(width)
+    products = centered[:, :, None] * centered[:, None, :]
     assert_mean_within_standard_errors(products, noise.covariance(width))
 
 

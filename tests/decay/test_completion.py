@@ -8,7 +8,7 @@ from sklearn.base import clone
 from overt import InputError
 from overt.decay import DeepLinearCompletion, Observed, Schedule
 from overt.decay.annealing import Path
-from overt.decay.baselines import nuclear_norm, small_initialisation
+from overt.decay.baselines import nuclear_norm, small_initialization
 from overt.results import Status
 
 
@@ -148,6 +148,6 @@ def test_nuclear_norm_against_a_convex_solver():
     assert np.abs(problem.residuals(found)).max() < 1e-12
 
 
-def test_small_initialisation_recovers_an_easy_matrix():
+def test_small_initialization_recovers_an_easy_matrix():
     problem = matrix(30, 1, 0.5, seed=0)
-    assert problem.test_error(small_initialisation(problem, width=10)) < 0.01
+    assert problem.test_error(small_initialization(problem, width=10)) < 0.01

@@ -1,4 +1,4 @@
-"""The regularisation path and the knob from the wanted rank."""
+"""The regularization path and the knob from the wanted rank."""
 
 import numpy as np
 import pytest

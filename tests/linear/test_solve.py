@@ -1,4 +1,4 @@
-"""The exact optimum of two-layer networks against restarts of a generic optimiser."""
+"""The exact optimum of two-layer networks against restarts of a generic optimizer."""
 
 import cvxpy as cp
 import numpy as np
@@ -11,7 +11,7 @@ from overt.linear.blocks import block_factors, hadamard
 
 
 def lowest_of_restarts(net, restarts, seed):
-    """Minimise the closed-form objective over (U, V) from random starts."""
+    """Minimize the closed-form objective over (U, V) from random starts."""
     quadratic, d = net.problem.quadratic, net.width
     m, n = quadratic.outputs, quadratic.inputs
     rng = np.random.default_rng(seed)
@@ -191,7 +191,7 @@ def test_other_noises_report_an_honest_gap(noise):
     assert (best.status == "optimal") == (best.certificate.relative_gap <= 1e-9)
 
 
-def test_per_unit_probabilities_are_solved_exactly_where_the_spectrum_majorises_the_shares():
+def test_per_unit_probabilities_are_solved_exactly_where_the_spectrum_majorizes_the_shares():
     M = np.diag([5.0, 1.0, 1.0])
     best = overt.LinearNetwork(M, 3, overt.Dropout([0.2, 0.3, 0.4])).solve()
     assert best.status == "optimal"

@@ -116,7 +116,7 @@ class Attention(nn.Module):
 
 
 class Stream(nn.Module):
-    """A residual stream of features with layer normalisation, tokens along axis 1."""
+    """A residual stream of features with layer normalization, tokens along axis 1."""
 
     def __init__(self):
         super().__init__()
@@ -217,7 +217,7 @@ def grouped():
     )
 
 
-def parametrised():
+def parametrized():
     layer = nn.utils.parametrizations.spectral_norm(nn.Linear(5, 8))
     return nn.Sequential(layer, nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
 
@@ -266,7 +266,7 @@ ZOO = {
     "autoencoder": (autoencoder, floats(1, 6, 6), {"0", "3", "6"}, {"8": "returns"}),
     "line": (line, floats(2, 10), {"0", "4"}, {"6": "returns"}),
     "grouped": (grouped, floats(1, 6, 6), set(), {"0": "2 groups", "2": "2 groups"}),
-    "parametrised": (parametrised, floats(5), {"2"}, {"0": "parametrised"}),
+    "parametrized": (parametrized, floats(5), {"2"}, {"0": "parametrized"}),
 }  # fmt: skip
 
 

@@ -94,5 +94,5 @@ def _under_weight_masks(model, name, x):
 def exact_moments(outputs, prob):
     """Mean (batch, ...) and covariance (batch, outputs, outputs) of a discrete law."""
     mean = torch.tensordot(prob, outputs, 1)
-    centred = (outputs - mean).flatten(2)
-    return mean, torch.einsum("m,mbi,mbj->bij", prob, centred, centred)
+    centered = (outputs - mean).flatten(2)
+    return mean, torch.einsum("m,mbi,mbj->bij", prob, centered, centered)

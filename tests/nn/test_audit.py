@@ -66,7 +66,7 @@ def test_models_from_outside(name, loss, digits):
     assert [n.name for n in report.noises] == noises
     assert skipped <= {who for who, _ in report.skipped}
     for noise in report.noises:
-        assert abs(noise.realised - noise.drop_prob) <= 5 * noise.realised_error
+        assert abs(noise.realized - noise.drop_prob) <= 5 * noise.realized_error
         assert 1 / np.sqrt(len(noise.flows)) <= noise.coadaptation <= 1
     assert report.head.lower_bound <= report.objective + 5 * report.objective_error
     assert report.samples == 400
@@ -387,9 +387,9 @@ def test_held_out_rows_do_not_enter_the_bounds():
 
 def test_a_final_log_softmax_makes_no_difference():
     model, (x, y) = small(), numbers()
-    normalised = nn.Sequential(*model, nn.LogSoftmax(1))
+    normalized = nn.Sequential(*model, nn.LogSoftmax(1))
     one = audit(model, batches(x, y.argmax(1)), "cross_entropy")
-    other = audit(normalised, batches(x, y.argmax(1)), "cross_entropy")
+    other = audit(normalized, batches(x, y.argmax(1)), "cross_entropy")
     assert other.plain_loss == pytest.approx(one.plain_loss)
     assert other.head.coadaptation == pytest.approx(one.head.coadaptation)
     assert other.head.lower_bound == pytest.approx(one.head.lower_bound)
@@ -441,7 +441,7 @@ def test_words_pages_and_files(tmp_path, digits):
     assert report.held_out_loss > 0
     assert "given as such" in report.suggestion.evidence
     text = str(report)
-    for word in ("realised", "last layer", "suggested drop probability", "path norm", "vacuous"):
+    for word in ("realized", "last layer", "suggested drop probability", "path norm", "vacuous"):
         assert word in text
     page = report.to_html(tmp_path / "audit.html")
     assert page == (tmp_path / "audit.html").read_text()

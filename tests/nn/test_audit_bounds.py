@@ -182,7 +182,7 @@ def test_free_features_reach_the_bound(drop_prob):
     x = torch.eye(n, dtype=torch.float64)
     descended(model, x, y, 1000)
     report = audit(model, [(x, y)], "squared")
-    free = lower.free_target(_triangle(x, y), slice(1 + n, 1 + n + K), centred=True)
+    free = lower.free_target(_triangle(x, y), slice(1 + n, 1 + n + K), centered=True)
     envelope = overt.spectral.induced(overt.Dropout(drop_prob), D)
     bound, *_ = lower.squared_bound(free, K, [envelope])
     assert bound <= report.objective * (1 + 1e-9)
@@ -265,7 +265,7 @@ def test_cross_entropy_at_a_given_size(classes, size, bias):
     frequencies = y.mean(0)
     shifted = y - (frequencies if bias else 1 / 3)
     top = np.linalg.norm(shifted, 2) / np.sqrt(n)
-    bound = lower.class_bound(frequencies, top, size, centred=bias)
+    bound = lower.class_bound(frequencies, top, size, centered=bias)
     assert bound <= problem.value + 1e-6
     if len(set(frequencies)) == 1:
         assert bound == pytest.approx(problem.value, abs=1e-5)

@@ -143,7 +143,7 @@ def test_suggestion_is_the_best_ridge_on_rows_held_out():
     train, truth = h[~held], y.numpy()[~held]
     errors = []
     for p in report.suggestion.drop_probs:
-        # Rows of sqrt(lam mean(h^2)) are the penalty; the bias is an unpenalised column.
+        # Rows of sqrt(lam mean(h^2)) are the penalty; the bias is an unpenalized column.
         extra = np.diag(np.sqrt(p / (1 - p) * (train**2).sum(0)))
         A = np.block([[train, np.ones((len(train), 1))], [extra, np.zeros((40, 1))]])
         B = np.vstack([truth, np.zeros((40, 2))])

@@ -59,8 +59,8 @@ def test_with_data_the_error_is_the_least_of_any_affine_map_of_that_rank(m, n, k
     assert measured <= change.data_error * (1 + 1e-7) + 1e-7 * float(y.norm())
     assert measured == pytest.approx(change.data_error, rel=1e-5, abs=1e-7 * float(y.norm()))
     # Reduced-rank regression: no affine map of this rank is closer than the tail of the spectrum.
-    centred = (y - y.mean(0)) / np.sqrt(len(y))
-    tail = torch.linalg.svdvals(centred)[change.after :]
+    centered = (y - y.mean(0)) / np.sqrt(len(y))
+    tail = torch.linalg.svdvals(centered)[change.after :]
     assert measured == pytest.approx(float(tail.norm()), rel=1e-5, abs=1e-7 * float(y.norm()))
     from_mean = (x - x.mean(0)).norm(dim=1)
     difference = (found - y).norm(dim=1)

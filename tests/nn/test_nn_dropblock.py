@@ -1,4 +1,4 @@
-"""DropBlock drops what it says: the realised fraction, and the mean at every position."""
+"""DropBlock drops what it says: the realized fraction, and the mean at every position."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ CASES = [
 
 @pytest.mark.parametrize("drop_prob", [0.1, 0.25, 0.5])
 @pytest.mark.parametrize(("block", "size", "placement", "uniform"), CASES)
-def test_realised_fraction_and_mean(block, size, placement, uniform, drop_prob):
+def test_realized_fraction_and_mean(block, size, placement, uniform, drop_prob):
     layer = DropBlock2d(drop_prob, block, placement=placement, uniform=uniform, seed=0)
     y = layer(torch.ones(4000, 1, *size))[:, 0]
     dropped = (y == 0).double().numpy()

@@ -15,7 +15,7 @@ from overt.theorems.base import registered, verify
 from overt.tour.nn import chapter
 
 
-@pytest.mark.parametrize("name", ["structured_fig4", "nn_realised", "nn_variance"])
+@pytest.mark.parametrize("name", ["structured_fig4", "nn_realized", "nn_variance"])
 def test_claims_hold_at_toy_size(name):
     experiment = import_module(f"overt.experiments.{name}").EXPERIMENT
     assert experiment.id == name.replace("_", "-")
@@ -25,12 +25,12 @@ def test_claims_hold_at_toy_size(name):
     assert len(experiment.plot(rows).axes) >= 2
 
 
-def test_realised_fractions_of_the_popular_algorithms_are_not_mistaken_for_ours():
-    experiment = import_module("overt.experiments.nn_realised").EXPERIMENT
+def test_realized_fractions_of_the_popular_algorithms_are_not_mistaken_for_ours():
+    experiment = import_module("overt.experiments.nn_realized").EXPERIMENT
     rows = run(experiment, size="toy")
     for row in rows:
         ours = row["implementations"]["overt"]
-        row["implementations"]["overt"] = {**ours, "realised": ours["realised"] * 1.2}
+        row["implementations"]["overt"] = {**ours, "realized": ours["realized"] * 1.2}
     assert not any(f.holds for f in experiment.check(rows))
 
 

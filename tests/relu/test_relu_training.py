@@ -10,7 +10,7 @@ import torch
 
 from overt import InputError, Status
 from overt.relu import guarantee, kernels, margin, reference, required, train_lazy
-from overt.relu.margin import _answer, _gates, _minimise
+from overt.relu.margin import _answer, _gates, _minimize
 
 
 def problem(rng, n=20, d=5):
@@ -108,7 +108,7 @@ def test_margin_on_fixed_features_against_a_cone_program():
     rng = np.random.default_rng(3)
     X, y = problem(rng, 15, 3)
     G, signed = _gates(rng, 25, X), y[:, None] * X
-    p, value, floor, status = _minimise(G, signed, 3000, 1e-3)
+    p, value, floor, status = _minimize(G, signed, 3000, 1e-3)
     psi = cvxpy.Variable((25, 3))
     margins = cvxpy.sum(cvxpy.multiply(G, psi @ signed.T), axis=0) / 25
     exact = cvxpy.Problem(

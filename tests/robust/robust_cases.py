@@ -42,6 +42,6 @@ def blobs(n=240, seed=0):
     """Three separable classes in the plane, within [0, 1]."""
     rng = np.random.default_rng(seed)
     y = rng.integers(0, 3, n)
-    centres = np.array([[0.2, 0.2], [0.8, 0.3], [0.4, 0.85]])
-    x = np.clip(centres[y] + 0.06 * rng.standard_normal((n, 2)), 0, 1)
+    centers = np.array([[0.2, 0.2], [0.8, 0.3], [0.4, 0.85]])
+    x = np.clip(centers[y] + 0.06 * rng.standard_normal((n, 2)), 0, 1)
     return torch.tensor(x, dtype=torch.float32), torch.tensor(y)

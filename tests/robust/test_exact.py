@@ -140,7 +140,7 @@ def test_algorithm_5_is_pgd_with_the_reflected_loss_and_raw_steps():
     model[2].weight.data = torch.tensor(net.a)[None]
     x, y = separable(6, 3)
     size = 0.1
-    general = PGD(L2(0.6), steps=29, schedule=Constant(size), momentum=0.0, normalise=False,
+    general = PGD(L2(0.6), steps=29, schedule=Constant(size), momentum=0.0, normalize=False,
                   early_exit=False)  # fmt: skip
     found = general(model, x, y, warn=False)
     for i in range(6):

@@ -219,7 +219,7 @@ SCHEDULERS = {
     ("optimizer", "scheduler"),
     [*((name, None) for name in OPTIMIZERS), *((None, name) for name in SCHEDULERS)],
 )
-def test_every_optimiser_and_scheduler_resumes_to_the_same(tmp_path, optimizer, scheduler):
+def test_every_optimizer_and_scheduler_resumes_to_the_same(tmp_path, optimizer, scheduler):
     def run(batches, path):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 3))
@@ -245,7 +245,7 @@ def test_every_optimiser_and_scheduler_resumes_to_the_same(tmp_path, optimizer, 
         assert rate != 0.1
 
 
-def test_reporting_leaves_no_trace_in_batch_normalisation():
+def test_reporting_leaves_no_trace_in_batch_normalization():
     model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     adversarial_train(model, loader(), ATTACK, epochs=1)
     assert int(model[1].num_batches_tracked) == len(loader())
@@ -272,7 +272,7 @@ def test_bounds_from_the_data_hold_the_validation_data_too():
     [
         ({"loader": iter([])}, "a generator is used up"),
         ({"loader": 3}, "loader must give batches"),
-        ({"optimizer": torch.optim.Adam}, "optimizer must be a torch optimiser"),
+        ({"optimizer": torch.optim.Adam}, "optimizer must be a torch optimizer"),
         ({"optimizer": adam(nn.Linear(2, 3))}, "none of them"),
         ({"scheduler": "cosine"}, "scheduler must be"),
         ({"validation": (torch.zeros(3, 2), [0])}, "one class for each of the 3 points"),

@@ -16,7 +16,7 @@ from overt._check import InputError, MissingExtraError
 
 app = typer.Typer(
     help=(
-        "The regularisers hidden in training noise, written down, solved and certified.\n\n"
+        "The regularizers hidden in training noise, written down, solved and certified.\n\n"
         "Start with [bold]overt tour[/bold], which writes a report of what overt can do."
     ),
     no_args_is_help=True,
@@ -49,7 +49,7 @@ def fail(message: str, code: int) -> NoReturn:
 
 
 def show_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table: numbers to the right, verdicts coloured, everything else as it is."""
+    """Print a table: numbers to the right, verdicts colored, everything else as it is."""
     lines = [list(row) for row in rows]
     table = Table(box=None, header_style="bold", pad_edge=False)
     for i, name in enumerate(header):

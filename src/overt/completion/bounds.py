@@ -1,4 +1,4 @@
-"""What theory says about a fitted model: its regulariser, its norm, its generalisation.
+"""What theory says about a fitted model: its regularizer, its norm, its generalization.
 
 Everything is computed on the product of the factors (biases and mean apart), in the units of the
 values.
@@ -33,7 +33,7 @@ class Bound(Result):
         What is added to it: 8 sqrt((2 K^2 alpha d log d + log(2 / delta) / 4) / n) in the units
         of the theorem, whose matrix has entries in [-1, 1].
     alpha
-        n_factors times the explicit regulariser R (without lam), in those units.
+        n_factors times the explicit regularizer R (without lam), in those units.
     constant
         K, 1 as printed; the constant of the cited Rademacher bound, not known exactly. Monte
         Carlo gives 1.5 down to .96 as sizes grow.
@@ -77,7 +77,7 @@ def generalization_bound(
     Assumes that entries are drawn independently from a product law p(row) q(column) with
     p q >= log(d2) / (n sqrt(d2 d0)), and values in [-1, 1]: the values less the biases are scaled
     by their largest size. d2 is the larger side. The theorem bounds the risk by the smallest
-    regulariser of the same product, so the balanced factors' value is used where it is smaller.
+    regularizer of the same product, so the balanced factors' value is used where it is smaller.
     """
     constant = number("constant", constant, exclusive=True)
     delta = number("delta", delta, exclusive=True)

@@ -36,7 +36,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         Width of the factors; more than needed does little harm, they are shrunken away.
     drop_prob
         "learn" estimates the noise of every factor row, the priors and the residual variance.
-        A number in [0, 1) (or one per factor) minimises the dropout objective
+        A number in [0, 1) (or one per factor) minimizes the dropout objective
         mean (y - u.v)^2 + lam mean sum_i U_ai^2 V_bi^2, lam = drop_prob / (1 - drop_prob), exactly.
         "auto" chooses that number on a held-out slice, then fits everything.
     biases

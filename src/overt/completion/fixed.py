@@ -1,4 +1,4 @@
-"""Fixed dropout: exact alternating minimisation of the objective that dropout descends.
+"""Fixed dropout: exact alternating minimization of the objective that dropout descends.
 
     mean over entries of (y - u_a . v_b)^2 + lam sum_i U_ai^2 V_bi^2        (thesis, Proposition 3)
 

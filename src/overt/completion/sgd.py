@@ -2,7 +2,7 @@
 
 Every example of a batch draws its own mask z over the factors and steps along the gradient of
 mean over the batch of (y - sum_i u_i v_i z_i / (1 - drop_prob))^2 (thesis, section 4.6: He
-initialisation, learning rate 1, batches of 2000). Biases are never dropped.
+initialization, learning rate 1, batches of 2000). Biases are never dropped.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Descent:
         learning_rate: float = 1.0,
         batch_size: int = 2000,
     ) -> Descent:
-        """Return He-initialised factors (standard deviation sqrt(2 / n_factors))."""
+        """Return He-initialized factors (standard deviation sqrt(2 / n_factors))."""
         rng = np.random.default_rng([seed, 0])
         k = problem.n_factors
         means = [

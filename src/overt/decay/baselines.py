@@ -1,4 +1,4 @@
-"""What deep linear completion is compared with: the nuclear norm, and small initialisation."""
+"""What deep linear completion is compared with: the nuclear norm, and small initialization."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from overt.decay.sgd import entry_draws, initial_weights, seed_root
 def nuclear_norm(
     problem: Observed, *, tolerance: float = 1e-5, max_iterations: int = 3000
 ) -> Floats:
-    """Minimise |A|_* subject to A = y on the observed entries, by ADMM.
+    """Minimize |A|_* subject to A = y on the observed entries, by ADMM.
 
     A = soft-threshold of B - D at 1/rho, B = A + D with the observed entries reset, D += A - B.
     Stops when |A - B| and the change of B are below `tolerance` times |B|.
@@ -43,7 +43,7 @@ def nuclear_norm(
     return B
 
 
-def small_initialisation(
+def small_initialization(
     problem: Observed,
     depth: int = 3,
     width: int = 20,

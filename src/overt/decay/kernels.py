@@ -5,7 +5,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-# Sums may be reordered (so that they vectorise), but NaN and infinity keep their meaning.
+# Sums may be reordered (so that they vectorize), but NaN and infinity keep their meaning.
 # No fused multiply-adds: a run must not depend, even by rounding, on where it is cut into calls.
 _FLAGS = {"reassoc", "nsz"}
 _LIMIT = 1e8
@@ -17,7 +17,7 @@ def _sweep(M, decay, a, b, x, y, u, z):  # type: ignore[no-untyped-def]
     """M = decay M + a b', y = M x, z = M'u, in one pass over M.
 
     One row at a time: with more rows the loop has too many pointers for the compiler to prove
-    that they do not overlap, and it gives up on vectorising.
+    that they do not overlap, and it gives up on vectorizing.
     """
     z[:] = 0.0
     for r in range(M.shape[0]):

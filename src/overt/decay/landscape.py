@@ -1,6 +1,6 @@
 """Local minima of C(A) + lam L sum_i s_i(A)^(2/L), one rank after another, each verified.
 
-[One-way jumps] Theorem 3.1: they are the products of the local minima of the factorised loss
+[One-way jumps] Theorem 3.1: they are the products of the local minima of the factorized loss
 C(W_L ... W_1) + lam |theta|^2. A rank-r minimum is a minimum of the network of width r, which is
 small and smooth; so it is found there by descent from many starts and by following known minima
 while lam grows, and verified in the network of full width, where its second derivative must have
@@ -32,7 +32,7 @@ _FIT = 1e-10  # C(A) below this fraction of C(0) is a fit
 
 @dataclass(frozen=True, repr=False)
 class Minimum(Result):
-    """A local minimum of the regularised loss.
+    """A local minimum of the regularized loss.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class Minimum(Result):
         "underestimating", "exact" or "overestimating": its rank against the smallest rank that
         fits the observed entries.
     verified
-        Whether the factorised loss of full width has a vanishing gradient, no negative curvature
+        Whether the factorized loss of full width has a vanishing gradient, no negative curvature
         and no flat direction beyond the symmetry there: a strict minimum up to symmetry.
     gradient, curvature, flat
         Largest gradient entry, smallest eigenvalue of the second derivative beyond the symmetry's

@@ -36,7 +36,7 @@ IDS = (
     "jumps-fig4",
     "jumps-minima",
     "jumps-phase",
-    "nn-realised",
+    "nn-realized",
     "nn-variance",
     "robust-greedy",
     "robust-scaling",

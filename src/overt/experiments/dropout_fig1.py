@@ -105,7 +105,7 @@ def plot(rows: list[Row]) -> Any:
 
 
 def _strict_minima(axis: Any, f: Any) -> list[tuple[float, float]]:
-    """Return grid points strictly below their eight neighbours, in lexicographic order."""
+    """Return grid points strictly below their eight neighbors, in lexicographic order."""
     inner = f[1:-1, 1:-1]
     below = np.ones_like(inner, dtype=bool)
     for i, j in itertools.product((-1, 0, 1), repeat=2):

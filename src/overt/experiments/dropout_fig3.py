@@ -95,9 +95,9 @@ def plot(rows: list[Row]) -> Any:
         i, j = widths.index(row["width"]), strengths.index(row["strength"])
         draw_objective(axes[i][j], row["checkpoints"], row["objective"], row["optimum"])
         axes[i][j].set_title(f"width {row['width']}, $\\lambda$ = {row['strength']:g}")
-        colour = ("#9ecae1", "#4292c6", "#08306b")[j % 3]
+        color = ("#9ecae1", "#4292c6", "#08306b")[j % 3]
         draw_band(
-            axes[i][-1], row["checkpoints"], row["imbalance"], colour,
+            axes[i][-1], row["checkpoints"], row["imbalance"], color,
             label=f"$\\lambda$ = {row['strength']:g}",
         )  # fmt: skip
         axes[i][-1].set_yscale("log")

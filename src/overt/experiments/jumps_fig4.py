@@ -72,7 +72,7 @@ def plot(rows: list[Row]) -> Any:
     error.set_ylabel("test error / that of zeros")
     share.step(row["grid"], row["surviving"], where="post", color="black")
     share.fill_between(
-        row["grid"], row["lower"], row["upper"], step="post", color="grey", alpha=0.3
+        row["grid"], row["lower"], row["upper"], step="post", color="gray", alpha=0.3
     )
     share.set_ylabel("share not jumped")
     share.set_xlabel(f"step (shaded: noisy; {len(row['jump_step'])} seeds, 95% band)")

@@ -77,7 +77,7 @@ def plot(rows: list[Row]) -> Any:
 
     figure = Figure(figsize=(3.3 * len(rows), 6), layout="constrained")
     grid = figure.subplots(2, len(rows), squeeze=False, sharex=True)
-    colors = {0: "grey", 1: "tab:red", 2: "tab:blue"}
+    colors = {0: "gray", 1: "tab:red", 2: "tab:blue"}
     for column, row in enumerate(rows):
         for rank, color in colors.items():
             line = [p for p in row["points"] if p["rank"] == rank]
@@ -95,7 +95,7 @@ def plot(rows: list[Row]) -> Any:
         grid[1, column].set_yscale("log")
         grid[1, column].set_xlabel("weight decay")
     grid[0, 0].set_ylabel("missing entry")
-    grid[1, 0].set_ylabel("regularised loss")
+    grid[1, 0].set_ylabel("regularized loss")
     grid[0, 0].legend(frameon=False, fontsize=8)
     return figure
 

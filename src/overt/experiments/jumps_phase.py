@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from overt.decay import DeepLinearCompletion, Observed
-from overt.decay.baselines import nuclear_norm, small_initialisation
+from overt.decay.baselines import nuclear_norm, small_initialization
 from overt.experiments.base import Experiment, Finding, Params, Row
 from overt.experiments.jumps_common import SOURCE
 
@@ -37,7 +37,7 @@ def complete(method: str, problem: Observed, seed: int) -> Any:
             ).complete()
         case "nuclear":
             return nuclear_norm(problem)
-    return small_initialisation(problem, seed=seed)
+    return small_initialization(problem, seed=seed)
 
 
 def run(params: Params, seed: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Dropout's predictive variance in one pass against Monte Carlo, and whether it is calibrated.
 
 Networks of one to three hidden ReLU layers with dropout after each, trained on scikit-learn's
-diabetes data (10 features, standardised target).
+diabetes data (10 features, standardized target).
 """
 
 from __future__ import annotations

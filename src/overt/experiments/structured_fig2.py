@@ -71,7 +71,7 @@ def run(params: Params, seed: int) -> dict[str, Any]:
 
 
 def _subset(name: str, samples: int) -> tuple[Any, Any]:
-    """Return the first images, standardised, and their classes as indicator rows."""
+    """Return the first images, standardized, and their classes as indicator rows."""
     from torch.nn.functional import one_hot
 
     from overt.robust import examples
@@ -84,7 +84,7 @@ def _subset(name: str, samples: int) -> tuple[Any, Any]:
 def _network(params: Params, channels: int, outputs: int) -> tuple[Any, Any]:
     """Return the trunk with its layer of 80 units, and the last layer U.
 
-    Batch normalisation uses the statistics of the whole data set, which every step sees.
+    Batch normalization uses the statistics of the whole data set, which every step sees.
     """
     from torch import nn
 

@@ -22,7 +22,7 @@ RECORDS = 60
 
 def run(params: Params, seed: int) -> dict[str, Any]:
     """Train by Algorithm 1 and record the exact objective and the sampled losses."""
-    noise, realised = _noise(params)
+    noise, realized = _noise(params)
     # The data and the start do not depend on the setting: all curves share them.
     X, Y = _dataset(params)
     C = X.T @ X / len(X)
@@ -30,7 +30,7 @@ def run(params: Params, seed: int) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     width, steps = params["width"], params["steps"]
     # Multipliers are as large as 1 / keep, and enter the gradient twice.
-    start_rate = params["rate"] * (1 - realised) ** 2
+    start_rate = params["rate"] * (1 - realized) ** 2
     marks = np.unique(np.geomspace(1, steps, RECORDS).astype(int))
     objective, smoothed, average = [], [], None
     masks = np.empty((0, width))
@@ -56,7 +56,7 @@ def run(params: Params, seed: int) -> dict[str, Any]:
         "steps_seen": marks.tolist(),
         "objective": objective,
         "smoothed": smoothed,
-        "realised": realised,
+        "realized": realized,
         "printed_keep": _printed_keep(params),
     }
 
@@ -72,14 +72,14 @@ def check(rows: list[Row]) -> list[Finding]:
         Finding(
             "at the same drop probability the original DropBlock trains like the grid",
             bool(abs(np.log10(close)) <= 0.15),
-            f"final objective {close:.2f} times the grid's; units dropped {fixed['realised']:.3f} "
-            f"and {grid['realised']:.3f}",
+            f"final objective {close:.2f} times the grid's; units dropped {fixed['realized']:.3f} "
+            f"and {grid['realized']:.3f}",
             "curves very close in log scale",
         ),
         Finding(
             "at the same probability of a start it drops far more, and trains to something else",
-            bool(plain["realised"] >= grid["realised"] + 0.2 and far >= 1.3),
-            f"units dropped {plain['realised']:.3f}, final objective {far:.2f} times the grid's",
+            bool(plain["realized"] >= grid["realized"] + 0.2 and far >= 1.3),
+            f"units dropped {plain['realized']:.3f}, final objective {far:.2f} times the grid's",
             "a higher effective dropping rate",
         ),
         Finding(
@@ -98,7 +98,7 @@ def plot(rows: list[Row]) -> Any:
     figure = Figure(figsize=(8.4, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for row, color in zip(rows, ("#1f6f8b", "#d1751c", "#6b7a87"), strict=True):
-        label = f"{row['variant']} ({row['realised']:.2f} dropped)"
+        label = f"{row['variant']} ({row['realized']:.2f} dropped)"
         left.plot(row["steps_seen"], row["objective"], color=color, label=label)
         right.plot(row["steps_seen"], row["smoothed"], color=color)
     for axes, title in ((left, "exact objective"), (right, "sampled loss, moving average")):
@@ -155,7 +155,7 @@ _VARIANTS = ["grid", "sliding, same drop probability", "sliding, same start prob
 
 EXPERIMENT = Experiment(
     id="structured-fig4",
-    title="DropBlock on a grid and DropBlock as practised",
+    title="DropBlock on a grid and DropBlock as practiced",
     source="On the Regularization Properties of Structured Dropout, Figure 4 and section 5.3",
     claim="at the same drop probability, blocks anywhere and blocks on a grid train alike",
     grids={

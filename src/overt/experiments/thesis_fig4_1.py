@@ -1,6 +1,6 @@
 """Thesis, Figure 4-1: train error, test error and their gap during completion with dropout.
 
-The same curves for alternating minimisation, against time.
+The same curves for alternating minimization, against time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def run(params: Params, seed: int) -> dict[str, Any]:
 
 
 def check(rows: list[Row]) -> list[Finding]:
-    """More dropout fits less and generalises with a smaller gap; exact solves get there first."""
+    """More dropout fits less and generalizes with a smaller gap; exact solves get there first."""
     findings = []
     for method in ("sgd", "alternating"):
         chosen = sorted(
@@ -107,7 +107,7 @@ EXPERIMENT = Experiment(
     id="thesis-fig4-1",
     title="Error during completion with dropout",
     source="Thesis, Figure 4-1",
-    claim="a larger drop probability fits less and generalises with a smaller gap; solved exactly, "
+    claim="a larger drop probability fits less and generalizes with a smaller gap; solved exactly, "
     "the same objective is reached much sooner",
     grids={
         "toy": {

@@ -1,7 +1,7 @@
-"""Thesis, Figure 4-2: co-adaptation, generalisation gap and capacity by width and drop probability.
+"""Thesis, Figure 4-2: co-adaptation, generalization gap and capacity by width and drop probability.
 
 As in the thesis: two-layer ReLU networks without biases, 4 against 7 with labels -1 and 1, squared
-loss, learning rate 1e-3, 30 epochs, with and without random signs of the inputs. The optimiser and
+loss, learning rate 1e-3, 30 epochs, with and without random signs of the inputs. The optimizer and
 the batch size are not printed. Adam in batches of 64 fits the training labels without dropout as
 the thesis reports (at drop .75 it leaves .2 to 1.4 per cent wrong); plain SGD leaves 1.5 per cent.
 The gap is L - Lhat, squared error on test less that on training data; with random signs the test
@@ -178,7 +178,7 @@ def plot(rows: list[Row]) -> Any:
         line[0].plot(widths, 1 / np.sqrt(widths), "--", color="tab:brown", lw=1)
         line[0].axhline(1, ls=":", color="tab:purple", lw=1)
         for axes, title in zip(
-            line, ("co-adaptation $\\phi$ (1: all units alike)", "generalisation gap",
+            line, ("co-adaptation $\\phi$ (1: all units alike)", "generalization gap",
                    "$\\alpha / \\sqrt{n}$"), strict=False
         ):  # fmt: skip
             axes.set_xscale("log", base=2)
@@ -194,9 +194,9 @@ def plot(rows: list[Row]) -> Any:
 
 EXPERIMENT = Experiment(
     id="thesis-fig4-2",
-    title="Co-adaptation, generalisation gap and capacity of networks trained with dropout",
+    title="Co-adaptation, generalization gap and capacity of networks trained with dropout",
     source="Thesis, Figure 4-2",
-    claim="dropout lowers alpha and the generalisation gap, and alpha ranks the gaps",
+    claim="dropout lowers alpha and the generalization gap, and alpha ranks the gaps",
     grids={
         "toy": {"run": [0], "data": ["digits"], "symmetrized": [False], "width": [32, 128],
                 "drop_prob": list(DROP_PROBS), "epochs": [40], "learning_rate": [5e-3]},

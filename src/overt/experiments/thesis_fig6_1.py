@@ -48,11 +48,11 @@ def plot(rows: list[Row]) -> Any:
     figure = Figure(figsize=(8.4, 3.4), layout="constrained")
     left: Any = figure.add_subplot(1, 2, 1)
     right: Any = figure.add_subplot(1, 2, 2)
-    colours = {"0-1": "tab:red", "cross-entropy": "tab:blue", "reflected": "tab:green"}
+    colors = {"0-1": "tab:red", "cross-entropy": "tab:blue", "reflected": "tab:green"}
     for row in rows:
-        left.plot(row["z"], row["value"], color=colours[row["loss"]], label=row["loss"])
+        left.plot(row["z"], row["value"], color=colors[row["loss"]], label=row["loss"])
         if row["loss"] != "0-1":
-            right.semilogy(row["z"], np.abs(row["slope"]), color=colours[row["loss"]])
+            right.semilogy(row["z"], np.abs(row["slope"]), color=colors[row["loss"]])
     left.set_ylim(-4, 4)
     left.set_xlabel("margin $z = y f(x)$")
     left.set_title("loss")

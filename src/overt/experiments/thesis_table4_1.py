@@ -1,6 +1,6 @@
 """Thesis, Table 4-I: test error of completion with dropout, by width and drop probability.
 
-Alternating minimisation of the same objective stands beside SGD. On data other than MovieLens 10M
+Alternating minimization of the same objective stands beside SGD. On data other than MovieLens 10M
 the numbers differ and the pattern is what is compared: plain SGD overfits with width, dropout does
 not, and the best drop probability grows with the width.
 """
@@ -48,7 +48,7 @@ def run(params: Params, seed: int) -> dict[str, Any]:
 
 
 def check(rows: list[Row]) -> list[Finding]:
-    """Compare plain SGD with dropout, and SGD with alternating minimisation."""
+    """Compare plain SGD with dropout, and SGD with alternating minimization."""
     findings = []
     widths = sorted({row["width"] for row in rows})
     wide = widths[-1]
@@ -74,7 +74,7 @@ def check(rows: list[Row]) -> list[Finding]:
     ]
     findings.append(
         Finding(
-            "alternating minimisation's objective is never above SGD's",
+            "alternating minimization's objective is never above SGD's",
             max(gaps) <= 1 + 1e-6,
             f"largest ratio {max(gaps):.4f} over {len(gaps)} cells",
         )

@@ -46,7 +46,7 @@ def attack_of(name: str, data: str, steps: int) -> Any:
     if kind == "fgsm":
         return FGSM(threat, loss=loss)
     return PGD(
-        threat, steps=steps, loss=loss, schedule=Decay(size, 0.2, 10), normalise=kind == "bim"
+        threat, steps=steps, loss=loss, schedule=Decay(size, 0.2, 10), normalize=kind == "bim"
     )
 
 

@@ -95,15 +95,15 @@ def plot(rows: list[Row]) -> Any:
     figure = Figure(figsize=(3.1 * len(radii), 3.2), layout="constrained")
     for i, radius in enumerate(radii):
         axes: Any = figure.add_subplot(1, len(radii), i + 1)
-        for method, colour in (("PGD", "tab:blue"), ("R-PGD", "tab:red")):
+        for method, color in (("PGD", "tab:blue"), ("R-PGD", "tab:red")):
             chosen = sorted(
                 (r["steps"], r["robust"], r["clean"])
                 for r in rows
                 if r["method"] == method and r["radius"] == radius
             )
             steps, robust, clean = np.array(chosen).T
-            axes.plot(steps, robust, marker="o", color=colour, label=f"{method}, robust")
-            axes.plot(steps, clean, marker="s", ls="--", color=colour, label=f"{method}, clean")
+            axes.plot(steps, robust, marker="o", color=color, label=f"{method}, robust")
+            axes.plot(steps, clean, marker="s", ls="--", color=color, label=f"{method}, clean")
         axes.set_xscale("log", base=2)
         axes.set_ylim(0, 1)
         axes.set_xlabel("attack steps in training")

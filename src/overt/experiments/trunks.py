@@ -12,7 +12,7 @@ RESNET_50 = (3, 4, 6, 3)
 
 
 class Bottleneck(nn.Module):  # type: ignore[misc]
-    """relu(x + (1x1, 3x3, 1x1 convolutions of x)), normalised; a projection where shapes differ."""
+    """relu(x + (1x1, 3x3, 1x1 convolutions of x)), normalized; a projection where shapes differ."""
 
     def __init__(self, before: int, width: int, stride: int) -> None:
         super().__init__()

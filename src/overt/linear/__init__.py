@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from overt.linear.deep import DeepLinearNetwork
-from overt.linear.regularisation import RegularisationPath, drop_prob_for_rank, path
+from overt.linear.regularization import RegularizationPath, drop_prob_for_rank, path
 from overt.linear.runs import inverse_decay
 from overt.linear.shallow import LinearNetwork
 from overt.linear.tied import TiedAutoencoder
@@ -11,7 +11,7 @@ from overt.linear.tied import TiedAutoencoder
 __all__ = [
     "DeepLinearNetwork",
     "LinearNetwork",
-    "RegularisationPath",
+    "RegularizationPath",
     "TiedAutoencoder",
     "drop_prob_for_rank",
     "inverse_decay",

@@ -1,6 +1,6 @@
 """Proved lower bounds on the objective of a two-layer network, for any noise.
 
-A noise costs at least weight * norm(A L) for some (weight, norm) pairs, its envelopes. Minimising
+A noise costs at least weight * norm(A L) for some (weight, norm) pairs, its envelopes. Minimizing
 loss plus envelope over maps A of rank at most the width bounds the objective from below. The bound
 is evaluated by weak duality at a reference point, so it is valid whatever that point is: a mistake
 in the code that proposes the point can make the bound loose, never wrong.
@@ -47,7 +47,7 @@ def envelopes(noise: Noise, width: int) -> list[Envelope]:
 
 
 def shrink(m: Floats, envelope: Envelope) -> Floats:
-    """Return the spectrum a that minimises |m - a|^2 + weight * norm(a)."""
+    """Return the spectrum a that minimizes |m - a|^2 + weight * norm(a)."""
     weight, norm = envelope
     return np.asarray(norm.prox(m, weight))
 

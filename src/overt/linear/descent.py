@@ -15,7 +15,7 @@ Value = Callable[..., tuple[float, Sequence[Floats]]]
 
 
 def descend(value: Value, start: Sequence[Floats], *, max_steps: int = 3000) -> list[Floats]:
-    """Minimise with L-BFGS from `start` until the objective no longer falls."""
+    """Minimize with L-BFGS from `start` until the objective no longer falls."""
     shapes = [array.shape for array in start]
     cuts = np.cumsum([array.size for array in start])[:-1]
 

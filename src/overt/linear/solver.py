@@ -72,7 +72,7 @@ def _shared_factors(left: Floats, a: Floats, right: Floats, strengths: Floats) -
     """Return factors whose units carry shares of |A|_* inverse to their strengths, if possible.
 
     That attains |A|_*^2 / sum_i (1/lam_i); by Schur and Horn it is possible iff the spectrum
-    majorises the shares. Otherwise they are balanced, as a start for descent.
+    majorizes the shares. Otherwise they are balanced, as a start for descent.
     """
     width = len(strengths)
     padded = np.concatenate([a, np.zeros(width - len(a))])

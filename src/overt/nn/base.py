@@ -126,7 +126,7 @@ class Rate(nn.Module):  # type: ignore[misc]
 def advance(model: nn.Module, steps: int = 1) -> None:
     """Move every scheduled drop probability in `model` on by `steps`.
 
-    Call it once after each optimiser step (or epoch), like a learning-rate scheduler.
+    Call it once after each optimizer step (or epoch), like a learning-rate scheduler.
     """
     steps = _check.whole("steps", steps, minimum=0)
     for module in model.modules():

@@ -23,7 +23,7 @@ from overt.nn.spread import Independent, KernelNoise, Spread, masked
 
 
 @dataclass(frozen=True, eq=False)
-class Linearised:
+class Linearized:
     """A model's output without noise, and how each noise reaches it.
 
     `arrivals` holds for each use of a noise layer its name, its spread, and the derivative of the
@@ -49,7 +49,7 @@ class Linearised:
         return total
 
 
-def linearise(model: nn.Module, x: Tensor, active: Collection[str]) -> Linearised:
+def linearize(model: nn.Module, x: Tensor, active: Collection[str]) -> Linearized:
     """Run the model once without noise and differentiate its outputs, one after another."""
     create = torch.is_grad_enabled()
     met: list[tuple[str, Spread, Tensor]] = []
@@ -85,7 +85,7 @@ def linearise(model: nn.Module, x: Tensor, active: Collection[str]) -> Linearise
         (name, spread, torch.stack([grads[i].flatten(1) for grads in rows], 1))
         for i, (name, spread, _) in enumerate(met)
     ]
-    return Linearised(clean if create else clean.detach(), arrivals)
+    return Linearized(clean if create else clean.detach(), arrivals)
 
 
 def _spread(module: Any, h: Tensor, output: Tensor) -> Spread:

@@ -1,4 +1,4 @@
-"""DropBlock whose realised drop probability is the nominal one."""
+"""DropBlock whose realized drop probability is the nominal one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from overt.nn.schedules import Schedule
 
 
 class _DropBlock(UnitNoise):
-    """Blocks of neighbouring units are dropped together, independently in each channel."""
+    """Blocks of neighboring units are dropped together, independently in each channel."""
 
     _spatial: int
 
@@ -129,7 +129,7 @@ class DropBlock1d(_DropBlock):
 class DropBlock2d(_DropBlock):
     """Square blocks of a map are dropped; what survives is divided by its known keep probability.
 
-    The realised drop probability equals `drop_prob`: averaged over the map's positions where blocks
+    The realized drop probability equals `drop_prob`: averaged over the map's positions where blocks
     stay inside it (units near the border are covered by fewer blocks), at every position with
     `uniform=True` (blocks may hang over the border) or `placement="grid"`. The expected output is
     the input at every position. Implementations that rescale by the batch's random count of

@@ -1,4 +1,4 @@
-"""One door to the two ways of finding a model's moments: carrying them through, or linearising."""
+"""One door to the two ways of finding a model's moments: carrying them through, or linearizing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from overt import _check
 from overt._check import InputError, InputTypeError
-from overt.nn.delta import Linearised, linearise
+from overt.nn.delta import Linearized, linearize
 from overt.nn.noisy import Noisy
 from overt.nn.program import program_of
 from overt.nn.rules import TooManySamples, Unsupported
@@ -19,8 +19,8 @@ METHODS = ("auto", "gaussian", "delta")
 BUDGET = 2**24
 """The most entries of one layer's covariance matrices that are held at a time."""
 
-Outcome: TypeAlias = "Tensor | Noisy | Linearised"
-"""A model's output: certain, with moments carried through, or with linearised noise."""
+Outcome: TypeAlias = "Tensor | Noisy | Linearized"
+"""A model's output: certain, with moments carried through, or with linearized noise."""
 
 
 def active_noises(model: nn.Module) -> list[str]:
@@ -53,7 +53,7 @@ def outcomes(
                 raise InputError(
                     f"moments cannot be carried through the model: {reason}; use method='delta'"
                 ) from None
-    yield linearise(model, x, active)
+    yield linearize(model, x, active)
 
 
 def _carried(

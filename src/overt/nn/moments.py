@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from overt import _check
 from overt._check import InputError
 from overt._progress import meter
-from overt.nn.delta import Linearised
+from overt.nn.delta import Linearized
 from overt.nn.engine import Outcome, active_noises, checked, outcomes
 from overt.nn.noisy import Noisy
 from overt.nn.sources import modes, noise_modules
@@ -32,7 +32,7 @@ def predictive_moments(
     linear layer U on activations a, Var(o_k) = sum_ij Cbar_ij U_ki a_i U_kj a_j (structured
     dropout, Lemma 3.1; thesis, Proposition 5). Noise further down is carried on: exactly through
     affine operations and further noise, as that of a normal vector through functions of single
-    entries, by linearisation through all else. All modules but the noise are in evaluation mode.
+    entries, by linearization through all else. All modules but the noise are in evaluation mode.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ def predictive_moments(
     covariance
         Return the covariance of the (flattened) outputs of each sample instead of the variance.
     method
-        "gaussian" carries moments as said above; "delta" linearises the whole network at its
+        "gaussian" carries moments as said above; "delta" linearizes the whole network at its
         noise-free point, which serves any model, costs a backward pass for each output, and ignores
         what noise does to the mean; "auto" is "gaussian" where the model allows it.
 
@@ -110,7 +110,7 @@ def _moments(outcome: Outcome, covariance: bool) -> Moments:
         case Noisy():
             spread = outcome.covariance() if covariance else outcome.variance()
             return Moments(outcome.mean, spread)
-        case Linearised():
+        case Linearized():
             spread = outcome.covariance() if covariance else outcome.variance()
             return Moments(outcome.clean, spread)
     if covariance:

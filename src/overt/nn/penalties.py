@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from overt import _check
 from overt._check import InputError
-from overt.nn.delta import Linearised
+from overt.nn.delta import Linearized
 from overt.nn.engine import Outcome, active_noises, checked, outcomes
 from overt.nn.noisy import Noisy
 from overt.nn.sources import modes
@@ -88,7 +88,7 @@ def explicit_penalty(
     ----------
     model
         A network with noise layers of overt.nn or torch.nn. Its mode does not matter to the noise;
-        other modules run in their mode, and batch normalisation in training mode uses the
+        other modules run in their mode, and batch normalization in training mode uses the
         noise-free batch's statistics.
     x, y
         A batch of inputs, and of targets (class indices for "cross_entropy").
@@ -118,7 +118,7 @@ def explicit_penalty(
         shift: Term | None = None
         for i in reversed(range(len(names))):
             parts = list(outcomes(model, x, names[i:], method))
-            if isinstance(parts[0], Linearised):
+            if isinstance(parts[0], Linearized):
                 parts = list(outcomes(model, x, names, "delta"))
                 terms = _delta_terms(parts, loss)
                 shift = None
@@ -143,7 +143,7 @@ def outcome_penalty(outcome: Outcome, loss: str) -> Tensor:
             return outcome.total() / outcome.units
         case Noisy():
             return _curved(loss, outcome.mean, outcome.variance, outcome.along)
-        case Linearised():
+        case Linearized():
             shares = [_arrival(outcome, spread, rows, loss) for _, spread, rows in outcome.arrivals]
             return torch.stack(shares).sum()
     return outcome.new_zeros(())
@@ -158,14 +158,14 @@ def _carried(parts: list[Outcome], loss: str) -> tuple[Tensor, bool]:
 
 def _delta_terms(parts: list[Outcome], loss: str) -> list[Term]:
     (outcome,) = parts
-    assert isinstance(outcome, Linearised)  # noqa: S101 (for the type checker)
+    assert isinstance(outcome, Linearized)  # noqa: S101 (for the type checker)
     shares: dict[str, Tensor] = {}
     for name, spread, rows in outcome.arrivals:
         shares[name] = shares.get(name, 0.0) + _arrival(outcome, spread, rows, loss)
     return [Term(name, value, False) for name, value in shares.items()]
 
 
-def _arrival(outcome: Linearised, spread: Any, rows: Tensor, loss: str) -> Tensor:
+def _arrival(outcome: Linearized, spread: Any, rows: Tensor, loss: str) -> Tensor:
     if loss in ("squared", "mse"):
         total = spread.total(rows)
         return total if loss == "squared" else total / outcome.clean[0].numel()

@@ -2,7 +2,7 @@
 
 Affine operations are exact, and so is max pooling right after dropout. Functions of single entries
 take the moments of normal inputs (see `gaussian`). Any other operation is replaced by its
-linearisation at the mean (delta method).
+linearization at the mean (delta method).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def module_call(module: nn.Module, args: Any, kwargs: Any, *, on: bool, budget: 
     if windows is not None:
         mean, variance = max_of_dropped(windows, x.dropped or 0.0)
         return Noisy(module(x.clean), mean, Independent(variance))
-    return _linearised(module, x)
+    return _linearized(module, x)
 
 
 def call(function: Any, args: Any, kwargs: Any, *, budget: int, method: str = "") -> Any:
@@ -99,7 +99,7 @@ def call(function: Any, args: Any, kwargs: Any, *, budget: int, method: str = ""
     if function in _ENTRYWISE or method in _ENTRYWISE_METHODS:
         is_relu = function in _RELU or method in ("relu", "relu_")
         return _entrywise(of_one, x, is_relu, budget)
-    return _linearised(of_one, x)
+    return _linearized(of_one, x)
 
 
 def _noise(module: nn.Module, x: Tensor | Noisy, *, on: bool) -> Tensor | Noisy:
@@ -246,7 +246,7 @@ def _entrywise(f: Function, x: Noisy, is_relu: bool, budget: int) -> Noisy:
     return Noisy(f(x.clean.clone()), coefficients[0], spread, exact=False)
 
 
-def _linearised(f: Function, x: Noisy) -> Noisy:
+def _linearized(f: Function, x: Noisy) -> Noisy:
     """Return f(mean) + f'(mean) (x - mean)."""
     mean = x.mean
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from overt import _check
 from overt._check import InputError, InputTypeError
-from overt.nn.delta import Linearised
+from overt.nn.delta import Linearized
 from overt.nn.engine import METHODS, active_noises, checked, outcomes
 from overt.nn.noisy import Noisy
 from overt.nn.penalties import LOSSES, outcome_penalty
@@ -47,7 +47,7 @@ class WithoutNoise(nn.Module):  # type: ignore[misc]
         match outcome:
             case Noisy():
                 return outcome.mean
-            case Linearised():
+            case Linearized():
                 return outcome.clean
         return outcome
 

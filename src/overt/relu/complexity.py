@@ -117,7 +117,7 @@ def _search(
 ) -> float:
     """Return the best |sum_i c_i sigma(v.z_i)| / sqrt(E sigma(v.z)^2) found from many starts.
 
-    With the active set of v fixed the maximiser is M^+ b; v moves towards it as far as that helps.
+    With the active set of v fixed the maximizer is M^+ b; v moves towards it as far as that helps.
     """
     rank = Z.shape[1]
     pole = (c[:, None] * Z).sum(0)

@@ -30,7 +30,7 @@ class Margin(Result):
         The value of a dual point on the same features, three standard errors added.
     gap
         upper - lower on the features that chose the map, before fresh ones are drawn: how far the
-        optimisation is from its end.
+        optimization is from its end.
     weights
         The dual point: how much each example matters, (samples,).
     """
@@ -59,7 +59,7 @@ def margin(
     q = 1 - drop_prob and z ~ N(0, I). (Assumption 2 calls psi linear; a bounded linear map is 0,
     any map is meant.) By duality gamma / q = min over probabilities p of E_z |s_p(z)|,
     s_p(z) = sum_i p_i y_i x_i 1[z.x_i >= 0], and psi = s_p / |s_p| is the best answer to p: its
-    margins are the gradient in p. The dual is minimised by exponentiated gradients on `features`
+    margins are the gradient in p. The dual is minimized by exponentiated gradients on `features`
     draws of z until the relative gap is below `tol`; both sides are then measured on fresh draws.
     It is the margin of these rows: a law from which they are a sample has a smaller one.
 
@@ -76,7 +76,7 @@ def margin(
     number("tol", tol)
     signed = y[:, None] * X
     G = _gates(rng, count, X)
-    p, value, floor, status = _minimise(G, signed, whole("iterations", iterations), tol)
+    p, value, floor, status = _minimize(G, signed, whole("iterations", iterations), tol)
     lower, upper = _fresh(rng, X, signed, p, count)
     return Margin(q * lower, q * upper, q * (value - floor), p, 1 - q, count, status)
 
@@ -120,7 +120,7 @@ def _answer(G: Floats, signed: Floats, p: Floats) -> tuple[Floats, Floats]:
     return norms, np.einsum("ij,ij->i", G.T @ psi, signed) / len(G)
 
 
-def _minimise(
+def _minimize(
     G: Floats, signed: Floats, iterations: int, tol: float
 ) -> tuple[Floats, float, float, Status]:
     """Return (p, E|s_p|, the best least margin of a psi_p met, status).

@@ -1,6 +1,6 @@
 """Exact sweeps over all directions v of the plane.
 
-The points with v.z > 0 change only at the angles perpendicular to a point. Between two neighbouring
+The points with v.z > 0 change only at the angles perpendicular to a point. Between two neighboring
 critical angles the active set A is fixed and every quantity is a quadratic or linear form of v,
 whose extrema on the arc have closed forms.
 """
@@ -20,7 +20,7 @@ CHUNK = 2**22
 
 @dataclass(frozen=True)
 class Arcs:
-    """Neighbouring critical angles and what is active between them.
+    """Neighboring critical angles and what is active between them.
 
     start, width: (arcs,); active: (arcs, points); M = sum over active of p z z': (arcs, 2, 2).
     """

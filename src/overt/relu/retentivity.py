@@ -130,9 +130,9 @@ def _starts(X: Floats, Z: Floats, p: Floats, count: int, rng: np.random.Generato
 
 
 def _descend(Z: Floats, p: Floats, V: Floats, steps: int = 4000) -> tuple[float, Floats]:
-    """Minimise f over the sphere from every row of V: v <- (v - f'(v)/2) / |.| never ascends.
+    """Minimize f over the sphere from every row of V: v <- (v - f'(v)/2) / |.| never ascends.
 
-    f is convex and |f'(v) - f'(w)| <= 2 |v - w| in whitened coordinates, so the step minimises a
+    f is convex and |f'(v) - f'(w)| <= 2 |v - w| in whitened coordinates, so the step minimizes a
     function that lies above f and touches it at v. The worse half is given up every 50 steps.
     """
     f, half = _value(Z, p, V)

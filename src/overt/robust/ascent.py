@@ -2,7 +2,7 @@
 
     delta <- project(delta + size * direction + momentum * (delta - previous delta))
 
-Nothing in it mixes points: losses are summed, never averaged, steps are normalised per point, and
+Nothing in it mixes points: losses are summed, never averaged, steps are normalized per point, and
 a point that is fooled leaves the batch. The best iterate of each point is what comes out.
 """
 
@@ -77,7 +77,7 @@ class Steps:
     count: int
     schedule: Schedule
     momentum: float = 0.0
-    normalise: bool = True
+    normalize: bool = True
     early_exit: bool = True
 
 
@@ -158,7 +158,7 @@ def ascend(
         if steps.momentum:
             delta, previous = torch.lerp(previous, delta, 1 + steps.momentum), delta
         size = sizes.size(step)
-        if steps.normalise:
+        if steps.normalize:
             problem.region.advance(delta, gradient, size, moved)
         else:
             problem.region.climb(delta, gradient.nan_to_num_(0, 0, 0), size, moved)

@@ -1,4 +1,4 @@
-"""Training state in one safetensors file: weights, optimiser, scheduler, generators, history."""
+"""Training state in one safetensors file: weights, optimizer, scheduler, generators, history."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class Reflected(_Pairwise):
 
     The most likely wrong class need not be the nearest. Points that the greedy choice has not
     fooled within a third of the steps spend the rest on the three nearest of the nine likeliest
-    classes, by linearised distance. Short runs stay greedy.
+    classes, by linearized distance. Short runs stay greedy.
     """
 
     name: ClassVar[str] = "reflected"
@@ -128,7 +128,7 @@ class Reflected(_Pairwise):
 class ReflectedAll(_Pairwise):
     """l_-(f_y - f_j) in a run of its own for each wrong class j: what greedy can miss.
 
-    With `top` only that many classes are tried, nearest first by linearised distance, out of the
+    With `top` only that many classes are tried, nearest first by linearized distance, out of the
     `among` likeliest ones. Runs are compared by l_-(f_y - max f_j).
     """
 

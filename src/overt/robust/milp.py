@@ -1,6 +1,6 @@
 """The largest lead of a wrong class over a two-layer network's inputs, by scipy's HiGHS.
 
-maximise (A_j - A_y) h + c_j - c_y  over  h = max(slope z, z),  z = W (x + d) + b,  d allowed
+maximize (A_j - A_y) h + c_j - c_y  over  h = max(slope z, z),  z = W (x + d) + b,  d allowed
 """
 
 from __future__ import annotations

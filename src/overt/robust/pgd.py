@@ -80,7 +80,7 @@ class PGD(Attack):
         Lengths of the steps: Cosine(), Halving(), Decay(size, factor, every) or Constant(size).
     momentum
         Share of the last move that is added to the next.
-    normalise
+    normalize
         Whether steps go along the steepest direction of the threat's norm; otherwise along the
         gradient itself, whatever its length, as in the thesis's Algorithm 5.
     """
@@ -89,7 +89,7 @@ class PGD(Attack):
     steps: int = 50
     schedule: Schedule = Cosine()  # noqa: RUF009  (immutable)
     momentum: float = 0.0
-    normalise: bool = True
+    normalize: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -110,5 +110,5 @@ class PGD(Attack):
         self, problem: Problem, start: Tensor, steps: int, escape: Callable[[], Tensor]
     ) -> Outcome:
         """Attack one batch."""
-        how = Steps(steps, self.schedule, self.momentum, self.normalise, self.early_exit)
+        how = Steps(steps, self.schedule, self.momentum, self.normalize, self.early_exit)
         return ascend(problem, start, how, escape)

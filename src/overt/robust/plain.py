@@ -1,4 +1,4 @@
-"""Nested states of optimisers and schedulers as JSON text beside named tensors, and back.
+"""Nested states of optimizers and schedulers as JSON text beside named tensors, and back.
 
 JSON knows only text as keys, and only lists: a Counter of milestones would come back with keys that
 no step ever equals. Whatever it does not know is written as {"": kind, ...}.

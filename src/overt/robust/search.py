@@ -142,7 +142,7 @@ class Search:
         self.gradients += found.gradients
 
     def _nearest_rivals(self, rows: Tensor) -> Tensor:
-        """Return the wrong classes of each point by linearised distance, (points, rivals).
+        """Return the wrong classes of each point by linearized distance, (points, rivals).
 
         The distance to class j is (f_y - f_j) / |grad (f_y - f_j)|, in the dual norm.
         """

@@ -88,7 +88,7 @@ class Threat(ABC):
             raise InputError(
                 f"bounds must contain the inputs, got bounds {_brief(self.bounds)} and inputs "
                 f"between {float(x.min()):.4g} and {float(x.max()):.4g}; were the inputs "
-                'normalised? bounds="data" takes their range'
+                'normalized? bounds="data" takes their range'
             )
         return self
 
@@ -286,7 +286,7 @@ class L1(Threat):
         return torch.zeros_like(a).scatter_(1, order, filled) * gradient.sign()
 
     def draw(self, keys: Tensor, width: int, like: Tensor) -> Tensor:
-        """Return points uniform in the ball: normalised exponentials with signs, u^(1/width)."""
+        """Return points uniform in the ball: normalized exponentials with signs, u^(1/width)."""
         share = -uniform(keys, width, like).log_()
         share /= share.sum(1, keepdim=True)
         sign = (uniform(keys, width, like, stream=1) - 0.5).sign()

@@ -100,9 +100,9 @@ def adversarial_train(
     epochs
         Passes over the data in all, resumed ones included.
     optimizer
-        Any torch optimiser of the model's parameters; by default SGD, rate 0.1, momentum 0.9.
+        Any torch optimizer of the model's parameters; by default SGD, rate 0.1, momentum 0.9.
     scheduler, step_scheduler_each
-        A torch learning-rate scheduler of that optimiser, stepped after each "epoch" or "batch";
+        A torch learning-rate scheduler of that optimizer, stepped after each "epoch" or "batch";
         ReduceLROnPlateau goes by the epoch's training loss.
     clean_fraction
         Weight of the clean loss, 0 to 1.
@@ -243,7 +243,7 @@ class _Epoch:
             self.sums[i] += amount
 
     def _report(self, x: Tensor) -> Tensor:
-        """Return the logits of clean inputs, which leave no trace in batch normalisation."""
+        """Return the logits of clean inputs, which leave no trace in batch normalization."""
         with evaluation(self._model), torch.no_grad():
             return logits(self._model, x)
 
@@ -273,11 +273,11 @@ class _Epoch:
 
 
 def _optimizer(optimizer: Any, model: nn.Module) -> torch.optim.Optimizer:
-    """Return the optimiser, which must be one of this model's parameters, or the default one."""
+    """Return the optimizer, which must be one of this model's parameters, or the default one."""
     if optimizer is None:
         return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InputTypeError(f"optimizer must be a torch optimiser, got {optimizer!r}")
+        raise InputTypeError(f"optimizer must be a torch optimizer, got {optimizer!r}")
     own = {id(weight) for weight in model.parameters()}
     if not any(id(weight) in own for group in optimizer.param_groups for weight in group["params"]):
         raise InputError("optimizer must hold parameters of the model, it holds none of them")

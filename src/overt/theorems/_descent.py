@@ -141,7 +141,7 @@ def cheapest_chain(A: Floats, rng: np.random.Generator) -> float:
 
 
 def ksupport(s: Floats, k: int) -> float:
-    """Minimise sum_i s_i^2 / t_i, 0 <= t_i <= 1, sum_i t_i <= k, by root finding on its dual."""
+    """Minimize sum_i s_i^2 / t_i, 0 <= t_i <= 1, sum_i t_i <= k, by root finding on its dual."""
     s = np.sort(np.abs(s))[::-1]
     if np.count_nonzero(s) <= k:
         return float(s @ s)

@@ -45,7 +45,7 @@ def last_layer(scale: int, rng: np.random.Generator) -> Evidence:
 
     best, _ = descent.best_descent(objective, k + (k + n) * d, 6, rng)
     R = np.asarray(np.linalg.qr(np.hstack([np.ones((n, 1)), Y]), mode="r"))
-    target = lower.free_target(R, slice(1, 1 + k), centred=True)
+    target = lower.free_target(R, slice(1, 1 + k), centered=True)
     bound, *_ = lower.squared_bound(target, k, [(lam / d, SquaredNuclear())])
     printed, *_ = lower.squared_bound(target, k, [(lam, SquaredNuclear())])
     return Evidence(
@@ -89,7 +89,7 @@ def class_floor(scale: int, rng: np.random.Generator) -> Evidence:
 @theorem(
     "audit-class-size",
     source="overt (new)",
-    claim="Over logits with |centred logits|_* <= t sqrt(n) the least cross-entropy is "
+    claim="Over logits with |centered logits|_* <= t sqrt(n) the least cross-entropy is "
     "max_e mean H((1-e) y + e pi) - e s_1 t",
     assumes="classes of equal size to reach it",
 )
@@ -113,11 +113,11 @@ def class_size(scale: int, rng: np.random.Generator) -> Evidence:
         scaled = t * math.sqrt(n) / size * (slope - np.sum(slope * W) / size * (left @ right))
         return float(-np.sum(y * top) / n), (scaled - scaled.mean(0)).ravel()
 
-    # The normalisation is not smooth where a singular value is 0: take the best of many starts.
+    # The normalization is not smooth where a singular value is 0: take the best of many starts.
     best, _ = descent.best_descent(objective, n * k, 5, rng)
     frequencies = np.full(k, 1 / k)
     top = float(np.linalg.norm(y - frequencies, 2)) / math.sqrt(n)
-    bound = lower.class_bound(frequencies, top, t, centred=True)
+    bound = lower.class_bound(frequencies, top, t, centered=True)
     return Evidence(oracles.relative(bound, best), 1e-4, f"{n} samples of {k} classes, t = {t:.2f}")
 
 

@@ -12,8 +12,8 @@ from overt.theorems.base import Evidence, theorem
 
 @theorem(
     "completion-rows",
-    source="Thesis, Proposition 3, as alternating minimisation",
-    claim="With V held, the row of U that minimises the expected loss of completion with dropout "
+    source="Thesis, Proposition 3, as alternating minimization",
+    claim="With V held, the row of U that minimizes the expected loss of completion with dropout "
     "solves (sum v v' + lam diag(sum v o v)) u = sum y v over its observed entries",
 )
 def _completion_rows(scale: int, rng: np.random.Generator) -> Evidence:
@@ -31,13 +31,13 @@ def _completion_rows(scale: int, rng: np.random.Generator) -> Evidence:
 
         best = minimize(loss, np.zeros(width), tol=1e-14).fun
         residual = worst(residual, relative(loss(found), best))
-    return Evidence(residual, DESCENT, "expected loss over all masks, minimised by descent")
+    return Evidence(residual, DESCENT, "expected loss over all masks, minimized by descent")
 
 
 @theorem(
     "completion-learned",
     source="overt (new)",
-    claim="The learned form's row update minimises the expected squared error over noisy partners "
+    claim="The learned form's row update minimizes the expected squared error over noisy partners "
     "plus the prior, and with S = lam diag(v o v), P = 0 it is dropout's",
 )
 def _completion_learned(scale: int, rng: np.random.Generator) -> Evidence:

@@ -26,7 +26,7 @@ SOURCE = "One-way jumps"
 @theorem(
     "decay-critical-balance",
     source=f"{SOURCE}, Proposition A.1",
-    claim="Critical points of the regularised loss are balanced: W_l W_l' = W_(l+1)' W_(l+1)",
+    claim="Critical points of the regularized loss are balanced: W_l W_l' = W_(l+1)' W_(l+1)",
 )
 def _critical(scale: int, rng: np.random.Generator) -> Evidence:
     problem = _problem(2 + scale, rng)

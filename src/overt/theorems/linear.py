@@ -104,7 +104,7 @@ def _dropblock_tight(scale: int, rng: np.random.Generator) -> Evidence:
     source="overt (new)",
     claim="Units dropped with different probabilities carry shares of the nuclear norm inverse to "
     "their strengths",
-    assumes="the spectrum majorises the shares",
+    assumes="the spectrum majorizes the shares",
 )
 def _per_unit(scale: int, rng: np.random.Generator) -> Evidence:
     drop = noise.Dropout(rng.uniform(0.3, 0.5, 3))

@@ -102,8 +102,8 @@ def variance(scale: int, rng: np.random.Generator) -> Evidence:
     z, p = oracles.masks(np.full(width, 1 - drop_prob))
     outputs = _outputs(model, 2, x, torch.as_tensor(z / (1 - drop_prob))[:, None], torch).numpy()
     mean = np.tensordot(p, outputs, 1)
-    centred = outputs - mean
-    expected = np.einsum("m,mbi,mbj->bij", p, centred, centred)
+    centered = outputs - mean
+    expected = np.einsum("m,mbi,mbj->bij", p, centered, centered)
     found = onn.predictive_moments(model, x, covariance=True)
     residual = oracles.relative(found.variance.detach().numpy(), expected)
     residual = max(residual, oracles.relative(found.mean.detach().numpy(), mean))

@@ -72,7 +72,7 @@ def _dropconnect_norm(scale: int, rng: np.random.Generator) -> Evidence:
     source="Structured dropout, Theorem 2.3",
     claim="The k-support norm of a spectrum has a closed form: the largest values count by their "
     "squares, the rest by the square of their sum",
-    correction="The split rho is printed as the one that maximises the expression, which is always "
+    correction="The split rho is printed as the one that maximizes the expression, which is always "
     "rho = b; it is the largest rho with (b-rho+1) s_(rho-1) >= the sum of the rest",
 )
 def _ksupport_value(scale: int, rng: np.random.Generator) -> Evidence:

@@ -38,7 +38,7 @@ def tour(out: str | os.PathLike[str], *, seed: int = 0) -> tuple[Path, bool]:
     folder.mkdir(parents=True, exist_ok=True)
     page = Page(
         "overt: a tour",
-        "Training noise is a regulariser that nobody wrote down. This page writes it down, solves "
+        "Training noise is a regularizer that nobody wrote down. This page writes it down, solves "
         "it, and checks it. Every number and picture below was computed when the page was made.",
     )
     start, held = time.perf_counter(), []

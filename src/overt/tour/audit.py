@@ -59,19 +59,19 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
     page.figure(
         _picture(steps, reports, head),
         "Left: the exact training objective at each audit, and the bound. Right: singular values "
-        "of the centred outputs of the trained network, of the optimum, and of the targets.",
+        "of the centered outputs of the trained network, of the optimum, and of the targets.",
     )
     noise = report.noises[0]
     page.table(
-        ("layer", "kind", "drop_prob", "realised", "penalty", "share of the objective", "phi"),
+        ("layer", "kind", "drop_prob", "realized", "penalty", "share of the objective", "phi"),
         [row[:7] for row in noise_rows(report)],
     )
     page.text(f"{gap_line(report, head).capitalize()}. {suggestion_lines(suggestion)[0]}.")
     report.to_html(folder / "audit.html")
     page.text("The whole report is in audit.html, beside this page.", note=True)
     below = all(r.head is not None and r.head.lower_bound <= r.objective for r in reports)
-    realised = abs(noise.realised - DROP_PROB) <= 5 * noise.realised_error
-    return bool(below and realised and noise.exact)
+    realized = abs(noise.realized - DROP_PROB) <= 5 * noise.realized_error
+    return bool(below and realized and noise.exact)
 
 
 def _picture(steps: list[int], reports: list[Any], head: Any) -> Any:

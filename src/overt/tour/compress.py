@@ -47,7 +47,7 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
     page.table(("way", "keep", "parameters", "speed-up", "accuracy"), rows)
     page.figure(
         _picture(curves, half),
-        "Left: accuracy over the share of parameters that stays; grey: the whole network. Right: "
+        "Left: accuracy over the share of parameters that stays; gray: the whole network. Right: "
         "held-out loss of the 32 sub-networks of half width.",
     )
     kept = half.after.accuracy / half.before.accuracy

@@ -93,7 +93,7 @@ def _picture(found: dict[int, Jumps]) -> Any:
         for k, curve in enumerate(result.runs.missing[:, :, 0]):
             label = f"depth {depth}" if k == 0 else None
             axes.plot(result.steps, curve, color=color, lw=0.7, alpha=0.7, label=label)
-    axes.axvspan(500, 5000, color="grey", alpha=0.12, lw=0)
+    axes.axvspan(500, 5000, color="gray", alpha=0.12, lw=0)
     axes.axhline(1 / EPSILON, color="black", ls=":", lw=1)
     axes.set_xlabel("step")
     axes.set_ylabel("missing entry")

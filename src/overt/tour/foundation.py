@@ -80,7 +80,7 @@ def statements(page: Page, folder: Path, seed: int) -> bool:
     corrected = sum(1 for s in known.values() if s.correction)
     page.text(
         f"Each of the {len(known)} statements is measured against an independent oracle: "
-        "enumeration of all masks, a generic optimiser, or Monte Carlo (whose residual is in "
+        "enumeration of all masks, a generic optimizer, or Monte Carlo (whose residual is in "
         f"standard errors). {corrected} had to be corrected; for these the printed form's residual "
         "is shown too, and must exceed the tolerance."
     )

@@ -22,11 +22,11 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
 
 
 def _blocks(page: Page, seed: int) -> bool:
-    from overt.experiments import nn_realised
+    from overt.experiments import nn_realized
 
     page.text(
         "First, a layer that drops what it says. On a 14 x 14 map with blocks of 7, the popular "
-        "implementations of DropBlock, asked for a drop probability, realise another one, and "
+        "implementations of DropBlock, asked for a drop probability, realize another one, and "
         "rescale by the batch's random count of survivors, so that the expected output of an "
         "all-ones map is not 1. overt's layer solves for the probability of a block and divides by "
         "each position's known keep probability."
@@ -34,11 +34,11 @@ def _blocks(page: Page, seed: int) -> bool:
     lines, held = [], True
     for nominal in (0.1, 0.25, 0.5):
         params = {"block_size": 7, "drop_prob": nominal, "batches": 10}
-        found = nn_realised.run(params, seed)["implementations"]
+        found = nn_realized.run(params, seed)["implementations"]
         for name, f in found.items():
-            lines.append((name, nominal, f["realised"], f["centre"], f["corner"]))
-        held &= abs(found["overt"]["realised"] - nominal) <= 5 * found["overt"]["error"]
-    header = ("implementation", "nominal", "realised", "mean at the centre", "in the corner")
+            lines.append((name, nominal, f["realized"], f["center"], f["corner"]))
+        held &= abs(found["overt"]["realized"] - nominal) <= 5 * found["overt"]["error"]
+    header = ("implementation", "nominal", "realized", "mean at the center", "in the corner")
     page.table(header, lines)
     return bool(held)
 

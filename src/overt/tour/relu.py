@@ -90,7 +90,7 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
 
 
 def _digits(seed: int) -> tuple[Any, Any, tuple[Any, Any]]:
-    """Return training and test images of 4 and 7, of norm 1, labelled -1 and 1."""
+    """Return training and test images of 4 and 7, of norm 1, labeled -1 and 1."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()

@@ -40,7 +40,7 @@ class Facts:
         of |x|^2.
     activations, preactivations
         For two-layer ReLU networks, mean squares of the hidden units behind and before the ReLU.
-    clipped, clipped_symmetrised
+    clipped, clipped_symmetrized
         Mean squared error of predictions clipped to [-1, 1], on the inputs and on inputs with
         random signs; None unless there is one output and targets lie in [-1, 1].
     """
@@ -55,7 +55,7 @@ class Facts:
     activations: Floats | None
     preactivations: Floats | None
     clipped: float | None
-    clipped_symmetrised: float | None
+    clipped_symmetrized: float | None
 
 
 def capacity_bounds(facts: Facts) -> list[CapacityBound]:
@@ -80,11 +80,11 @@ def _two_layers(
     U, norm = np.abs(weights[1]), math.sqrt(n * rank)
     constant = np.abs(facts.biases[1])  # from a hidden unit that is 1, and random under signs
     alpha = float((U @ np.sqrt(after) + constant).max())
-    symmetrised = float((U @ np.sqrt(before / 2) + constant * math.sqrt(0.5)).max())
+    symmetrized = float((U @ np.sqrt(before / 2) + constant * math.sqrt(0.5)).max())
     bounds = [
         _rademacher(
             "two-layer ReLU, inputs with random signs",
-            rademacher_upper(symmetrised, norm, n, 0.5),
+            rademacher_upper(symmetrized, norm, n, 0.5),
             "Thesis, Theorem 12 with beta = 1/2",
             "inputs multiplied by random signs; each output by itself",
             [],
@@ -97,10 +97,10 @@ def _two_layers(
             ["the inputs' retentivity, which may be far below 1/2"],
         ),
     ]
-    if facts.clipped is None or facts.clipped_symmetrised is None:
+    if facts.clipped is None or facts.clipped_symmetrized is None:
         return bounds
     second = generalization_bound(facts.clipped, alpha, norm, n, 0.5, DELTA)
-    third = symmetrized_bound(facts.clipped_symmetrised, symmetrised, norm, n, DELTA)
+    third = symmetrized_bound(facts.clipped_symmetrized, symmetrized, norm, n, DELTA)
     for bound, source, extra in (
         (third, "Thesis, Corollary 3", ["trained on inputs with random signs"]),
         (second, "Thesis, Corollary 2 with beta = 1/2", ["the inputs' retentivity"]),

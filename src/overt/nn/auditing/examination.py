@@ -54,7 +54,7 @@ class Examination:
             self.parts = Parts(self.head.units, self.outputs)
         self.plain, self.right, self.held_out = Mean(), Mean(), Mean()
         self.head_penalty, self.entropy, self.input_square = Mean(), Mean(), Mean()
-        self.clipped, self.clipped_symmetrised = Mean(), Mean()
+        self.clipped, self.clipped_symmetrized = Mean(), Mean()
         self.squares: dict[str, Average | None] = {name: Average() for name in self.names}
         if self.head is not None:
             self.squares[self.head.name] = Average()
@@ -190,7 +190,7 @@ class Examination:
         if bias is not None:  # the weight of a constant hidden unit
             turned = turned + torch.relu(signs) * bias
         if self.outputs == 1:
-            self.clipped_symmetrised.add(_clipped_error(turned, targets))
+            self.clipped_symmetrized.add(_clipped_error(turned, targets))
 
     def _name_strays(self) -> None:
         strays = self.trace.stray_dropout()

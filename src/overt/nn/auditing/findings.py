@@ -20,7 +20,7 @@ from overt.nn.auditing.measures import (
     path_measures,
     path_norm,
 )
-from overt.nn.auditing.noises import drop_prob, realised
+from overt.nn.auditing.noises import drop_prob, realized
 from overt.nn.auditing.report import (
     AuditReport,
     LayerFindings,
@@ -98,14 +98,14 @@ def _noise(e: Examination, i: int, objective: float) -> NoiseFindings:
     else:
         flows = e.sampled.flows(i)
     op = next(op for op in e.trace.operations if op.noise == name)
-    share, share_error = realised(module, tuple(op.inputs[0].shape[1:]), op.inputs[0])
+    share, share_error = realized(module, tuple(op.inputs[0].shape[1:]), op.inputs[0])
     return NoiseFindings(
         name=name,
         kind=str(module),
         units=None if squares is None else int(squares.size),
         drop_prob=drop_prob(module),
-        realised=share,
-        realised_error=share_error,
+        realized=share,
+        realized_error=share_error,
         penalty=penalty,
         penalty_error=error,
         exact=exact,
@@ -191,7 +191,7 @@ def _facts(e: Examination, weights: list[Floats] | None, R: Floats | None) -> Fa
         activations=e.activations.value,
         preactivations=e.preactivations.value,
         clipped=e.clipped.value if usable else None,
-        clipped_symmetrised=(
-            e.clipped_symmetrised.value if usable and e.clipped_symmetrised.count else None
+        clipped_symmetrized=(
+            e.clipped_symmetrized.value if usable and e.clipped_symmetrized.count else None
         ),
     )

@@ -27,7 +27,7 @@ from overt.spectral import SquaredNuclear, nu
 class Stretch:
     """A part of the tail with a bound of its own: its noise as envelopes, and its structure."""
 
-    centred: bool
+    centered: bool
     rank: int
     trunk: Trunk
     envelopes: Callable[[float | None], list[Envelope]]
@@ -53,7 +53,7 @@ class Head:
         self.name, self.module = name, model.get_submodule(name)
         self.noisy = point.noise is not None
         self.connect = isinstance(self.module, DropConnectLinear)
-        self.centred = point.shifted
+        self.centered = point.shifted
         self.shape = _input_shape(model, self.module, trace.x)
         self.units = math.prod(self.shape)
         self.J = _jacobian(model, self.module, trace.x[:1])
@@ -86,7 +86,7 @@ class Head:
             hook.remove()
         F = seen[-1].double().flatten(1).cpu() @ self.J.T
         rounding = 100 * torch.finfo(seen[-1].dtype).eps * float(F.abs().max() + f.abs().max())
-        if self.centred:
+        if self.centered:
             f, F = f - f.mean(0), F - F.mean(0)
         return bool(((F - f).abs() <= rounding + 1e-2 * float(F.abs().max())).all())
 

@@ -20,7 +20,7 @@ def head_findings(e: Examination, head: Head, R: Floats, objective: float) -> He
     """Return what the last layer does beside what theory says; R is the triangle of the data."""
     bound, predicted, target, stretch = _best_stretch(e, head, R)
     kind = _kind(e, stretch)
-    rows = R[1:] if stretch.centred else R
+    rows = R[1:] if stretch.centered else R
     spectrum = lower.singular_values(rows[:, e.output_slice])
     per_unit, bounds = unit(e.loss, e.outputs), []
     if is_squared(e.loss):
@@ -40,7 +40,7 @@ def head_findings(e: Examination, head: Head, R: Floats, objective: float) -> He
                 bounds.insert(0, LowerBound(where.value, over, where.source))
             bounds.append(where)
     else:
-        bounds = _curved_bounds(e, head, R, stretch.centred)
+        bounds = _curved_bounds(e, head, R, stretch.centered)
     average = e.squares[head.name]
     squares = None if average is None else average.value
     psi = None if squares is None else head_flows(head, squares)
@@ -49,7 +49,7 @@ def head_findings(e: Examination, head: Head, R: Floats, objective: float) -> He
         name=head.name,
         width=head.units,
         rank_limit=stretch.rank,
-        centred=stretch.centred,
+        centered=stretch.centered,
         trunk=kind,
         target_spectrum=target.spectrum,
         predicted_spectrum=predicted,
@@ -77,9 +77,9 @@ def _best_stretch(
 
 def _target(e: Examination, R: Floats, stretch: Stretch) -> lower.Target:
     if _kind(e, stretch) == "any":
-        return lower.free_target(R, e.target_slice, centred=stretch.centred)
+        return lower.free_target(R, e.target_slice, centered=stretch.centered)
     return lower.affine_target(
-        R, e.input_slice, e.target_slice, centred=stretch.centred, shifted=stretch.trunk.shifted
+        R, e.input_slice, e.target_slice, centered=stretch.centered, shifted=stretch.trunk.shifted
     )
 
 
@@ -93,27 +93,27 @@ def _best_head(e: Examination, head: Head) -> float:
     weigh = head.weigh(None)
     assert weigh is not None  # noqa: S101 (for the type checker)
     total, n = e.parts.moments(e.parts.training)
-    problem = Ridge(total, n, head.units, bias=head.centred)
+    problem = Ridge(total, n, head.units, bias=head.centered)
     return problem.objective(*problem.best(weigh), weigh)
 
 
-def _curved_bounds(e: Examination, head: Head, R: Floats, centred: bool) -> list[LowerBound]:
+def _curved_bounds(e: Examination, head: Head, R: Floats, centered: bool) -> list[LowerBound]:
     means = R[0, e.target_slice] / R[0, 0]
     classes = e.loss == "cross_entropy"
-    outputs = R[1:, e.output_slice] if centred else R[:, e.output_slice]
+    outputs = R[1:, e.output_slice] if centered else R[:, e.output_slice]
     if classes:  # cross-entropy does not see what is added to all logits of a sample
         outputs = outputs - outputs.mean(1, keepdims=True)
     size = float(lower.singular_values(outputs).sum())
     middle = np.full(e.outputs, 1 / e.outputs if classes else 0.5)
-    targets = R[1:, e.target_slice] if centred else R[:, e.target_slice] - R[:, :1] * middle
+    targets = R[1:, e.target_slice] if centered else R[:, e.target_slice] - R[:, :1] * middle
     top = float(np.linalg.norm(targets, 2))
     own = e.entropy.value  # the least loss that any outputs can have, 0 for classes
     empty = all_dropped(head.module, head.shape) if head.noisy else 0.0
     if classes:
-        constant = lower.class_entropy(means) if centred else float(np.log(e.outputs))
-        at_size = lower.class_bound(means, top, size, centred=centred, entropy=own)
+        constant = lower.class_entropy(means) if centered else float(np.log(e.outputs))
+        at_size = lower.class_bound(means, top, size, centered=centered, entropy=own)
     else:
-        pi = means if centred else middle
+        pi = means if centered else middle
         constant = lower.binary_entropy(pi)
         at_size = lower.logistic_bound(means, pi, own, top, size)
     uncertain = ", and what uncertain targets cost" if own else ""
@@ -126,7 +126,7 @@ def _curved_bounds(e: Examination, head: Head, R: Floats, centred: bool) -> list
         ),
         LowerBound(
             at_size,
-            f"networks whose {'centred ' if centred else ''}mean logits have a nuclear norm of at "
+            f"networks whose {'centered ' if centered else ''}mean logits have a nuclear norm of at "
             f"most {size:.4g} (that of this one without noise), divided by sqrt(samples)",
             "weak duality and Jensen's inequality",
         ),
@@ -141,7 +141,7 @@ def suggestion_for(e: Examination, head: Head, R: Floats, *, own_data: bool) -> 
              "whose second moments are kept")
         )  # fmt: skip
         return None
-    curve = held_out_curve(e.parts, head.weigh, bias=head.centred)
+    curve = held_out_curve(e.parts, head.weigh, bias=head.centered)
     if curve is None:
         e.skipped.append(("suggestion", "too few rows to hold out, or no probability to choose"))
         return None
@@ -151,7 +151,7 @@ def suggestion_for(e: Examination, head: Head, R: Floats, *, own_data: bool) -> 
     ranks = [numerical_rank(_best_stretch(e, head, R, float(p))[1]) for p in CANDIDATES]
     evidence = (
         "held out: a fifth of the rows given. The features before the last layer were trained on "
-        "them too, so that the curve favours little dropout; pass held_out for a fair one"
+        "them too, so that the curve favors little dropout; pass held_out for a fair one"
         if own_data
         else "held out: data given as such"
     )

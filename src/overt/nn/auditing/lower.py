@@ -12,14 +12,14 @@ b is. So the objective is at least
 
     min over A of rank at most r: |P Y - A|^2 + w N(A),        r the narrowest place in the tail,
 
-a proximal problem on the singular values of the centred targets (Theorems 2.7, and 3.6 of
+a proximal problem on the singular values of the centered targets (Theorems 2.7, and 3.6 of
 Implicit bias of dropout). Without any bias P is the identity. The minimum is over all G, so it
 holds for every setting of every layer before, for every width before, for noise before (given
 which G is some matrix, and the bound does not depend on it: earlier noise only adds), and for
-batch normalisation before it in either mode. Other noise in the tail, left out of (w, N), only
+batch normalization before it in either mode. Other noise in the tail, left out of (w, N), only
 adds too, by Jensen's inequality: f is affine in its multipliers.
 
-Where g is affine in the inputs, columns of A lie in the span of the (centred) inputs, and Y is
+Where g is affine in the inputs, columns of A lie in the span of the (centered) inputs, and Y is
 replaced by its projection on it, the rest added: that is the optimum of linear networks. Where
 g(x) is the input itself, the problem is a ridge regression and the bound its minimum.
 
@@ -29,7 +29,7 @@ w = prod_j (1 + lam_j / d_j) - 1 (thesis, Theorem 9; P removes biases in between
 **Cross-entropy.** Over all weights nothing much can be proved, because nothing much is true: if
 all units are dropped, which happens with probability q, the output is constant and costs at least
 the entropy H of the classes; else a network may be right with any confidence. Hence q H. At a given
-size t = |P F|_* of the centred logits more can be said: for distributions q_n with mean pi, the
+size t = |P F|_* of the centered logits more can be said: for distributions q_n with mean pi, the
 class frequencies, log sum exp(z) >= <q, z> + H(q) gives
 
     mean loss >= mean_n H(q_n) + <Q - Y, P F> >= mean_n H(q_n) - |Q - Y|_op t,
@@ -67,19 +67,19 @@ def singular_values(A: Floats) -> Floats:
     return np.asarray(np.linalg.svd(A, compute_uv=False), dtype=np.float64)
 
 
-def free_target(R: Floats, targets: slice, *, centred: bool) -> Target:
+def free_target(R: Floats, targets: slice, *, centered: bool) -> Target:
     """Targets that any features may fit, from the triangle of (1, ..., targets, ...)."""
-    rows = R[1:, targets] if centred else R[:, targets]
+    rows = R[1:, targets] if centered else R[:, targets]
     return Target(singular_values(rows), 0.0)
 
 
 def affine_target(
-    R: Floats, inputs: slice, targets: slice, *, centred: bool, shifted: bool
+    R: Floats, inputs: slice, targets: slice, *, centered: bool, shifted: bool
 ) -> Target:
     """Targets projected on the span of the inputs (and of a constant, if `shifted`)."""
-    rows = R[1:] if centred else R
+    rows = R[1:] if centered else R
     X = rows[:, inputs]
-    if shifted and not centred:
+    if shifted and not centered:
         X = np.concatenate([rows[:, :1], X], 1)
     if not np.any(X):
         return Target(np.zeros(1), float(np.sum(rows[:, targets] ** 2)))
@@ -99,16 +99,16 @@ def squared_bound(
 
 
 def class_bound(
-    frequencies: Floats, top: float, size: float, *, centred: bool, entropy: float = 0.0
+    frequencies: Floats, top: float, size: float, *, centered: bool, entropy: float = 0.0
 ) -> float:
     """Max over e of mean_n H((1 - e) y_n + e pi) - e s_1 t, for classes with these frequencies.
 
     `top` is s_1 of the targets minus pi, `size` is t; pi is uniform for logits without bias, which
-    are not centred. `entropy` is the mean of H(y_n), 0 for one-hot targets; for others
+    are not centered. `entropy` is the mean of H(y_n), 0 for one-hot targets; for others
     H((1 - e) y + e pi) >= (1 - e) H(y) + e H(pi) is taken.
     """
     classes = len(frequencies)
-    pi = frequencies if centred else np.full(classes, 1 / classes)
+    pi = frequencies if centered else np.full(classes, 1 / classes)
 
     def value(e: float) -> float:
         if entropy == 0:

@@ -49,7 +49,7 @@ def chain_weights(trace: Trace) -> list[Floats] | None:
 def path_norm(model: nn.Module, x: Tensor, p: int) -> float:
     """Psi_p, from one pass of ones with every weight w replaced by |w|^p and no activation.
 
-    Batch normalisation in evaluation mode is a weight, residual sums join paths, average pooling
+    Batch normalization in evaluation mode is a weight, residual sums join paths, average pooling
     has weights 1/K and max pooling weights 1. Biases are on no path from an input. Raises NoPath
     where paths are not defined.
     """

@@ -1,4 +1,4 @@
-"""The noise layers of a model: which they are, what they realise, which norms they induce."""
+"""The noise layers of a model: which they are, what they realize, which norms they induce."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def with_drop_prob(module: Any, p: float) -> Any:
     return twin
 
 
-def realised(module: Any, shape: tuple[int, ...], like: Tensor) -> tuple[float, float]:
+def realized(module: Any, shape: tuple[int, ...], like: Tensor) -> tuple[float, float]:
     """Return the share of zeros among drawn multipliers (or weights), and its standard error.
 
     `shape` is that of a sample at the layer's input.

@@ -38,7 +38,7 @@ def fill(page: Page, report: AuditReport) -> None:
     if report.noises:
         page.text(
             "What each noise layer adds to the loss, with the noise of the layers behind it on. "
-            "Realised is the share of zeros in masks drawn from the layer. phi is the "
+            "Realized is the share of zeros in masks drawn from the layer. phi is the "
             "co-adaptation of its units: 1 if all contribute alike, 1/sqrt(units) if one does "
             "everything."
         )

@@ -23,7 +23,7 @@ class NoiseFindings(Result):
         batch to batch.
     drop_prob
         Its nominal drop probability, None for noise that has none.
-    realised, realised_error
+    realized, realized_error
         The share of zeros in masks drawn from it, and the standard error of that.
     penalty, penalty_error, exact
         What its noise adds to the loss when the noise of all layers behind it is on: exact, or
@@ -45,8 +45,8 @@ class NoiseFindings(Result):
     kind: str
     units: int | None
     drop_prob: float | None
-    realised: float
-    realised_error: float
+    realized: float
+    realized_error: float
     penalty: float
     penalty_error: float
     exact: bool
@@ -95,17 +95,17 @@ class HeadFindings(Result):
         The noise layer before it, or the layer itself if there is none.
     width, rank_limit
         The units that feed it, and the largest rank its map can have.
-    centred
-        Whether biases behind the noise make the theory one of centred targets and outputs.
+    centered
+        Whether biases behind the noise make the theory one of centered targets and outputs.
     trunk
         What comes before: "fixed" (the units are the inputs), "affine", or "any".
     target_spectrum
-        Singular values of the (centred) targets as samples x outputs, divided by sqrt(samples).
+        Singular values of the (centered) targets as samples x outputs, divided by sqrt(samples).
     predicted_spectrum
         What the optimum under this noise makes of them for the squared loss: Theorem 2.7 of
         structured dropout, 3.6 of Implicit bias of dropout.
     spectrum
-        Singular values of the (centred) outputs, divided by sqrt(samples).
+        Singular values of the (centered) outputs, divided by sqrt(samples).
     predicted_rank
         The number of non-zero predicted values.
     coadaptation
@@ -119,7 +119,7 @@ class HeadFindings(Result):
     name: str
     width: int
     rank_limit: int
-    centred: bool
+    centered: bool
     trunk: str
     target_spectrum: Floats
     predicted_spectrum: Floats

@@ -35,7 +35,7 @@ def audit(
     and the report is on the rows seen so far. The model, its mode, its gradients and torch's random
     state are left as they were.
 
-    Per noise layer: the drop probability that masks drawn from it realise, what it adds to the
+    Per noise layer: the drop probability that masks drawn from it realize, what it adds to the
     loss, the flow through each unit and their co-adaptation. For the last layer: the spectrum of
     the outputs beside that of the optimum under its noise, and a proved lower bound on the training
     objective (`overt.nn.auditing.lower` has the proofs). For the whole network: norms, complexity

@@ -70,7 +70,7 @@ class Triangle:
     """R of the decomposition Q R of a tall matrix that arrives in blocks of rows.
 
     R'R is the matrix's Gram matrix, but small singular values keep their digits. With a first
-    column of ones, the rows of R below the first are those of the matrix with its columns centred.
+    column of ones, the rows of R below the first are those of the matrix with its columns centered.
     """
 
     def __init__(self, columns: int) -> None:
@@ -89,7 +89,7 @@ class Triangle:
     def value(self) -> Floats:
         """R / sqrt(rows): R'R is the mean over rows of the outer products.
 
-        It has at least two rows, of zeros if there are none, so that something is left to centre.
+        It has at least two rows, of zeros if there are none, so that something is left to center.
         """
         self._fold()
         missing = np.zeros((max(0, 2 - len(self._R)), self._R.shape[1]))

@@ -37,9 +37,9 @@ class Ridge:
 
     def best(self, weigh: Weigh) -> tuple[Floats, Floats]:
         """Return the optimal (U, b) under the noise."""
-        centred = self._centred()
+        centered = self._centered()
         d = self._units
-        U = _solve(centred[:d, :d] + weigh(self.C), centred[:d, d:]).T
+        U = _solve(centered[:d, :d] + weigh(self.C), centered[:d, d:]).T
         b = self.first[d:] - U @ self.first[:d] if self._bias else np.zeros(len(U))
         return U, b
 
@@ -53,7 +53,7 @@ class Ridge:
             loss += np.sum((U @ weigh(self.C)) * U)
         return float(loss)
 
-    def _centred(self) -> Floats:
+    def _centered(self) -> Floats:
         return self._second - np.outer(self.first, self.first) if self._bias else self._second
 
 

@@ -61,7 +61,7 @@ def summary(report: AuditReport) -> list[str]:
     return lines
 
 
-NOISE_HEADER = ("layer", "kind", "drop_prob", "realised", "penalty", "share", "phi", "dead units")
+NOISE_HEADER = ("layer", "kind", "drop_prob", "realized", "penalty", "share", "phi", "dead units")
 
 
 def noise_rows(report: AuditReport) -> list[tuple[object, ...]]:
@@ -71,7 +71,7 @@ def noise_rows(report: AuditReport) -> list[tuple[object, ...]]:
             n.name or "(model)",
             n.kind,
             n.drop_prob,
-            f"{n.realised:.4f} ± {n.realised_error:.4f}",
+            f"{n.realized:.4f} ± {n.realized_error:.4f}",
             f"{n.penalty:.4g}" + (" exact" if n.exact else f" ± {n.penalty_error:.1g}"),
             f"{n.share:.1%}",
             n.coadaptation,
@@ -132,14 +132,14 @@ def gap_line(report: AuditReport, head: HeadFindings) -> str:
 
 def spectrum_note(report: AuditReport, head: HeadFindings) -> str:
     """Return what the columns of the spectra are."""
-    centred = "centred " if head.centred else ""
+    centered = "centered " if head.centered else ""
     what = {
         "any": "for whatever features the layers before may learn",
         "affine": "for features that are linear in the inputs",
         "fixed": "for features that are the inputs",
     }[head.trunk]
     note = (
-        f"singular values of the {centred}outputs, beside those of the {centred}targets and of "
+        f"singular values of the {centered}outputs, beside those of the {centered}targets and of "
         f"the optimum of the squared loss under this noise, {what}"
     )
     if report.loss not in ("squared", "mse"):

@@ -30,7 +30,7 @@ def by_spectrum(base: nn.Module, keep: Keep, inputs: Inputs, judge: Batches | No
     if judge is not None:
         moments = collect(base, found, inputs_of(judge, inputs), outputs=True)
     factors = [
-        lowrank.factorise(module, name, costs[name], moments.get(name))
+        lowrank.factorize(module, name, costs[name], moments.get(name))
         for name, module in found.items()
     ]
     if isinstance(keep, Mapping):

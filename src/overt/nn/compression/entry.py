@@ -58,7 +58,7 @@ def compress(
 
     Removing units follows the forward pass with torch.fx: channels that are added together are
     removed together, flattened and concatenated ones are followed, batch, layer and group
-    normalisation shrink along. What cannot be removed stays whole and is named in the report with
+    normalization shrink along. What cannot be removed stays whole and is named in the report with
     the reason. The smaller network is checked against the large one with the same units masked.
 
     Parameters

@@ -47,7 +47,7 @@ def is_a(module: nn.Module, kinds: tuple[Any, ...]) -> bool:
 def hindrance(module: nn.Module) -> str | None:
     """Return why a layer's own weights cannot be replaced, None if they can."""
     if nn.utils.parametrize.is_parametrized(module):
-        return "its weights are parametrised"
+        return "its weights are parametrized"
     if module._forward_pre_hooks or module._forward_hooks:
         return "it carries hooks"
     weight = getattr(module, "weight", None)

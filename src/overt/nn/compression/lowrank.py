@@ -83,7 +83,7 @@ def rewritable(
     return found, skipped
 
 
-def factorise(module: nn.Module, name: str, cost: int, moments: Moments | None) -> Factors:
+def factorize(module: nn.Module, name: str, cost: int, moments: Moments | None) -> Factors:
     """Decompose one layer, by its outputs' moments if there are any."""
     weight = module.weight.detach().double().flatten(1)
     covariance = None if moments is None else moments.covariance()
@@ -98,7 +98,7 @@ def factorise(module: nn.Module, name: str, cost: int, moments: Moments | None) 
 def share_ranks(factors: list[Factors], keep: float) -> dict[str, int | None]:
     """Return the rank of each layer (None: as it is) within `keep` of all multiply-adds.
 
-    Minimises the sum of relative squared errors for a price of a multiply-add, and finds the least
+    Minimizes the sum of relative squared errors for a price of a multiply-add, and finds the least
     price that meets the budget.
     """
     if keep >= 1 or not factors:

@@ -43,7 +43,7 @@ def module_value(
     if is_a(module, layers.SPATIAL) and x.axis == 1 and len(shape) > 2:
         return replace(x, shape=shape)
     if is_a(module, (*layers.PER_CHANNEL, *layers.ACROSS, nn.GroupNorm)):
-        return _normalised(state, name, module, x, x.ids)
+        return _normalized(state, name, module, x, x.ids)
     if is_a(module, (nn.PReLU,)):
         return _prelu(state, name, module, x, x.ids)
     if is_a(module, (nn.Softmax, nn.LogSoftmax)) and module.dim is not None:
@@ -92,8 +92,8 @@ def _drops_units(module: nn.Module, x: Value, ids: Ids) -> bool:
     return type(module) in layers.CHANNEL_DROPOUT and x.axis == 1
 
 
-def _normalised(state: State, name: str, module: nn.Module, x: Value, ids: Ids) -> Value | None:
-    """Shrink a normalisation along; those over all units are noted as mixing."""
+def _normalized(state: State, name: str, module: nn.Module, x: Value, ids: Ids) -> Value | None:
+    """Shrink a normalization along; those over all units are noted as mixing."""
     affine = (module.weight, getattr(module, "bias", None))
     if is_a(module, layers.ACROSS):
         place = x.axis - (len(x.shape) - len(module.normalized_shape))

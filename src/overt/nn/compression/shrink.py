@@ -84,7 +84,7 @@ def shrink(model: nn.Module, structure: Structure, cut: Cut) -> nn.Module:
 def masked(model: nn.Module, structure: Structure, cut: Cut) -> nn.Module:
     """Return a full-size copy that ignores the units that a cut removes: what `shrink` must equal.
 
-    Readers' weights are zero on removed units; normalisations over all units run over those
+    Readers' weights are zero on removed units; normalizations over all units run over those
     that stay.
     """
     factor, state = cut.factors(structure), structure.state
@@ -132,7 +132,7 @@ def _like(old: Tensor, new: Tensor) -> Tensor:
 
 
 class _Among(nn.Module):  # type: ignore[misc]
-    """A normalisation among some of the units, zeros for the others."""
+    """A normalization among some of the units, zeros for the others."""
 
     def __init__(self, norm: nn.Module, index: Tensor, axis: int) -> None:
         super().__init__()

@@ -48,7 +48,7 @@ class State:
     reads
         Every reading of units by a weighted layer.
     mixing
-        Normalisations over all units, with the axis of the tensor they lie on.
+        Normalizations over all units, with the axis of the tensor they lie on.
     visits
         How often each module was met.
     skipped

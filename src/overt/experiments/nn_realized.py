@@ -1,4 +1,4 @@
-"""Realised against nominal drop fraction of DropBlock, implementation by implementation.
+"""Realized against nominal drop fraction of DropBlock, implementation by implementation.
 
 The popular algorithms are written out here as plain functions, so that they can be compared where
 their packages are not installed; torchvision's own is measured too where it is.
@@ -97,9 +97,9 @@ def run(params: Params, seed: int) -> dict[str, Any]:
         mean = total / params["batches"]
         spread = (square / params["batches"] - mean**2).clamp(min=0)
         rows[name] = {
-            "realised": float(np.mean(fractions)),
+            "realized": float(np.mean(fractions)),
             "error": float(np.std(fractions) / np.sqrt(len(fractions))),
-            "centre": float(mean[size[0] // 2, size[1] // 2]),
+            "center": float(mean[size[0] // 2, size[1] // 2]),
             "corner": float(mean[0, 0]),
             "worst_mean": float((mean - 1).abs().max()),
             "mean_error": float((spread / (params["batches"] * 64)).sqrt().max()),
@@ -108,29 +108,29 @@ def run(params: Params, seed: int) -> dict[str, Any]:
 
 
 def check(rows: list[Row]) -> list[Finding]:
-    """Check that overt's layers realise the nominal value, and say what the others do."""
+    """Check that overt's layers realize the nominal value, and say what the others do."""
     findings = []
     for row in rows:
         nominal, found = row["drop_prob"], row["implementations"]
         ours = {name: f for name, f in found.items() if name.startswith("overt")}
         others = {name: f for name, f in found.items() if name not in ours}
-        off = max(abs(f["realised"] - nominal) / f["error"] for f in ours.values())
+        off = max(abs(f["realized"] - nominal) / f["error"] for f in ours.values())
         mean = max(f["worst_mean"] / f["mean_error"] for f in ours.values())
-        realised = ", ".join(f"{name} {f['realised']:.3f}" for name, f in others.items())
+        realized = ", ".join(f"{name} {f['realized']:.3f}" for name, f in others.items())
         findings.append(
             Finding(
                 f"block {row['block_size']}, nominal {nominal:g}: overt drops what it says, and "
                 "its expected output is the input everywhere",
                 bool(off <= 5 and mean <= 5),
                 f"within {off:.1f} s.e.; mean within {mean:.1f} s.e.",
-                realised,
+                realized,
             )
         )
     return findings
 
 
 def plot(rows: list[Row]) -> Any:
-    """Draw realised against nominal, one panel for each block size."""
+    """Draw realized against nominal, one panel for each block size."""
     from matplotlib.figure import Figure
 
     blocks = sorted({row["block_size"] for row in rows})
@@ -140,23 +140,23 @@ def plot(rows: list[Row]) -> Any:
         axes.plot([0, 0.6], [0, 0.6], color="0.75", lw=1)
         for name in chosen[0]["implementations"]:
             x = [row["drop_prob"] for row in chosen]
-            y = [row["implementations"][name]["realised"] for row in chosen]
+            y = [row["implementations"][name]["realized"] for row in chosen]
             ours = name.startswith("overt")
             axes.plot(x, y, marker="o" if ours else "x", ms=7 if ours else 5, lw=1, label=name,
                       mfc="none")  # fmt: skip
         height, width = SIZES[block]
         axes.set(title=f"block {block} on {height} x {width}", xlabel="nominal drop probability")
-    figure.axes[0].set_ylabel("realised drop fraction")
+    figure.axes[0].set_ylabel("realized drop fraction")
     lines, names = figure.axes[-1].get_legend_handles_labels()
     figure.legend(lines, names, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     return figure
 
 
 EXPERIMENT = Experiment(
-    id="nn-realised",
+    id="nn-realized",
     title="What DropBlock really drops",
     source="our own; structured dropout, section 5.3",
-    claim="overt's DropBlock realises its nominal drop probability; the popular algorithms do not",
+    claim="overt's DropBlock realizes its nominal drop probability; the popular algorithms do not",
     grids={
         "toy": {"block_size": [4, 7], "drop_prob": [0.1, 0.5], "batches": [6]},
         "full": {

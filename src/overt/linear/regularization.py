@@ -1,4 +1,4 @@
-"""The regularisation path of dropout from one singular value decomposition."""
+"""The regularization path of dropout from one singular value decomposition."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from overt.spectral import induced
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class RegularisationPath(Result):
+class RegularizationPath(Result):
     """Exact optima over a range of drop probabilities.
 
     Attributes
@@ -44,7 +44,7 @@ def path(
     X: Any = None,
     Y: Any = None,
     second_moment: Any = None,
-) -> RegularisationPath:
+) -> RegularizationPath:
     """Return the exact optimum of dropout at each drop probability, from one SVD.
 
     Examples
@@ -66,7 +66,7 @@ def path(
         loss = np.sum((s - spectra[i]) ** 2) + quadratic.residual
         objectives[i] = loss + weight * norm.value(spectra[i])
     rank = np.array([numerical_rank(spectrum) for spectrum in spectra])
-    return RegularisationPath(np.array(probs), objectives, rank, spectra)
+    return RegularizationPath(np.array(probs), objectives, rank, spectra)
 
 
 def drop_prob_for_rank(
