@@ -20,7 +20,7 @@ from overt.completion.engine import LocalEngine
 from overt.completion.fixed import Fixed
 from overt.completion.learned import Learned
 from overt.completion.problem import Problem
-from overt.completion.ratings import triplets
+from overt.entries import Entries
 
 PEERS = ("cornac", "myfm", "cmfrec", "libmf", "surprise", "lenskit")
 
@@ -43,7 +43,7 @@ def accuracy(size: str) -> Table:
         path = Path(folder) / "split.npz"
         parts = {"": train, "test_": test}
         arrays = {
-            f"{prefix}{name}": getattr(ratings, name)[part]
+            f"{prefix}{name}": getattr(part, name)
             for prefix, part in parts.items()
             for name in ("rows", "cols", "values")
         }
@@ -172,7 +172,7 @@ def scaling() -> Table:
     for count in sizes:
         m, n = count // 100, count // 400
         ratings = datasets.generate_ratings(m, n, count, seed=0)[0]
-        entries = triplets(ratings.rows, ratings.cols, ratings.values, (m, n))
+        entries = Entries(ratings.rows, ratings.cols, ratings.values, (m, n))
         with LocalEngine(1) as engine:
             form = Learned.start(Problem.build(entries, 16, biases=True, standard=True), 0)
             learned_times.append(_sweep(form, engine))

@@ -123,7 +123,6 @@ BAD_ENTRIES = {
     "nan": (lambda shape: np.full(shape, NAN), "finite", "NaN"),
     "infinite": (lambda shape: np.full(shape, -INF), "finite", "infinite"),
     "empty": (lambda shape: np.ones((0, *shape[1:])), "empty", "(0"),
-    "integers": (lambda shape: np.ones(shape, dtype=int), "floating-point", "int64"),
     "booleans": (lambda shape: np.ones(shape, dtype=bool), "floating-point", "bool"),
     "complex": (lambda shape: np.ones(shape, dtype=complex), "floating-point", "complex128"),
     "objects": (lambda shape: np.ones(shape, dtype=object), "floating-point", "object"),
@@ -137,7 +136,7 @@ BAD_ENTRIES = {
     "wrong-ndim": (lambda shape: np.ones((*shape, 2)), "dimension", "2)"),
     "number": (lambda shape: 1.5, "NumPy array", "float"),
     "torch-nan": (lambda shape: torch.full(shape, NAN), "finite", "NaN"),
-    "torch-integers": (lambda shape: torch.ones(shape, dtype=torch.int32), "int32"),
+    "torch-complex": (lambda shape: torch.ones(shape, dtype=torch.complex64), "complex64"),
 }
 ARRAY_DOORS = {
     "shallow-U": ("U", (2, 4), lambda x: penalty.shallow(x, V, HALF)),
@@ -230,7 +229,6 @@ BAD_SECOND_MOMENTS = {
     "not-square": (np.ones((3, 2)), "3 x 3", "(3, 2)"),
     "asymmetric": (np.array([[1.0, 0.5, 0], [0, 1, 0], [0, 0, 1]]), "symmetric", "0.5"),
     "nan": (np.full((3, 3), NAN), "finite", "9 NaN"),
-    "integers": (np.eye(3, dtype=int), "floating-point", "int64"),
     "vector": (np.ones(3), "2 dimension", "(3,)"),
 }
 
@@ -532,7 +530,7 @@ def test_arguments_that_do_not_fit(case):
 
 
 WRONG_TYPES = {
-    "integer-array": lambda: KSupport(1).value(np.array([1, 2])),
+    "complex-array": lambda: KSupport(1).value(np.array([1j, 2])),
     "text-array": lambda: KSupport(1).value("abc"),
     "text-list": lambda: KSupport(1).value(["a"]),
     "text-drop-prob": lambda: Dropout("a"),
@@ -570,5 +568,6 @@ def test_lists_tuples_arrays_and_tensors_are_good_spectra(make):
     assert float(KSupport(1).value(make([3.0, 1.0]))) == 16.0
 
 
-def test_lists_of_whole_numbers_are_good_matrices():
-    assert float(penalty.shallow([[1, 2]], [[3, 1]], HALF)) == 13.0
+@pytest.mark.parametrize("make", [list, np.array, torch.tensor], ids=lambda m: m.__name__)
+def test_whole_numbers_are_good_matrices_whatever_holds_them(make):
+    assert float(penalty.shallow(make([[1, 2]]), make([[3, 1]]), HALF)) == 13.0

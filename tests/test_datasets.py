@@ -63,10 +63,10 @@ def test_movielens_formats_agree(tmp_path, entries, size, form, monkeypatch):
         with zipfile.ZipFile(tmp_path / f"{name}.zip", "w") as box:
             box.writestr(f"{inner}/{file}", text)
     found = datasets.movielens(size, tmp_path)
-    assert np.array_equal(found.user_ids[found.rows], user)
-    assert np.array_equal(found.item_ids[found.cols], item)
+    assert np.array_equal(found.row_ids[found.rows], user)
+    assert np.array_equal(found.col_ids[found.cols], item)
     assert np.array_equal(found.values, rating)
-    assert np.array_equal(found.timestamp, timestamp)
+    assert np.array_equal(found.times, timestamp)
     monkeypatch.setenv("OVERT_DATA", str(tmp_path))
     assert datasets.available() == (size,)
 
@@ -87,9 +87,11 @@ def test_split_is_a_partition():
     ratings = datasets.generate_ratings(80, 50, 1000, seed=0)[0]
     train, test = ratings.split(0.1, seed=0)
     assert len(test) == 100
-    assert sorted([*train, *test]) == list(range(1000))
-    assert np.array_equal(test, np.random.default_rng(0).permutation(1000)[:100])
-    assert ratings.to_sparse(train).nnz == 900
+    together = [(e.rows * 50 + e.cols).tolist() for e in (ratings, train, test)]
+    assert sorted([*together[1], *together[2]]) == sorted(together[0])
+    order = np.random.default_rng(0).permutation(1000)[:100]
+    assert np.array_equal(test.values, ratings.values[order])
+    assert train.to_sparse().nnz == 900
 
 
 @pytest.mark.parametrize(
@@ -115,7 +117,7 @@ def test_other_archives_are_said_and_timestamps_may_be_missing(tmp_path):
     with pytest.raises(overt.InputError, match=r"u\.data"):
         datasets.movielens("100k", tmp_path)
     np.savez(tmp_path / "ml-100k.npz", user=[3, 9], item=[7, 7], rating=[1.0, 2.0])
-    assert datasets.movielens("100k", tmp_path).timestamp is None
+    assert datasets.movielens("100k", tmp_path).times is None
     np.savez(tmp_path / "ml-100k.npz", user=[3, 9], item=[7, 7])
     with pytest.raises(overt.InputError, match="rating"):
         datasets.movielens("100k", tmp_path)

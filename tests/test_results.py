@@ -111,6 +111,33 @@ def test_npz_round_trip_without_pickle(result, tmp_path):
 
 
 @every_result
+@pytest.mark.parametrize("suffix", ["json", "npz"])
+def test_what_was_saved_is_loaded(result, suffix, tmp_path):
+    found = type(result).load(result.save(tmp_path / f"result.{suffix}"))
+    assert type(found) is type(result)
+    assert found == result
+    assert found.status is result.status if hasattr(result, "status") else True
+
+
+def test_results_are_equal_by_value():
+    again = dataclasses.replace(TRACE, objective=TRACE.objective.copy())
+    assert again == TRACE
+    assert again != dataclasses.replace(TRACE, objective=TRACE.objective + 1)
+    assert TRACE != CERTIFICATE
+    broken = dataclasses.replace(CERTIFICATE, gap=float("nan"))
+    assert broken == dataclasses.replace(CERTIFICATE, gap=float("nan"))
+    assert broken != CERTIFICATE
+
+
+@pytest.mark.parametrize("content", [b"", b"not json", b"[1, 2]", b'{"objective": 1}'])
+def test_other_files_hold_no_result(content, tmp_path):
+    for name in ("r.json", "r.npz"):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InputError, match="holds no Certificate"):
+            Certificate.load(tmp_path / name)
+
+
+@every_result
 def test_npz_holds_every_field(result, tmp_path):
     with np.load(result.save(tmp_path / "result.npz"), allow_pickle=False) as stored:
         header = json.loads(str(stored["header"]))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from overt import equalize, noise, penalty, results, spectral
 from overt._check import InputError, MissingExtraError
+from overt.entries import Entries
 from overt.noise import CovarianceNoise, DropBlock, DropConnect, Dropout
 from overt.results import Certificate, DeepSolution, Solution, Status, Trace
 
@@ -41,6 +42,7 @@ __all__ = [
     "DropBlock",
     "DropConnect",
     "Dropout",
+    "Entries",
     "InputError",
     "LinearNetwork",
     "MissingExtraError",

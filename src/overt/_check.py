@@ -19,6 +19,8 @@ from overt._types import Array, Seed
 class InputError(ValueError):
     """An argument cannot be used; the message says which, why, and what is accepted."""
 
+    __module__ = "overt"  # where users import it from, and what tracebacks show
+
 
 class InputTypeError(InputError, TypeError):
     """An argument has the wrong type or number format."""
@@ -26,6 +28,8 @@ class InputTypeError(InputError, TypeError):
 
 class MissingExtraError(ImportError):
     """An optional dependency is not installed; the message holds the command that installs it."""
+
+    __module__ = "overt"
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(
@@ -50,15 +54,14 @@ def _numpy_namespace() -> Any:
 def floating(name: str, value: Any, *, ndim: int | None = None) -> Array:
     """Return `value` as a finite, non-empty, real floating-point array.
 
-    Lists are converted to float64. Arrays of integers are refused: their meaning (counts, indices,
-    rounded data) is for the caller to say.
+    Lists, and arrays and tensors of whole numbers, are converted to float64.
     """
     if isinstance(value, (list, tuple)):
         try:
             entries = np.asarray(value)
         except (TypeError, ValueError) as error:
             raise InputTypeError(f"{name} must hold numbers only: {error}") from None
-        if entries.dtype.kind not in "biuf":
+        if entries.dtype.kind not in "iuf":
             raise InputTypeError(f"{name} must hold numbers only, got {value!r}")
         value = entries.astype(float)
     if type(value) is not np.ndarray and (
@@ -69,15 +72,13 @@ def floating(name: str, value: Any, *, ndim: int | None = None) -> Array:
             f"got {type(value).__name__}"
         )
     xp = namespace(value)
-    if not (
-        value.dtype.kind == "f"
-        if type(value) is np.ndarray
-        else xp.isdtype(value.dtype, "real floating")
-    ):
-        raise InputTypeError(
-            f"{name} must be an array of floating-point numbers, got {value.dtype}; "
-            f"convert it first, for example with {name}.astype(float)"
-        )
+    plain = type(value) is np.ndarray  # told at once, the common case
+    if not (value.dtype.kind == "f" if plain else xp.isdtype(value.dtype, "real floating")):
+        if not xp.isdtype(value.dtype, "integral"):
+            raise InputTypeError(
+                f"{name} must be an array of floating-point or whole numbers, got {value.dtype}"
+            )
+        value = xp.astype(value, xp.float64)
     if ndim is not None and value.ndim != ndim:
         raise InputError(f"{name} must have {ndim} dimension(s), got shape {tuple(value.shape)}")
     if 0 in value.shape:

@@ -1,16 +1,36 @@
-"""Matrices from files: .npy, .npz, .csv, .tsv, .txt and Matrix Market .mtx."""
+"""Files: written whole or not at all; matrices read from .npy, .npz, .csv, .tsv, .txt and .mtx."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from overt._check import InputError
 
 ACCEPTED = (".npy", ".npz", ".csv", ".tsv", ".txt", ".mtx")
+
+
+def write_whole(
+    path: str | os.PathLike[str], content: bytes | str | Callable[[IO[bytes]], Any]
+) -> Path:
+    """Write a file so that a reader finds the old or the new content, even after a crash.
+
+    `content` is bytes, text, or a function that writes to an open file.
+    """
+    path = Path(path)
+    temporary = path.with_name(path.name + ".part")
+    with temporary.open("wb") as file:
+        if callable(content):
+            content(file)
+        else:
+            file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+    return temporary.replace(path)
 
 
 def read_matrix(path: str | os.PathLike[str]) -> Any:

@@ -10,6 +10,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from overt._files import write_whole
+
 _STYLE = """
 :root { --ink: #1c2733; --quiet: #5b6b7b; --line: #dde4ea; --accent: #1f6f8b; --bad: #b3261e; }
 * { box-sizing: border-box; }
@@ -89,18 +91,15 @@ class Page:
         )
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(path.name + ".part")
-        temporary.write_text(
+        return write_whole(
+            path,
             '<!doctype html><html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             f"<title>{escape(self._title)}</title><style>{_STYLE}</style></head><body>"
             f'<h1>{escape(self._title)}</h1><p class="lead">{escape(self._lead)}</p>'
             f"<nav>{links}</nav>{''.join(self._body)}<footer>{escape(footer)}</footer>"
             "</body></html>",
-            encoding="utf-8",
         )
-        temporary.replace(path)
-        return path
 
 
 def _heading(name: str, cells: Sequence[str]) -> str:

@@ -14,47 +14,14 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
 from overt._check import InputError, choice, generator, number, whole
-from overt._types import Array, Floats, Ints, Seed
-
-
-@dataclass(frozen=True)
-class Ratings:
-    """Ratings as triplets of indices.
-
-    `user_ids` and `item_ids` are the original identifiers, `timestamp` may be missing.
-    """
-
-    rows: Ints
-    cols: Ints
-    values: Floats
-    shape: tuple[int, int]
-    user_ids: Array | None = None
-    item_ids: Array | None = None
-    timestamp: Ints | None = None
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def split(self, holdout: float = 0.1, seed: int = 0) -> tuple[Ints, Ints]:
-        """Return positions (train, test): test is the start of a random permutation."""
-        share = number("holdout", holdout, exclusive=True)
-        if share >= 1:
-            raise InputError(f"holdout must be below 1, got {holdout}")
-        order = np.random.default_rng(seed).permutation(len(self))
-        cut = int(share * len(self))
-        return order[cut:], order[:cut]
-
-    def to_sparse(self, chosen: Ints | slice = slice(None)) -> Any:
-        """Return (some of) the ratings as a scipy CSR matrix, users x items."""
-        from scipy.sparse import coo_array
-
-        entries = (self.values[chosen], (self.rows[chosen], self.cols[chosen]))
-        return coo_array(entries, shape=self.shape).tocsr()
+from overt._files import write_whole
+from overt._types import Floats, Ints, Seed
+from overt.entries import Entries
 
 
 @dataclass(frozen=True)
@@ -72,7 +39,7 @@ class _Archive:
         """Name of the folder inside the archive."""
         return {"ml-10m": "ml-10M100K"}.get(self.folder, self.folder)
 
-    def places(self, home: Path) -> dict[Path, Callable[[Path], Ratings]]:
+    def places(self, home: Path) -> dict[Path, Callable[[Path], Entries]]:
         """Return where the data set may be in a folder, and what reads it there."""
         return {
             home / f"{self.folder}.npz": _from_npz,
@@ -80,12 +47,12 @@ class _Archive:
             home / f"{self.folder}.zip": self.from_zip,
         }
 
-    def from_text(self, path: Path) -> Ratings:
+    def from_text(self, path: Path) -> Entries:
         """Read the unpacked ratings file."""
         with path.open("rb") as file:
             return _parse(file, self)
 
-    def from_zip(self, path: Path) -> Ratings:
+    def from_zip(self, path: Path) -> Entries:
         """Read the ratings file inside the original archive."""
         with zipfile.ZipFile(path) as box, box.open(f"{self.inner}/{self.file}") as member:
             return _parse(member, self)
@@ -106,7 +73,7 @@ LICENSE = (
 
 def movielens(
     size: str = "100k", folder: str | os.PathLike[str] | None = None, *, download: bool = False
-) -> Ratings:
+) -> Entries:
     """Read MovieLens: size "100k", "1m", "10m" or "25m"."""
     archive = _MOVIELENS[choice("size", size, MOVIELENS)]
     home = data_folder(folder)
@@ -164,7 +131,7 @@ def generate_ratings(
     popularity: float = 1.0,
     noise_law: Callable[[np.random.Generator, int], Floats] | None = None,
     seed: Seed = 0,
-) -> tuple[Ratings, Callable[[Ints, Ints], Floats]]:
+) -> tuple[Entries, Callable[[Ints, Ints], Floats]]:
     """Draw ratings from a low-rank matrix with biases, skewed popularity and noise.
 
     Entry (a, b) is 3.5 + row bias + column bias + u_a . v_b + noise; factors explain about as much
@@ -179,7 +146,7 @@ def generate_ratings(
         Standard deviation of the noise, and its law (standard normal if None) as a function of
         (generator, count).
     scale
-        Ratings are rounded to whole numbers in this range; None keeps real numbers.
+        Entries are rounded to whole numbers in this range; None keeps real numbers.
     popularity
         0 for uniform, 1 for the usual long tail, more for a longer one.
     seed
@@ -207,7 +174,7 @@ def generate_ratings(
     values = truth(rows, cols) + number("noise", noise) * draw(rng, count)
     if scale is not None:
         values = np.clip(np.round(values), *scale)
-    return Ratings(rows, cols, values, (m, n)), truth
+    return Entries(rows, cols, values, (m, n)), truth
 
 
 def _pairs(
@@ -231,26 +198,12 @@ def _pairs(
     return keys // n, keys % n
 
 
-def _ratings(user: Any, item: Any, rating: Any, timestamp: Any) -> Ratings:
-    user_ids, rows = np.unique(user, return_inverse=True)
-    item_ids, cols = np.unique(item, return_inverse=True)
-    return Ratings(
-        rows.astype(np.int64),
-        cols.astype(np.int64),
-        np.asarray(rating, dtype=np.float64),
-        (len(user_ids), len(item_ids)),
-        user_ids,
-        item_ids,
-        None if timestamp is None else np.asarray(timestamp, dtype=np.int64),
-    )
-
-
-def _from_npz(path: Path) -> Ratings:
+def _from_npz(path: Path) -> Entries:
     with np.load(path) as data:
-        return _ratings(data["user"], data["item"], data["rating"], data.get("timestamp"))
+        return Entries.from_ids(data["user"], data["item"], data["rating"], data.get("timestamp"))
 
 
-def _parse(file: IO[bytes], archive: _Archive) -> Ratings:
+def _parse(file: IO[bytes], archive: _Archive) -> Entries:
     """Read user, item, rating, timestamp."""
     with io.TextIOWrapper(file, "utf-8") as lines:
         # np.loadtxt knows only separators of one character.
@@ -260,7 +213,7 @@ def _parse(file: IO[bytes], archive: _Archive) -> Ratings:
             skiprows=int(archive.header),
             ndmin=2,
         )
-    return _ratings(
+    return Entries.from_ids(
         columns[:, 0].astype(np.int64),
         columns[:, 1].astype(np.int64),
         columns[:, 2],
@@ -286,6 +239,4 @@ def _download(archive: _Archive, target: Path) -> None:
     found = hashlib.md5(data, usedforsecurity=False).hexdigest()
     if found != archive.md5:
         raise InputError(f"{url} has the checksum {found}, expected {archive.md5}; try again")
-    temporary = target.with_name(target.name + ".part")
-    temporary.write_bytes(data)
-    temporary.replace(target)
+    write_whole(target, data)

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import json
 import os
+import types
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from itertools import count, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, get_args, get_origin, get_type_hints
+from zipfile import BadZipFile
 
 import numpy as np
 
 from overt._check import InputError
+from overt._files import write_whole
 from overt._types import Bools, Floats, Ints
 
 
@@ -59,6 +63,14 @@ _EXPLANATIONS = {
 class Result:
     """Base of all results: printing, conversion and storage. Fields belong to the subclasses."""
 
+    __hash__ = None  # type: ignore[assignment]  # arrays have no hash either
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the other result has the same type and, NaN included, the same values."""
+        if type(self) is not type(other):
+            return NotImplemented
+        return all(_same(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+
     def __repr__(self) -> str:
         body = ", ".join(f"{f.name}={_brief(getattr(self, f.name))}" for f in fields(self))
         return f"{type(self).__name__}({body})"
@@ -68,29 +80,37 @@ class Result:
         return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the result to `path` as .npz or .json, whole or not at all."""
-        path = Path(path)
-        temporary = path.with_name(path.name + ".part")
-        if path.suffix == ".json":
-            temporary.write_text(json.dumps(self.to_dict()))
-        elif path.suffix == ".npz":
-            arrays: dict[str, Any] = {}
-            header: dict[str, Any] = {}
-            for f in fields(self):
-                value = getattr(self, f.name)
-                if isinstance(value, np.ndarray):
-                    arrays[f.name] = value
-                elif isinstance(value, tuple) and value and isinstance(value[0], np.ndarray):
-                    arrays |= {f"{f.name}_{i + 1}": v for i, v in enumerate(value)}
-                else:
-                    header[f.name] = _plain(value)
-            arrays["header"] = np.array(json.dumps(header))
-            with temporary.open("wb") as file:
-                np.savez_compressed(file, **arrays)
-        else:
+        """Write the result to `path` as .npz or .json, whole or not at all, for `load`."""
+        if Path(path).suffix == ".json":
+            return write_whole(path, json.dumps(self.to_dict()))
+        if Path(path).suffix != ".npz":
             raise InputError(f"path must end in .npz or .json, got {path}")
-        temporary.replace(path)
-        return path
+        arrays: dict[str, Any] = {}
+        header: dict[str, Any] = {}
+        for f in fields(self):
+            value = _numpy(getattr(self, f.name))
+            if isinstance(value, np.ndarray):
+                arrays[f.name] = value
+            elif isinstance(value, tuple) and value and isinstance(value[0], np.ndarray):
+                arrays |= {f"{f.name}_{i + 1}": v for i, v in enumerate(value)}
+            else:
+                header[f.name] = _plain(value)
+        arrays["header"] = np.array(json.dumps(header))
+        return write_whole(path, lambda file: np.savez_compressed(file, **arrays))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a result of this class that `save` wrote; NaN stands where JSON has null."""
+        try:
+            if Path(path).suffix == ".json":
+                stored = json.loads(Path(path).read_text())
+            else:
+                with np.load(path, allow_pickle=False) as archive:
+                    stored = dict(archive)
+                stored |= json.loads(str(stored.pop("header")))
+            return _restored(cls, stored)
+        except (OSError, EOFError, BadZipFile, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path} holds no {cls.__name__} ({error})") from None
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -207,7 +227,56 @@ class Trace(Result):
         return self.weights[index]
 
 
+def _numpy(value: Any) -> Any:
+    """Return a PyTorch tensor as a NumPy array, and anything else as it is."""
+    return value.detach().cpu().numpy() if hasattr(value, "detach") else value
+
+
+def _same(one: Any, other: Any) -> bool:
+    one, other = _numpy(one), _numpy(other)
+    if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, (np.ndarray, float)):
+        inexact = np.asarray(one).dtype.kind in "fc" and np.asarray(other).dtype.kind in "fc"
+        return np.array_equal(one, other, equal_nan=inexact)
+    return bool(one == other)
+
+
+def _restored(cls: Any, stored: dict[str, Any]) -> Any:
+    """Build a result from what `save` wrote of its fields."""
+    hints = get_type_hints(cls)
+    values = {}
+    for f in fields(cls):
+        if f.name not in stored and f"{f.name}_1" in stored:
+            parts = takewhile(stored.__contains__, (f"{f.name}_{i}" for i in count(1)))
+            values[f.name] = tuple(stored[part] for part in parts)
+        else:
+            values[f.name] = _as(hints[f.name], stored[f.name])
+    return cls(**values)
+
+
+def _as(hint: Any, value: Any) -> Any:
+    """Return a stored value as the type that a field announces."""
+    origin, kinds = get_origin(hint), get_args(hint)
+    if origin is types.UnionType:
+        return None if value is None else _as(kinds[0], value)
+    if origin is np.ndarray and not isinstance(value, np.ndarray):
+        # null in an array of numbers is NaN, which JSON lacks
+        array = np.array(value)
+        return np.array(value, dtype=float) if array.dtype == object else array
+    if origin is tuple:
+        return tuple(
+            _as(kinds[0] if kinds[-1] is ... else kinds[i], v) for i, v in enumerate(value)
+        )
+    if isinstance(hint, type) and issubclass(hint, Result):
+        return _restored(hint, value)
+    if hint is float:
+        return float("nan" if value is None else value)
+    return Status(value) if hint is Status else value
+
+
 def _plain(value: Any) -> Any:
+    value = _numpy(value)
     match value:
         case Result():
             return value.to_dict()

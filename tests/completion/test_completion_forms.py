@@ -7,13 +7,12 @@ import pytest
 import scipy.optimize
 
 import overt
-from overt import datasets, penalty
+from overt import Entries, datasets, penalty
 from overt.completion import DropoutCompletion
 from overt.completion.engine import LocalEngine
 from overt.completion.fixed import Fixed
 from overt.completion.learned import Learned
 from overt.completion.problem import Problem
-from overt.completion.ratings import triplets
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +55,7 @@ def test_fixed_reaches_a_stationary_point(ratings, biases):
 def test_row_update_is_the_normal_equation(ratings):
     """Row a solves (sum v v' + lam diag(sum v o v)) u = sum y v, checked entry by entry."""
     problem = Problem.build(
-        triplets(ratings.rows, ratings.cols, ratings.values), 3, biases=False, standard=False
+        Entries(ratings.rows, ratings.cols, ratings.values), 3, biases=False, standard=False
     )
     form = Fixed.start(problem, 0.4, 0.0, seed=1)
     V = form.means[1].copy()
@@ -112,7 +111,7 @@ def test_per_factor_drop_probs(ratings):
 @pytest.mark.parametrize("full", [True, False])
 def test_learned_objective_never_rises(ratings, full):
     problem = Problem.build(
-        triplets(ratings.rows, ratings.cols, ratings.values), 5, biases=True, standard=True
+        Entries(ratings.rows, ratings.cols, ratings.values), 5, biases=True, standard=True
     )
     form = Learned.start(problem, 0, full=full)
     with LocalEngine(1) as engine:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import numpy as np
 import typer
 from rich.markup import escape
 
 from overt._check import InputError, drop_prob
+from overt._files import write_whole
 from overt.cli.base import app, console, fail, show_table
 
 HELD_OUT = "held-out.csv"
@@ -55,7 +57,7 @@ def complete(
     killed, goes on with --resume. Try: [bold]overt complete ratings.csv --predict pairs.csv[/bold]
     """
     from overt.completion import DropoutCompletion, files
-    from overt.completion.checkpoint import Checkpoint, write_bytes
+    from overt.completion.checkpoint import Checkpoint
 
     start = time.perf_counter()
     setting: Any = prob if prob in ("learn", "auto") else drop_prob(_number(prob), "--drop-prob")
@@ -100,7 +102,7 @@ def complete(
             "interval_90_coverage": float(np.mean(np.abs(error) <= 1.6449 * std)),
         }
     summary["seconds"] = time.perf_counter() - start
-    write_bytes(out / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+    write_whole(out / "summary.json", json.dumps(summary, indent=1) + "\n")
     show_table(("what", "value"), list(summary.items()))
     if pairs is not None:
         _account("pairs", pairs, out / "rejected-pairs.csv")
@@ -242,12 +244,15 @@ def _held_out(path: Path, row: str) -> list[str]:
 
 def _write_csv(path: Path, header: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
     """Write a file that is whole or not there."""
-    temporary = path.with_name(path.name + ".part")
-    with temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
+
+    def write(file: IO[bytes]) -> None:
+        text = io.TextIOWrapper(file, "utf-8", newline="")
+        writer = csv.writer(text)
         writer.writerow(header)
         writer.writerows(lines)
-    temporary.replace(path)
+        text.detach()
+
+    write_whole(path, write)
 
 
 def _number(text: str) -> float:

@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 
 from overt._check import InputError, MissingExtraError
+from overt._files import write_whole
 from overt.cli.base import app, console, show_table
 from overt.cli.models import build_model, read_batches
 
@@ -54,7 +55,7 @@ def compress(
     from overt.nn.compression import loading
 
     try:
-        from safetensors.torch import save_file
+        from safetensors.torch import save
     except ModuleNotFoundError:
         raise MissingExtraError("safetensors", "torch") from None
 
@@ -71,12 +72,12 @@ def compress(
     state = {
         name: tensor.detach().contiguous().clone() for name, tensor in small.state_dict().items()
     }
-    save_file(state, out / "compressed.safetensors")
+    write_whole(out / "compressed.safetensors", save(state))
     report.save(out / "compress.json")
     source, _, function = model.rpartition(":")
     program = loading(report.recipe, _importing(Path(source).resolve(), function),
                       "compressed.safetensors")  # fmt: skip
-    (out / "load.py").write_text(program)
+    write_whole(out / "load.py", program)
     if as_json:
         typer.echo(json.dumps(report.to_dict()))
         return

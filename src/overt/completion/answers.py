@@ -11,7 +11,7 @@ import numpy as np
 from overt._check import InputError, InputTypeError, whole
 from overt._types import Array, Floats
 from overt.completion.model import Model
-from overt.completion.ratings import Triplets, identifiers, observed
+from overt.entries import Entries, identifiers, observed
 from overt.results import Result
 
 BLOCK = 1 << 22
@@ -21,7 +21,7 @@ BLOCK = 1 << 22
 class Index:
     """Translates what users call rows and columns into indices, and finds a row's entries."""
 
-    def __init__(self, entries: Triplets) -> None:
+    def __init__(self, entries: Entries) -> None:
         self._entries = entries
         self._order: Array | None = None
         self._sorted: dict[tuple[str, bool], tuple[Array, Array]] = {}

@@ -14,7 +14,7 @@ from overt import penalty
 from overt._check import InputError, number
 from overt._types import Floats
 from overt.completion.model import Model
-from overt.completion.ratings import Triplets
+from overt.entries import Entries
 from overt.results import Result
 
 
@@ -52,14 +52,14 @@ class Bound(Result):
     vacuous: bool
 
 
-def explicit_regularizer(model: Model, entries: Triplets) -> float:
+def explicit_regularizer(model: Model, entries: Entries) -> float:
     """R = mean over entries of sum_i U_ai^2 V_bi^2 (thesis, Proposition 3, without lam)."""
     U, V = _factors(model)
     # penalty.completion has the factor lam, which is 1 at drop_prob 1/2.
     return float(penalty.completion(U, V, entries.rows, entries.cols, 0.5))
 
 
-def weighted_trace_norm(model: Model, entries: Triplets) -> float:
+def weighted_trace_norm(model: Model, entries: Entries) -> float:
     """|diag(sqrt p) U V' diag(sqrt q)|_* from QR factors of the two sides."""
     U, V = _factors(model)
     p = np.bincount(entries.rows, minlength=len(U)) / len(entries)
@@ -70,7 +70,7 @@ def weighted_trace_norm(model: Model, entries: Triplets) -> float:
 
 
 def generalization_bound(
-    model: Model, entries: Triplets, delta: float = 0.05, constant: float = 1.5
+    model: Model, entries: Entries, delta: float = 0.05, constant: float = 1.5
 ) -> Bound:
     """L(g(UV')) <= Lhat + 8 sqrt((2 K^2 alpha d2 log d2 + log(2/delta)/4)/n) (thesis, Theorem 11).
 

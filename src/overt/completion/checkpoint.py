@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from overt._check import InputError, MissingExtraError
+from overt._files import write_whole
 from overt._types import Array
 from overt.completion.fixed import Fixed
 from overt.completion.learned import Learned, Prior
@@ -98,7 +98,7 @@ def write_arrays(path: Path, arrays: dict[str, Array], metadata: dict[str, str])
     """Write arrays as safetensors, whole or not at all; return the file's checksum."""
     save = _safetensors().numpy.save
     data = save({name: np.ascontiguousarray(a) for name, a in arrays.items()}, metadata)
-    write_bytes(path, data)
+    write_whole(path, data)
     return _checksum(data)
 
 
@@ -117,16 +117,6 @@ def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, str], str]:
 
 def _checksum(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file so that a reader finds the old or the new content, even after a crash."""
-    temporary = path.with_name(path.name + ".part")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def _safetensors() -> Any:

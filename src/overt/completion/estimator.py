@@ -16,9 +16,10 @@ from overt._types import Array, Seed
 from overt.completion import answers, bounds, store
 from overt.completion.answers import Completed, Explanation, NewRow, Recommendation
 from overt.completion.fitting import Fit, fit_entries
-from overt.completion.ratings import Triplets, aligned, observed, pairs, triplets
+from overt.completion.ratings import aligned
 from overt.completion.refresh import refresh
 from overt.completion.settings import Settings
+from overt.entries import Entries, observed, pairs
 
 Path = str | os.PathLike[str]
 
@@ -146,9 +147,9 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         on_sweep: Callable[[int, float], None] | None = None,
     ) -> Self:
         """Fit to entries given as three arrays; `on_sweep(sweeps done, objective)` may watch."""
-        return self.fit_entries(triplets(rows, cols, values, shape), on_sweep=on_sweep)
+        return self.fit_entries(Entries(rows, cols, values, shape), on_sweep=on_sweep)
 
-    def fit_entries(self, entries: Triplets, **how: Any) -> Self:
+    def fit_entries(self, entries: Entries, **how: Any) -> Self:
         """Fit to checked triplets; `how` is what `overt.completion.fitting.fit_entries` takes."""
         return self.adopt(entries, fit_entries(self._settings(), entries, **how))
 
@@ -158,7 +159,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
             given["seed"] = int(generator(self.seed).integers(1 << 31))
         return Settings(**given)
 
-    def adopt(self, entries: Triplets, fit: Fit) -> Self:
+    def adopt(self, entries: Entries, fit: Fit) -> Self:
         """Take over a fit of these entries."""
         model, k = fit.model, fit.model.n_factors
         self.entries_, self.model_ = entries, model

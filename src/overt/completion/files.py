@@ -21,9 +21,8 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError, MissingExtraError, choice
+from overt._files import write_whole
 from overt._types import Array, Floats, Ints
-from overt.completion.checkpoint import write_bytes
-from overt.completion.ratings import Triplets, triplets
 from overt.completion.text import (
     Dialect,
     compression,
@@ -33,6 +32,7 @@ from overt.completion.text import (
     numbered_lines,
     places_of,
 )
+from overt.entries import Entries
 
 DUPLICATES = ("mean", "last", "error")
 
@@ -60,7 +60,7 @@ class Table:
     header: tuple[str, ...] = ()
 
 
-def read_ratings(path: str | os.PathLike[str], duplicates: str = "mean") -> tuple[Triplets, Table]:
+def read_ratings(path: str | os.PathLike[str], duplicates: str = "mean") -> tuple[Entries, Table]:
     """Read row identifier, column identifier, value; entries given twice are merged.
 
     duplicates
@@ -71,7 +71,7 @@ def read_ratings(path: str | os.PathLike[str], duplicates: str = "mean") -> tupl
     if not len(table.values):
         raise InputError(f"{path} has no usable line (row, column, value)" + _first(table))
     shape = (len(table.row_ids), len(table.col_ids))
-    entries = triplets(table.rows, table.cols, table.values, shape)
+    entries = Entries(table.rows, table.cols, table.values, shape)
     return replace(entries, row_ids=table.row_ids, col_ids=table.col_ids), table
 
 
@@ -92,7 +92,7 @@ def write_rejected(path: Path, table: Table) -> None:
     writer = csv.writer(text)
     writer.writerow(("line", "reason", "content"))
     writer.writerows(table.rejected)
-    write_bytes(path, text.getvalue().encode("utf-8", "replace"))
+    write_whole(path, text.getvalue().encode("utf-8", "replace"))
 
 
 def _read(path: Path, duplicates: str | None, names: Sequence[str] = ()) -> Table:

@@ -18,11 +18,11 @@ from overt.completion.fixed import Fixed
 from overt.completion.learned import Learned, balanced
 from overt.completion.model import Model, from_learned, from_point
 from overt.completion.problem import Problem
-from overt.completion.ratings import Triplets
 from overt.completion.reference import unpack
 from overt.completion.sampled import Sampled
 from overt.completion.settings import Settings
 from overt.completion.sgd import Descent
+from overt.entries import Entries
 from overt.results import Status
 
 PATH = (0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02)
@@ -52,11 +52,11 @@ Watch = Callable[[int, float], None]
 
 def fit_entries(
     settings: Settings,
-    entries: Triplets,
+    entries: Entries,
     *,
     on_sweep: Watch | None = None,
     on_form: Callable[[Any], None] | None = None,
-    holdout: Triplets | None = None,
+    holdout: Entries | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> Fit:
     """Fit the form that the settings name; see `DropoutCompletion`.
@@ -93,7 +93,7 @@ class _Watch:
         bar: Meter,
         on_sweep: Watch | None,
         on_form: Callable[[Any], None] | None,
-        holdout: Triplets | None,
+        holdout: Entries | None,
     ) -> None:
         self._problem, self._bar = problem, bar
         self._on_sweep, self._on_form, self._holdout = on_sweep, on_form, holdout
@@ -194,7 +194,7 @@ def _fit_sgd(
     return Fit(from_point(form, limits, settings.ridge), form.history, status, settings.drop_prob)
 
 
-def _choose(settings: Settings, entries: Triplets, engine: Engine) -> tuple[Settings, Floats]:
+def _choose(settings: Settings, entries: Entries, engine: Engine) -> tuple[Settings, Floats]:
     """Try a path of drop probabilities, each warm-started, on a held-out tenth."""
     order = np.random.default_rng([settings.seed, 1]).permutation(len(entries))
     held, kept = np.sort(order[: len(entries) // 10]), np.sort(order[len(entries) // 10 :])

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from overt._types import Array, Ints
-from overt.completion.ratings import DOUBLE_BELOW, Grouped, Triplets, regroup
+from overt.completion.ratings import DOUBLE_BELOW, Grouped, regroup
+from overt.entries import Entries
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Problem:
     @classmethod
     def build(
         cls,
-        entries: Triplets,
+        entries: Entries,
         n_factors: int,
         *,
         biases: bool,

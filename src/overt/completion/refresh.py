@@ -14,14 +14,14 @@ from overt.completion.fixed import Fixed
 from overt.completion.learned import Learned
 from overt.completion.model import Model, from_learned, from_point
 from overt.completion.problem import Problem
-from overt.completion.ratings import Triplets
 from overt.completion.settings import Settings
+from overt.entries import Entries
 from overt.results import Status
 
 
 def refresh(
-    settings: Settings, model: Model, old: Triplets, new: Triplets, sweeps: int
-) -> tuple[Triplets, Fit]:
+    settings: Settings, model: Model, old: Entries, new: Entries, sweeps: int
+) -> tuple[Entries, Fit]:
     """Merge new entries into old ones and solve again for the rows and columns they touch.
 
     `settings` has the drop probability that was fitted.
@@ -34,7 +34,7 @@ def refresh(
     shape = (max(old.shape[0], new.shape[0]), max(old.shape[1], new.shape[1]))
     key = old.rows * shape[1] + old.cols
     kept = ~np.isin(key, new.rows * shape[1] + new.cols)
-    entries = Triplets(
+    entries = Entries(
         np.concatenate([old.rows[kept], new.rows]),
         np.concatenate([old.cols[kept], new.cols]),
         np.concatenate([old.values[kept], new.values]),

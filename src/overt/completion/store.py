@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from overt._check import InputError
-from overt.completion.checkpoint import read_arrays, write_arrays, write_bytes
+from overt._files import write_whole
+from overt.completion.checkpoint import read_arrays, write_arrays
 from overt.completion.fitting import Fit
 from overt.completion.learned import Prior
 from overt.completion.model import Model
-from overt.completion.ratings import Triplets
+from overt.entries import Entries
 from overt.results import Status
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def save(path: str | os.PathLike[str], estimator: DropoutCompletion) -> None:
     }
     kind = {"kind": "overt completion model"}
     header["checksum"] = write_arrays(folder / "model.safetensors", arrays, kind)
-    write_bytes(folder / "model.json", (json.dumps(header) + "\n").encode())
+    write_whole(folder / "model.json", json.dumps(header) + "\n")
 
 
 def load(path: str | os.PathLike[str], estimator: DropoutCompletion) -> None:
@@ -97,7 +98,7 @@ def load(path: str | os.PathLike[str], estimator: DropoutCompletion) -> None:
 def _fill(estimator: DropoutCompletion, header: dict[str, Any], arrays: dict[str, Any]) -> None:
     estimator.set_params(**header["parameters"])
     ids = [None if header[n] is None else np.array(header[n]) for n in ("row_ids", "col_ids")]
-    entries = Triplets(
+    entries = Entries(
         arrays["rows"].astype(np.int64),
         arrays["cols"].astype(np.int64),
         arrays["values"],

@@ -9,9 +9,10 @@ import numpy as np
 
 from overt import datasets
 from overt.completion import DropoutCompletion
+from overt.entries import Entries
 
 
-def load(name: str) -> datasets.Ratings:
+def load(name: str) -> Entries:
     """Return generated ratings, or MovieLens by size; "largest" is the largest present."""
     if name == "generated":
         return datasets.generate_ratings(300, 200, 8_000, rank=3, noise=0.5, seed=0)[0]
@@ -66,12 +67,9 @@ def measure(
         last = time.perf_counter()
 
     low, high = float(ratings.values.min()), float(ratings.values.max())
-    state["parts"] = [
-        (ratings.rows[part], ratings.cols[part], ratings.values[part]) for part in (train, test)
-    ]
-    entries = state["parts"][0]
+    state["parts"] = [(part.rows, part.cols, part.values) for part in (train, test)]
     last = time.perf_counter()
-    model.fit_entries(_triplets(entries, ratings.shape), on_form=watch)
+    model.fit_entries(train, on_form=watch)
     return {**curve, "entries": len(ratings)}
 
 
@@ -91,10 +89,3 @@ def _dots(rows: Any, cols: Any, U: Any, V: Any) -> Any:
     out = np.empty(len(rows))
     dots(rows, cols, U, V, out)
     return out
-
-
-def _triplets(entries: Any, shape: tuple[int, int]) -> Any:
-    from overt.completion.ratings import triplets
-
-    rows, cols, values = entries
-    return triplets(rows, cols, values, shape)

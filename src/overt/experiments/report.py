@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from overt._check import MissingExtraError
+from overt._files import write_whole
 from overt.experiments.base import Experiment, Finding, Row
 
 
@@ -34,5 +35,5 @@ def write(
         "rows": len(rows),
         "findings": [dataclasses.asdict(finding) for finding in findings],
     }
-    stem.with_suffix(".json").write_text(json.dumps(summary, indent=2) + "\n")
+    write_whole(stem.with_suffix(".json"), json.dumps(summary, indent=2) + "\n")
     return findings, picture

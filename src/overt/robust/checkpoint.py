@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from overt._check import InputError, MissingExtraError
+from overt._files import write_whole
 from overt.robust.memory import Memory
 from overt.robust.plain import pack, unpack
 
@@ -55,11 +56,9 @@ class Checkpoint:
             "sums": sums,
         }
         text = json.dumps({name: pack(part, name, tensors) for name, part in parts.items()})
-        temporary = self._path.with_name(self._path.name + ".part")
         # Tied weights share memory, which the format does not store; copies are the same values.
         flat = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
-        _safetensors().torch.save_file(flat, temporary, metadata={"overt": text})
-        temporary.replace(self._path)
+        write_whole(self._path, _safetensors().torch.save(flat, metadata={"overt": text}))
 
     def load(self, history: list[dict[str, float]]) -> tuple[int, list[float] | None]:
         """Restore the state if there is one; return batches done in its epoch, and their sums."""

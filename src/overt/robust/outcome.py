@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -50,24 +46,8 @@ class AttackResult(Result):
         """Share of the points that were not fooled."""
         return 1 - float(self.success.double().mean())
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain dicts, lists, numbers and strings, ready for JSON."""
-        return Result.to_dict(self._arrays())
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the result to `path` as .npz or .json, whole or not at all."""
-        return Result.save(self._arrays(), path)
-
     def __repr__(self) -> str:
         return (
             f"AttackResult({int(self.success.sum())} of {len(self.success)} points fooled, "
             f"x={tuple(self.x.shape)}, gradients={self.gradients}, status='{self.status}')"
         )
-
-    def _arrays(self) -> AttackResult:
-        changes: dict[str, Any] = {
-            f.name: value.cpu().numpy()
-            for f in dataclasses.fields(self)
-            if isinstance(value := getattr(self, f.name), Tensor)
-        }
-        return dataclasses.replace(self, **changes)

@@ -23,8 +23,7 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
     )
     ratings, _ = datasets.generate_ratings(2000, 400, 60_000, rank=4, noise=0.6, seed=seed)
     train, test = ratings.split(0.1, seed=seed)
-    given = (ratings.rows[train], ratings.cols[train], ratings.values[train])
-    asked, truth = (ratings.rows[test], ratings.cols[test]), ratings.values[test]
+    asked, truth = (test.rows, test.cols), test.values
     table, models = [], {}
     for name, settings in (
         ("no dropout", {"drop_prob": 0.0}),
@@ -34,7 +33,7 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
         ("learned, 20 draws averaged", {"average": 20}),
     ):
         model = DropoutCompletion(12, max_sweeps=30, **settings, seed=seed)
-        model.fit_triplets(*given, shape=ratings.shape)
+        model.fit(train)
         predicted, std = model.predict(*asked, return_std=True)
         error = truth - predicted
         models[name] = model
@@ -47,7 +46,7 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
                 model.n_sweeps_,
             )
         )
-    baseline = float(np.sqrt(np.mean((truth - given[2].mean()) ** 2)))
+    baseline = float(np.sqrt(np.mean((truth - train.values.mean()) ** 2)))
     page.table(
         ("how", "held-out RMSE", "inside their 90 % interval", "drop probability", "sweeps"), table
     )

@@ -9,6 +9,7 @@ import numpy as np
 
 import overt
 from overt import equalize, experiments, penalty, spectral
+from overt._files import write_whole
 from overt._html import Page
 from overt._progress import meter
 from overt._types import Array
@@ -104,7 +105,7 @@ def statements(page: Page, folder: Path, seed: int) -> bool:
             for v in verdicts
         ],
     )
-    (folder / "verify.json").write_text(json.dumps([v.to_dict() for v in verdicts], indent=1))
+    write_whole(folder / "verify.json", json.dumps([v.to_dict() for v in verdicts], indent=1))
     skipped = [v for v in verdicts if v.verdict == "skipped"]
     if skipped:
         page.text(f"{len(skipped)} statements were skipped: {skipped[0].detail}")

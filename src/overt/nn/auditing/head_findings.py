@@ -126,8 +126,8 @@ def _curved_bounds(e: Examination, head: Head, R: Floats, centered: bool) -> lis
         ),
         LowerBound(
             at_size,
-            f"networks whose {'centered ' if centered else ''}mean logits have a nuclear norm of at "
-            f"most {size:.4g} (that of this one without noise), divided by sqrt(samples)",
+            f"networks whose {'centered ' if centered else ''}mean logits have a nuclear norm of "
+            f"at most {size:.4g} (that of this one without noise), divided by sqrt(samples)",
             "weak duality and Jensen's inequality",
         ),
     ]

@@ -1,0 +1,275 @@
+"""Observed entries of a matrix: the one type that estimators take, from whatever users have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+import numpy as np
+
+from overt._check import InputError, InputTypeError, generator, matrix, number, whole
+from overt._types import Array, Floats, Ints, Seed
+
+SPARSEST = 1000
+"""Rows or columns for each entry above which indices are taken for identifiers by mistake."""
+
+LARGEST = np.iinfo(np.int32).max
+"""Indices are stored in 32 bits."""
+
+
+@dataclass(frozen=True, init=False, repr=False, eq=False)
+class Entries:
+    """Observed entries (rows[n], cols[n]) of a matrix, with their values.
+
+    Parameters
+    ----------
+    rows, cols
+        Indices from 0.
+    values
+        Finite numbers; an entry may be observed more than once and then counts as often.
+    shape
+        Of the matrix, (rows, columns); the smallest that holds the indices if None.
+    row_ids, col_ids
+        The identifiers that indices stand for, where they are known.
+    times
+        When each entry was observed, where that is known.
+    truth
+        The whole matrix, if it is known; it serves to grade, never to fit.
+
+    Examples
+    --------
+    >>> import overt
+    >>> overt.Entries([0, 0, 1], [0, 1, 1], [5, 3, 4])
+    Entries(3 of 2 x 2)
+    """
+
+    rows: Ints
+    cols: Ints
+    values: Floats
+    shape: tuple[int, int]
+    row_ids: Array | None
+    col_ids: Array | None
+    times: Array | None
+    truth: Floats | None
+
+    def __init__(
+        self,
+        rows: Any,
+        cols: Any,
+        values: Any,
+        shape: Any = None,
+        row_ids: Array | None = None,
+        col_ids: Array | None = None,
+        times: Array | None = None,
+        truth: Any = None,
+    ) -> None:
+        rows, cols, values = index("rows", rows), index("cols", cols), _values(values)
+        if not len(rows) == len(cols) == len(values):
+            raise InputError(
+                "rows, cols and values must have the same length, got "
+                f"{len(rows)}, {len(cols)}, {len(values)}"
+            )
+        if not len(values):
+            raise InputError("there must be at least one observed entry, got 0")
+        shape = _shape(shape, (int(rows.max()) + 1, int(cols.max()) + 1), len(values))
+        truth = None if truth is None else np.asarray(matrix("truth", truth), dtype=float)
+        if truth is not None and truth.shape != shape:
+            raise InputError(f"truth must have the shape {shape}, got {truth.shape}")
+        checked = (rows, cols, values, shape, row_ids, col_ids, times, truth)
+        for f, value in zip(fields(self), checked, strict=True):
+            object.__setattr__(self, f.name, value)
+
+    @classmethod
+    def from_matrix(cls, A: Any) -> Self:
+        """Take what a sparse matrix stores, or what is neither NaN nor masked in a dense one."""
+        if hasattr(A, "tocoo"):
+            entries = A.tocoo()
+            if len(entries.shape) != 2:
+                raise InputError(f"the matrix must be two-dimensional, got {entries.shape}")
+            return cls(entries.row, entries.col, entries.data, entries.shape)
+        try:
+            if np.iscomplexobj(A):
+                raise TypeError("Complex data not supported")
+            dense: Floats = np.ma.filled(np.ma.asarray(A, dtype=float), np.nan)
+        except (TypeError, ValueError) as error:
+            raise InputTypeError(
+                "observed entries must be overt.Entries, a scipy sparse matrix, an array with NaN "
+                f"for what is missing, or a data frame, got {type(A).__name__} ({error})"
+            ) from None
+        if dense.ndim != 2:
+            raise InputError(f"the matrix must be two-dimensional, got shape {dense.shape}")
+        rows, cols = np.nonzero(~np.isnan(dense))
+        return cls(rows, cols, dense[rows, cols], dense.shape)
+
+    @classmethod
+    def from_ids(cls, rows: Any, cols: Any, values: Any, times: Any = None) -> Self:
+        """Take rows and columns that are named by identifiers (whole numbers or strings)."""
+        row_ids, a = np.unique(identifiers("rows", rows), return_inverse=True)
+        col_ids, b = np.unique(identifiers("cols", cols), return_inverse=True)
+        times = None if times is None else np.asarray(times)
+        return cls(a, b, values, (len(row_ids), len(col_ids)), row_ids, col_ids, times)
+
+    @classmethod
+    def sample(cls, truth: Any, count: int, seed: Seed = 0) -> Self:
+        """Observe `count` different entries of a known matrix, drawn uniformly."""
+        truth = np.asarray(matrix("truth", truth), dtype=float)
+        count = whole("count", count)
+        if count > truth.size:
+            raise InputError(f"count must be at most {truth.size} (all entries), got {count}")
+        chosen = generator(seed).choice(truth.size, size=count, replace=False)
+        rows, cols = np.divmod(np.sort(chosen), truth.shape[1])
+        return cls(rows, cols, truth[rows, cols], truth.shape, truth=truth)
+
+    def __repr__(self) -> str:
+        return f"Entries({len(self)} of {self.shape[0]} x {self.shape[1]})"
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def missing(self) -> tuple[Ints, Ints]:
+        """Rows and columns of the entries that are never observed, row by row."""
+        seen = np.zeros(self.shape, dtype=bool)
+        seen[self.rows, self.cols] = True
+        rows, cols = np.nonzero(~seen)
+        return rows, cols
+
+    def take(self, chosen: Array) -> Self:
+        """Return some of the entries, in a matrix of the same shape."""
+        return replace(
+            self,
+            rows=self.rows[chosen],
+            cols=self.cols[chosen],
+            values=self.values[chosen],
+            times=None if self.times is None else self.times[chosen],
+        )
+
+    def split(self, holdout: float = 0.1, seed: Seed = 0) -> tuple[Self, Self]:
+        """Return (train, held out): held out is the start of a random permutation."""
+        share = number("holdout", holdout, exclusive=True)
+        count = int(share * len(self))
+        if not 0 < count < len(self):
+            raise InputError(
+                f"holdout must leave entries on both sides, got {holdout} of {len(self)} entries"
+            )
+        order = generator(seed).permutation(len(self))
+        return self.take(order[count:]), self.take(order[:count])
+
+    def to_sparse(self) -> Any:
+        """Return the entries as a scipy CSR matrix; those observed more than once are summed."""
+        from scipy.sparse import coo_array
+
+        return coo_array((self.values, (self.rows, self.cols)), shape=self.shape).tocsr()
+
+
+def observed(X: Any, y: Any = None) -> Entries:
+    """Read the observed entries from what `fit` accepts.
+
+    - Entries, as they are;
+    - scipy sparse, rows x columns: stored entries are observed, explicit zeros included;
+    - a dense two-dimensional array with NaN for what is missing;
+    - a data frame of three columns: row identifier, column identifier, value;
+    - with `y`: an (n, 2) array (or data frame) of (row, col) pairs and their n values.
+    """
+    if y is not None:
+        rows, cols = pairs("with y, X", X)
+        if "U" in (rows.dtype.kind, cols.dtype.kind):
+            return Entries.from_ids(rows, cols, y)
+        return Entries(rows, cols, y)
+    if isinstance(X, Entries):
+        return X
+    if hasattr(X, "columns") and not isinstance(X, np.ndarray):
+        names = list(X.columns)
+        if len(names) != 3:
+            raise InputError(
+                "a data frame must have three columns (row, column, value), got "
+                f"{len(names)}: {', '.join(map(str, names[:6]))}"
+            )
+        return Entries.from_ids(*(np.asarray(X[name]) for name in names))
+    return Entries.from_matrix(X)
+
+
+def pairs(name: str, given: Any) -> tuple[Array, Array]:
+    """Return the two columns of an (n, 2) array or data frame of (row, col) pairs."""
+    both = np.asarray(given)
+    if both.ndim != 2 or both.shape[1] != 2:
+        raise InputError(
+            f"{name} must be an (n, 2) array of (row, col) pairs, got shape {both.shape}"
+        )
+    return identifiers("rows", both[:, 0]), identifiers("cols", both[:, 1])
+
+
+def identifiers(name: str, given: Any) -> Array:
+    """Return identifiers as an array of whole numbers if all are, of strings otherwise."""
+    ids = np.asarray(given)
+    if ids.ndim != 1:
+        raise InputError(f"{name} must be one-dimensional, got shape {ids.shape}")
+    if ids.dtype.kind in "iuU":
+        return ids
+    given = ids.tolist()
+    missing = sum(map(_missing, given))
+    if missing:
+        raise InputError(f"{name} must not be missing, got {missing} missing identifier(s)")
+    if ids.dtype.kind == "f" and np.all(ids == np.floor(ids)):
+        return ids.astype(np.int64)
+    if ids.dtype.kind in "bcf":
+        raise InputTypeError(f"{name} must be whole numbers or strings, got {ids.dtype}")
+    numbers = all(isinstance(x, (int, np.integer)) and not isinstance(x, bool) for x in given)
+    return ids.astype(np.int64 if numbers else str)
+
+
+def index(name: str, value: Any) -> Ints:
+    """Return a one-dimensional array of indices from 0."""
+    found = np.asarray(value)
+    if found.ndim != 1:
+        raise InputError(f"{name} must be a one-dimensional array, got shape {found.shape}")
+    if found.dtype.kind == "f" and np.all(found == np.floor(found)):
+        found = found.astype(np.int64)
+    if found.dtype.kind not in "iu":
+        raise InputTypeError(f"{name} must be an array of whole numbers, got {found.dtype}")
+    if len(found) and int(found.min()) < 0:
+        raise InputError(f"{name} must not be negative, got {int(found.min())}")
+    if len(found) and int(found.max()) >= LARGEST:
+        raise InputError(f"{name} must be indices below 2^31, got {int(found.max())}")
+    return found.astype(np.int64, copy=False)
+
+
+def _values(value: Any) -> Floats:
+    values = np.asarray(value)
+    if values.ndim != 1 or not (np.issubdtype(values.dtype, np.number) or values.dtype == bool):
+        raise InputTypeError(
+            "values must be a one-dimensional array of numbers, got shape "
+            f"{values.shape}, {values.dtype}"
+        )
+    if np.iscomplexobj(values):
+        raise InputTypeError("values must be real numbers. Complex data not supported")
+    values = values.astype(np.float64, copy=False)
+    bad = np.count_nonzero(~np.isfinite(values))
+    if bad:
+        raise InputError(f"values must be finite, got {bad} NaN or infinite value(s)")
+    return values
+
+
+def _shape(given: Any, least: tuple[int, int], count: int) -> tuple[int, int]:
+    if given is None:
+        if max(least) > max(SPARSEST * count, 10_000_000):
+            raise InputError(
+                f"rows and cols are indices from 0, and {count} entries would make a matrix of "
+                f"{least[0]} x {least[1]}; if they are identifiers, use overt.Entries.from_ids"
+            )
+        return least
+    try:
+        m, n = (whole("shape", size) for size in given)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"shape must be (rows, columns), got {given!r} ({error})") from None
+    if m < least[0] or n < least[1]:
+        raise InputError(f"shape must be at least {least} to hold the given indices, got {(m, n)}")
+    return m, n
+
+
+def _missing(value: Any) -> bool:
+    """Return whether a value is None, NaN, NaT (unequal to itself) or NA (equal to nothing)."""
+    try:
+        return value is None or not bool(value == value)
+    except TypeError:
+        return True
