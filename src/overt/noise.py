@@ -35,7 +35,7 @@ class Noise(ABC):
 
     @abstractmethod
     def mean(self, width: Width) -> Floats:
-        """Mu = E[z], one entry per unit."""
+        """mu = E[z], one entry per unit."""
 
     @abstractmethod
     def characteristic(self, width: Width) -> Floats:
@@ -94,7 +94,7 @@ class Dropout(Noise):
 
     @property
     def strength(self) -> Any:
-        """Lam = drop_prob / (1 - drop_prob); an array where drop_prob is one per unit."""
+        """lam = drop_prob / (1 - drop_prob); an array where drop_prob is one per unit."""
         if isinstance(self.drop_prob, tuple):
             probs = np.array(self.drop_prob)
             return probs / (1 - probs)
@@ -110,7 +110,7 @@ class Dropout(Noise):
         return 1 - self._per_unit(width)
 
     def relative_variance(self, width: Width) -> Floats:
-        """Lam for every unit."""
+        """lam for every unit."""
         probs = self._per_unit(width)
         return probs / (1 - probs)
 
@@ -159,7 +159,7 @@ class DropConnect(Noise):
 
     @property
     def strength(self) -> float:
-        """Lam = drop_prob / (1 - drop_prob)."""
+        """lam = drop_prob / (1 - drop_prob)."""
         return self.drop_prob / (1 - self.drop_prob)
 
     @property
@@ -172,7 +172,7 @@ class DropConnect(Noise):
         return np.full(math.prod(_shape(width)), 1 - self.drop_prob)
 
     def characteristic(self, width: Width) -> Floats:
-        """Lam times the identity over the weights."""
+        """lam times the identity over the weights."""
         return self.strength * np.eye(math.prod(_shape(width)))
 
     def sample(self, width: Width, size: int = 1, seed: Seed = None) -> Floats:
@@ -217,7 +217,7 @@ class DropBlock(Noise):
 
     @property
     def strength(self) -> float:
-        """Lam = drop_prob / (1 - drop_prob)."""
+        """lam = drop_prob / (1 - drop_prob)."""
         return self.drop_prob / (1 - self.drop_prob)
 
     @property
@@ -234,7 +234,7 @@ class DropBlock(Noise):
         return np.asarray(np.exp(log_keep * self._coverage(shape)))
 
     def characteristic(self, width: Width) -> Floats:
-        """Lam 1 1' on each block of the grid; (1 - g)^(-o_ij) - 1 for sliding blocks.
+        """lam 1 1' on each block of the grid; (1 - g)^(-o_ij) - 1 for sliding blocks.
 
         g is the seed probability and o_ij the number of block positions that cover both i and j.
         """

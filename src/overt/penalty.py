@@ -87,7 +87,7 @@ def relu_isotropic(U: Array, V: Array, drop_prob: float) -> Array:
 
 
 def dropconnect(U: Array, V: Array, drop_prob: float, second_moment: Array | None = None) -> Array:
-    """Lam sum_k |u_k|^2 v_k' diag(C) v_k: DropConnect on the entries of V.
+    """lam sum_k |u_k|^2 v_k' diag(C) v_k: DropConnect on the entries of V.
 
     It equals Dropout's penalty only where C is diagonal; the printed Theorem 4.1 of structured
     dropout has C in place of diag(C).
@@ -167,7 +167,7 @@ def deep_terms(weights: Sequence[Array], second_moment: Array | None = None) -> 
 
 
 def completion(U: Array, V: Array, rows: Any, cols: Any, drop_prob: Any) -> Array:
-    """Lam mean_j sum_i U_(a_j i)^2 V_(b_j i)^2 over the observed entries (a_j, b_j).
+    """lam mean_j sum_i U_(a_j i)^2 V_(b_j i)^2 over the observed entries (a_j, b_j).
 
     What dropping columns of the factors adds to the mean squared error of a completed matrix
     (thesis, Proposition 3). `drop_prob` is one probability, or one per factor.
@@ -184,7 +184,7 @@ def completion(U: Array, V: Array, rows: Any, cols: Any, drop_prob: Any) -> Arra
 
 
 def sensing(U: Array, V: Array, measurements: Array, drop_prob: Any) -> Array:
-    """Lam sum_i mean_j (u_i'A_j v_i)^2 for measurements A_j (n x rows x columns).
+    """lam sum_i mean_j (u_i'A_j v_i)^2 for measurements A_j (n x rows x columns).
 
     The general form of `completion`, whose A_j have a single one (thesis, Proposition 3).
     """

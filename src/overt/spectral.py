@@ -324,7 +324,7 @@ def induced(noise: Noise, width: int) -> tuple[float, SpectralNorm]:
 
 
 def shrinkage_rank(ordered: Array, sums: Array, weight: float) -> int:
-    """Rho = max{j : s_j (1 + w j) > w h_j}, 0 if none: how many values survive shrinkage.
+    """rho = max{j : s_j (1 + w j) > w h_j}, 0 if none: how many values survive shrinkage.
 
     `ordered` decreases and `sums` are its running sums h_j. The feasible j form a prefix.
     """

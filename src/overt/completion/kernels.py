@@ -48,7 +48,7 @@ def sum_packed(
     total: Array,
     linear: Array,
 ) -> float:
-    """Total = sum_b T_b (packed), linear = sum_b y_b w_b; returns sum_b y_b^2."""
+    """total = sum_b T_b (packed), linear = sum_b y_b w_b; returns sum_b y_b^2."""
     size, width, n = packed.shape[1], means.shape[1], len(indices)
     part = np.empty(size, packed.dtype)
     total[:] = 0
@@ -88,7 +88,7 @@ def sum_gram(
     linear: Array,
     buffer: Array,
 ) -> float:
-    """Total = sum_b w_b w_b' (square), linear = sum_b y_b w_b; returns sum_b y_b^2.
+    """total = sum_b w_b w_b' (square), linear = sum_b y_b w_b; returns sum_b y_b^2.
 
     Blocks of rows are gathered and multiplied by the BLAS.
     """
@@ -141,7 +141,7 @@ def invert(A: Array) -> float:
 
 @njit(**_OPTIONS)
 def solve(A: Array, right: Array, normal: Array, center: Array) -> float:
-    """Center = P^-1 right, right = center + R^-1 normal, P = R'R; returns log det P^-1.
+    """center = P^-1 right, right = center + R^-1 normal, P = R'R; returns log det P^-1.
 
     P is the upper triangle of A, which is overwritten by R. A coordinate that the others already
     explain (pivot below 1e-12 of its diagonal) gets 0.
@@ -326,7 +326,7 @@ def solve_rows(
 
 @njit(**_OPTIONS)
 def dots(rows: Array, cols: Array, U: Array, V: Array, out: Array) -> None:
-    """Out_e = u_(rows e) . v_(cols e)."""
+    """out_e = u_(rows e) . v_(cols e)."""
     for e in range(len(rows)):
         u, v = U[rows[e]], V[cols[e]]
         x = 0.0
@@ -345,7 +345,7 @@ def spreads(
     SV: Array,
     out: Array,
 ) -> None:
-    """Out_e = Var(u.v) = u'S_v u + v'S_u v + tr(S_u S_v), covariances packed."""
+    """out_e = Var(u.v) = u'S_v u + v'S_u v + tr(S_u S_v), covariances packed."""
     for e in range(len(rows)):
         u, v, su, sv = U[rows[e]], V[cols[e]], SU[rows[e]], SV[cols[e]]
         x, t = 0.0, 0

@@ -67,7 +67,7 @@ class Model:
         return np.delete(columns, self.n_factors + 1 - side) if self.biases else columns
 
     def predict(self, rows: Array, cols: Array) -> Floats:
-        """Center + u_a . v_b, within the scale's ends."""
+        """center + u_a . v_b, within the scale's ends."""
         total, one = np.zeros(len(rows)), np.empty(len(rows))
         for U, V, weight in self._terms():
             kernels.dots(rows, cols, U, V, one)

@@ -39,7 +39,7 @@ def learn_rows(
     stats: Array,
     moment: Array,
 ) -> None:
-    """Prec = sum T_b / noise + P, w = Prec^-1 (sum (y_b w_b - T_b[:, pinned]) / noise + P m)."""
+    """prec = sum T_b / noise + P, w = Prec^-1 (sum (y_b w_b - T_b[:, pinned]) / noise + P m)."""
     T, width = unpack(packed.astype(float)), means.shape[1]
     pinned = [i for i in range(width) if i not in free]
     moment[:] = 0
@@ -74,7 +74,7 @@ def solve_rows(
     variances_out: Array,
     stats: Array,
 ) -> None:
-    """Prec = sum_b (w_b w_b' + diag s_b) / noise + P, s_b = strength o w_b o w_b + variances_b."""
+    """prec = sum_b (w_b w_b' + diag s_b) / noise + P, s_b = strength o w_b o w_b + variances_b."""
     width = means.shape[1]
     pinned = [i for i in range(width) if i not in free]
     for r in rows:

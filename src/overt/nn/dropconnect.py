@@ -34,7 +34,7 @@ class _DropConnect(NoiseLayer):
 
     @property
     def strength(self) -> float:
-        """Lam = drop_prob / (1 - drop_prob), the variance of a weight's multiplier."""
+        """lam = drop_prob / (1 - drop_prob), the variance of a weight's multiplier."""
         return self.drop_prob / (1 - self.drop_prob)
 
     def _noisy_weight(self, *copies: int) -> Tensor:

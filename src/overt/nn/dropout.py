@@ -66,7 +66,7 @@ class Dropout(UnitNoise):
         return self.rate.silent
 
     def law(self, shape: tuple[int, ...]) -> Law:
-        """Lam I, with lam 1 1' along the shared axes."""
+        """lam I, with lam 1 1' along the shared axes."""
         shared = {axis % len(shape) for axis in self._fitting(len(shape))} - {0}
         lam = self.drop_prob / (1 - self.drop_prob)
         return Law(shape[1:], lam, shared=tuple(sorted(axis - 1 for axis in shared)))

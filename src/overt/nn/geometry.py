@@ -103,7 +103,7 @@ def _joint_cover(n: int, b: int, uniform: bool) -> Floats:
 
 
 def grid_characteristic(strength: float, sizes: tuple[int, ...], blocks: tuple[int, ...]) -> Floats:
-    """Lam among units of the same cell of a grid, 0 among others; the last cells may be cut off."""
+    """lam among units of the same cell of a grid, 0 among others; the last cells may be cut off."""
     same = np.ones((1, 1))
     for n, b in zip(sizes, blocks, strict=True):
         cell = np.arange(n) // b

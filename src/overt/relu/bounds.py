@@ -74,13 +74,13 @@ def flows(U: Array, activations: Array) -> Array:
 
 
 def capacity(psi: Array) -> float:
-    """Alpha = sum_i psi_i, the size of the class F_alpha that holds the network (eq. 4.5)."""
+    """alpha = sum_i psi_i, the size of the class F_alpha that holds the network (eq. 4.5)."""
     psi = _flows(psi)
     return float(namespace(psi).sum(psi))
 
 
 def coadaptation(psi: Array) -> float | None:
-    """Phi = |psi|_1 / (sqrt(width) |psi|_2), in [1/sqrt(width), 1] (thesis, section 4.6).
+    """phi = |psi|_1 / (sqrt(width) |psi|_2), in [1/sqrt(width), 1] (thesis, section 4.6).
 
     1 where all units contribute alike, 1/sqrt(width) where a single unit does everything. None
     for a network whose flows are all zero.

@@ -54,7 +54,7 @@ def margin(
     tol: float = 0.02,
     seed: Seed = 0,
 ) -> Margin:
-    """Gamma = max over psi, |psi(z)| <= 1, of min_i q E_z y_i <psi(z), x_i> 1[z.x_i >= 0].
+    """gamma = max over psi, |psi(z)| <= 1, of min_i q E_z y_i <psi(z), x_i> 1[z.x_i >= 0].
 
     q = 1 - drop_prob and z ~ N(0, I). (Assumption 2 calls psi linear; a bounded linear map is 0,
     any map is meant.) By duality gamma / q = min over probabilities p of E_z |s_p(z)|,

@@ -59,11 +59,11 @@ class TwoLayer:
         return np.asarray(flows(self.U, self.activations(X)))
 
     def capacity(self, X: Floats, *, symmetrized: bool = False) -> float:
-        """Alpha = sum_i psi_i <= sqrt(width R), R the penalty at drop_prob 1/2 (eq. 4.5)."""
+        """alpha = sum_i psi_i <= sqrt(width R), R the penalty at drop_prob 1/2 (eq. 4.5)."""
         return capacity(self.flows(X, symmetrized=symmetrized))
 
     def coadaptation(self, X: Floats, *, symmetrized: bool = False) -> float | None:
-        """Phi = |psi|_1 / (sqrt(width) |psi|_2); 1 where all units contribute alike."""
+        """phi = |psi|_1 / (sqrt(width) |psi|_2); 1 where all units contribute alike."""
         return coadaptation(self.flows(X, symmetrized=symmetrized))
 
     def clipped_error(self, X: Floats, y: Floats) -> float:

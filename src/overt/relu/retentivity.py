@@ -20,7 +20,7 @@ TOLERANCE = 1e-6
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Retentivity(Result):
-    """Lower <= beta <= upper for the law of the given points.
+    """lower <= beta <= upper for the law of the given points.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class Retentivity(Result):
 def retentivity(
     X: Floats, weights: Any = None, *, starts: int = 64, cells: int = 200_000, seed: Seed = 0
 ) -> Retentivity:
-    """Beta = min over v of E sigma(v.x)^2 / E(v.x)^2, at most 1/2 (thesis, Assumption 1).
+    """beta = min over v of E sigma(v.x)^2 / E(v.x)^2, at most 1/2 (thesis, Assumption 1).
 
     The expectation is over the rows of X with the given weights (equal ones if None); directions
     in which the law has no second moment are left out. It is the beta of these points: that of a

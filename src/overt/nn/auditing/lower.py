@@ -101,7 +101,7 @@ def squared_bound(
 def class_bound(
     frequencies: Floats, top: float, size: float, *, centered: bool, entropy: float = 0.0
 ) -> float:
-    """Max over e of mean_n H((1 - e) y_n + e pi) - e s_1 t, for classes with these frequencies.
+    """max over e of mean_n H((1 - e) y_n + e pi) - e s_1 t, for classes with these frequencies.
 
     `top` is s_1 of the targets minus pi, `size` is t; pi is uniform for logits without bias, which
     are not centered. `entropy` is the mean of H(y_n), 0 for one-hot targets; for others
