@@ -31,7 +31,7 @@ def jumps(
     convention: Annotated[
         str, typer.Option(help="How rate and decay are meant: pytorch, loss or appendix.")
     ] = "pytorch",
-    workers: Annotated[
+    n_jobs: Annotated[
         int | None, typer.Option(min=1, help="Threads; one per core if not set.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
@@ -44,21 +44,21 @@ def jumps(
     A warm-up, a noisy phase that lets runs jump, a quiet phase that fits. Ctrl-C shows what was
     computed. Try: [bold]overt jumps --depth 4 --epsilon 0.1 --seeds 10[/bold]
     """
-    from overt.decay import Observed, Schedule, effective, existence, find_jumps, minima, simulate
+    from overt.decay import Schedule, effective, existence, find_jumps, minima, simulate, two_by_two
 
     if out is not None and out.suffix not in (".npz", ".json"):
         raise InputError(f"--out must end in .npz or .json, got {out}")
-    problem, noisy = Observed.two_by_two(epsilon), (learning_rate, weight_decay)
+    problem, noisy = two_by_two(epsilon), (learning_rate, weight_decay)
     if periods:
         schedule = Schedule.periodic(
             periods, max(1, noisy_steps), noisy=noisy, convention=convention
         )
     else:
         schedule = Schedule.annealing(noisy_steps, quiet_steps, noisy=noisy, convention=convention)
-    record = max(1, schedule.steps // 500)
+    records = max(1, schedule.steps // 500)
     runs = simulate(
-        problem, depth, width, schedule, seeds, record=record, seed=seed, balance=False,
-        workers=workers, progress=not as_json,
+        problem, depth, width, schedule, seeds, records=records, seed=seed, balance=False,
+        n_jobs=n_jobs, progress=not as_json,
     )  # fmt: skip
     found = find_jumps(runs)
     lam = effective(*noisy, convention)[1]

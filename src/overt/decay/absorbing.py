@@ -21,9 +21,9 @@ import numpy as np
 from overt._check import InputError, chain, number, whole
 from overt._types import Seed
 from overt.decay import layers
-from overt.decay.problem import Observed
 from overt.decay.schedule import Schedule
 from overt.decay.sgd import entry_draws, initial_weights, seed_root
+from overt.entries import Entries
 from overt.results import Result
 
 
@@ -61,7 +61,7 @@ class ApproximateRankSet:
     @classmethod
     def for_problem(
         cls,
-        problem: Observed,
+        problem: Entries,
         depth: int,
         width: int,
         weight_decay: float,
@@ -90,7 +90,7 @@ class ApproximateRankSet:
         return cls(rank, balance, slack, alpha, C)
 
     def learning_rates(
-        self, problem: Observed, depth: int, width: int, weight_decay: float
+        self, problem: Entries, depth: int, width: int, weight_decay: float
     ) -> dict[str, float]:
         """Return the four bounds of Theorem B.1 on the learning rate; B_r is closed below all.
 
@@ -112,7 +112,7 @@ class ApproximateRankSet:
 
     def absorption(
         self,
-        problem: Observed,
+        problem: Entries,
         width: int,
         weight_decay: float,
         learning_rate: float,
@@ -160,7 +160,7 @@ class ApproximateRankSet:
         }
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Closedness(Result):
     """How many of `steps` SGD steps broke a condition of B_r that held before them."""
 
@@ -174,7 +174,7 @@ class Closedness(Result):
 
 def closedness(
     region: ApproximateRankSet,
-    problem: Observed,
+    problem: Entries,
     depth: int,
     width: int,
     weight_decay: float,

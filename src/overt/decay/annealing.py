@@ -11,8 +11,8 @@ from overt._check import InputError
 from overt._progress import Meter
 from overt._types import Floats
 from overt.decay import layers
-from overt.decay.problem import Observed
 from overt.decay.schedule import Phase
+from overt.entries import Entries
 
 _LADDER = 9  # doublings of the weight decay, up to where even rank 1 does not pay
 _EPOCHS = (60, 400)  # least and most passes over the entries in one noisy phase
@@ -32,7 +32,7 @@ class Candidate:
     weight_decay: float
     rank: int
     train_error: float
-    held_out_error: float
+    holdout_error: float
 
 
 class Steps:
@@ -53,7 +53,7 @@ class Path:
     """SGD's weights on a problem; rates follow from the problem's size and halve on divergence."""
 
     def __init__(
-        self, problem: Observed, depth: int, width: int, rng: np.random.Generator, steps: Steps
+        self, problem: Entries, depth: int, width: int, rng: np.random.Generator, steps: Steps
     ) -> None:
         self._problem, self._depth, self._rng, self._steps = problem, depth, rng, steps
         shapes = layers.shapes(problem.shape, depth, width)
@@ -84,10 +84,12 @@ class Path:
         s = np.linalg.svd(core @ right.T, compute_uv=False)
         return int(np.sum(s > max(_SHED * s[0], 1e-3)))
 
-    def candidate(self, lam: float, train: Observed, judge: Observed) -> Candidate:
+    def candidate(self, lam: float, train: Entries, judge: Entries) -> Candidate:
         """Grade the present weights."""
         A = layers.product(self.weights())
-        return Candidate(lam, self.rank(), train.train_error(A), judge.train_error(A))
+        return Candidate(
+            lam, self.rank(), *(layers.train_error(part, A) for part in (train, judge))
+        )
 
     def shed(self, lam: float) -> None:
         """Run the noisy phase at this weight decay."""

@@ -8,19 +8,17 @@ from overt._check import number, whole
 from overt._types import Floats, Seed
 from overt.decay import layers
 from overt.decay.annealing import curvature
-from overt.decay.problem import Observed
 from overt.decay.sgd import entry_draws, initial_weights, seed_root
+from overt.entries import Entries
 
 
-def nuclear_norm(
-    problem: Observed, *, tolerance: float = 1e-5, max_iterations: int = 3000
-) -> Floats:
+def nuclear_norm(problem: Entries, *, tol: float = 1e-5, max_iterations: int = 3000) -> Floats:
     """Minimize |A|_* subject to A = y on the observed entries, by ADMM.
 
     A = soft-threshold of B - D at 1/rho, B = A + D with the observed entries reset, D += A - B.
-    Stops when |A - B| and the change of B are below `tolerance` times |B|.
+    Stops when |A - B| and the change of B are below `tol` times |B|.
     """
-    number("tolerance", tolerance, exclusive=True)
+    number("tol", tol, exclusive=True)
     observed = np.zeros(problem.shape)
     observed[problem.rows, problem.cols] = problem.values
     B, D = observed.copy(), np.zeros(problem.shape)
@@ -33,7 +31,7 @@ def nuclear_norm(
         B[problem.rows, problem.cols] = problem.values
         D += A - B
         primal, dual, size = (float(np.linalg.norm(v)) for v in (A - B, B - before, B))
-        if max(primal, dual) <= tolerance * size:
+        if max(primal, dual) <= tol * size:
             break
         # Residual balancing, the standard rule of thumb for ADMM's step.
         if primal > 10 * dual:
@@ -44,20 +42,20 @@ def nuclear_norm(
 
 
 def small_initialization(
-    problem: Observed,
+    problem: Entries,
     depth: int = 3,
     width: int = 20,
     *,
     init: float = 0.1,
     learning_rate: float | None = None,
     epochs: int = 3000,
-    tolerance: float = 1e-5,
+    tol: float = 1e-5,
     seed: Seed = 0,
 ) -> Floats:
     """Descend without weight decay from small weights until the entries are fitted.
 
     The implicit bias of gradient descent on deep linear networks: ranks are learnt one by one.
-    Stops when the mean squared residual is below `tolerance` times that of zero.
+    Stops when the mean squared residual is below `tol` times that of zero.
     """
     from overt.decay.kernels import descend
 
@@ -74,6 +72,6 @@ def small_initialization(
         if taken < block:
             break
         A = layers.product([F.T, *M, G])
-        if np.mean((A[problem.rows, problem.cols] - unit) ** 2) <= tolerance:
+        if np.mean((A[problem.rows, problem.cols] - unit) ** 2) <= tol:
             break
     return scale * layers.product([F.T, *M, G])

@@ -8,18 +8,19 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from scipy.stats import beta
 
 from overt._check import InputError, number, whole
+from overt._intervals import clopper_pearson
 from overt._types import Floats, Ints, Seed
-from overt.decay.problem import Observed
+from overt.decay.family import two_by_two
 from overt.decay.records import JUMP_RATIO, Runs, spectral_ratio
 from overt.decay.schedule import Schedule
 from overt.decay.sgd import simulate
+from overt.entries import Entries
 from overt.results import Result, Status
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Jumps(Result):
     """Jumps to rank `rank` over many seeds.
 
@@ -79,7 +80,7 @@ class Jumps(Result):
 
 
 def jumps(
-    problem: Observed,
+    problem: Entries,
     depth: int = 3,
     width: int = 100,
     schedule: Schedule | None = None,
@@ -89,13 +90,10 @@ def jumps(
     threshold: float = JUMP_RATIO,
     floor: float = 0.02,
     confidence: float = 0.95,
-    record: int | Sequence[int] | None = None,
     **options: Any,
 ) -> Jumps:
     """Simulate and find the jumps to `rank`; other options are those of `simulate`."""
-    runs = simulate(
-        problem, depth, width, schedule, seeds, record=record, **{"balance": False, **options}
-    )
+    runs = simulate(problem, depth, width, schedule, seeds, **{"balance": False, **options})
     return find_jumps(runs, rank=rank, threshold=threshold, floor=floor, confidence=confidence)
 
 
@@ -149,10 +147,7 @@ def survival(
         return (np.full(len(steps), np.nan),) * 3
     jumped = (jump_step >= 0)[:, None] & (jump_step[:, None] <= steps[None, :])
     k = n - jumped.sum(axis=0)
-    tail = (1 - confidence) / 2
-    lower = np.where(k == 0, 0.0, beta.ppf(tail, np.maximum(k, 1), n - k + 1))
-    upper = np.where(k == n, 1.0, beta.ppf(1 - tail, k + 1, np.maximum(n - k, 1)))
-    return k / n, lower, upper
+    return k / n, *clopper_pearson(k, n, confidence)
 
 
 def _visits(ratio: Floats, threshold: float, floor: float) -> tuple[bool, bool]:
@@ -187,7 +182,7 @@ def sweep(
     )
     rows = []
     for depth, epsilon, rate in product(depths, epsilons, learning_rates):
-        problem = Observed.two_by_two(epsilon)
+        problem = two_by_two(epsilon)
         found = jumps(problem, depth, width, make(rate), seeds, seed=seed, **options)
         rows.append(
             {

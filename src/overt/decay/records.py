@@ -9,7 +9,7 @@ import numpy as np
 from overt._check import InputError
 from overt._types import Bools, Floats, Ints
 from overt.decay import layers
-from overt.decay.problem import Observed
+from overt.entries import Entries
 from overt.results import Result, Status
 
 JUMP_RATIO = 0.05
@@ -18,7 +18,7 @@ JUMP_RATIO = 0.05
 _MISSING = 256  # record the missing entries if there are at most this many
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Runs(Result):
     """SGD runs, one per seed, recorded at `steps`; NaN where a run did not get (or diverged).
 
@@ -104,7 +104,7 @@ class Book:
 
     def __init__(
         self,
-        problem: Observed,
+        problem: Entries,
         depth: int,
         grid: Ints,
         runs: int,
@@ -132,8 +132,8 @@ class Book:
         s = np.linalg.svd(A, compute_uv=False)
         self.singular_values[number, k] = s
         self.missing[number, k] = A[self._missing]
-        self.train_error[number, k] = self._problem.train_error(A)
-        self.test_error[number, k] = self._problem.test_error(A)
+        self.train_error[number, k] = layers.train_error(self._problem, A)
+        self.test_error[number, k] = layers.test_error(self._problem, A)
         if self._balance:
             self.imbalance[number, k] = layers.imbalance(weights)
         counts = layers.soft_count(s ** (2 / self._depth), self._alpha)

@@ -15,27 +15,27 @@ from overt._check import InputError, InputTypeError, number, whole
 from overt._progress import Meter, meter
 from overt._types import Floats, Ints, Seed
 from overt.decay import layers
-from overt.decay.problem import Observed
 from overt.decay.records import JUMP_RATIO, Book, Runs, last_crossing, spectral_ratio
 from overt.decay.schedule import Schedule
+from overt.entries import Entries
 from overt.results import Status
 
 _PIECE = 20_000  # steps between two looks at whether the run should stop
 
 
 def simulate(
-    problem: Observed,
+    problem: Entries,
     depth: int = 3,
     width: int = 100,
     schedule: Schedule | None = None,
     seeds: int | Sequence[int] = 1,
     init: float | Sequence[Any] = 1.0,
-    record: int | Sequence[int] | None = None,
+    records: int | Sequence[int] | None = None,
     *,
     seed: Seed = 0,
     alpha: float = 0.1,
     balance: bool = True,
-    workers: int | None = None,
+    n_jobs: int | None = None,
     progress: bool = True,
 ) -> Runs:
     """Run theta <- (1 - 2 eta lam) theta - (eta/2) grad (A_ij - y_ij)^2 on random entries.
@@ -46,7 +46,7 @@ def simulate(
     Parameters
     ----------
     problem
-        Observed entries.
+        The observed entries.
     depth, width
         Number of layers L (at least 2) and of units in each of the L - 1 hidden layers.
     schedule
@@ -56,7 +56,7 @@ def simulate(
     init
         Weights start as N(0, init^2 / width); or the layers [W_1, ..., W_L] themselves, each
         outputs x inputs, or seeds x outputs x inputs as in `Runs.weights`.
-    record
+    records
         Record every so many steps, or at these steps; about 200 records by default.
     seed
         Root of all randomness.
@@ -64,15 +64,14 @@ def simulate(
         Scale of the recorded approximate rank.
     balance
         Record the imbalance too, which costs about width^3 per record.
-    workers
+    n_jobs
         Number of threads, by default one per core; the result does not depend on it.
     progress
         Show a bar if this is a terminal.
 
     Ctrl-C returns what was computed, with the status "interrupted".
     """
-    if not isinstance(problem, Observed):
-        raise InputTypeError(f"problem must be an Observed, got {type(problem).__name__}")
+    layers.check_entries(problem)
     depth, width = whole("depth", depth, 2), whole("width", width)
     schedule = Schedule.annealing() if schedule is None else schedule
     if not isinstance(schedule, Schedule):
@@ -86,12 +85,12 @@ def simulate(
         _Run(problem, start, entry_draws(problem, schedule.steps, seed=root, run=n))
         for n, start in zip(numbers, starts, strict=True)
     ]
-    grid = _grid(record, schedule.steps)
+    grid = _grid(records, schedule.steps)
     alpha = number("alpha", alpha, exclusive=True)
     book = Book(problem, depth, grid, len(runs), alpha, balance)
-    workers = min(os.cpu_count() or 1 if workers is None else whole("workers", workers), len(runs))
+    threads = os.cpu_count() or 1 if n_jobs is None else whole("n_jobs", n_jobs)
     with meter("steps", schedule.steps * len(runs), show=progress) as bar:
-        complete = _execute(runs, schedule, book, workers, bar)
+        complete = _execute(runs, schedule, book, min(threads, len(runs)), bar)
     diverged = np.array([run.diverged for run in runs])
     status = Status.DIVERGED if diverged.any() else Status.FINISHED
     square = book.singular_values.shape[-1] > 1
@@ -113,7 +112,7 @@ def simulate(
 
 
 def initial_weights(
-    problem: Observed, depth: int, width: int, *, init: float = 1.0, seed: int = 0, run: int = 0
+    problem: Entries, depth: int, width: int, *, init: float = 1.0, seed: int = 0, run: int = 0
 ) -> list[Floats]:
     """Return the layers [W_1, ..., W_L] ~ N(0, init^2 / width) with which a run starts."""
     rng = np.random.default_rng([seed, run, 0])
@@ -122,7 +121,7 @@ def initial_weights(
     return [scale * rng.standard_normal(size) for size in sizes]
 
 
-def entry_draws(problem: Observed, steps: int, *, seed: int = 0, run: int = 0) -> Ints:
+def entry_draws(problem: Entries, steps: int, *, seed: int = 0, run: int = 0) -> Ints:
     """Return which observed entry each step of a run uses; longer runs begin with shorter ones."""
     return np.random.default_rng([seed, run, 1]).integers(len(problem), size=steps)
 
@@ -130,7 +129,7 @@ def entry_draws(problem: Observed, steps: int, *, seed: int = 0, run: int = 0) -
 class _Run:
     """One run: its weights in the kernel's layout, its entries, and how far it got."""
 
-    def __init__(self, problem: Observed, weights: Sequence[Floats], draws: Ints) -> None:
+    def __init__(self, problem: Entries, weights: Sequence[Floats], draws: Ints) -> None:
         width = weights[0].shape[0]
         self.F = np.ascontiguousarray(weights[0].T)
         self.M = np.array(weights[1:-1]).reshape(-1, width, width)
@@ -156,7 +155,7 @@ class _Run:
         self.diverged = taken < len(draws)
 
 
-def _execute(runs: list[_Run], schedule: Schedule, book: Book, workers: int, bar: Meter) -> bool:
+def _execute(runs: list[_Run], schedule: Schedule, book: Book, threads: int, bar: Meter) -> bool:
     """Take all steps of all runs; return whether nothing interrupted them."""
     cuts = sorted({*book.steps, *range(_PIECE, schedule.steps, _PIECE)})
     pieces = schedule.pieces(cuts)
@@ -174,7 +173,7 @@ def _execute(runs: list[_Run], schedule: Schedule, book: Book, workers: int, bar
                 return
             book.write(last, number, run.view())
 
-    with threadpool_limits(1), ThreadPoolExecutor(workers) as pool:
+    with threadpool_limits(1), ThreadPoolExecutor(threads) as pool:
         waiting = {pool.submit(work, number) for number in range(len(runs))}
         try:
             while waiting:
@@ -186,18 +185,18 @@ def _execute(runs: list[_Run], schedule: Schedule, book: Book, workers: int, bar
     return not stop.is_set()
 
 
-def _grid(record: int | Sequence[int] | None, steps: int) -> Ints:
-    if record is None:
-        record = max(1, steps // 200)
-    if isinstance(record, (int, np.integer)):
-        every = whole("record", record)
+def _grid(records: int | Sequence[int] | None, steps: int) -> Ints:
+    if records is None:
+        records = max(1, steps // 200)
+    if isinstance(records, (int, np.integer)):
+        every = whole("records", records)
         return np.unique(np.append(np.arange(0, steps + 1, every), steps))
-    grid = np.unique(np.asarray(record))
+    grid = np.unique(np.asarray(records))
     if grid.ndim != 1 or not len(grid) or not np.issubdtype(grid.dtype, np.integer):
-        raise InputTypeError(f"record must be a whole number or a list of steps, got {record!r}")
+        raise InputTypeError(f"records must be a whole number or a list of steps, got {records!r}")
     if grid[0] < 0 or grid[-1] > steps:
         raise InputError(
-            f"record must hold steps in 0..{steps} (the schedule's), got {grid[0]}..{grid[-1]}"
+            f"records must hold steps in 0..{steps} (the schedule's), got {grid[0]}..{grid[-1]}"
         )
     return grid.astype(np.int64)
 
@@ -221,7 +220,7 @@ def seed_root(seed: Seed) -> int:
 
 
 def _start(
-    problem: Observed,
+    problem: Entries,
     depth: int,
     width: int,
     init: float | Sequence[Any],

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from overt.decay import Observed, jumps, minima, simulate
+from overt.decay import jumps, minima, simulate, two_by_two
 from overt.experiments.base import Experiment, Finding, Params, Row
 from overt.experiments.jumps_common import (
     SOURCE,
@@ -26,14 +26,14 @@ QUIET = (10_000, 0.02, 0.001)
 
 def run(params: Params, seed: int) -> dict[str, Any]:
     """Run the noisy path for many seeds, and quiet offshoots from some of its points."""
-    problem, steps = Observed.two_by_two(EPSILON), params["steps"]
+    problem, steps = two_by_two(EPSILON), params["steps"]
     path = schedule(WARM_UP, (steps - WARM_UP[0], 0.2, 0.1))
-    found = jumps(problem, DEPTH, WIDTH, path, params["seeds"], record=50, seed=seed)
+    found = jumps(problem, DEPTH, WIDTH, path, params["seeds"], records=50, seed=seed)
     offshoots = []
     for start in params["offshoots"]:
         count = 6
         prefix = schedule(WARM_UP, (start - WARM_UP[0], 0.2, 0.1))
-        at = simulate(problem, DEPTH, WIDTH, prefix, count, record=[start], seed=seed)
+        at = simulate(problem, DEPTH, WIDTH, prefix, count, records=[start], seed=seed)
         quiet = simulate(
             problem, DEPTH, WIDTH, schedule(QUIET), count, at.weights, 500, seed=seed + 1
         )

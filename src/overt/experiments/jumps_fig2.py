@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from overt.decay import Observed, jumps
+from overt.decay import jumps, two_by_two
 from overt.experiments.base import Experiment, Finding, Params, Row
 from overt.experiments.jumps_common import (
     SOURCE,
@@ -25,9 +25,9 @@ COLORS = {3: "tab:blue", 4: "tab:red"}
 
 def run(params: Params, seed: int) -> dict[str, Any]:
     """Run one depth for many seeds."""
-    problem = Observed.two_by_two(EPSILON)
+    problem = two_by_two(EPSILON)
     found = jumps(
-        problem, params["depth"], WIDTH, schedule(*PHASES), params["seeds"], record=20, seed=seed
+        problem, params["depth"], WIDTH, schedule(*PHASES), params["seeds"], records=20, seed=seed
     )
     return summary(found, shown=5)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from overt.decay import Observed, Schedule, jumps
+from overt.decay import Schedule, jumps, two_by_two
 from overt.experiments.base import Experiment, Finding, Params, Row
 from overt.experiments.jumps_common import SOURCE, WARM_UP, WIDTH, summary
 
@@ -15,9 +15,9 @@ DEPTH, EPSILON, PERIOD = 3, 0.2, 1000
 
 def run(params: Params, seed: int) -> dict[str, Any]:
     """Run the periodic schedule for many seeds, ending in a quiet phase."""
-    problem, phases = Observed.two_by_two(EPSILON), Schedule.periodic(params["periods"], PERIOD)
+    problem, phases = two_by_two(EPSILON), Schedule.periodic(params["periods"], PERIOD)
     path = Schedule((*phases.phases, phases.phases[1]))
-    found = jumps(problem, DEPTH, WIDTH, path, params["seeds"], record=20, seed=seed)
+    found = jumps(problem, DEPTH, WIDTH, path, params["seeds"], records=20, seed=seed)
     return summary(found, shown=5)
 
 

@@ -11,13 +11,15 @@ from overt._html import Page
 from overt.decay import (
     DeepLinearCompletion,
     Jumps,
-    Observed,
     Schedule,
     existence,
     jumps,
     minima,
+    test_error,
+    two_by_two,
 )
 from overt.decay.baselines import nuclear_norm
+from overt.entries import Entries
 
 EPSILON, WIDTH, SEEDS = 0.1, 60, 12
 
@@ -25,7 +27,7 @@ EPSILON, WIDTH, SEEDS = 0.1, 60, 12
 def chapter(page: Page, folder: Path, seed: int) -> bool:
     """Show the minima of a 2 x 2 problem, watch SGD jump between them, complete a matrix."""
     page.section("Weight decay: SGD jumps to lower rank, and never back")
-    problem = Observed.two_by_two(EPSILON)
+    problem = two_by_two(EPSILON)
     page.text(
         "Complete [[1, *], [0.1, 1]] with a deep linear network and weight decay. There is a local "
         "minimum for each rank: 0, 1 (which fills in 10, more or less, and is what one wants) and "
@@ -46,7 +48,7 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
     phases = [(500, 0.03, 0.1), (4500, 0.25, 0.1), (2500, 0.05, 0.001)]
     schedule = Schedule.of(phases, convention="pytorch")
     found = {
-        depth: jumps(problem, depth, WIDTH, schedule, SEEDS, record=50, seed=seed)
+        depth: jumps(problem, depth, WIDTH, schedule, SEEDS, records=50, seed=seed)
         for depth in (3, 4)
     }
     page.figure(
@@ -69,14 +71,13 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
 def _recovery(page: Page, seed: int) -> bool:
     rng = np.random.default_rng([seed, 5])
     truth = rng.standard_normal((60, 2)) @ rng.standard_normal((2, 60))
-    problem = Observed.sample(truth, 720, seed=rng)
-    model = DeepLinearCompletion(seed=seed)
-    model.fit_triplets(problem.rows, problem.cols, problem.values, problem.shape)
+    problem = Entries.sample(truth, 720, seed=rng)
+    model = DeepLinearCompletion(seed=seed).fit(problem)
     page.table(
         ("decay", "rank", "error on the fitted entries", "error on the held-out entries"),
-        [(c.weight_decay, c.rank, c.train_error, c.held_out_error) for c in model.path_],
+        [(c.weight_decay, c.rank, c.train_error, c.holdout_error) for c in model.path_],
     )
-    deep, convex = (problem.test_error(A) for A in (model.complete(), nuclear_norm(problem)))
+    deep, convex = (test_error(problem, A) for A in (model.complete(), nuclear_norm(problem)))
     page.text(
         f"A 60 x 60 matrix of rank 2, one fifth of it seen: found rank {model.rank_}, relative "
         f"error on the rest {deep:.1e}; nuclear norm {convex:.1e}."
