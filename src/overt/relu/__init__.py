@@ -10,18 +10,17 @@ from overt.relu.bounds import (
     capacity,
     coadaptation,
     flows,
-    generalization_bound,
     positive_norm,
     rademacher_lower,
     rademacher_upper,
+    risk_bound,
     symmetrized_bound,
 )
 from overt.relu.complexity import Complexity, rademacher
-from overt.relu.law import symmetrize
-from overt.relu.margin import Margin, margin
+from overt.relu.margins import Margin, margin
 from overt.relu.network import TwoLayer, escaping_weights
 from overt.relu.requirements import Guarantee, guarantee, required
-from overt.relu.retentivity import Retentivity, retentivity, share
+from overt.relu.retention import Retentivity, retained_share, retentivity, symmetrize
 
 if TYPE_CHECKING:
     from overt.relu.training import LazyRun, train_lazy
@@ -38,7 +37,6 @@ __all__ = [
     "coadaptation",
     "escaping_weights",
     "flows",
-    "generalization_bound",
     "guarantee",
     "margin",
     "positive_norm",
@@ -46,8 +44,9 @@ __all__ = [
     "rademacher_lower",
     "rademacher_upper",
     "required",
+    "retained_share",
     "retentivity",
-    "share",
+    "risk_bound",
     "symmetrize",
     "symmetrized_bound",
     "train_lazy",

@@ -76,7 +76,7 @@ def _(scale: int, rng: np.random.Generator) -> Evidence:
     assumes="labels in [-1, 1], independent samples, beta-retentive inputs",
 )
 def _(scale: int, rng: np.random.Generator) -> Evidence:
-    from overt.relu import generalization_bound, positive_norm, retentivity
+    from overt.relu import positive_norm, retentivity, risk_bound
 
     points = rng.normal(size=(12, 2))
     y = rng.choice((-1.0, 1.0), 12)
@@ -91,7 +91,7 @@ def _(scale: int, rng: np.random.Generator) -> Evidence:
         sample = rng.integers(0, 12, n)
         gap = float(np.max(losses.mean(0) - losses[sample].mean(0)))
         norm = positive_norm(points[sample], C)
-        bound = generalization_bound(0.0, alpha, norm, n, beta, delta=0.05)
+        bound = risk_bound(0.0, alpha, norm, n, beta, delta=0.05)
         worst, failures = max(worst, gap / bound.value), failures + (gap > bound.value)
     return Evidence(
         failures / trials, 0.05,

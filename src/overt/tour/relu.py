@@ -41,7 +41,7 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
     X, y, test = _digits(seed)
     gamma = margin(X, y, drop_prob=DROP_PROB, features=400, tol=0.05, seed=seed)
     runs = {
-        m: train_lazy(X, y, width=m, drop_prob=DROP_PROB, steps=STEPS, test=test, seed=seed)
+        m: train_lazy(X, y, width=m, drop_prob=DROP_PROB, steps=STEPS, holdout=test, seed=seed)
         for m in WIDTHS
     }
     runs[WIDTHS[-1]].save(folder / "relu-lazy.json")
