@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from overt.decay import jumps, minima, simulate, two_by_two
-from overt.experiments.base import Experiment, Finding, Params, Row
-from overt.experiments.jumps_common import (
+from overt.experiments._jumps import (
     SOURCE,
     WARM_UP,
     WIDTH,
@@ -16,6 +15,7 @@ from overt.experiments.jumps_common import (
     summary,
     survival_panel,
 )
+from overt.experiments.base import Experiment, Finding, Params, Row
 
 DEPTH, EPSILON = 3, 0.25
 EXPECTED = {2000: (0.1, 0.2), 5000: (0.5, 0.5), 10_000: (0.8, 0.8), 20_000: (0.95, 0.95)}

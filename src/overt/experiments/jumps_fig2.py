@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from overt.decay import jumps, two_by_two
-from overt.experiments.base import Experiment, Finding, Params, Row
-from overt.experiments.jumps_common import (
+from overt.experiments._jumps import (
     SOURCE,
     WARM_UP,
     WIDTH,
@@ -17,6 +16,7 @@ from overt.experiments.jumps_common import (
     summary,
     survival_panel,
 )
+from overt.experiments.base import Experiment, Finding, Params, Row
 
 EPSILON = 0.1
 PHASES = (WARM_UP, (4500, 0.25, 0.1), (5000, 0.05, 0.001))

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from overt.decay import simulate, two_by_two
+from overt.experiments._jumps import SOURCE, WARM_UP, WIDTH, schedule
 from overt.experiments.base import Experiment, Finding, Params, Row
-from overt.experiments.jumps_common import SOURCE, WARM_UP, WIDTH, schedule
 
 DEPTH = 4
 QUIET = (4000, 0.05, 0.001)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from overt.decay import Schedule, jumps, two_by_two
+from overt.experiments._jumps import SOURCE, WARM_UP, WIDTH, summary
 from overt.experiments.base import Experiment, Finding, Params, Row
-from overt.experiments.jumps_common import SOURCE, WARM_UP, WIDTH, summary
 
 DEPTH, EPSILON, PERIOD = 3, 0.2, 1000
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from overt.decay import existence, minima, two_by_two
+from overt.experiments._jumps import SOURCE
 from overt.experiments.base import Experiment, Finding, Params, Row
-from overt.experiments.jumps_common import SOURCE
 
 TABLE = {
     (3, 0.25): {(0.025, 2): 0.780, (0.025, 1): 1.330, (0.00025, 2): 0.519, (0.00025, 1): 3.781},

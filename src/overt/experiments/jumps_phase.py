@@ -9,8 +9,8 @@ import numpy as np
 from overt.decay import DeepLinearCompletion, test_error
 from overt.decay.baselines import nuclear_norm, small_initialization
 from overt.entries import Entries
+from overt.experiments._jumps import SOURCE
 from overt.experiments.base import Experiment, Finding, Params, Row
-from overt.experiments.jumps_common import SOURCE
 
 METHODS = {
     "deep": "DeepLinearCompletion",
