@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from overt._check import number, whole
 from overt._types import Floats, Seed
 from overt.decay import layers
 from overt.decay.annealing import curvature
-from overt.decay.sgd import entry_draws, initial_weights, seed_root
+from overt.decay.sgd import Weights, entry_draws, initial_weights, seed_root
 from overt.entries import Entries
 
 
@@ -57,21 +59,16 @@ def small_initialization(
     The implicit bias of gradient descent on deep linear networks: ranks are learnt one by one.
     Stops when the mean squared residual is below `tol` times that of zero.
     """
-    from overt.decay.kernels import descend
-
     scale = float(np.sqrt(np.mean(problem.values**2))) or 1.0
-    unit = problem.values / scale
+    unit = replace(problem, values=problem.values / scale)
     rate = 0.1 / curvature(problem.shape, depth) if learning_rate is None else learning_rate
     root = seed_root(seed)
-    W = initial_weights(problem, depth, width, init=init, seed=root)
-    F, M, G = W[0].T.copy(), np.array(W[1:-1]).reshape(-1, width, width), W[-1].copy()
+    state = Weights(initial_weights(problem, depth, width, init=init, seed=root))
     block = 20 * len(problem)
     for k in range(max(1, epochs // 20)):
         draws = entry_draws(problem, block, seed=root, run=k + 1)
-        taken = descend(F, M, G, np.ones(1), problem.rows, problem.cols, unit, draws, rate, 0.0)
-        if taken < block:
+        if state.descend(unit, draws, rate, 0.0) < block:
             break
-        A = layers.product([F.T, *M, G])
-        if np.mean((A[problem.rows, problem.cols] - unit) ** 2) <= tol:
+        if layers.train_error(unit, layers.product(state.layers())) <= tol:
             break
-    return scale * layers.product([F.T, *M, G])
+    return scale * layers.product(state.layers())

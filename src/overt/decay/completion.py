@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -15,10 +16,16 @@ from overt._completed import Completed
 from overt._progress import meter
 from overt._types import Array, Floats, Ints, Seed
 from overt.decay import layers
-from overt.decay.annealing import Candidate, Path, Steps, decays
+from overt.decay.annealing import Candidate, Path, Steps
 from overt.decay.schedule import Schedule
 from overt.entries import Entries, identifiers, observed
 from overt.results import Status
+
+Fitted = tuple[Candidate, list[Floats]]
+"""A candidate with its layers."""
+
+Start = Callable[[Entries], Path]
+"""Random weights for these entries."""
 
 
 class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -107,17 +114,17 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         rng = generator(self.seed)
         unit = replace(entries, values=entries.values / scale)
         self.row_ids_, self.col_ids_ = entries.row_ids, entries.col_ids
-        self.status_, self.weight_decay_ = Status.FINISHED, 0.0
-        self.path_: list[Candidate] = []
-        kept: list[tuple[Candidate, list[Floats]]] = []
+        self.status_, self.path_ = Status.FINISHED, []
+        kept: list[Fitted] = []
         steps = Steps()
+        start = partial(Path, depth=depth, width=width, rng=rng, steps=steps)
         try:
             with meter("fit", 1, show=self.progress) as bar:
                 steps.bar = bar
                 if isinstance(self.schedule, Schedule):
-                    kept += self._as_scheduled(unit, depth, width, rng, steps)
+                    self._follow(self.schedule, unit, start, kept)
                 elif self.schedule == "annealing":
-                    self._anneal(unit, depth, width, holdout, tol, rng, steps, kept)
+                    self._anneal(unit, *_split(unit, holdout, rng), start, tol, kept)
                 else:
                     raise InputError(
                         f"schedule must be 'annealing' or a Schedule, got {self.schedule!r}"
@@ -157,32 +164,29 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
             chosen = _places("rows", np.atleast_1d(rows), self.row_ids_, len(self.U_))
         return Completed(lambda block: self.U_[block] @ self.V_.T, chosen, len(self.V_))
 
-    def _as_scheduled(
-        self, problem: Entries, depth: int, width: int, rng: np.random.Generator, steps: Steps
-    ) -> Iterator[tuple[Candidate, list[Floats]]]:
-        assert isinstance(self.schedule, Schedule)  # noqa: S101
+    def _follow(
+        self, schedule: Schedule, problem: Entries, start: Start, kept: list[Fitted]
+    ) -> None:
+        """Run a given schedule as it is."""
         for _ in range(self.restarts):
-            path = Path(problem, depth, width, rng, steps)
-            for phase in self.schedule.phases:
+            path = start(problem)
+            for phase in schedule.phases:
                 path.run(phase)
-            yield path.candidate(0.0, problem, problem), path.weights()
+            kept.append((path.candidate(0.0, problem, problem), path.weights()))
 
     def _anneal(
         self,
         problem: Entries,
-        depth: int,
-        width: int,
-        holdout: float,
+        train: Entries,
+        judge: Entries,
+        start: Start,
         tol: float,
-        rng: np.random.Generator,
-        steps: Steps,
-        kept: list[tuple[Candidate, list[Floats]]],
+        kept: list[Fitted],
     ) -> None:
         """Find the rank on a part of the entries, then fit it to all of them."""
-        train, judge = _split(problem, holdout, rng)
-        path = Path(train, depth, width, rng, steps)
-        found: list[tuple[Candidate, list[Floats]]] = []
-        for lam in decays(problem.shape, depth):
+        path = start(train)
+        found: list[Fitted] = []
+        for lam in path.decays:
             path.shed(lam)
             rank = path.rank()
             if rank == 0:
@@ -194,44 +198,34 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
             found.append((branch.candidate(lam, train, judge), branch.weights()))
             self.path_.append(found[-1][0])
         if not found:
-            path.settle(decays(problem.shape, depth)[0])
+            path.settle(path.decays[0])
             found.append((path.candidate(0.0, train, judge), path.weights()))
         best, weights = _choose(found, tol, by="holdout_error")
         kept.append((best, weights))
         full = []
         for _ in range(self.restarts):
-            path, lam = self._shed_to(best, problem, depth, width, rng, steps)
+            path, lam = _shed_to(best, start(problem))
             path.settle(lam)
             full.append((path.candidate(lam, problem, problem), path.weights()))
         kept[:] = full
 
-    def _shed_to(
-        self,
-        best: Candidate,
-        problem: Entries,
-        depth: int,
-        width: int,
-        rng: np.random.Generator,
-        steps: Steps,
-    ) -> tuple[Path, float]:
-        """Shed rank on all entries, at least up to the chosen decay and down to the chosen rank."""
-        path = Path(problem, depth, width, rng, steps)
-        for lam in decays(problem.shape, depth):
-            before = path.branch()
-            path.shed(lam)
-            if path.rank() < best.rank:
-                # The noise shed too much at once: go back and drop only what is too much.
-                before.truncate(best.rank)
-                return before, lam
-            if path.rank() == best.rank and lam >= best.weight_decay:
-                return path, lam
-        path.truncate(best.rank)
-        return path, best.weight_decay
+
+def _shed_to(best: Candidate, path: Path) -> tuple[Path, float]:
+    """Shed rank on all entries, at least up to the chosen decay and down to the chosen rank."""
+    for lam in path.decays:
+        before = path.branch()
+        path.shed(lam)
+        if path.rank() < best.rank:
+            # The noise shed too much at once: go back and drop only what is too much.
+            before.truncate(best.rank)
+            return before, lam
+        if path.rank() == best.rank and lam >= best.weight_decay:
+            return path, lam
+    path.truncate(best.rank)
+    return path, best.weight_decay
 
 
-def _choose(
-    found: list[tuple[Candidate, list[Floats]]], tol: float, by: str
-) -> tuple[Candidate, list[Floats]]:
+def _choose(found: list[Fitted], tol: float, by: str) -> Fitted:
     """Return the lowest rank whose error is within `tol` of the least one."""
     least = min(getattr(candidate, by) for candidate, _ in found)
     good = [pair for pair in found if getattr(pair[0], by) <= (1 + tol) * least + 1e-3 * tol]
