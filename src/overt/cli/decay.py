@@ -140,23 +140,15 @@ def _median(found: Jumps) -> float | None:
 
 
 def _draw(found: Jumps, path: Path) -> None:
+    from overt.experiments._jumps import ratio_panel, summary, survival_panel
+
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         raise MissingExtraError("matplotlib", "plots") from None
-    figure = Figure(figsize=(6.4, 5.6), layout="constrained")
+    figure, row = Figure(figsize=(6.4, 5.6), layout="constrained"), summary(found, shown=20)
     ratio, share = figure.subplots(2, 1, sharex=True)
-    for row in found.runs.ratio[:20]:
-        ratio.plot(found.steps, row, lw=0.6, color="firebrick", alpha=0.5)
-    ratio.axhline(found.threshold, color="black", ls=":", lw=1)
-    ratio.set_yscale("log")
-    ratio.set_ylim(1e-4, 1)
-    ratio.set_ylabel("$s_2 / s_1$")
-    share.step(found.steps, found.surviving, where="post", color="firebrick")
-    share.fill_between(
-        found.steps, found.lower, found.upper, step="post", color="firebrick", alpha=0.2
-    )
-    share.set_ylim(-0.02, 1.02)
-    share.set_xlabel("step")
+    ratio_panel(ratio, row, found.threshold)
+    survival_panel(share, row, "", "firebrick")
     share.set_ylabel("share not jumped (95% band)")
     figure.savefig(path, dpi=150)

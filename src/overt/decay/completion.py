@@ -114,9 +114,9 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         rng = generator(self.seed)
         unit = replace(entries, values=entries.values / scale)
         self.row_ids_, self.col_ids_ = entries.row_ids, entries.col_ids
-        self.status_, self.path_ = Status.FINISHED, []
+        self.path_: list[Candidate] = []
+        self.status_, steps = Status.FINISHED, Steps()
         kept: list[Fitted] = []
-        steps = Steps()
         start = partial(Path, depth=depth, width=width, rng=rng, steps=steps)
         try:
             with meter("fit", 1, show=self.progress) as bar:

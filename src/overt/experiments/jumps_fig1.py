@@ -11,6 +11,7 @@ from overt.experiments._jumps import (
     SOURCE,
     WARM_UP,
     WIDTH,
+    ratio_panel,
     schedule,
     summary,
     survival_panel,
@@ -120,12 +121,7 @@ def plot(rows: list[Row]) -> Any:
     path.axhline(1 / EPSILON, color="black", ls=":", lw=1, label="rank 1, no decay")
     path.set_ylabel("missing entry")
     path.legend(frameon=False, fontsize=8)
-    for k, curve in enumerate(row["ratio"]):
-        ratio.plot(row["grid"], curve, color="firebrick", lw=0.8, alpha=1 if k == shown else 0.25)
-    ratio.axhline(0.05, color="black", ls=":", lw=1)
-    ratio.set_yscale("log")
-    ratio.set_ylim(1e-4, 1)
-    ratio.set_ylabel("$s_2 / s_1$")
+    ratio_panel(ratio, row, shown=shown)
     survival_panel(share, row, f"{len(row['jump_step'])} seeds, 95% band", "firebrick")
     share.legend(frameon=False, fontsize=8)
     for axes in (path, ratio, share):

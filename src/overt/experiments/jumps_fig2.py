@@ -68,7 +68,7 @@ def plot(rows: list[Row]) -> Any:
     curves.set_ylabel("missing entry")
     for axes in (curves, share):
         axes.legend(frameon=False, fontsize=8)
-    share.axvspan(500, 5000, color="gray", alpha=0.1, lw=0)
+        axes.axvspan(500, 5000, color="gray", alpha=0.1, lw=0)
     return figure
 
 

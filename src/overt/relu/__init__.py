@@ -1,10 +1,5 @@
 """Two-layer ReLU networks under dropout: what they can fit, and how training finds it."""
 
-from __future__ import annotations
-
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
 from overt.relu.bounds import (
     RiskBound,
     capacity,
@@ -21,9 +16,7 @@ from overt.relu.margins import Margin, margin
 from overt.relu.network import TwoLayer, escaping_weights
 from overt.relu.requirements import Guarantee, guarantee, required
 from overt.relu.retention import Retentivity, retained_share, retentivity, symmetrize
-
-if TYPE_CHECKING:
-    from overt.relu.training import LazyRun, train_lazy
+from overt.relu.training import LazyRun, train_lazy
 
 __all__ = [
     "Complexity",
@@ -51,10 +44,3 @@ __all__ = [
     "symmetrized_bound",
     "train_lazy",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    # Imported on first use: compiled code needs numba.
-    if name not in ("LazyRun", "train_lazy"):
-        raise AttributeError(f"module 'overt.relu' has no attribute {name!r}")
-    return getattr(import_module("overt.relu.training"), name)

@@ -13,7 +13,6 @@ from overt import _check
 from overt._check import InputError, InputTypeError, generator, matrix, number, whole
 from overt._progress import meter
 from overt._types import Floats, Seed
-from overt.relu import kernels
 from overt.relu.margins import labels
 from overt.results import Result, Status
 
@@ -110,6 +109,8 @@ def train_lazy(
     seed
         Int or numpy Generator.
     """
+    from overt.relu import kernels  # on first use: compiled code needs numba
+
     X = np.ascontiguousarray(matrix("X", X), dtype=np.float64)
     y = labels(y, len(X))
     X_test, y_test = (X, y) if holdout is None else _pair(holdout)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from overt._html import Page
 from overt.decay import (
     DeepLinearCompletion,
-    Jumps,
     Schedule,
     existence,
     jumps,
@@ -20,8 +18,9 @@ from overt.decay import (
 )
 from overt.decay.baselines import nuclear_norm
 from overt.entries import Entries
+from overt.experiments import _jumps, jumps_fig2
 
-EPSILON, WIDTH, SEEDS = 0.1, 60, 12
+EPSILON, WIDTH, SEEDS = jumps_fig2.EPSILON, 60, 12
 
 
 def chapter(page: Page, folder: Path, seed: int) -> bool:
@@ -52,7 +51,7 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
         for depth in (3, 4)
     }
     page.figure(
-        _picture(found),
+        jumps_fig2.plot([{"depth": d, **_jumps.summary(f, SEEDS)} for d, f in found.items()]),
         f"The missing entry in {SEEDS} runs for each depth. Shaded: the noisy phase. Jumped: "
         + ", ".join(f"{f.jumped} at depth {depth}" for depth, f in found.items())
         + ".",
@@ -83,20 +82,3 @@ def _recovery(page: Page, seed: int) -> bool:
         f"error on the rest {deep:.1e}; nuclear norm {convex:.1e}."
     )
     return bool(model.rank_ == 2 and deep < 0.01 and deep < convex)
-
-
-def _picture(found: dict[int, Jumps]) -> Any:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 3.4), layout="constrained")
-    axes = figure.subplots()
-    for (depth, result), color in zip(found.items(), ("tab:blue", "tab:red"), strict=True):
-        for k, curve in enumerate(result.runs.missing[:, :, 0]):
-            label = f"depth {depth}" if k == 0 else None
-            axes.plot(result.steps, curve, color=color, lw=0.7, alpha=0.7, label=label)
-    axes.axvspan(500, 5000, color="gray", alpha=0.12, lw=0)
-    axes.axhline(1 / EPSILON, color="black", ls=":", lw=1)
-    axes.set_xlabel("step")
-    axes.set_ylabel("missing entry")
-    axes.legend(frameon=False)
-    return figure
