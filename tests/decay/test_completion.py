@@ -8,7 +8,7 @@ from sklearn.base import clone
 from overt import Entries, InputError, datasets
 from overt.completion import DropoutCompletion
 from overt.decay import DeepLinearCompletion, Schedule, layers
-from overt.decay.annealing import Path
+from overt.decay.annealing import AnnealedPath
 from overt.decay.baselines import nuclear_norm, small_initialization
 from overt.results import Status
 
@@ -140,12 +140,12 @@ def test_restarts_and_clone():
 def test_interrupt_keeps_the_best_candidate(monkeypatch):
     problem = matrix(30, 1, 0.4, seed=0)
 
-    def settle(self, lam, original=Path.settle):
+    def settle(self, lam, original=AnnealedPath.settle):
         if len(self._problem) == len(problem):  # the last fit, to all entries
             raise KeyboardInterrupt
         original(self, lam)
 
-    monkeypatch.setattr(Path, "settle", settle)
+    monkeypatch.setattr(AnnealedPath, "settle", settle)
     model = fit(problem)
     assert model.status_ == Status.INTERRUPTED
     assert layers.test_error(problem, model.complete()) < 0.05

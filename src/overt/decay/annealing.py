@@ -50,7 +50,7 @@ class Steps:
             self.bar.advance(0, note=f"{self.taken / 1e6:.1f}M steps, {note}")
 
 
-class Path:
+class AnnealedPath:
     """SGD's weights on a problem; rates follow from the problem's size and halve on divergence."""
 
     def __init__(
@@ -63,9 +63,9 @@ class Path:
         self.decays = decays(problem.shape, depth)
         self._fresh = True
 
-    def branch(self) -> Path:
+    def branch(self) -> AnnealedPath:
         """Return a copy that goes its own way."""
-        other = object.__new__(Path)
+        other = object.__new__(AnnealedPath)
         other.__dict__ = {**self.__dict__, "_state": self._state.copy()}
         return other
 

@@ -16,7 +16,7 @@ from overt._completed import Completed
 from overt._progress import meter
 from overt._types import Array, Floats, Ints, Seed
 from overt.decay import layers
-from overt.decay.annealing import Candidate, Path, Steps
+from overt.decay.annealing import AnnealedPath, Candidate, Steps
 from overt.decay.schedule import Schedule
 from overt.entries import Entries, identifiers, observed
 from overt.results import Status
@@ -24,7 +24,7 @@ from overt.results import Status
 Fitted = tuple[Candidate, list[Floats]]
 """A candidate with its layers."""
 
-Start = Callable[[Entries], Path]
+Start = Callable[[Entries], AnnealedPath]
 """Random weights for these entries."""
 
 
@@ -117,7 +117,7 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         self.path_: list[Candidate] = []
         self.status_, steps = Status.FINISHED, Steps()
         kept: list[Fitted] = []
-        start = partial(Path, depth=depth, width=width, rng=rng, steps=steps)
+        start = partial(AnnealedPath, depth=depth, width=width, rng=rng, steps=steps)
         try:
             with meter("fit", 1, show=self.progress) as bar:
                 steps.bar = bar
@@ -210,7 +210,7 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         kept[:] = full
 
 
-def _shed_to(best: Candidate, path: Path) -> tuple[Path, float]:
+def _shed_to(best: Candidate, path: AnnealedPath) -> tuple[AnnealedPath, float]:
     """Shed rank on all entries, at least up to the chosen decay and down to the chosen rank."""
     for lam in path.decays:
         before = path.branch()

@@ -13,11 +13,17 @@ from overt._check import InputError, number, whole
 from overt._intervals import clopper_pearson
 from overt._types import Floats, Ints, Seed
 from overt.decay.family import two_by_two
-from overt.decay.records import JUMP_RATIO, Runs, spectral_ratio
+from overt.decay.records import JUMP_RATIO, NEVER, Runs, spectral_ratio
 from overt.decay.schedule import Schedule
 from overt.decay.sgd import simulate
 from overt.entries import Entries
 from overt.results import Result, Status
+
+FLOOR = 0.02
+"""s_(r+1) / s_1 below this is far enough down for a return above JUMP_RATIO to be one."""
+
+COLLAPSED = 1e-3
+"""s_1 below this share of the largest observation is rank 0."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -69,7 +75,7 @@ class Jumps(Result):
     @property
     def jumped(self) -> int:
         """How many runs jumped."""
-        return int(np.sum(self.jump_step >= 0))
+        return int(np.sum(self.jump_step != NEVER))
 
     def share(self, step: int) -> float:
         """Return the share of runs that had jumped by this step."""
@@ -88,7 +94,7 @@ def jumps(
     *,
     rank: int = 1,
     threshold: float = JUMP_RATIO,
-    floor: float = 0.02,
+    floor: float = FLOOR,
     confidence: float = 0.95,
     **options: Any,
 ) -> Jumps:
@@ -102,7 +108,7 @@ def find_jumps(
     *,
     rank: int = 1,
     threshold: float = JUMP_RATIO,
-    floor: float = 0.02,
+    floor: float = FLOOR,
     confidence: float = 0.95,
 ) -> Jumps:
     """Find the jumps in runs that were simulated before."""
@@ -117,7 +123,7 @@ def find_jumps(
     ratio = spectral_ratio(runs.singular_values, rank)
     size = np.sqrt(runs.train_error[:, 0].max()) if len(runs.train_error) else 1.0
     below, came_back = zip(*(_visits(row, threshold, floor) for row in ratio), strict=True)
-    times = np.where(jump_step[finished] >= 0, jump_step[finished].astype(float), np.inf)
+    times = np.where(jump_step[finished] != NEVER, jump_step[finished].astype(float), np.inf)
     return Jumps(
         jump_step,
         runs.steps,
@@ -126,7 +132,7 @@ def find_jumps(
         upper,
         sum(came_back),
         sum(below),
-        int(np.sum(runs.singular_values[finished, -1, 0] < 1e-3 * size)),
+        int(np.sum(runs.singular_values[finished, -1, 0] < COLLAPSED * size)),
         len(jump_step),
         rank,
         threshold,
@@ -145,7 +151,7 @@ def survival(
     n = len(jump_step)
     if n == 0:
         return (np.full(len(steps), np.nan),) * 3
-    jumped = (jump_step >= 0)[:, None] & (jump_step[:, None] <= steps[None, :])
+    jumped = (jump_step != NEVER)[:, None] & (jump_step[:, None] <= steps[None, :])
     k = n - jumped.sum(axis=0)
     return k / n, *clopper_pearson(k, n, confidence)
 

@@ -17,6 +17,9 @@ from overt.results import Result, Status
 JUMP_RATIO = 0.05
 """A run has jumped to rank r for good after the last record with s_(r+1) / s_1 at or above this."""
 
+NEVER = -1
+"""The jump step of a run that did not jump, or not for good."""
+
 _MISSING = 256  # record the missing entries if there are at most this many
 
 
@@ -88,7 +91,7 @@ def spectral_ratio(singular_values: Floats, rank: int) -> Floats:
 
 def last_crossing(steps: Ints, ratio: Floats, threshold: float) -> Ints:
     """Return the last step with ratio >= threshold for each row; -1 if it never fell for good."""
-    result = np.full(len(ratio), -1, dtype=np.int64)
+    result = np.full(len(ratio), NEVER, dtype=np.int64)
     for k, row in enumerate(ratio):
         known = np.flatnonzero(np.isfinite(row))
         if len(known) == 0 or known[-1] != len(row) - 1:
