@@ -32,8 +32,8 @@ def dataset(params: Params) -> tuple[Floats, Floats]:
 
 
 def follow(net: LinearNetwork, params: Params, seed: int) -> dict[str, Any]:
-    """Train one run; at each checkpoint compare the sampled objective with the exact one."""
-    m, n = net.problem.outputs, net.problem.inputs
+    """Train one run; at each record compare the sampled objective with the exact one."""
+    (m, _), (n, _) = net.effect.shapes
     rng = np.random.default_rng(seed)
     scale = (1 / (m * n * net.width)) ** 0.25
     start = [scale * rng.standard_normal((size, net.width)) for size in (m, n)]
@@ -51,7 +51,7 @@ def follow(net: LinearNetwork, params: Params, seed: int) -> dict[str, Any]:
 
 def sampled_objective(net: LinearNetwork, U: Floats, V: Floats, rng: np.random.Generator) -> Floats:
     """Return the mean squared error over all data under each of many masks."""
-    loss = net.problem.quadratic.loss
+    loss = net.effect.regression.loss
     if isinstance(net.noise, DropConnect):
         draws = net.noise.multipliers(V.shape, MASKS, rng)
         return np.array([loss(U, z * V) for z in draws])
@@ -100,12 +100,12 @@ def run_dropconnect(params: Params, seed: int) -> dict[str, Any]:
 
 
 def sampled_equals_exact(row: Row) -> Finding:
-    """Check that masks average to the closed form at every checkpoint."""
+    """Check that masks average to the closed form at every record."""
     deviation = np.abs(np.subtract(row["sampled"], row["exact"])) / np.array(row["error"])
     return Finding(
         f"drop probability {row['drop_prob']:g}: the stochastic objective equals the exact one",
         bool(deviation.max() <= 5),
-        f"largest deviation over {len(deviation)} checkpoints: {deviation.max():.1f} s.e.",
+        f"largest deviation over {len(deviation)} records: {deviation.max():.1f} s.e.",
         "curves coincide",
     )
 

@@ -62,10 +62,8 @@ class Landscape(Result):
     def strict_saddle(self) -> bool:
         """Whether every point that is not a global minimum has negative curvature."""
         lowest = self.points[0].objective
-        tolerance = 1e-9 * max(1.0, abs(lowest))
-        return all(
-            p.kind == "strict saddle" for p in self.points if p.objective > lowest + tolerance
-        )
+        above = lowest + 1e-9 * max(1.0, abs(lowest))
+        return all(p.kind == "strict saddle" for p in self.points if p.objective > above)
 
     def slice(
         self, center: Floats, first: Floats, second: Floats, extent: float, points: int = 81

@@ -8,12 +8,11 @@ import numpy as np
 
 from overt import equalize, linear, noise, penalty, spectral
 from overt._types import Floats
-from overt.linear import blocks, bounds, kernels, landscape
+from overt.linear import blocks, bounds, landscape
+from overt.linear.sampling import DATA, INDEPENDENT, Mask, Samples
 from overt.theorems._descent import best_descent, factor_objective
 from overt.theorems._oracles import DESCENT, masks, relative, second_moment, with_spectrum, worst
 from overt.theorems.base import Evidence, theorem
-
-EMPTY = np.empty((0, 0))
 
 
 @theorem(
@@ -23,6 +22,8 @@ EMPTY = np.empty((0, 0))
     correction="The first paper's step is theta times this; overt takes the second paper's",
 )
 def _step(scale: int, rng: np.random.Generator) -> Evidence:
+    from overt.linear import kernels
+
     m, n, d, keep = 3, 2, 3, 0.6
     M, U, V = (rng.standard_normal(shape) for shape in ((m, n), (m, d), (n, d)))
     # x takes the values +-sqrt(n) e_i, whose second moment is the identity; masks are enumerated.
@@ -31,9 +32,9 @@ def _step(scale: int, rng: np.random.Generator) -> Evidence:
     for x, (z, p) in product(inputs, zip(*masks(np.full(d, keep)), strict=True)):
         Ut, Vt = U.T.copy(), V.T.copy()
         # A drop probability of 0 or 1 per unit makes the kernel draw exactly this mask.
-        mask = (kernels.INDEPENDENT, 2.0 * (z == 0), np.full(d, 1 / keep), 1, EMPTY)
-        data = (EMPTY, EMPTY, x[None, :], (M @ x)[None, :])
-        kernels.unit_steps(Ut, Vt, *data, np.ones(1), rng, *mask)
+        mask = Mask(INDEPENDENT, 2.0 * (z == 0), np.full(d, 1 / keep), 1, np.zeros((1, 1)))
+        data = Samples(DATA, x[None, :], (M @ x)[None, :])
+        kernels.unit_steps(Ut, Vt, data, mask, np.ones(1), rng)
         mean += p / len(inputs) * (U.T - Ut)
         total += p / len(inputs)
     step, half = np.zeros_like(U), 1e-5
