@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from scipy.optimize import minimize
 from threadpoolctl import threadpool_limits
 
 from overt._types import Floats
@@ -20,6 +19,8 @@ Value = Callable[..., tuple[float, Sequence[Floats]]]
 
 def descend(value: Value, start: Sequence[Floats], *, max_steps: int = 3000) -> list[Floats]:
     """Minimize with L-BFGS from `start` until the objective no longer falls."""
+    from scipy.optimize import minimize  # needed by few networks, and slow to import
+
     shapes = [array.shape for array in start]
     cuts = np.cumsum([array.size for array in start])[:-1]
 

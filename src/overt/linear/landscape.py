@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from itertools import combinations, islice
 
 import numpy as np
-from scipy.sparse.linalg import LinearOperator, eigsh
 
 from overt import equalize
 from overt._check import InputError, whole
@@ -130,6 +129,8 @@ def hessian_product(M: Floats, U: Floats, lam: float, D: Floats) -> Floats:
 
 
 def _most_negative(M: Floats, U: Floats, lam: float) -> tuple[float, Floats]:
+    from scipy.sparse.linalg import LinearOperator, eigsh
+
     n = U.size
 
     def apply(flat: Floats) -> Floats:
