@@ -125,12 +125,12 @@ class DeepLinearNetwork:
         The trace's imbalance is the equalization gap R / (nu |W C^(1/2)|_*^2) - 1.
         """
         sampled = partial(self.effect.steps, batch_size=_check.whole("batch_size", batch_size))
-        if init_scale is None:
-            # Each layer keeps the size of what passes through it.
+        if init_scale is None:  # each layer keeps the size of what passes through it
             init_scale = float(1 / np.sqrt(np.mean([inputs for _, inputs in self.shapes])))
         return train(
             self.effect, sampled, steps=steps, learning_rate=learning_rate, seeds=seeds,
-            gradient=gradient, init=init, init_scale=init_scale, records=records, n_jobs=n_jobs,
+            gradient=gradient, init=None if init is None else self._checked(init),
+            init_scale=init_scale, records=records, n_jobs=n_jobs,
         )  # fmt: skip
 
     def _checked(self, weights: Sequence[Any]) -> list[Floats]:
@@ -222,7 +222,7 @@ class DeepNoise(NoiseEffect):
         def advance(weights: list[Floats], rates: Floats) -> int:
             for step, rate in enumerate(rates):
                 x, y = self.regression.samples.batch(batch_size, rng)
-                gradients = _sampled_gradients(weights, x, y, self.drop_probs, rng)
+                gradients = self._sampled_gradients(weights, x, y, rng)
                 if gradients is None:
                     return step
                 for W, gradient in zip(weights, gradients, strict=True):
@@ -231,23 +231,40 @@ class DeepNoise(NoiseEffect):
 
         return advance
 
+    def _sampled_gradients(
+        self, weights: list[Floats], x: Floats, y: Floats, rng: np.random.Generator
+    ) -> list[Floats] | None:
+        """Return the gradients of half the mean squared error under one mask per sample."""
+        inputs, masks, a = [x], [], x
+        for W, p in zip(weights[:-1], self.drop_probs, strict=True):
+            mask = (rng.random((len(x), W.shape[0])) >= p) / (1 - p)
+            a = (a @ W.T) * mask
+            masks.append(mask)
+            inputs.append(a)
+        delta = (a @ weights[-1].T - y) / len(x)
+        if not np.sum(delta**2) < LIMIT:
+            return None
+        gradients = []
+        for i in range(len(weights) - 1, -1, -1):
+            gradients.append(delta.T @ inputs[i])
+            if i:
+                delta = (delta @ weights[i]) * masks[i - 1]
+        return gradients[::-1]
+
     def _refined(self, start: list[Floats]) -> list[Floats]:
         """Return the best descent from the bound's map, the best rank one, or random weights."""
         left, s, right = self.regression.svd
         root = np.sqrt(s[0] / (1 + self.nu))
-        rng = np.random.default_rng(0)
-        scale = [np.sqrt(np.mean(W**2)) for W in start]
+        rng, scale = np.random.default_rng(0), [np.sqrt(np.mean(W**2)) for W in start]
         one = equalize.rank_one_deep(left[:, 0] * root, right[:, 0] * root, self.widths)
 
-        def scattered(center: Sequence[Any], spread: float) -> list[Floats]:
-            return [
-                W + spread * size * rng.standard_normal(shape)
-                for W, size, shape in zip(center, scale, [W.shape for W in start], strict=True)
-            ]
+        def scattered(spread: float) -> list[Floats]:
+            sizes = zip(scale, start, strict=True)
+            return [spread * size * rng.standard_normal(W.shape) for size, W in sizes]
 
         # A saddle, such as the best rank one, is left only by a nudge.
-        starts = [start, scattered(one, 0.01)]
-        starts += [scattered([0.0] * len(start), 1.0) for _ in range(RANDOM_STARTS)]
+        nudged = [W + nudge for W, nudge in zip(one, scattered(0.01), strict=True)]
+        starts = [start, nudged, *(scattered(1.0) for _ in range(RANDOM_STARTS))]
         found = [descend(self.whitened_value, weights) for weights in starts]
         return min(found, key=lambda weights: self.whitened_value(*weights)[0])
 
@@ -279,28 +296,3 @@ def _chained(left: Floats, a: Floats, right: Floats, widths: Sequence[int]) -> l
     first, last = frames[0].T @ (right * root).T, (left * root) @ frames[-1]
     middle = [after.T @ before for before, after in pairwise(frames)]
     return [first, *middle, last]
-
-
-def _sampled_gradients(
-    weights: list[Floats],
-    x: Floats,
-    y: Floats,
-    drop_probs: Sequence[float],
-    rng: np.random.Generator,
-) -> list[Floats] | None:
-    """Return the gradients of half the mean squared error under one mask per sample."""
-    inputs, masks, a = [x], [], x
-    for W, p in zip(weights[:-1], drop_probs, strict=True):
-        mask = (rng.random((len(x), W.shape[0])) >= p) / (1 - p)
-        a = (a @ W.T) * mask
-        masks.append(mask)
-        inputs.append(a)
-    delta = (a @ weights[-1].T - y) / len(x)
-    if not np.sum(delta**2) < LIMIT:
-        return None
-    gradients = []
-    for i in range(len(weights) - 1, -1, -1):
-        gradients.append(delta.T @ inputs[i])
-        if i:
-            delta = (delta @ weights[i]) * masks[i - 1]
-    return gradients[::-1]

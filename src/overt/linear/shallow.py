@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, overload
 
@@ -21,60 +20,7 @@ from overt.noise import DropConnect, Noise
 from overt.results import Certificate, Solution, Trace
 
 
-class TwoLayerNetwork(ABC):
-    """What networks with one hidden layer have in common: how they are trained."""
-
-    width: int
-    effect: NoiseEffect
-
-    @abstractmethod
-    def _start(self, init: Any) -> Sequence[Floats]:
-        """Return the given weights after checking them."""
-
-    def train(
-        self,
-        steps: int = 20_000,
-        learning_rate: Rate = 1e-3,
-        seeds: int | Sequence[int] = 1,
-        *,
-        gradient: str = "sampled",
-        init: Any = None,
-        init_scale: float | None = None,
-        records: int | Sequence[int] = 40,
-        n_jobs: int | None = None,
-    ) -> Trace:
-        """Run stochastic gradient descent with sampled masks from many seeds at once.
-
-        Parameters
-        ----------
-        steps, learning_rate
-            One sample and one mask per step, along the gradient of half the squared error.
-            `learning_rate` is a number or a function of an array of step numbers.
-        seeds
-            How many runs (seeds 0, 1, ...), or the list of seeds.
-        gradient
-            "sampled", or "expected": gradient descent on the exact objective.
-        init, init_scale
-            Weights to start from, (U, V) or the tied U, or the standard deviation of Gaussian
-            entries; by default that at which the initial product is as large as the target.
-        records
-            How often the exact objective is recorded, on a logarithmic grid of steps, or at which
-            steps.
-        n_jobs
-            Threads; the result does not depend on it.
-        """
-        task = self.effect.regression.dense("train")
-        if init_scale is None:
-            paths = task.outputs * task.inputs * self.width
-            init_scale = float((np.sum(task.T**2) / paths) ** 0.25) or 1.0
-        return train(
-            self.effect, self.effect.steps, steps=steps, learning_rate=learning_rate, seeds=seeds,
-            gradient=gradient, init=None if init is None else self._start(init),
-            init_scale=init_scale, records=records, n_jobs=n_jobs,
-        )  # fmt: skip
-
-
-class LinearNetwork(TwoLayerNetwork):
+class LinearNetwork:
     """A two-layer linear network trained with noise on its hidden layer.
 
     The objective is E|y - U diag(z/mu) V'x|^2 = E|y - U V'x|^2 + penalty(U, V), without a factor
@@ -152,8 +98,43 @@ class LinearNetwork(TwoLayerNetwork):
         U, V = self.effect.best_weights()
         return Solution(U, V, *grading.grade(self.effect, U, V))
 
-    def _start(self, init: Any) -> Sequence[Floats]:
-        return self._checked(*init)
+    def train(
+        self,
+        steps: int = 20_000,
+        learning_rate: Rate = 1e-3,
+        seeds: int | Sequence[int] = 1,
+        *,
+        gradient: str = "sampled",
+        init: Any = None,
+        init_scale: float | None = None,
+        records: int | Sequence[int] = 40,
+        n_jobs: int | None = None,
+    ) -> Trace:
+        """Run stochastic gradient descent with sampled masks from many seeds at once.
+
+        Parameters
+        ----------
+        steps, learning_rate
+            One sample and one mask per step, along the gradient of half the squared error.
+            `learning_rate` is a number or a function of an array of step numbers.
+        seeds
+            How many runs (seeds 0, 1, ...), or the list of seeds.
+        gradient
+            "sampled", or "expected": gradient descent on the exact objective.
+        init, init_scale
+            (U, V) to start from, or the standard deviation of Gaussian entries; by default that at
+            which the initial product is as large as the target.
+        records
+            How often the exact objective is recorded, on a logarithmic grid of steps, or at which
+            steps.
+        n_jobs
+            Threads; the result does not depend on it.
+        """
+        return train(
+            self.effect, self.effect.steps, steps=steps, learning_rate=learning_rate, seeds=seeds,
+            gradient=gradient, init=None if init is None else self._checked(*init),
+            init_scale=init_scale, records=records, n_jobs=n_jobs,
+        )  # fmt: skip
 
     def _checked(self, U: Any, V: Any) -> tuple[Floats, Floats]:
         U, V = _check.factors(U, V)

@@ -17,13 +17,13 @@ from overt.linear.descent import refine
 from overt.linear.effect import NoiseEffect
 from overt.linear.regression import DenseRegression, regression, target_or_data
 from overt.linear.sampling import Advance, masks, on_rows
-from overt.linear.shallow import TwoLayerNetwork
+from overt.linear.training import Rate, train
 from overt.linear.units import UnitNoise
 from overt.noise import Dropout, Noise
-from overt.results import Certificate, Solution
+from overt.results import Certificate, Solution, Trace
 
 
-class TiedAutoencoder(TwoLayerNetwork):
+class TiedAutoencoder:
     """A linear autoencoder x -> U U'x with noise on its hidden layer.
 
     Parameters
@@ -59,7 +59,7 @@ class TiedAutoencoder(TwoLayerNetwork):
             raise InputError(
                 f"target must be square for tied weights, got {task.outputs} x {task.inputs}"
             )
-        self.effect: TiedUnitNoise = TiedUnitNoise(UnitNoise(task, self.width, noise))
+        self.effect = TiedUnitNoise(UnitNoise(task, self.width, noise))
 
     def penalty(self, U: Any) -> float:
         """Return what the noise adds to the expected squared error."""
@@ -78,6 +78,25 @@ class TiedAutoencoder(TwoLayerNetwork):
         (U,) = self.effect.best_weights()
         return Solution(U, U, *grading.grade(self.effect, U))
 
+    def train(
+        self,
+        steps: int = 20_000,
+        learning_rate: Rate = 1e-3,
+        seeds: int | Sequence[int] = 1,
+        *,
+        gradient: str = "sampled",
+        init: Any = None,
+        init_scale: float | None = None,
+        records: int | Sequence[int] = 40,
+        n_jobs: int | None = None,
+    ) -> Trace:
+        """Run stochastic gradient descent with sampled masks; see `LinearNetwork.train`."""
+        return train(
+            self.effect, self.effect.steps, steps=steps, learning_rate=learning_rate, seeds=seeds,
+            gradient=gradient, init=None if init is None else [self._checked(init)],
+            init_scale=init_scale, records=records, n_jobs=n_jobs,
+        )  # fmt: skip
+
     def landscape(self, max_points: int = 200) -> landscape.Landscape:
         """Return the equalized critical points, each with its kind and an escape direction."""
         if self.effect.regression.L is not None or not isinstance(self.noise, Dropout):
@@ -86,9 +105,6 @@ class TiedAutoencoder(TwoLayerNetwork):
             raise InputError("the landscape is known for one drop probability")
         M, strength = self.effect.symmetric, self.noise.strength
         return landscape.landscape(M, self.width, strength, max_points=max_points)
-
-    def _start(self, init: Any) -> Sequence[Floats]:
-        return [self._checked(init)]
 
     def _checked(self, U: Any) -> Floats:
         U = np.asarray(_check.matrix("U", U), dtype=float)

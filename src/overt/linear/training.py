@@ -51,19 +51,28 @@ def train(
     sampled: Descent,
     *,
     gradient: str,
-    init: Any,
-    init_scale: float,
+    init: Sequence[Floats] | None,
+    init_scale: float | None,
     **running: Any,
 ) -> Trace:
     """Train a network by sampled steps or along the expected gradient; `running` is run_seeds's."""
     _check.choice("gradient", gradient, ("sampled", "expected"))
-    largest = float(effect.regression.dense("train").svd[1][0])
+    task = effect.regression.dense("train")
+    largest = float(task.svd[1][0])
+    if init_scale is None:  # the initial product is as large as the target
+        paths = task.outputs * task.inputs * effect.shapes[0][1]
+        init_scale = float((np.sum(task.T**2) / paths) ** 0.25) or 1.0
+    init_scale = _check.number("init_scale", init_scale)
 
     def measure(weights: Weights) -> tuple[float, float, int]:
         rank = int(np.sum(grading.spectrum(effect, *weights) > VISIBLE * largest))
         return grading.objective(effect, *weights), effect.imbalance(*weights), rank
 
-    begin = initial_weights(effect.shapes, float(init_scale), init)
+    def begin(rng: np.random.Generator) -> Weights:
+        if init is not None:
+            return [W.copy() for W in init]
+        return [init_scale * rng.standard_normal(shape) for shape in effect.shapes]
+
     descent = sampled if gradient == "sampled" else gradient_descent(effect.value)
     return run_seeds(begin, descent, measure, optimum=effect.relaxation.bound, **running)
 
@@ -142,19 +151,6 @@ def run_seeds(
         status = Status.DIVERGED
     stacked = tuple(np.stack(layer) for layer in zip(*weights, strict=True))
     return Trace(np.array(grid), objective, imbalance, rank, stacked, optimum, diverged, status)
-
-
-def initial_weights(shapes: Sequence[tuple[int, int]], scale: float, given: Any) -> Begin:
-    """Return how to begin: Gaussian entries with this standard deviation, or the given weights."""
-    if given is None:
-        return lambda rng: [scale * rng.standard_normal(shape) for shape in shapes]
-    if len(given) != len(shapes):
-        raise InputError(f"init must hold {len(shapes)} matrices, got {len(given)}")
-    arrays = [np.array(_check.matrix(f"init[{i}]", W), dtype=float) for i, W in enumerate(given)]
-    for i, (W, shape) in enumerate(zip(arrays, shapes, strict=True)):
-        if W.shape != shape:
-            raise InputError(f"init[{i}] must be {shape[0]} x {shape[1]}, got {W.shape}")
-    return lambda rng: [W.copy() for W in arrays]
 
 
 def gradient_descent(value: Value) -> Descent:
