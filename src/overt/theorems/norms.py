@@ -167,12 +167,12 @@ def _weighted_trace(scale: int, rng: np.random.Generator) -> Evidence:
     "L sum_i s_i^(2/L) over its singular values",
     assumes="hidden layers at least as wide as the rank",
 )
-def _representation_cost(scale: int, rng: np.random.Generator) -> Evidence:
+def _factorization_cost(scale: int, rng: np.random.Generator) -> Evidence:
     residual = 0.0
     for n in range(2, 4 + scale // 2):
         s = rng.uniform(0.3, 3, n)
         best = cheapest_chain(with_spectrum(rng, n, n, s), rng)
-        residual = worst(residual, relative(spectral.representation_cost(s, 3), best))
+        residual = worst(residual, relative(spectral.factorization_cost(s, 3), best))
     return Evidence(residual, DESCENT, "descent over the factors of square maps, depth 3")
 
 
