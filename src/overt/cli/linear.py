@@ -86,6 +86,11 @@ def train(
         typer.Option(help="Step by which the step size has halved."),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of runs.")] = 10,
+    gradient: Annotated[
+        str, typer.Option(help="sampled, or expected: descent on the exact objective.")
+    ] = "sampled",
+    records: Annotated[int, typer.Option(min=2, help="How often runs are measured.")] = 40,
+    n_jobs: Annotated[int | None, typer.Option(min=1, help="Threads; all by default.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the traces to .npz or .json.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the objective to this picture.")] = None,
 ) -> None:
@@ -99,7 +104,7 @@ def train(
 
     net = _network(target, x, y, width, noise, drop_prob, block_size)
     rate: Any = learning_rate if halving is None else inverse_decay(learning_rate, halving)
-    run = net.train(steps, rate, seeds)
+    run = net.train(steps, rate, seeds, gradient=gradient, records=records, n_jobs=n_jobs)
     if run.diverged.all():
         fail(run.status.explanation, 1)
     picked = sorted({0, *range(len(run.steps) - 1, 0, -max(1, len(run.steps) // 8))})
