@@ -31,16 +31,19 @@ def dataset(params: Params) -> tuple[Floats, Floats]:
     return X, X @ (M / np.linalg.norm(M)).T
 
 
-def follow(net: LinearNetwork, params: Params, seed: int) -> dict[str, Any]:
+def follow(
+    net: LinearNetwork, params: Params, seed: int, rate: float | None = None
+) -> dict[str, Any]:
     """Train one run; at each record compare the sampled objective with the exact one."""
     (m, _), (n, _) = net.effect.shapes
     rng = np.random.default_rng(seed)
     scale = (1 / (m * n * net.width)) ** 0.25
     start = [scale * rng.standard_normal((size, net.width)) for size in (m, n)]
-    keep = 1 - params["drop_prob"]
-    rate = inverse_decay(0.4 * keep / n, params["steps"] / 8)
+    start_rate = 0.4 * (1 - params["drop_prob"]) / n if rate is None else rate
+    schedule = inverse_decay(start_rate, params["steps"] / 8)
     rows: dict[str, list[float]] = {"steps_seen": [], "exact": [], "sampled": [], "error": []}
-    for step, (U, V) in trajectory(net.train, start, log_steps(params["steps"], 16), rate, seed):
+    marks = log_steps(params["steps"], 16)
+    for step, (U, V) in trajectory(net.train, start, marks, schedule, seed):
         losses = sampled_objective(net, U, V, rng)
         rows["steps_seen"].append(step)
         rows["exact"].append(net.objective(U, V))
