@@ -163,6 +163,15 @@ def check_dropconnect(rows: list[Row]) -> list[Finding]:
     return findings
 
 
+def draw_run(axes: Any, row: Row, colors: tuple[str, str], name: str) -> None:
+    """Draw what masks average to, with five standard errors, on the exact objective."""
+    steps, error = np.maximum(row["steps_seen"], 1), 5 * np.array(row["error"])
+    label = f"{name}, sampled (5 s.e.)"
+    axes.errorbar(steps, row["sampled"], yerr=error, fmt="o", ms=3.5, color=colors[0], label=label)
+    axes.plot(steps, row["exact"], color=colors[1], label=f"{name}, exact")
+    axes.set(xscale="log", yscale="log", xlabel="step")
+
+
 def plot_dropblock(rows: list[Row]) -> Any:
     """Draw sampled and exact objectives, the optimum, and the spectra."""
     from matplotlib.figure import Figure
@@ -173,16 +182,8 @@ def plot_dropblock(rows: list[Row]) -> Any:
     axes: Any = figure.subplots(2, len(rows), squeeze=False)
     for column, row in enumerate(rows):
         top, bottom = axes[0][column], axes[1][column]
-        steps = np.maximum(row["steps_seen"], 1)
-        top.errorbar(
-            steps, row["sampled"], yerr=5 * np.array(row["error"]), fmt="o", ms=3.5,
-            color=ACCENT, label="DropBlock, sampled (5 s.e.)",
-        )  # fmt: skip
-        top.plot(steps, row["exact"], color=INK, label="DropBlock, exact")
+        draw_run(top, row, (ACCENT, INK), "DropBlock")
         top.axhline(row["optimum"], color="black", ls="--", lw=1, label="Theorem 2.7")
-        top.set_xscale("log")
-        top.set_yscale("log")
-        top.set_xlabel("step")
         top.set_title(f"drop probability {row['drop_prob']:g}")
         count = max(row["rank"] + 6, 12)
         bottom.plot(row["spectrum"][:count], "o", ms=4, color=ACCENT, label="after training")
@@ -204,16 +205,9 @@ def plot_dropconnect(rows: list[Row]) -> Any:
     figure = Figure(figsize=(3.8 * len(rows), 3.6), layout="constrained")
     axes: Any = figure.subplots(1, len(rows), squeeze=False)
     for row, panel in zip(rows, axes[0], strict=True):
+        draw_run(panel, row, (ACCENT, INK), "DropConnect")
         steps = np.maximum(row["steps_seen"], 1)
-        panel.errorbar(
-            steps, row["sampled"], yerr=5 * np.array(row["error"]), fmt="o", ms=3.5,
-            color=ACCENT, label="DropConnect, sampled (5 s.e.)",
-        )  # fmt: skip
-        panel.plot(steps, row["exact"], color=INK, label="DropConnect, exact")
         panel.plot(steps, row["dropout_exact"], color=QUIET, ls="--", label="Dropout, exact")
-        panel.set_xscale("log")
-        panel.set_yscale("log")
-        panel.set_xlabel("step")
         kind = "uncorrelated" if row["correlation"] == 0 else f"correlation {row['correlation']:g}"
         panel.set_title(f"drop {row['drop_prob']:g}, {kind}", fontsize=10)
     axes[0][0].legend(frameon=False, fontsize=8)

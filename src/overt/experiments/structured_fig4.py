@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from overt._types import Floats
-from overt.experiments._structured import follow, network
+from overt.experiments._structured import draw_run, follow, network
 from overt.experiments.base import Experiment, Finding, Params, Row
 from overt.noise import DropBlock
 
@@ -68,13 +68,9 @@ def plot(rows: list[Row]) -> Any:
     figure = Figure(figsize=(5.6, 4.2), layout="constrained")
     axes: Any = figure.subplots()
     for row, color in zip(rows, ("#1f6f8b", "#d1751c", "#6b7a87"), strict=True):
-        steps, label = np.maximum(row["steps_seen"], 1), f"{row['variant']} ({row['realized']:.2f})"
-        axes.plot(steps, row["exact"], color=color, label=label)
-        axes.errorbar(
-            steps, row["sampled"], yerr=5 * np.array(row["error"]), fmt="o", ms=3, color=color
-        )
-    axes.set(xscale="log", yscale="log", xlabel="step", ylabel="objective")
-    axes.legend(frameon=False, fontsize=8, title="blocks (share of units dropped)")
+        draw_run(axes, row, (color, color), f"{row['variant']} ({row['realized']:.2f} dropped)")
+    axes.set_ylabel("objective")
+    axes.legend(frameon=False, fontsize=8)
     return figure
 
 

@@ -14,7 +14,7 @@ from overt._check import InputError
 from overt._types import Floats
 from overt.linear import grading
 from overt.linear.bounds import Relaxation, relax
-from overt.linear.descent import descend
+from overt.linear.descent import refine
 from overt.linear.effect import NoiseEffect
 from overt.linear.regression import DenseRegression, regression, target_or_data
 from overt.linear.sampling import LIMIT, Advance
@@ -251,7 +251,7 @@ class DeepNoise(NoiseEffect):
                 delta = (delta @ weights[i]) * masks[i - 1]
         return gradients[::-1]
 
-    def _refined(self, start: list[Floats]) -> list[Floats]:
+    def _refined(self, start: list[Floats]) -> Sequence[Floats]:
         """Return the best descent from the bound's map, the best rank one, or random weights."""
         left, s, right = self.regression.svd
         root = np.sqrt(s[0] / (1 + self.nu))
@@ -265,8 +265,7 @@ class DeepNoise(NoiseEffect):
         # A saddle, such as the best rank one, is left only by a nudge.
         nudged = [W + nudge for W, nudge in zip(one, scattered(0.01), strict=True)]
         starts = [start, nudged, *(scattered(1.0) for _ in range(RANDOM_STARTS))]
-        found = [descend(self.whitened_value, weights) for weights in starts]
-        return min(found, key=lambda weights: self.whitened_value(*weights)[0])
+        return refine(self.whitened_value, starts, self.relaxation.bound, tries=len(starts))
 
     def _whitened(self, layers: Sequence[Floats]) -> list[Floats]:
         return [self.regression.whiten(layers[0].T).T, *layers[1:]]

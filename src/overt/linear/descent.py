@@ -45,7 +45,9 @@ def descend(value: Value, start: Sequence[Floats], *, max_steps: int = 3000) -> 
         return unpack(minimize(flat, theta, jac=True, method="L-BFGS-B", options=options).x)
 
 
-def refine(value: Value, starts: Sequence[Sequence[Floats]], bound: float) -> Sequence[Floats]:
+def refine(
+    value: Value, starts: Sequence[Sequence[Floats]], bound: float, tries: int = STARTS
+) -> Sequence[Floats]:
     """Return the lowest point of descents from the starts, then from random ones of their size.
 
     Stops as soon as the bound is attained and nothing can be gained.
@@ -54,7 +56,7 @@ def refine(value: Value, starts: Sequence[Sequence[Floats]], bound: float) -> Se
     sizes = [np.sqrt(np.mean(W**2)) for W in starts[0]]
     random = [
         [size * rng.standard_normal(W.shape) for size, W in zip(sizes, starts[0], strict=True)]
-        for _ in range(STARTS - len(starts))
+        for _ in range(tries - len(starts))
     ]
     best, lowest = starts[0], value(*starts[0])[0]
     for start in [*starts, *random]:
