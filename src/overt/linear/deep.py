@@ -13,10 +13,11 @@ from overt import _check, equalize, penalty, spectral
 from overt._check import InputError
 from overt._types import Floats
 from overt.linear import grading
+from overt.linear.arguments import regression, target_or_data
 from overt.linear.bounds import Relaxation, relax
 from overt.linear.descent import refine
 from overt.linear.effect import NoiseEffect
-from overt.linear.regression import DenseRegression, regression, target_or_data
+from overt.linear.regression import DenseRegression
 from overt.linear.sampling import LIMIT, Advance
 from overt.linear.training import Rate, train
 from overt.results import Certificate, DeepSolution, Trace

@@ -8,11 +8,9 @@ directions of the inputs keep their digits.
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from functools import cached_property, wraps
-from typing import Any, TypeVar
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -21,8 +19,6 @@ from overt._check import InputError
 from overt._types import Floats
 from overt.linear.bounds import Envelope, Leading
 from overt.linear.sampling import DATA, Samples, samples_of_target
-
-R = TypeVar("R")
 
 
 class Regression(ABC):
@@ -167,36 +163,3 @@ def from_data(X: Any, Y: Any) -> DenseRegression:
     outside = float(np.sum((Y / root_n - P @ T.T) ** 2))
     samples = Samples(DATA, X, Y)
     return DenseRegression(samples, T, right.T * sigma, right / sigma[:, None], outside)
-
-
-def regression(target: Any, X: Any, Y: Any, second_moment: Any) -> Regression:
-    """Return what the arguments of a network ask it to fit."""
-    if (target is None) == (X is None and Y is None):
-        raise InputError("give either target, or both X and Y (samples x features)")
-    if target is None:
-        if X is None or Y is None:
-            raise InputError("X and Y (samples x features) must be given together")
-        if second_moment is not None:
-            raise InputError("second_moment belongs to a target; data have their own")
-        return from_data(X, Y)
-    if not isinstance(target, (np.ndarray, list, tuple)):
-        from overt.linear.sparse import ImplicitRegression, is_implicit
-
-        if is_implicit(target):
-            if second_moment is not None:
-                raise InputError("second_moment needs a dense target")
-            return ImplicitRegression(target)
-    return from_target(target, second_moment)
-
-
-def target_or_data(function: Callable[..., R]) -> Callable[..., R]:
-    """Let a function of (target, width, ...) be called on data, X= and Y=, without a target."""
-    position = list(inspect.signature(function).parameters).index("target")
-
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> R:
-        if len(args) <= position:
-            kwargs.setdefault("target", None)
-        return function(*args, **kwargs)
-
-    return call

@@ -11,8 +11,8 @@ import numpy as np
 from overt import _check
 from overt._check import InputError
 from overt._types import Floats, Ints
+from overt.linear.arguments import regression, target_or_data
 from overt.linear.bounds import numerical_rank, shrink
-from overt.linear.regression import regression, target_or_data
 from overt.noise import Dropout
 from overt.results import Result
 from overt.spectral import induced

@@ -8,15 +8,12 @@ from typing import Any, overload
 import numpy as np
 
 from overt import _check
-from overt._check import InputError, InputTypeError
+from overt._check import InputError
 from overt._types import Floats
 from overt.linear import grading
-from overt.linear.effect import NoiseEffect
-from overt.linear.regression import Regression, regression, target_or_data
+from overt.linear.arguments import effect_of, regression, target_or_data
 from overt.linear.training import Rate, train
-from overt.linear.units import UnitNoise
-from overt.linear.weights import WeightNoise
-from overt.noise import DropConnect, Noise
+from overt.noise import Noise
 from overt.results import Certificate, Solution, Trace
 
 
@@ -146,14 +143,3 @@ class LinearNetwork:
                 f"{expected[1][1]}, got {U.shape} and {V.shape}"
             )
         return U, V
-
-
-def effect_of(noise: Noise, width: int, task: Regression) -> NoiseEffect:
-    """Return what the noise does to a two-layer network: the one place that chooses."""
-    if not isinstance(noise, Noise):
-        raise InputTypeError(f"noise must be a noise such as overt.Dropout(0.5), got {noise!r}")
-    if isinstance(noise, DropConnect):
-        return WeightNoise(task, width, noise)
-    if noise.masks != "units":
-        raise InputTypeError(f"of the noises over weights only DropConnect is known, got {noise!r}")
-    return UnitNoise(task, width, noise)

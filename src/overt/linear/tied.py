@@ -12,10 +12,11 @@ from overt import _check
 from overt._check import InputError, InputTypeError
 from overt._types import Floats
 from overt.linear import grading, landscape
+from overt.linear.arguments import regression, target_or_data
 from overt.linear.bounds import Leading, Relaxation, envelopes, relax
 from overt.linear.descent import refine
 from overt.linear.effect import NoiseEffect
-from overt.linear.regression import DenseRegression, regression, target_or_data
+from overt.linear.regression import DenseRegression
 from overt.linear.sampling import Advance, masks, on_rows
 from overt.linear.training import Rate, train
 from overt.linear.units import UnitNoise
