@@ -49,7 +49,7 @@ def solve(
     if rank is not None:
         from overt.linear import drop_prob_for_rank
 
-        drop_prob = drop_prob_for_rank(*_target(target), width, rank, **_data(x, y))
+        drop_prob = drop_prob_for_rank(width=width, rank=rank, **_given(target, x, y))
     net = _network(target, x, y, width, noise, drop_prob, block_size)
     best = net.solve()
     certificate = best.certificate
@@ -159,16 +159,11 @@ def _network(
             chosen = DropConnect(drop_prob)
         case _:
             raise InputError(f"--noise must be dropout, dropblock or dropconnect, got {noise!r}")
-    return LinearNetwork(*_target(target), width, chosen, **_data(x, y))
+    return LinearNetwork(width=width, noise=chosen, **_given(target, x, y))
 
 
-def _target(target: Path | None) -> tuple[Any]:
+def _given(target: Path | None, x: Path | None, y: Path | None) -> dict[str, Any]:
     from overt._files import read_matrix
 
-    return (None if target is None else read_matrix(target),)
-
-
-def _data(x: Path | None, y: Path | None) -> dict[str, Any]:
-    from overt._files import read_matrix
-
-    return {name: read_matrix(p) for name, p in (("X", x), ("Y", y)) if p is not None}
+    named = {"target": target, "X": x, "Y": y}
+    return {name: read_matrix(path) for name, path in named.items() if path is not None}

@@ -26,9 +26,7 @@ from overt.results import Status, Trace
 
 Weights = list[Floats]
 Rate = float | Callable[[Ints], Any]
-Begin = Callable[[np.random.Generator], Weights]
 Descent = Callable[[np.random.Generator], Advance]
-Measure = Callable[[Weights], tuple[float, float, int]]
 
 CHUNK = 20_000
 """Steps between looks at the clock: an interrupt waits for no longer than this many."""
@@ -78,9 +76,9 @@ def train(
 
 
 def run_seeds(
-    begin: Begin,
+    begin: Callable[[np.random.Generator], Weights],
     descent: Descent,
-    measure: Measure,
+    measure: Callable[[Weights], tuple[float, float, int]],
     *,
     steps: int,
     learning_rate: Rate,
@@ -89,16 +87,9 @@ def run_seeds(
     n_jobs: int | None,
     optimum: float,
 ) -> Trace:
-    """Run all seeds to the end, measuring each at the recorded steps.
+    """Run all seeds to the end: begin(rng) and descent(rng) once, measure(weights) at each record.
 
-    Parameters
-    ----------
-    begin
-        begin(rng) -> initial weights.
-    descent
-        descent(rng) -> how a run advances.
-    measure
-        measure(weights) -> (objective, imbalance, rank).
+    A measure is (objective, imbalance, rank).
     """
     grid = _grid(_check.whole("steps", steps), records)
     generators = [np.random.default_rng(s) for s in _seed_list(seeds)]
