@@ -86,6 +86,7 @@ def test_verify_exits_with_1_when_a_formula_is_broken():
         (("solve", "M.npy", "--out", "best.pkl"), "path must end in .npz or .json"),
         (("solve", "text.csv"), "cannot be read as a matrix"),
         (("train", "M.npy", "--learning-rate", "1000"), "learning rate is too large"),
+        (("train", "M.npy", "--gradient", "exact"), "gradient must be one of"),
     ],
 )
 def test_mistakes_get_one_clear_sentence(tmp_path, target, arguments, message):
@@ -114,13 +115,15 @@ def test_solve_chooses_the_drop_probability_for_a_rank(tmp_path, target):
 def test_train_reports_and_draws(tmp_path, target):
     shown = overt_command(
         "train", "M.npy", "--width", 3, "--steps", 2000, "--learning-rate", 0.005, "--halving", 500,
-        "--seeds", 2, "--plot", "runs.png", "--out", "runs.npz", cwd=tmp_path,
+        "--seeds", 2, "--records", 5, "--n-jobs", 1, "--gradient", "expected",
+        "--plot", "runs.png", "--out", "runs.npz", cwd=tmp_path,
     )  # fmt: skip
     assert shown.returncode == 0, shown.stderr
     assert "above the bound" in shown.stdout
     assert (tmp_path / "runs.png").stat().st_size > 10_000
     with np.load(tmp_path / "runs.npz", allow_pickle=False) as saved:
-        assert saved["objective"].shape[0] == 2
+        assert saved["objective"].shape == (2, 5)
+        assert np.all(np.diff(saved["objective"], axis=1) <= 1e-12)
 
 
 def test_solve_takes_data(tmp_path):

@@ -181,15 +181,15 @@ class DeepSolution(Result):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Trace(Result):
-    """Runs of a training algorithm, one per seed, recorded at checkpoints.
+    """Runs of a training algorithm, one per seed, with records along the way.
 
     Attributes
     ----------
     steps
-        Step numbers of the checkpoints, (checkpoints,); the first is 0.
+        Step numbers of the records, (records,); the first is 0.
     objective, imbalance, rank
         Exact dropout objective, imbalance and numerical rank of the map, each
-        (seeds, checkpoints); NaN, and rank -1, where a run has diverged or was not reached.
+        (seeds, records); NaN, and rank -1, where a run has diverged or was not reached.
     weights
         Final weights, each with seeds as its first axis: (U, V), or (W_1, ..., W_(k+1)).
     optimum

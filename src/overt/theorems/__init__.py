@@ -18,6 +18,7 @@ for _module in (
     "norms",
     "balance",
     "optima",
+    "deep",
     "linear",
     "completion",
     "decay",
