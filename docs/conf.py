@@ -31,6 +31,7 @@ extensions = [
     "sphinx_gallery.gen_gallery",
     "mathml",
     "plaintext",
+    "reference",
     "registry",
 ]
 exclude_patterns = ["_build", "_ext", "examples"]
@@ -41,10 +42,8 @@ myst_enable_extensions = ["colon_fence", "dollarmath", "deflist"]
 myst_heading_anchors = 3
 html_math_renderer = "mathml"
 
-templates_path = ["_templates"]
 default_role = "py:obj"
-autosummary_generate = True
-autosummary_ignore_module_all = False
+autosummary_generate = False  # docs/_ext/reference.py writes the pages
 toc_object_entries_show_parents = "hide"
 # What scikit-learn adds to every estimator is described there.
 autodoc_default_options = {

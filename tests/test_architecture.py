@@ -5,25 +5,16 @@ from __future__ import annotations
 import ast
 import re
 import statistics
+from itertools import chain
 
 import pytest
 import rooms
+from rooms import APPLICATIONS, GUESTS, LINE
 
 HOUSE = rooms.modules()
 IMPORTS = rooms.imports(HOUSE)
 FOLDERS = [name for name, module in HOUSE.items() if module.front]
 
-PUBLIC = [name for name in HOUSE if re.fullmatch(r"overt\.[a-z]\w*", name)]
-LINE = ["noise", "penalty", "spectral", "equalize", "linear"]  # each may import those before it
-APPLICATIONS = {"completion", "decay", "linear", "nn", "relu", "robust"}
-GUESTS = [
-    "theorems",
-    "experiments",
-    "explorer",
-    "tour",
-    "cli",
-    "__main__",
-]  # imported by none before
 TORCH = {"nn", "relu", "robust"}  # may share what they need of PyTorch
 
 LONGEST_BODY, LONGEST_FILE, LARGEST_MEDIAN = 60, 300, 150
@@ -109,7 +100,7 @@ def test_the_line_points_one_way():
 
 
 def test_the_foundation_imports_no_application():
-    above = APPLICATIONS | set(GUESTS)
+    above = {*APPLICATIONS, *GUESTS}
     none(
         (
             where(i)
@@ -130,7 +121,7 @@ def test_applications_do_not_import_each_other():
         (
             where(i)
             for i in IMPORTS
-            if {rooms.room(i.source), rooms.room(i.target)} <= APPLICATIONS
+            if {rooms.room(i.source), rooms.room(i.target)} <= {*APPLICATIONS}
             and rooms.room(i.source) != rooms.room(i.target)
             and not allowed(i)
         ),
@@ -186,7 +177,7 @@ def shown(folder):
         for alias in node.names
     }
     names |= {name: f"{folder}.{name}" for name, _ in definitions(module) if "." not in name}
-    return {name: origin(names.get(name, f"{folder}.{name}")) for name in exported(module) or names}
+    return {name: origin(names.get(name, f"{folder}.{name}")) for name in module.exported or names}
 
 
 def origin(dotted):
@@ -200,14 +191,6 @@ def origin(dotted):
                 if (alias.asname or alias.name) == name:
                     return origin(f"{node.module}.{alias.name}")
     return dotted
-
-
-def exported(module):
-    """Return the names in `__all__`, read from the source."""
-    for node in module.tree.body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            return ast.literal_eval(node.value)
-    return []
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -267,7 +250,7 @@ def test_names_do_not_number_the_papers():
 
 def test_no_two_things_that_are_exported_share_a_name():
     found = {}
-    for folder in {*FOLDERS, *PUBLIC}:
+    for folder in {*FOLDERS, *chain.from_iterable(rooms.public(HOUSE).values())}:
         if rooms.room(folder) not in GUESTS:
             for name, place in shown(folder).items():
                 found.setdefault(name, set()).add(place)

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 from docutils import nodes
+from reference import documented
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
@@ -25,7 +26,7 @@ from sphinx.util.docutils import SphinxDirective
 from threadpoolctl import threadpool_limits
 
 import overt
-from overt import experiments, linear, noise, results, theorems
+from overt import experiments, theorems
 
 PACKAGE = Path(overt.__file__).parent
 PAPERS = (
@@ -190,7 +191,8 @@ class PublicNames(Generated):
         rows = []
         for name in overt.__all__:
             value = getattr(overt, name)
-            target = value.__name__ if isinstance(value, ModuleType) else _documented(name, value)
+            # The errors have no page of their own; that of the names describes them.
+            target = documented(value) or f"overt.{name}"
             kind = "mod" if isinstance(value, ModuleType) else "obj"
             link = addnodes.pending_xref(
                 "",
@@ -204,14 +206,6 @@ class PublicNames(Generated):
             first = first.replace("\n", " ").replace("`", "")
             rows.append((nodes.paragraph("", "", link), first))
         return [_table(("name", "what it is"), rows, (34, 66))]
-
-
-def _documented(name: str, value: Any) -> str:
-    """Return the name under which a page documents the value."""
-    for module in (noise, results, linear):
-        if value.__module__.startswith(module.__name__):
-            return f"{module.__name__}.{name}"
-    return f"overt.{name}"  # the errors, which this page documents itself
 
 
 def _help(*command: str) -> str:

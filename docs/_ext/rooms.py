@@ -16,6 +16,13 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src" / "overt"
 
+# Who may import whom. The line: each of its rooms may import those before it.
+LINE = ("noise", "penalty", "spectral", "equalize", "linear")
+# Applications stand on the rest and not on each other; linear is the first of them.
+APPLICATIONS = ("linear", "completion", "decay", "relu", "nn", "robust")
+# Guests may import everything that comes before them, and nothing before them imports them.
+GUESTS = ("theorems", "experiments", "explorer", "tour", "cli", "__main__")
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Graph = Mapping[str, set[str]]
 
@@ -47,6 +54,14 @@ class Module:
     @property
     def place(self) -> str:
         return self.path.relative_to(SOURCE.parent.parent).as_posix()
+
+    @cached_property
+    def exported(self) -> list[str]:
+        """The names in `__all__`."""
+        for node in self.tree.body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                return list(ast.literal_eval(node.value))
+        return []
 
     def docstrings(self) -> Iterator[tuple[str, str, int]]:
         """Yield (name, docstring, line) of the module, its classes and its functions."""
@@ -126,6 +141,33 @@ def room(name: str, folder: str = "overt") -> str | None:
     return name.removeprefix(folder + ".").partition(".")[0]
 
 
+def public(house: Mapping[str, Module]) -> dict[str, list[str]]:
+    """Return the modules that users import from, in groups: those that others stand on first.
+
+    These are the rooms whose names do not begin with an underscore, each followed by the modules
+    that it exports as such. The last guests are for the terminal.
+    """
+    ranked = [name for layer in layers(between_rooms(imports(house))) for name in layer]
+    known = (*LINE, *APPLICATIONS, *GUESTS)
+    groups = {
+        "line": LINE[:-1],
+        "shared": [name for name in ranked if name not in known and not name.startswith("_")],
+        "applications": APPLICATIONS,
+        "guests": GUESTS[:2],
+    }
+    return {
+        group: [module for name in names for module in _with_exported(f"overt.{name}", house)]
+        for group, names in groups.items()
+    }
+
+
+def _with_exported(name: str, house: Mapping[str, Module]) -> Iterator[str]:
+    if name in house:
+        yield name
+        for inner in house[name].exported:
+            yield from _with_exported(f"{name}.{inner}", house)
+
+
 def graph(edges: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
     """Return who points at whom, without pointing at oneself."""
     found: dict[str, set[str]] = {}
@@ -144,7 +186,7 @@ def between_rooms(found: Iterable[Import], folder: str = "overt") -> dict[str, s
 
 def cycles(edges: Graph) -> list[list[str]]:
     """Return the groups of nodes that can reach each other, each sorted."""
-    ahead = {node: _reached(node, edges) for node in edges}
+    ahead = {node: reached(node, edges) for node in edges}
     groups = {
         frozenset({node} | {other for other in ahead[node] if node in ahead[other]})
         for node in edges
@@ -170,7 +212,8 @@ def layers(edges: Graph) -> list[list[str]]:
     ]
 
 
-def _reached(node: str, edges: Graph) -> set[str]:
+def reached(node: str, edges: Graph) -> set[str]:
+    """Return the nodes that arrows lead to from this one."""
     seen: set[str] = set()
     todo = [node]
     while todo:
