@@ -10,7 +10,7 @@ from typing import Any
 
 import rooms
 from docutils import nodes
-from registry import Generated, _table
+from registry import Generated, table
 from sphinx import addnodes
 from sphinx.application import Sphinx
 
@@ -209,7 +209,7 @@ class Table(Generated):
                         stands_on,
                     )
                 )
-        return [_table(("room", "what it is", "inside", "imports"), rows, (12, 34, 32, 22))]
+        return [table(("room", "what it is", "inside", "imports"), rows, (12, 34, 32, 22))]
 
 
 def _reference(room: str) -> nodes.Node:

@@ -96,7 +96,7 @@ class Statements(Generated):
                 for v in chosen
             ]
             header = ("id", "statement", "where", "residual")
-            section += _table(header, rows, (18, 52, 15, 15))
+            section += table(header, rows, (18, 52, 15, 15))
             content.append(section)
         return content
 
@@ -130,7 +130,7 @@ class Corrections(Generated):
                 for v in chosen
             ]
             header = ("where", "what is right", "what is printed", "evidence")
-            section += _table(header, rows, (20, 28, 28, 24))
+            section += table(header, rows, (20, 28, 28, 24))
             content.append(section)
         return content
 
@@ -160,7 +160,7 @@ class Experiments(Generated):
         self.depend()
         chosen = [experiments.find(name) for name in experiments.IDS]
         rows = [(_code(e.id), e.source, e.claim) for e in chosen]
-        return [_table(("id", "source", "claim"), rows, (18, 30, 52))]
+        return [table(("id", "source", "claim"), rows, (18, 30, 52))]
 
 
 class CommandLine(Generated):
@@ -205,7 +205,7 @@ class PublicNames(Generated):
             first = (inspect.getdoc(value) or "").partition("\n\n")[0]
             first = first.replace("\n", " ").replace("`", "")
             rows.append((nodes.paragraph("", "", link), first))
-        return [_table(("name", "what it is"), rows, (34, 66))]
+        return [table(("name", "what it is"), rows, (34, 66))]
 
 
 def _help(*command: str) -> str:
@@ -245,16 +245,17 @@ def _code(text: str) -> nodes.paragraph:
 Cell = str | nodes.Node | Sequence[nodes.Node]
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[Cell]], widths: Sequence[int]) -> Any:
-    table = nodes.table(classes=["generated", "colwidths-given"])
+def table(header: Sequence[str], rows: Iterable[Sequence[Cell]], widths: Sequence[int]) -> Any:
+    """Return a table with columns of these relative widths."""
+    whole = nodes.table(classes=["generated", "colwidths-given"])
     group = nodes.tgroup(cols=len(header))
-    table += group
+    whole += group
     group += [nodes.colspec(colwidth=width) for width in widths]
     head, body = nodes.thead(), nodes.tbody()
     head += _row([_text(name) for name in header])
     body += [_row([_nodes(cell) for cell in row]) for row in rows]
     group += [head, body]
-    return table
+    return whole
 
 
 def _nodes(cell: Cell) -> Any:
@@ -271,7 +272,7 @@ def _row(cells: Iterable[Any]) -> nodes.row:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    table: dict[str, Callable[..., Any]] = {
+    directives: dict[str, Callable[..., Any]] = {
         "statements": Statements,
         "corrections": Corrections,
         "statement-count": Count,
@@ -279,6 +280,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
         "command-line": CommandLine,
         "public-names": PublicNames,
     }
-    for name, directive in table.items():
+    for name, directive in directives.items():
         app.add_directive(name, directive)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
