@@ -30,6 +30,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_gallery.gen_gallery",
     "mathml",
+    "picture",
     "plaintext",
     "reference",
     "registry",

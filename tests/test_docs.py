@@ -39,11 +39,13 @@ ROOT = Path(__file__).parents[1]
 SKIPPED = {"CHANGELOG.md", "_build", "auto_examples", "generated"}
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = [page for page in PAGES if SKIPPED.isdisjoint(page.relative_to(ROOT).parts)]
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
 BLOCK = re.compile(
     r"^(?P<indent> *)(?P<fence>```+)(?P<info>[^\n]*)\n(?P<text>.*?)^(?P=indent)(?P=fence) *$"
     r"|^<!-- setup\n(?P<setup>.*?)^-->$",
     re.DOTALL | re.MULTILINE,
 )
+LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)[^)]*\)")
 COMMAND = re.compile(r"\bovert ([a-z]+)\b((?: [^\n`#]*)?)")
 LANGUAGES = {"python", "pycon", "console", "shell", "sh", "text", "toml", "setup"}
 OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
@@ -206,6 +208,40 @@ def test_names_in_pages_exist(page):
     for dotted in sorted(set(re.findall(r"\bovert(?:\.\w+)+", page.read_text(encoding="utf-8")))):
         with reported(f"{name(page)}: {dotted}"):
             resolve(dotted)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_to_files_that_hold_what_they_name(page):
+    """[`KSupport.prox`](../src/overt/spectral.py) needs the file, the class and the method."""
+    missing = []
+    for text, target in LINK.findall(page.read_text(encoding="utf-8")):
+        path = page.parent / target
+        if not path.is_file():
+            missing.append(target)
+        elif path.suffix == ".py":
+            content = path.read_text(encoding="utf-8")
+            for own in re.findall(r"\w+", " ".join(re.findall("`([^`]+)`", text))):
+                defined = re.search(rf"(def|class) {own}\b|^ *{own}\b.*=", content, re.MULTILINE)
+                if own != path.stem and not defined:
+                    missing.append(f"{own} in {target}")
+    assert not missing, "\n".join(missing)
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ARCHITECTURE], ids=name
+)
+def test_paths_that_pages_name_exist(page):
+    places = [ROOT, ROOT / "src", ROOT / "src" / "overt"]
+    known = {path.name for place in places for path in place.iterdir() if path.is_dir()}
+    named = re.findall(r"`([\w.]+/[\w./]*)`", page.read_text(encoding="utf-8"))
+    named += re.findall(r"`([\w/]+\.(?:py|md|txt))`", page.read_text(encoding="utf-8"))
+    gone = [
+        path
+        for path in named
+        if path.partition("/")[0] in known or path.endswith((".py", ".md", ".txt"))
+        if not any((place / path).exists() for place in places)
+    ]
+    assert not gone, "\n".join(gone)
 
 
 def test_blocks_are_of_a_known_kind():

@@ -1,8 +1,8 @@
 """Directives that write what the library says about itself, so that pages cannot go stale.
 
 `statements` lists every executable statement, `corrections` those that differ from print, with what
-`overt verify` measures while the pages are built; `experiments` lists the figures, and
-`command-line` shows the help of every command.
+`overt verify` measures while the pages are built; `statement-files` says where each is checked,
+`experiments` lists the figures, and `command-line` shows the help of every command.
 """
 
 from __future__ import annotations
@@ -99,6 +99,20 @@ class Statements(Generated):
             section += table(header, rows, (18, 52, 15, 15))
             content.append(section)
         return content
+
+
+class StatementFiles(Generated):
+    """Which file checks which statement."""
+
+    folder = "theorems"
+
+    def run(self) -> list[nodes.Node]:
+        self.depend()
+        files: dict[str, list[str]] = {}
+        for statement in theorems.registered().values():
+            files.setdefault(statement.check.__module__, []).append(statement.id)
+        rows = [(source_link(self, name), ", ".join(ids)) for name, ids in files.items()]
+        return [table(("file", "statements"), rows, (24, 76))]
 
 
 class Corrections(Generated):
@@ -234,6 +248,14 @@ def _assumption(verdict: theorems.Verdict) -> list[nodes.Node]:
     return [nodes.paragraph("", "", nodes.emphasis(text="Assumes: "), nodes.Text(verdict.assumes))]
 
 
+def source_link(directive: SphinxDirective, module: str) -> nodes.paragraph:
+    """Return a link to a module's file."""
+    path = Path(sys.modules[module].__file__ or "")
+    target = os.path.relpath(path, Path(directive.env.doc2path(directive.env.docname)).parent)
+    link = addnodes.download_reference("", "", nodes.literal(text=path.name), reftarget=target)
+    return nodes.paragraph("", "", link)
+
+
 def _text(text: str) -> nodes.paragraph:
     return nodes.paragraph(text=text)
 
@@ -276,6 +298,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
         "statements": Statements,
         "corrections": Corrections,
         "statement-count": Count,
+        "statement-files": StatementFiles,
         "experiments": Experiments,
         "command-line": CommandLine,
         "public-names": PublicNames,
