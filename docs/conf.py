@@ -34,6 +34,7 @@ extensions = [
     "plaintext",
     "reference",
     "registry",
+    "source",
 ]
 exclude_patterns = ["_build", "_ext", "examples"]
 
@@ -78,7 +79,7 @@ html_static_path = ["_static"]
 html_css_files = ["overt.css"]
 html_show_sourcelink = False
 html_copy_source = False
-html_sidebars = {"index": []}
+html_sidebars = {"index": [], "architecture": []}
 html_theme_options = {
     "logo": {"text": "overt"},
     "navbar_align": "left",

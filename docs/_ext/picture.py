@@ -175,7 +175,7 @@ def _inside(room: str, house: dict[str, rooms.Module]) -> list[rooms.Module]:
 def _summary(room: str, house: dict[str, rooms.Module]) -> str:
     """Return the first paragraph of a room's docstring."""
     text = ast.get_docstring(house[f"overt.{room}"].tree) or ""
-    return " ".join(text.partition("\n\n")[0].split())
+    return " ".join(text.partition("\n\n")[0].replace("`", "").split())
 
 
 class Picture(Generated):
@@ -209,7 +209,7 @@ class Table(Generated):
                         stands_on,
                     )
                 )
-        return [table(("room", "what it is", "inside", "imports"), rows, (12, 34, 32, 22))]
+        return [table(("room", "what it is", "inside", "imports"), rows, (14, 30, 34, 22))]
 
 
 def _reference(room: str) -> nodes.Node:
@@ -224,7 +224,7 @@ def _reference(room: str) -> nodes.Node:
 
 
 def _listed(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names)) or "–"
+    return ", ".join(sorted(names))
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from docutils import nodes
 from reference import documented
+from source import link
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
@@ -88,7 +89,7 @@ class Statements(Generated):
             section += nodes.title(text="New here" if paper == "overt" else paper)
             rows = [
                 (
-                    _code(v.id),
+                    _checked(self, v.id),
                     [_text(v.claim), *_assumption(v)],
                     "" if paper == "overt" else _place(v),
                     f"{v.residual:.1e} ≤ {v.tolerance:.0e}" + (" *" if v.correction else ""),
@@ -108,11 +109,14 @@ class StatementFiles(Generated):
 
     def run(self) -> list[nodes.Node]:
         self.depend()
-        files: dict[str, list[str]] = {}
+        files: dict[str, nodes.paragraph] = {}
         for statement in theorems.registered().values():
-            files.setdefault(statement.check.__module__, []).append(statement.id)
-        rows = [(source_link(self, name), ", ".join(ids)) for name, ids in files.items()]
-        return [table(("file", "statements"), rows, (24, 76))]
+            path = statement.check.__code__.co_filename
+            ids = files.setdefault(path, nodes.paragraph())
+            ids += [nodes.Text(", ")] * bool(ids.children)
+            ids += _checked(self, statement.id).children
+        rows = [(_code(Path(path).name), ids) for path, ids in files.items()]
+        return [table(("file", "statements"), rows, (20, 80))]
 
 
 class Corrections(Generated):
@@ -248,12 +252,11 @@ def _assumption(verdict: theorems.Verdict) -> list[nodes.Node]:
     return [nodes.paragraph("", "", nodes.emphasis(text="Assumes: "), nodes.Text(verdict.assumes))]
 
 
-def source_link(directive: SphinxDirective, module: str) -> nodes.paragraph:
-    """Return a link to a module's file."""
-    path = Path(sys.modules[module].__file__ or "")
-    target = os.path.relpath(path, Path(directive.env.doc2path(directive.env.docname)).parent)
-    link = addnodes.download_reference("", "", nodes.literal(text=path.name), reftarget=target)
-    return nodes.paragraph("", "", link)
+def _checked(directive: SphinxDirective, name: str) -> nodes.paragraph:
+    """Return a statement's id, which leads to its check."""
+    code = theorems.registered()[name].check.__code__
+    there = link(directive.env.docname, name, code.co_filename, code.co_firstlineno)
+    return nodes.paragraph("", "", there)
 
 
 def _text(text: str) -> nodes.paragraph:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-SOURCE = Path(__file__).parents[2] / "src" / "overt"
+DOCS = Path(__file__).parents[1]
+SOURCE = DOCS.parent / "src" / "overt"
 
 # Who may import whom. The line: each of its rooms may import those before it.
 LINE = ("noise", "penalty", "spectral", "equalize", "linear")
