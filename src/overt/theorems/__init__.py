@@ -14,9 +14,9 @@ from overt.theorems.base import SIZES, Evidence, Theorem, Verdict, registered, t
 
 # Importing a module registers its statements: first along the line of the papers' argument, then
 # those of the applications.
-_LINE = ["noises", "penalties", "norms", "balance", "optima", "linear"]
+_LINE = ["noises", "penalties", "norms", "balance", "optima", "deep", "linear"]
 _FOUND = sorted(found.name for found in pkgutil.iter_modules(__path__))
-for _module in [*_LINE, *(name for name in _FOUND if name not in _LINE)]:
+for _module in sorted(_FOUND, key=lambda name: _LINE.index(name) if name in _LINE else len(_LINE)):
     if _module != "base" and not _module.startswith("_"):
         import_module(f"overt.theorems.{_module}")
 
