@@ -176,23 +176,27 @@ def test_python_in_pages(page, elsewhere):
             printed = run_script(block, names)
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if "console" in p.read_text()], ids=name)
+def commands(page):
+    """Yield (block, command, output) for each command that is shown with output."""
+    for block in blocks(page):
+        for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
+            command, _, output = part.partition("\n")
+            if block.language == "console" and output.strip():
+                yield block, command, output
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if [*commands(page)]], ids=name)
 def test_commands_in_pages(page, elsewhere, monkeypatch, capsys):
     """The output of each command is compared word by word; `...` stands for anything."""
     monkeypatch.setattr(console, "width", 100)
-    for block in blocks(page):
-        shown = re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]
-        for part in shown if block.language == "console" else ():
-            command, _, expected = part.partition("\n")
-            if not expected.strip():
-                continue
-            words = shlex.split(command)
-            assert words[0] == "overt", f"{block}: only overt commands show output"
-            monkeypatch.setattr(sys, "argv", words)
-            with contextlib.suppress(SystemExit):
-                main()
-            got = capsys.readouterr().out
-            assert same(expected, got), f"{block}: {command} printed\n{got}"
+    for block, command, expected in commands(page):
+        words = shlex.split(command)
+        assert words[0] == "overt", f"{block}: only overt commands show output"
+        monkeypatch.setattr(sys, "argv", words)
+        with contextlib.suppress(SystemExit):
+            main()
+        got = capsys.readouterr().out
+        assert same(expected, got), f"{block}: {command} printed\n{got}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
