@@ -1,6 +1,6 @@
 """Links to source files open the file as a page, at the line of the name in the link.
 
-In [`Dropout.sample`](../src/overt/noise.py) that is the line where the method is defined. The
+In [`Entries.split`](../src/overt/entries.py) that is the line where the method is defined. The
 same link works where Markdown is shown from the repository.
 """
 
@@ -26,7 +26,7 @@ ROOT = rooms.SOURCE.parents[1]
 
 
 def line_of(name: str, text: str) -> int | None:
-    """Return the line that defines a dotted name, such as `Dropout.sample`."""
+    """Return the line that defines a dotted name, such as `Entries.split`."""
     body: list[ast.stmt] = ast.parse(text).body
     line = None
     for part in name.strip("@").split("."):
