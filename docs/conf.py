@@ -30,8 +30,11 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_gallery.gen_gallery",
     "mathml",
+    "picture",
     "plaintext",
+    "reference",
     "registry",
+    "source",
 ]
 exclude_patterns = ["_build", "_ext", "examples"]
 
@@ -41,10 +44,8 @@ myst_enable_extensions = ["colon_fence", "dollarmath", "deflist"]
 myst_heading_anchors = 3
 html_math_renderer = "mathml"
 
-templates_path = ["_templates"]
 default_role = "py:obj"
-autosummary_generate = True
-autosummary_ignore_module_all = False
+autosummary_generate = False  # docs/_ext/reference.py writes the pages
 toc_object_entries_show_parents = "hide"
 # What scikit-learn adds to every estimator is described there.
 autodoc_default_options = {
@@ -78,7 +79,7 @@ html_static_path = ["_static"]
 html_css_files = ["overt.css"]
 html_show_sourcelink = False
 html_copy_source = False
-html_sidebars = {"index": []}
+html_sidebars = {"index": [], "architecture": []}
 html_theme_options = {
     "logo": {"text": "overt"},
     "navbar_align": "left",

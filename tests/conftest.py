@@ -1,4 +1,5 @@
 import hypothesis
+import pytest
 import torch
 
 torch.set_num_threads(1)
@@ -9,3 +10,14 @@ hypothesis.settings.register_profile(
     "overt", derandomize=True, deadline=None, database=None, max_examples=25
 )
 hypothesis.settings.load_profile("overt")
+
+
+# What is drawn from torch's own generator must not depend on the tests that ran before.
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup():
+    torch.manual_seed(0)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call():
+    torch.manual_seed(0)

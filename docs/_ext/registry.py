@@ -1,8 +1,8 @@
 """Directives that write what the library says about itself, so that pages cannot go stale.
 
 `statements` lists every executable statement, `corrections` those that differ from print, with what
-`overt verify` measures while the pages are built; `experiments` lists the figures, and
-`command-line` shows the help of every command.
+`overt verify` measures while the pages are built; `statement-files` says where each is checked,
+`experiments` lists the figures, and `command-line` shows the help of every command.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 from docutils import nodes
+from reference import documented
+from source import link
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
@@ -25,7 +27,7 @@ from sphinx.util.docutils import SphinxDirective
 from threadpoolctl import threadpool_limits
 
 import overt
-from overt import experiments, linear, noise, results, theorems
+from overt import experiments, theorems
 
 PACKAGE = Path(overt.__file__).parent
 PAPERS = (
@@ -87,7 +89,7 @@ class Statements(Generated):
             section += nodes.title(text="New here" if paper == "overt" else paper)
             rows = [
                 (
-                    _code(v.id),
+                    _checked(self, v.id),
                     [_text(v.claim), *_assumption(v)],
                     "" if paper == "overt" else _place(v),
                     f"{v.residual:.1e} ≤ {v.tolerance:.0e}" + (" *" if v.correction else ""),
@@ -95,9 +97,26 @@ class Statements(Generated):
                 for v in chosen
             ]
             header = ("id", "statement", "where", "residual")
-            section += _table(header, rows, (18, 52, 15, 15))
+            section += table(header, rows, (18, 52, 15, 15))
             content.append(section)
         return content
+
+
+class StatementFiles(Generated):
+    """Which file checks which statement."""
+
+    folder = "theorems"
+
+    def run(self) -> list[nodes.Node]:
+        self.depend()
+        files: dict[str, nodes.paragraph] = {}
+        for statement in theorems.registered().values():
+            path = statement.check.__code__.co_filename
+            ids = files.setdefault(path, nodes.paragraph())
+            ids += [nodes.Text(", ")] * bool(ids.children)
+            ids += _checked(self, statement.id).children
+        rows = [(_code(Path(path).name), ids) for path, ids in files.items()]
+        return [table(("file", "statements"), rows, (20, 80))]
 
 
 class Corrections(Generated):
@@ -129,7 +148,7 @@ class Corrections(Generated):
                 for v in chosen
             ]
             header = ("where", "what is right", "what is printed", "evidence")
-            section += _table(header, rows, (20, 28, 28, 24))
+            section += table(header, rows, (20, 28, 28, 24))
             content.append(section)
         return content
 
@@ -159,7 +178,7 @@ class Experiments(Generated):
         self.depend()
         chosen = [experiments.find(name) for name in experiments.IDS]
         rows = [(_code(e.id), e.source, e.claim) for e in chosen]
-        return [_table(("id", "source", "claim"), rows, (18, 30, 52))]
+        return [table(("id", "source", "claim"), rows, (18, 30, 52))]
 
 
 class CommandLine(Generated):
@@ -190,7 +209,8 @@ class PublicNames(Generated):
         rows = []
         for name in overt.__all__:
             value = getattr(overt, name)
-            target = value.__name__ if isinstance(value, ModuleType) else _documented(name, value)
+            # The errors have no page of their own; that of the names describes them.
+            target = documented(value) or f"overt.{name}"
             kind = "mod" if isinstance(value, ModuleType) else "obj"
             link = addnodes.pending_xref(
                 "",
@@ -203,15 +223,7 @@ class PublicNames(Generated):
             first = (inspect.getdoc(value) or "").partition("\n\n")[0]
             first = first.replace("\n", " ").replace("`", "")
             rows.append((nodes.paragraph("", "", link), first))
-        return [_table(("name", "what it is"), rows, (34, 66))]
-
-
-def _documented(name: str, value: Any) -> str:
-    """Return the name under which a page documents the value."""
-    for module in (noise, results, linear):
-        if value.__module__.startswith(module.__name__):
-            return f"{module.__name__}.{name}"
-    return f"overt.{name}"  # the errors, which this page documents itself
+        return [table(("name", "what it is"), rows, (34, 66))]
 
 
 def _help(*command: str) -> str:
@@ -240,6 +252,13 @@ def _assumption(verdict: theorems.Verdict) -> list[nodes.Node]:
     return [nodes.paragraph("", "", nodes.emphasis(text="Assumes: "), nodes.Text(verdict.assumes))]
 
 
+def _checked(directive: SphinxDirective, name: str) -> nodes.paragraph:
+    """Return a statement's id, which leads to its check."""
+    code = theorems.registered()[name].check.__code__
+    there = link(directive.env.docname, name, code.co_filename, code.co_firstlineno)
+    return nodes.paragraph("", "", there)
+
+
 def _text(text: str) -> nodes.paragraph:
     return nodes.paragraph(text=text)
 
@@ -251,16 +270,17 @@ def _code(text: str) -> nodes.paragraph:
 Cell = str | nodes.Node | Sequence[nodes.Node]
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[Cell]], widths: Sequence[int]) -> Any:
-    table = nodes.table(classes=["generated", "colwidths-given"])
+def table(header: Sequence[str], rows: Iterable[Sequence[Cell]], widths: Sequence[int]) -> Any:
+    """Return a table with columns of these relative widths."""
+    whole = nodes.table(classes=["generated", "colwidths-given"])
     group = nodes.tgroup(cols=len(header))
-    table += group
+    whole += group
     group += [nodes.colspec(colwidth=width) for width in widths]
     head, body = nodes.thead(), nodes.tbody()
     head += _row([_text(name) for name in header])
     body += [_row([_nodes(cell) for cell in row]) for row in rows]
     group += [head, body]
-    return table
+    return whole
 
 
 def _nodes(cell: Cell) -> Any:
@@ -277,14 +297,15 @@ def _row(cells: Iterable[Any]) -> nodes.row:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    table: dict[str, Callable[..., Any]] = {
+    directives: dict[str, Callable[..., Any]] = {
         "statements": Statements,
         "corrections": Corrections,
         "statement-count": Count,
+        "statement-files": StatementFiles,
         "experiments": Experiments,
         "command-line": CommandLine,
         "public-names": PublicNames,
     }
-    for name, directive in table.items():
+    for name, directive in directives.items():
         app.add_directive(name, directive)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -42,7 +42,7 @@ def disguised(epsilon):
 
 def least_norm(A, depth):
     """The least |theta|^2 of weights with product A."""
-    return spectral.representation_cost(np.linalg.svd(A, compute_uv=False), depth)
+    return spectral.factorization_cost(np.linalg.svd(A, compute_uv=False), depth)
 
 
 @pytest.mark.parametrize("key", TABLE)

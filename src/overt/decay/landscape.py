@@ -20,7 +20,7 @@ from overt._types import Floats, Seed
 from overt.decay import family, layers
 from overt.entries import Entries
 from overt.results import Result
-from overt.spectral import representation_cost
+from overt.spectral import factorization_cost
 
 LARGEST = 1500
 """Most weights of the full-width network for which second derivatives are formed."""
@@ -257,7 +257,7 @@ def _verify(
     return Minimum(
         rank=rank,
         matrix=A,
-        loss=cost + lam * float(representation_cost(s, depth)),
+        loss=cost + lam * float(factorization_cost(s, depth)),
         cost=cost,
         kind=_KINDS[int(np.sign(rank - fitting_rank))],
         verified=bool(gradient <= _STATIONARY * scale and curvature > 0 and flat <= symmetry),
