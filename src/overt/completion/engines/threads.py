@@ -1,0 +1,58 @@
+"""The row kernels on threads of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from overt.completion.engines import Engine
+    from overt.completion.forms.problem import Grouped
+
+ALONE = 8
+"""Calls for each half sweep of a single thread; between two of them it can be interrupted."""
+
+
+@contextmanager
+def thread_engine(n_jobs: int) -> Iterator[Engine]:
+    """Start threads, and hold the BLAS to one: its own threads would compete with these."""
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1, user_api="blas"):
+        if n_jobs == 1:
+            yield _ThreadEngine(None)
+            return
+        pool = ThreadPoolExecutor(n_jobs, thread_name_prefix="overt")
+        try:
+            yield _ThreadEngine(pool)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+class _ThreadEngine:
+    def __init__(self, pool: ThreadPoolExecutor | None) -> None:
+        self._pool = pool
+
+    def run(
+        self,
+        kernel: Any,
+        group: Grouped,
+        shared: Any,
+        out: Any,
+        by_row: Any = (),
+        totals: Any = None,
+    ) -> None:
+        """Update the rows of `out`, heavy chunks first; a single thread takes several at once."""
+        step = 1 if self._pool else -(-group.n_chunks // ALONE)
+
+        def task(first: int) -> None:
+            cuts = group.cuts[first : first + step + 1]
+            rows = group.rows[cuts[0] : cuts[-1]]
+            more = () if totals is None else (cuts - cuts[0], totals[first : first + step])
+            kernel(rows, group.csr, *shared, *by_row, out, *more)
+
+        starts = range(0, group.n_chunks, step)
+        for _ in map(task, starts) if self._pool is None else self._pool.map(task, starts):
+            pass
