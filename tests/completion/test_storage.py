@@ -169,8 +169,23 @@ def test_duplicates(tmp_path):
     assert read_ratings(path).entries.values.tolist() == [2.5, 5.0]
     assert read_ratings(path, "last").entries.values.tolist() == [4.0, 5.0]
     assert read_ratings(path).duplicates == 1
-    with pytest.raises(overt.InputError, match=r"1 duplicate entries, such as \(a, x\)"):
+    assert repr(read_ratings(path)) == "RatingsFile(2 entries, 0 rejected, 1 duplicates)"
+    with pytest.raises(overt.InputError, match=r"1 duplicate entries, such as \(a, x\)") as error:
         read_ratings(path, "error")
+    assert "--" not in str(error.value)
+    with pytest.raises(overt.InputError, match="duplicates must be one of 'mean', 'last', 'error'"):
+        read_ratings(path, "first")
+    run = CliRunner().invoke(app, ["complete", str(path), "--duplicates", "first"])
+    assert "--duplicates must be one of" in str(run.exception)
+
+
+def test_what_was_read_can_be_fitted(tmp_path, ratings):
+    path = tmp_path / "r.csv"
+    path.write_text("\n".join(lines(ratings)) + "\n")
+    read = read_ratings(path)
+    model = DropoutCompletion(2, max_sweeps=3).fit(read.entries)
+    expected = DropoutCompletion(2, max_sweeps=3).fit(ratings)
+    np.testing.assert_allclose(model.predict(read.entries), expected.predict(ratings))
 
 
 @pytest.mark.parametrize("text", ["", "hello\n", "a,b,c\nd,e,f\n"])
@@ -208,6 +223,35 @@ def test_command_completes_and_recommends(tmp_path, ratings):
     best = [col for col in model.recommend(3, 30).cols.tolist() if col not in rated]
     assert [r["column"] for r in json.loads(run.output)] == best
     assert all(set(r["because"]) <= rated for r in json.loads(run.output))
+
+
+def test_nothing_may_be_held_out(tmp_path, ratings):
+    path, out = tmp_path / "r.csv", tmp_path / "out"
+    path.write_text("\n".join(lines(ratings)) + "\n")
+    command = ["complete", str(path), "--factors", "2", "--out", str(out), "--holdout"]
+    for holdout, found in (("0.2", True), ("0", False)):
+        run = CliRunner().invoke(app, [*command, holdout])
+        assert run.exit_code == 0, run.output
+        assert (out / "holdout.csv").exists() == found
+        assert ("holdout_rmse" in json.loads((out / "summary.json").read_text())) == found
+    assert len(DropoutCompletion.load(out).entries_) == len(ratings)
+
+
+def test_epochs_of_sgd_can_be_resumed(tmp_path, ratings):
+    model = DropoutCompletion(3, 0.2, method="sgd", batch_size=50, max_sweeps=6)
+
+    def stop(form):
+        if len(form.history) == 5:
+            raise KeyboardInterrupt
+
+    def fit(resume, **how):
+        checkpoint = SweepCheckpoint(tmp_path, ratings, model.get_params(), resume=resume)
+        return model.fit_entries(ratings, checkpoint=checkpoint, **how).U_
+
+    whole = fit(False)
+    fit(False, on_form=stop)
+    assert model.status_ == "interrupted"
+    assert np.array_equal(fit(True), whole)
 
 
 def test_interrupted_command_can_be_resumed(tmp_path, ratings, monkeypatch):

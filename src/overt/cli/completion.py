@@ -219,10 +219,12 @@ def _judge(model: DropoutCompletion, aside: Entries, path: Path) -> dict[str, fl
 
 def _predict(model: DropoutCompletion, pairs: RatingsFile, path: Path) -> None:
     """Write one line per pair, with a flag where an identifier was never seen."""
-    rows, cols = model.index_.locate(pairs)
-    predicted, std = model.model_.predict(rows, cols), np.sqrt(model.model_.variance(rows, cols))
+    from overt.completion.forms.model import UNKNOWN
+
+    rows, cols = model.index_.places(pairs)
+    predicted, std = model.predict(pairs, return_std=True)
     flags = np.array(["", "unknown row", "unknown column", "unknown row and column"])
-    flag = flags[(rows < 0) + 2 * (cols < 0)]
+    flag = flags[(rows == UNKNOWN) + 2 * (cols == UNKNOWN)]
     given = (pairs.row_ids.tolist(), pairs.col_ids.tolist())
     _write_csv(
         path,

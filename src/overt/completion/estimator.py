@@ -9,16 +9,17 @@ from typing import Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
 
 from overt._check import InputError, generator
-from overt._types import Array, Floats, Seed
+from overt._types import Floats, Seed
 from overt.completion import bounds, fitting, recommending
-from overt.completion.forms.model import Fit
+from overt.completion.forms.model import FactorModel, Fit
 from overt.completion.index import EntryIndex
 from overt.completion.recommending import Explanation, NewRow, Recommendation
 from overt.completion.settings import Settings
 from overt.completion.storage import models
-from overt.entries import Entries, observed, pairs
+from overt.entries import Entries, observed
 
 Path = str | os.PathLike[str]
 
@@ -144,14 +145,11 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         values: Any,
         *,
         shape: tuple[int, int] | None = None,
-        on_sweep: Callable[[int, float], None] | None = None,
+        on_sweep: Callable[[int, float], Any] = lambda sweeps, objective: None,
     ) -> Self:
         """Fit to entries given as three arrays; `on_sweep(sweeps done, objective)` may watch."""
         entries = Entries(rows, cols, values, shape)
-        if on_sweep is None:
-            return self.fit_entries(entries)
-        told = on_sweep
-        return self.fit_entries(entries, on_form=lambda f: told(len(f.history), f.history[-1]))
+        return self.fit_entries(entries, on_form=lambda f: on_sweep(len(f.history), f.history[-1]))
 
     def fit_entries(self, entries: Entries, **how: Any) -> Self:
         """Fit to Entries; `how` is what `overt.completion.fitting.fit_entries` takes."""
@@ -188,30 +186,29 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         or beyond the fitted shape) gets what is known of the other side. The standard deviation is
         that of a new observation: residual noise and uncertainty of the factors.
         """
-        a, b = self._places(rows, cols)
-        predicted = self.model_.predict(a, b)
-        return (predicted, np.sqrt(self.model_.variance(a, b))) if return_std else predicted
+        model, index = self._asked()
+        a, b = index.places(rows, cols)
+        predicted = model.predict(a, b)
+        return (predicted, np.sqrt(model.variance(a, b))) if return_std else predicted
 
     def complete(self, rows: Any = None) -> Floats:
         """Return the dense matrix, or some rows of one that is too large to be had at once."""
-        self._fitted()
-        chosen = np.arange(self.model_.shape[0]) if rows is None else self.index_.rows(rows)
-        return recommending.complete(self.model_, chosen)
+        model, index = self._asked()
+        return recommending.complete(
+            model, np.arange(model.shape[0]) if rows is None else index.rows(rows)
+        )
 
     def recommend(self, row: Any, n: int = 10, exclude_seen: bool = True) -> Recommendation:
         """Return the `n` columns with the largest predictions for a row, best first."""
-        self._fitted()
-        return recommending.recommend(self.model_, self.index_, row, n, exclude_seen)
+        return recommending.recommend(*self._asked(), row, n, exclude_seen)
 
     def similar_items(self, col: Any, n: int = 10) -> Recommendation:
         """Return the columns whose predictions go most alike with those of `col` over rows."""
-        self._fitted()
-        return recommending.similar(self.model_, self.index_, col, n)
+        return recommending.similar(*self._asked(), col, n)
 
     def explain(self, row: Any, col: Any) -> Explanation:
         """Return which of the row's observed entries drive its prediction for `col`."""
-        self._fitted()
-        return recommending.explain(self.model_, self.index_, row, col)
+        return recommending.explain(*self._asked(), row, col)
 
     def fold_in(self, entries: Any) -> NewRow:
         """Return a new row with these entries, without refitting.
@@ -219,8 +216,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         Entries are {column: value}, a sparse row, or a pair (columns, values); columns that were
         never seen are left out.
         """
-        self._fitted()
-        return recommending.fold_in(self.model_, self.index_, entries)
+        return recommending.fold_in(*self._asked(), entries)
 
     def partial_fit(self, X: Any, y: Any = None, sweeps: int = 2) -> Self:
         """Take in new entries: rows and columns they touch are solved again, the rest is held.
@@ -252,27 +248,27 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
 
     def generalization_bound(self, delta: float = 0.05, constant: float = 1.5) -> bounds.Bound:
         """Return Theorem 11's bound for this model; `constant` is its K, 1 as printed."""
-        self._fitted()
+        check_is_fitted(self)
         return bounds.generalization_bound(self.model_, self.entries_, delta, constant)
 
     def weighted_trace_norm(self) -> float:
         """|diag(sqrt p) U V' diag(sqrt q)|_*, p and q the observed row and column frequencies."""
-        self._fitted()
+        check_is_fitted(self)
         return bounds.weighted_trace_norm(self.model_, self.entries_)
 
     def explicit_regularizer(self) -> float:
         """R = mean over entries of sum_i U_ai^2 V_bi^2, without lam."""
-        self._fitted()
+        check_is_fitted(self)
         return bounds.explicit_regularizer(self.model_, self.entries_)
 
     def plot_path(self) -> Any:
         """Draw held-out error against drop probability, as tried by drop_prob="auto"."""
-        self._fitted()
+        check_is_fitted(self)
         return fitting.plot_path(self.path_, self.drop_prob_)
 
     def save(self, path: Path) -> None:
         """Write the model into a folder: model.safetensors and model.json."""
-        self._fitted()
+        check_is_fitted(self)
         given = self.get_params()
         if isinstance(self.seed, np.random.Generator):
             given["seed"] = None
@@ -286,23 +282,9 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         parameters, entries, fit = models.load(path)
         return cls(**parameters)._adopt(entries, fit)
 
-    def _places(self, rows: Any, cols: Any) -> tuple[Array, Array]:
-        """Return the indices of entries, pairs, or rows and columns as users call them."""
-        self._fitted()
-        if cols is None:
-            if isinstance(rows, Entries):
-                return self.index_.locate(rows)
-            rows, cols = pairs("without cols, rows", rows)
-        a, b = self.index_.rows(rows), self.index_.cols(cols)
-        if len(a) != len(b):
-            raise InputError(f"rows and cols must have the same length, got {len(a)} and {len(b)}")
-        return a, b
-
-    def _fitted(self) -> None:
-        from sklearn.exceptions import NotFittedError
-
-        if not hasattr(self, "model_"):
-            raise NotFittedError("this DropoutCompletion is not fitted; call fit first")
+    def _asked(self) -> tuple[FactorModel, EntryIndex]:
+        check_is_fitted(self)
+        return self.model_, self.index_
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -13,8 +13,8 @@ from overt._check import InputError, whole
 from overt._progress import Meter, meter
 from overt._types import Array, Floats
 from overt.completion.engines import Engine, make_engine
-from overt.completion.forms import Form, descend, fixed, learned
-from overt.completion.forms.fixed import FixedForm, PointForm, SGDForm
+from overt.completion.forms import descend, fixed, learned
+from overt.completion.forms.fixed import FixedForm, SGDForm
 from overt.completion.forms.learned import LearnedForm, equivalent_drop_prob
 from overt.completion.forms.model import UNKNOWN, FactorModel, Fit
 from overt.completion.forms.problem import CompletionProblem
@@ -25,6 +25,7 @@ from overt.entries import Entries
 from overt.results import Status
 
 if TYPE_CHECKING:
+    from overt.completion.forms import Form, PointForm
     from overt.completion.storage.checkpoints import SweepCheckpoint
 
 PATH = (0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02)

@@ -10,7 +10,8 @@ import numpy as np
 from overt._check import InputError, InputTypeError
 from overt._types import Array, Floats, Ints
 from overt.completion.forms.model import UNKNOWN
-from overt.entries import Entries, identifiers, index
+from overt.completion.storage.files import RatingsFile
+from overt.entries import Entries, identifiers, index, pairs
 
 
 class EntryIndex:
@@ -69,8 +70,18 @@ class EntryIndex:
         chosen = self._order[start:stop]
         return self._entries.cols[chosen], self._entries.values[chosen]
 
-    def locate(self, given: Any) -> tuple[Array, Array]:
-        """Return the indices of entries, or pairs, with identifiers or indices of their own."""
+    def places(self, rows: Any, cols: Any = None) -> tuple[Array, Array]:
+        """Return the indices of Entries (or pairs of a file), of pairs, or of rows and columns."""
+        if cols is None and isinstance(rows, (Entries, RatingsFile)):
+            return self._places_of(rows)
+        if cols is None:
+            rows, cols = pairs("without cols, rows", rows)
+        a, b = self.rows(rows), self.cols(cols)
+        if len(a) != len(b):
+            raise InputError(f"rows and cols must have the same length, got {len(a)} and {len(b)}")
+        return a, b
+
+    def _places_of(self, given: Entries | RatingsFile) -> tuple[Array, Array]:
         if given.row_ids is None or given.col_ids is None:
             m, n = self._entries.shape
             return _within("rows", given.rows, m), _within("cols", given.cols, n)

@@ -1,6 +1,6 @@
 """Who runs the row kernels: threads of this process, or the workers of a Dask cluster.
 
-A kernel is called as kernel(rows, csr, *shared, *by_row, out, [cuts, totals]) on chunks of rows
+A kernel is called as kernel(rows, csr, *shared, *by_row, out, [cuts, sums]) on chunks of rows
 that do not depend on who runs them, so results do not either.
 """
 
@@ -25,18 +25,12 @@ class Engine(Protocol):
     """Runs a kernel over all rows of one side."""
 
     def run(
-        self,
-        kernel: Any,
-        group: Grouped,
-        shared: Any,
-        out: Any,
-        by_row: Any = (),
-        totals: Any = None,
+        self, kernel: Any, group: Grouped, shared: Any, out: Any, by_row: Any = (), sums: Any = None
     ) -> None:
         """Update the rows of the arrays in `out`, a named tuple.
 
         `shared` is needed for every row; arrays in `by_row` and `out` have a row for each row of
-        the side, and `totals`, where the kernel sums something, has one for each chunk.
+        the side, and `sums`, where the kernel sums something, has one for each chunk.
         """
 
 

@@ -79,20 +79,14 @@ class _DaskEngine:
         self._shares: dict[int, tuple[Grouped, list[_Share]]] = {}
 
     def run(
-        self,
-        kernel: Any,
-        group: Grouped,
-        shared: Any,
-        out: Any,
-        by_row: Any = (),
-        totals: Any = None,
+        self, kernel: Any, group: Grouped, shared: Any, out: Any, by_row: Any = (), sums: Any = None
     ) -> None:
         """Update the rows of `out`, each share on the worker that keeps its entries."""
         client, shares = self._client, self._scattered(group)
         name = (kernel.__module__, kernel.__name__)
         everywhere = client.scatter(tuple(shared), broadcast=True, hash=False)
         like = type(out)(*((array.shape[1], array.dtype) for array in out))
-        size = None if totals is None else totals.shape[1]
+        size = None if sums is None else sums.shape[1]
         futures = []
         for share in shares:
             mine = [array[share.rows] for array in by_row]
@@ -103,8 +97,8 @@ class _DaskEngine:
                 updated, summed = future.result()
                 for array, new in zip(out, updated, strict=True):
                     array[share.rows] = new
-                if totals is not None:
-                    totals[share.chunks] = summed
+                if sums is not None:
+                    sums[share.chunks] = summed
         except BaseException:
             client.cancel(futures)
             raise
@@ -133,11 +127,11 @@ def _update(
     like: Any,
     size: int | None,
 ) -> tuple[Any, Array | None]:
-    """Run a kernel on one share, on a worker; return its rows and the totals of its chunks."""
+    """Run a kernel on one share, on a worker; return its rows and the sums of its chunks."""
     module, name = kernel
     rows = np.arange(cuts[-1])
     out = type(like)(*(np.zeros((len(rows), width), dtype) for width, dtype in like))
-    totals = None if size is None else np.zeros((len(cuts) - 1, size))
-    more = () if totals is None else (cuts, totals)
+    sums = None if size is None else np.zeros((len(cuts) - 1, size))
+    more = () if sums is None else (cuts, sums)
     getattr(import_module(module), name)(rows, csr, *shared, *by_row, out, *more)
-    return out, totals
+    return out, sums

@@ -36,13 +36,7 @@ class _ThreadEngine:
         self._pool = pool
 
     def run(
-        self,
-        kernel: Any,
-        group: Grouped,
-        shared: Any,
-        out: Any,
-        by_row: Any = (),
-        totals: Any = None,
+        self, kernel: Any, group: Grouped, shared: Any, out: Any, by_row: Any = (), sums: Any = None
     ) -> None:
         """Update the rows of `out`, heavy chunks first; a single thread takes several at once."""
         step = 1 if self._pool else -(-group.n_chunks // ALONE)
@@ -50,7 +44,7 @@ class _ThreadEngine:
         def task(first: int) -> None:
             cuts = group.cuts[first : first + step + 1]
             rows = group.rows[cuts[0] : cuts[-1]]
-            more = () if totals is None else (cuts - cuts[0], totals[first : first + step])
+            more = () if sums is None else (cuts - cuts[0], sums[first : first + step])
             kernel(rows, group.csr, *shared, *by_row, out, *more)
 
         starts = range(0, group.n_chunks, step)

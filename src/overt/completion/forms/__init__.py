@@ -1,43 +1,29 @@
 """What is fitted: a problem, the forms it is given, and the model that a form leaves.
 
-One loop sweeps any form until its objective stops falling.
+A form is improved sweep by sweep. It has
+
+    kind                           its name in a checkpoint
+    problem, means, history        what is fitted, both sides' rows, the objective after each sweep
+    step(engine)                   make one sweep and return the objective
+    settled(tol)                   whether the last sweep changed too little to go on
+    arrays(), restore(arrays)      what a checkpoint keeps beside means and history
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from overt._types import Array
 from overt.results import Status
 
 if TYPE_CHECKING:
     from overt.completion.engines import Engine
-    from overt.completion.forms.problem import CompletionProblem
+    from overt.completion.forms.fixed import FixedForm, SGDForm
+    from overt.completion.forms.learned import LearnedForm
+    from overt.completion.forms.sampled import SampledForm
 
-
-class Form(Protocol):
-    """Something that is improved sweep by sweep.
-
-    `means` are the two sides' rows, `history` is the objective after each sweep.
-    """
-
-    kind: ClassVar[str]
-    problem: CompletionProblem
-    means: list[Array]
-    history: list[float]
-
-    def step(self, engine: Engine) -> float:
-        """Make one sweep and return the objective."""
-
-    def settled(self, tol: float) -> bool:
-        """Return whether the last sweep changed too little to go on."""
-
-    def arrays(self) -> dict[str, Array]:
-        """Return what a checkpoint keeps beside means and history."""
-
-    def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Take back what `arrays` gave."""
+    PointForm = FixedForm | SGDForm
+    Form = PointForm | LearnedForm | SampledForm
 
 
 def descend(

@@ -10,7 +10,6 @@ sum over entries.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -28,7 +27,7 @@ TOL = 1e-5
 
 
 @dataclass(eq=False)
-class PointForm(ABC):
+class _PointForm:
     """Factors without covariances, and what a model needs beside them."""
 
     problem: CompletionProblem
@@ -49,18 +48,6 @@ class PointForm(ABC):
         """Mean squared residual."""
         return self.problem.residual_variance(self.means)
 
-    @abstractmethod
-    def step(self, engine: Engine) -> float:
-        """Make one sweep and return the objective."""
-
-    @abstractmethod
-    def settled(self, tol: float) -> bool:
-        """Return whether the last sweep changed too little to go on."""
-
-    @abstractmethod
-    def finish(self) -> None:
-        """Leave means that a model can take over."""
-
     def arrays(self) -> dict[str, Array]:
         """Return nothing: means and history are all there is."""
         return {}
@@ -70,7 +57,7 @@ class PointForm(ABC):
         del arrays
 
 
-class FixedForm(PointForm):
+class FixedForm(_PointForm):
     """The exact form; `step` is one sweep over both sides."""
 
     kind: ClassVar[str] = "fixed"
@@ -133,7 +120,7 @@ class FixedForm(PointForm):
 
 
 @dataclass(eq=False, kw_only=True)
-class SGDForm(PointForm):
+class SGDForm(_PointForm):
     """The paper's own algorithm (thesis, section 4.6); `step` is one epoch.
 
     Minibatch SGD on the squared error with factors dropped at random, started as He et al. do.

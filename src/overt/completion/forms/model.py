@@ -19,7 +19,7 @@ from overt.completion.kernels import dots
 from overt.results import Status
 
 if TYPE_CHECKING:
-    from overt.completion.forms.fixed import PointForm
+    from overt.completion.forms import PointForm
     from overt.completion.forms.learned import LearnedForm
 
 UNKNOWN = -1

@@ -9,12 +9,16 @@ Forms sweep with a spread, models answer with it, and storage keeps it. All thre
     packaged(columns, scale, priors)       in units of the values, a row never seen at the end
     arrays(), from_arrays(arrays)          what storage keeps
 
-with S the covariance of a row about its mean; side 0 are the rows and side 1 the columns.
+with S the covariance of a row about its mean; side 0 are the rows and side 1 the columns. Those
+that are learned also say
+
+    to_row(S), to_square(row)              S as a row of a table, and back
+    add_means(side, W, sign)               add (1) or take away (-1) what sweeps keep of w w'
+    sweep(engine, group, shared, out)      update one side's rows; sum of w w' + S over them
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -109,41 +113,19 @@ class DropoutSpread:
 
 
 @dataclass(frozen=True, eq=False)
-class LearnedSpread(ABC):
-    """Learned covariances: one table for each side, with a row for each row.
-
-    While they are swept, `tables` may hold more than S: what `add_means` adds.
-    """
+class _LearnedSpread:
+    """Learned covariances: one table for each side, with a row for each row."""
 
     tables: list[Array]
-    name: ClassVar[str]
     learned: ClassVar[bool] = True
     to_row: ClassVar[staticmethod[[Array], Floats]]
-    """Writes S as a row of a table."""
     to_square: ClassVar[staticmethod[[Array], Floats]]
-    """Reads S from a row of a table."""
 
     @classmethod
     def start(cls, problem: CompletionProblem) -> Self:
         """Return covariances of zero."""
         size = len(cls.to_row(np.eye(problem.columns.width)))
         return cls([np.zeros((count, size), problem.dtype) for count in problem.shape])
-
-    @abstractmethod
-    def add_means(self, side: int, W: Array, sign: int = 1) -> None:
-        """Add (sign 1) or take away (sign -1) what sweeps keep of w w' beside S."""
-
-    @abstractmethod
-    def product_variance(self, means: Means, rows: Array, cols: Array) -> Floats:
-        """Var(u_a . v_b) for pairs (a, b)."""
-
-    @abstractmethod
-    def traces(self, means: Means, side: int, rows: Array, M: Floats) -> Floats:
-        """tr(S M) for each of some rows of a side."""
-
-    @abstractmethod
-    def sweep(self, engine: Engine, group: Grouped, shared: Any, out: Learned) -> Floats:
-        """Update the rows of one side; return sum of w w' + S over those with entries."""
 
     def total(self, means: Means, side: int, rows: Array) -> Floats:
         """Sum of the table's rows."""
@@ -173,7 +155,7 @@ class LearnedSpread(ABC):
         return cls([arrays["table_0"], arrays["table_1"]])
 
 
-class FullSpread(LearnedSpread):
+class FullSpread(_LearnedSpread):
     """A packed covariance for each row; sweeps keep second moments w w' + S."""
 
     name = "full"
@@ -198,11 +180,11 @@ class FullSpread(LearnedSpread):
     def sweep(self, engine: Engine, group: Grouped, shared: Any, out: Learned) -> Floats:
         """Update rows; the kernel sums their moments in the order of the chunks."""
         moments = np.zeros((group.n_chunks, out.spread.shape[1]))
-        engine.run(full.learn_rows, group, shared, out, totals=moments)
+        engine.run(full.learn_rows, group, shared, out, sums=moments)
         return self.to_square(moments.sum(axis=0))
 
 
-class DiagonalSpread(LearnedSpread):
+class DiagonalSpread(_LearnedSpread):
     """A variance for each column of each row."""
 
     name = "diagonal"
@@ -231,6 +213,7 @@ class DiagonalSpread(LearnedSpread):
         return W.T @ W + np.diag(out.spread[active].sum(axis=0, dtype=np.float64))
 
 
+LearnedSpread = FullSpread | DiagonalSpread
 RowSpread = DropoutSpread | LearnedSpread
 
 SPREADS: dict[str, type[RowSpread]] = {
@@ -240,7 +223,7 @@ SPREADS: dict[str, type[RowSpread]] = {
 }
 
 
-def learned_spread(problem: CompletionProblem) -> type[LearnedSpread]:
+def learned_spread(problem: CompletionProblem) -> type[FullSpread] | type[DiagonalSpread]:
     """Return full covariances where their tables fit into FULL_BYTES, else diagonal ones."""
     width = problem.columns.width
     size = sum(problem.shape) * (width * (width + 1) // 2) * problem.dtype.itemsize

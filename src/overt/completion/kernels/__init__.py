@@ -2,9 +2,9 @@
 
 The kernels that update rows, in `full` and `gram`, are called as
 
-    kernel(rows, csr, held, prior, [arrays with a row for each row], out, [cuts, totals])
+    kernel(rows, csr, held, prior, [arrays with a row for each row], out, [cuts, sums])
 
-and write one side's `rows` while the other side is held; totals[c] is a sum over those of chunk c,
+and write one side's `rows` while the other side is held; sums[c] is a sum over those of chunk c,
 rows[cuts[c]:cuts[c + 1]]. Factors and biases are columns of the same
 arrays: a row is w = (factors, row bias, column bias), in which the other side's bias is pinned to
 1. `overt.completion.reference` holds the same functions in plain NumPy. Numba does not see changes

@@ -84,11 +84,8 @@ def dot_variances(
     """Var(u.v) = u'S_v u + v'S_u v + tr(S_u S_v)."""
     u, v = U[rows].astype(float), V[cols].astype(float)
     su, sv = unpack(SU[rows].astype(float)), unpack(SV[cols].astype(float))
-    out[:] = (
-        np.einsum("ei,eij,ej->e", u, sv, u)
-        + np.einsum("ei,eij,ej->e", v, su, v)
-        + np.sum(su * sv, axis=(1, 2))
-    )
+    pairs = (u, sv, u), (v, su, v)
+    out[:] = sum(np.einsum("ei,eij,ej->e", *each) for each in pairs) + np.sum(su * sv, axis=(1, 2))
 
 
 def _entries(csr: Csr, r: int) -> tuple[Array, Floats]:

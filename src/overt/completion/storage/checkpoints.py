@@ -6,16 +6,18 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from overt._check import InputError
 from overt._types import Array
-from overt.completion.forms import Form
 from overt.completion.forms.sampled import SampledForm
 from overt.completion.storage import read_arrays, write_arrays
 from overt.entries import Entries
+
+if TYPE_CHECKING:
+    from overt.completion.forms import Form
 
 KINDS = ("fixed", "learned", "sampled", "sgd")
 
