@@ -19,7 +19,6 @@ from overt.cli.base import app
 from overt.completion import DropoutCompletion, read_ratings
 from overt.completion.storage import files
 from overt.completion.storage.checkpoints import SweepCheckpoint
-from overt.completion.storage.text import write_rejected
 
 import overt.cli.completion  # isort: skip
 
@@ -101,9 +100,12 @@ def test_dirty_file_is_accounted_for(tmp_path, ratings):
     assert len(entries) == len(ratings)
     assert entries.values.tolist() == ratings.values.tolist()
     assert entries.col_ids[entries.cols[0]] == f"item, {ratings.cols[0]}"
-    write_rejected(tmp_path / "rejected.csv", read.rejected)
+    command = ["complete", str(path), "--factors", "2", "--out", str(tmp_path)]
+    assert CliRunner().invoke(app, command).exit_code == 0
     with (tmp_path / "rejected.csv").open(newline="") as file:
-        assert len(list(csv.reader(file))) == len(expected) + 1
+        header, *written = csv.reader(file)
+    assert header == ["line", "reason", "content"]
+    assert [(int(number), reason) for number, reason, _ in written] == expected
 
 
 HEAD = "user,item,rating\n"

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import os
 import time
-from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
 from rich.markup import escape
 
 from overt._check import InputError, choice, drop_prob
-from overt._files import write_whole
+from overt._files import write_csv, write_whole
 from overt.cli.base import app, console, fail, show_table
 
 if TYPE_CHECKING:
@@ -158,8 +156,6 @@ def _set_aside(entries: Entries, holdout: float, seed: int) -> tuple[Entries, En
 
 
 def _account(what: str, read: RatingsFile, path: Path) -> None:
-    from overt.completion.storage.text import write_rejected
-
     good = len(read.rows) + read.duplicates
     console.print(
         f"{what}: {good:,} lines used, {len(read.rejected):,} rejected"
@@ -168,8 +164,8 @@ def _account(what: str, read: RatingsFile, path: Path) -> None:
     )
     path.unlink(missing_ok=True)
     if read.rejected:
-        write_rejected(path, read.rejected)
         first = read.rejected[0]
+        write_csv(path, first._fields, read.rejected)
         console.print(
             f"[yellow]warning:[/] rejected lines are in [bold]{escape(os.fspath(path))}[/]; the "
             f"first is line {first.line}: {escape(first.reason)}",
@@ -199,7 +195,7 @@ def _judge(model: DropoutCompletion, aside: Entries, path: Path) -> dict[str, fl
     predicted, std = model.predict(aside, return_std=True)
     row, col = np.asarray(aside.row_ids)[aside.rows], np.asarray(aside.col_ids)[aside.cols]
     columns = (row, col, aside.values, predicted, std)
-    _write_csv(
+    write_csv(
         path,
         ("row", "column", "value", "prediction", "std"),
         (
@@ -226,7 +222,7 @@ def _predict(model: DropoutCompletion, pairs: RatingsFile, path: Path) -> None:
     flags = np.array(["", "unknown row", "unknown column", "unknown row and column"])
     flag = flags[(rows == UNKNOWN) + 2 * (cols == UNKNOWN)]
     given = (pairs.row_ids.tolist(), pairs.col_ids.tolist())
-    _write_csv(
+    write_csv(
         path,
         ("row", "column", "prediction", "std", "flag"),
         (
@@ -248,19 +244,6 @@ def _held_out(path: Path, row: str) -> list[str]:
         return []
     with path.open(newline="", encoding="utf-8") as file:
         return [line[1] for line in csv.reader(file) if line[0] == row]
-
-
-def _write_csv(path: Path, header: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
-    """Write a file that is whole or not there."""
-
-    def write(file: IO[bytes]) -> None:
-        text = io.TextIOWrapper(file, "utf-8", newline="")
-        writer = csv.writer(text)
-        writer.writerow(header)
-        writer.writerows(lines)
-        text.detach()
-
-    write_whole(path, write)
 
 
 def _number(text: str) -> float:

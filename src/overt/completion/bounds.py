@@ -92,8 +92,7 @@ def generalization_bound(
     scale = float(np.abs(target).max()) or 1.0
     clipped = np.clip(product, -scale, scale)
     alpha = min(
-        U.shape[1] * explicit_regularizer(model, entries),
-        weighted_trace_norm(model, entries) ** 2,
+        U.shape[1] * explicit_regularizer(model, entries), weighted_trace_norm(model, entries) ** 2
     )
     alpha /= scale**2
     d = max(model.shape)

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from overt.completion.engines import Engine
     from overt.completion.forms.problem import Grouped
 
-ALONE = 8
-"""Calls for each half sweep of a single thread; between two of them it can be interrupted."""
+CALLS = 8
+"""Calls that each thread makes in a half sweep: more share the load better, fewer cost less."""
 
 
 @contextmanager
@@ -22,24 +22,24 @@ def thread_engine(n_jobs: int) -> Iterator[Engine]:
 
     with threadpool_limits(1, user_api="blas"):
         if n_jobs == 1:
-            yield _ThreadEngine(None)
+            yield _ThreadEngine(1, None)
             return
         pool = ThreadPoolExecutor(n_jobs, thread_name_prefix="overt")
         try:
-            yield _ThreadEngine(pool)
+            yield _ThreadEngine(n_jobs, pool)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
 class _ThreadEngine:
-    def __init__(self, pool: ThreadPoolExecutor | None) -> None:
-        self._pool = pool
+    def __init__(self, n_jobs: int, pool: ThreadPoolExecutor | None) -> None:
+        self._n_jobs, self._pool = n_jobs, pool
 
     def run(
         self, kernel: Any, group: Grouped, shared: Any, out: Any, by_row: Any = (), sums: Any = None
     ) -> None:
-        """Update the rows of `out`, heavy chunks first; a single thread takes several at once."""
-        step = 1 if self._pool else -(-group.n_chunks // ALONE)
+        """Update the rows of `out`, heavy chunks first, a few in each call."""
+        step = -(-group.n_chunks // (CALLS * self._n_jobs))
 
         def task(first: int) -> None:
             cuts = group.cuts[first : first + step + 1]

@@ -31,13 +31,7 @@ def unpack(packed: Array) -> Array:
 
 @njit(**OPTIONS)
 def learn_rows(
-    rows: Array,
-    csr: Csr,
-    held: Held,
-    prior: RowPrior,
-    out: Learned,
-    cuts: Array,
-    moments: Array,
+    rows: Array, csr: Csr, held: Held, prior: RowPrior, out: Learned, cuts: Array, moments: Array
 ) -> None:
     """Update rows with full covariances (theory: learned noise).
 

@@ -10,13 +10,7 @@ from overt.completion.kernels.full import pack, unpack
 
 
 def learn_rows(
-    rows: Array,
-    csr: Csr,
-    held: Held,
-    prior: RowPrior,
-    out: Learned,
-    cuts: Array,
-    moments: Array,
+    rows: Array, csr: Csr, held: Held, prior: RowPrior, out: Learned, cuts: Array, moments: Array
 ) -> None:
     """Prec = sum T_b / noise + P, w = Prec^-1 (sum (y_b w_b - T_b[:, pinned]) / noise + P m)."""
     T = unpack(held.spread.astype(float))

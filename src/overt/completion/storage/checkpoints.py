@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from overt._check import InputError
+from overt._files import read_arrays, write_arrays
 from overt._types import Array
 from overt.completion.forms.sampled import SampledForm
-from overt.completion.storage import read_arrays, write_arrays
 from overt.entries import Entries
 
 if TYPE_CHECKING:

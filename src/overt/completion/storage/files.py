@@ -202,11 +202,7 @@ def _load_parquet(db: Any, path: Path, with_values: bool) -> tuple[str, ...]:
 
 
 def _collect(
-    db: Any,
-    rejected: list[Rejected],
-    duplicates: str | None,
-    path: Path,
-    header: tuple[str, ...],
+    db: Any, rejected: list[Rejected], duplicates: str | None, path: Path, header: tuple[str, ...]
 ) -> RatingsFile:
     """Judge fields, merge duplicates and return columns, in the order of the file."""
     wrong = [

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError
-from overt._files import write_whole
+from overt._files import read_arrays, write_arrays, write_whole
 from overt.completion.forms.model import FactorModel, Fit
 from overt.completion.forms.problem import Columns
 from overt.completion.forms.spread import SPREADS, Prior
-from overt.completion.storage import read_arrays, write_arrays
 from overt.entries import Entries
 from overt.results import Status
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from overt._check import InputError
-from overt._files import write_whole
 
 _ROW = ("user", "userid", "user_id", "row", "row_id", "customer", "customer_id")
 _COL = ("item", "itemid", "item_id", "movie", "movieid", "movie_id", "col", "column", "product")
@@ -90,15 +89,6 @@ def fields_of(number: int, line: str, dialect: Dialect) -> list[str] | str:
     if any(parts[dialect.width :]):
         return f"{len(parts)} fields, {dialect.width} expected"
     return [parts[i] for i in dialect.places]
-
-
-def write_rejected(path: Path, rejected: Sequence[Rejected]) -> None:
-    """Write line number, reason and content of every line that was not used."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(Rejected._fields)
-    writer.writerows(rejected)
-    write_whole(path, text.getvalue().encode("utf-8", "replace"))
 
 
 def places_of(header: list[str], with_values: bool) -> tuple[int, ...]:
