@@ -128,24 +128,23 @@ def recommend(
     fresh = np.flatnonzero(~np.isin(best.cols.astype(str), held))[:n]
     cols, values = best.cols[fresh], best.values[fresh]
     std = fitted.predict([name] * len(cols), cols, return_std=True)[1]
-    rows = [
-        {"column": _plain(c), "prediction": float(v), "std": float(s)}
-        for c, v, s in zip(cols, values, std, strict=True)
+    rows: list[dict[str, Any]] = [
+        {"column": c, "prediction": v, "std": s}
+        for c, v, s in zip(cols.tolist(), values.tolist(), std.tolist(), strict=True)
     ]
-    for row, col in zip(rows if why else (), cols, strict=False):
-        told = fitted.explain(name, col)
-        row["because"] = [_plain(c) for c in told.cols[told.contributions > 0][:3]]
+    if why:
+        for row in rows:
+            told = fitted.explain(name, row["column"])
+            row["because"] = told.cols[told.contributions > 0][:3].tolist()
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
         return
-    header = ("column", "prediction", "std", *(("because of",) if why else ()))
-    lines = [
-        (str(row["column"]), row["prediction"], row["std"], ", ".join(map(str, row["because"])))
-        if why
-        else (str(row["column"]), row["prediction"], row["std"])
-        for row in rows
-    ]
-    show_table(header, lines)
+    for row in rows:
+        row["column"] = str(row["column"])  # text stands to the left
+        if why:
+            row["because"] = ", ".join(map(str, row["because"]))
+    header = ("column", "prediction", "std", "because of")[: 4 if why else 3]
+    show_table(header, [list(row.values()) for row in rows])
 
 
 def _set_aside(entries: Entries, holdout: float, seed: int) -> tuple[Entries, Entries | None]:
@@ -260,7 +259,3 @@ def _whole(text: str) -> int:
         return int(text)
     except ValueError:
         raise InputError(f"--user must be a whole number for this model, got {text!r}") from None
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value

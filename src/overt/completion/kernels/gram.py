@@ -26,6 +26,9 @@ from overt.completion.kernels import (
     Solved,
 )
 
+PIVOT = 1e-12
+"""Part of its diagonal below which a pivot says that the others explain a coordinate."""
+
 
 class Work(NamedTuple):
     """What a kernel writes on: total = sum w_b w_b', linear = sum y_b w_b, spread = sum s_b."""
@@ -168,7 +171,7 @@ def solve(A: Array, right: Array, normal: Array, center: Array) -> float:
     """center = P^-1 right, right = center + R^-1 normal, P = R'R; returns log det P^-1.
 
     P is the upper triangle of A, which is overwritten by R. A coordinate that the others already
-    explain (pivot below 1e-12 of its diagonal) gets 0.
+    explain gets 0.
     """
     n = len(right)
     logdet = 0.0
@@ -180,7 +183,7 @@ def solve(A: Array, right: Array, normal: Array, center: Array) -> float:
         for i in range(k):
             original += A[i, k] * A[i, k]
         scale = 0.0
-        if Ak[k] > 1e-12 * original:
+        if Ak[k] > PIVOT * original:
             scale = 1 / np.sqrt(Ak[k])
             logdet += 2 * np.log(scale)
         for j in range(k, n):
