@@ -12,15 +12,17 @@ import time
 from pathlib import Path
 
 import numpy as np
+from numba import njit
 
 from benchmarks.harness import Table, exponent, seconds, verdict
 from overt import datasets
-from overt.completion import DropoutCompletion, kernels
-from overt.completion.engine import LocalEngine
-from overt.completion.fixed import Fixed
-from overt.completion.learned import Learned
-from overt.completion.problem import Problem
-from overt.entries import Entries
+from overt._types import Array
+from overt.completion import DropoutCompletion
+from overt.completion.engines import Engine, make_engine
+from overt.completion.forms.fixed import FixedForm
+from overt.completion.forms.learned import LearnedForm
+from overt.completion.forms.problem import CompletionProblem
+from overt.completion.kernels import Csr, gram
 
 PEERS = ("cornac", "myfm", "cmfrec", "libmf", "surprise", "lenskit")
 
@@ -132,17 +134,12 @@ def rates() -> Table:
     means = rng.standard_normal((4000, k)).astype(np.float32)
     indices = rng.integers(0, 4000, n).astype(np.int32)
     values = rng.standard_normal(n).astype(np.float32)
-    total, linear = np.empty((k, k)), np.empty(k)
-    buffer = np.empty((kernels.BLOCK, k), np.float32)
+    csr = Csr(np.arange(0, n + 1, per_row), indices, values)
+    work = gram.workspace(means, k)
     A = rng.standard_normal((2048, 2048)).astype(np.float32)
 
-    def gram() -> None:
-        for start in range(0, n, per_row):
-            here = slice(start, start + per_row)
-            kernels.sum_gram(indices[here], values[here], means, total, linear, buffer)
-
-    with LocalEngine(1):
-        ours, product = seconds(gram, lambda: A @ A, repeat=5)
+    with make_engine("local", 1):
+        ours, product = seconds(lambda: _sum_rows(csr, means, work), lambda: A @ A, repeat=5)
     mine, peak = 2 * n * k * k / ours / 1e9, 2 * 2048**3 / product / 1e9
     return Table(
         "Completion kernel: Gram accumulation at 64 factors",
@@ -150,6 +147,12 @@ def rates() -> Table:
         [(mine, peak, mine / peak, verdict(mine / peak >= 0.4))],
         ["Single precision, one thread, 400 ratings a row; 2 n k^2 operations for both."],
     )
+
+
+@njit
+def _sum_rows(csr: Csr, means: Array, work: gram.Work) -> None:
+    for row in range(len(csr.indptr) - 1):
+        gram.sum_gram(csr, row, means, work)
 
 
 def scaling() -> Table:
@@ -172,15 +175,14 @@ def scaling() -> Table:
     for count in sizes:
         m, n = count // 100, count // 400
         ratings = datasets.generate_ratings(m, n, count, seed=0)[0]
-        entries = Entries(ratings.rows, ratings.cols, ratings.values, (m, n))
-        with LocalEngine(1) as engine:
-            form = Learned.start(Problem.build(entries, 16, biases=True, standard=True), 0)
+        with make_engine("local", 1) as engine:
+            problem = CompletionProblem.build(ratings, 16, biases=True, standard=True)
+            form = LearnedForm.start(problem, 0)
             learned_times.append(_sweep(form, engine))
-            moved = 2 * count * form.tables[0].shape[1] * form.tables[0].itemsize
-            fixed = Fixed.start(
-                Problem.build(entries, 16, biases=True, standard=False), 0.2, 1e-6, 0
-            )
-            fixed_times.append(_sweep(fixed, engine))
+            table = form.spread.tables[0]
+            moved = 2 * count * table.shape[1] * table.itemsize
+            problem = CompletionProblem.build(ratings, 16, biases=True, standard=False)
+            fixed_times.append(_sweep(FixedForm.start(problem, 0.2, 1e-6, 0), engine))
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "ratings.npz"
             np.savez(path, rows=ratings.rows, cols=ratings.cols, values=ratings.values)
@@ -214,7 +216,7 @@ def fit_memory(path: str) -> None:
     DropoutCompletion(n_factors=2, max_sweeps=1, n_jobs=1).fit(np.eye(4))
     before = _memory("VmRSS")
     model = DropoutCompletion(n_factors=16, max_sweeps=1, n_jobs=1).fit_triplets(*given).model_
-    factors = sum(w.nbytes for w in (*model.means, *model.tables))
+    factors = sum(w.nbytes for w in (*model.means, *model.spread.tables))
     beyond = _memory("VmHWM") - before - factors
     print(json.dumps({"bytes": beyond / len(given[0])}))
 
@@ -228,7 +230,7 @@ def _memory(field: str) -> int:
     return 1024 * int(re.search(rf"{field}:\s+(\d+) kB", status)[1])  # type: ignore[index]
 
 
-def _sweep(form: Learned | Fixed, engine: LocalEngine) -> float:
+def _sweep(form: LearnedForm | FixedForm, engine: Engine) -> float:
     """Return the seconds of a sweep once everything is compiled."""
     form.step(engine)
     return min(_timed(lambda: form.step(engine)) for _ in range(2))
@@ -251,9 +253,12 @@ def against_sgd() -> Table:
     )
     data = "100k" if "100k" in datasets.available() else "generated"
     ratios = []
+    common = {"data": data, "width": 20, "sweeps": 40, "epochs": 1500, "batch_size": 2000}
     for drop_prob in (0.2, 0.4):
-        exact = measure(data, "alternating", drop_prob, 20, 40, 0, 1.0, 2000)
-        sgd = measure(data, "sgd", drop_prob, 20, 1500, 0, 10.0, 2000)
+        exact, sgd = (
+            measure({**common, "method": method, "drop_prob": drop_prob, "learning_rate": 10.0}, 0)
+            for method in ("alternating", "sgd")
+        )
         ratio = time_ratio(exact, sgd)
         never = np.isinf(sgd_time(exact, sgd))
         ratios.append(ratio)

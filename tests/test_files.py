@@ -1,10 +1,10 @@
-"""Matrix files: every accepted format, and what is said of the others."""
+"""Files: matrices in every accepted format, arrays, tables, and what is said of the others."""
 
 import numpy as np
 import pytest
 
 from overt import InputError
-from overt._files import read_matrix
+from overt._files import read_arrays, read_matrix, write_arrays, write_csv, write_whole
 
 M = np.array([[1.0, 2.5], [-3.0, 4e-3], [0.0, 1e6]])
 
@@ -75,3 +75,39 @@ def test_missing_and_ambiguous_files(tmp_path):
     np.savez(tmp_path / "two.npz", a=M, b=M)
     with pytest.raises(InputError, match="it holds a, b"):
         read_matrix(tmp_path / "two.npz")
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "file"
+    assert write_whole(path, "first") == path
+
+    def fail(file):
+        file.write(b"half of the sec")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(path, fail)
+    assert path.read_text() == "first"
+    write_whole(path, b"second")
+    assert path.read_bytes() == b"second"
+
+
+def test_tables_keep_commas_quotes_and_what_is_no_character(tmp_path):
+    path = tmp_path / "table.csv"
+    write_csv(path, ("a", "b"), [(1, 'x, "y"'), (2.5, "\udcff")])
+    assert path.read_bytes() == b'a,b\r\n1,"x, ""y"""\r\n2.5,?\r\n'
+
+
+def test_arrays_come_back_with_metadata_and_checksum(tmp_path):
+    pytest.importorskip("safetensors")
+    path = tmp_path / "arrays.safetensors"
+    checksum = write_arrays(path, {"M": M, "turned": M.T, "none": np.zeros(0)}, {"kind": "test"})
+    arrays, metadata, again = read_arrays(path)
+    assert np.array_equal(arrays["M"], M)
+    assert np.array_equal(arrays["turned"], M.T)
+    assert metadata == {"kind": "test"}
+    assert again == checksum
+    assert write_arrays(path, {"M": M + 1}, {"kind": "test"}) != checksum
+    path.write_bytes(b"damaged")
+    with pytest.raises(InputError, match=r"arrays\.safetensors cannot be read"):
+        read_arrays(path)

@@ -1,15 +1,20 @@
-"""Files: written whole or not at all; matrices read from .npy, .npz, .csv, .tsv, .txt and .mtx."""
+"""Files: written whole or not at all; arrays, tables and matrices in them."""
 
 from __future__ import annotations
 
+import csv
+import hashlib
+import io
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-from overt._check import InputError
+from overt._check import InputError, MissingExtraError
+from overt._types import Array
 
 ACCEPTED = (".npy", ".npz", ".csv", ".tsv", ".txt", ".mtx")
 
@@ -31,6 +36,40 @@ def write_whole(
         file.flush()
         os.fsync(file.fileno())
     return temporary.replace(path)
+
+
+def write_csv(path: Path, header: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
+    """Write a header and lines; what has no character in UTF-8 becomes a question mark."""
+
+    def write(file: IO[bytes]) -> None:
+        text = io.TextIOWrapper(file, "utf-8", errors="replace", newline="")
+        writer = csv.writer(text)
+        writer.writerow(header)
+        writer.writerows(lines)
+        text.detach()
+
+    write_whole(path, write)
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Array], metadata: dict[str, str]) -> str:
+    """Write arrays as safetensors, whole or not at all; return the file's checksum."""
+    save = _safetensors().numpy.save
+    data = save({name: np.ascontiguousarray(a) for name, a in arrays.items()}, metadata)
+    write_whole(path, data)
+    return _checksum(data)
+
+
+def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, str], str]:
+    """Return the arrays, the metadata and the checksum of a safetensors file."""
+    library = _safetensors()
+    try:
+        data = path.read_bytes()
+        arrays: dict[str, Array] = library.numpy.load(data)
+    except (OSError, library.SafetensorError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
+    length = int.from_bytes(data[:8], "little")
+    metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+    return arrays, metadata, _checksum(data)
 
 
 def read_matrix(path: str | os.PathLike[str]) -> Any:
@@ -94,3 +133,15 @@ def _floats(array: Any) -> Any:
     if array.dtype.kind not in "fiu":
         raise InputError(f"the matrix must hold numbers, got {array.dtype}")
     return array.astype(float)
+
+
+def _checksum(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.numpy
+    except ModuleNotFoundError:
+        raise MissingExtraError("safetensors", "files") from None
+    return safetensors

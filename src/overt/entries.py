@@ -10,8 +10,8 @@ import numpy as np
 from overt._check import InputError, InputTypeError, generator, matrix, number, whole
 from overt._types import Array, Floats, Ints, Seed
 
-SPARSEST = 1000
-"""Rows or columns for each entry above which indices are taken for identifiers by mistake."""
+SPARSEST, ROOMY = 1000, 10_000_000
+"""Rows (or columns) for each entry, and in all, beyond which indices must be identifiers."""
 
 LARGEST = np.iinfo(np.int32).max
 """Indices are stored in 32 bits."""
@@ -58,9 +58,9 @@ class Entries:
         cols: Any,
         values: Any,
         shape: Any = None,
-        row_ids: Array | None = None,
-        col_ids: Array | None = None,
-        times: Array | None = None,
+        row_ids: Any = None,
+        col_ids: Any = None,
+        times: Any = None,
         truth: Any = None,
     ) -> None:
         rows, cols, values = index("rows", rows), index("cols", cols), _values(values)
@@ -72,6 +72,9 @@ class Entries:
         if not len(values):
             raise InputError("there must be at least one observed entry, got 0")
         shape = _shape(shape, (int(rows.max()) + 1, int(cols.max()) + 1), len(values))
+        row_ids = _one_each("row_ids", row_ids, shape[0])
+        col_ids = _one_each("col_ids", col_ids, shape[1])
+        times = _one_each("times", times, len(values))
         truth = None if truth is None else np.asarray(matrix("truth", truth), dtype=float)
         if truth is not None and truth.shape != shape:
             raise InputError(f"truth must have the shape {shape}, got {truth.shape}")
@@ -106,7 +109,6 @@ class Entries:
         """Take rows and columns that are named by identifiers (whole numbers or strings)."""
         row_ids, a = np.unique(identifiers("rows", rows), return_inverse=True)
         col_ids, b = np.unique(identifiers("cols", cols), return_inverse=True)
-        times = None if times is None else np.asarray(times)
         return cls(a, b, values, (len(row_ids), len(col_ids)), row_ids, col_ids, times)
 
     @classmethod
@@ -250,9 +252,16 @@ def _values(value: Any) -> Floats:
     return values
 
 
+def _one_each(name: str, given: Any, count: int) -> Array | None:
+    """Return an array of `count` things, or None."""
+    if given is not None and np.shape(given) != (count,):
+        raise InputError(f"{name} must have shape ({count},), got {np.shape(given)}")
+    return None if given is None else np.asarray(given)
+
+
 def _shape(given: Any, least: tuple[int, int], count: int) -> tuple[int, int]:
     if given is None:
-        if max(least) > max(SPARSEST * count, 10_000_000):
+        if max(least) > max(SPARSEST * count, ROOMY):
             raise InputError(
                 f"rows and cols are indices from 0, and {count} entries would make a matrix of "
                 f"{least[0]} x {least[1]}; if they are identifiers, use overt.Entries.from_ids"

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import os
 import time
-from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
 from rich.markup import escape
 
-from overt._check import InputError, drop_prob
-from overt._files import write_whole
+from overt._check import InputError, choice, drop_prob
+from overt._files import write_csv, write_whole
 from overt.cli.base import app, console, fail, show_table
 
-HELD_OUT = "held-out.csv"
+if TYPE_CHECKING:
+    from overt.completion import DropoutCompletion, RatingsFile
+    from overt.entries import Entries
+
+HOLDOUT = "holdout.csv"
+
+LEVEL = 0.9
+"""Of the intervals whose coverage is reported."""
 
 
 @app.command()
@@ -48,7 +53,9 @@ def complete(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue a run that was stopped.")
     ] = False,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Threads; all cores by default.")] = None,
+    n_jobs: Annotated[
+        int | None, typer.Option(min=1, help="Threads; all cores by default.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
 ) -> None:
     """Complete a ratings file: fit, measure on held-out ratings, save the model, predict pairs.
@@ -56,63 +63,38 @@ def complete(
     Lines that cannot be used are counted and written to rejected.csv. A run that was stopped, even
     killed, goes on with --resume. Try: [bold]overt complete ratings.csv --predict pairs.csv[/bold]
     """
-    from overt.completion import DropoutCompletion, files
-    from overt.completion.checkpoint import Checkpoint
+    from overt.completion import DropoutCompletion
+    from overt.completion.storage import files
+    from overt.completion.storage.checkpoints import SweepCheckpoint
 
     start = time.perf_counter()
     setting: Any = prob if prob in ("learn", "auto") else drop_prob(_number(prob), "--drop-prob")
-    entries, table = files.read_ratings(ratings, duplicates)
-    pairs = files.read_pairs(predict, table.header) if predict is not None else None
+    read = files.read_ratings(ratings, choice("--duplicates", duplicates, files.DUPLICATES))
+    pairs = files.read_pairs(predict, read.header) if predict is not None else None
     out.mkdir(parents=True, exist_ok=True)
-    _account("ratings", table, out / "rejected.csv")
-    if table.duplicates:
+    _account("ratings", read, out / "rejected.csv")
+    if read.duplicates:
         merged = "averaged" if duplicates == "mean" else "the last one kept"
-        console.print(f"[yellow]warning:[/] {table.duplicates:,} duplicate entries, {merged}")
+        console.print(f"[yellow]warning:[/] {read.duplicates:,} duplicate entries, {merged}")
 
-    model = DropoutCompletion(factors, setting, average=average, seed=seed, n_jobs=jobs)
-    order = np.random.default_rng([seed, 2]).permutation(len(entries))
-    held, kept = np.split(order, [int(holdout * len(entries))])
-    train, test = entries.take(np.sort(kept)), entries.take(np.sort(held))
+    model = DropoutCompletion(factors, setting, average=average, seed=seed, n_jobs=n_jobs)
+    train, aside = _set_aside(read.entries, holdout, seed)
     folder = out / "checkpoint"
-    checkpoint = Checkpoint(folder, fingerprint(train, model.get_params()), resume=resume)
-    model.fit_entries(train, holdout=test if len(test) else None, checkpoint=checkpoint)
+    checkpoint = SweepCheckpoint(folder, train, model.get_params(), resume=resume)
+    model.fit_entries(train, holdout=aside, checkpoint=checkpoint)
     model.save(out)
-    (out / HELD_OUT).unlink(missing_ok=True)
+    (out / HOLDOUT).unlink(missing_ok=True)
 
-    summary: dict[str, Any] = {
-        "ratings": len(entries),
-        "rows": entries.shape[0],
-        "columns": entries.shape[1],
-        "rejected": len(table.rejected),
-        "duplicates": table.duplicates,
-        "drop_prob": model.drop_prob_,
-        "covariance": model.covariance_,
-        "sweeps": model.n_sweeps_,
-        "status": str(model.status_),
-    }
-    if len(test):
-        predicted, std = _predictions(model, test.rows, test.cols)
-        _write_held_out(out / HELD_OUT, test, predicted, std)
-        error = test.values - predicted
-        summary |= {
-            "held_out": len(test),
-            "held_out_rmse": float(np.sqrt(np.mean(error**2))),
-            "held_out_mae": float(np.mean(np.abs(error))),
-            "mean_only_rmse": float(np.std(test.values)),
-            "interval_90_coverage": float(np.mean(np.abs(error) <= 1.6449 * std)),
-        }
+    summary = _summary(model, read)
+    if aside is not None:
+        summary |= _judge(model, aside, out / HOLDOUT)
     summary["seconds"] = time.perf_counter() - start
     write_whole(out / "summary.json", json.dumps(summary, indent=1) + "\n")
     show_table(("what", "value"), list(summary.items()))
     if pairs is not None:
         _account("pairs", pairs, out / "rejected-pairs.csv")
-        unknown = _predict(model, pairs, out / "predictions.csv")
-        console.print(
-            f"predictions: [bold]{escape(os.fspath(out / 'predictions.csv'))}[/]"
-            + (f" ({unknown:,} with an identifier never seen)" if unknown else ""),
-            soft_wrap=True,
-        )
-    if len(test):
+        _predict(model, pairs, out / "predictions.csv")
+    if aside is not None:
         console.print("The held-out ratings took no part in the fit; --holdout 0 uses all.")
     console.print(f"model: [bold]{escape(os.fspath(out))}[/]", soft_wrap=True)
     if model.status_ == "interrupted":
@@ -141,76 +123,105 @@ def recommend(
     name: Any = user
     if fitted.row_ids_ is None or fitted.row_ids_.dtype.kind in "iu":
         name = _whole(user)
-    held = [] if seen else _held_out(model / HELD_OUT, str(name))
+    held = [] if seen else _held_out(model / HOLDOUT, str(name))
     best = fitted.recommend(name, n + len(held), exclude_seen=not seen)
     fresh = np.flatnonzero(~np.isin(best.cols.astype(str), held))[:n]
     cols, values = best.cols[fresh], best.values[fresh]
     std = fitted.predict([name] * len(cols), cols, return_std=True)[1]
-    rows = [
-        {"column": _plain(c), "prediction": float(v), "std": float(s)}
-        for c, v, s in zip(cols, values, std, strict=True)
+    rows: list[dict[str, Any]] = [
+        {"column": c, "prediction": v, "std": s}
+        for c, v, s in zip(cols.tolist(), values.tolist(), std.tolist(), strict=True)
     ]
-    for row, col in zip(rows if why else (), cols, strict=False):
-        told = fitted.explain(name, col)
-        row["because"] = [_plain(c) for c in told.cols[told.contributions > 0][:3]]
+    if why:
+        for row in rows:
+            told = fitted.explain(name, row["column"])
+            row["because"] = told.cols[told.contributions > 0][:3].tolist()
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
         return
-    header = ("column", "prediction", "std", *(("because of",) if why else ()))
-    lines = [
-        (str(row["column"]), row["prediction"], row["std"], ", ".join(map(str, row["because"])))
-        if why
-        else (str(row["column"]), row["prediction"], row["std"])
-        for row in rows
-    ]
-    show_table(header, lines)
+    for row in rows:
+        row["column"] = str(row["column"])  # text stands to the left
+        if why:
+            row["because"] = ", ".join(map(str, row["because"]))
+    header = ("column", "prediction", "std", "because of")[: 4 if why else 3]
+    show_table(header, [list(row.values()) for row in rows])
 
 
-def fingerprint(entries: Any, parameters: dict[str, Any]) -> str:
-    """Return a name for data and settings; threads do not change results and do not count."""
-    import hashlib
-
-    digest = hashlib.sha256()
-    for array in (entries.rows, entries.cols, entries.values):
-        digest.update(np.ascontiguousarray(array).tobytes())
-    settings = {k: v for k, v in parameters.items() if k not in ("n_jobs", "engine")}
-    digest.update(json.dumps([list(entries.shape), settings], sort_keys=True).encode())
-    return digest.hexdigest()
+def _set_aside(entries: Entries, holdout: float, seed: int) -> tuple[Entries, Entries | None]:
+    """Return what is fitted and what is kept aside, both in the order of the file."""
+    order = np.random.default_rng([seed, 2]).permutation(len(entries))
+    held, kept = np.split(order, [int(holdout * len(entries))])
+    return entries.take(np.sort(kept)), entries.take(np.sort(held)) if len(held) else None
 
 
-def _account(what: str, table: Any, path: Path) -> None:
-    from overt.completion import files
-
-    good = len(table.rows) + table.duplicates
+def _account(what: str, read: RatingsFile, path: Path) -> None:
+    good = len(read.rows) + read.duplicates
     console.print(
-        f"{what}: {good:,} lines used, {len(table.rejected):,} rejected"
-        + (f" (columns {escape(', '.join(table.header))})" if table.header else ""),
+        f"{what}: {good:,} lines used, {len(read.rejected):,} rejected"
+        + (f" (columns {escape(', '.join(read.header))})" if read.header else ""),
         soft_wrap=True,
     )
     path.unlink(missing_ok=True)
-    if table.rejected:
-        files.write_rejected(path, table)
-        number, reason, _ = table.rejected[0]
+    if read.rejected:
+        first = read.rejected[0]
+        write_csv(path, first._fields, read.rejected)
         console.print(
             f"[yellow]warning:[/] rejected lines are in [bold]{escape(os.fspath(path))}[/]; the "
-            f"first is line {number}: {escape(reason)}",
+            f"first is line {first.line}: {escape(first.reason)}",
             soft_wrap=True,
         )
 
 
-def _predictions(model: Any, rows: Any, cols: Any) -> tuple[Any, Any]:
-    return model.model_.predict(rows, cols), np.sqrt(model.model_.variance(rows, cols))
+def _summary(model: DropoutCompletion, read: RatingsFile) -> dict[str, Any]:
+    rows, columns = read.entries.shape
+    return {
+        "ratings": len(read.entries),
+        "rows": rows,
+        "columns": columns,
+        "rejected": len(read.rejected),
+        "duplicates": read.duplicates,
+        "drop_prob": model.drop_prob_,
+        "covariance": model.covariance_,
+        "sweeps": model.n_sweeps_,
+        "status": str(model.status_),
+    }
 
 
-def _predict(model: Any, pairs: Any, path: Path) -> int:
+def _judge(model: DropoutCompletion, aside: Entries, path: Path) -> dict[str, float]:
+    """Write what was kept aside beside its prediction, which recommend takes for seen; grade it."""
+    from scipy.special import ndtri
+
+    predicted, std = model.predict(aside, return_std=True)
+    row, col = np.asarray(aside.row_ids)[aside.rows], np.asarray(aside.col_ids)[aside.cols]
+    columns = (row, col, aside.values, predicted, std)
+    write_csv(
+        path,
+        ("row", "column", "value", "prediction", "std"),
+        (
+            (a, b, repr(y), f"{mean:.6g}", f"{s:.4g}")
+            for a, b, y, mean, s in zip(*(column.tolist() for column in columns), strict=True)
+        ),
+    )
+    error = aside.values - predicted
+    return {
+        "holdout": len(aside),
+        "holdout_rmse": float(np.sqrt(np.mean(error**2))),
+        "holdout_mae": float(np.mean(np.abs(error))),
+        "mean_only_rmse": float(np.std(aside.values)),
+        "interval_90_coverage": float(np.mean(np.abs(error) <= ndtri((1 + LEVEL) / 2) * std)),
+    }
+
+
+def _predict(model: DropoutCompletion, pairs: RatingsFile, path: Path) -> None:
     """Write one line per pair, with a flag where an identifier was never seen."""
-    rows = model.index_.rows(pairs.row_ids)[pairs.rows]
-    cols = model.index_.cols(pairs.col_ids)[pairs.cols]
-    predicted, std = _predictions(model, rows, cols)
+    from overt.completion.forms.model import UNKNOWN
+
+    rows, cols = model.index_.places(pairs)
+    predicted, std = model.predict(pairs, return_std=True)
     flags = np.array(["", "unknown row", "unknown column", "unknown row and column"])
-    flag = flags[(rows < 0) + 2 * (cols < 0)]
+    flag = flags[(rows == UNKNOWN) + 2 * (cols == UNKNOWN)]
     given = (pairs.row_ids.tolist(), pairs.col_ids.tolist())
-    _write_csv(
+    write_csv(
         path,
         ("row", "column", "prediction", "std", "flag"),
         (
@@ -218,19 +229,11 @@ def _predict(model: Any, pairs: Any, path: Path) -> int:
             for a, b, y, s, f in zip(pairs.rows, pairs.cols, predicted, std, flag, strict=True)
         ),
     )
-    return int(np.count_nonzero(flag != ""))
-
-
-def _write_held_out(path: Path, test: Any, predicted: Any, std: Any) -> None:
-    """Write what was held out beside its prediction; recommend takes it for seen."""
-    columns = (test.row_ids[test.rows], test.col_ids[test.cols], test.values, predicted, std)
-    _write_csv(
-        path,
-        ("row", "column", "value", "prediction", "std"),
-        (
-            (a, b, repr(y), f"{mean:.6g}", f"{s:.4g}")
-            for a, b, y, mean, s in zip(*(column.tolist() for column in columns), strict=True)
-        ),
+    unknown = int(np.count_nonzero(flag != ""))
+    console.print(
+        f"predictions: [bold]{escape(os.fspath(path))}[/]"
+        + (f" ({unknown:,} with an identifier never seen)" if unknown else ""),
+        soft_wrap=True,
     )
 
 
@@ -240,19 +243,6 @@ def _held_out(path: Path, row: str) -> list[str]:
         return []
     with path.open(newline="", encoding="utf-8") as file:
         return [line[1] for line in csv.reader(file) if line[0] == row]
-
-
-def _write_csv(path: Path, header: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
-    """Write a file that is whole or not there."""
-
-    def write(file: IO[bytes]) -> None:
-        text = io.TextIOWrapper(file, "utf-8", newline="")
-        writer = csv.writer(text)
-        writer.writerow(header)
-        writer.writerows(lines)
-        text.detach()
-
-    write_whole(path, write)
 
 
 def _number(text: str) -> float:
@@ -269,7 +259,3 @@ def _whole(text: str) -> int:
         return int(text)
     except ValueError:
         raise InputError(f"--user must be a whole number for this model, got {text!r}") from None
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value

@@ -5,8 +5,17 @@
 
 from __future__ import annotations
 
-from overt.completion.answers import Completed, Explanation, NewRow, Recommendation
 from overt.completion.bounds import Bound
 from overt.completion.estimator import DropoutCompletion
+from overt.completion.recommending import Explanation, NewRow, Recommendation
+from overt.completion.storage.files import RatingsFile, read_ratings
 
-__all__ = ["Bound", "Completed", "DropoutCompletion", "Explanation", "NewRow", "Recommendation"]
+__all__ = [
+    "Bound",
+    "DropoutCompletion",
+    "Explanation",
+    "NewRow",
+    "RatingsFile",
+    "Recommendation",
+    "read_ratings",
+]

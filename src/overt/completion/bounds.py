@@ -12,13 +12,12 @@ import numpy as np
 
 from overt import penalty
 from overt._check import InputError, number
-from overt._types import Floats
-from overt.completion.model import Model
+from overt.completion.forms.model import FactorModel
 from overt.entries import Entries
 from overt.results import Result
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Bound(Result):
     """Theorem 11: with probability 1 - delta, risk <= empirical risk + complexity.
 
@@ -52,16 +51,16 @@ class Bound(Result):
     vacuous: bool
 
 
-def explicit_regularizer(model: Model, entries: Entries) -> float:
+def explicit_regularizer(model: FactorModel, entries: Entries) -> float:
     """R = mean over entries of sum_i U_ai^2 V_bi^2 (thesis, Proposition 3, without lam)."""
-    U, V = _factors(model)
+    U, V = model.factors(0), model.factors(1)
     # penalty.completion has the factor lam, which is 1 at drop_prob 1/2.
     return float(penalty.completion(U, V, entries.rows, entries.cols, 0.5))
 
 
-def weighted_trace_norm(model: Model, entries: Entries) -> float:
+def weighted_trace_norm(model: FactorModel, entries: Entries) -> float:
     """|diag(sqrt p) U V' diag(sqrt q)|_* from QR factors of the two sides."""
-    U, V = _factors(model)
+    U, V = model.factors(0), model.factors(1)
     p = np.bincount(entries.rows, minlength=len(U)) / len(entries)
     q = np.bincount(entries.cols, minlength=len(V)) / len(entries)
     left = np.linalg.qr(np.sqrt(p)[:, None] * U).R
@@ -70,7 +69,7 @@ def weighted_trace_norm(model: Model, entries: Entries) -> float:
 
 
 def generalization_bound(
-    model: Model, entries: Entries, delta: float = 0.05, constant: float = 1.5
+    model: FactorModel, entries: Entries, delta: float = 0.05, constant: float = 1.5
 ) -> Bound:
     """L(g(UV')) <= Lhat + 8 sqrt((2 K^2 alpha d2 log d2 + log(2/delta)/4)/n) (thesis, Theorem 11).
 
@@ -84,17 +83,16 @@ def generalization_bound(
     if delta >= 1:
         raise InputError(f"delta must be below 1, got {delta}")
     rows, cols, n = entries.rows, entries.cols, len(entries)
-    U, V = _factors(model)
+    U, V = model.factors(0), model.factors(1)
     product = np.einsum("ei,ei->e", U[rows], V[cols])
     target = entries.values - model.center
-    if model.biases:
-        k = model.n_factors
+    if model.columns.biases:
+        k = model.columns.n_factors
         target = target - model.means[0][rows, k] - model.means[1][cols, k + 1]
     scale = float(np.abs(target).max()) or 1.0
     clipped = np.clip(product, -scale, scale)
     alpha = min(
-        U.shape[1] * explicit_regularizer(model, entries),
-        weighted_trace_norm(model, entries) ** 2,
+        U.shape[1] * explicit_regularizer(model, entries), weighted_trace_norm(model, entries) ** 2
     )
     alpha /= scale**2
     d = max(model.shape)
@@ -104,8 +102,3 @@ def generalization_bound(
     risk = empirical + complexity * scale**2
     baseline = float(np.mean(target**2))
     return Bound(risk, empirical, complexity, alpha, constant, delta, risk >= baseline)
-
-
-def _factors(model: Model) -> tuple[Floats, Floats]:
-    U, V = (w[:-1, : model.n_factors].astype(np.float64) for w in model.means)
-    return U, V

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from copy import copy
 from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
 
 from overt._check import InputError, generator
-from overt._types import Array, Seed
-from overt.completion import answers, bounds, store
-from overt.completion.answers import Completed, Explanation, NewRow, Recommendation
-from overt.completion.fitting import Fit, fit_entries
-from overt.completion.ratings import aligned
-from overt.completion.refresh import refresh
+from overt._types import Floats, Seed
+from overt.completion import bounds, fitting, recommending
+from overt.completion.forms.model import FactorModel, Fit
+from overt.completion.index import EntryIndex
+from overt.completion.recommending import Explanation, NewRow, Recommendation
 from overt.completion.settings import Settings
-from overt.entries import Entries, observed, pairs
+from overt.completion.storage import models
+from overt.entries import Entries, observed
 
 Path = str | os.PathLike[str]
 
@@ -59,9 +59,9 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         Whether predictions are kept within the range of the values; "auto" does where at
         most 20 different numbers make up nine tenths of them, as on a rating scale.
     seed, n_jobs, engine
-        Int, numpy Generator, or None for fresh entropy; workers (default: one for each core;
-        results do not depend on them); "local" for threads of this process, "dask" for the cluster
-        of the current `distributed.Client`, or for processes started here where there is none.
+        Int, numpy Generator, or None for fresh entropy; number of threads (default: one for each
+        core; results do not depend on it); "local" for threads of this process, "dask" for the
+        cluster of the current `distributed.Client`, or for processes started here.
 
     Attributes
     ----------
@@ -129,11 +129,12 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fit to observed entries.
 
-        X is scipy sparse (rows x columns; stored zeros are ratings of zero, absent entries are
-        missing), a dense array with NaN (or a mask) for missing entries, a data frame of three
-        columns (row, column, value; predictions are then asked for by identifier), or, with `y`, an
-        (n, 2) array of (row, col) pairs, the form that cross-validation splits: indices, or
-        identifiers if they are strings. An entry that is given twice counts as two observations.
+        X is `overt.Entries`, scipy sparse (rows x columns; stored zeros are ratings of zero, absent
+        entries are missing), a dense array with NaN (or a mask) for missing entries, a data frame
+        of three columns (row, column, value; predictions are then asked for by identifier), or,
+        with `y`, an (n, 2) array of (row, col) pairs, the form that cross-validation splits:
+        indices, or identifiers if they are strings. An entry that is given twice counts as two
+        observations.
         """
         return self.fit_entries(observed(X, y))
 
@@ -144,14 +145,15 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         values: Any,
         *,
         shape: tuple[int, int] | None = None,
-        on_sweep: Callable[[int, float], None] | None = None,
+        on_sweep: Callable[[int, float], Any] = lambda sweeps, objective: None,
     ) -> Self:
         """Fit to entries given as three arrays; `on_sweep(sweeps done, objective)` may watch."""
-        return self.fit_entries(Entries(rows, cols, values, shape), on_sweep=on_sweep)
+        entries = Entries(rows, cols, values, shape)
+        return self.fit_entries(entries, on_form=lambda f: on_sweep(len(f.history), f.history[-1]))
 
     def fit_entries(self, entries: Entries, **how: Any) -> Self:
-        """Fit to checked triplets; `how` is what `overt.completion.fitting.fit_entries` takes."""
-        return self.adopt(entries, fit_entries(self._settings(), entries, **how))
+        """Fit to Entries; `how` is what `overt.completion.fitting.fit_entries` takes."""
+        return self._adopt(entries, fitting.fit_entries(self._settings(), entries, **how))
 
     def _settings(self) -> Settings:
         given = self.get_params()
@@ -159,60 +161,54 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
             given["seed"] = int(generator(self.seed).integers(1 << 31))
         return Settings(**given)
 
-    def adopt(self, entries: Entries, fit: Fit) -> Self:
+    def _adopt(self, entries: Entries, fit: Fit) -> Self:
         """Take over a fit of these entries."""
-        model, k = fit.model, fit.model.n_factors
-        self.entries_, self.model_ = entries, model
-        self.index_ = answers.Index(entries)
+        model, columns = fit.model, fit.model.columns
+        self.entries_, self.model_, self.index_ = entries, model, EntryIndex(entries)
         U, V = (w[:-1] for w in model.means)
+        k, (m, n) = columns.n_factors, model.shape
         self.U_, self.V_ = U[:, :k], V[:, :k]
-        zero = [np.zeros(count) for count in model.shape]
-        self.row_bias_ = U[:, k] if model.biases else zero[0]
-        self.col_bias_ = V[:, k + 1] if model.biases else zero[1]
-        self.mean_ = model.center
+        self.row_bias_ = U[:, k] if columns.biases else np.zeros(m)
+        self.col_bias_ = V[:, k + 1] if columns.biases else np.zeros(n)
+        self.mean_, self.noise_variance_ = model.center, model.noise
         self.row_ids_, self.col_ids_ = entries.row_ids, entries.col_ids
-        self.drop_prob_ = fit.drop_prob
-        self.learned_drop_prob_ = fit.learned_drop_prob
-        self.noise_variance_ = model.noise
-        self.objective_ = np.asarray(fit.objective)
-        self.n_sweeps_ = len(fit.objective)
-        self.status_ = fit.status
-        self.path_ = fit.path
-        self.covariance_ = model.spread
+        self.drop_prob_, self.learned_drop_prob_ = fit.drop_prob, fit.learned_drop_prob
+        self.objective_, self.n_sweeps_ = np.asarray(fit.objective), len(fit.objective)
+        self.status_, self.path_ = fit.status, fit.path
+        self.covariance_ = model.spread.name
         self.n_features_in_ = model.shape[1]
         return self
 
     def predict(self, rows: Any, cols: Any = None, return_std: bool = False) -> Any:
         """Return predictions for entries (rows[i], cols[i]); with `return_std` also their spread.
 
-        `rows` alone may be an (n, 2) array of pairs. An index that was never seen (-1, or beyond
-        the fitted shape) gets what is known of the other side. The standard deviation is that of a
-        new observation: residual noise and uncertainty of the factors.
+        `rows` alone may be Entries, or an (n, 2) array of pairs. An index that was never seen (-1,
+        or beyond the fitted shape) gets what is known of the other side. The standard deviation is
+        that of a new observation: residual noise and uncertainty of the factors.
         """
-        a, b = self._pairs(rows, cols)
-        predicted = self.model_.predict(a, b)
-        return (predicted, np.sqrt(self.model_.variance(a, b))) if return_std else predicted
+        model, index = self._asked()
+        a, b = index.places(rows, cols)
+        predicted = model.predict(a, b)
+        return (predicted, np.sqrt(model.variance(a, b))) if return_std else predicted
 
-    def complete(self, rows: Any = None) -> Completed:
-        """Return the dense matrix (or some rows of it), computed block by block when read."""
-        self._fitted()
-        chosen = np.arange(self.model_.shape[0]) if rows is None else self.index_.rows(rows)
-        return Completed(self.model_, chosen)
+    def complete(self, rows: Any = None) -> Floats:
+        """Return the dense matrix, or some rows of one that is too large to be had at once."""
+        model, index = self._asked()
+        return recommending.complete(
+            model, np.arange(model.shape[0]) if rows is None else index.rows(rows)
+        )
 
     def recommend(self, row: Any, n: int = 10, exclude_seen: bool = True) -> Recommendation:
         """Return the `n` columns with the largest predictions for a row, best first."""
-        self._fitted()
-        return answers.recommend(self.model_, self.index_, row, n, exclude_seen)
+        return recommending.recommend(*self._asked(), row, n, exclude_seen)
 
     def similar_items(self, col: Any, n: int = 10) -> Recommendation:
         """Return the columns whose predictions go most alike with those of `col` over rows."""
-        self._fitted()
-        return answers.similar(self.model_, self.index_, col, n)
+        return recommending.similar(*self._asked(), col, n)
 
     def explain(self, row: Any, col: Any) -> Explanation:
         """Return which of the row's observed entries drive its prediction for `col`."""
-        self._fitted()
-        return answers.explain(self.model_, self.index_, row, col)
+        return recommending.explain(*self._asked(), row, col)
 
     def fold_in(self, entries: Any) -> NewRow:
         """Return a new row with these entries, without refitting.
@@ -220,8 +216,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         Entries are {column: value}, a sparse row, or a pair (columns, values); columns that were
         never seen are left out.
         """
-        self._fitted()
-        return answers.fold_in(self.model_, self.index_, entries)
+        return recommending.fold_in(*self._asked(), entries)
 
     def partial_fit(self, X: Any, y: Any = None, sweeps: int = 2) -> Self:
         """Take in new entries: rows and columns they touch are solved again, the rest is held.
@@ -238,76 +233,58 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
                 "this model knows rows and columns by identifiers; give partial_fit a data frame "
                 "of three columns, or pairs of identifiers and their values"
             )
-        new = aligned(new, self.entries_, (self.index_.rows, self.index_.cols))
         settings = self._settings()
         if not settings.learned:
             settings = replace(settings, drop_prob=self.drop_prob_)
-        entries, fit = refresh(settings, self.model_, self.entries_, new, sweeps)
-        entries = replace(entries, row_ids=new.row_ids, col_ids=new.col_ids)
-        return self.adopt(entries, replace(fit, path=self.path_))
+        new = self.index_.aligned(new)
+        entries, fit = fitting.refresh(settings, self.model_, self.entries_, new, sweeps)
+        return self._adopt(entries, replace(fit, path=self.path_))
 
     def score(self, X: Any, y: Any = None) -> float:
         """Return the negative root mean squared error on the entries of X (as in `fit`)."""
-        self._fitted()
         given = observed(X, y)
-        if y is not None:
-            predicted = self.predict(X)
-        elif given.row_ids is not None and given.col_ids is not None:
-            predicted = self.predict(given.row_ids[given.rows], given.col_ids[given.cols])
-        else:
-            known = self.model_.shape
-            a = np.where(given.rows < known[0], given.rows, -1)
-            b = np.where(given.cols < known[1], given.cols, -1)
-            predicted = self.model_.predict(a, b)
-        return -float(np.sqrt(np.mean((predicted - given.values) ** 2)))
+        error = self.predict(given if y is None else X) - given.values
+        return -float(np.sqrt(np.mean(error**2)))
 
     def generalization_bound(self, delta: float = 0.05, constant: float = 1.5) -> bounds.Bound:
         """Return Theorem 11's bound for this model; `constant` is its K, 1 as printed."""
-        self._fitted()
+        check_is_fitted(self)
         return bounds.generalization_bound(self.model_, self.entries_, delta, constant)
 
     def weighted_trace_norm(self) -> float:
         """|diag(sqrt p) U V' diag(sqrt q)|_*, p and q the observed row and column frequencies."""
-        self._fitted()
+        check_is_fitted(self)
         return bounds.weighted_trace_norm(self.model_, self.entries_)
 
     def explicit_regularizer(self) -> float:
         """R = mean over entries of sum_i U_ai^2 V_bi^2, without lam."""
-        self._fitted()
+        check_is_fitted(self)
         return bounds.explicit_regularizer(self.model_, self.entries_)
 
     def plot_path(self) -> Any:
         """Draw held-out error against drop probability, as tried by drop_prob="auto"."""
-        self._fitted()
-        return answers.plot_path(self.path_, self.drop_prob_)
+        check_is_fitted(self)
+        return fitting.plot_path(self.path_, self.drop_prob_)
 
     def save(self, path: Path) -> None:
         """Write the model into a folder: model.safetensors and model.json."""
-        self._fitted()
-        drawn = isinstance(self.seed, np.random.Generator)
-        store.save(path, copy(self).set_params(seed=None) if drawn else self)
+        check_is_fitted(self)
+        given = self.get_params()
+        if isinstance(self.seed, np.random.Generator):
+            given["seed"] = None
+        found = (self.drop_prob_, self.learned_drop_prob_, self.path_)
+        fit = Fit(self.model_, self.objective_.tolist(), self.status_, *found)
+        models.save(path, given, self.entries_, fit)
 
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read a model that `save` wrote; its predictions are the same bit for bit."""
-        model = cls()
-        store.load(path, model)
-        return model
+        parameters, entries, fit = models.load(path)
+        return cls(**parameters)._adopt(entries, fit)
 
-    def _pairs(self, rows: Any, cols: Any) -> tuple[Array, Array]:
-        self._fitted()
-        if cols is None:
-            rows, cols = pairs("without cols, rows", rows)
-        a, b = self.index_.rows(rows), self.index_.cols(cols)
-        if len(a) != len(b):
-            raise InputError(f"rows and cols must have the same length, got {len(a)} and {len(b)}")
-        return a, b
-
-    def _fitted(self) -> None:
-        from sklearn.exceptions import NotFittedError
-
-        if not hasattr(self, "model_"):
-            raise NotFittedError("this DropoutCompletion is not fitted; call fit first")
+    def _asked(self) -> tuple[FactorModel, EntryIndex]:
+        check_is_fitted(self)
+        return self.model_, self.index_
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -1,29 +1,32 @@
-"""From settings and entries to a model: which form is fitted, and how."""
+"""From settings and entries to a model: which form is fitted, how, and what new entries change."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from overt._check import InputError
+from overt._check import InputError, whole
 from overt._progress import Meter, meter
 from overt._types import Array, Floats
-from overt.completion.checkpoint import Checkpoint
-from overt.completion.descend import descend, sample
-from overt.completion.engine import Engine, make_engine
-from overt.completion.fixed import Fixed
-from overt.completion.learned import Learned, balanced
-from overt.completion.model import Model, from_learned, from_point
-from overt.completion.problem import Problem
-from overt.completion.reference import unpack
-from overt.completion.sampled import Sampled
+from overt.completion.engines import Engine, make_engine
+from overt.completion.forms import descend, fixed, learned
+from overt.completion.forms.fixed import FixedForm, SGDForm
+from overt.completion.forms.learned import LearnedForm, equivalent_drop_prob
+from overt.completion.forms.model import UNKNOWN, FactorModel, Fit
+from overt.completion.forms.problem import CompletionProblem
+from overt.completion.forms.sampled import BURN_IN, SampledForm
+from overt.completion.forms.spread import DropoutSpread
 from overt.completion.settings import Settings
-from overt.completion.sgd import Descent
 from overt.entries import Entries
 from overt.results import Status
+
+if TYPE_CHECKING:
+    from overt.completion.forms import Form, PointForm
+    from overt.completion.storage.checkpoints import SweepCheckpoint
 
 PATH = (0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02)
 """Drop probabilities tried by "auto", each started from the one before."""
@@ -34,37 +37,51 @@ BEYOND = (0.8, 0.9, 0.95)
 PATIENCE = 2
 """Worse probabilities in a row after which "auto" stops trying."""
 
-
-@dataclass(frozen=True)
-class Fit:
-    """A model and how it was reached."""
-
-    model: Model
-    objective: list[float]
-    status: Status
-    drop_prob: Any
-    learned_drop_prob: Floats | None = None
-    path: Floats | None = None
+PATH_TOL = 1e-4
+"""Relative fall of the objective in one sweep below which a trial of "auto" has settled."""
 
 
-Watch = Callable[[int, float], None]
+@dataclass
+class _Run:
+    """Who sweeps a form, who is told after each sweep, and where it is kept."""
+
+    engine: Engine
+    bar: Meter
+    on_form: Callable[[Form], None] | None
+    holdout: Entries | None
+    checkpoint: SweepCheckpoint | None
+
+    def descend(self, form: Form, max_sweeps: int, tol: float) -> Status:
+        """Sweep until the form has settled, from where a checkpoint has it."""
+        if self.checkpoint is not None:
+            self.checkpoint.restore(form)
+        return descend(form, self.engine, max_sweeps, tol, lambda: self._report(form))
+
+    def _report(self, form: Form) -> None:
+        note = f"objective {form.history[-1]:.5f}"
+        if self.holdout is not None:
+            note += f", held-out RMSE {_rmse(form, self.holdout):.4f}"
+        self.bar.advance(note=note)
+        if self.on_form is not None:
+            self.on_form(form)
+        if self.checkpoint is not None:
+            self.checkpoint.write(form)
 
 
 def fit_entries(
     settings: Settings,
     entries: Entries,
     *,
-    on_sweep: Watch | None = None,
-    on_form: Callable[[Any], None] | None = None,
+    on_form: Callable[[Form], None] | None = None,
     holdout: Entries | None = None,
-    checkpoint: Checkpoint | None = None,
+    checkpoint: SweepCheckpoint | None = None,
 ) -> Fit:
     """Fit the form that the settings name; see `DropoutCompletion`.
 
-    After each sweep `on_sweep` gets (sweeps done, objective) and `on_form` the form itself.
+    `on_form` gets the form after each sweep; `holdout` is only looked at.
     """
     limits = settings.limits(entries.values)
-    problem = Problem.build(
+    problem = CompletionProblem.build(
         entries,
         settings.n_factors,
         biases=settings.biases,
@@ -73,125 +90,50 @@ def fit_entries(
     )
     total = settings.sweeps + settings.average
     with make_engine(settings.engine, settings.n_jobs) as engine, meter("sweeps", total) as bar:
-        watch = _Watch(problem, bar, on_sweep, on_form, holdout)
+        run = _Run(engine, bar, on_form, holdout, checkpoint)
         if settings.learned:
-            return _fit_learned(settings, problem, limits, engine, watch, checkpoint)
-        if settings.method == "sgd":
-            return _fit_sgd(settings, problem, limits, engine, watch)
+            return _fit_learned(settings, problem, limits, run)
         path = None
         if isinstance(settings.drop_prob, str):
             settings, path = _choose(settings, entries, engine)
-        return _fit_fixed(settings, problem, limits, engine, watch, path, checkpoint)
-
-
-class _Watch:
-    """Reports each sweep to the terminal and to the caller."""
-
-    def __init__(
-        self,
-        problem: Problem,
-        bar: Meter,
-        on_sweep: Watch | None,
-        on_form: Callable[[Any], None] | None,
-        holdout: Entries | None,
-    ) -> None:
-        self._problem, self._bar = problem, bar
-        self._on_sweep, self._on_form, self._holdout = on_sweep, on_form, holdout
-
-    def __call__(self, form: Any, objective: float, done: int) -> None:
-        note = f"objective {objective:.5f}"
-        if self._holdout is not None:
-            h, p = self._holdout, self._problem
-            U, V = form.means
-            predicted = p.center + p.scale * np.einsum("ei,ei->e", U[h.rows], V[h.cols])
-            note += f", held-out RMSE {np.sqrt(np.mean((predicted - h.values) ** 2)):.4f}"
-        self._bar.advance(note=note)
-        if self._on_sweep is not None:
-            self._on_sweep(done, objective)
-        if self._on_form is not None:
-            self._on_form(form)
+        return _fit_point(settings, problem, limits, run, path)
 
 
 def _fit_learned(
-    settings: Settings,
-    problem: Problem,
-    limits: tuple[float, float],
-    engine: Engine,
-    watch: _Watch,
-    checkpoint: Checkpoint | None,
+    settings: Settings, problem: CompletionProblem, limits: tuple[float, float], run: _Run
 ) -> Fit:
-    form = Learned.start(problem, settings.seed)
-    if checkpoint is not None:
-        checkpoint.restore("learned", form)
-
-    def swept() -> None:
-        watch(form, form.history[-1], len(form.history))
-        if checkpoint is not None:
-            checkpoint.write("learned", form)
-
-    tol = 5e-4 if settings.tol is None else settings.tol
-    status = descend(form, engine, max_sweeps=settings.sweeps, tol=tol, on_sweep=swept)
-    chain = None
+    form = LearnedForm.start(problem, settings.seed)
+    status = run.descend(form, settings.sweeps, settings.tol_or(learned.TOL))
+    draws: list[tuple[Array, Array]] = []
     if settings.average and status is not Status.INTERRUPTED:
-        chain = Sampled.start(form, settings.seed)
-        if checkpoint is not None:
-            checkpoint.restore("sampled", chain)
-
-        def drawn() -> None:
-            watch(chain, form.history[-1], len(form.history) + chain.steps)
-            if checkpoint is not None:
-                checkpoint.write("sampled", chain)
-
-        if sample(chain, engine, draws=settings.average, on_sweep=drawn) is Status.INTERRUPTED:
+        chain = SampledForm.start(form, settings.seed)
+        if run.descend(chain, len(form.history) + BURN_IN + settings.average, 0.0) != "finished":
             status = Status.INTERRUPTED
+        draws = chain.draws
     form.finish()
-    overall, each = equivalent_drop_prob(form)
-    return Fit(from_learned(form, limits, chain), form.history, status, overall, each)
+    model = FactorModel.from_form(form, limits, draws)
+    return Fit(model, form.history, status, *equivalent_drop_prob(form))
 
 
-def _fit_fixed(
+def _fit_point(
     settings: Settings,
-    problem: Problem,
+    problem: CompletionProblem,
     limits: tuple[float, float],
-    engine: Engine,
-    watch: _Watch,
+    run: _Run,
     path: Floats | None,
-    checkpoint: Checkpoint | None,
 ) -> Fit:
-    form = Fixed.start(problem, settings.drop_prob, settings.ridge, settings.seed)
-    if checkpoint is not None:
-        checkpoint.restore("fixed", form)
-
-    def swept() -> None:
-        watch(form, form.history[-1], len(form.history))
-        if checkpoint is not None:
-            checkpoint.write("fixed", form)
-
-    tol = 1e-5 if settings.tol is None else settings.tol
-    status = descend(form, engine, max_sweeps=settings.sweeps, tol=tol, on_sweep=swept)
-    form.finish()
-    model = from_point(form, limits, settings.ridge)
-    return Fit(model, form.history, status, settings.drop_prob, None, path)
-
-
-def _fit_sgd(
-    settings: Settings,
-    problem: Problem,
-    limits: tuple[float, float],
-    engine: Engine,
-    watch: _Watch,
-) -> Fit:
-    form = Descent.start(
-        problem, settings.drop_prob, settings.seed, settings.learning_rate, settings.batch_size
-    )
-
-    def swept() -> None:
-        watch(form, form.history[-1], form.epoch)
-
-    status = descend(form, engine, max_sweeps=settings.sweeps, tol=0.0, on_sweep=swept)
+    given = (problem, settings.drop_prob, settings.ridge, settings.seed)
+    form: PointForm
+    if settings.method == "sgd":
+        form = SGDForm.start(*given, settings.learning_rate, settings.batch_size)
+    else:
+        form = FixedForm.start(*given)
+    status = run.descend(form, settings.sweeps, settings.tol_or(fixed.TOL))
     if not np.isfinite(form.history[-1]):
         status = Status.DIVERGED
-    return Fit(from_point(form, limits, settings.ridge), form.history, status, settings.drop_prob)
+    form.finish()
+    model = FactorModel.from_form(form, limits)
+    return Fit(model, form.history, status, settings.drop_prob, None, path)
 
 
 def _choose(settings: Settings, entries: Entries, engine: Engine) -> tuple[Settings, Floats]:
@@ -200,21 +142,19 @@ def _choose(settings: Settings, entries: Entries, engine: Engine) -> tuple[Setti
     held, kept = np.sort(order[: len(entries) // 10]), np.sort(order[len(entries) // 10 :])
     if not len(held):
         raise InputError(f'drop_prob="auto" needs at least 10 entries, got {len(entries)}')
-    test = entries.take(held)
-    problem = Problem.build(
+    holdout = entries.take(held)
+    problem = CompletionProblem.build(
         entries.take(kept), settings.n_factors, biases=settings.biases, standard=False
     )
-    tol = 1e-4 if settings.tol is None else settings.tol
+    tol = settings.tol_or(PATH_TOL)
     tried: dict[float, float] = {}
 
     def attempt(drop_prob: float, means: list[Array] | None) -> list[Array]:
-        form = Fixed.start(problem, drop_prob, settings.ridge, settings.seed, means)
-        if descend(form, engine, max_sweeps=settings.sweeps, tol=tol) is Status.INTERRUPTED:
+        form = FixedForm.start(problem, drop_prob, settings.ridge, settings.seed, means)
+        if descend(form, engine, settings.sweeps, tol) is Status.INTERRUPTED:
             raise KeyboardInterrupt
-        U, V = form.means
-        predicted = problem.center + np.einsum("ei,ei->e", U[test.rows], V[test.cols])
-        tried[drop_prob] = float(np.sqrt(np.mean((predicted - test.values) ** 2)))
-        return [U.copy(), V.copy()]
+        tried[drop_prob] = _rmse(form, holdout)
+        return [w.copy() for w in form.means]
 
     def worse_in_a_row() -> int:
         errors = list(tried.values())
@@ -234,24 +174,93 @@ def _choose(settings: Settings, entries: Entries, engine: Engine) -> tuple[Setti
     return replace(settings, drop_prob=best), np.array(sorted(tried.items(), reverse=True))
 
 
-def equivalent_drop_prob(form: Learned) -> tuple[float, Floats]:
-    """Return the drop probability whose noise is as large as the learned one, and per factor.
+def _rmse(form: Form, holdout: Entries) -> float:
+    """Return the root mean squared error of a form's means on entries that took no part."""
+    (U, V), problem = form.means, form.problem
+    product = np.einsum("ei,ei->e", U[holdout.rows], V[holdout.cols])
+    error = problem.center + problem.scale * product - holdout.values
+    return float(np.sqrt(np.mean(error**2)))
 
-    Fixed dropout gives the product of factor i a relative variance lam; the learned noise gives it
-    (1 + a_i)(1 + b_i) - 1 with a_i and b_i the two sides' variance over squared mean, averaged over
-    ratings, in the basis that makes both priors diagonal.
+
+def refresh(
+    settings: Settings, model: FactorModel, old: Entries, new: Entries, sweeps: int
+) -> tuple[Entries, Fit]:
+    """Merge new entries into old ones and solve again for the rows and columns they touch.
+
+    `settings` has the drop probability that was fitted.
     """
-    problem, k = form.problem, form.problem.n_factors
-    bases = balanced(form)
-    ratio, size = np.ones(k), np.ones(k)
-    for side in (0, 1):
-        counts = problem.grouped(side).counts.astype(float)
-        W = form.means[side][:, :k].astype(np.float64) @ bases[side]
-        squares = counts @ (W**2)
-        S = unpack(counts @ form.tables[side]) if form.full else np.diag(counts @ form.tables[side])
-        noise = np.diag(bases[side].T @ S[:k, :k] @ bases[side])
-        ratio *= 1 + np.minimum(noise / np.maximum(squares, 1e-100), 1e12)
-        size *= squares
-    lam = np.maximum(ratio - 1, 0)
-    overall = float(lam @ size / size.sum()) if size.sum() else 0.0
-    return overall / (1 + overall), lam / (1 + lam)
+    if model.draws is not None:
+        warnings.warn(
+            "partial_fit gives up the draws of `average`; fit again to draw anew", stacklevel=3
+        )
+    whole("sweeps", sweeps)
+    shape = (max(old.shape[0], new.shape[0]), max(old.shape[1], new.shape[1]))
+    key = old.rows * shape[1] + old.cols
+    kept = ~np.isin(key, new.rows * shape[1] + new.cols)
+    entries = Entries(
+        np.concatenate([old.rows[kept], new.rows]),
+        np.concatenate([old.cols[kept], new.cols]),
+        np.concatenate([old.values[kept], new.values]),
+        shape,
+        new.row_ids,
+        new.col_ids,
+    )
+    form = _reopen(settings, model, entries)
+    problem = form.problem
+    form.problem = replace(
+        problem,
+        by_row=problem.by_row.only(np.unique(new.rows)),
+        by_col=problem.by_col.only(np.unique(new.cols)),
+    )
+    with make_engine(settings.engine, settings.n_jobs) as engine:
+        for _ in range(sweeps):
+            for side in (0, 1):
+                form.update(side, engine)
+    limits = settings.limits(entries.values) if np.isfinite(model.low) else (-np.inf, np.inf)
+    found: tuple[Any, ...] = (settings.drop_prob,)
+    if isinstance(form, LearnedForm):
+        form.finish()
+        found = equivalent_drop_prob(form)
+    updated = FactorModel.from_form(form, limits)
+    return entries, Fit(updated, form.history, Status.FINISHED, *found)
+
+
+def _reopen(settings: Settings, model: FactorModel, entries: Entries) -> LearnedForm | FixedForm:
+    """Turn a model back into a form, in the units of the values, with room for new rows."""
+    columns = model.columns
+    problem = CompletionProblem.build(
+        entries,
+        columns.n_factors,
+        biases=columns.biases,
+        standard=False,
+        precise=settings.ill_posed,
+    )
+    for group in (problem.by_row, problem.by_col):
+        group.csr.values[:] += problem.center - model.center
+    problem = replace(problem, center=model.center)
+    counts = zip(model.shape, problem.shape, strict=True)
+    picks = [np.append(np.arange(m), np.full(n - m, UNKNOWN)) for m, n in counts]
+    means = [w[pick].astype(problem.dtype) for w, pick in zip(model.means, picks, strict=True)]
+    if isinstance(model.spread, DropoutSpread):
+        return FixedForm(problem, means, model.spread, settings.ridge)
+    spread = model.spread.taken(picks, problem.dtype)
+    for side, w in enumerate(means):
+        spread.add_means(side, w)
+    return LearnedForm(problem, means, spread, list(model.priors), model.noise)
+
+
+def plot_path(path: Floats | None, chosen: float) -> Any:
+    """Draw held-out error against drop probability."""
+    from matplotlib.figure import Figure
+
+    if path is None:
+        raise InputError('there is a path only with drop_prob="auto"')
+    order = np.argsort(path[:, 0])
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(*path[order].T, marker="o")
+    axes.axvline(chosen, ls="--", color="black", label=f"chosen: {chosen:g}")
+    axes.set_xlabel("drop probability")
+    axes.set_ylabel("held-out RMSE")
+    axes.legend()
+    return figure

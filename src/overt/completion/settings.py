@@ -14,6 +14,15 @@ from overt._types import Floats
 LEAST = 0.01
 """Smallest drop probability whose equations are sound in single precision."""
 
+SWEEPS = 100
+"""Number of sweeps after which to stop, where nothing else is said."""
+
+STEPS, SHARE = 20, 0.9
+"""So many different numbers that make up this share of the values are a rating scale."""
+
+SAMPLE = 50_000
+"""Values that are looked at to tell."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -81,7 +90,11 @@ class Settings:
     @property
     def sweeps(self) -> int:
         """Number of sweeps after which to stop."""
-        return 100 if self.max_sweeps is None else self.max_sweeps
+        return SWEEPS if self.max_sweeps is None else self.max_sweeps
+
+    def tol_or(self, default: float) -> float:
+        """Return when to stop, or the form's own default."""
+        return default if self.tol is None else self.tol
 
     def limits(self, values: Floats) -> tuple[float, float]:
         """Return the range that predictions are clipped to."""
@@ -90,6 +103,6 @@ class Settings:
 
 
 def _rating_scale(values: Floats) -> bool:
-    """Return whether at most 20 different numbers make up nine tenths of (many of) the values."""
-    counts = np.unique(values[:: max(1, len(values) // 50_000)], return_counts=True)[1]
-    return len(values) > 20 and bool(np.sort(counts)[-20:].sum() >= 0.9 * counts.sum())
+    """Return whether at most STEPS different numbers make up most of (many of) the values."""
+    counts = np.unique(values[:: max(1, len(values) // SAMPLE)], return_counts=True)[1]
+    return len(values) > STEPS and bool(np.sort(counts)[-STEPS:].sum() >= SHARE * counts.sum())

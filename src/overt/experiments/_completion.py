@@ -9,7 +9,9 @@ import numpy as np
 
 from overt import datasets
 from overt.completion import DropoutCompletion
+from overt.completion.kernels import dots
 from overt.entries import Entries
+from overt.experiments.base import Params
 
 
 def load(name: str) -> Entries:
@@ -24,29 +26,21 @@ def load(name: str) -> Entries:
     return datasets.movielens(name)
 
 
-def measure(
-    name: str,
-    method: str,
-    drop_prob: float,
-    width: int,
-    sweeps: int,
-    seed: int,
-    rate: float,
-    batch_size: int,
-) -> dict[str, Any]:
+def measure(params: Params, seed: int) -> dict[str, Any]:
     """Fit on nine tenths; return train and test RMSE after each sweep, with seconds."""
-    ratings = load(name)
-    train, test = ratings.split(0.1, seed=0)
+    ratings = load(params["data"])
+    parts = dict(zip(("train", "test"), ratings.split(0.1, seed=0), strict=True))
+    low, high = float(ratings.values.min()), float(ratings.values.max())
     curve: dict[str, list[float]] = {"times": [], "train": [], "test": [], "objective": []}
-    state: dict[str, Any] = {}
+    method, drop_prob = params["method"], params["drop_prob"]
     model = DropoutCompletion(
-        width,
+        params["width"],
         drop_prob,
         method=method,
-        max_sweeps=sweeps,
+        max_sweeps=params["epochs"] if method == "sgd" else params["sweeps"],
         tol=0.0,
-        learning_rate=rate,
-        batch_size=batch_size,
+        learning_rate=params["learning_rate"],
+        batch_size=params["batch_size"],
         seed=seed,
         n_jobs=1,
     )
@@ -55,37 +49,28 @@ def measure(
     def watch(form: Any) -> None:
         nonlocal spent, last
         spent += time.perf_counter() - last
-        p = form.problem
-        errors = []
-        for rows, cols, values in state["parts"]:
-            predicted = p.center + _dots(rows, cols, *form.means)
-            errors.append(np.clip(predicted, low, high) - values)
         curve["times"].append(spent)
-        for which, error in zip(("train", "test"), errors, strict=True):
+        for which, part in parts.items():
+            predicted = form.problem.center + _dots(part, *form.means)
+            error = np.clip(predicted, low, high) - part.values
             curve[which].append(float(np.sqrt(np.mean(error**2))))
-        curve["objective"].append(objective(form, state["parts"][0], drop_prob))
+        curve["objective"].append(objective(form, parts["train"], drop_prob))
         last = time.perf_counter()
 
-    low, high = float(ratings.values.min()), float(ratings.values.max())
-    state["parts"] = [(part.rows, part.cols, part.values) for part in (train, test)]
-    last = time.perf_counter()
-    model.fit_entries(train, on_form=watch)
+    model.fit_entries(parts["train"], on_form=watch)
     return {**curve, "entries": len(ratings)}
 
 
-def objective(form: Any, entries: Any, drop_prob: float) -> float:
+def objective(form: Any, entries: Entries, drop_prob: float) -> float:
     """Mean (y - u.v)^2 + lam sum_i U_ai^2 V_bi^2 over entries."""
-    rows, cols, values = entries
     (U, V), p = form.means, form.problem
-    error = values - p.center - _dots(rows, cols, U, V)
-    squares = (w[:, : p.n_factors].astype(float) ** 2 for w in (U, V))
+    error = entries.values - p.center - _dots(entries, U, V)
+    squares = (w[:, : p.columns.n_factors].astype(float) ** 2 for w in (U, V))
     lam = drop_prob / (1 - drop_prob)
-    return float(np.mean(error**2) + lam * np.mean(_dots(rows, cols, *squares)))
+    return float(np.mean(error**2) + lam * np.mean(_dots(entries, *squares)))
 
 
-def _dots(rows: Any, cols: Any, U: Any, V: Any) -> Any:
-    from overt.completion.kernels import dots
-
-    out = np.empty(len(rows))
-    dots(rows, cols, U, V, out)
+def _dots(entries: Entries, U: Any, V: Any) -> Any:
+    out = np.empty(len(entries))
+    dots(entries.rows, entries.cols, U, V, out)
     return out

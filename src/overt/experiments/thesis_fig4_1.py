@@ -10,23 +10,7 @@ from typing import Any
 import numpy as np
 
 from overt.experiments._completion import measure
-from overt.experiments.base import Experiment, Finding, Params, Row
-
-
-def run(params: Params, seed: int) -> dict[str, Any]:
-    """Return the curves of one method at one drop probability."""
-    method = params["method"]
-    sweeps = params["epochs"] if method == "sgd" else params["sweeps"]
-    return measure(
-        params["data"],
-        method,
-        params["drop_prob"],
-        params["width"],
-        sweeps,
-        seed,
-        params["learning_rate"],
-        params["batch_size"],
-    )
+from overt.experiments.base import Experiment, Finding, Row
 
 
 def check(rows: list[Row]) -> list[Finding]:
@@ -131,7 +115,7 @@ EXPERIMENT = Experiment(
             "batch_size": [2000],
         },
     },
-    run=run,
+    run=measure,
     check=check,
     plot=plot,
 )

@@ -26,17 +26,7 @@ REPORTED = {
 
 def run(params: Params, seed: int) -> dict[str, Any]:
     """Fit one cell; keep the last and the best test error."""
-    method = params["method"]
-    curve = measure(
-        params["data"],
-        method,
-        params["drop_prob"],
-        params["width"],
-        params["epochs"] if method == "sgd" else params["sweeps"],
-        seed,
-        params["learning_rate"],
-        params["batch_size"],
-    )
+    curve = measure(params, seed)
     return {
         "last": curve["test"][-1],
         "best": min(curve["test"]),

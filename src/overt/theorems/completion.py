@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from overt._types import Floats
-from overt.completion import reference
+from overt.completion.kernels import NOT_PINNED, Csr, Held, Learned, RowPrior, Solved, reference
+from overt.completion.kernels.full import pack
 from overt.theorems._oracles import DESCENT, EXACT, masks, relative, worst
 from overt.theorems.base import Evidence, theorem
 
@@ -59,7 +60,8 @@ def _completion_learned(scale: int, rng: np.random.Generator) -> Evidence:
         fixed = lam * np.eye(width) * (V**2)[:, None, :]
         none = np.zeros((width, width))
         reduced = _learned(V, fixed, y, 1.0, none, np.zeros(width))
-        residual = worst(residual, relative(reduced, _solve(V, y, lam)))
+        dropped = np.linalg.solve(V.T @ V + lam * np.diag((V**2).sum(axis=0)), V.T @ y)
+        residual = worst(residual, relative(reduced, dropped))
     return Evidence(residual, EXACT, "gradient at the update; the dropout equations")
 
 
@@ -90,49 +92,27 @@ def _dual_norm(d: int, n: int, rng: np.random.Generator) -> float:
 
 def _solve(V: Floats, y: Floats, lam: float) -> Floats:
     """Row update of fixed dropout, by the kernels' reference."""
-    width, none = V.shape[1], np.zeros((0, V.shape[1]))
-    out, stats = np.zeros((1, width)), np.zeros((1, 2))
-    reference.solve_rows(
-        np.array([0]),
-        np.array([0, len(y)]),
-        np.arange(len(y)),
-        y,
-        V,
-        none,
-        np.full(width, lam),
-        np.zeros((width, width)),
-        np.zeros(width),
-        1.0,
-        np.arange(width),
-        none,
-        out,
-        none,
-        none,
-        stats,
-    )
-    return out[0]
+    width = V.shape[1]
+    out = Solved(np.zeros((1, width)), np.zeros((1, 2)))
+    prior = _prior(np.zeros((width, width)), np.zeros(width), 1.0)
+    reference.solve_rows(np.array([0]), _row(y), Held(V, np.full(width, lam)), prior, out)
+    return out.means[0]
 
 
 def _learned(V: Floats, S: Floats, y: Floats, noise: float, P: Floats, shift: Floats) -> Floats:
     """Row update of the learned form, by the kernels' reference."""
-    width = V.shape[1]
-    packed = reference.pack(V[:, :, None] * V[:, None, :] + S)
-    size = packed.shape[1]
-    T, out, stats = np.zeros((1, size)), np.zeros((1, width)), np.zeros((1, 2))
-    reference.learn_rows(
-        np.array([0]),
-        np.array([0, len(y)]),
-        np.arange(len(y)),
-        y,
-        packed,
-        V,
-        P,
-        shift,
-        noise,
-        np.arange(width),
-        T,
-        out,
-        stats,
-        np.zeros(size),
-    )
-    return out[0]
+    packed = pack(V[:, :, None] * V[:, None, :] + S)
+    moments = np.zeros((1, packed.shape[1]))
+    out = Learned(np.zeros((1, V.shape[1])), moments.copy(), np.zeros((1, 2)))
+    given = (Held(V, packed), _prior(P, shift, noise), out)
+    reference.learn_rows(np.array([0]), _row(y), *given, np.array([0, 1]), moments)
+    return out.means[0]
+
+
+def _row(y: Floats) -> Csr:
+    """One row with an entry in every column."""
+    return Csr(np.array([0, len(y)]), np.arange(len(y)), y)
+
+
+def _prior(P: Floats, shift: Floats, noise: float) -> RowPrior:
+    return RowPrior(P, shift, noise, np.arange(len(shift)), NOT_PINNED)

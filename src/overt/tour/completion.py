@@ -6,10 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.special import ndtri
 
 from overt import datasets
 from overt._html import Page
+from overt._types import Floats
 from overt.completion import DropoutCompletion
+from overt.entries import Entries
+
+LEARNED = "learned (the default)"
+WAYS: dict[str, dict[str, Any]] = {
+    "no dropout": {"drop_prob": 0.0},
+    "drop probability .3": {"drop_prob": 0.3},
+    "chosen on a held-out slice": {"drop_prob": "auto"},
+    LEARNED: {},
+    "learned, 20 draws averaged": {"average": 20},
+}
+LEVEL = 0.9
+"""Of the intervals in the table."""
 
 
 def chapter(page: Page, folder: Path, seed: int) -> bool:
@@ -22,69 +36,61 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
         "and with it everything that one would tune."
     )
     ratings, _ = datasets.generate_ratings(2000, 400, 60_000, rank=4, noise=0.6, seed=seed)
-    train, test = ratings.split(0.1, seed=seed)
-    asked, truth = (test.rows, test.cols), test.values
-    table, models = [], {}
-    for name, settings in (
-        ("no dropout", {"drop_prob": 0.0}),
-        ("drop probability .3", {"drop_prob": 0.3}),
-        ("chosen on a held-out slice", {"drop_prob": "auto"}),
-        ("learned (the default)", {}),
-        ("learned, 20 draws averaged", {"average": 20}),
-    ):
-        model = DropoutCompletion(12, max_sweeps=30, **settings, seed=seed)
-        model.fit(train)
-        predicted, std = model.predict(*asked, return_std=True)
-        error = truth - predicted
-        models[name] = model
-        table.append(
-            (
-                name,
-                float(np.sqrt(np.mean(error**2))),
-                float(np.mean(np.abs(error) <= 1.6449 * std)),
-                model.drop_prob_,
-                model.n_sweeps_,
-            )
-        )
-    baseline = float(np.sqrt(np.mean((truth - train.values.mean()) ** 2)))
+    train, holdout = ratings.split(0.1, seed=seed)
+    models = {
+        name: DropoutCompletion(12, max_sweeps=30, **settings, seed=seed).fit(train)
+        for name, settings in WAYS.items()
+    }
+    judged = {name: _judge(model, holdout) for name, model in models.items()}
     page.table(
-        ("how", "held-out RMSE", "inside their 90 % interval", "drop probability", "sweeps"), table
+        ("how", "held-out RMSE", "inside their 90 % interval", "drop probability", "sweeps"),
+        [(name, *judged[name], m.drop_prob_, m.n_sweeps_) for name, m in models.items()],
     )
+    baseline = float(np.sqrt(np.mean((holdout.values - train.values.mean()) ** 2)))
     page.text(f"Predicting the mean everywhere has an RMSE of {baseline:.3f}.", note=True)
-    learned = models["learned (the default)"]
     page.figure(
-        _figure(learned, asked, truth),
+        _figure(models[LEARNED], holdout),
         "Left: the drop probability that would make each factor as noisy as it was found to be; "
         "the data have four factors, and the others are dropped almost always. Right: how often "
         "held-out ratings fall inside intervals of a given level; the diagonal is perfect.",
     )
-    best = learned.recommend(0, 5)
-    told = learned.explain(0, best.cols[0])
+    _recommend(page, models[LEARNED])
+    rmse, covered = judged[LEARNED]
+    return bool(
+        rmse < min(judged["no dropout"][0], judged["drop probability .3"][0])
+        and abs(covered - LEVEL) <= 0.03
+    )
+
+
+def _judge(model: DropoutCompletion, holdout: Entries) -> tuple[float, float]:
+    """Return the root mean squared error, and the share inside their intervals."""
+    predicted, std = model.predict(holdout, return_std=True)
+    error = holdout.values - predicted
+    return float(np.sqrt(np.mean(error**2))), _coverage(error, std, LEVEL)
+
+
+def _coverage(error: Floats, std: Floats, level: float) -> float:
+    return float(np.mean(np.abs(error) <= ndtri((1 + level) / 2) * std))
+
+
+def _recommend(page: Page, model: DropoutCompletion) -> None:
+    """Recommend to one row, and say why."""
+    best = model.recommend(0, 5)
+    told = model.explain(0, best.cols[0])
     page.table(
         ("recommended to row 0", "prediction"),
         [(f"column {c}", float(v)) for c, v in zip(best.cols, best.values, strict=True)],
     )
+    reasons = list(zip(told.cols, told.values, told.contributions, strict=True))[:4]
     page.text(
         f"Column {best.cols[0]} comes first because of this row's ratings of columns "
-        + ", ".join(
-            f"{c} ({y:g}: {added:+.2f})"
-            for c, y, added in list(zip(told.cols, told.values, told.contributions, strict=True))[
-                :4
-            ]
-        )
+        + ", ".join(f"{c} ({y:g}: {added:+.2f})" for c, y, added in reasons)
         + "."
     )
-    rmse = {name: value for name, value, *_ in table}
-    coverage = {name: value for name, _, value, *_ in table}
-    return bool(
-        rmse["learned (the default)"] < min(rmse["no dropout"], rmse["drop probability .3"])
-        and abs(coverage["learned (the default)"] - 0.9) <= 0.03
-    )
 
 
-def _figure(model: DropoutCompletion, asked: Any, truth: Any) -> Any:
+def _figure(model: DropoutCompletion, holdout: Entries) -> Any:
     from matplotlib.figure import Figure
-    from scipy.special import ndtri
 
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -92,10 +98,9 @@ def _figure(model: DropoutCompletion, asked: Any, truth: Any) -> Any:
     left.bar(np.arange(1, len(probs) + 1), probs)
     left.set_xlabel("factor, most important first")
     left.set_ylabel("equivalent drop probability")
-    rows, cols = asked
-    predicted, std = model.predict(rows, cols, return_std=True)
+    predicted, std = model.predict(holdout, return_std=True)
     levels = np.linspace(0.05, 0.99, 30)
-    inside = [np.mean(np.abs(truth - predicted) <= ndtri((1 + p) / 2) * std) for p in levels]
+    inside = [_coverage(holdout.values - predicted, std, level) for level in levels]
     right.plot(levels, inside, label="held-out ratings")
     right.plot([0, 1], [0, 1], "k--", lw=0.8)
     right.set_xlabel("level of the interval")

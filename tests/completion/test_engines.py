@@ -53,7 +53,7 @@ def test_a_cluster_finds_the_same_factors(form, ratings, client):
 
 
 def test_diagonal_covariances_travel_too(ratings, client, monkeypatch):
-    monkeypatch.setattr("overt.completion.learned.FULL_BYTES", 0)
+    monkeypatch.setattr("overt.completion.forms.spread.FULL_BYTES", 0)
     given = (ratings.rows, ratings.cols, ratings.values)
     here, there = (
         DropoutCompletion(n_factors=4, engine=engine, max_sweeps=4).fit_triplets(*given)

@@ -7,12 +7,24 @@ import pytest
 import scipy.optimize
 
 import overt
-from overt import Entries, datasets, penalty
+from overt import datasets, penalty
 from overt.completion import DropoutCompletion
-from overt.completion.engine import LocalEngine
-from overt.completion.fixed import Fixed
-from overt.completion.learned import Learned
-from overt.completion.problem import Problem
+from overt.completion.engines import make_engine
+from overt.completion.forms.fixed import FixedForm
+from overt.completion.forms.learned import LearnedForm
+from overt.completion.forms.problem import CompletionProblem
+from overt.completion.forms.spread import DiagonalSpread, FullSpread
+from overt.completion.kernels import (
+    NOT_PINNED,
+    Csr,
+    Drawn,
+    Held,
+    Learned,
+    RowPrior,
+    epoch,
+    full,
+    gram,
+)
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +66,10 @@ def test_fixed_reaches_a_stationary_point(ratings, biases):
 
 def test_row_update_is_the_normal_equation(ratings):
     """Row a solves (sum v v' + lam diag(sum v o v)) u = sum y v, checked entry by entry."""
-    problem = Problem.build(
-        Entries(ratings.rows, ratings.cols, ratings.values), 3, biases=False, standard=False
-    )
-    form = Fixed.start(problem, 0.4, 0.0, seed=1)
+    problem = CompletionProblem.build(ratings, 3, biases=False, standard=False)
+    form = FixedForm.start(problem, 0.4, 0.0, seed=1)
     V = form.means[1].copy()
-    with LocalEngine(1) as engine:
+    with make_engine("local", 1) as engine:
         form.update(0, engine)
     lam = 0.4 / 0.6
     for row in range(0, 60, 7):
@@ -108,13 +118,11 @@ def test_per_factor_drop_probs(ratings):
     assert objective(model, ratings, probs) == pytest.approx(model.objective_[-1], rel=1e-5)
 
 
-@pytest.mark.parametrize("full", [True, False])
-def test_learned_objective_never_rises(ratings, full):
-    problem = Problem.build(
-        Entries(ratings.rows, ratings.cols, ratings.values), 5, biases=True, standard=True
-    )
-    form = Learned.start(problem, 0, full=full)
-    with LocalEngine(1) as engine:
+@pytest.mark.parametrize("spread", [FullSpread, DiagonalSpread])
+def test_learned_objective_never_rises(ratings, spread):
+    problem = CompletionProblem.build(ratings, 5, biases=True, standard=True)
+    form = LearnedForm.start(problem, 0, spread)
+    with make_engine("local", 1) as engine:
         for _ in range(25):
             form.step(engine)
     assert np.all(np.diff(form.history) <= 1e-8)
@@ -122,15 +130,14 @@ def test_learned_objective_never_rises(ratings, full):
 
 def test_learned_reduces_to_dropout_with_its_noise():
     """S_b = lam diag(v_b o v_b), P = 0, sigma = 1: the learned row update is dropout's."""
-    from overt.completion import kernels, reference
-
     rng = np.random.default_rng(6)
-    V, lam = rng.normal(size=(8, 3)), 0.5
-    packed = reference.pack(V[:, :, None] * V[:, None, :] + lam * np.eye(3) * (V**2)[:, None, :])
-    y, indptr, indices = rng.normal(size=8), np.array([0, 8]), np.arange(8, dtype=np.int32)
-    w, T, stats = np.zeros((1, 3)), np.zeros((1, 6)), np.zeros((1, 2))
-    args = (packed, V, np.zeros((3, 3)), np.zeros(3), 1.0, np.arange(3), T, w, stats, np.zeros(6))
-    kernels.learn_rows(np.array([0]), indptr, indices, y, *args)
+    V, lam, y = rng.normal(size=(8, 3)), 0.5, rng.normal(size=8)
+    T = full.pack(V[:, :, None] * V[:, None, :] + lam * np.eye(3) * (V**2)[:, None, :])
+    csr = Csr(np.array([0, 8]), np.arange(8, dtype=np.int32), y)
+    prior = RowPrior(np.zeros((3, 3)), np.zeros(3), 1.0, np.arange(3), NOT_PINNED)
+    w, packed, stats = (np.zeros((1, size)) for size in (3, 6, 2))
+    given = (np.array([0]), csr, Held(V, T), prior, Learned(w, packed, stats))
+    full.learn_rows(*given, np.array([0, 1]), np.zeros((1, 6)))
     expected = np.linalg.solve(V.T @ V + lam * np.diag((V**2).sum(axis=0)), V.T @ y)
     np.testing.assert_allclose(w[0], expected, rtol=1e-10)
 
@@ -150,8 +157,8 @@ def test_results_do_not_depend_on_threads(ratings):
     given = (ratings.rows, ratings.cols, ratings.values)
     for kwargs in ({}, {"drop_prob": 0.2}, {"average": 3}):
         one, three = (
-            DropoutCompletion(4, max_sweeps=5, n_jobs=jobs, **kwargs).fit_triplets(*given)
-            for jobs in (1, 3)
+            DropoutCompletion(4, max_sweeps=5, n_jobs=n_jobs, **kwargs).fit_triplets(*given)
+            for n_jobs in (1, 3)
         )
         rows, cols = np.arange(20), np.arange(20)
         assert np.array_equal(one.predict(rows, cols), three.predict(rows, cols))
@@ -169,8 +176,6 @@ def test_alternating_is_never_above_sgd(ratings):
 
 def test_sgd_step_is_the_gradient(ratings):
     """One full batch without dropout moves along the gradient of the mean squared error."""
-    from overt.completion.sgd import epoch
-
     rng = np.random.default_rng(0)
     U, V = rng.normal(size=(60, 3)), rng.normal(size=(40, 3))
 
@@ -189,21 +194,18 @@ def test_sgd_step_is_the_gradient(ratings):
 
 def test_sampling_draws_from_the_posterior():
     """Draws of one row have the mean and the covariance of its exact posterior."""
-    from overt.completion import kernels
-
     rng = np.random.default_rng(0)
     V = rng.normal(size=(6, 2))
     y, noise, P = rng.normal(size=6), 0.5, np.diag([2.0, 1.0])
-    n, none = 20_000, np.zeros((0, 2))
-    normals, out, stats = rng.normal(size=(n, 2)), np.zeros((n, 2)), np.zeros((n, 2))
-    indptr = np.arange(n + 1) * 6
-    indices, values = np.tile(np.arange(6, dtype=np.int32), n), np.tile(y, n)
-    kernels.solve_rows(
-        np.arange(n), indptr, indices, values, V, none, np.zeros(2), P, np.zeros(2), noise,
-        np.arange(2), normals, out, none, none, stats,
-    )  # fmt: skip
+    n = 20_000
+    normals, out, centers, stats = rng.normal(size=(n, 2)), *(np.zeros((n, 2)) for _ in range(3))
+    csr = Csr(np.arange(n + 1) * 6, np.tile(np.arange(6, dtype=np.int32), n), np.tile(y, n))
+    prior = RowPrior(P, np.zeros(2), noise, np.arange(2), NOT_PINNED)
+    held, drawn = Held(V, np.zeros(2)), Drawn(out, centers, stats)
+    gram.draw_rows(np.arange(n), csr, held, prior, normals, drawn)
     S = np.linalg.inv(V.T @ V / noise + P)
     mean = S @ V.T @ y / noise
+    np.testing.assert_allclose(centers, np.tile(mean, (n, 1)), rtol=1e-9)
     assert np.all(np.abs(out.mean(axis=0) - mean) <= 5 * np.sqrt(np.diag(S) / n))
     spread = np.cov(out, rowvar=False)
     error = np.sqrt((np.outer(np.diag(S), np.diag(S)) + S**2) / n)
@@ -213,7 +215,7 @@ def test_sampling_draws_from_the_posterior():
 @pytest.mark.parametrize("drop_prob", [0.0, 0.01, 0.3])
 def test_the_objective_never_rises_in_single_precision_either(drop_prob, monkeypatch):
     """Without dropout, rows with few entries are fitted exactly by huge factors."""
-    monkeypatch.setattr("overt.completion.problem.DOUBLE_BELOW", 0)
+    monkeypatch.setattr("overt.completion.forms.problem.DOUBLE_BELOW", 0)
     ratings = datasets.generate_ratings(300, 200, 3_000, seed=0)[0]
     model = DropoutCompletion(40, drop_prob, max_sweeps=12, tol=0.0)
     objective = model.fit(ratings.to_sparse()).objective_

@@ -7,13 +7,12 @@ identifiers are strings or whole numbers.
 
 from __future__ import annotations
 
-import csv
 import gzip
-import io
 import os
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError, MissingExtraError, choice
-from overt._files import write_whole
 from overt._types import Array, Floats, Ints
-from overt.completion.text import (
+from overt.completion.storage.text import (
     Dialect,
+    Rejected,
     compression,
     fields_of,
     find_dialect,
@@ -39,63 +38,74 @@ DUPLICATES = ("mean", "last", "error")
 LONGEST = 1000
 """Characters of an identifier; what is longer is taken for damage."""
 
-_BATCH = 100_000
+BATCH = 100_000
+"""Lines of a file with faults that are read at once."""
 
 
-@dataclass(frozen=True)
-class Table:
-    """Good lines of a file, and what was wrong with the others.
+@dataclass(frozen=True, eq=False, repr=False)
+class RatingsFile:
+    """What a ratings file holds, every line of it.
 
-    `rows` and `cols` index `row_ids` and `col_ids`, which are sorted; `header` names the columns
-    that were used, where the file has a header.
+    Attributes
+    ----------
+    rows, cols, values
+        Of the lines that were used; values are NaN in a file of pairs.
+    row_ids, col_ids
+        The identifiers that `rows` and `cols` index, sorted.
+    rejected
+        The lines that were not used: (line number, reason, content).
+    duplicates
+        Number of lines that were merged with another of the same row and column.
+    header
+        Names of the columns that were used, where the file has a header.
     """
 
     rows: Ints
     cols: Ints
+    values: Floats
     row_ids: Array
     col_ids: Array
-    values: Floats
-    rejected: list[tuple[int, str, str]]  # line number, reason, the line
+    rejected: list[Rejected]
     duplicates: int
-    header: tuple[str, ...] = ()
+    header: tuple[str, ...]
+
+    @cached_property
+    def entries(self) -> Entries:
+        """The ratings, ready for `fit`."""
+        shape = (len(self.row_ids), len(self.col_ids))
+        return Entries(self.rows, self.cols, self.values, shape, self.row_ids, self.col_ids)
+
+    def __repr__(self) -> str:
+        counts = f"{len(self.rejected)} rejected, {self.duplicates} duplicates"
+        return f"RatingsFile({len(self.rows)} entries, {counts})"
 
 
-def read_ratings(path: str | os.PathLike[str], duplicates: str = "mean") -> tuple[Entries, Table]:
-    """Read row identifier, column identifier, value; entries given twice are merged.
+def read_ratings(path: str | os.PathLike[str], duplicates: str = "mean") -> RatingsFile:
+    """Read row identifier, column identifier and value from each line of a file.
 
-    duplicates
-        "mean" averages them, "last" keeps the last one, "error" refuses the file.
+    CSV, TSV, MovieLens `::` and Parquet are read, plain or gzipped. `duplicates` says what becomes
+    of an entry given more than once: "mean" averages, "last" keeps the last one, "error" refuses.
+    The result has the `entries`, ready for `fit`, and an account of the other lines.
     """
-    choice("--duplicates", duplicates, DUPLICATES)
-    table = _read(Path(path), duplicates)
-    if not len(table.values):
-        raise InputError(f"{path} has no usable line (row, column, value)" + _first(table))
-    shape = (len(table.row_ids), len(table.col_ids))
-    entries = Entries(table.rows, table.cols, table.values, shape)
-    return replace(entries, row_ids=table.row_ids, col_ids=table.col_ids), table
+    choice("duplicates", duplicates, DUPLICATES)
+    read = _read(Path(path), duplicates)
+    if not len(read.values):
+        raise InputError(f"{path} has no usable line (row, column, value)" + _first(read))
+    return read
 
 
-def read_pairs(path: str | os.PathLike[str], header: Sequence[str] = ()) -> Table:
+def read_pairs(path: str | os.PathLike[str], header: Sequence[str] = ()) -> RatingsFile:
     """Read row and column identifiers of entries to predict, in the order of the file.
 
     `header` has names by which a header line is known, beside the usual ones.
     """
-    table = _read(Path(path), None, header)
-    if not len(table.rows):
-        raise InputError(f"{path} has no usable line (row, column)" + _first(table))
-    return table
+    read = _read(Path(path), None, header)
+    if not len(read.rows):
+        raise InputError(f"{path} has no usable line (row, column)" + _first(read))
+    return read
 
 
-def write_rejected(path: Path, table: Table) -> None:
-    """Write line number, reason and content of every line that was not used."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(("line", "reason", "content"))
-    writer.writerows(table.rejected)
-    write_whole(path, text.getvalue().encode("utf-8", "replace"))
-
-
-def _read(path: Path, duplicates: str | None, names: Sequence[str] = ()) -> Table:
+def _read(path: Path, duplicates: str | None, names: Sequence[str] = ()) -> RatingsFile:
     """Read a file with values (`duplicates` says what to do with repeated ones) or without."""
     if not path.exists():
         raise InputError(f"there is no file {path}")
@@ -147,18 +157,18 @@ def _load_clean(db: Any, path: Path, dialect: Dialect) -> bool:
     return True
 
 
-def _load_lines(db: Any, path: Path, dialect: Dialect) -> list[tuple[int, str, str]]:
+def _load_lines(db: Any, path: Path, dialect: Dialect) -> list[Rejected]:
     """Load a file line by line; return the lines that do not have the right fields."""
-    rejected: list[tuple[int, str, str]] = []
+    rejected: list[Rejected] = []
     names = "abv"[: len(dialect.places)]
     db.execute("create table lines (n bigint, a varchar, b varchar, v varchar)")
     lines = numbered_lines(path)
-    while batch := list(islice(lines, _BATCH)):
+    while batch := list(islice(lines, BATCH)):
         numbers, fields = [], []
         for number, line in batch:
             found = fields_of(number, line, dialect)
             if isinstance(found, str):
-                rejected.append((number, found, line))
+                rejected.append(Rejected(number, found, line))
             elif found:
                 numbers.append(number)
                 fields.append(found)
@@ -192,12 +202,8 @@ def _load_parquet(db: Any, path: Path, with_values: bool) -> tuple[str, ...]:
 
 
 def _collect(
-    db: Any,
-    rejected: list[tuple[int, str, str]],
-    duplicates: str | None,
-    path: Path,
-    header: tuple[str, ...],
-) -> Table:
+    db: Any, rejected: list[Rejected], duplicates: str | None, path: Path, header: tuple[str, ...]
+) -> RatingsFile:
     """Judge fields, merge duplicates and return columns, in the order of the file."""
     wrong = [
         f"when {name} is null or {name} = '' then '{side} identifier missing' "
@@ -215,7 +221,7 @@ def _collect(
     bad = db.execute(
         "select n, reason, concat_ws(',', a, b, v) from judged where reason is not null"
     ).fetchall()
-    rejected = sorted(rejected + [(int(n), str(why), str(line)) for n, why, line in bad])
+    rejected = sorted(rejected + [Rejected(int(n), str(why), str(line)) for n, why, line in bad])
     count, distinct = db.execute(
         "select count(*), count(distinct (a, b)) from judged where reason is null"
     ).fetchone()
@@ -225,8 +231,8 @@ def _collect(
             "select a, b from judged where reason is null group by a, b having count(*) > 1 limit 1"
         ).fetchone()
         raise InputError(
-            f"{path} has {repeated} duplicate entries, such as ({a}, {b}); choose --duplicates "
-            "mean or last to merge them"
+            f"{path} has {repeated} duplicate entries, such as ({a}, {b}); duplicates 'mean' or "
+            "'last' would merge them"
         )
     row_ids, col_ids = (_number_names(db, name) for name in "ab")
     good = "from judged join a_codes using (a) join b_codes using (b) where reason is null"
@@ -238,7 +244,7 @@ def _collect(
     found = db.execute(query).fetchnumpy()
     rows, cols = (np.asarray(found[f"{name}_code"], dtype=np.int64) for name in "ab")
     x = np.full(len(rows), np.nan) if duplicates is None else np.asarray(found["x"], dtype=float)
-    return Table(rows, cols, row_ids, col_ids, x, rejected, repeated, header)
+    return RatingsFile(rows, cols, x, row_ids, col_ids, rejected, repeated, header)
 
 
 def _number_names(db: Any, name: str) -> Array:
@@ -272,11 +278,13 @@ def _literal(path: Path) -> str:
     return "".join(f"[{c}]" if c in "*?[" else c for c in os.fspath(path))
 
 
-def _first(table: Table) -> str:
-    if not table.rejected:
+def _first(read: RatingsFile) -> str:
+    if not read.rejected:
         return ""
-    number, reason, _ = table.rejected[0]
-    return f"; the first of {len(table.rejected)} rejected lines is line {number}: {reason}"
+    first = read.rejected[0]
+    return (
+        f"; the first of {len(read.rejected)} rejected lines is line {first.line}: {first.reason}"
+    )
 
 
 def _duckdb() -> Any:

@@ -16,7 +16,9 @@ from typer.testing import CliRunner
 import overt
 from overt import datasets
 from overt.cli.base import app
-from overt.completion import DropoutCompletion, files
+from overt.completion import DropoutCompletion, read_ratings
+from overt.completion.storage import files
+from overt.completion.storage.checkpoints import SweepCheckpoint
 
 import overt.cli.completion  # isort: skip
 
@@ -52,8 +54,9 @@ def test_formats_agree(tmp_path, ratings, kind):
         duckdb.sql(f"copy (from '{plain}') to '{path}' (format parquet)")
     else:
         path.write_text(text)
-    entries, table = files.read_ratings(path)
-    assert not table.rejected
+    read = read_ratings(path)
+    entries = read.entries
+    assert not read.rejected
     assert np.array_equal(entries.row_ids[entries.rows], ratings.rows)
     assert np.array_equal(entries.col_ids[entries.cols], ratings.cols)
     assert np.array_equal(entries.values, ratings.values)
@@ -62,7 +65,7 @@ def test_formats_agree(tmp_path, ratings, kind):
 def test_header_names_choose_the_columns(tmp_path):
     path = tmp_path / "r.csv"
     path.write_text("timestamp,rating,movieId,userId\n1,4.5,m1,u1\n2,3,m2,u1\n")
-    entries, _ = files.read_ratings(path)
+    entries = read_ratings(path).entries
     assert entries.row_ids.tolist() == ["u1"]
     assert entries.col_ids.tolist() == ["m1", "m2"]
     assert entries.values.tolist() == [4.5, 3.0]
@@ -91,14 +94,18 @@ def test_dirty_file_is_accounted_for(tmp_path, ratings):
         text.append(line)
     path = tmp_path / "dirty.csv"
     path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(text).encode() + b"\r\n")
-    entries, table = files.read_ratings(path)
-    assert [(number, reason) for number, reason, _ in table.rejected] == expected
+    read = read_ratings(path)
+    entries = read.entries
+    assert [(number, reason) for number, reason, _ in read.rejected] == expected
     assert len(entries) == len(ratings)
     assert entries.values.tolist() == ratings.values.tolist()
     assert entries.col_ids[entries.cols[0]] == f"item, {ratings.cols[0]}"
-    files.write_rejected(tmp_path / "rejected.csv", table)
+    command = ["complete", str(path), "--factors", "2", "--out", str(tmp_path)]
+    assert CliRunner().invoke(app, command).exit_code == 0
     with (tmp_path / "rejected.csv").open(newline="") as file:
-        assert len(list(csv.reader(file))) == len(expected) + 1
+        header, *written = csv.reader(file)
+    assert header == ["line", "reason", "content"]
+    assert [(int(number), reason) for number, reason, _ in written] == expected
 
 
 HEAD = "user,item,rating\n"
@@ -125,9 +132,9 @@ HEAD = "user,item,rating\n"
 def test_odd_files(tmp_path, content, used, rejected):
     path = tmp_path / "r.csv"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    entries, table = files.read_ratings(path)
-    assert len(entries) == len(entries.row_ids) == used
-    assert [reason for _, reason, _ in table.rejected] == rejected
+    read = read_ratings(path)
+    assert len(read.entries) == len(read.row_ids) == used
+    assert [line.reason for line in read.rejected] == rejected
 
 
 @pytest.mark.parametrize(
@@ -144,16 +151,16 @@ def test_damaged_files_are_said(tmp_path, name, content):
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(overt.InputError, match=name):
-        files.read_ratings(path)
+        read_ratings(path)
     with pytest.raises(overt.InputError, match="is a folder"):
-        files.read_ratings(tmp_path)
+        read_ratings(tmp_path)
 
 
 def test_a_headers_names_are_known_in_the_pairs_too(tmp_path):
     path, pairs = tmp_path / "r.csv", tmp_path / "p.csv"
     path.write_text("client,dish,taste\na,x,1\n")
     pairs.write_text("client,dish\na,x\n")
-    assert files.read_ratings(path)[1].header == ("client", "dish", "taste")
+    assert read_ratings(path).header == ("client", "dish", "taste")
     assert len(files.read_pairs(pairs).rows) == 2
     assert len(files.read_pairs(pairs, ("client", "dish", "taste")).rows) == 1
 
@@ -161,11 +168,26 @@ def test_a_headers_names_are_known_in_the_pairs_too(tmp_path):
 def test_duplicates(tmp_path):
     path = tmp_path / "r.csv"
     path.write_text("a,x,1\na,y,5\na,x,4\n")
-    assert files.read_ratings(path)[0].values.tolist() == [2.5, 5.0]
-    assert files.read_ratings(path, "last")[0].values.tolist() == [4.0, 5.0]
-    assert files.read_ratings(path)[1].duplicates == 1
-    with pytest.raises(overt.InputError, match=r"1 duplicate entries, such as \(a, x\)"):
-        files.read_ratings(path, "error")
+    assert read_ratings(path).entries.values.tolist() == [2.5, 5.0]
+    assert read_ratings(path, "last").entries.values.tolist() == [4.0, 5.0]
+    assert read_ratings(path).duplicates == 1
+    assert repr(read_ratings(path)) == "RatingsFile(2 entries, 0 rejected, 1 duplicates)"
+    with pytest.raises(overt.InputError, match=r"1 duplicate entries, such as \(a, x\)") as error:
+        read_ratings(path, "error")
+    assert "--" not in str(error.value)
+    with pytest.raises(overt.InputError, match="duplicates must be one of 'mean', 'last', 'error'"):
+        read_ratings(path, "first")
+    run = CliRunner().invoke(app, ["complete", str(path), "--duplicates", "first"])
+    assert "--duplicates must be one of" in str(run.exception)
+
+
+def test_what_was_read_can_be_fitted(tmp_path, ratings):
+    path = tmp_path / "r.csv"
+    path.write_text("\n".join(lines(ratings)) + "\n")
+    read = read_ratings(path)
+    model = DropoutCompletion(2, max_sweeps=3).fit(read.entries)
+    expected = DropoutCompletion(2, max_sweeps=3).fit(ratings)
+    np.testing.assert_allclose(model.predict(read.entries), expected.predict(ratings))
 
 
 @pytest.mark.parametrize("text", ["", "hello\n", "a,b,c\nd,e,f\n"])
@@ -173,7 +195,7 @@ def test_useless_files_are_said(tmp_path, text):
     path = tmp_path / "r.csv"
     path.write_text(text)
     with pytest.raises(overt.InputError, match=r"r\.csv"):
-        files.read_ratings(path)
+        read_ratings(path)
 
 
 def test_command_completes_and_recommends(tmp_path, ratings):
@@ -186,7 +208,7 @@ def test_command_completes_and_recommends(tmp_path, ratings):
     assert run.exit_code == 0, run.output
     summary = json.loads((out / "summary.json").read_text())
     assert summary["rejected"] == 1
-    assert summary["held_out"] == 50
+    assert summary["holdout"] == 50
     with (out / "predictions.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     flags = ["", "unknown column", "unknown row and column", "unknown row", "unknown row"]
@@ -205,24 +227,51 @@ def test_command_completes_and_recommends(tmp_path, ratings):
     assert all(set(r["because"]) <= rated for r in json.loads(run.output))
 
 
+def test_nothing_may_be_held_out(tmp_path, ratings):
+    path, out = tmp_path / "r.csv", tmp_path / "out"
+    path.write_text("\n".join(lines(ratings)) + "\n")
+    command = ["complete", str(path), "--factors", "2", "--out", str(out), "--holdout"]
+    for holdout, found in (("0.2", True), ("0", False)):
+        run = CliRunner().invoke(app, [*command, holdout])
+        assert run.exit_code == 0, run.output
+        assert (out / "holdout.csv").exists() == found
+        assert ("holdout_rmse" in json.loads((out / "summary.json").read_text())) == found
+    assert len(DropoutCompletion.load(out).entries_) == len(ratings)
+
+
+def test_epochs_of_sgd_can_be_resumed(tmp_path, ratings):
+    model = DropoutCompletion(3, 0.2, method="sgd", batch_size=50, max_sweeps=6)
+
+    def stop(form):
+        if len(form.history) == 5:
+            raise KeyboardInterrupt
+
+    def fit(resume, **how):
+        checkpoint = SweepCheckpoint(tmp_path, ratings, model.get_params(), resume=resume)
+        return model.fit_entries(ratings, checkpoint=checkpoint, **how).U_
+
+    whole = fit(False)
+    fit(False, on_form=stop)
+    assert model.status_ == "interrupted"
+    assert np.array_equal(fit(True), whole)
+
+
 def test_interrupted_command_can_be_resumed(tmp_path, ratings, monkeypatch):
     """Ctrl-C keeps the model so far and the checkpoint; what the user keeps there stays."""
-    from overt.completion.checkpoint import Checkpoint
-
     path, out = tmp_path / "r.csv", tmp_path / "out"
     path.write_text("\n".join(lines(ratings)) + "\n")
     (out / "checkpoint").mkdir(parents=True)
     (out / "checkpoint" / "mine.txt").write_text("x")
     command = ["complete", str(path), "--factors", "3", "--out", str(out)]
-    write = Checkpoint.write
+    write = SweepCheckpoint.write
 
-    def stop(self, kind, form):
-        write(self, kind, form)
+    def stop(self, form):
+        write(self, form)
         if len(form.history) == 3:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Checkpoint, "write", stop)
+        patch.setattr(SweepCheckpoint, "write", stop)
         run = CliRunner().invoke(app, command)
     assert run.exit_code == 130
     assert DropoutCompletion.load(out).n_sweeps_ == 3
@@ -237,23 +286,21 @@ def test_interrupted_command_can_be_resumed(tmp_path, ratings, monkeypatch):
 @pytest.mark.parametrize("option", [[], ["--drop-prob", "0.2"], ["--average", "3"]])
 def test_resume_reaches_the_same_factors(tmp_path, ratings, option, monkeypatch):
     """A run stopped after any sweep and resumed ends where an uninterrupted one does."""
-    from overt.completion.checkpoint import Checkpoint
-
     path = tmp_path / "r.csv"
     path.write_text("\n".join(lines(ratings)) + "\n")
     common = ["complete", str(path), "--factors", "3", *option]
     assert CliRunner().invoke(app, [*common, "--out", str(tmp_path / "a")]).exit_code == 0
     whole = DropoutCompletion.load(tmp_path / "a")
-    write, count = Checkpoint.write, 0
+    write, count = SweepCheckpoint.write, 0
 
-    def dying(self, kind, form):
+    def dying(self, form):
         nonlocal count
         count += 1
-        write(self, kind, form)
+        write(self, form)
         if count in (2, 5, 30):
             raise MemoryError
 
-    monkeypatch.setattr(Checkpoint, "write", dying)
+    monkeypatch.setattr(SweepCheckpoint, "write", dying)
     out = ["--out", str(tmp_path / "b"), "--resume"]
     for _ in range(4):
         if CliRunner().invoke(app, [*common, *out]).exit_code == 0:
@@ -267,11 +314,9 @@ def test_resume_reaches_the_same_factors(tmp_path, ratings, option, monkeypatch)
 
 
 def test_resume_refuses_other_data_and_settings(tmp_path, ratings, monkeypatch):
-    from overt.completion.checkpoint import Checkpoint
-
     path, out = tmp_path / "r.csv", tmp_path / "out"
     path.write_text("\n".join(lines(ratings)) + "\n")
-    monkeypatch.setattr(Checkpoint, "clear", lambda self: None)
+    monkeypatch.setattr(SweepCheckpoint, "clear", lambda self: None)
     assert CliRunner().invoke(app, ["complete", str(path), "--out", str(out)]).exit_code == 0
     again = ["complete", str(path), "--out", str(out), "--resume"]
     runs = [CliRunner().invoke(app, [*again, "--drop-prob", "0.3"])]
@@ -289,7 +334,17 @@ def test_kill_leaves_nothing_unreadable(tmp_path):
     path, out = tmp_path / "r.csv", tmp_path / "out"
     path.write_text("\n".join(lines(ratings)) + "\n")
     code = "import overt.cli.completion; from overt.cli.base import main; main()"
-    command = [sys.executable, "-c", code, "complete", str(path), "--out", str(out), "--jobs", "1"]
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "complete",
+        str(path),
+        "--out",
+        str(out),
+        "--n-jobs",
+        "1",
+    ]
     process = subprocess.Popen([*command, "--drop-prob", "0.3"], stdout=subprocess.DEVNULL)
     started = time.monotonic()
     while not (out / "checkpoint" / "fixed.safetensors").exists():
@@ -300,7 +355,7 @@ def test_kill_leaves_nothing_unreadable(tmp_path):
     finished = (out / "model.json").exists()
     resumed = [*command, "--drop-prob", "0.3", *([] if finished else ["--resume"])]
     subprocess.run(resumed, check=True, stdout=subprocess.DEVNULL)
-    entries, _ = files.read_ratings(path)
+    entries = read_ratings(path).entries
     order = np.random.default_rng([0, 2]).permutation(len(entries))
     train = entries.take(np.sort(order[len(entries) // 10 :]))
     whole = DropoutCompletion(32, 0.3).fit_entries(train)

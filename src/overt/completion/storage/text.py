@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from overt._check import InputError
 
@@ -17,6 +18,15 @@ _ROW = ("user", "userid", "user_id", "row", "row_id", "customer", "customer_id")
 _COL = ("item", "itemid", "item_id", "movie", "movieid", "movie_id", "col", "column", "product")
 _VALUE = ("rating", "value", "score", "stars")
 _SAMPLE = 200
+"""Lines from which it is told how a file is written."""
+
+
+class Rejected(NamedTuple):
+    """A line that was not used."""
+
+    line: int
+    reason: str
+    content: str
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,53 @@
+"""Who runs the row kernels: threads of this process, or the workers of a Dask cluster.
+
+A kernel is called as kernel(rows, csr, *shared, *by_row, out, [cuts, sums]) on chunks of rows
+that do not depend on who runs them, so results do not either.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from overt._check import InputError, choice, whole
+
+if TYPE_CHECKING:
+    from overt.completion.forms.problem import Grouped
+
+ENGINES = ("local", "dask")
+
+ALL_CORES = -1
+"""As `n_jobs`: one thread or process for each core."""
+
+
+class Engine(Protocol):
+    """Runs a kernel over all rows of one side."""
+
+    def run(
+        self, kernel: Any, group: Grouped, shared: Any, out: Any, by_row: Any = (), sums: Any = None
+    ) -> None:
+        """Update the rows of the arrays in `out`, a named tuple.
+
+        `shared` is needed for every row; arrays in `by_row` and `out` have a row for each row of
+        the side, and `sums`, where the kernel sums something, has one for each chunk.
+        """
+
+
+def make_engine(name: str, n_jobs: int | None) -> AbstractContextManager[Engine]:
+    """Return the engine with this name, ready between `with` and its end."""
+    from overt.completion.engines.dask import dask_engine
+    from overt.completion.engines.threads import thread_engine
+
+    chosen = dask_engine if choice("engine", name, ENGINES) == "dask" else thread_engine
+    return chosen(_count(n_jobs))
+
+
+def _count(n_jobs: int | None) -> int:
+    """Return how many threads or processes `n_jobs` stands for; None is one for each core."""
+    if n_jobs is None or n_jobs == ALL_CORES:
+        affinity = getattr(os, "sched_getaffinity", None)
+        return len(affinity(0)) if affinity else os.cpu_count() or 1
+    if isinstance(n_jobs, int) and n_jobs < 1:
+        raise InputError(f"n_jobs must be at least 1, or -1 for every core, got {n_jobs}")
+    return whole("n_jobs", n_jobs)

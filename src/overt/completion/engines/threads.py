@@ -1,0 +1,52 @@
+"""The row kernels on threads of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from overt.completion.engines import Engine
+    from overt.completion.forms.problem import Grouped
+
+CALLS = 8
+"""Calls that each thread makes in a half sweep: more share the load better, fewer cost less."""
+
+
+@contextmanager
+def thread_engine(n_jobs: int) -> Iterator[Engine]:
+    """Start threads, and hold the BLAS to one: its own threads would compete with these."""
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1, user_api="blas"):
+        if n_jobs == 1:
+            yield _ThreadEngine(1, None)
+            return
+        pool = ThreadPoolExecutor(n_jobs, thread_name_prefix="overt")
+        try:
+            yield _ThreadEngine(n_jobs, pool)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+class _ThreadEngine:
+    def __init__(self, n_jobs: int, pool: ThreadPoolExecutor | None) -> None:
+        self._n_jobs, self._pool = n_jobs, pool
+
+    def run(
+        self, kernel: Any, group: Grouped, shared: Any, out: Any, by_row: Any = (), sums: Any = None
+    ) -> None:
+        """Update the rows of `out`, heavy chunks first, a few in each call."""
+        step = -(-group.n_chunks // (CALLS * self._n_jobs))
+
+        def task(first: int) -> None:
+            cuts = group.cuts[first : first + step + 1]
+            rows = group.rows[cuts[0] : cuts[-1]]
+            more = () if sums is None else (cuts - cuts[0], sums[first : first + step])
+            kernel(rows, group.csr, *shared, *by_row, out, *more)
+
+        starts = range(0, group.n_chunks, step)
+        for _ in map(task, starts) if self._pool is None else self._pool.map(task, starts):
+            pass

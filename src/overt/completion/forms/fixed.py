@@ -1,0 +1,187 @@
+"""Dropout with a fixed probability: the objective that it descends, solved exactly or by SGD.
+
+    mean over entries of (y - u_a . v_b)^2 + lam sum_i U_ai^2 V_bi^2        (thesis, Proposition 3)
+
+With V held, row a of U solves (sum_b v_b v_b' + lam diag(sum_b v_b o v_b)) u_a = sum_b y_ab v_b
+over its entries, and the same for V: the objective never rises, nothing is sampled, and there is no
+learning rate. Biases are columns that are never dropped. `ridge` adds ridge (|U|^2 + |V|^2) to the
+sum over entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from overt._types import Array, Floats
+from overt.completion.engines import Engine
+from overt.completion.forms.problem import CompletionProblem
+from overt.completion.forms.spread import DropoutSpread, Prior
+from overt.completion.kernels import Held, Solved, epoch, gram
+
+TOL = 1e-5
+"""Relative fall of the objective in one sweep below which it has settled."""
+
+
+@dataclass(eq=False)
+class _PointForm:
+    """Factors without covariances, and what a model needs beside them."""
+
+    problem: CompletionProblem
+    means: list[Array]
+    spread: DropoutSpread
+    ridge: float
+    history: list[float] = field(default_factory=list)
+
+    @property
+    def priors(self) -> tuple[Prior, Prior]:
+        """Those of both sides' rows that the ridge stands for, where residuals have variance 1."""
+        n = len(self.problem.columns.free(0))
+        prior = Prior(np.zeros(n), self.ridge * np.eye(n))
+        return prior, prior
+
+    @property
+    def noise(self) -> float:
+        """Mean squared residual."""
+        return self.problem.residual_variance(self.means)
+
+    def arrays(self) -> dict[str, Array]:
+        """Return nothing: means and history are all there is."""
+        return {}
+
+    def restore(self, arrays: Mapping[str, Array]) -> None:
+        """Take nothing back."""
+        del arrays
+
+
+class FixedForm(_PointForm):
+    """The exact form; `step` is one sweep over both sides."""
+
+    kind: ClassVar[str] = "fixed"
+
+    @classmethod
+    def start(
+        cls,
+        problem: CompletionProblem,
+        drop_prob: float | Floats,
+        ridge: float,
+        seed: int,
+        means: list[Array] | None = None,
+    ) -> FixedForm:
+        """Return the form before the first sweep, from given means (a warm start) if any."""
+        if means is None:
+            values, k = problem.by_row.csr.values, problem.columns.n_factors
+            rms = float(np.sqrt(np.mean(values.astype(np.float64) ** 2))) or 1.0
+            means = problem.start(np.random.default_rng([seed, 0]), np.sqrt(rms / k))
+        return cls(problem, means, DropoutSpread.start(problem.columns, drop_prob), ridge)
+
+    def step(self, engine: Engine) -> float:
+        """Solve for every row, then for every column; return the objective per rating."""
+        error = 0.0
+        for side in (0, 1):
+            error = self.update(side, engine)
+        free = self.problem.columns.free
+        unknowns = (w[:, free(side)].astype(np.float64) for side, w in enumerate(self.means))
+        size = sum(float(np.sum(w**2)) for w in unknowns)
+        self.history.append((error + self.ridge * size) / self.problem.n_ratings)
+        return self.history[-1]
+
+    def settled(self, tol: float) -> bool:
+        """Return whether the last sweep lowered the objective by at most `tol` of itself."""
+        return (
+            len(self.history) > 1 and self.history[-2] - self.history[-1] <= tol * self.history[-1]
+        )
+
+    def update(self, side: int, engine: Engine) -> float:
+        """Solve for one side; return the summed squared error plus dropout penalty."""
+        held = Held(self.means[1 - side], self.spread.strength)
+        prior = self.priors[side].for_rows(self.problem.columns, side, noise=1.0)
+        out = Solved(self.means[side], np.zeros((self.problem.shape[side], 2)))
+        engine.run(gram.solve_rows, self.problem.grouped(side), (held, prior), out)
+        return float(out.stats[:, 0].sum())
+
+    def finish(self) -> None:
+        """Give rows without entries zeros; share each factor's norm between its two columns."""
+        for side in (0, 1):
+            empty = self.problem.grouped(side).counts == 0
+            self.means[side][np.ix_(empty, self.problem.columns.free(side))] = 0
+        U, V = self.means
+        k = self.problem.columns.n_factors
+        left, right = (np.linalg.norm(w[:, :k].astype(np.float64), axis=0) for w in (U, V))
+        alive = (left > 0) & (right > 0)
+        balance = np.sqrt(
+            np.divide(right, left, where=alive, out=np.zeros(k)), where=alive, out=np.zeros(k)
+        )
+        U[:, :k] *= balance.astype(U.dtype)
+        V[:, :k] *= np.divide(1, balance, where=alive, out=np.zeros(k)).astype(V.dtype)
+
+
+@dataclass(eq=False, kw_only=True)
+class SGDForm(_PointForm):
+    """The paper's own algorithm (thesis, section 4.6); `step` is one epoch.
+
+    Minibatch SGD on the squared error with factors dropped at random, started as He et al. do.
+    """
+
+    drop_prob: float
+    learning_rate: float
+    batch_size: int
+    seed: int
+    kind: ClassVar[str] = "sgd"
+
+    @classmethod
+    def start(
+        cls,
+        problem: CompletionProblem,
+        drop_prob: float,
+        ridge: float,
+        seed: int,
+        learning_rate: float,
+        batch_size: int,
+    ) -> SGDForm:
+        """Return factors of standard deviation sqrt(2 / n_factors)."""
+        rng, columns = np.random.default_rng([seed, 0]), problem.columns
+        k, sizes = columns.n_factors, [(count, columns.width) for count in problem.shape]
+        means = [rng.normal(0, np.sqrt(2 / k), size).astype(problem.dtype) for size in sizes]
+        if columns.biases:
+            for side, w in enumerate(means):
+                w[:, k + side], w[:, k + 1 - side] = 0, 1
+        return cls(
+            problem,
+            means,
+            DropoutSpread.start(columns, drop_prob),
+            ridge,
+            drop_prob=drop_prob,
+            learning_rate=learning_rate,
+            batch_size=batch_size,
+            seed=seed,
+        )
+
+    def step(self, engine: Engine) -> float:
+        """Pass once over the entries in a new random order; return the mean batch loss."""
+        rng = np.random.default_rng([self.seed, len(self.history) + 1])
+        group = self.problem.by_row
+        loss = epoch(
+            rng.permutation(self.problem.n_ratings),
+            np.repeat(np.arange(len(group.counts)), group.counts),
+            group.csr.indices,
+            group.csr.values,
+            *self.means,
+            self.problem.columns.n_factors,
+            self.drop_prob,
+            self.learning_rate,
+            self.batch_size,
+            np.uint64(rng.integers(1 << 62)),
+        )
+        self.history.append(float(loss))
+        return self.history[-1]
+
+    def settled(self, tol: float) -> bool:
+        """Return False: all epochs are taken, unless the loss is no longer a number."""
+        return bool(self.history) and not np.isfinite(self.history[-1])
+
+    def finish(self) -> None:
+        """Leave the factors where the last step left them."""

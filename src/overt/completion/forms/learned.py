@@ -1,0 +1,187 @@
+"""Learned noise: the dropout of each factor row estimated instead of fixed.
+
+Every row carries a mean w and a covariance S, each side a Gaussian prior (m, P):
+
+    Prec_a = (1/sigma^2) sum_b (v_b v_b' + S_b) + P
+    u_a = Prec_a^-1 ((1/sigma^2) sum_b y_ab v_b + P m),  S_a = Prec_a^-1, same for V,
+    m = mean of rows,  P^-1 = sum_a ((u_a - m)(u_a - m)' + S_a) / (N + nu),
+    sigma^2 = mean expected squared residual.
+
+S_b = lam diag(v_b o v_b) and P = 0 would be dropout with a fixed probability. What descends is the
+negative evidence bound per rating, minus nu/2 log det P for each side: nu = the number of unknowns
+of a row keeps the priors from fitting noise where there are few rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from overt._types import Array, Floats
+from overt.completion.engines import Engine
+from overt.completion.forms.problem import CompletionProblem
+from overt.completion.forms.spread import LearnedSpread, Prior, learned_spread
+from overt.completion.kernels import Held, Learned
+
+TOL = 5e-4
+"""Fall of the evidence bound in one sweep, in nats per rating, below which it has settled."""
+
+START = 0.1
+"""Standard deviation of the column factors at the start, for values of unit variance."""
+
+BIAS_PRECISION = 5.0
+"""Precision of the biases' prior at the start."""
+
+HELD_SWEEPS, HELD_NOISE = 2, 0.5
+"""The noise starts at half the variance of the values and does not rise in the first sweeps: it
+would be overestimated before the factors have found anything, and sparse data would lose them."""
+
+LEAST_NOISE = {np.dtype(np.float64): 1e-12, np.dtype(np.float32): 1e-6}
+"""Residual variance that a storage format can still tell from 0."""
+
+JITTER = 1e-9
+"""A factor that is not needed shrinks without end; this part of the largest variance, added to all,
+keeps the numbers representable."""
+
+
+@dataclass(eq=False)
+class LearnedForm:
+    """The learned form; `step` is one sweep over both sides.
+
+    `history` is the objective after each sweep and never rises; `evidence`, the same without nu's
+    part, says when to stop: the prior of a factor that is not needed narrows for ever, which
+    changes only the first.
+    """
+
+    problem: CompletionProblem
+    means: list[Array]
+    spread: LearnedSpread
+    priors: list[Prior]
+    noise: float
+    history: list[float] = field(default_factory=list)
+    evidence: list[float] = field(default_factory=list)
+    kind: ClassVar[str] = "learned"
+
+    @classmethod
+    def start(
+        cls, problem: CompletionProblem, seed: int, spread: type[LearnedSpread] | None = None
+    ) -> LearnedForm:
+        """Return the form before the first sweep, with the spread that memory allows if None."""
+        means = problem.start(np.random.default_rng([seed, 0]), START)
+        tables = (spread or learned_spread(problem)).start(problem)
+        tables.add_means(1, means[1])
+        n = len(problem.columns.free(0))
+        precision, narrow = np.eye(n), np.eye(n) / START**2
+        if problem.columns.biases:
+            precision[-1, -1] = narrow[-1, -1] = BIAS_PRECISION
+        priors = [Prior(np.zeros(n), precision), Prior(np.zeros(n), narrow)]
+        return cls(problem, means, tables, priors, HELD_NOISE)
+
+    def step(self, engine: Engine) -> float:
+        """Sweep both sides, the priors and the noise; return the objective per rating."""
+        complexity, narrow, error = 0.0, 0.0, 0.0
+        for side in (0, 1):
+            moment, error, logdets = self.update(side, engine)
+            prior = self._prior(side, moment)
+            self.priors[side] = prior
+            N, n = len(self.problem.grouped(side).rows), len(prior.mean)
+            nu = n
+            logdet = np.linalg.slogdet(prior.precision)[1]
+            complexity += (nu * n - N * logdet - logdets) / 2
+            narrow += nu * logdet / 2
+        ratings = self.problem.n_ratings
+        self.noise = max(error / ratings, LEAST_NOISE[self.problem.dtype])
+        if len(self.history) < HELD_SWEEPS:
+            self.noise = min(self.noise, HELD_NOISE)
+        misfit = (np.log(2 * np.pi * self.noise) + error / ratings / self.noise) / 2
+        self.evidence.append(float(misfit + complexity / ratings))
+        self.history.append(self.evidence[-1] - narrow / ratings)
+        return self.history[-1]
+
+    def settled(self, tol: float) -> bool:
+        """Return whether the last sweep changed the evidence by at most `tol` nats per rating."""
+        return len(self.evidence) > 1 and self.evidence[-2] - self.evidence[-1] <= tol
+
+    def update(self, side: int, engine: Engine) -> tuple[Floats, float, float]:
+        """Update one side; return its summed second moment, expected error and log dets."""
+        problem, tables = self.problem, self.spread.tables
+        held = Held(self.means[1 - side], tables[1 - side])
+        prior = self.priors[side].for_rows(problem.columns, side, self.noise)
+        out = Learned(self.means[side], tables[side], np.zeros((problem.shape[side], 2)))
+        moment = self.spread.sweep(engine, problem.grouped(side), (held, prior), out)
+        error, logdets = out.stats.sum(axis=0)
+        return moment, float(error), float(logdets)
+
+    def _prior(self, side: int, moment: Floats) -> Prior:
+        """Return m = mean of rows, P^-1 = (sum of second moments about it) / (N + nu)."""
+        columns, group = self.problem.columns, self.problem.grouped(side)
+        N, free = len(group.rows), columns.free(side)
+        if columns.biases:
+            mean = moment[free, columns.pinned(side)] / N
+        else:
+            mean = self.means[side][group.counts > 0].mean(axis=0, dtype=float)
+        about = moment[np.ix_(free, free)] - N * np.outer(mean, mean)
+        covariance = about / (N + len(free))
+        covariance += JITTER * np.diag(covariance).max() * np.eye(len(free))
+        return Prior(mean, np.linalg.inv(covariance))
+
+    def finish(self) -> None:
+        """Leave covariances in the tables; give rows without entries their prior."""
+        for side, (w, table) in enumerate(zip(self.means, self.spread.tables, strict=True)):
+            self.spread.add_means(side, w, -1)
+            empty, prior = self.problem.grouped(side).counts == 0, self.priors[side]
+            if empty.any():
+                mean, S = self.problem.columns.filled(side, prior.mean, prior.covariance)
+                w[empty], table[empty] = mean, self.spread.to_row(S)
+
+    def arrays(self) -> dict[str, Array]:
+        """Return tables, priors, noise and evidence."""
+        kept = self.spread.arrays() | {"evidence": np.array(self.evidence)}
+        for side, prior in enumerate(self.priors):
+            kept |= prior.arrays(side)
+        return kept | {"noise": np.array([self.noise])}
+
+    def restore(self, arrays: Mapping[str, Array]) -> None:
+        """Take back tables, priors, noise and evidence."""
+        self.spread = self.spread.from_arrays(arrays)
+        self.noise = float(arrays["noise"][0])
+        self.evidence[:] = arrays["evidence"].tolist()
+        self.priors[:] = [Prior.from_arrays(arrays, side) for side in (0, 1)]
+
+
+def balanced(form: LearnedForm) -> tuple[Floats, Floats]:
+    """Return bases B_0, B_1 with (U B_0)(V B_1)' = U V' and both priors diagonal and equal.
+
+    Factors come out in order of importance.
+    """
+    k = form.problem.columns.n_factors
+    L = np.linalg.cholesky(form.priors[0].covariance[:k, :k])
+    values, Q = np.linalg.eigh(L.T @ form.priors[1].covariance[:k, :k] @ L)
+    order = np.argsort(-values)
+    basis = np.linalg.solve(L.T, Q[:, order] * np.maximum(values[order], 1e-300) ** 0.25)
+    return basis, np.linalg.inv(basis).T
+
+
+def equivalent_drop_prob(form: LearnedForm) -> tuple[float, Floats]:
+    """Return the drop probability whose noise is as large as the learned one, and per factor.
+
+    Fixed dropout gives the product of factor i a relative variance lam; the learned noise gives it
+    (1 + a_i)(1 + b_i) - 1 with a_i and b_i the two sides' variance over squared mean, averaged over
+    ratings, in the basis that makes both priors diagonal. The form is finished.
+    """
+    k = form.problem.columns.n_factors
+    ratio, size = np.ones(k), np.ones(k)
+    for side, basis in enumerate(balanced(form)):
+        counts = form.problem.grouped(side).counts.astype(float)
+        W = form.means[side][:, :k].astype(np.float64) @ basis
+        squares = counts @ (W**2)
+        S = form.spread.to_square(counts @ form.spread.tables[side])
+        noise = np.diag(basis.T @ S[:k, :k] @ basis)
+        ratio *= 1 + np.minimum(noise / np.maximum(squares, 1e-100), 1e12)
+        size *= squares
+    lam = np.maximum(ratio - 1, 0)
+    overall = float(lam @ size / size.sum()) if size.sum() else 0.0
+    return overall / (1 + overall), lam / (1 + lam)

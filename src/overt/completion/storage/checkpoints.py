@@ -1,0 +1,99 @@
+"""Checkpoints of a running fit: written whole or not at all, readable after a kill."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from overt._check import InputError
+from overt._files import read_arrays, write_arrays
+from overt._types import Array
+from overt.completion.forms.sampled import SampledForm
+from overt.entries import Entries
+
+if TYPE_CHECKING:
+    from overt.completion.forms import Form
+
+KINDS = ("fixed", "learned", "sampled", "sgd")
+
+WITHOUT_EFFECT = ("n_jobs", "engine")
+"""Parameters that do not change results: a run may be resumed with others."""
+
+
+class SweepCheckpoint:
+    """A folder that keeps a form as it was after its last finished sweep.
+
+    A checkpoint of other entries or parameters is refused, unless the run starts anew.
+    """
+
+    def __init__(
+        self, folder: Path, entries: Entries, parameters: Mapping[str, Any], *, resume: bool
+    ) -> None:
+        self._folder, self._resume = folder, resume
+        self._fingerprint = _fingerprint(entries, parameters)
+        folder.mkdir(parents=True, exist_ok=True)
+        if not resume:
+            self.clear()
+        for kind in KINDS:
+            if self._path(kind).exists():
+                self._get(kind)
+
+    def write(self, form: Form) -> None:
+        """Keep a form."""
+        if isinstance(form, SampledForm) and form.draws:
+            U, V = form.draws[-1]
+            self._put(_draw(len(form.draws)), {"U": U, "V": V})
+        U, V = form.means
+        self._put(form.kind, {"U": U, "V": V, "history": np.array(form.history), **form.arrays()})
+
+    def restore(self, form: Form) -> None:
+        """Bring a fresh form to the kept one, if there is one to resume from."""
+        if not (self._resume and self._path(form.kind).exists()):
+            return
+        arrays = self._get(form.kind)
+        form.means[:] = [arrays["U"], arrays["V"]]
+        form.history[:] = arrays["history"].tolist()
+        form.restore(arrays)
+        if isinstance(form, SampledForm):
+            for number in range(1, form.n_kept + 1):
+                draw = self._get(_draw(number))
+                form.draws.append((draw["U"], draw["V"]))
+
+    def clear(self) -> None:
+        """Remove everything that was kept."""
+        for path in self._folder.glob("*.safetensors*"):
+            path.unlink()
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.safetensors"
+
+    def _put(self, name: str, arrays: dict[str, Array]) -> None:
+        write_arrays(self._path(name), arrays, {"fingerprint": self._fingerprint})
+
+    def _get(self, name: str) -> dict[str, Array]:
+        arrays, metadata, _ = read_arrays(self._path(name))
+        if metadata.get("fingerprint") != self._fingerprint:
+            raise InputError(
+                f"{self._folder} holds a run with other data or settings; give the same ones, or "
+                "start anew without resuming"
+            )
+        return arrays
+
+
+def _draw(number: int) -> str:
+    return f"draw-{number:05d}"
+
+
+def _fingerprint(entries: Entries, parameters: Mapping[str, Any]) -> str:
+    """Return a name for data and settings."""
+    digest = hashlib.sha256()
+    for array in (entries.rows, entries.cols, entries.values):
+        digest.update(np.ascontiguousarray(array).tobytes())
+    settings = {k: v for k, v in parameters.items() if k not in WITHOUT_EFFECT}
+    digest.update(json.dumps([list(entries.shape), settings], sort_keys=True).encode())
+    return digest.hexdigest()

@@ -1,0 +1,168 @@
+"""Compiled kernels against their NumPy references, and against the definitions."""
+
+import numpy as np
+import pytest
+
+from overt.completion.kernels import (
+    BLOCK,
+    NOT_PINNED,
+    Csr,
+    Drawn,
+    Held,
+    Learned,
+    RowPrior,
+    Solved,
+    dots,
+    full,
+    gram,
+    group,
+    reference,
+)
+from overt.completion.kernels.full import pack, unpack
+
+N_ROWS = 7
+
+
+def make(rng, n=9, k=3, biases=True, dtype=np.float64):
+    """Entries of rows of all kinds, their partners with covariances S, and a prior."""
+    width = k + 2 * biases
+    counts = np.array([0, 1, 2, 5, 9, 3, 4])
+    indptr = np.concatenate([[0], np.cumsum(counts)])
+    indices = np.concatenate([rng.permutation(n)[:c] for c in counts]).astype(np.int32)
+    values = rng.normal(size=indptr[-1]).astype(dtype)
+    means = rng.normal(size=(n, width)).astype(dtype)
+    free = np.arange(width)
+    if biases:
+        means[:, k] = 1
+        free = np.delete(free, k + 1)
+    roots = rng.normal(size=(n, width, width)) * 0.3
+    S = roots @ roots.transpose(0, 2, 1)
+    if biases:
+        S[:, k, :], S[:, :, k] = 0, 0
+    A = rng.normal(size=(len(free), len(free)))
+    shift, pinned = rng.normal(size=len(free)), k + 1 if biases else NOT_PINNED
+    prior = RowPrior(A @ A.T + np.eye(len(free)), shift, 0.7, free, pinned)
+    return Csr(indptr, indices, values), means, S, prior
+
+
+def second_moments(means, S):
+    return pack(S + means[:, :, None] * means[:, None, :]).astype(means.dtype)
+
+
+@pytest.mark.parametrize("biases", [False, True])
+@pytest.mark.parametrize(("dtype", "close"), [(np.float64, 1e-10), (np.float32, 1e-3)])
+def test_learn_rows_matches_reference(biases, dtype, close):
+    csr, means, S, prior = make(np.random.default_rng(0), biases=biases, dtype=dtype)
+    held = Held(means, second_moments(means, S))
+    size, width = held.spread.shape[1], means.shape[1]
+    outs = []
+    for module in (full, reference):
+        written = (np.zeros((N_ROWS, columns), dtype) for columns in (width, size))
+        out, moments = Learned(*written, np.zeros((N_ROWS, 2))), np.zeros((2, size))
+        rows, cuts = np.array([3, 0, 1, 6, 2, 5, 4]), np.array([0, 3, 7])
+        module.learn_rows(rows, csr, held, prior, out, cuts, moments)
+        outs.append((*out, moments))
+    for compiled, plain in zip(*outs, strict=True):
+        np.testing.assert_allclose(compiled, plain, rtol=close, atol=close)
+
+
+@pytest.mark.parametrize("biases", [False, True])
+@pytest.mark.parametrize("use", ["dropout", "draw", "diagonal"])
+def test_gram_kernels_match_reference(biases, use):
+    rng = np.random.default_rng(1)
+    csr, means, S, prior = make(rng, biases=biases)
+    width, normals = means.shape[1], rng.normal(size=(N_ROWS, len(prior.free)))
+    outs = []
+    for module in (gram, reference):
+        w, other, stats = (np.zeros((N_ROWS, columns)) for columns in (width, width, 2))
+        given = np.arange(N_ROWS), csr
+        if use == "dropout":
+            strength, out = np.array([0.4] * 3 + [0.0] * (width - 3)), Solved(w, stats)
+            module.solve_rows(*given, Held(means, strength), prior, out)
+        elif use == "draw":
+            out = Drawn(w, other, stats)
+            module.draw_rows(*given, Held(means, np.zeros(width)), prior, normals, out)
+        else:
+            variances, out = np.diagonal(S, axis1=1, axis2=2).copy(), Learned(w, other, stats)
+            module.learn_variances(*given, Held(means, variances), prior, out)
+        outs.append(out)
+    for compiled, plain in zip(*outs, strict=True):
+        np.testing.assert_allclose(compiled, plain, rtol=1e-9, atol=1e-9)
+
+
+def test_stats_are_the_expected_squared_error():
+    rng = np.random.default_rng(2)
+    csr, means, S, prior = make(rng)
+    held = Held(means, second_moments(means, S))
+    out = Learned(np.zeros((7, means.shape[1])), np.zeros_like(held.spread[:7]), np.zeros((7, 2)))
+    moments = np.zeros((1, held.spread.shape[1]))
+    full.learn_rows(np.arange(7), csr, held, prior, out, np.array([0, 7]), moments)
+    r, draws = 4, 40_000
+    w = out.means[r]
+    u = rng.multivariate_normal(w, unpack(out.spread)[r] - np.outer(w, w), draws, method="eigh")
+    here = slice(csr.indptr[r], csr.indptr[r + 1])
+    total = np.zeros(draws)
+    for b, y in zip(csr.indices[here], csr.values[here], strict=True):
+        v = rng.multivariate_normal(means[b], S[b], size=draws, method="eigh")
+        total += (y - np.einsum("ei,ei->e", u, v)) ** 2
+    error = total.std() / np.sqrt(draws)
+    assert abs(total.mean() - out.stats[r, 0]) <= 5 * error
+
+
+def test_heavy_rows_are_summed_in_double_precision():
+    n = 40_000
+    means = np.full((1, 1), 0.1, np.float32)
+    held = Held(means, means * means)
+    csr = Csr(np.array([0, n]), np.zeros(n, np.int32), np.ones(n, np.float32))
+    total, linear = np.zeros(1), np.zeros(1)
+    full.sum_packed(csr, 0, held, total, linear)
+    assert n > BLOCK
+    assert abs(total[0] / (n * float(held.spread[0, 0])) - 1) < 1e-6
+    work = gram.workspace(means, 1)
+    gram.sum_gram(csr, 0, means, work)
+    assert abs(work.total[0, 0] / (n * float(means[0, 0]) ** 2) - 1) < 1e-6
+
+
+def test_packing_is_by_rows_of_the_lower_triangle():
+    S = np.arange(32.0).reshape(2, 4, 4)
+    S = S + S.transpose(0, 2, 1)
+    packed = pack(S)
+    assert packed.shape == (2, 10)
+    for i, j in np.ndindex(4, 4):
+        at = max(i, j) * (max(i, j) + 1) // 2 + min(i, j)
+        assert np.array_equal(packed[:, at], S[:, i, j])
+    assert np.array_equal(unpack(packed), S)
+
+
+def test_solve_gives_zero_to_what_the_others_explain():
+    A = np.array([[1.0, 1.0], [1.0, 1.0]])
+    right = np.array([2.0, 2.0])
+    center = np.empty(2)
+    gram.solve(A, right, np.array([0.5, 0.5]), center)
+    np.testing.assert_allclose(center, [2.0, 0.0], atol=1e-12)
+    np.testing.assert_allclose(right, [2.5, 0.0], atol=1e-12)
+
+
+def test_group_is_a_stable_sort():
+    rng = np.random.default_rng(3)
+    keys, others = rng.integers(0, 5, 40), rng.integers(0, 9, 40)
+    indptr, indices, values = group(keys, others, np.arange(40.0), 5)
+    order = np.argsort(keys, kind="stable")
+    assert np.array_equal(indices, others[order])
+    assert np.array_equal(values, order)
+    assert np.array_equal(np.diff(indptr), np.bincount(keys, minlength=5))
+
+
+def test_products_of_rows_match_reference():
+    rng = np.random.default_rng(4)
+    U, V = rng.normal(size=(5, 4)), rng.normal(size=(6, 4))
+    SU, SV = (pack(np.stack([a @ a.T for a in rng.normal(size=(c, 4, 4))])) for c in (5, 6))
+    rows, cols = rng.integers(0, 5, 20), rng.integers(0, 6, 20)
+    for compiled, plain, args in (
+        (dots, reference.dots, (U, V)),
+        (full.dot_variances, reference.dot_variances, (U, V, SU, SV)),
+    ):
+        found, expected = np.empty(20), np.empty(20)
+        compiled(rows, cols, *args, found)
+        plain(rows, cols, *args, expected)
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
