@@ -2,6 +2,7 @@
 
 import json
 import math
+import multiprocessing
 import os
 import signal
 import time
@@ -72,6 +73,18 @@ def test_an_interrupted_run_continues(tmp_path):
         experiments.run(experiment, size="full", out=tmp_path, on_row=interrupt)
     experiments.run(experiment, size="full", out=tmp_path)
     assert calls == [1, 2, 3, 4]
+
+
+def test_an_interrupt_gives_up_the_rows_of_other_processes(tmp_path):
+    def interrupt(done, total):
+        if done == 1:
+            raise KeyboardInterrupt
+
+    experiment = experiments.find("jumps-fig3")
+    with pytest.raises(KeyboardInterrupt):
+        experiments.run(experiment, n_jobs=2, out=tmp_path, on_row=interrupt)
+    assert not multiprocessing.active_children()
+    assert len((tmp_path / "jumps-fig3.jsonl").read_text().splitlines()) == 1
 
 
 def test_a_row_is_not_stored_from_a_trainer_that_was_interrupted(tmp_path):

@@ -12,7 +12,6 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from overt._check import InputError, generator, number, whole
-from overt._completed import Completed
 from overt._progress import meter
 from overt._types import Array, Floats, Ints, Seed
 from overt.decay import layers
@@ -155,14 +154,13 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         b = _places("cols", cols, self.col_ids_, len(self.V_))
         return np.asarray(np.sum(self.U_[a] * self.V_[b], axis=-1))
 
-    def complete(self, rows: Any = None) -> Completed:
-        """Return the matrix U_ V_' (or some rows of it), computed block by block when read."""
+    def complete(self, rows: Any = None) -> Floats:
+        """Return the dense matrix U_ V_', or some rows of it."""
         check_is_fitted(self)
         if rows is None:
-            chosen = np.arange(len(self.U_))
-        else:
-            chosen = _places("rows", np.atleast_1d(rows), self.row_ids_, len(self.U_))
-        return Completed(lambda block: self.U_[block] @ self.V_.T, chosen, len(self.V_))
+            return np.asarray(self.U_ @ self.V_.T)
+        places = _places("rows", np.atleast_1d(rows), self.row_ids_, len(self.U_))
+        return np.asarray(self.U_[places] @ self.V_.T)
 
     def _follow(
         self, schedule: Schedule, problem: Entries, start: Start, kept: list[Fitted]

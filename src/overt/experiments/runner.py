@@ -8,8 +8,9 @@ import multiprocessing
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -58,11 +59,12 @@ def run(
     tell = on_row or (lambda done, total: None)
     tell(len(rows), len(settings))
     missing = {key: params for key, params in settings.items() if key not in rows}
-    for key, row in _compute(experiment, missing, n_jobs):
-        rows[key] = row
-        if store:
-            store.append(key, row)
-        tell(len(rows), len(settings))
+    with closing(_compute(experiment, missing, n_jobs)) as computed:
+        for key, row in computed:
+            rows[key] = row
+            if store:
+                store.append(key, row)
+            tell(len(rows), len(settings))
     return [rows[key] for key in settings]
 
 
@@ -108,13 +110,13 @@ def machine_facts() -> dict[str, Any]:
 
 def _compute(
     experiment: Experiment, settings: dict[str, Params], n_jobs: int
-) -> Iterator[tuple[str, Row]]:
+) -> Generator[tuple[str, Row]]:
     if n_jobs == 1 or len(settings) < 2:
         for key, params in settings.items():
             yield key, _measure(experiment, params)
         return
     # A fresh interpreter for each: forking a process that has started threads can hang.
-    context = multiprocessing.get_context("spawn")
+    context, others = multiprocessing.get_context("spawn"), multiprocessing.active_children()
     with ProcessPoolExecutor(min(n_jobs, len(settings)), mp_context=context) as pool:
         futures = {
             pool.submit(_measure_by_id, experiment.id, params): key
@@ -124,7 +126,9 @@ def _compute(
             for future in as_completed(futures):
                 yield futures[future], future.result()
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            # Rows that are being computed are given up, or Ctrl-C would wait for them.
+            for process in set(multiprocessing.active_children()) - set(others):
+                process.terminate()
             raise
 
 
