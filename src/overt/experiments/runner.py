@@ -89,8 +89,7 @@ def _compute(
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(workers, len(settings)), mp_context=context) as pool:
         futures = {
-            pool.submit(_measure_by_id, experiment.id, params): key
-            for key, params in settings.items()
+            pool.submit(_measure, experiment, params): key for key, params in settings.items()
         }
         try:
             for future in as_completed(futures):
@@ -98,12 +97,6 @@ def _compute(
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-def _measure_by_id(experiment_id: str, params: Params) -> Row:
-    from overt.experiments import find
-
-    return _measure(find(experiment_id), params)
 
 
 def _measure(experiment: Experiment, params: Params) -> Row:
