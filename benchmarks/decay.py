@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Table, seconds, verdict
-from overt.decay import DeepLinearCompletion, Observed, Schedule, jumps, simulate
+from overt import Entries
+from overt.decay import DeepLinearCompletion, Schedule, jumps, simulate, test_error, two_by_two
 from overt.decay.baselines import nuclear_norm, small_initialization
 from overt.decay.sgd import entry_draws, initial_weights
 
@@ -24,7 +25,7 @@ def simulator() -> Table:
     import torch
 
     torch.set_num_threads(1)
-    problem, steps = Observed.two_by_two(0.25), 1500
+    problem, steps = two_by_two(0.25), 1500
     table = Table(
         "SGD of a deep linear network against PyTorch (width 100, 2 x 2 problem, one thread)",
         ("depth", "PyTorch us/step", "overt us/step", "ratio", "largest difference", "bar", "met"),
@@ -33,7 +34,7 @@ def simulator() -> Table:
     long = Schedule.of([(500, 0.03, 0.1), (29_500, 0.2, 0.1)], convention="pytorch")
     for depth in (3, 4):
         start = initial_weights(problem, depth, 100)
-        ours = simulate(problem, depth, 100, schedule, record=[steps], balance=False)
+        ours = simulate(problem, depth, 100, schedule, records=[steps], balance=False)
         theirs = torch_sgd(problem, start, entry_draws(problem, steps))
         difference = max(
             float(np.abs(a[0] - b).max()) for a, b in zip(ours.weights, theirs, strict=True)
@@ -42,7 +43,7 @@ def simulator() -> Table:
         slow, fast = seconds(
             lambda start=start, short=short: torch_sgd(problem, start, short),
             lambda depth=depth: simulate(
-                problem, depth, 100, long, record=[long.steps], balance=False, workers=1
+                problem, depth, 100, long, records=[long.steps], balance=False, n_jobs=1
             ),
             repeat=5,
         )
@@ -61,7 +62,7 @@ def simulator() -> Table:
     return table
 
 
-def torch_sgd(problem: Observed, weights: Any, draws: Any) -> list[Any]:
+def torch_sgd(problem: Entries, weights: Any, draws: Any) -> list[Any]:
     """The paper's algorithm as one would write it in PyTorch: 500 steps at .03, then .2."""
     import torch
 
@@ -84,7 +85,7 @@ def torch_sgd(problem: Observed, weights: Any, draws: Any) -> list[Any]:
 
 def figure_one() -> Table:
     start = time.perf_counter()
-    found = jumps(Observed.two_by_two(0.25), 3, 100, NOISY, 100, record=100)
+    found = jumps(two_by_two(0.25), 3, 100, NOISY, 100, records=100)
     elapsed = time.perf_counter() - start
     table = Table(
         "Figure 1 at scale: 100 seeds x 50,000 steps, all cores",
@@ -100,9 +101,9 @@ def figure_one() -> Table:
 
 
 def no_return() -> Table:
-    problem = Observed.two_by_two(0.25)
+    problem = two_by_two(0.25)
     first = simulate(
-        problem, 3, 100, NOISY.until(20_000), 200, record=[20_000], balance=False, seed=1
+        problem, 3, 100, NOISY.until(20_000), 200, records=[20_000], balance=False, seed=1
     )
     low = np.flatnonzero(first.ratio[:, -1] < 0.02)
     more = Schedule.constant(20_000, 0.2, 0.1, convention="pytorch")
@@ -144,8 +145,8 @@ def least_entries(truth: Any, order: Any, method: Any) -> int:
     while high - low > 1:
         middle = (low + high) // 2
         rows, cols = np.divmod(np.sort(order[: counts[middle]]), truth.shape[1])
-        problem = Observed(rows, cols, truth[rows, cols], truth.shape, truth)
-        low, high = (low, middle) if problem.test_error(method(problem)) < 0.01 else (middle, high)
+        problem = Entries(rows, cols, truth[rows, cols], truth.shape, truth=truth)
+        low, high = (low, middle) if test_error(problem, method(problem)) < 0.01 else (middle, high)
     return counts[high]
 
 
@@ -171,22 +172,18 @@ def recovery() -> Table:
             for number in range(3):
                 rng = np.random.default_rng([11, rank, number])
                 truth = rng.standard_normal((100, rank)) @ rng.standard_normal((rank, 100))
-                problem = Observed.sample(truth, count, seed=rng)
-                errors.append(problem.test_error(method(problem)))
+                problem = Entries.sample(truth, count, seed=rng)
+                errors.append(test_error(problem, method(problem)))
             cells.append(f"{np.median(errors):.1e} ({(time.perf_counter() - start) / 3:.1f} s)")
         table.rows.append((rank, count, *cells))
     return table
 
 
-def fit_deep(problem: Observed) -> Any:
-    return (
-        DeepLinearCompletion()
-        .fit_triplets(problem.rows, problem.cols, problem.values, problem.shape)
-        .complete()
-    )
+def fit_deep(problem: Entries) -> Any:
+    return DeepLinearCompletion().fit(problem).complete()
 
 
-def fit_small(problem: Observed) -> Any:
+def fit_small(problem: Entries) -> Any:
     return small_initialization(problem)
 
 
@@ -198,12 +195,7 @@ def dropout_available() -> bool:
     return True
 
 
-def fit_dropout(problem: Observed) -> Any:
-    import scipy.sparse as sp
-
+def fit_dropout(problem: Entries) -> Any:
     from overt.completion import DropoutCompletion
 
-    entries = sp.csr_matrix((problem.values, (problem.rows, problem.cols)), shape=problem.shape)
-    model = DropoutCompletion(n_factors=10, drop_prob="learn", seed=0).fit(entries)
-    rows, cols = np.indices(problem.shape)
-    return model.predict(rows.ravel(), cols.ravel()).reshape(problem.shape)
+    return DropoutCompletion(n_factors=10, drop_prob="learn", seed=0).fit(problem).complete()

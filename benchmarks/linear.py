@@ -13,9 +13,7 @@ from threadpoolctl import threadpool_limits
 import overt
 from benchmarks.harness import Table, exponent, seconds, verdict
 from overt.linear import kernels
-from overt.linear.masks import mask_of
-
-EMPTY = np.empty((0, 0))
+from overt.linear.sampling import mask_of, samples_of_target
 
 
 def run() -> list[Table]:
@@ -84,7 +82,7 @@ def training() -> Table:
     M = rng.standard_normal((m, n)) / 10
     noise = overt.Dropout(0.5)
     Ut, Vt = 0.1 * rng.standard_normal((d, m)), 0.1 * rng.standard_normal((d, n))
-    rates, mask = np.full(steps, 1e-4), mask_of(noise, d)
+    rates, mask, samples = np.full(steps, 1e-4), mask_of(noise, d), samples_of_target(M, None)
     target = torch.tensor(M)
     U = torch.tensor(Ut.T.copy(), requires_grad=True)
     V = torch.tensor(Vt.T.copy(), requires_grad=True)
@@ -101,13 +99,13 @@ def training() -> Table:
 
     with threadpool_limits(1):
         ours, theirs = seconds(
-            lambda: kernels.unit_steps(Ut, Vt, M, EMPTY, EMPTY, EMPTY, rates, rng, *mask),
+            lambda: kernels.unit_steps(Ut, Vt, samples, mask, rates, rng),
             torch_steps,
             repeat=5,
         )
         net = overt.LinearNetwork(M, d, noise)
-        train = partial(net.train, 20_000, 1e-4, 4, checkpoints=4)
-        one, two = seconds(partial(train, workers=1), partial(train, workers=2), repeat=3)
+        train = partial(net.train, 20_000, 1e-4, 4, records=4)
+        one, two = seconds(partial(train, n_jobs=1), partial(train, n_jobs=2), repeat=3)
     ratio = (theirs / 500) / (ours / steps)
     table = Table(
         "Training, M 120 x 80, width 20, one sample a step", ("what", "measured", "bar", "holds")
@@ -167,9 +165,8 @@ def scaling() -> Table:
 def _step_time(rng: np.random.Generator, size: int, width: int) -> float:
     M = rng.standard_normal((size, size)) / size
     Ut, Vt = 0.1 * rng.standard_normal((width, size)), 0.1 * rng.standard_normal((width, size))
-    mask, rates = mask_of(overt.Dropout(0.5), width), np.full(300, 1e-6)
-    call = lambda: kernels.unit_steps(Ut, Vt, M, EMPTY, EMPTY, EMPTY, rates, rng, *mask)  # noqa: E731
-    return seconds(call, repeat=5)[0] / 300
+    given = Ut, Vt, samples_of_target(M, None), mask_of(overt.Dropout(0.5), width)
+    return seconds(lambda: kernels.unit_steps(*given, np.full(300, 1e-6), rng), repeat=5)[0] / 300
 
 
 def _plot(curves: dict[str, tuple[tuple[int, ...], list[float]]]) -> None:

@@ -5,12 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 
 import overt
-from overt.cli import base
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
 
@@ -86,6 +86,7 @@ def test_verify_exits_with_1_when_a_formula_is_broken():
         (("solve", "M.npy", "--out", "best.pkl"), "path must end in .npz or .json"),
         (("solve", "text.csv"), "cannot be read as a matrix"),
         (("train", "M.npy", "--learning-rate", "1000"), "learning rate is too large"),
+        (("train", "M.npy", "--gradient", "exact"), "gradient must be one of"),
     ],
 )
 def test_mistakes_get_one_clear_sentence(tmp_path, target, arguments, message):
@@ -114,13 +115,15 @@ def test_solve_chooses_the_drop_probability_for_a_rank(tmp_path, target):
 def test_train_reports_and_draws(tmp_path, target):
     shown = overt_command(
         "train", "M.npy", "--width", 3, "--steps", 2000, "--learning-rate", 0.005, "--halving", 500,
-        "--seeds", 2, "--plot", "runs.png", "--out", "runs.npz", cwd=tmp_path,
+        "--seeds", 2, "--records", 5, "--n-jobs", 1, "--gradient", "expected",
+        "--plot", "runs.png", "--out", "runs.npz", cwd=tmp_path,
     )  # fmt: skip
     assert shown.returncode == 0, shown.stderr
     assert "above the bound" in shown.stdout
     assert (tmp_path / "runs.png").stat().st_size > 10_000
     with np.load(tmp_path / "runs.npz", allow_pickle=False) as saved:
-        assert saved["objective"].shape[0] == 2
+        assert saved["objective"].shape == (2, 5)
+        assert np.all(np.diff(saved["objective"], axis=1) <= 1e-12)
 
 
 def test_solve_takes_data(tmp_path):
@@ -131,47 +134,124 @@ def test_solve_takes_data(tmp_path):
     assert shown.returncode == 0, shown.stderr
 
 
-def test_reproduce_writes_rows_picture_and_summary(tmp_path):
-    assert "dropout-fig1" in overt_command("reproduce", "--list").stdout
-    shown = overt_command("reproduce", "dropout-fig1", "--out", tmp_path)
+def refuse(constant):
+    raise ValueError(f"{constant} is not JSON")
+
+
+@pytest.mark.parametrize("name", ["dropout-fig1", "thesis-fig6-1", "jumps-fig4"])
+def test_reproduce_writes_rows_picture_and_summary(tmp_path, name):
+    shown = overt_command("reproduce", name, "--out", tmp_path, "--n-jobs", 2)
     assert shown.returncode == 0, shown.stderr
     assert {p.suffix for p in tmp_path.iterdir()} == {".jsonl", ".png", ".json"}
-    summary = json.loads((tmp_path / "dropout-fig1-toy.json").read_text())
+    for line in (tmp_path / f"{name}.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=refuse)
+    text = (tmp_path / f"{name}-toy.json").read_text()
+    summary = json.loads(text, parse_constant=refuse)
     assert all(finding["holds"] for finding in summary["findings"])
+    again = overt_command("reproduce", name, "--out", tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / f"{name}-toy.json").read_text() == text
 
 
-def test_interrupt_ends_with_130_and_a_sentence(monkeypatch, capsys):
-    def interrupted():
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(base, "app", interrupted)
-    with pytest.raises(SystemExit) as ended:
-        base.main()
-    assert ended.value.code == 130
-    assert "interrupted; what was computed is kept" in capsys.readouterr().err
+def test_reproduce_lists_what_it_knows():
+    assert "dropout-fig1" in overt_command("reproduce", "--list").stdout
 
 
-@pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
-def test_interrupted_training_keeps_what_was_computed(tmp_path, target):
+def interrupted(program, *arguments, cwd):
+    """Run a program that says "started" where it may be interrupted; return (code, out, err)."""
     # A job that a shell put into the background ignores SIGINT, and so would its children.
-    program = (
-        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "from overt._progress import Meter; "
-        "Meter.advance = lambda *_, **__: print('training', flush=True); "
-        "from overt.cli import main; main()"
+    frame = (
+        "import signal, sys, time; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        f"{program}\nfrom overt.cli import main; main()"
     )
-    arguments = ["train", "M.npy", "--steps", "500000000", "--learning-rate", "0.0001"]
-    with subprocess.Popen(
-        [sys.executable, "-c", program, *arguments, "--out", "runs.npz"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=ENVIRONMENT,
-    ) as process:  # fmt: skip
-        assert process.stdout.readline() == "training\n"
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+    process = subprocess.Popen(
+        [sys.executable, "-c", frame, *map(str, arguments)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd, env=ENVIRONMENT,
+    )  # fmt: skip
+    for line in process.stdout:
+        if line.strip() == "started":
+            break
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
     assert "Traceback" not in err
-    assert process.returncode == 0, err
+    return process.returncode, out, err
+
+
+POSIX = pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
+SLEEP = "print('started', flush=True); time.sleep(60)"
+
+
+@POSIX
+def test_interrupted_training_is_kept(tmp_path, target):
+    program = (
+        "import overt; right = overt.LinearNetwork.train\n"
+        "def train(*a, **k): print('started', flush=True); return right(*a, **k)\n"
+        "overt.LinearNetwork.train = train"
+    )
+    code, out, _ = interrupted(
+        program, "train", "M.npy", "--steps", 500_000_000, "--learning-rate", 0.0001,
+        "--out", "runs.npz", cwd=tmp_path,
+    )  # fmt: skip
+    assert code in (0, 130)
     assert "interrupted" in out
     assert (tmp_path / "runs.npz").exists()
+
+
+@POSIX
+@pytest.mark.parametrize("swallowed", [False, True])
+def test_interrupted_verify_shows_what_was_checked(tmp_path, swallowed):
+    check = f"    try: {SLEEP}\n    except KeyboardInterrupt: return Evidence(0.0, 1.0, 'half')\n"
+    program = (
+        "from overt.theorems import theorem\nfrom overt.theorems.base import Evidence\n"
+        "@theorem('sleepy', source='none', claim='none')\n"
+        "def _(scale, rng):\n" + (check if swallowed else f"    {SLEEP}\n")
+    )
+    code, out, err = interrupted(program, "verify", "path-norm", "sleepy", cwd=tmp_path)
+    assert code == 130
+    assert "1 of 1 statements hold" in out
+    assert "interrupted; 1 of 2 were checked" in err
+
+
+@POSIX
+def test_interrupted_reproduce_says_where_the_rows_are(tmp_path):
+    program = (
+        "from overt import experiments\n"
+        "def run(params, seed):\n"
+        f"    if params['x']: {SLEEP}\n"
+        "    return {'square': 0}\n"
+        "grids = {'toy': {'x': [0, 1]}}\n"
+        "found = experiments.Experiment('sleepy', '', '', '', grids, run, None, None)\n"
+        "experiments.find = lambda name: found"
+    )
+    code, _, err = interrupted(program, "reproduce", "sleepy", "--out", tmp_path, cwd=tmp_path)
+    assert code == 130
+    assert "interrupted" in err
+    assert "sleepy.jsonl" in err
+    assert len((tmp_path / "sleepy.jsonl").read_text().splitlines()) == 1
+
+
+@POSIX
+def test_every_command_ends_with_a_sentence_on_interrupt(tmp_path):
+    program = f"from overt.cli.base import app\n@app.command()\ndef sleepy() -> None: {SLEEP}"
+    code, _, err = interrupted(program, "sleepy", cwd=tmp_path)
+    assert code == 130
+    assert "interrupted; files that were written before are whole" in err
+
+
+@POSIX
+def test_interrupted_jumps_show_the_steps_taken(tmp_path):
+    program = (
+        "from overt import decay; right = decay.simulate\n"
+        "def simulate(*a, **k): print('started', flush=True); return right(*a, **k)\n"
+        "decay.simulate = simulate"
+    )
+    code, out, err = interrupted(
+        program, "jumps", "--noisy-steps", 4_000_000, "--seeds", 2, "--json", cwd=tmp_path
+    )
+    assert code == 130
+    assert json.loads(out)["status"] == "interrupted"
+    assert "interrupted" in err
 
 
 def test_completion_is_offered():

@@ -1,6 +1,7 @@
 """Experiments: every claim holds at toy size, and rows survive interruption."""
 
 import json
+import math
 import os
 import signal
 import time
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from overt import InputError, experiments
-from overt.experiments import Experiment, Finding, report, runner
+from overt.experiments import Experiment, Finding, runner
 
 # The others are run by the tests of the package that they belong to.
 LINEAR = [
@@ -24,7 +25,7 @@ LINEAR = [
 def test_claims_hold_at_toy_size(name, tmp_path):
     experiment = experiments.find(name)
     rows = experiments.run(experiment, size="toy", out=tmp_path)
-    findings, picture = report.write(experiment, "toy", rows, tmp_path)
+    findings, picture = experiments.report(experiment, "toy", rows, tmp_path)
     assert findings
     assert all(finding.holds for finding in findings), findings
     assert picture.stat().st_size > 10_000
@@ -118,13 +119,46 @@ def test_a_foreign_file_is_not_overwritten(tmp_path):
     assert (tmp_path / "counting.jsonl").read_text() == "my shopping list\n"
 
 
-def test_workers_do_not_change_the_rows(tmp_path):
+def test_processes_do_not_change_the_rows(tmp_path):
     experiment = experiments.find("dropout-fig1")
-    alone = experiments.run(experiment, workers=1)
-    together = experiments.run(experiment, workers=2)
+    alone = experiments.run(experiment, n_jobs=1)
+    together = experiments.run(experiment, n_jobs=2)
     for a, b in zip(alone, together, strict=True):
         a.pop("seconds"), b.pop("seconds")
         assert a == b
+
+
+def test_rows_of_numpy_are_the_same_fresh_and_stored(tmp_path):
+    measured = {
+        "holds": np.True_,
+        "count": np.int64(3),
+        "gone": np.float32("nan"),
+        "curve": np.array([1.0, np.nan, np.inf]),
+        "nested": {"shares": (np.float64(0.25), [np.nan])},
+    }
+    experiment = replace(counting_experiment([]), run=lambda params, seed: measured)
+    (fresh, *_), (stored, *_) = (experiments.run(experiment, out=tmp_path) for _ in range(2))
+    for row in (fresh, stored):
+        assert (row["holds"], row["count"], row["nested"]["shares"][0]) == (True, 3, 0.25)
+        assert type(row["holds"]) is bool
+        np.testing.assert_array_equal(row["curve"], [1.0, np.nan, np.nan])
+        assert math.isnan(row["gone"])
+        assert math.isnan(row["nested"]["shares"][1][0])
+    text = (tmp_path / "counting.jsonl").read_text()
+    assert "NaN" not in text
+    assert "Infinity" not in text
+
+
+def test_findings_hold_plain_truths(tmp_path):
+    figure = pytest.importorskip("matplotlib.figure").Figure
+    experiment = replace(
+        counting_experiment([]),
+        check=lambda rows: [Finding("squares", np.True_, "all")],
+        plot=lambda rows: figure(),
+    )
+    findings, _ = experiments.report(experiment, "toy", experiments.run(experiment), tmp_path)
+    assert findings[0].holds is True
+    assert json.loads((tmp_path / "counting-toy.json").read_text())["findings"][0]["holds"] is True
 
 
 def test_seeds_depend_on_the_named_axes_only():
@@ -139,8 +173,8 @@ def test_bad_requests_are_refused():
         experiments.find("nothing")
     with pytest.raises(InputError, match="size"):
         experiments.run(counting_experiment([]), size="huge")
-    with pytest.raises(InputError, match="workers"):
-        experiments.run(counting_experiment([]), workers=0)
+    with pytest.raises(InputError, match="n_jobs"):
+        experiments.run(counting_experiment([]), n_jobs=0)
 
 
 def test_a_missing_dependency_is_named():

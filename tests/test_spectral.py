@@ -108,6 +108,23 @@ def test_prox_carries_its_certificate(norm, s, weight):
 
 @every_prox
 @given(s=spectra, weight=weights, seed=st.integers(0, 99))
+def test_optimality_is_zero_at_the_prox_and_bounds_the_gain_elsewhere(norm, s, weight, seed):
+    a, rng = norm.prox(s, weight), np.random.default_rng(seed)
+    best, scale = objective(norm, s, a, weight), s @ s + 1e-9
+    assert abs(norm.optimality(s, a, weight)) <= 1e-12 * scale
+    for size in (1e-3, 0.1, 1.0):
+        other = a + size * rng.standard_normal(len(s)) * (1 + abs(a))
+        gain = objective(norm, s, other, weight) - best
+        assert norm.optimality(s, other, weight) >= gain - 1e-9 * (scale + abs(gain))
+
+
+def test_optimality_needs_a_dual():
+    with pytest.raises(ValueError, match="p >= 1"):
+        Schatten(0.5).optimality([1.0], [0.5], 1.0)
+
+
+@every_prox
+@given(s=spectra, weight=weights, seed=st.integers(0, 99))
 def test_prox_beats_random_competitors(norm, s, weight, seed):
     rng = np.random.default_rng(seed)
     a = norm.prox(s, weight)
@@ -464,7 +481,7 @@ def test_nu_of_one_layer_is_dropouts_induced_weight():
 
 
 @pytest.mark.parametrize("depth", [2, 3])
-def test_representation_cost_is_the_least_sum_of_squares(depth):
+def test_factorization_cost_is_the_least_sum_of_squares(depth):
     A = random_matrix(2, 2, seed=26)
 
     def sum_of_squares(theta):
@@ -476,14 +493,14 @@ def test_representation_cost_is_the_least_sum_of_squares(depth):
     starts = (np.tile(np.eye(2), (depth - 1, 1, 1)), np.tile([[0, 1], [1, 0.1]], (depth - 1, 1, 1)))
     best = min(minimize(sum_of_squares, start.ravel(), method="BFGS").fun for start in starts)
     s = np.linalg.svd(A, compute_uv=False)
-    assert spectral.representation_cost(s, depth) == pytest.approx(best, rel=1e-6)
+    assert spectral.factorization_cost(s, depth) == pytest.approx(best, rel=1e-6)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 5])
-def test_representation_cost_is_a_schatten_quasi_norm(depth):
+def test_factorization_cost_is_a_schatten_quasi_norm(depth):
     s = np.array([2.0, -1.0, 0.3])
     expected = depth * Schatten(2 / depth).value(s) ** (1 / depth)
-    assert spectral.representation_cost(s, depth) == pytest.approx(expected, rel=1e-13)
+    assert spectral.factorization_cost(s, depth) == pytest.approx(expected, rel=1e-13)
 
 
 INDUCED = {
@@ -577,6 +594,6 @@ def test_gradient_of_the_weighted_trace():
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_gradient_of_the_representation_cost(depth):
+def test_gradient_of_the_factorization_cost(depth):
     s = torch.tensor(SPECTRUM, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: spectral.representation_cost(x, depth), s)
+    assert torch.autograd.gradcheck(lambda x: spectral.factorization_cost(x, depth), s)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from overt.linear import blocks, landscape
 from overt.theorems import Evidence, Theorem, registered, verify
 from overt.theorems import base as table
 
-CORE = ("noises", "penalties", "norms", "balance", "optima", "linear")
+CORE = ("noises", "penalties", "norms", "balance", "optima", "deep", "linear")
 IDS = list(registered())
 CORRECTED = [name for name, statement in registered().items() if statement.correction]
 
@@ -64,6 +66,21 @@ def test_modules_register_in_the_order_of_the_argument():
         *order,
         "shallow-optimum",
     ]
+
+
+@pytest.mark.parametrize("name", ["_oracles", "_descent"])
+def test_oracles_share_no_code_with_what_they_grade(name):
+    tree = ast.parse((Path(table.__file__).parent / f"{name}.py").read_text(encoding="utf-8"))
+    imported = {
+        node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module
+    } | {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+    ours = {module for module in imported if module.split(".")[0] == "overt"}
+    assert ours <= {"overt._types", "overt.theorems._oracles"}
 
 
 def test_unknown_ids_and_sizes_are_refused():
@@ -198,11 +215,12 @@ MUTATIONS = [
      ["dropout-norm", "dropconnect-norm", "weighted-trace"]),
     (spectral.SquaredNuclear, "prox", soft_threshold, ["shallow-optimum", "tied-optimum",
      "tied-landscape", "anisotropic-optimum", "deep-optimum"]),
-    (spectral, "shrinkage_rank", lambda s, h, w: len(s), ["shrinkage-prefix", "shallow-optimum"]),
+    (spectral, "shrinkage_rank", lambda s, h, w: len(s), ["shrinkage-prefix"]),
+    (spectral.norms, "shrinkage_rank", lambda s, h, w: len(s), ["shallow-optimum"]),
     (spectral, "nu", first_order_nu, ["nu-product", "rank-one-equalized", "deep-single-output",
      "deep-optimum"]),
     (spectral, "nu", slightly_more(spectral.nu), ["deep-lower-bound"]),
-    (spectral, "representation_cost", slightly_more(spectral.representation_cost),
+    (spectral, "factorization_cost", slightly_more(spectral.factorization_cost),
      ["representation-cost"]),
     (equalize, "_equalizing_rotation", lambda diagonal: np.eye(len(diagonal)),
      ["equalizer", "equalized-product", "weighted-trace", "rotation-is-not-enough"]),

@@ -1,9 +1,12 @@
-"""Progress on a terminal, silence elsewhere."""
+"""Progress on a terminal, silence elsewhere; and Ctrl-C that no trainer swallows."""
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 from rich.console import Console
 from rich.progress import (
@@ -48,3 +51,28 @@ def meter(title: str, total: float, *, show: bool = True) -> Iterator[Meter]:
     disable = not (show and console.is_terminal)
     with Progress(*columns, console=console, disable=disable, transient=True) as progress:
         yield Meter(progress, progress.add_task(title, total=total, note=""))
+
+
+@contextmanager
+def reraising_interrupts() -> Iterator[None]:
+    """Raise KeyboardInterrupt at the end if Ctrl-C came meanwhile.
+
+    Trainers that are interrupted return what they have; nothing must be concluded from that.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    interrupted = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupted
+        interrupted = True
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupted:
+        raise KeyboardInterrupt

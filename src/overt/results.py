@@ -77,7 +77,7 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain dicts, lists, numbers and strings, ready for JSON."""
-        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+        return {f.name: plain(getattr(self, f.name)) for f in fields(self)}
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the result to `path` as .npz or .json, whole or not at all, for `load`."""
@@ -94,7 +94,7 @@ class Result:
             elif isinstance(value, tuple) and value and isinstance(value[0], np.ndarray):
                 arrays |= {f"{f.name}_{i + 1}": v for i, v in enumerate(value)}
             else:
-                header[f.name] = _plain(value)
+                header[f.name] = plain(value)
         arrays["header"] = np.array(json.dumps(header))
         return write_whole(path, lambda file: np.savez_compressed(file, **arrays))
 
@@ -181,15 +181,15 @@ class DeepSolution(Result):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Trace(Result):
-    """Runs of a training algorithm, one per seed, recorded at checkpoints.
+    """Runs of a training algorithm, one per seed, with records along the way.
 
     Attributes
     ----------
     steps
-        Step numbers of the checkpoints, (checkpoints,); the first is 0.
+        Step numbers of the records, (records,); the first is 0.
     objective, imbalance, rank
         Exact dropout objective, imbalance and numerical rank of the map, each
-        (seeds, checkpoints); NaN, and rank -1, where a run has diverged or was not reached.
+        (seeds, records); NaN, and rank -1, where a run has diverged or was not reached.
     weights
         Final weights, each with seeds as its first axis: (U, V), or (W_1, ..., W_(k+1)).
     optimum
@@ -275,21 +275,24 @@ def _as(hint: Any, value: Any) -> Any:
     return Status(value) if hint is Status else value
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return what JSON can hold: lists for arrays, numbers for scalars, None for NaN and inf."""
     value = _numpy(value)
     match value:
         case Result():
             return value.to_dict()
         case np.ndarray():
-            return _plain(value.tolist())
+            return plain(value.tolist())
         case float() if not np.isfinite(value):
             return None
         case np.generic():
-            return value.item()
+            return plain(value.item())
         case Status():
             return str(value)
         case tuple() | list():
-            return [_plain(v) for v in value]
+            return [plain(v) for v in value]
+        case dict():
+            return {name: plain(v) for name, v in value.items()}
     return value
 
 

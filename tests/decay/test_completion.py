@@ -5,9 +5,10 @@ import pytest
 import scipy.sparse as sp
 from sklearn.base import clone
 
-from overt import InputError
-from overt.decay import DeepLinearCompletion, Observed, Schedule
-from overt.decay.annealing import Path
+from overt import Entries, InputError, datasets
+from overt.completion import DropoutCompletion
+from overt.decay import DeepLinearCompletion, Schedule, layers
+from overt.decay.annealing import AnnealedPath
 from overt.decay.baselines import nuclear_norm, small_initialization
 from overt.results import Status
 
@@ -15,12 +16,11 @@ from overt.results import Status
 def matrix(size, rank, share, seed):
     rng = np.random.default_rng([size, rank, seed])
     truth = 3 * rng.standard_normal((size, rank)) @ rng.standard_normal((rank, size))
-    return Observed.sample(truth, round(share * size * size), seed=rng)
+    return Entries.sample(truth, round(share * size * size), seed=rng)
 
 
 def fit(problem, **options):
-    model = DeepLinearCompletion(**options)
-    return model.fit_triplets(problem.rows, problem.cols, problem.values, problem.shape)
+    return DeepLinearCompletion(**options).fit(problem)
 
 
 @pytest.mark.parametrize(("rank", "share"), [(1, 0.2), (2, 0.35), (3, 0.5)])
@@ -28,7 +28,7 @@ def test_finds_the_rank_and_the_matrix(rank, share):
     problem = matrix(40, rank, share, seed=0)
     model = fit(problem)
     assert model.rank_ == rank
-    assert problem.test_error(model.complete()) < 1e-3
+    assert layers.test_error(problem, model.complete()) < 1e-3
     ranks = [c.rank for c in model.path_]
     assert ranks == sorted(ranks, reverse=True)
     assert model.status_ == Status.FINISHED
@@ -40,33 +40,84 @@ def test_needs_fewer_entries_than_the_nuclear_norm():
     errors = []
     for seed in range(3):
         problem = matrix(30, 1, 0.16, seed)
-        errors.append(
-            [problem.test_error(A) for A in (fit(problem).complete(), nuclear_norm(problem))]
-        )
+        completed = fit(problem).complete(), nuclear_norm(problem)
+        errors.append([layers.test_error(problem, A) for A in completed])
     deep, convex = np.median(errors, axis=0)
     assert deep < 0.01 < convex
 
 
+class Frame:
+    """What a data frame shows: names of columns, and each column by its name."""
+
+    def __init__(self, **columns):
+        self.columns, self._values = list(columns), columns
+
+    def __getitem__(self, name):
+        return self._values[name]
+
+
 def test_forms_of_input_agree():
     problem = matrix(20, 1, 0.4, seed=1)
+    rows, cols, values = problem.rows, problem.cols, problem.values
     dense = np.full(problem.shape, np.nan)
-    dense[problem.rows, problem.cols] = problem.values
-    sparse = sp.csr_array((problem.values, (problem.rows, problem.cols)), shape=problem.shape)
-    expected = fit(problem, seed=3).complete()
-    for data in (dense, sparse):
-        np.testing.assert_array_equal(DeepLinearCompletion(seed=3).fit(data).complete(), expected)
-    model = DeepLinearCompletion(seed=3).fit(dense)
-    rows, cols = np.array([0, 5]), np.array([3, 19])
-    np.testing.assert_allclose(model.predict(rows, cols), expected[rows, cols])
+    dense[rows, cols] = values
+    expected = np.asarray(fit(problem, seed=3).complete())
+    forms = {
+        "dense": (dense,),
+        "sparse": (sp.csr_array((values, (rows, cols)), shape=problem.shape),),
+        "frame": (Frame(row=rows, col=cols, value=values),),
+        "pairs": (np.stack([rows, cols], axis=1), values),
+    }
+    for data in forms.values():
+        model = DeepLinearCompletion(seed=3).fit(*data)
+        np.testing.assert_array_equal(model.complete(), expected)
+        np.testing.assert_allclose(model.predict([0, 5], [3, 19]), expected[[0, 5], [3, 19]])
+    model = DeepLinearCompletion(seed=3).fit_triplets(rows, cols, values)
+    np.testing.assert_array_equal(model.complete(), expected)
+
+
+def test_generated_ratings_are_fitted():
+    ratings, _ = datasets.generate_ratings(60, 40, 900, rank=1, noise=0.2, seed=0)
+    model = DeepLinearCompletion(width=6).fit(ratings)
+    assert layers.train_error(ratings, model.complete()) < 0.3 * np.mean(ratings.values**2)
+
+
+def test_rows_and_columns_keep_their_identifiers():
+    problem = matrix(12, 1, 0.8, seed=2)
+    names = np.array([f"user {i}" for i in range(12)])
+    entries = Entries.from_ids(names[problem.rows], 100 + problem.cols, problem.values)
+    model = fit(entries)
+    A = np.asarray(model.complete())
+    users, items = list(model.row_ids_), list(model.col_ids_)
+    where = users.index("user 7"), items.index(103)
+    assert model.predict(["user 7"], [103])[0] == pytest.approx(A[where])
+    assert model.predict(["user 7"], ["103"])[0] == pytest.approx(A[where])
+    np.testing.assert_allclose(model.complete(["user 7"]), A[[where[0]]])
+    with pytest.raises(InputError, match="user 99"):
+        model.predict(["user 99"], [103])
+
+
+def test_complete_gives_what_dropout_completion_gives():
+    problem = matrix(12, 1, 0.8, seed=2)
+    ours = fit(problem).complete()
+    other = DropoutCompletion(n_factors=2, drop_prob=0.1).fit(problem).complete()
+    assert ours.shape == other.shape == problem.shape
+    for A in (ours, other):
+        whole = np.asarray(A)
+        np.testing.assert_array_equal(np.concatenate(list(A)), whole)
+        np.testing.assert_allclose(A[3], whole[3])
+        np.testing.assert_allclose(A[2:5], whole[2:5])
+        assert len(A) == 12
+    np.testing.assert_allclose(fit(problem).complete([4, 1]), np.asarray(ours)[[4, 1]])
 
 
 def test_noisy_data_do_not_raise_the_rank():
     problem = matrix(40, 2, 0.6, seed=2)
     noise = 0.3 * np.random.default_rng(0).standard_normal(len(problem))
-    noisy = Observed(problem.rows, problem.cols, problem.values + noise, problem.shape)
+    noisy = Entries(problem.rows, problem.cols, problem.values + noise, problem.shape)
     model = fit(noisy)
     assert model.rank_ <= 4
-    assert problem.test_error(model.complete()) < 0.02
+    assert layers.test_error(problem, model.complete()) < 0.02
 
 
 def test_follows_a_schedule_as_it_is():
@@ -74,49 +125,39 @@ def test_follows_a_schedule_as_it_is():
     schedule = Schedule.of([(60_000, 0.02, 3e-3), (20_000, 0.02, 1e-6)])
     model = fit(problem, schedule=schedule, width=5)
     assert model.n_steps_ == 80_000
-    assert problem.test_error(model.complete()) < 0.05
+    assert layers.test_error(problem, model.complete()) < 0.05
     with pytest.raises(InputError, match="learning_rate"):
         fit(problem, schedule=Schedule.constant(1000, 50.0, 1e-6))
 
 
 def test_restarts_and_clone():
     problem = matrix(20, 1, 0.4, seed=1)
-    model = fit(problem, restarts=2, depth=4, tolerance=0.2)
+    model = fit(problem, restarts=2, depth=4, tol=0.2)
     assert clone(model).get_params()["restarts"] == 2
-    assert problem.test_error(model.complete()) < 0.01
+    assert layers.test_error(problem, model.complete()) < 0.01
 
 
 def test_interrupt_keeps_the_best_candidate(monkeypatch):
-    calls = []
+    problem = matrix(30, 1, 0.4, seed=0)
 
-    def settle(self, lam, original=Path.settle):
-        calls.append(lam)
-        if self._problem is problem_seen[0] and len(calls) > 1:
+    def settle(self, lam, original=AnnealedPath.settle):
+        if len(self._problem) == len(problem):  # the last fit, to all entries
             raise KeyboardInterrupt
         original(self, lam)
 
-    problem_seen = [None]
-    shed_to = DeepLinearCompletion._shed_to
-
-    def watch(self, best, problem, *rest):
-        problem_seen[0] = problem
-        return shed_to(self, best, problem, *rest)
-
-    monkeypatch.setattr(Path, "settle", settle)
-    monkeypatch.setattr(DeepLinearCompletion, "_shed_to", watch)
-    problem = matrix(30, 1, 0.4, seed=0)
+    monkeypatch.setattr(AnnealedPath, "settle", settle)
     model = fit(problem)
     assert model.status_ == Status.INTERRUPTED
-    assert problem.test_error(model.complete()) < 0.05
+    assert layers.test_error(problem, model.complete()) < 0.05
 
 
 BAD = {
     "depth 2": {"depth": 2},
-    "nothing held out": {"held_out": 0.0},
+    "nothing held out": {"holdout": 0.0},
     "an unknown schedule": {"schedule": "periodic"},
     "no width": {"width": 0},
     "no restarts": {"restarts": 0},
-    "a negative tolerance": {"tolerance": -1.0},
+    "a negative tol": {"tol": -1.0},
 }
 
 
@@ -143,11 +184,11 @@ def test_nuclear_norm_against_a_convex_solver():
     X = cp.Variable(problem.shape)
     seen = [X[problem.rows, problem.cols] == problem.values]
     best = cp.Problem(cp.Minimize(cp.normNuc(X)), seen).solve(solver="CLARABEL")
-    found = nuclear_norm(problem, tolerance=1e-8, max_iterations=20_000)
+    found = nuclear_norm(problem, tol=1e-8, max_iterations=20_000)
     assert np.linalg.norm(found, "nuc") == pytest.approx(best, rel=1e-5)
-    assert np.abs(problem.residuals(found)).max() < 1e-12
+    assert np.abs(found[problem.rows, problem.cols] - problem.values).max() < 1e-12
 
 
 def test_small_initialization_recovers_an_easy_matrix():
     problem = matrix(30, 1, 0.5, seed=0)
-    assert problem.test_error(small_initialization(problem, width=10)) < 0.01
+    assert layers.test_error(problem, small_initialization(problem, width=10)) < 0.01

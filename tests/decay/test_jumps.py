@@ -12,7 +12,6 @@ from overt import InputError
 from overt._html import Page
 from overt.decay import (
     ApproximateRankSet,
-    Observed,
     Schedule,
     balanced,
     closedness,
@@ -22,6 +21,7 @@ from overt.decay import (
     simulate,
     survival,
     sweep,
+    two_by_two,
 )
 from overt.decay.records import last_crossing
 
@@ -53,8 +53,8 @@ def test_survival_band_is_the_exact_binomial_one():
 
 def test_deeper_networks_jump():
     """Figure 2 with a narrower network: depth 4 jumps, depth 3 does not, and none returns."""
-    problem = Observed.two_by_two(0.1)
-    shallow, deep = (jumps(problem, depth, 40, FIGURE_2, 10, record=50) for depth in (3, 4))
+    problem = two_by_two(0.1)
+    shallow, deep = (jumps(problem, depth, 40, FIGURE_2, 10, records=50) for depth in (3, 4))
     assert shallow.jumped <= 1
     assert deep.jumped >= 6
     assert deep.returned == shallow.returned == 0
@@ -66,7 +66,7 @@ def test_deeper_networks_jump():
 
 
 def test_return_is_counted():
-    runs = simulate(Observed.two_by_two(0.3), 3, 4, Schedule.constant(40, 0.1, 0.01), record=10)
+    runs = simulate(two_by_two(0.3), 3, 4, Schedule.constant(40, 0.1, 0.01), records=10)
     spectra = np.array([[[1, 0.5], [1, 0.01], [1, 0.3], [1, 0.01], [1, 0.01]]])
     fake = type(runs)(**{**vars(runs), "singular_values": spectra})
     found = find_jumps(fake)
@@ -75,13 +75,13 @@ def test_return_is_counted():
 
 
 def test_sweep_rows():
-    rows = sweep((3, 4), (0.5,), (0.2,), steps=300, seeds=4, width=10, record=100)
+    rows = sweep((3, 4), (0.5,), (0.2,), steps=300, seeds=4, width=10, records=100)
     assert [row["depth"] for row in rows] == [3, 4]
     assert all(row["low"] <= row["jumped"] <= row["high"] for row in rows)
 
 
 def test_set_constants_follow_the_theorem():
-    problem, L, n, wd, r, e2 = Observed.two_by_two(0.25), 3, 6, 0.05, 1, 0.25
+    problem, L, n, wd, r, e2 = two_by_two(0.25), 3, 6, 0.05, 1, 0.25
     lam, C1 = 2 * wd, 1.0
     C = C1 / (2 * lam)
     region = ApproximateRankSet.for_problem(problem, L, n, wd, r, slack=e2)
@@ -121,7 +121,7 @@ def test_membership():
 
 
 def test_rank_is_kept_far_above_the_bound_but_not_by_every_step():
-    problem = Observed.two_by_two(0.25)
+    problem = two_by_two(0.25)
     region = ApproximateRankSet.for_problem(problem, 3, 4, 0.05, 1)
     found = closedness(region, problem, 3, 4, 0.05, 0.05, steps=200, runs=2)
     assert (found.steps, found.rank, found.bound) == (400, 0, 0)
@@ -139,7 +139,7 @@ def test_slack_must_be_below_one_half(slack):
 
 @pytest.mark.parametrize("options", [{"floor": 0.1}, {"confidence": 1.0}, {"rank": 2}])
 def test_bad_jump_options(options):
-    runs = simulate(Observed.two_by_two(0.5), 3, 4, Schedule.constant(10, 0.1, 0.01))
+    runs = simulate(two_by_two(0.5), 3, 4, Schedule.constant(10, 0.1, 0.01))
     with pytest.raises(InputError):
         find_jumps(runs, **options)
 

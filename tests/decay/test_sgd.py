@@ -7,18 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from overt import InputError
+from overt import Entries, InputError
 from overt.decay import (
-    Observed,
     Phase,
     Schedule,
     effective,
     entry_draws,
     initial_weights,
     kernels,
+    layers,
     reference,
     sgd,
     simulate,
+    two_by_two,
 )
 from overt.results import Status
 
@@ -42,9 +43,9 @@ def torch_sgd(problem, weights, draws, phases):
 
 @pytest.mark.parametrize("depth", [2, 3, 4])
 def test_equals_pytorch_step_for_step(depth):
-    problem, phases = Observed.two_by_two(0.25), [(500, 0.03, 0.1), (1000, 0.2, 0.1)]
+    problem, phases = two_by_two(0.25), [(500, 0.03, 0.1), (1000, 0.2, 0.1)]
     runs = simulate(
-        problem, depth, 30, Schedule.of(phases, convention="pytorch"), record=[1500], seed=5
+        problem, depth, 30, Schedule.of(phases, convention="pytorch"), records=[1500], seed=5
     )
     start = initial_weights(problem, depth, 30, seed=5)
     expected = torch_sgd(problem, start, entry_draws(problem, 1500, seed=5), phases)
@@ -56,7 +57,7 @@ def test_equals_pytorch_step_for_step(depth):
 @pytest.mark.parametrize("width", [1, 7, 12])
 def test_kernel_equals_reference(depth, width):
     rng = np.random.default_rng(depth * width)
-    problem = Observed.sample(rng.standard_normal((5, 4)), 11, seed=rng)
+    problem = Entries.sample(rng.standard_normal((5, 4)), 11, seed=rng)
     state = [
         0.9 / np.sqrt(width) * rng.standard_normal(shape)
         for shape in ((4, width), (depth - 2, width, width), (5, width))
@@ -76,7 +77,7 @@ def test_kernel_equals_reference(depth, width):
 
 def test_scales_are_folded_in_before_they_underflow():
     rng = np.random.default_rng(0)
-    problem = Observed.two_by_two(0.5)
+    problem = two_by_two(0.5)
     state = [rng.standard_normal(s) for s in ((2, 3), (1, 3, 3), (2, 3))]
     draws = rng.integers(3, size=3000)
     results = []
@@ -105,13 +106,13 @@ def test_conventions(convention, decay, rate):
 
 
 def test_result_does_not_depend_on_workers_records_or_other_seeds():
-    problem, schedule = Observed.two_by_two(0.3), Schedule.constant(600, 0.1, 0.01)
-    base = simulate(problem, 3, 8, schedule, seeds=5, record=100, workers=1)
-    other = simulate(problem, 3, 8, schedule, seeds=[4, 2], record=[600], workers=2)
+    problem, schedule = two_by_two(0.3), Schedule.constant(600, 0.1, 0.01)
+    base = simulate(problem, 3, 8, schedule, seeds=5, records=100, n_jobs=1)
+    other = simulate(problem, 3, 8, schedule, seeds=[4, 2], records=[600], n_jobs=2)
     for k, number in enumerate((4, 2)):
         for a, b in zip(base.weights, other.weights, strict=True):
             np.testing.assert_array_equal(a[number], b[k])
-    longer = simulate(problem, 3, 8, Schedule.constant(900, 0.1, 0.01), seeds=5, record=[600])
+    longer = simulate(problem, 3, 8, Schedule.constant(900, 0.1, 0.01), seeds=5, records=[600])
     np.testing.assert_array_equal(
         longer.singular_values[:, 0], base.singular_values[:, list(base.steps).index(600)]
     )
@@ -119,8 +120,8 @@ def test_result_does_not_depend_on_workers_records_or_other_seeds():
 
 def test_records_match_the_weights():
     rng = np.random.default_rng(3)
-    problem = Observed.sample(rng.standard_normal((4, 3)), 8, seed=rng)
-    runs = simulate(problem, 3, 6, Schedule.constant(200, 0.05, 0.01), seeds=2, record=50)
+    problem = Entries.sample(rng.standard_normal((4, 3)), 8, seed=rng)
+    runs = simulate(problem, 3, 6, Schedule.constant(200, 0.05, 0.01), seeds=2, records=50)
     assert runs.steps.tolist() == [0, 50, 100, 150, 200]
     assert runs.singular_values.shape == (2, 5, 3)
     assert runs.missing.shape == (2, 5, 4)
@@ -138,15 +139,15 @@ def test_records_match_the_weights():
 
 
 def test_init_continues_a_run():
-    problem, schedule = Observed.two_by_two(0.3), Schedule.constant(100, 0.1, 0.01)
+    problem, schedule = two_by_two(0.3), Schedule.constant(100, 0.1, 0.01)
     first = simulate(problem, 3, 5, schedule, seeds=3)
-    more = simulate(problem, 3, 5, schedule, 3, first.weights, record=[0, 100])
+    more = simulate(problem, 3, 5, schedule, 3, first.weights, records=[0, 100])
     np.testing.assert_array_equal(more.singular_values[:, 0], first.singular_values[:, -1])
 
 
 def test_divergence_is_a_result():
-    problem = Observed.two_by_two(0.1)
-    runs = simulate(problem, 3, 20, Schedule.constant(500, 5.0, 0.01), seeds=3, record=100)
+    problem = two_by_two(0.1)
+    runs = simulate(problem, 3, 20, Schedule.constant(500, 5.0, 0.01), seeds=3, records=100)
     assert runs.status == Status.DIVERGED
     assert runs.diverged.all()
     assert np.isnan(runs.train_error[:, -1]).all()
@@ -155,7 +156,7 @@ def test_divergence_is_a_result():
 
 
 def test_interrupt_keeps_what_was_done(monkeypatch):
-    problem, calls = Observed.two_by_two(0.3), []
+    problem, calls = two_by_two(0.3), []
 
     def impatient(waiting, **options):
         calls.append(len(waiting))
@@ -165,19 +166,21 @@ def test_interrupt_keeps_what_was_done(monkeypatch):
         return set(), waiting
 
     monkeypatch.setattr(sgd, "wait", impatient)
-    runs = simulate(problem, 3, 60, Schedule.constant(10**6, 0.01, 0.001), seeds=2, record=20_000)
+    runs = simulate(problem, 3, 60, Schedule.constant(10**6, 0.01, 0.001), seeds=2, records=20_000)
     assert runs.status == Status.INTERRUPTED
     assert np.isfinite(runs.train_error[:, 0]).all()
     assert np.isnan(runs.train_error[:, -1]).all()
     assert threading.active_count() < 10
 
 
-def test_saves_and_converts(tmp_path):
-    runs = simulate(Observed.two_by_two(0.3), 3, 4, Schedule.constant(50, 0.1, 0.01), seeds=2)
+def test_saves_loads_and_compares(tmp_path):
+    runs = simulate(two_by_two(0.3), 3, 4, Schedule.constant(50, 0.1, 0.01), seeds=2)
     with np.load(runs.save(tmp_path / "runs.npz")) as stored:
         np.testing.assert_array_equal(stored["singular_values"], runs.singular_values)
         np.testing.assert_array_equal(stored["weights_2"], runs.weights[1])
     assert runs.to_dict()["status"] == "finished"
+    assert type(runs).load(tmp_path / "runs.npz") == runs
+    assert runs != simulate(two_by_two(0.3), 3, 4, Schedule.constant(50, 0.1, 0.01), seed=1)
 
 
 def test_schedules():
@@ -206,34 +209,35 @@ BAD = {
     "a step outside": lambda p: Schedule.constant(5, 0.1, 0.1).phase_at(5),
     "a problem that is none": lambda p: simulate(np.eye(2)),
     "a schedule that is none": lambda p: simulate(p, schedule="annealing"),
-    "records outside": lambda p: simulate(p, schedule=Schedule.constant(5, 0.1, 0.1), record=[9]),
+    "records outside": lambda p: simulate(p, schedule=Schedule.constant(5, 0.1, 0.1), records=[9]),
     "no seeds": lambda p: simulate(p, schedule=Schedule.constant(5, 0.1, 0.1), seeds=[]),
     "weights of the wrong shape": lambda p: simulate(p, 3, 4, init=[np.eye(2)] * 3),
-    "an index outside": lambda p: Observed([2], [0], [1.0], (2, 2)),
-    "lists of different length": lambda p: Observed([0, 1], [0], [1.0], (2, 2)),
-    "a value that is not finite": lambda p: Observed([0], [0], [np.nan], (2, 2)),
-    "no entries": lambda p: Observed([], [], [], (2, 2)),
-    "indices that are not whole": lambda p: Observed([0.5], [0], [1.0], (2, 2)),
-    "a truth of another shape": lambda p: Observed([0], [0], [1.0], (2, 2), np.ones((3, 2))),
-    "too many entries": lambda p: Observed.sample(np.ones((2, 2)), 5),
-    "epsilon 0": lambda p: Observed.two_by_two(0.0),
+    "an index outside": lambda p: Entries([2], [0], [1.0], (2, 2)),
+    "lists of different length": lambda p: Entries([0, 1], [0], [1.0], (2, 2)),
+    "a value that is not finite": lambda p: Entries([0], [0], [np.nan], (2, 2)),
+    "no entries": lambda p: Entries([], [], [], (2, 2)),
+    "indices that are not whole": lambda p: Entries([0.5], [0], [1.0], (2, 2)),
+    "a truth of another shape": lambda p: Entries([0], [0], [1.0], (2, 2), truth=np.ones((3, 2))),
+    "too many entries": lambda p: Entries.sample(np.ones((2, 2)), 5),
+    "epsilon 0": lambda p: two_by_two(0.0),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_refused(name):
     with pytest.raises(InputError):
-        BAD[name](Observed.two_by_two(0.5))
+        BAD[name](two_by_two(0.5))
 
 
 def test_problem_derivatives_and_errors():
     rng = np.random.default_rng(1)
-    problem = Observed([0, 0, 1], [0, 0, 1], [1.0, 2.0, 3.0], (2, 3), rng.standard_normal((2, 3)))
+    truth = rng.standard_normal((2, 3))
+    problem = Entries([0, 0, 1], [0, 0, 1], [1.0, 2.0, 3.0], (2, 3), truth=truth)
     A, B, t = rng.standard_normal((2, 3)), rng.standard_normal((2, 3)), 1e-6
-    slope = (problem.cost(A + t * B) - problem.cost(A - t * B)) / (2 * t)
-    assert np.sum(problem.gradient(A) * B) == pytest.approx(slope, rel=1e-6)
-    assert problem.test_error(np.zeros((2, 3))) == pytest.approx(1)
-    assert problem.test_error(problem.truth) == 0
+    slope = (layers.cost(problem, A + t * B) - layers.cost(problem, A - t * B)) / (2 * t)
+    assert np.sum(layers.cost_gradient(problem, A) * B) == pytest.approx(slope, rel=1e-6)
+    assert layers.test_error(problem, np.zeros((2, 3))) == pytest.approx(1)
+    assert layers.test_error(problem, problem.truth) == 0
     full = np.where(rng.random((3, 3)) < 0.5, np.nan, 1.0)
     full[0, 0] = 1.0
-    assert len(Observed.from_matrix(full)) == np.sum(~np.isnan(full))
+    assert len(Entries.from_matrix(full)) == np.sum(~np.isnan(full))

@@ -1,5 +1,7 @@
 """Lower bounds hold at every iterate, and certificates are recomputed from the data."""
 
+import inspect
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -30,7 +32,7 @@ def test_bound_is_below_every_iterate_of_training(name, inputs):
     M = np.random.default_rng(0).standard_normal((5, 3))
     C = None if inputs == "isotropic" else correlated(3, 1)
     net = overt.LinearNetwork(M, 4, NOISES[name], second_moment=C)
-    run = net.train(3000, 2e-3, 3, checkpoints=25)
+    run = net.train(3000, 2e-3, 3, records=25)
     assert np.isfinite(run.objective).all()
     assert run.objective.min() >= run.optimum * (1 - 1e-12)
     assert run.optimum == net.certify(run.U[0], run.V[0]).lower_bound
@@ -93,7 +95,6 @@ def test_certificate_sees_unbalanced_factors_of_the_optimal_map():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"target": np.eye(2), "width": 2}, "width and noise"),
         (
             {"target": np.eye(2), "width": 0, "noise": DROPOUT},
             "width must be at least 1",
@@ -114,15 +115,43 @@ def test_certificate_sees_unbalanced_factors_of_the_optimal_map():
             },
             "positive semi-definite",
         ),
-        (
-            {"target": np.eye(2, dtype=int), "width": 1, "noise": DROPOUT},
-            "target must be",
-        ),
+        ({"target": [["a"]], "width": 1, "noise": DROPOUT}, "target must hold numbers"),
     ],
 )
 def test_bad_problems_are_refused(arguments, message):
     with pytest.raises(overt.InputError, match=message):
         overt.LinearNetwork(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("missing", "call"),
+    [
+        ("noise", lambda: overt.LinearNetwork(np.eye(2), 2)),
+        ("width", lambda: overt.LinearNetwork(X=np.eye(2), Y=np.eye(2), noise=DROPOUT)),
+        ("noise", lambda: overt.TiedAutoencoder(X=np.eye(2), width=2)),
+        ("drop_prob", lambda: overt.DeepLinearNetwork(np.eye(2), widths=(2,))),
+        ("width", lambda: overt.path(np.eye(2), drop_probs=[0.5])),
+        ("width", lambda: overt.drop_prob_for_rank(np.eye(2), rank=1)),
+    ],
+)
+def test_required_arguments_are_required_in_the_signature(missing, call):
+    with pytest.raises(TypeError, match=f"missing 1 required positional argument: '{missing}'"):
+        call()
+
+
+@pytest.mark.parametrize(
+    "named", [overt.LinearNetwork, overt.TiedAutoencoder, overt.DeepLinearNetwork, overt.path]
+)
+def test_signatures_show_what_is_required(named):
+    shown = list(inspect.signature(named).parameters.values())
+    assert [p.default for p in shown[:3]] == [inspect.Parameter.empty] * 3
+    assert shown[0].name == "target"
+    assert all(p.default is None for p in shown[3:])
+
+
+def test_targets_of_whole_numbers_are_converted():
+    whole = overt.LinearNetwork(np.diag([3, 1]), 2, DROPOUT).solve()
+    assert whole == overt.LinearNetwork(np.diag([3.0, 1.0]), 2, DROPOUT).solve()
 
 
 def test_weights_of_the_wrong_shape_are_refused():

@@ -45,8 +45,6 @@ def test_unreachable_ranks_are_named():
         overt.drop_prob_for_rank(np.diag([3.0, 2.0, 1.0]), width=2, rank=3)
 
 
-def test_missing_arguments_are_named():
-    with pytest.raises(overt.InputError, match="width"):
-        overt.path(np.eye(2), drop_probs=[0.5])
+def test_an_empty_path_is_refused():
     with pytest.raises(overt.InputError, match="drop_probs"):
         overt.path(np.eye(2), 2, [])

@@ -6,25 +6,17 @@ import pytest
 from scipy.optimize import minimize
 
 import overt
-from overt.linear import objective
 from overt.linear.blocks import block_factors, hadamard
 
 
 def lowest_of_restarts(net, restarts, seed):
     """Minimize the closed-form objective over (U, V) from random starts."""
-    quadratic, d = net.problem.quadratic, net.width
-    m, n = quadratic.outputs, quadratic.inputs
+    (m, d), (n, _) = net.effect.shapes
     rng = np.random.default_rng(seed)
 
     def value(theta):
         U, V = theta[: m * d].reshape(m, d), theta[m * d :].reshape(n, d)
-        if isinstance(net.noise, overt.DropConnect):
-            D = quadratic.input_variances
-            f, gradients = objective.weight_noise(quadratic, net.noise.strength, D, U, V)
-        else:
-            Cbar = net.noise.characteristic(d)
-            f, (gU, gP) = objective.unit_noise(quadratic, Cbar, U, quadratic.whiten(V))
-            gradients = gU, gP if quadratic.L is None else quadratic.L @ gP
+        f, gradients = net.effect.value(U, V)
         return f, np.concatenate([g.ravel() for g in gradients])
 
     found = []
@@ -76,7 +68,7 @@ def test_solve_equals_the_best_of_many_restarts(block):
         net = random_network(seed)
         best = net.solve()
         lowest = lowest_of_restarts(net, 6, seed)
-        scale = max(abs(lowest), 1e-6 * net.problem.quadratic.scale)
+        scale = max(abs(lowest), 1e-6 * net.effect.regression.scale)
         assert best.status == "optimal", (seed, best)
         assert best.objective <= lowest + 1e-8 * scale, seed
         assert best.certificate.relative_gap < 1e-10, seed

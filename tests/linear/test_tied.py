@@ -5,15 +5,15 @@ import pytest
 from scipy.optimize import minimize
 
 import overt
-from overt.linear import landscape, objective
+from overt.linear import landscape
 
 
 def lowest_of_restarts(net, restarts=10):
-    n, d = net.quadratic.inputs, net.width
-    Cbar, rng = net.noise.characteristic(d), np.random.default_rng(0)
+    ((n, d),) = net.effect.shapes
+    rng = np.random.default_rng(0)
 
     def value(theta):
-        f, (g,) = objective.tied(net.quadratic, Cbar, theta.reshape(n, d))
+        f, (g,) = net.effect.value(theta.reshape(n, d))
         return f, g.ravel()
 
     options = {"maxiter": 3000, "ftol": 1e-15, "gtol": 1e-11}
@@ -40,6 +40,15 @@ def test_solve_equals_the_best_of_many_restarts(seed):
     np.testing.assert_array_equal(best.U, best.V)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_the_distance_is_to_the_map_that_attains_the_bound(seed):
+    # Sliding blocks have two envelopes, and either can give the higher bound.
+    S = np.random.default_rng(seed).standard_normal((4, 4))
+    best = overt.TiedAutoencoder(S @ S.T, 4, overt.DropBlock(0.6, 4, "sliding")).solve()
+    assert best.certificate.relative_gap <= 1e-8
+    assert best.certificate.distance <= 1e-3 * np.linalg.norm(best.product)
+
+
 def test_anisotropic_data_are_bounded_by_the_untied_network():
     X = np.random.default_rng(0).standard_normal((40, 4)) * [3.0, 2.0, 1.0, 0.5]
     net = overt.TiedAutoencoder(X=X, width=3, noise=overt.Dropout(0.3))
@@ -47,7 +56,8 @@ def test_anisotropic_data_are_bounded_by_the_untied_network():
     lowest = min(run.fun for run in lowest_of_restarts(net))
     assert best.objective <= lowest * (1 + 1e-7)
     assert best.certificate.lower_bound <= lowest
-    assert best.certificate.lower_bound == net.untied.solve().certificate.lower_bound
+    untied = overt.LinearNetwork(X=X, Y=X, width=3, noise=overt.Dropout(0.3)).solve()
+    assert best.certificate.lower_bound == untied.certificate.lower_bound
 
 
 @pytest.mark.parametrize("strength", [0.3, 1.0, 5.0, 50.0])
@@ -60,7 +70,7 @@ def test_every_critical_point_is_critical_and_only_the_global_minimum_is_a_minim
     assert view.strict_saddle
     assert [p.kind for p in view.points].count("minimum") == 1
     for point in view.points:
-        _, (gradient,) = objective.tied(net.quadratic, net.noise.characteristic(3), point.U)
+        _, (gradient,) = net.effect.value(point.U)
         np.testing.assert_allclose(gradient, 0, atol=1e-9)
         if point.kind == "strict saddle":
             step = 1e-3 * point.escape
@@ -86,11 +96,9 @@ def test_hessian_product_agrees_with_finite_differences():
     S = rng.standard_normal((3, 3))
     M, U, D = S + S.T, rng.standard_normal((3, 2)), rng.standard_normal((3, 2))
     net = overt.TiedAutoencoder(M, 2, overt.Dropout(0.4))
-    lam, Cbar = net.noise.strength, net.noise.characteristic(2)
-    after, before = (objective.tied(net.quadratic, Cbar, U + h * D)[1][0] for h in (1e-6, -1e-6))
-    np.testing.assert_allclose(
-        landscape.hessian_product(M, U, lam, D), (after - before) / 2e-6, rtol=1e-6
-    )
+    after, before = (net.effect.value(U + h * D)[1][0] for h in (1e-6, -1e-6))
+    product = landscape.hessian_product(M, U, net.noise.strength, D)
+    np.testing.assert_allclose(product, (after - before) / 2e-6, rtol=1e-6)
 
 
 def test_large_hessians_agree_with_small_ones():

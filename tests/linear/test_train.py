@@ -4,8 +4,40 @@ import numpy as np
 import pytest
 
 import overt
-from overt.linear import inverse_decay, kernels, reference, runs
-from overt.linear.masks import mask_of
+from overt.linear import inverse_decay, kernels, reference, training
+from overt.linear.sampling import DATA, Samples, masks, samples_of_target
+
+
+class OneOfTwo(overt.noise.Noise):
+    """At most one unit of each pair is on, each with probability .4: known to no kernel."""
+
+    def mean(self, width):
+        return np.full(width, 0.4)
+
+    def characteristic(self, width):
+        return np.kron(np.eye(width // 2), [[1.5, -1.0], [-1.0, 1.5]])
+
+    def sample(self, width, size=1, seed=None):
+        draw = np.random.default_rng(seed).random((size, width // 2))
+        masks = np.stack([draw < 0.4, (draw >= 0.4) & (draw < 0.8)], axis=-1)
+        return masks.reshape(size, width).astype(float)
+
+
+class MyDropout(overt.noise.Noise):
+    """Dropout, under a name that no kernel knows."""
+
+    def __init__(self, drop_prob):
+        self.known = overt.Dropout(drop_prob)
+
+    def mean(self, width):
+        return self.known.mean(width)
+
+    def characteristic(self, width):
+        return self.known.characteristic(width)
+
+    def sample(self, width, size=1, seed=None):
+        return self.known.sample(width, size, seed)
+
 
 NOISES = {
     "dropout": overt.Dropout(0.4),
@@ -13,8 +45,8 @@ NOISES = {
     "grid": overt.DropBlock(0.4, 2),
     "sliding": overt.DropBlock(0.4, 3, "sliding"),
     "covariance": overt.CovarianceNoise([1.0, 0.5, 2.0, 1.0], np.diag([0.1, 0.2, 0.3, 0.1]) + 0.05),
+    "a user's own": OneOfTwo(),
 }
-EMPTY = np.empty((0, 0))
 
 
 def sources():
@@ -22,9 +54,9 @@ def sources():
     M, L = rng.standard_normal((5, 3)), rng.standard_normal((3, 2))
     X, Y = rng.standard_normal((7, 3)), rng.standard_normal((7, 5))
     return {
-        "isotropic": (M, EMPTY, EMPTY, EMPTY),
-        "correlated": (M, L, EMPTY, EMPTY),
-        "data": (EMPTY, EMPTY, X, Y),
+        "isotropic": samples_of_target(M, None),
+        "correlated": samples_of_target(M, L),
+        "data": Samples(DATA, X, Y),
     }
 
 
@@ -36,20 +68,22 @@ def factors(seed=1, outputs=5):
 @pytest.mark.parametrize("source", sources())
 @pytest.mark.parametrize("name", NOISES)
 def test_compiled_steps_equal_the_reference(name, source):
-    rates, mask, pair = np.full(300, 0.01), mask_of(NOISES[name], 4), sources()[source]
+    rates, samples = np.full(300, 0.01), sources()[source]
     fast, plain = factors(), factors()
-    assert kernels.unit_steps(*fast, *pair, rates, np.random.default_rng(2), *mask) == 300
-    assert reference.unit_steps(*plain, *pair, rates, np.random.default_rng(2), *mask) == 300
+    for steps, weights in ((kernels.unit_steps, fast), (reference.unit_steps, plain)):
+        rng = np.random.default_rng(2)
+        mask = masks(NOISES[name], 4, rng)(300)
+        assert steps(*weights, samples, mask, rates, rng) == 300
     for a, b in zip(fast, plain, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("source", sources())
 def test_compiled_dropconnect_equals_the_reference(source):
-    rates, pair = np.full(300, 0.01), sources()[source]
+    rates, samples = np.full(300, 0.01), sources()[source]
     fast, plain = factors(), factors()
-    kernels.weight_steps(*fast, *pair, rates, np.random.default_rng(2), 0.3)
-    reference.weight_steps(*plain, *pair, rates, np.random.default_rng(2), 0.3)
+    kernels.weight_steps(*fast, samples, 0.3, rates, np.random.default_rng(2))
+    reference.weight_steps(*plain, samples, 0.3, rates, np.random.default_rng(2))
     for a, b in zip(fast, plain, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
 
@@ -57,10 +91,11 @@ def test_compiled_dropconnect_equals_the_reference(source):
 @pytest.mark.parametrize("name", NOISES)
 def test_compiled_tied_steps_equal_the_reference(name):
     M = np.random.default_rng(0).standard_normal((3, 3))
-    pair, rates, mask = (M, EMPTY, EMPTY, EMPTY), np.full(300, 0.01), mask_of(NOISES[name], 4)
+    rates, samples = np.full(300, 0.002), samples_of_target(M, None)
     fast, plain = factors()[1], factors()[1]
-    kernels.tied_steps(fast, *pair, rates, np.random.default_rng(2), *mask)
-    reference.tied_steps(plain, *pair, rates, np.random.default_rng(2), *mask)
+    for steps, weights in ((kernels.tied_steps, fast), (reference.tied_steps, plain)):
+        rng = np.random.default_rng(2)
+        assert steps(weights, samples, masks(NOISES[name], 4, rng)(300), rates, rng) == 300
     np.testing.assert_allclose(fast, plain, rtol=1e-10, atol=1e-12)
 
 
@@ -71,16 +106,13 @@ def test_the_mean_step_is_the_gradient_of_half_the_objective(name):
     M = np.random.default_rng(0).standard_normal((5, 3))
     net = overt.LinearNetwork(M, 4, noise)
     Ut, Vt = factors()
-    _, gradients = net._value_in_V(Ut.T, Vt.T)
-    rng, steps = np.random.default_rng(3), 5_000
+    _, gradients = net.effect.value(Ut.T, Vt.T)
+    steps, advance = 5_000, net.effect.steps(np.random.default_rng(3))
     moves = np.empty((steps, Ut.size + Vt.size))
     for i in range(steps):
-        u, v = Ut.copy(), Vt.copy()
-        if name == "dropconnect":
-            kernels.weight_steps(u, v, M, EMPTY, EMPTY, EMPTY, np.ones(1), rng, 0.4)
-        else:
-            kernels.unit_steps(u, v, M, EMPTY, EMPTY, EMPTY, np.ones(1), rng, *mask_of(noise, 4))
-        moves[i] = np.concatenate([(Ut - u).T.ravel(), (Vt - v).T.ravel()])
+        U, V = Ut.T.copy(), Vt.T.copy()
+        assert advance([U, V], np.ones(1)) == 1
+        moves[i] = np.concatenate([(Ut.T - U).ravel(), (Vt.T - V).ravel()])
     half = np.concatenate([g.ravel() for g in gradients]) / 2
     error = moves.std(axis=0) / np.sqrt(steps)
     assert np.abs((moves.mean(axis=0) - half) / error).max() <= 5
@@ -100,15 +132,15 @@ def test_seeds_end_at_the_exact_optimum():
 def test_expected_descent_reaches_the_optimum_without_sampling(noise, inputs):
     C = None if inputs == "isotropic" else np.array([[1.0, 0.5, 0], [0.5, 1, 0], [0, 0, 0.5]])
     net = overt.LinearNetwork(np.diag([2.0, 1.5, 0.5]), 4, noise, second_moment=C)
-    run = net.train(6000, 0.05, 2, noise="expected")
+    run = net.train(6000, 0.05, 2, gradient="expected")
     assert run.objective[:, -1].max() <= (1 + 1e-4) * run.optimum
     assert np.all(np.diff(run.objective, axis=1) <= 1e-9)
 
 
 def test_a_run_depends_on_its_seed_only():
     net = overt.LinearNetwork(np.diag([2.0, 1.0]), 3, overt.Dropout(0.5))
-    together = net.train(500, 0.01, 4, workers=2)
-    alone = net.train(500, 0.01, [2], workers=1)
+    together = net.train(500, 0.01, 4, n_jobs=2)
+    alone = net.train(500, 0.01, [2], n_jobs=1)
     np.testing.assert_array_equal(together.U[2], alone.U[0])
     assert not np.array_equal(together.U[0], together.U[1])
 
@@ -134,19 +166,26 @@ def test_an_interrupt_keeps_what_was_computed(monkeypatch):
 
     kernels_unit_steps = kernels.unit_steps
     monkeypatch.setattr(kernels, "unit_steps", steps)
-    run = net.train(1000, 0.01, 1, checkpoints=30, workers=1)
+    run = net.train(1000, 0.01, 1, records=30, n_jobs=1)
     assert run.status == "interrupted"
     reached = np.isfinite(run.objective[0])
     assert 5 < reached.sum() < len(run.steps)
     assert reached[: reached.sum()].all()
 
 
-def test_checkpoints_cover_the_run_from_start_to_end():
+def test_records_cover_the_run_from_start_to_end():
     for steps in (1, 2, 7, 1000):
-        grid = runs._log_grid(steps, 10)
+        grid = training._grid(steps, 10)
         assert grid[0] == 0
         assert grid[-1] == steps
         assert grid == sorted(set(grid))
+
+
+def test_records_can_be_the_steps_themselves():
+    net = overt.LinearNetwork(np.diag([2.0, 1.0]), 3, overt.Dropout(0.5))
+    run, other = net.train(500, 0.01, 2, records=[7, 100]), net.train(500, 0.01, 2, records=4)
+    assert run.steps.tolist() == [0, 7, 100, 500]
+    np.testing.assert_array_equal(run.U, other.U)
 
 
 def test_training_continues_from_given_weights():
@@ -163,9 +202,12 @@ def test_training_continues_from_given_weights():
         ({"learning_rate": -1}, "learning_rate"),
         ({"learning_rate": lambda t: np.ones(3)}, "one rate"),
         ({"seeds": 0}, "seeds"),
-        ({"noise": "none"}, "noise must be one of"),
+        ({"gradient": "none"}, "gradient must be one of"),
+        ({"records": 1}, "records must be at least 2"),
+        ({"records": [3, 11]}, r"records must lie in 0\.\.10, the steps, got 11"),
+        ({"records": 2.5}, "records must be a whole number"),
         ({"init": (np.ones((2, 3)), np.ones((2, 3)))}, "U must be 2 x 2"),
-        ({"workers": 0}, "workers"),
+        ({"n_jobs": 0}, "n_jobs"),
     ],
 )
 def test_bad_training_arguments_are_refused(arguments, message):
@@ -187,3 +229,71 @@ def test_tied_training_reaches_its_optimum():
     run = net.train(40_000, inverse_decay(0.02, 2000), 4)
     assert run.objective[:, -1].mean() <= 1.02 * net.solve().objective
     assert run.objective.min() >= run.optimum * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_a_noise_of_ones_own_trains_as_the_library_would(tied):
+    # The same masks: a run by hand that takes the sample from one stream and the mask from another.
+    M, own, steps, rate = np.diag([2.0, 1.0, 0.5]), MyDropout(0.4), 2500, 0.01
+    network = overt.TiedAutoencoder if tied else overt.LinearNetwork
+    run = network(M, 4, own).train(steps, rate, [7], records=9)
+    rng = np.random.default_rng(7)
+    weights = [0.5 * rng.standard_normal((3, 4)) for _ in range(1 if tied else 2)]
+    again = network(M, 4, own).train(steps, rate, [7], init_scale=0.5, records=3)
+    z = own.known.multipliers(4, steps, rng.spawn(1)[0])
+    for mask in z:
+        x = rng.standard_normal(3)
+        U, V = weights[0], weights[-1]
+        h = mask * (V.T @ x)
+        e = U @ h - M @ x
+        moves = np.outer(e, h), np.outer(x, mask * (U.T @ e))
+        for W, move in zip(weights, [sum(moves)] if tied else moves, strict=True):
+            W -= rate * move
+    for W, expected in zip(again.weights, weights, strict=True):
+        np.testing.assert_allclose(W[0], expected, rtol=1e-9)
+    assert run.objective.min() >= run.optimum * (1 - 1e-12)
+
+
+def test_a_noise_of_ones_own_agrees_with_the_library_within_sampling_error():
+    M, runs = np.diag([2.0, 1.0, 0.5]), 40
+    ends = [
+        overt.LinearNetwork(M, 4, noise).train(800, 0.01, runs, records=2).objective[:, -1]
+        for noise in (overt.Dropout(0.4), MyDropout(0.4))
+    ]
+    error = np.sqrt(sum(end.var(ddof=1) / runs for end in ends))
+    assert abs(ends[0].mean() - ends[1].mean()) <= 5 * error
+    assert not np.array_equal(*ends)
+
+
+@pytest.mark.parametrize("network", [overt.LinearNetwork, overt.TiedAutoencoder])
+def test_a_noise_of_ones_own_works_everywhere(network):
+    net = network(np.diag([3.0, 2.0, 1.0]), 6, OneOfTwo())
+    best = net.solve()
+    run = net.train(40_000, inverse_decay(0.01, 4000), 3, n_jobs=2)
+    assert run.objective[:, -1].mean() <= 1.05 * best.objective
+    assert run.objective.min() >= run.optimum * (1 - 1e-12)
+    exact = net.train(2000, 0.02, 1, gradient="expected")
+    assert exact.objective[0, -1] == pytest.approx(best.objective, rel=1e-3)
+    again = net.train(3000, 0.01, [1], n_jobs=1, records=5)
+    both = net.train(3000, 0.01, 2, n_jobs=2, records=31)
+    np.testing.assert_array_equal(both.weights[0][1], again.weights[0][0])
+
+
+@pytest.mark.parametrize("masks", [np.ones((1, 4)), np.full((8, 4), np.nan)], ids=["one", "nan"])
+def test_masks_that_cannot_be_used_are_refused(masks):
+    class Mine(MyDropout):
+        def sample(self, width, size=1, seed=None):
+            return masks
+
+    with pytest.raises(overt.InputError, match=r"Mine must draw finite masks .* = \(8, 4\), got"):
+        overt.LinearNetwork(np.eye(3), 4, Mine(0.4)).train(8, records=[8])
+
+
+def test_noises_over_weights_that_nobody_knows_are_refused():
+    class OverWeights(MyDropout):
+        masks = "weights"
+
+    with pytest.raises(overt.InputError, match="only DropConnect"):
+        overt.LinearNetwork(np.eye(3), 4, OverWeights(0.4))
+    with pytest.raises(overt.InputError, match="must mask units"):
+        overt.TiedAutoencoder(np.eye(3), 4, OverWeights(0.4))

@@ -1,20 +1,47 @@
-"""The command line's frame: the application, its errors, and how it prints."""
+"""The command line's frame: the application, its errors, Ctrl-C, and how it prints."""
 
 from __future__ import annotations
 
+import json
+import os
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Annotated, NoReturn
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from typer.core import TyperGroup
 
 import overt
 from overt._check import InputError, MissingExtraError
+from overt.results import plain
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
+
+@contextmanager
+def keeping(what: str) -> Iterator[None]:
+    """Say what was kept if Ctrl-C comes meanwhile, and end with exit code 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        fail(f"interrupted; {what}", INTERRUPTED)
+
+
+class _Commands(TyperGroup):
+    """All commands; Ctrl-C is seen here, before the command-line library ends in silence."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with keeping("files that were written before are whole"):
+            return super().invoke(ctx)
+
 
 app = typer.Typer(
+    cls=_Commands,
     help=(
         "The regularizers hidden in training noise, written down, solved and certified.\n\n"
         "Start with [bold]overt tour[/bold], which writes a report of what overt can do."
@@ -35,8 +62,6 @@ def main() -> None:
         fail(str(error), 2)
     except OSError as error:
         fail(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""), 2)
-    except KeyboardInterrupt:
-        fail("interrupted; what was computed is kept", 130)
 
 
 def fail(message: str, code: int) -> NoReturn:
@@ -46,6 +71,16 @@ def fail(message: str, code: int) -> NoReturn:
         f"[bold red]error:[/] {escape(message)}", highlight=False, soft_wrap=True
     )
     raise SystemExit(code)
+
+
+def show_path(what: str, path: str | os.PathLike[str]) -> None:
+    """Print where something was written, on one line that can be copied."""
+    console.print(f"{what}: [bold]{escape(os.fspath(path))}[/]", soft_wrap=True)
+
+
+def show_json(value: Any, *, indent: int | None = None) -> None:
+    """Print numbers, arrays and results as JSON that any reader takes: null for NaN."""
+    typer.echo(json.dumps(plain(value), indent=indent, allow_nan=False))
 
 
 def show_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 from rich.markup import escape
 
 from overt._check import InputError, MissingExtraError
-from overt.cli.base import app, console, show_table
+from overt.cli.base import INTERRUPTED, app, console, fail, show_json, show_path, show_table
 
 if TYPE_CHECKING:
-    from overt.decay import Jumps
+    from overt.decay import Jumps, Minimum, Schedule
+
+RECORDS = 500
+"""About as many records are taken of each run."""
 
 
 @app.command()
@@ -31,7 +33,7 @@ def jumps(
     convention: Annotated[
         str, typer.Option(help="How rate and decay are meant: pytorch, loss or appendix.")
     ] = "pytorch",
-    workers: Annotated[
+    n_jobs: Annotated[
         int | None, typer.Option(min=1, help="Threads; one per core if not set.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
@@ -44,21 +46,15 @@ def jumps(
     A warm-up, a noisy phase that lets runs jump, a quiet phase that fits. Ctrl-C shows what was
     computed. Try: [bold]overt jumps --depth 4 --epsilon 0.1 --seeds 10[/bold]
     """
-    from overt.decay import Observed, Schedule, effective, existence, find_jumps, minima, simulate
+    from overt.decay import effective, existence, find_jumps, minima, simulate, two_by_two
 
     if out is not None and out.suffix not in (".npz", ".json"):
         raise InputError(f"--out must end in .npz or .json, got {out}")
-    problem, noisy = Observed.two_by_two(epsilon), (learning_rate, weight_decay)
-    if periods:
-        schedule = Schedule.periodic(
-            periods, max(1, noisy_steps), noisy=noisy, convention=convention
-        )
-    else:
-        schedule = Schedule.annealing(noisy_steps, quiet_steps, noisy=noisy, convention=convention)
-    record = max(1, schedule.steps // 500)
+    problem, noisy = two_by_two(epsilon), (learning_rate, weight_decay)
+    schedule = _schedule(periods, noisy_steps, quiet_steps, noisy, convention)
     runs = simulate(
-        problem, depth, width, schedule, seeds, record=record, seed=seed, balance=False,
-        workers=workers, progress=not as_json,
+        problem, depth, width, schedule, seeds, records=max(1, schedule.steps // RECORDS),
+        seed=seed, balance=False, n_jobs=n_jobs, progress=not as_json,
     )  # fmt: skip
     found = find_jumps(runs)
     lam = effective(*noisy, convention)[1]
@@ -68,27 +64,49 @@ def jumps(
         runs.save(out)
     if plot is not None:
         _draw(found, plot)
-    steps = [int(step) for step in found.jump_step]
     if as_json:
-        typer.echo(
-            json.dumps(
-                {
-                    "status": str(found.status),
-                    "schedule": schedule.to_dict(),
-                    "jump_step": steps,
-                    "jumped": found.jumped,
-                    "median": found.median if found.jumped * 2 > len(steps) else None,
-                    "returned": found.returned,
-                    "diverged": int(runs.diverged.sum()),
-                    "missing": [_finite(x) for x in runs.missing[:, -1, 0]],
-                    "test_error": [_finite(x) for x in runs.test_error[:, -1]],
-                    "minima": [m.to_dict() for m in lowest],
-                    "exists_below": limits,
-                }
-            )
-        )
-        return
-    console.print(f"minima at weight decay {lam:g} (coefficient of |theta|^2):")
+        show_json(_summary(found, schedule, lowest, limits))
+    else:
+        console.print(f"minima at weight decay {lam:g} (coefficient of |theta|^2):")
+        _show_minima(lowest, limits, epsilon)
+        _show_jumps(found)
+        for path in (out, plot):
+            if path is not None:
+                show_path("written", path)
+    if found.status == "interrupted":
+        fail("interrupted; what is shown and written holds the steps taken", INTERRUPTED)
+
+
+def _schedule(
+    periods: int, noisy_steps: int, quiet_steps: int, noisy: tuple[float, float], convention: str
+) -> Schedule:
+    from overt.decay import Schedule
+
+    if periods:
+        steps = max(1, noisy_steps)
+        return Schedule.periodic(periods, steps, noisy=noisy, convention=convention)
+    return Schedule.annealing(noisy_steps, quiet_steps, noisy=noisy, convention=convention)
+
+
+def _summary(
+    found: Jumps, schedule: Schedule, lowest: list[Minimum], limits: dict[int, float]
+) -> dict[str, Any]:
+    return {
+        "status": found.status,
+        "schedule": schedule.to_dict(),
+        "jump_step": found.jump_step,
+        "jumped": found.jumped,
+        "median": _median(found),
+        "returned": found.returned,
+        "diverged": found.runs.diverged.sum(),
+        "missing": found.runs.missing[:, -1, 0],
+        "test_error": found.runs.test_error[:, -1],
+        "minima": lowest,
+        "exists_below": limits,
+    }
+
+
+def _show_minima(lowest: list[Minimum], limits: dict[int, float], epsilon: float) -> None:
     show_table(
         ("rank", "kind", "loss", "missing entry", "smallest curvature"),
         [(m.rank, m.kind, m.loss, float(m.matrix[0, 1]), m.curvature) for m in lowest],
@@ -97,49 +115,40 @@ def jumps(
         f"rank 1 has a minimum below {limits[1]:.4f}, rank 2 below {limits[2]:.4f}; the rank-1 "
         f"completion is {1 / epsilon:g}.\n"
     )
-    marks = sorted({int(k) for k in found.steps[:: max(1, len(found.steps) // 10)]})
+
+
+def _show_jumps(found: Jumps) -> None:
+    marks = range(0, len(found.steps), max(1, len(found.steps) // 10))
+    shares = 1 - np.stack([found.surviving, found.upper, found.lower], axis=1)
     show_table(
         ("step", "jumped", "95% low", "95% high"),
-        [
-            (t, found.share(t), float(1 - found.upper[k]), float(1 - found.lower[k]))
-            for t in marks
-            for k in [int((found.steps <= t).sum()) - 1]
-        ],
+        [(int(found.steps[k]), *map(float, shares[k])) for k in marks],
     )
-    median = f", median step {found.median:.0f}" if found.jumped * 2 > len(steps) else ""
+    median = _median(found)
+    when = "" if median is None else f", median step {median:.0f}"
     console.print(
-        f"{found.jumped} of {len(steps)} runs jumped to rank 1{median}; "
+        f"{found.jumped} of {len(found.jump_step)} runs jumped to rank 1{when}; "
         f"{found.returned} of {found.below} came back."
     )
-    if str(found.status) != "finished":
+    if found.status != "finished":
         console.print(f"[bold]{found.status}[/]: {escape(found.status.explanation)}")
-    for path in (out, plot):
-        if path is not None:
-            console.print(f"written: [bold]{escape(os.fspath(path))}[/]", soft_wrap=True)
 
 
-def _finite(value: float) -> float | None:
-    return float(value) if value == value else None
+def _median(found: Jumps) -> float | None:
+    """Return the median jump step if more than half of the runs jumped."""
+    return found.median if found.jumped * 2 > len(found.jump_step) else None
 
 
 def _draw(found: Jumps, path: Path) -> None:
+    from overt.experiments._jumps import ratio_panel, summary, survival_panel
+
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         raise MissingExtraError("matplotlib", "plots") from None
-    figure = Figure(figsize=(6.4, 5.6), layout="constrained")
+    figure, row = Figure(figsize=(6.4, 5.6), layout="constrained"), summary(found, shown=20)
     ratio, share = figure.subplots(2, 1, sharex=True)
-    for row in found.runs.ratio[:20]:
-        ratio.plot(found.steps, row, lw=0.6, color="firebrick", alpha=0.5)
-    ratio.axhline(found.threshold, color="black", ls=":", lw=1)
-    ratio.set_yscale("log")
-    ratio.set_ylim(1e-4, 1)
-    ratio.set_ylabel("$s_2 / s_1$")
-    share.step(found.steps, found.surviving, where="post", color="firebrick")
-    share.fill_between(
-        found.steps, found.lower, found.upper, step="post", color="firebrick", alpha=0.2
-    )
-    share.set_ylim(-0.02, 1.02)
-    share.set_xlabel("step")
+    ratio_panel(ratio, row, found.threshold)
+    survival_panel(share, row, "", "firebrick")
     share.set_ylabel("share not jumped (95% band)")
     figure.savefig(path, dpi=150)

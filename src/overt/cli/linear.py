@@ -49,7 +49,7 @@ def solve(
     if rank is not None:
         from overt.linear import drop_prob_for_rank
 
-        drop_prob = drop_prob_for_rank(*_target(target), width, rank, **_data(x, y))
+        drop_prob = drop_prob_for_rank(width=width, rank=rank, **_given(target, x, y))
     net = _network(target, x, y, width, noise, drop_prob, block_size)
     best = net.solve()
     certificate = best.certificate
@@ -86,6 +86,11 @@ def train(
         typer.Option(help="Step by which the step size has halved."),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of runs.")] = 10,
+    gradient: Annotated[
+        str, typer.Option(help="sampled, or expected: descent on the exact objective.")
+    ] = "sampled",
+    records: Annotated[int, typer.Option(min=2, help="How often runs are measured.")] = 40,
+    n_jobs: Annotated[int | None, typer.Option(min=1, help="Threads; all by default.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the traces to .npz or .json.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the objective to this picture.")] = None,
 ) -> None:
@@ -99,7 +104,7 @@ def train(
 
     net = _network(target, x, y, width, noise, drop_prob, block_size)
     rate: Any = learning_rate if halving is None else inverse_decay(learning_rate, halving)
-    run = net.train(steps, rate, seeds)
+    run = net.train(steps, rate, seeds, gradient=gradient, records=records, n_jobs=n_jobs)
     if run.diverged.all():
         fail(run.status.explanation, 1)
     picked = sorted({0, *range(len(run.steps) - 1, 0, -max(1, len(run.steps) // 8))})
@@ -154,16 +159,11 @@ def _network(
             chosen = DropConnect(drop_prob)
         case _:
             raise InputError(f"--noise must be dropout, dropblock or dropconnect, got {noise!r}")
-    return LinearNetwork(*_target(target), width, chosen, **_data(x, y))
+    return LinearNetwork(width=width, noise=chosen, **_given(target, x, y))
 
 
-def _target(target: Path | None) -> tuple[Any]:
+def _given(target: Path | None, x: Path | None, y: Path | None) -> dict[str, Any]:
     from overt._files import read_matrix
 
-    return (None if target is None else read_matrix(target),)
-
-
-def _data(x: Path | None, y: Path | None) -> dict[str, Any]:
-    from overt._files import read_matrix
-
-    return {name: read_matrix(p) for name, p in (("X", x), ("Y", y)) if p is not None}
+    named = {"target": target, "X": x, "Y": y}
+    return {name: read_matrix(path) for name, path in named.items() if path is not None}

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
-from overt.cli.base import app, console, fail, show_table
+from overt.cli.base import (
+    INTERRUPTED,
+    app,
+    console,
+    fail,
+    keeping,
+    show_json,
+    show_path,
+    show_table,
+)
+
+if TYPE_CHECKING:
+    from overt.theorems.base import Verdict
 
 
 @app.command()
@@ -21,8 +30,9 @@ def tour(
     """Run overt's main jobs on bundled data and write one HTML report."""
     from overt.tour import tour as run_tour
 
-    path, held = run_tour(out, seed=seed)
-    console.print(f"report: [bold]{escape(os.fspath(path))}[/]", soft_wrap=True)
+    with keeping("the report is written at its end, so there is none"):
+        path, held = run_tour(out, seed=seed)
+    show_path("report", path)
     if not held:
         fail("some claims did not hold; the report says which", 1)
 
@@ -42,45 +52,57 @@ def verify(
     any statement does not hold. Try: [bold]overt verify path-norm --json[/bold]
     """
     from overt import theorems
-    from overt._progress import meter
+    from overt._progress import meter, reraising_interrupts
 
     chosen, verdicts = ids or list(theorems.registered()), []
     checks = theorems.verify(chosen, size=size, seed=seed)
-    with meter("verify", len(chosen), show=not as_json) as bar:
-        for verdict in checks:
-            verdicts.append(verdict)
-            bar.advance(note=verdict.id)
-    failed = [v for v in verdicts if v.verdict not in ("holds", "skipped")]
-    skipped = [v for v in verdicts if v.verdict == "skipped"]
+    stopped = False
+    try:
+        with meter("verify", len(chosen), show=not as_json) as bar:
+            for _ in chosen:
+                with reraising_interrupts():
+                    verdict = next(checks)
+                verdicts.append(verdict)
+                bar.advance(note=verdict.id)
+    except KeyboardInterrupt:
+        stopped = True
     if as_json:
-        typer.echo(json.dumps([v.to_dict() for v in verdicts], indent=1))
+        show_json(verdicts, indent=1)
     else:
-        show_table(
-            ("statement", "residual", "tolerance", "printed", "verdict", "seconds"),
-            [
-                (
-                    f"{v.id}: {v.claim if v.residual is not None else v.detail}",
-                    v.residual,
-                    v.tolerance,
-                    v.printed_residual,
-                    v.verdict,
-                    v.seconds,
-                )
-                for v in verdicts
-            ],
-        )
-        held = len(verdicts) - len(failed) - len(skipped)
-        console.print(f"{held} of {len(verdicts)} statements hold.")
-        if skipped:
-            console.print(f"{len(skipped)} were skipped: {skipped[0].detail}")
-        corrected = sum(v.correction is not None for v in verdicts)
-        if corrected:
-            console.print(
-                f"{corrected} are corrected: the form printed in the paper was measured too, and "
-                "must not hold."
-            )
+        _show_verdicts(verdicts)
+    if stopped:
+        fail(f"interrupted; {len(verdicts)} of {len(chosen)} were checked", INTERRUPTED)
+    failed = [v.id for v in verdicts if v.verdict not in ("holds", "skipped")]
     if failed:
-        fail(f"not confirmed: {', '.join(v.id for v in failed)}", 1)
+        fail(f"not confirmed: {', '.join(failed)}", 1)
+
+
+def _show_verdicts(verdicts: list[Verdict]) -> None:
+    show_table(
+        ("statement", "residual", "tolerance", "printed", "verdict", "seconds"),
+        [
+            (
+                f"{v.id}: {v.claim if v.residual is not None else v.detail}",
+                v.residual,
+                v.tolerance,
+                v.printed_residual,
+                v.verdict,
+                v.seconds,
+            )
+            for v in verdicts
+        ],
+    )
+    held = sum(v.verdict == "holds" for v in verdicts)
+    console.print(f"{held} of {len(verdicts)} statements hold.")
+    skipped = [v for v in verdicts if v.verdict == "skipped"]
+    if skipped:
+        console.print(f"{len(skipped)} were skipped: {skipped[0].detail}")
+    corrected = sum(v.correction is not None for v in verdicts)
+    if corrected:
+        console.print(
+            f"{corrected} are corrected: the form printed in the paper was measured too, and "
+            "must not hold."
+        )
 
 
 @app.command()
@@ -91,7 +113,7 @@ def reproduce(
         str,
         typer.Option(help="toy (seconds), full (the paper's), or one that --list names."),
     ] = "toy",
-    workers: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 1,
+    n_jobs: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder for rows, pictures and summaries.")] = Path(
         "overt-results"
     ),
@@ -103,7 +125,6 @@ def reproduce(
     """
     from overt import experiments
     from overt._progress import meter
-    from overt.experiments import report
 
     if list_all or experiment_id is None:
         chosen = [experiments.find(name) for name in experiments.IDS]
@@ -111,13 +132,14 @@ def reproduce(
         show_table(("id", "sizes", "source", "claim"), lines)
         return
     experiment = experiments.find(experiment_id)
-    with meter(experiment.id, 1) as bar:
-        rows = experiments.run(experiment, size=size, workers=workers, out=out, on_row=bar.reach)
-    findings, picture = report.write(experiment, size, rows, out)
+    stored = f"rows that were finished are in {out / experiment.id}.jsonl; the same command goes on"
+    with keeping(stored), meter(experiment.id, 1) as bar:
+        rows = experiments.run(experiment, size=size, n_jobs=n_jobs, out=out, on_row=bar.reach)
+    findings, picture = experiments.report(experiment, size, rows, out)
     show_table(
         ("claim", "verdict", "measured", "reported"),
         [(f.claim, f.holds, f.measured, f.reported) for f in findings],
     )
-    console.print(f"picture: [bold]{escape(os.fspath(picture))}[/]", soft_wrap=True)
+    show_path("picture", picture)
     if not all(f.holds for f in findings):
         fail(f"{experiment.id}: a claim did not hold", 1)

@@ -1,16 +1,16 @@
 """Deep linear networks with weight decay: minima by rank, SGD's one-way jumps, completion.
 
->>> from overt.decay import Observed, minima
->>> [m.rank for m in minima(Observed.two_by_two(0.25), depth=3, weight_decay=1e-3)]
+>>> from overt.decay import minima, two_by_two
+>>> [m.rank for m in minima(two_by_two(0.25), depth=3, weight_decay=1e-3)]
 [0, 1, 2]
 """
 
 from overt.decay.absorbing import ApproximateRankSet, Closedness, closedness
 from overt.decay.completion import DeepLinearCompletion
+from overt.decay.family import two_by_two
 from overt.decay.jumping import Jumps, find_jumps, jumps, survival, sweep
 from overt.decay.landscape import Minimum, existence, minima, smallest_fitting_rank
-from overt.decay.layers import balanced, representation_cost
-from overt.decay.problem import Observed
+from overt.decay.layers import balanced, test_error, train_error
 from overt.decay.records import Runs
 from overt.decay.schedule import Phase, Schedule, effective
 from overt.decay.sgd import entry_draws, initial_weights, simulate
@@ -21,7 +21,6 @@ __all__ = [
     "DeepLinearCompletion",
     "Jumps",
     "Minimum",
-    "Observed",
     "Phase",
     "Runs",
     "Schedule",
@@ -34,9 +33,11 @@ __all__ = [
     "initial_weights",
     "jumps",
     "minima",
-    "representation_cost",
     "simulate",
     "smallest_fitting_rank",
     "survival",
     "sweep",
+    "test_error",
+    "train_error",
+    "two_by_two",
 ]

@@ -21,9 +21,9 @@ import numpy as np
 from overt._check import InputError, chain, number, whole
 from overt._types import Seed
 from overt.decay import layers
-from overt.decay.problem import Observed
 from overt.decay.schedule import Schedule
-from overt.decay.sgd import entry_draws, initial_weights, seed_root
+from overt.decay.sgd import Weights, entry_draws, initial_weights, seed_root
+from overt.entries import Entries
 from overt.results import Result
 
 
@@ -61,7 +61,7 @@ class ApproximateRankSet:
     @classmethod
     def for_problem(
         cls,
-        problem: Observed,
+        problem: Entries,
         depth: int,
         width: int,
         weight_decay: float,
@@ -90,7 +90,7 @@ class ApproximateRankSet:
         return cls(rank, balance, slack, alpha, C)
 
     def learning_rates(
-        self, problem: Observed, depth: int, width: int, weight_decay: float
+        self, problem: Entries, depth: int, width: int, weight_decay: float
     ) -> dict[str, float]:
         """Return the four bounds of Theorem B.1 on the learning rate; B_r is closed below all.
 
@@ -112,7 +112,7 @@ class ApproximateRankSet:
 
     def absorption(
         self,
-        problem: Observed,
+        problem: Entries,
         width: int,
         weight_decay: float,
         learning_rate: float,
@@ -160,7 +160,7 @@ class ApproximateRankSet:
         }
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Closedness(Result):
     """How many of `steps` SGD steps broke a condition of B_r that held before them."""
 
@@ -174,7 +174,7 @@ class Closedness(Result):
 
 def closedness(
     region: ApproximateRankSet,
-    problem: Observed,
+    problem: Entries,
     depth: int,
     width: int,
     weight_decay: float,
@@ -190,25 +190,18 @@ def closedness(
     since the theorem's eps_1 (about 1e-24) lies below rounding: balance to that accuracy cannot
     even be stored, and is then neither kept nor broken.
     """
-    from overt.decay.kernels import descend
-
     schedule = Schedule.constant(whole("steps", steps), learning_rate, weight_decay)
     phase, root = schedule.phases[0], seed_root(seed)
     counts = {"steps": 0, "bound": 0, "balance": 0, "rank": 0}
     for run in range(whole("runs", runs)):
         A = layers.product(initial_weights(problem, depth, width, seed=root, run=run))
-        weights = layers.balanced(A, depth, width, min(region.rank, min(problem.shape)))
-        F, M, G = weights[0].T.copy(), np.array(weights[1:-1]), weights[-1].copy()
-        scale = np.ones(1)
+        state = Weights(layers.balanced(A, depth, width, min(region.rank, min(problem.shape))))
         for draw in entry_draws(problem, steps, seed=root, run=run).reshape(-1, 1):
-            before = region.violations([F.T, *M, G])
-            descend(
-                F, M, G, scale, problem.rows, problem.cols, problem.values, draw,
-                phase.learning_rate, phase.weight_decay,
-            )  # fmt: skip
+            before = region.violations(state.layers())
+            state.descend(problem, draw, phase.learning_rate, phase.weight_decay)
+            state.fold()
             counts["steps"] += 1
-            F, G, scale = scale * F, scale * G, np.ones(1)
-            for name, broken in region.violations([F.T, *M, G]).items():
+            for name, broken in region.violations(state.layers()).items():
                 counts[name] += broken and not before[name]
     allowed = min(region.learning_rates(problem, depth, width, weight_decay).values())
     return Closedness(**counts, learning_rate=phase.learning_rate, allowed=allowed)

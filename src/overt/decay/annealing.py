@@ -11,8 +11,9 @@ from overt._check import InputError
 from overt._progress import Meter
 from overt._types import Floats
 from overt.decay import layers
-from overt.decay.problem import Observed
 from overt.decay.schedule import Phase
+from overt.decay.sgd import Weights
+from overt.entries import Entries
 
 _LADDER = 9  # doublings of the weight decay, up to where even rank 1 does not pay
 _EPOCHS = (60, 400)  # least and most passes over the entries in one noisy phase
@@ -32,7 +33,7 @@ class Candidate:
     weight_decay: float
     rank: int
     train_error: float
-    held_out_error: float
+    holdout_error: float
 
 
 class Steps:
@@ -49,45 +50,45 @@ class Steps:
             self.bar.advance(0, note=f"{self.taken / 1e6:.1f}M steps, {note}")
 
 
-class Path:
+class AnnealedPath:
     """SGD's weights on a problem; rates follow from the problem's size and halve on divergence."""
 
     def __init__(
-        self, problem: Observed, depth: int, width: int, rng: np.random.Generator, steps: Steps
+        self, problem: Entries, depth: int, width: int, rng: np.random.Generator, steps: Steps
     ) -> None:
         self._problem, self._depth, self._rng, self._steps = problem, depth, rng, steps
         shapes = layers.shapes(problem.shape, depth, width)
-        weights = [rng.standard_normal(shape) / np.sqrt(width) for shape in shapes]
-        self._state: tuple[Floats, ...] = _kernel_layout(weights)
+        self._state = Weights([rng.standard_normal(shape) / np.sqrt(width) for shape in shapes])
         self._rate = 0.5 / curvature(problem.shape, depth)
+        self.decays = decays(problem.shape, depth)
         self._fresh = True
 
-    def branch(self) -> Path:
+    def branch(self) -> AnnealedPath:
         """Return a copy that goes its own way."""
-        other = object.__new__(Path)
-        other.__dict__ = {**self.__dict__, "_state": tuple(part.copy() for part in self._state)}
+        other = object.__new__(AnnealedPath)
+        other.__dict__ = {**self.__dict__, "_state": self._state.copy()}
         return other
 
     def weights(self) -> list[Floats]:
         """Return the layers [W_1, ..., W_L]."""
-        F, M, G = self._state
-        return [F.T.copy(), *M.copy(), G.copy()]
+        return [W.copy() for W in self._state.layers()]
 
     def rank(self) -> int:
         """Return how many singular values of the product have not been shed."""
-        F, M, G = self._state
         # The product's spectrum is that of a width x width core between orthonormal bases.
-        core: Any = np.linalg.qr(G, mode="r")
-        right: Any = np.linalg.qr(F, mode="r")
-        for W in M[::-1]:
+        core: Any = np.linalg.qr(self._state.G, mode="r")
+        right: Any = np.linalg.qr(self._state.F, mode="r")
+        for W in self._state.M[::-1]:
             core = core @ W
         s = np.linalg.svd(core @ right.T, compute_uv=False)
         return int(np.sum(s > max(_SHED * s[0], 1e-3)))
 
-    def candidate(self, lam: float, train: Observed, judge: Observed) -> Candidate:
+    def candidate(self, lam: float, train: Entries, judge: Entries) -> Candidate:
         """Grade the present weights."""
         A = layers.product(self.weights())
-        return Candidate(lam, self.rank(), train.train_error(A), judge.train_error(A))
+        return Candidate(
+            lam, self.rank(), *(layers.train_error(part, A) for part in (train, judge))
+        )
 
     def shed(self, lam: float) -> None:
         """Run the noisy phase at this weight decay."""
@@ -100,9 +101,8 @@ class Path:
 
     def truncate(self, rank: int) -> None:
         """Keep the product's largest `rank` singular values, in balanced layers."""
-        A, width = layers.product(self.weights()), self._state[0].shape[1]
-        weights = layers.balanced(A, self._depth, width, rank)
-        self._state = _kernel_layout(weights)
+        A, width = layers.product(self.weights()), self._state.F.shape[1]
+        self._state = Weights(layers.balanced(A, self._depth, width, rank))
 
     def settle(self, lam: float) -> None:
         """Drop what is all but shed, then run the quiet phases that follow a noisy one."""
@@ -120,17 +120,12 @@ class Path:
     def _descend(
         self, count: int, rate: float, lam: float, note: str, *, halve: bool = True
     ) -> None:
-        from overt.decay.kernels import descend
-
-        p = self._problem
         while count > 0:
             size = min(count, _PIECE)
-            draws = self._rng.integers(len(p), size=size)
-            before = tuple(part.copy() for part in self._state)
-            scale = np.ones(1)
-            taken = descend(*self._state, scale, p.rows, p.cols, p.values, draws, rate, lam)
-            F, M, G = self._state
-            self._state = (scale * F, M, scale * G)
+            before = self._state.copy()
+            draws = self._rng.integers(len(self._problem), size=size)
+            taken = self._state.descend(self._problem, draws, rate, lam)
+            self._state.fold()
             self._steps.add(taken, note)
             if taken < size:
                 if not halve or rate < 1e-12:
@@ -141,11 +136,6 @@ class Path:
                 self._state, self._rate, rate = before, self._rate / 2, rate / 2
                 continue
             count -= size
-
-
-def _kernel_layout(weights: layers.Layers) -> tuple[Floats, ...]:
-    """Return (first layer transposed, middle layers, last layer), as the kernel wants them."""
-    return weights[0].T.copy(), np.array(weights[1:-1]), weights[-1].copy()
 
 
 def curvature(shape: tuple[int, int], depth: int) -> float:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from overt._check import number, whole
 from overt._types import Floats, Seed
 from overt.decay import layers
 from overt.decay.annealing import curvature
-from overt.decay.problem import Observed
-from overt.decay.sgd import entry_draws, initial_weights, seed_root
+from overt.decay.sgd import Weights, entry_draws, initial_weights, seed_root
+from overt.entries import Entries
 
 
-def nuclear_norm(
-    problem: Observed, *, tolerance: float = 1e-5, max_iterations: int = 3000
-) -> Floats:
+def nuclear_norm(problem: Entries, *, tol: float = 1e-5, max_iterations: int = 3000) -> Floats:
     """Minimize |A|_* subject to A = y on the observed entries, by ADMM.
 
     A = soft-threshold of B - D at 1/rho, B = A + D with the observed entries reset, D += A - B.
-    Stops when |A - B| and the change of B are below `tolerance` times |B|.
+    Stops when |A - B| and the change of B are below `tol` times |B|.
     """
-    number("tolerance", tolerance, exclusive=True)
+    number("tol", tol, exclusive=True)
     observed = np.zeros(problem.shape)
     observed[problem.rows, problem.cols] = problem.values
     B, D = observed.copy(), np.zeros(problem.shape)
@@ -33,7 +33,7 @@ def nuclear_norm(
         B[problem.rows, problem.cols] = problem.values
         D += A - B
         primal, dual, size = (float(np.linalg.norm(v)) for v in (A - B, B - before, B))
-        if max(primal, dual) <= tolerance * size:
+        if max(primal, dual) <= tol * size:
             break
         # Residual balancing, the standard rule of thumb for ADMM's step.
         if primal > 10 * dual:
@@ -44,36 +44,31 @@ def nuclear_norm(
 
 
 def small_initialization(
-    problem: Observed,
+    problem: Entries,
     depth: int = 3,
     width: int = 20,
     *,
     init: float = 0.1,
     learning_rate: float | None = None,
     epochs: int = 3000,
-    tolerance: float = 1e-5,
+    tol: float = 1e-5,
     seed: Seed = 0,
 ) -> Floats:
     """Descend without weight decay from small weights until the entries are fitted.
 
     The implicit bias of gradient descent on deep linear networks: ranks are learnt one by one.
-    Stops when the mean squared residual is below `tolerance` times that of zero.
+    Stops when the mean squared residual is below `tol` times that of zero.
     """
-    from overt.decay.kernels import descend
-
     scale = float(np.sqrt(np.mean(problem.values**2))) or 1.0
-    unit = problem.values / scale
+    unit = replace(problem, values=problem.values / scale)
     rate = 0.1 / curvature(problem.shape, depth) if learning_rate is None else learning_rate
     root = seed_root(seed)
-    W = initial_weights(problem, depth, width, init=init, seed=root)
-    F, M, G = W[0].T.copy(), np.array(W[1:-1]).reshape(-1, width, width), W[-1].copy()
+    state = Weights(initial_weights(problem, depth, width, init=init, seed=root))
     block = 20 * len(problem)
     for k in range(max(1, epochs // 20)):
         draws = entry_draws(problem, block, seed=root, run=k + 1)
-        taken = descend(F, M, G, np.ones(1), problem.rows, problem.cols, unit, draws, rate, 0.0)
-        if taken < block:
+        if state.descend(unit, draws, rate, 0.0) < block:
             break
-        A = layers.product([F.T, *M, G])
-        if np.mean((A[problem.rows, problem.cols] - unit) ** 2) <= tolerance:
+        if layers.train_error(unit, layers.product(state.layers())) <= tol:
             break
-    return scale * layers.product([F.T, *M, G])
+    return scale * layers.product(state.layers())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -10,13 +12,20 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from overt._check import InputError, generator, number, whole
+from overt._completed import Completed
 from overt._progress import meter
-from overt._types import Floats, Ints, Seed
+from overt._types import Array, Floats, Ints, Seed
 from overt.decay import layers
-from overt.decay.annealing import Candidate, Path, Steps, decays
-from overt.decay.problem import Observed
+from overt.decay.annealing import AnnealedPath, Candidate, Steps
 from overt.decay.schedule import Schedule
+from overt.entries import Entries, identifiers, observed
 from overt.results import Status
+
+Fitted = tuple[Candidate, list[Floats]]
+"""A candidate with its layers."""
+
+Start = Callable[[Entries], AnnealedPath]
+"""Random weights for these entries."""
 
 
 class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -26,7 +35,7 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
     While the decay doubles again and again, SGD's noise makes it jump to lower and lower
     ranks, and it never jumps back ([One-way jumps] Theorem 3.2). From every rank that is met, a
     quiet phase (small steps, hardly any decay) fits the entries, and the held-out ones judge it.
-    The lowest rank within `tolerance` of the best is then fitted again to all entries.
+    The lowest rank within `tol` of the best is then fitted again to all entries.
 
     Parameters
     ----------
@@ -39,12 +48,12 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         a Schedule (for values divided by their root mean square) to be run as it is.
     restarts
         Fits to all entries from different random weights; the lowest rank whose error is within
-        tolerance of the best is kept.
-    held_out
+        `tol` of the best is kept.
+    holdout
         Share of the entries that judge the ranks.
-    tolerance
-        A rank is good enough if its held-out mean squared error is at most (1 + tolerance) times
-        the best one plus a thousandth of tolerance times the values' mean square.
+    tol
+        A rank is good enough if its held-out mean squared error is at most (1 + tol) times the
+        best one plus a thousandth of tol times the values' mean square.
     seed
         Of the weights, the entries' order and the held-out entries.
     progress
@@ -54,6 +63,8 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
     ----------
     U_, V_
         Factors of the completed matrix U_ V_' (rows x rank, cols x rank).
+    row_ids_, col_ids_
+        The identifiers of rows and columns, where the entries came with them.
     rank_, weights_, path_, weight_decay_
         The rank, the layers [W_1, ..., W_L], the candidates met, and the decay of the last noisy
         phase (0 with a Schedule of your own).
@@ -69,8 +80,8 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         width: int | None = None,
         schedule: str | Schedule = "annealing",
         restarts: int = 1,
-        held_out: float = 0.1,
-        tolerance: float = 0.1,
+        holdout: float = 0.1,
+        tol: float = 0.1,
         seed: Seed = 0,
         progress: bool = False,
     ) -> None:
@@ -78,68 +89,42 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         self.width = width
         self.schedule = schedule
         self.restarts = restarts
-        self.held_out = held_out
-        self.tolerance = tolerance
+        self.holdout = holdout
+        self.tol = tol
         self.seed = seed
         self.progress = progress
 
-    def fit(self, X: Any, y: None = None) -> Self:
-        """Fit the stored entries of a sparse matrix, or what is not NaN in a dense one."""
-        if hasattr(X, "tocoo"):
-            entries = X.tocoo()
-            return self._fit(Observed(entries.row, entries.col, entries.data, entries.shape))
-        return self._fit(Observed.from_matrix(X))
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Fit to observed entries.
 
-    def fit_triplets(
-        self, rows: Any, cols: Any, values: Any, shape: tuple[int, int] | None = None
-    ) -> Self:
-        """Fit entries (rows[n], cols[n]); by default the shape is the smallest that holds them."""
-        rows, cols = np.asarray(rows), np.asarray(cols)
-        if shape is None:
-            if rows.size == 0 or cols.size == 0:
-                raise InputError("there must be at least one observed entry, got none")
-            shape = (int(rows.max()) + 1, int(cols.max()) + 1)
-        return self._fit(Observed(rows, cols, values, shape))
-
-    def predict(self, rows: Any, cols: Any) -> Floats:
-        """Return the completed matrix's entries (rows[n], cols[n])."""
-        check_is_fitted(self)
-        rows, cols = np.asarray(rows), np.asarray(cols)
-        for name, index, size in (("rows", rows, len(self.U_)), ("cols", cols, len(self.V_))):
-            if index.size and (index.min() < 0 or index.max() >= size):
-                raise InputError(f"{name} must lie in 0..{size - 1}, got up to {index.max()}")
-        return np.asarray(np.sum(self.U_[rows] * self.V_[cols], axis=-1))
-
-    def complete(self) -> Floats:
-        """Return the completed matrix U_ V_'."""
-        check_is_fitted(self)
-        return np.asarray(self.U_ @ self.V_.T)
-
-    def _fit(self, problem: Observed) -> Self:
+        X is overt.Entries, scipy sparse (stored entries are observed), a dense array with NaN (or a
+        mask) for missing entries, a data frame of three columns (row, column, value; predictions
+        are then asked for by identifier), or, with `y`, an (n, 2) array of (row, col) pairs.
+        """
+        entries = observed(X, y)
         depth = whole("depth", self.depth, 3)
-        width = min(*problem.shape, 20 if self.width is None else whole("width", self.width))
+        width = min(*entries.shape, 20 if self.width is None else whole("width", self.width))
         whole("restarts", self.restarts)
-        tolerance = number("tolerance", self.tolerance)
-        held_out = number("held_out", self.held_out)
-        if not 0 < held_out < 1:
-            raise InputError(f"held_out must be between 0 and 1, got {self.held_out!r}")
-        scale = float(np.sqrt(np.mean(problem.values**2)))
+        tol, holdout = number("tol", self.tol), number("holdout", self.holdout)
+        if not 0 < holdout < 1:
+            raise InputError(f"holdout must be between 0 and 1, got {self.holdout!r}")
+        scale = float(np.sqrt(np.mean(entries.values**2)))
         if scale == 0:
             raise InputError("values must not all be 0: there is nothing to fit")
         rng = generator(self.seed)
-        values = problem.values / scale
-        unit = Observed(problem.rows, problem.cols, values, problem.shape)
-        self.status_, self.weight_decay_ = Status.FINISHED, 0.0
+        unit = replace(entries, values=entries.values / scale)
+        self.row_ids_, self.col_ids_ = entries.row_ids, entries.col_ids
         self.path_: list[Candidate] = []
-        kept: list[tuple[Candidate, list[Floats]]] = []
-        steps = Steps()
+        self.status_, steps = Status.FINISHED, Steps()
+        kept: list[Fitted] = []
+        start = partial(AnnealedPath, depth=depth, width=width, rng=rng, steps=steps)
         try:
             with meter("fit", 1, show=self.progress) as bar:
                 steps.bar = bar
                 if isinstance(self.schedule, Schedule):
-                    kept += self._as_scheduled(unit, depth, width, rng, steps)
+                    self._follow(self.schedule, unit, start, kept)
                 elif self.schedule == "annealing":
-                    self._anneal(unit, depth, width, held_out, tolerance, rng, steps, kept)
+                    self._anneal(unit, *_split(unit, holdout, rng), start, tol, kept)
                 else:
                     raise InputError(
                         f"schedule must be 'annealing' or a Schedule, got {self.schedule!r}"
@@ -148,7 +133,7 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
             if not kept:
                 raise
             self.status_ = Status.INTERRUPTED
-        best, weights = _choose(kept, tolerance, by="train_error")
+        best, weights = _choose(kept, tol, by="train_error")
         self.weight_decay_, self.n_steps_ = best.weight_decay, steps.taken
         self.weights_ = [W * scale ** (1 / depth) for W in weights]
         A, rank = layers.product(self.weights_), max(best.rank, 1)
@@ -157,32 +142,51 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         self.U_, self.V_ = U[:, :rank] * np.sqrt(s[:rank]), Vt[:rank].T * np.sqrt(s[:rank])
         return self
 
-    def _as_scheduled(
-        self, problem: Observed, depth: int, width: int, rng: np.random.Generator, steps: Steps
-    ) -> Iterator[tuple[Candidate, list[Floats]]]:
-        assert isinstance(self.schedule, Schedule)  # noqa: S101
+    def fit_triplets(
+        self, rows: Any, cols: Any, values: Any, *, shape: tuple[int, int] | None = None
+    ) -> Self:
+        """Fit to entries given as three arrays."""
+        return self.fit(Entries(rows, cols, values, shape))
+
+    def predict(self, rows: Any, cols: Any) -> Floats:
+        """Return the completed matrix's entries (rows[n], cols[n])."""
+        check_is_fitted(self)
+        a = _places("rows", rows, self.row_ids_, len(self.U_))
+        b = _places("cols", cols, self.col_ids_, len(self.V_))
+        return np.asarray(np.sum(self.U_[a] * self.V_[b], axis=-1))
+
+    def complete(self, rows: Any = None) -> Completed:
+        """Return the matrix U_ V_' (or some rows of it), computed block by block when read."""
+        check_is_fitted(self)
+        if rows is None:
+            chosen = np.arange(len(self.U_))
+        else:
+            chosen = _places("rows", np.atleast_1d(rows), self.row_ids_, len(self.U_))
+        return Completed(lambda block: self.U_[block] @ self.V_.T, chosen, len(self.V_))
+
+    def _follow(
+        self, schedule: Schedule, problem: Entries, start: Start, kept: list[Fitted]
+    ) -> None:
+        """Run a given schedule as it is."""
         for _ in range(self.restarts):
-            path = Path(problem, depth, width, rng, steps)
-            for phase in self.schedule.phases:
+            path = start(problem)
+            for phase in schedule.phases:
                 path.run(phase)
-            yield path.candidate(0.0, problem, problem), path.weights()
+            kept.append((path.candidate(0.0, problem, problem), path.weights()))
 
     def _anneal(
         self,
-        problem: Observed,
-        depth: int,
-        width: int,
-        held_out: float,
-        tolerance: float,
-        rng: np.random.Generator,
-        steps: Steps,
-        kept: list[tuple[Candidate, list[Floats]]],
+        problem: Entries,
+        train: Entries,
+        judge: Entries,
+        start: Start,
+        tol: float,
+        kept: list[Fitted],
     ) -> None:
         """Find the rank on a part of the entries, then fit it to all of them."""
-        train, judge = _split(problem, held_out, rng)
-        path = Path(train, depth, width, rng, steps)
-        found: list[tuple[Candidate, list[Floats]]] = []
-        for lam in decays(problem.shape, depth):
+        path = start(train)
+        found: list[Fitted] = []
+        for lam in path.decays:
             path.shed(lam)
             rank = path.rank()
             if rank == 0:
@@ -194,64 +198,62 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
             found.append((branch.candidate(lam, train, judge), branch.weights()))
             self.path_.append(found[-1][0])
         if not found:
-            path.settle(decays(problem.shape, depth)[0])
+            path.settle(path.decays[0])
             found.append((path.candidate(0.0, train, judge), path.weights()))
-        best, weights = _choose(found, tolerance, by="held_out_error")
+        best, weights = _choose(found, tol, by="holdout_error")
         kept.append((best, weights))
         full = []
         for _ in range(self.restarts):
-            path, lam = self._shed_to(best, problem, depth, width, rng, steps)
+            path, lam = _shed_to(best, start(problem))
             path.settle(lam)
             full.append((path.candidate(lam, problem, problem), path.weights()))
         kept[:] = full
 
-    def _shed_to(
-        self,
-        best: Candidate,
-        problem: Observed,
-        depth: int,
-        width: int,
-        rng: np.random.Generator,
-        steps: Steps,
-    ) -> tuple[Path, float]:
-        """Shed rank on all entries, at least up to the chosen decay and down to the chosen rank."""
-        path = Path(problem, depth, width, rng, steps)
-        for lam in decays(problem.shape, depth):
-            before = path.branch()
-            path.shed(lam)
-            if path.rank() < best.rank:
-                # The noise shed too much at once: go back and drop only what is too much.
-                before.truncate(best.rank)
-                return before, lam
-            if path.rank() == best.rank and lam >= best.weight_decay:
-                return path, lam
-        path.truncate(best.rank)
-        return path, best.weight_decay
+
+def _shed_to(best: Candidate, path: AnnealedPath) -> tuple[AnnealedPath, float]:
+    """Shed rank on all entries, at least up to the chosen decay and down to the chosen rank."""
+    for lam in path.decays:
+        before = path.branch()
+        path.shed(lam)
+        if path.rank() < best.rank:
+            # The noise shed too much at once: go back and drop only what is too much.
+            before.truncate(best.rank)
+            return before, lam
+        if path.rank() == best.rank and lam >= best.weight_decay:
+            return path, lam
+    path.truncate(best.rank)
+    return path, best.weight_decay
 
 
-def _choose(
-    found: list[tuple[Candidate, list[Floats]]], tolerance: float, by: str
-) -> tuple[Candidate, list[Floats]]:
-    """Return the lowest rank whose error is within tolerance of the least one."""
+def _choose(found: list[Fitted], tol: float, by: str) -> Fitted:
+    """Return the lowest rank whose error is within `tol` of the least one."""
     least = min(getattr(candidate, by) for candidate, _ in found)
-    good = [
-        pair for pair in found if getattr(pair[0], by) <= (1 + tolerance) * least + 1e-3 * tolerance
-    ]
+    good = [pair for pair in found if getattr(pair[0], by) <= (1 + tol) * least + 1e-3 * tol]
     return min(good, key=lambda pair: (pair[0].rank, getattr(pair[0], by)))
 
 
-def _split(
-    problem: Observed, held_out: float, rng: np.random.Generator
-) -> tuple[Observed, Observed]:
-    count = min(max(1, round(held_out * len(problem))), len(problem) - 1)
+def _split(problem: Entries, holdout: float, rng: np.random.Generator) -> tuple[Entries, Entries]:
+    """Return (train, judge), each in the order of the entries, and neither of them empty."""
+    count = min(max(1, round(holdout * len(problem))), len(problem) - 1)
     if count < 1:
         raise InputError("at least 2 observed entries are needed, got 1")
     order = rng.permutation(len(problem))
-    judge, train = np.sort(order[:count]), np.sort(order[count:])
-    return _part(problem, train), _part(problem, judge)
+    return problem.take(np.sort(order[count:])), problem.take(np.sort(order[:count]))
 
 
-def _part(problem: Observed, chosen: Ints) -> Observed:
-    return Observed(
-        problem.rows[chosen], problem.cols[chosen], problem.values[chosen], problem.shape
-    )
+def _places(name: str, given: Any, ids: Array | None, count: int) -> Ints:
+    """Return the indices of rows or columns that were fitted, from identifiers if there are any."""
+    places = np.asarray(given)
+    if ids is not None:
+        names = identifiers(name, places.ravel())
+        if "U" in (names.dtype.kind, ids.dtype.kind):  # compared as they are written
+            names, ids = names.astype(str), ids.astype(str)
+        order = np.argsort(ids)
+        at = order[np.minimum(np.searchsorted(ids, names, sorter=order), count - 1)]
+        strange = names[ids[at] != names]
+        if len(strange):
+            raise InputError(f"{name} must be among those fitted, got {strange[0]!r}")
+        return at.reshape(places.shape)
+    if places.size and (places.min() < 0 or places.max() >= count):
+        raise InputError(f"{name} must lie in 0..{count - 1}, got up to {places.max()}")
+    return places

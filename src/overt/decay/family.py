@@ -25,10 +25,18 @@ from scipy.optimize import brentq, minimize_scalar
 
 from overt._check import InputError, number, whole
 from overt._types import Floats
-from overt.decay.problem import Observed
+from overt.entries import Entries
 
 
-def epsilon_of(problem: Observed) -> float | None:
+def two_by_two(epsilon: float) -> Entries:
+    """Return [[1, *], [epsilon, 1]], whose rank-1 completion is 1 / epsilon."""
+    epsilon = number("epsilon", epsilon, exclusive=True)
+    truth = np.array([[1.0, 1 / epsilon], [epsilon, 1.0]])
+    rows, cols = [0, 1, 1], [0, 0, 1]
+    return Entries(rows, cols, truth[rows, cols], truth.shape, truth=truth)
+
+
+def epsilon_of(problem: Entries) -> float | None:
     """Return epsilon if the problem is [[1, *], [epsilon, 1]], otherwise None."""
     if problem.shape != (2, 2) or len(problem) != 3:
         return None

@@ -8,18 +8,25 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from scipy.stats import beta
 
 from overt._check import InputError, number, whole
+from overt._intervals import clopper_pearson
 from overt._types import Floats, Ints, Seed
-from overt.decay.problem import Observed
-from overt.decay.records import JUMP_RATIO, Runs, spectral_ratio
+from overt.decay.family import two_by_two
+from overt.decay.records import JUMP_RATIO, NEVER, Runs, spectral_ratio
 from overt.decay.schedule import Schedule
 from overt.decay.sgd import simulate
+from overt.entries import Entries
 from overt.results import Result, Status
 
+FLOOR = 0.02
+"""s_(r+1) / s_1 below this is far enough down for a return above JUMP_RATIO to be one."""
 
-@dataclass(frozen=True, repr=False)
+COLLAPSED = 1e-3
+"""s_1 below this share of the largest observation is rank 0."""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
 class Jumps(Result):
     """Jumps to rank `rank` over many seeds.
 
@@ -68,7 +75,7 @@ class Jumps(Result):
     @property
     def jumped(self) -> int:
         """How many runs jumped."""
-        return int(np.sum(self.jump_step >= 0))
+        return int(np.sum(self.jump_step != NEVER))
 
     def share(self, step: int) -> float:
         """Return the share of runs that had jumped by this step."""
@@ -79,7 +86,7 @@ class Jumps(Result):
 
 
 def jumps(
-    problem: Observed,
+    problem: Entries,
     depth: int = 3,
     width: int = 100,
     schedule: Schedule | None = None,
@@ -87,15 +94,12 @@ def jumps(
     *,
     rank: int = 1,
     threshold: float = JUMP_RATIO,
-    floor: float = 0.02,
+    floor: float = FLOOR,
     confidence: float = 0.95,
-    record: int | Sequence[int] | None = None,
     **options: Any,
 ) -> Jumps:
     """Simulate and find the jumps to `rank`; other options are those of `simulate`."""
-    runs = simulate(
-        problem, depth, width, schedule, seeds, record=record, **{"balance": False, **options}
-    )
+    runs = simulate(problem, depth, width, schedule, seeds, **{"balance": False, **options})
     return find_jumps(runs, rank=rank, threshold=threshold, floor=floor, confidence=confidence)
 
 
@@ -104,7 +108,7 @@ def find_jumps(
     *,
     rank: int = 1,
     threshold: float = JUMP_RATIO,
-    floor: float = 0.02,
+    floor: float = FLOOR,
     confidence: float = 0.95,
 ) -> Jumps:
     """Find the jumps in runs that were simulated before."""
@@ -119,7 +123,7 @@ def find_jumps(
     ratio = spectral_ratio(runs.singular_values, rank)
     size = np.sqrt(runs.train_error[:, 0].max()) if len(runs.train_error) else 1.0
     below, came_back = zip(*(_visits(row, threshold, floor) for row in ratio), strict=True)
-    times = np.where(jump_step[finished] >= 0, jump_step[finished].astype(float), np.inf)
+    times = np.where(jump_step[finished] != NEVER, jump_step[finished].astype(float), np.inf)
     return Jumps(
         jump_step,
         runs.steps,
@@ -128,7 +132,7 @@ def find_jumps(
         upper,
         sum(came_back),
         sum(below),
-        int(np.sum(runs.singular_values[finished, -1, 0] < 1e-3 * size)),
+        int(np.sum(runs.singular_values[finished, -1, 0] < COLLAPSED * size)),
         len(jump_step),
         rank,
         threshold,
@@ -147,12 +151,9 @@ def survival(
     n = len(jump_step)
     if n == 0:
         return (np.full(len(steps), np.nan),) * 3
-    jumped = (jump_step >= 0)[:, None] & (jump_step[:, None] <= steps[None, :])
+    jumped = (jump_step != NEVER)[:, None] & (jump_step[:, None] <= steps[None, :])
     k = n - jumped.sum(axis=0)
-    tail = (1 - confidence) / 2
-    lower = np.where(k == 0, 0.0, beta.ppf(tail, np.maximum(k, 1), n - k + 1))
-    upper = np.where(k == n, 1.0, beta.ppf(1 - tail, k + 1, np.maximum(n - k, 1)))
-    return k / n, lower, upper
+    return k / n, *clopper_pearson(k, n, confidence)
 
 
 def _visits(ratio: Floats, threshold: float, floor: float) -> tuple[bool, bool]:
@@ -187,7 +188,7 @@ def sweep(
     )
     rows = []
     for depth, epsilon, rate in product(depths, epsilons, learning_rates):
-        problem = Observed.two_by_two(epsilon)
+        problem = two_by_two(epsilon)
         found = jumps(problem, depth, width, make(rate), seeds, seed=seed, **options)
         rows.append(
             {

@@ -15,22 +15,24 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import minimize
 
-from overt._check import InputError, InputTypeError, generator, number, whole
+from overt._check import InputError, generator, number, whole
 from overt._types import Floats, Seed
 from overt.decay import family, layers
-from overt.decay.problem import Observed
+from overt.entries import Entries
 from overt.results import Result
+from overt.spectral import factorization_cost
 
 LARGEST = 1500
 """Most weights of the full-width network for which second derivatives are formed."""
 
+_KINDS = {-1: "underestimating", 0: "exact", 1: "overestimating"}
 _RANK = 1e-6  # singular values below this fraction of the largest count as zero
 _SAME = 1e-5  # relative distance at which two matrices are the same minimum
 _STATIONARY = 1e-9
 _FIT = 1e-10  # C(A) below this fraction of C(0) is a fit
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Minimum(Result):
     """A local minimum of the regularized loss.
 
@@ -70,7 +72,7 @@ class Minimum(Result):
 
 
 def minima(
-    problem: Observed,
+    problem: Entries,
     depth: int = 3,
     weight_decay: float = 1e-3,
     *,
@@ -111,30 +113,30 @@ def minima(
     epsilon = family.epsilon_of(problem) if depth > 2 else None
     for rank in range(1, min(problem.shape) + 1):
         exact = [] if epsilon is None else family.critical_points(epsilon, depth, lam, rank)
-        candidates = [*exact, *_search(problem, depth, lam, rank, starts, rng)]
-        level = []
-        for A in _distinct([A for A in candidates if _rank(A) == rank]):
-            proof = "closed form" if _member(A, exact) else "numeric"
-            level.append(_verify(problem, A, depth, lam, fitting_rank, proof))
+        level: list[Minimum] = []
+        for A in [*exact, *_search(problem, depth, lam, rank, starts, rng)]:
+            if _rank(A) == rank and not _member(A, [m.matrix for m in level]):
+                proof = "closed form" if _member(A, exact) else "numeric"
+                level.append(_verify(problem, A, depth, lam, fitting_rank, proof))
         level = sorted((m for m in level if m.verified), key=lambda m: m.loss)
         found += level if every else level[:1]
     return [m for m in found if m.verified]
 
 
 def existence(
-    problem: Observed,
+    problem: Entries,
     depth: int,
     rank: int,
     *,
     smallest: float = 1e-4,
-    tolerance: float = 1e-4,
+    tol: float = 1e-4,
     starts: int = 8,
     seed: Seed = 0,
 ) -> float:
     """Return the largest lam up to which a minimum of this rank was followed; 0 if there is none.
 
     Exact for the 2 x 2 family. Otherwise the minima at lam = `smallest` are followed upwards until
-    they vanish, to a relative `tolerance`; minima that appear only at larger lam are not seen.
+    they vanish, to a relative `tol`; minima that appear only at larger lam are not seen.
     """
     depth, rank = _checked(problem, depth), whole("rank", rank)
     if rank > min(problem.shape):
@@ -146,16 +148,16 @@ def existence(
         problem, depth, smallest, starts=starts, seed=seed, fitting_rank=rank, every=True
     )
     branches = [m.matrix for m in found if m.rank == rank]
-    return max((_follow(problem, depth, A, rank, smallest, tolerance) for A in branches), default=0)
+    return max((_follow(problem, depth, A, rank, smallest, tol) for A in branches), default=0)
 
 
-def smallest_fitting_rank(problem: Observed, *, starts: int = 8, seed: Seed = 0) -> int:
+def smallest_fitting_rank(problem: Entries, *, starts: int = 8, seed: Seed = 0) -> int:
     """Return the smallest rank for which descent fits the observed entries.
 
     inf C over matrices of rank <= r may only be approached at infinity; lam -> 0 goes along. A fit
     is a proof that the smallest rank is at most this; that no smaller one fits is observed.
     """
-    rng, scale = generator(seed), problem.cost(np.zeros(problem.shape))
+    rng, scale = generator(seed), layers.cost(problem, np.zeros(problem.shape))
     if scale == 0:
         return 0
     if family.epsilon_of(problem) is not None:
@@ -165,13 +167,13 @@ def smallest_fitting_rank(problem: Observed, *, starts: int = 8, seed: Seed = 0)
             weights = start
             for lam in (1e-3, 1e-5, 1e-7, 1e-9, 0.0):
                 weights = _descend(problem, weights, lam * scale)
-            if problem.cost(layers.product(weights)) <= _FIT * scale:
+            if layers.cost(problem, layers.product(weights)) <= _FIT * scale:
                 return rank
     return min(problem.shape)
 
 
 def _search(
-    problem: Observed, depth: int, lam: float, rank: int, starts: int, rng: np.random.Generator
+    problem: Entries, depth: int, lam: float, rank: int, starts: int, rng: np.random.Generator
 ) -> Iterator[Floats]:
     """Yield products of rank-`rank` critical points reached by descent in the width-r network."""
     scale = float(np.sqrt(np.mean(problem.values**2))) or 1.0
@@ -190,12 +192,10 @@ def _search(
         yield layers.product(weights)
 
 
-def _follow(
-    problem: Observed, depth: int, A: Floats, rank: int, low: float, tolerance: float
-) -> float:
+def _follow(problem: Entries, depth: int, A: Floats, rank: int, low: float, tol: float) -> float:
     """Return the largest lam to which the minimum A, known at lam = low, can be followed."""
     growth = 0.1
-    while growth > tolerance:
+    while growth > tol:
         lam = low * (1 + growth)
         # Newton steps stay near the branch; descent may leap over the barrier beside it.
         B = layers.product(_polish(problem, layers.balanced(A, depth, rank, rank), lam))
@@ -206,21 +206,19 @@ def _follow(
     return low
 
 
-def _descend(problem: Observed, weights: layers.Layers, lam: float) -> list[Floats]:
+def _descend(problem: Entries, weights: layers.Layers, lam: float) -> list[Floats]:
     shapes = [(W.shape[0], W.shape[1]) for W in weights]
 
     def objective(theta: Floats) -> tuple[float, Floats]:
         W = layers.unflatten(theta, shapes)
         return layers.loss(problem, W, lam), layers.flatten(layers.gradient(problem, W, lam))
 
-    options = {"maxiter": 2000, "ftol": 1e-15, "gtol": 1e-8}
-    found = minimize(
-        objective, layers.flatten(weights), jac=True, method="L-BFGS-B", options=options
-    )
+    start, options = layers.flatten(weights), {"maxiter": 2000, "ftol": 1e-15, "gtol": 1e-8}
+    found = minimize(objective, start, jac=True, method="L-BFGS-B", options=options)
     return layers.unflatten(found.x, shapes)
 
 
-def _polish(problem: Observed, weights: layers.Layers, lam: float) -> list[Floats]:
+def _polish(problem: Entries, weights: layers.Layers, lam: float) -> list[Floats]:
     """Take Newton steps, in the least-norm sense across the symmetry's flat directions."""
     shapes = [(W.shape[0], W.shape[1]) for W in weights]
     theta = layers.flatten(weights)
@@ -242,7 +240,7 @@ def _polish(problem: Observed, weights: layers.Layers, lam: float) -> list[Float
 
 
 def _verify(
-    problem: Observed, A: Floats, depth: int, lam: float, fitting_rank: int, proof: str
+    problem: Entries, A: Floats, depth: int, lam: float, fitting_rank: int, proof: str
 ) -> Minimum:
     """Grade a candidate in the network of full width, from the problem's data alone."""
     rank, width = _rank(A), min(problem.shape)
@@ -255,13 +253,13 @@ def _verify(
     outside = np.delete(eigenvalues, np.argsort(np.abs(eigenvalues))[:symmetry])
     curvature = float(outside.min())
     scale = max(1.0, float(np.abs(problem.values).max()))
-    kind = "underestimating" if rank < fitting_rank else "exact"
+    cost, s = layers.cost(problem, A), np.linalg.svd(A, compute_uv=False)
     return Minimum(
         rank=rank,
         matrix=A,
-        loss=problem.cost(A) + lam * layers.representation_cost(A, depth),
-        cost=problem.cost(A),
-        kind=kind if rank <= fitting_rank else "overestimating",
+        loss=cost + lam * float(factorization_cost(s, depth)),
+        cost=cost,
+        kind=_KINDS[int(np.sign(rank - fitting_rank))],
         verified=bool(gradient <= _STATIONARY * scale and curvature > 0 and flat <= symmetry),
         gradient=gradient,
         curvature=curvature,
@@ -272,21 +270,13 @@ def _verify(
 
 
 def _random_starts(
-    problem: Observed, depth: int, rank: int, starts: int, rng: np.random.Generator
+    problem: Entries, depth: int, rank: int, starts: int, rng: np.random.Generator
 ) -> Iterator[list[Floats]]:
     """Yield weights whose products have about the data's size, a third of it, or three times it."""
     size = (float(np.sqrt(np.mean(problem.values**2))) or 1.0) ** (1 / depth)
     for k in range(starts):
         scale = size * 3.0 ** ((k % 3 - 1) / depth) / rank ** (0.5 - 0.5 / depth)
         yield [scale * rng.standard_normal(s) for s in layers.shapes(problem.shape, depth, rank)]
-
-
-def _distinct(matrices: list[Floats]) -> list[Floats]:
-    kept: list[Floats] = []
-    for A in matrices:
-        if not _member(A, kept):
-            kept.append(A)
-    return kept
 
 
 def _member(A: Floats, matrices: list[Floats]) -> bool:
@@ -298,9 +288,8 @@ def _rank(A: Floats) -> int:
     return int(np.sum(s > max(_RANK * s[0], 1e-9)))
 
 
-def _checked(problem: Observed, depth: int) -> int:
-    if not isinstance(problem, Observed):
-        raise InputTypeError(f"problem must be an Observed, got {type(problem).__name__}")
+def _checked(problem: Entries, depth: int) -> int:
+    layers.check_entries(problem)
     depth, width = whole("depth", depth, 2), min(problem.shape)
     count = sum(m * n for m, n in layers.shapes(problem.shape, depth, width))
     if count > LARGEST:

@@ -1,4 +1,8 @@
-"""Weights of a deep linear network A = W_L ... W_1: product, balance, approximate rank, loss."""
+"""Weights of a deep linear network A = W_L ... W_1, and what their product costs.
+
+C(A) = (1 / 2N) sum_n (A[rows[n], cols[n]] - values[n])^2 over the N observed entries, and the loss
+of the weights theta is C(W_L ... W_1) + lam |theta|^2 ([One-way jumps] 2.1).
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from overt._check import InputTypeError
 from overt._types import Floats
-from overt.decay.problem import Observed
+from overt.entries import Entries
 
 Layers = Sequence[Floats]
 """[W_1, ..., W_L], each outputs x inputs."""
+
+
+def check_entries(problem: object) -> None:
+    """Refuse what is not a matrix completion problem."""
+    if not isinstance(problem, Entries):
+        raise InputTypeError(f"problem must be overt.Entries, got {type(problem).__name__}")
 
 
 def product(weights: Layers) -> Floats:
@@ -22,12 +33,6 @@ def product(weights: Layers) -> Floats:
     for W in weights[1:]:
         A = W @ A
     return A
-
-
-def representation_cost(A: Floats, depth: int) -> float:
-    """R(A; L) = L sum_i s_i(A)^(2/L): the least |theta|^2 with product A ([One-way jumps] 2.2)."""
-    s = np.linalg.svd(A, compute_uv=False)
-    return float(depth * np.sum(s ** (2 / depth)))
 
 
 def balanced(
@@ -69,22 +74,53 @@ def approximate_rank(weights: Layers, alpha: float) -> float:
     return max(float(np.sum(soft_count(s**2, alpha))) for s in spectra)
 
 
-def loss(problem: Observed, weights: Layers, weight_decay: float) -> float:
+def cost(entries: Entries, A: Floats) -> float:
+    """C(A) = (1 / 2N) sum of squared residuals."""
+    return 0.5 * train_error(entries, A)
+
+
+def cost_gradient(entries: Entries, A: Floats) -> Floats:
+    """Return the derivative of C by the matrix."""
+    flat = entries.rows * entries.shape[1] + entries.cols
+    residuals = A[entries.rows, entries.cols] - entries.values
+    size = entries.shape[0] * entries.shape[1]
+    sums = np.bincount(flat, residuals / len(entries), minlength=size)
+    return np.asarray(sums.reshape(entries.shape), dtype=np.float64)
+
+
+def train_error(entries: Entries, A: Any) -> float:
+    """Mean squared residual over the observed entries, 2 C(A)."""
+    return float(np.mean((np.asarray(A)[entries.rows, entries.cols] - entries.values) ** 2))
+
+
+def test_error(entries: Entries, A: Any) -> float:
+    """Squared error on the missing entries divided by that of putting zeros there.
+
+    NaN if the truth is not known or nothing is missing.
+    """
+    rows, cols = entries.missing
+    if entries.truth is None or len(rows) == 0:
+        return float("nan")
+    expected = entries.truth[rows, cols]
+    return float(np.sum((np.asarray(A)[rows, cols] - expected) ** 2) / np.sum(expected**2))
+
+
+def loss(entries: Entries, weights: Layers, weight_decay: float) -> float:
     """L(theta) = C(W_L ... W_1) + lam |theta|^2."""
     penalty = sum(float(np.sum(W * W)) for W in weights)
-    return problem.cost(product(weights)) + weight_decay * penalty
+    return cost(entries, product(weights)) + weight_decay * penalty
 
 
-def gradient(problem: Observed, weights: Layers, weight_decay: float) -> list[Floats]:
+def gradient(entries: Entries, weights: Layers, weight_decay: float) -> list[Floats]:
     """dL/dW_l = (W_L ... W_(l+1))' C'(A) (W_(l-1) ... W_1)' + 2 lam W_l."""
     below, above = _partial_products(weights)
-    D = problem.gradient(weights[-1] @ below[-1])
+    D = cost_gradient(entries, weights[-1] @ below[-1])
     return [
         P.T @ D @ Q.T + 2 * weight_decay * W for W, P, Q in zip(weights, above, below, strict=True)
     ]
 
 
-def hessian(problem: Observed, weights: Layers, weight_decay: float) -> Floats:
+def hessian(entries: Entries, weights: Layers, weight_decay: float) -> Floats:
     """Return the second derivative of L by all weights, (parameters, parameters).
 
     H[l, m] = J_l' J_m / N + (the derivative of J_l' C'(A) by W_m) + 2 lam [l = m], where J_l is
@@ -92,15 +128,15 @@ def hessian(problem: Observed, weights: Layers, weight_decay: float) -> Floats:
     """
     L = len(weights)
     below, above = _partial_products(weights)
-    D = problem.gradient(product(weights))
+    D = cost_gradient(entries, product(weights))
     J = np.concatenate(
         [
-            np.einsum("na,nb->nab", P[problem.rows], Q[:, problem.cols].T).reshape(len(problem), -1)
+            np.einsum("na,nb->nab", P[entries.rows], Q[:, entries.cols].T).reshape(len(entries), -1)
             for P, Q in zip(above, below, strict=True)
         ],
         axis=1,
     )
-    H = J.T @ J / len(problem) + 2 * weight_decay * np.eye(J.shape[1])
+    H = J.T @ J / len(entries) + 2 * weight_decay * np.eye(J.shape[1])
     ends = np.cumsum([0, *(W.size for W in weights)])
     for low in range(L):
         for high in range(low + 1, L):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,16 +10,20 @@ import numpy as np
 from overt._check import InputError
 from overt._types import Bools, Floats, Ints
 from overt.decay import layers
-from overt.decay.problem import Observed
+from overt.decay.schedule import Schedule
+from overt.entries import Entries
 from overt.results import Result, Status
 
 JUMP_RATIO = 0.05
 """A run has jumped to rank r for good after the last record with s_(r+1) / s_1 at or above this."""
 
+NEVER = -1
+"""The jump step of a run that did not jump, or not for good."""
+
 _MISSING = 256  # record the missing entries if there are at most this many
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Runs(Result):
     """SGD runs, one per seed, recorded at `steps`; NaN where a run did not get (or diverged).
 
@@ -86,7 +91,7 @@ def spectral_ratio(singular_values: Floats, rank: int) -> Floats:
 
 def last_crossing(steps: Ints, ratio: Floats, threshold: float) -> Ints:
     """Return the last step with ratio >= threshold for each row; -1 if it never fell for good."""
-    result = np.full(len(ratio), -1, dtype=np.int64)
+    result = np.full(len(ratio), NEVER, dtype=np.int64)
     for k, row in enumerate(ratio):
         known = np.flatnonzero(np.isfinite(row))
         if len(known) == 0 or known[-1] != len(row) - 1:
@@ -100,28 +105,22 @@ def last_crossing(steps: Ints, ratio: Floats, threshold: float) -> Ints:
 
 
 class Book:
-    """The records of all runs."""
+    """The records of all runs, which threads write at the same time."""
 
     def __init__(
-        self,
-        problem: Observed,
-        depth: int,
-        grid: Ints,
-        runs: int,
-        alpha: float,
-        balance: bool,
+        self, problem: Entries, depth: int, grid: Ints, runs: int, alpha: float, balance: bool
     ) -> None:
-        self._problem, self._depth = problem, depth
+        self._problem, self._depth, self._grid = problem, depth, grid
         self._alpha, self._balance = alpha, balance
         self.steps = [int(step) for step in grid]
         self._index = {step: k for k, step in enumerate(self.steps)}
         rows, cols = problem.missing
         self._missing = (rows, cols) if len(rows) <= _MISSING else (rows[:0], cols[:0])
-        size = (runs, len(grid))
-        self.singular_values = np.full((*size, min(problem.shape)), np.nan)
-        self.missing = np.full((*size, len(self._missing[0])), np.nan)
-        self.train_error, self.test_error = np.full(size, np.nan), np.full(size, np.nan)
-        self.imbalance, self.approximate_rank = np.full(size, np.nan), np.full(size, np.nan)
+        self.diverged = np.zeros(runs, dtype=bool)
+        lists = {"singular_values": min(problem.shape), "missing": len(self._missing[0])}
+        numbers = ("train_error", "test_error", "imbalance", "approximate_rank")
+        self._table = {name: np.full((runs, len(grid), n), np.nan) for name, n in lists.items()}
+        self._table |= {name: np.full((runs, len(grid)), np.nan) for name in numbers}
 
     def write(self, step: int, number: int, weights: layers.Layers) -> None:
         """Record run `number` after `step` steps, if this step is to be recorded."""
@@ -130,11 +129,30 @@ class Book:
             return
         A = layers.product(weights)
         s = np.linalg.svd(A, compute_uv=False)
-        self.singular_values[number, k] = s
-        self.missing[number, k] = A[self._missing]
-        self.train_error[number, k] = self._problem.train_error(A)
-        self.test_error[number, k] = self._problem.test_error(A)
+        found = {
+            "singular_values": s,
+            "missing": A[self._missing],
+            "train_error": layers.train_error(self._problem, A),
+            "test_error": layers.test_error(self._problem, A),
+            "approximate_rank": layers.soft_count(s ** (2 / self._depth), self._alpha).sum(),
+        }
         if self._balance:
-            self.imbalance[number, k] = layers.imbalance(weights)
-        counts = layers.soft_count(s ** (2 / self._depth), self._alpha)
-        self.approximate_rank[number, k] = counts.sum()
+            found["imbalance"] = layers.imbalance(weights)
+        for name, value in found.items():
+            self._table[name][number, k] = value
+
+    def close(self, weights: Sequence[layers.Layers], schedule: Schedule, finished: bool) -> Runs:
+        """Return the records with the runs' final weights."""
+        s = self._table["singular_values"]
+        ratio = spectral_ratio(s, 1) if s.shape[-1] > 1 else 0 * s[..., 0]
+        status = Status.DIVERGED if self.diverged.any() else Status.FINISHED
+        phases = [[p.steps, p.learning_rate, p.weight_decay] for p in schedule.phases]
+        return Runs(
+            steps=self._grid,
+            **self._table,
+            weights=tuple(np.stack(W) for W in zip(*weights, strict=True)),
+            jump_step=last_crossing(self._grid, ratio, JUMP_RATIO),
+            phases=np.array(phases),
+            diverged=self.diverged,
+            status=status if finished else Status.INTERRUPTED,
+        )

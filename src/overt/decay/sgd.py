@@ -15,27 +15,26 @@ from overt._check import InputError, InputTypeError, number, whole
 from overt._progress import Meter, meter
 from overt._types import Floats, Ints, Seed
 from overt.decay import layers
-from overt.decay.problem import Observed
-from overt.decay.records import JUMP_RATIO, Book, Runs, last_crossing, spectral_ratio
+from overt.decay.records import Book, Runs
 from overt.decay.schedule import Schedule
-from overt.results import Status
+from overt.entries import Entries
 
 _PIECE = 20_000  # steps between two looks at whether the run should stop
 
 
 def simulate(
-    problem: Observed,
+    problem: Entries,
     depth: int = 3,
     width: int = 100,
     schedule: Schedule | None = None,
     seeds: int | Sequence[int] = 1,
     init: float | Sequence[Any] = 1.0,
-    record: int | Sequence[int] | None = None,
+    records: int | Sequence[int] | None = None,
     *,
     seed: Seed = 0,
     alpha: float = 0.1,
     balance: bool = True,
-    workers: int | None = None,
+    n_jobs: int | None = None,
     progress: bool = True,
 ) -> Runs:
     """Run theta <- (1 - 2 eta lam) theta - (eta/2) grad (A_ij - y_ij)^2 on random entries.
@@ -46,7 +45,7 @@ def simulate(
     Parameters
     ----------
     problem
-        Observed entries.
+        The observed entries.
     depth, width
         Number of layers L (at least 2) and of units in each of the L - 1 hidden layers.
     schedule
@@ -56,7 +55,7 @@ def simulate(
     init
         Weights start as N(0, init^2 / width); or the layers [W_1, ..., W_L] themselves, each
         outputs x inputs, or seeds x outputs x inputs as in `Runs.weights`.
-    record
+    records
         Record every so many steps, or at these steps; about 200 records by default.
     seed
         Root of all randomness.
@@ -64,56 +63,32 @@ def simulate(
         Scale of the recorded approximate rank.
     balance
         Record the imbalance too, which costs about width^3 per record.
-    workers
+    n_jobs
         Number of threads, by default one per core; the result does not depend on it.
     progress
         Show a bar if this is a terminal.
 
     Ctrl-C returns what was computed, with the status "interrupted".
     """
-    if not isinstance(problem, Observed):
-        raise InputTypeError(f"problem must be an Observed, got {type(problem).__name__}")
+    layers.check_entries(problem)
     depth, width = whole("depth", depth, 2), whole("width", width)
     schedule = Schedule.annealing() if schedule is None else schedule
     if not isinstance(schedule, Schedule):
         raise InputTypeError(f"schedule must be a Schedule, got {type(schedule).__name__}")
     numbers = _numbers(seeds)
     root = seed_root(seed)
-    starts = [
-        _start(problem, depth, width, init, root, n, k, len(numbers)) for k, n in enumerate(numbers)
-    ]
-    runs = [
-        _Run(problem, start, entry_draws(problem, schedule.steps, seed=root, run=n))
-        for n, start in zip(numbers, starts, strict=True)
-    ]
-    grid = _grid(record, schedule.steps)
+    runs = [Weights(W) for W in _starts(problem, depth, width, init, root, numbers)]
+    draws = [entry_draws(problem, schedule.steps, seed=root, run=n) for n in numbers]
     alpha = number("alpha", alpha, exclusive=True)
-    book = Book(problem, depth, grid, len(runs), alpha, balance)
-    workers = min(os.cpu_count() or 1 if workers is None else whole("workers", workers), len(runs))
+    book = Book(problem, depth, _grid(records, schedule.steps), len(runs), alpha, balance)
+    threads = os.cpu_count() or 1 if n_jobs is None else whole("n_jobs", n_jobs)
     with meter("steps", schedule.steps * len(runs), show=progress) as bar:
-        complete = _execute(runs, schedule, book, workers, bar)
-    diverged = np.array([run.diverged for run in runs])
-    status = Status.DIVERGED if diverged.any() else Status.FINISHED
-    square = book.singular_values.shape[-1] > 1
-    ratio = spectral_ratio(book.singular_values, 1) if square else book.singular_values[..., 0] * 0
-    return Runs(
-        grid,
-        book.singular_values,
-        book.missing,
-        book.train_error,
-        book.test_error,
-        book.imbalance,
-        book.approximate_rank,
-        tuple(np.stack(W) for W in zip(*(run.weights() for run in runs), strict=True)),
-        last_crossing(grid, ratio, JUMP_RATIO),
-        np.array([[p.steps, p.learning_rate, p.weight_decay] for p in schedule.phases]),
-        diverged,
-        status if complete else Status.INTERRUPTED,
-    )
+        finished = _execute(problem, runs, draws, schedule, book, min(threads, len(runs)), bar)
+    return book.close([run.layers() for run in runs], schedule, finished)
 
 
 def initial_weights(
-    problem: Observed, depth: int, width: int, *, init: float = 1.0, seed: int = 0, run: int = 0
+    problem: Entries, depth: int, width: int, *, init: float = 1.0, seed: int = 0, run: int = 0
 ) -> list[Floats]:
     """Return the layers [W_1, ..., W_L] ~ N(0, init^2 / width) with which a run starts."""
     rng = np.random.default_rng([seed, run, 0])
@@ -122,59 +97,73 @@ def initial_weights(
     return [scale * rng.standard_normal(size) for size in sizes]
 
 
-def entry_draws(problem: Observed, steps: int, *, seed: int = 0, run: int = 0) -> Ints:
+def entry_draws(problem: Entries, steps: int, *, seed: int = 0, run: int = 0) -> Ints:
     """Return which observed entry each step of a run uses; longer runs begin with shorter ones."""
     return np.random.default_rng([seed, run, 1]).integers(len(problem), size=steps)
 
 
-class _Run:
-    """One run: its weights in the kernel's layout, its entries, and how far it got."""
+class Weights:
+    """A network in the kernel's layout: first layer transposed, middle layers, last layer.
 
-    def __init__(self, problem: Observed, weights: Sequence[Floats], draws: Ints) -> None:
+    The end layers are stored divided by one scale, which is all that weight decay has to touch.
+    """
+
+    def __init__(self, weights: layers.Layers) -> None:
         width = weights[0].shape[0]
-        self.F = np.ascontiguousarray(weights[0].T)
+        self.F, self.G = weights[0].T.copy(), np.array(weights[-1], order="C")
         self.M = np.array(weights[1:-1]).reshape(-1, width, width)
-        self.G = np.array(weights[-1])
-        self._scale, self._problem, self._draws = np.ones(1), problem, draws
-        self.diverged = False
+        self._scale = np.ones(1)
 
-    def view(self) -> list[Floats]:
+    def layers(self) -> list[Floats]:
+        """Return [W_1, ..., W_L]; those in the middle are not copied."""
         return [self._scale * self.F.T, *self.M, self._scale * self.G]
 
-    def weights(self) -> list[Floats]:
-        return [W.copy() for W in self.view()]
+    def copy(self) -> Weights:
+        """Return weights that go their own way."""
+        return Weights(self.layers())
 
-    def advance(self, first: int, last: int, learning_rate: float, weight_decay: float) -> None:
+    def descend(self, problem: Entries, draws: Ints, rate: float, decay: float) -> int:
+        """Take a step on each drawn entry; return how many were taken before they exploded."""
         from overt.decay.kernels import descend
 
-        p = self._problem
-        draws = self._draws[first:last]
-        taken = descend(
-            self.F, self.M, self.G, self._scale, p.rows, p.cols, p.values, draws, learning_rate,
-            weight_decay,
-        )  # fmt: skip
-        self.diverged = taken < len(draws)
+        entries = (problem.rows, problem.cols, problem.values)
+        return int(descend(self.F, self.M, self.G, self._scale, *entries, draws, rate, decay))
+
+    def fold(self) -> None:
+        """Multiply the scale into the end layers."""
+        self.F *= self._scale
+        self.G *= self._scale
+        self._scale[:] = 1
 
 
-def _execute(runs: list[_Run], schedule: Schedule, book: Book, workers: int, bar: Meter) -> bool:
+def _execute(
+    problem: Entries,
+    runs: list[Weights],
+    draws: list[Ints],
+    schedule: Schedule,
+    book: Book,
+    threads: int,
+    bar: Meter,
+) -> bool:
     """Take all steps of all runs; return whether nothing interrupted them."""
-    cuts = sorted({*book.steps, *range(_PIECE, schedule.steps, _PIECE)})
-    pieces = schedule.pieces(cuts)
+    pieces = schedule.pieces(sorted({*book.steps, *range(_PIECE, schedule.steps, _PIECE)}))
     stop = threading.Event()
 
     def work(number: int) -> None:
         run = runs[number]
-        book.write(0, number, run.view())
+        book.write(0, number, run.layers())
         for first, last, phase in pieces:
             if stop.is_set():
                 return
-            run.advance(first, last, phase.learning_rate, phase.weight_decay)
+            drawn = draws[number][first:last]
+            taken = run.descend(problem, drawn, phase.learning_rate, phase.weight_decay)
             bar.advance(last - first)
-            if run.diverged:
+            if taken < len(drawn):
+                book.diverged[number] = True
                 return
-            book.write(last, number, run.view())
+            book.write(last, number, run.layers())
 
-    with threadpool_limits(1), ThreadPoolExecutor(workers) as pool:
+    with threadpool_limits(1), ThreadPoolExecutor(threads) as pool:
         waiting = {pool.submit(work, number) for number in range(len(runs))}
         try:
             while waiting:
@@ -186,18 +175,18 @@ def _execute(runs: list[_Run], schedule: Schedule, book: Book, workers: int, bar
     return not stop.is_set()
 
 
-def _grid(record: int | Sequence[int] | None, steps: int) -> Ints:
-    if record is None:
-        record = max(1, steps // 200)
-    if isinstance(record, (int, np.integer)):
-        every = whole("record", record)
+def _grid(records: int | Sequence[int] | None, steps: int) -> Ints:
+    if records is None:
+        records = max(1, steps // 200)
+    if isinstance(records, (int, np.integer)):
+        every = whole("records", records)
         return np.unique(np.append(np.arange(0, steps + 1, every), steps))
-    grid = np.unique(np.asarray(record))
+    grid = np.unique(np.asarray(records))
     if grid.ndim != 1 or not len(grid) or not np.issubdtype(grid.dtype, np.integer):
-        raise InputTypeError(f"record must be a whole number or a list of steps, got {record!r}")
+        raise InputTypeError(f"records must be a whole number or a list of steps, got {records!r}")
     if grid[0] < 0 or grid[-1] > steps:
         raise InputError(
-            f"record must hold steps in 0..{steps} (the schedule's), got {grid[0]}..{grid[-1]}"
+            f"records must hold steps in 0..{steps} (the schedule's), got {grid[0]}..{grid[-1]}"
         )
     return grid.astype(np.int64)
 
@@ -220,24 +209,29 @@ def seed_root(seed: Seed) -> int:
     return whole("seed", seed, minimum=0)
 
 
-def _start(
-    problem: Observed,
+def _starts(
+    problem: Entries,
     depth: int,
     width: int,
     init: float | Sequence[Any],
     seed: int,
-    run: int,
-    index: int,
-    count: int,
-) -> list[Floats]:
+    numbers: list[int],
+) -> list[list[Floats]]:
+    """Return the first layers of each run."""
     if np.isscalar(init):
-        return initial_weights(problem, depth, width, init=init, seed=seed, run=run)  # type: ignore[arg-type]
-    expected = layers.shapes(problem.shape, depth, width)
+        scale = number("init", init)
+        return [
+            initial_weights(problem, depth, width, init=scale, seed=seed, run=n) for n in numbers
+        ]
+    expected, count = layers.shapes(problem.shape, depth, width), len(numbers)
     given = [np.asarray(W, dtype=float) for W in init]  # type: ignore[union-attr]
-    result = [W[index] if W.ndim == 3 and len(W) == count else W for W in given]
-    if [W.shape for W in result] != expected:
+    own = [
+        W if W.ndim == 3 and len(W) == count else np.broadcast_to(W, (count, *W.shape))
+        for W in given
+    ]
+    if [W.shape[1:] for W in own] != expected:
         raise InputError(
             f"init must be a number or {depth} layers of the shapes {expected} (or with a first "
             f"axis of {count} seeds), got {[W.shape for W in given]}"
         )
-    return [W.copy() for W in result]
+    return [list(W) for W in zip(*own, strict=True)]

@@ -6,7 +6,7 @@ from importlib import import_module
 
 from overt._check import InputError
 from overt.experiments.base import Experiment, Finding
-from overt.experiments.runner import run
+from overt.experiments.runner import report, run
 
 # One module each, named after the experiment's id, which defines EXPERIMENT.
 IDS = (
@@ -42,7 +42,7 @@ IDS = (
     "robust-scaling",
 )
 
-__all__ = ["IDS", "Experiment", "Finding", "find", "run"]
+__all__ = ["IDS", "Experiment", "Finding", "find", "report", "run"]
 
 
 def find(experiment_id: str) -> Experiment:

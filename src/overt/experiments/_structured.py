@@ -31,16 +31,19 @@ def dataset(params: Params) -> tuple[Floats, Floats]:
     return X, X @ (M / np.linalg.norm(M)).T
 
 
-def follow(net: LinearNetwork, params: Params, seed: int) -> dict[str, Any]:
-    """Train one run; at each checkpoint compare the sampled objective with the exact one."""
-    m, n = net.problem.outputs, net.problem.inputs
+def follow(
+    net: LinearNetwork, params: Params, seed: int, rate: float | None = None
+) -> dict[str, Any]:
+    """Train one run; at each record compare the sampled objective with the exact one."""
+    (m, _), (n, _) = net.effect.shapes
     rng = np.random.default_rng(seed)
     scale = (1 / (m * n * net.width)) ** 0.25
     start = [scale * rng.standard_normal((size, net.width)) for size in (m, n)]
-    keep = 1 - params["drop_prob"]
-    rate = inverse_decay(0.4 * keep / n, params["steps"] / 8)
+    start_rate = 0.4 * (1 - params["drop_prob"]) / n if rate is None else rate
+    schedule = inverse_decay(start_rate, params["steps"] / 8)
     rows: dict[str, list[float]] = {"steps_seen": [], "exact": [], "sampled": [], "error": []}
-    for step, (U, V) in trajectory(net.train, start, log_steps(params["steps"], 16), rate, seed):
+    marks = log_steps(params["steps"], 16)
+    for step, (U, V) in trajectory(net.train, start, marks, schedule, seed):
         losses = sampled_objective(net, U, V, rng)
         rows["steps_seen"].append(step)
         rows["exact"].append(net.objective(U, V))
@@ -51,7 +54,7 @@ def follow(net: LinearNetwork, params: Params, seed: int) -> dict[str, Any]:
 
 def sampled_objective(net: LinearNetwork, U: Floats, V: Floats, rng: np.random.Generator) -> Floats:
     """Return the mean squared error over all data under each of many masks."""
-    loss = net.problem.quadratic.loss
+    loss = net.effect.regression.loss
     if isinstance(net.noise, DropConnect):
         draws = net.noise.multipliers(V.shape, MASKS, rng)
         return np.array([loss(U, z * V) for z in draws])
@@ -100,12 +103,12 @@ def run_dropconnect(params: Params, seed: int) -> dict[str, Any]:
 
 
 def sampled_equals_exact(row: Row) -> Finding:
-    """Check that masks average to the closed form at every checkpoint."""
+    """Check that masks average to the closed form at every record."""
     deviation = np.abs(np.subtract(row["sampled"], row["exact"])) / np.array(row["error"])
     return Finding(
         f"drop probability {row['drop_prob']:g}: the stochastic objective equals the exact one",
         bool(deviation.max() <= 5),
-        f"largest deviation over {len(deviation)} checkpoints: {deviation.max():.1f} s.e.",
+        f"largest deviation over {len(deviation)} records: {deviation.max():.1f} s.e.",
         "curves coincide",
     )
 
@@ -160,6 +163,15 @@ def check_dropconnect(rows: list[Row]) -> list[Finding]:
     return findings
 
 
+def draw_run(axes: Any, row: Row, colors: tuple[str, str], name: str) -> None:
+    """Draw what masks average to, with five standard errors, on the exact objective."""
+    steps, error = np.maximum(row["steps_seen"], 1), 5 * np.array(row["error"])
+    label = f"{name}, sampled (5 s.e.)"
+    axes.errorbar(steps, row["sampled"], yerr=error, fmt="o", ms=3.5, color=colors[0], label=label)
+    axes.plot(steps, row["exact"], color=colors[1], label=f"{name}, exact")
+    axes.set(xscale="log", yscale="log", xlabel="step")
+
+
 def plot_dropblock(rows: list[Row]) -> Any:
     """Draw sampled and exact objectives, the optimum, and the spectra."""
     from matplotlib.figure import Figure
@@ -170,16 +182,8 @@ def plot_dropblock(rows: list[Row]) -> Any:
     axes: Any = figure.subplots(2, len(rows), squeeze=False)
     for column, row in enumerate(rows):
         top, bottom = axes[0][column], axes[1][column]
-        steps = np.maximum(row["steps_seen"], 1)
-        top.errorbar(
-            steps, row["sampled"], yerr=5 * np.array(row["error"]), fmt="o", ms=3.5,
-            color=ACCENT, label="DropBlock, sampled (5 s.e.)",
-        )  # fmt: skip
-        top.plot(steps, row["exact"], color=INK, label="DropBlock, exact")
+        draw_run(top, row, (ACCENT, INK), "DropBlock")
         top.axhline(row["optimum"], color="black", ls="--", lw=1, label="Theorem 2.7")
-        top.set_xscale("log")
-        top.set_yscale("log")
-        top.set_xlabel("step")
         top.set_title(f"drop probability {row['drop_prob']:g}")
         count = max(row["rank"] + 6, 12)
         bottom.plot(row["spectrum"][:count], "o", ms=4, color=ACCENT, label="after training")
@@ -201,16 +205,9 @@ def plot_dropconnect(rows: list[Row]) -> Any:
     figure = Figure(figsize=(3.8 * len(rows), 3.6), layout="constrained")
     axes: Any = figure.subplots(1, len(rows), squeeze=False)
     for row, panel in zip(rows, axes[0], strict=True):
+        draw_run(panel, row, (ACCENT, INK), "DropConnect")
         steps = np.maximum(row["steps_seen"], 1)
-        panel.errorbar(
-            steps, row["sampled"], yerr=5 * np.array(row["error"]), fmt="o", ms=3.5,
-            color=ACCENT, label="DropConnect, sampled (5 s.e.)",
-        )  # fmt: skip
-        panel.plot(steps, row["exact"], color=INK, label="DropConnect, exact")
         panel.plot(steps, row["dropout_exact"], color=QUIET, ls="--", label="Dropout, exact")
-        panel.set_xscale("log")
-        panel.set_yscale("log")
-        panel.set_xlabel("step")
         kind = "uncorrelated" if row["correlation"] == 0 else f"correlation {row['correlation']:g}"
         panel.set_title(f"drop {row['drop_prob']:g}, {kind}", fontsize=10)
     axes[0][0].legend(frameon=False, fontsize=8)

@@ -33,8 +33,8 @@ def trajectory(
             lambda t, first=first: rate(t + first),
             [seed + part],
             init=weights,
-            checkpoints=2,
-            workers=1,
+            records=2,
+            n_jobs=1,
             **options,
         )
         weights = [W[0] for W in run.weights]

@@ -23,6 +23,9 @@ class Finding:
     measured: str
     reported: str = ""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "holds", bool(self.holds))  # not NumPy's
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -36,7 +39,8 @@ class Experiment:
         For each size ("toy" takes seconds, "full" is the paper's; another may stand between them)
         the values along each axis; the rows are their product.
     run
-        Measures one setting: run(params, seed) -> plain numbers, strings and lists.
+        Measures one setting: run(params, seed) -> numbers, strings and lists of them, NaN where
+        there is none (never None).
     check
         Compares the rows with the paper's claims.
     plot

@@ -31,11 +31,11 @@ def run(params: Params, seed: int) -> dict[str, Any]:
         params["steps"],
         inverse_decay(4e-3 * 80 / params["inputs"], params["steps"] / 10),
         range(seed, seed + params["seeds"]),
-        checkpoints=30,
+        records=30,
     )
     best = net.solve()
     return {
-        "checkpoints": trace.steps.tolist(),
+        "steps_seen": trace.steps.tolist(),
         "objective": trace.objective.tolist(),
         "imbalance": trace.imbalance.tolist(),
         "optimum": best.objective,
@@ -78,7 +78,7 @@ def _balanced_after(row: Row) -> int:
     mean = np.mean(row["imbalance"], axis=0)
     peak = int(mean.argmax())
     below = np.flatnonzero(mean[peak:] <= 0.1 * mean[peak])
-    return int(row["checkpoints"][peak + below[0]]) if len(below) else row["steps"]
+    return int(row["steps_seen"][peak + below[0]]) if len(below) else row["steps"]
 
 
 def plot(rows: list[Row]) -> Any:
@@ -93,11 +93,11 @@ def plot(rows: list[Row]) -> Any:
     axes: Any = figure.subplots(len(widths), len(strengths) + 1, squeeze=False)
     for row in rows:
         i, j = widths.index(row["width"]), strengths.index(row["strength"])
-        draw_objective(axes[i][j], row["checkpoints"], row["objective"], row["optimum"])
+        draw_objective(axes[i][j], row["steps_seen"], row["objective"], row["optimum"])
         axes[i][j].set_title(f"width {row['width']}, $\\lambda$ = {row['strength']:g}")
         color = ("#9ecae1", "#4292c6", "#08306b")[j % 3]
         draw_band(
-            axes[i][-1], row["checkpoints"], row["imbalance"], color,
+            axes[i][-1], row["steps_seen"], row["imbalance"], color,
             label=f"$\\lambda$ = {row['strength']:g}",
         )  # fmt: skip
         axes[i][-1].set_yscale("log")
@@ -127,4 +127,5 @@ EXPERIMENT = Experiment(
     run=run,
     check=check,
     plot=plot,
+    revision=2,
 )  # fmt: skip

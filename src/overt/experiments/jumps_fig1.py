@@ -6,16 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from overt.decay import Observed, jumps, minima, simulate
-from overt.experiments.base import Experiment, Finding, Params, Row
-from overt.experiments.jumps_common import (
+from overt.decay import jumps, minima, simulate, two_by_two
+from overt.experiments._jumps import (
     SOURCE,
     WARM_UP,
     WIDTH,
+    ratio_panel,
     schedule,
     summary,
     survival_panel,
 )
+from overt.experiments.base import Experiment, Finding, Params, Row
 
 DEPTH, EPSILON = 3, 0.25
 EXPECTED = {2000: (0.1, 0.2), 5000: (0.5, 0.5), 10_000: (0.8, 0.8), 20_000: (0.95, 0.95)}
@@ -26,14 +27,14 @@ QUIET = (10_000, 0.02, 0.001)
 
 def run(params: Params, seed: int) -> dict[str, Any]:
     """Run the noisy path for many seeds, and quiet offshoots from some of its points."""
-    problem, steps = Observed.two_by_two(EPSILON), params["steps"]
+    problem, steps = two_by_two(EPSILON), params["steps"]
     path = schedule(WARM_UP, (steps - WARM_UP[0], 0.2, 0.1))
-    found = jumps(problem, DEPTH, WIDTH, path, params["seeds"], record=50, seed=seed)
+    found = jumps(problem, DEPTH, WIDTH, path, params["seeds"], records=50, seed=seed)
     offshoots = []
     for start in params["offshoots"]:
         count = 6
         prefix = schedule(WARM_UP, (start - WARM_UP[0], 0.2, 0.1))
-        at = simulate(problem, DEPTH, WIDTH, prefix, count, record=[start], seed=seed)
+        at = simulate(problem, DEPTH, WIDTH, prefix, count, records=[start], seed=seed)
         quiet = simulate(
             problem, DEPTH, WIDTH, schedule(QUIET), count, at.weights, 500, seed=seed + 1
         )
@@ -120,12 +121,7 @@ def plot(rows: list[Row]) -> Any:
     path.axhline(1 / EPSILON, color="black", ls=":", lw=1, label="rank 1, no decay")
     path.set_ylabel("missing entry")
     path.legend(frameon=False, fontsize=8)
-    for k, curve in enumerate(row["ratio"]):
-        ratio.plot(row["grid"], curve, color="firebrick", lw=0.8, alpha=1 if k == shown else 0.25)
-    ratio.axhline(0.05, color="black", ls=":", lw=1)
-    ratio.set_yscale("log")
-    ratio.set_ylim(1e-4, 1)
-    ratio.set_ylabel("$s_2 / s_1$")
+    ratio_panel(ratio, row, shown=shown)
     survival_panel(share, row, f"{len(row['jump_step'])} seeds, 95% band", "firebrick")
     share.legend(frameon=False, fontsize=8)
     for axes in (path, ratio, share):

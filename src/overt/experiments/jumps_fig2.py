@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from overt.decay import Observed, jumps
-from overt.experiments.base import Experiment, Finding, Params, Row
-from overt.experiments.jumps_common import (
+from overt.decay import jumps, two_by_two
+from overt.experiments._jumps import (
     SOURCE,
     WARM_UP,
     WIDTH,
@@ -17,6 +16,7 @@ from overt.experiments.jumps_common import (
     summary,
     survival_panel,
 )
+from overt.experiments.base import Experiment, Finding, Params, Row
 
 EPSILON = 0.1
 PHASES = (WARM_UP, (4500, 0.25, 0.1), (5000, 0.05, 0.001))
@@ -25,9 +25,9 @@ COLORS = {3: "tab:blue", 4: "tab:red"}
 
 def run(params: Params, seed: int) -> dict[str, Any]:
     """Run one depth for many seeds."""
-    problem = Observed.two_by_two(EPSILON)
+    problem = two_by_two(EPSILON)
     found = jumps(
-        problem, params["depth"], WIDTH, schedule(*PHASES), params["seeds"], record=20, seed=seed
+        problem, params["depth"], WIDTH, schedule(*PHASES), params["seeds"], records=20, seed=seed
     )
     return summary(found, shown=5)
 
@@ -68,7 +68,7 @@ def plot(rows: list[Row]) -> Any:
     curves.set_ylabel("missing entry")
     for axes in (curves, share):
         axes.legend(frameon=False, fontsize=8)
-    share.axvspan(500, 5000, color="gray", alpha=0.1, lw=0)
+        axes.axvspan(500, 5000, color="gray", alpha=0.1, lw=0)
     return figure
 
 

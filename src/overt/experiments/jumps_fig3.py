@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from overt.decay import Observed, simulate
+from overt.decay import simulate, two_by_two
+from overt.experiments._jumps import SOURCE, WARM_UP, WIDTH, schedule
 from overt.experiments.base import Experiment, Finding, Params, Row
-from overt.experiments.jumps_common import SOURCE, WARM_UP, WIDTH, schedule
 
 DEPTH = 4
 QUIET = (4000, 0.05, 0.001)
@@ -20,9 +20,9 @@ def run(params: Params, seed: int) -> dict[str, Any]:
     noisy = params["noisy_steps"]
     start = [WARM_UP, (noisy - WARM_UP[0], 0.25, 0.1)] if noisy else []
     path = schedule(*start, QUIET)
-    problem = Observed.two_by_two(params["epsilon"])
+    problem = two_by_two(params["epsilon"])
     runs = simulate(
-        problem, DEPTH, WIDTH, path, params["seeds"], record=[path.steps], balance=False, seed=seed
+        problem, DEPTH, WIDTH, path, params["seeds"], records=[path.steps], balance=False, seed=seed
     )
     error = runs.test_error[:, -1]
     return {

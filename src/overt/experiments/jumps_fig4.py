@@ -6,18 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from overt.decay import Observed, Schedule, jumps
+from overt.decay import Schedule, jumps, two_by_two
+from overt.experiments._jumps import SOURCE, WARM_UP, WIDTH, summary, survival_panel
 from overt.experiments.base import Experiment, Finding, Params, Row
-from overt.experiments.jumps_common import SOURCE, WARM_UP, WIDTH, summary
 
 DEPTH, EPSILON, PERIOD = 3, 0.2, 1000
 
 
 def run(params: Params, seed: int) -> dict[str, Any]:
     """Run the periodic schedule for many seeds, ending in a quiet phase."""
-    problem, phases = Observed.two_by_two(EPSILON), Schedule.periodic(params["periods"], PERIOD)
+    problem, phases = two_by_two(EPSILON), Schedule.periodic(params["periods"], PERIOD)
     path = Schedule((*phases.phases, phases.phases[1]))
-    found = jumps(problem, DEPTH, WIDTH, path, params["seeds"], record=20, seed=seed)
+    found = jumps(problem, DEPTH, WIDTH, path, params["seeds"], records=20, seed=seed)
     return summary(found, shown=5)
 
 
@@ -70,11 +70,7 @@ def plot(rows: list[Row]) -> Any:
         error.plot(row["grid"], curve, lw=0.8)
     error.set_yscale("log")
     error.set_ylabel("test error / that of zeros")
-    share.step(row["grid"], row["surviving"], where="post", color="black")
-    share.fill_between(
-        row["grid"], row["lower"], row["upper"], step="post", color="gray", alpha=0.3
-    )
-    share.set_ylabel("share not jumped")
+    survival_panel(share, row, "", "black")
     share.set_xlabel(f"step (shaded: noisy; {len(row['jump_step'])} seeds, 95% band)")
     for start in range(WARM_UP[0] + PERIOD, row["grid"][-1], 2 * PERIOD):
         for axes in (error, share):

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from overt.decay import Observed, existence, minima
+from overt.decay import existence, minima, two_by_two
+from overt.experiments._jumps import SOURCE
 from overt.experiments.base import Experiment, Finding, Params, Row
-from overt.experiments.jumps_common import SOURCE
 
 TABLE = {
     (3, 0.25): {(0.025, 2): 0.780, (0.025, 1): 1.330, (0.00025, 2): 0.519, (0.00025, 1): 3.781},
@@ -22,7 +22,7 @@ TABLE = {
 def run(params: Params, seed: int) -> dict[str, Any]:
     """Find the minima on a ladder of weight decays, numerically from scratch at the table's two."""
     depth, epsilon = params["depth"], params["epsilon"]
-    problem = Observed.two_by_two(epsilon)
+    problem = two_by_two(epsilon)
     ladder = sorted({*np.geomspace(1e-5, 0.12, params["points"]), 0.025, 0.00025})
     points = []
     for lam in ladder:

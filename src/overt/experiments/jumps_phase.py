@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from overt.decay import DeepLinearCompletion, Observed
+from overt.decay import DeepLinearCompletion, test_error
 from overt.decay.baselines import nuclear_norm, small_initialization
+from overt.entries import Entries
+from overt.experiments._jumps import SOURCE
 from overt.experiments.base import Experiment, Finding, Params, Row
-from overt.experiments.jumps_common import SOURCE
 
 METHODS = {
     "deep": "DeepLinearCompletion",
@@ -20,21 +21,18 @@ RECOVERED = 0.01
 """Test error below this share of the variance counts as recovered."""
 
 
-def draw(size: int, rank: int, share: float, number: int) -> Observed:
+def draw(size: int, rank: int, share: float, number: int) -> Entries:
     """Return a random matrix of this rank, seen at a share of its entries."""
     rng = np.random.default_rng([size, rank, round(1000 * share), number])
     truth = rng.standard_normal((size, rank)) @ rng.standard_normal((rank, size))
-    return Observed.sample(truth, round(share * size * size), seed=rng)
+    return Entries.sample(truth, round(share * size * size), seed=rng)
 
 
-def complete(method: str, problem: Observed, seed: int) -> Any:
+def complete(method: str, problem: Entries, seed: int) -> Any:
     """Return the completed matrix."""
     match method:
         case "deep":
-            model = DeepLinearCompletion(seed=seed)
-            return model.fit_triplets(
-                problem.rows, problem.cols, problem.values, problem.shape
-            ).complete()
+            return DeepLinearCompletion(seed=seed).fit(problem).complete()
         case "nuclear":
             return nuclear_norm(problem)
     return small_initialization(problem, seed=seed)
@@ -45,8 +43,7 @@ def run(params: Params, seed: int) -> dict[str, Any]:
     size, rank, share = params["size"], params["rank"], params["share"]
     problems = [draw(size, rank, share, k) for k in range(params["draws"])]
     return {
-        method: [float(p.test_error(complete(method, p, seed))) for p in problems]
-        for method in METHODS
+        method: [test_error(p, complete(method, p, seed)) for p in problems] for method in METHODS
     }
 
 

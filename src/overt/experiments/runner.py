@@ -1,34 +1,34 @@
-"""Runs experiments: rows are stored as they are computed and never computed twice."""
+"""Runs experiments and says what they show: rows are stored as they come, and computed once."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import multiprocessing
 import os
 import platform
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 
 import overt
 from overt._check import InputError, MissingExtraError, choice, whole
-from overt.experiments.base import Experiment, Params, Row
+from overt._files import write_whole
+from overt._progress import reraising_interrupts
+from overt.experiments.base import Experiment, Finding, Params, Row
+from overt.results import plain
 
 
 def run(
     experiment: Experiment,
     *,
     size: str = "toy",
-    workers: int = 1,
+    n_jobs: int = 1,
     out: str | os.PathLike[str] | None = None,
     on_row: Callable[[int, int], None] | None = None,
 ) -> list[Row]:
@@ -40,7 +40,7 @@ def run(
         What to run.
     size
         "toy", "full", or another of the experiment's sizes.
-    workers
+    n_jobs
         Number of processes; the rows do not depend on it.
     out
         Folder of the stored rows; nothing is stored if None.
@@ -48,22 +48,50 @@ def run(
         Called with (rows done, rows in all) at the start and after each row.
     """
     choice("size", size, tuple(experiment.grids))
-    whole("workers", workers)
+    whole("n_jobs", n_jobs)
     for module, extra in experiment.needs.items():
         if find_spec(module) is None:
             raise MissingExtraError(module, extra)
     settings = {experiment.key(params): params for params in experiment.settings(size)}
     store = _Store(Path(out) / f"{experiment.id}.jsonl") if out is not None else None
     rows = {key: row for key, row in (store.read() if store else ()) if key in settings}
-    report = on_row or (lambda done, total: None)
-    report(len(rows), len(settings))
+    tell = on_row or (lambda done, total: None)
+    tell(len(rows), len(settings))
     missing = {key: params for key, params in settings.items() if key not in rows}
-    for key, row in _compute(experiment, missing, workers):
+    for key, row in _compute(experiment, missing, n_jobs):
         rows[key] = row
         if store:
             store.append(key, row)
-        report(len(rows), len(settings))
+        tell(len(rows), len(settings))
     return [rows[key] for key in settings]
+
+
+def report(
+    experiment: Experiment, size: str, rows: list[Row], out: str | os.PathLike[str]
+) -> tuple[list[Finding], Path]:
+    """Check the rows, write ID-SIZE.png and ID-SIZE.json, return the findings and the picture."""
+    findings = experiment.check(rows)
+    stem = Path(out) / f"{experiment.id}-{size}"
+    try:
+        figure = experiment.plot(rows)
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        raise MissingExtraError("matplotlib", "plots") from None
+    picture = stem.with_suffix(".png")
+    figure.savefig(picture, dpi=150, bbox_inches="tight")
+    summary = {
+        "id": experiment.id,
+        "title": experiment.title,
+        "source": experiment.source,
+        "claim": experiment.claim,
+        "size": size,
+        "rows": len(rows),
+        "findings": [dataclasses.asdict(finding) for finding in findings],
+    }
+    text = json.dumps(plain(summary), indent=2, allow_nan=False)
+    write_whole(stem.with_suffix(".json"), text + "\n")
+    return findings, picture
 
 
 def machine_facts() -> dict[str, Any]:
@@ -79,15 +107,15 @@ def machine_facts() -> dict[str, Any]:
 
 
 def _compute(
-    experiment: Experiment, settings: dict[str, Params], workers: int
+    experiment: Experiment, settings: dict[str, Params], n_jobs: int
 ) -> Iterator[tuple[str, Row]]:
-    if workers == 1 or len(settings) < 2:
+    if n_jobs == 1 or len(settings) < 2:
         for key, params in settings.items():
             yield key, _measure(experiment, params)
         return
-    # A fresh interpreter per worker: forking a process that has started threads can hang.
+    # A fresh interpreter for each: forking a process that has started threads can hang.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(settings)), mp_context=context) as pool:
+    with ProcessPoolExecutor(min(n_jobs, len(settings)), mp_context=context) as pool:
         futures = {
             pool.submit(_measure, experiment, params): key for key, params in settings.items()
         }
@@ -101,34 +129,23 @@ def _compute(
 
 def _measure(experiment: Experiment, params: Params) -> Row:
     start = time.perf_counter()
-    with _whole():
+    with reraising_interrupts():
         result = experiment.run(params, experiment.seed(params))
-    return {**params, **result, "seconds": time.perf_counter() - start}
+    # As it will be read: whether a row was stored before makes no difference to what is checked.
+    row: Row = _numbers(plain({**params, **result, "seconds": time.perf_counter() - start}))
+    return row
 
 
-@contextmanager
-def _whole() -> Iterator[None]:
-    """Raise KeyboardInterrupt at the end if Ctrl-C came meanwhile.
-
-    Trainers that are interrupted return what they have; a row must not be stored from that.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    interrupted = False
-
-    def note(number: int, frame: FrameType | None) -> None:
-        nonlocal interrupted
-        interrupted = True
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if interrupted:
-        raise KeyboardInterrupt
+def _numbers(stored: Any) -> Any:
+    """Return what JSON held with NaN for null; rows hold no other None."""
+    match stored:
+        case None:
+            return float("nan")
+        case list():
+            return [_numbers(v) for v in stored]
+        case dict():
+            return {name: _numbers(v) for name, v in stored.items()}
+    return stored
 
 
 class _Store:
@@ -144,7 +161,7 @@ class _Store:
         for number, line in enumerate(self._path.read_text(encoding="utf-8").splitlines(), 1):
             try:
                 entry = json.loads(line)
-                yield entry["key"], entry["row"]
+                yield entry["key"], _numbers(entry["row"])
             except (json.JSONDecodeError, KeyError, TypeError):
                 if not line.startswith('{"key"'):
                     raise InputError(
@@ -153,7 +170,8 @@ class _Store:
                     ) from None
 
     def append(self, key: str, row: Row) -> None:
-        line = json.dumps({"key": key, "row": row, "machine": machine_facts()})
+        entry = {"key": key, "row": plain(row), "machine": machine_facts()}
+        line = json.dumps(entry, allow_nan=False)
         with self._path.open("ab+") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)

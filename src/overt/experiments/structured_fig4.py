@@ -12,50 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from overt import penalty
 from overt._types import Floats
+from overt.experiments._structured import draw_run, follow, network
 from overt.experiments.base import Experiment, Finding, Params, Row
 from overt.noise import DropBlock
 
-RECORDS = 60
-
 
 def run(params: Params, seed: int) -> dict[str, Any]:
-    """Train by Algorithm 1 and record the exact objective and the sampled losses."""
+    """Train by Algorithm 1 and record the exact objective and the sampled one."""
     noise, realized = _noise(params)
-    # The data and the start do not depend on the setting: all curves share them.
-    X, Y = _dataset(params)
-    C = X.T @ X / len(X)
-    U, V = (0.3 * a for a in _factors(params, 1))
-    rng = np.random.default_rng(seed)
-    width, steps = params["width"], params["steps"]
     # Multipliers are as large as 1 / keep, and enter the gradient twice.
-    start_rate = params["rate"] * (1 - realized) ** 2
-    marks = np.unique(np.geomspace(1, steps, RECORDS).astype(int))
-    objective, smoothed, average = [], [], None
-    masks = np.empty((0, width))
-    for step in range(1, steps + 1):
-        i = (step - 1) % 1000
-        if i == 0:
-            masks = noise.multipliers(width, 1000, rng)
-            rows = rng.integers(len(X), size=1000)
-        x, y, z = X[rows[i]], Y[rows[i]], masks[i]
-        h = z * (x @ V)
-        error = U @ h - y
-        loss = float(error @ error)
-        average = loss if average is None else 0.998 * average + 0.002 * loss
-        rate = start_rate / (1 + 8 * step / steps)
-        gradient = np.outer(x, z * (error @ U))
-        U = U - rate * np.outer(error, h)
-        V = V - rate * gradient
-        if step in marks:
-            fit = float(np.mean(np.sum((Y - X @ V @ U.T) ** 2, axis=1)))
-            objective.append(fit + float(penalty.shallow(U, V, noise, C)))
-            smoothed.append(average)
+    rate = params["rate"] * (1 - realized) ** 2
+    seen = follow(network(params, noise), params, seed, rate)
     return {
-        "steps_seen": marks.tolist(),
-        "objective": objective,
-        "smoothed": smoothed,
+        **{name: seen[name] for name in ("steps_seen", "exact", "sampled", "error")},
         "realized": realized,
         "printed_keep": _printed_keep(params),
     }
@@ -66,8 +36,8 @@ def check(rows: list[Row]) -> list[Finding]:
     by = {row["variant"]: row for row in rows}
     grid, fixed = by["grid"], by["sliding, same drop probability"]
     plain = by["sliding, same start probability"]
-    close = fixed["objective"][-1] / grid["objective"][-1]
-    far = plain["objective"][-1] / grid["objective"][-1]
+    close = fixed["exact"][-1] / grid["exact"][-1]
+    far = plain["exact"][-1] / grid["exact"][-1]
     return [
         Finding(
             "at the same drop probability the original DropBlock trains like the grid",
@@ -92,18 +62,15 @@ def check(rows: list[Row]) -> list[Finding]:
 
 
 def plot(rows: list[Row]) -> Any:
-    """Draw the exact objectives, and the sampled losses, smoothed, beside them."""
+    """Draw the exact objectives, and the sampled ones with their errors."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8.4, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
+    figure = Figure(figsize=(5.6, 4.2), layout="constrained")
+    axes: Any = figure.subplots()
     for row, color in zip(rows, ("#1f6f8b", "#d1751c", "#6b7a87"), strict=True):
-        label = f"{row['variant']} ({row['realized']:.2f} dropped)"
-        left.plot(row["steps_seen"], row["objective"], color=color, label=label)
-        right.plot(row["steps_seen"], row["smoothed"], color=color)
-    for axes, title in ((left, "exact objective"), (right, "sampled loss, moving average")):
-        axes.set(xscale="log", yscale="log", xlabel="step", title=title)
-    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+        draw_run(axes, row, (color, color), f"{row['variant']} ({row['realized']:.2f} dropped)")
+    axes.set_ylabel("objective")
+    axes.legend(frameon=False, fontsize=8)
     return figure
 
 
@@ -135,22 +102,6 @@ def _coverage(width: int, block: int) -> Floats:
     ).astype(float)
 
 
-def _factors(params: Params, seed: int) -> tuple[Floats, Floats]:
-    rng = np.random.default_rng(seed)
-    U = rng.standard_normal((params["outputs"], params["width"]))
-    V = rng.standard_normal((params["inputs"], params["width"]))
-    scale = (params["outputs"] * params["inputs"] * params["width"]) ** 0.25
-    return U / scale, V / scale
-
-
-def _dataset(params: Params) -> tuple[Floats, Floats]:
-    """Return X with normal entries and Y = X M', M = U_true V_true' of unit norm."""
-    X = np.random.default_rng(0).standard_normal((params["samples"], params["inputs"]))
-    U, V = _factors(params, 2)
-    M = U @ V.T
-    return X, X @ (M / np.linalg.norm(M)).T
-
-
 _VARIANTS = ["grid", "sliding, same drop probability", "sliding, same start probability"]
 
 EXPERIMENT = Experiment(
@@ -172,4 +123,5 @@ EXPERIMENT = Experiment(
     run=run,
     check=check,
     plot=plot,
+    revision=2,
 )  # fmt: skip

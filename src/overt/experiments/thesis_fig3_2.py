@@ -21,7 +21,7 @@ def run(params: Params, seed: int) -> dict[str, Any]:
         inverse_decay(params["rate"], params["steps"] / 4),
         range(seed, seed + params["seeds"]),
         batch_size=params["batch"],
-        checkpoints=6,
+        records=6,
     )
     products = trace.weights[0]
     for W in trace.weights[1:]:

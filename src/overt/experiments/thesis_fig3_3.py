@@ -24,7 +24,7 @@ def run(params: Params, seed: int) -> dict[str, Any]:
     path = list(trajectory(net.train, start, grid, rate, 1000 * seed, batch_size=params["batch"]))
     best = net.solve()
     return {
-        "checkpoints": [step for step, _ in path],
+        "steps_seen": [step for step, _ in path],
         "gaps": [[float(g) for g in equalize.equalization_gaps(w)] for _, w in path],
         "objective": [net.objective(w) for _, w in path],
         "optimum": best.objective,
@@ -35,7 +35,7 @@ def run(params: Params, seed: int) -> dict[str, Any]:
 
 def check(rows: list[Row]) -> list[Finding]:
     """Check that the gaps of all orders go to zero and the objective to its optimum."""
-    gaps = np.array([row["gaps"] for row in rows])  # (runs, checkpoints, orders)
+    gaps = np.array([row["gaps"] for row in rows])  # (runs, records, orders)
     excess = np.array([row["objective"][-1] / row["optimum"] - 1 for row in rows])
     first, last = gaps[:, 0].mean(axis=0), gaps[:, -1].mean(axis=0)
     return [
@@ -71,7 +71,7 @@ def plot(rows: list[Row]) -> Any:
     shades = ("#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08306b")
     for order in range(gaps.shape[2]):
         draw_band(
-            axes, rows[0]["checkpoints"], np.maximum(gaps[:, :, order], 1e-12),
+            axes, rows[0]["steps_seen"], np.maximum(gaps[:, :, order], 1e-12),
             shades[order % len(shades)], label=f"order {order + 1}",
         )  # fmt: skip
     axes.set_yscale("log")
@@ -100,4 +100,5 @@ EXPERIMENT = Experiment(
     run=run,
     check=check,
     plot=plot,
+    revision=2,
 )  # fmt: skip

@@ -78,7 +78,7 @@ def accuracies(trunk: Any, top: Any, masks: Any, x: Any, y: Any) -> tuple[float,
     return full / len(x), parts.double().numpy() / len(x)
 
 
-def checkpoints(steps: int, count: int) -> list[int]:
+def record_steps(steps: int, count: int) -> list[int]:
     """Return about `count` step numbers, evenly spaced in their logarithm, up to `steps`."""
     return sorted({int(s) for s in np.geomspace(min(10, steps), steps, count).round()})
 
@@ -100,7 +100,7 @@ def run(params: Params, seed: int) -> dict[str, Any]:
     width, drop_prob = params["network"]
     data = examples.load(params["data"])
     steps = params["epochs"] * -(-len(data.x) // BATCH)
-    wanted = checkpoints(steps, params["records"])
+    wanted = record_steps(steps, params["records"])
     unseen = fixed_masks(VISITED, width, drop_prob, seed)
     curves: dict[str, list[float]] = {"full": [], "visited": [], "unseen": []}
     with torch.random.fork_rng():

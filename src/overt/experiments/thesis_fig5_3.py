@@ -16,10 +16,10 @@ from overt.experiments.thesis_fig5_2 import (
     BATCH,
     LEARNING_RATE,
     accuracies,
-    checkpoints,
     descend,
     fixed_masks,
     network,
+    record_steps,
 )
 
 DROP_PROB = 0.8
@@ -33,7 +33,7 @@ def run(params: Params, seed: int) -> dict[str, Any]:
 
     data = examples.load(params["data"])
     steps = params["epochs"] * -(-len(data.x) // BATCH)
-    wanted = checkpoints(steps, params["records"])
+    wanted = record_steps(steps, params["records"])
     masks = fixed_masks(params["masks"], params["width"], DROP_PROB, seed)
     full, parts = [], []
     with torch.random.fork_rng():

@@ -8,17 +8,29 @@ in the code that proposes the point can make the bound loose, never wrong.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
 from overt._types import Floats
 from overt.noise import DropBlock, DropConnect, Dropout, Noise
-from overt.results import Certificate, Status
 from overt.spectral import Schatten, SpectralNorm, SquaredNuclear, induced
 
 Envelope = tuple[float, SpectralNorm]
 
 EXACT = 1e-9
 """Relative gap up to which a solution counts as a global optimum."""
+
+
+@dataclass(frozen=True, eq=False)
+class Leading:
+    """Leading singular triplets of a target, and the sum of the other squared values."""
+
+    left: Floats
+    s: Floats
+    right: Floats
+    rest: float
 
 
 def envelopes(noise: Noise, width: int) -> list[Envelope]:
@@ -69,19 +81,35 @@ def spectral_bound(m: Floats, rest: float, envelope: Envelope) -> float:
     return float(np.sum((m - b) ** 2) - g @ b - norm.dual(g) / (4 * weight)) + rest
 
 
-def certificate(
-    objective: float, bound: float, scale: float, imbalance: float, distance: float
-) -> Certificate:
-    """Return the certificate of weights with this objective; `scale` is E|y|^2."""
-    gap = objective - bound
-    # A bound of zero, as without noise, leaves only the scale of the data to compare with.
-    relative = gap / max(bound, 1e-10 * scale, 1e-300)
-    return Certificate(objective, bound, gap, relative, imbalance, distance)
+@dataclass(frozen=True, eq=False)
+class Relaxation:
+    """Loss plus envelope in place of loss plus penalty: a convex problem that bounds it.
+
+    `bound` holds for all weights; the map left diag(spectrum) right' attains it, in whitened
+    coordinates.
+    """
+
+    bound: float
+    left: Floats
+    spectrum: Floats
+    right: Floats
+
+    @property
+    def kept(self) -> tuple[Floats, Floats, Floats]:
+        """(left, a, right) of the directions with a > 0."""
+        a = self.spectrum
+        kept = a > 1e-14 * max(float(a[0]), 1e-300)
+        return self.left[:, kept], a[kept], self.right[:, kept]
 
 
-def status_of(certified: Certificate) -> Status:
-    """Return "optimal" where the bound is reached, else "lower_bound"."""
-    return Status.OPTIMAL if certified.relative_gap <= EXACT else Status.LOWER_BOUND
+def relax(
+    leading: Callable[[Envelope], Leading], candidates: Sequence[Envelope], residual: float = 0.0
+) -> Relaxation:
+    """Return the relaxation by the envelope whose bound is highest."""
+    tried = [(leading(envelope), envelope) for envelope in candidates]
+    bounds = [spectral_bound(top.s, top.rest, envelope) for top, envelope in tried]
+    top, envelope = tried[int(np.argmax(bounds))]
+    return Relaxation(residual + max(bounds), top.left, shrink(top.s, envelope), top.right)
 
 
 def numerical_rank(s: Floats) -> int:

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
 from overt import _check, equalize, penalty, spectral
 from overt._check import InputError
 from overt._types import Floats
-from overt.linear.bounds import (
-    Envelope,
-    certificate,
-    numerical_rank,
-    shrink,
-    spectral_bound,
-    status_of,
-)
-from overt.linear.descent import descend
-from overt.linear.kernels import LIMIT
-from overt.linear.problem import problem
-from overt.linear.runs import Rate, gradient_descent, initial_weights, run_seeds
+from overt.linear import grading
+from overt.linear.arguments import regression, target_or_data
+from overt.linear.bounds import Relaxation, relax
+from overt.linear.descent import refine
+from overt.linear.effect import NoiseEffect
+from overt.linear.regression import DenseRegression
+from overt.linear.sampling import LIMIT, Advance
+from overt.linear.training import Rate, train
 from overt.results import Certificate, DeepSolution, Trace
 
 RANDOM_STARTS = 4
@@ -44,7 +40,7 @@ class DeepLinearNetwork:
     drop_prob
         One probability, or one per hidden layer.
     X, Y
-        Data instead of a target, samples x features.
+        Data in place of a target, samples x features.
     second_moment
         E[x x'] for a target; the identity if None.
 
@@ -57,62 +53,48 @@ class DeepLinearNetwork:
     ('optimal', 1.7778)
     """
 
+    @overload
+    def __init__(
+        self, target: Any, widths: Sequence[int], drop_prob: Any, *, second_moment: Any = None
+    ) -> None: ...
+    @overload
+    def __init__(self, *, X: Any, Y: Any, widths: Sequence[int], drop_prob: Any) -> None: ...
+    @target_or_data
     def __init__(
         self,
-        target: Any = None,
-        widths: Sequence[int] | None = None,
-        drop_prob: Any = None,
+        target: Any,
+        widths: Sequence[int],
+        drop_prob: Any,
         *,
         X: Any = None,
         Y: Any = None,
         second_moment: Any = None,
     ) -> None:
-        if widths is None or drop_prob is None:
-            raise InputError("widths and drop_prob must be given, as in widths=(50, 50)")
         if isinstance(widths, (int, np.integer)):
             widths = (int(widths),)
         self.nu = spectral.nu(widths, drop_prob)
         self.widths = tuple(int(d) for d in widths)
         self.drop_probs = _check.drop_probs(drop_prob, len(self.widths))
-        self.problem = problem(target, X, Y, second_moment)
-        self.quadratic = self.problem.dense("train a deep network")
-        self.shapes = [
-            (after, before)
-            for before, after in zip(
-                (self.quadratic.inputs, *self.widths),
-                (*self.widths, self.quadratic.outputs),
-                strict=True,
-            )
-        ]
+        task = regression(target, X, Y, second_moment).dense("train a deep network")
+        self.effect = DeepNoise(task, self.widths, self.drop_probs)
+        self.shapes = self.effect.shapes
 
     def penalty(self, weights: Sequence[Any]) -> float:
         """Return what dropout adds to the expected squared error."""
-        return float(penalty.deep(self._whitened(self._checked(weights)), self.drop_probs))
+        return self.effect.penalty(*self._checked(weights))
 
     def objective(self, weights: Sequence[Any]) -> float:
         """Return the expected squared error under dropout, exactly."""
-        layers = self._checked(weights)
-        head, tail = layers[0], layers[1]
-        for W in layers[2:]:
-            tail = W @ tail
-        return self.quadratic.loss(tail, head.T) + self.penalty(layers)
+        return grading.objective(self.effect, *self._checked(weights))
 
     def certify(self, weights: Sequence[Any]) -> Certificate:
         """Return how far the weights are from the global optimum."""
-        layers = self._checked(weights)
-        product = _product(self._whitened(layers))
-        return certificate(
-            self.objective(layers),
-            self._bound,
-            self.quadratic.scale,
-            self._imbalance(layers),
-            float(np.linalg.norm(product - self._best_map)),
-        )
+        return grading.certificate(self.effect, *self._checked(weights))
 
     @property
     def gap_condition(self) -> bool:
         """s_1 - s_2 >= s_2 / nu: the optimum has rank one and is known (thesis, Theorem 10)."""
-        s = self.quadratic.svd[1]
+        s = self.effect.regression.svd[1]
         second = s[1] if len(s) > 1 else 0.0
         return bool(self.nu * (s[0] - second) >= second)
 
@@ -123,16 +105,8 @@ class DeepLinearNetwork:
         Otherwise the convex envelope gives a lower bound, the weights come from descent, and the
         certificate reports the gap.
         """
-        layers = self._factors()
-        certified = self.certify(layers)
-        s = np.linalg.svd(_product(self._whitened(layers)), compute_uv=False)
-        return DeepSolution(
-            tuple(layers),
-            certified.objective,
-            numerical_rank(np.asarray(s)),
-            status_of(certified),
-            certified,
-        )
+        weights = self.effect.best_weights()
+        return DeepSolution(tuple(weights), *grading.grade(self.effect, *weights))
 
     def train(
         self,
@@ -141,119 +115,76 @@ class DeepLinearNetwork:
         seeds: int | Sequence[int] = 1,
         *,
         batch_size: int = 100,
-        noise: str = "sampled",
+        gradient: str = "sampled",
         init: Any = None,
         init_scale: float | None = None,
-        checkpoints: int = 40,
-        workers: int | None = None,
+        records: int | Sequence[int] = 40,
+        n_jobs: int | None = None,
     ) -> Trace:
         """Run minibatch descent with sampled masks; see `LinearNetwork.train`.
 
         The trace's imbalance is the equalization gap R / (nu |W C^(1/2)|_*^2) - 1.
         """
-        _check.choice("noise", noise, ("sampled", "expected"))
-        batch_size = _check.whole("batch_size", batch_size)
-        pair = self.problem.sampling()
-        if init_scale is None:
-            # Each layer keeps the size of what passes through it.
-            init_scale = 1 / np.sqrt(np.mean([d for _, d in self.shapes]))
-        begin = initial_weights(self.shapes, float(init_scale), init)
-        largest = float(self.quadratic.svd[1][0])
+        sampled = partial(self.effect.steps, batch_size=_check.whole("batch_size", batch_size))
+        if init_scale is None:  # each layer keeps the size of what passes through it
+            init_scale = float(1 / np.sqrt(np.mean([inputs for _, inputs in self.shapes])))
+        return train(
+            self.effect, sampled, steps=steps, learning_rate=learning_rate, seeds=seeds,
+            gradient=gradient, init=None if init is None else self._checked(init),
+            init_scale=init_scale, records=records, n_jobs=n_jobs,
+        )  # fmt: skip
 
-        def measure(weights: list[Floats]) -> tuple[float, float, int]:
-            s = np.linalg.svd(_product(self._whitened(weights)), compute_uv=False)
-            return (
-                self.objective(weights),
-                self._imbalance(weights),
-                int(np.sum(s > 0.01 * largest)),
-            )
+    def _checked(self, weights: Sequence[Any]) -> list[Floats]:
+        layers = [np.asarray(W, dtype=float) for W in _check.chain(list(weights))]
+        shapes = [W.shape for W in layers]
+        if shapes != self.shapes:
+            raise InputError(f"weights must have the shapes {self.shapes}, got {shapes}")
+        return layers
 
-        def sampled(weights: list[Floats], rates: Floats, rng: np.random.Generator) -> int:
-            for step, rate in enumerate(rates):
-                x, y = _batch(pair, batch_size, rng)
-                gradients = _sampled_gradients(weights, x, y, self.drop_probs, rng)
-                if gradients is None:
-                    return step
-                for W, gradient in zip(weights, gradients, strict=True):
-                    W -= rate * gradient
-            return len(rates)
 
-        def value(*weights: Floats) -> tuple[float, Sequence[Floats]]:
-            objective, (first, *others) = self._value(*self._whitened(weights))
-            L = self.quadratic.L
-            return objective, (first if L is None else first @ L.T, *others)
+class DeepNoise(NoiseEffect):
+    """Dropout on every hidden layer, each with a probability of its own."""
 
-        return run_seeds(
-            begin,
-            sampled if noise == "sampled" else gradient_descent(value),
-            measure,
-            steps=steps,
-            learning_rate=learning_rate,
-            seeds=seeds,
-            checkpoints=checkpoints,
-            workers=workers,
-            optimum=self._bound,
-        )
-
-    @property
-    def _most(self) -> int:
-        """The largest rank that the architecture lets through."""
-        return min(self.widths)
+    def __init__(
+        self, regression: DenseRegression, widths: Sequence[int], drop_probs: Sequence[float]
+    ) -> None:
+        self.regression: DenseRegression = regression
+        self.widths, self.drop_probs = widths, drop_probs
+        self.nu = spectral.nu(widths, drop_probs)
+        sizes = regression.inputs, *widths, regression.outputs
+        self.shapes = [(after, before) for before, after in pairwise(sizes)]
 
     @cached_property
-    def _envelope(self) -> Envelope:
-        return self.nu, spectral.SquaredNuclear()
+    def relaxation(self) -> Relaxation:
+        """The target with nu |W C^(1/2)|_*^2 as penalty, its rank capped by the narrowest layer."""
+        leading = partial(self.regression.leading, min(self.widths))
+        return relax(leading, [(self.nu, spectral.SquaredNuclear())], self.regression.residual)
 
-    @cached_property
-    def _bound(self) -> float:
-        top = self.quadratic.leading(self._most, self._envelope)
-        return self.quadratic.residual + spectral_bound(top.s, top.rest, self._envelope)
+    def product(self, *weights: Floats) -> tuple[Floats, Floats]:
+        """(W_(k+1) ... W_2, W_1')."""
+        return _product(weights[1:]), weights[0].T
 
-    @cached_property
-    def _best_map(self) -> Floats:
-        top = self.quadratic.leading(self._most, self._envelope)
-        return (top.left * shrink(top.s, self._envelope)) @ top.right.T
+    def penalty(self, *weights: Floats) -> float:
+        """Return R, by second moments carried from layer to layer."""
+        return float(penalty.deep(self._whitened(weights), self.drop_probs))
 
-    def _factors(self) -> list[Floats]:
-        top = self.quadratic.leading(self._most, self._envelope)
-        a = shrink(top.s, self._envelope)
-        kept = a > 1e-14 * a[0]
-        left, a, right = top.left[:, kept], a[kept], top.right[:, kept]
-        if len(a) == 0:
-            return [np.zeros(shape) for shape in self.shapes]
-        if len(a) == 1:
-            u, v = left[:, 0] * np.sqrt(a[0]), right[:, 0] * np.sqrt(a[0])
-            return self._unwhitened(equalize.rank_one_deep(u, v, self.widths))
-        start = _chained(left, a, right, self.widths)
-        if sum(p > 0 for p in self.drop_probs) <= 1:
-            return self._unwhitened(start)
-        return self._unwhitened(self._refined(start))
+    def imbalance(self, *weights: Floats) -> float:
+        """R / (nu |W C^(1/2)|_*^2) - 1, zero iff the noisy layers are equalized."""
+        nuclear = np.linalg.norm(_product(self._whitened(weights)), "nuc")
+        least = self.nu * float(nuclear) ** 2
+        return self.penalty(*weights) / least - 1 if least > 0 else 0.0
 
-    def _refined(self, start: list[Floats]) -> list[Floats]:
-        """Return the best descent from the bound's map, the best rank one, or random weights."""
-        left, s, right = self.quadratic.svd
-        root = np.sqrt(s[0] / (1 + self.nu))
-        rng = np.random.default_rng(0)
-        scale = [np.sqrt(np.mean(W**2)) for W in start]
-        starts = [start, equalize.rank_one_deep(left[:, 0] * root, right[:, 0] * root, self.widths)]
-        # A saddle is left only by a nudge.
-        starts[1] = [
-            W + 0.01 * size * rng.standard_normal(W.shape)
-            for W, size in zip(starts[1], scale, strict=True)
-        ]
-        starts += [
-            [size * rng.standard_normal(W.shape) for W, size in zip(start, scale, strict=True)]
-            for _ in range(RANDOM_STARTS)
-        ]
-        found = [descend(self._value, weights) for weights in starts]
-        return min(found, key=lambda weights: self._value(*weights)[0])
+    def value(self, *weights: Floats) -> tuple[float, Sequence[Floats]]:
+        """Return the objective and its gradients."""
+        objective, (first, *others) = self.whitened_value(*self._whitened(weights))
+        return objective, (self.regression.pull_back(first.T).T, *others)
 
-    def _value(self, *layers: Floats) -> tuple[float, Sequence[Floats]]:
+    def whitened_value(self, *layers: Floats) -> tuple[float, Sequence[Floats]]:
         """Return the objective and its gradients in whitened coordinates (W_1 L in place of W_1).
 
         E|y|^2 - 2 <T, W> + tr S_(k+1), S_i = W_i (S_(i-1) + lam_(i-1) diag(S_(i-1))) W_i'.
         """
-        T = self.quadratic.T
+        T = self.regression.T
         lams = [p / (1 - p) for p in self.drop_probs]
         heads, noisy = [np.eye(layers[0].shape[1])], [np.eye(layers[0].shape[1])]
         for W, lam in zip(layers[:-1], lams, strict=True):
@@ -261,7 +192,7 @@ class DeepLinearNetwork:
             S = W @ noisy[-1] @ W.T
             noisy.append(S + lam * np.diag(np.diag(S)))
         last = layers[-1]
-        value = self.quadratic.scale - 2 * np.sum(T * (last @ heads[-1]))
+        value = self.regression.scale - 2 * np.sum(T * (last @ heads[-1]))
         value += np.sum((last @ noisy[-1]) * last)
         gradients, tail, G = [], np.eye(T.shape[0]), np.eye(T.shape[0])
         for i in range(len(layers) - 1, -1, -1):
@@ -273,26 +204,75 @@ class DeepLinearNetwork:
                 G = G + lams[i - 1] * np.diag(np.diag(G))
         return float(value), gradients[::-1]
 
-    def _imbalance(self, layers: Sequence[Floats]) -> float:
-        """R / (nu |W C^(1/2)|_*^2) - 1, zero iff the noisy layers are equalized."""
-        nuclear = np.linalg.norm(_product(self._whitened(layers)), "nuc")
-        least = self.nu * float(nuclear) ** 2
-        return self.penalty(layers) / least - 1 if least > 0 else 0.0
+    def best_weights(self) -> Sequence[Floats]:
+        """Return weights of the relaxation's map, refined by descent where they are not exact."""
+        left, a, right = self.relaxation.kept
+        if len(a) == 0:
+            return [np.zeros(shape) for shape in self.shapes]
+        if len(a) == 1:
+            u, v = left[:, 0] * np.sqrt(a[0]), right[:, 0] * np.sqrt(a[0])
+            return self._unwhitened(equalize.rank_one_deep(u, v, self.widths))
+        start = _chained(left, a, right, self.widths)
+        if sum(p > 0 for p in self.drop_probs) <= 1:
+            return self._unwhitened(start)
+        return self._unwhitened(self._refined(start))
+
+    def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:
+        """Return minibatch steps, one mask per sample."""
+
+        def advance(weights: list[Floats], rates: Floats) -> int:
+            for step, rate in enumerate(rates):
+                x, y = self.regression.samples.batch(batch_size, rng)
+                gradients = self._sampled_gradients(weights, x, y, rng)
+                if gradients is None:
+                    return step
+                for W, gradient in zip(weights, gradients, strict=True):
+                    W -= rate * gradient
+            return len(rates)
+
+        return advance
+
+    def _sampled_gradients(
+        self, weights: list[Floats], x: Floats, y: Floats, rng: np.random.Generator
+    ) -> list[Floats] | None:
+        """Return the gradients of half the mean squared error under one mask per sample."""
+        inputs, masks, a = [x], [], x
+        for W, p in zip(weights[:-1], self.drop_probs, strict=True):
+            mask = (rng.random((len(x), W.shape[0])) >= p) / (1 - p)
+            a = (a @ W.T) * mask
+            masks.append(mask)
+            inputs.append(a)
+        delta = (a @ weights[-1].T - y) / len(x)
+        if not np.sum(delta**2) < LIMIT:
+            return None
+        gradients = []
+        for i in range(len(weights) - 1, -1, -1):
+            gradients.append(delta.T @ inputs[i])
+            if i:
+                delta = (delta @ weights[i]) * masks[i - 1]
+        return gradients[::-1]
+
+    def _refined(self, start: list[Floats]) -> Sequence[Floats]:
+        """Return the best descent from the bound's map, the best rank one, or random weights."""
+        left, s, right = self.regression.svd
+        root = np.sqrt(s[0] / (1 + self.nu))
+        rng, scale = np.random.default_rng(0), [np.sqrt(np.mean(W**2)) for W in start]
+        one = equalize.rank_one_deep(left[:, 0] * root, right[:, 0] * root, self.widths)
+
+        def scattered(spread: float) -> list[Floats]:
+            sizes = zip(scale, start, strict=True)
+            return [spread * size * rng.standard_normal(W.shape) for size, W in sizes]
+
+        # A saddle, such as the best rank one, is left only by a nudge.
+        nudged = [W + nudge for W, nudge in zip(one, scattered(0.01), strict=True)]
+        starts = [start, nudged, *(scattered(1.0) for _ in range(RANDOM_STARTS))]
+        return refine(self.whitened_value, starts, self.relaxation.bound, tries=len(starts))
 
     def _whitened(self, layers: Sequence[Floats]) -> list[Floats]:
-        first = layers[0] if self.quadratic.L is None else layers[0] @ self.quadratic.L
-        return [first, *layers[1:]]
+        return [self.regression.whiten(layers[0].T).T, *layers[1:]]
 
     def _unwhitened(self, layers: Sequence[Floats]) -> list[Floats]:
-        inverse = self.quadratic.L_inverse
-        return [layers[0] if inverse is None else layers[0] @ inverse, *layers[1:]]
-
-    def _checked(self, weights: Sequence[Any]) -> list[Floats]:
-        layers = [np.asarray(W, dtype=float) for W in _check.chain(list(weights))]
-        shapes = [W.shape for W in layers]
-        if shapes != self.shapes:
-            raise InputError(f"weights must have the shapes {self.shapes}, got {shapes}")
-        return layers
+        return [self.regression.unwhiten(layers[0].T).T, *layers[1:]]
 
 
 def _product(layers: Sequence[Floats]) -> Floats:
@@ -316,40 +296,3 @@ def _chained(left: Floats, a: Floats, right: Floats, widths: Sequence[int]) -> l
     first, last = frames[0].T @ (right * root).T, (left * root) @ frames[-1]
     middle = [after.T @ before for before, after in pairwise(frames)]
     return [first, *middle, last]
-
-
-def _batch(
-    pair: tuple[Floats, Floats, Floats, Floats], size: int, rng: np.random.Generator
-) -> tuple[Floats, Floats]:
-    M, L, X, Y = pair
-    if len(X):
-        rows = rng.integers(0, len(X), size)
-        return X[rows], Y[rows]
-    x = rng.standard_normal((size, L.shape[1] if len(L) else M.shape[1]))
-    x = x @ L.T if len(L) else x
-    return x, x @ M.T
-
-
-def _sampled_gradients(
-    weights: list[Floats],
-    x: Floats,
-    y: Floats,
-    drop_probs: Sequence[float],
-    rng: np.random.Generator,
-) -> list[Floats] | None:
-    """Return the gradients of half the mean squared error under one mask per sample."""
-    inputs, masks, a = [x], [], x
-    for W, p in zip(weights[:-1], drop_probs, strict=True):
-        mask = (rng.random((len(x), W.shape[0])) >= p) / (1 - p)
-        a = (a @ W.T) * mask
-        masks.append(mask)
-        inputs.append(a)
-    delta = (a @ weights[-1].T - y) / len(x)
-    if not np.sum(delta**2) < LIMIT:
-        return None
-    gradients = []
-    for i in range(len(weights) - 1, -1, -1):
-        gradients.append(delta.T @ inputs[i])
-        if i:
-            delta = (delta @ weights[i]) * masks[i - 1]
-    return gradients[::-1]

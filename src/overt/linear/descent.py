@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from scipy.optimize import minimize
 from threadpoolctl import threadpool_limits
 
 from overt._types import Floats
+from overt.linear.bounds import EXACT
+
+STARTS = 8
+"""Descents tried where theory gives no weights that reach the bound."""
 
 Value = Callable[..., tuple[float, Sequence[Floats]]]
 """value(*arrays) -> (objective, gradients), one gradient per array."""
@@ -16,6 +19,8 @@ Value = Callable[..., tuple[float, Sequence[Floats]]]
 
 def descend(value: Value, start: Sequence[Floats], *, max_steps: int = 3000) -> list[Floats]:
     """Minimize with L-BFGS from `start` until the objective no longer falls."""
+    from scipy.optimize import minimize  # needed by few networks, and slow to import
+
     shapes = [array.shape for array in start]
     cuts = np.cumsum([array.size for array in start])[:-1]
 
@@ -38,3 +43,26 @@ def descend(value: Value, start: Sequence[Floats], *, max_steps: int = 3000) -> 
     # Threads cost more than they save on products of small matrices.
     with threadpool_limits(1 if theta.size < 100_000 else None, user_api="blas"):
         return unpack(minimize(flat, theta, jac=True, method="L-BFGS-B", options=options).x)
+
+
+def refine(
+    value: Value, starts: Sequence[Sequence[Floats]], bound: float, tries: int = STARTS
+) -> Sequence[Floats]:
+    """Return the lowest point of descents from the starts, then from random ones of their size.
+
+    Stops as soon as the bound is attained and nothing can be gained.
+    """
+    rng = np.random.default_rng(0)
+    sizes = [np.sqrt(np.mean(W**2)) for W in starts[0]]
+    random = [
+        [size * rng.standard_normal(W.shape) for size, W in zip(sizes, starts[0], strict=True)]
+        for _ in range(tries - len(starts))
+    ]
+    best, lowest = starts[0], value(*starts[0])[0]
+    for start in [*starts, *random]:
+        if lowest - bound <= EXACT / 10 * bound:
+            break
+        found = descend(value, start)
+        if value(*found)[0] < lowest:
+            best, lowest = found, value(*found)[0]
+    return best

@@ -17,20 +17,21 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-LIMIT = 1e40
-INDEPENDENT, GRID, GAUSSIAN, SLIDING = 0, 1, 2, 3
+from overt.linear.sampling import CORRELATED, DATA, GIVEN, GRID, INDEPENDENT, LIMIT, SLIDING
+
 _FAST = {"reassoc", "contract", "nsz", "arcp"}
 
 
 @njit(cache=True, nogil=True, fastmath=_FAST)
-def draw_pair(rng: Any, M: Any, L: Any, X: Any, Y: Any, x: Any, y: Any) -> None:
-    """Draw (x, y): a row of the data if there are any, else x = L g with g normal and y = M x."""
-    if X.shape[0] > 0:
-        row = rng.integers(0, X.shape[0])
-        x[:] = X[row]
-        y[:] = Y[row]
+def draw_pair(rng: Any, samples: Any, x: Any, y: Any) -> None:
+    """Draw (x, y): a row of the data, or x = L g (or g) with g normal and y = M x."""
+    if samples.kind == DATA:
+        row = rng.integers(0, samples.inputs.shape[0])
+        x[:] = samples.inputs[row]
+        y[:] = samples.outputs[row]
         return
-    if L.shape[0] > 0:
+    L, M = samples.inputs, samples.outputs
+    if samples.kind == CORRELATED:
         x[:] = 0.0
         for j in range(L.shape[1]):
             g = rng.standard_normal()
@@ -47,12 +48,14 @@ def draw_pair(rng: Any, M: Any, L: Any, X: Any, Y: Any, x: Any, y: Any) -> None:
 
 
 @njit(cache=True, nogil=True, fastmath=_FAST)
-def draw_mask(rng: Any, kind: int, drop: Any, scale: Any, block: int, root: Any, z: Any) -> None:
-    """Draw the multipliers z / mu of the hidden units."""
-    d = z.shape[0]
+def draw_mask(rng: Any, mask: Any, step: int, z: Any) -> None:
+    """Set z to the multipliers of the hidden units in a step."""
+    d, kind, drop, scale, block = z.shape[0], mask.kind, mask.drop, mask.scale, mask.block
     if kind == INDEPENDENT:
         for i in range(d):
             z[i] = 0.0 if rng.random() < drop[i] else scale[i]
+    elif kind == GIVEN:
+        z[:] = mask.table[step]
     elif kind == GRID:
         for j in range(d // block):
             value = 0.0 if rng.random() < drop[0] else scale[0]
@@ -65,10 +68,10 @@ def draw_mask(rng: Any, kind: int, drop: Any, scale: Any, block: int, root: Any,
                 z[j : j + block] = 0.0
     else:
         z[:] = 1.0
-        for j in range(root.shape[1]):
+        for j in range(mask.table.shape[1]):
             g = rng.standard_normal()
             for i in range(d):
-                z[i] += g * root[i, j]
+                z[i] += g * mask.table[i, j]
 
 
 @njit(cache=True, nogil=True, fastmath=_FAST)
@@ -92,18 +95,15 @@ def residual(Ut: Any, Vt: Any, x: Any, y: Any, z: Any, h: Any, e: Any) -> float:
 
 
 @njit(cache=True, nogil=True, fastmath=_FAST)
-def unit_steps(
-    Ut: Any, Vt: Any, M: Any, L: Any, X: Any, Y: Any, rates: Any, rng: Any,
-    kind: int, drop: Any, scale: Any, block: int, root: Any,
-) -> int:  # fmt: skip
+def unit_steps(Ut: Any, Vt: Any, samples: Any, mask: Any, rates: Any, rng: Any) -> int:
     """Take steps with masked units; Ut (width x outputs) and Vt (width x inputs) are updated."""
     d, m, n = Ut.shape[0], Ut.shape[1], Vt.shape[1]
     x, y, e = np.empty(n), np.empty(m), np.empty(m)
     z, h = np.empty(d), np.empty(d)
     for step in range(rates.shape[0]):
         rate = rates[step]
-        draw_pair(rng, M, L, X, Y, x, y)
-        draw_mask(rng, kind, drop, scale, block, root, z)
+        draw_pair(rng, samples, x, y)
+        draw_mask(rng, mask, step, z)
         if not residual(Ut, Vt, x, y, z, h, e) < LIMIT:
             return step
         for k in range(d):
@@ -120,9 +120,7 @@ def unit_steps(
 
 
 @njit(cache=True, nogil=True, fastmath=_FAST)
-def weight_steps(
-    Ut: Any, Vt: Any, M: Any, L: Any, X: Any, Y: Any, rates: Any, rng: Any, drop_prob: float
-) -> int:
+def weight_steps(Ut: Any, Vt: Any, samples: Any, drop_prob: float, rates: Any, rng: Any) -> int:
     """Take steps of DropConnect: the mask lies on the entries of V."""
     d, m, n = Ut.shape[0], Ut.shape[1], Vt.shape[1]
     x, y, e, h = np.empty(n), np.empty(m), np.empty(m), np.empty(d)
@@ -130,7 +128,7 @@ def weight_steps(
     scale = 1.0 / (1.0 - drop_prob)
     for step in range(rates.shape[0]):
         rate = rates[step]
-        draw_pair(rng, M, L, X, Y, x, y)
+        draw_pair(rng, samples, x, y)
         for i in range(m):
             e[i] = -y[i]
         for k in range(d):
@@ -159,18 +157,15 @@ def weight_steps(
 
 
 @njit(cache=True, nogil=True, fastmath=_FAST)
-def tied_steps(
-    Ut: Any, M: Any, L: Any, X: Any, Y: Any, rates: Any, rng: Any,
-    kind: int, drop: Any, scale: Any, block: int, root: Any,
-) -> int:  # fmt: skip
+def tied_steps(Ut: Any, samples: Any, mask: Any, rates: Any, rng: Any) -> int:
     """Take steps with tied weights: U <- U - rate (e h' + x g')."""
     d, n = Ut.shape
     x, y, e = np.empty(n), np.empty(n), np.empty(n)
     z, h = np.empty(d), np.empty(d)
     for step in range(rates.shape[0]):
         rate = rates[step]
-        draw_pair(rng, M, L, X, Y, x, y)
-        draw_mask(rng, kind, drop, scale, block, root, z)
+        draw_pair(rng, samples, x, y)
+        draw_mask(rng, mask, step, z)
         if not residual(Ut, Ut, x, y, z, h, e) < LIMIT:
             return step
         for k in range(d):

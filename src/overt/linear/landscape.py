@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from itertools import combinations, islice
 
 import numpy as np
-from scipy.sparse.linalg import LinearOperator, eigsh
 
 from overt import equalize
 from overt._check import InputError, whole
@@ -62,10 +61,8 @@ class Landscape(Result):
     def strict_saddle(self) -> bool:
         """Whether every point that is not a global minimum has negative curvature."""
         lowest = self.points[0].objective
-        tolerance = 1e-9 * max(1.0, abs(lowest))
-        return all(
-            p.kind == "strict saddle" for p in self.points if p.objective > lowest + tolerance
-        )
+        above = lowest + 1e-9 * max(1.0, abs(lowest))
+        return all(p.kind == "strict saddle" for p in self.points if p.objective > above)
 
     def slice(
         self, center: Floats, first: Floats, second: Floats, extent: float, points: int = 81
@@ -132,6 +129,8 @@ def hessian_product(M: Floats, U: Floats, lam: float, D: Floats) -> Floats:
 
 
 def _most_negative(M: Floats, U: Floats, lam: float) -> tuple[float, Floats]:
+    from scipy.sparse.linalg import LinearOperator, eigsh
+
     n = U.size
 
     def apply(flat: Floats) -> Floats:

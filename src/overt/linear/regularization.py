@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
 from overt import _check
 from overt._check import InputError
 from overt._types import Floats, Ints
+from overt.linear.arguments import regression, target_or_data
 from overt.linear.bounds import numerical_rank, shrink
-from overt.linear.problem import problem
 from overt.noise import Dropout
 from overt.results import Result
 from overt.spectral import induced
@@ -36,10 +36,17 @@ class RegularizationPath(Result):
     spectrum: Floats
 
 
+@overload
 def path(
-    target: Any = None,
-    width: int | None = None,
-    drop_probs: Sequence[float] = (),
+    target: Any, width: int, drop_probs: Sequence[float], *, second_moment: Any = None
+) -> RegularizationPath: ...
+@overload
+def path(*, X: Any, Y: Any, width: int, drop_probs: Sequence[float]) -> RegularizationPath: ...
+@target_or_data
+def path(
+    target: Any,
+    width: int,
+    drop_probs: Sequence[float],
     *,
     X: Any = None,
     Y: Any = None,
@@ -53,25 +60,32 @@ def path(
     >>> overt.path(np.diag([3.0, 2.0, 1.0]), width=3, drop_probs=[0.0, 0.5, 0.9]).rank
     array([3, 2, 1])
     """
-    d = _width(width)
+    d = _check.whole("width", width)
     probs = [_check.drop_prob(p, f"drop_probs[{i}]") for i, p in enumerate(drop_probs)]
     if not probs:
         raise InputError("drop_probs must hold at least one number in [0, 1), got none")
-    quadratic = problem(target, X, Y, second_moment).dense("trace a path")
-    s = quadratic.svd[1]
+    task = regression(target, X, Y, second_moment).dense("trace a path")
+    s = task.svd[1]
     spectra, objectives = np.zeros((len(probs), len(s))), np.empty(len(probs))
     for i, prob in enumerate(probs):
         weight, norm = envelope = induced(Dropout(prob), d)
         spectra[i, :d] = shrink(s[:d], envelope)
-        loss = np.sum((s - spectra[i]) ** 2) + quadratic.residual
+        loss = np.sum((s - spectra[i]) ** 2) + task.residual
         objectives[i] = loss + weight * norm.value(spectra[i])
     rank = np.array([numerical_rank(spectrum) for spectrum in spectra])
     return RegularizationPath(np.array(probs), objectives, rank, spectra)
 
 
+@overload
 def drop_prob_for_rank(
-    target: Any = None,
-    width: int | None = None,
+    target: Any, width: int, rank: int = 1, *, second_moment: Any = None
+) -> float: ...
+@overload
+def drop_prob_for_rank(*, X: Any, Y: Any, width: int, rank: int = 1) -> float: ...
+@target_or_data
+def drop_prob_for_rank(
+    target: Any,
+    width: int,
     rank: int = 1,
     *,
     X: Any = None,
@@ -91,8 +105,8 @@ def drop_prob_for_rank(
     >>> overt.LinearNetwork(M, 4, overt.Dropout(p)).solve().rank
     2
     """
-    d, rank = _width(width), _check.whole("rank", rank)
-    s = problem(target, X, Y, second_moment).dense("choose a drop probability").svd[1]
+    d, rank = _check.whole("width", width), _check.whole("rank", rank)
+    s = regression(target, X, Y, second_moment).dense("choose a drop probability").svd[1]
     s = s[s > 1e-12 * s[0]][:d]
     j = np.arange(1, len(s) + 1)
     with np.errstate(divide="ignore"):
@@ -108,9 +122,3 @@ def drop_prob_for_rank(
     # Just past the limit, so that rounding cannot let one more direction in.
     lam = min(limits[rank] * (1 + 1e-9), (limits[rank] + limits[rank - 1]) / 2)
     return float(lam / (1 + lam))
-
-
-def _width(width: int | None) -> int:
-    if width is None:
-        raise InputError("width must be given")
-    return _check.whole("width", width)

@@ -5,7 +5,6 @@ Only as many singular values are computed as the shrinkage threshold lets throug
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,8 @@ from scipy.sparse.linalg import LinearOperator, aslinearoperator, svds
 
 from overt._check import InputError, InputTypeError
 from overt._types import Floats
-from overt.linear.bounds import Envelope, shrink
-from overt.linear.quadratic import Leading
+from overt.linear.bounds import Envelope, Leading, shrink
+from overt.linear.regression import DenseRegression, Regression
 from overt.spectral import KSupport
 
 
@@ -24,46 +23,34 @@ def is_implicit(target: Any) -> bool:
     return sparse.issparse(target) or isinstance(target, LinearOperator)
 
 
-class ImplicitQuadratic:
+class ImplicitRegression(Regression):
     """|M - A|_F^2 for a target M that is only multiplied with."""
 
-    L = L_inverse = None
     residual = 0.0
 
     def __init__(self, target: Any) -> None:
         if 0 in target.shape:
             raise InputError(f"target must not be empty, got shape {target.shape}")
-        if sparse.issparse(target):
-            if target.dtype.kind != "f":
-                raise InputTypeError(
-                    f"target must hold floating-point numbers, got {target.dtype}; convert it "
-                    "first, for example with target.astype(float)"
-                )
-            target = target.tocsr()
-            if not np.isfinite(target.data).all():
-                raise InputError("target must be finite, got NaN or infinite values")
-        self._matrix = target
-        self._known: dict[tuple[int, Envelope], Leading] = {}
         self.T = aslinearoperator(target)
         self.outputs, self.inputs = target.shape
+        self.input_variances = np.ones(self.inputs)
+        if not sparse.issparse(target):
+            self.scale = self._squared_norm()
+            return
+        if target.dtype.kind != "f":
+            raise InputTypeError(
+                f"target must hold floating-point numbers, got {target.dtype}; convert it "
+                "first, for example with target.astype(float)"
+            )
+        target = target.tocsr()
+        if not np.isfinite(target.data).all():
+            raise InputError("target must be finite, got NaN or infinite values")
+        self.T = aslinearoperator(target)
+        self.scale = float(np.sum(np.square(target.data, dtype=float)))
 
-    @cached_property
-    def scale(self) -> float:
-        """|M|_F^2, by blocks of columns where M is an operator."""
-        if sparse.issparse(self._matrix):
-            return float(np.sum(np.square(self._matrix.data, dtype=float)))
-        total = 0.0
-        for start in range(0, self.inputs, 64):
-            stop = min(start + 64, self.inputs)
-            block = np.zeros((self.inputs, stop - start))
-            block[np.arange(start, stop), np.arange(stop - start)] = 1.0
-            total += float(np.sum(self.T.matmat(block) ** 2))
-        return total
-
-    @cached_property
-    def input_variances(self) -> Floats:
-        """diag(C) = 1."""
-        return np.ones(self.inputs)
+    def uncorrelated(self) -> bool:
+        """Return True: the inputs are isotropic."""
+        return True
 
     def loss(self, U: Floats, V: Floats) -> float:
         """|M|^2 - 2 <M, U V'> + <U'U, V'V>."""
@@ -78,16 +65,14 @@ class ImplicitQuadratic:
         """Return P: the inputs are isotropic."""
         return P
 
+    def dense(self, purpose: str) -> DenseRegression:
+        """Refuse: the target is not held as a matrix."""
+        raise InputError(
+            f"a sparse or implicit target cannot be used to {purpose}; pass a dense array"
+        )
+
     def leading(self, width: int, envelope: Envelope) -> Leading:
-        """Return leading singular triplets, in growing batches, until the last is shrunk to 0.
-
-        They are computed once: solving and certifying ask for the same ones.
-        """
-        if (width, envelope) not in self._known:
-            self._known[width, envelope] = self._search(width, envelope)
-        return self._known[width, envelope]
-
-    def _search(self, width: int, envelope: Envelope) -> Leading:
+        """Return leading singular triplets, in growing batches, until the last is shrunk to 0."""
         limit = min(self.outputs, self.inputs)
         most = min(width, limit)
         k = envelope[1].k if isinstance(envelope[1], KSupport) else 1
@@ -98,6 +83,16 @@ class ImplicitQuadratic:
             if count == most or shrink(s, envelope)[-1] == 0:
                 return Leading(left, s, right, max(0.0, self.scale - float(np.sum(s**2))))
             count = min(2 * count, most)
+
+    def _squared_norm(self) -> float:
+        """|M|_F^2 of an operator, by blocks of columns."""
+        total = 0.0
+        for start in range(0, self.inputs, 64):
+            stop = min(start + 64, self.inputs)
+            block = np.zeros((self.inputs, stop - start))
+            block[np.arange(start, stop), np.arange(stop - start)] = 1.0
+            total += float(np.sum(self.T.matmat(block) ** 2))
+        return total
 
     def _svd(self, count: int) -> tuple[Floats, Floats, Floats]:
         limit = min(self.outputs, self.inputs)

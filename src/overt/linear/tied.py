@@ -4,29 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
-from overt import _check, equalize, penalty
+from overt import _check
 from overt._check import InputError, InputTypeError
 from overt._types import Floats
-from overt.linear import kernels, landscape, objective
-from overt.linear.bounds import (
-    EXACT,
-    certificate,
-    envelopes,
-    numerical_rank,
-    shrink,
-    spectral_bound,
-    status_of,
-)
-from overt.linear.masks import mask_of
-from overt.linear.quadratic import Leading
-from overt.linear.runs import Rate, initial_weights, run_seeds
-from overt.linear.shallow import LinearNetwork
-from overt.linear.solver import closed_form, proposals, refine
-from overt.noise import DropBlock, DropConnect, Dropout, Noise
+from overt.linear import grading, landscape
+from overt.linear.arguments import regression, target_or_data
+from overt.linear.bounds import Leading, Relaxation, envelopes, relax
+from overt.linear.descent import refine
+from overt.linear.effect import NoiseEffect
+from overt.linear.regression import DenseRegression
+from overt.linear.sampling import Advance, masks, on_rows
+from overt.linear.training import Rate, train
+from overt.linear.units import UnitNoise
+from overt.noise import Dropout, Noise
 from overt.results import Certificate, Solution, Trace
 
 
@@ -40,65 +34,50 @@ class TiedAutoencoder:
     width
         Number of hidden units.
     noise
-        Dropout, DropBlock or CovarianceNoise.
+        Dropout, DropBlock, CovarianceNoise, or a noise over units of your own.
     X
-        Data (samples x features) to be reconstructed, instead of a target.
+        Data (samples x features) to be reconstructed, in place of a target.
     second_moment
         E[x x'] for a target; the identity if None. The closed form needs the identity; otherwise
         the bound is that of the network with untied weights.
     """
 
+    @overload
     def __init__(
-        self,
-        target: Any = None,
-        width: int | None = None,
-        noise: Noise | None = None,
-        *,
-        X: Any = None,
-        second_moment: Any = None,
+        self, target: Any, width: int, noise: Noise, *, second_moment: Any = None
+    ) -> None: ...
+    @overload
+    def __init__(self, *, X: Any, width: int, noise: Noise) -> None: ...
+    @target_or_data
+    def __init__(
+        self, target: Any, width: int, noise: Noise, *, X: Any = None, second_moment: Any = None
     ) -> None:
-        if isinstance(noise, DropConnect):
-            raise InputTypeError("noise on tied weights must mask units, got DropConnect")
-        # The untied network checks the arguments, and bounds this one from below.
-        self.untied = LinearNetwork(target, width, noise, X=X, Y=X, second_moment=second_moment)
-        self.width, self.noise = self.untied.width, self.untied.noise
-        self.problem = self.untied.problem
-        quadratic = self.problem.dense("tie weights")
-        if quadratic.outputs != quadratic.inputs:
+        if not isinstance(noise, Noise) or noise.masks != "units":
+            raise InputTypeError(f"noise on tied weights must mask units, got {noise!r}")
+        self.width, self.noise = _check.whole("width", width), noise
+        task = regression(target, X, X, second_moment).dense("tie weights")
+        if task.outputs != task.inputs:
             raise InputError(
-                "target must be square for tied weights, got "
-                f"{quadratic.outputs} x {quadratic.inputs}"
+                f"target must be square for tied weights, got {task.outputs} x {task.inputs}"
             )
-        self.quadratic = quadratic
+        self.effect = TiedUnitNoise(UnitNoise(task, self.width, noise))
 
     def penalty(self, U: Any) -> float:
         """Return what the noise adds to the expected squared error."""
-        U = self._checked(U)
-        return float(penalty.shallow(U, self.quadratic.whiten(U), self.noise))
+        return self.effect.penalty(self._checked(U))
 
     def objective(self, U: Any) -> float:
         """Return E|y - U diag(z/mu) U'x|^2, exactly."""
-        U = self._checked(U)
-        return self.quadratic.loss(U, U) + self.penalty(U)
+        return grading.objective(self.effect, self._checked(U))
 
     def certify(self, U: Any) -> Certificate:
         """Return how far U is from the global optimum."""
-        U = self._checked(U)
-        P = self.quadratic.whiten(U)
-        return certificate(
-            self.objective(U),
-            self._bound,
-            self.quadratic.scale,
-            self._imbalance(U),
-            float(np.linalg.norm(U @ P.T - self._best_map)),
-        )
+        return grading.certificate(self.effect, self._checked(U))
 
     def solve(self) -> Solution:
         """Return the best U that is known, as a solution with V = U."""
-        U = self._factors()
-        certified = self.certify(U)
-        rank = numerical_rank(np.asarray(np.linalg.svd(U, compute_uv=False)) ** 2)
-        return Solution(U, U, certified.objective, rank, status_of(certified), certified)
+        (U,) = self.effect.best_weights()
+        return Solution(U, U, *grading.grade(self.effect, U))
 
     def train(
         self,
@@ -106,96 +85,96 @@ class TiedAutoencoder:
         learning_rate: Rate = 1e-3,
         seeds: int | Sequence[int] = 1,
         *,
+        gradient: str = "sampled",
         init: Any = None,
         init_scale: float | None = None,
-        checkpoints: int = 40,
-        workers: int | None = None,
+        records: int | Sequence[int] = 40,
+        n_jobs: int | None = None,
     ) -> Trace:
         """Run stochastic gradient descent with sampled masks; see `LinearNetwork.train`."""
-        n, d = self.quadratic.inputs, self.width
-        if init_scale is None:
-            init_scale = (np.sum(self.quadratic.T**2) / (n * n * d)) ** 0.25 or 1.0
-        begin = initial_weights([(n, d)], init_scale, None if init is None else [init])
-        pair, mask = self.problem.sampling(), mask_of(self.noise, d)
-        largest = float(self.quadratic.svd[1][0])
-
-        def measure(weights: list[Floats]) -> tuple[float, float, int]:
-            (U,) = weights
-            s = np.linalg.svd(U, compute_uv=False) ** 2
-            return self.objective(U), self._imbalance(U), int(np.sum(s > 0.01 * largest))
-
-        def advance(weights: list[Floats], rates: Floats, rng: np.random.Generator) -> int:
-            Ut = np.ascontiguousarray(weights[0].T)
-            taken = kernels.tied_steps(Ut, *pair, rates, rng, *mask)
-            weights[0][:] = Ut.T
-            return int(taken)
-
-        return run_seeds(
-            begin, advance, measure, steps=steps, learning_rate=learning_rate, seeds=seeds,
-            checkpoints=checkpoints, workers=workers, optimum=self._bound,
+        return train(
+            self.effect, self.effect.steps, steps=steps, learning_rate=learning_rate, seeds=seeds,
+            gradient=gradient, init=None if init is None else [self._checked(init)],
+            init_scale=init_scale, records=records, n_jobs=n_jobs,
         )  # fmt: skip
 
     def landscape(self, max_points: int = 200) -> landscape.Landscape:
         """Return the equalized critical points, each with its kind and an escape direction."""
-        if self.quadratic.L is not None or not isinstance(self.noise, Dropout):
+        if self.effect.regression.L is not None or not isinstance(self.noise, Dropout):
             raise InputError("the landscape is known for Dropout with isotropic inputs")
         if not isinstance(self.noise.drop_prob, float):
             raise InputError("the landscape is known for one drop probability")
-        return landscape.landscape(
-            self._symmetric, self.width, self.noise.strength, max_points=max_points
-        )
-
-    @cached_property
-    def _symmetric(self) -> Floats:
-        """The symmetric part of the best linear map."""
-        inverse = self.quadratic.L_inverse
-        M = self.quadratic.T if inverse is None else self.quadratic.T @ inverse
-        return (M + M.T) / 2
-
-    @cached_property
-    def _leading(self) -> Leading:
-        """Leading eigenvalues of the map to fit, clipped at zero, and what cannot be fitted."""
-        values, vectors = np.linalg.eigh(self._symmetric)
-        m = np.maximum(values[::-1][: self.width], 0.0)
-        W = vectors[:, ::-1][:, : self.width]
-        return Leading(W, m, W, float(np.sum(self.quadratic.T**2) - np.sum(m**2)))
-
-    @cached_property
-    def _bound(self) -> float:
-        if self.quadratic.L is not None:
-            return self.untied._bound
-        top = self._leading
-        return max(spectral_bound(top.s, top.rest, e) for e in envelopes(self.noise, self.width))
-
-    @cached_property
-    def _best_map(self) -> Floats:
-        if self.quadratic.L is not None:
-            left, right = self.untied._best_map
-            return left @ right.T
-        top = self._leading
-        return (top.left * shrink(top.s, envelopes(self.noise, self.width)[0])) @ top.right.T
-
-    def _factors(self) -> Floats:
-        envelope = envelopes(self.noise, self.width)[0]
-        starts = [(U,) for U, _ in proposals(self._leading, envelope, self.noise, self.width)]
-        if self.quadratic.L is None and closed_form(self.noise):
-            return starts[0][0]
-        Cbar = self.noise.characteristic(self.width)
-        (U,) = refine(
-            lambda U: objective.tied(self.quadratic, Cbar, U),
-            starts,
-            lambda value: value - self._bound <= EXACT / 10 * self._bound,
-        )
-        return U
-
-    def _imbalance(self, U: Floats) -> float:
-        P = self.quadratic.whiten(U)
-        if isinstance(self.noise, DropBlock) and self.noise.placement == "grid":
-            return float(equalize.block_imbalance(U, P, self.noise.block_size))
-        return float(equalize.imbalance(U, P))
+        M, strength = self.effect.symmetric, self.noise.strength
+        return landscape.landscape(M, self.width, strength, max_points=max_points)
 
     def _checked(self, U: Any) -> Floats:
         U = np.asarray(_check.matrix("U", U), dtype=float)
-        if U.shape != (self.quadratic.inputs, self.width):
-            raise InputError(f"U must be {self.quadratic.inputs} x {self.width}, got {U.shape}")
+        (expected,) = self.effect.shapes
+        if U.shape != expected:
+            raise InputError(f"U must be {expected[0]} x {expected[1]}, got {U.shape}")
         return U
+
+
+class TiedUnitNoise(NoiseEffect):
+    """Noise on the hidden units where V = U: as for the untied network, but for the closed form."""
+
+    def __init__(self, untied: UnitNoise) -> None:
+        self.untied = untied
+        self.regression: DenseRegression = untied.regression.dense("tie weights")
+        self.shapes = untied.shapes[:1]
+
+    @cached_property
+    def symmetric(self) -> Floats:
+        """The symmetric part of the best linear map."""
+        inverse = self.regression.L_inverse
+        M = self.regression.T if inverse is None else self.regression.T @ inverse
+        return (M + M.T) / 2
+
+    @cached_property
+    def _by_eigenvalues(self) -> Relaxation:
+        """The relaxation with eigenvalues, clipped at zero, in place of singular values."""
+        width = self.untied.width
+        values, vectors = np.linalg.eigh(self.symmetric)
+        m, W = np.maximum(values[::-1][:width], 0.0), vectors[:, ::-1][:, :width]
+        top = Leading(W, m, W, float(np.sum(self.regression.T**2) - np.sum(m**2)))
+        return relax(lambda envelope: top, envelopes(self.untied.noise, width))
+
+    @property
+    def relaxation(self) -> Relaxation:
+        """That of the eigenvalues; for correlated inputs only the untied network bounds."""
+        return self._by_eigenvalues if self.regression.L is None else self.untied.relaxation
+
+    def best_weights(self) -> Sequence[Floats]:
+        """Return a root of the eigenvalues' map, refined by descent if it is not exact."""
+        sharing = self.untied.sharing
+        starts = [(U,) for U, _ in sharing.factors(*self._by_eigenvalues.kept)]
+        if self.regression.L is None and sharing.exact:
+            return starts[0]
+        return refine(self.value, starts, self.relaxation.bound)
+
+    def product(self, *weights: Floats) -> tuple[Floats, Floats]:
+        """(U, U)."""
+        (U,) = weights
+        return U, U
+
+    def penalty(self, *weights: Floats) -> float:
+        """<Cbar, U'U o U'CU>."""
+        return self.untied.penalty(*weights * 2)
+
+    def imbalance(self, *weights: Floats) -> float:
+        """Return the variance of the shares of units, or blocks of them."""
+        return self.untied.imbalance(*weights * 2)
+
+    def value(self, *weights: Floats) -> tuple[float, Sequence[Floats]]:
+        """Return the objective and its gradient, that in U plus that in V."""
+        value, (gradient_U, gradient_V) = self.untied.value(*weights * 2)
+        return value, (gradient_U + gradient_V,)
+
+    def steps(self, rng: np.random.Generator) -> Advance:
+        """Return compiled steps with masked units and tied weights."""
+        from overt.linear import kernels
+
+        samples, mask = self.regression.samples, masks(self.untied.noise, self.untied.width, rng)
+        return on_rows(
+            lambda rows, rates: kernels.tied_steps(*rows, samples, mask(len(rates)), rates, rng)
+        )

@@ -1,30 +1,22 @@
 """Two-layer ReLU networks under dropout: what they can fit, and how training finds it."""
 
-from __future__ import annotations
-
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
 from overt.relu.bounds import (
     RiskBound,
     capacity,
     coadaptation,
     flows,
-    generalization_bound,
     positive_norm,
     rademacher_lower,
     rademacher_upper,
+    risk_bound,
     symmetrized_bound,
 )
 from overt.relu.complexity import Complexity, rademacher
-from overt.relu.law import symmetrize
-from overt.relu.margin import Margin, margin
+from overt.relu.margins import Margin, margin
 from overt.relu.network import TwoLayer, escaping_weights
 from overt.relu.requirements import Guarantee, guarantee, required
-from overt.relu.retentivity import Retentivity, retentivity, share
-
-if TYPE_CHECKING:
-    from overt.relu.training import LazyRun, train_lazy
+from overt.relu.retention import Retentivity, retained_share, retentivity, symmetrize
+from overt.relu.training import LazyRun, train_lazy
 
 __all__ = [
     "Complexity",
@@ -38,7 +30,6 @@ __all__ = [
     "coadaptation",
     "escaping_weights",
     "flows",
-    "generalization_bound",
     "guarantee",
     "margin",
     "positive_norm",
@@ -46,16 +37,10 @@ __all__ = [
     "rademacher_lower",
     "rademacher_upper",
     "required",
+    "retained_share",
     "retentivity",
-    "share",
+    "risk_bound",
     "symmetrize",
     "symmetrized_bound",
     "train_lazy",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    # Imported on first use: compiled code needs numba.
-    if name not in ("LazyRun", "train_lazy"):
-        raise AttributeError(f"module 'overt.relu' has no attribute {name!r}")
-    return getattr(import_module("overt.relu.training"), name)

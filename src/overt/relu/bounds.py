@@ -138,7 +138,7 @@ def rademacher_lower(alpha: float, norm: float, n: int) -> float:
     return _slope(alpha, norm, n) / 2
 
 
-def generalization_bound(
+def risk_bound(
     empirical: float, alpha: float, norm: float, n: int, retentivity: float, delta: float = 0.05
 ) -> RiskBound:
     """L <= Lhat + 16 alpha |X|_(C+) / (sqrt(beta) n) + 12 sqrt(log(2/delta)/(2n)) (Corollary 2).

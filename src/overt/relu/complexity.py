@@ -11,8 +11,7 @@ from overt._check import InputError, generator, number, whole
 from overt._types import Floats, Seed
 from overt.relu import plane
 from overt.relu.bounds import rademacher_lower, rademacher_upper
-from overt.relu.law import points, probabilities, whiten
-from overt.relu.retentivity import retentivity
+from overt.relu.retention import points, probabilities, retentivity, whiten
 from overt.results import Result
 
 

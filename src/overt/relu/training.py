@@ -13,8 +13,7 @@ from overt import _check
 from overt._check import InputError, InputTypeError, generator, matrix, number, whole
 from overt._progress import meter
 from overt._types import Floats, Seed
-from overt.relu import kernels
-from overt.relu.margin import labels
+from overt.relu.margins import labels
 from overt.results import Result, Status
 
 MASK_ENTRIES = 2**22
@@ -23,25 +22,25 @@ MASK_ENTRIES = 2**22
 
 @dataclass(frozen=True, repr=False, eq=False)
 class LazyRun(Result):
-    """What a run of Algorithm 4 did, at its checkpoints.
+    """What a run of Algorithm 4 did, record by record.
 
     Attributes
     ----------
     steps
-        Steps taken at each checkpoint; the first is 0.
+        Steps taken before each record; the first is 0.
     full_error
-        Misclassification of the full network f(x; q W_t) on the test points.
+        Misclassification of the full network f(x; q W_t) on the held-out points.
     visited_error
         That of the sub-network which the last step trained, by its mask B_t. Theorem 15 takes it
         one step earlier, g(W_t; x, B_t).
     unseen_error
         Mean over masks that training never draws.
     loss
-        Mean logistic loss of the steps since the checkpoint before; NaN at 0.
+        Mean logistic loss of the steps since the record before; NaN at 0.
     moved
         Largest distance of a row from its start.
     flipped
-        Share of (unit, test point) pairs whose activation differs from the start's.
+        Share of (unit, held-out point) pairs whose activation differs from the start's.
     projections
         How often a row was cut to max_norm, in all.
     W, a
@@ -79,7 +78,7 @@ def train_lazy(
     steps: int = 10_000,
     learning_rate: float = 0.5,
     max_norm: float | None = None,
-    test: tuple[Floats, Any] | None = None,
+    holdout: tuple[Floats, Any] | None = None,
     masks: int = 10,
     records: int | Sequence[int] = 11,
     seed: Seed = 0,
@@ -101,20 +100,22 @@ def train_lazy(
     max_norm
         c; sqrt(d) + 2 sqrt(ln m) + 1 if None, which the first weights obey with probability
         1 - 1/m, with 1 to spare.
-    test
+    holdout
         Inputs and labels on which errors are measured; the training points if None.
     masks
         Number of masks kept apart from training, for `unseen_error`.
     records
-        Number of evenly spaced checkpoints, or their steps.
+        Number of evenly spaced records, or their steps.
     seed
         Int or numpy Generator.
     """
+    from overt.relu import kernels  # on first use: compiled code needs numba
+
     X = np.ascontiguousarray(matrix("X", X), dtype=np.float64)
     y = labels(y, len(X))
-    X_test, y_test = (X, y) if test is None else _pair(test)
+    X_test, y_test = (X, y) if holdout is None else _pair(holdout)
     if X_test.shape[1] != X.shape[1]:
-        raise InputError(f"test inputs must have {X.shape[1]} columns, got {X_test.shape[1]}")
+        raise InputError(f"holdout inputs must have {X.shape[1]} columns, got {X_test.shape[1]}")
     m, T = whole("width", width), whole("steps", steps)
     q, eta = 1 - _check.drop_prob(drop_prob), number("learning_rate", learning_rate, exclusive=True)
     default = math.sqrt(X.shape[1]) + 2 * math.sqrt(math.log(m)) + 1
@@ -159,16 +160,16 @@ def train_lazy(
     return LazyRun(taken, full, seen, others, losses, moved, flipped, shrunk, c, q * W, a, status)
 
 
-def _pair(test: Any) -> tuple[Floats, Floats]:
-    """Return test inputs and labels."""
-    if not isinstance(test, (tuple, list)) or len(test) != 2:
-        raise InputError(f"test must be a pair (inputs, labels), got {type(test).__name__}")
-    X = np.asarray(matrix("test", test[0]), dtype=np.float64)
-    return X, labels(test[1], len(X))
+def _pair(holdout: Any) -> tuple[Floats, Floats]:
+    """Return inputs and labels to measure errors on."""
+    if not isinstance(holdout, (tuple, list)) or len(holdout) != 2:
+        raise InputError(f"holdout must be a pair (inputs, labels), got {type(holdout).__name__}")
+    X = np.asarray(matrix("holdout", holdout[0]), dtype=np.float64)
+    return X, labels(holdout[1], len(X))
 
 
 def _records(records: int | Sequence[int], steps: int) -> list[int]:
-    """Return the steps of the checkpoints, 0 first and the last step last."""
+    """Return the steps of the records, 0 first and the last step last."""
     if isinstance(records, (int, np.integer)):
         spaced = np.linspace(0, steps, whole("records", records, 2)).round()
         return [int(s) for s in np.unique(spaced)]

@@ -30,6 +30,14 @@ def best_descent(
     return min(runs, key=lambda run: run[0])
 
 
+def slope_and_curvature(objective: Objective, theta: Floats) -> tuple[float, float]:
+    """Return |gradient| and the lowest eigenvalue of the Hessian, by central differences of it."""
+    half = 1e-5 * np.eye(len(theta))
+    H = np.stack([objective(theta + e)[1] - objective(theta - e)[1] for e in half]) / 2e-5
+    slope = float(np.linalg.norm(objective(theta)[1]))
+    return slope, float(np.linalg.eigvalsh((H + H.T) / 2)[0])
+
+
 def factors(theta: Floats, rows: int, width: int) -> tuple[Floats, Floats]:
     """Return (U, V), stacked in theta, of which U has `rows` rows."""
     U, V = theta[: rows * width], theta[rows * width :]

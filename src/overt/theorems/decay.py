@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
+
 import numpy as np
 
 from overt._types import Floats
 from overt.decay import (
     ApproximateRankSet,
-    Observed,
     Schedule,
     balanced,
     closedness,
@@ -15,9 +17,11 @@ from overt.decay import (
     layers,
     minima,
     simulate,
+    two_by_two,
 )
-from overt.theorems._descent import descend
-from overt.theorems._oracles import DESCENT, relative
+from overt.entries import Entries
+from overt.theorems._descent import Objective, descend
+from overt.theorems._oracles import DESCENT, chain, relative
 from overt.theorems.base import Evidence, theorem
 
 SOURCE = "One-way jumps"
@@ -32,18 +36,9 @@ def _critical(scale: int, rng: np.random.Generator) -> Evidence:
     problem = _problem(2 + scale, rng)
     worst = 0.0
     for depth in (3, 4):
-        shapes = layers.shapes(problem.shape, depth, 3 + scale)
-
-        def objective(
-            theta: Floats, shapes: list[tuple[int, int]] = shapes
-        ) -> tuple[float, Floats]:
-            W = layers.unflatten(theta, shapes)
-            value = layers.loss(problem, W, 0.01)
-            return value, layers.flatten(layers.gradient(problem, W, 0.01))
-
-        size = sum(m * n for m, n in shapes)
+        objective, weights, size = _network(problem, depth, 3 + scale, 0.01)
         _, theta = descend(objective, 0.7 * rng.standard_normal(size))
-        worst = max(worst, layers.imbalance(layers.unflatten(theta, shapes)))
+        worst = max(worst, layers.imbalance(weights(theta)))
     return Evidence(worst, 1e-5, "imbalance where descent from random weights ends, L = 3 and 4")
 
 
@@ -56,11 +51,12 @@ def _critical(scale: int, rng: np.random.Generator) -> Evidence:
 )
 def _balance_rate(scale: int, rng: np.random.Generator) -> Evidence:
     problem, lam, steps, rate = _problem(2 + scale, rng), 0.2, 4000, 2.5e-4
-    W = [0.5 * rng.standard_normal(s) for s in layers.shapes(problem.shape, 3, 4)]
-    before = layers.imbalance(W)
+    objective, weights, size = _network(problem, 3, 4, lam)
+    theta = 0.5 * rng.standard_normal(size)
+    before = layers.imbalance(weights(theta))
     for _ in range(steps):
-        W = [w - rate * g for w, g in zip(W, layers.gradient(problem, W, lam), strict=True)]
-    measured = -np.log(layers.imbalance(W) / before) / (steps * rate)
+        theta -= rate * objective(theta)[1]
+    measured = -np.log(layers.imbalance(weights(theta)) / before) / (steps * rate)
     return Evidence(
         abs(measured / (4 * lam) - 1),
         5e-3,
@@ -77,20 +73,14 @@ def _balance_rate(scale: int, rng: np.random.Generator) -> Evidence:
 )
 def _minima(scale: int, rng: np.random.Generator) -> Evidence:
     epsilon, depth, lam = 0.25, 3, 0.002
-    problem = Observed.two_by_two(epsilon)
+    problem = two_by_two(epsilon)
     exact = {m.rank: m for m in minima(problem, depth, lam, starts=1, seed=rng)}
     worst = float(len(exact) != 3)
-    shapes = layers.shapes(problem.shape, depth, 2)
-
-    def objective(theta: Floats) -> tuple[float, Floats]:
-        W = layers.unflatten(theta, shapes)
-        return layers.loss(problem, W, lam), layers.flatten(layers.gradient(problem, W, lam))
-
+    objective, weights, size = _network(problem, depth, 2, lam)
     for rank in (1, 2):
-        W = balanced(exact[rank].matrix, depth, 2, rank)
-        start = layers.flatten(W) + 1e-3 * rng.standard_normal(sum(m * n for m, n in shapes))
-        value, theta = descend(objective, start)
-        found = layers.product(layers.unflatten(theta, shapes))
+        start = np.concatenate([W.ravel() for W in balanced(exact[rank].matrix, depth, 2, rank)])
+        value, theta = descend(objective, start + 1e-3 * rng.standard_normal(size))
+        found = chain(weights(theta))
         worst = max(
             worst, relative(found, exact[rank].matrix) * 1e-2, abs(value - exact[rank].loss)
         )
@@ -107,13 +97,14 @@ def _minima(scale: int, rng: np.random.Generator) -> Evidence:
 def _membership(scale: int, rng: np.random.Generator) -> Evidence:
     wrong, count, depth = 0, 0, 3
     for epsilon in (0.1, 0.25, 0.5):
-        problem = Observed.two_by_two(epsilon)
+        problem = two_by_two(epsilon)
         for m in minima(problem, depth, 1e-3, starts=1, seed=rng):
             weights = balanced(m.matrix, depth, 2, m.rank)
             s = np.linalg.svd(m.matrix, compute_uv=False)
             for rank in range(3):
                 region = ApproximateRankSet(rank, 1e-10, 0.25, 1e-2, 1e3)
-                soft = float(np.sum(layers.soft_count(s ** (2 / depth), region.alpha)))
+                x = s ** (2 / depth) / region.alpha
+                soft = float(np.sum(np.where(x < 1, x * (2 - x), 1)))
                 inside = region.contains(weights)
                 wrong += inside != (m.rank <= rank) or (inside and soft > rank + region.slack)
                 count += 1
@@ -127,7 +118,7 @@ def _membership(scale: int, rng: np.random.Generator) -> Evidence:
     assumes="measured far above the bound, which is below 1e-20 and would need no computer",
 )
 def _closed(scale: int, rng: np.random.Generator) -> Evidence:
-    problem, depth, width, lam = Observed.two_by_two(0.25), 3, 6, 0.05
+    problem, depth, width, lam = two_by_two(0.25), 3, 6, 0.05
     region = ApproximateRankSet.for_problem(problem, depth, width, lam, 1)
     broken, steps, most = 0, 0, 0.0
     for rate in (1e-4, 1e-2, 5e-2):
@@ -147,11 +138,11 @@ def _closed(scale: int, rng: np.random.Generator) -> Evidence:
     assumes="the figure's rates (epsilon .25, L 3, width 100)",
 )
 def _one_way(scale: int, rng: np.random.Generator) -> Evidence:
-    problem, count = Observed.two_by_two(0.25), 8 * scale
+    problem, count = two_by_two(0.25), 8 * scale
     root = int(rng.integers(2**31))
     noisy = Schedule.constant(6000, 0.2, 0.1, convention="pytorch")
     start = Schedule.of([(500, 0.03, 0.1), (9500, 0.2, 0.1)], convention="pytorch")
-    first = simulate(problem, 3, 100, start, count, record=[10_000], seed=root, balance=False)
+    first = simulate(problem, 3, 100, start, count, records=[10_000], seed=root, balance=False)
     low = np.flatnonzero(first.ratio[:, -1] < 0.02)
     weights = [W[low] for W in first.weights]
     after = simulate(problem, 3, 100, noisy, len(low), weights, 100, seed=root + 1, balance=False)
@@ -159,8 +150,38 @@ def _one_way(scale: int, rng: np.random.Generator) -> Evidence:
     return Evidence(float(back), 0.0, f"{back} of {len(low)} runs came back in 6,000 steps")
 
 
-def _problem(n: int, rng: np.random.Generator) -> Observed:
+def _problem(n: int, rng: np.random.Generator) -> Entries:
     """Return a rank-1 matrix with some noise, of which two thirds are seen."""
     truth = np.outer(rng.standard_normal(n), rng.standard_normal(n))
     truth += 0.1 * rng.standard_normal((n, n))
-    return Observed.sample(truth, (2 * n * n + 2) // 3, seed=rng)
+    return Entries.sample(truth, (2 * n * n + 2) // 3, seed=rng)
+
+
+def _network(
+    problem: Entries, depth: int, width: int, lam: float
+) -> tuple[Objective, Callable[[Floats], list[Floats]], int]:
+    """Return C(W_L ... W_1) + lam |theta|^2 with its gradient, theta -> layers, and theta's size.
+
+    Written anew: none of overt's formulas.
+    """
+    sizes = [problem.shape[1], *[width] * (depth - 1), problem.shape[0]]
+    shapes = [(m, n) for n, m in pairwise(sizes)]
+    ends = np.cumsum([m * n for m, n in shapes])
+
+    def weights(theta: Floats) -> list[Floats]:
+        parts = np.split(theta, ends[:-1])
+        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def objective(theta: Floats) -> tuple[float, Floats]:
+        W, inputs = weights(theta), [np.eye(sizes[0])]
+        for w in W:
+            inputs.append(w @ inputs[-1])
+        E = inputs.pop()[problem.rows, problem.cols] - problem.values
+        back, slopes = np.zeros(problem.shape), []
+        np.add.at(back, (problem.rows, problem.cols), E / len(E))
+        for w, x in zip(reversed(W), reversed(inputs), strict=True):
+            slopes.append((back @ x.T + 2 * lam * w).ravel())
+            back = w.T @ back
+        return float(E @ E / (2 * len(E)) + lam * theta @ theta), np.concatenate(slopes[::-1])
+
+    return objective, weights, int(ends[-1])

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 
 import numpy as np
 
-from overt import equalize, linear, noise, penalty, spectral
+from overt import equalize, linear, noise, penalty
 from overt._types import Floats
-from overt.linear import blocks, bounds, kernels, landscape
-from overt.theorems._descent import best_descent, factor_objective
-from overt.theorems._oracles import DESCENT, masks, relative, second_moment, with_spectrum, worst
+from overt.linear import blocks, bounds, landscape
+from overt.linear.sampling import DATA, INDEPENDENT, Mask, Samples
+from overt.theorems._descent import (
+    best_descent,
+    factor_objective,
+    ksupport,
+    slope_and_curvature,
+    tied_objective,
+)
+from overt.theorems._oracles import (
+    DESCENT,
+    masks,
+    moments,
+    relative,
+    second_moment,
+    sliding_masks,
+    with_spectrum,
+    worst,
+)
 from overt.theorems.base import Evidence, theorem
-
-EMPTY = np.empty((0, 0))
 
 
 @theorem(
@@ -23,6 +38,8 @@ EMPTY = np.empty((0, 0))
     correction="The first paper's step is theta times this; overt takes the second paper's",
 )
 def _step(scale: int, rng: np.random.Generator) -> Evidence:
+    from overt.linear import kernels
+
     m, n, d, keep = 3, 2, 3, 0.6
     M, U, V = (rng.standard_normal(shape) for shape in ((m, n), (m, d), (n, d)))
     # x takes the values +-sqrt(n) e_i, whose second moment is the identity; masks are enumerated.
@@ -31,9 +48,9 @@ def _step(scale: int, rng: np.random.Generator) -> Evidence:
     for x, (z, p) in product(inputs, zip(*masks(np.full(d, keep)), strict=True)):
         Ut, Vt = U.T.copy(), V.T.copy()
         # A drop probability of 0 or 1 per unit makes the kernel draw exactly this mask.
-        mask = (kernels.INDEPENDENT, 2.0 * (z == 0), np.full(d, 1 / keep), 1, EMPTY)
-        data = (EMPTY, EMPTY, x[None, :], (M @ x)[None, :])
-        kernels.unit_steps(Ut, Vt, *data, np.ones(1), rng, *mask)
+        mask = Mask(INDEPENDENT, 2.0 * (z == 0), np.full(d, 1 / keep), 1, np.zeros((1, 1)))
+        data = Samples(DATA, x[None, :], (M @ x)[None, :])
+        kernels.unit_steps(Ut, Vt, data, mask, np.ones(1), rng)
         mean += p / len(inputs) * (U.T - Ut)
         total += p / len(inputs)
     step, half = np.zeros_like(U), 1e-5
@@ -61,19 +78,25 @@ def _step(scale: int, rng: np.random.Generator) -> Evidence:
     assumes="tied weights and isotropic inputs; the printed theorem also asks for small lam",
 )
 def _strict_saddle(scale: int, rng: np.random.Generator) -> Evidence:
-    largest, beyond = -np.inf, 0
+    residual, beyond, seen = 0.0, 0, 0
     for lam in (0.2, 2.0, 20.0):
         m = np.sort(rng.uniform(0.2, 3.0, 3 + scale))[::-1]
         Q = np.linalg.qr(rng.standard_normal((len(m), len(m))))[0]
         view = landscape.landscape(Q * m @ Q.T, 3, lam)
         beyond += lam > view.printed_limit
-        largest = max(
-            largest, *(p.curvature / m[0] for p in view.points[1:] if p.kind != "minimum"), -9.0
-        )
-        spurious = [p for p in view.points[1:] if p.kind == "minimum"]
-        largest = max(largest, *(0.0 for _ in spurious), -9.0)
+        objective = tied_objective(view.M, lam, 3)
+        for point in view.points:
+            slope, lowest = slope_and_curvature(objective, point.U.ravel())
+            # The global minimum comes first; every other point must bend down.
+            bends = 0.0 if point is view.points[0] else 2e-6 * m[0] + lowest
+            off = abs(point.curvature - lowest)
+            residual = worst(residual, slope / m[0], off / m[0], bends / m[0])
+            seen += 1
     return Evidence(
-        largest, -1e-6, f"largest lowest curvature over s_1; {beyond} of 3 beyond the printed bound"
+        residual,
+        1e-6,
+        f"slope and curvature of all {seen} points by differences; {beyond} of 3 strengths beyond "
+        "the printed bound",
     )
 
 
@@ -90,11 +113,10 @@ def _dropblock_tight(scale: int, rng: np.random.Generator) -> Evidence:
         a = np.sort(rng.exponential(1.0, min(count, 3 + scale)))[::-1]
         left, right = (np.linalg.qr(rng.standard_normal((12, len(a))))[0] for _ in range(2))
         U, V = blocks.block_factors(left, a, right, b * count, b)
-        drop = noise.DropBlock(0.4, b)
-        weight, norm = spectral.induced(drop, b * count)
+        least = 0.4 / 0.6 / count * ksupport(a, b)
         residuals += [
             relative(U @ V.T, left * a @ right.T),
-            relative(penalty.shallow(U, V, drop), weight * norm.value(a)),
+            relative(penalty.shallow(U, V, noise.DropBlock(0.4, b)), least),
         ]
     return Evidence(worst(*residuals), 1e-10, "penalty of the constructed factors against the norm")
 
@@ -107,12 +129,12 @@ def _dropblock_tight(scale: int, rng: np.random.Generator) -> Evidence:
     assumes="the spectrum majorizes the shares",
 )
 def _per_unit(scale: int, rng: np.random.Generator) -> Evidence:
-    drop = noise.Dropout(rng.uniform(0.3, 0.5, 3))
-    M = with_spectrum(rng, 3 + scale, 4, [5.0, 1.0, 0.5])
-    best = linear.LinearNetwork(M, 3, drop).solve()
-    objective = factor_objective(M, drop.characteristic(3))
+    probs = rng.uniform(0.3, 0.5, 3)
+    lam, M = probs / (1 - probs), with_spectrum(rng, 3 + scale, 4, [5.0, 1.0, 0.5])
+    best = linear.LinearNetwork(M, 3, noise.Dropout(probs)).solve()
+    objective = factor_objective(M, np.diag(lam))
     lowest = best_descent(objective, 3 * (M.shape[0] + M.shape[1]), 6, rng)[0]
-    shares = equalize.importance(best.U, best.V) * drop.relative_variance(3)
+    shares = equalize.importance(best.U, best.V) * lam
     return Evidence(
         worst(relative(best.objective, lowest), relative(shares, np.full(3, shares.mean()))),
         DESCENT,
@@ -155,23 +177,26 @@ def _dropconnect_optimum(scale: int, rng: np.random.Generator) -> Evidence:
     claim="The certificate's lower bound is below the objective of every network, for every noise",
 )
 def _certificate(scale: int, rng: np.random.Generator) -> Evidence:
-    K = rng.standard_normal((4, 4))
-    noises: list[noise.Noise] = [
-        noise.Dropout(0.4),
-        noise.Dropout([0.1, 0.3, 0.5, 0.7]),
-        noise.DropBlock(0.4, 2),
-        noise.DropBlock(0.4, 2, "sliding"),
-        noise.CovarianceNoise(np.ones(4), K @ K.T / 4),
+    K, lam = rng.standard_normal((4, 4)), 0.4 / 0.6
+    probs = np.array([0.1, 0.3, 0.5, 0.7])
+    # Units at the border are covered once, the others twice: (x + x^2) / 2 = .6, x = 1 - g.
+    g = 1 - (math.sqrt(1 + 8 * 0.6) - 1) / 2
+    noises: list[tuple[noise.Noise, Floats]] = [
+        (noise.Dropout(0.4), lam * np.eye(4)),
+        (noise.Dropout(probs), np.diag(probs / (1 - probs))),
+        (noise.DropBlock(0.4, 2), lam * np.eye(2).repeat(2, axis=0).repeat(2, axis=1)),
+        (noise.DropBlock(0.4, 2, "sliding"), moments(*sliding_masks((4,), 2, g))[1]),
+        (noise.CovarianceNoise(np.ones(4), K @ K.T / 4), K @ K.T / 4),
     ]
     excess = []
-    for drop in noises:
+    for drop, Cbar in noises:
         M = rng.standard_normal((3, 3 + scale))
         s = np.asarray(np.linalg.svd(M, compute_uv=False))
         lower = max(
             bounds.spectral_bound(s[:4], float(np.sum(s[4:] ** 2)), envelope)
             for envelope in bounds.envelopes(drop, 4)
         )
-        objective = factor_objective(M, drop.characteristic(4))
+        objective = factor_objective(M, Cbar)
         lowest = best_descent(objective, 4 * (3 + M.shape[1]), 3, rng)[0]
         excess.append((lower - lowest) / lowest)
     return Evidence(max(excess), 1e-9, "how far the bound exceeds the lowest descent, if at all")

@@ -14,8 +14,6 @@ from overt.theorems._oracles import (
     DESCENT,
     EXACT,
     added_loss,
-    chain,
-    deep_added_loss,
     masks,
     power,
     relative,
@@ -141,78 +139,6 @@ def _dropblock_lower_bound(scale: int, rng: np.random.Generator) -> Evidence:
 
 
 @theorem(
-    "deep-lower-bound",
-    source="Thesis, Lemma 7",
-    claim="No deep linear network costs less under dropout than nu |W C^(1/2)|_*^2 of its map W",
-)
-def _deep_lower_bound(scale: int, rng: np.random.Generator) -> Evidence:
-    residual, tightest = -math.inf, math.inf
-    for trial in range(8 * scale):
-        widths = [int(n) for n in rng.integers(1, 4, size=int(rng.integers(1, 4)))]
-        probs = [float(q) for q in rng.uniform(0.1, 0.7, len(widths))]
-        C = second_moment(rng, 3)
-        # Near equalized networks the bound is almost attained, so that it cannot hide slack.
-        weights = equalize.rank_one_deep(rng.normal(size=2), rng.normal(size=3), widths)
-        size = 1.0 if trial % 2 else 1e-3
-        weights = [W + size * rng.normal(size=W.shape) for W in weights]
-        bound = (
-            spectral.nu(widths, probs)
-            * float(np.linalg.norm(chain(weights) @ power(C, 0.5), "nuc")) ** 2
-        )
-        exact = deep_added_loss(weights, probs, C)
-        residual = worst(residual, bound / exact - 1)
-        tightest = min(tightest, exact / bound - 1)
-    return Evidence(
-        worst(residual, 0.0),
-        EXACT,
-        f"relative violation; the closest network is {tightest:.1e} above",
-    )
-
-
-@theorem(
-    "nu-product",
-    source="Thesis, Definition 4",
-    claim="The effective strength of deep dropout, a sum over all choices of hidden layers, is the "
-    "product nu = prod_j (1 + lam_j/d_j) - 1",
-)
-def _nu_product(scale: int, rng: np.random.Generator) -> Evidence:
-    residual = 0.0
-    for _ in range(5 * scale):
-        k = int(rng.integers(1, 7))
-        widths = [int(d) for d in rng.integers(1, 50, size=k)]
-        probs = [float(q) for q in rng.uniform(0, 0.9, size=k)]
-        terms = [q / (1 - q) / d for q, d in zip(probs, widths, strict=True)]
-        exact = sum(
-            math.prod(chosen) for size in range(1, k + 1) for chosen in combinations(terms, size)
-        )
-        residual = worst(residual, relative(spectral.nu(widths, probs), exact))
-    return Evidence(residual, EXACT, "the sum over all choices of layers, up to six")
-
-
-@theorem(
-    "rank-one-equalized",
-    source="Thesis, Proposition 1",
-    claim="Every map of rank one has an equalized deep network, whose penalty is exactly "
-    "nu |W C^(1/2)|_*^2",
-)
-def _rank_one_equalized(scale: int, rng: np.random.Generator) -> Evidence:
-    residual = 0.0
-    for widths in [(3,), (2, 3), (3, 2, 3)][: 2 + scale // 2]:
-        u, v, C = rng.normal(size=2), rng.normal(size=4), second_moment(rng, 4)
-        probs = [float(q) for q in rng.uniform(0.1, 0.7, len(widths))]
-        weights = equalize.rank_one_deep(u, v, widths)
-        nuclear = float(np.linalg.norm(np.outer(u, v) @ power(C, 0.5)))
-        exact = deep_added_loss(weights, probs, C)
-        residual = worst(
-            residual,
-            relative(chain(weights), np.outer(u, v)),
-            relative(spectral.nu(widths, probs) * nuclear**2, exact),
-            worst(*map(abs, equalize.equalization_gaps(weights, C))),
-        )
-    return Evidence(residual, EXACT, "its loss over all masks, its map and its equalization gaps")
-
-
-@theorem(
     "weighted-trace",
     source="Thesis, Proposition 4",
     claim="When entries (i, j) are observed with probability p_i q_j, the least completion penalty "
@@ -241,12 +167,12 @@ def _weighted_trace(scale: int, rng: np.random.Generator) -> Evidence:
     "L sum_i s_i^(2/L) over its singular values",
     assumes="hidden layers at least as wide as the rank",
 )
-def _representation_cost(scale: int, rng: np.random.Generator) -> Evidence:
+def _factorization_cost(scale: int, rng: np.random.Generator) -> Evidence:
     residual = 0.0
     for n in range(2, 4 + scale // 2):
         s = rng.uniform(0.3, 3, n)
         best = cheapest_chain(with_spectrum(rng, n, n, s), rng)
-        residual = worst(residual, relative(spectral.representation_cost(s, 3), best))
+        residual = worst(residual, relative(spectral.factorization_cost(s, 3), best))
     return Evidence(residual, DESCENT, "descent over the factors of square maps, depth 3")
 
 

@@ -12,18 +12,15 @@ from overt.theorems._descent import (
     best_descent,
     block_candidates,
     block_value,
-    deep_objective,
     descend,
     factor_objective,
     factors,
     ksupport_prox_value,
-    split,
     tied_objective,
 )
 from overt.theorems._oracles import (
     DESCENT,
     STRICT,
-    chain,
     power,
     relative,
     second_moment,
@@ -193,69 +190,6 @@ def _dropblock_few_blocks(scale: int, rng: np.random.Generator) -> Evidence:
     )
 
 
-@theorem(
-    "deep-optimum",
-    source="Thesis, Theorem 10",
-    claim="If the first singular value of Cyx C^(-1/2) leads by enough, the best deep linear "
-    "network has rank one and shrinks it by 1/(1 + nu)",
-    assumes="s_1 - s_2 >= s_2 / nu",
-)
-def _deep_optimum(scale: int, rng: np.random.Generator) -> Evidence:
-    residual, networks = 0.0, [((2, 2), (0.5, 0.5)), ((3, 2), (0.4, 0.6)), ((2, 2, 2), (0.5,) * 3)]
-    for widths, probs in networks[: 1 + scale]:
-        nu, C = spectral.nu(widths, probs), second_moment(rng, 3)
-        second = 0.9 * nu / (1 + nu)
-        M = with_spectrum(rng, 2, 3, [1.0, second]) @ power(C, -0.5)
-        best, W = _deep_descent(M, C, widths, probs, 6 * scale, rng)
-        A = _best_map(M @ power(C, 0.5), 2, nu) @ power(C, -0.5)
-        value = second**2 + nu / (1 + nu)
-        residual = worst(residual, relative(value, best), relative(A, W) ** 2)
-    return Evidence(
-        residual, DESCENT, f"objective and map of the best of {6 * scale} descents over all masks"
-    )
-
-
-@theorem(
-    "deep-single-output",
-    source="Thesis, Corollary 1",
-    claim="A deep linear network with one output learns the least-squares solution divided by "
-    "1 + nu",
-    correction="Cyx / (1 + nu) is printed, without the factor C^(-1)",
-)
-def _deep_single_output(scale: int, rng: np.random.Generator) -> Evidence:
-    widths, probs = (2, 3), (0.4, 0.3)
-    C, w = second_moment(rng, 3), rng.normal(size=(1, 3))
-    _, W = _deep_descent(w, C, widths, probs, 6 * scale, rng)
-    Cyx, nu = w @ C, spectral.nu(widths, probs)
-    return Evidence(
-        relative(Cyx @ np.linalg.inv(C) / (1 + nu), W) ** 2,
-        DESCENT,
-        f"squared distance to the best of {6 * scale} descents over all masks",
-        relative(Cyx / (1 + nu), W) ** 2,
-    )
-
-
-@theorem(
-    "deep-without-gap",
-    source="Thesis, Theorem 9",
-    claim="Without a leading singular value, the convex problem of deep dropout is only a lower "
-    "bound on what a network can reach",
-    assumes="singular values (1, .95), two hidden layers of two units, drop probability 1/2",
-)
-def _deep_without_gap(scale: int, rng: np.random.Generator) -> Evidence:
-    widths, probs, s = (2, 2), (0.5, 0.5), np.array([1.0, 0.95])
-    nu = spectral.nu(widths, probs)
-    a = spectral.SquaredNuclear().prox(s, nu)
-    bound = float(np.sum((s - a) ** 2) + nu * np.sum(a) ** 2)
-    best, _ = _deep_descent(with_spectrum(rng, 2, 2, s), np.eye(2), widths, probs, 6 * scale, rng)
-    excess = best / bound - 1
-    return Evidence(
-        worst(0.0, STRICT - excess),
-        DESCENT,
-        f"the best of {6 * scale} descents lies {excess:.1%} above the bound",
-    )
-
-
 def _best_map(M: Floats, width: int, weight: float) -> Floats:
     """Return the map of rank <= width with the spectrum of M shrunk as overt does."""
     left, s, right = np.linalg.svd(M, full_matrices=False)
@@ -289,18 +223,3 @@ def _tied_map(M: Floats, lam: float, width: int) -> tuple[Floats, float]:
     a = spectral.SquaredNuclear().prox(top, lam / width)
     A = np.asarray(vectors[:, ::-1][:, :width] * a @ vectors[:, ::-1][:, :width].T)
     return A, float(np.sum((M - A) ** 2) + lam / width * np.sum(a) ** 2)
-
-
-def _deep_descent(
-    M: Floats,
-    C: Floats,
-    widths: Sequence[int],
-    probs: Sequence[float],
-    restarts: int,
-    rng: np.random.Generator,
-) -> tuple[float, Floats]:
-    """Return the best objective over all masks, and the map that reaches it."""
-    sizes = [M.shape[1], *widths, M.shape[0]]
-    objective, size = deep_objective(M, C, widths, probs)
-    best, theta = best_descent(objective, size, restarts, rng)
-    return best, chain(split(theta, sizes))

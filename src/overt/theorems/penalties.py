@@ -10,14 +10,10 @@ from overt.theorems._oracles import (
     EXACT,
     STANDARD_ERRORS,
     added_loss,
-    deep_added_loss,
-    deep_layers,
     masks,
     path_sum,
-    pivot_terms,
     relative,
     relu_layer,
-    second_moment,
     sensing_added_loss,
     standard_errors,
     two_layers,
@@ -223,52 +219,6 @@ def _dropconnect_last_layer(scale: int, rng: np.random.Generator) -> Evidence:
     exact = p @ noisy - ((Y - A @ U.T) ** 2).sum(-1).mean()
     stated = penalty.hidden(U, A, noise.Dropout(prob))
     return Evidence(relative(stated, exact), EXACT, f"all {len(p)} masks of U")
-
-
-@theorem(
-    "deep-penalty",
-    source="Thesis, Proposition 8",
-    claim="Dropout in every hidden layer of a deep linear network adds sum_l lam^l R_l over "
-    "choices of l pivot layers, which propagating second moments gives without enumeration",
-)
-def _deep_penalty(scale: int, rng: np.random.Generator) -> Evidence:
-    residual = 0.0
-    for widths in [(3,), (3, 2), (2, 3, 2), (3, 2, 3, 2)][: 3 + scale // 4]:
-        weights, C = deep_layers(rng, widths), second_moment(rng, 3)
-        probs = [float(q) for q in rng.uniform(0.1, 0.7, len(widths))]
-        prob = probs[0]
-        exact = deep_added_loss(weights, probs, C)
-        pivots = pivot_terms(weights, C)
-        same = sum((prob / (1 - prob)) ** (i + 1) * R for i, R in enumerate(pivots))
-        residual = worst(
-            residual,
-            relative(penalty.deep(weights, probs, C), exact),
-            relative(penalty.deep(weights, prob, C), same),
-            relative(penalty.deep_terms(weights, C), pivots),
-        )
-    return Evidence(residual, EXACT, "all masks, and all pivots as printed, up to 3 or 4 layers")
-
-
-@theorem(
-    "deep-rescaling",
-    source="Thesis, Remark 7",
-    claim="Moving scale between layers changes no term R_l of the deep penalty, and the last one "
-    "is the squared l2 path norm",
-    assumes="E[x x'] = I for the path norm",
-)
-def _deep_rescaling(scale: int, rng: np.random.Generator) -> Evidence:
-    widths = (2, 3, 2)[: 2 + scale // 2]
-    weights, C = deep_layers(rng, widths), second_moment(rng, 3)
-    factors = rng.uniform(0.2, 5, len(weights))
-    factors /= np.prod(factors) ** (1 / len(factors))
-    moved = [factor * W for factor, W in zip(factors, weights, strict=True)]
-    paths = path_sum(weights)
-    residual = worst(
-        relative(penalty.deep_terms(moved, C), pivot_terms(weights, C)),
-        relative(penalty.deep_terms(weights)[-1], paths),
-        relative(penalty.path_norm(weights) ** 2, paths),
-    )
-    return Evidence(residual, EXACT, "pivots and paths written out, before and after rescaling")
 
 
 @theorem(

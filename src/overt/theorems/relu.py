@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from overt import relu
+from overt.relu import reference
 from overt.theorems.base import Evidence, theorem
 
 
@@ -19,11 +21,9 @@ from overt.theorems.base import Evidence, theorem
     correction="delta must be below 1/C^2, where C^2 is printed",
 )
 def _(scale: int, rng: np.random.Generator) -> Evidence:
-    from overt.relu import escaping_weights
-
     worst = printed = 0.0
     for C in (0.5, 3.0, 50.0 * scale):
-        net, points, p = escaping_weights(C)
+        net, points, p = relu.escaping_weights(C)
         moment = float(p @ net.activations(points)[:, 0] ** 2)
         off = np.abs(np.linalg.norm(points, axis=1) - 1).max() + np.abs(p @ points).max()
         missing = max(0.0, C - float(np.linalg.norm(net.V)))
@@ -76,11 +76,9 @@ def _(scale: int, rng: np.random.Generator) -> Evidence:
     assumes="labels in [-1, 1], independent samples, beta-retentive inputs",
 )
 def _(scale: int, rng: np.random.Generator) -> Evidence:
-    from overt.relu import generalization_bound, positive_norm, retentivity
-
     points = rng.normal(size=(12, 2))
     y = rng.choice((-1.0, 1.0), 12)
-    C, beta, alpha = points.T @ points / 12, retentivity(points).lower, 1.5
+    C, beta, alpha = points.T @ points / 12, relu.retentivity(points).lower, 1.5
     angles = np.linspace(0, 2 * np.pi, 400, endpoint=False)
     units = np.maximum(points @ np.stack([np.cos(angles), np.sin(angles)]), 0)
     units *= alpha / np.sqrt(np.mean(units**2, axis=0))
@@ -90,8 +88,8 @@ def _(scale: int, rng: np.random.Generator) -> Evidence:
     for _ in range(trials):
         sample = rng.integers(0, 12, n)
         gap = float(np.max(losses.mean(0) - losses[sample].mean(0)))
-        norm = positive_norm(points[sample], C)
-        bound = generalization_bound(0.0, alpha, norm, n, beta, delta=0.05)
+        norm = relu.positive_norm(points[sample], C)
+        bound = relu.risk_bound(0.0, alpha, norm, n, beta, delta=0.05)
         worst, failures = max(worst, gap / bound.value), failures + (gap > bound.value)
     return Evidence(
         failures / trials, 0.05,
@@ -107,15 +105,13 @@ def _(scale: int, rng: np.random.Generator) -> Evidence:
     "at most twice the symmetrized risk",
 )
 def _(scale: int, rng: np.random.Generator) -> Evidence:
-    from overt.relu import TwoLayer, retentivity
-
     worst = 0.0
     for d in (2, 3, 5):
         X = np.abs(rng.normal(size=(20 * scale, d)))
         both = np.concatenate([X, -X])
-        worst = max(worst, 0.5 - retentivity(both).lower)
+        worst = max(worst, 0.5 - relu.retentivity(both).lower)
         worst = max(worst, float(np.abs(both.T @ both / len(both) - X.T @ X / len(X)).max()))
-        net = TwoLayer(rng.normal(size=(1, 6)), rng.normal(size=(d, 6)))
+        net = relu.TwoLayer(rng.normal(size=(1, 6)), rng.normal(size=(d, 6)))
         y = rng.choice((-1.0, 1.0), len(X))
         doubled = 2 * net.clipped_error(both, np.concatenate([y, y]))
         worst = max(worst, net.clipped_error(X, y) - doubled)
@@ -133,13 +129,11 @@ def _(scale: int, rng: np.random.Generator) -> Evidence:
     correction="psi may be any bounded map, where linear is printed: a bounded linear map is 0",
 )
 def _(scale: int, rng: np.random.Generator) -> Evidence:
-    from overt.relu import margin
-
     worst = printed = 0.0
     for angle in (0.3, 1.0, 2.0):
         X = np.array([[1.0, 0.0], [math.cos(angle), math.sin(angle)]])
         exact = 0.5 * (angle + (math.pi - angle) * math.sin(angle / 2)) / (2 * math.pi)
-        found = margin(X, [1, -1], drop_prob=0.5, features=2000 * scale, tol=1e-4, seed=rng)
+        found = relu.margin(X, [1, -1], drop_prob=0.5, features=2000 * scale, tol=1e-4, seed=rng)
         worst = max(worst, found.lower - exact, exact - found.upper, 0.0)
         printed = max(printed, exact)
     return Evidence(
@@ -174,8 +168,6 @@ def _(scale: int, rng: np.random.Generator) -> Evidence:
     assumes="inputs of norm 1, eta <= ln 2",
 )
 def _(scale: int, rng: np.random.Generator) -> Evidence:
-    from overt.relu import reference
-
     m, d, T, eta, c = 12, 4, 60 * scale, math.log(2), 4.0
     X = rng.normal(size=(20, d))
     X /= np.linalg.norm(X, axis=1, keepdims=True)
@@ -209,14 +201,12 @@ def _(scale: int, rng: np.random.Generator) -> Evidence:
     correction="the last constant is 2/(3 - e) = 7.1, where 6 is printed",
 )
 def _(scale: int, rng: np.random.Generator) -> Evidence:
-    from overt.relu import required
-
     # From the martingale bound (3 - e) sum Q <= sum Q_t + ln(1/delta)/ln 2, and R <= 2 ln 2 Q.
     confidence, complexity = 2 / (3 - math.e), 4 * math.log(2) / (3 - math.e)
     broken = max(0.0, confidence - 7.1, complexity - 12)
     for gamma in (0.03, 0.3):
         for delta in (None, 0.05):
-            found = required(epsilon=0.1, margin=gamma, dimension=50, delta=delta)
+            found = relu.required(epsilon=0.1, margin=gamma, dimension=50, delta=delta)
             error = found.full_error if delta is None else found.subnetwork_error
             broken = max(broken, error - 0.1, found.needed_width / found.width - 1)
             # Lemma 13 keeps every row within c: it may move by gamma^2 / 14 only.
@@ -229,15 +219,13 @@ def _(scale: int, rng: np.random.Generator) -> Evidence:
 
 def _complexities(scale: int, rng: np.random.Generator) -> list[Any]:
     """Return exact Monte Carlo complexities for laws in the plane, symmetric and skewed."""
-    from overt.relu import rademacher
-
     found = []
     for skew in (0.0, 0.3, 1.0):
         X = rng.normal(size=(16 * scale, 2)) + skew
         X[0] = -X[1:].mean(0)
         sample = rng.integers(0, len(X), 10)
         found += [
-            rademacher(X, 2.0, draws=400, seed=rng),
-            rademacher(X, 2.0, sample=sample, draws=400, seed=rng),
+            relu.rademacher(X, 2.0, draws=400, seed=rng),
+            relu.rademacher(X, 2.0, sample=sample, draws=400, seed=rng),
         ]
     return found

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from overt._check import MissingExtraError
 from overt._html import Page
-from overt._progress import meter
+from overt._progress import meter, reraising_interrupts
 from overt.experiments.runner import machine_facts
 from overt.tour import audit, completion, compress, decay, foundation, linear, nn, relu, robust
 from overt.tour.torch_chapter import Chapter
@@ -44,7 +44,8 @@ def tour(out: str | os.PathLike[str], *, seed: int = 0) -> tuple[Path, bool]:
     start, held = time.perf_counter(), []
     with meter("tour", len(CHAPTERS)) as bar:
         for chapter in CHAPTERS:
-            held.append(chapter(page, folder, seed))
+            with reraising_interrupts():
+                held.append(chapter(page, folder, seed))
             bar.advance()
     facts = ", ".join(f"{name} {value}" for name, value in machine_facts().items())
     footer = f"Made in {time.perf_counter() - start:.0f} s with seed {seed}; {facts}."

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from overt._html import Page
 from overt.decay import (
     DeepLinearCompletion,
-    Jumps,
-    Observed,
     Schedule,
     existence,
     jumps,
     minima,
+    test_error,
+    two_by_two,
 )
 from overt.decay.baselines import nuclear_norm
+from overt.entries import Entries
+from overt.experiments import _jumps, jumps_fig2
 
-EPSILON, WIDTH, SEEDS = 0.1, 60, 12
+EPSILON, WIDTH, SEEDS = jumps_fig2.EPSILON, 60, 12
 
 
 def chapter(page: Page, folder: Path, seed: int) -> bool:
     """Show the minima of a 2 x 2 problem, watch SGD jump between them, complete a matrix."""
     page.section("Weight decay: SGD jumps to lower rank, and never back")
-    problem = Observed.two_by_two(EPSILON)
+    problem = two_by_two(EPSILON)
     page.text(
         "Complete [[1, *], [0.1, 1]] with a deep linear network and weight decay. There is a local "
         "minimum for each rank: 0, 1 (which fills in 10, more or less, and is what one wants) and "
@@ -46,11 +47,11 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
     phases = [(500, 0.03, 0.1), (4500, 0.25, 0.1), (2500, 0.05, 0.001)]
     schedule = Schedule.of(phases, convention="pytorch")
     found = {
-        depth: jumps(problem, depth, WIDTH, schedule, SEEDS, record=50, seed=seed)
+        depth: jumps(problem, depth, WIDTH, schedule, SEEDS, records=50, seed=seed)
         for depth in (3, 4)
     }
     page.figure(
-        _picture(found),
+        jumps_fig2.plot([{"depth": d, **_jumps.summary(f, SEEDS)} for d, f in found.items()]),
         f"The missing entry in {SEEDS} runs for each depth. Shaded: the noisy phase. Jumped: "
         + ", ".join(f"{f.jumped} at depth {depth}" for depth, f in found.items())
         + ".",
@@ -69,33 +70,15 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
 def _recovery(page: Page, seed: int) -> bool:
     rng = np.random.default_rng([seed, 5])
     truth = rng.standard_normal((60, 2)) @ rng.standard_normal((2, 60))
-    problem = Observed.sample(truth, 720, seed=rng)
-    model = DeepLinearCompletion(seed=seed)
-    model.fit_triplets(problem.rows, problem.cols, problem.values, problem.shape)
+    problem = Entries.sample(truth, 720, seed=rng)
+    model = DeepLinearCompletion(seed=seed).fit(problem)
     page.table(
         ("decay", "rank", "error on the fitted entries", "error on the held-out entries"),
-        [(c.weight_decay, c.rank, c.train_error, c.held_out_error) for c in model.path_],
+        [(c.weight_decay, c.rank, c.train_error, c.holdout_error) for c in model.path_],
     )
-    deep, convex = (problem.test_error(A) for A in (model.complete(), nuclear_norm(problem)))
+    deep, convex = (test_error(problem, A) for A in (model.complete(), nuclear_norm(problem)))
     page.text(
         f"A 60 x 60 matrix of rank 2, one fifth of it seen: found rank {model.rank_}, relative "
         f"error on the rest {deep:.1e}; nuclear norm {convex:.1e}."
     )
     return bool(model.rank_ == 2 and deep < 0.01 and deep < convex)
-
-
-def _picture(found: dict[int, Jumps]) -> Any:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 3.4), layout="constrained")
-    axes = figure.subplots()
-    for (depth, result), color in zip(found.items(), ("tab:blue", "tab:red"), strict=True):
-        for k, curve in enumerate(result.runs.missing[:, :, 0]):
-            label = f"depth {depth}" if k == 0 else None
-            axes.plot(result.steps, curve, color=color, lw=0.7, alpha=0.7, label=label)
-    axes.axvspan(500, 5000, color="gray", alpha=0.12, lw=0)
-    axes.axhline(1 / EPSILON, color="black", ls=":", lw=1)
-    axes.set_xlabel("step")
-    axes.set_ylabel("missing entry")
-    axes.legend(frameon=False)
-    return figure

@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 
 from overt._html import Page
-from overt.relu import LazyRun, guarantee, margin, rademacher, required, train_lazy
+from overt.relu import (
+    LazyRun,
+    Margin,
+    TwoLayer,
+    coadaptation,
+    guarantee,
+    margin,
+    rademacher,
+    required,
+    train_lazy,
+)
 
 WIDTHS, DROP_PROB, STEPS = (20, 100, 500, 2000), 0.8, 3000
 
@@ -17,64 +27,22 @@ WIDTHS, DROP_PROB, STEPS = (20, 100, 500, 2000), 0.8, 3000
 def chapter(page: Page, folder: Path, seed: int) -> bool:
     """Compare bounds with the complexity itself, then train with dropout and take parts out."""
     page.section("ReLU networks: what dropout's penalty bounds, and sub-networks that work alone")
-    page.text(
-        "The flow of a hidden unit is the size of its outgoing weights times the root mean square "
-        "of its activation. Dropout's penalty is lam = drop_prob / (1 - drop_prob) times the sum "
-        "of the squared flows; that of the flows themselves, alpha, bounds how well the class of "
-        "such networks can fit random signs. In the plane that capacity can be computed exactly, "
-        "sign by sign, and stands between two theorems."
-    )
-    rng = np.random.default_rng([seed, 4])
-    angles = rng.uniform(0, 2 * np.pi, 40)
-    spread = np.stack([np.cos(angles), 0.5 * np.sin(angles)], axis=1)
-    rows, found = [], []
-    for shift in (0.0, 0.2, 0.35):
-        result = rademacher(spread + np.array([shift, 0]), draws=300, seed=seed)
-        found.append(result)
-        rows.append((shift, result.retentivity, result.lower, result.value, result.upper))
-    page.table(
-        ("inputs shifted by", "retentivity", "Theorem 13 (lower)", "Rademacher complexity",
-         "Theorem 12 (upper)"), rows,
-    )  # fmt: skip
-    between = all(f.lower <= f.value <= f.upper for f in found)
-
+    between = _complexity(page, seed)
     X, y, test = _digits(seed)
-    gamma = margin(X, y, drop_prob=DROP_PROB, features=400, tol=0.05, seed=seed)
     runs = {
-        m: train_lazy(X, y, width=m, drop_prob=DROP_PROB, steps=STEPS, test=test, seed=seed)
+        m: train_lazy(X, y, width=m, drop_prob=DROP_PROB, steps=STEPS, holdout=test, seed=seed)
         for m in WIDTHS
     }
-    runs[WIDTHS[-1]].save(folder / "relu-lazy.json")
-    page.text(
-        f"Now train the hidden layer on 8 x 8 images of 4 and 7, dropping {DROP_PROB:.0%} of the "
-        "units at each step. Networks drawn at random from the trained one, a fifth of its width "
-        "and never seen in training, approach it as it widens."
-    )
-    page.figure(
-        _picture(runs),
-        "Left: test error after training, of the full network and of sub-networks it never saw. "
-        "Right: wide networks move less (the lazy regime).",
-    )
-    page.figure(
-        _flow_picture(runs, test[0]),
-        "Flows of the hidden units, sorted and scaled by their mean: no small group of units does "
-        "all the work.",
-    )
     wide = runs[WIDTHS[-1]]
+    wide.save(folder / "relu-lazy.json")
+    _show_runs(page, runs, test[0])
+    gamma = margin(X, y, drop_prob=DROP_PROB, features=400, tol=0.05, seed=seed)
     usable = gamma.lower > 0
-    text = "No positive margin was proved, so the theory is silent."
-    if usable:
-        need = required(epsilon=0.1, margin=gamma.lower, dimension=64)
-        have = guarantee(margin=gamma.lower, dimension=64, width=WIDTHS[-1], steps=STEPS)
-        reached = 100 * wide.full_error[-1]
-        text = (
-            f"What theory asks: the margin of these data is estimated at {gamma.lower:.3f} to "
-            f"{gamma.upper:.3f}, and for an error of 10% Theorem 14 asks for {need.width:.1e} "
-            f"units and {need.steps:.1e} steps. What happened: {reached:.1f}% with "
-            f"{WIDTHS[-1]} units and {STEPS} steps, for which the theorem needs "
-            f"{have.needed_width:.1e} units and promises nothing."
-        )
-    page.text(text)
+    page.text(
+        _asked(gamma, 100 * wide.full_error[-1])
+        if usable
+        else "No positive margin was proved, so the theory is silent."
+    )
     gaps = [float(run.unseen_error[-1] - run.full_error[-1]) for run in runs.values()]
     closing = gaps[-1] < gaps[0] and gaps[-1] < 0.03
     learned = bool(wide.full_error[-1] < 0.05)
@@ -87,6 +55,60 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
         ],
     )
     return between and learned and closing and usable
+
+
+def _complexity(page: Page, seed: int) -> bool:
+    """Show the complexity of the class between its bounds; return whether it is there."""
+    page.text(
+        "The flow of a hidden unit is the size of its outgoing weights times the root mean square "
+        "of its activation. Dropout's penalty is lam = drop_prob / (1 - drop_prob) times the sum "
+        "of the squared flows; that of the flows themselves, alpha, bounds how well the class of "
+        "such networks can fit random signs. In the plane that capacity can be computed exactly, "
+        "sign by sign, and stands between two theorems."
+    )
+    angles = np.random.default_rng([seed, 4]).uniform(0, 2 * np.pi, 40)
+    spread = np.stack([np.cos(angles), 0.5 * np.sin(angles)], axis=1)
+    found = {
+        shift: rademacher(spread + np.array([shift, 0]), draws=300, seed=seed)
+        for shift in (0.0, 0.2, 0.35)
+    }
+    page.table(
+        ("inputs shifted by", "retentivity", "Theorem 13 (lower)", "Rademacher complexity",
+         "Theorem 12 (upper)"),
+        [(shift, f.retentivity, f.lower, f.value, f.upper) for shift, f in found.items()],
+    )  # fmt: skip
+    return all(f.lower <= f.value <= f.upper for f in found.values())
+
+
+def _show_runs(page: Page, runs: dict[int, LazyRun], X: Any) -> None:
+    page.text(
+        f"Now train the hidden layer on 8 x 8 images of 4 and 7, dropping {DROP_PROB:.0%} of the "
+        "units at each step. Networks drawn at random from the trained one, a fifth of its width "
+        "and never seen in training, approach it as it widens."
+    )
+    page.figure(
+        _picture(runs),
+        "Left: test error after training, of the full network and of sub-networks it never saw. "
+        "Right: wide networks move less (the lazy regime).",
+    )
+    page.figure(
+        _flow_picture(runs, X),
+        "Flows of the hidden units, sorted and scaled by their mean: no small group of units does "
+        "all the work.",
+    )
+
+
+def _asked(gamma: Margin, reached: float) -> str:
+    """Return what theory asks for at this margin beside the error that was reached."""
+    need = required(epsilon=0.1, margin=gamma.lower, dimension=64)
+    have = guarantee(margin=gamma.lower, dimension=64, width=WIDTHS[-1], steps=STEPS)
+    return (
+        f"What theory asks: the margin of these data is estimated at {gamma.lower:.3f} to "
+        f"{gamma.upper:.3f}, and for an error of 10% Theorem 14 asks for {need.width:.1e} "
+        f"units and {need.steps:.1e} steps. What happened: {reached:.1f}% with "
+        f"{WIDTHS[-1]} units and {STEPS} steps, for which the theorem needs "
+        f"{have.needed_width:.1e} units and promises nothing."
+    )
 
 
 def _digits(seed: int) -> tuple[Any, Any, tuple[Any, Any]]:
@@ -124,8 +146,6 @@ def _picture(runs: dict[int, LazyRun]) -> Any:
 
 def _flow_picture(runs: dict[int, LazyRun], X: Any) -> Any:
     from matplotlib.figure import Figure
-
-    from overt.relu import TwoLayer, coadaptation
 
     figure = Figure(figsize=(6.4, 3.0), layout="constrained")
     axes: Any = figure.subplots()

@@ -16,7 +16,7 @@ import numpy as np
 
 from overt._types import Floats
 from overt.nn.auditing.report import CapacityBound
-from overt.relu.bounds import generalization_bound, rademacher_upper, symmetrized_bound
+from overt.relu.bounds import rademacher_upper, risk_bound, symmetrized_bound
 
 DELTA = 0.05
 
@@ -99,7 +99,7 @@ def _two_layers(
     ]
     if facts.clipped is None or facts.clipped_symmetrized is None:
         return bounds
-    second = generalization_bound(facts.clipped, alpha, norm, n, 0.5, DELTA)
+    second = risk_bound(facts.clipped, alpha, norm, n, 0.5, DELTA)
     third = symmetrized_bound(facts.clipped_symmetrized, symmetrized, norm, n, DELTA)
     for bound, source, extra in (
         (third, "Thesis, Corollary 3", ["trained on inputs with random signs"]),

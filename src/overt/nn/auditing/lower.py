@@ -50,7 +50,7 @@ import numpy as np
 
 from overt._types import Floats
 from overt.linear.bounds import Envelope, shrink, spectral_bound
-from overt.linear.quadratic import from_data
+from overt.linear.regression import from_data
 from overt.spectral import SquaredNuclear
 
 

@@ -1,17 +1,9 @@
-"""Norms of singular values that noises induce, their proximal maps and their duals.
-
-`value` is always the **squared** norm, because that is what noise induces. `prox(s, weight)` is
-argmin_a |s - a|^2 + weight * value(a), without a factor 1/2. `dual` is the squared dual norm, so
-that <s, t>^2 <= value(s) * dual(t). The `matrix_` forms act on a matrix through its spectrum.
-
-Spectra need not be sorted; signs are kept, as the norms depend on absolute values only.
-"""
+"""The norms: squared nuclear, squared k-support, squared Schatten; value, dual, proximal map."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +11,8 @@ import numpy as np
 from array_api_compat import is_numpy_array
 
 from overt import _check
-from overt._check import InputError, InputTypeError, namespace
+from overt._check import InputError, namespace
 from overt._types import Array
-from overt.noise import DropBlock, DropConnect, Dropout, Noise
 
 
 class SpectralNorm(ABC):
@@ -38,6 +29,18 @@ class SpectralNorm(ABC):
     @abstractmethod
     def prox(self, s: Array, weight: float) -> Array:
         """Return argmin_a |s - a|^2 + weight * value(a)."""
+
+    def optimality(self, s: Array, a: Array, weight: float) -> Array:
+        """w value(a) + dual(g) / (4 w) - <g, a>, g = 2 (s - a): how far a may be from prox(s, w).
+
+        It is the duality gap of |s - a|^2 + w value(a): no other spectrum gains more than this, and
+        it is 0 exactly at the proximal map. The norm must be convex, as its dual must exist.
+        """
+        s, a, w = _spectrum(s), _spectrum(a, "a"), _check.number("weight", weight)
+        xp, g = namespace(s, a), 2 * (s - a)
+        if w == 0:
+            return xp.sum(g * g) / 4
+        return w * self.value(a) + self.dual(g) / (4 * w) - xp.sum(g * a)
 
     def matrix_value(self, A: Array) -> Array:
         """Return the squared norm of the matrix A."""
@@ -220,109 +223,6 @@ class Schatten(SpectralNorm):
         raise InputError(f"the proximal map is known for p = 1, 2 and infinity, got p = {self.p}")
 
 
-class WeightedTrace:
-    """|diag(sqrt p) A diag(sqrt q)|_*^2, which completion under a product law induces.
-
-    Parameters
-    ----------
-    row_weights, col_weights
-        p and q, the probabilities (or any positive weights) of the rows and columns.
-
-    Notes
-    -----
-    Thesis, Proposition 4: dropout with entries drawn from p(i) q(j) induces (lam/d) times this.
-    `matrix_prox` is taken in the geometry of the sampling law,
-    argmin_B sum_ij p_i q_j (A_ij - B_ij)^2 + weight * matrix_value(B).
-    """
-
-    def __init__(self, row_weights: Array, col_weights: Array) -> None:
-        self.row_weights = _positive("row_weights", row_weights)
-        self.col_weights = _positive("col_weights", col_weights)
-
-    def __repr__(self) -> str:
-        return f"WeightedTrace({self.row_weights!r}, {self.col_weights!r})"
-
-    def weigh(self, A: Array) -> Array:
-        """diag(sqrt p) A diag(sqrt q)."""
-        A = self._fitting(A)
-        return self.row_weights[:, None] ** 0.5 * A * self.col_weights[None, :] ** 0.5
-
-    def unweigh(self, B: Array) -> Array:
-        """diag(p)^(-1/2) B diag(q)^(-1/2)."""
-        B = self._fitting(B)
-        return B / (self.row_weights[:, None] ** 0.5 * self.col_weights[None, :] ** 0.5)
-
-    def matrix_value(self, A: Array) -> Array:
-        """|diag(sqrt p) A diag(sqrt q)|_*^2."""
-        return SquaredNuclear().matrix_value(self.weigh(A))
-
-    def matrix_dual(self, A: Array) -> Array:
-        """Return the largest squared singular value of diag(p)^(-1/2) A diag(q)^(-1/2)."""
-        return SquaredNuclear().matrix_dual(self.unweigh(A))
-
-    def matrix_prox(self, A: Array, weight: float) -> Array:
-        """argmin_B sum_ij p_i q_j (A_ij - B_ij)^2 + weight * matrix_value(B)."""
-        return self.unweigh(SquaredNuclear().matrix_prox(self.weigh(A), weight))
-
-    def _fitting(self, A: Array) -> Array:
-        A = _check.matrix("A", A)
-        expected = (self.row_weights.shape[0], self.col_weights.shape[0])
-        if tuple(A.shape) != expected:
-            raise InputError(f"A must be {expected[0]} x {expected[1]}, got {tuple(A.shape)}")
-        return A
-
-
-def nu(widths: Sequence[int], drop_prob: Any) -> float:
-    """prod_j (1 + lam_j / d_j) - 1 over the hidden widths d_j.
-
-    The effective regularization parameter of deep dropout (thesis, Definition 4, whose sum over
-    choices of layers this product equals). `drop_prob` is one number or one per hidden layer.
-
-    Examples
-    --------
-    >>> import overt
-    >>> round(overt.spectral.nu([2, 4], drop_prob=0.5), 6)  # (1 + 1/2)(1 + 1/4) - 1
-    0.875
-    """
-    if isinstance(widths, (int, float, np.number)):
-        widths = (_check.whole("widths", widths),)
-    d = [_check.whole(f"widths[{j}]", width) for j, width in enumerate(widths)]
-    if not d:
-        raise InputError("widths must name at least one hidden layer, got none")
-    probs = _check.drop_probs(drop_prob, len(d))
-    return math.expm1(
-        sum(math.log1p(p / (1 - p) / width) for p, width in zip(probs, d, strict=True))
-    )
-
-
-def representation_cost(s: Array, depth: int) -> Array:
-    """L sum_i s_i^(2/L) = min |theta|^2 over L-layer linear factorizations (one-way jumps, 2.2)."""
-    s, L = _spectrum(s), _check.whole("depth", depth)
-    xp = namespace(s)
-    return L * xp.sum(xp.abs(s) ** (2 / L))
-
-
-def induced(noise: Noise, width: int) -> tuple[float, SpectralNorm]:
-    """Return (weight, norm): the noise at this width costs at least weight * norm.value(s).
-
-    s is the spectrum of A C^(1/2) for a network map A. Dropout and DropConnect: (lam/d) times the
-    squared nuclear norm (DropConnect with diag(C) in place of C). DropBlock on a grid of blocks of
-    b: (lam b/d) times the squared k-support norm with k = b. The bound is attained by balanced
-    factors for Dropout and DropConnect with d >= rank, and for DropBlock with enough blocks.
-    """
-    d = _check.whole("width", width)
-    match noise:
-        case Dropout(drop_prob=float()) | DropConnect():
-            return noise.strength / d, SquaredNuclear()
-        case DropBlock(placement="grid", block_size=b):
-            noise.mean(d)  # the grid must fit
-            return noise.strength * b / d, KSupport(b)
-    raise InputTypeError(
-        "an induced norm is known for Dropout with one drop_prob, DropConnect, and DropBlock with "
-        f"placement='grid', got {noise!r}"
-    )
-
-
 def shrinkage_rank(ordered: Array, sums: Array, weight: float) -> int:
     """rho = max{j : s_j (1 + w j) > w h_j}, 0 if none: how many values survive shrinkage.
 
@@ -383,12 +283,5 @@ def _singular_values(A: Array) -> Array:
     return namespace(A).linalg.svdvals(A)
 
 
-def _spectrum(s: Any) -> Array:
-    return _check.floating("s", s, ndim=1)
-
-
-def _positive(name: str, value: Any) -> Array:
-    value = _check.floating(name, value, ndim=1)
-    if not bool(namespace(value).all(value > 0)):
-        raise InputError(f"{name} must be positive, got {value!r}")
-    return value
+def _spectrum(s: Any, name: str = "s") -> Array:
+    return _check.floating(name, s, ndim=1)

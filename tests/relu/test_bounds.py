@@ -16,18 +16,18 @@ from overt.relu import (
     coadaptation,
     escaping_weights,
     flows,
-    generalization_bound,
     positive_norm,
     rademacher,
     rademacher_lower,
     rademacher_upper,
+    retained_share,
     retentivity,
-    share,
+    risk_bound,
     symmetrize,
     symmetrized_bound,
 )
-from overt.relu.law import whiten
 from overt.relu.plane import largest_correlation
+from overt.relu.retention import whiten
 
 UNIT = TwoLayer([[1.0]], [[1.0]])
 
@@ -121,26 +121,26 @@ def test_bounds_follow_the_printed_formulas():
     assert upper == pytest.approx(2 * 3 * 20 / (100 * 0.5))
     assert rademacher_upper(3.0, 20.0, 100, 0.0) == math.inf
     assert rademacher_lower(3.0, 20.0, 100) == pytest.approx(0.3)
-    bound = generalization_bound(0.1, 3.0, 20.0, 100, 0.25, delta=0.1)
+    bound = risk_bound(0.1, 3.0, 20.0, 100, 0.25, delta=0.1)
     assert bound.value == pytest.approx(0.1 + 8 * upper + 12 * math.sqrt(math.log(20) / 200))
     assert bound.vacuous
-    assert not generalization_bound(0.0, 0.01, 20.0, 10**8, 0.5).vacuous
+    assert not risk_bound(0.0, 0.01, 20.0, 10**8, 0.5).vacuous
     paired = symmetrized_bound(0.1, 3.0, 20.0, 100, delta=0.1)
     assert paired.value == pytest.approx(0.2 + 46 * 0.6 + 24 * math.sqrt(math.log(20) / 200))
     # Corollary 3 doubles Corollary 2 at beta = 1/2 and rounds 32 sqrt(2) up.
-    half = generalization_bound(0.1, 3.0, 20.0, 100, 0.5, delta=0.1)
+    half = risk_bound(0.1, 3.0, 20.0, 100, 0.5, delta=0.1)
     assert 2 * half.value <= paired.value <= 2.04 * half.value
 
 
 @pytest.mark.parametrize("size", [0.5, 4.0, 100.0])
-def test_proposition_2(size):
+def test_the_penalty_bounds_no_norm_of_the_weights(size):
     net, points, p = escaping_weights(size)
     assert p.sum() == pytest.approx(1)
     assert np.allclose(np.linalg.norm(points, axis=1), 1)
     assert np.allclose(p @ points, 0)
     assert p @ net.activations(points)[:, 0] ** 2 == pytest.approx(1)
     assert np.linalg.norm(net.V) > size
-    assert retentivity(points, p).upper <= share(points, net.V[:, 0], p) + 1e-12
+    assert retentivity(points, p).upper <= retained_share(points, net.V[:, 0], p) + 1e-12
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -157,7 +157,7 @@ def test_retentivity_in_the_plane_is_exact(seed):
     assert found.lower == found.upper
     assert found.upper <= grid.min() + 1e-12
     assert grid.min() - found.upper < 1e-5
-    assert share(X, found.direction, weights) == pytest.approx(found.upper, abs=1e-9)
+    assert retained_share(X, found.direction, weights) == pytest.approx(found.upper, abs=1e-9)
 
 
 @pytest.mark.parametrize(("rank", "n"), [(3, 40), (4, 60)])
@@ -167,11 +167,11 @@ def test_retentivity_interval_closes_in_three_and_four_dimensions(rank, n):
     found = retentivity(X)
     assert found.method == "branch and bound"
     assert 0 <= found.upper - found.lower <= 2e-6
-    shares = [share(X, v) for v in rng.normal(size=(3000, rank + 1))]
+    shares = [retained_share(X, v) for v in rng.normal(size=(3000, rank + 1))]
     assert min(shares) >= found.lower
 
     def value(v):
-        return share(X, v)
+        return retained_share(X, v)
 
     polished = min(minimize(value, rng.normal(size=rank + 1)).fun for _ in range(8))
     assert polished >= found.lower - 1e-9
@@ -184,7 +184,7 @@ def test_retentivity_in_many_dimensions_is_an_interval():
     found = retentivity(X)
     assert found.status == "interval"
     assert found.lower <= found.upper < 0.5
-    assert share(X, found.direction) == pytest.approx(found.upper, abs=1e-9)
+    assert retained_share(X, found.direction) == pytest.approx(found.upper, abs=1e-9)
     both = retentivity(np.concatenate([X, -X]))
     assert both.lower == pytest.approx(0.5)
     # Almost symmetric data: the coupling proves a positive retentivity.
@@ -202,7 +202,9 @@ def test_retentivity_and_complexity_do_not_depend_on_the_scale(scale):
         X = rng.normal(size=(12, d))
         one, other = retentivity(X), retentivity(scale * X)
         assert other.upper == pytest.approx(one.upper, rel=1e-9)
-        assert share(scale * X, scale * other.direction) == pytest.approx(one.upper, rel=1e-6)
+        assert retained_share(scale * X, scale * other.direction) == pytest.approx(
+            one.upper, rel=1e-6
+        )
     assert rademacher(scale * X, draws=5).value == pytest.approx(rademacher(X, draws=5).value)
 
 
@@ -210,7 +212,7 @@ def test_retentivity_of_many_non_negative_inputs_is_seen_at_once():
     X = np.maximum(np.random.default_rng(9).normal(size=(3000, 40)) + 0.5, 0)
     found = retentivity(X)
     assert (found.lower, found.upper, found.status) == (0.0, 0.0, "exact")
-    assert share(X, found.direction) == 0
+    assert retained_share(X, found.direction) == 0
 
 
 def test_an_infinite_norm_makes_bounds_infinite_whatever_alpha():
@@ -253,7 +255,7 @@ def test_search_in_the_plane_finds_the_exact_supremum():
 
 
 @pytest.mark.parametrize("case", ["plane", "sample", "space"])
-def test_monte_carlo_lies_between_theorems_12_and_13(case):
+def test_monte_carlo_lies_between_the_two_bounds(case):
     rng = np.random.default_rng(8)
     X = rng.normal(size=(20, 3 if case == "space" else 2)) + 0.2
     sample = rng.integers(0, 20, 12) if case == "sample" else None
@@ -291,7 +293,7 @@ def test_one_unit_attains_the_supremum_over_wide_networks():
     ("call", "message"),
     [
         (lambda: rademacher_upper(1.0, 1.0, 10, 0.6), "retentivity must lie in"),
-        (lambda: generalization_bound(0.1, 1.0, 1.0, 10, 0.5, delta=1.0), "delta must lie in"),
+        (lambda: risk_bound(0.1, 1.0, 1.0, 10, 0.5, delta=1.0), "delta must lie in"),
         (lambda: flows(np.ones((1, 3)), np.ones((4, 2))), "same number of columns"),
         (lambda: retentivity(np.zeros((3, 2))), "not zero"),
         (lambda: retentivity(np.ones((3, 2)), [1.0, -1.0, 1.0]), "weights must be"),
@@ -309,7 +311,7 @@ def test_one_unit_attains_the_supremum_over_wide_networks():
         (lambda: retentivity(np.ones((3, 2)), "equal"), "weights must be"),
         (lambda: retentivity(np.eye(2), starts=0), "starts must be"),
         (lambda: rademacher(np.eye(2), starts=0), "starts must be"),
-        (lambda: share(np.eye(2), np.ones(3)), "v must have 2 entries"),
+        (lambda: retained_share(np.eye(2), np.ones(3)), "v must have 2 entries"),
         (lambda: UNIT.clipped_error(np.ones((3, 1)), np.ones((3, 1))), "y must have 1 dimension"),
         (lambda: UNIT.clipped_error(np.ones((3, 1)), np.ones(2)), "y must have 3 entries"),
         (lambda: UNIT.clipped_error(np.ones((1, 1)), [np.nan]), "y must be finite"),

@@ -39,6 +39,17 @@ def summary(found: Jumps, shown: int) -> dict[str, Any]:
     }
 
 
+def ratio_panel(axes: Any, row: dict[str, Any], threshold: float = 0.05, shown: int = -1) -> None:
+    """Draw s_2 / s_1 of the first runs; all faint but the one that is `shown`, if any."""
+    for k, curve in enumerate(row["ratio"]):
+        strength = 1 if k == shown else 0.25 if shown >= 0 else 0.5
+        axes.plot(row["grid"], curve, color="firebrick", lw=0.8, alpha=strength)
+    axes.axhline(threshold, color="black", ls=":", lw=1)
+    axes.set_yscale("log")
+    axes.set_ylim(1e-4, 1)
+    axes.set_ylabel("$s_2 / s_1$")
+
+
 def survival_panel(axes: Any, row: dict[str, Any], label: str, color: str) -> None:
     """Draw the share of runs that have not jumped, with its band."""
     axes.step(row["grid"], row["surviving"], where="post", color=color, label=label)

@@ -1,30 +1,19 @@
-"""Training noises: each draws masks and knows their exact moments.
-
-A mask z over the hidden units has a non-zero mean mu and a covariance K; the network multiplies
-unit i by z_i / mu_i, so that its expected output is the noise-free one. All that a noise does to a
-squared loss depends on its **characteristic matrix**
-
-    Cbar_ij = K_ij / (mu_i mu_j)                                       (structured dropout, eq. 16)
-
-`width` is the number of units, or a (height, width) pair for units that lie on a plane; moments are
-then those of the flattened plane.
-"""
+"""Noises over single units or weights: Dropout, DropConnect, and any given mean and covariance."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 import numpy as np
 
 from overt import _check
 from overt._check import InputError
-from overt._types import Array, Bools, Floats, Ints, Seed
+from overt._types import Floats, Seed
 
 Width = int | tuple[int, ...]
-Placement = Literal["grid", "sliding"]
 
 
 class Noise(ABC):
@@ -61,7 +50,7 @@ class Noise(ABC):
 
     def multipliers(self, width: Width, size: int = 1, seed: Seed = None) -> Floats:
         """Draw what the units are multiplied by, z / mu, shape (size, *width)."""
-        shape = _shape(width)
+        shape = shape_of(width)
         return self.sample(width, size, seed) / self.mean(width).reshape(shape)
 
 
@@ -120,7 +109,7 @@ class Dropout(Noise):
 
     def sample(self, width: Width, size: int = 1, seed: Seed = None) -> Floats:
         """Draw Bernoulli(1 - drop_prob) masks, shape (size, *width)."""
-        shape = _shape(width)
+        shape = shape_of(width)
         probs = self._per_unit(width).reshape(shape)
         draws = _check.generator(seed).random((_check.whole("size", size), *shape))
         return (draws >= probs).astype(float)
@@ -130,10 +119,10 @@ class Dropout(Noise):
 
         With it the induced penalty no longer vanishes as the network grows.
         """
-        return replace(self, drop_prob=_width_adjusted(self.drop_prob, width, 1))
+        return replace(self, drop_prob=width_adjusted(self.drop_prob, width, 1))
 
     def _per_unit(self, width: Width) -> Floats:
-        units = math.prod(_shape(width))
+        units = math.prod(shape_of(width))
         if isinstance(self.drop_prob, tuple):
             if len(self.drop_prob) != units:
                 raise InputError(
@@ -169,147 +158,15 @@ class DropConnect(Noise):
 
     def mean(self, width: Width) -> Floats:
         """1 - drop_prob for every weight."""
-        return np.full(math.prod(_shape(width)), 1 - self.drop_prob)
+        return np.full(math.prod(shape_of(width)), 1 - self.drop_prob)
 
     def characteristic(self, width: Width) -> Floats:
         """lam times the identity over the weights."""
-        return self.strength * np.eye(math.prod(_shape(width)))
+        return self.strength * np.eye(math.prod(shape_of(width)))
 
     def sample(self, width: Width, size: int = 1, seed: Seed = None) -> Floats:
         """Draw Bernoulli(1 - drop_prob) masks over the weights, shape (size, *width)."""
         return Dropout(self.drop_prob).sample(width, size, seed)
-
-
-@dataclass(frozen=True)
-class DropBlock(Noise):
-    """Neighboring units are dropped together, in blocks.
-
-    Parameters
-    ----------
-    drop_prob
-        Probability that a unit is dropped; for sliding blocks, averaged over all units (those near
-        the border are covered by fewer blocks and survive more often).
-    block_size
-        Units per block, along each axis.
-    placement
-        "grid": blocks partition the units, as in the theory, and the block size divides the width.
-        "sliding": a block starts at each valid position with the seed probability that yields
-        `drop_prob`, as in practice.
-
-    Examples
-    --------
-    >>> import overt
-    >>> overt.DropBlock(0.5, block_size=2).characteristic(4)
-    array([[1., 1., 0., 0.],
-           [1., 1., 0., 0.],
-           [0., 0., 1., 1.],
-           [0., 0., 1., 1.]])
-    """
-
-    drop_prob: float = 0.5
-    block_size: int = field(default=2)
-    placement: Placement = "grid"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "drop_prob", _check.drop_prob(self.drop_prob))
-        object.__setattr__(self, "block_size", _check.whole("block_size", self.block_size))
-        _check.choice("placement", self.placement, ("grid", "sliding"))
-
-    @property
-    def strength(self) -> float:
-        """lam = drop_prob / (1 - drop_prob)."""
-        return self.drop_prob / (1 - self.drop_prob)
-
-    @property
-    def independent(self) -> bool:
-        """Whether blocks hold a single unit."""
-        return self.block_size == 1
-
-    def mean(self, width: Width) -> Floats:
-        """Exact probability that each unit survives."""
-        shape = self._fitting(width)
-        if self.placement == "grid":
-            return np.full(math.prod(shape), 1 - self.drop_prob)
-        log_keep = math.log1p(-self.seed_probability(width))
-        return np.asarray(np.exp(log_keep * self._coverage(shape)))
-
-    def characteristic(self, width: Width) -> Floats:
-        """lam 1 1' on each block of the grid; (1 - g)^(-o_ij) - 1 for sliding blocks.
-
-        g is the seed probability and o_ij the number of block positions that cover both i and j.
-        """
-        shape = self._fitting(width)
-        if self.placement == "grid":
-            same_block: Floats = np.ones((1, 1))
-            for n in shape:
-                block = np.arange(n) // self.block_size
-                same_block = _kron(same_block, block[:, None] == block[None, :])
-            return self.strength * same_block
-        overlap: Floats = np.ones((1, 1))
-        for n in shape:
-            overlap = _kron(overlap, _joint_cover(n, self.block_size))
-        return np.asarray(np.expm1(-math.log1p(-self.seed_probability(width)) * overlap))
-
-    def sample(self, width: Width, size: int = 1, seed: Seed = None) -> Floats:
-        """Draw masks of whole blocks, shape (size, *width)."""
-        shape, rng = self._fitting(width), _check.generator(seed)
-        size, b = _check.whole("size", size), self.block_size
-        if self.placement == "grid":
-            keep = rng.random((size, *(n // b for n in shape))) >= self.drop_prob
-            for axis in range(1, keep.ndim):
-                keep = np.repeat(keep, b, axis=axis)
-            return keep.astype(float)
-        dropped = rng.random((size, *(n - b + 1 for n in shape))) < self.seed_probability(width)
-        for axis in range(1, dropped.ndim):
-            dropped = _dilate(dropped, b, axis)
-        return (~dropped).astype(float)
-
-    def seed_probability(self, width: Width) -> float:
-        """Return g, the probability that a block starts at a position: mean_i (1-g)^(c_i) = keep.
-
-        c_i counts the block positions that cover unit i; on a grid g is the drop probability.
-        """
-        shape = self._fitting(width)
-        if self.placement == "grid" or self.drop_prob == 0:
-            return self.drop_prob
-        counts, repeats = np.unique(self._coverage(shape), return_counts=True)
-        weights = repeats / repeats.sum()
-        # The mean survival decreases in x = -log(1 - g) and is convex, so Newton's iteration
-        # started from the left (every unit covered as the most covered one) never overshoots.
-        x = -math.log1p(-self.drop_prob) / counts.max()
-        for _ in range(100):
-            survival = weights * np.exp(-x * counts)
-            step = (survival.sum() - (1 - self.drop_prob)) / (survival * counts).sum()
-            x += step
-            if abs(step) <= 1e-16 * x:
-                break
-        return -math.expm1(-x)
-
-    def at_width(self, width: int) -> Self:
-        """Width-adjusted noise, theta(d) = tb b / (tb b + (1 - tb) d) (structured dropout, eq. 7).
-
-        `drop_prob` of this object is then the value for a single block, 1 - tb.
-        """
-        return replace(self, drop_prob=_width_adjusted(self.drop_prob, width, self.block_size))
-
-    def _fitting(self, width: Width) -> tuple[int, ...]:
-        shape, b = _shape(width), self.block_size
-        if self.placement == "grid" and any(n % b for n in shape):
-            raise InputError(
-                f"block_size must divide the width on a grid, got block_size {b} and width "
-                f"{width}; use a multiple of {b}, or placement='sliding'"
-            )
-        if any(n < b for n in shape):
-            raise InputError(f"block_size must be at most the width {width}, got {b}")
-        return shape
-
-    def _coverage(self, shape: tuple[int, ...]) -> Floats:
-        """c_i: the number of block positions that cover unit i (flattened)."""
-        cover = np.ones(1)
-        for n in shape:
-            first, last = _covering_starts(n, self.block_size)
-            cover = np.kron(cover, (last - first + 1).astype(float))
-        return cover
 
 
 class CovarianceNoise(Noise):
@@ -376,47 +233,21 @@ class CovarianceNoise(Noise):
         return np.asarray((self._mean + normal @ self._root.T).reshape(-1, *shape))
 
     def _fitting(self, width: Width) -> tuple[int, ...]:
-        shape = _shape(width)
+        shape = shape_of(width)
         if math.prod(shape) != self._mean.size:
             raise InputError(f"the noise is over {self._mean.size} units but the width is {width}")
         return shape
 
 
-def _shape(width: Width) -> tuple[int, ...]:
+def shape_of(width: Width) -> tuple[int, ...]:
+    """Return the units' shape, one number per axis."""
     if isinstance(width, tuple) and width:
         return tuple(_check.whole("width", n) for n in width)
     return (_check.whole("width", width),)
 
 
-def _width_adjusted(drop_prob: Any, width: int, block_size: int) -> float:
+def width_adjusted(drop_prob: Any, width: int, block_size: int) -> float:
     """1 - theta(d), theta(d) = tb b / (tb b + (1 - tb) d), with 1 - tb = drop_prob."""
     tb = 1 - _check.drop_prob(drop_prob)
     d, b = _check.whole("width", width), block_size
     return (1 - tb) * d / (tb * b + (1 - tb) * d)
-
-
-def _kron(A: Floats, B: Array) -> Floats:
-    return np.asarray(np.kron(A, B), dtype=float)
-
-
-def _covering_starts(n: int, b: int) -> tuple[Ints, Ints]:
-    """Return the first and the last start in 0..n-b whose block covers each unit."""
-    i = np.arange(n)
-    return np.maximum(i - b + 1, 0), np.minimum(i, n - b)
-
-
-def _joint_cover(n: int, b: int) -> Floats:
-    """o_ij: the number of starts s in 0..n-b whose block s..s+b-1 covers both i and j."""
-    first, last = _covering_starts(n, b)
-    both = np.minimum.outer(last, last) - np.maximum.outer(first, first) + 1
-    return np.maximum(both, 0).astype(float)
-
-
-def _dilate(starts: Bools, b: int, axis: int) -> Bools:
-    """Mark the b units from each start on, which lengthens the axis by b - 1."""
-    pad = [(0, 0)] * starts.ndim
-    pad[axis] = (b, b - 1)
-    count = np.cumsum(np.pad(starts, pad), axis=axis, dtype=np.int64)
-    n = count.shape[axis]
-    window = np.take(count, range(b, n), axis) - np.take(count, range(n - b), axis)
-    return window > 0

@@ -1,6 +1,6 @@
-"""Many runs at once: seeds over cores, checkpoints, divergence, interruption.
+"""Training: many seeds over the cores, records, divergence, interruption.
 
-What a run does is given as three functions; nothing here knows what is trained.
+What a run does is given as functions; all that `train` knows of a network is its noise's effect.
 """
 
 from __future__ import annotations
@@ -18,18 +18,21 @@ from overt import _check
 from overt._check import InputError
 from overt._progress import meter
 from overt._types import Floats, Ints
+from overt.linear import grading
 from overt.linear.descent import Value
-from overt.linear.kernels import LIMIT
+from overt.linear.effect import NoiseEffect
+from overt.linear.sampling import LIMIT, Advance
 from overt.results import Status, Trace
 
 Weights = list[Floats]
 Rate = float | Callable[[Ints], Any]
-Begin = Callable[[np.random.Generator], Weights]
-Advance = Callable[[Weights, Floats, np.random.Generator], int]
-Measure = Callable[[Weights], tuple[float, float, int]]
+Descent = Callable[[np.random.Generator], Advance]
 
 CHUNK = 20_000
 """Steps between looks at the clock: an interrupt waits for no longer than this many."""
+
+VISIBLE = 0.01
+"""Share of the target's largest singular value from which a direction counts as learned."""
 
 
 def inverse_decay(rate: float, halving: float) -> Callable[[Ints], Floats]:
@@ -41,39 +44,62 @@ def inverse_decay(rate: float, halving: float) -> Callable[[Ints], Floats]:
     return lambda steps: rate / (1 + steps / halving)
 
 
+def train(
+    effect: NoiseEffect,
+    sampled: Descent,
+    *,
+    gradient: str,
+    init: Sequence[Floats] | None,
+    init_scale: float | None,
+    **running: Any,
+) -> Trace:
+    """Train a network by sampled steps or along the expected gradient; `running` is run_seeds's."""
+    _check.choice("gradient", gradient, ("sampled", "expected"))
+    task = effect.regression.dense("train")
+    largest = float(task.svd[1][0])
+    if init_scale is None:  # the initial product is as large as the target
+        paths = task.outputs * task.inputs * effect.shapes[0][1]
+        init_scale = float((np.sum(task.T**2) / paths) ** 0.25) or 1.0
+    init_scale = _check.number("init_scale", init_scale)
+
+    def measure(weights: Weights) -> tuple[float, float, int]:
+        rank = int(np.sum(grading.spectrum(effect, *weights) > VISIBLE * largest))
+        return grading.objective(effect, *weights), effect.imbalance(*weights), rank
+
+    def begin(rng: np.random.Generator) -> Weights:
+        if init is not None:
+            return [W.copy() for W in init]
+        return [init_scale * rng.standard_normal(shape) for shape in effect.shapes]
+
+    descent = sampled if gradient == "sampled" else gradient_descent(effect.value)
+    return run_seeds(begin, descent, measure, optimum=effect.relaxation.bound, **running)
+
+
 def run_seeds(
-    begin: Begin,
-    advance: Advance,
-    measure: Measure,
+    begin: Callable[[np.random.Generator], Weights],
+    descent: Descent,
+    measure: Callable[[Weights], tuple[float, float, int]],
     *,
     steps: int,
     learning_rate: Rate,
     seeds: int | Sequence[int],
-    checkpoints: int,
-    workers: int | None,
+    records: int | Sequence[int],
+    n_jobs: int | None,
     optimum: float,
 ) -> Trace:
-    """Run all seeds to the end, measuring each at checkpoints on a logarithmic grid.
+    """Run all seeds to the end: begin(rng) and descent(rng) once, measure(weights) at each record.
 
-    Parameters
-    ----------
-    begin
-        begin(rng) -> initial weights.
-    advance
-        advance(weights, rates, rng) takes len(rates) steps in place, releasing the interpreter
-        lock, and returns how many it took before diverging.
-    measure
-        measure(weights) -> (objective, imbalance, rank).
+    A measure is (objective, imbalance, rank).
     """
-    steps = _check.whole("steps", steps)
-    grid = _log_grid(steps, _check.whole("checkpoints", checkpoints, minimum=2))
+    grid = _grid(_check.whole("steps", steps), records)
     generators = [np.random.default_rng(s) for s in _seed_list(seeds)]
-    workers = _check.whole("workers", workers if workers is not None else os.cpu_count() or 1)
+    n_jobs = _check.whole("n_jobs", n_jobs if n_jobs is not None else os.cpu_count() or 1)
     count = len(generators)
     objective = np.full((count, len(grid)), np.nan)
     imbalance = objective.copy()
     rank = np.full((count, len(grid)), -1, dtype=np.int64)
     weights = [begin(rng) for rng in generators]
+    advance = [descent(rng) for rng in generators]
     diverged = np.zeros(count, dtype=bool)
 
     def record(i: int, column: int) -> None:
@@ -91,12 +117,12 @@ def run_seeds(
         if diverged[i]:
             return
         rates = _rates(learning_rate, np.arange(first, last))
-        diverged[i] = advance(weights[i], rates, generators[i]) < len(rates)
+        diverged[i] = advance[i](weights[i], rates) < len(rates)
 
     status = Status.FINISHED
     # The seeds share the cores; threads inside BLAS would only fight them.
     single = threadpool_limits(1, user_api="blas")
-    with single, ThreadPoolExecutor(workers) as pool, meter("train", steps) as bar:
+    with single, ThreadPoolExecutor(n_jobs) as pool, meter("train", steps) as bar:
         try:
             list(pool.map(lambda i: record(i, 0), range(count)))
             for column, (first, last) in enumerate(pairwise(grid), 1):
@@ -118,23 +144,10 @@ def run_seeds(
     return Trace(np.array(grid), objective, imbalance, rank, stacked, optimum, diverged, status)
 
 
-def initial_weights(shapes: Sequence[tuple[int, int]], scale: float, given: Any) -> Begin:
-    """Return how to begin: Gaussian entries with this standard deviation, or the given weights."""
-    if given is None:
-        return lambda rng: [scale * rng.standard_normal(shape) for shape in shapes]
-    if len(given) != len(shapes):
-        raise InputError(f"init must hold {len(shapes)} matrices, got {len(given)}")
-    arrays = [np.array(_check.matrix(f"init[{i}]", W), dtype=float) for i, W in enumerate(given)]
-    for i, (W, shape) in enumerate(zip(arrays, shapes, strict=True)):
-        if W.shape != shape:
-            raise InputError(f"init[{i}] must be {shape[0]} x {shape[1]}, got {W.shape}")
-    return lambda rng: [W.copy() for W in arrays]
-
-
-def gradient_descent(value: Value) -> Advance:
+def gradient_descent(value: Value) -> Descent:
     """Return steps along the gradient of half the exact objective, which draw nothing."""
 
-    def advance(weights: Weights, rates: Floats, rng: np.random.Generator) -> int:
+    def advance(weights: Weights, rates: Floats) -> int:
         for step, rate in enumerate(rates):
             objective, gradients = value(*weights)
             if not objective < LIMIT:
@@ -143,11 +156,18 @@ def gradient_descent(value: Value) -> Advance:
                 W -= rate / 2 * gradient
         return len(rates)
 
-    return advance
+    return lambda rng: advance
 
 
-def _log_grid(steps: int, checkpoints: int) -> list[int]:
-    inner = np.geomspace(1, steps, checkpoints - 1).round().astype(int).tolist()
+def _grid(steps: int, records: int | Sequence[int]) -> list[int]:
+    """Return the steps to record, the first and the last among them."""
+    if np.ndim(records) == 0:
+        count = _check.whole("records", records, minimum=2)
+        inner = np.geomspace(1, steps, count - 1).round().astype(int).tolist()
+    else:
+        inner = [_check.whole("records", step, minimum=0) for step in np.asarray(records)]
+        if max(inner, default=0) > steps:
+            raise InputError(f"records must lie in 0..{steps}, the steps, got {max(inner)}")
     return sorted({0, *inner, steps})
 
 

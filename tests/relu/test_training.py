@@ -1,7 +1,6 @@
 """Algorithm 4 against a literal PyTorch loop, its margin, and what Theorems 14 and 15 ask for."""
 
 import math
-import sys
 
 import cvxpy
 import numpy as np
@@ -9,8 +8,8 @@ import pytest
 import torch
 
 from overt import InputError, Status
-from overt.relu import guarantee, kernels, margin, reference, required, train_lazy
-from overt.relu.margin import _answer, _gates, _minimize
+from overt.relu import guarantee, kernels, margin, margins, reference, required, train_lazy
+from overt.relu.margins import _answer, _gates, _minimize
 
 
 def problem(rng, n=20, d=5):
@@ -84,7 +83,7 @@ def test_wide_networks_are_learned_lazily_and_their_parts_are_as_good():
     X, y = problem(rng, 400, 4)
     test = problem(rng, 400, 4)
     runs = {
-        m: train_lazy(X, y, width=m, drop_prob=0.8, steps=3000, test=test, seed=0)
+        m: train_lazy(X, y, width=m, drop_prob=0.8, steps=3000, holdout=test, seed=0)
         for m in (20, 2000)
     }
     assert runs[2000].full_error[-1] < 0.05
@@ -154,7 +153,7 @@ def test_requirements_are_met_and_tight(gamma, delta):
         (lambda X, y: train_lazy(X, y + 1, width=3), "each -1 or 1"),
         (lambda X, y: train_lazy(X, y, width=3, drop_prob=1.0), "drop_prob"),
         (lambda X, y: train_lazy(X, y, width=3, steps=5, records=[9]), "records must lie"),
-        (lambda X, y: train_lazy(X, y, width=3, test=(X[:, :2], y)), "columns"),
+        (lambda X, y: train_lazy(X, y, width=3, holdout=(X[:, :2], y)), "columns"),
         (lambda X, y: margin(2 * X, y), "norm 1"),
         (lambda X, y: required(epsilon=0.1, margin=0.0, dimension=3), "margin must be"),
         (lambda X, y: required(epsilon=0.1, margin=0.5, dimension=3, learning_rate=1.0), "ln 2"),
@@ -165,7 +164,7 @@ def test_requirements_are_met_and_tight(gamma, delta):
         (lambda X, y: margin(X, (y + 1) / 2), "got 0.0, 1.0"),
         (lambda X, y: margin(X, ["a"] * len(y)), "got 'a'"),
         (lambda X, y: train_lazy(X, y, width=3, records=None), "records must be"),
-        (lambda X, y: train_lazy(X, y, width=3, test=(X,)), "pair"),
+        (lambda X, y: train_lazy(X, y, width=3, holdout=(X,)), "pair"),
         (lambda X, y: train_lazy(X, y, width=3, steps=5).predict(X[:, :2]), "columns"),
     ],
 )
@@ -183,7 +182,7 @@ def test_ctrl_c_keeps_the_margin_found_so_far(monkeypatch):
             raise KeyboardInterrupt
         return _answer(*arrays)
 
-    monkeypatch.setattr(sys.modules["overt.relu.margin"], "_answer", interrupted)
+    monkeypatch.setattr(margins, "_answer", interrupted)
     found = margin(X, y, features=50, tol=0.0)
     assert found.status == "interrupted"
     assert found.weights.sum() == pytest.approx(1)

@@ -1,0 +1,63 @@
+"""What the arguments of a network stand for: a regression, and a noise's effect on it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+import numpy as np
+
+from overt._check import InputError, InputTypeError
+from overt.linear.effect import NoiseEffect
+from overt.linear.regression import Regression, from_data, from_target
+from overt.linear.units import UnitNoise
+from overt.linear.weights import WeightNoise
+from overt.noise import DropConnect, Noise
+
+R = TypeVar("R")
+
+
+def regression(target: Any, X: Any, Y: Any, second_moment: Any) -> Regression:
+    """Return what the arguments of a network ask it to fit."""
+    if (target is None) == (X is None and Y is None):
+        raise InputError("give either target, or both X and Y (samples x features)")
+    if target is None:
+        if X is None or Y is None:
+            raise InputError("X and Y (samples x features) must be given together")
+        if second_moment is not None:
+            raise InputError("second_moment belongs to a target; data have their own")
+        return from_data(X, Y)
+    if not isinstance(target, (np.ndarray, list, tuple)):
+        from overt.linear.sparse import ImplicitRegression, is_implicit  # loads scipy
+
+        if is_implicit(target):
+            if second_moment is not None:
+                raise InputError("second_moment needs a dense target")
+            return ImplicitRegression(target)
+    return from_target(target, second_moment)
+
+
+def target_or_data(function: Callable[..., R]) -> Callable[..., R]:
+    """Let a function of (target, width, ...) be called on data, X= and Y=, without a target."""
+    position = list(inspect.signature(function).parameters).index("target")
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> R:
+        if len(args) <= position:
+            kwargs.setdefault("target", None)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def effect_of(noise: Noise, width: int, task: Regression) -> NoiseEffect:
+    """Return what the noise does to a two-layer network: the one place that chooses."""
+    if not isinstance(noise, Noise):
+        raise InputTypeError(f"noise must be a noise such as overt.Dropout(0.5), got {noise!r}")
+    if isinstance(noise, DropConnect):
+        return WeightNoise(task, width, noise)
+    if noise.masks != "units":
+        raise InputTypeError(f"of the noises over weights only DropConnect is known, got {noise!r}")
+    return UnitNoise(task, width, noise)

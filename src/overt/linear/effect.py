@@ -1,0 +1,53 @@
+"""What a noise does to a linear network: the contract of solver, grader and training."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+
+from overt._types import Floats
+from overt.linear.bounds import Relaxation
+from overt.linear.regression import Regression
+from overt.linear.sampling import Advance
+
+
+class NoiseEffect(ABC):
+    """The expected squared error of a network under noise, and what is known about it.
+
+    Weights come one by one, shaped as `shapes` says: (U, V) for x -> U V'x, (U,) where they are
+    tied, (W_1, ..., W_(k+1)) in a deep network.
+    """
+
+    regression: Regression
+    shapes: Sequence[tuple[int, int]]
+
+    @property
+    @abstractmethod
+    def relaxation(self) -> Relaxation:
+        """A proved lower bound on the objective over all weights, and the map that attains it."""
+
+    @abstractmethod
+    def best_weights(self) -> Sequence[Floats]:
+        """Return the best weights that are known."""
+
+    @abstractmethod
+    def product(self, *weights: Floats) -> tuple[Floats, Floats]:
+        """Return (U, V): the network's map is U V'."""
+
+    @abstractmethod
+    def penalty(self, *weights: Floats) -> float:
+        """Return what the noise adds to the expected squared error."""
+
+    @abstractmethod
+    def imbalance(self, *weights: Floats) -> float:
+        """Return how unevenly the map is spread over what is masked; 0 at the optimum."""
+
+    @abstractmethod
+    def value(self, *weights: Floats) -> tuple[float, Sequence[Floats]]:
+        """Return the objective, error plus penalty, and its gradients."""
+
+    @abstractmethod
+    def steps(self, rng: np.random.Generator) -> Advance:
+        """Return stochastic gradient descent that samples what it masks."""

@@ -1,0 +1,59 @@
+"""The grader: weights against the regression's own data and a bound that holds for all weights.
+
+Nothing here is called by what finds weights.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from overt._types import Floats
+from overt.linear.bounds import EXACT, numerical_rank
+from overt.linear.effect import NoiseEffect
+from overt.results import Certificate, Status
+
+
+def objective(effect: NoiseEffect, *weights: Floats) -> float:
+    """Return the expected squared error under noise, exactly."""
+    return effect.regression.loss(*effect.product(*weights)) + effect.penalty(*weights)
+
+
+def certificate(effect: NoiseEffect, *weights: Floats) -> Certificate:
+    """Return how far the weights are from the global optimum."""
+    reached, bound = objective(effect, *weights), effect.relaxation.bound
+    gap = reached - bound
+    # A bound of zero, as without noise, leaves only the scale of the data to compare with.
+    relative = gap / max(bound, 1e-10 * effect.regression.scale, 1e-300)
+    imbalance, distance = effect.imbalance(*weights), _distance(effect, *weights)
+    return Certificate(reached, bound, gap, relative, imbalance, distance)
+
+
+def grade(effect: NoiseEffect, *weights: Floats) -> tuple[float, int, Status, Certificate]:
+    """Return (objective, rank, status, certificate): "optimal" only where the bound is reached."""
+    certified = certificate(effect, *weights)
+    status = Status.OPTIMAL if certified.relative_gap <= EXACT else Status.LOWER_BOUND
+    return certified.objective, numerical_rank(spectrum(effect, *weights)), status, certified
+
+
+def spectrum(effect: NoiseEffect, *weights: Floats) -> Floats:
+    """Return the singular values of the map in whitened coordinates, from triangular factors."""
+    U, P = _whitened(effect, *weights)
+    return np.asarray(np.linalg.svd(_triangle(U) @ _triangle(P).T, compute_uv=False))
+
+
+def _distance(effect: NoiseEffect, *weights: Floats) -> float:
+    """|U P' - A|_F to the map A that attains the bound, from the stacked factors."""
+    (U, P), best = _whitened(effect, *weights), effect.relaxation
+    left = np.hstack([U, best.left * best.spectrum])
+    right = np.hstack([P, -best.right])
+    return float(np.linalg.norm(_triangle(left) @ _triangle(right).T))
+
+
+def _whitened(effect: NoiseEffect, *weights: Floats) -> tuple[Floats, Floats]:
+    U, V = effect.product(*weights)
+    return U, effect.regression.whiten(V)
+
+
+def _triangle(A: Floats) -> Floats:
+    """Return R of the decomposition A = Q R."""
+    return np.asarray(np.linalg.qr(A, mode="r"))

@@ -1,0 +1,145 @@
+"""Noise on the hidden units of x -> U V'x.
+
+With P = L'V and R = T - U P' the objective is residual + |R|^2 + <Cbar, U'U o P'P>.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import NamedTuple
+
+import numpy as np
+
+from overt import equalize, penalty
+from overt._types import Array, Floats
+from overt.linear.blocks import block_factors
+from overt.linear.bounds import Relaxation, envelopes, relax
+from overt.linear.descent import STARTS, refine
+from overt.linear.effect import NoiseEffect
+from overt.linear.regression import Regression
+from overt.linear.sampling import Advance, masks, on_rows
+from overt.noise import DropBlock, Dropout, Noise
+
+Pair = tuple[Floats, Floats]
+
+
+class UnitNoise(NoiseEffect):
+    """Any noise over the hidden units of a two-layer network."""
+
+    def __init__(self, regression: Regression, width: int, noise: Noise) -> None:
+        noise.mean(width)  # the noise must fit the width
+        self.regression, self.width, self.noise = regression, width, noise
+        self.shapes = (regression.outputs, width), (regression.inputs, width)
+        self.sharing = sharing(noise, width)
+
+    @cached_property
+    def relaxation(self) -> Relaxation:
+        """The target with the noise's envelopes in place of its penalty."""
+        leading = partial(self.regression.leading, self.width)
+        return relax(leading, envelopes(self.noise, self.width), self.regression.residual)
+
+    def best_weights(self) -> Sequence[Floats]:
+        """Return factors of the relaxation's map, refined by descent if they are not exact."""
+        starts = self.sharing.factors(*self.relaxation.kept)
+        U, P = starts[0]
+        if not self.sharing.exact:
+            U, P = refine(self.whitened_value, starts, self.relaxation.bound)
+        return U, self.regression.unwhiten(P)
+
+    def product(self, *weights: Floats) -> Pair:
+        """Return the weights, which are the factors."""
+        U, V = weights
+        return U, V
+
+    def penalty(self, *weights: Floats) -> float:
+        """<Cbar, U'U o P'P>."""
+        U, V = weights
+        return float(penalty.shallow(U, self.regression.whiten(V), self.noise))
+
+    def imbalance(self, *weights: Floats) -> float:
+        """Return the variance over units, or blocks of them, of their share of the map."""
+        U, V = weights
+        return float(self.sharing.imbalance(U, self.regression.whiten(V)))
+
+    def value(self, *weights: Floats) -> tuple[float, Sequence[Floats]]:
+        """Return the objective and its gradients in (U, V)."""
+        (U, V), dense = weights, self.regression.dense("train")
+        value, (gradient_U, gradient_P) = self.whitened_value(U, dense.whiten(V))
+        return value, (gradient_U, dense.pull_back(gradient_P))
+
+    def whitened_value(self, U: Floats, P: Floats) -> tuple[float, Sequence[Floats]]:
+        """Return the objective and its gradients in (U, P)."""
+        dense, Cbar = self.regression.dense("refine by descent"), self._characteristic
+        R = dense.T - U @ P.T
+        UU, PP = U.T @ U, P.T @ P
+        value = dense.residual + float(np.sum(R * R) + np.sum(Cbar * UU * PP))
+        return value, (2 * (U @ (Cbar * PP) - R @ P), 2 * (P @ (Cbar * UU) - R.T @ U))
+
+    def steps(self, rng: np.random.Generator) -> Advance:
+        """Return compiled steps with masked units."""
+        from overt.linear import kernels
+
+        samples = self.regression.dense("train").samples
+        mask = masks(self.noise, self.width, rng)
+        return on_rows(
+            lambda rows, rates: kernels.unit_steps(*rows, samples, mask(len(rates)), rates, rng)
+        )
+
+    @cached_property
+    def _characteristic(self) -> Floats:
+        return self.noise.characteristic(self.width)
+
+
+class Sharing(NamedTuple):
+    """How hidden units share a map A = left diag(a) right', a > 0, at the least penalty known.
+
+    `factors(left, a, right)` lists factors of the map, the best way known first; `exact` says that
+    these are a global optimum, whatever the width. `imbalance(U, P)` is the variance of what the
+    noise makes equal.
+    """
+
+    factors: Callable[[Floats, Floats, Floats], list[Pair]]
+    exact: bool = False
+    imbalance: Callable[[Floats, Floats], Array] = equalize.imbalance
+
+
+def sharing(noise: Noise, width: int) -> Sharing:
+    """Return what theory says about a noise over units: the one place that tells them apart."""
+    match noise:
+        case Dropout(drop_prob=float()):
+            return Sharing(partial(_equal_units, width), exact=True)
+        case Dropout():
+            return Sharing(partial(_unequal_units, noise.relative_variance(width)))
+        case DropBlock(placement="grid", block_size=b):
+            equal = partial(equalize.block_imbalance, block_size=b)
+            return Sharing(partial(_equal_blocks, width, b), imbalance=equal)
+    return Sharing(partial(_equal_units, width))
+
+
+def _equal_units(width: int, left: Floats, a: Floats, right: Floats) -> list[Pair]:
+    if len(a) == 0:
+        return [(np.zeros((len(left), width)), np.zeros((len(right), width)))]
+    return [equalize.balanced_factors(left, a, right, width)]
+
+
+def _equal_blocks(width: int, b: int, left: Floats, a: Floats, right: Floats) -> list[Pair]:
+    """Return factors for several choices of signs, which matter where blocks are few."""
+    if len(a) == 0:
+        return _equal_units(width, left, a, right)
+    return [block_factors(left, a, right, width, b, seed) for seed in range(STARTS)]
+
+
+def _unequal_units(lam: Floats, left: Floats, a: Floats, right: Floats) -> list[Pair]:
+    """Return factors whose units carry shares of |A|_* inverse to their strengths, if possible.
+
+    That attains |A|_*^2 / sum_i (1/lam_i); by Schur and Horn it is possible iff the spectrum
+    majorizes the shares. Otherwise they are balanced, as a start for descent.
+    """
+    if len(a) and lam.min() > 0:
+        padded = np.concatenate([a, np.zeros(len(lam) - len(a))])
+        shares = (1 / lam) / np.sum(1 / lam) * a.sum()
+        if equalize.majorization_excess(padded, shares) <= 1e-12 * a.sum():
+            Q = equalize.schur_horn(padded, shares)[: len(a)]
+            return [((left * np.sqrt(a)) @ Q, (right * np.sqrt(a)) @ Q)]
+    return _equal_units(len(lam), left, a, right)

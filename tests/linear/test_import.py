@@ -1,0 +1,55 @@
+"""Closed forms import no compiler."""
+
+import subprocess
+import sys
+
+CLOSED_FORMS = """
+import sys
+sys.modules["numba"] = None  # importing it raises
+import numpy as np
+import overt
+
+M = np.diag([3.0, 2.0, 1.0])
+for noise in (overt.Dropout(0.5), overt.DropConnect(0.5), overt.DropBlock(0.5, 2)):
+    net = overt.LinearNetwork(M, 4, noise)
+    best = net.solve()
+    assert best.status == "optimal"
+    net.certify(best.U, best.V)
+assert overt.TiedAutoencoder(M, 3, overt.Dropout(0.3)).solve().status == "optimal"
+assert overt.DeepLinearNetwork(M, (3, 3), 0.3).solve().rank > 0
+assert overt.path(M, width=4, drop_probs=[0.5]).rank[0] == 3
+assert 0 < overt.drop_prob_for_rank(M, width=4, rank=2) < 1
+"""
+
+# The packages of these two compile; their statements are not about linear networks.
+STATEMENTS = """
+import sys
+import types
+sys.modules["numba"] = None
+for name in ("completion", "decay"):
+    sys.modules[f"overt.theorems.{name}"] = types.ModuleType(name)
+from overt.theorems import registered, verify
+
+rooms = ("noises", "penalties", "norms", "balance", "optima", "deep", "linear")
+trained = ["dropout-step"]
+chosen = [
+    name for name, statement in registered().items()
+    if statement.check.__module__.rpartition(".")[2] in rooms and name not in trained
+]
+assert len(chosen) > 40
+print([verdict.id for verdict in verify(chosen) if verdict.verdict != "holds"])
+"""
+
+
+def python(code):
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
+
+
+def test_solving_imports_no_compiler():
+    assert not python(CLOSED_FORMS)
+
+
+def test_statements_that_do_not_train_import_no_compiler():
+    assert python(STATEMENTS) == "[]"
