@@ -119,8 +119,7 @@ def _compute(
     context, others = multiprocessing.get_context("spawn"), multiprocessing.active_children()
     with ProcessPoolExecutor(min(n_jobs, len(settings)), mp_context=context) as pool:
         futures = {
-            pool.submit(_measure_by_id, experiment.id, params): key
-            for key, params in settings.items()
+            pool.submit(_measure, experiment, params): key for key, params in settings.items()
         }
         try:
             for future in as_completed(futures):
@@ -130,12 +129,6 @@ def _compute(
             for process in set(multiprocessing.active_children()) - set(others):
                 process.terminate()
             raise
-
-
-def _measure_by_id(experiment_id: str, params: Params) -> Row:
-    from overt.experiments import find
-
-    return _measure(find(experiment_id), params)
 
 
 def _measure(experiment: Experiment, params: Params) -> Row:
