@@ -20,8 +20,9 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from overt import _check
+from overt._blocks import Sliding, grid_characteristic, running_minimum
 from overt._check import InputError
-from overt._types import Array, Bools, Floats, Ints, Seed
+from overt._types import Floats, Seed
 
 Width = int | tuple[int, ...]
 Placement = Literal["grid", "sliding"]
@@ -230,8 +231,7 @@ class DropBlock(Noise):
         shape = self._fitting(width)
         if self.placement == "grid":
             return np.full(math.prod(shape), 1 - self.drop_prob)
-        log_keep = math.log1p(-self.seed_probability(width))
-        return np.asarray(np.exp(log_keep * self._coverage(shape)))
+        return self._sliding(shape).keep_prob().ravel()
 
     def characteristic(self, width: Width) -> Floats:
         """lam 1 1' on each block of the grid; (1 - g)^(-o_ij) - 1 for sliding blocks.
@@ -240,15 +240,9 @@ class DropBlock(Noise):
         """
         shape = self._fitting(width)
         if self.placement == "grid":
-            same_block: Floats = np.ones((1, 1))
-            for n in shape:
-                block = np.arange(n) // self.block_size
-                same_block = _kron(same_block, block[:, None] == block[None, :])
-            return self.strength * same_block
-        overlap: Floats = np.ones((1, 1))
-        for n in shape:
-            overlap = _kron(overlap, _joint_cover(n, self.block_size))
-        return np.asarray(np.expm1(-math.log1p(-self.seed_probability(width)) * overlap))
+            blocks = (self.block_size,) * len(shape)
+            return grid_characteristic(self.strength, shape, blocks)
+        return self._sliding(shape).characteristic()
 
     def sample(self, width: Width, size: int = 1, seed: Seed = None) -> Floats:
         """Draw masks of whole blocks, shape (size, *width)."""
@@ -259,10 +253,13 @@ class DropBlock(Noise):
             for axis in range(1, keep.ndim):
                 keep = np.repeat(keep, b, axis=axis)
             return keep.astype(float)
-        dropped = rng.random((size, *(n - b + 1 for n in shape))) < self.seed_probability(width)
-        for axis in range(1, dropped.ndim):
-            dropped = _dilate(dropped, b, axis)
-        return (~dropped).astype(float)
+        starts = self._sliding(shape).starts
+        kept = rng.random((size, *starts)) >= self.seed_probability(width)
+        pad = [(0, 0)] + [(b - 1, b - 1)] * len(shape)
+        keep = np.pad(kept, pad, constant_values=True)
+        for axis in range(1, keep.ndim):
+            keep = running_minimum(keep, axis, b)
+        return keep.astype(float)
 
     def seed_probability(self, width: Width) -> float:
         """Return g, the probability that a block starts at a position: mean_i (1-g)^(c_i) = keep.
@@ -272,18 +269,7 @@ class DropBlock(Noise):
         shape = self._fitting(width)
         if self.placement == "grid" or self.drop_prob == 0:
             return self.drop_prob
-        counts, repeats = np.unique(self._coverage(shape), return_counts=True)
-        weights = repeats / repeats.sum()
-        # The mean survival decreases in x = -log(1 - g) and is convex, so Newton's iteration
-        # started from the left (every unit covered as the most covered one) never overshoots.
-        x = -math.log1p(-self.drop_prob) / counts.max()
-        for _ in range(100):
-            survival = weights * np.exp(-x * counts)
-            step = (survival.sum() - (1 - self.drop_prob)) / (survival * counts).sum()
-            x += step
-            if abs(step) <= 1e-16 * x:
-                break
-        return -math.expm1(-x)
+        return self._sliding(shape).seed_prob()
 
     def at_width(self, width: int) -> Self:
         """Width-adjusted noise, theta(d) = tb b / (tb b + (1 - tb) d) (structured dropout, eq. 7).
@@ -303,13 +289,8 @@ class DropBlock(Noise):
             raise InputError(f"block_size must be at most the width {width}, got {b}")
         return shape
 
-    def _coverage(self, shape: tuple[int, ...]) -> Floats:
-        """c_i: the number of block positions that cover unit i (flattened)."""
-        cover = np.ones(1)
-        for n in shape:
-            first, last = _covering_starts(n, self.block_size)
-            cover = np.kron(cover, (last - first + 1).astype(float))
-        return cover
+    def _sliding(self, shape: tuple[int, ...]) -> Sliding:
+        return Sliding(self.drop_prob, shape, (self.block_size,) * len(shape), uniform=False)
 
 
 class CovarianceNoise(Noise):
@@ -393,30 +374,3 @@ def _width_adjusted(drop_prob: Any, width: int, block_size: int) -> float:
     tb = 1 - _check.drop_prob(drop_prob)
     d, b = _check.whole("width", width), block_size
     return (1 - tb) * d / (tb * b + (1 - tb) * d)
-
-
-def _kron(A: Floats, B: Array) -> Floats:
-    return np.asarray(np.kron(A, B), dtype=float)
-
-
-def _covering_starts(n: int, b: int) -> tuple[Ints, Ints]:
-    """Return the first and the last start in 0..n-b whose block covers each unit."""
-    i = np.arange(n)
-    return np.maximum(i - b + 1, 0), np.minimum(i, n - b)
-
-
-def _joint_cover(n: int, b: int) -> Floats:
-    """o_ij: the number of starts s in 0..n-b whose block s..s+b-1 covers both i and j."""
-    first, last = _covering_starts(n, b)
-    both = np.minimum.outer(last, last) - np.maximum.outer(first, first) + 1
-    return np.maximum(both, 0).astype(float)
-
-
-def _dilate(starts: Bools, b: int, axis: int) -> Bools:
-    """Mark the b units from each start on, which lengthens the axis by b - 1."""
-    pad = [(0, 0)] * starts.ndim
-    pad[axis] = (b, b - 1)
-    count = np.cumsum(np.pad(starts, pad), axis=axis, dtype=np.int64)
-    n = count.shape[axis]
-    window = np.take(count, range(b, n), axis) - np.take(count, range(n - b), axis)
-    return window > 0

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from overt._check import InputError
-from overt.nn.dropconnect import DropConnectConv2d
-from overt.nn.sources import is_weight_noise, unit_law
+from overt.nn.layers.dropconnect import DropConnectConv2d
+from overt.nn.layers.recognized import is_weight_noise, mask_covariance_of
 from overt.nn.spread import Independent, KernelNoise, Spread, masked
 
 
@@ -90,7 +90,7 @@ def linearize(model: nn.Module, x: Tensor, active: Collection[str]) -> Linearize
 
 def _spread(module: Any, h: Tensor, output: Tensor) -> Spread:
     if not is_weight_noise(module):
-        return masked(h, None, unit_law(module, tuple(h.shape)))
+        return masked(h, None, mask_covariance_of(module, tuple(h.shape)))
     variance = module.strength * module.weight * module.weight
     if isinstance(module, DropConnectConv2d):
         w = variance.reshape(module.groups, -1, variance[0].numel())

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from overt import _check
 from overt._check import InputError, InputTypeError
 from overt.nn.delta import Linearized, linearize
+from overt.nn.layers.recognized import is_silent, known_noise
 from overt.nn.noisy import Noisy
 from overt.nn.program import program_of
 from overt.nn.rules import TooManySamples, Unsupported
-from overt.nn.sources import is_noise, is_silent, noise_modules
+from overt.nn.sources import noise_modules
 
 METHODS = ("auto", "gaussian", "delta")
 BUDGET = 2**24
@@ -78,4 +79,4 @@ def checked(model: nn.Module, x: Tensor) -> nn.Module:
         raise InputTypeError(f"x must be a floating-point tensor, got {kind}")
     if x.ndim < 2 or len(x) == 0:
         raise InputError(f"x must have a batch axis and at least one row, got {tuple(x.shape)}")
-    return nn.Sequential(model) if is_noise(model) else model
+    return nn.Sequential(model) if known_noise(model) else model

@@ -11,9 +11,9 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, fx, nn
 
 from overt._check import InputError
+from overt.nn.layers.recognized import is_silent, known_noise
 from overt.nn.noisy import Noisy
 from overt.nn.rules import Unsupported, call, module_call
-from overt.nn.sources import is_noise, is_silent
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,9 @@ class Program:
         """Return the names of the active noise modules in the order in which they are met."""
         called = [step.target for step in self._steps if step.op == "call_module"]
         modules = {name: model.get_submodule(name) for name in called}
-        return [name for name in called if is_noise(modules[name]) and not is_silent(modules[name])]
+        return [
+            name for name in called if known_noise(modules[name]) and not is_silent(modules[name])
+        ]
 
     def run(
         self, model: nn.Module, x: Tensor, active: Collection[str], budget: int
@@ -112,10 +114,10 @@ _programs: WeakKeyDictionary[nn.Module, tuple[Any, Program]] = WeakKeyDictionary
 class _Tracer(fx.Tracer):  # type: ignore[misc]
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Look into torch's own modules where they hold noise, as its transformer layers do."""
-        if is_noise(m):
+        if known_noise(m):
             return True
         return super().is_leaf_module(m, module_qualified_name) and not any(
-            is_noise(part) for part in m.modules()
+            known_noise(part) for part in m.modules()
         )
 
 

@@ -18,11 +18,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from overt._check import InputError
-from overt.nn.dropconnect import DropConnectConv2d
 from overt.nn.gaussian import covariance_after, elementwise_moments, relu_moments
+from overt.nn.layers.dropconnect import DropConnectConv2d
+from overt.nn.layers.recognized import (
+    is_weight_noise,
+    known_noise,
+    mask_covariance_of,
+    plain_dropout,
+)
 from overt.nn.noisy import Function, Map, Noisy
 from overt.nn.pooling import max_of_dropped, pool_windows
-from overt.nn.sources import is_noise, is_weight_noise, plain_dropout, unit_law
 from overt.nn.spread import Dense, Independent, KernelNoise, Spread, masked, summed
 
 MAX_UNITS = 2048
@@ -43,7 +48,7 @@ class TooManySamples(Exception):  # noqa: N818
 
 def module_call(module: nn.Module, args: Any, kwargs: Any, *, on: bool, budget: int) -> Any:
     """Return module(*args); a noise module adds its noise where it is `on`."""
-    if is_noise(module):
+    if known_noise(module):
         return _noise(module, args[0], on=on)
     if not any(isinstance(arg, Noisy) for arg in (*args, *kwargs.values())):
         return module(*args, **kwargs)
@@ -108,7 +113,7 @@ def _noise(module: nn.Module, x: Tensor | Noisy, *, on: bool) -> Tensor | Noisy:
     if not on:
         return x
     clean, mean, before, exact = _parts(x)
-    spread = masked(mean, before, unit_law(module, tuple(mean.shape)))
+    spread = masked(mean, before, mask_covariance_of(module, tuple(mean.shape)))
     dropped = plain_dropout(module) if before is None else None
     return Noisy(clean, mean, spread, exact=exact, dropped=dropped)
 

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from overt.nn.laws import Law
+from overt.nn.layers.mask_covariance import MaskCovariance
 
 
 class Spread(ABC):
@@ -82,7 +82,7 @@ class Independent(Spread):
 class Masked(Spread):
     """Known values times correlated multipliers: Cbar o h h'."""
 
-    def __init__(self, values: Tensor, law: Law) -> None:
+    def __init__(self, values: Tensor, law: MaskCovariance) -> None:
         self._h, self._law, self.shape = values, law, law.shape
 
     def variance(self) -> Tensor:
@@ -196,7 +196,7 @@ def summed(first: Spread | None, second: Spread | None) -> Spread | None:
     return Dense(first.matrix() + second.matrix(), first.shape)
 
 
-def masked(mean: Tensor, spread: Spread | None, law: Law) -> Spread:
+def masked(mean: Tensor, spread: Spread | None, law: MaskCovariance) -> Spread:
     """Return the covariance of x o m: S o (1 + Cbar) + Cbar o E[x] E[x]', m independent of x."""
     if spread is None:
         if law.independent:

@@ -19,7 +19,7 @@ from overt.nn.auditing.sampling import Sampled
 from overt.nn.auditing.stream import Average, Mean, Parts, Triangle
 from overt.nn.auditing.suggest import MAX_UNITS
 from overt.nn.auditing.trace import DROPOUT, RESHAPE, record
-from overt.nn.dropconnect import DropConnectConv2d, DropConnectLinear
+from overt.nn.layers.dropconnect import DropConnectConv2d, DropConnectLinear
 
 LAYERS = (nn.Linear, nn.modules.conv._ConvNd, DropConnectLinear, DropConnectConv2d)
 MAX_INPUTS, MAX_OUTPUTS = 2048, 1024

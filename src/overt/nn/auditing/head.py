@@ -16,9 +16,9 @@ from overt._types import Floats
 from overt.linear.bounds import Envelope
 from overt.nn.auditing.noises import unit_envelopes, with_drop_prob
 from overt.nn.auditing.trace import Point, Tail, Trace, Trunk
-from overt.nn.dropconnect import DropConnectLinear
-from overt.nn.laws import Law
-from overt.nn.sources import is_weight_noise, plain_dropout, unit_law
+from overt.nn.layers.dropconnect import DropConnectLinear
+from overt.nn.layers.mask_covariance import MaskCovariance
+from overt.nn.layers.recognized import is_weight_noise, mask_covariance_of, plain_dropout
 from overt.nn.spread import masked
 from overt.spectral import SquaredNuclear, nu
 
@@ -90,16 +90,16 @@ class Head:
             f, F = f - f.mean(0), F - F.mean(0)
         return bool(((F - f).abs() <= rounding + 1e-2 * float(F.abs().max())).all())
 
-    def law(self, p: float | None = None) -> Law | None:
+    def law(self, p: float | None = None) -> MaskCovariance | None:
         """Return the second moments of the multipliers, at another drop probability if given.
 
         None for a noise that has no drop probability to change.
         """
         if not self.noisy or self.connect:
             current = self.module.strength if self.noisy else 0.0
-            return Law(self.shape, current if p is None else p / (1 - p))
+            return MaskCovariance(self.shape, current if p is None else p / (1 - p))
         module = self.module if p is None else with_drop_prob(self.module, p)
-        return None if module is None else unit_law(module, (1, *self.shape))
+        return None if module is None else mask_covariance_of(module, (1, *self.shape))
 
     @property
     def law_shares(self) -> bool:

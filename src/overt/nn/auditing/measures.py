@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from overt._types import Floats
 from overt.nn.auditing.report import Measure
 from overt.nn.auditing.trace import DROPOUT, ENTRYWISE, LINEAR, RESHAPE, Trace
-from overt.nn.sources import slow_attention
+from overt.nn.recording.modes import slow_attention
 
 
 class NoPath(Exception):  # noqa: N818

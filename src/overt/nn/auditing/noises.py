@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from overt.linear.bounds import Envelope, envelopes
-from overt.nn.dropblock import DropBlock1d, DropBlock2d, DropBlock3d
-from overt.nn.laws import Law
-from overt.nn.sources import is_noise, is_weight_noise, unit_law
+from overt.nn.layers.dropblock import DropBlock1d, DropBlock2d, DropBlock3d
+from overt.nn.layers.mask_covariance import MaskCovariance
+from overt.nn.layers.recognized import is_weight_noise, known_noise, mask_covariance_of
 from overt.noise import CovarianceNoise
 from overt.spectral import KSupport, Schatten, SpectralNorm, SquaredNuclear
 
@@ -30,7 +30,7 @@ def found(model: nn.Module) -> tuple[dict[str, nn.Module], list[tuple[str, str]]
     skipped: list[tuple[str, str]] = []
     for name, module in model.named_modules():
         kind = type(module).__name__
-        if is_noise(module):
+        if known_noise(module):
             known[name] = module
         elif isinstance(module, torch.jit.ScriptModule):
             if not any(name.startswith(f"{above}.") or not above for above, _ in skipped):
@@ -105,7 +105,7 @@ def unit_envelopes(module: Any, shape: tuple[int, ...]) -> list[Envelope]:
       sum_g w N(A_g) >= (w / c) N(sum_g A_g);
     - blocks of a grid that the border cuts are smaller, hence of smaller rank, than whole ones.
     """
-    law = unit_law(module, (1, *shape))
+    law = mask_covariance_of(module, (1, *shape))
     units = math.prod(shape)
     copies = math.prod(shape[axis] for axis in law.shared)
     if law.matrix is None:
@@ -132,7 +132,7 @@ def all_dropped(module: Any, shape: tuple[int, ...]) -> float:
         return 0.0
     if is_weight_noise(module):
         return float(p ** module.weight.numel())
-    law: Law = unit_law(module, (1, *shape))
+    law: MaskCovariance = mask_covariance_of(module, (1, *shape))
     units = math.prod(shape) // math.prod(shape[axis] for axis in law.shared)
     if law.matrix is None:
         return float(p**units)

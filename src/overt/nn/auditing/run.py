@@ -17,7 +17,8 @@ from overt.nn.auditing.findings import report_of
 from overt.nn.auditing.losses import loss_name
 from overt.nn.auditing.report import AuditReport
 from overt.nn.auditing.stream import patience
-from overt.nn.sources import modes, slow_attention
+from overt.nn.recording.modes import slow_attention
+from overt.nn.sources import modes
 from overt.results import Status
 
 

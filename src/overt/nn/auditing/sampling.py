@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from overt.nn.auditing.losses import Targets, per_sample
 from overt.nn.auditing.stream import Average, Mean
-from overt.nn.sources import is_weight_noise, unit_law
+from overt.nn.layers.recognized import is_weight_noise, mask_covariance_of
 
 ROWS, MAX_DRAWS, SHARED_DRAWS = 8192, 16, 8
 """Rows on which masks are sampled, how often at most for each row of small data, and the fewest
@@ -165,7 +165,7 @@ def _squared_flows(module: Any, h: Tensor, grad: Tensor) -> Tensor | None:
             return None
         return ((grad**2) @ (module.weight.detach() ** 2) * h**2).double().sum(0)
     flow = (grad * h).double()
-    law = unit_law(module, tuple(h.shape))
+    law = mask_covariance_of(module, tuple(h.shape))
     if law.shared:
         flow = flow.sum([1 + axis for axis in law.shared])
     return (flow**2).sum(0).flatten()

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from overt.nn.sources import is_noise, slow_attention
+from overt.nn.layers.recognized import known_noise
+from overt.nn.recording.modes import slow_attention
 
 RESHAPE = frozenset(
     ("flatten", "view", "reshape", "squeeze", "unsqueeze", "contiguous", "clone", "view_as", "to",
@@ -238,7 +239,7 @@ def record(model: nn.Module, x: Tensor) -> Trace:
     recorder = _Recorder(x)
     with ExitStack() as stack:
         for name, module in model.named_modules():
-            if is_noise(module):
+            if known_noise(module):
                 handle = module.register_forward_hook(recorder.noise_hook(name))
                 stack.callback(handle.remove)
         stack.enter_context(slow_attention())

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from overt.nn.dropconnect import DropConnectConv2d, DropConnectLinear
+from overt.nn.layers.dropconnect import DropConnectConv2d, DropConnectLinear
 
 LINEAR = (nn.Linear, DropConnectLinear)
 CONVOLUTION = (nn.Conv1d, nn.Conv2d, nn.Conv3d, DropConnectConv2d)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from overt.nn.compression.layers import TRANSPOSED, WEIGHTED
 from overt.nn.compression.tracing import Inputs, observing
-from overt.nn.sources import slow_attention
+from overt.nn.recording.modes import slow_attention
 
 
 def parameters(model: nn.Module) -> int:

@@ -15,9 +15,9 @@ from overt.nn.compression import layers, shapes
 from overt.nn.compression.layers import is_a
 from overt.nn.compression.state import Read, State, Value
 from overt.nn.compression.units import Ids
-from overt.nn.covariance import CovarianceDropout
-from overt.nn.dropout import Dropout
-from overt.nn.sources import is_noise, is_silent, is_weight_noise, plain_dropout
+from overt.nn.layers.covariance import CovarianceDropout
+from overt.nn.layers.dropout import Dropout
+from overt.nn.layers.recognized import is_silent, is_weight_noise, known_noise, plain_dropout
 
 Shape = tuple[int, ...]
 
@@ -26,7 +26,7 @@ def module_value(
     state: State, name: str, module: nn.Module, x: Value, shape: Shape
 ) -> Value | None:
     """Return what a module of one input makes of it."""
-    if is_noise(module) and not is_weight_noise(module):
+    if known_noise(module) and not is_weight_noise(module):
         return _noise(state, name, module, x)
     if is_a(module, layers.LINEAR):
         return _linear(state, name, module, x, shape)

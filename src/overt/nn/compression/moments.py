@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from overt.nn.compression.batches import fitting
 from overt.nn.compression.layers import LINEAR, is_a
 from overt.nn.compression.tracing import Inputs, observing
-from overt.nn.sources import slow_attention
+from overt.nn.recording.modes import slow_attention
 
 WIDEST = 4096
 """The most features of which the whole second moment is kept; beyond, its diagonal."""

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from overt.nn.base import NoiseLayer
-from overt.nn.sources import slow_attention
+from overt.nn.layers.base import NoiseLayer
+from overt.nn.recording.modes import slow_attention
 
 Inputs = tuple[Any, ...]
 

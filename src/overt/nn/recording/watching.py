@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from overt.nn.base import NoiseLayer
+from overt.nn.layers.base import NoiseLayer
 from overt.nn.recording import operations
 from overt.nn.recording.modes import slow_attention, unwrapped
 from overt.nn.recording.operations import Kind

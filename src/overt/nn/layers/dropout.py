@@ -9,10 +9,10 @@ from torch.nn import functional
 
 from overt import _check
 from overt._check import InputError, InputTypeError
-from overt.nn.base import Rate, UnitNoise
-from overt.nn.laws import Law
-from overt.nn.sampling import keep_mask
-from overt.nn.schedules import Schedule
+from overt.nn.layers.base import Rate, UnitNoise
+from overt.nn.layers.mask_covariance import MaskCovariance
+from overt.nn.layers.masks import keep_mask
+from overt.nn.layers.schedules import DropSchedule
 
 
 class Dropout(UnitNoise):
@@ -42,7 +42,7 @@ class Dropout(UnitNoise):
 
     def __init__(
         self,
-        drop_prob: float | Schedule = 0.5,
+        drop_prob: float | DropSchedule = 0.5,
         *,
         shared_axes: int | Sequence[int] = (),
         seed: int | None = None,
@@ -65,11 +65,11 @@ class Dropout(UnitNoise):
         """Whether nothing is dropped."""
         return self.rate.silent
 
-    def law(self, shape: tuple[int, ...]) -> Law:
+    def mask_covariance(self, shape: tuple[int, ...]) -> MaskCovariance:
         """lam I, with lam 1 1' along the shared axes."""
         shared = {axis % len(shape) for axis in self._fitting(len(shape))} - {0}
         lam = self.drop_prob / (1 - self.drop_prob)
-        return Law(shape[1:], lam, shared=tuple(sorted(axis - 1 for axis in shared)))
+        return MaskCovariance(shape[1:], lam, shared=tuple(sorted(axis - 1 for axis in shared)))
 
     def extra_repr(self) -> str:
         """Return the settings, for printing."""

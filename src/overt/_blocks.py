@@ -1,4 +1,4 @@
-"""Where blocks can lie on a map, and the exact probabilities that follow.
+"""Where blocks can lie on a map, and the exact probabilities that follow, for NumPy and PyTorch.
 
 Sliding blocks: a block of b units along each axis starts at each allowed position with the seed
 probability g. With c_i the number of positions whose block covers unit i, and o_ij that cover both,
@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -51,7 +52,7 @@ class Sliding:
         return _rate(self)
 
     def seed_prob(self) -> float:
-        """G, the probability that a block starts at a position."""
+        """g, the probability that a block starts at a position."""
         return -math.expm1(-self.rate())
 
     def keep_prob(self) -> Floats:
@@ -109,3 +110,19 @@ def grid_characteristic(strength: float, sizes: tuple[int, ...], blocks: tuple[i
         cell = np.arange(n) // b
         same = np.kron(same, cell[:, None] == cell[None, :])
     return strength * same
+
+
+def running_minimum(keep: Any, axis: int, block: int) -> Any:
+    """Return the logical and of each `block` neighbors along an axis, which shortens it.
+
+    `keep` is an array or tensor of truth values; the and is taken by doubling, in about
+    log2(block) passes.
+    """
+    width = 1
+    while width < block:
+        step = min(width, block - width)
+        length = keep.shape[axis] - step
+        lead = (slice(None),) * axis
+        keep = keep[(*lead, slice(0, length))] & keep[(*lead, slice(step, step + length))]
+        width += step
+    return keep

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from overt import _check
+from overt._blocks import Sliding, grid_characteristic
 from overt._check import InputError
-from overt.nn.base import Rate, UnitNoise, scaled
-from overt.nn.blocks import erode, inside_mask
-from overt.nn.dropout import axes_tuple
-from overt.nn.geometry import Sliding, grid_characteristic
-from overt.nn.laws import Law
-from overt.nn.sampling import keep_mask
-from overt.nn.schedules import Schedule
+from overt.nn.layers.base import Rate, UnitNoise, scaled
+from overt.nn.layers.dropout import axes_tuple
+from overt.nn.layers.mask_covariance import MaskCovariance
+from overt.nn.layers.masks import block_mask, inside_mask, keep_mask
+from overt.nn.layers.schedules import DropSchedule
 
 
 class _DropBlock(UnitNoise):
@@ -27,7 +26,7 @@ class _DropBlock(UnitNoise):
 
     def __init__(
         self,
-        drop_prob: float | Schedule = 0.1,
+        drop_prob: float | DropSchedule = 0.1,
         block_size: int | Sequence[int] = 7,
         *,
         placement: Literal["sliding", "grid"] = "sliding",
@@ -68,7 +67,7 @@ class _DropBlock(UnitNoise):
         blocks = Sliding(self.drop_prob, sizes, self._blocks(sizes), self.uniform)
         return torch.from_numpy(blocks.keep_prob())
 
-    def law(self, shape: tuple[int, ...]) -> Law:
+    def mask_covariance(self, shape: tuple[int, ...]) -> MaskCovariance:
         """Cbar among the units of a map; channels are independent unless they share a mask."""
         sizes = self._fitting(shape)
         blocks, p = self._blocks(sizes), self.drop_prob
@@ -78,7 +77,7 @@ class _DropBlock(UnitNoise):
             matrix = Sliding(p, sizes, blocks, self.uniform).characteristic()
         axes = tuple(range(1, 1 + self._spatial))
         shared = (0,) if 1 in self.shared_axes else ()
-        return Law(shape[1:], matrix=torch.from_numpy(matrix), axes=axes, shared=shared)
+        return MaskCovariance(shape[1:], matrix=torch.from_numpy(matrix), axes=axes, shared=shared)
 
     def extra_repr(self) -> str:
         """Return the settings, for printing."""
@@ -102,7 +101,8 @@ class _DropBlock(UnitNoise):
         if self.uniform:
             starts = [n + b - 1 for n, b in zip(sizes, blocks, strict=True)]
             seed_prob = 1 - (1 - p) ** (1 / math.prod(blocks))
-            keep = erode(keep_mask([*lead, *starts], seed_prob, x.device, key), blocks, pad=False)
+            starts_kept = keep_mask([*lead, *starts], seed_prob, x.device, key)
+            keep = block_mask(starts_kept, blocks, pad=False)
             return x * keep / (1 - p)
         keep, scale = inside_mask(x, key, p, lead, sizes, blocks)
         return scaled(x, keep * scale)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Law:
+class MaskCovariance:
     """Cbar of a mask over units of shape s (a sample's axes, the batch left out).
 
     Attributes

@@ -14,7 +14,7 @@ from overt import _check
 from overt.noise import DropBlock
 
 
-class Schedule(ABC):
+class DropSchedule(ABC):
     """A drop probability for each step."""
 
     @abstractmethod
@@ -23,7 +23,7 @@ class Schedule(ABC):
 
 
 @dataclass(frozen=True)
-class Linear(Schedule):
+class Linear(DropSchedule):
     """From `start` to `end` in equal parts over `steps` steps, then constant.
 
     DropBlock's authors raise the drop probability from 0 this way.
@@ -50,7 +50,7 @@ class Linear(Schedule):
 
 
 @dataclass(frozen=True)
-class Curriculum(Schedule):
+class Curriculum(DropSchedule):
     """end (1 - exp(-step / steps)): easy at first, `end` in the limit (curriculum dropout)."""
 
     end: float
@@ -66,7 +66,7 @@ class Curriculum(Schedule):
 
 
 @dataclass(frozen=True)
-class Annealed(Schedule):
+class Annealed(DropSchedule):
     """start (1 - step / steps), 0 from `steps` on: the network is noise-free when it is used."""
 
     start: float
@@ -82,7 +82,7 @@ class Annealed(Schedule):
 
 
 @dataclass(frozen=True)
-class WidthAdjusted(Schedule):
+class WidthAdjusted(DropSchedule):
     """1 - theta(d), theta(d) = tb b / (tb b + (1 - tb) d), tb = 1 - drop_prob, at every step.
 
     The drop probability for a layer of d units (`width`) at which the induced penalty no longer

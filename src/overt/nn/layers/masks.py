@@ -8,10 +8,14 @@ that lives in the module's state_dict, survives deepcopy, and gives the same mas
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+
+from overt._blocks import Sliding, running_minimum
 
 
 class Key(NamedTuple):
@@ -111,3 +115,113 @@ def _mix(seed: int, draws: int) -> int:
         z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
         z ^= z >> 31
     return z >> 1
+
+
+def inside_mask(
+    x: Tensor,
+    key: Key | None,
+    drop_prob: float | Tensor,
+    lead: Sequence[int],
+    sizes: tuple[int, ...],
+    blocks: tuple[int, ...],
+) -> tuple[Tensor, Tensor]:
+    """Return masks (lead, sizes) of blocks inside the map, and 1 / P(i survives) (sizes)."""
+    double = x.dtype == torch.float64
+    if not torch.compiler.is_compiling():
+        p = float(drop_prob)
+        scale = _scale(p, sizes, blocks, double, x.device)
+        return _draw(x.device, key, p, lead, sizes, blocks), scale
+    if key is None:
+        key = Key(0, torch.randint(2**62, (), device=x.device))
+    ops, prob = torch.ops.overt, as_tensor(drop_prob)
+    mask = ops.block_mask(key.draws, key.seed, prob, lead, sizes, blocks)
+    return mask, ops.block_scale(key.draws, prob, sizes, blocks, double)
+
+
+def block_mask(keep: Tensor, blocks: tuple[int, ...], *, pad: bool) -> Tensor:
+    """Mark the units covered by no dropped start.
+
+    With `pad` the starts are those of blocks inside the map, else those of all blocks that touch
+    it.
+    """
+    for axis in range(len(blocks), 0, -1):
+        b = blocks[axis - 1]
+        if pad and b > 1:
+            keep = functional.pad(keep, [0, 0] * (len(blocks) - axis) + [b - 1, b - 1], value=True)
+        keep = running_minimum(keep, keep.ndim - 1 - len(blocks) + axis, b)
+    return keep
+
+
+def _draw(
+    device: torch.device,
+    key: Key | None,
+    drop_prob: float,
+    lead: Sequence[int],
+    sizes: tuple[int, ...],
+    blocks: tuple[int, ...],
+) -> Tensor:
+    law = Sliding(drop_prob, sizes, blocks, uniform=False)
+    starts = keep_mask([*lead, *law.starts], law.seed_prob(), device, key)
+    return block_mask(starts, blocks, pad=True)
+
+
+@lru_cache(maxsize=64)
+def _scale(
+    drop_prob: float,
+    sizes: tuple[int, ...],
+    blocks: tuple[int, ...],
+    double: bool,
+    device: torch.device,
+) -> Tensor:
+    scale = 1 / Sliding(drop_prob, sizes, blocks, uniform=False).keep_prob()
+    dtype = torch.float64 if double else torch.float32
+    return torch.from_numpy(scale).to(device=device, dtype=dtype)
+
+
+# The probabilities of blocks inside the map come from a root search that a compiler cannot trace.
+
+
+def _block_mask_op(
+    draws: torch.Tensor,
+    seed: int,
+    drop_prob: torch.Tensor,
+    lead: Sequence[int],
+    sizes: Sequence[int],
+    blocks: Sequence[int],
+) -> torch.Tensor:
+    key = Key(seed, draws)
+    return _draw(
+        draws.device, key, float(drop_prob), lead, tuple(sizes), tuple(blocks)
+    ).contiguous()
+
+
+def _block_mask_fake(
+    draws: Tensor,
+    seed: int,
+    drop_prob: Tensor,
+    lead: Sequence[int],
+    sizes: Sequence[int],
+    blocks: Sequence[int],
+) -> Tensor:
+    return torch.empty([*lead, *sizes], dtype=torch.bool, device=draws.device)
+
+
+def _block_scale_op(
+    draws: torch.Tensor,
+    drop_prob: torch.Tensor,
+    sizes: Sequence[int],
+    blocks: Sequence[int],
+    double: bool,
+) -> torch.Tensor:
+    return _scale(float(drop_prob), tuple(sizes), tuple(blocks), double, draws.device).clone()
+
+
+def _block_scale_fake(
+    draws: Tensor, drop_prob: Tensor, sizes: Sequence[int], blocks: Sequence[int], double: bool
+) -> Tensor:
+    dtype = torch.float64 if double else torch.float32
+    return torch.empty(list(sizes), dtype=dtype, device=draws.device)
+
+
+register("block_mask", _block_mask_op, _block_mask_fake)
+register("block_scale", _block_scale_op, _block_scale_fake)

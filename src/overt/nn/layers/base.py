@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from overt import _check
 from overt._check import InputTypeError
-from overt.nn.laws import Law
-from overt.nn.sampling import Key
-from overt.nn.schedules import Schedule
+from overt.nn.layers.mask_covariance import MaskCovariance
+from overt.nn.layers.masks import Key
+from overt.nn.layers.schedules import DropSchedule
 
 
 class NoiseLayer(nn.Module, ABC):  # type: ignore[misc]
@@ -47,7 +47,7 @@ class UnitNoise(NoiseLayer):
     """Noise that multiplies units by random numbers of mean 1; the identity in evaluation."""
 
     @abstractmethod
-    def law(self, shape: tuple[int, ...]) -> Law:
+    def mask_covariance(self, shape: tuple[int, ...]) -> MaskCovariance:
         """Return the exact second moments of the multipliers for an input of this shape."""
 
     @abstractmethod
@@ -75,14 +75,14 @@ class Rate(nn.Module):  # type: ignore[misc]
     compiled code, which is then not compiled again whenever it moves.
     """
 
-    def __init__(self, drop_prob: float | Schedule) -> None:
+    def __init__(self, drop_prob: float | DropSchedule) -> None:
         super().__init__()
-        self.schedule = drop_prob if isinstance(drop_prob, Schedule) else None
+        self.schedule = drop_prob if isinstance(drop_prob, DropSchedule) else None
         if self.schedule is not None:
             self.register_buffer("step", torch.zeros((), dtype=torch.int64))
             # In units of 2^-62: a floating-point buffer would be rounded by model.bfloat16().
             self.register_buffer("bits", torch.zeros((), dtype=torch.int64), persistent=False)
-        self.fix(drop_prob if not isinstance(drop_prob, Schedule) else drop_prob(0))
+        self.fix(drop_prob if not isinstance(drop_prob, DropSchedule) else drop_prob(0))
 
     def __repr__(self) -> str:
         if self.schedule is None:

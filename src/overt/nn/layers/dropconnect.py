@@ -9,15 +9,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from overt._check import InputError
-from overt.nn.base import NoiseLayer, Rate
-from overt.nn.sampling import keep_mask
-from overt.nn.schedules import Schedule
+from overt.nn.layers.base import NoiseLayer, Rate
+from overt.nn.layers.masks import keep_mask
+from overt.nn.layers.schedules import DropSchedule
 
 
 class _DropConnect(NoiseLayer):
     """A linear map whose weights are dropped in training; parameters as in torch.nn's own."""
 
-    def __init__(self, plain: Any, drop_prob: float | Schedule, seed: int | None) -> None:
+    def __init__(self, plain: Any, drop_prob: float | DropSchedule, seed: int | None) -> None:
         super().__init__(seed)
         self.rate = Rate(drop_prob)
         self.weight = plain.weight
@@ -69,7 +69,7 @@ class DropConnectLinear(_DropConnect):
         out_features: int,
         bias: bool = True,
         *,
-        drop_prob: float | Schedule = 0.5,
+        drop_prob: float | DropSchedule = 0.5,
         per_sample: bool = False,
         seed: int | None = None,
         device: Any = None,
@@ -128,7 +128,7 @@ class DropConnectConv2d(_DropConnect):
         groups: int = 1,
         bias: bool = True,
         *,
-        drop_prob: float | Schedule = 0.5,
+        drop_prob: float | DropSchedule = 0.5,
         seed: int | None = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
