@@ -144,7 +144,7 @@ def test_mse_is_the_squared_loss_divided_by_the_outputs():
     for name in ("objective", "plain_loss"):
         assert getattr(mean, name) == pytest.approx(getattr(squared, name) / 3)
     assert mean.head.lower_bound == pytest.approx(squared.head.lower_bound / 3)
-    assert mean.suggestion.held_out == pytest.approx(squared.suggestion.held_out / 3)
+    assert mean.suggestion.holdout == pytest.approx(squared.suggestion.holdout / 3)
 
 
 def test_dead_units_are_counted():
@@ -208,7 +208,7 @@ def test_results_do_not_depend_on_the_batches():
     assert many.objective == pytest.approx(one.objective, rel=1e-12)
     assert many.head.lower_bound == pytest.approx(one.head.lower_bound, rel=1e-12)
     np.testing.assert_allclose(many.head.spectrum, one.head.spectrum, rtol=1e-9)
-    np.testing.assert_allclose(many.suggestion.held_out, one.suggestion.held_out, rtol=1e-9)
+    np.testing.assert_allclose(many.suggestion.holdout, one.suggestion.holdout, rtol=1e-9)
 
 
 @pytest.mark.parametrize("how", ["raised", "signal"])
@@ -251,9 +251,9 @@ REFUSED = {
     "loss": (small, [(X, Y)], "hinge", "loss must be one of 'squared'"),
     "loss-type": (small, [(X, Y)], 3, "loss must be"),
     "loss-module": (small, [(X, Y)], nn.CrossEntropyLoss(label_smoothing=0.1), "default settings"),
-    "nan": (small, [(X, Y), (NAN, Y)], "squared", "batch 2 of the loader: inputs must be finite"),
+    "nan": (small, [(X, Y), (NAN, Y)], "squared", "batch 2 of data: inputs must be finite"),
     "nan-targets": (small, [(X, Y * float("nan"))], "squared", "targets must be finite"),
-    "no-targets": (small, [X], "squared", "pairs of tensors"),
+    "no-targets": (small, [X], "squared", "a pair of tensors"),
     "lengths": (small, [(X, Y[:5])], "squared", "20 inputs but 5 targets"),
     "shape": (small, [(X, Y[:, :2])], "squared", "as many numbers as the outputs"),
     "class": (small, [(X, torch.full((20,), 3))], "cross_entropy", "0..2.*got 3"),
@@ -262,12 +262,13 @@ REFUSED = {
     "probabilities": (small, [(X, Y)], "cross_entropy", "or rows of probabilities"),
     "logistic": (small, [(X, Y + 5)], "logistic", r"must lie in \[0, 1\]"),
     "later-width": (small, [(X, Y), (X[:, :2], Y)], "squared", r"batch 2 .* shape \(20, 2\)"),
-    "precision": (small, [(X.double(), Y)], "squared", "type of the model's weights"),
-    "nothing": (small, None, "squared", "must give batches"),
+    "whole": (small, [(X.long(), Y)], "squared", "type of the model's weights"),
+    "nothing": (small, None, "squared", "a pair of arrays or give batches"),
+    "words": (small, [(X, np.array(["a"] * 20))], "squared", "batch 1 of data must hold numbers"),
     "three": (small, [(X, Y, Y)], "squared", "a tuple of Tensor, Tensor, Tensor"),
-    "arrays": (small, [(X.numpy(), Y.numpy())], "squared", "a tuple of ndarray, ndarray"),
     "dict": (small, [{"x": X, "y": Y}], "squared", "a dict with 'x', 'y'"),
-    "pair": (small, (X, Y), "squared", "into a list"),
+    "pair": (small, (X, Y[:5]), "squared", "20 inputs but 5 targets"),
+    "list": (small, [X, Y], "squared", "a pair of tensors"),
     "one-logit": (
         lambda: nn.Linear(5, 1), [(X, torch.zeros(20).long())], "cross_entropy", "at least 2",
     ),
@@ -289,9 +290,9 @@ def test_refuses_with_a_reason(name):
         audit(build(), loader, loss)
 
 
-def test_mistakes_in_held_out_data_are_named_as_such():
-    with pytest.raises(InputError, match="batch 1 of held_out: inputs must be finite"):
-        audit(small(), [(X, Y)], "squared", held_out=[(NAN, Y)])
+def test_mistakes_in_holdout_data_are_named_as_such():
+    with pytest.raises(InputError, match="batch 1 of holdout: inputs must be finite"):
+        audit(small(), [(X, Y)], "squared", holdout=[(NAN, Y)])
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "squared"])
@@ -377,12 +378,12 @@ def test_names_noise_that_it_leaves_out(layer, word):
 def test_held_out_rows_do_not_enter_the_bounds():
     model, (x, y) = nn.Sequential(nn.Dropout(0.3), nn.Linear(5, 3)), numbers()
     alone = audit(model, batches(x, y), "squared")
-    beside = audit(model, batches(x, y), "squared", held_out=batches(3 * x, y))
+    beside = audit(model, batches(x, y), "squared", holdout=batches(3 * x, y))
     assert [b.value for b in beside.head.lower_bounds] == pytest.approx(
         [b.value for b in alone.head.lower_bounds]
     )
     assert beside.objective == pytest.approx(alone.objective)
-    assert beside.suggestion.held_out[0] != pytest.approx(alone.suggestion.held_out[0])
+    assert beside.suggestion.holdout[0] != pytest.approx(alone.suggestion.holdout[0])
 
 
 def test_a_final_log_softmax_makes_no_difference():
@@ -437,8 +438,8 @@ def test_words_pages_and_files(tmp_path, digits):
     pytest.importorskip("matplotlib")
     x, y = digits
     torch.manual_seed(0)
-    report = audit(mlp(), batches(x, y), "squared", held_out=batches(x[:50], y[:50]))
-    assert report.held_out_loss > 0
+    report = audit(mlp(), batches(x, y), "squared", holdout=batches(x[:50], y[:50]))
+    assert report.holdout_loss > 0
     assert "given as such" in report.suggestion.evidence
     text = str(report)
     for word in ("realized", "last layer", "suggested drop probability", "path norm", "vacuous"):

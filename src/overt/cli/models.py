@@ -71,6 +71,11 @@ def read_examples(path: Path, points: int = 0) -> tuple[Any, Any]:
         raise InputError(
             f"x and y must have one row per example, got shapes {x.shape} and {y.shape}"
         )
+    for name, array in (("x", x), ("y", y)):
+        if array.dtype.kind not in "biuf":
+            raise InputError(f"{name} in {path} must hold numbers, it holds {array.dtype}")
+    if not len(x):
+        raise InputError(f"{path} must hold at least one example, got none")
     stop = points or len(x)
     return x[:stop], y[:stop]
 
@@ -85,11 +90,7 @@ def read_batches(net: Any, path: Path, points: int, size: int) -> list[tuple[Any
     weight = next((p for p in net.parameters() if p.is_floating_point()), None)
     real = torch.get_default_dtype() if weight is None else weight.dtype
     tensors = []
-    for name, array in zip("xy", read_examples(path, points), strict=True):
-        if array.dtype.kind not in "biuf":
-            raise InputError(f"{name} in {path} must hold numbers, it holds {array.dtype}")
-        if not len(array):
-            raise InputError(f"{path} must hold at least one example, got none")
+    for array in read_examples(path, points):
         kind = real if array.dtype.kind == "f" else torch.int64
         tensors.append(torch.as_tensor(array).to(kind).split(size))
     return list(zip(*tensors, strict=True))

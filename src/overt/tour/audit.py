@@ -43,8 +43,8 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
         rows = torch.randint(len(x), (128,))
         ((model.train()(x[rows]) - target[rows]) ** 2).sum(1).mean().backward()
         optimizer.step()
-    held_out = list(zip(x_test.split(200), y_test.split(200), strict=True))
-    report = audit(model, data, "squared", held_out=held_out, seed=seed)
+    holdout = list(zip(x_test.split(200), y_test.split(200), strict=True))
+    report = audit(model, data, "squared", holdout=holdout, seed=seed)
     head, suggestion = report.head, report.suggestion
     if head is None or suggestion is None:
         page.text("The audit found no last layer.")
@@ -54,7 +54,7 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
         "squared loss. However its layers are set, and whatever came before the dropout, the "
         "training objective cannot fall below a bound that depends on the targets, the width and "
         "the drop probability only; and the bound's optimum has a known spectrum. One call, "
-        "audit(model, loader, loss), measures both."
+        "audit(model, data, loss), measures both."
     )
     page.figure(
         _picture(steps, reports, head),

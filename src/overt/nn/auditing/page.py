@@ -121,11 +121,11 @@ def _spectra(head: HeadFindings) -> Any:
 
 def _curve(s: Suggestion) -> Any:
     figure, axes = _axes()
-    low, high = s.held_out - s.held_out_error, s.held_out + s.held_out_error
+    low, high = s.holdout - s.holdout_error, s.holdout + s.holdout_error
     axes.fill_between(s.drop_probs, low, high, color=ACCENT, alpha=0.15, lw=0)
-    axes.plot(s.drop_probs, s.held_out, color=ACCENT)
-    best = s.held_out.argmin()
-    axes.plot([s.drop_probs[best]], [s.held_out[best]], "o", color=ACCENT)
+    axes.plot(s.drop_probs, s.holdout, color=ACCENT)
+    best = s.holdout.argmin()
+    axes.plot([s.drop_probs[best]], [s.holdout[best]], "o", color=ACCENT)
     axes.axvline(s.current, color=INK, ls=":", lw=1)
     axes.set(xlabel="drop probability", ylabel="held-out squared error")
     ranks = axes.twinx()

@@ -181,7 +181,7 @@ class Suggestion(Result):
         The model's own, 0 without dropout there.
     drop_probs
         The candidates.
-    held_out, held_out_error
+    holdout, holdout_error
         For each, the squared error on held-out rows of the last layer that is best on the other
         rows under that dropout, the features kept as they are; and its standard error over five
         groups of rows.
@@ -196,8 +196,8 @@ class Suggestion(Result):
     drop_prob: float
     current: float
     drop_probs: Floats
-    held_out: Floats
-    held_out_error: Floats
+    holdout: Floats
+    holdout_error: Floats
     predicted_rank: Ints
     plausible: tuple[float, float]
     evidence: str
@@ -216,7 +216,7 @@ class AuditReport(Result):
     objective, objective_error
         The mean loss with noise, which training descends; its standard error is 0 where it is
         exact.
-    accuracy, held_out_loss
+    accuracy, holdout_loss
         Share of classes predicted right, and mean loss on held-out data, where there are any.
     noises, layers, head, measures, bounds, suggestion
         The findings.
@@ -235,7 +235,7 @@ class AuditReport(Result):
     objective: float
     objective_error: float
     accuracy: float | None
-    held_out_loss: float | None
+    holdout_loss: float | None
     noises: tuple[NoiseFindings, ...]
     layers: tuple[LayerFindings, ...]
     head: HeadFindings | None

@@ -54,8 +54,8 @@ def summary(report: AuditReport) -> list[str]:
     ]
     if report.accuracy is not None:
         lines.append(f"accuracy {report.accuracy:.4f}")
-    if report.held_out_loss is not None:
-        lines.append(f"loss on held-out data {report.held_out_loss:.5g}")
+    if report.holdout_loss is not None:
+        lines.append(f"loss on held-out data {report.holdout_loss:.5g}")
     if report.status is Status.INTERRUPTED:
         lines.append("interrupted: on the rows seen until then")
     return lines
@@ -149,12 +149,12 @@ def spectrum_note(report: AuditReport, head: HeadFindings) -> str:
 
 def suggestion_lines(s: Suggestion) -> list[str]:
     """Return the suggestion and its evidence."""
-    best, now = int(s.held_out.argmin()), int(abs(s.drop_probs - s.current).argmin())
+    best, now = int(s.holdout.argmin()), int(abs(s.drop_probs - s.current).argmin())
     return [
         f"suggested drop probability before the last layer: {s.drop_prob:g} (now {s.current:g}; "
         f"within one standard error {s.plausible[0]:g} to {s.plausible[1]:g})",
-        f"  held-out error {s.held_out[best]:.5g} ± {s.held_out_error[best]:.1g}, rank "
-        f"{s.predicted_rank[best]}; at {s.drop_probs[now]:g}: {s.held_out[now]:.5g}, rank "
+        f"  held-out error {s.holdout[best]:.5g} ± {s.holdout_error[best]:.1g}, rank "
+        f"{s.predicted_rank[best]}; at {s.drop_probs[now]:g}: {s.holdout[now]:.5g}, rank "
         f"{s.predicted_rank[now]}",
         f"  {s.evidence}",
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -61,6 +61,19 @@ def modes(
             module.training = training
         for module, buffers in borrowed:
             module._buffers.update(buffers)
+
+
+@contextmanager
+def switched_on(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Put these modules into training mode for a while."""
+    before = [(module, module.training) for module in modules]
+    try:
+        for module, _ in before:
+            module.training = True
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
 
 
 def is_normalization(module: Any) -> bool:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import math
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -102,6 +98,47 @@ class Triangle:
             self._waiting = []
 
 
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """R of rows (1, x, y, f), the inputs (or none), targets and outputs of a sample, and where.
+
+    R'R is the mean of the rows' outer products.
+    """
+
+    R: Floats
+    x: slice
+    y: slice
+    f: slice
+
+    @property
+    def has_inputs(self) -> bool:
+        """Whether the inputs are among them."""
+        return self.x.stop > self.x.start
+
+    def rows(self, columns: slice, *, centered: bool) -> Floats:
+        """Return some columns, with their means taken off if `centered`."""
+        return self.R[1:, columns] if centered else self.R[:, columns]
+
+
+class Table:
+    """Rows (1, x, y, f) as they come, x empty unless `inputs` are wanted."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        self.inputs, self._outputs = inputs, outputs
+        self._triangle = Triangle(1 + inputs + 2 * outputs)
+
+    def add(self, x: Tensor | None, y: Tensor, f: Tensor) -> None:
+        """Append rows."""
+        ones = torch.ones(len(y), 1, dtype=torch.float64, device=y.device)
+        inputs = [x.double().reshape(len(x), -1)] if self.inputs and x is not None else []
+        self._triangle.add(torch.cat([ones, *inputs, y, f.double()], 1))
+
+    def columns(self) -> Columns:
+        """Return what is known so far."""
+        ends = np.cumsum([1, self.inputs, self._outputs, self._outputs]).tolist()
+        return Columns(self._triangle.value(), *(slice(*ends[i : i + 2]) for i in range(3)))
+
+
 class Parts:
     """Second moments of (1, h, y) over disjoint parts of the rows.
 
@@ -118,27 +155,26 @@ class Parts:
         self._sums = torch.zeros(self.PARTS, size, size, dtype=torch.float64)
         self._seen = 0
 
-    def add(self, h: Tensor, y: Tensor) -> None:
-        """Add the units and targets of a batch, some of its rows to the parts held out."""
-        self.training, n = list(range(self.PARTS)), len(h)
-        index = torch.arange(self._seen, self._seen + n)
-        self._seen += n
+    def add(self, h: Tensor, y: Tensor, *, hold: bool = True) -> None:
+        """Add units and targets of the training data, with `hold` some to the parts held out."""
+        if not hold:
+            self._add(h, y, torch.zeros(len(h), dtype=torch.int64))
+            return
+        self.training, index = list(range(self.PARTS)), self._numbers(len(h))
         self._add(h, y, torch.where(index % 5 == 4, 1 + index // 5 % (self.PARTS - 1), 0))
 
-    def add_held_out(self, h: Tensor, y: Tensor) -> None:
+    def add_holdout(self, h: Tensor, y: Tensor) -> None:
         """Add rows that the network was not trained on, all of them to the parts held out."""
-        index = torch.arange(self._seen, self._seen + len(h))
-        self._seen += len(h)
-        self._add(h, y, 1 + index % (self.PARTS - 1))
-
-    def add_training(self, h: Tensor, y: Tensor) -> None:
-        """Add rows to the part that trains."""
-        self._add(h, y, torch.zeros(len(h), dtype=torch.int64))
+        self._add(h, y, 1 + self._numbers(len(h)) % (self.PARTS - 1))
 
     def moments(self, parts: list[int]) -> tuple[Floats, float]:
         """Return the sum of outer products over some parts, and their number of rows."""
         total = self._sums[parts].sum(0).numpy()
         return total, float(total[0, 0])
+
+    def _numbers(self, n: int) -> Tensor:
+        self._seen += n
+        return torch.arange(self._seen - n, self._seen)
 
     def _add(self, h: Tensor, y: Tensor, part: Tensor) -> None:
         # Double precision costs twice as much; wide layers keep their own.
@@ -148,23 +184,3 @@ class Parts:
         for p in part.unique().tolist():
             chosen = rows[part == p]
             self._sums[p] += chosen.T @ chosen
-
-
-@contextmanager
-def patience() -> Iterator[Any]:
-    """Hold Ctrl-C back until the batch is done: yields a function that tells whether it came."""
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-    came: list[int] = []
-
-    def note(number: int, frame: Any) -> None:
-        if came:
-            raise KeyboardInterrupt
-        came.append(number)
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: bool(came)
-    finally:
-        signal.signal(signal.SIGINT, before)
