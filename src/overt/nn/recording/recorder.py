@@ -23,6 +23,7 @@ inputs, and its `tensor` (always for parameters and inputs; for others with `kee
                 noise module, or path:name (#2 the second time) for a function such as dropout
     training    what it was told about its mode, None if nothing
     inplace     whether it changed its first argument
+    frames      the forward passes of modules that it ran in, the model's own first
 
 With `extents=True` sizes that the model reads from shapes are of the type `Extent`, a whole number
 that remembers that it was read, so that a size written into the code can be told from one that was
@@ -45,6 +46,7 @@ from overt.nn.recording import operations
 from overt.nn.recording.operations import Kind
 from overt.nn.recording.watching import (
     Call,
+    Frame,
     Leaves,
     NoiseNames,
     argument,
@@ -83,6 +85,7 @@ class Operation:
     noise: str | None = None
     training: bool | None = None
     inplace: bool = False
+    frames: tuple[Frame, ...] = ()
 
     @property
     def kind(self) -> Kind:
@@ -184,13 +187,19 @@ class _Writer:
         before = generator_state()
         result = call.run()
         random = generator_state() != before
+        if (
+            isinstance(result, Tensor)
+            and not call.inplace
+            and any(result is given for given in tensors(call.args))
+        ):  # as dropout does where it is off: what goes in and what comes out are told apart
+            result = result.view_as(result)
         made = [call.args[0]] if call.name == "setitem" else list(tensors(result))
         depends = any(value.depends for value in inputs)
         outputs = tuple(self._note(tensor, depends) for tensor in made)
         operation = Operation(
             len(self.operations), call.name, call.function, args, kwargs, inputs, outputs,
             call.module, call.leaf, random, self._names.of(call, random), call.training,
-            call.inplace,
+            call.inplace, call.frames,
         )  # fmt: skip
         for value in outputs:
             value.maker = operation

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, is_dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,13 @@ from overt.nn.recording.modes import slow_attention, unwrapped
 from overt.nn.recording.operations import Kind
 
 Leaves = Callable[[str, nn.Module], bool]
+
+
+class Frame(NamedTuple):
+    """A forward pass of a module within that of the model: its path, and a number of its own."""
+
+    path: str
+    number: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +40,7 @@ class Call:
     inplace: bool = False
     leaf: nn.Module | None = None
     result: Any = None
+    frames: tuple[Frame, ...] = ()
 
     @property
     def kind(self) -> Kind:
@@ -182,7 +190,8 @@ class _Watcher(TorchFunctionMode):  # type: ignore[misc]
     def __init__(self, handle: Callable[[Call], Any], extents: bool) -> None:
         super().__init__()
         self._handle, self._extents = handle, extents
-        self._within: list[tuple[str, Any]] = []
+        self._within: list[tuple[Frame, Any]] = []
+        self._entered = 0
         self._leaf = 0
 
     def __torch_function__(
@@ -196,24 +205,30 @@ class _Watcher(TorchFunctionMode):  # type: ignore[misc]
             result = func(*args, **kwargs)
             return _as_extents(result) if self._extents else result
         inplace = inplace or bool(kwargs.get("inplace"))
-        path, module = self._within[-1] if self._within else ("", None)
-        return self._handle(Call(name, func, args, kwargs, path, module, inplace))
+        frame, module = self._within[-1] if self._within else (Frame("", 0), None)
+        return self._handle(
+            Call(name, func, args, kwargs, frame.path, module, inplace, frames=self._frames())
+        )
+
+    def _frames(self) -> tuple[Frame, ...]:
+        return tuple(frame for frame, _ in self._within)
 
     def enter(self, name: str, leaf: bool) -> Any:
         def begin(module: nn.Module, args: Any) -> None:
-            self._within.append((name, module))
+            self._entered += 1
+            self._within.append((Frame(name, self._entered), module))
             self._leaf += leaf
 
         return begin
 
     def leave(self, leaf: bool) -> Any:
         def end(module: nn.Module, args: Any, kwargs: dict[str, Any], result: Any) -> Any:
-            name, _ = self._within.pop()
+            name = self._within.pop()[0].path
             self._leaf -= leaf
             if not leaf or self._leaf:
                 return None
             call = Call(type(module).__name__, module, args, kwargs, name, module, leaf=module,
-                        result=result)  # fmt: skip
+                        result=result, frames=self._frames())  # fmt: skip
             with torch._C.DisableTorchFunction():
                 return self._handle(call)
 
