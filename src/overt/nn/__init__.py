@@ -28,9 +28,10 @@ from overt.nn.layers.covariance import CovarianceDropout
 from overt.nn.layers.dropblock import DropBlock1d, DropBlock2d, DropBlock3d
 from overt.nn.layers.dropconnect import DropConnectConv2d, DropConnectLinear
 from overt.nn.layers.dropout import Dropout
-from overt.nn.moments import Moments, mc_moments, predictive_moments
-from overt.nn.penalties import Penalty, Term, explicit_penalty
-from overt.nn.without import WithoutNoise, without_noise
+from overt.nn.moments.result import Moments
+from overt.nn.moments.sampled import mc_moments
+from overt.nn.penalties import Penalty, Term, WithoutNoise, explicit_penalty, without_noise
+from overt.nn.predictive import predictive_moments
 
 __all__ = [
     "AuditReport",

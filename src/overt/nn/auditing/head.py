@@ -21,7 +21,6 @@ from overt.nn.layers.dropconnect import DropConnectLinear
 from overt.nn.layers.mask_covariance import MaskCovariance
 from overt.nn.layers.recognized import is_weight_noise, mask_covariance_of, plain_dropout
 from overt.nn.recording.watching import watch
-from overt.nn.spread import masked
 from overt.noise import CovarianceNoise
 from overt.spectral import KSupport, Schatten, SpectralNorm, SquaredNuclear, nu
 
@@ -135,7 +134,7 @@ class Head:
         """<Cbar, J'J o mean(h h')>, exact for the squared loss summed over outputs."""
         covariance = self.covariance()
         assert covariance is not None  # noqa: S101 (for the type checker)
-        return float(masked(h.double(), None, covariance).total(self.J[None].to(h.device)))
+        return float(covariance.penalty(h.double(), self.J.to(h.device)))
 
     def flows(self, squares: Floats) -> Floats:
         """Return |u_j| sqrt(mean(h_j^2)), u_j the columns of J."""

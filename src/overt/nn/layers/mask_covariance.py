@@ -66,17 +66,10 @@ class MaskCovariance:
         eye = torch.eye(units, dtype=like.dtype, device=like.device)
         return self.apply(eye.reshape(units, *self.shape)).reshape(units, units)
 
-    def grouped(self, x: Tensor) -> Tensor:
-        """Bring x (n, *s) into groups of units that may vary together: (groups, n, group)."""
-        source = [1 + axis for axis in self.axes]
-        moved = x.movedim(source, list(range(x.ndim - len(source), x.ndim)))
-        return moved.reshape(len(x), -1, math.prod(moved.shape[x.ndim - len(source) :])).transpose(
-            0, 1
-        )
-
-    def group_matrix(self, like: Tensor) -> Tensor:
-        """Return Cbar within a group, where no axis is shared."""
-        return self._matrix(like)
+    def penalty(self, values: Tensor, rows: Tensor) -> Tensor:
+        """<Cbar, R'R o mean(h h')> for values h (n, *s) and rows R (outputs, units)."""
+        flow = rows.unflatten(1, self.shape) * values[:, None]
+        return (flow * self.apply(flow)).flatten(1).sum(1).mean()
 
     def _matrix(self, like: Tensor) -> Tensor:
         assert self.matrix is not None  # noqa: S101 (for the type checker)

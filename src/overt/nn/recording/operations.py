@@ -110,10 +110,12 @@ def _canonical(raw: str) -> tuple[str, bool]:
 @lru_cache(maxsize=1024)
 def parameters(function: Any) -> tuple[str, ...]:
     """Return the names of a function's arguments in order, () where Python does not know them."""
+    known = _SIGNATURES.get(canonical(function)[0], ())
     try:
-        return tuple(inspect.signature(function).parameters)
+        names = tuple(inspect.signature(function).parameters)
     except (TypeError, ValueError):
-        return _SIGNATURES.get(canonical(function)[0], ())
+        return known
+    return known if names == ("args", "kwargs") else names
 
 
 def _table() -> dict[str, Kind]:
@@ -215,6 +217,10 @@ _SIGNATURES = {
        for n in (1, 2, 3)},
     **{f"conv_transpose{n}d": ("input", "weight", "bias", "stride", "padding", "output_padding",
                                "groups", "dilation") for n in (1, 2, 3)},
+    **{f"max_pool{n}d": ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode",
+                         "return_indices") for n in (1, 2, 3)},
+    **{f"avg_pool{n}d": ("input", "kernel_size", "stride", "padding", "ceil_mode",
+                         "count_include_pad", "divisor_override") for n in (1, 2, 3)},
     "dropout": ("input", "p", "train"),
     "alpha_dropout": ("input", "p", "train"),
     "feature_alpha_dropout": ("input", "p", "train"),

@@ -29,7 +29,11 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call that a model makes, as `watch` shows it; `result` is set for whole modules only."""
+    """One call that a model makes, as `watch` shows it.
+
+    `result` is set for whole modules only; `again` runs a function that stands for the call and
+    shows what it does in turn.
+    """
 
     name: str
     function: Any
@@ -41,6 +45,7 @@ class Call:
     leaf: nn.Module | None = None
     result: Any = None
     frames: tuple[Frame, ...] = ()
+    again: Callable[[Callable[[], Any]], Any] = lambda function: function()
 
     @property
     def kind(self) -> Kind:
@@ -206,12 +211,16 @@ class _Watcher(TorchFunctionMode):  # type: ignore[misc]
             return _as_extents(result) if self._extents else result
         inplace = inplace or bool(kwargs.get("inplace"))
         frame, module = self._within[-1] if self._within else (Frame("", 0), None)
-        return self._handle(
-            Call(name, func, args, kwargs, frame.path, module, inplace, frames=self._frames())
-        )
+        call = Call(name, func, args, kwargs, frame.path, module, inplace, frames=self._frames(),
+                    again=self._again)  # fmt: skip
+        return self._handle(call)
 
     def _frames(self) -> tuple[Frame, ...]:
         return tuple(frame for frame, _ in self._within)
+
+    def _again(self, function: Callable[[], Any]) -> Any:
+        with self:
+            return function()
 
     def enter(self, name: str, leaf: bool) -> Any:
         def begin(module: nn.Module, args: Any) -> None:
