@@ -15,11 +15,11 @@ from torch.nn import functional
 
 from overt import InputError
 from overt.nn import Dropout
-from overt.nn.compression import compress
-from overt.nn.compression import search as search_module
+from overt.nn.compression import compress, narrowing
+from overt.nn.compression.cutting import Cut, shrink
 from overt.nn.compression.shapes import reshaped
-from overt.nn.compression.shrink import Cut, shrink
 from overt.nn.compression.structure import structure
+from overt.nn.data import Inputs
 
 NAMES = list(ZOO)
 
@@ -59,14 +59,14 @@ def test_what_shrinks_and_what_does_not_is_said(name):
 def test_removing_units_that_nothing_reads_changes_nothing(name):
     """An oracle apart from the cut: the network itself, with half of the units' readers at zero."""
     model, inputs = build(name)
-    found = structure(model, inputs)
+    found = structure(model, Inputs(inputs))
     rng = np.random.default_rng(0)
-    dead = np.zeros(len(found.state.units), dtype=bool)
+    dead = np.zeros(len(found.wiring.units), dtype=bool)
     for group in found.groups:
         dead[rng.choice(group.units, len(group.units) // 2, replace=False)] = True
-    dead = dead[found.state.units.classes(np.arange(len(dead)))]
+    dead = dead[found.wiring.units.classes(np.arange(len(dead)))]
     with torch.no_grad():
-        for read in found.state.reads:
+        for read in found.wiring.reads:
             weight = model.get_submodule(read.name).weight
             weight.index_fill_(read.axis, torch.from_numpy(np.flatnonzero(dead[read.ids])), 0.0)
         expected = model(*inputs)
@@ -120,7 +120,7 @@ def test_a_mask_is_what_dropout_draws(noise):
     torch.manual_seed(0)
     model = Net()
     x = torch.randn(40, 4)
-    small, report = compress(model, 0.5, x, batches((x,)), draws=5)
+    small, report = compress(model, 0.5, x, batches((x,)), "mask", draws=5)
     assert len(report.losses) == 5
     kept = (small.a.weight[:, None] == model.a.weight[None]).all(2).any(0)
     assert kept.sum() == 5
@@ -133,7 +133,7 @@ def test_the_best_mask_of_all_is_kept():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Dropout(0.5), nn.Linear(4, 3)).eval()
     x, y = torch.randn(50, 4), torch.randint(3, (50,))
-    _, report = compress(model, 0.5, x, [(x, y)], draws=60)
+    _, report = compress(model, 0.5, x, [(x, y)], "mask", draws=60)
     losses = []
     for i in range(4):
         for j in range(i):
@@ -151,7 +151,7 @@ def test_the_expected_sub_network_is_the_network():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 2)).eval()
     x = torch.randn(3, 4)
-    found = structure(model, (x,))
+    found = structure(model, Inputs((x,)))
     (group,) = found.groups
     assert group.drops == {"2"}
     cuts = [
@@ -164,14 +164,14 @@ def test_the_expected_sub_network_is_the_network():
 
 def test_only_layers_on_which_dropout_acts_lose_units_by_mask():
     model, inputs = build("residual")
-    small, report = compress(model, 0.5, *inputs, batches(inputs))
+    small, report = compress(model, 0.5, *inputs, batches(inputs), "mask")
     assert report.changes == ()
     assert "no dropout" in dict(report.skipped)["stem"]
     assert torch.equal(small(*inputs), model(*inputs))
-    _, named = compress(model, {"blocks.0.conv1": 0.5}, *inputs, batches(inputs), draws=2)
+    _, named = compress(model, {"blocks.0.conv1": 0.5}, *inputs, batches(inputs), "mask", draws=2)
     assert [change.layers for change in named.changes] == [("blocks.0.conv1",)]
     model, inputs = build("line")
-    _, channels = compress(model, 0.5, *inputs, batches(inputs), draws=2)
+    _, channels = compress(model, 0.5, *inputs, batches(inputs), "mask", draws=2)
     assert [change.layers for change in channels.changes] == [("0",)]
 
 
@@ -234,30 +234,33 @@ def test_shares_by_layer():
         ({"keep": {"nine": 0.5}}, "got nine; there are 0, 1, 4, 7"),
         ({"keep": {"0": 2}}, r"keep\['0'\] must be"),
         ({"keep": {"2": 0.5}}, "units of their own, got 2; there are 0, 4, 7"),
-        ({"loader": [(torch.randn(3, 5), torch.ones(3), torch.ones(3))]}, "got 3 tensors"),
-        ({"loader": [(torch.randn(3, 5), torch.full((3,), 9))]}, "does not fit outputs"),
-        ({"loader": [(torch.randn(3, 2), torch.ones(3).long())]}, r"the batches.*\(3, 2\)"),
-        ({"loader": [torch.randn(3, 2)], "by": "flow"}, r"the batches.*\(3, 2\)"),
-        ({"loader": [torch.full((3, 5), torch.nan)], "by": "flow"}, "must be finite"),
+        (
+            {"data": [(torch.randn(3, 5), torch.ones(3), torch.ones(3))]},
+            "a tuple of Tensor, Tensor, Tensor",
+        ),
+        ({"data": [(torch.randn(3, 5), torch.full((3,), 9))]}, "does not fit outputs"),
+        ({"data": [(torch.randn(3, 2), torch.ones(3).long())]}, r"batch 1 of data.*\(3, 2\)"),
+        ({"data": [torch.randn(3, 2)], "by": "flow"}, r"batch 1 of data.*\(3, 2\)"),
+        ({"data": [torch.full((3, 5), torch.nan)], "by": "flow"}, "must be finite"),
         ({"by": "magic"}, "by must be one of"),
-        ({"loader": None}, "pass loader="),
-        ({"loader": iter([])}, "must not be an iterator"),
-        ({"loader": []}, "at least one batch"),
-        ({"loader": [(torch.randn(3, 5),)]}, "pairs"),
-        ({"loader": torch.randn(3, 5)}, "loader must give batches"),
-        ({"loader": [("a", "b")]}, "must give tensors"),
-        ({"example": torch.randn(2, 7)}, r"must run on the example.*\(2, 7\)"),
+        ({"data": None}, "pass data"),
+        ({"data": iter([])}, "must not be an iterator"),
+        ({"data": []}, "at least one batch"),
+        ({"data": [(torch.randn(3, 5),)]}, "pairs"),
+        ({"data": torch.randn(3, 5)}, "data must be a pair of arrays or give batches"),
+        ({"data": [("a", "b")]}, "a tuple of str, str"),
+        ({"example": torch.randn(2, 7)}, r"example: the model cannot be run.*\(2, 7\)"),
         ({"example": [1.0]}, "example must be a tensor"),
         ({"example": torch.zeros(0, 5)}, "at least one"),
         ({"model": torch.relu}, "torch.nn.Module"),
         ({"draws": 0}, "draws must be at least 1"),
         ({"loss": "hinge"}, "loss must be one of"),
-        ({"recover": 3, "loader": None, "by": "flow"}, "recover needs loader"),
+        ({"recover": 3, "data": None, "by": "flow"}, "recover needs data"),
     ],
 )
 def test_mistakes_are_named(change, message):
     x = torch.randn(6, 5)
-    given = {"model": mlp(), "keep": 0.5, "example": x, "loader": batches((x,)), "by": "mask"}
+    given = {"model": mlp(), "keep": 0.5, "example": x, "data": batches((x,)), "by": "mask"}
     with pytest.raises(InputError, match=message):
         compress(**{**given, **change})
 
@@ -267,7 +270,7 @@ def test_one_hot_targets_of_cross_entropy():
     rows = nn.functional.one_hot(y)
     model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
     found = [
-        compress(model, 0.5, x[:2], [(x, target)], loss="cross_entropy")[1]
+        compress(model, 0.5, x[:2], [(x, target)], "mask", loss="cross_entropy")[1]
         for target in (y, rows, rows.float())
     ]
     assert len({report.after.accuracy for report in found}) == 1
@@ -302,7 +305,7 @@ def test_modes_randomness_and_seeds():
     model.train()
     model[1].eval()
     state = torch.random.get_rng_state()
-    draw = lambda seed: compress(model, 0.5, *inputs, batches(inputs), draws=3, seed=seed)  # noqa: E731
+    draw = lambda seed: compress(model, 0.5, *inputs, batches(inputs), "mask", draws=3, seed=seed)  # noqa: E731
     small, report = draw(0)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert [m.training for m in small.modules()] == [m.training for m in model.modules()]
@@ -325,34 +328,34 @@ def test_recovery_keeps_the_best_state_and_interruptions_keep_what_there_is(monk
     wild = compress(model, 0.5, x, loader, "flow", recover=4, learning_rate=1e4)[1]
     assert wild.after.loss <= plain.after.loss * (1 + 1e-6)
     calls = []
-    true_score = search_module.score
+    true_score = narrowing.score
 
     def interrupted_score(*arguments):
         calls.append(0)
-        if len(calls) == 4:
+        if len(calls) == 5:  # the first judges the whole network
             raise KeyboardInterrupt
         return true_score(*arguments)
 
-    monkeypatch.setattr(search_module, "score", interrupted_score)
-    small, report = compress(model, 0.5, x, loader, draws=20)
+    monkeypatch.setattr(narrowing, "score", interrupted_score)
+    small, report = compress(model, 0.5, x, loader, "mask", draws=20)
     assert report.status == "interrupted"
     assert len(report.losses) == 3
     assert small(x).shape == (300, 3)
     calls[:] = [0, 0, 0]
     with pytest.raises(KeyboardInterrupt):
-        compress(model, 0.5, x, loader, draws=20)
+        compress(model, 0.5, x, loader, "mask", draws=20)
 
 
 def test_regression_and_other_losses():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
     x = torch.randn(60, 5)
-    _, report = compress(model, 0.5, x, [(x, torch.randn(60))], draws=2)
+    _, report = compress(model, 0.5, x, [(x, torch.randn(60))], "mask", draws=2)
     assert report.after.accuracy is None
-    _, report = compress(model, 0.5, x, [(x, torch.randint(2, (60,)))], draws=2)
+    _, report = compress(model, 0.5, x, [(x, torch.randint(2, (60,)))], "mask", draws=2)
     assert report.after.accuracy is not None
     absolute = lambda output, y: (output[:, 0] - y).abs().mean()  # noqa: E731
-    _, report = compress(model, 0.5, x, [(x, torch.randn(60))], draws=2, loss=absolute)
+    _, report = compress(model, 0.5, x, [(x, torch.randn(60))], "mask", draws=2, loss=absolute)
     assert report.after.loss == pytest.approx(float(report.losses.min()), rel=1e-5)
 
 
@@ -379,7 +382,7 @@ def test_what_the_trace_does_not_show_is_found_by_running():
 
 def test_the_report_speaks():
     model, inputs = build("mlp")
-    _, report = compress(model, 0.5, *inputs, batches(inputs), draws=2)
+    _, report = compress(model, 0.5, *inputs, batches(inputs), "mask", draws=2)
     text = str(report)
     for word in (
         "parameters",

@@ -80,22 +80,6 @@ def read_examples(path: Path, points: int = 0) -> tuple[Any, Any]:
     return x[:stop], y[:stop]
 
 
-def read_batches(net: Any, path: Path, points: int, size: int) -> list[tuple[Any, Any]]:
-    """Return the examples of a file as batches of tensors.
-
-    Numbers with a fraction get the model's format, whole ones are int64.
-    """
-    import torch
-
-    weight = next((p for p in net.parameters() if p.is_floating_point()), None)
-    real = torch.get_default_dtype() if weight is None else weight.dtype
-    tensors = []
-    for array in read_examples(path, points):
-        kind = real if array.dtype.kind == "f" else torch.int64
-        tensors.append(torch.as_tensor(array).to(kind).split(size))
-    return list(zip(*tensors, strict=True))
-
-
 def _needed(parameter: inspect.Parameter) -> bool:
     """Return whether a function cannot be called without this argument."""
     various = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

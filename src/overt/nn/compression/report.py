@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from torch import nn
+
+from overt._check import InputError
 from overt._types import Floats
 from overt.results import Result, Status
 
+Keep = float | Mapping[str, float]
+"""One share for all layers, or a share for each of those named."""
 
-@dataclass(frozen=True, repr=False)
+
+@dataclass(frozen=True, repr=False, eq=False)
 class Size(Result):
     """A network in numbers.
 
@@ -32,7 +40,7 @@ class Size(Result):
     accuracy: float | None
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Change(Result):
     """What became of one layer, or of the layers whose outputs are added together.
 
@@ -64,20 +72,23 @@ class Change(Result):
     relative_error: float | None = None
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Compression(Result):
     """What `compress` did, and what it cost.
 
     Attributes
     ----------
     by, keep
-        As asked for.
+        The way that was taken, and what was asked for.
     before, after
         Both networks in numbers.
     changes
         What became smaller.
     skipped
         What did not: (layer, reason).
+    tried
+        With by="auto", the ways compared: (way, loss on the data), or without targets (way,
+        relative change of the outputs).
     output_change
         Relative root mean square change of the outputs on the example.
     losses
@@ -97,6 +108,7 @@ class Compression(Result):
     after: Size
     changes: tuple[Change, ...]
     skipped: tuple[tuple[str, str], ...]
+    tried: tuple[tuple[str, float], ...]
     output_change: float
     losses: Floats
     recovery: Floats
@@ -136,23 +148,29 @@ class Compression(Result):
         return "\n".join(lines)
 
 
-def loading(recipe: tuple[str, ...], build: str, weights: str) -> str:
-    """Return a program that builds the smaller network and loads its weights, with plain torch.
-
-    `build` is the statement that imports or defines the function build(), which makes the
-    original model; `weights` is a .safetensors file beside the program.
-    """
-    body = "\n".join(f"    {line}" for line in recipe)
-    return (
-        '"""The smaller network with its weights; needs torch and safetensors only."""\n\n'
-        "from pathlib import Path\n\nimport torch\nfrom safetensors.torch import load_file\n"
-        f"from torch import nn\n\n{build}\n\n\n"
-        'def load():\n    """Return the smaller network, in evaluation mode."""\n'
-        f"    model = build()\n{body}\n"
-        f"    model.load_state_dict(load_file(Path(__file__).with_name({weights!r})))\n"
-        "    return model.eval()\n"
-    )
-
-
 def _number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+@dataclass(eq=False)
+class Outcome:
+    """What a way of compressing returns: the network, what changed, what did not and why."""
+
+    by: str
+    model: nn.Module
+    changes: list[Change]
+    skipped: dict[str, str]
+    losses: Floats = field(default_factory=lambda: np.zeros(0))
+    interrupted: bool = False
+    tried: tuple[tuple[str, float], ...] = ()
+
+
+def check_layers(keep: Mapping[str, float], layers: Iterable[str]) -> None:
+    """Refuse shares for modules that are not layers with outputs of their own."""
+    known = set(layers)
+    unknown = [name for name in keep if name not in known]
+    if unknown:
+        raise InputError(
+            f"keep must name layers with units of their own, got {', '.join(unknown)}; there are "
+            f"{', '.join(sorted(known))}"
+        )
