@@ -18,7 +18,7 @@ from overt.nn import Dropout
 from overt.nn.compression import compress, narrowing
 from overt.nn.compression.cutting import Cut, shrink
 from overt.nn.compression.shapes import reshaped
-from overt.nn.compression.structure import structure
+from overt.nn.compression.structure import structure_of
 from overt.nn.data import Inputs
 
 NAMES = list(ZOO)
@@ -59,7 +59,7 @@ def test_what_shrinks_and_what_does_not_is_said(name):
 def test_removing_units_that_nothing_reads_changes_nothing(name):
     """An oracle apart from the cut: the network itself, with half of the units' readers at zero."""
     model, inputs = build(name)
-    found = structure(model, Inputs(inputs))
+    found = structure_of(model, Inputs(inputs))
     rng = np.random.default_rng(0)
     dead = np.zeros(len(found.wiring.units), dtype=bool)
     for group in found.groups:
@@ -151,7 +151,7 @@ def test_the_expected_sub_network_is_the_network():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 2)).eval()
     x = torch.randn(3, 4)
-    found = structure(model, Inputs((x,)))
+    found = structure_of(model, Inputs((x,)))
     (group,) = found.groups
     assert group.drops == {"2"}
     cuts = [

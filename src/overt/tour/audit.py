@@ -20,7 +20,7 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
     from torch.nn import functional
 
     from overt.nn.auditing import audit
-    from overt.nn.auditing.text import gap_line, noise_rows, suggestion_lines
+    from overt.nn.auditing.presentation import gap_line, noise_rows
     from overt.tour.nn import _digits
 
     x, y, x_test, y_test = _digits()
@@ -66,7 +66,7 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
         ("layer", "kind", "drop_prob", "realized", "penalty", "share of the objective", "phi"),
         [row[:7] for row in noise_rows(report)],
     )
-    page.text(f"{gap_line(report, head).capitalize()}. {suggestion_lines(suggestion)[0]}.")
+    page.text(f"{gap_line(report, head).capitalize()}. {str(suggestion).splitlines()[0]}.")
     report.to_html(folder / "audit.html")
     page.text("The whole report is in audit.html, beside this page.", note=True)
     below = all(r.head is not None and r.head.lower_bound <= r.objective for r in reports)

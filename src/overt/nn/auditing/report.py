@@ -1,4 +1,4 @@
-"""What an audit finds, as data. `text` and `page` turn it into words and pictures."""
+"""What an audit finds, as data; `presentation` turns it into words and pictures."""
 
 from __future__ import annotations
 
@@ -202,6 +202,18 @@ class Suggestion(Result):
     plausible: tuple[float, float]
     evidence: str
 
+    def __str__(self) -> str:
+        best, now = self.holdout.argmin(), abs(self.drop_probs - self.current).argmin()
+        return (
+            f"suggested drop probability before the last layer: {self.drop_prob:g} (now "
+            f"{self.current:g}; within one standard error {self.plausible[0]:g} to "
+            f"{self.plausible[1]:g})\n"
+            f"  held-out error {self.holdout[best]:.5g} ± {self.holdout_error[best]:.1g}, rank "
+            f"{self.predicted_rank[best]}; at {self.drop_probs[now]:g}: {self.holdout[now]:.5g}, "
+            f"rank {self.predicted_rank[now]}\n"
+            f"  {self.evidence}"
+        )
+
 
 @dataclass(frozen=True, repr=False, eq=False)
 class AuditReport(Result):
@@ -247,13 +259,13 @@ class AuditReport(Result):
     seconds: float
 
     def __str__(self) -> str:
-        from overt.nn.auditing.text import text
+        from overt.nn.auditing.presentation import text
 
         return text(self)
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the report as one HTML page with pictures; write it to `path` if given."""
-        from overt.nn.auditing.page import html
+        from overt.nn.auditing.presentation import html
 
         return html(self, path)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from overt.nn.compression.recipe import loading
-from overt.nn.compression.report import Change, Compression, Size
+from overt.nn.compression.report import Change, Compression, Size, loading
 from overt.nn.compression.run import compress
 
 __all__ = ["Change", "Compression", "Size", "compress", "loading"]

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,11 +29,38 @@ from overt._check import InputError
 from overt._types import Floats
 from overt.nn.compression.layers import TRANSPOSED, is_a
 from overt.nn.compression.measuring import Moments
+from overt.nn.compression.report import Change
 from overt.nn.compression.structure import Group, Structure
 from overt.nn.compression.units import Ids
 
+Keep = float | Mapping[str, float]
+"""One share for all layers, or a share for each of those named."""
 SHRINKAGE = 0.01
 """Ridge of the prediction, in units of the mean variance times units / examples."""
+
+
+@dataclass(eq=False)
+class Outcome:
+    """What a way of compressing returns: the network, what changed, what did not and why."""
+
+    by: str
+    model: nn.Module
+    changes: list[Change]
+    skipped: dict[str, str]
+    losses: Floats = field(default_factory=lambda: np.zeros(0))
+    interrupted: bool = False
+    tried: tuple[tuple[str, float], ...] = ()
+
+
+def check_layers(keep: Mapping[str, float], layers: Iterable[str]) -> None:
+    """Refuse shares for modules that are not layers with outputs of their own."""
+    known = set(layers)
+    unknown = [name for name in keep if name not in known]
+    if unknown:
+        raise InputError(
+            f"keep must name layers with units of their own, got {', '.join(unknown)}; there are "
+            f"{', '.join(sorted(known))}"
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from overt._types import Floats
-from overt.nn.compression.cutting import duplicate
+from overt.nn.compression.cutting import Keep, Outcome, check_layers, duplicate
 from overt.nn.compression.layers import SEALED, WEIGHTED, hindrance, holders, is_a
 from overt.nn.compression.measuring import Moments, collect, multiply_adds
-from overt.nn.compression.report import Change, Keep, Outcome, check_layers
+from overt.nn.compression.report import Change
 from overt.nn.data import Batches, Inputs
 
 KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d)

@@ -12,10 +12,21 @@ from torch import Tensor, nn
 from overt._check import InputError
 from overt._progress import meter
 from overt._types import Floats
-from overt.nn.compression.cutting import Cut, duplicate, flows, greatest, masked, refits, shrink
+from overt.nn.compression.cutting import (
+    Cut,
+    Keep,
+    Outcome,
+    check_layers,
+    duplicate,
+    flows,
+    greatest,
+    masked,
+    refits,
+    shrink,
+)
 from overt.nn.compression.measuring import collect, score
-from overt.nn.compression.report import Change, Keep, Outcome, check_layers
-from overt.nn.compression.structure import Group, Structure, structure
+from overt.nn.compression.report import Change
+from overt.nn.compression.structure import Group, Structure, structure_of
 from overt.nn.data import Batch, Batches, Inputs
 from overt.nn.losses import Loss
 from overt.nn.recording.watching import tensors
@@ -32,7 +43,7 @@ def by_units(
     rng: np.random.Generator,
 ) -> Outcome:
     """Remove units: chosen by drawing masks ("mask"), or by their flow ("flow")."""
-    found = structure(base, inputs)
+    found = structure_of(base, inputs)
     skipped = dict(found.skipped)
     counts = _sound(base, found, _counts(found, keep, by, skipped), inputs, skipped)
     losses, interrupted = np.zeros(0), False

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from overt import _check
 from overt._check import InputError, InputTypeError
 from overt._types import Floats, Seed
-from overt.nn.compression.cutting import duplicate
+from overt.nn.compression.cutting import Keep, Outcome, duplicate
 from overt.nn.compression.lowrank import by_spectrum, share_within
 from overt.nn.compression.measuring import (
     Score,
@@ -24,8 +24,7 @@ from overt.nn.compression.measuring import (
 )
 from overt.nn.compression.measuring import recover as train_on
 from overt.nn.compression.narrowing import by_units
-from overt.nn.compression.recipe import recipe
-from overt.nn.compression.report import Compression, Keep, Outcome, Size
+from overt.nn.compression.report import Compression, Size, recipe_of
 from overt.nn.data import Batches, Inputs, running
 from overt.nn.losses import LOSSES, Loss, checked_loss
 from overt.results import Status
@@ -254,7 +253,7 @@ def _report(
         output_change=change,
         losses=done.losses,
         recovery=recovery,
-        recipe=recipe(base, done.model),
+        recipe=recipe_of(base, done.model),
         status=Status.INTERRUPTED if done.interrupted else Status.FINISHED,
     )
 

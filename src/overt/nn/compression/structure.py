@@ -53,7 +53,7 @@ class Structure:
     skipped: dict[str, str]
 
 
-def structure(model: nn.Module, inputs: Inputs) -> Structure:
+def structure_of(model: nn.Module, inputs: Inputs) -> Structure:
     """Record a model in evaluation mode on an example, and find its groups of units."""
     recording = _recorded(model, inputs)
     walk = _Walk(model, recording)
