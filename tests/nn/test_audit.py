@@ -295,6 +295,68 @@ def test_mistakes_in_holdout_data_are_named_as_such():
         audit(small(), [(X, Y)], "squared", holdout=[(NAN, Y)])
 
 
+@pytest.mark.parametrize(
+    "data",
+    [(X, Y), (X.numpy(), Y.numpy()), [(X.double(), Y.double())], [(X.numpy().astype(float), Y)]],
+    ids=["pair", "arrays", "double", "list"],
+)
+def test_data_in_other_forms(data):
+    first, second = audit(small(), [(X, Y)], "squared"), audit(small(), data, "squared")
+    assert second.objective == pytest.approx(first.objective, rel=1e-6)
+    assert second.head.lower_bound == pytest.approx(first.head.lower_bound, rel=1e-6)
+
+
+class Two(nn.Module):
+    """Numbers and words, and a switch."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.read = nn.Embedding(7, 6), nn.Linear(5, 6)
+        self.drop, self.last = nn.Dropout(0.4), nn.Linear(6, 3)
+
+    def forward(self, x, ids, double=False):
+        h = torch.relu(self.read(x) + self.words(ids).mean(1))
+        return self.last(self.drop(2 * h if double else h))
+
+
+@pytest.mark.parametrize("form", ["tuple", "dict"])
+def test_several_inputs(form):
+    torch.manual_seed(0)
+    model, (x, y) = Two(), numbers(400)
+    ids = torch.randint(7, (400, 4))
+    inputs = (x, ids) if form == "tuple" else {"x": x, "ids": ids, "double": True}
+    report = audit(model, (inputs, y), "squared")
+    with torch.no_grad():
+        run = lambda: model(**inputs) if form == "dict" else model(*inputs)  # noqa: E731
+        values = [float(((run() - y) ** 2).sum(1).mean()) for _ in range(300) if model.train()]
+    error = np.std(values) / np.sqrt(len(values))
+    assert report.noises[0].exact
+    assert abs(report.objective - np.mean(values)) <= 5 * error
+    assert 0 < report.head.lower_bound < report.objective
+    assert "one tensor" in dict(report.skipped)["path norm"]
+
+
+def test_a_loss_of_ones_own_is_sampled():
+    model, (x, y) = small(), numbers(400)
+
+    def summed(output, target):
+        return ((output - target) ** 2).sum(1).mean()
+
+    def absolute(output, target):
+        return (output - target).abs().sum(1).mean()
+
+    named, own = (audit(model, (x, y), loss) for loss in ("squared", summed))
+    assert own.plain_loss == pytest.approx(named.plain_loss, rel=1e-5)
+    assert abs(own.objective - named.objective) <= 5 * own.objective_error
+    assert (own.loss, own.head, own.noises[0].exact) == ("summed", None, False)
+    assert "one's own" in dict(own.skipped)["the last layer"]
+    report = audit(model, (x, y), absolute)
+    with torch.no_grad():
+        values = [float(absolute(model.train()(x), y)) for _ in range(300)]
+    error = np.hypot(np.std(values) / np.sqrt(300), report.objective_error)
+    assert abs(report.objective - np.mean(values)) <= 5 * error
+
+
 @pytest.mark.parametrize("loss", ["cross_entropy", "squared"])
 @pytest.mark.parametrize("kind", [torch.float32, torch.int64, torch.bool])
 def test_one_hot_targets_are_classes(loss, kind):
@@ -357,9 +419,42 @@ def test_without_a_linear_head_the_gap_is_stated():
     assert "tanh" in str(report)
 
 
+class Gaussian(nn.Module):
+    def forward(self, x):
+        return x + 0.1 * torch.randn_like(x) if self.training else x
+
+
+class Coin(nn.Module):
+    """Stochastic depth as people write it."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(5, 5)
+
+    def forward(self, x):
+        if self.training and torch.rand(()) < 0.5:
+            return x
+        return x + self.inner(x)
+
+
+class Attends(nn.Module):
+    def forward(self, x):
+        h = x[:, None, :, None]
+        p = 0.1 * self.training
+        return nn.functional.scaled_dot_product_attention(h, h, h, dropout_p=p)[:, 0, :, 0]
+
+
 @pytest.mark.parametrize(
     ("layer", "word"),
-    [(nn.AlphaDropout(0.1), "its mean is not its input"), (nn.GRU(5, 5, 2, dropout=0.1), "inside")],
+    [
+        (nn.AlphaDropout(0.1), "its mean is not its input"),
+        (nn.GRU(5, 5, 2, dropout=0.1), "inside"),
+        (nn.RReLU(), "not a noise overt knows"),
+        (Gaussian(), "not a noise overt knows"),
+        (Coin(), "draw in training mode"),
+        (Attends(), "not a noise overt knows"),
+    ],
+    ids=lambda value: type(value).__name__,
 )
 def test_names_noise_that_it_leaves_out(layer, word):
     class Uses(nn.Module):
@@ -373,6 +468,18 @@ def test_names_noise_that_it_leaves_out(layer, word):
 
     report = audit(Uses(), [(X, Y)], "squared")
     assert any(who == "odd" and word in why for who, why in report.skipped)
+
+
+def test_what_only_looks_like_noise_is_not_named():
+    class Off(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last, self.drop_path = nn.Linear(5, 3), nn.Identity()
+
+        def forward(self, x):
+            return self.last(nn.functional.dropout(self.drop_path(x), 0.5, training=False))
+
+    assert "forward" not in dict(audit(Off(), [(X, Y)], "squared").skipped)
 
 
 def test_held_out_rows_do_not_enter_the_bounds():

@@ -380,6 +380,114 @@ def test_what_the_trace_does_not_show_is_found_by_running():
     assert small.a.out_features == 8
 
 
+def test_auto_takes_what_measures_best_at_the_same_multiply_adds():
+    torch.manual_seed(0)
+    x = torch.randn(400, 5)
+    y = (x @ torch.randn(5, 3)).argmax(1)
+    model = mlp()
+    found = {by: compress(model, 0.5, x, (x, y), by, draws=4)[1] for by in ("flow", "mask", "auto")}
+    auto = found["auto"]
+    tried = dict(auto.tried)
+    assert set(tried) == {"flow", "mask", "spectrum"}
+    assert tried["flow"] == pytest.approx(found["flow"].after.loss, rel=1e-6)
+    assert auto.by == min(tried, key=tried.get)
+    assert auto.after.loss == pytest.approx(min(tried.values()), rel=1e-6)
+    assert auto.after.multiply_adds <= 1.01 * found["flow"].after.multiply_adds
+    assert found["flow"].tried == ()
+
+
+def test_auto_does_without_targets_and_without_data():
+    """A layer of rank 2 loses nothing as a product; its units are all needed."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 40), nn.Tanh())
+    with torch.no_grad():
+        for layer in (model[0], model[2]):
+            layer.weight.copy_(torch.randn(40, 2) @ torch.randn(2, 40))
+    x = torch.randn(100, 40)
+    for data in (None, [x]):
+        _, report = compress(model, 0.5, x, data)
+        assert report.by == "spectrum"
+        assert dict(report.tried)["spectrum"] < 1e-3 < dict(report.tried)["flow"]
+        assert "mask" not in dict(report.tried)
+    _, named = compress(model, {"0": 0.5}, x)
+    assert (named.by, [c.layers for c in named.changes]) == ("flow", [("0",)])
+    assert compress(nn.Sequential(nn.Linear(2, 2)), 0.5, torch.randn(3, 2))[1].changes == ()
+
+
+def test_inputs_by_name_and_arrays():
+    model, inputs = build("two-inputs")
+    named = dict(zip("xy", inputs, strict=True))
+    y = np.arange(6) % 3
+    by_place = compress(model, 0.5, inputs, (inputs, y), "flow")
+    by_name = compress(model, 0.5, named, [(named, y)], "flow")
+    torch.testing.assert_close(by_place[0](*inputs), by_name[0](**named))
+    assert by_place[1].after.loss == by_name[1].after.loss
+    array = np.random.default_rng(0).random((6, 5))
+    assert compress(mlp(), 0.5, array, (array, y), "flow")[1].after.loss is not None
+
+
+class Router(nn.Module):
+    """Takes one of two ways by the sign of its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.plus = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
+        self.minus = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
+        self.join = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+
+    def forward(self, x):
+        return self.join(self.plus(x) if x.mean() > 0 else self.minus(x))
+
+
+def test_only_what_every_way_shares_is_removed():
+    """Units that one branch hands to the next are also made by the other, which was not seen."""
+    torch.manual_seed(0)
+    model, x = Router().eval(), torch.rand(6, 5)
+    small, report = compress(model, 0.5, x, by="flow")
+    assert {c.layers for c in report.changes} == {("plus.0",), ("join.0",)}
+    skipped = dict(report.skipped)
+    assert "depends on values" in skipped["Router"]
+    assert "depends on values" in skipped["plus.2"]
+    assert skipped["minus.0"] == skipped["minus.2"] == "its forward pass is not called"
+    for given in (x, -x):
+        assert small(given).shape == (6, 3)
+
+
+def test_layers_inside_torchs_transformers_are_refitted():
+    """What their removed units contributed on average goes into the bias behind them."""
+    model, inputs = build("transformer")
+    with torch.no_grad():
+        for layer in model.layers.layers:
+            layer.linear1.bias.add_(3.0)  # units that are always on
+    _, report = compress(model, 0.5, *inputs, by="flow")
+    assert len(report.changes) == 2
+    assert report.output_change < 0.1
+
+
+PASSING = [
+    nn.ReLU(), nn.ReLU6(), nn.LeakyReLU(), nn.ELU(), nn.CELU(), nn.SELU(), nn.GELU(), nn.SiLU(),
+    nn.Mish(), nn.Sigmoid(), nn.LogSigmoid(), nn.Tanh(), nn.Softplus(), nn.Softsign(),
+    nn.Tanhshrink(), nn.Hardtanh(), nn.Hardswish(), nn.Hardsigmoid(), nn.Hardshrink(),
+    nn.Softshrink(), nn.Identity(), nn.AlphaDropout(), nn.FeatureAlphaDropout(), nn.RReLU(),
+    nn.PReLU(),
+    nn.Threshold(0.1, 0.0), nn.Softmax(-1), nn.MaxPool2d(2), nn.AvgPool2d(2), nn.LPPool2d(2, 2),
+    nn.AdaptiveAvgPool2d(3), nn.AdaptiveMaxPool2d(3), nn.Upsample(scale_factor=2),
+    nn.UpsamplingNearest2d(scale_factor=2), nn.ZeroPad2d(1), nn.ReflectionPad2d(1),
+    nn.ReplicationPad2d(1), nn.CircularPad2d(1), nn.ConstantPad2d(1, 0.5), nn.PReLU(6),
+    nn.GroupNorm(6, 6), nn.InstanceNorm2d(6), nn.Dropout2d(0.2),
+]  # fmt: skip
+NEEDING = [nn.Softmax(1), nn.GroupNorm(2, 6), nn.PixelShuffle(1), nn.LocalResponseNorm(2)]
+
+
+@pytest.mark.parametrize("layer", [*PASSING, *NEEDING], ids=str)
+def test_channels_pass_through_every_layer_that_keeps_them_apart(layer):
+    model = nn.Sequential(nn.Conv2d(2, 6, 3), layer, nn.Conv2d(6, 4, 1)).eval()
+    found = structure_of(model, Inputs((torch.randn(3, 2, 8, 8),)))
+    assert bool(found.groups) == (layer not in NEEDING)
+    if layer in NEEDING:
+        assert "needs all its units" in found.skipped["0"]
+
+
 def test_the_report_speaks():
     model, inputs = build("mlp")
     _, report = compress(model, 0.5, *inputs, batches(inputs), "mask", draws=2)

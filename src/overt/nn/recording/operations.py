@@ -207,7 +207,7 @@ _ALIASES = {
     "row_stack": "vstack", "column_stack": "hstack", "special_log1p": "log1p",
     "_adaptive_avg_pool2d": "adaptive_avg_pool2d", "_native_multi_head_attention": "unknown",
     "greater": "gt", "less": "lt", "not_equal": "ne", "less_equal": "le", "greater_equal": "ge",
-    "float_": "float", "avg_pool": "avg_pool2d",
+    "float_": "float", "avg_pool": "avg_pool2d", "_threshold": "threshold",
 }  # fmt: skip
 _PROPERTIES = frozenset(("T", "mT", "H", "mH", "data", "real"))
 _READS = {"__bool__": "bool_read", "__float__": "float_read", "__int__": "int_read"}
