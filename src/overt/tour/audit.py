@@ -16,35 +16,10 @@ WIDTH, DROP_PROB, STEPS, SHOTS = 64, 0.5, 300, 8
 @torch_chapter("An audit of a network")
 def chapter(page: Page, folder: Path, seed: int) -> bool:
     """Train on scikit-learn's digits, audit the network as it learns, and keep its report."""
-    import torch
-    from torch.nn import functional
-
-    from overt.nn.auditing import audit
     from overt.nn.auditing.presentation import gap_line, noise_rows
-    from overt.tour.nn import _digits
 
-    x, y, x_test, y_test = _digits()
-    target = functional.one_hot(y, 10).float()
-    model = torch.nn.Sequential(
-        torch.nn.Linear(64, WIDTH),
-        torch.nn.ReLU(),
-        torch.nn.Dropout(DROP_PROB),
-        torch.nn.Linear(WIDTH, 10),
-    )
-    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
-    data = list(zip(x.split(200), y.split(200), strict=True))
-    shots = {round(s) for s in np.geomspace(1, STEPS + 1, SHOTS) - 1}
-    steps, reports = [], []
-    for step in range(STEPS + 1):
-        if step in shots:
-            steps.append(step)
-            reports.append(audit(model, data, "squared", seed=seed))
-        optimizer.zero_grad()
-        rows = torch.randint(len(x), (128,))
-        ((model.train()(x[rows]) - target[rows]) ** 2).sum(1).mean().backward()
-        optimizer.step()
-    holdout = list(zip(x_test.split(200), y_test.split(200), strict=True))
-    report = audit(model, data, "squared", holdout=holdout, seed=seed)
+    steps, reports = _audited(seed)
+    report = reports[-1]
     head, suggestion = report.head, report.suggestion
     if head is None or suggestion is None:
         page.text("The audit found no last layer.")
@@ -72,6 +47,38 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
     below = all(r.head is not None and r.head.lower_bound <= r.objective for r in reports)
     realized = abs(noise.realized - DROP_PROB) <= 5 * noise.realized_error
     return bool(below and realized and noise.exact)
+
+
+def _audited(seed: int) -> tuple[list[int], list[Any]]:
+    """Return steps of training and an audit at each, the last one with held-out digits."""
+    import torch
+    from torch.nn import functional
+
+    from overt.nn.auditing import audit
+    from overt.tour.nn import _digits
+
+    x, y, x_test, y_test = _digits()
+    target = functional.one_hot(y, 10).float()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, WIDTH),
+        torch.nn.ReLU(),
+        torch.nn.Dropout(DROP_PROB),
+        torch.nn.Linear(WIDTH, 10),
+    )
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    shots = {round(s) for s in np.geomspace(1, STEPS + 1, SHOTS) - 1}
+    steps, reports = [], []
+    for step in range(STEPS + 1):
+        if step in shots:
+            steps.append(step)
+            reports.append(audit(model, (x, y), "squared", seed=seed))
+        optimizer.zero_grad()
+        rows = torch.randint(len(x), (128,))
+        ((model.train()(x[rows]) - target[rows]) ** 2).sum(1).mean().backward()
+        optimizer.step()
+    steps.append(STEPS + 1)
+    reports.append(audit(model, (x, y), "squared", holdout=(x_test, y_test), seed=seed))
+    return steps, reports
 
 
 def _picture(steps: list[int], reports: list[Any], head: Any) -> Any:

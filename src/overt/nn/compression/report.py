@@ -143,6 +143,8 @@ class Compression(Result):
                 f"  {' + '.join(change.layers)}: {change.kind} {change.before} -> "
                 f"{change.after}{error}"
             )
+        if self.tried:
+            lines.append("  compared: " + ", ".join(f"{way} {v:.4g}" for way, v in self.tried))
         lines += [f"  left whole: {name}: {reason}" for name, reason in self.skipped]
         return "\n".join(lines)
 
