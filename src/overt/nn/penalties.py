@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from overt._check import InputError, InputTypeError
 from overt.nn.losses import Loss, is_squared, loss_name, mean_loss
-from overt.nn.moments.adjoint import along
-from overt.nn.moments.carry import Carried, Output, carry, checked, hidden_randomness
-from overt.nn.predictive import DRAWS, spread
+from overt.nn.moments.adjoint import Layouts
+from overt.nn.moments.carry import Carried, Output, carry, checked, passes
 from overt.nn.recording.watching import called
 from overt.results import Result
 
@@ -111,30 +110,24 @@ def explicit_penalty(
     (10.0, True)
     """
     model, name = checked(model, x), loss_name(loss)
-    hidden = hidden_randomness(model, x, output)
 
-    def passes(active: Collection[str] | None) -> list[Carried]:
-        first = carry(model, x, output=output, active=active, statistics="as set")
-        if not (hidden or first.drawn):
-            return [first]
-        again = [carry(model, x, output=output, active=active, drawn=first.drawn,
-                       statistics="as set") for _ in range(DRAWS - 1)]  # fmt: skip
-        return [first, *again]
+    def found(active: Collection[str] | None) -> list[Carried]:
+        return passes(model, x, output=output, active=active, statistics="as set")
 
-    everything = passes(None)
+    everything = found(None)
     noises = everything[0].noises
     terms: list[Term] = []
     later = everything[0].output.mean.new_zeros(())
     for i in reversed(range(len(noises))):
-        found = everything if i == 0 else passes(noises[i:])
-        value = penalty_of(found, name)
-        exact = len(found) == 1 and found[0].output.exact and is_squared(name)
+        those = everything if i == 0 else found(noises[i:])
+        value = penalty_of(those, name)
+        exact = len(those) == 1 and those[0].output.exact and is_squared(name)
         terms.insert(0, Term(noises[i], value - later, exact))
         later = value
     if y is not None and noises:
-        terms.append(_shift(everything, passes(()), y, name))
+        terms.append(_shift(everything, found(()), y, name))
     total = torch.stack([term.value for term in terms]).sum() if terms else later
-    return Penalty(total, tuple(terms), everything[0].drawn, everything[0].linearized)
+    return Penalty(total, tuple(terms), everything[0].drawn, tuple(everything[0].tape.linearized))
 
 
 def _shift(noisy: list[Carried], clean: list[Carried], y: Tensor, loss: str) -> Term:
@@ -147,27 +140,25 @@ def _shift(noisy: list[Carried], clean: list[Carried], y: Tensor, loss: str) -> 
     return Term("mean shift", value, exact and is_squared(loss))
 
 
-def penalty_of(passes: list[Carried], loss: str) -> Tensor:
+def penalty_of(found: list[Carried], loss: str) -> Tensor:
     """<H, Cov(output)> with H half the loss's second derivative, averaged over rows.
 
     Several passes are draws of what could not be carried: their means vary too.
     """
-    means = torch.stack([one.output.mean for one in passes])
-    mean = means.mean(0)
-    within = torch.stack([_curved(one, mean, loss) for one in passes]).mean()
-    if len(passes) == 1:
+    means = torch.stack([one.output.mean for one in found])
+    mean, n = means.mean(0), len(found)
+    within = torch.stack([_curved(one, mean, loss) for one in found]).mean()
+    if n == 1:
         return within
-    away = (means - mean) * (len(passes) / (len(passes) - 1)) ** 0.5
-    return within + torch.stack([_quadratic(a, mean, loss) for a in away]).mean()
+    return within + torch.stack([_quadratic(m - mean, mean, loss) for m in means]).sum() / (n - 1)
 
 
 def _curved(one: Carried, mean: Tensor, loss: str) -> Tensor:
     """Return <H, Cov> of one carried pass."""
     diagonal, direction, scale = _curvature(mean, loss)
-    value = (diagonal * spread(one)).flatten(1).sum(1)
+    value = (diagonal * one.variances()).flatten(1).sum(1)
     if direction is not None:
-        create = torch.is_grad_enabled()
-        value = value - along(one.output.tangent, one.sources, direction, create=create)
+        value = value - one.along(direction)
     return scale * value.mean()
 
 
@@ -205,7 +196,9 @@ class WithoutNoise(nn.Module):  # type: ignore[misc]
         self.model = model
         self.loss, self.output = loss_name(loss), output
         self._penalty: Tensor | None = None
-        self._dear = False
+        self._dear: bool | None = None
+        self._drawn: set[str] = set()
+        self._layouts: Layouts = {}
 
     @property
     def penalty(self) -> Tensor:
@@ -223,14 +216,16 @@ class WithoutNoise(nn.Module):  # type: ignore[misc]
             result = called(self.model, x)
             return result if self.output is None else self.output(result)
         model = checked(self.model, x)
-        if not self._dear:
-            one = carry(model, x, output=self.output, statistics="as set", update=True)
-            self._dear = not (one.output.known and one.output.exact)
-            if not self._dear:
-                self._penalty = penalty_of([one], self.loss)
-                return one.output.mean
-        one = carry(model, x, output=self.output, probe=True, statistics="as set", update=True)
-        self._penalty = _quadratic(one.output.tangent, one.output.mean, self.loss)
+        settings: Any = {"output": self.output, "statistics": "as set", "layouts": self._layouts}
+        if self._dear is None:  # a first look at what the noise meets
+            with torch.no_grad():
+                first = carry(model, x, **settings)
+            self._drawn, self._dear = first.to_draw, not (first.output.known and first.output.exact)
+        one = carry(model, x, **settings, drawn=self._drawn, probe=self._dear, update=True)
+        if self._dear:
+            self._penalty = _quadratic(one.tangent, one.output.mean, self.loss)
+        else:
+            self._penalty = penalty_of([one], self.loss)
         return one.output.mean
 
     def extra_repr(self) -> str:

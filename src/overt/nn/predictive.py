@@ -5,15 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from overt import _check
-from overt.nn.moments.adjoint import covariances, variances
-from overt.nn.moments.carry import Carried, Output, carry, checked, hidden_randomness
+from overt.nn.moments.carry import DRAWS, Output, checked, passes
 from overt.nn.moments.result import Moments
-
-DRAWS = 100
-"""Passes in which noise that cannot be carried is drawn."""
 
 
 def predictive_moments(
@@ -59,37 +55,18 @@ def predictive_moments(
     (4.0, 10.0)
     """
     model, draws = checked(model, x), _check.whole("draws", draws, minimum=2)
-    found = carry(model, x, output=output)
-    hidden = hidden_randomness(model, x, output)
-    coarse = () if found.output.exact else found.coarse
-    if not (hidden or coarse or found.drawn):
-        return _result(found, found.output.mean, spread(found, covariance))
-    passes = [carry(model, x, output=output, drawn={*found.drawn, *coarse}) for _ in range(draws)]
-    means = torch.stack([one.output.mean for one in passes])
-    within = torch.stack([spread(one, covariance) for one in passes]).mean(0)
-    away = (means - means.mean(0)).flatten(2)
-    if covariance:
-        between = torch.einsum("nbk,nbl->bkl", away, away) / (draws - 1)
-    else:
-        between = (away**2).sum(0).reshape(means.shape[1:]) / (draws - 1)
-    return _result(passes[0], means.mean(0), within + between, draws, hidden)
-
-
-def spread(found: Carried, covariance: bool = False) -> Tensor:
-    """Return the variances of what was carried, or the covariances of each row."""
-    out, create = found.output, torch.is_grad_enabled()
+    found = passes(model, x, output=output, draws=draws)
+    means = torch.stack([one.output.mean for one in found])
     with torch.inference_mode(False):
-        if covariance:
-            return covariances(out.tangent, found.sources, create=create)
-        if out.known:
-            return out.variance
-        return variances(out.tangent, found.sources, create=create)
-
-
-def _result(
-    found: Carried, mean: Tensor, variance: Tensor, draws: int = 0, hidden: bool = False
-) -> Moments:
-    drawn = (*found.drawn, *(("a coin that is not torch's",) if hidden else ()))
-    carried = tuple(name for name in found.noises if name not in found.drawn)
-    exact = found.output.exact and not draws
-    return Moments(mean, variance, exact, carried, drawn, found.linearized, draws)
+        spreads = [one.covariances() if covariance else one.variances() for one in found]
+    mean, spread = means.mean(0), torch.stack(spreads).mean(0)
+    if len(found) > 1:
+        away = (means - mean).flatten(2)
+        squares = torch.einsum("nbk,nbl->bkl", away, away) if covariance else (away**2).sum(0)
+        spread = spread + squares.reshape(spread.shape) / (len(found) - 1)
+    one, count = found[0], len(found) if len(found) > 1 else 0
+    return Moments(
+        mean, spread, one.output.exact and not count,
+        tuple(name for name in one.noises if name not in one.drawn), one.drawn,
+        tuple(one.tape.linearized), count,
+    )  # fmt: skip

@@ -68,8 +68,22 @@ class MaskCovariance:
 
     def penalty(self, values: Tensor, rows: Tensor) -> Tensor:
         """<Cbar, R'R o mean(h h')> for values h (n, *s) and rows R (outputs, units)."""
-        flow = rows.unflatten(1, self.shape) * values[:, None]
-        return (flow * self.apply(flow)).flatten(1).sum(1).mean()
+        if self.independent:
+            return self.strength * ((rows * rows).sum(0) @ (values * values).mean(0).flatten())
+        r = rows.unflatten(1, self.shape)
+        if not self.shared:  # groups of units that may vary together
+            r, h = self._grouped(r), self._grouped(values)
+            gram = (r.mT @ r) * (h.mT @ h)
+            return (gram.sum(0) * self._matrix(h)).sum() / len(values)
+        flows = (r * h for h in values)
+        return torch.stack([(flow * self.apply(flow)).sum() for flow in flows]).mean()
+
+    def _grouped(self, x: Tensor) -> Tensor:
+        """Bring x (n, *s) into groups of units along the matrix's axes: (groups, n, group)."""
+        last = list(range(x.ndim - len(self.axes), x.ndim))
+        moved = x.movedim([1 + axis for axis in self.axes], last)
+        size = math.prod(moved.shape[last[0] :])
+        return moved.reshape(len(x), -1, size).transpose(0, 1)
 
     def _matrix(self, like: Tensor) -> Tensor:
         assert self.matrix is not None  # noqa: S101 (for the type checker)

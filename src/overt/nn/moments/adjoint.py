@@ -14,6 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,12 @@ from overt.nn.layers.mask_covariance import MaskCovariance
 
 BUDGET = 2**24
 """The most numbers that the gradients of one batch of backward passes may hold."""
+
+SHARED, APART = -1, -2
+"""In the place of an axis of rows: all rows share the source; it does not reach the output."""
+
+Layouts = dict[Any, list[int | None]]
+"""For the shapes of some sources, the axis of each that the rows of the batch lie along."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,59 +52,71 @@ class Source:
         return (self.spread @ flat[..., None])[..., 0].reshape(g.shape)
 
 
-def variances(tangent: Tensor, sources: list[Source], *, create: bool) -> Tensor:
-    """Return the variance of each entry of a tangent (rows, ...)."""
-    y = tangent.reshape(len(tangent), -1)
-    parts = [
-        torch.stack([(g * h).sum(2) for g, h in pairs]).sum(0)
-        for pairs in _arrivals(y, sources, create, BUDGET)
-    ]
-    return torch.cat(parts).T.reshape(tangent.shape) if parts else torch.zeros_like(tangent)
+class Sources:
+    """The sources of one pass, and what comes back from a tangent (rows, ...) to them.
 
+    `layouts` keeps from pass to pass, for the shapes of the sources' steps, the axis of each that
+    the rows of the batch lie along. Results have gradients where gradients are enabled.
+    """
 
-def covariances(tangent: Tensor, sources: list[Source], *, create: bool) -> Tensor:
-    """Return the covariances of the flattened entries of each row, (rows, K, K)."""
-    y = tangent.reshape(len(tangent), -1)
-    total = y.new_zeros(*y.shape, y.shape[1])
-    for pairs in _arrivals(y, sources, create, 2**62):  # all outputs at once
-        for g, h in pairs:
-            total = total + torch.einsum("krd,lrd->rkl", g, h)
-    return total
+    def __init__(self, layouts: Layouts) -> None:
+        self._all: list[Source] = []
+        self._layouts = layouts
 
+    def add(self, step: Tensor, spread: Tensor | MaskCovariance) -> Tensor:
+        """Note a new source; return its step."""
+        self._all.append(Source(step, spread))
+        return step
 
-def along(tangent: Tensor, sources: list[Source], direction: Tensor, *, create: bool) -> Tensor:
-    """Var(w't) for the row w of `direction` that belongs to each row t of a tangent: (rows,)."""
-    weighted = (tangent * direction).flatten(1).sum(1, keepdim=True)
-    return variances(weighted, sources, create=create)[:, 0]
+    def variances(self, tangent: Tensor) -> Tensor:
+        """Return the variance of each entry."""
+        y = tangent.reshape(len(tangent), -1)
+        parts = [
+            torch.stack([(g * h).sum(2) for g, h in pairs]).sum(0)
+            for pairs in self._arrivals(y, BUDGET)
+        ]
+        return torch.cat(parts).T.reshape(tangent.shape) if parts else torch.zeros_like(tangent)
 
+    def covariances(self, tangent: Tensor) -> Tensor:
+        """Return the covariances of the flattened entries of each row, (rows, K, K)."""
+        y = tangent.reshape(len(tangent), -1)
+        total = y.new_zeros(*y.shape, y.shape[1])
+        for pairs in self._arrivals(y, 2**62):  # all outputs at once
+            for g, h in pairs:
+                total = total + torch.einsum("krd,lrd->rkl", g, h)
+        return total
 
-def _arrivals(
-    y: Tensor, sources: list[Source], create: bool, budget: int
-) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Yield for some outputs at a time the pairs (g, Cov g), (outputs, rows, entries) each."""
-    own, shared = _sorted(y, sources)
-    if not own and not shared:
-        return
-    (R, K), numel = y.shape, sum(source.step.numel() for source, _ in own)
-    numel += R * sum(source.step.numel() for source in shared)
-    size = max(1, budget // max(1, numel))
-    eye = torch.eye(K, dtype=y.dtype, device=y.device)
-    for asked in eye.split(size):
-        pairs = []
-        if own:
-            steps = [source.step for source, _ in own]
-            gs = _gradients(y, steps, asked[:, None].expand(-1, R, K), create)
-            for (source, rows), g in zip(own, gs, strict=True):
-                pairs.append((_split(g, rows, R), _split(source.times(g), rows, R)))
-        if shared:
+    def along(self, tangent: Tensor, direction: Tensor) -> Tensor:
+        """Var(w't) for the row w of `direction` that belongs to each row t: (rows,)."""
+        return self.variances((tangent * direction).flatten(1).sum(1, keepdim=True))[:, 0]
+
+    def _arrivals(self, y: Tensor, budget: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
+        """Yield for some outputs at a time the pairs (g, Cov g), (outputs, rows, entries) each."""
+        if not y.requires_grad or not self._all:
+            return
+        key = (len(y), *(source.step.shape for source in self._all))
+        if key not in self._layouts:
+            self._layouts[key] = _row_axes(y, self._all)
+        found = list(zip(self._all, self._layouts[key], strict=True))
+        own = [(source, axis) for source, axis in found if axis not in (SHARED, APART)]
+        shared = [source for source, axis in found if axis == SHARED]
+        (R, K), numel = y.shape, sum(source.step.numel() for source, _ in own)
+        numel += R * sum(source.step.numel() for source in shared)
+        for asked in torch.eye(K, dtype=y.dtype, device=y.device).split(
+            max(1, budget // (numel or 1))
+        ):
+            pairs = []
+            gs = _gradients(y, [s.step for s, _ in own], asked[:, None].expand(-1, R, K))
+            for (source, axis), g in zip(own, gs, strict=True):
+                pairs.append((_split(g, axis, R), _split(source.times(g), axis, R)))
             each = torch.eye(R, dtype=y.dtype, device=y.device)[None, :, :, None]
-            each = (each * asked[:, None, None]).flatten(0, 1)
-            for source, g in zip(
-                shared, _gradients(y, [s.step for s in shared], each, create), strict=True
-            ):
+            each = (each * asked[:, None, None]).flatten(0, 1) if shared else each
+            gs = _gradients(y, [s.step for s in shared], each)
+            for source, g in zip(shared, gs, strict=True):
                 shape = (len(asked), R, -1)
                 pairs.append((g.reshape(shape), source.times(g).reshape(shape)))
-        yield pairs
+            if pairs:
+                yield pairs
 
 
 def _split(g: Tensor, axis: int | None, R: int) -> Tensor:
@@ -105,8 +124,11 @@ def _split(g: Tensor, axis: int | None, R: int) -> Tensor:
     return g.flatten(1)[:, None] if axis is None else g.movedim(1 + axis, 1).reshape(len(g), R, -1)
 
 
-def _gradients(y: Tensor, steps: list[Tensor], asked: Tensor, create: bool) -> list[Tensor]:
+def _gradients(y: Tensor, steps: list[Tensor], asked: Tensor) -> list[Tensor]:
     """Return the gradients of combinations of outputs (n, *y.shape) at all steps."""
+    if not steps:
+        return []
+    create = torch.is_grad_enabled()
     if len(asked) > 1:
         try:
             with warnings.catch_warnings():  # about operations that are batched by a loop
@@ -122,41 +144,25 @@ def _gradients(y: Tensor, steps: list[Tensor], asked: Tensor, create: bool) -> l
     return [torch.stack(parts) for parts in zip(*each, strict=True)]
 
 
-def _sorted(
-    y: Tensor, sources: list[Source]
-) -> tuple[list[tuple[Source, int | None]], list[Source]]:
-    """Tell sources that have entries for each row, along which axis, from those that rows share.
+def _row_axes(y: Tensor, sources: list[Source]) -> list[int | None]:
+    """Return for each source the axis along which the rows of the output lie.
 
-    The gradient of a single row says which: it vanishes at the entries of all other rows. Sources
-    that do not reach the output are left out.
+    The gradient of a single row says which: it vanishes at the entries of all other rows.
     """
-    if not y.requires_grad or not sources:
-        return [], []
-    own: list[tuple[Source, int | None]] = []
-    shared, open_ = [], list(sources)
+    axes: list[int | None] = [APART] * len(sources)
+    open_ = list(range(len(sources)))
     for row in range(min(len(y), 3)):  # a row may happen to have a gradient of 0
         weights = torch.zeros_like(y)
         weights[row] = 1 + torch.arange(y.shape[1], device=y.device).remainder(7) / 7
-        steps = [source.step for source in open_]
+        steps = [sources[i].step for i in open_]
         grads = torch.autograd.grad(y, steps, weights, retain_graph=True, allow_unused=True)
-        last, left = row == min(len(y), 3) - 1, []
-        for source, g in zip(open_, grads, strict=True):
-            if g is None:
-                continue
-            axis = _row_axis(g, len(y), row)
-            if not last and not bool(g.any()):
-                left.append(source)
-            elif axis == SHARED:
-                shared.append(source)
-            else:
-                own.append((source, axis))
-        open_ = left
+        reached = [(i, g) for i, g in zip(open_, grads, strict=True) if g is not None]
+        for i, g in reached:
+            axes[i] = _row_axis(g, len(y), row)
+        open_ = [i for i, g in reached if not bool(g.any())]
         if not open_:
             break
-    return own, shared
-
-
-SHARED = -1
+    return axes
 
 
 def _row_axis(g: Tensor, R: int, row: int) -> int | None:

@@ -31,10 +31,9 @@ def linear_map(
     `linear` is the map without its constant, for tangents, and `squared` that with squared
     coefficients, for variances.
     """
-    with tape.graph():
-        tangent = linear(x.tangent)
     return replace(
-        x, mean=affine(x.mean), variance=squared(x.variance), tangent=tangent,
+        x, mean=affine(x.mean), variance=squared(x.variance),
+        tangent=tape.later(lambda: linear(x.tangent())),
         known=x.known and (x.independent or keeps), independent=x.independent and keeps,
         dropped=None, law=None,
     )  # fmt: skip
@@ -63,21 +62,23 @@ def added(tape: Tape, x: Moment, y: Moment, sign: float = 1.0) -> Moment:
     """Return x + sign y."""
     mean = x.mean + sign * y.mean
     full = x.mean.shape == mean.shape and y.mean.shape == mean.shape
-    with tape.graph():
-        if not y.noises:
-            tangent = x.tangent.expand(mean.shape)
-        elif not x.noises:
-            tangent = (sign * y.tangent).expand(mean.shape)
-        else:
-            tangent = x.tangent + sign * y.tangent
-    variance = (x.variance + sign * sign * y.variance).expand(mean.shape)
     noisy = [z for z in (x, y) if z.noises]
+    if not y.noises:
+        variance = x.variance.expand(mean.shape)
+    else:
+        variance = (x.variance + sign * sign * y.variance).expand(mean.shape)
+
+    def tangent() -> Tensor:
+        if not y.noises:
+            return x.tangent().expand(mean.shape)
+        return (x.tangent() + sign * y.tangent()).expand(mean.shape)
+
     alone = len(noisy) < 2 or not (x.noises & y.noises)
     law = None
     if len(noisy) == 1 and noisy[0] is x and x.law is not None and y.mean.numel() == 1:
         law = _shifted(x.law, sign * float(y.mean))
     return Moment(
-        mean, variance, tangent, x.noises | y.noises, x.exact and y.exact,
+        mean, variance, tape.later(tangent), x.noises | y.noises, x.exact and y.exact,
         x.known and y.known and alone,
         alone and all(z.independent and z.mean.shape == mean.shape for z in noisy)
         and (full or len(noisy) < 2),
@@ -100,13 +101,15 @@ def product(tape: Tape, f: Product, x: Moment, y: Moment) -> Moment:
     a, b = tape.fixed((x.mean, y.mean))
     second = f(x.variance, y.variance)
     variance = f(x.variance, y.mean**2) + f(x.mean**2, y.variance) + second
-    with tape.graph():
-        tangent = f(x.tangent, b) + f(a, y.tangent)
-        tangent = tangent + (f(x.tangent, y.tangent) if tape.probe else tape.source(second))
+
+    def tangent() -> Tensor:
+        s, t = x.tangent(), y.tangent()
+        return f(s, b) + f(a, t) + (f(s, t) if tape.probe else tape.source(second))
+
     alone = [z.independent and z.mean.shape == mean.shape for z in (x, y)]
     exact = x.exact and y.exact and x.known and y.known and apart
     exact = exact and (any(alone) if entrywise else x.independent and y.independent)
-    return Moment(mean, variance, tangent, x.noises | y.noises, exact, exact,
+    return Moment(mean, variance, tape.later(tangent), x.noises | y.noises, exact, exact,
                   apart and entrywise and all(alone))  # fmt: skip
 
 
@@ -142,11 +145,8 @@ def weighted(tape: Tape, call: Call) -> Any:
     if b is None:
         return moment
     shape = (-1,) if call.name == "linear" else (-1, *[1] * (W.ndim - 2))
-    bias = tape.of(b)
-    return added(tape, moment, replace(
-        bias, mean=bias.mean.reshape(shape), variance=bias.variance.reshape(shape),
-        tangent=bias.tangent.reshape(shape),
-    ))  # fmt: skip
+    bias = linear_map(tape, tape.of(b), *[lambda t: t.reshape(shape)] * 3, keeps=True)
+    return added(tape, moment, bias)
 
 
 def averaged(tape: Tape, x: Moment, call: Call, f: Map) -> Moment:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from overt._check import InputError, InputTypeError
 from overt.nn.layers.base import NoiseLayer
-from overt.nn.moments.adjoint import Source
+from overt.nn.moments.adjoint import Layouts, Sources
 from overt.nn.moments.rules import apply
 from overt.nn.moments.tape import Moment, Tape, Uncarried
 from overt.nn.recording.modes import Statistics, modes, unwrapped
@@ -39,32 +39,54 @@ from overt.nn.recording.watching import (
 )
 
 Output = Callable[[Any], Any] | None
+DRAWS = 100
+"""Passes in which noise that cannot be carried is drawn."""
 
 
 @dataclass(frozen=True, eq=False)
 class Carried:
-    """A model's output with its moments.
+    """A model's output with its moments; of variance 0 if no noise reaches it.
 
-    Attributes
-    ----------
-    output
-        The output's moment; of variance 0 if no noise reaches it.
-    sources
-        The sources that its tangent depends on.
-    noises
-        All noises that were met, in order.
-    drawn, linearized
-        The noises that were drawn, and the operations whose moments come from a few local draws.
-    coarse
-        Noises that have but one number for a row, far from what a linear map can follow.
+    `tape` knows the noises that were `met`, in order, those that were `drawn`, operations that were
+    `linearized` at local draws, and `coarse` noises, which have but one number for a row.
     """
 
     output: Moment
-    sources: list[Source]
-    noises: tuple[str, ...]
-    drawn: tuple[str, ...]
-    linearized: tuple[str, ...]
-    coarse: tuple[str, ...]
+    tape: Tape
+
+    @property
+    def noises(self) -> tuple[str, ...]:
+        """All noises that were met, in order."""
+        return tuple(self.tape.met)
+
+    @property
+    def drawn(self) -> tuple[str, ...]:
+        """The noises that were drawn."""
+        return tuple(self.tape.was_drawn)
+
+    @property
+    def to_draw(self) -> set[str]:
+        """The noises to draw: what was, and coins for whole rows where a linear map is far off."""
+        return {*self.drawn, *(() if self.output.exact else self.tape.coarse)}
+
+    @property
+    def tangent(self) -> Tensor:
+        """The output's deviation as a function of the sources, or a draw of it."""
+        return self.tape.tangent(self.output)
+
+    def variances(self) -> Tensor:
+        """Return the variance of each output, exact in the linearized network."""
+        if self.output.known:
+            return self.output.variance
+        return self.tape.sources.variances(self.tangent)
+
+    def covariances(self) -> Tensor:
+        """Return the covariances of each row's outputs, (rows, outputs, outputs)."""
+        return self.tape.sources.covariances(self.tangent)
+
+    def along(self, direction: Tensor) -> Tensor:
+        """Var(w'output) for the row w of `direction` that belongs to each row."""
+        return self.tape.sources.along(self.tangent, direction)
 
 
 def carry(
@@ -77,16 +99,18 @@ def carry(
     probe: bool = False,
     statistics: Statistics = "running",
     update: bool = False,
+    layouts: Layouts | None = None,
 ) -> Carried:
     """Carry moments through one pass; what cannot be carried is drawn, and the rest carried.
 
     `active` names the noises that are on (None: all), `drawn` those of them that are drawn. Running
-    statistics and counters of draws move on only if `update`.
+    statistics and counters of draws move on only if `update`; `layouts` are kept from pass to pass.
     """
     model, differentiable = unwrapped(model), torch.is_grad_enabled()
     drawn = set(drawn)
     while True:
-        tape = Tape(active, drawn, probe, differentiable)
+        sources = Sources({} if layouts is None else layouts)
+        tape = Tape(active, drawn, probe, differentiable, sources)
         try:
             with torch.inference_mode(False), modes(model, noise=True, statistics=statistics,
                                                     update=update):  # fmt: skip
@@ -96,24 +120,42 @@ def carry(
                 raise
             drawn |= error.noises
             continue
-        return Carried(
-            moment, tape.sources, tuple(tape.met), tuple(tape.was_drawn), tuple(tape.linearized),
-            tuple(tape.coarse),
-        )  # fmt: skip
+        return Carried(moment, tape)
+
+
+def passes(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    output: Output = None,
+    active: Collection[str] | None = None,
+    statistics: Statistics = "running",
+    draws: int = DRAWS,
+) -> list[Carried]:
+    """Carry one pass, or several where something is to be drawn."""
+    settings: Any = {"output": output, "active": active, "statistics": statistics}
+    first = carry(model, inputs, **settings)
+    hidden = hidden_randomness(model, inputs, output)
+    if not first.to_draw and not hidden:
+        return [first]
+    found = [carry(model, inputs, **settings, drawn=first.to_draw) for _ in range(draws)]
+    if hidden:
+        found[0].tape.was_drawn["a coin that is not torch's"] = None
+    return found
 
 
 def _pass(model: nn.Module, inputs: Any, output: Output, tape: Tape) -> Moment:
     layers = [module for module in model.modules() if isinstance(module, NoiseLayer)]
     for module in layers:  # overt's layers are asked for their moments, not run
         module.training = False
-    before = generator_state()
+    before = None if tape.probe else generator_state()
     with torch.set_grad_enabled(tape.differentiable):
         result = watch(
             model, inputs, lambda call: apply(tape, call),
             leaves=lambda _, module: isinstance(module, NoiseLayer),
         )  # fmt: skip
         result = picked(result, output)
-    if not (tape.was_drawn or tape.probe) and generator_state() != before:
+    if not tape.was_drawn and before is not None and generator_state() != before:
         tape.was_drawn["noise that is not seen"] = None
     return tape.of(result)
 

@@ -88,20 +88,21 @@ def fresh(
         return tape.certain(value)
     if value.numel() <= len(value):
         tape.coarse[name] = None
-    with tape.graph():
-        tangent = value.detach() - mean if tape.probe else tape.source(variance)
+    value = value.detach().clone()
+    tangent = tape.later(lambda: value - mean if tape.probe else tape.source(variance))
     return Moment(mean, variance, tangent, frozenset({name}), law=cdf)
 
 
 def coin(tape: Tape, x: Moment, prob: float, handle: Tensor | None) -> Tensor:
     """Return coins that are 1 with a probability, in the place of draws that they were made of."""
     mean, variance = (torch.full_like(x.mean, p) for p in (prob, prob * (1 - prob)))
-    with tape.graph():
+
+    def tangent() -> Tensor:
         if tape.probe:
-            tangent = torch.empty_like(mean).bernoulli_(prob) - mean
-        else:
-            tangent = tape.source(variance)
-    return tape.put(Moment(mean, variance, tangent, x.noises), handle)
+            return torch.empty_like(mean).bernoulli_(prob) - mean
+        return tape.source(variance)
+
+    return tape.put(Moment(mean, variance, tape.later(tangent), x.noises), handle)
 
 
 def multiplied(
@@ -114,27 +115,28 @@ def multiplied(
     if name in tape.drawn:
         tape.was_drawn[name] = None
         return product(tape, torch.mul, x, tape.certain(draw()))
-    m, c = x.mean, law.relative_variance(x.mean)
-    if tape.probe:
-        z = draw()
-        variance = x.variance + c * (m * m + x.variance)
-        return Moment(m, variance, x.tangent * z + m * (z - 1), x.noises | {name})
     x = tape.settled(x)
-    v, fixed, exact = x.variance, tape.fixed(m), x.exact and x.known
-    with tape.graph():
+    m, v, fixed = x.mean, x.variance, tape.fixed(x.mean)
+    c = law.strength if law.matrix is None else law.relative_variance(m)
+    added = c * (m * m + v) if x.noises else c * (m * m)
+    S = None if law.independent or x.independent else tape.covariance(x)
+    exact = x.exact and x.known and (law.independent or x.independent or S is not None)
+
+    def tangent() -> Tensor:
+        if tape.probe:
+            z = draw()
+            return x.tangent() * z + m * (z - 1)
         if law.independent:
-            tangent = x.tangent + tape.source(c * (m * m + v))
-        else:
-            tangent = x.tangent + fixed * tape.masks(law, len(m), m)
-            if x.noises and not x.independent:
-                S = tape.covariance(x)
-                exact = exact and S is not None
-                both = tape.source(c * v) if S is None else tape.dense(law.dense(m) * S, m.shape)
-                tangent = tangent + both
-            elif x.noises:
-                tangent = tangent + tape.source(c * v)
-    return Moment(m, v + c * (m * m + v), tangent, x.noises | {name}, exact, exact,
-                  x.independent and law.independent)  # fmt: skip
+            own = tape.source(added)
+            return x.tangent() + own if x.noises else own
+        own = fixed * tape.masks(law, len(m), m)
+        if not x.noises:
+            return own
+        both = tape.source(c * v) if S is None else tape.dense(law.dense(m) * S, m.shape)
+        return x.tangent() + own + both
+
+    return Moment(m, v + added if x.noises else added, tape.later(tangent), x.noises | {name},
+                  exact, exact, x.independent and law.independent)  # fmt: skip
 
 
 _DROPOUTS = {"dropout": None, "dropout1d": 1, "dropout2d": 2, "dropout3d": 3,
@@ -195,21 +197,20 @@ def _leaking(tape: Tape, call: Call, name: str) -> Any:
     on = bool(call.training) and (tape.active is None or name in tape.active)
     if call.training:
         tape.met[name] = None
-    slope = s if tape.differentiable else s.detach()
     own = spread * (below * below + rest) if on else torch.zeros_like(e)
     if on and name in tape.drawn:
         tape.was_drawn[name] = None
         values = torch.empty_like(e).uniform_(low, high) - middle
         e, own = e - values * below, torch.zeros_like(e)
-    with tape.graph():
+
+    def tangent() -> Tensor:
         left = (variance - s * s * x.variance).clamp(min=0) + own
-        tangent = slope * x.tangent + tape.source(left)
+        return tape.fixed(s) * x.tangent() + tape.source(left)
+
     noises = x.noises | ({name} if on and name not in tape.drawn else frozenset())
-    if not noises:
-        return tape.put(tape.certain(e), call.args[0] if call.inplace else None)
     certain = not x.noises
-    out = Moment(e, variance + own, tangent, noises, certain, certain, x.independent)
-    return tape.put(out, call.args[0] if call.inplace else None)
+    out = Moment(e, variance + own, tape.later(tangent), noises, certain, certain, x.independent)
+    return tape.put(out if noises else tape.certain(e), call.args[0] if call.inplace else None)
 
 
 Law = tuple[Tensor, Tensor, Callable[[float], float] | None]
@@ -309,23 +310,22 @@ def _connected(tape: Tape, module: Any, x: Moment, name: str) -> Moment:
         return after
     lam = module.strength * W * W
     own = f(x.mean**2 + x.variance, lam, None)
-    if tape.probe:
-        tangent = after.tangent + f(fixed, used - W, None)
-        return replace(after, variance=after.variance + own, tangent=tangent,
-                       noises=x.noises | {name})  # fmt: skip
-    exact = x.exact and x.known
     simple = not isinstance(module, DropConnectConv2d) and fixed.ndim < 3
-    with tape.graph():
+    exact = x.exact and x.known and (simple or x.independent)
+
+    def tangent() -> Tensor:
+        before = after.tangent()
+        if tape.probe:
+            return before + f(fixed, used - W, None)
         if simple:
-            tangent = after.tangent + tape.source(own)
-        else:
-            tangent = after.tangent + _first_order(tape, module, fixed)
-            if x.noises:
-                tangent = tangent + tape.source(f(x.variance, lam, None))
-                exact = exact and x.independent
-    return replace(after, variance=after.variance + own, tangent=tangent, exact=exact,
-                   noises=x.noises | {name}, known=exact and after.known,
-                   independent=simple and not x.noises)  # fmt: skip
+            return before + tape.source(own)
+        before = before + _first_order(tape, module, fixed)
+        return before + tape.source(f(x.variance, lam, None)) if x.noises else before
+
+    return replace(
+        after, variance=after.variance + own, tangent=tape.later(tangent), exact=exact,
+        noises=x.noises | {name}, known=exact and after.known, independent=simple and not x.noises,
+    )  # fmt: skip
 
 
 def _map_of(module: Any) -> Callable[..., Tensor]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from overt.nn.moments.bilinear import added, product, scaled
+from overt.nn.moments.bilinear import added, linear_map, product, scaled
 from overt.nn.moments.entries import (
     ONE_SIDED,
     leaky_relu_moments,
@@ -73,36 +73,38 @@ def of_entries(tape: Tape, x: Moment, f: Callable[[Tensor], Tensor], name: str) 
 
 
 def _bent(tape: Tape, x: Moment, value: Tensor, slope: Tensor, variance: Tensor) -> Moment:
-    rest = (variance - slope * slope * x.variance).clamp(min=0)
-    with tape.graph():
-        tangent = tape.fixed(slope) * x.tangent + tape.source(rest)
-    return replace(x, mean=value, variance=variance, tangent=tangent, exact=False, known=False,
-                   dropped=None, law=None)  # fmt: skip
+    def tangent() -> Tensor:
+        rest = (variance - slope * slope * x.variance).clamp(min=0)
+        return tape.fixed(slope) * x.tangent() + tape.source(rest)
+
+    return replace(x, mean=value, variance=variance, tangent=tape.later(tangent), exact=False,
+                   known=False, dropped=None, law=None)  # fmt: skip
 
 
 def softmax(tape: Tape, call: Call) -> Any:
     """Softmax or its logarithm: the Jacobian, and the mean to second order, entries independent."""
     x, dim = tape.of(call.args[0]), call.argument(1, "dim")
     dtype = call.kwargs.get("dtype") or x.mean.dtype
-    m, v, t = (value.to(dtype) for value in (x.mean, x.variance, x.tangent))
+    m, v, sign = x.mean.to(dtype), x.variance.to(dtype), 1.0
     if call.name == "softmin":
-        m, t = -m, -t
+        m, sign = -m, -1.0
     p = torch.softmax(m, dim)
     finite = torch.isfinite(m)
     v = torch.where(finite, v, 0.0)
     pv, p2v = (p * v).sum(dim, keepdim=True), (p * p * v).sum(dim, keepdim=True)
-    q = tape.fixed(p)
-    with tape.graph():
-        t = torch.where(finite, t, 0.0)
-        tangent = t - (q * t).sum(dim, keepdim=True)
-        tangent = tangent if call.name == "log_softmax" else q * tangent
+
+    def tangent() -> Tensor:
+        q, t = tape.fixed(p), torch.where(finite, sign * x.tangent().to(dtype), 0.0)
+        away = t - (q * t).sum(dim, keepdim=True)
+        return away if call.name == "log_softmax" else q * away
+
     if call.name == "log_softmax":
         mean, variance = torch.log_softmax(m, dim) - (pv - p2v) / 2, (1 - 2 * p) * v + p2v
     else:
         mean = p + p * ((1 - 2 * p) * v - pv + 2 * p2v) / 2
         variance = p * p * ((1 - 2 * p) * v + p2v)
-    return replace(x, mean=mean, variance=variance.clamp(min=0), tangent=tangent, exact=False,
-                   known=False, independent=False, dropped=None, law=None)  # fmt: skip
+    return replace(x, mean=mean, variance=variance.clamp(min=0), tangent=tape.later(tangent),
+                   exact=False, known=False, independent=False, dropped=None, law=None)  # fmt: skip
 
 
 def normalized(tape: Tape, call: Call) -> Any:
@@ -131,10 +133,7 @@ def normalized(tape: Tape, call: Call) -> Any:
 
 
 def _reshaped(tape: Tape, x: Moment, shape: Any) -> Moment:
-    with tape.graph():
-        tangent = x.tangent.reshape(shape)
-    return replace(x, mean=x.mean.reshape(shape), variance=x.variance.reshape(shape),
-                   tangent=tangent)  # fmt: skip
+    return linear_map(tape, x, *[lambda t: t.reshape(shape)] * 3, keeps=True)
 
 
 def _standardized(
@@ -151,14 +150,16 @@ def _standardized(
     centered = m - one * mean(m)
     r = torch.rsqrt(mean(centered**2) + mean(v) * (1 - one / d) + eps)
     u = centered * r
-    fu, fr = tape.fixed((u, r))
-    with tape.graph():
-        t = x.tangent - one * mean(x.tangent)
-        tangent = fr * (t - fu * mean(fu * t))
+
+    def tangent() -> Tensor:
+        (w, scale), t = tape.fixed((u, r)), x.tangent()
+        t = t - one * mean(t)
+        return scale * (t - w * mean(w * t))
+
     both = one * (mean(v) + 2 * u * mean(v * u)) + u * u * mean(v * u * u)
     variance = (v * (1 - 2 * one / d - 2 * u * u / d) + both / d).clamp(min=0) * r * r
-    return replace(x, mean=u, variance=variance, tangent=tangent, exact=False, known=False,
-                   independent=False, dropped=None, law=None)  # fmt: skip
+    return replace(x, mean=u, variance=variance, tangent=tape.later(tangent), exact=False,
+                   known=False, independent=False, dropped=None, law=None)  # fmt: skip
 
 
 def _batch_norm(tape: Tape, call: Call, x: Moment) -> Moment:
@@ -185,8 +186,7 @@ def pooled(tape: Tape, call: Call) -> Any:
     if x is None or x.dropped is None or windows is None:
         return unknown(tape, call)
     mean, variance = max_of_dropped(windows, x.dropped[1])
-    with tape.graph():
-        tangent = tape.source(variance)
+    tangent = tape.later(lambda: tape.source(variance))
     return replace(x, mean=mean, variance=variance, tangent=tangent, dropped=None)
 
 
@@ -306,8 +306,7 @@ def _from_draws(tape: Tape, f: Callable[..., Tensor], given: list[Moment]) -> Mo
     mean, variance = draws.mean((0, 1)), draws.flatten(0, 1).var(0, unbiased=False)
     followed = torch.stack([linear(away).detach() for away in pairs])
     rest = (draws - mean - torch.stack([followed, -followed], 1)).square().mean((0, 1))
-    with tape.graph():
-        tangent = linear([m.tangent for m in given]) + tape.source(rest)
+    tangent = tape.later(lambda: linear([m.tangent() for m in given]) + tape.source(rest))
     noises = frozenset[str]().union(*(m.noises for m in given))
     return Moment(mean, variance, tangent, noises, False, False, False)
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 from overt.nn.moments import noises, nonlinear
 from overt.nn.moments.bilinear import added, averaged, linear_map, product, scaled, weighted
 from overt.nn.moments.nonlinear import noises_of, unknown, with_first
-from overt.nn.moments.tape import Moment, Tape, Uncarried
+from overt.nn.moments.tape import Moment, Tangent, Tape, Uncarried
 from overt.nn.recording.watching import Call, generator_state
 
 Rule = Callable[[Tape, Call], Any]
@@ -81,16 +81,21 @@ def _moved(tape: Tape, call: Call) -> Any:
         raise Uncarried(x.noises, call.name)
     zeroed = _zeroed(call)
     variance = with_first(tape, zeroed, x.variance)
-    with tape.graph():
-        tangent = with_first(tape, zeroed, x.tangent)
     keeps = x.independent and (call.kind.values == "move" or _once(call))
     passes = call.kind.units == "pass"
     changed = replace(x, independent=keeps, dropped=x.dropped if passes else None,
                       law=x.law if passes else None)  # fmt: skip
     if isinstance(mean, Tensor):
+        tangent = tape.later(lambda: with_first(tape, zeroed, x.tangent()))
         return replace(changed, mean=mean, variance=variance, tangent=tangent)
-    parts = zip(mean, variance, tangent, strict=True)
-    return type(mean)(replace(changed, mean=m, variance=v, tangent=t) for m, v, t in parts)
+
+    def part(i: int) -> Tangent:
+        return tape.later(lambda: with_first(tape, zeroed, x.tangent())[i])
+
+    parts = zip(mean, variance, strict=True)
+    return type(mean)(
+        replace(changed, mean=m, variance=v, tangent=part(i)) for i, (m, v) in enumerate(parts)
+    )
 
 
 def _once(call: Call) -> bool:
@@ -157,8 +162,7 @@ def _entries_of_two(
     tape: Tape, f: Callable[[Tensor, Tensor], Tensor], x: Moment, y: Moment
 ) -> Moment:
     """Each output entry is one of x or one of y."""
-    with tape.graph():
-        tangent = f(x.tangent, y.tangent)
+    tangent = tape.later(lambda: f(x.tangent(), y.tangent()))
     mean = f(x.mean, y.mean)
     full = x.mean.shape == mean.shape == y.mean.shape and not (x.noises & y.noises)
     return Moment(
@@ -184,9 +188,8 @@ def _set_item(tape: Tape, call: Call) -> None:
 
 
 def _copied(tape: Tape, call: Call) -> Any:
-    x, shape = tape.of(call.args[1]), call.args[0].shape
-    return replace(x, mean=x.mean.expand(shape), variance=x.variance.expand(shape),
-                   tangent=x.tangent.expand(shape), dropped=None)  # fmt: skip
+    shape = call.args[0].shape
+    return linear_map(tape, tape.of(call.args[1]), *[lambda t: t.expand(shape)] * 3)
 
 
 def _filled(tape: Tape, call: Call) -> Any:
@@ -205,8 +208,7 @@ def _joined(tape: Tape, call: Call) -> Any:
         result: Tensor = call.function(values, *rest, **kwargs)
         return result
 
-    with tape.graph():
-        tangent = join([m.tangent for m in given])
+    tangent = tape.later(lambda: join([m.tangent() for m in given]))
     noisy = [m.noises for m in given if m.noises]
     together = frozenset[str]().union(*noisy)
     apart = sum(map(len, noisy)) == len(together)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from overt.nn.layers.mask_covariance import MaskCovariance
-from overt.nn.moments.adjoint import Source, covariances, variances
+from overt.nn.moments.adjoint import Sources
 from overt.nn.recording.watching import NoiseNames, mapped, tensors
 
 
@@ -42,13 +41,29 @@ class Moment:
 
     mean: Tensor
     variance: Tensor
-    tangent: Tensor
+    tangent: Tangent
     noises: frozenset[str]
     exact: bool = True
     known: bool = True
     independent: bool = True
     dropped: tuple[Tensor, float] | None = None
     law: Callable[[float], float] | None = None
+
+
+class Tangent:
+    """A tensor that is worked out when it is asked for: not every result needs its tangent."""
+
+    def __init__(self, make: Callable[[], Tensor], graph: bool) -> None:
+        self._make: Callable[[], Tensor] | None = make
+        self._graph = graph
+
+    def __call__(self) -> Tensor:
+        """Return the tensor."""
+        if self._make is not None:
+            with torch.inference_mode(False), torch.set_grad_enabled(self._graph):
+                self._value = self._make()
+            self._make = None
+        return self._value
 
 
 class Uncarried(Exception):  # noqa: N818
@@ -80,8 +95,8 @@ class Tape:
     drawn: Collection[str]
     probe: bool
     differentiable: bool
+    sources: Sources
     settle: int = 512
-    sources: list[Source] = field(default_factory=list)
     met: dict[str, None] = field(default_factory=dict)
     was_drawn: dict[str, None] = field(default_factory=dict)
     linearized: dict[str, None] = field(default_factory=dict)
@@ -90,6 +105,7 @@ class Tape:
 
     def __post_init__(self) -> None:
         self._moments: Any = WeakTensorKeyDictionary()
+        self._tangents: list[Tangent] = []
 
     def get(self, value: Any) -> Moment | None:
         """Return the moment of a tensor of the pass, None if it is certain."""
@@ -114,16 +130,25 @@ class Tape:
 
     def certain(self, tensor: Tensor) -> Moment:
         """Return a certain tensor as a moment of variance 0."""
-        zero = torch.zeros_like(tensor)
-        return Moment(tensor, zero, zero, frozenset())
+        zero = torch.zeros((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
+        return Moment(tensor, zero, Tangent(lambda: zero, self.differentiable), frozenset())
 
     def of(self, tensor: Tensor) -> Moment:
         """Return a tensor's moment, also if it is certain."""
         return self.get(tensor) or self.certain(tensor)
 
-    def graph(self) -> Any:
-        """Return a context in which tangents are computed."""
-        return nullcontext() if self.probe else torch.enable_grad()
+    def later(self, make: Callable[[], Tensor]) -> Tangent:
+        """Return a tangent that is worked out when it is asked for."""
+        self._tangents.append(Tangent(make, self.differentiable or not self.probe))
+        return self._tangents[-1]
+
+    def tangent(self, x: Moment) -> Tensor:
+        """Return the tangent of x; the others before it come first, so that none nests deeply."""
+        for tangent in self._tangents:
+            tangent()
+            if tangent is x.tangent:
+                break
+        return x.tangent()
 
     def fixed(self, tree: Any) -> Any:
         """Return arguments as tangents should see them: no gradients unless they are wanted."""
@@ -148,21 +173,20 @@ class Tape:
 
     def _step(self, shape: Any, spread: Tensor | MaskCovariance, like: Tensor) -> Tensor:
         step = torch.zeros(shape, dtype=like.dtype, device=like.device, requires_grad=True)
-        self.sources.append(Source(step, spread))
-        return step
+        return self.sources.add(step, spread)
 
     def settled(self, x: Moment) -> Moment:
         """Return x with its variances worked out from its sources, if that is affordable."""
         if x.known or not x.exact or self.probe or not self._affordable(x):
             return x
-        found = variances(x.tangent, self.sources, create=self.differentiable)
+        found = self.sources.variances(self.tangent(x))
         return replace(x, variance=found, known=True)
 
     def covariance(self, x: Moment) -> Tensor | None:
         """Return the covariances of x (rows, units, units), None if that is too dear or inexact."""
         if not x.exact or self.probe or not self._affordable(x):
             return None
-        return covariances(x.tangent, self.sources, create=self.differentiable)
+        return self.sources.covariances(self.tangent(x))
 
     def _affordable(self, x: Moment) -> bool:
         return x.mean.ndim > 1 and math.prod(x.mean.shape[1:]) <= self.settle

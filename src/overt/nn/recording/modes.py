@@ -47,18 +47,16 @@ def modes(
     try:
         for module, buffers in borrowed:  # copies, so that nothing saved for a gradient changes
             module._buffers.update({k: b if b is None else b.clone() for k, b in buffers.items()})
-        for module, training in before:
+        for module, _ in before:
             if module not in norms:
-                module.training = noise
+                _set(module, noise)
             elif statistics != "as set":
-                module.training = statistics == "batch"
-            else:
-                module.training = training
+                _set(module, statistics == "batch")
         with slow_attention():
             yield
     finally:
         for module, training in before:
-            module.training = training
+            _set(module, training)
         for module, buffers in borrowed:
             module._buffers.update(buffers)
 
@@ -74,6 +72,11 @@ def switched_on(modules: Iterable[nn.Module]) -> Iterator[None]:
     finally:
         for module, training in before:
             module.training = training
+
+
+def _set(module: nn.Module, training: bool) -> None:
+    if module.training != training:  # attributes of modules are slow to set
+        module.training = training
 
 
 def is_normalization(module: Any) -> bool:
