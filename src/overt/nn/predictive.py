@@ -64,9 +64,11 @@ def predictive_moments(
         away = (means - mean).flatten(2)
         squares = torch.einsum("nbk,nbl->bkl", away, away) if covariance else (away**2).sum(0)
         spread = spread + squares.reshape(spread.shape) / (len(found) - 1)
-    one, count = found[0], len(found) if len(found) > 1 else 0
-    return Moments(
-        mean, spread, one.output.exact and not count,
-        tuple(name for name in one.noises if name not in one.drawn), one.drawn,
-        tuple(one.tape.linearized), count,
-    )  # fmt: skip
+    noises, drawn, linearized = (
+        tuple(dict.fromkeys(name for one in found for name in getattr(one.tape, which)))
+        for which in ("met", "was_drawn", "linearized")
+    )
+    count = len(found) if len(found) > 1 else 0
+    exact = found[0].output.exact and not count
+    carried = tuple(name for name in noises if name not in drawn)
+    return Moments(mean, spread, exact, carried, drawn, linearized, count)

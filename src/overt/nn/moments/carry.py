@@ -15,11 +15,13 @@ does for training.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -140,7 +142,7 @@ def passes(
         return [first]
     found = [carry(model, inputs, **settings, drawn=first.to_draw) for _ in range(draws)]
     if hidden:
-        found[0].tape.was_drawn["a coin that is not torch's"] = None
+        found[0].tape.was_drawn["noise that is not seen"] = None
     return found
 
 
@@ -148,16 +150,21 @@ def _pass(model: nn.Module, inputs: Any, output: Output, tape: Tape) -> Moment:
     layers = [module for module in model.modules() if isinstance(module, NoiseLayer)]
     for module in layers:  # overt's layers are asked for their moments, not run
         module.training = False
-    before = None if tape.probe else generator_state()
+    before = None if tape.probe else _states()
     with torch.set_grad_enabled(tape.differentiable):
         result = watch(
             model, inputs, lambda call: apply(tape, call),
             leaves=lambda _, module: isinstance(module, NoiseLayer),
         )  # fmt: skip
         result = picked(result, output)
-    if not tape.was_drawn and before is not None and generator_state() != before:
+    if not tape.was_drawn and before is not None and _states() != before:
         tape.was_drawn["noise that is not seen"] = None
     return tape.of(result)
+
+
+def _states() -> Any:
+    """Return the states of torch's, Python's and NumPy's generators."""
+    return generator_state(), random.getstate(), repr(np.random.get_state())  # noqa: NPY002
 
 
 def _usable(tensor: Tensor) -> Tensor:
@@ -193,8 +200,8 @@ def checked(model: Any, x: Any) -> nn.Module:
 def hidden_randomness(model: nn.Module, inputs: Any, output: Output) -> bool:
     """Whether two passes from the same state of torch's generator differ.
 
-    Then something is random that torch does not know, such as a coin of Python's. Asked once for
-    each structure of a model.
+    Then something is random that has a generator of its own. Asked once for each structure of a
+    model.
     """
     signature = tuple((name, type(module)) for name, module in model.named_modules())
     known = _hidden.get(model)

@@ -36,7 +36,8 @@ def random(tape: Tape, call: Call) -> Any:
     if call.name == "rrelu":
         return _leaking(tape, call, name)
     law = _LAWS.get(call.name)
-    if law is None or tape.noisy((call.args, call.kwargs)):
+    given = () if call.name.endswith("_like") else (call.args, call.kwargs)
+    if law is None or tape.noisy(given):
         return _drawn(tape, call, name)
     before = torch.get_rng_state()
     value = call.run()

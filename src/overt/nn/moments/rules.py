@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from overt.nn.layers.base import NoiseLayer
 from overt.nn.moments import noises, nonlinear
 from overt.nn.moments.bilinear import added, averaged, linear_map, product, scaled, weighted
 from overt.nn.moments.nonlinear import noises_of, unknown, with_first
@@ -31,8 +32,10 @@ _LIKE = frozenset(("view_as", "reshape_as", "expand_as", "type_as", "to"))
 
 def apply(tape: Tape, call: Call) -> Any:
     """Return what comes out of a call: moments where noise has reached it."""
-    if call.leaf is not None:
+    if isinstance(call.leaf, NoiseLayer):
         return noises.layer(tape, call)
+    if call.leaf is not None:  # a scripted module
+        call = replace(call, function=call.leaf.forward, leaf=None)
     values = call.kind.values
     if values == "random":
         return noises.random(tape, call)

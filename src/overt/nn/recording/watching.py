@@ -86,16 +86,43 @@ def watch(
     watcher = _Watcher(handle, extents)
     with ExitStack() as stack:
         stack.enter_context(slow_attention())
+        model = _shown(model, stack)
         for name, module in model.named_modules():
-            leaf = isinstance(module, torch.jit.ScriptModule) or (
-                leaves is not None and leaves(name, module)
-            )
+            leaf = isinstance(module, _Scripted) or (leaves is not None and leaves(name, module))
             before = module.register_forward_pre_hook(watcher.enter(name, leaf))
             stack.callback(before.remove)
             after = module.register_forward_hook(watcher.leave(leaf), with_kwargs=True)
             stack.callback(after.remove)
         with watcher:
             return called(model, inputs)
+
+
+class _Scripted(nn.Module):  # type: ignore[misc]
+    """Stands for a scripted module: what happens inside is not seen, but its calls are."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        object.__setattr__(self, "inner", inner)  # not as a part
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the scripted module."""
+        return self.inner(*args, **kwargs)
+
+
+def _shown(model: nn.Module, stack: ExitStack) -> nn.Module:
+    """Put something that can be watched in the place of scripted modules, until the stack ends."""
+    if isinstance(model, torch.jit.ScriptModule):
+        return _Scripted(model)
+    for module in list(model.modules()):
+        if not isinstance(module, torch.jit.ScriptModule):
+            for name, part in module._modules.items():
+                if isinstance(part, torch.jit.ScriptModule):
+                    module._modules[name] = _Scripted(part)
+                    stack.callback(module._modules.__setitem__, name, part)
+    return model
 
 
 class NoiseNames:
@@ -236,7 +263,8 @@ class _Watcher(TorchFunctionMode):  # type: ignore[misc]
             self._leaf -= leaf
             if not leaf or self._leaf:
                 return None
-            call = Call(type(module).__name__, module, args, kwargs, name, module, leaf=module,
+            label = getattr(module, "original_name", type(module).__name__)
+            call = Call(label, module, args, kwargs, name, module, leaf=module,
                         result=result, frames=self._frames())  # fmt: skip
             with torch._C.DisableTorchFunction():
                 return self._handle(call)
