@@ -116,6 +116,18 @@ def test_sampled_terms_within_their_error():
     assert report.noises[1].exact
 
 
+def test_layers_that_drop_nothing_add_nothing():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(5, 8), nn.Dropout(0.0), nn.Tanh(), nn.Dropout(0.4), nn.Linear(8, 3), nn.Tanh()
+    )
+    x, y = numbers()
+    silent, loud = audit(model, (x, y), "squared").noises
+    assert (silent.penalty, silent.penalty_error) == (0, 0)
+    assert loud.penalty > 0
+    assert silent.flows is not None
+
+
 def test_estimated_flows_approach_exact_ones():
     """Cross-entropy takes flows from random directions; the head's are known."""
     model, (x, y) = small(), numbers(400)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from overt.nn.auditing.sums import Average, Mean
 from overt.nn.data import Inputs
-from overt.nn.layers.recognized import is_weight_noise, mask_covariance_of
+from overt.nn.layers.recognized import is_silent, is_weight_noise, mask_covariance_of
 from overt.nn.losses import Loss, Targets
 from overt.nn.recording.modes import switched_on
 
@@ -80,10 +80,12 @@ class Sampled:
         self.rows += len(clean) * self._draws
         last = later = clean = clean.expand(self._draws, -1)
         for i in reversed(range(len(self._modules))):
-            with torch.no_grad(), switched_on(self._modules[i:]):
-                values = torch.stack(
-                    [targets.losses(inputs.run(self._model), loss) for _ in range(self._draws)]
-                )
+            values = later
+            if not is_silent(self._modules[i]):  # else it adds nothing
+                with torch.no_grad(), switched_on(self._modules[i:]):
+                    values = torch.stack(
+                        [targets.losses(inputs.run(self._model), loss) for _ in range(self._draws)]
+                    )
             self.added[i].add(values - later)
             later = values
             last = values if i == len(self._modules) - 1 else last
