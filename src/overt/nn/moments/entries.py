@@ -25,7 +25,7 @@ ONE_SIDED = frozenset(("sqrt", "rsqrt", "log", "log2", "log10", "reciprocal", "r
 SMALL = 1e-3
 """Relative deviations below which the slope of f at the mean stands for the mean slope."""
 
-_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(16)
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(10)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
 
