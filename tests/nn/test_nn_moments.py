@@ -236,6 +236,62 @@ def test_noise_in_code_that_is_not_seen_is_drawn_and_named():
     assert found.drawn
 
 
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * ctx.saved_tensors[0] * g
+
+
+def changed_in_a_view(h):
+    h[:, :16].mul_(2.0)
+    return h
+
+
+CORNERS = {
+    "function": Square.apply,
+    "detach": lambda h: torch.tanh(h.detach()),
+    "data": lambda h: torch.tanh(h.data),
+    "view": changed_in_a_view,
+    "vmap": lambda h: torch.vmap(torch.tanh)(h),
+    "numpy": lambda h: torch.from_numpy(h.detach().numpy()) * 1.0,
+    "position": lambda h: h * (h.argmax(-1, keepdim=True) > 3),
+    "checkpoint": lambda h: torch.utils.checkpoint.checkpoint(torch.tanh, h, use_reentrant=False),
+    "named-results": lambda h: h * h.topk(3, -1).values.mean(-1, keepdim=True),
+    "normal-around": lambda h: torch.normal(h, 0.5),
+}
+
+
+@pytest.mark.parametrize("after", CORNERS.values(), ids=CORNERS.keys())
+def test_noise_is_not_lost_where_operations_are_hard_to_see(after):
+    def run(self, x):
+        return self.c(after(self.d(self.a(x))))
+
+    model, x = built(lambda: Net(run, a=Linear(20, 48), d=nn.Dropout(0.3), c=Linear(48, 4)), FLAT)
+    with torch.no_grad():
+        found = predictive_moments(model, x, draws=200)
+    ratio, off = distance(found, mc_moments(model, x, 1500, seed=0))
+    assert abs(ratio - 1) < 0.1
+    assert off < 0.15
+    assert found.carried or found.drawn
+
+
+def test_a_function_right_after_dropout_is_exact():
+    """Kept or dropped, an entry takes two values, and any function is affine on two points."""
+    torch.manual_seed(1)
+    model = nn.Sequential(Linear(4, 3), nn.Dropout(0.3), nn.GELU(), Linear(3, 2)).double()
+    x = torch.randn(5, 4).double()
+    mean, covariance = exact_moments(*outputs_under_masks(model, "1", x))
+    found = predictive_moments(model, x, covariance=True)
+    assert found.exact
+    torch.testing.assert_close(found.mean, mean, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found.variance, covariance, rtol=1e-9, atol=1e-9)
+
+
 @dataclass
 class Answer:
     logits: torch.Tensor

@@ -61,7 +61,6 @@ def spread_by_signs(tape: Tape, x: Moment, f: Map) -> Moment:
 def added(tape: Tape, x: Moment, y: Moment, sign: float = 1.0) -> Moment:
     """Return x + sign y."""
     mean = x.mean + sign * y.mean
-    full = x.mean.shape == mean.shape and y.mean.shape == mean.shape
     noisy = [z for z in (x, y) if z.noises]
     if not y.noises:
         variance = x.variance.expand(mean.shape)
@@ -80,9 +79,7 @@ def added(tape: Tape, x: Moment, y: Moment, sign: float = 1.0) -> Moment:
     return Moment(
         mean, variance, tape.later(tangent), x.noises | y.noises, x.exact and y.exact,
         x.known and y.known and alone,
-        alone and all(z.independent and z.mean.shape == mean.shape for z in noisy)
-        and (full or len(noisy) < 2),
-        law=law,
+        alone and all(z.independent and z.mean.shape == mean.shape for z in noisy), law=law,
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from overt.nn.layers.dropconnect import DropConnectConv2d
 from overt.nn.layers.mask_covariance import MaskCovariance
 from overt.nn.moments.bilinear import linear_map, product, scaled
 from overt.nn.moments.entries import leaky_relu_moments, relu_moments
-from overt.nn.moments.tape import Moment, Tape
+from overt.nn.moments.tape import Moment, Tape, Uncarried
 from overt.nn.recording.watching import Call
 
 _ALPHA = -1.7580993408473766
@@ -54,11 +54,13 @@ def random(tape: Tape, call: Call) -> Any:
 
 def _drawn(tape: Tape, call: Call, name: str) -> Any:
     """Run a call that is not carried; noise that is off and cannot be switched stays."""
+    if noisy := tape.noisy((call.args, call.kwargs)):
+        raise Uncarried(frozenset().union(*(m.noises for m in noisy)), call.name)
     tape.met[name] = None
     if tape.active is not None and name not in tape.active:
         return quiet(call)
     tape.was_drawn[name] = None
-    return call.function(*tape.mean(call.args), **tape.mean(call.kwargs))
+    return call.run()
 
 
 def quiet(call: Call) -> Any:
@@ -87,7 +89,7 @@ def fresh(
     if name in tape.drawn:
         tape.was_drawn[name] = None
         return tape.certain(value)
-    if value.numel() <= len(value):
+    if value.numel() <= max(1, *value.shape[:1]):
         tape.coarse[name] = None
     value = value.detach().clone()
     tangent = tape.later(lambda: value - mean if tape.probe else tape.source(variance))

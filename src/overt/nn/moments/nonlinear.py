@@ -25,7 +25,7 @@ from overt.nn.moments.entries import (
     relu_moments,
 )
 from overt.nn.moments.tape import Moment, Tape, Uncarried
-from overt.nn.recording.watching import Call, mapped, tensors
+from overt.nn.recording.watching import Call, generator_state, mapped, tensors
 
 LOCAL_DRAWS = 16
 """Draws at which an operation that the table does not know is linearized."""
@@ -55,7 +55,7 @@ def entrywise(tape: Tape, call: Call) -> Any:
     x = tape.get(call.args[0])
     if x is None or tape.noisy((call.args[1:], call.kwargs)):
         return unknown(tape, call)
-    if call.name == "leaky_relu":
+    if call.name == "leaky_relu" and x.dropped is None:
         slope = float(call.argument(1, "negative_slope", 0.01))
         return _bent(tape, x, *leaky_relu_moments(x.mean, x.variance, slope))
     power = call.args[1] if call.name == "pow" else 1
@@ -66,10 +66,25 @@ def entrywise(tape: Tape, call: Call) -> Any:
 
 def of_entries(tape: Tape, x: Moment, f: Callable[[Tensor], Tensor], name: str) -> Moment:
     """Return f(x), f a function of single entries."""
+    if x.dropped is not None:
+        return _of_dropped(tape, x, *x.dropped, f)
     if name == "relu":
         return _bent(tape, x, *relu_moments(x.mean, x.variance))
     found = moments_of(f, x.mean, x.variance, one_sided=name in ONE_SIDED)
     return _bent(tape, x, *found)
+
+
+def _of_dropped(
+    tape: Tape, x: Moment, values: Tensor, p: float, f: Callable[[Tensor], Tensor]
+) -> Moment:
+    """f of values that are kept or dropped is affine in the mask: f(0) + (f(x) - f(0)) z."""
+    kept = values / (1 - p)
+    low, high = f(torch.zeros_like(kept)), f(kept)
+    slope = torch.where(kept == 0, 0.0, (high - low) / torch.where(kept == 0, 1.0, kept))
+    return replace(
+        x, mean=low + (1 - p) * (high - low), variance=p * (1 - p) * (high - low) ** 2,
+        tangent=tape.later(lambda: tape.fixed(slope) * x.tangent()), dropped=None,
+    )  # fmt: skip
 
 
 def _bent(tape: Tape, x: Moment, value: Tensor, slope: Tensor, variance: Tensor) -> Moment:
@@ -263,9 +278,11 @@ def unknown(tape: Tape, call: Call) -> Any:
         kwargs = mapped({k: v for k, v in call.kwargs.items() if k != "inplace"}, fill)
         return plain(call)(*mapped(call.args, fill), **kwargs)
 
+    before = generator_state()
     results = f(*(m.mean for m in given))
     parts = list(tensors(results))
-    if not any(part.is_floating_point() for part in parts):
+    drawn = generator_state() != before
+    if drawn or not any(part.is_floating_point() for part in parts):
         raise Uncarried(noises_of(tape, call), call.name)
     tape.linearized[call.name] = None
     order = {id(part): i for i, part in enumerate(parts)}

@@ -37,6 +37,7 @@ def apply(tape: Tape, call: Call) -> Any:
     if call.leaf is not None:  # a scripted module
         call = replace(call, function=call.leaf.forward, leaf=None)
     values = call.kind.values
+    tape.check(call.name, (call.args, call.kwargs))
     if values == "random":
         return noises.random(tape, call)
     noisy = tape.noisy((call.args, call.kwargs))
@@ -48,10 +49,15 @@ def apply(tape: Tape, call: Call) -> Any:
         return _certain(tape, call) if values == "unknown" else call.run()
     rule = _RULES.get(call.name) or _BY_VALUES.get(values, unknown)
     result = rule(tape, call)
+    if isinstance(result, Moment) and call.inplace:
+        tape.outdate(call.args[0])
+        return tape.put(result, call.args[0])
+    view = call.args[0] if call.args and values in ("move", "select") else None
     if isinstance(result, Moment):
-        return tape.put(result, call.args[0] if call.inplace else None)
+        return tape.put(result, view=view)
     if isinstance(result, (tuple, list)):
-        return type(result)(tape.put(p) if isinstance(p, Moment) else p for p in result)
+        parts = [tape.put(p, view=view) if isinstance(p, Moment) else p for p in result]
+        return type(result)(parts)
     return result
 
 
@@ -89,7 +95,8 @@ def _moved(tape: Tape, call: Call) -> Any:
     changed = replace(x, independent=keeps, dropped=x.dropped if passes else None,
                       law=x.law if passes else None)  # fmt: skip
     if isinstance(mean, Tensor):
-        tangent = tape.later(lambda: with_first(tape, zeroed, x.tangent()))
+        cut = call.name in ("detach", "data")  # from parameters, not from noise
+        tangent = x.tangent if cut else tape.later(lambda: with_first(tape, zeroed, x.tangent()))
         return replace(changed, mean=mean, variance=variance, tangent=tangent)
 
     def part(i: int) -> Tangent:

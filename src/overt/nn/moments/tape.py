@@ -105,20 +105,42 @@ class Tape:
 
     def __post_init__(self) -> None:
         self._moments: Any = WeakTensorKeyDictionary()
+        self._bases: Any = WeakTensorKeyDictionary()
+        self._outdated: Any = WeakTensorKeyDictionary()
         self._tangents: list[Tangent] = []
 
     def get(self, value: Any) -> Moment | None:
         """Return the moment of a tensor of the pass, None if it is certain."""
         return self._moments.get(value) if isinstance(value, Tensor) else None
 
-    def put(self, moment: Moment, handle: Tensor | None = None) -> Tensor:
-        """Remember a moment; return the tensor that stands for it in the model's code."""
+    def put(
+        self, moment: Moment, handle: Tensor | None = None, view: Tensor | None = None
+    ) -> Tensor:
+        """Remember a moment; return the tensor that stands for it in the model's code.
+
+        It may be a view of another such tensor.
+        """
         if handle is None and not moment.noises:
             return moment.mean
         if handle is None:  # an object of its own: the mean may be a tensor that is certain
             handle = moment.mean.view_as(moment.mean)
         self._moments[handle] = moment
+        if view is not None:
+            self._bases[handle] = view
         return handle
+
+    def outdate(self, handle: Tensor) -> None:
+        """Note that a tensor is changed in place, and with it what it is a view of."""
+        base = self._bases.get(handle, None if self.get(handle) else handle._base)
+        if base is not None:
+            self._outdated[base] = True
+
+    def check(self, operation: str, tree: Any) -> None:
+        """Refuse tensors whose moments are not at hand."""
+        for t in tensors(tree):
+            wrapped = torch._C._functorch.is_functorch_wrapped_tensor(t)
+            if (wrapped and len(self._moments)) or t in self._outdated:
+                raise Uncarried(set(self.met) - set(self.was_drawn), operation)
 
     def mean(self, tree: Any) -> Any:
         """Return arguments with means in the place of random tensors."""

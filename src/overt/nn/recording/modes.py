@@ -34,15 +34,17 @@ def modes(
     """Put a model into training mode (`noise`) or evaluation mode, normalization apart.
 
     Normalization uses its running statistics, those of the batch, or whichever its mode says ("as
-    set"). All modes are restored afterwards; so are running statistics, and the counters of draws
-    of layers that have a seed, unless `update` lets them move on.
+    set"). All modes are restored afterwards; so are running statistics and whatever other buffers
+    a pass in training mode changes, unless `update` lets them move on.
     """
     before = [(module, module.training) for module in model.modules()]
     norms = {module for module, _ in before if is_normalization(module)}
     borrowed = [
         (module, dict(module._buffers))
         for module, _ in before
-        if not update and (module in norms or "draws" in module._buffers)
+        if not update
+        and (noise or module in norms or "draws" in module._buffers)
+        and not isinstance(module, torch.jit.ScriptModule)
     ]
     try:
         for module, buffers in borrowed:  # copies, so that nothing saved for a gradient changes

@@ -183,8 +183,8 @@ def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
             return {key: mapped(part, change) for key, part in value.items()}
         case tuple() if hasattr(value, "_fields"):
             return type(value)(*(mapped(part, change) for part in value))
-        case tuple() | list() if type(value) in (tuple, list):
-            return type(value)(mapped(part, change) for part in value)
+        case tuple() | list():
+            return type(value)([mapped(part, change) for part in value])
         case slice():
             return slice(*(mapped(part, change) for part in (value.start, value.stop, value.step)))
     return value
