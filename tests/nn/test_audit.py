@@ -194,6 +194,16 @@ def test_leaves_everything_as_it_was(digits):
     assert again.objective == first.objective
 
 
+def test_buffers_that_training_moves_stay():
+    """The pass in training mode that looks for noise turns the vectors of spectral_norm."""
+    torch.manual_seed(0)
+    layer = nn.utils.parametrizations.spectral_norm(nn.Linear(5, 8))
+    model = nn.Sequential(layer, nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    audit(model, [(X, Y)], "squared")
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
 def test_batches_are_not_kept():
     """A loader that makes its data and checks that earlier batches are gone."""
     alive, most = [], 0
