@@ -215,10 +215,10 @@ class _Work:
         found = None if self.judge is None else score(model, self.judge, self.loss)
         if found is not None:
             return found.loss if np.isfinite(found.loss) else np.inf
+        batches = [self.inputs] if self.judge is None else (b.inputs for b in self.judge)
         with torch.no_grad():
-            examples = [self.inputs] if self.judge is None else [b.inputs for b in self.judge]
-            changes = [_relative_change(x.run(self.base), x.run(model)) for x in examples]
-        return float(np.mean(changes))
+            changes = [_relative_change(x.run(self.base), x.run(model)) for x in batches]
+        return float(np.nan_to_num(np.mean(changes), nan=np.inf))
 
 
 def _report(
