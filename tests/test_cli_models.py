@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from overt import InputError
-from overt.cli.models import build_model, read_batches, read_examples
+from overt.cli.models import build_model, read_examples
 
 NET = """
 from torch import nn
@@ -148,14 +148,6 @@ def test_bad_examples_are_refused(folder, write, message):
         read_examples(path)
 
 
-def test_batches_have_the_models_number_format(folder):
-    net = build_model("net.py:build").double()
-    batches = read_batches(net, folder / "data.npz", 3, 2)
-    assert [len(x) for x, _ in batches] == [2, 1]
-    assert batches[0][0].dtype == torch.float64
-    assert batches[0][1].dtype == torch.int64
-
-
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
@@ -163,7 +155,7 @@ def test_batches_have_the_models_number_format(folder):
         ({"x": np.zeros((0, 3)), "y": np.zeros(0)}, "at least one example"),
     ],
 )
-def test_batches_of_words_or_of_nothing_are_refused(folder, arrays, message):
+def test_examples_of_words_or_of_nothing_are_refused(folder, arrays, message):
     npz(folder / "given.npz", **arrays)
     with pytest.raises(InputError, match=message):
-        read_batches(build_model("net.py:build"), folder.__class__("given.npz"), 0, 2)
+        read_examples(folder.__class__("given.npz"))

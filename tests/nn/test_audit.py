@@ -116,6 +116,18 @@ def test_sampled_terms_within_their_error():
     assert report.noises[1].exact
 
 
+def test_layers_that_drop_nothing_add_nothing():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(5, 8), nn.Dropout(0.0), nn.Tanh(), nn.Dropout(0.4), nn.Linear(8, 3), nn.Tanh()
+    )
+    x, y = numbers()
+    silent, loud = audit(model, (x, y), "squared").noises
+    assert (silent.penalty, silent.penalty_error) == (0, 0)
+    assert loud.penalty > 0
+    assert silent.flows is not None
+
+
 def test_estimated_flows_approach_exact_ones():
     """Cross-entropy takes flows from random directions; the head's are known."""
     model, (x, y) = small(), numbers(400)
@@ -144,7 +156,7 @@ def test_mse_is_the_squared_loss_divided_by_the_outputs():
     for name in ("objective", "plain_loss"):
         assert getattr(mean, name) == pytest.approx(getattr(squared, name) / 3)
     assert mean.head.lower_bound == pytest.approx(squared.head.lower_bound / 3)
-    assert mean.suggestion.held_out == pytest.approx(squared.suggestion.held_out / 3)
+    assert mean.suggestion.holdout == pytest.approx(squared.suggestion.holdout / 3)
 
 
 def test_dead_units_are_counted():
@@ -182,6 +194,16 @@ def test_leaves_everything_as_it_was(digits):
     assert again.objective == first.objective
 
 
+def test_buffers_that_training_moves_stay():
+    """The pass in training mode that looks for noise turns the vectors of spectral_norm."""
+    torch.manual_seed(0)
+    layer = nn.utils.parametrizations.spectral_norm(nn.Linear(5, 8))
+    model = nn.Sequential(layer, nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    audit(model, [(X, Y)], "squared")
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
 def test_batches_are_not_kept():
     """A loader that makes its data and checks that earlier batches are gone."""
     alive, most = [], 0
@@ -208,7 +230,7 @@ def test_results_do_not_depend_on_the_batches():
     assert many.objective == pytest.approx(one.objective, rel=1e-12)
     assert many.head.lower_bound == pytest.approx(one.head.lower_bound, rel=1e-12)
     np.testing.assert_allclose(many.head.spectrum, one.head.spectrum, rtol=1e-9)
-    np.testing.assert_allclose(many.suggestion.held_out, one.suggestion.held_out, rtol=1e-9)
+    np.testing.assert_allclose(many.suggestion.holdout, one.suggestion.holdout, rtol=1e-9)
 
 
 @pytest.mark.parametrize("how", ["raised", "signal"])
@@ -251,9 +273,9 @@ REFUSED = {
     "loss": (small, [(X, Y)], "hinge", "loss must be one of 'squared'"),
     "loss-type": (small, [(X, Y)], 3, "loss must be"),
     "loss-module": (small, [(X, Y)], nn.CrossEntropyLoss(label_smoothing=0.1), "default settings"),
-    "nan": (small, [(X, Y), (NAN, Y)], "squared", "batch 2 of the loader: inputs must be finite"),
+    "nan": (small, [(X, Y), (NAN, Y)], "squared", "batch 2 of data: inputs must be finite"),
     "nan-targets": (small, [(X, Y * float("nan"))], "squared", "targets must be finite"),
-    "no-targets": (small, [X], "squared", "pairs of tensors"),
+    "no-targets": (small, [X], "squared", "a pair of tensors"),
     "lengths": (small, [(X, Y[:5])], "squared", "20 inputs but 5 targets"),
     "shape": (small, [(X, Y[:, :2])], "squared", "as many numbers as the outputs"),
     "class": (small, [(X, torch.full((20,), 3))], "cross_entropy", "0..2.*got 3"),
@@ -262,12 +284,13 @@ REFUSED = {
     "probabilities": (small, [(X, Y)], "cross_entropy", "or rows of probabilities"),
     "logistic": (small, [(X, Y + 5)], "logistic", r"must lie in \[0, 1\]"),
     "later-width": (small, [(X, Y), (X[:, :2], Y)], "squared", r"batch 2 .* shape \(20, 2\)"),
-    "precision": (small, [(X.double(), Y)], "squared", "type of the model's weights"),
-    "nothing": (small, None, "squared", "must give batches"),
+    "whole": (small, [(X.long(), Y)], "squared", "type of the model's weights"),
+    "nothing": (small, None, "squared", "a pair of arrays or give batches"),
+    "words": (small, [(X, np.array(["a"] * 20))], "squared", "batch 1 of data must hold numbers"),
     "three": (small, [(X, Y, Y)], "squared", "a tuple of Tensor, Tensor, Tensor"),
-    "arrays": (small, [(X.numpy(), Y.numpy())], "squared", "a tuple of ndarray, ndarray"),
     "dict": (small, [{"x": X, "y": Y}], "squared", "a dict with 'x', 'y'"),
-    "pair": (small, (X, Y), "squared", "into a list"),
+    "pair": (small, (X, Y[:5]), "squared", "20 inputs but 5 targets"),
+    "list": (small, [X, Y], "squared", "a pair of tensors"),
     "one-logit": (
         lambda: nn.Linear(5, 1), [(X, torch.zeros(20).long())], "cross_entropy", "at least 2",
     ),
@@ -289,9 +312,71 @@ def test_refuses_with_a_reason(name):
         audit(build(), loader, loss)
 
 
-def test_mistakes_in_held_out_data_are_named_as_such():
-    with pytest.raises(InputError, match="batch 1 of held_out: inputs must be finite"):
-        audit(small(), [(X, Y)], "squared", held_out=[(NAN, Y)])
+def test_mistakes_in_holdout_data_are_named_as_such():
+    with pytest.raises(InputError, match="batch 1 of holdout: inputs must be finite"):
+        audit(small(), [(X, Y)], "squared", holdout=[(NAN, Y)])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [(X, Y), (X.numpy(), Y.numpy()), [(X.double(), Y.double())], [(X.numpy().astype(float), Y)]],
+    ids=["pair", "arrays", "double", "list"],
+)
+def test_data_in_other_forms(data):
+    first, second = audit(small(), [(X, Y)], "squared"), audit(small(), data, "squared")
+    assert second.objective == pytest.approx(first.objective, rel=1e-6)
+    assert second.head.lower_bound == pytest.approx(first.head.lower_bound, rel=1e-6)
+
+
+class Two(nn.Module):
+    """Numbers and words, and a switch."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.read = nn.Embedding(7, 6), nn.Linear(5, 6)
+        self.drop, self.last = nn.Dropout(0.4), nn.Linear(6, 3)
+
+    def forward(self, x, ids, double=False):
+        h = torch.relu(self.read(x) + self.words(ids).mean(1))
+        return self.last(self.drop(2 * h if double else h))
+
+
+@pytest.mark.parametrize("form", ["tuple", "dict"])
+def test_several_inputs(form):
+    torch.manual_seed(0)
+    model, (x, y) = Two(), numbers(400)
+    ids = torch.randint(7, (400, 4))
+    inputs = (x, ids) if form == "tuple" else {"x": x, "ids": ids, "double": True}
+    report = audit(model, (inputs, y), "squared")
+    with torch.no_grad():
+        run = lambda: model(**inputs) if form == "dict" else model(*inputs)  # noqa: E731
+        values = [float(((run() - y) ** 2).sum(1).mean()) for _ in range(300) if model.train()]
+    error = np.std(values) / np.sqrt(len(values))
+    assert report.noises[0].exact
+    assert abs(report.objective - np.mean(values)) <= 5 * error
+    assert 0 < report.head.lower_bound < report.objective
+    assert "one tensor" in dict(report.skipped)["path norm"]
+
+
+def test_a_loss_of_ones_own_is_sampled():
+    model, (x, y) = small(), numbers(400)
+
+    def summed(output, target):
+        return ((output - target) ** 2).sum(1).mean()
+
+    def absolute(output, target):
+        return (output - target).abs().sum(1).mean()
+
+    named, own = (audit(model, (x, y), loss) for loss in ("squared", summed))
+    assert own.plain_loss == pytest.approx(named.plain_loss, rel=1e-5)
+    assert abs(own.objective - named.objective) <= 5 * own.objective_error
+    assert (own.loss, own.head, own.noises[0].exact) == ("summed", None, False)
+    assert "one's own" in dict(own.skipped)["the last layer"]
+    report = audit(model, (x, y), absolute)
+    with torch.no_grad():
+        values = [float(absolute(model.train()(x), y)) for _ in range(300)]
+    error = np.hypot(np.std(values) / np.sqrt(300), report.objective_error)
+    assert abs(report.objective - np.mean(values)) <= 5 * error
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "squared"])
@@ -356,9 +441,42 @@ def test_without_a_linear_head_the_gap_is_stated():
     assert "tanh" in str(report)
 
 
+class Gaussian(nn.Module):
+    def forward(self, x):
+        return x + 0.1 * torch.randn_like(x) if self.training else x
+
+
+class Coin(nn.Module):
+    """Stochastic depth as people write it."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(5, 5)
+
+    def forward(self, x):
+        if self.training and torch.rand(()) < 0.5:
+            return x
+        return x + self.inner(x)
+
+
+class Attends(nn.Module):
+    def forward(self, x):
+        h = x[:, None, :, None]
+        p = 0.1 * self.training
+        return nn.functional.scaled_dot_product_attention(h, h, h, dropout_p=p)[:, 0, :, 0]
+
+
 @pytest.mark.parametrize(
     ("layer", "word"),
-    [(nn.AlphaDropout(0.1), "its mean is not its input"), (nn.GRU(5, 5, 2, dropout=0.1), "inside")],
+    [
+        (nn.AlphaDropout(0.1), "its mean is not its input"),
+        (nn.GRU(5, 5, 2, dropout=0.1), "inside"),
+        (nn.RReLU(), "not a noise overt knows"),
+        (Gaussian(), "not a noise overt knows"),
+        (Coin(), "draw in training mode"),
+        (Attends(), "not a noise overt knows"),
+    ],
+    ids=lambda value: type(value).__name__,
 )
 def test_names_noise_that_it_leaves_out(layer, word):
     class Uses(nn.Module):
@@ -374,15 +492,27 @@ def test_names_noise_that_it_leaves_out(layer, word):
     assert any(who == "odd" and word in why for who, why in report.skipped)
 
 
+def test_what_only_looks_like_noise_is_not_named():
+    class Off(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last, self.drop_path = nn.Linear(5, 3), nn.Identity()
+
+        def forward(self, x):
+            return self.last(nn.functional.dropout(self.drop_path(x), 0.5, training=False))
+
+    assert "forward" not in dict(audit(Off(), [(X, Y)], "squared").skipped)
+
+
 def test_held_out_rows_do_not_enter_the_bounds():
     model, (x, y) = nn.Sequential(nn.Dropout(0.3), nn.Linear(5, 3)), numbers()
     alone = audit(model, batches(x, y), "squared")
-    beside = audit(model, batches(x, y), "squared", held_out=batches(3 * x, y))
+    beside = audit(model, batches(x, y), "squared", holdout=batches(3 * x, y))
     assert [b.value for b in beside.head.lower_bounds] == pytest.approx(
         [b.value for b in alone.head.lower_bounds]
     )
     assert beside.objective == pytest.approx(alone.objective)
-    assert beside.suggestion.held_out[0] != pytest.approx(alone.suggestion.held_out[0])
+    assert beside.suggestion.holdout[0] != pytest.approx(alone.suggestion.holdout[0])
 
 
 def test_a_final_log_softmax_makes_no_difference():
@@ -437,8 +567,8 @@ def test_words_pages_and_files(tmp_path, digits):
     pytest.importorskip("matplotlib")
     x, y = digits
     torch.manual_seed(0)
-    report = audit(mlp(), batches(x, y), "squared", held_out=batches(x[:50], y[:50]))
-    assert report.held_out_loss > 0
+    report = audit(mlp(), batches(x, y), "squared", holdout=batches(x[:50], y[:50]))
+    assert report.holdout_loss > 0
     assert "given as such" in report.suggestion.evidence
     text = str(report)
     for word in ("realized", "last layer", "suggested drop probability", "path norm", "vacuous"):

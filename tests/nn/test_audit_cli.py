@@ -43,7 +43,7 @@ def run(monkeypatch, capsys, *words):
 
 def test_prints_a_report_and_writes_a_page(folder, monkeypatch, capsys):
     torch.manual_seed(0)
-    words = ("net.py:build_model", "--data", "train.npz", "--held-out", "train.npz",
+    words = ("net.py:build_model", "--data", "train.npz", "--holdout", "train.npz",
              "--html", "audit.html", "--batch", "32")  # fmt: skip
     code, out, _ = run(monkeypatch, capsys, *words)
     assert code == 0

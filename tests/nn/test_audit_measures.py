@@ -11,8 +11,9 @@ from overt import nn as onn
 from overt import penalty
 from overt.nn.auditing import audit
 from overt.nn.auditing.measures import NoPath, norm_measures, path_norm
-from overt.nn.auditing.stream import Mean, Parts, Triangle
-from overt.nn.auditing.trace import record
+from overt.nn.auditing.sums import Mean, Parts, Triangle
+from overt.nn.auditing.trace import Trace
+from overt.nn.data import Inputs
 from overt.noise import Dropout
 from overt.relu.bounds import capacity, flows, positive_norm, rademacher_upper, symmetrized_bound
 
@@ -151,7 +152,7 @@ def test_suggestion_is_the_best_ridge_on_rows_held_out():
         groups = np.arange(120)[held] // 5 % 5
         left = np.hstack([h[held], np.ones((held.sum(), 1))]) @ W - y.numpy()[held]
         errors.append(np.mean([np.sum(left[groups == g] ** 2, 1).mean() for g in range(5)]))
-    np.testing.assert_allclose(report.suggestion.held_out, errors, rtol=1e-6)
+    np.testing.assert_allclose(report.suggestion.holdout, errors, rtol=1e-6)
     best = report.suggestion.drop_probs[np.argmin(errors)]
     assert report.suggestion.drop_prob == best > 0
     low, high = report.suggestion.plausible
@@ -251,7 +252,7 @@ TAILS = {
 def test_tails_and_trunks(name):
     build, noises, shifted, kind = TAILS[name]
     model = build().float().eval()
-    trace = record(model, torch.randn(2, 3))
+    trace = Trace(model, Inputs((torch.randn(2, 3),)))
     tail = trace.tail(log_softmax=False)
     assert [point.noise for point in tail.noises] == noises
     if noises:

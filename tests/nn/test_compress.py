@@ -15,11 +15,11 @@ from torch.nn import functional
 
 from overt import InputError
 from overt.nn import Dropout
-from overt.nn.compression import compress
-from overt.nn.compression import search as search_module
+from overt.nn.compression import compress, narrowing
+from overt.nn.compression.cutting import Cut, shrink
 from overt.nn.compression.shapes import reshaped
-from overt.nn.compression.shrink import Cut, shrink
-from overt.nn.compression.structure import structure
+from overt.nn.compression.structure import structure_of
+from overt.nn.data import Inputs
 
 NAMES = list(ZOO)
 
@@ -59,14 +59,14 @@ def test_what_shrinks_and_what_does_not_is_said(name):
 def test_removing_units_that_nothing_reads_changes_nothing(name):
     """An oracle apart from the cut: the network itself, with half of the units' readers at zero."""
     model, inputs = build(name)
-    found = structure(model, inputs)
+    found = structure_of(model, Inputs(inputs))
     rng = np.random.default_rng(0)
-    dead = np.zeros(len(found.state.units), dtype=bool)
+    dead = np.zeros(len(found.wiring.units), dtype=bool)
     for group in found.groups:
         dead[rng.choice(group.units, len(group.units) // 2, replace=False)] = True
-    dead = dead[found.state.units.classes(np.arange(len(dead)))]
+    dead = dead[found.wiring.units.classes(np.arange(len(dead)))]
     with torch.no_grad():
-        for read in found.state.reads:
+        for read in found.wiring.reads:
             weight = model.get_submodule(read.name).weight
             weight.index_fill_(read.axis, torch.from_numpy(np.flatnonzero(dead[read.ids])), 0.0)
         expected = model(*inputs)
@@ -120,7 +120,7 @@ def test_a_mask_is_what_dropout_draws(noise):
     torch.manual_seed(0)
     model = Net()
     x = torch.randn(40, 4)
-    small, report = compress(model, 0.5, x, batches((x,)), draws=5)
+    small, report = compress(model, 0.5, x, batches((x,)), "mask", draws=5)
     assert len(report.losses) == 5
     kept = (small.a.weight[:, None] == model.a.weight[None]).all(2).any(0)
     assert kept.sum() == 5
@@ -133,7 +133,7 @@ def test_the_best_mask_of_all_is_kept():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Dropout(0.5), nn.Linear(4, 3)).eval()
     x, y = torch.randn(50, 4), torch.randint(3, (50,))
-    _, report = compress(model, 0.5, x, [(x, y)], draws=60)
+    _, report = compress(model, 0.5, x, [(x, y)], "mask", draws=60)
     losses = []
     for i in range(4):
         for j in range(i):
@@ -151,7 +151,7 @@ def test_the_expected_sub_network_is_the_network():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 2)).eval()
     x = torch.randn(3, 4)
-    found = structure(model, (x,))
+    found = structure_of(model, Inputs((x,)))
     (group,) = found.groups
     assert group.drops == {"2"}
     cuts = [
@@ -164,14 +164,14 @@ def test_the_expected_sub_network_is_the_network():
 
 def test_only_layers_on_which_dropout_acts_lose_units_by_mask():
     model, inputs = build("residual")
-    small, report = compress(model, 0.5, *inputs, batches(inputs))
+    small, report = compress(model, 0.5, *inputs, batches(inputs), "mask")
     assert report.changes == ()
     assert "no dropout" in dict(report.skipped)["stem"]
     assert torch.equal(small(*inputs), model(*inputs))
-    _, named = compress(model, {"blocks.0.conv1": 0.5}, *inputs, batches(inputs), draws=2)
+    _, named = compress(model, {"blocks.0.conv1": 0.5}, *inputs, batches(inputs), "mask", draws=2)
     assert [change.layers for change in named.changes] == [("blocks.0.conv1",)]
     model, inputs = build("line")
-    _, channels = compress(model, 0.5, *inputs, batches(inputs), draws=2)
+    _, channels = compress(model, 0.5, *inputs, batches(inputs), "mask", draws=2)
     assert [change.layers for change in channels.changes] == [("0",)]
 
 
@@ -234,30 +234,33 @@ def test_shares_by_layer():
         ({"keep": {"nine": 0.5}}, "got nine; there are 0, 1, 4, 7"),
         ({"keep": {"0": 2}}, r"keep\['0'\] must be"),
         ({"keep": {"2": 0.5}}, "units of their own, got 2; there are 0, 4, 7"),
-        ({"loader": [(torch.randn(3, 5), torch.ones(3), torch.ones(3))]}, "got 3 tensors"),
-        ({"loader": [(torch.randn(3, 5), torch.full((3,), 9))]}, "does not fit outputs"),
-        ({"loader": [(torch.randn(3, 2), torch.ones(3).long())]}, r"the batches.*\(3, 2\)"),
-        ({"loader": [torch.randn(3, 2)], "by": "flow"}, r"the batches.*\(3, 2\)"),
-        ({"loader": [torch.full((3, 5), torch.nan)], "by": "flow"}, "must be finite"),
+        (
+            {"data": [(torch.randn(3, 5), torch.ones(3), torch.ones(3))]},
+            "a tuple of Tensor, Tensor, Tensor",
+        ),
+        ({"data": [(torch.randn(3, 5), torch.full((3,), 9))]}, "does not fit outputs"),
+        ({"data": [(torch.randn(3, 2), torch.ones(3).long())]}, r"batch 1 of data.*\(3, 2\)"),
+        ({"data": [torch.randn(3, 2)], "by": "flow"}, r"batch 1 of data.*\(3, 2\)"),
+        ({"data": [torch.full((3, 5), torch.nan)], "by": "flow"}, "must be finite"),
         ({"by": "magic"}, "by must be one of"),
-        ({"loader": None}, "pass loader="),
-        ({"loader": iter([])}, "must not be an iterator"),
-        ({"loader": []}, "at least one batch"),
-        ({"loader": [(torch.randn(3, 5),)]}, "pairs"),
-        ({"loader": torch.randn(3, 5)}, "loader must give batches"),
-        ({"loader": [("a", "b")]}, "must give tensors"),
-        ({"example": torch.randn(2, 7)}, r"must run on the example.*\(2, 7\)"),
+        ({"data": None}, "pass data"),
+        ({"data": iter([])}, "must not be an iterator"),
+        ({"data": []}, "at least one batch"),
+        ({"data": [(torch.randn(3, 5),)]}, "pairs"),
+        ({"data": torch.randn(3, 5)}, "data must be a pair of arrays or give batches"),
+        ({"data": [("a", "b")]}, "a tuple of str, str"),
+        ({"example": torch.randn(2, 7)}, r"example: the model cannot be run.*\(2, 7\)"),
         ({"example": [1.0]}, "example must be a tensor"),
         ({"example": torch.zeros(0, 5)}, "at least one"),
         ({"model": torch.relu}, "torch.nn.Module"),
         ({"draws": 0}, "draws must be at least 1"),
         ({"loss": "hinge"}, "loss must be one of"),
-        ({"recover": 3, "loader": None, "by": "flow"}, "recover needs loader"),
+        ({"recover": 3, "data": None, "by": "flow"}, "recover needs data"),
     ],
 )
 def test_mistakes_are_named(change, message):
     x = torch.randn(6, 5)
-    given = {"model": mlp(), "keep": 0.5, "example": x, "loader": batches((x,)), "by": "mask"}
+    given = {"model": mlp(), "keep": 0.5, "example": x, "data": batches((x,)), "by": "mask"}
     with pytest.raises(InputError, match=message):
         compress(**{**given, **change})
 
@@ -267,7 +270,7 @@ def test_one_hot_targets_of_cross_entropy():
     rows = nn.functional.one_hot(y)
     model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
     found = [
-        compress(model, 0.5, x[:2], [(x, target)], loss="cross_entropy")[1]
+        compress(model, 0.5, x[:2], [(x, target)], "mask", loss="cross_entropy")[1]
         for target in (y, rows, rows.float())
     ]
     assert len({report.after.accuracy for report in found}) == 1
@@ -302,7 +305,7 @@ def test_modes_randomness_and_seeds():
     model.train()
     model[1].eval()
     state = torch.random.get_rng_state()
-    draw = lambda seed: compress(model, 0.5, *inputs, batches(inputs), draws=3, seed=seed)  # noqa: E731
+    draw = lambda seed: compress(model, 0.5, *inputs, batches(inputs), "mask", draws=3, seed=seed)  # noqa: E731
     small, report = draw(0)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert [m.training for m in small.modules()] == [m.training for m in model.modules()]
@@ -325,34 +328,34 @@ def test_recovery_keeps_the_best_state_and_interruptions_keep_what_there_is(monk
     wild = compress(model, 0.5, x, loader, "flow", recover=4, learning_rate=1e4)[1]
     assert wild.after.loss <= plain.after.loss * (1 + 1e-6)
     calls = []
-    true_score = search_module.score
+    true_score = narrowing.score
 
     def interrupted_score(*arguments):
         calls.append(0)
-        if len(calls) == 4:
+        if len(calls) == 5:  # the first judges the whole network
             raise KeyboardInterrupt
         return true_score(*arguments)
 
-    monkeypatch.setattr(search_module, "score", interrupted_score)
-    small, report = compress(model, 0.5, x, loader, draws=20)
+    monkeypatch.setattr(narrowing, "score", interrupted_score)
+    small, report = compress(model, 0.5, x, loader, "mask", draws=20)
     assert report.status == "interrupted"
     assert len(report.losses) == 3
     assert small(x).shape == (300, 3)
     calls[:] = [0, 0, 0]
     with pytest.raises(KeyboardInterrupt):
-        compress(model, 0.5, x, loader, draws=20)
+        compress(model, 0.5, x, loader, "mask", draws=20)
 
 
 def test_regression_and_other_losses():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
     x = torch.randn(60, 5)
-    _, report = compress(model, 0.5, x, [(x, torch.randn(60))], draws=2)
+    _, report = compress(model, 0.5, x, [(x, torch.randn(60))], "mask", draws=2)
     assert report.after.accuracy is None
-    _, report = compress(model, 0.5, x, [(x, torch.randint(2, (60,)))], draws=2)
+    _, report = compress(model, 0.5, x, [(x, torch.randint(2, (60,)))], "mask", draws=2)
     assert report.after.accuracy is not None
     absolute = lambda output, y: (output[:, 0] - y).abs().mean()  # noqa: E731
-    _, report = compress(model, 0.5, x, [(x, torch.randn(60))], draws=2, loss=absolute)
+    _, report = compress(model, 0.5, x, [(x, torch.randn(60))], "mask", draws=2, loss=absolute)
     assert report.after.loss == pytest.approx(float(report.losses.min()), rel=1e-5)
 
 
@@ -377,9 +380,117 @@ def test_what_the_trace_does_not_show_is_found_by_running():
     assert small.a.out_features == 8
 
 
+def test_auto_takes_what_measures_best_at_the_same_multiply_adds():
+    torch.manual_seed(0)
+    x = torch.randn(400, 5)
+    y = (x @ torch.randn(5, 3)).argmax(1)
+    model = mlp()
+    found = {by: compress(model, 0.5, x, (x, y), by, draws=4)[1] for by in ("flow", "mask", "auto")}
+    auto = found["auto"]
+    tried = dict(auto.tried)
+    assert set(tried) == {"flow", "mask", "spectrum"}
+    assert tried["flow"] == pytest.approx(found["flow"].after.loss, rel=1e-6)
+    assert auto.by == min(tried, key=tried.get)
+    assert auto.after.loss == pytest.approx(min(tried.values()), rel=1e-6)
+    assert auto.after.multiply_adds <= 1.01 * found["flow"].after.multiply_adds
+    assert found["flow"].tried == ()
+
+
+def test_auto_does_without_targets_and_without_data():
+    """A layer of rank 2 loses nothing as a product; its units are all needed."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 40), nn.Tanh())
+    with torch.no_grad():
+        for layer in (model[0], model[2]):
+            layer.weight.copy_(torch.randn(40, 2) @ torch.randn(2, 40))
+    x = torch.randn(100, 40)
+    for data in (None, [x]):
+        _, report = compress(model, 0.5, x, data)
+        assert report.by == "spectrum"
+        assert dict(report.tried)["spectrum"] < 1e-3 < dict(report.tried)["flow"]
+        assert "mask" not in dict(report.tried)
+    _, named = compress(model, {"0": 0.5}, x)
+    assert (named.by, [c.layers for c in named.changes]) == ("flow", [("0",)])
+    assert compress(nn.Sequential(nn.Linear(2, 2)), 0.5, torch.randn(3, 2))[1].changes == ()
+
+
+def test_inputs_by_name_and_arrays():
+    model, inputs = build("two-inputs")
+    named = dict(zip("xy", inputs, strict=True))
+    y = np.arange(6) % 3
+    by_place = compress(model, 0.5, inputs, (inputs, y), "flow")
+    by_name = compress(model, 0.5, named, [(named, y)], "flow")
+    torch.testing.assert_close(by_place[0](*inputs), by_name[0](**named))
+    assert by_place[1].after.loss == by_name[1].after.loss
+    array = np.random.default_rng(0).random((6, 5))
+    assert compress(mlp(), 0.5, array, (array, y), "flow")[1].after.loss is not None
+
+
+class Router(nn.Module):
+    """Takes one of two ways by the sign of its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.plus = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
+        self.minus = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
+        self.join = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+
+    def forward(self, x):
+        return self.join(self.plus(x) if x.mean() > 0 else self.minus(x))
+
+
+def test_only_what_every_way_shares_is_removed():
+    """Units that one branch hands to the next are also made by the other, which was not seen."""
+    torch.manual_seed(0)
+    model, x = Router().eval(), torch.rand(6, 5)
+    small, report = compress(model, 0.5, x, by="flow")
+    assert {c.layers for c in report.changes} == {("plus.0",), ("join.0",)}
+    skipped = dict(report.skipped)
+    assert "depends on values" in skipped["Router"]
+    assert "depends on values" in skipped["plus.2"]
+    assert skipped["minus.0"] == skipped["minus.2"] == "its forward pass is not called"
+    for given in (x, -x):
+        assert small(given).shape == (6, 3)
+
+
+def test_layers_inside_torchs_transformers_are_refitted():
+    """What their removed units contributed on average goes into the bias behind them."""
+    model, inputs = build("transformer")
+    with torch.no_grad():
+        for layer in model.layers.layers:
+            layer.linear1.bias.add_(3.0)  # units that are always on
+    _, report = compress(model, 0.5, *inputs, by="flow")
+    assert len(report.changes) == 2
+    assert report.output_change < 0.1
+
+
+PASSING = [
+    nn.ReLU(), nn.ReLU6(), nn.LeakyReLU(), nn.ELU(), nn.CELU(), nn.SELU(), nn.GELU(), nn.SiLU(),
+    nn.Mish(), nn.Sigmoid(), nn.LogSigmoid(), nn.Tanh(), nn.Softplus(), nn.Softsign(),
+    nn.Tanhshrink(), nn.Hardtanh(), nn.Hardswish(), nn.Hardsigmoid(), nn.Hardshrink(),
+    nn.Softshrink(), nn.Identity(), nn.AlphaDropout(), nn.FeatureAlphaDropout(), nn.RReLU(),
+    nn.PReLU(),
+    nn.Threshold(0.1, 0.0), nn.Softmax(-1), nn.MaxPool2d(2), nn.AvgPool2d(2), nn.LPPool2d(2, 2),
+    nn.AdaptiveAvgPool2d(3), nn.AdaptiveMaxPool2d(3), nn.Upsample(scale_factor=2),
+    nn.UpsamplingNearest2d(scale_factor=2), nn.ZeroPad2d(1), nn.ReflectionPad2d(1),
+    nn.ReplicationPad2d(1), nn.CircularPad2d(1), nn.ConstantPad2d(1, 0.5), nn.PReLU(6),
+    nn.GroupNorm(6, 6), nn.InstanceNorm2d(6), nn.Dropout2d(0.2),
+]  # fmt: skip
+NEEDING = [nn.Softmax(1), nn.GroupNorm(2, 6), nn.PixelShuffle(1), nn.LocalResponseNorm(2)]
+
+
+@pytest.mark.parametrize("layer", [*PASSING, *NEEDING], ids=str)
+def test_channels_pass_through_every_layer_that_keeps_them_apart(layer):
+    model = nn.Sequential(nn.Conv2d(2, 6, 3), layer, nn.Conv2d(6, 4, 1)).eval()
+    found = structure_of(model, Inputs((torch.randn(3, 2, 8, 8),)))
+    assert bool(found.groups) == (layer not in NEEDING)
+    if layer in NEEDING:
+        assert "needs all its units" in found.skipped["0"]
+
+
 def test_the_report_speaks():
     model, inputs = build("mlp")
-    _, report = compress(model, 0.5, *inputs, batches(inputs), draws=2)
+    _, report = compress(model, 0.5, *inputs, batches(inputs), "mask", draws=2)
     text = str(report)
     for word in (
         "parameters",

@@ -76,6 +76,18 @@ def test_the_table_names_what_changed_and_what_did_not(folder):
     assert "nothing could" in command(folder, "--keep", "1").output
 
 
+def test_the_report_is_on_the_holdout(folder):
+    rng = np.random.default_rng(1)
+    np.savez(folder / "other.npz", x=rng.standard_normal((50, 6)), y=np.zeros(50, dtype=int))
+    given = ("--weights", str(folder / "w.pt"), "--by", "flow", "--json")
+    one, other = (
+        json.loads(command(folder, *given, *more).output)["before"]["accuracy"]
+        for more in ((), ("--holdout", str(folder / "other.npz")))
+    )
+    assert one != other
+    assert 50 * other == pytest.approx(round(50 * other))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

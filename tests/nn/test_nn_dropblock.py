@@ -6,8 +6,8 @@ import torch
 from helpers import assert_mean_within_standard_errors
 
 from overt import DropBlock
+from overt._blocks import Sliding
 from overt.nn import DropBlock2d
-from overt.nn.geometry import Sliding
 
 CASES = [
     (7, (14, 14), "sliding", False),

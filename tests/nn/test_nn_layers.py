@@ -191,11 +191,11 @@ def test_law_is_that_of_the_draws(build, shape):
     layer, n = build(11), 20_000
     draws = layer(torch.ones(n, *shape[1:])).double().flatten(1).numpy()
     assert_mean_within_standard_errors(draws, 1.0)
-    Cbar = layer.law((1, *shape[1:])).dense(torch.ones((), dtype=torch.float64)).numpy()
+    Cbar = layer.mask_covariance((1, *shape[1:])).dense(torch.ones((), dtype=torch.float64)).numpy()
     i, j = np.triu_indices(draws.shape[1])
     centered = draws - 1
     assert_mean_within_standard_errors(centered[:, i] * centered[:, j], Cbar[i, j])
-    variance = layer.law((1, *shape[1:])).relative_variance(torch.ones(()).double())
+    variance = layer.mask_covariance((1, *shape[1:])).relative_variance(torch.ones(()).double())
     np.testing.assert_allclose(variance.flatten(), np.diag(Cbar), rtol=1e-6)
 
 

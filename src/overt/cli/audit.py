@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from overt.cli.base import app, console
-from overt.cli.models import build_model, read_batches
+from overt.cli.models import build_model, read_examples
 
 
 @app.command()
@@ -22,7 +22,7 @@ def audit(
     loss: Annotated[
         str, typer.Option(help="squared, mse, cross_entropy or logistic.")
     ] = "cross_entropy",
-    held_out: Annotated[
+    holdout: Annotated[
         Path | None,
         typer.Option(help="npz file with x and y that the model was not trained on."),
     ] = None,
@@ -39,17 +39,17 @@ def audit(
 ) -> None:
     """Say what dropout does to a model, and what theory promises.
 
-    Try: [bold]overt audit net.py:build_model --data train.npz --held-out test.npz
+    Try: [bold]overt audit net.py:build_model --data train.npz --holdout test.npz
     --html audit.html[/bold]
     """
     from overt.nn.auditing import audit as audited
 
     net = build_model(model, weights)
-    training = read_batches(net, data, points, batch)
-    others = None if held_out is None else read_batches(net, held_out, points, batch)
+    training = _batches(data, points, batch)
+    others = None if holdout is None else _batches(holdout, points, batch)
     if html is not None:
         html.parent.mkdir(parents=True, exist_ok=True)
-    report = audited(net, training, loss, held_out=others, seed=seed)
+    report = audited(net, training, loss, holdout=others, seed=seed)
     if html is not None:
         report.to_html(html)
     if as_json:
@@ -58,3 +58,8 @@ def audit(
     console.print(escape(str(report)), highlight=False, soft_wrap=True)
     if html is not None:
         console.print(f"\nreport: [bold]{escape(str(html))}[/]", soft_wrap=True)
+
+
+def _batches(path: Path, points: int, size: int) -> list[tuple[Any, Any]]:
+    x, y = read_examples(path, points)
+    return [(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]

@@ -12,9 +12,10 @@ from rich.markup import escape
 from overt._check import InputError, MissingExtraError
 from overt._files import write_whole
 from overt.cli.base import app, console, show_table
-from overt.cli.models import build_model, read_batches
+from overt.cli.models import build_model, read_examples
 
-BATCH = 256
+EXAMPLE = 256
+"""Rows of the example on which the network is checked and timed."""
 
 
 @app.command()
@@ -29,11 +30,15 @@ def compress(
     keep: Annotated[
         str, typer.Option(help="Share that stays, in (0, 1], or LAYER=SHARE,LAYER=SHARE.")
     ] = "0.5",
-    by: Annotated[str, typer.Option(help="mask, flow or spectrum.")] = "mask",
+    by: Annotated[str, typer.Option(help="auto, mask, flow or spectrum.")] = "auto",
     draws: Annotated[int, typer.Option(min=1, help="Sub-networks that mask tries.")] = 32,
     loss: Annotated[
         str, typer.Option(help="auto, cross_entropy, logistic, mse or squared.")
     ] = "auto",
+    holdout: Annotated[
+        Path | None,
+        typer.Option(help="npz file with x and y to report on; half of data by default."),
+    ] = None,
     recover: Annotated[int, typer.Option(min=0, help="Steps of training after the cut.")] = 0,
     train: Annotated[
         Path | None, typer.Option(help="npz file with x and y to train on; data by default.")
@@ -49,7 +54,7 @@ def compress(
     Half of the points choose, the other half are kept for the numbers in the report. Writes
     compressed.safetensors, compress.json and load.py, which needs torch and safetensors only.
 
-    Try: [bold]overt compress net.py:build_model --data held_out.npz --weights w.pt --keep .5[/bold]
+    Try: [bold]overt compress net.py:build_model --data unseen.npz --weights w.pt --keep .5[/bold]
     """
     from overt.nn.compression import compress as run
     from overt.nn.compression import loading
@@ -60,13 +65,14 @@ def compress(
         raise MissingExtraError("safetensors", "torch") from None
 
     net = build_model(model, weights)
-    pairs = _halves(read_batches(net, data, points, BATCH))
-    choosing, testing = pairs[::2], pairs[1::2] or pairs
-    training = None if train is None else read_batches(net, train, 0, BATCH)
+    choosing, testing = _halves(*read_examples(data, points))
+    if holdout is not None:
+        choosing, testing = read_examples(data, points), read_examples(holdout)
+    training = None if train is None else read_examples(train)
     out.mkdir(parents=True, exist_ok=True)
     small, report = run(
-        net, _keep(keep), choosing[0][0], choosing, by,
-        draws=draws, loss=loss, test=testing, recover=recover, train=training,
+        net, _keep(keep), choosing[0][:EXAMPLE], choosing, by,
+        draws=draws, loss=loss, holdout=testing, recover=recover, train=training,
         learning_rate=learning_rate, seed=seed,
     )  # fmt: skip
     state = {
@@ -119,13 +125,11 @@ def _show(report: Any) -> None:
         show_table(("left whole", "because"), report.skipped)
 
 
-def _halves(batches: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Return at least two batches where there are two examples: one to choose, one to report."""
-    if len(batches) > 1:
-        return batches
-    x, y = batches[0]
-    size = -(-len(x) // 2)
-    return list(zip(x.split(size), y.split(size), strict=True))
+def _halves(x: Any, y: Any) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """Return points to choose with and points to report on, all for both where there is one."""
+    if len(x) < 2:
+        return (x, y), (x, y)
+    return (x[::2], y[::2]), (x[1::2], y[1::2])
 
 
 def _keep(text: str) -> Any:

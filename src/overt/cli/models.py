@@ -71,28 +71,13 @@ def read_examples(path: Path, points: int = 0) -> tuple[Any, Any]:
         raise InputError(
             f"x and y must have one row per example, got shapes {x.shape} and {y.shape}"
         )
-    stop = points or len(x)
-    return x[:stop], y[:stop]
-
-
-def read_batches(net: Any, path: Path, points: int, size: int) -> list[tuple[Any, Any]]:
-    """Return the examples of a file as batches of tensors.
-
-    Numbers with a fraction get the model's format, whole ones are int64.
-    """
-    import torch
-
-    weight = next((p for p in net.parameters() if p.is_floating_point()), None)
-    real = torch.get_default_dtype() if weight is None else weight.dtype
-    tensors = []
-    for name, array in zip("xy", read_examples(path, points), strict=True):
+    for name, array in (("x", x), ("y", y)):
         if array.dtype.kind not in "biuf":
             raise InputError(f"{name} in {path} must hold numbers, it holds {array.dtype}")
-        if not len(array):
-            raise InputError(f"{path} must hold at least one example, got none")
-        kind = real if array.dtype.kind == "f" else torch.int64
-        tensors.append(torch.as_tensor(array).to(kind).split(size))
-    return list(zip(*tensors, strict=True))
+    if not len(x):
+        raise InputError(f"{path} must hold at least one example, got none")
+    stop = points or len(x)
+    return x[:stop], y[:stop]
 
 
 def _needed(parameter: inspect.Parameter) -> bool:

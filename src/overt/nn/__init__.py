@@ -19,18 +19,19 @@ except ModuleNotFoundError as error:
         raise
     raise MissingExtraError("torch", "torch") from None
 
-from overt.nn import schedules
 from overt.nn.auditing import AuditReport, audit
-from overt.nn.base import advance
-from overt.nn.calibration import Calibration, calibration
 from overt.nn.compression import Compression, compress
-from overt.nn.covariance import CovarianceDropout
-from overt.nn.dropblock import DropBlock1d, DropBlock2d, DropBlock3d
-from overt.nn.dropconnect import DropConnectConv2d, DropConnectLinear
-from overt.nn.dropout import Dropout
-from overt.nn.moments import Moments, mc_moments, predictive_moments
-from overt.nn.penalties import Penalty, Term, explicit_penalty
-from overt.nn.without import WithoutNoise, without_noise
+from overt.nn.coverage import Calibration, calibration
+from overt.nn.layers import schedules
+from overt.nn.layers.base import advance
+from overt.nn.layers.covariance import CovarianceDropout
+from overt.nn.layers.dropblock import DropBlock1d, DropBlock2d, DropBlock3d
+from overt.nn.layers.dropconnect import DropConnectConv2d, DropConnectLinear
+from overt.nn.layers.dropout import Dropout
+from overt.nn.moments.result import Moments
+from overt.nn.moments.sampled import mc_moments
+from overt.nn.penalties import Penalty, Term, WithoutNoise, explicit_penalty, without_noise
+from overt.nn.predictive import predictive_moments
 
 __all__ = [
     "AuditReport",

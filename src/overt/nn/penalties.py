@@ -1,34 +1,30 @@
-"""What a model's noise adds to its expected loss, as a tensor with gradients."""
+"""What a model's noise adds to its expected loss, as a tensor with gradients; training on it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from overt import _check
-from overt._check import InputError
-from overt.nn.delta import Linearized
-from overt.nn.engine import Outcome, active_noises, checked, outcomes
-from overt.nn.noisy import Noisy
-from overt.nn.sources import modes
+from overt._check import InputError, InputTypeError
+from overt.nn.losses import Loss, is_squared, loss_name, mean_loss
+from overt.nn.moments.adjoint import Layouts
+from overt.nn.moments.carry import Carried, Output, carry, checked, passes
+from overt.nn.recording.watching import called
 from overt.results import Result
-
-LOSSES = ("squared", "mse", "cross_entropy", "logistic")
 
 
 @dataclass(frozen=True, repr=False)
 class Term(Result):
-    """What one noise layer adds.
+    """What one noise adds.
 
     Attributes
     ----------
     name
-        The layer's name in the model.
+        The noise's name: the path of its module, or path:function.
     value
         Its share, a tensor with gradient.
     exact
@@ -46,10 +42,16 @@ class Term(Result):
 
 @dataclass(frozen=True, repr=False)
 class Penalty(Result):
-    """What noise adds to a loss: `value`, the sum of its `terms`, a tensor with gradient."""
+    """What noise adds to a loss: `value`, the sum of its `terms`, a tensor with gradient.
+
+    `drawn` names the noises that could not be carried and were sampled, `linearized` the operations
+    that overt has no rule for.
+    """
 
     value: Any
     terms: tuple[Term, ...]
+    drawn: tuple[str, ...] = ()
+    linearized: tuple[str, ...] = ()
 
     @property
     def exact(self) -> bool:
@@ -64,40 +66,38 @@ class Penalty(Result):
 
 def explicit_penalty(
     model: nn.Module,
-    x: Tensor,
+    x: Any,
     y: Tensor | None = None,
     *,
-    loss: str = "squared",
-    method: str = "auto",
+    loss: Loss = "squared",
+    output: Output = None,
 ) -> Penalty:
     """E[loss with noise] - loss without noise, averaged over the rows of x, in closed form.
 
-    For the squared loss |y - f(x)|^2 the last noise layer before an affine part adds exactly
+    For the squared loss |y - f(x)|^2 the last noise before an affine part adds exactly
     <Cbar, J'J o a a'>, with a what it acts on and J the affine part (convolutions, average pooling
     and flattening included); for Dropout and a linear layer U, lam sum_j |u_j|^2 mean(a_j^2)
     (structured dropout, Lemma 3.1, whose Corollary 3.2 drops lam; thesis, Proposition 5). Max
     pooling right after dropout is exact too.
 
-    The term of a layer is what its noise adds to that of the layers after it. For a layer that is
-    followed by a non-linearity it is an approximation: moments are carried as by
-    `predictive_moments`. Noise also moves the mean of the output there, as behind max pooling,
-    which changes the loss by an amount that depends on y: it is the term "mean shift", present if y
-    is given.
+    The term of a noise is what it adds to those after it. Followed by a non-linearity it is an
+    approximation: moments are carried as by `predictive_moments`. Noise also moves the mean of the
+    output there, as behind max pooling, which changes the loss by an amount that depends on y: it
+    is the term "mean shift", present if y is given.
 
     Parameters
     ----------
     model
-        A network with noise layers of overt.nn or torch.nn. Its mode does not matter to the noise;
-        other modules run in their mode, and batch normalization in training mode uses the
-        noise-free batch's statistics.
+        Any network. Its mode does not matter to its noise; normalization runs in its own mode, and
+        in training mode uses the noise-free batch's statistics.
     x, y
-        A batch of inputs, and of targets (class indices for "cross_entropy").
+        A batch of inputs (a tensor, or a tuple or dictionary of them), and of targets.
     loss
         "squared": sum over outputs; "mse": mean over outputs, as torch.nn.functional.mse_loss;
         "cross_entropy" on logits: (1/2) <diag(p) - p p', Cov(logits)>, p the softmax, to second
         order in the noise; "logistic": (1/2) p (1 - p) Var(logit), summed over outputs.
-    method
-        "auto", "gaussian" or "delta", as for `predictive_moments`.
+    output
+        Picks the output that counts, such as `lambda o: o.logits`.
 
     Examples
     --------
@@ -109,112 +109,170 @@ def explicit_penalty(
     >>> penalty.value.item(), penalty.terms[0].exact  # 1 * (3^2 + 1^2)
     (10.0, True)
     """
-    model = checked(model, x)
-    _check.choice("loss", loss, LOSSES)
-    with modes(model, noise=False, others=None):
-        names = active_noises(model)
-        terms: list[Term] = []
-        later = x.new_zeros(())
-        shift: Term | None = None
-        for i in reversed(range(len(names))):
-            parts = list(outcomes(model, x, names[i:], method))
-            if isinstance(parts[0], Linearized):
-                parts = list(outcomes(model, x, names, "delta"))
-                terms = _delta_terms(parts, loss)
-                shift = None
-                break
-            value, exact = _carried(parts, loss)
-            terms.insert(0, Term(names[i], value - later, exact))
-            later = value
-            if y is not None:
-                shift = _shift_term(parts, y, loss)
-    if shift is not None:
-        terms.append(shift)
+    model, name = checked(model, x), loss_name(loss)
+
+    def found(active: Collection[str] | None) -> list[Carried]:
+        return passes(model, x, output=output, active=active, statistics="as set")
+
+    everything = found(None)
+    noises = everything[0].noises
+    terms: list[Term] = []
+    later = everything[0].output.mean.new_zeros(())
+    for i in reversed(range(len(noises))):
+        those = everything if i == 0 else found(noises[i:])
+        value = penalty_of(those, name)
+        exact = len(those) == 1 and those[0].output.exact and is_squared(name)
+        terms.insert(0, Term(noises[i], value - later, exact))
+        later = value
+    if y is not None and noises:
+        terms.append(_shift(everything, found(()), y, name))
     total = torch.stack([term.value for term in terms]).sum() if terms else later
-    return Penalty(total, tuple(terms))
+    return Penalty(total, tuple(terms), everything[0].drawn, tuple(everything[0].tape.linearized))
 
 
-def outcome_penalty(outcome: Outcome, loss: str) -> Tensor:
-    """Return what the noise in one outcome adds to the loss around its mean."""
-    match outcome:
-        case Noisy() if loss == "squared":
-            return outcome.total()
-        case Noisy() if loss == "mse":
-            return outcome.total() / outcome.units
-        case Noisy():
-            return _curved(loss, outcome.mean, outcome.variance, outcome.along)
-        case Linearized():
-            shares = [_arrival(outcome, spread, rows, loss) for _, spread, rows in outcome.arrivals]
-            return torch.stack(shares).sum()
-    return outcome.new_zeros(())
+def _shift(noisy: list[Carried], clean: list[Carried], y: Tensor, loss: str) -> Term:
+    """Return what the move of the mean does to the loss."""
+    before, after = (torch.stack([one.output.mean for one in p]).mean(0) for p in (clean, noisy))
+    exact = len(noisy) == 1 and noisy[0].output.exact
+    if exact and torch.equal(before, after):
+        return Term("mean shift", after.new_zeros(()), True)
+    value = mean_loss(after, y, loss) - mean_loss(before, y, loss)
+    return Term("mean shift", value, exact and is_squared(loss))
 
 
-def _carried(parts: list[Outcome], loss: str) -> tuple[Tensor, bool]:
-    sizes = [len(part.mean) if isinstance(part, Noisy) else 1 for part in parts]
-    values = [outcome_penalty(part, loss) * size for part, size in zip(parts, sizes, strict=True)]
-    exact = all(part.exact for part in parts if isinstance(part, Noisy))
-    return torch.stack(values).sum() / sum(sizes), exact and loss in ("squared", "mse")
+def penalty_of(found: list[Carried], loss: str) -> Tensor:
+    """<H, Cov(output)> with H half the loss's second derivative, averaged over rows.
+
+    Several passes are draws of what could not be carried: their means vary too.
+    """
+    means = torch.stack([one.output.mean for one in found])
+    mean, n = means.mean(0), len(found)
+    within = torch.stack([_curved(one, mean, loss) for one in found]).mean()
+    if n == 1:
+        return within
+    return within + torch.stack([_quadratic(m - mean, mean, loss) for m in means]).sum() / (n - 1)
 
 
-def _delta_terms(parts: list[Outcome], loss: str) -> list[Term]:
-    (outcome,) = parts
-    assert isinstance(outcome, Linearized)  # noqa: S101 (for the type checker)
-    shares: dict[str, Tensor] = {}
-    for name, spread, rows in outcome.arrivals:
-        shares[name] = shares.get(name, 0.0) + _arrival(outcome, spread, rows, loss)
-    return [Term(name, value, False) for name, value in shares.items()]
+def _curved(one: Carried, mean: Tensor, loss: str) -> Tensor:
+    """Return <H, Cov> of one carried pass."""
+    diagonal, direction, scale = _curvature(mean, loss)
+    value = (diagonal * one.variances()).flatten(1).sum(1)
+    if direction is not None:
+        value = value - one.along(direction)
+    return scale * value.mean()
 
 
-def _arrival(outcome: Linearized, spread: Any, rows: Tensor, loss: str) -> Tensor:
-    if loss in ("squared", "mse"):
-        total = spread.total(rows)
-        return total if loss == "squared" else total / outcome.clean[0].numel()
-
-    def variance() -> Tensor:
-        return spread.along(rows).reshape(outcome.clean.shape)
-
-    return _curved(loss, outcome.clean, variance, lambda w: spread.along(w @ rows))
+def _quadratic(t: Tensor, mean: Tensor, loss: str) -> Tensor:
+    """Return t' H t, averaged over rows."""
+    diagonal, direction, scale = _curvature(mean, loss)
+    value = (diagonal * t * t).flatten(1).sum(1)
+    if direction is not None:
+        value = value - (direction * t).sum(1) ** 2
+    return scale * value.mean()
 
 
-def _curved(
-    loss: str,
-    logits: Tensor,
-    variance: Callable[[], Tensor],
-    along: Callable[[Tensor], Tensor],
-) -> Tensor:
-    """(1/2) <H, Cov(logits)>, H the second derivative of the loss, averaged over the batch."""
+def _curvature(mean: Tensor, loss: str) -> tuple[Tensor, Tensor | None, float]:
+    """Return H = scale (diag(d) - w w') as d, w (None: 0) and the scale."""
+    if is_squared(loss):
+        scale = 1.0 if loss == "squared" else 1 / mean[0].numel()
+        return torch.ones_like(mean), None, scale
     if loss == "logistic":
-        p = torch.sigmoid(logits)
-        return (p * (1 - p) * variance()).flatten(1).sum(1).mean() / 2
-    if logits.ndim != 2 or logits.shape[1] < 2:
+        p = torch.sigmoid(mean)
+        return p * (1 - p), None, 0.5
+    if mean.ndim != 2 or mean.shape[1] < 2:
         raise InputError(
             "loss='cross_entropy' needs a model that returns (batch, at least 2 classes), got "
-            f"{tuple(logits.shape)}; for one logit use loss='logistic'"
+            f"{tuple(mean.shape)}; for one logit use loss='logistic'"
         )
-    p = torch.softmax(logits, 1)
-    spread = (p * variance()).sum(1) - along(p[:, None, :])[:, 0]
-    return spread.mean() / 2
+    p = torch.softmax(mean, 1)
+    return p, p, 0.5
 
 
-def _shift_term(parts: list[Outcome], y: Tensor, loss: str) -> Term:
-    noisy = [part for part in parts if isinstance(part, Noisy)]
-    unmoved = all(part.mean is part.clean for part in noisy)
-    if unmoved:
-        return Term("mean shift", noisy[0].mean.new_zeros(()), True)
-    mean = torch.cat([part.mean for part in noisy])
-    clean = torch.cat([part.clean for part in noisy])
-    exact = all(part.exact for part in noisy) and loss in ("squared", "mse")
-    return Term("mean shift", plain_loss(mean, y, loss) - plain_loss(clean, y, loss), exact)
+class WithoutNoise(nn.Module):  # type: ignore[misc]
+    """A model whose noise is not sampled; see `without_noise`."""
+
+    def __init__(self, model: nn.Module, loss: Loss, output: Output) -> None:
+        super().__init__()
+        self.model = model
+        self.loss, self.output = loss_name(loss), output
+        self._penalty: Tensor | None = None
+        self._dear: bool | None = None
+        self._drawn: set[str] = set()
+        self._layouts: Layouts = {}
+
+    @property
+    def penalty(self) -> Tensor:
+        """What the noise adds to the loss on the batch of the last training pass."""
+        if self._penalty is None:
+            raise InputError(
+                "there is no penalty yet: it comes with a forward pass in training mode"
+            )
+        return self._penalty
+
+    def forward(self, x: Any) -> Tensor:
+        """Return the mean output under the noise (training mode) or the plain output."""
+        if not self.training:
+            self._penalty = None
+            result = called(self.model, x)
+            return result if self.output is None else self.output(result)
+        model = checked(self.model, x)
+        settings: Any = {"output": self.output, "statistics": "as set", "layouts": self._layouts}
+        if self._dear is None:  # a first look at what the noise meets
+            with torch.no_grad():
+                first = carry(model, x, **settings)
+            self._drawn, self._dear = first.to_draw, not (first.output.known and first.output.exact)
+        one = carry(model, x, **settings, drawn=self._drawn, probe=self._dear, update=True)
+        if self._dear:
+            self._penalty = _quadratic(one.tangent, one.output.mean, self.loss)
+        else:
+            self._penalty = penalty_of([one], self.loss)
+        return one.output.mean
+
+    def extra_repr(self) -> str:
+        """Return the settings, for printing."""
+        return f"loss={self.loss}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_penalty": None}
 
 
-def plain_loss(output: Tensor, y: Tensor, loss: str) -> Tensor:
-    """Return the named loss of outputs against targets, averaged over the batch."""
-    match loss:
-        case "squared":
-            return ((output - y) ** 2).flatten(1).sum(1).mean()
-        case "mse":
-            return functional.mse_loss(output, y)
-        case "cross_entropy":
-            return functional.cross_entropy(output, y)
-    losses = functional.binary_cross_entropy_with_logits(output, y, reduction="none")
-    return losses.flatten(1).sum(1).mean()
+def without_noise(
+    model: nn.Module, *, loss: Loss = "squared", output: Output = None
+) -> WithoutNoise:
+    """Return a module that shares the model's parameters and replaces sampling by a penalty.
+
+    In training mode a pass gives the mean of the output under the noise and leaves in `penalty`
+    what the noise adds to the loss around it, so that loss(net(x), y) + net.penalty is the expected
+    loss: exactly for a squared loss where only affine maps follow the noise, else as approximated
+    by `explicit_penalty`. Where working the penalty out would take a backward pass for each output,
+    it is estimated without bias from one random probe of the linearized network. Noise that cannot
+    be carried is drawn, as in ordinary training. In evaluation mode it is the model.
+
+    Parameters
+    ----------
+    model
+        Any network; it is not copied.
+    loss
+        The loss that the penalty is added to: "squared", "mse", "cross_entropy" or "logistic".
+    output
+        Picks the output that counts, such as `lambda o: o.logits`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from overt.nn import without_noise
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(32, 1)
+    ... )
+    >>> net = without_noise(model, loss="mse")
+    >>> step = torch.optim.SGD(net.parameters(), lr=0.01)
+    >>> x, y = torch.randn(64, 8), torch.randn(64, 1)
+    >>> for _ in range(10):
+    ...     step.zero_grad()
+    ...     objective = torch.nn.functional.mse_loss(net(x), y) + net.penalty
+    ...     objective.backward()
+    ...     step.step()
+    """
+    if not isinstance(model, nn.Module):
+        raise InputTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    return WithoutNoise(model, loss, output)

@@ -20,15 +20,16 @@ from overt.theorems.base import Evidence, theorem
 )
 def expected_loss(scale: int, rng: np.random.Generator) -> Evidence:
     """Cut out every sub-network of that width."""
-    from overt.nn.compression.shrink import Cut, shrink
-    from overt.nn.compression.structure import structure
+    from overt.nn.compression.cutting import Cut, shrink
+    from overt.nn.compression.structure import structure_of
+    from overt.nn.data import Inputs
 
     torch, d, k = _torch(rng), 6 + scale, 3
     model = _sequential(
         torch.nn.Linear(4, d), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(d, 3)
     )
     x, y = torch.randn(8, 4).double(), torch.randn(8, 3).double()
-    found = structure(model, (x,))
+    found = structure_of(model, Inputs((x,)))
     (group,) = found.groups
     losses = []
     for chosen in combinations(range(d), k):

@@ -16,35 +16,10 @@ WIDTH, DROP_PROB, STEPS, SHOTS = 64, 0.5, 300, 8
 @torch_chapter("An audit of a network")
 def chapter(page: Page, folder: Path, seed: int) -> bool:
     """Train on scikit-learn's digits, audit the network as it learns, and keep its report."""
-    import torch
-    from torch.nn import functional
+    from overt.nn.auditing.presentation import gap_line, noise_rows
 
-    from overt.nn.auditing import audit
-    from overt.nn.auditing.text import gap_line, noise_rows, suggestion_lines
-    from overt.tour.nn import _digits
-
-    x, y, x_test, y_test = _digits()
-    target = functional.one_hot(y, 10).float()
-    model = torch.nn.Sequential(
-        torch.nn.Linear(64, WIDTH),
-        torch.nn.ReLU(),
-        torch.nn.Dropout(DROP_PROB),
-        torch.nn.Linear(WIDTH, 10),
-    )
-    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
-    data = list(zip(x.split(200), y.split(200), strict=True))
-    shots = {round(s) for s in np.geomspace(1, STEPS + 1, SHOTS) - 1}
-    steps, reports = [], []
-    for step in range(STEPS + 1):
-        if step in shots:
-            steps.append(step)
-            reports.append(audit(model, data, "squared", seed=seed))
-        optimizer.zero_grad()
-        rows = torch.randint(len(x), (128,))
-        ((model.train()(x[rows]) - target[rows]) ** 2).sum(1).mean().backward()
-        optimizer.step()
-    held_out = list(zip(x_test.split(200), y_test.split(200), strict=True))
-    report = audit(model, data, "squared", held_out=held_out, seed=seed)
+    steps, reports = _audited(seed)
+    report = reports[-1]
     head, suggestion = report.head, report.suggestion
     if head is None or suggestion is None:
         page.text("The audit found no last layer.")
@@ -54,7 +29,7 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
         "squared loss. However its layers are set, and whatever came before the dropout, the "
         "training objective cannot fall below a bound that depends on the targets, the width and "
         "the drop probability only; and the bound's optimum has a known spectrum. One call, "
-        "audit(model, loader, loss), measures both."
+        "audit(model, data, loss), measures both."
     )
     page.figure(
         _picture(steps, reports, head),
@@ -66,12 +41,44 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
         ("layer", "kind", "drop_prob", "realized", "penalty", "share of the objective", "phi"),
         [row[:7] for row in noise_rows(report)],
     )
-    page.text(f"{gap_line(report, head).capitalize()}. {suggestion_lines(suggestion)[0]}.")
+    page.text(f"{gap_line(report, head).capitalize()}. {str(suggestion).splitlines()[0]}.")
     report.to_html(folder / "audit.html")
     page.text("The whole report is in audit.html, beside this page.", note=True)
     below = all(r.head is not None and r.head.lower_bound <= r.objective for r in reports)
     realized = abs(noise.realized - DROP_PROB) <= 5 * noise.realized_error
     return bool(below and realized and noise.exact)
+
+
+def _audited(seed: int) -> tuple[list[int], list[Any]]:
+    """Return steps of training and an audit at each, the last one with held-out digits."""
+    import torch
+    from torch.nn import functional
+
+    from overt.nn.auditing import audit
+    from overt.tour.nn import _digits
+
+    x, y, x_test, y_test = _digits()
+    target = functional.one_hot(y, 10).float()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, WIDTH),
+        torch.nn.ReLU(),
+        torch.nn.Dropout(DROP_PROB),
+        torch.nn.Linear(WIDTH, 10),
+    )
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    shots = {round(s) for s in np.geomspace(1, STEPS + 1, SHOTS) - 1}
+    steps, reports = [], []
+    for step in range(STEPS + 1):
+        if step in shots:
+            steps.append(step)
+            reports.append(audit(model, (x, y), "squared", seed=seed))
+        optimizer.zero_grad()
+        rows = torch.randint(len(x), (128,))
+        ((model.train()(x[rows]) - target[rows]) ** 2).sum(1).mean().backward()
+        optimizer.step()
+    steps.append(STEPS + 1)
+    reports.append(audit(model, (x, y), "squared", holdout=(x_test, y_test), seed=seed))
+    return steps, reports
 
 
 def _picture(steps: list[int], reports: list[Any], head: Any) -> Any:

@@ -35,7 +35,7 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
     for by, meaning in WAYS.items():
         curve = []
         for keep in SHARES:
-            report: Any = compress(model, keep, choosing[0], [choosing], by, test=[testing])[1]
+            report: Any = compress(model, keep, choosing[0], choosing, by, holdout=testing)[1]
             before, after = report.before, report.after
             curve.append((after.parameters / before.parameters, after.accuracy))
             rows.append(

@@ -10,141 +10,140 @@ and each hidden layer a unit that hands it on, which a ReLU does, W becomes [[W,
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from overt._types import Floats
 from overt.nn.auditing.report import CapacityBound
+from overt.nn.auditing.sums import Average, Columns, Mean
+from overt.nn.auditing.trace import Chain
+from overt.nn.losses import Loss, Targets, is_squared
 from overt.relu.bounds import rademacher_upper, risk_bound, symmetrized_bound
 
 DELTA = 0.05
 
 
-@dataclass(frozen=True, eq=False)
-class Facts:
-    """What the bounds need to know of a network and its data.
+class Capacity:
+    """What the bounds need to know of a chain of linear layers and its data, and the bounds.
 
-    Attributes
-    ----------
-    n, outputs
-        Samples and outputs.
-    weights
-        W_1, ... of a chain of linear layers, None for other networks.
-    homogeneous
-        Whether all its activations are positively homogeneous with slopes of at most 1.
-    biases
-        b_1, ... of the chain, zeros where a layer has none.
-    input_rank, input_square
-        Rank of the inputs' second moment (with the constant 1, if there are biases), and the mean
-        of |x|^2.
-    activations, preactivations
-        For two-layer ReLU networks, mean squares of the hidden units behind and before the ReLU.
-    clipped, clipped_symmetrized
-        Mean squared error of predictions clipped to [-1, 1], on the inputs and on inputs with
-        random signs; None unless there is one output and targets lie in [-1, 1].
+    Risks are bounded for squared losses with one output and targets in [-1, 1], of predictions that
+    are clipped to that interval; for two-layer ReLU networks also on inputs with random signs.
     """
 
-    n: int
-    outputs: int
-    weights: list[Floats] | None
-    homogeneous: bool
-    biases: list[Floats]
-    input_rank: int | None
-    input_square: float
-    activations: Floats | None
-    preactivations: Floats | None
-    clipped: float | None
-    clipped_symmetrized: float | None
+    def __init__(self, chain: Chain, loss: Loss, outputs: int) -> None:
+        self._chain, self._outputs = chain, outputs
+        self._usable = is_squared(loss) and outputs == 1
+        self._input_square, self._clipped, self._symmetrized = Mean(), Mean(), Mean()
+        self._before, self._after = Average(), Average()  # of the ReLU, mean squares
 
+    def add(self, x: Tensor | None, z: Tensor | None, f: Tensor, targets: Targets) -> None:
+        """Take in inputs, the first layer's outputs for two layers, outputs and targets."""
+        self._usable &= bool(targets.rows.abs().max() <= 1)
+        if x is not None:
+            self._input_square.add(x.double().reshape(len(x), -1).square().sum(1))
+        if self._outputs == 1:
+            self._clipped.add(_clipped_error(f, targets))
+        if z is None:
+            return
+        z = z.double()
+        self._before.add((z * z).sum(0), len(z))
+        self._after.add((torch.relu(z) ** 2).sum(0), len(z))
+        signs = torch.randint(0, 2, (len(z), 1), device=z.device).double() * 2 - 1
+        chain = self._chain
+        U, b = (torch.from_numpy(part[1]).to(z) for part in (chain.weights, chain.biases))
+        # The bias is the weight of a constant hidden unit.
+        turned = torch.relu(signs * z) @ U.T + torch.relu(signs) * b
+        if self._outputs == 1:
+            self._symmetrized.add(_clipped_error(turned, targets))
 
-def capacity_bounds(facts: Facts) -> list[CapacityBound]:
-    """Return all bounds that are defined for the network."""
-    found: list[CapacityBound] = []
-    if facts.weights is None:
-        return []
-    if facts.activations is not None and facts.preactivations is not None:
-        found += _two_layers(facts, facts.weights, facts.activations, facts.preactivations)
-    if facts.homogeneous:
-        found += _frobenius(facts, facts.weights)
-    return found
+    def bounds(self, n: int, columns: Columns | None) -> list[CapacityBound]:
+        """Return all bounds that are defined for the network, from n samples."""
+        found: list[CapacityBound] = []
+        before, after = self._before.value, self._after.value
+        if after is not None and before is not None and columns is not None and columns.has_inputs:
+            shifted = any(b.any() for b in self._chain.biases)
+            inputs = slice(0 if shifted else columns.x.start, columns.x.stop)
+            rank = int(np.linalg.matrix_rank(columns.R[:, inputs]))
+            found += self._two_layers(n, rank, after, before)
+        if self._chain.homogeneous:
+            found += self._frobenius(n)
+        return found
 
-
-def _two_layers(
-    facts: Facts, weights: list[Floats], after: Floats, before: Floats
-) -> list[CapacityBound]:
-    """Thesis, Theorem 12 and Corollaries 2 and 3, output by output, the largest taken."""
-    n, rank = facts.n, facts.input_rank
-    if rank is None:
-        return []
-    U, norm = np.abs(weights[1]), math.sqrt(n * rank)
-    constant = np.abs(facts.biases[1])  # from a hidden unit that is 1, and random under signs
-    alpha = float((U @ np.sqrt(after) + constant).max())
-    symmetrized = float((U @ np.sqrt(before / 2) + constant * math.sqrt(0.5)).max())
-    bounds = [
-        _rademacher(
-            "two-layer ReLU, inputs with random signs",
-            rademacher_upper(symmetrized, norm, n, 0.5),
-            "Thesis, Theorem 12 with beta = 1/2",
-            "inputs multiplied by random signs; each output by itself",
-            [],
-        ),
-        _rademacher(
-            "two-layer ReLU, these inputs at best",
-            rademacher_upper(alpha, norm, n, 0.5),
-            "Thesis, Theorem 12 with beta = 1/2",
-            "retentivity 1/2, the largest there is; each output by itself",
-            ["the inputs' retentivity, which may be far below 1/2"],
-        ),
-    ]
-    if facts.clipped is None or facts.clipped_symmetrized is None:
+    def _two_layers(self, n: int, rank: int, after: Floats, before: Floats) -> list[CapacityBound]:
+        """Thesis, Theorem 12 and Corollaries 2 and 3, output by output, the largest taken."""
+        U, norm = np.abs(self._chain.weights[1]), math.sqrt(n * rank)
+        constant = np.abs(self._chain.biases[1])  # of a hidden unit that is 1, random under signs
+        alpha = float((U @ np.sqrt(after) + constant).max())
+        symmetrized = float((U @ np.sqrt(before / 2) + constant * math.sqrt(0.5)).max())
+        bounds = [
+            _rademacher(
+                "two-layer ReLU, inputs with random signs",
+                rademacher_upper(symmetrized, norm, n, 0.5),
+                "Thesis, Theorem 12 with beta = 1/2",
+                "inputs multiplied by random signs; each output by itself",
+                [],
+            ),
+            _rademacher(
+                "two-layer ReLU, these inputs at best",
+                rademacher_upper(alpha, norm, n, 0.5),
+                "Thesis, Theorem 12 with beta = 1/2",
+                "retentivity 1/2, the largest there is; each output by itself",
+                ["the inputs' retentivity, which may be far below 1/2"],
+            ),
+        ]
+        if not self._usable:
+            return bounds
+        second = risk_bound(self._clipped.value, alpha, norm, n, 0.5, DELTA)
+        third = symmetrized_bound(self._symmetrized.value, symmetrized, norm, n, DELTA)
+        for bound, source, extra in (
+            (third, "Thesis, Corollary 3", ["trained on inputs with random signs"]),
+            (second, "Thesis, Corollary 2 with beta = 1/2", ["the inputs' retentivity"]),
+        ):
+            bounds.append(
+                CapacityBound(
+                    "expected squared error, clipped", bound.value, source,
+                    f"{bound.assumes}; with probability {1 - DELTA:.0%}",
+                    tuple(extra), bound.vacuous,
+                )
+            )  # fmt: skip
         return bounds
-    second = risk_bound(facts.clipped, alpha, norm, n, 0.5, DELTA)
-    third = symmetrized_bound(facts.clipped_symmetrized, symmetrized, norm, n, DELTA)
-    for bound, source, extra in (
-        (third, "Thesis, Corollary 3", ["trained on inputs with random signs"]),
-        (second, "Thesis, Corollary 2 with beta = 1/2", ["the inputs' retentivity"]),
-    ):
-        bounds.append(
-            CapacityBound(
-                "expected squared error, clipped", bound.value, source,
-                f"{bound.assumes}; with probability {1 - DELTA:.0%}",
-                tuple(extra), bound.vacuous,
+
+    def _frobenius(self, n: int) -> list[CapacityBound]:
+        """R <= prod |W_i|_F (sqrt(2 L log 2) + 1) sqrt(sum |x_i|^2) / n, L layers."""
+        weights, biases = self._chain.weights, self._chain.biases
+        shifted = any(b.any() for b in biases)
+        norms = [
+            math.sqrt(np.sum(W**2) + np.sum(b**2) + shifted)
+            for W, b in zip(weights[:-1], biases[:-1], strict=True)
+        ]
+        last = np.sqrt(np.sum(weights[-1] ** 2, 1) + biases[-1] ** 2)  # one output at a time
+        growth = math.sqrt(2 * math.log(2) * len(weights)) + 1
+        value = math.prod(norms) * float(last.max()) * growth
+        value *= math.sqrt((self._input_square.value + shifted) / n)
+        found = [
+            _rademacher(
+                "product of Frobenius norms", value,
+                "Golowich, Rakhlin and Shamir 2018, Theorem 1 (eq. 1.4 with its constant)",
+                "homogeneous activations; each output by itself", [],
             )
-        )  # fmt: skip
-    return bounds
+        ]  # fmt: skip
+        if self._usable:
+            risk = self._clipped.value + 8 * value + 12 * math.sqrt(math.log(2 / DELTA) / (2 * n))
+            found.append(
+                CapacityBound(
+                    "expected squared error, clipped", risk,
+                    "Thesis, proof of Corollary 2, with the Frobenius complexity",
+                    "labels in [-1, 1], one output, independent samples; with probability "
+                    f"{1 - DELTA:.0%}", (), risk >= 1,
+                )
+            )  # fmt: skip
+        return found
 
 
-def _frobenius(facts: Facts, weights: list[Floats]) -> list[CapacityBound]:
-    """R <= prod |W_i|_F (sqrt(2 L log 2) + 1) sqrt(sum |x_i|^2) / n, L layers."""
-    n, layers = facts.n, len(weights)
-    shifted = any(b.any() for b in facts.biases)
-    norms = [
-        math.sqrt(np.sum(W**2) + np.sum(b**2) + shifted)
-        for W, b in zip(weights[:-1], facts.biases[:-1], strict=True)
-    ]
-    last = np.sqrt(np.sum(weights[-1] ** 2, 1) + facts.biases[-1] ** 2)  # one output at a time
-    growth = math.sqrt(2 * math.log(2) * layers) + 1
-    value = math.prod(norms) * float(last.max()) * growth
-    value *= math.sqrt((facts.input_square + shifted) / n)
-    found = [
-        _rademacher(
-            "product of Frobenius norms", value,
-            "Golowich, Rakhlin and Shamir 2018, Theorem 1 (eq. 1.4 with its constant)",
-            "homogeneous activations; each output by itself", [],
-        )
-    ]  # fmt: skip
-    if facts.clipped is not None:
-        risk = facts.clipped + 8 * value + 12 * math.sqrt(math.log(2 / DELTA) / (2 * n))
-        found.append(
-            CapacityBound(
-                "expected squared error, clipped", risk,
-                "Thesis, proof of Corollary 2, with the Frobenius complexity",
-                "labels in [-1, 1], one output, independent samples; with probability "
-                f"{1 - DELTA:.0%}", (), risk >= 1,
-            )
-        )  # fmt: skip
-    return found
+def _clipped_error(f: Tensor, targets: Targets) -> Tensor:
+    return ((f.double().clamp(-1, 1) - targets.rows) ** 2).sum(1)
 
 
 def _rademacher(

@@ -1,275 +1,280 @@
-"""One pass over the data: everything an audit sums up, batch by batch."""
+"""One pass over the data: everything an audit sums up, batch by batch, and the report on it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from overt._check import InputError
+from overt._types import Floats
+from overt.nn.auditing.capacity import Capacity
 from overt.nn.auditing.head import Head, find_head
-from overt.nn.auditing.losses import Targets, entropies, is_squared, per_sample
-from overt.nn.auditing.measures import chain_weights
-from overt.nn.auditing.noises import found
+from overt.nn.auditing.last_layer import LastLayer
+from overt.nn.auditing.measures import (
+    LAYERS,
+    Layers,
+    NoPath,
+    norm_measures,
+    path_measures,
+    path_norm,
+)
+from overt.nn.auditing.noises import find_noises, noise_findings
+from overt.nn.auditing.report import AuditReport, Measure, NoiseFindings
 from overt.nn.auditing.sampling import Sampled
-from overt.nn.auditing.stream import Average, Mean, Parts, Triangle
-from overt.nn.auditing.suggest import MAX_UNITS
-from overt.nn.auditing.trace import DROPOUT, RESHAPE, record
-from overt.nn.dropconnect import DropConnectConv2d, DropConnectLinear
+from overt.nn.auditing.sums import Average, Mean, Table
+from overt.nn.auditing.trace import Trace
+from overt.nn.data import Batch, running
+from overt.nn.losses import Loss, Targets, is_squared
+from overt.results import Status
 
-LAYERS = (nn.Linear, nn.modules.conv._ConvNd, DropConnectLinear, DropConnectConv2d)
 MAX_INPUTS, MAX_OUTPUTS = 2048, 1024
 """The most inputs and outputs whose second moments are kept."""
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """A batch in the model: outputs (n, outputs), checked targets, losses without noise (n,)."""
+
+    output: Tensor
+    targets: Targets
+    losses: Tensor
 
 
 class Examination:
     """What is known of a model on the rows seen so far.
 
-    `batches` is how many will come, 0 if that is not known.
+    `batch` is the first one, `batches` how many will come, 0 if that is not known.
     """
 
-    def __init__(self, model: nn.Module, x: Tensor, loss: str, batches: int) -> None:
-        self.model, self.loss, self.samples = model, loss, 0
-        with _explained(x, "batch 1 of the loader"):
-            self.trace = record(model, x[:2])
-        _check_output(self.trace.output, x[:2])
-        self.outputs = self.trace.output[0].numel()
-        known, self.skipped = found(model)
-        self.names = [name for name in self.trace.noises if name in known]
-        self.skipped += [
-            (name, "not reached by the forward pass") for name in known if name not in self.names
-        ]
-        self._name_strays()
-        self.modules = [known[name] for name in self.names]
-        self.head = self._find_head()
-        self.inputs = self._input_columns(x)
-        columns = 1 + self.inputs + 2 * self.outputs
-        self.triangle = Triangle(columns) if self.outputs <= MAX_OUTPUTS else None
-        self.parts: Parts | None = None
-        if self.head is not None and self.head.units <= MAX_UNITS:
-            self.parts = Parts(self.head.units, self.outputs)
-        self.plain, self.right, self.held_out = Mean(), Mean(), Mean()
-        self.head_penalty, self.entropy, self.input_square = Mean(), Mean(), Mean()
-        self.clipped, self.clipped_symmetrized = Mean(), Mean()
-        self.squares: dict[str, Average | None] = {name: Average() for name in self.names}
-        if self.head is not None:
-            self.squares[self.head.name] = Average()
-        self.preactivations, self.activations = Average(), Average()
-        self.largest: dict[str, Tensor] = {}
-        self.from_data: set[str] = set()
+    def __init__(self, model: nn.Module, batch: Batch, loss: Loss, batches: int) -> None:
+        self._model, self._loss, self.samples = model, loss, 0
+        with running(batch.inputs, batch.where):
+            self._trace = Trace(model, batch.inputs.first(2))
+        self._outputs = self._trace.units(self._trace.output)
+        self._noises, self._skipped = find_noises(model, self._trace)
+        self._chain = self._trace.chain()
+        head = self._find_head()
+        self._last = None if head is None else LastLayer(head, loss, self._outputs)
+        self._exact = head is not None and self._is_exact(head)
+        self._capacity = None if self._chain is None else Capacity(self._chain, loss, self._outputs)
+        inputs = self._input_columns(batch.inputs.only)
+        self._table = Table(inputs, self._outputs) if self._outputs <= MAX_OUTPUTS else None
+        self._plain, self._right, self._holdout = Mean(), Mean(), Mean()
+        watched = [*self._noises, *([] if head is None else [head.name])]
+        self._squares: dict[str, Average | None] = {name: Average() for name in watched}
+        self._layers = Layers()
+        self._features: dict[str, Tensor] = {}
+        self._preactivations: Tensor | None = None
         # Nothing is left to sample where a single noise has an exact penalty and exact flows.
-        settled = self.exact and len(self.names) == 1 and not self._shares()
-        self.sampled = Sampled(model, [] if settled else self.names, batches, len(x))
-        self.within_one = self.outputs == 1
-        self._seen: dict[str, Tensor] = {}
+        settled = self._exact and len(self._noises) == 1 and head is not None and not head.shares
+        modules = [] if settled else [op.leaf for op in self._noises.values()]
+        self._sampled = Sampled(model, modules, batches, len(batch.inputs))
 
-    @property
-    def exact(self) -> bool:
-        """Whether what the last noise adds to the loss is known exactly."""
-        if self.head is None or not self.head.noisy or not is_squared(self.loss):
-            return False
-        uses = [op.noise for op in self.trace.operations if op.noise == self.head.name]
-        return self.names[-1] == self.head.name and len(uses) == 1
-
-    @property
-    def input_slice(self) -> slice:
-        """Columns of the triangle that hold the inputs."""
-        return slice(1, 1 + self.inputs)
-
-    @property
-    def target_slice(self) -> slice:
-        """Columns of the triangle that hold the targets."""
-        return slice(1 + self.inputs, 1 + self.inputs + self.outputs)
-
-    @property
-    def output_slice(self) -> slice:
-        """Columns of the triangle that hold the outputs."""
-        return slice(1 + self.inputs + self.outputs, 1 + self.inputs + 2 * self.outputs)
-
-    def add(self, x: Tensor, y: Tensor, where: str, *, hold: bool) -> None:
+    def add(self, batch: Batch, *, hold: bool) -> None:
         """Take in a batch; with `hold` some of its rows are kept apart as held out."""
-        output, targets, losses = self._forward(x, y, where)
-        self.samples += len(x)
-        self.plain.add(losses)
-        if targets.classes is not None:
-            self.right.add((output.argmax(1) == targets.classes).double())
-        if x.is_floating_point():
-            self.input_square.add(x.double().reshape(len(x), -1).square().sum(1))
-        self._add_head(targets, hold=hold)
-        for name, average in self.squares.items():
+        seen, x = self._forward(batch), batch.inputs.only
+        self.samples += len(seen.losses)
+        self._plain.add(seen.losses)
+        if seen.targets.classes is not None:
+            self._right.add((seen.output.argmax(1) == seen.targets.classes).double())
+        if self._last is not None:
+            self._last.add(self._features[self._last.head.name], seen.targets, hold=hold)
+        for name, average in self._squares.items():
             if average is not None:
                 self._add_squares(name, average)
-        self._add_two_layers(output, targets)
-        self.entropy.add(entropies(targets, self.loss))
-        self.sampled.add(x, targets, losses, self.loss)
-        if self.triangle is not None:
-            ones = torch.ones(len(x), 1, dtype=torch.float64, device=x.device)
-            inputs = [x.double().reshape(len(x), -1)] if self.inputs else []
-            self.triangle.add(torch.cat([ones, *inputs, targets.rows, output.double()], 1))
+        if self._capacity is not None:
+            self._capacity.add(x, self._preactivations, seen.output, seen.targets)
+        self._sampled.add(batch.inputs, seen.targets, seen.losses, self._loss)
+        if self._table is not None:
+            self._table.add(x, seen.targets.rows, seen.output)
 
-    def add_held_out(self, x: Tensor, y: Tensor, where: str) -> None:
+    def add_holdout(self, batch: Batch) -> None:
         """Take in rows that the network was not trained on."""
-        _, targets, losses = self._forward(x, y, where)
-        self.held_out.add(losses)
-        if self.parts is not None and self.head is not None:
-            self.parts.add_held_out(self._seen[self.head.name].flatten(1), targets.rows)
+        seen = self._forward(batch)
+        self._holdout.add(seen.losses)
+        if self._last is not None:
+            self._last.add_holdout(self._features[self._last.head.name], seen.targets)
 
-    def _forward(self, x: Tensor, y: Tensor, where: str) -> tuple[Tensor, Targets, Tensor]:
-        if x.is_floating_point() and not bool(torch.isfinite(x).all()):
-            raise InputError(f"{where}: inputs must be finite, got NaN or inf")
+    def report(self, status: Status, start: float, *, own_data: bool) -> AuditReport:
+        """Return the report; `own_data` says that rows held out are among those given."""
+        objective, error = self._objective()
+        columns = None if self._table is None else self._table.columns()
+        head = suggestion = None
+        if self._last is not None and columns is not None:
+            squares = self._square(self._last.head.name)
+            head = self._last.findings(columns, objective, squares)
+            advice = self._last.suggestion(columns, own_data=own_data)
+            if isinstance(advice, str):
+                self._skipped.append(("suggestion", advice))
+            else:
+                suggestion = advice
+        if self._sampled.no_flows is not None:
+            self._skipped.append(("flows", f"there is no gradient: {self._sampled.no_flows}"))
+        measures = self._measures()
+        layers, silent = self._layers.findings(self._model)
+        self._skipped += silent
+        bounds = [] if self._capacity is None else self._capacity.bounds(self.samples, columns)
+        loss = self._loss
+        return AuditReport(
+            model=type(self._model).__name__,
+            loss=loss if isinstance(loss, str) else getattr(loss, "__name__", repr(loss)),
+            samples=self.samples,
+            outputs=self._outputs,
+            parameters=sum(p.numel() for p in self._model.parameters()),
+            plain_loss=self._plain.value,
+            objective=objective,
+            objective_error=error,
+            accuracy=self._right.value if self._right.count == self.samples else None,
+            holdout_loss=self._holdout.value if self._holdout.count else None,
+            noises=tuple(self._noise(i, objective) for i in range(len(self._noises))),
+            layers=tuple(layers),
+            head=head,
+            measures=tuple(measures),
+            bounds=tuple(bounds),
+            suggestion=suggestion,
+            skipped=tuple(self._skipped),
+            status=status,
+            seconds=time.perf_counter() - start,
+        )
+
+    def _forward(self, batch: Batch) -> Seen:
+        where, inputs = batch.where, batch.inputs
         with ExitStack() as stack, torch.no_grad():
-            for name, module in self.model.named_modules():
-                watched = name in self.squares
-                if watched or isinstance(module, LAYERS):
-                    hook = module.register_forward_hook(self._watch(name, watched, x))
+            for name, module in self._model.named_modules():
+                if name in self._squares or isinstance(module, LAYERS):
+                    hook = module.register_forward_hook(self._watch(name, inputs.tensors))
                     stack.callback(hook.remove)
-            with _explained(x, where):
-                output = self.model(x)
-        _check_output(output, x)
+            with running(inputs, where):
+                output = inputs.run(self._model)
+        if not isinstance(output, Tensor) or not output.is_floating_point():
+            kind = type(output).__name__
+            raise InputError(f"model must return one tensor of numbers, got {kind}")
+        if output.ndim < 1 or len(output) != len(inputs) or output.numel() == 0:
+            raise InputError(
+                "model must return a row for each row of x, got shape "
+                f"{tuple(output.shape)} for {len(inputs)} rows"
+            )
         if not bool(torch.isfinite(output).all()):
             raise InputError(f"{where}: the model returns NaN or infinity")
-        if output[0].numel() != self.outputs:
+        if output[0].numel() != self._outputs:
             raise InputError(
                 f"{where}: the model returns {output[0].numel()} outputs, and "
-                f"{self.outputs} before; pad the inputs to one shape"
+                f"{self._outputs} before; pad the inputs to one shape"
             )
-        targets = Targets(y, output, self.loss, where)
-        return output.reshape(len(x), -1), targets, per_sample(output, targets, self.loss)
+        assert batch.y is not None  # noqa: S101 (checked as the batch was read)
+        targets = Targets(batch.y, output, self._loss, where)
+        return Seen(output.flatten(1), targets, targets.losses(output, self._loss))
 
-    def _watch(self, name: str, keep: bool, x: Tensor) -> Any:
+    def _watch(self, name: str, inputs: tuple[Tensor, ...]) -> Any:
         def hook(module: Any, args: Any, output: Tensor) -> None:
             h = args[0].detach()
-            if keep:  # a copy: later layers may work in place
-                self._seen[name] = h.clone()
-            if name == self._first_layer:
-                self._seen["preactivations"] = output.detach().clone()
-            if isinstance(module, LAYERS):
-                axis = h.ndim - 1 if module.weight.ndim == 2 else 1
-                largest = h.abs().movedim(axis, 0).flatten(1).amax(1).cpu()
-                before = self.largest.get(name)
-                self.largest[name] = largest if before is None else torch.maximum(before, largest)
-                if h.data_ptr() == x.data_ptr() and h.numel() == x.numel():
-                    self.from_data.add(name)
+            if name in self._squares:  # a copy: later layers may work in place
+                self._features[name] = h.clone()
+            if not isinstance(module, LAYERS):
+                return
+            chain = self._chain
+            if chain is not None and chain.two_layers and module.weight is chain.first:
+                self._preactivations = output.detach().clone()
+            own = any(h.data_ptr() == x.data_ptr() and h.numel() == x.numel() for x in inputs)
+            self._layers.add(name, module, h, from_data=own)
 
         return hook
 
-    def _add_head(self, targets: Targets, *, hold: bool) -> None:
-        if self.head is None:
-            return
-        h = self._seen[self.head.name]
-        if is_squared(self.loss) and self.head.noisy:
-            self.head_penalty.add(torch.full((len(h),), self.head.penalty(h), dtype=torch.float64))
-        if self.parts is not None:
-            add = self.parts.add if hold else self.parts.add_training
-            add(h.flatten(1), targets.rows)
-
     def _add_squares(self, name: str, average: Average) -> None:
-        h = self._seen[name].double()
+        h = self._features[name].double()
         if average.shape not in (None, tuple(h.shape[1:])):
-            self.squares[name] = None
+            self._squares[name] = None
         else:
             average.add((h * h).sum(0), len(h))
 
-    def _add_two_layers(self, output: Tensor, targets: Targets) -> None:
-        """Take in what the theorems on two-layer ReLU networks need, and clipped errors."""
-        self.within_one &= bool(targets.rows.abs().max() <= 1)
-        if self.outputs == 1:
-            self.clipped.add(_clipped_error(output, targets))
-        if self._first_layer is None:
-            return
-        z = self._seen["preactivations"].double()
-        self.preactivations.add((z * z).sum(0), len(z))
-        self.activations.add((torch.relu(z) ** 2).sum(0), len(z))
-        signs = torch.randint(0, 2, (len(z), 1), device=z.device).double() * 2 - 1
-        weight, bias = self._last_layer
-        turned = torch.relu(signs * z) @ weight.T
-        if bias is not None:  # the weight of a constant hidden unit
-            turned = turned + torch.relu(signs) * bias
-        if self.outputs == 1:
-            self.clipped_symmetrized.add(_clipped_error(turned, targets))
+    def _square(self, name: str) -> Floats | None:
+        """Return the mean squares of the units at a place, None if they change."""
+        average = self._squares[name]
+        return None if average is None else average.value
 
-    def _name_strays(self) -> None:
-        strays = self.trace.stray_dropout()
-        off = sum(op.training is False for op in strays)
-        if off:
-            self.skipped.append(
-                ("forward", f"{off} call(s) of functional dropout, which stay off; use modules")
-            )
-        if len(strays) > off:
-            self.skipped.append(
-                ("forward", f"{len(strays) - off} call(s) of functional dropout that are on in "
-                 "evaluation mode too: their noise is in every number here; use modules")
-            )  # fmt: skip
-
-    def _shares(self) -> bool:
-        return self.head is not None and self.head.law_shares
+    def _is_exact(self, head: Head) -> bool:
+        """Whether what the last noise adds to the loss is known exactly."""
+        if not head.noisy or not is_squared(self._loss):
+            return False
+        uses = sum(op.noise == head.name for op in self._trace.operations)
+        return list(self._noises)[-1] == head.name and uses == 1
 
     def _find_head(self) -> Head | None:
-        head = find_head(self.model, self.trace, log_softmax=self.loss == "cross_entropy")
-        if self.outputs > MAX_OUTPUTS:
-            head = f"{self.outputs} outputs are more than the {MAX_OUTPUTS} whose spectrum is kept"
+        head: Head | str = "the loss is a function of one's own, of which nothing is proved"
+        if isinstance(self._loss, str):
+            log_softmax = self._loss == "cross_entropy"
+            head = find_head(self._model, self._trace, log_softmax=log_softmax)
+        if self._outputs > MAX_OUTPUTS:
+            head = f"{self._outputs} outputs are more than the {MAX_OUTPUTS} whose spectrum is kept"
         if isinstance(head, str):
-            self.skipped.append(("the last layer", head))
+            self._skipped.append(("the last layer", head))
             return None
         return head
 
-    def _input_columns(self, x: Tensor) -> int:
-        """Return how many inputs the triangle holds: all, where a bound needs them, or none."""
-        self._first_layer: str | None = None
-        self._last_layer: tuple[Any, ...] = ()
-        chain = self.trace.chain() or []
-        steps = [op for op in chain if op.name not in RESHAPE | DROPOUT | {"noise"}]
-        size = math.prod(x.shape[1:])
-        names = [op.name for op in steps]
-        if chain_weights(self.trace) and names == ["linear", "relu", "linear"]:
-            first, last = steps[0].args[1], steps[2]
-            for name, module in self.model.named_modules():
-                if getattr(module, "weight", None) is first and size <= MAX_INPUTS:
-                    self._first_layer = name
-                    bias = last.args[2] if len(last.args) > 2 else None
-                    self._last_layer = tuple(
-                        None if t is None else t.detach().double() for t in (last.args[1], bias)
-                    )
-        affine = self.head is not None and any(
-            stretch.trunk.kind != "any" for stretch in self.head.stretches
-        )
+    def _input_columns(self, x: Tensor | None) -> int:
+        """Return how many inputs the table holds: all, where a bound needs them, or none."""
+        affine = self._last is not None and self._last.head.affine_trunk
+        two_layers = self._chain is not None and self._chain.two_layers
+        size = 0 if x is None else math.prod(x.shape[1:])
         if affine and size > MAX_INPUTS:
-            self.skipped.append(
+            self._skipped.append(
                 ("the inputs", f"{size} are more than the {MAX_INPUTS} whose moments are kept: the "
                  "bound does not use that the network is linear")
             )  # fmt: skip
-        needed = (affine or self._first_layer is not None) and x.is_floating_point()
-        return size if needed and size <= MAX_INPUTS else 0
+        return size if (affine or two_layers) and size <= MAX_INPUTS else 0
 
+    def _objective(self) -> tuple[float, float]:
+        """Return the training objective and its standard error."""
+        if not self._noises:
+            return self._plain.value, 0.0
+        if not self._exact or self._last is None:
+            total = self._sampled.total
+            return self._plain.value + total.value, total.error
+        others = self._sampled.before_last  # zero where nothing was sampled
+        value = self._plain.value + self._last.penalty + others.value
+        return value, others.error if len(self._noises) > 1 else 0.0
 
-@contextmanager
-def _explained(x: Tensor, where: str) -> Iterator[None]:
-    """Say on which inputs a model cannot be run."""
-    try:
-        yield
-    except (RuntimeError, IndexError) as error:
-        reason = str(error).splitlines()[0]
-        advice = "; give inputs as floating-point numbers of the type of the model's weights"
-        raise InputError(
-            f"{where}: the model cannot be run on inputs of shape {tuple(x.shape)} and type "
-            f"{x.dtype}: {reason}{advice if 'type' in reason else ''}"
-        ) from error
-
-
-def _clipped_error(output: Tensor, targets: Targets) -> Tensor:
-    clipped = output.double().clamp(-1, 1)
-    return ((clipped - targets.rows) ** 2).sum(1)
-
-
-def _check_output(output: Any, x: Tensor) -> None:
-    if not isinstance(output, Tensor) or not output.is_floating_point():
-        raise InputError(f"model must return one tensor of numbers, got {type(output).__name__}")
-    if output.ndim < 1 or len(output) != len(x) or output.numel() == 0:
-        raise InputError(
-            "model must return a row for each row of x, got shape "
-            f"{tuple(output.shape)} for {len(x)} rows"
+    def _noise(self, i: int, objective: float) -> NoiseFindings:
+        name, op = list(self._noises.items())[i]
+        squares = self._square(name)
+        exact = self._exact and i == len(self._noises) - 1
+        head = self._last.head if exact and self._last is not None else None
+        exact_flows = head is not None and squares is not None and not head.shares
+        if exact_flows and head is not None and squares is not None:
+            flows = head.flows(squares)
+        else:
+            flows = self._sampled.flows(i)
+        if exact and self._last is not None:
+            penalty = self._last.penalty, 0.0
+        else:
+            penalty = self._sampled.added[i].value, self._sampled.added[i].error
+        return noise_findings(
+            op, penalty, objective, flows, squares, exact=exact, exact_flows=exact_flows
         )
+
+    def _measures(self) -> list[Measure]:
+        x, norms = self._trace.inputs.only, {}
+        for p in (1, 2):
+            try:
+                if x is None:
+                    raise NoPath("inputs that are not one tensor of numbers with a fraction")
+                norms[p] = path_norm(self._model, x, p)
+            except (NoPath, RuntimeError, TypeError) as error:
+                reason = f"not defined through {error}" if isinstance(error, NoPath) else str(error)
+                self._skipped.append(("path norm", reason))
+                break
+        weights = None if self._chain is None else self._chain.weights
+        found = path_measures(norms, weights, self.samples)
+        if weights is not None:
+            return found + norm_measures(weights, self.samples)
+        self._skipped.append(
+            ("norm measures", "equations 1.2 to 1.4 are for chains of linear layers; see the norms "
+             "of each layer")
+        )  # fmt: skip
+        return found

@@ -1,4 +1,4 @@
-"""The last layers: where they begin, what they map, which bounds hold for them."""
+"""The last layers: where they begin, what they map, which norms their noise induces."""
 
 from __future__ import annotations
 
@@ -10,17 +10,22 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from overt._types import Floats
-from overt.linear.bounds import Envelope
-from overt.nn.auditing.noises import unit_envelopes, with_drop_prob
+from overt.linear.bounds import Envelope, envelopes
+from overt.nn.auditing.noises import drop_prob, with_drop_prob
 from overt.nn.auditing.trace import Point, Tail, Trace, Trunk
-from overt.nn.dropconnect import DropConnectLinear
-from overt.nn.laws import Law
-from overt.nn.sources import is_weight_noise, plain_dropout, unit_law
-from overt.nn.spread import masked
-from overt.spectral import SquaredNuclear, nu
+from overt.nn.data import Inputs
+from overt.nn.layers.dropblock import DropBlock1d, DropBlock2d, DropBlock3d
+from overt.nn.layers.dropconnect import DropConnectLinear
+from overt.nn.layers.mask_covariance import MaskCovariance
+from overt.nn.layers.recognized import is_weight_noise, mask_covariance_of, plain_dropout
+from overt.nn.recording.watching import watch
+from overt.noise import CovarianceNoise
+from overt.spectral import KSupport, Schatten, SpectralNorm, SquaredNuclear, nu
+
+MAX_LAW = 2048
+"""The most units whose covariances are decomposed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +46,8 @@ class Head:
     ----------
     name, module
         The noise layer, or the linear layer where there is no noise (`noisy` is False).
+    centered
+        Whether a bias is added behind it.
     shape, units
         A sample's shape at the module's input, and its number of entries.
     J
@@ -54,9 +61,9 @@ class Head:
         self.noisy = point.noise is not None
         self.connect = isinstance(self.module, DropConnectLinear)
         self.centered = point.shifted
-        self.shape = _input_shape(model, self.module, trace.x)
+        self.shape = point.op.given[0].shape[1:]
         self.units = math.prod(self.shape)
-        self.J = _jacobian(model, self.module, trace.x[:1])
+        self.J = _jacobian(model, self.module, trace.inputs.first(1))
         self._plain = [
             (p, model.get_submodule(p.noise))
             for p in tail.noises
@@ -69,66 +76,86 @@ class Head:
         distinct = {p.noise for p, _ in self._plain}
         if not self.connect and len(self._plain) == len(distinct) > 1:
             far = self._plain[-1][0]
-            self._widths = [trace.units(trace.operations[p.at].output) for p, _ in self._plain]
+            self._widths = [trace.units(p.op.output) for p, _ in self._plain]
             trunk = trace.trunk(far)
             rank = min(far.narrowest, trunk.narrowest)
             source = "Thesis, Theorem 9 and Lemma 9"
             self.stretches.append(Stretch(far.shifted, rank, trunk, self._together, source))
 
-    def fits(self, model: nn.Module, x: Tensor) -> bool:
-        """Whether outputs differ between samples by J times what their units differ by."""
-        seen: list[Tensor] = []
-        hook = self.module.register_forward_pre_hook(lambda _, args: seen.append(args[0].clone()))
-        try:
-            with torch.no_grad(), _Logits():
-                f = model(x).double().reshape(len(x), -1).cpu()
-        finally:
-            hook.remove()
-        F = seen[-1].double().flatten(1).cpu() @ self.J.T
-        rounding = 100 * torch.finfo(seen[-1].dtype).eps * float(F.abs().max() + f.abs().max())
+    def fits(self, h: Tensor, f: Tensor) -> bool:
+        """Whether outputs f differ between samples by J times what their units h differ by."""
+        F, f = h.double().flatten(1).cpu() @ self.J.T, f.double().reshape(len(f), -1).cpu()
+        rounding = 100 * torch.finfo(h.dtype).eps * float(F.abs().max() + f.abs().max())
         if self.centered:
             f, F = f - f.mean(0), F - F.mean(0)
         return bool(((F - f).abs() <= rounding + 1e-2 * float(F.abs().max())).all())
 
-    def law(self, p: float | None = None) -> Law | None:
+    @property
+    def affine_trunk(self) -> bool:
+        """Whether a bound can use that what comes before is affine in the inputs."""
+        return any(stretch.trunk.kind != "any" for stretch in self.stretches)
+
+    @property
+    def shares(self) -> bool:
+        """Whether several units have one multiplier, so that a mask's unit is a group of them."""
+        covariance = self.covariance()
+        return covariance is not None and any(self.shape[axis] > 1 for axis in covariance.shared)
+
+    @property
+    def drop_prob(self) -> float:
+        """The drop probability, 0 without noise or for noise that has none."""
+        return float(drop_prob(self.module) or 0.0) if self.noisy else 0.0
+
+    @property
+    def all_dropped(self) -> float:
+        """The probability that every unit is dropped, 0 where it is not known."""
+        p = drop_prob(self.module) if self.noisy else None
+        if p is None:
+            return 0.0
+        if is_weight_noise(self.module):
+            return float(p ** self.module.weight.numel())
+        covariance = mask_covariance_of(self.module, (1, *self.shape))
+        if covariance.matrix is not None:
+            return 0.0
+        return float(p ** (self.units // math.prod(self.shape[a] for a in covariance.shared)))
+
+    def covariance(self, p: float | None = None) -> MaskCovariance | None:
         """Return the second moments of the multipliers, at another drop probability if given.
 
         None for a noise that has no drop probability to change.
         """
         if not self.noisy or self.connect:
             current = self.module.strength if self.noisy else 0.0
-            return Law(self.shape, current if p is None else p / (1 - p))
+            return MaskCovariance(self.shape, current if p is None else p / (1 - p))
         module = self.module if p is None else with_drop_prob(self.module, p)
-        return None if module is None else unit_law(module, (1, *self.shape))
-
-    @property
-    def law_shares(self) -> bool:
-        """Whether several units have one multiplier, so that a mask's unit is a group of them."""
-        law = self.law()
-        return law is not None and any(self.shape[axis] > 1 for axis in law.shared)
+        return None if module is None else mask_covariance_of(module, (1, *self.shape))
 
     def penalty(self, h: Tensor) -> float:
         """<Cbar, J'J o mean(h h')>, exact for the squared loss summed over outputs."""
-        law = self.law()
-        assert law is not None  # noqa: S101 (for the type checker)
-        return float(masked(h.double(), None, law).total(self.J[None].to(h.device)))
+        covariance = self.covariance()
+        assert covariance is not None  # noqa: S101 (for the type checker)
+        return float(covariance.penalty(h.double(), self.J.to(h.device)))
+
+    def flows(self, squares: Floats) -> Floats:
+        """Return |u_j| sqrt(mean(h_j^2)), u_j the columns of J."""
+        return np.sqrt(np.sum(self.J.numpy() ** 2, 0) * squares.ravel())
 
     def weigh(self, p: float | None) -> Callable[[Floats], Floats] | None:
         """Return C -> Cbar o C over the flattened units."""
-        law = self.law(p)
-        if law is None:
+        covariance = self.covariance(p)
+        if covariance is None:
             return None
-        if law.independent and law.matrix is None:
-            return lambda C: law.strength * np.diag(np.diag(C))
-        Cbar = law.dense(torch.zeros(1, dtype=torch.float64)).numpy()
+        if covariance.independent and covariance.matrix is None:
+            return lambda C: covariance.strength * np.diag(np.diag(C))
+        Cbar = covariance.dense(torch.zeros(1, dtype=torch.float64)).numpy()
         return lambda C: Cbar * C
 
     def _nearest(self, p: float | None) -> list[Envelope]:
         """Return the envelopes of the noise nearest the output."""
         if not self.noisy or self.connect:
-            law = self.law(p)
-            assert law is not None  # noqa: S101 (for the type checker)
-            return [(law.strength / self.units, SquaredNuclear())]
+            covariance = self.covariance(p)
+            assert covariance is not None  # noqa: S101 (for the type checker)
+            return [(covariance.strength / self.units, SquaredNuclear())]
         module = self.module if p is None else with_drop_prob(self.module, p)
         return unit_envelopes(module, self.shape) if module is not None else []
 
@@ -138,6 +165,45 @@ class Head:
         if p is not None and self._plain[0][0].noise == self.name:
             probs[0] = p
         return [(nu(self._widths, probs), SquaredNuclear())]
+
+
+def unit_envelopes(module: Any, shape: tuple[int, ...]) -> list[Envelope]:
+    """Return pairs (w, N) with <Cbar, U'U o G'G> >= w N(G U') for all U and G.
+
+    Three steps lead from the noises of `overt.linear` to masks over a sample's axes:
+
+    - units that share a mask in groups of s act as one block, G_i U_i' of rank at most s, whose
+      cost is |.|_F^2: the squared nuclear norm gives way to the squared s-support norm;
+    - c groups of units with independent noise have penalties that add, and convexity of N gives
+      sum_g w N(A_g) >= (w / c) N(sum_g A_g);
+    - blocks of a grid that the border cuts are smaller, hence of smaller rank, than whole ones.
+    """
+    covariance = mask_covariance_of(module, (1, *shape))
+    units = math.prod(shape)
+    copies = math.prod(shape[axis] for axis in covariance.shared)
+    if covariance.matrix is None:
+        return [(covariance.strength * copies / units, _support(copies))]
+    if isinstance(module, (DropBlock1d, DropBlock2d, DropBlock3d)) and module.placement == "grid":
+        sizes = shape[1:]
+        blocks = [min(b, n) for b, n in zip(module.block_size, sizes, strict=True)]
+        cells = math.prod(-(-n // b) for n, b in zip(sizes, blocks, strict=True))
+        strength = module.drop_prob / (1 - module.drop_prob)
+        groups = units // math.prod(sizes) // copies
+        return [(strength / (cells * groups), _support(math.prod(blocks) * copies))]
+    inner = covariance.matrix.shape[0]
+    if inner > MAX_LAW:
+        return []
+    groups = units // inner // copies
+    noise = CovarianceNoise(np.ones(inner), covariance.matrix.double().cpu().numpy())
+    return [
+        (w / groups, norm if isinstance(norm, Schatten) else _support(copies))
+        for w, norm in envelopes(noise, inner)
+    ]
+
+
+def _support(k: int) -> SpectralNorm:
+    """Return the squared k-support norm, which for k = 1 is the squared nuclear norm."""
+    return SquaredNuclear() if k == 1 else KSupport(k)
 
 
 def find_head(model: nn.Module, trace: Trace, *, log_softmax: bool) -> Head | str:
@@ -154,8 +220,8 @@ def find_head(model: nn.Module, trace: Trace, *, log_softmax: bool) -> Head | st
     name, point = place
     if not trace.is_last(point):
         return f"{name} is called again behind its place: no bound is taken from it"
-    features, module = trace.operations[point.at].inputs[0], model.get_submodule(name)
-    if len(features) != len(trace.x):
+    features, module = point.op.given[0], model.get_submodule(name)
+    if features.shape[0] != len(trace.inputs):
         return f"the rows that {name} takes are not those of the batch: no bound is taken from it"
     if is_weight_noise(module) and trace.units(features) != module.weight[0].numel():
         return f"the weights that {name} drops meet several positions: no bound is taken from it"
@@ -163,7 +229,11 @@ def find_head(model: nn.Module, trace: Trace, *, log_softmax: bool) -> Head | st
         head = Head(model, trace, tail, name, point)
     except RuntimeError as error:  # the forward pass may have no gradient
         return f"no map behind {name} can be found: {str(error).splitlines()[0]}"
-    return head if head.fits(model, trace.x) else f"what lies behind {name} is not affine"
+    output, last = trace.output, trace.output.maker
+    if last is not None and last.name == "log_softmax":
+        (output,) = last.given
+    fits = head.fits(features.tensor, output.tensor)
+    return head if fits else f"what lies behind {name} is not affine"
 
 
 def _place(model: nn.Module, tail: Tail) -> tuple[str, Point] | None:
@@ -182,28 +252,7 @@ def _place(model: nn.Module, tail: Tail) -> tuple[str, Point] | None:
     return None
 
 
-def _input_shape(model: nn.Module, module: nn.Module, x: Tensor) -> tuple[int, ...]:
-    seen: list[tuple[int, ...]] = []
-    hook = module.register_forward_pre_hook(lambda _, args: seen.append(tuple(args[0].shape[1:])))
-    try:
-        with torch.no_grad():
-            model(x)
-    finally:
-        hook.remove()
-    return seen[-1]
-
-
-class _Logits(TorchFunctionMode):  # type: ignore[misc]
-    """Let log_softmax pass its input on."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        passes = getattr(func, "__name__", "") == "log_softmax"
-        return args[0] if passes else func(*args, **(kwargs or {}))
-
-
-def _jacobian(model: nn.Module, module: Any, x: Tensor) -> Tensor:
+def _jacobian(model: nn.Module, module: Any, inputs: Inputs) -> Tensor:
     """Return d output / d (what the module takes in), outputs x units, in double precision.
 
     What lies behind is affine, but for a final log_softmax, which is left out; so any sample will
@@ -218,8 +267,11 @@ def _jacobian(model: nn.Module, module: Any, x: Tensor) -> Tensor:
     hook = module.register_forward_pre_hook(add_zero)
     try:
         with torch.enable_grad():
-            with _Logits():
-                output = model(x).flatten()
+            output = watch(
+                model,
+                inputs.given,
+                lambda call: call.args[0] if call.name == "log_softmax" else call.run(),
+            ).flatten()
             rows = [
                 torch.autograd.grad(o, steps[-1], retain_graph=True, materialize_grads=True)[0]
                 for o in output

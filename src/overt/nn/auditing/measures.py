@@ -1,4 +1,4 @@
-"""Norm-based complexity measures (thesis, section 1.1.1), and bounds whose constants are known.
+"""Norms of layers, and norm-based complexity measures of networks (thesis, section 1.1.1).
 
 For a network of k hidden layers, weights W_1, ..., W_(k+1), width d, inputs in R^d0, n samples:
 
@@ -19,31 +19,64 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from overt._types import Floats
-from overt.nn.auditing.report import Measure
-from overt.nn.auditing.trace import DROPOUT, ENTRYWISE, LINEAR, RESHAPE, Trace
-from overt.nn.sources import slow_attention
+from overt.nn.auditing.report import LayerFindings, Measure
+from overt.nn.layers.dropconnect import DropConnectConv2d, DropConnectLinear
+from overt.nn.recording.watching import Call, watch
+
+LAYERS = (nn.Linear, nn.modules.conv._ConvNd, DropConnectLinear, DropConnectConv2d)
+
+
+class Layers:
+    """The linear and convolutional layers of a model, and which of their inputs were always 0."""
+
+    def __init__(self) -> None:
+        self._largest: dict[str, Tensor] = {}
+        self._from_data: set[str] = set()
+
+    def add(self, name: str, module: Any, h: Tensor, *, from_data: bool) -> None:
+        """Take in what a layer was given, and whether it is the model's own input."""
+        axis = h.ndim - 1 if module.weight.ndim == 2 else 1
+        largest = h.abs().movedim(axis, 0).flatten(1).amax(1).cpu()
+        before = self._largest.get(name)
+        self._largest[name] = largest if before is None else torch.maximum(before, largest)
+        if from_data:
+            self._from_data.add(name)
+
+    def findings(self, model: nn.Module) -> tuple[list[LayerFindings], list[tuple[str, str]]]:
+        """Return the layers that were met, and other modules with weights, with the reason."""
+        found, silent = [], []
+        for name, module in model.named_modules():
+            own = next(module.parameters(recurse=False), None)
+            if isinstance(module, LAYERS):
+                if name in self._largest:
+                    found.append(self._layer(name, module))
+            elif own is not None and not isinstance(module, torch.nn.modules.batchnorm._NormBase):
+                silent.append((name or type(model).__name__, type(module).__name__))
+        skipped = []
+        for kind in dict.fromkeys(kind for _, kind in silent):
+            names = ", ".join(name for name, other in silent if other == kind)
+            skipped.append((names, f"{kind}: its weights are not among the layers' norms"))
+        return found, skipped
+
+    def _layer(self, name: str, module: Any) -> LayerFindings:
+        W = module.weight.detach().double().cpu().flatten(1).numpy()
+        spectral, frobenius = float(np.linalg.norm(W, 2)), float(np.linalg.norm(W))
+        return LayerFindings(
+            name=name,
+            shape=tuple(module.weight.shape),
+            spectral=spectral,
+            frobenius=frobenius,
+            stable_rank=(frobenius / spectral) ** 2 if spectral else 0.0,
+            inputs=len(self._largest[name]),
+            dead=int((self._largest[name] == 0).sum()),
+            from_data=name in self._from_data,
+        )
 
 
 class NoPath(Exception):  # noqa: N818
     """An operation whose paths are not defined; the message names it."""
-
-
-def chain_weights(trace: Trace) -> list[Floats] | None:
-    """Return [W_1, ...] of a chain of linear layers and activations, None for anything else.
-
-    A layer that acts on several positions of a sample is not one: its matrix is a larger one.
-    """
-    operations = trace.chain()
-    allowed = RESHAPE | DROPOUT | ENTRYWISE | {"linear", "noise", "log_softmax"}
-    if operations is None or any(op.name not in allowed for op in operations):
-        return None
-    linear = [op for op in operations if op.name == "linear"]
-    if any(trace.units(op.output) != len(op.args[1]) for op in linear):
-        return None
-    return [op.args[1].detach().double().cpu().numpy() for op in linear] or None
 
 
 def path_norm(model: nn.Module, x: Tensor, p: int) -> float:
@@ -54,10 +87,9 @@ def path_norm(model: nn.Module, x: Tensor, p: int) -> float:
     where paths are not defined.
     """
     ones = torch.ones_like(x[:1], dtype=torch.float64)
-    with torch.no_grad(), slow_attention():
-        with _Paths(p):
-            output = model(ones)
-        return float(output.sum()) ** (1 / p)
+    with torch.no_grad():
+        output = watch(model, ones, _Paths(p).follow)
+    return float(output.sum()) ** (1 / p)
 
 
 def norm_measures(weights: list[Floats], n: int) -> list[Measure]:
@@ -102,29 +134,27 @@ def path_measures(norms: dict[int, float], weights: list[Floats] | None, n: int)
     return found
 
 
-class _Paths(TorchFunctionMode):  # type: ignore[misc]
-    """Run a network on path weights |w|^p instead of its own."""
+class _Paths:
+    """Runs a network on path weights |w|^p instead of its own."""
 
     def __init__(self, p: int) -> None:
-        super().__init__()
         self._p = p
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        given, name = kwargs or {}, getattr(func, "__name__", str(func))
-        if name in LINEAR:
-            return self._linear(func, *args, **given)
+    def follow(self, call: Call) -> Any:
+        """Return what path weights make of a call's arguments."""
+        name, args, given, kind = call.name, call.args, call.kwargs, call.kind
+        if kind.values == "linear":
+            return self._linear(call.function, *args, **given)
         if name == "batch_norm":
             return self._batch_norm(*args, **given)
-        if name in ENTRYWISE | DROPOUT:
+        if (kind.values == "entrywise" and kind.units == "pass") or "dropout" in name:
             return args[0]
-        if name in RESHAPE - {"to", "float"} or name in _KEPT:
-            return func(*args, **given)
-        if name in _SUMS and all(isinstance(a, Tensor) for a in args) and len(args) == 2:
+        if (kind.values == "move" and name not in ("to", "float")) or name in ("sum", "cat"):
+            return call.run()
+        if name == "add" and all(isinstance(a, Tensor) for a in args) and len(args) == 2:
             return args[0] + args[1]
         if "avg_pool" in name:
-            return self._pooled(func(*args, **given), args[0], self._p - 1)
+            return self._pooled(call.run(), args[0], self._p - 1)
         if "max_pool" in name:
             return self._summed(name, args, given)
         raise NoPath(name)
@@ -166,8 +196,6 @@ def _window(args: Any, given: dict[str, Any]) -> tuple[Any, Any, Any]:
     return kernel, bound.get("stride") or kernel, bound.get("padding", 0)
 
 
-_KEPT = frozenset(("size", "dim", "numel", "__get__", "sum", "cat"))
-_SUMS = frozenset(("add", "add_", "__add__", "__iadd__"))
 _AVERAGE: dict[int, Any] = {
     1: functional.avg_pool1d, 2: functional.avg_pool2d, 3: functional.avg_pool3d,
 }  # fmt: skip

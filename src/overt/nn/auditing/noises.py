@@ -1,48 +1,79 @@
-"""The noise layers of a model: which they are, what they realize, which norms they induce."""
+"""The noise of a model: which layers it is in, what masks drawn from them realize, what they do."""
 
 from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from overt.linear.bounds import Envelope, envelopes
-from overt.nn.dropblock import DropBlock1d, DropBlock2d, DropBlock3d
-from overt.nn.laws import Law
-from overt.nn.sources import is_noise, is_weight_noise, unit_law
-from overt.noise import CovarianceNoise
-from overt.spectral import KSupport, Schatten, SpectralNorm, SquaredNuclear
-
-MAX_LAW = 2048
-"""The most units whose covariances are decomposed."""
+from overt._types import Floats
+from overt.nn.auditing.report import NoiseFindings
+from overt.nn.auditing.trace import Trace
+from overt.nn.layers.recognized import is_weight_noise, known_noise
+from overt.nn.recording.modes import modes, switched_on
+from overt.nn.recording.recorder import Operation, record
+from overt.relu.bounds import coadaptation
 
 MASK_ENTRIES, MASK_ROWS = 2**19, 256
 """How many entries of masks are drawn at most, and rows at least, to measure what is dropped."""
 
+Skipped = list[tuple[str, str]]
+"""(name, reason) of what is left out."""
 
-def found(model: nn.Module) -> tuple[dict[str, nn.Module], list[tuple[str, str]]]:
-    """Return the noise layers by name, and (name, reason) of noise that is not understood."""
-    known: dict[str, nn.Module] = {}
-    skipped: list[tuple[str, str]] = []
-    for name, module in model.named_modules():
-        kind = type(module).__name__
-        if is_noise(module):
-            known[name] = module
-        elif isinstance(module, torch.jit.ScriptModule):
-            if not any(name.startswith(f"{above}.") or not above for above, _ in skipped):
-                skipped.append((name, f"{kind}: noise inside cannot be seen; it is left out"))
-        elif isinstance(module, (nn.AlphaDropout, nn.FeatureAlphaDropout)):
-            skipped.append((name, f"{kind}: its mean is not its input; its noise is left out"))
-        elif isinstance(module, (nn.MultiheadAttention, nn.RNNBase)):
-            if module.dropout > 0:
-                skipped.append((name, f"{kind}: the dropout inside cannot be seen; it is left out"))
-        elif ("drop" in kind.lower() or kind == "StochasticDepth") and not list(module.children()):
-            skipped.append((name, f"{kind}: not a noise overt knows; it is left out"))
-    return known, skipped
+
+def find_noises(model: nn.Module, trace: Trace) -> tuple[dict[str, Operation], Skipped]:
+    """Return the first use of each noise layer that is known, and what is left out, with reasons.
+
+    A pass in training mode shows what else draws random numbers there.
+    """
+    met = trace.noises
+    skipped = [
+        (name, "not reached by the forward pass")
+        for name, module in model.named_modules()
+        if known_noise(module) and name not in met
+    ]
+    on = Counter(op.module for op in trace.operations if op.random and op.noise not in met)
+    for path, calls in on.items():
+        skipped.append(
+            (path or "forward", f"{calls} call(s) of functions that draw, such as functional "
+             "dropout, are on in evaluation mode too: their noise is in every number here; use "
+             "modules")
+        )  # fmt: skip
+    try:
+        with torch.random.fork_rng(), modes(model, noise=True):
+            training = record(
+                model, trace.inputs.given, leaves=lambda _, module: known_noise(module), keep=False
+            )
+    except Exception as error:  # whatever the model's code raises in training mode
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        skipped.append(("training mode", f"noise of other kinds is not looked for: {reason}"))
+        return met, skipped
+    drawn = [op for op in training.operations if op.random and op.noise not in met]
+    for path, calls in Counter(op.module for op in drawn if op.module not in on).items():
+        skipped.append((path or "forward", _left_out(model.get_submodule(path), path, calls)))
+    return met, skipped
+
+
+def _left_out(module: nn.Module, path: str, calls: int) -> str:
+    """Return why noise that is drawn in a module's forward pass is left out."""
+    kind = type(module).__name__
+    if isinstance(module, torch.jit.ScriptModule):
+        return f"{kind}: noise inside cannot be seen; it is left out"
+    if isinstance(module, (nn.AlphaDropout, nn.FeatureAlphaDropout)):
+        return f"{kind}: its mean is not its input; its noise is left out"
+    if isinstance(module, (nn.MultiheadAttention, nn.RNNBase)):
+        return f"{kind}: the dropout inside cannot be seen; it is left out"
+    if not path or list(module.children()):
+        return (
+            f"{calls} call(s) of functions that draw in training mode, such as functional dropout, "
+            "which stay off; use modules"
+        )
+    return f"{kind}: not a noise overt knows; it is left out"
 
 
 def drop_prob(module: Any) -> float | None:
@@ -63,6 +94,42 @@ def with_drop_prob(module: Any, p: float) -> Any:
     return twin
 
 
+def noise_findings(
+    op: Operation,
+    penalty: tuple[float, float],
+    objective: float,
+    flows: Floats | None,
+    squares: Floats | None,
+    *,
+    exact: bool,
+    exact_flows: bool,
+) -> NoiseFindings:
+    """Return what is known of one noise layer.
+
+    `op` is its first use, `penalty` what it adds and the standard error of that, `squares` the mean
+    squares of its units.
+    """
+    value, error = penalty
+    (h,) = op.given
+    share, share_error = realized(op.leaf, h.shape[1:], h.tensor)
+    return NoiseFindings(
+        name=str(op.noise),
+        kind=str(op.leaf),
+        units=None if squares is None else int(squares.size),
+        drop_prob=drop_prob(op.leaf),
+        realized=share,
+        realized_error=share_error,
+        penalty=value,
+        penalty_error=error,
+        exact=exact,
+        share=value / objective if objective else 0.0,
+        flows=flows,
+        exact_flows=exact_flows,
+        coadaptation=None if flows is None else coadaptation(flows),
+        dead=None if squares is None else int(np.sum(squares == 0)),
+    )
+
+
 def realized(module: Any, shape: tuple[int, ...], like: Tensor) -> tuple[float, float]:
     """Return the share of zeros among drawn multipliers (or weights), and its standard error.
 
@@ -77,72 +144,9 @@ def realized(module: Any, shape: tuple[int, ...], like: Tensor) -> tuple[float, 
     else:
         rows = max(MASK_ROWS, min(4096, MASK_ENTRIES // max(math.prod(shape), 1)))
         dropped = []
-        for _ in range(0, rows, 64):  # a mask may be shared by a batch: many small ones
-            ones = torch.ones(64, *shape, device=like.device)
-            dropped.append((_drawn(module, ones) == 0).double().flatten(1).mean(1).cpu())
+        with switched_on([module]):
+            for _ in range(0, rows, 64):  # a mask may be shared by a batch: many small ones
+                ones = torch.ones(64, *shape, device=like.device)
+                dropped.append((module(ones) == 0).double().flatten(1).mean(1).cpu())
         values = torch.cat(dropped)
     return float(values.mean()), float(values.std() / math.sqrt(len(values)))
-
-
-def _drawn(module: Any, ones: Tensor) -> Tensor:
-    before = module.training
-    module.training = True
-    try:
-        result: Tensor = module(ones)
-        return result
-    finally:
-        module.training = before
-
-
-def unit_envelopes(module: Any, shape: tuple[int, ...]) -> list[Envelope]:
-    """Return pairs (w, N) with <Cbar, U'U o G'G> >= w N(G U') for all U and G.
-
-    Three steps lead from the noises of `overt.linear` to masks over a sample's axes:
-
-    - units that share a mask in groups of s act as one block, G_i U_i' of rank at most s, whose
-      cost is |.|_F^2: the squared nuclear norm gives way to the squared s-support norm;
-    - c groups of units with independent noise have penalties that add, and convexity of N gives
-      sum_g w N(A_g) >= (w / c) N(sum_g A_g);
-    - blocks of a grid that the border cuts are smaller, hence of smaller rank, than whole ones.
-    """
-    law = unit_law(module, (1, *shape))
-    units = math.prod(shape)
-    copies = math.prod(shape[axis] for axis in law.shared)
-    if law.matrix is None:
-        return [(law.strength * copies / units, support(copies))]
-    if isinstance(module, (DropBlock1d, DropBlock2d, DropBlock3d)) and module.placement == "grid":
-        sizes = shape[1:]
-        blocks = [min(b, n) for b, n in zip(module.block_size, sizes, strict=True)]
-        cells = math.prod(-(-n // b) for n, b in zip(sizes, blocks, strict=True))
-        strength = module.drop_prob / (1 - module.drop_prob)
-        groups = units // math.prod(sizes) // copies
-        return [(strength / (cells * groups), support(math.prod(blocks) * copies))]
-    inner = law.matrix.shape[0]
-    if inner > MAX_LAW:
-        return []
-    groups = units // inner // copies
-    noise = CovarianceNoise(np.ones(inner), law.matrix.double().cpu().numpy())
-    return [(w / groups, _widened(norm, copies)) for w, norm in envelopes(noise, inner)]
-
-
-def all_dropped(module: Any, shape: tuple[int, ...]) -> float:
-    """Return the probability that every unit is dropped, 0 where it is not known."""
-    p = drop_prob(module)
-    if p is None:
-        return 0.0
-    if is_weight_noise(module):
-        return float(p ** module.weight.numel())
-    law: Law = unit_law(module, (1, *shape))
-    units = math.prod(shape) // math.prod(shape[axis] for axis in law.shared)
-    if law.matrix is None:
-        return float(p**units)
-    return 0.0
-
-
-def support(k: int) -> SpectralNorm:
-    """Return the squared k-support norm, which for k = 1 is the squared nuclear norm."""
-    return SquaredNuclear() if k == 1 else KSupport(k)
-
-
-def _widened(norm: SpectralNorm, copies: int) -> SpectralNorm:
-    return norm if isinstance(norm, Schatten) else support(copies)

@@ -1,4 +1,4 @@
-"""What an audit finds, as data. `text` and `page` turn it into words and pictures."""
+"""What an audit finds, as data; `presentation` turns it into words and pictures."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ class Suggestion(Result):
         The model's own, 0 without dropout there.
     drop_probs
         The candidates.
-    held_out, held_out_error
+    holdout, holdout_error
         For each, the squared error on held-out rows of the last layer that is best on the other
         rows under that dropout, the features kept as they are; and its standard error over five
         groups of rows.
@@ -196,11 +196,23 @@ class Suggestion(Result):
     drop_prob: float
     current: float
     drop_probs: Floats
-    held_out: Floats
-    held_out_error: Floats
+    holdout: Floats
+    holdout_error: Floats
     predicted_rank: Ints
     plausible: tuple[float, float]
     evidence: str
+
+    def __str__(self) -> str:
+        best, now = self.holdout.argmin(), abs(self.drop_probs - self.current).argmin()
+        return (
+            f"suggested drop probability before the last layer: {self.drop_prob:g} (now "
+            f"{self.current:g}; within one standard error {self.plausible[0]:g} to "
+            f"{self.plausible[1]:g})\n"
+            f"  held-out error {self.holdout[best]:.5g} ± {self.holdout_error[best]:.1g}, rank "
+            f"{self.predicted_rank[best]}; at {self.drop_probs[now]:g}: {self.holdout[now]:.5g}, "
+            f"rank {self.predicted_rank[now]}\n"
+            f"  {self.evidence}"
+        )
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -216,7 +228,7 @@ class AuditReport(Result):
     objective, objective_error
         The mean loss with noise, which training descends; its standard error is 0 where it is
         exact.
-    accuracy, held_out_loss
+    accuracy, holdout_loss
         Share of classes predicted right, and mean loss on held-out data, where there are any.
     noises, layers, head, measures, bounds, suggestion
         The findings.
@@ -235,7 +247,7 @@ class AuditReport(Result):
     objective: float
     objective_error: float
     accuracy: float | None
-    held_out_loss: float | None
+    holdout_loss: float | None
     noises: tuple[NoiseFindings, ...]
     layers: tuple[LayerFindings, ...]
     head: HeadFindings | None
@@ -247,13 +259,13 @@ class AuditReport(Result):
     seconds: float
 
     def __str__(self) -> str:
-        from overt.nn.auditing.text import text
+        from overt.nn.auditing.presentation import text
 
         return text(self)
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the report as one HTML page with pictures; write it to `path` if given."""
-        from overt.nn.auditing.page import html
+        from overt.nn.auditing.presentation import html
 
         return html(self, path)
 

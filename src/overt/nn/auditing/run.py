@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from overt import _check
-from overt._check import InputError, InputTypeError
+from overt._check import InputTypeError
 from overt._progress import meter
 from overt.nn.auditing.examination import Examination
-from overt.nn.auditing.findings import report_of
-from overt.nn.auditing.losses import loss_name
 from overt.nn.auditing.report import AuditReport
-from overt.nn.auditing.stream import patience
-from overt.nn.sources import modes, slow_attention
+from overt.nn.data import Batches
+from overt.nn.losses import Loss, checked_loss, loss_name
+from overt.nn.recording.modes import modes
 from overt.results import Status
+
+TORCH_LOSSES = (nn.MSELoss, nn.CrossEntropyLoss)
 
 
 def audit(
     model: nn.Module,
-    loader: Iterable[Any],
-    loss: Any,
+    data: Any,
+    loss: Loss,
     *,
-    held_out: Iterable[Any] | None = None,
+    holdout: Any = None,
     seed: int = 0,
 ) -> AuditReport:
     """Say what a network's noise does on some data, and what theory promises.
 
-    One pass over the loader; memory does not depend on the number of rows. Ctrl-C ends the pass,
+    One pass over the data; memory does not depend on the number of rows. Ctrl-C ends the pass,
     and the report is on the rows seen so far. The model, its mode, its gradients and torch's random
     state are left as they were.
 
@@ -47,18 +51,20 @@ def audit(
     model
         A network with or without noise layers of torch.nn or overt.nn. What is not understood is
         named in `skipped`.
-    loader
-        Batches (inputs, targets): a DataLoader, a list, or anything that can be looped over.
-        Give it the training data: the bounds are on the objective that training descends.
+    data
+        A pair of arrays or tensors (inputs, targets), a DataLoader, or anything that gives batches
+        (inputs, targets); inputs are one tensor, a tuple of them, or a dict by name. Give the
+        training data: the bounds are on the objective that training descends.
     loss
         "squared" (summed over outputs), "mse" (their mean), "cross_entropy" (on logits or on
         log_softmax) or "logistic" (summed over outputs); or a plain torch.nn.MSELoss or
         CrossEntropyLoss. Whole class numbers become one-hot targets of a squared loss; targets of
-        cross-entropy are class numbers or rows of probabilities.
-    held_out
-        Batches that the network was not trained on, to choose the drop probability with. Without
-        them a fifth of the loader's rows is held out from the last layer, which is not the same:
-        the features before it have seen those rows.
+        cross-entropy are class numbers or rows of probabilities. Any other function (output,
+        target) -> mean loss is sampled, and has no bounds.
+    holdout
+        Data that the network was not trained on, to choose the drop probability with. Without it a
+        fifth of the rows is held out from the last layer, which is not the same: the features
+        before it have seen those rows.
     seed
         Seed of the sampled masks.
 
@@ -71,7 +77,7 @@ def audit(
     ...     torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(32, 3)
     ... )
     >>> x = torch.randn(200, 8)
-    >>> report = audit(model, [(x, x[:, :3])], "squared")
+    >>> report = audit(model, (x, x[:, :3]), "squared")
     >>> report.objective > report.head.lower_bound > 0
     True
     >>> report.noises[0].exact, report.skipped
@@ -79,34 +85,33 @@ def audit(
     """
     if not isinstance(model, nn.Module):
         raise InputTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    name = loss_name(loss)
+    # Rows are weighed alike here: a torch loss with weights of its own would not be.
+    wanted = loss_name(loss) if isinstance(loss, TORCH_LOSSES) else checked_loss(loss)
     seed = _check.whole("seed", seed, minimum=0)
     start = time.perf_counter()
-    first = next(iter([*model.parameters(), *model.buffers()]), None)
-    device = torch.device("cpu") if first is None else first.device
+    batches = Batches(data, model)
+    others = None if holdout is None else Batches(holdout, model, name="holdout")
+    count = batches.count + (0 if others is None else others.count)
     examined: Examination | None = None
     status = Status.FINISHED
     with (
         torch.inference_mode(False),
         torch.random.fork_rng(),
-        modes(model, noise=False, others=False),
-        slow_attention(),
+        modes(model, noise=False),
     ):
         torch.manual_seed(seed)
-        with patience() as stopped, meter("audit", _length(loader) + _length(held_out)) as bar:
+        with patience() as stopped, meter("audit", count) as bar:
             try:
-                for where, x, y in _batches(loader, "loader", device):
+                for batch in batches:
                     if examined is None:
-                        examined = Examination(model, x, name, _length(loader))
-                    examined.add(x, y, where, hold=held_out is None)
+                        examined = Examination(model, batch, wanted, batches.count)
+                    examined.add(batch, hold=others is None)
                     bar.advance()
                     if stopped():
                         raise KeyboardInterrupt
-                for where, x, y in (
-                    [] if held_out is None else _batches(held_out, "held_out", device)
-                ):
+                for batch in others or ():
                     if examined is not None:
-                        examined.add_held_out(x, y, where)
+                        examined.add_holdout(batch)
                     bar.advance()
                     if stopped():
                         raise KeyboardInterrupt
@@ -114,53 +119,25 @@ def audit(
                 if examined is None or examined.samples == 0:
                     raise
                 status = Status.INTERRUPTED
-        if examined is None:
-            raise InputError("loader must hold at least one batch, it is empty")
-        return report_of(examined, status, start, own_data=held_out is None)
+        assert examined is not None  # noqa: S101 (for the type checker: batches are never empty)
+        return examined.report(status, start, own_data=others is None)
 
 
-def _batches(
-    loader: Iterable[Any], name: str, device: torch.device
-) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield for each batch how to call it in an error, its inputs and its targets."""
-    if not isinstance(loader, Iterable):
-        raise InputTypeError(
-            f"{name} must give batches (inputs, targets), got {type(loader).__name__}; a data set "
-            "needs a torch.utils.data.DataLoader"
-        )
-    for number, pair in enumerate(loader, 1):
-        if (
-            not isinstance(pair, (tuple, list))
-            or len(pair) != 2
-            or not all(isinstance(t, Tensor) for t in pair)
-        ):
-            raise InputTypeError(
-                f"{name} must give pairs of tensors (inputs, targets), batch {number} is "
-                f"{_described(pair)}"
-            )
-        x, y = pair
-        where = f"batch {number} of {'the loader' if name == 'loader' else name}"
-        if x.ndim < 1 or y.ndim < 1 or len(x) == 0:
-            raise InputError(
-                f"{where} must hold at least one row, got shapes {tuple(x.shape)} and "
-                f"{tuple(y.shape)}"
-            )
-        yield where, x.to(device), y.to(device)
+@contextmanager
+def patience() -> Iterator[Any]:
+    """Hold Ctrl-C back until the batch is done: yields a function that tells whether it came."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    came: list[int] = []
 
+    def note(number: int, frame: Any) -> None:
+        if came:
+            raise KeyboardInterrupt
+        came.append(number)
 
-def _described(batch: Any) -> str:
-    """Return in words what a loader gave instead of a pair of tensors."""
-    kind = type(batch).__name__
-    if isinstance(batch, (tuple, list)):
-        return f"a {kind} of {', '.join(type(part).__name__ for part in batch) or 'nothing'}"
-    if isinstance(batch, Mapping):
-        keys = ", ".join(map(repr, batch))
-        return f"a {kind} with {keys}; give ((b[inputs], b[targets]) for b in loader)"
-    return f"a {kind}; put one batch into a list, [(inputs, targets)]"
-
-
-def _length(loader: Any) -> int:
+    before = signal.signal(signal.SIGINT, note)
     try:
-        return len(loader)
-    except TypeError:
-        return 0
+        yield lambda: bool(came)
+    finally:
+        signal.signal(signal.SIGINT, before)

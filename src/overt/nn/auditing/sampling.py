@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from overt.nn.auditing.losses import Targets, per_sample
-from overt.nn.auditing.stream import Average, Mean
-from overt.nn.sources import is_weight_noise, unit_law
+from overt.nn.auditing.sums import Average, Mean
+from overt.nn.data import Inputs
+from overt.nn.layers.recognized import is_silent, is_weight_noise, mask_covariance_of
+from overt.nn.losses import Loss, Targets
+from overt.nn.recording.modes import switched_on
 
 ROWS, MAX_DRAWS, SHARED_DRAWS = 8192, 16, 8
 """Rows on which masks are sampled, how often at most for each row of small data, and the fewest
@@ -44,7 +46,7 @@ class Estimate:
 
 
 class Sampled:
-    """Running estimates for the noise layers `names`, in the order in which they are met.
+    """Running estimates for some noise modules, in the order in which they are met.
 
     `added[i]` is what layer i adds to the loss with all layers behind it on, `total` what all of
     them add, `before_last` what all but the last add to the loss under the last one's noise.
@@ -53,32 +55,37 @@ class Sampled:
     number of batches is not known (0).
     """
 
-    def __init__(self, model: nn.Module, names: Sequence[str], batches: int, size: int) -> None:
+    def __init__(
+        self, model: nn.Module, modules: Sequence[nn.Module], batches: int, size: int
+    ) -> None:
         self._most = -(-ROWS // batches) if batches else ROWS
         self._draws = min(max(self._most // size, 1), MAX_DRAWS) if batches else 1
-        self._modules = [model.get_submodule(name) for name in names]
-        self._model = model
+        self._model, self._modules = model, list(modules)
         shared = any(_one_mask_for_a_batch(module) for module in self._modules)
         passes = -(-SHARED_DRAWS // max(batches, 1))
         if shared and self._draws < passes:
             self._draws, self._most = passes, -(-self._most // passes)
-        self.added = [Estimate(shared=shared) for _ in names]
+        self.added = [Estimate(shared=shared) for _ in modules]
         self.total, self.before_last = Estimate(shared=shared), Estimate(shared=shared)
-        self._flows: list[Average | None] = [Average() for _ in names]
+        self._flows: list[Average | None] = [Average() for _ in modules]
         self.rows = 0
         self.no_flows: str | None = None
 
-    def add(self, x: Tensor, targets: Targets, clean: Tensor, loss: str) -> None:
+    def add(self, inputs: Inputs, targets: Targets, clean: Tensor, loss: Loss) -> None:
         """Sample masks for each row of a batch and each layer, `draws` times."""
         if self.rows >= ROWS or not self._modules:
             return
-        x, clean, targets = x[: self._most], clean[: self._most], targets.first(self._most)
-        self.rows += len(x) * self._draws
+        inputs, clean = inputs.first(self._most), clean[: self._most]
+        targets = targets.first(self._most)
+        self.rows += len(clean) * self._draws
         last = later = clean = clean.expand(self._draws, -1)
         for i in reversed(range(len(self._modules))):
-            with torch.no_grad(), switched_on(self._modules[i:]):
-                draws = [per_sample(self._model(x), targets, loss) for _ in range(self._draws)]
-            values = torch.stack(draws)
+            values = later
+            if not is_silent(self._modules[i]):  # else it adds nothing
+                with torch.no_grad(), switched_on(self._modules[i:]):
+                    values = torch.stack(
+                        [targets.losses(inputs.run(self._model), loss) for _ in range(self._draws)]
+                    )
             self.added[i].add(values - later)
             later = values
             last = values if i == len(self._modules) - 1 else last
@@ -87,7 +94,7 @@ class Sampled:
         for _ in range(self._draws):
             if self.no_flows is None:
                 try:
-                    self._add_flows(x)
+                    self._add_flows(inputs)
                 except RuntimeError as error:  # a forward pass may have no gradient
                     self.no_flows = str(error).splitlines()[0]
 
@@ -98,9 +105,9 @@ class Sampled:
             return None
         return average.value**0.5
 
-    def _add_flows(self, x: Tensor) -> None:
+    def _add_flows(self, inputs: Inputs) -> None:
         with torch.enable_grad(), _steps(self._modules) as met:
-            output = self._model(x)
+            output = inputs.run(self._model)
             signs = torch.randint(0, 2, output.shape, device=output.device).to(output) * 2 - 1
             steps = [step for _, _, step in met]
             if not steps:
@@ -109,7 +116,7 @@ class Sampled:
         for i, module in enumerate(self._modules):
             uses = [(h, g) for (m, h, _), g in zip(met, grads, strict=True) if m is module]
             if uses:
-                self._keep(i, [_squared_flows(module, h, g) for h, g in uses], len(x))
+                self._keep(i, [_squared_flows(module, h, g) for h, g in uses], len(inputs))
 
     def _keep(self, i: int, uses: list[Tensor | None], n: int) -> None:
         """Add the flows of all uses of a layer, or give up where they do not match."""
@@ -121,19 +128,6 @@ class Sampled:
             self._flows[i] = None
         else:
             average.add(torch.stack(known).sum(0), n)
-
-
-@contextmanager
-def switched_on(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Put these modules into training mode for a while."""
-    before = [(module, module.training) for module in modules]
-    try:
-        for module in modules:
-            module.training = True
-        yield
-    finally:
-        for module, training in before:
-            module.training = training
 
 
 @contextmanager
@@ -165,7 +159,7 @@ def _squared_flows(module: Any, h: Tensor, grad: Tensor) -> Tensor | None:
             return None
         return ((grad**2) @ (module.weight.detach() ** 2) * h**2).double().sum(0)
     flow = (grad * h).double()
-    law = unit_law(module, tuple(h.shape))
-    if law.shared:
-        flow = flow.sum([1 + axis for axis in law.shared])
+    shared = mask_covariance_of(module, tuple(h.shape)).shared
+    if shared:
+        flow = flow.sum([1 + axis for axis in shared])
     return (flow**2).sum(0).flatten()

@@ -1,85 +1,24 @@
-"""One forward pass, written down operation by operation as it happens.
+"""What an audit asks of a recorded forward pass: where the network is affine, and what it chains.
 
-Nothing is assumed of the model's code: functions, methods and control flow are seen when they run.
 Two questions are answered by walking back from the output: through which affine operations, and
 which noise layers among them, does the output depend on what came before (the **tail**), and is
-what comes before affine in the inputs, or even the inputs themselves (the **trunk**)?
+what comes before affine in the inputs, or even the inputs themselves (the **trunk**)? A third: is
+the whole network one chain of linear layers and activations?
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
+import math
 from dataclasses import dataclass
-from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from overt.nn.sources import is_noise, slow_attention
-
-RESHAPE = frozenset(
-    ("flatten", "view", "reshape", "squeeze", "unsqueeze", "contiguous", "clone", "view_as", "to",
-     "float", "double", "unflatten", "detach", "alias")
-)  # fmt: skip
-DROPOUT = frozenset(
-    ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
-)
-LINEAR = frozenset(("linear", "conv1d", "conv2d", "conv3d"))
-HOMOGENEOUS = frozenset(("relu", "relu_", "leaky_relu", "leaky_relu_"))
-"""Activations with f(t x) = t f(x) for t > 0 and slopes of at most 1."""
-ENTRYWISE = HOMOGENEOUS | frozenset(
-    ("celu", "elu", "gelu", "hardtanh", "relu6", "selu", "sigmoid", "silu", "softplus", "tanh")
-)
-_POOLS = frozenset(
-    ("avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
-     "adaptive_avg_pool3d", "mean")
-)  # fmt: skip
-_CONSTANTS = frozenset(
-    ("add", "sub", "mul", "div", "true_divide", "neg", "rsub", "__radd__", "__rsub__", "__rmul__",
-     "__mul__", "__add__", "__sub__", "__truediv__", "add_", "sub_", "mul_", "div_")
-)  # fmt: skip
-_MULTIPLY = frozenset(("mul", "div", "true_divide", "neg", "__rmul__", "__mul__", "__truediv__",
-                       "mul_", "div_"))  # fmt: skip
-_FIRST = frozenset(("div", "true_divide", "__truediv__", "div_", "matmul", "__matmul__", "mm"))
-"""Functions that are linear in their first argument, and in no other."""
-_SWITCHED = DROPOUT | {"batch_norm"}
-"""Functions that are affine in evaluation mode only."""
-_AFFINE = RESHAPE | LINEAR | _POOLS | _CONSTANTS | _SWITCHED | _FIRST
-
-
-@dataclass(frozen=True, eq=False)
-class Operation:
-    """A function that was called: `inputs` are those of its tensors that depend on the data.
-
-    `training` is what it was told about its mode, None if nothing.
-    """
-
-    name: str
-    args: tuple[Any, ...]
-    inputs: tuple[Tensor, ...]
-    output: Tensor
-    noise: str | None = None
-    training: bool | None = None
-
-    @property
-    def affine(self) -> bool:
-        """Whether it maps one tensor that depends on the data affinely, as noise layers do."""
-        if self.noise is not None:
-            return True
-        if len(self.inputs) != 1 or self.name not in _AFFINE:
-            return False
-        if self.name in _SWITCHED:
-            return self.training is False
-        return self.name not in _FIRST or self.inputs[0] is self.args[0]
-
-    @property
-    def shifts(self) -> bool:
-        """Whether it adds a constant."""
-        if self.name in LINEAR:
-            return len(self.args) > 2 and self.args[2] is not None
-        return self.name == "batch_norm" or self.name in _CONSTANTS - _MULTIPLY
+from overt._check import InputError
+from overt._types import Floats
+from overt.nn.data import Inputs
+from overt.nn.layers.recognized import is_weight_noise, known_noise
+from overt.nn.recording.recorder import Operation, Value, record
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,10 +27,10 @@ class Point:
 
     Attributes
     ----------
+    op
+        The operation that takes them.
     noise
         The name of the noise layer, None if there is none.
-    at
-        The number of the operation.
     shifted
         Whether a bias is added anywhere behind it.
     narrowest
@@ -99,8 +38,8 @@ class Point:
         rank of the map.
     """
 
+    op: Operation
     noise: str | None
-    at: int
     shifted: bool
     narrowest: int
 
@@ -137,33 +76,54 @@ class Trunk:
     narrowest: int
 
 
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """A network of linear layers with entrywise activations between them, one after another.
+
+    Attributes
+    ----------
+    weights, biases
+        W_1, ... and b_1, ..., zeros where a layer has none.
+    first
+        The first layer's weight as the model holds it.
+    homogeneous
+        Whether all activations have f(t x) = t f(x) for t > 0, and slopes of at most 1.
+    two_layers
+        Whether it is a ReLU network of two layers.
+    """
+
+    weights: list[Floats]
+    biases: list[Floats]
+    first: Tensor
+    homogeneous: bool
+    two_layers: bool
+
+
 class Trace:
-    """The operations of one forward pass, in the order in which they ran."""
+    """A recorded forward pass of a few rows, noise layers as single operations."""
 
-    def __init__(self, operations: list[Operation], x: Tensor, output: Tensor) -> None:
-        self.operations, self.x, self.output = operations, x, output
+    def __init__(self, model: nn.Module, inputs: Inputs) -> None:
+        self.inputs = inputs
+        recording = record(model, inputs.given, leaves=lambda _, module: known_noise(module))
+        if len(recording.outputs) != 1:
+            raise InputError(
+                f"model must return one tensor of numbers, it returns {len(recording.outputs)}"
+            )
+        self.operations, self.output = recording.operations, recording.output
+        self._recording = recording
 
     @property
-    def noises(self) -> list[str]:
-        """Names of the noise layers in the order in which they were met, each once."""
-        return list(dict.fromkeys(op.noise for op in self.operations if op.noise is not None))
+    def noises(self) -> dict[str, Operation]:
+        """The first use of each noise layer, in the order in which they were met."""
+        first: dict[str, Operation] = {}
+        for op in self.operations:
+            if op.noise is not None and _is_layer(op):
+                first.setdefault(op.noise, op)
+        return first
 
-    @property
-    def names(self) -> set[str]:
-        """Names of the functions that acted on the data."""
-        return {op.name for op in self.operations if op.inputs and op.noise is None}
-
-    def back(self, tensor: Tensor, before: int) -> Iterator[tuple[int, Operation]]:
-        """Yield the operations that lead to `tensor`, nearest first, while there is one path."""
-        while tensor is not self.x:
-            made = [i for i in range(before) if self.operations[i].output is tensor]
-            if not made:
-                return
-            before = made[-1]
-            yield before, self.operations[before]
-            if len(self.operations[before].inputs) != 1:
-                return
-            (tensor,) = self.operations[before].inputs
+    def units(self, value: Value) -> int:
+        """Return the number of entries that a sample has, however they are arranged."""
+        return math.prod(value.shape) // len(self.inputs)
 
     def tail(self, *, log_softmax: bool) -> Tail:
         """Walk back from the output through affine operations of one input.
@@ -173,121 +133,130 @@ class Trace:
         noises: list[Point] = []
         linear, weight, stopped = None, None, "the input"
         shifted, narrowest = False, self.units(self.output)
-        for at, op in self.back(self.output, len(self.operations)):
+        for op in self._recording.back(self.output):
             if op.name == "log_softmax" and log_softmax and linear is None and not noises:
                 continue
-            if not op.affine:
+            if not is_affine(op):
                 stopped = op.name
                 break
-            shifted |= op.shifts
-            narrowest = min(narrowest, self.units(op.inputs[0]))
-            if op.noise is not None:
-                noises.append(Point(op.noise, at, shifted, narrowest))
-            elif op.name in LINEAR and linear is None:
-                linear, weight = Point(None, at, shifted, narrowest), op.args[1]
+            shifted |= shifts(op)
+            narrowest = min(narrowest, self.units(op.given[0]))
+            noise = op.noise if _is_layer(op) else None
+            if noise is not None:
+                noises.append(Point(op, noise, shifted, narrowest))
+            if weight_of(op) is not None and linear is None:
+                linear, weight = Point(op, None, shifted, narrowest), weight_of(op)
         return Tail(tuple(noises), linear, weight, stopped)
 
     def trunk(self, point: Point) -> Trunk:
         """Say what leads from the inputs to a place in the tail."""
-        at = point.at
-        (features,) = self.operations[at].inputs
+        (features,) = point.op.given
         kind, shifted, narrowest = "fixed", False, self.units(features)
-        reached = features is self.x
-        for _, before in self.back(features, at):
-            if not before.affine:
+        source = features
+        for op in self._recording.back(features):
+            if not is_affine(op):
                 return Trunk("any", shifted, narrowest)
-            if before.noise is not None or before.name not in RESHAPE | DROPOUT:
+            if _is_layer(op) or not _passes_on(op):
                 kind = "affine"
-            shifted |= before.shifts
-            reached = before.inputs[0] is self.x
-            narrowest = min(narrowest, self.units(before.inputs[0]))
-        return Trunk(kind if reached else "any", shifted, narrowest)
+            shifted |= shifts(op)
+            (source,) = op.given
+            narrowest = min(narrowest, self.units(source))
+        return Trunk(kind if source.maker is None else "any", shifted, narrowest)
 
     def is_last(self, point: Point) -> bool:
         """Whether what acts at a place in the tail acts nowhere after it."""
-        here = self.operations[point.at]
-        return not any(
-            op.noise == here.noise
-            and (here.noise is not None or (op.name in LINEAR and op.args[1] is here.args[1]))
-            for op in self.operations[point.at + 1 :]
-        )
+        here, weight = point.op, weight_of(point.op)
+        later = self.operations[here.at + 1 :]
+        if point.noise is not None:
+            return not any(op.noise == point.noise for op in later)
+        return not any(weight_of(op) is weight for op in later)
 
-    def units(self, tensor: Tensor) -> int:
-        """Return the number of entries that a sample has, however they are arranged."""
-        return tensor.numel() // len(self.x)
+    def chain(self) -> Chain | None:
+        """Return the layers of a chain, None for any other network.
 
-    def stray_dropout(self) -> list[Operation]:
-        """Return the calls of functional dropout that no known noise layer made."""
-        owned = {id(op.inputs[0]) for op in self.operations if op.noise is not None}
-        strays = [op for op in self.operations if op.name in DROPOUT and "alpha" not in op.name]
-        return [op for op in strays if id(op.output) not in owned]
-
-    def chain(self) -> list[Operation] | None:
-        """Return all operations from input to output if each feeds only the next, else None."""
-        found, reached = [], self.output is self.x
-        for _, op in self.back(self.output, len(self.operations)):
-            if len(op.inputs) != 1:
+        A layer that acts on several positions of a sample is not one: its matrix is a larger one.
+        """
+        ops = list(self._recording.back(self.output))[::-1]
+        if not ops or len(ops[0].given) != 1 or ops[0].given[0].maker is not None:
+            return None
+        weights: list[Tensor] = []
+        biases, steps, homogeneous = [], [], True
+        for op in ops:
+            weight, what = weight_of(op), op.kind
+            if weight is not None and weight.ndim == 2:
+                if self.units(op.output) != len(weight):
+                    return None
+                bias = _bias_of(op)
+                weights.append(weight)
+                biases.append(np.zeros(len(weight)) if bias is None else _array(bias))
+                steps.append("linear")
+            elif what.values == "entrywise" and what.units == "pass":
+                homogeneous &= what.homogeneous
+                steps.append(op.name)
+            elif not (_passes_on(op) or op.name == "log_softmax"):
                 return None
-            found.append(op)
-            reached = op.inputs[0] is self.x
-        return found[::-1] if reached else None
+        if not weights:
+            return None
+        two_layers = steps == ["linear", "relu", "linear"]
+        return Chain([_array(W) for W in weights], biases, weights[0], homogeneous, two_layers)
 
 
-def record(model: nn.Module, x: Tensor) -> Trace:
-    """Run the model on x, as it is, and return the trace."""
-    recorder = _Recorder(x)
-    with ExitStack() as stack:
-        for name, module in model.named_modules():
-            if is_noise(module):
-                handle = module.register_forward_hook(recorder.noise_hook(name))
-                stack.callback(handle.remove)
-        stack.enter_context(slow_attention())
-        stack.enter_context(torch.no_grad())
-        with recorder:
-            output = model(x)
-    return Trace(recorder.operations, x, output)
+def is_affine(op: Operation) -> bool:
+    """Whether it maps one tensor that depends on the data affinely, as noise layers do."""
+    if _is_layer(op):
+        return True
+    if len(op.given) != 1:
+        return False
+    (given,) = op.given
+    if not (given.dtype.is_floating_point and op.output.dtype.is_floating_point):
+        return False
+    if op.kind.values in ("quotient", "matmul", "linear"):  # in their first argument, and no other
+        return given is op.argument(0, "input")
+    if _is_dropout(op) or op.name == "batch_norm":
+        return op.training is False and not op.random
+    return op.kind.affine
 
 
-class _Recorder(TorchFunctionMode):  # type: ignore[misc]
-    def __init__(self, x: Tensor) -> None:
-        super().__init__()
-        self.operations: list[Operation] = []
-        self._dependent = {id(x)}
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        given = kwargs or {}
-        output = func(*args, **given)
-        name = getattr(func, "__name__", str(func))
-        changed = args[0] if name == "__setitem__" else output
-        self._write(name, (*args, *given.values()), changed, given.get("training"))
-        return output
-
-    def noise_hook(self, name: str) -> Any:
-        """Return a hook that marks what a noise layer gives out, in evaluation mode its input."""
-
-        def mark(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-            with torch._C.DisableTorchFunction():
-                marked = output.detach()
-            self._dependent.add(id(marked))
-            self.operations.append(Operation("noise", args, (output,), marked, name))
-            return marked
-
-        return mark
-
-    def _write(self, name: str, args: tuple[Any, ...], output: Any, training: Any) -> None:
-        inputs = tuple(t for t in _tensors(args) if id(t) in self._dependent)
-        for made in _tensors((output,)):
-            if inputs:
-                self._dependent.add(id(made))
-            # Every tensor is kept, so that no two have the same id.
-            self.operations.append(Operation(name, args, inputs, made, training=training))
+def shifts(op: Operation) -> bool:
+    """Whether it may add a constant."""
+    if op.kind.values == "linear" or op.leaf is not None:
+        return _bias_of(op) is not None
+    adds = op.kind.constant or op.kind.values in ("join", "select")
+    return adds or op.name == "batch_norm"
 
 
-def _tensors(values: Any) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (tuple, list)):
-            yield from _tensors(value)
+def weight_of(op: Operation) -> Tensor | None:
+    """Return the weight of a linear operation, or of a layer that drops weights."""
+    if op.leaf is not None:
+        return op.leaf.weight if is_weight_noise(op.leaf) else None
+    if op.kind.values != "linear":
+        return None
+    weight = op.argument(1, "weight")
+    return weight.tensor if isinstance(weight, Value) else None
+
+
+def _bias_of(op: Operation) -> Tensor | None:
+    if op.leaf is not None:
+        return getattr(op.leaf, "bias", None)
+    bias = op.argument(2, "bias")
+    return bias.tensor if isinstance(bias, Value) else None
+
+
+def _is_layer(op: Operation) -> bool:
+    """Whether it is a call of a noise layer whose law is known."""
+    return op.leaf is not None and known_noise(op.leaf)
+
+
+def _passes_on(op: Operation) -> bool:
+    """Whether entries are only moved, or multiplied by noise in training."""
+    unit_noise = _is_layer(op) and not is_weight_noise(op.leaf)
+    return unit_noise or _is_dropout(op) or op.kind.values == "move"
+
+
+def _is_dropout(op: Operation) -> bool:
+    """Whether it is a dropout function that no known noise layer has called."""
+    return op.kind.values == "random" and "dropout" in op.name
+
+
+def _array(tensor: Tensor) -> Floats:
+    return np.asarray(tensor.detach().double().cpu().numpy())

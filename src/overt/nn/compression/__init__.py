@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from overt.nn.compression.entry import compress
 from overt.nn.compression.report import Change, Compression, Size, loading
+from overt.nn.compression.run import compress
 
 __all__ = ["Change", "Compression", "Size", "compress", "loading"]

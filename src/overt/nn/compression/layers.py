@@ -1,13 +1,22 @@
-"""How each kind of layer reads, makes or passes on units, and which numbers describe its size."""
+"""How each kind of layer reads, makes or passes on units, and which numbers describe its size.
+
+What has no parameters is followed as a function (`shapes`); a layer here is one operation. It takes
+the units that it is given, or none, and returns those that it gives, or a reason to keep them all.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
-from overt.nn.dropconnect import DropConnectConv2d, DropConnectLinear
+from overt.nn.compression.units import Carried, Ids, Read, Wiring
+from overt.nn.layers.covariance import CovarianceDropout
+from overt.nn.layers.dropconnect import DropConnectConv2d, DropConnectLinear
+from overt.nn.layers.dropout import Dropout
+from overt.nn.layers.recognized import is_silent, is_weight_noise, known_noise, plain_dropout
 
 LINEAR = (nn.Linear, DropConnectLinear)
 CONVOLUTION = (nn.Conv1d, nn.Conv2d, nn.Conv3d, DropConnectConv2d)
@@ -18,30 +27,25 @@ PER_CHANNEL = (
     nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
 )  # fmt: skip
 ACROSS = (nn.LayerNorm, nn.RMSNorm)
-ATTENTION = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 SEALED = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 """Modules that keep their maps inside."""
 CHANNEL_DROPOUT = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-ELEMENTWISE = (
-    nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU,
-    nn.Mish, nn.Sigmoid, nn.LogSigmoid, nn.Tanh, nn.Softplus, nn.Softsign, nn.Tanhshrink,
-    nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Hardshrink, nn.Softshrink, nn.Threshold,
-    nn.AlphaDropout, nn.FeatureAlphaDropout,
-)  # fmt: skip
-SPATIAL = (
-    nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
-    nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool1d,
-    nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d, nn.LPPool1d, nn.LPPool2d, nn.Upsample,
-    nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d, nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d,
-    nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReplicationPad1d, nn.ReplicationPad2d,
-    nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d, nn.CircularPad1d, nn.CircularPad2d,
-)  # fmt: skip
-"""Layers that act on the axes after the channels' (axis 1), each channel by itself."""
+_NORMS = (*PER_CHANNEL, *ACROSS, nn.GroupNorm)
+
+Shape = tuple[int, ...]
+Given = Carried | str | None
+"""The units that an operation gives, none, or why it needs all that it takes."""
 
 
 def is_a(module: nn.Module, kinds: tuple[Any, ...]) -> bool:
     """Whether a module is of one of these kinds, or inherits its forward pass unchanged."""
     return any(isinstance(module, kind) and type(module).forward is kind.forward for kind in kinds)
+
+
+def is_layer(module: nn.Module) -> bool:
+    """Whether a call of the module is one operation."""
+    kinds = (*WEIGHTED, *_NORMS, nn.PReLU, nn.Embedding)
+    return known_noise(module) or isinstance(module, SEALED) or is_a(module, kinds)
 
 
 def hindrance(module: nn.Module) -> str | None:
@@ -66,65 +70,143 @@ def holders(model: nn.Module) -> Counter[int]:
     )
 
 
-def depthwise(module: nn.Module) -> bool:
-    """Whether a convolution maps each channel by itself."""
-    return bool(module.groups > 1 and module.groups == module.in_channels)
+def given_by(
+    wiring: Wiring, name: str, module: nn.Module, x: Carried | None, before: Shape, after: Shape
+) -> Given:
+    """Return what a layer makes of the units x of a tensor; shapes are its and the result's."""
+    if known_noise(module) and not is_weight_noise(module):
+        return _noise(wiring, name, module, x, before)
+    if is_a(module, LINEAR):
+        return _linear(wiring, name, module, x, after)
+    if is_a(module, (*CONVOLUTION, *TRANSPOSED)):
+        return _convolution(wiring, name, module, x, after)
+    if is_a(module, (nn.Embedding,)):
+        ids = wiring.slots.find(module.weight, 1, name)
+        wiring.describe(name, embedding_dim=ids)
+        return Carried(len(after) - 1, ids)
+    if x is None:
+        return None
+    if is_a(module, _NORMS):
+        return _normalized(wiring, name, module, x, before)
+    if is_a(module, (nn.PReLU,)):
+        if module.num_parameters > 1 and x.axis != 1:
+            return needs_all(name, module)
+        if module.num_parameters > 1:
+            wiring.slots.bind(module.weight, 0, x.ids)
+            wiring.describe(name, num_parameters=x.ids)
+        return x
+    return needs_all(name, module)
 
 
-def axes(module: nn.Module) -> tuple[int, int]:
-    """Return the axes of a layer's weight along which its inputs and its outputs lie."""
-    return (0, 1) if isinstance(module, TRANSPOSED) else (1, 0)
+def needs_all(name: str, module: nn.Module) -> str:
+    """Return the reason to keep units that a module is not known to do without."""
+    return f"{name} ({type(module).__name__}) needs all its units"
 
 
-def constructor(module: nn.Module) -> str | None:
-    """Return the plain torch expression that builds a layer like this one, None if it has none."""
-    bias = f"bias={getattr(module, 'bias', None) is not None}"
-    match module:
-        case nn.Sequential():
-            parts = [constructor(part) for part in module]
-            return None if None in parts else f"nn.Sequential({', '.join(map(str, parts))})"
-        case nn.Linear() | DropConnectLinear():
-            return f"nn.Linear({module.in_features}, {module.out_features}, {bias})"
-        case DropConnectConv2d():
-            return f"nn.Conv2d({_convolution(module)}, dilation={module.dilation}, {bias})"
-        case _ if isinstance(module, TRANSPOSED):
-            return (
-                f"nn.{_kind(module)}({_convolution(module)}, dilation={module.dilation}, {bias}, "
-                f"output_padding={module.output_padding})"
-            )
-        case _ if isinstance(module, CONVOLUTION):
-            return (
-                f"nn.{_kind(module)}({_convolution(module)}, dilation={module.dilation}, {bias}, "
-                f"padding_mode={module.padding_mode!r})"
-            )
-        case _ if isinstance(module, PER_CHANNEL):
-            return (
-                f"nn.{_kind(module)}({module.num_features}, {module.eps}, {module.momentum}, "
-                f"{module.affine}, {module.track_running_stats})"
-            )
-        case nn.LayerNorm():
-            affine = f"{module.elementwise_affine}, {bias}"
-            return f"nn.LayerNorm({module.normalized_shape}, {module.eps}, {affine})"
-        case nn.RMSNorm():
-            settings = f"{module.eps}, {module.elementwise_affine}"
-            return f"nn.RMSNorm({module.normalized_shape}, {settings})"
-        case nn.GroupNorm():
-            sizes = f"{module.num_groups}, {module.num_channels}"
-            return f"nn.GroupNorm({sizes}, {module.eps}, {module.affine})"
-        case nn.PReLU():
-            return f"nn.PReLU({module.num_parameters})"
-        case nn.Embedding():
-            sizes = f"{module.num_embeddings}, {module.embedding_dim}"
-            return f"nn.Embedding({sizes}, {module.padding_idx})"
-    return None
+def _noise(
+    wiring: Wiring, name: str, module: nn.Module, x: Carried | None, shape: Shape
+) -> Carried | None:
+    """Note that dropout acts on whole units, which is what removing one stands for."""
+    if x is None:
+        return None
+    if isinstance(module, CovarianceDropout):
+        wiring.units.hold(x.ids, f"the covariance of {name} belongs to its units")
+        return x
+    drops = not is_silent(module) and _drops_units(module, x, shape)
+    return replace(x, drops=x.drops | {name}) if drops else x
 
 
-def _convolution(module: nn.Module) -> str:
-    sizes = f"{module.in_channels}, {module.out_channels}, {module.kernel_size}, {module.stride}"
-    return f"{sizes}, padding={module.padding!r}, groups={module.groups}"
+def _drops_units(module: nn.Module, x: Carried, shape: Shape) -> bool:
+    """Whether dropout drops features or whole channels, not single positions of channels."""
+    last = len(shape) - 1
+    if plain_dropout(module) is not None:
+        return x.axis == last and len(set(x.ids)) == len(x.ids)
+    if isinstance(module, Dropout):
+        shared = {axis % len(shape) for axis in module.shared_axes}
+        return shared >= set(range(1, last + 1)) - {x.axis}
+    return type(module) in CHANNEL_DROPOUT and x.axis == 1
 
 
-def _kind(module: nn.Module) -> str:
-    """Return the name of torch's own class that a layer is of."""
-    kinds = (*CONVOLUTION, *TRANSPOSED, *PER_CHANNEL)
-    return next(kind for kind in kinds if isinstance(module, kind)).__name__
+def _normalized(wiring: Wiring, name: str, module: nn.Module, x: Carried, shape: Shape) -> Given:
+    """Shrink a normalization along; those over all units are noted as mixing."""
+    affine = (module.weight, getattr(module, "bias", None))
+    if is_a(module, ACROSS):
+        place = x.axis - (len(shape) - len(module.normalized_shape))
+        if place >= 0:
+            for tensor in affine:
+                wiring.slots.bind(tensor, place, x.ids)
+            wiring.sizes.setdefault(name, {})["normalized_shape"] = (place, x.ids)
+            wiring.mixing[name] = (x.axis, x.ids)
+        return x
+    statistics: tuple[Any, ...] = ()
+    if is_a(module, (nn.GroupNorm,)):
+        if x.axis != 1 or module.num_groups not in (1, module.num_channels):
+            return needs_all(name, module)
+        wiring.describe(name, num_channels=x.ids)
+        if module.num_groups == 1:
+            wiring.mixing[name] = (1, x.ids)
+        else:
+            wiring.describe(name, num_groups=x.ids)
+    elif x.axis != 1:
+        return x
+    else:
+        wiring.describe(name, num_features=x.ids)
+        statistics = (module.running_mean, module.running_var)
+    for tensor in (*affine, *statistics):
+        wiring.slots.bind(tensor, 0, x.ids)
+    return x
+
+
+def _linear(wiring: Wiring, name: str, module: nn.Module, x: Carried | None, shape: Shape) -> Given:
+    last = len(shape) - 1
+    if x is None or x.axis == last:
+        return Carried(last, _connected(wiring, name, module, x, "in_features", "out_features"))
+    reason = "it acts along another axis than the units that it meets"
+    wiring.leave_whole(name, module.weight, reason)
+    return x
+
+
+def _convolution(
+    wiring: Wiring, name: str, module: nn.Module, x: Carried | None, shape: Shape
+) -> Carried | None:
+    unusual = len(shape) != len(module.kernel_size) + 2 or (x is not None and x.axis != 1)
+    depthwise = module.groups > 1 and module.groups == module.in_channels
+    whole_groups = module.groups > 1 and (
+        x is None or not depthwise or is_a(module, TRANSPOSED) or hindrance(module) is not None
+    )
+    if unusual or whole_groups:
+        reason = (
+            f"{name} is used along another axis than the channels'"
+            if unusual
+            else f"{name} is a convolution in {module.groups} groups"
+        )
+        wiring.hold(x, reason)
+        wiring.leave_whole(name, module.weight, reason)
+        return None
+    if module.groups > 1 and x is not None:  # output j stays with input j // multiplier
+        ids = x.ids.repeat(module.out_channels // module.in_channels)
+        wiring.slots.bind(module.weight, 0, ids)
+        wiring.slots.bind(module.bias, 0, ids)
+        wiring.describe(name, in_channels=x.ids, out_channels=ids, groups=x.ids)
+        return replace(x, ids=ids)
+    return Carried(1, _connected(wiring, name, module, x, "in_channels", "out_channels"))
+
+
+def _connected(
+    wiring: Wiring, name: str, module: nn.Module, x: Carried | None, inputs: str, outputs: str
+) -> Ids:
+    """Note the units that a weighted layer reads, and return those it makes."""
+    inner, outer = (0, 1) if isinstance(module, TRANSPOSED) else (1, 0)
+    reason = hindrance(module)
+    if reason is not None:
+        wiring.hold(x, f"{name} reads its units, and {reason}")
+        wiring.skipped[name] = reason
+        return wiring.units.held(module.weight.shape[outer], reason)
+    made = wiring.slots.find(module.weight, outer, name)
+    wiring.slots.bind(module.bias, 0, made)
+    count = module.weight.shape[inner]
+    read = wiring.units.held(count, "the model's inputs") if x is None else x.ids
+    wiring.slots.bind(module.weight, inner, read)
+    wiring.reads.append(Read(name, inner, read, frozenset() if x is None else x.drops))
+    wiring.describe(name, **{inputs: read, outputs: made})
+    return made

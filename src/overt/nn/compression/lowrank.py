@@ -13,6 +13,7 @@ of any affine map of rank r on those data.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,15 +21,18 @@ import torch
 from torch import Tensor, nn
 
 from overt._types import Floats
+from overt.nn.compression.cutting import Keep, Outcome, check_layers, duplicate
 from overt.nn.compression.layers import SEALED, WEIGHTED, hindrance, holders, is_a
-from overt.nn.compression.moments import Moments
+from overt.nn.compression.measuring import Moments, collect, multiply_adds
+from overt.nn.compression.report import Change
+from overt.nn.data import Batches, Inputs
 
 KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 ROUNDING = 1e-12
 """Share of a layer's energy below which a direction is rounding of single precision."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Factors:
     """A layer's weight as outputs x inputs, its directions P and the squared error of each."""
 
@@ -55,7 +59,77 @@ class Factors:
         return math.sqrt(max(float(np.sum(self.energy[rank:])), 0.0))
 
 
-def rewritable(
+def by_spectrum(base: nn.Module, keep: Keep, inputs: Inputs, judge: Batches | None) -> Outcome:
+    """Rewrite layers as products of two, each with a rank of its own."""
+    costs = _called_costs(base, inputs)
+    found, skipped = _rewritable(base, costs)
+    if isinstance(keep, Mapping):
+        check_layers(keep, [*found, *skipped])
+        found = {name: module for name, module in found.items() if name in keep}
+    moments: dict[str, Moments] = {}
+    if judge is not None:
+        moments = collect(base, found, judge, outputs=True)
+    factors = [
+        _factorize(module, name, costs[name], moments.get(name)) for name, module in found.items()
+    ]
+    if isinstance(keep, Mapping):
+        ranks = {f.name: _affordable_rank(f, keep[f.name]) for f in factors}
+    else:
+        ranks = _share_ranks(factors, keep)
+    small, changes = duplicate(base), []
+    for f in factors:
+        rank, module = ranks[f.name], found[f.name]
+        if rank is None:
+            skipped[f.name] = (
+                "no rank saves multiply-adds" if f.limit < 1 else "it is worth its multiply-adds"
+            )
+            continue
+        pair = _rewrite(module, f, rank).eval()
+        problem = _replaceable(small, f.name, pair, inputs)
+        if problem is not None:
+            skipped[f.name] = problem
+            continue
+        operator, frobenius = _operator_error(f, rank)
+        error = f.error(rank)
+        total = float(np.sqrt(np.sum(f.energy))) or 1.0
+        data = error if f.mean is not None else None
+        changes.append(
+            Change((f.name,), "rank", min(f.weight.shape), rank, operator, frobenius, data,
+                   error / total)
+        )  # fmt: skip
+    return Outcome("spectrum", small, changes, skipped)
+
+
+def _replaceable(small: nn.Module, name: str, pair: nn.Module, inputs: Inputs) -> str | None:
+    """Put two layers in place of one; undo it and return the reason if the model breaks."""
+    if not name:
+        return "it is the model itself; wrap it in torch.nn.Sequential"
+    before = small.get_submodule(name)
+    small.set_submodule(name, pair)
+    try:
+        with torch.no_grad():
+            inputs.run(small)
+    except Exception as error:  # the forward pass may reach for the layer's weight
+        small.set_submodule(name, before)
+        return f"the forward pass needs the layer itself: {str(error).splitlines()[0][:160]}"
+    return None
+
+
+def share_within(base: nn.Module, inputs: Inputs, budget: float) -> float | None:
+    """Return the share of the layers' multiply-adds that keeps all of them in a budget."""
+    costs = multiply_adds(base, inputs)
+    own = sum(costs[name] for name in _rewritable(base, _called_costs(base, inputs))[0])
+    share = (budget - sum(costs.values()) + own) / own if own else 0.0
+    return min(share, 1.0) if share > 0 else None
+
+
+def _called_costs(base: nn.Module, inputs: Inputs) -> dict[str, int]:
+    """Return the multiply-adds of layers that are called as modules, fast paths included."""
+    called = multiply_adds(base, inputs, fast=True)
+    return {name: n for name, n in multiply_adds(base, inputs).items() if name in called}
+
+
+def _rewritable(
     model: nn.Module, costs: dict[str, int]
 ) -> tuple[dict[str, nn.Module], dict[str, str]]:
     """Return the layers that a product of two can stand for, and the others with the reason."""
@@ -83,7 +157,7 @@ def rewritable(
     return found, skipped
 
 
-def factorize(module: nn.Module, name: str, cost: int, moments: Moments | None) -> Factors:
+def _factorize(module: nn.Module, name: str, cost: int, moments: Moments | None) -> Factors:
     """Decompose one layer, by its outputs' moments if there are any."""
     weight = module.weight.detach().double().flatten(1)
     covariance = None if moments is None else moments.covariance()
@@ -95,7 +169,7 @@ def factorize(module: nn.Module, name: str, cost: int, moments: Moments | None) 
     return Factors(name, weight, P.flip(1), energy, moments.mean(), cost)
 
 
-def share_ranks(factors: list[Factors], keep: float) -> dict[str, int | None]:
+def _share_ranks(factors: list[Factors], keep: float) -> dict[str, int | None]:
     """Return the rank of each layer (None: as it is) within `keep` of all multiply-adds.
 
     Minimizes the sum of relative squared errors for a price of a multiply-add, and finds the least
@@ -126,7 +200,7 @@ def _best_rank(f: Factors, price: float) -> int | None:
     return rank if rewritten < price * f.cost else None
 
 
-def affordable_rank(f: Factors, keep: float) -> int | None:
+def _affordable_rank(f: Factors, keep: float) -> int | None:
     """Return the largest rank within `keep` of the layer's own multiply-adds, at least 1."""
     if keep >= 1 or f.limit < 1:
         return None
@@ -134,7 +208,7 @@ def affordable_rank(f: Factors, keep: float) -> int | None:
     return max(1, min(f.limit, int(keep * m * n / (m + n))))
 
 
-def rewrite(module: nn.Module, f: Factors, rank: int) -> nn.Sequential:
+def _rewrite(module: nn.Module, f: Factors, rank: int) -> nn.Sequential:
     """Return the two layers of this rank that stand for one."""
     P = f.directions[:, :rank]
     inner = (P.T @ f.weight).reshape(rank, *module.weight.shape[1:])
@@ -172,7 +246,7 @@ def _pair(module: nn.Module, rank: int, bias: bool) -> nn.Sequential:
     )  # fmt: skip
 
 
-def operator_error(f: Factors, rank: int) -> tuple[float, float]:
+def _operator_error(f: Factors, rank: int) -> tuple[float, float]:
     """Return the largest singular value, and the Frobenius norm, of W - P P'W."""
     if f.mean is None:
         tail = np.sqrt(f.energy[rank:])

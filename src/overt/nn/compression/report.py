@@ -1,15 +1,22 @@
-"""What `compress` tells about what it did."""
+"""What `compress` tells about what it did, and statements that rebuild what it made.
+
+The recipe is plain torch, so that the state of a smaller network loads without overt.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
 from overt._types import Floats
+from overt.nn.compression.layers import CONVOLUTION, PER_CHANNEL, TRANSPOSED
+from overt.nn.layers.dropconnect import DropConnectConv2d, DropConnectLinear
 from overt.results import Result, Status
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Size(Result):
     """A network in numbers.
 
@@ -32,7 +39,7 @@ class Size(Result):
     accuracy: float | None
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Change(Result):
     """What became of one layer, or of the layers whose outputs are added together.
 
@@ -64,20 +71,23 @@ class Change(Result):
     relative_error: float | None = None
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Compression(Result):
     """What `compress` did, and what it cost.
 
     Attributes
     ----------
     by, keep
-        As asked for.
+        The way that was taken, and what was asked for.
     before, after
         Both networks in numbers.
     changes
         What became smaller.
     skipped
         What did not: (layer, reason).
+    tried
+        With by="auto", the ways compared: (way, loss on the data), or without targets (way,
+        relative change of the outputs).
     output_change
         Relative root mean square change of the outputs on the example.
     losses
@@ -97,6 +107,7 @@ class Compression(Result):
     after: Size
     changes: tuple[Change, ...]
     skipped: tuple[tuple[str, str], ...]
+    tried: tuple[tuple[str, float], ...]
     output_change: float
     losses: Floats
     recovery: Floats
@@ -132,8 +143,43 @@ class Compression(Result):
                 f"  {' + '.join(change.layers)}: {change.kind} {change.before} -> "
                 f"{change.after}{error}"
             )
+        if self.tried:
+            lines.append("  compared: " + ", ".join(f"{way} {v:.4g}" for way, v in self.tried))
         lines += [f"  left whole: {name}: {reason}" for name, reason in self.skipped]
         return "\n".join(lines)
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def recipe_of(before: nn.Module, after: nn.Module) -> tuple[str, ...]:
+    """Return statements that turn `model`, as it was built, into the smaller one.
+
+    They need `torch` and `nn`; what they make has the right shapes, and takes the saved state.
+    """
+    lines: list[str] = []
+    rebuilt: dict[int, str] = {}
+    for name, module in after.named_modules(remove_duplicate=False):
+        if any(name.startswith(f"{home}.") for home in rebuilt.values()):
+            continue
+        if id(module) in rebuilt:
+            lines.append(f"model.set_submodule({name!r}, {_place(rebuilt[id(module)])})")
+            continue
+        old = before.get_submodule(name)
+        if _shapes(module) == _shapes(old) and type(module) is type(old):
+            continue
+        expression = _constructor(module)
+        if expression is not None:
+            rebuilt[id(module)] = name
+            lines.append(f"model.set_submodule({name!r}, {expression})")
+            continue
+        for key, shape in _shapes(module).items():
+            if shape != _shapes(old)[key]:
+                empty = f"torch.empty({shape})"
+                fresh = f"nn.Parameter({empty})" if key in module._parameters else empty
+                lines.append(f"{_place(name)}.{key} = {fresh}")
+    return (*lines, *(_ties(after) if lines else ()))
 
 
 def loading(recipe: tuple[str, ...], build: str, weights: str) -> str:
@@ -154,5 +200,78 @@ def loading(recipe: tuple[str, ...], build: str, weights: str) -> str:
     )
 
 
-def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+def _ties(model: nn.Module) -> list[str]:
+    """Return statements that share again the weights that different layers share."""
+    homes: dict[int, str] = {}
+    lines = []
+    for name, module in model.named_modules():
+        for key, tensor in module._parameters.items():
+            if tensor is None:
+                continue
+            if id(tensor) in homes:
+                lines.append(f"{_place(name)}.{key} = {homes[id(tensor)]}")
+            homes.setdefault(id(tensor), f"{_place(name)}.{key}")
+    return lines
+
+
+def _place(name: str) -> str:
+    return f"model.get_submodule({name!r})" if name else "model"
+
+
+def _shapes(module: nn.Module) -> dict[str, Any]:
+    tensors = {**module._parameters, **module._buffers}
+    return {key: None if t is None else tuple(t.shape) for key, t in tensors.items()}
+
+
+def _constructor(module: nn.Module) -> str | None:
+    """Return the plain torch expression that builds a layer like this one, None if it has none."""
+    bias = f"bias={getattr(module, 'bias', None) is not None}"
+    match module:
+        case nn.Sequential():
+            parts = [_constructor(part) for part in module]
+            return None if None in parts else f"nn.Sequential({', '.join(map(str, parts))})"
+        case nn.Linear() | DropConnectLinear():
+            return f"nn.Linear({module.in_features}, {module.out_features}, {bias})"
+        case DropConnectConv2d():
+            return f"nn.Conv2d({_convolution(module)}, dilation={module.dilation}, {bias})"
+        case _ if isinstance(module, TRANSPOSED):
+            return (
+                f"nn.{_kind(module)}({_convolution(module)}, dilation={module.dilation}, {bias}, "
+                f"output_padding={module.output_padding})"
+            )
+        case _ if isinstance(module, CONVOLUTION):
+            return (
+                f"nn.{_kind(module)}({_convolution(module)}, dilation={module.dilation}, {bias}, "
+                f"padding_mode={module.padding_mode!r})"
+            )
+        case _ if isinstance(module, PER_CHANNEL):
+            return (
+                f"nn.{_kind(module)}({module.num_features}, {module.eps}, {module.momentum}, "
+                f"{module.affine}, {module.track_running_stats})"
+            )
+        case nn.LayerNorm():
+            affine = f"{module.elementwise_affine}, {bias}"
+            return f"nn.LayerNorm({module.normalized_shape}, {module.eps}, {affine})"
+        case nn.RMSNorm():
+            settings = f"{module.eps}, {module.elementwise_affine}"
+            return f"nn.RMSNorm({module.normalized_shape}, {settings})"
+        case nn.GroupNorm():
+            sizes = f"{module.num_groups}, {module.num_channels}"
+            return f"nn.GroupNorm({sizes}, {module.eps}, {module.affine})"
+        case nn.PReLU():
+            return f"nn.PReLU({module.num_parameters})"
+        case nn.Embedding():
+            sizes = f"{module.num_embeddings}, {module.embedding_dim}"
+            return f"nn.Embedding({sizes}, {module.padding_idx})"
+    return None
+
+
+def _convolution(module: nn.Module) -> str:
+    sizes = f"{module.in_channels}, {module.out_channels}, {module.kernel_size}, {module.stride}"
+    return f"{sizes}, padding={module.padding!r}, groups={module.groups}"
+
+
+def _kind(module: nn.Module) -> str:
+    """Return the name of torch's own class that a layer is of."""
+    kinds = (*CONVOLUTION, *TRANSPOSED, *PER_CHANNEL)
+    return next(kind for kind in kinds if isinstance(module, kind)).__name__

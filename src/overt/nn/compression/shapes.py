@@ -1,115 +1,74 @@
-"""What functions and methods that only move entries do to the axis of units."""
+"""What functions that take one tensor with units do to the axis of the units."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from torch import fx
 
-from overt.nn.compression.units import Ids
+from overt.nn.compression.units import Carried, Ids
+from overt.nn.recording.recorder import Operation
+from overt.nn.recording.watching import Extent
 
-PASSING = frozenset((
-    "relu", "relu_", "relu6", "leaky_relu", "leaky_relu_", "elu", "elu_", "selu", "celu",
-    "gelu", "silu", "mish", "sigmoid", "logsigmoid", "tanh", "softplus", "softsign",
-    "tanhshrink", "hardtanh", "hardswish", "hardsigmoid", "threshold", "abs", "exp", "log",
-    "sqrt", "rsqrt", "square", "neg", "sin", "cos", "erf", "clamp", "clip", "contiguous",
-    "clone", "detach", "to", "float", "double", "half", "bfloat16", "type_as", "type", "cpu",
-    "cuda", "nan_to_num", "pow",
-))  # fmt: skip
-SPATIAL = frozenset((
-    "max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d",
-    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d",
-    "adaptive_max_pool2d", "adaptive_max_pool3d", "interpolate",
-))  # fmt: skip
-BINARY = frozenset((
-    "add", "sub", "mul", "truediv", "div", "true_divide", "iadd", "isub", "imul", "itruediv",
-    "add_", "sub_", "mul_", "div_", "maximum", "minimum", "rsub",
-))  # fmt: skip
-DROPOUTS = frozenset((
-    "dropout", "dropout1d", "dropout2d", "dropout3d",
-))  # fmt: skip
-QUESTIONS = frozenset((
-    "size", "dim", "getattr", "getitem", "numel", "_assert", "eq", "ne", "lt", "gt", "le", "ge",
-    "mul", "add", "sub", "floordiv", "truediv", "mod", "int", "is_floating_point",
-))  # fmt: skip
-"""Operations whose answer is not a tensor and needs no unit in particular."""
-REDUCING = frozenset((
-    "mean", "sum", "amax", "amin", "std", "var", "norm",
-))  # fmt: skip
-
+Shape = tuple[int, ...]
 Moved = tuple[int, Ids]
+RESHAPES = ("view", "reshape", "flatten", "unflatten")
 
 
-def argument(node: fx.Node, place: int, name: str, default: Any) -> Any:
-    """Return an argument of a call, given by place or by name."""
-    return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
+def moved(op: Operation, x: Carried, before: Shape) -> Carried | str | None:
+    """Return the units after an operation, a reason to hold them, or None: not known.
 
-
-def functional_dropout(node: fx.Node) -> bool:
-    """Whether a call of a dropout function drops anything in training."""
-    p = argument(node, 1, "p", 0.5)
-    return isinstance(p, (int, float)) and p > 0
-
-
-def moved(
-    node: fx.Node,
-    name: str,
-    before: tuple[int, ...],
-    axis: int,
-    ids: Ids,
-    after: tuple[int, ...],
-) -> Moved | str | None:
-    """Return the axis of the units after an operation, a reason to hold them, or None: unknown."""
+    `before` is the shape of the tensor that it takes, its first argument.
+    """
+    if len(op.outputs) != 1:
+        return None
     try:
-        found = _moved(node, name, before, axis, ids, after)
+        found = _moved(op, before, op.output.shape, x.axis, x.ids)
     except (TypeError, ValueError, IndexError):  # arguments given in a way that is not foreseen
         return None
-    if isinstance(found, tuple) and after[found[0]] != len(found[1]):
-        return None
-    return found
+    if not isinstance(found, tuple):
+        return found
+    axis, ids = found
+    return replace(x, axis=axis, ids=ids) if op.output.shape[axis] == len(ids) else None
 
 
-def _moved(
-    node: fx.Node,
-    name: str,
-    before: tuple[int, ...],
-    axis: int,
-    ids: Ids,
-    after: tuple[int, ...],
-) -> Moved | str | None:
-    ndim = len(before)
-    if name in PASSING or name in DROPOUTS:
+def _moved(op: Operation, before: Shape, after: Shape, axis: int, ids: Ids) -> Moved | str | None:
+    ndim, kind = len(before), op.kind
+    silent = kind.values == "random" and not op.random  # dropout in evaluation mode, and the like
+    if kind.units in ("pass", "drop") or silent:
         return (axis, ids) if before == after else None
-    if name in SPATIAL:
+    if kind.units == "spatial":
         return (axis, ids) if axis == 1 and len(after) == ndim > 2 else None
-    if name in ("softmax", "log_softmax", "normalize"):
-        dim = argument(node, 1, "dim", None) if name != "normalize" else node.kwargs.get("dim", 1)
-        ok = isinstance(dim, int) and dim % ndim != axis
-        return (axis, ids) if ok else None
-    if name in ("view", "reshape", "flatten"):
-        return _reshape(node, name, before, axis, ids, after)
-    if name == "permute":
-        dims = [d % ndim for d in _sequence(node.args[1:])]
-        return dims.index(axis), ids
-    if name in ("transpose", "swapaxes"):
-        a, b = (d % ndim for d in _sequence(node.args[1:]))
-        return {a: b, b: a}.get(axis, axis), ids
-    if name == "unsqueeze":
-        dim = argument(node, 1, "dim", 0) % (ndim + 1)
-        return axis + (dim <= axis), ids
-    if name == "squeeze":
-        return _squeeze(node, before, axis, ids, after)
-    if name in REDUCING:
-        return _reduce(node, name, before, axis, ids)
-    if name == "expand":
-        return (axis, ids) if len(after) == ndim and after[axis] == before[axis] else None
-    if name == "getitem":
-        return _index(node.args[1], axis, ids, before)
+    if kind.units == "normalize":
+        dim = op.kwargs.get("dim", 1) if op.name == "normalize" else op.argument(1, "dim")
+        return (axis, ids) if isinstance(dim, int) and dim % ndim != axis else None
+    if kind.units == "reduce":
+        return _reduce(op, ndim, len(after) == ndim, axis, ids)
+    if op.name in RESHAPES:
+        return _reshape(op, before, axis, ids, after)
+    match op.name:
+        case "permute":
+            dims = [d % ndim for d in _sequence(op.args[1:]) or op.kwargs["dims"]]
+            return dims.index(axis), ids
+        case "transpose":
+            a, b = (d % ndim for d in _sequence(op.args[1:]))
+            return {a: b, b: a}.get(axis, axis), ids
+        case "unsqueeze":
+            return axis + (op.argument(1, "dim", 0) % (ndim + 1) <= axis), ids
+        case "squeeze":
+            return _squeeze(op, before, axis, ids)
+        case "expand":
+            return (axis, ids) if len(after) == ndim and after[axis] == before[axis] else None
+        case "pad":  # pairs of sizes, for the last axes first
+            padded = len(_sequence((op.argument(1, "pad"),))) // 2
+            return (axis, ids) if axis < ndim - padded else None
+        case "getitem":
+            return _index(op.args[1], axis, ids, before)
     return None
 
 
-def reshaped(before: tuple[int, ...], axis: int, ids: Ids, after: tuple[int, ...]) -> Moved | None:
+def reshaped(before: Shape, axis: int, ids: Ids, after: Shape) -> Moved | None:
     """Return the units' axis after a reshape, None if no single axis of the result tells them."""
     if len(ids) == 1:
         return None
@@ -125,25 +84,20 @@ def reshaped(before: tuple[int, ...], axis: int, ids: Ids, after: tuple[int, ...
     return None
 
 
-def _reshape(
-    node: fx.Node, name: str, before: tuple[int, ...], axis: int, ids: Ids, after: tuple[int, ...]
-) -> Moved | str | None:
+def _reshape(op: Operation, before: Shape, axis: int, ids: Ids, after: Shape) -> Moved | str | None:
     found = reshaped(before, axis, ids, after)
     if found is None:
-        return f"{name} in the forward pass splits the axis of its units"
-    if name == "flatten":
-        return found
-    sizes = _sequence(node.args[1:]) or _sequence((node.kwargs.get("shape", ()),))
-    given = sizes[found[0]] if len(sizes) == len(after) else None
-    if isinstance(given, int) and given != -1:
-        return f"{name} in the forward pass names the number of its units, {given}"
+        return f"{op.name} in the forward pass splits the axis of its units"
+    sizes = _sequence(op.args[1:]) or _sequence((op.kwargs.get("shape", ()),))
+    if op.name in ("view", "reshape") and len(sizes) == len(after):
+        given = sizes[found[0]]
+        if isinstance(given, int) and given != -1 and not isinstance(given, Extent):
+            return f"{op.name} in the forward pass names the number of its units, {given}"
     return found
 
 
-def _squeeze(
-    node: fx.Node, before: tuple[int, ...], axis: int, ids: Ids, after: tuple[int, ...]
-) -> Moved | None:
-    dim = argument(node, 1, "dim", None)
+def _squeeze(op: Operation, before: Shape, axis: int, ids: Ids) -> Moved | None:
+    dim = op.argument(1, "dim")
     if dim is None:
         if before[axis] == 1:
             return None
@@ -154,26 +108,21 @@ def _squeeze(
     return axis - sum(before[d] == 1 for d in dims if d < axis), ids
 
 
-def _reduce(
-    node: fx.Node, name: str, before: tuple[int, ...], axis: int, ids: Ids
-) -> Moved | str | None:
-    place = 2 if name == "norm" else 1
-    dims = argument(node, place, "dim", node.kwargs.get("axis"))
-    if dims is None or (name in ("std", "var") and isinstance(dims, bool)):
-        return f"{name} in the forward pass runs over its units"
-    chosen = {d % len(before) for d in _sequence((dims,))}
+def _reduce(op: Operation, ndim: int, kept: bool, axis: int, ids: Ids) -> Moved | str:
+    """Follow a sum over some axes, which are `kept` with one entry or taken away."""
+    dims = op.argument(2 if op.name == "norm" else 1, "dim", op.kwargs.get("axis"))
+    all_axes = dims is None or isinstance(dims, bool)
+    chosen = set(range(ndim)) if all_axes else {d % ndim for d in _sequence((dims,))}
     if axis in chosen:
-        return f"{name} in the forward pass runs over its units"
-    if node.kwargs.get("keepdim", False) or (len(node.args) > 2 and node.args[2] is True):
-        return axis, ids
-    return axis - sum(d < axis for d in chosen), ids
+        return f"{op.name} in the forward pass runs over its units"
+    return (axis if kept else axis - sum(d < axis for d in chosen)), ids
 
 
-def _index(index: Any, axis: int, ids: Ids, before: tuple[int, ...]) -> Moved | None:
+def _index(index: Any, axis: int, ids: Ids, before: Shape) -> Moved | None:
     """Follow the units' axis through x[index] with whole numbers, slices, None and ..."""
     parts = list(index) if isinstance(index, tuple) else [index]
-    if Ellipsis in parts:
-        at = parts.index(Ellipsis)
+    if any(part is Ellipsis for part in parts):
+        at = next(i for i, part in enumerate(parts) if part is Ellipsis)
         missing = len(before) - sum(part is not None for part in parts) + 1
         parts[at : at + 1] = [slice(None)] * missing
     old, new = 0, 0

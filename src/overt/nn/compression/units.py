@@ -8,6 +8,8 @@ with the reason.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from torch import Tensor
 
@@ -120,3 +122,63 @@ class Slots:
         for key, reason in self._locked.items():
             for ids in self.axes.get(key, {}).values():
                 self._units.hold(ids, reason)
+
+
+@dataclass(frozen=True, eq=False)
+class Carried:
+    """Units along one axis of a tensor; `drops` are the dropouts that have acted on them singly."""
+
+    axis: int
+    ids: Ids
+    drops: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, eq=False)
+class Read:
+    """A layer that reads units: its name, the axis of its weight, the units, the drops."""
+
+    name: str
+    axis: int
+    ids: Ids
+    drops: frozenset[str]
+
+
+class Wiring:
+    """How the units of a model are made, read and passed on, as far as its pass was followed.
+
+    Attributes
+    ----------
+    units, slots
+        The units, and where they lie in parameters and buffers.
+    sizes
+        For each layer the attributes that count units: {name: {attribute: (entry, ids)}}, entry
+        None for a number, else the place in a tuple.
+    reads
+        Every reading of units by a weighted layer.
+    mixing
+        Normalizations over all units, with the axis of the tensor they lie on.
+    skipped
+        Layers that make no units that could be removed, with the reason.
+    """
+
+    def __init__(self) -> None:
+        self.units = Units()
+        self.slots = Slots(self.units)
+        self.sizes: dict[str, dict[str, tuple[int | None, Ids]]] = {}
+        self.reads: list[Read] = []
+        self.mixing: dict[str, tuple[int, Ids]] = {}
+        self.skipped: dict[str, str] = {}
+
+    def describe(self, name: str, **sizes: Ids) -> None:
+        """Note which attributes of a layer count which units."""
+        self.sizes.setdefault(name, {}).update({key: (None, ids) for key, ids in sizes.items()})
+
+    def hold(self, carried: Carried | None, reason: str) -> None:
+        """Keep whatever units a tensor carries."""
+        if carried is not None:
+            self.units.hold(carried.ids, reason)
+
+    def leave_whole(self, name: str, weight: Tensor, reason: str) -> None:
+        """Keep a layer as it is, and say why."""
+        self.slots.lock(weight, reason)
+        self.skipped.setdefault(name, reason)

@@ -1,0 +1,299 @@
+"""An audit in words and tables for the terminal, and as one HTML page with pictures.
+
+`report` is an `AuditReport`, which calls what is here; it is not imported, to keep imports one-way.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from overt._check import MissingExtraError
+from overt._html import Page
+from overt.results import Status
+
+SHOWN = 12
+"""The most singular values and layers in a table for the terminal."""
+INK, ACCENT, OTHER = "#1c2733", "#1f6f8b", "#d1751c"
+Row = tuple[object, ...]
+
+
+class Section(NamedTuple):
+    """A table with a title, and what a page says above it."""
+
+    title: str
+    note: str
+    header: tuple[str, ...]
+    rows: list[Row]
+
+
+def text(report: Any) -> str:
+    """Return the report as plain text."""
+    parts = [*summary(report)]
+    if not report.noises:
+        parts += ["", "no noise layer that overt knows is in this model"]
+    for section in _sections(report):
+        if section.title == "layers":
+            parts += _findings(report)
+        parts += ["", section.title]
+        if section.title == "left out":
+            parts += [f"  {name}: {why}" for name, why in section.rows]
+            continue
+        shown = SHOWN if section.title == "layers" else len(section.rows)
+        parts += _table(section.header, section.rows[:shown])
+        if len(section.rows) > shown:
+            parts.append(f"  and {len(section.rows) - shown} more")
+    return "\n".join(parts)
+
+
+def html(report: Any, path: str | os.PathLike[str] | None) -> str:
+    """Return the page, and write it to `path` if given."""
+    try:
+        import matplotlib  # noqa: F401
+    except ModuleNotFoundError:
+        raise MissingExtraError("matplotlib", "plots") from None
+    page = Page(f"Audit of {report.model}", " · ".join(summary(report)) + ".")
+    _fill(page, report)
+    footer = f"Made with overt in {report.seconds:.1f} s."
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "audit.html" if path is None else path
+        return page.write(target, footer).read_text(encoding="utf-8")
+
+
+def summary(report: Any) -> list[str]:
+    """Return what was audited and the loss with and without noise, a line each."""
+    error = f" (s.e. {report.objective_error:.1g})" if report.objective_error else ""
+    lines = [
+        f"{report.model}: {report.parameters:,} parameters, {report.outputs} output(s), "
+        f"{report.samples:,} rows, loss {report.loss}",
+        f"loss without noise {report.plain_loss:.5g}; training objective, with noise, "
+        f"{report.objective:.5g}{error}",
+    ]
+    if report.accuracy is not None:
+        lines.append(f"accuracy {report.accuracy:.4f}")
+    if report.holdout_loss is not None:
+        lines.append(f"loss on held-out data {report.holdout_loss:.5g}")
+    if report.status is Status.INTERRUPTED:
+        lines.append("interrupted: on the rows seen until then")
+    return lines
+
+
+def noise_rows(report: Any) -> list[Row]:
+    """Return a row for each noise layer."""
+    return [
+        (
+            n.name or "(model)",
+            n.kind,
+            n.drop_prob,
+            f"{n.realized:.4f} ± {n.realized_error:.4f}",
+            f"{n.penalty:.4g}" + (" exact" if n.exact else f" ± {n.penalty_error:.1g}"),
+            f"{n.share:.1%}",
+            n.coadaptation,
+            None if n.dead is None else f"{n.dead} of {n.units}",
+        )
+        for n in report.noises
+    ]
+
+
+def gap_line(report: Any, head: Any) -> str:
+    """Return what the gap to the first bound is."""
+    return (
+        f"objective {report.objective:.5g}, gap {head.gap:.4g} "
+        f"({head.relative_gap:.1%} of the objective)"
+    )
+
+
+def _sections(report: Any) -> Iterator[Section]:
+    """Yield the tables that both forms of a report show."""
+    if report.noises:
+        yield Section(
+            "noise",
+            "What each noise layer adds to the loss, with the noise of the layers behind it on. "
+            "Realized is the share of zeros in masks drawn from the layer. phi is the "
+            "co-adaptation of its units: 1 if all contribute alike, 1/sqrt(units) if one does "
+            "everything.",
+            ("layer", "kind", "drop_prob", "realized", "penalty", "share", "phi", "dead units"),
+            noise_rows(report),
+        )
+    layers: list[Row] = [
+        (
+            layer.name or "(model)", " x ".join(map(str, layer.shape)), layer.spectral,
+            layer.frobenius, layer.stable_rank,
+            f"{layer.dead} of {layer.inputs}" + (" (data)" if layer.from_data else ""),
+        )
+        for layer in report.layers
+    ]  # fmt: skip
+    header = ("layer", "weight", "spectral norm", "Frobenius", "stable rank", "dead inputs")
+    yield Section("layers", "", header, layers)
+    if report.measures:
+        measures: list[Row] = [(m.name, m.value, m.formula) for m in report.measures]
+        title = "complexity measures (they rank networks, and bound nothing)"
+        yield Section(title, "", ("measure", "value", "formula"), measures)
+    if report.bounds:
+        yield Section(
+            "bounds",
+            "From statistical learning theory, with what they assume. A bound whose needs are not "
+            "met here is no bound; one above what predicting 0 achieves is vacuous.",
+            ("what", "value", "verdict", "source", "assumes", "not met here"),
+            [(b.name, b.value, "no bound" if b.unmet else "vacuous" if b.vacuous else "holds",
+              b.source, b.assumes, "; ".join(b.unmet) or "-") for b in report.bounds],
+        )  # fmt: skip
+    if report.skipped:
+        skipped: list[Row] = [(name or "(model)", why) for name, why in report.skipped]
+        yield Section("left out", "", ("what", "why"), skipped)
+
+
+def _findings(report: Any) -> list[str]:
+    """Return the last layer and the suggestion in words, for the terminal."""
+    lines, head = [], report.head
+    if head is not None:
+        phi = "" if head.coadaptation is None else f", phi {head.coadaptation:.3g}"
+        lines += [
+            "",
+            f"last layer, from {head.name or '(model)'}: {head.width} units, rank at most "
+            f"{head.rank_limit}{phi}",
+            *(f"  at least {b.value:.5g} over {b.over} ({b.source})" for b in head.lower_bounds),
+            f"  {gap_line(report, head)}",
+            f"  {_spectrum_note(report, head)}",
+            *_table(("", "outputs", "optimum", "targets"), _spectrum_rows(head)[:SHOWN]),
+        ]
+    if report.suggestion is not None:
+        lines += ["", str(report.suggestion)]
+    return lines
+
+
+def _spectrum_note(report: Any, head: Any) -> str:
+    """Return what the columns of the spectra are."""
+    centered = "centered " if head.centered else ""
+    what = {
+        "any": "for whatever features the layers before may learn",
+        "affine": "for features that are linear in the inputs",
+        "fixed": "for features that are the inputs",
+    }[head.trunk]
+    note = (
+        f"singular values of the {centered}outputs, beside those of the {centered}targets and of "
+        f"the optimum of the squared loss under this noise, {what}"
+    )
+    if report.loss not in ("squared", "mse"):
+        note += "; a reference only, as this loss is another and has no such optimum"
+    return note
+
+
+def _spectrum_rows(head: Any) -> list[tuple[Any, ...]]:
+    """Return the spectra of outputs, optimum and targets side by side."""
+    columns = (head.spectrum, head.predicted_spectrum, head.target_spectrum)
+    count = max(map(len, columns))
+    return [(i + 1, *(float(c[i]) if i < len(c) else 0.0 for c in columns)) for i in range(count)]
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    lines = [tuple(header), *(tuple(map(_cell, row)) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  " + "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _fill(page: Page, report: Any) -> None:
+    """Add the report to a page."""
+    if not report.noises:
+        page.section("Noise")
+        page.text("No noise layer that overt knows is in this model.")
+    for section in _sections(report):
+        if section.title == "layers":
+            _fill_findings(page, report)
+        page.section(section.title.capitalize())
+        if section.note:
+            page.text(section.note)
+        page.table(section.header, section.rows)
+        flowing = [n for n in report.noises if n.flows is not None and n.flows.max() > 0]
+        if section.title == "noise" and flowing:
+            page.figure(
+                _flows(flowing[-4:]),
+                "Flow through each unit, in decreasing order, relative to the mean: a flat line "
+                "is a layer whose units contribute alike.",
+            )
+
+
+def _fill_findings(page: Page, report: Any) -> None:
+    """Add the last layer and the suggestion with their pictures."""
+    head, s = report.head, report.suggestion
+    if head is not None:
+        page.section("Last layer")
+        page.text(
+            f"{head.width} units feed it ({head.name or 'the model'}); its map has rank at most "
+            f"{head.rank_limit}. {gap_line(report, head).capitalize()}. The objective is at least"
+        )
+        bounds = [(b.value, b.over, b.source) for b in head.lower_bounds]
+        page.table(("value", "over", "source"), bounds)
+        page.figure(_spectra(head), _spectrum_note(report, head).capitalize() + ".")
+    if s is not None:
+        page.section("Drop probability")
+        for line in str(s).splitlines():
+            page.text(line.strip() + ".")
+        page.figure(
+            _curve(s),
+            "Held-out squared error of the best last layer at each drop probability, with one "
+            "standard error, and the rank of the optimal outputs. Dotted: the model's own drop "
+            "probability.",
+        )
+
+
+def _spectra(head: Any) -> Any:
+    figure, axes = _axes()
+    at, outputs, optimum, targets = zip(*_spectrum_rows(head)[:40], strict=True)
+    for values, color, marker, label in (
+        (targets, "0.7", "s", "targets"),
+        (optimum, OTHER, "o", "optimum, predicted"),
+        (outputs, ACCENT, "x", "outputs"),
+    ):
+        axes.plot(at, values, color=color, marker=marker, ms=5, lw=1, label=label)
+    axes.set(xlabel="index", ylabel="singular value / sqrt(samples)", ylim=(0, None))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(frameon=False)
+    return figure
+
+
+def _curve(s: Any) -> Any:
+    figure, axes = _axes()
+    low, high, best = s.holdout - s.holdout_error, s.holdout + s.holdout_error, s.holdout.argmin()
+    axes.fill_between(s.drop_probs, low, high, color=ACCENT, alpha=0.15, lw=0)
+    axes.plot(s.drop_probs, s.holdout, "o-", color=ACCENT, markevery=[best])
+    axes.axvline(s.current, color=INK, ls=":", lw=1)
+    axes.set(xlabel="drop probability", ylabel="held-out squared error")
+    ranks = axes.twinx()
+    ranks.step(s.drop_probs, s.predicted_rank, where="mid", color=OTHER, lw=1)
+    ranks.set(ylim=(0, s.predicted_rank.max() + 1))
+    ranks.set_ylabel("predicted rank", color=OTHER)
+    ranks.yaxis.get_major_locator().set_params(integer=True)
+    return figure
+
+
+def _flows(noises: list[Any]) -> Any:
+    figure, axes = _axes()
+    for noise, color in zip(noises, (ACCENT, OTHER, "#5b8c5a", "#8a5a9e"), strict=False):
+        ordered = sorted((noise.flows / noise.flows.mean()).tolist(), reverse=True)
+        share = [(i + 1) / len(ordered) for i in range(len(ordered))]
+        label = f"{noise.name or 'model'}, phi {noise.coadaptation:.2f}"
+        axes.plot(share, ordered, color=color, label=label)
+    axes.axhline(1, color="0.7", lw=1)
+    axes.set(xlabel="share of units", ylabel="flow / mean flow", ylim=(0, None), xlim=(0, 1))
+    axes.legend(frameon=False)
+    return figure
+
+
+def _axes() -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 3.4), layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes

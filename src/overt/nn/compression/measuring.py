@@ -1,0 +1,248 @@
+"""What is measured of a network: size, speed, loss, moments of its layers; and training it on."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from overt._check import InputError
+from overt._progress import meter
+from overt._types import Floats
+from overt.nn.compression.layers import LINEAR, TRANSPOSED, WEIGHTED, is_a
+from overt.nn.data import Batch, Batches, Inputs, running
+from overt.nn.losses import Loss, mean_loss
+from overt.nn.recording.modes import slow_attention
+
+WIDEST = 4096
+"""The most features of which the whole second moment is kept; beyond, its diagonal."""
+CHECKS = 8
+"""How often the loss is looked at during recovery."""
+
+
+def parameters(model: nn.Module) -> int:
+    """Return the number of parameters, shared ones counted once."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def multiply_adds(model: nn.Module, inputs: Inputs, *, fast: bool = False) -> Counter[str]:
+    """Return the multiply-adds of each linear and convolutional layer, for one example.
+
+    `fast` lets torch's transformer layers take the path on which they do not call their layers.
+    """
+    spent: Counter[str] = Counter()
+    size = len(inputs)
+
+    def hook(name: str) -> Any:
+        def count(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+            # Each output (input, if transposed) meets one slice of the weight.
+            meets = args[0] if isinstance(module, TRANSPOSED) else output
+            spent[name] += meets.numel() * module.weight[0].numel() // size
+
+        return count
+
+    handles = [
+        module.register_forward_hook(hook(name))
+        for name, module in model.named_modules()
+        if isinstance(module, WEIGHTED)
+    ]
+    with _observing(handles), nullcontext() if fast else slow_attention():
+        inputs.run(model)
+    return spent
+
+
+def latencies(*models: nn.Module, inputs: Inputs, seconds: float = 0.1) -> list[float]:
+    """Return the median time of a pass of each model; they take turns, so that noise hits all."""
+    times: list[list[float]] = [[] for _ in models]
+    with torch.no_grad():
+        for model in models:
+            inputs.run(model)
+        start = time.perf_counter()
+        while len(times[0]) < 5 or time.perf_counter() - start < seconds:
+            for model, taken in zip(models, times, strict=True):
+                before = time.perf_counter()
+                inputs.run(model)
+                if inputs.tensors[0].is_cuda:
+                    torch.cuda.synchronize()
+                taken.append(time.perf_counter() - before)
+            if len(times[0]) >= 1000:
+                break
+    return [median(taken) for taken in times]
+
+
+@dataclass(frozen=True)
+class Score:
+    """Mean loss over all examples, and the share of right classes where targets are classes."""
+
+    loss: float
+    accuracy: float | None
+
+
+def score(model: nn.Module, batches: Batches, loss: Loss) -> Score | None:
+    """Return how a model does on all batches, None without targets or outputs to judge."""
+    total, right, count, places, classes = 0.0, 0, 0, 1, True
+    with torch.no_grad():
+        for where, inputs, y in batches:
+            with running(inputs, where):
+                output = inputs.run(model)
+            judged = callable(loss) or isinstance(output, Tensor)
+            if y is None or not judged:
+                return None
+            total += float(mean_loss(output, y, loss)) * len(y)
+            count += len(y)
+            guesses = _guesses(output) if isinstance(output, Tensor) else None
+            if loss == "cross_entropy" and guesses is not None and y.shape == output.shape:
+                y = y.argmax(1)
+            classes = classes and not y.is_floating_point()
+            classes = classes and guesses is not None and guesses.shape == y.shape
+            if classes and guesses is not None:
+                right += int((guesses == y).sum())
+                places = y.numel() // len(y)
+    return Score(total / count, right / (count * places) if classes else None)
+
+
+def _guesses(output: Tensor) -> Tensor:
+    if output.ndim >= 2 and output.shape[1] > 1:
+        return output.argmax(1)
+    return (output.flatten() > 0).long()
+
+
+class Moments:
+    """Mean and second moments of rows (samples, features) that come in batches."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._sum: Any = 0.0
+        self._squares: Any = 0.0
+        self._outer: Any = None
+
+    def add(self, x: Tensor) -> None:
+        """Add rows."""
+        x = x.double()
+        self.count += len(x)
+        self._sum = self._sum + x.sum(0)
+        self._squares = self._squares + (x * x).sum(0)
+        if x.shape[1] <= WIDEST:
+            outer = x.T @ x
+            self._outer = outer if self._outer is None else self._outer + outer
+
+    def mean(self) -> Tensor:
+        """E x."""
+        return self._sum / self.count
+
+    def squares(self) -> Tensor:
+        """E x_i^2."""
+        return self._squares / self.count
+
+    def second(self) -> Tensor | None:
+        """E x x', None for very wide rows."""
+        return None if self._outer is None else self._outer / self.count
+
+    def covariance(self) -> Tensor | None:
+        """E (x - E x)(x - E x)', None for very wide rows."""
+        second, mean = self.second(), self.mean()
+        return None if second is None else second - torch.outer(mean, mean)
+
+
+def collect(
+    model: nn.Module, names: Iterable[str], batches: Iterable[Batch], *, outputs: bool
+) -> dict[str, Moments]:
+    """Run batches through the model; return moments of the named layers' inputs or outputs.
+
+    Features are the last axis of linear layers and the channels of the others.
+    """
+    moments = {name: Moments() for name in names}
+
+    def hook(name: str) -> Any:
+        def note(module: nn.Module, args: tuple[Tensor, ...], output: Any = None) -> None:
+            axis = -1 if is_a(module, LINEAR) else 1
+            x = output if outputs else args[0]
+            moments[name].add(x.movedim(axis, -1).flatten(0, -2))
+
+        return note
+
+    handles = []
+    for name in moments:
+        module = model.get_submodule(name)
+        register = module.register_forward_hook if outputs else module.register_forward_pre_hook
+        handles.append(register(hook(name)))
+    with _observing(handles), slow_attention():
+        for where, inputs, _ in batches:
+            with running(inputs, where):
+                inputs.run(model)
+    return moments
+
+
+@contextmanager
+def _observing(handles: Iterable[Any]) -> Iterator[None]:
+    """Run without gradients while hooks watch, and remove them afterwards."""
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def recover(
+    model: nn.Module,
+    train: Batches,
+    judge: Batches,
+    loss: Loss,
+    *,
+    steps: int,
+    learning_rate: float,
+) -> tuple[Floats, bool]:
+    """Train in place with Adam; end with the best weights seen, the first ones included.
+
+    Returns the losses on `judge` at each look, and whether Ctrl-C ended it early.
+    """
+    seen: list[float] = []
+    best: dict[str, Tensor] = {}
+
+    def look() -> None:
+        model.eval()
+        found = score(model, judge, loss)
+        value = math.inf if found is None or math.isnan(found.loss) else found.loss
+        if not seen or value < min(seen):
+            best.update({k: v.detach().clone() for k, v in model.state_dict().items()})
+        seen.append(value)
+        model.train()
+
+    interrupted = False
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if not trained:
+        raise InputError("recover needs a model with parameters that require gradients")
+    optimizer = torch.optim.Adam(trained, lr=learning_rate)
+    try:
+        with meter("recover", steps) as bar:
+            look()
+            done = 0
+            while done < steps:
+                for _, inputs, y in train:
+                    if y is None:
+                        raise InputError("recover needs batches (inputs, targets) to train on")
+                    optimizer.zero_grad()
+                    mean_loss(inputs.run(model), y, loss).backward()
+                    optimizer.step()
+                    done += 1
+                    bar.advance()
+                    if done % max(1, steps // CHECKS) == 0 or done == steps:
+                        look()
+                    if done == steps:
+                        break
+    except KeyboardInterrupt:
+        interrupted = True
+    if best:
+        model.load_state_dict(best)
+    model.eval()
+    return np.array(seen), interrupted

@@ -1,0 +1,185 @@
+"""DropBlock whose realized drop probability is the nominal one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from overt import _check
+from overt._blocks import Sliding, grid_characteristic
+from overt._check import InputError
+from overt.nn.layers.base import Rate, UnitNoise, scaled
+from overt.nn.layers.dropout import axes_tuple
+from overt.nn.layers.mask_covariance import MaskCovariance
+from overt.nn.layers.masks import block_mask, inside_mask, keep_mask
+from overt.nn.layers.schedules import DropSchedule
+
+
+class _DropBlock(UnitNoise):
+    """Blocks of neighboring units are dropped together, independently in each channel."""
+
+    _spatial: int
+
+    def __init__(
+        self,
+        drop_prob: float | DropSchedule = 0.1,
+        block_size: int | Sequence[int] = 7,
+        *,
+        placement: Literal["sliding", "grid"] = "sliding",
+        uniform: bool = False,
+        shared_axes: int | Sequence[int] = (),
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(seed)
+        self.rate = Rate(drop_prob)
+        self.block_size = _block_sizes(block_size, self._spatial)
+        self.placement = _check.choice("placement", placement, ("sliding", "grid"))
+        self.uniform = bool(uniform)
+        self.shared_axes = axes_tuple("shared_axes", shared_axes)
+        if not set(self.shared_axes) <= {0, 1}:
+            raise InputError(
+                f"shared_axes must be 0 (the batch), 1 (the channels) or both, got {shared_axes!r}"
+            )
+
+    @property
+    def drop_prob(self) -> float:
+        """The probability that a unit is dropped, averaged over the map, now."""
+        return self.rate.value
+
+    @drop_prob.setter
+    def drop_prob(self, value: float) -> None:
+        self.rate.fix(value)
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing is dropped."""
+        return self.rate.silent
+
+    def keep_prob(self, sizes: Sequence[int]) -> Tensor:
+        """Return the exact probability that each unit of a map of these sizes survives."""
+        sizes = tuple(sizes)
+        if self.placement == "grid":
+            return torch.full(sizes, 1 - self.drop_prob)
+        blocks = Sliding(self.drop_prob, sizes, self._blocks(sizes), self.uniform)
+        return torch.from_numpy(blocks.keep_prob())
+
+    def mask_covariance(self, shape: tuple[int, ...]) -> MaskCovariance:
+        """Cbar among the units of a map; channels are independent unless they share a mask."""
+        sizes = self._fitting(shape)
+        blocks, p = self._blocks(sizes), self.drop_prob
+        if self.placement == "grid":
+            matrix = grid_characteristic(p / (1 - p), sizes, blocks)
+        else:
+            matrix = Sliding(p, sizes, blocks, self.uniform).characteristic()
+        axes = tuple(range(1, 1 + self._spatial))
+        shared = (0,) if 1 in self.shared_axes else ()
+        return MaskCovariance(shape[1:], matrix=torch.from_numpy(matrix), axes=axes, shared=shared)
+
+    def extra_repr(self) -> str:
+        """Return the settings, for printing."""
+        sizes = self.block_size
+        block = sizes[0] if len(set(sizes)) == 1 else sizes
+        parts = [f"drop_prob={self.rate!r}", f"block_size={block}", f"placement={self.placement}"]
+        if self.placement == "sliding":
+            parts.append(f"uniform={self.uniform}")
+        if self.shared_axes:
+            parts.append(f"shared_axes={self.shared_axes}")
+        return self._described(*parts)
+
+    def _multiplied(self, x: Tensor) -> Tensor:
+        sizes = self._fitting(tuple(x.shape))
+        blocks, key, p = self._blocks(sizes), self._next_key(), self.rate.current
+        lead = [1 if axis in self.shared_axes else x.shape[axis] for axis in (0, 1)]
+        if self.placement == "grid":
+            cells = [-(-n // b) for n, b in zip(sizes, blocks, strict=True)]
+            keep = _repeat(keep_mask([*lead, *cells], p, x.device, key), sizes, blocks)
+            return x * keep / (1 - p)
+        if self.uniform:
+            starts = [n + b - 1 for n, b in zip(sizes, blocks, strict=True)]
+            seed_prob = 1 - (1 - p) ** (1 / math.prod(blocks))
+            starts_kept = keep_mask([*lead, *starts], seed_prob, x.device, key)
+            keep = block_mask(starts_kept, blocks, pad=False)
+            return x * keep / (1 - p)
+        keep, scale = inside_mask(x, key, p, lead, sizes, blocks)
+        return scaled(x, keep * scale)
+
+    def _blocks(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """Return the block sizes, cut to the size of the map."""
+        return tuple(min(b, n) for b, n in zip(self.block_size, sizes, strict=True))
+
+    def _fitting(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        if len(shape) != 2 + self._spatial:
+            raise InputError(
+                f"x must have {2 + self._spatial} axes (batch, channels and {self._spatial} of the "
+                f"map), got shape {tuple(shape)}"
+            )
+        return tuple(shape[2:])
+
+
+class DropBlock1d(_DropBlock):
+    """DropBlock on (batch, channels, length): see `DropBlock2d`."""
+
+    _spatial = 1
+
+
+class DropBlock2d(_DropBlock):
+    """Square blocks of a map are dropped; what survives is divided by its known keep probability.
+
+    The realized drop probability equals `drop_prob`: averaged over the map's positions where blocks
+    stay inside it (units near the border are covered by fewer blocks), at every position with
+    `uniform=True` (blocks may hang over the border) or `placement="grid"`. The expected output is
+    the input at every position. Implementations that rescale by the batch's random count of
+    survivors have neither property.
+
+    Parameters
+    ----------
+    drop_prob
+        Probability in [0, 1), or a schedule of `overt.nn.schedules`.
+    block_size
+        Units along each side of a block, even or odd, or one number per axis; cut to the map's size
+        where the map is smaller.
+    placement
+        "sliding": a block may start anywhere. "grid": blocks are the cells of a grid from the first
+        corner (the last cells are cut off where the size does not divide), as in the theory.
+    uniform
+        For sliding blocks: let them hang over the border, so that every unit fares alike.
+    shared_axes
+        1 to drop the same blocks in all channels, 0 in the whole batch.
+    seed
+        A seed for this layer's own generator; None draws from torch's.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from overt.nn import DropBlock2d
+    >>> layer = DropBlock2d(0.25, block_size=4, seed=0)
+    >>> y = layer(torch.ones(500, 8, 9, 13))
+    >>> round(float((y == 0).double().mean()), 2)
+    0.25
+    """
+
+    _spatial = 2
+
+
+class DropBlock3d(_DropBlock):
+    """DropBlock on (batch, channels, depth, height, width): see `DropBlock2d`."""
+
+    _spatial = 3
+
+
+def _block_sizes(value: int | Sequence[int], axes: int) -> tuple[int, ...]:
+    values = (value,) * axes if isinstance(value, int) else tuple(value)
+    if len(values) != axes:
+        raise InputError(f"block_size must be one number or {axes}, got {value!r}")
+    return tuple(_check.whole("block_size", b) for b in values)
+
+
+def _repeat(keep: Tensor, sizes: tuple[int, ...], blocks: tuple[int, ...]) -> Tensor:
+    for axis, (n, b) in enumerate(zip(sizes, blocks, strict=True)):
+        cell = torch.arange(n, device=keep.device) // b
+        keep = keep.index_select(2 + axis, cell)
+    return keep

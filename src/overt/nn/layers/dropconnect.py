@@ -1,0 +1,169 @@
+"""DropConnect: weights, not units, are dropped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from overt._check import InputError
+from overt.nn.layers.base import NoiseLayer, Rate
+from overt.nn.layers.masks import keep_mask
+from overt.nn.layers.schedules import DropSchedule
+
+
+class _DropConnect(NoiseLayer):
+    """A linear map whose weights are dropped in training; parameters as in torch.nn's own."""
+
+    def __init__(self, plain: Any, drop_prob: float | DropSchedule, seed: int | None) -> None:
+        super().__init__(seed)
+        self.rate = Rate(drop_prob)
+        self.weight = plain.weight
+        self.bias = plain.bias
+
+    @property
+    def drop_prob(self) -> float:
+        """The probability that a weight is dropped, now."""
+        return self.rate.value
+
+    @drop_prob.setter
+    def drop_prob(self, value: float) -> None:
+        self.rate.fix(value)
+
+    @property
+    def strength(self) -> float:
+        """lam = drop_prob / (1 - drop_prob), the variance of a weight's multiplier."""
+        return self.drop_prob / (1 - self.drop_prob)
+
+    def _noisy_weight(self, *copies: int) -> Tensor:
+        p = self.rate.current
+        keep = keep_mask([*copies, *self.weight.shape], p, self.weight.device, self._next_key())
+        return self.weight * keep / (1 - p)
+
+
+class DropConnectLinear(_DropConnect):
+    """y = (Z o W / (1 - drop_prob)) x + b, with Z_ij = 0 with probability drop_prob.
+
+    Its penalty is lam sum_k |u_k|^2 v_k' diag(C) v_k where the rows v_k of W feed linear outputs
+    u_k (structured dropout, Theorem 4.1, which prints C for diag(C)): Dropout's only where the
+    inputs are uncorrelated.
+
+    Parameters
+    ----------
+    in_features, out_features, bias
+        As in torch.nn.Linear; so are the names of the parameters, and a state_dict can be shared.
+    drop_prob
+        Probability in [0, 1) that a weight is dropped, or a schedule of `overt.nn.schedules`.
+    per_sample
+        Draw a mask for each sample (slower: each then has weights of its own) instead of one for
+        the batch. What one sample sees has the same law either way.
+    seed
+        A seed for this layer's own generator; None draws from torch's.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        drop_prob: float | DropSchedule = 0.5,
+        per_sample: bool = False,
+        seed: int | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        plain = nn.Linear(in_features, out_features, bias, device=device, dtype=dtype)
+        super().__init__(plain, drop_prob, seed)
+        self.in_features, self.out_features = in_features, out_features
+        self.per_sample = bool(per_sample)
+
+    def extra_repr(self) -> str:
+        """Return the settings, for printing."""
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
+        bias = f"bias={self.bias is not None}"
+        sample = f"per_sample={self.per_sample}"
+        return self._described(sizes, bias, f"drop_prob={self.rate!r}", sample)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the map with some weights dropped in training mode, with all of them else."""
+        if not self.training or self.rate.silent:
+            return functional.linear(x, self.weight, self.bias)
+        if not self.per_sample:
+            return functional.linear(x, self._noisy_weight(), self.bias)
+        if x.ndim < 2:
+            raise InputError(f"x must have a batch axis, got shape {tuple(x.shape)}")
+        weight = self._noisy_weight(x.shape[0])
+        y = torch.matmul(x.reshape(x.shape[0], -1, self.in_features), weight.mT)
+        y = y.reshape(*x.shape[:-1], self.out_features)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+
+class DropConnectConv2d(_DropConnect):
+    """A 2-D convolution whose kernel weights are dropped, one mask for a batch.
+
+    All positions of a map see the same mask, so that the noise is correlated along the map:
+    Cov(y_op, y_oq) = lam sum_k W_ok^2 x_kp x_kq, k over the kernel, p and q positions.
+
+    Parameters
+    ----------
+    in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias
+        As in torch.nn.Conv2d; so are the names of the parameters, and a state_dict can be shared.
+    drop_prob
+        Probability in [0, 1) that a weight is dropped, or a schedule of `overt.nn.schedules`.
+    seed
+        A seed for this layer's own generator; None draws from torch's.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int] = 1,
+        padding: int | tuple[int, int] = 0,
+        dilation: int | tuple[int, int] = 1,
+        groups: int = 1,
+        bias: bool = True,
+        *,
+        drop_prob: float | DropSchedule = 0.5,
+        seed: int | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if isinstance(padding, str):
+            raise InputError(f"padding must be a whole number or a pair, got {padding!r}")
+        plain = nn.Conv2d(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias,
+            device=device, dtype=dtype,
+        )  # fmt: skip
+        super().__init__(plain, drop_prob, seed)
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.kernel_size, self.stride, self.padding = plain.kernel_size, plain.stride, plain.padding
+        self.dilation, self.groups = plain.dilation, plain.groups
+
+    def extra_repr(self) -> str:
+        """Return the settings, for printing."""
+        names = ("kernel_size", "stride", "padding", "dilation", "groups")
+        parts = [f"{name}={getattr(self, name)}" for name in names]
+        sizes = f"{self.in_channels}, {self.out_channels}"
+        bias = f"bias={self.bias is not None}"
+        return self._described(sizes, *parts, bias, f"drop_prob={self.rate!r}")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the convolution with some weights dropped in training mode, with all else."""
+        quiet = not self.training or self.rate.silent
+        return self.convolve(x, self.weight if quiet else self._noisy_weight(), self.bias)
+
+    def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return this layer's convolution of x with the given kernel."""
+        return functional.conv2d(
+            x, weight, bias, self.stride, self.padding, self.dilation, self.groups
+        )
+
+    def patches(self, x: Tensor) -> Tensor:
+        """Return what each position sees: (batch, groups, kernel entries, positions)."""
+        columns = functional.unfold(x, self.kernel_size, self.dilation, self.padding, self.stride)
+        return columns.reshape(len(x), self.groups, -1, columns.shape[-1])

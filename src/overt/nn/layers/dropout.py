@@ -1,0 +1,103 @@
+"""Dropout with a seed of its own, a schedulable probability and shared masks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+from torch.nn import functional
+
+from overt import _check
+from overt._check import InputError, InputTypeError
+from overt.nn.layers.base import Rate, UnitNoise
+from overt.nn.layers.mask_covariance import MaskCovariance
+from overt.nn.layers.masks import keep_mask
+from overt.nn.layers.schedules import DropSchedule
+
+
+class Dropout(UnitNoise):
+    """Each unit is dropped with probability `drop_prob`, survivors scaled by 1 / (1 - drop_prob).
+
+    Cbar = lam I, lam = drop_prob / (1 - drop_prob); lam 1 1' among units that share a mask.
+
+    Parameters
+    ----------
+    drop_prob
+        Probability in [0, 1), or a schedule of `overt.nn.schedules`.
+    shared_axes
+        Axes of the input along which one mask is used: 1 for all time steps of (batch, time,
+        features), (2, 3) for whole channels of (batch, channels, height, width), 0 for the batch.
+    seed
+        A seed for this layer's own generator; None draws from torch's.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from overt.nn import Dropout
+    >>> layer = Dropout(0.5, shared_axes=1, seed=0)
+    >>> y = layer(torch.ones(2, 3, 4))
+    >>> bool((y == y[:, :1]).all())
+    True
+    """
+
+    def __init__(
+        self,
+        drop_prob: float | DropSchedule = 0.5,
+        *,
+        shared_axes: int | Sequence[int] = (),
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(seed)
+        self.rate = Rate(drop_prob)
+        self.shared_axes = axes_tuple("shared_axes", shared_axes)
+
+    @property
+    def drop_prob(self) -> float:
+        """The probability that a unit is dropped, now."""
+        return self.rate.value
+
+    @drop_prob.setter
+    def drop_prob(self, value: float) -> None:
+        self.rate.fix(value)
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing is dropped."""
+        return self.rate.silent
+
+    def mask_covariance(self, shape: tuple[int, ...]) -> MaskCovariance:
+        """lam I, with lam 1 1' along the shared axes."""
+        shared = {axis % len(shape) for axis in self._fitting(len(shape))} - {0}
+        lam = self.drop_prob / (1 - self.drop_prob)
+        return MaskCovariance(shape[1:], lam, shared=tuple(sorted(axis - 1 for axis in shared)))
+
+    def extra_repr(self) -> str:
+        """Return the settings, for printing."""
+        shared = [f"shared_axes={self.shared_axes}"] if self.shared_axes else []
+        return self._described(f"drop_prob={self.rate!r}", *shared)
+
+    def _multiplied(self, x: Tensor) -> Tensor:
+        key, p = self._next_key(), self.rate.current
+        if key is None and not self.shared_axes and isinstance(p, float):
+            return functional.dropout(x, p)
+        sizes = list(x.shape)
+        for axis in self._fitting(x.ndim):
+            sizes[axis] = 1
+        keep = keep_mask(sizes, p, x.device, key)
+        return x * keep / (1 - p)
+
+    def _fitting(self, ndim: int) -> tuple[int, ...]:
+        for axis in self.shared_axes:
+            if not -ndim <= axis < ndim:
+                raise InputError(
+                    f"shared_axes must name axes of the input, which has {ndim}, got {axis}"
+                )
+        return self.shared_axes
+
+
+def axes_tuple(name: str, value: int | Sequence[int]) -> tuple[int, ...]:
+    """Return axes as a tuple of whole numbers."""
+    values = (value,) if isinstance(value, int) else tuple(value)
+    if any(isinstance(v, bool) or not isinstance(v, int) for v in values):
+        raise InputTypeError(f"{name} must be a whole number or several, got {value!r}")
+    return tuple(_check.whole(name, v, minimum=-8) for v in values)

@@ -1,0 +1,52 @@
+"""Noise layers that overt recognizes: its own, and torch's dropout of units and of channels."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from overt._check import InputError
+from overt.nn.layers.base import NoiseLayer, UnitNoise
+from overt.nn.layers.dropconnect import DropConnectConv2d, DropConnectLinear
+from overt.nn.layers.dropout import Dropout
+from overt.nn.layers.mask_covariance import MaskCovariance
+
+_CHANNEL_DROPOUT = {nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
+
+
+def known_noise(module: nn.Module) -> bool:
+    """Whether the module multiplies units, or drops weights, by a law whose moments are known."""
+    return isinstance(module, NoiseLayer) or type(module) in (nn.Dropout, *_CHANNEL_DROPOUT)
+
+
+def is_silent(module: nn.Module) -> bool:
+    """Whether a noise module has a drop probability of 0."""
+    if isinstance(module, UnitNoise):
+        return module.silent
+    return bool((module.drop_prob if isinstance(module, NoiseLayer) else module.p) == 0)
+
+
+def mask_covariance_of(module: nn.Module, shape: tuple[int, ...]) -> MaskCovariance:
+    """Return the second moments of the multipliers of a noise on units, for an input's shape."""
+    if isinstance(module, UnitNoise):
+        return module.mask_covariance(shape)
+    if not module.p < 1:
+        raise InputError(f"the probability of {module} must be below 1")
+    shared: tuple[int, ...] = ()
+    if type(module) in _CHANNEL_DROPOUT:
+        spatial = _CHANNEL_DROPOUT[type(module)]
+        if len(shape) != spatial + 2:
+            raise InputError(f"{module} needs an input with {spatial + 2} axes, got shape {shape}")
+        shared = tuple(range(1, 1 + spatial))
+    return MaskCovariance(shape[1:], module.p / (1 - module.p), shared=shared)
+
+
+def plain_dropout(module: nn.Module) -> float | None:
+    """Return the drop probability if the module drops units independently, else None."""
+    if isinstance(module, Dropout) and not module.shared_axes:
+        return module.drop_prob
+    return float(module.p) if type(module) is nn.Dropout else None
+
+
+def is_weight_noise(module: nn.Module) -> bool:
+    """Whether the noise is on weights, and not a multiplier of units."""
+    return isinstance(module, (DropConnectLinear, DropConnectConv2d))

@@ -1,0 +1,178 @@
+"""From the outputs back to the sources: variances and covariances of a linearized network.
+
+With g the gradient of output k's tangent with respect to a source's step,
+
+    Var_k = sum over sources of g' Cov g,
+
+paths being summed before anything is squared; g_k' Cov g_l gives covariances. Rows of a batch do
+not meet, so that one backward pass serves the k-th output of all rows; a source that several rows
+share (noise on weights, say) is asked for each row apart.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from overt.nn.layers.mask_covariance import MaskCovariance
+
+BUDGET = 2**24
+"""The most numbers that the gradients of one batch of backward passes may hold."""
+
+SHARED, APART = -1, -2
+"""In the place of an axis of rows: all rows share the source; it does not reach the output."""
+
+Layouts = dict[Any, list[int | None]]
+"""For the shapes of some sources, the axis of each that the rows of the batch lie along."""
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Deviations of mean 0: the `step` that stands for them in tangents, and their covariance.
+
+    `spread` holds the variances, shaped like the step, or a mask's covariance, or the covariances
+    of the flattened entries of each row.
+    """
+
+    step: Tensor
+    spread: Tensor | MaskCovariance
+
+    def times(self, g: Tensor) -> Tensor:
+        """Return Cov @ g, for g of shape (..., *step.shape)."""
+        if isinstance(self.spread, MaskCovariance):
+            return self.spread.apply(g)
+        if self.spread.shape == self.step.shape:
+            return self.spread * g
+        flat = g.flatten(g.ndim - self.step.ndim + 1)
+        return (self.spread @ flat[..., None])[..., 0].reshape(g.shape)
+
+
+class Sources:
+    """The sources of one pass, and what comes back from a tangent (rows, ...) to them.
+
+    `layouts` keeps from pass to pass, for the shapes of the sources' steps, the axis of each that
+    the rows of the batch lie along. Results have gradients where gradients are enabled.
+    """
+
+    def __init__(self, layouts: Layouts) -> None:
+        self._all: list[Source] = []
+        self._layouts = layouts
+
+    def add(self, step: Tensor, spread: Tensor | MaskCovariance) -> Tensor:
+        """Note a new source; return its step."""
+        self._all.append(Source(step, spread))
+        return step
+
+    def variances(self, tangent: Tensor) -> Tensor:
+        """Return the variance of each entry."""
+        y = tangent.reshape(len(tangent), -1)
+        parts = [
+            torch.stack([(g * h).sum(2) for g, h in pairs]).sum(0)
+            for pairs in self._arrivals(y, BUDGET)
+        ]
+        return torch.cat(parts).T.reshape(tangent.shape) if parts else torch.zeros_like(tangent)
+
+    def covariances(self, tangent: Tensor) -> Tensor:
+        """Return the covariances of the flattened entries of each row, (rows, K, K)."""
+        y = tangent.reshape(len(tangent), -1)
+        total = y.new_zeros(*y.shape, y.shape[1])
+        for pairs in self._arrivals(y, 2**62):  # all outputs at once
+            for g, h in pairs:
+                total = total + torch.einsum("krd,lrd->rkl", g, h)
+        return total
+
+    def along(self, tangent: Tensor, direction: Tensor) -> Tensor:
+        """Var(w't) for the row w of `direction` that belongs to each row t: (rows,)."""
+        return self.variances((tangent * direction).flatten(1).sum(1, keepdim=True))[:, 0]
+
+    def _arrivals(self, y: Tensor, budget: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
+        """Yield for some outputs at a time the pairs (g, Cov g), (outputs, rows, entries) each."""
+        if not y.requires_grad or not self._all:
+            return
+        key = (len(y), *(source.step.shape for source in self._all))
+        if key not in self._layouts:
+            self._layouts[key] = _row_axes(y, self._all)
+        found = list(zip(self._all, self._layouts[key], strict=True))
+        own = [(source, axis) for source, axis in found if axis not in (SHARED, APART)]
+        shared = [source for source, axis in found if axis == SHARED]
+        (R, K), numel = y.shape, sum(source.step.numel() for source, _ in own)
+        numel += R * sum(source.step.numel() for source in shared)
+        for asked in torch.eye(K, dtype=y.dtype, device=y.device).split(
+            max(1, budget // (numel or 1))
+        ):
+            pairs = []
+            gs = _gradients(y, [s.step for s, _ in own], asked[:, None].expand(-1, R, K))
+            for (source, axis), g in zip(own, gs, strict=True):
+                pairs.append((_split(g, axis, R), _split(source.times(g), axis, R)))
+            each = torch.eye(R, dtype=y.dtype, device=y.device)[None, :, :, None]
+            each = (each * asked[:, None, None]).flatten(0, 1) if shared else each
+            gs = _gradients(y, [s.step for s in shared], each)
+            for source, g in zip(shared, gs, strict=True):
+                shape = (len(asked), R, -1)
+                pairs.append((g.reshape(shape), source.times(g).reshape(shape)))
+            if pairs:
+                yield pairs
+
+
+def _split(g: Tensor, axis: int | None, R: int) -> Tensor:
+    """Return g (n, *step) as (n, rows, entries); the axis is None where there is but one row."""
+    return g.flatten(1)[:, None] if axis is None else g.movedim(1 + axis, 1).reshape(len(g), R, -1)
+
+
+def _gradients(y: Tensor, steps: list[Tensor], asked: Tensor) -> list[Tensor]:
+    """Return the gradients of combinations of outputs (n, *y.shape) at all steps."""
+    if not steps:
+        return []
+    create = torch.is_grad_enabled()
+    if len(asked) > 1:
+        try:
+            with warnings.catch_warnings():  # about operations that are batched by a loop
+                warnings.simplefilter("ignore")
+                return list(torch.autograd.grad(
+                    y, steps, asked, retain_graph=True, create_graph=create, is_grads_batched=True
+                ))  # fmt: skip
+        except RuntimeError:  # an operation that cannot be batched
+            pass
+    each = [
+        torch.autograd.grad(y, steps, one, retain_graph=True, create_graph=create) for one in asked
+    ]
+    return [torch.stack(parts) for parts in zip(*each, strict=True)]
+
+
+def _row_axes(y: Tensor, sources: list[Source]) -> list[int | None]:
+    """Return for each source the axis along which the rows of the output lie.
+
+    The gradient of a single row says which: it vanishes at the entries of all other rows.
+    """
+    axes: list[int | None] = [APART] * len(sources)
+    open_ = list(range(len(sources)))
+    for row in range(min(len(y), 3)):  # a row may happen to have a gradient of 0
+        weights = torch.zeros_like(y)
+        weights[row] = 1 + torch.arange(y.shape[1], device=y.device).remainder(7) / 7
+        steps = [sources[i].step for i in open_]
+        grads = torch.autograd.grad(y, steps, weights, retain_graph=True, allow_unused=True)
+        reached = [(i, g) for i, g in zip(open_, grads, strict=True) if g is not None]
+        for i, g in reached:
+            axes[i] = _row_axis(g, len(y), row)
+        open_ = [i for i, g in reached if not bool(g.any())]
+        if not open_:
+            break
+    return axes
+
+
+def _row_axis(g: Tensor, R: int, row: int) -> int | None:
+    """Return the axis in one of whose R parts all of a row's gradient lies; None if R is 1."""
+    if R == 1:
+        return None
+    axes = [axis for axis, n in enumerate(g.shape) if n == R]
+    axes += [axis for axis, n in enumerate(g.shape) if n > R and n % R == 0]
+    for axis in axes:
+        parts = g.movedim(axis, 0).reshape(R, -1)
+        if not bool(parts[:row].any()) and not bool(parts[row + 1 :].any()):
+            return axis
+    return SHARED

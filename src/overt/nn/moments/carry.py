@@ -1,0 +1,221 @@
+"""Means and variances, carried forward through a model as it runs.
+
+Each tensor that noise has reached is a `Moment`: a mean, a variance per entry, and a **tangent**,
+the deviation from the mean in the linearized network as a function of the noise's sources. Rules
+(`rules` for what a model computes, `noises` for what it draws) say what becomes of a moment in each
+operation. A non-linear function becomes the affine map of least squares at N(mean, variance), plus
+a source of its own for the variance that is left. Paths are summed in the tangent before anything
+is squared, so that correlations are those of the linearized network, exactly; the variances per
+entry, which ignore them, only choose the slopes.
+
+The tangent is a function either of one `step` per source, which starts at 0 and is differentiated
+(see `adjoint`), or of a draw (`probe`), whose squares have the right expectation: then one pass
+does for training.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from overt._check import InputError, InputTypeError
+from overt.nn.layers.base import NoiseLayer
+from overt.nn.moments.adjoint import Layouts, Sources
+from overt.nn.moments.rules import apply
+from overt.nn.moments.tape import Moment, Tape, Uncarried
+from overt.nn.recording.modes import Statistics, modes, unwrapped
+from overt.nn.recording.watching import (
+    called,
+    generator_state,
+    is_noise,
+    mapped,
+    tensors,
+    watch,
+)
+
+Output = Callable[[Any], Any] | None
+DRAWS = 100
+"""Passes in which noise that cannot be carried is drawn."""
+
+
+@dataclass(frozen=True, eq=False)
+class Carried:
+    """A model's output with its moments; of variance 0 if no noise reaches it.
+
+    `tape` knows the noises that were `met`, in order, those that were `drawn`, operations that were
+    `linearized` at local draws, and `coarse` noises, which have but one number for a row.
+    """
+
+    output: Moment
+    tape: Tape
+
+    @property
+    def noises(self) -> tuple[str, ...]:
+        """All noises that were met, in order."""
+        return tuple(self.tape.met)
+
+    @property
+    def drawn(self) -> tuple[str, ...]:
+        """The noises that were drawn."""
+        return tuple(self.tape.was_drawn)
+
+    @property
+    def to_draw(self) -> set[str]:
+        """The noises to draw: what was, and coins for whole rows where a linear map is far off."""
+        return {*self.drawn, *(() if self.output.exact else self.tape.coarse)}
+
+    @property
+    def tangent(self) -> Tensor:
+        """The output's deviation as a function of the sources, or a draw of it."""
+        return self.tape.tangent(self.output)
+
+    def variances(self) -> Tensor:
+        """Return the variance of each output, exact in the linearized network."""
+        if self.output.known:
+            return self.output.variance
+        return self.tape.sources.variances(self.tangent)
+
+    def covariances(self) -> Tensor:
+        """Return the covariances of each row's outputs, (rows, outputs, outputs)."""
+        return self.tape.sources.covariances(self.tangent)
+
+    def along(self, direction: Tensor) -> Tensor:
+        """Var(w'output) for the row w of `direction` that belongs to each row."""
+        return self.tape.sources.along(self.tangent, direction)
+
+
+def carry(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    output: Output = None,
+    active: Collection[str] | None = None,
+    drawn: Collection[str] = (),
+    probe: bool = False,
+    statistics: Statistics = "running",
+    update: bool = False,
+    layouts: Layouts | None = None,
+) -> Carried:
+    """Carry moments through one pass; what cannot be carried is drawn, and the rest carried.
+
+    `active` names the noises that are on (None: all), `drawn` those of them that are drawn. Running
+    statistics and counters of draws move on only if `update`; `layouts` are kept from pass to pass.
+    """
+    model, differentiable = unwrapped(model), torch.is_grad_enabled()
+    drawn = set(drawn)
+    while True:
+        sources = Sources({} if layouts is None else layouts)
+        tape = Tape(active, drawn, probe, differentiable, sources)
+        try:
+            with torch.inference_mode(False), modes(model, noise=True, statistics=statistics,
+                                                    update=update):  # fmt: skip
+                moment = _pass(model, mapped(inputs, _usable), output, tape)
+        except Uncarried as error:
+            if not error.noises - drawn:
+                raise
+            drawn |= error.noises
+            continue
+        return Carried(moment, tape)
+
+
+def passes(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    output: Output = None,
+    active: Collection[str] | None = None,
+    statistics: Statistics = "running",
+    draws: int = DRAWS,
+) -> list[Carried]:
+    """Carry one pass, or several where something is to be drawn."""
+    settings: Any = {"output": output, "active": active, "statistics": statistics}
+    first = carry(model, inputs, **settings)
+    hidden = hidden_randomness(model, inputs, output)
+    if not first.to_draw and not hidden:
+        return [first]
+    found = [carry(model, inputs, **settings, drawn=first.to_draw) for _ in range(draws)]
+    if hidden:
+        found[0].tape.was_drawn["noise that is not seen"] = None
+    return found
+
+
+def _pass(model: nn.Module, inputs: Any, output: Output, tape: Tape) -> Moment:
+    layers = [module for module in model.modules() if isinstance(module, NoiseLayer)]
+    for module in layers:  # overt's layers are asked for their moments, not run
+        module.training = False
+    before = None if tape.probe else _states()
+    with torch.set_grad_enabled(tape.differentiable):
+        result = watch(
+            model, inputs, lambda call: apply(tape, call),
+            leaves=lambda _, module: isinstance(module, NoiseLayer),
+        )  # fmt: skip
+        result = picked(result, output)
+    if not tape.was_drawn and before is not None and _states() != before:
+        tape.was_drawn["noise that is not seen"] = None
+    return tape.of(result)
+
+
+def _states() -> Any:
+    """Return the states of torch's, Python's and NumPy's generators."""
+    return generator_state(), random.getstate(), repr(np.random.get_state())  # noqa: NPY002
+
+
+def _usable(tensor: Tensor) -> Tensor:
+    return tensor.clone() if tensor.is_inference() else tensor
+
+
+def picked(result: Any, output: Output) -> Tensor:
+    """Return the output that counts."""
+    result = result if output is None else output(result)
+    if not isinstance(result, Tensor) or result.ndim < 1 or not result.is_floating_point():
+        kind = f"{result.dtype}" if isinstance(result, Tensor) else type(result).__name__
+        raise InputError(
+            f"model must return one tensor of numbers with a row for each input, got {kind}; say "
+            "which output counts, such as output=lambda o: o.logits"
+        )
+    return result
+
+
+def checked(model: Any, x: Any) -> nn.Module:
+    """Return the model, as a container if it is a bare noise layer, after checking its input."""
+    if not isinstance(model, nn.Module):
+        raise InputTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    given = list(tensors(x)) if isinstance(x, (Tensor, tuple, list, dict)) else []
+    if not given:
+        raise InputTypeError(
+            f"x must be a tensor, or a tuple or dictionary of them, got {type(x).__name__}"
+        )
+    if isinstance(x, Tensor) and (len(x.shape) < 1 + x.is_floating_point() or len(x) == 0):
+        raise InputError(f"x must have a batch axis and at least one row, got {tuple(x.shape)}")
+    return nn.Sequential(model) if is_noise(model) else model
+
+
+def hidden_randomness(model: nn.Module, inputs: Any, output: Output) -> bool:
+    """Whether two passes from the same state of torch's generator differ.
+
+    Then something is random that has a generator of its own. Asked once for each structure of a
+    model.
+    """
+    signature = tuple((name, type(module)) for name, module in model.named_modules())
+    known = _hidden.get(model)
+    if known is None or known[0] != signature:
+        passes = []
+        for _ in range(2):
+            with torch.no_grad(), torch.random.fork_rng(), modes(model, noise=True):
+                torch.manual_seed(0)
+                passes.append(picked(called(unwrapped(model), inputs), output))
+        first, second = passes
+        same = first.shape == second.shape and torch.allclose(first, second, equal_nan=True)
+        known = (signature, not same)
+        _hidden[model] = known
+    return known[1]
+
+
+_hidden: WeakKeyDictionary[nn.Module, tuple[Any, bool]] = WeakKeyDictionary()

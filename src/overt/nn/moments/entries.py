@@ -1,0 +1,105 @@
+"""A function of single entries, x normal with mean m and variance v: value, slope, what is left.
+
+    E f(x),   s = Cov(x, f(x)) / v = E f'(x)  (Stein),   Var f(x),
+
+so that f(x) = E f + s (x - m) + rest, the affine map of least squares and a rest that is
+uncorrelated with x. For ReLU, with a = m / sd, phi and Phi the normal density and distribution,
+
+    E f = m Phi(a) + sd phi(a),   s = Phi(a),   E f^2 = (m^2 + v) Phi(a) + m sd phi(a).
+
+Functions that live on one side of 0 (roots, logarithms, 1 / x) see a log-normal x instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Function = Callable[[Tensor], Tensor]
+ONE_SIDED = frozenset(("sqrt", "rsqrt", "log", "log2", "log10", "reciprocal", "rdiv", "xlogy"))
+
+SMALL = 1e-3
+"""Relative deviations below which the slope of f at the mean stands for the mean slope."""
+
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(10)
+_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
+
+
+def relu_moments(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return value, slope and variance of max(x, 0)."""
+    sd, certain = _deviation(m, v)
+    a = m / sd
+    phi = torch.exp(-a * a / 2) / math.sqrt(2 * math.pi)
+    Phi = torch.special.ndtr(a)
+    value = m * Phi + sd * phi
+    # E[f^2] - E[f]^2 with the terms arranged so that little cancels.
+    spread = sd * sd * (Phi - phi * phi) + m * (m * Phi * (1 - Phi) + sd * phi * (1 - 2 * Phi))
+    zero = torch.zeros((), dtype=m.dtype, device=m.device)
+    return (
+        torch.where(certain, m.clamp(min=0), value),
+        torch.where(certain, (m > 0).to(m.dtype), Phi),
+        torch.where(certain, zero, spread.clamp(min=0)),
+    )
+
+
+def leaky_relu_moments(m: Tensor, v: Tensor, slope: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return value, slope and variance of a x + (1 - a) max(x, 0)."""
+    a, b = slope, 1 - slope
+    e, s, spread = relu_moments(m, v)
+    return a * m + b * e, a + b * s, a * a * v + 2 * a * b * s * v + b * b * spread
+
+
+def moments_of(f: Function, m: Tensor, v: Tensor, *, one_sided: bool) -> tuple[Tensor, ...]:
+    """Return value, slope and variance of f(x) by Gauss-Hermite quadrature."""
+    sd, certain = _deviation(m, v)
+    if one_sided:  # the deviation of log |x|
+        relative = v / torch.where(m == 0, 1.0, m * m)
+        sd = torch.sqrt(torch.where(certain, 1.0, torch.log1p(relative)))
+    sd = torch.where(certain, 0.0, sd)
+    value = square = cross = torch.zeros((), dtype=m.dtype, device=m.device)
+    for z, w in zip(_NODES, _WEIGHTS, strict=True):
+        x = m * torch.exp(sd * float(z) - sd * sd / 2) if one_sided else m + sd * float(z)
+        y = f(x)
+        value, square = value + float(w) * y, square + float(w) * y * y
+        cross = cross + float(w) * (x - m) * y
+    slope = cross / torch.where(certain, 1.0, v)
+    small = v <= SMALL**2 * m * m  # where differences of f drown in rounding
+    if bool(small.any()):
+        slope = torch.where(small, _derivative(f, m), slope)
+    spread = (square - value * value).clamp(min=0)
+    return value, slope, torch.where(certain, torch.zeros_like(spread), spread)
+
+
+def max_of_dropped(windows: Tensor, drop_prob: float) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of the maximum over the last axis under dropout, exactly.
+
+    With v_1 >= ... >= v_k the window and keep = 1 - drop_prob, the maximum is v_j / keep for the
+    first kept positive v_j, with probability keep drop_prob^(j-1), and 0 if all of these are
+    dropped; a window without positive values gives v_1 / keep if all is kept, else 0.
+    """
+    keep, k = 1 - drop_prob, windows.shape[-1]
+    v = windows.sort(-1, descending=True).values
+    all_before_dropped = drop_prob ** torch.arange(k, dtype=v.dtype, device=v.device)
+    high, low = v.clamp(min=0), v[..., 0].clamp(max=0)
+    mean = (high * all_before_dropped).sum(-1) + low * keep ** (k - 1)
+    square = (high**2 * all_before_dropped).sum(-1) / keep + low**2 * keep ** (k - 2)
+    return mean, (square - mean**2).clamp(min=0)
+
+
+def _deviation(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return standard deviations, 1 in place of 0, and where they were 0."""
+    floor = torch.finfo(v.dtype).eps ** 2
+    certain = v <= floor * (floor + m * m)
+    return torch.where(certain, 1.0, v).sqrt(), certain
+
+
+def _derivative(f: Function, m: Tensor) -> Tensor:
+    create = torch.is_grad_enabled()
+    with torch.enable_grad():
+        x = m if create and m.requires_grad else m.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(f(x).sum(), x, create_graph=create)
+    return slope

@@ -1,0 +1,350 @@
+"""Functions that are not affine: of single entries, normalizations, softmax, attention, any other.
+
+What the table of operations does not know is linearized at a few local draws, which also give its
+mean and variance, and is named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from overt.nn.moments.bilinear import added, linear_map, product, scaled
+from overt.nn.moments.entries import (
+    ONE_SIDED,
+    leaky_relu_moments,
+    max_of_dropped,
+    moments_of,
+    relu_moments,
+)
+from overt.nn.moments.tape import Moment, Tape, Uncarried
+from overt.nn.recording.watching import Call, generator_state, mapped, tensors
+
+LOCAL_DRAWS = 16
+"""Draws at which an operation that the table does not know is linearized."""
+
+
+def with_first(tape: Tape, call: Call, first: Any) -> Any:
+    """Run a call out of place on another first argument, means in the place of all others."""
+    kwargs = tape.mean({k: v for k, v in call.kwargs.items() if k != "inplace"})
+    return plain(call)(first, *tape.mean(call.args[1:]), **kwargs)
+
+
+def plain(call: Call) -> Callable[..., Any]:
+    """Return the function that a call names, in the spelling that does not work in place."""
+    if not call.inplace or "inplace" in call.kwargs:
+        return call.function
+    home = next(place for place in (Tensor, torch, functional) if hasattr(place, call.name))
+    return getattr(home, call.name)
+
+
+def noises_of(tape: Tape, call: Call) -> frozenset[str]:
+    """Return the names of the noises that reach a call."""
+    return frozenset().union(*(m.noises for m in tape.noisy((call.args, call.kwargs))))
+
+
+def entrywise(tape: Tape, call: Call) -> Any:
+    """Return a function of single entries of the first argument."""
+    x = tape.get(call.args[0])
+    if x is None or tape.noisy((call.args[1:], call.kwargs)):
+        return unknown(tape, call)
+    if call.name == "leaky_relu" and x.dropped is None:
+        slope = float(call.argument(1, "negative_slope", 0.01))
+        return _bent(tape, x, *leaky_relu_moments(x.mean, x.variance, slope))
+    power = call.args[1] if call.name == "pow" else 1
+    one_sided = not (isinstance(power, int) and power > 0)
+    name = "rsqrt" if one_sided else call.name
+    return of_entries(tape, x, lambda z: with_first(tape, call, z), name)
+
+
+def of_entries(tape: Tape, x: Moment, f: Callable[[Tensor], Tensor], name: str) -> Moment:
+    """Return f(x), f a function of single entries."""
+    if x.dropped is not None:
+        return _of_dropped(tape, x, *x.dropped, f)
+    if name == "relu":
+        return _bent(tape, x, *relu_moments(x.mean, x.variance))
+    found = moments_of(f, x.mean, x.variance, one_sided=name in ONE_SIDED)
+    return _bent(tape, x, *found)
+
+
+def _of_dropped(
+    tape: Tape, x: Moment, values: Tensor, p: float, f: Callable[[Tensor], Tensor]
+) -> Moment:
+    """f of values that are kept or dropped is affine in the mask: f(0) + (f(x) - f(0)) z."""
+    kept = values / (1 - p)
+    low, high = f(torch.zeros_like(kept)), f(kept)
+    slope = torch.where(kept == 0, 0.0, (high - low) / torch.where(kept == 0, 1.0, kept))
+    return replace(
+        x, mean=low + (1 - p) * (high - low), variance=p * (1 - p) * (high - low) ** 2,
+        tangent=tape.later(lambda: tape.fixed(slope) * x.tangent()), dropped=None,
+    )  # fmt: skip
+
+
+def _bent(tape: Tape, x: Moment, value: Tensor, slope: Tensor, variance: Tensor) -> Moment:
+    def tangent() -> Tensor:
+        rest = (variance - slope * slope * x.variance).clamp(min=0)
+        return tape.fixed(slope) * x.tangent() + tape.source(rest)
+
+    return replace(x, mean=value, variance=variance, tangent=tape.later(tangent), exact=False,
+                   known=False, dropped=None, law=None)  # fmt: skip
+
+
+def softmax(tape: Tape, call: Call) -> Any:
+    """Softmax or its logarithm: the Jacobian, and the mean to second order, entries independent."""
+    x, dim = tape.of(call.args[0]), call.argument(1, "dim")
+    dtype = call.kwargs.get("dtype") or x.mean.dtype
+    m, v, sign = x.mean.to(dtype), x.variance.to(dtype), 1.0
+    if call.name == "softmin":
+        m, sign = -m, -1.0
+    p = torch.softmax(m, dim)
+    finite = torch.isfinite(m)
+    v = torch.where(finite, v, 0.0)
+    pv, p2v = (p * v).sum(dim, keepdim=True), (p * p * v).sum(dim, keepdim=True)
+
+    def tangent() -> Tensor:
+        q, t = tape.fixed(p), torch.where(finite, sign * x.tangent().to(dtype), 0.0)
+        away = t - (q * t).sum(dim, keepdim=True)
+        return away if call.name == "log_softmax" else q * away
+
+    if call.name == "log_softmax":
+        mean, variance = torch.log_softmax(m, dim) - (pv - p2v) / 2, (1 - 2 * p) * v + p2v
+    else:
+        mean = p + p * ((1 - 2 * p) * v - pv + 2 * p2v) / 2
+        variance = p * p * ((1 - 2 * p) * v + p2v)
+    return replace(x, mean=mean, variance=variance.clamp(min=0), tangent=tape.later(tangent),
+                   exact=False, known=False, independent=False, dropped=None, law=None)  # fmt: skip
+
+
+def normalized(tape: Tape, call: Call) -> Any:
+    """Shift and scale a tensor by statistics of its own."""
+    given = call.named()
+    x, W, b = tape.of(call.args[0]), given.get("weight"), given.get("bias")
+    eps = given.get("eps")
+    if call.name == "batch_norm" or tape.noisy((W, b)):
+        return _batch_norm(tape, call, x) if not tape.noisy((W, b)) else unknown(tape, call)
+    shape = x.mean.shape
+    groups = given.get("num_groups")
+    match call.name:
+        case "layer_norm" | "rms_norm":
+            dims = tuple(range(-len(given["normalized_shape"]), 0))
+            out = _standardized(tape, x, dims, eps, center=call.name == "layer_norm")
+        case "group_norm" | "instance_norm" if given.get("use_input_stats", True):
+            parts = (shape[0], groups or shape[1], -1)
+            out = _standardized(tape, _reshaped(tape, x, parts), (-1,), eps, center=True)
+            out = _reshaped(tape, out, shape)
+            column = (-1, *[1] * (len(shape) - 2))
+            W, b = (None if t is None else t.reshape(column) for t in (W, b))
+        case _:
+            return unknown(tape, call)
+    out = out if W is None else product(tape, torch.mul, out, tape.certain(W))
+    return out if b is None else added(tape, out, tape.certain(b))
+
+
+def _reshaped(tape: Tape, x: Moment, shape: Any) -> Moment:
+    return linear_map(tape, x, *[lambda t: t.reshape(shape)] * 3, keeps=True)
+
+
+def _standardized(
+    tape: Tape, x: Moment, dims: tuple[int, ...], eps: float | None, *, center: bool
+) -> Moment:
+    """u = (x - mean) r with E of the sample variance in r; Jacobian r (I - 1/d - u u'/d)."""
+    eps = torch.finfo(x.mean.dtype).eps if eps is None else eps
+    d = math.prod(x.mean.shape[i] for i in dims)
+
+    def mean(value: Tensor) -> Tensor:
+        return value.mean(dims, keepdim=True)
+
+    m, v, one = x.mean, x.variance, 1.0 if center else 0.0
+    centered = m - one * mean(m)
+    r = torch.rsqrt(mean(centered**2) + mean(v) * (1 - one / d) + eps)
+    u = centered * r
+
+    def tangent() -> Tensor:
+        (w, scale), t = tape.fixed((u, r)), x.tangent()
+        t = t - one * mean(t)
+        return scale * (t - w * mean(w * t))
+
+    both = one * (mean(v) + 2 * u * mean(v * u)) + u * u * mean(v * u * u)
+    variance = (v * (1 - 2 * one / d - 2 * u * u / d) + both / d).clamp(min=0) * r * r
+    return replace(x, mean=u, variance=variance, tangent=tape.later(tangent), exact=False,
+                   known=False, independent=False, dropped=None, law=None)  # fmt: skip
+
+
+def _batch_norm(tape: Tape, call: Call, x: Moment) -> Moment:
+    """Affine, by running statistics or those of the noise-free batch."""
+    given = call.named()
+    column = (1, -1, *[1] * (x.mean.ndim - 2))
+    trained = bool(given.get("training")) or given.get("running_var") is None
+    if trained:
+        spread = x.mean.transpose(0, 1).flatten(1).var(1, unbiased=False)
+    else:
+        spread = given["running_var"]
+    scale = torch.rsqrt(spread + given.get("eps", 1e-5))
+    W = given.get("weight")
+    scale = (scale if W is None else scale * W).reshape(column)
+    mean = with_first(tape, call, x.mean)
+    after = replace(scaled(tape, x, scale), mean=mean)
+    return replace(after, exact=False, known=False) if trained else after
+
+
+def pooled(tape: Tape, call: Call) -> Any:
+    """Max pooling right after dropout is exact where windows do not overlap."""
+    x = tape.get(call.args[0])
+    windows = None if x is None or x.dropped is None else _windows(call, x.dropped[0])
+    if x is None or x.dropped is None or windows is None:
+        return unknown(tape, call)
+    mean, variance = max_of_dropped(windows, x.dropped[1])
+    tangent = tape.later(lambda: tape.source(variance))
+    return replace(x, mean=mean, variance=variance, tangent=tangent, dropped=None)
+
+
+def _windows(call: Call, x: Tensor) -> Tensor | None:
+    """Return x as (batch, channels, *pooled map, window), None if windows overlap or are padded."""
+    axes = {"max_pool1d": 1, "max_pool2d": 2, "max_pool3d": 3}.get(call.name)
+    given = call.named()
+    if axes is None or x.ndim != 2 + axes or given.get("ceil_mode") or given.get("return_indices"):
+        return None
+    kernel, stride, padding, dilation = (
+        (v,) * axes if isinstance(v, int) else tuple(v)
+        for v in (given["kernel_size"], given.get("stride") or given["kernel_size"],
+                  given.get("padding", 0), given.get("dilation", 1))
+    )  # fmt: skip
+    apart = all(s >= k for s, k in zip(stride, kernel, strict=True))
+    if not apart or any(padding) or any(d != 1 for d in dilation):
+        return None
+    for axis in range(axes):
+        x = x.unfold(2 + axis, kernel[axis], stride[axis])
+    return x.flatten(2 + axes)
+
+
+def drops(call: Call) -> bool:
+    """Whether a call of attention drops weights."""
+    given = call.named()
+    return bool(given.get("training", True)) and float(given.get("dropout_p") or 0.0) > 0
+
+
+def opened(tape: Tape, call: Call) -> Any:
+    """Attention, part by part."""
+    if call.name == "scaled_dot_product_attention":
+        return call.again(lambda: _attention(**call.named()))
+    return call.again(lambda: _unchecked(call.function)(*call.args, **call.kwargs))
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    if enable_gqa:
+        key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
+        value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
+    scores = query @ key.transpose(-2, -1) * (scale or 1 / math.sqrt(query.size(-1)))
+    if is_causal:
+        shape = (query.size(-2), key.size(-2))
+        keep = torch.ones(shape, dtype=torch.bool, device=query.device).tril()
+        scores = scores.masked_fill(~keep, -math.inf)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, -math.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    weights = functional.dropout(functional.softmax(scores, -1), dropout_p, dropout_p > 0)
+    return weights @ value
+
+
+def _unchecked(function: Any) -> Any:
+    """Return a function of torch.nn.functional that is not shown as one call."""
+    checks = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    names = {**function.__globals__, **dict.fromkeys(checks, lambda *_: False)}
+    return FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+
+
+def unknown(tape: Tape, call: Call) -> Any:
+    """Any differentiable function: moments and mean slope from local draws."""
+    handles = [t for t in tensors((call.args, call.kwargs)) if tape.get(t) is not None]
+    given = [tape.of(t) for t in handles]
+    places = {id(t): i for i, t in enumerate(handles)}
+
+    def f(*values: Tensor) -> Any:
+        def fill(t: Tensor) -> Tensor:
+            return values[places[id(t)]] if id(t) in places else t
+
+        kwargs = mapped({k: v for k, v in call.kwargs.items() if k != "inplace"}, fill)
+        return plain(call)(*mapped(call.args, fill), **kwargs)
+
+    before = generator_state()
+    results = f(*(m.mean for m in given))
+    parts = list(tensors(results))
+    drawn = generator_state() != before
+    if drawn or not any(part.is_floating_point() for part in parts):
+        raise Uncarried(noises_of(tape, call), call.name)
+    tape.linearized[call.name] = None
+    order = {id(part): i for i, part in enumerate(parts)}
+
+    def moment(part: Tensor) -> Any:
+        if not part.is_floating_point():
+            return part
+        return _from_draws(tape, lambda *v: list(tensors(f(*v)))[order[id(part)]], given)
+
+    if isinstance(results, Tensor):
+        return moment(results)
+    return mapped(results, lambda part: tape.put(m) if isinstance(m := moment(part), Moment) else m)
+
+
+def _from_draws(tape: Tape, f: Callable[..., Tensor], given: list[Moment]) -> Moment:
+    """Pairs of draws of opposite signs; the slope is the mean of those at the first of each."""
+    half = LOCAL_DRAWS // 2
+    generator = torch.Generator(device=given[0].mean.device).manual_seed(0)
+
+    def deviations() -> list[Tensor]:
+        return [
+            m.variance.detach().clamp(min=0).sqrt()
+            * torch.randn(m.mean.shape, generator=generator, device=m.mean.device).to(m.mean.dtype)
+            for m in given
+        ]
+
+    means, pairs = [m.mean for m in given], [deviations() for _ in range(half)]
+    draws = torch.stack([
+        torch.stack([f(*(m + sign * d for m, d in zip(means, away, strict=True)))
+                     for sign in (1, -1)])
+        for away in pairs
+    ])  # fmt: skip
+    slopes = [_slope(tape, f, [m + d for m, d in zip(means, away, strict=True)]) for away in pairs]
+
+    def linear(t: list[Tensor]) -> Tensor:
+        return torch.stack([slope(t) for slope in slopes]).mean(0)
+
+    mean, variance = draws.mean((0, 1)), draws.flatten(0, 1).var(0, unbiased=False)
+    followed = torch.stack([linear(away).detach() for away in pairs])
+    rest = (draws - mean - torch.stack([followed, -followed], 1)).square().mean((0, 1))
+    tangent = tape.later(lambda: linear([m.tangent() for m in given]) + tape.source(rest))
+    noises = frozenset[str]().union(*(m.noises for m in given))
+    return Moment(mean, variance, tangent, noises, False, False, False)
+
+
+def _slope(
+    tape: Tape, f: Callable[..., Tensor], points: list[Tensor]
+) -> Callable[[list[Tensor]], Tensor]:
+    """Return t -> f'(points) t: the derivative of the derivative's transpose, which any f has."""
+    create = tape.differentiable
+    with torch.enable_grad():
+        x = [p if create and p.requires_grad else p.detach().requires_grad_() for p in points]
+        y = f(*x)
+        u = torch.zeros_like(y, requires_grad=True)
+        back = torch.autograd.grad(y, x, u, create_graph=True, allow_unused=True)
+
+    def forward(t: list[Tensor]) -> Tensor:
+        pairs = [(b, s) for b, s in zip(back, t, strict=True) if b is not None]
+        if not pairs:
+            return torch.zeros_like(y)
+        firsts, seconds = zip(*pairs, strict=True)
+        (made,) = torch.autograd.grad(firsts, u, seconds, create_graph=True, allow_unused=True)
+        return torch.zeros_like(y) if made is None else made
+
+    return forward

@@ -1,0 +1,214 @@
+"""A random tensor inside a network, and what is written down while moments are carried."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from overt.nn.layers.mask_covariance import MaskCovariance
+from overt.nn.moments.adjoint import Sources
+from overt.nn.recording.watching import NoiseNames, mapped, tensors
+
+
+@dataclass(frozen=True, eq=False)
+class Moment:
+    """A random tensor.
+
+    Attributes
+    ----------
+    mean, variance, tangent
+        The mean, the variance of each entry, and the deviation from the mean in the linearized
+        network as a function of the noise's sources, all of one shape.
+    noises
+        The names of the noises that have reached it.
+    exact
+        Whether the mean is, and the tangent is affine in sources whose variances are.
+    known
+        Whether the variance per entry is exact.
+    independent
+        Whether the entries are independent of each other.
+    dropped
+        (values, drop_prob) if it is certain values under plain dropout.
+    law
+        A cumulative distribution function, if all entries are fresh draws from it.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    tangent: Tangent
+    noises: frozenset[str]
+    exact: bool = True
+    known: bool = True
+    independent: bool = True
+    dropped: tuple[Tensor, float] | None = None
+    law: Callable[[float], float] | None = None
+
+
+class Tangent:
+    """A tensor that is worked out when it is asked for: not every result needs its tangent."""
+
+    def __init__(self, make: Callable[[], Tensor], graph: bool) -> None:
+        self._make: Callable[[], Tensor] | None = make
+        self._graph = graph
+
+    def __call__(self) -> Tensor:
+        """Return the tensor."""
+        if self._make is not None:
+            with torch.inference_mode(False), torch.set_grad_enabled(self._graph):
+                self._value = self._make()
+            self._make = None
+        return self._value
+
+
+class Uncarried(Exception):  # noqa: N818
+    """An operation needs the values of these noises, not their moments."""
+
+    def __init__(self, noises: Collection[str], operation: str) -> None:
+        super().__init__(operation)
+        self.noises = frozenset(noises)
+        self.operation = operation
+
+
+@dataclass(eq=False)
+class Tape:
+    """What is known while one pass is carried.
+
+    Attributes
+    ----------
+    active, drawn
+        The noises that are on (None: all), and those of them that are drawn, not carried.
+    probe
+        Whether tangents are drawn, and not differentiated.
+    differentiable
+        Whether gradients with respect to parameters are wanted.
+    settle
+        The most units of a tensor whose covariances are worked out to keep a result exact.
+    """
+
+    active: Collection[str] | None
+    drawn: Collection[str]
+    probe: bool
+    differentiable: bool
+    sources: Sources
+    settle: int = 512
+    met: dict[str, None] = field(default_factory=dict)
+    was_drawn: dict[str, None] = field(default_factory=dict)
+    linearized: dict[str, None] = field(default_factory=dict)
+    coarse: dict[str, None] = field(default_factory=dict)
+    names: NoiseNames = field(default_factory=NoiseNames)
+
+    def __post_init__(self) -> None:
+        self._moments: Any = WeakTensorKeyDictionary()
+        self._bases: Any = WeakTensorKeyDictionary()
+        self._outdated: Any = WeakTensorKeyDictionary()
+        self._tangents: list[Tangent] = []
+
+    def get(self, value: Any) -> Moment | None:
+        """Return the moment of a tensor of the pass, None if it is certain."""
+        return self._moments.get(value) if isinstance(value, Tensor) else None
+
+    def put(
+        self, moment: Moment, handle: Tensor | None = None, view: Tensor | None = None
+    ) -> Tensor:
+        """Remember a moment; return the tensor that stands for it in the model's code.
+
+        It may be a view of another such tensor.
+        """
+        if handle is None and not moment.noises:
+            return moment.mean
+        if handle is None:  # an object of its own: the mean may be a tensor that is certain
+            handle = moment.mean.view_as(moment.mean)
+        self._moments[handle] = moment
+        if view is not None:
+            self._bases[handle] = view
+        return handle
+
+    def outdate(self, handle: Tensor) -> None:
+        """Note that a tensor is changed in place, and with it what it is a view of."""
+        base = self._bases.get(handle, None if self.get(handle) else handle._base)
+        if base is not None:
+            self._outdated[base] = True
+
+    def check(self, operation: str, tree: Any) -> None:
+        """Refuse tensors whose moments are not at hand."""
+        for t in tensors(tree):
+            wrapped = torch._C._functorch.is_functorch_wrapped_tensor(t)
+            if (wrapped and len(self._moments)) or t in self._outdated:
+                raise Uncarried(set(self.met) - set(self.was_drawn), operation)
+
+    def mean(self, tree: Any) -> Any:
+        """Return arguments with means in the place of random tensors."""
+        return mapped(tree, lambda t: t if (m := self.get(t)) is None else m.mean)
+
+    def noisy(self, tree: Any) -> list[Moment]:
+        """Return the moments among some arguments."""
+        return [m for t in tensors(tree) if (m := self.get(t)) is not None and m.noises]
+
+    def certain(self, tensor: Tensor) -> Moment:
+        """Return a certain tensor as a moment of variance 0."""
+        zero = torch.zeros((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
+        return Moment(tensor, zero, Tangent(lambda: zero, self.differentiable), frozenset())
+
+    def of(self, tensor: Tensor) -> Moment:
+        """Return a tensor's moment, also if it is certain."""
+        return self.get(tensor) or self.certain(tensor)
+
+    def later(self, make: Callable[[], Tensor]) -> Tangent:
+        """Return a tangent that is worked out when it is asked for."""
+        self._tangents.append(Tangent(make, self.differentiable or not self.probe))
+        return self._tangents[-1]
+
+    def tangent(self, x: Moment) -> Tensor:
+        """Return the tangent of x; the others before it come first, so that none nests deeply."""
+        for tangent in self._tangents:
+            tangent()
+            if tangent is x.tangent:
+                break
+        return x.tangent()
+
+    def fixed(self, tree: Any) -> Any:
+        """Return arguments as tangents should see them: no gradients unless they are wanted."""
+        if self.differentiable:
+            return self.mean(tree)
+        return mapped(self.mean(tree), Tensor.detach)
+
+    def source(self, variance: Tensor) -> Tensor:
+        """Return the tangent of new independent deviations with these variances."""
+        if self.probe:
+            tiny = torch.finfo(variance.dtype).tiny ** 0.5
+            return variance.clamp(min=tiny).sqrt() * torch.randn_like(variance)
+        return self._step(variance.shape, variance, variance)
+
+    def masks(self, covariance: MaskCovariance, rows: int, like: Tensor) -> Tensor:
+        """Return the tangent of new masks (rows, *shape), without their mean."""
+        return self._step((rows, *covariance.shape), covariance, like)
+
+    def dense(self, covariance: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Return the tangent of new deviations with these covariances (rows, units, units)."""
+        return self._step(shape, covariance, covariance)
+
+    def _step(self, shape: Any, spread: Tensor | MaskCovariance, like: Tensor) -> Tensor:
+        step = torch.zeros(shape, dtype=like.dtype, device=like.device, requires_grad=True)
+        return self.sources.add(step, spread)
+
+    def settled(self, x: Moment) -> Moment:
+        """Return x with its variances worked out from its sources, if that is affordable."""
+        if x.known or not x.exact or self.probe or not self._affordable(x):
+            return x
+        found = self.sources.variances(self.tangent(x))
+        return replace(x, variance=found, known=True)
+
+    def covariance(self, x: Moment) -> Tensor | None:
+        """Return the covariances of x (rows, units, units), None if that is too dear or inexact."""
+        if not x.exact or self.probe or not self._affordable(x):
+            return None
+        return self.sources.covariances(self.tangent(x))
+
+    def _affordable(self, x: Moment) -> bool:
+        return x.mean.ndim > 1 and math.prod(x.mean.shape[1:]) <= self.settle

@@ -1,0 +1,99 @@
+"""Modes of a model's modules for a while: noise on or off, normalization by which statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+Statistics = Literal["running", "batch", "as set"]
+
+
+@contextmanager
+def slow_attention() -> Iterator[None]:
+    """Make torch's transformer layers call their parts; their fast path skips dropout modules."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
+def modes(
+    model: nn.Module,
+    *,
+    noise: bool,
+    statistics: Statistics = "running",
+    update: bool = False,
+) -> Iterator[None]:
+    """Put a model into training mode (`noise`) or evaluation mode, normalization apart.
+
+    Normalization uses its running statistics, those of the batch, or whichever its mode says ("as
+    set"). All modes are restored afterwards; so are running statistics and whatever other buffers
+    a pass in training mode changes, unless `update` lets them move on.
+    """
+    before = [(module, module.training) for module in model.modules()]
+    norms = {module for module, _ in before if is_normalization(module)}
+    borrowed = [
+        (module, dict(module._buffers))
+        for module, _ in before
+        if not update
+        and (noise or module in norms or "draws" in module._buffers)
+        and not isinstance(module, torch.jit.ScriptModule)
+    ]
+    try:
+        for module, buffers in borrowed:  # copies, so that nothing saved for a gradient changes
+            module._buffers.update({k: b if b is None else b.clone() for k, b in buffers.items()})
+        for module, _ in before:
+            if module not in norms:
+                _set(module, noise)
+            elif statistics != "as set":
+                _set(module, statistics == "batch")
+        with slow_attention():
+            yield
+    finally:
+        for module, training in before:
+            _set(module, training)
+        for module, buffers in borrowed:
+            module._buffers.update(buffers)
+
+
+@contextmanager
+def switched_on(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Put these modules into training mode for a while."""
+    before = [(module, module.training) for module in modules]
+    try:
+        for module, _ in before:
+            module.training = True
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
+def _set(module: nn.Module, training: bool) -> None:
+    if module.training != training:  # attributes of modules are slow to set
+        module.training = training
+
+
+def is_normalization(module: Any) -> bool:
+    """Whether the module normalizes by statistics that it keeps from batch to batch."""
+    if isinstance(module, nn.modules.batchnorm._NormBase):
+        return True
+    return "running_mean" in module._buffers and "running_var" in module._buffers
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model inside torch.compile's and DataParallel's wrappers."""
+    while True:
+        if hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        else:
+            return model

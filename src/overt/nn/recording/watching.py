@@ -1,0 +1,283 @@
+"""The mechanism of recording: each call that a model makes is shown to a function as it runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, is_dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from overt.nn.layers.base import NoiseLayer
+from overt.nn.recording import operations
+from overt.nn.recording.modes import slow_attention, unwrapped
+from overt.nn.recording.operations import Kind
+
+Leaves = Callable[[str, nn.Module], bool]
+
+
+class Frame(NamedTuple):
+    """A forward pass of a module within that of the model: its path, and a number of its own."""
+
+    path: str
+    number: int
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call that a model makes, as `watch` shows it.
+
+    `result` is set for whole modules only; `again` runs a function that stands for the call and
+    shows what it does in turn.
+    """
+
+    name: str
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    module: str
+    within: nn.Module
+    inplace: bool = False
+    leaf: nn.Module | None = None
+    result: Any = None
+    frames: tuple[Frame, ...] = ()
+    again: Callable[[Callable[[], Any]], Any] = lambda function: function()
+
+    @property
+    def kind(self) -> Kind:
+        """The table's row."""
+        return operations.kind(self.name)
+
+    def argument(self, place: int, name: str, default: Any = None) -> Any:
+        """Return an argument, given by place or by name."""
+        return argument(self.args, self.kwargs, place, name, default)
+
+    def named(self) -> dict[str, Any]:
+        """Return the arguments by name, as far as the names are known."""
+        names = operations.parameters(self.function)
+        return {**dict(zip(names, self.args, strict=False)), **self.kwargs}
+
+    @property
+    def training(self) -> bool | None:
+        """What the function was told about its mode."""
+        given = self.named()
+        told = given.get("training", given.get("train"))
+        return told if isinstance(told, bool) else None
+
+    def run(self) -> Any:
+        """Do what the model asked for."""
+        return self.result if self.leaf is not None else self.function(*self.args, **self.kwargs)
+
+
+def watch(
+    model: nn.Module,
+    inputs: Any,
+    handle: Callable[[Call], Any],
+    *,
+    leaves: Leaves | None = None,
+    extents: bool = False,
+) -> Any:
+    """Run the model and let `handle` say what comes out of each call; return the model's output."""
+    model = unwrapped(model)
+    watcher = _Watcher(handle, extents)
+    with ExitStack() as stack:
+        stack.enter_context(slow_attention())
+        model = _shown(model, stack)
+        for name, module in model.named_modules():
+            leaf = isinstance(module, _Scripted) or (leaves is not None and leaves(name, module))
+            before = module.register_forward_pre_hook(watcher.enter(name, leaf))
+            stack.callback(before.remove)
+            after = module.register_forward_hook(watcher.leave(leaf), with_kwargs=True)
+            stack.callback(after.remove)
+        with watcher:
+            return called(model, inputs)
+
+
+class _Scripted(nn.Module):  # type: ignore[misc]
+    """Stands for a scripted module: what happens inside is not seen, but its calls are."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        object.__setattr__(self, "inner", inner)  # not as a part
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the scripted module."""
+        return self.inner(*args, **kwargs)
+
+
+def _shown(model: nn.Module, stack: ExitStack) -> nn.Module:
+    """Put something that can be watched in the place of scripted modules, until the stack ends."""
+    if isinstance(model, torch.jit.ScriptModule):
+        return _Scripted(model)
+    for module in list(model.modules()):
+        if not isinstance(module, torch.jit.ScriptModule):
+            for name, part in module._modules.items():
+                if isinstance(part, torch.jit.ScriptModule):
+                    module._modules[name] = _Scripted(part)
+                    stack.callback(module._modules.__setitem__, name, part)
+    return model
+
+
+class NoiseNames:
+    """Names for the noises of one pass, in the order in which they are met."""
+
+    def __init__(self) -> None:
+        self._met: Counter[str] = Counter()
+
+    def of(self, call: Call, random: bool) -> str | None:
+        """Return the name of the noise that a call belongs to, None if it is none.
+
+        `random` says whether it drew anything.
+        """
+        noisy = random or call.kind.values == "random"
+        if is_noise(call.within) and (noisy or call.leaf is not None):
+            return call.module
+        if not noisy:
+            return None
+        name = f"{call.module}:{call.name}" if call.module else call.name
+        self._met[name] += 1
+        return name if self._met[name] == 1 else f"{name}#{self._met[name]}"
+
+
+def is_noise(module: Any) -> bool:
+    """Whether the module is there to be random in training mode: dropout of any kind, RReLU."""
+    known = (NoiseLayer, nn.modules.dropout._DropoutNd, nn.RReLU)
+    return isinstance(module, known) and not isinstance(module, torch.jit.ScriptModule)
+
+
+def called(model: nn.Module, inputs: Any) -> Any:
+    """Call the model on a tensor, a tuple or a dictionary of inputs."""
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in a tree of tuples, lists, dictionaries and dataclasses."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from tensors(part)
+    elif isinstance(value, (tuple, list, set)):
+        for part in value:
+            yield from tensors(part)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for part in vars(value).values():
+            yield from tensors(part)
+
+
+def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """Return a tree of tuples, lists, dictionaries and slices with its tensors changed."""
+    match value:
+        case Tensor():
+            return change(value)
+        case dict():
+            return {key: mapped(part, change) for key, part in value.items()}
+        case tuple() if hasattr(value, "_fields"):
+            return type(value)(*(mapped(part, change) for part in value))
+        case tuple() | list():
+            return type(value)([mapped(part, change) for part in value])
+        case slice():
+            return slice(*(mapped(part, change) for part in (value.start, value.stop, value.step)))
+    return value
+
+
+def generator_state() -> bytes:
+    """Return the state of torch's generators: it has moved on if anything was drawn."""
+    state = torch.get_rng_state().numpy().tobytes()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state += b"".join(s.numpy().tobytes() for s in torch.cuda.get_rng_state_all())
+    return state
+
+
+class Extent(int):
+    """A size that the model read from a shape, or computed from such."""
+
+    def _derived(self, result: Any) -> Any:
+        return Extent(result) if type(result) in (int, Extent) else result
+
+
+def _arithmetic(name: str) -> Any:
+    plain = getattr(int, name)
+    return lambda self, *others: self._derived(plain(self, *others))
+
+
+for _name in ("add", "sub", "mul", "floordiv", "mod", "neg", "pow"):
+    for _form in (f"__{_name}__", f"__r{_name}__"):
+        if hasattr(int, _form):
+            setattr(Extent, _form, _arithmetic(_form))
+
+
+class _Watcher(TorchFunctionMode):  # type: ignore[misc]
+    """Sees torch's functions and methods as they are called, and modules as they begin and end."""
+
+    def __init__(self, handle: Callable[[Call], Any], extents: bool) -> None:
+        super().__init__()
+        self._handle, self._extents = handle, extents
+        self._within: list[tuple[Frame, Any]] = []
+        self._entered = 0
+        self._leaf = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._leaf:
+            return func(*args, **kwargs)
+        name, inplace = operations.canonical(func)
+        if operations.kind(name).values == "question":
+            result = func(*args, **kwargs)
+            return _as_extents(result) if self._extents else result
+        inplace = inplace or bool(kwargs.get("inplace"))
+        frame, module = self._within[-1] if self._within else (Frame("", 0), None)
+        call = Call(name, func, args, kwargs, frame.path, module, inplace, frames=self._frames(),
+                    again=self._again)  # fmt: skip
+        return self._handle(call)
+
+    def _frames(self) -> tuple[Frame, ...]:
+        return tuple(frame for frame, _ in self._within)
+
+    def _again(self, function: Callable[[], Any]) -> Any:
+        with self:
+            return function()
+
+    def enter(self, name: str, leaf: bool) -> Any:
+        def begin(module: nn.Module, args: Any) -> None:
+            self._entered += 1
+            self._within.append((Frame(name, self._entered), module))
+            self._leaf += leaf
+
+        return begin
+
+    def leave(self, leaf: bool) -> Any:
+        def end(module: nn.Module, args: Any, kwargs: dict[str, Any], result: Any) -> Any:
+            name = self._within.pop()[0].path
+            self._leaf -= leaf
+            if not leaf or self._leaf:
+                return None
+            label = getattr(module, "original_name", type(module).__name__)
+            call = Call(label, module, args, kwargs, name, module, leaf=module,
+                        result=result, frames=self._frames())  # fmt: skip
+            with torch._C.DisableTorchFunction():
+                return self._handle(call)
+
+        return end
+
+
+def argument(args: Any, kwargs: Any, place: int, name: str, default: Any) -> Any:
+    """Return an argument, given by place or by name."""
+    return args[place] if len(args) > place else kwargs.get(name, default)
+
+
+def _as_extents(result: Any) -> Any:
+    if type(result) is int:
+        return Extent(result)
+    return torch.Size(map(Extent, result)) if isinstance(result, torch.Size) else result

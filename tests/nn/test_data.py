@@ -1,0 +1,183 @@
+"""The one door for examples, and the one for losses."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+from overt import InputError
+from overt.nn.data import ROWS, Batches, Inputs, running
+from overt.nn.losses import LOSSES, Targets, checked_loss, loss_name, mean_loss
+
+X, Y = torch.randn(600, 4), torch.arange(600) % 3
+NET = nn.Linear(4, 3)
+
+
+def rows(batches):
+    """All inputs by place or name, and all targets, put together again."""
+    found = list(batches)
+    first = found[0].inputs.given
+    names = first.keys() if isinstance(first, dict) else range(len(first))
+    inputs = {name: torch.cat([b.inputs.given[name] for b in found]) for name in names}
+    return inputs, torch.cat([b.y for b in found])
+
+
+SAME = {
+    "pair": (X, Y),
+    "arrays": (X.numpy(), Y.numpy()),
+    "double": (X.numpy().astype(np.float64), Y.numpy().astype(np.int32)),
+    "list": list(zip(X.split(100), Y.split(100), strict=True)),
+    "list-of-arrays": [(X.numpy(), Y.numpy())],
+    "lists": [[X, Y]],
+    "nested": [((X,), Y)],
+    "loader": DataLoader(TensorDataset(X, Y), batch_size=64),
+    "generator": ((x, y) for x, y in zip(X.split(50), Y.split(50), strict=True)),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_all_forms_of_data_give_the_same_rows(name):
+    inputs, y = rows(Batches(SAME[name], NET))
+    torch.testing.assert_close(inputs[0], X)
+    assert inputs[0].dtype == torch.float32
+    assert torch.equal(y.long(), Y)
+
+
+def test_pairs_are_split_and_counted():
+    batches = Batches((X, Y), NET)
+    assert batches.count == -(-600 // ROWS) == len(list(batches))
+    assert [b.where for b in batches][:2] == ["batch 1 of data", "batch 2 of data"]
+    assert Batches(iter([]), NET).count == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "arity"),
+    [
+        (((X, 2 * X), Y), 1),
+        ([((X, 2 * X), Y)], 1),
+        ([(X, 2 * X, Y)], 2),
+        (({"a": X.numpy(), "b": 2 * X, "flag": True}, Y), 1),
+        ([({"a": X, "b": 2 * X, "flag": True}, Y)], 1),
+    ],
+)
+def test_several_inputs(data, arity):
+    class Sum(nn.Module):
+        def forward(self, a, b, flag=True):
+            return a + b if flag else a
+
+    outputs = [b.inputs.run(Sum()) for b in Batches(data, NET, arity=arity)]
+    torch.testing.assert_close(torch.cat(outputs), 3 * X)
+
+
+def test_numbers_take_the_models_format():
+    double = nn.Linear(4, 3).double()
+    (batch,) = Batches([(X, Y)], double)
+    assert batch.inputs.given[0].dtype == torch.float64
+    assert batch.y.dtype == torch.int64
+    (ids,) = Batches([(np.ones((2, 3), dtype=np.uint8), np.zeros(2, dtype=bool))], double)
+    assert ids.inputs.given[0].dtype == ids.y.dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (None, "data must be a pair of arrays or give batches"),
+        (X, "got Tensor"),
+        ("path", "got str"),
+        ({"x": X}, "got dict"),
+        ([], "at least one batch"),
+        ((X, Y[:5]), "600 inputs but 5 targets"),
+        ([(X, Y[:5])], "batch 1 of data has 600 inputs but 5 targets"),
+        ([(X, Y), (X,)], "batch 2 of data must be a pair"),
+        ([(X, Y, Y)], "a tuple of Tensor, Tensor, Tensor"),
+        ([{"x": X, "y": Y}], "a dict with 'x', 'y'"),
+        ([(X, "y")], "a tuple of Tensor, str"),
+        ([((X, "b"), Y)], "must be a tensor, a tuple of tensors or a dict"),
+        ([(X, np.array(["a"] * 600))], "must hold numbers"),
+        ([(X[:0], Y[:0])], "at least one row"),
+        ([(X * torch.nan, Y)], "inputs must be finite"),
+        (TensorDataset(X, Y), "needs a torch.utils.data.DataLoader"),
+    ],
+)
+def test_what_is_no_data_is_named(data, message):
+    with pytest.raises(InputError, match=message):
+        list(Batches(data, NET))
+
+
+def test_data_that_is_used_again_is_no_iterator():
+    with pytest.raises(InputError, match="must not be an iterator"):
+        Batches(iter([(X, Y)]), NET, again=True)
+    (batch,) = Batches([X], NET, alone=True)
+    assert batch.y is None
+
+
+def test_models_that_do_not_run_are_explained():
+    inputs = Inputs.of(X[:, :2], "example")
+    message = r"here: .* shape \(600, 2\) and type torch.float32"
+    with pytest.raises(InputError, match=message), running(inputs, "here"):
+        inputs.run(NET)
+
+
+def test_losses_are_recognized():
+    assert [checked_loss(name) for name in LOSSES] == list(LOSSES)
+    assert checked_loss(nn.MSELoss()) == checked_loss(functional.mse_loss) == "mse"
+    assert loss_name(nn.CrossEntropyLoss()) == "cross_entropy"
+    smooth = nn.CrossEntropyLoss(label_smoothing=0.1)
+    assert checked_loss(smooth) is smooth
+    with pytest.raises(InputError, match="default settings"):
+        loss_name(smooth)
+    with pytest.raises(InputError, match=r"loss must be one of 'squared'.*got int"):
+        checked_loss(3)
+    with pytest.raises(InputError, match="loss must be one of"):
+        checked_loss("auto")
+
+
+F = torch.randn(8, 3)
+CLASSES = torch.arange(8) % 3
+HOT = functional.one_hot(CLASSES)
+MEANS = {
+    "squared": (CLASSES, ((F - HOT) ** 2).sum(1).mean()),
+    "mse": (HOT, functional.mse_loss(F, HOT.float())),
+    "cross_entropy": (CLASSES, functional.cross_entropy(F, CLASSES)),
+    "logistic": (HOT.double(), 3 * functional.binary_cross_entropy_with_logits(F, HOT.float())),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_mean_is_the_mean_of_the_rows(name):
+    y, expected = MEANS[name]
+    torch.testing.assert_close(mean_loss(F, y, name), expected)
+    targets = Targets(y, F, name, "here")
+    torch.testing.assert_close(targets.losses(F, name).mean(), expected.double())
+    assert torch.equal(targets.classes, CLASSES)
+    assert torch.equal(targets.first(2).rows, HOT[:2].double())
+
+
+@pytest.mark.parametrize("classes", [True, False])
+def test_auto_goes_by_the_targets(classes):
+    y = CLASSES if classes else F**2
+    expected = functional.cross_entropy(F, y) if classes else functional.mse_loss(F, y)
+    torch.testing.assert_close(mean_loss(F, y, "auto"), expected)
+    one = (CLASSES == 1).long()
+    expected = functional.binary_cross_entropy_with_logits(F[:, 0], one.float())
+    torch.testing.assert_close(mean_loss(F[:, :1], one, "auto"), expected)
+
+
+def absolute(output, y):
+    return (output - y).abs().mean()
+
+
+def branching(output, y):
+    return absolute(output, y) if output.sum() > 0 else 2 * absolute(output, y)
+
+
+@pytest.mark.parametrize("loss", [absolute, branching])
+def test_a_loss_of_ones_own_is_taken_row_by_row(loss):
+    y = F**2
+    found = Targets(y, F, loss, "here").losses(F, loss)
+    expected = torch.stack([loss(F[i : i + 1], y[i : i + 1]) for i in range(8)])
+    torch.testing.assert_close(found, expected.double())
+    with pytest.raises(InputError, match="one number"):
+        Targets(y, F, loss, "here").losses(F, lambda f, t: (f - t).abs())

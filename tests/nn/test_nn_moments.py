@@ -1,0 +1,447 @@
+"""Moments of models as they occur: against all masks, against sampling, and nothing in silence."""
+
+import copy
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from nn_oracles import exact_moments, outputs_under_masks
+from torch import nn
+from torch.nn import functional
+
+from overt.nn import (
+    CovarianceDropout,
+    DropBlock2d,
+    DropConnectConv2d,
+    DropConnectLinear,
+    Dropout,
+    explicit_penalty,
+    mc_moments,
+    predictive_moments,
+    without_noise,
+)
+
+Linear = nn.Linear
+
+
+class Net(nn.Module):
+    """A forward pass written as a function of the module and its inputs."""
+
+    def __init__(self, run, **parts):
+        super().__init__()
+        self.run = run
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *args, **kwargs):
+        return self.run(self, *args, **kwargs)
+
+
+def mlp(*noises, width=48):
+    sizes = [20] + [width] * len(noises)
+    parts = [
+        part
+        for a, b, noise in zip(sizes, sizes[1:], noises, strict=False)
+        for part in (Linear(a, b), nn.ReLU(), noise)
+    ]
+    return nn.Sequential(*parts, Linear(width, 4))
+
+
+def hidden(self, x):
+    return torch.relu(self.a(x))
+
+
+def two(run, **parts):
+    return Net(run, a=Linear(20, 48), b=Linear(48, 48), c=Linear(48, 4), **parts)
+
+
+def gated(self, x):
+    h = functional.dropout(self.a(x), 0.1, self.training)
+    return self.c(functional.dropout(functional.silu(self.b(h)) * h, 0.1, self.training))
+
+
+def by_hand(self, x):
+    h = hidden(self, x)
+    keep = torch.rand(h.shape) > 0.4
+    h = hidden_of(self.b, h * keep / 0.6)
+    return self.c(h.masked_fill(torch.rand_like(h) < 0.2, 0.0) / 0.8)
+
+
+def hidden_of(layer, h):
+    return torch.relu(layer(h))
+
+
+def in_place(self, x):
+    h = self.a(x)
+    h.relu_()
+    functional.dropout(h, 0.3, True, inplace=True)
+    h = self.b(h)
+    h += 0.1
+    h[:, :4] = h[:, 4:8]
+    return self.c(torch.tanh(h))
+
+
+def attention(self, x):
+    q, k, v = self.qkv(x).chunk(3, -1)
+    p = 0.2 if self.training else 0.0
+    return self.c(functional.scaled_dot_product_attention(q, k, v, dropout_p=p).mean(1))
+
+
+def stochastic_depth(self, x):
+    h = self.a(x)
+    for block in (self.b, self.b2):
+        keep = h.new_empty((len(h), 1)).bernoulli_(0.8).div_(0.8)
+        h = h + torch.relu(block(h)) * keep
+    return self.c(h)
+
+
+def floor_path(self, x):
+    h = self.a(x)
+    h = h + torch.relu(self.b(h)).div(0.8) * (0.8 + torch.rand(len(h), 1)).floor_()
+    return self.c(torch.tanh(h))
+
+
+def skipped(self, x):
+    h = hidden(self, x)
+    if not self.training or torch.rand(1) > 0.3:
+        h = h + functional.dropout(hidden_of(self.b, h), 0.3, self.training)
+    return self.c(torch.tanh(h))
+
+
+def skipped_by_python(self, x):
+    h = hidden(self, x)
+    if not self.training or random.random() > 0.3:  # noqa: S311
+        h = h + functional.dropout(hidden_of(self.b, h), 0.3, self.training)
+    return self.c(h)
+
+
+def dropped_weights(self, x):
+    weight = functional.dropout(self.b.weight, 0.3, self.training)
+    return self.c(torch.relu(functional.linear(hidden(self, x), weight, self.b.bias)))
+
+
+def noisy(self, x):
+    h = hidden(self, x)
+    h = torch.tanh(self.b(h * (1 + 0.5 * torch.randn(len(h), 48))))
+    return self.c(h + 0.3 * torch.randn_like(h))
+
+
+def encoder():
+    layer = nn.TransformerEncoderLayer(16, 4, 32, 0.1, "gelu", batch_first=True, norm_first=True)
+    return Net(lambda self, x: self.c(self.e(x).mean(1)), c=Linear(16, 4),
+               e=nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))  # fmt: skip
+
+
+FLAT, IMAGE, TOKENS = (6, 20), (4, 3, 8, 8), (5, 7, 16)
+CONV = (nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1))
+
+
+def cnn(noise, *, activation=None, pool=None):
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), activation or nn.ReLU(), noise,
+        nn.Conv2d(8, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.Hardswish(), pool or nn.AvgPool2d(4),
+        nn.Flatten(), nn.LazyLinear(4),
+    )  # fmt: skip
+
+
+CARRIED = {
+    "deep": (lambda: mlp(nn.Dropout(0.3), Dropout(0.3), nn.Dropout(0.3)), FLAT),
+    "alpha": (lambda: mlp(nn.AlphaDropout(0.2), nn.AlphaDropout(0.2)), FLAT),
+    "feature-alpha": (lambda: cnn(nn.FeatureAlphaDropout(0.2), activation=nn.SELU()), IMAGE),
+    "rrelu": (lambda: nn.Sequential(Linear(20, 48), nn.RReLU(), Linear(48, 48), nn.RReLU(),
+                                    Linear(48, 4)), FLAT),
+    "gaussian": (lambda: two(noisy), FLAT),
+    "by-hand": (lambda: two(by_hand), FLAT),
+    "in-place": (lambda: two(in_place), FLAT),
+    "gated": (lambda: two(gated), FLAT),
+    "weights": (lambda: two(dropped_weights), FLAT),
+    "attention": (lambda: Net(attention, qkv=Linear(16, 48), c=Linear(16, 4)), TOKENS),
+    "batch-second": (lambda: Net(lambda s, x: s.c(s.m(x, x, x, need_weights=False)[0].mean(0)),
+                                 m=nn.MultiheadAttention(16, 4, 0.2), c=Linear(16, 4)), TOKENS),
+    "encoder": (encoder, TOKENS),
+    "layer-norm": (lambda: nn.Sequential(Linear(20, 48), nn.GELU(), nn.Dropout(0.2),
+                                         nn.LayerNorm(48), Linear(48, 4)), FLAT),
+    "channels": (lambda: cnn(nn.Dropout2d(0.2)), IMAGE),
+    "blocks": (lambda: cnn(DropBlock2d(0.2, 3)), IMAGE),
+    "max-pool": (lambda: cnn(nn.Dropout(0.3), pool=nn.MaxPool2d(4)), IMAGE),
+    "connect": (lambda: nn.Sequential(DropConnectLinear(20, 48, drop_prob=0.3), nn.Mish(),
+                                      Linear(48, 4)), FLAT),
+    "recurrent": (lambda: Net(lambda s, x: s.c(s.r(s.d(x))[0][:, -1]), d=nn.Dropout(0.3),
+                              r=nn.GRU(16, 16, batch_first=True), c=Linear(16, 4)), TOKENS),
+}  # fmt: skip
+DRAWN = {
+    "stochastic-depth": (lambda: two(stochastic_depth, b2=Linear(48, 48)), FLAT, "bernoulli"),
+    "floor": (lambda: two(floor_path), FLAT, "rand"),
+    "skipped": (lambda: two(skipped), FLAT, "rand"),
+    "skipped-by-python": (lambda: two(skipped_by_python), FLAT, "noise that is not seen"),
+    "lstm": (lambda: Net(lambda s, x: s.c(s.r(x)[0][:, -1]), c=Linear(16, 4),
+                         r=nn.LSTM(16, 16, 2, dropout=0.4, batch_first=True)), TOKENS, "r:lstm"),
+    "gumbel": (lambda: Net(lambda s, x: s.c(functional.gumbel_softmax(s.a(x))), a=Linear(20, 8),
+                           c=Linear(8, 4)), FLAT, "gumbel_softmax"),
+}  # fmt: skip
+
+
+def built(build, shape):
+    torch.manual_seed(0)
+    random.seed(0)
+    model, x = build(), torch.randn(shape)
+    model.eval()(x)
+    for p in model.parameters():
+        p.data *= 1.5 if p.ndim == 2 else 1
+    return model, x
+
+
+def distance(found, sampled):
+    """Median ratio of standard deviations, and distance of means in standard deviations."""
+    sd = sampled.variance.sqrt()
+    ratio = (found.variance.sqrt() / sd).median()
+    return float(ratio), float(((found.mean - sampled.mean).abs() / sd).median())
+
+
+@pytest.mark.parametrize(("build", "shape"), CARRIED.values(), ids=CARRIED.keys())
+def test_what_is_carried_agrees_with_sampling(build, shape):
+    model, x = built(build, shape)
+    with torch.no_grad():
+        found = predictive_moments(model, x)
+    assert found.method == "carried"
+    assert found.drawn == ()
+    ratio, off = distance(found, mc_moments(model, x, 1500, seed=0))
+    # Entries that share a factor and are normalized together are followed less closely.
+    assert abs(ratio - 1) < (0.12 if shape == IMAGE else 0.07)
+    assert off < (0.15 if shape == IMAGE else 0.1)
+
+
+@pytest.mark.parametrize(("build", "shape", "name"), DRAWN.values(), ids=DRAWN.keys())
+def test_what_cannot_be_carried_is_drawn_and_named(build, shape, name):
+    model, x = built(build, shape)
+    with torch.no_grad():
+        found = predictive_moments(model, x, draws=200)
+    assert name in found.drawn
+    assert found.draws == 200
+    assert not found.exact
+    assert found.method == ("carried and drawn" if found.carried else "sampled")
+    assert bool(found.carried) == ("skipped" in model.run.__name__)
+    ratio, off = distance(found, mc_moments(model, x, 1500, seed=0))
+    assert abs(ratio - 1) < 0.1
+    assert off < 0.2
+
+
+@pytest.mark.filterwarnings("ignore")  # torch deprecates its own scripts
+def test_noise_in_code_that_is_not_seen_is_drawn_and_named():
+    model = nn.Sequential(Linear(20, 8), torch.jit.script(nn.Dropout(0.5)), Linear(8, 2))
+    found = predictive_moments(model, torch.randn(3, 20))
+    assert found.method == "sampled"
+    assert found.drawn
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * ctx.saved_tensors[0] * g
+
+
+def changed_in_a_view(h):
+    h[:, :16].mul_(2.0)
+    return h
+
+
+CORNERS = {
+    "function": Square.apply,
+    "detach": lambda h: torch.tanh(h.detach()),
+    "data": lambda h: torch.tanh(h.data),
+    "view": changed_in_a_view,
+    "vmap": lambda h: torch.vmap(torch.tanh)(h),
+    "numpy": lambda h: torch.from_numpy(h.detach().numpy()) * 1.0,
+    "position": lambda h: h * (h.argmax(-1, keepdim=True) > 3),
+    "checkpoint": lambda h: torch.utils.checkpoint.checkpoint(torch.tanh, h, use_reentrant=False),
+    "named-results": lambda h: h * h.topk(3, -1).values.mean(-1, keepdim=True),
+    "normal-around": lambda h: torch.normal(h, 0.5),
+}
+
+
+@pytest.mark.parametrize("after", CORNERS.values(), ids=CORNERS.keys())
+def test_noise_is_not_lost_where_operations_are_hard_to_see(after):
+    def run(self, x):
+        return self.c(after(self.d(self.a(x))))
+
+    model, x = built(lambda: Net(run, a=Linear(20, 48), d=nn.Dropout(0.3), c=Linear(48, 4)), FLAT)
+    with torch.no_grad():
+        found = predictive_moments(model, x, draws=200)
+    ratio, off = distance(found, mc_moments(model, x, 1500, seed=0))
+    assert abs(ratio - 1) < 0.1
+    assert off < 0.15
+    assert found.carried or found.drawn
+
+
+def test_a_function_right_after_dropout_is_exact():
+    """Kept or dropped, an entry takes two values, and any function is affine on two points."""
+    torch.manual_seed(1)
+    model = nn.Sequential(Linear(4, 3), nn.Dropout(0.3), nn.GELU(), Linear(3, 2)).double()
+    x = torch.randn(5, 4).double()
+    mean, covariance = exact_moments(*outputs_under_masks(model, "1", x))
+    found = predictive_moments(model, x, covariance=True)
+    assert found.exact
+    torch.testing.assert_close(found.mean, mean, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found.variance, covariance, rtol=1e-9, atol=1e-9)
+
+
+@dataclass
+class Answer:
+    logits: torch.Tensor
+    hidden: torch.Tensor
+
+
+def test_several_inputs_and_outputs():
+    def run(self, ids, scale):
+        h = functional.dropout(self.e(ids).mean(1) * scale, 0.4, self.training)
+        return Answer(self.c(h), h)
+
+    model = Net(run, e=nn.Embedding(30, 16), c=Linear(16, 4))
+    inputs = {"ids": torch.randint(30, (6, 5)), "scale": torch.rand(6, 1)}
+    found = predictive_moments(model, inputs, output=lambda o: o.logits)
+    h = model.eval()(**inputs).hidden
+    expected = 0.4 / 0.6 * (h**2) @ (model.c.weight**2).T
+    torch.testing.assert_close(found.variance, expected)
+    assert found.exact
+    again = predictive_moments(model, tuple(inputs.values()), output=lambda o: o.logits)
+    assert torch.equal(found.variance, again.variance)
+    value = explicit_penalty(model, inputs, output=lambda o: o.logits).value
+    torch.testing.assert_close(value, expected.sum(1).mean())
+
+
+COVARIANCE = np.array([[0.5, 0.2, -0.1], [0.2, 0.4, 0.1], [-0.1, 0.1, 0.3]])
+CHAINS = {
+    "maps-between": (nn.Sequential(nn.Dropout(0.3), Linear(3, 4), Linear(4, 3), Dropout(0.4),
+                                   Linear(3, 2)), (2, 3), ("0", "3")),
+    "channels-twice": (nn.Sequential(nn.Dropout2d(0.3), nn.Conv2d(2, 2, 2), nn.Dropout2d(0.4),
+                                     nn.Flatten(), Linear(8, 2)), (2, 2, 3, 3), ("0", "2")),
+    "blocks-after-blocks": (nn.Sequential(DropBlock2d(0.3, 2), nn.Conv2d(1, 1, 2), nn.Identity(),
+                                          DropBlock2d(0.3, 2), nn.Flatten(), Linear(4, 2)),
+                            (2, 1, 3, 3), ("0", "3")),
+    "covariance-twice": (nn.Sequential(CovarianceDropout([1.0, -2.0, 0.5], COVARIANCE),
+                                       Linear(3, 3), CovarianceDropout(np.ones(3), COVARIANCE),
+                                       Linear(3, 2)), (2, 3), ("0", "2")),
+    "connect-after-dropout": (nn.Sequential(nn.Dropout(0.3), Linear(3, 3),
+                                            DropConnectLinear(3, 2, drop_prob=0.4)),
+                              (2, 3), ("0", "2")),
+    "connect-conv": (nn.Sequential(nn.Dropout(0.3), DropConnectConv2d(1, 1, 2, drop_prob=0.4),
+                                   nn.Flatten(), Linear(2, 2)), (2, 1, 2, 3), ("0", "1")),
+}  # fmt: skip
+
+
+def outputs_under_both(model, names, x):
+    """Outputs under every pair of masks of two layers, one forward pass each."""
+    from nn_oracles import Multiplied, all_multipliers
+
+    first, second = names
+    shape = tuple(x.shape[1:])
+    multipliers, prob = all_multipliers(model.get_submodule(first), shape)
+    outs, probs = [], []
+    for m, p in zip(multipliers, prob, strict=True):
+        fixed = copy.deepcopy(model)
+        fixed.set_submodule(first, Multiplied(torch.as_tensor(m, dtype=x.dtype)))
+        y, q = outputs_under_masks(fixed, second, x)
+        outs.append(y)
+        probs.append(p * q)
+    return torch.cat(outs), torch.cat(probs)
+
+
+@pytest.mark.parametrize(("model", "shape", "names"), CHAINS.values(), ids=CHAINS.keys())
+def test_noise_after_noise_with_affine_maps_between_is_exact(model, shape, names):
+    torch.manual_seed(1)
+    model, x = copy.deepcopy(model).double(), torch.randn(shape).double()
+    for p in model.parameters():
+        nn.init.normal_(p)
+    mean, covariance = exact_moments(*outputs_under_both(model, names, x))
+    found = predictive_moments(model, x, covariance=True)
+    assert found.exact
+    torch.testing.assert_close(found.mean, mean, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found.variance, covariance, rtol=1e-9, atol=1e-9)
+    terms = explicit_penalty(model, x).terms
+    assert [(t.name, t.exact) for t in terms] == [(name, True) for name in names]
+    total = covariance.diagonal(dim1=1, dim2=2).sum(1).mean()
+    torch.testing.assert_close(sum(t.value for t in terms), total, rtol=1e-9, atol=1e-9)
+
+
+class AlwaysOn(nn.Dropout):
+    def forward(self, x):
+        return functional.dropout(x, self.p, True)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns about itself
+def test_the_same_network_written_clumsily_gives_the_same_numbers():
+    """A layer in two, units in another order, a unit more that does nothing, functions."""
+    torch.manual_seed(0)
+    a, b = Linear(5, 8).double(), Linear(8, 2).double()
+    x = torch.randn(4, 5).double()
+    plain = nn.Sequential(a, nn.ReLU(), nn.Dropout(0.3), b)
+    order = torch.randperm(8)
+    shuffled = copy.deepcopy(plain)
+    shuffled[0].weight.data, shuffled[0].bias.data = a.weight[order], a.bias[order]
+    shuffled[3].weight.data = b.weight[:, order]
+    split = Net(lambda s, x: s.b(s.d(torch.cat([s.first(x), s.second(x)], 1))), b=b,
+                first=nn.Sequential(Linear(5, 3), nn.ReLU()).double(), d=AlwaysOn(0.3),
+                second=nn.Sequential(Linear(5, 5), nn.ReLU()).double())  # fmt: skip
+    split.first[0].weight.data, split.first[0].bias.data = a.weight[:3], a.bias[:3]
+    split.second[0].weight.data, split.second[0].bias.data = a.weight[3:], a.bias[3:]
+    sums = Net(lambda s, x: torch.matmul(s.d(a(x).clamp(min=0)).unsqueeze(1), b.weight.T).squeeze(1)
+               + b.bias, d=nn.Dropout(0.3))  # fmt: skip
+    expected, value = predictive_moments(plain, x), explicit_penalty(plain, x).value
+    for twin in (shuffled, split, sums, torch.compile(plain), nn.DataParallel(plain)):
+        found = predictive_moments(twin, x, covariance=False)
+        torch.testing.assert_close(found.mean, expected.mean)
+        torch.testing.assert_close(found.variance, expected.variance)
+        torch.testing.assert_close(explicit_penalty(twin, x).value, value)
+
+
+def test_inference_mode_and_no_grad_change_nothing():
+    model, x = built(lambda: mlp(nn.Dropout(0.3), nn.Dropout(0.3)), FLAT)
+    expected = predictive_moments(model, x)
+    for context in (torch.no_grad(), torch.inference_mode()):
+        with context:
+            found = predictive_moments(model, x.clone())
+        torch.testing.assert_close(found.variance, expected.variance.detach())
+        assert not found.variance.requires_grad
+    state = torch.get_rng_state()
+    predictive_moments(model, x)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("loss", ["squared", "cross_entropy", "logistic"])
+def test_one_probe_in_training_is_unbiased(loss):
+    """Where the exact penalty is dear, and with seeded layers, whose masks move on."""
+    noises = nn.Dropout(0.3), Dropout(0.3, seed=3)
+    model, x = built(lambda: mlp(*noises), FLAT)
+    expected = float(explicit_penalty(model, x, loss=loss).value.detach())
+    net = without_noise(model, loss=loss).train()
+    with torch.no_grad():
+        draws = torch.stack([(net(x), net.penalty)[1] for _ in range(600)])
+    assert abs(draws.mean() - expected) <= 5 * draws.std() / 600**0.5 + 0.02 * abs(expected)
+    net(x)
+    net.penalty.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model[0].parameters())
+
+
+def test_gradient_of_a_carried_penalty():
+    """Against central differences, with slopes, variances and adjoint depending on the weights."""
+    model, x = built(lambda: mlp(nn.Dropout(0.3), nn.Dropout(0.3), width=6), FLAT)
+    model, x = model.double(), x.double()
+    explicit_penalty(model, x).value.backward()
+    parameters = list(model.parameters())
+    steps = [torch.randn_like(p) for p in parameters]
+    pairs = [(p.grad, d) for p, d in zip(parameters, steps, strict=True) if p.grad is not None]
+    slope = sum((grad * d).sum() for grad, d in pairs)
+    values = []
+    for h in (1e-6, -1e-6):
+        moved = copy.deepcopy(model)
+        for p, d in zip(moved.parameters(), steps, strict=True):
+            p.data += h * d
+        values.append(explicit_penalty(moved, x).value.detach())
+    torch.testing.assert_close((values[0] - values[1]) / 2e-6, slope, rtol=1e-5, atol=1e-6)
