@@ -22,11 +22,12 @@ SETTINGS = {
 
 def run(params: Params, seed: int) -> dict[str, Any]:
     """Attack the same network at one scale with one loss, in both norms."""
-    from overt.robust import L2, PGD, Linf, examples, strongest
+    from overt.experiments import small
+    from overt.robust import L2, PGD, Linf, strongest
 
     setting: Any = SETTINGS[params["data"]]
     data, net = _trained(params["data"], setting["epochs"])
-    model = examples.Scaled(net, params["scale"])
+    model = small.Scaled(net, params["scale"])
     x, y = data.x_test[: setting["points"]], data.y_test[: setting["points"]]
     accuracy = {}
     for norm, radius in setting["threats"]:
@@ -45,13 +46,13 @@ def _trained(name: str, epochs: int) -> tuple[Any, Any]:
     """Return the data and the one network that all settings attack."""
     import torch
 
-    from overt.robust import examples
+    from overt.experiments import small
 
-    data = examples.load(name)
+    data = small.load(name)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        net = examples.mlp(data.x[0].numel(), 10)
-    examples.fit(net, data.x, data.y, epochs=epochs, seed=0)
+        net = small.mlp(data.x[0].numel(), 10)
+    small.fit(net, data.x, data.y, epochs=epochs, seed=0)
     return data, net
 
 

@@ -16,7 +16,8 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
     """Attack a network of scikit-learn's digits, before and after its logits are scaled."""
     import torch
 
-    from overt.robust import L2, PGD, adversarial_train, examples, robust_error, strongest
+    from overt.experiments import small
+    from overt.robust import L2, PGD, adversarial_train, robust_error, strongest
 
     page.text(
         "How robust is a classifier? Attacks follow the gradient of a loss. That of cross-entropy "
@@ -25,14 +26,14 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
         "attacked twice; the second time its logits are multiplied by 100, which changes no "
         "prediction and no true robustness."
     )
-    data = examples.load("digits")
+    data = small.load("digits")
     x, y = data.x_test[:150], data.y_test[:150]
-    net = examples.mlp(64, 10)
-    examples.fit(net, data.x, data.y, epochs=20, seed=seed)
+    net = small.mlp(64, 10)
+    small.fit(net, data.x, data.y, epochs=20, seed=seed)
     threat = L2(0.8, (0.0, 1.0))
     rows, accuracy = [], {}
     for scale in (1.0, 100.0):
-        model = examples.Scaled(net, scale)
+        model = small.Scaled(net, scale)
         for name in ("cross_entropy", "reflected", "strongest"):
             if name == "strongest":
                 found = strongest(model, x, y, threat, budget=60, seed=seed, warn=False)
@@ -50,7 +51,7 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
         "Training on batches attacked at radius 0.4 makes the network harder to fool. The curves "
         "are lower bounds on the robust error, with 95% intervals."
     )
-    sturdy = examples.mlp(64, 10)
+    sturdy = small.mlp(64, 10)
     batches = list(zip(data.x.split(64), data.y.split(64), strict=True))
     adversarial_train(
         sturdy, batches, PGD(threat.at(0.4), steps=4), epochs=20,
