@@ -28,7 +28,7 @@ from overt.robust import (
     strongest,
 )
 from overt.robust.losses import margin_of_best
-from overt.robust.model import logits
+from overt.robust.models import logits
 
 THREATS = [L1(1.5), L2(1.5), Linf(0.3), L1(1.5, "data"), L2(1.5, (-4.0, 4.0)), Linf(0.3, "data")]
 ATTACKS = [

@@ -17,18 +17,25 @@ try:
 except ModuleNotFoundError:
     raise MissingExtraError("torch", "torch") from None
 
-from overt.robust import exact, two_layer
-from overt.robust.attack import Attack
+from overt.robust.attacks import (
+    BIM,
+    FGSM,
+    PGD,
+    Attack,
+    AttackResult,
+    Constant,
+    Cosine,
+    Decay,
+    Halving,
+    RobustnessWarning,
+    strongest,
+)
+from overt.robust.certificates import exact, guarantees, leaky
 from overt.robust.criteria import Criterion, Effective, Misclassified, Targeted
-from overt.robust.diagnose import RobustnessWarning
-from overt.robust.evaluate import RobustError, robust_error
+from overt.robust.evaluation import RobustError, robust_error
 from overt.robust.losses import LOSSES, Loss, ReflectedAll
-from overt.robust.outcome import AttackResult
-from overt.robust.pgd import BIM, FGSM, PGD
-from overt.robust.schedule import Constant, Cosine, Decay, Halving
-from overt.robust.strongest import strongest
-from overt.robust.threat import L1, L2, Linf, Threat
-from overt.robust.train import Training, adversarial_train
+from overt.robust.threats import L1, L2, Linf, Threat
+from overt.robust.training import Training, adversarial_train
 
 __all__ = [
     "BIM",
@@ -56,7 +63,8 @@ __all__ = [
     "Training",
     "adversarial_train",
     "exact",
+    "guarantees",
+    "leaky",
     "robust_error",
     "strongest",
-    "two_layer",
 ]

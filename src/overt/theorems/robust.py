@@ -104,7 +104,7 @@ def _(scale: int, rng: np.random.Generator) -> Evidence:
     "points of a ball can be twice its radius apart",
 )
 def _(scale: int, rng: np.random.Generator) -> Evidence:
-    from overt.robust.two_layer import LeakyNetwork
+    from overt.robust.certificates.leaky import LeakyNetwork
 
     worst = 0.0
     for trial in range(200 * scale):
@@ -124,7 +124,7 @@ def _(scale: int, rng: np.random.Generator) -> Evidence:
 
 
 @theorem(
-    "lemma-18",
+    "attack-finds",
     source="Thesis, Lemma 18 and Algorithm 5",
     claim="Where a beta-effective attack d* exists, Algorithm 5 finds one with -l'(y f(d*)) <= "
     "-2 l'(y f(d)) + 4 nu^2 / (eta T)",
@@ -133,7 +133,7 @@ def _(scale: int, rng: np.random.Generator) -> Evidence:
 def _(scale: int, rng: np.random.Generator) -> Evidence:
     from scipy.special import expit
 
-    from overt.robust.two_layer import LeakyNetwork, algorithm_5, beta_robust_error
+    from overt.robust.certificates.leaky import LeakyNetwork, beta_robust_error, reflected_ascent
 
     worst, effective = -1.0, 0
     for _ in range(6 * scale):
@@ -146,7 +146,7 @@ def _(scale: int, rng: np.random.Generator) -> Evidence:
             effective += 1
             size = net.attack_step_size()
             steps = math.ceil(4 * nu**2 / (0.05 * size))
-            found = algorithm_5(net, x[i], int(y[i]), nu, size, steps)
+            found = reflected_ascent(net, x[i], int(y[i]), nu, size, steps)
             left = expit(truth.lead[i])
             right = 2 * expit(-y[i] * float(net.value(found))) + 4 * nu**2 / (size * steps)
             worst = max(worst, left - right)
@@ -156,7 +156,7 @@ def _(scale: int, rng: np.random.Generator) -> Evidence:
 
 
 @theorem(
-    "theorem-16",
+    "adversarial-training-steps",
     source="Thesis, Theorem 16 and Corollary 4",
     claim="Algorithm 6 reaches an expected robust error of at most 2 epsilon within T_tr = 64 (R + "
     "nu)^2 (1 + omega gamma alpha kappa sqrt(m) eps) / ((gamma - nu)^2 alpha^2 eps^2) steps",
@@ -165,12 +165,12 @@ def _(scale: int, rng: np.random.Generator) -> Evidence:
 )
 def _(scale: int, rng: np.random.Generator) -> Evidence:
     from overt.robust import L2, exact
-    from overt.robust.two_layer import (
+    from overt.robust.certificates.guarantees import training_plan
+    from overt.robust.certificates.leaky import (
         LeakyNetwork,
-        algorithm_5,
-        algorithm_6,
+        reflected_ascent,
         separation,
-        theorem_16,
+        train_online,
     )
 
     d, m, n, epsilon = 3, 4, 80, 0.1
@@ -181,7 +181,7 @@ def _(scale: int, rng: np.random.Generator) -> Evidence:
     gamma, v = separation(x, y)
     nu, a = gamma / 2, np.array([0.5, 0.5, -0.5, -0.5])
     net = LeakyNetwork(-np.sign(a)[:, None] * v, a, 1.0)  # everything wrong to begin with
-    plan = theorem_16(
+    plan = training_plan(
         epsilon=epsilon, margin=gamma, radius=nu, reach=1.0, width=m,
         slope=1.0, kappa=net.kappa, omega=net.norm,
     )  # fmt: skip
@@ -191,12 +191,12 @@ def _(scale: int, rng: np.random.Generator) -> Evidence:
 
     def attack(net: LeakyNetwork, point: np.ndarray, label: int) -> np.ndarray:
         steps = min(plan.attack_steps(net.norm), 20)
-        return algorithm_5(net, point, label, nu, net.attack_step_size(), steps)
+        return reflected_ascent(net, point, label, nu, net.attack_step_size(), steps)
 
     count = min(plan.train_steps, 4000 * scale)
     samples = ((x[i], int(y[i])) for i in rng.integers(0, n, count))
     start, best, t = error(net), 1.0, 0
-    for t, trained in enumerate(algorithm_6(net, samples, plan.train_step_size, attack)):
+    for t, trained in enumerate(train_online(net, samples, plan.train_step_size, attack)):
         if t % 50 == 49:
             best = min(best, error(trained))
             if best <= 2 * epsilon:
@@ -209,20 +209,20 @@ def _(scale: int, rng: np.random.Generator) -> Evidence:
 
 
 @theorem(
-    "corollary-5-attack-steps",
+    "attack-steps-for-beta",
     source="Thesis, Corollary 5",
     claim="For a beta of choice, T_atk = 8 nu^2 / (eta_atk eps) = beta^2 |W|^2 / (2 (1 - alpha)^2 "
     "eps) with kappa = beta / (4 nu (1 - alpha) sqrt(m))",
     correction="printed upside down, 2 (1 - alpha)^2 / (beta^2 |W|^2 eps), and kappa with 2 for 4",
 )
 def _(scale: int, rng: np.random.Generator) -> Evidence:
-    from overt.robust.two_layer import corollary_5
+    from overt.robust.certificates.guarantees import training_plan_for_beta
 
     residual, printed = 0.0, 0.0
     for _ in range(50 * scale):
         beta, epsilon, slope, norm = rng.uniform(0.1, 0.9, 4)
         nu, m = float(rng.uniform(0.1, 0.9)), int(rng.integers(1, 50))
-        plan = corollary_5(
+        plan = training_plan_for_beta(
             beta=beta, epsilon=epsilon, margin=1.0, radius=nu, reach=1.0, width=m,
             slope=slope, omega=1.0,
         )  # fmt: skip

@@ -1,7 +1,7 @@
 """Compiled steps in a ball cut by a box: pure functions of arrays, serial, releasing the GIL.
 
 A row stays in the processor's cache from the gradient to the moved point. The same in PyTorch, for
-other devices and as the tests' oracle: `overt.robust.projection.l2_in_box`, `Region.climb`.
+other devices and as the tests' oracle: `balls.l2_in_box`, `Region.climb`.
 """
 
 from __future__ import annotations

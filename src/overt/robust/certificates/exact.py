@@ -17,7 +17,7 @@ from overt._check import InputError, floating, matrix, number
 from overt._progress import meter
 from overt._types import Bools, Floats, Ints
 from overt.results import Result, Status
-from overt.robust.threat import L2, Linf, Threat, check_threat
+from overt.robust.threats import L2, Linf, Threat, check_threat
 
 ROUNDING = 1e-9
 """Relative size of the leads of linear models that rounding leaves undecided."""
@@ -133,7 +133,7 @@ def two_layer(
     level
         Lead of a wrong class that counts as success: beta for beta-effective attacks.
     """
-    from overt.robust.milp import Network, best_lead
+    from overt.robust.certificates.milp import Network, best_lead
 
     W, X = (matrix(name, np.asarray(a, float)) for name, a in (("hidden", hidden), ("x", x)))
     A = matrix("top", np.atleast_2d(np.asarray(top, float)))
@@ -142,9 +142,7 @@ def two_layer(
             "hidden (width, inputs), top (classes, width) and x (points, inputs) must fit, got "
             f"{W.shape}, {A.shape} and {X.shape}"
         )
-    if number("slope", slope) > 1:
-        raise InputError(f"slope must lie in [0, 1], got {slope!r}")
-    level = number("level", level)
+    slope, level = check_slope(slope), number("level", level)
     A, c = _two_classes(A, _bias("top_bias", top_bias, len(A)))
     y = _classes(y, len(X), len(A))
     net = Network(W, _bias("hidden_bias", hidden_bias, len(W)), A, c, slope)
@@ -167,6 +165,14 @@ def two_layer(
     if status is not Status.INTERRUPTED:
         status = _status(undecided)
     return ExactError(float(fooled.mean()), fooled, lead, bound, undecided, moved, status)
+
+
+def check_slope(value: Any) -> float:
+    """Return the slope of an activation for negative inputs, 0 to 1."""
+    slope = number("slope", value)
+    if slope > 1:
+        raise InputError(f"slope must lie in [0, 1], got {value!r}")
+    return slope
 
 
 def _status(undecided: Bools) -> Status:

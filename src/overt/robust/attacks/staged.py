@@ -1,4 +1,4 @@
-"""The honest default: a small fixed ensemble of attacks, cheapest first, each on what is left."""
+"""The honest default: fixed stages of attacks, cheapest first, each on the points still left."""
 
 from __future__ import annotations
 
@@ -11,37 +11,32 @@ from torch import Tensor
 from overt._check import whole
 from overt._progress import meter
 from overt.results import Status
-from overt.robust import diagnose
-from overt.robust.attack import Attack
+from overt.robust.attacks.base import Attack
+from overt.robust.attacks.gradient import PGD
+from overt.robust.attacks.results import AttackResult, warn_of_gradients, warn_of_randomness
 from overt.robust.criteria import Criterion, Misclassified
-from overt.robust.losses import LOSSES, Loss, ReflectedAll
-from overt.robust.model import Model, all_logits, classes, clean_logits, evaluation, inputs, starts
-from overt.robust.outcome import AttackResult
-from overt.robust.pgd import PGD
-from overt.robust.threat import Threat, check_threat
+from overt.robust.losses import LOSSES, Loss, ReflectedAll, objective_of
+from overt.robust.models import Model, all_logits, classes, clean_logits, evaluation, inputs, starts
+from overt.robust.threats import Threat, check_threat
+
+LEAST_BUDGET = 24
+"""Gradients of a point that leave two to the stage with the fewest."""
 
 LONGEST = 20
 """Steps of a run against one class; budget beyond it goes into random restarts."""
 
 
-def ensemble(
-    threat: Threat,
-    classes: int,
-    *,
-    budget: int = 1000,
-    rivals: int = 9,
-    criterion: Criterion = Misclassified(),  # noqa: B008  (immutable)
-    batch_size: int = 1024,
-    seed: int = 0,
+def stages(
+    threat: Threat, classes: int, budget: int, rivals: int, **common: Any
 ) -> tuple[Attack, ...]:
     """Return the attacks of `strongest`, which together take at most `budget` gradients a point.
 
     Cross-entropy gets a twelfth, the ratio of logits an eighth, the log-sum-exp reflected loss a
     sixth, and the reflected loss against each of the nearest of the `rivals` likeliest wrong
     classes what is left, one gradient each to order them included. Small budgets try fewer
-    classes, large ones start again at random.
+    classes, large ones start again at random. What the attacks have in common is passed on.
     """
-    whole("budget", budget, minimum=24)
+    whole("budget", budget, minimum=LEAST_BUDGET)
     measured = min(whole("rivals", rivals), classes - 1)
     rest = max(budget - budget // 12 - budget // 8 - budget // 6 - measured, 4)
     top = max(min(measured, rest // 7), 1)
@@ -53,15 +48,7 @@ def ensemble(
         (steps, ReflectedAll(top, among=measured), max(rest // (top * steps), 1)),
     )
     return tuple(
-        PGD(
-            threat,
-            steps=count,
-            loss=loss,
-            restarts=restarts,
-            criterion=criterion,
-            batch_size=batch_size,
-            seed=seed,
-        )
+        PGD(threat, steps=count, loss=loss, restarts=restarts, **common)
         for count, loss, restarts in plan
     )
 
@@ -110,14 +97,8 @@ def strongest(
     with evaluation(model):
         count = clean_logits(model, x[:1], 1).shape[1]
     y = classes(y, x, count)
-    attacks = ensemble(
-        threat,
-        count,
-        budget=budget,
-        rivals=rivals,
-        criterion=criterion,
-        batch_size=batch_size,
-        seed=seed,
+    attacks = stages(
+        threat, count, budget, rivals, criterion=criterion, batch_size=batch_size, seed=seed
     )
     found: AttackResult | None = None
     left = torch.arange(len(x), device=x.device)
@@ -135,8 +116,8 @@ def strongest(
     if warn:
         # Saturation of cross-entropy is what the later attacks are for, and not reported.
         with evaluation(model):
-            random = diagnose.randomness(model, x[:64])
-        diagnose.gradients(found, x, threat.radius, known=found.success | random)
+            random = warn_of_randomness(model, x)
+        warn_of_gradients(found, x, threat.radius, known=found.success | random)
     return dataclasses.replace(found, loss=_loss(model, found.x, y, criterion, batch_size))
 
 
@@ -158,5 +139,5 @@ def _loss(model: Model, x: Tensor, y: Tensor, criterion: Criterion, batch_size: 
     with evaluation(model):
         f = all_logits(model, x, batch_size)
     aim = criterion.aims(y, f.shape[1])
-    reflected = LOSSES["reflected"]
-    return reflected.away(f, y) if aim is None else reflected.toward(f, aim)
+    objective = objective_of(LOSSES["reflected"], targeted=aim is not None)
+    return objective(f, y, aim)
