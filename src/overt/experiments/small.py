@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +12,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, relu
 
 from overt._check import InputError
+from overt.datasets import data_folder
 
 RESNET_50 = (3, 4, 6, 3)
 """Bottleneck blocks in each of ResNet-50's four stages."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Data:
     """Images in [0, 1] as (points, channels, height, width), with classes (points,)."""
 
@@ -30,7 +29,11 @@ class Data:
 
 
 def load(name: str, only: Sequence[int] | None = None) -> Data:
-    """Return "digits" (from scikit-learn), or "mnist" or "cifar10" from the folder OVERT_DATA."""
+    """Return "digits" (from scikit-learn), or "mnist" or "cifar10" from the folder OVERT_DATA.
+
+    With `only`, classes in ascending order, all others are left out and these numbered from 0.
+    """
+    parts: list[Any]
     if name == "digits":
         from sklearn.datasets import load_digits
 
@@ -38,27 +41,22 @@ def load(name: str, only: Sequence[int] | None = None) -> Data:
         x, y = bunch.images[:, None] / 16.0, bunch.target
         split = np.random.default_rng(0).permutation(len(y))
         train, test = split[500:], split[:500]
-        parts: list[Any] = [x[train], y[train], x[test], y[test]]
+        parts = [x[train], y[train], x[test], y[test]]
     else:
-        folder = os.environ.get("OVERT_DATA")
-        if not folder or not (Path(folder) / f"{name}.npz").exists():
-            raise InputError(
-                f"OVERT_DATA must name a folder that holds {name}.npz, got {folder or 'nothing'}"
-            )
-        with np.load(Path(folder) / f"{name}.npz") as file:
+        path = data_folder() / f"{name}.npz"
+        if not path.exists():
+            raise InputError(f"OVERT_DATA must hold {name}.npz, {path.parent} does not")
+        with np.load(path) as file:
             parts = [file[k] for k in ("x_train", "y_train", "x_test", "y_test")]
         for i in (0, 2):
             images = parts[i] / np.float32(255)
             parts[i] = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
-    data = [torch.tensor(np.ascontiguousarray(part)) for part in parts]
-    x, y, x_test, y_test = data[0].float(), data[1].long(), data[2].float(), data[3].long()
     if only is not None:
-        keep, keep_test = torch.isin(y, torch.tensor(only)), torch.isin(y_test, torch.tensor(only))
-        place = {c: i for i, c in enumerate(only)}
-        x, x_test = x[keep], x_test[keep_test]
-        y = torch.tensor([place[int(c)] for c in y[keep]])
-        y_test = torch.tensor([place[int(c)] for c in y_test[keep_test]])
-    return Data(x, y, x_test, y_test)
+        for i in (0, 2):
+            kept = np.isin(parts[i + 1], only)
+            parts[i], parts[i + 1] = parts[i][kept], np.searchsorted(only, parts[i + 1][kept])
+    x, y, x_test, y_test = (torch.tensor(np.ascontiguousarray(part)) for part in parts)
+    return Data(x.float(), y.long(), x_test.float(), y_test.long())
 
 
 def mlp(inputs: int, classes: int, width: int = 100) -> nn.Sequential:
@@ -78,18 +76,6 @@ def fit(model: nn.Module, x: Tensor, y: Tensor, *, epochs: int, seed: int, batch
                 optimizer.zero_grad()
                 cross_entropy(model(x[rows]), y[rows]).backward()
                 optimizer.step()
-
-
-class Scaled(nn.Module):  # type: ignore[misc]
-    """A model whose logits are multiplied by a number: same predictions, sharper probabilities."""
-
-    def __init__(self, model: nn.Module, scale: float) -> None:
-        super().__init__()
-        self.model, self.scale = model, scale
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the scaled logits."""
-        return self.scale * self.model(x)
 
 
 class _Block(nn.Module):  # type: ignore[misc]

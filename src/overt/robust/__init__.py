@@ -17,24 +17,16 @@ try:
 except ModuleNotFoundError:
     raise MissingExtraError("torch", "torch") from None
 
-from overt.robust.attacks import (
-    BIM,
-    FGSM,
-    PGD,
-    Attack,
-    AttackResult,
-    Constant,
-    Cosine,
-    Decay,
-    Halving,
-    RobustnessWarning,
-    strongest,
-)
+from overt.robust.attacks.base import Attack
+from overt.robust.attacks.criteria import Criterion, Effective, Misclassified, Targeted
+from overt.robust.attacks.gradient import BIM, FGSM, PGD, Constant, Cosine, Decay, Halving
+from overt.robust.attacks.losses import LOSSES, Loss, ReflectedAll
+from overt.robust.attacks.results import AttackResult, RobustnessWarning
+from overt.robust.attacks.staged import strongest
 from overt.robust.certificates import exact, guarantees, leaky
-from overt.robust.criteria import Criterion, Effective, Misclassified, Targeted
 from overt.robust.evaluation import RobustError, robust_error
-from overt.robust.losses import LOSSES, Loss, ReflectedAll
-from overt.robust.threats import L1, L2, Linf, Threat
+from overt.robust.threats.balls import L1, L2, Linf
+from overt.robust.threats.base import Threat
 from overt.robust.training import Training, adversarial_train
 
 __all__ = [

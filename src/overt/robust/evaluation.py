@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +16,12 @@ from overt._intervals import clopper_pearson
 from overt._progress import meter
 from overt._types import Floats
 from overt.results import Result, Status
-from overt.robust.attacks import Attack, AttackResult, strongest
-from overt.robust.attacks.staged import LEAST_BUDGET
-from overt.robust.criteria import Misclassified
-from overt.robust.models import Model, classes, clean_logits, evaluation, inputs
-from overt.robust.threats import Threat, check_threat
+from overt.robust.attacks import models
+from overt.robust.attacks.base import Attack
+from overt.robust.attacks.criteria import Misclassified
+from overt.robust.attacks.results import AttackResult
+from overt.robust.attacks.staged import LEAST_BUDGET, strongest
+from overt.robust.threats.base import Threat, check_threat
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -69,22 +70,26 @@ class RobustError(Result):
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(5.6, 3.8), layout="constrained")
-        axes: Any = figure.add_subplot()
+        axes = figure.add_subplot()
+        self.draw(axes)
+        axes.set_title(f"{self.points} points, {self.confidence:.0%} intervals", fontsize=10)
+        return figure
+
+    def draw(self, axes: Any, label: str | None = None) -> None:
+        """Draw the curve with its intervals into axes of matplotlib."""
         radii, errors = np.r_[0.0, self.radii], np.r_[self.clean, self.errors]
         clean = clopper_pearson(round(self.clean * self.points), self.points, self.confidence)
         axes.fill_between(radii, *np.vstack([clean, self.intervals]).T, alpha=0.25, lw=0)
-        axes.plot(radii, errors, marker="o", ms=4)
+        axes.plot(radii, errors, marker="o", ms=4, label=label)
         axes.set_xlabel(f"radius ({self.norm})")
         axes.set_ylabel("robust error found")
         axes.set_ylim(0, 1)
         axes.set_xlim(0, None)
         axes.grid(alpha=0.3)
-        axes.set_title(f"{self.points} points, {self.confidence:.0%} intervals", fontsize=10)
-        return figure
 
 
 def robust_error(
-    model: Model,
+    model: models.Model,
     x: Any,
     y: Any,
     threat: Threat,
@@ -93,7 +98,7 @@ def robust_error(
     attack: Attack | None = None,
     budget: int = 1000,
     confidence: float = 0.95,
-    batch_size: int = 1024,
+    batch_size: int = models.BATCH_SIZE,
     seed: int = 0,
     warn: bool = True,
 ) -> RobustError:
@@ -126,13 +131,13 @@ def robust_error(
     if not 0 < number("confidence", confidence) < 1:
         raise InputError(f"confidence must lie between 0 and 1, got {confidence!r}")
     whole("budget", budget, minimum=LEAST_BUDGET)
-    x = inputs(model, x)
+    x = models.inputs(model, x)
     threat = threat.within(x)
     further = () if radii is None else np.ravel(radii)
     curve = np.unique([number("radii", r) for r in (*further, threat.radius)])
-    with evaluation(model):
-        clean = clean_logits(model, x, whole("batch_size", batch_size))
-    y = classes(y, x, clean.shape[1])
+    with models.evaluating(model):
+        clean = models.clean_logits(model, x, whole("batch_size", batch_size))
+    y = models.classes(y, x, clean.shape[1])
     criterion = Misclassified() if attack is None else attack.criterion
     aim = criterion.aims(y, clean.shape[1])
     wrong = criterion.met(clean, y, y if aim is None else aim).cpu().numpy()
@@ -146,34 +151,19 @@ def robust_error(
         return chosen(*given, start=start, warn=heed)
 
     smallest = np.where(wrong, 0.0, np.inf)
-    gradients, status = _climb(attacked, smallest, curve[curve > 0], x.device, warn)
-    return _summary(threat, curve, smallest, confidence, gradients, status)
-
-
-def _climb(
-    attacked: Callable[[Tensor, float, Tensor | None, bool], AttackResult],
-    smallest: Floats,
-    radii: Floats,
-    device: torch.device,
-    warn: bool,
-) -> tuple[int, Status]:
-    """Attack at ascending radii the points left, and note in `smallest` where each is fooled.
-
-    Warnings are given at the first radius only. Returns gradients spent, and the status.
-    """
-    left, start = torch.arange(len(smallest), device=device), None
-    gradients, status = 0, Status.FINISHED
-    with meter("radii", len(radii), show=len(radii) > 1) as bar:
-        for radius in radii:
+    left, start = torch.arange(len(x), device=x.device), None
+    gradients, status, positive = 0, Status.FINISHED, curve[curve > 0]
+    with meter("radii", len(positive), show=len(positive) > 1) as bar:
+        for radius in positive:
             if len(left) == 0 or status is Status.INTERRUPTED:
                 break
-            found = attacked(left, float(radius), start, warn and radius == radii[0])
+            found = attacked(left, float(radius), start, warn and radius == positive[0])
             fooled = left[found.success].cpu().numpy()
             smallest[fooled] = np.minimum(smallest[fooled], radius)
             gradients, status = gradients + found.gradients, found.status
             left, start = left[~found.success], found.x[~found.success]
             bar.advance(note=f"error {float(np.mean(smallest <= radius)):.3f}")
-    return gradients, status
+    return _summary(threat, curve, smallest, confidence, gradients, status)
 
 
 def _summary(

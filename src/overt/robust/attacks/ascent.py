@@ -16,10 +16,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from overt.robust.criteria import Criterion
-from overt.robust.losses import Objective
-from overt.robust.threats import Region, Threat
-from overt.robust.threats.base import Size
+from overt.robust.attacks.criteria import Criterion
+from overt.robust.attacks.losses import Objective
+from overt.robust.threats.base import Region, Size, Threat
+
+Draw = Callable[[], Tensor]
+"""Draws random allowed perturbations of the points of a batch."""
 
 LEAVE = 0.15
 """Share of fooled points in a batch from which it pays to copy the others out."""
@@ -93,13 +95,12 @@ class StepSchedule(ABC):
 
 @dataclass(frozen=True)
 class Walk:
-    """How to ascend: number and lengths of steps, momentum, what follows a success."""
+    """How to ascend: number and lengths of steps, momentum, whether steps are normalized."""
 
     steps: int
     schedule: StepSchedule
     momentum: float = 0.0
     normalize: bool = True
-    early_exit: bool = True
 
 
 @dataclass(eq=False)
@@ -135,10 +136,11 @@ class Found:
 
 
 @torch.no_grad()
-def ascend(
-    points: Points, start: Tensor, walk: Walk, escape: Callable[[], Tensor] | None = None
-) -> Found:
-    """Ascend from `start`; points without a gradient there go on from a random draw instead."""
+def ascend(points: Points, start: Tensor, walk: Walk, escape: Draw, *, early_exit: bool) -> Found:
+    """Ascend from `start`; points without a gradient there escape to a random draw instead.
+
+    With `early_exit` fooled points leave at once.
+    """
     sizes = walk.schedule.begin(len(start), points.region.threat, walk.steps, start)
     books, mover = _Books(start), _Mover(walk, sizes, points.region, start)
     for step in range(walk.steps):
@@ -148,7 +150,7 @@ def ascend(
         if step == 0:
             books.found.flat = ~(gradient.abs().amax(1) > 0) & ~fooled
         mover.remember(gradient, better)
-        if walk.early_exit and (stay := books.leave()) is not None:
+        if early_exit and (stay := books.leave()) is not None:
             if len(stay) == 0:
                 return books.found
             points, gradient, better = points.take(stay), gradient[stay], better[stay]
@@ -156,7 +158,7 @@ def ascend(
         if step > 0:
             mover.go_back(books.best, gradient, better)
         mover.advance(step, gradient)
-        if step == 0 and escape is not None and bool(books.found.flat.any()):
+        if step == 0 and bool(books.found.flat.any()):
             mover.jump(books.found.flat[books.rows], escape()[books.rows])
     books.enter(mover.delta, *points.evaluate(mover.moved))
     return books.close()

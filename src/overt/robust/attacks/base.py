@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, final
 
@@ -14,26 +13,17 @@ from torch import Tensor
 from overt._check import InputTypeError, whole
 from overt._progress import Meter, meter
 from overt.results import Status
-from overt.robust.attacks.ascent import Found, Points, slope
+from overt.robust.attacks import models
+from overt.robust.attacks.ascent import Draw, Found, Points, slope
+from overt.robust.attacks.criteria import Criterion, Misclassified
+from overt.robust.attacks.losses import Loss, Plan, find_loss, objective_of, reflected_pair
 from overt.robust.attacks.results import (
     AttackResult,
     warn_of_gradients,
     warn_of_randomness,
     warn_of_saturation,
 )
-from overt.robust.criteria import Criterion, Misclassified
-from overt.robust.losses import Loss, Plan, find_loss, objective_of, reflected_pair
-from overt.robust.models import (
-    Model,
-    all_logits,
-    classes,
-    clean_logits,
-    evaluation,
-    inputs,
-    logits,
-    starts,
-)
-from overt.robust.threats import Threat, check_threat
+from overt.robust.threats.base import Threat, check_threat
 
 SLACK = 1e-4
 """Relative excess over the radius that rounding may cause in single precision."""
@@ -75,7 +65,7 @@ class Attack(ABC):
     restarts: int = 1
     random_start: bool = False
     early_exit: bool = True
-    batch_size: int = 1024
+    batch_size: int = models.BATCH_SIZE
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -96,12 +86,12 @@ class Attack(ABC):
         """Number of gradients of a run."""
 
     @abstractmethod
-    def run(self, points: Points, start: Tensor, steps: int, escape: Callable[[], Tensor]) -> Found:
+    def run(self, points: Points, start: Tensor, steps: int, escape: Draw) -> Found:
         """Take so many steps on one batch from `start`; `escape` draws random perturbations."""
 
     @final
     def __call__(
-        self, model: Model, x: Any, y: Any, *, start: Any = None, warn: bool = True
+        self, model: models.Model, x: Any, y: Any, *, start: Any = None, warn: bool = True
     ) -> AttackResult:
         """Attack `model` at the inputs x (points, ...) with true classes y (points,).
 
@@ -117,16 +107,16 @@ class Attack(ABC):
         warn
             Whether to warn of gradients that cannot be trusted.
         """
-        x = inputs(model, x)
+        x = models.inputs(model, x)
         threat, loss = self.threat.within(x), find_loss(self.loss)
-        with torch.inference_mode(False), evaluation(model):
-            clean = clean_logits(model, x, self.batch_size)
-            y = classes(y, x, clean.shape[1])
+        with torch.inference_mode(False), models.evaluating(model):
+            clean = models.clean_logits(model, x, self.batch_size)
+            y = models.classes(y, x, clean.shape[1])
             search = _Search(self, model, threat, loss, x, y, clean)
             if warn:
                 random = warn_of_randomness(model, x)
                 known = warn_of_saturation(loss, clean, y) | random
-            result = search.result(search.run(starts(model, start, x)))
+            result = search.result(search.run(models.starts(model, start, x)))
             if warn:
                 warn_of_gradients(result, x, threat.radius, known)
             return result
@@ -138,7 +128,7 @@ class _Search:
     def __init__(
         self,
         attack: Attack,
-        model: Model,
+        model: models.Model,
         threat: Threat,
         loss: Loss,
         x: Tensor,
@@ -178,7 +168,7 @@ class _Search:
         if self._threat.bounds is not None:
             x = x.clamp(*self._threat.box(x))
         x = torch.where((best.delta == 0).all(1).view(-1, *[1] * (x.ndim - 1)), self._x, x)
-        after = all_logits(self._model, x, self._attack.batch_size)
+        after = models.all_logits(self._model, x, self._attack.batch_size)
         size = self._threat.size((x - self._x).flatten(1))
         allowed = size <= self._threat.radius * (1 + max(SLACK, 4 * torch.finfo(x.dtype).eps))
         success = self._attack.criterion.met(after, self._y, self._aim) & allowed
@@ -255,7 +245,7 @@ class _Search:
         return likely.gather(1, order)[:, : self._plan.rivals]
 
     def _flat_logits(self, x: Tensor) -> Tensor:
-        return logits(self._model, x.view(len(x), *self._x.shape[1:]))
+        return models.logits(self._model, x.view(len(x), *self._x.shape[1:]))
 
     def _report(self, bar: Meter, rows: Tensor) -> None:
         done = int(rows[-1]) + 1

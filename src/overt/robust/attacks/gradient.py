@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from abc import abstractmethod
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
 from overt._check import InputTypeError, number, whole
-from overt.robust.attacks.ascent import Found, Points, StepSchedule, StepSizes, Walk, ascend
+from overt.robust.attacks.ascent import Draw, Found, Points, StepSchedule, StepSizes, Walk, ascend
 from overt.robust.attacks.base import Attack
-from overt.robust.threats import Threat
+from overt.robust.threats.base import Threat
 
 
 @dataclass(frozen=True)
@@ -125,29 +125,41 @@ class _Halved(StepSizes):
         self._halved = self._halved[rows]
 
 
+@dataclass(frozen=True)
+class _Ascending(Attack):
+    """An attack that follows the gradient."""
+
+    @abstractmethod
+    def walk(self, threat: Threat) -> Walk:
+        """Return how to ascend within the threat."""
+
+    @property
+    def length(self) -> int:
+        """Number of gradients of a run."""
+        return self.walk(self.threat).steps
+
+    def run(self, points: Points, start: Tensor, steps: int, escape: Draw) -> Found:
+        """Attack one batch."""
+        walk = replace(self.walk(points.region.threat), steps=steps)
+        return ascend(points, start, walk, escape, early_exit=self.early_exit)
+
+
 @final
 @dataclass(frozen=True)
-class FGSM(Attack):
+class FGSM(_Ascending):
     """One step of the whole radius in the direction of steepest ascent.
 
     For Linf that is the fast gradient sign method (Goodfellow et al. 2015).
     """
 
-    @property
-    def length(self) -> int:
-        """Number of gradients of a run."""
-        return 1
-
-    def run(self, points: Points, start: Tensor, steps: int, escape: Callable[[], Tensor]) -> Found:
-        """Attack one batch."""
-        radius = points.region.threat.radius
-        walk = Walk(steps, Constant(radius), early_exit=self.early_exit)
-        return ascend(points, start, walk, escape)
+    def walk(self, threat: Threat) -> Walk:
+        """Return one step of the whole radius."""
+        return Walk(1, Constant(threat.radius))
 
 
 @final
 @dataclass(frozen=True)
-class BIM(Attack):
+class BIM(_Ascending):
     """Steps of equal length along the steepest direction (Kurakin et al. 2017).
 
     step_size is 2.5 radius / steps if not given.
@@ -163,20 +175,14 @@ class BIM(Attack):
         if self.step_size is not None:
             number("step_size", self.step_size)
 
-    @property
-    def length(self) -> int:
-        """Number of gradients of a run."""
-        return self.steps
-
-    def run(self, points: Points, start: Tensor, steps: int, escape: Callable[[], Tensor]) -> Found:
-        """Attack one batch."""
-        walk = Walk(steps, Constant(self.step_size), early_exit=self.early_exit)
-        return ascend(points, start, walk, escape)
+    def walk(self, threat: Threat) -> Walk:
+        """Return steps of equal length."""
+        return Walk(self.steps, Constant(self.step_size))
 
 
 @final
 @dataclass(frozen=True)
-class PGD(Attack):
+class PGD(_Ascending):
     """Projected gradient ascent with steps that shorten.
 
     Parameters
@@ -208,12 +214,6 @@ class PGD(Attack):
                 f"got {self.schedule!r}"
             )
 
-    @property
-    def length(self) -> int:
-        """Number of gradients of a run."""
-        return self.steps
-
-    def run(self, points: Points, start: Tensor, steps: int, escape: Callable[[], Tensor]) -> Found:
-        """Attack one batch."""
-        walk = Walk(steps, self.schedule, self.momentum, self.normalize, self.early_exit)
-        return ascend(points, start, walk, escape)
+    def walk(self, threat: Threat) -> Walk:
+        """Return steps by the schedule, with momentum."""
+        return Walk(self.steps, self.schedule, self.momentum, self.normalize)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from overt.results import Result, Status
-from overt.robust.losses import Loss
-from overt.robust.models import Model, logits
+from overt.robust.attacks.losses import Loss
+from overt.robust.attacks.models import Model, logits
 
 NOTEWORTHY = 0.01
 """Share of the points from which a sign is reported."""

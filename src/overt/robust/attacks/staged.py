@@ -11,13 +11,13 @@ from torch import Tensor
 from overt._check import whole
 from overt._progress import meter
 from overt.results import Status
+from overt.robust.attacks import models
 from overt.robust.attacks.base import Attack
+from overt.robust.attacks.criteria import Criterion, Misclassified
 from overt.robust.attacks.gradient import PGD
+from overt.robust.attacks.losses import LOSSES, Loss, ReflectedAll, objective_of
 from overt.robust.attacks.results import AttackResult, warn_of_gradients, warn_of_randomness
-from overt.robust.criteria import Criterion, Misclassified
-from overt.robust.losses import LOSSES, Loss, ReflectedAll, objective_of
-from overt.robust.models import Model, all_logits, classes, clean_logits, evaluation, inputs, starts
-from overt.robust.threats import Threat, check_threat
+from overt.robust.threats.base import Threat, check_threat
 
 LEAST_BUDGET = 24
 """Gradients of a point that leave two to the stage with the fewest."""
@@ -54,7 +54,7 @@ def stages(
 
 
 def strongest(
-    model: Model,
+    model: models.Model,
     x: Any,
     y: Any,
     threat: Threat,
@@ -63,7 +63,7 @@ def strongest(
     rivals: int = 9,
     criterion: Criterion = Misclassified(),  # noqa: B008  (immutable)
     start: Any = None,
-    batch_size: int = 1024,
+    batch_size: int = models.BATCH_SIZE,
     seed: int = 0,
     warn: bool = True,
 ) -> AttackResult:
@@ -91,12 +91,12 @@ def strongest(
     batch_size, seed, warn
         As for any attack.
     """
-    x = inputs(model, x)
+    x = models.inputs(model, x)
     threat = check_threat(threat).within(x)
-    start = starts(model, start, x)
-    with evaluation(model):
-        count = clean_logits(model, x[:1], 1).shape[1]
-    y = classes(y, x, count)
+    start = models.starts(model, start, x)
+    with models.evaluating(model):
+        count = models.clean_logits(model, x[:1], 1).shape[1]
+    y = models.classes(y, x, count)
     attacks = stages(
         threat, count, budget, rivals, criterion=criterion, batch_size=batch_size, seed=seed
     )
@@ -115,7 +115,7 @@ def strongest(
     assert found is not None  # noqa: S101  (there is at least one attack)
     if warn:
         # Saturation of cross-entropy is what the later attacks are for, and not reported.
-        with evaluation(model):
+        with models.evaluating(model):
             random = warn_of_randomness(model, x)
         warn_of_gradients(found, x, threat.radius, known=found.success | random)
     return dataclasses.replace(found, loss=_loss(model, found.x, y, criterion, batch_size))
@@ -134,10 +134,12 @@ def _join(found: AttackResult, rows: Tensor, part: AttackResult) -> AttackResult
     )
 
 
-def _loss(model: Model, x: Tensor, y: Tensor, criterion: Criterion, batch_size: int) -> Tensor:
+def _loss(
+    model: models.Model, x: Tensor, y: Tensor, criterion: Criterion, batch_size: int
+) -> Tensor:
     """Return the reflected loss, whichever attack was the last at a point."""
-    with evaluation(model):
-        f = all_logits(model, x, batch_size)
+    with models.evaluating(model):
+        f = models.all_logits(model, x, batch_size)
     aim = criterion.aims(y, f.shape[1])
     objective = objective_of(LOSSES["reflected"], targeted=aim is not None)
     return objective(f, y, aim)

@@ -72,16 +72,10 @@ def training_plan(
     width, slope, kappa, omega
         m, alpha > 0, |a_r|, and the largest Frobenius norm of the first hidden weights.
     """
-    epsilon, kappa = (
-        number(name, value, exclusive=True)
-        for name, value in (("epsilon", epsilon), ("kappa", kappa))
-    )
-    margin, radius, reach, omega = (
-        number(name, value)
-        for name, value in (
-            ("margin", margin), ("radius", radius), ("reach", reach), ("omega", omega)
-        )
-    )  # fmt: skip
+    epsilon = number("epsilon", epsilon, exclusive=True)
+    kappa = number("kappa", kappa, exclusive=True)
+    margin, radius = number("margin", margin), number("radius", radius)
+    reach, omega = number("reach", reach), number("omega", omega)
     if not check_slope(slope):
         raise InputError("slope must be above 0: nothing is proved for ReLU networks")
     if reach < margin * (1 - 1e-9):

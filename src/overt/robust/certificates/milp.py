@@ -13,7 +13,8 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
 from overt._types import Floats
-from overt.robust.threats import L1, L2, Threat
+from overt.robust.threats.balls import L1, L2
+from overt.robust.threats.base import Threat
 
 TIGHT = 1e-7
 """How far, relative to the radius, tangent planes may leave a Euclidean ball."""

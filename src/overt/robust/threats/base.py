@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Self, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from overt._check import InputError, InputTypeError, number
 from overt.results import Result
-from overt.robust.models import tensor
 from overt.robust.threats.keyed_random import keys_of, normal
 
 Bounds = Any
@@ -211,6 +211,24 @@ def check_threat(threat: Any) -> Threat:
             f"threat must be L1(radius), L2(radius) or Linf(radius), got {threat!r}"
         )
     return threat
+
+
+def tensor(name: str, value: Any) -> Tensor:
+    """Return a tensor, an array, a data frame or a list of numbers as a tensor."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise InputTypeError(f"{name} must be a tensor or an array: {error}") from None
+    if array.dtype.kind not in "biufc":
+        raise InputTypeError(
+            f"{name} must be a tensor or an array of numbers, got {type(value).__name__} of "
+            f"{array.dtype}"
+        )
+    native = np.float64 if array.dtype == np.longdouble else array.dtype.newbyteorder("=")
+    # PyTorch takes neither negative strides nor foreign byte orders, and complains of read-only.
+    return torch.from_numpy(np.require(array, native, ["C", "W"]))
 
 
 def _fits(limit: Tensor, one: Tensor) -> bool:

@@ -22,8 +22,8 @@ from overt._check import InputError, InputTypeError, choice, number, whole
 from overt._progress import meter
 from overt._types import Floats
 from overt.results import Result, Status
-from overt.robust.attacks import Attack
-from overt.robust.models import all_logits, classes, clean_logits, evaluation, inputs
+from overt.robust.attacks import models
+from overt.robust.attacks.base import Attack
 from overt.robust.training.checkpoints import TrainingCheckpoint
 from overt.robust.training.epoch import Epoch, WarmStarts, batches, finished, hits
 
@@ -148,11 +148,11 @@ def adversarial_train(
                     run = Epoch(model, optimizer, attack, clean_fraction, warm_starts, share, sums)
                     for count, batch in _left(data, _mix(seed, epoch), done, saved):
                         run.step(batch, _mix(seed, epoch, count))
-                        rates.after_batch()
+                        rates.after("batch")
                         if checkpoint_every and count % checkpoint_every == 0:
                             saved.save(history, count, run.sums)
                     row = run.summary()
-                    rates.after_epoch(row["loss"])
+                    rates.after("epoch", row["loss"])
                     history.append(row | _accuracy(model, attack, holdout))
                     done, sums = 0, None
                     saved.save(history, 0, None)
@@ -180,15 +180,9 @@ class _Rates:
             )
         self._scheduler, self._each = scheduler, each
 
-    def after_batch(self) -> None:
-        if self._scheduler is not None and self._each == "batch":
-            self._scheduler.step()
-
-    def after_epoch(self, loss: float) -> None:
-        if self._by_loss:
-            self._scheduler.step(loss)
-        elif self._scheduler is not None and self._each == "epoch":
-            self._scheduler.step()
+    def after(self, part: str, *loss: float) -> None:
+        if self._scheduler is not None and self._each == part:
+            self._scheduler.step(*(loss if self._by_loss else ()))
 
 
 def _left(
@@ -221,10 +215,10 @@ def _holdout(model: nn.Module, pair: tuple[Any, Any]) -> tuple[Tensor, Tensor]:
     """Return the data kept from training, checked before any time is spent on it."""
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise InputTypeError(f"holdout must be a pair (inputs, classes), got {type(pair).__name__}")
-    x = inputs(model, pair[0])
-    with evaluation(model):
-        count = all_logits(model, x[:1], 1).shape[1]
-    return x, classes(pair[1], x, count)
+    x = models.inputs(model, pair[0])
+    with models.evaluating(model):
+        count = models.all_logits(model, x[:1], 1).shape[1]
+    return x, models.classes(pair[1], x, count)
 
 
 def _settle(
@@ -237,7 +231,7 @@ def _settle(
     if attack is None or not isinstance(attack.threat.bounds, str):
         return attack
     with torch.random.fork_rng():
-        ranges = [inputs(model, batch[0]).aminmax() for batch in data]
+        ranges = [models.inputs(model, batch[0]).aminmax() for batch in data]
     if holdout is not None:
         ranges.append(holdout[0].aminmax())
     if not ranges:
@@ -253,8 +247,8 @@ def _accuracy(
     clean = robust = float("nan")
     if holdout is not None:
         x, y = holdout
-        with evaluation(model):
-            clean = robust = hits(clean_logits(model, x, 1024), y) / len(x)
+        with models.evaluating(model):
+            clean = robust = hits(models.clean_logits(model, x, models.BATCH_SIZE), y) / len(x)
         if attack is not None:
             attack = dataclasses.replace(attack, early_exit=True)
             robust = finished(attack(model, x, y, warn=False)).robust_accuracy

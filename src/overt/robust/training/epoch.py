@@ -13,8 +13,10 @@ from torch.nn.functional import cross_entropy
 
 from overt._check import InputError, InputTypeError, whole
 from overt.results import Status
-from overt.robust.attacks import Attack, AttackResult
-from overt.robust.models import classes, evaluation, inputs, logits, tensor
+from overt.robust.attacks.base import Attack
+from overt.robust.attacks.models import classes, evaluating, inputs, logits
+from overt.robust.attacks.results import AttackResult
+from overt.robust.threats.base import tensor
 from overt.robust.threats.keyed_random import keys_of
 
 
@@ -147,7 +149,7 @@ class Epoch:
             return (1 - c) * loss + c * cross_entropy(clean, y), clean, robust, y
         if moved is x:
             return loss, robust, robust, y
-        with evaluation(self._model), torch.no_grad():  # no trace in batch normalization
+        with evaluating(self._model), torch.no_grad():  # no trace in batch normalization
             return loss, logits(self._model, x), robust, y
 
     def _perturb(self, attack: Attack, x: Tensor, y: Any, seed: int) -> Tensor:
