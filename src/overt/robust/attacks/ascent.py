@@ -203,8 +203,10 @@ class _Books:
 
     def close(self) -> Found:
         """Return what was found, the batch included."""
-        self.found.merge(self.rows, self._batch)
-        return self.found
+        out, own, rows = self.found, self._batch, self.rows
+        out.delta[rows], out.value[rows] = own.delta, own.value
+        out.fooled[rows], out.broken[rows] = own.fooled, own.broken
+        return out
 
 
 class _Mover:
