@@ -276,18 +276,11 @@ def _(scale: int, rng: np.random.Generator) -> Evidence:
         W, b, a = rng.normal(size=(4, 2)), rng.normal(size=4), rng.normal(size=(1, 4))
         x = rng.normal(size=(25, 2))
         y = (np.maximum(x @ W.T + b, 0) @ a[0] > 0).astype(int)
-        hidden, bias, top = (torch.from_numpy(part) for part in (W, b, a))
-
-        def model(
-            v: torch.Tensor,
-            hidden: torch.Tensor = hidden,
-            bias: torch.Tensor = bias,
-            top: torch.Tensor = top,
-        ) -> torch.Tensor:
-            return torch.relu(v @ hidden.T + bias) @ top.T
-
+        net = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+        state = {"0.weight": W, "0.bias": b, "2.weight": a, "2.bias": np.zeros(1)}
+        net.double().load_state_dict({name: torch.from_numpy(v) for name, v in state.items()})
         truth = exact.two_layer(W, a, x, y, threat, hidden_bias=b)
-        found = strongest(model, x, y, threat, warn=False).success.numpy()
+        found = strongest(net, x, y, threat, warn=False).success.numpy()
         if bool((found & ~truth.fooled & ~truth.undecided).any()):
             return Evidence(math.inf, 0.01, "a point that is proved robust was fooled")
         total, missed = total + len(x), missed + int((truth.fooled & ~found).sum())

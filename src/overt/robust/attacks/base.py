@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from overt._check import InputTypeError, whole
-from overt._progress import Meter, meter
+from overt._progress import meter
 from overt.results import Status
 from overt.robust.attacks import models
 from overt.robust.attacks.ascent import Draw, Found, Points, slope
@@ -156,7 +156,8 @@ class _Search:
             with meter("attack", len(self._x), show=len(batches) > 1) as bar:
                 for rows in batches:
                     self._batch(rows, start)
-                    self._report(bar, rows)
+                    done = self._best.fooled[: int(rows[-1]) + 1]
+                    bar.advance(len(rows), f"robust {1 - float(done.double().mean()):.3f}")
         except KeyboardInterrupt:
             return Status.INTERRUPTED
         return Status.FINISHED
@@ -198,14 +199,8 @@ class _Search:
             return
         y, aim = self._y[rows], self._aim[rows]
         region = self._threat.region(self._x[rows])
-        points = Points(
-            self._flat_logits,
-            y,
-            aim if rival is None else rival,
-            region,
-            self._objective if rival is None else reflected_pair,
-            self._attack.criterion,
-        )
+        objective, toward = (self._objective, aim) if rival is None else (reflected_pair, rival)
+        points = Points(self._flat_logits, y, toward, region, objective, self._attack.criterion)
 
         def draw() -> Tensor:
             return region.draw(self._attack.seed + restart, extreme=restart % 2 == 1)
@@ -246,7 +241,3 @@ class _Search:
 
     def _flat_logits(self, x: Tensor) -> Tensor:
         return models.logits(self._model, x.view(len(x), *self._x.shape[1:]))
-
-    def _report(self, bar: Meter, rows: Tensor) -> None:
-        done = int(rows[-1]) + 1
-        bar.advance(len(rows), f"robust {1 - float(self._best.fooled[:done].double().mean()):.3f}")

@@ -213,16 +213,8 @@ class ReflectedAll(_OfMargin):
 
 
 LOSSES: dict[str, Loss] = {
-    loss.name: loss
-    for loss in (
-        CrossEntropy(),
-        Dlr(),
-        Margin(),
-        Reflected(),
-        ReflectedAll(),
-        ReflectedGreedy(),
-        ReflectedLse(),
-    )
+    kind.name: kind()
+    for kind in (CrossEntropy, Dlr, Margin, Reflected, ReflectedAll, ReflectedGreedy, ReflectedLse)
 }
 
 

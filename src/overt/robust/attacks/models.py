@@ -100,10 +100,8 @@ def inputs(model: Model, x: Any) -> Tensor:
 
 def starts(model: Model, start: Any, x: Tensor) -> Tensor | None:
     """Return the inputs to start from, which must be shaped like x, or None."""
-    if start is None:
-        return None
-    start = inputs(model, start)
-    if start.shape != x.shape:
+    start = None if start is None else inputs(model, start)
+    if start is not None and start.shape != x.shape:
         raise InputError(f"start must be shaped like x, {tuple(x.shape)}, got {tuple(start.shape)}")
     return start
 

@@ -34,9 +34,23 @@ class L2(Threat):
         """Return sqrt(sum g^2)."""
         return torch.linalg.vector_norm(gradient, dim=1)
 
-    def project(self, delta: Tensor, box: Box, out: Tensor | None = None) -> Tensor:
-        """Return the nearest allowed perturbation to each row."""
-        return project_l2(delta, self.radius, box, out)
+    def project(self, v: Tensor, box: Box, out: Tensor | None = None) -> Tensor:
+        """Return clip(s v, low, high) with the largest s in [0, 1] that keeps the norm."""
+        if box is None:
+            # Squares of perturbations as long as a very large radius would overflow.
+            wide = torch.float64 if self.radius > torch.finfo(v.dtype).max ** 0.4 else None
+            norm = torch.linalg.vector_norm(v, dim=1, keepdim=True, dtype=wide)
+            shrink = self.radius / norm.clamp(min=max(self.radius, torch.finfo(v.dtype).tiny))
+            return torch.mul(v, shrink.to(v.dtype), out=out)
+        out = torch.empty_like(v) if out is None else out
+        low, high = box
+        if compiles(v):
+            from overt.robust.threats.kernels import l2_in_box as compiled
+
+            compiled(v.numpy(), self.radius, low.numpy(), high.numpy(), out.numpy())
+        else:
+            l2_in_box(v, self.radius, low, high, out)
+        return out
 
     def ascent(self, gradient: Tensor, box: Box) -> Tensor:
         """Return g / |g|, which does not overflow or vanish however small or large g is."""
@@ -71,9 +85,10 @@ class Linf(Threat):
         """Return sum |g|."""
         return torch.linalg.vector_norm(gradient, ord=1, dim=1)
 
-    def project(self, delta: Tensor, box: Box, out: Tensor | None = None) -> Tensor:
-        """Return the nearest allowed perturbation to each row."""
-        return project_linf(delta, self.radius, box, out)
+    def project(self, v: Tensor, box: Box, out: Tensor | None = None) -> Tensor:
+        """Return clip(v, max(low, -radius), min(high, radius)): the problem is separable."""
+        d = torch.clamp(v, -self.radius, self.radius, out=out)
+        return d if box is None else d.clamp_(*box)
 
     def ascent(self, gradient: Tensor, box: Box) -> Tensor:
         """Return sign(g)."""
@@ -98,9 +113,29 @@ class L1(Threat):
         """Return max |g|."""
         return torch.linalg.vector_norm(gradient, ord=torch.inf, dim=1)
 
-    def project(self, delta: Tensor, box: Box, out: Tensor | None = None) -> Tensor:
-        """Return the nearest allowed perturbation to each row."""
-        return project_l1(delta, self.radius, box, out)
+    def project(self, v: Tensor, box: Box, out: Tensor | None = None) -> Tensor:
+        """Return sign(v) min(max(|v| - t, 0), c) with the smallest t >= 0 that keeps the norm.
+
+        c_i is the room that the box leaves in the direction of v_i. The norm falls with t, linearly
+        between the break points |v_i| and |v_i| - c_i; one sort finds where it is the radius.
+        """
+        a = v.abs()
+        cap = torch.full_like(a, torch.inf) if box is None else torch.where(v > 0, box[1], -box[0])
+        inside = torch.minimum(a, cap).sum(1, keepdim=True) <= self.radius
+        # Going down from t = inf, coordinate i starts to grow at t = a_i and stops at a_i - c_i.
+        points = a if box is None else torch.cat([a, a - cap], 1)
+        slope = torch.ones_like(a)
+        if box is not None:
+            slope = torch.cat([slope, -slope], 1)
+        points, order = points.sort(dim=1, descending=True)
+        slope = slope.gather(1, order).cumsum(1)  # of the norm just below each break point
+        gaps = points[:, :-1] - points[:, 1:]
+        norm = torch.zeros_like(points)
+        norm[:, 1:] = (slope[:, :-1] * gaps).cumsum(1)  # at each break point
+        piece = ((norm < self.radius).sum(1, keepdim=True) - 1).clamp_(min=0)
+        t = points.gather(1, piece) - (self.radius - norm.gather(1, piece)) / slope.gather(1, piece)
+        t = torch.where(inside, 0, t.clamp(min=0))
+        return torch.mul(v.sign(), torch.minimum((a - t).clamp_(min=0), cap), out=out)
 
     def ascent(self, gradient: Tensor, box: Box) -> Tensor:
         """Return argmax <g, d> over |d|_1 <= 1, each coordinate within its share of the box.
@@ -126,31 +161,6 @@ class L1(Threat):
         share /= share.sum(1, keepdim=True)
         sign = (uniform(keys, width, like, stream=1) - 0.5).sign()
         return sign * share * self.radius * uniform(keys, 1, like, stream=2) ** (1 / width)
-
-
-def project_linf(v: Tensor, radius: float, box: Box, out: Tensor | None = None) -> Tensor:
-    """Return clip(v, max(low, -radius), min(high, radius)): the problem is separable."""
-    d = torch.clamp(v, -radius, radius, out=out)
-    return d if box is None else d.clamp_(*box)
-
-
-def project_l2(v: Tensor, radius: float, box: Box, out: Tensor | None = None) -> Tensor:
-    """Return clip(s v, low, high) with the largest s in [0, 1] that keeps the norm."""
-    if box is None:
-        # Squares of perturbations as long as a very large radius would overflow.
-        wide = torch.float64 if radius > torch.finfo(v.dtype).max ** 0.4 else None
-        norm = torch.linalg.vector_norm(v, dim=1, keepdim=True, dtype=wide)
-        shrink = radius / norm.clamp(min=max(radius, torch.finfo(v.dtype).tiny))
-        return torch.mul(v, shrink.to(v.dtype), out=out)
-    out = torch.empty_like(v) if out is None else out
-    low, high = box
-    if compiles(v):
-        from overt.robust.threats.kernels import l2_in_box as compiled
-
-        compiled(v.numpy(), radius, low.numpy(), high.numpy(), out.numpy())
-    else:
-        l2_in_box(v, radius, low, high, out)
-    return out
 
 
 def l2_in_box(v: Tensor, radius: float, low: Tensor, high: Tensor, out: Tensor) -> None:
@@ -181,28 +191,3 @@ def l2_in_box(v: Tensor, radius: float, low: Tensor, high: Tensor, out: Tensor) 
 
 def _squares(v: Tensor) -> Tensor:
     return v.square().sum(1, keepdim=True)
-
-
-def project_l1(v: Tensor, radius: float, box: Box, out: Tensor | None = None) -> Tensor:
-    """Return sign(v) min(max(|v| - t, 0), c) with the smallest t >= 0 that keeps the norm.
-
-    c_i is the room that the box leaves in the direction of v_i. The norm falls with t, linearly
-    between the break points |v_i| and |v_i| - c_i; one sort finds the piece on which it is radius.
-    """
-    a = v.abs()
-    cap = torch.full_like(a, torch.inf) if box is None else torch.where(v > 0, box[1], -box[0])
-    inside = torch.minimum(a, cap).sum(1, keepdim=True) <= radius
-    # Going down from t = inf, coordinate i starts to grow at t = a_i and stops at a_i - c_i.
-    points = a if box is None else torch.cat([a, a - cap], 1)
-    slope = torch.ones_like(a)
-    if box is not None:
-        slope = torch.cat([slope, -slope], 1)
-    points, order = points.sort(dim=1, descending=True)
-    slope = slope.gather(1, order).cumsum(1)  # of the norm just below each break point
-    gaps = points[:, :-1] - points[:, 1:]
-    norm = torch.zeros_like(points)
-    norm[:, 1:] = (slope[:, :-1] * gaps).cumsum(1)  # at each break point
-    piece = ((norm < radius).sum(1, keepdim=True) - 1).clamp_(min=0)
-    t = points.gather(1, piece) - (radius - norm.gather(1, piece)) / slope.gather(1, piece)
-    t = torch.where(inside, 0, t.clamp(min=0))
-    return torch.mul(v.sign(), torch.minimum((a - t).clamp_(min=0), cap), out=out)

@@ -120,7 +120,7 @@ class Threat(ABC):
         """Return max <gradient, d> over |d| <= 1 for each row, (points,)."""
 
     @abstractmethod
-    def project(self, delta: Tensor, box: Box, out: Tensor | None = None) -> Tensor:
+    def project(self, v: Tensor, box: Box, out: Tensor | None = None) -> Tensor:
         """Return the nearest allowed perturbation to each row."""
 
     @abstractmethod
