@@ -3,9 +3,13 @@
 Four nouns: a threat (what is allowed), a loss (what is ascended), an attack (how), a criterion
 (when it has succeeded).
 
+>>> import torch
 >>> from overt.robust import L2, PGD, robust_error
->>> PGD(L2(2.0), steps=50, loss="reflected")(model, x, y).success  # doctest: +SKIP
->>> robust_error(model, x, y, L2(2.0)).interval  # doctest: +SKIP
+>>> x, y = torch.tensor([[1.0, 0.0], [0.0, 3.0]]), [0, 1]  # classified by their larger coordinate
+>>> PGD(L2(2.0), steps=50, loss="reflected")(torch.nn.Identity(), x, y).success
+tensor([ True, False])
+>>> robust_error(torch.nn.Identity(), x, y, L2(2.0)).value
+0.5
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from overt._check import InputError, InputTypeError, number, whole
+from overt._check import InputError, InputTypeError, MissingExtraError, number, whole
 from overt._intervals import clopper_pearson
 from overt._progress import meter
 from overt._types import Floats
@@ -67,8 +67,10 @@ class RobustError(Result):
 
     def plot(self) -> Any:
         """Draw the curve with its intervals."""
-        from matplotlib.figure import Figure
-
+        try:
+            from matplotlib.figure import Figure
+        except ModuleNotFoundError:
+            raise MissingExtraError("matplotlib", "plots") from None
         figure = Figure(figsize=(5.6, 3.8), layout="constrained")
         axes = figure.add_subplot()
         self.draw(axes)
