@@ -25,6 +25,9 @@ from overt.robust.attacks.results import (
 )
 from overt.robust.threats.base import Threat, check_threat
 
+FLAT = 1e-30
+"""Steepness below which a class is too far away to tell how far."""
+
 SLACK = 1e-4
 """Relative excess over the radius that rounding may cause in single precision."""
 
@@ -233,7 +236,7 @@ class _Search:
             own = f.gather(1, y[:, None])
             for k in range(likely.shape[1]):
                 margin = (own - f.gather(1, likely[:, k : k + 1])).squeeze(1)
-                steepness = self._threat.dual(slope(margin, x, retain=True)).clamp(min=1e-30)
+                steepness = self._threat.dual(slope(margin, x, retain=True)).clamp(min=FLAT)
                 distance[:, k] = margin.detach() / steepness
         self._best.gradients += likely.numel()
         order = distance.nan_to_num_(nan=math.inf).argsort(1)

@@ -16,8 +16,8 @@ from overt.robust.attacks.models import Model, logits
 NOTEWORTHY = 0.01
 """Share of the points from which a sign is reported."""
 
-PROBED = 64
-"""Points at which a model is evaluated twice to see whether it is random."""
+PROBED, RANDOM = 64, 1e-3
+"""Points at which a model is evaluated twice, and the relative difference that is randomness."""
 
 
 class RobustnessWarning(UserWarning):
@@ -115,7 +115,7 @@ def warn_of_randomness(model: Model, x: Tensor) -> bool:
     with torch.no_grad():
         first, second = logits(model, x).detach(), logits(model, x).detach()
     scale = float(first.abs().amax())
-    moved = (first - second).abs().amax(1) > 1e-3 * max(scale, 1e-30)
+    moved = (first - second).abs().amax(1) > RANDOM * max(scale, torch.finfo(x.dtype).tiny)
     random = bool(moved.any())
     if random:
         _warn(

@@ -110,8 +110,8 @@ def adversarial_train(
         Inputs and classes, kept from training, on which to report clean and robust accuracy after
         each epoch.
     checkpoint
-        File (.safetensors) for the state after each epoch. If it exists, training goes on from it
-        and reaches the same weights as if it had never stopped.
+        File (.safetensors) written after each epoch. If it exists, training goes on from it and
+        reaches the same weights as if it had never stopped.
     checkpoint_every
         Also save after every so many batches; 0 for not.
     on_epoch

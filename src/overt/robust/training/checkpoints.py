@@ -49,7 +49,7 @@ class TrainingCheckpoint:
             _safetensors()
 
     def save(self, history: list[dict[str, float]], batches: int, sums: list[float] | None) -> None:
-        """Write the state, whole or not at all."""
+        """Write the checkpoint, whole or not at all."""
         if self._path is None:
             return
         tensors: dict[str, Tensor] = {"random": torch.get_rng_state()}
@@ -69,7 +69,7 @@ class TrainingCheckpoint:
         write_whole(self._path, _safetensors().torch.save(flat, metadata={"overt": text}))
 
     def load(self, history: list[dict[str, float]]) -> tuple[int, list[float] | None]:
-        """Restore the state if there is one; return batches done in its epoch, and their sums."""
+        """Restore the checkpoint, if any; return the batches done in its epoch, and their sums."""
         if self._path is None or not self._path.exists():
             return 0, None
         files = _safetensors()
@@ -101,7 +101,7 @@ class TrainingCheckpoint:
         return int(parts["batches"]), parts["sums"]
 
     def restore_random(self) -> None:
-        """Set torch's generator to where it was when the state was saved."""
+        """Set torch's generator to where it was when the checkpoint was saved."""
         if self._random is not None:
             torch.set_rng_state(self._random)
 
