@@ -156,7 +156,7 @@ def ascend(points: Points, start: Tensor, walk: Walk, escape: Draw, *, early_exi
             points, gradient, better = points.take(stay), gradient[stay], better[stay]
             mover.keep(stay, points.region)
         if step > 0:
-            mover.go_back(books.best, gradient, better)
+            mover.go_back(books.batch.delta, gradient, better)
         mover.advance(step, gradient)
         if step == 0 and bool(books.found.flat.any()):
             mover.jump(books.found.flat[books.rows], escape()[books.rows])
@@ -168,18 +168,13 @@ class _Books:
     """The best iterate of each point in the batch; `found` holds that of those who have left."""
 
     def __init__(self, delta: Tensor) -> None:
-        self.found, self._batch = Found.nothing(delta), Found.nothing(delta)
+        self.found, self.batch = Found.nothing(delta), Found.nothing(delta)
         self.rows = torch.arange(len(delta), device=delta.device)
         self._live, self.left = torch.ones_like(self.found.fooled), len(delta)
 
-    @property
-    def best(self) -> Tensor:
-        """The best perturbations of the points in the batch."""
-        return self._batch.delta
-
     def enter(self, delta: Tensor, value: Tensor, fooled: Tensor) -> Tensor:
         """Compare an iterate with the best so far, success first; return where it is better."""
-        own, live = self._batch, self._live
+        own, live = self.batch, self._live
         better = torch.where(fooled == own.fooled, value > own.value, fooled) & live
         own.value = torch.where(better, value, own.value)
         own.fooled = own.fooled | (fooled & live)
@@ -189,21 +184,21 @@ class _Books:
 
     def leave(self) -> Tensor | None:
         """Let the fooled go; return who stays, or None while it does not pay to copy them out."""
-        self._live = ~self._batch.fooled
+        self._live = ~self.batch.fooled
         self.left = int(self._live.sum())
         if self.left > (1 - LEAVE) * len(self._live):
             return None
         self.close()
         stay = self._live.nonzero().squeeze(1)
         self.rows, self._live = self.rows[stay], self._live[stay]
-        own = self._batch
+        own = self.batch
         parts = (own.delta, own.value, own.fooled, own.flat, own.broken)
-        self._batch = Found(*(part[stay] for part in parts))
+        self.batch = Found(*(part[stay] for part in parts))
         return stay
 
     def close(self) -> Found:
         """Return what was found, the batch included."""
-        out, own, rows = self.found, self._batch, self.rows
+        out, own, rows = self.found, self.batch, self.rows
         out.delta[rows], out.value[rows] = own.delta, own.value
         out.fooled[rows], out.broken[rows] = own.fooled, own.broken
         return out

@@ -56,9 +56,6 @@ class Training(Result):
     status: Status
 
 
-_COLUMNS = [f.name for f in dataclasses.fields(Training) if f.name not in ("epochs", "status")]
-
-
 def adversarial_train(
     model: nn.Module,
     data: Any,
@@ -162,7 +159,8 @@ def adversarial_train(
                     bar.advance(note=f"clean {clean:.3f} robust {robust:.3f}")
         except KeyboardInterrupt:
             status = Status.INTERRUPTED
-    columns = {name: np.array([row[name] for row in history]) for name in _COLUMNS}
+    names = [f.name for f in dataclasses.fields(Training)][:-2]  # all but epochs and status
+    columns = {name: np.array([row[name] for row in history]) for name in names}
     return Training(**columns, epochs=len(history), status=status)
 
 
