@@ -260,7 +260,8 @@ def _as(hint: Any, value: Any) -> Any:
     origin, kinds = get_origin(hint), get_args(hint)
     if origin is types.UnionType:
         return None if value is None else _as(kinds[0], value)
-    if origin is np.ndarray and not isinstance(value, np.ndarray):
+    tensor = getattr(hint, "__module__", "") == "torch"
+    if (tensor or origin is np.ndarray) and not isinstance(value, np.ndarray):
         # null in an array of numbers is NaN, which JSON lacks
         array = np.array(value)
         return np.array(value, dtype=float) if array.dtype == object else array

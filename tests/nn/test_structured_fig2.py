@@ -3,8 +3,8 @@
 import torch
 
 from overt.experiments.runner import run
+from overt.experiments.small import bottleneck_trunk, features
 from overt.experiments.structured_fig2 import EXPERIMENT
-from overt.experiments.trunks import bottleneck_trunk, features
 
 
 def test_claims_hold_on_digits():

@@ -27,8 +27,8 @@ from overt.robust import (
     exact,
     strongest,
 )
-from overt.robust.losses import margin_of_best
-from overt.robust.model import logits
+from overt.robust.attacks.losses import margin_of_best
+from overt.robust.attacks.models import logits
 
 THREATS = [L1(1.5), L2(1.5), Linf(0.3), L1(1.5, "data"), L2(1.5, (-4.0, 4.0)), Linf(0.3, "data")]
 ATTACKS = [

@@ -19,7 +19,7 @@ from overt.robust import (
     robust_error,
     strongest,
 )
-from overt.robust.losses import LOSSES
+from overt.robust.attacks.losses import LOSSES
 
 ATTACK = PGD(L2(0.8), steps=8)
 

@@ -39,7 +39,7 @@ def build_model(text: str, weights: Path | None = None) -> Any:
     net = build()
     if weights is not None:
         try:
-            net.load_state_dict(_state(weights))
+            net.load_state_dict(_read_weights(weights))
         except RuntimeError as error:
             raise InputError(f"weights do not fit the model: {error}") from None
     return net
@@ -86,7 +86,7 @@ def _needed(parameter: inspect.Parameter) -> bool:
     return parameter.default is inspect.Parameter.empty and parameter.kind not in various
 
 
-def _state(path: Path) -> Any:
+def _read_weights(path: Path) -> Any:
     """Return the weights in a safetensors file, or in one that torch.save wrote."""
     if not path.exists():
         raise InputError(f"weights must name a file that exists, got {path}")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from overt._check import InputError, MissingExtraError, choice
+from overt._check import InputError, choice
 from overt.cli.base import app, console, show_table
 from overt.cli.models import build_model, read_examples
 
@@ -63,12 +63,7 @@ def attack(
     found = robust_error(net, x, y, threat, radii=curve, attack=chosen, budget=budget, seed=seed)
     found.save(out / "attack.json")
     if plot:
-        try:
-            found.plot().savefig(out / "attack.png", dpi=150)
-        except ModuleNotFoundError as error:
-            if error.name != "matplotlib":
-                raise
-            raise MissingExtraError("matplotlib", "plots") from None
+        found.plot().savefig(out / "attack.png", dpi=150)
     if as_json:
         typer.echo(json.dumps(found.to_dict()))
         return

@@ -74,9 +74,9 @@ def _subset(name: str, samples: int) -> tuple[Any, Any]:
     """Return the first images, standardized, and their classes as indicator rows."""
     from torch.nn.functional import one_hot
 
-    from overt.robust import examples
+    from overt.experiments import small
 
-    data = examples.load(name)
+    data = small.load(name)
     x, y = data.x[:samples], data.y[:samples]
     return (x - x.mean()) / x.std(), one_hot(y, 10).float()
 
@@ -88,7 +88,7 @@ def _network(params: Params, channels: int, outputs: int) -> tuple[Any, Any]:
     """
     from torch import nn
 
-    from overt.experiments.trunks import bottleneck_trunk, features
+    from overt.experiments.small import bottleneck_trunk, features
 
     trunk = bottleneck_trunk(channels, params["blocks"], params["width"])
     hidden = nn.Sequential(trunk, nn.Linear(features(trunk), UNITS))

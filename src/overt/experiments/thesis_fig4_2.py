@@ -61,13 +61,13 @@ def run(params: Params, seed: int) -> dict[str, Any]:
 
 def task(data: str) -> tuple[Any, Any, Any, Any]:
     """Return flat images and labels -1 and 1, training and test: odd digits of the toy are 1."""
-    from overt.robust import examples
+    from overt.experiments import small
 
     if data == "digits":
-        loaded = examples.load(data)
+        loaded = small.load(data)
         classes, classes_test = loaded.y % 2, loaded.y_test % 2
     else:
-        loaded = examples.load(data, only=(4, 7))
+        loaded = small.load(data, only=(4, 7))
         classes, classes_test = loaded.y, loaded.y_test
     return (
         loaded.x.flatten(1), 2.0 * classes - 1, loaded.x_test.flatten(1), 2.0 * classes_test - 1

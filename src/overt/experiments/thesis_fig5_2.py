@@ -95,10 +95,10 @@ def run(params: Params, seed: int) -> dict[str, Any]:
     """Train one network; follow it, the sub-networks it visits, and others."""
     import torch
 
-    from overt.robust import examples
+    from overt.experiments import small
 
     width, drop_prob = params["network"]
-    data = examples.load(params["data"])
+    data = small.load(params["data"])
     steps = params["epochs"] * -(-len(data.x) // BATCH)
     wanted = record_steps(steps, params["records"])
     unseen = fixed_masks(VISITED, width, drop_prob, seed)

@@ -29,9 +29,9 @@ def run(params: Params, seed: int) -> dict[str, Any]:
     """Train one network and follow the accuracy of every sub-network."""
     import torch
 
-    from overt.robust import examples
+    from overt.experiments import small
 
-    data = examples.load(params["data"])
+    data = small.load(params["data"])
     steps = params["epochs"] * -(-len(data.x) // BATCH)
     wanted = record_steps(steps, params["records"])
     masks = fixed_masks(params["masks"], params["width"], DROP_PROB, seed)

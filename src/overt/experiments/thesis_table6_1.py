@@ -55,13 +55,14 @@ def run(params: Params, seed: int) -> dict[str, Any]:
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
-    from overt.robust import adversarial_train, examples
+    from overt.experiments import small
+    from overt.robust import adversarial_train
 
-    data = examples.load(params["data"], only=(0, 1))
+    data = small.load(params["data"], only=(0, 1))
     # The same start and order for every row of the table, another for every run.
     with torch.random.fork_rng():
         torch.manual_seed(params["run"])
-        model = examples.mlp(data.x[0].numel(), 1)
+        model = small.mlp(data.x[0].numel(), 1)
         loader = DataLoader(TensorDataset(data.x, data.y), batch_size=BATCH, shuffle=True)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         scheduler = torch.optim.lr_scheduler.StepLR(

@@ -31,13 +31,14 @@ def run(params: Params, seed: int) -> dict[str, Any]:
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
-    from overt.robust import PGD, Constant, Linf, adversarial_train, examples
+    from overt.experiments import small
+    from overt.robust import PGD, Constant, Linf, adversarial_train
 
-    data = examples.load(params["data"])
+    data = small.load(params["data"])
     epochs, threat = params["epochs"], Linf(params["radius"] / 255, (0.0, 1.0))
     with torch.random.fork_rng():
         torch.manual_seed(params["run"])
-        model = examples.residual(data.x.shape[1], 10, params["width"], params["stride"])
+        model = small.residual(data.x.shape[1], 10, params["width"], params["stride"])
         loader = DataLoader(TensorDataset(data.x, data.y), batch_size=128, shuffle=True)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, weight_decay=5e-4)
         total = epochs * len(loader)

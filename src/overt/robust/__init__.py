@@ -3,9 +3,13 @@
 Four nouns: a threat (what is allowed), a loss (what is ascended), an attack (how), a criterion
 (when it has succeeded).
 
+>>> import torch
 >>> from overt.robust import L2, PGD, robust_error
->>> PGD(L2(2.0), steps=50, loss="reflected")(model, x, y).success  # doctest: +SKIP
->>> robust_error(model, x, y, L2(2.0)).interval  # doctest: +SKIP
+>>> x, y = torch.tensor([[1.0, 0.0], [0.0, 3.0]]), [0, 1]  # classified by their larger coordinate
+>>> PGD(L2(2.0), steps=50, loss="reflected")(torch.nn.Identity(), x, y).success
+tensor([ True, False])
+>>> robust_error(torch.nn.Identity(), x, y, L2(2.0)).value
+0.5
 """
 
 from __future__ import annotations
@@ -17,18 +21,17 @@ try:
 except ModuleNotFoundError:
     raise MissingExtraError("torch", "torch") from None
 
-from overt.robust import exact, two_layer
-from overt.robust.attack import Attack
-from overt.robust.criteria import Criterion, Effective, Misclassified, Targeted
-from overt.robust.diagnose import RobustnessWarning
-from overt.robust.evaluate import RobustError, robust_error
-from overt.robust.losses import LOSSES, Loss, ReflectedAll
-from overt.robust.outcome import AttackResult
-from overt.robust.pgd import BIM, FGSM, PGD
-from overt.robust.schedule import Constant, Cosine, Decay, Halving
-from overt.robust.strongest import strongest
-from overt.robust.threat import L1, L2, Linf, Threat
-from overt.robust.train import Training, adversarial_train
+from overt.robust.attacks.base import Attack
+from overt.robust.attacks.criteria import Criterion, Effective, Misclassified, Targeted
+from overt.robust.attacks.gradient import BIM, FGSM, PGD, Constant, Cosine, Decay, Halving
+from overt.robust.attacks.losses import LOSSES, Loss, ReflectedAll
+from overt.robust.attacks.results import AttackResult, RobustnessWarning
+from overt.robust.attacks.staged import strongest
+from overt.robust.certificates import exact, guarantees, leaky
+from overt.robust.evaluation import RobustError, robust_error
+from overt.robust.threats.balls import L1, L2, Linf
+from overt.robust.threats.base import Threat
+from overt.robust.training import Training, adversarial_train
 
 __all__ = [
     "BIM",
@@ -56,7 +59,8 @@ __all__ = [
     "Training",
     "adversarial_train",
     "exact",
+    "guarantees",
+    "leaky",
     "robust_error",
     "strongest",
-    "two_layer",
 ]

@@ -65,14 +65,14 @@ def _trained(seed: int) -> tuple[Any, tuple[Any, Any], tuple[Any, Any]]:
     """Return the trained network, and held-out digits for choosing and for testing."""
     import torch
 
-    from overt.robust import examples
+    from overt.experiments import small
 
-    data = examples.load("digits")
+    data = small.load("digits")
     model = torch.nn.Sequential(
         torch.nn.Flatten(), torch.nn.Linear(64, WIDTH), torch.nn.ReLU(), torch.nn.Dropout(0.5),
         torch.nn.Linear(WIDTH, 10),
     )  # fmt: skip
-    examples.fit(model, data.x, data.y, epochs=EPOCHS, seed=seed)
+    small.fit(model, data.x, data.y, epochs=EPOCHS, seed=seed)
     x, y = data.x_test, data.y_test
     cut = len(x) // 3
     return model.eval(), (x[:cut], y[:cut]), (x[cut:], y[cut:])

@@ -14,9 +14,32 @@ from overt.tour.torch_chapter import torch_chapter
 @torch_chapter("Attacks that do not go blind")
 def chapter(page: Page, folder: Path, seed: int) -> bool:
     """Attack a network of scikit-learn's digits, before and after its logits are scaled."""
-    import torch
+    from overt.experiments import small
+    from overt.robust import L2
 
-    from overt.robust import L2, PGD, adversarial_train, examples, robust_error, strongest
+    data = small.load("digits")
+    x, y = data.x_test[:150], data.y_test[:150]
+    net = small.mlp(64, 10)
+    small.fit(net, data.x, data.y, epochs=20, seed=seed)
+    threat = L2(0.8, (0.0, 1.0))
+    blind, steady = _scaled_logits(page, net, x, y, threat, seed)
+    better = _training(page, net, data, x, y, threat, folder, seed)
+    page.table(
+        ("claim", "verdict"),
+        [
+            ("cross-entropy goes blind on scaled logits", blind),
+            ("the ensemble finds the same at both scales", steady),
+            ("adversarial training lowers the robust error at every radius", better),
+        ],
+    )
+    return blind and steady and better
+
+
+def _scaled_logits(
+    page: Page, net: Any, x: Any, y: Any, threat: Any, seed: int
+) -> tuple[bool, bool]:
+    """Return whether cross-entropy goes blind on scaled logits, and the ensemble does not care."""
+    from overt.robust import PGD, strongest
 
     page.text(
         "How robust is a classifier? Attacks follow the gradient of a loss. That of cross-entropy "
@@ -25,14 +48,12 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
         "attacked twice; the second time its logits are multiplied by 100, which changes no "
         "prediction and no true robustness."
     )
-    data = examples.load("digits")
-    x, y = data.x_test[:150], data.y_test[:150]
-    net = examples.mlp(64, 10)
-    examples.fit(net, data.x, data.y, epochs=20, seed=seed)
-    threat = L2(0.8, (0.0, 1.0))
     rows, accuracy = [], {}
     for scale in (1.0, 100.0):
-        model = examples.Scaled(net, scale)
+
+        def model(v: Any, scale: float = scale) -> Any:
+            return scale * net(v)
+
         for name in ("cross_entropy", "reflected", "strongest"):
             if name == "strongest":
                 found = strongest(model, x, y, threat, budget=60, seed=seed, warn=False)
@@ -41,42 +62,45 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
             accuracy[name, scale] = found.robust_accuracy
             rows.append((f"x {scale:g}", name, found.robust_accuracy, found.gradients))
     page.table(("logits", "attack", "robust accuracy reported", "gradients"), rows)
-
     found = strongest(net, x, y, threat, budget=60, seed=seed, warn=False)
     page.figure(_pictures(net, x, y, found), "Clean digits, what fools the network, the difference "
                 "(red: added, blue: taken away); l2 radius 0.8.")  # fmt: skip
+    blind = accuracy["cross_entropy", 100.0] > accuracy["strongest", 100.0] + 0.3
+    return blind, abs(accuracy["strongest", 100.0] - accuracy["strongest", 1.0]) <= 0.01
+
+
+def _training(
+    page: Page, net: Any, data: Any, x: Any, y: Any, threat: Any, folder: Path, seed: int
+) -> bool:
+    """Return whether adversarial training lowers the robust error at every radius."""
+    import torch
+    from matplotlib.figure import Figure
+
+    from overt.experiments import small
+    from overt.robust import PGD, adversarial_train, robust_error
 
     page.text(
         "Training on batches attacked at radius 0.4 makes the network harder to fool. The curves "
         "are lower bounds on the robust error, with 95% intervals."
     )
-    sturdy = examples.mlp(64, 10)
+    sturdy = small.mlp(64, 10)
     batches = list(zip(data.x.split(64), data.y.split(64), strict=True))
     adversarial_train(
         sturdy, batches, PGD(threat.at(0.4), steps=4), epochs=20,
         optimizer=torch.optim.Adam(sturdy.parameters(), 2e-3), seed=seed,
     )  # fmt: skip
-    radii = [0.2, 0.4, 0.6, 1.0, 1.2]
-    curves = {
-        name: robust_error(m, x, y, threat, radii=radii, budget=40, seed=seed, warn=False)
-        for name, m in (("usual training", net), ("adversarial training", sturdy))
-    }
-    page.figure(_curves(curves), "Robust error found, against the size of perturbations.")
-    for name, curve in curves.items():
+    figure = Figure(figsize=(5.6, 3.4), layout="constrained")
+    axes, errors = figure.add_subplot(), []
+    for name, model in (("usual training", net), ("adversarial training", sturdy)):
+        curve = robust_error(model, x, y, threat, radii=[0.2, 0.4, 0.6, 1.0, 1.2], budget=40,
+                             seed=seed, warn=False)  # fmt: skip
+        curve.draw(axes, name)
         curve.save(folder / f"robust-{name.split()[0]}.json")
-    blind = accuracy["cross_entropy", 100.0] > accuracy["strongest", 100.0] + 0.3
-    steady = abs(accuracy["strongest", 100.0] - accuracy["strongest", 1.0]) <= 0.01
-    sturdier, usual = (curves[f"{name} training"].errors for name in ("adversarial", "usual"))
-    better = bool(np.all(sturdier <= usual)) and sturdier.sum() < usual.sum()
-    page.table(
-        ("claim", "verdict"),
-        [
-            ("cross-entropy goes blind on scaled logits", bool(blind)),
-            ("the ensemble finds the same at both scales", bool(steady)),
-            ("adversarial training lowers the robust error at every radius", bool(better)),
-        ],
-    )
-    return bool(blind and steady and better)
+        errors.append(curve.errors)
+    axes.legend()
+    page.figure(figure, "Robust error found, against the size of perturbations.")
+    usual, sturdier = errors
+    return bool(np.all(sturdier <= usual) and sturdier.sum() < usual.sum())
 
 
 def _pictures(net: Any, x: Any, y: Any, found: Any) -> Any:
@@ -102,23 +126,4 @@ def _pictures(net: Any, x: Any, y: Any, found: Any) -> Any:
     for a in axes.flat:
         a.set_xticks([])
         a.set_yticks([])
-    return figure
-
-
-def _curves(curves: dict[str, Any]) -> Any:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.6, 3.4), layout="constrained")
-    axes: Any = figure.add_subplot()
-    for name, curve in curves.items():
-        radii = np.concatenate([[0], curve.radii])
-        axes.plot(
-            radii, np.concatenate([[curve.clean], curve.errors]), marker="o", ms=4, label=name
-        )
-        axes.fill_between(curve.radii, *curve.intervals.T, alpha=0.2, lw=0)
-    axes.set_xlabel("radius (l2)")
-    axes.set_ylabel("robust error found")
-    axes.set_ylim(0, 1)
-    axes.grid(alpha=0.3)
-    axes.legend()
     return figure

@@ -1,26 +1,74 @@
-"""Signs that an attack's gradients cannot be trusted, said aloud with the share of points."""
+"""What attacks return, and the signs that it cannot be trusted, said aloud with their share."""
 
 from __future__ import annotations
 
 import sys
 import warnings
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from overt.robust.losses import Loss
-from overt.robust.model import Model, logits
-from overt.robust.outcome import AttackResult
+from overt.results import Result, Status
+from overt.robust.attacks.losses import Loss
+from overt.robust.attacks.models import Model, logits
 
 NOTEWORTHY = 0.01
 """Share of the points from which a sign is reported."""
+
+PROBED, RANDOM = 64, 1e-3
+"""Points at which a model is evaluated twice, and the relative difference that is randomness."""
 
 
 class RobustnessWarning(UserWarning):
     """The robust accuracy that was found may be far above the true one."""
 
 
-def saturation(loss: Loss, clean: Tensor, y: Tensor) -> Tensor:
+@dataclass(frozen=True, repr=False, eq=False)
+class AttackResult(Result):
+    """Perturbed inputs and what they do to the model; tensors, or arrays once loaded from a file.
+
+    Attributes
+    ----------
+    x
+        Perturbed inputs, shaped like the given ones: the first iterate that fools the model, or
+        the one of the largest loss. A point that was misclassified to begin with stays as it was.
+    success
+        Which points are fooled, recomputed at x, (points,).
+    loss
+        The attack's loss at x, (points,).
+    gradients
+        Gradients evaluated in all, each point counted on its own.
+    flat
+        Which points had no gradient to follow where their search began, (points,).
+    broken
+        Which points met a perturbation at which the model returns NaN or infinity, which counts
+        as no prediction and not as success, (points,).
+    status
+        "finished" or "interrupted".
+    """
+
+    x: Tensor
+    success: Tensor
+    loss: Tensor
+    gradients: int
+    flat: Tensor
+    broken: Tensor
+    status: Status
+
+    @property
+    def robust_accuracy(self) -> float:
+        """Share of the points that were not fooled."""
+        return 1 - int(self.success.sum()) / len(self.success)
+
+    def __repr__(self) -> str:
+        return (
+            f"AttackResult({int(self.success.sum())} of {len(self.success)} points fooled, "
+            f"x={tuple(self.x.shape)}, gradients={self.gradients}, status='{self.status}')"
+        )
+
+
+def warn_of_saturation(loss: Loss, clean: Tensor, y: Tensor) -> Tensor:
     """Warn if the loss has no slope left at the clean inputs; return at which of them."""
     saturated = loss.saturated(clean, y)
     share = _share(saturated)
@@ -33,10 +81,9 @@ def saturation(loss: Loss, clean: Tensor, y: Tensor) -> Tensor:
     return saturated
 
 
-def gradients(result: AttackResult, x: Tensor, radius: float, known: Tensor | None = None) -> None:
+def warn_of_gradients(result: AttackResult, x: Tensor, radius: float, known: Tensor) -> None:
     """Warn of gradients that led nowhere, except at the points whose trouble is known."""
-    other = torch.ones_like(result.flat) if known is None else ~known
-    share = _share(result.flat & other & ~result.broken)
+    share = _share(result.flat & ~(known | result.broken))
     if share >= NOTEWORTHY:
         _warn(
             f"the gradient is zero or not a number at {share:.1%} of the points, where the attack "
@@ -53,7 +100,7 @@ def gradients(result: AttackResult, x: Tensor, radius: float, known: Tensor | No
     # where a step of the whole radius drowns in rounding.
     coarse = 100 * torch.finfo(x.dtype).eps * x.abs().flatten(1).amax(1)
     same = (result.x == x).flatten(1).all(1) & (radius > coarse)
-    share = _share(same & other & ~(result.success | result.flat | result.broken))
+    share = _share(same & ~(known | result.success | result.flat | result.broken))
     if share >= NOTEWORTHY:
         _warn(
             f"no step raised the loss at {share:.1%} of the points although there is a gradient: "
@@ -62,12 +109,13 @@ def gradients(result: AttackResult, x: Tensor, radius: float, known: Tensor | No
         )
 
 
-def randomness(model: Model, x: Tensor) -> bool:
+def warn_of_randomness(model: Model, x: Tensor) -> bool:
     """Warn if the same inputs give different logits; return whether they do."""
+    x = x[:PROBED]
     with torch.no_grad():
         first, second = logits(model, x).detach(), logits(model, x).detach()
     scale = float(first.abs().amax())
-    moved = (first - second).abs().amax(1) > 1e-3 * max(scale, 1e-30)
+    moved = (first - second).abs().amax(1) > RANDOM * max(scale, torch.finfo(x.dtype).tiny)
     random = bool(moved.any())
     if random:
         _warn(

@@ -5,9 +5,8 @@ from robust_cases import points, small_mlp
 from torch import nn
 
 from overt import InputError
-from overt.robust import L1, L2, PGD, Linf, exact, robust_error, strongest, two_layer
-from overt.robust.evaluate import interval
-from overt.robust.two_layer import LeakyNetwork, algorithm_5, algorithm_6
+from overt.robust import L1, L2, PGD, Linf, exact, guarantees, leaky, strongest
+from overt.robust.certificates.leaky import LeakyNetwork, reflected_ascent, train_online
 
 THREATS = [L1(0.8), L2(0.5), Linf(0.25), L2(0.5, (-1.5, 1.5)), Linf(0.25, (-1.5, 1.5))]
 
@@ -86,7 +85,7 @@ def test_proofs_do_not_depend_on_units(scales):
 
 
 def test_points_that_ctrl_c_left_out_are_undecided(monkeypatch):
-    from overt.robust import milp
+    from overt.robust.certificates import milp
 
     best_lead, calls = milp.best_lead, iter(range(9))
 
@@ -128,7 +127,7 @@ def test_gradients_are_those_of_autograd():
     assert np.allclose(W.grad, net.weight_gradient(x))
 
 
-def test_algorithm_5_is_pgd_with_the_reflected_loss_and_raw_steps():
+def test_the_printed_attack_is_pgd_with_the_reflected_loss_and_raw_steps():
     from overt.robust import Constant
 
     net = network()
@@ -144,16 +143,16 @@ def test_algorithm_5_is_pgd_with_the_reflected_loss_and_raw_steps():
                   early_exit=False)  # fmt: skip
     found = general(model, x, y, warn=False)
     for i in range(6):
-        printed = algorithm_5(net, x[i], int(y[i]), 0.6, size, 30)
+        printed = reflected_ascent(net, x[i], int(y[i]), 0.6, size, 30)
         assert np.allclose(net.value(printed), net.value(found.x[i].numpy()))
 
 
-def test_algorithm_6_learns_a_robust_network():
+def test_the_printed_training_learns_a_robust_network():
     x, y = separable(200, 4)
     net = network(width=8, seed=1)
-    attack = lambda n, v, t: algorithm_5(n, v, t, 0.2, n.attack_step_size(), 10)  # noqa: E731
-    *_, last = algorithm_6(net, zip(x, y, strict=True), 0.1, attack)
-    before = two_layer.beta_robust_error(net, x[:25], y[:25], 0.2).value
+    attack = lambda n, v, t: reflected_ascent(n, v, t, 0.2, n.attack_step_size(), 10)  # noqa: E731
+    *_, last = train_online(net, zip(x, y, strict=True), 0.1, attack)
+    before = leaky.beta_robust_error(net, x[:25], y[:25], 0.2).value
     after = exact.two_layer(last.W, last.a, x[:25], y[:25], L2(0.2), slope=0.4).value
     assert after < before or after == 0
     assert after <= 0.1
@@ -161,26 +160,26 @@ def test_algorithm_6_learns_a_robust_network():
 
 def test_plans_follow_the_corrected_formulas():
     given = {"epsilon": 0.1, "margin": 1.0, "radius": 0.25, "reach": 2.0, "width": 16}
-    plan = two_layer.theorem_16(**given, slope=0.5, kappa=0.5, omega=3.0)
+    plan = guarantees.training_plan(**given, slope=0.5, kappa=0.5, omega=3.0)
     assert plan.train_steps == int(
         np.ceil(64 * 2.25**2 * (1 + 3 * 0.5 * 2 * 0.1) / (0.75**2 * 0.25 * 0.01))
     )
     assert plan.train_step_size == pytest.approx(1 / (16 * 0.25 * 2.25**2))
     assert plan.beta == pytest.approx(4 * 0.25 * 0.5 * 2)
     assert plan.attack_steps(3.0) == int(np.ceil(8 * 0.0625 * 0.25 * 16 * 9 / 0.1))
-    linear = two_layer.corollary_4(**given)
+    linear = guarantees.linear_training_plan(**given)
     assert linear.beta == 0
     assert linear.train_steps <= 128 * 2.25**2 / (0.75**2 * 0.01)
-    chosen = two_layer.corollary_5(**given, beta=0.3, slope=0.5, omega=3.0)
+    chosen = guarantees.training_plan_for_beta(**given, beta=0.3, slope=0.5, omega=3.0)
     assert chosen.beta == pytest.approx(0.3)
     assert chosen.attack_work == pytest.approx(0.3**2 / (2 * 0.25 * 0.1))
     with pytest.raises(InputError, match="below the margin"):
-        two_layer.corollary_4(**(given | {"radius": 1.0}))
+        guarantees.linear_training_plan(**(given | {"radius": 1.0}))
 
 
 def test_separation_finds_the_margin():
     x, y = separable(60, 5)
-    gamma, v = two_layer.separation(x, y)
+    gamma, v = leaky.separation(x, y)
     assert np.isclose(np.linalg.norm(v), 1)
     assert np.isclose((y * (x @ v)).min(), gamma)
     rng = np.random.default_rng(0)
@@ -188,13 +187,13 @@ def test_separation_finds_the_margin():
     others /= np.linalg.norm(others, axis=1, keepdims=True)
     assert (y * (others @ x.T)).min(1).max() <= gamma + 1e-9
     with pytest.raises(InputError, match="separable"):
-        two_layer.separation(np.vstack([x, -x]), np.concatenate([y, y]))
+        leaky.separation(np.vstack([x, -x]), np.concatenate([y, y]))
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
 def test_separation_does_not_depend_on_units(scale):
     x, y = np.array([[1e-3, 1.0], [-1e-3, 1.0]]), [1, -1]
-    gamma, v = two_layer.separation(scale * x, y)
+    gamma, v = leaky.separation(scale * x, y)
     assert gamma == pytest.approx(1e-3 * scale, rel=1e-6)
     assert np.allclose(v, [1, 0], atol=1e-6)
 
@@ -202,12 +201,12 @@ def test_separation_does_not_depend_on_units(scale):
 def test_beta_of_choice():
     net, (x, y) = network(), separable(12, 6)
     errors = [
-        two_layer.beta_robust_error(net, x, y, 0.3, beta).value for beta in (0.0, 0.05, 0.5, None)
+        leaky.beta_robust_error(net, x, y, 0.3, beta).value for beta in (0.0, 0.05, 0.5, None)
     ]
     assert errors[0] == exact.two_layer(net.W, net.a, x, y, L2(0.3), slope=0.4).value
     assert errors == sorted(errors, reverse=True)
     assert errors[0] > errors[2]
-    assert errors[-1] == two_layer.beta_robust_error(net, x, y, 0.3, net.beta(0.3)).value
+    assert errors[-1] == leaky.beta_robust_error(net, x, y, 0.3, net.beta(0.3)).value
 
 
 W, A, X = np.eye(2), np.eye(2), np.ones((3, 2))
@@ -218,16 +217,19 @@ PLAN = {"epsilon": 0.1, "margin": 0.5, "radius": 0.2, "reach": 1.0, "width": 9, 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: exact.linear(W, None, X, [0, 1, 2], L2(0.1)), "classes 0 to 1, or -1 and 1"),
-        (lambda: exact.linear(np.eye(3), None, np.ones((2, 3)), [0, -1], L2(0.1)), "got -1, 0"),
-        (lambda: exact.linear(W, None, X, [0, 0.5, 1], L2(0.1)), "got 0.0, 0.5"),
-        (lambda: exact.linear(W, None, X, [0, 1], L2(0.1)), "y must hold 3 classes"),
+        (
+            lambda: exact.linear(W, None, X, [0, 1, 2], L2(0.1)),
+            "0..1 for a model of 2 classes",
+        ),
+        (lambda: exact.linear(np.eye(3), None, np.ones((2, 3)), [0, -1], L2(0.1)), "got -1..0"),
+        (lambda: exact.linear(W, None, X, [0, 0.5, 1], L2(0.1)), "class numbers, got 0.5"),
+        (lambda: exact.linear(W, None, X, [0, 1], L2(0.1)), "one class for each of the 3 points"),
         (lambda: exact.linear(W, [1, 2, 3], X, [0, 1, 1], L2(0.1)), "bias must hold 2"),
         (lambda: exact.linear(W, [1, np.nan], X, [0, 1, 1], L2(0.1)), "bias must be finite"),
         (lambda: exact.linear(np.eye(3), None, X, [0, 1, 1], L2(0.1)), "same number of columns"),
         (lambda: exact.linear(W, None, X, [0, 1, 1], 0.1), "threat must be"),
-        (lambda: exact.two_layer(W, A, X, [0, 1, 5], L2(0.1)), "y must hold classes"),
-        (lambda: exact.two_layer(W, A, X, [0, 1], L2(0.1)), "y must hold 3 classes"),
+        (lambda: exact.two_layer(W, A, X, [0, 1, 5], L2(0.1)), "y must lie in 0..1"),
+        (lambda: exact.two_layer(W, A, X, [0, 1], L2(0.1)), "one class for each of the 3 points"),
         (lambda: exact.two_layer(W, A * np.nan, X, [0, 1, 1], L2(0.1)), "top must be finite"),
         (lambda: exact.two_layer(W, A, X, [0, 1, 1], L2(0.1), hidden_bias=[1]), "hidden_bias"),
         (lambda: exact.two_layer(W, A, X, [0, 1, 1], L2(0.1), level=-1.0), "level must be"),
@@ -237,45 +239,19 @@ PLAN = {"epsilon": 0.1, "margin": 0.5, "radius": 0.2, "reach": 1.0, "width": 9, 
         (lambda: LeakyNetwork(W, [1.0, 1.0], 1.5), "slope must lie"),
         (lambda: LeakyNetwork(0 * W, [1.0, 1.0], 0.5).attack_step_size(), "must not be zero"),
         (lambda: network().value(np.ones(2)), "x must have 3 inputs"),
-        (lambda: algorithm_5(network(), np.ones(3), 0, 0.1, 0.1, 5), "y must be -1 or 1"),
-        (lambda: algorithm_5(network(), np.ones(3), 1, -0.1, 0.1, 5), "radius must be"),
-        (lambda: two_layer.separation(X, [0, 1, 1]), "y must be -1 or 1"),
-        (lambda: two_layer.separation(X, [1, 1]), "y must be 3 labels"),
-        (lambda: two_layer.theorem_16(**(PLAN | {"kappa": 0.0})), "kappa must be"),
-        (lambda: two_layer.theorem_16(**(PLAN | {"slope": 2.0})), "slope must lie"),
-        (lambda: two_layer.theorem_16(**(PLAN | {"reach": 0.3})), "reach must be at least"),
-        (lambda: two_layer.theorem_16(**(PLAN | {"omega": -1.0})), "omega must be"),
+        (lambda: reflected_ascent(network(), np.ones(3), 0, 0.1, 0.1, 5), "y must be -1 or 1"),
+        (lambda: reflected_ascent(network(), np.ones(3), 1, -0.1, 0.1, 5), "radius must be"),
+        (lambda: leaky.separation(X, [0, 1, 1]), "y must be -1 or 1"),
+        (lambda: leaky.separation(X, [1, 1]), "y must be 3 labels"),
+        (lambda: guarantees.training_plan(**(PLAN | {"kappa": 0.0})), "kappa must be"),
+        (lambda: guarantees.training_plan(**(PLAN | {"slope": 2.0})), "slope must lie"),
+        (lambda: guarantees.training_plan(**(PLAN | {"reach": 0.3})), "reach must be at least"),
+        (lambda: guarantees.training_plan(**(PLAN | {"omega": -1.0})), "omega must be"),
     ],
 )
 def test_bad_input_of_the_theory_is_refused(call, message):
     with pytest.raises(InputError, match=message):
         call()
-
-
-def test_robust_error_and_its_curve():
-    model, x = small_mlp(seed=4), points(120, 6, seed=2)
-    y = model(x).argmax(1)
-    y[:6] = (y[:6] + 1) % 3
-    one = robust_error(model, x, y, L2(0.5), budget=100, warn=False)
-    curve = robust_error(model, x, y, L2(0.5), radii=[0.1, 0.25, 1.0], budget=100, warn=False)
-    assert curve.radii.tolist() == [0.1, 0.25, 0.5, 1.0]
-    assert (np.diff(curve.errors) >= 0).all()
-    assert curve.clean == 0.05
-    assert curve.value == curve.errors[2]
-    assert curve.value >= one.value - 0.01
-    assert one.interval[0] < one.value < one.interval[1]
-    assert np.mean(curve.smallest <= 0.25) == curve.errors[1]
-    own = robust_error(model, x, y, L2(0.5), attack=PGD(L2(9.0), steps=20), warn=False)
-    assert own.value <= one.value + 0.01
-
-
-def test_intervals_cover():
-    from scipy.stats import binom
-
-    for p in (0.0, 0.03, 0.5, 1.0):
-        counts = np.arange(41)
-        inside = [low <= p <= high for low, high in (interval(int(k), 40, 0.9) for k in counts)]
-        assert binom.pmf(counts, 40, p)[inside].sum() >= 0.9
 
 
 def test_a_tie_counts_as_the_prediction_does():

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from overt import InputError
 from overt.results import Status
 from overt.robust import L2, PGD, Linf, adversarial_train, strongest
-from overt.robust.memory import Memory
+from overt.robust.training.epoch import WarmStarts, batches
 
 ATTACK = PGD(L2(0.2, (0.0, 1.0)), steps=5)
 
@@ -43,12 +43,12 @@ def test_adversarial_training_makes_the_network_more_robust():
         model = nn.Sequential(nn.Linear(2, 24), nn.ReLU(), nn.Linear(24, 3))
         model[0].weight.data[:, 0] *= 8  # both start with one feature far too important
         run = adversarial_train(
-            model, loader(), attack, epochs=12, optimizer=adam(model), validation=(x, y)
+            model, loader(), attack, epochs=12, optimizer=adam(model), holdout=(x, y)
         )
         found = strongest(model, x, y, L2(0.2, (0.0, 1.0)), budget=60, warn=False)
         accuracy[name] = found.robust_accuracy
         assert run.status is Status.FINISHED
-        assert run.valid_clean_accuracy[-1] > 0.95
+        assert run.holdout_clean_accuracy[-1] > 0.95
         assert run.loss[-1] < run.loss[0]
         if attack is None:
             assert np.array_equal(run.clean_accuracy, run.robust_accuracy)
@@ -99,7 +99,7 @@ def test_killed_training_resumes_to_the_same_weights(tmp_path):
         sys.path.insert(0, sys.argv[2])
         import torch
         torch.set_num_threads(1)
-        from test_train import *
+        from test_training import *
         model = network()
         adversarial_train(
             model, loader(), ATTACK, epochs=3, optimizer=adam(model), checkpoint=sys.argv[1],
@@ -132,6 +132,28 @@ def test_one_logit_and_data_bounds():
     assert run.robust_accuracy[-1] > 0.9
 
 
+def test_a_pair_of_arrays_is_shuffled_and_resumes(tmp_path):
+    def run(data, path, **more):
+        model = network()
+        return model, adversarial_train(model, data, ATTACK, checkpoint=path, seed=1, **more)
+
+    class Permuted:
+        """What a pair stands for: a fresh order in each pass, from torch's generator."""
+
+        def __iter__(self):
+            for rows in torch.randperm(240).split(100):
+                yield x[rows], y[rows]
+
+    x, y = blobs()
+    pair, path = (x.numpy(), y.numpy()), tmp_path / "run.safetensors"
+    run(pair, path, batch_size=100, epochs=1)
+    resumed, last = run(pair, path, batch_size=100, epochs=3)
+    straight, wanted = run(Permuted(), None, epochs=3)
+    assert same(resumed, straight)
+    assert last == wanted
+    assert len(list(batches(pair, 64))) == 4
+
+
 def test_training_does_not_touch_the_global_generator():
     torch.manual_seed(7)
     expected = torch.rand(3)
@@ -145,42 +167,16 @@ def network_without_seed():
         return network()
 
 
-def test_memory_finds_perturbations_by_content():
-    memory, x = Memory(), torch.arange(6.0).reshape(3, 2)
-    assert torch.equal(memory.recall(x), x)
-    memory.store(x, x + 1)
+def test_warm_starts_find_perturbations_by_content():
+    known, x = WarmStarts(), torch.arange(6.0).reshape(3, 2)
+    assert torch.equal(known.recall(x), x)
+    known.store(x, x + 1)
     order = torch.tensor([2, 0, 1])
-    assert torch.equal(memory.recall(x[order]), x[order] + 1)
-    copy = Memory()
-    copy.load(memory.tensors())
+    assert torch.equal(known.recall(x[order]), x[order] + 1)
+    copy = WarmStarts()
+    copy.load(known.tensors())
     assert torch.equal(copy.recall(x[:1]), x[:1] + 1)
     assert torch.equal(copy.recall(x + 10), x + 10)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"attack": "pgd"}, "attack must be"),
-        ({"clean_fraction": 2.0}, "clean_fraction"),
-        ({"epochs": 0}, "epochs"),
-        ({"step_scheduler_each": "step"}, "step_scheduler_each"),
-        ({"loader": [(torch.zeros(2, 2),)]}, "batches"),
-        ({"loader": []}, "empty"),
-    ],
-)
-def test_mistakes_are_named(change, message):
-    given = {"loader": loader(), "attack": None, "epochs": 1} | change
-    with pytest.raises(InputError, match=message):
-        adversarial_train(network(), given.pop("loader"), given.pop("attack"), **given)
-
-
-def test_a_foreign_checkpoint_is_refused(tmp_path):
-    path = tmp_path / "state.safetensors"
-    model = network()
-    adversarial_train(model, loader(), None, epochs=1, optimizer=adam(model), checkpoint=path)
-    other = nn.Linear(2, 3)
-    with pytest.raises(InputError, match="another model"):
-        adversarial_train(other, loader(), None, checkpoint=path)
 
 
 class Stopped(Exception):
@@ -260,32 +256,41 @@ def test_warm_starts_go_with_random_ones():
     assert runs[0][1] != runs[1][1]
 
 
-def test_bounds_from_the_data_hold_the_validation_data_too():
+def test_bounds_from_the_data_hold_the_holdout_too():
     x, y = blobs(seed=1)
     attack = PGD(Linf(0.1, "data"), steps=1)
-    run = adversarial_train(network(), loader(), attack, epochs=1, validation=(3 * x, y))
-    assert 0 <= run.valid_robust_accuracy[0] <= run.valid_clean_accuracy[0]
+    run = adversarial_train(network(), loader(), attack, epochs=1, holdout=(3 * x, y))
+    assert 0 <= run.holdout_robust_accuracy[0] <= run.holdout_clean_accuracy[0]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"loader": iter([])}, "a generator is used up"),
-        ({"loader": 3}, "loader must give batches"),
+        ({"attack": "pgd"}, "attack must be"),
+        ({"clean_fraction": 2.0}, "clean_fraction"),
+        ({"epochs": 0}, "epochs"),
+        ({"step_scheduler_each": "step"}, "step_scheduler_each"),
+        ({"data": [(torch.zeros(2, 2),)]}, "batches"),
+        ({"data": []}, "empty"),
+        ({"data": (np.zeros((3, 2)), np.zeros(4))}, "same length, got lengths 3, 4"),
+        ({"data": (np.zeros((3, 2)), np.zeros(3), np.zeros(3))}, "one array of inputs and one of"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"data": iter([])}, "a generator is used up"),
+        ({"data": 3}, "data must give batches"),
         ({"optimizer": torch.optim.Adam}, "optimizer must be a torch optimizer"),
         ({"optimizer": adam(nn.Linear(2, 3))}, "none of them"),
         ({"scheduler": "cosine"}, "scheduler must be"),
-        ({"validation": (torch.zeros(3, 2), [0])}, "one class for each of the 3 points"),
-        ({"validation": torch.zeros(3, 2)}, "validation must be a pair"),
+        ({"holdout": (torch.zeros(3, 2), [0])}, "one class for each of the 3 points"),
+        ({"holdout": torch.zeros(3, 2)}, "holdout must be a pair"),
         ({"ramp_epochs": -1}, "ramp_epochs"),
         ({"checkpoint_every": -1}, "checkpoint_every"),
         ({"seed": "a"}, "seed"),
     ],
 )
 def test_mistakes_are_named_before_training(change, message):
-    given = {"loader": loader(), "attack": None, "epochs": 1} | change
+    given = {"data": loader(), "attack": None, "epochs": 1} | change
     with pytest.raises(InputError, match=message):
-        adversarial_train(network(), given.pop("loader"), given.pop("attack"), **given)
+        adversarial_train(network(), given.pop("data"), given.pop("attack"), **given)
 
 
 def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
@@ -294,6 +299,8 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
     model = network()
     with pytest.raises(InputError, match=r"another model, optimizer.*SGD.*Adam"):
         adversarial_train(model, loader(), None, optimizer=adam(model), checkpoint=path)
+    with pytest.raises(InputError, match="another model"):
+        adversarial_train(nn.Linear(2, 3), loader(), None, checkpoint=path)
     with pytest.raises(InputError, match="is a folder"):
         adversarial_train(network(), loader(), None, checkpoint=tmp_path)
     path.write_bytes(b"junk")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,8 +20,49 @@ from torch.nn.functional import cross_entropy, softplus
 
 from overt._check import InputTypeError, choice, whole
 
+Objective = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""objective(logits, y, aim) -> (points,), to be made large."""
+
 SATURATED = 8
 """Multiple of machine epsilon; wrong classes with less probability leave only rounding noise."""
+
+
+def reflect(z: Tensor) -> Tensor:
+    """Return l_-(z) = -log(1 + e^z)."""
+    return -softplus(z)
+
+
+def reflected_pair(logits: Tensor, y: Tensor, rival: Tensor) -> Tensor:
+    """Return l_-(f_y - f_rival), what grows as the class rival overtakes the class y."""
+    return reflect(_pick(logits, y) - _pick(logits, rival))
+
+
+def margin_of_best(logits: Tensor, y: Tensor) -> Tensor:
+    """Return f_y - max f_j over the other classes, (points,)."""
+    rival = logits.detach().scatter(1, y[:, None], -torch.inf).argmax(1)
+    return _pick(logits, y) - _pick(logits, rival)
+
+
+def margin_of_sum(logits: Tensor, y: Tensor) -> Tensor:
+    """Return f_y - log sum e^(f_j) over the other classes, (points,)."""
+    others = logits.scatter(1, y[:, None], -torch.inf)
+    return _pick(logits, y) - others.logsumexp(1)
+
+
+def margin_over_spread(logits: Tensor, y: Tensor) -> Tensor:
+    """Return (f_y - max f_j) / (f_(1) - f_(3)), f_(k) the k-th largest logit, (points,).
+
+    It needs three classes; with two the ratio would be constant, and the margin is returned.
+    """
+    margin = margin_of_best(logits, y)
+    if logits.shape[1] < 3:
+        return margin
+    top = logits.topk(3, dim=1).values
+    return margin / (top[:, 0] - top[:, 2] + 1e-12)
+
+
+def _pick(logits: Tensor, y: Tensor) -> Tensor:
+    return logits.gather(1, y[:, None]).squeeze(1)
 
 
 @dataclass(frozen=True)
@@ -85,25 +127,50 @@ class CrossEntropy(Loss):
         return margin_of_sum(logits, y) > -math.log(SATURATED * torch.finfo(logits.dtype).eps)
 
 
-class _Pairwise(Loss):
-    """l_-(z) = -log(1 + e^z) of the margin z over the most likely wrong class."""
+class _OfMargin(Loss):
+    """h(z) of a margin z, h falling: h(z_y) drives away from y, h(-z_target) toward a target."""
+
+    margin: ClassVar[staticmethod[[Tensor, Tensor], Tensor]]
+    h: ClassVar[staticmethod[[Tensor], Tensor]]
 
     def away(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Return l_-(f_y - max f_j)."""
-        return -softplus(margin_of_best(logits, y))
+        """Return h(z_y)."""
+        return self.h(self.margin(logits, y))
 
     def toward(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Return l_-(max f_j - f_target)."""
-        return -softplus(-margin_of_best(logits, target))
+        """Return h(-z_target)."""
+        return self.h(-self.margin(logits, target))
 
 
-class ReflectedGreedy(_Pairwise):
+class Margin(_OfMargin):
+    """max f_j - f_y over the wrong classes, without any squashing."""
+
+    name: ClassVar[str] = "margin"
+    margin, h = staticmethod(margin_of_best), staticmethod(torch.neg)
+
+
+class Dlr(_OfMargin):
+    """(max f_j - f_y) / (f_(1) - f_(3)), the ratio of logits (Croce and Hein 2020)."""
+
+    name: ClassVar[str] = "dlr"
+    margin, h = staticmethod(margin_over_spread), staticmethod(torch.neg)
+
+
+class ReflectedLse(_OfMargin):
+    """l_-(f_y - log sum_j e^(f_j)) over the wrong classes, which is log(1 - p_y)."""
+
+    name: ClassVar[str] = "reflected_lse"
+    margin, h = staticmethod(margin_of_sum), staticmethod(reflect)
+
+
+class ReflectedGreedy(_OfMargin):
     """l_-(f_y - max f_j): the most likely wrong class, and no other (thesis, section 6.5.3)."""
 
     name: ClassVar[str] = "reflected_greedy"
+    margin, h = staticmethod(margin_of_best), staticmethod(reflect)
 
 
-class Reflected(_Pairwise):
+class Reflected(_OfMargin):
     """l_-(f_y - max f_j), then l_-(f_y - f_j) for the nearest classes j in turn.
 
     The most likely wrong class need not be the nearest. Points that the greedy choice has not
@@ -112,6 +179,7 @@ class Reflected(_Pairwise):
     """
 
     name: ClassVar[str] = "reflected"
+    margin, h = staticmethod(margin_of_best), staticmethod(reflect)
 
     def plan(self, steps: int, classes: int) -> Plan:
         """Return a third of the steps for the greedy choice, and runs of at least 5 steps."""
@@ -125,7 +193,7 @@ class Reflected(_Pairwise):
 
 
 @dataclass(frozen=True)
-class ReflectedAll(_Pairwise):
+class ReflectedAll(_OfMargin):
     """l_-(f_y - f_j) in a run of its own for each wrong class j: what greedy can miss.
 
     With `top` only that many classes are tried, nearest first by linearized distance, out of the
@@ -133,6 +201,7 @@ class ReflectedAll(_Pairwise):
     """
 
     name: ClassVar[str] = "reflected_all"
+    margin, h = staticmethod(margin_of_best), staticmethod(reflect)
     top: int | None = None
     among: int | None = None
 
@@ -143,62 +212,9 @@ class ReflectedAll(_Pairwise):
         return Plan(0, rivals, steps, max(min(among, classes - 1), rivals))
 
 
-class ReflectedLse(Loss):
-    """l_-(f_y - log sum_j e^(f_j)) over the wrong classes, which is log(1 - p_y)."""
-
-    name: ClassVar[str] = "reflected_lse"
-
-    def away(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Return log(1 - p_y)."""
-        return -softplus(margin_of_sum(logits, y))
-
-    def toward(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Return log p_target."""
-        return -softplus(-margin_of_sum(logits, target))
-
-
-class Margin(Loss):
-    """max f_j - f_y over the wrong classes, without any squashing."""
-
-    name: ClassVar[str] = "margin"
-
-    def away(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Return max f_j - f_y."""
-        return -margin_of_best(logits, y)
-
-    def toward(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Return f_target - max f_j."""
-        return margin_of_best(logits, target)
-
-
-class Dlr(Loss):
-    """(max f_j - f_y) / (f_(1) - f_(3)), f_(k) the k-th largest logit (Croce and Hein 2020).
-
-    It needs three classes; with two the ratio would be constant, and the margin is used.
-    """
-
-    name: ClassVar[str] = "dlr"
-
-    def away(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Return (max f_j - f_y) / (f_(1) - f_(3))."""
-        return -margin_of_best(logits, y) / _spread(logits)
-
-    def toward(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Return (f_target - max f_j) / (f_(1) - f_(3))."""
-        return margin_of_best(logits, target) / _spread(logits)
-
-
 LOSSES: dict[str, Loss] = {
-    loss.name: loss
-    for loss in (
-        CrossEntropy(),
-        Dlr(),
-        Margin(),
-        Reflected(),
-        ReflectedAll(),
-        ReflectedGreedy(),
-        ReflectedLse(),
-    )
+    kind.name: kind()
+    for kind in (CrossEntropy, Dlr, Margin, Reflected, ReflectedAll, ReflectedGreedy, ReflectedLse)
 }
 
 
@@ -211,29 +227,8 @@ def find_loss(loss: str | Loss) -> Loss:
     return LOSSES[choice("loss", loss, tuple(LOSSES))]
 
 
-def reflected_pair(logits: Tensor, y: Tensor, rival: Tensor) -> Tensor:
-    """Return l_-(f_y - f_rival), what grows as the class rival overtakes the class y."""
-    return -softplus(_pick(logits, y) - _pick(logits, rival))
-
-
-def margin_of_best(logits: Tensor, y: Tensor) -> Tensor:
-    """Return f_y - max f_j over the other classes, (points,)."""
-    rival = logits.detach().scatter(1, y[:, None], -torch.inf).argmax(1)
-    return _pick(logits, y) - _pick(logits, rival)
-
-
-def margin_of_sum(logits: Tensor, y: Tensor) -> Tensor:
-    """Return f_y - log sum e^(f_j) over the other classes, (points,)."""
-    others = logits.scatter(1, y[:, None], -torch.inf)
-    return _pick(logits, y) - others.logsumexp(1)
-
-
-def _pick(logits: Tensor, y: Tensor) -> Tensor:
-    return logits.gather(1, y[:, None]).squeeze(1)
-
-
-def _spread(logits: Tensor) -> Tensor | float:
-    if logits.shape[1] < 3:
-        return 1.0
-    top = logits.topk(3, dim=1).values
-    return top[:, 0] - top[:, 2] + 1e-12
+def objective_of(loss: Loss, *, targeted: bool) -> Objective:
+    """Return what is ascended: the loss toward the class aimed at, or away from the own."""
+    if targeted:
+        return lambda logits, y, aim: loss.toward(logits, aim)
+    return lambda logits, y, aim: loss.away(logits, y)

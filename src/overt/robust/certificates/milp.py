@@ -13,16 +13,20 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
 from overt._types import Floats
-from overt.robust.threat import L1, L2, Threat
+from overt.robust.threats.balls import L1, L2
+from overt.robust.threats.base import Threat
 
 TIGHT = 1e-7
 """How far, relative to the radius, tangent planes may leave a Euclidean ball."""
+
+MOST_PLANES = 400
+"""Tangent planes of a ball after which a point is left undecided."""
 
 SLACK = 1e-7
 """The solver's tolerance of dual feasibility, by which its bound may be off."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Network:
     """x -> A max(slope z, z) + c, z = W x + b."""
 
@@ -63,7 +67,7 @@ def _against(
 ) -> tuple[float, float, Floats]:
     program = _Program(net, x, own, j, threat)
     best, upper, where = -np.inf, np.inf, x
-    for _ in range(400):
+    for _ in range(MOST_PLANES):
         proved, delta = program.solve()
         upper = min(upper, proved)
         length = float(threat.size(torch.from_numpy(delta)[None]))

@@ -9,8 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from overt._check import InputError, number
-from overt.robust.losses import margin_of_best
-from overt.robust.model import class_numbers
+from overt.results import Result
+from overt.robust.attacks.losses import margin_of_best
+from overt.robust.attacks.models import class_numbers
 
 
 class Criterion(ABC):
@@ -38,11 +39,15 @@ class Misclassified(Criterion):
         return logits.argmax(1) != y
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Targeted(Criterion):
     """The predicted class is the target: one class for all points, or one for each."""
 
     target: Any
+    __eq__ = Result.__eq__  # by value, arrays included
+
+    def __hash__(self) -> int:
+        return hash(type(self))
 
     def aims(self, y: Tensor, classes: int) -> Tensor:
         """Return the target of each point."""

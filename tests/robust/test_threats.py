@@ -5,10 +5,10 @@ from robust_cases import points, quadratic_program
 
 from overt import InputError
 from overt.robust import L1, L2, Linf
-from overt.robust.draws import keys_of, normal, uniform
-from overt.robust.exact import farthest
-from overt.robust.kernels import l2_in_box as compiled
-from overt.robust.projection import l2_in_box
+from overt.robust.certificates.exact import farthest
+from overt.robust.threats.balls import l2_in_box
+from overt.robust.threats.kernels import l2_in_box as compiled
+from overt.robust.threats.keyed_random import keys_of, normal, uniform
 
 NORMS = {L1: 1, L2: 2, Linf: "inf"}
 

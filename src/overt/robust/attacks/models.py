@@ -6,18 +6,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from overt._check import InputError, InputTypeError
+from overt.robust.threats.base import tensor
 
 Model = Callable[[Tensor], Tensor]
 """A torch module, or any differentiable function from inputs to logits."""
 
+BATCH_SIZE = 1024
+"""Points that go through a model together if not told otherwise."""
+
 
 @contextmanager
-def evaluation(model: Model) -> Iterator[None]:
+def evaluating(model: Model) -> Iterator[None]:
     """Put every part of a module into evaluation mode, and each back as it was afterwards."""
     modes = [(m, m.training) for m in model.modules()] if isinstance(model, nn.Module) else []
     try:
@@ -97,10 +100,8 @@ def inputs(model: Model, x: Any) -> Tensor:
 
 def starts(model: Model, start: Any, x: Tensor) -> Tensor | None:
     """Return the inputs to start from, which must be shaped like x, or None."""
-    if start is None:
-        return None
-    start = inputs(model, start)
-    if start.shape != x.shape:
+    start = None if start is None else inputs(model, start)
+    if start is not None and start.shape != x.shape:
         raise InputError(f"start must be shaped like x, {tuple(x.shape)}, got {tuple(start.shape)}")
     return start
 
@@ -134,21 +135,3 @@ def class_numbers(name: str, value: Any) -> Tensor:
         if len(broken):
             raise InputTypeError(f"{name} must hold class numbers, got {float(broken[0]):g}")
     return given.long()
-
-
-def tensor(name: str, value: Any) -> Tensor:
-    """Return a tensor, an array, a data frame or a list of numbers as a tensor."""
-    if isinstance(value, Tensor):
-        return value.detach()
-    try:
-        array = np.asarray(value)
-    except (TypeError, ValueError) as error:
-        raise InputTypeError(f"{name} must be a tensor or an array: {error}") from None
-    if array.dtype.kind not in "biufc":
-        raise InputTypeError(
-            f"{name} must be a tensor or an array of numbers, got {type(value).__name__} of "
-            f"{array.dtype}"
-        )
-    native = np.float64 if array.dtype == np.longdouble else array.dtype.newbyteorder("=")
-    # PyTorch takes neither negative strides nor foreign byte orders, and complains of read-only.
-    return torch.from_numpy(np.require(array, native, ["C", "W"]))

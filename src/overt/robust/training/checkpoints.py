@@ -1,22 +1,30 @@
-"""Training state in one safetensors file: weights, optimizer, scheduler, generators, history."""
+"""Checkpoints of training in one safetensors file: weights, optimizer, generators, history.
+
+Nested states of optimizers and schedulers are written as JSON text beside named tensors. JSON knows
+only text as keys, and only lists: a Counter of milestones would come back with keys that no step
+ever equals. Whatever it does not know is written as {"": kind, ...}.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from overt._check import InputError, MissingExtraError
 from overt._files import write_whole
-from overt.robust.memory import Memory
-from overt.robust.plain import pack, unpack
+from overt.robust.training.epoch import WarmStarts
+
+_KINDS: dict[str, Any] = {"counter": Counter, "dict": dict, "tuple": tuple, "set": set}
 
 
-class Checkpoint:
+class TrainingCheckpoint:
     """Saves and restores everything that the next weights depend on; never a pickle."""
 
     def __init__(
@@ -25,11 +33,11 @@ class Checkpoint:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         scheduler: Any,
-        memory: Memory | None,
+        warm_starts: WarmStarts | None,
     ) -> None:
         self._path = None if path is None else Path(path)
         self._model, self._optimizer = model, optimizer
-        self._scheduler, self._memory = scheduler, memory
+        self._scheduler, self._warm_starts = scheduler, warm_starts
         self._random: Tensor | None = None
         if self._path is not None:
             if self._path.is_dir():
@@ -41,7 +49,7 @@ class Checkpoint:
             _safetensors()
 
     def save(self, history: list[dict[str, float]], batches: int, sums: list[float] | None) -> None:
-        """Write the state, whole or not at all."""
+        """Write the checkpoint, whole or not at all."""
         if self._path is None:
             return
         tensors: dict[str, Tensor] = {"random": torch.get_rng_state()}
@@ -50,18 +58,18 @@ class Checkpoint:
             "model": self._model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
-            "memory": None if self._memory is None else self._memory.tensors(),
+            "warm_starts": None if self._warm_starts is None else self._warm_starts.tensors(),
             "history": history,
             "batches": batches,
             "sums": sums,
         }
-        text = json.dumps({name: pack(part, name, tensors) for name, part in parts.items()})
+        text = json.dumps({name: _pack(part, name, tensors) for name, part in parts.items()})
         # Tied weights share memory, which the format does not store; copies are the same values.
         flat = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
         write_whole(self._path, _safetensors().torch.save(flat, metadata={"overt": text}))
 
     def load(self, history: list[dict[str, float]]) -> tuple[int, list[float] | None]:
-        """Restore the state if there is one; return batches done in its epoch, and their sums."""
+        """Restore the checkpoint, if any; return the batches done in its epoch, and their sums."""
         if self._path is None or not self._path.exists():
             return 0, None
         files = _safetensors()
@@ -75,7 +83,7 @@ class Checkpoint:
         if "overt" not in metadata:
             raise InputError(f"checkpoint must be a file that training wrote, {self._path} is not")
         parts = {
-            name: unpack(part, tensors) for name, part in json.loads(metadata["overt"]).items()
+            name: _unpack(part, tensors) for name, part in json.loads(metadata["overt"]).items()
         }
         if parts["kinds"] != self._kinds:
             raise self._foreign(f"written with {parts['kinds']}, given {self._kinds}")
@@ -86,14 +94,14 @@ class Checkpoint:
             raise self._foreign(" ".join(str(error).split())[:200]) from None
         if self._scheduler is not None:
             self._scheduler.load_state_dict(parts["scheduler"])
-        if self._memory is not None:
-            self._memory.load(parts["memory"] or {})
+        if self._warm_starts is not None:
+            self._warm_starts.load(parts["warm_starts"] or {})
         self._random = tensors["random"]
         history.extend(parts["history"])
         return int(parts["batches"]), parts["sums"]
 
     def restore_random(self) -> None:
-        """Set torch's generator to where it was when the state was saved."""
+        """Set torch's generator to where it was when the checkpoint was saved."""
         if self._random is not None:
             torch.set_rng_state(self._random)
 
@@ -106,6 +114,49 @@ class Checkpoint:
             f"checkpoint {self._path} belongs to another model, optimizer or scheduler; remove it "
             f"or choose another file ({reason})"
         )
+
+
+def _pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """Return the value ready for JSON; its tensors go into `tensors`, named by where they are."""
+    if isinstance(value, Tensor):
+        tensors[path] = value
+        return {"": "tensor", "name": path}
+    if isinstance(value, dict):
+        items = [
+            [_pack(key, path, tensors), _pack(entry, f"{path}.{key}", tensors)]
+            for key, entry in value.items()
+        ]
+        if type(value) is not Counter and all(isinstance(key, str) and key for key in value):
+            return dict(items)
+        return {"": "counter" if type(value) is Counter else "dict", "items": items}
+    if isinstance(value, (list, tuple, set)):
+        entries = [_pack(entry, f"{path}.{i}", tensors) for i, entry in enumerate(value)]
+        if isinstance(value, list):
+            return entries
+        return {"": "tuple" if isinstance(value, tuple) else "set", "items": entries}
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise InputError(
+        "checkpoint holds numbers, text and tensors only, got "
+        f"{type(value).__name__} in the state of {path}"
+    )
+
+
+def _unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """Return what was packed."""
+    if isinstance(value, list):
+        return [_unpack(entry, tensors) for entry in value]
+    if not isinstance(value, dict):
+        return value
+    if "" not in value:
+        return {key: _unpack(entry, tensors) for key, entry in value.items()}
+    if value[""] == "tensor":
+        return tensors[value["name"]]
+    entries = _unpack(value["items"], tensors)
+    kind = _KINDS[value[""]]
+    return kind(dict(entries)) if kind is Counter else kind(entries)
 
 
 def _safetensors() -> Any:

@@ -15,9 +15,11 @@ import torch
 
 from overt._check import InputError, floating, matrix, number
 from overt._progress import meter
-from overt._types import Bools, Floats, Ints
+from overt._types import Bools, Floats
 from overt.results import Result, Status
-from overt.robust.threat import L2, Linf, Threat, check_threat
+from overt.robust.attacks.models import classes
+from overt.robust.threats.balls import L2, Linf
+from overt.robust.threats.base import Threat, check_threat
 
 ROUNDING = 1e-9
 """Relative size of the leads of linear models that rounding leaves undecided."""
@@ -71,9 +73,9 @@ def linear(weight: Any, bias: Any, x: Any, y: Any, threat: Threat) -> ExactError
             f"got {W.shape} and {X.shape}"
         )
     W, b = _two_classes(W, _bias("bias", bias, len(W)))
-    y = _classes(y, len(X), len(W))
     check_threat(threat)
     inputs = torch.from_numpy(X)
+    y = classes(y, inputs, len(W)).numpy()
     region = threat.within(inputs).region(inputs)
     f = X @ W.T + b
     lead, moved, size = np.full(len(X), -np.inf), X.copy(), np.abs(f).max(1)
@@ -133,7 +135,7 @@ def two_layer(
     level
         Lead of a wrong class that counts as success: beta for beta-effective attacks.
     """
-    from overt.robust.milp import Network, best_lead
+    from overt.robust.certificates.milp import Network, best_lead
 
     W, X = (matrix(name, np.asarray(a, float)) for name, a in (("hidden", hidden), ("x", x)))
     A = matrix("top", np.atleast_2d(np.asarray(top, float)))
@@ -142,15 +144,14 @@ def two_layer(
             "hidden (width, inputs), top (classes, width) and x (points, inputs) must fit, got "
             f"{W.shape}, {A.shape} and {X.shape}"
         )
-    if number("slope", slope) > 1:
-        raise InputError(f"slope must lie in [0, 1], got {slope!r}")
-    level = number("level", level)
+    slope, level = check_slope(slope), number("level", level)
     A, c = _two_classes(A, _bias("top_bias", top_bias, len(A)))
-    y = _classes(y, len(X), len(A))
+    inputs = torch.from_numpy(X)
+    y = classes(y, inputs, len(A)).numpy()
     net = Network(W, _bias("hidden_bias", hidden_bias, len(W)), A, c, slope)
     lead, bound, moved = np.full(len(X), -np.inf), np.full(len(X), np.inf), X.copy()
     check_threat(threat)
-    settled = threat.within(torch.from_numpy(X))
+    settled = threat.within(inputs)
     status = Status.OPTIMAL
     try:
         with meter("exact", len(X)) as bar:
@@ -167,6 +168,14 @@ def two_layer(
     if status is not Status.INTERRUPTED:
         status = _status(undecided)
     return ExactError(float(fooled.mean()), fooled, lead, bound, undecided, moved, status)
+
+
+def check_slope(value: Any) -> float:
+    """Return the slope of an activation for negative inputs, 0 to 1."""
+    slope = number("slope", value)
+    if slope > 1:
+        raise InputError(f"slope must lie in [0, 1], got {value!r}")
+    return slope
 
 
 def _status(undecided: Bools) -> Status:
@@ -187,16 +196,3 @@ def _bias(name: str, value: Any, size: int) -> Floats:
     if bias.shape != (size,):
         raise InputError(f"{name} must hold {size} number(s), got shape {bias.shape}")
     return bias
-
-
-def _classes(y: Any, points: int, classes: int) -> Ints:
-    """Return the points' classes from 0 on; two may be called -1 and 1."""
-    labels = np.asarray(y)
-    if labels.shape != (points,):
-        raise InputError(f"y must hold {points} classes, got shape {labels.shape}")
-    signs = classes == 2 and np.isin(labels, (-1, 1)).all()
-    if not signs and not np.isin(labels, np.arange(classes)).all():
-        accepted = f"0 to {classes - 1}" + (", or -1 and 1" if classes == 2 else "")
-        seen = ", ".join(repr(label) for label in np.unique(labels)[:5].tolist())
-        raise InputError(f"y must hold classes {accepted}, got {seen}")
-    return np.asarray((labels > 0) if signs else labels, dtype=np.int64)

@@ -1,7 +1,7 @@
 """Compiled steps in a ball cut by a box: pure functions of arrays, serial, releasing the GIL.
 
 A row stays in the processor's cache from the gradient to the moved point. The same in PyTorch, for
-other devices and as the tests' oracle: `overt.robust.projection.l2_in_box`, `Region.climb`.
+other devices and as the tests' oracle: `balls.l2_in_box`, `Region.climb`.
 """
 
 from __future__ import annotations
@@ -68,9 +68,7 @@ def _project(
 ) -> None:
     """Set delta <- clip(s v, low - x, high - x), moved <- x + delta for one row.
 
-    h(q) = |clip(sqrt(q) v, ...)|^2 is concave, piecewise linear and grows with q = s^2. The tangent
-    at any q meets radius^2 at or before h does, so Newton's steps, after the first, go up to the
-    root and stop there exactly.
+    s is found by Newton's steps as in `balls.l2_in_box`, which says why they end at the root.
     """
     zero = v.dtype.type(0)
     target = v.dtype.type(radius) * v.dtype.type(radius)

@@ -12,24 +12,25 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Self, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from overt._check import InputError, InputTypeError, number
-from overt.robust import projection
-from overt.robust.draws import normal, uniform
-from overt.robust.model import tensor
-from overt.robust.projection import Box
+from overt.results import Result
+from overt.robust.threats.keyed_random import keys_of, normal
 
 Bounds = Any
 """None, "data", or a pair (low, high) of numbers or of arrays that fit one input."""
 
+Box: TypeAlias = tuple[Tensor, Tensor] | None
+"""The least and the largest perturbation of each coordinate, (points, features) each."""
 
 Size: TypeAlias = float | Tensor
 """Length of a step, one for all points or a column (points, 1)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Threat(ABC):
     """A ball of perturbations around each input.
 
@@ -46,6 +47,8 @@ class Threat(ABC):
     radius: float
     bounds: Bounds = None
     name: ClassVar[str]
+    has_kernel: ClassVar[bool] = False  # whether `kernels` takes its steps in a box in one pass
+    __eq__ = Result.__eq__  # by value, arrays included
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "radius", number("radius", self.radius))
@@ -62,6 +65,9 @@ class Threat(ABC):
             raise InputError(
                 f"bounds must be (low, high) with low below high, got {_brief(self.bounds)}"
             )
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.radius))
 
     def at(self, radius: float) -> Self:
         """Return the same threat with another radius."""
@@ -114,7 +120,7 @@ class Threat(ABC):
         """Return max <gradient, d> over |d| <= 1 for each row, (points,)."""
 
     @abstractmethod
-    def project(self, delta: Tensor, box: Box, out: Tensor | None = None) -> Tensor:
+    def project(self, v: Tensor, box: Box, out: Tensor | None = None) -> Tensor:
         """Return the nearest allowed perturbation to each row."""
 
     @abstractmethod
@@ -133,7 +139,7 @@ class Threat(ABC):
         return self.radius * self.ascent(normal(keys, width, like), None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Region:
     """The allowed perturbations of the points x (points, features): a ball, cut by a box.
 
@@ -152,6 +158,14 @@ class Region:
         low, high = self.limits
         return low - self.x, high - self.x
 
+    def draw(self, seed: int, *, extreme: bool = False) -> Tensor:
+        """Return random allowed perturbations, which belong to the points and not to their place.
+
+        They come from inside the ball or, if `extreme`, from its extreme points.
+        """
+        draw = self.threat.extreme if extreme else self.threat.draw
+        return self.project(draw(keys_of(self.x, seed), self.x.shape[1], self.x))
+
     def project(self, delta: Tensor, out: Tensor | None = None) -> Tensor:
         """Return the Euclidean projection of each row on the region."""
         return self.threat.project(delta, self.box, out)
@@ -161,8 +175,8 @@ class Region:
 
         In place: delta <- project(delta + size direction), moved <- x + delta.
         """
-        if isinstance(self.threat, L2) and self.limits is not None and projection.compiles(delta):
-            from overt.robust.kernels import l2_step
+        if self.threat.has_kernel and self.limits is not None and compiles(delta):
+            from overt.robust.threats.kernels import l2_step
 
             sizes = torch.as_tensor(size, dtype=delta.dtype).expand(len(delta), 1).squeeze(1)
             given = (self.x, delta, gradient, sizes, *self.limits, moved)
@@ -185,112 +199,9 @@ class Region:
         return Region(self.threat, self.x[rows], self.limits)
 
 
-@dataclass(frozen=True)
-class L2(Threat):
-    """Perturbations of Euclidean norm at most `radius`."""
-
-    name: ClassVar[str] = "l2"
-
-    def size(self, delta: Tensor) -> Tensor:
-        """Return sqrt(sum d^2), in double precision, whose squares do not overflow."""
-        return torch.linalg.vector_norm(delta, dim=1, dtype=torch.float64)
-
-    def dual(self, gradient: Tensor) -> Tensor:
-        """Return sqrt(sum g^2)."""
-        return torch.linalg.vector_norm(gradient, dim=1)
-
-    def project(self, delta: Tensor, box: Box, out: Tensor | None = None) -> Tensor:
-        """Return the nearest allowed perturbation to each row."""
-        return projection.l2(delta, self.radius, box, out)
-
-    def ascent(self, gradient: Tensor, box: Box) -> Tensor:
-        """Return g / |g|, which does not overflow or vanish however small or large g is."""
-        tiny = torch.finfo(gradient.dtype).tiny
-        norm = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
-        least, most = torch.aminmax(norm)
-        if not (float(least) > tiny**0.4 and float(most) < torch.inf):
-            usual = (norm > tiny**0.4) & torch.isfinite(norm)
-            peak = gradient.abs().amax(1, keepdim=True).clamp(min=tiny)
-            gradient = torch.where(usual, gradient, (gradient / peak).nan_to_num_())
-            norm = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
-        return gradient.div_(norm.clamp_(min=tiny))
-
-    def draw(self, keys: Tensor, width: int, like: Tensor) -> Tensor:
-        """Return points uniform in the ball: a uniform direction, radius u^(1/width)."""
-        direction = normal(keys, width, like)
-        direction /= torch.linalg.vector_norm(direction, dim=1, keepdim=True)
-        return direction * self.radius * uniform(keys, 1, like, stream=2) ** (1 / width)
-
-
-@dataclass(frozen=True)
-class Linf(Threat):
-    """Perturbations that change no coordinate by more than `radius`."""
-
-    name: ClassVar[str] = "linf"
-
-    def size(self, delta: Tensor) -> Tensor:
-        """Return max |d|."""
-        return torch.linalg.vector_norm(delta, ord=torch.inf, dim=1)
-
-    def dual(self, gradient: Tensor) -> Tensor:
-        """Return sum |g|."""
-        return torch.linalg.vector_norm(gradient, ord=1, dim=1)
-
-    def project(self, delta: Tensor, box: Box, out: Tensor | None = None) -> Tensor:
-        """Return the nearest allowed perturbation to each row."""
-        return projection.linf(delta, self.radius, box, out)
-
-    def ascent(self, gradient: Tensor, box: Box) -> Tensor:
-        """Return sign(g)."""
-        return gradient.sign_()
-
-    def draw(self, keys: Tensor, width: int, like: Tensor) -> Tensor:
-        """Return points uniform in the cube."""
-        return (2 * uniform(keys, width, like) - 1) * self.radius
-
-
-@dataclass(frozen=True)
-class L1(Threat):
-    """Perturbations whose absolute values sum to at most `radius`."""
-
-    name: ClassVar[str] = "l1"
-
-    def size(self, delta: Tensor) -> Tensor:
-        """Return sum |d|."""
-        return torch.linalg.vector_norm(delta, ord=1, dim=1)
-
-    def dual(self, gradient: Tensor) -> Tensor:
-        """Return max |g|."""
-        return torch.linalg.vector_norm(gradient, ord=torch.inf, dim=1)
-
-    def project(self, delta: Tensor, box: Box, out: Tensor | None = None) -> Tensor:
-        """Return the nearest allowed perturbation to each row."""
-        return projection.l1(delta, self.radius, box, out)
-
-    def ascent(self, gradient: Tensor, box: Box) -> Tensor:
-        """Return argmax <g, d> over |d|_1 <= 1, each coordinate within its share of the box.
-
-        Without a box that is one coordinate; with one, the steepest coordinates are filled up in
-        turn, as the best perturbation of a linear model does.
-        """
-        a = gradient.abs()
-        if box is None or self.radius == 0:
-            best = a.argmax(1, keepdim=True)
-            value = gradient.gather(1, best).sign()
-            return torch.zeros_like(gradient).scatter_(1, best, value)
-        room = (torch.where(gradient > 0, box[1], -box[0]) / self.radius).clamp_(max=1)
-        order = a.argsort(1, descending=True)
-        room = torch.where(gradient != 0, room, 0).gather(1, order)
-        used = room.cumsum(1)
-        filled = torch.minimum(room, (1 - (used - room)).clamp_(min=0))
-        return torch.zeros_like(a).scatter_(1, order, filled) * gradient.sign()
-
-    def draw(self, keys: Tensor, width: int, like: Tensor) -> Tensor:
-        """Return points uniform in the ball: normalized exponentials with signs, u^(1/width)."""
-        share = -uniform(keys, width, like).log_()
-        share /= share.sum(1, keepdim=True)
-        sign = (uniform(keys, width, like, stream=1) - 0.5).sign()
-        return sign * share * self.radius * uniform(keys, 1, like, stream=2) ** (1 / width)
+def compiles(v: Tensor) -> bool:
+    """Return whether the compiled functions of `kernels` can work on v."""
+    return v.device.type == "cpu" and v.dtype in (torch.float32, torch.float64)
 
 
 def check_threat(threat: Any) -> Threat:
@@ -300,6 +211,24 @@ def check_threat(threat: Any) -> Threat:
             f"threat must be L1(radius), L2(radius) or Linf(radius), got {threat!r}"
         )
     return threat
+
+
+def tensor(name: str, value: Any) -> Tensor:
+    """Return a tensor, an array, a data frame or a list of numbers as a tensor."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise InputTypeError(f"{name} must be a tensor or an array: {error}") from None
+    if array.dtype.kind not in "biufc":
+        raise InputTypeError(
+            f"{name} must be a tensor or an array of numbers, got {type(value).__name__} of "
+            f"{array.dtype}"
+        )
+    native = np.float64 if array.dtype == np.longdouble else array.dtype.newbyteorder("=")
+    # PyTorch takes neither negative strides nor foreign byte orders, and complains of read-only.
+    return torch.from_numpy(np.require(array, native, ["C", "W"]))
 
 
 def _fits(limit: Tensor, one: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""The honest default: a small fixed ensemble of attacks, cheapest first, each on what is left."""
+"""The honest default: fixed stages of attacks, cheapest first, each on the points still left."""
 
 from __future__ import annotations
 
@@ -11,37 +11,32 @@ from torch import Tensor
 from overt._check import whole
 from overt._progress import meter
 from overt.results import Status
-from overt.robust import diagnose
-from overt.robust.attack import Attack
-from overt.robust.criteria import Criterion, Misclassified
-from overt.robust.losses import LOSSES, Loss, ReflectedAll
-from overt.robust.model import Model, all_logits, classes, clean_logits, evaluation, inputs, starts
-from overt.robust.outcome import AttackResult
-from overt.robust.pgd import PGD
-from overt.robust.threat import Threat, check_threat
+from overt.robust.attacks import models
+from overt.robust.attacks.base import Attack
+from overt.robust.attacks.criteria import Criterion, Misclassified
+from overt.robust.attacks.gradient import PGD
+from overt.robust.attacks.losses import LOSSES, Loss, ReflectedAll, objective_of
+from overt.robust.attacks.results import AttackResult, warn_of_gradients, warn_of_randomness
+from overt.robust.threats.base import Threat, check_threat
+
+LEAST_BUDGET = 24
+"""Gradients of a point that leave two to the stage with the fewest."""
 
 LONGEST = 20
 """Steps of a run against one class; budget beyond it goes into random restarts."""
 
 
-def ensemble(
-    threat: Threat,
-    classes: int,
-    *,
-    budget: int = 1000,
-    rivals: int = 9,
-    criterion: Criterion = Misclassified(),  # noqa: B008  (immutable)
-    batch_size: int = 1024,
-    seed: int = 0,
+def stages(
+    threat: Threat, classes: int, budget: int, rivals: int, **common: Any
 ) -> tuple[Attack, ...]:
     """Return the attacks of `strongest`, which together take at most `budget` gradients a point.
 
     Cross-entropy gets a twelfth, the ratio of logits an eighth, the log-sum-exp reflected loss a
     sixth, and the reflected loss against each of the nearest of the `rivals` likeliest wrong
     classes what is left, one gradient each to order them included. Small budgets try fewer
-    classes, large ones start again at random.
+    classes, large ones start again at random. What the attacks have in common is passed on.
     """
-    whole("budget", budget, minimum=24)
+    whole("budget", budget, minimum=LEAST_BUDGET)
     measured = min(whole("rivals", rivals), classes - 1)
     rest = max(budget - budget // 12 - budget // 8 - budget // 6 - measured, 4)
     top = max(min(measured, rest // 7), 1)
@@ -53,21 +48,13 @@ def ensemble(
         (steps, ReflectedAll(top, among=measured), max(rest // (top * steps), 1)),
     )
     return tuple(
-        PGD(
-            threat,
-            steps=count,
-            loss=loss,
-            restarts=restarts,
-            criterion=criterion,
-            batch_size=batch_size,
-            seed=seed,
-        )
+        PGD(threat, steps=count, loss=loss, restarts=restarts, **common)
         for count, loss, restarts in plan
     )
 
 
 def strongest(
-    model: Model,
+    model: models.Model,
     x: Any,
     y: Any,
     threat: Threat,
@@ -76,7 +63,7 @@ def strongest(
     rivals: int = 9,
     criterion: Criterion = Misclassified(),  # noqa: B008  (immutable)
     start: Any = None,
-    batch_size: int = 1024,
+    batch_size: int = models.BATCH_SIZE,
     seed: int = 0,
     warn: bool = True,
 ) -> AttackResult:
@@ -104,20 +91,14 @@ def strongest(
     batch_size, seed, warn
         As for any attack.
     """
-    x = inputs(model, x)
+    x = models.inputs(model, x)
     threat = check_threat(threat).within(x)
-    start = starts(model, start, x)
-    with evaluation(model):
-        count = clean_logits(model, x[:1], 1).shape[1]
-    y = classes(y, x, count)
-    attacks = ensemble(
-        threat,
-        count,
-        budget=budget,
-        rivals=rivals,
-        criterion=criterion,
-        batch_size=batch_size,
-        seed=seed,
+    start = models.starts(model, start, x)
+    with models.evaluating(model):
+        count = models.clean_logits(model, x[:1], 1).shape[1]
+    y = models.classes(y, x, count)
+    attacks = stages(
+        threat, count, budget, rivals, criterion=criterion, batch_size=batch_size, seed=seed
     )
     found: AttackResult | None = None
     left = torch.arange(len(x), device=x.device)
@@ -134,9 +115,9 @@ def strongest(
     assert found is not None  # noqa: S101  (there is at least one attack)
     if warn:
         # Saturation of cross-entropy is what the later attacks are for, and not reported.
-        with evaluation(model):
-            random = diagnose.randomness(model, x[:64])
-        diagnose.gradients(found, x, threat.radius, known=found.success | random)
+        with models.evaluating(model):
+            random = warn_of_randomness(model, x)
+        warn_of_gradients(found, x, threat.radius, known=found.success | random)
     return dataclasses.replace(found, loss=_loss(model, found.x, y, criterion, batch_size))
 
 
@@ -153,10 +134,12 @@ def _join(found: AttackResult, rows: Tensor, part: AttackResult) -> AttackResult
     )
 
 
-def _loss(model: Model, x: Tensor, y: Tensor, criterion: Criterion, batch_size: int) -> Tensor:
+def _loss(
+    model: models.Model, x: Tensor, y: Tensor, criterion: Criterion, batch_size: int
+) -> Tensor:
     """Return the reflected loss, whichever attack was the last at a point."""
-    with evaluation(model):
-        f = all_logits(model, x, batch_size)
+    with models.evaluating(model):
+        f = models.all_logits(model, x, batch_size)
     aim = criterion.aims(y, f.shape[1])
-    reflected = LOSSES["reflected"]
-    return reflected.away(f, y) if aim is None else reflected.toward(f, aim)
+    objective = objective_of(LOSSES["reflected"], targeted=aim is not None)
+    return objective(f, y, aim)

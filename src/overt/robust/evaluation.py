@@ -9,20 +9,22 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from overt._check import InputError, InputTypeError, number, whole
+from overt._check import InputError, InputTypeError, MissingExtraError, number, whole
+from overt._intervals import clopper_pearson
 from overt._progress import meter
 from overt._types import Floats
 from overt.results import Result, Status
-from overt.robust.attack import Attack
-from overt.robust.criteria import Misclassified
-from overt.robust.model import Model, classes, clean_logits, evaluation, inputs
-from overt.robust.outcome import AttackResult
-from overt.robust.strongest import strongest
-from overt.robust.threat import Threat, check_threat
+from overt.robust.attacks import models
+from overt.robust.attacks.base import Attack
+from overt.robust.attacks.criteria import Misclassified
+from overt.robust.attacks.results import AttackResult
+from overt.robust.attacks.staged import LEAST_BUDGET, strongest
+from overt.robust.threats.base import Threat, check_threat
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class RobustError(Result):
     """The robust error that an attack found, at one radius and along a curve.
 
@@ -65,27 +67,31 @@ class RobustError(Result):
 
     def plot(self) -> Any:
         """Draw the curve with its intervals."""
-        from matplotlib.figure import Figure
-
+        try:
+            from matplotlib.figure import Figure
+        except ModuleNotFoundError:
+            raise MissingExtraError("matplotlib", "plots") from None
         figure = Figure(figsize=(5.6, 3.8), layout="constrained")
-        axes: Any = figure.add_subplot()
-        radii = np.concatenate([[0.0], self.radii])
-        clean = interval(round(self.clean * self.points), self.points, self.confidence)
-        errors = np.concatenate([[self.clean], self.errors])
-        bands = np.vstack([[clean], self.intervals])
-        axes.fill_between(radii, bands[:, 0], bands[:, 1], alpha=0.25, lw=0)
-        axes.plot(radii, errors, marker="o", ms=4)
+        axes = figure.add_subplot()
+        self.draw(axes)
+        axes.set_title(f"{self.points} points, {self.confidence:.0%} intervals", fontsize=10)
+        return figure
+
+    def draw(self, axes: Any, label: str | None = None) -> None:
+        """Draw the curve with its intervals into axes of matplotlib."""
+        radii, errors = np.r_[0.0, self.radii], np.r_[self.clean, self.errors]
+        clean = clopper_pearson(round(self.clean * self.points), self.points, self.confidence)
+        axes.fill_between(radii, *np.vstack([clean, self.intervals]).T, alpha=0.25, lw=0)
+        axes.plot(radii, errors, marker="o", ms=4, label=label)
         axes.set_xlabel(f"radius ({self.norm})")
         axes.set_ylabel("robust error found")
         axes.set_ylim(0, 1)
         axes.set_xlim(0, None)
         axes.grid(alpha=0.3)
-        axes.set_title(f"{self.points} points, {self.confidence:.0%} intervals", fontsize=10)
-        return figure
 
 
 def robust_error(
-    model: Model,
+    model: models.Model,
     x: Any,
     y: Any,
     threat: Threat,
@@ -94,7 +100,7 @@ def robust_error(
     attack: Attack | None = None,
     budget: int = 1000,
     confidence: float = 0.95,
-    batch_size: int = 1024,
+    batch_size: int = models.BATCH_SIZE,
     seed: int = 0,
     warn: bool = True,
 ) -> RobustError:
@@ -126,31 +132,29 @@ def robust_error(
         raise InputTypeError(f"attack must be FGSM, BIM, PGD or None, got {attack!r}")
     if not 0 < number("confidence", confidence) < 1:
         raise InputError(f"confidence must lie between 0 and 1, got {confidence!r}")
-    whole("budget", budget, minimum=24)
-    x = inputs(model, x)
+    whole("budget", budget, minimum=LEAST_BUDGET)
+    x = models.inputs(model, x)
     threat = threat.within(x)
     further = () if radii is None else np.ravel(radii)
     curve = np.unique([number("radii", r) for r in (*further, threat.radius)])
-    with evaluation(model):
-        clean = clean_logits(model, x, whole("batch_size", batch_size))
-    y = classes(y, x, clean.shape[1])
+    with models.evaluating(model):
+        clean = models.clean_logits(model, x, whole("batch_size", batch_size))
+    y = models.classes(y, x, clean.shape[1])
     criterion = Misclassified() if attack is None else attack.criterion
     aim = criterion.aims(y, clean.shape[1])
     wrong = criterion.met(clean, y, y if aim is None else aim).cpu().numpy()
 
-    def attacked(rows: Any, radius: float, start: Any, heed: bool) -> AttackResult:
-        allowed = threat.at(radius)
+    def attacked(rows: Tensor, radius: float, start: Tensor | None, heed: bool) -> AttackResult:
+        given, allowed = (model, x[rows], y[rows]), threat.at(radius)
         if attack is None:
-            return strongest(
-                model, x[rows], y[rows], allowed,
-                start=start, budget=budget, batch_size=batch_size, seed=seed, warn=heed,
-            )  # fmt: skip
+            how: Any = {"budget": budget, "batch_size": batch_size, "seed": seed}
+            return strongest(*given, allowed, **how, start=start, warn=heed)
         chosen = dataclasses.replace(attack, threat=allowed, criterion=criterion.take(rows))
-        return chosen(model, x[rows], y[rows], start=start, warn=heed)
+        return chosen(*given, start=start, warn=heed)
 
     smallest = np.where(wrong, 0.0, np.inf)
-    left, start, gradients, status = torch.arange(len(x), device=x.device), None, 0, Status.FINISHED
-    positive = curve[curve > 0]
+    left, start = torch.arange(len(x), device=x.device), None
+    gradients, status, positive = 0, Status.FINISHED, curve[curve > 0]
     with meter("radii", len(positive), show=len(positive) > 1) as bar:
         for radius in positive:
             if len(left) == 0 or status is Status.INTERRUPTED:
@@ -161,32 +165,35 @@ def robust_error(
             gradients, status = gradients + found.gradients, found.status
             left, start = left[~found.success], found.x[~found.success]
             bar.advance(note=f"error {float(np.mean(smallest <= radius)):.3f}")
-    counts = np.array([np.sum(smallest <= radius) for radius in curve])
-    intervals = np.array([interval(int(k), len(x), confidence) for k in counts])
-    here = int(np.searchsorted(curve, threat.radius))
+    return _summary(threat, curve, smallest, confidence, gradients, status)
+
+
+def _summary(
+    threat: Threat,
+    radii: Floats,
+    smallest: Floats,
+    confidence: float,
+    gradients: int,
+    status: Status,
+) -> RobustError:
+    """Return the curve, given the smallest radius at which each point is fooled."""
+    n = len(smallest)
+    counts = np.array([np.sum(smallest <= radius) for radius in radii])
+    errors, intervals = counts / n, np.stack(clopper_pearson(counts, n, confidence), axis=1)
+    here = int(np.searchsorted(radii, threat.radius))
     low, high = intervals[here]
     return RobustError(
-        float(counts[here] / len(x)),
-        (float(low), float(high)),
-        float(np.mean(wrong)),
-        threat.name,
-        float(threat.radius),
-        len(x),
-        float(confidence),
-        curve,
-        counts / len(x),
-        intervals,
-        smallest,
-        gradients,
-        status,
+        value=float(errors[here]),
+        interval=(float(low), float(high)),
+        clean=float(np.mean(smallest == 0)),
+        norm=threat.name,
+        radius=float(threat.radius),
+        points=n,
+        confidence=float(confidence),
+        radii=radii,
+        errors=errors,
+        intervals=intervals,
+        smallest=smallest,
+        gradients=gradients,
+        status=status,
     )
-
-
-def interval(count: int, total: int, confidence: float) -> tuple[float, float]:
-    """Return the Clopper-Pearson interval of a share, which never covers less than it says."""
-    from scipy.stats import beta
-
-    tail = (1 - confidence) / 2
-    low = float(beta.ppf(tail, count, total - count + 1)) if count > 0 else 0.0
-    high = float(beta.ppf(1 - tail, count + 1, total - count)) if count < total else 1.0
-    return low, high

@@ -1,0 +1,1 @@
+"""Attacks, the losses that they ascend, and the criteria of their success."""

@@ -1,0 +1,271 @@
+"""The one inner loop of all attacks: projected ascent on a batch, point by point.
+
+    delta <- project(delta + size * direction + momentum * (delta - previous delta))
+
+Nothing in it mixes points: losses are summed, never averaged, steps are normalized per point, and
+a point that is fooled leaves the batch. The best iterate of each point is what comes out.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from overt.robust.attacks.criteria import Criterion
+from overt.robust.attacks.losses import Objective
+from overt.robust.threats.base import Region, Size, Threat
+
+Draw = Callable[[], Tensor]
+"""Draws random allowed perturbations of the points of a batch."""
+
+LEAVE = 0.15
+"""Share of fooled points in a batch from which it pays to copy the others out."""
+
+
+@dataclass(frozen=True, eq=False)
+class Points:
+    """What to attack: points that go through the model together, and their allowed moves."""
+
+    logits_of: Callable[[Tensor], Tensor]
+    y: Tensor
+    aim: Tensor
+    region: Region
+    objective: Objective
+    criterion: Criterion
+
+    def evaluate(self, moved: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the objective at the moved points and who is fooled there."""
+        with torch.no_grad():
+            logits = self.logits_of(moved)
+            return self._judge(logits, self.objective(logits, self.y, self.aim))
+
+    def differentiate(self, moved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the objective at the moved points, who is fooled there, and the gradient."""
+        moved = moved.detach().requires_grad_()
+        with torch.enable_grad():
+            logits = self.logits_of(moved)
+            value = self.objective(logits, self.y, self.aim)
+            gradient = slope(value, moved)
+        return *self._judge(logits.detach(), value.detach()), gradient
+
+    def take(self, rows: Tensor) -> Points:
+        """Return some of the points."""
+        return replace(self, y=self.y[rows], aim=self.aim[rows], region=self.region.take(rows))
+
+    def _judge(self, logits: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the value, NaN where logits are not finite, and who is fooled by finite ones."""
+        broken = ~torch.isfinite(logits).all(1)
+        fooled = self.criterion.met(logits, self.y, self.aim)
+        return value.masked_fill(broken, torch.nan), fooled & ~broken
+
+
+class StepSizes(ABC):
+    """The step sizes of one run, for the points that are still in it.
+
+    `goes_back` says whether points are ever sent back to their best iterate.
+    """
+
+    goes_back: ClassVar[bool] = False
+
+    @abstractmethod
+    def size(self, step: int) -> Size:
+        """Return the length of this step."""
+
+    @abstractmethod
+    def observe(self, improved: Tensor) -> Tensor | None:
+        """Take note of who improved on their best; return who should go back to it, if any."""
+
+    @abstractmethod
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these points only."""
+
+
+class StepSchedule(ABC):
+    """A rule for step sizes; lengths are in the units of the inputs."""
+
+    @abstractmethod
+    def begin(self, points: int, threat: Threat, steps: int, like: Tensor) -> StepSizes:
+        """Return the step sizes of a run."""
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How to ascend: number and lengths of steps, momentum, whether steps are normalized."""
+
+    steps: int
+    schedule: StepSchedule
+    momentum: float = 0.0
+    normalize: bool = True
+
+
+@dataclass(eq=False)
+class Found:
+    """The best perturbation of each point, its objective, success, and what was seen."""
+
+    delta: Tensor
+    value: Tensor
+    fooled: Tensor
+    flat: Tensor
+    broken: Tensor
+    gradients: int = 0
+
+    @classmethod
+    def nothing(cls, delta: Tensor) -> Found:
+        """Return what is known before the first evaluation."""
+        lowest = torch.full((len(delta),), -torch.inf, dtype=delta.dtype, device=delta.device)
+        nobody = torch.zeros(len(delta), dtype=torch.bool, device=delta.device)
+        return cls(delta.clone(), lowest, nobody, nobody.clone(), nobody.clone())
+
+    def merge(self, rows: Tensor, other: Found) -> None:
+        """Take over what is better of what was found at some of the points: success first."""
+        better = torch.where(
+            other.fooled == self.fooled[rows], other.value > self.value[rows], other.fooled
+        )
+        chosen = rows[better]
+        self.delta[chosen] = other.delta[better]
+        self.value[chosen] = other.value[better]
+        self.fooled[rows] |= other.fooled
+        self.flat[rows] |= other.flat
+        self.broken[rows] |= other.broken
+        self.gradients += other.gradients
+
+
+@torch.no_grad()
+def ascend(points: Points, start: Tensor, walk: Walk, escape: Draw, *, early_exit: bool) -> Found:
+    """Ascend from `start`; points without a gradient there escape to a random draw instead.
+
+    With `early_exit` fooled points leave at once.
+    """
+    sizes = walk.schedule.begin(len(start), points.region.threat, walk.steps, start)
+    books, mover = _Books(start), _Mover(walk, sizes, points.region, start)
+    for step in range(walk.steps):
+        value, fooled, gradient = points.differentiate(mover.moved)
+        better = books.enter(mover.delta, value, fooled)
+        books.found.gradients += books.left
+        if step == 0:
+            books.found.flat = ~(gradient.abs().amax(1) > 0) & ~fooled
+        mover.remember(gradient, better)
+        if early_exit and (stay := books.leave()) is not None:
+            if len(stay) == 0:
+                return books.found
+            points, gradient, better = points.take(stay), gradient[stay], better[stay]
+            mover.keep(stay, points.region)
+        if step > 0:
+            mover.go_back(books.batch.delta, gradient, better)
+        mover.advance(step, gradient)
+        if step == 0 and bool(books.found.flat.any()):
+            mover.jump(books.found.flat[books.rows], escape()[books.rows])
+    books.enter(mover.delta, *points.evaluate(mover.moved))
+    return books.close()
+
+
+class _Books:
+    """The best iterate of each point in the batch; `found` holds that of those who have left."""
+
+    def __init__(self, delta: Tensor) -> None:
+        self.found, self.batch = Found.nothing(delta), Found.nothing(delta)
+        self.rows = torch.arange(len(delta), device=delta.device)
+        self._live, self.left = torch.ones_like(self.found.fooled), len(delta)
+
+    def enter(self, delta: Tensor, value: Tensor, fooled: Tensor) -> Tensor:
+        """Compare an iterate with the best so far, success first; return where it is better."""
+        own, live = self.batch, self._live
+        better = torch.where(fooled == own.fooled, value > own.value, fooled) & live
+        own.value = torch.where(better, value, own.value)
+        own.fooled = own.fooled | (fooled & live)
+        own.broken = own.broken | (value.isnan() & live)
+        _replace(own.delta, delta, better)
+        return better
+
+    def leave(self) -> Tensor | None:
+        """Let the fooled go; return who stays, or None while it does not pay to copy them out."""
+        self._live = ~self.batch.fooled
+        self.left = int(self._live.sum())
+        if self.left > (1 - LEAVE) * len(self._live):
+            return None
+        self.close()
+        stay = self._live.nonzero().squeeze(1)
+        self.rows, self._live = self.rows[stay], self._live[stay]
+        own = self.batch
+        parts = (own.delta, own.value, own.fooled, own.flat, own.broken)
+        self.batch = Found(*(part[stay] for part in parts))
+        return stay
+
+    def close(self) -> Found:
+        """Return what was found, the batch included."""
+        out, own, rows = self.found, self.batch, self.rows
+        out.delta[rows], out.value[rows] = own.delta, own.value
+        out.fooled[rows], out.broken[rows] = own.fooled, own.broken
+        return out
+
+
+class _Mover:
+    """Where the points of the batch are, where they were, and the next step of each."""
+
+    def __init__(self, walk: Walk, sizes: StepSizes, region: Region, start: Tensor) -> None:
+        self._walk, self._sizes, self._region = walk, sizes, region
+        self.delta, self.moved = start.clone(), region.x + start
+        self._previous = start.clone() if walk.momentum else None
+        self._best_gradient = torch.zeros_like(start) if sizes.goes_back else None
+
+    def remember(self, gradient: Tensor, better: Tensor) -> None:
+        """Keep the gradients of the best iterates, where points may go back to them."""
+        if self._best_gradient is not None:
+            _replace(self._best_gradient, gradient.nan_to_num_(0, 0, 0), better)
+
+    def keep(self, rows: Tensor, region: Region) -> None:
+        """Go on with these points only."""
+        self._region = region
+        self.delta, self.moved = self.delta[rows], torch.empty_like(region.x)
+        if self._previous is not None:
+            self._previous = self._previous[rows]
+        if self._best_gradient is not None:
+            self._best_gradient = self._best_gradient[rows]
+        self._sizes.keep(rows)
+
+    def go_back(self, best: Tensor, gradient: Tensor, better: Tensor) -> None:
+        """Send those back to their best iterate, and its gradient, who have not improved enough."""
+        back = self._sizes.observe(better)
+        if back is None or self._best_gradient is None:
+            return
+        _replace(self.delta, best, back)
+        _replace(gradient, self._best_gradient, back)
+        if self._previous is not None:
+            _replace(self._previous, best, back)
+
+    def advance(self, step: int, gradient: Tensor) -> None:
+        """Take a step; may use the gradient's memory."""
+        if self._previous is not None:
+            further = torch.lerp(self._previous, self.delta, 1 + self._walk.momentum)
+            self.delta, self._previous = further, self.delta
+        size = self._sizes.size(step)
+        if self._walk.normalize:
+            self._region.advance(self.delta, gradient, size, self.moved)
+        else:
+            self._region.climb(self.delta, gradient.nan_to_num_(0, 0, 0), size, self.moved)
+
+    def jump(self, lost: Tensor, elsewhere: Tensor) -> None:
+        """Move the lost points somewhere else."""
+        self.delta = torch.where(lost[:, None], elsewhere, self.delta)
+        torch.add(self._region.x, self.delta, out=self.moved)
+
+
+def slope(value: Tensor, x: Tensor, *, retain: bool = False) -> Tensor:
+    """Return the gradient of each point's value, zero if it does not depend on x at all."""
+    if not value.requires_grad:
+        return torch.zeros_like(x)
+    (gradient,) = torch.autograd.grad(value.sum(), x, retain_graph=retain, allow_unused=True)
+    return torch.zeros_like(x) if gradient is None else gradient
+
+
+def _replace(old: Tensor, new: Tensor, rows: Tensor) -> None:
+    """Put some rows of `new`, which is finite, in the place of the old.
+
+    Interpolation is exact for the weights 0 and 1, and several times faster than torch.where.
+    """
+    old.lerp_(new, rows[:, None].to(old.dtype))

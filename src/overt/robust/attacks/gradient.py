@@ -1,0 +1,219 @@
+"""FGSM, BIM and PGD: the same ascent with different steps, and the rules for their lengths."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from overt._check import InputTypeError, number, whole
+from overt.robust.attacks.ascent import Draw, Found, Points, StepSchedule, StepSizes, Walk, ascend
+from overt.robust.attacks.base import Attack
+from overt.robust.threats.base import Threat
+
+
+@dataclass(frozen=True)
+class Constant(StepSchedule):
+    """The same length throughout; 2.5 radius / steps if not given."""
+
+    size: float | None = None
+
+    def begin(self, points: int, threat: Threat, steps: int, like: Tensor) -> StepSizes:
+        """Return the step sizes of a run."""
+        size = 2.5 * threat.radius / steps if self.size is None else number("size", self.size)
+        return _Shared([size] * steps)
+
+
+@dataclass(frozen=True)
+class Decay(StepSchedule):
+    """`size` (the radius if not given), multiplied by `factor` after every `every` steps."""
+
+    size: float | None = None
+    factor: float = 0.2
+    every: int = 10
+
+    def begin(self, points: int, threat: Threat, steps: int, like: Tensor) -> StepSizes:
+        """Return the step sizes of a run."""
+        size = _first_size(self.size, threat)
+        every, factor = whole("every", self.every), number("factor", self.factor)
+        return _Shared([size * factor ** (step // every) for step in range(steps)])
+
+
+@dataclass(frozen=True)
+class Cosine(StepSchedule):
+    """`size` (the radius if not given) times (1 + cos(pi step / steps)) / 2."""
+
+    size: float | None = None
+
+    def begin(self, points: int, threat: Threat, steps: int, like: Tensor) -> StepSizes:
+        """Return the step sizes of a run."""
+        size = _first_size(self.size, threat)
+        return _Shared([size * (1 + math.cos(math.pi * k / steps)) / 2 for k in range(steps)])
+
+
+@dataclass(frozen=True)
+class Halving(StepSchedule):
+    """`size` (the radius if not given), halved where a point's progress stops.
+
+    At check points that come ever faster, a point that improved its best loss in fewer than
+    `enough` of the steps since the last one goes back to its best iterate with half the step
+    (Croce and Hein 2020, section 3.1).
+    """
+
+    size: float | None = None
+    enough: float = 0.75
+
+    def begin(self, points: int, threat: Threat, steps: int, like: Tensor) -> StepSizes:
+        """Return the step sizes of a run."""
+        size = _first_size(self.size, threat)
+        return _Halved(torch.full((points, 1), size).to(like), steps, self.enough)
+
+
+def _first_size(size: float | None, threat: Threat) -> float:
+    return threat.radius if size is None else number("size", size)
+
+
+class _Shared(StepSizes):
+    def __init__(self, sizes: list[float]) -> None:
+        self._sizes = sizes
+
+    def size(self, step: int) -> float:
+        return self._sizes[step]
+
+    def observe(self, improved: Tensor) -> None:
+        return None
+
+    def keep(self, rows: Tensor) -> None:
+        return None
+
+
+class _Halved(StepSizes):
+    goes_back: ClassVar[bool] = True
+
+    def __init__(self, sizes: Tensor, steps: int, enough: float) -> None:
+        self._sizes, self._enough = sizes, enough
+        self._gains = torch.zeros(len(sizes), device=sizes.device)
+        # The shares of all steps that the paper gives.
+        self._period, self._shortest, self._shrink = (
+            max(int(share * steps), 1) for share in (0.22, 0.06, 0.03)
+        )
+        self._since = 0
+        self._halved = torch.ones(len(sizes), dtype=torch.bool, device=sizes.device)
+
+    def size(self, step: int) -> Tensor:
+        return self._sizes
+
+    def observe(self, improved: Tensor) -> Tensor | None:
+        self._gains += improved
+        self._since += 1
+        if self._since < self._period:
+            return None
+        none = self._gains == 0
+        stalled = (self._gains < self._enough * self._since) | (none & ~self._halved)
+        self._sizes = torch.where(stalled[:, None], self._sizes / 2, self._sizes)
+        self._halved = stalled
+        self._gains = torch.zeros_like(self._gains)
+        self._period, self._since = max(self._period - self._shrink, self._shortest), 0
+        return stalled
+
+    def keep(self, rows: Tensor) -> None:
+        self._sizes, self._gains = self._sizes[rows], self._gains[rows]
+        self._halved = self._halved[rows]
+
+
+@dataclass(frozen=True)
+class _Ascending(Attack):
+    """An attack that follows the gradient."""
+
+    @abstractmethod
+    def walk(self, threat: Threat) -> Walk:
+        """Return how to ascend within the threat."""
+
+    @property
+    def length(self) -> int:
+        """Number of gradients of a run."""
+        return self.walk(self.threat).steps
+
+    def run(self, points: Points, start: Tensor, steps: int, escape: Draw) -> Found:
+        """Attack one batch."""
+        walk = replace(self.walk(points.region.threat), steps=steps)
+        return ascend(points, start, walk, escape, early_exit=self.early_exit)
+
+
+@final
+@dataclass(frozen=True)
+class FGSM(_Ascending):
+    """One step of the whole radius in the direction of steepest ascent.
+
+    For Linf that is the fast gradient sign method (Goodfellow et al. 2015).
+    """
+
+    def walk(self, threat: Threat) -> Walk:
+        """Return one step of the whole radius."""
+        return Walk(1, Constant(threat.radius))
+
+
+@final
+@dataclass(frozen=True)
+class BIM(_Ascending):
+    """Steps of equal length along the steepest direction (Kurakin et al. 2017).
+
+    step_size is 2.5 radius / steps if not given.
+    """
+
+    _: KW_ONLY
+    steps: int = 10
+    step_size: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole("steps", self.steps)
+        if self.step_size is not None:
+            number("step_size", self.step_size)
+
+    def walk(self, threat: Threat) -> Walk:
+        """Return steps of equal length."""
+        return Walk(self.steps, Constant(self.step_size))
+
+
+@final
+@dataclass(frozen=True)
+class PGD(_Ascending):
+    """Projected gradient ascent with steps that shorten.
+
+    Parameters
+    ----------
+    steps
+        Number of gradients of each run.
+    schedule
+        Lengths of the steps: Cosine(), Halving(), Decay(size, factor, every) or Constant(size).
+    momentum
+        Share of the last move that is added to the next.
+    normalize
+        Whether steps go along the steepest direction of the threat's norm; otherwise along the
+        gradient itself, whatever its length, as in the thesis's Algorithm 5.
+    """
+
+    _: KW_ONLY
+    steps: int = 50
+    schedule: StepSchedule = Cosine()
+    momentum: float = 0.0
+    normalize: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole("steps", self.steps)
+        number("momentum", self.momentum)
+        if not isinstance(self.schedule, StepSchedule):
+            raise InputTypeError(
+                "schedule must be Cosine(), Halving(), Decay(...) or Constant(...), "
+                f"got {self.schedule!r}"
+            )
+
+    def walk(self, threat: Threat) -> Walk:
+        """Return steps by the schedule, with momentum."""
+        return Walk(self.steps, self.schedule, self.momentum, self.normalize)

@@ -1,0 +1,1 @@
+"""What is proved: exact robust error of small models, and what training is sure to reach."""

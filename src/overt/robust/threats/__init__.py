@@ -1,0 +1,1 @@
+"""What an adversary may do: balls of perturbations with their geometry."""

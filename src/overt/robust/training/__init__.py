@@ -1,0 +1,257 @@
+"""Adversarial training: descend on what the attack makes of each batch.
+
+    min over weights of  mean_i  (1 - c) l(f(x_i + delta_i), y_i) + c l(f(x_i), y_i)
+
+with l the cross-entropy, delta_i the attack's perturbation of x_i and c the clean fraction. With
+an attack that ascends the reflected loss this is the thesis's Algorithm 6 for any network.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from overt._check import InputError, InputTypeError, choice, number, whole
+from overt._progress import meter
+from overt._types import Floats
+from overt.results import Result, Status
+from overt.robust.attacks import models
+from overt.robust.attacks.base import Attack
+from overt.robust.training.checkpoints import TrainingCheckpoint
+from overt.robust.training.epoch import Epoch, WarmStarts, batches, finished, hits
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Training(Result):
+    """How adversarial training went, one entry for each epoch; the model itself is in place.
+
+    Attributes
+    ----------
+    loss
+        Mean of the training loss.
+    clean_accuracy, robust_accuracy
+        On the training batches just before their steps: of the inputs (in evaluation mode unless
+        they are trained on), and of what the attack made of them (equal without an attack).
+    holdout_clean_accuracy, holdout_robust_accuracy
+        The same on the holdout after the epoch; NaN without it.
+    epochs
+        Epochs that were finished, resumed ones included.
+    status
+        "finished" or "interrupted".
+    """
+
+    loss: Floats
+    clean_accuracy: Floats
+    robust_accuracy: Floats
+    holdout_clean_accuracy: Floats
+    holdout_robust_accuracy: Floats
+    epochs: int
+    status: Status
+
+
+def adversarial_train(
+    model: nn.Module,
+    data: Any,
+    attack: Attack | None,
+    *,
+    batch_size: int = 64,
+    epochs: int = 10,
+    optimizer: torch.optim.Optimizer | None = None,
+    scheduler: Any = None,
+    step_scheduler_each: str = "epoch",
+    clean_fraction: float = 0.0,
+    warm_start: bool = False,
+    ramp_epochs: int = 0,
+    holdout: tuple[Any, Any] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: int = 0,
+    on_epoch: Callable[[dict[str, float]], None] | None = None,
+    seed: int = 0,
+) -> Training:
+    """Train `model` in place on attacked batches; start again with the same call after a kill.
+
+    Parameters
+    ----------
+    model
+        Any module that returns logits; one logit is trained as two classes.
+    data
+        A pair (inputs, classes) of arrays or tensors, a DataLoader, or any iterable of batches
+        (inputs, classes), the same number in each epoch. Its order and whatever else draws from
+        torch's generator follow from the seed and the epoch.
+    attack
+        What each batch is attacked with, on all points to the end (early_exit does not apply);
+        None for standard training.
+    batch_size
+        Points of a batch, where the data are a pair of arrays.
+    epochs
+        Passes over the data in all, resumed ones included.
+    optimizer
+        Any torch optimizer of the model's parameters; by default SGD, rate 0.1, momentum 0.9.
+    scheduler, step_scheduler_each
+        A torch learning-rate scheduler of that optimizer, stepped after each "epoch" or "batch";
+        ReduceLROnPlateau goes by the epoch's training loss.
+    clean_fraction
+        Weight of the clean loss, 0 to 1.
+    warm_start
+        Whether each input's attack starts from its perturbation in the epoch before.
+    ramp_epochs
+        Epochs over which the radius grows from 0 to its full size.
+    holdout
+        Inputs and classes, kept from training, on which to report clean and robust accuracy after
+        each epoch.
+    checkpoint
+        File (.safetensors) written after each epoch. If it exists, training goes on from it and
+        reaches the same weights as if it had never stopped.
+    checkpoint_every
+        Also save after every so many batches; 0 for not.
+    on_epoch
+        Called with each epoch's numbers.
+    seed
+        Seed of the order, of dropout and of the attack's random starts.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputTypeError(f"model must be a torch module, got {model!r}")
+    if attack is not None and not isinstance(attack, Attack):
+        raise InputTypeError(f"attack must be FGSM, BIM, PGD or None, got {type(attack).__name__}")
+    whole("epochs", epochs)
+    whole("ramp_epochs", ramp_epochs, minimum=0)
+    whole("checkpoint_every", checkpoint_every, minimum=0)
+    whole("seed", seed, minimum=0)
+    if not 0 <= number("clean_fraction", clean_fraction) <= 1:
+        raise InputError(f"clean_fraction must lie in [0, 1], got {clean_fraction!r}")
+    rates = _Rates(scheduler, step_scheduler_each)
+    data = batches(data, batch_size)
+    optimizer = _optimizer(optimizer, model)
+    holdout = None if holdout is None else _holdout(model, holdout)
+    attack = _settle(attack, model, data, holdout)
+    warm_starts = WarmStarts() if warm_start and attack is not None else None
+    saved = TrainingCheckpoint(checkpoint, model, optimizer, scheduler, warm_starts)
+    history: list[dict[str, float]] = []
+    status = Status.FINISHED
+    with torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
+        done, sums = saved.load(history)
+        try:
+            with meter("adversarial training", epochs) as bar:
+                bar.advance(len(history))
+                for epoch in range(len(history), epochs):
+                    share = min(1.0, (epoch + 1) / (ramp_epochs + 1))
+                    run = Epoch(model, optimizer, attack, clean_fraction, warm_starts, share, sums)
+                    for count, batch in _left(data, _mix(seed, epoch), done, saved):
+                        run.step(batch, _mix(seed, epoch, count))
+                        rates.after("batch")
+                        if checkpoint_every and count % checkpoint_every == 0:
+                            saved.save(history, count, run.sums)
+                    row = run.summary()
+                    rates.after("epoch", row["loss"])
+                    history.append(row | _accuracy(model, attack, holdout))
+                    done, sums = 0, None
+                    saved.save(history, 0, None)
+                    if on_epoch is not None:
+                        on_epoch(history[-1])
+                    clean, robust = row["clean_accuracy"], row["robust_accuracy"]
+                    bar.advance(note=f"clean {clean:.3f} robust {robust:.3f}")
+        except KeyboardInterrupt:
+            status = Status.INTERRUPTED
+    names = [f.name for f in dataclasses.fields(Training)][:-2]  # all but epochs and status
+    columns = {name: np.array([row[name] for row in history]) for name in names}
+    return Training(**columns, epochs=len(history), status=status)
+
+
+class _Rates:
+    """A scheduler of learning rates, stepped after each batch or each epoch."""
+
+    def __init__(self, scheduler: Any, each: str) -> None:
+        choice("step_scheduler_each", each, ("epoch", "batch"))
+        if scheduler is not None and not callable(getattr(scheduler, "step", None)):
+            raise InputTypeError(f"scheduler must be a torch scheduler, got {scheduler!r}")
+        self._by_loss = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        if self._by_loss and each == "batch":
+            raise InputError(
+                "step_scheduler_each must be 'epoch' for ReduceLROnPlateau, got 'batch'"
+            )
+        self._scheduler, self._each = scheduler, each
+
+    def after(self, part: str, *loss: float) -> None:
+        if self._scheduler is not None and self._each == part:
+            self._scheduler.step(*(loss if self._by_loss else ()))
+
+
+def _left(
+    data: Iterable[Any], seed: int, done: int, saved: TrainingCheckpoint
+) -> Iterator[tuple[int, Any]]:
+    """Yield the epoch's batches after those done, numbered from 1, as if it had never stopped."""
+    torch.manual_seed(seed)
+    if isinstance(generator := getattr(data, "generator", None), torch.Generator):
+        generator.manual_seed(seed)
+    for count, batch in enumerate(data, 1):
+        if count > done:
+            yield count, batch
+        elif count == done:
+            saved.restore_random()
+
+
+def _optimizer(optimizer: Any, model: nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer, which must be one of this model's parameters, or the default one."""
+    if optimizer is None:
+        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InputTypeError(f"optimizer must be a torch optimizer, got {optimizer!r}")
+    own = {id(weight) for weight in model.parameters()}
+    if not any(id(weight) in own for group in optimizer.param_groups for weight in group["params"]):
+        raise InputError("optimizer must hold parameters of the model, it holds none of them")
+    return optimizer
+
+
+def _holdout(model: nn.Module, pair: tuple[Any, Any]) -> tuple[Tensor, Tensor]:
+    """Return the data kept from training, checked before any time is spent on it."""
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise InputTypeError(f"holdout must be a pair (inputs, classes), got {type(pair).__name__}")
+    x = models.inputs(model, pair[0])
+    with models.evaluating(model):
+        count = models.all_logits(model, x[:1], 1).shape[1]
+    return x, models.classes(pair[1], x, count)
+
+
+def _settle(
+    attack: Attack | None,
+    model: nn.Module,
+    data: Iterable[Any],
+    holdout: tuple[Tensor, Tensor] | None,
+) -> Attack | None:
+    """Return the attack with bounds from all of the data, where it asks for them."""
+    if attack is None or not isinstance(attack.threat.bounds, str):
+        return attack
+    with torch.random.fork_rng():
+        ranges = [models.inputs(model, batch[0]).aminmax() for batch in data]
+    if holdout is not None:
+        ranges.append(holdout[0].aminmax())
+    if not ranges:
+        return attack
+    bounds = min(float(r.min) for r in ranges), max(float(r.max) for r in ranges)
+    return dataclasses.replace(attack, threat=dataclasses.replace(attack.threat, bounds=bounds))
+
+
+def _accuracy(
+    model: nn.Module, attack: Attack | None, holdout: tuple[Tensor, Tensor] | None
+) -> dict[str, float]:
+    """Return clean and robust accuracy on the holdout, NaN without one."""
+    clean = robust = float("nan")
+    if holdout is not None:
+        x, y = holdout
+        with models.evaluating(model):
+            clean = robust = hits(models.clean_logits(model, x, models.BATCH_SIZE), y) / len(x)
+        if attack is not None:
+            attack = dataclasses.replace(attack, early_exit=True)
+            robust = finished(attack(model, x, y, warn=False)).robust_accuracy
+    return {"holdout_clean_accuracy": clean, "holdout_robust_accuracy": robust}
+
+
+def _mix(*parts: int) -> int:
+    return int(np.random.SeedSequence(parts).generate_state(1)[0])
