@@ -13,7 +13,7 @@ from overt.nn.auditing import audit
 from overt.nn.auditing.measures import NoPath, norm_measures, path_norm
 from overt.nn.auditing.sums import Mean, Parts, Triangle
 from overt.nn.auditing.trace import Trace
-from overt.nn.data import Inputs
+from overt.nn.given.batches import Inputs
 from overt.noise import Dropout
 from overt.relu.bounds import capacity, flows, positive_norm, rademacher_upper, symmetrized_bound
 

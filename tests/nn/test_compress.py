@@ -19,7 +19,7 @@ from overt.nn.compression import compress, narrowing
 from overt.nn.compression.cutting import Cut, shrink
 from overt.nn.compression.shapes import reshaped
 from overt.nn.compression.structure import structure_of
-from overt.nn.data import Inputs
+from overt.nn.given.batches import Inputs
 
 NAMES = list(ZOO)
 

@@ -8,8 +8,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from overt import InputError
-from overt.nn.data import ROWS, Batches, Inputs, running
-from overt.nn.losses import LOSSES, Targets, checked_loss, loss_name, mean_loss
+from overt.nn.given.batches import ROWS, Batches, Inputs, running
+from overt.nn.given.losses import LOSSES, Targets, checked_loss, loss_name, mean_loss
 
 X, Y = torch.randn(600, 4), torch.arange(600) % 3
 NET = nn.Linear(4, 3)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from overt._check import InputError, InputTypeError
-from overt.nn.losses import Loss, is_squared, loss_name, mean_loss
+from overt.nn.given.losses import Loss, is_squared, loss_name, mean_loss
 from overt.nn.moments.adjoint import Layouts
 from overt.nn.moments.carry import Carried, Output, carry, checked, passes
 from overt.nn.recording.watching import called

@@ -22,7 +22,7 @@ def expected_loss(scale: int, rng: np.random.Generator) -> Evidence:
     """Cut out every sub-network of that width."""
     from overt.nn.compression.cutting import Cut, shrink
     from overt.nn.compression.structure import structure_of
-    from overt.nn.data import Inputs
+    from overt.nn.given.batches import Inputs
 
     torch, d, k = _torch(rng), 6 + scale, 3
     model = _sequential(

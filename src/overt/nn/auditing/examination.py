@@ -29,8 +29,8 @@ from overt.nn.auditing.report import AuditReport, Measure, NoiseFindings
 from overt.nn.auditing.sampling import Sampled
 from overt.nn.auditing.sums import Average, Mean, Table
 from overt.nn.auditing.trace import Trace
-from overt.nn.data import Batch, running
-from overt.nn.losses import Loss, Targets, is_squared
+from overt.nn.given.batches import Batch, running
+from overt.nn.given.losses import Loss, Targets, is_squared
 from overt.results import Status
 
 MAX_INPUTS, MAX_OUTPUTS = 2048, 1024

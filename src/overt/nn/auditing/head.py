@@ -15,7 +15,7 @@ from overt._types import Floats
 from overt.linear.bounds import Envelope, envelopes
 from overt.nn.auditing.noises import drop_prob, with_drop_prob
 from overt.nn.auditing.trace import Point, Tail, Trace, Trunk
-from overt.nn.data import Inputs
+from overt.nn.given.batches import Inputs
 from overt.nn.layers.dropblock import DropBlock1d, DropBlock2d, DropBlock3d
 from overt.nn.layers.dropconnect import DropConnectLinear
 from overt.nn.layers.mask_covariance import MaskCovariance

@@ -17,8 +17,8 @@ from overt._check import InputTypeError
 from overt._progress import meter
 from overt.nn.auditing.examination import Examination
 from overt.nn.auditing.report import AuditReport
-from overt.nn.data import Batches
-from overt.nn.losses import Loss, checked_loss, loss_name
+from overt.nn.given.batches import Batches
+from overt.nn.given.losses import Loss, checked_loss, loss_name
 from overt.nn.recording.modes import modes
 from overt.results import Status
 

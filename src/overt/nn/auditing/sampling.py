@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from overt.nn.auditing.sums import Average, Mean
-from overt.nn.data import Inputs
+from overt.nn.given.batches import Inputs
+from overt.nn.given.losses import Loss, Targets
 from overt.nn.layers.recognized import is_silent, is_weight_noise, mask_covariance_of
-from overt.nn.losses import Loss, Targets
 from overt.nn.recording.modes import switched_on
 
 ROWS, MAX_DRAWS, SHARED_DRAWS = 8192, 16, 8

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from overt._check import InputError
 from overt._types import Floats
-from overt.nn.data import Inputs
+from overt.nn.given.batches import Inputs
 from overt.nn.layers.recognized import is_weight_noise, known_noise
 from overt.nn.recording.recorder import Operation, Value, record
 

@@ -25,7 +25,7 @@ from overt.nn.compression.cutting import Keep, Outcome, check_layers, duplicate
 from overt.nn.compression.layers import SEALED, WEIGHTED, hindrance, holders, is_a
 from overt.nn.compression.measuring import Moments, collect, multiply_adds
 from overt.nn.compression.report import Change
-from overt.nn.data import Batches, Inputs
+from overt.nn.given.batches import Batches, Inputs
 
 KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 ROUNDING = 1e-12

@@ -19,8 +19,8 @@ from overt._check import InputError
 from overt._progress import meter
 from overt._types import Floats
 from overt.nn.compression.layers import LINEAR, TRANSPOSED, WEIGHTED, is_a
-from overt.nn.data import Batch, Batches, Inputs, running
-from overt.nn.losses import Loss, mean_loss
+from overt.nn.given.batches import Batch, Batches, Inputs, running
+from overt.nn.given.losses import Loss, mean_loss
 from overt.nn.recording.modes import slow_attention
 
 WIDEST = 4096

@@ -27,8 +27,8 @@ from overt.nn.compression.cutting import (
 from overt.nn.compression.measuring import collect, score
 from overt.nn.compression.report import Change
 from overt.nn.compression.structure import Group, Structure, structure_of
-from overt.nn.data import Batch, Batches, Inputs
-from overt.nn.losses import Loss
+from overt.nn.given.batches import Batch, Batches, Inputs
+from overt.nn.given.losses import Loss
 from overt.nn.recording.watching import tensors
 
 

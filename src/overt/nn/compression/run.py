@@ -25,8 +25,8 @@ from overt.nn.compression.measuring import (
 from overt.nn.compression.measuring import recover as train_on
 from overt.nn.compression.narrowing import by_units
 from overt.nn.compression.report import Compression, Size, recipe_of
-from overt.nn.data import Batches, Inputs, running
-from overt.nn.losses import LOSSES, Loss, checked_loss
+from overt.nn.given.batches import Batches, Inputs, running
+from overt.nn.given.losses import LOSSES, Loss, checked_loss
 from overt.results import Status
 
 WAYS = ("auto", "mask", "flow", "spectrum")

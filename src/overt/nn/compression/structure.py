@@ -17,7 +17,7 @@ from torch import nn
 from overt.nn.compression import layers
 from overt.nn.compression.shapes import moved
 from overt.nn.compression.units import Carried, Ids, Wiring
-from overt.nn.data import Inputs
+from overt.nn.given.batches import Inputs
 from overt.nn.recording.recorder import Operation, Recording, Value, record
 from overt.nn.recording.watching import Frame
 
