@@ -167,12 +167,7 @@ def test_files_are_short():
 def shown(folder):
     """What a folder or a module shows: its public names and where each is defined."""
     module = HOUSE[folder]
-    names = {
-        alias.asname or alias.name: f"{node.module}.{alias.name}"
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.ImportFrom) and module.front
-        for alias in node.names
-    }
+    names = dict(module.brought) if module.front else {}
     names |= {name: f"{folder}.{name}" for name, _ in definitions(module) if "." not in name}
     return {name: origin(names.get(name, f"{folder}.{name}")) for name in module.exported or names}
 
@@ -182,12 +177,8 @@ def origin(dotted):
     folder, _, name = dotted.rpartition(".")
     if dotted in HOUSE or folder not in HOUSE:
         return dotted
-    for node in ast.walk(HOUSE[folder].tree):
-        if isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                if (alias.asname or alias.name) == name:
-                    return origin(f"{node.module}.{alias.name}")
-    return dotted
+    brought = HOUSE[folder].brought
+    return origin(brought[name]) if name in brought else dotted
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

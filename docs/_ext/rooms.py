@@ -64,6 +64,16 @@ class Module:
                 return list(ast.literal_eval(node.value))
         return []
 
+    @cached_property
+    def brought(self) -> dict[str, str]:
+        """Names that are imported from elsewhere, and their full names there."""
+        return {
+            alias.asname or alias.name: f"{_absolute(self, node)}.{alias.name}"
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+
     def docstrings(self) -> Iterator[tuple[str, str, int]]:
         """Yield (name, docstring, line) of the module, its classes and its functions."""
         for node in ast.walk(self.tree):
@@ -166,7 +176,7 @@ def _with_exported(name: str, house: Mapping[str, Module]) -> Iterator[str]:
     if name in house:
         yield name
         for inner in house[name].exported:
-            yield from _with_exported(f"{name}.{inner}", house)
+            yield from _with_exported(house[name].brought.get(inner, f"{name}.{inner}"), house)
 
 
 def graph(edges: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
