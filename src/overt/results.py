@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import json
 import os
-import types
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from itertools import count, takewhile
 from pathlib import Path
-from typing import Any, Self, get_args, get_origin, get_type_hints
+from typing import Any, Self
 from zipfile import BadZipFile
 
 import numpy as np
 
 from overt._check import InputError
 from overt._files import write_whole
+from overt._plain import as_numpy, brief, plain, restored, same
 from overt._types import Bools, Floats, Ints
 
 
@@ -55,7 +54,7 @@ _EXPLANATIONS = {
         "The iterates grew without bound, which means that the learning rate is too large for the "
         "size of the target and the inputs; divide it by ten and start again."
     ),
-    Status.INTERRUPTED: "Stopped before the end; everything up to the last checkpoint is kept.",
+    Status.INTERRUPTED: "Stopped before the end; everything up to the last record is kept.",
 }
 
 
@@ -69,10 +68,10 @@ class Result:
         """Whether the other result has the same type and, NaN included, the same values."""
         if type(self) is not type(other):
             return NotImplemented
-        return all(_same(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+        return all(same(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
 
     def __repr__(self) -> str:
-        body = ", ".join(f"{f.name}={_brief(getattr(self, f.name))}" for f in fields(self))
+        body = ", ".join(f"{f.name}={brief(getattr(self, f.name))}" for f in fields(self))
         return f"{type(self).__name__}({body})"
 
     def to_dict(self) -> dict[str, Any]:
@@ -88,7 +87,7 @@ class Result:
         arrays: dict[str, Any] = {}
         header: dict[str, Any] = {}
         for f in fields(self):
-            value = _numpy(getattr(self, f.name))
+            value = as_numpy(getattr(self, f.name))
             if isinstance(value, np.ndarray):
                 arrays[f.name] = value
             elif isinstance(value, tuple) and value and isinstance(value[0], np.ndarray):
@@ -108,7 +107,7 @@ class Result:
                 with np.load(path, allow_pickle=False) as archive:
                     stored = dict(archive)
                 stored |= json.loads(str(stored.pop("header")))
-            return _restored(cls, stored)
+            return restored(cls, stored)
         except (OSError, EOFError, BadZipFile, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path} holds no {cls.__name__} ({error})") from None
 
@@ -225,84 +224,3 @@ class Trace(Result):
                 f"a network of {len(self.weights)} layers has weights, not U and V"
             )
         return self.weights[index]
-
-
-def _numpy(value: Any) -> Any:
-    """Return a PyTorch tensor as a NumPy array, and anything else as it is."""
-    return value.detach().cpu().numpy() if hasattr(value, "detach") else value
-
-
-def _same(one: Any, other: Any) -> bool:
-    one, other = _numpy(one), _numpy(other)
-    if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, (np.ndarray, float)):
-        inexact = np.asarray(one).dtype.kind in "fc" and np.asarray(other).dtype.kind in "fc"
-        return np.array_equal(one, other, equal_nan=inexact)
-    return bool(one == other)
-
-
-def _restored(cls: Any, stored: dict[str, Any]) -> Any:
-    """Build a result from what `save` wrote of its fields."""
-    hints = get_type_hints(cls)
-    values = {}
-    for f in fields(cls):
-        if f.name not in stored and f"{f.name}_1" in stored:
-            parts = takewhile(stored.__contains__, (f"{f.name}_{i}" for i in count(1)))
-            values[f.name] = tuple(stored[part] for part in parts)
-        else:
-            values[f.name] = _as(hints[f.name], stored[f.name])
-    return cls(**values)
-
-
-def _as(hint: Any, value: Any) -> Any:
-    """Return a stored value as the type that a field announces."""
-    origin, kinds = get_origin(hint), get_args(hint)
-    if origin is types.UnionType:
-        return None if value is None else _as(kinds[0], value)
-    tensor = getattr(hint, "__module__", "") == "torch"
-    if (tensor or origin is np.ndarray) and not isinstance(value, np.ndarray):
-        # null in an array of numbers is NaN, which JSON lacks
-        array = np.array(value)
-        return np.array(value, dtype=float) if array.dtype == object else array
-    if origin is tuple:
-        return tuple(
-            _as(kinds[0] if kinds[-1] is ... else kinds[i], v) for i, v in enumerate(value)
-        )
-    if isinstance(hint, type) and issubclass(hint, Result):
-        return _restored(hint, value)
-    if hint is float:
-        return float("nan" if value is None else value)
-    return Status(value) if hint is Status else value
-
-
-def plain(value: Any) -> Any:
-    """Return what JSON can hold: lists for arrays, numbers for scalars, None for NaN and inf."""
-    value = _numpy(value)
-    match value:
-        case Result():
-            return value.to_dict()
-        case np.ndarray():
-            return plain(value.tolist())
-        case float() if not np.isfinite(value):
-            return None
-        case np.generic():
-            return plain(value.item())
-        case Status():
-            return str(value)
-        case tuple() | list():
-            return [plain(v) for v in value]
-        case dict():
-            return {name: plain(v) for name, v in value.items()}
-    return value
-
-
-def _brief(value: Any) -> str:
-    match value:
-        case np.ndarray():
-            return "array(" + " x ".join(map(str, value.shape)) + ")"
-        case tuple():
-            return "(" + ", ".join(map(_brief, value)) + ")"
-        case float():
-            return f"{value:.6g}"
-    return f"'{value}'" if isinstance(value, str) else repr(value)

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 import overt
 from overt._check import InputError, MissingExtraError
-from overt.results import plain
+from overt._plain import plain
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""

@@ -20,9 +20,9 @@ import numpy as np
 import overt
 from overt._check import InputError, MissingExtraError, choice, whole
 from overt._files import write_whole
+from overt._plain import plain
 from overt._progress import reraising_interrupts
 from overt.experiments.base import Experiment, Finding, Params, Row
-from overt.results import plain
 
 
 def run(
