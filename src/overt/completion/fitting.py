@@ -242,7 +242,7 @@ def _reopen(settings: Settings, model: FactorModel, entries: Entries) -> Learned
     picks = [np.append(np.arange(m), np.full(n - m, UNKNOWN)) for m, n in counts]
     means = [w[pick].astype(problem.dtype) for w, pick in zip(model.means, picks, strict=True)]
     if isinstance(model.spread, DropoutSpread):
-        return FixedForm(problem, means, model.spread, settings.ridge)
+        return FixedForm(problem, means, model.spread, settings.ridge, [])
     spread = model.spread.taken(picks, problem.dtype)
     for side, w in enumerate(means):
         spread.add_means(side, w)
