@@ -111,8 +111,8 @@ def _fit_learned(
             status = Status.INTERRUPTED
         draws = chain.draws
     form.finish()
-    model = FactorModel.from_form(form, limits, draws)
-    return Fit(model, form.history, status, *equivalent_drop_prob(form))
+    found = equivalent_drop_prob(form)  # first: it takes memory for a while
+    return Fit(FactorModel.from_form(form, limits, draws), form.history, status, *found)
 
 
 def _fit_point(
