@@ -39,21 +39,18 @@ class _Archive:
         """Name of the folder inside the archive."""
         return {"ml-10m": "ml-10M100K"}.get(self.folder, self.folder)
 
-    def places(self, home: Path) -> dict[Path, Callable[[Path], Entries]]:
-        """Return where the data set may be in a folder, and what reads it there."""
-        return {
-            home / f"{self.folder}.npz": _from_npz,
-            home / self.inner / self.file: self.from_text,
-            home / f"{self.folder}.zip": self.from_zip,
-        }
+    def places(self, home: Path) -> list[Path]:
+        """Return where the data set may be in a folder."""
+        names = (f"{self.folder}.npz", f"{self.inner}/{self.file}", f"{self.folder}.zip")
+        return [home / name for name in names]
 
-    def from_text(self, path: Path) -> Entries:
-        """Read the unpacked ratings file."""
-        with path.open("rb") as file:
-            return _parse(file, self)
-
-    def from_zip(self, path: Path) -> Entries:
-        """Read the ratings file inside the original archive."""
+    def read(self, path: Path) -> Entries:
+        """Read the data set from one of its places."""
+        if path.suffix == ".npz":
+            return _from_npz(path)
+        if path.suffix != ".zip":
+            with path.open("rb") as file:
+                return _parse(file, self)
         with zipfile.ZipFile(path) as box, box.open(f"{self.inner}/{self.file}") as member:
             return _parse(member, self)
 
@@ -77,20 +74,18 @@ def movielens(
     """Read MovieLens: size "100k", "1m", "10m" or "25m"."""
     archive = _MOVIELENS[choice("size", size, MOVIELENS)]
     home = data_folder(folder)
-    forms = {path: read for path, read in archive.places(home).items() if path.exists()}
-    if not forms:
-        zipped = home / f"{archive.folder}.zip"
+    places = archive.places(home)
+    path = next(filter(Path.exists, places), None)
+    if path is None:
         if not download:
-            looked = [os.fspath(path.relative_to(home)) for path in archive.places(home)]
+            looked = ", ".join(os.fspath(place.relative_to(home)) for place in places)
             raise InputError(
-                f"there is no MovieLens {size} in {home} (looked for {', '.join(looked)}); get it "
-                "from https://grouplens.org/datasets/movielens/ or pass download=True"
+                f"there is no MovieLens {size} in {home} (looked for {looked}); get it from "
+                "https://grouplens.org/datasets/movielens/ or pass download=True"
             )
-        _download(archive, zipped)
-        forms = {zipped: archive.from_zip}
-    path, read = next(iter(forms.items()))
+        path = _download(archive, home / f"{archive.folder}.zip")
     try:
-        return read(path)
+        return archive.read(path)
     except (EOFError, IndexError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise InputError(f"{path} cannot be read as MovieLens {size}: {error}") from None
 
@@ -221,7 +216,7 @@ def _parse(file: IO[bytes], archive: _Archive) -> Entries:
     )
 
 
-def _download(archive: _Archive, target: Path) -> None:
+def _download(archive: _Archive, target: Path) -> Path:
     """Fetch an archive, check its sum, and keep it; say whose terms apply."""
     from urllib.request import urlopen
 
@@ -239,4 +234,4 @@ def _download(archive: _Archive, target: Path) -> None:
     found = hashlib.md5(data, usedforsecurity=False).hexdigest()
     if found != archive.md5:
         raise InputError(f"{url} has the checksum {found}, expected {archive.md5}; try again")
-    write_whole(target, data)
+    return write_whole(target, data)

@@ -1,4 +1,4 @@
-"""The Dask engine: the same result as threads, bit for bit, and clear words where it cannot run."""
+"""Engines: the same result on threads and on a cluster, bit for bit; clear words otherwise."""
 
 import sys
 
@@ -10,7 +10,10 @@ from overt._check import InputError
 from overt.completion import DropoutCompletion
 from overt.datasets import generate_ratings
 
-distributed = pytest.importorskip("distributed", reason="needs the dask extra")
+
+@pytest.fixture(scope="module")
+def distributed():
+    return pytest.importorskip("distributed", reason="needs the dask extra")
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +22,7 @@ def ratings():
 
 
 @pytest.fixture
-def client():
+def client(distributed):
     with distributed.Client(
         processes=False, n_workers=2, threads_per_worker=1, dashboard_address=None
     ) as client:
@@ -32,6 +35,16 @@ FORMS = {
     "drawn": {"average": 2, "max_sweeps": 4},
     "chosen": {"drop_prob": "auto", "max_sweeps": 3},
 }
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_results_depend_neither_on_threads_nor_on_calls(form, ratings, monkeypatch):
+    one = DropoutCompletion(n_factors=4, n_jobs=1, **FORMS[form]).fit(ratings)
+    monkeypatch.setattr("overt.completion.engines.threads.ENTRIES", 1)
+    many = DropoutCompletion(n_factors=4, n_jobs=3, **FORMS[form]).fit(ratings)
+    np.testing.assert_array_equal(many.U_, one.U_)
+    np.testing.assert_array_equal(many.objective_, one.objective_)
+    np.testing.assert_array_equal(many.predict(ratings), one.predict(ratings))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -73,7 +86,7 @@ def test_new_entries_are_taken_in_on_the_cluster(ratings, client):
     np.testing.assert_array_equal(models[1].U_, models[0].U_)
 
 
-def test_a_cluster_without_workers_is_refused(ratings):
+def test_a_cluster_without_workers_is_refused(ratings, distributed):
     with (
         distributed.Client(processes=False, n_workers=0, dashboard_address=None),
         pytest.raises(InputError, match="with workers"),

@@ -153,17 +153,6 @@ def test_learned_finds_rank_and_noise():
     assert np.sqrt(np.mean(error**2)) < 0.3
 
 
-def test_results_do_not_depend_on_threads(ratings):
-    given = (ratings.rows, ratings.cols, ratings.values)
-    for kwargs in ({}, {"drop_prob": 0.2}, {"average": 3}):
-        one, three = (
-            DropoutCompletion(4, max_sweeps=5, n_jobs=n_jobs, **kwargs).fit_triplets(*given)
-            for n_jobs in (1, 3)
-        )
-        rows, cols = np.arange(20), np.arange(20)
-        assert np.array_equal(one.predict(rows, cols), three.predict(rows, cols))
-
-
 def test_alternating_is_never_above_sgd(ratings):
     given = (ratings.rows, ratings.cols, ratings.values)
     exact = DropoutCompletion(4, 0.2, max_sweeps=300).fit_triplets(*given)

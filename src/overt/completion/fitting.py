@@ -111,8 +111,8 @@ def _fit_learned(
             status = Status.INTERRUPTED
         draws = chain.draws
     form.finish()
-    model = FactorModel.from_form(form, limits, draws)
-    return Fit(model, form.history, status, *equivalent_drop_prob(form))
+    found = equivalent_drop_prob(form)  # first: it takes memory for a while
+    return Fit(FactorModel.from_form(form, limits, draws), form.history, status, *found)
 
 
 def _fit_point(
@@ -242,7 +242,7 @@ def _reopen(settings: Settings, model: FactorModel, entries: Entries) -> Learned
     picks = [np.append(np.arange(m), np.full(n - m, UNKNOWN)) for m, n in counts]
     means = [w[pick].astype(problem.dtype) for w, pick in zip(model.means, picks, strict=True)]
     if isinstance(model.spread, DropoutSpread):
-        return FixedForm(problem, means, model.spread, settings.ridge)
+        return FixedForm(problem, means, model.spread, settings.ridge, [])
     spread = model.spread.taken(picks, problem.dtype)
     for side, w in enumerate(means):
         spread.add_means(side, w)

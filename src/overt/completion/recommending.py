@@ -75,7 +75,8 @@ class NewRow:
     def recommend(self, n: int = 10, exclude_seen: bool = True) -> Recommendation:
         """Return the columns with the largest predictions, best first."""
         scores = self.model.center + self.model.means[1][:-1].astype(np.float64) @ self.vector
-        return _best(self.model, self.index, scores, n, self.seen if exclude_seen else None)
+        best = _best(self.index, scores, n, self.seen if exclude_seen else None)
+        return _clipped(best, self.model)
 
 
 def complete(model: FactorModel, rows: Array) -> Floats:
@@ -93,7 +94,7 @@ def recommend(
     """Return the columns with the largest predictions for a row."""
     a = index.row(row)
     seen = index.of_row(a)[0] if exclude_seen else None
-    return _best(model, index, model.block(np.array([a]), clip=False)[0], n, seen)
+    return _clipped(_best(index, model.block(np.array([a]), clip=False)[0], n, seen), model)
 
 
 def similar(model: FactorModel, index: EntryIndex, col: Any, n: int) -> Recommendation:
@@ -108,7 +109,7 @@ def similar(model: FactorModel, index: EntryIndex, col: Any, n: int) -> Recommen
     norms = np.sqrt(np.maximum(np.einsum("ei,ij,ej->e", V, C, V), 0))
     scale = norms * norms[b]
     scores = np.divide(products, scale, where=scale > 0, out=np.zeros(len(V)))
-    return _best(model, index, scores, n, np.array([b]), clip=False)
+    return _best(index, scores, n, np.array([b]))
 
 
 def explain(model: FactorModel, index: EntryIndex, row: Any, col: Any) -> Explanation:
@@ -162,15 +163,7 @@ def _row_entries(entries: Any) -> tuple[Any, Any]:
     return names, values
 
 
-def _best(
-    model: FactorModel,
-    index: EntryIndex,
-    scores: Floats,
-    n: int,
-    left_out: Array | None,
-    *,
-    clip: bool = True,
-) -> Recommendation:
+def _best(index: EntryIndex, scores: Floats, n: int, left_out: Array | None) -> Recommendation:
     n = whole("n", n)
     scores = np.array(scores, dtype=float)
     if left_out is not None:
@@ -178,5 +171,8 @@ def _best(
     n = min(n, int(np.count_nonzero(scores > -np.inf)))
     best = np.argpartition(-scores, max(n - 1, 0))[:n] if n else np.zeros(0, np.int64)
     best = best[np.lexsort((best, -scores[best]))]
-    values = np.clip(scores[best], model.low, model.high) if clip else scores[best]
-    return Recommendation(index.col_names(best), values)
+    return Recommendation(index.col_names(best), scores[best])
+
+
+def _clipped(best: Recommendation, model: FactorModel) -> Recommendation:
+    return Recommendation(best.cols, np.clip(best.values, model.low, model.high))

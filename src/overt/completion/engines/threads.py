@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from overt.completion.engines import Engine
     from overt.completion.forms.problem import Grouped
 
-CALLS = 8
-"""Calls that each thread makes in a half sweep: more share the load better, fewer cost less."""
+ENTRIES = 5000
+"""A call takes as many chunks as have so many entries: with fewer it costs more than it does."""
 
 
 @contextmanager
@@ -22,24 +22,24 @@ def thread_engine(n_jobs: int) -> Iterator[Engine]:
 
     with threadpool_limits(1, user_api="blas"):
         if n_jobs == 1:
-            yield _ThreadEngine(1, None)
+            yield _ThreadEngine(None)
             return
         pool = ThreadPoolExecutor(n_jobs, thread_name_prefix="overt")
         try:
-            yield _ThreadEngine(n_jobs, pool)
+            yield _ThreadEngine(pool)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
 class _ThreadEngine:
-    def __init__(self, n_jobs: int, pool: ThreadPoolExecutor | None) -> None:
-        self._n_jobs, self._pool = n_jobs, pool
+    def __init__(self, pool: ThreadPoolExecutor | None) -> None:
+        self._pool = pool
 
     def run(
         self, kernel: Any, group: Grouped, shared: Any, out: Any, by_row: Any = (), sums: Any = None
     ) -> None:
-        """Update the rows of `out`, heavy chunks first, a few in each call."""
-        step = -(-group.n_chunks // (CALLS * self._n_jobs))
+        """Update the rows of `out`, heavy chunks first; small ones are taken together."""
+        step = -(-ENTRIES * group.n_chunks // len(group.csr.values))
 
         def task(first: int) -> None:
             cuts = group.cuts[first : first + step + 1]

@@ -11,7 +11,7 @@ sum over entries.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -34,7 +34,7 @@ class _PointForm:
     means: list[Array]
     spread: DropoutSpread
     ridge: float
-    history: list[float] = field(default_factory=list)
+    history: list[float]
 
     @property
     def priors(self) -> tuple[Prior, Prior]:
@@ -76,7 +76,7 @@ class FixedForm(_PointForm):
             values, k = problem.by_row.csr.values, problem.columns.n_factors
             rms = float(np.sqrt(np.mean(values.astype(np.float64) ** 2))) or 1.0
             means = problem.start(np.random.default_rng([seed, 0]), np.sqrt(rms / k))
-        return cls(problem, means, DropoutSpread.start(problem.columns, drop_prob), ridge)
+        return cls(problem, means, DropoutSpread.start(problem.columns, drop_prob), ridge, [])
 
     def step(self, engine: Engine) -> float:
         """Solve for every row, then for every column; return the objective per rating."""
@@ -119,7 +119,7 @@ class FixedForm(_PointForm):
         V[:, :k] *= np.divide(1, balance, where=alive, out=np.zeros(k)).astype(V.dtype)
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class SGDForm(_PointForm):
     """The paper's own algorithm (thesis, section 4.6); `step` is one epoch.
 
@@ -149,16 +149,9 @@ class SGDForm(_PointForm):
         if columns.biases:
             for side, w in enumerate(means):
                 w[:, k + side], w[:, k + 1 - side] = 0, 1
-        return cls(
-            problem,
-            means,
-            DropoutSpread.start(columns, drop_prob),
-            ridge,
-            drop_prob=drop_prob,
-            learning_rate=learning_rate,
-            batch_size=batch_size,
-            seed=seed,
-        )
+        spread = DropoutSpread.start(columns, drop_prob)
+        steps = (drop_prob, learning_rate, batch_size, seed)
+        return cls(problem, means, spread, ridge, [], *steps)
 
     def step(self, engine: Engine) -> float:
         """Pass once over the entries in a new random order; return the mean batch loss."""
