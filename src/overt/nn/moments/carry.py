@@ -164,7 +164,8 @@ def _pass(model: nn.Module, inputs: Any, output: Output, tape: Tape) -> Moment:
 
 def _states() -> Any:
     """Return the states of torch's, Python's and NumPy's generators."""
-    return generator_state(), random.getstate(), repr(np.random.get_state())  # noqa: NPY002
+    numpy: Any = np.random.get_state()  # noqa: NPY002
+    return generator_state(), random.getstate(), numpy[1].tobytes(), numpy[2]
 
 
 def _usable(tensor: Tensor) -> Tensor:
