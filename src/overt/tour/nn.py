@@ -45,38 +45,12 @@ def _blocks(page: Page, seed: int) -> bool:
 
 def _training(page: Page, seed: int) -> bool:
     import torch
-    from torch.nn import functional
 
-    from overt.nn import explicit_penalty, mc_moments, predictive_moments, without_noise
+    from overt.nn import mc_moments, predictive_moments
 
     torch.manual_seed(seed)
     x, y, x_test, y_test = _digits()
-    base = torch.nn.Sequential(
-        torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(256, 10)
-    )
-    target = functional.one_hot(y, 10).float()
-    curves: dict[str, list[tuple[int, float]]] = {}
-    models = {}
-    for name in ("sampled dropout", "the penalty"):
-        model = copy.deepcopy(base)
-        net = without_noise(model) if name == "the penalty" else model
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        order = torch.Generator().manual_seed(seed)
-        curve = []
-        for step in range(STEPS + 1):
-            if step % 20 == 0:
-                model.eval()
-                with torch.no_grad():
-                    plain = ((model(x) - target) ** 2).sum(1).mean()
-                    curve.append((step, float(plain + explicit_penalty(model, x).value)))
-            rows = torch.randint(len(x), (BATCH,), generator=order)
-            net.train()
-            optimizer.zero_grad()
-            loss = ((net(x[rows]) - target[rows]) ** 2).sum(1).mean()
-            (loss + net.penalty if name == "the penalty" else loss).backward()
-            optimizer.step()
-        curves[name], models[name] = curve, model.eval()
-    model = models["the penalty"]
+    curves, model = _trained(x, y, seed)
     page.text(
         "Next, a 64-256-10 network on scikit-learn's digits, dropout 0.5, squared loss. Dropout "
         "adds lam sum_j |u_j|^2 mean(a_j^2) to the expected loss, no more and no less: "
@@ -114,6 +88,39 @@ def _training(page: Page, seed: int) -> bool:
     )
     lower = finals["the penalty"] <= finals["sampled dropout"] * 1.005
     return bool(lower and error <= 0.06 and doubt[1] > doubt[0])
+
+
+def _trained(x: Any, y: Any, seed: int) -> tuple[dict[str, list[tuple[int, float]]], Any]:
+    """Return the objective's course either way, and the network that the penalty trained."""
+    import torch
+    from torch.nn import functional
+
+    from overt.nn import explicit_penalty, without_noise
+
+    base = torch.nn.Sequential(
+        torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(256, 10)
+    )
+    target = functional.one_hot(y, 10).float()
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for name in ("sampled dropout", "the penalty"):
+        model = copy.deepcopy(base)
+        net = without_noise(model) if name == "the penalty" else model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        order = torch.Generator().manual_seed(seed)
+        curve = curves[name] = []
+        for step in range(STEPS + 1):
+            if step % 20 == 0:
+                model.eval()
+                with torch.no_grad():
+                    plain = ((model(x) - target) ** 2).sum(1).mean()
+                    curve.append((step, float(plain + explicit_penalty(model, x).value)))
+            rows = torch.randint(len(x), (BATCH,), generator=order)
+            net.train()
+            optimizer.zero_grad()
+            loss = ((net(x[rows]) - target[rows]) ** 2).sum(1).mean()
+            (loss + net.penalty if name == "the penalty" else loss).backward()
+            optimizer.step()
+    return curves, model.eval()
 
 
 def _doubt(mean: Any, variance: Any, y: Any) -> tuple[float, float]:

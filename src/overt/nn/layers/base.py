@@ -68,6 +68,28 @@ class UnitNoise(NoiseLayer):
         return self._multiplied(x)
 
 
+class RatedNoise(NoiseLayer):
+    """Noise that drops with a probability, `drop_prob`: that of now, if it is scheduled."""
+
+    def __init__(self, drop_prob: float | DropSchedule, seed: int | None) -> None:
+        super().__init__(seed)
+        self.rate = Rate(drop_prob)
+
+    @property
+    def drop_prob(self) -> float:
+        """The probability that a unit (or weight) is dropped, averaged over a map, now."""
+        return self.rate.value
+
+    @drop_prob.setter
+    def drop_prob(self, value: float) -> None:
+        self.rate.fix(value)
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing is dropped, now or later."""
+        return self.rate.silent
+
+
 class Rate(nn.Module):  # type: ignore[misc]
     """A drop probability: a number, or a schedule with the step it has reached.
 

@@ -12,14 +12,14 @@ from torch import Tensor
 from overt import _check
 from overt._blocks import Sliding, grid_characteristic
 from overt._check import InputError
-from overt.nn.layers.base import Rate, UnitNoise, scaled
+from overt.nn.layers.base import RatedNoise, UnitNoise, scaled
 from overt.nn.layers.dropout import axes_tuple
 from overt.nn.layers.mask_covariance import MaskCovariance
 from overt.nn.layers.masks import block_mask, inside_mask, keep_mask
 from overt.nn.layers.schedules import DropSchedule
 
 
-class _DropBlock(UnitNoise):
+class _DropBlock(RatedNoise, UnitNoise):
     """Blocks of neighboring units are dropped together, independently in each channel."""
 
     _spatial: int
@@ -34,8 +34,7 @@ class _DropBlock(UnitNoise):
         shared_axes: int | Sequence[int] = (),
         seed: int | None = None,
     ) -> None:
-        super().__init__(seed)
-        self.rate = Rate(drop_prob)
+        super().__init__(drop_prob, seed)
         self.block_size = _block_sizes(block_size, self._spatial)
         self.placement = _check.choice("placement", placement, ("sliding", "grid"))
         self.uniform = bool(uniform)
@@ -44,20 +43,6 @@ class _DropBlock(UnitNoise):
             raise InputError(
                 f"shared_axes must be 0 (the batch), 1 (the channels) or both, got {shared_axes!r}"
             )
-
-    @property
-    def drop_prob(self) -> float:
-        """The probability that a unit is dropped, averaged over the map, now."""
-        return self.rate.value
-
-    @drop_prob.setter
-    def drop_prob(self, value: float) -> None:
-        self.rate.fix(value)
-
-    @property
-    def silent(self) -> bool:
-        """Whether nothing is dropped."""
-        return self.rate.silent
 
     def keep_prob(self, sizes: Sequence[int]) -> Tensor:
         """Return the exact probability that each unit of a map of these sizes survives."""

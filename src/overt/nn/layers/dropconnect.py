@@ -9,28 +9,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from overt._check import InputError
-from overt.nn.layers.base import NoiseLayer, Rate
+from overt.nn.layers.base import RatedNoise
 from overt.nn.layers.masks import keep_mask
 from overt.nn.layers.schedules import DropSchedule
 
 
-class _DropConnect(NoiseLayer):
+class _DropConnect(RatedNoise):
     """A linear map whose weights are dropped in training; parameters as in torch.nn's own."""
 
     def __init__(self, plain: Any, drop_prob: float | DropSchedule, seed: int | None) -> None:
-        super().__init__(seed)
-        self.rate = Rate(drop_prob)
+        super().__init__(drop_prob, seed)
         self.weight = plain.weight
         self.bias = plain.bias
-
-    @property
-    def drop_prob(self) -> float:
-        """The probability that a weight is dropped, now."""
-        return self.rate.value
-
-    @drop_prob.setter
-    def drop_prob(self, value: float) -> None:
-        self.rate.fix(value)
 
     @property
     def strength(self) -> float:

@@ -9,13 +9,13 @@ from torch.nn import functional
 
 from overt import _check
 from overt._check import InputError, InputTypeError
-from overt.nn.layers.base import Rate, UnitNoise
+from overt.nn.layers.base import RatedNoise, UnitNoise
 from overt.nn.layers.mask_covariance import MaskCovariance
 from overt.nn.layers.masks import keep_mask
 from overt.nn.layers.schedules import DropSchedule
 
 
-class Dropout(UnitNoise):
+class Dropout(RatedNoise, UnitNoise):
     """Each unit is dropped with probability `drop_prob`, survivors scaled by 1 / (1 - drop_prob).
 
     Cbar = lam I, lam = drop_prob / (1 - drop_prob); lam 1 1' among units that share a mask.
@@ -47,23 +47,8 @@ class Dropout(UnitNoise):
         shared_axes: int | Sequence[int] = (),
         seed: int | None = None,
     ) -> None:
-        super().__init__(seed)
-        self.rate = Rate(drop_prob)
+        super().__init__(drop_prob, seed)
         self.shared_axes = axes_tuple("shared_axes", shared_axes)
-
-    @property
-    def drop_prob(self) -> float:
-        """The probability that a unit is dropped, now."""
-        return self.rate.value
-
-    @drop_prob.setter
-    def drop_prob(self, value: float) -> None:
-        self.rate.fix(value)
-
-    @property
-    def silent(self) -> bool:
-        """Whether nothing is dropped."""
-        return self.rate.silent
 
     def mask_covariance(self, shape: tuple[int, ...]) -> MaskCovariance:
         """lam I, with lam 1 1' along the shared axes."""

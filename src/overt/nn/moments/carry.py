@@ -116,7 +116,7 @@ def carry(
         try:
             with torch.inference_mode(False), modes(model, noise=True, statistics=statistics,
                                                     update=update):  # fmt: skip
-                moment = _pass(model, mapped(inputs, _usable), output, tape)
+                moment = _pass(model, mapped(inputs, _usable), output, tape, check=not update)
         except Uncarried as error:
             if not error.noises - drawn:
                 raise
@@ -146,25 +146,26 @@ def passes(
     return found
 
 
-def _pass(model: nn.Module, inputs: Any, output: Output, tape: Tape) -> Moment:
+def _pass(model: nn.Module, inputs: Any, output: Output, tape: Tape, *, check: bool) -> Moment:
     layers = [module for module in model.modules() if isinstance(module, NoiseLayer)]
     for module in layers:  # overt's layers are asked for their moments, not run
         module.training = False
-    before = None if tape.probe else _states()
+    before = _states() if check else None
     with torch.set_grad_enabled(tape.differentiable):
         result = watch(
             model, inputs, lambda call: apply(tape, call),
             leaves=lambda _, module: isinstance(module, NoiseLayer),
         )  # fmt: skip
         result = picked(result, output)
-    if not tape.was_drawn and before is not None and _states() != before:
+    if check and not tape.was_drawn and _states() != before:
         tape.was_drawn["noise that is not seen"] = None
     return tape.of(result)
 
 
 def _states() -> Any:
     """Return the states of torch's, Python's and NumPy's generators."""
-    return generator_state(), random.getstate(), repr(np.random.get_state())  # noqa: NPY002
+    numpy: Any = np.random.get_state()  # noqa: NPY002
+    return generator_state(), random.getstate(), numpy[1].tobytes(), numpy[2]
 
 
 def _usable(tensor: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -108,6 +108,16 @@ class Tape:
         self._bases: Any = WeakTensorKeyDictionary()
         self._outdated: Any = WeakTensorKeyDictionary()
         self._tangents: list[Tangent] = []
+
+    def state(self, name: str) -> Literal["off", "drawn", "carried"]:
+        """Note that a noise is met, and say what to do with it."""
+        self.met[name] = None
+        if self.active is not None and name not in self.active:
+            return "off"
+        if name in self.drawn:
+            self.was_drawn[name] = None
+            return "drawn"
+        return "carried"
 
     def get(self, value: Any) -> Moment | None:
         """Return the moment of a tensor of the pass, None if it is certain."""

@@ -118,81 +118,79 @@ def parameters(function: Any) -> tuple[str, ...]:
     return known if names == ("args", "kwargs") else names
 
 
-def _table() -> dict[str, Kind]:
-    rows: list[tuple[Kind, str]] = [
-        (Kind("move", "pass"),
-         "contiguous clone detach alias to float double half bfloat16 type type_as cpu cuda data "
-         "requires_grad positive real"),
-        (Kind("move", "move"),
-         "view view_as reshape reshape_as flatten unflatten squeeze unsqueeze permute transpose t "
-         "T mT H mH adjoint movedim ravel rearrange pixel_shuffle pixel_unshuffle channel_shuffle "
-         "native_channel_shuffle flip fliplr flipud roll rot90"),
-        (Kind("select", "move"),
-         "getitem select narrow index_select unbind chunk split split_with_sizes tensor_split "
-         "hsplit vsplit expand expand_as broadcast_to repeat tile repeat_interleave take_along_dim "
-         "gather diagonal tril triu pad unfold fold setitem masked_fill where index_fill "
-         "masked_select take broadcast_tensors atleast_2d atleast_3d nan_to_num "
-         "masked_scatter index_copy diag_embed diag"),
-        (Kind("select", "weight"), "embedding"),
-        (Kind("join", "join"), "cat stack hstack vstack dstack"),
-        (Kind("linear", "weight"),
-         "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"),
-        (Kind("average", "spatial"),
-         "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d "
-         "adaptive_avg_pool3d interpolate upsample"),
-        (Kind("average", "reduce"), "mean sum nansum"),
-        (Kind("average", "mix"), "cumsum trace"),
-        (Kind("sum", "tie", constant=True), "add sub rsub"),
-        (Kind("product", "tie"), "mul"),
-        (Kind("quotient", "tie"), "div"),
-        (Kind("product", "pass"), "neg"),
-        (Kind("matmul", "mix"),
-         "matmul mm bmm mv dot rmatmul einsum tensordot bilinear outer inner"),
-        (Kind("matmul", "mix", constant=True), "addmm baddbmm addbmm addmv addcmul addcdiv lerp"),
-        (Kind("entrywise", "pass", homogeneous=True), "relu leaky_relu"),
-        (Kind("entrywise", "pass"),
-         "celu elu gelu hardsigmoid hardswish hardtanh hardshrink logsigmoid mish relu6 selu "
-         "sigmoid silu softplus softshrink softsign tanh tanhshrink threshold abs exp expm1 log "
-         "log1p log2 log10 sqrt rsqrt square sin cos tan atan asin acos sinh cosh erf erfc "
-         "reciprocal clamp clamp_min clamp_max pow rpow rdiv float_power sinc xlogy"),
-        (Kind("entrywise", "mix"), "prelu glu"),
-        (Kind("maximum", "spatial"),
-         "max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d "
-         "adaptive_max_pool3d max_pool1d_with_indices max_pool2d_with_indices "
-         "max_pool3d_with_indices lp_pool1d lp_pool2d"),
-        (Kind("maximum", "reduce"), "amax amin logsumexp"),
-        (Kind("maximum", "tie"), "maximum minimum"),
-        (Kind("maximum", "mix"), "max min median topk sort kthvalue"),
-        (Kind("norm", "mix"), "layer_norm group_norm batch_norm instance_norm rms_norm "
-                              "local_response_norm"),
-        (Kind("norm", "normalize"), "normalize"),
-        (Kind("unknown", "reduce"), "std var norm prod var_mean std_mean"),
-        (Kind("softmax", "normalize"), "softmax log_softmax softmin"),
-        (Kind("attention", "mix"), "scaled_dot_product_attention multi_head_attention_forward"),
-        (Kind("random", "drop"), "dropout dropout1d dropout2d dropout3d feature_dropout"),
-        (Kind("random", "mix"),
-         "alpha_dropout feature_alpha_dropout rrelu bernoulli normal uniform exponential rand "
-         "rand_like randn randn_like cauchy log_normal geometric random randint randint_like "
-         "randperm multinomial poisson binomial gumbel_softmax standard_gamma _standard_gamma "
-         "_sample_dirichlet native_dropout"),
-        (Kind("compare", "mix"),
-         "eq ne lt gt le ge logical_and logical_or logical_not logical_xor and or xor invert isnan "
-         "isinf isfinite isclose argmax argmin argsort sign sgn round floor ceil trunc any all "
-         "searchsorted bucketize one_hot bool int long short floordiv floor_divide nonzero "
-         "count_nonzero allclose equal heaviside contains remainder fmod mod"),
-        (Kind("create", "mix"),
-         "zeros ones full empty arange linspace logspace eye zeros_like ones_like full_like "
-         "empty_like new_zeros new_ones new_full new_empty new_tensor tensor as_tensor zero fill "
-         "tril_indices triu_indices meshgrid empty_strided from_numpy scalar_tensor"),
-        (Kind("question", "question"),
-         "attribute size dim numel nelement ndimension is_floating_point is_complex is_contiguous "
-         "stride storage_offset data_ptr element_size get_device len hash is_inference is_conj "
-         "is_neg is_signed is_same_size is_tensor result_type can_cast promote_types is_shared "
-         "is_pinned has_names retain_grad register_hook _set_grad_enabled _is_view"),
-        (Kind("read", "mix"),
-         "item tolist numpy bool_read float_read int_read index repr str format array iter"),
-    ]  # fmt: skip
-    return {name: what for what, names in rows for name in names.split()}
+_ROWS: list[tuple[Kind, str]] = [
+    (Kind("move", "pass"),
+     "contiguous clone detach alias to float double half bfloat16 type type_as cpu cuda data "
+     "requires_grad positive real"),
+    (Kind("move", "move"),
+     "view view_as reshape reshape_as flatten unflatten squeeze unsqueeze permute transpose t "
+     "T mT H mH adjoint movedim ravel rearrange pixel_shuffle pixel_unshuffle channel_shuffle "
+     "native_channel_shuffle flip fliplr flipud roll rot90"),
+    (Kind("select", "move"),
+     "getitem select narrow index_select unbind chunk split split_with_sizes tensor_split "
+     "hsplit vsplit expand expand_as broadcast_to repeat tile repeat_interleave take_along_dim "
+     "gather diagonal tril triu pad unfold fold setitem masked_fill where index_fill "
+     "masked_select take broadcast_tensors atleast_2d atleast_3d nan_to_num "
+     "masked_scatter index_copy diag_embed diag"),
+    (Kind("select", "weight"), "embedding"),
+    (Kind("join", "join"), "cat stack hstack vstack dstack"),
+    (Kind("linear", "weight"),
+     "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"),
+    (Kind("average", "spatial"),
+     "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d "
+     "adaptive_avg_pool3d interpolate upsample"),
+    (Kind("average", "reduce"), "mean sum nansum"),
+    (Kind("average", "mix"), "cumsum trace"),
+    (Kind("sum", "tie", constant=True), "add sub rsub"),
+    (Kind("product", "tie"), "mul"),
+    (Kind("quotient", "tie"), "div"),
+    (Kind("product", "pass"), "neg"),
+    (Kind("matmul", "mix"),
+     "matmul mm bmm mv dot rmatmul einsum tensordot bilinear outer inner"),
+    (Kind("matmul", "mix", constant=True), "addmm baddbmm addbmm addmv addcmul addcdiv lerp"),
+    (Kind("entrywise", "pass", homogeneous=True), "relu leaky_relu"),
+    (Kind("entrywise", "pass"),
+     "celu elu gelu hardsigmoid hardswish hardtanh hardshrink logsigmoid mish relu6 selu "
+     "sigmoid silu softplus softshrink softsign tanh tanhshrink threshold abs exp expm1 log "
+     "log1p log2 log10 sqrt rsqrt square sin cos tan atan asin acos sinh cosh erf erfc "
+     "reciprocal clamp clamp_min clamp_max pow rpow rdiv float_power sinc xlogy"),
+    (Kind("entrywise", "mix"), "prelu glu"),
+    (Kind("maximum", "spatial"),
+     "max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d "
+     "adaptive_max_pool3d max_pool1d_with_indices max_pool2d_with_indices "
+     "max_pool3d_with_indices lp_pool1d lp_pool2d"),
+    (Kind("maximum", "reduce"), "amax amin logsumexp"),
+    (Kind("maximum", "tie"), "maximum minimum"),
+    (Kind("maximum", "mix"), "max min median topk sort kthvalue"),
+    (Kind("norm", "mix"), "layer_norm group_norm batch_norm instance_norm rms_norm "
+                          "local_response_norm"),
+    (Kind("norm", "normalize"), "normalize"),
+    (Kind("unknown", "reduce"), "std var norm prod var_mean std_mean"),
+    (Kind("softmax", "normalize"), "softmax log_softmax softmin"),
+    (Kind("attention", "mix"), "scaled_dot_product_attention multi_head_attention_forward"),
+    (Kind("random", "drop"), "dropout dropout1d dropout2d dropout3d feature_dropout"),
+    (Kind("random", "mix"),
+     "alpha_dropout feature_alpha_dropout rrelu bernoulli normal uniform exponential rand "
+     "rand_like randn randn_like cauchy log_normal geometric random randint randint_like "
+     "randperm multinomial poisson binomial gumbel_softmax standard_gamma _standard_gamma "
+     "_sample_dirichlet native_dropout"),
+    (Kind("compare", "mix"),
+     "eq ne lt gt le ge logical_and logical_or logical_not logical_xor and or xor invert isnan "
+     "isinf isfinite isclose argmax argmin argsort sign sgn round floor ceil trunc any all "
+     "searchsorted bucketize one_hot bool int long short floordiv floor_divide nonzero "
+     "count_nonzero allclose equal heaviside contains remainder fmod mod"),
+    (Kind("create", "mix"),
+     "zeros ones full empty arange linspace logspace eye zeros_like ones_like full_like "
+     "empty_like new_zeros new_ones new_full new_empty new_tensor tensor as_tensor zero fill "
+     "tril_indices triu_indices meshgrid empty_strided from_numpy scalar_tensor"),
+    (Kind("question", "question"),
+     "attribute size dim numel nelement ndimension is_floating_point is_complex is_contiguous "
+     "stride storage_offset data_ptr element_size get_device len hash is_inference is_conj "
+     "is_neg is_signed is_same_size is_tensor result_type can_cast promote_types is_shared "
+     "is_pinned has_names retain_grad register_hook _set_grad_enabled _is_view"),
+    (Kind("read", "mix"),
+     "item tolist numpy bool_read float_read int_read index repr str format array iter"),
+]  # fmt: skip
 
 
 _OPERATORS = frozenset(
@@ -239,4 +237,4 @@ _SIGNATURES = {
     "gru": ("input", "hx", "params", "has_biases", "num_layers", "dropout", "train",
             "bidirectional", "batch_first"),
 }  # fmt: skip
-TABLE = _table()
+TABLE = {name: what for what, names in _ROWS for name in names.split()}
