@@ -22,7 +22,7 @@ def test_claims_hold_at_toy_size(name):
     rows = run(experiment, size="toy")
     findings = experiment.check(rows)
     assert [f.claim for f in findings if not f.holds] == []
-    assert len(experiment.plot(rows).axes) >= 2
+    assert all(axes.lines or axes.containers for axes in experiment.plot(rows).axes)
 
 
 def test_realized_fractions_of_the_popular_algorithms_are_not_mistaken_for_ours():
