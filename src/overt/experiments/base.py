@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 Params = dict[str, Any]
 Row = dict[str, Any]
 """A setting's parameters and measurements together."""
@@ -20,7 +22,7 @@ class Finding:
     """A claim of the paper, whether the rows support it, and what they show."""
 
     claim: str
-    holds: bool
+    holds: bool | np.bool
     measured: str
     reported: str = ""
 
