@@ -9,15 +9,13 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from overt.cli.base import app, console
-from overt.cli.models import build_model, read_examples
+from overt.cli.base import app, console, show_path
+from overt.cli.models import Model, Points, Weights, build_model, read_examples
 
 
 @app.command()
 def audit(
-    model: Annotated[
-        str, typer.Argument(metavar="FILE.py:FUNCTION", help="A function that builds the model.")
-    ],
+    model: Model,
     data: Annotated[Path, typer.Option(help="npz file with inputs x and targets y.")],
     loss: Annotated[
         str, typer.Option(help="squared, mse, cross_entropy or logistic.")
@@ -26,10 +24,8 @@ def audit(
         Path | None,
         typer.Option(help="npz file with x and y that the model was not trained on."),
     ] = None,
-    weights: Annotated[
-        Path | None, typer.Option(help="The model's weights: a .safetensors or .pt file.")
-    ] = None,
-    points: Annotated[int, typer.Option(min=0, help="Use the first so many points; 0: all.")] = 0,
+    weights: Weights = None,
+    points: Points = 0,
     batch: Annotated[int, typer.Option(min=1, help="Points to a batch.")] = 256,
     html: Annotated[
         Path | None, typer.Option(help="Write the report with pictures to this file.")
@@ -57,7 +53,7 @@ def audit(
         return
     console.print(escape(str(report)), highlight=False, soft_wrap=True)
     if html is not None:
-        console.print(f"\nreport: [bold]{escape(str(html))}[/]", soft_wrap=True)
+        show_path("\nreport", html)
 
 
 def _batches(path: Path, points: int, size: int) -> list[tuple[Any, Any]]:

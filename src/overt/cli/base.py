@@ -53,6 +53,9 @@ app = typer.Typer(
 )
 console = Console()
 
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of every random draw.")]
+
 
 def main() -> None:
     """Run the command line; mistakes in the input end with one clear sentence and exit code 2."""

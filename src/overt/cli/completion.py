@@ -16,7 +16,7 @@ from rich.markup import escape
 
 from overt._check import InputError, choice, drop_prob
 from overt._files import write_csv, write_whole
-from overt.cli.base import app, console, fail, show_table
+from overt.cli.base import AsJson, Seed, app, console, fail, show_path, show_table
 
 if TYPE_CHECKING:
     from overt.completion import DropoutCompletion, RatingsFile
@@ -56,7 +56,7 @@ def complete(
     n_jobs: Annotated[
         int | None, typer.Option(min=1, help="Threads; all cores by default.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
+    seed: Seed = 0,
 ) -> None:
     """Complete a ratings file: fit, measure on held-out ratings, save the model, predict pairs.
 
@@ -96,7 +96,7 @@ def complete(
         _predict(model, pairs, out / "predictions.csv")
     if aside is not None:
         console.print("The held-out ratings took no part in the fit; --holdout 0 uses all.")
-    console.print(f"model: [bold]{escape(os.fspath(out))}[/]", soft_wrap=True)
+    show_path("model", out)
     if model.status_ == "interrupted":
         fail("interrupted; the model is that of the last sweep, and --resume goes on from it", 130)
     checkpoint.clear()
@@ -111,7 +111,7 @@ def recommend(
     n: Annotated[int, typer.Option("--n", "-n", min=1, help="How many.")] = 10,
     seen: Annotated[bool, typer.Option("--seen", help="Include columns already rated.")] = False,
     why: Annotated[bool, typer.Option("--why", help="Name the entries behind each.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the columns a saved model predicts highest for one row.
 

@@ -11,8 +11,8 @@ from rich.markup import escape
 
 from overt._check import InputError, MissingExtraError
 from overt._files import write_whole
-from overt.cli.base import app, console, show_table
-from overt.cli.models import build_model, read_examples
+from overt.cli.base import AsJson, Seed, app, console, show_path, show_table
+from overt.cli.models import Model, Points, Weights, build_model, read_examples
 
 EXAMPLE = 256
 """Rows of the example on which the network is checked and timed."""
@@ -20,13 +20,9 @@ EXAMPLE = 256
 
 @app.command()
 def compress(
-    model: Annotated[
-        str, typer.Argument(metavar="FILE.py:FUNCTION", help="A function that builds the model.")
-    ],
+    model: Model,
     data: Annotated[Path, typer.Option(help="npz file with x and y that training has not seen.")],
-    weights: Annotated[
-        Path | None, typer.Option(help="The model's weights: a .safetensors or .pt file.")
-    ] = None,
+    weights: Weights = None,
     keep: Annotated[
         str, typer.Option(help="Share that stays, in (0, 1], or LAYER=SHARE,LAYER=SHARE.")
     ] = "0.5",
@@ -44,10 +40,10 @@ def compress(
         Path | None, typer.Option(help="npz file with x and y to train on; data by default.")
     ] = None,
     learning_rate: Annotated[float, typer.Option(help="Rate of that training.")] = 1e-3,
-    points: Annotated[int, typer.Option(min=0, help="Use the first so many points; 0: all.")] = 0,
+    points: Points = 0,
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("overt-results"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
+    as_json: AsJson = False,
+    seed: Seed = 0,
 ) -> None:
     """Make a trained network smaller: sub-networks that dropout draws, units with flow, low rank.
 
@@ -88,9 +84,7 @@ def compress(
         typer.echo(json.dumps(report.to_dict()))
         return
     _show(report)
-    console.print(
-        f"weights: [bold]{escape(str(out / 'compressed.safetensors'))}[/]", soft_wrap=True
-    )
+    show_path("weights", out / "compressed.safetensors")
     console.print(
         f"load them with [bold]{escape(str(out / 'load.py'))}[/]: from load import load; load()",
         soft_wrap=True,

@@ -7,9 +7,19 @@ import inspect
 import pickle
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from overt._check import InputError, MissingExtraError
+
+Model = Annotated[
+    str, typer.Argument(metavar="FILE.py:FUNCTION", help="A function that builds the model.")
+]
+Weights = Annotated[
+    Path | None, typer.Option(help="The model's weights: a .safetensors or .pt file.")
+]
+Points = Annotated[int, typer.Option(min=0, help="Use the first so many points; 0: all.")]
 
 
 def build_model(text: str, weights: Path | None = None) -> Any:

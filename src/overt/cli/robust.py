@@ -7,18 +7,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from overt._check import InputError, choice
-from overt.cli.base import app, console, show_table
-from overt.cli.models import build_model, read_examples
+from overt.cli.base import AsJson, Seed, app, console, show_path, show_table
+from overt.cli.models import Model, Points, Weights, build_model, read_examples
 
 
 @app.command()
 def attack(
-    model: Annotated[
-        str, typer.Argument(metavar="FILE.py:FUNCTION", help="A function that builds the model.")
-    ],
+    model: Model,
     data: Annotated[Path, typer.Option(help="npz file with inputs x and classes y.")],
     norm: Annotated[str, typer.Option(help="l1, l2 or linf.")] = "l2",
     radius: Annotated[float, typer.Option(min=0, help="Largest size of a perturbation.")] = 1.0,
@@ -26,22 +23,20 @@ def attack(
     bounds: Annotated[
         str, typer.Option(help="LOW,HIGH of valid inputs, or data, or none.")
     ] = "none",
-    weights: Annotated[
-        Path | None, typer.Option(help="The model's weights: a .safetensors or .pt file.")
-    ] = None,
+    weights: Weights = None,
     loss: Annotated[
         str, typer.Option(help="strongest (an ensemble), or the name of one loss.")
     ] = "strongest",
     budget: Annotated[int, typer.Option(min=24, help="Gradients spent on a point at most.")] = 1000,
-    points: Annotated[int, typer.Option(min=0, help="Use the first so many points; 0: all.")] = 0,
+    points: Points = 0,
     plot: Annotated[
         bool, typer.Option("--plot", help="Draw the curve of robust error over radii.")
     ] = False,
     out: Annotated[Path, typer.Option(help="Folder for attack.json and the picture.")] = Path(
         "overt-results"
     ),
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
+    as_json: AsJson = False,
+    seed: Seed = 0,
 ) -> None:
     """Measure a model's robust error under L1, L2 or Linf perturbations.
 
@@ -78,16 +73,14 @@ def attack(
         f"{found.points} points, clean error {found.clean:.4f}; at {norm} radius {radius:g} at "
         f"least {found.value:.4f} can be made to fail ({found.gradients:,} gradients)."
     )
-    console.print(f"result: [bold]{escape(str(out / 'attack.json'))}[/]", soft_wrap=True)
+    show_path("result", out / "attack.json")
     if plot:
-        console.print(f"picture: [bold]{escape(str(out / 'attack.png'))}[/]", soft_wrap=True)
+        show_path("picture", out / "attack.png")
 
 
 def _bounds(text: str) -> Any:
-    if text == "none":
-        return None
-    if text == "data":
-        return "data"
+    if text in ("none", "data"):
+        return None if text == "none" else text
     parts = text.split(",")
     if len(parts) != 2:
         raise InputError(f"bounds must be LOW,HIGH or data or none, got {text!r}")

@@ -9,6 +9,8 @@ import typer
 
 from overt.cli.base import (
     INTERRUPTED,
+    AsJson,
+    Seed,
     app,
     console,
     fail,
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 @app.command()
 def tour(
     out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("overt-tour"),
-    seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
+    seed: Seed = 0,
 ) -> None:
     """Run overt's main jobs on bundled data and write one HTML report."""
     from overt.tour import tour as run_tour
@@ -42,8 +44,8 @@ def verify(
     ids: Annotated[
         list[str] | None, typer.Argument(help="Statements to check; all by default.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
+    as_json: AsJson = False,
+    seed: Seed = 0,
     size: Annotated[str, typer.Option(help="small, medium or large problems.")] = "small",
 ) -> None:
     """Check the papers' statements against independent oracles.
@@ -81,17 +83,11 @@ def _show_verdicts(verdicts: list[Verdict]) -> None:
     show_table(
         ("statement", "residual", "tolerance", "printed", "verdict", "seconds"),
         [
-            (
-                f"{v.id}: {v.claim if v.residual is not None else v.detail}",
-                v.residual,
-                v.tolerance,
-                v.printed_residual,
-                v.verdict,
-                v.seconds,
-            )
+            (f"{v.id}: {v.claim if v.residual is not None else v.detail}", v.residual, v.tolerance,
+             v.printed_residual, v.verdict, v.seconds)
             for v in verdicts
         ],
-    )
+    )  # fmt: skip
     held = sum(v.verdict == "holds" for v in verdicts)
     console.print(f"{held} of {len(verdicts)} statements hold.")
     skipped = [v for v in verdicts if v.verdict == "skipped"]

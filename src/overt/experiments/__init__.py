@@ -1,4 +1,4 @@
-"""One file per figure or table of the papers; each runs at toy size in the tests."""
+"""The papers' figures and tables, one file each or with their kin; toy sizes run in the tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from overt._check import InputError
 from overt.experiments.base import Experiment, Finding
 from overt.experiments.runner import report, run
 
-# One module each, named after the experiment's id, which defines EXPERIMENT.
 IDS = (
     "dropout-fig1",
     "dropout-fig2",
@@ -41,6 +40,13 @@ IDS = (
     "robust-greedy",
     "robust-scaling",
 )
+SHARED = {
+    "structured-fig1": "structured",
+    "structured-fig3": "structured",
+    "structured-fig5": "structured",
+    "structured-fig6": "structured",
+}
+"""Modules of experiments that share one; the others' are named after their id."""
 
 __all__ = ["IDS", "Experiment", "Finding", "find", "report", "run"]
 
@@ -49,6 +55,6 @@ def find(experiment_id: str) -> Experiment:
     """Return the experiment with this id."""
     if experiment_id not in IDS:
         raise InputError(f"unknown experiment {experiment_id!r}; known are {', '.join(IDS)}")
-    module = import_module(f"overt.experiments.{experiment_id.replace('-', '_')}")
-    experiment: Experiment = module.EXPERIMENT
-    return experiment
+    name = SHARED.get(experiment_id, experiment_id.replace("-", "_"))
+    found = vars(import_module(f"overt.experiments.{name}")).values()
+    return next(e for e in found if isinstance(e, Experiment) and e.id == experiment_id)

@@ -45,18 +45,14 @@ def ratio_panel(axes: Any, row: dict[str, Any], threshold: float = 0.05, shown: 
         strength = 1 if k == shown else 0.25 if shown >= 0 else 0.5
         axes.plot(row["grid"], curve, color="firebrick", lw=0.8, alpha=strength)
     axes.axhline(threshold, color="black", ls=":", lw=1)
-    axes.set_yscale("log")
-    axes.set_ylim(1e-4, 1)
-    axes.set_ylabel("$s_2 / s_1$")
+    axes.set(yscale="log", ylim=(1e-4, 1), ylabel="$s_2 / s_1$")
 
 
 def survival_panel(axes: Any, row: dict[str, Any], label: str, color: str) -> None:
     """Draw the share of runs that have not jumped, with its band."""
     axes.step(row["grid"], row["surviving"], where="post", color=color, label=label)
     axes.fill_between(row["grid"], row["lower"], row["upper"], step="post", color=color, alpha=0.2)
-    axes.set_ylim(-0.02, 1.02)
-    axes.set_xlabel("step")
-    axes.set_ylabel("share not jumped")
+    axes.set(ylim=(-0.02, 1.02), xlabel="step", ylabel="share not jumped")
 
 
 def jumped(row: dict[str, Any]) -> int:

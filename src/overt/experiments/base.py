@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 Params = dict[str, Any]
 Row = dict[str, Any]
@@ -19,12 +22,15 @@ class Finding:
     """A claim of the paper, whether the rows support it, and what they show."""
 
     claim: str
-    holds: bool
+    holds: bool | np.bool
     measured: str
     reported: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "holds", bool(self.holds))  # not NumPy's
+
+
+Findings = Iterator[Finding]
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,8 @@ class Experiment:
         Measures one setting: run(params, seed) -> numbers, strings and lists of them, NaN where
         there is none (never None).
     check
-        Compares the rows with the paper's claims.
+        Compares the rows with the paper's claims; a function that yields findings becomes one
+        that returns their list.
     plot
         Draws the rows as a matplotlib figure.
     needs
@@ -57,10 +64,13 @@ class Experiment:
     claim: str
     grids: Mapping[str, Mapping[str, Sequence[Any]]]
     run: Callable[[Params, int], dict[str, Any]]
-    check: Callable[[list[Row]], list[Finding]]
+    check: Callable[[list[Row]], Any]
     plot: Callable[[list[Row]], Any]
     needs: Mapping[str, str] = field(default_factory=dict)
     revision: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "check", partial(_listed, self.check))
 
     def settings(self, size: str) -> Iterator[Params]:
         """Yield every combination of the grid's values."""
@@ -77,3 +87,20 @@ class Experiment:
         """Return the setting's own seed, derived from the named axes alone."""
         text = json.dumps([self.id, params], sort_keys=True)
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4])
+
+
+def _listed(check: Callable[[list[Row]], Iterable[Finding]], rows: list[Row]) -> list[Finding]:
+    return list(check(rows))
+
+
+def grid(**axes: Any) -> dict[str, list[Any]]:
+    """Return the values along each axis, of which one that is no list is the only one."""
+    return {name: axis if isinstance(axis, list) else [axis] for name, axis in axes.items()}
+
+
+def canvas(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> Any:
+    """Return a figure of this size in inches, and its axes: an array unless there is but one."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, **options)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from overt import penalty, spectral
-from overt.experiments.base import Experiment, Finding, Params, Row
+from overt.experiments.base import Experiment, Finding, Findings, Params, Row, grid
 from overt.noise import Dropout
 
 TARGET, WIDTH, EXTENT = 2.0, 2, 2.0
@@ -40,35 +40,28 @@ def run(params: Params, seed: int) -> dict[str, Any]:
     }
 
 
-def check(rows: list[Row]) -> list[Finding]:
+def check(rows: list[Row]) -> Findings:
     """Check that the only minima are the four equalized points that Theorem 2.4 predicts."""
-    findings = []
     for row in rows:
         lam, spacing = row["strength"], row["axis"][1] - row["axis"][0]
         lowest = float(np.min(row["objective"]))
         excess = lowest - row["predicted_objective"]
         if lam == 0:
-            findings.append(
-                Finding(
-                    "without dropout the minima form a circle of radius sqrt(2)",
-                    _on_circle(row, spacing),
-                    f"lowest grid value {lowest:.2g}",
-                )
+            yield Finding(
+                "without dropout the minima form a circle of radius sqrt(2)",
+                _on_circle(row, spacing),
+                f"lowest grid value {lowest:.2g}",
             )
             continue
         corner, minima = row["predicted_corner"], np.array(row["minima"])
         expected = np.array(list(itertools.product((-corner, corner), repeat=2)))
         near = len(minima) == 4 and np.abs(minima - expected).max() <= spacing
-        findings.append(
-            Finding(
-                f"lam = {lam:g}: four minima, all equalized, where Theorem 2.4 puts them",
-                bool(near and 0 <= excess <= 20 * spacing**2),
-                f"{len(minima)} minima at |u_i| = {np.abs(minima).mean():.4f}, "
-                f"predicted {corner:.4f}",
-                "parallel to (+-1, +-1)",
-            )
+        yield Finding(
+            f"lam = {lam:g}: four minima, all equalized, where Theorem 2.4 puts them",
+            near and 0 <= excess <= 20 * spacing**2,
+            f"{len(minima)} minima at |u_i| = {np.abs(minima).mean():.4f}, predicted {corner:.4f}",
+            "parallel to (+-1, +-1)",
         )
-    return findings
 
 
 def plot(rows: list[Row]) -> Any:
@@ -81,9 +74,7 @@ def plot(rows: list[Row]) -> Any:
         height = np.minimum(row["objective"], 8.0)
         surface: Any = figure.add_subplot(2, len(rows), column + 1, projection="3d")
         surface.plot_surface(x, y, height, cmap="viridis", linewidth=0, rcount=80, ccount=80)
-        surface.set_title(f"$\\lambda$ = {row['strength']:g}")
-        surface.set_xlabel("$u_1$")
-        surface.set_ylabel("$u_2$")
+        surface.set(title=f"$\\lambda$ = {row['strength']:g}", xlabel="$u_1$", ylabel="$u_2$")
         level: Any = figure.add_subplot(2, len(rows), len(rows) + column + 1)
         level.contourf(x, y, np.sqrt(height), levels=24, cmap="viridis")
         if row["strength"] == 0:
@@ -98,9 +89,7 @@ def plot(rows: list[Row]) -> Any:
                 edgecolors="black",
                 zorder=3,
             )
-        level.set_aspect("equal")
-        level.set_xlabel("$u_1$")
-        level.set_ylabel("$u_2$")
+        level.set(aspect="equal", xlabel="$u_1$", ylabel="$u_2$")
     return figure
 
 
@@ -130,10 +119,8 @@ EXPERIMENT = Experiment(
     source="On the Implicit Bias of Dropout, Figure 1",
     claim="dropout turns the circle of minima into four equalized ones, which shrink as it grows",
     grids={
-        "toy": {"strength": [0.0, 0.6, 2.0], "points": [161]},
-        "full": {"strength": [0.0, 0.6, 2.0], "points": [801]},
+        "toy": grid(strength=[0.0, 0.6, 2.0], points=161),
+        "full": grid(strength=[0.0, 0.6, 2.0], points=801),
     },
-    run=run,
-    check=check,
-    plot=plot,
-)
+    run=run, check=check, plot=plot,
+)  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from overt.experiments._trajectories import log_steps, trajectory
-from overt.experiments.base import Experiment, Finding, Params, Row
+from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
 from overt.experiments.dropout_fig1 import EXTENT, TARGET, WIDTH
 from overt.linear import TiedAutoencoder, inverse_decay
 from overt.noise import Dropout
@@ -45,30 +45,23 @@ def run(params: Params, seed: int) -> dict[str, Any]:
     }
 
 
-def check(rows: list[Row]) -> list[Finding]:
+def check(rows: list[Row]) -> Findings:
     """Check that both runs end at an equalized global optimum."""
-    findings = []
     for row in rows:
         ends = np.abs([path[-1] for path in row["paths"]])
         excess = max(row["final"]) / row["optimum"] - 1
-        findings.append(
-            Finding(
-                f"lam = {row['strength']:g}: dropout ends at a global, equalized optimum",
-                bool(excess <= 0.02 and np.abs(ends - row["corner"]).max() <= 0.1 * row["corner"]),
-                f"|u_i| in {ends.min():.3f}..{ends.max():.3f}, exact {row['corner']:.3f}; "
-                f"objective {excess:.2%} above the optimum",
-                "converges, parallel to (+-1, +-1)",
-            )
+        yield Finding(
+            f"lam = {row['strength']:g}: dropout ends at a global, equalized optimum",
+            excess <= 0.02 and np.abs(ends - row["corner"]).max() <= 0.1 * row["corner"],
+            f"|u_i| in {ends.min():.3f}..{ends.max():.3f}, exact {row['corner']:.3f}; "
+            f"objective {excess:.2%} above the optimum",
+            "converges, parallel to (+-1, +-1)",
         )
-    return findings
 
 
 def plot(rows: list[Row]) -> Any:
     """Draw both paths on the objective's contours."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(3.8 * len(rows), 3.9), layout="constrained")
-    axes: Any = figure.subplots(1, len(rows), squeeze=False)
+    figure, axes = canvas(3.8 * len(rows), 3.9, 1, len(rows), squeeze=False)
     for row, panel in zip(rows, axes[0], strict=True):
         x, y = np.meshgrid(row["axis"], row["axis"], indexing="ij")
         height = np.sqrt(np.minimum(row["surface"], 8.0))
@@ -78,10 +71,12 @@ def plot(rows: list[Row]) -> Any:
             panel.scatter(*path[0], color="#e4572e", zorder=3)
         corners = list(product((-row["corner"], row["corner"]), repeat=2))
         panel.scatter(*zip(*corners, strict=True), color="#76b041", edgecolors="black", zorder=3)
-        panel.set_title(f"$\\lambda$ = {row['strength']:g}")
-        panel.set_xlabel("$u_1$")
-        panel.set_ylabel("$u_2$")
-        panel.set_aspect("equal")
+        panel.set(
+            title=f"$\\lambda$ = {row['strength']:g}",
+            xlabel="$u_1$",
+            ylabel="$u_2$",
+            aspect="equal",
+        )
     return figure
 
 
@@ -91,10 +86,8 @@ EXPERIMENT = Experiment(
     source="On the Implicit Bias of Dropout, Figure 2",
     claim="dropout converges to an equalized global optimum from any start, for every strength",
     grids={
-        "toy": {"strength": [0.1, 0.5, 1.0], "steps": [20_000]},
-        "full": {"strength": [0.1, 0.5, 1.0], "steps": [100_000]},
+        "toy": grid(strength=[0.1, 0.5, 1.0], steps=20_000),
+        "full": grid(strength=[0.1, 0.5, 1.0], steps=100_000),
     },
-    run=run,
-    check=check,
-    plot=plot,
-)
+    run=run, check=check, plot=plot,
+)  # fmt: skip

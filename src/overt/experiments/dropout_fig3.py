@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from overt.experiments.base import Experiment, Finding, Params, Row
+from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
 from overt.linear import LinearNetwork, inverse_decay
 from overt.noise import Dropout
 
@@ -43,34 +43,28 @@ def run(params: Params, seed: int) -> dict[str, Any]:
     }
 
 
-def check(rows: list[Row]) -> list[Finding]:
+def check(rows: list[Row]) -> Findings:
     """Check that the mean over seeds ends at the optimum, never below it, and is balanced."""
-    findings = []
     for row in rows:
         objective, imbalance = np.array(row["objective"]), np.array(row["imbalance"])
         excess = objective[:, -1].mean() / row["optimum"] - 1
         below = objective.min() < row["optimum"] * (1 - 1e-9)
-        findings.append(
-            Finding(
-                f"width {row['width']}, lam = {row['strength']:g}: converges to the exact optimum",
-                bool(excess <= 0.02 and not below),
-                f"mean of {len(objective)} runs ends {excess:.2%} above; imbalance "
-                f"{imbalance.max(1).mean():.1e} -> {imbalance[:, -1].mean():.1e}",
-                "converges; variance of |u_i||v_i| goes to 0",
-            )
+        yield Finding(
+            f"width {row['width']}, lam = {row['strength']:g}: converges to the exact optimum",
+            excess <= 0.02 and not below,
+            f"mean of {len(objective)} runs ends {excess:.2%} above; imbalance "
+            f"{imbalance.max(1).mean():.1e} -> {imbalance[:, -1].mean():.1e}",
+            "converges; variance of |u_i||v_i| goes to 0",
         )
     for width in sorted({row["width"] for row in rows}):
         settings = sorted((r for r in rows if r["width"] == width), key=lambda r: r["strength"])
         steps = [_balanced_after(row) for row in settings]
-        findings.append(
-            Finding(
-                f"width {width}: the larger lam, the sooner the units are balanced",
-                bool(steps[0] > steps[-1]),
-                "a tenth of the peak imbalance after " + ", ".join(f"{n:,}" for n in steps),
-                "faster for larger lam",
-            )
+        yield Finding(
+            f"width {width}: the larger lam, the sooner the units are balanced",
+            steps[0] > steps[-1],
+            "a tenth of the peak imbalance after " + ", ".join(f"{n:,}" for n in steps),
+            "faster for larger lam",
         )
-    return findings
 
 
 def _balanced_after(row: Row) -> int:
@@ -83,14 +77,17 @@ def _balanced_after(row: Row) -> int:
 
 def plot(rows: list[Row]) -> Any:
     """Draw the objective beside the optimum, and the imbalance, for each setting."""
-    from matplotlib.figure import Figure
-
     from overt.linear.plots import draw_band, draw_objective
 
     widths = sorted({row["width"] for row in rows})
     strengths = sorted({row["strength"] for row in rows})
-    figure = Figure(figsize=(3.2 * (len(strengths) + 1), 2.9 * len(widths)), layout="constrained")
-    axes: Any = figure.subplots(len(widths), len(strengths) + 1, squeeze=False)
+    figure, axes = canvas(
+        3.2 * (len(strengths) + 1),
+        2.9 * len(widths),
+        len(widths),
+        len(strengths) + 1,
+        squeeze=False,
+    )
     for row in rows:
         i, j = widths.index(row["width"]), strengths.index(row["strength"])
         draw_objective(axes[i][j], row["steps_seen"], row["objective"], row["optimum"])
@@ -100,8 +97,7 @@ def plot(rows: list[Row]) -> Any:
             axes[i][-1], row["steps_seen"], row["imbalance"], color,
             label=f"$\\lambda$ = {row['strength']:g}",
         )  # fmt: skip
-        axes[i][-1].set_yscale("log")
-        axes[i][-1].set_title("variance of $|u_i||v_i|$")
+        axes[i][-1].set(yscale="log", title="variance of $|u_i||v_i|$")
         axes[i][-1].legend(frameon=False, fontsize=8)
     axes[0][0].legend(frameon=False, fontsize=8)
     for panel in axes[-1]:
@@ -115,17 +111,11 @@ EXPERIMENT = Experiment(
     source="On the Implicit Bias of Dropout, Figure 3",
     claim="dropout converges to the exact global optimum and equalizes, faster for larger lam",
     grids={
-        "toy": {
-            "strength": [0.1, 0.5, 1.0], "width": [6, 12], "outputs": [18], "inputs": [12],
-            "steps": [60_000], "seeds": [4],
-        },
-        "full": {
-            "strength": [0.1, 0.5, 1.0], "width": [20, 80], "outputs": [120], "inputs": [80],
-            "steps": [400_000], "seeds": [50],
-        },
+        "toy": grid(strength=[0.1, 0.5, 1.0], width=[6, 12], outputs=18, inputs=12, steps=60_000,
+                    seeds=4),
+        "full": grid(strength=[0.1, 0.5, 1.0], width=[20, 80], outputs=120, inputs=80,
+                     steps=400_000, seeds=50),
     },
-    run=run,
-    check=check,
-    plot=plot,
+    run=run, check=check, plot=plot,
     revision=2,
 )  # fmt: skip

@@ -16,7 +16,7 @@ from overt.experiments._jumps import (
     summary,
     survival_panel,
 )
-from overt.experiments.base import Experiment, Finding, Params, Row
+from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
 
 DEPTH, EPSILON = 3, 0.25
 EXPECTED = {2000: (0.1, 0.2), 5000: (0.5, 0.5), 10_000: (0.8, 0.8), 20_000: (0.95, 0.95)}
@@ -52,68 +52,57 @@ def run(params: Params, seed: int) -> dict[str, Any]:
     return {**summary(found, shown=6), "branches": offshoots, "minimum": lowest[1]}
 
 
-def check(rows: list[Row]) -> list[Finding]:
+def check(rows: list[Row]) -> Findings:
     """Check the shares that jumped, that no run returns, and what the offshoots find."""
     (row,) = rows
     step, n = np.array(row["jump_step"]), len(row["jump_step"])
-    findings = []
     for when, (low, high) in EXPECTED.items():
         if when > row["steps"]:
             continue
         share = float(np.mean((step >= 0) & (step <= when)))
         k = int(np.searchsorted(row["grid"], when))
         least, most = 1 - row["upper"][k], 1 - row["lower"][k]
-        findings.append(
-            Finding(
-                f"share of runs that have jumped by step {when}",
-                bool(least <= high and low <= most),
-                f"{share:.2f} of {n} (95%: {least:.2f} to {most:.2f})",
-                f"about {low:g}" + (f" to {high:g}" if high > low else ""),
-            )
+        yield Finding(
+            f"share of runs that have jumped by step {when}",
+            least <= high and low <= most,
+            f"{share:.2f} of {n} (95%: {least:.2f} to {most:.2f})",
+            f"about {low:g}" + (f" to {high:g}" if high > low else ""),
         )
-    findings.append(
-        Finding(
-            "a run whose s2/s1 was below .02 does not come back above .05",
-            row["returned"] == 0,
-            f"{row['returned']} of {row['below']} came back",
-            "probability 0",
-        )
+    yield Finding(
+        "a run whose s2/s1 was below .02 does not come back above .05",
+        row["returned"] == 0,
+        f"{row['returned']} of {row['below']} came back",
+        "probability 0",
     )
     final = [(b["ratio"], b["missing"][-1]) for b in row["branches"]]
     before = [x for ratio, x in final if ratio >= 0.05]
     after = [x for ratio, x in final if ratio < 0.02]
     # Runs at ratios of .05 to .1 are in the middle of the jump and may end on either side.
     stuck = [x for ratio, x in final if ratio >= 0.1]
-    findings += [
-        Finding(
-            "offshoots before the jump fail to fill in the missing entry",
-            bool(stuck) and max(stuck) < 0.5 * row["minimum"],
-            f"{len(before)} offshoots, A12 {min(before):.2f} to {max(before):.2f}"
-            if before
-            else "none started before a jump",
-            "not 1/epsilon = 4",
-        ),
-        Finding(
-            "offshoots after the jump find the rank-1 minimum",
-            bool(after) and max(abs(x - row["minimum"]) for x in after) < 0.1,
-            f"{len(after)} offshoots, A12 {min(after):.2f} to {max(after):.2f}; the minimum has "
-            f"{row['minimum']:.3f}"
-            if after
-            else "none started after a jump",
-            "close to 1/epsilon = 4",
-        ),
-    ]
-    return findings
+    yield Finding(
+        "offshoots before the jump fail to fill in the missing entry",
+        bool(stuck) and max(stuck) < 0.5 * row["minimum"],
+        f"{len(before)} offshoots, A12 {min(before):.2f} to {max(before):.2f}"
+        if before
+        else "none started before a jump",
+        "not 1/epsilon = 4",
+    )
+    yield Finding(
+        "offshoots after the jump find the rank-1 minimum",
+        bool(after) and max(abs(x - row["minimum"]) for x in after) < 0.1,
+        f"{len(after)} offshoots, A12 {min(after):.2f} to {max(after):.2f}; the minimum has "
+        f"{row['minimum']:.3f}"
+        if after
+        else "none started after a jump",
+        "close to 1/epsilon = 4",
+    )
 
 
 def plot(rows: list[Row]) -> Any:
     """Draw the noisy path and its offshoots, the ratio of singular values, and the survival."""
-    from matplotlib.figure import Figure
-
     (row,) = rows
     shown = int(np.argmax(np.array(row["jump_step"][:6]) > 0))
-    figure = Figure(figsize=(9, 8), layout="constrained")
-    path, ratio, share = figure.subplots(3, 1)
+    figure, (path, ratio, share) = canvas(9, 8, 3, 1)
     path.plot(row["grid"], row["missing"][shown], color="lightskyblue", lw=0.8, label="noisy path")
     for branch in row["branches"]:
         if branch["run"] == shown:
@@ -135,14 +124,8 @@ EXPERIMENT = Experiment(
     source=f"{SOURCE}, Figure 1",
     claim="noisy SGD jumps to rank 1 for good; only after that does quiet SGD find the rank-1 fit",
     grids={
-        "toy": {"seeds": [16], "steps": [6000], "offshoots": [[1000, 6000]]},
-        "full": {
-            "seeds": [100],
-            "steps": [20_000],
-            "offshoots": [[1000, 2000, 4000, 8000, 16_000]],
-        },
+        "toy": grid(seeds=16, steps=6000, offshoots=[[1000, 6000]]),
+        "full": grid(seeds=100, steps=20_000, offshoots=[[1000, 2000, 4000, 8000, 16_000]]),
     },
-    run=run,
-    check=check,
-    plot=plot,
-)
+    run=run, check=check, plot=plot,
+)  # fmt: skip

@@ -16,7 +16,7 @@ from overt.experiments._jumps import (
     summary,
     survival_panel,
 )
-from overt.experiments.base import Experiment, Finding, Params, Row
+from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
 
 EPSILON = 0.1
 PHASES = (WARM_UP, (4500, 0.25, 0.1), (5000, 0.05, 0.001))
@@ -32,31 +32,24 @@ def run(params: Params, seed: int) -> dict[str, Any]:
     return summary(found, shown=5)
 
 
-def check(rows: list[Row]) -> list[Finding]:
+def check(rows: list[Row]) -> Findings:
     """Check how many runs of each depth jump, and when."""
-    findings = []
     for row in rows:
         count, n = jumped(row), len(row["jump_step"])
         shallow = row["depth"] == 3
         steps = np.array(row["jump_step"])
         when = f", median step {np.median(steps[steps >= 0]):.0f}" if count else ""
-        findings.append(
-            Finding(
-                f"depth {row['depth']}: " + ("at most 1 in 20 jumps" if shallow else "3 in 4 jump"),
-                count <= n / 20 if shallow else count >= 0.75 * n,
-                f"{count} of {n}{when}",
-                "0 of 5" if shallow else "5 of 5",
-            )
+        yield Finding(
+            f"depth {row['depth']}: " + ("at most 1 in 20 jumps" if shallow else "3 in 4 jump"),
+            count <= n / 20 if shallow else count >= 0.75 * n,
+            f"{count} of {n}{when}",
+            "0 of 5" if shallow else "5 of 5",
         )
-    return findings
 
 
 def plot(rows: list[Row]) -> Any:
     """Draw the missing entry of five runs of each depth, and the survival."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 6), layout="constrained")
-    curves, share = figure.subplots(2, 1, sharex=True)
+    figure, (curves, share) = canvas(9, 6, 2, 1, sharex=True)
     for row in rows:
         color = COLORS[row["depth"]]
         for k, curve in enumerate(row["missing"]):
@@ -78,10 +71,8 @@ EXPERIMENT = Experiment(
     source=f"{SOURCE}, Figure 2",
     claim="networks of depth 4 jump to rank 1 within the noisy phase, those of depth 3 do not",
     grids={
-        "toy": {"depth": [3, 4], "seeds": [8]},
-        "full": {"depth": [3, 4], "seeds": [40]},
+        "toy": grid(depth=[3, 4], seeds=8),
+        "full": grid(depth=[3, 4], seeds=40),
     },
-    run=run,
-    check=check,
-    plot=plot,
-)
+    run=run, check=check, plot=plot,
+)  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 
 from overt.decay import simulate, two_by_two
 from overt.experiments._jumps import SOURCE, WARM_UP, WIDTH, schedule
-from overt.experiments.base import Experiment, Finding, Params, Row
+from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
 
 DEPTH = 4
 QUIET = (4000, 0.05, 0.001)
@@ -32,7 +32,7 @@ def run(params: Params, seed: int) -> dict[str, Any]:
     }
 
 
-def check(rows: list[Row]) -> list[Finding]:
+def check(rows: list[Row]) -> Findings:
     """Check that no noise fails, that some noise suffices for large epsilon, more for small."""
     table = {(row["epsilon"], row["noisy_steps"]): row for row in rows}
     epsilons, lengths = (sorted({key[i] for key in table}) for i in (0, 1))
@@ -44,35 +44,30 @@ def check(rows: list[Row]) -> list[Finding]:
         b["mean"] <= a["mean"] + 3 * (a["standard_error"] + b["standard_error"])
         for a, b in pairwise(hard)
     )
-    return [
-        Finding(
-            "without a noisy phase the missing entry is not recovered",
-            min(still) > 0.3,
-            f"mean relative error {min(still):.2f} to {max(still):.2f}",
-            "fails even for epsilon = 1",
-        ),
-        Finding(
-            f"{first} noisy steps are enough for epsilon >= .25",
-            max(easy) < 0.05,
-            f"mean relative error at most {max(easy):.3f}",
-            "recovered",
-        ),
-        Finding(
-            "epsilon = .1 needs a longer noisy phase",
-            falls and hard[-1]["mean"] < 0.5 * hard[0]["mean"],
-            ", ".join(f"{row['noisy_steps']}: {row['mean']:.2f}" for row in hard)
-            + f"; epsilon = {epsilons[0]:g}: {table[epsilons[0], lengths[-1]]['mean']:.2f} at last",
-            "larger t0 recovers smaller epsilon",
-        ),
-    ]
+    yield Finding(
+        "without a noisy phase the missing entry is not recovered",
+        min(still) > 0.3,
+        f"mean relative error {min(still):.2f} to {max(still):.2f}",
+        "fails even for epsilon = 1",
+    )
+    yield Finding(
+        f"{first} noisy steps are enough for epsilon >= .25",
+        max(easy) < 0.05,
+        f"mean relative error at most {max(easy):.3f}",
+        "recovered",
+    )
+    yield Finding(
+        "epsilon = .1 needs a longer noisy phase",
+        falls and hard[-1]["mean"] < 0.5 * hard[0]["mean"],
+        ", ".join(f"{row['noisy_steps']}: {row['mean']:.2f}" for row in hard)
+        + f"; epsilon = {epsilons[0]:g}: {table[epsilons[0], lengths[-1]]['mean']:.2f} at last",
+        "larger t0 recovers smaller epsilon",
+    )
 
 
 def plot(rows: list[Row]) -> Any:
     """Draw the relative test error against epsilon, one curve for each length."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = canvas(6.4, 4.2)
     for noisy in sorted({row["noisy_steps"] for row in rows}):
         line = sorted((r for r in rows if r["noisy_steps"] == noisy), key=lambda r: r["epsilon"])
         x = [r["epsilon"] for r in line]
@@ -85,9 +80,7 @@ def plot(rows: list[Row]) -> Any:
             capsize=2,
             label=f"$t_0$ = {noisy}",
         )
-    axes.set_xlabel(r"$\epsilon$")
-    axes.set_ylabel("test error / that of zeros")
-    axes.set_ylim(-0.03, 1.05)
+    axes.set(xlabel=r"$\epsilon$", ylabel="test error / that of zeros", ylim=(-0.03, 1.05))
     axes.legend(frameon=False, title=f"{rows[0]['seeds']} seeds, 2 s.e.")
     return figure
 
@@ -98,14 +91,9 @@ EXPERIMENT = Experiment(
     source=f"{SOURCE}, Figure 3",
     claim="longer noisy phases recover the rank-1 completion for smaller epsilon",
     grids={
-        "toy": {"epsilon": [0.1, 0.25, 1.0], "noisy_steps": [0, 1000, 5000], "seeds": [8]},
-        "full": {
-            "epsilon": [0.05, 0.1, 0.15, 0.2, 0.25, 0.35, 0.5, 0.75, 1.0],
-            "noisy_steps": [0, 1000, 2000, 5000],
-            "seeds": [40],
-        },
+        "toy": grid(epsilon=[0.1, 0.25, 1.0], noisy_steps=[0, 1000, 5000], seeds=8),
+        "full": grid(epsilon=[0.05, 0.1, 0.15, 0.2, 0.25, 0.35, 0.5, 0.75, 1.0],
+                     noisy_steps=[0, 1000, 2000, 5000], seeds=40),
     },
-    run=run,
-    check=check,
-    plot=plot,
-)
+    run=run, check=check, plot=plot,
+)  # fmt: skip

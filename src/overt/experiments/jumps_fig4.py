@@ -8,7 +8,7 @@ import numpy as np
 
 from overt.decay import Schedule, jumps, two_by_two
 from overt.experiments._jumps import SOURCE, WARM_UP, WIDTH, summary, survival_panel
-from overt.experiments.base import Experiment, Finding, Params, Row
+from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
 
 DEPTH, EPSILON, PERIOD = 3, 0.2, 1000
 
@@ -21,7 +21,7 @@ def run(params: Params, seed: int) -> dict[str, Any]:
     return summary(found, shown=5)
 
 
-def check(rows: list[Row]) -> list[Finding]:
+def check(rows: list[Row]) -> Findings:
     """Check that all runs jump, and that they do it in noisy phases."""
     (row,) = rows
     steps = np.array(row["jump_step"])
@@ -31,45 +31,39 @@ def check(rows: list[Row]) -> list[Finding]:
     final = np.array(row["final_missing"])[steps >= 0]
     kept = final[np.abs(final) > 1e-3]
     lost = row["diverged"] + row["collapsed"]
-    return [
-        Finding(
-            "runs jump to rank 1, and none comes back",
-            row["below"] >= 0.95 * len(steps) and row["returned"] == 0,
-            f"{row['below']} of {len(steps)}, {row['returned']} came back",
-            "5 of 5",
-        ),
-        Finding(
-            "jumps happen in noisy phases",
-            bool(np.all(noisy)),
-            f"{int(noisy.sum())} of {len(done)} in noisy phases",
-            "all",
-        ),
-        Finding(
-            "after the jump quiet phases fill in the missing entry",
-            len(kept) > 0 and bool(np.all(kept > 0.85 / EPSILON)),
-            f"A12 {kept.min():.2f} to {kept.max():.2f}" if len(kept) else "none",
-            "close to 1/epsilon = 5",
-        ),
-        Finding(
-            "but the rate .4 is at the edge: later noisy phases throw some runs out",
-            lost <= 0.25 * len(steps),
-            f"{row['diverged']} of {len(steps)} diverged, {row['collapsed']} fell to rank 0",
-            "not mentioned",
-        ),
-    ]
+    yield Finding(
+        "runs jump to rank 1, and none comes back",
+        row["below"] >= 0.95 * len(steps) and row["returned"] == 0,
+        f"{row['below']} of {len(steps)}, {row['returned']} came back",
+        "5 of 5",
+    )
+    yield Finding(
+        "jumps happen in noisy phases",
+        np.all(noisy),
+        f"{int(noisy.sum())} of {len(done)} in noisy phases",
+        "all",
+    )
+    yield Finding(
+        "after the jump quiet phases fill in the missing entry",
+        len(kept) > 0 and bool(np.all(kept > 0.85 / EPSILON)),
+        f"A12 {kept.min():.2f} to {kept.max():.2f}" if len(kept) else "none",
+        "close to 1/epsilon = 5",
+    )
+    yield Finding(
+        "but the rate .4 is at the edge: later noisy phases throw some runs out",
+        lost <= 0.25 * len(steps),
+        f"{row['diverged']} of {len(steps)} diverged, {row['collapsed']} fell to rank 0",
+        "not mentioned",
+    )
 
 
 def plot(rows: list[Row]) -> Any:
     """Draw the test error of five runs over the alternating phases."""
-    from matplotlib.figure import Figure
-
     (row,) = rows
-    figure = Figure(figsize=(9, 6), layout="constrained")
-    error, share = figure.subplots(2, 1, sharex=True)
+    figure, (error, share) = canvas(9, 6, 2, 1, sharex=True)
     for curve in row["test_error"]:
         error.plot(row["grid"], curve, lw=0.8)
-    error.set_yscale("log")
-    error.set_ylabel("test error / that of zeros")
+    error.set(yscale="log", ylabel="test error / that of zeros")
     survival_panel(share, row, "", "black")
     share.set_xlabel(f"step (shaded: noisy; {len(row['jump_step'])} seeds, 95% band)")
     for start in range(WARM_UP[0] + PERIOD, row["grid"][-1], 2 * PERIOD):
@@ -84,10 +78,8 @@ EXPERIMENT = Experiment(
     source=f"{SOURCE}, Figure 4",
     claim="all runs jump, all in noisy phases; quiet phases then show a low test error",
     grids={
-        "toy": {"seeds": [8], "periods": [5]},
-        "full": {"seeds": [40], "periods": [10]},
+        "toy": grid(seeds=8, periods=5),
+        "full": grid(seeds=40, periods=10),
     },
-    run=run,
-    check=check,
-    plot=plot,
-)
+    run=run, check=check, plot=plot,
+)  # fmt: skip

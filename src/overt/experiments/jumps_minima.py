@@ -8,7 +8,7 @@ import numpy as np
 
 from overt.decay import existence, minima, two_by_two
 from overt.experiments._jumps import SOURCE
-from overt.experiments.base import Experiment, Finding, Params, Row
+from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
 
 TABLE = {
     (3, 0.25): {(0.025, 2): 0.780, (0.025, 1): 1.330, (0.00025, 2): 0.519, (0.00025, 1): 3.781},
@@ -40,9 +40,8 @@ def run(params: Params, seed: int) -> dict[str, Any]:
     return {"points": points, "exists": {str(r): existence(problem, depth, r) for r in (1, 2)}}
 
 
-def check(rows: list[Row]) -> list[Finding]:
+def check(rows: list[Row]) -> Findings:
     """Compare with the values that descent found, and with the existence thresholds."""
-    findings = []
     for row in rows:
         expected = TABLE.get((row["depth"], row["epsilon"]), {})
         found = {(p["weight_decay"], p["rank"]): p["missing"] for p in row["points"]}
@@ -51,32 +50,24 @@ def check(rows: list[Row]) -> list[Finding]:
             key for key in found if key[0] in (0.025, 0.00025) and key[1] and key not in expected
         ]
         name = f"L = {row['depth']}, epsilon = {row['epsilon']:g}"
-        findings.append(
-            Finding(
-                f"{name}: the minima by rank agree with many-restart descent",
-                bool(worst < 0.0006 and not extra),
-                f"missing entries differ by at most {worst:.1g}",
-            )
+        yield Finding(
+            f"{name}: the minima by rank agree with many-restart descent",
+            worst < 0.0006 and not extra,
+            f"missing entries differ by at most {worst:.1g}",
         )
         limits = {int(r): lam for r, lam in row["exists"].items()}
         inside = all(p["weight_decay"] < limits[p["rank"]] for p in row["points"] if p["rank"])
-        findings.append(
-            Finding(
-                f"{name}: no rank-2 minimum above lam = {limits[2]:.4f}, no rank-1 above "
-                f"{limits[1]:.4f}",
-                inside,
-                "none found above",
-            )
+        yield Finding(
+            f"{name}: no rank-2 minimum above lam = {limits[2]:.4f}, no rank-1 above "
+            f"{limits[1]:.4f}",
+            inside,
+            "none found above",
         )
-    return findings
 
 
 def plot(rows: list[Row]) -> Any:
     """Draw the missing entry and the loss of each rank's minimum against the weight decay."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(3.3 * len(rows), 6), layout="constrained")
-    grid = figure.subplots(2, len(rows), squeeze=False, sharex=True)
+    figure, grid = canvas(3.3 * len(rows), 6, 2, len(rows), squeeze=False, sharex=True)
     colors = {0: "gray", 1: "tab:red", 2: "tab:blue"}
     for column, row in enumerate(rows):
         for rank, color in colors.items():
@@ -90,10 +81,10 @@ def plot(rows: list[Row]) -> Any:
             for axes in grid[:, column]:
                 axes.axvline(row["exists"][str(rank)], color=colors[rank], ls=":", lw=1)
         grid[0, column].axhline(1 / row["epsilon"], color="black", ls=":", lw=0.8)
-        grid[0, column].set_title(f"L = {row['depth']}, $\\epsilon$ = {row['epsilon']:g}")
-        grid[0, column].set_xscale("log")
-        grid[1, column].set_yscale("log")
-        grid[1, column].set_xlabel("weight decay")
+        grid[0, column].set(
+            title=f"L = {row['depth']}, $\\epsilon$ = {row['epsilon']:g}", xscale="log"
+        )
+        grid[1, column].set(yscale="log", xlabel="weight decay")
     grid[0, 0].set_ylabel("missing entry")
     grid[1, 0].set_ylabel("regularized loss")
     grid[0, 0].legend(frameon=False, fontsize=8)
@@ -106,10 +97,8 @@ EXPERIMENT = Experiment(
     source=f"{SOURCE}, sections 3.1 and 4",
     claim="ranks 0, 1 and 2 each have a minimum; higher ranks bear less decay",
     grids={
-        "toy": {"depth": [3], "epsilon": [0.25], "points": [12]},
-        "full": {"depth": [3, 4], "epsilon": [0.25, 0.1], "points": [60]},
+        "toy": grid(depth=3, epsilon=0.25, points=12),
+        "full": grid(depth=[3, 4], epsilon=[0.25, 0.1], points=60),
     },
-    run=run,
-    check=check,
-    plot=plot,
-)
+    run=run, check=check, plot=plot,
+)  # fmt: skip

@@ -10,7 +10,7 @@ from overt.decay import DeepLinearCompletion, test_error
 from overt.decay.baselines import nuclear_norm, small_initialization
 from overt.entries import Entries
 from overt.experiments._jumps import SOURCE
-from overt.experiments.base import Experiment, Finding, Params, Row
+from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
 
 METHODS = {
     "deep": "DeepLinearCompletion",
@@ -47,34 +47,29 @@ def run(params: Params, seed: int) -> dict[str, Any]:
     }
 
 
-def check(rows: list[Row]) -> list[Finding]:
+def check(rows: list[Row]) -> Findings:
     """Check that the deep network recovers wherever the others do, and more."""
     counts = {m: sum(_recovered(row, m) for row in rows) for m in METHODS}
     total = sum(row["draws"] for row in rows)
     behind = sum(_recovered(row, "deep") < _recovered(row, "nuclear") for row in rows)
     measured = ", ".join(f"{name} {counts[m]}" for m, name in METHODS.items())
-    return [
-        Finding(
-            "the deep network recovers more matrices than the nuclear norm",
-            counts["deep"] > counts["nuclear"],
-            f"of {total}: {measured}",
-        ),
-        Finding(
-            "in hardly any cell it recovers fewer",
-            behind <= max(1, 0.05 * len(rows)),
-            f"fewer in {behind} of {len(rows)} cells",
-        ),
-    ]
+    yield Finding(
+        "the deep network recovers more matrices than the nuclear norm",
+        counts["deep"] > counts["nuclear"],
+        f"of {total}: {measured}",
+    )
+    yield Finding(
+        "in hardly any cell it recovers fewer",
+        behind <= max(1, 0.05 * len(rows)),
+        f"fewer in {behind} of {len(rows)} cells",
+    )
 
 
 def plot(rows: list[Row]) -> Any:
     """Draw the share of recovered matrices by rank and share of entries, one panel a method."""
-    from matplotlib.figure import Figure
-
     ranks, shares = (sorted({row[key] for row in rows}) for key in ("rank", "share"))
     size = rows[0]["size"]
-    figure = Figure(figsize=(10, 3.6), layout="constrained")
-    panels = figure.subplots(1, len(METHODS), sharey=True)
+    figure, panels = canvas(10, 3.6, 1, len(METHODS), sharey=True)
     for axes, (method, name) in zip(panels, METHODS.items(), strict=True):
         table = np.full((len(shares), len(ranks)), np.nan)
         for row in rows:
@@ -107,15 +102,9 @@ EXPERIMENT = Experiment(
     source=f"{SOURCE}, section 2.1 (comparison by overt)",
     claim="shedding rank by noise recovers matrices from fewer entries than the nuclear norm needs",
     grids={
-        "toy": {"size": [30], "rank": [1], "share": [0.16, 0.4], "draws": [2]},
-        "full": {
-            "size": [100],
-            "rank": [1, 2, 3, 5, 8],
-            "share": [0.04, 0.06, 0.08, 0.1, 0.13, 0.17, 0.22, 0.3, 0.4, 0.5],
-            "draws": [3],
-        },
+        "toy": grid(size=30, rank=1, share=[0.16, 0.4], draws=2),
+        "full": grid(size=100, rank=[1, 2, 3, 5, 8],
+                     share=[0.04, 0.06, 0.08, 0.1, 0.13, 0.17, 0.22, 0.3, 0.4, 0.5], draws=3),
     },
-    run=run,
-    check=check,
-    plot=plot,
-)
+    run=run, check=check, plot=plot,
+)  # fmt: skip

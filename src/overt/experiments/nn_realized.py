@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from overt.experiments.base import Experiment, Finding, Params, Row
+from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
 
 Layer = Callable[[Any], Any]
 SIZES = {3: (14, 14), 4: (9, 13), 7: (14, 14)}
@@ -107,9 +107,8 @@ def run(params: Params, seed: int) -> dict[str, Any]:
     return {"implementations": rows}
 
 
-def check(rows: list[Row]) -> list[Finding]:
+def check(rows: list[Row]) -> Findings:
     """Check that overt's layers realize the nominal value, and say what the others do."""
-    findings = []
     for row in rows:
         nominal, found = row["drop_prob"], row["implementations"]
         ours = {name: f for name, f in found.items() if name.startswith("overt")}
@@ -117,25 +116,20 @@ def check(rows: list[Row]) -> list[Finding]:
         off = max(abs(f["realized"] - nominal) / f["error"] for f in ours.values())
         mean = max(f["worst_mean"] / f["mean_error"] for f in ours.values())
         realized = ", ".join(f"{name} {f['realized']:.3f}" for name, f in others.items())
-        findings.append(
-            Finding(
-                f"block {row['block_size']}, nominal {nominal:g}: overt drops what it says, and "
-                "its expected output is the input everywhere",
-                bool(off <= 5 and mean <= 5),
-                f"within {off:.1f} s.e.; mean within {mean:.1f} s.e.",
-                realized,
-            )
+        yield Finding(
+            f"block {row['block_size']}, nominal {nominal:g}: overt drops what it says, and "
+            "its expected output is the input everywhere",
+            off <= 5 and mean <= 5,
+            f"within {off:.1f} s.e.; mean within {mean:.1f} s.e.",
+            realized,
         )
-    return findings
 
 
 def plot(rows: list[Row]) -> Any:
     """Draw realized against nominal, one panel for each block size."""
-    from matplotlib.figure import Figure
-
     blocks = sorted({row["block_size"] for row in rows})
-    figure = Figure(figsize=(3.6 * len(blocks), 3.6), layout="constrained")
-    for axes, block in zip(figure.subplots(1, len(blocks), squeeze=False)[0], blocks, strict=True):
+    figure, line = canvas(3.6 * len(blocks), 3.6, 1, len(blocks), squeeze=False)
+    for axes, block in zip(line[0], blocks, strict=True):
         chosen = [row for row in rows if row["block_size"] == block]
         axes.plot([0, 0.6], [0, 0.6], color="0.75", lw=1)
         for name in chosen[0]["implementations"]:
@@ -158,13 +152,9 @@ EXPERIMENT = Experiment(
     source="our own; structured dropout, section 5.3",
     claim="overt's DropBlock realizes its nominal drop probability; the popular algorithms do not",
     grids={
-        "toy": {"block_size": [4, 7], "drop_prob": [0.1, 0.5], "batches": [6]},
-        "full": {
-            "block_size": [3, 4, 7], "drop_prob": [0.1, 0.2, 0.25, 0.5], "batches": [60],
-        },
+        "toy": grid(block_size=[4, 7], drop_prob=[0.1, 0.5], batches=6),
+        "full": grid(block_size=[3, 4, 7], drop_prob=[0.1, 0.2, 0.25, 0.5], batches=60),
     },
-    run=run,
-    check=check,
-    plot=plot,
+    run=run, check=check, plot=plot,
     needs={"torch": "torch"},
 )  # fmt: skip

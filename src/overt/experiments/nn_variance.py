@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from overt.experiments.base import Experiment, Finding, Params, Row
+from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
 
 PASSES = (10, 30, 100, 300)
 
@@ -57,38 +57,31 @@ def run(params: Params, seed: int) -> dict[str, Any]:
     }
 
 
-def check(rows: list[Row]) -> list[Finding]:
+def check(rows: list[Row]) -> Findings:
     """Check the errors of mean and standard deviation, and the calibration."""
-    findings = []
     for row in rows:
         name = f"{row['hidden']} hidden layer(s), drop {row['drop_prob']:g}"
         noise = 3 / np.sqrt(row["passes"])
         bound = noise if row["hidden"] == 1 else 0.07
         same = np.abs(np.subtract(row["observed"], row["sampled_observed"])).max()
-        findings += [
-            Finding(
-                f"{name}: one pass gives Monte Carlo's standard deviation"
-                + (", exactly" if row["hidden"] == 1 else " to 7 per cent"),
-                bool(row["sd_error"] <= bound and row["mean_error"] <= bound),
-                f"sd off by {row['sd_error']:.2%}, mean by {row['mean_error']:.2%} of "
-                f"{row['passes']} passes; 100 passes are off by {row['mc_sd_error'][2]:.1%}",
-            ),
-            Finding(
-                f"{name}: intervals hold the same share of targets either way",
-                bool(same <= 0.05),
-                f"coverage differs by at most {same:.3f}; mean error against nominal "
-                f"{row['calibration_error']:.3f}",
-            ),
-        ]
-    return findings
+        yield Finding(
+            f"{name}: one pass gives Monte Carlo's standard deviation"
+            + (", exactly" if row["hidden"] == 1 else " to 7 per cent"),
+            row["sd_error"] <= bound and row["mean_error"] <= bound,
+            f"sd off by {row['sd_error']:.2%}, mean by {row['mean_error']:.2%} of "
+            f"{row['passes']} passes; 100 passes are off by {row['mc_sd_error'][2]:.1%}",
+        )
+        yield Finding(
+            f"{name}: intervals hold the same share of targets either way",
+            same <= 0.05,
+            f"coverage differs by at most {same:.3f}; mean error against nominal "
+            f"{row['calibration_error']:.3f}",
+        )
 
 
 def plot(rows: list[Row]) -> Any:
     """Draw standard deviations, the error against the number of passes, and calibration."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
-    left, middle, right = figure.subplots(1, 3)
+    figure, (left, middle, right) = canvas(11, 3.6, 1, 3)
     for i, row in enumerate(rows):
         color = f"C{i}"
         label = f"{row['hidden']} hidden, drop {row['drop_prob']:g}"
@@ -143,16 +136,9 @@ EXPERIMENT = Experiment(
     claim="one pass gives the mean and variance of Monte Carlo dropout, exactly for one hidden "
     "layer and to a few per cent for three",
     grids={
-        "toy": {
-            "hidden": [1, 3], "drop_prob": [0.2], "width": [32], "steps": [150], "passes": [2000],
-        },
-        "full": {
-            "hidden": [1, 2, 3], "drop_prob": [0.1, 0.3], "width": [100], "steps": [300],
-            "passes": [20_000],
-        },
+        "toy": grid(hidden=[1, 3], drop_prob=0.2, width=32, steps=150, passes=2000),
+        "full": grid(hidden=[1, 2, 3], drop_prob=[0.1, 0.3], width=100, steps=300, passes=20_000),
     },
-    run=run,
-    check=check,
-    plot=plot,
+    run=run, check=check, plot=plot,
     needs={"torch": "torch"},
 )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from overt.experiments.base import Experiment, Finding, Params, Row
+from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
 
 W = np.array([[2.0, 0.0], [1.0, 0.0], [0.0, 10.0]])
 REFLECTED = ("reflected_greedy", "reflected", "reflected_lse", "reflected_all")
@@ -43,30 +43,25 @@ def run(params: Params, seed: int) -> dict[str, Any]:
     return {"radii": radii.tolist(), "fooled": fooled, "last": where}
 
 
-def check(rows: list[Row]) -> list[Finding]:
+def check(rows: list[Row]) -> Findings:
     """Check that greedy never succeeds, and every class in turn exactly where it is possible."""
     by = {row["method"]: row for row in rows}
     truth = by["exact"]["fooled"]
     first = next(r for r, f in zip(by["exact"]["radii"], truth, strict=True) if f)
-    return [
-        Finding("greedy reflection fails at every radius up to .4",
-                not any(by["reflected_greedy"]["fooled"]),
-                f"{sum(by['reflected_greedy']['fooled'])} successes", "fails at .3"),
-        Finding("every wrong class in turn succeeds exactly where an attack exists",
-                by["reflected_all"]["fooled"] == truth, f"from radius {first:.3f} on",
-                f"2 / sqrt(104) = {2 / math.sqrt(104):.3f}"),
-        Finding("so do the greedy choice followed by the nearest classes, and the ensemble",
-                by["reflected"]["fooled"] == by["strongest"]["fooled"] == truth,
-                "equal at all radii"),
-    ]  # fmt: skip
+    yield Finding("greedy reflection fails at every radius up to .4",
+                  not any(by["reflected_greedy"]["fooled"]),
+                  f"{sum(by['reflected_greedy']['fooled'])} successes", "fails at .3")  # fmt: skip
+    yield Finding("every wrong class in turn succeeds exactly where an attack exists",
+                  by["reflected_all"]["fooled"] == truth, f"from radius {first:.3f} on",
+                  f"2 / sqrt(104) = {2 / math.sqrt(104):.3f}")  # fmt: skip
+    yield Finding("so do the greedy choice followed by the nearest classes, and the ensemble",
+                  by["reflected"]["fooled"] == by["strongest"]["fooled"] == truth,
+                  "equal at all radii")  # fmt: skip
 
 
 def plot(rows: list[Row]) -> Any:
     """Draw the plane with its classes and where each attack ends, and success by radius."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8.8, 3.4), layout="constrained")
-    plane: Any = figure.add_subplot(1, 2, 1)
+    figure, (plane, right) = canvas(8.8, 3.4, 1, 2)
     a, b = np.meshgrid(np.linspace(0.4, 1.6, 300), np.linspace(-0.5, 0.5, 300))
     winner = np.argmax(np.stack([a, b], -1) @ W.T, -1)
     plane.contourf(
@@ -81,7 +76,6 @@ def plot(rows: list[Row]) -> Any:
             plane.text(*row["last"], f" {row['method']} ", fontsize=8, ha=side)
     plane.set_aspect("equal")
     plane.set_title("blue: class 1, orange: class 3", fontsize=10)
-    right: Any = figure.add_subplot(1, 2, 2)
     for i, row in enumerate(rows):
         radii, fooled = np.array(row["radii"]), np.array(row["fooled"])
         right.scatter(radii[fooled], np.full(fooled.sum(), i), s=14, color="tab:red")
@@ -98,11 +92,9 @@ EXPERIMENT = Experiment(
     source="Thesis, section 6.5.3, example",
     claim="the most likely wrong class can be the wrong one to aim at",
     grids={
-        "toy": {"method": list(METHODS), "points": [8]},
-        "full": {"method": list(METHODS), "points": [191]},
+        "toy": grid(method=list(METHODS), points=8),
+        "full": grid(method=list(METHODS), points=191),
     },
-    run=run,
-    check=check,
-    plot=plot,
+    run=run, check=check, plot=plot,
     needs={"torch": "torch", "matplotlib": "plots"},
-)
+)  # fmt: skip

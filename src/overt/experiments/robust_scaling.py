@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from overt.experiments.base import Experiment, Finding, Params, Row
+from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
 
 METHODS = ("cross_entropy", "dlr", "margin", "reflected", "reflected_lse", "strongest")
 SETTINGS = {
@@ -58,9 +58,8 @@ def _trained(name: str, epochs: int) -> tuple[Any, Any]:
     return data, net
 
 
-def check(rows: list[Row]) -> list[Finding]:
+def check(rows: list[Row]) -> Findings:
     """Check that cross-entropy goes blind and that nothing else does."""
-    findings = []
     scales = sorted({row["scale"] for row in rows})
     for norm in ("l2", "linf"):
         table = {(r["method"], r["scale"]): r[norm] for r in rows}
@@ -69,36 +68,32 @@ def check(rows: list[Row]) -> list[Finding]:
         worst = max(table["strongest", s] - truth for s in scales)
         reflected = [table["reflected", s] for s in scales]
         drift = max(reflected) - min(reflected)
-        findings += [
-            Finding(f"{norm}: at scale {scales[-1]:g} cross-entropy reports much robustness",
-                    blind >= truth + 0.3, f"{blind:.3f} against {truth:.3f}",
-                    ".95 / .94 against .005 / .025 on MNIST"),
-            Finding(f"{norm}: the ensemble is the strongest at every scale", worst <= 0.01,
-                    f"at most {worst:.3f} above the lowest found by any method at any scale"),
-            Finding(f"{norm}: the reflected loss does not depend on the scale", drift <= 0.02,
-                    f"spread {drift:.3f}"),
-        ]  # fmt: skip
-    return findings
+        yield Finding(f"{norm}: at scale {scales[-1]:g} cross-entropy reports much robustness",
+                      blind >= truth + 0.3, f"{blind:.3f} against {truth:.3f}",
+                      ".95 / .94 against .005 / .025 on MNIST")  # fmt: skip
+        yield Finding(f"{norm}: the ensemble is the strongest at every scale", worst <= 0.01,
+                      f"at most {worst:.3f} above the lowest found by any method at any "
+                      "scale")  # fmt: skip
+        yield Finding(f"{norm}: the reflected loss does not depend on the scale", drift <= 0.02,
+                      f"spread {drift:.3f}")  # fmt: skip
 
 
 def plot(rows: list[Row]) -> Any:
     """Draw reported robust accuracy against the scale of the logits."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8.8, 3.4), layout="constrained")
-    for i, norm in enumerate(("l2", "linf")):
-        axes: Any = figure.add_subplot(1, 2, i + 1)
+    figure, sides = canvas(8.8, 3.4, 1, 2)
+    for axes, norm in zip(sides, ("l2", "linf"), strict=True):
         for method in METHODS:
             chosen = sorted((r["scale"], r[norm]) for r in rows if r["method"] == method)
             style = "--" if method in ("dlr", "margin") else "-"
             axes.semilogx(*np.array(chosen).T, style, marker="o", ms=4, label=method)
-        axes.set_xlabel("logits multiplied by")
-        axes.set_ylabel("robust accuracy reported")
-        axes.set_ylim(-0.02, 1)
-        axes.set_title(norm)
+        axes.set(
+            xlabel="logits multiplied by",
+            ylabel="robust accuracy reported",
+            ylim=(-0.02, 1),
+            title=norm,
+        )
         axes.grid(alpha=0.3)
-        if i == 0:
-            axes.legend(fontsize=8)
+    sides[0].legend(fontsize=8)
     return figure
 
 
@@ -108,14 +103,10 @@ EXPERIMENT = Experiment(
     source="overt's own, after the thesis's section 6.2",
     claim="cross-entropy attacks go blind on scaled logits; reflected ones do not",
     grids={
-        size: {"data": [data], "method": list(METHODS), "scale": scales, "steps": [50]}
-        for size, data, scales in (
-            ("toy", "digits", [1.0, 100.0]),
-            ("full", "mnist", [1.0, 3.0, 10.0, 30.0, 100.0]),
-        )
+        "toy": grid(data="digits", method=list(METHODS), scale=[1.0, 100.0], steps=50),
+        "full": grid(data="mnist", method=list(METHODS), scale=[1.0, 3.0, 10.0, 30.0, 100.0],
+                     steps=50),
     },
-    run=run,
-    check=check,
-    plot=plot,
+    run=run, check=check, plot=plot,
     needs={"torch": "torch", "matplotlib": "plots"},
-)
+)  # fmt: skip

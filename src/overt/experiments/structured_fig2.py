@@ -19,7 +19,7 @@ import numpy as np
 from overt import penalty
 from overt._types import Floats
 from overt.experiments._trajectories import log_steps
-from overt.experiments.base import Experiment, Finding, Params, Row
+from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
 from overt.linear.bounds import shrink, spectral_bound
 from overt.noise import DropBlock
 from overt.spectral import induced
@@ -107,40 +107,31 @@ def _objective(hidden: Any, last: Any, x: Any, Y: Any, noise: DropBlock) -> tupl
     return squared + float(penalty.hidden(U, g, noise)), A / np.sqrt(len(A))
 
 
-def check(rows: list[Row]) -> list[Finding]:
+def check(rows: list[Row]) -> Findings:
     """Check that training ends near the bound and never passes it."""
-    findings = []
     for row in rows:
         name = NAMES[row["data"]]
         gap = row["objective"] / row["bound"] - 1
-        findings.append(
-            Finding(
-                f"{name}: training ends close to the lower bound, and never below it",
-                bool(min(row["exact"]) / row["bound"] - 1 >= -1e-6 and gap <= 0.05),
-                f"objective {row['objective']:.4f}, bound {row['bound']:.4f}: {100 * gap:+.2f}%",
-                "very close",
-            )
+        yield Finding(
+            f"{name}: training ends close to the lower bound, and never below it",
+            min(row["exact"]) / row["bound"] - 1 >= -1e-6 and gap <= 0.05,
+            f"objective {row['objective']:.4f}, bound {row['bound']:.4f}: {100 * gap:+.2f}%",
+            "very close",
         )
         found, best = np.array(row["spectrum"]), np.array(row["best_spectrum"])
         distance = float(np.linalg.norm(found - best) / np.linalg.norm(best))
-        findings.append(
-            Finding(
-                f"{name}: the singular values of the predictions match the predicted ones",
-                distance <= 0.1,
-                f"relative distance {distance:.3f}; least value {found[-1]:.3f}, predicted "
-                f"{best[-1]:.3f}",
-                "closely match, but for the least one",
-            )
+        yield Finding(
+            f"{name}: the singular values of the predictions match the predicted ones",
+            distance <= 0.1,
+            f"relative distance {distance:.3f}; least value {found[-1]:.3f}, predicted "
+            f"{best[-1]:.3f}",
+            "closely match, but for the least one",
         )
-    return findings
 
 
 def plot(rows: list[Row]) -> Any:
     """Draw the objective over the steps and the final spectrum, a row for each data set."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8.4, 3.1 * len(rows)), layout="constrained")
-    axes = figure.subplots(len(rows), 2, squeeze=False)
+    figure, axes = canvas(8.4, 3.1 * len(rows), len(rows), 2, squeeze=False)
     for (left, right), row in zip(axes, rows, strict=True):
         left.plot(row["steps_seen"], row["exact"], color="#1f6f8b", label="exact objective")
         left.axhline(row["bound"], color="0.4", ls="--", label="lower bound")
@@ -157,10 +148,6 @@ def plot(rows: list[Row]) -> Any:
     return figure
 
 
-def _grid(data: list[str], **settings: Any) -> dict[str, list[Any]]:
-    return {"data": data, "drop_prob": [0.5], **{key: [value] for key, value in settings.items()}}
-
-
 EXPERIMENT = Experiment(
     id="structured-fig2",
     title="A residual network with DropBlock on its last layer against the bound",
@@ -168,15 +155,13 @@ EXPERIMENT = Experiment(
     claim="a deep network trained with DropBlock on its last layer ends close to the minimum that "
     "Theorem 2.7 predicts, in objective and in spectrum",
     grids={
-        "toy": _grid(["digits"], samples=60, blocks=[1, 1], width=16, steps=400,
-                     rate=1e-2),
-        "small": _grid(["mnist", "cifar10"], samples=256, blocks=[1, 1, 1, 1], width=16,
-                       steps=1000, rate=2e-3),
-        "full": _grid(["mnist", "cifar10"], samples=1000, blocks=[3, 4, 6, 3], width=64,
-                      steps=2000, rate=1e-3),
+        "toy": grid(data="digits", drop_prob=0.5, samples=60, blocks=[[1, 1]], width=16, steps=400,
+                    rate=1e-2),
+        "small": grid(data=["mnist", "cifar10"], drop_prob=0.5, samples=256, blocks=[[1, 1, 1, 1]],
+                      width=16, steps=1000, rate=2e-3),
+        "full": grid(data=["mnist", "cifar10"], drop_prob=0.5, samples=1000, blocks=[[3, 4, 6, 3]],
+                     width=64, steps=2000, rate=1e-3),
     },
-    run=run,
-    check=check,
-    plot=plot,
+    run=run, check=check, plot=plot,
     needs={"torch": "torch", "matplotlib": "plots"},
 )  # fmt: skip

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from overt._types import Floats
-from overt.experiments._structured import draw_run, follow, network
-from overt.experiments.base import Experiment, Finding, Params, Row
+from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
+from overt.experiments.structured import draw_run, follow, network
 from overt.noise import DropBlock
 
 
@@ -31,42 +31,37 @@ def run(params: Params, seed: int) -> dict[str, Any]:
     }
 
 
-def check(rows: list[Row]) -> list[Finding]:
+def check(rows: list[Row]) -> Findings:
     """Check that only the correct start probability makes the original behave like the grid."""
     by = {row["variant"]: row for row in rows}
     grid, fixed = by["grid"], by["sliding, same drop probability"]
     plain = by["sliding, same start probability"]
     close = fixed["exact"][-1] / grid["exact"][-1]
     far = plain["exact"][-1] / grid["exact"][-1]
-    return [
-        Finding(
-            "at the same drop probability the original DropBlock trains like the grid",
-            bool(abs(np.log10(close)) <= 0.15),
-            f"final objective {close:.2f} times the grid's; units dropped {fixed['realized']:.3f} "
-            f"and {grid['realized']:.3f}",
-            "curves very close in log scale",
-        ),
-        Finding(
-            "at the same probability of a start it drops far more, and trains to something else",
-            bool(plain["realized"] >= grid["realized"] + 0.2 and far >= 1.3),
-            f"units dropped {plain['realized']:.3f}, final objective {far:.2f} times the grid's",
-            "a higher effective dropping rate",
-        ),
-        Finding(
-            "the printed correction of section 5.3 does not keep half of the units",
-            bool(grid["printed_keep"] < 0.05),
-            f"it keeps {grid['printed_keep']:.4f}",
-            "claimed 0.5; corrected",
-        ),
-    ]
+    yield Finding(
+        "at the same drop probability the original DropBlock trains like the grid",
+        abs(np.log10(close)) <= 0.15,
+        f"final objective {close:.2f} times the grid's; units dropped {fixed['realized']:.3f} "
+        f"and {grid['realized']:.3f}",
+        "curves very close in log scale",
+    )
+    yield Finding(
+        "at the same probability of a start it drops far more, and trains to something else",
+        plain["realized"] >= grid["realized"] + 0.2 and far >= 1.3,
+        f"units dropped {plain['realized']:.3f}, final objective {far:.2f} times the grid's",
+        "a higher effective dropping rate",
+    )
+    yield Finding(
+        "the printed correction of section 5.3 does not keep half of the units",
+        grid["printed_keep"] < 0.05,
+        f"it keeps {grid['printed_keep']:.4f}",
+        "claimed 0.5; corrected",
+    )
 
 
 def plot(rows: list[Row]) -> Any:
     """Draw the exact objectives, and the sampled ones with their errors."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.6, 4.2), layout="constrained")
-    axes: Any = figure.subplots()
+    figure, axes = canvas(5.6, 4.2)
     for row, color in zip(rows, ("#1f6f8b", "#d1751c", "#6b7a87"), strict=True):
         draw_run(axes, row, (color, color), f"{row['variant']} ({row['realized']:.2f} dropped)")
     axes.set_ylabel("objective")
@@ -110,18 +105,11 @@ EXPERIMENT = Experiment(
     source="On the Regularization Properties of Structured Dropout, Figure 4 and section 5.3",
     claim="at the same drop probability, blocks anywhere and blocks on a grid train alike",
     grids={
-        "toy": {
-            "variant": _VARIANTS, "drop_prob": [0.5], "block_size": [5], "width": [20],
-            "inputs": [20], "outputs": [16], "samples": [200], "steps": [20_000], "rate": [0.06],
-        },
-        "full": {
-            "variant": _VARIANTS, "drop_prob": [0.5], "block_size": [5], "width": [50],
-            "inputs": [100], "outputs": [80], "samples": [1000], "steps": [100_000],
-            "rate": [0.012],
-        },
+        "toy": grid(variant=_VARIANTS, drop_prob=0.5, block_size=5, width=20, inputs=20, outputs=16,
+                    samples=200, steps=20_000, rate=0.06),
+        "full": grid(variant=_VARIANTS, drop_prob=0.5, block_size=5, width=50, inputs=100,
+                     outputs=80, samples=1000, steps=100_000, rate=0.012),
     },
-    run=run,
-    check=check,
-    plot=plot,
+    run=run, check=check, plot=plot,
     revision=2,
 )  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from overt.experiments.base import Experiment, Finding, Params, Row
+from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
 from overt.linear import DeepLinearNetwork, inverse_decay
 
 
@@ -37,7 +37,7 @@ def run(params: Params, seed: int) -> dict[str, Any]:
     }
 
 
-def check(rows: list[Row]) -> list[Finding]:
+def check(rows: list[Row]) -> Findings:
     """Check that spectra shrink and lose rank as dropout grows, unevenly, above the bound."""
     rows = sorted(rows, key=lambda row: row["drop_prob"])
     target = np.array(rows[0]["target"])
@@ -49,42 +49,37 @@ def check(rows: list[Row]) -> list[Finding]:
     uneven = max(float(np.ptp(values) / values.mean()) for values in shrinkage)
     low = min(min(row["objective"]) / row["bound"] for row in rows if row["bound"] > 0)
     close = max(np.mean(row["objective"]) / row["best"] - 1 for row in rows if row["drop_prob"])
-    return [
-        Finding(
-            "a higher drop probability shrinks the spectrum",
-            bool(np.all(np.diff(nuclear) < 0)),
-            "nuclear norms " + ", ".join(f"{value:.2f}" for value in nuclear),
-            "shrinks",
-        ),
-        Finding(
-            "a higher drop probability thresholds the rank",
-            bool(np.all(np.diff(rank) <= 0) and rank[-1] < rank[0]),
-            "ranks " + ", ".join(map(str, rank)),
-            "smaller rank",
-        ),
-        Finding(
-            "the shrinkage is not uniform over the kept values",
-            uneven > 0.1,
-            f"differs by up to {uneven:.0%} of its mean",
-            "more sophisticated than nuclear-norm shrinkage",
-        ),
-        Finding(
-            "training stays above the proved bound and reaches the best solution known",
-            bool(low >= 1 - 1e-9 and close <= 0.05),
-            f"lowest run {low - 1:.1%} above the bound; worst mean {close:.1%} above the best",
-        ),
-    ]
+    yield Finding(
+        "a higher drop probability shrinks the spectrum",
+        np.all(np.diff(nuclear) < 0),
+        "nuclear norms " + ", ".join(f"{value:.2f}" for value in nuclear),
+        "shrinks",
+    )
+    yield Finding(
+        "a higher drop probability thresholds the rank",
+        np.all(np.diff(rank) <= 0) and rank[-1] < rank[0],
+        "ranks " + ", ".join(map(str, rank)),
+        "smaller rank",
+    )
+    yield Finding(
+        "the shrinkage is not uniform over the kept values",
+        uneven > 0.1,
+        f"differs by up to {uneven:.0%} of its mean",
+        "more sophisticated than nuclear-norm shrinkage",
+    )
+    yield Finding(
+        "training stays above the proved bound and reaches the best solution known",
+        low >= 1 - 1e-9 and close <= 0.05,
+        f"lowest run {low - 1:.1%} above the bound; worst mean {close:.1%} above the best",
+    )
 
 
 def plot(rows: list[Row]) -> Any:
     """Draw target, trained, best known and envelope spectra."""
-    from matplotlib.figure import Figure
-
     from overt import spectral
     from overt.linear.plots import ACCENT, INK, QUIET
 
-    figure = Figure(figsize=(3.1 * len(rows), 3.3), layout="constrained")
-    axes: Any = figure.subplots(1, len(rows), squeeze=False, sharey=True)
+    figure, axes = canvas(3.1 * len(rows), 3.3, 1, len(rows), squeeze=False, sharey=True)
     for row, panel in zip(rows, axes[0], strict=True):
         count = min(2 * row["rank"] + 2, len(row["target"]))
         nu = spectral.nu((row["size"],) * row["hidden"], row["drop_prob"])
@@ -108,16 +103,10 @@ EXPERIMENT = Experiment(
     source="Thesis, Figure 3-2",
     claim="dropout on deep linear networks shrinks the spectrum and controls the rank",
     grids={
-        "toy": {
-            "drop_prob": [0.0, 0.2, 0.4, 0.6], "size": [8], "rank": [3], "hidden": [2],
-            "steps": [1500], "batch": [100], "rate": [0.05], "seeds": [2],
-        },
-        "full": {
-            "drop_prob": [0.0, 0.1, 0.2, 0.3, 0.4, 0.5], "size": [30], "rank": [10],
-            "hidden": [2], "steps": [6000], "batch": [1000], "rate": [0.05], "seeds": [50],
-        },
+        "toy": grid(drop_prob=[0.0, 0.2, 0.4, 0.6], size=8, rank=3, hidden=2, steps=1500, batch=100,
+                    rate=0.05, seeds=2),
+        "full": grid(drop_prob=[0.0, 0.1, 0.2, 0.3, 0.4, 0.5], size=30, rank=10, hidden=2,
+                     steps=6000, batch=1000, rate=0.05, seeds=50),
     },
-    run=run,
-    check=check,
-    plot=plot,
+    run=run, check=check, plot=plot,
 )  # fmt: skip

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 
 from overt.experiments._completion import measure
-from overt.experiments.base import Experiment, Finding, Row
+from overt.experiments.base import Experiment, Finding, Findings, Row, canvas, grid
 
 
-def check(rows: list[Row]) -> list[Finding]:
+def check(rows: list[Row]) -> Findings:
     """More dropout fits less and generalizes with a smaller gap; exact solves get there first."""
-    findings = []
     for method in ("sgd", "alternating"):
         chosen = sorted(
             (row for row in rows if row["method"] == method), key=lambda r: r["drop_prob"]
@@ -23,13 +22,11 @@ def check(rows: list[Row]) -> list[Finding]:
         train = [row["train"][-1] for row in chosen]
         gap = [row["test"][-1] - row["train"][-1] for row in chosen]
         shown = ", ".join(f"{r['drop_prob']:g}: {g:.3f}" for r, g in zip(chosen, gap, strict=True))
-        findings.append(
-            Finding(
-                f"{method}: more dropout, larger training error and smaller gap",
-                train == sorted(train) and gap == sorted(gap, reverse=True),
-                f"gap {shown}",
-                "ordered by drop probability",
-            )
+        yield Finding(
+            f"{method}: more dropout, larger training error and smaller gap",
+            train == sorted(train) and gap == sorted(gap, reverse=True),
+            f"gap {shown}",
+            "ordered by drop probability",
         )
     for drop_prob in sorted({row["drop_prob"] for row in rows} - {0.0}):
         exact, sgd = (
@@ -37,16 +34,13 @@ def check(rows: list[Row]) -> list[Finding]:
             for m in ("alternating", "sgd")
         )
         ratio = time_ratio(exact, sgd)
-        findings.append(
-            Finding(
-                f"drop probability {drop_prob:g}: exact solves come within 1 per cent of their "
-                "final objective before SGD does",
-                bool(np.isinf(sgd_time(exact, sgd)) or ratio > 1),
-                f"SGD takes {'more than ' if np.isinf(sgd_time(exact, sgd)) else ''}"
-                f"{ratio:.0f} times as long",
-            )
+        yield Finding(
+            f"drop probability {drop_prob:g}: exact solves come within 1 per cent of their "
+            "final objective before SGD does",
+            np.isinf(sgd_time(exact, sgd)) or ratio > 1,
+            f"SGD takes {'more than ' if np.isinf(sgd_time(exact, sgd)) else ''}"
+            f"{ratio:.0f} times as long",
         )
-    return findings
 
 
 def sgd_time(exact: Row, sgd: Row) -> float:
@@ -65,11 +59,9 @@ def time_ratio(exact: Row, sgd: Row) -> float:
 
 def plot(rows: list[Row]) -> Any:
     """Draw train error, test error and gap against seconds."""
-    from matplotlib.figure import Figure
     from matplotlib.ticker import NullFormatter
 
-    figure = Figure(figsize=(12, 4), layout="constrained")
-    axes = figure.subplots(1, 3)
+    figure, axes = canvas(12, 4, 1, 3)
     probs = sorted({row["drop_prob"] for row in rows})
     for row in rows:
         color = f"C{probs.index(row['drop_prob'])}"
@@ -79,8 +71,7 @@ def plot(rows: list[Row]) -> Any:
         for panel, values in zip(axes, (train, test, test - train), strict=True):
             panel.plot(row["times"], values, style, color=color, label=label)
     for panel, title in zip(axes, ("training RMSE", "test RMSE", "gap"), strict=True):
-        panel.set_title(title)
-        panel.set_xscale("log")
+        panel.set(title=title, xscale="log")
         panel.xaxis.set_minor_formatter(NullFormatter())
         panel.set_xlabel("seconds")
     axes[0].legend(fontsize="x-small")
@@ -94,28 +85,11 @@ EXPERIMENT = Experiment(
     claim="a larger drop probability fits less and generalizes with a smaller gap; solved exactly, "
     "the same objective is reached much sooner",
     grids={
-        "toy": {
-            "data": ["generated"],
-            "method": ["sgd", "alternating"],
-            "drop_prob": [0.0, 0.2, 0.4],
-            "width": [15],
-            "epochs": [25],
-            "sweeps": [15],
-            "learning_rate": [1.0],
-            "batch_size": [100],
-        },
-        "full": {
-            "data": ["largest"],
-            "method": ["sgd", "alternating"],
-            "drop_prob": [0.0, 0.1, 0.2, 0.3, 0.4],
-            "width": [70],
-            "epochs": [100],
-            "sweeps": [100],
-            "learning_rate": [1.0],
-            "batch_size": [2000],
-        },
+        "toy": grid(data="generated", method=["sgd", "alternating"], drop_prob=[0.0, 0.2, 0.4],
+                    width=15, epochs=25, sweeps=15, learning_rate=1.0, batch_size=100),
+        "full": grid(data="largest", method=["sgd", "alternating"],
+                     drop_prob=[0.0, 0.1, 0.2, 0.3, 0.4], width=70, epochs=100, sweeps=100,
+                     learning_rate=1.0, batch_size=2000),
     },
-    run=measure,
-    check=check,
-    plot=plot,
-)
+    run=measure, check=check, plot=plot,
+)  # fmt: skip

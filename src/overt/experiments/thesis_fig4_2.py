@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from overt.experiments.base import Experiment, Finding, Params, Row
+from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
 
 DROP_PROBS = (0.0, 0.25, 0.5, 0.75)
 
@@ -120,9 +120,8 @@ def rank_correlation(rows: list[Row], symmetrized: bool, gap: str = "gap") -> fl
     return float(spearmanr(capacity, [cell[gap] for cell in table]).statistic)
 
 
-def check(rows: list[Row]) -> list[Finding]:
+def check(rows: list[Row]) -> Findings:
     """Check the order of the curves, and how well Theorem 12's quantity ranks the gaps."""
-    findings = []
     for symmetrized in sorted({row["symmetrized"] for row in rows}, reverse=True):
         table = cells(rows, symmetrized)
         widths, probs = sorted({w for w, _ in table}), sorted({p for _, p in table})
@@ -132,37 +131,31 @@ def check(rows: list[Row]) -> list[Finding]:
             for name in ("coadaptation", "gap", "alpha")
         )
         correlation = rank_correlation(rows, symmetrized)
-        findings += [
-            Finding(f"{label}: alpha/sqrt(n) ranks the gaps, Spearman above .8",
-                    correlation > 0.8,
-                    f"{correlation:.3f} over {len(table)} cells; clipped predictions "
-                    f"{rank_correlation(rows, symmetrized, 'gap_clipped'):.3f}",
-                    "a smaller bound corresponds to a smaller gap"),
-            Finding(f"{label}: the highest drop probability has the smallest gap at every width",
-                    bool((gap[:, -1] <= gap.min(1)).all()),
-                    "; ".join(f"width {w}: {g[0]:.4f} -> {g[-1]:.4f}"
-                              for w, g in zip(widths, gap, strict=True)),
-                    "a higher drop probability decreases the gap"),
-            Finding(f"{label}: dropout lowers alpha at every width",
-                    bool((alpha[:, 1:] < alpha[:, :1]).all()),
-                    "; ".join(f"width {w}: {a[0]:.2f} -> " + " ".join(f"{v:.2f}" for v in a[1:])
-                              for w, a in zip(widths, alpha, strict=True))),
-            Finding(f"{label}: dropout spreads the flow more evenly than no dropout",
-                    bool((phi[:, 1:] > phi[:, :1]).all()),
-                    "; ".join(f"width {w}: {f[0]:.3f} -> " + " ".join(f"{v:.3f}" for v in f[1:])
-                              for w, f in zip(widths, phi, strict=True)),
-                    "a higher drop probability corresponds to less co-adaptation"),
-        ]  # fmt: skip
-    return findings
+        yield Finding(f"{label}: alpha/sqrt(n) ranks the gaps, Spearman above .8",
+                      correlation > 0.8,
+                      f"{correlation:.3f} over {len(table)} cells; clipped predictions "
+                      f"{rank_correlation(rows, symmetrized, 'gap_clipped'):.3f}",
+                      "a smaller bound corresponds to a smaller gap")  # fmt: skip
+        yield Finding(f"{label}: the highest drop probability has the smallest gap at every width",
+                      (gap[:, -1] <= gap.min(1)).all(),
+                      "; ".join(f"width {w}: {g[0]:.4f} -> {g[-1]:.4f}"
+                                for w, g in zip(widths, gap, strict=True)),
+                      "a higher drop probability decreases the gap")  # fmt: skip
+        yield Finding(f"{label}: dropout lowers alpha at every width",
+                      (alpha[:, 1:] < alpha[:, :1]).all(),
+                      "; ".join(f"width {w}: {a[0]:.2f} -> " + " ".join(f"{v:.2f}" for v in a[1:])
+                                for w, a in zip(widths, alpha, strict=True)))  # fmt: skip
+        yield Finding(f"{label}: dropout spreads the flow more evenly than no dropout",
+                      (phi[:, 1:] > phi[:, :1]).all(),
+                      "; ".join(f"width {w}: {f[0]:.3f} -> " + " ".join(f"{v:.3f}" for v in f[1:])
+                                for w, f in zip(widths, phi, strict=True)),
+                      "a higher drop probability corresponds to less co-adaptation")  # fmt: skip
 
 
 def plot(rows: list[Row]) -> Any:
     """Draw co-adaptation, gap and alpha/sqrt(n) against the width, and the last two together."""
-    from matplotlib.figure import Figure
-
     kinds = sorted({row["symmetrized"] for row in rows}, reverse=True)
-    figure = Figure(figsize=(13, 3.3 * len(kinds)), layout="constrained")
-    panels: Any = figure.subplots(len(kinds), 4, squeeze=False)
+    figure, panels = canvas(13, 3.3 * len(kinds), len(kinds), 4, squeeze=False)
     for line, symmetrized in zip(panels, kinds, strict=True):
         table = cells(rows, symmetrized)
         widths, probs = sorted({w for w, _ in table}), sorted({p for _, p in table})
@@ -185,8 +178,7 @@ def plot(rows: list[Row]) -> Any:
             axes.set_xlabel("width")
             axes.set_title(title, fontsize=10)
         line[0].set_ylabel("random signs" if symmetrized else "plain inputs")
-        line[3].set_xlabel("$\\alpha / \\sqrt{n}$")
-        line[3].set_ylabel("gap")
+        line[3].set(xlabel="$\\alpha / \\sqrt{n}$", ylabel="gap")
         line[3].set_title(f"Spearman {rank_correlation(rows, symmetrized):.2f}", fontsize=10)
     panels[0, 0].legend(fontsize=8)
     return figure
@@ -198,14 +190,12 @@ EXPERIMENT = Experiment(
     source="Thesis, Figure 4-2",
     claim="dropout lowers alpha and the generalization gap, and alpha ranks the gaps",
     grids={
-        "toy": {"run": [0], "data": ["digits"], "symmetrized": [False], "width": [32, 128],
-                "drop_prob": list(DROP_PROBS), "epochs": [40], "learning_rate": [5e-3]},
-        "full": {"run": [0, 1], "data": ["mnist"], "symmetrized": [True, False],
-                 "width": [32, 128, 512, 2048], "drop_prob": list(DROP_PROBS), "epochs": [30],
-                 "learning_rate": [1e-3]},
+        "toy": grid(run=0, data="digits", symmetrized=False, width=[32, 128],
+                    drop_prob=list(DROP_PROBS), epochs=40, learning_rate=5e-3),
+        "full": grid(run=[0, 1], data="mnist", symmetrized=[True, False],
+                     width=[32, 128, 512, 2048], drop_prob=list(DROP_PROBS), epochs=30,
+                     learning_rate=1e-3),
     },
-    run=run,
-    check=check,
-    plot=plot,
+    run=run, check=check, plot=plot,
     needs={"torch": "torch", "matplotlib": "plots"},
 )  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from overt.experiments.base import Experiment, Finding, Params, Row
+from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
 
 LEARNING_RATE, BATCH, VISITED = 0.01, 64, 10
 
@@ -126,39 +126,30 @@ def final_gap(rows: list[Row], width: int, drop_prob: float, part: str) -> float
     ]))  # fmt: skip
 
 
-def check(rows: list[Row]) -> list[Finding]:
+def check(rows: list[Row]) -> Findings:
     """Check that the gap shrinks with the width and grows with the drop probability."""
-    findings = []
     widths = sorted({row["width"] for row in rows})
     for part in ("visited", "unseen"):
         gaps = {w: final_gap(rows, w, 0.5, part) for w in widths}
-        findings.append(
-            Finding(f"drop .5: the gap of {part} sub-networks shrinks as the width grows",
-                    gaps[widths[-1]] < gaps[widths[0]],
-                    ", ".join(f"width {w}: {100 * g:.2f} points" for w, g in gaps.items()),
-                    "the gap is higher for narrower networks")
-        )  # fmt: skip
+        yield Finding(f"drop .5: the gap of {part} sub-networks shrinks as the width grows",
+                      gaps[widths[-1]] < gaps[widths[0]],
+                      ", ".join(f"width {w}: {100 * g:.2f} points" for w, g in gaps.items()),
+                      "the gap is higher for narrower networks")  # fmt: skip
     wide = widths[-1]
     probs = sorted({row["drop_prob"] for row in rows if row["width"] == wide})
     gaps = {p: final_gap(rows, wide, p, "visited") for p in probs}
-    findings.append(
-        Finding(f"width {wide}: sub-networks at the highest drop probability lag furthest behind",
-                max(gaps, key=lambda p: gaps[p]) == probs[-1],
-                ", ".join(f"drop {p:g}: {100 * g:.2f} points" for p, g in gaps.items()),
-                "the gap is higher for higher drop probabilities")
-    )  # fmt: skip
-    return findings
+    yield Finding(f"width {wide}: sub-networks at the highest drop probability lag furthest behind",
+                  max(gaps, key=lambda p: gaps[p]) == probs[-1],
+                  ", ".join(f"drop {p:g}: {100 * g:.2f} points" for p, g in gaps.items()),
+                  "the gap is higher for higher drop probabilities")  # fmt: skip
 
 
 def plot(rows: list[Row]) -> Any:
     """Draw accuracies against steps: by drop probability above, by width below."""
-    from matplotlib.figure import Figure
-
     widths = sorted({row["width"] for row in rows})
     wide = widths[-1]
     probs = sorted({row["drop_prob"] for row in rows if row["width"] == wide})
-    figure = Figure(figsize=(10, 5.6), layout="constrained")
-    panels: Any = figure.subplots(2, max(len(probs), len(widths)), sharey=True, squeeze=False)
+    figure, panels = canvas(10, 5.6, 2, max(len(probs), len(widths)), sharey=True, squeeze=False)
     cells = [[(wide, p) for p in probs], [(w, 0.5) for w in widths]]
     for line, settings in zip(panels, cells, strict=True):
         for axes, (width, prob) in zip(line, settings, strict=False):
@@ -182,16 +173,12 @@ EXPERIMENT = Experiment(
     source="Thesis, Figure 5-2",
     claim="the sub-networks that dropout visits are as good as the full network if it is wide",
     grids={
-        "toy": {"run": [0], "data": ["digits"],
-                "network": [[20, 0.5], [500, 0.1], [500, 0.5], [500, 0.8]],
-                "epochs": [15], "records": [8], "learning_rate": [0.2]},
-        "full": {"run": [0], "data": ["mnist"],
-                 "network": [[100, 0.5], [1000, 0.5], [10_000, 0.5], [10_000, 0.1],
-                             [10_000, 0.7]],
-                 "epochs": [5], "records": [16], "learning_rate": [LEARNING_RATE]},
+        "toy": grid(run=0, data="digits", network=[[20, 0.5], [500, 0.1], [500, 0.5], [500, 0.8]],
+                    epochs=15, records=8, learning_rate=0.2),
+        "full": grid(run=0, data="mnist",
+                     network=[[100, 0.5], [1000, 0.5], [10_000, 0.5], [10_000, 0.1], [10_000, 0.7]],
+                     epochs=5, records=16, learning_rate=LEARNING_RATE),
     },
-    run=run,
-    check=check,
-    plot=plot,
+    run=run, check=check, plot=plot,
     needs={"torch": "torch", "matplotlib": "plots"},
 )  # fmt: skip

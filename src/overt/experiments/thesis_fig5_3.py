@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from overt.experiments.base import Experiment, Finding, Params, Row
+from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
 from overt.experiments.thesis_fig5_2 import (
     BATCH,
     LEARNING_RATE,
@@ -56,7 +56,7 @@ def final(row: Row) -> tuple[float, Any]:
     return float(row["full"][-1] - parts.mean()), parts
 
 
-def check(rows: list[Row]) -> list[Finding]:
+def check(rows: list[Row]) -> Findings:
     """Check that random sub-networks approach the full network as the width grows."""
     widths = sorted({row["width"] for row in rows})
     gaps, worst = {}, {}
@@ -64,24 +64,19 @@ def check(rows: list[Row]) -> list[Finding]:
         ends = [final(row) for row in rows if row["width"] == width]
         gaps[width] = float(np.mean([gap for gap, _ in ends]))
         worst[width] = float(np.mean([parts.min() for _, parts in ends]))
-    return [
-        Finding("the gap between full and random sub-networks shrinks at every step of the width",
-                all(gaps[b] < gaps[a] for a, b in pairwise(widths)),
-                ", ".join(f"width {w}: {100 * g:.2f} points" for w, g in gaps.items()),
-                "as the width increases, the sub-networks become more competitive"),
-        Finding("the worst sub-network improves as the width grows",
-                worst[widths[-1]] > worst[widths[0]],
-                ", ".join(f"width {w}: {100 * a:.2f} %" for w, a in worst.items())),
-    ]  # fmt: skip
+    yield Finding("the gap between full and random sub-networks shrinks at every step of the width",
+                  all(gaps[b] < gaps[a] for a, b in pairwise(widths)),
+                  ", ".join(f"width {w}: {100 * g:.2f} points" for w, g in gaps.items()),
+                  "as the width increases, the sub-networks become more competitive")  # fmt: skip
+    yield Finding("the worst sub-network improves as the width grows",
+                  worst[widths[-1]] > worst[widths[0]],
+                  ", ".join(f"width {w}: {100 * a:.2f} %" for w, a in worst.items()))  # fmt: skip
 
 
 def plot(rows: list[Row]) -> Any:
     """Draw all sub-networks and the full network against steps, one panel per width."""
-    from matplotlib.figure import Figure
-
     widths = sorted({row["width"] for row in rows})
-    figure = Figure(figsize=(3.4 * len(widths), 3.2), layout="constrained")
-    panels: Any = figure.subplots(1, len(widths), sharey=True, squeeze=False)
+    figure, panels = canvas(3.4 * len(widths), 3.2, 1, len(widths), sharey=True, squeeze=False)
     for axes, width in zip(panels[0], widths, strict=True):
         row = next(row for row in rows if row["width"] == width)
         lines = axes.plot(row["steps"], 100 * np.array(row["parts"]), color="tab:orange", lw=0.5)
@@ -101,13 +96,11 @@ EXPERIMENT = Experiment(
     source="Thesis, Figure 5-3",
     claim="sub-networks that training has not seen come close to the full network as it widens",
     grids={
-        "toy": {"run": [0], "data": ["digits"], "width": [20, 100, 500], "masks": [30],
-                "epochs": [15], "records": [6], "learning_rate": [0.2]},
-        "full": {"run": [0], "data": ["mnist"], "width": [100, 1000, 10_000], "masks": [100],
-                 "epochs": [5], "records": [10], "learning_rate": [LEARNING_RATE]},
+        "toy": grid(run=0, data="digits", width=[20, 100, 500], masks=30, epochs=15, records=6,
+                    learning_rate=0.2),
+        "full": grid(run=0, data="mnist", width=[100, 1000, 10_000], masks=100, epochs=5,
+                     records=10, learning_rate=LEARNING_RATE),
     },
-    run=run,
-    check=check,
-    plot=plot,
+    run=run, check=check, plot=plot,
     needs={"torch": "torch", "matplotlib": "plots"},
 )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from overt.experiments.base import Experiment, Finding, Params, Row
+from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
 
 X, TOP = np.array([3.0, 2.0, 1.0]), (10, 100, 1000)
 LOSSES = ("cross-entropy", "reflected, log-softmax", "reflected, pairwise")
@@ -51,9 +51,8 @@ def _loss(name: str, f: Any) -> Any:
     return -log_p[0] if name == "cross-entropy" else np.maximum(log_p[1], log_p[2])
 
 
-def check(rows: list[Row]) -> list[Finding]:
+def check(rows: list[Row]) -> Findings:
     """Compare the counts with those that are known, and the losses with each other."""
-    findings = []
     counts = {row["loss"]: row["hits"] for row in rows}
     for row in rows:
         known = REPORTED.get((row["radius"], row["points"]), {}).get(row["loss"])
@@ -61,35 +60,25 @@ def check(rows: list[Row]) -> list[Finding]:
             close = all(
                 abs(a - b) <= max(2, 0.02 * b) for a, b in zip(row["hits"], known, strict=True)
             )
-            findings.append(
-                Finding(f"flips among the top 10, 100, 1000 by {row['loss']}", close,
-                        str(row["hits"]), str(list(known)))
-            )  # fmt: skip
+            yield Finding(f"flips among the top 10, 100, 1000 by {row['loss']}", close,
+                          str(row["hits"]), str(list(known)))  # fmt: skip
         if row["loss"] == "reflected, pairwise":
             first = [min(k, row["flips"]) for k in TOP]
-            findings.append(
-                Finding("by the pairwise reflected loss all flips come first", row["hits"] == first,
-                        str(row["hits"]), str(first))
-            )  # fmt: skip
+            yield Finding("by the pairwise reflected loss all flips come first",
+                          row["hits"] == first, str(row["hits"]), str(first))  # fmt: skip
     ce, pairwise = counts["cross-entropy"], counts["reflected, pairwise"]
-    findings.append(
-        Finding(
-            "the reflected loss ranks attacks better than cross-entropy",
-            all(p >= c for p, c in zip(pairwise, ce, strict=True)) and pairwise[-1] > ce[-1],
-            f"{pairwise} against {ce}, of {rows[0]['flips']} flips on the grid",
-            "Figure 6-2, bars",
-        )
+    yield Finding(
+        "the reflected loss ranks attacks better than cross-entropy",
+        all(p >= c for p, c in zip(pairwise, ce, strict=True)) and pairwise[-1] > ce[-1],
+        f"{pairwise} against {ce}, of {rows[0]['flips']} flips on the grid",
+        "Figure 6-2, bars",
     )
-    return findings
 
 
 def plot(rows: list[Row]) -> Any:
     """Draw the bars of the figure."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8.4, 3.0), layout="constrained")
-    for i, k in enumerate(TOP):
-        axes: Any = figure.add_subplot(1, len(TOP), i + 1)
+    figure, bars_of = canvas(8.4, 3.0, 1, len(TOP))
+    for i, (axes, k) in enumerate(zip(bars_of, TOP, strict=True)):
         values = [row["hits"][i] for row in rows]
         bars = axes.bar(range(len(rows)), values, color=["tab:blue", "salmon", "tab:red"])
         axes.bar_label(bars)
@@ -107,10 +96,8 @@ EXPERIMENT = Experiment(
     source="Thesis, Figure 6-2",
     claim="sorting perturbations by the reflected loss puts label flips first",
     grids={
-        "toy": {"loss": list(LOSSES), "radius": [0.72], "points": [120]},
-        "full": {"loss": list(LOSSES), "radius": [0.7078], "points": [800]},
+        "toy": grid(loss=list(LOSSES), radius=0.72, points=120),
+        "full": grid(loss=list(LOSSES), radius=0.7078, points=800),
     },
-    run=run,
-    check=check,
-    plot=plot,
-)
+    run=run, check=check, plot=plot,
+)  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from overt.experiments._completion import measure
-from overt.experiments.base import Experiment, Finding, Params, Row
+from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
 
 REPORTED = {
     30: (0.8041, 0.7938, 0.7805, 0.7850, 0.7991, 0.8186),
@@ -37,9 +37,8 @@ def run(params: Params, seed: int) -> dict[str, Any]:
     }
 
 
-def check(rows: list[Row]) -> list[Finding]:
+def check(rows: list[Row]) -> Findings:
     """Compare plain SGD with dropout, and SGD with alternating minimization."""
-    findings = []
     widths = sorted({row["width"] for row in rows})
     wide = widths[-1]
     cell = {(row["method"], row["width"], row["drop_prob"]): row for row in rows}
@@ -48,57 +47,45 @@ def check(rows: list[Row]) -> list[Finding]:
         plain = cell[method, wide, 0.0]
         dropped = [cell[method, wide, p]["last"] for p in probs]
         reported = REPORTED.get(wide)
-        findings.append(
-            Finding(
-                f"{method}: at the largest width, {wide}, dropout beats plain training",
-                min(dropped) < plain["last"],
-                f"plain {plain['last']:.4f}, best with dropout {min(dropped):.4f} at drop "
-                f"probability {probs[int(np.argmin(dropped))]:g}",
-                f"plain {reported[0]}, dropout {min(reported[2:])}" if reported else "",
-            )
+        yield Finding(
+            f"{method}: at the largest width, {wide}, dropout beats plain training",
+            min(dropped) < plain["last"],
+            f"plain {plain['last']:.4f}, best with dropout {min(dropped):.4f} at drop "
+            f"probability {probs[int(np.argmin(dropped))]:g}",
+            f"plain {reported[0]}, dropout {min(reported[2:])}" if reported else "",
         )
     gaps = [
         cell["alternating", w, p]["objective"] / cell["sgd", w, p]["objective"]
         for w in widths
         for p in probs
     ]
-    findings.append(
-        Finding(
-            "alternating minimization's objective is never above SGD's",
-            max(gaps) <= 1 + 1e-6,
-            f"largest ratio {max(gaps):.4f} over {len(gaps)} cells",
-        )
+    yield Finding(
+        "alternating minimization's objective is never above SGD's",
+        max(gaps) <= 1 + 1e-6,
+        f"largest ratio {max(gaps):.4f} over {len(gaps)} cells",
     )
     best = [
         probs[int(np.argmin([cell["alternating", w, p]["last"] for p in probs]))] for w in widths
     ]
-    findings.append(
-        Finding(
-            "the best drop probability does not fall as the width grows",
-            best == sorted(best),
-            ", ".join(f"{w}: {p:g}" for w, p in zip(widths, best, strict=True)),
-            ".1 at width 30, .4 at 190",
-        )
+    yield Finding(
+        "the best drop probability does not fall as the width grows",
+        best == sorted(best),
+        ", ".join(f"{w}: {p:g}" for w, p in zip(widths, best, strict=True)),
+        ".1 at width 30, .4 at 190",
     )
-    return findings
 
 
 def plot(rows: list[Row]) -> Any:
     """Draw test error against width, one line per drop probability."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    methods = ("sgd", "alternating")
-    axes = figure.subplots(1, len(methods), sharey=True)
-    for panel, method in zip(axes, methods, strict=True):
+    figure, axes = canvas(9, 4, 1, 2, sharey=True)
+    for panel, method in zip(axes, ("sgd", "alternating"), strict=True):
         chosen = [row for row in rows if row["method"] == method]
         for drop_prob in sorted({row["drop_prob"] for row in chosen}):
             line = sorted(
                 (row["width"], row["last"]) for row in chosen if row["drop_prob"] == drop_prob
             )
             panel.plot(*zip(*line, strict=True), marker="o", label=f"drop {drop_prob:g}")
-        panel.set_title(method)
-        panel.set_xlabel("width")
+        panel.set(title=method, xlabel="width")
     axes[0].set_ylabel("test RMSE")
     axes[1].legend()
     return figure
@@ -110,28 +97,12 @@ EXPERIMENT = Experiment(
     source="Thesis, Table 4-I",
     claim="plain SGD overfits as the width grows; dropout, by SGD or solved exactly, does not",
     grids={
-        "toy": {
-            "data": ["generated"],
-            "method": ["sgd", "alternating"],
-            "width": [5, 20],
-            "drop_prob": [0.0, 0.1, 0.4],
-            "epochs": [25],
-            "sweeps": [15],
-            "learning_rate": [1.0],
-            "batch_size": [100],
-        },
-        "full": {
-            "data": ["largest"],
-            "method": ["sgd", "alternating"],
-            "width": [30, 70, 110, 150, 190],
-            "drop_prob": [0.0, 0.1, 0.2, 0.3, 0.4],
-            "epochs": [100],
-            "sweeps": [30],
-            "learning_rate": [1.0],
-            "batch_size": [2000],
-        },
+        "toy": grid(data="generated", method=["sgd", "alternating"], width=[5, 20],
+                    drop_prob=[0.0, 0.1, 0.4], epochs=25, sweeps=15, learning_rate=1.0,
+                    batch_size=100),
+        "full": grid(data="largest", method=["sgd", "alternating"], width=[30, 70, 110, 150, 190],
+                     drop_prob=[0.0, 0.1, 0.2, 0.3, 0.4], epochs=100, sweeps=30, learning_rate=1.0,
+                     batch_size=2000),
     },
-    run=run,
-    check=check,
-    plot=plot,
-)
+    run=run, check=check, plot=plot,
+)  # fmt: skip

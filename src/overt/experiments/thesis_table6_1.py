@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from overt.experiments.base import Experiment, Finding, Params, Row
+from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
 
 TRAININGS = ("standard", "pgd-inf", "r-pgd-inf", "pgd-2", "r-pgd-2")
 ATTACKS = ("fgsm", "r-fgsm", "pgd-inf", "r-pgd-inf", "bim", "r-bim", "pgd-2", "r-pgd-2")
@@ -97,49 +97,43 @@ def table(rows: list[Row]) -> dict[str, dict[str, float]]:
     }
 
 
-def check(rows: list[Row]) -> list[Finding]:
+def check(rows: list[Row]) -> Findings:
     """Check the pattern of the table."""
     mean = table(rows)
     standard = mean["standard"]
     points = sum(row["points"] for row in rows if row["training"] == "standard")
     factor = 5 if rows[0]["data"] == "mnist" else 1
-    findings = [
-        Finding(f"standard training: reflected L2 finds at least {factor} times plain L2's error",
-                standard["r-pgd-2"] >= factor * standard["pgd-2"] and standard["r-pgd-2"] > 0,
-                f"{standard['pgd-2']:.3f} and {standard['r-pgd-2']:.3f}", ".003 and .256"),
-        Finding("reflection changes FGSM and BIM little",
-                abs(standard["fgsm"] - standard["r-fgsm"]) <= 0.01
-                and abs(standard["bim"] - standard["r-bim"]) <= 0.03,
-                f"FGSM {standard['fgsm']:.3f} / {standard['r-fgsm']:.3f}, "
-                f"BIM {standard['bim']:.3f} / {standard['r-bim']:.3f}",
-                ".236 / .236, .286 / .286"),
-    ]  # fmt: skip
+    yield Finding(f"standard training: reflected L2 finds at least {factor} times plain L2's error",
+                  standard["r-pgd-2"] >= factor * standard["pgd-2"] and standard["r-pgd-2"] > 0,
+                  f"{standard['pgd-2']:.3f} and {standard['r-pgd-2']:.3f}",
+                  ".003 and .256")  # fmt: skip
+    yield Finding("reflection changes FGSM and BIM little",
+                  abs(standard["fgsm"] - standard["r-fgsm"]) <= 0.01
+                  and abs(standard["bim"] - standard["r-bim"]) <= 0.03,
+                  f"FGSM {standard['fgsm']:.3f} / {standard['r-fgsm']:.3f}, "
+                  f"BIM {standard['bim']:.3f} / {standard['r-bim']:.3f}",
+                  ".236 / .236, .286 / .286")  # fmt: skip
     for plain, reflected in (("pgd-inf", "r-pgd-inf"), ("pgd-2", "r-pgd-2")):
         excess = max(mean[reflected][a] - mean[plain][a] for a in ATTACKS)
         # Means over runs and test points: allow three standard errors of their difference.
         share = max(mean[plain]["r-pgd-2"], 1 / points)
         noise = 3 * np.sqrt(2 * share * (1 - share) / points)
-        findings.append(
-            Finding(f"training with {reflected} dominates training with {plain}",
-                    bool(excess <= noise),
-                    f"r-pgd-2 error {mean[plain]['r-pgd-2']:.3f} -> "
-                    f"{mean[reflected]['r-pgd-2']:.3f}, largest excess {excess:.3f} "
-                    f"(noise {noise:.3f})",
-                    f"{REPORTED[plain][-1]} -> {REPORTED[reflected][-1]}")
-        )  # fmt: skip
-    return findings
+        yield Finding(f"training with {reflected} dominates training with {plain}",
+                      excess <= noise,
+                      f"r-pgd-2 error {mean[plain]['r-pgd-2']:.3f} -> "
+                      f"{mean[reflected]['r-pgd-2']:.3f}, largest excess {excess:.3f} "
+                      f"(noise {noise:.3f})",
+                      f"{REPORTED[plain][-1]} -> {REPORTED[reflected][-1]}")  # fmt: skip
 
 
 def plot(rows: list[Row]) -> Any:
     """Draw the table as two heat maps, ours and the thesis's."""
-    from matplotlib.figure import Figure
-
     mean = table(rows)
     ours = np.array([[mean[t][a] for a in ATTACKS] for t in TRAININGS])
     printed = np.array([REPORTED[t] for t in TRAININGS])
-    figure = Figure(figsize=(9, 5.4), layout="constrained")
-    for i, (title, values) in enumerate((("measured here", ours), ("thesis, Table 6-I", printed))):
-        axes: Any = figure.add_subplot(2, 1, i + 1)
+    figure, (upper, lower) = canvas(9, 5.4, 2, 1)
+    shown = ((upper, "measured here", ours), (lower, "thesis, Table 6-I", printed))
+    for axes, title, values in shown:
         axes.imshow(np.sqrt(values), cmap="Reds", vmin=0, vmax=1, aspect="auto")
         for (row, column), value in np.ndenumerate(values):
             axes.text(column, row, f"{value:.3f}", ha="center", va="center", fontsize=8)
@@ -155,14 +149,12 @@ EXPERIMENT = Experiment(
     source="Thesis, Table 6-I",
     claim="plain attacks overrate networks trained as usual; reflected training is more robust",
     grids={
-        "toy": {"run": [0], "data": ["digits"], "training": list(TRAININGS), "epochs": [8],
-                "train_steps": [10], "steps": [10]},
-        "full": {"run": list(range(10)), "data": ["mnist"], "training": list(TRAININGS),
-                 "epochs": [20], "train_steps": [20], "steps": [40]},
+        "toy": grid(run=0, data="digits", training=list(TRAININGS), epochs=8, train_steps=10,
+                    steps=10),
+        "full": grid(run=list(range(10)), data="mnist", training=list(TRAININGS), epochs=20,
+                     train_steps=20, steps=40),
     },
-    run=run,
-    check=check,
-    plot=plot,
+    run=run, check=check, plot=plot,
     needs={"torch": "torch", "matplotlib": "plots"},
     revision=2,
 )  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from overt.experiments.base import Experiment, Finding, Params, Row
+from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
 
 LOSSES = {"PGD": "cross_entropy", "R-PGD": "reflected_greedy"}
 REPORTED = {  # (radius * 255, steps): (RA of PGD, RA of R-PGD)
@@ -61,9 +61,8 @@ def run(params: Params, seed: int) -> dict[str, Any]:
             "points_tested": len(x)}  # fmt: skip
 
 
-def check(rows: list[Row]) -> list[Finding]:
+def check(rows: list[Row]) -> Findings:
     """Check that reflection makes no difference beyond noise."""
-    findings = []
     for radius in sorted({row["radius"] for row in rows}):
         differences, noise = [], []
         for steps in sorted({row["steps"] for row in rows}):
@@ -77,25 +76,19 @@ def check(rows: list[Row]) -> list[Finding]:
             # Two networks from different losses; 3 binomial standard errors plus retraining noise.
             noise.append(3 * np.sqrt(2 * 0.25 / n) + 0.05)
         known = [v for (r, _), v in REPORTED.items() if r == radius]
-        findings.append(
-            Finding(
-                f"radius {radius}/255: PGD and R-PGD train equally robust networks",
-                all(abs(d) <= e for d, e in zip(differences, noise, strict=True)),
-                "R-PGD minus PGD: " + ", ".join(f"{100 * d:+.1f}" for d in differences) + " points",
-                ", ".join(f"{b - a:+.1f}" for a, b in known),
-            )
+        yield Finding(
+            f"radius {radius}/255: PGD and R-PGD train equally robust networks",
+            all(abs(d) <= e for d, e in zip(differences, noise, strict=True)),
+            "R-PGD minus PGD: " + ", ".join(f"{100 * d:+.1f}" for d in differences) + " points",
+            ", ".join(f"{b - a:+.1f}" for a, b in known),
         )
-    return findings
 
 
 def plot(rows: list[Row]) -> Any:
     """Draw robust and clean accuracy by attack steps, a panel for each radius."""
-    from matplotlib.figure import Figure
-
     radii = sorted({row["radius"] for row in rows})
-    figure = Figure(figsize=(3.1 * len(radii), 3.2), layout="constrained")
-    for i, radius in enumerate(radii):
-        axes: Any = figure.add_subplot(1, len(radii), i + 1)
+    figure, line = canvas(3.1 * len(radii), 3.2, 1, len(radii), squeeze=False)
+    for axes, radius in zip(line[0], radii, strict=True):
         for method, color in (("PGD", "tab:blue"), ("R-PGD", "tab:red")):
             chosen = sorted(
                 (r["steps"], r["robust"], r["clean"])
@@ -106,12 +99,9 @@ def plot(rows: list[Row]) -> Any:
             axes.plot(steps, robust, marker="o", color=color, label=f"{method}, robust")
             axes.plot(steps, clean, marker="s", ls="--", color=color, label=f"{method}, clean")
         axes.set_xscale("log", base=2)
-        axes.set_ylim(0, 1)
-        axes.set_xlabel("attack steps in training")
-        axes.set_title(f"radius {radius}/255")
-        if i == 0:
-            axes.set_ylabel("test accuracy")
-            axes.legend(fontsize=7)
+        axes.set(ylim=(0, 1), xlabel="attack steps in training", title=f"radius {radius}/255")
+    line[0, 0].set_ylabel("test accuracy")
+    line[0, 0].legend(fontsize=7)
     return figure
 
 
@@ -121,18 +111,14 @@ EXPERIMENT = Experiment(
     source="Thesis, Table 6-II",
     claim="reflecting the loss of the training attack changes robust accuracy within noise",
     grids={
-        "toy": {"data": ["digits"], "method": list(LOSSES), "radius": [16], "steps": [2],
-                "test_radius": [16], "epochs": [2], "width": [4], "stride": [1], "points": [150],
-                "run": [0]},
-        "small": {"data": ["cifar10"], "method": list(LOSSES), "radius": [2, 4, 8, 16],
-                  "steps": [2, 8], "test_radius": [8], "epochs": [6], "width": [8], "stride": [2],
-                  "points": [870], "run": [0]},
-        "full": {"data": ["cifar10"], "method": list(LOSSES), "radius": [2, 4, 8, 16],
-                 "steps": [2, 4, 16, 32], "test_radius": [8], "epochs": [20], "width": [16],
-                 "stride": [1], "points": [870], "run": [0]},
+        "toy": grid(data="digits", method=list(LOSSES), radius=16, steps=2, test_radius=16,
+                    epochs=2, width=4, stride=1, points=150, run=0),
+        "small": grid(data="cifar10", method=list(LOSSES), radius=[2, 4, 8, 16], steps=[2, 8],
+                      test_radius=8, epochs=6, width=8, stride=2, points=870, run=0),
+        "full": grid(data="cifar10", method=list(LOSSES), radius=[2, 4, 8, 16],
+                     steps=[2, 4, 16, 32], test_radius=8, epochs=20, width=16, stride=1, points=870,
+                     run=0),
     },
-    run=run,
-    check=check,
-    plot=plot,
+    run=run, check=check, plot=plot,
     needs={"torch": "torch", "matplotlib": "plots"},
 )  # fmt: skip

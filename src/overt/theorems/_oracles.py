@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from overt._types import Floats
+from overt.theorems.base import Evidence
 
 EXACT = 1e-10
 """Tolerance on a relative difference of two sums that agree but for rounding."""
@@ -38,6 +39,26 @@ def standard_errors(draws: Floats, exact: Any) -> float:
 def worst(*residuals: float) -> float:
     """Return the largest residual; NaN if any of them is, so that the check fails."""
     return float(np.max(residuals))
+
+
+def agreement(
+    stated: Any, exact: Any, detail: str, printed: Any = None, tolerance: float = EXACT
+) -> Evidence:
+    """Return how far what is stated lies from the exact value, and what is printed, if given."""
+    wrong = None if printed is None else relative(printed, exact)
+    return Evidence(relative(stated, exact), tolerance, detail, wrong)
+
+
+def seeded_torch(rng: np.random.Generator) -> tuple[Any, Any]:
+    """Return torch, its generator seeded, and a builder of double-precision sequences."""
+    import torch
+
+    torch.manual_seed(int(rng.integers(2**31)))
+
+    def sequential(*modules: Any) -> Any:
+        return torch.nn.Sequential(*modules).double().eval().requires_grad_(False)
+
+    return torch, sequential
 
 
 def second_moment(rng: np.random.Generator, n: int) -> Floats:

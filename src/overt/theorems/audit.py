@@ -48,12 +48,8 @@ def last_layer(scale: int, rng: np.random.Generator) -> Evidence:
     target = lower.free_target(R, slice(1, 1 + k), centered=True)
     bound, *_ = lower.squared_bound(target, k, [(lam / d, SquaredNuclear())])
     printed, *_ = lower.squared_bound(target, k, [(lam, SquaredNuclear())])
-    return Evidence(
-        oracles.relative(bound, best),
-        oracles.DESCENT,
-        f"descent over {n} x {d} features, last layer and bias",
-        printed=oracles.relative(printed, best),
-    )
+    detail = f"descent over {n} x {d} features, last layer and bias"
+    return oracles.agreement(bound, best, detail, printed, oracles.DESCENT)
 
 
 @theorem(
@@ -118,7 +114,8 @@ def class_size(scale: int, rng: np.random.Generator) -> Evidence:
     frequencies = np.full(k, 1 / k)
     top = float(np.linalg.norm(y - frequencies, 2)) / math.sqrt(n)
     bound = lower.class_bound(frequencies, top, t, centered=True)
-    return Evidence(oracles.relative(bound, best), 1e-4, f"{n} samples of {k} classes, t = {t:.2f}")
+    detail = f"{n} samples of {k} classes, t = {t:.2f}"
+    return oracles.agreement(bound, best, detail, tolerance=1e-4)
 
 
 @theorem(

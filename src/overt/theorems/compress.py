@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 
@@ -24,8 +23,8 @@ def expected_loss(scale: int, rng: np.random.Generator) -> Evidence:
     from overt.nn.compression.structure import structure_of
     from overt.nn.given.batches import Inputs
 
-    torch, d, k = _torch(rng), 6 + scale, 3
-    model = _sequential(
+    (torch, seq), d, k = oracles.seeded_torch(rng), 6 + scale, 3
+    model = seq(
         torch.nn.Linear(4, d), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(d, 3)
     )
     x, y = torch.randn(8, 4).double(), torch.randn(8, 3).double()
@@ -40,11 +39,8 @@ def expected_loss(scale: int, rng: np.random.Generator) -> Evidence:
     total = ((a @ U.T) ** 2).sum(1).mean()
     added = (d - k) / (k * (d - 1)) * (d * flows - total)
     stated = float(((y - model(x)) ** 2).sum(1).mean() + added)
-    return Evidence(
-        oracles.relative(stated, float(np.mean(losses))),
-        oracles.EXACT,
-        f"all {len(losses)} sub-networks of {k} of {d} units, cut out",
-    )
+    detail = f"all {len(losses)} sub-networks of {k} of {d} units, cut out"
+    return oracles.agreement(stated, np.mean(losses), detail)
 
 
 @theorem(
@@ -57,8 +53,8 @@ def low_rank(scale: int, rng: np.random.Generator) -> Evidence:
     """Rewrite a layer and try many inputs, among them the worst."""
     from overt.nn.compression import compress
 
-    torch, m, n = _torch(rng), 9 * scale, 7 * scale
-    model = _sequential(torch.nn.Linear(n, m))
+    (torch, seq), m, n = oracles.seeded_torch(rng), 9 * scale, 7 * scale
+    model = seq(torch.nn.Linear(n, m))
     small, report = compress(model, 0.6, torch.randn(2, n).double(), by="spectrum")
     (change,) = report.changes
     _, s, right = np.linalg.svd(model[0].weight.numpy())
@@ -79,8 +75,8 @@ def data_rank(scale: int, rng: np.random.Generator) -> Evidence:
     """Compare with the spectrum of the outputs, and with the rewriting that sees weights alone."""
     from overt.nn.compression import compress
 
-    torch, m, n = _torch(rng), 8 * scale, 8 * scale
-    model = _sequential(torch.nn.Linear(n, m))
+    (torch, seq), m, n = oracles.seeded_torch(rng), 8 * scale, 8 * scale
+    model = seq(torch.nn.Linear(n, m))
     mixed = rng.standard_normal((300, n)) @ rng.standard_normal((n, n)) + rng.standard_normal(n)
     x = torch.as_tensor(mixed)
     small, report = compress(model, {"0": 0.6}, x[:2], [(x,)], "spectrum")
@@ -95,16 +91,3 @@ def data_rank(scale: int, rng: np.random.Generator) -> Evidence:
     return Evidence(
         residual, 1e-8, f"rank {change.after} of {m}; weights alone: {worse / least:.1f} times that"
     )
-
-
-def _torch(rng: np.random.Generator) -> Any:
-    import torch
-
-    torch.manual_seed(int(rng.integers(2**31)))
-    return torch
-
-
-def _sequential(*modules: Any) -> Any:
-    import torch
-
-    return torch.nn.Sequential(*modules).double().eval().requires_grad_(False)

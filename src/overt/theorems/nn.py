@@ -26,7 +26,7 @@ def last_layer(scale: int, rng: np.random.Generator) -> Evidence:
     """Enumerate the blocks dropped in a convolutional network."""
     from overt import nn as onn
 
-    torch, seq = _torch(rng)
+    torch, seq = oracles.seeded_torch(rng)
     drop_prob, block, size = float(rng.uniform(0.2, 0.7)), 2, 3
     model = seq(
         torch.nn.Conv2d(1, 1, 2),
@@ -44,12 +44,8 @@ def last_layer(scale: int, rng: np.random.Generator) -> Evidence:
     z, p = oracles.sliding_masks((size, size), block, seed_prob)
     multipliers = torch.as_tensor(z / keep).reshape(-1, 1, size, size)
     added = _added(model, 2, x, multipliers, p, torch)
-    value = float(onn.explicit_penalty(model, x).value.detach())
-    return Evidence(
-        oracles.relative(value, added),
-        oracles.EXACT,
-        f"all {len(p)} sets of blocks, drop_prob {drop_prob:.2f}",
-    )
+    detail = f"all {len(p)} sets of blocks, drop_prob {drop_prob:.2f}"
+    return oracles.agreement(_stated(model, x), added, detail)
 
 
 @theorem(
@@ -62,24 +58,11 @@ def dropout_factor(scale: int, rng: np.random.Generator) -> Evidence:
     """Enumerate the masks of a hidden layer."""
     from overt import nn as onn
 
-    torch, seq = _torch(rng)
-    width, drop_prob = 5 + 2 * scale, float(rng.uniform(0.2, 0.45))
-    model = seq(
-        torch.nn.Linear(4, width), torch.nn.ReLU(), onn.Dropout(drop_prob),
-        torch.nn.Linear(width, 3),
-    )  # fmt: skip
-    x = torch.randn(6, 4).double()
-    z, p = oracles.masks(np.full(width, 1 - drop_prob))
-    added = _added(model, 2, x, torch.as_tensor(z / (1 - drop_prob))[:, None], p, torch)
+    torch, model, x, multipliers, p = _hidden_layer(rng, 5 + 2 * scale, 0.45, onn.Dropout)
+    added = _added(model, 2, x, multipliers, p, torch)
     a, U = torch.relu(model[0](x)), model[3].weight
     printed = float(((U**2).sum(0) * (a**2).mean(0)).sum())
-    value = float(onn.explicit_penalty(model, x).value.detach())
-    return Evidence(
-        oracles.relative(value, added),
-        oracles.EXACT,
-        f"all {len(p)} masks",
-        printed=oracles.relative(printed, added),
-    )
+    return oracles.agreement(_stated(model, x), added, f"all {len(p)} masks", printed)
 
 
 @theorem(
@@ -90,17 +73,12 @@ def dropout_factor(scale: int, rng: np.random.Generator) -> Evidence:
 )
 def variance(scale: int, rng: np.random.Generator) -> Evidence:
     """Enumerate the masks and compare the whole covariance of the outputs."""
+    from torch.nn import Dropout
+
     from overt import nn as onn
 
-    torch, seq = _torch(rng)
-    width, drop_prob = 5 + 2 * scale, float(rng.uniform(0.2, 0.7))
-    model = seq(
-        torch.nn.Linear(4, width), torch.nn.ReLU(), torch.nn.Dropout(drop_prob),
-        torch.nn.Linear(width, 3),
-    )  # fmt: skip
-    x = torch.randn(6, 4).double()
-    z, p = oracles.masks(np.full(width, 1 - drop_prob))
-    outputs = _outputs(model, 2, x, torch.as_tensor(z / (1 - drop_prob))[:, None], torch).numpy()
+    torch, model, x, multipliers, p = _hidden_layer(rng, 5 + 2 * scale, 0.7, Dropout)
+    outputs = _outputs(model, 2, x, multipliers, torch).numpy()
     mean = np.tensordot(p, outputs, 1)
     centered = outputs - mean
     expected = np.einsum("m,mbi,mbj->bij", p, centered, centered)
@@ -121,7 +99,7 @@ def dropconnect(scale: int, rng: np.random.Generator) -> Evidence:
     """Enumerate the dropped weights on correlated inputs."""
     from overt import nn as onn
 
-    torch, seq = _torch(rng)
+    torch, seq = oracles.seeded_torch(rng)
     inputs, width, drop_prob = 4, 2, float(rng.uniform(0.2, 0.7))
     model = seq(
         onn.DropConnectLinear(inputs, width, bias=False, drop_prob=drop_prob),
@@ -135,13 +113,8 @@ def dropconnect(scale: int, rng: np.random.Generator) -> Evidence:
     losses = ((x @ masked.mT @ U.T - clean) ** 2).sum(2).mean(1).detach().numpy()
     added, lam = float(p @ losses), drop_prob / (1 - drop_prob)
     printed = lam * float(((U**2).sum(0) * ((x @ V.T) ** 2).mean(0)).sum())
-    value = float(onn.explicit_penalty(model, x).value.detach())
-    return Evidence(
-        oracles.relative(value, added),
-        oracles.EXACT,
-        f"all {len(p)} masks of {inputs * width} weights, inputs of mean 1",
-        printed=oracles.relative(printed, added),
-    )
+    detail = f"all {len(p)} masks of {inputs * width} weights, inputs of mean 1"
+    return oracles.agreement(_stated(model, x), added, detail, printed)
 
 
 @theorem(
@@ -155,7 +128,7 @@ def relu_path_norm(scale: int, rng: np.random.Generator) -> Evidence:
     """Evaluate the penalty on a symmetric data set with second moment I."""
     from overt import nn as onn
 
-    torch, seq = _torch(rng)
+    torch, seq = oracles.seeded_torch(rng)
     inputs, width, drop_prob = 4, 8 * scale, float(rng.uniform(0.55, 0.8))
     model = seq(
         torch.nn.Linear(inputs, width, bias=False), torch.nn.ReLU(), onn.Dropout(drop_prob),
@@ -166,7 +139,7 @@ def relu_path_norm(scale: int, rng: np.random.Generator) -> Evidence:
     V, U = model[0].weight, model[3].weight
     paths = float(((U**2) @ (V**2)).sum())
     lam = drop_prob / (1 - drop_prob)
-    value = float(onn.explicit_penalty(model, x).value.detach())
+    value = _stated(model, x)
     return Evidence(
         oracles.relative(value, lam / 2 * paths),
         oracles.EXACT,
@@ -186,7 +159,7 @@ def sliding_blocks(scale: int, rng: np.random.Generator) -> Evidence:
     """Draw masks; the residual is the largest deviation in standard errors."""
     from overt import nn as onn
 
-    torch, _ = _torch(rng)
+    torch, _ = oracles.seeded_torch(rng)
     drop_prob, block, size, n = 0.5, 3, (6, 7), 4000 * scale
     layer = onn.DropBlock2d(drop_prob, block, seed=int(rng.integers(2**31)))
     y = layer(torch.ones(n, 1, *size, dtype=torch.float64))[:, 0]
@@ -207,16 +180,24 @@ def sliding_blocks(scale: int, rng: np.random.Generator) -> Evidence:
     )
 
 
-def _torch(rng: np.random.Generator) -> tuple[Any, Any]:
-    """Return torch, its generator seeded, and a builder of double-precision sequences."""
-    import torch
+def _hidden_layer(rng: np.random.Generator, width: int, most: float, kind: Any) -> Any:
+    """Return torch, a network with dropout, its drop_prob and inputs, and all masks with chances.
 
-    torch.manual_seed(int(rng.integers(2**31)))
+    One hidden layer of ReLU units, with drop_prob between .2 and `most`; masks as multipliers.
+    """
+    torch, seq = oracles.seeded_torch(rng)
+    drop_prob = float(rng.uniform(0.2, most))
+    model = seq(torch.nn.Linear(4, width), torch.nn.ReLU(), kind(drop_prob),
+                torch.nn.Linear(width, 3))  # fmt: skip
+    x = torch.randn(6, 4).double()
+    z, p = oracles.masks(np.full(width, 1 - drop_prob))
+    return torch, model, x, torch.as_tensor(z / (1 - drop_prob))[:, None], p
 
-    def sequential(*modules: Any) -> Any:
-        return torch.nn.Sequential(*modules).double().eval().requires_grad_(False)
 
-    return torch, sequential
+def _stated(model: Any, x: Any) -> float:
+    from overt.nn import explicit_penalty
+
+    return float(explicit_penalty(model, x).value.detach())
 
 
 def _outputs(model: Any, index: int, x: Any, multipliers: Any, torch: Any) -> Any:

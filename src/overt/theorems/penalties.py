@@ -10,6 +10,7 @@ from overt.theorems._oracles import (
     EXACT,
     STANDARD_ERRORS,
     added_loss,
+    agreement,
     masks,
     path_sum,
     relative,
@@ -116,12 +117,9 @@ def _last_layer_dropout(scale: int, rng: np.random.Generator) -> Evidence:
     z, p = masks(np.full(d, 1 - prob))
     exact = added_loss(Y, U, A, z / (1 - prob), p)
     without_lam = float((U**2).sum(0) @ (A**2).mean(0))
-    return Evidence(
-        relative(penalty.hidden(U, A, noise.Dropout(prob)), exact),
-        EXACT,
-        f"a tanh-ReLU network, its loss over all {2**d} masks",
-        relative(without_lam, exact),
-    )
+    stated = penalty.hidden(U, A, noise.Dropout(prob))
+    detail = f"a tanh-ReLU network, its loss over all {2**d} masks"
+    return agreement(stated, exact, detail, without_lam)
 
 
 @theorem(
@@ -218,7 +216,7 @@ def _dropconnect_last_layer(scale: int, rng: np.random.Generator) -> Evidence:
     noisy = ((Y.T - masked @ A.T) ** 2).sum(1).mean(-1)
     exact = p @ noisy - ((Y - A @ U.T) ** 2).sum(-1).mean()
     stated = penalty.hidden(U, A, noise.Dropout(prob))
-    return Evidence(relative(stated, exact), EXACT, f"all {len(p)} masks of U")
+    return agreement(stated, exact, f"all {len(p)} masks of U")
 
 
 @theorem(
@@ -232,9 +230,7 @@ def _sensing_penalty(scale: int, rng: np.random.Generator) -> Evidence:
     A = rng.normal(size=(6, len(U), len(V)))
     prob = float(rng.uniform(0.1, 0.8))
     exact = sensing_added_loss(rng.normal(size=len(A)), U, V, A, prob)
-    return Evidence(
-        relative(penalty.sensing(U, V, A, prob), exact), EXACT, "the error over all masks"
-    )
+    return agreement(penalty.sensing(U, V, A, prob), exact, "the error over all masks")
 
 
 @theorem(
@@ -251,7 +247,7 @@ def _completion_penalty(scale: int, rng: np.random.Generator) -> Evidence:
     prob = float(rng.uniform(0.1, 0.8))
     exact = sensing_added_loss(rng.normal(size=len(A)), U, V, A, prob)
     stated = penalty.completion(U, V, rows, cols, prob)
-    return Evidence(relative(stated, exact), EXACT, "the error on observed entries over all masks")
+    return agreement(stated, exact, "the error on observed entries over all masks")
 
 
 @theorem(

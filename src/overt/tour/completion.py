@@ -96,14 +96,12 @@ def _figure(model: DropoutCompletion, holdout: Entries) -> Any:
     left, right = figure.subplots(1, 2)
     probs = np.asarray(model.learned_drop_prob_)
     left.bar(np.arange(1, len(probs) + 1), probs)
-    left.set_xlabel("factor, most important first")
-    left.set_ylabel("equivalent drop probability")
+    left.set(xlabel="factor, most important first", ylabel="equivalent drop probability")
     predicted, std = model.predict(holdout, return_std=True)
     levels = np.linspace(0.05, 0.99, 30)
     inside = [_coverage(holdout.values - predicted, std, level) for level in levels]
     right.plot(levels, inside, label="held-out ratings")
     right.plot([0, 1], [0, 1], "k--", lw=0.8)
-    right.set_xlabel("level of the interval")
-    right.set_ylabel("share inside")
+    right.set(xlabel="level of the interval", ylabel="share inside")
     right.legend()
     return figure

@@ -136,9 +136,7 @@ def _picture(runs: dict[int, LazyRun]) -> Any:
     scale = runs[widths[0]].moved[-1] * math.sqrt(widths[0])
     moves.plot(widths, [scale / math.sqrt(w) for w in widths], ":", label="1 / sqrt(width)")
     for axes, label in ((errors, "test error, %"), (moves, "distance of a row from its start")):
-        axes.set_xscale("log")
-        axes.set_xlabel("width")
-        axes.set_ylabel(label)
+        axes.set(xscale="log", xlabel="width", ylabel=label)
         axes.legend(frameon=False)
     moves.set_yscale("log")
     return figure
@@ -153,7 +151,6 @@ def _flow_picture(runs: dict[int, LazyRun], X: Any) -> Any:
         psi = np.sort(TwoLayer(run.a[None] / math.sqrt(width), run.W.T).flows(X))[::-1]
         share = np.arange(width) / width
         axes.plot(share, psi / psi.mean(), label=f"width {width}: phi {coadaptation(psi):.2f}")
-    axes.set_xlabel("share of the units")
-    axes.set_ylabel("flow over mean flow")
+    axes.set(xlabel="share of the units", ylabel="flow over mean flow")
     axes.legend(frameon=False)
     return figure

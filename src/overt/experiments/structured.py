@@ -8,7 +8,7 @@ import numpy as np
 
 from overt._types import Floats
 from overt.experiments._trajectories import log_steps, trajectory
-from overt.experiments.base import Finding, Params, Row
+from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
 from overt.linear import LinearNetwork, inverse_decay
 from overt.noise import DropBlock, DropConnect, Dropout, Noise
 
@@ -25,9 +25,8 @@ def dataset(params: Params) -> tuple[Floats, Floats]:
     rho = params.get("correlation", 0.0)
     X = np.sqrt(1 - rho) * rng.standard_normal((samples, inputs))
     X = X + np.sqrt(rho) * rng.standard_normal((samples, 1))
-    M = rng.standard_normal((outputs, params["width"])) @ rng.standard_normal(
-        (params["width"], inputs)
-    )
+    left = rng.standard_normal((outputs, params["width"]))
+    M = left @ rng.standard_normal((params["width"], inputs))
     return X, X @ (M / np.linalg.norm(M)).T
 
 
@@ -107,60 +106,49 @@ def sampled_equals_exact(row: Row) -> Finding:
     deviation = np.abs(np.subtract(row["sampled"], row["exact"])) / np.array(row["error"])
     return Finding(
         f"drop probability {row['drop_prob']:g}: the stochastic objective equals the exact one",
-        bool(deviation.max() <= 5),
+        deviation.max() <= 5,
         f"largest deviation over {len(deviation)} records: {deviation.max():.1f} s.e.",
         "curves coincide",
     )
 
 
-def check_dropblock(rows: list[Row]) -> list[Finding]:
+def check_dropblock(rows: list[Row]) -> Findings:
     """Check Lemma 2.1 along the run and convergence to Theorem 2.7's minimum."""
-    findings = []
     for row in rows:
+        yield sampled_equals_exact(row)
         excess = row["exact"][-1] / row["optimum"] - 1
         above = min(row["exact"]) >= row["bound"] * (1 - 1e-9)
-        findings += [
-            sampled_equals_exact(row),
-            Finding(
-                f"drop probability {row['drop_prob']:g}: training ends at Theorem 2.7's minimum",
-                bool(-1e-9 <= excess <= 0.03 and above),
-                f"{excess:.2%} above the optimum of rank {row['rank']} "
-                f"(its gap to the proved bound: {row['gap']:.0e})",
-                "converges",
-            ),
-        ]
-    return findings
+        yield Finding(
+            f"drop probability {row['drop_prob']:g}: training ends at Theorem 2.7's minimum",
+            -1e-9 <= excess <= 0.03 and above,
+            f"{excess:.2%} above the optimum of rank {row['rank']} "
+            f"(its gap to the proved bound: {row['gap']:.0e})",
+            "converges",
+        )
 
 
-def check_dropconnect(rows: list[Row]) -> list[Finding]:
+def check_dropconnect(rows: list[Row]) -> Findings:
     """Check the corrected Theorem 4.1, and where DropConnect equals Dropout."""
-    findings = []
     for row in rows:
-        findings.append(sampled_equals_exact(row))
+        yield sampled_equals_exact(row)
         ratio = row["dropout_penalty"] / row["penalty"] - 1
         same = abs(row["dropout_optimum"] / row["optimum"] - 1)
+        drop = f"drop probability {row['drop_prob']:g}"
         if row["correlation"] == 0:
-            findings.append(
-                Finding(
-                    f"drop probability {row['drop_prob']:g}, uncorrelated inputs: the same optimum "
-                    "as Dropout",
-                    bool(same <= 0.15),
-                    f"optima differ by {same:.1%}, from sampling the inputs",
-                    "curves coincide",
-                )
+            yield Finding(
+                f"{drop}, uncorrelated inputs: the same optimum as Dropout",
+                same <= 0.15,
+                f"optima differ by {same:.1%}, from sampling the inputs",
+                "curves coincide",
             )
         else:
-            findings.append(
-                Finding(
-                    f"drop probability {row['drop_prob']:g}, correlation {row['correlation']:g}: "
-                    "not Dropout's objective",
-                    bool(abs(ratio) >= 0.05),
-                    f"Dropout's penalty at the same weights differs by {ratio:+.0%}, "
-                    f"the optimum by {same:.0%}",
-                    "claimed equal; corrected",
-                )
+            yield Finding(
+                f"{drop}, correlation {row['correlation']:g}: not Dropout's objective",
+                abs(ratio) >= 0.05,
+                f"Dropout's penalty at the same weights differs by {ratio:+.0%}, "
+                f"the optimum by {same:.0%}",
+                "claimed equal; corrected",
             )
-    return findings
 
 
 def draw_run(axes: Any, row: Row, colors: tuple[str, str], name: str) -> None:
@@ -174,14 +162,10 @@ def draw_run(axes: Any, row: Row, colors: tuple[str, str], name: str) -> None:
 
 def plot_dropblock(rows: list[Row]) -> Any:
     """Draw sampled and exact objectives, the optimum, and the spectra."""
-    from matplotlib.figure import Figure
-
     from overt.linear.plots import ACCENT, INK
 
-    figure = Figure(figsize=(3.8 * len(rows), 6.4), layout="constrained")
-    axes: Any = figure.subplots(2, len(rows), squeeze=False)
-    for column, row in enumerate(rows):
-        top, bottom = axes[0][column], axes[1][column]
+    figure, axes = canvas(3.8 * len(rows), 6.4, 2, len(rows), squeeze=False)
+    for row, top, bottom in zip(rows, *axes, strict=True):
         draw_run(top, row, (ACCENT, INK), "DropBlock")
         top.axhline(row["optimum"], color="black", ls="--", lw=1, label="Theorem 2.7")
         top.set_title(f"drop probability {row['drop_prob']:g}")
@@ -189,21 +173,17 @@ def plot_dropblock(rows: list[Row]) -> Any:
         bottom.plot(row["spectrum"][:count], "o", ms=4, color=ACCENT, label="after training")
         bottom.plot(row["best_spectrum"][:count], color=INK, label="exact optimum")
         bottom.set_xlabel("index of singular value")
-    axes[0][0].legend(frameon=False, fontsize=8)
-    axes[0][0].set_ylabel("objective")
-    axes[1][0].legend(frameon=False, fontsize=8)
-    axes[1][0].set_ylabel("singular value")
+    for panel, label in zip(axes[:, 0], ("objective", "singular value"), strict=True):
+        panel.legend(frameon=False, fontsize=8)
+        panel.set_ylabel(label)
     return figure
 
 
 def plot_dropconnect(rows: list[Row]) -> Any:
     """Draw DropConnect's sampled and exact objective, and Dropout's beside it."""
-    from matplotlib.figure import Figure
-
     from overt.linear.plots import ACCENT, INK, QUIET
 
-    figure = Figure(figsize=(3.8 * len(rows), 3.6), layout="constrained")
-    axes: Any = figure.subplots(1, len(rows), squeeze=False)
+    figure, axes = canvas(3.8 * len(rows), 3.6, 1, len(rows), squeeze=False)
     for row, panel in zip(rows, axes[0], strict=True):
         draw_run(panel, row, (ACCENT, INK), "DropConnect")
         steps = np.maximum(row["steps_seen"], 1)
@@ -215,5 +195,38 @@ def plot_dropconnect(rows: list[Row]) -> Any:
     return figure
 
 
-TOY = {"samples": [200], "inputs": [20], "outputs": [16], "width": [10], "steps": [40_000]}
-FULL = {"samples": [1000], "inputs": [100], "outputs": [80], "width": [50], "steps": [500_000]}
+def _sizes(toy: dict[str, Any], full: dict[str, Any]) -> dict[str, dict[str, list[Any]]]:
+    return {
+        "toy": grid(**toy, samples=200, inputs=20, outputs=16, width=10, steps=40_000),
+        "full": grid(**full, samples=1000, inputs=100, outputs=80, width=50, steps=500_000),
+    }
+
+
+def _dropblock(figure: int, title: str, drop_prob: list[float]) -> Experiment:
+    return Experiment(
+        id=f"structured-fig{figure}",
+        title=title,
+        source=f"On the Regularization Properties of Structured Dropout, Figure {figure}",
+        claim="the stochastic objective equals the exact one, and training ends at the global "
+        "minimum",
+        grids=_sizes(*({"drop_prob": drop_prob, "block_size": size} for size in (2, 5))),
+        run=run_dropblock, check=check_dropblock, plot=plot_dropblock,
+    )  # fmt: skip
+
+
+def _dropconnect(figure: int, title: str, drop_prob: list[float]) -> Experiment:
+    return Experiment(
+        id=f"structured-fig{figure}",
+        title=title,
+        source=f"On the Regularization Properties of Structured Dropout, Figure {figure}",
+        claim="DropConnect has an exact objective, Dropout's only where the inputs are "
+        "uncorrelated",
+        grids=_sizes(*[{"drop_prob": drop_prob, "correlation": [0.0, 0.5]}] * 2),
+        run=run_dropconnect, check=check_dropconnect, plot=plot_dropconnect,
+    )  # fmt: skip
+
+
+FIG_1 = _dropblock(1, "DropBlock descends its exact objective to its exact minimum", [0.5])
+FIG_3 = _dropconnect(3, "DropConnect beside Dropout", [0.5])
+FIG_5 = _dropblock(5, "DropBlock at other drop probabilities", [0.2, 0.4, 0.6, 0.8])
+FIG_6 = _dropconnect(6, "DropConnect beside Dropout at other drop probabilities", [0.3, 0.7])
