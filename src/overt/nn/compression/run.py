@@ -15,13 +15,7 @@ from overt._check import InputError, InputTypeError
 from overt._types import Floats, Seed
 from overt.nn.compression.cutting import Keep, Outcome, duplicate
 from overt.nn.compression.lowrank import by_spectrum, share_within
-from overt.nn.compression.measuring import (
-    Score,
-    latencies,
-    multiply_adds,
-    parameters,
-    score,
-)
+from overt.nn.compression.measuring import Score, latencies, multiply_adds, parameters, score
 from overt.nn.compression.measuring import recover as train_on
 from overt.nn.compression.narrowing import by_units
 from overt.nn.compression.report import Compression, Size, recipe_of

@@ -58,13 +58,7 @@ def l2_step(
 
 @njit(**_OPTIONS)
 def _project(
-    v: Array,
-    x: Array,
-    radius: float,
-    low: Array,
-    high: Array,
-    delta: Array,
-    moved: Array,
+    v: Array, x: Array, radius: float, low: Array, high: Array, delta: Array, moved: Array
 ) -> None:
     """Set delta <- clip(s v, low - x, high - x), moved <- x + delta for one row.
 
