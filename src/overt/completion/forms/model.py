@@ -74,15 +74,10 @@ class FactorModel:
             for stacked, draw in zip(stacks[side], draws, strict=True):
                 stacked[:-1], stacked[-1] = draw[side] * c, unseen
         return cls(
-            columns,
-            problem.center,
-            form.noise * problem.scale**2,
-            (means[0], means[1]),
-            form.spread.packaged(columns, problem.scale, priors),
-            (priors[0], priors[1]),
-            *limits,
+            columns, problem.center, form.noise * problem.scale**2, (means[0], means[1]),
+            form.spread.packaged(columns, problem.scale, priors), (priors[0], priors[1]), *limits,
             (stacks[0], stacks[1]) if draws else None,
-        )
+        )  # fmt: skip
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -131,12 +131,9 @@ class CompletionProblem:
         m, n = entries.shape
         return cls(
             Grouped.build(entries.rows, entries.cols, values, m, columns.width),
-            Grouped.build(entries.cols, entries.rows, values, n, columns.width),
-            (m, n),
-            columns,
-            center,
-            scale,
-        )
+            Grouped.build(entries.cols, entries.rows, values, n, columns.width), (m, n), columns,
+            center, scale,
+        )  # fmt: skip
 
     @property
     def n_ratings(self) -> int:

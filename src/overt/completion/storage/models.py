@@ -96,24 +96,17 @@ def _entries(header: dict[str, Any], arrays: dict[str, Any]) -> Entries:
 
 def _fit(header: dict[str, Any], arrays: dict[str, Any]) -> Fit:
     model = FactorModel(
-        Columns(header["n_factors"], header["biases"]),
-        header["center"],
-        header["noise"],
-        (arrays["means_0"], arrays["means_1"]),
-        SPREADS[header["spread"]].from_arrays(arrays),
+        Columns(header["n_factors"], header["biases"]), header["center"], header["noise"],
+        (arrays["means_0"], arrays["means_1"]), SPREADS[header["spread"]].from_arrays(arrays),
         (Prior.from_arrays(arrays, 0), Prior.from_arrays(arrays, 1)),
         -np.inf if header["low"] is None else header["low"],
         np.inf if header["high"] is None else header["high"],
         (arrays["draws_0"], arrays["draws_1"]) if "draws_0" in arrays else None,
-    )
+    )  # fmt: skip
     return Fit(
-        model,
-        arrays["objective"].tolist(),
-        Status(header["status"]),
-        header["drop_prob"],
-        arrays.get("learned_drop_prob_"),
-        arrays.get("path_"),
-    )
+        model, arrays["objective"].tolist(), Status(header["status"]), header["drop_prob"],
+        arrays.get("learned_drop_prob_"), arrays.get("path_"),
+    )  # fmt: skip
 
 
 def _plain(value: Any) -> Any:

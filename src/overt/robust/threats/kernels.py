@@ -31,15 +31,9 @@ def l2_in_box(v: Array, radius: float, low: Array, high: Array, out: Array) -> N
 
 @njit(**_OPTIONS)
 def l2_step(
-    x: Array,
-    delta: Array,
-    gradient: Array,
-    size: Array,
-    radius: float,
-    low: Array,
-    high: Array,
+    x: Array, delta: Array, gradient: Array, size: Array, radius: float, low: Array, high: Array,
     moved: Array,
-) -> None:
+) -> None:  # fmt: skip
     """Set delta <- project(delta + size g / |g|) and moved <- x + delta in place, row by row.
 
     x, delta, gradient and moved are (points, features), size is (points,), and low and high are
