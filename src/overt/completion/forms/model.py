@@ -28,31 +28,17 @@ UNKNOWN = -1
 
 @dataclass(frozen=True, eq=False)
 class FactorModel:
-    """Rows of both sides with their spread.
-
-    Attributes
-    ----------
-    means
-        (row side, column side), each (count + 1, width).
-    spread
-        How far rows may be from their means.
-    priors
-        Of both sides, over the unknown columns of a row.
-    low, high
-        Ends of the scale that predictions are clipped to.
-    draws
-        Arrays like `means`, one per draw; predictions are averaged over them.
-    """
+    """Rows of both sides with their spread; predictions are clipped to the scale's low and high."""
 
     columns: Columns
     center: float
     noise: float
-    means: tuple[Array, Array]
-    spread: RowSpread
-    priors: tuple[Prior, Prior]
+    means: tuple[Array, Array]  # (row side, column side), each (count + 1, width)
+    spread: RowSpread  # how far rows may be from their means
+    priors: tuple[Prior, Prior]  # of both sides, over the unknown columns of a row
     low: float
     high: float
-    draws: tuple[Array, Array] | None = None
+    draws: tuple[Array, Array] | None = None  # (draws, count + 1, width), to be averaged over
 
     @classmethod
     def from_form(

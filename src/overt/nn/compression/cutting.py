@@ -73,16 +73,9 @@ class Refit:
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """Which units stay, and what their readers are corrected by.
+    """Which units stay of each group (all, if it is not there), and how readers are corrected.
 
-    Attributes
-    ----------
-    kept
-        For each group the units that stay; a group that is not there stays whole.
-    scaled
-        Whether readers multiply a group's survivors by all / kept, as dropout does in training.
-    refits
-        What readers' weights and biases change by.
+    With `scaled` they multiply a group's survivors by all / kept, as dropout does in training.
     """
 
     kept: dict[Group, Ids]
