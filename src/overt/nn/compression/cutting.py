@@ -32,11 +32,26 @@ from overt.nn.compression.measuring import Moments
 from overt.nn.compression.report import Change
 from overt.nn.compression.structure import Group, Structure
 from overt.nn.compression.units import Ids
+from overt.nn.given.batches import Batches, Inputs
+from overt.nn.given.losses import Loss
 
 Keep = float | Mapping[str, float]
 """One share for all layers, or a share for each of those named."""
 SHRINKAGE = 0.01
 """Ridge of the prediction, in units of the mean variance times units / examples."""
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A network to be made smaller, in evaluation mode, and what is judged by what."""
+
+    base: nn.Module
+    keep: Keep
+    inputs: Inputs
+    judge: Batches | None
+    loss: Loss
+    draws: int
+    rng: np.random.Generator
 
 
 @dataclass(eq=False)

@@ -14,11 +14,9 @@ from numba import njit
 from overt._types import Array
 
 _OPTIONS = {
-    "nogil": True,
-    "cache": True,
-    "error_model": "numpy",
+    "nogil": True, "cache": True, "error_model": "numpy",
     "fastmath": {"contract", "nsz", "reassoc"},
-}
+}  # fmt: skip
 
 
 @njit(**_OPTIONS)
