@@ -53,16 +53,9 @@ class Entries:
     truth: Floats | None
 
     def __init__(
-        self,
-        rows: Any,
-        cols: Any,
-        values: Any,
-        shape: Any = None,
-        row_ids: Any = None,
-        col_ids: Any = None,
-        times: Any = None,
-        truth: Any = None,
-    ) -> None:
+        self, rows: Any, cols: Any, values: Any, shape: Any = None, row_ids: Any = None,
+        col_ids: Any = None, times: Any = None, truth: Any = None,
+    ) -> None:  # fmt: skip
         rows, cols, values = index("rows", rows), index("cols", cols), _values(values)
         if not len(rows) == len(cols) == len(values):
             raise InputError(

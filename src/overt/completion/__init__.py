@@ -11,11 +11,6 @@ from overt.completion.recommending import Explanation, NewRow, Recommendation
 from overt.completion.storage.files import RatingsFile, read_ratings
 
 __all__ = [
-    "Bound",
-    "DropoutCompletion",
-    "Explanation",
-    "NewRow",
-    "RatingsFile",
-    "Recommendation",
+    "Bound", "DropoutCompletion", "Explanation", "NewRow", "RatingsFile", "Recommendation",
     "read_ratings",
-]
+]  # fmt: skip

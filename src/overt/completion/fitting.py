@@ -82,12 +82,9 @@ def fit_entries(
     """
     limits = settings.limits(entries.values)
     problem = CompletionProblem.build(
-        entries,
-        settings.n_factors,
-        biases=settings.biases,
-        standard=settings.learned,
+        entries, settings.n_factors, biases=settings.biases, standard=settings.learned,
         precise=settings.ill_posed,
-    )
+    )  # fmt: skip
     total = settings.sweeps + settings.average
     with make_engine(settings.engine, settings.n_jobs) as engine, meter("sweeps", total) as bar:
         run = _Run(engine, bar, on_form, holdout, checkpoint)
@@ -116,12 +113,9 @@ def _fit_learned(
 
 
 def _fit_point(
-    settings: Settings,
-    problem: CompletionProblem,
-    limits: tuple[float, float],
-    run: _Run,
+    settings: Settings, problem: CompletionProblem, limits: tuple[float, float], run: _Run,
     path: Floats | None,
-) -> Fit:
+) -> Fit:  # fmt: skip
     given = (problem, settings.drop_prob, settings.ridge, settings.seed)
     form: PointForm
     if settings.method == "sgd":
@@ -198,13 +192,9 @@ def refresh(
     key = old.rows * shape[1] + old.cols
     kept = ~np.isin(key, new.rows * shape[1] + new.cols)
     entries = Entries(
-        np.concatenate([old.rows[kept], new.rows]),
-        np.concatenate([old.cols[kept], new.cols]),
-        np.concatenate([old.values[kept], new.values]),
-        shape,
-        new.row_ids,
-        new.col_ids,
-    )
+        np.concatenate([old.rows[kept], new.rows]), np.concatenate([old.cols[kept], new.cols]),
+        np.concatenate([old.values[kept], new.values]), shape, new.row_ids, new.col_ids,
+    )  # fmt: skip
     form = _reopen(settings, model, entries)
     problem = form.problem
     form.problem = replace(

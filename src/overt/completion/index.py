@@ -96,12 +96,9 @@ class EntryIndex:
 
 
 def _align(
-    places: Ints,
-    names: Array | None,
-    count: int,
-    known: Array | None,
+    places: Ints, names: Array | None, count: int, known: Array | None,
     locate: Callable[[Array], Array],
-) -> tuple[Ints, int, Array | None]:
+) -> tuple[Ints, int, Array | None]:  # fmt: skip
     """Return one side's indices, number of rows and identifiers in a numbering that exists."""
     if known is None:
         if names is None:

@@ -19,28 +19,8 @@ from overt.relu.retention import Retentivity, retained_share, retentivity, symme
 from overt.relu.training import LazyRun, train_lazy
 
 __all__ = [
-    "Complexity",
-    "Guarantee",
-    "LazyRun",
-    "Margin",
-    "Retentivity",
-    "RiskBound",
-    "TwoLayer",
-    "capacity",
-    "coadaptation",
-    "escaping_weights",
-    "flows",
-    "guarantee",
-    "margin",
-    "positive_norm",
-    "rademacher",
-    "rademacher_lower",
-    "rademacher_upper",
-    "required",
-    "retained_share",
-    "retentivity",
-    "risk_bound",
-    "symmetrize",
-    "symmetrized_bound",
-    "train_lazy",
-]
+    "Complexity", "Guarantee", "LazyRun", "Margin", "Retentivity", "RiskBound", "TwoLayer",
+    "capacity", "coadaptation", "escaping_weights", "flows", "guarantee", "margin", "positive_norm",
+    "rademacher", "rademacher_lower", "rademacher_upper", "required", "retained_share",
+    "retentivity", "risk_bound", "symmetrize", "symmetrized_bound", "train_lazy",
+]  # fmt: skip

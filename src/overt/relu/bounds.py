@@ -174,16 +174,9 @@ def symmetrized_bound(
 
 
 def _bound(
-    factor: float,
-    empirical: float,
-    complexity: float,
-    weight: float,
-    alpha: float,
-    retentivity: float,
-    n: int,
-    delta: float,
-    assumes: str,
-) -> RiskBound:
+    factor: float, empirical: float, complexity: float, weight: float, alpha: float,
+    retentivity: float, n: int, delta: float, assumes: str,
+) -> RiskBound:  # fmt: skip
     empirical, delta = number("empirical", empirical), number("delta", delta, exclusive=True)
     if delta >= 1:
         raise InputError(f"delta must lie in (0, 1), got {delta!r}")

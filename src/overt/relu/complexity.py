@@ -90,16 +90,10 @@ def rademacher(
     beta = retentivity(X, weights).lower
     scale = alpha / n
     return Complexity(
-        scale * float(suprema.mean()),
-        scale * float(suprema.std(ddof=1)) / np.sqrt(draws),
-        Z.shape[1] <= 2,
-        rademacher_lower(alpha, norm, n),
-        rademacher_upper(alpha, norm, n, beta),
-        beta,
-        alpha,
-        n,
-        draws,
-    )
+        scale * float(suprema.mean()), scale * float(suprema.std(ddof=1)) / np.sqrt(draws),
+        Z.shape[1] <= 2, rademacher_lower(alpha, norm, n), rademacher_upper(alpha, norm, n, beta),
+        beta, alpha, n, draws,
+    )  # fmt: skip
 
 
 def _signed_counts(chosen: Any, size: int, draws: int, rng: np.random.Generator) -> Floats:

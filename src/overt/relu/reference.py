@@ -11,16 +11,9 @@ from overt._types import Array
 
 
 def descend(
-    W: Array,
-    a: Array,
-    X: Array,
-    y: Array,
-    order: Array,
-    masks: Array,
-    learning_rate: float,
-    max_norm: float,
-    margins: Array,
-) -> int:
+    W: Array, a: Array, X: Array, y: Array, order: Array, masks: Array, learning_rate: float,
+    max_norm: float, margins: Array,
+) -> int:  # fmt: skip
     """Take len(order) steps in place, write y_t g_t to `margins`, return how many rows shrank."""
     root, shrunk = math.sqrt(len(W)), 0
     for t, i in enumerate(order):

@@ -79,19 +79,10 @@ def guarantee(
     full = 4 * lam**2 / (eta * T)
     needed = 2401 * lam**2 / gamma**6
     return Guarantee(
-        full,
-        3 * full + 7.1 * math.log(1 / delta) / T,
-        lam,
-        c,
-        7 * lam / (2 * gamma * math.sqrt(m)),
-        needed,
-        m >= needed,
-        m < needed or full >= 1,
-        gamma,
-        m,
-        T,
-        eta,
-    )
+        full, 3 * full + 7.1 * math.log(1 / delta) / T, lam, c,
+        7 * lam / (2 * gamma * math.sqrt(m)), needed, m >= needed, m < needed or full >= 1, gamma,
+        m, T, eta,
+    )  # fmt: skip
 
 
 def required(

@@ -165,35 +165,13 @@ def robust_error(
             gradients, status = gradients + found.gradients, found.status
             left, start = left[~found.success], found.x[~found.success]
             bar.advance(note=f"error {float(np.mean(smallest <= radius)):.3f}")
-    return _summary(threat, curve, smallest, confidence, gradients, status)
-
-
-def _summary(
-    threat: Threat,
-    radii: Floats,
-    smallest: Floats,
-    confidence: float,
-    gradients: int,
-    status: Status,
-) -> RobustError:
-    """Return the curve, given the smallest radius at which each point is fooled."""
     n = len(smallest)
-    counts = np.array([np.sum(smallest <= radius) for radius in radii])
+    counts = np.array([np.sum(smallest <= radius) for radius in curve])
     errors, intervals = counts / n, np.stack(clopper_pearson(counts, n, confidence), axis=1)
-    here = int(np.searchsorted(radii, threat.radius))
-    low, high = intervals[here]
+    here = int(np.searchsorted(curve, threat.radius))
+    low, high = intervals[here].tolist()
     return RobustError(
-        value=float(errors[here]),
-        interval=(float(low), float(high)),
-        clean=float(np.mean(smallest == 0)),
-        norm=threat.name,
-        radius=float(threat.radius),
-        points=n,
-        confidence=float(confidence),
-        radii=radii,
-        errors=errors,
-        intervals=intervals,
-        smallest=smallest,
-        gradients=gradients,
-        status=status,
-    )
+        float(errors[here]), (low, high), float(np.mean(smallest == 0)), threat.name,
+        float(threat.radius), n, float(confidence), curve, errors, intervals, smallest, gradients,
+        status,
+    )  # fmt: skip

@@ -119,14 +119,9 @@ class _DaskEngine:
 
 
 def _update(
-    kernel: tuple[str, str],
-    csr: Csr,
-    cuts: Array,
-    shared: Any,
-    by_row: list[Array],
-    like: Any,
+    kernel: tuple[str, str], csr: Csr, cuts: Array, shared: Any, by_row: list[Array], like: Any,
     size: int | None,
-) -> tuple[Any, Array | None]:
+) -> tuple[Any, Array | None]:  # fmt: skip
     """Run a kernel on one share, on a worker; return its rows and the sums of its chunks."""
     module, name = kernel
     rows = np.arange(cuts[-1])

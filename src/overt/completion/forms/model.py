@@ -28,31 +28,17 @@ UNKNOWN = -1
 
 @dataclass(frozen=True, eq=False)
 class FactorModel:
-    """Rows of both sides with their spread.
-
-    Attributes
-    ----------
-    means
-        (row side, column side), each (count + 1, width).
-    spread
-        How far rows may be from their means.
-    priors
-        Of both sides, over the unknown columns of a row.
-    low, high
-        Ends of the scale that predictions are clipped to.
-    draws
-        Arrays like `means`, one per draw; predictions are averaged over them.
-    """
+    """Rows of both sides with their spread; predictions are clipped to the scale's low and high."""
 
     columns: Columns
     center: float
     noise: float
-    means: tuple[Array, Array]
-    spread: RowSpread
-    priors: tuple[Prior, Prior]
+    means: tuple[Array, Array]  # (row side, column side), each (count + 1, width)
+    spread: RowSpread  # how far rows may be from their means
+    priors: tuple[Prior, Prior]  # of both sides, over the unknown columns of a row
     low: float
     high: float
-    draws: tuple[Array, Array] | None = None
+    draws: tuple[Array, Array] | None = None  # (draws, count + 1, width), to be averaged over
 
     @classmethod
     def from_form(
@@ -74,15 +60,10 @@ class FactorModel:
             for stacked, draw in zip(stacks[side], draws, strict=True):
                 stacked[:-1], stacked[-1] = draw[side] * c, unseen
         return cls(
-            columns,
-            problem.center,
-            form.noise * problem.scale**2,
-            (means[0], means[1]),
-            form.spread.packaged(columns, problem.scale, priors),
-            (priors[0], priors[1]),
-            *limits,
+            columns, problem.center, form.noise * problem.scale**2, (means[0], means[1]),
+            form.spread.packaged(columns, problem.scale, priors), (priors[0], priors[1]), *limits,
             (stacks[0], stacks[1]) if draws else None,
-        )
+        )  # fmt: skip
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -111,14 +111,9 @@ class CompletionProblem:
 
     @classmethod
     def build(
-        cls,
-        entries: Entries,
-        n_factors: int,
-        *,
-        biases: bool,
-        standard: bool,
+        cls, entries: Entries, n_factors: int, *, biases: bool, standard: bool,
         precise: bool = False,
-    ) -> CompletionProblem:
+    ) -> CompletionProblem:  # fmt: skip
         """Group the entries; `standard` divides the values by their spread.
 
         Small problems are stored in double precision, and large ones where `precise` asks for it.
@@ -131,12 +126,9 @@ class CompletionProblem:
         m, n = entries.shape
         return cls(
             Grouped.build(entries.rows, entries.cols, values, m, columns.width),
-            Grouped.build(entries.cols, entries.rows, values, n, columns.width),
-            (m, n),
-            columns,
-            center,
-            scale,
-        )
+            Grouped.build(entries.cols, entries.rows, values, n, columns.width), (m, n), columns,
+            center, scale,
+        )  # fmt: skip
 
     @property
     def n_ratings(self) -> int:

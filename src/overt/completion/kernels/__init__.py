@@ -113,18 +113,9 @@ def dots(rows: Array, cols: Array, U: Array, V: Array, out: Array) -> None:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def epoch(
-    order: Array,
-    rows: Array,
-    cols: Array,
-    values: Array,
-    U: Array,
-    V: Array,
-    n_factors: int,
-    drop_prob: float,
-    learning_rate: float,
-    batch_size: int,
-    state: np.uint64,
-) -> float:
+    order: Array, rows: Array, cols: Array, values: Array, U: Array, V: Array, n_factors: int,
+    drop_prob: float, learning_rate: float, batch_size: int, state: np.uint64,
+) -> float:  # fmt: skip
     """Take one step for each batch of `order`, in place; return the mean squared error met.
 
     Gradients of a batch are all taken at its start: steps are stored and then applied.

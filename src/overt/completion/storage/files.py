@@ -21,16 +21,8 @@ import numpy as np
 
 from overt._check import InputError, MissingExtraError, choice
 from overt._types import Array, Floats, Ints
-from overt.completion.storage.text import (
-    Dialect,
-    Rejected,
-    compression,
-    fields_of,
-    find_dialect,
-    first_bytes,
-    numbered_lines,
-    places_of,
-)
+from overt.completion.storage import text
+from overt.completion.storage.text import Dialect, Rejected
 from overt.entries import Entries
 
 DUPLICATES = ("mean", "last", "error")
@@ -111,7 +103,7 @@ def _read(path: Path, duplicates: str | None, names: Sequence[str] = ()) -> Rati
         raise InputError(f"there is no file {path}")
     if path.is_dir():
         raise InputError(f"{path} is a folder; a file is needed")
-    magic = first_bytes(path)
+    magic = text.first_bytes(path)
     db = _duckdb().connect()
     try:
         if magic == b"PAR1":
@@ -120,7 +112,7 @@ def _read(path: Path, duplicates: str | None, names: Sequence[str] = ()) -> Rati
         if path.suffix.lower() == ".parquet" or magic == b"PK\x03\x04":
             kind = "a Parquet file" if magic[:2] != b"PK" else "text but a zip archive or workbook"
             raise InputError(f"{path} is not {kind}; accepted are CSV, TSV, ::, Parquet, and gzip")
-        dialect = find_dialect(path, duplicates is not None, names)
+        dialect = text.find_dialect(path, duplicates is not None, names)
         header = dialect.used
         if _load_clean(db, path, dialect):
             table = _collect(db, [], duplicates, path, header)
@@ -140,7 +132,7 @@ def _load_clean(db: Any, path: Path, dialect: Dialect) -> bool:
     """Load a file without faults at duckdb's speed; return False if it has any."""
     if dialect.delimiter == " " or (dialect.header is not None and dialect.header[0] != 1):
         return False
-    if first_bytes(path)[:2] in (b"\xff\xfe", b"\xfe\xff"):
+    if text.first_bytes(path)[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return False
     types = "{" + ", ".join(f"'c{i}': 'VARCHAR'" for i in range(dialect.width)) + "}"
     a, b, *v = (f"c{i}" for i in dialect.places)
@@ -150,7 +142,7 @@ def _load_clean(db: Any, path: Path, dialect: Dialect) -> bool:
             f"{a} a, {b} b, {v[0] if v else 'null::varchar'} v from read_csv(?, delim = ?, "
             f"header = ?, columns = {types}, auto_detect = false, quote = '\"', escape = '\"', "
             "compression = ?)",
-            [_literal(path), dialect.delimiter, dialect.header is not None, compression(path)],
+            [_literal(path), dialect.delimiter, dialect.header is not None, text.compression(path)],
         )
     except _duckdb().Error:
         return False
@@ -162,11 +154,11 @@ def _load_lines(db: Any, path: Path, dialect: Dialect) -> list[Rejected]:
     rejected: list[Rejected] = []
     names = "abv"[: len(dialect.places)]
     db.execute("create table lines (n bigint, a varchar, b varchar, v varchar)")
-    lines = numbered_lines(path)
+    lines = text.numbered_lines(path)
     while batch := list(islice(lines, BATCH)):
         numbers, fields = [], []
         for number, line in batch:
-            found = fields_of(number, line, dialect)
+            found = text.fields_of(number, line, dialect)
             if isinstance(found, str):
                 rejected.append(Rejected(number, found, line))
             elif found:
@@ -190,7 +182,7 @@ def _load_parquet(db: Any, path: Path, with_values: bool) -> tuple[str, ...]:
     if len(names) < (3 if with_values else 2):
         needed = "row, column, value" if with_values else "row, column"
         raise InputError(f"{path} must have columns {needed}, got {', '.join(names)}")
-    places = places_of(names, with_values)
+    places = text.places_of(names, with_values)
     a, b, *v = ('"' + names[i].replace('"', '""') + '"' for i in places)
     value = f"{v[0]}::varchar" if v else "null"
     db.execute(
@@ -265,12 +257,12 @@ def _number_names(db: Any, name: str) -> Array:
 
 def _identifiers(names: Array) -> Array:
     """Return whole numbers where every identifier is one as written, strings otherwise."""
-    text = names.astype(str)
+    words = names.astype(str)
     try:
-        numbers = text.astype(np.int64)
+        numbers = words.astype(np.int64)
     except (ValueError, OverflowError):
-        return text
-    return numbers if np.array_equal(numbers.astype(text.dtype), text) else text
+        return words
+    return numbers if np.array_equal(numbers.astype(words.dtype), words) else words
 
 
 def _literal(path: Path) -> str:
@@ -281,10 +273,8 @@ def _literal(path: Path) -> str:
 def _first(read: RatingsFile) -> str:
     if not read.rejected:
         return ""
-    first = read.rejected[0]
-    return (
-        f"; the first of {len(read.rejected)} rejected lines is line {first.line}: {first.reason}"
-    )
+    line, reason, _ = read.rejected[0]
+    return f"; the first of {len(read.rejected)} rejected lines is line {line}: {reason}"
 
 
 def _duckdb() -> Any:

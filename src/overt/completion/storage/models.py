@@ -12,6 +12,7 @@ import numpy as np
 
 from overt._check import InputError
 from overt._files import read_arrays, write_arrays, write_whole
+from overt._plain import plain
 from overt.completion.forms.model import FactorModel, Fit
 from overt.completion.forms.problem import Columns
 from overt.completion.forms.spread import SPREADS, Prior
@@ -46,22 +47,14 @@ def save(
         if value is not None:
             arrays[name] = np.asarray(value, dtype=float)
     header = {
-        "format": FORMAT,
-        "kind": KIND,
-        "parameters": {name: _plain(value) for name, value in parameters.items()},
-        "n_factors": model.columns.n_factors,
-        "biases": bool(model.columns.biases),
-        "center": model.center,
-        "noise": model.noise,
-        "spread": model.spread.name,
-        "low": _finite(model.low),
-        "high": _finite(model.high),
-        "drop_prob": _plain(fit.drop_prob),
-        "status": str(fit.status),
-        "shape": list(entries.shape),
+        "format": FORMAT, "kind": KIND, "parameters": plain(dict(parameters)),
+        "n_factors": model.columns.n_factors, "biases": bool(model.columns.biases),
+        "center": model.center, "noise": model.noise, "spread": model.spread.name,
+        "low": plain(model.low), "high": plain(model.high), "drop_prob": plain(fit.drop_prob),
+        "status": str(fit.status), "shape": list(entries.shape),
         "row_ids": None if entries.row_ids is None else entries.row_ids.tolist(),
         "col_ids": None if entries.col_ids is None else entries.col_ids.tolist(),
-    }
+    }  # fmt: skip
     header["checksum"] = write_arrays(folder / "model.safetensors", arrays, {"kind": KIND})
     write_whole(folder / "model.json", json.dumps(header) + "\n")
 
@@ -96,31 +89,14 @@ def _entries(header: dict[str, Any], arrays: dict[str, Any]) -> Entries:
 
 def _fit(header: dict[str, Any], arrays: dict[str, Any]) -> Fit:
     model = FactorModel(
-        Columns(header["n_factors"], header["biases"]),
-        header["center"],
-        header["noise"],
-        (arrays["means_0"], arrays["means_1"]),
-        SPREADS[header["spread"]].from_arrays(arrays),
+        Columns(header["n_factors"], header["biases"]), header["center"], header["noise"],
+        (arrays["means_0"], arrays["means_1"]), SPREADS[header["spread"]].from_arrays(arrays),
         (Prior.from_arrays(arrays, 0), Prior.from_arrays(arrays, 1)),
         -np.inf if header["low"] is None else header["low"],
         np.inf if header["high"] is None else header["high"],
         (arrays["draws_0"], arrays["draws_1"]) if "draws_0" in arrays else None,
-    )
+    )  # fmt: skip
     return Fit(
-        model,
-        arrays["objective"].tolist(),
-        Status(header["status"]),
-        header["drop_prob"],
-        arrays.get("learned_drop_prob_"),
-        arrays.get("path_"),
-    )
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, (np.ndarray, np.generic)):
-        return value.tolist()
-    return [_plain(v) for v in value] if isinstance(value, tuple) else value
-
-
-def _finite(value: float) -> float | None:
-    return value if np.isfinite(value) else None
+        model, arrays["objective"].tolist(), Status(header["status"]), header["drop_prob"],
+        arrays.get("learned_drop_prob_"), arrays.get("path_"),
+    )  # fmt: skip

@@ -15,13 +15,6 @@ from overt.nn.auditing.report import (
 from overt.nn.auditing.run import audit
 
 __all__ = [
-    "AuditReport",
-    "CapacityBound",
-    "HeadFindings",
-    "LayerFindings",
-    "LowerBound",
-    "Measure",
-    "NoiseFindings",
-    "Suggestion",
-    "audit",
-]
+    "AuditReport", "CapacityBound", "HeadFindings", "LayerFindings", "LowerBound", "Measure",
+    "NoiseFindings", "Suggestion", "audit",
+]  # fmt: skip

@@ -8,29 +8,24 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from overt._check import InputError
 from overt._types import Floats
+from overt.nn.auditing import measures
 from overt.nn.auditing.capacity import Capacity
 from overt.nn.auditing.head import Head, find_head
 from overt.nn.auditing.last_layer import LastLayer
-from overt.nn.auditing.measures import (
-    LAYERS,
-    Layers,
-    NoPath,
-    norm_measures,
-    path_measures,
-    path_norm,
-)
-from overt.nn.auditing.noises import find_noises, noise_findings
+from overt.nn.auditing.noises import drop_prob, find_noises, realized
 from overt.nn.auditing.report import AuditReport, Measure, NoiseFindings
 from overt.nn.auditing.sampling import Sampled
 from overt.nn.auditing.sums import Average, Mean, Table
 from overt.nn.auditing.trace import Trace
 from overt.nn.given.batches import Batch, running
 from overt.nn.given.losses import Loss, Targets, is_squared
+from overt.relu.bounds import coadaptation
 from overt.results import Status
 
 MAX_INPUTS, MAX_OUTPUTS = 2048, 1024
@@ -68,7 +63,7 @@ class Examination:
         self._plain, self._right, self._holdout = Mean(), Mean(), Mean()
         watched = [*self._noises, *([] if head is None else [head.name])]
         self._squares: dict[str, Average | None] = {name: Average() for name in watched}
-        self._layers = Layers()
+        self._layers = measures.Layers()
         self._features: dict[str, Tensor] = {}
         self._preactivations: Tensor | None = None
         # Nothing is left to sample where a single noise has an exact penalty and exact flows.
@@ -116,7 +111,7 @@ class Examination:
                 suggestion = advice
         if self._sampled.no_flows is not None:
             self._skipped.append(("flows", f"there is no gradient: {self._sampled.no_flows}"))
-        measures = self._measures()
+        found = self._measures()
         layers, silent = self._layers.findings(self._model)
         self._skipped += silent
         bounds = [] if self._capacity is None else self._capacity.bounds(self.samples, columns)
@@ -124,30 +119,22 @@ class Examination:
         return AuditReport(
             model=type(self._model).__name__,
             loss=loss if isinstance(loss, str) else getattr(loss, "__name__", repr(loss)),
-            samples=self.samples,
-            outputs=self._outputs,
+            samples=self.samples, outputs=self._outputs,
             parameters=sum(p.numel() for p in self._model.parameters()),
-            plain_loss=self._plain.value,
-            objective=objective,
-            objective_error=error,
+            plain_loss=self._plain.value, objective=objective, objective_error=error,
             accuracy=self._right.value if self._right.count == self.samples else None,
             holdout_loss=self._holdout.value if self._holdout.count else None,
             noises=tuple(self._noise(i, objective) for i in range(len(self._noises))),
-            layers=tuple(layers),
-            head=head,
-            measures=tuple(measures),
-            bounds=tuple(bounds),
-            suggestion=suggestion,
-            skipped=tuple(self._skipped),
-            status=status,
+            layers=tuple(layers), head=head, measures=tuple(found), bounds=tuple(bounds),
+            suggestion=suggestion, skipped=tuple(self._skipped), status=status,
             seconds=time.perf_counter() - start,
-        )
+        )  # fmt: skip
 
     def _forward(self, batch: Batch) -> Seen:
         where, inputs = batch.where, batch.inputs
         with ExitStack() as stack, torch.no_grad():
             for name, module in self._model.named_modules():
-                if name in self._squares or isinstance(module, LAYERS):
+                if name in self._squares or isinstance(module, measures.LAYERS):
                     hook = module.register_forward_hook(self._watch(name, inputs.tensors))
                     stack.callback(hook.remove)
             with running(inputs, where):
@@ -176,7 +163,7 @@ class Examination:
             h = args[0].detach()
             if name in self._squares:  # a copy: later layers may work in place
                 self._features[name] = h.clone()
-            if not isinstance(module, LAYERS):
+            if not isinstance(module, measures.LAYERS):
                 return
             chain = self._chain
             if chain is not None and chain.two_layers and module.weight is chain.first:
@@ -242,37 +229,44 @@ class Examination:
 
     def _noise(self, i: int, objective: float) -> NoiseFindings:
         name, op = list(self._noises.items())[i]
-        squares = self._square(name)
-        exact = self._exact and i == len(self._noises) - 1
-        head = self._last.head if exact and self._last is not None else None
-        exact_flows = head is not None and squares is not None and not head.shares
-        if exact_flows and head is not None and squares is not None:
-            flows = head.flows(squares)
+        squares, (h,) = self._square(name), op.given
+        last = self._last if self._exact and i == len(self._noises) - 1 else None
+        if last is None:
+            penalty, error = self._sampled.added[i].value, self._sampled.added[i].error
+        else:
+            penalty, error = last.penalty, 0.0
+        exact_flows = last is not None and squares is not None and not last.head.shares
+        if exact_flows and last is not None and squares is not None:
+            flows = last.head.flows(squares)
         else:
             flows = self._sampled.flows(i)
-        if exact and self._last is not None:
-            penalty = self._last.penalty, 0.0
-        else:
-            penalty = self._sampled.added[i].value, self._sampled.added[i].error
-        return noise_findings(
-            op, penalty, objective, flows, squares, exact=exact, exact_flows=exact_flows
-        )
+        return NoiseFindings(
+            name, str(op.leaf), None if squares is None else int(squares.size), drop_prob(op.leaf),
+            *realized(op.leaf, h.shape[1:], h.tensor), penalty, error, last is not None,
+            penalty / objective if objective else 0.0, flows, exact_flows,
+            None if flows is None else coadaptation(flows),
+            None if squares is None else int(np.sum(squares == 0)),
+        )  # fmt: skip
 
     def _measures(self) -> list[Measure]:
         x, norms = self._trace.inputs.only, {}
         for p in (1, 2):
             try:
                 if x is None:
-                    raise NoPath("inputs that are not one tensor of numbers with a fraction")
-                norms[p] = path_norm(self._model, x, p)
-            except (NoPath, RuntimeError, TypeError) as error:
-                reason = f"not defined through {error}" if isinstance(error, NoPath) else str(error)
-                self._skipped.append(("path norm", reason))
+                    raise measures.NoPath(
+                        "inputs that are not one tensor of numbers with a fraction"
+                    )
+                norms[p] = measures.path_norm(self._model, x, p)
+            except measures.NoPath as error:
+                self._skipped.append(("path norm", f"not defined through {error}"))
+                break
+            except (RuntimeError, TypeError) as error:
+                self._skipped.append(("path norm", str(error)))
                 break
         weights = None if self._chain is None else self._chain.weights
-        found = path_measures(norms, weights, self.samples)
+        found = measures.path_measures(norms, weights, self.samples)
         if weights is not None:
-            return found + norm_measures(weights, self.samples)
+            return found + measures.norm_measures(weights, self.samples)
         self._skipped.append(
             ("norm measures", "equations 1.2 to 1.4 are for chains of linear layers; see the norms "
              "of each layer")

@@ -42,18 +42,10 @@ class Stretch:
 class Head:
     """The units before the last layers, the noise that multiplies them, the map J behind them.
 
-    Attributes
-    ----------
-    name, module
-        The noise layer, or the linear layer where there is no noise (`noisy` is False).
-    centered
-        Whether a bias is added behind it.
-    shape, units
-        A sample's shape at the module's input, and its number of entries.
-    J
-        The affine part behind it as a matrix, outputs x units.
-    stretches
-        The parts of the tail that bounds can be taken from: that of the nearest noise first.
+    `name` and `module` are the noise layer, or the linear layer where there is no noise (`noisy` is
+    False); `centered` says that a bias is added behind it. `shape` is a sample's at its input, J
+    (outputs x units) the affine part behind it, `stretches` the parts of the tail that bounds can
+    be taken from: that of the nearest noise first.
     """
 
     def __init__(self, model: nn.Module, trace: Trace, tail: Tail, name: str, point: Point) -> None:

@@ -56,20 +56,14 @@ class LastLayer:
         )
         gap = objective - bounds[0].value
         return HeadFindings(
-            name=head.name,
-            width=head.units,
-            rank_limit=stretch.rank,
-            centered=stretch.centered,
-            trunk=_kind(columns, stretch),
-            target_spectrum=target.spectrum,
+            name=head.name, width=head.units, rank_limit=stretch.rank, centered=stretch.centered,
+            trunk=_kind(columns, stretch), target_spectrum=target.spectrum,
             predicted_spectrum=predicted,
             spectrum=lower.singular_values(columns.rows(columns.f, centered=stretch.centered)),
             predicted_rank=numerical_rank(predicted),
             coadaptation=None if squares is None else coadaptation(head.flows(squares)),
-            lower_bounds=tuple(bounds),
-            gap=gap,
-            relative_gap=gap / objective if objective else 0.0,
-        )
+            lower_bounds=tuple(bounds), gap=gap, relative_gap=gap / objective if objective else 0.0,
+        )  # fmt: skip
 
     def suggestion(self, columns: Columns, *, own_data: bool) -> Suggestion | str:
         """Return the drop probability with the least held-out error, or why there is none."""
@@ -95,15 +89,11 @@ class LastLayer:
         if not is_squared(self._loss):
             evidence += ". The error is the squared one (classes as one-hot targets), not this loss"
         return Suggestion(
-            drop_prob=float(lower.CANDIDATES[best]),
-            current=head.drop_prob,
-            drop_probs=lower.CANDIDATES.copy(),
-            holdout=error,
-            holdout_error=deviation,
-            predicted_rank=np.array(ranks),
-            plausible=(float(near.min()), float(near.max())),
+            drop_prob=float(lower.CANDIDATES[best]), current=head.drop_prob,
+            drop_probs=lower.CANDIDATES.copy(), holdout=error, holdout_error=deviation,
+            predicted_rank=np.array(ranks), plausible=(float(near.min()), float(near.max())),
             evidence=evidence,
-        )
+        )  # fmt: skip
 
     def _best_stretch(
         self, columns: Columns, p: float | None = None

@@ -199,8 +199,9 @@ class Ridge:
 
     def best(self, weigh: Weigh) -> tuple[Floats, Floats]:
         """Return the optimal (U, b) under the noise."""
-        centered = self._centered()
-        d = self._units
+        d, centered = self._units, self._second
+        if self._bias:
+            centered = centered - np.outer(self.first, self.first)
         U = _solve(centered[:d, :d] + weigh(self.C), centered[:d, d:]).T
         b = self.first[d:] - U @ self.first[:d] if self._bias else np.zeros(len(U))
         return U, b
@@ -214,9 +215,6 @@ class Ridge:
         if weigh is not None:
             loss += np.sum((U @ weigh(self.C)) * U)
         return float(loss)
-
-    def _centered(self) -> Floats:
-        return self._second - np.outer(self.first, self.first) if self._bias else self._second
 
 
 def holdout_curve(

@@ -64,15 +64,11 @@ class Layers:
         W = module.weight.detach().double().cpu().flatten(1).numpy()
         spectral, frobenius = float(np.linalg.norm(W, 2)), float(np.linalg.norm(W))
         return LayerFindings(
-            name=name,
-            shape=tuple(module.weight.shape),
-            spectral=spectral,
-            frobenius=frobenius,
+            name=name, shape=tuple(module.weight.shape), spectral=spectral, frobenius=frobenius,
             stable_rank=(frobenius / spectral) ** 2 if spectral else 0.0,
-            inputs=len(self._largest[name]),
-            dead=int((self._largest[name] == 0).sum()),
+            inputs=len(self._largest[name]), dead=int((self._largest[name] == 0).sum()),
             from_data=name in self._from_data,
-        )
+        )  # fmt: skip
 
 
 class NoPath(Exception):  # noqa: N818
@@ -179,11 +175,12 @@ class _Paths:
 
     def _summed(self, name: str, args: Any, given: dict[str, Any]) -> Tensor:
         axes = next((int(c) for c in name if c.isdigit()), 0)
-        if "adaptive" in name or axes not in _AVERAGE:
+        if "adaptive" in name or axes not in (1, 2, 3):
             raise NoPath(name)
         kernel, stride, padding = _window(args, given)
         sizes = (kernel,) * axes if isinstance(kernel, int) else tuple(kernel)
-        return _AVERAGE[axes](args[0], kernel, stride, padding) * math.prod(sizes)
+        average = getattr(functional, f"avg_pool{axes}d")
+        return average(args[0], kernel, stride, padding) * math.prod(sizes)
 
 
 def _window(args: Any, given: dict[str, Any]) -> tuple[Any, Any, Any]:
@@ -194,8 +191,3 @@ def _window(args: Any, given: dict[str, Any]) -> tuple[Any, Any, Any]:
         raise NoPath("max pooling with dilation or ceil_mode")
     kernel = bound["kernel_size"]
     return kernel, bound.get("stride") or kernel, bound.get("padding", 0)
-
-
-_AVERAGE: dict[int, Any] = {
-    1: functional.avg_pool1d, 2: functional.avg_pool2d, 3: functional.avg_pool3d,
-}  # fmt: skip

@@ -7,17 +7,13 @@ import math
 from collections import Counter
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from overt._types import Floats
-from overt.nn.auditing.report import NoiseFindings
 from overt.nn.auditing.trace import Trace
 from overt.nn.layers.recognized import is_weight_noise, known_noise
 from overt.nn.recording.modes import modes, switched_on
 from overt.nn.recording.recorder import Operation, record
-from overt.relu.bounds import coadaptation
 
 MASK_ENTRIES, MASK_ROWS = 2**19, 256
 """How many entries of masks are drawn at most, and rows at least, to measure what is dropped."""
@@ -92,42 +88,6 @@ def with_drop_prob(module: Any, p: float) -> Any:
     else:
         return None
     return twin
-
-
-def noise_findings(
-    op: Operation,
-    penalty: tuple[float, float],
-    objective: float,
-    flows: Floats | None,
-    squares: Floats | None,
-    *,
-    exact: bool,
-    exact_flows: bool,
-) -> NoiseFindings:
-    """Return what is known of one noise layer.
-
-    `op` is its first use, `penalty` what it adds and the standard error of that, `squares` the mean
-    squares of its units.
-    """
-    value, error = penalty
-    (h,) = op.given
-    share, share_error = realized(op.leaf, h.shape[1:], h.tensor)
-    return NoiseFindings(
-        name=str(op.noise),
-        kind=str(op.leaf),
-        units=None if squares is None else int(squares.size),
-        drop_prob=drop_prob(op.leaf),
-        realized=share,
-        realized_error=share_error,
-        penalty=value,
-        penalty_error=error,
-        exact=exact,
-        share=value / objective if objective else 0.0,
-        flows=flows,
-        exact_flows=exact_flows,
-        coadaptation=None if flows is None else coadaptation(flows),
-        dead=None if squares is None else int(np.sum(squares == 0)),
-    )
 
 
 def realized(module: Any, shape: tuple[int, ...], like: Tensor) -> tuple[float, float]:

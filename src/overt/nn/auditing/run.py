@@ -26,12 +26,7 @@ TORCH_LOSSES = (nn.MSELoss, nn.CrossEntropyLoss)
 
 
 def audit(
-    model: nn.Module,
-    data: Any,
-    loss: Loss,
-    *,
-    holdout: Any = None,
-    seed: int = 0,
+    model: nn.Module, data: Any, loss: Loss, *, holdout: Any = None, seed: int = 0
 ) -> AuditReport:
     """Say what a network's noise does on some data, and what theory promises.
 
@@ -94,11 +89,7 @@ def audit(
     count = batches.count + (0 if others is None else others.count)
     examined: Examination | None = None
     status = Status.FINISHED
-    with (
-        torch.inference_mode(False),
-        torch.random.fork_rng(),
-        modes(model, noise=False),
-    ):
+    with torch.inference_mode(False), torch.random.fork_rng(), modes(model, noise=False):
         torch.manual_seed(seed)
         with patience() as stopped, meter("audit", count) as bar:
             try:

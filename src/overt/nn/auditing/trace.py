@@ -23,45 +23,26 @@ from overt.nn.recording.recorder import Operation, Value, record
 
 @dataclass(frozen=True, eq=False)
 class Point:
-    """A place in the tail: units that noise multiplies, or that a linear operation takes.
+    """A place in the tail: units that noise multiplies, or that the linear operation `op` takes.
 
-    Attributes
-    ----------
-    op
-        The operation that takes them.
-    noise
-        The name of the noise layer, None if there is none.
-    shifted
-        Whether a bias is added anywhere behind it.
-    narrowest
-        The fewest units that anything from here to the output passes through: no smaller than the
-        rank of the map.
+    `narrowest` is the fewest units that anything from here to the output passes through, no smaller
+    than the rank of the map.
     """
 
     op: Operation
-    noise: str | None
-    shifted: bool
+    noise: str | None  # name of the layer
+    shifted: bool  # whether a bias is added anywhere behind it
     narrowest: int
 
 
 @dataclass(frozen=True, eq=False)
 class Tail:
-    """What lies between the last features and the output: affine operations, one after another.
+    """What lies between the last features and the output: affine operations, one after another."""
 
-    Attributes
-    ----------
-    noises
-        The noise layers in it, the one nearest the output first.
-    linear, weight
-        The last linear operation and its weight, None if there is none.
-    stopped
-        The operation in front of the tail, or "the input".
-    """
-
-    noises: tuple[Point, ...]
-    linear: Point | None
+    noises: tuple[Point, ...]  # the one nearest the output first
+    linear: Point | None  # the last linear operation, and its weight
     weight: Tensor | None
-    stopped: str
+    stopped: str  # the operation in front of the tail, or "the input"
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,23 +61,14 @@ class Trunk:
 class Chain:
     """A network of linear layers with entrywise activations between them, one after another.
 
-    Attributes
-    ----------
-    weights, biases
-        W_1, ... and b_1, ..., zeros where a layer has none.
-    first
-        The first layer's weight as the model holds it.
-    homogeneous
-        Whether all activations have f(t x) = t f(x) for t > 0, and slopes of at most 1.
-    two_layers
-        Whether it is a ReLU network of two layers.
+    It is `homogeneous` if all activations have f(t x) = t f(x) for t > 0, and slopes of at most 1.
     """
 
     weights: list[Floats]
-    biases: list[Floats]
-    first: Tensor
+    biases: list[Floats]  # zeros where a layer has none
+    first: Tensor  # the first layer's weight as the model holds it
     homogeneous: bool
-    two_layers: bool
+    two_layers: bool  # whether it is a ReLU network of two layers
 
 
 class Trace:

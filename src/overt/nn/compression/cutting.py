@@ -32,11 +32,26 @@ from overt.nn.compression.measuring import Moments
 from overt.nn.compression.report import Change
 from overt.nn.compression.structure import Group, Structure
 from overt.nn.compression.units import Ids
+from overt.nn.given.batches import Batches, Inputs
+from overt.nn.given.losses import Loss
 
 Keep = float | Mapping[str, float]
 """One share for all layers, or a share for each of those named."""
 SHRINKAGE = 0.01
 """Ridge of the prediction, in units of the mean variance times units / examples."""
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A network to be made smaller, in evaluation mode, and what is judged by what."""
+
+    base: nn.Module
+    keep: Keep
+    inputs: Inputs
+    judge: Batches | None
+    loss: Loss
+    draws: int
+    rng: np.random.Generator
 
 
 @dataclass(eq=False)
@@ -73,16 +88,9 @@ class Refit:
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """Which units stay, and what their readers are corrected by.
+    """Which units stay of each group (all, if it is not there), and how readers are corrected.
 
-    Attributes
-    ----------
-    kept
-        For each group the units that stay; a group that is not there stays whole.
-    scaled
-        Whether readers multiply a group's survivors by all / kept, as dropout does in training.
-    refits
-        What readers' weights and biases change by.
+    With `scaled` they multiply a group's survivors by all / kept, as dropout does in training.
     """
 
     kept: dict[Group, Ids]

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from overt._types import Floats
-from overt.nn.compression.cutting import Keep, Outcome, check_layers, duplicate
+from overt.nn.compression.cutting import Outcome, Task, check_layers, duplicate
 from overt.nn.compression.layers import SEALED, WEIGHTED, hindrance, holders, is_a
 from overt.nn.compression.measuring import Moments, collect, multiply_adds
 from overt.nn.compression.report import Change
-from overt.nn.given.batches import Batches, Inputs
+from overt.nn.given.batches import Inputs
 
 KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 ROUNDING = 1e-12
@@ -59,16 +59,15 @@ class Factors:
         return math.sqrt(max(float(np.sum(self.energy[rank:])), 0.0))
 
 
-def by_spectrum(base: nn.Module, keep: Keep, inputs: Inputs, judge: Batches | None) -> Outcome:
+def by_spectrum(task: Task) -> Outcome:
     """Rewrite layers as products of two, each with a rank of its own."""
+    base, keep, inputs = task.base, task.keep, task.inputs
     costs = _called_costs(base, inputs)
     found, skipped = _rewritable(base, costs)
     if isinstance(keep, Mapping):
         check_layers(keep, [*found, *skipped])
         found = {name: module for name, module in found.items() if name in keep}
-    moments: dict[str, Moments] = {}
-    if judge is not None:
-        moments = collect(base, found, judge, outputs=True)
+    moments = {} if task.judge is None else collect(base, found, task.judge, outputs=True)
     factors = [
         _factorize(module, name, costs[name], moments.get(name)) for name, module in found.items()
     ]

@@ -87,8 +87,10 @@ class Score:
     accuracy: float | None
 
 
-def score(model: nn.Module, batches: Batches, loss: Loss) -> Score | None:
+def score(model: nn.Module, batches: Batches | None, loss: Loss) -> Score | None:
     """Return how a model does on all batches, None without targets or outputs to judge."""
+    if batches is None:
+        return None
     total, right, count, places, classes = 0.0, 0, 0, 1, True
     with torch.no_grad():
         for where, inputs, y in batches:
@@ -108,6 +110,11 @@ def score(model: nn.Module, batches: Batches, loss: Loss) -> Score | None:
                 right += int((guesses == y).sum())
                 places = y.numel() // len(y)
     return Score(total / count, right / (count * places) if classes else None)
+
+
+def loss_of(found: Score | None) -> float:
+    """Return the loss, infinite where there is none."""
+    return math.inf if found is None or math.isnan(found.loss) else found.loss
 
 
 def _guesses(output: Tensor) -> Tensor:
@@ -194,14 +201,9 @@ def _observing(handles: Iterable[Any]) -> Iterator[None]:
 
 
 def recover(
-    model: nn.Module,
-    train: Batches,
-    judge: Batches,
-    loss: Loss,
-    *,
-    steps: int,
+    model: nn.Module, train: Batches, judge: Batches, loss: Loss, *, steps: int,
     learning_rate: float,
-) -> tuple[Floats, bool]:
+) -> tuple[Floats, bool]:  # fmt: skip
     """Train in place with Adam; end with the best weights seen, the first ones included.
 
     Returns the losses on `judge` at each look, and whether Ctrl-C ended it early.
@@ -211,8 +213,7 @@ def recover(
 
     def look() -> None:
         model.eval()
-        found = score(model, judge, loss)
-        value = math.inf if found is None or math.isnan(found.loss) else found.loss
+        value = loss_of(score(model, judge, loss))
         if not seen or value < min(seen):
             best.update({k: v.detach().clone() for k, v in model.state_dict().items()})
         seen.append(value)

@@ -2,67 +2,46 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from overt._check import InputError
 from overt._progress import meter
 from overt._types import Floats
-from overt.nn.compression.cutting import (
-    Cut,
-    Keep,
-    Outcome,
-    check_layers,
-    duplicate,
-    flows,
-    greatest,
-    masked,
-    refits,
-    shrink,
-)
-from overt.nn.compression.measuring import collect, score
+from overt.nn.compression import cutting
+from overt.nn.compression.cutting import Cut, Keep, Outcome, Task, shrink
+from overt.nn.compression.measuring import collect, loss_of, score
 from overt.nn.compression.report import Change
 from overt.nn.compression.structure import Group, Structure, structure_of
-from overt.nn.given.batches import Batch, Batches, Inputs
-from overt.nn.given.losses import Loss
+from overt.nn.given.batches import Batch
 from overt.nn.recording.watching import tensors
 
 
-def by_units(
-    base: nn.Module,
-    keep: Keep,
-    inputs: Inputs,
-    judge: Batches | None,
-    by: str,
-    loss: Loss,
-    draws: int,
-    rng: np.random.Generator,
-) -> Outcome:
+def by_units(task: Task, by: str) -> Outcome:
     """Remove units: chosen by drawing masks ("mask"), or by their flow ("flow")."""
-    found = structure_of(base, inputs)
+    base, found = task.base, structure_of(task.base, task.inputs)
     skipped = dict(found.skipped)
-    counts = _sound(base, found, _counts(found, keep, by, skipped), inputs, skipped)
+    counts = _sound(task, found, _counts(found, task.keep, by, skipped), skipped)
     losses, interrupted = np.zeros(0), False
     if not counts:
-        return Outcome(by, duplicate(base), [], skipped)
+        return Outcome(by, cutting.duplicate(base), [], skipped)
     if by == "mask":
-        assert judge is not None  # noqa: S101 (checked by compress)
-        if score(base, judge, loss) is None:
+        if score(base, task.judge, task.loss) is None:
             raise InputError(
                 "by='mask' needs data of pairs (inputs, targets), and a model that returns a "
                 "tensor (or a loss that is a function of what it returns)"
             )
-        cut, losses, interrupted = _best_of(base, found, counts, judge, loss, draws=draws, rng=rng)
+        cut, losses, interrupted = _best_of(task, found, counts)
     else:
         names = [read.name for read in found.wiring.reads]
-        seen = collect(base, names, judge or [Batch("example", inputs, None)], outputs=False)
-        psi = flows(base, found, seen)
-        kept = {group: greatest(group, psi, count) for group, count in counts.items()}
-        cut = Cut(kept, refits=refits(base, found, seen, kept))
+        rows = task.judge or [Batch("example", task.inputs, None)]
+        seen = collect(base, names, rows, outputs=False)
+        psi = cutting.flows(base, found, seen)
+        kept = {group: cutting.greatest(group, psi, count) for group, count in counts.items()}
+        cut = Cut(kept, refits=cutting.refits(base, found, seen, kept))
     changes = [
         Change(group.layers, "units", len(group.units), len(kept))
         for group, kept in cut.kept.items()
@@ -73,7 +52,9 @@ def by_units(
 def _counts(found: Structure, keep: Keep, by: str, skipped: dict[str, str]) -> dict[Group, int]:
     """Return how many units of each group stay, for groups that lose some."""
     if isinstance(keep, Mapping):
-        check_layers(keep, [*skipped, *(name for group in found.groups for name in group.layers)])
+        cutting.check_layers(
+            keep, [*skipped, *(name for group in found.groups for name in group.layers)]
+        )
     counts: dict[Group, int] = {}
     for group in found.groups:
         count = max(1, round(_share(group, keep) * len(group.units)))
@@ -111,11 +92,7 @@ def _hindrance(group: Group, keep: Keep) -> str | None:
 
 
 def _sound(
-    base: nn.Module,
-    found: Structure,
-    counts: dict[Group, int],
-    inputs: Inputs,
-    skipped: dict[str, str],
+    task: Task, found: Structure, counts: dict[Group, int], skipped: dict[str, str]
 ) -> dict[Group, int]:
     """Return the groups without which the model still runs as the masked one does.
 
@@ -126,8 +103,8 @@ def _sound(
         cut = Cut({group: group.units[:count] for group, count in chosen.items()}, scaled=True)
         try:
             with torch.no_grad():
-                small = inputs.run(shrink(base, found, cut))
-                reference = inputs.run(masked(base, found, cut))
+                small = task.inputs.run(shrink(task.base, found, cut))
+                reference = task.inputs.run(cutting.masked(task.base, found, cut))
         except Exception as error:  # whatever the model's code raises on other widths
             return f"the forward pass fails with fewer units: {str(error).splitlines()[0][:160]}"
         changed = "the forward pass computes something else with fewer units"
@@ -148,14 +125,7 @@ def _sound(
 
 
 def _best_of(
-    model: nn.Module,
-    structure: Structure,
-    counts: dict[Group, int],
-    judge: Batches,
-    loss: Loss,
-    *,
-    draws: int,
-    rng: np.random.Generator,
+    task: Task, structure: Structure, counts: dict[Group, int]
 ) -> tuple[Cut, Floats, bool]:
     """Draw masks with `counts` survivors in each group; keep the one with the least loss.
 
@@ -166,15 +136,14 @@ def _best_of(
     best: Cut | None = None
     interrupted = False
     try:
-        with meter("sub-networks", draws) as bar:
-            for _ in range(draws):
+        with meter("sub-networks", task.draws) as bar:
+            for _ in range(task.draws):
                 kept = {
-                    group: np.sort(rng.choice(group.units, count, replace=False))
+                    group: np.sort(task.rng.choice(group.units, count, replace=False))
                     for group, count in counts.items()
                 }
                 cut = Cut(kept, scaled=True)
-                found = score(shrink(model, structure, cut), judge, loss)
-                value = math.inf if found is None or math.isnan(found.loss) else found.loss
+                value = loss_of(score(shrink(task.base, structure, cut), task.judge, task.loss))
                 if best is None or value < min(losses):
                     best = cut
                 losses.append(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,15 +13,9 @@ from torch import Tensor, nn
 from overt import _check
 from overt._check import InputError, InputTypeError
 from overt._types import Floats, Seed
-from overt.nn.compression.cutting import Keep, Outcome, duplicate
+from overt.nn.compression.cutting import Keep, Outcome, Task, duplicate
 from overt.nn.compression.lowrank import by_spectrum, share_within
-from overt.nn.compression.measuring import (
-    Score,
-    latencies,
-    multiply_adds,
-    parameters,
-    score,
-)
+from overt.nn.compression.measuring import Score, latencies, multiply_adds, parameters, score
 from overt.nn.compression.measuring import recover as train_on
 from overt.nn.compression.narrowing import by_units
 from overt.nn.compression.report import Compression, Size, recipe_of
@@ -140,14 +134,14 @@ def compress(
         raise InputError("recover needs data, batches (inputs, targets), and maybe train")
     with torch.random.fork_rng():
         torch.manual_seed(int(rng.integers(2**31)))
-        work = _Work(base, keep, inputs, judge, loss, draws, rng)
-        done = work.best() if by == "auto" else work.run(by)
+        task = Task(base, keep, inputs, judge, loss, draws, rng)
+        done = _best(task) if by == "auto" else _run(task, by)
         losses = np.zeros(0)
         if steps and train_data is not None and judge is not None and not done.interrupted:
             losses, done.interrupted = train_on(
                 done.model, train_data, judge, loss, steps=steps, learning_rate=rate
             )
-        report = _report(base, done, inputs, report_on, loss, keep, losses)
+        report = _report(task, done, report_on, losses)
     _same_modes(model, done.model)
     return done.model, report
 
@@ -165,97 +159,67 @@ def _read(base: nn.Module, inputs: Inputs, data: Any, holdout: Any, train: Any) 
     return judge, batches("holdout", holdout, judge), batches("train", train, judge)
 
 
-@dataclass(eq=False)
-class _Work:
-    """One network to be made smaller, in one way or the best of them."""
-
-    base: nn.Module
-    keep: Keep
-    inputs: Inputs
-    judge: Batches | None
-    loss: Loss
-    draws: int
-    rng: np.random.Generator
-
-    def run(self, by: str, keep: Keep | None = None) -> Outcome:
-        """Go one way."""
-        keep = self.keep if keep is None else keep
-        if by == "spectrum":
-            return by_spectrum(self.base, keep, self.inputs, self.judge)
-        return by_units(
-            self.base, keep, self.inputs, self.judge, by, self.loss, self.draws, self.rng
-        )
-
-    def best(self) -> Outcome:
-        """Try the ways at the multiply-adds that removing units by flow leaves."""
-        found = {"flow": self.run("flow")}
-        budget = self._cost(found["flow"].model)
-        if not found["flow"].changes and not isinstance(self.keep, Mapping):
-            budget *= self.keep
-        if self.judge is not None and score(self.base, self.judge, self.loss) is not None:
-            found["mask"] = self.run("mask")
-        share = share_within(self.base, self.inputs, budget)
-        if share is not None and not isinstance(self.keep, Mapping):
-            found["spectrum"] = self.run("spectrum", share)
-        values = {
-            way: self._value(outcome.model)
-            for way, outcome in found.items()
-            if outcome.changes and self._cost(outcome.model) <= 1.01 * budget
-        }
-        done = found[min(values, key=values.__getitem__, default="flow")]
-        done.tried = tuple(values.items())
-        done.interrupted = any(outcome.interrupted for outcome in found.values())
-        return done
-
-    def _cost(self, model: nn.Module) -> float:
-        return sum(multiply_adds(model, self.inputs).values())
-
-    def _value(self, model: nn.Module) -> float:
-        """Return the loss on the data, or without targets how much the outputs change."""
-        found = None if self.judge is None else score(model, self.judge, self.loss)
-        if found is not None:
-            return found.loss if np.isfinite(found.loss) else np.inf
-        batches = [self.inputs] if self.judge is None else (b.inputs for b in self.judge)
-        with torch.no_grad():
-            changes = [_relative_change(x.run(self.base), x.run(model)) for x in batches]
-        return float(np.nan_to_num(np.mean(changes), nan=np.inf))
+def _run(task: Task, by: str) -> Outcome:
+    return by_spectrum(task) if by == "spectrum" else by_units(task, by)
 
 
-def _report(
-    base: nn.Module,
-    done: Outcome,
-    inputs: Inputs,
-    judge: Batches | None,
-    loss: Loss,
-    keep: Keep,
-    recovery: Floats,
-) -> Compression:
-    models = (base, done.model)
+def _best(task: Task) -> Outcome:
+    """Try the ways at the multiply-adds that removing units by flow leaves."""
+    found = {"flow": _run(task, "flow")}
+    budget: float = _cost(task, found["flow"].model)
+    if not found["flow"].changes and not isinstance(task.keep, Mapping):
+        budget *= task.keep
+    if score(task.base, task.judge, task.loss) is not None:
+        found["mask"] = _run(task, "mask")
+    share = share_within(task.base, task.inputs, budget)
+    if share is not None and not isinstance(task.keep, Mapping):
+        found["spectrum"] = _run(replace(task, keep=share), "spectrum")
+    values = {
+        way: _value(task, outcome.model)
+        for way, outcome in found.items()
+        if outcome.changes and _cost(task, outcome.model) <= 1.01 * budget
+    }
+    done = found[min(values, key=values.__getitem__, default="flow")]
+    done.tried = tuple(values.items())
+    done.interrupted = any(outcome.interrupted for outcome in found.values())
+    return done
+
+
+def _cost(task: Task, model: nn.Module) -> int:
+    return sum(multiply_adds(model, task.inputs).values())
+
+
+def _value(task: Task, model: nn.Module) -> float:
+    """Return the loss on the data, or without targets how much the outputs change."""
+    found = score(model, task.judge, task.loss)
+    if found is not None:
+        return found.loss if np.isfinite(found.loss) else np.inf
+    batches = [task.inputs] if task.judge is None else (b.inputs for b in task.judge)
+    with torch.no_grad():
+        changes = [_relative_change(x.run(task.base), x.run(model)) for x in batches]
+    return float(np.nan_to_num(np.mean(changes), nan=np.inf))
+
+
+def _report(task: Task, done: Outcome, judge: Batches | None, recovery: Floats) -> Compression:
+    models, inputs = (task.base, done.model), task.inputs
     times = latencies(*models, inputs=inputs)
-    scores = [None if judge is None else score(m, judge, loss) for m in models]
+    scores = [score(m, judge, task.loss) for m in models]
     before, after = (
         Size(
-            parameters(m), sum(multiply_adds(m, inputs).values()), t,
+            parameters(m), _cost(task, m), t,
             *((s.loss, s.accuracy) if isinstance(s, Score) else (None, None)),
         )
         for m, t, s in zip(models, times, scores, strict=True)
     )  # fmt: skip
     with torch.no_grad():
-        change = _relative_change(inputs.run(base), inputs.run(done.model))
+        change = _relative_change(*(inputs.run(m) for m in models))
     return Compression(
-        by=done.by,
-        keep=dict(keep) if isinstance(keep, Mapping) else keep,
-        before=before,
-        after=after,
-        changes=tuple(done.changes),
-        skipped=tuple(done.skipped.items()),
-        tried=done.tried,
-        output_change=change,
-        losses=done.losses,
-        recovery=recovery,
-        recipe=recipe_of(base, done.model),
+        by=done.by, keep=dict(task.keep) if isinstance(task.keep, Mapping) else task.keep,
+        before=before, after=after, changes=tuple(done.changes),
+        skipped=tuple(done.skipped.items()), tried=done.tried, output_change=change,
+        losses=done.losses, recovery=recovery, recipe=recipe_of(*models),
         status=Status.INTERRUPTED if done.interrupted else Status.FINISHED,
-    )
+    )  # fmt: skip
 
 
 def _relative_change(old: Any, new: Any) -> float:

@@ -24,24 +24,12 @@ from overt.nn.recording.watching import Frame
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Units that are outputs of the same layers.
+    """Units, one number for each class, that are outputs of the same layers."""
 
-    Attributes
-    ----------
-    layers
-        Those layers; more than one where their outputs are added.
-    units
-        One number for each class of units.
-    drops
-        The dropout layers through which every reader sees these units.
-    tied
-        Whether a reader shares its weights with another layer.
-    """
-
-    layers: tuple[str, ...]
+    layers: tuple[str, ...]  # more than one where their outputs are added
     units: Ids
-    drops: frozenset[str]
-    tied: bool
+    drops: frozenset[str]  # the dropout layers through which every reader sees these units
+    tied: bool  # whether a reader shares its weights with another layer
 
 
 @dataclass(frozen=True, eq=False)

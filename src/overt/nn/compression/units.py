@@ -144,30 +144,16 @@ class Read:
 
 
 class Wiring:
-    """How the units of a model are made, read and passed on, as far as its pass was followed.
-
-    Attributes
-    ----------
-    units, slots
-        The units, and where they lie in parameters and buffers.
-    sizes
-        For each layer the attributes that count units: {name: {attribute: (entry, ids)}}, entry
-        None for a number, else the place in a tuple.
-    reads
-        Every reading of units by a weighted layer.
-    mixing
-        Normalizations over all units, with the axis of the tensor they lie on.
-    skipped
-        Layers that make no units that could be removed, with the reason.
-    """
+    """How the units of a model are made, read and passed on, as far as its pass was followed."""
 
     def __init__(self) -> None:
         self.units = Units()
-        self.slots = Slots(self.units)
+        self.slots = Slots(self.units)  # where they lie in parameters and buffers
+        # The attributes of each layer that count units: (place in a tuple or None, ids).
         self.sizes: dict[str, dict[str, tuple[int | None, Ids]]] = {}
-        self.reads: list[Read] = []
-        self.mixing: dict[str, tuple[int, Ids]] = {}
-        self.skipped: dict[str, str] = {}
+        self.reads: list[Read] = []  # every reading of units by a weighted layer
+        self.mixing: dict[str, tuple[int, Ids]] = {}  # norms over all units on this axis
+        self.skipped: dict[str, str] = {}  # layers without units to remove, and why
 
     def describe(self, name: str, **sizes: Ids) -> None:
         """Note which attributes of a layer count which units."""

@@ -105,15 +105,9 @@ class Batches:
     """
 
     def __init__(
-        self,
-        data: Any,
-        model: nn.Module,
-        *,
-        name: str = "data",
-        arity: int = 1,
-        again: bool = False,
-        alone: bool = False,
-    ) -> None:
+        self, data: Any, model: nn.Module, *, name: str = "data", arity: int = 1,
+        again: bool = False, alone: bool = False,
+    ) -> None:  # fmt: skip
         self.name, self._model, self._arity, self._alone = name, model, arity, alone
         self._data = _split(data, name) if _is_pair(data) else data
         if not isinstance(self._data, Iterable) or is_array(data) or isinstance(data, (str, dict)):

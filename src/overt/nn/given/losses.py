@@ -118,14 +118,8 @@ def _are_classes(y: Tensor) -> bool:
 class Targets:
     """Checked targets of a batch: as given, and as rows of a matrix.
 
-    Attributes
-    ----------
-    y
-        The targets as given.
-    classes
-        Class indices (n,), or None for targets that are numbers.
-    rows
-        Targets as (n, outputs), one-hot for classes; distributions over classes for cross-entropy.
+    `classes` are indices (n,), or None for targets that are numbers; `rows` are (n, outputs),
+    one-hot for classes, distributions over classes for cross-entropy.
     """
 
     def __init__(self, y: Tensor, output: Tensor, loss: Loss, where: str) -> None:

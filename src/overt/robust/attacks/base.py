@@ -129,15 +129,9 @@ class _Search:
     """An attack on all points: over batches, restarts and rival classes, where not fooled yet."""
 
     def __init__(
-        self,
-        attack: Attack,
-        model: models.Model,
-        threat: Threat,
-        loss: Loss,
-        x: Tensor,
-        y: Tensor,
+        self, attack: Attack, model: models.Model, threat: Threat, loss: Loss, x: Tensor, y: Tensor,
         clean: Tensor,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._attack, self._model, self._threat = attack, model, threat
         self._x, self._y, self._clean = x, y, clean
         aim = attack.criterion.aims(y, clean.shape[1])

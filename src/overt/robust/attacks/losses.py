@@ -67,24 +67,12 @@ def _pick(logits: Tensor, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a loss spends the gradients of one run on a point that is not fooled.
+    """How a loss spends the gradients of one run on a point that is not fooled."""
 
-    Attributes
-    ----------
-    steps
-        Steps on the loss itself; 0 if there are only runs against single classes.
-    rivals
-        Number of wrong classes that then get a run of their own, nearest first.
-    each
-        Steps of each of these runs.
-    measured
-        Number of the likeliest wrong classes whose distance is measured, at one gradient each.
-    """
-
-    steps: int
-    rivals: int = 0
-    each: int = 0
-    measured: int = 0
+    steps: int  # on the loss itself; 0 if there are only runs against single classes
+    rivals: int = 0  # wrong classes that then get a run of their own, nearest first
+    each: int = 0  # steps of each of these runs
+    measured: int = 0  # likeliest wrong classes whose distance is measured, at a gradient each
 
 
 class Loss(ABC):

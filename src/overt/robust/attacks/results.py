@@ -71,42 +71,38 @@ class AttackResult(Result):
 def warn_of_saturation(loss: Loss, clean: Tensor, y: Tensor) -> Tensor:
     """Warn if the loss has no slope left at the clean inputs; return at which of them."""
     saturated = loss.saturated(clean, y)
-    share = _share(saturated)
-    if share >= NOTEWORTHY:
-        _warn(
-            f"{loss.name} is saturated at {share:.1%} of the points: the model gives the true "
-            "class all of the probability, the gradient is rounding noise and the attack goes "
-            'blind. Use loss="reflected", which does not saturate there.'
-        )
+    _warn_where(
+        saturated,
+        f"{loss.name} is saturated at {{}} of the points: the model gives the true class all of "
+        "the probability, the gradient is rounding noise and the attack goes blind. Use "
+        'loss="reflected", which does not saturate there.',
+    )
     return saturated
 
 
 def warn_of_gradients(result: AttackResult, x: Tensor, radius: float, known: Tensor) -> None:
     """Warn of gradients that led nowhere, except at the points whose trouble is known."""
-    share = _share(result.flat & ~(known | result.broken))
-    if share >= NOTEWORTHY:
-        _warn(
-            f"the gradient is zero or not a number at {share:.1%} of the points, where the attack "
-            "starts: rounding, thresholds or saturated units inside the model mask it. A random "
-            "start was used for these points; robustness is likely to be overestimated."
-        )
-    share = _share(result.broken & ~result.success)
-    if share >= NOTEWORTHY:
-        _warn(
-            f"the model returns NaN or infinity at perturbations of {share:.1%} of the points, "
-            "which is not counted as success: robustness is likely to be overestimated."
-        )
+    _warn_where(
+        result.flat & ~(known | result.broken),
+        "the gradient is zero or not a number at {} of the points, where the attack starts: "
+        "rounding, thresholds or saturated units inside the model mask it. A random start was used "
+        "for these points; robustness is likely to be overestimated.",
+    )
+    _warn_where(
+        result.broken & ~result.success,
+        "the model returns NaN or infinity at perturbations of {} of the points, which is not "
+        "counted as success: robustness is likely to be overestimated.",
+    )
     # The best iterate is the input itself where no step raised the loss, which means nothing
     # where a step of the whole radius drowns in rounding.
     coarse = 100 * torch.finfo(x.dtype).eps * x.abs().flatten(1).amax(1)
     same = (result.x == x).flatten(1).all(1) & (radius > coarse)
-    share = _share(same & ~(known | result.success | result.flat | result.broken))
-    if share >= NOTEWORTHY:
-        _warn(
-            f"no step raised the loss at {share:.1%} of the points although there is a gradient: "
-            "it does not point uphill, which masking or random layers cause. Robustness is likely "
-            "to be overestimated."
-        )
+    _warn_where(
+        same & ~(known | result.success | result.flat | result.broken),
+        "no step raised the loss at {} of the points although there is a gradient: it does not "
+        "point uphill, which masking or random layers cause. Robustness is likely to be "
+        "overestimated.",
+    )
 
 
 def warn_of_randomness(model: Model, x: Tensor) -> bool:
@@ -116,23 +112,22 @@ def warn_of_randomness(model: Model, x: Tensor) -> bool:
         first, second = logits(model, x).detach(), logits(model, x).detach()
     scale = float(first.abs().amax())
     moved = (first - second).abs().amax(1) > RANDOM * max(scale, torch.finfo(x.dtype).tiny)
-    random = bool(moved.any())
-    if random:
-        _warn(
-            f"the model is random: two evaluations differ at {_share(moved):.1%} of "
-            f"{len(x)} inputs although it is in evaluation mode. Gradients are noisy and success "
-            "depends on the draw; average the model over its noise first."
-        )
-    return random
+    _warn_where(
+        moved,
+        f"the model is random: two evaluations differ at {{}} of {len(x)} inputs although it is in "
+        "evaluation mode. Gradients are noisy and success depends on the draw; average the model "
+        "over its noise first.",
+        least=0,
+    )
+    return bool(moved.any())
 
 
-def _share(points: Tensor) -> float:
-    return float(points.double().mean())
-
-
-def _warn(message: str) -> None:
-    """Warn in the name of the line outside of this package that called."""
+def _warn_where(points: Tensor, message: str, least: float = NOTEWORTHY) -> None:
+    """Warn of some points in the name of the line outside of this package that called."""
+    share = float(points.double().mean())
+    if share == 0 or share < least:
+        return
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals["__name__"].startswith("overt.robust."):
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, RobustnessWarning, stacklevel=level)
+    warnings.warn(message.format(f"{share:.1%}"), RobustnessWarning, stacklevel=level)

@@ -118,28 +118,20 @@ def strongest(
         with models.evaluating(model):
             random = warn_of_randomness(model, x)
         warn_of_gradients(found, x, threat.radius, known=found.success | random)
-    return dataclasses.replace(found, loss=_loss(model, found.x, y, criterion, batch_size))
+    with models.evaluating(model):
+        f = models.all_logits(model, found.x, batch_size)
+    # The reflected loss, whichever attack was the last at a point.
+    aim = criterion.aims(y, count)
+    loss = objective_of(LOSSES["reflected"], targeted=aim is not None)(f, y, aim)
+    return dataclasses.replace(found, loss=loss)
 
 
 def _join(found: AttackResult, rows: Tensor, part: AttackResult) -> AttackResult:
     """Return the result with some points replaced."""
-    return dataclasses.replace(
-        found,
-        x=found.x.index_copy(0, rows, part.x),
-        success=found.success.index_copy(0, rows, part.success),
-        flat=found.flat.index_copy(0, rows, part.flat),
-        broken=found.broken.index_copy(0, rows, part.broken | found.broken[rows]),
-        gradients=found.gradients + part.gradients,
-        status=part.status,
+    x, success, flat = (
+        getattr(found, name).index_copy(0, rows, getattr(part, name))
+        for name in ("x", "success", "flat")
     )
-
-
-def _loss(
-    model: models.Model, x: Tensor, y: Tensor, criterion: Criterion, batch_size: int
-) -> Tensor:
-    """Return the reflected loss, whichever attack was the last at a point."""
-    with models.evaluating(model):
-        f = models.all_logits(model, x, batch_size)
-    aim = criterion.aims(y, f.shape[1])
-    objective = objective_of(LOSSES["reflected"], targeted=aim is not None)
-    return objective(f, y, aim)
+    broken = found.broken.index_copy(0, rows, part.broken | found.broken[rows])
+    gradients = found.gradients + part.gradients
+    return AttackResult(x, success, found.loss, gradients, flat, broken, part.status)

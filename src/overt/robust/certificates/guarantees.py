@@ -94,13 +94,9 @@ def training_plan(
         / ((margin - radius) ** 2 * slope**2 * epsilon**2)
     )  # fmt: skip
     return TrainingPlan(
-        math.ceil(train_steps),
-        1 / (root**2 * (reach + radius) ** 2),
-        8 * radius**2 * root**2 / epsilon,
-        4 * radius * (1 - slope) * root,
-        kappa,
-        epsilon,
-    )
+        math.ceil(train_steps), 1 / (root**2 * (reach + radius) ** 2),
+        8 * radius**2 * root**2 / epsilon, 4 * radius * (1 - slope) * root, kappa, epsilon,
+    )  # fmt: skip
 
 
 def linear_training_plan(

@@ -24,15 +24,9 @@ class L2(Threat):
     """Perturbations of Euclidean norm at most `radius`."""
 
     name: ClassVar[str] = "l2"
+    order, dual_order = 2, 2
+    wide = torch.float64  # its squares do not overflow
     has_kernel: ClassVar[bool] = True
-
-    def size(self, delta: Tensor) -> Tensor:
-        """Return sqrt(sum d^2), in double precision, whose squares do not overflow."""
-        return torch.linalg.vector_norm(delta, dim=1, dtype=torch.float64)
-
-    def dual(self, gradient: Tensor) -> Tensor:
-        """Return sqrt(sum g^2)."""
-        return torch.linalg.vector_norm(gradient, dim=1)
 
     def project(self, v: Tensor, box: Box, out: Tensor | None = None) -> Tensor:
         """Return clip(s v, low, high) with the largest s in [0, 1] that keeps the norm."""
@@ -76,14 +70,7 @@ class Linf(Threat):
     """Perturbations that change no coordinate by more than `radius`."""
 
     name: ClassVar[str] = "linf"
-
-    def size(self, delta: Tensor) -> Tensor:
-        """Return max |d|."""
-        return torch.linalg.vector_norm(delta, ord=torch.inf, dim=1)
-
-    def dual(self, gradient: Tensor) -> Tensor:
-        """Return sum |g|."""
-        return torch.linalg.vector_norm(gradient, ord=1, dim=1)
+    order, dual_order = torch.inf, 1
 
     def project(self, v: Tensor, box: Box, out: Tensor | None = None) -> Tensor:
         """Return clip(v, max(low, -radius), min(high, radius)): the problem is separable."""
@@ -104,14 +91,7 @@ class L1(Threat):
     """Perturbations whose absolute values sum to at most `radius`."""
 
     name: ClassVar[str] = "l1"
-
-    def size(self, delta: Tensor) -> Tensor:
-        """Return sum |d|."""
-        return torch.linalg.vector_norm(delta, ord=1, dim=1)
-
-    def dual(self, gradient: Tensor) -> Tensor:
-        """Return max |g|."""
-        return torch.linalg.vector_norm(gradient, ord=torch.inf, dim=1)
+    order, dual_order = 1, torch.inf
 
     def project(self, v: Tensor, box: Box, out: Tensor | None = None) -> Tensor:
         """Return sign(v) min(max(|v| - t, 0), c) with the smallest t >= 0 that keeps the norm.

@@ -47,6 +47,9 @@ class Threat(ABC):
     radius: float
     bounds: Bounds = None
     name: ClassVar[str]
+    order: ClassVar[float]  # of the norm, and of its dual
+    dual_order: ClassVar[float]
+    wide: ClassVar[torch.dtype | None] = None  # number format that the norm is summed in
     has_kernel: ClassVar[bool] = False  # whether `kernels` takes its steps in a box in one pass
     __eq__ = Result.__eq__  # by value, arrays included
 
@@ -111,13 +114,13 @@ class Threat(ABC):
         low, high = (limit.expand_as(x[0]).flatten().contiguous() for limit in self.box(x))
         return Region(self, flat, (low, high))
 
-    @abstractmethod
     def size(self, delta: Tensor) -> Tensor:
         """Return the norm of each row, (points,)."""
+        return torch.linalg.vector_norm(delta, ord=self.order, dim=1, dtype=self.wide)
 
-    @abstractmethod
     def dual(self, gradient: Tensor) -> Tensor:
         """Return max <gradient, d> over |d| <= 1 for each row, (points,)."""
+        return torch.linalg.vector_norm(gradient, ord=self.dual_order, dim=1)
 
     @abstractmethod
     def project(self, v: Tensor, box: Box, out: Tensor | None = None) -> Tensor:

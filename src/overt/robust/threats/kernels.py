@@ -14,11 +14,9 @@ from numba import njit
 from overt._types import Array
 
 _OPTIONS = {
-    "nogil": True,
-    "cache": True,
-    "error_model": "numpy",
+    "nogil": True, "cache": True, "error_model": "numpy",
     "fastmath": {"contract", "nsz", "reassoc"},
-}
+}  # fmt: skip
 
 
 @njit(**_OPTIONS)
@@ -31,15 +29,9 @@ def l2_in_box(v: Array, radius: float, low: Array, high: Array, out: Array) -> N
 
 @njit(**_OPTIONS)
 def l2_step(
-    x: Array,
-    delta: Array,
-    gradient: Array,
-    size: Array,
-    radius: float,
-    low: Array,
-    high: Array,
+    x: Array, delta: Array, gradient: Array, size: Array, radius: float, low: Array, high: Array,
     moved: Array,
-) -> None:
+) -> None:  # fmt: skip
     """Set delta <- project(delta + size g / |g|) and moved <- x + delta in place, row by row.
 
     x, delta, gradient and moved are (points, features), size is (points,), and low and high are
@@ -58,13 +50,7 @@ def l2_step(
 
 @njit(**_OPTIONS)
 def _project(
-    v: Array,
-    x: Array,
-    radius: float,
-    low: Array,
-    high: Array,
-    delta: Array,
-    moved: Array,
+    v: Array, x: Array, radius: float, low: Array, high: Array, delta: Array, moved: Array
 ) -> None:
     """Set delta <- clip(s v, low - x, high - x), moved <- x + delta for one row.
 

@@ -28,13 +28,9 @@ class TrainingCheckpoint:
     """Saves and restores everything that the next weights depend on; never a pickle."""
 
     def __init__(
-        self,
-        path: str | os.PathLike[str] | None,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        scheduler: Any,
-        warm_starts: WarmStarts | None,
-    ) -> None:
+        self, path: str | os.PathLike[str] | None, model: nn.Module,
+        optimizer: torch.optim.Optimizer, scheduler: Any, warm_starts: WarmStarts | None,
+    ) -> None:  # fmt: skip
         self._path = None if path is None else Path(path)
         self._model, self._optimizer = model, optimizer
         self._scheduler, self._warm_starts = scheduler, warm_starts
@@ -54,15 +50,12 @@ class TrainingCheckpoint:
             return
         tensors: dict[str, Tensor] = {"random": torch.get_rng_state()}
         parts = {
-            "kinds": self._kinds,
-            "model": self._model.state_dict(),
+            "kinds": self._kinds, "model": self._model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
             "warm_starts": None if self._warm_starts is None else self._warm_starts.tensors(),
-            "history": history,
-            "batches": batches,
-            "sums": sums,
-        }
+            "history": history, "batches": batches, "sums": sums,
+        }  # fmt: skip
         text = json.dumps({name: _pack(part, name, tensors) for name, part in parts.items()})
         # Tied weights share memory, which the format does not store; copies are the same values.
         flat = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}

@@ -90,15 +90,10 @@ class Epoch:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        attack: Attack | None,
-        clean_fraction: float,
-        warm_starts: WarmStarts | None,
-        radius_share: float,
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, attack: Attack | None,
+        clean_fraction: float, warm_starts: WarmStarts | None, radius_share: float,
         sums: list[float] | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._model, self._optimizer, self._attack = model, optimizer, attack
         self._clean_fraction = clean_fraction if attack is not None else 0.0
         self._warm_starts, self._radius_share = warm_starts, radius_share
