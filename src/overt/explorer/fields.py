@@ -202,12 +202,12 @@ def _upload(into: str, label: str) -> str:
 
 
 def _numbers(text: str) -> list[float]:
-    """Return the finite numbers of a text, separated by blanks, commas, semicolons or lines."""
+    """Return the finite numbers of a text; blanks, commas, semicolons, brackets separate them."""
     try:
-        values = [float(word) for word in re.split(r"[\s,;]+", text.strip(" \t\r\n[](),;"))]
+        values = [float(word) for word in re.sub(r"[\[\](),;]", " ", text).split()]
     except ValueError:
-        raise InputError(f"must be numbers, got {_brief(text)}") from None
-    if not all(map(math.isfinite, values)):
+        values = []
+    if not values or not all(map(math.isfinite, values)):
         raise InputError(f"must be finite numbers, got {_brief(text)}")
     return values
 

@@ -19,7 +19,7 @@ from typing import Any
 from overt import InputError
 from overt.explorer.fields import Values
 
-RUNNING, WAITING, KEPT = 3, 20, 30
+RUNNING, WAITING, KEPT = 3, 20, 24
 """Processes at a time, jobs that may wait for one, and jobs whose findings are kept."""
 
 SECONDS, UNWATCHED = 120.0, 90.0

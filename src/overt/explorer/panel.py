@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,6 +54,8 @@ class Panel:
         return {name: value for name, value in values.items() if name not in others}
 
 
-def call(function: Callable[..., Any], values: Values) -> str:
-    """Return a call as Python writes it."""
-    return f"{function.__name__}({', '.join(f'{k}={v!r}' for k, v in values.items())})"
+def call(function: Callable[..., Any], values: Values, *more: str) -> str:
+    """Return a call as Python writes it, with these values and arguments as they are given."""
+    arguments = ", ".join([*more, *(f"{name}={value!r}" for name, value in values.items())])
+    lines = textwrap.wrap(arguments, 92, break_long_words=False, break_on_hyphens=False)
+    return f"{function.__name__}(\n    " + "\n    ".join(lines) + "\n)"

@@ -61,24 +61,24 @@ def survey(target: float, drop_prob: float, extent: float) -> Any:
     points = [(*np.abs(p.U[0]).tolist(), p.objective, p.kind) for p in land.points]
     for p in overt.TiedAutoencoder(M, 1, noise).landscape().points:
         if p.directions:
-            lowest = p.objective <= land.points[0].objective * (1 + 1e-9)
-            points.append((abs(p.U[0, 0]), 0.0, p.objective, "minimum" if lowest else "saddle"))
+            kind = "strict saddle" if p.objective > land.points[0].objective + 1e-9 else "minimum"
+            points.append((abs(p.U[0, 0]), 0.0, p.objective, kind))
     return axis, f, points
 
 
 def descend(
     target: float, drop_prob: float, starts: Any, steps: int, learning_rate: float, seed: int
 ) -> Iterator[Frame]:
-    """Train with dropout from every starting point, and say where the runs are 60 times."""
+    """Train with dropout from every starting point, and say where the runs are 40 times."""
     net = overt.TiedAutoencoder(np.array([[target]]), 2, overt.Dropout(drop_prob))
     places = [np.array([start]) for start in starts]
-    for k in range(60):
+    for k in range(40):
         for i, U in enumerate(places):
             run_seed = seed + 1_000_000 * (i + 1) + 1000 * k
-            run = net.train(steps // 60, learning_rate, [run_seed], init=U, checkpoints=2)
+            run = net.train(steps // 40, learning_rate, [run_seed], init=U, checkpoints=2)
             places[i] = run.weights[0][0]
         objective = [net.objective(U) for U in places]
-        yield (k + 1) / 60, {"places": [U[0].tolist() for U in places], "objective": objective}
+        yield (k + 1) / 40, {"places": [U[0].tolist() for U in places], "objective": objective}
 
 
 def train(
@@ -94,7 +94,7 @@ def train(
     yield 0.0, {"optimum": best.certificate.lower_bound, "rank": best.rank, "importance": scores}
     rate = inverse_decay(learning_rate, halving or 1e300)  # 1e300 steps: constant
     weights: list[Any] = [None] * seeds
-    grid = np.unique(np.geomspace(1, steps, 60).round().astype(int)).tolist()
+    grid = np.unique(np.geomspace(1, steps, 40).round().astype(int)).tolist()
     for first, last in pairwise([0, *grid]):
         rates = rate(np.arange(first, last))
         objective = np.empty(seeds)

@@ -14,6 +14,7 @@
 
   function send(command) {
     if (command) commands.push(command);
+    if (command && command !== "look") form.dataset.settled = "no";
     if (busy || !(commands.length || dirty)) return;
     busy = true;
     dirty = false;
@@ -34,8 +35,8 @@
       showStatus(answer.status);
       showMessages(answer.messages);
     }
-    form.dataset.answered = count;
     send();
+    if (!busy) form.dataset.settled = "yes";
   }
 
   function showMessages(messages) {
@@ -67,6 +68,7 @@
 
   function changed() {
     dirty = true;
+    form.dataset.settled = "no";
     for (const e of form.querySelectorAll("[data-when]")) {
       const [name, value] = e.dataset.when.split("=");
       e.hidden = Boolean(name) && at(name).value !== value;
@@ -98,7 +100,7 @@
   }
 
   async function upload(input) {
-    const into = input.dataset.into, file = input.files[0], note = at(into + "-note");
+    const into = input.dataset.into, file = input.files[0], note = at("note");
     const place = at(into + "-error");
     if (!file) return;
     place.textContent = note.textContent = "";

@@ -121,14 +121,15 @@ def _quoted(name: str) -> str:
 def _code(values: Values) -> str:
     sample = values["data"] == "sample"
     given = "sample_ratings()" if sample else 'read_ratings("ratings.csv")[0]  # your file'
-    arguments = {name: values[name] for name in ("n_factors", "holdout", "seed")}
+    asked = {name: values[name] for name in ("n_factors", "holdout", "seed")}
+    complete = call(theory.complete, asked, "ratings")
     lines = (
         f"ratings = {given}\n"
-        f"frames = [found for share, found in {call(theory.complete, arguments)}]\n"
+        f"frames = [found for share, found in {complete}]\n"
         'fit, path = frames[0], [frame["path"] for frame in frames[1:]]\n'
         f'half = {NORMAL_90} * fit["std"]\n'
         'low, high = fit["mean"] - half, fit["mean"] + half  # 90% intervals of every entry'
-    ).replace("complete(", "complete(ratings, ")
+    )
     functions = (theory.sample_ratings,) if sample else ()
     return theory.script(lines, *functions, theory.complete)
 

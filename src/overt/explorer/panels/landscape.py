@@ -19,7 +19,7 @@ FIELDS = (
         "starts", "Starting points (u1 u2)", "0.2 1.6\n-1.5 0.3\n-0.4 -0.1", 10, 10,
         hint="One pair on a line. A click on the map adds one and runs.",
     ),
-    number("steps", "Steps", 2000, 60, 100_000),
+    number("steps", "Steps", 2000, 40, 100_000),
     number("learning_rate", "Learning rate", 0.01, 1e-6, 1),
     number("seed", "Seed", 0, 0, 1_000_000),
 )  # fmt: skip

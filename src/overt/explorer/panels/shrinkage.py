@@ -95,10 +95,11 @@ def _needed(values: Values) -> tuple[float | None, dict[str, str]]:
 
 
 def _code(values: Values) -> str:
-    shrink = call(theory.shrink, _asked(values)).replace(
-        ")", f", drop_probs=[{values['drop_prob']}, *np.linspace(0, 0.975, 40)])"
-    )
-    steps = [f"spectra, losses, penalties = {shrink}"]
+    steps = [
+        f"drop_probs = [{values['drop_prob']}, *np.linspace(0, 0.975, 40)]",
+        "spectra, losses, penalties = "
+        + call(theory.shrink, _asked(values), "drop_probs=drop_probs"),
+    ]
     functions: list[Any] = [theory.make_noise, theory.shrink]
     if values["rank"] is not None and values["noise"] != "DropBlock":
         wanted = {name: values[name] for name in ("values", "width", "rank")}
