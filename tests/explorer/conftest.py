@@ -100,7 +100,7 @@ class Visitor:
 
     def numbers(self):
         """What the page shows as numbers, by name."""
-        pairs = self.page.locator(".numbers > div").all()
+        pairs = self.page.locator("#numbers dl > div").all()
         return {p.locator("dt").inner_text(): p.locator("dd").inner_text() for p in pairs}
 
     def rows(self, caption):

@@ -45,7 +45,7 @@ def run(panel, values):
 def executed(panel, values):
     """Run the lines that the page shows, as they are."""
     names = {}
-    exec(compile(PANELS[panel].code(values), f"<{panel}>", "exec"), names)
+    exec(compile(PANELS[panel].code(values), f"<{panel}>", "exec"), names)  # noqa: S102
     return names
 
 
@@ -97,7 +97,7 @@ def test_a_rank_that_cannot_be_had_is_answered_and_the_rest_shown(given, name, m
 def test_a_block_size_that_does_not_fit_is_named():
     for panel in ("shrinkage", "training"):
         values = values_of(panel, noise="DropBlock", width="7")
-        with pytest.raises(overt.InputError, match="^block_size must divide"):
+        with pytest.raises(overt.InputError, match=r"^block_size must divide"):
             PANELS[panel].view(values, ())
 
 
@@ -180,7 +180,7 @@ def test_training_comes_down_to_the_optimum():
 
 
 def test_a_rate_that_is_too_large_is_named():
-    with pytest.raises(overt.InputError, match="^learning_rate is too large"):
+    with pytest.raises(overt.InputError, match=r"^learning_rate is too large"):
         run("training", values_of("training", learning_rate="1", steps="2000"))
 
 

@@ -21,7 +21,7 @@ Trace = dict[str, Any]
 
 @dataclass(frozen=True)
 class Figure:
-    """A plot, and the sentence that says what it shows; `still` ones keep while a task runs."""
+    """A plot, and what it shows in words; a `still` one, slow to draw, keeps while a task runs."""
 
     name: str
     caption: str

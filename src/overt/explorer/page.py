@@ -29,6 +29,8 @@ _PAGE = """<!doctype html>
 <meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{panel.title} - overt explore</title>
 {favicon}{css}
+<script async src="/_dash-component-suites/plotly/package_data/plotly.min.js"></script>
+<link rel="preload" as="script" href="/_dash-component-suites/dash/dcc/async-graph.js">
 </head>
 <body data-panel="{panel.name}">
 <a class="skip" href="#form">Skip to the controls</a>
@@ -64,25 +66,26 @@ def page(panel: Panel, given: Mapping[str, str], parts: Mapping[str, str]) -> st
 def layout() -> Any:
     """Return what Dash keeps on the page: what is asked and answered, and the results."""
     stores = [dcc.Store(id=name) for name in ("ask", "answer", "applied", "clicked")]
-    results = [html.Div(id=name) for name in ("live", "still", "lines")]
+    results = [html.Div(id=name) for name in ("numbers", "plots", "tables", "lines")]
     return html.Div([*stores, *results], className="results")
 
 
-def live(view: View, download: str) -> list[Any]:
-    """Return numbers, tables, and the plots that change while a task runs."""
-    numbers = [html.Div([html.Dt(name), html.Dd(shown(value))]) for name, value in view.numbers]
+def numbers(view: View) -> Any:
+    """Return the numbers with their names."""
+    return html.Dl(
+        [html.Div([html.Dt(name), html.Dd(shown(value))]) for name, value in view.numbers]
+    )
+
+
+def plots(view: View) -> list[Any]:
+    """Return the plots, those that are slow still empty; what comes later is drawn into them."""
+    return [_plot(figure, {"data": []} if figure.still else {}) for figure in view.figures]
+
+
+def tables(view: View, download: str) -> list[Any]:
+    """Return the tables, and the link to what can be downloaded."""
     link = html.A("Download the completed entries (csv)", href=download, download="completed.csv")
-    return [
-        html.Dl(numbers, className="numbers"),
-        *(_figure(f) for f in view.figures if not f.still),
-        *map(_table, view.tables),
-        *([html.P(link)] if view.download else []),
-    ]
-
-
-def still(view: View) -> list[Any]:
-    """Return the plots that stay as they are while a task runs."""
-    return [_figure(f) for f in view.figures if f.still]
+    return [*map(_table, view.tables), *([html.P(link)] if view.download else [])]
 
 
 def lines(code: str) -> list[Any]:
@@ -95,14 +98,15 @@ def lines(code: str) -> list[Any]:
     ]
 
 
-def _figure(figure: Figure) -> Any:
+def _plot(figure: Figure, instead: dict[str, Any]) -> Any:
     height, label = figure.plot["layout"].get("height", 330), {"aria-label": figure.caption}
     graph = dcc.Graph(
-        id=figure.name, figure=figure.plot, responsive=True, config={"displayModeBar": False},
+        id=figure.name, figure=figure.plot | instead, responsive=True,
+        config={"displayModeBar": False},
         style={"height": f"{height}px"},
     )  # fmt: skip
     image: Any = {"role": "img", **label}
-    return html.Figure([html.Div(graph, **image), html.Figcaption(figure.caption)], key=figure.name)
+    return html.Figure([html.Div(graph, **image), html.Figcaption(figure.caption)])
 
 
 def _table(table: Table) -> Any:

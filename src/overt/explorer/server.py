@@ -26,7 +26,7 @@ from overt.explorer.panels.completion import completed
 DOCS = Path(overt.__file__).parents[2] / "docs"
 """The documentation, where overt runs from a checkout."""
 
-COMMANDS = ("", "look", "run", "pause", "go", "step", "stop")
+COMMANDS = ("", "look", "rest", "run", "pause", "go", "step", "stop")
 
 
 class Explorer(dash.Dash):
@@ -51,7 +51,7 @@ def create_app(jobs: Jobs, host: str = "127.0.0.1") -> flask.Flask:
     shelf = uploads.Shelf()
 
     @app.callback(
-        Output("live", "children"), Output("still", "children"), Output("lines", "children"),
+        *(Output(name, "children") for name in ("numbers", "plots", "tables", "lines")),
         Output("answer", "data"), Input("ask", "data"), prevent_initial_call=True,
     )  # fmt: skip
     def answer(ask: Any) -> Any:
@@ -86,14 +86,14 @@ def create_app(jobs: Jobs, host: str = "127.0.0.1") -> flask.Flask:
     return server
 
 
-def _answer(ask: dict[str, Any], jobs: Jobs, shelf: uploads.Shelf) -> tuple[Any, Any, Any, Any]:
-    """Return results, plots that stay, lines to copy and a reply for what a page asks."""
+def _answer(ask: dict[str, Any], jobs: Jobs, shelf: uploads.Shelf) -> tuple[Any, ...]:
+    """Return numbers, plots, tables, lines to copy, and a reply, for what a page asks."""
     panel, command = PANELS.get(str(ask.get("panel"))), ask.get("command", "")
     if panel is None or command not in COMMANDS:
         flask.abort(400)
     values, messages = read_fields(panel.fields, ask.get("fields"))
     reply: dict[str, Any] = {"n": ask.get("n"), "messages": messages, "job": "", "status": None}
-    kept = (no_update, no_update, no_update, reply)
+    kept = (no_update,) * 4 + (reply,)
     try:
         if "data" in values:
             values["entries"] = shelf.get(values["data"])
@@ -111,10 +111,17 @@ def _answer(ask: dict[str, Any], jobs: Jobs, shelf: uploads.Shelf) -> tuple[Any,
         reply["job"] = job.id
         if job.state == "failed" and (name := _culprit(panel, job.error)):
             messages[name] = job.error
-    live = page.live(view, f"/completed/{reply['job']}.csv")
-    if command == "look":
-        return live, no_update, no_update, reply
-    return live, page.still(view), page.lines(panel.code(values)), reply
+    reply["shape"], look = " ".join(f.name for f in view.figures), command in ("look", "rest")
+    if reply["shape"] == ask.get("shape"):  # the page draws them into the plots that it has
+        still = {"look": (False,), "rest": (True,)}.get(command, (False, True))
+        reply["figures"] = {f.name: f.plot for f in view.figures if f.still in still}
+        plots: Any = no_update
+    else:
+        reply["rest"] = any(f.still for f in view.figures)
+        plots = page.plots(view)
+    tables = page.tables(view, f"/completed/{reply['job']}.csv")
+    lines = no_update if look else page.lines(panel.code(values))
+    return page.numbers(view), plots, tables, lines, reply
 
 
 def _obey(panel: Panel, values: Values, command: str, job: Job | None, jobs: Jobs) -> Job | None:

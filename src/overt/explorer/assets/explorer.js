@@ -5,7 +5,7 @@
   const at = (id) => document.getElementById(id);
   const form = at("form"), panel = document.body.dataset.panel;
   const LARGEST = 2 * 2 ** 20, PATIENCE = 20000;
-  let job = null, busy = false, dirty = true, count = 0, look = null, silence = null, saving = null;
+  let job = null, shape = null, busy = false, dirty = true, count = 0, look = null, silence = null, saving = null;
   const commands = [];
 
   const controls = () => [...form.elements].filter((e) => e.name);
@@ -14,12 +14,12 @@
 
   function send(command) {
     if (command) commands.push(command);
-    if (command && command !== "look") form.dataset.settled = "no";
+    if (command && !["look", "rest"].includes(command)) form.dataset.settled = "no";
     if (busy || !(commands.length || dirty)) return;
     busy = true;
     dirty = false;
     const fields = Object.fromEntries(controls().map((e) => [e.name, e.value]));
-    const ask = { n: ++count, panel, fields, job, command: commands.shift() || "" };
+    const ask = { n: ++count, panel, fields, job, shape, command: commands.shift() || "" };
     window.dash_clientside.set_props("ask", { data: ask });
     silence = setTimeout(() => {
       busy = false;
@@ -32,6 +32,11 @@
     busy = false;
     if (answer) {
       job = answer.job;
+      if (answer.rest) setTimeout(() => send("rest"), 300); // what is slow, once the rest is seen
+      shape = answer.shape ?? shape;
+      for (const [name, figure] of Object.entries(answer.figures || {})) {
+        window.dash_clientside.set_props(name, { figure });
+      }
       showStatus(answer.status);
       showMessages(answer.messages);
     }
@@ -237,7 +242,10 @@
     explorer: {
       answered(answer) {
         if (answer) answered(answer);
-        else changed();
+        else {
+          if (!at("run")) at("numbers").setAttribute("aria-live", "polite");
+          changed();
+        }
         return window.dash_clientside.no_update;
       },
       clicked(click) {
