@@ -202,7 +202,9 @@ def test_landscape_by_keyboard(visit):
 
 
 def test_training_by_mouse_with_pause_step_and_stop(visit):
-    page = visit.open("training?steps=200000&seeds=10&outputs=60&inputs=60&width=60&learning_rate=1e-5")
+    page = visit.open(
+        "training?steps=200000&seeds=10&outputs=60&inputs=60&width=60&learning_rate=1e-5"
+    )
     page.click("#run")
     page.wait_for_selector("form[data-state=running]")
     page.click("#pause")

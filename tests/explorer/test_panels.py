@@ -10,10 +10,10 @@ import overt
 from overt import decay
 from overt.completion import DropoutCompletion
 from overt.explorer import theory, uploads
+from overt.explorer.completion import NORMAL_90, completed
 from overt.explorer.fields import read_fields
 from overt.explorer.figures import numbers, shown
 from overt.explorer.panels import PANELS
-from overt.explorer.panels.completion import NORMAL_90, completed
 
 SMALL = {
     "shrinkage": {},

@@ -67,6 +67,7 @@ class Bomb:
         (npy(np.float64(3)), "list or a matrix"),
         (npy(np.zeros((0, 3))), "1 to 500"),
         (npy(np.arange(600.0)), "1 to 500"),
+        (npy(np.zeros((1200, 1200), dtype=np.int8)), "1 to 500"),
         (npy(np.array([1.0, np.nan])), "NaN"),
         (npy(np.arange(5.0))[:-1], "fills the file"),
         (header("{'descr': '<f8', 'fortran_order': False, 'shape': (10**15,), }"), "header"),

@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -80,7 +80,8 @@ class Jobs:
         self._pool = ThreadPoolExecutor(running, thread_name_prefix="explorer-job")
         forks = "forkserver" in mp.get_all_start_methods()
         self._context: Any = mp.get_context("forkserver" if forks else "spawn")
-        self._context.set_forkserver_preload(["overt.explorer.panels"])
+        if forks:
+            self._context.set_forkserver_preload(["overt.explorer.panels"])
         self._jobs: dict[str, Job] = {}
         self._lock, self._seconds = threading.Lock(), seconds
 
@@ -155,7 +156,8 @@ def _work(panel: str, values: Values, paused: bool, pipe: Connection) -> None:
     if hasattr(os, "nice"):
         os.nice(5)  # pages come first
     task = PANELS[panel].task or (lambda **values: ())
-    with suppress(EOFError, BrokenPipeError):  # the server is gone
+    # No progress bars on the server's terminal; and if the server is gone, so is the task.
+    with open(os.devnull, "w") as nothing, redirect_stderr(nothing), suppress(EOFError, OSError):
         try:
             for frame in task(**values):
                 pipe.send(("frame", frame))

@@ -17,11 +17,11 @@ from dash import ClientsideFunction, Input, Output, no_update
 import overt
 from overt import InputError
 from overt.explorer import page, uploads
+from overt.explorer.completion import completed
 from overt.explorer.fields import Values, read_fields
 from overt.explorer.jobs import Job, Jobs
 from overt.explorer.panel import Panel
 from overt.explorer.panels import PANELS
-from overt.explorer.panels.completion import completed
 
 DOCS = Path(overt.__file__).parents[2] / "docs"
 """The documentation, where overt runs from a checkout."""
@@ -153,8 +153,8 @@ def _guard(host: str) -> None:
     with its own origin.
     """
     request = flask.request
-    name = urlsplit(f"//{request.host}").hostname or ""
-    if name not in {"localhost", host, socket.gethostname()} and not _is_address(name):
+    name = request.host.rsplit(":", 1)[0] if request.host[-1:] != "]" else request.host
+    if name not in {"localhost", host, socket.gethostname()} and not _is_address(name.strip("[]")):
         flask.abort(403, "this server does not answer to that name")
     reads = request.method in ("GET", "HEAD")
     if not reads and urlsplit(request.headers.get("Origin", "")).netloc != request.host:

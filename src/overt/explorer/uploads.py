@@ -33,7 +33,7 @@ def spectrum(data: bytes) -> str:
     array = _from_npy(data) if data.startswith(b"\x93NUMPY") else _from_csv(data)
     if not np.all(np.isfinite(array)):
         raise InputError("the file holds NaN or infinite values")
-    if array.ndim == 2 and min(array.shape) > 1:
+    if array.ndim == 2 and 1 < min(array.shape) <= VALUES:
         array = np.asarray(np.linalg.svd(array, compute_uv=False), dtype=float)
     values = np.sort(array.ravel())[::-1].tolist()
     if not 1 <= len(values) <= VALUES:

@@ -74,11 +74,11 @@ def _map(axis: Any, f: Any, points: Any, trails: Any) -> Figure:
         "type": "contour", "ncontours": 24, "contours": {"coloring": "heatmap"},
         "line": {"width": 0.5}, **_height(axis, f),
     }  # fmt: skip
-    across = {"range": [axis[0], axis[-1]]}
+    across = {"range": [axis[0], axis[-1]], "constrain": "domain"}
     return figure(
         "map", "Contours of the objective's root over the weights of the two units; stars are "
         "minima, crosses saddles, lines the runs of dropout from each starting point.", "u1", "u2",
-        contour, *runs, *marks, height=480, xaxis={"constrain": "domain"} | across,
+        contour, *runs, *marks, height=480, xaxis=across,
         yaxis={"scaleanchor": "x"} | across,
     )  # fmt: skip
 
@@ -91,6 +91,7 @@ def _surface(axis: Any, f: Any) -> Figure:
     }
     scene["zaxis"]["range"] = [0, top]
     scene["aspectratio"] = {"x": 1, "y": 1, "z": 0.75}
+    scene["camera"] = {"eye": {"x": 1.4, "y": 1.4, "z": 1.0}}
     surface = {"type": "surface", "cmin": 0, "cmax": top, **_height(axis, f)}
     return figure(
         "surface", "The same surface in perspective, cut off above.", "", "", surface, still=True,

@@ -11,7 +11,7 @@ from overt.explorer import theory
 from overt.explorer.fields import Values, choice, number
 from overt.explorer.figures import BLUE, LOG, ORANGE, figure, level, line, lines
 from overt.explorer.panel import Panel, View, call
-from overt.explorer.panels.shrinkage import NOISES
+from overt.explorer.shrinkage import NOISES
 
 FIELDS = (
     number("outputs", "Outputs", 30, 1, 60, slide=1),

@@ -1,7 +1,7 @@
 """The five panels, by name, in the order of the page."""
 
+from overt.explorer import completion, jumps, landscape, shrinkage, training
 from overt.explorer.panel import Panel
-from overt.explorer.panels import completion, jumps, landscape, shrinkage, training
 
 PANELS: dict[str, Panel] = {
     module.PANEL.name: module.PANEL
