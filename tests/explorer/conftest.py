@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("dash", reason="the explorer needs dash")
-
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
@@ -25,6 +23,7 @@ QUIET = [
 @pytest.fixture(scope="session")
 def address(tmp_path_factory):
     """The address of a server that runs in a process of its own."""
+    pytest.importorskip("dash", reason="the explorer needs dash")
     folder = tmp_path_factory.mktemp("explorer")
     command = [sys.executable, "-m", "overt", "explore", "--no-browser", "--port", "0"]
     with (folder / "errors").open("w") as errors:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import overt
-from overt.explorer.fields import read_fields
 from overt.explorer.figures import numbers, shown
 from overt.explorer.panels import PANELS
 
@@ -145,15 +144,19 @@ def test_uploads_of_a_spectrum(visit, tmp_path):
     assert page.title() == "Shrinkage - overt explore"
 
 
-def test_a_link_brings_the_view_back(visit, browser):
+def test_a_link_brings_the_view_back(visit):
     page = visit.open("shrinkage")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     visit.fill("values", "3 2 1")
     visit.fill("width", "5")
     page.select_option("#noise", "DropConnect")
     visit.settled()
     visit.until("location.search.includes('DropConnect')")
     told, link = visit.numbers(), page.url
-    assert dict(read_fields(PANELS["shrinkage"].fields, {})[0])["width"] == 8
+    page.click("#copy")
+    visit.until("async text => (await navigator.clipboard.readText()) === text", visit.code())
+    page.click("#link")
+    visit.until("async text => (await navigator.clipboard.readText()) === text", link)
     page.click("nav a >> text=Landscape")
     page.wait_for_selector("form[data-settled=yes]")
     page.click("nav a >> text=Shrinkage")  # the way back leads to what was left
