@@ -12,7 +12,7 @@ from pathlib import Path
 
 from overt.experiments.runner import machine_facts
 
-MODULES = ("foundation", "linear", "completion", "decay", "nn", "relu", "attacks")
+MODULES = ("foundation", "linear", "completion", "decay", "nn", "relu", "attacks", "explorer")
 README = Path(__file__).with_name("README.md")
 HEAD = """# Benchmarks
 
