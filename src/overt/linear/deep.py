@@ -158,7 +158,7 @@ class DeepNoise(NoiseEffect):
     def relaxation(self) -> Relaxation:
         """The target with nu |W C^(1/2)|_*^2 as penalty, its rank capped by the narrowest layer."""
         leading = partial(self.regression.leading, min(self.widths))
-        return relax(leading, [(self.nu, spectral.SquaredNuclear())], self.regression.residual)
+        return relax(leading, [(self.nu, spectral.SquaredNuclear())], self.regression)
 
     def product(self, *weights: Floats) -> tuple[Floats, Floats]:
         """(W_(k+1) ... W_2, W_1')."""
@@ -166,7 +166,8 @@ class DeepNoise(NoiseEffect):
 
     def penalty(self, *weights: Floats) -> float:
         """Return R, by second moments carried from layer to layer."""
-        return float(penalty.deep(self._whitened(weights), self.drop_probs))
+        first, *others = weights
+        return float(penalty.deep([self.regression.hidden(first.T).T, *others], self.drop_probs))
 
     def imbalance(self, *weights: Floats) -> float:
         """R / (nu |W C^(1/2)|_*^2) - 1, zero iff the noisy layers are equalized."""

@@ -30,9 +30,13 @@ def certificate(effect: NoiseEffect, *weights: Floats) -> Certificate:
 
 def grade(effect: NoiseEffect, *weights: Floats) -> tuple[float, int, Status, Certificate]:
     """Return (objective, rank, status, certificate): "optimal" only where the bound is reached."""
-    certified = certificate(effect, *weights)
-    status = Status.OPTIMAL if certified.relative_gap <= EXACT else Status.LOWER_BOUND
-    return certified.objective, numerical_rank(spectrum(effect, *weights)), status, certified
+    certified, known = certificate(effect, *weights), effect.relaxation.rank
+    if certified.relative_gap > EXACT:
+        known, status = None, Status.LOWER_BOUND
+    else:
+        status = Status.OPTIMAL
+    rank = numerical_rank(spectrum(effect, *weights)) if known is None else known
+    return certified.objective, rank, status, certified
 
 
 def spectrum(effect: NoiseEffect, *weights: Floats) -> Floats:

@@ -13,7 +13,7 @@ from overt._check import InputError, InputTypeError
 from overt._types import Floats
 from overt.linear import grading, landscape
 from overt.linear.arguments import regression, target_or_data
-from overt.linear.bounds import Leading, Relaxation, envelopes, relax
+from overt.linear.bounds import Leading, Relaxation, relax
 from overt.linear.descent import refine
 from overt.linear.effect import NoiseEffect
 from overt.linear.regression import DenseRegression
@@ -135,9 +135,13 @@ class TiedUnitNoise(NoiseEffect):
         """The relaxation with eigenvalues, clipped at zero, in place of singular values."""
         width = self.untied.width
         values, vectors = np.linalg.eigh(self.symmetric)
-        m, W = np.maximum(values[::-1][:width], 0.0), vectors[:, ::-1][:, :width]
-        top = Leading(W, m, W, float(np.sum(self.regression.T**2) - np.sum(m**2)))
-        return relax(lambda envelope: top, envelopes(self.untied.noise, width))
+        values, W = values[::-1], vectors[:, ::-1][:, :width]
+        m = np.maximum(values[:width], 0.0)
+        rest = np.sum(np.minimum(values[:width], 0.0) ** 2) + np.sum(values[width:] ** 2)
+        if self.regression.L is None:
+            rest += np.sum((self.regression.T - self.symmetric) ** 2)
+        top = Leading(W, m, W, float(rest))
+        return relax(lambda envelope: top, self.untied.sharing.envelopes(), self.regression)
 
     @property
     def relaxation(self) -> Relaxation:

@@ -14,12 +14,14 @@ import numpy as np
 from overt import equalize, penalty
 from overt._types import Array, Floats
 from overt.linear.blocks import block_factors
-from overt.linear.bounds import Relaxation, envelopes, relax
+from overt.linear.bounds import Envelope, Relaxation, envelopes, pairs_below, relax
 from overt.linear.descent import STARTS, refine
 from overt.linear.effect import NoiseEffect
 from overt.linear.regression import Regression
 from overt.linear.sampling import Advance, masks, on_rows
+from overt.linear.shares import UnitShares
 from overt.noise import DropBlock, Dropout, Noise
+from overt.spectral import induced
 
 Pair = tuple[Floats, Floats]
 
@@ -37,7 +39,7 @@ class UnitNoise(NoiseEffect):
     def relaxation(self) -> Relaxation:
         """The target with the noise's envelopes in place of its penalty."""
         leading = partial(self.regression.leading, self.width)
-        return relax(leading, envelopes(self.noise, self.width), self.regression.residual)
+        return relax(leading, self.sharing.envelopes(), self.regression)
 
     def best_weights(self) -> Sequence[Floats]:
         """Return factors of the relaxation's map, refined by descent if they are not exact."""
@@ -53,9 +55,9 @@ class UnitNoise(NoiseEffect):
         return U, V
 
     def penalty(self, *weights: Floats) -> float:
-        """<Cbar, U'U o P'P>."""
+        """<Cbar, U'U o H'H>."""
         U, V = weights
-        return float(penalty.shallow(U, self.regression.whiten(V), self.noise))
+        return float(penalty.shallow(U, self.regression.hidden(V), self.noise))
 
     def imbalance(self, *weights: Floats) -> float:
         """Return the variance over units, or blocks of them, of their share of the map."""
@@ -94,11 +96,12 @@ class UnitNoise(NoiseEffect):
 class Sharing(NamedTuple):
     """How hidden units share a map A = left diag(a) right', a > 0, at the least penalty known.
 
-    `factors(left, a, right)` lists factors of the map, the best way known first; `exact` says that
-    these are a global optimum, whatever the width. `imbalance(U, P)` is the variance of what the
-    noise makes equal.
+    `envelopes` lists what the noise costs a map at least, `factors(left, a, right)` factors of the
+    map, the best way known first; `exact` says that these are a global optimum, whatever the width.
+    `imbalance(U, P)` is the variance of what the noise makes equal.
     """
 
+    envelopes: Callable[[], Sequence[Envelope]]
     factors: Callable[[Floats, Floats, Floats], list[Pair]]
     exact: bool = False
     imbalance: Callable[[Floats, Floats], Array] = equalize.imbalance
@@ -107,14 +110,36 @@ class Sharing(NamedTuple):
 def sharing(noise: Noise, width: int) -> Sharing:
     """Return what theory says about a noise over units: the one place that tells them apart."""
     match noise:
-        case Dropout(drop_prob=float()):
-            return Sharing(partial(_equal_units, width), exact=True)
         case Dropout():
-            return Sharing(partial(_unequal_units, noise.relative_variance(width)))
+            units: UnitShares | None = UnitShares(noise.relative_variance(width))
         case DropBlock(placement="grid", block_size=b):
             equal = partial(equalize.block_imbalance, block_size=b)
-            return Sharing(partial(_equal_blocks, width, b), imbalance=equal)
-    return Sharing(partial(_equal_units, width))
+            induces = [induced(noise, width)]
+            return Sharing(lambda: induces, partial(_equal_blocks, width, b), imbalance=equal)
+        case _:
+            units = _diagonal_plus_constant(noise, width)
+    if units is not None:
+        return Sharing(lambda: [units], partial(_shared_units, units), exact=True)
+    return Sharing(
+        lambda: [*envelopes(noise, width), *pairs_below(noise.characteristic(width))],
+        partial(_equal_units, width),
+    )
+
+
+def _diagonal_plus_constant(noise: Noise, width: int) -> UnitShares | None:
+    """Return the costs of units under Cbar = diag(delta) + gamma 1 1', None if it is not that."""
+    if noise.independent or width == 1:
+        return UnitShares(noise.relative_variance(width))
+    Cbar = noise.characteristic(width)
+    others = Cbar[~np.eye(width, dtype=bool)]
+    gamma = float(np.mean(others))
+    delta = np.diag(Cbar) - gamma
+    rounding = 1e-14 * np.abs(Cbar).max()
+    if np.ptp(others) > rounding or delta.min() < -rounding or gamma < -1 - rounding:
+        return None
+    if np.ptp(delta) <= rounding:  # equal up to rounding: all units alike
+        delta = np.full(width, delta.mean())
+    return UnitShares(np.maximum(delta, 0.0), gamma)
 
 
 def _equal_units(width: int, left: Floats, a: Floats, right: Floats) -> list[Pair]:
@@ -123,23 +148,17 @@ def _equal_units(width: int, left: Floats, a: Floats, right: Floats) -> list[Pai
     return [equalize.balanced_factors(left, a, right, width)]
 
 
+def _shared_units(units: UnitShares, left: Floats, a: Floats, right: Floats) -> list[Pair]:
+    """Return factors whose units carry their best shares, by Schur and Horn."""
+    if len(a) == 0 or np.ptp(units.delta) == 0:
+        return _equal_units(len(units.delta), left, a, right)
+    padded = np.concatenate([a, np.zeros(len(units.delta) - len(a))])
+    Q = equalize.schur_horn(padded, units.shares(a))[: len(a)]
+    return [((left * np.sqrt(a)) @ Q, (right * np.sqrt(a)) @ Q)]
+
+
 def _equal_blocks(width: int, b: int, left: Floats, a: Floats, right: Floats) -> list[Pair]:
     """Return factors for several choices of signs, which matter where blocks are few."""
     if len(a) == 0:
         return _equal_units(width, left, a, right)
     return [block_factors(left, a, right, width, b, seed) for seed in range(STARTS)]
-
-
-def _unequal_units(lam: Floats, left: Floats, a: Floats, right: Floats) -> list[Pair]:
-    """Return factors whose units carry shares of |A|_* inverse to their strengths, if possible.
-
-    That attains |A|_*^2 / sum_i (1/lam_i); by Schur and Horn it is possible iff the spectrum
-    majorizes the shares. Otherwise they are balanced, as a start for descent.
-    """
-    if len(a) and lam.min() > 0:
-        padded = np.concatenate([a, np.zeros(len(lam) - len(a))])
-        shares = (1 / lam) / np.sum(1 / lam) * a.sum()
-        if equalize.majorization_excess(padded, shares) <= 1e-12 * a.sum():
-            Q = equalize.schur_horn(padded, shares)[: len(a)]
-            return [((left * np.sqrt(a)) @ Q, (right * np.sqrt(a)) @ Q)]
-    return _equal_units(len(lam), left, a, right)

@@ -145,4 +145,6 @@ def support(k: int) -> SpectralNorm:
 
 
 def _widened(norm: SpectralNorm, copies: int) -> SpectralNorm:
-    return norm if isinstance(norm, Schatten) else support(copies)
+    if isinstance(norm, Schatten):
+        return norm
+    return support(copies * (norm.k if isinstance(norm, KSupport) else 1))
