@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -11,14 +12,20 @@ from overt._types import Floats
 from overt.linear.bounds import EXACT
 
 STARTS = 8
-"""Descents tried where theory gives no weights that reach the bound."""
+"""Descents tried at most where theory gives no weights that reach the bound."""
+
+AGREEING = 3
+"""Descents that end at the same lowest value, after which no others are tried."""
+
+SAME = 1e-8
+"""Relative difference up to which two descents ended at the same value."""
 
 Value = Callable[..., tuple[float, Sequence[Floats]]]
 """value(*arrays) -> (objective, gradients), one gradient per array."""
 
 
 def descend(value: Value, start: Sequence[Floats], *, max_steps: int = 3000) -> list[Floats]:
-    """Minimize with L-BFGS from `start` until the objective no longer falls."""
+    """Minimize with L-BFGS from `start` until the objective no longer falls, relative to itself."""
     from scipy.optimize import minimize  # needed by few networks, and slow to import
 
     shapes = [array.shape for array in start]
@@ -28,9 +35,11 @@ def descend(value: Value, start: Sequence[Floats], *, max_steps: int = 3000) -> 
         parts = np.split(theta, cuts)
         return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
+    scale = abs(value(*start)[0]) or 1.0
+
     def flat(theta: Floats) -> tuple[float, Floats]:
         objective, gradients = value(*unpack(theta))
-        return objective, np.concatenate([g.ravel() for g in gradients])
+        return objective / scale, np.concatenate([g.ravel() for g in gradients]) / scale
 
     theta = np.concatenate([array.ravel() for array in start])
     options = {
@@ -50,19 +59,23 @@ def refine(
 ) -> Sequence[Floats]:
     """Return the lowest point of descents from the starts, then from random ones of their size.
 
-    Stops as soon as the bound is attained and nothing can be gained.
+    Stops as soon as the bound is attained and nothing can be gained, or several descents agree.
     """
     rng = np.random.default_rng(0)
     sizes = [np.sqrt(np.mean(W**2)) for W in starts[0]]
-    random = [
+    random = (
         [size * rng.standard_normal(W.shape) for size, W in zip(sizes, starts[0], strict=True)]
         for _ in range(tries - len(starts))
-    ]
-    best, lowest = starts[0], value(*starts[0])[0]
-    for start in [*starts, *random]:
-        if lowest - bound <= EXACT / 10 * bound:
+    )
+    best, lowest, agreeing = starts[0], value(*starts[0])[0], 0
+    for start in chain(starts, random):
+        if lowest - bound <= EXACT / 10 * bound or agreeing == AGREEING:
             break
         found = descend(value, start)
-        if value(*found)[0] < lowest:
-            best, lowest = found, value(*found)[0]
+        reached = value(*found)[0]
+        agreeing = agreeing + 1 if abs(reached - lowest) <= SAME * abs(lowest) else agreeing
+        if reached < lowest * (1 - SAME):
+            agreeing = 1
+        if reached < lowest:
+            best, lowest = found, reached
     return best

@@ -131,8 +131,7 @@ class TiedUnitNoise(NoiseEffect):
         return (M + M.T) / 2
 
     @cached_property
-    def _by_eigenvalues(self) -> Relaxation:
-        """The relaxation with eigenvalues, clipped at zero, in place of singular values."""
+    def _leading(self) -> Leading:
         width = self.untied.width
         values, vectors = np.linalg.eigh(self.symmetric)
         values, W = values[::-1], vectors[:, ::-1][:, :width]
@@ -140,8 +139,13 @@ class TiedUnitNoise(NoiseEffect):
         rest = np.sum(np.minimum(values[:width], 0.0) ** 2) + np.sum(values[width:] ** 2)
         if self.regression.L is None:
             rest += np.sum((self.regression.T - self.symmetric) ** 2)
-        top = Leading(W, m, W, float(rest))
-        return relax(lambda envelope: top, self.untied.sharing.envelopes(), self.regression)
+        return Leading(W, m, W, float(rest))
+
+    @cached_property
+    def _by_eigenvalues(self) -> Relaxation:
+        """The relaxation with eigenvalues, clipped at zero, in place of singular values."""
+        envelopes = self.untied.sharing.envelopes()
+        return relax(lambda envelope: self._leading, envelopes, self.regression)
 
     @property
     def relaxation(self) -> Relaxation:
@@ -150,11 +154,13 @@ class TiedUnitNoise(NoiseEffect):
 
     def best_weights(self) -> Sequence[Floats]:
         """Return a root of the eigenvalues' map, refined by descent if it is not exact."""
-        sharing = self.untied.sharing
-        starts = [(U,) for U, _ in sharing.factors(*self._by_eigenvalues.kept)]
-        if self.regression.L is None and sharing.exact:
-            return starts[0]
-        return refine(self.value, starts, self.relaxation.bound)
+        U, _ = self.untied.sharing.factors(*self._by_eigenvalues.kept)
+        if self.regression.L is not None:
+            return refine(self.value, [(U,)], self.relaxation.bound)
+        if not self.untied.sharing.exact:
+            top, W = self._leading, self._by_eigenvalues
+            U = W.left @ self.untied.best_root(top.s, W.spectrum, W.bound - top.rest)
+        return (U,)
 
     def product(self, *weights: Floats) -> tuple[Floats, Floats]:
         """(U, U)."""
