@@ -14,6 +14,7 @@ DROPOUT = overt.Dropout(0.5)
 NOISES = {
     "dropout": overt.Dropout(0.4),
     "per unit": overt.Dropout([0.1, 0.5, 0.3, 0.7]),
+    "keep exactly": overt.KeepExactly(3),
     "grid": overt.DropBlock(0.4, 2),
     "sliding": overt.DropBlock(0.4, 2, "sliding"),
     "dropconnect": overt.DropConnect(0.4),

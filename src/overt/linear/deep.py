@@ -15,7 +15,7 @@ from overt._types import Floats
 from overt.linear import grading
 from overt.linear.arguments import regression, target_or_data
 from overt.linear.bounds import Relaxation, relax
-from overt.linear.descent import refine
+from overt.linear.descent import attains, refine
 from overt.linear.effect import NoiseEffect
 from overt.linear.regression import DenseRegression
 from overt.linear.sampling import LIMIT, Advance
@@ -267,7 +267,7 @@ class DeepNoise(NoiseEffect):
         # A saddle, such as the best rank one, is left only by a nudge.
         nudged = [W + nudge for W, nudge in zip(one, scattered(0.01), strict=True)]
         starts = [start, nudged, *(scattered(1.0) for _ in range(RANDOM_STARTS))]
-        return refine(self.whitened_value, starts, self.relaxation.bound, tries=len(starts))
+        return refine(self.whitened_value, starts, attains(self.relaxation.bound), len(starts))
 
     def _whitened(self, layers: Sequence[Floats]) -> list[Floats]:
         return [self.regression.whiten(layers[0].T).T, *layers[1:]]

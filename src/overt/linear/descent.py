@@ -14,11 +14,14 @@ from overt.linear.bounds import EXACT
 STARTS = 8
 """Descents tried at most where theory gives no weights that reach the bound."""
 
-AGREEING = 3
+AGREEING = 2
 """Descents that end at the same lowest value, after which no others are tried."""
 
 SAME = 1e-8
 """Relative difference up to which two descents ended at the same value."""
+
+NUDGE = 0.03
+"""Size of what is added to structured starts, which may be saddles, relative to their own."""
 
 Value = Callable[..., tuple[float, Sequence[Floats]]]
 """value(*arrays) -> (objective, gradients), one gradient per array."""
@@ -54,12 +57,23 @@ def descend(value: Value, start: Sequence[Floats], *, max_steps: int = 3000) -> 
         return unpack(minimize(flat, theta, jac=True, method="L-BFGS-B", options=options).x)
 
 
+def attains(bound: float) -> float:
+    """Return the objective at which a bound counts as attained, with room to spare."""
+    return bound * (1 + EXACT / 10)
+
+
+def nudged(W: Floats, seed: int) -> Floats:
+    """Return W and a little noise, which leaves a saddle."""
+    noise = np.random.default_rng(seed).standard_normal(W.shape)
+    return W + NUDGE * np.sqrt(np.mean(W**2)) * noise
+
+
 def refine(
-    value: Value, starts: Sequence[Sequence[Floats]], bound: float, tries: int = STARTS
+    value: Value, starts: Sequence[Sequence[Floats]], enough: float, tries: int = STARTS
 ) -> Sequence[Floats]:
     """Return the lowest point of descents from the starts, then from random ones of their size.
 
-    Stops as soon as the bound is attained and nothing can be gained, or several descents agree.
+    Stops as soon as a value is low `enough`, or several descents agree on the lowest.
     """
     rng = np.random.default_rng(0)
     sizes = [np.sqrt(np.mean(W**2)) for W in starts[0]]
@@ -69,7 +83,7 @@ def refine(
     )
     best, lowest, agreeing = starts[0], value(*starts[0])[0], 0
     for start in chain(starts, random):
-        if lowest - bound <= EXACT / 10 * bound or agreeing == AGREEING:
+        if lowest <= enough or agreeing == AGREEING:
             break
         found = descend(value, start)
         reached = value(*found)[0]

@@ -10,10 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from overt._types import Floats
-from overt.linear.descent import STARTS, refine
-
-NUDGE = 0.03
-"""Size of what is added to structured starts, which may be saddles, relative to their own."""
+from overt.linear.descent import STARTS, attains, nudged, refine
 
 
 def least_penalty(
@@ -33,9 +30,7 @@ def least_penalty(
         outside = (turned - inner @ Y) / sigma[:, None]
         return float(np.sum(Cbar * G * G)), [X @ (inside @ Y + outside)]
 
-    rng = np.random.default_rng(0)
-    size = NUDGE / np.sqrt(Cbar.shape[0])
-    nudged = [R + size * rng.standard_normal(R.shape) for R in starts]
-    (M,) = refine(value, [(R,) for R in [starts[0], *nudged]], bound, tries)
+    others = [(nudged(R, seed),) for seed, R in enumerate(starts)]
+    (M,) = refine(value, [(starts[0],), *others], attains(bound), tries)
     X, _, Y = np.linalg.svd(M, full_matrices=False)
     return X @ Y

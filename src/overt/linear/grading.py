@@ -23,7 +23,7 @@ def certificate(effect: NoiseEffect, *weights: Floats) -> Certificate:
     reached, bound = objective(effect, *weights), effect.relaxation.bound
     gap = reached - bound
     # A bound of zero, as without noise, leaves only the scale of the data to compare with.
-    relative = gap / max(bound, 1e-10 * effect.regression.scale, 1e-300)
+    relative = gap / max(bound, effect.least * effect.regression.scale, 1e-300)
     imbalance, distance = effect.imbalance(*weights), _distance(effect, *weights)
     return Certificate(reached, bound, gap, relative, imbalance, distance)
 

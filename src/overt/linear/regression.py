@@ -76,7 +76,11 @@ class DenseRegression(Regression):
     """
 
     def __init__(
-        self, samples: Samples, T: Floats, root: whitening.Whitening | None = None, residual: float = 0.0
+        self,
+        samples: Samples,
+        T: Floats,
+        root: whitening.Whitening | None = None,
+        residual: float = 0.0,
     ) -> None:
         self.samples, self.T, self.residual, self._whitening = samples, T, residual, root
         self.L, self.L_inverse = (None, None) if root is None else (root.L, root.L_inverse)

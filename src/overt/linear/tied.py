@@ -14,7 +14,7 @@ from overt._types import Floats
 from overt.linear import grading, landscape
 from overt.linear.arguments import regression, target_or_data
 from overt.linear.bounds import Leading, Relaxation, relax
-from overt.linear.descent import refine
+from overt.linear.descent import attains, refine
 from overt.linear.effect import NoiseEffect
 from overt.linear.regression import DenseRegression
 from overt.linear.sampling import Advance, masks, on_rows
@@ -156,10 +156,10 @@ class TiedUnitNoise(NoiseEffect):
         """Return a root of the eigenvalues' map, refined by descent if it is not exact."""
         U, _ = self.untied.sharing.factors(*self._by_eigenvalues.kept)
         if self.regression.L is not None:
-            return refine(self.value, [(U,)], self.relaxation.bound)
+            return refine(self.value, [(U,)], attains(self.relaxation.bound))
         if not self.untied.sharing.exact:
             top, W = self._leading, self._by_eigenvalues
-            U = W.left @ self.untied.best_root(top.s, W.spectrum, W.bound - top.rest)
+            U = W.left @ self.untied.best_root(top.s, W.spectrum, attains(W.bound) - top.rest)
         return (U,)
 
     def product(self, *weights: Floats) -> tuple[Floats, Floats]:

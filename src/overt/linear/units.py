@@ -14,9 +14,16 @@ import numpy as np
 from overt import equalize, penalty
 from overt._types import Array, Floats
 from overt.linear.blocks import block_factors
-from overt.linear.bounds import Envelope, Relaxation, envelopes, pairs_below, positive, relax
-from overt.linear.descent import refine
-from overt.linear.frames import NUDGE, least_penalty
+from overt.linear.bounds import (
+    Envelope,
+    Relaxation,
+    envelopes,
+    pairs_below,
+    positive,
+    relax,
+)
+from overt.linear.descent import attains, nudged, refine
+from overt.linear.frames import least_penalty
 from overt.linear.effect import NoiseEffect
 from overt.linear.regression import Regression
 from overt.linear.sampling import Advance, masks, on_rows
@@ -35,6 +42,8 @@ class UnitNoise(NoiseEffect):
         self.regression, self.width, self.noise = regression, width, noise
         self.shapes = (regression.outputs, width), (regression.inputs, width)
         self.sharing = sharing(noise, width)
+        if not noise.independent and noise.characteristic(width).min() < 0:
+            self.least = 1e-6  # terms of the penalty cancel, down to rounding
 
     @cached_property
     def relaxation(self) -> Relaxation:
@@ -43,38 +52,55 @@ class UnitNoise(NoiseEffect):
         return relax(leading, self.sharing.envelopes(), self.regression)
 
     def best_weights(self) -> Sequence[Floats]:
-        """Return factors of the relaxation's map, refined by descent if they are not exact."""
+        """Return factors of the relaxation's map, refined by descent if they are not exact.
+
+        The penalty depends on U'U and P'P only, so turning a map's singular directions to those of
+        T costs nothing and gains (von Neumann): the best U and P lie in the leading directions.
+        """
         if self.sharing.exact:
             U, P = self.sharing.factors(*self.relaxation.kept)
-        else:
-            left, s, right = self.regression.dense("refine by descent").svd
-            bound = self.relaxation.bound - self.regression.residual
-            left, s, right = left[:, : self.width], s[: self.width], right[:, : self.width]
-            rest = float(np.sum(self.regression.dense("refine").svd[1][self.width :] ** 2))
-            root = self.best_root(s, self.relaxation.spectrum, bound - rest)
-            U, P = left @ root, right @ root
-        return U, self.regression.unwhiten(P)
+            return U, self.regression.unwhiten(P)
+        task = self.regression.dense("refine by descent")
+        left, s, right = task.svd
+        m, d = s[: self.width], self.width
+        enough = attains(self.relaxation.bound) - task.residual - float(np.sum(s[d:] ** 2))
+        U, P = self.best_factors(m, self.best_root(m, self.relaxation.spectrum, enough), enough)
+        return left[:, :d] @ U, task.unwhiten(right[:, :d] @ P)
 
-    def best_root(self, m: Floats, a: Floats, bound: float) -> Floats:
-        """Return the best B found of |diag(m) - B B'|^2 + <Cbar, B'B o B'B>, for m >= 0 decreasing.
+    def best_root(self, m: Floats, a: Floats, enough: float) -> Floats:
+        """Return the best B found of |diag(m) - B B'|^2 + <Cbar, B'B o B'B>, m >= 0 decreasing.
 
-        The penalty depends on U'U and P'P only, so that turning a map's singular directions to
-        those of T costs nothing and gains (von Neumann): the best U and P lie in the leading
-        directions. That they are also equal there is not proved, but was never contradicted.
+        The first start are factors of the relaxation's map, with the spectrum a.
         """
-        n, scale = len(m), m[0] or 1.0
-        T, Cbar, unit = np.diag(m / scale), self._characteristic, np.eye(n)
-        kept = positive(a)
-        (start, _) = self.sharing.factors(unit[:, kept], a[kept] / scale, unit[:, kept])
+        scale, unit, kept = m[0] or 1.0, np.eye(len(m)), positive(a)
+        start, _ = self.sharing.factors(unit[:, kept], a[kept] / scale, unit[:, kept])
 
         def value(B: Floats) -> tuple[float, Sequence[Floats]]:
-            R, G = T - B @ B.T, B.T @ B
-            return float(np.sum(R * R) + np.sum(Cbar * G * G)), (4 * (B @ (Cbar * G) - R @ B),)
+            objective, (gradient, other) = self._value(np.diag(m) / scale, B, B)
+            return objective, (gradient + other,)
 
-        rng = np.random.default_rng(1)
-        nudge = NUDGE * np.sqrt(np.mean(start**2)) * rng.standard_normal(start.shape)
-        (B,) = refine(value, [(start,), (start + nudge,)], bound / scale**2)
+        (B,) = refine(value, [(start,), (nudged(start, 1),)], enough / scale**2)
         return np.asarray(np.sqrt(scale) * B)
+
+    def best_factors(self, m: Floats, B: Floats, enough: float) -> Pair:
+        """Return the best (U, P) found, from the best with U = P = B and from elsewhere.
+
+        They may differ where noise is correlated: units that cancel each other cancel noise too.
+        """
+        scale, B = m[0] or 1.0, B / np.sqrt(m[0] or 1.0)
+        value = partial(self._value, np.diag(m) / scale)
+        if value(B, B)[0] > enough / scale**2:
+            found = refine(value, [(nudged(B, 2), nudged(B, 3))], enough / scale**2)
+            if value(*found)[0] < value(B, B)[0]:
+                return np.sqrt(scale) * found[0], np.sqrt(scale) * found[1]
+        return np.sqrt(scale) * B, np.sqrt(scale) * B
+
+    def _value(self, T: Floats, U: Floats, P: Floats) -> tuple[float, Sequence[Floats]]:
+        """Return |T - U P'|^2 + <Cbar, U'U o P'P> and its gradients."""
+        Cbar, R = self._characteristic, T - U @ P.T
+        UU, PP = U.T @ U, P.T @ P
+        value = float(np.sum(R * R) + np.sum(Cbar * UU * PP))
+        return value, (2 * (U @ (Cbar * PP) - R @ P), 2 * (P @ (Cbar * UU) - R.T @ U))
 
     def product(self, *weights: Floats) -> Pair:
         """Return the weights, which are the factors."""
@@ -93,13 +119,9 @@ class UnitNoise(NoiseEffect):
 
     def value(self, *weights: Floats) -> tuple[float, Sequence[Floats]]:
         """Return the objective and its gradients in (U, V)."""
-        (U, V), dense, Cbar = weights, self.regression.dense("train"), self._characteristic
-        P = dense.whiten(V)
-        R = dense.T - U @ P.T
-        UU, PP = U.T @ U, P.T @ P
-        value = dense.residual + float(np.sum(R * R) + np.sum(Cbar * UU * PP))
-        gradient_P = 2 * (P @ (Cbar * UU) - R.T @ U)
-        return value, (2 * (U @ (Cbar * PP) - R @ P), dense.pull_back(gradient_P))
+        (U, V), dense = weights, self.regression.dense("train")
+        value, (gradient_U, gradient_P) = self._value(dense.T, U, dense.whiten(V))
+        return dense.residual + value, (gradient_U, dense.pull_back(gradient_P))
 
     def steps(self, rng: np.random.Generator) -> Advance:
         """Return compiled steps with masked units."""
