@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import islice
 
 import numpy as np
 
@@ -106,14 +106,12 @@ def feasible_sets(m: Floats, width: int, lam: float) -> Iterator[tuple[int, ...]
     level: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
     for size in range(width + 1):
         yield from (kept for kept, _ in level)
-        level = [
-            ((*kept, j), h + m[j])
-            for kept, h in level
-            for j in takewhile(
-                lambda j, h=h: m[j] * (width + lam * size) > lam * h,
-                range(kept[-1] + 1 if kept else 0, len(m)),
-            )
-        ]
+        larger = []
+        for kept, h in level:
+            first = kept[-1] + 1 if kept else 0
+            joining = np.searchsorted(-m, -lam * h / (width + lam * size))
+            larger += [((*kept, j), h + m[j]) for j in range(first, int(joining))]
+        level = larger
 
 
 def _point(

@@ -21,6 +21,7 @@ from overt._types import Floats
 from overt.linear import whitening
 from overt.linear.bounds import Envelope, Leading
 from overt.linear.sampling import DATA, Samples, samples_of_target
+from overt.linear.whitening import Whitening
 
 
 class Regression(ABC):
@@ -79,11 +80,12 @@ class DenseRegression(Regression):
         self,
         samples: Samples,
         T: Floats,
-        root: whitening.Whitening | None = None,
+        root: Whitening | None = None,
         residual: float = 0.0,
     ) -> None:
         self.samples, self.T, self.residual, self._whitening = samples, T, residual, root
-        self.L, self.L_inverse = (None, None) if root is None else (root.L, root.L_inverse)
+        self.L = None if root is None else root.L
+        self.L_inverse = None if root is None else root.L_inverse
         self.outputs = T.shape[0]
         self.inputs = T.shape[1] if root is None else root.L.shape[0]
         self.scale = residual + float(np.sum(T**2))

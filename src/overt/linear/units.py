@@ -23,8 +23,8 @@ from overt.linear.bounds import (
     relax,
 )
 from overt.linear.descent import attains, nudged, refine
-from overt.linear.frames import least_penalty
 from overt.linear.effect import NoiseEffect
+from overt.linear.frames import least_penalty
 from overt.linear.regression import Regression
 from overt.linear.sampling import Advance, masks, on_rows
 from overt.linear.shares import UnitShares
@@ -142,7 +142,7 @@ class Sharing(NamedTuple):
     """How hidden units share a map A = left diag(a) right', a > 0, at the least penalty known.
 
     `envelopes` lists what the noise costs a map at least, `factors(left, a, right)` returns factors
-    of the map, the best way known; `exact` says that these are a global optimum, whatever the width.
+    of the map, the best way known; `exact` says that these are a global optimum at any width.
     `imbalance(U, P)` is the variance of what the noise makes equal.
     """
 
@@ -165,9 +165,13 @@ def sharing(noise: Noise, width: int) -> Sharing:
             units = _diagonal_plus_constant(noise, width)
     if units is not None:
         return Sharing(lambda: [units], partial(_shared_units, units), exact=True)
-    Cbar = noise.characteristic(width)
-    below = lambda: [*envelopes(noise, width), *pairs_below(Cbar)]  # noqa: E731
-    return Sharing(below, partial(_unlike_units, Cbar))
+    return Sharing(
+        partial(_below, noise, width), partial(_unlike_units, noise.characteristic(width))
+    )
+
+
+def _below(noise: Noise, width: int) -> list[Envelope]:
+    return [*envelopes(noise, width), *pairs_below(noise.characteristic(width))]
 
 
 def _diagonal_plus_constant(noise: Noise, width: int) -> UnitShares | None:

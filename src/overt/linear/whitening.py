@@ -91,7 +91,7 @@ def tell_of_what_was_cut(unseen: float, seen: float) -> None:
 
 
 def product(A: Floats, B: Floats) -> Floats:
-    """A B, rounded once: the factors are cut into slices whose products hold no rounding at all.
+    """Return A B rounded once: the factors are cut into slices whose products hold no rounding.
 
     A slice holds so few bits that sums of its products fit into a float (Ozaki et al., 2012);
     four slices a factor keep some ninety bits of the largest entry in a row of A, a column of B.
