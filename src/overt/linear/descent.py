@@ -27,7 +27,9 @@ Value = Callable[..., tuple[float, Sequence[Floats]]]
 """value(*arrays) -> (objective, gradients), one gradient per array."""
 
 
-def descend(value: Value, start: Sequence[Floats], *, max_steps: int = 3000) -> list[Floats]:
+def descend(
+    value: Value, start: Sequence[Floats], *, max_steps: int = 3000, tol: float = 1e-15
+) -> list[Floats]:
     """Minimize with L-BFGS from `start` until the objective no longer falls, relative to itself."""
     from scipy.optimize import minimize  # needed by few networks, and slow to import
 
@@ -48,7 +50,7 @@ def descend(value: Value, start: Sequence[Floats], *, max_steps: int = 3000) -> 
     options = {
         "maxiter": max_steps,
         "maxfun": 2 * max_steps,
-        "ftol": 1e-15,
+        "ftol": tol,
         "gtol": 1e-12,
         "maxcor": 30,
     }
@@ -69,11 +71,16 @@ def nudged(W: Floats, seed: int) -> Floats:
 
 
 def refine(
-    value: Value, starts: Sequence[Sequence[Floats]], enough: float, tries: int = STARTS
+    value: Value,
+    starts: Sequence[Sequence[Floats]],
+    enough: float,
+    tries: int = STARTS,
+    needed: int = AGREEING,
 ) -> Sequence[Floats]:
     """Return the lowest point of descents from the starts, then from random ones of their size.
 
-    Stops as soon as a value is low `enough`, or several descents agree on the lowest.
+    Stops as soon as a value is low `enough`, or as many descents as `needed` agree on
+    the lowest.
     """
     rng = np.random.default_rng(0)
     sizes = [np.sqrt(np.mean(W**2)) for W in starts[0]]
@@ -83,7 +90,7 @@ def refine(
     )
     best, lowest, agreeing = starts[0], value(*starts[0])[0], 0
     for start in chain(starts, random):
-        if lowest <= enough or agreeing == AGREEING:
+        if lowest <= enough or agreeing == needed:
             break
         found = descend(value, start)
         reached = value(*found)[0]

@@ -121,7 +121,7 @@ class TiedUnitNoise(NoiseEffect):
     def __init__(self, untied: UnitNoise) -> None:
         self.untied = untied
         self.regression: DenseRegression = untied.regression.dense("tie weights")
-        self.shapes = untied.shapes[:1]
+        self.shapes, self.least = untied.shapes[:1], untied.least
 
     @cached_property
     def symmetric(self) -> Floats:
@@ -145,7 +145,8 @@ class TiedUnitNoise(NoiseEffect):
     def _by_eigenvalues(self) -> Relaxation:
         """The relaxation with eigenvalues, clipped at zero, in place of singular values."""
         envelopes = self.untied.sharing.envelopes()
-        return relax(lambda envelope: self._leading, envelopes, self.regression)
+        found = relax(lambda envelope: self._leading, envelopes, self.regression)
+        return self.untied.rounded(found)
 
     @property
     def relaxation(self) -> Relaxation:

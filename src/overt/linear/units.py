@@ -6,6 +6,7 @@ With P = L'V and R = T - U P' the objective is residual + |R|^2 + <Cbar, U'U o P
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from overt import equalize, penalty
 from overt._types import Array, Floats
 from overt.linear.blocks import block_factors
 from overt.linear.bounds import (
+    EXACT,
     Envelope,
     Relaxation,
     envelopes,
@@ -42,14 +44,23 @@ class UnitNoise(NoiseEffect):
         self.regression, self.width, self.noise = regression, width, noise
         self.shapes = (regression.outputs, width), (regression.inputs, width)
         self.sharing = sharing(noise, width)
-        if not noise.independent and noise.characteristic(width).min() < 0:
-            self.least = 1e-6  # terms of the penalty cancel, down to rounding
+        if not noise.independent and self._characteristic.min() < 0:
+            # Terms of the penalty cancel, down to their rounding.
+            self.least = max(1e-4 * min(1.0, float(self._characteristic.max())), self.least)
 
     @cached_property
     def relaxation(self) -> Relaxation:
         """The target with the noise's envelopes in place of its penalty."""
         leading = partial(self.regression.leading, self.width)
-        return relax(leading, self.sharing.envelopes(), self.regression)
+        found = relax(leading, self.sharing.envelopes(), self.regression)
+        return self.rounded(found)
+
+    def rounded(self, found: Relaxation) -> Relaxation:
+        """Take off the bound what rounding leaves of penalties that cancel."""
+        if self.least == NoiseEffect.least:
+            return found
+        rounding = EXACT / 4 * self.least * self.regression.scale
+        return replace(found, bound=max(found.bound - rounding, 0.0))
 
     def best_weights(self) -> Sequence[Floats]:
         """Return factors of the relaxation's map, refined by descent if they are not exact.
@@ -110,7 +121,7 @@ class UnitNoise(NoiseEffect):
     def penalty(self, *weights: Floats) -> float:
         """<Cbar, U'U o H'H>."""
         U, V = weights
-        return float(penalty.shallow(U, self.regression.hidden(V), self.noise))
+        return max(0.0, float(penalty.shallow(U, self.regression.hidden(V), self.noise)))
 
     def imbalance(self, *weights: Floats) -> float:
         """Return the variance over units, or blocks of them, of their share of the map."""
