@@ -7,7 +7,7 @@ from itertools import combinations, product
 
 import numpy as np
 
-from overt import CovarianceNoise, DropBlock, DropConnect, Dropout
+from overt import CovarianceNoise, DropBlock, DropConnect, Dropout, KeepExactly
 
 
 def enumerate_masks(noise, width):
@@ -25,6 +25,10 @@ def enumerate_masks(noise, width):
             return _grid_masks(noise, shape)
         case DropBlock(placement="sliding"):
             return _sliding_masks(noise, shape)
+        case KeepExactly(count=k):
+            masks, _ = bernoulli_patterns(np.full(math.prod(shape), 0.5))
+            masks = masks[masks.sum(axis=1) == k]
+            return masks, np.full(len(masks), 1 / len(masks))
         case CovarianceNoise():
             return sigma_points(noise.mean(width), noise.covariance(width))
     raise NotImplementedError(noise)

@@ -78,7 +78,7 @@ def test_verify_exits_with_1_when_a_formula_is_broken():
         (("solve", "M.npy", "--drop-prob", "1.5"), "drop_prob must be a number in [0, 1), got 1.5"),
         (
             ("solve", "M.npy", "--noise", "droput"),
-            "dropout, dropblock or dropconnect, got 'droput'",
+            "dropout, dropblock, dropconnect or keepexactly, got 'droput'",
         ),
         (("solve", "M.npy", "--noise", "dropblock", "--width", "5"), "block_size must divide"),
         (("solve", "M.npy", "--rank", "9"), "rank must be one of"),

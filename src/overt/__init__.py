@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from overt import equalize, noise, penalty, results, spectral
 from overt._check import InputError, MissingExtraError
 from overt.entries import Entries
-from overt.noise import CovarianceNoise, DropBlock, DropConnect, Dropout
+from overt.noise import CovarianceNoise, DropBlock, DropConnect, Dropout, KeepExactly
 from overt.results import Certificate, DeepSolution, Solution, Status, Trace
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ __all__ = [
     "Dropout",
     "Entries",
     "InputError",
+    "KeepExactly",
     "LinearNetwork",
     "MissingExtraError",
     "Solution",

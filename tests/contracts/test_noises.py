@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from helpers import assert_mean_within_standard_errors, enumerate_masks, moments
 
-from overt import CovarianceNoise, DropBlock, DropConnect, Dropout
+import overt
+from overt import CovarianceNoise, DropBlock, DropConnect, Dropout, KeepExactly
 
 CORRELATED = [[0.5, 0.2, -0.1], [0.2, 0.4, 0.1], [-0.1, 0.1, 0.3]]
 
@@ -27,6 +28,10 @@ NOISES = {
     "sliding-plane-odd": (DropBlock(0.4, 3, "sliding"), (5, 4)),
     "sliding-plane-even": (DropBlock(0.4, 2, "sliding"), (3, 4)),
     "sliding-plane-block-is-height": (DropBlock(0.4, 3, "sliding"), (3, 5)),
+    "keep-exactly": (KeepExactly(2), 5),
+    "keep-exactly-one": (KeepExactly(1), 4),
+    "keep-exactly-all-but-one": (KeepExactly(3), 4),
+    "keep-exactly-plane": (KeepExactly(3), (2, 3)),
     "dropconnect": (DropConnect(0.25), (2, 3)),
     "covariance": (CovarianceNoise([1.0, -2.0, 0.5], CORRELATED), 3),
     "covariance-diagonal": (CovarianceNoise([1.0, 2.0], np.diag([0.3, 0.1])), 2),
@@ -162,6 +167,13 @@ def test_gaussian_noise_keeps_its_moments_when_the_callers_arrays_change():
     mean[:] = covariance[:] = 9.0
     np.testing.assert_array_equal(noise.mean(2), [1.0, 1.0])
     np.testing.assert_array_equal(noise.covariance(2), np.eye(2))
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_exactly_as_many_units_are_kept(count):
+    assert (KeepExactly(count).sample(5, 200, seed=0).sum(axis=1) == count).all()
+    with pytest.raises(overt.InputError, match="count must be at most the width 5, got 6"):
+        KeepExactly(6).mean(5)
 
 
 @every_sliding_noise

@@ -18,7 +18,16 @@ from helpers import (
     square_root,
 )
 
-from overt import CovarianceNoise, DropBlock, DropConnect, Dropout, equalize, penalty, spectral
+from overt import (
+    CovarianceNoise,
+    DropBlock,
+    DropConnect,
+    Dropout,
+    KeepExactly,
+    equalize,
+    penalty,
+    spectral,
+)
 
 WIDTH, INPUTS, SAMPLES, DRAWS = 6, 3, 8, 20_000
 
@@ -32,6 +41,7 @@ NOISES = {
     "dropout": Dropout(0.3),
     "dropout-nothing": Dropout(0.0),
     "dropout-per-unit": Dropout([0.0, 0.1, 0.3, 0.5, 0.7, 0.9]),
+    "keep-exactly": KeepExactly(4),
     "grid": DropBlock(0.4, 2),
     "grid-one-block": DropBlock(0.4, 6),
     "sliding-odd": DropBlock(0.4, 3, "sliding"),

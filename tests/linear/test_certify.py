@@ -14,6 +14,7 @@ DROPOUT = overt.Dropout(0.5)
 NOISES = {
     "dropout": overt.Dropout(0.4),
     "per unit": overt.Dropout([0.1, 0.5, 0.3, 0.7]),
+    "keep exactly": overt.KeepExactly(3),
     "grid": overt.DropBlock(0.4, 2),
     "sliding": overt.DropBlock(0.4, 2, "sliding"),
     "dropconnect": overt.DropConnect(0.4),
@@ -63,9 +64,9 @@ def test_bound_is_valid_whatever_the_reference_point(monkeypatch):
     # Weak duality: a proximal map that is wrong makes the bound loose, never too high.
     m = np.array([3.0, 2.0, 1.0])
     right = spectral_bound(m, 0.0, (0.5, overt.spectral.SquaredNuclear()))
-    prox = overt.spectral.SquaredNuclear.prox
+    shrinkage = overt.spectral.SquaredNuclear.shrinkage
     monkeypatch.setattr(
-        overt.spectral.SquaredNuclear, "prox", lambda self, s, w: 1.1 * prox(self, s, w)
+        overt.spectral.SquaredNuclear, "shrinkage", lambda self, s, w: 1.1 * shrinkage(self, s, w)
     )
     wrong = spectral_bound(m, 0.0, (0.5, overt.spectral.SquaredNuclear()))
     assert wrong < right

@@ -44,6 +44,7 @@ NOISES = {
     "per unit": overt.Dropout([0.0, 0.2, 0.4, 0.6]),
     "grid": overt.DropBlock(0.4, 2),
     "sliding": overt.DropBlock(0.4, 3, "sliding"),
+    "keep exactly": overt.KeepExactly(3),
     "covariance": overt.CovarianceNoise([1.0, 0.5, 2.0, 1.0], np.diag([0.1, 0.2, 0.3, 0.1]) + 0.05),
     "a user's own": OneOfTwo(),
 }

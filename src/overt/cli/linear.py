@@ -22,7 +22,10 @@ X = Annotated[Path | None, typer.Option("--x", help="Inputs, samples x features,
 Y = Annotated[Path | None, typer.Option("--y", help="Outputs, samples x features, with --x.")]
 Width = Annotated[int, typer.Option(min=1, help="Number of hidden units.")]
 DropProb = Annotated[float, typer.Option(help="Probability of dropping, in [0, 1).")]
-NoiseName = Annotated[str, typer.Option("--noise", help="dropout, dropblock or dropconnect.")]
+NoiseName = Annotated[
+    str, typer.Option("--noise", help="dropout, dropblock, dropconnect or keepexactly.")
+]
+Keep = Annotated[int, typer.Option(min=1, help="Units kept, for keepexactly.")]
 BlockSize = Annotated[int, typer.Option(min=1, help="Units per block, for dropblock.")]
 
 
@@ -36,6 +39,7 @@ def solve(
     ] = None,
     noise: NoiseName = "dropout",
     block_size: BlockSize = 2,
+    keep: Keep = 10,
     x: X = None,
     y: Y = None,
     out: Annotated[
@@ -50,7 +54,7 @@ def solve(
         from overt.linear import drop_prob_for_rank
 
         drop_prob = drop_prob_for_rank(width=width, rank=rank, **_given(target, x, y))
-    net = _network(target, x, y, width, noise, drop_prob, block_size)
+    net = _network(target, x, y, width, noise, drop_prob, block_size, keep)
     best = net.solve()
     certificate = best.certificate
     show_table(
@@ -77,6 +81,7 @@ def train(
     drop_prob: DropProb = 0.5,
     noise: NoiseName = "dropout",
     block_size: BlockSize = 2,
+    keep: Keep = 10,
     x: X = None,
     y: Y = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of one sample each.")] = 20_000,
@@ -102,7 +107,7 @@ def train(
 
     from overt.linear import inverse_decay
 
-    net = _network(target, x, y, width, noise, drop_prob, block_size)
+    net = _network(target, x, y, width, noise, drop_prob, block_size, keep)
     rate: Any = learning_rate if halving is None else inverse_decay(learning_rate, halving)
     run = net.train(steps, rate, seeds, gradient=gradient, records=records, n_jobs=n_jobs)
     if run.diverged.all():
@@ -146,9 +151,10 @@ def _network(
     noise: str,
     drop_prob: float,
     block_size: int,
+    keep: int,
 ) -> LinearNetwork:
     from overt.linear import LinearNetwork
-    from overt.noise import DropBlock, DropConnect, Dropout
+    from overt.noise import DropBlock, DropConnect, Dropout, KeepExactly
 
     match noise:
         case "dropout":
@@ -157,8 +163,12 @@ def _network(
             chosen = DropBlock(drop_prob, block_size)
         case "dropconnect":
             chosen = DropConnect(drop_prob)
+        case "keepexactly":
+            chosen = KeepExactly(keep)
         case _:
-            raise InputError(f"--noise must be dropout, dropblock or dropconnect, got {noise!r}")
+            raise InputError(
+                f"--noise must be dropout, dropblock, dropconnect or keepexactly, got {noise!r}"
+            )
     return LinearNetwork(width=width, noise=chosen, **_given(target, x, y))
 
 

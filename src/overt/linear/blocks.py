@@ -8,36 +8,71 @@ columns and the average of F_j F_j' over the k blocks is diag(t), then the block
 multiply to W diag(a) Y' and attain the k-support norm. One such F has t as the diagonal of F F'
 (Schur-Horn); flipping its signs with the rows of a Hadamard matrix of order k >= rank averages all
 other entries to zero. So DropBlock's convex bound is attained whenever such a matrix exists; for
-other numbers of blocks the factors here are a start for descent.
+other numbers of blocks frames are found by descent, and `attained` says where that cannot succeed.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from overt._types import Floats
+from overt._types import Bools, Floats
 from overt.equalize import schur_horn
+from overt.linear.descent import STARTS
+from overt.linear.frames import least_penalty
 from overt.spectral import KSupport
 
 
 def block_factors(
-    left: Floats, a: Floats, right: Floats, width: int, block_size: int, seed: int = 0
+    left: Floats, a: Floats, right: Floats, width: int, block_size: int
 ) -> tuple[Floats, Floats]:
     """Return (U, V) with U V' = left diag(a) right', a > 0, spread over blocks of columns."""
-    n, blocks = len(a), width // block_size
-    t = np.asarray(KSupport(block_size).occupancy(a))
-    F = _projection(t, block_size)
+    blocks, norm = width // block_size, KSupport(block_size)
+    t = np.asarray(norm.occupancy(a))
     free = t < 1 - 1e-12
-    signs = np.ones((n, blocks))
-    signs[free] = _signs(int(free.sum()), blocks, seed)
-    frames = signs.T[:, :, None] * F[None] / np.sqrt(t)[:, None]  # (blocks, rank, block_size)
-    R = frames.transpose(1, 0, 2).reshape(n, width) / np.sqrt(blocks)
-    # R R' is the identity where the signs are orthogonal; otherwise this makes it so.
-    values, vectors = np.linalg.eigh(R @ R.T)
-    values = np.maximum(values, 1e-6)
-    R = vectors / np.sqrt(values) @ vectors.T @ R
+    if not free.any() or (blocks >= free.sum() and hadamard(blocks) is not None):
+        R = _signed_frame(t, free, width, block_size, 0)
+    else:
+        tries = 1 if attained(t[free], blocks) is False else STARTS
+        starts = [_signed_frame(t, free, width, block_size, seed) for seed in range(tries)]
+        Cbar = np.asarray(np.kron(np.eye(blocks), np.ones((block_size, block_size))), dtype=float)
+        R = least_penalty(Cbar, a, starts, float(norm.value(a)) / blocks)
     root = np.sqrt(a)
     return (left * root) @ R, (right * root) @ R
+
+
+def attained(t: Floats, blocks: int) -> bool | None:
+    """Return whether k diag(t) is a sum of k projections of rank b = sum t, None if not known.
+
+    That decides whether k blocks attain the bound, t being the occupancies below one: equality
+    makes each block carry a multiple of a projection on them. One block is one projection. Two
+    projections have eigenvalues in pairs 1 + c, 1 - c. For b = 1, and by complements for b = n - 1,
+    it is a question of majorization, k >= n. Equal t make a tight fusion frame (Casazza, Fickus,
+    Mixon, Wang and Zhou, 2011).
+    """
+    n, b = len(t), round(float(np.sum(t)))
+    if blocks == 1 or n > blocks * min(b, n - b):
+        return False
+    if blocks == 2:
+        return bool(np.abs(np.sort(t) + np.sort(t)[::-1] - 1).max() < 1e-9)
+    if b in (1, n - 1):
+        return n <= blocks
+    if blocks >= n and hadamard(blocks) is not None:
+        return True
+    return _tight_fusion_frame(blocks, b, n) if np.ptp(t) < 1e-9 else None
+
+
+def _tight_fusion_frame(k: int, b: int, n: int) -> bool:
+    """Return whether k projections of rank b can sum to a multiple of the identity of order n.
+
+    Complements turn b into n - b, and n into k b - n (Naimark); one or the other decides.
+    """
+    b = min(b, n - b)
+    if b <= 0:
+        return b == 0
+    if n % b == 0:
+        return k >= n // b
+    least = -(-n // b) + 1
+    return k > least or (k == least and _tight_fusion_frame(k, b, k * b - n))
 
 
 def hadamard(order: int) -> Floats | None:
@@ -60,6 +95,20 @@ def hadamard(order: int) -> Floats | None:
     H[1:, 1:] = character[(index[:, None] - index[None, :]) % p] + np.eye(p)
     H[1:, 0] = -1.0
     return H
+
+
+def _signed_frame(t: Floats, free: Bools, width: int, block_size: int, seed: int) -> Floats:
+    """Return R (rank x width), R R' = I: one frame F for all blocks, with signs of its own in each.
+
+    Rows of a Hadamard matrix make the blocks' average diag(t) exactly; other signs nearly.
+    """
+    n, blocks = len(t), width // block_size
+    F = _projection(t, block_size)
+    signs = np.ones((n, blocks))
+    signs[free] = _signs(int(free.sum()), blocks, seed)
+    frames = signs.T[:, :, None] * F[None] / np.sqrt(t)[:, None]  # (blocks, rank, block_size)
+    X, _, Y = np.linalg.svd(frames.transpose(1, 0, 2).reshape(n, width), full_matrices=False)
+    return np.asarray(X @ Y)
 
 
 def _projection(t: Floats, rank: int) -> Floats:

@@ -1,26 +1,35 @@
 """Proved lower bounds on the objective of a two-layer network, for any noise.
 
-A noise costs at least weight * norm(A L) for some (weight, norm) pairs, its envelopes. Minimizing
-loss plus envelope over maps A of rank at most the width bounds the objective from below. The bound
-is evaluated by weak duality at a reference point, so it is valid whatever that point is: a mistake
-in the code that proposes the point can make the bound loose, never wrong.
+A noise costs at least weight * norm(A L) for some (weight, norm) pairs, or as much as units with
+costs of their own (`UnitShares`): its envelopes. Minimizing loss plus envelope over maps A of rank
+at most the width bounds the objective from below. The bound is evaluated by weak duality at a
+reference point, so it is valid whatever that point is: a mistake in the code that proposes the
+point can make the bound loose, never wrong. What rounding may have added is taken off.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from overt._types import Floats
+from overt._types import Bools, Floats
+from overt.linear.shares import UnitShares
 from overt.noise import DropBlock, DropConnect, Dropout, Noise
-from overt.spectral import Schatten, SpectralNorm, SquaredNuclear, induced
+from overt.spectral import KSupport, Schatten, SpectralNorm, SquaredNuclear, induced
 
-Envelope = tuple[float, SpectralNorm]
+Envelope = tuple[float, SpectralNorm] | UnitShares
 
 EXACT = 1e-9
 """Relative gap up to which a solution counts as a global optimum."""
+
+NOTHING = 1e-14
+"""Share of the largest singular value below which one is zero up to rounding."""
+
+PAIRS = 32
+"""Pairs (delta, gamma) tried below a characteristic matrix, on either side of its least value."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,15 +42,18 @@ class Leading:
     rest: float
 
 
-def envelopes(noise: Noise, width: int) -> list[Envelope]:
+def envelopes(noise: Noise, width: int) -> list[tuple[float, SpectralNorm]]:
     """Return pairs (weight, norm) with penalty(U, V) >= weight * norm.matrix_value(U V'L).
 
-    Dropout, DropConnect and DropBlock on a grid have one, the norm they induce. Any other noise
-    over units has Cbar >= diag(delta) or Cbar >= gamma 1 1' in the positive semi-definite order,
-    and U'U o V'CV is positive semi-definite, so
+    Dropout, DropConnect and DropBlock on a grid have one, the norm they induce. For any other noise
+    over units Cbar >= delta I in the positive semi-definite order, and U'U o V'CV is positive
+    semi-definite, so penalty >= (delta/d) |A L|_*^2. Moreover, if Cbar_ij = 0 for |i - j| >= b, it
+    is a sum of z z' with at most b entries of z not zero; each adds |sum_i z_i u_i p_i'|_F^2, the
+    square of a map of rank at most b, and these maps combine to A L, whence
 
-        penalty >= sum_i delta_i |u_i|^2 |L'v_i|^2 >= |A L|_*^2 / sum_i (1/delta_i),
-        penalty >= gamma |A L|_F^2,  gamma = 1 / (1' Cbar^-1 1).
+        penalty >= gamma ksupport_b(A L)^2,  gamma = 1 / (1' Cbar^-1 1),
+
+    which is the Frobenius norm for b = d.
     """
     match noise:
         case Dropout(drop_prob=float()) | DropConnect() | DropBlock(placement="grid"):
@@ -49,17 +61,44 @@ def envelopes(noise: Noise, width: int) -> list[Envelope]:
     if noise.independent:
         delta = noise.relative_variance(width)
         return [(1 / float(np.sum(1 / delta)) if delta.min() > 0 else 0.0, SquaredNuclear())]
-    values, vectors = np.linalg.eigh(noise.characteristic(width))
+    Cbar = noise.characteristic(width)
+    values, vectors = np.linalg.eigh(Cbar)
     smallest = max(0.0, values[0] - 1e-13 * values[-1])
     kept = values > 1e-10 * values[-1]
     ones = vectors.T @ np.ones(width)
     spanned = np.allclose(ones[~kept], 0.0, atol=1e-8)
     gamma = 1 / float(np.sum(ones[kept] ** 2 / values[kept])) if spanned else 0.0
-    return [(smallest / width, SquaredNuclear()), (gamma * (1 - 1e-9), Schatten(2.0))]
+    i, j = np.nonzero(Cbar)
+    band = int(np.max(np.abs(i - j), initial=0)) + 1
+    narrow = KSupport(band) if band < width else Schatten(2.0)
+    return [(smallest / width, SquaredNuclear()), (gamma * (1 - 1e-9), narrow)]
+
+
+def pairs_below(Cbar: Floats) -> list[UnitShares]:
+    """Return pairs with Cbar >= delta I + gamma 1 1': for each delta the largest gamma.
+
+    With Cbar = Q diag(c) Q' and q = Q'1 that is gamma = 1 / sum_i q_i^2 / (c_i - delta), where
+    delta < c_1, or delta < c_2 and the sum is negative: 1 1' lifts one direction at most.
+    """
+    values, Q = np.linalg.eigh(Cbar)
+    ones, width, slack = np.sum(Q, axis=0) ** 2, len(Cbar), 1e-12 * values[-1]
+    low, high = max(values[0] - slack, 0.0), max(values[min(1, width - 1)] - slack, 0.0)
+    inner = (np.arange(PAIRS) + 0.5) / PAIRS
+    found = []
+    for delta in [*(low * inner), *(low + (high - low) * inner)]:
+        away = values - delta
+        total = np.sum(ones / np.where(np.abs(away) > slack / 10, away, slack / 10))
+        if (delta < values[0] or total < 0) and 1 / total > -1:
+            # A little less of each makes up for rounding in the eigenvalues.
+            gamma = 1 / total - 1e-9 * abs(1 / total)
+            found.append(UnitShares(np.full(width, max(delta - slack, 0.0)), float(gamma)))
+    return found
 
 
 def shrink(m: Floats, envelope: Envelope) -> Floats:
-    """Return the spectrum a that minimizes |m - a|^2 + weight * norm(a)."""
+    """Return the spectrum a that minimizes |m - a|^2 plus the envelope's cost."""
+    if isinstance(envelope, UnitShares):
+        return envelope.shrink(m)
     weight, norm = envelope
     return np.asarray(norm.prox(m, weight))
 
@@ -69,16 +108,28 @@ def spectral_bound(m: Floats, rest: float, envelope: Envelope) -> float:
 
     m are the leading singular values of T, as many as the width (or as can survive), and `rest`
     the sum of squares of the others. By von Neumann's inequality the problem is one in the leading
-    values, min_b |m - b|^2 + weight * norm(b) + rest; at any reference b, with g = 2 (b - m),
+    values, min_b |m - b|^2 + weight * norm(b) + rest; for any c,
 
-        |m - b|^2 - <g, b> - dual(g) / (4 weight) + rest     bounds it from below.
+        <c, 2 m - c> - dual(c) / weight + rest     bounds it from below,
+
+    with equality at c = m - b, which is not taken as a difference: nothing cancels.
     """
+    if isinstance(envelope, UnitShares):
+        return envelope.bound(m) + rest
     weight, norm = envelope
     if weight <= 0:
         return rest
-    b = shrink(m, envelope)
-    g = 2 * (b - m)
-    return float(np.sum((m - b) ** 2) - g @ b - norm.dual(g) / (4 * weight)) + rest
+    c = np.asarray(norm.shrinkage(m, weight))
+    return float(c @ (2 * m - c) - norm.dual(c) / weight) + rest
+
+
+class Rounding(Protocol):
+    """What a regression knows of the errors of its singular values."""
+
+    residual: float
+
+    def rounding(self, bound: float, loss: float, nuclear: float) -> float:
+        """Return what rounding may have added to a bound whose map has this loss and this |A|_*."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,30 +137,39 @@ class Relaxation:
     """Loss plus envelope in place of loss plus penalty: a convex problem that bounds it.
 
     `bound` holds for all weights; the map left diag(spectrum) right' attains it, in whitened
-    coordinates.
+    coordinates. It is the only one, as the loss is strictly convex: `rank`, where the spectrum is
+    known in closed form, is that of every optimum that reaches the bound.
     """
 
     bound: float
     left: Floats
     spectrum: Floats
     right: Floats
+    rank: int | None = None
 
     @property
     def kept(self) -> tuple[Floats, Floats, Floats]:
         """(left, a, right) of the directions with a > 0."""
-        a = self.spectrum
-        kept = a > 1e-14 * max(float(a[0]), 1e-300)
-        return self.left[:, kept], a[kept], self.right[:, kept]
+        kept = positive(self.spectrum)
+        return self.left[:, kept], self.spectrum[kept], self.right[:, kept]
 
 
 def relax(
-    leading: Callable[[Envelope], Leading], candidates: Sequence[Envelope], residual: float = 0.0
+    leading: Callable[[Envelope], Leading], candidates: Sequence[Envelope], task: Rounding
 ) -> Relaxation:
     """Return the relaxation by the envelope whose bound is highest."""
     tried = [(leading(envelope), envelope) for envelope in candidates]
     bounds = [spectral_bound(top.s, top.rest, envelope) for top, envelope in tried]
     top, envelope = tried[int(np.argmax(bounds))]
-    return Relaxation(residual + max(bounds), top.left, shrink(top.s, envelope), top.right)
+    bound, a = task.residual + max(bounds), shrink(top.s, envelope)
+    loss = float(np.sum((top.s - a) ** 2)) + top.rest
+    bound -= task.rounding(bound, loss, float(np.sum(a)))
+    return Relaxation(max(bound, 0.0), top.left, a, top.right, int(np.sum(positive(a))))
+
+
+def positive(a: Floats) -> Bools:
+    """Return which of the singular values in closed form are not zero, up to rounding."""
+    return a > NOTHING * max(float(a[0]), 1e-300)
 
 
 def numerical_rank(s: Floats) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -11,14 +12,25 @@ from overt._types import Floats
 from overt.linear.bounds import EXACT
 
 STARTS = 8
-"""Descents tried where theory gives no weights that reach the bound."""
+"""Descents tried at most where theory gives no weights that reach the bound."""
+
+AGREEING = 2
+"""Descents that end at the same lowest value, after which no others are tried."""
+
+SAME = 1e-8
+"""Relative difference up to which two descents ended at the same value."""
+
+NUDGE = 0.03
+"""Size of what is added to structured starts, which may be saddles, relative to their own."""
 
 Value = Callable[..., tuple[float, Sequence[Floats]]]
 """value(*arrays) -> (objective, gradients), one gradient per array."""
 
 
-def descend(value: Value, start: Sequence[Floats], *, max_steps: int = 3000) -> list[Floats]:
-    """Minimize with L-BFGS from `start` until the objective no longer falls."""
+def descend(
+    value: Value, start: Sequence[Floats], *, max_steps: int = 3000, tol: float = 1e-15
+) -> list[Floats]:
+    """Minimize with L-BFGS from `start` until the objective no longer falls, relative to itself."""
     from scipy.optimize import minimize  # needed by few networks, and slow to import
 
     shapes = [array.shape for array in start]
@@ -28,15 +40,17 @@ def descend(value: Value, start: Sequence[Floats], *, max_steps: int = 3000) -> 
         parts = np.split(theta, cuts)
         return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
+    scale = abs(value(*start)[0]) or 1.0
+
     def flat(theta: Floats) -> tuple[float, Floats]:
         objective, gradients = value(*unpack(theta))
-        return objective, np.concatenate([g.ravel() for g in gradients])
+        return objective / scale, np.concatenate([g.ravel() for g in gradients]) / scale
 
     theta = np.concatenate([array.ravel() for array in start])
     options = {
         "maxiter": max_steps,
         "maxfun": 2 * max_steps,
-        "ftol": 1e-15,
+        "ftol": tol,
         "gtol": 1e-12,
         "maxcor": 30,
     }
@@ -45,24 +59,44 @@ def descend(value: Value, start: Sequence[Floats], *, max_steps: int = 3000) -> 
         return unpack(minimize(flat, theta, jac=True, method="L-BFGS-B", options=options).x)
 
 
+def attains(bound: float) -> float:
+    """Return the objective at which a bound counts as attained, with room to spare."""
+    return bound * (1 + EXACT / 10)
+
+
+def nudged(W: Floats, seed: int) -> Floats:
+    """Return W and a little noise, which leaves a saddle."""
+    noise = np.random.default_rng(seed).standard_normal(W.shape)
+    return W + NUDGE * np.sqrt(np.mean(W**2)) * noise
+
+
 def refine(
-    value: Value, starts: Sequence[Sequence[Floats]], bound: float, tries: int = STARTS
+    value: Value,
+    starts: Sequence[Sequence[Floats]],
+    enough: float,
+    tries: int = STARTS,
+    needed: int = AGREEING,
 ) -> Sequence[Floats]:
     """Return the lowest point of descents from the starts, then from random ones of their size.
 
-    Stops as soon as the bound is attained and nothing can be gained.
+    Stops as soon as a value is low `enough`, or as many descents as `needed` agree on
+    the lowest.
     """
     rng = np.random.default_rng(0)
     sizes = [np.sqrt(np.mean(W**2)) for W in starts[0]]
-    random = [
+    random = (
         [size * rng.standard_normal(W.shape) for size, W in zip(sizes, starts[0], strict=True)]
         for _ in range(tries - len(starts))
-    ]
-    best, lowest = starts[0], value(*starts[0])[0]
-    for start in [*starts, *random]:
-        if lowest - bound <= EXACT / 10 * bound:
+    )
+    best, lowest, agreeing = starts[0], value(*starts[0])[0], 0
+    for start in chain(starts, random):
+        if lowest <= enough or agreeing == needed:
             break
         found = descend(value, start)
-        if value(*found)[0] < lowest:
-            best, lowest = found, value(*found)[0]
+        reached = value(*found)[0]
+        agreeing = agreeing + 1 if abs(reached - lowest) <= SAME * abs(lowest) else agreeing
+        if reached < lowest * (1 - SAME):
+            agreeing = 1
+        if reached < lowest:
+            best, lowest = found, reached
     return best

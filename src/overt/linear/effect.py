@@ -22,6 +22,8 @@ class NoiseEffect(ABC):
 
     regression: Regression
     shapes: Sequence[tuple[int, int]]
+    least: float = 1e-10
+    """Share of E|y|^2 below which an objective counts as zero: gaps are compared with no less."""
 
     @property
     @abstractmethod

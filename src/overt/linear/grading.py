@@ -23,16 +23,20 @@ def certificate(effect: NoiseEffect, *weights: Floats) -> Certificate:
     reached, bound = objective(effect, *weights), effect.relaxation.bound
     gap = reached - bound
     # A bound of zero, as without noise, leaves only the scale of the data to compare with.
-    relative = gap / max(bound, 1e-10 * effect.regression.scale, 1e-300)
+    relative = gap / max(bound, effect.least * effect.regression.scale, 1e-300)
     imbalance, distance = effect.imbalance(*weights), _distance(effect, *weights)
     return Certificate(reached, bound, gap, relative, imbalance, distance)
 
 
 def grade(effect: NoiseEffect, *weights: Floats) -> tuple[float, int, Status, Certificate]:
     """Return (objective, rank, status, certificate): "optimal" only where the bound is reached."""
-    certified = certificate(effect, *weights)
-    status = Status.OPTIMAL if certified.relative_gap <= EXACT else Status.LOWER_BOUND
-    return certified.objective, numerical_rank(spectrum(effect, *weights)), status, certified
+    certified, known = certificate(effect, *weights), effect.relaxation.rank
+    if certified.relative_gap > EXACT:
+        known, status = None, Status.LOWER_BOUND
+    else:
+        status = Status.OPTIMAL
+    rank = numerical_rank(spectrum(effect, *weights)) if known is None else known
+    return certified.objective, rank, status, certified
 
 
 def spectrum(effect: NoiseEffect, *weights: Floats) -> Floats:

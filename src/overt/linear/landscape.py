@@ -9,8 +9,9 @@ printed Theorem 4.3 asks for a small lam).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import combinations, islice
+from itertools import islice
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from overt import equalize
 from overt._check import InputError, whole
 from overt._types import Floats
 from overt.results import Result
+from overt.spectral import shrinkage_rank
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -82,16 +84,11 @@ def landscape(M: Floats, width: int, strength: float, *, max_points: int = 200) 
     most = min(width, int(np.sum(values > 0)))
     if most == 0:
         raise InputError("target must have a positive eigenvalue, or zero is the only minimum")
-    found = (
-        _point(M, values, vectors, width, strength, kept)
-        for size in range(most + 1)
-        for kept in combinations(range(int(np.sum(values > 0))), size)
-        if _feasible(values, width, strength, kept)
-    )
     # The global minimum keeps the top directions; it comes first whatever is cut off.
-    best = max(size for size in range(most + 1) if _feasible(values, width, strength, range(size)))
-    points = [_point(M, values, vectors, width, strength, tuple(range(best)))]
-    points += [p for p in islice(found, max_points) if p.directions != points[0].directions]
+    best = tuple(range(shrinkage_rank(values[:most], np.cumsum(values[:most]), strength / width)))
+    sets = islice(feasible_sets(values[values > 0], width, strength), max_points)
+    found = [best, *(kept for kept in sets if kept != best)]
+    points = [_point(M, values, vectors, width, strength, kept) for kept in found]
     points.sort(key=lambda p: p.objective)
     top = np.maximum(values[:width], 0.0)
     spread = float(top.sum() - width * top[-1])
@@ -99,9 +96,22 @@ def landscape(M: Floats, width: int, strength: float, *, max_points: int = 200) 
     return Landscape(M, width, strength, tuple(points), limit)
 
 
-def _feasible(values: Floats, width: int, lam: float, kept: object) -> bool:
-    m = values[list(kept)]  # type: ignore[call-overload]
-    return bool(np.all(m > lam * m.sum() / (width + lam * len(m))))
+def feasible_sets(m: Floats, width: int, lam: float) -> Iterator[tuple[int, ...]]:
+    """Yield the sets E with m_i > alpha_E for all i in E, the smaller ones first.
+
+    A set stays feasible when its smallest member is removed, so each is reached from a smaller
+    one by adding a smaller value, and what is tried is what is found: m decreases, and j may join
+    a set of sum h and size k iff m_j (width + lam k) > lam h.
+    """
+    level: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
+    for size in range(width + 1):
+        yield from (kept for kept, _ in level)
+        larger = []
+        for kept, h in level:
+            first = kept[-1] + 1 if kept else 0
+            joining = np.searchsorted(-m, -lam * h / (width + lam * size))
+            larger += [((*kept, j), h + m[j]) for j in range(first, int(joining))]
+        level = larger
 
 
 def _point(
@@ -136,7 +146,7 @@ def _most_negative(M: Floats, U: Floats, lam: float) -> tuple[float, Floats]:
     def apply(flat: Floats) -> Floats:
         return hessian_product(M, U, lam, flat.reshape(U.shape)).ravel()
 
-    if n <= 400:
+    if n <= 100:
         H = np.stack([apply(e) for e in np.eye(n)])
         values, vectors = np.linalg.eigh((H + H.T) / 2)
         return float(values[0]), vectors[:, 0].reshape(U.shape)

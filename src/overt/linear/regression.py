@@ -2,8 +2,9 @@
 
 In whitened coordinates E|y - A x|^2 = residual + |T - A L|^2. L (inputs x rank) is a root of the
 inputs' second moment, C = L L'; T = E[y x'] L^+' is the target that A L can approach, and the
-residual is what no linear map explains. Roots come from singular value decompositions, so small
-directions of the inputs keep their digits.
+residual is what no linear map explains. Solvers work there; what grades weights goes back to what
+was given, by `hidden`: V'CV = H'H and E|y - U V'x|^2 = |G - U H'|^2 with H = X V / sqrt(n),
+G = Y' / sqrt(n) for data.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import numpy as np
 from overt import _check
 from overt._check import InputError
 from overt._types import Floats
+from overt.linear import whitening
 from overt.linear.bounds import Envelope, Leading
 from overt.linear.sampling import DATA, Samples, samples_of_target
+from overt.linear.whitening import Whitening
 
 
 class Regression(ABC):
@@ -46,12 +49,20 @@ class Regression(ABC):
         """E|y - U V'x|^2."""
 
     @abstractmethod
+    def hidden(self, V: Floats) -> Floats:
+        """H with H'H = V'CV, from the inputs as they were given."""
+
+    @abstractmethod
     def whiten(self, V: Floats) -> Floats:
         """P = L'V, so that U V'L = U P'."""
 
     @abstractmethod
     def unwhiten(self, P: Floats) -> Floats:
         """V = L^+'P, the smallest V with L'V = P."""
+
+    @abstractmethod
+    def rounding(self, bound: float, loss: float, nuclear: float) -> float:
+        """Return what rounding may have added to a bound whose map has this loss and this |A|_*."""
 
     @abstractmethod
     def dense(self, purpose: str) -> DenseRegression:
@@ -62,23 +73,23 @@ class DenseRegression(Regression):
     """E|y - A x|^2 for dense targets or data.
 
     T (outputs x rank) is the whitened target, L (inputs x rank) the root of C and L_inverse its
-    pseudo-inverse, both None for isotropic inputs. Training draws (x, y) from `samples`.
+    left inverse, both None for isotropic inputs. Training draws (x, y) from `samples`.
     """
 
     def __init__(
         self,
         samples: Samples,
         T: Floats,
-        L: Floats | None = None,
-        L_inverse: Floats | None = None,
+        root: Whitening | None = None,
         residual: float = 0.0,
     ) -> None:
-        self.samples = samples
-        self.T, self.L, self.L_inverse, self.residual = T, L, L_inverse, residual
+        self.samples, self.T, self.residual, self._whitening = samples, T, residual, root
+        self.L = None if root is None else root.L
+        self.L_inverse = None if root is None else root.L_inverse
         self.outputs = T.shape[0]
-        self.inputs = T.shape[1] if L is None else L.shape[0]
+        self.inputs = T.shape[1] if root is None else root.L.shape[0]
         self.scale = residual + float(np.sum(T**2))
-        self.input_variances = np.ones(self.inputs) if L is None else np.sum(L**2, axis=1)
+        self.input_variances = np.ones(self.inputs) if root is None else np.sum(root.L**2, axis=1)
 
     @cached_property
     def svd(self) -> tuple[Floats, Floats, Floats]:
@@ -104,8 +115,36 @@ class DenseRegression(Regression):
         return Leading(left[:, :width], s[:width], right[:, :width], float(np.sum(s[width:] ** 2)))
 
     def loss(self, U: Floats, V: Floats) -> float:
-        """Residual + |T - U V'L|^2."""
-        return self.residual + float(np.sum((self.T - U @ self.whiten(V).T) ** 2))
+        """|G - U H'|^2: the residuals at the samples, or |(M - U V') L|^2."""
+        return float(np.sum((self._goal - U @ self.hidden(V).T) ** 2))
+
+    def hidden(self, V: Floats) -> Floats:
+        """X V / sqrt(n) for data, L'V otherwise; exactly where the inputs are ill-conditioned."""
+        if self._whitening is None:
+            return V
+        multiply = whitening.product if self._whitening.ill else np.matmul
+        if self.samples.kind == DATA:
+            return multiply(self.samples.inputs, V) / np.sqrt(len(self.samples.inputs))
+        return multiply(self._whitening.L.T, V)
+
+    @property
+    def _goal(self) -> Floats:
+        if self.samples.kind == DATA:
+            return self.samples.outputs.T / np.sqrt(len(self.samples.outputs))
+        return self.T
+
+    def rounding(self, bound: float, loss: float, nuclear: float) -> float:
+        """Return the effect of errors in the singular values of T and in the basis of the data.
+
+        A bound moves by 2 (s_i - a_i) per singular value. A basis that leans by an angle takes
+        2 angle |G - U H'| |A|_* of the residual for target.
+        """
+        size = max(*self.samples.inputs.shape, *self.T.shape)
+        error = 8 * whitening.EPS * size
+        largest = np.sqrt(self.scale) if self.residual > 0 else self.svd[1][0]
+        values = 2 * largest * np.sqrt(min(self.T.shape) * loss)
+        lean = 2 * whitening.MENDED * np.sqrt(self.residual) * nuclear
+        return float(error * (bound + values + lean))
 
     def whiten(self, V: Floats) -> Floats:
         """L'V."""
@@ -132,20 +171,14 @@ def from_target(target: Any, second_moment: Any = None) -> DenseRegression:
     if C is None:
         return DenseRegression(samples_of_target(M, None), M)
     C = np.asarray(C, dtype=float)
-    values, vectors = np.linalg.eigh((C + C.T) / 2)
-    if values[0] < -1e-10 * max(values[-1], 0.0) or values[-1] <= 0:
-        raise InputError(
-            "second_moment must be positive semi-definite and not zero, got eigenvalues from "
-            f"{values[0]:.3g} to {values[-1]:.3g}"
-        )
-    kept = values > 1e-13 * values[-1]
-    root = np.sqrt(values[kept])
-    L = vectors[:, kept] * root
-    return DenseRegression(samples_of_target(M, L), M @ L, L, (vectors[:, kept] / root).T)
+    root, cut = whitening.of_moment(C)
+    T = M @ root.L
+    whitening.tell_of_what_was_cut(float(np.sum((M @ cut) ** 2)), float(np.sum(T**2)))
+    return DenseRegression(samples_of_target(M, root.L), T, root)
 
 
 def from_data(X: Any, Y: Any) -> DenseRegression:
-    """Mean over samples: C = X'X/n; T = Y'P/sqrt(n) with P the left singular vectors of X."""
+    """Mean over samples: C = X'X/n; T = Y'P/sqrt(n), P an orthonormal basis of X's columns."""
     X = np.ascontiguousarray(_check.matrix("X", X), dtype=float)
     Y = np.ascontiguousarray(_check.matrix("Y", Y), dtype=float)
     if X.shape[0] != Y.shape[0]:
@@ -154,12 +187,7 @@ def from_data(X: Any, Y: Any) -> DenseRegression:
             f"{X.shape[0]} and {Y.shape[0]}"
         )
     root_n = np.sqrt(X.shape[0])
-    P, sigma, right = np.linalg.svd(X / root_n, full_matrices=False)
-    kept = sigma > max(X.shape) * np.finfo(float).eps * sigma[0]
-    if not kept.any():
-        raise InputError("X must not be zero")
-    P, sigma, right = P[:, kept], sigma[kept], right[kept]
+    root, P = whitening.of_data(X)
     T = (Y / root_n).T @ P
     outside = float(np.sum((Y / root_n - P @ T.T) ** 2))
-    samples = Samples(DATA, X, Y)
-    return DenseRegression(samples, T, right.T * sigma, right / sigma[:, None], outside)
+    return DenseRegression(Samples(DATA, X, Y), T, root, outside)

@@ -12,10 +12,13 @@ from overt import _check
 from overt._check import InputError
 from overt._types import Floats, Ints
 from overt.linear.arguments import regression, target_or_data
-from overt.linear.bounds import numerical_rank, shrink
+from overt.linear.bounds import positive, shrink, spectral_bound
 from overt.noise import Dropout
 from overt.results import Result
 from overt.spectral import induced
+
+EQUAL = 1e-13
+"""Share of the largest singular value by which two equal ones may differ."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -68,11 +71,10 @@ def path(
     s = task.svd[1]
     spectra, objectives = np.zeros((len(probs), len(s))), np.empty(len(probs))
     for i, prob in enumerate(probs):
-        weight, norm = envelope = induced(Dropout(prob), d)
+        envelope, rest = induced(Dropout(prob), d), float(np.sum(s[d:] ** 2))
         spectra[i, :d] = shrink(s[:d], envelope)
-        loss = np.sum((s - spectra[i]) ** 2) + task.residual
-        objectives[i] = loss + weight * norm.value(spectra[i])
-    rank = np.array([numerical_rank(spectrum) for spectrum in spectra])
+        objectives[i] = spectral_bound(s[:d], rest, envelope) + task.residual
+    rank = np.array([np.sum(positive(spectrum)) for spectrum in spectra])
     return RegularizationPath(np.array(probs), objectives, rank, spectra)
 
 
@@ -107,11 +109,15 @@ def drop_prob_for_rank(
     """
     d, rank = _check.whole("width", width), _check.whole("rank", rank)
     s = regression(target, X, Y, second_moment).dense("choose a drop probability").svd[1]
-    s = s[s > 1e-12 * s[0]][:d]
-    j = np.arange(1, len(s) + 1)
-    with np.errstate(divide="ignore"):
-        limits = d * s / np.maximum(np.cumsum(s) - j * s, 0.0)  # rank >= j iff lam < limits[j - 1]
-    reachable = [i for i in range(1, len(s) + 1) if i == len(s) or limits[i] < limits[i - 1]]
+    s = s[positive(s)][:d]
+    if len(s) == 0:
+        raise InputError(f"rank must be 0 for a target that is zero, got {rank}")
+    steps = -np.diff(s, prepend=s[0])
+    steps[steps <= EQUAL * s[0]] = 0.0  # values that differ by rounding are one value repeated
+    j = np.arange(len(s))
+    with np.errstate(divide="ignore"):  # h_j - j s_j, as a sum of differences
+        limits = d * s / np.cumsum(j * steps)  # rank >= j iff lam < limits[j - 1]
+    reachable = [i for i in j[1:].tolist() if limits[i] < limits[i - 1]] + [len(s)]
     if rank not in reachable:
         raise InputError(
             f"rank must be one of {', '.join(map(str, reachable))} for this target and width, "

@@ -15,6 +15,8 @@ from overt._check import InputError, InputTypeError
 from overt._types import Floats
 from overt.linear.bounds import Envelope, Leading, shrink
 from overt.linear.regression import DenseRegression, Regression
+from overt.linear.shares import UnitShares
+from overt.linear.whitening import EPS
 from overt.spectral import KSupport
 
 
@@ -34,6 +36,7 @@ class ImplicitRegression(Regression):
         self.T = aslinearoperator(target)
         self.outputs, self.inputs = target.shape
         self.input_variances = np.ones(self.inputs)
+        self._known: dict[int, tuple[Floats, Floats, Floats]] = {}
         if not sparse.issparse(target):
             self.scale = self._squared_norm()
             return
@@ -57,6 +60,10 @@ class ImplicitRegression(Regression):
         inner = float(np.sum(U * (self.T @ V)))
         return self.scale - 2 * inner + float(np.sum((U.T @ U) * (V.T @ V)))
 
+    def hidden(self, V: Floats) -> Floats:
+        """Return V: the inputs are isotropic."""
+        return V
+
     def whiten(self, V: Floats) -> Floats:
         """Return V: the inputs are isotropic."""
         return V
@@ -64,6 +71,10 @@ class ImplicitRegression(Regression):
     def unwhiten(self, P: Floats) -> Floats:
         """Return P: the inputs are isotropic."""
         return P
+
+    def rounding(self, bound: float, loss: float, nuclear: float) -> float:
+        """Return what cancels in |M|^2 - 2 <M, A> + |A|^2, and in |M|^2 minus squared values."""
+        return 64 * EPS * self.scale
 
     def dense(self, purpose: str) -> DenseRegression:
         """Refuse: the target is not held as a matrix."""
@@ -75,7 +86,8 @@ class ImplicitRegression(Regression):
         """Return leading singular triplets, in growing batches, until the last is shrunk to 0."""
         limit = min(self.outputs, self.inputs)
         most = min(width, limit)
-        k = envelope[1].k if isinstance(envelope[1], KSupport) else 1
+        norm = None if isinstance(envelope, UnitShares) else envelope[1]
+        k = norm.k if isinstance(norm, KSupport) else 1
         # A k-support norm must see its k largest values, whatever becomes of them.
         count = min(most, max(8, k + 1))
         while True:
@@ -95,6 +107,12 @@ class ImplicitRegression(Regression):
         return total
 
     def _svd(self, count: int) -> tuple[Floats, Floats, Floats]:
+        if count in self._known:
+            return self._known[count]
+        self._known[count] = self._leading_triplets(count)
+        return self._known[count]
+
+    def _leading_triplets(self, count: int) -> tuple[Floats, Floats, Floats]:
         limit = min(self.outputs, self.inputs)
         if count >= limit - 1:
             left, s, right = np.linalg.svd(self.T @ np.eye(self.inputs), full_matrices=False)

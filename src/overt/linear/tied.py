@@ -13,8 +13,8 @@ from overt._check import InputError, InputTypeError
 from overt._types import Floats
 from overt.linear import grading, landscape
 from overt.linear.arguments import regression, target_or_data
-from overt.linear.bounds import Leading, Relaxation, envelopes, relax
-from overt.linear.descent import refine
+from overt.linear.bounds import Leading, Relaxation, relax
+from overt.linear.descent import attains, refine
 from overt.linear.effect import NoiseEffect
 from overt.linear.regression import DenseRegression
 from overt.linear.sampling import Advance, masks, on_rows
@@ -121,7 +121,7 @@ class TiedUnitNoise(NoiseEffect):
     def __init__(self, untied: UnitNoise) -> None:
         self.untied = untied
         self.regression: DenseRegression = untied.regression.dense("tie weights")
-        self.shapes = untied.shapes[:1]
+        self.shapes, self.least = untied.shapes[:1], untied.least
 
     @cached_property
     def symmetric(self) -> Floats:
@@ -131,13 +131,22 @@ class TiedUnitNoise(NoiseEffect):
         return (M + M.T) / 2
 
     @cached_property
-    def _by_eigenvalues(self) -> Relaxation:
-        """The relaxation with eigenvalues, clipped at zero, in place of singular values."""
+    def _leading(self) -> Leading:
         width = self.untied.width
         values, vectors = np.linalg.eigh(self.symmetric)
-        m, W = np.maximum(values[::-1][:width], 0.0), vectors[:, ::-1][:, :width]
-        top = Leading(W, m, W, float(np.sum(self.regression.T**2) - np.sum(m**2)))
-        return relax(lambda envelope: top, envelopes(self.untied.noise, width))
+        values, W = values[::-1], vectors[:, ::-1][:, :width]
+        m = np.maximum(values[:width], 0.0)
+        rest = np.sum(np.minimum(values[:width], 0.0) ** 2) + np.sum(values[width:] ** 2)
+        if self.regression.L is None:
+            rest += np.sum((self.regression.T - self.symmetric) ** 2)
+        return Leading(W, m, W, float(rest))
+
+    @cached_property
+    def _by_eigenvalues(self) -> Relaxation:
+        """The relaxation with eigenvalues, clipped at zero, in place of singular values."""
+        envelopes = self.untied.sharing.envelopes()
+        found = relax(lambda envelope: self._leading, envelopes, self.regression)
+        return self.untied.rounded(found)
 
     @property
     def relaxation(self) -> Relaxation:
@@ -146,11 +155,13 @@ class TiedUnitNoise(NoiseEffect):
 
     def best_weights(self) -> Sequence[Floats]:
         """Return a root of the eigenvalues' map, refined by descent if it is not exact."""
-        sharing = self.untied.sharing
-        starts = [(U,) for U, _ in sharing.factors(*self._by_eigenvalues.kept)]
-        if self.regression.L is None and sharing.exact:
-            return starts[0]
-        return refine(self.value, starts, self.relaxation.bound)
+        U, _ = self.untied.sharing.factors(*self._by_eigenvalues.kept)
+        if self.regression.L is not None:
+            return refine(self.value, [(U,)], attains(self.relaxation.bound))
+        if not self.untied.sharing.exact:
+            top, W = self._leading, self._by_eigenvalues
+            U = W.left @ self.untied.best_root(top.s, W.spectrum, attains(W.bound) - top.rest)
+        return (U,)
 
     def product(self, *weights: Floats) -> tuple[Floats, Floats]:
         """(U, U)."""

@@ -6,6 +6,7 @@ With P = L'V and R = T - U P' the objective is residual + |R|^2 + <Cbar, U'U o P
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -14,12 +15,23 @@ import numpy as np
 from overt import equalize, penalty
 from overt._types import Array, Floats
 from overt.linear.blocks import block_factors
-from overt.linear.bounds import Relaxation, envelopes, relax
-from overt.linear.descent import STARTS, refine
+from overt.linear.bounds import (
+    EXACT,
+    Envelope,
+    Relaxation,
+    envelopes,
+    pairs_below,
+    positive,
+    relax,
+)
+from overt.linear.descent import attains, nudged, refine
 from overt.linear.effect import NoiseEffect
+from overt.linear.frames import least_penalty
 from overt.linear.regression import Regression
 from overt.linear.sampling import Advance, masks, on_rows
+from overt.linear.shares import UnitShares
 from overt.noise import DropBlock, Dropout, Noise
+from overt.spectral import induced
 
 Pair = tuple[Floats, Floats]
 
@@ -32,20 +44,74 @@ class UnitNoise(NoiseEffect):
         self.regression, self.width, self.noise = regression, width, noise
         self.shapes = (regression.outputs, width), (regression.inputs, width)
         self.sharing = sharing(noise, width)
+        if not noise.independent and self._characteristic.min() < 0:
+            # Terms of the penalty cancel, down to their rounding.
+            self.least = max(1e-4 * min(1.0, float(self._characteristic.max())), self.least)
 
     @cached_property
     def relaxation(self) -> Relaxation:
         """The target with the noise's envelopes in place of its penalty."""
         leading = partial(self.regression.leading, self.width)
-        return relax(leading, envelopes(self.noise, self.width), self.regression.residual)
+        found = relax(leading, self.sharing.envelopes(), self.regression)
+        return self.rounded(found)
+
+    def rounded(self, found: Relaxation) -> Relaxation:
+        """Take off the bound what rounding leaves of penalties that cancel."""
+        if self.least == NoiseEffect.least:
+            return found
+        rounding = EXACT / 4 * self.least * self.regression.scale
+        return replace(found, bound=max(found.bound - rounding, 0.0))
 
     def best_weights(self) -> Sequence[Floats]:
-        """Return factors of the relaxation's map, refined by descent if they are not exact."""
-        starts = self.sharing.factors(*self.relaxation.kept)
-        U, P = starts[0]
-        if not self.sharing.exact:
-            U, P = refine(self.whitened_value, starts, self.relaxation.bound)
-        return U, self.regression.unwhiten(P)
+        """Return factors of the relaxation's map, refined by descent if they are not exact.
+
+        The penalty depends on U'U and P'P only, so turning a map's singular directions to those of
+        T costs nothing and gains (von Neumann): the best U and P lie in the leading directions.
+        """
+        if self.sharing.exact:
+            U, P = self.sharing.factors(*self.relaxation.kept)
+            return U, self.regression.unwhiten(P)
+        task = self.regression.dense("refine by descent")
+        left, s, right = task.svd
+        m, d = s[: self.width], self.width
+        enough = attains(self.relaxation.bound) - task.residual - float(np.sum(s[d:] ** 2))
+        U, P = self.best_factors(m, self.best_root(m, self.relaxation.spectrum, enough), enough)
+        return left[:, :d] @ U, task.unwhiten(right[:, :d] @ P)
+
+    def best_root(self, m: Floats, a: Floats, enough: float) -> Floats:
+        """Return the best B found of |diag(m) - B B'|^2 + <Cbar, B'B o B'B>, m >= 0 decreasing.
+
+        The first start are factors of the relaxation's map, with the spectrum a.
+        """
+        scale, unit, kept = m[0] or 1.0, np.eye(len(m)), positive(a)
+        start, _ = self.sharing.factors(unit[:, kept], a[kept] / scale, unit[:, kept])
+
+        def value(B: Floats) -> tuple[float, Sequence[Floats]]:
+            objective, (gradient, other) = self._value(np.diag(m) / scale, B, B)
+            return objective, (gradient + other,)
+
+        (B,) = refine(value, [(start,), (nudged(start, 1),)], enough / scale**2)
+        return np.asarray(np.sqrt(scale) * B)
+
+    def best_factors(self, m: Floats, B: Floats, enough: float) -> Pair:
+        """Return the best (U, P) found, from the best with U = P = B and from elsewhere.
+
+        They may differ where noise is correlated: units that cancel each other cancel noise too.
+        """
+        scale, B = m[0] or 1.0, B / np.sqrt(m[0] or 1.0)
+        value = partial(self._value, np.diag(m) / scale)
+        if value(B, B)[0] > enough / scale**2:
+            found = refine(value, [(nudged(B, 2), nudged(B, 3))], enough / scale**2)
+            if value(*found)[0] < value(B, B)[0]:
+                return np.sqrt(scale) * found[0], np.sqrt(scale) * found[1]
+        return np.sqrt(scale) * B, np.sqrt(scale) * B
+
+    def _value(self, T: Floats, U: Floats, P: Floats) -> tuple[float, Sequence[Floats]]:
+        """Return |T - U P'|^2 + <Cbar, U'U o P'P> and its gradients."""
+        Cbar, R = self._characteristic, T - U @ P.T
+        UU, PP = U.T @ U, P.T @ P
+        value = float(np.sum(R * R) + np.sum(Cbar * UU * PP))
+        return value, (2 * (U @ (Cbar * PP) - R @ P), 2 * (P @ (Cbar * UU) - R.T @ U))
 
     def product(self, *weights: Floats) -> Pair:
         """Return the weights, which are the factors."""
@@ -53,9 +119,9 @@ class UnitNoise(NoiseEffect):
         return U, V
 
     def penalty(self, *weights: Floats) -> float:
-        """<Cbar, U'U o P'P>."""
+        """<Cbar, U'U o H'H>."""
         U, V = weights
-        return float(penalty.shallow(U, self.regression.whiten(V), self.noise))
+        return max(0.0, float(penalty.shallow(U, self.regression.hidden(V), self.noise)))
 
     def imbalance(self, *weights: Floats) -> float:
         """Return the variance over units, or blocks of them, of their share of the map."""
@@ -65,16 +131,8 @@ class UnitNoise(NoiseEffect):
     def value(self, *weights: Floats) -> tuple[float, Sequence[Floats]]:
         """Return the objective and its gradients in (U, V)."""
         (U, V), dense = weights, self.regression.dense("train")
-        value, (gradient_U, gradient_P) = self.whitened_value(U, dense.whiten(V))
-        return value, (gradient_U, dense.pull_back(gradient_P))
-
-    def whitened_value(self, U: Floats, P: Floats) -> tuple[float, Sequence[Floats]]:
-        """Return the objective and its gradients in (U, P)."""
-        dense, Cbar = self.regression.dense("refine by descent"), self._characteristic
-        R = dense.T - U @ P.T
-        UU, PP = U.T @ U, P.T @ P
-        value = dense.residual + float(np.sum(R * R) + np.sum(Cbar * UU * PP))
-        return value, (2 * (U @ (Cbar * PP) - R @ P), 2 * (P @ (Cbar * UU) - R.T @ U))
+        value, (gradient_U, gradient_P) = self._value(dense.T, U, dense.whiten(V))
+        return dense.residual + value, (gradient_U, dense.pull_back(gradient_P))
 
     def steps(self, rng: np.random.Generator) -> Advance:
         """Return compiled steps with masked units."""
@@ -94,12 +152,13 @@ class UnitNoise(NoiseEffect):
 class Sharing(NamedTuple):
     """How hidden units share a map A = left diag(a) right', a > 0, at the least penalty known.
 
-    `factors(left, a, right)` lists factors of the map, the best way known first; `exact` says that
-    these are a global optimum, whatever the width. `imbalance(U, P)` is the variance of what the
-    noise makes equal.
+    `envelopes` lists what the noise costs a map at least, `factors(left, a, right)` returns factors
+    of the map, the best way known; `exact` says that these are a global optimum at any width.
+    `imbalance(U, P)` is the variance of what the noise makes equal.
     """
 
-    factors: Callable[[Floats, Floats, Floats], list[Pair]]
+    envelopes: Callable[[], Sequence[Envelope]]
+    factors: Callable[[Floats, Floats, Floats], Pair]
     exact: bool = False
     imbalance: Callable[[Floats, Floats], Array] = equalize.imbalance
 
@@ -107,39 +166,67 @@ class Sharing(NamedTuple):
 def sharing(noise: Noise, width: int) -> Sharing:
     """Return what theory says about a noise over units: the one place that tells them apart."""
     match noise:
-        case Dropout(drop_prob=float()):
-            return Sharing(partial(_equal_units, width), exact=True)
         case Dropout():
-            return Sharing(partial(_unequal_units, noise.relative_variance(width)))
+            units: UnitShares | None = UnitShares(noise.relative_variance(width))
         case DropBlock(placement="grid", block_size=b):
             equal = partial(equalize.block_imbalance, block_size=b)
-            return Sharing(partial(_equal_blocks, width, b), imbalance=equal)
-    return Sharing(partial(_equal_units, width))
+            induces = [induced(noise, width)]
+            return Sharing(lambda: induces, partial(_equal_blocks, width, b), imbalance=equal)
+        case _:
+            units = _diagonal_plus_constant(noise, width)
+    if units is not None:
+        return Sharing(lambda: [units], partial(_shared_units, units), exact=True)
+    return Sharing(
+        partial(_below, noise, width), partial(_unlike_units, noise.characteristic(width))
+    )
 
 
-def _equal_units(width: int, left: Floats, a: Floats, right: Floats) -> list[Pair]:
+def _below(noise: Noise, width: int) -> list[Envelope]:
+    return [*envelopes(noise, width), *pairs_below(noise.characteristic(width))]
+
+
+def _diagonal_plus_constant(noise: Noise, width: int) -> UnitShares | None:
+    """Return the costs of units under Cbar = diag(delta) + gamma 1 1', None if it is not that."""
+    if noise.independent or width == 1:
+        return UnitShares(noise.relative_variance(width))
+    Cbar = noise.characteristic(width)
+    others = Cbar[~np.eye(width, dtype=bool)]
+    gamma = float(np.mean(others))
+    delta = np.diag(Cbar) - gamma
+    rounding = 1e-14 * np.abs(Cbar).max()
+    if np.ptp(others) > rounding or delta.min() < -rounding or gamma < -1 - rounding:
+        return None
+    if np.ptp(delta) <= rounding:  # equal up to rounding: all units alike
+        delta = np.full(width, delta.mean())
+    return UnitShares(np.maximum(delta, 0.0), gamma)
+
+
+def _equal_units(width: int, left: Floats, a: Floats, right: Floats) -> Pair:
     if len(a) == 0:
-        return [(np.zeros((len(left), width)), np.zeros((len(right), width)))]
-    return [equalize.balanced_factors(left, a, right, width)]
+        return np.zeros((len(left), width)), np.zeros((len(right), width))
+    return equalize.balanced_factors(left, a, right, width)
 
 
-def _equal_blocks(width: int, b: int, left: Floats, a: Floats, right: Floats) -> list[Pair]:
-    """Return factors for several choices of signs, which matter where blocks are few."""
+def _shared_units(units: UnitShares, left: Floats, a: Floats, right: Floats) -> Pair:
+    """Return factors whose units carry their best shares, by Schur and Horn."""
+    if len(a) == 0 or np.ptp(units.delta) == 0:
+        return _equal_units(len(units.delta), left, a, right)
+    padded = np.concatenate([a, np.zeros(len(units.delta) - len(a))])
+    Q = equalize.schur_horn(padded, units.shares(a))[: len(a)]
+    return (left * np.sqrt(a)) @ Q, (right * np.sqrt(a)) @ Q
+
+
+def _unlike_units(Cbar: Floats, left: Floats, a: Floats, right: Floats) -> Pair:
+    """Return factors of the least penalty that descent finds for this map."""
+    if len(a) == 0:
+        return _equal_units(len(Cbar), left, a, right)
+    unit, root = np.eye(len(a)), np.sqrt(a)
+    balanced = equalize.balanced_factors(unit, a, unit, len(Cbar))[0] / root[:, None]
+    R = least_penalty(Cbar, a, [balanced], tries=2)
+    return (left * root) @ R, (right * root) @ R
+
+
+def _equal_blocks(width: int, b: int, left: Floats, a: Floats, right: Floats) -> Pair:
     if len(a) == 0:
         return _equal_units(width, left, a, right)
-    return [block_factors(left, a, right, width, b, seed) for seed in range(STARTS)]
-
-
-def _unequal_units(lam: Floats, left: Floats, a: Floats, right: Floats) -> list[Pair]:
-    """Return factors whose units carry shares of |A|_* inverse to their strengths, if possible.
-
-    That attains |A|_*^2 / sum_i (1/lam_i); by Schur and Horn it is possible iff the spectrum
-    majorizes the shares. Otherwise they are balanced, as a start for descent.
-    """
-    if len(a) and lam.min() > 0:
-        padded = np.concatenate([a, np.zeros(len(lam) - len(a))])
-        shares = (1 / lam) / np.sum(1 / lam) * a.sum()
-        if equalize.majorization_excess(padded, shares) <= 1e-12 * a.sum():
-            Q = equalize.schur_horn(padded, shares)[: len(a)]
-            return [((left * np.sqrt(a)) @ Q, (right * np.sqrt(a)) @ Q)]
-    return _equal_units(len(lam), left, a, right)
+    return block_factors(left, a, right, width, b)

@@ -50,6 +50,8 @@ class WeightNoise(NoiseEffect):
             return self._as_units.relaxation
         dense = self.regression.dense("solve")
         B, bound = best_map(dense, induced(self.noise, self.width)[0])
+        loss = float(np.sum((dense.T - B @ (dense.root / self._root[:, None])) ** 2))
+        bound -= dense.rounding(bound, loss, float(np.linalg.norm(B, "nuc")))
         return Relaxation(bound, B / self._root, np.ones(dense.inputs), dense.root.T)
 
     def best_weights(self) -> Sequence[Floats]:

@@ -1,4 +1,4 @@
-"""Noises over single units or weights: Dropout, DropConnect, and any given mean and covariance."""
+"""Noises over units or weights: Dropout, KeepExactly, DropConnect, any mean and covariance."""
 
 from __future__ import annotations
 
@@ -130,6 +130,57 @@ class Dropout(Noise):
                 )
             return np.array(self.drop_prob)
         return np.full(units, self.drop_prob)
+
+
+@dataclass(frozen=True)
+class KeepExactly(Noise):
+    """Exactly `count` of the d units are kept, every choice of them equally likely.
+
+    Never is everything dropped, and the number of active units does not vary. Cbar = lam d/(d-1) I
+    - lam/(d-1) 1 1' with lam = d/count - 1: units are dropped at the expense of each other.
+
+    Examples
+    --------
+    >>> import overt
+    >>> overt.KeepExactly(2).sample(4, 3, seed=0).sum(axis=1)
+    array([2., 2., 2.])
+    """
+
+    count: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "count", _check.whole("count", self.count))
+
+    def mean(self, width: Width) -> Floats:
+        """count / d for every unit."""
+        units = self._fitting(width)
+        return np.full(units, self.count / units)
+
+    def characteristic(self, width: Width) -> Floats:
+        """Lam on the diagonal, -lam/(d-1) elsewhere."""
+        units = self._fitting(width)
+        lam = units / self.count - 1
+        Cbar = np.full((units, units), -lam / max(units - 1, 1))
+        np.fill_diagonal(Cbar, lam)
+        return Cbar
+
+    @property
+    def independent(self) -> bool:
+        """False: a unit that is kept takes another's place."""
+        return False
+
+    def sample(self, width: Width, size: int = 1, seed: Seed = None) -> Floats:
+        """Draw masks with exactly `count` ones, shape (size, *width)."""
+        units = self._fitting(width)
+        draws = _check.generator(seed).random((_check.whole("size", size), units))
+        kept = np.argsort(draws, axis=1) < self.count  # a random permutation of 0..d-1
+        return kept.astype(float).reshape(-1, *shape_of(width))
+
+    def _fitting(self, width: Width) -> int:
+        units = math.prod(shape_of(width))
+        if self.count > units:
+            raise InputError(f"count must be at most the width {width}, got {self.count}")
+        return units
 
 
 @dataclass(frozen=True)

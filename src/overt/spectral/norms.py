@@ -30,6 +30,10 @@ class SpectralNorm(ABC):
     def prox(self, s: Array, weight: float) -> Array:
         """Return argmin_a |s - a|^2 + weight * value(a)."""
 
+    @abstractmethod
+    def shrinkage(self, s: Array, weight: float) -> Array:
+        """Return s - prox(s, weight) to full relative accuracy, however small the weight."""
+
     def optimality(self, s: Array, a: Array, weight: float) -> Array:
         """w value(a) + dual(g) / (4 w) - <g, a>, g = 2 (s - a): how far a may be from prox(s, w).
 
@@ -86,12 +90,20 @@ class SquaredNuclear(SpectralNorm):
         """
         s, w = _spectrum(s), _check.number("weight", weight)
         xp = namespace(s)
-        size = xp.abs(s)
-        ordered = xp.sort(size, descending=True, stable=False)
+        return xp.sign(s) * xp.clip(xp.abs(s) - self._threshold(s, w), min=0.0)
+
+    def shrinkage(self, s: Array, weight: float) -> Array:
+        """min(|s_i|, alpha), with the signs of s."""
+        s, w = _spectrum(s), _check.number("weight", weight)
+        xp = namespace(s)
+        return xp.sign(s) * xp.clip(xp.abs(s), max=self._threshold(s, w))
+
+    def _threshold(self, s: Array, w: float) -> Array:
+        xp = namespace(s)
+        ordered = xp.sort(xp.abs(s), descending=True, stable=False)
         h = xp.cumulative_sum(ordered)
         rho = shrinkage_rank(ordered, h, w)
-        alpha = w * h[rho - 1] / (1 + w * rho) if rho else 0.0
-        return xp.sign(s) * xp.clip(size - alpha, min=0.0)
+        return w * h[rho - 1] / (1 + w * rho) if rho else 0.0
 
 
 @dataclass(frozen=True)
@@ -173,13 +185,22 @@ class KSupport(SpectralNorm):
         s, w = _spectrum(s), _check.number("weight", weight)
         if w == 0:
             return s * 1.0
+        t = self._shares(s, w)
+        return s * t / (t + w)
+
+    def shrinkage(self, s: Array, weight: float) -> Array:
+        """s_i w / (t_i + w)."""
+        s, w = _spectrum(s), _check.number("weight", weight)
+        return s * 0.0 if w == 0 else s * w / (self._shares(s, w) + w)
+
+    def _shares(self, s: Array, w: float) -> Array:
+        """Return the t_i of the proximal map."""
         xp = namespace(s)
         size = xp.abs(s)
         alpha = _support_multiplier(size, self.k, w)
         if alpha is None:
-            return s / (1 + w)
-        t = xp.clip(alpha * size - w, min=0.0, max=1.0)
-        return s * t / (t + w)
+            return xp.ones_like(s)
+        return xp.clip(alpha * size - w, min=0.0, max=1.0)
 
 
 @dataclass(frozen=True)
@@ -217,9 +238,18 @@ class Schatten(SpectralNorm):
             return SquaredNuclear().prox(s, w)
         if self.p == 2:
             return s / (1 + w)
+        return s - self.shrinkage(s, w)
+
+    def shrinkage(self, s: Array, weight: float) -> Array:
+        """Return s - prox(s, weight), for p = 1, 2 and infinity."""
+        s, w = _spectrum(s), _check.number("weight", weight)
+        if self.p == 1:
+            return SquaredNuclear().shrinkage(s, w)
+        if self.p == 2:
+            return s * w / (1 + w)
         if self.p == math.inf:
             # Moreau: the conjugate of w |a|_inf^2 under this scaling is |.|_1^2 / w.
-            return s * 1.0 if w == 0 else s - SquaredNuclear().prox(s, 1 / w)
+            return s * 0.0 if w == 0 else SquaredNuclear().prox(s, 1 / w)
         raise InputError(f"the proximal map is known for p = 1, 2 and infinity, got p = {self.p}")
 
 

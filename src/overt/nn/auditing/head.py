@@ -187,10 +187,13 @@ def unit_envelopes(module: Any, shape: tuple[int, ...]) -> list[Envelope]:
         return []
     groups = units // inner // copies
     noise = CovarianceNoise(np.ones(inner), covariance.matrix.double().cpu().numpy())
-    return [
-        (w / groups, norm if isinstance(norm, Schatten) else _support(copies))
-        for w, norm in envelopes(noise, inner)
-    ]
+    return [(w / groups, _widened(norm, copies)) for w, norm in envelopes(noise, inner)]
+
+
+def _widened(norm: SpectralNorm, copies: int) -> SpectralNorm:
+    if isinstance(norm, Schatten):
+        return norm
+    return _support(copies * (norm.k if isinstance(norm, KSupport) else 1))
 
 
 def _support(k: int) -> SpectralNorm:

@@ -1,0 +1,111 @@
+"""Noise with Cbar = diag(delta) + gamma 1 1': what it costs a map, and the best map, exactly.
+
+Dropout, with one probability or one per unit, has gamma = 0; noise that treats all units alike has
+one delta. Let x_i = |u_i| |p_i| be the units' shares of A = U P', by increasing delta, and a the
+spectrum of A. Removing k units leaves a map of nuclear norm at least a_(k+1) + a_(k+2) + ..., so
+every tail of x sums to at least that tail of a; and every such x with the sum of a is carried by
+some factors (Schur and Horn). The penalty is sum_i delta_i x_i^2 + gamma |a|^2, and the optimum is
+
+    min_{a, x} |s - a|^2 + gamma |a|^2 + sum_i delta_i x_i^2,   tails of x at least those of a,
+
+whose dual is an isotonic regression: over 0 <= y_1 <= y_2 <= ... it maximizes
+
+    sum_i s_i^2 - (s_i - y_i)_+^2 / (1 + gamma) - y_i^2 / delta_i,
+
+with a_i = (s_i - y_i)_+ / (1 + gamma), x_i = y_i / delta_i. Every such y bounds the objective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from overt._types import Floats
+
+
+@dataclass(frozen=True, eq=False)
+class UnitShares:
+    """The costs of units: `delta` >= 0, one entry per unit in any order, and `gamma` >= -1."""
+
+    delta: Floats
+    gamma: float = 0.0
+
+    def shrink(self, s: Floats) -> Floats:
+        """Return the spectrum a of the best map, for the leading values s of the target."""
+        y = self._multipliers(s)
+        if self._linear:  # only the first direction is used, as far as the units allow
+            a = np.zeros(len(s))
+            a[0] = np.sum(y / self.delta)
+            return a
+        return np.maximum(s - y[: len(s)], 0.0) / (1 + self.gamma)
+
+    def bound(self, s: Floats) -> float:
+        """Return the dual's value, in which nothing cancels."""
+        delta, s, y = np.sort(self.delta), self._padded(s), self._multipliers(s)
+        costs = y**2 / np.where(delta > 0, delta, 1.0)
+        if self._linear:
+            return float(np.sum(s**2) - np.sum(costs))
+        used = self.gamma * s**2 + y * (2 * s - y)
+        return float(np.sum(np.where(s > y, used / (1 + self.gamma), s**2) - costs))
+
+    def shares(self, a: Floats) -> Floats:
+        """Return x, in the order of the units: their best shares of a map with spectrum a."""
+        order = np.argsort(self.delta, kind="stable")
+        delta, x = self.delta[order], self._padded(a)
+        noisy = delta > 0
+        tail, e = x[noisy], 1 / delta[noisy]
+        x[noisy] = e * _pooled(delta[noisy], lambda i, j: np.sum(tail[i:j]) / np.sum(e[i:j]))
+        units = np.empty(len(delta))
+        units[order] = x
+        return units
+
+    @property
+    def _linear(self) -> bool:
+        """Whether loss and gamma |a|^2 cancel, as where one unit at a time is kept."""
+        return self.gamma <= -1 + 1e-12
+
+    def _padded(self, s: Floats) -> Floats:
+        return np.concatenate([s, np.zeros(len(self.delta) - len(s))])
+
+    def _multipliers(self, s: Floats) -> Floats:
+        """Return y. A block i..j of noisy units has y = (s_i + ... + s_q) / (q - i + 1 + sum e).
+
+        e = (1 + gamma) / delta, and s_q is the last of its values above y; found by bisection.
+        """
+        delta, y = np.sort(self.delta), np.zeros(len(self.delta))
+        if self._linear:
+            y[:] = s[0]
+            return y
+        noisy = delta > 0
+        s, e = self._padded(s)[noisy], (1 + self.gamma) / delta[noisy]
+        h = np.concatenate([[0.0], np.cumsum(s)])
+
+        def level(i: int, j: int) -> float:
+            cost, low, high = np.sum(e[i:j]), i, j
+            while low < high:
+                q = (low + high) // 2
+                above = s[q] * (q + 1 - i + cost) > h[q + 1] - h[i]
+                low, high = (q + 1, high) if above else (low, q)
+            return float(np.sum(s[i:low]) / (low - i + cost)) if low > i else 0.0
+
+        y[noisy] = _pooled(delta[noisy], level)
+        return y
+
+
+def _pooled(delta: Floats, level: Callable[[int, int], float]) -> Floats:
+    """Return the isotonic regression whose level on a block of units i..j-1 is level(i, j).
+
+    Adjacent violators are pooled. Blocks start as runs of one delta, in which values decrease.
+    """
+    starts = np.flatnonzero(np.r_[len(delta) > 0, np.diff(delta) > 0]).tolist()
+    blocks: list[tuple[int, int, float]] = []
+    for i, j in pairwise([*starts, len(delta)]):
+        first, y = i, level(i, j)
+        while blocks and blocks[-1][2] >= y:
+            first = blocks.pop()[0]
+            y = level(first, j)
+        blocks.append((first, j, y))
+    return np.concatenate([np.full(j - i, y) for i, j, y in blocks] or [np.zeros(0)])
