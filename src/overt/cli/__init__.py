@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from overt.cli import audit, completion, compress, decay, explore, linear, robust, theory  # noqa: F401  (importing registers the commands)
+from overt.cli import audit, certify, completion, compress, decay, explore, linear, robust, theory  # noqa: F401  (importing registers the commands)
 from overt.cli.base import app, main
 
 __all__ = ["app", "main"]

@@ -54,7 +54,7 @@ def solve(
         from overt.linear import drop_prob_for_rank
 
         drop_prob = drop_prob_for_rank(width=width, rank=rank, **_given(target, x, y))
-    net = _network(target, x, y, width, noise, drop_prob, block_size, keep)
+    net = network(target, x, y, width, noise, drop_prob, block_size, keep)
     best = net.solve()
     certificate = best.certificate
     show_table(
@@ -107,7 +107,7 @@ def train(
 
     from overt.linear import inverse_decay
 
-    net = _network(target, x, y, width, noise, drop_prob, block_size, keep)
+    net = network(target, x, y, width, noise, drop_prob, block_size, keep)
     rate: Any = learning_rate if halving is None else inverse_decay(learning_rate, halving)
     run = net.train(steps, rate, seeds, gradient=gradient, records=records, n_jobs=n_jobs)
     if run.diverged.all():
@@ -143,7 +143,7 @@ def train(
         console.print(f"picture: [bold]{escape(os.fspath(plot))}[/]", soft_wrap=True)
 
 
-def _network(
+def network(
     target: Path | None,
     x: Path | None,
     y: Path | None,
@@ -151,8 +151,10 @@ def _network(
     noise: str,
     drop_prob: float,
     block_size: int,
-    keep: int,
+    keep: int = 0,
+    second_moment: Any = None,
 ) -> LinearNetwork:
+    """Return the network that the options describe."""
     from overt.linear import LinearNetwork
     from overt.noise import DropBlock, DropConnect, Dropout, KeepExactly
 
@@ -169,7 +171,10 @@ def _network(
             raise InputError(
                 f"--noise must be dropout, dropblock, dropconnect or keepexactly, got {noise!r}"
             )
-    return LinearNetwork(width=width, noise=chosen, **_given(target, x, y))
+    given = _given(target, x, y)
+    if second_moment is not None:
+        given["second_moment"] = second_moment
+    return LinearNetwork(width=width, noise=chosen, **given)
 
 
 def _given(target: Path | None, x: Path | None, y: Path | None) -> dict[str, Any]:

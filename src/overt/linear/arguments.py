@@ -28,7 +28,7 @@ def regression(target: Any, X: Any, Y: Any, second_moment: Any) -> Regression:
             raise InputError("X and Y (samples x features) must be given together")
         if second_moment is not None:
             raise InputError("second_moment belongs to a target; data have their own")
-        return from_data(X, Y)
+        return _remembering(from_data(X, Y), X=X, Y=Y)
     if not isinstance(target, (np.ndarray, list, tuple)):
         from overt.linear.sparse import ImplicitRegression, is_implicit  # loads scipy
 
@@ -36,7 +36,13 @@ def regression(target: Any, X: Any, Y: Any, second_moment: Any) -> Regression:
             if second_moment is not None:
                 raise InputError("second_moment needs a dense target")
             return ImplicitRegression(target)
-    return from_target(target, second_moment)
+    return _remembering(from_target(target, second_moment), target=target, C=second_moment)
+
+
+def _remembering(task: Regression, **given: Any) -> Regression:
+    """Let the regression keep the numbers as given: a proof is about them."""
+    task.given = {name: value for name, value in given.items() if value is not None}
+    return task
 
 
 def target_or_data(function: Callable[..., R]) -> Callable[..., R]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from itertools import pairwise
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 
@@ -17,9 +17,11 @@ from overt.linear.arguments import regression, target_or_data
 from overt.linear.bounds import Relaxation, relax
 from overt.linear.descent import Value, attains, descend, nudged, refine
 from overt.linear.effect import NoiseEffect
+from overt.linear.proofs import Proof, prove
 from overt.linear.regression import DenseRegression
 from overt.linear.sampling import LIMIT, Advance
 from overt.linear.training import Rate, train
+from overt.noise import Dropout
 from overt.results import Certificate, DeepSolution, Trace
 
 RANDOM_STARTS = 2
@@ -90,9 +92,16 @@ class DeepLinearNetwork:
         """Return the expected squared error under dropout, exactly."""
         return grading.objective(self.effect, *self._checked(weights))
 
-    def certify(self, weights: Sequence[Any]) -> Certificate:
-        """Return how far the weights are from the global optimum."""
-        return grading.certificate(self.effect, *self._checked(weights))
+    @overload
+    def certify(self, weights: Sequence[Any], rigorous: Literal[False] = False) -> Certificate: ...
+    @overload
+    def certify(self, weights: Sequence[Any], rigorous: Literal[True]) -> Proof: ...
+    def certify(self, weights: Sequence[Any], rigorous: bool = False) -> Certificate | Proof:
+        """Return how far the weights are from the global optimum; with `rigorous`, as a proof."""
+        layers = self._checked(weights)
+        if rigorous:
+            return prove("deep", Dropout(self.drop_probs), layers, self.effect)
+        return grading.certificate(self.effect, *layers)
 
     @property
     def gap_condition(self) -> bool:
@@ -326,10 +335,7 @@ def _chains(m: Floats, q: int, damping: float, widths: Sequence[int]) -> list[Fl
 
 
 def _product(layers: Sequence[Floats]) -> Floats:
-    product = layers[0]
-    for W in layers[1:]:
-        product = W @ product
-    return product
+    return reduce(lambda before, W: W @ before, layers)
 
 
 def _chained(left: Floats, a: Floats, right: Floats, widths: Sequence[int]) -> list[Floats]:
@@ -338,8 +344,7 @@ def _chained(left: Floats, a: Floats, right: Floats, widths: Sequence[int]) -> l
     W_1 = Q_1' S^(1/2) Y', W_i = Q_i' Q_(i-1), W_(k+1) = W S^(1/2) Q_k, Q_i equalizing S at width
     d_i. Exact where one layer is noisy.
     """
-    unit = np.eye(len(a))
-    root = np.sqrt(a)
+    unit, root = np.eye(len(a)), np.sqrt(a)
     frames = [
         np.asarray(equalize.balanced_factors(unit, a, unit, d)[0]) / root[:, None] for d in widths
     ]

@@ -10,7 +10,9 @@ G = Y' / sqrt(n) for data.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,7 +29,8 @@ from overt.linear.whitening import Whitening
 class Regression(ABC):
     """E|y - A x|^2 for maps A = U V'.
 
-    `residual` is its least value, `scale` is E|y|^2, `input_variances` are diag(C).
+    `residual` is its least value, `scale` is E|y|^2, `input_variances` are diag(C); `given` are
+    the arrays that it was made from, where a proof may ask for them.
     """
 
     outputs: int
@@ -35,6 +38,7 @@ class Regression(ABC):
     residual: float
     scale: float
     input_variances: Floats
+    given: Mapping[str, Any] = MappingProxyType({})
 
     @abstractmethod
     def uncorrelated(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from overt._check import InputError
 from overt._types import Floats
 from overt.linear import grading
 from overt.linear.arguments import effect_of, regression, target_or_data
+from overt.linear.proofs import Proof, prove
 from overt.linear.training import Rate, train
 from overt.noise import Noise
 from overt.results import Certificate, Solution, Trace
@@ -77,12 +78,20 @@ class LinearNetwork:
         """Return E|y - U diag(z/mu) V'x|^2, exactly."""
         return grading.objective(self.effect, *self._checked(U, V))
 
-    def certify(self, U: Any, V: Any) -> Certificate:
+    @overload
+    def certify(self, U: Any, V: Any, rigorous: Literal[False] = False) -> Certificate: ...
+    @overload
+    def certify(self, U: Any, V: Any, rigorous: Literal[True]) -> Proof: ...
+    def certify(self, U: Any, V: Any, rigorous: bool = False) -> Certificate | Proof:
         """Return how far (U, V) is from the global optimum.
 
-        The objective is recomputed from the data; the lower bound holds for all weights.
+        The objective is recomputed from the data; the lower bound holds for all weights. With
+        `rigorous` both are proved in ball arithmetic (extra `proofs`), for a checker to read.
         """
-        return grading.certificate(self.effect, *self._checked(U, V))
+        U, V = self._checked(U, V)
+        if rigorous:
+            return prove("two-layer", self.noise, (U, V), self.effect)
+        return grading.certificate(self.effect, U, V)
 
     def solve(self) -> Solution:
         """Return the best factors that are known, and a certificate.

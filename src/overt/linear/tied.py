@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from overt.linear.arguments import regression, target_or_data
 from overt.linear.bounds import Leading, Relaxation, relax
 from overt.linear.descent import attains, refine
 from overt.linear.effect import NoiseEffect
+from overt.linear.proofs import Proof, prove
 from overt.linear.regression import DenseRegression
 from overt.linear.sampling import Advance, masks, on_rows
 from overt.linear.training import Rate, train
@@ -70,9 +71,16 @@ class TiedAutoencoder:
         """Return E|y - U diag(z/mu) U'x|^2, exactly."""
         return grading.objective(self.effect, self._checked(U))
 
-    def certify(self, U: Any) -> Certificate:
-        """Return how far U is from the global optimum."""
-        return grading.certificate(self.effect, self._checked(U))
+    @overload
+    def certify(self, U: Any, rigorous: Literal[False] = False) -> Certificate: ...
+    @overload
+    def certify(self, U: Any, rigorous: Literal[True]) -> Proof: ...
+    def certify(self, U: Any, rigorous: bool = False) -> Certificate | Proof:
+        """Return how far U is from the global optimum; with `rigorous`, as a proof."""
+        U = self._checked(U)
+        if rigorous:
+            return prove("tied", self.noise, (U,), self.effect)
+        return grading.certificate(self.effect, U)
 
     def solve(self) -> Solution:
         """Return the best U that is known, as a solution with V = U."""

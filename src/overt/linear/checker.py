@@ -1,0 +1,326 @@
+"""Check a proof file of overt in exact integer arithmetic: `python checker.py FILE`.
+
+This file stands alone: the standard library, no floating point, nothing from overt. It reads the
+problem, the weights, the claim and the witness, recomputes everything, and trusts none of it. The
+inequalities it relies on are derived in docs/howto/proofs.md. About 20 x 20 takes well under a
+second, 120 x 80 some seconds, 500 x 400 minutes. The exit code is 0 if the claim holds, else 1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from fractions import Fraction
+from itertools import pairwise
+from math import isqrt
+from operator import mul
+from pathlib import Path
+from typing import Any
+
+FORMAT = "overt proof 1"
+HEX = re.compile(r"(-?)0x([0-9a-f]+)(?:\.([0-9a-f]+))?p([+-]?[0-9]{1,5})")
+
+
+class RefusedError(Exception):
+    """The file does not prove what it claims."""
+
+
+def require(condition: bool, what: str) -> None:
+    """Refuse the file unless the condition holds."""
+    if not condition:
+        raise RefusedError(what)
+
+
+def parts(text: Any) -> tuple[int, int]:
+    """Return (mantissa, exponent) of a hexadecimal floating-point number of any length."""
+    match = HEX.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        raise RefusedError(f"not a hexadecimal number: {text!r}")
+    sign, whole, fraction, exponent = match.groups(default="")
+    return int(sign + whole + fraction, 16), int(exponent) - 4 * len(fraction)
+
+
+def number(text: Any) -> Fraction:
+    """Return the exact value of a hexadecimal number."""
+    mantissa, exponent = parts(text)
+    return mantissa * Fraction(2) ** exponent
+
+
+def root_above(x: Fraction) -> Fraction:
+    """Return a number that is at least the square root of x >= 0, to 400 bits."""
+    bits = 400 + max(0, (x.denominator.bit_length() - x.numerator.bit_length()) // 2 + 1)
+    scaled = -((-x.numerator << 2 * bits) // x.denominator)
+    return Fraction(isqrt(scaled - 1) + 1 if scaled else 0, 1 << bits)
+
+
+class Matrix:
+    """A matrix of integers times a power of two."""
+
+    def __init__(self, rows: Any, exponent: int) -> None:
+        self.rows, self.exponent = [tuple(row) for row in rows], exponent
+        self.shape = len(self.rows), len(self.rows[0])
+
+    @classmethod
+    def read(cls, rows: Any) -> Matrix:
+        """Return the exact matrix in the file."""
+        entries = [[parts(text) for text in row] for row in rows]
+        require({len(row) for row in entries} == {len(entries[0]) or 1}, "a misshapen matrix")
+        low = min(exponent for row in entries for _, exponent in row)
+        return cls([[m << (e - low) for m, e in row] for row in entries], low)
+
+    @property
+    def T(self) -> Matrix:
+        """The transpose."""
+        return Matrix(zip(*self.rows, strict=True), self.exponent)
+
+    @property
+    def diagonal(self) -> list[Fraction]:
+        """The diagonal, exactly."""
+        return [row[i] * Fraction(2) ** self.exponent for i, row in enumerate(self.rows)]
+
+    def __matmul__(self, other: Matrix) -> Matrix:
+        require(self.shape[1] == other.shape[0], "matrices whose shapes do not fit")
+        columns = list(zip(*other.rows, strict=True))
+        rows = [[sum(map(mul, row, column)) for column in columns] for row in self.rows]
+        return Matrix(rows, self.exponent + other.exponent)
+
+    def plus(self, other: Matrix, factor: int = 1) -> Matrix:
+        """Return self + factor * other."""
+        low = min(self.exponent, other.exponent)
+        a, b = 1 << (self.exponent - low), factor << (other.exponent - low)
+        pairs = zip(self.rows, other.rows, strict=True)
+        return Matrix([[a * x + b * y for x, y in zip(*r, strict=True)] for r in pairs], low)
+
+    def dot(self, other: Matrix) -> Fraction:
+        """Return the sum of the products of entries."""
+        require(self.shape == other.shape, "matrices whose shapes do not fit")
+        total = sum(sum(map(mul, *pair)) for pair in zip(self.rows, other.rows, strict=True))
+        return total * Fraction(2) ** (self.exponent + other.exponent)
+
+
+def identity(n: int) -> Matrix:
+    """Return the identity."""
+    return Matrix([[int(i == j) for j in range(n)] for i in range(n)], 0)
+
+
+def diagonal_part(A: Matrix) -> Matrix:
+    """Return A with zeros off its diagonal."""
+    rows = [[x * (i == j) for j, x in enumerate(row)] for i, row in enumerate(A.rows)]
+    return Matrix(rows, A.exponent)
+
+
+def distance(A: Matrix, B: Matrix) -> Fraction:
+    """Return at least |A - B|_F."""
+    E = A.plus(B, -1)
+    return root_above(E.dot(E))
+
+
+def eigenvalues_below(K: Matrix, X: Matrix) -> list[Fraction]:
+    """Return, decreasing, upper bounds on the positive eigenvalues of K: Ostrowski and Weyl."""
+    require(X.shape == K.shape, "a basis of the wrong size")
+    S = X.T @ (K @ X)
+    off, delta = distance(S, diagonal_part(S)), distance(X.T @ X, identity(X.shape[1]))
+    require(delta < 1, "a basis that is too far from orthogonal")
+    return sorted((max(x + off, Fraction(0)) / (1 - delta) for x in S.diagonal), reverse=True)
+
+
+class Problem:
+    """The objective of a proof file and its lower bound; everything times the number of samples."""
+
+    def __init__(self, file: dict[str, Any]) -> None:
+        given, self.network, self.witness = file["problem"], file["network"], file["witness"]
+        self.X = Matrix.read(given["X"]) if "X" in given else None
+        self.M = Matrix.read(given["target"]) if self.X is None else Matrix.read(given["Y"]).T
+        self.samples = 1 if self.X is None else self.X.shape[0]
+        C = given.get("second_moment")
+        self.C = None if C is None else Matrix.read(C)
+        require(self.X is None or self.C is None, "both data and a second moment")
+        require(self.C is None or self.C.rows == self.C.T.rows, "an unsymmetric second moment")
+        self.weights = weights = [Matrix.read(W) for W in file["weights"]]
+        count = {"two-layer": 2, "tied": 1, "deep": max(len(weights), 2)}[self.network]
+        require(len(weights) == count, "a wrong number of weights")
+        # The map is U V'; its rank is at most the width.
+        self.U, self.V, self.width = weights[0], weights[-1], weights[0].shape[1]
+        if self.network == "deep":
+            self.U, self.V = weights[1], weights[0].T
+            for W in weights[2:]:
+                self.U = W @ self.U
+            self.width = min(W.shape[0] for W in weights[:-1])
+        self._read_noise(**file["noise"])
+
+    def _read_noise(self, kind: str, drop_prob: list[str], block_size: int) -> None:
+        known = {"two-layer": ("dropout", "dropblock", "dropconnect"), "deep": ("dropout",)}
+        require(kind in known.get(self.network, ("dropout", "dropblock")), "an unknown noise")
+        self.kind, self.block, chances = kind, block_size, [number(text) for text in drop_prob]
+        units = len(self.weights) - 1 if self.network == "deep" else self.width
+        known_count = len(chances) == (units if kind == "dropout" else 1)
+        require(known_count and all(0 <= p < 1 for p in chances), "wrong drop probabilities")
+        self.strengths = [p / (1 - p) for p in chances]
+        blocks = type(block_size) is int and block_size > 0 and self.width % block_size == 0
+        require(blocks and (block_size == 1 or kind == "dropblock"), "a wrong block size")
+
+    def moment(self, V: Matrix) -> Matrix:
+        """Return V'C V, C = E[x x']."""
+        if self.X is not None:
+            return (self.X @ V).T @ (self.X @ V)
+        return V.T @ (V if self.C is None else self.C @ V)
+
+    def variances(self) -> Matrix:
+        """Return the diagonal part of C."""
+        C = self.C if self.C is not None else self.moment(identity(self.V.shape[0]))
+        return diagonal_part(C)
+
+    def objective(self) -> Fraction:
+        """Return E|y - A x|^2 plus what the noise adds, exactly."""
+        A = self.U @ (self.V if self.X is None else self.X @ self.V).T
+        R = self.M.plus(A, -1)
+        value = R.dot(R if self.C is None else R @ self.C)
+        if self.network == "deep":
+            return value + self._deep_penalty()
+        cost = Fraction(0)
+        G, b, masked = self.U.T @ self.U, self.block, self.kind == "dropconnect"
+        P = self.V.T @ (self.variances() @ self.V) if masked else self.moment(self.V)
+        for i, (g, p) in enumerate(zip(G.rows, P.rows, strict=True)):
+            block = slice(i - i % b, i - i % b + b)
+            lam = self.strengths[i if self.kind == "dropout" else 0]
+            cost += lam * sum(map(mul, g[block], p[block]))
+        return value + cost * Fraction(2) ** (G.exponent + P.exponent)
+
+    def _deep_penalty(self) -> Fraction:
+        """Second moments from layer to layer: T = S + lam diag(S), S = W T W'."""
+        S, divisor = self.moment(self.V), 1
+        plain = sum((self.U @ S @ self.U.T).diagonal)
+        for lam, W in zip(self.strengths, self.weights[1:], strict=True):
+            n, d = lam.numerator, lam.denominator
+            T = [[d * x + n * x * (i == j) for j, x in enumerate(r)] for i, r in enumerate(S.rows)]
+            S, divisor = W @ Matrix(T, S.exponent) @ W.T, divisor * d
+        return Fraction(sum(S.diagonal)) / divisor - plain
+
+    def bound(self) -> Fraction:
+        """Return a number that no weights of these shapes go below."""
+        if self.C is not None and self.witness.get("positive") is not None:
+            # Z'C Z strictly dominated by its positive diagonal proves C positive definite.
+            Z = Matrix.read(self.witness["positive"])
+            S = Z.T @ (self.C @ Z)
+            dominant = all(2 * row[i] > sum(map(abs, row)) for i, row in enumerate(S.rows))
+            require(dominant and Z.shape == S.shape, "a second moment not shown to be positive")
+        if "multiplier" in self.witness:
+            return self._operator_bound()
+        if self.kind == "dropconnect":
+            plain = self.X is None and (self.C is None or self.C.rows == diagonal_part(self.C).rows)
+            require(plain, "DropConnect with correlated inputs needs a multiplier")
+        s, (g, lam) = self._singular_values_below(), self._thresholds()
+        bound = self.M.dot(self.M if self.C is None else self.M @ self.C)
+        bound -= sum(max(x - y, Fraction(0)) ** 2 for x, y in zip(s, g, strict=False))
+        require(all(y == 0 for y, c in zip(g, lam, strict=True) if c == 0), "a cost without noise")
+        if self.kind == "dropblock":
+            top = sum(y * y for y in sorted(g)[-self.block :])
+            return bound - (top * self.width / self.block / lam[0] if top else 0)
+        return bound - sum(y * y / c for y, c in zip(g, lam, strict=True) if c)
+
+    def _thresholds(self) -> tuple[list[Fraction], list[Fraction]]:
+        """Return one dual threshold and one strength a unit, strengths increasing."""
+        g, d = [number(text) for text in self.witness["thresholds"]], self.width
+        lams = sorted(self.strengths) if self.kind == "dropout" else self.strengths * d
+        if self.network == "deep":
+            nu = Fraction(1)
+            for lam, W in zip(self.strengths, self.weights, strict=False):
+                nu *= 1 + lam / W.shape[0]
+            lams = [(nu - 1) * d] * d
+        require(len(g) == d and min(g) >= 0, "wrong thresholds")
+        ordered = all(x <= y for x, y in pairwise(g))
+        require(ordered or self.kind == "dropblock", "thresholds that decrease")
+        return g, lams
+
+    def _singular_values_below(self) -> list[Fraction]:
+        """Return upper bounds on the singular values of the target, or on eigenvalues if tied."""
+        M, basis = self.M, Matrix.read(self.witness["basis"])
+        if self.network == "tied" and self.C is None and self.X is None:
+            return [x / 2 for x in eigenvalues_below(M.plus(M.T), basis)]
+        shrink = Fraction(1)
+        if self.C is not None:
+            K = M @ (self.C @ M.T)
+        else:
+            if self.witness.get("inverse_root") is not None:
+                XR = self._spanning(Matrix.read(self.witness["inverse_root"]))
+                shrink, M = 1 - distance(XR.T @ XR, identity(XR.shape[1])), M @ XR
+                require(shrink > 0, "an inverse root that is too far from one")
+            K = M.T @ M if M.shape[1] <= M.shape[0] else M @ M.T
+        return [root_above(x / shrink) for x in eigenvalues_below(K, basis)]
+
+    def _spanning(self, R: Matrix) -> Matrix:
+        """Return X R, whose columns span those of X: as many, less the relations between them."""
+        if self.X is None:
+            raise RefusedError("an inverse root without data")
+        relations = self.witness.get("relations") or []
+        leads = {next((i for i, x in enumerate(z) if x), -1) for z in relations}
+        require(len(leads) == len(relations) and -1 not in leads, "dependent relations")
+        for z in relations:
+            whole = len(z) == self.X.shape[1] and all(type(x) is int for x in z)
+            holds = whole and not any(sum(map(mul, row, z)) for row in self.X.rows)
+            require(holds, "a relation that does not hold")
+        require(R.shape[1] >= self.X.shape[1] - len(relations), "an inverse root of low rank")
+        return self.X @ R
+
+    def _operator_bound(self) -> Fraction:
+        """DropConnect: 2 <Y C, M> - <Y C, Y> - lambda_max(Y C D^-1 C Y') d / lam."""
+        require(self.kind == "dropconnect", "a multiplier without DropConnect")
+        Y, lam = Matrix.read(self.witness["multiplier"]), self.strengths[0]
+        C = self.C if self.C is not None else identity(self.V.shape[0])
+        YC = Y @ (C if self.X is None else self.X)
+        flat = Y if self.X is not None else YC
+        bound = 2 * flat.dot(self.M) - flat.dot(Y)
+        pairs = zip(self.variances().diagonal, YC.T.rows, strict=True)
+        D = [d if any(y) else Fraction(1) for d, y in pairs]
+        require(min(D) > 0, "an input without variance that the multiplier uses")
+        high = max(D)
+        bits = 400 + max(0, high.numerator.bit_length() - high.denominator.bit_length())
+        above = [-(-(d.denominator << bits) // d.numerator) for d in D]  # 1/D, rounded up
+        K = Matrix([map(mul, y, above) for y in YC.rows], YC.exponent - bits) @ YC.T
+        top = eigenvalues_below(K, Matrix.read(self.witness["basis"]))[0]
+        require(lam > 0 or top == 0, "a cost without noise")
+        return bound - (top * self.width / lam if top else 0)
+
+
+def digest(file: dict[str, Any]) -> str:
+    """Return the checksum of everything but the checksum."""
+    content = {name: value for name, value in file.items() if name != "sha256"}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def check(file: dict[str, Any]) -> str:
+    """Return what the file proves, in one sentence; raise RefusedError if it does not."""
+    try:
+        require(file["format"] == FORMAT, "an unknown format")
+        require(file["sha256"] == digest(file), "a checksum that does not fit: it was changed")
+        above, below, gap = (number(file["claim"][name]) for name in ("at_most", "at_least", "gap"))
+        problem = Problem(file)
+        require(above - below <= gap, "a gap that is larger than claimed")
+        require(problem.objective() <= above * problem.samples, "an objective above the claim")
+        require(problem.bound() >= below * problem.samples, "a lower bound below the claim")
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError) as error:
+        raise RefusedError(f"not a proof file: {type(error).__name__} {error}") from None
+    unsure = problem.C is not None and problem.witness.get("positive") is None
+    return (
+        f"objective <= {float(above)!r}, every objective >= {float(below)!r}, difference <= "
+        f"{float(gap)!r} (rounded here)"
+        + (", provided that the second moment is positive semi-definite" if unsure else "")
+    )
+
+
+def main(paths: list[str]) -> int:
+    """Check each file and print the verdict."""
+    for path in paths:
+        try:
+            print(f"accepted: {path}: {check(json.loads(Path(path).read_text()))}")
+        except (RefusedError, OSError, ValueError) as error:
+            print(f"refused: {path}: {error}")
+            return 1
+    return 0 if paths else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
