@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from overt._html import Page
+from overt.experiments.base import canvas
 from overt.tour.torch_chapter import torch_chapter
 
 STEPS, BATCH = 300, 32
@@ -51,9 +52,7 @@ def _training(page: Page, seed: int) -> bool:
 
     torch.manual_seed(seed)
     x, y, x_test, y_test = _digits()
-    base = torch.nn.Sequential(
-        torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(256, 10)
-    )
+    base = _network(256, 0.5)
     target = functional.one_hot(y, 10).float()
     curves: dict[str, list[tuple[int, float]]] = {}
     models = {}
@@ -125,6 +124,12 @@ def _doubt(mean: Any, variance: Any, y: Any) -> tuple[float, float]:
     return float(ratio[right].median()), float(ratio[~right].median())
 
 
+def _network(width: int, drop_prob: float) -> Any:
+    from torch.nn import Dropout, Linear, ReLU, Sequential
+
+    return Sequential(Linear(64, width), ReLU(), Dropout(drop_prob), Linear(width, 10))
+
+
 def _digits() -> tuple[Any, Any, Any, Any]:
     import torch
     from sklearn.datasets import load_digits
@@ -137,10 +142,7 @@ def _digits() -> tuple[Any, Any, Any, Any]:
 
 
 def _picture(curves: dict[str, list[tuple[int, float]]], sampled: Any, exact: Any) -> Any:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8.4, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = canvas(8.4, 3.6, 1, 2)
     for (name, curve), color in zip(curves.items(), ("#d1751c", "#1f6f8b"), strict=True):
         left.plot(*zip(*curve, strict=True), color=color, label=name)
     left.set(xlabel="step", ylabel="dropout objective", yscale="log")
