@@ -21,6 +21,8 @@ SHARED = {
     "dropout_landscape": ("dropout-fig1", "dropout-fig2"),
     "structured": ("structured-fig1", "structured-fig3", "structured-fig5", "structured-fig6"),
     "thesis_completion": ("thesis-fig4-1", "thesis-table4-1"),
+    "thesis_deep": ("thesis-fig3-2", "thesis-fig3-3"),
+    "thesis_reflection": ("thesis-fig6-1", "thesis-fig6-2"),
     "thesis_subnetworks": ("thesis-fig5-2", "thesis-fig5-3"),
 }
 """Modules with several experiments; any other is named after its experiment's id."""

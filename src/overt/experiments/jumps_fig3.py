@@ -70,16 +70,9 @@ def plot(rows: list[Row]) -> Any:
     figure, axes = canvas(6.4, 4.2)
     for noisy in sorted({row["noisy_steps"] for row in rows}):
         line = sorted((r for r in rows if r["noisy_steps"] == noisy), key=lambda r: r["epsilon"])
-        x = [r["epsilon"] for r in line]
-        axes.errorbar(
-            x,
-            [r["mean"] for r in line],
-            yerr=[2 * r["standard_error"] for r in line],
-            marker="o",
-            ms=3,
-            capsize=2,
-            label=f"$t_0$ = {noisy}",
-        )
+        x, mean, se = ([r[key] for r in line] for key in ("epsilon", "mean", "standard_error"))
+        style = {"marker": "o", "ms": 3, "capsize": 2, "label": f"$t_0$ = {noisy}"}
+        axes.errorbar(x, mean, yerr=[2 * s for s in se], **style)
     axes.set(xlabel=r"$\epsilon$", ylabel="test error / that of zeros", ylim=(-0.03, 1.05))
     axes.legend(frameon=False, title=f"{rows[0]['seeds']} seeds, 2 s.e.")
     return figure

@@ -48,16 +48,10 @@ def measure(params: Params, seed: int) -> dict[str, Any]:
     curve: dict[str, list[float]] = {"times": [], "train": [], "test": [], "objective": []}
     method, drop_prob = params["method"], params["drop_prob"]
     model = DropoutCompletion(
-        params["width"],
-        drop_prob,
-        method=method,
-        max_sweeps=params["epochs"] if method == "sgd" else params["sweeps"],
-        tol=0.0,
-        learning_rate=params["learning_rate"],
-        batch_size=params["batch_size"],
-        seed=seed,
-        n_jobs=1,
-    )
+        params["width"], drop_prob, method=method,
+        max_sweeps=params["epochs"] if method == "sgd" else params["sweeps"], tol=0.0,
+        learning_rate=params["learning_rate"], batch_size=params["batch_size"], seed=seed, n_jobs=1,
+    )  # fmt: skip
     spent, last = 0.0, time.perf_counter()
 
     def watch(form: Any) -> None:

@@ -91,10 +91,9 @@ def _generalized_penalty(scale: int, rng: np.random.Generator) -> Evidence:
     m = correlated.multipliers(d, draws, rng)
     loss = ((Y - (m[:, None, :] * A) @ U.T) ** 2).sum(-1).mean(-1)
     added = loss - ((Y - A @ U.T) ** 2).sum(-1).mean()
+    detail = f"{draws} draws of correlated Gaussian noise on a ReLU layer, in s.e."
     return Evidence(
-        standard_errors(added, penalty.hidden(U, A, correlated)),
-        STANDARD_ERRORS,
-        f"{draws} draws of correlated Gaussian noise on a ReLU layer, in s.e.",
+        standard_errors(added, penalty.hidden(U, A, correlated)), STANDARD_ERRORS, detail
     )
 
 

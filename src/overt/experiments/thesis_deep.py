@@ -1,4 +1,4 @@
-"""Thesis, Figure 3-2: the spectrum of a deep linear network trained with dropout."""
+"""Thesis, Figures 3-2 and 3-3: deep linear networks with dropout: spectra and equalization."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from overt import equalize
+from overt.experiments._trajectories import log_steps, trajectory
 from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
 from overt.linear import DeepLinearNetwork, inverse_decay
 
 
-def run(params: Params, seed: int) -> dict[str, Any]:
+def run_spectra(params: Params, seed: int) -> dict[str, Any]:
     """Train with minibatches, and compare the spectrum with the envelope's and the best known."""
     rng, d, rank = np.random.default_rng(0), params["size"], params["rank"]
     N = rng.standard_normal((d, rank)) @ rng.standard_normal((rank, d)) / np.sqrt(d)
@@ -37,7 +39,7 @@ def run(params: Params, seed: int) -> dict[str, Any]:
     }
 
 
-def check(rows: list[Row]) -> Findings:
+def check_spectra(rows: list[Row]) -> Findings:
     """Check that spectra shrink and lose rank as dropout grows, unevenly, above the bound."""
     rows = sorted(rows, key=lambda row: row["drop_prob"])
     target = np.array(rows[0]["target"])
@@ -74,7 +76,7 @@ def check(rows: list[Row]) -> Findings:
     )
 
 
-def plot(rows: list[Row]) -> Any:
+def plot_spectra(rows: list[Row]) -> Any:
     """Draw target, trained, best known and envelope spectra."""
     from overt import spectral
     from overt.linear.plots import ACCENT, INK, QUIET
@@ -97,7 +99,71 @@ def plot(rows: list[Row]) -> Any:
     return figure
 
 
-EXPERIMENT = Experiment(
+def run_gaps(params: Params, seed: int) -> dict[str, Any]:
+    """Follow one run and record the equalization gap of every order."""
+    width, hidden = params["width"], params["hidden"]
+    rng = np.random.default_rng(seed)
+    target = np.random.default_rng(0).standard_normal((1, width))
+    net = DeepLinearNetwork(target, (width,) * hidden, params["drop_prob"])
+    start = [rng.standard_normal(shape) / np.sqrt(shape[1]) for shape in net.shapes]
+    grid = log_steps(params["steps"], 24)
+    rate = inverse_decay(params["rate"], params["steps"] / 4)
+    path = list(trajectory(net.train, start, grid, rate, 1000 * seed, batch_size=params["batch"]))
+    best = net.solve()
+    return {
+        "steps_seen": [step for step, _ in path],
+        "gaps": [[float(g) for g in equalize.equalization_gaps(w)] for _, w in path],
+        "objective": [net.objective(w) for _, w in path],
+        "optimum": best.objective,
+        "map_error": best.certificate.distance,
+        "solution_gaps": [float(g) for g in equalize.equalization_gaps(best.weights)],
+    }
+
+
+def check_gaps(rows: list[Row]) -> Findings:
+    """Check that the gaps of all orders go to zero and the objective to its optimum."""
+    gaps = np.array([row["gaps"] for row in rows])  # (runs, records, orders)
+    excess = np.array([row["objective"][-1] / row["optimum"] - 1 for row in rows])
+    first, last = gaps[:, 0].mean(axis=0), gaps[:, -1].mean(axis=0)
+    yield Finding(
+        "the equalization gap of every order goes to zero",
+        np.all(last <= 0.05 * np.maximum(first, 0.1)),
+        f"orders 1..{len(last)}: "
+        + ", ".join(f"{a:.2g} -> {b:.1e}" for a, b in zip(first, last, strict=True)),
+        "goes to 0",
+    )
+    yield Finding(
+        "the objective reaches the optimum (Corollary 1, corrected)",
+        np.all(excess >= -1e-9) and excess.mean() <= 0.02,
+        f"mean of {len(rows)} runs ends {excess.mean():.2%} above",
+    )
+    yield Finding(
+        "the exact solution is equalized",
+        np.abs([row["solution_gaps"] for row in rows]).max() <= 1e-12,
+        f"largest gap {np.abs([row['solution_gaps'] for row in rows]).max():.0e}",
+    )
+
+
+def plot_gaps(rows: list[Row]) -> Any:
+    """Draw the gap of every order with its spread over runs."""
+    from overt.linear.plots import draw_band
+
+    figure, axes = canvas(6, 4)
+    gaps = np.array([row["gaps"] for row in rows])
+    shades = ("#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08306b")
+    for order in range(gaps.shape[2]):
+        draw_band(
+            axes, rows[0]["steps_seen"], np.maximum(gaps[:, :, order], 1e-12),
+            shades[order % len(shades)], label=f"order {order + 1}",
+        )  # fmt: skip
+    axes.set_yscale("log")
+    axes.set_ylim(bottom=max(1e-8, float(np.abs(gaps[:, -1]).min()) / 10))
+    axes.set(xlabel="step", ylabel="equalization gap $R_l / LB_l - 1$")
+    axes.legend(frameon=False)
+    return figure
+
+
+FIG_3_2 = Experiment(
     id="thesis-fig3-2",
     title="Deep dropout shrinks and thresholds the spectrum",
     source="Thesis, Figure 3-2",
@@ -108,5 +174,19 @@ EXPERIMENT = Experiment(
         "full": grid(drop_prob=[0.0, 0.1, 0.2, 0.3, 0.4, 0.5], size=30, rank=10, hidden=2,
                      steps=6000, batch=1000, rate=0.05, seeds=50),
     },
-    run=run, check=check, plot=plot,
+    run=run_spectra, check=check_spectra, plot=plot_spectra,
+)  # fmt: skip
+
+FIG_3_3 = Experiment(
+    id="thesis-fig3-3",
+    title="Deep dropout equalizes",
+    source="Thesis, Figure 3-3",
+    claim="with one output, dropout converges to equalized networks, in every order",
+    grids={
+        "toy": grid(run=[0, 1], width=4, hidden=3, drop_prob=0.5, steps=8000, batch=50, rate=0.1),
+        "full": grid(run=list(range(50)), width=5, hidden=5, drop_prob=0.5, steps=10_000,
+                     batch=1000, rate=0.05),
+    },
+    run=run_gaps, check=check_gaps, plot=plot_gaps,
+    revision=2,
 )  # fmt: skip
