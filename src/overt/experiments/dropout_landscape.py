@@ -50,11 +50,8 @@ def check_landscape(rows: list[Row]) -> Findings:
         lowest = float(np.min(row["objective"]))
         excess = lowest - row["predicted_objective"]
         if lam == 0:
-            yield Finding(
-                "without dropout the minima form a circle of radius sqrt(2)",
-                _on_circle(row, spacing),
-                f"lowest grid value {lowest:.2g}",
-            )
+            yield Finding("without dropout the minima form a circle of radius sqrt(2)",
+                          _on_circle(row, spacing), f"lowest grid value {lowest:.2g}")  # fmt: skip
             continue
         corner, minima = row["predicted_corner"], np.array(row["minima"])
         expected = _corners(corner).T
@@ -151,13 +148,11 @@ def check_paths(rows: list[Row]) -> Findings:
     for row in rows:
         ends = np.abs([path[-1] for path in row["paths"]])
         excess = max(row["final"]) / row["optimum"] - 1
-        yield Finding(
-            f"lam = {row['strength']:g}: dropout ends at a global, equalized optimum",
-            excess <= 0.02 and np.abs(ends - row["corner"]).max() <= 0.1 * row["corner"],
-            f"|u_i| in {ends.min():.3f}..{ends.max():.3f}, exact {row['corner']:.3f}; "
-            f"objective {excess:.2%} above the optimum",
-            "converges, parallel to (+-1, +-1)",
-        )
+        yield Finding(f"lam = {row['strength']:g}: dropout ends at a global, equalized optimum",
+                      excess <= 0.02 and np.abs(ends - row["corner"]).max() <= 0.1 * row["corner"],
+                      f"|u_i| in {ends.min():.3f}..{ends.max():.3f}, exact {row['corner']:.3f}; "
+                      f"objective {excess:.2%} above the optimum",
+                      "converges, parallel to (+-1, +-1)")  # fmt: skip
 
 
 def plot_paths(rows: list[Row]) -> Any:

@@ -44,18 +44,11 @@ def check(rows: list[Row]) -> Findings:
         b["mean"] <= a["mean"] + 3 * (a["standard_error"] + b["standard_error"])
         for a, b in pairwise(hard)
     )
-    yield Finding(
-        "without a noisy phase the missing entry is not recovered",
-        min(still) > 0.3,
-        f"mean relative error {min(still):.2f} to {max(still):.2f}",
-        "fails even for epsilon = 1",
-    )
-    yield Finding(
-        f"{first} noisy steps are enough for epsilon >= .25",
-        max(easy) < 0.05,
-        f"mean relative error at most {max(easy):.3f}",
-        "recovered",
-    )
+    yield Finding("without a noisy phase the missing entry is not recovered", min(still) > 0.3,
+                  f"mean relative error {min(still):.2f} to {max(still):.2f}",
+                  "fails even for epsilon = 1")  # fmt: skip
+    yield Finding(f"{first} noisy steps are enough for epsilon >= .25", max(easy) < 0.05,
+                  f"mean relative error at most {max(easy):.3f}", "recovered")  # fmt: skip
     yield Finding(
         "epsilon = .1 needs a longer noisy phase",
         falls and hard[-1]["mean"] < 0.5 * hard[0]["mean"],

@@ -93,12 +93,9 @@ def check_curves(rows: list[Row]) -> Findings:
         train = [row["train"][-1] for row in chosen]
         gap = [row["test"][-1] - row["train"][-1] for row in chosen]
         shown = ", ".join(f"{r['drop_prob']:g}: {g:.3f}" for r, g in zip(chosen, gap, strict=True))
-        yield Finding(
-            f"{method}: more dropout, larger training error and smaller gap",
-            train == sorted(train) and gap == sorted(gap, reverse=True),
-            f"gap {shown}",
-            "ordered by drop probability",
-        )
+        yield Finding(f"{method}: more dropout, larger training error and smaller gap",
+                      train == sorted(train) and gap == sorted(gap, reverse=True), f"gap {shown}",
+                      "ordered by drop probability")  # fmt: skip
     for drop_prob in sorted({row["drop_prob"] for row in rows} - {0.0}):
         exact, sgd = (
             next(r for r in rows if r["method"] == m and r["drop_prob"] == drop_prob)
@@ -184,20 +181,16 @@ def check_table(rows: list[Row]) -> Findings:
         for w in widths
         for p in probs
     ]
-    yield Finding(
-        "alternating minimization's objective is never above SGD's",
-        max(gaps) <= 1 + 1e-6,
-        f"largest ratio {max(gaps):.4f} over {len(gaps)} cells",
-    )
+    yield Finding("alternating minimization's objective is never above SGD's",
+                  max(gaps) <= 1 + 1e-6,
+                  f"largest ratio {max(gaps):.4f} over {len(gaps)} cells")  # fmt: skip
     best = [
         probs[int(np.argmin([cell["alternating", w, p]["last"] for p in probs]))] for w in widths
     ]
-    yield Finding(
-        "the best drop probability does not fall as the width grows",
-        best == sorted(best),
-        ", ".join(f"{w}: {p:g}" for w, p in zip(widths, best, strict=True)),
-        ".1 at width 30, .4 at 190",
-    )
+    yield Finding("the best drop probability does not fall as the width grows",
+                  best == sorted(best),
+                  ", ".join(f"{w}: {p:g}" for w, p in zip(widths, best, strict=True)),
+                  ".1 at width 30, .4 at 190")  # fmt: skip
 
 
 def plot_table(rows: list[Row]) -> Any:

@@ -51,24 +51,15 @@ def check_spectra(rows: list[Row]) -> Findings:
     uneven = max(float(np.ptp(values) / values.mean()) for values in shrinkage)
     low = min(min(row["objective"]) / row["bound"] for row in rows if row["bound"] > 0)
     close = max(np.mean(row["objective"]) / row["best"] - 1 for row in rows if row["drop_prob"])
-    yield Finding(
-        "a higher drop probability shrinks the spectrum",
-        np.all(np.diff(nuclear) < 0),
-        "nuclear norms " + ", ".join(f"{value:.2f}" for value in nuclear),
-        "shrinks",
-    )
-    yield Finding(
-        "a higher drop probability thresholds the rank",
-        np.all(np.diff(rank) <= 0) and rank[-1] < rank[0],
-        "ranks " + ", ".join(map(str, rank)),
-        "smaller rank",
-    )
-    yield Finding(
-        "the shrinkage is not uniform over the kept values",
-        uneven > 0.1,
-        f"differs by up to {uneven:.0%} of its mean",
-        "more sophisticated than nuclear-norm shrinkage",
-    )
+    yield Finding("a higher drop probability shrinks the spectrum", np.all(np.diff(nuclear) < 0),
+                  "nuclear norms " + ", ".join(f"{value:.2f}" for value in nuclear),
+                  "shrinks")  # fmt: skip
+    yield Finding("a higher drop probability thresholds the rank",
+                  np.all(np.diff(rank) <= 0) and rank[-1] < rank[0],
+                  "ranks " + ", ".join(map(str, rank)), "smaller rank")  # fmt: skip
+    yield Finding("the shrinkage is not uniform over the kept values", uneven > 0.1,
+                  f"differs by up to {uneven:.0%} of its mean",
+                  "more sophisticated than nuclear-norm shrinkage")  # fmt: skip
     yield Finding(
         "training stays above the proved bound and reaches the best solution known",
         low >= 1 - 1e-9 and close <= 0.05,
@@ -125,18 +116,14 @@ def check_gaps(rows: list[Row]) -> Findings:
     gaps = np.array([row["gaps"] for row in rows])  # (runs, records, orders)
     excess = np.array([row["objective"][-1] / row["optimum"] - 1 for row in rows])
     first, last = gaps[:, 0].mean(axis=0), gaps[:, -1].mean(axis=0)
-    yield Finding(
-        "the equalization gap of every order goes to zero",
-        np.all(last <= 0.05 * np.maximum(first, 0.1)),
-        f"orders 1..{len(last)}: "
-        + ", ".join(f"{a:.2g} -> {b:.1e}" for a, b in zip(first, last, strict=True)),
-        "goes to 0",
-    )
-    yield Finding(
-        "the objective reaches the optimum (Corollary 1, corrected)",
-        np.all(excess >= -1e-9) and excess.mean() <= 0.02,
-        f"mean of {len(rows)} runs ends {excess.mean():.2%} above",
-    )
+    yield Finding("the equalization gap of every order goes to zero",
+                  np.all(last <= 0.05 * np.maximum(first, 0.1)),
+                  f"orders 1..{len(last)}: "
+                  + ", ".join(f"{a:.2g} -> {b:.1e}" for a, b in zip(first, last, strict=True)),
+                  "goes to 0")  # fmt: skip
+    yield Finding("the objective reaches the optimum (Corollary 1, corrected)",
+                  np.all(excess >= -1e-9) and excess.mean() <= 0.02,
+                  f"mean of {len(rows)} runs ends {excess.mean():.2%} above")  # fmt: skip
     yield Finding(
         "the exact solution is equalized",
         np.abs([row["solution_gaps"] for row in rows]).max() <= 1e-12,

@@ -112,12 +112,10 @@ def check_search(rows: list[Row]) -> Findings:
             yield Finding("by the pairwise reflected loss all flips come first",
                           row["hits"] == first, str(row["hits"]), str(first))  # fmt: skip
     ce, pairwise = counts["cross-entropy"], counts["reflected, pairwise"]
-    yield Finding(
-        "the reflected loss ranks attacks better than cross-entropy",
-        all(p >= c for p, c in zip(pairwise, ce, strict=True)) and pairwise[-1] > ce[-1],
-        f"{pairwise} against {ce}, of {rows[0]['flips']} flips on the grid",
-        "Figure 6-2, bars",
-    )
+    yield Finding("the reflected loss ranks attacks better than cross-entropy",
+                  all(p >= c for p, c in zip(pairwise, ce, strict=True)) and pairwise[-1] > ce[-1],
+                  f"{pairwise} against {ce}, of {rows[0]['flips']} flips on the grid",
+                  "Figure 6-2, bars")  # fmt: skip
 
 
 def plot_search(rows: list[Row]) -> Any:
