@@ -114,6 +114,5 @@ EXPERIMENT = Experiment(
         "full": grid(strength=[0.1, 0.5, 1.0], width=[20, 80], outputs=120, inputs=80,
                      steps=400_000, seeds=50),
     },
-    run=run, check=check, plot=plot,
-    revision=2,
+    run=run, check=check, plot=plot, revision=2,
 )  # fmt: skip

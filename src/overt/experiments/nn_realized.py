@@ -156,6 +156,5 @@ EXPERIMENT = Experiment(
         "toy": grid(block_size=[4, 7], drop_prob=[0.1, 0.5], batches=6),
         "full": grid(block_size=[3, 4, 7], drop_prob=[0.1, 0.2, 0.25, 0.5], batches=60),
     },
-    run=run, check=check, plot=plot,
-    needs={"torch": "torch"},
+    run=run, check=check, plot=plot, needs={"torch": "torch"},
 )  # fmt: skip

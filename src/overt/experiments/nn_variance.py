@@ -136,6 +136,5 @@ EXPERIMENT = Experiment(
         "toy": grid(hidden=[1, 3], drop_prob=0.2, width=32, steps=150, passes=2000),
         "full": grid(hidden=[1, 2, 3], drop_prob=[0.1, 0.3], width=100, steps=300, passes=20_000),
     },
-    run=run, check=check, plot=plot,
-    needs={"torch": "torch"},
+    run=run, check=check, plot=plot, needs={"torch": "torch"},
 )  # fmt: skip

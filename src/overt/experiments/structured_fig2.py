@@ -159,6 +159,5 @@ EXPERIMENT = Experiment(
         "full": grid(data=["mnist", "cifar10"], drop_prob=0.5, samples=1000, blocks=[[3, 4, 6, 3]],
                      width=64, steps=2000, rate=1e-3),
     },
-    run=run, check=check, plot=plot,
-    needs={"torch": "torch", "matplotlib": "plots"},
+    run=run, check=check, plot=plot, needs={"torch": "torch", "matplotlib": "plots"},
 )  # fmt: skip

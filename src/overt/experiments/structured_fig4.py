@@ -107,6 +107,5 @@ EXPERIMENT = Experiment(
         "full": grid(variant=_VARIANTS, drop_prob=0.5, block_size=5, width=50, inputs=100,
                      outputs=80, samples=1000, steps=100_000, rate=0.012),
     },
-    run=run, check=check, plot=plot,
-    revision=2,
+    run=run, check=check, plot=plot, revision=2,
 )  # fmt: skip

@@ -174,6 +174,5 @@ FIG_3_3 = Experiment(
         "full": grid(run=list(range(50)), width=5, hidden=5, drop_prob=0.5, steps=10_000,
                      batch=1000, rate=0.05),
     },
-    run=run_gaps, check=check_gaps, plot=plot_gaps,
-    revision=2,
+    run=run_gaps, check=check_gaps, plot=plot_gaps, revision=2,
 )  # fmt: skip

@@ -116,6 +116,5 @@ EXPERIMENT = Experiment(
                      steps=[2, 4, 16, 32], test_radius=8, epochs=20, width=16, stride=1, points=870,
                      run=0),
     },
-    run=run, check=check, plot=plot,
-    needs={"torch": "torch", "matplotlib": "plots"},
+    run=run, check=check, plot=plot, needs={"torch": "torch", "matplotlib": "plots"},
 )  # fmt: skip
