@@ -244,8 +244,7 @@ def _timed(call) -> float:  # type: ignore[no-untyped-def]
 
 def against_sgd() -> Table:
     """How long SGD takes to come within 1 per cent of the alternating solver's objective."""
-    from overt.experiments._completion import measure
-    from overt.experiments.thesis_fig4_1 import sgd_time, time_ratio
+    from overt.experiments.thesis_completion import measure, sgd_time, time_ratio
 
     table = Table(
         "Completion: alternating minimization against SGD with dropout, one thread",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,11 @@ class Page:
             f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
             f"<tbody>{lines}</tbody></table></div>"
         )
+
+    def claims(self, claims: Mapping[str, bool]) -> bool:
+        """Add a table of claims with their verdicts; return whether all hold."""
+        self.table(("claim", "verdict"), list(claims.items()))
+        return all(claims.values())
 
     def figure(self, figure: Any, caption: str) -> None:
         """Add a matplotlib figure as an embedded picture."""

@@ -6,7 +6,7 @@ from importlib import import_module
 import numpy as np
 import pytest
 
-from overt import datasets, theorems
+from overt import datasets, experiments, theorems
 from overt._html import Page
 from overt.completion import DropoutCompletion
 from overt.experiments.runner import run
@@ -97,9 +97,9 @@ def test_statements_hold(name):
     assert verdict.verdict == "holds", verdict
 
 
-@pytest.mark.parametrize("name", ["thesis_table4_1", "thesis_fig4_1"])
+@pytest.mark.parametrize("name", ["thesis-table4-1", "thesis-fig4-1"])
 def test_experiments_at_toy_size(name):
-    experiment = import_module(f"overt.experiments.{name}").EXPERIMENT
+    experiment = experiments.find(name)
     rows = run(experiment, size="toy")
     assert [f.claim for f in experiment.check(rows) if not f.holds] == []
     assert experiment.plot(rows).axes

@@ -1,22 +1,22 @@
 """The experiments at toy size, the theorems and the tour's chapter."""
 
 import copy
-from importlib import import_module
 
 import pytest
 
 import overt.theorems.relu
+from overt import experiments
 from overt._html import Page
 from overt.experiments.runner import run
 from overt.theorems.base import registered, verify
 from overt.tour.relu import chapter
 
-NAMES = ("thesis_fig4_2", "thesis_fig5_2", "thesis_fig5_3")
+NAMES = ("thesis-fig4-2", "thesis-fig5-2", "thesis-fig5-3")
 
 
 @pytest.fixture(scope="module", params=NAMES)
 def finished(request):
-    experiment = import_module(f"overt.experiments.{request.param}").EXPERIMENT
+    experiment = experiments.find(request.param)
     return experiment, run(experiment, size="toy")
 
 

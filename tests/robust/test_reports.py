@@ -1,6 +1,5 @@
 """Experiments at toy size, statements, the tour's chapter and the command."""
 
-import importlib
 import json
 
 import numpy as np
@@ -9,7 +8,7 @@ from robust_cases import blobs
 from typer.testing import CliRunner
 
 import overt.theorems.robust as statements
-from overt import InputError
+from overt import InputError, experiments
 from overt._html import Page
 from overt.cli.base import app
 from overt.experiments import runner
@@ -29,8 +28,7 @@ EXPERIMENTS = [
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_experiments_support_their_claims(name):
     pytest.importorskip("matplotlib")
-    module = importlib.import_module(f"overt.experiments.{name.replace('-', '_')}")
-    experiment = module.EXPERIMENT
+    experiment = experiments.find(name)
     assert experiment.id == name
     rows = runner.run(experiment, size="toy")
     findings = experiment.check(rows)

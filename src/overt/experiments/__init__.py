@@ -9,44 +9,23 @@ from overt.experiments.base import Experiment, Finding
 from overt.experiments.runner import report, run
 
 IDS = (
-    "dropout-fig1",
-    "dropout-fig2",
-    "dropout-fig3",
-    "structured-fig1",
-    "structured-fig2",
-    "structured-fig3",
-    "structured-fig4",
-    "structured-fig5",
-    "structured-fig6",
-    "thesis-fig3-2",
-    "thesis-fig3-3",
-    "thesis-fig4-1",
-    "thesis-table4-1",
-    "thesis-fig4-2",
-    "thesis-fig5-2",
-    "thesis-fig5-3",
-    "thesis-fig6-1",
-    "thesis-fig6-2",
-    "thesis-table6-1",
-    "thesis-table6-2",
-    "jumps-fig1",
-    "jumps-fig2",
-    "jumps-fig3",
-    "jumps-fig4",
-    "jumps-minima",
-    "jumps-phase",
-    "nn-realized",
-    "nn-variance",
-    "robust-greedy",
-    "robust-scaling",
-)
+    "dropout-fig1", "dropout-fig2", "dropout-fig3",
+    "structured-fig1", "structured-fig2", "structured-fig3", "structured-fig4", "structured-fig5",
+    "structured-fig6", "thesis-fig3-2", "thesis-fig3-3", "thesis-fig4-1", "thesis-table4-1",
+    "thesis-fig4-2", "thesis-fig5-2", "thesis-fig5-3", "thesis-fig6-1", "thesis-fig6-2",
+    "thesis-table6-1", "thesis-table6-2",
+    "jumps-fig1", "jumps-fig2", "jumps-fig3", "jumps-fig4", "jumps-minima", "jumps-phase",
+    "nn-realized", "nn-variance", "robust-greedy", "robust-scaling",
+)  # fmt: skip
 SHARED = {
-    "structured-fig1": "structured",
-    "structured-fig3": "structured",
-    "structured-fig5": "structured",
-    "structured-fig6": "structured",
+    "dropout_landscape": ("dropout-fig1", "dropout-fig2"),
+    "structured": ("structured-fig1", "structured-fig3", "structured-fig5", "structured-fig6"),
+    "thesis_completion": ("thesis-fig4-1", "thesis-table4-1"),
+    "thesis_deep": ("thesis-fig3-2", "thesis-fig3-3"),
+    "thesis_reflection": ("thesis-fig6-1", "thesis-fig6-2"),
+    "thesis_subnetworks": ("thesis-fig5-2", "thesis-fig5-3"),
 }
-"""Modules of experiments that share one; the others' are named after their id."""
+"""Modules with several experiments; any other is named after its experiment's id."""
 
 __all__ = ["IDS", "Experiment", "Finding", "find", "report", "run"]
 
@@ -55,6 +34,7 @@ def find(experiment_id: str) -> Experiment:
     """Return the experiment with this id."""
     if experiment_id not in IDS:
         raise InputError(f"unknown experiment {experiment_id!r}; known are {', '.join(IDS)}")
-    name = SHARED.get(experiment_id, experiment_id.replace("-", "_"))
+    own = experiment_id.replace("-", "_")
+    name = next((module for module, ids in SHARED.items() if experiment_id in ids), own)
     found = vars(import_module(f"overt.experiments.{name}")).values()
     return next(e for e in found if isinstance(e, Experiment) and e.id == experiment_id)

@@ -59,12 +59,10 @@ def check(rows: list[Row]) -> Findings:
     for width in sorted({row["width"] for row in rows}):
         settings = sorted((r for r in rows if r["width"] == width), key=lambda r: r["strength"])
         steps = [_balanced_after(row) for row in settings]
-        yield Finding(
-            f"width {width}: the larger lam, the sooner the units are balanced",
-            steps[0] > steps[-1],
-            "a tenth of the peak imbalance after " + ", ".join(f"{n:,}" for n in steps),
-            "faster for larger lam",
-        )
+        yield Finding(f"width {width}: the larger lam, the sooner the units are balanced",
+                      steps[0] > steps[-1],
+                      "a tenth of the peak imbalance after " + ", ".join(f"{n:,}" for n in steps),
+                      "faster for larger lam")  # fmt: skip
 
 
 def _balanced_after(row: Row) -> int:
@@ -116,6 +114,5 @@ EXPERIMENT = Experiment(
         "full": grid(strength=[0.1, 0.5, 1.0], width=[20, 80], outputs=120, inputs=80,
                      steps=400_000, seeds=50),
     },
-    run=run, check=check, plot=plot,
-    revision=2,
+    run=run, check=check, plot=plot, revision=2,
 )  # fmt: skip

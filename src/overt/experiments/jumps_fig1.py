@@ -7,15 +7,7 @@ from typing import Any
 import numpy as np
 
 from overt.decay import jumps, minima, simulate, two_by_two
-from overt.experiments._jumps import (
-    SOURCE,
-    WARM_UP,
-    WIDTH,
-    ratio_panel,
-    schedule,
-    summary,
-    survival_panel,
-)
+from overt.experiments import _jumps
 from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
 
 DEPTH, EPSILON = 3, 0.25
@@ -28,28 +20,22 @@ QUIET = (10_000, 0.02, 0.001)
 def run(params: Params, seed: int) -> dict[str, Any]:
     """Run the noisy path for many seeds, and quiet offshoots from some of its points."""
     problem, steps = two_by_two(EPSILON), params["steps"]
-    path = schedule(WARM_UP, (steps - WARM_UP[0], 0.2, 0.1))
-    found = jumps(problem, DEPTH, WIDTH, path, params["seeds"], records=50, seed=seed)
+    path = _jumps.schedule(_jumps.WARM_UP, (steps - _jumps.WARM_UP[0], 0.2, 0.1))
+    found = jumps(problem, DEPTH, _jumps.WIDTH, path, params["seeds"], records=50, seed=seed)
     offshoots = []
     for start in params["offshoots"]:
         count = 6
-        prefix = schedule(WARM_UP, (start - WARM_UP[0], 0.2, 0.1))
-        at = simulate(problem, DEPTH, WIDTH, prefix, count, records=[start], seed=seed)
-        quiet = simulate(
-            problem, DEPTH, WIDTH, schedule(QUIET), count, at.weights, 500, seed=seed + 1
-        )
+        prefix = _jumps.schedule(_jumps.WARM_UP, (start - _jumps.WARM_UP[0], 0.2, 0.1))
+        at = simulate(problem, DEPTH, _jumps.WIDTH, prefix, count, records=[start], seed=seed)
+        path = _jumps.schedule(QUIET)
+        quiet = simulate(problem, DEPTH, _jumps.WIDTH, path, count, at.weights, 500, seed=seed + 1)
         offshoots += [
-            {
-                "start": start,
-                "run": k,
-                "ratio": float(at.ratio[k, -1]),
-                "steps": (start + quiet.steps).tolist(),
-                "missing": quiet.missing[k, :, 0].tolist(),
-            }
+            {"start": start, "run": k, "ratio": float(at.ratio[k, -1]),
+             "steps": (start + quiet.steps).tolist(), "missing": quiet.missing[k, :, 0].tolist()}
             for k in range(count)
-        ]
+        ]  # fmt: skip
     lowest = {m.rank: float(m.matrix[0, 1]) for m in minima(problem, DEPTH, 0.00025)}
-    return {**summary(found, shown=6), "branches": offshoots, "minimum": lowest[1]}
+    return {**_jumps.summary(found, shown=6), "branches": offshoots, "minimum": lowest[1]}
 
 
 def check(rows: list[Row]) -> Findings:
@@ -62,40 +48,30 @@ def check(rows: list[Row]) -> Findings:
         share = float(np.mean((step >= 0) & (step <= when)))
         k = int(np.searchsorted(row["grid"], when))
         least, most = 1 - row["upper"][k], 1 - row["lower"][k]
-        yield Finding(
-            f"share of runs that have jumped by step {when}",
-            least <= high and low <= most,
-            f"{share:.2f} of {n} (95%: {least:.2f} to {most:.2f})",
-            f"about {low:g}" + (f" to {high:g}" if high > low else ""),
-        )
-    yield Finding(
-        "a run whose s2/s1 was below .02 does not come back above .05",
-        row["returned"] == 0,
-        f"{row['returned']} of {row['below']} came back",
-        "probability 0",
-    )
+        yield Finding(f"share of runs that have jumped by step {when}",
+                      least <= high and low <= most,
+                      f"{share:.2f} of {n} (95%: {least:.2f} to {most:.2f})",
+                      f"about {low:g}" + (f" to {high:g}" if high > low else ""))  # fmt: skip
+    yield Finding("a run whose s2/s1 was below .02 does not come back above .05",
+                  row["returned"] == 0, f"{row['returned']} of {row['below']} came back",
+                  "probability 0")  # fmt: skip
     final = [(b["ratio"], b["missing"][-1]) for b in row["branches"]]
     before = [x for ratio, x in final if ratio >= 0.05]
     after = [x for ratio, x in final if ratio < 0.02]
     # Runs at ratios of .05 to .1 are in the middle of the jump and may end on either side.
     stuck = [x for ratio, x in final if ratio >= 0.1]
-    yield Finding(
-        "offshoots before the jump fail to fill in the missing entry",
-        bool(stuck) and max(stuck) < 0.5 * row["minimum"],
-        f"{len(before)} offshoots, A12 {min(before):.2f} to {max(before):.2f}"
-        if before
-        else "none started before a jump",
-        "not 1/epsilon = 4",
-    )
-    yield Finding(
-        "offshoots after the jump find the rank-1 minimum",
-        bool(after) and max(abs(x - row["minimum"]) for x in after) < 0.1,
-        f"{len(after)} offshoots, A12 {min(after):.2f} to {max(after):.2f}; the minimum has "
-        f"{row['minimum']:.3f}"
-        if after
-        else "none started after a jump",
-        "close to 1/epsilon = 4",
-    )
+    yield Finding("offshoots before the jump fail to fill in the missing entry",
+                  bool(stuck) and max(stuck) < 0.5 * row["minimum"],
+                  _range(before) or "none started before a jump",
+                  "not 1/epsilon = 4")  # fmt: skip
+    found = after and f"{_range(after)}; the minimum has {row['minimum']:.3f}"
+    yield Finding("offshoots after the jump find the rank-1 minimum",
+                  bool(after) and max(abs(x - row["minimum"]) for x in after) < 0.1,
+                  found or "none started after a jump", "close to 1/epsilon = 4")  # fmt: skip
+
+
+def _range(ends: list[float]) -> str:
+    return f"{len(ends)} offshoots, A12 {min(ends):.2f} to {max(ends):.2f}" if ends else ""
 
 
 def plot(rows: list[Row]) -> Any:
@@ -110,8 +86,8 @@ def plot(rows: list[Row]) -> Any:
     path.axhline(1 / EPSILON, color="black", ls=":", lw=1, label="rank 1, no decay")
     path.set_ylabel("missing entry")
     path.legend(frameon=False, fontsize=8)
-    ratio_panel(ratio, row, shown=shown)
-    survival_panel(share, row, f"{len(row['jump_step'])} seeds, 95% band", "firebrick")
+    _jumps.ratio_panel(ratio, row, shown=shown)
+    _jumps.survival_panel(share, row, f"{len(row['jump_step'])} seeds, 95% band", "firebrick")
     share.legend(frameon=False, fontsize=8)
     for axes in (path, ratio, share):
         axes.set_xlim(0, row["grid"][-1])
@@ -121,7 +97,7 @@ def plot(rows: list[Row]) -> Any:
 EXPERIMENT = Experiment(
     id="jumps-fig1",
     title="A jump from rank 2 to rank 1, and offshoots before and after it",
-    source=f"{SOURCE}, Figure 1",
+    source=f"{_jumps.SOURCE}, Figure 1",
     claim="noisy SGD jumps to rank 1 for good; only after that does quiet SGD find the rank-1 fit",
     grids={
         "toy": grid(seeds=16, steps=6000, offshoots=[[1000, 6000]]),

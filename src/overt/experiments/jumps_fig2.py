@@ -7,35 +7,25 @@ from typing import Any
 import numpy as np
 
 from overt.decay import jumps, two_by_two
-from overt.experiments._jumps import (
-    SOURCE,
-    WARM_UP,
-    WIDTH,
-    jumped,
-    schedule,
-    summary,
-    survival_panel,
-)
+from overt.experiments import _jumps
 from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
 
 EPSILON = 0.1
-PHASES = (WARM_UP, (4500, 0.25, 0.1), (5000, 0.05, 0.001))
+PHASES = (_jumps.WARM_UP, (4500, 0.25, 0.1), (5000, 0.05, 0.001))
 COLORS = {3: "tab:blue", 4: "tab:red"}
 
 
 def run(params: Params, seed: int) -> dict[str, Any]:
     """Run one depth for many seeds."""
-    problem = two_by_two(EPSILON)
-    found = jumps(
-        problem, params["depth"], WIDTH, schedule(*PHASES), params["seeds"], records=20, seed=seed
-    )
-    return summary(found, shown=5)
+    given = (two_by_two(EPSILON), params["depth"], _jumps.WIDTH, _jumps.schedule(*PHASES))
+    found = jumps(*given, params["seeds"], records=20, seed=seed)
+    return _jumps.summary(found, shown=5)
 
 
 def check(rows: list[Row]) -> Findings:
     """Check how many runs of each depth jump, and when."""
     for row in rows:
-        count, n = jumped(row), len(row["jump_step"])
+        count, n = _jumps.jumped(row), len(row["jump_step"])
         shallow = row["depth"] == 3
         steps = np.array(row["jump_step"])
         when = f", median step {np.median(steps[steps >= 0]):.0f}" if count else ""
@@ -56,7 +46,7 @@ def plot(rows: list[Row]) -> Any:
             label = f"depth {row['depth']}" if k == 0 else None
             curves.plot(row["grid"], curve, color=color, lw=0.7, label=label)
         name = f"depth {row['depth']}, {len(row['jump_step'])} seeds, 95% band"
-        survival_panel(share, row, name, color)
+        _jumps.survival_panel(share, row, name, color)
     curves.axhline(1 / EPSILON, color="black", ls=":", lw=1)
     curves.set_ylabel("missing entry")
     for axes in (curves, share):
@@ -68,7 +58,7 @@ def plot(rows: list[Row]) -> Any:
 EXPERIMENT = Experiment(
     id="jumps-fig2",
     title="Depth makes jumps more likely",
-    source=f"{SOURCE}, Figure 2",
+    source=f"{_jumps.SOURCE}, Figure 2",
     claim="networks of depth 4 jump to rank 1 within the noisy phase, those of depth 3 do not",
     grids={
         "toy": grid(depth=[3, 4], seeds=8),

@@ -44,18 +44,11 @@ def check(rows: list[Row]) -> Findings:
         b["mean"] <= a["mean"] + 3 * (a["standard_error"] + b["standard_error"])
         for a, b in pairwise(hard)
     )
-    yield Finding(
-        "without a noisy phase the missing entry is not recovered",
-        min(still) > 0.3,
-        f"mean relative error {min(still):.2f} to {max(still):.2f}",
-        "fails even for epsilon = 1",
-    )
-    yield Finding(
-        f"{first} noisy steps are enough for epsilon >= .25",
-        max(easy) < 0.05,
-        f"mean relative error at most {max(easy):.3f}",
-        "recovered",
-    )
+    yield Finding("without a noisy phase the missing entry is not recovered", min(still) > 0.3,
+                  f"mean relative error {min(still):.2f} to {max(still):.2f}",
+                  "fails even for epsilon = 1")  # fmt: skip
+    yield Finding(f"{first} noisy steps are enough for epsilon >= .25", max(easy) < 0.05,
+                  f"mean relative error at most {max(easy):.3f}", "recovered")  # fmt: skip
     yield Finding(
         "epsilon = .1 needs a longer noisy phase",
         falls and hard[-1]["mean"] < 0.5 * hard[0]["mean"],
@@ -70,16 +63,9 @@ def plot(rows: list[Row]) -> Any:
     figure, axes = canvas(6.4, 4.2)
     for noisy in sorted({row["noisy_steps"] for row in rows}):
         line = sorted((r for r in rows if r["noisy_steps"] == noisy), key=lambda r: r["epsilon"])
-        x = [r["epsilon"] for r in line]
-        axes.errorbar(
-            x,
-            [r["mean"] for r in line],
-            yerr=[2 * r["standard_error"] for r in line],
-            marker="o",
-            ms=3,
-            capsize=2,
-            label=f"$t_0$ = {noisy}",
-        )
+        x, mean, se = ([r[key] for r in line] for key in ("epsilon", "mean", "standard_error"))
+        style = {"marker": "o", "ms": 3, "capsize": 2, "label": f"$t_0$ = {noisy}"}
+        axes.errorbar(x, mean, yerr=[2 * s for s in se], **style)
     axes.set(xlabel=r"$\epsilon$", ylabel="test error / that of zeros", ylim=(-0.03, 1.05))
     axes.legend(frameon=False, title=f"{rows[0]['seeds']} seeds, 2 s.e.")
     return figure

@@ -31,30 +31,20 @@ def check(rows: list[Row]) -> Findings:
     final = np.array(row["final_missing"])[steps >= 0]
     kept = final[np.abs(final) > 1e-3]
     lost = row["diverged"] + row["collapsed"]
-    yield Finding(
-        "runs jump to rank 1, and none comes back",
-        row["below"] >= 0.95 * len(steps) and row["returned"] == 0,
-        f"{row['below']} of {len(steps)}, {row['returned']} came back",
-        "5 of 5",
-    )
-    yield Finding(
-        "jumps happen in noisy phases",
-        np.all(noisy),
-        f"{int(noisy.sum())} of {len(done)} in noisy phases",
-        "all",
-    )
-    yield Finding(
-        "after the jump quiet phases fill in the missing entry",
-        len(kept) > 0 and bool(np.all(kept > 0.85 / EPSILON)),
-        f"A12 {kept.min():.2f} to {kept.max():.2f}" if len(kept) else "none",
-        "close to 1/epsilon = 5",
-    )
-    yield Finding(
-        "but the rate .4 is at the edge: later noisy phases throw some runs out",
-        lost <= 0.25 * len(steps),
-        f"{row['diverged']} of {len(steps)} diverged, {row['collapsed']} fell to rank 0",
-        "not mentioned",
-    )
+    yield Finding("runs jump to rank 1, and none comes back",
+                  row["below"] >= 0.95 * len(steps) and row["returned"] == 0,
+                  f"{row['below']} of {len(steps)}, {row['returned']} came back",
+                  "5 of 5")  # fmt: skip
+    yield Finding("jumps happen in noisy phases", np.all(noisy),
+                  f"{int(noisy.sum())} of {len(done)} in noisy phases", "all")  # fmt: skip
+    yield Finding("after the jump quiet phases fill in the missing entry",
+                  len(kept) > 0 and bool(np.all(kept > 0.85 / EPSILON)),
+                  f"A12 {kept.min():.2f} to {kept.max():.2f}" if len(kept) else "none",
+                  "close to 1/epsilon = 5")  # fmt: skip
+    yield Finding("but the rate .4 is at the edge: later noisy phases throw some runs out",
+                  lost <= 0.25 * len(steps),
+                  f"{row['diverged']} of {len(steps)} diverged, {row['collapsed']} fell to rank 0",
+                  "not mentioned")  # fmt: skip
 
 
 def plot(rows: list[Row]) -> Any:

@@ -50,19 +50,13 @@ def check(rows: list[Row]) -> Findings:
             key for key in found if key[0] in (0.025, 0.00025) and key[1] and key not in expected
         ]
         name = f"L = {row['depth']}, epsilon = {row['epsilon']:g}"
-        yield Finding(
-            f"{name}: the minima by rank agree with many-restart descent",
-            worst < 0.0006 and not extra,
-            f"missing entries differ by at most {worst:.1g}",
-        )
+        yield Finding(f"{name}: the minima by rank agree with many-restart descent",
+                      worst < 0.0006 and not extra,
+                      f"missing entries differ by at most {worst:.1g}")  # fmt: skip
         limits = {int(r): lam for r, lam in row["exists"].items()}
         inside = all(p["weight_decay"] < limits[p["rank"]] for p in row["points"] if p["rank"])
-        yield Finding(
-            f"{name}: no rank-2 minimum above lam = {limits[2]:.4f}, no rank-1 above "
-            f"{limits[1]:.4f}",
-            inside,
-            "none found above",
-        )
+        yield Finding(f"{name}: no rank-2 minimum above lam = {limits[2]:.4f}, no rank-1 above "
+                      f"{limits[1]:.4f}", inside, "none found above")  # fmt: skip
 
 
 def plot(rows: list[Row]) -> Any:

@@ -53,16 +53,10 @@ def check(rows: list[Row]) -> Findings:
     total = sum(row["draws"] for row in rows)
     behind = sum(_recovered(row, "deep") < _recovered(row, "nuclear") for row in rows)
     measured = ", ".join(f"{name} {counts[m]}" for m, name in METHODS.items())
-    yield Finding(
-        "the deep network recovers more matrices than the nuclear norm",
-        counts["deep"] > counts["nuclear"],
-        f"of {total}: {measured}",
-    )
-    yield Finding(
-        "in hardly any cell it recovers fewer",
-        behind <= max(1, 0.05 * len(rows)),
-        f"fewer in {behind} of {len(rows)} cells",
-    )
+    yield Finding("the deep network recovers more matrices than the nuclear norm",
+                  counts["deep"] > counts["nuclear"], f"of {total}: {measured}")  # fmt: skip
+    yield Finding("in hardly any cell it recovers fewer", behind <= max(1, 0.05 * len(rows)),
+                  f"fewer in {behind} of {len(rows)} cells")  # fmt: skip
 
 
 def plot(rows: list[Row]) -> Any:

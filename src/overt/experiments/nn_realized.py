@@ -29,35 +29,36 @@ def seed_mask(x: Any, drop_prob: float, block: int) -> Any:
     valid = (h - block + 1) * (w - block + 1)
     gamma = drop_prob * h * w / (block**2 * valid)
     noise = torch.empty(n, c, h - block + 1, w - block + 1).bernoulli_(min(gamma, 1.0))
-    noise = functional.pad(noise, [block // 2] * 4)
-    noise = functional.max_pool2d(noise, block, stride=1, padding=block // 2)
-    keep = 1 - noise
+    keep = 1 - _grown(functional.pad(noise, [block // 2] * 4), block)
     return x * keep * (keep.numel() / (1e-6 + keep.sum()))
 
 
 def seed_everywhere(x: Any, drop_prob: float, block: int) -> Any:
     """Return timm's fast algorithm: the same gamma, seeds anywhere; batch rescaling."""
     import torch
-    from torch.nn import functional
 
     h, w = x.shape[2:]
     gamma = drop_prob * h * w / block**2 / ((w - block + 1) * (h - block + 1))
     noise = torch.empty_like(x).bernoulli_(min(gamma, 1.0))
-    noise = functional.max_pool2d(noise, block, stride=1, padding=block // 2)
-    keep = 1 - noise[..., :h, :w]
+    keep = 1 - _grown(noise, block)[..., :h, :w]
     return x * keep * (keep.numel() / (keep.sum() + 1e-7))
 
 
 def seed_shared(x: Any, drop_prob: float, block: int) -> Any:
     """Return the dropblock package's algorithm: gamma = p / b^2, one mask for all channels."""
     import torch
-    from torch.nn import functional
 
     gamma = drop_prob / block**2
-    noise = (torch.rand(len(x), 1, *x.shape[2:]) < gamma).to(x.dtype)
-    noise = functional.max_pool2d(noise, block, stride=1, padding=block // 2)
+    noise = _grown((torch.rand(len(x), 1, *x.shape[2:]) < gamma).to(x.dtype), block)
     keep = 1 - (noise[..., :-1, :-1] if block % 2 == 0 else noise)
     return x * keep * (keep.numel() / keep.sum())
+
+
+def _grown(seeds: Any, block: int) -> Any:
+    """Return the units within half a block of a seed."""
+    from torch.nn.functional import max_pool2d
+
+    return max_pool2d(seeds, block, stride=1, padding=block // 2)
 
 
 def implementations(block: int, drop_prob: float, seed: int) -> dict[str, Layer]:
@@ -155,6 +156,5 @@ EXPERIMENT = Experiment(
         "toy": grid(block_size=[4, 7], drop_prob=[0.1, 0.5], batches=6),
         "full": grid(block_size=[3, 4, 7], drop_prob=[0.1, 0.2, 0.25, 0.5], batches=60),
     },
-    run=run, check=check, plot=plot,
-    needs={"torch": "torch"},
+    run=run, check=check, plot=plot, needs={"torch": "torch"},
 )  # fmt: skip

@@ -71,12 +71,9 @@ def check(rows: list[Row]) -> Findings:
             f"sd off by {row['sd_error']:.2%}, mean by {row['mean_error']:.2%} of "
             f"{row['passes']} passes; 100 passes are off by {row['mc_sd_error'][2]:.1%}",
         )
-        yield Finding(
-            f"{name}: intervals hold the same share of targets either way",
-            same <= 0.05,
-            f"coverage differs by at most {same:.3f}; mean error against nominal "
-            f"{row['calibration_error']:.3f}",
-        )
+        yield Finding(f"{name}: intervals hold the same share of targets either way", same <= 0.05,
+                      f"coverage differs by at most {same:.3f}; mean error against nominal "
+                      f"{row['calibration_error']:.3f}")  # fmt: skip
 
 
 def plot(rows: list[Row]) -> Any:
@@ -139,6 +136,5 @@ EXPERIMENT = Experiment(
         "toy": grid(hidden=[1, 3], drop_prob=0.2, width=32, steps=150, passes=2000),
         "full": grid(hidden=[1, 2, 3], drop_prob=[0.1, 0.3], width=100, steps=300, passes=20_000),
     },
-    run=run, check=check, plot=plot,
-    needs={"torch": "torch"},
+    run=run, check=check, plot=plot, needs={"torch": "torch"},
 )  # fmt: skip

@@ -95,6 +95,5 @@ EXPERIMENT = Experiment(
         "toy": grid(method=list(METHODS), points=8),
         "full": grid(method=list(METHODS), points=191),
     },
-    run=run, check=check, plot=plot,
-    needs={"torch": "torch", "matplotlib": "plots"},
+    run=run, check=check, plot=plot, needs={"torch": "torch", "matplotlib": "plots"},
 )  # fmt: skip

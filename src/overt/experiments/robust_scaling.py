@@ -107,6 +107,5 @@ EXPERIMENT = Experiment(
         "full": grid(data="mnist", method=list(METHODS), scale=[1.0, 3.0, 10.0, 30.0, 100.0],
                      steps=50),
     },
-    run=run, check=check, plot=plot,
-    needs={"torch": "torch", "matplotlib": "plots"},
+    run=run, check=check, plot=plot, needs={"torch": "torch", "matplotlib": "plots"},
 )  # fmt: skip

@@ -135,20 +135,14 @@ def check_dropconnect(rows: list[Row]) -> Findings:
         same = abs(row["dropout_optimum"] / row["optimum"] - 1)
         drop = f"drop probability {row['drop_prob']:g}"
         if row["correlation"] == 0:
-            yield Finding(
-                f"{drop}, uncorrelated inputs: the same optimum as Dropout",
-                same <= 0.15,
-                f"optima differ by {same:.1%}, from sampling the inputs",
-                "curves coincide",
-            )
+            yield Finding(f"{drop}, uncorrelated inputs: the same optimum as Dropout", same <= 0.15,
+                          f"optima differ by {same:.1%}, from sampling the inputs",
+                          "curves coincide")  # fmt: skip
         else:
-            yield Finding(
-                f"{drop}, correlation {row['correlation']:g}: not Dropout's objective",
-                abs(ratio) >= 0.05,
-                f"Dropout's penalty at the same weights differs by {ratio:+.0%}, "
-                f"the optimum by {same:.0%}",
-                "claimed equal; corrected",
-            )
+            yield Finding(f"{drop}, correlation {row['correlation']:g}: not Dropout's objective",
+                          abs(ratio) >= 0.05,
+                          f"Dropout's penalty at the same weights differs by {ratio:+.0%}, "
+                          f"the optimum by {same:.0%}", "claimed equal; corrected")  # fmt: skip
 
 
 def draw_run(axes: Any, row: Row, colors: tuple[str, str], name: str) -> None:

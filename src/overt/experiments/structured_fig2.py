@@ -120,13 +120,10 @@ def check(rows: list[Row]) -> Findings:
         )
         found, best = np.array(row["spectrum"]), np.array(row["best_spectrum"])
         distance = float(np.linalg.norm(found - best) / np.linalg.norm(best))
-        yield Finding(
-            f"{name}: the singular values of the predictions match the predicted ones",
-            distance <= 0.1,
-            f"relative distance {distance:.3f}; least value {found[-1]:.3f}, predicted "
-            f"{best[-1]:.3f}",
-            "closely match, but for the least one",
-        )
+        yield Finding(f"{name}: the singular values of the predictions match the predicted ones",
+                      distance <= 0.1,
+                      f"relative distance {distance:.3f}; least value {found[-1]:.3f}, predicted "
+                      f"{best[-1]:.3f}", "closely match, but for the least one")  # fmt: skip
 
 
 def plot(rows: list[Row]) -> Any:
@@ -162,6 +159,5 @@ EXPERIMENT = Experiment(
         "full": grid(data=["mnist", "cifar10"], drop_prob=0.5, samples=1000, blocks=[[3, 4, 6, 3]],
                      width=64, steps=2000, rate=1e-3),
     },
-    run=run, check=check, plot=plot,
-    needs={"torch": "torch", "matplotlib": "plots"},
+    run=run, check=check, plot=plot, needs={"torch": "torch", "matplotlib": "plots"},
 )  # fmt: skip

@@ -196,6 +196,5 @@ EXPERIMENT = Experiment(
                      width=[32, 128, 512, 2048], drop_prob=list(DROP_PROBS), epochs=30,
                      learning_rate=1e-3),
     },
-    run=run, check=check, plot=plot,
-    needs={"torch": "torch", "matplotlib": "plots"},
+    run=run, check=check, plot=plot, needs={"torch": "torch", "matplotlib": "plots"},
 )  # fmt: skip

@@ -154,7 +154,5 @@ EXPERIMENT = Experiment(
         "full": grid(run=list(range(10)), data="mnist", training=list(TRAININGS), epochs=20,
                      train_steps=20, steps=40),
     },
-    run=run, check=check, plot=plot,
-    needs={"torch": "torch", "matplotlib": "plots"},
-    revision=2,
+    run=run, check=check, plot=plot, needs={"torch": "torch", "matplotlib": "plots"}, revision=2,
 )  # fmt: skip

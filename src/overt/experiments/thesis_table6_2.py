@@ -90,12 +90,9 @@ def plot(rows: list[Row]) -> Any:
     figure, line = canvas(3.1 * len(radii), 3.2, 1, len(radii), squeeze=False)
     for axes, radius in zip(line[0], radii, strict=True):
         for method, color in (("PGD", "tab:blue"), ("R-PGD", "tab:red")):
-            chosen = sorted(
-                (r["steps"], r["robust"], r["clean"])
-                for r in rows
-                if r["method"] == method and r["radius"] == radius
-            )
-            steps, robust, clean = np.array(chosen).T
+            chosen = [r for r in rows if (r["method"], r["radius"]) == (method, radius)]
+            measured = sorted((r["steps"], r["robust"], r["clean"]) for r in chosen)
+            steps, robust, clean = np.array(measured).T
             axes.plot(steps, robust, marker="o", color=color, label=f"{method}, robust")
             axes.plot(steps, clean, marker="s", ls="--", color=color, label=f"{method}, clean")
         axes.set_xscale("log", base=2)
@@ -119,6 +116,5 @@ EXPERIMENT = Experiment(
                      steps=[2, 4, 16, 32], test_radius=8, epochs=20, width=16, stride=1, points=870,
                      run=0),
     },
-    run=run, check=check, plot=plot,
-    needs={"torch": "torch", "matplotlib": "plots"},
+    run=run, check=check, plot=plot, needs={"torch": "torch", "matplotlib": "plots"},
 )  # fmt: skip

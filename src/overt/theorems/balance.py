@@ -19,7 +19,7 @@ from overt.theorems._oracles import (
     with_spectrum,
     worst,
 )
-from overt.theorems.base import Evidence, theorem
+from overt.theorems.base import Residuals, theorem
 
 
 @theorem(
@@ -28,12 +28,12 @@ from overt.theorems.base import Evidence, theorem
     claim="Every weight matrix has a rotation of its hidden units after which all columns have the "
     "same norm",
 )
-def _equalizer(scale: int, rng: np.random.Generator) -> Evidence:
-    residual, shapes = 0.0, [(3, 5, 3), (6, 4, 4), (4, 7, 2), (5, 5, 1), (8 * scale, 12 * scale, 5)]
+def _equalizer(scale: int, rng: np.random.Generator) -> Residuals:
+    shapes = [(3, 5, 3), (6, 4, 4), (4, 7, 2), (5, 5, 1), (8 * scale, 12 * scale, 5)]
     for rows, width, rank in shapes:
         U = with_spectrum(rng, rows, width, rng.exponential(size=rank))
-        residual = worst(residual, _inequality(U, equalize.equalizer(U)))
-    return Evidence(residual, EXACT, "orthogonality and spread of the norms, wide, tall, low rank")
+        yield _inequality(U, equalize.equalizer(U))
+    return EXACT, "orthogonality and spread of the norms, wide, tall, low rank"
 
 
 @theorem(
@@ -43,8 +43,8 @@ def _equalizer(scale: int, rng: np.random.Generator) -> Evidence:
     correction="The scale 2^((1-k)/2) is printed at each doubling, which leaves a matrix that is "
     "not orthogonal from width 4 on; it is 2^(-1/2)",
 )
-def _hadamard_equalizer(scale: int, rng: np.random.Generator) -> Evidence:
-    residual, printed = 0.0, math.inf
+def _hadamard_equalizer(scale: int, rng: np.random.Generator) -> Residuals:
+    printed = math.inf
     for doublings in range(2, 4 + scale // 2):
         width = 2**doublings
         U = rng.normal(size=(5, width))
@@ -52,9 +52,9 @@ def _hadamard_equalizer(scale: int, rng: np.random.Generator) -> Evidence:
         for k in range(2, doublings + 2):
             Z = 2 ** ((1 - k) / 2) * np.block([[Z, Z], [-Z, Z]])
         right = np.linalg.svd(U)[2].T
-        residual = worst(residual, _inequality(U, equalize.hadamard_equalizer(U)))
+        yield _inequality(U, equalize.hadamard_equalizer(U))
         printed = min(printed, _inequality(U, right @ Z))
-    return Evidence(residual, EXACT, "orthogonality and spread of the norms", printed)
+    return EXACT, "orthogonality and spread of the norms", printed
 
 
 @theorem(
@@ -64,20 +64,16 @@ def _hadamard_equalizer(scale: int, rng: np.random.Generator) -> Evidence:
     "units",
     assumes="r is at least the rank of A",
 )
-def _equalized_product(scale: int, rng: np.random.Generator) -> Evidence:
-    residual = 0.0
+def _equalized_product(scale: int, rng: np.random.Generator) -> Residuals:
     for width in (2, 3, 5, 8 * scale):
         A = with_spectrum(rng, 4, 5, rng.exponential(size=min(width, 3)))
         U, V = equalize.equalize_product(A, width)
         share = np.full(width, np.linalg.norm(A, "nuc") / width)
-        residual = worst(
-            residual,
-            relative(U @ V.T, A),
-            relative(np.sum(U**2, axis=0), share),
-            relative(np.sum(V**2, axis=0), share),
-            float(equalize.imbalance(U, V)) / share[0] ** 2,
-        )
-    return Evidence(residual, EXACT, "the product and every column norm")
+        yield relative(U @ V.T, A)
+        yield relative(np.sum(U**2, axis=0), share)
+        yield relative(np.sum(V**2, axis=0), share)
+        yield float(equalize.imbalance(U, V)) / share[0] ** 2
+    return EXACT, "the product and every column norm"
 
 
 @theorem(
@@ -86,8 +82,8 @@ def _equalized_product(scale: int, rng: np.random.Generator) -> Evidence:
     claim="Every local minimum of the tied dropout problem has equal column norms, so its penalty "
     "is (lam/r) |U|^4",
 )
-def _equalized_optimum(scale: int, rng: np.random.Generator) -> Evidence:
-    residual, runs = 0.0, 0
+def _equalized_optimum(scale: int, rng: np.random.Generator) -> Residuals:
+    runs = 0
     for width, prob in [(2, 0.2), (3, 0.5), (4, 0.4)]:
         drop = noise.Dropout(prob)
         F = rng.normal(size=(4, 4))
@@ -96,13 +92,10 @@ def _equalized_optimum(scale: int, rng: np.random.Generator) -> Evidence:
             U = descend(objective, rng.normal(size=4 * width))[1].reshape(4, width)
             share = drop.strength / width * np.linalg.norm(U) ** 4
             mean = float(np.mean(equalize.importance(U, U)))
-            residual = worst(
-                residual,
-                relative(penalty.tied(U, drop), share),
-                float(equalize.imbalance(U, U)) / mean**2,
-            )
+            yield relative(penalty.tied(U, drop), share)
+            yield float(equalize.imbalance(U, U)) / mean**2
             runs += 1
-    return Evidence(residual, DESCENT, f"all of {runs} descents from random starts")
+    return DESCENT, f"all of {runs} descents from random starts"
 
 
 @theorem(
@@ -111,8 +104,8 @@ def _equalized_optimum(scale: int, rng: np.random.Generator) -> Evidence:
     claim="Rotating the hidden units of given factors can leave their penalty above the least one "
     "for their product, which factors rebuilt from its SVD reach",
 )
-def _rotation_is_not_enough(scale: int, rng: np.random.Generator) -> Evidence:
-    drop, residual, excess, equalized = noise.Dropout(0.5), 0.0, math.inf, 0.0
+def _rotation_is_not_enough(scale: int, rng: np.random.Generator) -> Residuals:
+    drop, excess, equalized = noise.Dropout(0.5), math.inf, 0.0
     stretch = np.array([3.0, 1.0])
     for _ in range(2 * scale):
         A = with_spectrum(rng, 3, 4, [2.0, 1.0])
@@ -123,13 +116,13 @@ def _rotation_is_not_enough(scale: int, rng: np.random.Generator) -> Evidence:
         angles = np.linspace(0, np.pi, 181)
         rotated = [penalty.shallow(U @ Q, V @ Q, drop) / least - 1 for Q in map(_rotation, angles)]
         rebuilt = penalty.shallow(*equalize.equalize_product(A, 2), drop)
-        residual = worst(residual, relative(U @ V.T, A), relative(rebuilt, least))
+        yield relative(U @ V.T, A)
+        yield relative(rebuilt, least)
         excess, equalized = min(excess, *rotated), max(equalized, rotated[45])
-    return Evidence(
-        worst(residual, STRICT - excess),
-        EXACT,
+    yield STRICT - excess
+    return EXACT, (
         f"the best of 181 rotations stays {excess:.0%} above the least penalty; the one that "
-        f"equalizes |u_i||v_i| lies {equalized:.0%} above it",
+        f"equalizes |u_i||v_i| lies {equalized:.0%} above it"
     )
 
 
@@ -139,20 +132,17 @@ def _rotation_is_not_enough(scale: int, rng: np.random.Generator) -> Evidence:
     claim="Scaling a hidden unit's incoming weights up and its outgoing weights down by the same "
     "factor changes neither the map nor the penalty",
 )
-def _rescaling_invariance(scale: int, rng: np.random.Generator) -> Evidence:
-    residual, prob = 0.0, 0.3
+def _rescaling_invariance(scale: int, rng: np.random.Generator) -> Residuals:
+    prob = 0.3
     for width in range(2, 4 + scale):
         U, V, X = rng.normal(size=(3, width)), rng.normal(size=(4, width)), rng.normal(size=(6, 4))
         D, C = np.exp(rng.normal(size=width)), X.T @ X / len(X)
         z, p = masks(np.full(width, 1 - prob))
         exact = added_loss(rng.normal(size=(6, 3)), U, X @ V, z / (1 - prob), p)
-        residual = worst(
-            residual,
-            relative((U * D) @ (V / D).T, U @ V.T),
-            relative(penalty.shallow(U * D, V / D, noise.Dropout(prob), C), exact),
-            relative(equalize.importance(U * D, V / D, C), equalize.importance(U, V, C)),
-        )
-    return Evidence(residual, EXACT, "after rescaling, against the loss over all masks before")
+        yield relative((U * D) @ (V / D).T, U @ V.T)
+        yield relative(penalty.shallow(U * D, V / D, noise.Dropout(prob), C), exact)
+        yield relative(equalize.importance(U * D, V / D, C), equalize.importance(U, V, C))
+    return EXACT, "after rescaling, against the loss over all masks before"
 
 
 def _inequality(U: Floats, Q: Floats) -> float:

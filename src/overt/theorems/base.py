@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -47,7 +48,10 @@ class Evidence:
         return self.residual <= self.tolerance and needed
 
 
-Check = Callable[[int, np.random.Generator], Evidence]
+Residuals = Generator[float, None, tuple[Any, ...]]
+"""Residuals, of which the largest counts; what is returned at last is the rest of the Evidence."""
+
+Check = Callable[[int, np.random.Generator], Evidence | Residuals]
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,8 @@ def theorem(
 ) -> Callable[[Check], Check]:
     """Register the decorated check under `id`.
 
-    The check gets a scale (1 for small problems) and a random generator, and returns Evidence.
+    The check gets a scale (1 for small problems) and a random generator, and returns Evidence or
+    yields residuals.
     """
 
     def register(check: Check) -> Check:
@@ -129,7 +134,7 @@ def _measure(statement: Theorem, scale: int, seed: int) -> Verdict:
     try:
         # Threads cost more than they save on the small matrices of a check.
         with threadpool_limits(1, user_api="blas"):
-            evidence = statement.check(scale, rng)
+            evidence = _evidence(statement.check(scale, rng))
     except (MissingExtraError, ModuleNotFoundError) as error:
         evidence, verdict, reason = None, "skipped", str(error)
     except Exception as error:  # a broken formula may raise anything; it must show as a failure
@@ -148,6 +153,17 @@ def _measure(statement: Theorem, scale: int, seed: int) -> Verdict:
         "holds" if evidence.holds else "fails",
         seconds,
     )
+
+
+def _evidence(found: Evidence | Residuals) -> Evidence:
+    """Return the evidence; one residual that is NaN makes the largest NaN: the check fails."""
+    residuals = []
+    while not isinstance(found, Evidence):
+        try:
+            residuals.append(next(found))
+        except StopIteration as end:
+            found = Evidence(float(np.max(residuals)), *end.value)
+    return found
 
 
 def _finite(value: float | None) -> float | None:

@@ -140,12 +140,9 @@ def relu_path_norm(scale: int, rng: np.random.Generator) -> Evidence:
     paths = float(((U**2) @ (V**2)).sum())
     lam = drop_prob / (1 - drop_prob)
     value = _stated(model, x)
-    return Evidence(
-        oracles.relative(value, lam / 2 * paths),
-        oracles.EXACT,
-        f"{len(x)} symmetric points, width {width}",
-        printed=oracles.relative(value, paths / 2),
-    )
+    stated, printed = (oracles.relative(value, factor / 2 * paths) for factor in (lam, 1))
+    detail = f"{len(x)} symmetric points, width {width}"
+    return Evidence(stated, oracles.EXACT, detail, printed)
 
 
 @theorem(

@@ -13,6 +13,7 @@ from overt._html import Page
 from overt._types import Floats
 from overt.completion import DropoutCompletion
 from overt.entries import Entries
+from overt.experiments.base import canvas
 
 LEARNED = "learned (the default)"
 WAYS: dict[str, dict[str, Any]] = {
@@ -90,10 +91,7 @@ def _recommend(page: Page, model: DropoutCompletion) -> None:
 
 
 def _figure(model: DropoutCompletion, holdout: Entries) -> Any:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = canvas(9, 3.6, 1, 2)
     probs = np.asarray(model.learned_drop_prob_)
     left.bar(np.arange(1, len(probs) + 1), probs)
     left.set(xlabel="factor, most important first", ylabel="equivalent drop probability")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from overt._html import Page
+from overt.experiments.base import canvas
 from overt.tour.torch_chapter import torch_chapter
 
 WIDTH, EPOCHS = 512, 25
@@ -38,9 +39,8 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
             report: Any = compress(model, keep, choosing[0], choosing, by, holdout=testing)[1]
             before, after = report.before, report.after
             curve.append((after.parameters / before.parameters, after.accuracy))
-            rows.append(
-                (f"{by}: {meaning}", keep, after.parameters, report.speedup, after.accuracy)
-            )
+            cells = (keep, after.parameters, report.speedup, after.accuracy)
+            rows.append((f"{by}: {meaning}", *cells))
             if by == "mask" and keep == SHARES[0]:
                 half = report
         curves[by] = curve
@@ -66,12 +66,10 @@ def _trained(seed: int) -> tuple[Any, tuple[Any, Any], tuple[Any, Any]]:
     import torch
 
     from overt.experiments import small
+    from overt.tour.nn import _network
 
     data = small.load("digits")
-    model = torch.nn.Sequential(
-        torch.nn.Flatten(), torch.nn.Linear(64, WIDTH), torch.nn.ReLU(), torch.nn.Dropout(0.5),
-        torch.nn.Linear(WIDTH, 10),
-    )  # fmt: skip
+    model = torch.nn.Sequential(torch.nn.Flatten(), *_network(WIDTH, 0.5))
     small.fit(model, data.x, data.y, epochs=EPOCHS, seed=seed)
     x, y = data.x_test, data.y_test
     cut = len(x) // 3
@@ -79,10 +77,7 @@ def _trained(seed: int) -> tuple[Any, tuple[Any, Any], tuple[Any, Any]]:
 
 
 def _picture(curves: dict[str, list[tuple[float, float]]], half: Any) -> Any:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8.4, 3.4), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = canvas(8.4, 3.4, 1, 2)
     left.axhline(half.before.accuracy, color="0.6", lw=1)
     for (by, curve), color in zip(curves.items(), ("#1f6f8b", "#d1751c", "#5a8f3c"), strict=True):
         left.plot(*zip(*curve, strict=True), "o-", color=color, label=by)

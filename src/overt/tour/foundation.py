@@ -93,18 +93,11 @@ def statements(page: Page, folder: Path, seed: int) -> bool:
     page.table(
         ("id", "claim", "source", "residual", "tolerance", "as printed", "verdict"),
         [
-            (
-                v.id,
-                v.claim + (f" [corrected: {v.correction}]" if v.correction else ""),
-                v.source,
-                v.residual,
-                v.tolerance,
-                v.printed_residual,
-                v.verdict,
-            )
+            (v.id, v.claim + (f" [corrected: {v.correction}]" if v.correction else ""), v.source,
+             v.residual, v.tolerance, v.printed_residual, v.verdict)
             for v in verdicts
         ],
-    )
+    )  # fmt: skip
     write_whole(folder / "verify.json", json.dumps([v.to_dict() for v in verdicts], indent=1))
     skipped = [v for v in verdicts if v.verdict == "skipped"]
     if skipped:

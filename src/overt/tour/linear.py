@@ -31,16 +31,8 @@ def networks(page: Page, folder: Path, seed: int) -> bool:
         run = net.train(60_000, inverse_decay(0.02, 6_000), range(seed, seed + 4))
         excess = float(run.objective[:, -1].mean() / best.objective - 1)
         held.append(excess < 0.05 and bool(run.objective.min() >= run.optimum * (1 - 1e-9)))
-        rows.append(
-            (
-                repr(noise),
-                best.objective,
-                best.certificate.relative_gap,
-                best.rank,
-                str(best.status),
-                f"{excess:.2%} above",
-            )
-        )
+        found = (best.objective, best.certificate.relative_gap, best.rank, str(best.status))
+        rows.append((repr(noise), *found, f"{excess:.2%} above"))
         runs.append((type(noise).__name__, run))
     page.table(
         ("noise", "exact optimum", "relative gap", "rank", "status", "after 60,000 steps"), rows

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from overt._html import Page
+from overt.experiments.base import canvas
 from overt.tour.torch_chapter import torch_chapter
 
 STEPS, BATCH = 300, 32
@@ -132,6 +133,12 @@ def _doubt(mean: Any, variance: Any, y: Any) -> tuple[float, float]:
     return float(ratio[right].median()), float(ratio[~right].median())
 
 
+def _network(width: int, drop_prob: float) -> Any:
+    from torch.nn import Dropout, Linear, ReLU, Sequential
+
+    return Sequential(Linear(64, width), ReLU(), Dropout(drop_prob), Linear(width, 10))
+
+
 def _digits() -> tuple[Any, Any, Any, Any]:
     import torch
     from sklearn.datasets import load_digits
@@ -144,10 +151,7 @@ def _digits() -> tuple[Any, Any, Any, Any]:
 
 
 def _picture(curves: dict[str, list[tuple[int, float]]], sampled: Any, exact: Any) -> Any:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8.4, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = canvas(8.4, 3.6, 1, 2)
     for (name, curve), color in zip(curves.items(), ("#d1751c", "#1f6f8b"), strict=True):
         left.plot(*zip(*curve, strict=True), color=color, label=name)
     left.set(xlabel="step", ylabel="dropout objective", yscale="log")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from overt._html import Page
+from overt.experiments.base import canvas
 from overt.relu import (
     LazyRun,
     Margin,
@@ -46,15 +47,12 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
     gaps = [float(run.unseen_error[-1] - run.full_error[-1]) for run in runs.values()]
     closing = gaps[-1] < gaps[0] and gaps[-1] < 0.03
     learned = bool(wide.full_error[-1] < 0.05)
-    page.table(
-        ("claim", "verdict"),
-        [
-            ("the complexity lies between Theorems 13 and 12", between),
-            ("dropout learns to tell 4 from 7", learned),
-            ("unseen sub-networks approach the full network as it widens", closing),
-        ],
-    )
-    return between and learned and closing and usable
+    claims = {
+        "the complexity lies between Theorems 13 and 12": between,
+        "dropout learns to tell 4 from 7": learned,
+        "unseen sub-networks approach the full network as it widens": closing,
+    }
+    return page.claims(claims) and usable
 
 
 def _complexity(page: Page, seed: int) -> bool:
@@ -124,10 +122,7 @@ def _digits(seed: int) -> tuple[Any, Any, tuple[Any, Any]]:
 
 
 def _picture(runs: dict[int, LazyRun]) -> Any:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8.6, 3.2), layout="constrained")
-    errors, moves = figure.subplots(1, 2)
+    figure, (errors, moves) = canvas(8.6, 3.2, 1, 2)
     widths = list(runs)
     for label, name in (("full network", "full_error"), ("unseen sub-networks", "unseen_error")):
         values = [100 * getattr(run, name)[-1] for run in runs.values()]
@@ -143,10 +138,7 @@ def _picture(runs: dict[int, LazyRun]) -> Any:
 
 
 def _flow_picture(runs: dict[int, LazyRun], X: Any) -> Any:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 3.0), layout="constrained")
-    axes: Any = figure.subplots()
+    figure, axes = canvas(6.4, 3.0)
     for width, run in runs.items():
         psi = np.sort(TwoLayer(run.a[None] / math.sqrt(width), run.W.T).flows(X))[::-1]
         share = np.arange(width) / width

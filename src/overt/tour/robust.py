@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from overt._html import Page
+from overt.experiments.base import canvas
 from overt.tour.torch_chapter import torch_chapter
 
 
@@ -24,15 +25,12 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
     threat = L2(0.8, (0.0, 1.0))
     blind, steady = _scaled_logits(page, net, x, y, threat, seed)
     better = _training(page, net, data, x, y, threat, folder, seed)
-    page.table(
-        ("claim", "verdict"),
-        [
-            ("cross-entropy goes blind on scaled logits", blind),
-            ("the ensemble finds the same at both scales", steady),
-            ("adversarial training lowers the robust error at every radius", better),
-        ],
-    )
-    return blind and steady and better
+    claims = {
+        "cross-entropy goes blind on scaled logits": blind,
+        "the ensemble finds the same at both scales": steady,
+        "adversarial training lowers the robust error at every radius": better,
+    }
+    return page.claims(claims)
 
 
 def _scaled_logits(
@@ -74,7 +72,6 @@ def _training(
 ) -> bool:
     """Return whether adversarial training lowers the robust error at every radius."""
     import torch
-    from matplotlib.figure import Figure
 
     from overt.experiments import small
     from overt.robust import PGD, adversarial_train, robust_error
@@ -89,8 +86,7 @@ def _training(
         sturdy, batches, PGD(threat.at(0.4), steps=4), epochs=20,
         optimizer=torch.optim.Adam(sturdy.parameters(), 2e-3), seed=seed,
     )  # fmt: skip
-    figure = Figure(figsize=(5.6, 3.4), layout="constrained")
-    axes, errors = figure.add_subplot(), []
+    (figure, axes), errors = canvas(5.6, 3.4), []
     for name, model in (("usual training", net), ("adversarial training", sturdy)):
         curve = robust_error(model, x, y, threat, radii=[0.2, 0.4, 0.6, 1.0, 1.2], budget=40,
                              seed=seed, warn=False)  # fmt: skip
@@ -106,13 +102,11 @@ def _training(
 def _pictures(net: Any, x: Any, y: Any, found: Any) -> Any:
     """Return the grid: clean, perturbed and difference, a column for each of eight digits."""
     import torch
-    from matplotlib.figure import Figure
 
     with torch.no_grad():
         clean, after = net(x).argmax(1), net(found.x).argmax(1)
     chosen = ((clean == y) & found.success).nonzero().squeeze(1)[:8].tolist()
-    figure = Figure(figsize=(1.15 * len(chosen), 3.9), layout="constrained")
-    axes: Any = figure.subplots(3, len(chosen), squeeze=False)
+    figure, axes = canvas(1.15 * len(chosen), 3.9, 3, len(chosen), squeeze=False)
     for column, i in enumerate(chosen):
         difference = (found.x - x)[i, 0].numpy()
         size = float(np.abs(difference).max())
@@ -123,7 +117,6 @@ def _pictures(net: Any, x: Any, y: Any, found: Any) -> Any:
         axes[2, column].imshow(difference, cmap="RdBu_r", vmin=-size, vmax=size)
     for row, label in enumerate(("clean", "perturbed", "difference")):
         axes[row, 0].set_ylabel(label)
-    for a in axes.flat:
-        a.set_xticks([])
-        a.set_yticks([])
+    for panel in axes.flat:
+        panel.set(xticks=[], yticks=[])
     return figure

@@ -1,8 +1,8 @@
-"""Thesis, Figure 6-2: how many of the top-k attacks of a grid search flip the label.
+"""Thesis, Figures 6-1 and 6-2: cross-entropy, its reflection, and which of them finds label flips.
 
-f(x) = x, x = (3, 2, 1), class 1. Perturbations on a grid in (-.51, .51)^3 within a Euclidean ball
-are sorted by a loss. The printed radius .7078 leaves flips only on very fine grids; .72 shows the
-same at a coarse one.
+In Figure 6-2 f(x) = x, x = (3, 2, 1), class 1. Perturbations on a grid in (-.51, .51)^3 within a
+Euclidean ball are sorted by a loss, and the flips among the top k counted. The printed radius .7078
+leaves flips only on very fine grids; .72 shows the same at a coarse one.
 """
 
 from __future__ import annotations
@@ -13,12 +13,57 @@ import numpy as np
 
 from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
 
+FORMS = {
+    "0-1": lambda z: (z <= 0).astype(float),
+    "cross-entropy": lambda z: np.logaddexp(0, -z),
+    "reflected": lambda z: -np.logaddexp(0, z),
+}
 X, TOP = np.array([3.0, 2.0, 1.0]), (10, 100, 1000)
 LOSSES = ("cross-entropy", "reflected, log-softmax", "reflected, pairwise")
 REPORTED = {(0.7078, 800): {"cross-entropy": (0, 0, 0), "reflected, pairwise": (10, 100, 172)}}
 
 
-def run(params: Params, seed: int) -> dict[str, Any]:
+def run_losses(params: Params, seed: int) -> dict[str, Any]:
+    """Evaluate one loss and its slope on a grid of margins."""
+    z = np.linspace(-5, 5, params["points"])
+    value = FORMS[params["loss"]](z)
+    return {"z": z.tolist(), "value": value.tolist(), "slope": np.gradient(value, z).tolist()}
+
+
+def check_losses(rows: list[Row]) -> Findings:
+    """Check the order of the losses and where their slopes live."""
+    curves = {row["loss"]: np.array(row["value"]) for row in rows}
+    slopes = {row["loss"]: np.abs(row["slope"]) for row in rows}
+    # log(1 + e^-z) is 0.69 at z = 0; in units of log 2 it bounds the 0-1 loss from above.
+    upper = float((curves["cross-entropy"] / np.log(2) - curves["0-1"]).min())
+    lower = float((curves["0-1"] - curves["reflected"]).min())
+    bend = float(np.diff(curves["reflected"], 2).max())
+    sure = slopes["reflected"][-2] / slopes["cross-entropy"][-2]
+    yield Finding("cross-entropy (base 2) bounds the 0-1 loss from above", upper >= -1e-9,
+                  f"smallest distance {upper:.2g}")  # fmt: skip
+    yield Finding("the reflected loss is a concave lower bound", lower >= 0 and bend <= 1e-12,
+                  f"smallest distance {lower:.2g}, largest second difference "
+                  f"{bend:.1e}")  # fmt: skip
+    yield Finding("at margin 5 the reflected slope is over 100 times cross-entropy's",
+                  sure > 100, f"ratio {sure:.0f}", "e^5 = 148")  # fmt: skip
+
+
+def plot_losses(rows: list[Row]) -> Any:
+    """Draw the three losses, and the two slopes."""
+    figure, (left, right) = canvas(8.4, 3.4, 1, 2)
+    colors = {"0-1": "tab:red", "cross-entropy": "tab:blue", "reflected": "tab:green"}
+    for row in rows:
+        left.plot(row["z"], row["value"], color=colors[row["loss"]], label=row["loss"])
+        if row["loss"] != "0-1":
+            right.semilogy(row["z"], np.abs(row["slope"]), color=colors[row["loss"]])
+    left.set(ylim=(-4, 4), xlabel="margin $z = y f(x)$", title="loss")
+    left.legend()
+    right.set(xlabel="margin $z = y f(x)$", title="size of the slope that an attack follows")
+    right.grid(alpha=0.3)
+    return figure
+
+
+def run_search(params: Params, seed: int) -> dict[str, Any]:
     """Go through the grid slab by slab, keeping the best thousand by the loss."""
     axis = np.linspace(-0.51, 0.51, params["points"])
     second, third = np.meshgrid(axis, axis, indexing="ij")
@@ -51,7 +96,7 @@ def _loss(name: str, f: Any) -> Any:
     return -log_p[0] if name == "cross-entropy" else np.maximum(log_p[1], log_p[2])
 
 
-def check(rows: list[Row]) -> Findings:
+def check_search(rows: list[Row]) -> Findings:
     """Compare the counts with those that are known, and the losses with each other."""
     counts = {row["loss"]: row["hits"] for row in rows}
     for row in rows:
@@ -67,15 +112,13 @@ def check(rows: list[Row]) -> Findings:
             yield Finding("by the pairwise reflected loss all flips come first",
                           row["hits"] == first, str(row["hits"]), str(first))  # fmt: skip
     ce, pairwise = counts["cross-entropy"], counts["reflected, pairwise"]
-    yield Finding(
-        "the reflected loss ranks attacks better than cross-entropy",
-        all(p >= c for p, c in zip(pairwise, ce, strict=True)) and pairwise[-1] > ce[-1],
-        f"{pairwise} against {ce}, of {rows[0]['flips']} flips on the grid",
-        "Figure 6-2, bars",
-    )
+    yield Finding("the reflected loss ranks attacks better than cross-entropy",
+                  all(p >= c for p, c in zip(pairwise, ce, strict=True)) and pairwise[-1] > ce[-1],
+                  f"{pairwise} against {ce}, of {rows[0]['flips']} flips on the grid",
+                  "Figure 6-2, bars")  # fmt: skip
 
 
-def plot(rows: list[Row]) -> Any:
+def plot_search(rows: list[Row]) -> Any:
     """Draw the bars of the figure."""
     figure, bars_of = canvas(8.4, 3.0, 1, len(TOP))
     for i, (axes, k) in enumerate(zip(bars_of, TOP, strict=True)):
@@ -90,7 +133,19 @@ def plot(rows: list[Row]) -> Any:
     return figure
 
 
-EXPERIMENT = Experiment(
+FIG_6_1 = Experiment(
+    id="thesis-fig6-1",
+    title="The 0-1 loss, cross-entropy and its reflection",
+    source="Thesis, Figure 6-1",
+    claim="cross-entropy bounds the 0-1 loss from above, its reflection from below",
+    grids={
+        "toy": grid(loss=list(FORMS), points=401),
+        "full": grid(loss=list(FORMS), points=4001),
+    },
+    run=run_losses, check=check_losses, plot=plot_losses,
+)  # fmt: skip
+
+FIG_6_2 = Experiment(
     id="thesis-fig6-2",
     title="Grid search: which of the top attacks flip the label",
     source="Thesis, Figure 6-2",
@@ -99,5 +154,5 @@ EXPERIMENT = Experiment(
         "toy": grid(loss=list(LOSSES), radius=0.72, points=120),
         "full": grid(loss=list(LOSSES), radius=0.7078, points=800),
     },
-    run=run, check=check, plot=plot,
+    run=run_search, check=check_search, plot=plot_search,
 )  # fmt: skip

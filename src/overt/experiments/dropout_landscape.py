@@ -1,4 +1,4 @@
-"""Implicit bias of dropout, Figure 1: what dropout does to the landscape of the smallest network.
+"""Implicit bias of dropout, Figures 1 and 2: the landscape of the smallest network, and two runs.
 
 One input, one output, two hidden units with tied weights u: the objective is
 (m - |u|^2)^2 + lam (u_1^4 + u_2^4).
@@ -6,19 +6,22 @@ One input, one output, two hidden units with tied weights u: the objective is
 
 from __future__ import annotations
 
-import itertools
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from overt import penalty, spectral
-from overt.experiments.base import Experiment, Finding, Findings, Params, Row, grid
+from overt.experiments._trajectories import log_steps, trajectory
+from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
+from overt.linear import TiedAutoencoder, inverse_decay
 from overt.noise import Dropout
 
 TARGET, WIDTH, EXTENT = 2.0, 2, 2.0
+STARTS = ([[0.2, -1.4]], [[-1.6, 1.3]])
 
 
-def run(params: Params, seed: int) -> dict[str, Any]:
+def run_landscape(params: Params, seed: int) -> dict[str, Any]:
     """Evaluate the objective on a grid and find its lowest points."""
     lam, points = params["strength"], params["points"]
     noise = Dropout(lam / (1 + lam))
@@ -40,21 +43,18 @@ def run(params: Params, seed: int) -> dict[str, Any]:
     }
 
 
-def check(rows: list[Row]) -> Findings:
+def check_landscape(rows: list[Row]) -> Findings:
     """Check that the only minima are the four equalized points that Theorem 2.4 predicts."""
     for row in rows:
         lam, spacing = row["strength"], row["axis"][1] - row["axis"][0]
         lowest = float(np.min(row["objective"]))
         excess = lowest - row["predicted_objective"]
         if lam == 0:
-            yield Finding(
-                "without dropout the minima form a circle of radius sqrt(2)",
-                _on_circle(row, spacing),
-                f"lowest grid value {lowest:.2g}",
-            )
+            yield Finding("without dropout the minima form a circle of radius sqrt(2)",
+                          _on_circle(row, spacing), f"lowest grid value {lowest:.2g}")  # fmt: skip
             continue
         corner, minima = row["predicted_corner"], np.array(row["minima"])
-        expected = np.array(list(itertools.product((-corner, corner), repeat=2)))
+        expected = _corners(corner).T
         near = len(minima) == 4 and np.abs(minima - expected).max() <= spacing
         yield Finding(
             f"lam = {lam:g}: four minima, all equalized, where Theorem 2.4 puts them",
@@ -64,7 +64,7 @@ def check(rows: list[Row]) -> Findings:
         )
 
 
-def plot(rows: list[Row]) -> Any:
+def plot_landscape(rows: list[Row]) -> Any:
     """Draw the surface above its contours for each strength."""
     from matplotlib.figure import Figure
 
@@ -82,22 +82,23 @@ def plot(rows: list[Row]) -> Any:
             radius = np.sqrt(TARGET)
             level.plot(radius * np.cos(angle), radius * np.sin(angle), "w--", lw=1.2)
         else:
-            corner = row["predicted_corner"]
             level.scatter(
-                *zip(*itertools.product((-corner, corner), repeat=2), strict=True),
-                c="white",
-                edgecolors="black",
-                zorder=3,
+                *_corners(row["predicted_corner"]), c="white", edgecolors="black", zorder=3
             )
         level.set(aspect="equal", xlabel="$u_1$", ylabel="$u_2$")
     return figure
+
+
+def _corners(corner: float) -> Any:
+    """Return the four equalized points, coordinates x points, in lexicographic order."""
+    return np.array(list(product((-corner, corner), repeat=2))).T
 
 
 def _strict_minima(axis: Any, f: Any) -> list[tuple[float, float]]:
     """Return grid points strictly below their eight neighbors, in lexicographic order."""
     inner = f[1:-1, 1:-1]
     below = np.ones_like(inner, dtype=bool)
-    for i, j in itertools.product((-1, 0, 1), repeat=2):
+    for i, j in product((-1, 0, 1), repeat=2):
         if (i, j) != (0, 0):
             n, m = f.shape
             below &= inner < f[1 + i : n - 1 + i, 1 + j : m - 1 + j]
@@ -113,7 +114,69 @@ def _on_circle(row: Row, spacing: float) -> bool:
     return bool(np.abs(radius - np.sqrt(TARGET)).max() <= 2 * spacing and len(directions) >= 16)
 
 
-EXPERIMENT = Experiment(
+def run_paths(params: Params, seed: int) -> dict[str, Any]:
+    """Follow dropout from two starts and find where it ends."""
+    lam = params["strength"]
+    net = TiedAutoencoder([[TARGET]], WIDTH, Dropout(lam / (1 + lam)))
+    steps = log_steps(params["steps"], 120)
+
+    def train(*args: Any, init: Any, **options: Any) -> Any:
+        return net.train(*args, init=init[0], **options)
+
+    paths = []
+    for number, start in enumerate(STARTS):
+        points = trajectory(
+            train, [np.array(start)], steps, inverse_decay(0.02, 400), seed + 1000 * number
+        )
+        paths.append([weights[0][0].tolist() for _, weights in points])
+    axis = np.linspace(-EXTENT, EXTENT, 121)
+    surface = (TARGET - axis[:, None] ** 2 - axis[None, :] ** 2) ** 2
+    surface = surface + lam * (axis[:, None] ** 4 + axis[None, :] ** 4)
+    best = net.solve()
+    return {
+        "paths": paths,
+        "axis": axis.tolist(),
+        "surface": surface.tolist(),
+        "corner": float(np.abs(best.U).mean()),
+        "optimum": best.objective,
+        "final": [net.objective(np.array([path[-1]])) for path in paths],
+    }
+
+
+def check_paths(rows: list[Row]) -> Findings:
+    """Check that both runs end at an equalized global optimum."""
+    for row in rows:
+        ends = np.abs([path[-1] for path in row["paths"]])
+        excess = max(row["final"]) / row["optimum"] - 1
+        yield Finding(f"lam = {row['strength']:g}: dropout ends at a global, equalized optimum",
+                      excess <= 0.02 and np.abs(ends - row["corner"]).max() <= 0.1 * row["corner"],
+                      f"|u_i| in {ends.min():.3f}..{ends.max():.3f}, exact {row['corner']:.3f}; "
+                      f"objective {excess:.2%} above the optimum",
+                      "converges, parallel to (+-1, +-1)")  # fmt: skip
+
+
+def plot_paths(rows: list[Row]) -> Any:
+    """Draw both paths on the objective's contours."""
+    figure, axes = canvas(3.8 * len(rows), 3.9, 1, len(rows), squeeze=False)
+    for row, panel in zip(rows, axes[0], strict=True):
+        x, y = np.meshgrid(row["axis"], row["axis"], indexing="ij")
+        height = np.sqrt(np.minimum(row["surface"], 8.0))
+        panel.contourf(x, y, height, levels=24, cmap="viridis")
+        for path in row["paths"]:
+            panel.plot(*np.transpose(path), color="white", lw=0.9)
+            panel.scatter(*path[0], color="#e4572e", zorder=3)
+        corners = _corners(row["corner"])
+        panel.scatter(*corners, color="#76b041", edgecolors="black", zorder=3)
+        panel.set(
+            title=f"$\\lambda$ = {row['strength']:g}",
+            xlabel="$u_1$",
+            ylabel="$u_2$",
+            aspect="equal",
+        )
+    return figure
+
+
+FIG_1 = Experiment(
     id="dropout-fig1",
     title="Dropout's landscape for two hidden units",
     source="On the Implicit Bias of Dropout, Figure 1",
@@ -122,5 +185,17 @@ EXPERIMENT = Experiment(
         "toy": grid(strength=[0.0, 0.6, 2.0], points=161),
         "full": grid(strength=[0.0, 0.6, 2.0], points=801),
     },
-    run=run, check=check, plot=plot,
+    run=run_landscape, check=check_landscape, plot=plot_landscape,
+)  # fmt: skip
+
+FIG_2 = Experiment(
+    id="dropout-fig2",
+    title="Dropout finds the equalized optimum",
+    source="On the Implicit Bias of Dropout, Figure 2",
+    claim="dropout converges to an equalized global optimum from any start, for every strength",
+    grids={
+        "toy": grid(strength=[0.1, 0.5, 1.0], steps=20_000),
+        "full": grid(strength=[0.1, 0.5, 1.0], steps=100_000),
+    },
+    run=run_paths, check=check_paths, plot=plot_paths,
 )  # fmt: skip

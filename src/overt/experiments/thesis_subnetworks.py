@@ -1,4 +1,4 @@
-"""Thesis, Figure 5-2: accuracy of the full network and of the sub-networks that dropout visits.
+"""Thesis, Figures 5-2 and 5-3: the full network and the sub-networks that dropout visits, or not.
 
 As in the thesis: two convolutions with max-pooling and three fully connected layers, ReLU, dropout
 on the top hidden layer, cross-entropy, plain SGD at rate .01 in batches of 64. The sizes of the
@@ -6,19 +6,22 @@ other layers are not printed: 10 and 20 channels of 5 x 5, 128 units. The thesis
 epochs, 50 times, up to width 250,000; here 5 epochs, once, up to 10,000 (`grids` to change it).
 
 A step draws a mask for every example; the sub-networks visited at a step are those of its first ten
-examples. Beside them stand ten masks drawn once, which training never sees.
+examples. Beside them stand masks that are drawn before training from a generator of their own, so
+that training never sees them: ten in Figure 5-2; 100 at drop probability .8 in Figure 5-3, each of
+which keeps about a fifth of the units.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
 
-LEARNING_RATE, BATCH, VISITED = 0.01, 64, 10
+LEARNING_RATE, BATCH, VISITED, DROP_PROB = 0.01, 64, 10, 0.8
 
 
 def network(image: Any, width: int) -> tuple[Any, Any]:
@@ -91,31 +94,44 @@ def fixed_masks(count: int, width: int, drop_prob: float, seed: int) -> Any:
     return (torch.rand(count, width, generator=generator) >= drop_prob).float() / (1 - drop_prob)
 
 
-def run(params: Params, seed: int) -> dict[str, Any]:
-    """Train one network; follow it, the sub-networks it visits, and others."""
+def recorded(
+    params: Params, width: int, drop_prob: float, unseen: Any, visited: int = 0
+) -> Iterator[tuple[int, float, Any]]:
+    """Train one network; yield steps, its accuracy, and those of sub-networks, the unseen last."""
     import torch
 
     from overt.experiments import small
 
-    width, drop_prob = params["network"]
     data = small.load(params["data"])
     steps = params["epochs"] * -(-len(data.x) // BATCH)
     wanted = record_steps(steps, params["records"])
-    unseen = fixed_masks(VISITED, width, drop_prob, seed)
-    curves: dict[str, list[float]] = {"full": [], "visited": [], "unseen": []}
     with torch.random.fork_rng():
         torch.manual_seed(params["run"])
         trunk, top = network(data.x[0], width)
-        for step, masks in descend(
-            trunk, top, data.x, data.y, drop_prob, steps, params["learning_rate"]
-        ):
+        given = (data.x, data.y, drop_prob, steps, params["learning_rate"])
+        for step, masks in descend(trunk, top, *given):
             if step in wanted:
-                both = torch.cat([masks[:VISITED], unseen])
-                full, parts = accuracies(trunk, top, both, data.x_test, data.y_test)
-                curves["full"].append(full)
-                curves["visited"].append(float(parts[:-VISITED].mean()))
-                curves["unseen"].append(float(parts[-VISITED:].mean()))
-    return {"width": width, "drop_prob": drop_prob, "steps": wanted, **curves}
+                both = torch.cat([masks[:visited], unseen])
+                yield step, *accuracies(trunk, top, both, data.x_test, data.y_test)
+
+
+def run_visited(params: Params, seed: int) -> dict[str, Any]:
+    """Train one network; follow it, the sub-networks it visits, and others."""
+    width, drop_prob = params["network"]
+    unseen = fixed_masks(VISITED, width, drop_prob, seed)
+    steps, full, parts = zip(*recorded(params, width, drop_prob, unseen, VISITED), strict=True)
+    visited = [float(p[:-VISITED].mean()) for p in parts]
+    others = [float(p[-VISITED:].mean()) for p in parts]
+    return {"width": width, "drop_prob": drop_prob, "steps": steps, "full": full,
+            "visited": visited, "unseen": others}  # fmt: skip
+
+
+def run_unseen(params: Params, seed: int) -> dict[str, Any]:
+    """Train one network and follow the accuracy of every sub-network."""
+    masks = fixed_masks(params["masks"], params["width"], DROP_PROB, seed)
+    steps, full, parts = zip(*recorded(params, params["width"], DROP_PROB, masks), strict=True)
+    kept = [int(m) for m in (masks > 0).sum(1)]
+    return {"steps": steps, "full": full, "parts": [p.tolist() for p in parts], "kept": kept}
 
 
 def final_gap(rows: list[Row], width: int, drop_prob: float, part: str) -> float:
@@ -126,7 +142,7 @@ def final_gap(rows: list[Row], width: int, drop_prob: float, part: str) -> float
     ]))  # fmt: skip
 
 
-def check(rows: list[Row]) -> Findings:
+def check_visited(rows: list[Row]) -> Findings:
     """Check that the gap shrinks with the width and grows with the drop probability."""
     widths = sorted({row["width"] for row in rows})
     for part in ("visited", "unseen"):
@@ -144,7 +160,7 @@ def check(rows: list[Row]) -> Findings:
                   "the gap is higher for higher drop probabilities")  # fmt: skip
 
 
-def plot(rows: list[Row]) -> Any:
+def plot_visited(rows: list[Row]) -> Any:
     """Draw accuracies against steps: by drop probability above, by width below."""
     widths = sorted({row["width"] for row in rows})
     wide = widths[-1]
@@ -167,7 +183,47 @@ def plot(rows: list[Row]) -> Any:
     return figure
 
 
-EXPERIMENT = Experiment(
+def final(row: Row) -> tuple[float, Any]:
+    """Return (full - mean sub-network accuracy, all sub-networks' accuracies) at the last step."""
+    parts = np.array(row["parts"][-1])
+    return float(row["full"][-1] - parts.mean()), parts
+
+
+def check_unseen(rows: list[Row]) -> Findings:
+    """Check that random sub-networks approach the full network as the width grows."""
+    widths = sorted({row["width"] for row in rows})
+    gaps, worst = {}, {}
+    for width in widths:
+        ends = [final(row) for row in rows if row["width"] == width]
+        gaps[width] = float(np.mean([gap for gap, _ in ends]))
+        worst[width] = float(np.mean([parts.min() for _, parts in ends]))
+    yield Finding("the gap between full and random sub-networks shrinks at every step of the width",
+                  all(gaps[b] < gaps[a] for a, b in pairwise(widths)),
+                  ", ".join(f"width {w}: {100 * g:.2f} points" for w, g in gaps.items()),
+                  "as the width increases, the sub-networks become more competitive")  # fmt: skip
+    yield Finding("the worst sub-network improves as the width grows",
+                  worst[widths[-1]] > worst[widths[0]],
+                  ", ".join(f"width {w}: {100 * a:.2f} %" for w, a in worst.items()))  # fmt: skip
+
+
+def plot_unseen(rows: list[Row]) -> Any:
+    """Draw all sub-networks and the full network against steps, one panel per width."""
+    widths = sorted({row["width"] for row in rows})
+    figure, panels = canvas(3.4 * len(widths), 3.2, 1, len(widths), sharey=True, squeeze=False)
+    for axes, width in zip(panels[0], widths, strict=True):
+        row = next(row for row in rows if row["width"] == width)
+        lines = axes.plot(row["steps"], 100 * np.array(row["parts"]), color="tab:orange", lw=0.5)
+        lines[0].set_label("sub-networks")
+        axes.plot(row["steps"], 100 * np.array(row["full"]), color="tab:blue", label="full network")
+        axes.set_xscale("log")
+        axes.set_title(f"width {width}", fontsize=10)
+        axes.set_xlabel("step")
+    panels[0, 0].set_ylabel("test accuracy, %")
+    panels[0, 0].legend(fontsize=8)
+    return figure
+
+
+FIG_5_2 = Experiment(
     id="thesis-fig5-2",
     title="Sub-networks visited by dropout against the full network",
     source="Thesis, Figure 5-2",
@@ -179,6 +235,21 @@ EXPERIMENT = Experiment(
                      network=[[100, 0.5], [1000, 0.5], [10_000, 0.5], [10_000, 0.1], [10_000, 0.7]],
                      epochs=5, records=16, learning_rate=LEARNING_RATE),
     },
-    run=run, check=check, plot=plot,
+    run=run_visited, check=check_visited, plot=plot_visited,
+    needs={"torch": "torch", "matplotlib": "plots"},
+)  # fmt: skip
+
+FIG_5_3 = Experiment(
+    id="thesis-fig5-3",
+    title="Random sub-networks against the full network",
+    source="Thesis, Figure 5-3",
+    claim="sub-networks that training has not seen come close to the full network as it widens",
+    grids={
+        "toy": grid(run=0, data="digits", width=[20, 100, 500], masks=30, epochs=15, records=6,
+                    learning_rate=0.2),
+        "full": grid(run=0, data="mnist", width=[100, 1000, 10_000], masks=100, epochs=5,
+                     records=10, learning_rate=LEARNING_RATE),
+    },
+    run=run_unseen, check=check_unseen, plot=plot_unseen,
     needs={"torch": "torch", "matplotlib": "plots"},
 )  # fmt: skip

@@ -1,0 +1,178 @@
+"""Thesis, Figures 3-2 and 3-3: deep linear networks with dropout: spectra and equalization."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from overt import equalize
+from overt.experiments._trajectories import log_steps, trajectory
+from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
+from overt.linear import DeepLinearNetwork, inverse_decay
+
+
+def run_spectra(params: Params, seed: int) -> dict[str, Any]:
+    """Train with minibatches, and compare the spectrum with the envelope's and the best known."""
+    rng, d, rank = np.random.default_rng(0), params["size"], params["rank"]
+    N = rng.standard_normal((d, rank)) @ rng.standard_normal((rank, d)) / np.sqrt(d)
+    N = N + 0.02 * rng.standard_normal((d, d))
+    net = DeepLinearNetwork(N, (d,) * params["hidden"], params["drop_prob"])
+    trace = net.train(
+        params["steps"],
+        inverse_decay(params["rate"], params["steps"] / 4),
+        range(seed, seed + params["seeds"]),
+        batch_size=params["batch"],
+        records=6,
+    )
+    products = trace.weights[0]
+    for W in trace.weights[1:]:
+        products = W @ products
+    best = net.solve()
+    return {
+        "target": np.linalg.svd(N, compute_uv=False).tolist(),
+        "trained": np.linalg.svd(products, compute_uv=False).tolist(),
+        "solved": np.linalg.svd(best.product, compute_uv=False).tolist(),
+        "objective": trace.objective[:, -1].tolist(),
+        "best": best.objective,
+        "bound": best.certificate.lower_bound,
+    }
+
+
+def check_spectra(rows: list[Row]) -> Findings:
+    """Check that spectra shrink and lose rank as dropout grows, unevenly, above the bound."""
+    rows = sorted(rows, key=lambda row: row["drop_prob"])
+    target = np.array(rows[0]["target"])
+    trained = np.array([np.mean(row["trained"], axis=0) for row in rows])
+    rank = np.sum(trained > 0.02 * target[0], axis=1)
+    nuclear = trained.sum(axis=1)
+    several = [i for i, row in enumerate(rows) if row["drop_prob"] > 0 and rank[i] >= 2]
+    shrinkage = [(target - trained[i])[: rank[i]] for i in several]
+    uneven = max(float(np.ptp(values) / values.mean()) for values in shrinkage)
+    low = min(min(row["objective"]) / row["bound"] for row in rows if row["bound"] > 0)
+    close = max(np.mean(row["objective"]) / row["best"] - 1 for row in rows if row["drop_prob"])
+    yield Finding("a higher drop probability shrinks the spectrum", np.all(np.diff(nuclear) < 0),
+                  "nuclear norms " + ", ".join(f"{value:.2f}" for value in nuclear),
+                  "shrinks")  # fmt: skip
+    yield Finding("a higher drop probability thresholds the rank",
+                  np.all(np.diff(rank) <= 0) and rank[-1] < rank[0],
+                  "ranks " + ", ".join(map(str, rank)), "smaller rank")  # fmt: skip
+    yield Finding("the shrinkage is not uniform over the kept values", uneven > 0.1,
+                  f"differs by up to {uneven:.0%} of its mean",
+                  "more sophisticated than nuclear-norm shrinkage")  # fmt: skip
+    yield Finding(
+        "training stays above the proved bound and reaches the best solution known",
+        low >= 1 - 1e-9 and close <= 0.05,
+        f"lowest run {low - 1:.1%} above the bound; worst mean {close:.1%} above the best",
+    )
+
+
+def plot_spectra(rows: list[Row]) -> Any:
+    """Draw target, trained, best known and envelope spectra."""
+    from overt import spectral
+    from overt.linear.plots import ACCENT, INK, QUIET
+
+    figure, axes = canvas(3.1 * len(rows), 3.3, 1, len(rows), squeeze=False, sharey=True)
+    for row, panel in zip(rows, axes[0], strict=True):
+        count = min(2 * row["rank"] + 2, len(row["target"]))
+        nu = spectral.nu((row["size"],) * row["hidden"], row["drop_prob"])
+        envelope = spectral.SquaredNuclear().prox(row["target"], nu)
+        panel.plot(row["target"][:count], color="black", lw=1, label="target")
+        panel.plot(envelope[:count], color=QUIET, ls="--", label="convex envelope")
+        panel.plot(row["solved"][:count], color=INK, label="best known")
+        for i, s in enumerate(row["trained"]):
+            label = "trained" if i == 0 else None
+            panel.plot(s[:count], "o", ms=4, color=ACCENT, alpha=0.6, label=label)
+        panel.set_title(f"drop probability {row['drop_prob']:g}", fontsize=10)
+        panel.set_xlabel("index of singular value")
+    axes[0][0].set_ylabel("singular value")
+    axes[0][-1].legend(frameon=False, fontsize=8)
+    return figure
+
+
+def run_gaps(params: Params, seed: int) -> dict[str, Any]:
+    """Follow one run and record the equalization gap of every order."""
+    width, hidden = params["width"], params["hidden"]
+    rng = np.random.default_rng(seed)
+    target = np.random.default_rng(0).standard_normal((1, width))
+    net = DeepLinearNetwork(target, (width,) * hidden, params["drop_prob"])
+    start = [rng.standard_normal(shape) / np.sqrt(shape[1]) for shape in net.shapes]
+    grid = log_steps(params["steps"], 24)
+    rate = inverse_decay(params["rate"], params["steps"] / 4)
+    path = list(trajectory(net.train, start, grid, rate, 1000 * seed, batch_size=params["batch"]))
+    best = net.solve()
+    return {
+        "steps_seen": [step for step, _ in path],
+        "gaps": [[float(g) for g in equalize.equalization_gaps(w)] for _, w in path],
+        "objective": [net.objective(w) for _, w in path],
+        "optimum": best.objective,
+        "map_error": best.certificate.distance,
+        "solution_gaps": [float(g) for g in equalize.equalization_gaps(best.weights)],
+    }
+
+
+def check_gaps(rows: list[Row]) -> Findings:
+    """Check that the gaps of all orders go to zero and the objective to its optimum."""
+    gaps = np.array([row["gaps"] for row in rows])  # (runs, records, orders)
+    excess = np.array([row["objective"][-1] / row["optimum"] - 1 for row in rows])
+    first, last = gaps[:, 0].mean(axis=0), gaps[:, -1].mean(axis=0)
+    yield Finding("the equalization gap of every order goes to zero",
+                  np.all(last <= 0.05 * np.maximum(first, 0.1)),
+                  f"orders 1..{len(last)}: "
+                  + ", ".join(f"{a:.2g} -> {b:.1e}" for a, b in zip(first, last, strict=True)),
+                  "goes to 0")  # fmt: skip
+    yield Finding("the objective reaches the optimum (Corollary 1, corrected)",
+                  np.all(excess >= -1e-9) and excess.mean() <= 0.02,
+                  f"mean of {len(rows)} runs ends {excess.mean():.2%} above")  # fmt: skip
+    yield Finding(
+        "the exact solution is equalized",
+        np.abs([row["solution_gaps"] for row in rows]).max() <= 1e-12,
+        f"largest gap {np.abs([row['solution_gaps'] for row in rows]).max():.0e}",
+    )
+
+
+def plot_gaps(rows: list[Row]) -> Any:
+    """Draw the gap of every order with its spread over runs."""
+    from overt.linear.plots import draw_band
+
+    figure, axes = canvas(6, 4)
+    gaps = np.array([row["gaps"] for row in rows])
+    shades = ("#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08306b")
+    for order in range(gaps.shape[2]):
+        draw_band(
+            axes, rows[0]["steps_seen"], np.maximum(gaps[:, :, order], 1e-12),
+            shades[order % len(shades)], label=f"order {order + 1}",
+        )  # fmt: skip
+    axes.set_yscale("log")
+    axes.set_ylim(bottom=max(1e-8, float(np.abs(gaps[:, -1]).min()) / 10))
+    axes.set(xlabel="step", ylabel="equalization gap $R_l / LB_l - 1$")
+    axes.legend(frameon=False)
+    return figure
+
+
+FIG_3_2 = Experiment(
+    id="thesis-fig3-2",
+    title="Deep dropout shrinks and thresholds the spectrum",
+    source="Thesis, Figure 3-2",
+    claim="dropout on deep linear networks shrinks the spectrum and controls the rank",
+    grids={
+        "toy": grid(drop_prob=[0.0, 0.2, 0.4, 0.6], size=8, rank=3, hidden=2, steps=1500, batch=100,
+                    rate=0.05, seeds=2),
+        "full": grid(drop_prob=[0.0, 0.1, 0.2, 0.3, 0.4, 0.5], size=30, rank=10, hidden=2,
+                     steps=6000, batch=1000, rate=0.05, seeds=50),
+    },
+    run=run_spectra, check=check_spectra, plot=plot_spectra,
+)  # fmt: skip
+
+FIG_3_3 = Experiment(
+    id="thesis-fig3-3",
+    title="Deep dropout equalizes",
+    source="Thesis, Figure 3-3",
+    claim="with one output, dropout converges to equalized networks, in every order",
+    grids={
+        "toy": grid(run=[0, 1], width=4, hidden=3, drop_prob=0.5, steps=8000, batch=50, rate=0.1),
+        "full": grid(run=list(range(50)), width=5, hidden=5, drop_prob=0.5, steps=10_000,
+                     batch=1000, rate=0.05),
+    },
+    run=run_gaps, check=check_gaps, plot=plot_gaps, revision=2,
+)  # fmt: skip
