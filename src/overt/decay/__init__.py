@@ -9,7 +9,14 @@ from overt.decay.absorbing import ApproximateRankSet, Closedness, closedness
 from overt.decay.completion import DeepLinearCompletion
 from overt.decay.family import two_by_two
 from overt.decay.jumping import Jumps, find_jumps, jumps, survival, sweep
-from overt.decay.landscape import Minimum, existence, minima, smallest_fitting_rank
+from overt.decay.landscape import (
+    FittingRank,
+    Minima,
+    Minimum,
+    existence,
+    minima,
+    smallest_fitting_rank,
+)
 from overt.decay.layers import balanced, test_error, train_error
 from overt.decay.records import Runs
 from overt.decay.schedule import Phase, Schedule, effective
@@ -19,7 +26,9 @@ __all__ = [
     "ApproximateRankSet",
     "Closedness",
     "DeepLinearCompletion",
+    "FittingRank",
     "Jumps",
+    "Minima",
     "Minimum",
     "Phase",
     "Runs",
