@@ -12,7 +12,7 @@ from overt.decay import layers
 from overt.entries import Entries
 
 if TYPE_CHECKING:
-    from overt.decay.landscape import Minimum
+    from overt.decay.verification import Minimum
 
 _RANK = 1e-6  # singular values below this fraction of the largest count as zero
 _NEAR = 1e-4  # relative distance at which the end of a descent is a known minimum
@@ -51,7 +51,7 @@ class Search:
         return known
 
     def run(self, width: int, starts: int, rng: np.random.Generator) -> None:
-        """Descend in the network of this width until less than a tenth of a place should be missing.
+        """Descend in the network of this width until hardly a place should be missing.
 
         n draws of w places: w (n-1) / (n-w-2) places are expected in all, and another draw is new
         with probability w (w+1) / (n (n-1)) (Boender and Rinnooy Kan 1983).
