@@ -179,3 +179,104 @@ def test_bad_input():
     ):
         with pytest.raises(InputError):
             call()
+
+
+def pattern(matrix):
+    return Entries.from_matrix(np.array(matrix, dtype=float))
+
+
+def test_compiled_loss_and_gradient():
+    from overt.decay.descent import loss_gradient
+
+    rng = np.random.default_rng(0)
+    for depth in (2, 3, 4):
+        problem = Entries.sample(rng.standard_normal((5, 3)), 9, seed=rng)
+        shapes = layers.shapes(problem.shape, depth, 4)
+        weights = [rng.standard_normal(s) for s in shapes]
+        theta, sizes = layers.flatten(weights), np.array([3, *(m for m, _ in shapes)])
+        g = np.empty_like(theta)
+        value = loss_gradient(theta, sizes, problem.rows, problem.cols, problem.values, 0.02, g)
+        assert value == pytest.approx(layers.loss(problem, weights, 0.02), rel=1e-13)
+        np.testing.assert_allclose(
+            g, layers.flatten(layers.gradient(problem, weights, 0.02)), atol=1e-13
+        )
+
+
+def test_continuum_of_minima_at_depth_two():
+    """[[d, x], [x, d]], |x| <= d, all have loss C + 2 lam 2d, the least."""
+    nan, lam = np.nan, 1e-3
+    found = minima(pattern([[1, nan], [nan, 1]]), 2, lam)
+    assert [(m.rank, m.isolated, m.dimension) for m in found] == [(1, False, 1), (2, False, 1)]
+    d = 1 - 4 * lam  # minimizes (1/4) 2 (1-d)^2 + 2 lam 2d
+    for m in found:
+        assert m.loss == pytest.approx(0.5 * (1 - d) ** 2 + 4 * lam * d, rel=1e-9)
+        np.testing.assert_allclose(np.diag(m.matrix), d, rtol=1e-7)
+        assert m.matrix[0, 1] == pytest.approx(m.matrix[1, 0], abs=1e-6)
+
+
+@pytest.mark.parametrize("n", [3, 5])
+def test_identity_has_a_grassmannian_of_minima(n):
+    """A = s P for any projection P of rank r: r (n - r) dimensions."""
+    found = minima(pattern(np.eye(n)), 3, 1e-3)
+    assert [(m.rank, m.dimension) for m in found] == [(r, r * (n - r)) for r in range(n + 1)]
+    for m in found:
+        assert m.isolated == (m.dimension == 0)
+        s = np.linalg.svd(m.matrix, compute_uv=False)[: m.rank]
+        np.testing.assert_allclose(m.matrix @ m.matrix, s.max(initial=0) * m.matrix, atol=1e-6)
+
+
+def test_flat_to_second_order_is_no_continuum():
+    """At the largest decay the minimum meets its saddle: flat, but nothing goes on from there."""
+    from overt.decay.verification import FittingRank, verify
+
+    (curve,) = family._curves(0.25, 3, 2)
+    h, q = 1e-4, curve.grid[np.argmax(curve.weight_decay(curve.grid))]
+    for _ in range(4):  # Newton's method for the top of the curve
+        low, here, high = (curve.at(q + d) for d in (-h, 0, h))
+        q -= h / 2 * (high - low) / (high - 2 * here + low)
+    fold = verify(two_by_two(0.25), curve.matrix(q), 3, curve.at(q), FittingRank(1), "")
+    assert fold.gradient < 1e-9
+    assert fold.dimension == 1
+    assert not fold.verified
+
+
+def test_default_finds_what_many_descents_find():
+    """Oracle: 400 descents of SciPy's optimizer on layers' loss, in the network of each width."""
+    from scipy.optimize import minimize
+
+    rng = np.random.default_rng(3)
+    problem, depth, lam = Entries.sample(rng.standard_normal((4, 3)), 8, seed=rng), 3, 1e-3
+    found = minima(problem, depth, lam, every=True)
+    ends = []
+    for k in range(400):
+        shapes = layers.shapes(problem.shape, depth, 1 + k % 3)
+
+        def objective(x, shapes=shapes):
+            W = layers.unflatten(x, shapes)
+            g = layers.gradient(problem, W, lam)
+            return layers.loss(problem, W, lam), layers.flatten(g)
+
+        size = sum(m * n for m, n in shapes)
+        end = minimize(objective, rng.standard_normal(size), jac=True, options={"gtol": 1e-7})
+        ends.append(layers.product(layers.unflatten(end.x, shapes)))
+    seen = [any(np.linalg.norm(A - m.matrix) < 1e-3 for m in found) for A in ends]
+    assert np.mean(seen) >= 0.99
+    assert set(found.starts) == set(found.unseen) == {1, 2, 3}
+    assert all(n >= 64 for n in found.starts.values())
+    assert all(0 < share < 0.05 for share in found.unseen.values())
+
+
+def test_fitting_rank_says_what_it_knows():
+    nan = np.nan
+    whole = smallest_fitting_rank(pattern([[1, 2, nan], [3, 4, nan], [nan, 1, 1]]))
+    assert (whole, whole.proved, whole.at_least) == (2, True, 2)
+    # No 2 x 2 block is seen whole, and yet the cycle of six entries has no rank-1 completion.
+    cycle = smallest_fitting_rank(pattern([[1, 2, nan], [nan, 1, 1], [1, nan, 1]]))
+    assert cycle == 2
+    assert not cycle.proved
+    assert "guess" in repr(cycle)
+    kinds = {m.rank: m.kind_proved for m in minima(pattern([[1, 2], [nan, 1]]), 3, 1e-3)}
+    assert all(kinds.values())
+    unsure = minima(pattern([[1, 2, nan], [nan, 1, 1], [1, nan, 1]]), 3, 1e-3)
+    assert {m.rank: m.kind_proved for m in unsure if m.rank < 3} == {0: True, 1: False, 2: False}
+    assert smallest_fitting_rank(pattern([[0, nan], [0, 0]])) == 0

@@ -7,19 +7,24 @@
 
 from overt.decay.absorbing import ApproximateRankSet, Closedness, closedness
 from overt.decay.completion import DeepLinearCompletion
+from overt.decay.escaping import Escape, escape
 from overt.decay.family import two_by_two
 from overt.decay.jumping import Jumps, find_jumps, jumps, survival, sweep
-from overt.decay.landscape import Minimum, existence, minima, smallest_fitting_rank
+from overt.decay.landscape import Minima, existence, minima, smallest_fitting_rank
 from overt.decay.layers import balanced, test_error, train_error
 from overt.decay.records import Runs
 from overt.decay.schedule import Phase, Schedule, effective
 from overt.decay.sgd import entry_draws, initial_weights, simulate
+from overt.decay.verification import FittingRank, Minimum
 
 __all__ = [
     "ApproximateRankSet",
     "Closedness",
     "DeepLinearCompletion",
+    "Escape",
+    "FittingRank",
     "Jumps",
+    "Minima",
     "Minimum",
     "Phase",
     "Runs",
@@ -28,6 +33,7 @@ __all__ = [
     "closedness",
     "effective",
     "entry_draws",
+    "escape",
     "existence",
     "find_jumps",
     "initial_weights",

@@ -19,10 +19,10 @@ from typing import Self
 import numpy as np
 
 from overt._check import InputError, chain, number, whole
-from overt._types import Seed
+from overt._types import Floats, Seed
 from overt.decay import layers
 from overt.decay.schedule import Schedule
-from overt.decay.sgd import Weights, entry_draws, initial_weights, seed_root
+from overt.decay.sgd import Weights, entry_draws, seed_root
 from overt.entries import Entries
 from overt.results import Result
 
@@ -146,6 +146,26 @@ class ApproximateRankSet:
             "rank": layers.approximate_rank(W, self.alpha),
         }
 
+    def boundary_point(
+        self, shape: tuple[int, int], depth: int, width: int, rng: np.random.Generator
+    ) -> list[Floats]:
+        """Return balanced weights of approximate rank r + eps_2 (to 1e-6 of eps_2), random else.
+
+        All layers have the squared singular values x_1, ..., x_r, of a sum from C / 100 to C, and
+        x_(r+1) = alpha (1 - sqrt(1 - eps_2)), where f_alpha is eps_2.
+        """
+        n = min(self.rank + 1, *shape, width)
+        last = self.alpha * (1 - math.sqrt(1 - self.slack * (1 - 1e-6)))
+        x = np.full(n, last)
+        if n > 1:
+            x[:-1] = rng.dirichlet(np.ones(n - 1)) * (self.bound - last) * rng.uniform(0.01, 1)
+        weights = layers.balanced(np.zeros(shape), depth, width, 0)
+        V, U = (np.linalg.qr(rng.standard_normal((m, n)))[0] for m in shape[::-1])
+        weights[0][:n], weights[-1][:, :n] = np.sqrt(x)[:, None] * V.T, U * np.sqrt(x)
+        for W in weights[1:-1]:
+            W[range(n), range(n)] = np.sqrt(x)
+        return weights
+
     def contains(self, weights: layers.Layers) -> bool:
         """Return whether the weights [W_1, ..., W_L] are in the set."""
         return not any(self.violations(weights).values())
@@ -180,22 +200,23 @@ def closedness(
     weight_decay: float,
     learning_rate: float,
     *,
-    steps: int = 1000,
-    runs: int = 3,
+    steps: int = 10,
+    runs: int = 300,
     seed: Seed = 0,
 ) -> Closedness:
     """Count how often one SGD step leaves B_r, at any learning rate, allowed or not.
 
-    Each run starts from a balanced point of rank r. The three conditions are counted one by one,
-    since the theorem's eps_1 (about 1e-24) lies below rounding: balance to that accuracy cannot
-    even be stored, and is then neither kept nor broken.
+    Each run starts from a random balanced point on the boundary, of approximate rank r + eps_2 and
+    a size of C / 100 to C: far inside no step leaves. The three conditions are counted one by one,
+    since the theorem's eps_1 (about 1e-24) lies below rounding: balance to that accuracy
+    cannot even be stored, and is then neither kept nor broken.
     """
     schedule = Schedule.constant(whole("steps", steps), learning_rate, weight_decay)
     phase, root = schedule.phases[0], seed_root(seed)
     counts = {"steps": 0, "bound": 0, "balance": 0, "rank": 0}
     for run in range(whole("runs", runs)):
-        A = layers.product(initial_weights(problem, depth, width, seed=root, run=run))
-        state = Weights(layers.balanced(A, depth, width, min(region.rank, min(problem.shape))))
+        rng = np.random.default_rng([root, run, 2])
+        state = Weights(region.boundary_point(problem.shape, depth, width, rng))
         for draw in entry_draws(problem, steps, seed=root, run=run).reshape(-1, 1):
             before = region.violations(state.layers())
             state.descend(problem, draw, phase.learning_rate, phase.weight_decay)

@@ -12,7 +12,6 @@ from overt.decay import (
     ApproximateRankSet,
     Schedule,
     balanced,
-    closedness,
     existence,
     layers,
     minima,
@@ -114,21 +113,41 @@ def _membership(scale: int, rng: np.random.Generator) -> Evidence:
 @theorem(
     "decay-closed",
     source=f"{SOURCE}, Theorems 3.2 and B.1",
-    claim="SGD does not leave B_r: not below the theorem's step size, nor far above it",
-    assumes="measured far above the bound, which is below 1e-20 and would need no computer",
+    claim="A step of SGD from the boundary of B_r raises neither the approximate rank nor the size "
+    "beyond it: proved below the theorem's rate, observed up to .01",
+    assumes="[[1, *], [.25, 1]], L = 3, lam = .05, r = 1, where the proved rate is below 1e-26; "
+    "from .05 on some steps leave (3 of 12,000 raised the rank there, 10 of 6,000 at .2)",
 )
 def _closed(scale: int, rng: np.random.Generator) -> Evidence:
     problem, depth, width, lam = two_by_two(0.25), 3, 6, 0.05
     region = ApproximateRankSet.for_problem(problem, depth, width, lam, 1)
-    broken, steps, most = 0, 0, 0.0
-    for rate in (1e-4, 1e-2, 5e-2):
-        found = closedness(
-            region, problem, depth, width, lam, rate, steps=300 * scale, runs=2, seed=rng
-        )
-        broken, steps = broken + found.rank + found.bound, steps + found.steps
-        most = max(most, rate / found.allowed)
-    detail = f"rank or size broken in {broken} of {steps} steps, up to {most:.0e} times the bound"
-    return Evidence(float(broken), 0.0, detail)
+    broken, steps, least = 0, 0, np.inf
+    for rate in (1e-4, 1e-3, 1e-2):
+        for _ in range(300 * scale):
+            # Weights on the boundary, written anew: x_2 = alpha (1 - sqrt(1 - eps_2)).
+            x = region.alpha * (1 - np.sqrt(1 - region.slack * (1 - 1e-6)))
+            roots = np.sqrt([rng.uniform(0.01, 1) * (region.bound - x), x])
+            W = [np.zeros(shape) for shape in ((width, 2), (width, width), (2, width))]
+            V, U = (np.linalg.qr(rng.standard_normal((2, 2)))[0] for _ in range(2))
+            W[0][:2], W[1][:2, :2], W[2][:, :2] = roots[:, None] * V.T, np.diag(roots), U * roots
+            least = min(least, _soft_rank(W, region.alpha))
+            n = int(rng.integers(len(problem)))
+            i, j = problem.rows[n], problem.cols[n]
+            D = np.zeros((2, 2))
+            D[i, j] = (W[2] @ W[1] @ W[0])[i, j] - problem.values[n]
+            slopes = (W[1].T @ W[2].T @ D, W[2].T @ D @ W[0].T, D @ (W[1] @ W[0]).T)
+            W = [(1 - 2 * rate * lam) * w - rate * g for w, g in zip(W, slopes, strict=True)]
+            larger = max(float(np.sum(w * w)) for w in W) > region.bound
+            broken += larger or _soft_rank(W, region.alpha) > 1 + region.slack
+            steps += 1
+    on_boundary = least > 1 + region.slack * (1 - 1e-5)
+    detail = f"{broken} of {steps} steps from the boundary left, at rates 1e-4 to 1e-2"
+    return Evidence(float(broken) + (not on_boundary), 0.0, detail)
+
+
+def _soft_rank(weights: list[Floats], alpha: float) -> float:
+    x = [np.minimum(np.linalg.svd(W, compute_uv=False) ** 2 / alpha, 1) for W in weights]
+    return max(float(np.sum(v * (2 - v))) for v in x)
 
 
 @theorem(

@@ -1,0 +1,111 @@
+"""Compiled descent on C(W_L ... W_1) + lam |theta|^2 for small networks.
+
+`layers.loss` and `layers.gradient` say in NumPy what `loss_gradient` computes.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+_MEMORY = 12  # pairs that L-BFGS keeps
+
+
+@numba.njit(cache=True, nogil=True)
+def loss_gradient(theta, sizes, rows, cols, values, lam, grad):  # type: ignore[no-untyped-def]
+    """Return the loss of the flat weights and write its gradient; layer l maps sizes[l] to [l+1].
+
+    What layer l receives and what comes back to it are kept for each of the matrix's columns.
+    """
+    L, n = sizes.size - 1, sizes[0]
+    wide = sizes.max()
+    x = np.zeros((L + 1, wide, n))
+    for k in range(n):
+        x[0, k, k] = 1.0
+    end = 0
+    for layer in range(L):
+        inner = sizes[layer]
+        for i in range(sizes[layer + 1]):
+            for k in range(inner):
+                w = theta[end + i * inner + k]
+                for j in range(n):
+                    x[layer + 1, i, j] += w * x[layer, k, j]
+        end += sizes[layer + 1] * inner
+    back, before = np.zeros((wide, n)), np.zeros((wide, n))
+    cost, N = 0.0, values.size
+    for e in range(N):
+        r = x[L, rows[e], cols[e]] - values[e]
+        cost += r * r
+        back[rows[e], cols[e]] += r / N
+    cost = cost / (2 * N)
+    for t in range(theta.size):
+        cost += lam * theta[t] * theta[t]
+        grad[t] = 2 * lam * theta[t]
+    for layer in range(L - 1, -1, -1):
+        inner = sizes[layer]
+        end -= sizes[layer + 1] * inner
+        before[:] = 0.0
+        for i in range(sizes[layer + 1]):
+            for k in range(inner):
+                w, total = theta[end + i * inner + k], 0.0
+                for j in range(n):
+                    total += back[i, j] * x[layer, k, j]
+                    before[k, j] += w * back[i, j]
+                grad[end + i * inner + k] += total
+        back, before = before, back
+    return cost
+
+
+@numba.njit(cache=True, nogil=True)
+def lbfgs(theta, sizes, rows, cols, values, lam, tol, steps):  # type: ignore[no-untyped-def]
+    """Return where L-BFGS with Armijo's rule ends: gradient below tol, or `steps` taken."""
+    x, d = theta.copy(), theta.size
+    g, h, new = np.empty(d), np.empty(d), np.empty(d)
+    S, Y, rho, a = (
+        np.zeros((_MEMORY, d)),
+        np.zeros((_MEMORY, d)),
+        np.zeros(_MEMORY),
+        np.zeros(_MEMORY),
+    )
+    kept = 0
+    f = loss_gradient(x, sizes, rows, cols, values, lam, g)
+    for _ in range(steps):
+        if np.abs(g).max() <= tol:
+            break
+        p = -g
+        for k in range(kept - 1, max(kept - _MEMORY, 0) - 1, -1):
+            i = k % _MEMORY
+            a[i] = rho[i] * np.dot(S[i], p)
+            p -= a[i] * Y[i]
+        if kept:
+            i = (kept - 1) % _MEMORY
+            p /= rho[i] * np.dot(Y[i], Y[i])
+        else:
+            p /= max(1.0, np.sqrt(np.dot(g, g)))
+        for k in range(max(kept - _MEMORY, 0), kept):
+            i = k % _MEMORY
+            p += (a[i] - rho[i] * np.dot(Y[i], p)) * S[i]
+        slope, step = np.dot(g, p), 1.0
+        if slope >= 0:
+            kept = 0
+            continue
+        while step > 1e-12:
+            new = x + step * p
+            f_new = loss_gradient(new, sizes, rows, cols, values, lam, h)
+            if f_new <= f + 1e-4 * step * slope:
+                break
+            # The parabola through f, its slope and f_new, kept within a tenth and a half.
+            step *= min(0.5, max(0.1, -0.5 * slope * step / (f_new - f - slope * step)))
+        else:
+            if kept == 0:
+                break
+            kept = 0
+            continue
+        i = kept % _MEMORY
+        S[i], Y[i] = new - x, h - g
+        curvature = np.dot(S[i], Y[i])
+        if curvature > 1e-12 * np.dot(Y[i], Y[i]):
+            rho[i] = 1 / curvature
+            kept += 1
+        x[:], g[:], f = new, h, f_new
+    return x, f
