@@ -16,7 +16,6 @@ from overt.decay import (
     balanced,
     closedness,
     escape,
-    existence,
     find_jumps,
     jumps,
     layers,
