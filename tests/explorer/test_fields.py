@@ -19,7 +19,7 @@ class Tags(HTMLParser):
         self.found.append((tag, dict(attrs)))
 
 
-@pytest.mark.parametrize("panel", PANELS.values(), ids=str)
+@pytest.mark.parametrize("panel", PANELS.values(), ids=lambda p: p.name)
 def test_defaults_are_read_without_a_message(panel):
     values, messages = read_fields(panel.fields, {})
     assert messages == {}

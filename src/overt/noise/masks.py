@@ -1,4 +1,4 @@
-"""Noises over units or weights: Dropout, KeepExactly, DropConnect, any mean and covariance."""
+"""Noises over units or weights: Dropout, KeepExactly, DropConnect."""
 
 from __future__ import annotations
 
@@ -218,76 +218,6 @@ class DropConnect(Noise):
     def sample(self, width: Width, size: int = 1, seed: Seed = None) -> Floats:
         """Draw Bernoulli(1 - drop_prob) masks over the weights, shape (size, *width)."""
         return Dropout(self.drop_prob).sample(width, size, seed)
-
-
-class CovarianceNoise(Noise):
-    """Noise with any mean and covariance, drawn as Gaussian multipliers.
-
-    Parameters
-    ----------
-    mean
-        mu, one non-zero entry per unit.
-    covariance
-        K, units x units, symmetric and positive semi-definite.
-    """
-
-    def __init__(self, mean: Any, covariance: Any) -> None:
-        mu = np.array(_check.floating("mean", mean, ndim=1), dtype=float)
-        K = np.array(_check.matrix("covariance", covariance), dtype=float)
-        if np.any(mu == 0):
-            raise InputError(f"mean must have no zero entry, got 0 at {int(np.argmin(abs(mu)))}")
-        if K.shape != (mu.size, mu.size):
-            raise InputError(f"covariance must be {mu.size} x {mu.size}, got {K.shape}")
-        if not np.allclose(K, K.T, rtol=0, atol=1e-10 * abs(K).max()):
-            raise InputError(
-                f"covariance must be symmetric, got entries that differ by {abs(K - K.T).max():.3g}"
-            )
-        eigenvalues, vectors = np.linalg.eigh((K + K.T) / 2)
-        if eigenvalues[0] < -1e-10 * max(eigenvalues[-1], 0) or eigenvalues[-1] < 0:
-            raise InputError(
-                "covariance must be positive semi-definite, got smallest eigenvalue "
-                f"{eigenvalues[0]:.3g}"
-            )
-        self._mean, self._covariance = mu, (K + K.T) / 2
-        self._root = vectors * np.sqrt(np.maximum(eigenvalues, 0))
-
-    def __repr__(self) -> str:
-        return f"CovarianceNoise(mean={self._mean!r}, covariance={self._covariance!r})"
-
-    @property
-    def independent(self) -> bool:
-        """Whether the covariance is diagonal."""
-        off_diagonal = self._covariance - np.diag(np.diag(self._covariance))
-        return not np.any(off_diagonal)
-
-    def mean(self, width: Width) -> Floats:
-        """Return the mean as given."""
-        self._fitting(width)
-        return self._mean.copy()
-
-    def characteristic(self, width: Width) -> Floats:
-        """K_ij / (mu_i mu_j)."""
-        self._fitting(width)
-        return self._covariance / np.outer(self._mean, self._mean)
-
-    def covariance(self, width: Width) -> Floats:
-        """Return the covariance as given."""
-        self._fitting(width)
-        return self._covariance.copy()
-
-    def sample(self, width: Width, size: int = 1, seed: Seed = None) -> Floats:
-        """Draw Gaussian masks with the given moments, shape (size, *width)."""
-        shape = self._fitting(width)
-        normal = _check.generator(seed).standard_normal(
-            (_check.whole("size", size), len(self._mean))
-        )
-        return np.asarray((self._mean + normal @ self._root.T).reshape(-1, *shape))
-
-    def _fitting(self, width: Width) -> tuple[int, ...]:
-        shape = shape_of(width)
-        if math.prod(shape) != self._mean.size:
-            raise InputError(f"the noise is over {self._mean.size} units but the width is {width}")
-        return shape
 
 
 def shape_of(width: Width) -> tuple[int, ...]:

@@ -1,8 +1,7 @@
-"""The norms: squared nuclear, squared k-support, squared Schatten; value, dual, proximal map."""
+"""The norms: squared nuclear and squared k-support; value, dual, proximal map."""
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 from array_api_compat import is_numpy_array
 
 from overt import _check
-from overt._check import InputError, namespace
+from overt._check import namespace
 from overt._types import Array
 
 
@@ -40,7 +39,7 @@ class SpectralNorm(ABC):
         It is the duality gap of |s - a|^2 + w value(a): no other spectrum gains more than this, and
         it is 0 exactly at the proximal map. The norm must be convex, as its dual must exist.
         """
-        s, a, w = _spectrum(s), _spectrum(a, "a"), _check.number("weight", weight)
+        s, a, w = spectrum_of(s), spectrum_of(a, "a"), _check.number("weight", weight)
         xp, g = namespace(s, a), 2 * (s - a)
         if w == 0:
             return xp.sum(g * g) / 4
@@ -74,13 +73,13 @@ class SquaredNuclear(SpectralNorm):
 
     def value(self, s: Array) -> Array:
         """(sum_i |s_i|)^2."""
-        s = _spectrum(s)
+        s = spectrum_of(s)
         xp = namespace(s)
         return xp.sum(xp.abs(s)) ** 2
 
     def dual(self, s: Array) -> Array:
         """max_i s_i^2."""
-        s = _spectrum(s)
+        s = spectrum_of(s)
         return namespace(s).max(s * s)
 
     def prox(self, s: Array, weight: float) -> Array:
@@ -88,13 +87,13 @@ class SquaredNuclear(SpectralNorm):
 
         rho is the largest j with s_j (1 + w j) > w h_j (Implicit bias of dropout, Theorem 3.6).
         """
-        s, w = _spectrum(s), _check.number("weight", weight)
+        s, w = spectrum_of(s), _check.number("weight", weight)
         xp = namespace(s)
         return xp.sign(s) * xp.clip(xp.abs(s) - self._threshold(s, w), min=0.0)
 
     def shrinkage(self, s: Array, weight: float) -> Array:
         """min(|s_i|, alpha), with the signs of s."""
-        s, w = _spectrum(s), _check.number("weight", weight)
+        s, w = spectrum_of(s), _check.number("weight", weight)
         xp = namespace(s)
         return xp.sign(s) * xp.clip(xp.abs(s), max=self._threshold(s, w))
 
@@ -132,7 +131,7 @@ class KSupport(SpectralNorm):
         there is none. The printed rule (structured dropout, Theorem 2.3), the rho that maximizes
         the expression, is wrong: the expression never decreases in rho.
         """
-        s = _spectrum(s)
+        s = spectrum_of(s)
         xp = namespace(s)
         if s.shape[0] <= self.k:
             return xp.sum(s * s)
@@ -148,7 +147,7 @@ class KSupport(SpectralNorm):
 
         1 for the rho - 1 largest values, proportional to |s_i| for the others.
         """
-        s = _spectrum(s)
+        s = spectrum_of(s)
         xp = namespace(s)
         size = xp.abs(s)
         if s.shape[0] <= self.k:
@@ -171,7 +170,7 @@ class KSupport(SpectralNorm):
 
     def dual(self, s: Array) -> Array:
         """Return the sum of the k largest s_i^2."""
-        s = _spectrum(s)
+        s = spectrum_of(s)
         xp = namespace(s)
         return xp.sum(xp.sort(s * s, descending=True, stable=False)[: self.k])
 
@@ -182,7 +181,7 @@ class KSupport(SpectralNorm):
         Theorem 2.7, with the rank of the shrunk part ranging over 1..k, not 1..k-1).
         O(n log n), and nothing but the sort is more than linear.
         """
-        s, w = _spectrum(s), _check.number("weight", weight)
+        s, w = spectrum_of(s), _check.number("weight", weight)
         if w == 0:
             return s * 1.0
         t = self._shares(s, w)
@@ -190,7 +189,7 @@ class KSupport(SpectralNorm):
 
     def shrinkage(self, s: Array, weight: float) -> Array:
         """s_i w / (t_i + w)."""
-        s, w = _spectrum(s), _check.number("weight", weight)
+        s, w = spectrum_of(s), _check.number("weight", weight)
         return s * 0.0 if w == 0 else s * w / (self._shares(s, w) + w)
 
     def _shares(self, s: Array, w: float) -> Array:
@@ -201,56 +200,6 @@ class KSupport(SpectralNorm):
         if alpha is None:
             return xp.ones_like(s)
         return xp.clip(alpha * size - w, min=0.0, max=1.0)
-
-
-@dataclass(frozen=True)
-class Schatten(SpectralNorm):
-    """(sum_i |s_i|^p)^(2/p); a quasi-norm for p < 1. Depth L with weight decay induces p = 2/L."""
-
-    p: float
-
-    def __post_init__(self) -> None:
-        if self.p != math.inf:
-            object.__setattr__(self, "p", _check.number("p", self.p, exclusive=True))
-
-    def value(self, s: Array) -> Array:
-        """(sum_i |s_i|^p)^(2/p)."""
-        s = _spectrum(s)
-        xp = namespace(s)
-        size = xp.abs(s)
-        largest = xp.max(size)
-        if self.p == math.inf or bool(largest == 0):
-            return largest**2
-        return largest**2 * xp.sum((size / largest) ** self.p) ** (2 / self.p)
-
-    def dual(self, s: Array) -> Array:
-        """Return the value for the conjugate exponent q, 1/p + 1/q = 1; needs p >= 1."""
-        if self.p < 1:
-            raise InputError(f"the dual norm needs p >= 1, got p = {self.p}")
-        if self.p == 1:
-            return Schatten(math.inf).value(s)
-        return Schatten(1.0 if self.p == math.inf else self.p / (self.p - 1)).value(s)
-
-    def prox(self, s: Array, weight: float) -> Array:
-        """Return the closed form, which exists for p = 1, 2 and infinity."""
-        s, w = _spectrum(s), _check.number("weight", weight)
-        if self.p == 1:
-            return SquaredNuclear().prox(s, w)
-        if self.p == 2:
-            return s / (1 + w)
-        return s - self.shrinkage(s, w)
-
-    def shrinkage(self, s: Array, weight: float) -> Array:
-        """Return s - prox(s, weight), for p = 1, 2 and infinity."""
-        s, w = _spectrum(s), _check.number("weight", weight)
-        if self.p == 1:
-            return SquaredNuclear().shrinkage(s, w)
-        if self.p == 2:
-            return s * w / (1 + w)
-        if self.p == math.inf:
-            # Moreau: the conjugate of w |a|_inf^2 under this scaling is |.|_1^2 / w.
-            return s * 0.0 if w == 0 else SquaredNuclear().prox(s, 1 / w)
-        raise InputError(f"the proximal map is known for p = 1, 2 and infinity, got p = {self.p}")
 
 
 def shrinkage_rank(ordered: Array, sums: Array, weight: float) -> int:
@@ -313,5 +262,6 @@ def _singular_values(A: Array) -> Array:
     return namespace(A).linalg.svdvals(A)
 
 
-def _spectrum(s: Any, name: str = "s") -> Array:
+def spectrum_of(s: Any, name: str = "s") -> Array:
+    """Return a spectrum as a vector of finite numbers."""
     return _check.floating(name, s, ndim=1)
