@@ -251,12 +251,22 @@ def test_fields_of_the_escape_are_those_of_the_weights():
     np.testing.assert_allclose(noise @ noise.T, G @ G.T, atol=1e-8)
 
 
-def test_least_action_is_below_that_of_every_finite_horizon():
-    """Controls optimized over horizons of 100, 200, 400 gave 2.387, 2.136, 1.982 at lam .025."""
-    found = escape(two_by_two(0.25), 3, 0.025)
-    assert 1.9 < found.action < 1.982
-    assert found.barrier > 0
-    assert found.residual < 1e-3
+def test_jump_times_grow_as_the_least_action_says():
+    """log(T eta) = c + S / eta: the slope of simulated mean jump times, with its standard error."""
+    problem, depth, seeds = two_by_two(0.25), 3, 100
+    lam = 0.98 * existence(problem, depth, 2)
+    found = escape(problem, depth, lam)
+    assert 0 < found.barrier < 1e-3
+    start, rates, logs = balanced(found.minimum, depth, 2), np.array([0.4, 0.2]), []
+    for rate in rates:
+        schedule = Schedule.constant(60_000, rate, lam)
+        runs = jumps(problem, depth, 2, schedule, seeds, init=start, records=20, progress=False)
+        assert runs.jumped >= 0.98 * seeds
+        logs.append(np.log(runs.jump_step[runs.jump_step >= 0].mean() * rate))
+    slope = (logs[1] - logs[0]) / (1 / rates[1] - 1 / rates[0])
+    error = np.sqrt(2 / seeds) / (1 / rates[1] - 1 / rates[0])  # jump times are nearly exponential
+    assert abs(slope - found.action) < 4 * error + 0.1 * found.action
+    assert escape(problem, depth, 0.985 * existence(problem, depth, 2)).action < found.action
 
 
 def test_escape_refuses_what_it_does_not_know():

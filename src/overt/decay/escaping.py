@@ -65,11 +65,7 @@ class Escape(Result):
 def escape(problem: Entries, depth: int = 3, weight_decay: float = 0.02) -> Escape:
     """Return the least action from the rank-2 minimum of [[1, *], [epsilon, 1]] to its saddle.
 
-    Only this family is accepted: its saddle is known in closed form. Where it holds and fails, as
-    far as it was tried: epsilon .25, depth 3, lam .025: S = 1.95, simulated slope 2.11 at rates
-    .25 to .6. At .99 of the largest lam S = .42, but the slope between rates .5 and .2 is .91 (s.e.
-    .05): S / eta must be large, and there it is 1 to 2. Below lam = .0247, at depth 4 and at
-    epsilon .1 (z > .06) the solver finds no path and raises ArithmeticError.
+    Only this family is accepted: its saddle is known in closed form.
     """
     layers.check_entries(problem)
     depth, lam = whole("depth", depth, 3), number("weight_decay", weight_decay, exclusive=True)
@@ -134,7 +130,7 @@ class _Path:
             x = y[:4] + (self.low - before.low)[:, None] + np.outer(new - old, s)
             p = y[4:] * stretch * self.mu / before.mu
         solution = solve_bvp(
-            self._flow, self._boundary, t, np.vstack([x, p]), tol=1e-3, max_nodes=800
+            self._flow, self._boundary, t, np.vstack([x, p]), tol=1e-3, max_nodes=2500
         )
         if solution.status != 0:
             raise ArithmeticError(f"no path found at weight_decay {lam:g}: {solution.message}")
