@@ -15,7 +15,6 @@ from overt.decay import (
     Schedule,
     balanced,
     closedness,
-    escape,
     find_jumps,
     jumps,
     layers,
@@ -223,58 +222,3 @@ def test_tour_chapter(tmp_path):
     page = Page("title", "lead")
     assert chapter(page, Path(tmp_path), 0)
     assert "never back" in page.write(tmp_path / "page.html").read_text()
-
-
-def test_fields_of_the_escape_are_those_of_the_weights():
-    """b and G of the product, against single SGD steps of balanced weights by the chain rule."""
-    from overt.decay.escaping import _Path
-
-    problem, depth, lam = two_by_two(0.25), 3, 0.025
-    path = _Path.__new__(_Path)
-    path.problem, path.depth, path.lam = problem, depth, lam
-    A = np.array([[0.9, 0.7], [0.2, 1.1]])
-    drift, noise = (field[0] for field in path._fields(A.reshape(1, 4)))
-    W, t, moved = balanced(A, depth, 2), 1e-6, []
-    for n in range(3):
-        i, j = problem.rows[n], problem.cols[n]
-        D = np.zeros((2, 2))
-        D[i, j] = A[i, j] - problem.values[n]
-        slopes = (W[1].T @ W[2].T @ D, W[2].T @ D @ W[0].T, D @ (W[1] @ W[0]).T)
-        ends = [
-            layers.product([w - h * (g + 2 * lam * w) for w, g in zip(W, slopes, strict=True)])
-            for h in (t, -t)
-        ]
-        moved.append(((ends[0] - ends[1]) / (2 * t)).ravel())
-    mean = np.mean(moved, axis=0)
-    np.testing.assert_allclose(drift, mean, atol=1e-8)
-    G = (np.array(moved) - mean).T / np.sqrt(3)
-    np.testing.assert_allclose(noise @ noise.T, G @ G.T, atol=1e-8)
-
-
-def test_jump_times_grow_as_the_least_action_says():
-    """log(T eta) = c + S / eta: the slope of simulated mean jump times, with its standard error."""
-    problem, depth, seeds = two_by_two(0.25), 3, 100
-    lam = 0.98 * existence(problem, depth, 2)
-    found = escape(problem, depth, lam)
-    assert 0 < found.barrier < 1e-3
-    start, rates, logs = balanced(found.minimum, depth, 2), np.array([0.4, 0.2]), []
-    for rate in rates:
-        schedule = Schedule.constant(60_000, rate, lam)
-        runs = jumps(problem, depth, 2, schedule, seeds, init=start, records=20, progress=False)
-        assert runs.jumped >= 0.98 * seeds
-        logs.append(np.log(runs.jump_step[runs.jump_step >= 0].mean() * rate))
-    slope = (logs[1] - logs[0]) / (1 / rates[1] - 1 / rates[0])
-    error = np.sqrt(2 / seeds) / (1 / rates[1] - 1 / rates[0])  # jump times are nearly exponential
-    assert abs(slope - found.action) < 4 * error + 0.1 * found.action
-    assert escape(problem, depth, 0.985 * existence(problem, depth, 2)).action < found.action
-
-
-def test_escape_refuses_what_it_does_not_know():
-    from overt import Entries
-
-    for call in (
-        lambda: escape(two_by_two(0.25), 3, 0.03),
-        lambda: escape(Entries.from_matrix(np.eye(2))),
-    ):
-        with pytest.raises(InputError):
-            call()

@@ -76,7 +76,7 @@ class Bomb:
         (header("{'descr': '|O', 'fortran_order': False, 'shape': (1,), }", b"x"), "real"),
         (header("__import__('os').system('true')"), "header"),
         (b"\x93NUMPY\x09\x09", "header"),
-        (gzip.compress(b"1 2 3"), "plain text"),
+        (gzip.compress(b"1 2 3", mtime=0), "plain text"),
         (b"PK\x03\x04", "plain text"),
         (b"\0\0\0", "plain text"),
         (b"", "no numbers"),

@@ -38,10 +38,10 @@ class Explorer(dash.Dash):
         return page.page(panel or flask.abort(404), flask.request.args, parts)
 
 
-def create_app(jobs: Jobs, host: str = "127.0.0.1") -> flask.Flask:
+def create_app(pool: Jobs, host: str = "127.0.0.1") -> flask.Flask:
     """Return the explorer as a WSGI application that answers to this host's names."""
     app: Any = Explorer(
-        "overt.explorer", assets_folder=os.fspath(Path(__file__).with_name("assets")),
+        __name__, assets_folder=os.fspath(Path(__file__).with_name("assets")),
         serve_locally=True, suppress_callback_exceptions=True, update_title="",
         add_log_handler=False,
     )  # fmt: skip
@@ -55,7 +55,7 @@ def create_app(jobs: Jobs, host: str = "127.0.0.1") -> flask.Flask:
         Output("answer", "data"), Input("ask", "data"), prevent_initial_call=True,
     )  # fmt: skip
     def answer(ask: Any) -> Any:
-        return _answer(ask if isinstance(ask, dict) else {}, jobs, shelf)
+        return _answer(ask if isinstance(ask, dict) else {}, pool, shelf)
 
     for name, source, sink in (
         ("answered", Input("answer", "data"), Output("applied", "data")),
@@ -75,7 +75,7 @@ def create_app(jobs: Jobs, host: str = "127.0.0.1") -> flask.Flask:
 
     @server.get("/completed/<name>.csv")
     def download(name: str) -> Any:
-        job = jobs.get(name)
+        job = pool.get(name)
         if job is None or job.panel != "completion" or not job.found:
             flask.abort(404)
         return flask.Response(completed(job.values["entries"], job.found[0]), mimetype="text/csv")
