@@ -207,8 +207,9 @@ def closedness(
     """Count how often one SGD step leaves B_r, at any learning rate, allowed or not.
 
     Each run starts from a random balanced point on the boundary, of approximate rank r + eps_2 and
-    a size of C / 100 to C. The three conditions are counted one by one, since the theorem's eps_1 (about 1e-24) lies below rounding: balance to that accuracy
-    cannot even be stored, and is then neither kept nor broken.
+    a size of C / 100 to C. The three conditions are counted one by one, since the theorem's eps_1
+    (about 1e-24) lies below rounding: balance to that accuracy cannot even be stored, and is then
+    neither kept nor broken.
     """
     schedule = Schedule.constant(whole("steps", steps), learning_rate, weight_decay)
     phase, root = schedule.phases[0], seed_root(seed)
