@@ -142,16 +142,16 @@ def smallest_fitting_rank(problem: Entries, *, starts: int = 8, seed: Seed = 0) 
     layers.check_entries(problem)
     rng, scale = generator(seed), layers.cost(problem, np.zeros(problem.shape))
     least = _block_rank(problem)
+    if scale == 0:
+        return FittingRank(0, 0)
     for rank in range(least, min(problem.shape)):
-        if rank == 0:
-            continue  # the largest observation is a block of rank 1, so nothing is to be fitted
         for start in random_starts(problem, 2, rank, starts, rng):
             weights = start
             for lam in (1e-3, 1e-5, 1e-7, 1e-9, 0.0):
                 weights = descend(problem, weights, lam * scale, 1e-8 * min(1.0, scale))
             if layers.cost(problem, layers.product(weights)) <= _FIT * scale:
                 return FittingRank(rank, least)
-    return FittingRank(min(problem.shape) if scale else 0, least)
+    return FittingRank(min(problem.shape), least)
 
 
 def _block_rank(problem: Entries) -> int:
