@@ -114,5 +114,5 @@ PANEL = Panel(
     "Noise on the hidden units of a linear network is a penalty on the singular values of its "
     "map: all of them shrink, and the small ones vanish. Move the drop probability to see which "
     "survive, what they cost, and which probability leaves the rank that you want.",
-    "theory/optima", FIELDS, _view, _code,
+    "theory/optima", FIELDS, _view, _code, plots_at_once=True,
 )  # fmt: skip

@@ -66,7 +66,7 @@
     pause.disabled = at("stop").disabled = !going;
     if (focused && focused.disabled) at("run").focus();
     clearTimeout(look);
-    if (going) look = setTimeout(() => send("look"), state === "paused" ? 1000 : 200);
+    if (going) look = setTimeout(() => send("look"), state === "paused" ? 500 : 200);
   }
 
   /* --- the form --- */
