@@ -24,7 +24,9 @@ _JOB = """
 </div>"""
 
 # Dash loads plotly when the first plot comes; read beside the rest of the page it is there earlier.
-_PLOTLY = '<script async src="/_dash-component-suites/plotly/package_data/plotly.min.js"></script>'
+_PLOTLY = """
+<script async src="/_dash-component-suites/plotly/package_data/plotly.min.js"></script>
+<link rel="preload" as="script" href="/_dash-component-suites/dash/dcc/async-graph.js">"""
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -115,4 +117,5 @@ def _table(table: Table) -> Any:
     head = html.Thead(html.Tr([html.Th(name, scope="col") for name in table.header]))
     rows = [html.Tr([html.Td(shown(value)) for value in row]) for row in table.rows]
     parts = [html.Caption(table.caption), head, html.Tbody(rows)]
-    return html.Div(html.Table(parts), className="scroll")
+    reach: Any = {"tabIndex": 0, "role": "group", "aria-label": table.caption}  # scrolls by key too
+    return html.Div(html.Table(parts), className="scroll", **reach)

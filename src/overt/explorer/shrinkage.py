@@ -48,7 +48,7 @@ def _view(values: Values, found: Sequence[dict[str, Any]]) -> View:
     marks += [figures.mark(needed, wanted, ORANGE)] if needed is not None else []
     right = {
         "overlaying": "y", "side": "right", "range": [0, 1.05 * ranks[1] + 0.1], "showgrid": False,
-        "automargin": True, "tickmode": "linear", "dtick": max(1, int(ranks[1]) // 4),
+        "tickmode": "linear", "dtick": max(1, int(ranks[1]) // 4),
     }  # fmt: skip
     return View(
         [
