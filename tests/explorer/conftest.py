@@ -126,10 +126,9 @@ class Visitor:
         )
 
 
-@pytest.fixture
-def visit(browser, address):
+def tab(browser, address, **options):
     """A new tab; at the end nothing may have left the machine, and no error been logged."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context = browser.new_context(**options)
     context.set_default_timeout(30_000)
     visitor = Visitor(context.new_page(), address)
     yield visitor
@@ -139,13 +138,13 @@ def visit(browser, address):
 
 
 @pytest.fixture
+def visit(browser, address):
+    yield from tab(browser, address, viewport={"width": 1280, "height": 900})
+
+
+@pytest.fixture
 def phone(browser, address):
-    context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True)
-    visitor = Visitor(context.new_page(), address)
-    yield visitor
-    context.close()
-    assert visitor.outside == []
-    assert visitor.errors == []
+    yield from tab(browser, address, viewport={"width": 390, "height": 844}, has_touch=True)
 
 
 @pytest.fixture(scope="session")

@@ -47,7 +47,10 @@ def explore(
     )  # fmt: skip
     name = f"[{host}]" if ":" in host else host
     address = f"http://{name}:{port}/"
-    jobs.start("shrinkage", {})  # ends at once: what tasks import is then ready for them
+    # A job that ends at once: what tasks import is ready when one comes, and not in the way before.
+    warm_up = threading.Timer(4, jobs.start, ("shrinkage", {}))
+    warm_up.daemon = True
+    warm_up.start()
     ready(address)
     if browser:
         threading.Timer(0.2, webbrowser.open, (address,)).start()

@@ -35,12 +35,11 @@ def figure(
     """Return a plot in the common look; `layout` adds to it, "xaxis" and "yaxis" included."""
     axis = {
         "gridcolor": GRID, "linecolor": GRAY, "zeroline": False, "ticks": "outside",
-        "automargin": True,
     }  # fmt: skip
     common = {
         "font": {"family": "system-ui, sans-serif", "size": 13, "color": INK},
         "paper_bgcolor": "#fff", "plot_bgcolor": "#fff", "uirevision": name,
-        "margin": {"l": 58, "r": 14, "t": 34, "b": 46}, "hovermode": "closest",
+        "margin": {"l": 64, "r": 30, "t": 34, "b": 46}, "hovermode": "closest",
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
         "dragmode": False,  # a finger on a phone scrolls the page
         "xaxis": axis | {"title": {"text": x}} | layout.pop("xaxis", {}),

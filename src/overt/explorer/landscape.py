@@ -122,5 +122,5 @@ PANEL = Panel(
     "f(u) = (m - u1² - u2²)² + λ (u1⁴ + u2⁴) can be seen: dropout leaves minima only where both "
     "units carry the same share. Click anywhere on the map, or type starting points, and watch "
     "dropout training find its way there.",
-    "theory/landscape", FIELDS, _view, _code, theory.descend,
+    "theory/landscape", FIELDS, _view, _code, theory.descend, plots_at_once=True,
 )  # fmt: skip

@@ -23,14 +23,18 @@ _JOB = """
 <progress id="progress" max="1" value="0" aria-label="Progress"></progress>
 </div>"""
 
+# Dash loads plotly when the first plot comes; read beside the rest of the page it is there earlier.
+_PLOTLY = """
+<script async src="/_dash-component-suites/plotly/package_data/plotly.min.js"></script>
+<link rel="preload" as="script" href="/_dash-component-suites/dash/dcc/async-graph.js">"""
+
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{panel.title} - overt explore</title>
 {favicon}{css}
-<script async src="/_dash-component-suites/plotly/package_data/plotly.min.js"></script>
-<link rel="preload" as="script" href="/_dash-component-suites/dash/dcc/async-graph.js">
+{plotly}
 </head>
 <body data-panel="{panel.name}">
 <a class="skip" href="#form">Skip to the controls</a>
@@ -59,8 +63,8 @@ def page(panel: Panel, given: Mapping[str, str], parts: Mapping[str, str]) -> st
         for p in PANELS.values()
     )
     fields = "".join(f.html(given.get(f.name, f.default)) for f in panel.fields)
-    job = _JOB if panel.task else ""
-    return _PAGE.format(panel=panel, links=links, fields=fields, job=job, **parts)
+    own = {"job": _JOB if panel.task else "", "plotly": _PLOTLY if panel.plots_at_once else ""}
+    return _PAGE.format(panel=panel, links=links, fields=fields, **own, **parts)
 
 
 def layout() -> Any:
@@ -113,4 +117,5 @@ def _table(table: Table) -> Any:
     head = html.Thead(html.Tr([html.Th(name, scope="col") for name in table.header]))
     rows = [html.Tr([html.Td(shown(value)) for value in row]) for row in table.rows]
     parts = [html.Caption(table.caption), head, html.Tbody(rows)]
-    return html.Div(html.Table(parts), className="scroll")
+    reach: Any = {"tabIndex": 0, "role": "group", "aria-label": table.caption}  # scrolls by key too
+    return html.Div(html.Table(parts), className="scroll", **reach)

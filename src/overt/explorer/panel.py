@@ -47,6 +47,7 @@ class Panel:
     view: Callable[[Values, Sequence[dict[str, Any]]], View]
     code: Callable[[Values], str]
     task: Callable[..., Any] | None = None
+    plots_at_once: bool = False
 
     def asked(self, values: Values) -> Values:
         """Return the values on which the task depends."""

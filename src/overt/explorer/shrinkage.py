@@ -48,7 +48,7 @@ def _view(values: Values, found: Sequence[dict[str, Any]]) -> View:
     marks += [figures.mark(needed, wanted, ORANGE)] if needed is not None else []
     right = {
         "overlaying": "y", "side": "right", "range": [0, 1.05 * ranks[1] + 0.1], "showgrid": False,
-        "automargin": True, "tickmode": "linear", "dtick": max(1, int(ranks[1]) // 4),
+        "tickmode": "linear", "dtick": max(1, int(ranks[1]) // 4),
     }  # fmt: skip
     return View(
         [
@@ -114,5 +114,5 @@ PANEL = Panel(
     "Noise on the hidden units of a linear network is a penalty on the singular values of its "
     "map: all of them shrink, and the small ones vanish. Move the drop probability to see which "
     "survive, what they cost, and which probability leaves the rank that you want.",
-    "theory/optima", FIELDS, _view, _code,
+    "theory/optima", FIELDS, _view, _code, plots_at_once=True,
 )  # fmt: skip

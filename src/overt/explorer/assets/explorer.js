@@ -32,7 +32,7 @@
     busy = false;
     if (answer) {
       job = answer.job;
-      if (answer.rest) setTimeout(() => send("rest"), 300); // what is slow, once the rest is seen
+      if (answer.rest) askRest();
       shape = answer.shape ?? shape;
       for (const [name, figure] of Object.entries(answer.figures || {})) {
         window.dash_clientside.set_props(name, { figure });
@@ -42,6 +42,11 @@
     }
     send();
     if (!busy) form.dataset.settled = "yes";
+  }
+
+  function askRest() { // what is slow to draw, once the other plots are seen
+    const seen = document.querySelector("#plots .main-svg");
+    setTimeout(() => (seen ? send("rest") : askRest()), 150);
   }
 
   function showMessages(messages) {
@@ -66,7 +71,7 @@
     pause.disabled = at("stop").disabled = !going;
     if (focused && focused.disabled) at("run").focus();
     clearTimeout(look);
-    if (going) look = setTimeout(() => send("look"), state === "paused" ? 1000 : 200);
+    if (going) look = setTimeout(() => send("look"), state === "paused" ? 500 : 200);
   }
 
   /* --- the form --- */
