@@ -278,10 +278,13 @@ def test_training_by_mouse_with_pause_step_and_stop(visit):
     visit.finish("paused")
     done = "document.getElementById('progress').value"
     visit.until(f"{done} > 0")
-    page.wait_for_timeout(800)  # the page looks twice a second while a computation is paused
-    at = page.evaluate(done)
-    page.wait_for_timeout(800)
-    assert page.evaluate(done) == at
+    at = -1.0
+    for _ in range(20):  # the page looks twice a second; frames under way may still arrive
+        before, at = at, page.evaluate(done)
+        if at == before:
+            break
+        page.wait_for_timeout(1000)
+    assert at == before
     page.click("#step")
     visit.until(f"at => {done} > at", at)
     assert page.inner_text("#pause") == "Resume"
