@@ -179,11 +179,13 @@ def interrupted(program, *arguments, cwd):
 
 
 POSIX = pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
-SLEEP = "print('started', flush=True); time.sleep(60)"
+# One write, so that threads cannot come between the word and its end of line.
+STARTED = "(sys.stdout.write('started\\n'), sys.stdout.flush())"
+SLEEP = f"{STARTED}; time.sleep(60)"
 # Compiled code is there and has run when a bar moves; an interrupt before that leaves nothing.
 BAR = (
     "from overt._progress import Meter\n"
-    "Meter.advance = lambda *_, **__: print('started', flush=True)\n"
+    f"Meter.advance = lambda *_, **__: {STARTED}\n"
     "Meter.reach = Meter.advance\n"
 )
 
