@@ -180,11 +180,13 @@ class DeepNoise(NoiseEffect):
 
     def value(self, *weights: Floats) -> tuple[float, Sequence[Floats]]:
         """Return the objective and its gradients."""
-        objective, (first, *others) = self._value(self.regression.T, *self._whitened(weights))
+        objective, (first, *others) = self.whitened_value(
+            self.regression.T, *self._whitened(weights)
+        )
         objective += self.regression.residual
         return objective, (self.regression.pull_back(first.T).T, *others)
 
-    def _value(self, T: Floats, *layers: Floats) -> tuple[float, Sequence[Floats]]:
+    def whitened_value(self, T: Floats, *layers: Floats) -> tuple[float, Sequence[Floats]]:
         """Return |T - W|^2 + R and its gradients in whitened coordinates (W_1 L in place of W_1).
 
         |T|^2 - 2 <T, W> + tr S_(k+1), S_i = W_i (S_(i-1) + lam_(i-1) diag(S_(i-1))) W_i', S_0 = I.
@@ -263,7 +265,7 @@ class DeepNoise(NoiseEffect):
         left, s, right = self.regression.svd
         q = min(*self.widths, len(s))
         m = np.diag(s[:q]) / s[0]
-        value = partial(self._value, m)
+        value = partial(self.whitened_value, m)
         starts = [self._best_chains(s[:q] / s[0], value)]
         enough = attains(self.relaxation.bound) - self.regression.residual
         enough = (enough - float(np.sum(s[q:] ** 2))) / s[0] ** 2
