@@ -1,4 +1,4 @@
-"""What was once wrong or only bounded: tiny variances, tiny noise, repeated values, unlike units."""
+"""What was once wrong or only bounded: tiny variances or noise, repeated values, unlike units."""
 
 import time
 from fractions import Fraction

@@ -150,8 +150,8 @@ def best_map(regression: DenseRegression, weight: float) -> tuple[Floats, float]
         if value - bound <= TOL * value:
             break
         # Relative errors of map and multipliers should be of one size; later on rho must rest.
-        apart = np.linalg.norm(B - Z) * np.linalg.norm(multipliers)
-        uneven = apart / max(np.linalg.norm(Z - before) * np.linalg.norm(Z), 1e-300)
+        apart = float(np.linalg.norm(B - Z) * np.linalg.norm(multipliers))
+        uneven = apart / max(float(np.linalg.norm(Z - before) * np.linalg.norm(Z)), 1e-300)
         if count < MAX_STEPS / 4 and not 0.2 < uneven < 5:
             factor = 2.0 if uneven > 1 else 0.5
             rho, multipliers = rho * factor, multipliers / factor
