@@ -12,6 +12,7 @@ import overt
 from overt.linear import whitening
 from overt.linear.blocks import attained
 from overt.linear.bounds import envelopes, pairs_below
+from overt.linear.descent import descend
 from overt.linear.landscape import feasible_sets
 from overt.linear.shares import UnitShares
 
@@ -265,3 +266,39 @@ def test_deep_networks_with_equal_values_are_separate_chains():
             if all(d % q == 0 for d in widths)
         )
         assert best.objective == pytest.approx(chains, rel=1e-9)
+
+
+def random_noise(rng, d):
+    """A noise of every kind that has a closed form, beside those that have none."""
+    K = rng.standard_normal((d, d))
+    delta, gamma = rng.uniform(0.05, 2), rng.uniform(-0.05 / d, 1)
+    return {
+        "per unit": overt.Dropout(rng.choice([0, 1e-6, 0.1, 0.3, 0.8, 0.95], d)),
+        "keep exactly": overt.KeepExactly(int(rng.integers(1, d + 1))),
+        "exchangeable": overt.CovarianceNoise(np.full(d, 0.7), 0.49 * (delta * np.eye(d) + gamma)),
+        "sliding": overt.DropBlock(0.4, int(rng.integers(1, d + 1)), "sliding"),
+        "any": overt.CovarianceNoise(rng.uniform(0.5, 2, d), K @ K.T / d),
+    }
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_status_is_contradicted_by_restarts(seed):
+    rng = np.random.default_rng(seed)
+    m, n, d = (int(x) for x in rng.integers(1, 6, 3))
+    M = rng.standard_normal((m, n)) * 10 ** rng.uniform(-4, 4)
+    A, units = rng.standard_normal((n, n)), 10 ** rng.uniform(-3, 3, n)
+    C = (A @ A.T + 0.01 * np.eye(n)) * np.outer(units, units) if seed % 2 else None
+    for name, noise in random_noise(rng, d).items():
+        net = overt.LinearNetwork(M, d, noise, second_moment=C)
+        best = net.solve()
+        if name not in ("sliding", "any"):
+            assert best.status == "optimal", name
+        assert best.certificate.gap >= 0, name
+        T = net.effect.regression.T
+        size = np.sqrt(np.linalg.norm(T) / d)
+        for _ in range(3):
+            U, P = size * rng.standard_normal((m, d)), size * rng.standard_normal((T.shape[1], d))
+            U, V = descend(net.effect.value, [U, net.effect.regression.unwhiten(P)], max_steps=300)
+            reached = net.objective(U, V)
+            assert best.certificate.lower_bound <= reached * (1 + 1e-12), name
+            assert best.objective <= reached * (1 + 1e-6) + 1e-13 * np.sum(T**2), name
