@@ -144,7 +144,7 @@ class DenseRegression(Regression):
         2 angle |G - U H'| |A|_* of the residual for target.
         """
         size = max(*self.samples.inputs.shape, *self.T.shape)
-        error = 8 * whitening.EPS * size
+        error = 8 * whitening.EPS * np.sqrt(size)  # roundings add up as in a random walk
         largest = np.sqrt(self.scale) if self.residual > 0 else self.svd[1][0]
         values = 2 * largest * np.sqrt(min(self.T.shape) * loss)
         lean = 2 * whitening.MENDED * np.sqrt(self.residual) * nuclear

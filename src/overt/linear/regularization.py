@@ -112,9 +112,9 @@ def drop_prob_for_rank(
     s = s[positive(s)][:d]
     if len(s) == 0:
         raise InputError(f"rank must be 0 for a target that is zero, got {rank}")
-    steps = -np.diff(s, prepend=s[0])
+    steps, j = -np.diff(s, prepend=s[0]), np.arange(len(s))
     steps[steps <= EQUAL * s[0]] = 0.0  # values that differ by rounding are one value repeated
-    j = np.arange(len(s))
+    s = s[np.maximum.accumulate(np.where(steps > 0, j, 0))]
     with np.errstate(divide="ignore"):  # h_j - j s_j, as a sum of differences
         limits = d * s / np.cumsum(j * steps)  # rank >= j iff lam < limits[j - 1]
     reachable = [i for i in j[1:].tolist() if limits[i] < limits[i - 1]] + [len(s)]

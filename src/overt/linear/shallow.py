@@ -31,7 +31,8 @@ class LinearNetwork:
     width
         Number of hidden units.
     noise
-        Dropout, DropBlock, DropConnect, CovarianceNoise, or a noise over units of your own.
+        Dropout, KeepExactly, DropBlock, DropConnect, CovarianceNoise, or a noise over units of
+        your own.
         `noise.at_width(width)` is the width-adjusted form of structured dropout.
     X, Y
         Data in place of a target, samples x features.
@@ -96,10 +97,10 @@ class LinearNetwork:
     def solve(self) -> Solution:
         """Return the best factors that are known, and a certificate.
 
-        The status is "optimal" where they reach the proved lower bound: always for Dropout, for
-        DropConnect unless correlated inputs meet too small a width, for DropBlock with enough
-        blocks. Elsewhere it is "lower_bound", and the factors come from descent started at the
-        bound's solution.
+        The status is "optimal" where they reach the proved lower bound: always for Dropout, with
+        one probability or one per unit, and for KeepExactly; for DropConnect unless correlated
+        inputs meet too small a width, for DropBlock with enough blocks. Elsewhere it is
+        "lower_bound", and the factors come from descent started at the bound's solution.
         """
         U, V = self.effect.best_weights()
         return Solution(U, V, *grading.grade(self.effect, U, V))

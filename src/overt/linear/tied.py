@@ -35,7 +35,7 @@ class TiedAutoencoder:
     width
         Number of hidden units.
     noise
-        Dropout, DropBlock, CovarianceNoise, or a noise over units of your own.
+        Dropout, KeepExactly, DropBlock, CovarianceNoise, or a noise over units of your own.
     X
         Data (samples x features) to be reconstructed, in place of a target.
     second_moment
