@@ -91,19 +91,10 @@ class RobustError(Result):
 
 
 def robust_error(
-    model: models.Model,
-    x: Any,
-    y: Any,
-    threat: Threat,
-    *,
-    radii: Sequence[float] | None = None,
-    attack: Attack | None = None,
-    budget: int = 1000,
-    confidence: float = 0.95,
-    batch_size: int = models.BATCH_SIZE,
-    seed: int = 0,
-    warn: bool = True,
-) -> RobustError:
+    model: models.Model, x: Any, y: Any, threat: Threat, *, radii: Sequence[float] | None = None,
+    attack: Attack | None = None, budget: int = 1000, confidence: float = 0.95,
+    batch_size: int = models.BATCH_SIZE, seed: int = 0, warn: bool = True,
+) -> RobustError:  # fmt: skip
     """Measure the robust error at the threat's radius and, if given, along smaller and larger ones.
 
     Radii are attacked in ascending order, each only at the points not fooled before and starting
