@@ -243,7 +243,6 @@ def plot_path(path: Floats | None, chosen: float) -> Any:
     axes = figure.add_subplot()
     axes.plot(*path[order].T, marker="o")
     axes.axvline(chosen, ls="--", color="black", label=f"chosen: {chosen:g}")
-    axes.set_xlabel("drop probability")
-    axes.set_ylabel("held-out RMSE")
+    axes.set(xlabel="drop probability", ylabel="held-out RMSE")
     axes.legend()
     return figure

@@ -83,10 +83,8 @@ class RobustError(Result):
         clean = clopper_pearson(round(self.clean * self.points), self.points, self.confidence)
         axes.fill_between(radii, *np.vstack([clean, self.intervals]).T, alpha=0.25, lw=0)
         axes.plot(radii, errors, marker="o", ms=4, label=label)
-        axes.set_xlabel(f"radius ({self.norm})")
-        axes.set_ylabel("robust error found")
-        axes.set_ylim(0, 1)
-        axes.set_xlim(0, None)
+        axes.set(xlabel=f"radius ({self.norm})", ylabel="robust error found")
+        axes.set(ylim=(0, 1), xlim=(0, None))
         axes.grid(alpha=0.3)
 
 
