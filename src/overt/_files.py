@@ -115,13 +115,14 @@ def _from_text(path: Path, delimiter: str | None) -> Any:
     with path.open(encoding="utf-8-sig") as file:
         first = file.readline()
     words = [word for word in first.replace(delimiter or " ", " ").split() if word]
-    header = not all(_is_number(word) for word in words)
+    header = not all(is_number(word) for word in words)
     return np.loadtxt(
         path, delimiter=delimiter, skiprows=int(header), ndmin=2, encoding="utf-8-sig"
     )
 
 
-def _is_number(word: str) -> bool:
+def is_number(word: str) -> bool:
+    """Whether a word can be read as a number."""
     try:
         float(word)
     except ValueError:
