@@ -46,8 +46,8 @@ def last_layer(scale: int, rng: np.random.Generator) -> Evidence:
     best, _ = descent.best_descent(objective, k + (k + n) * d, 6, rng)
     R = np.asarray(np.linalg.qr(np.hstack([np.ones((n, 1)), Y]), mode="r"))
     target = lower.free_target(R, slice(1, 1 + k), centered=True)
-    bound, _ = lower.squared_bound(target, k, [(lam / d, SquaredNuclear())])
-    printed, _ = lower.squared_bound(target, k, [(lam, SquaredNuclear())])
+    bound, *_ = lower.squared_bound(target, k, [(lam / d, SquaredNuclear())])
+    printed, *_ = lower.squared_bound(target, k, [(lam, SquaredNuclear())])
     return Evidence(
         oracles.relative(bound, best),
         oracles.DESCENT,
