@@ -8,6 +8,7 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
@@ -53,7 +54,7 @@ def write_csv(path: Path, header: Sequence[str], lines: Iterable[Sequence[Any]])
 
 def write_arrays(path: Path, arrays: Mapping[str, Array], metadata: dict[str, str]) -> str:
     """Write arrays as safetensors, whole or not at all; return the file's checksum."""
-    save = _safetensors().numpy.save
+    save = safetensors("numpy", "files").numpy.save
     data = save({name: np.ascontiguousarray(a) for name, a in arrays.items()}, metadata)
     write_whole(path, data)
     return _checksum(data)
@@ -61,7 +62,7 @@ def write_arrays(path: Path, arrays: Mapping[str, Array], metadata: dict[str, st
 
 def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, str], str]:
     """Return the arrays, the metadata and the checksum of a safetensors file."""
-    library = _safetensors()
+    library = safetensors("numpy", "files")
     try:
         data = path.read_bytes()
         arrays: dict[str, Array] = library.numpy.load(data)
@@ -115,13 +116,14 @@ def _from_text(path: Path, delimiter: str | None) -> Any:
     with path.open(encoding="utf-8-sig") as file:
         first = file.readline()
     words = [word for word in first.replace(delimiter or " ", " ").split() if word]
-    header = not all(_is_number(word) for word in words)
+    header = not all(is_number(word) for word in words)
     return np.loadtxt(
         path, delimiter=delimiter, skiprows=int(header), ndmin=2, encoding="utf-8-sig"
     )
 
 
-def _is_number(word: str) -> bool:
+def is_number(word: str) -> bool:
+    """Whether a word can be read as a number."""
     try:
         float(word)
     except ValueError:
@@ -139,9 +141,10 @@ def _checksum(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def _safetensors() -> Any:
+def safetensors(framework: str, extra: str) -> Any:
+    """Return the library, with its functions for arrays of "numpy" or "torch"."""
     try:
-        import safetensors.numpy
+        import_module(f"safetensors.{framework}")
     except ModuleNotFoundError:
-        raise MissingExtraError("safetensors", "files") from None
-    return safetensors
+        raise MissingExtraError("safetensors", extra) from None
+    return import_module("safetensors")

@@ -116,17 +116,10 @@ def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
 
 
 def generate_ratings(
-    n_rows: int = 500,
-    n_cols: int = 300,
-    n_ratings: int = 20_000,
-    *,
-    rank: int = 4,
-    noise: float = 0.6,
-    scale: tuple[float, float] | None = (1.0, 5.0),
-    popularity: float = 1.0,
-    noise_law: Callable[[np.random.Generator, int], Floats] | None = None,
-    seed: Seed = 0,
-) -> tuple[Entries, Callable[[Ints, Ints], Floats]]:
+    n_rows: int = 500, n_cols: int = 300, n_ratings: int = 20_000, *, rank: int = 4,
+    noise: float = 0.6, scale: tuple[float, float] | None = (1.0, 5.0), popularity: float = 1.0,
+    noise_law: Callable[[np.random.Generator, int], Floats] | None = None, seed: Seed = 0,
+) -> tuple[Entries, Callable[[Ints, Ints], Floats]]:  # fmt: skip
     """Draw ratings from a low-rank matrix with biases, skewed popularity and noise.
 
     Entry (a, b) is 3.5 + row bias + column bias + u_a . v_b + noise; factors explain about as much

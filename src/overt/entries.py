@@ -131,13 +131,9 @@ class Entries:
 
     def take(self, chosen: Array) -> Self:
         """Return some of the entries, in a matrix of the same shape."""
-        return replace(
-            self,
-            rows=self.rows[chosen],
-            cols=self.cols[chosen],
-            values=self.values[chosen],
-            times=None if self.times is None else self.times[chosen],
-        )
+        rows, cols, values = self.rows[chosen], self.cols[chosen], self.values[chosen]
+        times = None if self.times is None else self.times[chosen]
+        return replace(self, rows=rows, cols=cols, values=values, times=times)
 
     def split(self, holdout: float = 0.1, seed: Seed = 0) -> tuple[Self, Self]:
         """Return (train, held out): held out is the start of a random permutation."""

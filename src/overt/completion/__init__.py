@@ -3,8 +3,6 @@
 >>> from overt.completion import DropoutCompletion
 """
 
-from __future__ import annotations
-
 from overt.completion.bounds import Bound
 from overt.completion.estimator import DropoutCompletion
 from overt.completion.recommending import Explanation, NewRow, Recommendation

@@ -95,36 +95,20 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
     """
 
     def __init__(
-        self,
-        n_factors: int = 32,
-        drop_prob: Any = "learn",
-        biases: bool = True,
-        ridge: float = 1e-6,
-        method: str = "alternating",
-        max_sweeps: int | None = None,
-        tol: float | None = None,
-        average: int = 0,
-        clip: Any = "auto",
-        learning_rate: float = 1.0,
-        batch_size: int = 2000,
-        seed: Seed = 0,
-        n_jobs: int | None = None,
-        engine: str = "local",
-    ) -> None:
-        self.n_factors = n_factors
-        self.drop_prob = drop_prob
-        self.biases = biases
-        self.ridge = ridge
-        self.method = method
-        self.max_sweeps = max_sweeps
-        self.tol = tol
-        self.average = average
-        self.clip = clip
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.seed = seed
-        self.n_jobs = n_jobs
-        self.engine = engine
+        self, n_factors: int = 32, drop_prob: Any = "learn", biases: bool = True,
+        ridge: float = 1e-6, method: str = "alternating", max_sweeps: int | None = None,
+        tol: float | None = None, average: int = 0, clip: Any = "auto", learning_rate: float = 1.0,
+        batch_size: int = 2000, seed: Seed = 0, n_jobs: int | None = None, engine: str = "local",
+    ) -> None:  # fmt: skip
+        self.n_factors, self.drop_prob, self.biases, self.ridge = (
+            n_factors,
+            drop_prob,
+            biases,
+            ridge,
+        )
+        self.method, self.max_sweeps, self.tol, self.average = method, max_sweeps, tol, average
+        self.clip, self.learning_rate, self.batch_size = clip, learning_rate, batch_size
+        self.seed, self.n_jobs, self.engine = seed, n_jobs, engine
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fit to observed entries.
@@ -139,14 +123,9 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         return self.fit_entries(observed(X, y))
 
     def fit_triplets(
-        self,
-        rows: Any,
-        cols: Any,
-        values: Any,
-        *,
-        shape: tuple[int, int] | None = None,
+        self, rows: Any, cols: Any, values: Any, *, shape: tuple[int, int] | None = None,
         on_sweep: Callable[[int, float], Any] = lambda sweeps, objective: None,
-    ) -> Self:
+    ) -> Self:  # fmt: skip
         """Fit to entries given as three arrays; `on_sweep(sweeps done, objective)` may watch."""
         entries = Entries(rows, cols, values, shape)
         return self.fit_entries(entries, on_form=lambda f: on_sweep(len(f.history), f.history[-1]))

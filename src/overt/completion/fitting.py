@@ -69,13 +69,9 @@ class _Run:
 
 
 def fit_entries(
-    settings: Settings,
-    entries: Entries,
-    *,
-    on_form: Callable[[Form], None] | None = None,
-    holdout: Entries | None = None,
-    checkpoint: SweepCheckpoint | None = None,
-) -> Fit:
+    settings: Settings, entries: Entries, *, on_form: Callable[[Form], None] | None = None,
+    holdout: Entries | None = None, checkpoint: SweepCheckpoint | None = None,
+) -> Fit:  # fmt: skip
     """Fit the form that the settings name; see `DropoutCompletion`.
 
     `on_form` gets the form after each sweep; `holdout` is only looked at.
@@ -219,12 +215,9 @@ def _reopen(settings: Settings, model: FactorModel, entries: Entries) -> Learned
     """Turn a model back into a form, in the units of the values, with room for new rows."""
     columns = model.columns
     problem = CompletionProblem.build(
-        entries,
-        columns.n_factors,
-        biases=columns.biases,
-        standard=False,
+        entries, columns.n_factors, biases=columns.biases, standard=False,
         precise=settings.ill_posed,
-    )
+    )  # fmt: skip
     for group in (problem.by_row, problem.by_col):
         group.csr.values[:] += problem.center - model.center
     problem = replace(problem, center=model.center)
@@ -250,7 +243,6 @@ def plot_path(path: Floats | None, chosen: float) -> Any:
     axes = figure.add_subplot()
     axes.plot(*path[order].T, marker="o")
     axes.axvline(chosen, ls="--", color="black", label=f"chosen: {chosen:g}")
-    axes.set_xlabel("drop probability")
-    axes.set_ylabel("held-out RMSE")
+    axes.set(xlabel="drop probability", ylabel="held-out RMSE")
     axes.legend()
     return figure

@@ -119,13 +119,8 @@ def explain(model: FactorModel, index: EntryIndex, row: Any, col: Any) -> Explan
     added = model.influence(cols, values, b)
     prediction = float(model.predict(np.array([a]), np.array([b]))[0])
     order = np.argsort(-np.abs(added), kind="stable")
-    return Explanation(
-        prediction,
-        prediction - float(added.sum()),
-        index.col_names(cols[order]),
-        values[order],
-        added[order],
-    )
+    baseline, names = prediction - float(added.sum()), index.col_names(cols[order])
+    return Explanation(prediction, baseline, names, values[order], added[order])
 
 
 def fold_in(model: FactorModel, index: EntryIndex, entries: Any) -> NewRow:

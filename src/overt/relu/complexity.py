@@ -45,15 +45,9 @@ class Complexity(Result):
 
 
 def rademacher(
-    X: Floats,
-    alpha: float = 1.0,
-    *,
-    sample: Any = None,
-    weights: Any = None,
-    draws: int = 200,
-    starts: int = 32,
-    seed: Seed = 0,
-) -> Complexity:
+    X: Floats, alpha: float = 1.0, *, sample: Any = None, weights: Any = None, draws: int = 200,
+    starts: int = 32, seed: Seed = 0,
+) -> Complexity:  # fmt: skip
     """R_S(F_alpha) = (alpha/n) E max_v |sum_i zeta_i sigma(v.x_i)| / sqrt(E sigma(v.x)^2).
 
     The supremum over networks of any width is attained by a single unit, since a network is a

@@ -52,14 +52,9 @@ class Guarantee(Result):
 
 
 def guarantee(
-    *,
-    margin: float,
-    dimension: int,
-    width: float,
-    steps: float,
-    learning_rate: float = math.log(2),
-    delta: float = 0.05,
-) -> Guarantee:
+    *, margin: float, dimension: int, width: float, steps: float,
+    learning_rate: float = math.log(2), delta: float = 0.05,
+) -> Guarantee:  # fmt: skip
     """Return the bounds of Theorems 14 and 15 for `steps` steps at this width.
 
     Assumes inputs of norm 1, the (q, gamma)-margin assumption (see `overt.relu.margin`), a learning
@@ -86,13 +81,9 @@ def guarantee(
 
 
 def required(
-    *,
-    epsilon: float,
-    margin: float,
-    dimension: int,
-    learning_rate: float = math.log(2),
+    *, epsilon: float, margin: float, dimension: int, learning_rate: float = math.log(2),
     delta: float | None = None,
-) -> Guarantee:
+) -> Guarantee:  # fmt: skip
     """Return the smallest width and number of steps for which the error is proved to be epsilon.
 
     Of the full network by Theorem 14, or of sub-networks by Theorem 15 if `delta` is given. Width

@@ -83,27 +83,16 @@ class RobustError(Result):
         clean = clopper_pearson(round(self.clean * self.points), self.points, self.confidence)
         axes.fill_between(radii, *np.vstack([clean, self.intervals]).T, alpha=0.25, lw=0)
         axes.plot(radii, errors, marker="o", ms=4, label=label)
-        axes.set_xlabel(f"radius ({self.norm})")
-        axes.set_ylabel("robust error found")
-        axes.set_ylim(0, 1)
-        axes.set_xlim(0, None)
+        axes.set(xlabel=f"radius ({self.norm})", ylabel="robust error found")
+        axes.set(ylim=(0, 1), xlim=(0, None))
         axes.grid(alpha=0.3)
 
 
 def robust_error(
-    model: models.Model,
-    x: Any,
-    y: Any,
-    threat: Threat,
-    *,
-    radii: Sequence[float] | None = None,
-    attack: Attack | None = None,
-    budget: int = 1000,
-    confidence: float = 0.95,
-    batch_size: int = models.BATCH_SIZE,
-    seed: int = 0,
-    warn: bool = True,
-) -> RobustError:
+    model: models.Model, x: Any, y: Any, threat: Threat, *, radii: Sequence[float] | None = None,
+    attack: Attack | None = None, budget: int = 1000, confidence: float = 0.95,
+    batch_size: int = models.BATCH_SIZE, seed: int = 0, warn: bool = True,
+) -> RobustError:  # fmt: skip
     """Measure the robust error at the threat's radius and, if given, along smaller and larger ones.
 
     Radii are attacked in ascending order, each only at the points not fooled before and starting

@@ -64,13 +64,9 @@ class FixedForm(_PointForm):
 
     @classmethod
     def start(
-        cls,
-        problem: CompletionProblem,
-        drop_prob: float | Floats,
-        ridge: float,
-        seed: int,
+        cls, problem: CompletionProblem, drop_prob: float | Floats, ridge: float, seed: int,
         means: list[Array] | None = None,
-    ) -> FixedForm:
+    ) -> FixedForm:  # fmt: skip
         """Return the form before the first sweep, from given means (a warm start) if any."""
         if means is None:
             values, k = problem.by_row.csr.values, problem.columns.n_factors
@@ -134,14 +130,9 @@ class SGDForm(_PointForm):
 
     @classmethod
     def start(
-        cls,
-        problem: CompletionProblem,
-        drop_prob: float,
-        ridge: float,
-        seed: int,
-        learning_rate: float,
-        batch_size: int,
-    ) -> SGDForm:
+        cls, problem: CompletionProblem, drop_prob: float, ridge: float, seed: int,
+        learning_rate: float, batch_size: int,
+    ) -> SGDForm:  # fmt: skip
         """Return factors of standard deviation sqrt(2 / n_factors)."""
         rng, columns = np.random.default_rng([seed, 0]), problem.columns
         k, sizes = columns.n_factors, [(count, columns.width) for count in problem.shape]
@@ -159,16 +150,10 @@ class SGDForm(_PointForm):
         group = self.problem.by_row
         loss = epoch(
             rng.permutation(self.problem.n_ratings),
-            np.repeat(np.arange(len(group.counts)), group.counts),
-            group.csr.indices,
-            group.csr.values,
-            *self.means,
-            self.problem.columns.n_factors,
-            self.drop_prob,
-            self.learning_rate,
-            self.batch_size,
-            np.uint64(rng.integers(1 << 62)),
-        )
+            np.repeat(np.arange(len(group.counts)), group.counts), group.csr.indices,
+            group.csr.values, *self.means, self.problem.columns.n_factors, self.drop_prob,
+            self.learning_rate, self.batch_size, np.uint64(rng.integers(1 << 62)),
+        )  # fmt: skip
         self.history.append(float(loss))
         return self.history[-1]
 

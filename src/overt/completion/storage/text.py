@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from overt._check import InputError
+from overt._files import is_number
 
 _ROW = ("user", "userid", "user_id", "row", "row_id", "customer", "customer_id")
 _COL = ("item", "itemid", "item_id", "movie", "movieid", "movie_id", "col", "column", "product")
@@ -141,12 +142,12 @@ def _header(
     leading = []
     for number, parts in lines:
         place = places_of(parts, with_values)[-1]
-        if with_values and place < len(parts) and _number(parts[place]):
+        if with_values and place < len(parts) and is_number(parts[place]):
             break
         leading.append((number, parts))
     named = [line for line in leading if any(part.lower() in known for part in line[1])]
     if not named and with_values:
-        named = [line for line in leading[:1] if not any(map(_number, line[1]))]
+        named = [line for line in leading[:1] if not any(map(is_number, line[1]))]
     return named[0] if named else None
 
 
@@ -180,11 +181,3 @@ def _split_or_none(line: str, delimiter: str) -> list[str] | None:
 
 def _unquoted(field: str) -> str:
     return field[1:-1] if len(field) > 1 and field[0] == field[-1] == '"' else field
-
-
-def _number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

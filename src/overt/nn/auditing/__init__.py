@@ -1,7 +1,5 @@
 """The audit of a network: one pass over data, findings as data, words and pictures."""
 
-from __future__ import annotations
-
 from overt.nn.auditing.report import (
     AuditReport,
     CapacityBound,

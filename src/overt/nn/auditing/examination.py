@@ -18,9 +18,8 @@ from overt.nn.auditing import measures
 from overt.nn.auditing.capacity import Capacity
 from overt.nn.auditing.head import Head, find_head
 from overt.nn.auditing.last_layer import LastLayer
-from overt.nn.auditing.noises import drop_prob, find_noises, realized
+from overt.nn.auditing.noises import Sampled, drop_prob, find_noises, realized
 from overt.nn.auditing.report import AuditReport, Measure, NoiseFindings
-from overt.nn.auditing.sampling import Sampled
 from overt.nn.auditing.sums import Average, Mean, Table
 from overt.nn.auditing.trace import Trace
 from overt.nn.given.batches import Batch, running

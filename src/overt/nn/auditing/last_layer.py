@@ -102,7 +102,7 @@ class LastLayer:
         found = []
         for stretch in self.head.stretches:
             target = _target(columns, stretch)
-            bound, predicted, _ = lower.squared_bound(target, stretch.rank, stretch.envelopes(p))
+            bound, predicted = lower.squared_bound(target, stretch.rank, stretch.envelopes(p))
             found.append((bound, predicted, target, stretch))
         return max(found, key=lambda item: item[0])
 

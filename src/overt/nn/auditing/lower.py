@@ -103,14 +103,12 @@ def affine_target(
     return Target(quadratic.svd[1], quadratic.residual)
 
 
-def squared_bound(
-    target: Target, rank: int, envelopes: list[Envelope]
-) -> tuple[float, Floats, Envelope]:
-    """Return the tightest bound, the spectrum that would attain it, and its envelope."""
+def squared_bound(target: Target, rank: int, envelopes: list[Envelope]) -> tuple[float, Floats]:
+    """Return the tightest bound, and the spectrum that would attain it."""
     m, rest = target.spectrum[:rank], float(np.sum(target.spectrum[rank:] ** 2))
     found = [(spectral_bound(m, rest, envelope), envelope) for envelope in envelopes]
     best, envelope = max(found, key=lambda pair: pair[0], default=(rest, (0.0, SquaredNuclear())))
-    return target.residual + max(best, rest), shrink(m, envelope), envelope
+    return target.residual + max(best, rest), shrink(m, envelope)
 
 
 def class_bound(

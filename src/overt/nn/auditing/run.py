@@ -93,15 +93,12 @@ def audit(
         torch.manual_seed(seed)
         with patience() as stopped, meter("audit", count) as bar:
             try:
-                for batch in batches:
+                for given, batch in ((part, b) for part in (batches, others or ()) for b in part):
                     if examined is None:
                         examined = Examination(model, batch, wanted, batches.count)
-                    examined.add(batch, hold=others is None)
-                    bar.advance()
-                    if stopped():
-                        raise KeyboardInterrupt
-                for batch in others or ():
-                    if examined is not None:
+                    if given is batches:
+                        examined.add(batch, hold=others is None)
+                    else:
                         examined.add_holdout(batch)
                     bar.advance()
                     if stopped():

@@ -1,7 +1,5 @@
 """Smaller networks: sub-networks that dropout draws, units with flow, low-rank maps."""
 
-from __future__ import annotations
-
 from overt.nn.compression.report import Change, Compression, Size, loading
 from overt.nn.compression.run import compress
 

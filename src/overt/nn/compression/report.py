@@ -134,15 +134,10 @@ class Compression(Result):
             if a is not None and b is not None
         ]
         for change in self.changes:
-            error = (
-                f", relative error {change.relative_error:.3g}"
-                if change.relative_error is not None
-                else ""
-            )
-            lines.append(
-                f"  {' + '.join(change.layers)}: {change.kind} {change.before} -> "
-                f"{change.after}{error}"
-            )
+            line = f"{' + '.join(change.layers)}: {change.kind} {change.before} -> {change.after}"
+            if change.relative_error is not None:
+                line += f", relative error {change.relative_error:.3g}"
+            lines.append(f"  {line}")
         if self.tried:
             lines.append("  compared: " + ", ".join(f"{way} {v:.4g}" for way, v in self.tried))
         lines += [f"  left whole: {name}: {reason}" for name, reason in self.skipped]
@@ -233,17 +228,13 @@ def _constructor(module: nn.Module) -> str | None:
         case nn.Linear() | DropConnectLinear():
             return f"nn.Linear({module.in_features}, {module.out_features}, {bias})"
         case DropConnectConv2d():
-            return f"nn.Conv2d({_convolution(module)}, dilation={module.dilation}, {bias})"
+            return f"nn.Conv2d({_convolution(module)}, {bias})"
         case _ if isinstance(module, TRANSPOSED):
-            return (
-                f"nn.{_kind(module)}({_convolution(module)}, dilation={module.dilation}, {bias}, "
-                f"output_padding={module.output_padding})"
-            )
+            padding = f"output_padding={module.output_padding}"
+            return f"nn.{_kind(module)}({_convolution(module)}, {bias}, {padding})"
         case _ if isinstance(module, CONVOLUTION):
-            return (
-                f"nn.{_kind(module)}({_convolution(module)}, dilation={module.dilation}, {bias}, "
-                f"padding_mode={module.padding_mode!r})"
-            )
+            padding = f"padding_mode={module.padding_mode!r}"
+            return f"nn.{_kind(module)}({_convolution(module)}, {bias}, {padding})"
         case _ if isinstance(module, PER_CHANNEL):
             return (
                 f"nn.{_kind(module)}({module.num_features}, {module.eps}, {module.momentum}, "
@@ -268,7 +259,8 @@ def _constructor(module: nn.Module) -> str | None:
 
 def _convolution(module: nn.Module) -> str:
     sizes = f"{module.in_channels}, {module.out_channels}, {module.kernel_size}, {module.stride}"
-    return f"{sizes}, padding={module.padding!r}, groups={module.groups}"
+    rest = f"padding={module.padding!r}, groups={module.groups}, dilation={module.dilation}"
+    return f"{sizes}, {rest}"
 
 
 def _kind(module: nn.Module) -> str:

@@ -27,20 +27,10 @@ WAYS = ("auto", "mask", "flow", "spectrum")
 
 
 def compress(
-    model: nn.Module,
-    keep: Keep,
-    example: Any,
-    data: Any = None,
-    by: str = "auto",
-    *,
-    draws: int = 32,
-    loss: Loss = "auto",
-    holdout: Any = None,
-    recover: int = 0,
-    train: Any = None,
-    learning_rate: float = 1e-3,
-    seed: Seed = 0,
-) -> tuple[nn.Module, Compression]:
+    model: nn.Module, keep: Keep, example: Any, data: Any = None, by: str = "auto", *,
+    draws: int = 32, loss: Loss = "auto", holdout: Any = None, recover: int = 0, train: Any = None,
+    learning_rate: float = 1e-3, seed: Seed = 0,
+) -> tuple[nn.Module, Compression]:  # fmt: skip
     """Return a smaller copy of a network, and what became of it; the model itself is not touched.
 
     by="mask"

@@ -13,16 +13,11 @@ from torch import Tensor
 from overt._check import InputTypeError, whole
 from overt._progress import meter
 from overt.results import Status
-from overt.robust.attacks import models
+from overt.robust.attacks import models, results
 from overt.robust.attacks.ascent import Draw, Found, Points, slope
 from overt.robust.attacks.criteria import Criterion, Misclassified
 from overt.robust.attacks.losses import Loss, Plan, find_loss, objective_of, reflected_pair
-from overt.robust.attacks.results import (
-    AttackResult,
-    warn_of_gradients,
-    warn_of_randomness,
-    warn_of_saturation,
-)
+from overt.robust.attacks.results import AttackResult
 from overt.robust.threats.base import Threat, check_threat
 
 FLAT = 1e-30
@@ -117,11 +112,11 @@ class Attack(ABC):
             y = models.classes(y, x, clean.shape[1])
             search = _Search(self, model, threat, loss, x, y, clean)
             if warn:
-                random = warn_of_randomness(model, x)
-                known = warn_of_saturation(loss, clean, y) | random
+                random = results.warn_of_randomness(model, x)
+                known = results.warn_of_saturation(loss, clean, y) | random
             result = search.result(search.run(models.starts(model, start, x)))
             if warn:
-                warn_of_gradients(result, x, threat.radius, known)
+                results.warn_of_gradients(result, x, threat.radius, known)
             return result
 
 

@@ -107,17 +107,9 @@ def farthest(gradient: torch.Tensor, threat: Threat, box: Any) -> torch.Tensor:
 
 
 def two_layer(
-    hidden: Any,
-    top: Any,
-    x: Any,
-    y: Any,
-    threat: Threat,
-    *,
-    hidden_bias: Any = None,
-    top_bias: Any = None,
-    slope: float = 0.0,
-    level: float = 0.0,
-) -> ExactError:
+    hidden: Any, top: Any, x: Any, y: Any, threat: Threat, *, hidden_bias: Any = None,
+    top_bias: Any = None, slope: float = 0.0, level: float = 0.0,
+) -> ExactError:  # fmt: skip
     """Return the exact robust error of x -> A max(slope z, z) + c, z = W x + b.
 
     Parameters

@@ -40,16 +40,9 @@ class TrainingPlan(Result):
 
 
 def training_plan(
-    *,
-    epsilon: float,
-    margin: float,
-    radius: float,
-    reach: float,
-    width: int,
-    slope: float,
-    kappa: float,
-    omega: float,
-) -> TrainingPlan:
+    *, epsilon: float, margin: float, radius: float, reach: float, width: int, slope: float,
+    kappa: float, omega: float,
+) -> TrainingPlan:  # fmt: skip
     """Return the iteration counts and step sizes of Theorem 16, corrected.
 
     T_tr = 64 (R + nu)^2 (1 + omega gamma alpha kappa sqrt(m) eps) / ((gamma - nu)^2 alpha^2 eps^2),
@@ -115,16 +108,9 @@ def linear_training_plan(
 
 
 def training_plan_for_beta(
-    *,
-    beta: float,
-    epsilon: float,
-    margin: float,
-    radius: float,
-    reach: float,
-    width: int,
-    slope: float,
-    omega: float,
-) -> TrainingPlan:
+    *, beta: float, epsilon: float, margin: float, radius: float, reach: float, width: int,
+    slope: float, omega: float,
+) -> TrainingPlan:  # fmt: skip
     """Return the counts for a beta of choice: kappa = beta / (4 nu (1 - alpha) sqrt(m)).
 
     Corollary 5: T_atk = 8 nu^2 / (eta_atk eps) = beta^2 |W|^2 / (2 (1 - alpha)^2 eps). Printed are

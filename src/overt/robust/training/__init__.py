@@ -57,24 +57,13 @@ class Training(Result):
 
 
 def adversarial_train(
-    model: nn.Module,
-    data: Any,
-    attack: Attack | None,
-    *,
-    batch_size: int = 64,
-    epochs: int = 10,
-    optimizer: torch.optim.Optimizer | None = None,
-    scheduler: Any = None,
-    step_scheduler_each: str = "epoch",
-    clean_fraction: float = 0.0,
-    warm_start: bool = False,
-    ramp_epochs: int = 0,
-    holdout: tuple[Any, Any] | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
-    checkpoint_every: int = 0,
-    on_epoch: Callable[[dict[str, float]], None] | None = None,
-    seed: int = 0,
-) -> Training:
+    model: nn.Module, data: Any, attack: Attack | None, *, batch_size: int = 64, epochs: int = 10,
+    optimizer: torch.optim.Optimizer | None = None, scheduler: Any = None,
+    step_scheduler_each: str = "epoch", clean_fraction: float = 0.0, warm_start: bool = False,
+    ramp_epochs: int = 0, holdout: tuple[Any, Any] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None, checkpoint_every: int = 0,
+    on_epoch: Callable[[dict[str, float]], None] | None = None, seed: int = 0,
+) -> Training:  # fmt: skip
     """Train `model` in place on attacked batches; start again with the same call after a kill.
 
     Parameters
@@ -220,11 +209,9 @@ def _holdout(model: nn.Module, pair: tuple[Any, Any]) -> tuple[Tensor, Tensor]:
 
 
 def _settle(
-    attack: Attack | None,
-    model: nn.Module,
-    data: Iterable[Any],
+    attack: Attack | None, model: nn.Module, data: Iterable[Any],
     holdout: tuple[Tensor, Tensor] | None,
-) -> Attack | None:
+) -> Attack | None:  # fmt: skip
     """Return the attack with bounds from all of the data, where it asks for them."""
     if attack is None or not isinstance(attack.threat.bounds, str):
         return attack

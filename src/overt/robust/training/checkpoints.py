@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from overt._check import InputError, MissingExtraError
-from overt._files import write_whole
+from overt._check import InputError
+from overt._files import safetensors, write_whole
 from overt.robust.training.epoch import WarmStarts
 
 _KINDS: dict[str, Any] = {"counter": Counter, "dict": dict, "tuple": tuple, "set": set}
@@ -42,7 +42,7 @@ class TrainingCheckpoint:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise InputError(f"checkpoint must be a file to write: {error}") from None
-            _safetensors()
+            safetensors("torch", "torch")
 
     def save(self, history: list[dict[str, float]], batches: int, sums: list[float] | None) -> None:
         """Write the checkpoint, whole or not at all."""
@@ -59,13 +59,15 @@ class TrainingCheckpoint:
         text = json.dumps({name: _pack(part, name, tensors) for name, part in parts.items()})
         # Tied weights share memory, which the format does not store; copies are the same values.
         flat = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
-        write_whole(self._path, _safetensors().torch.save(flat, metadata={"overt": text}))
+        write_whole(
+            self._path, safetensors("torch", "torch").torch.save(flat, metadata={"overt": text})
+        )
 
     def load(self, history: list[dict[str, float]]) -> tuple[int, list[float] | None]:
         """Restore the checkpoint, if any; return the batches done in its epoch, and their sums."""
         if self._path is None or not self._path.exists():
             return 0, None
-        files = _safetensors()
+        files = safetensors("torch", "torch")
         # Copies lie in memory as fresh tensors do; sums are rounded differently where they do not.
         try:
             with files.safe_open(self._path, framework="pt") as file:
@@ -150,11 +152,3 @@ def _unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
     entries = _unpack(value["items"], tensors)
     kind = _KINDS[value[""]]
     return kind(dict(entries)) if kind is Counter else kind(entries)
-
-
-def _safetensors() -> Any:
-    try:
-        import safetensors.torch
-    except ModuleNotFoundError:
-        raise MissingExtraError("safetensors", "torch") from None
-    return safetensors
