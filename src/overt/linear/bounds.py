@@ -138,7 +138,8 @@ class Relaxation:
 
     `bound` holds for all weights; the map left diag(spectrum) right' attains it, in whitened
     coordinates. It is the only one, as the loss is strictly convex: `rank`, where the spectrum is
-    known in closed form, is that of every optimum that reaches the bound.
+    known in closed form, is that of every optimum that reaches the bound. `multiplier`, where the
+    problem was solved by iterations, is the dual point at which the bound was evaluated.
     """
 
     bound: float
@@ -146,6 +147,7 @@ class Relaxation:
     spectrum: Floats
     right: Floats
     rank: int | None = None
+    multiplier: Floats | None = None
 
     @property
     def kept(self) -> tuple[Floats, Floats, Floats]:

@@ -24,7 +24,7 @@ from overt.linear.bounds import Relaxation
 from overt.linear.descent import descend
 from overt.linear.effect import NoiseEffect
 from overt.linear.regression import DenseRegression, Regression
-from overt.linear.sampling import Advance, on_rows
+from overt.linear.sampling import Advance, masks
 from overt.linear.units import UnitNoise
 from overt.noise import DropConnect, Dropout
 from overt.spectral import SquaredNuclear, induced
@@ -53,10 +53,10 @@ class WeightNoise(NoiseEffect):
         if not self._correlated:
             return self._as_units.relaxation
         dense = self.regression.dense("solve")
-        B, bound = best_map(dense, induced(self.noise, self.width)[0])
+        B, bound, N = best_map(dense, induced(self.noise, self.width)[0])
         loss = float(np.sum((dense.T - B @ (dense.root / self._root[:, None])) ** 2))
         bound -= dense.rounding(bound, loss, float(np.linalg.norm(B, "nuc")))
-        return Relaxation(bound, B / self._root, np.ones(dense.inputs), dense.root.T)
+        return Relaxation(bound, B / self._root, np.ones(dense.inputs), dense.root.T, None, N)
 
     def best_weights(self) -> Sequence[Floats]:
         """Return balanced factors of the best map, refined by descent where the width is short."""
@@ -112,29 +112,27 @@ class WeightNoise(NoiseEffect):
             2 * (lam * V * D[:, None] * u - dense.pull_back(R.T @ U)),
         )
 
-    def steps(self, rng: np.random.Generator) -> Advance:
+    def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:
         """Return compiled steps with masked weights."""
         from overt.linear import kernels
 
-        samples, drop_prob = self.regression.dense("train").samples, self.noise.drop_prob
-        return on_rows(
-            lambda rows, rates: kernels.weight_steps(*rows, samples, drop_prob, rates, rng)
-        )
+        samples, shape = self.regression.dense("train").samples, self.shapes[1][::-1]
+        return masks(kernels.weight_steps, samples, self.noise, shape, rng, batch_size=batch_size)
 
     @cached_property
     def _root(self) -> Floats:
         return _positive_root(self.regression)
 
 
-def best_map(regression: DenseRegression, weight: float) -> tuple[Floats, float]:
-    """Return (B, bound): the convex optimum in scaled coordinates and a proved lower bound."""
+def best_map(regression: DenseRegression, weight: float) -> tuple[Floats, float, Floats]:
+    """Return (B, bound, N): the optimum in scaled coordinates, a proved lower bound, its dual."""
     T, K = regression.T, regression.root / _positive_root(regression)[:, None]
     if weight == 0:
-        return T @ np.linalg.pinv(K), regression.residual
+        return T @ np.linalg.pinv(K), regression.residual, np.zeros_like(T)
     values, Q = np.linalg.eigh(K @ K.T)
     back, norm = np.linalg.pinv(K.T), SquaredNuclear()
     rho, Z = 0.03 * float(values[-1]), np.zeros((len(T), len(K)))
-    best, bound = Z, -np.inf
+    best, bound, dual = Z, -np.inf, np.zeros_like(T)
     multipliers = np.zeros(Z.shape)  # G / rho
     for count in range(1, MAX_STEPS + 1):
         B = (((T @ K.T + rho * (Z - multipliers)) @ Q) / (values + rho)) @ Q.T
@@ -144,9 +142,10 @@ def best_map(regression: DenseRegression, weight: float) -> tuple[Floats, float]
         if count % 10:
             continue
         value = float(np.sum((T - Z @ K) ** 2) + weight * norm.matrix_value(Z))
-        lower = _dual(T, K, weight, rho * multipliers @ back)
+        N = rho * multipliers @ back
+        lower, factor = _dual(T, K, weight, N)
         if lower > bound:
-            best, bound = Z, lower
+            best, bound, dual = Z, lower, factor * N
         if value - bound <= TOL * value:
             break
         # Relative errors of map and multipliers should be of one size; later on rho must rest.
@@ -155,14 +154,14 @@ def best_map(regression: DenseRegression, weight: float) -> tuple[Floats, float]
         if count < MAX_STEPS / 4 and not 0.2 < uneven < 5:
             factor = 2.0 if uneven > 1 else 0.5
             rho, multipliers = rho * factor, multipliers / factor
-    return best, regression.residual + max(bound, 0.0)
+    return best, regression.residual + max(bound, 0.0), dual
 
 
-def _dual(T: Floats, K: Floats, weight: float, N: Floats) -> float:
-    """Return 2 <N, T> - |N|^2 - |N K'|_op^2 / weight at the best multiple of N."""
+def _dual(T: Floats, K: Floats, weight: float, N: Floats) -> tuple[float, float]:
+    """Return 2 <N, T> - |N|^2 - |N K'|_op^2 / weight at the best multiple of N, and the factor."""
     inner = float(np.sum(N * T))
     size = float(np.sum(N**2) + np.linalg.norm(N @ K.T, 2) ** 2 / weight)
-    return inner**2 / size if inner > 0 else 0.0
+    return (inner**2 / size, inner / size) if inner > 0 else (0.0, 0.0)
 
 
 def _positive_root(regression: Regression) -> Floats:
