@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -127,13 +126,12 @@ class DeepLinearNetwork:
 
         The trace's imbalance is the equalization gap R / (nu |W C^(1/2)|_*^2) - 1.
         """
-        sampled = partial(self.effect.steps, batch_size=_check.whole("batch_size", batch_size))
         if init_scale is None:  # each layer keeps the size of what passes through it
             init_scale = float(1 / np.sqrt(np.mean([inputs for _, inputs in self.shapes])))
         return train(
-            self.effect, sampled, steps=steps, learning_rate=learning_rate, seeds=seeds,
-            gradient=gradient, init=None if init is None else self._checked(init),
-            init_scale=init_scale, records=records, n_jobs=n_jobs,
+            self.effect, steps=steps, learning_rate=learning_rate, seeds=seeds,
+            batch_size=batch_size, gradient=gradient, init_scale=init_scale, records=records,
+            init=None if init is None else self._checked(init), n_jobs=n_jobs,
         )  # fmt: skip
 
     def _checked(self, weights: Sequence[Any]) -> list[Floats]:

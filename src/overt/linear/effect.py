@@ -51,5 +51,5 @@ class NoiseEffect(ABC):
         """Return the objective, error plus penalty, and its gradients."""
 
     @abstractmethod
-    def steps(self, rng: np.random.Generator) -> Advance:
-        """Return stochastic gradient descent that samples what it masks."""
+    def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:
+        """Return stochastic gradient descent that samples what it masks, in batches."""

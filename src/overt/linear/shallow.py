@@ -111,6 +111,7 @@ class LinearNetwork:
         learning_rate: Rate = 1e-3,
         seeds: int | Sequence[int] = 1,
         *,
+        batch_size: int = 1,
         gradient: str = "sampled",
         init: Any = None,
         init_scale: float | None = None,
@@ -122,10 +123,12 @@ class LinearNetwork:
         Parameters
         ----------
         steps, learning_rate
-            One sample and one mask per step, along the gradient of half the squared error.
+            Each step is along the gradient of half the mean squared error of a batch.
             `learning_rate` is a number or a function of an array of step numbers.
         seeds
             How many runs (seeds 0, 1, ...), or the list of seeds.
+        batch_size
+            Samples in a step, each with a mask of its own.
         gradient
             "sampled", or "expected": gradient descent on the exact objective.
         init, init_scale
@@ -138,9 +141,9 @@ class LinearNetwork:
             Threads; the result does not depend on it.
         """
         return train(
-            self.effect, self.effect.steps, steps=steps, learning_rate=learning_rate, seeds=seeds,
-            gradient=gradient, init=None if init is None else self._checked(*init),
-            init_scale=init_scale, records=records, n_jobs=n_jobs,
+            self.effect, steps=steps, learning_rate=learning_rate, seeds=seeds,
+            batch_size=batch_size, gradient=gradient, init_scale=init_scale, records=records,
+            init=None if init is None else self._checked(*init), n_jobs=n_jobs,
         )  # fmt: skip
 
     def _checked(self, U: Any, V: Any) -> tuple[Floats, Floats]:

@@ -18,7 +18,7 @@ from overt.linear.descent import attains, refine
 from overt.linear.effect import NoiseEffect
 from overt.linear.proofs import Proof, prove
 from overt.linear.regression import DenseRegression
-from overt.linear.sampling import Advance, masks, on_rows
+from overt.linear.sampling import Advance
 from overt.linear.training import Rate, train
 from overt.linear.units import UnitNoise
 from overt.noise import Dropout, Noise
@@ -93,6 +93,7 @@ class TiedAutoencoder:
         learning_rate: Rate = 1e-3,
         seeds: int | Sequence[int] = 1,
         *,
+        batch_size: int = 1,
         gradient: str = "sampled",
         init: Any = None,
         init_scale: float | None = None,
@@ -101,9 +102,9 @@ class TiedAutoencoder:
     ) -> Trace:
         """Run stochastic gradient descent with sampled masks; see `LinearNetwork.train`."""
         return train(
-            self.effect, self.effect.steps, steps=steps, learning_rate=learning_rate, seeds=seeds,
-            gradient=gradient, init=None if init is None else [self._checked(init)],
-            init_scale=init_scale, records=records, n_jobs=n_jobs,
+            self.effect, steps=steps, learning_rate=learning_rate, seeds=seeds,
+            batch_size=batch_size, gradient=gradient, init_scale=init_scale, records=records,
+            init=None if init is None else [self._checked(init)], n_jobs=n_jobs,
         )  # fmt: skip
 
     def landscape(self, max_points: int = 200) -> landscape.Landscape:
@@ -189,11 +190,6 @@ class TiedUnitNoise(NoiseEffect):
         value, (gradient_U, gradient_V) = self.untied.value(*weights * 2)
         return value, (gradient_U + gradient_V,)
 
-    def steps(self, rng: np.random.Generator) -> Advance:
-        """Return compiled steps with masked units and tied weights."""
-        from overt.linear import kernels
-
-        samples, mask = self.regression.samples, masks(self.untied.noise, self.untied.width, rng)
-        return on_rows(
-            lambda rows, rates: kernels.tied_steps(*rows, samples, mask(len(rates)), rates, rng)
-        )
+    def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:
+        """Return those of the untied network, which move the same array twice."""
+        return self.untied.steps(rng, batch_size)

@@ -28,7 +28,7 @@ from overt.linear.descent import attains, nudged, refine
 from overt.linear.effect import NoiseEffect
 from overt.linear.frames import least_penalty
 from overt.linear.regression import Regression
-from overt.linear.sampling import Advance, masks, on_rows
+from overt.linear.sampling import Advance, masks
 from overt.linear.shares import UnitShares
 from overt.noise import DropBlock, Dropout, Noise
 from overt.spectral import induced
@@ -134,15 +134,12 @@ class UnitNoise(NoiseEffect):
         value, (gradient_U, gradient_P) = self._value(dense.T, U, dense.whiten(V))
         return dense.residual + value, (gradient_U, dense.pull_back(gradient_P))
 
-    def steps(self, rng: np.random.Generator) -> Advance:
+    def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:
         """Return compiled steps with masked units."""
         from overt.linear import kernels
 
-        samples = self.regression.dense("train").samples
-        mask = masks(self.noise, self.width, rng)
-        return on_rows(
-            lambda rows, rates: kernels.unit_steps(*rows, samples, mask(len(rates)), rates, rng)
-        )
+        samples, shape = self.regression.dense("train").samples, (self.width,)
+        return masks(kernels.unit_steps, samples, self.noise, shape, rng, batch_size=batch_size)
 
     @cached_property
     def _characteristic(self) -> Floats:
