@@ -14,7 +14,7 @@ from overt._types import Floats
 from overt.linear import grading, landscape
 from overt.linear.arguments import regression, target_or_data
 from overt.linear.bounds import Leading, Relaxation, relax
-from overt.linear.descent import attains, refine
+from overt.linear.descent import attains, nudged, refine
 from overt.linear.effect import NoiseEffect
 from overt.linear.proofs import Proof, prove
 from overt.linear.regression import DenseRegression
@@ -23,6 +23,9 @@ from overt.linear.training import Rate, train
 from overt.linear.units import UnitNoise
 from overt.noise import Dropout, Noise
 from overt.results import Certificate, Solution, Trace
+
+SMALL = 100
+"""Weights up to which correlated inputs are worth more descents, as each costs little."""
 
 
 class TiedAutoencoder:
@@ -130,14 +133,20 @@ class TiedUnitNoise(NoiseEffect):
     def __init__(self, untied: UnitNoise) -> None:
         self.untied = untied
         self.regression: DenseRegression = untied.regression.dense("tie weights")
-        self.shapes, self.least = untied.shapes[:1], untied.least
+        self.shapes = untied.shapes[:1]
 
     @cached_property
     def symmetric(self) -> Floats:
-        """The symmetric part of the best linear map."""
-        inverse = self.regression.L_inverse
-        M = self.regression.T if inverse is None else self.regression.T @ inverse
-        return (M + M.T) / 2
+        """The best symmetric map A without noise: A C + C A = E[y x'] + E[x y']."""
+        if self.regression.L is None:
+            return (self.regression.T + self.regression.T.T) / 2
+        cross = self.regression.T @ self.regression.L.T
+        W, root, _ = np.linalg.svd(self.regression.L)
+        c = np.zeros(len(W))
+        c[: len(root)] = root**2
+        sums = c[:, None] + c
+        B = W.T @ (cross + cross.T) @ W
+        return np.asarray(W @ np.where(sums > 0, B / np.where(sums > 0, sums, 1.0), 0.0) @ W.T)
 
     @cached_property
     def _leading(self) -> Leading:
@@ -154,8 +163,7 @@ class TiedUnitNoise(NoiseEffect):
     def _by_eigenvalues(self) -> Relaxation:
         """The relaxation with eigenvalues, clipped at zero, in place of singular values."""
         envelopes = self.untied.sharing.envelopes()
-        found = relax(lambda envelope: self._leading, envelopes, self.regression)
-        return self.untied.rounded(found)
+        return relax(lambda envelope: self._leading, envelopes, self.regression)
 
     @property
     def relaxation(self) -> Relaxation:
@@ -166,11 +174,30 @@ class TiedUnitNoise(NoiseEffect):
         """Return a root of the eigenvalues' map, refined by descent if it is not exact."""
         U, _ = self.untied.sharing.factors(*self._by_eigenvalues.kept)
         if self.regression.L is not None:
-            return refine(self.value, [(U,)], attains(self.relaxation.bound))
+            starts = [(self._weighted_root(),), (U,)]
+            starts += [(nudged(W, seed),) for seed, (W,) in enumerate(starts)]
+            enough, tries = attains(self.relaxation.bound), 20 if U.size <= SMALL else 8
+            return refine(
+                self.value, starts, enough, tries, needed=4 if U.size <= SMALL else 2, spread=1.0
+            )
         if not self.untied.sharing.exact:
             top, W = self._leading, self._by_eigenvalues
             U = W.left @ self.untied.best_root(top.s, W.spectrum, attains(W.bound) - top.rest)
         return (U,)
+
+    def _weighted_root(self) -> Floats:
+        """Return a root in directions that count: eigenvectors of K + K', K = E[y x'].
+
+        Alone, a direction w is best multiplied by w'K w / w'C w, before noise.
+        """
+        L, width = self.regression.root, self.untied.width
+        K = self.regression.T @ L.T
+        _, vectors = np.linalg.eigh(K + K.T)
+        W = vectors[:, ::-1][:, :width]
+        gain, size = np.sum(W * (K @ W), axis=0), np.sum((L.T @ W) ** 2, axis=0)
+        kept = gain > 1e-12 * abs(gain[0])
+        W, a = W[:, kept], gain[kept] / size[kept]
+        return self.untied.sharing.factors(W, a, W)[0]
 
     def product(self, *weights: Floats) -> tuple[Floats, Floats]:
         """(U, U)."""

@@ -6,7 +6,6 @@ With P = L'V and R = T - U P' the objective is residual + |R|^2 + <Cbar, U'U o P
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -16,7 +15,6 @@ from overt import equalize, penalty
 from overt._types import Array, Floats
 from overt.linear.blocks import block_factors
 from overt.linear.bounds import (
-    EXACT,
     Envelope,
     Relaxation,
     envelopes,
@@ -30,10 +28,14 @@ from overt.linear.frames import least_penalty
 from overt.linear.regression import Regression
 from overt.linear.sampling import Advance, masks
 from overt.linear.shares import UnitShares
+from overt.linear.whitening import EPS
 from overt.noise import DropBlock, Dropout, Noise
 from overt.spectral import induced
 
 Pair = tuple[Floats, Floats]
+
+CANCELS = 0.01
+"""Share of its terms' absolute values below which a penalty is evaluated without cancellation."""
 
 
 class UnitNoise(NoiseEffect):
@@ -44,23 +46,12 @@ class UnitNoise(NoiseEffect):
         self.regression, self.width, self.noise = regression, width, noise
         self.shapes = (regression.outputs, width), (regression.inputs, width)
         self.sharing = sharing(noise, width)
-        if not noise.independent and self._characteristic.min() < 0:
-            # Terms of the penalty cancel, down to their rounding.
-            self.least = max(1e-4 * min(1.0, float(self._characteristic.max())), self.least)
 
     @cached_property
     def relaxation(self) -> Relaxation:
         """The target with the noise's envelopes in place of its penalty."""
         leading = partial(self.regression.leading, self.width)
-        found = relax(leading, self.sharing.envelopes(), self.regression)
-        return self.rounded(found)
-
-    def rounded(self, found: Relaxation) -> Relaxation:
-        """Take off the bound what rounding leaves of penalties that cancel."""
-        if self.least == NoiseEffect.least:
-            return found
-        rounding = EXACT / 4 * self.least * self.regression.scale
-        return replace(found, bound=max(found.bound - rounding, 0.0))
+        return relax(leading, self.sharing.envelopes(), self.regression)
 
     def best_weights(self) -> Sequence[Floats]:
         """Return factors of the relaxation's map, refined by descent if they are not exact.
@@ -121,7 +112,18 @@ class UnitNoise(NoiseEffect):
     def penalty(self, *weights: Floats) -> float:
         """<Cbar, U'U o H'H>."""
         U, V = weights
-        return max(0.0, float(penalty.shallow(U, self.regression.hidden(V), self.noise)))
+        H = self.regression.hidden(V)
+        if self.noise.independent:
+            return float(penalty.shallow(U, H, self.noise))
+        terms = self._characteristic * (U.T @ U) * (H.T @ H)
+        if (total := float(np.sum(terms))) > CANCELS * np.sum(np.abs(terms)):
+            return total
+        # As a sum of squares |U diag(z) H'|^2 over a root of Cbar = sum z z', in triangles.
+        values, vectors = np.linalg.eigh(self._characteristic)
+        kept = values > EPS * values[-1]
+        left, right = np.linalg.qr(U, mode="r"), np.linalg.qr(H, mode="r")
+        roots = (vectors[:, kept] * np.sqrt(values[kept])).T
+        return float(sum(np.sum(((left * z) @ right.T) ** 2) for z in roots))
 
     def imbalance(self, *weights: Floats) -> float:
         """Return the variance over units, or blocks of them, of their share of the map."""
@@ -191,7 +193,7 @@ def _diagonal_plus_constant(noise: Noise, width: int) -> UnitShares | None:
     gamma = float(np.mean(others))
     delta = np.diag(Cbar) - gamma
     rounding = 1e-14 * np.abs(Cbar).max()
-    if np.ptp(others) > rounding or delta.min() < -rounding or gamma < -1 - rounding:
+    if np.ptp(others) > rounding or delta.min() < -rounding:
         return None
     if np.ptp(delta) <= rounding:  # equal up to rounding: all units alike
         delta = np.full(width, delta.mean())

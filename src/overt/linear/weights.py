@@ -21,7 +21,7 @@ import numpy as np
 from overt import equalize, penalty
 from overt._types import Floats
 from overt.linear.bounds import Relaxation
-from overt.linear.descent import descend
+from overt.linear.descent import attains, nudged, refine
 from overt.linear.effect import NoiseEffect
 from overt.linear.regression import DenseRegression, Regression
 from overt.linear.sampling import Advance, masks
@@ -67,7 +67,8 @@ class WeightNoise(NoiseEffect):
         kept = min(rank, self.width)
         U, V = equalize.balanced_factors(left[:, :kept], s[:kept], right[:kept].T, self.width)
         if rank > self.width:
-            (V,) = descend(self._value_of_inputs, [V])
+            starts = [(V,), (nudged(V, 0),), (nudged(V, 1),)]
+            (V,) = refine(self._value_of_inputs, starts, attains(self.relaxation.bound))
             U = self._best_outputs(V)
         return U, V / self._root[:, None]
 
