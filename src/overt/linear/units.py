@@ -121,7 +121,7 @@ class UnitNoise(NoiseEffect):
         # As a sum of squares |U diag(z) H'|^2 over a root of Cbar = sum z z', in triangles.
         values, vectors = np.linalg.eigh(self._characteristic)
         kept = values > EPS * values[-1]
-        left, right = np.linalg.qr(U, mode="r"), np.linalg.qr(H, mode="r")
+        left, right = (np.asarray(np.linalg.qr(A, mode="r")) for A in (U, H))
         roots = (vectors[:, kept] * np.sqrt(values[kept])).T
         return float(sum(np.sum(((left * z) @ right.T) ** 2) for z in roots))
 

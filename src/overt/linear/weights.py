@@ -133,7 +133,7 @@ def best_map(regression: DenseRegression, weight: float) -> tuple[Floats, float,
     values, Q = np.linalg.eigh(K @ K.T)
     back, norm = np.linalg.pinv(K.T), SquaredNuclear()
     rho, Z = 0.03 * float(values[-1]), np.zeros((len(T), len(K)))
-    best, bound, dual = Z, -np.inf, np.zeros_like(T)
+    best, reached, bound, dual = Z, np.inf, -np.inf, np.zeros_like(T)
     multipliers = np.zeros(Z.shape)  # G / rho
     for count in range(1, MAX_STEPS + 1):
         B = (((T @ K.T + rho * (Z - multipliers)) @ Q) / (values + rho)) @ Q.T
@@ -146,8 +146,10 @@ def best_map(regression: DenseRegression, weight: float) -> tuple[Floats, float,
         N = rho * multipliers @ back
         lower, factor = _dual(T, K, weight, N)
         if lower > bound:
-            best, bound, dual = Z, lower, factor * N
-        if value - bound <= TOL * value:
+            bound, dual = lower, factor * N
+        if value < reached:
+            best, reached = Z, value
+        if reached - bound <= TOL * reached:
             break
         # Relative errors of map and multipliers should be of one size; later on rho must rest.
         apart = float(np.linalg.norm(B - Z) * np.linalg.norm(multipliers))
