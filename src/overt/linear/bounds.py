@@ -156,11 +156,25 @@ class Relaxation:
         return self.left[:, kept], self.spectrum[kept], self.right[:, kept]
 
 
+def thresholded(top: Leading, mu: float) -> Leading:
+    """Return the target that weight decay mu (|U|^2 + |P|^2) >= 2 mu |A|_* leaves: s_i - mu.
+
+    |s - a|^2 + 2 mu sum a = |(s - mu)_+ - a|^2 + sum_i s_i^2 - (s_i - mu)_+^2 where a_i = 0 for
+    s_i <= mu, as is best: norms grow with every a_i.
+    """
+    s = top.s
+    spent = float(np.sum(np.where(s > mu, mu * (2 * s - mu), s**2)))
+    return Leading(top.left, np.maximum(s - mu, 0.0), top.right, top.rest + spent)
+
+
 def relax(
-    leading: Callable[[Envelope], Leading], candidates: Sequence[Envelope], task: Rounding
+    leading: Callable[[Envelope], Leading],
+    candidates: Sequence[Envelope],
+    task: Rounding,
+    decay: float = 0.0,
 ) -> Relaxation:
     """Return the relaxation by the envelope whose bound is highest."""
-    tried = [(leading(envelope), envelope) for envelope in candidates]
+    tried = [(thresholded(leading(envelope), decay), envelope) for envelope in candidates]
     bounds = [spectral_bound(top.s, top.rest, envelope) for top, envelope in tried]
     top, envelope = tried[int(np.argmax(bounds))]
     bound, a = task.residual + max(bounds), shrink(top.s, envelope)

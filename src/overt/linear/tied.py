@@ -44,27 +44,36 @@ class TiedAutoencoder:
     second_moment
         E[x x'] for a target; the identity if None. The closed form needs the identity; otherwise
         the bound is that of the network with untied weights.
+    input_noise, weight_decay
+        Noise on the inputs too, as in a denoising autoencoder, and mu |U|^2 in the objective; see
+        `LinearNetwork`.
     """
 
-    @overload
-    def __init__(
-        self, target: Any, width: int, noise: Noise, *, second_moment: Any = None
-    ) -> None: ...
-    @overload
-    def __init__(self, *, X: Any, width: int, noise: Noise) -> None: ...
     @target_or_data
     def __init__(
-        self, target: Any, width: int, noise: Noise, *, X: Any = None, second_moment: Any = None
+        self,
+        target: Any,
+        width: int,
+        noise: Noise,
+        *,
+        X: Any = None,
+        second_moment: Any = None,
+        input_noise: Noise | None = None,
+        weight_decay: float = 0.0,
     ) -> None:
         if not isinstance(noise, Noise) or noise.masks != "units":
             raise InputTypeError(f"noise on tied weights must mask units, got {noise!r}")
         self.width, self.noise = _check.whole("width", width), noise
-        task = regression(target, X, X, second_moment).dense("tie weights")
+        self.input_noise, self.weight_decay = (
+            input_noise,
+            _check.number("weight_decay", weight_decay),
+        )
+        task = regression(target, X, X, second_moment, input_noise).dense("tie weights")
         if task.outputs != task.inputs:
             raise InputError(
                 f"target must be square for tied weights, got {task.outputs} x {task.inputs}"
             )
-        self.effect = TiedUnitNoise(UnitNoise(task, self.width, noise))
+        self.effect = TiedUnitNoise(UnitNoise(task, self.width, noise, self.weight_decay / 2))
 
     def penalty(self, U: Any) -> float:
         """Return what the noise adds to the expected squared error."""
@@ -114,6 +123,8 @@ class TiedAutoencoder:
         """Return the equalized critical points, each with its kind and an escape direction."""
         if self.effect.regression.L is not None or not isinstance(self.noise, Dropout):
             raise InputError("the landscape is known for Dropout with isotropic inputs")
+        if self.weight_decay:
+            raise InputError("the landscape is known without weight decay")
         if not isinstance(self.noise.drop_prob, float):
             raise InputError("the landscape is known for one drop probability")
         M, strength = self.effect.symmetric, self.noise.strength
@@ -133,7 +144,7 @@ class TiedUnitNoise(NoiseEffect):
     def __init__(self, untied: UnitNoise) -> None:
         self.untied = untied
         self.regression: DenseRegression = untied.regression.dense("tie weights")
-        self.shapes = untied.shapes[:1]
+        self.shapes, self.weight_decay = untied.shapes[:1], 2 * untied.weight_decay
 
     @cached_property
     def symmetric(self) -> Floats:
@@ -163,7 +174,7 @@ class TiedUnitNoise(NoiseEffect):
     def _by_eigenvalues(self) -> Relaxation:
         """The relaxation with eigenvalues, clipped at zero, in place of singular values."""
         envelopes = self.untied.sharing.envelopes()
-        return relax(lambda envelope: self._leading, envelopes, self.regression)
+        return relax(lambda envelope: self._leading, envelopes, self.regression, self.untied.decay)
 
     @property
     def relaxation(self) -> Relaxation:
@@ -219,4 +230,4 @@ class TiedUnitNoise(NoiseEffect):
 
     def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:
         """Return those of the untied network, which move the same array twice."""
-        return self.untied.steps(rng, batch_size)
+        return self.untied.steps(rng, batch_size, decay=(self.weight_decay, 0.0))

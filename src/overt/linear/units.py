@@ -23,7 +23,7 @@ from overt.linear.bounds import (
     relax,
 )
 from overt.linear.descent import attains, nudged, refine
-from overt.linear.effect import NoiseEffect
+from overt.linear.effect import NoiseEffect, decayed
 from overt.linear.frames import least_penalty
 from overt.linear.regression import Regression
 from overt.linear.sampling import Advance, masks
@@ -41,9 +41,12 @@ CANCELS = 0.01
 class UnitNoise(NoiseEffect):
     """Any noise over the hidden units of a two-layer network."""
 
-    def __init__(self, regression: Regression, width: int, noise: Noise) -> None:
+    def __init__(
+        self, regression: Regression, width: int, noise: Noise, weight_decay: float = 0.0
+    ) -> None:
         noise.mean(width)  # the noise must fit the width
         self.regression, self.width, self.noise = regression, width, noise
+        self.weight_decay = weight_decay
         self.shapes = (regression.outputs, width), (regression.inputs, width)
         self.sharing = sharing(noise, width)
 
@@ -51,7 +54,12 @@ class UnitNoise(NoiseEffect):
     def relaxation(self) -> Relaxation:
         """The target with the noise's envelopes in place of its penalty."""
         leading = partial(self.regression.leading, self.width)
-        return relax(leading, self.sharing.envelopes(), self.regression)
+        return relax(leading, self.sharing.envelopes(), self.regression, self.decay)
+
+    @cached_property
+    def decay(self) -> float:
+        """Weight decay in whitened coordinates: |v| >= |L'v| / |L|, equal for isotropic inputs."""
+        return self.weight_decay / self.regression.largest_root if self.weight_decay else 0.0
 
     def best_weights(self) -> Sequence[Floats]:
         """Return factors of the relaxation's map, refined by descent if they are not exact.
@@ -61,13 +69,28 @@ class UnitNoise(NoiseEffect):
         """
         if self.sharing.exact:
             U, P = self.sharing.factors(*self.relaxation.kept)
-            return U, self.regression.unwhiten(P)
+            return self._decayed(U, self.regression.unwhiten(P))
         task = self.regression.dense("refine by descent")
         left, s, right = task.svd
         m, d = s[: self.width], self.width
         enough = attains(self.relaxation.bound) - task.residual - float(np.sum(s[d:] ** 2))
         U, P = self.best_factors(m, self.best_root(m, self.relaxation.spectrum, enough), enough)
-        return left[:, :d] @ U, task.unwhiten(right[:, :d] @ P)
+        return self._decayed(left[:, :d] @ U, task.unwhiten(right[:, :d] @ P))
+
+    def _decayed(self, U: Floats, V: Floats) -> Sequence[Floats]:
+        """Return the factors, if weights decay, at equal norms, by descent unless C is isotropic.
+
+        Multiplying u_i and dividing v_i changes neither the map nor what noise costs.
+        """
+        if not self.weight_decay:
+            return U, V
+        u, v = np.linalg.norm(U, axis=0), np.linalg.norm(V, axis=0)
+        ratio = np.sqrt(np.where((u > 0) & (v > 0), v, 1.0) / np.where((u > 0) & (v > 0), u, 1.0))
+        U, V = U * ratio, V / ratio
+        if self.regression.isotropic:
+            return U, V
+        starts = [(U, V), (nudged(U, 4), nudged(V, 5))]
+        return refine(self.value, starts, attains(self.relaxation.bound))
 
     def best_root(self, m: Floats, a: Floats, enough: float) -> Floats:
         """Return the best B found of |diag(m) - B B'|^2 + <Cbar, B'B o B'B>, m >= 0 decreasing.
@@ -78,7 +101,7 @@ class UnitNoise(NoiseEffect):
         start, _ = self.sharing.factors(unit[:, kept], a[kept] / scale, unit[:, kept])
 
         def value(B: Floats) -> tuple[float, Sequence[Floats]]:
-            objective, (gradient, other) = self._value(np.diag(m) / scale, B, B)
+            objective, (gradient, other) = self._value(np.diag(m) / scale, B, B, scale)
             return objective, (gradient + other,)
 
         (B,) = refine(value, [(start,), (nudged(start, 1),)], enough / scale**2)
@@ -90,19 +113,28 @@ class UnitNoise(NoiseEffect):
         They may differ where noise is correlated: units that cancel each other cancel noise too.
         """
         scale, B = m[0] or 1.0, B / np.sqrt(m[0] or 1.0)
-        value = partial(self._value, np.diag(m) / scale)
+        value = partial(self._value, np.diag(m) / scale, scale=scale)
         if value(B, B)[0] > enough / scale**2:
             found = refine(value, [(nudged(B, 2), nudged(B, 3))], enough / scale**2)
             if value(*found)[0] < value(B, B)[0]:
                 return np.sqrt(scale) * found[0], np.sqrt(scale) * found[1]
         return np.sqrt(scale) * B, np.sqrt(scale) * B
 
-    def _value(self, T: Floats, U: Floats, P: Floats) -> tuple[float, Sequence[Floats]]:
-        """Return |T - U P'|^2 + <Cbar, U'U o P'P> and its gradients."""
+    def _value(
+        self, T: Floats, U: Floats, P: Floats, scale: float | None = None
+    ) -> tuple[float, Sequence[Floats]]:
+        """Return |T - U P'|^2 + <Cbar, U'U o P'P> and its gradients.
+
+        With a scale, and weight decay in whitened coordinates, both in units of the scale.
+        """
         Cbar, R = self._characteristic, T - U @ P.T
         UU, PP = U.T @ U, P.T @ P
-        value = float(np.sum(R * R) + np.sum(Cbar * UU * PP))
-        return value, (2 * (U @ (Cbar * PP) - R @ P), 2 * (P @ (Cbar * UU) - R.T @ U))
+        mu = self.decay / scale if scale is not None else 0.0
+        value = float(np.sum(R * R) + np.sum(Cbar * UU * PP) + mu * (np.trace(UU) + np.trace(PP)))
+        return value, (
+            2 * (U @ (Cbar * PP) - R @ P + mu * U),
+            2 * (P @ (Cbar * UU) - R.T @ U + mu * P),
+        )
 
     def product(self, *weights: Floats) -> Pair:
         """Return the weights, which are the factors."""
@@ -134,14 +166,28 @@ class UnitNoise(NoiseEffect):
         """Return the objective and its gradients in (U, V)."""
         (U, V), dense = weights, self.regression.dense("train")
         value, (gradient_U, gradient_P) = self._value(dense.T, U, dense.whiten(V))
-        return dense.residual + value, (gradient_U, dense.pull_back(gradient_P))
+        return decayed(
+            self.weight_decay,
+            weights,
+            dense.residual + value,
+            gradient_U,
+            dense.pull_back(gradient_P),
+        )
 
-    def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:
+    def steps(
+        self,
+        rng: np.random.Generator,
+        batch_size: int = 1,
+        decay: tuple[float, float] | None = None,
+    ) -> Advance:
         """Return compiled steps with masked units."""
         from overt.linear import kernels
 
+        decay = decay or (self.weight_decay, self.weight_decay)
         samples, shape = self.regression.dense("train").samples, (self.width,)
-        return masks(kernels.unit_steps, samples, self.noise, shape, rng, batch_size=batch_size)
+        return masks(
+            kernels.unit_steps, samples, self.noise, shape, rng, batch_size=batch_size, decay=decay
+        )
 
     @cached_property
     def _characteristic(self) -> Floats:

@@ -22,7 +22,7 @@ from overt import equalize, penalty
 from overt._types import Floats
 from overt.linear.bounds import Relaxation
 from overt.linear.descent import attains, nudged, refine
-from overt.linear.effect import NoiseEffect
+from overt.linear.effect import NoiseEffect, decayed
 from overt.linear.regression import DenseRegression, Regression
 from overt.linear.sampling import Advance, masks
 from overt.linear.units import UnitNoise
@@ -41,10 +41,13 @@ RELAXED = 1.6
 class WeightNoise(NoiseEffect):
     """DropConnect on the first layer of a two-layer network."""
 
-    def __init__(self, regression: Regression, width: int, noise: DropConnect) -> None:
+    def __init__(
+        self, regression: Regression, width: int, noise: DropConnect, weight_decay: float = 0.0
+    ) -> None:
         self.regression, self.width, self.noise = regression, width, noise
+        self.weight_decay = weight_decay
         self.shapes = (regression.outputs, width), (regression.inputs, width)
-        self._as_units = UnitNoise(regression, width, Dropout(noise.drop_prob))
+        self._as_units = UnitNoise(regression, width, Dropout(noise.drop_prob), weight_decay)
         self._correlated = not regression.uncorrelated()
 
     @cached_property
@@ -70,7 +73,11 @@ class WeightNoise(NoiseEffect):
             starts = [(V,), (nudged(V, 0),), (nudged(V, 1),)]
             (V,) = refine(self._value_of_inputs, starts, attains(self.relaxation.bound))
             U = self._best_outputs(V)
-        return U, V / self._root[:, None]
+        V = V / self._root[:, None]
+        if self.weight_decay:
+            again = [(U, V), (nudged(U, 0), nudged(V, 1))]
+            return refine(self.value, again, attains(self.relaxation.bound))
+        return U, V
 
     def _best_outputs(self, V: Floats) -> Floats:
         """Return the best U for V in scaled coordinates: U (P'P + lam diag(|v_k|^2)) = T P."""
@@ -81,7 +88,7 @@ class WeightNoise(NoiseEffect):
 
     def _value_of_inputs(self, V: Floats) -> tuple[float, Sequence[Floats]]:
         """Return the least objective over U, and its gradient in V."""
-        value, (_, gradient) = self.value(self._best_outputs(V), V / self._root[:, None])
+        value, (_, gradient) = self._plain_value(self._best_outputs(V), V / self._root[:, None])
         return value, (gradient / self._root[:, None],)
 
     def product(self, *weights: Floats) -> tuple[Floats, Floats]:
@@ -101,8 +108,13 @@ class WeightNoise(NoiseEffect):
         return float(equalize.imbalance(U, np.sqrt(self.regression.input_variances)[:, None] * V))
 
     def value(self, *weights: Floats) -> tuple[float, Sequence[Floats]]:
+        """Return the objective and its gradients."""
+        value, gradients = self._plain_value(*weights)
+        return decayed(self.weight_decay, weights, value, *gradients)
+
+    def _plain_value(self, U: Floats, V: Floats) -> tuple[float, Sequence[Floats]]:
         """Return residual + |R|^2 + lam sum_k |u_k|^2 v_k'D v_k and its gradients."""
-        (U, V), dense = weights, self.regression.dense("train")
+        dense = self.regression.dense("train")
         lam, D = self.noise.strength, dense.input_variances
         P = dense.whiten(V)
         R = dense.T - U @ P.T
@@ -118,7 +130,10 @@ class WeightNoise(NoiseEffect):
         from overt.linear import kernels
 
         samples, shape = self.regression.dense("train").samples, self.shapes[1][::-1]
-        return masks(kernels.weight_steps, samples, self.noise, shape, rng, batch_size=batch_size)
+        return masks(
+            kernels.weight_steps, samples, self.noise, shape, rng,
+            batch_size=batch_size, decay=(self.weight_decay,) * 2,
+        )  # fmt: skip
 
     @cached_property
     def _root(self) -> Floats:
