@@ -144,7 +144,8 @@ class TiedUnitNoise(NoiseEffect):
     def __init__(self, untied: UnitNoise) -> None:
         self.untied = untied
         self.regression: DenseRegression = untied.regression.dense("tie weights")
-        self.shapes, self.weight_decay = untied.shapes[:1], 2 * untied.weight_decay
+        self.shapes, self.least = untied.shapes[:1], untied.least
+        self.weight_decay = 2 * untied.weight_decay
 
     @cached_property
     def symmetric(self) -> Floats:

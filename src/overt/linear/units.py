@@ -15,6 +15,7 @@ from overt import equalize, penalty
 from overt._types import Array, Floats
 from overt.linear.blocks import block_factors
 from overt.linear.bounds import (
+    EXACT,
     Envelope,
     Relaxation,
     envelopes,
@@ -49,6 +50,11 @@ class UnitNoise(NoiseEffect):
         self.weight_decay = weight_decay
         self.shapes = (regression.outputs, width), (regression.inputs, width)
         self.sharing = sharing(noise, width)
+        if not noise.independent and self._characteristic.min() < 0:
+            # Terms of the penalty cancel; what is left is known up to the rounding of Cbar.
+            self.least = max(
+                16 * EPS / EXACT * min(1.0, float(self._characteristic.max())), self.least
+            )
 
     @cached_property
     def relaxation(self) -> Relaxation:
