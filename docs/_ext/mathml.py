@@ -22,7 +22,8 @@ logger = logging.getLogger(__name__)
 # The converter would put the index of an accented letter below it, as for a sum.
 ACCENTED = re.compile(r"(\\(?:bar|hat|tilde)\{\w\})_")
 # Plain fences keep their size: a bar cannot even tell whether it opens or closes.
-FENCES = re.compile("<mo>([|\u2016⟨⟩])</mo>")
+FENCES = re.compile('<mo(?: stretchy="false")?>([|\u2016⟨⟩])</mo>')
+PLAIN = r'<mo stretchy="false" lspace="0" rspace="0">\1</mo>'
 
 
 def _mathml(node: nodes.Element, *, block: bool) -> str:
@@ -31,7 +32,7 @@ def _mathml(node: nodes.Element, *, block: bool) -> str:
         tex = rf"\begin{{aligned}}{tex}\end{{aligned}}"
     tex = ACCENTED.sub(r"\1{}_", tex)
     try:
-        return FENCES.sub(r'<mo stretchy="false">\1</mo>', tex2mathml(tex, as_block=block))
+        return FENCES.sub(PLAIN, tex2mathml(tex, as_block=block))
     except (MathError, ValueError) as error:
         logger.warning("formula %r: %s", tex, error, location=node)
         return f"<code>{escape(tex)}</code>"
