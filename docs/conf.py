@@ -36,7 +36,7 @@ extensions = [
     "registry",
     "source",
 ]
-exclude_patterns = ["_build", "_ext", "examples"]
+exclude_patterns = ["_build", "_ext", "examples", "lectures", "stories"]
 
 # Formulas are written in TeX between dollars and become MathML while the pages are built, so the
 # site needs neither scripts from elsewhere nor a TeX installation.
@@ -73,8 +73,8 @@ def styled(gallery_conf: object, fname: str) -> None:
 sphinx_gallery_conf = {
     "reset_modules": ("conf.styled",),
     "capture_repr": (),  # what an example prints, and no stray objects
-    "examples_dirs": "examples",
-    "gallery_dirs": "auto_examples",
+    "examples_dirs": ["stories", "lectures", "examples"],
+    "gallery_dirs": ["auto_stories", "auto_lectures", "auto_examples"],
     "filename_pattern": r"/plot_",
     "download_all_examples": False,
     "remove_config_comments": True,
