@@ -18,7 +18,7 @@ import numpy as np
 import overt
 
 s = np.array([4.0, 3.0, 2.0, 1.0, 0.5])
-figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.5), layout="constrained")
+figure, left = plt.subplots(figsize=(6.5, 3.4), layout="constrained")
 for p in (0.0, 0.5, 0.8):
     best = overt.LinearNetwork(np.diag(s), 6, overt.Dropout(p)).solve()
     values = np.linalg.svd(best.product, compute_uv=False)
@@ -33,6 +33,7 @@ left.legend()
 net = overt.LinearNetwork(np.diag(s), 6, overt.Dropout(0.5))
 best = net.solve()
 run = net.train(steps=30_000, learning_rate=lambda t: 0.01 / (1 + t / 3000), seeds=6)
+figure, right = plt.subplots(figsize=(6.5, 3.4), layout="constrained")
 right.loglog(np.maximum(run.steps, 1), (run.objective - best.objective).T, color="C0", lw=0.8)
 right.set(xlabel="step", ylabel="objective above the optimum")
 print(best.certificate)

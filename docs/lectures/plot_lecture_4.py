@@ -16,7 +16,7 @@ import numpy as np
 import overt
 
 s = np.array([3.0, 2.5, 2.0, 1.0, 0.5, 0.2])
-figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.5), layout="constrained")
+figure, left = plt.subplots(figsize=(6.5, 3.4), layout="constrained")
 for b in (1, 2, 3, 6):
     left.plot(range(1, 7), overt.spectral.KSupport(b).prox(s, 0.5), "o-", label=f"blocks of {b}")
 left.plot(range(1, 7), s, color="0.7", label="target")
@@ -39,6 +39,7 @@ print("Dropout:    ", overt.penalty.shallow(U, V, overt.Dropout(0.5), second_mom
 # second singular value grows.
 
 seconds = np.linspace(0.5, 1.0, 11)
+figure, right = plt.subplots(figsize=(6.5, 3.4), layout="constrained")
 for widths, marker in (((8,), "o"), ((2, 2), "s")):
     ratio = []
     for second in seconds:

@@ -21,7 +21,7 @@ from overt.decay import Schedule, existence, minima, simulate, two_by_two
 
 entries, _ = generate_ratings(200, 100, 5000, rank=3, noise=0.5, seed=0)
 train, holdout = entries.split(0.2, seed=0)
-figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.5), layout="constrained")
+figure, left = plt.subplots(figsize=(6.5, 3.4), layout="constrained")
 probs = [0.1, 0.3, 0.5, 0.7, 0.9]
 fits = [DropoutCompletion(8, drop_prob=p, max_sweeps=25).fit(train) for p in probs]
 errors = [-fit.score(holdout) for fit in fits]
@@ -40,6 +40,7 @@ for minimum in minima(two_by_two(0.25), depth=3, weight_decay=0.0025):
     print(f"rank {minimum.rank}: fills in {minimum.matrix[0, 1]:.2f}, loss {minimum.loss:.4f}")
 schedule = Schedule.of([(500, 0.03, 0.1), (6000, 0.2, 0.1)], convention="pytorch")
 runs = simulate(two_by_two(0.25), depth=3, width=50, schedule=schedule, seeds=6, records=60)
+figure, right = plt.subplots(figsize=(6.5, 3.4), layout="constrained")
 for values in runs.singular_values:
     right.plot(runs.steps, values[:, 1], lw=0.8, color="C0")
 right.set(xlabel="step", ylabel="second singular value")

@@ -39,7 +39,7 @@ deep = torch.nn.Sequential(
 )  # fmt: skip
 carried = predictive_moments(deep, x)
 many = mc_moments(deep, x, n=2000, seed=0)
-figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.5), layout="constrained")
+figure, left = plt.subplots(figsize=(6.5, 3.4), layout="constrained")
 left.loglog(many.variance.sqrt(), carried.variance.sqrt().detach(), ".", ms=4)
 ends = [float(many.variance.min().sqrt()), float(many.variance.max().sqrt())]
 left.plot(ends, ends, color="0.7", zorder=0)
@@ -56,6 +56,7 @@ for _ in range(150):
     torch.nn.functional.cross_entropy(model(x), y).backward()
     optimizer.step()
 model.eval()
+figure, right = plt.subplots(figsize=(6.5, 3.4), layout="constrained")
 for loss in ("cross_entropy", "reflected"):
     errors = []
     for scale in (1, 10, 100, 1000):

@@ -47,7 +47,7 @@ top = mean.topk(2, dim=1)
 lead = (top.values[:, 0] - top.values[:, 1]).detach()
 doubt = (variance.gather(1, top.indices[:, :1])[:, 0].sqrt() / lead.clamp(min=0.1)).detach()
 right = top.indices[:, 0] == y[test]
-figure, (first, second) = plt.subplots(1, 2, figsize=(9.5, 3.5), layout="constrained")
+figure, first = plt.subplots(figsize=(6.5, 3.4), layout="constrained")
 first.hist([doubt[right].clamp(max=3), doubt[~right].clamp(max=3)], bins=25, density=True,
            label=["read right", "read wrong"])  # fmt: skip
 first.set(xlabel="doubt: standard deviation / lead", ylabel="density")
@@ -69,6 +69,7 @@ kept = []
 for keep in shares:
     small, _ = compress(model, keep, x[:32], (x[train], y[train]))
     kept.append(float((small(x[test]).argmax(1) == y[test]).float().mean()))
+figure, second = plt.subplots(figsize=(6.5, 3.4), layout="constrained")
 second.plot(shares, kept, "o-", label="compressed")
 second.axhline(accuracy, ls="--", color="C1", label="whole network")
 second.set(xlabel="share kept", ylabel="test accuracy", xscale="log")
