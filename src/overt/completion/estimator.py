@@ -225,8 +225,10 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         error = self.predict(given if y is None else X) - given.values
         return -float(np.sqrt(np.mean(error**2)))
 
-    def generalization_bound(self, delta: float = 0.05, constant: float = 1.5) -> bounds.Bound:
-        """Return Theorem 11's bound for this model; `constant` is its K, 1 as printed."""
+    def generalization_bound(
+        self, delta: float = 0.05, constant: float | None = None
+    ) -> bounds.Bound:
+        """Return Theorem 11's bound; `constant` is its K, 1 as printed, by default a proved one."""
         check_is_fitted(self)
         return bounds.generalization_bound(self.model_, self.entries_, delta, constant)
 
