@@ -1,9 +1,8 @@
 """Search without gradients: random windows, kept where they raise the loss.
 
-After the Square attack (Andriushchenko et al. 2020), with the threat's own projection: a window of
-the input is given one random sign for each channel, and in L0, L1 and L2 what a second window holds
-of the norm is spent there. Windows shrink as queries go by. What a point is given depends on its
-content, the seed and the step, not on its place.
+After the Square attack (Andriushchenko et al. 2020), with the threat's own projection: a window is
+given one random sign for each channel and, but in Linf, what a second window holds of the norm.
+Windows shrink as queries go by; they depend on a point's content, the seed and the step.
 """
 
 from __future__ import annotations
@@ -14,12 +13,15 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from overt._check import number, whole
+from overt._check import whole
 from overt.robust.attacks.base import Attack
 from overt.robust.attacks.losses import Loss
 from overt.robust.attacks.points import Draw, Found, Points
 from overt.robust.threats.base import Region
 from overt.robust.threats.keyed_random import keys_of, uniform
+
+AREA = 0.8
+"""Share of the input that the first windows cover."""
 
 SHRINK = (0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
 """Shares of the queries after which windows have half the area."""
@@ -30,23 +32,16 @@ SHRINK = (0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
 class Square(Attack):
     """Random search over windows of the input: needs no gradient, so nothing can mask it.
 
-    Parameters
-    ----------
-    queries
-        Evaluations of the model at each point, of each run.
-    area
-        Share of the input that the first windows cover.
+    `queries` is the number of evaluations of the model at each point, of each run.
     """
 
     _: KW_ONLY
     queries: int = 1000
-    area: float = 0.8
     loss: str | Loss | Any = "margin"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         whole("queries", self.queries)
-        number("area", self.area)
 
     @property
     def length(self) -> int:
@@ -66,11 +61,9 @@ class Square(Attack):
         out = Found.nothing(start)
         delta = torch.where(start.any(1, keepdim=True), start, _stripes(points.region, keys, shape))
         value, fooled = points.evaluate(points.region.moved(delta))
-        spent = len(rows)
+        out.delta, out.value, spent = delta, value.nan_to_num(-torch.inf), len(rows)
         for step in range(1, steps):
             out.broken[rows] |= value.isnan()
-            if step == 1:
-                out.delta[rows], out.value[rows] = delta, value.nan_to_num(-torch.inf)
             out.fooled[rows] = fooled
             if self.early_exit and bool(fooled.any()):
                 stay = ~fooled
@@ -78,7 +71,7 @@ class Square(Attack):
                 points, fooled = points.take(stay.nonzero().squeeze(1)), fooled[stay]
             if len(rows) == 0:
                 break
-            share = self.area / 2 ** sum(step > s * steps for s in SHRINK)
+            share = AREA / 2 ** sum(step > s * steps for s in SHRINK)
             trial = _window(points.region, delta, keys, step, share, shape)
             now, met = points.evaluate(points.region.moved(trial))
             spent += len(rows)
@@ -93,7 +86,7 @@ class Square(Attack):
 def _planes(shape: torch.Size) -> tuple[int, int, int]:
     """Return an input's shape as (channels, height, width): vectors have one row, matrices one."""
     if len(shape) < 3:
-        return 1, (1 if len(shape) < 2 else shape[0]), shape[-1]
+        return 1, (1, *shape)[-2], shape[-1]
     return shape[0], shape[1], shape[2:].numel()
 
 
