@@ -55,6 +55,9 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
     average
         With "learn": average the predictions of so many draws of the factors; more accurate and
         slower.
+    signals
+        With "learn": whether prior means of rows and columns are learned from which entries are
+        observed, beside their values; "auto" does where the evidence rises.
     clip
         Whether predictions are kept within the range of the values; "auto" does where at
         most 20 different numbers make up nine tenths of them, as on a rating scale.
@@ -74,8 +77,8 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
     learned_drop_prob_
         With "learn", the same for each factor (in the basis that makes both priors diagonal, most
         important first); a point of comparison with fixed dropout.
-    noise_variance_
-        Residual variance.
+    noise_variance_, row_noise_, col_noise_
+        Residual variance, and what multiplies it in each row and column (1 unless learned).
     objective_, n_sweeps_, status_
         The objective after each sweep, their number, and how the fit ended.
     path_
@@ -97,16 +100,13 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
     def __init__(
         self, n_factors: int = 32, drop_prob: Any = "learn", biases: bool = True,
         ridge: float = 1e-6, method: str = "alternating", max_sweeps: int | None = None,
-        tol: float | None = None, average: int = 0, clip: Any = "auto", learning_rate: float = 1.0,
-        batch_size: int = 2000, seed: Seed = 0, n_jobs: int | None = None, engine: str = "local",
+        tol: float | None = None, average: int = 0, signals: Any = "auto", clip: Any = "auto",
+        learning_rate: float = 1.0, batch_size: int = 2000, seed: Seed = 0,
+        n_jobs: int | None = None, engine: str = "local",
     ) -> None:  # fmt: skip
-        self.n_factors, self.drop_prob, self.biases, self.ridge = (
-            n_factors,
-            drop_prob,
-            biases,
-            ridge,
-        )
-        self.method, self.max_sweeps, self.tol, self.average = method, max_sweeps, tol, average
+        self.n_factors, self.drop_prob, self.biases = n_factors, drop_prob, biases
+        self.ridge, self.method, self.max_sweeps, self.tol = ridge, method, max_sweeps, tol
+        self.average, self.signals = average, signals
         self.clip, self.learning_rate, self.batch_size = clip, learning_rate, batch_size
         self.seed, self.n_jobs, self.engine = seed, n_jobs, engine
 
@@ -150,6 +150,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         self.row_bias_ = U[:, k] if columns.biases else np.zeros(m)
         self.col_bias_ = V[:, k + 1] if columns.biases else np.zeros(n)
         self.mean_, self.noise_variance_ = model.center, model.noise
+        self.row_noise_, self.col_noise_ = (noise.variances[:-1] for noise in model.noises)
         self.row_ids_, self.col_ids_ = entries.row_ids, entries.col_ids
         self.drop_prob_, self.learned_drop_prob_ = fit.drop_prob, fit.learned_drop_prob
         self.objective_, self.n_sweeps_ = np.asarray(fit.objective), len(fit.objective)
