@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 from overt._check import InputError, generator
 from overt._types import Floats, Seed
 from overt.completion import bounds, fitting, recommending
+from overt.completion.alignment import with_features
 from overt.completion.forms.model import FactorModel, Fit
 from overt.completion.index import EntryIndex
 from overt.completion.recommending import Explanation, NewRow, Recommendation
@@ -110,7 +111,9 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         self.clip, self.learning_rate, self.batch_size = clip, learning_rate, batch_size
         self.seed, self.n_jobs, self.engine = seed, n_jobs, engine
 
-    def fit(self, X: Any, y: Any = None) -> Self:
+    def fit(
+        self, X: Any, y: Any = None, row_features: Any = None, col_features: Any = None
+    ) -> Self:
         """Fit to observed entries.
 
         X is `overt.Entries`, scipy sparse (rows x columns; stored zeros are ratings of zero, absent
@@ -119,20 +122,36 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         with `y`, an (n, 2) array of (row, col) pairs, the form that cross-validation splits:
         indices, or identifiers if they are strings. An entry that is given twice counts as two
         observations.
+
+        With "learn", rows and columns may have features: a table with a row for each (an array, a
+        sparse matrix, a data frame with numbers, categories and missing values), or, where entries
+        have identifiers, a pair (identifiers, table) or a data frame whose index holds them. Those
+        without entries are predicted from their features.
         """
-        return self.fit_entries(observed(X, y))
+        given = {"row_features": row_features, "col_features": col_features}
+        return self.fit_entries(observed(X, y), **given)
 
     def fit_triplets(
         self, rows: Any, cols: Any, values: Any, *, shape: tuple[int, int] | None = None,
-        on_sweep: Callable[[int, float], Any] = lambda sweeps, objective: None,
+        on_sweep: Callable[[int, float], Any] = lambda sweeps, objective: None, **features: Any,
     ) -> Self:  # fmt: skip
-        """Fit to entries given as three arrays; `on_sweep(sweeps done, objective)` may watch."""
-        entries = Entries(rows, cols, values, shape)
-        return self.fit_entries(entries, on_form=lambda f: on_sweep(len(f.history), f.history[-1]))
+        """Fit to entries given as three arrays; `on_sweep(sweeps done, objective)` may watch.
 
-    def fit_entries(self, entries: Entries, **how: Any) -> Self:
+        `features` are `row_features` and `col_features` as in `fit`.
+        """
+        watch: Any = lambda form: on_sweep(len(form.history), form.history[-1])  # noqa: E731
+        return self.fit_entries(Entries(rows, cols, values, shape), on_form=watch, **features)
+
+    def fit_entries(
+        self, entries: Entries, row_features: Any = None, col_features: Any = None, **how: Any
+    ) -> Self:
         """Fit to Entries; `how` is what `overt.completion.fitting.fit_entries` takes."""
-        return self._adopt(entries, fitting.fit_entries(self._settings(), entries, **how))
+        settings, tables = self._settings(), (row_features, col_features)
+        if any(table is not None for table in tables) and not settings.learned:
+            raise InputError('row_features and col_features need drop_prob="learn"')
+        entries, given, encoders = with_features(entries, tables)
+        fit = fitting.fit_entries(settings, entries, given=given, **how)
+        return self._adopt(entries, replace(fit, model=replace(fit.model, encoders=encoders)))
 
     def _settings(self) -> Settings:
         given = self.get_params()
@@ -190,13 +209,14 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         """Return which of the row's observed entries drive its prediction for `col`."""
         return recommending.explain(*self._asked(), row, col)
 
-    def fold_in(self, entries: Any) -> NewRow:
+    def fold_in(self, entries: Any, features: Any = None) -> NewRow:
         """Return a new row with these entries, without refitting.
 
         Entries are {column: value}, a sparse row, or a pair (columns, values); columns that were
-        never seen are left out.
+        never seen are left out. `features` is one row like those of `row_features`, or
+        {name: value}.
         """
-        return recommending.fold_in(*self._asked(), entries)
+        return recommending.fold_in(*self._asked(), entries, features)
 
     def partial_fit(self, X: Any, y: Any = None, sweeps: int = 2) -> Self:
         """Take in new entries: rows and columns they touch are solved again, the rest is held.

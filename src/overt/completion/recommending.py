@@ -149,7 +149,13 @@ def fold_in(model: FactorModel, index: EntryIndex, entries: Any, features: Any =
         raise InputTypeError(f"entries must have numbers for values, got {values!r}") from None
     if cols.shape != numbers.shape or not np.all(np.isfinite(numbers)):
         raise InputError("entries must have one finite value for each column")
-    known = cols != UNKNOWN
+    known, encoder = cols != UNKNOWN, model.encoders[0]
+    if features is not None:
+        if encoder is None:
+            raise InputError("features need a model that was fitted with row_features")
+        features = encoder.encode(features)
+        if features.shape[0] != 1:
+            raise InputError(f"features must be those of one row, got {features.shape[0]}")
     row = model.fold(cols[known], numbers[known], features)
     return NewRow(row, model, index, cols[known])
 

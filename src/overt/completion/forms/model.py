@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from overt._types import Array, Floats
+from overt.completion.encoding import Encoder
 from overt.completion.forms.features import FEATURES, NO_DIRECTIONS, NOTHING, SIGNALS, Directions
 from overt.completion.forms.noise import RowNoise, expected
 from overt.completion.forms.prior import Prior
@@ -86,6 +87,7 @@ class FactorModel:
     draws: Draws | None = None  # to be averaged over
     directions: tuple[Directions, Directions] = (NO_DIRECTIONS, NO_DIRECTIONS)
     given: tuple[Array, Array] = (NOTHING.given, NOTHING.given)  # known rows' features' scores
+    encoders: tuple[Encoder | None, Encoder | None] = (None, None)  # of new rows' features
 
     @classmethod
     def from_form(

@@ -13,6 +13,7 @@ import numpy as np
 from overt._check import InputError
 from overt._files import read_arrays, write_arrays, write_whole
 from overt._plain import plain
+from overt.completion.encoding import Encoder
 from overt.completion.forms.features import Directions
 from overt.completion.forms.model import Draws, FactorModel, Fit
 from overt.completion.forms.noise import RowNoise
@@ -56,6 +57,7 @@ def save(
         "n_factors": model.columns.n_factors, "biases": bool(model.columns.biases),
         "center": model.center, "noise": model.noise, "spread": model.spread.name,
         "low": plain(model.low), "high": plain(model.high), "drop_prob": plain(fit.drop_prob),
+        "encoders": [None if e is None else e.to_dict() for e in model.encoders],
         "status": str(fit.status), "shape": list(entries.shape),
         "row_ids": None if entries.row_ids is None else entries.row_ids.tolist(),
         "col_ids": None if entries.col_ids is None else entries.col_ids.tolist(),
@@ -97,6 +99,7 @@ def _given(arrays: Mapping[str, Any], side: int) -> Any:
 
 
 def _fit(header: dict[str, Any], arrays: dict[str, Any]) -> Fit:
+    left, right = map(Encoder.from_dict, header["encoders"])
     draws = (arrays[f"draws_{name}"] for name in Draws._fields) if "draws_U" in arrays else None
     pairs = {
         "priors": Prior.from_arrays, "noises": RowNoise.from_arrays,
@@ -111,6 +114,7 @@ def _fit(header: dict[str, Any], arrays: dict[str, Any]) -> Fit:
         low=-np.inf if header["low"] is None else header["low"],
         high=np.inf if header["high"] is None else header["high"],
         draws=None if draws is None else Draws(*draws),
+        encoders=(left, right),
         **{name: (read(arrays, 0), read(arrays, 1)) for name, read in pairs.items()},
     )
     return Fit(
