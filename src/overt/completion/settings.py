@@ -42,6 +42,8 @@ class Settings:
     seed: int
     n_jobs: int | None
     engine: str
+    missing: str = "unknown"
+    scale: Any = "auto"
 
     def __post_init__(self) -> None:
         _check.whole("n_factors", self.n_factors)
@@ -67,6 +69,11 @@ class Settings:
             _check.drop_probs(self.drop_prob, self.n_factors)
         else:
             _check.drop_prob(self.drop_prob)
+        _check.choice("missing", self.missing, ("unknown", "negative"))
+        if not isinstance(self.scale, (bool, np.bool_)) and str(self.scale) != "auto":
+            raise InputError(f"scale must be 'auto', True or False, got {self.scale!r}")
+        if self.missing == "negative" and (not self.learned or self.average):
+            raise InputError('missing="negative" needs drop_prob="learn" and average=0')
         if self.average and not self.learned:
             raise InputError('average needs drop_prob="learn", whose posterior is drawn from')
         if self.method == "sgd" and (isinstance(self.drop_prob, str) or np.ndim(self.drop_prob)):

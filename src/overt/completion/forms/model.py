@@ -8,19 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from overt._types import Array, Floats
+from overt.completion.forms.pairs import WEIGHT, AllPairs
 from overt.completion.forms.problem import Columns
-from overt.completion.forms.spread import Prior, RowSpread, append
+from overt.completion.forms.spread import FullSpread, Prior, RowSpread, append
+from overt.completion.forms.units import SAME, Units
 from overt.completion.kernels import dots
 from overt.results import Status
 
 if TYPE_CHECKING:
     from overt.completion.forms import PointForm
     from overt.completion.forms.learned import LearnedForm
+    from overt.completion.forms.negative import NegativeForm
 
 UNKNOWN = -1
 """Index of rows and columns never seen: that of the last row of every array."""
@@ -39,11 +43,13 @@ class FactorModel:
     low: float
     high: float
     draws: tuple[Array, Array] | None = None  # (draws, count + 1, width), to be averaged over
+    units: Units = SAME  # in which values enter and predictions leave; low and high are outside
+    pairs: AllPairs | None = None  # where what is not observed counts as zero
 
     @classmethod
     def from_form(
         cls,
-        form: PointForm | LearnedForm,
+        form: PointForm | LearnedForm | NegativeForm,
         limits: tuple[float, float],
         draws: Sequence[tuple[Array, Array]] = (),
     ) -> FactorModel:
@@ -80,11 +86,12 @@ class FactorModel:
         for U, V, weight in self._terms():
             dots(rows, cols, U, V, one)
             total += weight * one
-        return np.clip(self.center + total, self.low, self.high)
+        return np.clip(self.units.outward(cols, self.center + total), self.low, self.high)
 
     def variance(self, rows: Array, cols: Array) -> Floats:
         """Predictive variance: noise + Var(u.v) under the rows' spread."""
-        return np.maximum(self.spread.product_variance(self.means, rows, cols), 0) + self.noise
+        variance = np.maximum(self.spread.product_variance(self.means, rows, cols), 0) + self.noise
+        return np.asarray(variance * self.units.spread(cols) ** 2)
 
     def block(self, rows: Array, *, clip: bool = True) -> Floats:
         """Return the dense predictions of some rows for all known columns."""
@@ -92,6 +99,7 @@ class FactorModel:
         for U, V, weight in self._terms():
             total += weight * (U[rows] @ V[:-1].T)
         total += self.center
+        total = self.units.outward(np.arange(self.shape[1]), total)
         return np.clip(total, self.low, self.high, out=total) if clip else total
 
     def _terms(self) -> list[tuple[Array, Array, float]]:
@@ -108,8 +116,9 @@ class FactorModel:
     def fold(self, partners: Array, values: Array) -> tuple[Floats, Floats]:
         """Return mean and covariance of a row with these entries, everything else held."""
         free, prior, pinned = self.columns.free(0), self.priors[0], self.columns.pinned(0)
-        W, second, P, noise = self._equations(partners)
-        right = W.T @ (np.asarray(values, dtype=float) - self.center)
+        values = self.units.inward(partners, values)
+        W, weights, second, P, noise = self._equations(partners, values)
+        right = W.T @ (weights * (values - self.center))
         if self.columns.biases:
             right = right - second[:, pinned]
         mean = np.linalg.lstsq(P, right[free] / noise + prior.precision @ prior.mean)[0]
@@ -122,23 +131,48 @@ class FactorModel:
         so entry b adds v_col' Prec^-1 v_b (y_b - center - bias_b) / noise.
         """
         free = self.columns.free(0)
-        W, _, P, noise = self._equations(partners)
-        residual = np.asarray(values, dtype=float) - self.center
+        values = self.units.inward(partners, values)
+        W, weights, _, P, noise = self._equations(partners, values)
+        residual = weights * (values - self.center)
         if self.columns.biases:
             residual = residual - W[:, self.columns.pinned(0)]
         target = self.means[1][col].astype(np.float64)[free]
-        return (W[:, free] @ np.linalg.lstsq(P, target)[0]) * residual / noise
+        added = (W[:, free] @ np.linalg.lstsq(P, target)[0]) * residual / noise
+        return np.asarray(added * self.units.spread(np.array([col])))
 
-    def _equations(self, partners: Array) -> tuple[Floats, Floats, Floats, float]:
-        """Return W, sum_b (v_b v_b' + S_b), Prec and the noise in it, for a row's partners.
+    def _equations(
+        self, partners: Array, values: Floats
+    ) -> tuple[Floats, Floats, Floats, Floats, float]:
+        """Return W, weights, sum_b (v_b v_b' + S_b), Prec and its noise, for a row's partners.
 
         Dropout's objective has squared residuals as they are, as if their variance were 1.
         """
         free = self.columns.free(0)
         W = self.means[1][partners].astype(np.float64)
-        second = W.T @ W + self.spread.total(self.means, 1, partners)
+        if self.pairs is None:
+            weights = np.ones(len(partners))
+            second = W.T @ W + self.spread.total(self.means, 1, partners)
+        else:
+            r = float(self.pairs.rows(np.asarray(np.sum(values**2))))
+            weights = r * WEIGHT * self.pairs.partners[partners]
+            extra = (WEIGHT - 1) * self.pairs.partners[partners]
+            second = r * (self._everyone + self._weighted(partners, extra))
         noise = self.noise if self.spread.learned else 1.0
-        return W, second, self.priors[0].precision + second[np.ix_(free, free)] / noise, noise
+        P = self.priors[0].precision + second[np.ix_(free, free)] / noise
+        return W, weights, second, P, noise
+
+    @cached_property
+    def _everyone(self) -> Floats:
+        """sum_b c_b (v_b v_b' + S_b) over all known columns."""
+        assert self.pairs is not None  # noqa: S101
+        return self._weighted(np.arange(self.shape[1]), self.pairs.partners)
+
+    def _weighted(self, partners: Array, weights: Floats) -> Floats:
+        assert isinstance(self.spread, FullSpread)  # noqa: S101
+        W = self.means[1][partners].astype(np.float64)
+        return (W.T * weights) @ W + self.spread.to_square(
+            weights @ self.spread.tables[1][partners]
+        )
 
 
 @dataclass(frozen=True, eq=False)
