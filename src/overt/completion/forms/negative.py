@@ -47,7 +47,11 @@ JITTER = 1e-9
 
 @dataclass(eq=False)
 class NegativeForm:
-    """All pairs of rows and columns that have entries; `step` is one sweep over both sides."""
+    """All pairs of rows and columns that have entries; `step` is one sweep over both sides.
+
+    `evidence`, the objective without nu's part, says when to stop: the prior of a factor that is
+    not needed narrows for ever, which changes only the first.
+    """
 
     problem: CompletionProblem
     means: list[Array]
@@ -56,6 +60,7 @@ class NegativeForm:
     noise: float
     rules: tuple[Precisions, Precisions]
     history: list[float] = field(default_factory=list)
+    evidence: list[float] = field(default_factory=list)
     kind: ClassVar[str] = "negative"
 
     def __post_init__(self) -> None:
@@ -86,23 +91,25 @@ class NegativeForm:
 
     def step(self, engine: Engine) -> float:
         """Sweep both sides, the priors and the noise; return the objective per entry."""
-        complexity, error = 0.0, 0.0
+        complexity, narrow, error = 0.0, 0.0, 0.0
         for side in (0, 1):
             moment, error, logdets = self.update(side, engine)
             prior = self._prior(side, moment)
             self.priors[side] = prior
             N, n = len(self.problem.grouped(side).rows), len(prior.mean)
             logdet = np.linalg.slogdet(prior.precision)[1]
-            complexity += (n * n - (N + n) * logdet - logdets) / 2
+            complexity += (n * n - N * logdet - logdets) / 2
+            narrow += n * logdet / 2
         pairs = float(np.prod([len(self.problem.grouped(side).rows) for side in (0, 1)]))
         self.noise = max(error / pairs, LEAST_NOISE)
         misfit = pairs * (np.log(2 * np.pi * self.noise) + error / pairs / self.noise) / 2
-        self.history.append(float((misfit + complexity) / self.problem.n_ratings))
+        self.evidence.append(float((misfit + complexity) / self.problem.n_ratings))
+        self.history.append(self.evidence[-1] - narrow / self.problem.n_ratings)
         return self.history[-1]
 
     def settled(self, tol: float) -> bool:
-        """Return whether the last sweep changed the objective by at most `tol` nats per entry."""
-        return len(self.history) > 1 and self.history[-2] - self.history[-1] <= tol
+        """Return whether the last sweep changed the evidence by at most `tol` nats per entry."""
+        return len(self.evidence) > 1 and self.evidence[-2] - self.evidence[-1] <= tol
 
     def update(self, side: int, engine: Engine) -> tuple[Floats, float, float]:
         """Update one side; return its summed second moment, expected error and log dets."""
@@ -160,14 +167,16 @@ class NegativeForm:
         return AllPairs(*self.rules, np.where(active, self.precisions[1], 0.0))
 
     def arrays(self) -> dict[str, Array]:
-        """Return tables, priors and noise."""
+        """Return tables, priors, noise and evidence."""
         kept = self.spread.arrays() | {"noise": np.array([self.noise])}
+        kept["evidence"] = np.array(self.evidence)
         for side, prior in enumerate(self.priors):
             kept |= prior.arrays(side)
         return kept
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Take back tables, priors and noise."""
+        """Take back tables, priors, noise and evidence."""
+        self.evidence[:] = arrays["evidence"].tolist()
         self.spread = self.spread.from_arrays(arrays)
         self.noise = float(arrays["noise"][0])
         self.priors[:] = [Prior.from_arrays(arrays, side) for side in (0, 1)]
