@@ -35,7 +35,8 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
     Parameters
     ----------
     n_factors
-        Width of the factors; more than needed does little harm, they are shrunken away.
+        Width of the factors; more than needed does little harm, they are shrunken away. None is
+        32, and 64 for rankings of 500,000 entries or more.
     drop_prob
         "learn" estimates the noise of every factor row, the priors and the residual variance.
         A number in [0, 1) (or one per factor) minimizes the dropout objective
@@ -96,7 +97,7 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
     """
 
     def __init__(
-        self, n_factors: int = 32, drop_prob: Any = "learn", biases: bool = True,
+        self, n_factors: int | None = None, drop_prob: Any = "learn", biases: bool = True,
         ridge: float = 1e-6, method: str = "alternating", max_sweeps: int | None = None,
         tol: float | None = None, average: int = 0, clip: Any = "auto", learning_rate: float = 1.0,
         batch_size: int = 2000, seed: Seed = 0, n_jobs: int | None = None, engine: str = "local",

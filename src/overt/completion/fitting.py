@@ -92,7 +92,7 @@ def fit_chosen(settings: Settings, entries: Entries) -> FactorModel:
     """Fit the model of what was chosen that ranks beside a model of values."""
     settings = replace(
         settings, drop_prob="learn", method="alternating", average=0, missing="negative",
-        max_sweeps=None, tol=None,
+        max_sweeps=None, tol=None, n_factors=settings.chosen_factors(len(entries)),
     )  # fmt: skip
     return fit_entries(settings, entries).model
 
@@ -113,7 +113,7 @@ def _fit_standard(
     """Fit to values in the units of the model."""
     negatives = settings.missing == "negative"
     problem = CompletionProblem.build(
-        entries, settings.n_factors, biases=settings.biases and not negatives,
+        entries, settings.factors(len(entries)), biases=settings.biases and not negatives,
         standard=settings.learned and not negatives, precise=settings.ill_posed,
     )  # fmt: skip
     total = settings.sweeps + settings.average
@@ -182,7 +182,7 @@ def _choose(settings: Settings, entries: Entries, engine: Engine) -> tuple[Setti
         raise InputError(f'drop_prob="auto" needs at least 10 entries, got {len(entries)}')
     holdout = entries.take(held)
     problem = CompletionProblem.build(
-        entries.take(kept), settings.n_factors, biases=settings.biases, standard=False
+        entries.take(kept), settings.factors(len(entries)), biases=settings.biases, standard=False
     )
     tol = settings.tol_or(PATH_TOL)
     tried: dict[float, float] = {}
