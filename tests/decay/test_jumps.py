@@ -169,21 +169,6 @@ def test_statements_hold():
     assert {v.id: v.verdict for v in verify(ids)} == dict.fromkeys(ids, "holds")
 
 
-@pytest.mark.parametrize("name", ["fig1", "fig2", "fig3", "fig4", "minima", "phase"])
-def test_toy_experiment(name):
-    from importlib import import_module
-
-    from overt.experiments.runner import run
-
-    experiment = import_module(f"overt.experiments.jumps_{name}").EXPERIMENT
-    assert experiment.id == f"jumps-{name}"
-    rows = run(experiment, size="toy")
-    json.dumps(rows)
-    failed = [f for f in experiment.check(rows) if not f.holds]
-    assert not failed
-    assert experiment.plot(rows).axes
-
-
 def command(*arguments):
     import overt.cli.decay  # noqa: F401  (registers its command)
     from overt.cli.base import app

@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 from overt._check import InputError, generator
 from overt._types import Floats, Seed
 from overt.completion import bounds, fitting, recommending
+from overt.completion.alignment import with_features
 from overt.completion.forms.model import FactorModel, Fit
 from overt.completion.index import EntryIndex
 from overt.completion.recommending import Explanation, NewRow, Recommendation
@@ -55,6 +56,9 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
     average
         With "learn": average the predictions of so many draws of the factors; more accurate and
         slower.
+    signals
+        With "learn": whether prior means of rows and columns are learned from which entries are
+        observed, beside their values; "auto" does where the evidence rises.
     clip
         Whether predictions are kept within the range of the values; "auto" does where at
         most 20 different numbers make up nine tenths of them, as on a rating scale.
@@ -74,8 +78,8 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
     learned_drop_prob_
         With "learn", the same for each factor (in the basis that makes both priors diagonal, most
         important first); a point of comparison with fixed dropout.
-    noise_variance_
-        Residual variance.
+    noise_variance_, row_noise_, col_noise_
+        Residual variance, and what multiplies it in each row and column (1 unless learned).
     objective_, n_sweeps_, status_
         The objective after each sweep, their number, and how the fit ended.
     path_
@@ -97,20 +101,19 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
     def __init__(
         self, n_factors: int = 32, drop_prob: Any = "learn", biases: bool = True,
         ridge: float = 1e-6, method: str = "alternating", max_sweeps: int | None = None,
-        tol: float | None = None, average: int = 0, clip: Any = "auto", learning_rate: float = 1.0,
-        batch_size: int = 2000, seed: Seed = 0, n_jobs: int | None = None, engine: str = "local",
+        tol: float | None = None, average: int = 0, signals: Any = "auto", clip: Any = "auto",
+        learning_rate: float = 1.0, batch_size: int = 2000, seed: Seed = 0,
+        n_jobs: int | None = None, engine: str = "local",
     ) -> None:  # fmt: skip
-        self.n_factors, self.drop_prob, self.biases, self.ridge = (
-            n_factors,
-            drop_prob,
-            biases,
-            ridge,
-        )
-        self.method, self.max_sweeps, self.tol, self.average = method, max_sweeps, tol, average
+        self.n_factors, self.drop_prob, self.biases = n_factors, drop_prob, biases
+        self.ridge, self.method, self.max_sweeps, self.tol = ridge, method, max_sweeps, tol
+        self.average, self.signals = average, signals
         self.clip, self.learning_rate, self.batch_size = clip, learning_rate, batch_size
         self.seed, self.n_jobs, self.engine = seed, n_jobs, engine
 
-    def fit(self, X: Any, y: Any = None) -> Self:
+    def fit(
+        self, X: Any, y: Any = None, row_features: Any = None, col_features: Any = None
+    ) -> Self:
         """Fit to observed entries.
 
         X is `overt.Entries`, scipy sparse (rows x columns; stored zeros are ratings of zero, absent
@@ -119,20 +122,36 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         with `y`, an (n, 2) array of (row, col) pairs, the form that cross-validation splits:
         indices, or identifiers if they are strings. An entry that is given twice counts as two
         observations.
+
+        With "learn", rows and columns may have features: a table with a row for each (an array, a
+        sparse matrix, a data frame with numbers, categories and missing values), or, where entries
+        have identifiers, a pair (identifiers, table) or a data frame whose index holds them. Those
+        without entries are predicted from their features.
         """
-        return self.fit_entries(observed(X, y))
+        given = {"row_features": row_features, "col_features": col_features}
+        return self.fit_entries(observed(X, y), **given)
 
     def fit_triplets(
         self, rows: Any, cols: Any, values: Any, *, shape: tuple[int, int] | None = None,
-        on_sweep: Callable[[int, float], Any] = lambda sweeps, objective: None,
+        on_sweep: Callable[[int, float], Any] = lambda sweeps, objective: None, **features: Any,
     ) -> Self:  # fmt: skip
-        """Fit to entries given as three arrays; `on_sweep(sweeps done, objective)` may watch."""
-        entries = Entries(rows, cols, values, shape)
-        return self.fit_entries(entries, on_form=lambda f: on_sweep(len(f.history), f.history[-1]))
+        """Fit to entries given as three arrays; `on_sweep(sweeps done, objective)` may watch.
 
-    def fit_entries(self, entries: Entries, **how: Any) -> Self:
+        `features` are `row_features` and `col_features` as in `fit`.
+        """
+        watch: Any = lambda form: on_sweep(len(form.history), form.history[-1])  # noqa: E731
+        return self.fit_entries(Entries(rows, cols, values, shape), on_form=watch, **features)
+
+    def fit_entries(
+        self, entries: Entries, row_features: Any = None, col_features: Any = None, **how: Any
+    ) -> Self:
         """Fit to Entries; `how` is what `overt.completion.fitting.fit_entries` takes."""
-        return self._adopt(entries, fitting.fit_entries(self._settings(), entries, **how))
+        settings, tables = self._settings(), (row_features, col_features)
+        if any(table is not None for table in tables) and not settings.learned:
+            raise InputError('row_features and col_features need drop_prob="learn"')
+        entries, given, encoders = with_features(entries, tables)
+        fit = fitting.fit_entries(settings, entries, given=given, **how)
+        return self._adopt(entries, replace(fit, model=replace(fit.model, encoders=encoders)))
 
     def _settings(self) -> Settings:
         given = self.get_params()
@@ -150,6 +169,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         self.row_bias_ = U[:, k] if columns.biases else np.zeros(m)
         self.col_bias_ = V[:, k + 1] if columns.biases else np.zeros(n)
         self.mean_, self.noise_variance_ = model.center, model.noise
+        self.row_noise_, self.col_noise_ = (noise.variances[:-1] for noise in model.noises)
         self.row_ids_, self.col_ids_ = entries.row_ids, entries.col_ids
         self.drop_prob_, self.learned_drop_prob_ = fit.drop_prob, fit.learned_drop_prob
         self.objective_, self.n_sweeps_ = np.asarray(fit.objective), len(fit.objective)
@@ -189,13 +209,14 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         """Return which of the row's observed entries drive its prediction for `col`."""
         return recommending.explain(*self._asked(), row, col)
 
-    def fold_in(self, entries: Any) -> NewRow:
+    def fold_in(self, entries: Any, features: Any = None) -> NewRow:
         """Return a new row with these entries, without refitting.
 
         Entries are {column: value}, a sparse row, or a pair (columns, values); columns that were
-        never seen are left out.
+        never seen are left out. `features` is one row like those of `row_features`, or
+        {name: value}.
         """
-        return recommending.fold_in(*self._asked(), entries)
+        return recommending.fold_in(*self._asked(), entries, features)
 
     def partial_fit(self, X: Any, y: Any = None, sweeps: int = 2) -> Self:
         """Take in new entries: rows and columns they touch are solved again, the rest is held.
@@ -225,8 +246,10 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         error = self.predict(given if y is None else X) - given.values
         return -float(np.sqrt(np.mean(error**2)))
 
-    def generalization_bound(self, delta: float = 0.05, constant: float = 1.5) -> bounds.Bound:
-        """Return Theorem 11's bound for this model; `constant` is its K, 1 as printed."""
+    def generalization_bound(
+        self, delta: float = 0.05, constant: float | None = None
+    ) -> bounds.Bound:
+        """Return Theorem 11's bound; `constant` is its K, 1 as printed, by default a proved one."""
         check_is_fitted(self)
         return bounds.generalization_bound(self.model_, self.entries_, delta, constant)
 

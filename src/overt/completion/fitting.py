@@ -13,7 +13,7 @@ from overt._check import InputError, whole
 from overt._progress import Meter, meter
 from overt._types import Array, Floats
 from overt.completion.engines import Engine, make_engine
-from overt.completion.forms import descend, fixed, learned
+from overt.completion.forms import descend, features, fixed, learned
 from overt.completion.forms.fixed import FixedForm, SGDForm
 from overt.completion.forms.learned import LearnedForm, equivalent_drop_prob
 from overt.completion.forms.model import UNKNOWN, FactorModel, Fit
@@ -71,10 +71,12 @@ class _Run:
 def fit_entries(
     settings: Settings, entries: Entries, *, on_form: Callable[[Form], None] | None = None,
     holdout: Entries | None = None, checkpoint: SweepCheckpoint | None = None,
+    given: tuple[Any, Any] = (None, None),
 ) -> Fit:  # fmt: skip
     """Fit the form that the settings name; see `DropoutCompletion`.
 
-    `on_form` gets the form after each sweep; `holdout` is only looked at.
+    `on_form` gets the form after each sweep; `holdout` is only looked at; `given` are features of
+    the rows and of the columns, as numbers.
     """
     limits = settings.limits(entries.values)
     problem = CompletionProblem.build(
@@ -85,7 +87,7 @@ def fit_entries(
     with make_engine(settings.engine, settings.n_jobs) as engine, meter("sweeps", total) as bar:
         run = _Run(engine, bar, on_form, holdout, checkpoint)
         if settings.learned:
-            return _fit_learned(settings, problem, limits, run)
+            return _fit_learned(settings, problem, limits, run, given)
         path = None
         if isinstance(settings.drop_prob, str):
             settings, path = _choose(settings, entries, engine)
@@ -93,11 +95,15 @@ def fit_entries(
 
 
 def _fit_learned(
-    settings: Settings, problem: CompletionProblem, limits: tuple[float, float], run: _Run
-) -> Fit:
-    form = LearnedForm.start(problem, settings.seed)
+    settings: Settings, problem: CompletionProblem, limits: tuple[float, float], run: _Run,
+    given: tuple[Any, Any],
+) -> Fit:  # fmt: skip
+    groups = (problem.by_row, problem.by_col)
+    signals, certain = settings.signals is not False, settings.signals is True
+    known = features.of_sides(groups, given, signals, problem.dtype, settings.seed)
+    form = LearnedForm.start(problem, settings.seed, None, known, certain)
     status = run.descend(form, settings.sweeps, settings.tol_or(learned.TOL))
-    draws: list[tuple[Array, Array]] = []
+    draws: list[dict[str, Array]] = []
     if settings.average and status is not Status.INTERRUPTED:
         chain = SampledForm.start(form, settings.seed)
         if run.descend(chain, len(form.history) + BURN_IN + settings.average, 0.0) != "finished":
@@ -202,6 +208,7 @@ def refresh(
         for _ in range(sweeps):
             for side in (0, 1):
                 form.update(side, engine)
+    form.problem = problem
     limits = settings.limits(entries.values) if np.isfinite(model.low) else (-np.inf, np.inf)
     found: tuple[Any, ...] = (settings.drop_prob,)
     if isinstance(form, LearnedForm):
@@ -218,8 +225,7 @@ def _reopen(settings: Settings, model: FactorModel, entries: Entries) -> Learned
         entries, columns.n_factors, biases=columns.biases, standard=False,
         precise=settings.ill_posed,
     )  # fmt: skip
-    for group in (problem.by_row, problem.by_col):
-        group.csr.values[:] += problem.center - model.center
+    problem.by_row.values[:] += problem.center - model.center  # those of both sides
     problem = replace(problem, center=model.center)
     counts = zip(model.shape, problem.shape, strict=True)
     picks = [np.append(np.arange(m), np.full(n - m, UNKNOWN)) for m, n in counts]
@@ -229,7 +235,11 @@ def _reopen(settings: Settings, model: FactorModel, entries: Entries) -> Learned
     spread = model.spread.taken(picks, problem.dtype)
     for side, w in enumerate(means):
         spread.add_means(side, w)
-    return LearnedForm(problem, means, spread, list(model.priors), model.noise)
+    noises = [noise.taken(pick) for noise, pick in zip(model.noises, picks, strict=True)]
+    groups = zip(model.directions, model.given, (problem.by_row, problem.by_col), strict=True)
+    left, right = (features.again(*each) for each in groups)
+    priors = list(model.priors)
+    return LearnedForm(problem, means, spread, priors, model.noise, noises, (left, right))
 
 
 def plot_path(path: Floats | None, chosen: float) -> Any:

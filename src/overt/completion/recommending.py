@@ -10,7 +10,7 @@ import numpy as np
 
 from overt._check import InputError, InputTypeError, whole
 from overt._types import Array, Floats
-from overt.completion.forms.model import UNKNOWN, FactorModel
+from overt.completion.forms.model import UNKNOWN, FactorModel, Row
 from overt.completion.index import EntryIndex
 from overt.entries import observed
 from overt.results import Result
@@ -29,14 +29,18 @@ class Recommendation(Result):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Explanation(Result):
-    """A prediction taken apart: baseline + sum of what each observed entry of the row adds.
+    """A prediction taken apart: baseline + signals + features + what each entry of the row adds.
 
-    Entries are sorted by the size of their contribution. The baseline is all the rest: mean,
-    biases, prior, draws that were averaged, and what clipping to the scale took away.
+    Entries are sorted by the size of their contribution; `signals` is what having entries there,
+    and not elsewhere, tells beside their values, and `features` what the row's features do. The
+    baseline is all the rest: mean, biases, prior, draws that were averaged, and what clipping to
+    the scale took away.
     """
 
     prediction: float
     baseline: float
+    signals: float
+    features: float
     cols: Array
     values: Floats
     contributions: Floats
@@ -46,14 +50,23 @@ class Explanation(Result):
 class NewRow:
     """A row that was not fitted, from its entries and a fitted model."""
 
-    vector: Floats
-    covariance: Floats
+    row: Row
     model: FactorModel
     index: EntryIndex
     seen: Array
 
     def __repr__(self) -> str:
         return f"NewRow(from {len(self.seen)} entries)"
+
+    @property
+    def vector(self) -> Floats:
+        """Mean of the row's factors and biases."""
+        return self.row.mean
+
+    @property
+    def covariance(self) -> Floats:
+        """Their covariance."""
+        return self.row.covariance
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row's vector and covariance, without the model."""
@@ -62,19 +75,20 @@ class NewRow:
     def predict(self, cols: Any, return_std: bool = False) -> Any:
         """Return the row's predictions for columns, and with `return_std` their spread."""
         b, model = self.index.cols(cols), self.model
-        V = model.means[1][b].astype(np.float64)
-        predicted = np.clip(model.center + V @ self.vector, model.low, model.high)
+        predicted = np.clip(model.products(self.row, b), model.low, model.high)
         if not return_std:
             return predicted
         # Var(u.v) = v'S_u v + tr(S_v (S_u + u u'))
+        V = model.means[1][b].astype(np.float64)
         second = self.covariance + np.outer(self.vector, self.vector)
         variance = np.einsum("ei,ij,ej->e", V, self.covariance, V, optimize=True)
         variance += model.spread.traces(model.means, 1, b, second)
-        return predicted, np.sqrt(np.maximum(variance, 0) + model.noise)
+        noise = model.noise * self.row.variance * model.noises[1].variances[b]
+        return predicted, np.sqrt(np.maximum(variance, 0) + noise)
 
     def recommend(self, n: int = 10, exclude_seen: bool = True) -> Recommendation:
         """Return the columns with the largest predictions, best first."""
-        scores = self.model.center + self.model.means[1][:-1].astype(np.float64) @ self.vector
+        scores = self.model.products(self.row, np.arange(self.model.shape[1]))
         best = _best(self.index, scores, n, self.seen if exclude_seen else None)
         return _clipped(best, self.model)
 
@@ -116,14 +130,16 @@ def explain(model: FactorModel, index: EntryIndex, row: Any, col: Any) -> Explan
     """Take a prediction apart into a baseline and what each entry of the row adds."""
     a, b = index.row(row), index.col(col)
     cols, values = index.of_row(a)
-    added = model.influence(cols, values, b)
+    parts = model.parts(a, cols, values, b)
+    added, signals, features = (parts[name] for name in ("entries", "signals", "features"))
     prediction = float(model.predict(np.array([a]), np.array([b]))[0])
     order = np.argsort(-np.abs(added), kind="stable")
-    baseline, names = prediction - float(added.sum()), index.col_names(cols[order])
-    return Explanation(prediction, baseline, names, values[order], added[order])
+    baseline = prediction - float(added.sum()) - signals - features
+    names = index.col_names(cols[order])
+    return Explanation(prediction, baseline, signals, features, names, values[order], added[order])
 
 
-def fold_in(model: FactorModel, index: EntryIndex, entries: Any) -> NewRow:
+def fold_in(model: FactorModel, index: EntryIndex, entries: Any, features: Any = None) -> NewRow:
     """Solve for one new row with all columns held."""
     names, values = _row_entries(entries)
     cols = index.cols(names)
@@ -133,9 +149,15 @@ def fold_in(model: FactorModel, index: EntryIndex, entries: Any) -> NewRow:
         raise InputTypeError(f"entries must have numbers for values, got {values!r}") from None
     if cols.shape != numbers.shape or not np.all(np.isfinite(numbers)):
         raise InputError("entries must have one finite value for each column")
-    known = cols != UNKNOWN
-    vector, covariance = model.fold(cols[known], numbers[known])
-    return NewRow(vector, covariance, model, index, cols[known])
+    known, encoder = cols != UNKNOWN, model.encoders[0]
+    if features is not None:
+        if encoder is None:
+            raise InputError("features need a model that was fitted with row_features")
+        features = encoder.encode(features)
+        if features.shape[0] != 1:
+            raise InputError(f"features must be those of one row, got {features.shape[0]}")
+    row = model.fold(cols[known], numbers[known], features)
+    return NewRow(row, model, index, cols[known])
 
 
 def _row_entries(entries: Any) -> tuple[Any, Any]:

@@ -36,6 +36,7 @@ class Settings:
     max_sweeps: int | None
     tol: float | None
     average: int
+    signals: Any
     clip: Any
     learning_rate: float
     batch_size: int
@@ -61,6 +62,8 @@ class Settings:
             raise InputTypeError(f"biases must be True or False, got {self.biases!r}")
         if not isinstance(self.clip, (bool, np.bool_)) and str(self.clip) != "auto":
             raise InputError(f"clip must be 'auto', True or False, got {self.clip!r}")
+        if not isinstance(self.signals, (bool, np.bool_)) and str(self.signals) != "auto":
+            raise InputError(f"signals must be 'auto', True or False, got {self.signals!r}")
         if isinstance(self.drop_prob, str):
             _check.choice("drop_prob", self.drop_prob, ("learn", "auto"))
         elif np.ndim(self.drop_prob):

@@ -46,8 +46,7 @@ class SweepCheckpoint:
     def write(self, form: Form) -> None:
         """Keep a form."""
         if isinstance(form, SampledForm) and form.draws:
-            U, V = form.draws[-1]
-            self._put(_draw(len(form.draws)), {"U": U, "V": V})
+            self._put(_draw(len(form.draws)), form.draws[-1])
         U, V = form.means
         self._put(form.kind, {"U": U, "V": V, "history": np.array(form.history), **form.arrays()})
 
@@ -61,8 +60,7 @@ class SweepCheckpoint:
         form.restore(arrays)
         if isinstance(form, SampledForm):
             for number in range(1, form.n_kept + 1):
-                draw = self._get(_draw(number))
-                form.draws.append((draw["U"], draw["V"]))
+                form.draws.append(self._get(_draw(number)))
 
     def clear(self) -> None:
         """Remove everything that was kept."""

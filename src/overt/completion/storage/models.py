@@ -13,13 +13,17 @@ import numpy as np
 from overt._check import InputError
 from overt._files import read_arrays, write_arrays, write_whole
 from overt._plain import plain
-from overt.completion.forms.model import FactorModel, Fit
+from overt.completion.encoding import Encoder
+from overt.completion.forms.features import Directions
+from overt.completion.forms.model import Draws, FactorModel, Fit
+from overt.completion.forms.noise import RowNoise
+from overt.completion.forms.prior import Prior
 from overt.completion.forms.problem import Columns
-from overt.completion.forms.spread import SPREADS, Prior
+from overt.completion.forms.spread import SPREADS
 from overt.entries import Entries
 from overt.results import Status
 
-FORMAT = 1
+FORMAT = 2
 KIND = "overt completion model"
 
 
@@ -41,8 +45,10 @@ def save(
     }
     for side in (0, 1):
         arrays |= {f"means_{side}": model.means[side], **model.priors[side].arrays(side)}
-        if model.draws is not None:
-            arrays[f"draws_{side}"] = model.draws[side]
+        arrays |= model.noises[side].arrays(side) | model.directions[side].arrays(side)
+        arrays[f"given_{side}"] = model.given[side]
+    if model.draws is not None:
+        arrays |= {f"draws_{name}": array for name, array in model.draws._asdict().items()}
     for name, value in (("learned_drop_prob_", fit.learned_drop_prob), ("path_", fit.path)):
         if value is not None:
             arrays[name] = np.asarray(value, dtype=float)
@@ -51,6 +57,7 @@ def save(
         "n_factors": model.columns.n_factors, "biases": bool(model.columns.biases),
         "center": model.center, "noise": model.noise, "spread": model.spread.name,
         "low": plain(model.low), "high": plain(model.high), "drop_prob": plain(fit.drop_prob),
+        "encoders": [None if e is None else e.to_dict() for e in model.encoders],
         "status": str(fit.status), "shape": list(entries.shape),
         "row_ids": None if entries.row_ids is None else entries.row_ids.tolist(),
         "col_ids": None if entries.col_ids is None else entries.col_ids.tolist(),
@@ -87,15 +94,29 @@ def _entries(header: dict[str, Any], arrays: dict[str, Any]) -> Entries:
     return Entries(arrays["rows"], arrays["cols"], arrays["values"], header["shape"], *ids)
 
 
+def _given(arrays: Mapping[str, Any], side: int) -> Any:
+    return arrays[f"given_{side}"]
+
+
 def _fit(header: dict[str, Any], arrays: dict[str, Any]) -> Fit:
+    left, right = map(Encoder.from_dict, header["encoders"])
+    draws = (arrays[f"draws_{name}"] for name in Draws._fields) if "draws_U" in arrays else None
+    pairs = {
+        "priors": Prior.from_arrays, "noises": RowNoise.from_arrays,
+        "directions": Directions.from_arrays, "given": _given,
+    }  # fmt: skip
     model = FactorModel(
-        Columns(header["n_factors"], header["biases"]), header["center"], header["noise"],
-        (arrays["means_0"], arrays["means_1"]), SPREADS[header["spread"]].from_arrays(arrays),
-        (Prior.from_arrays(arrays, 0), Prior.from_arrays(arrays, 1)),
-        -np.inf if header["low"] is None else header["low"],
-        np.inf if header["high"] is None else header["high"],
-        (arrays["draws_0"], arrays["draws_1"]) if "draws_0" in arrays else None,
-    )  # fmt: skip
+        columns=Columns(header["n_factors"], header["biases"]),
+        center=header["center"],
+        noise=header["noise"],
+        means=(arrays["means_0"], arrays["means_1"]),
+        spread=SPREADS[header["spread"]].from_arrays(arrays),
+        low=-np.inf if header["low"] is None else header["low"],
+        high=np.inf if header["high"] is None else header["high"],
+        draws=None if draws is None else Draws(*draws),
+        encoders=(left, right),
+        **{name: (read(arrays, 0), read(arrays, 1)) for name, read in pairs.items()},
+    )
     return Fit(
         model, arrays["objective"].tolist(), Status(header["status"]), header["drop_prob"],
         arrays.get("learned_drop_prob_"), arrays.get("path_"),

@@ -70,7 +70,7 @@ class Sources:
 
     def variances(self, tangent: Tensor) -> Tensor:
         """Return the variance of each entry."""
-        y = tangent.reshape(len(tangent), -1)
+        y = _flat(tangent)
         parts = [
             torch.stack([(g * h).sum(2) for g, h in pairs]).sum(0)
             for pairs in self._arrivals(y, BUDGET)
@@ -79,7 +79,7 @@ class Sources:
 
     def covariances(self, tangent: Tensor) -> Tensor:
         """Return the covariances of the flattened entries of each row, (rows, K, K)."""
-        y = tangent.reshape(len(tangent), -1)
+        y = _flat(tangent)
         total = y.new_zeros(*y.shape, y.shape[1])
         for pairs in self._arrivals(y, 2**62):  # all outputs at once
             for g, h in pairs:
@@ -88,7 +88,9 @@ class Sources:
 
     def along(self, tangent: Tensor, direction: Tensor) -> Tensor:
         """Var(w't) for the row w of `direction` that belongs to each row t: (rows,)."""
-        return self.variances((tangent * direction).flatten(1).sum(1, keepdim=True))[:, 0]
+        with torch.enable_grad():
+            combined = (tangent * direction).flatten(1).sum(1, keepdim=True)
+        return self.variances(combined)[:, 0]
 
     def _arrivals(self, y: Tensor, budget: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
         """Yield for some outputs at a time the pairs (g, Cov g), (outputs, rows, entries) each."""
@@ -117,6 +119,11 @@ class Sources:
                 pairs.append((g.reshape(shape), source.times(g).reshape(shape)))
             if pairs:
                 yield pairs
+
+
+def _flat(tangent: Tensor) -> Tensor:
+    with torch.enable_grad():  # a view that is made without gradients would lose them
+        return tangent.reshape(len(tangent), -1)
 
 
 def _split(g: Tensor, axis: int | None, R: int) -> Tensor:

@@ -48,7 +48,7 @@ def random(tape: Tape, call: Call) -> Any:
     if state != "carried":
         moment = tape.certain(value if state == "drawn" else mean)
         return tape.put(moment, value if call.inplace else None)
-    if value.numel() <= max(1, *value.shape[:1]):
+    if value.numel() <= max([1, *value.shape[:1]]):
         tape.coarse[name] = None
     draw = value.detach().clone()
     tangent = tape.later(lambda: draw - mean if tape.probe else tape.source(variance))
