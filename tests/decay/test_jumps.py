@@ -55,7 +55,7 @@ def test_survival_band_is_the_exact_binomial_one():
 def test_deeper_networks_jump():
     """Figure 2 with a narrower network: depth 4 jumps, depth 3 does not, and none returns."""
     problem = two_by_two(0.1)
-    shallow, deep = (jumps(problem, depth, 40, FIGURE_2, 10, records=50) for depth in (3, 4))
+    shallow, deep = (jumps(problem, depth, 40, FIGURE_2, 10, records=101) for depth in (3, 4))
     assert shallow.jumped <= 1
     assert deep.jumped >= 6
     assert deep.returned == shallow.returned == 0
@@ -67,7 +67,7 @@ def test_deeper_networks_jump():
 
 
 def test_return_is_counted():
-    runs = simulate(two_by_two(0.3), 3, 4, Schedule.constant(40, 0.1, 0.01), records=10)
+    runs = simulate(two_by_two(0.3), 3, 4, Schedule.constant(40, 0.1, 0.01), records=5)
     spectra = np.array([[[1, 0.5], [1, 0.01], [1, 0.3], [1, 0.01], [1, 0.01]]])
     fake = type(runs)(**{**vars(runs), "singular_values": spectra})
     found = find_jumps(fake)
@@ -76,7 +76,7 @@ def test_return_is_counted():
 
 
 def test_sweep_rows():
-    rows = sweep((3, 4), (0.5,), (0.2,), steps=300, seeds=4, width=10, records=100)
+    rows = sweep((3, 4), (0.5,), (0.2,), steps=300, seeds=4, width=10, records=9)
     assert [row["depth"] for row in rows] == [3, 4]
     assert all(row["low"] <= row["jumped"] <= row["high"] for row in rows)
 

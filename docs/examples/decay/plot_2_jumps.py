@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 from overt.decay import Schedule, simulate, two_by_two
 
 schedule = Schedule.of([(500, 0.03, 0.1), (8000, 0.2, 0.1)], convention="pytorch")
-runs = simulate(two_by_two(0.25), depth=3, width=50, schedule=schedule, seeds=12, records=50)
+runs = simulate(two_by_two(0.25), depth=3, width=50, schedule=schedule, seeds=12, records=171)
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
 for values in runs.singular_values:

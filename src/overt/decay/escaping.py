@@ -81,10 +81,10 @@ def escape(problem: Entries, depth: int = 3, weight_decay: float = 0.02) -> Esca
     """Return the least action S of a jump from the rank-2 minimum of [[1, *], [epsilon, 1]].
 
     S is the limit of eta log(T eta) as eta -> 0. At rates where runs can be watched, the slope of
-    log(T eta) over 1/eta is on its way there only (simulated 3.3, 3.5, 4.0 with falling rates for
-    S = 4.51): expect a factor of two, more near the largest lam. The how-to on rank jumps has a
-    table, and a case where it fails. Other problems are refused, as are decays too close to the
-    largest, and small ones at which no way out is found.
+    log(T eta) over 1/eta is on its way there only (simulated 3.3, 3.6, 3.5, 4.0 for S =
+    4.51, as rates fall): expect a factor of two, more near the largest lam. The how-to on rank
+    jumps has a table, and a case where it fails. Other problems are refused, as are decays too
+    close to the largest, and small ones at which no way out is found.
     """
     layers.check_entries(problem)
     depth, lam = whole("depth", depth, 3), number("weight_decay", weight_decay, exclusive=True)

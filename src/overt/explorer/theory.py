@@ -128,7 +128,7 @@ def jump(epsilon: float, depth: int, width: int, seeds: int, seed: int, **schedu
     yield 0.02, {"lam": lam, "minima": minima, "exists": exists}
     for k in range(seeds):
         runs = decay.simulate(
-            problem, depth, width, plan, [k], records=max(1, plan.steps // 250), seed=seed,
+            problem, depth, width, plan, [k], records=251, seed=seed,
             balance=False,
         )  # fmt: skip
         found = {"steps": runs.steps, "s": runs.singular_values[0], "jump": runs.jump_step[0]}
