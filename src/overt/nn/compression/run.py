@@ -26,6 +26,7 @@ from overt.nn.compression.task import (
     duplicate,
     relative_change,
     shortfall_of,
+    some_of,
 )
 from overt.nn.given.batches import Batches, Inputs, running
 from overt.nn.given.losses import LOSSES, Loss, checked_loss
