@@ -83,8 +83,8 @@ def strongest(
     budget
         Gradients spent on a point at most, at least 24.
     queries
-        Evaluations without a gradient spent on a point at most in the search without gradients; a
-        tenth of them where gradients tell the truth.
+        Evaluations spent on a point at most in the search without gradients; a tenth of them where
+        gradients tell the truth, and those that the budget has left on top where they do not.
     rivals
         Wrong classes tried one by one, the likeliest, nearest first.
     surrogate
@@ -140,8 +140,9 @@ def run_stages(
         for guide in guides(search, surrogate, honest, door):
             steps = min(max(budget // (3 * guide.draws), 2), 100)
             search.stage(PGD(search.threat, steps=steps, momentum=0.75, **common), guide=guide)
+            given += steps * guide.draws
         bar.advance()
-        unaided(search, honest, queries, common)
+        unaided(search, honest, queries + max(budget - given, 0) * (queries > 0), common)
         bar.advance()
 
 
