@@ -165,16 +165,6 @@ class NewRow:
         return _best(self.index, ranking, values, ranking.scores(values, chosen), n, open_to)
 
 
-def complete(model: FactorModel, rows: Array, cols: Array | None = None) -> Floats:
-    """Return the dense predictions of some rows (and columns), filled block by block."""
-    dense = np.empty((len(rows), model.shape[1] if cols is None else len(cols)))
-    step = max(1, BLOCK // model.shape[1])
-    for start in range(0, len(rows), step):
-        block = model.block(rows[start : start + step])
-        dense[start : start + step] = block if cols is None else block[:, cols]
-    return dense
-
-
 def recommend(
     ranking: Ranking, index: EntryIndex, row: Any, n: int, exclude_seen: bool, exclude: Any,
     candidates: Any,
