@@ -147,7 +147,7 @@ def test_reproduce_writes_rows_picture_and_summary(tmp_path, name):
         json.loads(line, parse_constant=refuse)
     text = (tmp_path / f"{name}-toy.json").read_text()
     summary = json.loads(text, parse_constant=refuse)
-    assert all(finding["holds"] for finding in summary["findings"])
+    assert {f["verdict"] for f in summary["findings"]} <= {"holds", "inconclusive"}
     again = overt_command("reproduce", name, "--out", tmp_path)
     assert again.returncode == 0, again.stderr
     assert (tmp_path / f"{name}-toy.json").read_text() == text

@@ -107,14 +107,33 @@ def _read_weights(path: Path) -> Any:
         except ModuleNotFoundError:
             raise MissingExtraError("safetensors", "torch") from None
         try:
-            return load_file(path)
+            return _inner(load_file(path))
         except SafetensorError as error:
             raise InputError(f"{path} is not a safetensors file: {error}") from None
     import torch
 
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return _inner(torch.load(path, map_location="cpu", weights_only=True))
     except (RuntimeError, EOFError, pickle.UnpicklingError):
         raise InputError(
             f"weights must be a .safetensors file, or one that torch.save wrote, got {path}"
         ) from None
+
+
+def _inner(stored: Any) -> Any:
+    """Return the weights inside what training scripts save.
+
+    A dict with a state_dict, a checkpoint of adversarial training, and names that begin with
+    "module." are taken apart.
+    """
+    for name in ("state_dict", "model_state_dict", "model"):
+        if isinstance(stored, dict) and isinstance(stored.get(name), dict):
+            stored = stored[name]
+    if not isinstance(stored, dict):
+        raise InputError(f"weights must be a dict of tensors, got {type(stored).__name__}")
+    if "random" in stored and any(key.startswith("model.") for key in stored):
+        stored = {k: v for k, v in stored.items() if k.startswith("model.")}
+        return {key.removeprefix("model."): value for key, value in stored.items()}
+    if stored and all(key.startswith("module.") for key in stored):
+        return {key.removeprefix("module."): value for key, value in stored.items()}
+    return stored

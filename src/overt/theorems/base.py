@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from overt._check import InputError, MissingExtraError
+from overt._check import InputError, MissingExtraError, unknown
 from overt.results import Result
 
 SIZES = {"small": 1, "medium": 2, "large": 4}
@@ -122,9 +122,9 @@ def verify(ids: Iterable[str] = (), *, size: str = "small", seed: int = 0) -> It
     if size not in SIZES:
         raise InputError(f"size must be one of {', '.join(SIZES)}, got {size!r}")
     chosen = list(ids) or list(_registry)
-    unknown = [name for name in chosen if name not in _registry]
-    if unknown:
-        raise InputError(f"unknown theorem {', '.join(unknown)}; known are {', '.join(_registry)}")
+    for name in chosen:
+        if name not in _registry:
+            raise unknown("theorem", name, _registry)
     return (_measure(_registry[name], SIZES[size], seed) for name in chosen)
 
 
