@@ -16,10 +16,10 @@ from overt.completion.engines import Engine, make_engine
 from overt.completion.forms import descend, features, fixed, learned
 from overt.completion.forms.fixed import FixedForm, SGDForm
 from overt.completion.forms.learned import LearnedForm, equivalent_drop_prob
-from overt.completion.forms.model import UNKNOWN, FactorModel, Fit
+from overt.completion.forms.model import FactorModel, Fit
 from overt.completion.forms.problem import CompletionProblem
 from overt.completion.forms.sampled import BURN_IN, SampledForm
-from overt.completion.forms.spread import DropoutSpread
+from overt.completion.growing import GROWTH, Growing
 from overt.completion.settings import Settings
 from overt.entries import Entries
 from overt.results import Status
@@ -178,68 +178,26 @@ def _rmse(form: Form, holdout: Entries) -> float:
     return float(np.sqrt(np.mean(error**2)))
 
 
-def refresh(
-    settings: Settings, model: FactorModel, old: Entries, new: Entries, sweeps: int
-) -> tuple[Entries, Fit]:
-    """Merge new entries into old ones and solve again for the rows and columns they touch.
+def grow(settings: Settings, growing: Growing, new: Entries, sweeps: int) -> Fit | None:
+    """Take in new entries, by a full fit (which is returned) once they are many.
 
     `settings` has the drop probability that was fitted.
     """
-    if model.draws is not None:
-        warnings.warn(
-            "partial_fit gives up the draws of `average`; fit again to draw anew", stacklevel=3
-        )
     whole("sweeps", sweeps)
-    shape = (max(old.shape[0], new.shape[0]), max(old.shape[1], new.shape[1]))
-    key = old.rows * shape[1] + old.cols
-    kept = ~np.isin(key, new.rows * shape[1] + new.cols)
-    entries = Entries(
-        np.concatenate([old.rows[kept], new.rows]), np.concatenate([old.cols[kept], new.cols]),
-        np.concatenate([old.values[kept], new.values]), shape, new.row_ids, new.col_ids,
-    )  # fmt: skip
-    form = _reopen(settings, model, entries)
-    problem = form.problem
-    form.problem = replace(
-        problem,
-        by_row=problem.by_row.only(np.unique(new.rows)),
-        by_col=problem.by_col.only(np.unique(new.cols)),
-    )
-    with make_engine(settings.engine, settings.n_jobs) as engine:
-        for _ in range(sweeps):
-            for side in (0, 1):
-                form.update(side, engine)
-    form.problem = problem
-    limits = settings.limits(entries.values) if np.isfinite(model.low) else (-np.inf, np.inf)
-    found: tuple[Any, ...] = (settings.drop_prob,)
-    if isinstance(form, LearnedForm):
-        form.finish()
-        found = equivalent_drop_prob(form)
-    updated = FactorModel.from_form(form, limits)
-    return entries, Fit(updated, form.history, Status.FINISHED, *found)
-
-
-def _reopen(settings: Settings, model: FactorModel, entries: Entries) -> LearnedForm | FixedForm:
-    """Turn a model back into a form, in the units of the values, with room for new rows."""
-    columns = model.columns
-    problem = CompletionProblem.build(
-        entries, columns.n_factors, biases=columns.biases, standard=False,
-        precise=settings.ill_posed,
-    )  # fmt: skip
-    problem.by_row.values[:] += problem.center - model.center  # those of both sides
-    problem = replace(problem, center=model.center)
-    counts = zip(model.shape, problem.shape, strict=True)
-    picks = [np.append(np.arange(m), np.full(n - m, UNKNOWN)) for m, n in counts]
-    means = [w[pick].astype(problem.dtype) for w, pick in zip(model.means, picks, strict=True)]
-    if isinstance(model.spread, DropoutSpread):
-        return FixedForm(problem, means, model.spread, settings.ridge, [])
-    spread = model.spread.taken(picks, problem.dtype)
-    for side, w in enumerate(means):
-        spread.add_means(side, w)
-    noises = [noise.taken(pick) for noise, pick in zip(model.noises, picks, strict=True)]
-    groups = zip(model.directions, model.given, (problem.by_row, problem.by_col), strict=True)
-    left, right = (features.again(*each) for each in groups)
-    priors = list(model.priors)
-    return LearnedForm(problem, means, spread, priors, model.noise, noises, (left, right))
+    model = growing.model
+    if len(growing.ledger) + len(new) < GROWTH * growing.fitted:
+        if model.draws is not None:
+            warnings.warn(
+                "partial_fit gives up the draws of `average`; fit again to draw anew", stacklevel=3
+            )
+        with make_engine(settings.engine, settings.n_jobs) as engine:
+            growing.take(new, engine, sweeps)
+        return None
+    growing.ledger.add(new)
+    entries = growing.ledger.entries
+    given = [table if table.shape[1] else None for table in growing.features(entries.shape)]
+    fit = fit_entries(settings, entries, given=(given[0], given[1]))
+    return replace(fit, model=fit.model.after(model))
 
 
 def plot_path(path: Floats | None, chosen: float) -> Any:

@@ -57,6 +57,7 @@ def save(
         "n_factors": model.columns.n_factors, "biases": bool(model.columns.biases),
         "center": model.center, "noise": model.noise, "spread": model.spread.name,
         "low": plain(model.low), "high": plain(model.high), "drop_prob": plain(fit.drop_prob),
+        "fitted": fit.fitted,
         "encoders": [None if e is None else e.to_dict() for e in model.encoders],
         "status": str(fit.status), "shape": list(entries.shape),
         "row_ids": None if entries.row_ids is None else entries.row_ids.tolist(),
@@ -119,5 +120,5 @@ def _fit(header: dict[str, Any], arrays: dict[str, Any]) -> Fit:
     )
     return Fit(
         model, arrays["objective"].tolist(), Status(header["status"]), header["drop_prob"],
-        arrays.get("learned_drop_prob_"), arrays.get("path_"),
+        arrays.get("learned_drop_prob_"), arrays.get("path_"), header["fitted"],
     )  # fmt: skip
