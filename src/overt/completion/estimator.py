@@ -34,9 +34,8 @@ Path = str | os.PathLike[str]
 class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
     """Complete a matrix of which some entries are observed.
 
-    Entry (a, b) is explained by mean + row bias + column bias + u_a . v_b. How much the factors are
-    shrunken is said by `drop_prob`, the probability with which factors would be dropped in
-    training; by default it is learned, with nothing to tune.
+    Entry (a, b) is explained by mean + row bias + column bias + u_a . v_b. `drop_prob`, with which
+    factors would be dropped in training, shrinks them; by default it is learned.
 
     Parameters
     ----------
@@ -65,7 +64,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         "auto" asks the evidence.
     clip
         Whether predictions are kept within the range of the values; "auto" does where at
-        most 20 different numbers make up nine tenths of them, as on a rating scale.
+        most 20 numbers make up nine tenths of them, as on a rating scale.
     seed, n_jobs, engine
         Int, numpy Generator, or None for fresh entropy; number of threads (default: all cores;
         results do not depend on it); "local" for threads of this process, "dask" for the cluster of
@@ -133,8 +132,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         (numbers, categories, missing values) with a row for each, or, where entries have
         identifiers, a pair (identifiers, table) or a data frame whose index holds them.
         """
-        given = {"row_features": row_features, "col_features": col_features}
-        return self.fit_entries(observed(X, y), **given)
+        return self.fit_entries(observed(X, y), row_features, col_features)
 
     def fit_triplets(
         self, rows: Any, cols: Any, values: Any, *, shape: tuple[int, int] | None = None,

@@ -48,7 +48,7 @@ class Draws(NamedTuple):
 
     @property
     def weight(self) -> float:
-        """How much all draws together count beside the learned means: their noise falls like 1/n."""
+        """How much all draws together count beside the learned means: noise falls like 1/n."""
         return len(self.U) / (len(self.U) + MEANS_COUNT)
 
     @classmethod
