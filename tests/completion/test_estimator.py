@@ -100,7 +100,8 @@ def test_identifiers_as_data_frames_hold_them():
     assert model.predict(["70"], ["9"]) == model.predict([70], [9])
 
 
-def test_partial_fit_knows_identifiers():
+def test_partial_fit_knows_identifiers(monkeypatch):
+    monkeypatch.setattr("overt.completion.fitting.GROWTH", 10)
     model = DropoutCompletion(1, max_sweeps=3).fit(TEXT)
     held = model.predict(["cid"], ["7"])
     new = Frame(who=["aaa", "ann"], what=["x", "new"], value=[5.0, 4.0])

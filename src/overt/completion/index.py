@@ -11,6 +11,7 @@ import numpy as np
 from overt._check import InputError, InputTypeError
 from overt._types import Array, Floats, Ints
 from overt.completion.forms.model import UNKNOWN
+from overt.completion.ledger import Ledger
 from overt.completion.storage.files import RatingsFile
 from overt.entries import Entries, identifiers, index, pairs
 
@@ -18,16 +19,15 @@ from overt.entries import Entries, identifiers, index, pairs
 class EntryIndex:
     """Translates what users call rows and columns into indices, and finds a row's entries."""
 
-    def __init__(self, entries: Entries) -> None:
+    def __init__(self, entries: Ledger) -> None:
         self._entries = entries
-        self._order: Array | None = None
         self._sorted: dict[tuple[str, bool], tuple[Array, Array]] = {}
 
     @cached_property
     def entered(self) -> Array:
         """Whether a column has entries, for each."""
         found = np.zeros(self._entries.shape[1], dtype=bool)
-        found[self._entries.cols] = True
+        found[self._entries.entries.cols] = True
         return found
 
     def rows(self, names: Any) -> Array:
@@ -76,12 +76,7 @@ class EntryIndex:
 
     def of_row(self, row: int) -> tuple[Array, Floats]:
         """Return the columns and values observed in a row."""
-        if self._order is None:
-            self._order = np.argsort(self._entries.rows, kind="stable")
-        keys = self._entries.rows
-        start, stop = np.searchsorted(keys, [row, row + 1], sorter=self._order)
-        chosen = self._order[start:stop]
-        return self._entries.cols[chosen], self._entries.values[chosen]
+        return self._entries.of(0, np.array([row]))[1:]
 
     def places(self, rows: Any, cols: Any = None) -> tuple[Array, Array]:
         """Return the indices of Entries (or pairs of a file), of pairs, or of rows and columns."""
@@ -100,9 +95,14 @@ class EntryIndex:
             return _within("rows", given.rows, m), _within("cols", given.cols, n)
         return self.rows(given.row_ids)[given.rows], self.cols(given.col_ids)[given.cols]
 
-    def aligned(self, new: Entries) -> Entries:
+    def aligned(self, new: Entries, *, named: bool = False) -> Entries:
         """Return new entries with our indices; what we never saw comes after all we have."""
         old = self._entries
+        if not named and new.row_ids is None and old.row_ids is not None:
+            raise InputError(
+                "this model knows rows and columns by identifiers; give partial_fit a data frame "
+                "of three columns, or pairs of identifiers and their values"
+            )
         rows, m, row_ids = _align(new.rows, new.row_ids, new.shape[0], old.row_ids, self.rows)
         cols, n, col_ids = _align(new.cols, new.col_ids, new.shape[1], old.col_ids, self.cols)
         return Entries(rows, cols, new.values, (m, n), row_ids, col_ids)

@@ -7,7 +7,7 @@ has one more row at its end: what is expected of a row never seen (its prior mea
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from overt.completion.forms.learned import LearnedForm
     from overt.completion.forms.negative import NegativeForm
 
+MEANS_COUNT = 40
+"""Draws that the learned means count like (chosen on parts of the data that are not reported)."""
+
 FOLDS = 8
 """Times that a new row and its share in the noise are solved for in turn."""
 
@@ -46,6 +49,11 @@ class Draws(NamedTuple):
     precision: Floats
     noise: Floats
     H: Floats  # (draws, scores, unknowns)
+
+    @property
+    def weight(self) -> float:
+        """How much all draws together count beside the learned means: noise falls like 1/n."""
+        return len(self.U) / (len(self.U) + MEANS_COUNT)
 
     @classmethod
     def stacked(cls, draws: Sequence[Mapping[str, Array]], problem: CompletionProblem) -> Draws:
@@ -119,10 +127,32 @@ class FactorModel:
             (U.directions, V.directions), (U.given, V.given),
         )  # fmt: skip
 
+    def after(self, last: FactorModel) -> FactorModel:
+        """Return this model, whose features were the scores of `last`, for the features of that."""
+        pairs, found = zip(self.directions, last.directions, strict=True), []
+        for mine, theirs in pairs:
+            parts = dict(mine.parts)
+            if FEATURES in parts:
+                parts[FEATURES] = theirs.parts[FEATURES] @ parts[FEATURES]
+            found.append(replace(mine, parts=parts))
+        return replace(self, directions=(found[0], found[1]), encoders=last.encoders)
+
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns of the completed matrix."""
         return len(self.means[0]) - 1, len(self.means[1]) - 1
+
+    def shown(self) -> dict[str, Any]:
+        """Return what an estimator shows of a model, by name."""
+        (U, V), k, (m, n) = (w[:-1] for w in self.means), self.columns.n_factors, self.shape
+        biases = self.columns.biases
+        return {
+            "U": U[:, :k], "V": V[:, :k], "mean": self.center, "noise_variance": self.noise,
+            "row_bias": U[:, k] if biases else np.zeros(m),
+            "col_bias": V[:, k + 1] if biases else np.zeros(n),
+            "row_noise": self.noises[0].variances[:-1], "col_noise": self.noises[1].variances[:-1],
+            "covariance": self.spread.name, "n_features_in": n,
+        }  # fmt: skip
 
     def factors(self, side: int) -> Floats:
         """Return the factors of one side's known rows, without biases."""
@@ -152,22 +182,23 @@ class FactorModel:
         return np.clip(total, self.low, self.high, out=total) if clip else total
 
     def _terms(self) -> list[tuple[Array, Array, float]]:
-        """Factors and weights of what is averaged: the learned means and all draws, half each.
+        """Factors and weights of what is averaged: the learned means and all draws.
 
         The means have no sampling noise and the draws have more factors; their errors differ, so
-        that the two halves together do better than either.
+        that the two together do better than either.
         """
         if self.draws is None:
             return [(*self.means, 1.0)]
-        U, V = self.draws.U, self.draws.V
-        return [(*self.means, 0.5), *((u, v, 0.5 / len(U)) for u, v in zip(U, V, strict=True))]
+        U, V, weight = self.draws.U, self.draws.V, self.draws.weight
+        drawn = ((u, v, weight / len(U)) for u, v in zip(U, V, strict=True))
+        return [(*self.means, 1 - weight), *drawn]
 
     def products(self, row: Row, cols: Array) -> Floats:
         """center + u . v for a row that was not fitted, as `predict` has it before clipping."""
         total = self.means[1][cols].astype(np.float64) @ row.mean
         if self.draws is not None:
             drawn = np.einsum("dw,dcw->c", row.drawn, self.draws.V[:, cols].astype(np.float64))
-            total = (total + drawn / len(row.drawn)) / 2
+            total += self.draws.weight * (drawn / len(row.drawn) - total)
         return self.units.outward(cols, self.center + total)
 
     def scores(self, partners: Array, features: Any = None, row: int = UNKNOWN) -> Array:
@@ -290,3 +321,4 @@ class Fit:
     drop_prob: Any
     learned_drop_prob: Floats | None = None
     path: Floats | None = None
+    fitted: int | None = None  # entries of the last full fit, all of them if None

@@ -63,7 +63,8 @@ def save(
     header = {
         "format": FORMAT, "kind": KIND, "parameters": plain(dict(parameters)),
         "model": _plain(fit.model), "chosen": None if chosen is None else _plain(chosen),
-        "drop_prob": plain(fit.drop_prob), "status": str(fit.status), "shape": list(entries.shape),
+        "drop_prob": plain(fit.drop_prob), "fitted": fit.fitted, "status": str(fit.status),
+        "shape": list(entries.shape),
         "row_ids": None if entries.row_ids is None else entries.row_ids.tolist(),
         "col_ids": None if entries.col_ids is None else entries.col_ids.tolist(),
     }  # fmt: skip
@@ -162,6 +163,7 @@ def _fit(header: dict[str, Any], arrays: dict[str, Any]) -> Fit:
     return Fit(
         _model(header["model"], arrays), arrays["objective"].tolist(), Status(header["status"]),
         header["drop_prob"], arrays.get("learned_drop_prob_"), arrays.get("path_"),
+        header["fitted"],
     )  # fmt: skip
 
 
