@@ -171,9 +171,10 @@ def _size(W: list[Floats]) -> float:
 
 @theorem(
     "decay-bounded",
-    source=f"{SOURCE}, Proposition D.2 and Theorem D.4",
+    source=f"{SOURCE}, Lemma D.1, Propositions D.2 and D.3, Theorem D.4",
     claim="|W_l|^2 <= C is kept by a step of SGD if C >= C_1/(2 lam) and eta <= C_1 / (4 (2 (C_1 + "
-    "C^L) C^(L-1) + lam^2 C))",
+    "C^L) C^(L-1) + lam^2 C)); the squared error is at most 2 (C_1 + C^L), and the step makes the "
+    "imbalance at most (1 - eta lam)^2 times what it was, plus 4 eta^2 (C_1 + C^L) C^(L-1)",
     assumes="the appendix's step (1 - eta lam) W - eta T; C_1 the largest squared entry",
     correction="Theorem D.4 prints C <= 1/(2 lam), for which steps leave; D.2 prints C^L for "
     "C^(L-1)",
@@ -188,7 +189,13 @@ def _bounded(scale: int, rng: np.random.Generator) -> Residuals:
             if trial % 2:  # all along one direction, below the entry
                 W = [np.outer(*(np.eye(k)[0] for k in w.shape)) for w in W]
             W = [math.sqrt(C) * w / np.linalg.norm(w) for w in W]
-            after = _size(_sgd(W, problem, trial // 2 % 3, eta, lam)) / C - 1
+            n = trial // 2 % 3
+            moved = _sgd(W, problem, n, eta, lam)
+            after = _size(moved) / C - 1
+            error = chain(W)[problem.rows[n], problem.cols[n]] - problem.values[n]
+            yield max(0.0, error**2 - 2 * (1 + C**3))
+            grown = layers.imbalance(moved) - (1 - eta * lam) ** 2 * layers.imbalance(W)
+            yield max(0.0, grown - 4 * eta**2 * (1 + C**3) * C**2)
             if factor < 1:
                 printed = max(printed, after)
             else:

@@ -61,6 +61,21 @@ def _monotone(scale: int, rng: np.random.Generator) -> Residuals:
 
 
 @theorem(
+    "shrinkage-inverse",
+    source="Implicit bias of dropout, Lemma A.2; thesis, Lemma 20",
+    claim="The equations of the best kept values, (I + (lam/r) 11') a = s, have the solution "
+    "a = s - lam/(r + lam rho) 11's, which is the shrinkage",
+)
+def _inverse(scale: int, rng: np.random.Generator) -> Residuals:
+    for rho in range(1, 4 + scale):
+        r, lam, s = rho + 2, float(rng.uniform(0.1, 3)), rng.uniform(5, 6, rho)
+        exact = np.linalg.solve(np.eye(rho) + lam / r, s)
+        yield oracles.relative(s - lam / (r + lam * rho) * s.sum(), exact)
+        yield oracles.relative(spectral.SquaredNuclear().prox(s, lam / r), exact)
+    return oracles.EXACT, "linear equations of up to four values, all of which are kept"
+
+
+@theorem(
     "critical-below-target",
     source="Implicit bias of dropout, Lemma D.1; thesis, Lemma 3",
     claim="At every critical point of the tied problem M - UU' is positive semi-definite",
