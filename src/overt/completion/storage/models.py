@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError
-from overt._files import write_whole
+from overt._files import digest, read_sealed, reading, write_sealed, write_whole
 from overt._plain import plain
 from overt.completion.encoding import Encoder
 from overt.completion.forms.features import Directions
@@ -25,7 +25,6 @@ from overt.completion.forms.prior import Prior
 from overt.completion.forms.problem import Columns
 from overt.completion.forms.spread import SPREADS
 from overt.completion.forms.units import Units
-from overt.completion.storage.sealed import digest, read_sealed, write_sealed
 from overt.entries import Entries
 from overt.results import Status
 
@@ -78,7 +77,7 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Entries, Fit, Fa
     folder = Path(path)
     if not (folder / HEADER).exists():
         raise InputError(f"{folder} holds no completion model ({HEADER} is missing)")
-    try:
+    with reading(folder, "holds no readable completion model"):
         header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
         if header.get("format") != FORMAT:
             raise InputError(
@@ -96,11 +95,6 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Entries, Fit, Fa
             )
         found = _fit(header, arrays), _chosen(header, arrays)
         return header["parameters"], _entries(header, arrays), *found
-    except InputError:
-        raise
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        reason = f"{type(error).__name__}: {error}"[:200]
-        raise InputError(f"{folder} holds no readable completion model ({reason})") from None
 
 
 def _plain(model: FactorModel) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from overt._check import InputError
-from overt._files import is_number
+from overt._files import bounded_lines, is_number
 
 _ROW = ("user", "userid", "user_id", "row", "row_id", "customer", "customer_id")
 _COL = ("item", "itemid", "item_id", "movie", "movieid", "movie_id", "col", "column", "product")
@@ -116,7 +116,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
         raw.seek(0)
         encoding = "utf-16" if mark in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
         with io.TextIOWrapper(raw, encoding, errors="surrogateescape") as text:
-            for number, line in enumerate(text, 1):
+            for number, line in enumerate(bounded_lines(path, text), 1):
                 yield number, _readable(line.rstrip("\r\n"))
 
 
