@@ -12,6 +12,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from overt._check import InputError, generator
+from overt._frames import is_table
 from overt._types import Seed
 from overt.completion import bounds, fitting, plotting, recommending
 from overt.completion.answering import Answers
@@ -124,7 +125,8 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
         indices, or identifiers if they are strings. An entry that is given twice counts as two
         observations.
         """
-        return self.fit_entries(observed(X, y))
+        table = y is None and not isinstance(X, Entries) and is_table(X)
+        return self.fit_entries(observed(X, y), table=table)
 
     def fit_triplets(
         self, rows: Any, cols: Any, values: Any, *, shape: tuple[int, int] | None = None,
