@@ -12,6 +12,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from overt._check import generator
+from overt._frames import is_table
 from overt._types import Seed
 from overt.completion import bounds, fitting, plotting, recommending
 from overt.completion.alignment import with_features
@@ -136,7 +137,8 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
         (numbers, categories, missing values) with a row for each, or, where entries have
         identifiers, a pair (identifiers, table) or a data frame whose index holds them.
         """
-        return self.fit_entries(observed(X, y), row_features, col_features)
+        table = y is None and not isinstance(X, Entries) and is_table(X)
+        return self.fit_entries(observed(X, y), row_features, col_features, table=table)
 
     def fit_triplets(
         self, rows: Any, cols: Any, values: Any, *, shape: tuple[int, int] | None = None,
