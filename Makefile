@@ -54,6 +54,6 @@ docs: $(READY)
 	@echo "documentation: docs/_build/html/index.html"
 
 clean:
-	rm -rf $(VENV) overt-tour overt-results build dist docs/_build docs/auto_examples docs/reference/generated \
+	rm -rf $(VENV) overt-tour overt-results build dist docs/_build docs/auto_* docs/reference/generated \
 		.pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -26,7 +26,8 @@ from overt.theorems.decay import network
 
 CORE = (
     "noises", "penalties", "norms", "balance", "optima", "deep", "linear", "untied",
-    "parametrization", "flows", "lazy", "adversarial", "rademacher", "completion", "decay", "relu",
+    "shrinkage", "parametrization", "flows", "absorbing", "lazy", "adversarial",
+    "rademacher", "completion", "decay", "relu",
 )  # fmt: skip
 IDS = list(registered())
 CORRECTED = [name for name, statement in registered().items() if statement.correction]
@@ -270,8 +271,8 @@ MUTATIONS = [
     (theorems.flows, "brentq", lambda f, a, b: 0.4, ["decay-saddles"]),
     (theorems.flows, "network", lambda p, L, w, lam: network(p, L, w, 0.3), [
         "decay-no-underestimate", "decay-polyak"]),
-    (theorems.flows, "_sgd", lambda W, *rest: [2 * w for w in W], ["decay-bounded"]),
-    (theorems.flows, "_sgd", lambda W, *rest: W, ["decay-reached"]),
+    (theorems.absorbing, "_sgd", lambda W, *rest: [2 * w for w in W], ["decay-bounded"]),
+    (theorems.absorbing, "_sgd", lambda W, *rest: W, ["decay-reached"]),
     (math, "log", lambda x: 1e-6, ["lazy-start", "lazy-margin", "lazy-flips"]),
     (np, "logaddexp", lambda a, b: 2 + 2 * np.abs(b) / math.log(2), ["logistic-linear"]),
     (relu, "train_lazy", lambda *a, **k: Untrained, ["dropout-training"]),

@@ -134,9 +134,9 @@ def train(
         console.print(f"saved: [bold]{escape(os.fspath(run.save(out)))}[/]", soft_wrap=True)
     if plot is not None:
         try:
-            from overt.linear.plots import objective_figure
+            from overt._figures import runs_figure
 
-            figure = objective_figure([("", run)])
+            figure = runs_figure([("", run)])
         except ModuleNotFoundError:
             raise MissingExtraError("matplotlib", "plots") from None
         figure.savefig(plot, dpi=150, bbox_inches="tight")

@@ -12,11 +12,13 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from overt._check import InputError, generator
-from overt._types import Floats, Seed
-from overt.completion import bounds, fitting, recommending
+from overt._types import Seed
+from overt.completion import bounds, fitting, plotting, recommending
+from overt.completion.alignment import with_features
+from overt.completion.answering import Answers
 from overt.completion.forms.model import FactorModel, Fit
 from overt.completion.index import EntryIndex
-from overt.completion.recommending import Explanation, NewRow, Recommendation
+from overt.completion.recommending import Explanation, NewRow
 from overt.completion.settings import Settings
 from overt.completion.storage import models
 from overt.entries import Entries, observed
@@ -24,7 +26,7 @@ from overt.entries import Entries, observed
 Path = str | os.PathLike[str]
 
 
-class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
+class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
     """Complete a matrix of which some entries are observed.
 
     Entry (a, b) is explained by mean + row bias + column bias + u_a . v_b. How much the factors are
@@ -34,7 +36,8 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
     Parameters
     ----------
     n_factors
-        Width of the factors; more than needed does little harm, they are shrunken away.
+        Width of the factors; more than needed does little harm, they are shrunken away. None is
+        32, and 64 for rankings of 500,000 entries or more.
     drop_prob
         "learn" estimates the noise of every factor row, the priors and the residual variance.
         A number in [0, 1) (or one per factor) minimizes the dropout objective
@@ -55,6 +58,9 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
     average
         With "learn": average the predictions of so many draws of the factors; more accurate and
         slower.
+    signals
+        With "learn": whether prior means of rows and columns are learned from which entries are
+        observed, beside their values; "auto" does where the evidence rises.
     clip
         Whether predictions are kept within the range of the values; "auto" does where at
         most 20 different numbers make up nine tenths of them, as on a rating scale.
@@ -74,8 +80,8 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
     learned_drop_prob_
         With "learn", the same for each factor (in the basis that makes both priors diagonal, most
         important first); a point of comparison with fixed dropout.
-    noise_variance_
-        Residual variance.
+    noise_variance_, row_noise_, col_noise_
+        Residual variance, and what multiplies it in each row and column (1 unless learned).
     objective_, n_sweeps_, status_
         The objective after each sweep, their number, and how the fit ended.
     path_
@@ -95,22 +101,23 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
     """
 
     def __init__(
-        self, n_factors: int = 32, drop_prob: Any = "learn", biases: bool = True,
+        self, n_factors: int | None = None, drop_prob: Any = "learn", biases: bool = True,
         ridge: float = 1e-6, method: str = "alternating", max_sweeps: int | None = None,
-        tol: float | None = None, average: int = 0, clip: Any = "auto", learning_rate: float = 1.0,
-        batch_size: int = 2000, seed: Seed = 0, n_jobs: int | None = None, engine: str = "local",
+        tol: float | None = None, average: int = 0, signals: Any = "auto", clip: Any = "auto",
+        learning_rate: float = 1.0, batch_size: int = 2000, seed: Seed = 0,
+        n_jobs: int | None = None, engine: str = "local", missing: str = "unknown",
+        scale: Any = "auto",
     ) -> None:  # fmt: skip
-        self.n_factors, self.drop_prob, self.biases, self.ridge = (
-            n_factors,
-            drop_prob,
-            biases,
-            ridge,
-        )
-        self.method, self.max_sweeps, self.tol, self.average = method, max_sweeps, tol, average
+        self.n_factors, self.drop_prob, self.biases = n_factors, drop_prob, biases
+        self.ridge, self.method, self.max_sweeps, self.tol = ridge, method, max_sweeps, tol
+        self.average, self.signals = average, signals
         self.clip, self.learning_rate, self.batch_size = clip, learning_rate, batch_size
         self.seed, self.n_jobs, self.engine = seed, n_jobs, engine
+        self.missing, self.scale = missing, scale
 
-    def fit(self, X: Any, y: Any = None) -> Self:
+    def fit(
+        self, X: Any, y: Any = None, row_features: Any = None, col_features: Any = None
+    ) -> Self:
         """Fit to observed entries.
 
         X is `overt.Entries`, scipy sparse (rows x columns; stored zeros are ratings of zero, absent
@@ -119,20 +126,36 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         with `y`, an (n, 2) array of (row, col) pairs, the form that cross-validation splits:
         indices, or identifiers if they are strings. An entry that is given twice counts as two
         observations.
+
+        With "learn", rows and columns may have features: a table with a row for each (an array, a
+        sparse matrix, a data frame with numbers, categories and missing values), or, where entries
+        have identifiers, a pair (identifiers, table) or a data frame whose index holds them. Those
+        without entries are predicted from their features.
         """
-        return self.fit_entries(observed(X, y))
+        given = {"row_features": row_features, "col_features": col_features}
+        return self.fit_entries(observed(X, y), **given)
 
     def fit_triplets(
         self, rows: Any, cols: Any, values: Any, *, shape: tuple[int, int] | None = None,
-        on_sweep: Callable[[int, float], Any] = lambda sweeps, objective: None,
+        on_sweep: Callable[[int, float], Any] = lambda sweeps, objective: None, **features: Any,
     ) -> Self:  # fmt: skip
-        """Fit to entries given as three arrays; `on_sweep(sweeps done, objective)` may watch."""
-        entries = Entries(rows, cols, values, shape)
-        return self.fit_entries(entries, on_form=lambda f: on_sweep(len(f.history), f.history[-1]))
+        """Fit to entries given as three arrays; `on_sweep(sweeps done, objective)` may watch.
 
-    def fit_entries(self, entries: Entries, **how: Any) -> Self:
+        `features` are `row_features` and `col_features` as in `fit`.
+        """
+        watch: Any = lambda form: on_sweep(len(form.history), form.history[-1])  # noqa: E731
+        return self.fit_entries(Entries(rows, cols, values, shape), on_form=watch, **features)
+
+    def fit_entries(
+        self, entries: Entries, row_features: Any = None, col_features: Any = None, **how: Any
+    ) -> Self:
         """Fit to Entries; `how` is what `overt.completion.fitting.fit_entries` takes."""
-        return self._adopt(entries, fitting.fit_entries(self._settings(), entries, **how))
+        settings, tables = self._settings(), (row_features, col_features)
+        if any(table is not None for table in tables) and not settings.learned:
+            raise InputError('row_features and col_features need drop_prob="learn"')
+        entries, given, encoders = with_features(entries, tables)
+        fit = fitting.fit_entries(settings, entries, given=given, **how)
+        return self._adopt(entries, replace(fit, model=replace(fit.model, encoders=encoders)))
 
     def _settings(self) -> Settings:
         given = self.get_params()
@@ -144,12 +167,14 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         """Take over a fit of these entries."""
         model, columns = fit.model, fit.model.columns
         self.entries_, self.model_, self.index_ = entries, model, EntryIndex(entries)
+        self.chosen_: FactorModel | None = None
         U, V = (w[:-1] for w in model.means)
         k, (m, n) = columns.n_factors, model.shape
         self.U_, self.V_ = U[:, :k], V[:, :k]
         self.row_bias_ = U[:, k] if columns.biases else np.zeros(m)
         self.col_bias_ = V[:, k + 1] if columns.biases else np.zeros(n)
         self.mean_, self.noise_variance_ = model.center, model.noise
+        self.row_noise_, self.col_noise_ = (noise.variances[:-1] for noise in model.noises)
         self.row_ids_, self.col_ids_ = entries.row_ids, entries.col_ids
         self.drop_prob_, self.learned_drop_prob_ = fit.drop_prob, fit.learned_drop_prob
         self.objective_, self.n_sweeps_ = np.asarray(fit.objective), len(fit.objective)
@@ -170,32 +195,18 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         predicted = model.predict(a, b)
         return (predicted, np.sqrt(model.variance(a, b))) if return_std else predicted
 
-    def complete(self, rows: Any = None) -> Floats:
-        """Return the dense matrix, or some rows of one that is too large to be had at once."""
-        model, index = self._asked()
-        return recommending.complete(
-            model, np.arange(model.shape[0]) if rows is None else index.rows(rows)
-        )
-
-    def recommend(self, row: Any, n: int = 10, exclude_seen: bool = True) -> Recommendation:
-        """Return the `n` columns with the largest predictions for a row, best first."""
-        return recommending.recommend(*self._asked(), row, n, exclude_seen)
-
-    def similar_items(self, col: Any, n: int = 10) -> Recommendation:
-        """Return the columns whose predictions go most alike with those of `col` over rows."""
-        return recommending.similar(*self._asked(), col, n)
-
     def explain(self, row: Any, col: Any) -> Explanation:
         """Return which of the row's observed entries drive its prediction for `col`."""
         return recommending.explain(*self._asked(), row, col)
 
-    def fold_in(self, entries: Any) -> NewRow:
+    def fold_in(self, entries: Any, features: Any = None) -> NewRow:
         """Return a new row with these entries, without refitting.
 
         Entries are {column: value}, a sparse row, or a pair (columns, values); columns that were
-        never seen are left out.
+        never seen are left out. `features` is one row like those of `row_features`, or
+        {name: value}.
         """
-        return recommending.fold_in(*self._asked(), entries)
+        return recommending.fold_in(*self._asked(), entries, self._ranking, features)
 
     def partial_fit(self, X: Any, y: Any = None, sweeps: int = 2) -> Self:
         """Take in new entries: rows and columns they touch are solved again, the rest is held.
@@ -245,7 +256,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
     def plot_path(self) -> Any:
         """Draw held-out error against drop probability, as tried by drop_prob="auto"."""
         check_is_fitted(self)
-        return fitting.plot_path(self.path_, self.drop_prob_)
+        return plotting.plot_path(self.path_, self.drop_prob_)
 
     def save(self, path: Path) -> None:
         """Write the model into a folder: model.safetensors and model.json."""
@@ -255,13 +266,15 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
             given["seed"] = None
         found = (self.drop_prob_, self.learned_drop_prob_, self.path_)
         fit = Fit(self.model_, self.objective_.tolist(), self.status_, *found)
-        models.save(path, given, self.entries_, fit)
+        models.save(path, given, self.entries_, fit, self.chosen_)
 
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read a model that `save` wrote; its predictions are the same bit for bit."""
-        parameters, entries, fit = models.load(path)
-        return cls(**parameters)._adopt(entries, fit)
+        parameters, entries, fit, chosen = models.load(path)
+        model = cls(**parameters)._adopt(entries, fit)
+        model.chosen_ = chosen
+        return model
 
     def _asked(self) -> tuple[FactorModel, EntryIndex]:
         check_is_fitted(self)

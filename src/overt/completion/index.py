@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,13 @@ class EntryIndex:
         self._entries = entries
         self._order: Array | None = None
         self._sorted: dict[tuple[str, bool], tuple[Array, Array]] = {}
+
+    @cached_property
+    def entered(self) -> Array:
+        """Whether a column has entries, for each."""
+        found = np.zeros(self._entries.shape[1], dtype=bool)
+        found[self._entries.cols] = True
+        return found
 
     def rows(self, names: Any) -> Array:
         """Return row indices; UNKNOWN for rows never seen."""
@@ -55,6 +63,11 @@ class EntryIndex:
     def col(self, name: Any) -> int:
         """Return the index of one column that must be known."""
         return _known("col", name, self.cols)
+
+    def row_names(self, indices: Array) -> Array:
+        """Return what users call these rows."""
+        ids = self._entries.row_ids
+        return indices if ids is None else ids[indices]
 
     def col_names(self, indices: Array) -> Array:
         """Return what users call these columns."""

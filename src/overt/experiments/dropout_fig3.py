@@ -82,7 +82,7 @@ def _balanced_after(row: Row) -> list[float]:
 
 def plot(rows: list[Row]) -> Any:
     """Draw the objective beside the optimum, and the imbalance, for each setting."""
-    from overt.linear.plots import draw_band, draw_objective
+    from overt._figures import draw_band, draw_objective
 
     widths = sorted({row["width"] for row in rows})
     strengths = sorted({row["strength"] for row in rows})

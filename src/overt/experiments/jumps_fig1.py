@@ -19,14 +19,16 @@ def run(params: Params, seed: int) -> dict[str, Any]:
     """Run the noisy path for many seeds, and quiet offshoots from some of its points."""
     problem, steps = two_by_two(EPSILON), params["steps"]
     path = _jumps.schedule(_jumps.WARM_UP, (steps - _jumps.WARM_UP[0], 0.2, 0.1))
-    found = jumps(problem, DEPTH, _jumps.WIDTH, path, params["seeds"], records=50, seed=seed)
+    found = jumps(
+        problem, DEPTH, _jumps.WIDTH, path, params["seeds"], records=steps // 50 + 1, seed=seed
+    )
     offshoots = []
     for start in params["offshoots"]:
         count = 6
         prefix = _jumps.schedule(_jumps.WARM_UP, (start - _jumps.WARM_UP[0], 0.2, 0.1))
         at = simulate(problem, DEPTH, _jumps.WIDTH, prefix, count, records=[start], seed=seed)
         path = _jumps.schedule(QUIET)
-        quiet = simulate(problem, DEPTH, _jumps.WIDTH, path, count, at.weights, 500, seed=seed + 1)
+        quiet = simulate(problem, DEPTH, _jumps.WIDTH, path, count, at.weights, 21, seed=seed + 1)
         offshoots += [
             {"start": start, "run": k, "ratio": float(at.ratio[k, -1]),
              "steps": (start + quiet.steps).tolist(), "missing": quiet.missing[k, :, 0].tolist()}

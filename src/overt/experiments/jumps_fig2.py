@@ -19,7 +19,7 @@ COLORS = {3: "tab:blue", 4: "tab:red"}
 def run(params: Params, seed: int) -> dict[str, Any]:
     """Run one depth for many seeds."""
     given = (two_by_two(EPSILON), params["depth"], _jumps.WIDTH, _jumps.schedule(*PHASES))
-    found = jumps(*given, params["seeds"], records=20, seed=seed)
+    found = jumps(*given, params["seeds"], records=501, seed=seed)
     return _jumps.summary(found, shown=5)
 
 

@@ -18,7 +18,9 @@ def run(params: Params, seed: int) -> dict[str, Any]:
     """Run the periodic schedule for many seeds, ending in a quiet phase."""
     problem, phases = two_by_two(EPSILON), Schedule.periodic(params["periods"], PERIOD)
     path = Schedule((*phases.phases, phases.phases[1]))
-    found = jumps(problem, DEPTH, WIDTH, path, params["seeds"], records=20, seed=seed)
+    found = jumps(
+        problem, DEPTH, WIDTH, path, params["seeds"], records=path.steps // 20 + 1, seed=seed
+    )
     return summary(found, shown=5)
 
 

@@ -159,16 +159,16 @@ def draw_run(axes: Any, row: Row, colors: tuple[str, str], name: str) -> None:
 
 def plot_dropblock(rows: list[Row]) -> Any:
     """Draw sampled and exact objectives, the optimum, and the spectra."""
-    from overt.linear.plots import ACCENT, INK
+    from overt._figures import BLUE, ORANGE
 
     figure, axes = canvas(3.8 * len(rows), 6.4, 2, len(rows), squeeze=False)
     for row, top, bottom in zip(rows, *axes, strict=True):
-        draw_run(top, row, (ACCENT, INK), "DropBlock")
+        draw_run(top, row, (ORANGE, BLUE), "DropBlock")
         top.axhline(row["optimum"], color="black", ls="--", lw=1, label="Theorem 2.7")
         top.set_title(f"drop probability {row['drop_prob']:g}")
         count = max(row["rank"] + 6, 12)
-        bottom.plot(row["spectrum"][:count], "o", ms=4, color=ACCENT, label="after training")
-        bottom.plot(row["best_spectrum"][:count], color=INK, label="exact optimum")
+        bottom.plot(row["spectrum"][:count], "o", ms=4, color=ORANGE, label="after training")
+        bottom.plot(row["best_spectrum"][:count], color=BLUE, label="exact optimum")
         bottom.set_xlabel("index of singular value")
     for panel, label in zip(axes[:, 0], ("objective", "singular value"), strict=True):
         panel.legend(frameon=False, fontsize=8)
@@ -178,13 +178,13 @@ def plot_dropblock(rows: list[Row]) -> Any:
 
 def plot_dropconnect(rows: list[Row]) -> Any:
     """Draw DropConnect's sampled and exact objective, and Dropout's beside it."""
-    from overt.linear.plots import ACCENT, INK, QUIET
+    from overt._figures import BLUE, GRAY, ORANGE
 
     figure, axes = canvas(3.8 * len(rows), 3.6, 1, len(rows), squeeze=False)
     for row, panel in zip(rows, axes[0], strict=True):
-        draw_run(panel, row, (ACCENT, INK), "DropConnect")
+        draw_run(panel, row, (ORANGE, BLUE), "DropConnect")
         steps = np.maximum(row["steps_seen"], 1)
-        panel.plot(steps, row["dropout_exact"], color=QUIET, ls="--", label="Dropout, exact")
+        panel.plot(steps, row["dropout_exact"], color=GRAY, ls="--", label="Dropout, exact")
         kind = "uncorrelated" if row["correlation"] == 0 else f"correlation {row['correlation']:g}"
         panel.set_title(f"drop {row['drop_prob']:g}, {kind}", fontsize=10)
     axes[0][0].legend(frameon=False, fontsize=8)

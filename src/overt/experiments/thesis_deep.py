@@ -86,7 +86,7 @@ def _ends(count: int, rank: int) -> Any:
 def plot_spectra(rows: list[Row]) -> Any:
     """Draw target, trained, best known and envelope spectra."""
     from overt import spectral
-    from overt.linear.plots import ACCENT, INK, QUIET
+    from overt._figures import BLUE, GRAY, ORANGE
 
     figure, axes = canvas(3.1 * len(rows), 3.3, 1, len(rows), squeeze=False, sharey=True)
     for row, panel in zip(rows, axes[0], strict=True):
@@ -94,11 +94,11 @@ def plot_spectra(rows: list[Row]) -> Any:
         nu = spectral.nu((row["size"],) * row["hidden"], row["drop_prob"])
         envelope = spectral.SquaredNuclear().prox(row["target"], nu)
         panel.plot(row["target"][:count], color="black", lw=1, label="target")
-        panel.plot(envelope[:count], color=QUIET, ls="--", label="convex envelope")
-        panel.plot(row["solved"][:count], color=INK, label="best known")
+        panel.plot(envelope[:count], color=GRAY, ls="--", label="convex envelope")
+        panel.plot(row["solved"][:count], color=BLUE, label="best known")
         for i, s in enumerate(row["trained"]):
             label = "trained" if i == 0 else None
-            panel.plot(s[:count], "o", ms=4, color=ACCENT, alpha=0.6, label=label)
+            panel.plot(s[:count], "o", ms=4, color=ORANGE, alpha=0.6, label=label)
         panel.set_title(f"drop probability {row['drop_prob']:g}", fontsize=10)
         panel.set_xlabel("index of singular value")
     axes[0][0].set_ylabel("singular value")
@@ -150,7 +150,7 @@ def check_gaps(rows: list[Row]) -> Findings:
 
 def plot_gaps(rows: list[Row]) -> Any:
     """Draw the gap of every order with its spread over runs."""
-    from overt.linear.plots import draw_band
+    from overt._figures import draw_band
 
     figure, axes = canvas(6, 4)
     gaps = np.array([row["gaps"] for row in rows])

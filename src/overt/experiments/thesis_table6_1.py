@@ -43,7 +43,7 @@ def attack_of(name: str, data: str, steps: int) -> Any:
     else:
         threat, size = Linf(RADII[data]["inf"]), 10.0
     if kind == "fgsm":
-        return FGSM(threat, loss=loss)
+        return FGSM(threat, loss=loss, random_start=False)
     return PGD(
         threat, steps=steps, loss=loss, schedule=Decay(size, 0.2, 10), normalize=kind == "bim"
     )

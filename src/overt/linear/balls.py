@@ -93,15 +93,22 @@ def eigenvalues_below(K: Any, X: Any) -> list[Any]:
     return sorted(bounds, key=fraction, reverse=True)
 
 
-def eigenvectors(K: Any) -> Any:
-    """Propose eigenvectors of the symmetric K to about twice the digits of float64.
+def eigenvectors(K: Any, steps: int = 1) -> Any:
+    """Propose eigenvectors of the symmetric K to about twice the digits of float64, or more.
 
-    One Newton step on LAPACK's vectors; where eigenvalues come together, the block between them is
-    diagonalized after its mean is taken out.
+    A Newton step on LAPACK's vectors doubles their digits; where eigenvalues come together, the
+    block between them is diagonalized after its mean is taken out.
     """
     K = K.mid()
     approximate = floats(K)
     X = orthogonal(balls(np.linalg.eigh((approximate + approximate.T) / 2)[1]))
+    for _ in range(steps):
+        X = orthogonal((X * _newton(K, X)).mid())
+    return rounded(X)
+
+
+def _newton(K: Any, X: Any) -> Any:
+    """Propose what to multiply vectors X with: Q (I + E), E off the blocks of close eigenvalues."""
     S = (X.transpose() * (K * X).mid()).mid()
     Sf, n = floats(S), S.nrows()
     values = np.diag(Sf)
@@ -119,7 +126,7 @@ def eigenvectors(K: Any) -> Any:
     gaps = values[None, :] - values[:, None]
     apart = group[:, None] != group[None, :]
     E = np.where(apart, F / np.where(apart, gaps, 1.0), 0.0)
-    return rounded(orthogonal((X * (balls(Q) + balls(Q @ E))).mid()))
+    return balls(Q) + balls(Q @ E)
 
 
 def _rotation(S: Any, members: Sequence[int]) -> Floats:

@@ -186,7 +186,8 @@ def _singular_values_below(problem: Problem, M: Any, witness: dict[str, Any]) ->
             M, shrink = _project(problem.X, M, witness)
         K = M.transpose() * M if M.ncols() <= M.nrows() else M * M.transpose()
     if "basis" not in witness:
-        witness["basis"] = balls.eigenvectors(K)
+        weak = max(problem.strengths) < 1e-3  # the bound is then a small share of |M|^2
+        witness["basis"] = balls.eigenvectors(K, 2 if weak or K.nrows() <= 150 else 1)
     values = balls.eigenvalues_below(K, witness["basis"])
     return [x / 2 if symmetric else (x / shrink).upper().sqrt().upper() for x in values]
 
@@ -264,16 +265,12 @@ def operator_bound(problem: Problem, effect: NoiseEffect, witness: dict[str, Any
 
 
 def _multiplier(problem: Problem, effect: NoiseEffect) -> Floats:
-    """Propose what the best map leaves over, scaled to raise the bound most."""
-    best = effect.relaxation
-    A = (best.left * best.spectrum) @ effect.regression.unwhiten(best.right).T
-    Y = problem.M - A @ (np.eye(A.shape[1]) if problem.X is None else problem.X.T)
-    YC = Y @ problem.inputs
-    flat = Y if problem.C is None else YC
-    D = np.array([float(x) for x in problem.variances])
-    top = np.linalg.norm(YC / np.sqrt(np.where(D > 0, D, np.inf)), 2) ** 2
-    cost = float(np.sum(flat * Y) + top * problem.width / float(problem.strengths[0]))
-    return np.asarray(Y * (np.sum(flat * problem.M) / cost if cost > 0 else 1.0))
+    """Propose what the best map leaves over: the dual point N in place of the target T."""
+    task, N = effect.regression.dense("prove"), effect.relaxation.multiplier
+    if N is None or task.L_inverse is None:
+        return np.zeros_like(problem.M)
+    back = task.L_inverse if problem.X is None else task.L_inverse @ problem.X.T
+    return np.asarray(problem.M + (N - task.T) @ back)
 
 
 def show_positive(C: Floats, witness: dict[str, Any]) -> None:

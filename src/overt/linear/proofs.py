@@ -75,6 +75,8 @@ def prove(
         from overt.linear import enclosures
     except ModuleNotFoundError:
         raise MissingExtraError("python-flint", "proofs") from None
+    if effect.weight_decay:
+        raise InputError("nothing is proved yet about networks with weight decay")
     problem = _problem(network, effect.regression.given, noise, tuple(weights))
     used = dict(witness or {})
     return _proof(problem, *enclosures.enclose(problem, effect, used), used)
@@ -87,7 +89,7 @@ def _problem(
     from overt.linear.enclosures import Problem
 
     if not given:
-        raise InputError("a proof needs a dense target or data")
+        raise InputError("a proof needs a dense target or data, and no noise on the inputs")
     kind, block = "dropout", 1
     match noise:
         case Dropout(drop_prob=p):

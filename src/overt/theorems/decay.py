@@ -164,7 +164,7 @@ def _one_way(scale: int, rng: np.random.Generator) -> Evidence:
     first = simulate(problem, 3, 100, start, count, records=[10_000], seed=root, balance=False)
     low = np.flatnonzero(first.ratio[:, -1] < 0.02)
     weights = [W[low] for W in first.weights]
-    after = simulate(problem, 3, 100, noisy, len(low), weights, 100, seed=root + 1, balance=False)
+    after = simulate(problem, 3, 100, noisy, len(low), weights, 61, seed=root + 1, balance=False)
     back = int(np.sum(after.ratio.max(axis=1) >= 0.05))
     return Evidence(float(back), 0.0, f"{back} of {len(low)} runs came back in 6,000 steps")
 

@@ -101,7 +101,7 @@ def product(tape: Tape, f: Product, x: Moment, y: Moment) -> Moment:
 
     def tangent() -> Tensor:
         s, t = x.tangent(), y.tangent()
-        return f(s, b) + f(a, t) + (f(s, t) if tape.probe else tape.source(second))
+        return f(s, b) + f(a, t) + (f(s, t) if tape.probe else tape.source(second, rest=True))
 
     alone = [z.independent and z.mean.shape == mean.shape for z in (x, y)]
     exact = x.exact and y.exact and x.known and y.known and apart
@@ -160,7 +160,7 @@ def _divisor(call: Call, x: Tensor) -> float | None:
     """Return over how many entries an operation averages, None if they are not the same for all."""
     given = call.named()
     if call.name == "mean":
-        dims = given.get("dim", given.get("axis"))
+        dims = call.argument(1, "dim", given.get("axis"))
         if dims is None:
             return float(x.numel())
         dims = (dims,) if isinstance(dims, int) else dims

@@ -65,7 +65,7 @@ def _of_dropped(
 def _bent(tape: Tape, x: Moment, value: Tensor, slope: Tensor, variance: Tensor) -> Moment:
     def tangent() -> Tensor:
         rest = (variance - slope * slope * x.variance).clamp(min=0)
-        return tape.fixed(slope) * x.tangent() + tape.source(rest)
+        return tape.fixed(slope) * x.tangent() + tape.source(rest, rest=True)
 
     return replace(x, mean=value, variance=variance, tangent=tape.later(tangent), exact=False,
                    known=False, dropped=None, law=None)  # fmt: skip
@@ -130,6 +130,7 @@ def _standardized(
     tape: Tape, x: Moment, dims: tuple[int, ...], eps: float | None, *, center: bool
 ) -> Moment:
     """u = (x - mean) r with E of the sample variance in r; Jacobian r (I - 1/d - u u'/d)."""
+    tape.rough.update(dict.fromkeys(x.noises.intersection(tape.few)))
     eps = torch.finfo(x.mean.dtype).eps if eps is None else eps
     d = math.prod(x.mean.shape[i] for i in dims)
 

@@ -89,6 +89,9 @@ class Tape:
         Whether gradients with respect to parameters are wanted.
     settle
         The most units of a tensor whose covariances are worked out to keep a result exact.
+    coarse, few, rough
+        Noises with one number to a row, with a few that many entries share, and those of the latter
+        by whose entries a tensor is normalized: they are not followed closely.
     """
 
     active: Collection[str] | None
@@ -101,6 +104,8 @@ class Tape:
     was_drawn: dict[str, None] = field(default_factory=dict)
     linearized: dict[str, None] = field(default_factory=dict)
     coarse: dict[str, None] = field(default_factory=dict)
+    few: dict[str, None] = field(default_factory=dict)
+    rough: dict[str, None] = field(default_factory=dict)
     names: NoiseNames = field(default_factory=NoiseNames)
 
     def __post_init__(self) -> None:
@@ -188,12 +193,12 @@ class Tape:
             return self.mean(tree)
         return mapped(self.mean(tree), Tensor.detach)
 
-    def source(self, variance: Tensor) -> Tensor:
+    def source(self, variance: Tensor, *, rest: bool = False) -> Tensor:
         """Return the tangent of new independent deviations with these variances."""
         if self.probe:
             tiny = torch.finfo(variance.dtype).tiny ** 0.5
             return variance.clamp(min=tiny).sqrt() * torch.randn_like(variance)
-        return self._step(variance.shape, variance, variance)
+        return self._step(variance.shape, variance, variance, rest)
 
     def masks(self, covariance: MaskCovariance, rows: int, like: Tensor) -> Tensor:
         """Return the tangent of new masks (rows, *shape), without their mean."""
@@ -203,9 +208,11 @@ class Tape:
         """Return the tangent of new deviations with these covariances (rows, units, units)."""
         return self._step(shape, covariance, covariance)
 
-    def _step(self, shape: Any, spread: Tensor | MaskCovariance, like: Tensor) -> Tensor:
+    def _step(
+        self, shape: Any, spread: Tensor | MaskCovariance, like: Tensor, rest: bool = False
+    ) -> Tensor:
         step = torch.zeros(shape, dtype=like.dtype, device=like.device, requires_grad=True)
-        return self.sources.add(step, spread)
+        return self.sources.add(step, spread, rest)
 
     def settled(self, x: Moment) -> Moment:
         """Return x with its variances worked out from its sources, if that is affordable."""
