@@ -9,7 +9,8 @@ from overt.completion.evaluation import Evaluation, evaluate
 from overt.completion.imputing import DropoutImputer
 from overt.completion.listing import Recommendations
 from overt.completion.recommending import Explanation, NewRow, Recommendation
-from overt.completion.storage.files import RatingsFile, read_ratings
+from overt.completion.storage.collecting import RatingsFile
+from overt.completion.storage.files import read_ratings
 
 __all__ = [
     "Bound", "DropoutCompletion", "DropoutImputer", "Evaluation", "Explanation", "NewRow",

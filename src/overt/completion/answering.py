@@ -21,8 +21,12 @@ from overt.entries import Entries
 class Answers(ABC):
     """The questions about rows that an estimator with a fitted model can be asked."""
 
-    entries_: Entries
     chosen_: FactorModel | None
+
+    @property
+    @abstractmethod
+    def entries_(self) -> Entries:
+        """The entries fitted."""
 
     @abstractmethod
     def _asked(self) -> tuple[FactorModel, EntryIndex]: ...

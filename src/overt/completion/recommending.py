@@ -10,7 +10,8 @@ import numpy as np
 
 from overt._check import InputError, InputTypeError, whole
 from overt._types import Array, Floats
-from overt.completion.forms.model import UNKNOWN, FactorModel, Row
+from overt.completion.forms.draws import Row
+from overt.completion.forms.model import UNKNOWN, FactorModel
 from overt.completion.index import EntryIndex
 from overt.entries import observed
 from overt.results import Result

@@ -19,7 +19,7 @@ import numpy as np
 
 import overt
 from overt._check import InputError, MissingExtraError, choice, whole
-from overt._files import write_whole
+from overt._files import digest, reading, write_whole
 from overt._plain import plain
 from overt._progress import reraising_interrupts
 from overt.experiments.base import Experiment, Params, Row
@@ -185,20 +185,33 @@ def _numbers(stored: Any) -> Any:
 def stored(
     experiment: Experiment, out: str | os.PathLike[str]
 ) -> Iterator[tuple[str, Row, dict[str, Any], str]]:
-    """Yield (key, row, machine, date) of stored rows; a line cut off by a kill is not read."""
+    """Yield (key, row, machine, date) of stored rows; a line cut off by a kill is not read.
+
+    What is a whole line but no row, or does not fit its checksum, is refused.
+    """
     path = _path(experiment, out)
     if not path.exists():
         return
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            entry = json.loads(line)
-            yield entry["key"], _numbers(entry["row"]), entry["machine"], entry.get("date", "")
-        except (json.JSONDecodeError, KeyError, TypeError):
-            if not line.startswith('{"key"'):
-                raise InputError(
-                    f"{path}, line {number} is not a row of an experiment; "
-                    "remove the file or choose another folder"
-                ) from None
+    with reading(path, "cannot be read as rows of an experiment"):
+        lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if line.strip() and (entry := _entry(path, number, line)):
+            yield entry["key"], _numbers(entry["row"]), entry["machine"], entry["date"]
+
+
+def _entry(path: Path, number: int, line: bytes) -> dict[str, Any] | None:
+    """Return what a line holds; None if it was cut off, so that its row is computed again."""
+    try:
+        entry = json.loads(line)
+        if entry.pop("checksum") == digest(entry):
+            return dict(entry)
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
+        if line.startswith(b'{"key"') and not line.rstrip().endswith(b"}"):
+            return None
+    raise InputError(
+        f"{path}, line {number} is not a row of an experiment, or was changed; remove the line, "
+        "or choose another folder"
+    )
 
 
 def _path(experiment: Experiment, out: str | os.PathLike[str]) -> Path:
@@ -210,6 +223,7 @@ def _append(path: Path, key: str, row: Row) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     entry = {"key": key, "row": plain(row), "machine": machine_facts()}
     entry["date"] = time.strftime("%Y-%m-%d", time.gmtime())
+    entry["checksum"] = digest(entry)
     line = json.dumps(entry, allow_nan=False, separators=(",", ":"))
     with path.open("ab+") as file:
         if file.tell():

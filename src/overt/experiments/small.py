@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, relu
 
 from overt._check import InputError
+from overt._files import open_npz
 from overt.datasets import data_folder
 
 RESNET_50 = (3, 4, 6, 3)
@@ -47,7 +48,7 @@ def load(name: str, only: Sequence[int] | None = None) -> Data:
         if not path.exists():
             raise InputError(f"the folder OVERT_DATA must hold {name}.npz with x_train, y_train, "
                              f"x_test and y_test; {path.parent} does not")  # fmt: skip
-        with np.load(path) as file:
+        with open_npz(path) as file:
             parts = [file[k] for k in ("x_train", "y_train", "x_test", "y_test")]
         for i in (0, 2):
             images = parts[i] / np.float32(255)

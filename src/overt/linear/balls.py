@@ -171,3 +171,18 @@ def relations(X: Floats) -> list[list[int]]:
     vectors = flint.fmpz_mat([[int(kernel[i, j]) for i in range(X.shape[1])] for j in range(count)])
     echelon = vectors.rref()[0] if count else vectors
     return [[int(x) for x in row] for row in echelon.tolist()]
+
+
+def dominating(D: Floats) -> Floats:
+    """Propose Z with Z'D Z = I."""
+    values, vectors = np.linalg.eigh((D + D.T) / 2)
+    return np.asarray(vectors / np.sqrt(np.maximum(values, 1e-300)))
+
+
+def dominated(D: Any, Z: Floats) -> bool:
+    """Return whether Z'D Z is dominated by its positive diagonal: D is then positive definite."""
+    if not np.isfinite(Z).all():
+        return False
+    S = (balls(Z).transpose() * (D * balls(Z))).tolist()
+    rows = [2 * row[i] - sum((abs(x) for x in row), flint.arb(0)) for i, row in enumerate(S)]
+    return all(x > 0 for x in rows)

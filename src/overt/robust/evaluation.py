@@ -144,24 +144,37 @@ def robust_error(
     batch_size, seed, warn, output, mean, std, samples
         As for any attack.
     """
+    return measure(
+        model, x, y, threat, radii, attack, (budget, queries, surrogate), confidence,
+        (certify, seconds), batch_size, seed, warn, door,
+    )[0]  # fmt: skip
+
+
+def measure(
+    model: models.Model, x: Any, y: Any, threat: Threat | None, radii: Any, attack: Attack | None,
+    effort: tuple[int, int, models.Model | None], confidence: float, proof: tuple[bool, float],
+    batch_size: int, seed: int, warn: bool, door: models.Door,
+) -> tuple[RobustError, Tensor]:  # fmt: skip
+    """Return the robust error and the perturbed inputs at the threat's radius."""
     x, y, threat = models.examples(x, y, threat)
     check_threat(threat)
     if attack is not None and not isinstance(attack, Attack):
         raise InputTypeError(f"attack must be FGSM, BIM, PGD, Square or None, got {attack!r}")
     if not 0 < number("confidence", confidence) < 1:
         raise InputError(f"confidence must lie between 0 and 1, got {confidence!r}")
+    budget, queries, surrogate = effort
     whole("budget", budget, minimum=LEAST_BUDGET)
     further = () if radii is None else np.ravel(radii)
     criterion = Misclassified() if attack is None else attack.criterion
     search = begin(model, x, y, threat, criterion, batch_size, door)
     curve = np.unique([number("radii", r) for r in (*further, threat.radius)])
     # A point whose class is the one aimed at is right, and not an error, when it is predicted.
-    chain, proved = chain_of(search) if certify else None, np.zeros(len(search.x), bool)
+    chain, proved = chain_of(search) if proof[0] else None, np.zeros(len(search.x), bool)
     proper = (search.y != search.aim).cpu().numpy() if search.targeted else True
     with search:
         clean = _numbers(search.score(search.x)[1]) * proper
     smallest, rates = np.where(clean > 0.5, 0.0, np.inf), [clean for r in curve if r == 0]
-    positive = curve[curve > 0]
+    positive, here = curve[curve > 0], search.x
     with search, meter("radii", len(positive), show=len(positive) > 1) as bar:
         for radius in positive:
             search.threat = search.threat.at(float(radius))
@@ -171,21 +184,24 @@ def robust_error(
             else:
                 search.stage(attack, start=start)
             if chain is not None and radius == threat.radius:
-                proved = decide(search, chain, number("seconds", seconds))
-            rate = search.score(search.settled())[1]
+                proved = decide(search, chain, number("seconds", proof[1]))
+            moved = search.settled()
+            rate = search.score(moved)[1]
+            here = moved if radius == threat.radius else here
             search.doubt(rate > 0.5)
             rates.append(_numbers(rate) * proper)
             smallest[(rates[-1] > 0.5) & (smallest > radius)] = radius
             bar.advance(note=f"error {float(rates[-1].mean()):.3f}")
     counts, n = np.array(rates).sum(1), len(smallest)
     errors, intervals = counts / n, np.stack(clopper_pearson(counts, n, confidence), axis=1)
-    here = int(np.searchsorted(curve, threat.radius))
-    low, high = intervals[here].tolist()
-    return RobustError(
-        float(errors[here]), (low, high), float(clean.mean()), threat.name, float(threat.radius),
+    at = int(np.searchsorted(curve, threat.radius))
+    low, high = intervals[at].tolist()
+    result = RobustError(
+        float(errors[at]), (low, high), float(clean.mean()), threat.name, float(threat.radius),
         n, float(confidence), curve, errors, intervals, smallest, proved, search.best.gradients,
         search.best.queries, report(search.signs, warn=warn), search.status,
     )  # fmt: skip
+    return result, here
 
 
 def _numbers(values: Tensor) -> Floats:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from overt._check import InputError
+from overt._files import read_sealed, write_sealed
 from overt._types import Array
 from overt.completion.forms.sampled import SampledForm
-from overt.completion.storage.sealed import read_sealed, write_sealed
 from overt.entries import Entries
 
 if TYPE_CHECKING:

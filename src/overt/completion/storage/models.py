@@ -14,18 +14,18 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError
-from overt._files import write_whole
+from overt._files import digest, read_sealed, reading, write_sealed, write_whole
 from overt._plain import plain
 from overt.completion.encoding import Encoder
+from overt.completion.forms.draws import Draws
 from overt.completion.forms.features import Directions
-from overt.completion.forms.model import Draws, FactorModel, Fit
+from overt.completion.forms.model import FactorModel, Fit
 from overt.completion.forms.noise import RowNoise
 from overt.completion.forms.pairs import AllPairs
 from overt.completion.forms.prior import Prior
 from overt.completion.forms.problem import Columns
 from overt.completion.forms.spread import SPREADS
 from overt.completion.forms.units import Units
-from overt.completion.storage.sealed import digest, read_sealed, write_sealed
 from overt.entries import Entries
 from overt.results import Status
 
@@ -63,7 +63,8 @@ def save(
     header = {
         "format": FORMAT, "kind": KIND, "parameters": plain(dict(parameters)),
         "model": _plain(fit.model), "chosen": None if chosen is None else _plain(chosen),
-        "drop_prob": plain(fit.drop_prob), "status": str(fit.status), "shape": list(entries.shape),
+        "drop_prob": plain(fit.drop_prob), "fitted": fit.fitted, "status": str(fit.status),
+        "shape": list(entries.shape),
         "row_ids": None if entries.row_ids is None else entries.row_ids.tolist(),
         "col_ids": None if entries.col_ids is None else entries.col_ids.tolist(),
     }  # fmt: skip
@@ -77,7 +78,7 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Entries, Fit, Fa
     folder = Path(path)
     if not (folder / HEADER).exists():
         raise InputError(f"{folder} holds no completion model ({HEADER} is missing)")
-    try:
+    with reading(folder, "holds no readable completion model"):
         header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
         if header.get("format") != FORMAT:
             raise InputError(
@@ -95,11 +96,6 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Entries, Fit, Fa
             )
         found = _fit(header, arrays), _chosen(header, arrays)
         return header["parameters"], _entries(header, arrays), *found
-    except InputError:
-        raise
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        reason = f"{type(error).__name__}: {error}"[:200]
-        raise InputError(f"{folder} holds no readable completion model ({reason})") from None
 
 
 def _plain(model: FactorModel) -> dict[str, Any]:
@@ -162,6 +158,7 @@ def _fit(header: dict[str, Any], arrays: dict[str, Any]) -> Fit:
     return Fit(
         _model(header["model"], arrays), arrays["objective"].tolist(), Status(header["status"]),
         header["drop_prob"], arrays.get("learned_drop_prob_"), arrays.get("path_"),
+        header["fitted"],
     )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ def linear_map(
     coefficients, for variances.
     """
     return replace(
-        x, mean=affine(x.mean), variance=squared(x.variance),
+        x, mean=affine(x.mean), variance=tape.spread(squared, x.variance),
         tangent=tape.later(lambda: linear(x.tangent())),
         known=x.known and (x.independent or keeps), independent=x.independent and keeps,
         dropped=None, law=None,
@@ -96,8 +96,10 @@ def product(tape: Tape, f: Product, x: Moment, y: Moment) -> Moment:
     x, y = (tape.settled(x), tape.settled(y)) if apart else (x, y)
     mean = f(x.mean, y.mean)
     a, b = tape.fixed((x.mean, y.mean))
-    second = f(x.variance, y.variance)
-    variance = f(x.variance, y.mean**2) + f(x.mean**2, y.variance) + second
+    second = tape.spread(f, x.variance, y.variance)
+    variance = tape.spread(
+        lambda v, w: f(v, y.mean**2) + f(x.mean**2, w) + second, x.variance, y.variance
+    )
 
     def tangent() -> Tensor:
         s, t = x.tangent(), y.tangent()

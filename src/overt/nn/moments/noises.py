@@ -97,14 +97,14 @@ def multiplied(
     x = tape.settled(x)
     m, v, fixed = x.mean, x.variance, tape.fixed(x.mean)
     c = law.strength if law.matrix is None else law.relative_variance(m)
-    added = c * (m * m + v) if x.noises else c * (m * m)
+    added = tape.spread(lambda m, v: c * (m * m + v) if x.noises else c * (m * m), m, v)
     S = None if law.independent or x.independent else tape.covariance(x)
     exact = x.exact and x.known and (law.independent or x.independent or S is not None)
 
     def tangent() -> Tensor:
         if tape.probe:
             z = draw()
-            return x.tangent() * z + m * (z - 1)
+            return x.tangent() * z + m * (z - 1) if x.noises else m * (z - 1)
         if law.independent:
             own = tape.source(added)
             return x.tangent() + own if x.noises else own

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from overt.nn.layers.mask_covariance import MaskCovariance
 from overt.nn.moments.adjoint import Sources
@@ -108,10 +107,10 @@ class Tape:
     rough: dict[str, None] = field(default_factory=dict)
     names: NoiseNames = field(default_factory=NoiseNames)
 
-    def __post_init__(self) -> None:
-        self._moments: Any = WeakTensorKeyDictionary()
-        self._bases: Any = WeakTensorKeyDictionary()
-        self._outdated: Any = WeakTensorKeyDictionary()
+    def __post_init__(self) -> None:  # by id: tensors that are held here keep theirs
+        self._moments: dict[int, tuple[Tensor, Moment]] = {}
+        self._bases: dict[int, Tensor] = {}
+        self._outdated: dict[int, Tensor] = {}
         self._tangents: list[Tangent] = []
 
     def state(self, name: str) -> Literal["off", "drawn", "carried"]:
@@ -126,7 +125,8 @@ class Tape:
 
     def get(self, value: Any) -> Moment | None:
         """Return the moment of a tensor of the pass, None if it is certain."""
-        return self._moments.get(value) if isinstance(value, Tensor) else None
+        found = self._moments.get(id(value))
+        return None if found is None else found[1]
 
     def put(
         self, moment: Moment, handle: Tensor | None = None, view: Tensor | None = None
@@ -139,22 +139,21 @@ class Tape:
             return moment.mean
         if handle is None:  # an object of its own: the mean may be a tensor that is certain
             handle = moment.mean.view_as(moment.mean)
-        self._moments[handle] = moment
+        self._moments[id(handle)] = handle, moment
         if view is not None:
-            self._bases[handle] = view
+            self._bases[id(handle)] = view
         return handle
 
     def outdate(self, handle: Tensor) -> None:
         """Note that a tensor is changed in place, and with it what it is a view of."""
-        base = self._bases.get(handle, None if self.get(handle) else handle._base)
+        base = self._bases.get(id(handle), None if self.get(handle) else handle._base)
         if base is not None:
-            self._outdated[base] = True
+            self._outdated[id(base)] = base
 
     def check(self, operation: str, tree: Any) -> None:
         """Refuse tensors whose moments are not at hand."""
-        for t in tensors(tree):
-            wrapped = torch._C._functorch.is_functorch_wrapped_tensor(t)
-            if (wrapped and len(self._moments)) or t in self._outdated:
+        for t in tensors(tree) if self._moments else ():
+            if id(t) in self._outdated or torch._C._functorch.is_functorch_wrapped_tensor(t):
                 raise Uncarried(set(self.met) - set(self.was_drawn), operation)
 
     def mean(self, tree: Any) -> Any:
@@ -193,11 +192,18 @@ class Tape:
             return self.mean(tree)
         return mapped(self.mean(tree), Tensor.detach)
 
+    def spread(self, f: Callable[..., Tensor], *given: Tensor) -> Tensor:
+        """Return f of variances; a probe takes them as they are, without gradients."""
+        if not self.probe:
+            return f(*given)
+        with torch.no_grad():
+            return f(*given)
+
     def source(self, variance: Tensor, *, rest: bool = False) -> Tensor:
         """Return the tangent of new independent deviations with these variances."""
         if self.probe:
             tiny = torch.finfo(variance.dtype).tiny ** 0.5
-            return variance.clamp(min=tiny).sqrt() * torch.randn_like(variance)
+            return variance.clamp(min=tiny).sqrt() * signs(variance)
         return self._step(variance.shape, variance, variance, rest)
 
     def masks(self, covariance: MaskCovariance, rows: int, like: Tensor) -> Tensor:
@@ -229,3 +235,10 @@ class Tape:
 
     def _affordable(self, x: Moment) -> bool:
         return x.mean.ndim > 1 and math.prod(x.mean.shape[1:]) <= self.settle
+
+
+def signs(like: Tensor) -> Tensor:
+    """Return independent signs, eight to a random number."""
+    words = torch.empty(like.numel() // 8 + 1, dtype=torch.int64, device=like.device).random_()
+    bits = words.view(torch.uint8)[: like.numel()].reshape(like.shape).bitwise_and_(1)
+    return bits.to(like.dtype).mul_(2).sub_(1)
