@@ -171,7 +171,7 @@ def test_complete_does_not_depend_on_the_size_of_its_blocks(fitted, monkeypatch)
 def test_recommend_is_the_top_of_the_unseen(fitted, ratings):
     seen = set(ratings.cols[ratings.rows == 7])
     row = fitted.complete([7])[0]
-    best = fitted.recommend(7, 5)
+    best = fitted.recommend(7, 5, by="value")
     unseen = [c for c in np.argsort(-row, kind="stable") if c not in seen]
     np.testing.assert_allclose(row[best.cols], row[unseen[:5]], atol=1e-6)
     assert not seen & set(best.cols.tolist())
@@ -180,10 +180,12 @@ def test_recommend_is_the_top_of_the_unseen(fitted, ratings):
 
 
 def test_similar_items_are_symmetric_correlations(fitted):
-    values = dict(zip(*fitted.similar_items(3, 100).to_dict().values(), strict=True))
+    alike = fitted.similar_items(3, 100)
+    values = dict(zip(alike.cols, alike.values, strict=True))
     assert len(values) == 49
     assert max(map(abs, values.values())) <= 1 + 1e-9
-    back = dict(zip(*fitted.similar_items(11, 100).to_dict().values(), strict=True))
+    alike = fitted.similar_items(11, 100)
+    back = dict(zip(alike.cols, alike.values, strict=True))
     assert back[3] == pytest.approx(values[11])
 
 
@@ -192,7 +194,7 @@ def test_recommendations_beyond_the_scale_keep_their_order(ratings):
     model = DropoutCompletion(4, 0.0, max_sweeps=15).fit(ratings.to_sparse())
     found = 0
     for row in range(20):
-        best = model.recommend(row, 50, exclude_seen=False)
+        best = model.recommend(row, 50, exclude_seen=False, by="value")
         raw = model.mean_ + model.row_bias_[row] + model.col_bias_ + model.V_ @ model.U_[row]
         assert (np.diff(raw[best.cols]) <= 1e-9).all()
         found += int(np.count_nonzero(best.values == 5.0) > 1)
@@ -408,8 +410,8 @@ def test_bad_settings_are_said(kwargs, match):
         ("ratings.csv", "a scipy sparse matrix, an array with NaN"),
         (Frame(a=[1], b=[2]), "three columns"),
         (Frame(a=["x", None], b=[1, 2], v=[1.0, 2.0]), "1 missing identifier"),
-        (Frame(a=[1.0, np.nan], b=[1, 2], v=[1.0, 2.0]), "1 missing identifier"),
-        (Frame(a=[1.5, 2.0], b=[1, 2], v=[1.0, 2.0]), "whole numbers or strings"),
+        (Frame(a=[1.0, np.nan], b=[1, 2], rating=[1.0, 2.0]), "1 missing identifier"),
+        (Frame(a=[1.5, 2.0], b=[1, 2], rating=[1.0, 2.0]), "whole numbers or strings"),
         (np.ones((2, 2)) * 1j, "Complex"),
         (scipy.sparse.coo_array(np.ones(3)), "two-dimensional"),
     ],

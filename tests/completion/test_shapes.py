@@ -1,4 +1,4 @@
-"""The defaults, untouched, on data of other shapes and scales; calibration; experiments; tour."""
+"""The defaults, untouched, on data of other shapes and scales; calibration; tour."""
 
 import dataclasses
 from importlib import import_module
@@ -6,10 +6,9 @@ from importlib import import_module
 import numpy as np
 import pytest
 
-from overt import datasets, experiments, theorems
+from overt import datasets, theorems
 from overt._html import Page
 from overt.completion import DropoutCompletion
-from overt.experiments.runner import run
 
 
 def student(rng, count):
@@ -96,14 +95,6 @@ def test_statements_hold(name):
     import_module("overt.theorems.completion")
     verdict = next(iter(theorems.verify([name])))
     assert verdict.verdict == "holds", verdict
-
-
-@pytest.mark.parametrize("name", ["thesis-table4-1", "thesis-fig4-1"])
-def test_experiments_at_toy_size(name):
-    experiment = experiments.find(name)
-    rows = run(experiment, size="toy")
-    assert [f.claim for f in experiment.check(rows) if not f.holds] == []
-    assert experiment.plot(rows).axes
 
 
 def test_chapter_of_the_tour(tmp_path):

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError
+from overt._identifiers import identifiers
 from overt._types import Array
 from overt.completion.encoding import Encoder
-from overt.entries import Entries, identifiers, index
+from overt.entries import Entries, index
 
 
 def with_features(

@@ -12,14 +12,16 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from overt._check import generator
-from overt._types import Floats, Seed
-from overt.completion import bounds, fitting, recommending
+from overt._frames import is_table
+from overt._types import Seed
+from overt.completion import bounds, fitting, plotting, recommending
 from overt.completion.alignment import with_features
+from overt.completion.answering import Answers
 from overt.completion.forms.model import FactorModel, Fit
 from overt.completion.growing import Growing
 from overt.completion.index import EntryIndex
 from overt.completion.ledger import Ledger
-from overt.completion.recommending import Explanation, NewRow, Recommendation
+from overt.completion.recommending import Explanation, NewRow
 from overt.completion.settings import Settings
 from overt.completion.storage import models
 from overt.entries import Entries, observed
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 Path = str | os.PathLike[str]
 
 
-class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
+class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
     """Complete a matrix of which some entries are observed.
 
     Entry (a, b) is explained by mean + row bias + column bias + u_a . v_b. `drop_prob`, with which
@@ -40,7 +42,8 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
     Parameters
     ----------
     n_factors
-        Width of the factors; those that are not needed are shrunken away.
+        Width of the factors; those that are not needed are shrunken away. None is 32, and 64 for
+        rankings of 500,000 entries or more.
     drop_prob
         "learn" estimates the noise of every factor row, the priors and the residual variance.
         A number in [0, 1) (or one per factor) minimizes the dropout objective
@@ -104,17 +107,19 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
     """
 
     def __init__(
-        self, n_factors: int = 32, drop_prob: Any = "learn", biases: bool = True,
+        self, n_factors: int | None = None, drop_prob: Any = "learn", biases: bool = True,
         ridge: float = 1e-6, method: str = "alternating", max_sweeps: int | None = None,
         tol: float | None = None, average: int = 0, signals: Any = "auto", clip: Any = "auto",
         learning_rate: float = 1.0, batch_size: int = 2000, seed: Seed = 0,
-        n_jobs: int | None = None, engine: str = "local",
+        n_jobs: int | None = None, engine: str = "local", missing: str = "unknown",
+        scale: Any = "auto",
     ) -> None:  # fmt: skip
         self.n_factors, self.drop_prob, self.biases = n_factors, drop_prob, biases
         self.ridge, self.method, self.max_sweeps, self.tol = ridge, method, max_sweeps, tol
         self.average, self.signals = average, signals
         self.clip, self.learning_rate, self.batch_size = clip, learning_rate, batch_size
         self.seed, self.n_jobs, self.engine = seed, n_jobs, engine
+        self.missing, self.scale = missing, scale
 
     def fit(
         self, X: Any, y: Any = None, row_features: Any = None, col_features: Any = None
@@ -132,7 +137,8 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         (numbers, categories, missing values) with a row for each, or, where entries have
         identifiers, a pair (identifiers, table) or a data frame whose index holds them.
         """
-        return self.fit_entries(observed(X, y), row_features, col_features)
+        table = y is None and not isinstance(X, Entries) and is_table(X)
+        return self.fit_entries(observed(X, y), row_features, col_features, table=table)
 
     def fit_triplets(
         self, rows: Any, cols: Any, values: Any, *, shape: tuple[int, int] | None = None,
@@ -181,7 +187,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         """Take over the model as it has grown."""
         growing = self._growing
         self.model_, self.index_ = growing.model, EntryIndex(growing.ledger)
-        self.drift_ = growing.drift
+        self.drift_, self.chosen_ = growing.drift, None
         self.row_ids_, self.col_ids_ = growing.ledger.row_ids, growing.ledger.col_ids
         self.__dict__ |= {f"{name}_": value for name, value in growing.model.shown().items()}
         return self
@@ -198,21 +204,6 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         predicted = model.predict(a, b)
         return (predicted, np.sqrt(model.variance(a, b))) if return_std else predicted
 
-    def complete(self, rows: Any = None) -> Floats:
-        """Return the dense matrix, or some rows of one that is too large to be had at once."""
-        model, index = self._asked()
-        return recommending.complete(
-            model, np.arange(model.shape[0]) if rows is None else index.rows(rows)
-        )
-
-    def recommend(self, row: Any, n: int = 10, exclude_seen: bool = True) -> Recommendation:
-        """Return the `n` columns with the largest predictions for a row, best first."""
-        return recommending.recommend(*self._asked(), row, n, exclude_seen)
-
-    def similar_items(self, col: Any, n: int = 10) -> Recommendation:
-        """Return the columns whose predictions go most alike with those of `col` over rows."""
-        return recommending.similar(*self._asked(), col, n)
-
     def explain(self, row: Any, col: Any) -> Explanation:
         """Return which of the row's observed entries drive its prediction for `col`."""
         return recommending.explain(*self._asked(), row, col)
@@ -224,7 +215,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         never seen are left out. `features` is one row like those of `row_features`, or
         {name: value}.
         """
-        return recommending.fold_in(*self._asked(), entries, features)
+        return recommending.fold_in(*self._asked(), entries, self._ranking, features)
 
     def partial_fit(self, X: Any, y: Any = None, sweeps: int = 2) -> Self:
         """Take in new entries: rows and columns they touch are solved again, the rest is held.
@@ -253,8 +244,10 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
         error = self.predict(given if y is None else X) - given.values
         return -float(np.sqrt(np.mean(error**2)))
 
-    def generalization_bound(self, delta: float = 0.05, constant: float = 1.5) -> bounds.Bound:
-        """Return Theorem 11's bound for this model; `constant` is its K, 1 as printed."""
+    def generalization_bound(
+        self, delta: float = 0.05, constant: float | None = None
+    ) -> bounds.Bound:
+        """Return Theorem 11's bound; `constant` is its K, 1 as printed, by default a proved one."""
         return bounds.generalization_bound(self._asked()[0], self.entries_, delta, constant)
 
     def weighted_trace_norm(self) -> float:
@@ -268,7 +261,7 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
     def plot_path(self) -> Any:
         """Draw held-out error against drop probability, as tried by drop_prob="auto"."""
         check_is_fitted(self)
-        return fitting.plot_path(self.path_, self.drop_prob_)
+        return plotting.plot_path(self.path_, self.drop_prob_)
 
     def save(self, path: Path) -> None:
         """Write the model into a folder: model.safetensors and model.json."""
@@ -278,13 +271,15 @@ class DropoutCompletion(BaseEstimator):  # type: ignore[misc]
             given["seed"] = None
         found = (self.drop_prob_, self.learned_drop_prob_, self.path_, self._growing.fitted)
         fit = Fit(self.model_, self.objective_.tolist(), self.status_, *found)
-        models.save(path, given, self.entries_, fit)
+        models.save(path, given, self.entries_, fit, self.chosen_)
 
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read a model that `save` wrote; its predictions are the same bit for bit."""
-        parameters, entries, fit = models.load(path)
-        return cls(**parameters)._adopt(entries, fit)
+        parameters, entries, fit, chosen = models.load(path)
+        model = cls(**parameters)._adopt(entries, fit)
+        model.chosen_ = chosen
+        return model
 
     def _asked(self) -> tuple[FactorModel, EntryIndex]:
         check_is_fitted(self)

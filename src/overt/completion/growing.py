@@ -62,7 +62,7 @@ class Growing:
         if learned:
             self._count(touched, -1)
         self.ledger.add(new)
-        self._grow(self.ledger.shape)
+        self.make_room()
         for _ in range(sweeps):
             for side in (0, 1):
                 self._solve(side, touched[side], engine)
@@ -86,6 +86,7 @@ class Growing:
             K, ones = all_.K + sign * known.K, all_.ones + sign * known.ones
             self._features[side] = replace(all_, K=K, ones=ones)
         rows, cols, values = self.ledger.of_either(*touched)
+        values = self.model.units.inward(np.minimum(cols, self.model.shape[1]), values)
         inside = (rows < self.model.shape[0]) & (cols < self.model.shape[1])
         self._error += sign * self._misfit(rows[inside], cols[inside], values[inside])
 
@@ -105,7 +106,9 @@ class Growing:
         keys, others, values = self.ledger.of(side, rows)
         shape = (len(rows), self.model.shape[1 - side])
         inside = others < shape[1]
-        given = np.searchsorted(rows, keys[inside]), others[inside], values[inside]
+        keys, others, values = keys[inside], others[inside], values[inside]
+        values = self.model.units.inward(keys if side else others, values)
+        given = np.searchsorted(rows, keys), others, values
         return Grouped.build(*given, shape, self.model.columns.width)
 
     def _misfit(self, rows: Array, cols: Array, values: Floats) -> float:
@@ -119,9 +122,9 @@ class Growing:
         weights = model.noises[0].weights[rows] * model.noises[1].weights[cols]
         return float(weights @ square)
 
-    def _grow(self, shape: tuple[int, int]) -> None:
-        """Make room for new rows, which start as one that was never seen."""
-        model = self.model
+    def make_room(self) -> None:
+        """Make room for new rows and columns, which start as one that was never seen."""
+        model, shape = self.model, self.ledger.shape
         picks = [
             np.concatenate([np.arange(m), np.full(n - m, UNKNOWN), [UNKNOWN]])
             for m, n in zip(model.shape, shape, strict=True)
@@ -134,8 +137,9 @@ class Growing:
         if not isinstance(spread, DropoutSpread):
             spread = spread.taken(picks, spread.tables[0].dtype)
         self.model = replace(
-            model, means=(U, V), noises=(left, right), spread=spread, given=self.features(shape)
-        )
+            model, means=(U, V), noises=(left, right), spread=spread, given=self.features(shape),
+            units=model.units.grown(shape[1]),
+        )  # fmt: skip
 
     def features(self, shape: tuple[int, int]) -> tuple[Array, Array]:
         """Return scores of the given features of both sides, new rows at the mean."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from overt._check import InputError, InputTypeError
+from overt._identifiers import identifiers
 from overt._types import Array, Floats, Ints
 from overt.completion.forms.model import UNKNOWN
 from overt.completion.ledger import Ledger
-from overt.completion.storage.files import RatingsFile
-from overt.entries import Entries, identifiers, index, pairs
+from overt.completion.storage.collecting import RatingsFile
+from overt.entries import Entries, index, pairs
 
 
 class EntryIndex:
@@ -20,7 +22,15 @@ class EntryIndex:
 
     def __init__(self, entries: Ledger) -> None:
         self._entries = entries
-        self._sorted: dict[tuple[str, bool], tuple[Array, Array]] = {}
+        self._sorted: dict[str, tuple[Array, Array]] = {}
+        self._words: dict[str, dict[str, int]] = {}
+
+    @cached_property
+    def entered(self) -> Array:
+        """Whether a column has entries, for each."""
+        found = np.zeros(self._entries.shape[1], dtype=bool)
+        found[self._entries.entries.cols] = True
+        return found
 
     def rows(self, names: Any) -> Array:
         """Return row indices; UNKNOWN for rows never seen."""
@@ -31,22 +41,26 @@ class EntryIndex:
         return self._find("cols", names, self._entries.col_ids, self._entries.shape[1])
 
     def _find(self, name: str, names: Any, ids: Array | None, count: int) -> Array:
-        given = np.atleast_1d(np.asarray(names))
-        if not given.size:
+        as_is = isinstance(names, list) and ids is not None
+        given = names if as_is else np.atleast_1d(np.asarray(names))
+        if not len(given):
             return np.zeros(0, np.int64)
         if ids is None:
             return _within(name, given, count)
         given = identifiers(name, given)
+        if {given.dtype.kind, ids.dtype.kind} <= set("iu"):
+            if name not in self._sorted:
+                order = np.argsort(ids, kind="stable")
+                self._sorted[name] = ids[order], order
+            keys, order = self._sorted[name]
+            at = np.minimum(np.searchsorted(keys, given), len(keys) - 1)
+            return np.where(keys[at] == given, order[at], UNKNOWN)
         # Whole numbers and strings are compared as they are written.
-        as_text = "U" in (given.dtype.kind, ids.dtype.kind)
-        if (name, as_text) not in self._sorted:
-            keys = ids.astype(str) if as_text else ids
-            order = np.argsort(keys, kind="stable")
-            self._sorted[name, as_text] = keys[order], order
-        keys, order = self._sorted[name, as_text]
-        given = given.astype(str) if as_text else given
-        at = np.minimum(np.searchsorted(keys, given), len(keys) - 1)
-        return np.where(keys[at] == given, order[at], UNKNOWN)
+        if name not in self._words:
+            self._words[name] = {word: i for i, word in enumerate(map(str, ids.tolist()))}
+        place, count = self._words[name], len(given)
+        words = map(str, given.tolist())
+        return np.fromiter((place.get(word, UNKNOWN) for word in words), np.int64, count)
 
     def row(self, name: Any) -> int:
         """Return the index of one row that must be known."""
@@ -55,6 +69,11 @@ class EntryIndex:
     def col(self, name: Any) -> int:
         """Return the index of one column that must be known."""
         return _known("col", name, self.cols)
+
+    def row_names(self, indices: Array) -> Array:
+        """Return what users call these rows."""
+        ids = self._entries.row_ids
+        return indices if ids is None else ids[indices]
 
     def col_names(self, indices: Array) -> Array:
         """Return what users call these columns."""
@@ -111,7 +130,7 @@ def _align(
     unseen = at == UNKNOWN
     at[unseen] = len(known) + np.arange(np.count_nonzero(unseen))
     if unseen.any() and known.dtype.kind != names.dtype.kind:
-        known, names = known.astype(str), names.astype(str)
+        known, names = (np.array([str(x) for x in ids.tolist()]) for ids in (known, names))
     ids = np.concatenate([known, names[unseen]])
     return at[places], len(ids), ids
 

@@ -17,6 +17,9 @@ LEAST = 0.01
 SWEEPS = 100
 """Number of sweeps after which to stop, where nothing else is said."""
 
+FACTORS, WIDE, MANY = 32, 64, 500_000
+"""Width of the factors where nothing else is said; rankings of so many entries gain by more."""
+
 STEPS, SHARE = 20, 0.9
 """So many different numbers that make up this share of the values are a rating scale."""
 
@@ -28,7 +31,7 @@ SAMPLE = 50_000
 class Settings:
     """The estimator's parameters, checked."""
 
-    n_factors: int
+    n_factors: int | None
     drop_prob: Any
     biases: bool
     ridge: float
@@ -43,9 +46,12 @@ class Settings:
     seed: int
     n_jobs: int | None
     engine: str
+    missing: str = "unknown"
+    scale: Any = "auto"
 
     def __post_init__(self) -> None:
-        _check.whole("n_factors", self.n_factors)
+        if self.n_factors is not None:
+            _check.whole("n_factors", self.n_factors)
         _check.whole("average", self.average, minimum=0)
         _check.whole("batch_size", self.batch_size)
         _check.whole("seed", self.seed, minimum=0)
@@ -67,13 +73,28 @@ class Settings:
         if isinstance(self.drop_prob, str):
             _check.choice("drop_prob", self.drop_prob, ("learn", "auto"))
         elif np.ndim(self.drop_prob):
-            _check.drop_probs(self.drop_prob, self.n_factors)
+            _check.drop_probs(self.drop_prob, self.factors(0))
         else:
             _check.drop_prob(self.drop_prob)
+        _check.choice("missing", self.missing, ("unknown", "negative"))
+        if not isinstance(self.scale, (bool, np.bool_)) and str(self.scale) != "auto":
+            raise InputError(f"scale must be 'auto', True or False, got {self.scale!r}")
+        if self.missing == "negative" and (not self.learned or self.average):
+            raise InputError('missing="negative" needs drop_prob="learn" and average=0')
         if self.average and not self.learned:
             raise InputError('average needs drop_prob="learn", whose posterior is drawn from')
         if self.method == "sgd" and (isinstance(self.drop_prob, str) or np.ndim(self.drop_prob)):
             raise InputError(f'method="sgd" needs drop_prob to be a number, got {self.drop_prob!r}')
+
+    def chosen_factors(self, n_entries: int) -> int:
+        """Return the width of the factors of the model of what was chosen."""
+        return max(self.n_factors or 0, WIDE if n_entries >= MANY else FACTORS)
+
+    def factors(self, n_entries: int) -> int:
+        """Return the width of the factors for so many entries."""
+        if self.n_factors is not None:
+            return self.n_factors
+        return self.chosen_factors(n_entries) if self.missing == "negative" else FACTORS
 
     @property
     def learned(self) -> bool:

@@ -1,4 +1,4 @@
-"""Matrix completion: exact row updates, learned noise, and the constant of its bound."""
+"""Matrix completion: exact row updates, and learned noise."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from overt.completion.kernels import (
 )
 from overt.completion.kernels.full import pack
 from overt.theorems._oracles import DESCENT, EXACT, masks, relative
-from overt.theorems.base import Evidence, Residuals, theorem
+from overt.theorems.base import Residuals, theorem
 
 
 @theorem(
@@ -70,31 +70,6 @@ def _completion_learned(scale: int, rng: np.random.Generator) -> Residuals:
         dropped = np.linalg.solve(V.T @ V + lam * np.diag((V**2).sum(axis=0)), V.T @ y)
         yield relative(reduced, dropped)
     return EXACT, "gradient at the update; the dropout equations"
-
-
-@theorem(
-    "completion-bound",
-    source="Thesis, Theorem 11 (Rademacher complexity of the weighted trace norm ball)",
-    claim="The ball {|diag(sqrt p) M diag(sqrt q)|_* <= sqrt(alpha)} has Rademacher complexity at "
-    "most K sqrt(alpha d log d / n) with K = 1.5",
-    assumes="entries drawn from a product law with p q >= log(d) / (n sqrt(d2 d0))",
-    correction="The printed bound sets an unknown constant to 1, which small sizes exceed",
-)
-def _completion_bound(scale: int, rng: np.random.Generator) -> Evidence:
-    largest = 0.0
-    for d in (2, 3, 5, 10, 20 * scale):
-        n = int(np.ceil(2 * d * np.log(d))) + 1
-        draws = [_dual_norm(d, n, rng) for _ in range(400)]
-        # sup over the ball of (1/n) sum eps_j M_j is sqrt(alpha)/n times the dual norm.
-        largest = max(largest, float(np.mean(draws)) / n / np.sqrt(d * np.log(d) / n))
-    return Evidence(largest / 1.5, 1.0, f"Monte Carlo, K = {largest:.2f} is needed", largest)
-
-
-def _dual_norm(d: int, n: int, rng: np.random.Generator) -> float:
-    """|diag(1/sqrt p) (sum_j eps_j e_a e_b') diag(1/sqrt q)|_2 for uniform p and q."""
-    total = np.zeros((d, d))
-    np.add.at(total, (rng.integers(0, d, n), rng.integers(0, d, n)), rng.choice([-1.0, 1.0], n))
-    return float(d * np.linalg.norm(total, 2))
 
 
 def _solve(V: Floats, y: Floats, lam: float) -> Floats:

@@ -8,75 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from overt._types import Array, Floats
 from overt.completion.encoding import Encoder
+from overt.completion.forms.draws import Draws, Row
 from overt.completion.forms.features import FEATURES, NO_DIRECTIONS, NOTHING, SIGNALS, Directions
 from overt.completion.forms.noise import RowNoise, expected
+from overt.completion.forms.pairs import WEIGHT, AllPairs
 from overt.completion.forms.prior import Prior
-from overt.completion.forms.problem import Columns, CompletionProblem
+from overt.completion.forms.problem import Columns
 from overt.completion.forms.spread import RowSpread, append
+from overt.completion.forms.units import SAME, Units
 from overt.completion.kernels import dots
 from overt.results import Status
 
 if TYPE_CHECKING:
     from overt.completion.forms import PointForm
     from overt.completion.forms.learned import LearnedForm
-
-MEANS_COUNT = 40
-"""Draws that the learned means count like (chosen on parts of the data that are not reported)."""
+    from overt.completion.forms.negative import NegativeForm
 
 FOLDS = 8
 """Times that a new row and its share in the noise are solved for in turn."""
 
 UNKNOWN = -1
 """Index of rows and columns never seen: that of the last row of every array."""
-
-
-class Draws(NamedTuple):
-    """Draws of V, means of U given them, and the laws (m, P, sigma^2, H) of these means."""
-
-    U: Array  # (draws, count + 1, width)
-    V: Array
-    mean: Floats  # (draws, unknowns)
-    precision: Floats
-    noise: Floats
-    H: Floats  # (draws, scores, unknowns)
-
-    @property
-    def weight(self) -> float:
-        """How much all draws together count beside the learned means: noise falls like 1/n."""
-        return len(self.U) / (len(self.U) + MEANS_COUNT)
-
-    @classmethod
-    def stacked(cls, draws: Sequence[Mapping[str, Array]], problem: CompletionProblem) -> Draws:
-        """Bring draws back to the units of the values; a row never seen is at its prior mean."""
-        columns, U, V = problem.columns, *problem.columns.units(problem.scale)
-        u = U[columns.free(0)]
-        stack = {name: np.stack([draw[name] for draw in draws]) for name in draws[0]}
-        unseen = [columns.filled(0, mean)[0] for mean in stack["mean"]]
-        left = np.concatenate([stack.pop("U"), np.array(unseen)[:, None]], axis=1)
-        seen = problem.by_col.counts > 0
-        unseen = [draw[seen].mean(axis=0, dtype=np.float64) for draw in stack["V"]]
-        right = np.concatenate([stack.pop("V"), np.array(unseen)[:, None]], axis=1)
-        noise = stack["noise"][:, 0] * problem.scale**2
-        return cls(
-            (left * U).astype(problem.dtype), (right * V).astype(problem.dtype),
-            stack["mean"] * u, stack["precision"] / u**2, noise, stack["H"] * u,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, eq=False)
-class Row:
-    """A row that was not fitted: mean and covariance, its noise, and its mean for each draw."""
-
-    mean: Floats
-    covariance: Floats
-    variance: float
-    drawn: Floats  # (draws, width)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,10 +55,12 @@ class FactorModel:
     directions: tuple[Directions, Directions] = (NO_DIRECTIONS, NO_DIRECTIONS)
     given: tuple[Array, Array] = (NOTHING.given, NOTHING.given)  # known rows' features' scores
     encoders: tuple[Encoder | None, Encoder | None] = (None, None)  # of new rows' features
+    units: Units = SAME  # in which values enter and predictions leave; low and high are outside
+    pairs: AllPairs | None = None  # where what is not observed counts as zero
 
     @classmethod
     def from_form(
-        cls, form: PointForm | LearnedForm, limits: tuple[float, float],
+        cls, form: PointForm | LearnedForm | NegativeForm, limits: tuple[float, float],
         draws: Sequence[Mapping[str, Array]] = (),
     ) -> FactorModel:  # fmt: skip
         """Bring a finished form, and draws of its factors, back to the units of the values."""
@@ -158,12 +119,13 @@ class FactorModel:
         for U, V, weight in self._terms():
             dots(rows, cols, U, V, one)
             total += weight * one
-        return np.clip(self.center + total, self.low, self.high)
+        return np.clip(self.units.outward(cols, self.center + total), self.low, self.high)
 
     def variance(self, rows: Array, cols: Array) -> Floats:
         """Predictive variance: the noise of row and column, and Var(u.v) under the rows' spread."""
         noise = self.noise * self.noises[0].variances[rows] * self.noises[1].variances[cols]
-        return np.maximum(self.spread.product_variance(self.means, rows, cols), 0) + noise
+        variance = np.maximum(self.spread.product_variance(self.means, rows, cols), 0) + noise
+        return np.asarray(variance * self.units.spread(cols) ** 2)
 
     def block(self, rows: Array, *, clip: bool = True) -> Floats:
         """Return the dense predictions of some rows for all known columns."""
@@ -171,6 +133,7 @@ class FactorModel:
         for U, V, weight in self._terms():
             total += weight * (U[rows] @ V[:-1].T)
         total += self.center
+        total = self.units.outward(np.arange(self.shape[1]), total)
         return np.clip(total, self.low, self.high, out=total) if clip else total
 
     def _terms(self) -> list[tuple[Array, Array, float]]:
@@ -191,7 +154,7 @@ class FactorModel:
         if self.draws is not None:
             drawn = np.einsum("dw,dcw->c", row.drawn, self.draws.V[:, cols].astype(np.float64))
             total += self.draws.weight * (drawn / len(row.drawn) - total)
-        return self.center + total
+        return self.units.outward(cols, self.center + total)
 
     def scores(self, partners: Array, features: Any = None, row: int = UNKNOWN) -> Array:
         """Return the scores of a row with entries at `partners`, known or with these features."""
@@ -210,11 +173,8 @@ class FactorModel:
         The row and its share in the noise are solved for in turn.
         """
         prior, scores = self.priors[0], self.scores(partners, features)
-        values, nu = np.asarray(values, dtype=float) - self.center, self.noises[0].nu
-        weights, learned = self.noises[1].weights[partners], self.spread.learned
-        W = self.means[1][partners].astype(np.float64)
-        S = self.spread.total(self.means, 1, partners, weights)
-        second = (W.T * weights) @ W + S
+        nu, learned = self.noises[0].nu, self.spread.learned
+        W, values, weights, second = self._sums(partners, values)
         alpha, variance, count = 1.0, self.noises[0].unseen, float(len(partners))
         mean, S = self.columns.filled(0, prior.means(scores)[0], 0.0)
         if learned:
@@ -228,6 +188,28 @@ class FactorModel:
             error += np.sum((np.outer(mean, mean) + S) * second)
             alpha, variance = expected(nu, count, max(float(error), 0.0) / self.noise)
         return Row(mean, S, variance, self._drawn(partners, values, weights, alpha, scores))
+
+    def _sums(self, partners: Array, values: Array) -> tuple[Floats, Floats, Floats, Floats]:
+        """Return W, values less the center, weights c_b and sum_b c_b T_b of a row's entries."""
+        W, values = self.means[1][partners].astype(np.float64), self.units.inward(partners, values)
+        if self.pairs is None:
+            weights = self.noises[1].weights[partners]
+            return W, values - self.center, weights, self._weighted(partners, weights)
+        r = float(self.pairs.rows(np.asarray(np.sum(values**2))))
+        c = self.pairs.partners[partners]
+        second = r * (self._everyone + self._weighted(partners, (WEIGHT - 1) * c))
+        return W, values - self.center, r * WEIGHT * c, second
+
+    @cached_property
+    def _everyone(self) -> Floats:
+        """sum_b c_b T_b over all known columns, where every pair counts."""
+        partners = np.zeros(0) if self.pairs is None else self.pairs.partners
+        return self._weighted(np.arange(len(partners)), partners)
+
+    def _weighted(self, partners: Array, weights: Floats) -> Floats:
+        """sum_b c_b T_b, T_b = w_b w_b' + S_b."""
+        W = self.means[1][partners].astype(np.float64)
+        return (W.T * weights) @ W + self.spread.total(self.means, 1, partners, weights)
 
     def _solve(
         self, W: Floats, values: Floats, weights: Floats, second: Floats, precision: float,
@@ -262,15 +244,13 @@ class FactorModel:
         v_col' Prec^-1 P g_j.
         """
         free, prior = self.columns.free(0), self.priors[0]
-        weights = self.noises[1].weights[partners]
-        W = self.means[1][partners].astype(np.float64)
-        second = (W.T * weights) @ W + self.spread.total(self.means, 1, partners, weights)
+        W, residual, weights, second = self._sums(partners, values)
         precision = self.noises[0].weights[row] / self.noise if self.spread.learned else 1.0
-        residual = np.asarray(values, dtype=float) - self.center
         if self.columns.biases:
             residual = residual - W[:, self.columns.pinned(0)]
         P = prior.precision + precision * second[np.ix_(free, free)]
         target = np.linalg.lstsq(P, self.means[1][col].astype(np.float64)[free])[0]
+        target = target * self.units.spread(np.array([col]))
         added = {"entries": precision * weights * (W[:, free] @ target) * residual}
         return added | self._blocks(row, partners, prior.precision @ target)
 
