@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from overt.cli import audit, certify, completion, compress, decay, explore, linear, robust, theory  # noqa: F401  (importing registers the commands)
+from overt.cli import (  # noqa: F401  (importing registers the commands)
+    audit,
+    certify,
+    completion,
+    compress,
+    decay,
+    explore,
+    linear,
+    robust,
+    serving,
+    theory,
+)
 from overt.cli.base import app, main
 
 __all__ = ["app", "main"]
