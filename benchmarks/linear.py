@@ -12,8 +12,6 @@ from threadpoolctl import threadpool_limits
 
 import overt
 from benchmarks.harness import Table, exponent, seconds, verdict
-from overt.linear import kernels
-from overt.linear.sampling import mask_of, samples_of_target
 
 
 def run() -> list[Table]:
@@ -82,7 +80,8 @@ def training() -> Table:
     M = rng.standard_normal((m, n)) / 10
     noise = overt.Dropout(0.5)
     Ut, Vt = 0.1 * rng.standard_normal((d, m)), 0.1 * rng.standard_normal((d, n))
-    rates, mask, samples = np.full(steps, 1e-4), mask_of(noise, d), samples_of_target(M, None)
+    net, rates = overt.LinearNetwork(M, d, noise), np.full(steps, 1e-4)
+    advance, weights = net.effect.steps(rng), [Ut.T.copy(), Vt.T.copy()]
     target = torch.tensor(M)
     U = torch.tensor(Ut.T.copy(), requires_grad=True)
     V = torch.tensor(Vt.T.copy(), requires_grad=True)
@@ -99,11 +98,10 @@ def training() -> Table:
 
     with threadpool_limits(1):
         ours, theirs = seconds(
-            lambda: kernels.unit_steps(Ut, Vt, samples, mask, rates, rng),
+            lambda: advance(weights, rates),
             torch_steps,
             repeat=5,
         )
-        net = overt.LinearNetwork(M, d, noise)
         train = partial(net.train, 20_000, 1e-4, 4, records=4)
         one, two = seconds(partial(train, n_jobs=1), partial(train, n_jobs=2), repeat=3)
     ratio = (theirs / 500) / (ours / steps)
@@ -164,9 +162,9 @@ def scaling() -> Table:
 
 def _step_time(rng: np.random.Generator, size: int, width: int) -> float:
     M = rng.standard_normal((size, size)) / size
-    Ut, Vt = 0.1 * rng.standard_normal((width, size)), 0.1 * rng.standard_normal((width, size))
-    given = Ut, Vt, samples_of_target(M, None), mask_of(overt.Dropout(0.5), width)
-    return seconds(lambda: kernels.unit_steps(*given, np.full(300, 1e-6), rng), repeat=5)[0] / 300
+    weights = [0.1 * rng.standard_normal((size, width)) for _ in range(2)]
+    advance = overt.LinearNetwork(M, width, overt.Dropout(0.5)).effect.steps(rng)
+    return seconds(lambda: advance(weights, np.full(300, 1e-6)), repeat=5)[0] / 300
 
 
 def _plot(curves: dict[str, tuple[tuple[int, ...], list[float]]]) -> None:
