@@ -199,7 +199,31 @@ def _share_ranks(factors: list[Factors], budget: float) -> dict[str, int | None]
             high = middle
         else:
             low = middle
-    return {f.name: _best_rank(f, math.exp(high)) for f in factors}
+    ranks = {f.name: _best_rank(f, math.exp(high)) for f in factors}
+    return _filled(factors, ranks, budget)
+
+
+def _filled(
+    factors: list[Factors], ranks: dict[str, int | None], budget: float
+) -> dict[str, int | None]:
+    """Spend what a price leaves of the budget on the ranks that are worth most."""
+    left = budget - sum(f.cost_of(ranks[f.name]) for f in factors)
+    worth = {}
+    for f in factors:
+        rank = ranks[f.name]
+        if rank is not None and 0 < f.cost_of(1) <= left and rank < f.limit:
+            worth[f] = f.energy[rank] / (float(f.energy.sum()) or 1.0) / f.cost_of(1)
+    while worth:
+        f = max(worth, key=worth.__getitem__)
+        rank = (ranks[f.name] or 0) + 1
+        ranks[f.name], left = rank, left - f.cost_of(1)
+        worth[f] = f.energy[min(rank, f.limit)] / (float(f.energy.sum()) or 1.0) / f.cost_of(1)
+        worth = {
+            g: w
+            for g, w in worth.items()
+            if g.cost_of(1) <= left and (ranks[g.name] or 0) < g.limit
+        }
+    return ranks
 
 
 def _best_rank(f: Factors, price: float) -> int | None:
