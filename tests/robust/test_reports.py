@@ -1,4 +1,4 @@
-"""Experiments at toy size, statements, the tour's chapter and the command."""
+"""Statements, the tour's chapter and the command."""
 
 import json
 
@@ -10,34 +10,12 @@ from torch import nn
 from typer.testing import CliRunner
 
 import overt.theorems.robust as statements
-from overt import InputError, experiments
+from overt import InputError
 from overt._html import Page
 from overt.cli.base import app
-from overt.experiments import runner
 from overt.robust import RobustError, adversarial_train
 from overt.theorems.base import registered, verify
 from overt.tour.robust import chapter
-
-EXPERIMENTS = [
-    "thesis-fig6-1",
-    "thesis-fig6-2",
-    "thesis-table6-1",
-    "thesis-table6-2",
-    "robust-greedy",
-    "robust-scaling",
-]
-
-
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_experiments_support_their_claims(name):
-    pytest.importorskip("matplotlib")
-    experiment = experiments.find(name)
-    assert experiment.id == name
-    rows = runner.run(experiment, size="toy")
-    findings = experiment.check(rows)
-    assert [f.claim for f in findings if not f.holds] == []
-    assert experiment.plot(rows).get_axes()
-    json.dumps(rows)
 
 
 @pytest.mark.parametrize(

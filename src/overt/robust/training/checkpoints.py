@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from overt._check import InputError
-from overt._files import safetensors, write_whole
+from overt._files import digest, reading, safetensors, write_whole
 from overt.robust.training.epoch import Recipe
 
 _KINDS: dict[str, Any] = {"counter": Counter, "dict": dict, "tuple": tuple, "set": set}
@@ -59,7 +59,7 @@ class TrainingCheckpoint:
             "history": history, "batches": batches, "sums": sums,
         }  # fmt: skip
         text = json.dumps({name: _pack(part, name, tensors) for name, part in parts.items()})
-        _write(self._path, tensors, {"overt": text})
+        _write(self._path, tensors, {"overt": text, "checksum": _checksum(text, tensors)})
 
     def keep_best(self) -> None:
         """Write the weights as they are now to the file of the best ones, if there is one."""
@@ -72,17 +72,21 @@ class TrainingCheckpoint:
             return 0, None
         files = safetensors("torch", "torch")
         # Copies lie in memory as fresh tensors do; sums are rounded differently where they do not.
-        try:
+        with reading(self._path, "is no checkpoint that training wrote"):
             with files.safe_open(self._path, framework="pt") as file:
                 tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
                 metadata = file.metadata() or {}
-        except (OSError, files.SafetensorError):
-            metadata = {}
-        if "overt" not in metadata:
-            raise InputError(f"checkpoint must be a file that training wrote, {self._path} is not")
-        parts = {
-            name: _unpack(part, tensors) for name, part in json.loads(metadata["overt"]).items()
-        }
+            if "overt" not in metadata:
+                raise InputError(
+                    f"checkpoint must be a file that training wrote, {self._path} is not"
+                )
+            if metadata.get("checksum") != _checksum(metadata["overt"], tensors):
+                raise InputError(
+                    f"checkpoint {self._path} was changed or damaged: its checksum does not fit; "
+                    "remove it or choose another file"
+                )
+            told = json.loads(metadata["overt"])
+            parts = {name: _unpack(part, tensors) for name, part in told.items()}
         if parts["kinds"] != self._kinds:
             raise self._foreign(f"written with {parts['kinds']}, given {self._kinds}")
         before = parts.get("settings") or self._settings
@@ -127,6 +131,15 @@ def _write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> 
     # Tied weights share memory, which the format does not store; copies are the same values.
     flat = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
     write_whole(path, safetensors("torch", "torch").torch.save(flat, metadata=metadata))
+
+
+def _checksum(text: str, tensors: dict[str, Tensor]) -> str:
+    """Return a checksum over everything that a checkpoint means."""
+    flat = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    kinds = {name: [str(value.dtype), list(value.shape)] for name, value in flat.items()}
+    # NumPy lacks some of torch's formats; bytes are bytes.
+    raw = {name: value.reshape(-1).view(torch.uint8).numpy() for name, value in flat.items()}
+    return digest([text, kinds], raw)
 
 
 def _pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
