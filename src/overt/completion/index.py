@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError, InputTypeError
+from overt._check import InputError, InputTypeError, plain_array
 from overt._types import Array, Floats, Ints
 from overt.completion.forms.model import UNKNOWN
 from overt.completion.storage.files import RatingsFile
@@ -39,7 +39,7 @@ class EntryIndex:
         return self._find("cols", names, self._entries.col_ids, self._entries.shape[1])
 
     def _find(self, name: str, names: Any, ids: Array | None, count: int) -> Array:
-        given = np.atleast_1d(np.asarray(names))
+        given = np.atleast_1d(plain_array(name, names))
         if not given.size:
             return np.zeros(0, np.int64)
         if ids is None:
