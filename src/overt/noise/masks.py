@@ -247,6 +247,8 @@ class DropConnect(Noise):
 
 def _one_or_many(name: str, value: Any, check: Callable[[Any, str], float]) -> Any:
     """Return one checked number, or a tuple of them, one per unit."""
+    if hasattr(value, "detach"):
+        value = _check.plain_array(name, value)
     if not isinstance(value, (list, tuple)) and np.ndim(value) == 0:
         return check(value, name)
     values = np.ravel(_check.floating(name, value, ndim=1))
