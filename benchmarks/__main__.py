@@ -12,7 +12,20 @@ from pathlib import Path
 
 from overt.experiments.runner import machine_facts
 
-MODULES = ("foundation", "linear", "completion", "decay", "nn", "relu", "attacks", "explorer")
+MODULES = (
+    "foundation",
+    "linear",
+    "completion",
+    "rankings",
+    "tables",
+    "decay",
+    "nn",
+    "relu",
+    "attacks",
+    "explorer",
+    "zoo",
+    "uncertainty",
+)
 README = Path(__file__).with_name("README.md")
 HEAD = """# Benchmarks
 

@@ -85,7 +85,7 @@ def torch_sgd(problem: Entries, weights: Any, draws: Any) -> list[Any]:
 
 def figure_one() -> Table:
     start = time.perf_counter()
-    found = jumps(two_by_two(0.25), 3, 100, NOISY, 100, records=100)
+    found = jumps(two_by_two(0.25), 3, 100, NOISY, 100, records=501)
     elapsed = time.perf_counter() - start
     table = Table(
         "Figure 1 at scale: 100 seeds x 50,000 steps, all cores",
@@ -108,7 +108,7 @@ def no_return() -> Table:
     low = np.flatnonzero(first.ratio[:, -1] < 0.02)
     more = Schedule.constant(20_000, 0.2, 0.1, convention="pytorch")
     after = simulate(
-        problem, 3, 100, more, len(low), [W[low] for W in first.weights], 100, balance=False, seed=2
+        problem, 3, 100, more, len(low), [W[low] for W in first.weights], 201, balance=False, seed=2
     )
     back = int(np.sum(after.ratio.max(axis=1) >= 0.05))
     table = Table(

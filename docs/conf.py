@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+sys.path[:0] = [str(Path(__file__).parent / "_ext"), str(Path(__file__).parent)]
 
 # Examples and statements are timed in seconds only if BLAS does not fight itself for the cores.
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -36,7 +36,7 @@ extensions = [
     "registry",
     "source",
 ]
-exclude_patterns = ["_build", "_ext", "examples"]
+exclude_patterns = ["_build", "_ext", "examples", "lectures", "stories"]
 
 # Formulas are written in TeX between dollars and become MathML while the pages are built, so the
 # site needs neither scripts from elsewhere nor a TeX installation.
@@ -59,9 +59,22 @@ napoleon_use_rtype = False
 napoleon_use_ivar = True
 napoleon_preprocess_types = False
 
+
+def styled(gallery_conf: object, fname: str) -> None:
+    """Let every example begin in the house's style."""
+    import matplotlib as mpl
+
+    from overt._figures import style
+
+    mpl.rcdefaults()
+    mpl.rcParams.update(style())
+
+
 sphinx_gallery_conf = {
-    "examples_dirs": "examples",
-    "gallery_dirs": "auto_examples",
+    "reset_modules": ("conf.styled",),
+    "capture_repr": (),  # what an example prints, and no stray objects
+    "examples_dirs": ["stories", "lectures", "examples"],
+    "gallery_dirs": ["auto_stories", "auto_lectures", "auto_examples"],
     "filename_pattern": r"/plot_",
     "download_all_examples": False,
     "remove_config_comments": True,
@@ -70,6 +83,9 @@ sphinx_gallery_conf = {
     "min_reported_time": 10_000,
     "write_computation_times": False,
     "abort_on_example_error": True,
+    "subsection_order": [
+        f"examples/{room}" for room in ("linear", "completion", "networks", "robustness", "decay")
+    ],
     "within_subsection_order": "FileNameSortKey",
     "plot_gallery": "True",
 }

@@ -18,6 +18,9 @@ def enumerate_masks(noise, width):
     """
     shape = width if isinstance(width, tuple) else (width,)
     match noise:
+        case Dropout(gaussian=True):
+            units = math.prod(shape)
+            return sigma_points(np.ones(units), np.diag(np.broadcast_to(noise.strength, units)))
         case Dropout() | DropConnect():
             drop = np.broadcast_to(np.asarray(noise.drop_prob), math.prod(shape))
             return bernoulli_patterns(1 - drop)

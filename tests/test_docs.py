@@ -36,7 +36,7 @@ from overt.cli.base import console
 
 ROOT = Path(__file__).parents[1]
 # The changelog is history: what it names need not be there any more.
-SKIPPED = {"CHANGELOG.md", "_build", "auto_examples", "generated"}
+SKIPPED = {"CHANGELOG.md", "_build", "auto_examples", "auto_lectures", "auto_stories", "generated"}
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = [page for page in PAGES if SKIPPED.isdisjoint(page.relative_to(ROOT).parts)]
 ARCHITECTURE = ROOT / "docs" / "architecture.md"

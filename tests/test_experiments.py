@@ -10,28 +10,86 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from overt import InputError, experiments
-from overt.experiments import Experiment, Finding, runner
+from overt.cli import app
+from overt.experiments import Experiment, Finding, pages, record, runner
+from overt.experiments.base import SIZES
+from overt.experiments.verdicts import above, below, mean_interval, share_interval, together
 
-# The others are run by the tests of the package that they belong to.
-LINEAR = [
-    name for name in experiments.IDS if name.startswith(("dropout", "structured", "thesis-fig3"))
-]
+FAILS = {"structured-fig4": ["at the same drop probability the original DropBlock is within 10"]}
+"""Claims of the papers that the rows contradict at toy size, by how they begin."""
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in LINEAR if name not in ("structured-fig2", "structured-fig4")]
-)
-def test_claims_hold_at_toy_size(name, tmp_path):
+@pytest.mark.parametrize("name", experiments.IDS)
+def test_what_the_command_does_at_toy_size(name, tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("matplotlib")
+    shown = CliRunner().invoke(app, ["reproduce", name, "--out", str(tmp_path)])
+    summary = json.loads((tmp_path / f"{name}-toy.json").read_text(), parse_constant=pytest.fail)
+    failed = [f["claim"] for f in summary["findings"] if f["verdict"] == "fails"]
+    assert len(failed) == len(FAILS.get(name, []))
+    assert all(map(str.startswith, failed, FAILS.get(name, [])))
+    assert shown.exit_code == bool(failed), shown.output
+    assert (tmp_path / f"{name}-toy.png").stat().st_size > 10_000
+    for line in (tmp_path / f"{name}.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=pytest.fail)
     experiment = experiments.find(name)
-    rows = experiments.run(experiment, size="toy", out=tmp_path)
-    findings, picture = experiments.report(experiment, "toy", rows, tmp_path)
-    assert findings
-    assert all(finding.holds for finding in findings), findings
-    assert picture.stat().st_size > 10_000
-    assert set(experiment.grids) >= {"toy", "full"}
-    assert set(experiment.grids["toy"]) == set(experiment.grids["full"])
+    assert {"toy", "paper"} <= set(experiment.grids) <= set(SIZES)
+    assert len({tuple(grid) for grid in experiment.grids.values()}) == 1
+    assert set(experiment.differs) <= set(experiment.grids)
+
+
+def test_verdicts_come_from_intervals():
+    assert [above(i, 1) for i in ((1.1, 2), (0, 0.9), (0.5, 1.5))] == [
+        "holds", "fails", "inconclusive"]  # fmt: skip
+    assert [below(i, 1) for i in ((1.1, 2), (0, 0.9), (0.5, 1.5))] == [
+        "fails", "holds", "inconclusive"]  # fmt: skip
+    assert together("holds", True) == "holds"
+    assert together("holds", "inconclusive") == "inconclusive"
+    assert together("inconclusive", np.False_) == "fails"
+    assert mean_interval([3.0]) == (-math.inf, math.inf)
+    low, high = mean_interval(np.arange(10.0))
+    # Student's t at .975 with 9 degrees of freedom is 2.262.
+    assert (high - low) / 2 == pytest.approx(2.262157 * np.std(np.arange(10), ddof=1) / 10**0.5)
+    assert share_interval(0, 8)[0] == 0
+    assert share_interval(0, 8)[1] == pytest.approx(1 - 0.025 ** (1 / 8))
+
+
+def networks(full, parts, **axis):
+    return {**axis, "full": [full] * 3, "parts": [parts] * 3, "visited": [parts[0]] * 3,
+            "unseen": [parts[1]] * 3}  # fmt: skip
+
+
+@pytest.mark.parametrize(("sign", "verdict"), [(1, "holds"), (-1, "fails")])
+def test_claims_about_sub_networks_can_fail(sign, verdict):
+    rows = [
+        networks(0.9 + run / 1e3, [0.9 - lag * sign, 0.9 - lag * sign], width=w, drop_prob=0.5)
+        for run in range(3)
+        for w, lag in ((20, 0.2), (500, 0.01))
+    ]
+    gap = experiments.find("thesis-fig5-3").check(rows)[0]
+    assert gap.verdict == verdict
+    assert experiments.find("thesis-fig5-2").check(rows)[0].verdict == verdict
+    alone = experiments.find("thesis-fig5-3").check(rows[:2])
+    assert {f.verdict for f in alone} == {"inconclusive"}
+
+
+def test_no_run_thrown_out_does_not_show_that_some_are():
+    row = {"jump_step": [1600] * 8, "final_missing": [4.8] * 8, "diverged": 0, "collapsed": 0,
+           "below": 8, "returned": 0}  # fmt: skip
+    *_, last = experiments.find("jumps-fig4").check([row])
+    assert last.verdict == "inconclusive"
+    *_, last = experiments.find("jumps-fig4").check([{**row, "diverged": 3}])
+    assert last.verdict == "holds"
+
+
+def test_absent_data_are_an_error_that_says_what_to_provide(monkeypatch, tmp_path):
+    monkeypatch.setenv("OVERT_DATA", str(tmp_path))
+    for name, wanted in (("thesis-fig4-1", "MovieLens 100k"), ("thesis-table6-1", "mnist.npz")):
+        with pytest.raises(InputError, match=wanted):
+            experiments.run(experiments.find(name), size="reduced")
 
 
 def counting_experiment(calls):
@@ -44,7 +102,7 @@ def counting_experiment(calls):
         title="Counting",
         source="none",
         claim="squares are squares",
-        grids={"toy": {"x": [1, 2, 3]}, "full": {"x": [1, 2, 3, 4]}},
+        grids={"toy": {"x": [1, 2, 3]}, "paper": {"x": [1, 2, 3, 4]}},
         run=run,
         check=lambda rows: [Finding("squares", all(r["square"] == r["x"] ** 2 for r in rows), "")],
         plot=lambda rows: None,
@@ -55,7 +113,7 @@ def test_rows_are_not_computed_twice(tmp_path):
     calls = []
     experiment = counting_experiment(calls)
     first = experiments.run(experiment, size="toy", out=tmp_path)
-    again = experiments.run(experiment, size="full", out=tmp_path)
+    again = experiments.run(experiment, size="paper", out=tmp_path)
     assert calls == [1, 2, 3, 4]
     assert [row["square"] for row in again] == [1, 4, 9, 16]
     assert again[:3] == first
@@ -70,8 +128,8 @@ def test_an_interrupted_run_continues(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        experiments.run(experiment, size="full", out=tmp_path, on_row=interrupt)
-    experiments.run(experiment, size="full", out=tmp_path)
+        experiments.run(experiment, size="paper", out=tmp_path, on_row=interrupt)
+    experiments.run(experiment, size="paper", out=tmp_path)
     assert calls == [1, 2, 3, 4]
 
 
@@ -171,7 +229,8 @@ def test_findings_hold_plain_truths(tmp_path):
     )
     findings, _ = experiments.report(experiment, "toy", experiments.run(experiment), tmp_path)
     assert findings[0].holds is True
-    assert json.loads((tmp_path / "counting-toy.json").read_text())["findings"][0]["holds"] is True
+    summary = json.loads((tmp_path / "counting-toy.json").read_text())
+    assert summary["findings"][0]["verdict"] == "holds"
 
 
 def test_seeds_depend_on_the_named_axes_only():
@@ -200,3 +259,49 @@ def test_a_missing_dependency_is_named():
 
 def test_machine_facts_are_plain():
     assert json.loads(json.dumps(runner.machine_facts()))["numpy"] == np.__version__
+
+
+def drawn(rows):
+    from matplotlib.figure import Figure
+
+    return Figure()
+
+
+def test_all_is_resumed_and_what_is_absent_is_listed(tmp_path):
+    pytest.importorskip("matplotlib")
+    calls = []
+    good = replace(counting_experiment(calls), plot=drawn)
+
+    def lacks(params, seed):
+        raise InputError("OVERT_DATA must hold moon.npz")
+
+    bad = replace(good, id="lacking", run=lacks)
+    seen = []
+    absent = record.run_all([good, bad], "reduced", tmp_path, on_row=lambda *row: seen.append(row))
+    assert absent == {"lacking": "OVERT_DATA must hold moon.npz"}
+    assert seen[-1][:2] == (6, 6)
+    record.run_all([good], "paper", tmp_path)
+    assert calls == [1, 2, 3, 4]
+    (entry,) = record.entries([good, bad], tmp_path)
+    assert (entry.size, entry.counts) == ("paper", "1 holds")
+    text = pages.write_page([good, bad], tmp_path, absent).read_text()
+    assert all(part in text for part in ("moon.npz", "counting", "data:image/png;base64"))
+
+
+def test_two_records_are_compared(tmp_path):
+    good = counting_experiment([])
+    wrong = replace(good, run=lambda params, seed: {"square": 7})
+    for name, experiment in (("old", good), ("same", good), ("new", wrong)):
+        experiments.run(experiment, out=tmp_path / name)
+    assert list(record.compare([good], tmp_path / "old", tmp_path / "same")) == []
+    changed = list(record.compare([good], tmp_path / "old", tmp_path / "new"))
+    assert changed == [("counting", "squares", "holds:  (toy)", "fails:  (toy)")]
+    with pytest.raises(InputError, match="not a folder"):
+        list(record.compare([good], tmp_path / "old", tmp_path / "none"))
+
+
+def test_a_misspelt_name_is_answered_with_the_nearest():
+    with pytest.raises(
+        InputError, match=r"unknown experiment dropout-fg1; did you mean .*dropout-fig1"
+    ):
+        experiments.find("dropout-fg1")

@@ -87,7 +87,9 @@ def test_to_dict_keeps_every_number(result):
 def test_json_round_trip(result, tmp_path):
     path = result.save(tmp_path / "result.json")
     assert path == tmp_path / "result.json"
-    assert json.loads(path.read_text()) == result.to_dict()
+    told = json.loads(path.read_text())
+    assert len(told.pop("checksum")) == 64
+    assert told == result.to_dict()
 
 
 @every_result
@@ -215,3 +217,24 @@ def test_factors_of_a_two_layer_trace_are_its_weights():
 def test_deep_trace_has_no_factors(name):
     with pytest.raises(AttributeError, match="3 layers has weights, not U and V"):
         getattr(RESULTS["deep-trace"], name)
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_notebooks_show_every_field_with_text_escaped(name):
+    shown = RESULTS[name]._repr_html_()
+    assert all(
+        f'<th style="text-align: left">{field}</th>' in shown for field in RESULTS[name].to_dict()
+    )
+    assert "<script>" not in dataclasses.replace(RESULTS["solution"], rank="<script>")._repr_html_()
+
+
+def test_pictures_draw_the_numbers():
+    pytest.importorskip("matplotlib")
+    solution = RESULTS["solution"]
+    (spectrum, shares) = solution.plot().axes
+    np.testing.assert_allclose([bar.get_height() for bar in spectrum.patches], solution.spectrum)
+    norms = np.linalg.norm(solution.U, axis=0) * np.linalg.norm(solution.V, axis=0)
+    np.testing.assert_allclose([bar.get_height() for bar in shares.patches], norms)
+    top, bottom = TRACE.plot().axes
+    np.testing.assert_allclose(top.lines[0].get_ydata(), np.nanmean(TRACE.objective, 0))
+    np.testing.assert_allclose(bottom.lines[0].get_ydata(), np.nanmean(TRACE.imbalance, 0))

@@ -38,6 +38,16 @@ class MissingExtraError(ImportError):
         )
 
 
+def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
+    """Return the error for an unknown name: it says the nearest ones, or all where none is near."""
+    from difflib import get_close_matches
+
+    known = list(known)
+    near = get_close_matches(name, known, 3, 0.6)
+    rest = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known)}"
+    return InputError(f"unknown {kind} {name}; {rest}")
+
+
 def namespace(*arrays: Array) -> Any:
     """Return the functions of the arrays' library; at once for NumPy, the common case."""
     if all(type(array) is np.ndarray for array in arrays):

@@ -1,4 +1,8 @@
-"""Files: written whole or not at all; arrays, tables and matrices in them."""
+"""Files: written whole or not at all; arrays, tables and matrices in them.
+
+What a file says of itself is checked against its size before it is believed, and whatever a
+damaged one makes its reader do comes out as one `InputError`.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,12 @@ import csv
 import hashlib
 import io
 import json
+import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
@@ -19,6 +27,26 @@ from overt._types import Array
 
 ACCEPTED = (".npy", ".npz", ".csv", ".tsv", ".txt", ".mtx")
 
+ROOMY = 2**30
+"""Bytes that an archive may unpack to, whatever its own size; beyond, 100 times its size."""
+
+LONGEST_LINE = 2**25
+"""Characters of a line of text; what is longer is taken for damage."""
+
+
+@contextmanager
+def reading(path: str | os.PathLike[str], otherwise: str) -> Iterator[None]:
+    """Turn whatever a damaged file makes its reader do into a sentence, PATH OTHERWISE: reason."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except (InputError, MissingExtraError):
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise InputError(f"{path} {otherwise} ({reason})") from None
+
 
 def write_whole(
     path: str | os.PathLike[str], content: bytes | str | Callable[[IO[bytes]], Any]
@@ -29,7 +57,7 @@ def write_whole(
     """
     path = Path(path)
     temporary = path.with_name(path.name + ".part")
-    with temporary.open("wb") as file:
+    with temporary.open("w+b") as file:
         if callable(content):
             content(file)
         else:
@@ -63,14 +91,39 @@ def write_arrays(path: Path, arrays: Mapping[str, Array], metadata: dict[str, st
 def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, str], str]:
     """Return the arrays, the metadata and the checksum of a safetensors file."""
     library = safetensors("numpy", "files")
-    try:
+    with reading(path, "cannot be read as safetensors"):
         data = path.read_bytes()
         arrays: dict[str, Array] = library.numpy.load(data)
-    except (OSError, library.SafetensorError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
-    length = int.from_bytes(data[:8], "little")
-    metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+        length = int.from_bytes(data[:8], "little")
+        metadata = dict(json.loads(data[8 : 8 + length]).get("__metadata__", {}))
     return arrays, metadata, _checksum(data)
+
+
+def digest(value: Any, arrays: Mapping[str, Array] | None = None) -> str:
+    """Return a checksum over a plain value and arrays: their names, formats, shapes and numbers."""
+    found = hashlib.sha256(json.dumps(value, sort_keys=True).encode())
+    for name, array in sorted((arrays or {}).items()):
+        found.update(json.dumps([name, array.dtype.str, array.shape]).encode())
+        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return found.hexdigest()
+
+
+def write_sealed(path: Path, arrays: Mapping[str, Array], what: str) -> str:
+    """Write arrays whole or not at all; return their checksum, which is written with them."""
+    checksum = digest(what, arrays)
+    write_arrays(path, arrays, {"what": what, "checksum": checksum})
+    return checksum
+
+
+def read_sealed(path: Path, what: str) -> tuple[dict[str, Array], str]:
+    """Return the arrays and their checksum; refuse what was changed, or is something else."""
+    arrays, metadata, _ = read_arrays(path)
+    told, checksum = metadata.get("what"), metadata.get("checksum", "")
+    if told != what:
+        raise InputError(f"{path} holds something else: {told!r} instead of {what!r}")
+    if checksum != digest(what, arrays):
+        raise InputError(f"{path} was changed or damaged: its checksum does not fit")
+    return arrays, checksum
 
 
 def read_matrix(path: str | os.PathLike[str]) -> Any:
@@ -84,26 +137,51 @@ def read_matrix(path: str | os.PathLike[str]) -> Any:
         raise InputError(f"{path} must end in one of {', '.join(ACCEPTED)}")
     if not path.exists():
         raise InputError(f"{path} does not exist")
-    try:
+    with reading(path, "cannot be read as a matrix"):
         match suffix:
             case ".npy":
+                with path.open("rb") as file:
+                    _keeps_promise(path, file, path.stat().st_size)
                 return _floats(np.load(path, allow_pickle=False))
             case ".npz":
                 return _from_npz(path)
             case ".mtx":
-                from scipy.io import mmread
-
-                matrix = mmread(path)
-                return matrix.astype(float) if hasattr(matrix, "tocsr") else _floats(matrix)
+                return _from_market(path)
         return _from_text(path, "\t" if suffix == ".tsv" else "," if suffix == ".csv" else None)
-    except InputError:
-        raise
-    except (ValueError, OSError, EOFError) as error:
-        raise InputError(f"{path} cannot be read as a matrix: {error}") from None
+
+
+@contextmanager
+def open_npz(
+    path: str | os.PathLike[str], otherwise: str = "cannot be read as an npz archive"
+) -> Iterator[Any]:
+    """Open an npz archive that holds what it announces, and no more than fits into memory."""
+    with reading(path, otherwise):
+        with zipfile.ZipFile(path) as box:
+            members = box.infolist()
+            size = sum(member.file_size for member in members)
+            if size > max(ROOMY, 100 * os.path.getsize(path)):
+                raise InputError(f"{path} would unpack to {size} bytes; it may be damaged")
+            for member in members:
+                with box.open(member) as stream:
+                    _keeps_promise(path, stream, member.file_size)
+        with np.load(path, allow_pickle=False) as archive:
+            yield archive
+
+
+def _keeps_promise(path: str | os.PathLike[str], stream: IO[bytes], size: int) -> None:
+    """Refuse an array whose header announces more than its file holds."""
+    version = np.lib.format.read_magic(stream)
+    first = version == (1, 0)
+    header = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
+    shape, _, dtype = header(stream)
+    if dtype.hasobject:
+        raise InputError(f"{path} holds objects; arrays must be of numbers")
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > size:
+        raise InputError(f"{path} announces an array of shape {shape}, but holds {size} bytes")
 
 
 def _from_npz(path: Path) -> Any:
-    with np.load(path, allow_pickle=False) as archive:
+    with open_npz(path) as archive:
         names = archive.files
         if len(names) == 1 or "target" in names:
             return _floats(archive["target" if "target" in names else names[0]])
@@ -112,14 +190,39 @@ def _from_npz(path: Path) -> Any:
     )
 
 
+def _from_market(path: Path) -> Any:
+    from scipy.io import mminfo, mmread
+
+    rows, cols, count, form, field, symmetry = mminfo(path)
+    if field == "complex":
+        raise InputError(f"{path} must hold real numbers, it holds complex ones")
+    stored = count if form == "coordinate" or symmetry == "general" else count // 4
+    shortest = 4 if form == "coordinate" else 2  # "1 1" and the end of the line, or "1"
+    if stored * shortest > path.stat().st_size + 1 or max(rows, cols) >= 2**31:
+        raise InputError(f"{path} announces {count} entries of {rows} x {cols}; it may be damaged")
+    matrix = mmread(path)
+    return matrix.astype(float) if hasattr(matrix, "tocsr") else _floats(matrix)
+
+
 def _from_text(path: Path, delimiter: str | None) -> Any:
     with path.open(encoding="utf-8-sig") as file:
-        first = file.readline()
-    words = [word for word in first.replace(delimiter or " ", " ").split() if word]
-    header = not all(is_number(word) for word in words)
-    return np.loadtxt(
-        path, delimiter=delimiter, skiprows=int(header), ndmin=2, encoding="utf-8-sig"
-    )
+        first = next(bounded_lines(path, file), "")
+        words = [word for word in first.replace(delimiter or " ", " ").split() if word]
+        header = not all(is_number(word) for word in words)
+        file.seek(0)
+        return np.loadtxt(
+            bounded_lines(path, file), delimiter=delimiter, skiprows=int(header), ndmin=2
+        )
+
+
+def bounded_lines(path: Path, text: IO[str]) -> Iterator[str]:
+    """Yield lines with their ends; refuse one that no program wrote, before it fills the memory."""
+    number = 0
+    while line := text.readline(LONGEST_LINE):
+        number += 1
+        if len(line) == LONGEST_LINE:
+            raise InputError(f"{path}, line {number} has more than {LONGEST_LINE} characters")
+        yield line
 
 
 def is_number(word: str) -> bool:

@@ -54,6 +54,17 @@ def meter(title: str, total: float, *, show: bool = True) -> Iterator[Meter]:
 
 
 @contextmanager
+def working(title: str) -> Iterator[None]:
+    """Say on standard error what is going on while it is a terminal, for work of unknown length."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(title):
+        yield
+
+
+@contextmanager
 def reraising_interrupts() -> Iterator[None]:
     """Raise KeyboardInterrupt at the end if Ctrl-C came meanwhile.
 

@@ -19,7 +19,7 @@ from typing import IO
 import numpy as np
 
 from overt._check import InputError, choice, generator, number, whole
-from overt._files import write_whole
+from overt._files import open_npz, reading, write_whole
 from overt._types import Floats, Ints, Seed
 from overt.entries import Entries
 
@@ -84,10 +84,8 @@ def movielens(
                 "https://grouplens.org/datasets/movielens/ or pass download=True"
             )
         path = _download(archive, home / f"{archive.folder}.zip")
-    try:
+    with reading(path, f"cannot be read as MovieLens {size}"):
         return archive.read(path)
-    except (EOFError, IndexError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path} cannot be read as MovieLens {size}: {error}") from None
 
 
 def available() -> tuple[str, ...]:
@@ -187,7 +185,7 @@ def _pairs(
 
 
 def _from_npz(path: Path) -> Entries:
-    with np.load(path) as data:
+    with open_npz(path, f"cannot be read as MovieLens {path.stem.removeprefix('ml-')}") as data:
         return Entries.from_ids(data["user"], data["item"], data["rating"], data.get("timestamp"))
 
 

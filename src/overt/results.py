@@ -9,14 +9,16 @@ import json
 import os
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from html import escape
 from pathlib import Path
-from typing import Any, Self
-from zipfile import BadZipFile
+from typing import IO, Any, Self
+from zipfile import ZipFile
 
 import numpy as np
 
 from overt._check import InputError
-from overt._files import write_whole
+from overt._figures import bars_figure, runs_figure
+from overt._files import digest, open_npz, reading, write_whole
 from overt._plain import as_numpy, brief, plain, restored, same
 from overt._types import Bools, Floats, Ints
 
@@ -74,6 +76,17 @@ class Result:
         body = ", ".join(f"{f.name}={brief(getattr(self, f.name))}" for f in fields(self))
         return f"{type(self).__name__}({body})"
 
+    def _repr_html_(self) -> str:
+        """Return the fields as a table, for notebooks."""
+        rows = []
+        for f in fields(self):
+            value = getattr(self, f.name)
+            shown = value._repr_html_() if isinstance(value, Result) else escape(brief(value))
+            if isinstance(value, Status):
+                shown = f"{value}: {escape(value.explanation)}"
+            rows.append(f'<tr><th style="text-align: left">{f.name}</th><td>{shown}</td></tr>')
+        return f"<table><caption>{type(self).__name__}</caption>{''.join(rows)}</table>"
+
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain dicts, lists, numbers and strings, ready for JSON."""
         return {f.name: plain(getattr(self, f.name)) for f in fields(self)}
@@ -81,7 +94,8 @@ class Result:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the result to `path` as .npz or .json, whole or not at all, for `load`."""
         if Path(path).suffix == ".json":
-            return write_whole(path, json.dumps(self.to_dict()))
+            told = self.to_dict()
+            return write_whole(path, json.dumps({**told, "checksum": digest(told)}))
         if Path(path).suffix != ".npz":
             raise InputError(f"path must end in .npz or .json, got {path}")
         arrays: dict[str, Any] = {}
@@ -94,22 +108,35 @@ class Result:
                 arrays |= {f"{f.name}_{i + 1}": v for i, v in enumerate(value)}
             else:
                 header[f.name] = plain(value)
+        checksum = digest(header, arrays)
         arrays["header"] = np.array(json.dumps(header))
-        return write_whole(path, lambda file: np.savez_compressed(file, **arrays))
+
+        def write(file: IO[bytes]) -> None:
+            np.savez_compressed(file, **arrays)
+            with ZipFile(file, "a") as box:
+                box.comment = checksum.encode()
+
+        return write_whole(path, write)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a result of this class that `save` wrote; NaN stands where JSON has null."""
-        try:
+        """Read a result of this class that `save` wrote; NaN stands where JSON has null.
+
+        A file that was changed since does not fit its checksum, and is refused.
+        """
+        arrays: dict[str, Any] = {}
+        with reading(path, f"holds no {cls.__name__}"):
             if Path(path).suffix == ".json":
-                stored = json.loads(Path(path).read_text())
+                told = json.loads(Path(path).read_text(encoding="utf-8"))
+                checksum = told.pop("checksum", None)
             else:
-                with np.load(path, allow_pickle=False) as archive:
-                    stored = dict(archive)
-                stored |= json.loads(str(stored.pop("header")))
-            return restored(cls, stored)
-        except (OSError, EOFError, BadZipFile, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{path} holds no {cls.__name__} ({error})") from None
+                with open_npz(path, f"holds no {cls.__name__}") as archive:
+                    arrays, checksum = dict(archive), archive.zip.comment.decode()
+                told = json.loads(str(arrays.pop("header")))
+            found = restored(cls, arrays | told)
+            if checksum != digest(told, arrays):
+                raise InputError(f"{path} was changed or damaged: its checksum does not fit")
+            return found
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -126,7 +153,7 @@ class Certificate(Result):
         objective - lower_bound, which includes what rounding may have added to the bound.
     relative_gap
         gap divided by the lower bound, or by 1e-10 E|y|^2 where the bound is less than that, as
-        without noise (1e-4 for noises with negative correlations, whose penalties cancel).
+        without noise (7.1e-6 for noises with negative correlations, whose penalties cancel).
     imbalance
         Variance over hidden units (blocks, for DropBlock) of |u_i| |C^(1/2) v_i|; for deep
         networks the equalization gap R / (nu |W C^(1/2)|_*^2) - 1.
@@ -159,6 +186,16 @@ class Solution(Result):
         """U V', outputs x inputs."""
         return self.U @ self.V.T
 
+    @property
+    def spectrum(self) -> Floats:
+        """The singular values of the product, in decreasing order."""
+        return np.asarray(np.linalg.svd(self.product, compute_uv=False))
+
+    def plot(self) -> Any:
+        """Draw the spectrum of the map, and the shares |u_i||v_i| of the hidden units."""
+        shares = np.linalg.norm(self.U, axis=0) * np.linalg.norm(self.V, axis=0)
+        return bars_figure(("singular value", self.spectrum), ("share of the unit", shares))
+
 
 @dataclass(frozen=True, repr=False, eq=False)
 class DeepSolution(Result):
@@ -177,6 +214,15 @@ class DeepSolution(Result):
         for W in self.weights[1:]:
             product = W @ product
         return product
+
+    @property
+    def spectrum(self) -> Floats:
+        """The singular values of the product, in decreasing order."""
+        return np.asarray(np.linalg.svd(self.product, compute_uv=False))
+
+    def plot(self) -> Any:
+        """Draw the spectrum of the map."""
+        return bars_figure(("singular value", self.spectrum))
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -218,6 +264,10 @@ class Trace(Result):
     def V(self) -> Floats:
         """Final V of a two-layer network, (seeds, inputs, width)."""
         return self._factor(1)
+
+    def plot(self) -> Any:
+        """Draw objective and imbalance over the steps, beside the optimum."""
+        return runs_figure([("", self)])
 
     def _factor(self, index: int) -> Floats:
         if len(self.weights) != 2:

@@ -54,3 +54,15 @@ def test_bound_falls_with_more_dropout(model):
 def test_bad_delta_is_said(model):
     with pytest.raises(overt.InputError, match="delta must be below 1"):
         model[0].generalization_bound(delta=1.5)
+
+
+def test_the_default_constant_is_proved_and_no_smaller_one_is_assumed(model, monkeypatch):
+    from overt.completion import bounds
+    from overt.theorems import verify
+
+    assert model[0].generalization_bound().constant == bounds.rademacher_constant((60, 40))
+    sizes = [bounds.rademacher_constant((d, d)) for d in (2, 10, 1000, 10**9)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert 1.558 < np.sqrt(2) + 1 / 3 < sizes[-1] < 1.82
+    monkeypatch.setattr(bounds, "rademacher_constant", lambda shape: 1.5)
+    assert [v.verdict for v in verify(["completion-bound"])] == ["fails"]

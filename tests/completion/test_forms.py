@@ -16,6 +16,7 @@ from overt.completion.forms.problem import CompletionProblem
 from overt.completion.forms.spread import DiagonalSpread, FullSpread
 from overt.completion.kernels import (
     NOT_PINNED,
+    Blocks,
     Csr,
     Drawn,
     Held,
@@ -133,11 +134,11 @@ def test_learned_reduces_to_dropout_with_its_noise():
     rng = np.random.default_rng(6)
     V, lam, y = rng.normal(size=(8, 3)), 0.5, rng.normal(size=8)
     T = full.pack(V[:, :, None] * V[:, None, :] + lam * np.eye(3) * (V**2)[:, None, :])
-    csr = Csr(np.array([0, 8]), np.arange(8, dtype=np.int32), y)
-    prior = RowPrior(np.zeros((3, 3)), np.zeros(3), 1.0, np.arange(3), NOT_PINNED)
+    blocks = Blocks(np.array([0, 8]), np.zeros(8, np.int32), np.arange(8, dtype=np.int32), y)
+    prior = RowPrior(np.zeros((3, 3)), np.arange(3), NOT_PINNED)
     w, packed, stats = (np.zeros((1, size)) for size in (3, 6, 2))
-    given = (np.array([0]), csr, Held(V, T), prior, Learned(w, packed, stats))
-    full.learn_rows(*given, np.array([0, 1]), np.zeros((1, 6)))
+    given = (np.array([0]), blocks, Held(V, T, np.ones(8)), prior, np.zeros((1, 3)), np.ones(1))
+    full.learn_rows(*given, Learned(w, packed, stats), np.array([0, 1]), np.zeros((1, 6)))
     expected = np.linalg.solve(V.T @ V + lam * np.diag((V**2).sum(axis=0)), V.T @ y)
     np.testing.assert_allclose(w[0], expected, rtol=1e-10)
 
@@ -189,9 +190,9 @@ def test_sampling_draws_from_the_posterior():
     n = 20_000
     normals, out, centers, stats = rng.normal(size=(n, 2)), *(np.zeros((n, 2)) for _ in range(3))
     csr = Csr(np.arange(n + 1) * 6, np.tile(np.arange(6, dtype=np.int32), n), np.tile(y, n))
-    prior = RowPrior(P, np.zeros(2), noise, np.arange(2), NOT_PINNED)
-    held, drawn = Held(V, np.zeros(2)), Drawn(out, centers, stats)
-    gram.draw_rows(np.arange(n), csr, held, prior, normals, drawn)
+    prior, by_row = RowPrior(P, np.arange(2), NOT_PINNED), (np.zeros((n, 2)), np.full(n, 1 / noise))
+    held, drawn = Held(V, np.zeros(2), np.ones(6)), Drawn(out, centers, stats)
+    gram.draw_rows(np.arange(n), csr, held, prior, *by_row, normals, drawn)
     S = np.linalg.inv(V.T @ V / noise + P)
     mean = S @ V.T @ y / noise
     np.testing.assert_allclose(centers, np.tile(mean, (n, 1)), rtol=1e-9)

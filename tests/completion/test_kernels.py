@@ -6,12 +6,14 @@ import pytest
 from overt.completion.kernels import (
     BLOCK,
     NOT_PINNED,
+    Blocks,
     Csr,
     Drawn,
     Held,
     Learned,
     RowPrior,
     Solved,
+    block,
     dots,
     full,
     gram,
@@ -40,9 +42,20 @@ def make(rng, n=9, k=3, biases=True, dtype=np.float64):
     if biases:
         S[:, k, :], S[:, :, k] = 0, 0
     A = rng.normal(size=(len(free), len(free)))
-    shift, pinned = rng.normal(size=len(free)), k + 1 if biases else NOT_PINNED
-    prior = RowPrior(A @ A.T + np.eye(len(free)), shift, 0.7, free, pinned)
-    return Csr(indptr, indices, values), means, S, prior
+    prior = RowPrior(A @ A.T + np.eye(len(free)), free, k + 1 if biases else NOT_PINNED)
+    by_row = rng.normal(size=(N_ROWS, len(free))), rng.uniform(0.5, 2, N_ROWS)
+    return Csr(indptr, indices, values), means, S, prior, by_row, rng.uniform(0.5, 2, n)
+
+
+ROWS, CUTS = np.array([3, 0, 1, 6, 2, 5, 4]), np.array([0, 3, 7])
+
+
+def in_blocks(csr, n=9):
+    """The same entries by chunk of ROWS."""
+    chunk, slot = np.empty((2, N_ROWS), np.int32)
+    chunk[ROWS], slot[ROWS] = np.repeat([0, 1], [3, 4]), [0, 1, 2, 0, 1, 2, 3]
+    keys = np.repeat(np.arange(N_ROWS), np.diff(csr.indptr))
+    return Blocks(*block(keys, csr.indices, csr.values, chunk, slot, 2, n))
 
 
 def second_moments(means, S):
@@ -52,15 +65,15 @@ def second_moments(means, S):
 @pytest.mark.parametrize("biases", [False, True])
 @pytest.mark.parametrize(("dtype", "close"), [(np.float64, 1e-10), (np.float32, 1e-3)])
 def test_learn_rows_matches_reference(biases, dtype, close):
-    csr, means, S, prior = make(np.random.default_rng(0), biases=biases, dtype=dtype)
-    held = Held(means, second_moments(means, S))
+    given = make(np.random.default_rng(0), biases=biases, dtype=dtype)
+    csr, means, S, prior, by_row, weights = given
+    held, blocks = Held(means, second_moments(means, S), weights), in_blocks(csr)
     size, width = held.spread.shape[1], means.shape[1]
     outs = []
     for module in (full, reference):
         written = (np.zeros((N_ROWS, columns), dtype) for columns in (width, size))
         out, moments = Learned(*written, np.zeros((N_ROWS, 2))), np.zeros((2, size))
-        rows, cuts = np.array([3, 0, 1, 6, 2, 5, 4]), np.array([0, 3, 7])
-        module.learn_rows(rows, csr, held, prior, out, cuts, moments)
+        module.learn_rows(ROWS, blocks, held, prior, *by_row, out, CUTS, moments)
         outs.append((*out, moments))
     for compiled, plain in zip(*outs, strict=True):
         np.testing.assert_allclose(compiled, plain, rtol=close, atol=close)
@@ -70,7 +83,7 @@ def test_learn_rows_matches_reference(biases, dtype, close):
 @pytest.mark.parametrize("use", ["dropout", "draw", "diagonal"])
 def test_gram_kernels_match_reference(biases, use):
     rng = np.random.default_rng(1)
-    csr, means, S, prior = make(rng, biases=biases)
+    csr, means, S, prior, by_row, weights = make(rng, biases=biases)
     width, normals = means.shape[1], rng.normal(size=(N_ROWS, len(prior.free)))
     outs = []
     for module in (gram, reference):
@@ -78,13 +91,14 @@ def test_gram_kernels_match_reference(biases, use):
         given = np.arange(N_ROWS), csr
         if use == "dropout":
             strength, out = np.array([0.4] * 3 + [0.0] * (width - 3)), Solved(w, stats)
-            module.solve_rows(*given, Held(means, strength), prior, out)
+            module.solve_rows(*given, Held(means, strength, weights), prior, *by_row, out)
         elif use == "draw":
             out = Drawn(w, other, stats)
-            module.draw_rows(*given, Held(means, np.zeros(width)), prior, normals, out)
+            held = Held(means, np.zeros(width), weights)
+            module.draw_rows(*given, held, prior, *by_row, normals, out)
         else:
             variances, out = np.diagonal(S, axis1=1, axis2=2).copy(), Learned(w, other, stats)
-            module.learn_variances(*given, Held(means, variances), prior, out)
+            module.learn_variances(*given, Held(means, variances, weights), prior, *by_row, out)
         outs.append(out)
     for compiled, plain in zip(*outs, strict=True):
         np.testing.assert_allclose(compiled, plain, rtol=1e-9, atol=1e-9)
@@ -92,11 +106,11 @@ def test_gram_kernels_match_reference(biases, use):
 
 def test_stats_are_the_expected_squared_error():
     rng = np.random.default_rng(2)
-    csr, means, S, prior = make(rng)
-    held = Held(means, second_moments(means, S))
+    csr, means, S, prior, by_row, weights = make(rng)
+    held = Held(means, second_moments(means, S), weights)
     out = Learned(np.zeros((7, means.shape[1])), np.zeros_like(held.spread[:7]), np.zeros((7, 2)))
-    moments = np.zeros((1, held.spread.shape[1]))
-    full.learn_rows(np.arange(7), csr, held, prior, out, np.array([0, 7]), moments)
+    moments = np.zeros((2, held.spread.shape[1]))
+    full.learn_rows(ROWS, in_blocks(csr), held, prior, *by_row, out, CUTS, moments)
     r, draws = 4, 40_000
     w = out.means[r]
     u = rng.multivariate_normal(w, unpack(out.spread)[r] - np.outer(w, w), draws, method="eigh")
@@ -104,7 +118,7 @@ def test_stats_are_the_expected_squared_error():
     total = np.zeros(draws)
     for b, y in zip(csr.indices[here], csr.values[here], strict=True):
         v = rng.multivariate_normal(means[b], S[b], size=draws, method="eigh")
-        total += (y - np.einsum("ei,ei->e", u, v)) ** 2
+        total += weights[b] * (y - np.einsum("ei,ei->e", u, v)) ** 2
     error = total.std() / np.sqrt(draws)
     assert abs(total.mean() - out.stats[r, 0]) <= 5 * error
 
@@ -112,14 +126,14 @@ def test_stats_are_the_expected_squared_error():
 def test_heavy_rows_are_summed_in_double_precision():
     n = 40_000
     means = np.full((1, 1), 0.1, np.float32)
-    held = Held(means, means * means)
-    csr = Csr(np.array([0, n]), np.zeros(n, np.int32), np.ones(n, np.float32))
-    total, linear = np.zeros(1), np.zeros(1)
-    full.sum_packed(csr, 0, held, total, linear)
+    held = Held(means, means * means, np.ones(1))
+    zeros, ones = np.zeros(n, np.int32), np.ones(n, np.float32)
+    sums = full.Sums(np.zeros((1, 1)), np.zeros((1, 1)), np.zeros(1))
+    full.sum_block(Blocks(np.array([0, n]), zeros, zeros, ones), 0, held, sums)
     assert n > BLOCK
-    assert abs(total[0] / (n * float(held.spread[0, 0])) - 1) < 1e-6
+    assert abs(sums.total[0, 0] / (n * float(held.spread[0, 0])) - 1) < 1e-6
     work = gram.workspace(means, 1)
-    gram.sum_gram(csr, 0, means, work)
+    gram.sum_gram(Csr(np.array([0, n]), zeros, ones), 0, held, work)
     assert abs(work.total[0, 0] / (n * float(means[0, 0]) ** 2) - 1) < 1e-6
 
 
@@ -151,6 +165,18 @@ def test_group_is_a_stable_sort():
     assert np.array_equal(indices, others[order])
     assert np.array_equal(values, order)
     assert np.array_equal(np.diff(indptr), np.bincount(keys, minlength=5))
+
+
+def test_blocks_hold_every_entry_once_and_partners_in_order():
+    csr, *_ = make(np.random.default_rng(5))
+    blocks, found = in_blocks(csr), []
+    for c in (0, 1):
+        here = slice(blocks.starts[c], blocks.starts[c + 1])
+        assert np.all(np.diff(blocks.partners[here]) >= 0)
+        rows = ROWS[CUTS[c] : CUTS[c + 1]][blocks.slots[here]]
+        found += zip(rows, blocks.partners[here], blocks.values[here], strict=True)
+    keys = np.repeat(np.arange(N_ROWS), np.diff(csr.indptr))
+    assert sorted(found) == sorted(zip(keys, csr.indices, csr.values, strict=True))
 
 
 def test_products_of_rows_match_reference():

@@ -16,6 +16,8 @@ NOISES = {
     "dropout-per-unit": (Dropout([0.1, 0.5, 0.7, 0.0]), 4),
     "dropout-plane": (Dropout(0.2), (2, 3)),
     "dropout-per-unit-plane": (Dropout([0.1, 0.2, 0.3, 0.4, 0.5, 0.6]), (2, 3)),
+    "gaussian": (Dropout(strength=0.7), 5),
+    "gaussian-per-unit": (Dropout(strength=[0.1, 2.0, 0.0]), 3),
     "grid": (DropBlock(0.4, 3), 9),
     "grid-one-block": (DropBlock(0.4, 4), 4),
     "grid-block-of-one": (DropBlock(0.4, 1), 4),
@@ -68,7 +70,8 @@ def test_sample_is_one_mask_per_draw(noise, width):
 @every_noise
 def test_masks_are_zeros_and_ones_unless_gaussian(noise, width):
     binary = np.isin(noise.sample(width, 50, seed=0), (0.0, 1.0))
-    assert binary.all() == (not isinstance(noise, CovarianceNoise))
+    gaussian = isinstance(noise, CovarianceNoise) or getattr(noise, "gaussian", False)
+    assert binary.all() == (not gaussian)
 
 
 @every_noise

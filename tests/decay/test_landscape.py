@@ -262,7 +262,7 @@ def test_default_finds_what_many_descents_find():
     seen = [any(np.linalg.norm(A - m.matrix) < 1e-3 for m in found) for A in ends]
     assert np.mean(seen) >= 0.99
     assert set(found.starts) == set(found.unseen) == {1, 2, 3}
-    assert all(n >= 64 for n in found.starts.values())
+    assert all(n >= 192 for n in found.starts.values())
     assert all(0 < share < 0.05 for share in found.unseen.values())
 
 

@@ -107,7 +107,7 @@ def test_conventions(convention, decay, rate):
 
 def test_result_does_not_depend_on_workers_records_or_other_seeds():
     problem, schedule = two_by_two(0.3), Schedule.constant(600, 0.1, 0.01)
-    base = simulate(problem, 3, 8, schedule, seeds=5, records=100, n_jobs=1)
+    base = simulate(problem, 3, 8, schedule, seeds=5, records=7, n_jobs=1)
     other = simulate(problem, 3, 8, schedule, seeds=[4, 2], records=[600], n_jobs=2)
     for k, number in enumerate((4, 2)):
         for a, b in zip(base.weights, other.weights, strict=True):
@@ -121,7 +121,7 @@ def test_result_does_not_depend_on_workers_records_or_other_seeds():
 def test_records_match_the_weights():
     rng = np.random.default_rng(3)
     problem = Entries.sample(rng.standard_normal((4, 3)), 8, seed=rng)
-    runs = simulate(problem, 3, 6, Schedule.constant(200, 0.05, 0.01), seeds=2, records=50)
+    runs = simulate(problem, 3, 6, Schedule.constant(200, 0.05, 0.01), seeds=2, records=5)
     assert runs.steps.tolist() == [0, 50, 100, 150, 200]
     assert runs.singular_values.shape == (2, 5, 3)
     assert runs.missing.shape == (2, 5, 4)
@@ -147,7 +147,7 @@ def test_init_continues_a_run():
 
 def test_divergence_is_a_result():
     problem = two_by_two(0.1)
-    runs = simulate(problem, 3, 20, Schedule.constant(500, 5.0, 0.01), seeds=3, records=100)
+    runs = simulate(problem, 3, 20, Schedule.constant(500, 5.0, 0.01), seeds=3, records=6)
     assert runs.status == Status.DIVERGED
     assert runs.diverged.all()
     assert np.isnan(runs.train_error[:, -1]).all()
@@ -166,7 +166,7 @@ def test_interrupt_keeps_what_was_done(monkeypatch):
         return set(), waiting
 
     monkeypatch.setattr(sgd, "wait", impatient)
-    runs = simulate(problem, 3, 60, Schedule.constant(10**6, 0.01, 0.001), seeds=2, records=20_000)
+    runs = simulate(problem, 3, 60, Schedule.constant(10**6, 0.01, 0.001), seeds=2, records=51)
     assert runs.status == Status.INTERRUPTED
     assert np.isfinite(runs.train_error[:, 0]).all()
     assert np.isnan(runs.train_error[:, -1]).all()

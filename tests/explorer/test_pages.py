@@ -374,7 +374,8 @@ def test_completion_by_mouse(visit, tmp_path):
     page.set_input_files("#file", tmp_path / "ratings.csv")
     visit.until("document.getElementById('data').value !== 'sample'")
     visit.settled()
-    assert visit.numbers()["Ratings"] == f"{len(lines)} of 15 x 12"
+    assert visit.numbers()["Ratings"] == f"{len(lines)}"
+    assert visit.numbers()["Rows x columns"] == "15 x 12"
     page.click("#run")
     visit.finish()
     visit.fill("row", f"{HOSTILE}1")

@@ -191,8 +191,7 @@ def test_jumps_are_those_of_one_simulation():
     _, *runs = run("jumps", values)
     problem = decay.two_by_two(0.25)
     plan = decay.Schedule.constant(300, 0.2, 0.1, convention="pytorch")
-    every = 1
-    whole = decay.simulate(problem, 3, 5, plan, 3, records=every, balance=False)
+    whole = decay.simulate(problem, 3, 5, plan, 3, records=251, balance=False)
     for k, one in enumerate(runs):
         assert one["s"] == pytest.approx(whole.singular_values[k], rel=1e-12)
         assert one["jump"] == whole.jump_step[k]

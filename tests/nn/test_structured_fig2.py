@@ -2,16 +2,17 @@
 
 import torch
 
-from overt.experiments.runner import run
 from overt.experiments.small import bottleneck_trunk, features
 from overt.experiments.structured_fig2 import EXPERIMENT
 
 
-def test_claims_hold_on_digits():
-    rows = run(EXPERIMENT, size="toy")
-    findings = EXPERIMENT.check(rows)
-    assert [f.measured for f in findings if not f.holds] == []
-    assert len(EXPERIMENT.plot(rows).axes) == 2
+def test_claims_can_fail():
+    spectrum = [1.0, 0.8, 0.5, 0.2, 0.1] * 2
+    rows = [
+        {"data": "digits", "objective": 0.51, "bound": 0.5, "exact": [0.9, 0.51],
+         "spectrum": spectrum, "best_spectrum": spectrum}
+    ]  # fmt: skip
+    assert all(f.holds for f in EXPERIMENT.check(rows))
     below = [{**rows[0], "exact": [rows[0]["bound"] * 0.99]}]
     assert not EXPERIMENT.check(below)[0].holds
     flat = [{**rows[0], "spectrum": [0.2] * 10}]

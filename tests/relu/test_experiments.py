@@ -1,45 +1,9 @@
-"""The experiments at toy size, the theorems and the tour's chapter."""
-
-import copy
-
-import pytest
+"""The theorems and the tour's chapter."""
 
 import overt.theorems.relu
-from overt import experiments
 from overt._html import Page
-from overt.experiments.runner import run
 from overt.theorems.base import registered, verify
 from overt.tour.relu import chapter
-
-NAMES = ("thesis-fig4-2", "thesis-fig5-2", "thesis-fig5-3")
-
-
-@pytest.fixture(scope="module", params=NAMES)
-def finished(request):
-    experiment = experiments.find(request.param)
-    return experiment, run(experiment, size="toy")
-
-
-def test_claims_hold_at_toy_size(finished):
-    experiment, rows = finished
-    assert [f.claim for f in experiment.check(rows) if not f.holds] == []
-    assert len(experiment.plot(rows).axes) >= 3
-
-
-def test_claims_can_fail(finished):
-    """Rows in which widths or drop probabilities change places do not pass."""
-    experiment, rows = finished
-    broken = copy.deepcopy(rows)
-    axis = "drop_prob" if experiment.id == "thesis-fig4-2" else "width"
-    values = sorted({row[axis] for row in rows})
-    swap = dict(zip(values, reversed(values), strict=True))
-    for row in broken:
-        row[axis] = swap[row[axis]]
-        if axis == "width":
-            row["drop_prob"] = row.get("drop_prob")
-            if row["drop_prob"] is not None and row["drop_prob"] != 0.5:
-                row[axis] = values[-1]
-    assert not all(f.holds for f in experiment.check(broken))
 
 
 def test_theorems_hold():

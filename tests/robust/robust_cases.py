@@ -20,6 +20,12 @@ def small_mlp(inputs=6, width=8, classes=3, seed=0, dtype=torch.float64):
     return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, classes)).to(dtype)
 
 
+def logits(model, x):
+    from overt.robust.attacks.models import Subject
+
+    return Subject(model, x, {}).logits(x, torch.arange(len(x)))
+
+
 def points(n, inputs, seed=0, dtype=torch.float64):
     return torch.from_numpy(np.random.default_rng(seed).normal(size=(n, inputs))).to(dtype)
 

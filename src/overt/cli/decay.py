@@ -15,8 +15,8 @@ from overt.cli.base import INTERRUPTED, app, console, fail, show_json, show_path
 if TYPE_CHECKING:
     from overt.decay import Jumps, Minimum, Schedule
 
-RECORDS = 500
-"""About as many records are taken of each run."""
+RECORDS = 501
+"""As many records are taken of each run."""
 
 
 @app.command()
@@ -53,7 +53,7 @@ def jumps(
     problem, noisy = two_by_two(epsilon), (learning_rate, weight_decay)
     schedule = _schedule(periods, noisy_steps, quiet_steps, noisy, convention)
     runs = simulate(
-        problem, depth, width, schedule, seeds, records=max(1, schedule.steps // RECORDS),
+        problem, depth, width, schedule, seeds, records=RECORDS,
         seed=seed, balance=False, n_jobs=n_jobs, progress=not as_json,
     )  # fmt: skip
     found = find_jumps(runs)

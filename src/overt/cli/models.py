@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import pickle
-import zipfile
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from overt._check import InputError, MissingExtraError
+from overt._check import InputError
+from overt._files import open_npz, reading, safetensors
 
 Model = Annotated[
     str, typer.Argument(metavar="FILE.py:FUNCTION", help="A function that builds the model.")
@@ -48,35 +47,28 @@ def build_model(text: str, weights: Path | None = None) -> Any:
         )
     net = build()
     if weights is not None:
+        found = _read_weights(weights)
         try:
-            net.load_state_dict(_read_weights(weights))
-        except RuntimeError as error:
+            net.load_state_dict(found)
+        except (RuntimeError, TypeError, AttributeError, ValueError) as error:
             raise InputError(f"weights do not fit the model: {error}") from None
     return net
 
 
 def read_examples(path: Path, points: int = 0) -> tuple[Any, Any]:
     """Return x and y of an npz file, the first `points` of them unless that is 0."""
-    import numpy as np
-
     if not path.exists():
         raise InputError(f"data must name a file that exists, got {path}")
     with path.open("rb") as stream:
-        try:
-            file = np.load(stream)
-        except (ValueError, OSError, EOFError, zipfile.BadZipFile):
-            raise InputError(f"data must be an npz file with arrays x and y, got {path}") from None
-        if not isinstance(file, np.lib.npyio.NpzFile):
+        if stream.read(6) == b"\x93NUMPY":
             raise InputError(f"data must be an npz file, {path} is a single array")
+    with open_npz(path, "must be an npz file with arrays x and y") as file:
         missing = {"x", "y"} - set(file.files)
         if missing:
             raise InputError(
                 f"data must hold arrays x and y, {path} holds {', '.join(file.files) or 'nothing'}"
             )
-        try:
-            x, y = file["x"], file["y"]
-        except ValueError:
-            raise InputError(f"x and y must be arrays of numbers, {path} holds objects") from None
+        x, y = file["x"], file["y"]
     if not x.ndim or not y.ndim or len(x) != len(y):
         raise InputError(
             f"x and y must have one row per example, got shapes {x.shape} and {y.shape}"
@@ -100,21 +92,33 @@ def _read_weights(path: Path) -> Any:
     """Return the weights in a safetensors file, or in one that torch.save wrote."""
     if not path.exists():
         raise InputError(f"weights must name a file that exists, got {path}")
+    otherwise = "must be a .safetensors file, or one that torch.save wrote; weights cannot be read"
     if path.suffix == ".safetensors":
-        try:
-            from safetensors import SafetensorError
-            from safetensors.torch import load_file
-        except ModuleNotFoundError:
-            raise MissingExtraError("safetensors", "torch") from None
-        try:
-            return load_file(path)
-        except SafetensorError as error:
-            raise InputError(f"{path} is not a safetensors file: {error}") from None
+        library = safetensors("torch", "torch").torch
+        with reading(path, otherwise):
+            stored = library.load_file(path)
+        return _inner(stored)
     import torch
 
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError):
-        raise InputError(
-            f"weights must be a .safetensors file, or one that torch.save wrote, got {path}"
-        ) from None
+    with reading(path, otherwise):
+        stored = torch.load(path, map_location="cpu", weights_only=True)
+    return _inner(stored)
+
+
+def _inner(stored: Any) -> Any:
+    """Return the weights inside what training scripts save.
+
+    A dict with a state_dict, a checkpoint of adversarial training, and names that begin with
+    "module." are taken apart.
+    """
+    for name in ("state_dict", "model_state_dict", "model"):
+        if isinstance(stored, dict) and isinstance(stored.get(name), dict):
+            stored = stored[name]
+    if not isinstance(stored, dict):
+        raise InputError(f"weights must be a dict of tensors, got {type(stored).__name__}")
+    if "random" in stored and any(key.startswith("model.") for key in stored):
+        stored = {k: v for k, v in stored.items() if k.startswith("model.")}
+        return {key.removeprefix("model."): value for key, value in stored.items()}
+    if stored and all(key.startswith("module.") for key in stored):
+        return {key.removeprefix("module."): value for key, value in stored.items()}
+    return stored

@@ -1,4 +1,4 @@
-"""`overt tour`, `overt verify`, `overt reproduce`: the papers, run on this machine."""
+"""`overt tour`, `overt verify`: the papers' statements, run on this machine."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from overt.cli.base import (
     INTERRUPTED,
@@ -47,15 +48,23 @@ def verify(
     as_json: AsJson = False,
     seed: Seed = 0,
     size: Annotated[str, typer.Option(help="small, medium or large problems.")] = "small",
+    list_all: Annotated[bool, typer.Option("--list", help="List the statements.")] = False,
+    card: Annotated[bool, typer.Option("--card", help="Show all that is known of each.")] = False,
 ) -> None:
     """Check the papers' statements against independent oracles.
 
     For a corrected statement the printed form is measured too, and must fail. The exit code is 1 if
-    any statement does not hold. Try: [bold]overt verify path-norm --json[/bold]
+    any statement does not hold. Try: [bold]overt verify --list[/bold], [bold]overt verify path-norm
+    --card[/bold]
     """
     from overt import theorems
     from overt._progress import meter, reraising_interrupts
 
+    if list_all:
+        known = theorems.registered().values()
+        show_table(("id", "source", "checked", "claim"),
+                   [(t.id, t.source, t.kind, t.claim) for t in known])  # fmt: skip
+        return
     chosen, verdicts = ids or list(theorems.registered()), []
     checks = theorems.verify(chosen, size=size, seed=seed)
     stopped = False
@@ -70,6 +79,9 @@ def verify(
         stopped = True
     if as_json:
         show_json(verdicts, indent=1)
+    elif card:
+        for verdict in verdicts:
+            _show_card(verdict, theorems.registered()[verdict.id].kind)
     else:
         _show_verdicts(verdicts)
     if stopped:
@@ -95,47 +107,29 @@ def _show_verdicts(verdicts: list[Verdict]) -> None:
         console.print(f"{len(skipped)} were skipped: {skipped[0].detail}")
     corrected = sum(v.correction is not None for v in verdicts)
     if corrected:
+        from overt.theorems import distinct
+
         console.print(
-            f"{corrected} are corrected: the form printed in the paper was measured too, and "
-            "must not hold."
+            f"{corrected} are corrected, at {distinct(verdicts)} places of the papers: the form "
+            "printed there was measured too, and must not hold."
         )
 
 
-@app.command()
-def reproduce(
-    experiment_id: Annotated[str | None, typer.Argument(metavar="ID", help="Which one.")] = None,
-    list_all: Annotated[bool, typer.Option("--list", help="List what can be reproduced.")] = False,
-    size: Annotated[
-        str,
-        typer.Option(help="toy (seconds), full (the paper's), or one that --list names."),
-    ] = "toy",
-    n_jobs: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 1,
-    out: Annotated[Path, typer.Option(help="Folder for rows, pictures and summaries.")] = Path(
-        "overt-results"
-    ),
-) -> None:
-    """Recompute a figure or table of the papers and compare it with what was printed.
-
-    Rows are stored as they are computed; the same command continues after an interruption.
-    Try: [bold]overt reproduce --list[/bold], then [bold]overt reproduce dropout-fig1[/bold]
-    """
-    from overt import experiments
-    from overt._progress import meter
-
-    if list_all or experiment_id is None:
-        chosen = [experiments.find(name) for name in experiments.IDS]
-        lines = [(e.id, ", ".join(e.grids), e.source, e.claim) for e in chosen]
-        show_table(("id", "sizes", "source", "claim"), lines)
-        return
-    experiment = experiments.find(experiment_id)
-    stored = f"rows that were finished are in {out / experiment.id}.jsonl; the same command goes on"
-    with keeping(stored), meter(experiment.id, 1) as bar:
-        rows = experiments.run(experiment, size=size, n_jobs=n_jobs, out=out, on_row=bar.reach)
-    findings, picture = experiments.report(experiment, size, rows, out)
-    show_table(
-        ("claim", "verdict", "measured", "reported"),
-        [(f.claim, f.holds, f.measured, f.reported) for f in findings],
-    )
-    show_path("picture", picture)
-    if not all(f.holds for f in findings):
-        fail(f"{experiment.id}: a claim did not hold", 1)
+def _show_card(verdict: Verdict, kind: str) -> None:
+    """Print a statement: source, claim, assumptions, correction, oracle, verdict."""
+    printed = verdict.printed_residual
+    found = None if verdict.residual is None else f"{verdict.residual:.3g} <= {verdict.tolerance:g}"
+    lines = {
+        "source": verdict.source,
+        "claim": verdict.claim,
+        "assumes": verdict.assumes,
+        "correction": verdict.correction,
+        "as printed": None if printed is None else f"residual {printed:.3g}: does not hold",
+        "oracle": verdict.detail,
+        "verdict": f"{verdict.verdict}" + (f" ({found})" if found else ""),
+        "checked": kind,
+    }
+    console.print(f"[bold]{verdict.id}[/]")
+    for name, text in lines.items():
+        if text is not None:
+            console.print(f"  {name:<11}{escape(text)}", soft_wrap=True, highlight=False)

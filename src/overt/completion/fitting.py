@@ -13,13 +13,16 @@ from overt._check import InputError, whole
 from overt._progress import Meter, meter
 from overt._types import Array, Floats
 from overt.completion.engines import Engine, make_engine
-from overt.completion.forms import descend, fixed, learned
+from overt.completion.forms import descend, features, fixed, learned, negative
 from overt.completion.forms.fixed import FixedForm, SGDForm
 from overt.completion.forms.learned import LearnedForm, equivalent_drop_prob
-from overt.completion.forms.model import UNKNOWN, FactorModel, Fit
+from overt.completion.forms.model import FactorModel, Fit
+from overt.completion.forms.negative import NegativeForm
 from overt.completion.forms.problem import CompletionProblem
 from overt.completion.forms.sampled import BURN_IN, SampledForm
-from overt.completion.forms.spread import DropoutSpread
+from overt.completion.forms.spread import FullSpread
+from overt.completion.forms.units import Units, choose
+from overt.completion.growing import GROWTH, Growing
 from overt.completion.settings import Settings
 from overt.entries import Entries
 from overt.results import Status
@@ -71,21 +74,56 @@ class _Run:
 def fit_entries(
     settings: Settings, entries: Entries, *, on_form: Callable[[Form], None] | None = None,
     holdout: Entries | None = None, checkpoint: SweepCheckpoint | None = None,
+    given: tuple[Any, Any] = (None, None), table: bool = False,
 ) -> Fit:  # fmt: skip
     """Fit the form that the settings name; see `DropoutCompletion`.
 
-    `on_form` gets the form after each sweep; `holdout` is only looked at.
+    `on_form` gets the form after each sweep; `holdout` is only looked at; `given` are features of
+    the rows and of the columns, as numbers; the columns of a `table` may have units of their own.
     """
-    limits = settings.limits(entries.values)
+    units = choose(settings.missing, settings.scale, entries, table)
+    limits = _limits(settings, entries, units)
+    entries = units.enter(entries)
+    holdout = None if holdout is None else units.enter(holdout)
+    fit = _fit_standard(settings, entries, limits, given, on_form, holdout, checkpoint)
+    return replace(fit, model=replace(fit.model, units=units))
+
+
+def fit_chosen(settings: Settings, entries: Entries) -> FactorModel:
+    """Fit the model of what was chosen that ranks beside a model of values."""
+    settings = replace(
+        settings, drop_prob="learn", method="alternating", average=0, missing="negative",
+        max_sweeps=None, tol=None, n_factors=settings.chosen_factors(len(entries)),
+    )  # fmt: skip
+    return fit_entries(settings, entries).model
+
+
+def _limits(settings: Settings, entries: Entries, units: Units) -> tuple[float, float]:
+    if units.kind == "strength":
+        return (0.0, 1.0) if settings.clip else (-np.inf, np.inf)
+    if units.kind == "columns" and settings.clip == "auto":
+        return -np.inf, np.inf
+    return settings.limits(entries.values)
+
+
+def _fit_standard(
+    settings: Settings, entries: Entries, limits: tuple[float, float], given: tuple[Any, Any],
+    on_form: Callable[[Form], None] | None, holdout: Entries | None,
+    checkpoint: SweepCheckpoint | None,
+) -> Fit:  # fmt: skip
+    """Fit to values in the units of the model."""
+    negatives = settings.missing == "negative"
     problem = CompletionProblem.build(
-        entries, settings.n_factors, biases=settings.biases, standard=settings.learned,
-        precise=settings.ill_posed,
+        entries, settings.factors(len(entries)), biases=settings.biases and not negatives,
+        standard=settings.learned and not negatives, precise=settings.ill_posed,
     )  # fmt: skip
     total = settings.sweeps + settings.average
     with make_engine(settings.engine, settings.n_jobs) as engine, meter("sweeps", total) as bar:
         run = _Run(engine, bar, on_form, holdout, checkpoint)
+        if negatives:
+            return _fit_negative(settings, problem, limits, run)
         if settings.learned:
-            return _fit_learned(settings, problem, limits, run)
+            return _fit_learned(settings, problem, limits, run, given)
         path = None
         if isinstance(settings.drop_prob, str):
             settings, path = _choose(settings, entries, engine)
@@ -93,11 +131,15 @@ def fit_entries(
 
 
 def _fit_learned(
-    settings: Settings, problem: CompletionProblem, limits: tuple[float, float], run: _Run
-) -> Fit:
-    form = LearnedForm.start(problem, settings.seed)
+    settings: Settings, problem: CompletionProblem, limits: tuple[float, float], run: _Run,
+    given: tuple[Any, Any],
+) -> Fit:  # fmt: skip
+    groups = (problem.by_row, problem.by_col)
+    signals, certain = settings.signals is not False, settings.signals is True
+    known = features.of_sides(groups, given, signals, problem.dtype, settings.seed)
+    form = LearnedForm.start(problem, settings.seed, None, known, certain)
     status = run.descend(form, settings.sweeps, settings.tol_or(learned.TOL))
-    draws: list[tuple[Array, Array]] = []
+    draws: list[dict[str, Array]] = []
     if settings.average and status is not Status.INTERRUPTED:
         chain = SampledForm.start(form, settings.seed)
         if run.descend(chain, len(form.history) + BURN_IN + settings.average, 0.0) != "finished":
@@ -106,6 +148,17 @@ def _fit_learned(
     form.finish()
     found = equivalent_drop_prob(form)  # first: it takes memory for a while
     return Fit(FactorModel.from_form(form, limits, draws), form.history, status, *found)
+
+
+def _fit_negative(
+    settings: Settings, problem: CompletionProblem, limits: tuple[float, float], run: _Run
+) -> Fit:
+    form = NegativeForm.start(problem, settings.seed)
+    status = run.descend(form, settings.sweeps, settings.tol_or(negative.TOL))
+    form.finish()
+    found = equivalent_drop_prob(form)  # type: ignore[arg-type]
+    model = replace(FactorModel.from_form(form, limits), pairs=form.pairs)
+    return Fit(model, form.history, status, *found)
 
 
 def _fit_point(
@@ -134,7 +187,7 @@ def _choose(settings: Settings, entries: Entries, engine: Engine) -> tuple[Setti
         raise InputError(f'drop_prob="auto" needs at least 10 entries, got {len(entries)}')
     holdout = entries.take(held)
     problem = CompletionProblem.build(
-        entries.take(kept), settings.n_factors, biases=settings.biases, standard=False
+        entries.take(kept), settings.factors(len(entries)), biases=settings.biases, standard=False
     )
     tol = settings.tol_or(PATH_TOL)
     tried: dict[float, float] = {}
@@ -172,27 +225,48 @@ def _rmse(form: Form, holdout: Entries) -> float:
     return float(np.sqrt(np.mean(error**2)))
 
 
-def refresh(
-    settings: Settings, model: FactorModel, old: Entries, new: Entries, sweeps: int
-) -> tuple[Entries, Fit]:
-    """Merge new entries into old ones and solve again for the rows and columns they touch.
+def grow(settings: Settings, growing: Growing, new: Entries, sweeps: int) -> Fit | None:
+    """Take in new entries, by a full fit (which is returned) once they are many.
 
     `settings` has the drop probability that was fitted.
     """
-    if model.draws is not None:
-        warnings.warn(
-            "partial_fit gives up the draws of `average`; fit again to draw anew", stacklevel=3
-        )
     whole("sweeps", sweeps)
-    shape = (max(old.shape[0], new.shape[0]), max(old.shape[1], new.shape[1]))
-    key = old.rows * shape[1] + old.cols
-    kept = ~np.isin(key, new.rows * shape[1] + new.cols)
-    entries = Entries(
-        np.concatenate([old.rows[kept], new.rows]), np.concatenate([old.cols[kept], new.cols]),
-        np.concatenate([old.values[kept], new.values]), shape, new.row_ids, new.col_ids,
-    )  # fmt: skip
-    form = _reopen(settings, model, entries)
-    problem = form.problem
+    model = growing.model
+    if model.pairs is not None:
+        growing.ledger.add(new)
+        return _grow_pairs(settings, growing, new, sweeps)
+    if len(growing.ledger) + len(new) < GROWTH * growing.fitted:
+        if model.draws is not None:
+            warnings.warn(
+                "partial_fit gives up the draws of `average`; fit again to draw anew", stacklevel=3
+            )
+        with make_engine(settings.engine, settings.n_jobs) as engine:
+            growing.take(new, engine, sweeps)
+        return None
+    growing.ledger.add(new)
+    entries, table = growing.ledger.entries, model.units.kind == "columns"
+    given = [scores if scores.shape[1] else None for scores in growing.features(entries.shape)]
+    fit = fit_entries(settings, entries, given=(given[0], given[1]), table=table)
+    return replace(fit, model=fit.model.after(model))
+
+
+def _grow_pairs(settings: Settings, growing: Growing, new: Entries, sweeps: int) -> Fit:
+    """Solve again for the touched rows of a model in which every pair counts."""
+    growing.make_room()
+    model, spread = growing.model, growing.model.spread
+    entries = model.units.enter(growing.ledger.entries)
+    problem = CompletionProblem.build(
+        entries, model.columns.n_factors, biases=False, standard=False
+    )
+    means = [w[:-1].astype(problem.dtype) for w in model.means]
+    picks = [np.arange(len(w)) for w in means]
+    if model.pairs is None or not isinstance(spread, FullSpread):
+        raise TypeError("a model in which every pair counts has full covariances")
+    spread = spread.taken(picks, problem.dtype)
+    for side, w in enumerate(means):
+        spread.add_means(side, w)
+    rules = model.pairs.rows, model.pairs.cols
+    form = NegativeForm(problem, means, spread, list(model.priors), model.noise, rules)
     form.problem = replace(
         problem,
         by_row=problem.by_row.only(np.unique(new.rows)),
@@ -202,47 +276,9 @@ def refresh(
         for _ in range(sweeps):
             for side in (0, 1):
                 form.update(side, engine)
-    limits = settings.limits(entries.values) if np.isfinite(model.low) else (-np.inf, np.inf)
-    found: tuple[Any, ...] = (settings.drop_prob,)
-    if isinstance(form, LearnedForm):
-        form.finish()
-        found = equivalent_drop_prob(form)
-    updated = FactorModel.from_form(form, limits)
-    return entries, Fit(updated, form.history, Status.FINISHED, *found)
-
-
-def _reopen(settings: Settings, model: FactorModel, entries: Entries) -> LearnedForm | FixedForm:
-    """Turn a model back into a form, in the units of the values, with room for new rows."""
-    columns = model.columns
-    problem = CompletionProblem.build(
-        entries, columns.n_factors, biases=columns.biases, standard=False,
-        precise=settings.ill_posed,
-    )  # fmt: skip
-    for group in (problem.by_row, problem.by_col):
-        group.csr.values[:] += problem.center - model.center
-    problem = replace(problem, center=model.center)
-    counts = zip(model.shape, problem.shape, strict=True)
-    picks = [np.append(np.arange(m), np.full(n - m, UNKNOWN)) for m, n in counts]
-    means = [w[pick].astype(problem.dtype) for w, pick in zip(model.means, picks, strict=True)]
-    if isinstance(model.spread, DropoutSpread):
-        return FixedForm(problem, means, model.spread, settings.ridge, [])
-    spread = model.spread.taken(picks, problem.dtype)
-    for side, w in enumerate(means):
-        spread.add_means(side, w)
-    return LearnedForm(problem, means, spread, list(model.priors), model.noise)
-
-
-def plot_path(path: Floats | None, chosen: float) -> Any:
-    """Draw held-out error against drop probability."""
-    from matplotlib.figure import Figure
-
-    if path is None:
-        raise InputError('there is a path only with drop_prob="auto"')
-    order = np.argsort(path[:, 0])
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.add_subplot()
-    axes.plot(*path[order].T, marker="o")
-    axes.axvline(chosen, ls="--", color="black", label=f"chosen: {chosen:g}")
-    axes.set(xlabel="drop probability", ylabel="held-out RMSE")
-    axes.legend()
-    return figure
+    form.problem = problem
+    form.finish()
+    found = equivalent_drop_prob(form)  # type: ignore[arg-type]
+    updated = FactorModel.from_form(form, (model.low, model.high))
+    updated = replace(updated, units=model.units, pairs=form.pairs)
+    return Fit(updated, form.history, Status.FINISHED, *found, fitted=growing.fitted)

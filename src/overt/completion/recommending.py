@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from overt._check import InputError, InputTypeError, whole
 from overt._types import Array, Floats
+from overt.completion.forms.draws import Row
 from overt.completion.forms.model import UNKNOWN, FactorModel
 from overt.completion.index import EntryIndex
 from overt.entries import observed
@@ -19,24 +20,89 @@ BLOCK = 1 << 22
 """Entries of a completed matrix that are computed at once."""
 
 
+BY = {
+    "both": "how likely it is chosen and how it is expected to be rated",
+    "value": "predicted value",
+    "chosen": "how likely it is chosen",
+    "similarity": "correlation of predictions over rows",
+}
+
+LIKED = 0.25
+"""Power with which the probability of being liked counts beside that of being chosen."""
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class Recommendation(Result):
-    """Columns, best first, and their predictions (or similarities)."""
+    """Columns, best first.
+
+    Attributes
+    ----------
+    cols
+        Identifiers, or indices.
+    values
+        Predictions for them (or similarities).
+    scores
+        By what they are sorted, largest first.
+    by
+        What that is.
+    """
 
     cols: Array
     values: Floats
+    scores: Floats
+    by: str
+
+    def __repr__(self) -> str:
+        lines = [f"{c!s:>20}  {v:.4g}" for c, v in zip(self.cols, self.values, strict=True)]
+        return "\n".join([f"{len(self.cols)} columns by {self.by}:", *lines])
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """By what columns are ranked: a model's values, another's choices, or both.
+
+    Both is c P(y > t)^(1/4): c the score of a model in which all that is absent counts as zero, y a
+    value of that row and column, t the mean of the values.
+    """
+
+    by: str
+    model: FactorModel
+    chosen: FactorModel | None
+    middle: float
+
+    def scores(self, values: Floats, chosen: Floats | None) -> Floats:
+        """Return what to sort by, from unclipped values and from scores of being chosen."""
+        if chosen is None:
+            return values
+        if self.by == "chosen":
+            return chosen
+        from scipy.special import ndtr
+
+        spread = max(self.model.noise, 1e-12) ** 0.5
+        liked = ndtr((values - self.middle) / spread) ** LIKED
+        return np.where(chosen > 0, chosen * liked, chosen)
+
+    def of_rows(self, rows: Array) -> tuple[Floats, Floats]:
+        """Return unclipped values and scores of some rows for all known columns."""
+        values = self.model.block(rows, clip=False)
+        chosen = None if self.chosen is None else self.chosen.block(rows, clip=False)
+        return values, self.scores(values, chosen)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Explanation(Result):
-    """A prediction taken apart: baseline + sum of what each observed entry of the row adds.
+    """A prediction taken apart: baseline + signals + features + what each entry of the row adds.
 
-    Entries are sorted by the size of their contribution. The baseline is all the rest: mean,
-    biases, prior, draws that were averaged, and what clipping to the scale took away.
+    Entries are sorted by the size of their contribution; `signals` is what having entries there,
+    and not elsewhere, tells beside their values, and `features` what the row's features do. The
+    baseline is all the rest: mean, biases, prior, draws that were averaged, and what clipping to
+    the scale took away.
     """
 
     prediction: float
     baseline: float
+    signals: float
+    features: float
     cols: Array
     values: Floats
     contributions: Floats
@@ -46,14 +112,25 @@ class Explanation(Result):
 class NewRow:
     """A row that was not fitted, from its entries and a fitted model."""
 
-    vector: Floats
-    covariance: Floats
+    row: Row
     model: FactorModel
     index: EntryIndex
     seen: Array
+    values: Floats
+    ranking: Callable[[str], Ranking] = field(repr=False)
 
     def __repr__(self) -> str:
         return f"NewRow(from {len(self.seen)} entries)"
+
+    @property
+    def vector(self) -> Floats:
+        """Mean of the row's factors and biases."""
+        return self.row.mean
+
+    @property
+    def covariance(self) -> Floats:
+        """Their covariance."""
+        return self.row.covariance
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row's vector and covariance, without the model."""
@@ -62,68 +139,89 @@ class NewRow:
     def predict(self, cols: Any, return_std: bool = False) -> Any:
         """Return the row's predictions for columns, and with `return_std` their spread."""
         b, model = self.index.cols(cols), self.model
-        V = model.means[1][b].astype(np.float64)
-        predicted = np.clip(model.center + V @ self.vector, model.low, model.high)
+        predicted = np.clip(model.products(self.row, b), model.low, model.high)
         if not return_std:
             return predicted
         # Var(u.v) = v'S_u v + tr(S_v (S_u + u u'))
+        V = model.means[1][b].astype(np.float64)
         second = self.covariance + np.outer(self.vector, self.vector)
-        variance = np.einsum("ei,ij,ej->e", V, self.covariance, V, optimize=True)
+        variance = np.einsum("ei,ei->e", V @ self.covariance, V)
         variance += model.spread.traces(model.means, 1, b, second)
-        return predicted, np.sqrt(np.maximum(variance, 0) + model.noise)
+        noise = model.noise * self.row.variance * model.noises[1].variances[b]
+        return predicted, np.sqrt(np.maximum(variance, 0) + noise) * model.units.spread(b)
 
-    def recommend(self, n: int = 10, exclude_seen: bool = True) -> Recommendation:
-        """Return the columns with the largest predictions, best first."""
-        scores = self.model.center + self.model.means[1][:-1].astype(np.float64) @ self.vector
-        best = _best(self.index, scores, n, self.seen if exclude_seen else None)
-        return _clipped(best, self.model)
-
-
-def complete(model: FactorModel, rows: Array) -> Floats:
-    """Return the dense predictions of some rows, filled block by block."""
-    dense = np.empty((len(rows), model.shape[1]))
-    step = max(1, BLOCK // model.shape[1])
-    for start in range(0, len(rows), step):
-        dense[start : start + step] = model.block(rows[start : start + step])
-    return dense
+    def recommend(
+        self, n: int = 10, exclude_seen: bool = True, *, by: str = "auto", exclude: Any = (),
+        candidates: Any = None,
+    ) -> Recommendation:  # fmt: skip
+        """Return the columns that suit the row best, as `DropoutCompletion.recommend` does."""
+        ranking, every = self.ranking(by), np.arange(self.model.shape[1])
+        values, chosen = self.model.products(self.row, every), None
+        if ranking.chosen is not None:
+            row = ranking.chosen.fold(self.seen, self.values)
+            chosen = ranking.chosen.products(row, every)
+        open_to = column_mask(self.index, exclude, candidates)
+        if exclude_seen:
+            open_to[self.seen] = False
+        return _best(self.index, ranking, values, ranking.scores(values, chosen), n, open_to)
 
 
 def recommend(
-    model: FactorModel, index: EntryIndex, row: Any, n: int, exclude_seen: bool
-) -> Recommendation:
-    """Return the columns with the largest predictions for a row."""
+    ranking: Ranking, index: EntryIndex, row: Any, n: int, exclude_seen: bool, exclude: Any,
+    candidates: Any,
+) -> Recommendation:  # fmt: skip
+    """Return the columns that suit a row best."""
     a = index.row(row)
-    seen = index.of_row(a)[0] if exclude_seen else None
-    return _clipped(_best(index, model.block(np.array([a]), clip=False)[0], n, seen), model)
+    values, scores = ranking.of_rows(np.array([a]))
+    open_to = column_mask(index, exclude, candidates)
+    if exclude_seen:
+        open_to[index.of_row(a)[0]] = False
+    return _best(index, ranking, values[0], scores[0], n, open_to)
 
 
 def similar(model: FactorModel, index: EntryIndex, col: Any, n: int) -> Recommendation:
-    """Correlation over rows of two columns' predictions: v_i'C v_j, C the rows' covariance."""
+    """Correlation over rows of two columns' predictions.
+
+    v_i'C v_j / sqrt(E[v_i'C v_i] E[v_j'C v_j]) with C the rows' covariance: the expectation over
+    what is not known of a column makes those with few entries less alike than they look.
+    """
     b, V = index.col(col), model.factors(1)
+    if not index.entered[b]:
+        raise InputError(f"col {col!r} has no entries: nothing says what it is similar to")
     k = V.shape[1]
     if model.spread.learned:
         C = model.priors[0].covariance[:k, :k]
     else:
         C = np.cov(model.factors(0), rowvar=False, bias=True).reshape(k, k)
-    products = V @ (C @ V[b])
-    norms = np.sqrt(np.maximum(np.einsum("ei,ij,ej->e", V, C, V), 0))
-    scale = norms * norms[b]
-    scores = np.divide(products, scale, where=scale > 0, out=np.zeros(len(V)))
-    return _best(index, scores, n, np.array([b]))
+    squares = np.einsum("ei,ei->e", V @ C, V)
+    if model.spread.learned:
+        padded = np.zeros((model.columns.width, model.columns.width))
+        padded[:k, :k] = C
+        squares = squares + model.spread.traces(model.means, 1, np.arange(len(V)), padded)
+    scale = np.sqrt(np.maximum(squares, 0) * max(squares[b], 0))
+    scores = np.divide(V @ (C @ V[b]), scale, where=scale > 0, out=np.zeros(len(V)))
+    open_to = index.entered.copy()
+    open_to[b] = False
+    return _best(index, Ranking("similarity", model, None, 0.0), scores, scores, n, open_to)
 
 
 def explain(model: FactorModel, index: EntryIndex, row: Any, col: Any) -> Explanation:
     """Take a prediction apart into a baseline and what each entry of the row adds."""
     a, b = index.row(row), index.col(col)
     cols, values = index.of_row(a)
-    added = model.influence(cols, values, b)
+    parts = model.parts(a, cols, values, b)
+    added, signals, features = (parts[name] for name in ("entries", "signals", "features"))
     prediction = float(model.predict(np.array([a]), np.array([b]))[0])
     order = np.argsort(-np.abs(added), kind="stable")
-    baseline, names = prediction - float(added.sum()), index.col_names(cols[order])
-    return Explanation(prediction, baseline, names, values[order], added[order])
+    baseline = prediction - float(added.sum()) - signals - features
+    names = index.col_names(cols[order])
+    return Explanation(prediction, baseline, signals, features, names, values[order], added[order])
 
 
-def fold_in(model: FactorModel, index: EntryIndex, entries: Any) -> NewRow:
+def fold_in(
+    model: FactorModel, index: EntryIndex, entries: Any, ranking: Callable[[str], Ranking],
+    features: Any = None,
+) -> NewRow:  # fmt: skip
     """Solve for one new row with all columns held."""
     names, values = _row_entries(entries)
     cols = index.cols(names)
@@ -133,9 +231,15 @@ def fold_in(model: FactorModel, index: EntryIndex, entries: Any) -> NewRow:
         raise InputTypeError(f"entries must have numbers for values, got {values!r}") from None
     if cols.shape != numbers.shape or not np.all(np.isfinite(numbers)):
         raise InputError("entries must have one finite value for each column")
-    known = cols != UNKNOWN
-    vector, covariance = model.fold(cols[known], numbers[known])
-    return NewRow(vector, covariance, model, index, cols[known])
+    known, encoder = cols != UNKNOWN, model.encoders[0]
+    if features is not None:
+        if encoder is None:
+            raise InputError("features need a model that was fitted with row_features")
+        features = encoder.encode(features)
+        if features.shape[0] != 1:
+            raise InputError(f"features must be those of one row, got {features.shape[0]}")
+    row = model.fold(cols[known], numbers[known], features)
+    return NewRow(row, model, index, cols[known], numbers[known], ranking)
 
 
 def _row_entries(entries: Any) -> tuple[Any, Any]:
@@ -158,16 +262,32 @@ def _row_entries(entries: Any) -> tuple[Any, Any]:
     return names, values
 
 
-def _best(index: EntryIndex, scores: Floats, n: int, left_out: Array | None) -> Recommendation:
-    n = whole("n", n)
-    scores = np.array(scores, dtype=float)
-    if left_out is not None:
-        scores[left_out] = -np.inf
+def column_mask(index: EntryIndex, exclude: Any, candidates: Any) -> Array:
+    """Return for each column whether it may be recommended."""
+    count = len(index.entered)
+    chosen = np.ones(count, dtype=bool)
+    if candidates is not None:
+        at = index.cols(candidates)
+        if not np.any(at != UNKNOWN):
+            raise InputError("none of the candidates is a column that was fitted")
+        chosen[:] = False
+        chosen[at[at != UNKNOWN]] = True
+    at = index.cols(exclude)
+    chosen[at[at != UNKNOWN]] = False
+    return chosen
+
+
+def _best(
+    index: EntryIndex, ranking: Ranking, values: Floats, scores: Floats, n: int, open_to: Array
+) -> Recommendation:
+    best = top(np.where(open_to, scores, -np.inf), whole("n", n))
+    found = np.clip(values[best], ranking.model.low, ranking.model.high)
+    values = values[best] if ranking.by == "similarity" else found
+    return Recommendation(index.col_names(best), values, scores[best], BY[ranking.by])
+
+
+def top(scores: Floats, n: int) -> Array:
+    """Return where the n largest finite scores are, largest first, ties in order."""
     n = min(n, int(np.count_nonzero(scores > -np.inf)))
     best = np.argpartition(-scores, max(n - 1, 0))[:n] if n else np.zeros(0, np.int64)
-    best = best[np.lexsort((best, -scores[best]))]
-    return Recommendation(index.col_names(best), scores[best])
-
-
-def _clipped(best: Recommendation, model: FactorModel) -> Recommendation:
-    return Recommendation(best.cols, np.clip(best.values, model.low, model.high))
+    return best[np.lexsort((best, -scores[best]))]

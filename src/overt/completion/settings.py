@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,9 @@ LEAST = 0.01
 SWEEPS = 100
 """Number of sweeps after which to stop, where nothing else is said."""
 
+FACTORS, WIDE, MANY = 32, 64, 500_000
+"""Width of the factors where nothing else is said; rankings of so many entries gain by more."""
+
 STEPS, SHARE = 20, 0.9
 """So many different numbers that make up this share of the values are a rating scale."""
 
@@ -28,7 +31,7 @@ SAMPLE = 50_000
 class Settings:
     """The estimator's parameters, checked."""
 
-    n_factors: int
+    n_factors: int | None
     drop_prob: Any
     biases: bool
     ridge: float
@@ -36,15 +39,19 @@ class Settings:
     max_sweeps: int | None
     tol: float | None
     average: int
+    signals: Any
     clip: Any
     learning_rate: float
     batch_size: int
     seed: int
     n_jobs: int | None
     engine: str
+    missing: str = "unknown"
+    scale: Any = "auto"
 
     def __post_init__(self) -> None:
-        _check.whole("n_factors", self.n_factors)
+        if self.n_factors is not None:
+            _check.whole("n_factors", self.n_factors)
         _check.whole("average", self.average, minimum=0)
         _check.whole("batch_size", self.batch_size)
         _check.whole("seed", self.seed, minimum=0)
@@ -61,21 +68,42 @@ class Settings:
             raise InputTypeError(f"biases must be True or False, got {self.biases!r}")
         if not isinstance(self.clip, (bool, np.bool_)) and str(self.clip) != "auto":
             raise InputError(f"clip must be 'auto', True or False, got {self.clip!r}")
+        if not isinstance(self.signals, (bool, np.bool_)) and str(self.signals) != "auto":
+            raise InputError(f"signals must be 'auto', True or False, got {self.signals!r}")
         if isinstance(self.drop_prob, str):
             _check.choice("drop_prob", self.drop_prob, ("learn", "auto"))
         elif np.ndim(self.drop_prob):
-            _check.drop_probs(self.drop_prob, self.n_factors)
+            _check.drop_probs(self.drop_prob, self.factors(0))
         else:
             _check.drop_prob(self.drop_prob)
+        _check.choice("missing", self.missing, ("unknown", "negative"))
+        if not isinstance(self.scale, (bool, np.bool_)) and str(self.scale) != "auto":
+            raise InputError(f"scale must be 'auto', True or False, got {self.scale!r}")
+        if self.missing == "negative" and (not self.learned or self.average):
+            raise InputError('missing="negative" needs drop_prob="learn" and average=0')
         if self.average and not self.learned:
             raise InputError('average needs drop_prob="learn", whose posterior is drawn from')
         if self.method == "sgd" and (isinstance(self.drop_prob, str) or np.ndim(self.drop_prob)):
             raise InputError(f'method="sgd" needs drop_prob to be a number, got {self.drop_prob!r}')
 
+    def chosen_factors(self, n_entries: int) -> int:
+        """Return the width of the factors of the model of what was chosen."""
+        return max(self.n_factors or 0, WIDE if n_entries >= MANY else FACTORS)
+
+    def factors(self, n_entries: int) -> int:
+        """Return the width of the factors for so many entries."""
+        if self.n_factors is not None:
+            return self.n_factors
+        return self.chosen_factors(n_entries) if self.missing == "negative" else FACTORS
+
     @property
     def learned(self) -> bool:
         """Whether the noise is learned."""
         return isinstance(self.drop_prob, str) and self.drop_prob == "learn"
+
+    def fitted(self, drop_prob: Any) -> Settings:
+        """Return them with the drop probability that was found, unless the noise is learned."""
+        return self if self.learned else replace(self, drop_prob=drop_prob)
 
     @property
     def ill_posed(self) -> bool:

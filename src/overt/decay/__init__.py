@@ -7,6 +7,7 @@
 
 from overt.decay.absorbing import ApproximateRankSet, Closedness, closedness
 from overt.decay.completion import DeepLinearCompletion
+from overt.decay.escaping import Escape, escape
 from overt.decay.family import two_by_two
 from overt.decay.jumping import Jumps, find_jumps, jumps, survival, sweep
 from overt.decay.landscape import Minima, existence, minima, smallest_fitting_rank
@@ -20,6 +21,7 @@ __all__ = [
     "ApproximateRankSet",
     "Closedness",
     "DeepLinearCompletion",
+    "Escape",
     "FittingRank",
     "Jumps",
     "Minima",
@@ -31,6 +33,7 @@ __all__ = [
     "closedness",
     "effective",
     "entry_draws",
+    "escape",
     "existence",
     "find_jumps",
     "initial_weights",

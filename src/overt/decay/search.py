@@ -19,8 +19,8 @@ _NEAR = 1e-4  # relative distance at which the end of a descent is a known minim
 _SAME = 1e-5  # the same after Newton steps
 _SAME_LOSS = 1e-7  # relative difference within a continuum of minima
 _LADDER = 4  # every so many starts, the decay grows from a small one, which finds other minima
-_MISSING = 0.1  # expected number of places not seen at which the search stops
-_MOST = 16  # times `starts` at which the search gives up
+_MISSING = 0.5  # as many places expected unseen round to none: where the search stops
+_MOST = 6  # times `starts` at which the search gives up
 _TOL = 1e-8
 
 

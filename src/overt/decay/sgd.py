@@ -29,7 +29,7 @@ def simulate(
     schedule: Schedule | None = None,
     seeds: int | Sequence[int] = 1,
     init: float | Sequence[Any] = 1.0,
-    records: int | Sequence[int] | None = None,
+    records: int | Sequence[int] = 201,
     *,
     seed: Seed = 0,
     alpha: float = 0.1,
@@ -56,7 +56,8 @@ def simulate(
         Weights start as N(0, init^2 / width); or the layers [W_1, ..., W_L] themselves, each
         outputs x inputs, or seeds x outputs x inputs as in `Runs.weights`.
     records
-        Record every so many steps, or at these steps; about 200 records by default.
+        How many records, evenly spread from before the first step to after the last, or at which
+        steps.
     seed
         Root of all randomness.
     alpha
@@ -175,12 +176,10 @@ def _execute(
     return not stop.is_set()
 
 
-def _grid(records: int | Sequence[int] | None, steps: int) -> Ints:
-    if records is None:
-        records = max(1, steps // 200)
+def _grid(records: int | Sequence[int], steps: int) -> Ints:
     if isinstance(records, (int, np.integer)):
-        every = whole("records", records)
-        return np.unique(np.append(np.arange(0, steps + 1, every), steps))
+        even = np.linspace(0, steps, whole("records", records, minimum=2))
+        return np.unique(even.round().astype(np.int64))
     grid = np.unique(np.asarray(records))
     if grid.ndim != 1 or not len(grid) or not np.issubdtype(grid.dtype, np.integer):
         raise InputTypeError(f"records must be a whole number or a list of steps, got {records!r}")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from overt._check import InputError
-from overt.experiments.base import Experiment, Finding
+from overt._check import unknown
+from overt.experiments.base import Experiment
 from overt.experiments.runner import report, run
+from overt.experiments.verdicts import Finding
 
 IDS = (
     "dropout-fig1", "dropout-fig2", "dropout-fig3",
@@ -33,7 +34,7 @@ __all__ = ["IDS", "Experiment", "Finding", "find", "report", "run"]
 def find(experiment_id: str) -> Experiment:
     """Return the experiment with this id."""
     if experiment_id not in IDS:
-        raise InputError(f"unknown experiment {experiment_id!r}; known are {', '.join(IDS)}")
+        raise unknown("experiment", experiment_id, IDS)
     own = experiment_id.replace("-", "_")
     name = next((module for module, ids in SHARED.items() if experiment_id in ids), own)
     found = vars(import_module(f"overt.experiments.{name}")).values()

@@ -10,24 +10,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import numpy as np
+from overt.experiments.verdicts import Finding
+
+SIZES = ("toy", "reduced", "paper")
+"""Sizes, each with more work than the one before."""
 
 Params = dict[str, Any]
 Row = dict[str, Any]
 """A setting's parameters and measurements together."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A claim of the paper, whether the rows support it, and what they show."""
-
-    claim: str
-    holds: bool | np.bool
-    measured: str
-    reported: str = ""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "holds", bool(self.holds))  # not NumPy's
 
 
 Findings = Iterator[Finding]
@@ -42,8 +32,8 @@ class Experiment:
     id, title, source, claim
         What it is, where it is printed, and what it is meant to show.
     grids
-        For each size ("toy" takes seconds, "full" is the paper's; another may stand between them)
-        the values along each axis; the rows are their product.
+        For each size ("toy" takes seconds, "paper" is the printed one, "reduced" may stand between
+        them) the values along each axis; the rows are their product.
     run
         Measures one setting: run(params, seed) -> numbers, strings and lists of them, NaN where
         there is none (never None).
@@ -54,6 +44,8 @@ class Experiment:
         Draws the rows as a matplotlib figure.
     needs
         Modules that must be importable, with the extra that installs each.
+    differs
+        How each size differs from what was printed, or what was not printed and had to be chosen.
     revision
         Raised when `run` changes meaning, so that stored rows are computed again.
     """
@@ -67,6 +59,7 @@ class Experiment:
     check: Callable[[list[Row]], Any]
     plot: Callable[[list[Row]], Any]
     needs: Mapping[str, str] = field(default_factory=dict)
+    differs: Mapping[str, str] = field(default_factory=dict)
     revision: int = 1
 
     def __post_init__(self) -> None:
@@ -87,6 +80,17 @@ class Experiment:
         """Return the setting's own seed, derived from the named axes alone."""
         text = json.dumps([self.id, params], sort_keys=True)
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4])
+
+    def nearest(self, size: str) -> str:
+        """Return the size, or the next smaller one that the experiment has."""
+        smaller = SIZES[: SIZES.index(size) + 1]
+        return next(name for name in reversed(smaller) if name in self.grids)
+
+    def draw(self, rows: list[Row], size: str) -> Any:
+        """Return the picture, which says what it is to be laid beside."""
+        figure = self.plot(rows)
+        figure.suptitle(f"{self.source} (recomputed, {size} size)", fontsize=9, color="0.35")
+        return figure
 
 
 def _listed(check: Callable[[list[Row]], Iterable[Finding]], rows: list[Row]) -> list[Finding]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
+from overt.experiments.base import Experiment, Findings, Params, Row, canvas, grid
+from overt.experiments.verdicts import Finding, above, mean_interval, together
 from overt.linear import LinearNetwork, inverse_decay
 from overt.noise import Dropout
 
@@ -48,9 +50,9 @@ def check(rows: list[Row]) -> Findings:
     for row in rows:
         objective, imbalance = np.array(row["objective"]), np.array(row["imbalance"])
         excess = objective[:, -1].mean() / row["optimum"] - 1
-        below = objective.min() < row["optimum"] * (1 - 1e-9)
+        below = objective.min() < row["optimum"] * (1 - 1e-8)
         yield Finding(
-            f"width {row['width']}, lam = {row['strength']:g}: converges to the exact optimum",
+            f"width {row['width']}, lam = {row['strength']:g}: within 2 per cent of the optimum",
             excess <= 0.02 and not below,
             f"mean of {len(objective)} runs ends {excess:.2%} above; imbalance "
             f"{imbalance.max(1).mean():.1e} -> {imbalance[:, -1].mean():.1e}",
@@ -58,24 +60,29 @@ def check(rows: list[Row]) -> Findings:
         )
     for width in sorted({row["width"] for row in rows}):
         settings = sorted((r for r in rows if r["width"] == width), key=lambda r: r["strength"])
-        steps = [_balanced_after(row) for row in settings]
+        steps = np.array([_balanced_after(row) for row in settings], dtype=float)
+        gains = [mean_interval(np.log(a / b)) for a, b in pairwise(steps)]
         yield Finding(f"width {width}: the larger lam, the sooner the units are balanced",
-                      steps[0] > steps[-1],
-                      "a tenth of the peak imbalance after " + ", ".join(f"{n:,}" for n in steps),
+                      together(*(above(gain, 0) for gain in gains)),
+                      "half of the peak imbalance after "
+                      + ", ".join(f"{n:,.0f} +- {e:,.0f}" for n, e in zip(
+                          steps.mean(1), steps.std(1, ddof=1), strict=True)) + " steps",
                       "faster for larger lam")  # fmt: skip
 
 
-def _balanced_after(row: Row) -> int:
-    """Return the step at which the mean imbalance is down to a tenth of its peak."""
-    mean = np.mean(row["imbalance"], axis=0)
-    peak = int(mean.argmax())
-    below = np.flatnonzero(mean[peak:] <= 0.1 * mean[peak])
-    return int(row["steps_seen"][peak + below[0]]) if len(below) else row["steps"]
+def _balanced_after(row: Row) -> list[float]:
+    """Return the step at which each run's imbalance is down to half of its peak."""
+    found = []
+    for curve in np.array(row["imbalance"]):
+        peak = int(curve.argmax())
+        low = np.flatnonzero(curve[peak:] <= 0.5 * curve[peak])
+        found.append(max(row["steps_seen"][peak + low[0]] if len(low) else row["steps"], 1))
+    return found
 
 
 def plot(rows: list[Row]) -> Any:
     """Draw the objective beside the optimum, and the imbalance, for each setting."""
-    from overt.linear.plots import draw_band, draw_objective
+    from overt._figures import draw_band, draw_objective
 
     widths = sorted({row["width"] for row in rows})
     strengths = sorted({row["strength"] for row in rows})
@@ -109,10 +116,17 @@ EXPERIMENT = Experiment(
     source="On the Implicit Bias of Dropout, Figure 3",
     claim="dropout converges to the exact global optimum and equalizes, faster for larger lam",
     grids={
-        "toy": grid(strength=[0.1, 0.5, 1.0], width=[6, 12], outputs=18, inputs=12, steps=60_000,
+        "toy": grid(strength=[0.1, 0.5, 1.0], width=[6, 12], outputs=18, inputs=12, steps=40_000,
                     seeds=4),
-        "full": grid(strength=[0.1, 0.5, 1.0], width=[20, 80], outputs=120, inputs=80,
-                     steps=400_000, seeds=50),
+        "reduced": grid(strength=[0.1, 0.5, 1.0], width=[20, 80], outputs=120, inputs=80,
+                        steps=100_000, seeds=6),
+        "paper": grid(strength=[0.1, 0.5, 1.0], width=[20, 80], outputs=120, inputs=80,
+                      steps=400_000, seeds=50),
     },
-    run=run, check=check, plot=plot, revision=2,
+    run=run, check=check, plot=plot, revision=3,
+    differs={
+        "toy": "18 x 12, widths 6 and 12, 4 runs",
+        "reduced": "6 runs of 100,000 steps",
+        "paper": "the spectrum's decay and the learning rate are not printed: exp(-i/10)",
+    },
 )  # fmt: skip

@@ -8,7 +8,8 @@ import numpy as np
 
 from overt.decay import jumps, two_by_two
 from overt.experiments import _jumps
-from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
+from overt.experiments.base import Experiment, Findings, Params, Row, canvas, grid
+from overt.experiments.verdicts import Finding, above, below, share_interval
 
 EPSILON = 0.1
 PHASES = (_jumps.WARM_UP, (4500, 0.25, 0.1), (5000, 0.05, 0.001))
@@ -18,23 +19,26 @@ COLORS = {3: "tab:blue", 4: "tab:red"}
 def run(params: Params, seed: int) -> dict[str, Any]:
     """Run one depth for many seeds."""
     given = (two_by_two(EPSILON), params["depth"], _jumps.WIDTH, _jumps.schedule(*PHASES))
-    found = jumps(*given, params["seeds"], records=20, seed=seed)
+    found = jumps(*given, params["seeds"], records=501, seed=seed)
     return _jumps.summary(found, shown=5)
 
 
 def check(rows: list[Row]) -> Findings:
     """Check how many runs of each depth jump, and when."""
+    shares = {}
     for row in rows:
         count, n = _jumps.jumped(row), len(row["jump_step"])
         shallow = row["depth"] == 3
+        low, high = shares[row["depth"]] = share_interval(count, n)
         steps = np.array(row["jump_step"])
         when = f", median step {np.median(steps[steps >= 0]):.0f}" if count else ""
-        yield Finding(
-            f"depth {row['depth']}: " + ("at most 1 in 20 jumps" if shallow else "3 in 4 jump"),
-            count <= n / 20 if shallow else count >= 0.75 * n,
-            f"{count} of {n}{when}",
-            "0 of 5" if shallow else "5 of 5",
-        )
+        yield Finding(f"depth {row['depth']}: {'few' if shallow else 'most'} runs jump",
+                      below((low, high), 0.5) if shallow else above((low, high), 0.5),
+                      f"{count} of {n} (95%: {low:.2f} to {high:.2f}){when}",
+                      "0 of 5" if shallow else "5 of 5")  # fmt: skip
+    least = (shares[4][0] - shares[3][1], shares[4][1] - shares[3][0])
+    yield Finding("depth 4 jumps more often than depth 3", above(least, 0),
+                  f"share larger by {least[0]:.2f} to {least[1]:.2f}", "5 against 0")  # fmt: skip
 
 
 def plot(rows: list[Row]) -> Any:
@@ -62,7 +66,7 @@ EXPERIMENT = Experiment(
     claim="networks of depth 4 jump to rank 1 within the noisy phase, those of depth 3 do not",
     grids={
         "toy": grid(depth=[3, 4], seeds=8),
-        "full": grid(depth=[3, 4], seeds=40),
+        "paper": grid(depth=[3, 4], seeds=40),
     },
-    run=run, check=check, plot=plot,
+    run=run, check=check, plot=plot, differs={**_jumps.DIFFERS, "toy": "8 runs of each depth"},
 )  # fmt: skip

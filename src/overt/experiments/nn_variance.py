@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
+from overt.experiments.base import Experiment, Findings, Params, Row, canvas, grid
+from overt.experiments.verdicts import Finding
 
 PASSES = (10, 30, 100, 300)
 
@@ -134,7 +135,8 @@ EXPERIMENT = Experiment(
     "layer and to a few per cent for three",
     grids={
         "toy": grid(hidden=[1, 3], drop_prob=0.2, width=32, steps=150, passes=2000),
-        "full": grid(hidden=[1, 2, 3], drop_prob=[0.1, 0.3], width=100, steps=300, passes=20_000),
+        "paper": grid(hidden=[1, 2, 3], drop_prob=[0.1, 0.3], width=100, steps=300, passes=20_000),
     },
+    differs={"paper": "our own figure"},
     run=run, check=check, plot=plot, needs={"torch": "torch"},
 )  # fmt: skip

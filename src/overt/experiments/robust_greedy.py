@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
+from overt.experiments.base import Experiment, Findings, Params, Row, canvas, grid
+from overt.experiments.verdicts import Finding
 
 W = np.array([[2.0, 0.0], [1.0, 0.0], [0.0, 10.0]])
 REFLECTED = ("reflected_greedy", "reflected", "reflected_lse", "reflected_all")
@@ -93,7 +94,8 @@ EXPERIMENT = Experiment(
     claim="the most likely wrong class can be the wrong one to aim at",
     grids={
         "toy": grid(method=list(METHODS), points=8),
-        "full": grid(method=list(METHODS), points=191),
+        "paper": grid(method=list(METHODS), points=191),
     },
+    differs={"toy": "8 radii", "paper": "191 radii up to .4; the thesis states one"},
     run=run, check=check, plot=plot, needs={"torch": "torch", "matplotlib": "plots"},
 )  # fmt: skip

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
+from overt.experiments.base import Experiment, Findings, Params, Row, canvas, grid
+from overt.experiments.verdicts import Finding
 
 METHODS = ("cross_entropy", "dlr", "margin", "reflected", "reflected_lse", "strongest")
 SETTINGS = {
@@ -104,8 +105,9 @@ EXPERIMENT = Experiment(
     claim="cross-entropy attacks go blind on scaled logits; reflected ones do not",
     grids={
         "toy": grid(data="digits", method=list(METHODS), scale=[1.0, 100.0], steps=50),
-        "full": grid(data="mnist", method=list(METHODS), scale=[1.0, 3.0, 10.0, 30.0, 100.0],
+        "paper": grid(data="mnist", method=list(METHODS), scale=[1.0, 3.0, 10.0, 30.0, 100.0],
                      steps=50),
     },
+    differs={"paper": "our own figure"},
     run=run, check=check, plot=plot, needs={"torch": "torch", "matplotlib": "plots"},
 )  # fmt: skip

@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import platform
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing
 from importlib.util import find_spec
@@ -19,10 +19,11 @@ import numpy as np
 
 import overt
 from overt._check import InputError, MissingExtraError, choice, whole
-from overt._files import write_whole
+from overt._files import digest, reading, write_whole
 from overt._plain import plain
 from overt._progress import reraising_interrupts
-from overt.experiments.base import Experiment, Finding, Params, Row
+from overt.experiments.base import Experiment, Params, Row
+from overt.experiments.verdicts import Finding
 
 
 def run(
@@ -40,7 +41,7 @@ def run(
     experiment
         What to run.
     size
-        "toy", "full", or another of the experiment's sizes.
+        "toy", "reduced" or "paper", of which an experiment may lack one.
     n_jobs
         Number of processes; the rows do not depend on it.
     out
@@ -50,20 +51,18 @@ def run(
     """
     choice("size", size, tuple(experiment.grids))
     whole("n_jobs", n_jobs)
-    for module, extra in experiment.needs.items():
-        if find_spec(module) is None:
-            raise MissingExtraError(module, extra)
+    _ready(experiment)
     settings = {experiment.key(params): params for params in experiment.settings(size)}
-    store = _Store(Path(out) / f"{experiment.id}.jsonl") if out is not None else None
-    rows = {key: row for key, row in (store.read() if store else ()) if key in settings}
+    held = stored(experiment, out) if out is not None else ()
+    rows = {key: row for key, row, *_ in held if key in settings}
     tell = on_row or (lambda done, total: None)
     tell(len(rows), len(settings))
-    missing = {key: params for key, params in settings.items() if key not in rows}
-    with closing(_compute(experiment, missing, n_jobs)) as computed:
-        for key, row in computed:
-            rows[key] = row
-            if store:
-                store.append(key, row)
+    missing = [(experiment.id, params) for key, params in settings.items() if key not in rows]
+    with closing(compute({experiment.id: experiment}, missing, n_jobs, out)) as computed:
+        for _, outcome in computed:
+            if isinstance(outcome, Exception):
+                raise outcome
+            rows.update([outcome])
             tell(len(rows), len(settings))
     return [rows[key] for key in settings]
 
@@ -75,13 +74,13 @@ def report(
     findings = experiment.check(rows)
     stem = Path(out) / f"{experiment.id}-{size}"
     try:
-        figure = experiment.plot(rows)
+        figure = experiment.draw(rows, size)
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
         raise MissingExtraError("matplotlib", "plots") from None
     picture = stem.with_suffix(".png")
-    figure.savefig(picture, dpi=150, bbox_inches="tight")
+    figure.savefig(picture, dpi=110, bbox_inches="tight")
     summary = {
         "id": experiment.id,
         "title": experiment.title,
@@ -108,19 +107,34 @@ def machine_facts() -> dict[str, Any]:
     }
 
 
-def _compute(
-    experiment: Experiment, settings: dict[str, Params], n_jobs: int
-) -> Generator[tuple[str, Row]]:
-    if n_jobs == 1 or len(settings) < 2:
-        for key, params in settings.items():
-            yield key, _measure(experiment, params)
+Outcome = tuple[str, Row] | Exception
+Task = tuple[str, Params]
+
+
+def compute(
+    experiments: Mapping[str, Experiment],
+    tasks: Sequence[Task],
+    n_jobs: int,
+    out: str | os.PathLike[str] | None,
+) -> Generator[tuple[str, Outcome]]:
+    """Yield (id, (key, row)) as rows are done and stored; for a wrong input, (id, the error)."""
+    for name, outcome in _outcomes(experiments, tasks, n_jobs):
+        if out is not None and isinstance(outcome, tuple):
+            _append(_path(experiments[name], out), *outcome)
+        yield name, outcome
+
+
+def _outcomes(
+    experiments: Mapping[str, Experiment], tasks: Sequence[Task], n_jobs: int
+) -> Generator[tuple[str, Outcome]]:
+    if n_jobs == 1 or len(tasks) < 2:
+        for name, params in tasks:
+            yield name, _outcome(experiments[name], params)
         return
     # A fresh interpreter for each: forking a process that has started threads can hang.
     context, others = multiprocessing.get_context("spawn"), multiprocessing.active_children()
-    with ProcessPoolExecutor(min(n_jobs, len(settings)), mp_context=context) as pool:
-        futures = {
-            pool.submit(_measure, experiment, params): key for key, params in settings.items()
-        }
+    with ProcessPoolExecutor(min(n_jobs, len(tasks)), mp_context=context) as pool:
+        futures = {pool.submit(_outcome, experiments[name], p): name for name, p in tasks}
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
@@ -129,6 +143,20 @@ def _compute(
             for process in set(multiprocessing.active_children()) - set(others):
                 process.terminate()
             raise
+
+
+def _outcome(experiment: Experiment, params: Params) -> Outcome:
+    try:
+        _ready(experiment)
+        return experiment.key(params), _measure(experiment, params)
+    except (InputError, MissingExtraError) as error:
+        return InputError(str(error))
+
+
+def _ready(experiment: Experiment) -> None:
+    for module, extra in experiment.needs.items():
+        if find_spec(module) is None:
+            raise MissingExtraError(module, extra)
 
 
 def _measure(experiment: Experiment, params: Params) -> Row:
@@ -141,8 +169,10 @@ def _measure(experiment: Experiment, params: Params) -> Row:
 
 
 def _numbers(stored: Any) -> Any:
-    """Return what JSON held with NaN for null; rows hold no other None."""
+    """Return what JSON held with NaN for null, to nine digits; rows hold no other None."""
     match stored:
+        case float():
+            return float(f"{stored:.9g}")
         case None:
             return float("nan")
         case list():
@@ -152,32 +182,51 @@ def _numbers(stored: Any) -> Any:
     return stored
 
 
-class _Store:
-    """Rows as JSON lines, appended one at a time; a line cut off by a kill is not read."""
+def stored(
+    experiment: Experiment, out: str | os.PathLike[str]
+) -> Iterator[tuple[str, Row, dict[str, Any], str]]:
+    """Yield (key, row, machine, date) of stored rows; a line cut off by a kill is not read.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
+    What is a whole line but no row, or does not fit its checksum, is refused.
+    """
+    path = _path(experiment, out)
+    if not path.exists():
+        return
+    with reading(path, "cannot be read as rows of an experiment"):
+        lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if line.strip() and (entry := _entry(path, number, line)):
+            yield entry["key"], _numbers(entry["row"]), entry["machine"], entry["date"]
 
-    def read(self) -> Iterator[tuple[str, Row]]:
-        if not self._path.exists():
-            return
-        for number, line in enumerate(self._path.read_text(encoding="utf-8").splitlines(), 1):
-            try:
-                entry = json.loads(line)
-                yield entry["key"], _numbers(entry["row"])
-            except (json.JSONDecodeError, KeyError, TypeError):
-                if not line.startswith('{"key"'):
-                    raise InputError(
-                        f"{self._path}, line {number} is not a row of an experiment; "
-                        "remove the file or choose another folder"
-                    ) from None
 
-    def append(self, key: str, row: Row) -> None:
-        entry = {"key": key, "row": plain(row), "machine": machine_facts()}
-        line = json.dumps(entry, allow_nan=False)
-        with self._path.open("ab+") as file:
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                line = line if file.read(1) == b"\n" else "\n" + line
-            file.write(line.encode() + b"\n")
+def _entry(path: Path, number: int, line: bytes) -> dict[str, Any] | None:
+    """Return what a line holds; None if it was cut off, so that its row is computed again."""
+    try:
+        entry = json.loads(line)
+        if entry.pop("checksum") == digest(entry):
+            return dict(entry)
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
+        if line.startswith(b'{"key"') and not line.rstrip().endswith(b"}"):
+            return None
+    raise InputError(
+        f"{path}, line {number} is not a row of an experiment, or was changed; remove the line, "
+        "or choose another folder"
+    )
+
+
+def _path(experiment: Experiment, out: str | os.PathLike[str]) -> Path:
+    return Path(out) / f"{experiment.id}.jsonl"
+
+
+def _append(path: Path, key: str, row: Row) -> None:
+    """Add a row to the JSON lines, after the end of a line that a kill cut off."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    entry = {"key": key, "row": plain(row), "machine": machine_facts()}
+    entry["date"] = time.strftime("%Y-%m-%d", time.gmtime())
+    entry["checksum"] = digest(entry)
+    line = json.dumps(entry, allow_nan=False, separators=(",", ":"))
+    with path.open("ab+") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            line = line if file.read(1) == b"\n" else "\n" + line
+        file.write(line.encode() + b"\n")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, relu
 
 from overt._check import InputError
+from overt._files import open_npz
 from overt.datasets import data_folder
 
 RESNET_50 = (3, 4, 6, 3)
@@ -45,8 +46,9 @@ def load(name: str, only: Sequence[int] | None = None) -> Data:
     else:
         path = data_folder() / f"{name}.npz"
         if not path.exists():
-            raise InputError(f"OVERT_DATA must hold {name}.npz, {path.parent} does not")
-        with np.load(path) as file:
+            raise InputError(f"the folder OVERT_DATA must hold {name}.npz with x_train, y_train, "
+                             f"x_test and y_test; {path.parent} does not")  # fmt: skip
+        with open_npz(path) as file:
             parts = [file[k] for k in ("x_train", "y_train", "x_test", "y_test")]
         for i in (0, 2):
             images = parts[i] / np.float32(255)
@@ -95,22 +97,23 @@ class _Block(nn.Module):  # type: ignore[misc]
         return self.skip(h) + self.conv_2(relu(self.norm_2(self.conv_1(h))))
 
 
-def residual(channels: int, classes: int, width: int = 16, stride: int = 1) -> nn.Sequential:
-    """Return a small pre-activation residual network (He et al. 2016) for images of any size.
+def residual(
+    channels: int, classes: int, width: int = 16, stride: int = 1, blocks: Sequence[int] = (1, 1, 1)
+) -> nn.Sequential:
+    """Return a pre-activation residual network (He et al. 2016) for images of any size.
 
-    `stride` is that of the first layer: 2 makes everything about four times as fast.
+    `stride` is that of the first layer: 2 makes everything about four times as fast. Width 64 and
+    blocks (2, 2, 2, 2) make a PreActResNet-18.
     """
-    return nn.Sequential(
-        nn.Conv2d(channels, width, 3, stride, 1, bias=False),
-        _Block(width, width, 1),
-        _Block(width, 2 * width, 2),
-        _Block(2 * width, 4 * width, 2),
-        nn.BatchNorm2d(4 * width),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(4 * width, classes),
-    )
+    layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, stride, 1, bias=False)]
+    before = width
+    for stage, count in enumerate(blocks):
+        after = width * 2**stage
+        for block in range(count):
+            layers.append(_Block(before, after, 2 if stage and block == 0 else 1))
+            before = after
+    return nn.Sequential(*layers, nn.BatchNorm2d(before), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
+                         nn.Flatten(), nn.Linear(before, classes))  # fmt: skip
 
 
 class Bottleneck(nn.Module):  # type: ignore[misc]

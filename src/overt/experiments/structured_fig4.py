@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from overt._types import Floats
-from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
+from overt.experiments.base import Experiment, Findings, Params, Row, canvas, grid
 from overt.experiments.structured import draw_run, follow, network
+from overt.experiments.verdicts import Finding
 from overt.noise import DropBlock
 
 
@@ -39,20 +40,23 @@ def check(rows: list[Row]) -> Findings:
     close = fixed["exact"][-1] / grid["exact"][-1]
     far = plain["exact"][-1] / grid["exact"][-1]
     yield Finding(
-        "at the same drop probability the original DropBlock trains like the grid",
-        abs(np.log10(close)) <= 0.15,
+        "at the same drop probability the original DropBlock is within 10 per cent of the grid",
+        abs(close - 1) <= 0.1,
         f"final objective {close:.2f} times the grid's; units dropped {fixed['realized']:.3f} "
         f"and {grid['realized']:.3f}",
         "curves very close in log scale",
     )
+    yield Finding("it is far closer than at the same probability of a start",
+                  abs(np.log(close)) < abs(np.log(far)),
+                  f"{close:.2f} and {far:.2f} times the grid's")  # fmt: skip
     yield Finding(
         "at the same probability of a start it drops far more, and trains to something else",
         plain["realized"] >= grid["realized"] + 0.2 and far >= 1.3,
         f"units dropped {plain['realized']:.3f}, final objective {far:.2f} times the grid's",
         "a higher effective dropping rate",
     )
-    yield Finding("the printed correction of section 5.3 does not keep half of the units",
-                  grid["printed_keep"] < 0.05, f"it keeps {grid['printed_keep']:.4f}",
+    yield Finding("the correction of section 5.3, its k read as the block size, does not keep half",
+                  abs(grid["printed_keep"] - 0.5) > 0.1, f"it keeps {grid['printed_keep']:.4f}",
                   "claimed 0.5; corrected")  # fmt: skip
 
 
@@ -100,12 +104,13 @@ EXPERIMENT = Experiment(
     id="structured-fig4",
     title="DropBlock on a grid and DropBlock as practiced",
     source="On the Regularization Properties of Structured Dropout, Figure 4 and section 5.3",
-    claim="at the same drop probability, blocks anywhere and blocks on a grid train alike",
+    claim="at the same drop probability, blocks anywhere train much like blocks on a grid",
     grids={
         "toy": grid(variant=_VARIANTS, drop_prob=0.5, block_size=5, width=20, inputs=20, outputs=16,
                     samples=200, steps=20_000, rate=0.06),
-        "full": grid(variant=_VARIANTS, drop_prob=0.5, block_size=5, width=50, inputs=100,
+        "paper": grid(variant=_VARIANTS, drop_prob=0.5, block_size=5, width=50, inputs=100,
                      outputs=80, samples=1000, steps=100_000, rate=0.012),
     },
     run=run, check=check, plot=plot, revision=2,
+    differs={"toy": "20 inputs, width 20, 200 samples", "paper": "steps and rates not printed"},
 )  # fmt: skip

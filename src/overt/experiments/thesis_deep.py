@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from overt import equalize
 from overt.experiments._trajectories import log_steps, trajectory
-from overt.experiments.base import Experiment, Finding, Findings, Params, Row, canvas, grid
+from overt.experiments.base import Experiment, Findings, Params, Row, canvas, grid
+from overt.experiments.verdicts import Finding, above, below, mean_interval, together
 from overt.linear import DeepLinearNetwork, inverse_decay
 
 
@@ -47,30 +49,44 @@ def check_spectra(rows: list[Row]) -> Findings:
     rank = np.sum(trained > 0.02 * target[0], axis=1)
     nuclear = trained.sum(axis=1)
     several = [i for i, row in enumerate(rows) if row["drop_prob"] > 0 and rank[i] >= 2]
-    shrinkage = [(target - trained[i])[: rank[i]] for i in several]
-    uneven = max(float(np.ptp(values) / values.mean()) for values in shrinkage)
+    # First less last shrinkage of the kept values, run by run, at each strength.
+    uneven = [
+        mean_interval(np.array(rows[i]["trained"]) @ _ends(len(target), rank[i]) - target
+                      @ _ends(len(target), rank[i]), 1 - 0.05 / len(several))
+        for i in several
+    ]  # fmt: skip
+    differ = [max(low, -high) for low, high in uneven]
     low = min(min(row["objective"]) / row["bound"] for row in rows if row["bound"] > 0)
     close = max(np.mean(row["objective"]) / row["best"] - 1 for row in rows if row["drop_prob"])
-    yield Finding("a higher drop probability shrinks the spectrum", np.all(np.diff(nuclear) < 0),
+    sizes = np.array([np.sum(row["trained"], axis=1) for row in rows])  # (drop_prob, runs)
+    yield Finding("a higher drop probability shrinks the spectrum",
+                  together(*(above(mean_interval(a - b), 0) for a, b in pairwise(sizes))),
                   "nuclear norms " + ", ".join(f"{value:.2f}" for value in nuclear),
                   "shrinks")  # fmt: skip
     yield Finding("a higher drop probability thresholds the rank",
                   np.all(np.diff(rank) <= 0) and rank[-1] < rank[0],
                   "ranks " + ", ".join(map(str, rank)), "smaller rank")  # fmt: skip
-    yield Finding("the shrinkage is not uniform over the kept values", uneven > 0.1,
-                  f"differs by up to {uneven:.0%} of its mean",
+    yield Finding("the shrinkage is not uniform over the kept values",
+                  above((max(differ), np.inf), 0),
+                  "largest less smallest kept value, shrunk by: "
+                  + ", ".join(f"{low:+.3f} to {high:+.3f}" for low, high in uneven),
                   "more sophisticated than nuclear-norm shrinkage")  # fmt: skip
     yield Finding(
-        "training stays above the proved bound and reaches the best solution known",
-        low >= 1 - 1e-9 and close <= 0.05,
+        "training stays above the proved bound and ends within 5 per cent of the best known",
+        low >= 1 - 1e-8 and close <= 0.05,
         f"lowest run {low - 1:.1%} above the bound; worst mean {close:.1%} above the best",
     )
+
+
+def _ends(count: int, rank: int) -> Any:
+    """Return the weights of the last kept value less the first."""
+    return np.eye(count)[rank - 1] - np.eye(count)[0]
 
 
 def plot_spectra(rows: list[Row]) -> Any:
     """Draw target, trained, best known and envelope spectra."""
     from overt import spectral
-    from overt.linear.plots import ACCENT, INK, QUIET
+    from overt._figures import BLUE, GRAY, ORANGE
 
     figure, axes = canvas(3.1 * len(rows), 3.3, 1, len(rows), squeeze=False, sharey=True)
     for row, panel in zip(rows, axes[0], strict=True):
@@ -78,11 +94,11 @@ def plot_spectra(rows: list[Row]) -> Any:
         nu = spectral.nu((row["size"],) * row["hidden"], row["drop_prob"])
         envelope = spectral.SquaredNuclear().prox(row["target"], nu)
         panel.plot(row["target"][:count], color="black", lw=1, label="target")
-        panel.plot(envelope[:count], color=QUIET, ls="--", label="convex envelope")
-        panel.plot(row["solved"][:count], color=INK, label="best known")
+        panel.plot(envelope[:count], color=GRAY, ls="--", label="convex envelope")
+        panel.plot(row["solved"][:count], color=BLUE, label="best known")
         for i, s in enumerate(row["trained"]):
             label = "trained" if i == 0 else None
-            panel.plot(s[:count], "o", ms=4, color=ACCENT, alpha=0.6, label=label)
+            panel.plot(s[:count], "o", ms=4, color=ORANGE, alpha=0.6, label=label)
         panel.set_title(f"drop probability {row['drop_prob']:g}", fontsize=10)
         panel.set_xlabel("index of singular value")
     axes[0][0].set_ylabel("singular value")
@@ -116,13 +132,14 @@ def check_gaps(rows: list[Row]) -> Findings:
     gaps = np.array([row["gaps"] for row in rows])  # (runs, records, orders)
     excess = np.array([row["objective"][-1] / row["optimum"] - 1 for row in rows])
     first, last = gaps[:, 0].mean(axis=0), gaps[:, -1].mean(axis=0)
-    yield Finding("the equalization gap of every order goes to zero",
-                  np.all(last <= 0.05 * np.maximum(first, 0.1)),
+    yield Finding("the equalization gap of every order falls to a twentieth",
+                  together(*(below(mean_interval(g), 0.05 * max(f, 0.1))
+                             for g, f in zip(gaps[:, -1].T, first, strict=True))),
                   f"orders 1..{len(last)}: "
                   + ", ".join(f"{a:.2g} -> {b:.1e}" for a, b in zip(first, last, strict=True)),
                   "goes to 0")  # fmt: skip
-    yield Finding("the objective reaches the optimum (Corollary 1, corrected)",
-                  np.all(excess >= -1e-9) and excess.mean() <= 0.02,
+    yield Finding("the objective ends within 2 per cent of the optimum (Corollary 1, corrected)",
+                  np.all(excess >= -1e-8) and excess.mean() <= 0.02,
                   f"mean of {len(rows)} runs ends {excess.mean():.2%} above")  # fmt: skip
     yield Finding(
         "the exact solution is equalized",
@@ -133,7 +150,7 @@ def check_gaps(rows: list[Row]) -> Findings:
 
 def plot_gaps(rows: list[Row]) -> Any:
     """Draw the gap of every order with its spread over runs."""
-    from overt.linear.plots import draw_band
+    from overt._figures import draw_band
 
     figure, axes = canvas(6, 4)
     gaps = np.array([row["gaps"] for row in rows])
@@ -156,12 +173,13 @@ FIG_3_2 = Experiment(
     source="Thesis, Figure 3-2",
     claim="dropout on deep linear networks shrinks the spectrum and controls the rank",
     grids={
-        "toy": grid(drop_prob=[0.0, 0.2, 0.4, 0.6], size=8, rank=3, hidden=2, steps=1500, batch=100,
-                    rate=0.05, seeds=2),
-        "full": grid(drop_prob=[0.0, 0.1, 0.2, 0.3, 0.4, 0.5], size=30, rank=10, hidden=2,
+        "toy": grid(drop_prob=[0.0, 0.2, 0.4, 0.6], size=8, rank=3, hidden=2, steps=3000, batch=100,
+                    rate=0.05, seeds=4),
+        "paper": grid(drop_prob=[0.0, 0.1, 0.2, 0.3, 0.4, 0.5], size=30, rank=10, hidden=2,
                      steps=6000, batch=1000, rate=0.05, seeds=50),
     },
     run=run_spectra, check=check_spectra, plot=plot_spectra,
+    differs={"toy": "8 x 8, 4 runs", "paper": "the target's spectrum and the rate are not printed"},
 )  # fmt: skip
 
 FIG_3_3 = Experiment(
@@ -170,9 +188,11 @@ FIG_3_3 = Experiment(
     source="Thesis, Figure 3-3",
     claim="with one output, dropout converges to equalized networks, in every order",
     grids={
-        "toy": grid(run=[0, 1], width=4, hidden=3, drop_prob=0.5, steps=8000, batch=50, rate=0.1),
-        "full": grid(run=list(range(50)), width=5, hidden=5, drop_prob=0.5, steps=10_000,
+        "toy": grid(run=[0, 1, 2], width=4, hidden=3, drop_prob=0.5, steps=25_000, batch=50,
+                    rate=0.05),
+        "paper": grid(run=list(range(50)), width=5, hidden=5, drop_prob=0.5, steps=10_000,
                      batch=1000, rate=0.05),
     },
     run=run_gaps, check=check_gaps, plot=plot_gaps, revision=2,
+    differs={"toy": "three layers of 4, 3 runs", "paper": "the learning rate is not printed"},
 )  # fmt: skip

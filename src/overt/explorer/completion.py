@@ -33,9 +33,9 @@ FIELDS = (
 def _view(values: Values, found: Sequence[dict[str, Any]]) -> View:
     entries: Entries = values["entries"]
     m, n = entries.shape
-    known = ("Ratings", f"{len(entries):,} of {m:,} x {n:,}")
+    known = ("Ratings", f"{len(entries):,}"), ("Rows x columns", f"{m:,} x {n:,}")
     if not found:
-        return View([known])
+        return View([*known])
     fit, path = found[0], [frame["path"] for frame in found[1:]]
     row, messages = _row(entries, values["row"])
     best = _best(entries, fit, row)
@@ -48,7 +48,7 @@ def _view(values: Values, found: Sequence[dict[str, Any]]) -> View:
         [
             ("Learned drop probability", fit["drop_prob"]), ("Noise of one rating", fit["noise"]),
             ("Held-out RMSE", fit["rmse"]), ("RMSE of the mean alone", fit["mean_only"]),
-            (f"90% intervals that hold, of {fit['held']:,}", f"{fit['coverage']:.1%}"), known,
+            (f"90% intervals that hold, of {fit['held']:,}", f"{fit['coverage']:.1%}"), *known,
         ],
         [
             figure(

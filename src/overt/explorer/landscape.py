@@ -91,7 +91,7 @@ def _surface(axis: Any, f: Any) -> Figure:
     }
     scene["zaxis"]["range"] = [0, top]
     scene["aspectratio"] = {"x": 1, "y": 1, "z": 0.75}
-    scene["camera"] = {"eye": {"x": 1.4, "y": 1.4, "z": 1.0}}
+    scene["camera"] = {"eye": {"x": 1.6, "y": 1.6, "z": 1.1}}
     surface = {"type": "surface", "cmin": 0, "cmax": top, **_height(axis, f)}
     return figure(
         "surface", "The same surface in perspective, cut off above.", "", "", surface, still=True,

@@ -22,8 +22,6 @@ from overt.completion import read_ratings as read_ratings
 from overt.datasets import generate_ratings
 from overt.linear import inverse_decay
 
-Frame = tuple[float, dict[str, Any]]
-
 
 def make_noise(noise: str, drop_prob: float, block_size: int) -> Any:
     """Return the noise of this name."""
@@ -68,7 +66,7 @@ def survey(target: float, drop_prob: float, extent: float) -> Any:
 
 def descend(
     target: float, drop_prob: float, starts: Any, steps: int, learning_rate: float, seed: int
-) -> Iterator[Frame]:
+) -> Iterator[Any]:
     """Train with dropout from every starting point, and say where the runs are 40 times."""
     net = overt.TiedAutoencoder(np.array([[target]]), 2, overt.Dropout(drop_prob))
     places = [np.array([start]) for start in starts]
@@ -84,7 +82,7 @@ def descend(
 def train(
     outputs: int, inputs: int, rank: int, width: int, noise: str, drop_prob: float, block_size: int,
     learning_rate: float, halving: int, steps: int, seeds: int, seed: int,
-) -> Iterator[Frame]:  # fmt: skip
+) -> Iterator[Any]:  # fmt: skip
     """Train networks on a random matrix, beside the optimum; measure on a logarithmic grid."""
     rng = np.random.default_rng(seed)
     M = rng.standard_normal((outputs, rank)) @ rng.standard_normal((rank, inputs)) / rank
@@ -130,14 +128,14 @@ def jump(epsilon: float, depth: int, width: int, seeds: int, seed: int, **schedu
     yield 0.02, {"lam": lam, "minima": minima, "exists": exists}
     for k in range(seeds):
         runs = decay.simulate(
-            problem, depth, width, plan, [k], records=max(1, plan.steps // 250), seed=seed,
+            problem, depth, width, plan, [k], records=251, seed=seed,
             balance=False,
         )  # fmt: skip
         found = {"steps": runs.steps, "s": runs.singular_values[0], "jump": runs.jump_step[0]}
         yield (k + 1) / seeds, found | {"diverged": bool(runs.diverged[0])}
 
 
-def complete(entries: Any, n_factors: int, holdout: float, seed: int) -> Iterator[Frame]:
+def complete(entries: Any, n_factors: int, holdout: float, seed: int) -> Iterator[Any]:
     """Learn the noise, predict every entry, then try fixed drop probabilities."""
     entries = overt.Entries(entries.rows, entries.cols, entries.values, entries.shape)
     train, held = entries.split(holdout, seed=seed)

@@ -11,7 +11,7 @@ import numpy as np
 
 from overt._check import InputError, InputTypeError
 from overt.linear.effect import NoiseEffect
-from overt.linear.regression import Regression, from_data, from_target
+from overt.linear.regression import DenseRegression, Regression, from_data, from_target
 from overt.linear.units import UnitNoise
 from overt.linear.weights import WeightNoise
 from overt.noise import DropConnect, Noise
@@ -19,7 +19,9 @@ from overt.noise import DropConnect, Noise
 R = TypeVar("R")
 
 
-def regression(target: Any, X: Any, Y: Any, second_moment: Any) -> Regression:
+def regression(
+    target: Any, X: Any, Y: Any, second_moment: Any, input_noise: Noise | None = None
+) -> Regression:
     """Return what the arguments of a network ask it to fit."""
     if (target is None) == (X is None and Y is None):
         raise InputError("give either target, or both X and Y (samples x features)")
@@ -28,20 +30,22 @@ def regression(target: Any, X: Any, Y: Any, second_moment: Any) -> Regression:
             raise InputError("X and Y (samples x features) must be given together")
         if second_moment is not None:
             raise InputError("second_moment belongs to a target; data have their own")
-        return _remembering(from_data(X, Y), X=X, Y=Y)
+        return _remembering(from_data(X, Y, input_noise), X=X, Y=Y)
     if not isinstance(target, (np.ndarray, list, tuple)):
         from overt.linear.sparse import ImplicitRegression, is_implicit  # loads scipy
 
         if is_implicit(target):
-            if second_moment is not None:
-                raise InputError("second_moment needs a dense target")
+            if second_moment is not None or input_noise is not None:
+                raise InputError("second_moment and input_noise need a dense target")
             return ImplicitRegression(target)
-    return _remembering(from_target(target, second_moment), target=target, C=second_moment)
+    task = from_target(target, second_moment, input_noise)
+    return _remembering(task, target=target, C=second_moment)
 
 
-def _remembering(task: Regression, **given: Any) -> Regression:
+def _remembering(task: DenseRegression, **given: Any) -> DenseRegression:
     """Let the regression keep the numbers as given: a proof is about them."""
-    task.given = {name: value for name, value in given.items() if value is not None}
+    if task.samples.noise is None:
+        task.given = {name: value for name, value in given.items() if value is not None}
     return task
 
 
@@ -58,12 +62,12 @@ def target_or_data(function: Callable[..., R]) -> Callable[..., R]:
     return call
 
 
-def effect_of(noise: Noise, width: int, task: Regression) -> NoiseEffect:
+def effect_of(noise: Noise, width: int, task: Regression, weight_decay: float = 0.0) -> NoiseEffect:
     """Return what the noise does to a two-layer network: the one place that chooses."""
     if not isinstance(noise, Noise):
         raise InputTypeError(f"noise must be a noise such as overt.Dropout(0.5), got {noise!r}")
     if isinstance(noise, DropConnect):
-        return WeightNoise(task, width, noise)
+        return WeightNoise(task, width, noise, weight_decay)
     if noise.masks != "units":
         raise InputTypeError(f"of the noises over weights only DropConnect is known, got {noise!r}")
-    return UnitNoise(task, width, noise)
+    return UnitNoise(task, width, noise, weight_decay)

@@ -88,7 +88,7 @@ def pairs_below(Cbar: Floats) -> list[UnitShares]:
     for delta in [*(low * inner), *(low + (high - low) * inner)]:
         away = values - delta
         total = np.sum(ones / np.where(np.abs(away) > slack / 10, away, slack / 10))
-        if (delta < values[0] or total < 0) and 1 / total > -1:
+        if delta < values[0] - slack or total < 0:
             # A little less of each makes up for rounding in the eigenvalues.
             gamma = 1 / total - 1e-9 * abs(1 / total)
             found.append(UnitShares(np.full(width, max(delta - slack, 0.0)), float(gamma)))
@@ -138,7 +138,8 @@ class Relaxation:
 
     `bound` holds for all weights; the map left diag(spectrum) right' attains it, in whitened
     coordinates. It is the only one, as the loss is strictly convex: `rank`, where the spectrum is
-    known in closed form, is that of every optimum that reaches the bound.
+    known in closed form, is that of every optimum that reaches the bound. `multiplier`, where the
+    problem was solved by iterations, is the dual point at which the bound was evaluated.
     """
 
     bound: float
@@ -146,6 +147,7 @@ class Relaxation:
     spectrum: Floats
     right: Floats
     rank: int | None = None
+    multiplier: Floats | None = None
 
     @property
     def kept(self) -> tuple[Floats, Floats, Floats]:
@@ -154,11 +156,25 @@ class Relaxation:
         return self.left[:, kept], self.spectrum[kept], self.right[:, kept]
 
 
+def thresholded(top: Leading, mu: float) -> Leading:
+    """Return the target that weight decay mu (|U|^2 + |P|^2) >= 2 mu |A|_* leaves: s_i - mu.
+
+    |s - a|^2 + 2 mu sum a = |(s - mu)_+ - a|^2 + sum_i s_i^2 - (s_i - mu)_+^2 where a_i = 0 for
+    s_i <= mu, as is best: norms grow with every a_i.
+    """
+    s = top.s
+    spent = float(np.sum(np.where(s > mu, mu * (2 * s - mu), s**2)))
+    return Leading(top.left, np.maximum(s - mu, 0.0), top.right, top.rest + spent)
+
+
 def relax(
-    leading: Callable[[Envelope], Leading], candidates: Sequence[Envelope], task: Rounding
+    leading: Callable[[Envelope], Leading],
+    candidates: Sequence[Envelope],
+    task: Rounding,
+    decay: float = 0.0,
 ) -> Relaxation:
     """Return the relaxation by the envelope whose bound is highest."""
-    tried = [(leading(envelope), envelope) for envelope in candidates]
+    tried = [(thresholded(leading(envelope), decay), envelope) for envelope in candidates]
     bounds = [spectral_bound(top.s, top.rest, envelope) for top, envelope in tried]
     top, envelope = tried[int(np.argmax(bounds))]
     bound, a = task.residual + max(bounds), shrink(top.s, envelope)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -16,7 +15,7 @@ from overt.linear.arguments import regression, target_or_data
 from overt.linear.layers import DeepNoise
 from overt.linear.proofs import Proof, prove
 from overt.linear.training import Rate, train
-from overt.noise import Dropout
+from overt.noise import Dropout, Noise
 from overt.results import Certificate, DeepSolution, Trace
 
 
@@ -38,6 +37,8 @@ class DeepLinearNetwork:
         Data in place of a target, samples x features.
     second_moment
         E[x x'] for a target; the identity if None.
+    input_noise
+        A noise on the inputs too, as in `LinearNetwork`.
 
     Examples
     --------
@@ -48,12 +49,6 @@ class DeepLinearNetwork:
     ('optimal', 1.7778)
     """
 
-    @overload
-    def __init__(
-        self, target: Any, widths: Sequence[int], drop_prob: Any, *, second_moment: Any = None
-    ) -> None: ...
-    @overload
-    def __init__(self, *, X: Any, Y: Any, widths: Sequence[int], drop_prob: Any) -> None: ...
     @target_or_data
     def __init__(
         self,
@@ -64,13 +59,14 @@ class DeepLinearNetwork:
         X: Any = None,
         Y: Any = None,
         second_moment: Any = None,
+        input_noise: Noise | None = None,
     ) -> None:
         if isinstance(widths, (int, np.integer)):
             widths = (int(widths),)
         self.nu = spectral.nu(widths, drop_prob)
         self.widths = tuple(int(d) for d in widths)
         self.drop_probs = _check.drop_probs(drop_prob, len(self.widths))
-        task = regression(target, X, Y, second_moment).dense("train a deep network")
+        task = regression(target, X, Y, second_moment, input_noise).dense("train a deep network")
         self.effect = DeepNoise(task, self.widths, self.drop_probs)
         self.shapes = self.effect.shapes
 
@@ -127,13 +123,12 @@ class DeepLinearNetwork:
 
         The trace's imbalance is the equalization gap R / (nu |W C^(1/2)|_*^2) - 1.
         """
-        sampled = partial(self.effect.steps, batch_size=_check.whole("batch_size", batch_size))
         if init_scale is None:  # each layer keeps the size of what passes through it
             init_scale = float(1 / np.sqrt(np.mean([inputs for _, inputs in self.shapes])))
         return train(
-            self.effect, sampled, steps=steps, learning_rate=learning_rate, seeds=seeds,
-            gradient=gradient, init=None if init is None else self._checked(init),
-            init_scale=init_scale, records=records, n_jobs=n_jobs,
+            self.effect, steps=steps, learning_rate=learning_rate, seeds=seeds,
+            batch_size=batch_size, gradient=gradient, init_scale=init_scale, records=records,
+            init=None if init is None else self._checked(init), n_jobs=n_jobs,
         )  # fmt: skip
 
     def _checked(self, weights: Sequence[Any]) -> list[Floats]:

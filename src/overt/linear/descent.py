@@ -40,23 +40,25 @@ def descend(
         parts = np.split(theta, cuts)
         return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
-    scale = abs(value(*start)[0]) or 1.0
+    theta = np.concatenate([array.ravel() for array in start])
+    # In units of the start and of its objective, so that steps and tolerances have a meaning.
+    scale, size = abs(value(*start)[0]) or 1.0, float(np.sqrt(np.mean(theta**2))) or 1.0
+    theta = theta / size
 
     def flat(theta: Floats) -> tuple[float, Floats]:
-        objective, gradients = value(*unpack(theta))
-        return objective / scale, np.concatenate([g.ravel() for g in gradients]) / scale
+        objective, gradients = value(*unpack(size * theta))
+        return objective / scale, np.concatenate([g.ravel() for g in gradients]) * (size / scale)
 
-    theta = np.concatenate([array.ravel() for array in start])
     options = {
         "maxiter": max_steps,
         "maxfun": 2 * max_steps,
         "ftol": tol,
         "gtol": 1e-12,
-        "maxcor": 30,
+        "maxcor": 30 if theta.size < 2000 else 10,  # what they cost grows with the weights
     }
     # Threads cost more than they save on products of small matrices.
     with threadpool_limits(1 if theta.size < 100_000 else None, user_api="blas"):
-        return unpack(minimize(flat, theta, jac=True, method="L-BFGS-B", options=options).x)
+        return unpack(size * minimize(flat, theta, jac=True, method="L-BFGS-B", options=options).x)
 
 
 def attains(bound: float) -> float:
@@ -76,20 +78,22 @@ def refine(
     enough: float,
     tries: int = STARTS,
     needed: int = AGREEING,
+    spread: float = 0.0,
 ) -> Sequence[Floats]:
     """Return the lowest point of descents from the starts, then from random ones of their size.
 
     Stops as soon as a value is low `enough`, or as many descents as `needed` agree on
-    the lowest.
+    the lowest. Random starts are larger or smaller by up to 10^spread.
     """
     rng = np.random.default_rng(0)
     sizes = [np.sqrt(np.mean(W**2)) for W in starts[0]]
-    random = (
-        [size * rng.standard_normal(W.shape) for size, W in zip(sizes, starts[0], strict=True)]
-        for _ in range(tries - len(starts))
-    )
+
+    def random() -> list[Floats]:
+        factor, pairs = 10 ** rng.uniform(-spread, spread), zip(sizes, starts[0], strict=True)
+        return [factor * size * rng.standard_normal(W.shape) for size, W in pairs]
+
     best, lowest, agreeing = starts[0], value(*starts[0])[0], 0
-    for start in chain(starts, random):
+    for start in chain(starts, (random() for _ in range(tries - len(starts)))):
         if lowest <= enough or agreeing == needed:
             break
         found = descend(value, start)

@@ -13,6 +13,17 @@ from overt.linear.regression import Regression
 from overt.linear.sampling import Advance
 
 
+def decayed(
+    mu: float, weights: Sequence[Floats], value: float, *gradients: Floats
+) -> tuple[float, Sequence[Floats]]:
+    """Return a value and its gradients with mu times the sum of squared weights added."""
+    if not mu:
+        return value, gradients
+    pairs = zip(gradients, weights, strict=True)
+    value += mu * sum(float(np.sum(W**2)) for W in weights)
+    return value, [G + 2 * mu * W for G, W in pairs]
+
+
 class NoiseEffect(ABC):
     """The expected squared error of a network under noise, and what is known about it.
 
@@ -22,6 +33,8 @@ class NoiseEffect(ABC):
 
     regression: Regression
     shapes: Sequence[tuple[int, int]]
+    weight_decay: float = 0.0
+    """mu: the objective holds mu times the sum of all squared weights."""
     least: float = 1e-10
     """Share of E|y|^2 below which an objective counts as zero: gaps are compared with no less."""
 
@@ -51,5 +64,5 @@ class NoiseEffect(ABC):
         """Return the objective, error plus penalty, and its gradients."""
 
     @abstractmethod
-    def steps(self, rng: np.random.Generator) -> Advance:
-        """Return stochastic gradient descent that samples what it masks."""
+    def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:
+        """Return stochastic gradient descent that samples what it masks, in batches."""

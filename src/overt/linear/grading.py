@@ -14,8 +14,11 @@ from overt.results import Certificate, Status
 
 
 def objective(effect: NoiseEffect, *weights: Floats) -> float:
-    """Return the expected squared error under noise, exactly."""
-    return effect.regression.loss(*effect.product(*weights)) + effect.penalty(*weights)
+    """Return the expected squared error under noise, exactly, and what weight decay adds to it."""
+    value = effect.regression.loss(*effect.product(*weights)) + effect.penalty(*weights)
+    if effect.weight_decay:
+        value += effect.weight_decay * sum(float(np.sum(W**2)) for W in weights)
+    return value
 
 
 def certificate(effect: NoiseEffect, *weights: Floats) -> Certificate:

@@ -5,6 +5,9 @@ inputs' second moment, C = L L'; T = E[y x'] L^+' is the target that A L can app
 residual is what no linear map explains. Solvers work there; what grades weights goes back to what
 was given, by `hidden`: V'CV = H'H and E|y - U V'x|^2 = |G - U H'|^2 with H = X V / sqrt(n),
 G = Y' / sqrt(n) for data.
+
+Noise on the inputs, x o z, adds Cbar o E[x x'] to their second moment and nothing to E[y x']: rows
+whose squares are that, with y = 0, stand for it beside the data.
 """
 
 from __future__ import annotations
@@ -18,12 +21,13 @@ from typing import Any
 import numpy as np
 
 from overt import _check
-from overt._check import InputError
+from overt._check import InputError, InputTypeError
 from overt._types import Floats
 from overt.linear import whitening
 from overt.linear.bounds import Envelope, Leading
 from overt.linear.sampling import DATA, Samples, samples_of_target
 from overt.linear.whitening import Whitening
+from overt.noise import Noise
 
 
 class Regression(ABC):
@@ -39,6 +43,16 @@ class Regression(ABC):
     scale: float
     input_variances: Floats
     given: Mapping[str, Any] = MappingProxyType({})
+
+    @property
+    @abstractmethod
+    def largest_root(self) -> float:
+        """|L|, the root of the largest eigenvalue of C."""
+
+    @property
+    @abstractmethod
+    def isotropic(self) -> bool:
+        """Whether C is a multiple of the identity."""
 
     @abstractmethod
     def uncorrelated(self) -> bool:
@@ -77,7 +91,8 @@ class DenseRegression(Regression):
     """E|y - A x|^2 for dense targets or data.
 
     T (outputs x rank) is the whitened target, L (inputs x rank) the root of C and L_inverse its
-    left inverse, both None for isotropic inputs. Training draws (x, y) from `samples`.
+    left inverse, both None for isotropic inputs. Training draws (x, y) from `samples`; `rows` are
+    (X, Y, n) of a regression on data.
     """
 
     def __init__(
@@ -86,8 +101,10 @@ class DenseRegression(Regression):
         T: Floats,
         root: Whitening | None = None,
         residual: float = 0.0,
+        rows: tuple[Floats, Floats, int] | None = None,
     ) -> None:
         self.samples, self.T, self.residual, self._whitening = samples, T, residual, root
+        self._rows = rows
         self.L = None if root is None else root.L
         self.L_inverse = None if root is None else root.L_inverse
         self.outputs = T.shape[0]
@@ -105,6 +122,17 @@ class DenseRegression(Regression):
     def root(self) -> Floats:
         """L, also where it is the identity."""
         return np.eye(self.inputs) if self.L is None else self.L
+
+    @property
+    def largest_root(self) -> float:
+        """|L|."""
+        return 1.0 if self.L is None else float(np.linalg.norm(self.L, 2))
+
+    @property
+    def isotropic(self) -> bool:
+        """Whether C is a multiple of the identity, up to rounding."""
+        variances = self.input_variances
+        return self.uncorrelated() and float(np.ptp(variances)) <= 1e-14 * float(variances.max())
 
     def uncorrelated(self) -> bool:
         """Return whether C is diagonal, up to rounding."""
@@ -127,15 +155,13 @@ class DenseRegression(Regression):
         if self._whitening is None:
             return V
         multiply = whitening.product if self._whitening.ill else np.matmul
-        if self.samples.kind == DATA:
-            return multiply(self.samples.inputs, V) / np.sqrt(len(self.samples.inputs))
+        if self._rows is not None:
+            return multiply(self._rows[0], V) / np.sqrt(self._rows[2])
         return multiply(self._whitening.L.T, V)
 
     @property
     def _goal(self) -> Floats:
-        if self.samples.kind == DATA:
-            return self.samples.outputs.T / np.sqrt(len(self.samples.outputs))
-        return self.T
+        return self.T if self._rows is None else self._rows[1].T / np.sqrt(self._rows[2])
 
     def rounding(self, bound: float, loss: float, nuclear: float) -> float:
         """Return the effect of errors in the singular values of T and in the basis of the data.
@@ -143,7 +169,7 @@ class DenseRegression(Regression):
         A bound moves by 2 (s_i - a_i) per singular value. A basis that leans by an angle takes
         2 angle |G - U H'| |A|_* of the residual for target.
         """
-        size = max(*self.samples.inputs.shape, *self.T.shape)
+        size = max(*self.samples.inputs.shape, *self.T.shape, self.inputs)
         error = 8 * whitening.EPS * np.sqrt(size)  # roundings add up as in a random walk
         largest = np.sqrt(self.scale) if self.residual > 0 else self.svd[1][0]
         values = 2 * largest * np.sqrt(min(self.T.shape) * loss)
@@ -167,21 +193,27 @@ class DenseRegression(Regression):
         return self
 
 
-def from_target(target: Any, second_moment: Any = None) -> DenseRegression:
-    """Y = M x with E[x x'] = C: T = M C^(1/2), no residual."""
+def from_target(
+    target: Any, second_moment: Any = None, noise: Noise | None = None
+) -> DenseRegression:
+    """Y = M x with E[x x'] = C: T = M C^(1/2), no residual unless noise masks the inputs."""
     target = _check.matrix("target", target)
     M = np.asarray(target if isinstance(target, np.ndarray) else target.detach().cpu(), dtype=float)
     C = _check.second_moment(second_moment, M.shape[1])
     if C is None:
+        if noise is not None:
+            return _from_rows(np.eye(M.shape[1]), M.T, 1, samples_of_target(M, None, noise))
         return DenseRegression(samples_of_target(M, None), M)
     C = np.asarray(C, dtype=float)
     root, cut = whitening.of_moment(C)
     T = M @ root.L
     whitening.tell_of_what_was_cut(float(np.sum((M @ cut) ** 2)), float(np.sum(T**2)))
+    if noise is not None:
+        return _from_rows(root.L.T, T.T, 1, samples_of_target(M, root.L, noise))
     return DenseRegression(samples_of_target(M, root.L), T, root)
 
 
-def from_data(X: Any, Y: Any) -> DenseRegression:
+def from_data(X: Any, Y: Any, noise: Noise | None = None) -> DenseRegression:
     """Mean over samples: C = X'X/n; T = Y'P/sqrt(n), P an orthonormal basis of X's columns."""
     X = np.ascontiguousarray(_check.matrix("X", X), dtype=float)
     Y = np.ascontiguousarray(_check.matrix("Y", Y), dtype=float)
@@ -190,8 +222,27 @@ def from_data(X: Any, Y: Any) -> DenseRegression:
             "X and Y must have the same number of rows (samples x features), got "
             f"{X.shape[0]} and {Y.shape[0]}"
         )
-    root_n = np.sqrt(X.shape[0])
-    root, P = whitening.of_data(X)
-    T = (Y / root_n).T @ P
-    outside = float(np.sum((Y / root_n - P @ T.T) ** 2))
-    return DenseRegression(Samples(DATA, X, Y), T, root, outside)
+    return _from_rows(X, Y, len(X), Samples(DATA, X, Y, noise))
+
+
+def _from_rows(X: Floats, Y: Floats, n: int, samples: Samples) -> DenseRegression:
+    """sum over rows |y - A x|^2 / n; noise on the inputs adds rows of its own."""
+    if samples.noise is not None:
+        more = _noise_rows(X, samples.noise)
+        X, Y = np.vstack([X, more]), np.vstack([Y, np.zeros((len(more), Y.shape[1]))])
+    root, P = whitening.of_data(X, n)
+    T = (Y / np.sqrt(n)).T @ P
+    outside = float(np.sum((Y / np.sqrt(n) - P @ T.T) ** 2))
+    return DenseRegression(samples, T, root, outside, (X, Y, n))
+
+
+def _noise_rows(X: Floats, noise: Noise) -> Floats:
+    """Return rows R with R'R = Cbar o X'X."""
+    features, size = X.shape[1], np.sqrt(np.sum(X**2, axis=0))
+    if not isinstance(noise, Noise) or noise.masks != "units":
+        raise InputTypeError(f"input_noise must be a noise over inputs, got {noise!r}")
+    if noise.independent:
+        return np.diag(size * np.sqrt(noise.relative_variance(features)))
+    scaled = X / np.where(size > 0, size, 1.0)
+    values, vectors = np.linalg.eigh(noise.characteristic(features) * (scaled.T @ scaled))
+    return np.asarray(np.sqrt(np.maximum(values, 0.0))[:, None] * vectors.T * size)

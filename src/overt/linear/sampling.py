@@ -1,7 +1,6 @@
-"""What a step of training draws: a sample (x, y), and multipliers of the hidden units.
+"""What training draws, a block of steps at a time: samples (x, y) and multipliers of units.
 
-The compiled kernels know the library's noises by a kind each; any other noise draws its multipliers
-itself, a block of steps at a time.
+Each comes from a stream of its own, so that a run does not depend on where it is cut into blocks.
 """
 
 from __future__ import annotations
@@ -13,27 +12,26 @@ import numpy as np
 
 from overt._check import InputError
 from overt._types import Floats
-from overt.noise import CovarianceNoise, DropBlock, Dropout, Noise
+from overt.noise import Noise
 
 Advance = Callable[[list[Floats], Floats], int]
 """advance(weights, rates) takes a step in place for each rate, and returns how many: fewer if the
 run diverged. It releases the interpreter lock, so that seeds can share the cores."""
 
+Kernel = Callable[..., int]
+"""kernel(Ut, Vt, x, y, z, rates, decay), as in `overt.linear.kernels`."""
+
 LIMIT = 1e40
 """The squared error beyond which a run has diverged."""
 
-BLOCK = 1000
-"""Steps for which multipliers are drawn at once."""
+BLOCK = 100_000
+"""Numbers that are drawn at once, at most."""
 
 ISOTROPIC, CORRELATED, DATA = 0, 1, 2
-INDEPENDENT, GRID, GAUSSIAN, SLIDING, GIVEN = 0, 1, 2, 3, 4
-
-_UNUSED: Floats = np.zeros((1, 1))
-"""Stands where a kind reads nothing: compiled code wants an array in every place."""
 
 
 class Samples(NamedTuple):
-    """Where (x, y) comes from.
+    """Where (x, y) comes from; `noise`, if any, masks x before the network sees it.
 
     kind        x                                 y
     ISOTROPIC   normal                            outputs @ x
@@ -44,93 +42,72 @@ class Samples(NamedTuple):
     kind: int
     inputs: Floats
     outputs: Floats
+    noise: Noise | None = None
 
-    def batch(self, size: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
-        """Draw `size` samples at once, samples x features."""
+    def batch(
+        self, size: int, rng: np.random.Generator, masks: np.random.Generator | None = None
+    ) -> tuple[Floats, Floats]:
+        """Draw `size` samples at once, samples x features; masks of inputs from a stream apart."""
         if self.kind == DATA:
             rows = rng.integers(0, len(self.inputs), size)
-            return self.inputs[rows], self.outputs[rows]
-        correlated = self.kind == CORRELATED
-        x = rng.standard_normal((size, (self.inputs if correlated else self.outputs).shape[1]))
-        x = x @ self.inputs.T if correlated else x
-        return x, x @ self.outputs.T
+            x, y = self.inputs[rows], self.outputs[rows]
+        else:
+            correlated = self.kind == CORRELATED
+            x = rng.standard_normal((size, (self.inputs if correlated else self.outputs).shape[1]))
+            x = x @ self.inputs.T if correlated else x
+            y = x @ self.outputs.T
+        if self.noise is not None and size:
+            x = x * multipliers(self.noise, x.shape[1], size, rng if masks is None else masks)
+        return x, y
 
 
-def samples_of_target(M: Floats, L: Floats | None) -> Samples:
+def samples_of_target(M: Floats, L: Floats | None, noise: Noise | None = None) -> Samples:
     """Return x = L g with g normal (x = g if L is None) and y = M x."""
     M = np.ascontiguousarray(M)
     if L is None:
-        return Samples(ISOTROPIC, _UNUSED, M)
-    return Samples(CORRELATED, np.ascontiguousarray(L), M)
+        return Samples(ISOTROPIC, M, M, noise)
+    return Samples(CORRELATED, np.ascontiguousarray(L), M, noise)
 
 
-class Mask(NamedTuple):
-    """How a kernel draws z / mu.
-
-    kind         what is drawn                                                reads
-    INDEPENDENT  each unit: 0 with probability drop, else scale               drop, scale
-    GRID         the same for each block of units                             drop, scale, block
-    SLIDING      scale, and 0 from each start on, with probability drop       drop, scale, block
-    GAUSSIAN     1 + table @ normal                                           table
-    GIVEN        row after row of the table                                   table
-    """
-
-    kind: int
-    drop: Floats
-    scale: Floats
-    block: int
-    table: Floats
+def multipliers(noise: Noise, units: int, size: int, rng: np.random.Generator) -> Floats:
+    """Return z / mu as the noise draws them, `size` x units."""
+    z = np.ascontiguousarray(noise.multipliers(units, size, rng), dtype=float)
+    if z.shape != (size, units) or not np.isfinite(z).all():
+        raise InputError(
+            f"{type(noise).__name__} must draw finite masks of shape (size, width) = "
+            f"({size}, {units}), got shape {z.shape}"
+        )
+    return z
 
 
-def mask_of(noise: Noise, width: int) -> Mask | None:
-    """Return how the kernels draw a noise over units, None if they do not know it."""
-    mean = noise.mean(width)
-    match noise:
-        case Dropout():
-            return Mask(INDEPENDENT, 1 - mean, 1 / mean, 1, _UNUSED)
-        case DropBlock(placement="grid", block_size=b):
-            return Mask(GRID, np.array([noise.drop_prob]), 1 / mean, b, _UNUSED)
-        case DropBlock(block_size=b):
-            return Mask(SLIDING, np.array([noise.seed_probability(width)]), 1 / mean, b, _UNUSED)
-        case CovarianceNoise():
-            values, vectors = np.linalg.eigh(noise.characteristic(width))
-            root = np.ascontiguousarray(vectors * np.sqrt(np.maximum(values, 0.0)))
-            return Mask(GAUSSIAN, np.zeros(1), 1 / mean, 1, root)
-    return None
-
-
-def masks(noise: Noise, width: int, rng: np.random.Generator) -> Callable[[int], Mask]:
-    """Return a function that says how to draw the multipliers of the next steps.
-
-    The kernels draw the noises that they know. Any other draws its own, from a stream beside that
-    of the samples, so that a run does not depend on where it is cut into blocks.
-    """
-    known = mask_of(noise, width)
-    if known is not None:
-        return lambda steps: known
-    stream = rng.spawn(1)[0]
-
-    def given(steps: int) -> Mask:
-        z = np.ascontiguousarray(noise.multipliers(width, steps, stream), dtype=float)
-        if z.shape != (steps, width) or not np.isfinite(z).all():
-            raise InputError(
-                f"{type(noise).__name__} must draw finite masks of shape (size, width) = "
-                f"({steps}, {width}), got shape {z.shape}"
-            )
-        return Mask(GIVEN, np.zeros(1), np.ones(1), 1, z)
-
-    return given
-
-
-def on_rows(kernel: Callable[[list[Floats], Floats], int]) -> Advance:
-    """Return steps by a kernel that holds one contiguous row per hidden unit, in blocks."""
+def masks(
+    kernel: Kernel,
+    samples: Samples,
+    noise: Noise,
+    shape: tuple[int, ...],
+    rng: np.random.Generator,
+    *,
+    batch_size: int = 1,
+    decay: tuple[float, float] = (0.0, 0.0),
+) -> Advance:
+    """Return steps by a kernel whose masks, of this shape, are drawn from the noise."""
+    for_masks, for_inputs = rng.spawn(2)
+    drawn = samples.outputs.shape[0] + samples.inputs.shape[-1] + int(np.prod(shape))
+    block, decays = max(1, BLOCK // (drawn * batch_size)), np.array(decay)
 
     def advance(weights: list[Floats], rates: Floats) -> int:
         rows = [np.ascontiguousarray(W.T) for W in weights]
         taken = 0
-        for first in range(0, len(rates), BLOCK):
-            part = rates[first : first + BLOCK]
-            taken += kernel(rows, part)
+        # Without rates nothing is drawn, but what is not compiled yet is compiled.
+        for first in range(0, max(len(rates), 1), block):
+            part = rates[first : first + block]
+            size, places = len(part) * batch_size, (len(part), batch_size)
+            x, y = samples.batch(size, rng, for_inputs)
+            z = np.empty((0, *shape))
+            if size:
+                z = multipliers(noise, int(np.prod(shape)), size, for_masks)
+            given = (a.reshape(*places, *a.shape[1:]) for a in (x, y, z.reshape(size, *shape)))
+            taken += kernel(rows[0], rows[-1], *given, part, decays)
             if taken < first + len(part):
                 break
         for W, row in zip(weights, rows, strict=True):

@@ -9,9 +9,10 @@ import numpy as np
 
 from overt import _check
 from overt._check import InputError
-from overt._types import Floats
+from overt._types import Floats, Seed
 from overt.linear import grading
 from overt.linear.arguments import effect_of, regression, target_or_data
+from overt.linear.floor import Floor, floor
 from overt.linear.proofs import Proof, prove
 from overt.linear.training import Rate, train
 from overt.noise import Noise
@@ -38,6 +39,12 @@ class LinearNetwork:
         Data in place of a target, samples x features.
     second_moment
         E[x x'] (inputs x inputs) for a dense target; the identity if None.
+    input_noise
+        A noise on the inputs too, such as Dropout(0.2): it adds Cbar o E[x x'] to their second
+        moment, a ridge, and everything stays exact.
+    weight_decay
+        mu, which adds mu (|U|^2 + |V|^2). For isotropic inputs the optimum is exact: it is that
+        of the noise alone for the target with its singular values lowered by mu.
 
     Examples
     --------
@@ -53,10 +60,26 @@ class LinearNetwork:
 
     @overload
     def __init__(
-        self, target: Any, width: int, noise: Noise, *, second_moment: Any = None
+        self,
+        target: Any,
+        width: int,
+        noise: Noise,
+        *,
+        second_moment: Any = None,
+        input_noise: Noise | None = None,
+        weight_decay: float = 0.0,
     ) -> None: ...
     @overload
-    def __init__(self, *, X: Any, Y: Any, width: int, noise: Noise) -> None: ...
+    def __init__(
+        self,
+        *,
+        X: Any,
+        Y: Any,
+        width: int,
+        noise: Noise,
+        input_noise: Noise | None = None,
+        weight_decay: float = 0.0,
+    ) -> None: ...
     @target_or_data
     def __init__(
         self,
@@ -67,9 +90,16 @@ class LinearNetwork:
         X: Any = None,
         Y: Any = None,
         second_moment: Any = None,
+        input_noise: Noise | None = None,
+        weight_decay: float = 0.0,
     ) -> None:
         self.width, self.noise = _check.whole("width", width), noise
-        self.effect = effect_of(noise, self.width, regression(target, X, Y, second_moment))
+        self.input_noise, self.weight_decay = (
+            input_noise,
+            _check.number("weight_decay", weight_decay),
+        )
+        task = regression(target, X, Y, second_moment, input_noise)
+        self.effect = effect_of(noise, self.width, task, self.weight_decay)
 
     def penalty(self, U: Any, V: Any) -> float:
         """Return what the noise adds to the expected squared error."""
@@ -111,6 +141,7 @@ class LinearNetwork:
         learning_rate: Rate = 1e-3,
         seeds: int | Sequence[int] = 1,
         *,
+        batch_size: int = 1,
         gradient: str = "sampled",
         init: Any = None,
         init_scale: float | None = None,
@@ -122,10 +153,12 @@ class LinearNetwork:
         Parameters
         ----------
         steps, learning_rate
-            One sample and one mask per step, along the gradient of half the squared error.
+            Each step is along the gradient of half the mean squared error of a batch.
             `learning_rate` is a number or a function of an array of step numbers.
         seeds
             How many runs (seeds 0, 1, ...), or the list of seeds.
+        batch_size
+            Samples in a step, each with a mask of its own.
         gradient
             "sampled", or "expected": gradient descent on the exact objective.
         init, init_scale
@@ -138,10 +171,36 @@ class LinearNetwork:
             Threads; the result does not depend on it.
         """
         return train(
-            self.effect, self.effect.steps, steps=steps, learning_rate=learning_rate, seeds=seeds,
-            gradient=gradient, init=None if init is None else self._checked(*init),
-            init_scale=init_scale, records=records, n_jobs=n_jobs,
+            self.effect, steps=steps, learning_rate=learning_rate, seeds=seeds,
+            batch_size=batch_size, gradient=gradient, init_scale=init_scale, records=records,
+            init=None if init is None else self._checked(*init), n_jobs=n_jobs,
         )  # fmt: skip
+
+    def floor(
+        self,
+        learning_rate: float,
+        *,
+        batch_size: int = 1,
+        samples: int = 4000,
+        seed: Seed = 0,
+    ) -> Floor:
+        """Return how low `train` gets at a constant learning rate, from a Lyapunov equation.
+
+        The noise of steps keeps descent above the optimum, by an excess proportional to the rate
+        and to 1 / batch_size; it is predicted around the weights of `solve`, from the objective's
+        curvature and `samples` single steps, which draw from `seed`.
+
+        Examples
+        --------
+        >>> import numpy as np, overt
+        >>> net = overt.LinearNetwork(np.diag([2.0, 1.0]), 3, overt.Dropout(0.3))
+        >>> run = net.train(4000, 0.01, 8, records=np.arange(2000, 4000, 20))
+        >>> predicted = net.floor(0.01)
+        >>> bool(abs(run.objective[:, 1:].mean() / predicted.objective - 1) < 0.1)
+        True
+        """
+        weights = self.effect.best_weights()
+        return floor(self.effect, weights, learning_rate, batch_size, samples, seed)
 
     def _checked(self, U: Any, V: Any) -> tuple[Floats, Floats]:
         U, V = _check.factors(U, V)

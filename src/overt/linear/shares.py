@@ -13,6 +13,11 @@ whose dual is an isotonic regression: over 0 <= y_1 <= y_2 <= ... it maximizes
     sum_i s_i^2 - (s_i - y_i)_+^2 / (1 + gamma) - y_i^2 / delta_i,
 
 with a_i = (s_i - y_i)_+ / (1 + gamma), x_i = y_i / delta_i. Every such y bounds the objective.
+
+For gamma <= -1 the cost is concave in a at a given sum t of it, so that all of it goes to the first
+direction; units share t in proportion to 1 / delta_i. With w = 1 / sum_i 1 / delta_i >= -gamma,
+
+    a_1 = t = s_1 / (1 + gamma + w),   s_1^2 (gamma + w) / (1 + gamma + w) + sum_(i>1) s_i^2.
 """
 
 from __future__ import annotations
@@ -25,31 +30,36 @@ import numpy as np
 
 from overt._types import Floats
 
+EPS = float(np.finfo(float).eps)
+
 
 @dataclass(frozen=True, eq=False)
 class UnitShares:
-    """The costs of units: `delta` >= 0, one entry per unit in any order, and `gamma` >= -1."""
+    """The costs of units: `delta` >= 0, one entry per unit in any order, and `gamma`."""
 
     delta: Floats
     gamma: float = 0.0
 
     def shrink(self, s: Floats) -> Floats:
         """Return the spectrum a of the best map, for the leading values s of the target."""
-        y = self._multipliers(s)
-        if self._linear:  # only the first direction is used, as far as the units allow
+        if self._one_direction:
             a = np.zeros(len(s))
-            a[0] = np.sum(y / self.delta)
+            a[0] = s[0] / (1 + max(self.gamma + self._together, 0.0))
             return a
-        return np.maximum(s - y[: len(s)], 0.0) / (1 + self.gamma)
+        return np.maximum(s - self.multipliers(s)[: len(s)], 0.0) / (1 + self.gamma)
 
     def bound(self, s: Floats) -> float:
-        """Return the dual's value, in which nothing cancels."""
-        delta, s, y = np.sort(self.delta), self._padded(s), self._multipliers(s)
+        """Return the dual's value; where it cancels, less what rounding may have added."""
+        if self._one_direction:
+            cost = self.gamma + self._together * (1 - 8 * EPS)
+            first = s[0] ** 2 * cost / (1 + cost) if cost > -1 else -np.inf
+            return float(first + np.sum(s[1:] ** 2))
+        delta, s, y = np.sort(self.delta), self._padded(s), self.multipliers(s)
         costs = y**2 / np.where(delta > 0, delta, 1.0)
-        if self._linear:
-            return float(np.sum(s**2) - np.sum(costs))
-        used = self.gamma * s**2 + y * (2 * s - y)
-        return float(np.sum(np.where(s > y, used / (1 + self.gamma), s**2) - costs))
+        used = np.array([self.gamma * s**2, y * (2 * s - y)]) / (1 + self.gamma)
+        terms = np.where(s > y, used, [s**2, 0 * s])
+        rounding = EPS * (np.sum(np.abs(terms)) + np.sum(costs)) if self.gamma < 0 else 0.0
+        return float(np.sum(terms[0] + terms[1] - costs) - 8 * rounding)
 
     def shares(self, a: Floats) -> Floats:
         """Return x, in the order of the units: their best shares of a map with spectrum a."""
@@ -63,22 +73,23 @@ class UnitShares:
         return units
 
     @property
-    def _linear(self) -> bool:
-        """Whether loss and gamma |a|^2 cancel, as where one unit at a time is kept."""
+    def _one_direction(self) -> bool:
         return self.gamma <= -1 + 1e-12
+
+    @property
+    def _together(self) -> float:
+        """w, what a map costs whose units share it as they like."""
+        return 1 / float(np.sum(1 / self.delta))
 
     def _padded(self, s: Floats) -> Floats:
         return np.concatenate([s, np.zeros(len(self.delta) - len(s))])
 
-    def _multipliers(self, s: Floats) -> Floats:
+    def multipliers(self, s: Floats) -> Floats:
         """Return y. A block i..j of noisy units has y = (s_i + ... + s_q) / (q - i + 1 + sum e).
 
         e = (1 + gamma) / delta, and s_q is the last of its values above y; found by bisection.
         """
         delta, y = np.sort(self.delta), np.zeros(len(self.delta))
-        if self._linear:
-            y[:] = s[0]
-            return y
         noisy = delta > 0
         s, e = self._padded(s)[noisy], (1 + self.gamma) / delta[noisy]
         h = np.concatenate([[0.0], np.cumsum(s)])

@@ -10,19 +10,23 @@ import numpy as np
 
 from overt import _check
 from overt._check import InputError, InputTypeError
-from overt._types import Floats
+from overt._types import Floats, Seed
 from overt.linear import grading, landscape
 from overt.linear.arguments import regression, target_or_data
 from overt.linear.bounds import Leading, Relaxation, relax
-from overt.linear.descent import attains, refine
+from overt.linear.descent import attains, nudged, refine
 from overt.linear.effect import NoiseEffect
+from overt.linear.floor import Floor, floor
 from overt.linear.proofs import Proof, prove
 from overt.linear.regression import DenseRegression
-from overt.linear.sampling import Advance, masks, on_rows
+from overt.linear.sampling import Advance
 from overt.linear.training import Rate, train
 from overt.linear.units import UnitNoise
 from overt.noise import Dropout, Noise
 from overt.results import Certificate, Solution, Trace
+
+SMALL = 100
+"""Weights up to which correlated inputs are worth more descents, as each costs little."""
 
 
 class TiedAutoencoder:
@@ -41,27 +45,36 @@ class TiedAutoencoder:
     second_moment
         E[x x'] for a target; the identity if None. The closed form needs the identity; otherwise
         the bound is that of the network with untied weights.
+    input_noise, weight_decay
+        Noise on the inputs too, as in a denoising autoencoder, and mu |U|^2 in the objective; see
+        `LinearNetwork`.
     """
 
-    @overload
-    def __init__(
-        self, target: Any, width: int, noise: Noise, *, second_moment: Any = None
-    ) -> None: ...
-    @overload
-    def __init__(self, *, X: Any, width: int, noise: Noise) -> None: ...
     @target_or_data
     def __init__(
-        self, target: Any, width: int, noise: Noise, *, X: Any = None, second_moment: Any = None
+        self,
+        target: Any,
+        width: int,
+        noise: Noise,
+        *,
+        X: Any = None,
+        second_moment: Any = None,
+        input_noise: Noise | None = None,
+        weight_decay: float = 0.0,
     ) -> None:
         if not isinstance(noise, Noise) or noise.masks != "units":
             raise InputTypeError(f"noise on tied weights must mask units, got {noise!r}")
         self.width, self.noise = _check.whole("width", width), noise
-        task = regression(target, X, X, second_moment).dense("tie weights")
+        self.input_noise, self.weight_decay = (
+            input_noise,
+            _check.number("weight_decay", weight_decay),
+        )
+        task = regression(target, X, X, second_moment, input_noise).dense("tie weights")
         if task.outputs != task.inputs:
             raise InputError(
                 f"target must be square for tied weights, got {task.outputs} x {task.inputs}"
             )
-        self.effect = TiedUnitNoise(UnitNoise(task, self.width, noise))
+        self.effect = TiedUnitNoise(UnitNoise(task, self.width, noise, self.weight_decay / 2))
 
     def penalty(self, U: Any) -> float:
         """Return what the noise adds to the expected squared error."""
@@ -93,6 +106,7 @@ class TiedAutoencoder:
         learning_rate: Rate = 1e-3,
         seeds: int | Sequence[int] = 1,
         *,
+        batch_size: int = 1,
         gradient: str = "sampled",
         init: Any = None,
         init_scale: float | None = None,
@@ -101,15 +115,29 @@ class TiedAutoencoder:
     ) -> Trace:
         """Run stochastic gradient descent with sampled masks; see `LinearNetwork.train`."""
         return train(
-            self.effect, self.effect.steps, steps=steps, learning_rate=learning_rate, seeds=seeds,
-            gradient=gradient, init=None if init is None else [self._checked(init)],
-            init_scale=init_scale, records=records, n_jobs=n_jobs,
+            self.effect, steps=steps, learning_rate=learning_rate, seeds=seeds,
+            batch_size=batch_size, gradient=gradient, init_scale=init_scale, records=records,
+            init=None if init is None else [self._checked(init)], n_jobs=n_jobs,
         )  # fmt: skip
+
+    def floor(
+        self,
+        learning_rate: float,
+        *,
+        batch_size: int = 1,
+        samples: int = 4000,
+        seed: Seed = 0,
+    ) -> Floor:
+        """Return how low `train` gets at a constant learning rate; see `LinearNetwork.floor`."""
+        weights = self.effect.best_weights()
+        return floor(self.effect, weights, learning_rate, batch_size, samples, seed)
 
     def landscape(self, max_points: int = 200) -> landscape.Landscape:
         """Return the equalized critical points, each with its kind and an escape direction."""
         if self.effect.regression.L is not None or not isinstance(self.noise, Dropout):
             raise InputError("the landscape is known for Dropout with isotropic inputs")
+        if self.weight_decay:
+            raise InputError("the landscape is known without weight decay")
         if not isinstance(self.noise.drop_prob, float):
             raise InputError("the landscape is known for one drop probability")
         M, strength = self.effect.symmetric, self.noise.strength
@@ -130,13 +158,20 @@ class TiedUnitNoise(NoiseEffect):
         self.untied = untied
         self.regression: DenseRegression = untied.regression.dense("tie weights")
         self.shapes, self.least = untied.shapes[:1], untied.least
+        self.weight_decay = 2 * untied.weight_decay
 
     @cached_property
     def symmetric(self) -> Floats:
-        """The symmetric part of the best linear map."""
-        inverse = self.regression.L_inverse
-        M = self.regression.T if inverse is None else self.regression.T @ inverse
-        return (M + M.T) / 2
+        """The best symmetric map A without noise: A C + C A = E[y x'] + E[x y']."""
+        if self.regression.L is None:
+            return (self.regression.T + self.regression.T.T) / 2
+        cross = self.regression.T @ self.regression.L.T
+        W, root, _ = np.linalg.svd(self.regression.L)
+        c = np.zeros(len(W))
+        c[: len(root)] = root**2
+        sums = c[:, None] + c
+        B = W.T @ (cross + cross.T) @ W
+        return np.asarray(W @ np.where(sums > 0, B / np.where(sums > 0, sums, 1.0), 0.0) @ W.T)
 
     @cached_property
     def _leading(self) -> Leading:
@@ -153,8 +188,7 @@ class TiedUnitNoise(NoiseEffect):
     def _by_eigenvalues(self) -> Relaxation:
         """The relaxation with eigenvalues, clipped at zero, in place of singular values."""
         envelopes = self.untied.sharing.envelopes()
-        found = relax(lambda envelope: self._leading, envelopes, self.regression)
-        return self.untied.rounded(found)
+        return relax(lambda envelope: self._leading, envelopes, self.regression, self.untied.decay)
 
     @property
     def relaxation(self) -> Relaxation:
@@ -165,11 +199,30 @@ class TiedUnitNoise(NoiseEffect):
         """Return a root of the eigenvalues' map, refined by descent if it is not exact."""
         U, _ = self.untied.sharing.factors(*self._by_eigenvalues.kept)
         if self.regression.L is not None:
-            return refine(self.value, [(U,)], attains(self.relaxation.bound))
+            starts = [(self._weighted_root(),), (U,)]
+            starts += [(nudged(W, seed),) for seed, (W,) in enumerate(starts)]
+            enough, tries = attains(self.relaxation.bound), 20 if U.size <= SMALL else 8
+            return refine(
+                self.value, starts, enough, tries, needed=4 if U.size <= SMALL else 2, spread=1.0
+            )
         if not self.untied.sharing.exact:
             top, W = self._leading, self._by_eigenvalues
             U = W.left @ self.untied.best_root(top.s, W.spectrum, attains(W.bound) - top.rest)
         return (U,)
+
+    def _weighted_root(self) -> Floats:
+        """Return a root in directions that count: eigenvectors of K + K', K = E[y x'].
+
+        Alone, a direction w is best multiplied by w'K w / w'C w, before noise.
+        """
+        L, width = self.regression.root, self.untied.width
+        K = self.regression.T @ L.T
+        _, vectors = np.linalg.eigh(K + K.T)
+        W = vectors[:, ::-1][:, :width]
+        gain, size = np.sum(W * (K @ W), axis=0), np.sum((L.T @ W) ** 2, axis=0)
+        kept = gain > 1e-12 * abs(gain[0])
+        W, a = W[:, kept], gain[kept] / size[kept]
+        return self.untied.sharing.factors(W, a, W)[0]
 
     def product(self, *weights: Floats) -> tuple[Floats, Floats]:
         """(U, U)."""
@@ -189,11 +242,6 @@ class TiedUnitNoise(NoiseEffect):
         value, (gradient_U, gradient_V) = self.untied.value(*weights * 2)
         return value, (gradient_U + gradient_V,)
 
-    def steps(self, rng: np.random.Generator) -> Advance:
-        """Return compiled steps with masked units and tied weights."""
-        from overt.linear import kernels
-
-        samples, mask = self.regression.samples, masks(self.untied.noise, self.untied.width, rng)
-        return on_rows(
-            lambda rows, rates: kernels.tied_steps(*rows, samples, mask(len(rates)), rates, rng)
-        )
+    def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:
+        """Return those of the untied network, which move the same array twice."""
+        return self.untied.steps(rng, batch_size, decay=(self.weight_decay, 0.0))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from overt import _check
 from overt._check import InputError
-from overt._progress import meter
+from overt._progress import meter, working
 from overt._types import Floats, Ints
 from overt.linear import grading
 from overt.linear.descent import Value
@@ -46,8 +47,8 @@ def inverse_decay(rate: float, halving: float) -> Callable[[Ints], Floats]:
 
 def train(
     effect: NoiseEffect,
-    sampled: Descent,
     *,
+    batch_size: int,
     gradient: str,
     init: Sequence[Floats] | None,
     init_scale: float | None,
@@ -71,6 +72,7 @@ def train(
             return [W.copy() for W in init]
         return [init_scale * rng.standard_normal(shape) for shape in effect.shapes]
 
+    sampled = partial(effect.steps, batch_size=_check.whole("batch_size", batch_size))
     descent = sampled if gradient == "sampled" else gradient_descent(effect.value)
     return run_seeds(begin, descent, measure, optimum=effect.relaxation.bound, **running)
 
@@ -100,6 +102,8 @@ def run_seeds(
     rank = np.full((count, len(grid)), -1, dtype=np.int64)
     weights = [begin(rng) for rng in generators]
     advance = [descent(rng) for rng in generators]
+    with working("training: compiling the steps, once on this machine"):
+        advance[0](weights[0], np.empty(0))
     diverged = np.zeros(count, dtype=bool)
 
     def record(i: int, column: int) -> None:

@@ -6,7 +6,6 @@ With P = L'V and R = T - U P' the objective is residual + |R|^2 + <Cbar, U'U o P
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -25,42 +24,48 @@ from overt.linear.bounds import (
     relax,
 )
 from overt.linear.descent import attains, nudged, refine
-from overt.linear.effect import NoiseEffect
+from overt.linear.effect import NoiseEffect, decayed
 from overt.linear.frames import least_penalty
 from overt.linear.regression import Regression
-from overt.linear.sampling import Advance, masks, on_rows
+from overt.linear.sampling import Advance, masks
 from overt.linear.shares import UnitShares
+from overt.linear.whitening import EPS
 from overt.noise import DropBlock, Dropout, Noise
 from overt.spectral import induced
 
 Pair = tuple[Floats, Floats]
 
+CANCELS = 0.01
+"""Share of its terms' absolute values below which a penalty is evaluated without cancellation."""
+
 
 class UnitNoise(NoiseEffect):
     """Any noise over the hidden units of a two-layer network."""
 
-    def __init__(self, regression: Regression, width: int, noise: Noise) -> None:
+    def __init__(
+        self, regression: Regression, width: int, noise: Noise, weight_decay: float = 0.0
+    ) -> None:
         noise.mean(width)  # the noise must fit the width
         self.regression, self.width, self.noise = regression, width, noise
+        self.weight_decay = weight_decay
         self.shapes = (regression.outputs, width), (regression.inputs, width)
         self.sharing = sharing(noise, width)
         if not noise.independent and self._characteristic.min() < 0:
-            # Terms of the penalty cancel, down to their rounding.
-            self.least = max(1e-4 * min(1.0, float(self._characteristic.max())), self.least)
+            # Terms of the penalty cancel; what is left is known up to the rounding of Cbar.
+            self.least = max(
+                32 * EPS / EXACT * min(1.0, float(self._characteristic.max())), self.least
+            )
 
     @cached_property
     def relaxation(self) -> Relaxation:
         """The target with the noise's envelopes in place of its penalty."""
         leading = partial(self.regression.leading, self.width)
-        found = relax(leading, self.sharing.envelopes(), self.regression)
-        return self.rounded(found)
+        return relax(leading, self.sharing.envelopes(), self.regression, self.decay)
 
-    def rounded(self, found: Relaxation) -> Relaxation:
-        """Take off the bound what rounding leaves of penalties that cancel."""
-        if self.least == NoiseEffect.least:
-            return found
-        rounding = EXACT / 4 * self.least * self.regression.scale
-        return replace(found, bound=max(found.bound - rounding, 0.0))
+    @cached_property
+    def decay(self) -> float:
+        """Weight decay in whitened coordinates: |v| >= |L'v| / |L|, equal for isotropic inputs."""
+        return self.weight_decay / self.regression.largest_root if self.weight_decay else 0.0
 
     def best_weights(self) -> Sequence[Floats]:
         """Return factors of the relaxation's map, refined by descent if they are not exact.
@@ -70,13 +75,28 @@ class UnitNoise(NoiseEffect):
         """
         if self.sharing.exact:
             U, P = self.sharing.factors(*self.relaxation.kept)
-            return U, self.regression.unwhiten(P)
+            return self._decayed(U, self.regression.unwhiten(P))
         task = self.regression.dense("refine by descent")
         left, s, right = task.svd
         m, d = s[: self.width], self.width
         enough = attains(self.relaxation.bound) - task.residual - float(np.sum(s[d:] ** 2))
         U, P = self.best_factors(m, self.best_root(m, self.relaxation.spectrum, enough), enough)
-        return left[:, :d] @ U, task.unwhiten(right[:, :d] @ P)
+        return self._decayed(left[:, :d] @ U, task.unwhiten(right[:, :d] @ P))
+
+    def _decayed(self, U: Floats, V: Floats) -> Sequence[Floats]:
+        """Return the factors, if weights decay, at equal norms, by descent unless C is isotropic.
+
+        Multiplying u_i and dividing v_i changes neither the map nor what noise costs.
+        """
+        if not self.weight_decay:
+            return U, V
+        u, v = np.linalg.norm(U, axis=0), np.linalg.norm(V, axis=0)
+        ratio = np.sqrt(np.where((u > 0) & (v > 0), v, 1.0) / np.where((u > 0) & (v > 0), u, 1.0))
+        U, V = U * ratio, V / ratio
+        if self.regression.isotropic:
+            return U, V
+        starts = [(U, V), (nudged(U, 4), nudged(V, 5))]
+        return refine(self.value, starts, attains(self.relaxation.bound))
 
     def best_root(self, m: Floats, a: Floats, enough: float) -> Floats:
         """Return the best B found of |diag(m) - B B'|^2 + <Cbar, B'B o B'B>, m >= 0 decreasing.
@@ -87,7 +107,7 @@ class UnitNoise(NoiseEffect):
         start, _ = self.sharing.factors(unit[:, kept], a[kept] / scale, unit[:, kept])
 
         def value(B: Floats) -> tuple[float, Sequence[Floats]]:
-            objective, (gradient, other) = self._value(np.diag(m) / scale, B, B)
+            objective, (gradient, other) = self._value(np.diag(m) / scale, B, B, scale)
             return objective, (gradient + other,)
 
         (B,) = refine(value, [(start,), (nudged(start, 1),)], enough / scale**2)
@@ -99,19 +119,28 @@ class UnitNoise(NoiseEffect):
         They may differ where noise is correlated: units that cancel each other cancel noise too.
         """
         scale, B = m[0] or 1.0, B / np.sqrt(m[0] or 1.0)
-        value = partial(self._value, np.diag(m) / scale)
+        value = partial(self._value, np.diag(m) / scale, scale=scale)
         if value(B, B)[0] > enough / scale**2:
             found = refine(value, [(nudged(B, 2), nudged(B, 3))], enough / scale**2)
             if value(*found)[0] < value(B, B)[0]:
                 return np.sqrt(scale) * found[0], np.sqrt(scale) * found[1]
         return np.sqrt(scale) * B, np.sqrt(scale) * B
 
-    def _value(self, T: Floats, U: Floats, P: Floats) -> tuple[float, Sequence[Floats]]:
-        """Return |T - U P'|^2 + <Cbar, U'U o P'P> and its gradients."""
+    def _value(
+        self, T: Floats, U: Floats, P: Floats, scale: float | None = None
+    ) -> tuple[float, Sequence[Floats]]:
+        """Return |T - U P'|^2 + <Cbar, U'U o P'P> and its gradients.
+
+        With a scale, and weight decay in whitened coordinates, both in units of the scale.
+        """
         Cbar, R = self._characteristic, T - U @ P.T
         UU, PP = U.T @ U, P.T @ P
-        value = float(np.sum(R * R) + np.sum(Cbar * UU * PP))
-        return value, (2 * (U @ (Cbar * PP) - R @ P), 2 * (P @ (Cbar * UU) - R.T @ U))
+        mu = self.decay / scale if scale is not None else 0.0
+        value = float(np.sum(R * R) + np.sum(Cbar * UU * PP) + mu * (np.trace(UU) + np.trace(PP)))
+        return value, (
+            2 * (U @ (Cbar * PP) - R @ P + mu * U),
+            2 * (P @ (Cbar * UU) - R.T @ U + mu * P),
+        )
 
     def product(self, *weights: Floats) -> Pair:
         """Return the weights, which are the factors."""
@@ -121,7 +150,18 @@ class UnitNoise(NoiseEffect):
     def penalty(self, *weights: Floats) -> float:
         """<Cbar, U'U o H'H>."""
         U, V = weights
-        return max(0.0, float(penalty.shallow(U, self.regression.hidden(V), self.noise)))
+        H = self.regression.hidden(V)
+        if self.noise.independent:
+            return float(penalty.shallow(U, H, self.noise))
+        terms = self._characteristic * (U.T @ U) * (H.T @ H)
+        if (total := float(np.sum(terms))) > CANCELS * np.sum(np.abs(terms)):
+            return total
+        # As a sum of squares |U diag(z) H'|^2 over a root of Cbar = sum z z', in triangles.
+        values, vectors = np.linalg.eigh(self._characteristic)
+        kept = values > EPS * values[-1]
+        left, right = (np.asarray(np.linalg.qr(A, mode="r")) for A in (U, H))
+        roots = (vectors[:, kept] * np.sqrt(values[kept])).T
+        return float(sum(np.sum(((left * z) @ right.T) ** 2) for z in roots))
 
     def imbalance(self, *weights: Floats) -> float:
         """Return the variance over units, or blocks of them, of their share of the map."""
@@ -132,16 +172,27 @@ class UnitNoise(NoiseEffect):
         """Return the objective and its gradients in (U, V)."""
         (U, V), dense = weights, self.regression.dense("train")
         value, (gradient_U, gradient_P) = self._value(dense.T, U, dense.whiten(V))
-        return dense.residual + value, (gradient_U, dense.pull_back(gradient_P))
+        return decayed(
+            self.weight_decay,
+            weights,
+            dense.residual + value,
+            gradient_U,
+            dense.pull_back(gradient_P),
+        )
 
-    def steps(self, rng: np.random.Generator) -> Advance:
+    def steps(
+        self,
+        rng: np.random.Generator,
+        batch_size: int = 1,
+        decay: tuple[float, float] | None = None,
+    ) -> Advance:
         """Return compiled steps with masked units."""
         from overt.linear import kernels
 
-        samples = self.regression.dense("train").samples
-        mask = masks(self.noise, self.width, rng)
-        return on_rows(
-            lambda rows, rates: kernels.unit_steps(*rows, samples, mask(len(rates)), rates, rng)
+        decay = decay or (self.weight_decay, self.weight_decay)
+        samples, shape = self.regression.dense("train").samples, (self.width,)
+        return masks(
+            kernels.unit_steps, samples, self.noise, shape, rng, batch_size=batch_size, decay=decay
         )
 
     @cached_property
@@ -194,7 +245,7 @@ def _diagonal_plus_constant(noise: Noise, width: int) -> UnitShares | None:
     gamma = float(np.mean(others))
     delta = np.diag(Cbar) - gamma
     rounding = 1e-14 * np.abs(Cbar).max()
-    if np.ptp(others) > rounding or delta.min() < -rounding or gamma < -1 - rounding:
+    if np.ptp(others) > rounding or delta.min() < -rounding:
         return None
     if np.ptp(delta) <= rounding:  # equal up to rounding: all units alike
         delta = np.full(width, delta.mean())

@@ -21,10 +21,10 @@ import numpy as np
 from overt import equalize, penalty
 from overt._types import Floats
 from overt.linear.bounds import Relaxation
-from overt.linear.descent import descend
-from overt.linear.effect import NoiseEffect
+from overt.linear.descent import attains, nudged, refine
+from overt.linear.effect import NoiseEffect, decayed
 from overt.linear.regression import DenseRegression, Regression
-from overt.linear.sampling import Advance, on_rows
+from overt.linear.sampling import Advance, masks
 from overt.linear.units import UnitNoise
 from overt.noise import DropConnect, Dropout
 from overt.spectral import SquaredNuclear, induced
@@ -41,10 +41,13 @@ RELAXED = 1.6
 class WeightNoise(NoiseEffect):
     """DropConnect on the first layer of a two-layer network."""
 
-    def __init__(self, regression: Regression, width: int, noise: DropConnect) -> None:
+    def __init__(
+        self, regression: Regression, width: int, noise: DropConnect, weight_decay: float = 0.0
+    ) -> None:
         self.regression, self.width, self.noise = regression, width, noise
+        self.weight_decay = weight_decay
         self.shapes = (regression.outputs, width), (regression.inputs, width)
-        self._as_units = UnitNoise(regression, width, Dropout(noise.drop_prob))
+        self._as_units = UnitNoise(regression, width, Dropout(noise.drop_prob), weight_decay)
         self._correlated = not regression.uncorrelated()
 
     @cached_property
@@ -53,10 +56,10 @@ class WeightNoise(NoiseEffect):
         if not self._correlated:
             return self._as_units.relaxation
         dense = self.regression.dense("solve")
-        B, bound = best_map(dense, induced(self.noise, self.width)[0])
+        B, bound, N = best_map(dense, induced(self.noise, self.width)[0])
         loss = float(np.sum((dense.T - B @ (dense.root / self._root[:, None])) ** 2))
         bound -= dense.rounding(bound, loss, float(np.linalg.norm(B, "nuc")))
-        return Relaxation(bound, B / self._root, np.ones(dense.inputs), dense.root.T)
+        return Relaxation(bound, B / self._root, np.ones(dense.inputs), dense.root.T, None, N)
 
     def best_weights(self) -> Sequence[Floats]:
         """Return balanced factors of the best map, refined by descent where the width is short."""
@@ -67,9 +70,14 @@ class WeightNoise(NoiseEffect):
         kept = min(rank, self.width)
         U, V = equalize.balanced_factors(left[:, :kept], s[:kept], right[:kept].T, self.width)
         if rank > self.width:
-            (V,) = descend(self._value_of_inputs, [V])
+            starts = [(V,), (nudged(V, 0),), (nudged(V, 1),)]
+            (V,) = refine(self._value_of_inputs, starts, attains(self.relaxation.bound))
             U = self._best_outputs(V)
-        return U, V / self._root[:, None]
+        V = V / self._root[:, None]
+        if self.weight_decay:
+            again = [(U, V), (nudged(U, 0), nudged(V, 1))]
+            return refine(self.value, again, attains(self.relaxation.bound))
+        return U, V
 
     def _best_outputs(self, V: Floats) -> Floats:
         """Return the best U for V in scaled coordinates: U (P'P + lam diag(|v_k|^2)) = T P."""
@@ -80,7 +88,7 @@ class WeightNoise(NoiseEffect):
 
     def _value_of_inputs(self, V: Floats) -> tuple[float, Sequence[Floats]]:
         """Return the least objective over U, and its gradient in V."""
-        value, (_, gradient) = self.value(self._best_outputs(V), V / self._root[:, None])
+        value, (_, gradient) = self._plain_value(self._best_outputs(V), V / self._root[:, None])
         return value, (gradient / self._root[:, None],)
 
     def product(self, *weights: Floats) -> tuple[Floats, Floats]:
@@ -100,8 +108,13 @@ class WeightNoise(NoiseEffect):
         return float(equalize.imbalance(U, np.sqrt(self.regression.input_variances)[:, None] * V))
 
     def value(self, *weights: Floats) -> tuple[float, Sequence[Floats]]:
+        """Return the objective and its gradients."""
+        value, gradients = self._plain_value(*weights)
+        return decayed(self.weight_decay, weights, value, *gradients)
+
+    def _plain_value(self, U: Floats, V: Floats) -> tuple[float, Sequence[Floats]]:
         """Return residual + |R|^2 + lam sum_k |u_k|^2 v_k'D v_k and its gradients."""
-        (U, V), dense = weights, self.regression.dense("train")
+        dense = self.regression.dense("train")
         lam, D = self.noise.strength, dense.input_variances
         P = dense.whiten(V)
         R = dense.T - U @ P.T
@@ -112,29 +125,30 @@ class WeightNoise(NoiseEffect):
             2 * (lam * V * D[:, None] * u - dense.pull_back(R.T @ U)),
         )
 
-    def steps(self, rng: np.random.Generator) -> Advance:
+    def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:
         """Return compiled steps with masked weights."""
         from overt.linear import kernels
 
-        samples, drop_prob = self.regression.dense("train").samples, self.noise.drop_prob
-        return on_rows(
-            lambda rows, rates: kernels.weight_steps(*rows, samples, drop_prob, rates, rng)
-        )
+        samples, shape = self.regression.dense("train").samples, self.shapes[1][::-1]
+        return masks(
+            kernels.weight_steps, samples, self.noise, shape, rng,
+            batch_size=batch_size, decay=(self.weight_decay,) * 2,
+        )  # fmt: skip
 
     @cached_property
     def _root(self) -> Floats:
         return _positive_root(self.regression)
 
 
-def best_map(regression: DenseRegression, weight: float) -> tuple[Floats, float]:
-    """Return (B, bound): the convex optimum in scaled coordinates and a proved lower bound."""
+def best_map(regression: DenseRegression, weight: float) -> tuple[Floats, float, Floats]:
+    """Return (B, bound, N): the optimum in scaled coordinates, a proved lower bound, its dual."""
     T, K = regression.T, regression.root / _positive_root(regression)[:, None]
     if weight == 0:
-        return T @ np.linalg.pinv(K), regression.residual
+        return T @ np.linalg.pinv(K), regression.residual, np.zeros_like(T)
     values, Q = np.linalg.eigh(K @ K.T)
     back, norm = np.linalg.pinv(K.T), SquaredNuclear()
     rho, Z = 0.03 * float(values[-1]), np.zeros((len(T), len(K)))
-    best, bound = Z, -np.inf
+    best, reached, bound, dual = Z, np.inf, -np.inf, np.zeros_like(T)
     multipliers = np.zeros(Z.shape)  # G / rho
     for count in range(1, MAX_STEPS + 1):
         B = (((T @ K.T + rho * (Z - multipliers)) @ Q) / (values + rho)) @ Q.T
@@ -144,10 +158,13 @@ def best_map(regression: DenseRegression, weight: float) -> tuple[Floats, float]
         if count % 10:
             continue
         value = float(np.sum((T - Z @ K) ** 2) + weight * norm.matrix_value(Z))
-        lower = _dual(T, K, weight, rho * multipliers @ back)
+        N = rho * multipliers @ back
+        lower, factor = _dual(T, K, weight, N)
         if lower > bound:
-            best, bound = Z, lower
-        if value - bound <= TOL * value:
+            bound, dual = lower, factor * N
+        if value < reached:
+            best, reached = Z, value
+        if reached - bound <= TOL * reached:
             break
         # Relative errors of map and multipliers should be of one size; later on rho must rest.
         apart = float(np.linalg.norm(B - Z) * np.linalg.norm(multipliers))
@@ -155,14 +172,14 @@ def best_map(regression: DenseRegression, weight: float) -> tuple[Floats, float]
         if count < MAX_STEPS / 4 and not 0.2 < uneven < 5:
             factor = 2.0 if uneven > 1 else 0.5
             rho, multipliers = rho * factor, multipliers / factor
-    return best, regression.residual + max(bound, 0.0)
+    return best, regression.residual + max(bound, 0.0), dual
 
 
-def _dual(T: Floats, K: Floats, weight: float, N: Floats) -> float:
-    """Return 2 <N, T> - |N|^2 - |N K'|_op^2 / weight at the best multiple of N."""
+def _dual(T: Floats, K: Floats, weight: float, N: Floats) -> tuple[float, float]:
+    """Return 2 <N, T> - |N|^2 - |N K'|_op^2 / weight at the best multiple of N, and the factor."""
     inner = float(np.sum(N * T))
     size = float(np.sum(N**2) + np.linalg.norm(N @ K.T, 2) ** 2 / weight)
-    return inner**2 / size if inner > 0 else 0.0
+    return (inner**2 / size, inner / size) if inner > 0 else (0.0, 0.0)
 
 
 def _positive_root(regression: Regression) -> Floats:

@@ -33,9 +33,9 @@ class Whitening(NamedTuple):
     ill: bool
 
 
-def of_data(X: Floats) -> tuple[Whitening, Floats]:
+def of_data(X: Floats, n: int) -> tuple[Whitening, Floats]:
     """Return the root of C = X'X/n, and an orthonormal basis P of X's columns, X = sqrt(n) P L'."""
-    root_n, size = np.sqrt(len(X)), np.sqrt(np.mean(X**2, axis=0))
+    root_n, size = np.sqrt(n), np.sqrt(np.sum(X**2, axis=0) / n)
     if not size.any():
         raise InputError("X must not be zero")
     size = np.where(size > 0, size, 1.0)

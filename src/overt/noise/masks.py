@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -54,14 +55,17 @@ class Noise(ABC):
         return self.sample(width, size, seed) / self.mean(width).reshape(shape)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False)
 class Dropout(Noise):
-    """Each unit is dropped on its own: Cbar = diag(lam), lam = drop_prob / (1 - drop_prob).
+    """Each unit is masked on its own: Cbar = diag(lam), lam = drop_prob / (1 - drop_prob).
 
     Parameters
     ----------
     drop_prob
-        Probability in [0, 1) that a unit is dropped, or one probability per unit.
+        Probability in [0, 1) that a unit is dropped, or one probability per unit; 0.5 by default.
+    strength
+        Gaussian dropout in its place: multipliers are normal with mean 1 and variance `strength`,
+        lam itself. Squared losses see no difference, as only means and variances matter to them.
 
     Examples
     --------
@@ -69,67 +73,88 @@ class Dropout(Noise):
     >>> overt.Dropout(0.5).characteristic(2)
     array([[1., 0.],
            [0., 1.]])
+    >>> overt.Dropout(strength=1.0).drop_prob
+    0.5
     """
 
-    drop_prob: Any = 0.5
+    drop_prob: Any
+    gaussian: bool
+    _lam: Any
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.drop_prob, (list, tuple)) and np.ndim(self.drop_prob) == 0:
-            object.__setattr__(self, "drop_prob", _check.drop_prob(self.drop_prob))
-            return
-        values = np.ravel(_check.floating("drop_prob", self.drop_prob, ndim=1))
-        probs = tuple(_check.drop_prob(v, f"drop_prob[{i}]") for i, v in enumerate(values))
-        object.__setattr__(self, "drop_prob", probs)
+    def __init__(self, drop_prob: Any = None, *, strength: Any = None) -> None:
+        gaussian = strength is not None
+        if gaussian and drop_prob is not None:
+            raise InputError("give either drop_prob or strength, not both")
+        if gaussian:
+            lam = _one_or_many("strength", strength, _strength)
+            prob = tuple(x / (1 + x) for x in lam) if isinstance(lam, tuple) else lam / (1 + lam)
+        else:
+            prob = _one_or_many(
+                "drop_prob", 0.5 if drop_prob is None else drop_prob, _check.drop_prob
+            )
+            lam = tuple(x / (1 - x) for x in prob) if isinstance(prob, tuple) else prob / (1 - prob)
+        for name, value in (("drop_prob", prob), ("_lam", lam), ("gaussian", gaussian)):
+            object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        given = f"strength={self._lam}" if self.gaussian else f"drop_prob={self.drop_prob}"
+        return f"Dropout({given})"
 
     @property
     def strength(self) -> Any:
-        """lam = drop_prob / (1 - drop_prob); an array where drop_prob is one per unit."""
-        if isinstance(self.drop_prob, tuple):
-            probs = np.array(self.drop_prob)
-            return probs / (1 - probs)
-        return self.drop_prob / (1 - self.drop_prob)
+        """lam = drop_prob / (1 - drop_prob); an array where there is one per unit."""
+        return np.array(self._lam) if isinstance(self._lam, tuple) else self._lam
 
     @property
     def independent(self) -> bool:
-        """True: units are dropped independently."""
+        """True: units are masked independently."""
         return True
 
     def mean(self, width: Width) -> Floats:
-        """1 - drop_prob for every unit."""
-        return 1 - self._per_unit(width)
+        """1 - drop_prob for every unit; 1 for Gaussian multipliers."""
+        return (
+            np.ones(self._units(width))
+            if self.gaussian
+            else 1 - self._per_unit(width, self.drop_prob)
+        )
 
     def relative_variance(self, width: Width) -> Floats:
         """lam for every unit."""
-        probs = self._per_unit(width)
-        return probs / (1 - probs)
+        return self._per_unit(width, self._lam)
 
     def characteristic(self, width: Width) -> Floats:
         """diag(lam)."""
         return np.diag(self.relative_variance(width))
 
     def sample(self, width: Width, size: int = 1, seed: Seed = None) -> Floats:
-        """Draw Bernoulli(1 - drop_prob) masks, shape (size, *width)."""
-        shape = shape_of(width)
-        probs = self._per_unit(width).reshape(shape)
-        draws = _check.generator(seed).random((_check.whole("size", size), *shape))
-        return (draws >= probs).astype(float)
+        """Draw Bernoulli(1 - drop_prob), or Gaussian, masks, shape (size, *width)."""
+        shape, rng = shape_of(width), _check.generator(seed)
+        drawn = _check.whole("size", size), *shape
+        if self.gaussian:
+            deviation = np.sqrt(self._per_unit(width, self._lam)).reshape(shape)
+            return np.asarray(1 + deviation * rng.standard_normal(drawn))
+        return (rng.random(drawn) >= self._per_unit(width, self.drop_prob).reshape(shape)).astype(
+            float
+        )
 
     def at_width(self, width: int) -> Self:
         """Width-adjusted noise whose strength grows as lam * width (structured dropout, eq. 7).
 
         With it the induced penalty no longer vanishes as the network grows.
         """
-        return replace(self, drop_prob=width_adjusted(self.drop_prob, width, 1))
+        if self.gaussian:
+            return type(self)(strength=_check.whole("width", width) * _strength(self.strength))
+        return type(self)(width_adjusted(self.drop_prob, width, 1))
 
-    def _per_unit(self, width: Width) -> Floats:
-        units = math.prod(shape_of(width))
-        if isinstance(self.drop_prob, tuple):
-            if len(self.drop_prob) != units:
-                raise InputError(
-                    f"drop_prob has {len(self.drop_prob)} entries but there are {units} units"
-                )
-            return np.array(self.drop_prob)
-        return np.full(units, self.drop_prob)
+    def _units(self, width: Width) -> int:
+        units, per_unit = math.prod(shape_of(width)), self.drop_prob
+        if isinstance(per_unit, tuple) and len(per_unit) != units:
+            name = "strength" if self.gaussian else "drop_prob"
+            raise InputError(f"{name} has {len(per_unit)} entries but there are {units} units")
+        return units
+
+    def _per_unit(self, width: Width, values: Any) -> Floats:
+        return np.broadcast_to(np.array(values, dtype=float), self._units(width)).copy()
 
 
 @dataclass(frozen=True)
@@ -218,6 +243,18 @@ class DropConnect(Noise):
     def sample(self, width: Width, size: int = 1, seed: Seed = None) -> Floats:
         """Draw Bernoulli(1 - drop_prob) masks over the weights, shape (size, *width)."""
         return Dropout(self.drop_prob).sample(width, size, seed)
+
+
+def _one_or_many(name: str, value: Any, check: Callable[[Any, str], float]) -> Any:
+    """Return one checked number, or a tuple of them, one per unit."""
+    if not isinstance(value, (list, tuple)) and np.ndim(value) == 0:
+        return check(value, name)
+    values = np.ravel(_check.floating(name, value, ndim=1))
+    return tuple(check(x, f"{name}[{i}]") for i, x in enumerate(values))
+
+
+def _strength(value: Any, name: str = "strength") -> float:
+    return _check.number(name, value)
 
 
 def shape_of(width: Width) -> tuple[int, ...]:

@@ -22,20 +22,23 @@ except ModuleNotFoundError:
     raise MissingExtraError("torch", "torch") from None
 
 from overt.robust.attacks.base import Attack
-from overt.robust.attacks.criteria import Criterion, Effective, Misclassified, Targeted
+from overt.robust.attacks.closest import Closest, closest
+from overt.robust.attacks.criteria import Criterion, Deviates, Effective, Misclassified, Targeted
 from overt.robust.attacks.gradient import BIM, FGSM, PGD, Constant, Cosine, Decay, Halving
 from overt.robust.attacks.losses import LOSSES, Loss, ReflectedAll
+from overt.robust.attacks.queries import Square
 from overt.robust.attacks.results import AttackResult, RobustnessWarning
 from overt.robust.attacks.staged import strongest
 from overt.robust.certificates import exact, guarantees, leaky
 from overt.robust.evaluation import RobustError, robust_error
-from overt.robust.threats.balls import L1, L2, Linf
+from overt.robust.threats.balls import L0, L1, L2, Linf
 from overt.robust.threats.base import Threat
 from overt.robust.training import Training, adversarial_train
 
 __all__ = [
-    "BIM", "FGSM", "L1", "L2", "LOSSES", "PGD", "Attack", "AttackResult", "Constant", "Cosine",
-    "Criterion", "Decay", "Effective", "Halving", "Linf", "Loss", "Misclassified", "ReflectedAll",
-    "RobustError", "RobustnessWarning", "Targeted", "Threat", "Training", "adversarial_train",
-    "exact", "guarantees", "leaky", "robust_error", "strongest",
+    "BIM", "FGSM", "L0", "L1", "L2", "LOSSES", "PGD", "Attack", "AttackResult", "Closest",
+    "Constant", "Cosine", "Criterion", "Decay", "Deviates", "Effective", "Halving", "Linf", "Loss",
+    "Misclassified", "ReflectedAll", "RobustError", "RobustnessWarning", "Square", "Targeted",
+    "Threat", "Training", "adversarial_train", "closest", "exact", "guarantees", "leaky",
+    "robust_error", "strongest",
 ]  # fmt: skip

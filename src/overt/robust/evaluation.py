@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from overt._check import InputError, InputTypeError, MissingExtraError, number, whole
 from overt._intervals import clopper_pearson
 from overt._progress import meter
-from overt._types import Floats
+from overt._types import Bools, Floats
 from overt.results import Result, Status
 from overt.robust.attacks import models
 from overt.robust.attacks.base import Attack
 from overt.robust.attacks.criteria import Misclassified
-from overt.robust.attacks.results import AttackResult
-from overt.robust.attacks.staged import LEAST_BUDGET, strongest
+from overt.robust.attacks.results import report
+from overt.robust.attacks.staged import LEAST_BUDGET, begin, run_stages
+from overt.robust.certificates.deciding import chain_of, decide
 from overt.robust.threats.base import Threat, check_threat
 
 
@@ -44,9 +43,14 @@ class RobustError(Result):
         The curve: ascending radii (k,), errors (k,), intervals (k, 2).
     smallest
         For each point the smallest of the radii at which it was fooled, 0 if it was misclassified
-        to begin with, infinity if it never was, (points,).
-    gradients
-        Gradients evaluated in all, each point counted on its own.
+        to begin with, infinity if it never was ("never" in JSON), (points,).
+    proved
+        Which points no allowed perturbation fools, by a certificate for the network in exact
+        arithmetic; none unless it was asked for, (points,).
+    gradients, queries
+        Gradients, and evaluations without one, in all, each point counted on its own.
+    warnings
+        What makes the result doubtful, in words, whether it was warned of or not.
     status
         "finished" or "interrupted".
     """
@@ -62,8 +66,26 @@ class RobustError(Result):
     errors: Floats
     intervals: Floats
     smallest: Floats
+    proved: Bools
     gradients: int
+    queries: int
+    warnings: tuple[str, ...]
     status: Status
+
+    def __post_init__(self) -> None:
+        if np.asarray(self.smallest).dtype.kind == "U":  # from JSON, which has no infinity
+            words = np.where(self.smallest == "never", "inf", self.smallest)
+            object.__setattr__(self, "smallest", words.astype(float))
+
+    @property
+    def upper(self) -> float:
+        """Upper bound on the robust error of these points: the share not proved robust."""
+        return 1 - float(np.mean(self.proved))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain values, "never" where no radius was large enough."""
+        stored = super().to_dict()
+        return stored | {"smallest": ["never" if r is None else r for r in stored["smallest"]]}
 
     def plot(self) -> Any:
         """Draw the curve with its intervals."""
@@ -89,78 +111,98 @@ class RobustError(Result):
 
 
 def robust_error(
-    model: models.Model, x: Any, y: Any, threat: Threat, *, radii: Sequence[float] | None = None,
-    attack: Attack | None = None, budget: int = 1000, confidence: float = 0.95,
-    batch_size: int = models.BATCH_SIZE, seed: int = 0, warn: bool = True,
+    model: models.Model, x: Any, y: Any, threat: Threat | None = None, *,
+    radii: Sequence[float] | None = None, attack: Attack | None = None, budget: int = 1000,
+    queries: int = 1500, surrogate: models.Model | None = None, confidence: float = 0.95,
+    certify: bool = False, seconds: float = 10.0, batch_size: int = models.BATCH_SIZE,
+    seed: int = 0, warn: bool = True, **door: Unpack[models.Door],
 ) -> RobustError:  # fmt: skip
     """Measure the robust error at the threat's radius and, if given, along smaller and larger ones.
 
     Radii are attacked in ascending order, each only at the points not fooled before and starting
     from their best perturbations so far, so that the curve never falls and costs little more than
-    its last point.
+    its last point. The error of a random model is that over fresh draws of it.
 
     Parameters
     ----------
     model, x, y
         As for any attack.
     threat
-        L1, L2 or Linf with the radius of interest.
+        L0, L1, L2 or Linf with the radius of interest.
     radii
         Further radii of the curve.
     attack
         Attack to use instead of `strongest`; its own threat is not used.
-    budget
-        Gradients that `strongest` spends on a point at most, at each radius.
+    budget, queries, surrogate
+        As for `strongest`, at each radius.
     confidence
         Confidence of the intervals.
-    batch_size, seed, warn
+    certify, seconds
+        Whether to decide, at the threat's radius, what the attack leaves open: by linear bounds,
+        and by a mixed-integer program for at most so many seconds a point where the network is
+        small enough. Needs a torch.nn.Sequential of affine layers, convolutions and rectifiers.
+    batch_size, seed, warn, output, mean, std, samples
         As for any attack.
     """
+    return measure(
+        model, x, y, threat, radii, attack, (budget, queries, surrogate), confidence,
+        (certify, seconds), batch_size, seed, warn, door,
+    )[0]  # fmt: skip
+
+
+def measure(
+    model: models.Model, x: Any, y: Any, threat: Threat | None, radii: Any, attack: Attack | None,
+    effort: tuple[int, int, models.Model | None], confidence: float, proof: tuple[bool, float],
+    batch_size: int, seed: int, warn: bool, door: models.Door,
+) -> tuple[RobustError, Tensor]:  # fmt: skip
+    """Return the robust error and the perturbed inputs at the threat's radius."""
+    x, y, threat = models.examples(x, y, threat)
     check_threat(threat)
     if attack is not None and not isinstance(attack, Attack):
-        raise InputTypeError(f"attack must be FGSM, BIM, PGD or None, got {attack!r}")
+        raise InputTypeError(f"attack must be FGSM, BIM, PGD, Square or None, got {attack!r}")
     if not 0 < number("confidence", confidence) < 1:
         raise InputError(f"confidence must lie between 0 and 1, got {confidence!r}")
+    budget, queries, surrogate = effort
     whole("budget", budget, minimum=LEAST_BUDGET)
-    x = models.inputs(model, x)
-    threat = threat.within(x)
     further = () if radii is None else np.ravel(radii)
-    curve = np.unique([number("radii", r) for r in (*further, threat.radius)])
-    with models.evaluating(model):
-        clean = models.clean_logits(model, x, whole("batch_size", batch_size))
-    y = models.classes(y, x, clean.shape[1])
     criterion = Misclassified() if attack is None else attack.criterion
-    aim = criterion.aims(y, clean.shape[1])
-    wrong = criterion.met(clean, y, y if aim is None else aim).cpu().numpy()
-
-    def attacked(rows: Tensor, radius: float, start: Tensor | None, heed: bool) -> AttackResult:
-        given, allowed = (model, x[rows], y[rows]), threat.at(radius)
-        if attack is None:
-            how: Any = {"budget": budget, "batch_size": batch_size, "seed": seed}
-            return strongest(*given, allowed, **how, start=start, warn=heed)
-        chosen = dataclasses.replace(attack, threat=allowed, criterion=criterion.take(rows))
-        return chosen(*given, start=start, warn=heed)
-
-    smallest = np.where(wrong, 0.0, np.inf)
-    left, start = torch.arange(len(x), device=x.device), None
-    gradients, status, positive = 0, Status.FINISHED, curve[curve > 0]
-    with meter("radii", len(positive), show=len(positive) > 1) as bar:
+    search = begin(model, x, y, threat, criterion, batch_size, door)
+    curve = np.unique([number("radii", r) for r in (*further, threat.radius)])
+    # A point whose class is the one aimed at is right, and not an error, when it is predicted.
+    chain, proved = chain_of(search) if proof[0] else None, np.zeros(len(search.x), bool)
+    proper = (search.y != search.aim).cpu().numpy() if search.targeted else True
+    with search:
+        clean = _numbers(search.score(search.x)[1]) * proper
+    smallest, rates = np.where(clean > 0.5, 0.0, np.inf), [clean for r in curve if r == 0]
+    positive, here = curve[curve > 0], search.x
+    with search, meter("radii", len(positive), show=len(positive) > 1) as bar:
         for radius in positive:
-            if len(left) == 0 or status is Status.INTERRUPTED:
-                break
-            found = attacked(left, float(radius), start, warn and radius == positive[0])
-            fooled = left[found.success].cpu().numpy()
-            smallest[fooled] = np.minimum(smallest[fooled], radius)
-            gradients, status = gradients + found.gradients, found.status
-            left, start = left[~found.success], found.x[~found.success]
-            bar.advance(note=f"error {float(np.mean(smallest <= radius)):.3f}")
-    n = len(smallest)
-    counts = np.array([np.sum(smallest <= radius) for radius in curve])
+            search.threat = search.threat.at(float(radius))
+            start = search.x + search.best.delta.view_as(search.x)
+            if attack is None:
+                run_stages(search, budget, queries, 9, surrogate, seed, start, door)
+            else:
+                search.stage(attack, start=start)
+            if chain is not None and radius == threat.radius:
+                proved = decide(search, chain, number("seconds", proof[1]))
+            moved = search.settled()
+            rate = search.score(moved)[1]
+            here = moved if radius == threat.radius else here
+            search.doubt(rate > 0.5)
+            rates.append(_numbers(rate) * proper)
+            smallest[(rates[-1] > 0.5) & (smallest > radius)] = radius
+            bar.advance(note=f"error {float(rates[-1].mean()):.3f}")
+    counts, n = np.array(rates).sum(1), len(smallest)
     errors, intervals = counts / n, np.stack(clopper_pearson(counts, n, confidence), axis=1)
-    here = int(np.searchsorted(curve, threat.radius))
-    low, high = intervals[here].tolist()
-    return RobustError(
-        float(errors[here]), (low, high), float(np.mean(smallest == 0)), threat.name,
-        float(threat.radius), n, float(confidence), curve, errors, intervals, smallest, gradients,
-        status,
+    at = int(np.searchsorted(curve, threat.radius))
+    low, high = intervals[at].tolist()
+    result = RobustError(
+        float(errors[at]), (low, high), float(clean.mean()), threat.name, float(threat.radius),
+        n, float(confidence), curve, errors, intervals, smallest, proved, search.best.gradients,
+        search.best.queries, report(search.signs, warn=warn), search.status,
     )  # fmt: skip
+    return result, here
+
+
+def _numbers(values: Tensor) -> Floats:
+    return np.asarray(values.double().cpu())

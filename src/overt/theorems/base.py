@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from overt._check import InputError, MissingExtraError
+from overt._check import InputError, MissingExtraError, unknown
 from overt.results import Result
+from overt.theorems._symbolic import PROVED
 
 SIZES = {"small": 1, "medium": 2, "large": 4}
 """Named problem sizes and the factor by which they scale a check's dimensions."""
@@ -64,6 +65,16 @@ class Theorem:
     assumes: str
     correction: str | None
     check: Check
+
+    @property
+    def kind(self) -> str:
+        """How far it is checked: "proved" or "enclosed" (`make proofs`), or "sampled"."""
+        return PROVED.get(self.id, "sampled")
+
+
+def distinct(corrected: Iterable[Theorem | Verdict]) -> int:
+    """Return how many places of the papers are corrected: some have a check in two rooms."""
+    return len({c.source.partition(";")[0] for c in corrected if c.correction})
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -122,9 +133,9 @@ def verify(ids: Iterable[str] = (), *, size: str = "small", seed: int = 0) -> It
     if size not in SIZES:
         raise InputError(f"size must be one of {', '.join(SIZES)}, got {size!r}")
     chosen = list(ids) or list(_registry)
-    unknown = [name for name in chosen if name not in _registry]
-    if unknown:
-        raise InputError(f"unknown theorem {', '.join(unknown)}; known are {', '.join(_registry)}")
+    for name in chosen:
+        if name not in _registry:
+            raise unknown("theorem", name, _registry)
     return (_measure(_registry[name], SIZES[size], seed) for name in chosen)
 
 

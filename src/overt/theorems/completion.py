@@ -1,14 +1,23 @@
-"""Matrix completion: exact row updates, learned noise, and the constant of its bound."""
+"""Matrix completion: exact row updates, and learned noise."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from overt._types import Floats
-from overt.completion.kernels import NOT_PINNED, Csr, Held, Learned, RowPrior, Solved, reference
+from overt.completion.kernels import (
+    NOT_PINNED,
+    Blocks,
+    Csr,
+    Held,
+    Learned,
+    RowPrior,
+    Solved,
+    reference,
+)
 from overt.completion.kernels.full import pack
 from overt.theorems._oracles import DESCENT, EXACT, masks, relative
-from overt.theorems.base import Evidence, Residuals, theorem
+from overt.theorems.base import Residuals, theorem
 
 
 @theorem(
@@ -63,37 +72,13 @@ def _completion_learned(scale: int, rng: np.random.Generator) -> Residuals:
     return EXACT, "gradient at the update; the dropout equations"
 
 
-@theorem(
-    "completion-bound",
-    source="Thesis, Theorem 11 (Rademacher complexity of the weighted trace norm ball)",
-    claim="The ball {|diag(sqrt p) M diag(sqrt q)|_* <= sqrt(alpha)} has Rademacher complexity at "
-    "most K sqrt(alpha d log d / n) with K = 1.5",
-    assumes="entries drawn from a product law with p q >= log(d) / (n sqrt(d2 d0))",
-    correction="The printed bound sets an unknown constant to 1, which small sizes exceed",
-)
-def _completion_bound(scale: int, rng: np.random.Generator) -> Evidence:
-    largest = 0.0
-    for d in (2, 3, 5, 10, 20 * scale):
-        n = int(np.ceil(2 * d * np.log(d))) + 1
-        draws = [_dual_norm(d, n, rng) for _ in range(400)]
-        # sup over the ball of (1/n) sum eps_j M_j is sqrt(alpha)/n times the dual norm.
-        largest = max(largest, float(np.mean(draws)) / n / np.sqrt(d * np.log(d) / n))
-    return Evidence(largest / 1.5, 1.0, f"Monte Carlo, K = {largest:.2f} is needed", largest)
-
-
-def _dual_norm(d: int, n: int, rng: np.random.Generator) -> float:
-    """|diag(1/sqrt p) (sum_j eps_j e_a e_b') diag(1/sqrt q)|_2 for uniform p and q."""
-    total = np.zeros((d, d))
-    np.add.at(total, (rng.integers(0, d, n), rng.integers(0, d, n)), rng.choice([-1.0, 1.0], n))
-    return float(d * np.linalg.norm(total, 2))
-
-
 def _solve(V: Floats, y: Floats, lam: float) -> Floats:
     """Row update of fixed dropout, by the kernels' reference."""
-    width = V.shape[1]
+    width, P = V.shape[1], np.zeros((V.shape[1], V.shape[1]))
     out = Solved(np.zeros((1, width)), np.zeros((1, 2)))
-    prior = _prior(np.zeros((width, width)), np.zeros(width), 1.0)
-    reference.solve_rows(np.array([0]), _row(y), Held(V, np.full(width, lam)), prior, out)
+    csr = Csr(np.array([0, len(y)]), np.arange(len(y)), y)
+    given = (Held(V, np.full(width, lam), np.ones(len(V))), _prior(P), np.zeros((1, width)))
+    reference.solve_rows(np.array([0]), csr, *given, np.ones(1), out)
     return out.means[0]
 
 
@@ -102,15 +87,11 @@ def _learned(V: Floats, S: Floats, y: Floats, noise: float, P: Floats, shift: Fl
     packed = pack(V[:, :, None] * V[:, None, :] + S)
     moments = np.zeros((1, packed.shape[1]))
     out = Learned(np.zeros((1, V.shape[1])), moments.copy(), np.zeros((1, 2)))
-    given = (Held(V, packed), _prior(P, shift, noise), out)
-    reference.learn_rows(np.array([0]), _row(y), *given, np.array([0, 1]), moments)
+    row = Blocks(np.array([0, len(y)]), np.zeros(len(y), int), np.arange(len(y)), y)
+    given = (Held(V, packed, np.ones(len(V))), _prior(P), shift[None], np.array([1 / noise]))
+    reference.learn_rows(np.array([0]), row, *given, out, np.array([0, 1]), moments)
     return out.means[0]
 
 
-def _row(y: Floats) -> Csr:
-    """One row with an entry in every column."""
-    return Csr(np.array([0, len(y)]), np.arange(len(y)), y)
-
-
-def _prior(P: Floats, shift: Floats, noise: float) -> RowPrior:
-    return RowPrior(P, shift, noise, np.arange(len(shift)), NOT_PINNED)
+def _prior(P: Floats) -> RowPrior:
+    return RowPrior(P, np.arange(len(P)), NOT_PINNED)

@@ -35,7 +35,7 @@ def _critical(scale: int, rng: np.random.Generator) -> Evidence:
     problem = _problem(2 + scale, rng)
     worst = 0.0
     for depth in (3, 4):
-        objective, weights, size = _network(problem, depth, 3 + scale, 0.01)
+        objective, weights, size = network(problem, depth, 3 + scale, 0.01)
         _, theta = descend(objective, 0.7 * rng.standard_normal(size))
         worst = max(worst, layers.imbalance(weights(theta)))
     return Evidence(worst, 1e-5, "imbalance where descent from random weights ends, L = 3 and 4")
@@ -50,7 +50,7 @@ def _critical(scale: int, rng: np.random.Generator) -> Evidence:
 )
 def _balance_rate(scale: int, rng: np.random.Generator) -> Evidence:
     problem, lam, steps, rate = _problem(2 + scale, rng), 0.2, 4000, 2.5e-4
-    objective, weights, size = _network(problem, 3, 4, lam)
+    objective, weights, size = network(problem, 3, 4, lam)
     theta = 0.5 * rng.standard_normal(size)
     before = layers.imbalance(weights(theta))
     for _ in range(steps):
@@ -75,7 +75,7 @@ def _minima(scale: int, rng: np.random.Generator) -> Evidence:
     problem = two_by_two(epsilon)
     exact = {m.rank: m for m in minima(problem, depth, lam, starts=1, seed=rng)}
     worst = float(len(exact) != 3)
-    objective, weights, size = _network(problem, depth, 2, lam)
+    objective, weights, size = network(problem, depth, 2, lam)
     for rank in (1, 2):
         start = np.concatenate([W.ravel() for W in balanced(exact[rank].matrix, depth, 2, rank)])
         value, theta = descend(objective, start + 1e-3 * rng.standard_normal(size))
@@ -164,7 +164,7 @@ def _one_way(scale: int, rng: np.random.Generator) -> Evidence:
     first = simulate(problem, 3, 100, start, count, records=[10_000], seed=root, balance=False)
     low = np.flatnonzero(first.ratio[:, -1] < 0.02)
     weights = [W[low] for W in first.weights]
-    after = simulate(problem, 3, 100, noisy, len(low), weights, 100, seed=root + 1, balance=False)
+    after = simulate(problem, 3, 100, noisy, len(low), weights, 61, seed=root + 1, balance=False)
     back = int(np.sum(after.ratio.max(axis=1) >= 0.05))
     return Evidence(float(back), 0.0, f"{back} of {len(low)} runs came back in 6,000 steps")
 
@@ -176,7 +176,7 @@ def _problem(n: int, rng: np.random.Generator) -> Entries:
     return Entries.sample(truth, (2 * n * n + 2) // 3, seed=rng)
 
 
-def _network(
+def network(
     problem: Entries, depth: int, width: int, lam: float
 ) -> tuple[Objective, Callable[[Floats], list[Floats]], int]:
     """Return C(W_L ... W_1) + lam |theta|^2 with its gradient, theta -> layers, and theta's size.

@@ -47,7 +47,7 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
     phases = [(500, 0.03, 0.1), (4500, 0.25, 0.1), (2500, 0.05, 0.001)]
     schedule = Schedule.of(phases, convention="pytorch")
     given = (WIDTH, schedule, SEEDS)
-    found = {d: jumps(problem, d, *given, records=50, seed=seed) for d in (3, 4)}
+    found = {d: jumps(problem, d, *given, records=151, seed=seed) for d in (3, 4)}
     page.figure(
         jumps_fig2.plot([{"depth": d, **_jumps.summary(f, SEEDS)} for d, f in found.items()]),
         f"The missing entry in {SEEDS} runs for each depth. Shaded: the noisy phase. Jumped: "

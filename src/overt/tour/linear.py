@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 import overt
+from overt._figures import runs_figure
 from overt._html import Page
 from overt.linear import inverse_decay
-from overt.linear.plots import objective_figure
 
 
 def networks(page: Page, folder: Path, seed: int) -> bool:
@@ -38,7 +38,7 @@ def networks(page: Page, folder: Path, seed: int) -> bool:
         ("noise", "exact optimum", "relative gap", "rank", "status", "after 60,000 steps"), rows
     )
     page.figure(
-        objective_figure(runs),
+        runs_figure(runs),
         "Training with noise (mean, and spread over seeds) descends to the exact optimum (dashed) "
         "and balances the hidden units.",
     )

@@ -45,12 +45,13 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
         else "No positive margin was proved, so the theory is silent."
     )
     gaps = [float(run.unseen_error[-1] - run.full_error[-1]) for run in runs.values()]
-    closing = gaps[-1] < gaps[0] and gaps[-1] < 0.03
+    closing = gaps[-1] < gaps[0]
     learned = bool(wide.full_error[-1] < 0.05)
     claims = {
         "the complexity lies between Theorems 13 and 12": between,
         "dropout learns to tell 4 from 7": learned,
-        "unseen sub-networks approach the full network as it widens": closing,
+        f"unseen sub-networks lag less behind at width {WIDTHS[-1]} than at {WIDTHS[0]} (by "
+        f"{100 * gaps[-1]:.1f} and {100 * gaps[0]:.1f} points)": closing,
     }
     return page.claims(claims) and usable
 
@@ -81,8 +82,8 @@ def _complexity(page: Page, seed: int) -> bool:
 def _show_runs(page: Page, runs: dict[int, LazyRun], X: Any) -> None:
     page.text(
         f"Now train the hidden layer on 8 x 8 images of 4 and 7, dropping {DROP_PROB:.0%} of the "
-        "units at each step. Networks drawn at random from the trained one, a fifth of its width "
-        "and never seen in training, approach it as it widens."
+        "units at each step, and beside each network look at others drawn at random from it, a "
+        "fifth of its width and never seen in training."
     )
     page.figure(
         _picture(runs),

@@ -1,6 +1,6 @@
 """Who runs the row kernels: threads of this process, or the workers of a Dask cluster.
 
-A kernel is called as kernel(rows, csr, *shared, *by_row, out, [cuts, sums]) on chunks of rows
+A kernel is called as kernel(rows, entries, *shared, *by_row, out, [cuts, sums]) on chunks of rows
 that do not depend on who runs them, so results do not either.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from overt._check import InputError, choice, whole
 
 if TYPE_CHECKING:
-    from overt.completion.forms.problem import Grouped
+    from overt.completion.forms.problem import Layout
 
 ENGINES = ("local", "dask")
 
@@ -25,7 +25,7 @@ class Engine(Protocol):
     """Runs a kernel over all rows of one side."""
 
     def run(
-        self, kernel: Any, group: Grouped, shared: Any, out: Any, by_row: Any = (), sums: Any = None
+        self, kernel: Any, layout: Layout, shared: Any, by_row: Any, out: Any, sums: Any = None
     ) -> None:
         """Update the rows of the arrays in `out`, a named tuple.
 

@@ -7,21 +7,19 @@ bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from overt._check import InputError, MissingExtraError
 from overt._types import Array
-from overt.completion.kernels import Csr
 
 if TYPE_CHECKING:
     from overt.completion.engines import Engine
-    from overt.completion.forms.problem import Grouped
+    from overt.completion.forms.problem import Layout
 
 TASKS = 2
 """Tasks for each worker thread in a half sweep."""
@@ -53,36 +51,25 @@ def dask_engine(n_jobs: int) -> Iterator[Engine]:
             started.cluster.close()
 
 
-@dataclass(frozen=True, eq=False)
-class _Share:
-    """Some chunks of a grouping: their numbers, rows, cuts and entries (later: where these are)."""
+class _Share(NamedTuple):
+    """Some chunks of a layout: their numbers, rows and cuts, and where their entries are."""
 
     chunks: list[int]
     rows: Array
     cuts: Array
-    csr: Any
-
-    @classmethod
-    def take(cls, group: Grouped, chunks: Sequence[int]) -> Self:
-        """Take some chunks; their rows are numbered anew."""
-        parts = [group.rows[group.cuts[c] : group.cuts[c + 1]] for c in chunks]
-        rows, csr = np.concatenate(parts), group.csr
-        indptr = np.concatenate([[0], np.cumsum(group.counts[rows])])
-        at = np.repeat(csr.indptr[rows] - indptr[:-1], np.diff(indptr)) + np.arange(indptr[-1])
-        part = Csr(indptr, csr.indices[at], csr.values[at])
-        return cls(list(chunks), rows, np.cumsum([0, *map(len, parts)]), part)
+    entries: Any
 
 
 class _DaskEngine:
     def __init__(self, client: Any) -> None:
         self._client = client
-        self._shares: dict[int, tuple[Grouped, list[_Share]]] = {}
+        self._shares: dict[int, tuple[Layout, list[_Share]]] = {}
 
     def run(
-        self, kernel: Any, group: Grouped, shared: Any, out: Any, by_row: Any = (), sums: Any = None
+        self, kernel: Any, layout: Layout, shared: Any, by_row: Any, out: Any, sums: Any = None
     ) -> None:
         """Update the rows of `out`, each share on the worker that keeps its entries."""
-        client, shares = self._client, self._scattered(group)
+        client, shares = self._client, self._scattered(layout)
         name = (kernel.__module__, kernel.__name__)
         everywhere = client.scatter(tuple(shared), broadcast=True, hash=False)
         like = type(out)(*((array.shape[1], array.dtype) for array in out))
@@ -90,7 +77,7 @@ class _DaskEngine:
         futures = []
         for share in shares:
             mine = [array[share.rows] for array in by_row]
-            given = (name, share.csr, share.cuts, everywhere, mine, like, size)
+            given = (name, share.entries, share.cuts, everywhere, mine, like, size)
             futures.append(client.submit(_update, *given, pure=False))
         try:
             for share, future in zip(shares, futures, strict=True):
@@ -103,24 +90,25 @@ class _DaskEngine:
             client.cancel(futures)
             raise
 
-    def _scattered(self, group: Grouped) -> list[_Share]:
+    def _scattered(self, layout: Layout) -> list[_Share]:
         """Return the ratings' shares, sent to the workers when first asked for."""
-        if id(group) not in self._shares:
+        if id(layout) not in self._shares:
             tasks = TASKS * max(1, sum(self._client.nthreads().values()))
+            numbers = [range(i, layout.n_chunks, tasks) for i in range(min(tasks, layout.n_chunks))]
+            taken = [layout.take(chunks) for chunks in numbers]
+            sent = self._client.scatter([entries for *_, entries in taken], hash=False)
             shares = [
-                _Share.take(group, range(first, group.n_chunks, tasks))
-                for first in range(min(tasks, group.n_chunks))
+                _Share(list(chunks), rows, cuts, future)
+                for chunks, (rows, cuts, _), future in zip(numbers, taken, sent, strict=True)
             ]
-            sent = self._client.scatter([share.csr for share in shares], hash=False)
-            pairs = zip(shares, sent, strict=True)
-            # The group is kept too: its id is that of no other as long as it lives.
-            self._shares[id(group)] = group, [replace(share, csr=csr) for share, csr in pairs]
-        return self._shares[id(group)][1]
+            # The layout is kept too: its id is that of no other as long as it lives.
+            self._shares[id(layout)] = layout, shares
+        return self._shares[id(layout)][1]
 
 
 def _update(
-    kernel: tuple[str, str], csr: Csr, cuts: Array, shared: Any, by_row: list[Array], like: Any,
-    size: int | None,
+    kernel: tuple[str, str], entries: Any, cuts: Array, shared: Any, by_row: list[Array],
+    like: Any, size: int | None,
 ) -> tuple[Any, Array | None]:  # fmt: skip
     """Run a kernel on one share, on a worker; return its rows and the sums of its chunks."""
     module, name = kernel
@@ -128,5 +116,5 @@ def _update(
     out = type(like)(*(np.zeros((len(rows), width), dtype) for width, dtype in like))
     sums = None if size is None else np.zeros((len(cuts) - 1, size))
     more = () if sums is None else (cuts, sums)
-    getattr(import_module(module), name)(rows, csr, *shared, *by_row, out, *more)
+    getattr(import_module(module), name)(rows, entries, *shared, *by_row, out, *more)
     return out, sums

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from overt.completion.engines import Engine
-    from overt.completion.forms.problem import Grouped
+    from overt.completion.forms.problem import Layout
 
 ENTRIES = 5000
 """A call takes as many chunks as have so many entries: with fewer it costs more than it does."""
@@ -36,17 +36,16 @@ class _ThreadEngine:
         self._pool = pool
 
     def run(
-        self, kernel: Any, group: Grouped, shared: Any, out: Any, by_row: Any = (), sums: Any = None
+        self, kernel: Any, layout: Layout, shared: Any, by_row: Any, out: Any, sums: Any = None
     ) -> None:
         """Update the rows of `out`, heavy chunks first; small ones are taken together."""
-        step = -(-ENTRIES * group.n_chunks // len(group.csr.values))
+        step = -(-ENTRIES * layout.n_chunks // len(layout.entries.values))
 
         def task(first: int) -> None:
-            cuts = group.cuts[first : first + step + 1]
-            rows = group.rows[cuts[0] : cuts[-1]]
-            more = () if sums is None else (cuts - cuts[0], sums[first : first + step])
-            kernel(rows, group.csr, *shared, *by_row, out, *more)
+            rows, cuts, entries = layout.part(first, first + step)
+            more = () if sums is None else (cuts, sums[first : first + step])
+            kernel(rows, entries, *shared, *by_row, out, *more)
 
-        starts = range(0, group.n_chunks, step)
+        starts = range(0, layout.n_chunks, step)
         for _ in map(task, starts) if self._pool is None else self._pool.map(task, starts):
             pass

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from overt.completion.engines import Engine
     from overt.completion.forms.fixed import FixedForm, SGDForm
     from overt.completion.forms.learned import LearnedForm
+    from overt.completion.forms.negative import NegativeForm
     from overt.completion.forms.sampled import SampledForm
 
     PointForm = FixedForm | SGDForm
-    Form = PointForm | LearnedForm | SampledForm
+    Form = PointForm | LearnedForm | NegativeForm | SampledForm
 
 
 def descend(

@@ -18,8 +18,11 @@ import numpy as np
 
 from overt._types import Array, Floats
 from overt.completion.engines import Engine
+from overt.completion.forms.features import NOTHING, Features
+from overt.completion.forms.noise import RowNoise
+from overt.completion.forms.prior import Prior
 from overt.completion.forms.problem import CompletionProblem
-from overt.completion.forms.spread import DropoutSpread, Prior
+from overt.completion.forms.spread import DropoutSpread
 from overt.completion.kernels import Held, Solved, epoch, gram
 
 TOL = 1e-5
@@ -42,6 +45,16 @@ class _PointForm:
         n = len(self.problem.columns.free(0))
         prior = Prior(np.zeros(n), self.ridge * np.eye(n))
         return prior, prior
+
+    @property
+    def noises(self) -> list[RowNoise]:
+        """One noise for all."""
+        return [RowNoise.start(count) for count in self.problem.shape]
+
+    @property
+    def features(self) -> tuple[Features, Features]:
+        """None are looked at."""
+        return NOTHING, NOTHING
 
     @property
     def noise(self) -> float:
@@ -69,7 +82,7 @@ class FixedForm(_PointForm):
     ) -> FixedForm:  # fmt: skip
         """Return the form before the first sweep, from given means (a warm start) if any."""
         if means is None:
-            values, k = problem.by_row.csr.values, problem.columns.n_factors
+            values, k = problem.by_row.values, problem.columns.n_factors
             rms = float(np.sqrt(np.mean(values.astype(np.float64) ** 2))) or 1.0
             means = problem.start(np.random.default_rng([seed, 0]), np.sqrt(rms / k))
         return cls(problem, means, DropoutSpread.start(problem.columns, drop_prob), ridge, [])
@@ -93,10 +106,13 @@ class FixedForm(_PointForm):
 
     def update(self, side: int, engine: Engine) -> float:
         """Solve for one side; return the summed squared error plus dropout penalty."""
-        held = Held(self.means[1 - side], self.spread.strength)
-        prior = self.priors[side].for_rows(self.problem.columns, side, noise=1.0)
-        out = Solved(self.means[side], np.zeros((self.problem.shape[side], 2)))
-        engine.run(gram.solve_rows, self.problem.grouped(side), (held, prior), out)
+        count, partners = self.problem.shape[side], self.problem.shape[1 - side]
+        held = Held(self.means[1 - side], self.spread.strength, np.ones(partners))
+        prior = self.priors[side].for_rows(self.problem.columns, side)
+        out = Solved(self.means[side], np.zeros((count, 2)))
+        by_row = np.zeros((count, len(prior.free))), np.ones(count)
+        layout = self.problem.grouped(side).gathered
+        engine.run(gram.solve_rows, layout, (held, prior), by_row, out)
         return float(out.stats[:, 0].sum())
 
     def finish(self) -> None:
@@ -149,10 +165,9 @@ class SGDForm(_PointForm):
         rng = np.random.default_rng([self.seed, len(self.history) + 1])
         group = self.problem.by_row
         loss = epoch(
-            rng.permutation(self.problem.n_ratings),
-            np.repeat(np.arange(len(group.counts)), group.counts), group.csr.indices,
-            group.csr.values, *self.means, self.problem.columns.n_factors, self.drop_prob,
-            self.learning_rate, self.batch_size, np.uint64(rng.integers(1 << 62)),
+            rng.permutation(self.problem.n_ratings), group.keys, group.others, group.values,
+            *self.means, self.problem.columns.n_factors, self.drop_prob, self.learning_rate,
+            self.batch_size, np.uint64(rng.integers(1 << 62)),
         )  # fmt: skip
         self.history.append(float(loss))
         return self.history[-1]

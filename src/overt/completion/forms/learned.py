@@ -1,11 +1,13 @@
 """Learned noise: the dropout of each factor row estimated instead of fixed.
 
-Every row carries a mean w and a covariance S, each side a Gaussian prior (m, P):
+Every row carries a mean w and a covariance S, each side a Gaussian prior (m + g_a, P), each row and
+column a share alpha_a, beta_b in the precision of the noise:
 
-    Prec_a = (1/sigma^2) sum_b (v_b v_b' + S_b) + P
-    u_a = Prec_a^-1 ((1/sigma^2) sum_b y_ab v_b + P m),  S_a = Prec_a^-1, same for V,
-    m = mean of rows,  P^-1 = sum_a ((u_a - m)(u_a - m)' + S_a) / (N + nu),
-    sigma^2 = mean expected squared residual.
+    Prec_a = (alpha_a/sigma^2) sum_b beta_b (v_b v_b' + S_b) + P
+    u_a = Prec_a^-1 ((alpha_a/sigma^2) sum_b beta_b y_ab v_b + P (m + g_a)),  S_a = Prec_a^-1,
+
+the same for V; (m, g, P) as `prior` says, alpha and beta as `noise` does, and
+sigma^2 = mean of alpha_a beta_b times the expected squared residual.
 
 S_b = lam diag(v_b o v_b) and P = 0 would be dropout with a fixed probability. What descends is the
 negative evidence bound per rating, minus nu/2 log det P for each side: nu = the number of unknowns
@@ -22,8 +24,11 @@ import numpy as np
 
 from overt._types import Array, Floats
 from overt.completion.engines import Engine
+from overt.completion.forms.features import NOTHING, Features, of_sides
+from overt.completion.forms.noise import RowNoise
+from overt.completion.forms.prior import Prior, Sums
 from overt.completion.forms.problem import CompletionProblem
-from overt.completion.forms.spread import LearnedSpread, Prior, learned_spread
+from overt.completion.forms.spread import LearnedSpread, learned_spread
 from overt.completion.kernels import Held, Learned
 
 TOL = 5e-4
@@ -42,9 +47,11 @@ would be overestimated before the factors have found anything, and sparse data w
 LEAST_NOISE = {np.dtype(np.float64): 1e-12, np.dtype(np.float32): 1e-6}
 """Residual variance that a storage format can still tell from 0."""
 
-JITTER = 1e-9
-"""A factor that is not needed shrinks without end; this part of the largest variance, added to all,
-keeps the numbers representable."""
+COLD = 1024
+"""Rows without entries that are given their prior at once."""
+
+FIRST = 3
+"""Sweeps before features and the noise of rows are looked at: factors come first."""
 
 
 @dataclass(eq=False)
@@ -61,15 +68,22 @@ class LearnedForm:
     spread: LearnedSpread
     priors: list[Prior]
     noise: float
+    noises: list[RowNoise]
+    features: tuple[Features, Features]
+    certain: bool = True
     history: list[float] = field(default_factory=list)
     evidence: list[float] = field(default_factory=list)
     kind: ClassVar[str] = "learned"
 
     @classmethod
     def start(
-        cls, problem: CompletionProblem, seed: int, spread: type[LearnedSpread] | None = None
-    ) -> LearnedForm:
-        """Return the form before the first sweep, with the spread that memory allows if None."""
+        cls, problem: CompletionProblem, seed: int, spread: type[LearnedSpread] | None = None,
+        features: tuple[Features, Features] | None = None, certain: bool = True,
+    ) -> LearnedForm:  # fmt: skip
+        """Return the form before the first sweep, with the spread that memory allows if None.
+
+        Signals that are not `certain` must raise the evidence to be used.
+        """
         means = problem.start(np.random.default_rng([seed, 0]), START)
         tables = (spread or learned_spread(problem)).start(problem)
         tables.add_means(1, means[1])
@@ -78,70 +92,81 @@ class LearnedForm:
         if problem.columns.biases:
             precision[-1, -1] = narrow[-1, -1] = BIAS_PRECISION
         priors = [Prior(np.zeros(n), precision), Prior(np.zeros(n), narrow)]
-        return cls(problem, means, tables, priors, HELD_NOISE)
+        noises = [RowNoise.start(count) for count in problem.shape]
+        if features is None:
+            features = of_sides((problem.by_row, problem.by_col), (None, None), False, float, seed)
+        return cls(problem, means, tables, priors, HELD_NOISE, noises, features, certain)
 
     def step(self, engine: Engine) -> float:
         """Sweep both sides, the priors and the noise; return the objective per rating."""
-        complexity, narrow, error = 0.0, 0.0, 0.0
+        cost, narrow, error = 0.0, 0.0, np.zeros(0)
         for side in (0, 1):
-            moment, error, logdets = self.update(side, engine)
-            prior = self._prior(side, moment)
-            self.priors[side] = prior
-            N, n = len(self.problem.grouped(side).rows), len(prior.mean)
-            nu = n
-            logdet = np.linalg.slogdet(prior.precision)[1]
-            complexity += (nu * n - N * logdet - logdets) / 2
-            narrow += nu * logdet / 2
+            sums, error = self.update(side, engine)
+            cost += self._learn_prior(side, sums)
+            narrow += len(sums.first) * np.linalg.slogdet(self.priors[side].precision)[1] / 2
+            if len(self.history) >= FIRST:
+                counts = self.problem.grouped(side).counts
+                self.noises[side] = self.noises[side].learn(counts, error / self.noise)
         ratings = self.problem.n_ratings
-        self.noise = max(error / ratings, LEAST_NOISE[self.problem.dtype])
+        misfit = float(self.noises[1].weights @ error) / ratings
+        self.noise = max(misfit, LEAST_NOISE[self.problem.dtype])
         if len(self.history) < HELD_SWEEPS:
             self.noise = min(self.noise, HELD_NOISE)
-        misfit = (np.log(2 * np.pi * self.noise) + error / ratings / self.noise) / 2
-        self.evidence.append(float(misfit + complexity / ratings))
+        cost += self.noises[0].fixed + self.noises[1].fixed
+        fit = (np.log(2 * np.pi * self.noise) + misfit / self.noise) / 2
+        self.evidence.append(float(fit + cost / ratings))
         self.history.append(self.evidence[-1] - narrow / ratings)
         return self.history[-1]
 
     def settled(self, tol: float) -> bool:
         """Return whether the last sweep changed the evidence by at most `tol` nats per rating."""
-        return len(self.evidence) > 1 and self.evidence[-2] - self.evidence[-1] <= tol
+        done = len(self.evidence)
+        return done > 1 and done != FIRST + 1 and self.evidence[-2] - self.evidence[-1] <= tol
 
-    def update(self, side: int, engine: Engine) -> tuple[Floats, float, float]:
-        """Update one side; return its summed second moment, expected error and log dets."""
-        problem, tables = self.problem, self.spread.tables
-        held = Held(self.means[1 - side], tables[1 - side])
-        prior = self.priors[side].for_rows(problem.columns, side, self.noise)
+    def update(self, side: int, engine: Engine) -> tuple[Sums, Floats]:
+        """Update one side; return sums over its rows, and the rows' expected errors."""
+        problem, tables, columns = self.problem, self.spread.tables, self.problem.columns
+        group, prior, features = problem.grouped(side), self.priors[side], self.features[side]
+        held = Held(self.means[1 - side], tables[1 - side], self.noises[1 - side].weights)
+        shifts = prior.means(features.scores) @ prior.precision
+        precisions = self.noises[side].weights / self.noise
         out = Learned(self.means[side], tables[side], np.zeros((problem.shape[side], 2)))
-        moment = self.spread.sweep(engine, problem.grouped(side), (held, prior), out)
-        error, logdets = out.stats.sum(axis=0)
-        return moment, float(error), float(logdets)
+        shared = (held, prior.for_rows(columns, side))
+        moment = self.spread.sweep(engine, group, shared, (shifts, precisions), out)
+        free = columns.free(side)
+        W = self.means[side][:, free].astype(np.float64)
+        W[group.counts == 0] = 0
+        second = W.T @ W
+        S, AW = moment[np.ix_(free, free)] - second, features.scores.T @ W
+        sums = Sums(len(group.rows), W.sum(axis=0), second, S, AW, float(out.stats[:, 1].sum()))
+        return sums, out.stats[:, 0]
 
-    def _prior(self, side: int, moment: Floats) -> Prior:
-        """Return m = mean of rows, P^-1 = (sum of second moments about it) / (N + nu)."""
-        columns, group = self.problem.columns, self.problem.grouped(side)
-        N, free = len(group.rows), columns.free(side)
-        if columns.biases:
-            mean = moment[free, columns.pinned(side)] / N
-        else:
-            mean = self.means[side][group.counts > 0].mean(axis=0, dtype=float)
-        about = moment[np.ix_(free, free)] - N * np.outer(mean, mean)
-        covariance = about / (N + len(free))
-        covariance += JITTER * np.diag(covariance).max() * np.eye(len(free))
-        return Prior(mean, np.linalg.inv(covariance))
+    def _learn_prior(self, side: int, sums: Sums) -> float:
+        """Update the prior of a side; return its part of the negative evidence bound."""
+        features, prior = self.features[side], self.priors[side]
+        if len(self.history) < FIRST:
+            features = NOTHING
+        self.priors[side] = prior.learn(sums, features, self.certain)
+        return self.priors[side].cost(sums, features)
 
     def finish(self) -> None:
         """Leave covariances in the tables; give rows without entries their prior."""
         for side, (w, table) in enumerate(zip(self.means, self.spread.tables, strict=True)):
             self.spread.add_means(side, w, -1)
-            empty, prior = self.problem.grouped(side).counts == 0, self.priors[side]
-            if empty.any():
-                mean, S = self.problem.columns.filled(side, prior.mean, prior.covariance)
-                w[empty], table[empty] = mean, self.spread.to_row(S)
+            prior, features = self.priors[side], self.features[side]
+            empty = np.flatnonzero(self.problem.grouped(side).counts == 0)
+            for some in np.array_split(empty, -(-len(empty) // COLD)) if len(empty) else ():
+                scores = features.scores[some]
+                given = prior.means(scores), prior.covariances(scores)
+                for r, mean, covariance in zip(some, *given, strict=True):
+                    w[r], S = self.problem.columns.filled(side, mean, covariance)
+                    table[r] = self.spread.to_row(S)
 
     def arrays(self) -> dict[str, Array]:
         """Return tables, priors, noise and evidence."""
         kept = self.spread.arrays() | {"evidence": np.array(self.evidence)}
-        for side, prior in enumerate(self.priors):
-            kept |= prior.arrays(side)
+        for side in (0, 1):
+            kept |= self.priors[side].arrays(side) | self.noises[side].arrays(side)
         return kept | {"noise": np.array([self.noise])}
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
@@ -150,6 +175,7 @@ class LearnedForm:
         self.noise = float(arrays["noise"][0])
         self.evidence[:] = arrays["evidence"].tolist()
         self.priors[:] = [Prior.from_arrays(arrays, side) for side in (0, 1)]
+        self.noises[:] = [RowNoise.from_arrays(arrays, side) for side in (0, 1)]
 
 
 def balanced(form: LearnedForm) -> tuple[Floats, Floats]:

@@ -6,21 +6,33 @@ has one more row at its end: what is expected of a row never seen (its prior mea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from overt._types import Array, Floats
+from overt.completion.encoding import Encoder
+from overt.completion.forms.draws import Draws, Row
+from overt.completion.forms.features import FEATURES, NO_DIRECTIONS, NOTHING, SIGNALS, Directions
+from overt.completion.forms.noise import RowNoise, expected
+from overt.completion.forms.pairs import WEIGHT, AllPairs
+from overt.completion.forms.prior import Prior
 from overt.completion.forms.problem import Columns
-from overt.completion.forms.spread import Prior, RowSpread, append
+from overt.completion.forms.spread import RowSpread, append
+from overt.completion.forms.units import SAME, Units
 from overt.completion.kernels import dots
 from overt.results import Status
 
 if TYPE_CHECKING:
     from overt.completion.forms import PointForm
     from overt.completion.forms.learned import LearnedForm
+    from overt.completion.forms.negative import NegativeForm
+
+FOLDS = 8
+"""Times that a new row and its share in the noise are solved for in turn."""
 
 UNKNOWN = -1
 """Index of rows and columns never seen: that of the last row of every array."""
@@ -36,39 +48,66 @@ class FactorModel:
     means: tuple[Array, Array]  # (row side, column side), each (count + 1, width)
     spread: RowSpread  # how far rows may be from their means
     priors: tuple[Prior, Prior]  # of both sides, over the unknown columns of a row
+    noises: tuple[RowNoise, RowNoise]  # of both sides, each with count + 1 rows
     low: float
     high: float
-    draws: tuple[Array, Array] | None = None  # (draws, count + 1, width), to be averaged over
+    draws: Draws | None = None  # to be averaged over
+    directions: tuple[Directions, Directions] = (NO_DIRECTIONS, NO_DIRECTIONS)
+    given: tuple[Array, Array] = (NOTHING.given, NOTHING.given)  # known rows' features' scores
+    encoders: tuple[Encoder | None, Encoder | None] = (None, None)  # of new rows' features
+    units: Units = SAME  # in which values enter and predictions leave; low and high are outside
+    pairs: AllPairs | None = None  # where what is not observed counts as zero
 
     @classmethod
     def from_form(
-        cls,
-        form: PointForm | LearnedForm,
-        limits: tuple[float, float],
-        draws: Sequence[tuple[Array, Array]] = (),
-    ) -> FactorModel:
+        cls, form: PointForm | LearnedForm | NegativeForm, limits: tuple[float, float],
+        draws: Sequence[Mapping[str, Array]] = (),
+    ) -> FactorModel:  # fmt: skip
         """Bring a finished form, and draws of its factors, back to the units of the values."""
         problem, columns = form.problem, form.problem.columns
-        means, priors, stacks = [], [], []
+        means, priors, covariances = [], [], []
         for side, units in enumerate(columns.units(problem.scale)):
-            c = units.astype(problem.dtype)
             prior = form.priors[side].scaled(units[columns.free(side)])
-            unseen, _ = columns.filled(side, prior.mean)
             priors.append(prior)
-            means.append(append(form.means[side] * c, unseen))
-            stacks.append(np.empty((len(draws), *means[side].shape), problem.dtype))
-            for stacked, draw in zip(stacks[side], draws, strict=True):
-                stacked[:-1], stacked[-1] = draw[side] * c, unseen
+            scores = form.features[side].directions.scores({})
+            covariance = prior.covariances(scores)[0] if form.spread.learned else 0.0
+            unseen, S = columns.filled(side, prior.means(scores)[0], covariance)
+            means.append(append(form.means[side] * units.astype(problem.dtype), unseen))
+            covariances.append(S)
+        (left, right), (U, V) = (noise.with_unseen() for noise in form.noises), form.features
         return cls(
             columns, problem.center, form.noise * problem.scale**2, (means[0], means[1]),
-            form.spread.packaged(columns, problem.scale, priors), (priors[0], priors[1]), *limits,
-            (stacks[0], stacks[1]) if draws else None,
+            form.spread.packaged(columns, problem.scale, covariances), (priors[0], priors[1]),
+            (left, right), *limits, Draws.stacked(draws, problem) if draws else None,
+            (U.directions, V.directions), (U.given, V.given),
         )  # fmt: skip
+
+    def after(self, last: FactorModel) -> FactorModel:
+        """Return this model, whose features were the scores of `last`, for the features of that."""
+        pairs, found = zip(self.directions, last.directions, strict=True), []
+        for mine, theirs in pairs:
+            parts = dict(mine.parts)
+            if FEATURES in parts:
+                parts[FEATURES] = theirs.parts[FEATURES] @ parts[FEATURES]
+            found.append(replace(mine, parts=parts))
+        return replace(self, directions=(found[0], found[1]), encoders=last.encoders)
 
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns of the completed matrix."""
         return len(self.means[0]) - 1, len(self.means[1]) - 1
+
+    def shown(self) -> dict[str, Any]:
+        """Return what an estimator shows of a model, by name."""
+        (U, V), k, (m, n) = (w[:-1] for w in self.means), self.columns.n_factors, self.shape
+        biases = self.columns.biases
+        return {
+            "U": U[:, :k], "V": V[:, :k], "mean": self.center, "noise_variance": self.noise,
+            "row_bias": U[:, k] if biases else np.zeros(m),
+            "col_bias": V[:, k + 1] if biases else np.zeros(n),
+            "row_noise": self.noises[0].variances[:-1], "col_noise": self.noises[1].variances[:-1],
+            "covariance": self.spread.name, "n_features_in": n,
+        }  # fmt: skip
 
     def factors(self, side: int) -> Floats:
         """Return the factors of one side's known rows, without biases."""
@@ -80,11 +119,13 @@ class FactorModel:
         for U, V, weight in self._terms():
             dots(rows, cols, U, V, one)
             total += weight * one
-        return np.clip(self.center + total, self.low, self.high)
+        return np.clip(self.units.outward(cols, self.center + total), self.low, self.high)
 
     def variance(self, rows: Array, cols: Array) -> Floats:
-        """Predictive variance: noise + Var(u.v) under the rows' spread."""
-        return np.maximum(self.spread.product_variance(self.means, rows, cols), 0) + self.noise
+        """Predictive variance: the noise of row and column, and Var(u.v) under the rows' spread."""
+        noise = self.noise * self.noises[0].variances[rows] * self.noises[1].variances[cols]
+        variance = np.maximum(self.spread.product_variance(self.means, rows, cols), 0) + noise
+        return np.asarray(variance * self.units.spread(cols) ** 2)
 
     def block(self, rows: Array, *, clip: bool = True) -> Floats:
         """Return the dense predictions of some rows for all known columns."""
@@ -92,53 +133,137 @@ class FactorModel:
         for U, V, weight in self._terms():
             total += weight * (U[rows] @ V[:-1].T)
         total += self.center
+        total = self.units.outward(np.arange(self.shape[1]), total)
         return np.clip(total, self.low, self.high, out=total) if clip else total
 
     def _terms(self) -> list[tuple[Array, Array, float]]:
-        """Factors and weights of what is averaged: the learned means and all draws, half each.
+        """Factors and weights of what is averaged: the learned means and all draws.
 
         The means have no sampling noise and the draws have more factors; their errors differ, so
-        that the two halves together do better than either.
+        that the two together do better than either.
         """
         if self.draws is None:
             return [(*self.means, 1.0)]
-        U, V = self.draws
-        return [(*self.means, 0.5), *((u, v, 0.5 / len(U)) for u, v in zip(U, V, strict=True))]
+        U, V, weight = self.draws.U, self.draws.V, self.draws.weight
+        drawn = ((u, v, weight / len(U)) for u, v in zip(U, V, strict=True))
+        return [(*self.means, 1 - weight), *drawn]
 
-    def fold(self, partners: Array, values: Array) -> tuple[Floats, Floats]:
-        """Return mean and covariance of a row with these entries, everything else held."""
-        free, prior, pinned = self.columns.free(0), self.priors[0], self.columns.pinned(0)
-        W, second, P, noise = self._equations(partners)
-        right = W.T @ (np.asarray(values, dtype=float) - self.center)
-        if self.columns.biases:
-            right = right - second[:, pinned]
-        mean = np.linalg.lstsq(P, right[free] / noise + prior.precision @ prior.mean)[0]
-        return self.columns.filled(0, mean, np.linalg.inv(P) if self.spread.learned else 0.0)
+    def products(self, row: Row, cols: Array) -> Floats:
+        """center + u . v for a row that was not fitted, as `predict` has it before clipping."""
+        total = self.means[1][cols].astype(np.float64) @ row.mean
+        if self.draws is not None:
+            drawn = np.einsum("dw,dcw->c", row.drawn, self.draws.V[:, cols].astype(np.float64))
+            total += self.draws.weight * (drawn / len(row.drawn) - total)
+        return self.units.outward(cols, self.center + total)
 
-    def influence(self, partners: Array, values: Array, col: int) -> Floats:
-        """Return what each of a row's entries adds to its prediction for `col`.
+    def scores(self, partners: Array, features: Any = None, row: int = UNKNOWN) -> Array:
+        """Return the scores of a row with entries at `partners`, known or with these features."""
+        directions, known = self.directions[0], {}
+        if len(partners) and SIGNALS in directions.parts:
+            found = np.unique(partners)
+            known[SIGNALS] = directions.parts[SIGNALS][found].sum(axis=0)[None] / len(found) ** 0.5
+        if FEATURES in directions.parts and (features is not None or row != UNKNOWN):
+            given = self.given[0][[row]] if features is None else features
+            known[FEATURES] = given if features is None else given @ directions.parts[FEATURES]
+        return directions.scores(known)
 
-        A row's mean is linear in its values: u = Prec^-1 (sum_b v_b (y_b - bias_b) / noise + ...),
-        so entry b adds v_col' Prec^-1 v_b (y_b - center - bias_b) / noise.
+    def fold(self, partners: Array, values: Array, features: Any = None) -> Row:
+        """Return a row with these entries and features, everything else held.
+
+        The row and its share in the noise are solved for in turn.
         """
-        free = self.columns.free(0)
-        W, _, P, noise = self._equations(partners)
-        residual = np.asarray(values, dtype=float) - self.center
+        prior, scores = self.priors[0], self.scores(partners, features)
+        nu, learned = self.noises[0].nu, self.spread.learned
+        W, values, weights, second = self._sums(partners, values)
+        alpha, variance, count = 1.0, self.noises[0].unseen, float(len(partners))
+        mean, S = self.columns.filled(0, prior.means(scores)[0], 0.0)
+        if learned:
+            S = self.columns.filled(0, 0.0, prior.covariances(scores)[0])[1]
+        for _ in range(FOLDS if np.isfinite(nu) else 1) if len(partners) else ():
+            precision = alpha / self.noise if learned else 1.0
+            shift = prior.precision @ prior.means(scores)[0]
+            w, P = self._solve(W, values, weights, second, precision, prior.precision, shift)
+            mean, S = self.columns.filled(0, w, np.linalg.inv(P) if learned else 0.0)
+            error = weights @ values**2 - 2 * mean @ (W.T @ (weights * values))
+            error += np.sum((np.outer(mean, mean) + S) * second)
+            alpha, variance = expected(nu, count, max(float(error), 0.0) / self.noise)
+        return Row(mean, S, variance, self._drawn(partners, values, weights, alpha, scores))
+
+    def _sums(self, partners: Array, values: Array) -> tuple[Floats, Floats, Floats, Floats]:
+        """Return W, values less the center, weights c_b and sum_b c_b T_b of a row's entries."""
+        W, values = self.means[1][partners].astype(np.float64), self.units.inward(partners, values)
+        if self.pairs is None:
+            weights = self.noises[1].weights[partners]
+            return W, values - self.center, weights, self._weighted(partners, weights)
+        r = float(self.pairs.rows(np.asarray(np.sum(values**2))))
+        c = self.pairs.partners[partners]
+        second = r * (self._everyone + self._weighted(partners, (WEIGHT - 1) * c))
+        return W, values - self.center, r * WEIGHT * c, second
+
+    @cached_property
+    def _everyone(self) -> Floats:
+        """sum_b c_b T_b over all known columns, where every pair counts."""
+        partners = np.zeros(0) if self.pairs is None else self.pairs.partners
+        return self._weighted(np.arange(len(partners)), partners)
+
+    def _weighted(self, partners: Array, weights: Floats) -> Floats:
+        """sum_b c_b T_b, T_b = w_b w_b' + S_b."""
+        W = self.means[1][partners].astype(np.float64)
+        return (W.T * weights) @ W + self.spread.total(self.means, 1, partners, weights)
+
+    def _solve(
+        self, W: Floats, values: Floats, weights: Floats, second: Floats, precision: float,
+        P: Floats, shift: Floats,
+    ) -> tuple[Floats, Floats]:  # fmt: skip
+        """Prec = precision sum c_b T_b + P; w = Prec^-1 (its sum (y_b v_b - T_b[:, pinned]))."""
+        free, right = self.columns.free(0), W.T @ (weights * values)
+        if self.columns.biases:
+            right = right - second[:, self.columns.pinned(0)]
+        P = P + precision * second[np.ix_(free, free)]
+        return np.asarray(np.linalg.lstsq(P, precision * right[free] + shift)[0]), P
+
+    def _drawn(
+        self, partners: Array, values: Floats, weights: Floats, alpha: float, scores: Array
+    ) -> Floats:
+        """Return the mean of a row given each draw of V, as the chain has those of its rows."""
+        found = []
+        for _, V, m, p, noise, H in zip(*self.draws, strict=True) if self.draws else ():
+            W = V[partners].astype(np.float64)
+            second, P = (W.T * weights) @ W, np.diag(p)
+            shift = p * (m + scores[0] @ H if len(H) else m)
+            w, _ = self._solve(W, values, weights, second, alpha / noise, P, shift)
+            found.append(self.columns.filled(0, w)[0])
+        return np.array(found)
+
+    def parts(self, row: int, partners: Array, values: Array, col: int) -> dict[str, Any]:
+        """Return what entries, signals and features of a row add to its prediction for `col`.
+
+        A row's mean is linear in its values and its prior mean:
+        u = Prec^-1 (precision sum_b c_b v_b (y_b - bias_b) + P (m + g)), so entry b adds
+        precision c_b v_col' Prec^-1 v_b (y_b - center - bias_b), and a block g_j
+        v_col' Prec^-1 P g_j.
+        """
+        free, prior = self.columns.free(0), self.priors[0]
+        W, residual, weights, second = self._sums(partners, values)
+        precision = self.noises[0].weights[row] / self.noise if self.spread.learned else 1.0
         if self.columns.biases:
             residual = residual - W[:, self.columns.pinned(0)]
-        target = self.means[1][col].astype(np.float64)[free]
-        return (W[:, free] @ np.linalg.lstsq(P, target)[0]) * residual / noise
+        P = prior.precision + precision * second[np.ix_(free, free)]
+        target = np.linalg.lstsq(P, self.means[1][col].astype(np.float64)[free])[0]
+        target = target * self.units.spread(np.array([col]))
+        added = {"entries": precision * weights * (W[:, free] @ target) * residual}
+        return added | self._blocks(row, partners, prior.precision @ target)
 
-    def _equations(self, partners: Array) -> tuple[Floats, Floats, Floats, float]:
-        """Return W, sum_b (v_b v_b' + S_b), Prec and the noise in it, for a row's partners.
-
-        Dropout's objective has squared residuals as they are, as if their variance were 1.
-        """
-        free = self.columns.free(0)
-        W = self.means[1][partners].astype(np.float64)
-        second = W.T @ W + self.spread.total(self.means, 1, partners)
-        noise = self.noise if self.spread.learned else 1.0
-        return W, second, self.priors[0].precision + second[np.ix_(free, free)] / noise, noise
+    def _blocks(self, row: int, partners: Array, target: Floats) -> dict[str, float]:
+        """Return target'g_j of each block j of a row's features."""
+        effects, directions = self.priors[0].effects, self.directions[0]
+        added = dict.fromkeys((SIGNALS, FEATURES), 0.0)
+        if effects is None:
+            return added
+        scores, H = self.scores(partners, row=row), effects.H @ target
+        for member, name in zip(directions.members, directions.parts, strict=True):
+            added[name] = float((scores[0] * member) @ H)
+        return added
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,3 +276,4 @@ class Fit:
     drop_prob: Any
     learned_drop_prob: Floats | None = None
     path: Floats | None = None
+    fitted: int | None = None  # entries of the last full fit, all of them if None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from overt._types import Array, Floats, Ints
-from overt.completion.kernels import NOT_PINNED, Csr, dots, group
+from overt.completion.kernels import NOT_PINNED, Blocks, Csr, block, dots, group
 from overt.entries import Entries
 
 DOUBLE_BELOW = 5_000_000
@@ -17,6 +19,9 @@ DOUBLE_BELOW = 5_000_000
 
 CHUNKS = 64
 """Parts that a side's rows are cut into: more share the load better and cost more to start."""
+
+CACHE = 4 << 20
+"""Bytes that the sums of a chunk's rows may take."""
 
 SHRINK = 5
 """Ratings at 0 that each column's bias is averaged with at the start."""
@@ -62,40 +67,95 @@ class Columns:
 
 
 @dataclass(frozen=True, eq=False)
-class Grouped:
-    """Entries grouped by one side, and its non-empty rows, heavy first, in chunks.
+class Layout:
+    """A side's entries as a kernel reads them, and its non-empty rows, heavy first, in chunks.
 
     Chunk c are rows[cuts[c]:cuts[c + 1]]; they do not depend on who handles them.
     """
 
-    csr: Csr
+    entries: Csr | Blocks
     rows: Ints
     cuts: Ints
-
-    @classmethod
-    def build(cls, keys: Array, others: Array, values: Array, count: int, width: int) -> Grouped:
-        """Group entries by `keys`; `width` says how costly a row's own solve is."""
-        csr = Csr(*group(keys, others, values, count))
-        counts = np.diff(csr.indptr)
-        order = np.argsort(-counts, kind="stable")
-        order = order[: int(np.count_nonzero(counts))]
-        cost = np.cumsum(counts[order] + width)
-        cuts = np.searchsorted(cost, np.linspace(0, cost[-1], CHUNKS + 1)[1:-1])
-        return cls(csr, order, np.unique([0, *cuts, len(order)]))
-
-    def only(self, rows: Ints) -> Grouped:
-        """Return the same entries with only these rows, in one chunk."""
-        return Grouped(self.csr, rows, np.array([0, len(rows)]))
-
-    @cached_property
-    def counts(self) -> Ints:
-        """Number of entries of each row."""
-        return np.diff(self.csr.indptr)
 
     @property
     def n_chunks(self) -> int:
         """Number of chunks."""
         return len(self.cuts) - 1
+
+    def part(self, first: int, last: int) -> tuple[Ints, Ints, Csr | Blocks]:
+        """Return rows, cuts and entries of the chunks from `first` up to `last`."""
+        cuts, entries = self.cuts[first : last + 1], self.entries
+        if isinstance(entries, Blocks):
+            entries = entries._replace(starts=entries.starts[first : last + 1])
+        return self.rows[cuts[0] : cuts[-1]], cuts - cuts[0], entries
+
+    def take(self, chunks: Sequence[int]) -> tuple[Ints, Ints, Csr | Blocks]:
+        """Return some chunks with their entries alone; the rows of a Csr are numbered anew."""
+        parts = [self.rows[self.cuts[c] : self.cuts[c + 1]] for c in chunks]
+        rows, e = np.concatenate(parts), self.entries
+        starts, units = (e.starts, np.array(chunks)) if isinstance(e, Blocks) else (e.indptr, rows)
+        ends = np.concatenate([[0], np.cumsum(starts[units + 1] - starts[units])])
+        at = np.repeat(starts[units] - ends[:-1], np.diff(ends)) + np.arange(ends[-1])
+        taken = type(e)(ends, *(array[at] for array in e[1:]))
+        return rows, np.cumsum([0, *map(len, parts)]), taken
+
+
+@dataclass(frozen=True, eq=False)
+class Grouped:
+    """Entries (keys[e], others[e]) of one side's rows `keys`, in the layouts that kernels read."""
+
+    keys: Array
+    others: Array
+    values: Array
+    counts: Ints
+    n_others: int
+    width: int
+
+    @classmethod
+    def build(
+        cls, keys: Array, others: Array, values: Array, shape: tuple[int, int], width: int
+    ) -> Grouped:
+        """Take the entries of `shape[0]` rows whose solves are as costly as `width` says."""
+        counts = np.bincount(keys, minlength=shape[0])
+        return cls(keys, others, values, counts, shape[1], width)
+
+    @cached_property
+    def rows(self) -> Ints:
+        """Rows with entries, heavy first."""
+        order = np.argsort(-self.counts, kind="stable")
+        return order[: int(np.count_nonzero(self.counts))]
+
+    def only(self, rows: Ints) -> Grouped:
+        """Return the entries of these rows alone."""
+        at = np.flatnonzero(np.isin(self.keys, rows))
+        keys, others, values = self.keys[at], self.others[at], self.values[at]
+        counts = np.bincount(keys, minlength=len(self.counts))
+        return replace(self, keys=keys, others=others, values=values, counts=counts)
+
+    @cached_property
+    def gathered(self) -> Layout:
+        """Each row's entries together."""
+        csr = Csr(*group(self.keys, self.others, self.values, len(self.counts)))
+        return Layout(csr, self.rows, self._cuts(len(self.rows)))
+
+    @cached_property
+    def blocked(self) -> Layout:
+        """Each chunk's entries sorted by partner; a chunk's sums, in double, fit into a cache."""
+        cuts = self._cuts(max(1, CACHE // (4 * self.width * (self.width + 1))))
+        chunk, slot = np.zeros((2, len(self.counts)), np.int32)
+        sizes = np.diff(cuts)
+        chunk[self.rows] = np.repeat(np.arange(len(sizes)), sizes)
+        slot[self.rows] = np.arange(len(self.rows)) - np.repeat(cuts[:-1], sizes)
+        given = (self.keys, self.others, self.values, chunk, slot.astype(np.uint16))
+        return Layout(Blocks(*block(*given, len(sizes), self.n_others)), self.rows, cuts)
+
+    def _cuts(self, most: int) -> Ints:
+        """Cut rows into parts of about the same cost, with at most so many rows."""
+        cost = np.cumsum(self.counts[self.rows] + self.width)
+        cuts = np.searchsorted(cost, np.linspace(0, cost[-1], CHUNKS + 1)[1:-1])
+        cuts = np.unique([0, *cuts, len(self.rows)])
+        pieces = [np.arange(a, b, most) for a, b in pairwise(cuts.tolist())]
+        return np.append(np.concatenate(pieces), len(self.rows))
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,20 +185,20 @@ class CompletionProblem:
         values = ((y - center) / scale).astype(np.float64 if double else np.float32)
         m, n = entries.shape
         return cls(
-            Grouped.build(entries.rows, entries.cols, values, m, columns.width),
-            Grouped.build(entries.cols, entries.rows, values, n, columns.width), (m, n), columns,
-            center, scale,
+            Grouped.build(entries.rows, entries.cols, values, (m, n), columns.width),
+            Grouped.build(entries.cols, entries.rows, values, (n, m), columns.width), (m, n),
+            columns, center, scale,
         )  # fmt: skip
 
     @property
     def n_ratings(self) -> int:
         """Number of observed entries."""
-        return len(self.by_row.csr.values)
+        return len(self.by_row.values)
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Storage format of the values and factors."""
-        return self.by_row.csr.values.dtype
+        return self.by_row.values.dtype
 
     def grouped(self, side: int) -> Grouped:
         """Return the entries grouped by row (side 0) or by column (side 1)."""
@@ -151,15 +211,15 @@ class CompletionProblem:
         V[:, :k] = rng.normal(0, spread, (self.shape[1], k))
         if self.columns.biases:
             U[:, k + 1], V[:, k] = 1, 1
-            csr, counts = self.by_col.csr, self.by_col.counts
-            sums = np.add.reduceat(np.append(csr.values.astype(float), 0.0), csr.indptr[:-1])
-            V[:, k + 1] = np.where(counts > 0, sums, 0.0) / (counts + SHRINK)
+            side = self.by_col
+            sums = np.bincount(side.keys, side.values, len(side.counts))
+            V[:, k + 1] = sums / (side.counts + SHRINK)
         else:
             V[:, 0] += np.sqrt(spread)
         return [U, V]
 
     def residual_variance(self, means: list[Array]) -> float:
         """Return the mean squared residual of u_a . v_b over the entries."""
-        csr, fitted = self.by_row.csr, np.empty(self.n_ratings)
-        dots(np.repeat(np.arange(self.shape[0]), self.by_row.counts), csr.indices, *means, fitted)
-        return float(np.mean((csr.values - fitted) ** 2))
+        side, fitted = self.by_row, np.empty(self.n_ratings)
+        dots(side.keys, side.others, *means, fitted)
+        return float(np.mean((side.values - fitted) ** 2))

@@ -3,10 +3,12 @@
     Prec_a = (1/sigma^2) sum_b v_b v_b' + P
     u_a ~ N(Prec_a^-1 ((1/sigma^2) sum_b y_ab v_b + P m), Prec_a^-1)
 
-and the same for V, with m, a diagonal P and sigma^2 drawn from their posteriors too (Gibbs
-sampling). The chain starts in the basis that makes both learned priors diagonal and alike.
+and the same for V, with m, g, a diagonal P and sigma^2 drawn from their posteriors too (Gibbs
+sampling); the shares of rows and columns in the noise stay as learned. The chain starts in the
+basis that makes both learned priors diagonal and alike.
 
-What is kept of a draw is its u_a and the mean of v_b given all u: the same expectation, less noise.
+What is kept of a draw is V, the mean of u_a given V (the same expectation, less noise), and the law
+of that mean, by which a row that was not fitted is folded in the same way.
 """
 
 from __future__ import annotations
@@ -17,11 +19,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from overt._types import Array
+from overt._types import Array, Floats
 from overt.completion.engines import Engine
+from overt.completion.forms.features import Features
 from overt.completion.forms.learned import LearnedForm, balanced
+from overt.completion.forms.prior import Prior, draw_effects
 from overt.completion.forms.problem import CompletionProblem
-from overt.completion.forms.spread import Prior
 from overt.completion.kernels import Drawn, Held, gram
 
 BURN_IN = 8
@@ -47,14 +50,17 @@ class SampledForm:
     means: list[Array]
     bias_variances: tuple[float, float]
     noise: float
+    weights: tuple[Floats, Floats]
+    features: tuple[Features, Features]
     seed: int
     history: list[float]
     learned_sweeps: int
-    draws: list[tuple[Array, Array]] = field(default_factory=list)
+    draws: list[dict[str, Array]] = field(default_factory=list)
     kind: ClassVar[str] = "sampled"
 
     def __post_init__(self) -> None:
-        self._centers = [np.zeros_like(w) for w in self.means]
+        self._priors: list[Prior | None] = [None, None]
+        self._shown = self.means[1].copy()
 
     @classmethod
     def start(cls, learned: LearnedForm, seed: int) -> SampledForm:
@@ -64,20 +70,31 @@ class SampledForm:
         for w, basis in zip(means, balanced(learned), strict=True):
             w[:, :k] = (w[:, :k].astype(np.float64) @ basis).astype(w.dtype)
         U, V = (float(prior.covariance[-1, -1]) for prior in learned.priors)
+        weights = learned.noises[0].weights, learned.noises[1].weights
+        used = zip(learned.features, learned.priors, strict=True)
+        left, right = (f if prior.effects is not None else f.without() for f, prior in used)
         history = list(learned.history)
-        return cls(learned.problem, means, (U, V), learned.noise, seed, history, len(history))
+        return cls(
+            learned.problem, means, (U, V), learned.noise, weights, (left, right), seed, history,
+            len(history),
+        )  # fmt: skip
 
     def step(self, engine: Engine) -> float:
         """Draw the priors, both sides and the noise; keep the draw after the burn-in."""
         self.history.append(self.history[-1])
-        t, error = len(self.history) - self.learned_sweeps, 0.0
+        t, kept = len(self.history) - self.learned_sweeps, {"V": self._shown}
         for side in (0, 1):
             rng = np.random.default_rng([self.seed, t, side])
-            error = self._draw(side, self._draw_prior(side, rng), rng, engine)
+            prior = self._priors[side] = self._draw_prior(side, rng)
+            out = self._draw(side, prior, rng, engine)
+            if side == 0:
+                kept |= {"U": out.centers, **_law(prior, self.noise)}
+        self._shown = np.where((self.problem.by_col.counts > 0)[:, None], out.means, out.centers)
         rng = np.random.default_rng([self.seed, t, 2])
+        error = float(self.weights[1] @ out.stats[:, 0])
         self.noise = max(error / rng.chisquare(self.problem.n_ratings), LEAST_NOISE)
         if self.n_kept:
-            self.draws.append((self.means[0].copy(), self._centers[1].copy()))
+            self.draws.append(kept)
         return self.history[-1]
 
     @property
@@ -90,43 +107,68 @@ class SampledForm:
         return False
 
     def arrays(self) -> dict[str, Array]:
-        """Return the noise; draws are kept apart, each once."""
-        return {"noise": np.array([self.noise])}
+        """Return noise and priors; draws are kept apart, each once."""
+        kept = {"noise": np.array([self.noise]), "shown": self._shown}
+        for side, prior in enumerate(self._priors):
+            kept |= {} if prior is None else prior.arrays(side)
+        return kept
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Take back the noise."""
-        self.noise = float(arrays["noise"][0])
+        """Take back noise and priors."""
+        self.noise, self._shown = float(arrays["noise"][0]), arrays["shown"]
+        self._priors = [Prior.from_arrays(arrays, side) for side in (0, 1)]
 
     def _draw_prior(self, side: int, rng: np.random.Generator) -> Prior:
-        """P_ii ~ Gamma((N + nu) / 2, (sum (w_i - m_i)^2 + nu c_i) / 2), m ~ N(mean, 1 / (N P)).
+        """P_ii ~ Gamma((N + nu) / 2, (sum (w_i - g_i - m_i)^2 + nu c_i) / 2), m ~ N(., 1 / (N P)).
 
         nu = SHARE N; c_i is SMALL for factors, which keeps those alive that a point estimate would
         shrink away and whose average over draws still helps; for biases it is the learned variance.
         """
         columns, group = self.problem.columns, self.problem.grouped(side)
-        W = self.means[side][group.counts > 0][:, columns.free(side)].astype(np.float64)
+        W = self.means[side][:, columns.free(side)].astype(np.float64)[group.counts > 0]
         N, n = W.shape
-        mean = W.mean(axis=0)
         expected = np.full(n, SMALL)
         expected[columns.n_factors :] = self.bias_variances[side]
+        last, effects, features = self._priors[side], None, self.features[side]
+        if len(features.K):
+            mean, variances = W.mean(axis=0), expected
+            scales = np.zeros((len(features.directions.parts), n))
+            if last is not None:
+                mean, variances = last.mean, 1 / np.diag(last.precision)
+                scales = scales if last.effects is None else last.effects.scales
+            A = features.scores[features.active]
+            effects = draw_effects(mean, variances, A.T @ W, features, scales, rng)
+            W = W - A @ effects.H
+        mean = W.mean(axis=0)
         nu = SHARE * N
         scatter = ((W - mean) ** 2).sum(axis=0) + nu * expected
         precision = rng.gamma((N + nu) / 2, 2 / scatter)
-        return Prior(mean + rng.standard_normal(n) / np.sqrt(N * precision), np.diag(precision))
+        mean = mean + rng.standard_normal(n) / np.sqrt(N * precision)
+        return Prior(mean, np.diag(precision), effects)
 
-    def _draw(self, side: int, prior: Prior, rng: np.random.Generator, engine: Engine) -> float:
-        """Draw one side's rows given the other; return the squared error."""
+    def _draw(self, side: int, prior: Prior, rng: np.random.Generator, engine: Engine) -> Drawn:
+        """Draw one side's rows given the other."""
         columns, group = self.problem.columns, self.problem.grouped(side)
         free, count = columns.free(side), self.problem.shape[side]
         normals = rng.standard_normal((count, len(free)))
-        held = Held(self.means[1 - side], np.zeros(columns.width))
-        out = Drawn(self.means[side], self._centers[side], np.zeros((count, 2)))
-        shared = (held, prior.for_rows(columns, side, self.noise))
-        engine.run(gram.draw_rows, group, shared, out, by_row=(normals,))
+        expected = prior.means(self.features[side].scores)
+        held = Held(self.means[1 - side], np.zeros(columns.width), self.weights[1 - side])
+        out = Drawn(self.means[side], np.ones_like(self.means[side]), np.zeros((count, 2)))
+        shared = (held, prior.for_rows(columns, side))
+        by_row = expected @ prior.precision, self.weights[side] / self.noise, normals
+        engine.run(gram.draw_rows, group.gathered, shared, by_row, out)
         unseen = group.counts == 0
         if unseen.any():
-            w, _ = columns.filled(side, prior.mean)
-            out.centers[unseen] = out.means[unseen] = w
-            root = np.linalg.cholesky(prior.covariance)
-            out.means[np.ix_(unseen, free)] = prior.mean + normals[unseen] @ root.T
-        return float(out.stats[:, 0].sum())
+            out.centers[np.ix_(unseen, free)] = expected[unseen]
+            drawn = expected + normals / np.sqrt(np.diag(prior.precision))
+            out.means[np.ix_(unseen, free)] = drawn[unseen]
+        return out
+
+
+def _law(prior: Prior, noise: float) -> dict[str, Array]:
+    """Return m, the diagonal of P, sigma^2 and H: what a draw's rows were solved with."""
+    H = np.zeros((0, len(prior.mean))) if prior.effects is None else prior.effects.H
+    return {
+        "mean": prior.mean, "precision": np.diag(prior.precision), "noise": np.array([noise]),
+        "H": H,
+    }  # fmt: skip

@@ -4,9 +4,9 @@ Forms sweep with a spread, models answer with it, and storage keeps it. All thre
 
     name, learned                          as users see it; whether rows have S and priors
     product_variance(means, rows, cols)    Var(u_a . v_b) for pairs (a, b)
-    total(means, side, rows)               sum of S over some rows of a side, (width, width)
+    total(means, side, rows, weights)      weighted sum of S over some rows of a side
     traces(means, side, rows, M)           tr(S M) for each of some rows of a side
-    packaged(columns, scale, priors)       in units of the values, a row never seen at the end
+    packaged(columns, scale, unseen)       in units of the values, a row never seen at the end
     arrays(), from_arrays(arrays)          what storage keeps
 
 with S the covariance of a row about its mean; side 0 are the rows and side 1 the columns. Those
@@ -14,7 +14,7 @@ that are learned also say
 
     to_row(S), to_square(row)              S as a row of a table, and back
     add_means(side, W, sign)               add (1) or take away (-1) what sweeps keep of w w'
-    sweep(engine, group, shared, out)      update one side's rows; sum of w w' + S over them
+    sweep(engine, group, shared, by_row, out)    update one side's rows; sum of w w' + S over them
 """
 
 from __future__ import annotations
@@ -28,44 +28,13 @@ import numpy as np
 from overt._types import Array, Floats, Ints
 from overt.completion.engines import Engine
 from overt.completion.forms.problem import Columns, CompletionProblem, Grouped
-from overt.completion.kernels import Learned, RowPrior, dots, full, gram
+from overt.completion.kernels import Learned, dots, full, gram
 from overt.completion.kernels.full import pack, unpack
 
 FULL_BYTES = 2 << 30
 """Full row covariances are kept where their tables fit into this many bytes."""
 
 Means = Sequence[Array]
-
-
-@dataclass(frozen=True, eq=False)
-class Prior:
-    """N(mean, precision^-1) over the unknowns of a row."""
-
-    mean: Floats
-    precision: Floats
-
-    @property
-    def covariance(self) -> Floats:
-        """precision^-1."""
-        return np.asarray(np.linalg.inv(self.precision), dtype=np.float64)
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Array], side: int) -> Prior:
-        """Rebuild the prior of a side from what storage kept."""
-        return cls(arrays[f"prior_mean_{side}"], arrays[f"prior_precision_{side}"])
-
-    def arrays(self, side: int) -> dict[str, Array]:
-        """Return what storage keeps of the prior of a side."""
-        return {f"prior_mean_{side}": self.mean, f"prior_precision_{side}": self.precision}
-
-    def scaled(self, units: Floats) -> Prior:
-        """Return the prior of rows whose unknowns are multiplied by `units`."""
-        return Prior(self.mean * units, self.precision / np.outer(units, units))
-
-    def for_rows(self, columns: Columns, side: int, noise: float) -> RowPrior:
-        """Return what the kernels take."""
-        shift = self.precision @ self.mean
-        return RowPrior(self.precision, shift, noise, columns.free(side), columns.pinned(side))
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,16 +58,15 @@ class DropoutSpread:
         dots(rows, cols, U * U * self.strength, V * V, out)
         return out
 
-    def total(self, means: Means, side: int, rows: Array) -> Floats:
+    def total(self, means: Means, side: int, rows: Array, weights: Floats) -> Floats:
         """lam diag(sum w o w)."""
-        W = means[side][rows].astype(np.float64)
-        return np.diag(self.strength * (W**2).sum(axis=0))
+        return np.diag(self.strength * (weights @ means[side][rows].astype(np.float64) ** 2))
 
     def traces(self, means: Means, side: int, rows: Array, M: Floats) -> Floats:
         """sum_i lam_i w_i^2 M_ii."""
         return (means[side][rows].astype(np.float64) ** 2) @ (self.strength * np.diag(M))
 
-    def packaged(self, columns: Columns, scale: float, priors: Sequence[Prior]) -> Self:
+    def packaged(self, columns: Columns, scale: float, unseen: Sequence[Floats]) -> Self:
         """Return the same: lam has no unit."""
         return self
 
@@ -127,16 +95,15 @@ class _LearnedSpread:
         size = len(cls.to_row(np.eye(problem.columns.width)))
         return cls([np.zeros((count, size), problem.dtype) for count in problem.shape])
 
-    def total(self, means: Means, side: int, rows: Array) -> Floats:
-        """Sum of the table's rows."""
-        return self.to_square(self.tables[side][rows].sum(axis=0, dtype=np.float64))
+    def total(self, means: Means, side: int, rows: Array, weights: Floats) -> Floats:
+        """Weighted sum of the table's rows."""
+        return self.to_square(weights @ self.tables[side][rows])
 
-    def packaged(self, columns: Columns, scale: float, priors: Sequence[Prior]) -> Self:
-        """Return tables in the units of the values; a row never seen has its prior's S."""
+    def packaged(self, columns: Columns, scale: float, unseen: Sequence[Floats]) -> Self:
+        """Return tables in the units of the values, and the covariance of a row never seen."""
         tables = []
-        for side, (table, c) in enumerate(zip(self.tables, columns.units(scale), strict=True)):
+        for table, S, c in zip(self.tables, unseen, columns.units(scale), strict=True):
             factor = self.to_row(np.outer(c, c)).astype(table.dtype)
-            S = columns.filled(side, priors[side].mean, priors[side].covariance)[1]
             tables.append(append(table * factor, self.to_row(S)))
         return type(self)(tables)
 
@@ -177,10 +144,12 @@ class FullSpread(_LearnedSpread):
         for t, (i, j) in enumerate(zip(*np.tril_indices(W.shape[1]), strict=True)):
             table[:, t] += sign * (W[:, i] * W[:, j])
 
-    def sweep(self, engine: Engine, group: Grouped, shared: Any, out: Learned) -> Floats:
+    def sweep(
+        self, engine: Engine, group: Grouped, shared: Any, by_row: Any, out: Learned
+    ) -> Floats:
         """Update rows; the kernel sums their moments in the order of the chunks."""
-        moments = np.zeros((group.n_chunks, out.spread.shape[1]))
-        engine.run(full.learn_rows, group, shared, out, sums=moments)
+        moments = np.zeros((group.blocked.n_chunks, out.spread.shape[1]))
+        engine.run(full.learn_rows, group.blocked, shared, by_row, out, moments)
         return self.to_square(moments.sum(axis=0))
 
 
@@ -188,7 +157,12 @@ class DiagonalSpread(_LearnedSpread):
     """A variance for each column of each row."""
 
     name = "diagonal"
-    to_row, to_square = staticmethod(np.diag), staticmethod(np.diag)
+    to_square = staticmethod(np.diag)
+
+    @staticmethod
+    def to_row(S: Array) -> Floats:
+        """Return the variances of covariances (..., width, width)."""
+        return np.diagonal(S, axis1=-2, axis2=-1)
 
     def product_variance(self, means: Means, rows: Array, cols: Array) -> Floats:
         """sum_i (U_i^2 + s_i)(V_i^2 + t_i) - U_i^2 V_i^2."""
@@ -205,9 +179,11 @@ class DiagonalSpread(_LearnedSpread):
     def add_means(self, side: int, W: Array, sign: int = 1) -> None:
         """Add nothing: sweeps keep variances."""
 
-    def sweep(self, engine: Engine, group: Grouped, shared: Any, out: Learned) -> Floats:
+    def sweep(
+        self, engine: Engine, group: Grouped, shared: Any, by_row: Any, out: Learned
+    ) -> Floats:
         """Update rows, then sum their moments."""
-        engine.run(gram.learn_variances, group, shared, out)
+        engine.run(gram.learn_variances, group.gathered, shared, by_row, out)
         active = group.counts > 0
         W = out.means[active].astype(np.float64)
         return W.T @ W + np.diag(out.spread[active].sum(axis=0, dtype=np.float64))

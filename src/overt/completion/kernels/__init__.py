@@ -2,13 +2,14 @@
 
 The kernels that update rows, in `full` and `gram`, are called as
 
-    kernel(rows, csr, held, prior, [arrays with a row for each row], out, [cuts, sums])
+    kernel(rows, entries, held, prior, shifts, precisions, [more], out, [cuts, sums])
 
-and write one side's `rows` while the other side is held; sums[c] is a sum over those of chunk c,
-rows[cuts[c]:cuts[c + 1]]. Factors and biases are columns of the same
-arrays: a row is w = (factors, row bias, column bias), in which the other side's bias is pinned to
-1. `overt.completion.reference` holds the same functions in plain NumPy. Numba does not see changes
-in another file, so what a kernel calls stands in its own.
+and write one side's `rows` while the other side is held. `shifts` are P (m + g_a) and `precisions`
+1 / noise of each row a of the side; sums[c] is a sum over the rows of chunk c,
+rows[cuts[c]:cuts[c + 1]]. Entries are `Csr`, or `Blocks` where much is read of each partner.
+Factors and biases are columns of the same arrays: a row is w = (factors, row bias, column bias), in
+which the other side's bias is pinned to 1. `overt.completion.reference` holds the same functions in
+plain NumPy. Numba does not see changes in another file, so what a kernel calls stands in its own.
 """
 
 from __future__ import annotations
@@ -37,23 +38,36 @@ class Csr(NamedTuple):
     values: Array
 
 
+class Blocks(NamedTuple):
+    """Entries by chunk of rows, those of a chunk sorted by partner.
+
+    Entry e of chunk c, starts[c] <= e < starts[c + 1], lies in the chunk's row number slots[e]. A
+    partner's table is then read once for all rows of a chunk, and tables in the order of memory.
+    """
+
+    starts: Array
+    slots: Array
+    partners: Array
+    values: Array
+
+
 class Held(NamedTuple):
     """The side that is held: means, (count, width), and what a kernel knows of their spread.
 
     `spread` is packed second moments w w' + S in `learn_rows`, variances in `learn_variances`, the
-    strength of dropout for each column in `solve_rows`, and not read by `draw_rows`.
+    strength of dropout for each column in `solve_rows`, and not read by `draw_rows`. An entry
+    counts as often as the `weights` of its partner say.
     """
 
     means: Array
     spread: Array
+    weights: Array
 
 
 class RowPrior(NamedTuple):
-    """What all rows share: P, P m, the residual variance, their unknown columns, the pinned one."""
+    """What all rows share: P, their unknown columns, the pinned one."""
 
     precision: Array
-    shift: Array
-    noise: float
     free: Array
     pinned: int
 
@@ -98,6 +112,33 @@ def group(keys: Array, others: Array, values: Array, count: int) -> tuple[Array,
         sorted_values[at] = values[e]
         place[keys[e]] += 1
     return indptr, indices, sorted_values
+
+
+@njit(**OPTIONS)
+def block(
+    keys: Array, others: Array, values: Array, chunk: Array, slot: Array, n_chunks: int,
+    n_others: int,
+) -> tuple[Array, Array, Array, Array]:  # fmt: skip
+    """Sort triplets by chunk[key], then by other, as `Blocks` has them."""
+    n, starts = len(keys), np.zeros(n_chunks + 1, np.int64)
+    place, order = np.zeros(n_others + 1, np.int64), np.empty(n, np.uint32)
+    for e in range(n):
+        place[others[e] + 1] += 1
+        starts[chunk[keys[e]] + 1] += 1
+    place, starts = np.cumsum(place), np.cumsum(starts)
+    for e in range(n):
+        order[place[others[e]]] = e
+        place[others[e]] += 1
+    at = starts.copy()
+    slots, partners = np.empty(n, slot.dtype), np.empty(n, np.int32)
+    sorted_values = np.empty(n, values.dtype)
+    for i in range(n):
+        e = order[i]
+        c = chunk[keys[e]]
+        slots[at[c]], partners[at[c]] = slot[keys[e]], others[e]
+        sorted_values[at[c]] = values[e]
+        at[c] += 1
+    return starts, slots, partners, sorted_values
 
 
 @njit(**OPTIONS)

@@ -6,11 +6,13 @@ i (i + 1) / 2 + j.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
 
 from overt._types import Array
-from overt.completion.kernels import BLOCK, NOT_PINNED, OPTIONS, Csr, Held, Learned, RowPrior
+from overt.completion.kernels import NOT_PINNED, OPTIONS, Blocks, Held, Learned, RowPrior
 
 
 def pack(tables: Array) -> Array:
@@ -29,52 +31,45 @@ def unpack(packed: Array) -> Array:
     return tables
 
 
+class Sums(NamedTuple):
+    """Of each row of a chunk: sum c_b T_b (packed), sum c_b y_b w_b, sum c_b y_b^2."""
+
+    total: Array
+    linear: Array
+    square: Array
+
+
 @njit(**OPTIONS)
 def learn_rows(
-    rows: Array, csr: Csr, held: Held, prior: RowPrior, out: Learned, cuts: Array, moments: Array
-) -> None:
+    rows: Array, blocks: Blocks, held: Held, prior: RowPrior, shifts: Array, precisions: Array,
+    out: Learned, cuts: Array, moments: Array,
+) -> None:  # fmt: skip
     """Update rows with full covariances (theory: learned noise).
 
-    With T_b = w_b w_b' + S_b summed over the row's entries,
-    Prec = sum T_b / noise + P, w = Prec^-1 (sum (y_b w_b - T_b[:, pinned]) / noise + P m).
-    Writes T = w w' + Prec^-1 and w; moments[c] gets the sum of T over the rows of chunk c.
+    With T_b = w_b w_b' + S_b and c_b the partner's weight, summed over the row's entries,
+    Prec = precision sum c_b T_b + P, w = Prec^-1 (precision sum c_b (y_b w_b - T_b[:, pinned]) +
+    shift). Writes T = w w' + Prec^-1 and w; moments[c] gets the sum of T over the rows of chunk c.
     """
     width, size, n = held.means.shape[1], held.spread.shape[1], len(prior.free)
-    free, pinned, noise = prior.free, prior.pinned, prior.noise
-    total, linear = np.empty(size), np.empty(width)
-    A, w = np.empty((n, n + 1)), np.empty(width)
-    S = np.zeros((width, width))
+    most = np.max(cuts[1:] - cuts[:-1])
+    sums = Sums(np.empty((most, size)), np.empty((most, width)), np.empty(most))
+    A, w, S = np.empty((n, n + 1)), np.ones(width), np.zeros((width, width))
     for c in range(len(moments)):
-        moment = moments[c]
-        moment[:] = 0
-        for r in rows[cuts[c] : cuts[c + 1]]:
-            error = sum_packed(csr, r, held, total, linear)
-            for p in range(n):
-                i = free[p]
-                for q in range(p + 1):
-                    x = prior.precision[p, q] + total[i * (i + 1) // 2 + free[q]] / noise
-                    A[p, q] = x
-                    A[q, p] = x
-                y = linear[i]
-                if pinned != NOT_PINNED:
-                    y -= total[_at(i, pinned)]
-                A[p, n] = prior.shift[p] + y / noise
-            logdet = invert(A)
-            for p in range(n):
-                i = free[p]
-                w[i] = A[p, n]
-                for q in range(p + 1):
-                    S[i, free[q]] = -A[p, q]
-            if pinned != NOT_PINNED:
-                w[pinned] = 1
-            t = 0
+        here = rows[cuts[c] : cuts[c + 1]]
+        sum_block(blocks, c, held, sums)
+        moments[c] = 0
+        for s in range(len(here)):
+            r = here[s]
+            total, linear = sums.total[s], sums.linear[s]
+            logdet = _solve_row(prior, total, linear, shifts[r], precisions[r], A, w, S)
+            error, t = sums.square[s], 0
             for i in range(width):
                 error -= 2 * w[i] * linear[i]
                 for j in range(i + 1):
                     x = w[i] * w[j] + S[i, j]
                     error += (2 - (i == j)) * x * total[t]
                     out.spread[r, t] = x
-                    moment[t] += x
+                    moments[c, t] += x
                     t += 1
                 out.means[r, i] = w[i]
             out.stats[r, 0] = error
@@ -82,38 +77,47 @@ def learn_rows(
 
 
 @njit(**OPTIONS)
-def sum_packed(csr: Csr, r: int, held: Held, total: Array, linear: Array) -> float:
-    """total = sum_b T_b (packed), linear = sum_b y_b w_b over entries; returns sum_b y_b^2."""
-    here = slice(csr.indptr[r], csr.indptr[r + 1])
-    indices, values, packed, means = csr.indices[here], csr.values[here], held.spread, held.means
-    size, width, n = packed.shape[1], means.shape[1], len(indices)
-    part = np.empty(size, packed.dtype)
-    total[:] = 0
-    linear[:] = 0
-    square, e = 0.0, 0
-    while e < n:
-        end = min(n, e + BLOCK)
-        part[:] = 0
-        while e + 4 <= end:
-            a, b = packed[indices[e]], packed[indices[e + 1]]
-            c, d = packed[indices[e + 2]], packed[indices[e + 3]]
-            for t in range(size):
-                part[t] += (a[t] + b[t]) + (c[t] + d[t])
-            e += 4
-        while e < end:
-            a = packed[indices[e]]
-            for t in range(size):
-                part[t] += a[t]
-            e += 1
+def _solve_row(
+    prior: RowPrior, total: Array, linear: Array, shift: Array, precision: float, A: Array,
+    w: Array, S: Array,
+) -> float:  # fmt: skip
+    """Write a row's mean and covariance (lower triangle) from its sums; returns log det S."""
+    free, n = prior.free, len(prior.free)
+    for p in range(n):
+        i = free[p]
+        for q in range(p + 1):
+            x = prior.precision[p, q] + precision * total[i * (i + 1) // 2 + free[q]]
+            A[p, q] = x
+            A[q, p] = x
+        y = linear[i]
+        if prior.pinned != NOT_PINNED:
+            y -= total[_at(i, prior.pinned)]
+        A[p, n] = shift[p] + precision * y
+    logdet = invert(A)
+    for p in range(n):
+        i = free[p]
+        w[i] = A[p, n]
+        for q in range(p + 1):
+            S[i, free[q]] = -A[p, q]
+    return logdet
+
+
+@njit(**OPTIONS)
+def sum_block(blocks: Blocks, c: int, held: Held, sums: Sums) -> None:
+    """Sum over the entries of chunk c, in double precision, partner after partner."""
+    size, width = held.spread.shape[1], held.means.shape[1]
+    sums.total[:] = 0
+    sums.linear[:] = 0
+    sums.square[:] = 0
+    for e in range(blocks.starts[c], blocks.starts[c + 1]):
+        s, b, y = blocks.slots[e], blocks.partners[e], float(blocks.values[e])
+        weight, T, v = held.weights[b], held.spread[b], held.means[b]
+        total, linear = sums.total[s], sums.linear[s]
         for t in range(size):
-            total[t] += part[t]
-    for e in range(n):
-        y = float(values[e])
-        square += y * y
-        w = means[indices[e]]
+            total[t] += weight * T[t]
         for j in range(width):
-            linear[j] += y * w[j]
-    return square
+            linear[j] += weight * y * v[j]
+        sums.square[s] += weight * y * y
 
 
 @njit(**OPTIONS)

@@ -1,9 +1,9 @@
 """Rows whose partners have independent noise in each column: Gram matrices and their solves.
 
-With s_b the variance of the partner w_b in each column, a row has
+With s_b the variance of the partner w_b in each column and c_b its weight, a row has
 
-    Prec = sum_b (w_b w_b' + diag s_b) / noise + P
-    w = Prec^-1 (sum_b (y_b - pinned) w_b / noise + P m)
+    Prec = precision sum_b c_b (w_b w_b' + diag s_b) + P
+    w = Prec^-1 (precision sum_b c_b (y_b - pinned) w_b + shift)
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ PIVOT = 1e-12
 
 
 class Work(NamedTuple):
-    """What a kernel writes on: total = sum w_b w_b', linear = sum y_b w_b, spread = sum s_b."""
+    """What a kernel writes on: sums over entries of w_b w_b', y_b w_b and s_b, weighted by c_b."""
 
     total: Array
     linear: Array
     spread: Array
     buffer: Array
+    values: Array
     A: Array
     right: Array
     center: Array
@@ -50,24 +51,27 @@ def workspace(means: Array, n: int) -> Work:
     width = means.shape[1]
     return Work(
         np.empty((width, width)), np.empty(width), np.zeros(width),
-        np.empty((BLOCK, width), means.dtype), np.empty((n, n)), np.empty(n), np.empty(n),
-        np.ones(width), np.zeros(width),
+        np.empty((BLOCK, width), means.dtype), np.empty(BLOCK, means.dtype), np.empty((n, n)),
+        np.empty(n), np.empty(n), np.ones(width), np.zeros(width),
     )  # fmt: skip
 
 
 @njit(**OPTIONS)
-def solve_rows(rows: Array, csr: Csr, held: Held, prior: RowPrior, out: Solved) -> None:
+def solve_rows(
+    rows: Array, csr: Csr, held: Held, prior: RowPrior, shifts: Array, precisions: Array,
+    out: Solved,
+) -> None:  # fmt: skip
     """Update rows whose partners are dropped: s_b = strength o w_b o w_b.
 
-    Fixed dropout has noise = 1 and P = ridge I.
+    Fixed dropout has precision 1 and P = ridge I.
     """
     work = workspace(held.means, len(prior.free))
     still = np.zeros(len(prior.free))
     for r in rows:
-        square = sum_gram(csr, r, held.means, work)
+        square = sum_gram(csr, r, held, work)
         for i in range(len(held.spread)):
             work.spread[i] = held.spread[i] * work.total[i, i]
-        _equations(prior, work)
+        _equations(prior, shifts[r], precisions[r], work)
         logdet = solve(work.A, work.right, still, work.center)
         _write(work.right, prior.free, work.w, out.means[r])
         out.stats[r, 0] = _error(square, work)
@@ -76,13 +80,14 @@ def solve_rows(rows: Array, csr: Csr, held: Held, prior: RowPrior, out: Solved) 
 
 @njit(**OPTIONS)
 def draw_rows(
-    rows: Array, csr: Csr, held: Held, prior: RowPrior, normals: Array, out: Drawn
-) -> None:
+    rows: Array, csr: Csr, held: Held, prior: RowPrior, shifts: Array, precisions: Array,
+    normals: Array, out: Drawn,
+) -> None:  # fmt: skip
     """Draw rows from N(w, Prec^-1) given their partners (s_b = 0): w + R^-1 normal, Prec = R'R."""
     work = workspace(held.means, len(prior.free))
     for r in rows:
-        square = sum_gram(csr, r, held.means, work)
-        _equations(prior, work)
+        square = sum_gram(csr, r, held, work)
+        _equations(prior, shifts[r], precisions[r], work)
         logdet = solve(work.A, work.right, normals[r], work.center)
         _write(work.center, prior.free, work.w, out.centers[r])
         _write(work.right, prior.free, work.w, out.means[r])
@@ -91,17 +96,20 @@ def draw_rows(
 
 
 @njit(**OPTIONS)
-def learn_variances(rows: Array, csr: Csr, held: Held, prior: RowPrior, out: Learned) -> None:
+def learn_variances(
+    rows: Array, csr: Csr, held: Held, prior: RowPrior, shifts: Array, precisions: Array,
+    out: Learned,
+) -> None:  # fmt: skip
     """Update rows with a variance for each column, s = 1 / diag Prec."""
     n, width = len(prior.free), held.means.shape[1]
     work, still = workspace(held.means, n), np.zeros(n)
     for r in rows:
-        square = sum_gram(csr, r, held.means, work)
+        square = sum_gram(csr, r, held, work)
         work.spread[:] = 0
         for b in csr.indices[csr.indptr[r] : csr.indptr[r + 1]]:
             for i in range(width):
-                work.spread[i] += held.spread[b, i]
-        _equations(prior, work)
+                work.spread[i] += held.weights[b] * held.spread[b, i]
+        _equations(prior, shifts[r], precisions[r], work)
         logdet = 0.0
         for p in range(n):
             work.variance[prior.free[p]] = 1 / work.A[p, p]
@@ -115,28 +123,31 @@ def learn_variances(rows: Array, csr: Csr, held: Held, prior: RowPrior, out: Lea
 
 
 @njit(**OPTIONS)
-def sum_gram(csr: Csr, r: int, means: Array, work: Work) -> float:
-    """total = sum_b w_b w_b', linear = sum_b y_b w_b over a row's entries; returns sum_b y_b^2.
+def sum_gram(csr: Csr, r: int, held: Held, work: Work) -> float:
+    """total = sum_b c_b w_b w_b', linear = sum_b c_b y_b w_b of a row; returns sum_b c_b y_b^2.
 
-    Blocks of rows are gathered and multiplied by the BLAS.
+    Blocks of rows are gathered, times sqrt(c_b), and multiplied by the BLAS.
     """
     start, stop = csr.indptr[r], csr.indptr[r + 1]
-    total, linear, buffer, width = work.total, work.linear, work.buffer, means.shape[1]
-    product = np.empty((width, width), means.dtype)
+    total, linear, buffer, values = work.total, work.linear, work.buffer, work.values
+    width = len(linear)
+    product = np.empty((width, width), buffer.dtype)
     total[:] = 0
     linear[:] = 0
     square = 0.0
     while start < stop:
         m = min(len(buffer), stop - start)
         for e in range(m):
-            w = means[csr.indices[start + e]]
+            b = csr.indices[start + e]
+            w, root = held.means[b], np.sqrt(held.weights[b])
             for j in range(width):
-                buffer[e, j] = w[j]
-            y = float(csr.values[start + e])
+                buffer[e, j] = root * w[j]
+            y = root * csr.values[start + e]
+            values[e] = y
             square += y * y
         block = buffer[:m]
         np.dot(block.T, block, product)
-        part = np.dot(csr.values[start : start + m], block)
+        part = np.dot(values[:m], block)
         for i in range(width):
             linear[i] += part[i]
             for j in range(width):
@@ -146,18 +157,18 @@ def sum_gram(csr: Csr, r: int, means: Array, work: Work) -> float:
 
 
 @njit(**OPTIONS)
-def _equations(prior: RowPrior, work: Work) -> None:
-    """Write A = Prec (its upper triangle) and right = sum (y_b - pinned) w_b / noise + P m."""
-    free, noise = prior.free, prior.noise
+def _equations(prior: RowPrior, shift: Array, precision: float, work: Work) -> None:
+    """Write A = Prec (its upper triangle) and right = precision sum (y_b - pinned) w_b + shift."""
+    free = prior.free
     for p in range(len(free)):
         i = free[p]
         for q in range(p, len(free)):
-            work.A[p, q] = prior.precision[p, q] + work.total[i, free[q]] / noise
-        work.A[p, p] += work.spread[i] / noise
+            work.A[p, q] = prior.precision[p, q] + precision * work.total[i, free[q]]
+        work.A[p, p] += precision * work.spread[i]
         y = work.linear[i]
         if prior.pinned != NOT_PINNED:
             y -= work.total[i, prior.pinned]
-        work.right[p] = prior.shift[p] + y / noise
+        work.right[p] = shift[p] + precision * y
 
 
 @njit(**OPTIONS)

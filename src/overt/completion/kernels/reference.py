@@ -5,66 +5,75 @@ from __future__ import annotations
 import numpy as np
 
 from overt._types import Array, Floats
-from overt.completion.kernels import Csr, Drawn, Held, Learned, RowPrior, Solved
+from overt.completion.kernels import Blocks, Csr, Drawn, Held, Learned, RowPrior, Solved
 from overt.completion.kernels.full import pack, unpack
 
 
 def learn_rows(
-    rows: Array, csr: Csr, held: Held, prior: RowPrior, out: Learned, cuts: Array, moments: Array
-) -> None:
-    """Prec = sum T_b / noise + P, w = Prec^-1 (sum (y_b w_b - T_b[:, pinned]) / noise + P m)."""
+    rows: Array, blocks: Blocks, held: Held, prior: RowPrior, shifts: Array, precisions: Array,
+    out: Learned, cuts: Array, moments: Array,
+) -> None:  # fmt: skip
+    """Prec = precision sum c_b T_b + P, its right side with sum c_b (y_b w_b - T_b[:, pinned])."""
     T = unpack(held.spread.astype(float))
-    for r in rows:
-        b, y = _entries(csr, r)
-        total, linear = T[b].sum(axis=0), y @ held.means[b]
-        w, P = _solve(total, linear, prior)
-        S = np.zeros_like(total)
-        S[np.ix_(prior.free, prior.free)] = np.linalg.inv(P)
-        second = np.outer(w, w) + S
-        out.means[r], out.spread[r] = w, pack(second)
-        out.stats[r] = _error(y, w, second, total, linear), -np.linalg.slogdet(P)[1]
     for c in range(len(moments)):
+        here = slice(blocks.starts[c], blocks.starts[c + 1])
+        slots, partners, values = blocks.slots[here], blocks.partners[here], blocks.values[here]
+        for s, r in enumerate(rows[cuts[c] : cuts[c + 1]]):
+            b, y = partners[slots == s], values[slots == s].astype(float)
+            total = (held.weights[b, None, None] * T[b]).sum(axis=0)
+            linear = (held.weights[b] * y) @ held.means[b]
+            w, P = _solve(total, linear, prior, shifts[r], precisions[r])
+            S = np.zeros_like(total)
+            S[np.ix_(prior.free, prior.free)] = np.linalg.inv(P)
+            second = np.outer(w, w) + S
+            out.means[r], out.spread[r] = w, pack(second)
+            square = held.weights[b] @ y**2
+            out.stats[r] = _error(square, w, second, total, linear), -np.linalg.slogdet(P)[1]
         moments[c] = out.spread[rows[cuts[c] : cuts[c + 1]]].sum(axis=0)
 
 
-def learn_variances(rows: Array, csr: Csr, held: Held, prior: RowPrior, out: Learned) -> None:
-    """Prec = sum_b (w_b w_b' + diag s_b) / noise + P, s = 1 / diag Prec."""
+def learn_variances(
+    rows: Array, csr: Csr, held: Held, prior: RowPrior, shifts: Array, precisions: Array,
+    out: Learned,
+) -> None:  # fmt: skip
+    """Prec = precision sum_b c_b (w_b w_b' + diag s_b) + P, s = 1 / diag Prec."""
     for r in rows:
-        b, y = _entries(csr, r)
-        W = held.means[b].astype(float)
-        total, linear = W.T @ W + np.diag(held.spread[b].sum(axis=0)), W.T @ y
-        w, P = _solve(total, linear, prior)
+        W, linear, square, b = _sums(csr, r, held)
+        total = W.T @ W + np.diag(held.weights[b] @ held.spread[b])
+        w, P = _solve(total, linear, prior, shifts[r], precisions[r])
         s = np.zeros_like(w)
         s[prior.free] = 1 / np.diag(P)
         out.means[r], out.spread[r] = w, s
         second = np.outer(w, w) + np.diag(s)
-        out.stats[r] = _error(y, w, second, total, linear), np.log(s[prior.free]).sum()
+        out.stats[r] = _error(square, w, second, total, linear), np.log(s[prior.free]).sum()
 
 
-def solve_rows(rows: Array, csr: Csr, held: Held, prior: RowPrior, out: Solved) -> None:
-    """Prec = sum_b (w_b w_b' + diag(strength o w_b o w_b)) / noise + P."""
+def solve_rows(
+    rows: Array, csr: Csr, held: Held, prior: RowPrior, shifts: Array, precisions: Array,
+    out: Solved,
+) -> None:  # fmt: skip
+    """Prec = precision sum_b c_b (w_b w_b' + diag(strength o w_b o w_b)) + P."""
     for r in rows:
-        b, y = _entries(csr, r)
-        W = held.means[b].astype(float)
-        total, linear = W.T @ W + np.diag(held.spread * (W**2).sum(axis=0)), W.T @ y
-        w, P = _solve(total, linear, prior)
+        W, linear, square, _ = _sums(csr, r, held)
+        total = W.T @ W + np.diag(held.spread * (W**2).sum(axis=0))
+        w, P = _solve(total, linear, prior, shifts[r], precisions[r])
         out.means[r] = w
-        out.stats[r] = _error(y, w, np.outer(w, w), total, linear), -np.linalg.slogdet(P)[1]
+        out.stats[r] = _error(square, w, np.outer(w, w), total, linear), -np.linalg.slogdet(P)[1]
 
 
 def draw_rows(
-    rows: Array, csr: Csr, held: Held, prior: RowPrior, normals: Array, out: Drawn
-) -> None:
-    """Prec = sum_b w_b w_b' / noise + P = R'R, w + R^-1 normal."""
+    rows: Array, csr: Csr, held: Held, prior: RowPrior, shifts: Array, precisions: Array,
+    normals: Array, out: Drawn,
+) -> None:  # fmt: skip
+    """Prec = precision sum_b c_b w_b w_b' + P = R'R, w + R^-1 normal."""
     for r in rows:
-        b, y = _entries(csr, r)
-        W = held.means[b].astype(float)
-        total, linear = W.T @ W, W.T @ y
-        w, P = _solve(total, linear, prior)
+        W, linear, square, _ = _sums(csr, r, held)
+        total = W.T @ W
+        w, P = _solve(total, linear, prior, shifts[r], precisions[r])
         out.centers[r] = w
         w[prior.free] += np.linalg.solve(np.linalg.cholesky(P).T, normals[r])
         out.means[r] = w
-        out.stats[r] = _error(y, w, np.outer(w, w), total, linear), -np.linalg.slogdet(P)[1]
+        out.stats[r] = _error(square, w, np.outer(w, w), total, linear), -np.linalg.slogdet(P)[1]
 
 
 def dots(rows: Array, cols: Array, U: Array, V: Array, out: Array) -> None:
@@ -82,22 +91,28 @@ def dot_variances(
     out[:] = sum(np.einsum("ei,eij,ej->e", *each) for each in pairs) + np.sum(su * sv, axis=(1, 2))
 
 
-def _entries(csr: Csr, r: int) -> tuple[Array, Floats]:
+def _sums(csr: Csr, r: int, held: Held) -> tuple[Floats, Floats, float, Array]:
+    """Return partners times sqrt(c_b), sum c_b y_b w_b, sum c_b y_b^2 and who they are."""
     here = slice(csr.indptr[r], csr.indptr[r + 1])
-    return csr.indices[here], csr.values[here].astype(float)
+    b, y = csr.indices[here], csr.values[here].astype(float)
+    root = np.sqrt(held.weights[b])
+    W, y = root[:, None] * held.means[b], root * y
+    return W, W.T @ y, float(y @ y), b
 
 
-def _solve(total: Floats, linear: Floats, prior: RowPrior) -> tuple[Floats, Floats]:
-    """Prec = total / noise + P, w = Prec^-1 ((linear - total[:, pinned]) / noise + P m)."""
+def _solve(
+    total: Floats, linear: Floats, prior: RowPrior, shift: Floats, precision: float
+) -> tuple[Floats, Floats]:
+    """Prec = precision total + P, w = Prec^-1 (precision (linear - total[:, pinned]) + shift)."""
     free, width = prior.free, len(linear)
     pinned = [i for i in range(width) if i not in free]
-    P = prior.precision + total[np.ix_(free, free)] / prior.noise
-    right = (linear - total[:, pinned].sum(axis=1))[free] / prior.noise + prior.shift
+    P = prior.precision + precision * total[np.ix_(free, free)]
+    right = precision * (linear - total[:, pinned].sum(axis=1))[free] + shift
     w = np.ones(width)
     w[free] = np.linalg.solve(P, right)
     return w, P
 
 
-def _error(y: Floats, w: Floats, second: Floats, total: Floats, linear: Floats) -> float:
-    """Sum of E (y_b - w . w_b)^2."""
-    return float(y @ y - 2 * w @ linear + np.sum(second * total))
+def _error(square: float, w: Floats, second: Floats, total: Floats, linear: Floats) -> float:
+    """Sum of c_b E (y_b - w . w_b)^2."""
+    return float(square - 2 * w @ linear + np.sum(second * total))

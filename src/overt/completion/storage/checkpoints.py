@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from overt._check import InputError
-from overt._files import read_arrays, write_arrays
+from overt._files import read_sealed, write_sealed
 from overt._types import Array
 from overt.completion.forms.sampled import SampledForm
 from overt.entries import Entries
@@ -19,7 +19,7 @@ from overt.entries import Entries
 if TYPE_CHECKING:
     from overt.completion.forms import Form
 
-KINDS = ("fixed", "learned", "sampled", "sgd")
+KINDS = ("fixed", "learned", "negative", "sampled", "sgd")
 
 WITHOUT_EFFECT = ("n_jobs", "engine")
 """Parameters that do not change results: a run may be resumed with others."""
@@ -46,8 +46,7 @@ class SweepCheckpoint:
     def write(self, form: Form) -> None:
         """Keep a form."""
         if isinstance(form, SampledForm) and form.draws:
-            U, V = form.draws[-1]
-            self._put(_draw(len(form.draws)), {"U": U, "V": V})
+            self._put(_draw(len(form.draws)), form.draws[-1])
         U, V = form.means
         self._put(form.kind, {"U": U, "V": V, "history": np.array(form.history), **form.arrays()})
 
@@ -61,8 +60,7 @@ class SweepCheckpoint:
         form.restore(arrays)
         if isinstance(form, SampledForm):
             for number in range(1, form.n_kept + 1):
-                draw = self._get(_draw(number))
-                form.draws.append((draw["U"], draw["V"]))
+                form.draws.append(self._get(_draw(number)))
 
     def clear(self) -> None:
         """Remove everything that was kept."""
@@ -73,16 +71,18 @@ class SweepCheckpoint:
         return self._folder / f"{name}.safetensors"
 
     def _put(self, name: str, arrays: dict[str, Array]) -> None:
-        write_arrays(self._path(name), arrays, {"fingerprint": self._fingerprint})
+        write_sealed(self._path(name), arrays, f"{name} {self._fingerprint}")
 
     def _get(self, name: str) -> dict[str, Array]:
-        arrays, metadata, _ = read_arrays(self._path(name))
-        if metadata.get("fingerprint") != self._fingerprint:
+        try:
+            return read_sealed(self._path(name), f"{name} {self._fingerprint}")[0]
+        except InputError as error:
+            if "something else" not in str(error):
+                raise InputError(f"{error}; start anew without resuming") from None
             raise InputError(
                 f"{self._folder} holds a run with other data or settings; give the same ones, or "
                 "start anew without resuming"
-            )
-        return arrays
+            ) from None
 
 
 def _draw(number: int) -> str:

@@ -1,4 +1,7 @@
-"""Models on disk: a folder with model.safetensors (arrays) and model.json (everything else)."""
+"""Models on disk: a folder with model.safetensors (arrays) and model.json (everything else).
+
+Both carry a checksum over what they mean, so that neither is believed when it was changed.
+"""
 
 from __future__ import annotations
 
@@ -11,75 +14,135 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError
-from overt._files import read_arrays, write_arrays, write_whole
+from overt._files import digest, read_sealed, reading, write_sealed, write_whole
 from overt._plain import plain
+from overt.completion.encoding import Encoder
+from overt.completion.forms.draws import Draws
+from overt.completion.forms.features import Directions
 from overt.completion.forms.model import FactorModel, Fit
+from overt.completion.forms.noise import RowNoise
+from overt.completion.forms.pairs import AllPairs
+from overt.completion.forms.prior import Prior
 from overt.completion.forms.problem import Columns
-from overt.completion.forms.spread import SPREADS, Prior
+from overt.completion.forms.spread import SPREADS
+from overt.completion.forms.units import Units
 from overt.entries import Entries
 from overt.results import Status
 
-FORMAT = 1
+FORMAT = 2
 KIND = "overt completion model"
+ARRAYS, HEADER = "model.safetensors", "model.json"
+CHOSEN = "chosen."
+"""Prefix of what belongs to the model of what was chosen."""
 
 
 def save(
-    path: str | os.PathLike[str], parameters: Mapping[str, Any], entries: Entries, fit: Fit
-) -> None:
-    """Write parameters, entries and a fit; each of the two files is replaced in one step.
+    path: str | os.PathLike[str], parameters: Mapping[str, Any], entries: Entries, fit: Fit,
+    chosen: FactorModel | None = None,
+) -> None:  # fmt: skip
+    """Write parameters, entries, a fit and a model of what was chosen, each file in one step.
 
     A kill between the steps leaves files of two models, which `load` tells by the checksum.
     """
-    folder, model = Path(path), fit.model
+    folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file; a model is saved into a folder")
     folder.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, Any] = {
         "rows": entries.rows.astype(np.int32),
         "cols": entries.cols.astype(np.int32),
         "values": entries.values,
         "objective": np.asarray(fit.objective),
-        **model.spread.arrays(),
+        **_arrays(fit.model),
     }
-    for side in (0, 1):
-        arrays |= {f"means_{side}": model.means[side], **model.priors[side].arrays(side)}
-        if model.draws is not None:
-            arrays[f"draws_{side}"] = model.draws[side]
     for name, value in (("learned_drop_prob_", fit.learned_drop_prob), ("path_", fit.path)):
         if value is not None:
             arrays[name] = np.asarray(value, dtype=float)
+    if chosen is not None:
+        arrays |= {CHOSEN + name: array for name, array in _arrays(chosen).items()}
     header = {
         "format": FORMAT, "kind": KIND, "parameters": plain(dict(parameters)),
-        "n_factors": model.columns.n_factors, "biases": bool(model.columns.biases),
-        "center": model.center, "noise": model.noise, "spread": model.spread.name,
-        "low": plain(model.low), "high": plain(model.high), "drop_prob": plain(fit.drop_prob),
-        "status": str(fit.status), "shape": list(entries.shape),
+        "model": _plain(fit.model), "chosen": None if chosen is None else _plain(chosen),
+        "drop_prob": plain(fit.drop_prob), "fitted": fit.fitted, "status": str(fit.status),
+        "shape": list(entries.shape),
         "row_ids": None if entries.row_ids is None else entries.row_ids.tolist(),
         "col_ids": None if entries.col_ids is None else entries.col_ids.tolist(),
     }  # fmt: skip
-    header["checksum"] = write_arrays(folder / "model.safetensors", arrays, {"kind": KIND})
-    write_whole(folder / "model.json", json.dumps(header) + "\n")
+    header["arrays"] = write_sealed(folder / ARRAYS, arrays, KIND)
+    header["checksum"] = digest(header)
+    write_whole(folder / HEADER, json.dumps(header) + "\n")
 
 
-def load(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Entries, Fit]:
-    """Return the parameters, entries and fit that `save` wrote."""
+def load(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Entries, Fit, FactorModel | None]:
+    """Return the parameters, entries, fit and model of what was chosen that `save` wrote."""
     folder = Path(path)
-    if not (folder / "model.json").exists():
-        raise InputError(f"{folder} holds no completion model (model.json is missing)")
-    try:
-        header = json.loads((folder / "model.json").read_text())
+    if not (folder / HEADER).exists():
+        raise InputError(f"{folder} holds no completion model ({HEADER} is missing)")
+    with reading(folder, "holds no readable completion model"):
+        header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
         if header.get("format") != FORMAT:
             raise InputError(
                 f"{folder} has format {header.get('format')!r}; this version reads {FORMAT}"
             )
-        arrays, _, checksum = read_arrays(folder / "model.safetensors")
-        if header["checksum"] != checksum:
+        if header.pop("checksum", None) != digest(header):
             raise InputError(
-                f"{folder} holds model.json and model.safetensors of different models, or damaged "
-                "ones; save it again"
+                f"{folder} holds no readable completion model: {HEADER} was changed or damaged"
             )
-        return header["parameters"], _entries(header, arrays), _fit(header, arrays)
-    except (AttributeError, KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise InputError(f"{folder} holds no readable completion model ({reason})") from None
+        arrays, checksum = read_sealed(folder / ARRAYS, KIND)
+        if header["arrays"] != checksum:
+            raise InputError(
+                f"{folder} holds {HEADER} and {ARRAYS} of different models, or damaged ones; save "
+                "it again"
+            )
+        found = _fit(header, arrays), _chosen(header, arrays)
+        return header["parameters"], _entries(header, arrays), *found
+
+
+def _plain(model: FactorModel) -> dict[str, Any]:
+    """Return what is no array of a model."""
+    return {
+        "n_factors": model.columns.n_factors, "biases": bool(model.columns.biases),
+        "center": model.center, "noise": model.noise, "spread": model.spread.name,
+        "low": plain(model.low), "high": plain(model.high), "units": model.units.kind,
+        "log": bool(model.units.log),
+        "encoders": [None if e is None else e.to_dict() for e in model.encoders],
+    }  # fmt: skip
+
+
+def _arrays(model: FactorModel) -> dict[str, Any]:
+    """Return the arrays of a model."""
+    arrays = model.spread.arrays() | model.units.arrays()
+    arrays |= {} if model.pairs is None else model.pairs.arrays()
+    for side in (0, 1):
+        arrays |= {f"means_{side}": model.means[side], **model.priors[side].arrays(side)}
+        arrays |= model.noises[side].arrays(side) | model.directions[side].arrays(side)
+        arrays[f"given_{side}"] = model.given[side]
+    if model.draws is not None:
+        arrays |= {f"draws_{name}": array for name, array in model.draws._asdict().items()}
+    return arrays
+
+
+def _model(told: dict[str, Any], arrays: dict[str, Any]) -> FactorModel:
+    left, right = map(Encoder.from_dict, told["encoders"])
+    draws = (arrays[f"draws_{name}"] for name in Draws._fields) if "draws_U" in arrays else None
+    pairs = {
+        "priors": Prior.from_arrays, "noises": RowNoise.from_arrays,
+        "directions": Directions.from_arrays, "given": _given,
+    }  # fmt: skip
+    return FactorModel(
+        columns=Columns(told["n_factors"], told["biases"]),
+        center=told["center"],
+        noise=told["noise"],
+        means=(arrays["means_0"], arrays["means_1"]),
+        spread=SPREADS[told["spread"]].from_arrays(arrays),
+        low=-np.inf if told["low"] is None else told["low"],
+        high=np.inf if told["high"] is None else told["high"],
+        draws=None if draws is None else Draws(*draws),
+        encoders=(left, right),
+        units=Units.from_arrays(told["units"], told["log"], arrays),
+        pairs=AllPairs.from_arrays(arrays),
+        **{name: (read(arrays, 0), read(arrays, 1)) for name, read in pairs.items()},
+    )
 
 
 def _entries(header: dict[str, Any], arrays: dict[str, Any]) -> Entries:
@@ -87,16 +150,20 @@ def _entries(header: dict[str, Any], arrays: dict[str, Any]) -> Entries:
     return Entries(arrays["rows"], arrays["cols"], arrays["values"], header["shape"], *ids)
 
 
+def _given(arrays: Mapping[str, Any], side: int) -> Any:
+    return arrays[f"given_{side}"]
+
+
 def _fit(header: dict[str, Any], arrays: dict[str, Any]) -> Fit:
-    model = FactorModel(
-        Columns(header["n_factors"], header["biases"]), header["center"], header["noise"],
-        (arrays["means_0"], arrays["means_1"]), SPREADS[header["spread"]].from_arrays(arrays),
-        (Prior.from_arrays(arrays, 0), Prior.from_arrays(arrays, 1)),
-        -np.inf if header["low"] is None else header["low"],
-        np.inf if header["high"] is None else header["high"],
-        (arrays["draws_0"], arrays["draws_1"]) if "draws_0" in arrays else None,
-    )  # fmt: skip
     return Fit(
-        model, arrays["objective"].tolist(), Status(header["status"]), header["drop_prob"],
-        arrays.get("learned_drop_prob_"), arrays.get("path_"),
+        _model(header["model"], arrays), arrays["objective"].tolist(), Status(header["status"]),
+        header["drop_prob"], arrays.get("learned_drop_prob_"), arrays.get("path_"),
+        header["fitted"],
     )  # fmt: skip
+
+
+def _chosen(header: dict[str, Any], arrays: dict[str, Any]) -> FactorModel | None:
+    if header["chosen"] is None:
+        return None
+    mine = {name.removeprefix(CHOSEN): a for name, a in arrays.items() if name.startswith(CHOSEN)}
+    return _model(header["chosen"], mine)

@@ -9,59 +9,17 @@ a point that is fooled leaves the batch. The best iterate of each point is what 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from overt.robust.attacks.criteria import Criterion
-from overt.robust.attacks.losses import Objective
+from overt.robust.attacks.points import Draw, Found, Points
 from overt.robust.threats.base import Region, Size, Threat
-
-Draw = Callable[[], Tensor]
-"""Draws random allowed perturbations of the points of a batch."""
 
 LEAVE = 0.15
 """Share of fooled points in a batch from which it pays to copy the others out."""
-
-
-@dataclass(frozen=True, eq=False)
-class Points:
-    """What to attack: points that go through the model together, and their allowed moves."""
-
-    logits_of: Callable[[Tensor], Tensor]
-    y: Tensor
-    aim: Tensor
-    region: Region
-    objective: Objective
-    criterion: Criterion
-
-    def evaluate(self, moved: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the objective at the moved points and who is fooled there."""
-        with torch.no_grad():
-            logits = self.logits_of(moved)
-            return self._judge(logits, self.objective(logits, self.y, self.aim))
-
-    def differentiate(self, moved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the objective at the moved points, who is fooled there, and the gradient."""
-        moved = moved.detach().requires_grad_()
-        with torch.enable_grad():
-            logits = self.logits_of(moved)
-            value = self.objective(logits, self.y, self.aim)
-            gradient = slope(value, moved)
-        return *self._judge(logits.detach(), value.detach()), gradient
-
-    def take(self, rows: Tensor) -> Points:
-        """Return some of the points."""
-        return replace(self, y=self.y[rows], aim=self.aim[rows], region=self.region.take(rows))
-
-    def _judge(self, logits: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the value, NaN where logits are not finite, and who is fooled by finite ones."""
-        broken = ~torch.isfinite(logits).all(1)
-        fooled = self.criterion.met(logits, self.y, self.aim)
-        return value.masked_fill(broken, torch.nan), fooled & ~broken
 
 
 class StepSizes(ABC):
@@ -103,50 +61,18 @@ class Walk:
     normalize: bool = True
 
 
-@dataclass(eq=False)
-class Found:
-    """The best perturbation of each point, its objective, success, and what was seen."""
-
-    delta: Tensor
-    value: Tensor
-    fooled: Tensor
-    flat: Tensor
-    broken: Tensor
-    gradients: int = 0
-
-    @classmethod
-    def nothing(cls, delta: Tensor) -> Found:
-        """Return what is known before the first evaluation."""
-        lowest = torch.full((len(delta),), -torch.inf, dtype=delta.dtype, device=delta.device)
-        nobody = torch.zeros(len(delta), dtype=torch.bool, device=delta.device)
-        return cls(delta.clone(), lowest, nobody, nobody.clone(), nobody.clone())
-
-    def merge(self, rows: Tensor, other: Found) -> None:
-        """Take over what is better of what was found at some of the points: success first."""
-        better = torch.where(
-            other.fooled == self.fooled[rows], other.value > self.value[rows], other.fooled
-        )
-        chosen = rows[better]
-        self.delta[chosen] = other.delta[better]
-        self.value[chosen] = other.value[better]
-        self.fooled[rows] |= other.fooled
-        self.flat[rows] |= other.flat
-        self.broken[rows] |= other.broken
-        self.gradients += other.gradients
-
-
 @torch.no_grad()
 def ascend(points: Points, start: Tensor, walk: Walk, escape: Draw, *, early_exit: bool) -> Found:
     """Ascend from `start`; points without a gradient there escape to a random draw instead.
 
-    With `early_exit` fooled points leave at once.
+    With `early_exit` fooled points leave at once, up to those that it does not pay to copy out.
     """
     sizes = walk.schedule.begin(len(start), points.region.threat, walk.steps, start)
     books, mover = _Books(start), _Mover(walk, sizes, points.region, start)
     for step in range(walk.steps):
         value, fooled, gradient = points.differentiate(mover.moved)
         better = books.enter(mover.delta, value, fooled)
-        books.found.gradients += books.left
+        books.found.gradients += len(value) * (points.guide.draws if points.guide else 1)
         if step == 0:
             books.found.flat = ~(gradient.abs().amax(1) > 0) & ~fooled
         mover.remember(gradient, better)
@@ -164,13 +90,23 @@ def ascend(points: Points, start: Tensor, walk: Walk, escape: Draw, *, early_exi
     return books.close()
 
 
+@torch.no_grad()
+def follow(points: Points, start: Tensor, walk: Walk) -> Tensor:
+    """Return where the steps lead, without books of the best iterate, success or trouble."""
+    sizes = walk.schedule.begin(len(start), points.region.threat, walk.steps, start)
+    mover = _Mover(walk, sizes, points.region, start)
+    for step in range(walk.steps):
+        mover.advance(step, points.follow(mover.moved)[2])
+    return mover.delta
+
+
 class _Books:
     """The best iterate of each point in the batch; `found` holds that of those who have left."""
 
     def __init__(self, delta: Tensor) -> None:
         self.found, self.batch = Found.nothing(delta), Found.nothing(delta)
         self.rows = torch.arange(len(delta), device=delta.device)
-        self._live, self.left = torch.ones_like(self.found.fooled), len(delta)
+        self._live = torch.ones_like(self.found.fooled)
 
     def enter(self, delta: Tensor, value: Tensor, fooled: Tensor) -> Tensor:
         """Compare an iterate with the best so far, success first; return where it is better."""
@@ -185,8 +121,7 @@ class _Books:
     def leave(self) -> Tensor | None:
         """Let the fooled go; return who stays, or None while it does not pay to copy them out."""
         self._live = ~self.batch.fooled
-        self.left = int(self._live.sum())
-        if self.left > (1 - LEAVE) * len(self._live):
+        if int(self._live.sum()) > (1 - LEAVE) * len(self._live):
             return None
         self.close()
         stay = self._live.nonzero().squeeze(1)
@@ -209,7 +144,7 @@ class _Mover:
 
     def __init__(self, walk: Walk, sizes: StepSizes, region: Region, start: Tensor) -> None:
         self._walk, self._sizes, self._region = walk, sizes, region
-        self.delta, self.moved = start.clone(), region.x + start
+        self.delta, self.moved = start.clone(), region.moved(start)
         self._previous = start.clone() if walk.momentum else None
         self._best_gradient = torch.zeros_like(start) if sizes.goes_back else None
 
@@ -252,15 +187,7 @@ class _Mover:
     def jump(self, lost: Tensor, elsewhere: Tensor) -> None:
         """Move the lost points somewhere else."""
         self.delta = torch.where(lost[:, None], elsewhere, self.delta)
-        torch.add(self._region.x, self.delta, out=self.moved)
-
-
-def slope(value: Tensor, x: Tensor, *, retain: bool = False) -> Tensor:
-    """Return the gradient of each point's value, zero if it does not depend on x at all."""
-    if not value.requires_grad:
-        return torch.zeros_like(x)
-    (gradient,) = torch.autograd.grad(value.sum(), x, retain_graph=retain, allow_unused=True)
-    return torch.zeros_like(x) if gradient is None else gradient
+        self.moved = self._region.moved(self.delta)
 
 
 def _replace(old: Tensor, new: Tensor, rows: Tensor) -> None:

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from overt._check import InputError, number
 from overt.results import Result
 from overt.robust.attacks.losses import margin_of_best
-from overt.robust.attacks.models import class_numbers
+from overt.robust.attacks.models import class_numbers, classes
+from overt.robust.threats.base import tensor
 
 
 class Criterion(ABC):
     """Decides from logits (points, classes) and true classes (points,) who is fooled."""
 
+    raw: ClassVar[bool] = False  # whether outputs are numbers and not logits of classes
+
+    def truth(self, y: Any, x: Tensor, count: int) -> Tensor:
+        """Return what is true of each point, checked: its class among so many."""
+        return classes(y, x, count)
+
     def aims(self, y: Tensor, classes: int) -> Tensor | None:
         """Return the class to reach for each point, or None if any wrong one will do."""
         return None
-
-    def take(self, rows: Tensor) -> Criterion:
-        """Return the criterion for some of the points."""
-        return self
 
     @abstractmethod
     def met(self, logits: Tensor, y: Tensor, aim: Tensor) -> Tensor:
@@ -66,11 +69,6 @@ class Targeted(Criterion):
             )
         return target
 
-    def take(self, rows: Tensor) -> Criterion:
-        """Return the criterion for some of the points, each with its own target."""
-        target = class_numbers("target", self.target)
-        return Targeted(target if target.ndim == 0 else target[rows.to(target.device)])
-
     def met(self, logits: Tensor, y: Tensor, aim: Tensor) -> Tensor:
         """Return argmax f == target."""
         return logits.argmax(1) == aim
@@ -92,3 +90,29 @@ class Effective(Criterion):
     def met(self, logits: Tensor, y: Tensor, aim: Tensor) -> Tensor:
         """Return f_y - max f_j <= -beta."""
         return margin_of_best(logits, y) <= -self.beta
+
+
+@dataclass(frozen=True)
+class Deviates(Criterion):
+    """For regression: some output is off from y (points, outputs) by more than `by`."""
+
+    by: float
+    raw: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        number("by", self.by)
+
+    def truth(self, y: Any, x: Tensor, count: int) -> Tensor:
+        """Return the true numbers, (points, outputs)."""
+        given = tensor("y", y).to(x)
+        given = given[:, None] if given.ndim == 1 else given
+        if given.shape != (len(x), count):
+            raise InputError(
+                f"y must hold {count} number(s) for each of the {len(x)} points, got shape "
+                f"{tuple(given.shape)}"
+            )
+        return given
+
+    def met(self, logits: Tensor, y: Tensor, aim: Tensor) -> Tensor:
+        """Return max_k |f_k - y_k| > by."""
+        return (logits - y).abs().amax(1) > self.by

@@ -10,9 +10,10 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from overt._check import InputTypeError, number, whole
-from overt.robust.attacks.ascent import Draw, Found, Points, StepSchedule, StepSizes, Walk, ascend
+from overt._check import InputError, InputTypeError, number, whole
+from overt.robust.attacks.ascent import StepSchedule, StepSizes, Walk, ascend, follow
 from overt.robust.attacks.base import Attack
+from overt.robust.attacks.points import Draw, Found, Points
 from overt.robust.threats.base import Threat
 
 
@@ -143,18 +144,31 @@ class _Ascending(Attack):
         walk = replace(self.walk(points.region.threat), steps=steps)
         return ascend(points, start, walk, escape, early_exit=self.early_exit)
 
+    def follow(self, points: Points, start: Tensor) -> Tensor:
+        """Return the last iterate of a run from `start`: what training asks for."""
+        return follow(points, start, self.walk(points.region.threat))
+
 
 @final
 @dataclass(frozen=True)
 class FGSM(_Ascending):
     """One step of the whole radius in the direction of steepest ascent.
 
-    For Linf that is the fast gradient sign method (Goodfellow et al. 2015).
+    For Linf that is the fast gradient sign method (Goodfellow et al. 2015). Training starts it at
+    random, with a step of 1.25 radii (Wong et al. 2020), unless random_start is False.
     """
+
+    _: KW_ONLY
+    random_start: bool | None = None
 
     def walk(self, threat: Threat) -> Walk:
         """Return one step of the whole radius."""
         return Walk(1, Constant(threat.radius))
+
+    def follow(self, points: Points, start: Tensor) -> Tensor:
+        """Return the step from `start`, longer where that is random."""
+        radius = points.region.threat.radius * (1.0 if self.random_start is False else 1.25)
+        return follow(points, start, Walk(1, Constant(radius)))
 
 
 @final
@@ -196,6 +210,9 @@ class PGD(_Ascending):
     normalize
         Whether steps go along the steepest direction of the threat's norm; otherwise along the
         gradient itself, whatever its length, as in the thesis's Algorithm 5.
+    larger
+        Multiples of the radius to begin with: three tenths of the steps are taken in each of these
+        larger balls, and what they find is projected on the next. For L1, (3, 2) finds more.
     """
 
     _: KW_ONLY
@@ -203,11 +220,14 @@ class PGD(_Ascending):
     schedule: StepSchedule = Cosine()
     momentum: float = 0.0
     normalize: bool = True
+    larger: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         whole("steps", self.steps)
         number("momentum", self.momentum)
+        if len(self.larger) > 3 or any(number("larger", f) < 1 for f in self.larger):
+            raise InputError(f"larger must be at most three factors above 1, got {self.larger}")
         if not isinstance(self.schedule, StepSchedule):
             raise InputTypeError(
                 "schedule must be Cosine(), Halving(), Decay(...) or Constant(...), "
@@ -217,3 +237,17 @@ class PGD(_Ascending):
     def walk(self, threat: Threat) -> Walk:
         """Return steps by the schedule, with momentum."""
         return Walk(self.steps, self.schedule, self.momentum, self.normalize)
+
+    def run(self, points: Points, start: Tensor, steps: int, escape: Draw) -> Found:
+        """Attack one batch, in larger balls first."""
+        region, walk, spent = points.region, self.walk(points.region.threat), 0
+        for factor in self.larger:
+            there = replace(points, region=region.at(factor * region.threat.radius))
+            part = replace(walk, steps=3 * steps // 10)
+            if part.steps:
+                found = ascend(there, start, part, escape, early_exit=False)
+                start, spent = region.project(found.delta), spent + found.gradients
+        rest = replace(walk, steps=steps - len(self.larger) * (3 * steps // 10))
+        found = ascend(points, start, rest, escape, early_exit=self.early_exit)
+        found.gradients += spent
+        return found

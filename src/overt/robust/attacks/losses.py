@@ -12,13 +12,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, softplus
 
-from overt._check import InputTypeError, choice, whole
+from overt._check import InputError, InputTypeError, choice, whole
 
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]
 """objective(logits, y, aim) -> (points,), to be made large."""
@@ -200,19 +200,62 @@ class ReflectedAll(_OfMargin):
         return Plan(0, rivals, steps, max(min(among, classes - 1), rivals))
 
 
+class Deviation(Loss):
+    """|f - y|^2, for regression."""
+
+    name: ClassVar[str] = "deviation"
+
+    def away(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Return the squared distance of the outputs from y."""
+        return (logits - y).square().sum(1)
+
+    def toward(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return minus the squared distance of the outputs from the target."""
+        return -self.away(logits, target)
+
+
+@dataclass(frozen=True)
+class _Own(Loss):
+    """A function (logits, y) -> (points,) of the user's."""
+
+    name: ClassVar[str] = "own"
+    function: Objective | Callable[[Tensor, Tensor], Tensor]
+
+    def away(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Return the function's value, which must be one for each point."""
+        value: Tensor = self.function(logits, y)  # type: ignore[call-arg]
+        if value.shape != (len(logits),):
+            raise InputError(
+                f"loss must return one number for each of the {len(logits)} points, got shape "
+                f"{tuple(value.shape)}; torch's losses need reduction='none'"
+            )
+        return value
+
+    def toward(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return minus the loss of the target."""
+        return -self.away(logits, target)
+
+
 LOSSES: dict[str, Loss] = {
     kind.name: kind()
     for kind in (CrossEntropy, Dlr, Margin, Reflected, ReflectedAll, ReflectedGreedy, ReflectedLse)
 }
+DEVIATION = Deviation()
 
 
-def find_loss(loss: str | Loss) -> Loss:
-    """Return the loss of this name, or the loss itself."""
+def find_loss(loss: Any, *, raw: bool = False) -> Loss:
+    """Return the loss of this name, the loss itself, or a function (logits, y) as a loss.
+
+    Outputs that are numbers (`raw`) have one loss only, besides the user's own.
+    """
+    if isinstance(loss, str):
+        found = LOSSES[choice("loss", loss, tuple(LOSSES))]
+        return DEVIATION if raw else found
     if isinstance(loss, Loss):
         return loss
-    if not isinstance(loss, str):
-        raise InputTypeError(f"loss must be a name or a Loss, got {type(loss).__name__}")
-    return LOSSES[choice("loss", loss, tuple(LOSSES))]
+    if callable(loss) and not isinstance(loss, type):
+        return _Own(loss)
+    raise InputTypeError(f"loss must be a name, a Loss or a function, got {type(loss).__name__}")
 
 
 def objective_of(loss: Loss, *, targeted: bool) -> Objective:

@@ -6,18 +6,12 @@ import sys
 import warnings
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from overt.results import Result, Status
-from overt.robust.attacks.losses import Loss
-from overt.robust.attacks.models import Model, logits
 
 NOTEWORTHY = 0.01
 """Share of the points from which a sign is reported."""
-
-PROBED, RANDOM = 64, 1e-3
-"""Points at which a model is evaluated twice, and the relative difference that is randomness."""
 
 
 class RobustnessWarning(UserWarning):
@@ -34,32 +28,39 @@ class AttackResult(Result):
         Perturbed inputs, shaped like the given ones: the first iterate that fools the model, or
         the one of the largest loss. A point that was misclassified to begin with stays as it was.
     success
-        Which points are fooled, recomputed at x, (points,).
+        Which points are fooled, recomputed at x, (points,); by a random model, in most of `rate`.
+    rate
+        Share of fresh draws of a random model that are fooled at x, 0 or 1 for others, (points,).
     loss
         The attack's loss at x, (points,).
-    gradients
-        Gradients evaluated in all, each point counted on its own.
+    gradients, queries
+        Gradients, and evaluations without one, in all, each point counted on its own.
     flat
         Which points had no gradient to follow where their search began, (points,).
     broken
         Which points met a perturbation at which the model returns NaN or infinity, which counts
         as no prediction and not as success, (points,).
+    warnings
+        What makes the result doubtful, in words, whether it was warned of or not.
     status
         "finished" or "interrupted".
     """
 
     x: Tensor
     success: Tensor
+    rate: Tensor
     loss: Tensor
     gradients: int
+    queries: int
     flat: Tensor
     broken: Tensor
+    warnings: tuple[str, ...]
     status: Status
 
     @property
     def robust_accuracy(self) -> float:
-        """Share of the points that were not fooled."""
-        return 1 - int(self.success.sum()) / len(self.success)
+        """Share of the points that were not fooled, over fresh draws if the model is random."""
+        return 1 - float(self.rate.sum()) / len(self.rate)
 
     def __repr__(self) -> str:
         return (
@@ -68,66 +69,74 @@ class AttackResult(Result):
         )
 
 
-def warn_of_saturation(loss: Loss, clean: Tensor, y: Tensor) -> Tensor:
-    """Warn if the loss has no slope left at the clean inputs; return at which of them."""
-    saturated = loss.saturated(clean, y)
-    _warn_where(
-        saturated,
-        f"{loss.name} is saturated at {{}} of the points: the model gives the true class all of "
+SIGNS = {
+    "random": (
+        "the model is random: two evaluations differ at {} of the first inputs although it is in "
+        "evaluation mode. Success is scored over fresh draws; samples=16, say, averages gradients "
+        "over draws and finds more."
+    ),
+    "probabilities": (
+        "the model returns probabilities and not logits at {} of the points; the attack climbs "
+        "their logarithms. Probabilities that round to 0 have no gradient: return logits."
+    ),
+    "saturated": (
+        "cross_entropy is saturated at {} of the points: the model gives the true class all of "
         "the probability, the gradient is rounding noise and the attack goes blind. Use "
-        'loss="reflected", which does not saturate there.',
-    )
-    return saturated
-
-
-def warn_of_gradients(result: AttackResult, x: Tensor, radius: float, known: Tensor) -> None:
-    """Warn of gradients that led nowhere, except at the points whose trouble is known."""
-    _warn_where(
-        result.flat & ~(known | result.broken),
+        'loss="reflected", which does not saturate there.'
+    ),
+    "flat": (
         "the gradient is zero or not a number at {} of the points, where the attack starts: "
         "rounding, thresholds or saturated units inside the model mask it. A random start was used "
-        "for these points; robustness is likely to be overestimated.",
-    )
-    _warn_where(
-        result.broken & ~result.success,
+        "for these points; robustness is likely to be overestimated."
+    ),
+    "broken": (
         "the model returns NaN or infinity at perturbations of {} of the points, which is not "
-        "counted as success: robustness is likely to be overestimated.",
-    )
-    # The best iterate is the input itself where no step raised the loss, which means nothing
-    # where a step of the whole radius drowns in rounding.
-    coarse = 100 * torch.finfo(x.dtype).eps * x.abs().flatten(1).amax(1)
-    same = (result.x == x).flatten(1).all(1) & (radius > coarse)
-    _warn_where(
-        same & ~(known | result.success | result.flat | result.broken),
+        "counted as success: robustness is likely to be overestimated."
+    ),
+    "stuck": (
         "no step raised the loss at {} of the points although there is a gradient: it does not "
         "point uphill, which masking or random layers cause. Robustness is likely to be "
-        "overestimated.",
-    )
+        "overestimated."
+    ),
+    "lying": (
+        "the gradient promises far more than a step of a tenth of the radius keeps at {} of the "
+        "points: the model masks it. Smoothed gradients and search without gradients were used "
+        "there; robustness may still be overestimated, and surrogate=, a model without the "
+        "masking, finds more."
+    ),
+    "unaided": (
+        "search without gradients fooled {} of the points that gradients had not: the gradients "
+        "are masked, and robustness is likely to be overestimated. More queries, or surrogate=, a "
+        "model without the masking, find more."
+    ),
+    "coarse": (
+        "the radius is less than the spacing of the numbers that {} of the points are stored in: "
+        "nothing can be found there. Give inputs and model in a wider format, or nearer to 0."
+    ),
+    "lost": (
+        "{} of the points were fooled only by perturbations that rounding takes out of the "
+        "allowed set; they count as robust. Give inputs and model in double precision."
+    ),
+}
+"""What cannot be trusted, said with the share of the points; in the order of reporting."""
+
+ANY = ("random", "probabilities", "lost")
+"""Signs that are reported whatever their share."""
 
 
-def warn_of_randomness(model: Model, x: Tensor) -> bool:
-    """Warn if the same inputs give different logits; return whether they do."""
-    x = x[:PROBED]
-    with torch.no_grad():
-        first, second = logits(model, x).detach(), logits(model, x).detach()
-    scale = float(first.abs().amax())
-    moved = (first - second).abs().amax(1) > RANDOM * max(scale, torch.finfo(x.dtype).tiny)
-    _warn_where(
-        moved,
-        f"the model is random: two evaluations differ at {{}} of {len(x)} inputs although it is in "
-        "evaluation mode. Gradients are noisy and success depends on the draw; average the model "
-        "over its noise first.",
-        least=0,
-    )
-    return bool(moved.any())
+def report(signs: dict[str, Tensor], *, warn: bool) -> tuple[str, ...]:
+    """Return the messages of signs, each with its share of the points, and warn of them.
 
-
-def _warn_where(points: Tensor, message: str, least: float = NOTEWORTHY) -> None:
-    """Warn of some points in the name of the line outside of this package that called."""
-    share = float(points.double().mean())
-    if share == 0 or share < least:
-        return
+    Warnings are in the name of the line outside of this package that called.
+    """
+    messages = []
+    for name, message in SIGNS.items():
+        share = float(signs[name].double().mean()) if name in signs else 0.0
+        if share > 0 and (share >= NOTEWORTHY or name in ANY):
+            messages.append(message.format(f"{share:.1%}"))
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals["__name__"].startswith("overt.robust."):
         frame, level = frame.f_back, level + 1
-    warnings.warn(message.format(f"{share:.1%}"), RobustnessWarning, stacklevel=level)
+    for message in messages if warn else ():
+        warnings.warn(message, RobustnessWarning, stacklevel=level)
+    return tuple(messages)

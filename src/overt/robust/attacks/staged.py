@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import Any, Unpack
 
 from overt._check import whole
 from overt._progress import meter
@@ -14,9 +10,12 @@ from overt.results import Status
 from overt.robust.attacks import models
 from overt.robust.attacks.base import Attack
 from overt.robust.attacks.criteria import Criterion, Misclassified
-from overt.robust.attacks.gradient import PGD
-from overt.robust.attacks.losses import LOSSES, Loss, ReflectedAll, objective_of
-from overt.robust.attacks.results import AttackResult, warn_of_gradients, warn_of_randomness
+from overt.robust.attacks.gradient import PGD, Halving
+from overt.robust.attacks.losses import DEVIATION, LOSSES, Loss, ReflectedAll
+from overt.robust.attacks.points import Guide
+from overt.robust.attacks.queries import Square
+from overt.robust.attacks.results import NOTEWORTHY, AttackResult
+from overt.robust.attacks.search import Search
 from overt.robust.threats.base import Threat, check_threat
 
 LEAST_BUDGET = 24
@@ -25,113 +24,158 @@ LEAST_BUDGET = 24
 LONGEST = 20
 """Steps of a run against one class; budget beyond it goes into random restarts."""
 
+FEW = 10
+"""Share of the queries, as its inverse, that are spent where gradients tell the truth."""
+
+SMOOTH = (0.1, 4)
+"""Size, in radii, and number of the random moves that masked gradients are averaged over."""
+
 
 def stages(
     threat: Threat, classes: int, budget: int, rivals: int, **common: Any
 ) -> tuple[Attack, ...]:
-    """Return the attacks of `strongest`, which together take at most `budget` gradients a point.
+    """Return the attacks by gradients, which together take at most `budget` of them a point.
 
     Cross-entropy gets a twelfth, the ratio of logits an eighth, the log-sum-exp reflected loss a
     sixth, and the reflected loss against each of the nearest of the `rivals` likeliest wrong
     classes what is left, one gradient each to order them included. Small budgets try fewer
     classes, large ones start again at random. What the attacks have in common is passed on.
     """
-    whole("budget", budget, minimum=LEAST_BUDGET)
     measured = min(whole("rivals", rivals), classes - 1)
     rest = max(budget - budget // 12 - budget // 8 - budget // 6 - measured, 4)
     top = max(min(measured, rest // 7), 1)
-    steps = min(rest // top, LONGEST)
+    longest = LONGEST
+    if threat.order == 1:  # runs begin in larger balls, and small steps count at the end
+        longest, common = 2 * LONGEST, {"larger": (3.0, 2.0)} | common
+        top = max(min(top, rest // longest), 1)
+    steps = min(rest // top, longest)
     plan: tuple[tuple[int, str | Loss, int], ...] = (
         (budget // 12, "cross_entropy", 1),
         (budget // 8, "dlr", 1),
         (budget // 6, "reflected_lse", 1),
         (steps, ReflectedAll(top, among=measured), max(rest // (top * steps), 1)),
     )
+    last: dict[str, Any] = {"schedule": Halving()} if threat.order == 1 else {}
     return tuple(
-        PGD(threat, steps=count, loss=loss, restarts=restarts, **common)
-        for count, loss, restarts in plan
+        PGD(threat, steps=count, loss=loss, restarts=restarts, **common, **extra)
+        for (count, loss, restarts), extra in zip(plan, ({}, {}, {}, last), strict=True)
     )
 
 
 def strongest(
-    model: models.Model,
-    x: Any,
-    y: Any,
-    threat: Threat,
-    *,
-    budget: int = 1000,
-    rivals: int = 9,
+    model: models.Model, x: Any, y: Any, threat: Threat | None = None, *, budget: int = 1000,
+    queries: int = 1500, rivals: int = 9, surrogate: models.Model | None = None,
     criterion: Criterion = Misclassified(),  # noqa: B008  (immutable)
-    start: Any = None,
-    batch_size: int = models.BATCH_SIZE,
-    seed: int = 0,
-    warn: bool = True,
-) -> AttackResult:
+    start: Any = None, batch_size: int = models.BATCH_SIZE, seed: int = 0, warn: bool = True,
+    **door: Unpack[models.Door],
+) -> AttackResult:  # fmt: skip
     """Attack with a fixed ensemble of losses; a point leaves with the first success.
 
     Cross-entropy finds the easy points, the ratio of logits and the log-sum-exp reflected loss
     those at which cross-entropy is blind, by different paths, and the reflected loss against each
-    wrong class in turn those whose nearest wrong class is not the likeliest. Logit scale, batch
-    size and order do not matter. The loss that comes out is the reflected one at all points.
+    wrong class in turn those whose nearest wrong class is not the likeliest. A search without
+    gradients follows, short where gradients tell the truth and long where they do not; there
+    rounding is also passed straight through, and gradients are averaged over random moves. Logit
+    scale, batch size and order do not matter. The loss that comes out is the reflected one at all
+    points.
 
     Parameters
     ----------
     model, x, y
         As for any attack.
     threat
-        What is allowed: L1, L2 or Linf with a radius and, if wanted, bounds.
+        What is allowed: L0, L1, L2 or Linf with a radius and, if wanted, bounds.
     budget
         Gradients spent on a point at most, at least 24.
+    queries
+        Evaluations spent on a point at most in the search without gradients; a tenth of them where
+        gradients tell the truth, and those that the budget has left on top where they do not.
     rivals
         Wrong classes tried one by one, the likeliest, nearest first.
+    surrogate
+        A model whose gradients are followed as well, at up to half of the budget on top: the model
+        without what masks its gradients, or one trained to do the same.
     criterion
         When a point counts as fooled.
     start
         Perturbed inputs to start from, shaped like x.
-    batch_size, seed, warn
+    batch_size, seed, warn, output, mean, std, samples
         As for any attack.
     """
-    x = models.inputs(model, x)
-    threat = check_threat(threat).within(x)
-    start = models.starts(model, start, x)
-    with models.evaluating(model):
-        count = models.clean_logits(model, x[:1], 1).shape[1]
-    y = models.classes(y, x, count)
-    attacks = stages(
-        threat, count, budget, rivals, criterion=criterion, batch_size=batch_size, seed=seed
-    )
-    found: AttackResult | None = None
-    left = torch.arange(len(x), device=x.device)
-    with meter("strongest", len(attacks)) as bar:
+    x, y, threat = models.examples(x, y, threat)
+    check_threat(threat)
+    search = begin(model, x, y, threat, criterion, batch_size, door)
+    with search:
+        run_stages(search, budget, queries, rivals, surrogate, seed, start, door)
+        return search.result(warn=warn)
+
+
+def begin(
+    model: models.Model, x: Any, y: Any, threat: Threat, criterion: Criterion, batch_size: int,
+    door: models.Door,
+) -> Search:  # fmt: skip
+    """Return a search whose perturbations are compared by the reflected loss."""
+    loss = DEVIATION if criterion.raw else LOSSES["reflected_greedy"]
+    return Search(model, x, y, threat, criterion, loss, whole("batch_size", batch_size), door)
+
+
+def run_stages(
+    search: Search, budget: int, queries: int, rivals: int, surrogate: Any, seed: int, start: Any,
+    door: models.Door,
+) -> None:  # fmt: skip
+    """Run the stages of `strongest` on the points that are left."""
+    whole("budget", budget, minimum=LEAST_BUDGET)
+    whole("queries", queries, minimum=0)
+    if search.threat.radius == 0 or len(search.left) == 0:
+        return
+    common: dict[str, Any] = {"seed": seed, "batch_size": search.batch_size}
+    honest = search.diagnose()
+    given = budget - 1 if honest else max(budget // 4, LEAST_BUDGET)
+    if search.criterion.raw:  # from random starts, since |f - y| has no slope at f = y
+        runs = {"steps": given // 4, "restarts": 4, "random_start": True} | common
+        attacks: tuple[Attack, ...] = (PGD(search.threat, **runs),)
+    else:
+        attacks = stages(search.threat, search.clean.shape[1], given, rivals, **common)
+    with meter("strongest", len(attacks) + 2) as bar:
         for attack in attacks:
-            attack = dataclasses.replace(attack, criterion=criterion.take(left))
-            begin = None if start is None else start[left]
-            part = attack(model, x[left], y[left], start=begin, warn=False)
-            found = part if found is None else _join(found, left, part)
-            left = (~found.success).nonzero().squeeze(1)
-            bar.advance(note=f"robust {found.robust_accuracy:.3f}")
-            if len(left) == 0 or found.status is Status.INTERRUPTED:
-                break
-    assert found is not None  # noqa: S101  (there is at least one attack)
-    if warn:
-        # Saturation of cross-entropy is what the later attacks are for, and not reported.
-        with models.evaluating(model):
-            random = warn_of_randomness(model, x)
-        warn_of_gradients(found, x, threat.radius, known=found.success | random)
-    with models.evaluating(model):
-        f = models.all_logits(model, found.x, batch_size)
-    # The reflected loss, whichever attack was the last at a point.
-    aim = criterion.aims(y, count)
-    loss = objective_of(LOSSES["reflected"], targeted=aim is not None)(f, y, aim)
-    return dataclasses.replace(found, loss=loss)
+            search.stage(attack, start=start)
+            bar.advance(note=f"robust {1 - float(search.best.fooled.double().mean()):.3f}")
+        for guide in guides(search, surrogate, honest, door):
+            steps = min(max(budget // (3 * guide.draws), 2), 100)
+            search.stage(PGD(search.threat, steps=steps, momentum=0.75, **common), guide=guide)
+            given += steps * guide.draws
+        bar.advance()
+        unaided(search, honest, queries + max(budget - given, 0) * (queries > 0), common)
+        bar.advance()
 
 
-def _join(found: AttackResult, rows: Tensor, part: AttackResult) -> AttackResult:
-    """Return the result with some points replaced."""
-    x, success, flat = (
-        getattr(found, name).index_copy(0, rows, getattr(part, name))
-        for name in ("x", "success", "flat")
-    )
-    broken = found.broken.index_copy(0, rows, part.broken | found.broken[rows])
-    gradients = found.gradients + part.gradients
-    return AttackResult(x, success, found.loss, gradients, flat, broken, part.status)
+def guides(search: Search, surrogate: Any, honest: bool, door: models.Door) -> list[Guide]:
+    """Return whose gradients to follow besides the model's own."""
+    found = []
+    if surrogate is not None:
+        given = (search.x, *search.subject.context)
+        other = models.Subject(surrogate, given if len(given) > 1 else given[0], door)
+        found.append(Guide(other))
+    if honest:
+        return found
+    if search.rounds():
+        found.append(Guide(search.subject, straight=True))
+    sigma, draws = SMOOTH
+    found.append(Guide(search.subject, sigma * search.threat.radius, draws, straight=bool(found)))
+    return found
+
+
+def unaided(search: Search, honest: bool, queries: int, common: dict[str, Any]) -> None:
+    """Search without gradients, on with all queries if the first few of them gain."""
+    common = {"seed": common["seed"], "batch_size": common["batch_size"]}
+    parts = (queries // FEW, queries - queries // FEW) if honest else (queries,)
+    before, n = search.best.fooled.clone(), len(search.x)
+    for k, part in enumerate(parts):
+        if part < 2 or search.status is Status.INTERRUPTED:
+            break
+        common["seed"] += k
+        search.stage(Square(search.threat, queries=part, loss=search.loss, **common))
+        if int((search.best.fooled & ~before).sum()) < max(NOTEWORTHY * n, 1):
+            break
+    if not search.random:
+        search.note("unaided", search.best.fooled & ~before)

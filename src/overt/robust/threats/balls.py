@@ -1,4 +1,4 @@
-"""Perturbations bounded in the L1, L2 or Linf norm, with their Euclidean projections.
+"""Perturbations bounded in the L0, L1, L2 or Linf norm, with their Euclidean projections.
 
     project(v) = argmin_d |d - v|^2  subject to  |d| <= radius,  low <= d <= high
 
@@ -10,11 +10,12 @@ is written there, which spares the loops of attacks the cost of fresh memory.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from overt._check import InputError
 from overt.robust.threats.base import Box, Threat, compiles
 from overt.robust.threats.keyed_random import normal, uniform
 
@@ -141,6 +142,47 @@ class L1(Threat):
         share /= share.sum(1, keepdim=True)
         sign = (uniform(keys, width, like, stream=1) - 0.5).sign()
         return sign * share * self.radius * uniform(keys, 1, like, stream=2) ** (1 / width)
+
+
+@dataclass(frozen=True, eq=False)
+class L0(Threat):
+    """Perturbations that change at most `radius` coordinates, each anywhere within the bounds."""
+
+    name: ClassVar[str] = "l0"
+    order, dual_order = 0, torch.inf
+
+    def within(self, x: Tensor) -> Self:
+        """Return the threat with settled bounds, which it cannot do without."""
+        if self.bounds is None:
+            raise InputError('L0 must have bounds, as in L0(10, bounds=(0, 1)) or bounds="data"')
+        return super().within(x)
+
+    def project(self, v: Tensor, box: Box, out: Tensor | None = None) -> Tensor:
+        """Return clip(v, low, high) at the coordinates that bring it nearest to v, 0 elsewhere."""
+        d = v if box is None else torch.clamp(v, *box)
+        gain = v.square() - (v - d).square()
+        kept = gain.topk(min(int(self.radius), v.shape[1]), dim=1).indices
+        mask = torch.zeros_like(v).scatter_(1, kept, 1.0)
+        return torch.mul(d, mask, out=out)
+
+    def ascent(self, gradient: Tensor, box: Box) -> Tensor:
+        """Return argmax <g, d> over the allowed d, divided by the radius."""
+        if self.radius < 1:
+            return torch.zeros_like(gradient)
+        room = (torch.ones_like(gradient) if box is None
+                else torch.where(gradient > 0, box[1], -box[0]))  # fmt: skip
+        gain = (gradient.abs() * room).nan_to_num_(0, 0, 0)
+        kept = gain.topk(min(int(self.radius), gain.shape[1]), dim=1).indices
+        mask = torch.zeros_like(gain).scatter_(1, kept, 1.0)
+        return mask * room * gradient.sign().nan_to_num_(0) / self.radius
+
+    def draw(self, keys: Tensor, width: int, like: Tensor) -> Tensor:
+        """Return random coordinates at random ends of whatever box there is."""
+        sign = (uniform(keys, width, like, stream=1) - 0.5).sign()
+        order = uniform(keys, width, like).argsort(1)[:, : int(self.radius)]
+        return torch.zeros_like(sign).scatter_(1, order, 1e6) * sign
+
+    extreme = draw
 
 
 def l2_in_box(v: Tensor, radius: float, low: Tensor, high: Tensor, out: Tensor) -> None:

@@ -30,6 +30,10 @@ Size: TypeAlias = float | Tensor
 """Length of a step, one for all points or a column (points, 1)."""
 
 
+ROUNDING = 1e-4
+"""Share of the radius from which the rounding of inputs is attended to at every step."""
+
+
 @dataclass(frozen=True, eq=False)
 class Threat(ABC):
     """A ball of perturbations around each input.
@@ -87,7 +91,7 @@ class Threat(ABC):
             low, high = float(x.min()), float(x.max())
             return dataclasses.replace(self, bounds=(low, high) if low < high else None)
         low, high = self.box(x)
-        if not (_fits(low, x[0]) and _fits(high, x[0])):
+        if not (fits(low, x[0]) and fits(high, x[0])):
             raise InputError(
                 f"bounds must be numbers or arrays that fit one input, {tuple(x.shape[1:])}, got "
                 f"shapes {tuple(low.shape)} and {tuple(high.shape)}"
@@ -173,6 +177,42 @@ class Region:
         """Return the Euclidean projection of each row on the region."""
         return self.threat.project(delta, self.box, out)
 
+    def at(self, radius: float) -> Region:
+        """Return the region of the same points with another radius."""
+        return Region(self.threat.at(radius), self.x, self.limits)
+
+    @cached_property
+    def coarse(self) -> bool:
+        """Whether the rounding of the inputs is no longer small beside the radius."""
+        spread = self.x.shape[1] ** (1 / self.threat.order) if self.threat.order else 0.0
+        rounding = float(self.x.abs().max()) * torch.finfo(self.x.dtype).eps
+        return spread * rounding > ROUNDING * self.threat.radius
+
+    def moved(self, delta: Tensor) -> Tensor:
+        """Return x + delta as the model is to see it, inside also where x is coarse."""
+        return self.place(delta) if self.coarse else self.x + delta
+
+    def place(self, delta: Tensor) -> Tensor:
+        """Return x + delta as stored, within the limits and no farther from x than delta is."""
+        moved = self.x + delta
+        if self.limits is not None:
+            moved = moved.clamp(*self.limits)
+        away = (moved.double() - self.x.double()).abs() > delta.double().abs()
+        return torch.where(away, torch.nextafter(moved, self.x), moved)
+
+    def settle(self, delta: Tensor) -> Tensor:
+        """Return x + delta as stored, its distance from x at most the radius in exact numbers."""
+        moved = self.place(delta)
+        for _ in range(8):
+            exact = moved.double() - self.x.double()
+            size = self.threat.size(exact).double()
+            over = (size > self.threat.radius)[:, None]
+            if not bool(over.any()):
+                break
+            shrink = self.threat.radius / size * (1 - 4 * torch.finfo(moved.dtype).eps)
+            moved = torch.where(over, self.place((exact * shrink[:, None]).to(moved)), moved)
+        return moved
+
     def advance(self, delta: Tensor, gradient: Tensor, size: Size, moved: Tensor) -> None:
         """Take a step along the direction of steepest ascent; may use the gradient's memory.
 
@@ -185,6 +225,8 @@ class Region:
             given = (self.x, delta, gradient, sizes, *self.limits, moved)
             x, d, g, s, low, high, m = (t.contiguous().numpy() for t in given)
             l2_step(x, d, g, s, self.threat.radius, low, high, m)
+            if self.coarse:
+                moved.copy_(self.place(delta))
         else:
             self.climb(delta, self.threat.ascent(gradient, self.box), size, moved)
 
@@ -195,7 +237,10 @@ class Region:
         else:
             torch.add(delta, direction, alpha=size, out=moved)
         self.project(moved, out=delta)
-        torch.add(self.x, delta, out=moved)
+        if self.coarse:
+            moved.copy_(self.place(delta))
+        else:
+            torch.add(self.x, delta, out=moved)
 
     def take(self, rows: Tensor) -> Region:
         """Return the region of some of the points."""
@@ -211,7 +256,7 @@ def check_threat(threat: Any) -> Threat:
     """Return the threat, if it is one."""
     if not isinstance(threat, Threat):
         raise InputTypeError(
-            f"threat must be L1(radius), L2(radius) or Linf(radius), got {threat!r}"
+            f"threat must be L0, L1, L2 or Linf of a radius, as in L2(0.5), got {threat!r}"
         )
     return threat
 
@@ -234,7 +279,7 @@ def tensor(name: str, value: Any) -> Tensor:
     return torch.from_numpy(np.require(array, native, ["C", "W"]))
 
 
-def _fits(limit: Tensor, one: Tensor) -> bool:
+def fits(limit: Tensor, one: Tensor) -> bool:
     """Return whether a limit can be broadcast to one input."""
     return limit.ndim <= one.ndim and all(
         size in (1, wanted)

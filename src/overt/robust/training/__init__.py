@@ -2,8 +2,9 @@
 
     min over weights of  mean_i  (1 - c) l(f(x_i + delta_i), y_i) + c l(f(x_i), y_i)
 
-with l the cross-entropy, delta_i the attack's perturbation of x_i and c the clean fraction. With
-an attack that ascends the reflected loss this is the thesis's Algorithm 6 for any network.
+with l the cross-entropy or another loss, delta_i the attack's perturbation of x_i and c the clean
+fraction. With an attack that ascends the reflected loss this is the thesis's Algorithm 6 for any
+network.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from overt._check import InputError, InputTypeError, choice, number, whole
 from overt._progress import meter
@@ -24,8 +25,10 @@ from overt._types import Floats
 from overt.results import Result, Status
 from overt.robust.attacks import models
 from overt.robust.attacks.base import Attack
+from overt.robust.threats.base import tensor
 from overt.robust.training.checkpoints import TrainingCheckpoint
-from overt.robust.training.epoch import Epoch, WarmStarts, batches, finished, hits
+from overt.robust.training.epoch import Epoch, Recipe, WarmStarts, batches, hits, pair
+from overt.robust.training.losses import TrainingLoss
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -37,12 +40,15 @@ class Training(Result):
     loss
         Mean of the training loss.
     clean_accuracy, robust_accuracy
-        On the training batches just before their steps: of the inputs (in evaluation mode unless
-        they are trained on), and of what the attack made of them (equal without an attack).
+        On the training batches just before their steps: of the inputs (in evaluation mode and on
+        one batch in ten unless they are trained on), and of what the attack made of them (equal
+        without an attack).
     holdout_clean_accuracy, holdout_robust_accuracy
         The same on the holdout after the epoch; NaN without it.
     epochs
         Epochs that were finished, resumed ones included.
+    best_epoch
+        The epoch, counted from 1, of the best robust accuracy on the holdout; 0 without one.
     status
         "finished" or "interrupted".
     """
@@ -53,14 +59,16 @@ class Training(Result):
     holdout_clean_accuracy: Floats
     holdout_robust_accuracy: Floats
     epochs: int
+    best_epoch: int
     status: Status
 
 
 def adversarial_train(
     model: nn.Module, data: Any, attack: Attack | None, *, batch_size: int = 64, epochs: int = 10,
     optimizer: torch.optim.Optimizer | None = None, scheduler: Any = None,
-    step_scheduler_each: str = "epoch", clean_fraction: float = 0.0, warm_start: bool = False,
-    ramp_epochs: int = 0, holdout: tuple[Any, Any] | None = None,
+    step_scheduler_each: str = "epoch", loss: Any = "cross_entropy", beta: float = 6.0,
+    clean_fraction: float = 0.0, warm_start: bool = False, ramp_epochs: int = 0,
+    holdout: Any = None, scaler: Any = None, autocast: torch.dtype | None = None,
     checkpoint: str | os.PathLike[str] | None = None, checkpoint_every: int = 0,
     on_epoch: Callable[[dict[str, float]], None] | None = None, seed: int = 0,
 ) -> Training:  # fmt: skip
@@ -73,10 +81,12 @@ def adversarial_train(
     data
         A pair (inputs, classes) of arrays or tensors, a DataLoader, or any iterable of batches
         (inputs, classes), the same number in each epoch. Its order and whatever else draws from
-        torch's generator follow from the seed and the epoch.
+        torch's generator follow from the seed and the epoch. A batch may be a dict with the
+        classes under "labels", "y" or the like, inputs a dict of the model's arguments, and
+        classes may be rows of probabilities.
     attack
-        What each batch is attacked with, on all points to the end (early_exit does not apply);
-        None for standard training.
+        What each batch is attacked with, on all points to the end (early_exit does not apply), its
+        last iterate counting; None for standard training. FGSM starts at random unless told not to.
     batch_size
         Points of a batch, where the data are a pair of arrays.
     epochs
@@ -86,6 +96,10 @@ def adversarial_train(
     scheduler, step_scheduler_each
         A torch learning-rate scheduler of that optimizer, stepped after each "epoch" or "batch";
         ReduceLROnPlateau goes by the epoch's training loss.
+    loss, beta
+        What is descended on: "cross_entropy" of the attacked inputs, "trades" or "mart" with the
+        weight beta of their second term ("trades" also climbs its own loss), or a function (logits,
+        y) -> mean.
     clean_fraction
         Weight of the clean loss, 0 to 1.
     warm_start
@@ -93,11 +107,15 @@ def adversarial_train(
     ramp_epochs
         Epochs over which the radius grows from 0 to its full size.
     holdout
-        Inputs and classes, kept from training, on which to report clean and robust accuracy after
-        each epoch.
+        Inputs and classes, or a DataLoader, kept from training, on which to report clean and
+        robust accuracy after each epoch.
+    scaler, autocast
+        A torch GradScaler, and the number format that the model is run in, such as torch.bfloat16.
     checkpoint
         File (.safetensors) written after each epoch. If it exists, training goes on from it and
-        reaches the same weights as if it had never stopped.
+        reaches the same weights as if it had never stopped; another seed, attack or loss is
+        refused. With a holdout the weights of the best epoch are kept beside it, in a file whose
+        name ends in .best.safetensors.
     checkpoint_every
         Also save after every so many batches; 0 for not.
     on_epoch
@@ -116,12 +134,16 @@ def adversarial_train(
     if not 0 <= number("clean_fraction", clean_fraction) <= 1:
         raise InputError(f"clean_fraction must lie in [0, 1], got {clean_fraction!r}")
     rates = _Rates(scheduler, step_scheduler_each)
+    descent = TrainingLoss.of(loss, beta)
     data = batches(data, batch_size)
     optimizer = _optimizer(optimizer, model)
-    holdout = None if holdout is None else _holdout(model, holdout)
-    attack = _settle(attack, model, data, holdout)
+    held = None if holdout is None else _Holdout(model, holdout)
+    attack = _settle(attack, data, held)
     warm_starts = WarmStarts() if warm_start and attack is not None else None
-    saved = TrainingCheckpoint(checkpoint, model, optimizer, scheduler, warm_starts)
+    recipe = Recipe(
+        model, optimizer, attack, descent, clean_fraction, warm_starts, scaler, autocast
+    )
+    saved = TrainingCheckpoint(checkpoint, recipe, scheduler, _settings(recipe, seed, ramp_epochs))
     history: list[dict[str, float]] = []
     status = Status.FINISHED
     with torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
@@ -130,27 +152,48 @@ def adversarial_train(
             with meter("adversarial training", epochs) as bar:
                 bar.advance(len(history))
                 for epoch in range(len(history), epochs):
-                    share = min(1.0, (epoch + 1) / (ramp_epochs + 1))
-                    run = Epoch(model, optimizer, attack, clean_fraction, warm_starts, share, sums)
+                    run = Epoch(recipe, min(1.0, (epoch + 1) / (ramp_epochs + 1)), sums)
                     for count, batch in _left(data, _mix(seed, epoch), done, saved):
-                        run.step(batch, _mix(seed, epoch, count))
+                        run.step(batch, _mix(seed, epoch, count), count)
                         rates.after("batch")
                         if checkpoint_every and count % checkpoint_every == 0:
                             saved.save(history, count, run.sums)
                     row = run.summary()
                     rates.after("epoch", row["loss"])
-                    history.append(row | _accuracy(model, attack, holdout))
+                    if warm_starts is not None:
+                        warm_starts.next_epoch()
+                    history.append(row | _accuracy(model, attack, held))
                     done, sums = 0, None
                     saved.save(history, 0, None)
+                    if held is not None and _best(history) == len(history):
+                        saved.keep_best()
                     if on_epoch is not None:
                         on_epoch(history[-1])
                     clean, robust = row["clean_accuracy"], row["robust_accuracy"]
                     bar.advance(note=f"clean {clean:.3f} robust {robust:.3f}")
         except KeyboardInterrupt:
             status = Status.INTERRUPTED
-    names = [f.name for f in dataclasses.fields(Training)][:-2]  # all but epochs and status
+    names = [f.name for f in dataclasses.fields(Training)][:-3]  # all that epochs have one of
     columns = {name: np.array([row[name] for row in history]) for name in names}
-    return Training(**columns, epochs=len(history), status=status)
+    best = 0 if held is None else _best(history)
+    return Training(**columns, epochs=len(history), best_epoch=best, status=status)
+
+
+def _best(history: list[dict[str, float]]) -> int:
+    """Return the epoch, from 1, of the best robust accuracy on the holdout; clean breaks ties."""
+    score = [(row["holdout_robust_accuracy"], row["holdout_clean_accuracy"]) for row in history]
+    return score.index(max(score)) + 1 if score else 0
+
+
+def _settings(recipe: Recipe, seed: int, ramp_epochs: int) -> dict[str, str]:
+    """Return what a checkpoint must agree in with the call that resumes it, in words."""
+    loss = recipe.loss
+    kind = loss.kind if isinstance(loss.kind, str) else getattr(loss.kind, "__name__", "own")
+    return {
+        "seed": str(seed), "attack": repr(recipe.attack), "loss": f"{kind}, beta {loss.beta:g}",
+        "clean_fraction": f"{recipe.clean_fraction:g}", "ramp_epochs": str(ramp_epochs),
+        "warm_start": str(recipe.warm_starts is not None),
+    }  # fmt: skip
 
 
 class _Rates:
@@ -198,45 +241,50 @@ def _optimizer(optimizer: Any, model: nn.Module) -> torch.optim.Optimizer:
     return optimizer
 
 
-def _holdout(model: nn.Module, pair: tuple[Any, Any]) -> tuple[Tensor, Tensor]:
-    """Return the data kept from training, checked before any time is spent on it."""
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        raise InputTypeError(f"holdout must be a pair (inputs, classes), got {type(pair).__name__}")
-    x = models.inputs(model, pair[0])
-    with models.evaluating(model):
-        count = models.all_logits(model, x[:1], 1).shape[1]
-    return x, models.classes(pair[1], x, count)
+class _Holdout:
+    """Data kept from training, checked before any time is spent on it."""
+
+    def __init__(self, model: nn.Module, given: Any) -> None:
+        whole_arrays = isinstance(given, (tuple, list)) and len(given) == 2
+        if not whole_arrays and (hasattr(given, "__array__") or not isinstance(given, Iterable)):
+            raise InputTypeError(
+                "holdout must be a pair (inputs, classes) or give such batches, got "
+                f"{type(given).__name__}"
+            )
+        x, y, _ = models.examples(*given) if whole_arrays else models.examples(given, None)
+        subject = models.Subject(model, x, {})
+        with models.evaluating(model):
+            count = subject.all_logits(subject.x[:1], 1).shape[1]
+        self.given, self.x, self.y = x, subject.x, models.classes(y, subject.x, count)
 
 
-def _settle(
-    attack: Attack | None, model: nn.Module, data: Iterable[Any],
-    holdout: tuple[Tensor, Tensor] | None,
-) -> Attack | None:  # fmt: skip
+def _settle(attack: Attack | None, data: Iterable[Any], held: _Holdout | None) -> Attack | None:
     """Return the attack with bounds from all of the data, where it asks for them."""
     if attack is None or not isinstance(attack.threat.bounds, str):
         return attack
     with torch.random.fork_rng():
-        ranges = [models.inputs(model, batch[0]).aminmax() for batch in data]
-    if holdout is not None:
-        ranges.append(holdout[0].aminmax())
+        ranges = [tensor("data", pair(batch)[0]).aminmax() for batch in data]
+    if held is not None:
+        ranges.append(held.x.aminmax())
     if not ranges:
         return attack
     bounds = min(float(r.min) for r in ranges), max(float(r.max) for r in ranges)
     return dataclasses.replace(attack, threat=dataclasses.replace(attack.threat, bounds=bounds))
 
 
-def _accuracy(
-    model: nn.Module, attack: Attack | None, holdout: tuple[Tensor, Tensor] | None
-) -> dict[str, float]:
+def _accuracy(model: nn.Module, attack: Attack | None, held: _Holdout | None) -> dict[str, float]:
     """Return clean and robust accuracy on the holdout, NaN without one."""
     clean = robust = float("nan")
-    if holdout is not None:
-        x, y = holdout
+    if held is not None:
         with models.evaluating(model):
-            clean = robust = hits(models.clean_logits(model, x, models.BATCH_SIZE), y) / len(x)
+            logits = models.Subject(model, held.given, {}).clean_logits(models.BATCH_SIZE)
+        clean = robust = hits(logits, held.y) / len(held.y)
         if attack is not None:
             attack = dataclasses.replace(attack, early_exit=True)
-            robust = finished(attack(model, x, y, warn=False)).robust_accuracy
+            found = attack(model, held.given, held.y, warn=False)
+            if found.status is Status.INTERRUPTED:
+                raise KeyboardInterrupt
+            robust = found.robust_accuracy
     return {"holdout_clean_accuracy": clean, "holdout_robust_accuracy": robust}
 
 

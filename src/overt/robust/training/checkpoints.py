@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from overt._check import InputError
-from overt._files import safetensors, write_whole
-from overt.robust.training.epoch import WarmStarts
+from overt._files import digest, reading, safetensors, write_whole
+from overt.robust.training.epoch import Recipe
 
 _KINDS: dict[str, Any] = {"counter": Counter, "dict": dict, "tuple": tuple, "set": set}
 
@@ -28,12 +28,13 @@ class TrainingCheckpoint:
     """Saves and restores everything that the next weights depend on; never a pickle."""
 
     def __init__(
-        self, path: str | os.PathLike[str] | None, model: nn.Module,
-        optimizer: torch.optim.Optimizer, scheduler: Any, warm_starts: WarmStarts | None,
+        self, path: str | os.PathLike[str] | None, recipe: Recipe, scheduler: Any,
+        settings: dict[str, str],
     ) -> None:  # fmt: skip
         self._path = None if path is None else Path(path)
-        self._model, self._optimizer = model, optimizer
-        self._scheduler, self._warm_starts = scheduler, warm_starts
+        self._model, self._optimizer = recipe.model, recipe.optimizer
+        self._scheduler, self._warm_starts = scheduler, recipe.warm_starts
+        self._scaler, self._settings = recipe.scaler, settings
         self._random: Tensor | None = None
         if self._path is not None:
             if self._path.is_dir():
@@ -50,18 +51,20 @@ class TrainingCheckpoint:
             return
         tensors: dict[str, Tensor] = {"random": torch.get_rng_state()}
         parts = {
-            "kinds": self._kinds, "model": self._model.state_dict(),
+            "settings": self._settings, "kinds": self._kinds, "model": self._model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
             "warm_starts": None if self._warm_starts is None else self._warm_starts.tensors(),
+            "scaler": None if self._scaler is None else self._scaler.state_dict(),
             "history": history, "batches": batches, "sums": sums,
         }  # fmt: skip
         text = json.dumps({name: _pack(part, name, tensors) for name, part in parts.items()})
-        # Tied weights share memory, which the format does not store; copies are the same values.
-        flat = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
-        write_whole(
-            self._path, safetensors("torch", "torch").torch.save(flat, metadata={"overt": text})
-        )
+        _write(self._path, tensors, {"overt": text, "checksum": _checksum(text, tensors)})
+
+    def keep_best(self) -> None:
+        """Write the weights as they are now to the file of the best ones, if there is one."""
+        if self._path is not None:
+            _write(self._path.with_suffix(".best.safetensors"), self._model.state_dict(), {})
 
     def load(self, history: list[dict[str, float]]) -> tuple[int, list[float] | None]:
         """Restore the checkpoint, if any; return the batches done in its epoch, and their sums."""
@@ -69,19 +72,30 @@ class TrainingCheckpoint:
             return 0, None
         files = safetensors("torch", "torch")
         # Copies lie in memory as fresh tensors do; sums are rounded differently where they do not.
-        try:
+        with reading(self._path, "is no checkpoint that training wrote"):
             with files.safe_open(self._path, framework="pt") as file:
                 tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
                 metadata = file.metadata() or {}
-        except (OSError, files.SafetensorError):
-            metadata = {}
-        if "overt" not in metadata:
-            raise InputError(f"checkpoint must be a file that training wrote, {self._path} is not")
-        parts = {
-            name: _unpack(part, tensors) for name, part in json.loads(metadata["overt"]).items()
-        }
+            if "overt" not in metadata:
+                raise InputError(
+                    f"checkpoint must be a file that training wrote, {self._path} is not"
+                )
+            if metadata.get("checksum") != _checksum(metadata["overt"], tensors):
+                raise InputError(
+                    f"checkpoint {self._path} was changed or damaged: its checksum does not fit; "
+                    "remove it or choose another file"
+                )
+            told = json.loads(metadata["overt"])
+            parts = {name: _unpack(part, tensors) for name, part in told.items()}
         if parts["kinds"] != self._kinds:
             raise self._foreign(f"written with {parts['kinds']}, given {self._kinds}")
+        before = parts.get("settings") or self._settings
+        for name, given in self._settings.items():
+            if before.get(name, given) != given:
+                raise InputError(
+                    f"checkpoint {self._path} was written with {name} {before[name]}, got {given}; "
+                    "remove it or choose another file"
+                )
         try:
             self._model.load_state_dict(parts["model"])
             self._optimizer.load_state_dict(parts["optimizer"])
@@ -91,6 +105,8 @@ class TrainingCheckpoint:
             self._scheduler.load_state_dict(parts["scheduler"])
         if self._warm_starts is not None:
             self._warm_starts.load(parts["warm_starts"] or {})
+        if self._scaler is not None and parts.get("scaler"):
+            self._scaler.load_state_dict(parts["scaler"])
         self._random = tensors["random"]
         history.extend(parts["history"])
         return int(parts["batches"]), parts["sums"]
@@ -109,6 +125,21 @@ class TrainingCheckpoint:
             f"checkpoint {self._path} belongs to another model, optimizer or scheduler; remove it "
             f"or choose another file ({reason})"
         )
+
+
+def _write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    # Tied weights share memory, which the format does not store; copies are the same values.
+    flat = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
+    write_whole(path, safetensors("torch", "torch").torch.save(flat, metadata=metadata))
+
+
+def _checksum(text: str, tensors: dict[str, Tensor]) -> str:
+    """Return a checksum over everything that a checkpoint means."""
+    flat = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    kinds = {name: [str(value.dtype), list(value.shape)] for name, value in flat.items()}
+    # NumPy lacks some of torch's formats; bytes are bytes.
+    raw = {name: value.reshape(-1).view(torch.uint8).numpy() for name, value in flat.items()}
+    return digest([text, kinds], raw)
 
 
 def _pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from overt._check import InputError, InputTypeError, whole
-from overt.results import Status
 from overt.robust.attacks.base import Attack
-from overt.robust.attacks.models import classes, evaluating, inputs, logits
-from overt.robust.attacks.results import AttackResult
-from overt.robust.threats.base import tensor
+from overt.robust.attacks.gradient import FGSM
+from overt.robust.attacks.losses import find_loss, objective_of
+from overt.robust.attacks.models import Subject, classes, evaluating
+from overt.robust.attacks.points import Points
+from overt.robust.threats.base import Region, tensor
 from overt.robust.threats.keyed_random import keys_of
+from overt.robust.training.losses import Target, TrainingLoss
+
+SEEN = 10
+"""One in so many batches has its clean accuracy measured where clean inputs are not trained on."""
+
+LABELS = ("labels", "label", "targets", "target", "y")
+"""Names that classes go by where a batch is a dict."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,18 +56,41 @@ def batches(data: Any, batch_size: int) -> Iterable[Any]:
     return _Shuffled(tensor("data", data[0]), tensor("data", data[1]), batch_size)
 
 
+def pair(batch: Any) -> tuple[Any, Any]:
+    """Return inputs and classes of a batch: a pair, or a dict with the classes under a usual name.
+
+    A dict with one more entry gives that; with several they are the model's arguments by name.
+    """
+    if isinstance(batch, Mapping):
+        name = next((n for n in LABELS if n in batch), None)
+        if name is None:
+            raise InputError(
+                f"data must give classes under one of {', '.join(LABELS)}, got {', '.join(batch)}"
+            )
+        rest = {key: value for key, value in batch.items() if key != name}
+        return (next(iter(rest.values())) if len(rest) == 1 else rest), batch[name]
+    if not isinstance(batch, (tuple, list)) or len(batch) < 2:
+        raise InputError("data must give batches (inputs, classes)")
+    return batch[0], batch[1]
+
+
 class WarmStarts:
-    """The last perturbation of each input, found again by its content whatever its place."""
+    """The last perturbation of each input, found again by its content whatever its place.
+
+    What two epochs have not seen again, as under augmentation, is forgotten.
+    """
 
     def __init__(self) -> None:
         self._deltas: dict[int, Tensor] = {}
+        self._before: dict[int, Tensor] = {}
 
     def recall(self, x: Tensor) -> Tensor:
         """Return x with the perturbations that are known."""
         moved = x.clone()
         for i, key in enumerate(keys_of(x, 0).tolist()):
-            if key in self._deltas:
-                moved[i] += self._deltas[key].to(x)
+            delta = self._deltas.get(key, self._before.get(key))
+            if delta is not None:
+                moved[i] += delta.to(x)
         return moved
 
     def store(self, x: Tensor, moved: Tensor) -> None:
@@ -67,106 +98,179 @@ class WarmStarts:
         for key, delta in zip(keys_of(x, 0).tolist(), (moved - x).detach(), strict=True):
             self._deltas[key] = delta.cpu()
 
+    def next_epoch(self) -> None:
+        """Forget what this epoch has not stored."""
+        self._before, self._deltas = self._deltas, {}
+
     def tensors(self) -> dict[str, Tensor]:
         """Return the content as tensors to be saved."""
-        if not self._deltas:
+        known = self._before | self._deltas
+        if not known:
             return {}
         return {
-            "keys": torch.tensor(list(self._deltas), dtype=torch.int64),
-            "deltas": torch.stack(list(self._deltas.values())),
+            "keys": torch.tensor(list(known), dtype=torch.int64),
+            "deltas": torch.stack(list(known.values())),
         }
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Take over saved content."""
         if tensors:
-            self._deltas = dict(zip(tensors["keys"].tolist(), tensors["deltas"], strict=True))
+            self._before = dict(zip(tensors["keys"].tolist(), tensors["deltas"], strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """What does not change from batch to batch."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    attack: Attack | None
+    loss: TrainingLoss
+    clean_fraction: float
+    warm_starts: WarmStarts | None
+    scaler: Any = None
+    autocast: torch.dtype | None = None
+
+    def casting(self, device: torch.device) -> Any:
+        """Return the context in which the model is run."""
+        if self.autocast is None:
+            return nullcontext()
+        return torch.autocast(device.type, self.autocast)
 
 
 class Epoch:
     """One pass over the data, with the sums of what happened so far.
 
-    `sums` holds points, loss, clean hits and robust hits; those of a pass that was cut short may be
-    given. `radius_share` is the share of the attack's radius that is used.
+    `sums` holds points, loss, robust hits, clean hits and the points that these are of; those of a
+    pass that was cut short may be given. `radius_share` is the share of the attack's radius.
     """
 
-    def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, attack: Attack | None,
-        clean_fraction: float, warm_starts: WarmStarts | None, radius_share: float,
-        sums: list[float] | None,
-    ) -> None:  # fmt: skip
-        self._model, self._optimizer, self._attack = model, optimizer, attack
-        self._clean_fraction = clean_fraction if attack is not None else 0.0
-        self._warm_starts, self._radius_share = warm_starts, radius_share
-        self.sums = sums or [0.0, 0.0, 0.0, 0.0]
+    def __init__(self, recipe: Recipe, radius_share: float, sums: list[float] | None) -> None:
+        self._recipe, self._share = recipe, radius_share
+        self.sums = sums or [0.0] * 5
 
-    def step(self, batch: Any, seed: int) -> None:
+    def step(self, batch: Any, seed: int, number: int) -> None:
         """Attack a batch (inputs, classes) and take one step of the optimizer."""
-        if not isinstance(batch, (tuple, list)) or len(batch) < 2:
-            raise InputError("data must give batches (inputs, classes)")
-        x = inputs(self._model, batch[0])
-        self._model.train()
-        moved = x if self._attack is None else self._perturb(self._attack, x, batch[1], seed)
-        seen: list[tuple[float, int, int]] = []
+        given, r = pair(batch), self._recipe
+        subject = Subject(r.model, given[0], {})
+        x, rows = subject.x.to(subject.device), torch.arange(len(subject.x))
+        r.model.train()
+        y = self._target(subject, x, rows, given[1])
+        moved = x if r.attack is None else self._perturb(r.attack, subject, x, rows, y, seed)
+        seen: list[tuple[float, int, int | None]] = []
 
         def closure() -> Tensor:
-            self._optimizer.zero_grad()
-            loss, clean, robust, y = self._loss(x, moved, batch[1])
-            if not torch.isfinite(loss):
+            r.optimizer.zero_grad()
+            with r.casting(x.device):
+                value, clean, robust = self._loss(subject, x, moved, rows, y, number)
+            if not torch.isfinite(value):
                 raise InputError(
                     "training diverged: the loss is not finite; lower the learning rate"
                 )
-            loss.backward()
-            seen.append((float(loss.detach()), hits(clean, y), hits(robust, y)))
-            return loss
+            (value if r.scaler is None else r.scaler.scale(value)).backward()
+            seen.append((float(value.detach()), hits(robust, y.classes),
+                         None if clean is None else hits(clean, y.classes)))  # fmt: skip
+            return value
 
-        self._optimizer.step(closure)
-        n, (loss, clean, robust) = len(x), seen[0]
-        for i, amount in enumerate((n, n * loss, clean, robust)):
+        if r.scaler is None:
+            r.optimizer.step(closure)
+        else:
+            closure()
+            r.scaler.step(r.optimizer)
+            r.scaler.update()
+        n, (loss, robust, clean) = len(x), seen[0]
+        amounts = (n, n * loss, robust, clean or 0, n if clean is not None else 0)
+        for i, amount in enumerate(amounts):
             self.sums[i] += amount
 
     def summary(self) -> dict[str, float]:
         """Return the means over the epoch."""
-        n, loss, clean, robust = self.sums
+        n, loss, robust, clean, looked = self.sums
         if n == 0:
             raise InputError(
                 "data must not be empty in any epoch; a generator is used up after one pass, a "
                 "DataLoader or a list is not"
             )
-        return {"loss": loss / n, "clean_accuracy": clean / n, "robust_accuracy": robust / n}
+        clean /= max(looked, 1)
+        return {"loss": loss / n, "clean_accuracy": clean, "robust_accuracy": robust / n}
 
-    def _loss(self, x: Tensor, moved: Tensor, y: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the loss of a batch, the logits of x and of the moved points, and the classes."""
-        c, robust = self._clean_fraction, logits(self._model, moved)
-        y = classes(y, x, robust.shape[1])
-        loss = cross_entropy(robust, y)
-        if c > 0:
-            clean = logits(self._model, x)
-            return (1 - c) * loss + c * cross_entropy(clean, y), clean, robust, y
+    def _target(self, subject: Subject, x: Tensor, rows: Tensor, y: Any) -> Target:
+        """Return classes, and rows of probabilities where those are given."""
+        given = tensor("y", y).to(x.device)
+        if given.ndim == 2 and given.shape[1] > 1:
+            return Target(given.argmax(1), given.to(x))
+        count = int(given.max()) + 1 if given.numel() else 1
+        if bool((given < 0).any()):  # -1 and 1
+            count = 2
+        return Target(classes(y, x, max(count, 2)), None)
+
+    def _loss(
+        self, subject: Subject, x: Tensor, moved: Tensor, rows: Tensor, y: Target, number: int
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Return the loss of a batch, the logits of x, if known, and of the moved points."""
+        r, clean = self._recipe, None
+        c = r.clean_fraction if r.attack is not None else 0.0
         if moved is x:
-            return loss, robust, robust, y
-        with evaluating(self._model), torch.no_grad():  # no trace in batch normalization
-            return loss, logits(self._model, x), robust, y
+            f = subject.logits(x, rows)
+            return r.loss.plain(f, y), f, f
+        if c > 0 or r.loss.needs_clean:
+            clean = subject.logits(x, rows)
+        robust = subject.logits(moved, rows)
+        check(y.classes, robust)
+        value = r.loss.value(clean, robust, y)
+        if clean is not None:
+            return ((1 - c) * value + c * r.loss.plain(clean, y) if c > 0 else value), clean, robust
+        if number % SEEN == 1:
+            with evaluating(r.model), torch.no_grad():  # no trace in batch normalization
+                clean = subject.logits(x, rows)
+        return value, clean, robust
 
-    def _perturb(self, attack: Attack, x: Tensor, y: Any, seed: int) -> Tensor:
-        """Return what the attack makes of x, on all points to the end."""
-        threat = attack.threat.at(attack.threat.radius * self._radius_share)
-        attack = dataclasses.replace(
-            attack, threat=threat, early_exit=False, batch_size=len(x), seed=seed
-        )
-        start = None if self._warm_starts is None else self._warm_starts.recall(x)
-        if start is not None and torch.equal(start, x):  # nothing known: as the attack would
-            start = None
-        moved = finished(attack(self._model, x, y, start=start, warn=False)).x
-        if self._warm_starts is not None:
-            self._warm_starts.store(x, moved)
+    def _perturb(
+        self, attack: Attack, subject: Subject, x: Tensor, rows: Tensor, y: Target, seed: int
+    ) -> Tensor:
+        """Return what the attack makes of x, on all points to the end: its last iterate."""
+        r, threat = self._recipe, attack.threat.at(attack.threat.radius * self._share).within(x)
+        fast = isinstance(attack, FGSM) and attack.random_start is None
+        region = threat.region(x)
+        loss = find_loss(attack.loss)
+        objective, aim = objective_of(loss, targeted=False), y.classes
+        with evaluating(r.model), r.casting(x.device):
+            if r.loss.inner is not None:
+                with torch.no_grad():
+                    aim = r.loss.reference(subject.logits(x, rows))
+                objective = r.loss.inner
+            delta = torch.zeros_like(region.x)
+            if attack.random_start or fast:
+                delta = _start(region, seed)
+            elif r.loss.inner is not None:  # no slope at x itself
+                delta = 1e-3 * _start(region, seed)
+            known = None if r.warm_starts is None else r.warm_starts.recall(x)
+            if known is not None and not torch.equal(known, x):
+                delta = region.project((known - x).flatten(1))
+            points = Points(subject, rows, y.classes, aim, region, objective, attack.criterion)
+            chosen = dataclasses.replace(attack, threat=threat, early_exit=False, seed=seed)
+            moved = region.moved(chosen.follow(points, delta)).view_as(x)
+        if r.warm_starts is not None:
+            r.warm_starts.store(x, moved)
         return moved
 
 
-def finished(result: AttackResult) -> AttackResult:
-    """Pass an interruption of the attack on: half-attacked points are not to be trained on."""
-    if result.status is Status.INTERRUPTED:
-        raise KeyboardInterrupt
-    return result
+def _start(region: Region, seed: int) -> Tensor:
+    """Return random allowed perturbations; in a cube by torch's own, faster generator."""
+    if region.threat.order != torch.inf:
+        return region.draw(seed)
+    source = torch.Generator(region.x.device).manual_seed(seed)
+    size = torch.empty_like(region.x).uniform_(-1, 1, generator=source)
+    return region.project(size.mul_(region.threat.radius))
+
+
+def check(y: Tensor, f: Tensor) -> None:
+    """Refuse classes that the model does not have."""
+    if int(y.max()) >= f.shape[1]:
+        raise InputError(
+            f"y must lie in 0..{f.shape[1] - 1} for a model of {f.shape[1]} classes, got up to "
+            f"{int(y.max())}"
+        )
 
 
 def hits(f: Tensor, y: Tensor) -> int:

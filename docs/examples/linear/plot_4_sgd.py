@@ -3,8 +3,8 @@ Stochastic gradient descent reaches the exact optimum
 =====================================================
 
 Ten runs of dropout as it is practiced, one sample and one mask per step, beside the optimum that
-was computed without any sampling. The hidden units come to share the work equally, although nothing
-asks them to.
+was computed without any sampling. The hidden units come to share the work equally, although
+nothing asks them to.
 """
 
 import matplotlib.pyplot as plt

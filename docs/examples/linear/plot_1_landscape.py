@@ -3,8 +3,8 @@ What dropout does to a landscape
 ================================
 
 One input, one output, and two hidden units with tied weights: the smallest network with something
-to see. Without noise its minima form a circle. Dropout leaves four of them, at which the two units
-share the work equally, and every other critical point has a way down.
+to see. Without noise its minima form a circle. Dropout leaves four of them, at which the two
+units share the work equally, and every other critical point has a way down.
 """
 
 import matplotlib.pyplot as plt

@@ -1,0 +1,92 @@
+"""One style for every picture: in the library, the experiments, the tour and the pages.
+
+The colors are told apart by the color-blind and, by their lightness, in gray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from overt._check import MissingExtraError
+
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#8a97a3")
+BLUE, ORANGE, GREEN, *_, GRAY = COLORS
+
+STYLE: dict[str, Any] = {
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.edgecolor": "#5b6b7b",
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "font.size": 10,
+    "grid.color": "#dde4ea",
+    "grid.linewidth": 0.7,
+    "image.cmap": "cividis",
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+}
+
+
+def style() -> dict[str, Any]:
+    """Return the style as parameters of matplotlib."""
+    from cycler import cycler
+
+    return STYLE | {"axes.prop_cycle": cycler(color=COLORS)}
+
+
+def subplots(rows: int = 1, columns: int = 1, size: tuple[float, float] = (4.2, 3.2)) -> Any:
+    """Return a figure in the house's style and its axes, an array of rows x columns.
+
+    `size` is that of each of the axes, in inches.
+    """
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError("matplotlib", "plots") from error
+    with mpl.rc_context(style()):
+        figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
+        return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def bars_figure(*panels: tuple[str, Any]) -> Any:
+    """Draw one panel of bars for each pair of a name and values."""
+    figure, axes = subplots(1, len(panels))
+    for axis, (name, values) in zip(axes[0], panels, strict=True):
+        axis.bar(range(1, len(values) + 1), values)
+        axis.set(xlabel="index", ylabel=name)
+    return figure
+
+
+def runs_figure(runs: Sequence[tuple[str, Any]]) -> Any:
+    """Draw the objective of each trace above its imbalance; band: spread over the seeds."""
+    figure, axes = subplots(2, len(runs), (5.1 if len(runs) == 1 else 3.4, 2.8))
+    for column, (title, run) in enumerate(runs):
+        draw_objective(axes[0][column], run.steps, run.objective, run.optimum)
+        draw_band(axes[1][column], run.steps, run.imbalance, BLUE)
+        axes[0][column].set_title(title)
+        axes[1][column].set(yscale="log", xlabel="step")
+    axes[0][0].set_ylabel("objective")
+    axes[1][0].set_ylabel("imbalance")
+    axes[0][0].legend()
+    return figure
+
+
+def draw_objective(axes: Any, steps: Any, objective: Any, optimum: float) -> None:
+    """Draw the mean objective with its spread, and the exact optimum as a dashed line."""
+    draw_band(axes, steps, objective, BLUE, label="training with noise")
+    axes.axhline(optimum, color=ORANGE, ls="--", lw=1.4, label="exact optimum")
+    axes.set_yscale("log")
+
+
+def draw_band(axes: Any, steps: Any, values: Any, color: str, label: str | None = None) -> None:
+    """Draw the mean over seeds and the band from the lowest to the highest."""
+    steps, values = np.maximum(np.asarray(steps), 1), np.asarray(values)
+    axes.fill_between(
+        steps, np.nanmin(values, 0), np.nanmax(values, 0), color=color, alpha=0.2, lw=0
+    )
+    axes.plot(steps, np.nanmean(values, 0), color=color, lw=1.6, label=label)
+    axes.set_xscale("log")

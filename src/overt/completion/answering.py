@@ -1,0 +1,110 @@
+"""What a fitted estimator answers for whole rows: dense ones, recommendations, similarities."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+
+from overt._check import InputError, choice
+from overt._types import Array, Floats
+from overt.completion import fitting, listing, recommending
+from overt.completion.forms.model import FactorModel
+from overt.completion.index import EntryIndex
+from overt.completion.recommending import Ranking, Recommendation
+from overt.completion.settings import Settings
+from overt.entries import Entries
+
+
+class Answers(ABC):
+    """The questions about rows that an estimator with a fitted model can be asked."""
+
+    chosen_: FactorModel | None
+
+    @property
+    @abstractmethod
+    def entries_(self) -> Entries:
+        """The entries fitted."""
+
+    @abstractmethod
+    def _asked(self) -> tuple[FactorModel, EntryIndex]: ...
+
+    @abstractmethod
+    def _settings(self) -> Settings: ...
+
+    def complete(self, rows: Any = None, cols: Any = None) -> Floats:
+        """Return the dense matrix, or some rows and columns of one too large to be had at once.
+
+        Rows and columns are identifiers, indices, or slices of their order.
+        """
+        model, index = self._asked()
+        m, n = model.shape
+        a = np.arange(m)[rows] if isinstance(rows, slice) else rows
+        b = np.arange(n)[cols] if isinstance(cols, slice) else cols
+        a = np.arange(m) if a is None else a if isinstance(rows, slice) else index.rows(a)
+        return _complete(model, a, b if b is None or isinstance(cols, slice) else index.cols(b))
+
+    def recommend(
+        self, row: Any, n: int = 10, exclude_seen: bool = True, *, by: str = "auto",
+        exclude: Any = (), candidates: Any = None,
+    ) -> Recommendation:  # fmt: skip
+        """Return the `n` columns that suit a row best.
+
+        They are ranked by how likely they are chosen (with missing="negative"), or by that and how
+        they are expected to be rated, together: "both"; "value" and "chosen" take one of them. What
+        was chosen comes from a second model of the same entries, fitted when first asked for.
+        `exclude` are columns to leave out, `candidates` those to choose among.
+        """
+        ranking, (_, index) = self._ranking(by), self._asked()
+        return recommending.recommend(ranking, index, row, n, exclude_seen, exclude, candidates)
+
+    def recommend_all(
+        self, path: str | os.PathLike[str] | None = None, n: int = 10, *, rows: Any = None,
+        by: str = "auto", exclude_seen: bool = True, exclude: Any = (), candidates: Any = None,
+    ) -> listing.Recommendations | None:  # fmt: skip
+        """Recommend to all rows (or those given), as `recommend` does, in blocks.
+
+        With a `path` (.csv or .parquet) lines of row, column, rank, prediction and score are
+        written there; without one they are returned. `exclude` are columns, or an (n, 2) array of
+        (row, column) pairs.
+        """
+        ranking = self._ranking(by)
+        lists = listing.Lists(ranking, self._asked()[1], n, exclude_seen, exclude, candidates)
+        if path is None:
+            return lists.collect(rows)
+        lists.write(path, rows)
+        return None
+
+    def prepare_ranking(self) -> None:
+        """Fit now what `recommend` needs, which is otherwise fitted when first asked for."""
+        self._ranking()
+
+    def _ranking(self, by: str = "auto") -> Ranking:
+        """Return by what to rank; the model of what was chosen is fitted when first needed."""
+        model, _ = self._asked()
+        choice("by", by, ("auto", "both", "value", "chosen"))
+        if model.pairs is not None:
+            if by not in ("auto", "chosen"):
+                raise InputError(f'by={by!r} needs missing="unknown": this model has no values')
+            return Ranking("chosen", model, None, 0.0)
+        by = "both" if by == "auto" else by
+        middle = float(self.entries_.values.mean())
+        if by != "value" and self.chosen_ is None:
+            self.chosen_ = fitting.fit_chosen(self._settings(), self.entries_)
+        return Ranking(by, model, None if by == "value" else self.chosen_, middle)
+
+    def similar_items(self, col: Any, n: int = 10) -> Recommendation:
+        """Return the columns whose predictions go most alike with those of `col` over rows."""
+        return recommending.similar(*self._asked(), col, n)
+
+
+def _complete(model: FactorModel, rows: Array, cols: Array | None = None) -> Floats:
+    """Return the dense predictions of some rows (and columns), filled block by block."""
+    dense = np.empty((len(rows), model.shape[1] if cols is None else len(cols)))
+    step = max(1, recommending.BLOCK // model.shape[1])
+    for start in range(0, len(rows), step):
+        block = model.block(rows[start : start + step])
+        dense[start : start + step] = block if cols is None else block[:, cols]
+    return dense

@@ -1,0 +1,264 @@
+"""How good a model is: entries are held out, predicted and ranked, beside simple baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from overt._check import InputError, choice, number
+from overt._types import Array, Floats, Ints
+from overt.completion.forms.units import strengths
+from overt.completion.recommending import BLOCK, top
+from overt.entries import Entries, observed
+from overt.results import Result
+
+if TYPE_CHECKING:
+    from overt.completion.estimator import DropoutCompletion
+
+SPLITS = ("random", "time", "last", "rows")
+
+RANKS, REACH = 10, 20
+"""nDCG looks at so many columns, recall, reciprocal rank and average precision at so many."""
+
+LIKED = 0.8
+"""Strength from which a held-out value is relevant: 4 of 5 stars."""
+
+COVERS = 1.6448536269514722
+"""Standard deviations to both sides that hold nine tenths of a Gaussian."""
+
+SHRINK = 5
+"""Entries at 0 that biases of the baseline are averaged with."""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Evaluation(Result):
+    """What was measured on held-out entries.
+
+    Attributes
+    ----------
+    split
+        How entries were held out.
+    n_train, n_holdout
+        Entries that were fitted, and that were judged.
+    figures
+        {who: {measure: (figure, its standard error)}}; the model first, then the baselines.
+    """
+
+    split: str
+    n_train: int
+    n_holdout: int
+    figures: dict[str, dict[str, tuple[float, float]]]
+
+    def __repr__(self) -> str:
+        head = f"{self.n_train} entries fitted, {self.n_holdout} held out ({self.split})"
+        names = list(dict.fromkeys(name for found in self.figures.values() for name in found))
+        lines = [head, " ".join([f"{'':12}", *(f"{name:>16}" for name in names)])]
+        for who, found in self.figures.items():
+            cells = (f"{found[n][0]:.4f} ± {found[n][1]:.4f}" if n in found else "" for n in names)
+            lines.append(" ".join([f"{who:12}", *(f"{cell:>16}" for cell in cells)]))
+        return "\n".join(lines)
+
+
+def evaluate(
+    model: DropoutCompletion, data: Any, *, split: str = "random", holdout: float = 0.1,
+    seed: int = 0,
+) -> Evaluation:  # fmt: skip
+    """Hold entries out, fit a copy of the model to the others, and judge it beside baselines.
+
+    Parameters
+    ----------
+    model
+        An estimator; it is not changed.
+    data
+        Observed entries, as `fit` takes them.
+    split
+        "random" holds out any entries; "time" the latest of all; "last" the latest of each row (at
+        least one of two or more); "rows" whole rows, of which half the entries are then given to
+        `fold_in`. Times are those of `overt.Entries`; without them the order is taken.
+    holdout
+        Share of entries (or rows) that is held out.
+    """
+    from sklearn.base import clone
+
+    entries = observed(data)
+    train, held, given = divide(entries, split, holdout, seed)
+    fitted = clone(model).fit_entries(train)
+    if given is None:
+        answers = _Answers.of_rows(fitted, train, held)
+    else:
+        answers = _Answers.of_new_rows(fitted, given, held)
+    values = fitted.model_.pairs is None
+    found = {"model": answers.figures(entries, train, held, values)}
+    known = train if given is None else given
+    counts = np.bincount(train.cols, minlength=train.shape[1])
+    lists = best_columns(lambda rows: np.tile(counts, (len(rows), 1)), known, answers.rows)
+    found["popularity"] = _ranking(lists, answers.rows, entries, train, held)
+    if values:
+        rows, cols = _biases(train, known)
+        predicted = train.values.mean() + rows[held.rows] + cols[held.cols]
+        found["biases"] = _errors(held.values, predicted, None)
+        found["mean"] = _errors(held.values, np.full(len(held), train.values.mean()), None)
+    return Evaluation(split, len(train), len(held), found)
+
+
+def divide(
+    entries: Entries, split: str, holdout: float, seed: int
+) -> tuple[Entries, Entries, Entries | None]:
+    """Return what is fitted, what is judged and, of whole rows, what is given of them."""
+    choice("split", split, SPLITS)
+    number("holdout", holdout, exclusive=True)
+    rng, count = np.random.default_rng([seed, 2]), len(entries)
+    times = np.arange(count) if entries.times is None else entries.times
+    if split in ("random", "time"):
+        order = rng.permutation(count) if split == "random" else np.argsort(-_number(times))
+        held = np.zeros(count, dtype=bool)
+        held[order[: int(holdout * count)]] = True
+    elif split == "last":
+        held = _last(entries.rows, _number(times), holdout)
+    else:
+        rows = np.unique(entries.rows)
+        new = np.isin(entries.rows, rng.permutation(rows)[: max(1, int(holdout * len(rows)))])
+        held = new & _last(entries.rows, rng.random(count), 0.5)
+        if not np.count_nonzero(held) > 0 or new.all():
+            raise InputError("there are too few rows to hold some out")
+        parts = (~new, held, new & ~held)
+        return tuple(entries.take(np.flatnonzero(part)) for part in parts)  # type: ignore[return-value]
+    if not 0 < np.count_nonzero(held) < count:
+        raise InputError(f"holdout must leave entries on both sides, got {holdout} of {count}")
+    return entries.take(np.flatnonzero(~held)), entries.take(np.flatnonzero(held)), None
+
+
+def _last(rows: Ints, times: Floats, share: float) -> Array:
+    """Return whether an entry is among the last of its row."""
+    order = np.lexsort((times, rows))
+    counts = np.bincount(rows)
+    starts = np.cumsum(counts) - counts
+    place = np.arange(len(rows)) - np.repeat(starts, counts)
+    kept = counts - np.maximum((share * counts).astype(int), counts > 1)
+    late = np.zeros(len(rows), dtype=bool)
+    late[order] = place >= np.repeat(kept, counts)
+    return late
+
+
+def _number(times: Array) -> Floats:
+    return times.astype("datetime64[ns]").astype(float) if times.dtype.kind == "M" else times
+
+
+def best_columns(scores: Callable[[Ints], Floats], known: Entries, rows: Ints) -> Ints:
+    """Return the REACH best columns of each row among those it does not have; -1 where fewer."""
+    order = np.argsort(known.rows, kind="stable")
+    starts = np.searchsorted(known.rows, np.arange(known.shape[0] + 1), sorter=order)
+    found = np.full((len(rows), REACH), -1)
+    step = max(1, BLOCK // known.shape[1])
+    for start in range(0, len(rows), step):
+        block = np.array(scores(rows[start : start + step]), dtype=float)
+        for i, row in enumerate(rows[start : start + step]):
+            block[i, known.cols[order[starts[row] : starts[row + 1]]]] = -np.inf
+            best = top(block[i], REACH)
+            found[start + i, : len(best)] = best
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Answers:
+    """A model's predictions for held-out entries, and its lists for their rows."""
+
+    predicted: Floats
+    std: Floats
+    rows: Ints
+    lists: Ints
+
+    @classmethod
+    def of_rows(cls, fitted: DropoutCompletion, train: Entries, held: Entries) -> _Answers:
+        predicted, std = (
+            fitted.model_.predict(held.rows, held.cols),
+            np.sqrt(fitted.model_.variance(held.rows, held.cols)),
+        )
+        ranking, rows = fitted._ranking(), np.unique(held.rows)
+        lists = best_columns(lambda some: ranking.of_rows(some)[1], train, rows)
+        return cls(predicted, std, rows, lists)
+
+    @classmethod
+    def of_new_rows(cls, fitted: DropoutCompletion, given: Entries, held: Entries) -> _Answers:
+        predicted, std, rows = np.empty(len(held)), np.empty(len(held)), np.unique(held.rows)
+        lists = np.full((len(rows), REACH), -1)
+        name, index = fitted.index_.col_names, fitted.index_
+        for i, row in enumerate(rows):
+            mine, asked = given.rows == row, held.rows == row
+            new = fitted.fold_in((name(given.cols[mine]), given.values[mine]))
+            predicted[asked], std[asked] = new.predict(name(held.cols[asked]), return_std=True)
+            best = index.cols(new.recommend(REACH).cols)
+            lists[i, : len(best)] = best
+        return cls(predicted, std, rows, lists)
+
+    def figures(
+        self, entries: Entries, train: Entries, held: Entries, values: bool
+    ) -> dict[str, tuple[float, float]]:
+        found = _errors(held.values, self.predicted, self.std) if values else {}
+        return found | _ranking(self.lists, self.rows, entries, train, held)
+
+
+def _errors(y: Floats, predicted: Floats, std: Floats | None) -> dict[str, tuple[float, float]]:
+    error = y - predicted
+    rmse = float(np.sqrt(np.mean(error**2)))
+    spread = float(np.std(error**2)) / (2 * rmse * np.sqrt(len(y))) if rmse else 0.0
+    found = {"rmse": (rmse, spread), "mae": _mean(np.abs(error))}
+    return found if std is None else found | {"coverage_90": _mean(np.abs(error) <= COVERS * std)}
+
+
+def relevant(entries: Entries, held: Entries) -> Array:
+    """Return which held-out entries are liked: strength of 4 of 5 stars; of clicks, every one."""
+    units = strengths(entries.values)
+    if units.log or np.ptp(entries.values) == 0:
+        return np.ones(len(held), dtype=bool)
+    return units.inward(held.cols, held.values) >= LIKED - 1e-9
+
+
+def _ranking(
+    lists: Ints, rows: Ints, entries: Entries, train: Entries, held: Entries
+) -> dict[str, tuple[float, float]]:
+    """Return figures of lists, means over rows with something relevant held out."""
+    good = relevant(entries, held)
+    at = np.searchsorted(rows, held.rows[good])
+    counts = np.bincount(at, minlength=len(rows))
+    wanted = set(zip(at.tolist(), held.cols[good].tolist(), strict=True))
+    hits = np.array([[(i, c) in wanted for c in line] for i, line in enumerate(lists.tolist())])
+    judged = counts > 0
+    if not judged.any():
+        return {}
+    hits, counts, lists = hits[judged].astype(float), counts[judged], lists[judged]
+    discount = 1 / np.log2(np.arange(2, RANKS + 2))
+    ideal = np.cumsum(discount)[np.minimum(counts, RANKS) - 1]
+    ranks = np.arange(1, REACH + 1)
+    shares = np.bincount(train.cols, minlength=train.shape[1]) / max(1, len(np.unique(train.rows)))
+    seen = lists[lists >= 0]
+    return {
+        f"ndcg@{RANKS}": _mean(hits[:, :RANKS] @ discount / ideal),
+        f"recall@{REACH}": _mean(hits.sum(axis=1) / counts),
+        "mrr": _mean((hits / ranks).max(axis=1)),
+        "map": _mean(
+            (hits * np.cumsum(hits, axis=1) / ranks).sum(axis=1) / np.minimum(counts, REACH)
+        ),
+        "columns_shown": (len(np.unique(seen)) / train.shape[1], 0.0),
+        "novelty": _mean(-np.log2(np.maximum(shares[seen], 1e-9))),
+    }
+
+
+def _biases(train: Entries, known: Entries) -> tuple[Floats, Floats]:
+    """Return row biases (of what is known) and column biases, shrunken, columns first."""
+    mean = train.values.mean()
+    cols = _shrunken(train.cols, train.values - mean, train.shape[1])
+    return _shrunken(known.rows, known.values - mean - cols[known.cols], known.shape[0]), cols
+
+
+def _shrunken(keys: Ints, values: Floats, count: int) -> Floats:
+    sums = np.bincount(keys, values, count)
+    return np.asarray(sums / (np.bincount(keys, minlength=count) + SHRINK))
+
+
+def _mean(values: Array) -> tuple[float, float]:
+    x = np.asarray(values, dtype=float)
+    return float(x.mean()), float(x.std() / np.sqrt(len(x)))

@@ -1,0 +1,201 @@
+"""Every pair counts: what was not observed is a zero, which turns completion into ranking.
+
+    y_ab ~ N(u_a . v_b, sigma^2 / (w_ab r_a c_b)),  w = 1 and y = 0 where unobserved,
+    w = WEIGHT and y = strength where observed,  u_a ~ N(m, P^-1) and the same for v_b
+    S_a^-1 = r_a / sigma^2 (sum_all c_b T_b + (WEIGHT - 1) sum_observed c_b T_b) + P,
+    u_a = S_a (r_a WEIGHT / sigma^2 sum_observed c_b y_ab v_b + P m),  T_b = v_b v_b' + S_b
+    m = mean of rows,  P^-1 = sum_a ((u_a - m)(u_a - m)' + S_a) / (N + nu),  nu = number of factors
+
+The first sum is one matrix for all rows, so that a sweep costs what the observed entries cost.
+What descends is, per observed entry,
+
+    1/2 sum over pairs of (log 2 pi sigma^2 + E error / sigma^2) + KL of both sides
+    - nu/2 log det P of both sides.
+
+The precisions r_a and c_b fall like the square root of how much a row or column has chosen, since
+its errors are larger. They are taken from the data once, so that every step is an exact block
+minimization and the objective never rises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from overt._check import InputError
+from overt._types import Array, Floats
+from overt.completion.engines import Engine
+from overt.completion.forms.features import NOTHING, Features
+from overt.completion.forms.noise import RowNoise
+from overt.completion.forms.pairs import WEIGHT, AllPairs, Precisions
+from overt.completion.forms.prior import Prior
+from overt.completion.forms.problem import CompletionProblem
+from overt.completion.forms.spread import FULL_BYTES, FullSpread
+from overt.completion.kernels import Held, Learned
+from overt.completion.kernels.full import pack, unpack
+from overt.completion.kernels.pairs import Everyone, learn_pairs
+
+TOL = 5e-3
+"""Fall of the objective in one sweep, in nats per observed entry, below which it has settled."""
+
+LEAST_NOISE = 1e-9
+"""Residual variance that is never gone below."""
+
+JITTER = 1e-9
+"""Part of the largest prior variance added to all, as in the learned form."""
+
+
+@dataclass(eq=False)
+class NegativeForm:
+    """All pairs of rows and columns that have entries; `step` is one sweep over both sides.
+
+    `evidence`, the objective without nu's part, says when to stop: the prior of a factor that is
+    not needed narrows for ever, which changes only the first.
+    """
+
+    problem: CompletionProblem
+    means: list[Array]
+    spread: FullSpread
+    priors: list[Prior]
+    noise: float
+    rules: tuple[Precisions, Precisions]
+    history: list[float] = field(default_factory=list)
+    evidence: list[float] = field(default_factory=list)
+    kind: ClassVar[str] = "negative"
+
+    def __post_init__(self) -> None:
+        self.precisions = [
+            rule(sums) for rule, sums in zip(self.rules, _sums(self.problem), strict=True)
+        ]
+        # Of all entries, also while only some rows are solved again.
+        self.active = [self.problem.grouped(side).counts > 0 for side in (0, 1)]
+
+    @classmethod
+    def start(cls, problem: CompletionProblem, seed: int) -> NegativeForm:
+        """Return the form before the first sweep: one factor for how much all is chosen."""
+        k, pairs = problem.columns.n_factors, float(np.prod(problem.shape))
+        size = sum(problem.shape) * (k * (k + 1) // 2) * problem.dtype.itemsize
+        if size > FULL_BYTES:
+            raise InputError(
+                f"{sum(problem.shape):,} rows and columns with {k} factors take {size >> 20} MiB "
+                f"of covariances, {FULL_BYTES >> 20} are the limit; take fewer factors"
+            )
+        mean = float(problem.by_row.values.sum(dtype=float)) / pairs
+        level, rng = np.sqrt(mean), np.random.default_rng([seed, 0])
+        means = [np.zeros((count, k), problem.dtype) for count in problem.shape]
+        means[1][:] = rng.normal(0, 0.1 * np.sqrt(level), means[1].shape)
+        means[1][:, 0] += level
+        spread = FullSpread.start(problem)
+        spread.add_means(1, means[1])
+        priors = [Prior(np.zeros(k), np.eye(k)), Prior(np.zeros(k), 100 * np.eye(k))]
+        rules = (Precisions.of(sums) for sums in _sums(problem))
+        return cls(problem, means, spread, priors, mean, tuple(rules))  # type: ignore[arg-type]
+
+    def step(self, engine: Engine) -> float:
+        """Sweep both sides, the priors and the noise; return the objective per entry."""
+        complexity, narrow, error = 0.0, 0.0, 0.0
+        for side in (0, 1):
+            moment, error, logdets = self.update(side, engine)
+            prior = self._prior(side, moment)
+            self.priors[side] = prior
+            N, n = len(self.problem.grouped(side).rows), len(prior.mean)
+            logdet = np.linalg.slogdet(prior.precision)[1]
+            complexity += (n * n - N * logdet - logdets) / 2
+            narrow += n * logdet / 2
+        pairs = float(np.prod([len(self.problem.grouped(side).rows) for side in (0, 1)]))
+        self.noise = max(error / pairs, LEAST_NOISE)
+        misfit = pairs * (np.log(2 * np.pi * self.noise) + error / pairs / self.noise) / 2
+        self.evidence.append(float((misfit + complexity) / self.problem.n_ratings))
+        self.history.append(self.evidence[-1] - narrow / self.problem.n_ratings)
+        return self.history[-1]
+
+    def settled(self, tol: float) -> bool:
+        """Return whether the last sweep changed the evidence by at most `tol` nats per entry."""
+        return len(self.evidence) > 1 and self.evidence[-2] - self.evidence[-1] <= tol
+
+    def update(self, side: int, engine: Engine) -> tuple[Floats, float, float]:
+        """Update one side; return its summed second moment, expected error and log dets."""
+        problem, tables, other = self.problem, self.spread.tables, 1 - side
+        group, prior = problem.grouped(side), self.priors[side]
+        c = np.where(self.active[other], self.precisions[other], 0)
+        shift = prior.precision @ prior.mean
+        shared = Everyone(c @ tables[other], WEIGHT, prior.precision, shift, self.noise)
+        held = Held(self.means[other], tables[other], c)
+        out = Learned(self.means[side], tables[side], np.zeros((problem.shape[side], 2)))
+        moments = np.zeros((group.blocked.n_chunks, tables[side].shape[1]))
+        own = (self.precisions[side],)
+        engine.run(learn_pairs, group.blocked, (held, shared), own, out, moments)
+        error, logdets = out.stats.sum(axis=0)
+        return unpack(moments.sum(axis=0)), float(error), float(logdets)
+
+    def _prior(self, side: int, moment: Floats) -> Prior:
+        """Return m = mean of rows, P^-1 = (sum of second moments about it) / (N + nu)."""
+        group = self.problem.grouped(side)
+        N, n = len(group.rows), self.problem.columns.n_factors
+        mean = self.means[side][group.counts > 0].mean(axis=0, dtype=float)
+        covariance = (moment - N * np.outer(mean, mean)) / (N + n)
+        covariance += JITTER * np.diag(covariance).max() * np.eye(n)
+        return Prior(mean, np.linalg.inv(covariance))
+
+    def finish(self) -> None:
+        """Leave covariances in the tables; a row without entries gets its prior.
+
+        A column without entries gets what a column that nobody chose is: zeros everywhere.
+        """
+        for side, (w, table) in enumerate(zip(self.means, self.spread.tables, strict=True)):
+            empty, prior = self.problem.grouped(side).counts == 0, self.priors[side]
+            mean, S = prior.mean, prior.covariance
+            if side == 1 and empty.any():
+                everyone = self.precisions[0] @ self._moments(0)
+                scale = self.precisions[1].max() / self.noise
+                S = np.linalg.inv(prior.precision + scale * unpack(everyone))
+                mean = S @ prior.precision @ prior.mean
+            self.spread.add_means(side, w, -1)
+            w[empty], table[empty] = mean, pack(S)
+
+    def _moments(self, side: int) -> Floats:
+        """Return second moments of one side whose covariances alone are in the tables."""
+        W = self.means[side].astype(np.float64)
+        i, j = np.tril_indices(W.shape[1])
+        return self.spread.tables[side] + W[:, i] * W[:, j]
+
+    @property
+    def noises(self) -> list[RowNoise]:
+        """One noise for all beside the precisions."""
+        return [RowNoise.start(count) for count in self.problem.shape]
+
+    @property
+    def features(self) -> tuple[Features, Features]:
+        """None are looked at."""
+        return NOTHING, NOTHING
+
+    @property
+    def pairs(self) -> AllPairs:
+        """What a model needs to solve for a row."""
+        return AllPairs(*self.rules, np.where(self.active[1], self.precisions[1], 0.0))
+
+    def arrays(self) -> dict[str, Array]:
+        """Return tables, priors, noise and evidence."""
+        kept = self.spread.arrays() | {"noise": np.array([self.noise])}
+        kept["evidence"] = np.array(self.evidence)
+        for side, prior in enumerate(self.priors):
+            kept |= prior.arrays(side)
+        return kept
+
+    def restore(self, arrays: Mapping[str, Array]) -> None:
+        """Take back tables, priors, noise and evidence."""
+        self.evidence[:] = arrays["evidence"].tolist()
+        self.spread = self.spread.from_arrays(arrays)
+        self.noise = float(arrays["noise"][0])
+        self.priors[:] = [Prior.from_arrays(arrays, side) for side in (0, 1)]
+
+
+def _sums(problem: CompletionProblem) -> list[Floats]:
+    """Return the sum of squared values of each row, and of each column."""
+    sides = (problem.by_row, problem.by_col)
+    squares = [s.values.astype(float) ** 2 for s in sides]
+    pairs = zip(sides, squares, strict=True)
+    return [np.bincount(s.keys, y, len(s.counts)).astype(float) for s, y in pairs]

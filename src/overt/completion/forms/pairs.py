@@ -1,0 +1,55 @@
+"""How much a pair of row and column says where every pair counts; see `negative`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from overt._types import Array, Floats
+
+WEIGHT = 2.0
+"""Precision of an observed pair beside that of a zero."""
+
+FLOOR = 0.3
+"""Part of the mean sum of squares that is added to every row's, so that few entries say enough."""
+
+
+@dataclass(frozen=True, eq=False)
+class Precisions:
+    """r(x) = ((FLOOR t + x) / t)^-1/2 / level for a row with sum of squares x; t is the mean x."""
+
+    typical: float
+    level: float
+
+    @classmethod
+    def of(cls, sums: Floats) -> Precisions:
+        """Return r with mean 1 over the rows that have entries."""
+        typical = float(sums[sums > 0].mean())
+        return cls(typical, float(cls(typical, 1.0)(sums[sums > 0]).mean()))
+
+    def __call__(self, sums: Floats) -> Floats:
+        """Return r for sums of squares."""
+        return np.asarray((FLOOR + sums / self.typical) ** -0.5 / self.level, dtype=np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class AllPairs:
+    """What a model needs to solve for a row: precisions r and c, and c of every known column."""
+
+    rows: Precisions
+    cols: Precisions
+    partners: Floats  # 0 for columns without entries
+
+    def arrays(self) -> dict[str, Array]:
+        """Return what storage keeps."""
+        rules = [[rule.typical, rule.level] for rule in (self.rows, self.cols)]
+        return {"pairs_rules": np.array(rules), "pairs_partners": self.partners}
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, Array]) -> AllPairs | None:
+        """Take back what storage kept, if anything."""
+        if "pairs_rules" not in arrays:
+            return None
+        rows, cols = (Precisions(*rule) for rule in arrays["pairs_rules"].tolist())
+        return cls(rows, cols, arrays["pairs_partners"])

@@ -1,0 +1,105 @@
+"""The record: every figure and table run, what a folder holds of them, two records compared.
+
+Rows are kept in a folder as JSON lines, one file for each experiment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from overt._check import InputError
+from overt.experiments.base import SIZES, Experiment, Row
+from overt.experiments.runner import compute, stored
+from overt.experiments.verdicts import VERDICTS, Finding
+
+Folder = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a folder holds of one experiment: the largest size that is complete, or why not."""
+
+    experiment: Experiment
+    size: str
+    rows: list[Row]
+    findings: list[Finding]
+    machine: dict[str, Any]
+    date: str
+
+    @property
+    def counts(self) -> str:
+        """How many claims hold, fail, or are left open."""
+        found = Counter(f.verdict for f in self.findings)
+        return ", ".join(f"{found[name]} {name}" for name in VERDICTS if found[name])
+
+    @property
+    def where(self) -> str:
+        """On what machine and when, and how the size differs from print."""
+        facts = ", ".join(f"{name} {value}" for name, value in sorted(self.machine.items()))
+        seconds = sum(row["seconds"] for row in self.rows)
+        return (
+            f"{len(self.rows)} rows, {seconds:,.0f} s of work, {self.date}; {facts}. Differs from "
+            f"print: {self.experiment.differs.get(self.size, 'no')}."
+        )
+
+
+def run_all(
+    chosen: list[Experiment],
+    size: str,
+    out: Folder,
+    *,
+    n_jobs: int = 1,
+    on_row: Callable[[int, int, str], None] | None = None,
+) -> dict[str, str]:
+    """Compute the rows that are missing, of all experiments at once; return what could not be run.
+
+    Each is run at the size, or at the next smaller one that it has. What lacks data or a package is
+    returned by id with what to provide, and the others go on.
+    """
+    found, tasks = {e.id: e for e in chosen}, []
+    for e in chosen:
+        have = {key for key, *_ in stored(e, out)}
+        settings = e.settings(e.nearest(size))
+        tasks += [(e.id, params) for params in settings if e.key(params) not in have]
+    absent: dict[str, str] = {}
+    for done, (name, outcome) in enumerate(compute(found, tasks, n_jobs, out), 1):
+        if isinstance(outcome, InputError):
+            absent[name] = str(outcome)
+        if on_row:
+            on_row(done, len(tasks), name)
+    return absent
+
+
+def entries(chosen: list[Experiment], out: Folder) -> Iterator[Entry]:
+    """Yield what the folder holds, in order; experiments without a complete size are left out."""
+    for e in chosen:
+        held: dict[str, Any] = {key: rest for key, *rest in stored(e, out)}
+        for size in reversed(SIZES):
+            keys = [e.key(params) for params in e.settings(size)] if size in e.grids else []
+            if keys and all(key in held for key in keys):
+                rows = [held[key][0] for key in keys]
+                _, machine, date = held[keys[-1]]
+                yield Entry(e, size, rows, e.check(rows), machine, date)
+                break
+
+
+def compare(
+    chosen: list[Experiment], old: Folder, new: Folder
+) -> Iterator[tuple[str, str, str, str]]:
+    """Yield (id, claim, before, now) for every claim whose verdict or measurement changed."""
+    for folder in (old, new):
+        if not Path(folder).is_dir():
+            raise InputError(f"{folder} is not a folder of rows that `overt reproduce` wrote")
+    before, now = (
+        {(e.experiment.id, f.claim): f"{f.verdict}: {f.measured} ({e.size})"
+         for e in entries(chosen, folder) for f in e.findings}
+        for folder in (old, new)
+    )  # fmt: skip
+    for key in dict.fromkeys([*before, *now]):
+        if before.get(key) != now.get(key):
+            yield *key, before.get(key, "absent"), now.get(key, "absent")

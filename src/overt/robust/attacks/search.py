@@ -1,0 +1,278 @@
+"""A search over all points: batches, restarts, rival classes, stages; what was found, and signs."""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from overt._progress import meter
+from overt.results import Status
+from overt.robust.attacks.criteria import Criterion
+from overt.robust.attacks.losses import Loss, Plan, find_loss, objective_of, reflected_pair
+from overt.robust.attacks.models import Door, Model, Subject, evaluating, starts
+from overt.robust.attacks.points import Found, Guide, Points, Run, StraightThrough, slope
+from overt.robust.attacks.results import AttackResult, report
+from overt.robust.threats.base import Threat
+
+FLAT = 1e-30
+"""Steepness below which a class is too far away to tell how far."""
+
+DRAWS = 100
+"""Fresh draws of a random model that success is scored over."""
+
+PROBE, KEPT = 0.1, 0.2
+"""Step, in radii, that tests a gradient, and the share of its promise below which it lies."""
+
+
+class Search:
+    """The best perturbation of each point so far; a context in which the model is evaluated.
+
+    `loss` is what perturbations are compared by. `threat` may be replaced by a larger one.
+    """
+
+    def __init__(
+        self, model: Model, x: Any, y: Any, threat: Threat, criterion: Criterion, loss: Loss,
+        batch_size: int, door: Door,
+    ) -> None:  # fmt: skip
+        self.subject = Subject(model, x, door, raw=criterion.raw)
+        self.x, self.criterion, self.batch_size = self.subject.x, criterion, batch_size
+        self.threat, self.loss = threat.within(self.x), loss
+        self._modes, self._several = ExitStack(), False
+        with self:
+            self.clean = self.subject.clean_logits(batch_size)
+            self.y = criterion.truth(y, self.x, self.clean.shape[1])
+            noisy = self.subject.random()
+            aim = criterion.aims(self.y, self.clean.shape[1])
+            self.targeted = aim is not None
+            self.aim = self.y if aim is None else aim
+            self._objective = objective_of(loss, targeted=self.targeted)
+            self.best = Found.nothing(torch.zeros_like(self.x).flatten(1))
+            self.best.value = self._objective(self.clean, self.y, self.aim)
+            self.best.fooled = criterion.met(self.clean, self.y, self.aim)
+        self.random, self.status = bool(noisy.any()), Status.FINISHED
+        everyone = torch.ones(len(self.x), dtype=torch.bool, device=self.x.device)
+        self.signs = {
+            "random": noisy & (self.subject.samples == 1),
+            "probabilities": everyone & self.subject.probabilities,
+        }
+
+    def __enter__(self) -> Self:
+        self._modes.enter_context(torch.inference_mode(False))
+        self._modes.enter_context(evaluating(*self.subject.models))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._modes.close()
+
+    @property
+    def left(self) -> Tensor:
+        """The points that are not fooled."""
+        return (~self.best.fooled).nonzero().squeeze(1)
+
+    def note(self, sign: str, points: Tensor) -> None:
+        """Add points (a mask over all) to those that show a sign."""
+        self.signs[sign] = self.signs.get(sign, torch.zeros_like(points)) | points
+
+    def stage(self, attack: Run, *, start: Any = None, guide: Guide | None = None) -> None:
+        """Run an attack on the points left; an interruption keeps what was found."""
+        given = starts(start, self.x)
+        if self.threat.radius == 0 or self.status is Status.INTERRUPTED:
+            return
+        stage = _Stage(self, attack, guide, given)
+        self._several = stage.loss is not self.loss or self._several
+        if stage.loss is self.loss and not self.targeted and not self.criterion.raw:
+            self.note("saturated", stage.loss.saturated(self.clean, self.y))
+        rows = torch.arange(len(self.x), device=self.x.device)
+        flat, spent = self.best.flat.clone(), self.best.gradients
+        self.best.flat &= self.best.fooled
+        try:
+            with meter("attack", len(self.x), show=len(rows) > self.batch_size) as bar:
+                for part in rows.split(self.batch_size):
+                    stage.batch(part)
+                    done = self.best.fooled[: int(part[-1]) + 1]
+                    bar.advance(len(part), f"robust {1 - float(done.double().mean()):.3f}")
+        except KeyboardInterrupt:
+            self.status = Status.INTERRUPTED
+        # The last attack that followed the model's own gradients says where there are none.
+        if guide is not None or self.best.gradients == spent:
+            self.best.flat = flat
+
+    def points(self, rows: Tensor, **changes: Any) -> Points:
+        """Return some points, ready to be attacked by the search's own loss."""
+        there = self.subject.device
+        x, y, aim = (part[rows].to(there) for part in (self.x, self.y, self.aim))
+        region = self.threat.region(x)
+        given = {"objective": self._objective, "aim": aim} | changes
+        return Points(self.subject, rows, y=y, region=region, criterion=self.criterion, **given)
+
+    def diagnose(self) -> bool:
+        """Return whether gradients tell the truth at most points left; note where they do not.
+
+        A step of a tenth of the radius must raise the objective by a fair share of what the
+        gradient at its start promises. Costs one gradient and one query a point.
+        """
+        lying, flat, left = torch.zeros_like(self.best.fooled), self.best.flat.clone(), self.left
+        least = 0.0 if self.threat.order else 1.0  # a coordinate
+        for rows in left.split(self.batch_size):
+            points = self.points(rows)
+            delta, moved = torch.zeros_like(points.region.x), points.region.x.clone()
+            value, _, gradient = points.differentiate(moved)
+            blind = ~(gradient.abs().amax(1) > 0)
+            region = points.region.at(max(PROBE * self.threat.radius, least))
+            region.advance(delta, gradient.clone(), region.threat.radius, moved)
+            promised = (gradient.double() * (moved - region.x).double()).sum(1)
+            gained = points.evaluate(moved)[0].double() - value.double()
+            kept = gained > KEPT * promised
+            coarse = 64 * torch.finfo(value.dtype).eps * value.abs().double()
+            lying[rows] = (~kept & (promised > coarse)).to(lying.device)
+            flat[rows] = blind.to(flat.device)
+            self.best.gradients += len(rows)
+            self.best.queries += len(rows)
+        if self.random or len(left) == 0:
+            return True
+        honest = float((lying | flat)[left].double().mean()) <= PROBE
+        if not honest:
+            self.note("lying", lying & ~flat)
+        return honest
+
+    def rivals(self, rows: Tensor, measured: int) -> Tensor:
+        """Return the likeliest wrong classes of points by linearized distance, nearest first.
+
+        The distance to class j is (f_y - f_j) / |grad (f_y - f_j)|, in the dual norm.
+        """
+        points = self.points(rows)
+        x, y = points.region.x, points.y
+        others = self.clean[rows].to(y.device).scatter(1, y[:, None], -math.inf)
+        likely = others.argsort(1, descending=True)[:, :measured]
+        distance = torch.empty_like(likely, dtype=x.dtype)
+        with torch.enable_grad():
+            x = x.clone().requires_grad_()
+            f = self.subject.logits(x, rows)
+            own = f.gather(1, y[:, None])
+            for k in range(likely.shape[1]):
+                margin = (own - f.gather(1, likely[:, k : k + 1])).squeeze(1)
+                steepness = self.threat.dual(slope(margin, x, retain=True)).clamp(min=FLAT)
+                distance[:, k] = margin.detach() / steepness
+        self.best.gradients += likely.numel()
+        order = distance.nan_to_num_(nan=math.inf).argsort(1)
+        return likely.gather(1, order).to(self.x.device)
+
+    def rounds(self) -> bool:
+        """Return whether the model rounds something that depends on its inputs."""
+        rows = self.left[: self.batch_size]
+        x = self.x[rows].to(self.subject.device).requires_grad_()
+        try:
+            with torch.enable_grad(), StraightThrough() as mode:
+                self.subject.logits(x, rows)
+        except Exception:  # numbers in the place of whole ones may not do, for an index say
+            return False
+        return mode.seen
+
+    def settled(self) -> Tensor:
+        """Return the perturbed inputs as stored, inside the threat in exact numbers."""
+        return self.threat.region(self.x).settle(self.best.delta).view_as(self.x)
+
+    def result(self, *, warn: bool) -> AttackResult:
+        """Return the perturbed inputs, with success and loss recomputed there."""
+        best, x = self.best, self.settled()
+        after, rate = self.score(x)
+        value, success = self._objective(after, self.y, self.aim), rate > 0.5
+        self.doubt(success)
+        return AttackResult(
+            x, success, rate, value, best.gradients, best.queries, best.flat, best.broken,
+            report(self.signs, warn=warn), self.status,
+        )  # fmt: skip
+
+    def score(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits at x and the rate of success: over fresh draws if the model is random."""
+        samples, self.subject.samples = self.subject.samples, 1
+        hits, total = torch.zeros_like(self.best.value), DRAWS if self.random else 1
+        for _ in range(total):
+            after = self.subject.all_logits(x, self.batch_size)
+            hits += self.criterion.met(after, self.y, self.aim) & torch.isfinite(after).all(1)
+        self.subject.samples = samples
+        return after, hits / total
+
+    def doubt(self, success: Tensor) -> None:
+        """Note what of the search so far cannot be trusted, given who is fooled for certain."""
+        best, random = self.best, torch.full_like(success, self.random)
+        eps = torch.finfo(self.x.dtype).eps
+        spacing = eps * self.x.flatten(1).abs().amax(1)
+        positive = self.threat.radius > 0 and self.threat.order > 0
+        coarse = (spacing / 2 > self.threat.radius) & positive
+        known = random | best.broken | coarse | self.signs["probabilities"]
+        known = known | self.signs.get("saturated", random)
+        # The best iterate is the input itself where no step raised the loss, which means nothing
+        # where a step of the whole radius drowns in rounding.
+        same = (best.delta == 0).all(1) & (self.threat.radius > 100 * spacing)
+        self.note("flat", best.flat & ~known & ~(success & self._several))
+        self.note("broken", best.broken & ~success)
+        self.note("stuck", same & ~(known | success | best.flat | self.signs.get("lying", known)))
+        self.note("coarse", coarse & ~success)
+        self.note("lost", best.fooled & ~success & ~random)
+
+
+class _Stage:
+    """One attack on the points of a search that are not fooled yet."""
+
+    def __init__(
+        self, search: Search, attack: Run, guide: Guide | None, start: Tensor | None
+    ) -> None:
+        self._search, self._attack, self._guide, self._start = search, attack, guide, start
+        self.loss = find_loss(attack.loss, raw=search.criterion.raw)
+        self._objective = objective_of(self.loss, targeted=search.targeted)
+        # Where the largest loss counts and not success, as in training, a loss that has steps of
+        # its own gets all of them.
+        plan = self.loss.plan(attack.length, search.clean.shape[1])
+        self._early = attack.early_exit and not search.random
+        split = not search.targeted and (self._early or plan.steps == 0)
+        self._plan = plan if split else Plan(attack.length)
+
+    def batch(self, rows: Tensor) -> None:
+        """Attack a batch, against its nearest rivals in turn if the loss says so."""
+        plan, order = self._plan, None
+        for restart in range(self._attack.restarts):
+            if plan.steps:
+                self._run(self._left(rows), None, plan.steps, restart)
+            for rank in range(plan.rivals):
+                left = self._left(rows)
+                if order is None and len(left):
+                    order = torch.zeros(len(self._search.x), plan.rivals).to(self._search.y)
+                    order[left] = self._search.rivals(left, plan.measured)[:, : plan.rivals]
+                if order is not None:
+                    self._run(left, order[left, rank], plan.each, restart)
+
+    def _left(self, rows: Tensor) -> Tensor:
+        return rows[~self._search.best.fooled[rows]] if self._attack.early_exit else rows
+
+    def _run(self, rows: Tensor, rival: Tensor | None, steps: int, restart: int) -> None:
+        if len(rows) == 0:
+            return
+        own, attack = self._search.points(rows), self._attack
+        changes: dict[str, Any] = {"objective": self._objective, "guide": self._guide}
+        if rival is not None:
+            changes |= {"objective": reflected_pair, "aim": rival.to(own.y.device)}
+        points, region = self._search.points(rows, **changes), own.region
+
+        def draw() -> Tensor:
+            return region.draw((attack.seed or 0) + restart, extreme=restart % 2 == 1)
+
+        if restart == 0 and self._start is not None:
+            there = self._start[rows].to(region.x.device).flatten(1)
+            delta = region.project(there - region.x)
+        elif restart > 0 or attack.random_start:
+            delta = draw()
+        else:
+            delta = torch.zeros_like(region.x)
+        found = attack.run(points, delta, steps, draw)
+        if rival is not None or self.loss is not self._search.loss:  # compare by the common loss
+            found.value = own.evaluate(region.moved(found.delta))[0].nan_to_num_(-math.inf)
+            found.queries += len(rows)
+        home = self._search.x.device
+        for name in ("delta", "value", "fooled", "flat", "broken"):
+            setattr(found, name, getattr(found, name).to(home))
+        self._search.best.merge(rows, found)

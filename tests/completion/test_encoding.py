@@ -1,0 +1,127 @@
+"""Features of rows and columns: what they become, and what they tell of those without entries."""
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+import overt
+from overt import Entries
+from overt.completion import DropoutCompletion
+from overt.completion.encoding import Encoder
+
+
+def generated(share=0.9, m=600, n=120, k=3, cold=100, seed=1):
+    """Rows whose factors are partly a linear function of 8 features; the last are cold."""
+    rng = np.random.default_rng(seed)
+    X, B, V = rng.normal(size=(m, 8)), rng.normal(size=(8, k)), rng.normal(size=(n, k))
+    expected = X @ B * np.sqrt(share / 8)
+    U = expected + rng.normal(size=(m, k)) * np.sqrt(1 - share)
+    Y = U @ V.T + 0.7 * rng.normal(size=(m, n))
+    seen = rng.random((m, n)) < 0.15
+    seen[m - cold :] = False
+    rows, cols = np.nonzero(seen)
+    return X, expected @ V.T, Y, Entries(rows, cols, Y[rows, cols], (m - cold, n))
+
+
+def error(found, Y):
+    return np.sqrt(np.mean((found - Y) ** 2))
+
+
+@pytest.mark.parametrize("share", [0.9, 0.5])
+def test_cold_rows_are_predicted_as_well_as_by_the_true_regression(share):
+    X, oracle, Y, entries = generated(share)
+    model = DropoutCompletion(6, clip=False).fit(entries, row_features=X)
+    a, b = (x.ravel() for x in np.indices(Y.shape))
+    a, b = a[a >= 500], b[a >= 500]
+    mean, std = model.predict(a, b, return_std=True)
+    assert error(mean, Y[a, b]) < 1.03 * error(oracle[a, b], Y[a, b])
+    assert np.std((Y[a, b] - mean) / std) == pytest.approx(1, abs=0.1)
+    row = model.fold_in({}, features=X[550])
+    found, spread = row.predict(np.arange(120), return_std=True)
+    np.testing.assert_allclose(found, model.predict(np.full(120, 550), np.arange(120)), atol=1e-6)
+    np.testing.assert_allclose(spread, std[a == 550], rtol=1e-5)
+
+
+def test_features_of_columns_and_kinds_of_tables_agree():
+    X, _, Y, entries = generated()
+    turned = Entries(entries.cols, entries.rows, entries.values, entries.shape[::-1])
+    by_col = DropoutCompletion(6, clip=False).fit(turned, col_features=X)
+    assert by_col.model_.shape == (120, 600)
+    assert error(by_col.complete()[:, 500:], Y[500:].T) < 1.0
+    frame = {f"x{i}": X[:, i] for i in range(8)}
+    ids = np.array([f"r{i}" for i in range(600)])
+    named = Entries.from_ids(ids[entries.rows], entries.cols, entries.values)
+    models = [
+        DropoutCompletion(6, clip=False).fit(named, row_features=(ids, table))
+        for table in (X, frame)
+    ]
+    assert len(models[0].row_ids_) == 600
+    expected = models[0].predict(["r7", "r599"], [3, 4])
+    np.testing.assert_allclose(models[1].predict(["r7", "r599"], [3, 4]), expected)
+    stored = DropoutCompletion(6, clip=False).fit(entries, row_features=sparse.csr_array(X))
+    np.testing.assert_allclose(stored.predict([7, 599], [3, 4]), expected, atol=0.1)
+
+
+def test_explanations_name_what_came_from_features(tmp_path):
+    X, _, _, entries = generated()
+    model = DropoutCompletion(6, clip=False).fit(entries, row_features={"x": X[:, 0], "y": X[:, 1]})
+    told = model.explain(3, 5)
+    assert told.features != 0
+    added = told.baseline + told.signals + told.features + told.contributions.sum()
+    assert added == pytest.approx(told.prediction)
+    model.save(tmp_path)
+    again = DropoutCompletion.load(tmp_path)
+    new = {"x": 0.3, "y": None}
+    here, there = (m.fold_in({3: 1.0}, features=new).predict([0]) for m in (model, again))
+    assert np.array_equal(here, there)
+    assert again.explain(3, 5).features == told.features
+
+
+def test_numbers_categories_and_what_is_missing():
+    table = {
+        "age": np.array([20.0, np.nan, 40.0]),
+        "job": np.array(["cook", None, "poet"], dtype=object),
+        "old": np.array([False, True, True]),
+    }
+    encoder = Encoder.learn(table)
+    numbers = encoder.encode(table)
+    np.testing.assert_allclose(numbers[:, 0], [-1, 0, 1])
+    np.testing.assert_allclose(numbers[:, 1:3], [[0.5, -0.5], [0, 0], [-0.5, 0.5]])
+    assert Encoder.from_dict(encoder.to_dict()) == encoder
+    unseen = encoder.encode({"age": 30.0, "job": "king", "old": True})
+    np.testing.assert_allclose(unseen[0, :3], 0)
+
+
+@pytest.mark.parametrize(
+    ("features", "match"),
+    [
+        (np.full((3, 2), np.inf), "finite"),
+        (np.zeros((2, 2, 2)), "two-dimensional"),
+        ((["a", "b"], np.zeros((2, 1))), "whole numbers"),
+        (([0, 1, 2], np.zeros((2, 1))), "2 rows and 3"),
+        (([0, 0], np.zeros((2, 1))), "different"),
+        (np.zeros((2, 1)), "each of 6"),
+        (sparse.csr_array(np.full((6, 1), np.nan)), "finite"),
+    ],
+)
+def test_bad_features_are_said(features, match):
+    X = np.where(np.random.default_rng(0).random((6, 5)) < 0.7, 1.0, np.nan)
+    with pytest.raises(overt.InputError, match=match):
+        DropoutCompletion(2).fit(X, row_features=features)
+
+
+def test_features_in_the_wrong_place_are_said():
+    rng = np.random.default_rng(0)
+    X, F = rng.normal(size=(6, 5)), rng.normal(size=(6, 2))
+    with pytest.raises(overt.InputError, match="learn"):
+        DropoutCompletion(2, 0.2).fit(X, row_features=F)
+    with pytest.raises(overt.InputError, match="fitted with row_features"):
+        DropoutCompletion(2, max_sweeps=1).fit(X).fold_in({}, features=F[0])
+    model = DropoutCompletion(2, max_sweeps=1).fit(X, row_features=F)
+    with pytest.raises(overt.InputError, match="columns of fit"):
+        model.fold_in({}, features=[1.0])
+    with pytest.raises(overt.InputError, match="one row"):
+        model.fold_in({}, features=F)
+    named = Entries.from_ids(["a", "b"], ["x", "y"], [1.0, 2.0])
+    with pytest.raises(overt.InputError, match="pair"):
+        DropoutCompletion(2).fit(named, row_features=F)

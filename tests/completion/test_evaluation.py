@@ -1,0 +1,84 @@
+"""Evaluation: splits, figures against definitions, baselines in the same table."""
+
+import numpy as np
+import pytest
+
+import overt
+from overt import datasets
+from overt.completion import DropoutCompletion, evaluate
+from overt.completion.evaluation import _ranking, best_columns, divide
+
+
+@pytest.fixture(scope="module")
+def ratings():
+    found = datasets.generate_ratings(60, 40, 1200, seed=0)[0]
+    times = np.random.default_rng(0).permutation(len(found))
+    return overt.Entries(found.rows, found.cols, found.values, found.shape, times=times)
+
+
+@pytest.mark.parametrize("split", ["random", "time", "last"])
+def test_splits_divide(ratings, split):
+    train, held, given = divide(ratings, split, 0.1, 0)
+    assert given is None
+    assert len(train) + len(held) == len(ratings)
+    if split == "time":
+        assert train.times.max() < held.times.min()
+    if split == "last":
+        for row in range(60):
+            mine = held.times[held.rows == row]
+            assert len(mine) == max(1, np.count_nonzero(ratings.rows == row) // 10)
+            assert train.times[train.rows == row].max() < mine.min()
+
+
+def test_new_rows_are_new(ratings):
+    train, held, given = divide(ratings, "rows", 0.1, 0)
+    assert set(held.rows) == set(given.rows)
+    assert not set(held.rows) & set(train.rows)
+    assert len(train) + len(held) + len(given) == len(ratings)
+
+
+def test_figures_are_their_definitions():
+    """Two rows worked out by hand."""
+    entries = overt.Entries([0, 0, 1, 1, 0], [1, 2, 0, 3, 0], np.ones(5), (2, 30))
+    train, held = entries.take(np.array([4])), entries.take(np.arange(4))
+    lists = np.array([[1, 5, 2, *range(6, 23)], [4, 0, *range(5, 23)]])
+    found = _ranking(lists, np.array([0, 1]), entries, train, held)
+    ideal = 1 + 1 / np.log2(3)
+    first, second = (1 + 1 / 2) / ideal, (1 / np.log2(3)) / ideal
+    assert found["ndcg@10"][0] == pytest.approx((first + second) / 2)
+    assert found["recall@20"][0] == pytest.approx((1 + 0.5) / 2)
+    assert found["mrr"][0] == pytest.approx((1 + 0.5) / 2)
+    assert found["map"][0] == pytest.approx(((1 + 2 / 3) / 2 + 0.5 / 2) / 2)
+    assert found["ndcg@10"][1] == pytest.approx(np.std([first, second]) / np.sqrt(2))
+
+
+def test_lists_leave_out_what_is_known():
+    known = overt.Entries([0, 1], [2, 0], [1.0, 1.0], (2, 4))
+    lists = best_columns(lambda rows: np.tile(np.arange(4.0), (len(rows), 1)), known, np.arange(2))
+    assert lists[0, :4].tolist() == [3, 1, 0, -1]
+    assert lists[1, :4].tolist() == [3, 2, 1, -1]
+
+
+@pytest.mark.parametrize("split", ["random", "rows"])
+@pytest.mark.parametrize("missing", ["unknown", "negative"])
+def test_the_model_stands_beside_baselines(ratings, split, missing):
+    model = DropoutCompletion(3, max_sweeps=8, missing=missing)
+    found = evaluate(model, ratings, split=split, holdout=0.2)
+    assert not hasattr(model, "model_")
+    assert {"model", "popularity"} <= found.figures.keys()
+    if missing == "unknown":
+        assert found.figures["model"]["rmse"][0] < found.figures["mean"]["rmse"][0]
+        assert found.figures["model"]["rmse"][0] < found.figures["biases"]["rmse"][0] + 0.05
+    else:
+        assert "rmse" not in found.figures["model"]
+    assert "ndcg@10" in repr(found)
+    assert "popularity" in repr(found)
+
+
+def test_what_cannot_be_divided_is_refused(ratings):
+    with pytest.raises(overt.InputError, match="split must be one of"):
+        evaluate(DropoutCompletion(), ratings, split="magic")
+    with pytest.raises(overt.InputError, match="both sides"):
+        divide(ratings.take(np.arange(3)), "random", 0.1, 0)
+    with pytest.raises(overt.InputError, match="too few rows"):
+        divide(overt.Entries([0, 0], [0, 1], [1.0, 2.0]), "rows", 0.1, 0)

@@ -1,0 +1,188 @@
+"""What is expected of rows before their values, and whose noise is how large."""
+
+import numpy as np
+import pytest
+import scipy.integrate
+from scipy.stats import gamma, multivariate_normal
+
+from overt import Entries
+from overt.completion import DropoutCompletion
+from overt.completion.engines import make_engine
+from overt.completion.forms.features import SIGNALS, Features, of_sides
+from overt.completion.forms.learned import FIRST, LearnedForm
+from overt.completion.forms.noise import NUS, _cost, expected
+from overt.completion.forms.prior import GRID, Prior, Sums, effects_of, likelihoods, posterior
+from overt.completion.forms.problem import CompletionProblem
+from overt.completion.forms.spread import DiagonalSpread, FullSpread
+
+
+def preferences(seed, m=120, n=80, k=3, liking=1.5, rare=2.2, noise=0.7):
+    """Ratings that are given more often where they are high; (train, test)."""
+    rng = np.random.default_rng(seed)
+    U, V = rng.normal(size=(m, k)), rng.normal(size=(n, k))
+    seen = rng.random((m, n)) < 1 / (1 + np.exp(rare - liking * (U @ V.T)))
+    rows, cols = np.nonzero(seen)
+    values = (U @ V.T)[rows, cols] + noise * rng.normal(size=len(rows))
+    test = rng.random(len(rows)) < 0.2
+    return (Entries(rows[at], cols[at], values[at], (m, n)) for at in (~test, test))
+
+
+def two_blocks(N=12, n=3):
+    """Features of two blocks, rows' means, and one covariance S for all rows."""
+    rng = np.random.default_rng(0)
+    blocks = {SIGNALS: rng.normal(size=(N, 4)), "features": rng.normal(size=(N, 2))}
+    features = Features.build(blocks, np.ones(N, bool), float, 0)
+    W, root = rng.normal(size=(N, n)), rng.normal(size=(n, n))
+    S = 0.1 * root @ root.T
+    A = features.scores
+    logdets = N * np.linalg.slogdet(S)[1]
+    sums = Sums(N, W.sum(axis=0), W.T @ W, N * S, A.T @ W, logdets)
+    covariance = np.cov(W, rowvar=False) + np.eye(n)
+    return features, W, S, sums, Prior(rng.normal(size=n), np.linalg.inv(covariance))
+
+
+def test_scales_have_the_likelihood_of_the_gaussian_they_stand_for():
+    features, W, *_ = two_blocks()
+    A, x = features.scores, W[:, 0]
+    held = np.array([[0.0], [0.7]])
+    found = likelihoods(0, A.T @ x[:, None], np.zeros(1), features, held)[:, 0]
+    mine, other = (A[:, member > 0] for member in features.directions.members)
+    base = np.eye(len(x)) + 0.7 * other @ other.T
+    dense = [multivariate_normal(cov=base + s * mine @ mine.T).logpdf(x) for s in GRID[::10]]
+    np.testing.assert_allclose(found[::10], dense - dense[0], atol=1e-9)
+
+
+def test_effects_are_a_ridge_regression_with_its_covariance():
+    features, W, *_ = two_blocks()
+    A, scales = features.scores, np.array([[0.5, 0.0, 2.0], [0.1, 3.0, 0.0]])
+    found = posterior(np.eye(3), A.T @ W, features, scales)
+    for c in range(3):
+        D = np.diag(scales[:, c] @ features.directions.members)
+        G = D @ A.T @ np.linalg.inv(np.eye(len(W)) + A @ D @ A.T)
+        np.testing.assert_allclose(found.H[:, c], G @ W[:, c], atol=1e-10)
+        np.testing.assert_allclose(found.C[c], D - G @ A @ D, atol=1e-10)
+
+
+def test_cost_is_the_expected_log_density_and_a_step_lowers_it():
+    features, W, S, sums, prior = two_blocks()
+    N, n = W.shape
+    with_effects = Prior(
+        prior.mean, prior.precision, effects_of(prior, sums, features, np.full((2, n), 0.3))
+    )
+    X, scales = with_effects.effects.X, with_effects.effects.scales
+    A, x = features.scores, np.linalg.solve(X, (W - prior.mean).T)
+    white = np.linalg.solve(X, np.linalg.solve(X, S).T)
+    expected = 2 * N * np.linalg.slogdet(X)[1] - N * np.linalg.slogdet(S)[1] - N * n
+    for c in range(n):
+        Omega = np.eye(N) + A @ np.diag(scales[:, c] @ features.directions.members) @ A.T
+        inverse = np.linalg.inv(Omega)
+        expected += np.linalg.slogdet(Omega)[1] + x[c] @ inverse @ x[c]
+        expected += white[c, c] * np.trace(inverse)
+    assert with_effects.cost(sums, features) == pytest.approx(expected / 2, rel=1e-9)
+    last = np.inf
+    for _ in range(6):
+        value = with_effects.cost(sums, features)
+        value -= n * np.linalg.slogdet(with_effects.precision)[1] / 2
+        assert value <= last + 1e-9
+        last, with_effects = value, with_effects.learn(sums, features)
+
+
+@pytest.mark.parametrize("spread", [FullSpread, DiagonalSpread])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_bound_never_rises_with_signals_and_noise_of_rows(spread, seed):
+    train, _ = preferences(seed)
+    problem = CompletionProblem.build(train, 5, biases=True, standard=True)
+    known = of_sides((problem.by_row, problem.by_col), (None, None), True, float, 0)
+    form = LearnedForm.start(problem, 0, spread, known)
+    with make_engine("local", 1) as engine:
+        for _ in range(25):
+            form.step(engine)
+    assert any(prior.effects is not None for prior in form.priors)
+    assert np.all(np.diff(form.history[FIRST:]) <= 1e-8)
+
+
+def test_who_rated_what_helps_where_it_tells_something():
+    train, test = preferences(3, 300, 150, rare=3.5)
+    without, auto = (
+        DropoutCompletion(6, signals=signals, clip=False).fit(train) for signals in (False, "auto")
+    )
+    assert auto.model_.priors[0].effects is not None
+    assert auto.score(test) > 0.98 * without.score(test)
+
+
+def test_where_it_tells_nothing_auto_leaves_it():
+    train, test = preferences(4, liking=0.0)
+    without, auto = (
+        DropoutCompletion(6, signals=signals, clip=False).fit(train) for signals in (False, "auto")
+    )
+    assert np.array_equal(auto.predict(test), without.predict(test))
+
+
+@pytest.mark.parametrize("nu", [4.0, 30.0])
+def test_a_rows_share_in_the_noise_is_its_exact_posterior(nu):
+    n, e = 7.0, 11.0
+
+    def joint(alpha, power=0.0):
+        density = gamma(nu / 2, scale=2 / nu).pdf(alpha)
+        return density * alpha ** (n / 2 + power) * np.exp(-alpha * e / 2)
+
+    nu = float(NUS[int(np.searchsorted(NUS, nu))])
+    total, first, inverse = (
+        scipy.integrate.quad(joint, 0, 40, (power,))[0] for power in (0.0, 1.0, -1.0)
+    )
+    weight, variance = expected(nu, n, e)
+    assert _cost(nu, np.array([n]), np.array([e])) == pytest.approx(-np.log(total), rel=1e-6)
+    assert weight == pytest.approx(first / total, rel=1e-6)
+    assert variance == pytest.approx(inverse / total, rel=1e-6)
+    assert _cost(1e7, np.array([n]), np.array([e])) == pytest.approx(e / 2, rel=1e-4)
+
+
+def test_noise_of_rows_and_columns_is_found():
+    rng = np.random.default_rng(0)
+    m, n = 150, 100
+    loud = np.where(np.arange(m) % 2 == 0, 0.3, 1.2)
+    truth = rng.normal(size=(m, 2)) @ rng.normal(size=(2, n))
+    seen = rng.random((m, n)) < 0.4
+    values = truth + loud[:, None] * rng.normal(size=(m, n))
+    model = DropoutCompletion(4, clip=False).fit(np.where(seen, values, np.nan))
+    ratio = model.row_noise_[1::2].mean() / model.row_noise_[::2].mean()
+    assert ratio == pytest.approx(16, rel=0.3)
+    rows, cols = np.nonzero(~seen)
+    mean, std = model.predict(rows, cols, return_std=True)
+    inside = np.abs(values[rows, cols] - mean) <= 1.6449 * std
+    for part in (0, 1):
+        assert inside[rows % 2 == part].mean() == pytest.approx(0.9, abs=0.035)
+
+
+def test_one_noise_for_all_is_found_too():
+    train, _ = preferences(5, liking=0.0, rare=0.0)
+    model = DropoutCompletion(4).fit(train)
+    assert np.std(model.row_noise_) < 0.15 * np.mean(model.row_noise_)
+
+
+def test_fold_in_agrees_with_predict_after_averaging():
+    train, _ = preferences(6)
+    model = DropoutCompletion(4, average=20, clip=False, tol=1e-6).fit(train)
+    here, cols = train.rows == 5, np.arange(train.shape[1])
+    row = model.fold_in((train.cols[here], train.values[here]))
+    expected, spread = model.predict(np.full(len(cols), 5), cols, return_std=True)
+    found, std = row.predict(cols, return_std=True)
+    np.testing.assert_allclose(found, expected, atol=0.02)
+    np.testing.assert_allclose(std, spread, rtol=0.05)
+
+
+def test_models_with_signals_and_draws_are_kept(tmp_path):
+    train, test = preferences(7)
+    model = DropoutCompletion(4, average=3, max_sweeps=6, signals=True).fit(train)
+    assert model.model_.priors[0].effects is not None
+    model.save(tmp_path)
+    again = DropoutCompletion.load(tmp_path)
+    for mine, theirs in zip(
+        model.predict(test, return_std=True), again.predict(test, return_std=True), strict=True
+    ):
+        assert np.array_equal(mine, theirs)
+    entries = {3: 1.0, 5: -1.0}
+    assert np.array_equal(
+        model.fold_in(entries).predict([0, 1]), again.fold_in(entries).predict([0, 1])
+    )
+    assert again.explain(2, 3).signals == model.explain(2, 3).signals != 0
