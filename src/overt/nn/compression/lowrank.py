@@ -208,21 +208,19 @@ def _filled(
 ) -> dict[str, int | None]:
     """Spend what a price leaves of the budget on the ranks that are worth most."""
     left = budget - sum(f.cost_of(ranks[f.name]) for f in factors)
-    worth = {}
-    for f in factors:
-        rank = ranks[f.name]
-        if rank is not None and 0 < f.cost_of(1) <= left and rank < f.limit:
-            worth[f] = f.energy[rank] / (float(f.energy.sum()) or 1.0) / f.cost_of(1)
-    while worth:
-        f = max(worth, key=worth.__getitem__)
-        rank = (ranks[f.name] or 0) + 1
-        ranks[f.name], left = rank, left - f.cost_of(1)
-        worth[f] = f.energy[min(rank, f.limit)] / (float(f.energy.sum()) or 1.0) / f.cost_of(1)
-        worth = {
-            g: w
-            for g, w in worth.items()
-            if g.cost_of(1) <= left and (ranks[g.name] or 0) < g.limit
-        }
+
+    def worth(f: Factors) -> float:
+        rank, price = ranks[f.name], f.cost_of(1)
+        if rank is None or not 0 < price <= left or rank >= f.limit:
+            return 0.0
+        share = f.energy[rank] / (float(f.energy.sum()) or 1.0)
+        return float(share / price) if share > ROUNDING else 0.0
+
+    while factors:
+        f = max(factors, key=worth)
+        if worth(f) == 0:
+            break
+        ranks[f.name], left = (ranks[f.name] or 0) + 1, left - f.cost_of(1)
     return ranks
 
 
