@@ -7,12 +7,13 @@ EXTRAS := torch,files,dask,plots,proofs,explorer,dev,docs
 # Two test processes fill two cores; threads inside BLAS would only fight over them.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help tour test check bench docs fuzz clean
+.PHONY: help tour test check proofs bench docs fuzz clean
 
 help:
 	@echo "make tour   set up, check the theorems, write an HTML report"
 	@echo "make test   set up, run the whole test suite"
 	@echo "make check  ruff, strict mypy, documentation build"
+	@echo "make proofs prove the polynomial identities symbolically"
 	@echo "make bench  run every benchmark and rewrite benchmarks/README.md"
 	@echo "make docs   build the documentation into docs/_build/html"
 	@echo "make fuzz   damage files and arguments for MINUTES=10"
@@ -41,6 +42,9 @@ check: $(READY)
 	@echo "== mypy"
 	@$(BIN)/mypy
 	@$(MAKE) --no-print-directory docs
+
+proofs: $(READY)
+	@$(BIN)/python -c "from overt.theorems._symbolic import main; main()"
 
 bench: $(READY)
 	@$(BIN)/python -m benchmarks

@@ -46,7 +46,9 @@ def test_verify_prints_a_table_or_json():
     shown = overt_command("verify", "path-norm", "dropconnect")
     assert shown.returncode == 0
     assert "2 of 2 statements hold" in shown.stdout
-    assert "1 are corrected: the form printed" in " ".join(shown.stdout.split())
+    assert "1 are corrected, at 1 places of the papers: the form printed" in " ".join(
+        shown.stdout.split()
+    )
     verdicts = json.loads(overt_command("verify", "dropconnect", "--json", "--seed", 3).stdout)
     assert verdicts[0]["verdict"] == "holds"
     assert verdicts[0]["printed_residual"] > verdicts[0]["tolerance"]

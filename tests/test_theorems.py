@@ -7,16 +7,34 @@ import json
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from overt import InputError, MissingExtraError, equalize, noise, penalty, spectral
+from overt import InputError, MissingExtraError, equalize, noise, penalty, relu, spectral, theorems
+from overt.cli import app
+from overt.completion import bounds
+from overt.decay import layers
 from overt.linear import blocks, landscape
-from overt.theorems import Evidence, Theorem, registered, verify
+from overt.relu import reference
+from overt.robust.certificates import leaky
+from overt.theorems import Evidence, Theorem, _symbolic, distinct, registered, verify
 from overt.theorems import base as table
+from overt.theorems.decay import network
 
-CORE = ("noises", "penalties", "norms", "balance", "optima", "deep", "linear")
+try:
+    import torch
+except ModuleNotFoundError:
+    torch: Any = None
+
+CORE = (
+    "noises", "penalties", "norms", "balance", "optima", "deep", "linear", "untied",
+    "shrinkage", "parametrization", "flows", "absorbing", "lazy", "adversarial",
+    "rademacher", "completion", "decay", "relu",
+)  # fmt: skip
 IDS = list(registered())
 CORRECTED = [name for name, statement in registered().items() if statement.correction]
 
@@ -84,8 +102,10 @@ def test_oracles_share_no_code_with_what_they_grade(name):
 
 
 def test_unknown_ids_and_sizes_are_refused():
-    with pytest.raises(InputError, match=r"unknown theorem no-such-id; known are .*path-norm"):
-        verify(["path-norm", "no-such-id"])
+    with pytest.raises(InputError, match=r"unknown theorem zzz; known are .*path-norm"):
+        verify(["path-norm", "zzz"])
+    with pytest.raises(InputError, match=r"unknown theorem path-nrm; did you mean path-norm"):
+        verify(["path-nrm"])
     with pytest.raises(InputError, match="small, medium, large"):
         verify(size="huge")
 
@@ -179,6 +199,15 @@ def soft_threshold(self, s, weight):
     return np.sign(s) * np.maximum(np.abs(s) - weight / 2, 0)
 
 
+FarAway = SimpleNamespace(points=[SimpleNamespace(U=5 * np.ones((4, 3)))])
+Wrong = SimpleNamespace(rank=1, matrix=np.array([[1.0, 2.0], [3.0, 9.0]]), loss=0.0)
+Untrained = SimpleNamespace(full_error=np.ones(3), visited_error=np.ones(3))
+Complex = SimpleNamespace(value=2.0, standard_error=0.0, upper=1.0, lower=3.0)
+Quarter = SimpleNamespace(lower=0.25, upper=0.26)
+Nothing = SimpleNamespace(value=-1.0)
+Returned = SimpleNamespace(ratio=np.array([[0.01, 0.9], [0.9, 0.01]]), weights=[np.ones((2, 2, 2))])
+
+
 MUTATIONS = [
     (penalty, "shallow", slightly_more(penalty.shallow), ["shallow-penalty", "path-norm",
      "dropblock-penalty", "vanishing-penalty", "rescaling-invariance", "rotation-is-not-enough"]),
@@ -231,7 +260,111 @@ MUTATIONS = [
     (equalize, "importance", lambda U, V, C=None: np.arange(1.0, 4.0), ["per-unit-optimum"]),
     (spectral.SquaredNuclear, "prox", soft_threshold, ["dropconnect-optimum"]),
     (spectral.SquaredNuclear, "dual", lambda self, s: 0.0, ["certificate"]),
+    (spectral.SquaredNuclear, "prox", lambda self, s, weight: 0 * s, ["deep-without-gap"]),
+    (penalty, "shallow", slightly_more(penalty.shallow), ["untied-equalized"]),
+    (spectral.SquaredNuclear, "prox", soft_threshold, ["shrinkage-monotone", "shrinkage-inverse",
+     "algorithm-3"]),
+    (spectral.SquaredNuclear, "prox", lambda self, s, w: s / (1 + w), ["sensing-without-factors"]),
+    (spectral.KSupport, "prox", lambda self, s, weight: s / (1 + weight), ["dropblock-balanced"]),
+    (theorems.untied, "landscape", lambda M, r, lam: FarAway, ["critical-below-target"]),
+    (penalty, "deep", slightly_more(penalty.deep), ["deep-spectral"]),
+    (spectral, "nu", slightly_more(spectral.nu), ["deep-envelope"]),
+    (spectral, "nu", lambda widths, probs: 0.3, ["deep-scaling"]),
+    (penalty, "sensing", lambda U, V, A, q: 2 * np.sum(U**2) * np.sum(V**2), ["sensing-gaussian"]),
+    (np, "kron", lambda a, b: np.zeros((8, 12)), ["sensing-convolution"]),
+    (np, "clip", lambda x, low, high: 2 * np.asarray(x), ["loss-contraction"]),
+    (theorems.flows, "minima", lambda *a, **k: [Wrong], ["decay-correspondence",
+     "decay-vanishing"]),
+    (theorems.flows, "brentq", lambda f, a, b: 0.4, ["decay-saddles"]),
+    (theorems.flows, "network", lambda p, L, w, lam: network(p, L, w, 0.3), [
+        "decay-no-underestimate", "decay-polyak"]),
+    (theorems.absorbing, "_sgd", lambda W, *rest: [2 * w for w in W], ["decay-bounded"]),
+    (theorems.absorbing, "_sgd", lambda W, *rest: W, ["decay-reached"]),
+    (math, "log", lambda x: 1e-6, ["lazy-start", "lazy-margin", "lazy-flips"]),
+    (np, "logaddexp", lambda a, b: 2 + 2 * np.abs(b) / math.log(2), ["logistic-linear"]),
+    (relu, "train_lazy", lambda *a, **k: Untrained, ["dropout-training"]),
+    (leaky, "train_online", lambda net, *rest: iter([net] * 30), ["adversarial-iterates"]),
+    (bounds, "rademacher_constant", lambda shape: 1.5, ["completion-bound"]),
+    (theorems.completion, "_solve", lambda V, y, lam: np.ones(V.shape[1]), ["completion-rows"]),
+    (theorems.completion, "_learned", lambda V, *rest: np.ones(V.shape[1]), ["completion-learned"]),
+    (layers, "imbalance", lambda weights: 1.0, ["decay-critical-balance", "decay-balance-rate"]),
+    (theorems.decay, "minima", lambda *a, **k: [Wrong], ["decay-minima", "decay-minimum-rank"]),
+    (theorems.decay, "_soft_rank", lambda weights, alpha: 2.0, ["decay-closed"]),
+    (theorems.decay, "simulate", lambda *a, **k: Returned, ["decay-one-way"]),
+    (relu, "escaping_weights", lambda C: (relu.TwoLayer([[1.0]], [[1.0]]), np.eye(1), np.ones(1)),
+     ["penalty-bounds-no-norm"]),
+    (theorems.relu, "_complexities", lambda scale, rng: [Complex], ["relu-rademacher",
+     "relu-rademacher-lower"]),
+    (relu, "risk_bound", lambda *a, **k: Nothing, ["relu-generalization"]),
+    (relu, "retentivity", lambda X: Quarter, ["relu-symmetrized"]),
+    (relu, "margin", lambda *a, **k: Quarter, ["relu-margin"]),
+    (np, "logaddexp", lambda a, b: -np.logaddexp2(a, b), ["dropout-jensen"]),
+    (reference, "descend", lambda *given: given[-1].__setitem__(0, -50), ["dropout-regret"]),
+    (relu, "required", lambda **k: relu.guarantee(margin=0.3, dimension=2, width=1, steps=1),
+     ["dropout-iterations"]),
 ]  # fmt: skip
+
+
+def of_torch():
+    """Mutations of what needs PyTorch, imported on first use."""
+    from overt import nn, robust
+    from overt.nn import compression
+    from overt.nn.auditing import lower, measures
+    from overt.nn.compression import cutting
+    from overt.robust import exact
+    from overt.robust.certificates import guarantees
+
+    value, blind = SimpleNamespace(value=np.float64(1.0)), lambda *a, **k: np.array([9.0, 9.0, 9.0])
+    measured = [SimpleNamespace(value=9.0), SimpleNamespace(value=1.0)]
+    return [
+        (
+            nn,
+            "explicit_penalty",
+            lambda *a: value,
+            ["nn-last-layer", "nn-dropout-factor", "nn-dropconnect", "nn-path-norm"],
+        ),
+        (nn, "predictive_moments", lambda *a, **k: value, ["nn-variance"]),
+        (nn, "DropBlock2d", lambda *a, **k: lambda x: 0 * x, ["nn-sliding-blocks"]),
+        (lower, "squared_bound", lambda *a: (9.0, 0), ["audit-last-layer"]),
+        (lower, "class_entropy", lambda f: 9.0, ["audit-class-floor"]),
+        (lower, "class_bound", lambda *a, **k: 9.0, ["audit-class-size"]),
+        (measures, "norm_measures", lambda *a: measured, ["audit-norm-measures"]),
+        (cutting, "shrink", lambda model, *a: model, ["compress-expected-loss"]),
+        (
+            compression,
+            "compress",
+            lambda model, *a, **k: (model, value),
+            ["compress-low-rank", "compress-data-rank"],
+        ),
+        (
+            robust.PGD,
+            "__call__",
+            lambda self, model, x, y, **k: SimpleNamespace(x=torch.as_tensor(x), success=True),
+            ["linear-attack", "greedy-reflection"],
+        ),
+        (torch.autograd, "grad", lambda *a: (torch.zeros(2001),), ["reflected-gradient"]),
+        (leaky.LeakyNetwork, "input_gradient", lambda self, x: 9 * x, ["gradient-drift"]),
+        (leaky, "reflected_ascent", blind, ["attack-finds"]),
+        (leaky, "train_online", lambda net, *a: iter([net] * 60), ["adversarial-training-steps"]),
+        (
+            guarantees,
+            "training_plan_for_beta",
+            lambda **k: SimpleNamespace(kappa=1.0, attack_work=1.0),
+            ["attack-steps-for-beta"],
+        ),
+        (
+            exact,
+            "two_layer",
+            lambda *a, **k: SimpleNamespace(
+                fooled=np.zeros(25, bool), undecided=np.zeros(25, bool)
+            ),
+            ["attack-against-exact"],
+        ),
+    ]
+
+
+TORCH_MUTATIONS = of_torch() if torch is not None else []
+MUTATIONS += TORCH_MUTATIONS
 
 
 @pytest.mark.parametrize(
@@ -248,7 +381,41 @@ def test_a_broken_formula_is_noticed(monkeypatch, owner, attribute, wrong, names
 
 def test_every_statement_about_overt_is_hit_by_a_mutation():
     hit = {name for *_, names in MUTATIONS for name in names}
-    # A bound that nothing reaches: only a wrong bound above the truth could break it.
     core = {f"overt.theorems.{name}" for name in CORE}
-    stated = {name for name, s in registered().items() if s.check.__module__ in core}
-    assert stated - hit <= {"deep-without-gap"}
+    stated = {
+        name for name, s in registered().items() if TORCH_MUTATIONS or s.check.__module__ in core
+    }
+    assert stated <= hit
+
+
+def test_every_statement_says_how_far_it_is_checked():
+    kinds = {name: statement.kind for name, statement in registered().items()}
+    assert set(kinds.values()) == {"proved", "enclosed", "sampled"}
+    assert set(_symbolic.PROVED) <= set(kinds)
+    assert kinds["shallow-penalty"] == "proved"
+    assert kinds["shallow-optimum"] == "sampled"
+
+
+@pytest.mark.parametrize("key", ["units", "algebra", "rows", "constant"])
+def test_proofs_prove_and_can_fail(key, monkeypatch):
+    pytest.importorskip("sympy")
+    pytest.importorskip("flint")
+    assert _symbolic.prove(key)
+    monkeypatch.setitem(_symbolic.PROOFS, key, (lambda: iter([1]), ()))
+    assert not _symbolic.prove(key)
+
+
+def test_corrections_are_counted_once():
+    assert distinct(registered().values()) < len(CORRECTED)
+    pairs = [registered()[name] for name in ("last-layer-dropout", "nn-dropout-factor")]
+    assert distinct(pairs) == 1
+
+
+def test_list_and_cards_are_shown():
+    listed = CliRunner().invoke(app, ["verify", "--list"], env={"COLUMNS": "200"})
+    assert listed.exit_code == 0
+    assert "path-norm" in listed.output
+    card = CliRunner().invoke(app, ["verify", "algorithm-3", "--card"]).output
+    for part in ("Thesis, Algorithm 3", "claim", "1 + lam j", "as printed", "oracle", "holds"):
+        assert part in card
+    assert "sampled" in card

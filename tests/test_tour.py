@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from overt._html import Page
+from overt.tour.lines import LINES
 
 
 def test_page_is_self_contained_and_escaped(tmp_path):
@@ -28,6 +29,19 @@ def test_figures_are_embedded(tmp_path):
     page = Page("t", "l")
     page.figure(figure, "a caption")
     assert 'src="data:image/png;base64,' in page.write(tmp_path / "p.html").read_text()
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_lines_to_copy_run(name):
+    if "torch" in LINES[name]:
+        pytest.importorskip("torch")
+    exec(LINES[name], {"__name__": "lines"})  # noqa: S102
+
+
+def test_long_tables_are_folded(tmp_path):
+    page = Page("t", "l")
+    page.table(("x",), [(i,) for i in range(40)])
+    assert "<details><summary>40 rows" in page.write(tmp_path / "p.html").read_text()
 
 
 def test_chapters_say_what_they_need(tmp_path, monkeypatch):

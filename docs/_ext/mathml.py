@@ -24,6 +24,8 @@ ACCENTED = re.compile(r"(\\(?:bar|hat|tilde)\{\w\})_")
 # Plain fences keep their size: a bar cannot even tell whether it opens or closes.
 FENCES = re.compile('<mo(?: stretchy="false")?>([|\u2016⟨⟩])</mo>')
 PLAIN = r'<mo stretchy="false" lspace="0" rspace="0">\1</mo>'
+# Between the name of a function and what it is applied to, unless a fence stands there.
+APPLIED = re.compile(r"<mo>&ApplyFunction;</mo>(?!\s*<mo[^>]*>[(\[])")
 
 
 def _mathml(node: nodes.Element, *, block: bool) -> str:
@@ -32,7 +34,8 @@ def _mathml(node: nodes.Element, *, block: bool) -> str:
         tex = rf"\begin{{aligned}}{tex}\end{{aligned}}"
     tex = ACCENTED.sub(r"\1{}_", tex)
     try:
-        return FENCES.sub(PLAIN, tex2mathml(tex, as_block=block))
+        mathml = FENCES.sub(PLAIN, tex2mathml(tex, as_block=block))
+        return APPLIED.sub('<mspace width="0.17em"/>', mathml)
     except (MathError, ValueError) as error:
         logger.warning("formula %r: %s", tex, error, location=node)
         return f"<code>{escape(tex)}</code>"

@@ -2,15 +2,18 @@
 
 `statements` lists every executable statement, `corrections` those that differ from print, with what
 `overt verify` measures while the pages are built; `statement-files` says where each is checked,
-`experiments` lists the figures, and `command-line` shows the help of every command.
+`experiments` lists the figures, `papers` all items of the papers, and `command-line` shows the help
+of every command.
 """
 
 from __future__ import annotations
 
+import csv
 import inspect
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -161,10 +164,12 @@ class Count(Generated):
     def run(self) -> list[nodes.Node]:
         self.depend()
         corrected = sum(v.correction is not None for v in verdicts().values())
+        places = theorems.distinct(verdicts().values())
         return [
             _text(
-                f"There are {len(verdicts())} executable statements; {corrected} of them differ "
-                "from what is printed. All of them held when this page was built."
+                f"There are {len(verdicts())} executable statements; {corrected} of them, about "
+                f"{places} places of the papers, differ from what is printed. All held when this "
+                "page was built."
             )
         ]
 
@@ -179,6 +184,39 @@ class Experiments(Generated):
         chosen = [experiments.find(name) for name in experiments.IDS]
         rows = [(_code(e.id), e.source, e.claim) for e in chosen]
         return [table(("id", "source", "claim"), rows, (18, 30, 52))]
+
+
+class Papers(Generated):
+    """Every item of the papers with its status, from docs/record/papers.tsv."""
+
+    def run(self) -> list[nodes.Node]:
+        path = Path(self.env.srcdir) / "record" / "papers.tsv"
+        self.env.note_dependency(str(path))
+        with path.open(encoding="utf-8") as file:
+            items = list(csv.DictReader(file, delimiter="\t", restval=""))
+        counts = Counter(item["status"] for item in items)
+        summary = ", ".join(f"{count} {status}" for status, count in counts.most_common())
+        content: list[nodes.Node] = [_text(f"{len(items)} items: {summary}.")]
+        for paper in dict.fromkeys(item["paper"] for item in items):
+            section = nodes.section(ids=[nodes.make_id(f"papers-{paper}")])
+            section += nodes.title(text=paper)
+            rows = [
+                (i["item"], i["what"], i["status"], self.checks(i["checks"]), i["note"])
+                for i in items
+                if i["paper"] == paper
+            ]
+            header = ("item", "what", "status", "check", "remark")
+            section += table(header, rows, (14, 26, 10, 24, 26))
+            content.append(section)
+        return content
+
+    def checks(self, names: str) -> list[nodes.Node]:
+        """Return links to the checks: of a statement to its code, of a figure to its id."""
+        known = theorems.registered()
+        return [
+            _checked(self, name) if name in known else _code(name)
+            for name in filter(None, names.split(","))
+        ]
 
 
 class CommandLine(Generated):
@@ -303,6 +341,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
         "statement-count": Count,
         "statement-files": StatementFiles,
         "experiments": Experiments,
+        "papers": Papers,
         "command-line": CommandLine,
         "public-names": PublicNames,
     }

@@ -12,8 +12,8 @@ import numpy as np
 
 from overt._check import MissingExtraError
 
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#8a97a3", "#cc79a7", "#e69f00")
-BLUE, ORANGE, GREEN, GRAY = COLORS[:4]
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#8a97a3")
+BLUE, ORANGE, GREEN, *_, GRAY = COLORS
 
 STYLE: dict[str, Any] = {
     "axes.grid": True,

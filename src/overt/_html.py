@@ -35,9 +35,13 @@ figcaption { color: var(--quiet); font-size: .88rem; max-width: 46rem; }
 pre { background: #f5f7f9; padding: .8rem 1rem; overflow-x: auto; border-radius: 6px;
       font-size: .86rem; }
 code { font-family: ui-monospace, monospace; }
-nav a { margin-right: 1.1rem; color: var(--accent); }
+nav ol { columns: 20rem; padding-left: 1.4rem; } nav a { color: var(--accent); }
+summary { cursor: pointer; color: var(--accent); }
 footer { margin-top: 3rem; color: var(--quiet); font-size: .85rem; }
 """
+
+FOLDED = 15
+"""Tables of more rows are folded."""
 
 
 class Page:
@@ -69,10 +73,13 @@ class Page:
         columns = list(zip(*cells, strict=True)) or [()] * len(header)
         head = "".join(map(_heading, header, columns))
         lines = "".join(f"<tr>{''.join(row)}</tr>" for row in cells)
-        self._body.append(
+        table = (
             f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
             f"<tbody>{lines}</tbody></table></div>"
         )
+        if len(cells) > FOLDED:
+            table = f"<details><summary>{len(cells)} rows</summary>{table}</details>"
+        self._body.append(table)
 
     def claims(self, claims: Mapping[str, bool]) -> bool:
         """Add a table of claims with their verdicts; return whether all hold."""
@@ -92,7 +99,8 @@ class Page:
     def write(self, path: str | os.PathLike[str], footer: str = "") -> Path:
         """Write the page to `path`, whole or not at all."""
         links = "".join(
-            f'<a href="#s{i}">{escape(title)}</a>' for i, title in enumerate(self._sections, 1)
+            f'<li><a href="#s{i}">{escape(title)}</a></li>'
+            for i, title in enumerate(self._sections, 1)
         )
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +110,7 @@ class Page:
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             f"<title>{escape(self._title)}</title><style>{_STYLE}</style></head><body>"
             f'<h1>{escape(self._title)}</h1><p class="lead">{escape(self._lead)}</p>'
-            f"<nav>{links}</nav>{''.join(self._body)}<footer>{escape(footer)}</footer>"
+            f"<nav><ol>{links}</ol></nav>{''.join(self._body)}<footer>{escape(footer)}</footer>"
             "</body></html>",
         )
 

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from overt import _frames
 from overt._check import (
     InputError,
     InputTypeError,
@@ -15,7 +16,8 @@ from overt._check import (
     number,
     plain_array,
     whole,
-)  # fmt: skip
+)
+from overt._identifiers import factorized, identifiers
 from overt._types import Array, Floats, Ints, Seed
 
 SPARSEST, ROOMY = 1000, 10_000_000
@@ -113,9 +115,35 @@ class Entries:
     @classmethod
     def from_ids(cls, rows: Any, cols: Any, values: Any, times: Any = None) -> Self:
         """Take rows and columns that are named by identifiers (whole numbers or strings)."""
-        row_ids, a = np.unique(identifiers("rows", rows), return_inverse=True)
-        col_ids, b = np.unique(identifiers("cols", cols), return_inverse=True)
+        row_ids, a = factorized(identifiers("rows", rows))
+        col_ids, b = factorized(identifiers("cols", cols))
         return cls(a, b, values, (len(row_ids), len(col_ids)), row_ids, col_ids, times)
+
+    @classmethod
+    def from_frame(
+        cls, frame: Any, *, row: Any = None, col: Any = None, value: Any = None, time: Any = None
+    ) -> Self:
+        """Take a frame of pandas or polars (lazy too), an Arrow table or a DuckDB relation.
+
+        It holds entries, where columns are named (`row`, `col`, `value`, `time`), have known names
+        (user, item, rating, timestamp and the like), or are three of which two are identifiers; it
+        is a table with a row of the matrix on each line otherwise, NaN or null where missing. A
+        guess is announced by a warning.
+        """
+        columns = _frames.columns_of(frame)
+        said = {"row": row, "col": col, "value": value, "time": time}
+        places = _frames.entry_columns(columns, said)
+        if places is None:
+            if len(columns) < 3:
+                raise InputError(
+                    "a data frame must have three columns (row, column, value) or be a table, got "
+                    f"{len(columns)}: {', '.join(map(str, columns))}"
+                )
+            dense = _frames.dense(columns)
+            return replace(cls.from_matrix(dense), col_ids=np.array(list(map(str, columns))))
+        found = {role: columns[name] for role, name in places.items()}
+        values = found.get("value", np.ones(len(found["row"])))
+        return cls.from_ids(found["row"], found["col"], values, found.get("time"))
 
     @classmethod
     def sample(cls, truth: Any, count: int, seed: Seed = 0) -> Self:
@@ -172,24 +200,18 @@ def observed(X: Any, y: Any = None) -> Entries:
     - Entries, as they are;
     - scipy sparse, rows x columns: stored entries are observed, explicit zeros included;
     - a dense two-dimensional array with NaN for what is missing;
-    - a data frame of three columns: row identifier, column identifier, value;
+    - a data frame of entries or a whole table, see `Entries.from_frame`;
     - with `y`: an (n, 2) array (or data frame) of (row, col) pairs and their n values.
     """
     if y is not None:
         rows, cols = pairs("with y, X", X)
-        if "U" in (rows.dtype.kind, cols.dtype.kind):
+        if not {rows.dtype.kind, cols.dtype.kind} <= set("iu"):
             return Entries.from_ids(rows, cols, y)
         return Entries(rows, cols, y)
     if isinstance(X, Entries):
         return X
-    if hasattr(X, "columns") and not isinstance(X, np.ndarray):
-        names = list(X.columns)
-        if len(names) != 3:
-            raise InputError(
-                "a data frame must have three columns (row, column, value), got "
-                f"{len(names)}: {', '.join(map(str, names[:6]))}"
-            )
-        return Entries.from_ids(*(np.asarray(X[name]) for name in names))
+    if _frames.is_frame(X):
+        return Entries.from_frame(X)
     return Entries.from_matrix(X)
 
 
@@ -201,25 +223,6 @@ def pairs(name: str, given: Any) -> tuple[Array, Array]:
             f"{name} must be an (n, 2) array of (row, col) pairs, got shape {both.shape}"
         )
     return identifiers("rows", both[:, 0]), identifiers("cols", both[:, 1])
-
-
-def identifiers(name: str, given: Any) -> Array:
-    """Return identifiers as an array of whole numbers if all are, of strings otherwise."""
-    ids = plain_array(name, given)
-    if ids.ndim != 1:
-        raise InputError(f"{name} must be one-dimensional, got shape {ids.shape}")
-    if ids.dtype.kind in "iuU":
-        return ids
-    given = ids.tolist()
-    missing = sum(map(_missing, given))
-    if missing:
-        raise InputError(f"{name} must not be missing, got {missing} missing identifier(s)")
-    if ids.dtype.kind == "f" and np.all(ids == np.floor(ids)):
-        return ids.astype(np.int64)
-    if ids.dtype.kind in "bcf":
-        raise InputTypeError(f"{name} must be whole numbers or strings, got {ids.dtype}")
-    numbers = all(isinstance(x, (int, np.integer)) and not isinstance(x, bool) for x in given)
-    return ids.astype(np.int64 if numbers else str)
 
 
 def index(name: str, value: Any) -> Ints:
@@ -281,11 +284,3 @@ def _shape(given: Any, least: tuple[int, int], count: int) -> tuple[int, int]:
     if m < least[0] or n < least[1]:
         raise InputError(f"shape must be at least {least} to hold the given indices, got {(m, n)}")
     return m, n
-
-
-def _missing(value: Any) -> bool:
-    """Return whether a value is None, NaN, NaT (unequal to itself) or NA (equal to nothing)."""
-    try:
-        return value is None or not bool(value == value)
-    except TypeError:
-        return True

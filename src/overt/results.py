@@ -153,7 +153,7 @@ class Certificate(Result):
         objective - lower_bound, which includes what rounding may have added to the bound.
     relative_gap
         gap divided by the lower bound, or by 1e-10 E|y|^2 where the bound is less than that, as
-        without noise (3.6e-6 for noises with negative correlations, whose penalties cancel).
+        without noise (7.1e-6 for noises with negative correlations, whose penalties cancel).
     imbalance
         Variance over hidden units (blocks, for DropBlock) of |u_i| |C^(1/2) v_i|; for deep
         networks the equalization gap R / (nu |W C^(1/2)|_*^2) - 1.

@@ -100,7 +100,8 @@ def test_identifiers_as_data_frames_hold_them():
     assert model.predict(["70"], ["9"]) == model.predict([70], [9])
 
 
-def test_partial_fit_knows_identifiers():
+def test_partial_fit_knows_identifiers(monkeypatch):
+    monkeypatch.setattr("overt.completion.fitting.GROWTH", 10)
     model = DropoutCompletion(1, max_sweeps=3).fit(TEXT)
     held = model.predict(["cid"], ["7"])
     new = Frame(who=["aaa", "ann"], what=["x", "new"], value=[5.0, 4.0])
@@ -409,8 +410,8 @@ def test_bad_settings_are_said(kwargs, match):
         ("ratings.csv", "a scipy sparse matrix, an array with NaN"),
         (Frame(a=[1], b=[2]), "three columns"),
         (Frame(a=["x", None], b=[1, 2], v=[1.0, 2.0]), "1 missing identifier"),
-        (Frame(a=[1.0, np.nan], b=[1, 2], v=[1.0, 2.0]), "1 missing identifier"),
-        (Frame(a=[1.5, 2.0], b=[1, 2], v=[1.0, 2.0]), "whole numbers or strings"),
+        (Frame(a=[1.0, np.nan], b=[1, 2], rating=[1.0, 2.0]), "1 missing identifier"),
+        (Frame(a=[1.5, 2.0], b=[1, 2], rating=[1.0, 2.0]), "whole numbers or strings"),
         (np.ones((2, 2)) * 1j, "Complex"),
         (scipy.sparse.coo_array(np.ones(3)), "two-dimensional"),
     ],

@@ -209,7 +209,7 @@ def test_any_multipliers_bound_unequal_units(seed, monkeypatch):
     units = UnitShares(delta, 0.3)
     right = units.bound(s)
     y = np.cumsum(rng.exponential(0.2, 5))
-    monkeypatch.setattr(UnitShares, "_multipliers", lambda self, s: y)
+    monkeypatch.setattr(UnitShares, "multipliers", lambda self, s: y)
     assert units.bound(s) <= right
 
 

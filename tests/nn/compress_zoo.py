@@ -240,14 +240,20 @@ ZOO = {
         {"out": "returns"},
     ),
     "dense": (Dense, floats(2, 4, 4), {"a", "b", "c"}, {"out": "returns"}),
-    "squeeze": (Squeeze, floats(1, 8, 8), {"first", "up", "down"}, {"out": "returns"}),
+    "squeeze": (Squeeze, floats(1, 8, 8), {"first", "deep", "up", "down"}, {"out": "returns"}),
     "shared": (Shared, floats(5), {"first", "again"}, {"out": "returns"}),
     "tied": (Tied, words(4), {"words", "mix"}, {}),
     "transformer": (
         Transformer,
         words(4),
-        {"layers.layers.0.linear1", "layers.layers.1.linear1"},
-        {"words": "MultiheadAttention", "out": "returns"},
+        {"words"}
+        | {
+            f"layers.layers.{i}.{part}"
+            for i in range(2)
+            for part in ("linear1", "linear2", "self_attn.out_proj", "self_attn.q", "self_attn.k")
+        }
+        | {f"layers.layers.{i}.self_attn.v" for i in range(2)},
+        {"out": "returns"},
     ),
     "attention": (Attention, floats(4, 8), {"up"}, {"qkv": "view", "back": "", "down": ""}),
     "stream": (Stream, floats(4, 5), {"enter", "down", "up"}, {"out": "returns"}),
@@ -265,10 +271,10 @@ ZOO = {
         {"a", "b", "d"},
         {"c": "getitem", "out": "returns"},
     ),
-    "chunked": (Chunked, floats(5), set(), {"up": "chunk"}),
+    "chunked": (Chunked, floats(5), {"up"}, {"down": "returns"}),
     "autoencoder": (autoencoder, floats(1, 6, 6), {"0", "3", "6"}, {"8": "returns"}),
     "line": (line, floats(2, 10), {"0", "4"}, {"6": "returns"}),
-    "grouped": (grouped, floats(1, 6, 6), set(), {"0": "2 groups", "2": "2 groups"}),
+    "grouped": (grouped, floats(1, 6, 6), {"0", "2"}, {"4": "returns"}),
     "parametrized": (parametrized, floats(5), {"2"}, {"0": "parametrized"}),
 }  # fmt: skip
 

@@ -24,7 +24,7 @@ def test_weights_alone_bound_the_error_of_every_input(m, n, keep, bias, seed):
     """|y' - y| <= s_(r+1) |x| for every x, with equality for one."""
     model = net(m, n, bias, seed)
     x = torch.randn(40, n).double()
-    small, report = compress(model, keep, x, by="spectrum")
+    small, report = compress(model, keep, x, by="spectrum", of="multiply_adds")
     difference = (small(x) - model(x)).norm(dim=1)
     if not report.changes:
         assert float(difference.detach().max()) == 0
@@ -82,7 +82,9 @@ def test_convolutions(layer, weighted):
     torch.manual_seed(0)
     model = nn.Sequential(layer).double().eval()
     x = torch.randn(5, 3, *([9] * (layer.weight.ndim - 2))).double()
-    small, report = compress(model, 0.5, x, [(x,)] if weighted else None, "spectrum")
+    small, report = compress(
+        model, 0.5, x, [(x,)] if weighted else None, "spectrum", of="multiply_adds"
+    )
     (change,) = report.changes
     assert report.after.multiply_adds <= 0.5 * report.before.multiply_adds
     assert small(x).shape == model(x).shape
@@ -116,7 +118,7 @@ def test_ranks_go_where_they_are_worth_most():
     x = torch.randn(100, 30)
     previous = np.inf
     for keep in (0.2, 0.4, 0.6, 0.8):
-        small, report = compress(model, keep, x, by="spectrum")
+        small, report = compress(model, keep, x, by="spectrum", of="multiply_adds")
         assert report.after.multiply_adds <= keep * report.before.multiply_adds
         ranks = {c.layers[0]: c.after for c in report.changes}
         assert ranks["0"] == 2
@@ -132,8 +134,7 @@ def test_what_is_not_rewritten_is_named():
     model, inputs = build("transformer")
     _, report = compress(model, 0.5, *inputs, by="spectrum")
     reasons = dict(report.skipped)
-    assert "keeps its maps inside" in reasons["layers.layers.0.self_attn"]
-    assert "the layer itself" in reasons["layers.layers.0.linear1"]
+    assert not [name for name in reasons if "layers.layers" in name]
     model, inputs = build("tied")
     _, report = compress(model, 0.3, *inputs, by="spectrum")
     assert "tied" in dict(report.skipped)["head"]

@@ -310,7 +310,7 @@ def test_branches_that_meet_behind_a_non_linearity():
     assert [(t.name, t.exact) for t in found.terms] == [("drop", False)]
     mc = mc_moments(model, x, 4000, seed=0).variance
     ours = predictive_moments(model, x).variance
-    assert (ours - mc).norm() / mc.norm() < 0.1
+    assert (ours - mc).norm() / mc.norm() < 0.12
 
 
 def test_dropout_inside_a_transformer_layer_is_seen():

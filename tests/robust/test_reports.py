@@ -4,13 +4,16 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from robust_cases import blobs
+from torch import nn
 from typer.testing import CliRunner
 
 import overt.theorems.robust as statements
 from overt import InputError
 from overt._html import Page
 from overt.cli.base import app
+from overt.robust import RobustError, adversarial_train
 from overt.theorems.base import registered, verify
 from overt.tour.robust import chapter
 
@@ -55,20 +58,73 @@ def test_the_command_measures_plots_and_saves(given):
     pytest.importorskip("matplotlib")
     out = given / "out"
     arguments = ["attack", f"{given / 'net.py'}:build", "--data", str(given / "data.npz"),
-                 "--norm", "linf", "--radius", "0.2", "--bounds", "0,1", "--plot",
-                 "--budget", "60", "--out", str(out), "--json"]  # fmt: skip
+                 "--norm", "Linf", "--radius", "1/5", "--bounds", "0,1", "--plot",
+                 "--budget", "60", "--queries", "30", "--out", str(out), "--json"]  # fmt: skip
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     printed = json.loads(result.stdout)
     assert printed == json.loads((out / "attack.json").read_text())
+    assert RobustError.load(out / "attack.json").value == printed["value"]
+    run = printed["run"]
+    assert (run["norm"], run["radius"], run["budget"], run["seed"]) == ("Linf", "1/5", 60, 0)
+    assert len(run["data_sha256"]) == len(run["model_sha256"]) == 64
+    assert any("untrained weights; no weights were given" in text for text in printed["warnings"])
+    with np.load(out / "adversarial.npz") as file:
+        assert np.abs(file["adversarial"].astype(float) - file["x"]).max() <= 0.2
+        assert (file["adversarial_class"] != file["y"]).mean() == printed["value"]
     assert len(printed["radii"]) == 8
     assert printed["value"] >= printed["clean"]
     assert (out / "attack.png").stat().st_size > 1000
 
 
+IMAGES = """
+import torch
+from torch import nn
+
+def build():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+"""
+
+
+@pytest.mark.parametrize("form", ["state_dict", "module", "checkpoint"])
+def test_the_command_takes_what_training_saves(tmp_path, form):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "net.py").write_text(IMAGES)
+    net, rng = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), np.random.default_rng(0)
+    x = rng.integers(0, 256, (30, 4, 4)).astype(np.uint8)
+    y = net(torch.tensor(x / 255.0).float()).argmax(1).numpy()
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    path = tmp_path / ("w.safetensors" if form == "checkpoint" else "w.pt")
+    state = net.state_dict()
+    if form == "checkpoint":
+        tiny = torch.optim.SGD(net.parameters(), 1e-9)
+        data = (torch.tensor(x / 255.0).float(), y)
+        adversarial_train(net, data, None, epochs=1, optimizer=tiny, checkpoint=path)
+    elif form == "module":
+        torch.save({"state_dict": {f"module.{k}": v for k, v in state.items()}}, path)
+    else:
+        torch.save({"state_dict": state, "epoch": 3}, path)
+    words = ["attack", f"{tmp_path / 'net.py'}:build", "--data", str(tmp_path / "data.npz"),
+             "--weights", str(path), "--norm", "linf", "--radius", "30/255", "--bounds", "0,1",
+             "--scale", "255", "--budget", "24", "--queries", "0", "--plot", "--radii", "0.01",
+             "--certify", "--out", str(tmp_path / "out")]  # fmt: skip
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    found = json.loads((tmp_path / "out" / "attack.json").read_text())
+    assert found["clean"] == 0
+    assert 0 < found["value"] <= 1 - np.mean(found["proved"]) + 1e-9
+    assert (tmp_path / "out" / "examples.png").stat().st_size > 1000
+    targeted = CliRunner().invoke(app, [*words, "--target", "1", "--restarts", "2"])
+    assert isinstance(targeted.exception, InputError)  # nothing certifies targets
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"--radius": "8/0"}, "radius must hold numbers"),
+        ({"--scale": "-1"}, "scale must be positive"),
+        ({"--device": "nowhere"}, "device must be one that torch has"),
         ({"model": "net.py"}, "FILE.py:FUNCTION"),
         ({"--norm": "l3"}, "norm must be one of"),
         ({"--bounds": "1"}, "LOW,HIGH"),

@@ -9,7 +9,7 @@ import typer
 
 from overt._check import InputError
 from overt.cli.base import app, console, show_path, show_table
-from overt.cli.linear import BlockSize, DropProb, NoiseName, X, Y, network
+from overt.cli.linear import BlockSize, DropProb, Keep, NoiseName, X, Y, network
 
 
 @app.command()
@@ -21,6 +21,7 @@ def certify(
     drop_prob: DropProb = 0.5,
     noise: NoiseName = "dropout",
     block_size: BlockSize = 2,
+    keep: Keep = 10,
     second_moment: Annotated[
         Path | None, typer.Option(help="E[x x'], inputs x inputs; the identity by default.")
     ] = None,
@@ -44,7 +45,7 @@ def certify(
     U, V = (read_matrix(path) for path in files[-2:])
     target = files[0] if len(files) == 3 else None
     C = None if second_moment is None else read_matrix(second_moment)
-    net = network(target, x, y, U.shape[1], noise, drop_prob, block_size, second_moment=C)
+    net = network(target, x, y, U.shape[1], noise, drop_prob, block_size, keep, second_moment=C)
     if rigorous:
         proof = net.certify(U, V, rigorous=True)
         console.print(proof.statement, highlight=False)

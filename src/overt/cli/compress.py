@@ -26,6 +26,9 @@ def compress(
     keep: Annotated[
         str, typer.Option(help="Share that stays, in (0, 1], or LAYER=SHARE,LAYER=SHARE.")
     ] = "0.5",
+    of: Annotated[
+        str, typer.Option(help="Share of what: parameters, multiply_adds, latency or units.")
+    ] = "parameters",
     by: Annotated[str, typer.Option(help="auto, mask, flow or spectrum.")] = "auto",
     draws: Annotated[int, typer.Option(min=1, help="Sub-networks that mask tries.")] = 32,
     loss: Annotated[
@@ -68,7 +71,7 @@ def compress(
     out.mkdir(parents=True, exist_ok=True)
     small, report = run(
         net, _keep(keep), choosing[0][:EXAMPLE], choosing, by,
-        draws=draws, loss=loss, holdout=testing, recover=recover, train=training,
+        of=of, draws=draws, loss=loss, holdout=testing, recover=recover, train=training,
         learning_rate=learning_rate, seed=seed,
     )  # fmt: skip
     state = {
@@ -89,6 +92,8 @@ def compress(
         f"load them with [bold]{escape(str(out / 'load.py'))}[/]: from load import load; load()",
         soft_wrap=True,
     )
+    if not report.met:
+        console.print(f"not met: {escape(str(report.shortfall))}", soft_wrap=True)
     if report.status == "interrupted":
         console.print("interrupted: this is the best found until then")
 

@@ -26,6 +26,7 @@ NoiseName = Annotated[
     str, typer.Option("--noise", help="dropout, dropblock, dropconnect or keepexactly.")
 ]
 Keep = Annotated[int, typer.Option(min=1, help="Units kept, for keepexactly.")]
+WeightDecay = Annotated[float, typer.Option(min=0, help="mu, which adds mu (|U|^2 + |V|^2).")]
 BlockSize = Annotated[int, typer.Option(min=1, help="Units per block, for dropblock.")]
 
 
@@ -40,6 +41,7 @@ def solve(
     noise: NoiseName = "dropout",
     block_size: BlockSize = 2,
     keep: Keep = 10,
+    weight_decay: WeightDecay = 0.0,
     x: X = None,
     y: Y = None,
     out: Annotated[
@@ -54,7 +56,9 @@ def solve(
         from overt.linear import drop_prob_for_rank
 
         drop_prob = drop_prob_for_rank(width=width, rank=rank, **_given(target, x, y))
-    net = network(target, x, y, width, noise, drop_prob, block_size, keep)
+    net = network(
+        target, x, y, width, noise, drop_prob, block_size, keep, weight_decay=weight_decay
+    )
     best = net.solve()
     certificate = best.certificate
     show_table(
@@ -82,14 +86,16 @@ def train(
     noise: NoiseName = "dropout",
     block_size: BlockSize = 2,
     keep: Keep = 10,
+    weight_decay: WeightDecay = 0.0,
     x: X = None,
     y: Y = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of one sample each.")] = 20_000,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of a batch each.")] = 20_000,
     learning_rate: Annotated[float, typer.Option(help="Step size.")] = 1e-3,
     halving: Annotated[
         float | None,
         typer.Option(help="Step by which the step size has halved."),
     ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples in a step.")] = 1,
     seeds: Annotated[int, typer.Option(min=1, help="Number of runs.")] = 10,
     gradient: Annotated[
         str, typer.Option(help="sampled, or expected: descent on the exact objective.")
@@ -107,9 +113,13 @@ def train(
 
     from overt.linear import inverse_decay
 
-    net = network(target, x, y, width, noise, drop_prob, block_size, keep)
+    net = network(
+        target, x, y, width, noise, drop_prob, block_size, keep, weight_decay=weight_decay
+    )
     rate: Any = learning_rate if halving is None else inverse_decay(learning_rate, halving)
-    run = net.train(steps, rate, seeds, gradient=gradient, records=records, n_jobs=n_jobs)
+    run = net.train(
+        steps, rate, seeds, batch_size=batch_size, gradient=gradient, records=records, n_jobs=n_jobs
+    )
     if run.diverged.all():
         fail(run.status.explanation, 1)
     picked = sorted({0, *range(len(run.steps) - 1, 0, -max(1, len(run.steps) // 8))})
@@ -153,6 +163,7 @@ def network(
     block_size: int,
     keep: int = 0,
     second_moment: Any = None,
+    weight_decay: float = 0.0,
 ) -> LinearNetwork:
     """Return the network that the options describe."""
     from overt.linear import LinearNetwork
@@ -174,7 +185,7 @@ def network(
     given = _given(target, x, y)
     if second_moment is not None:
         given["second_moment"] = second_moment
-    return LinearNetwork(width=width, noise=chosen, **given)
+    return LinearNetwork(width=width, noise=chosen, weight_decay=weight_decay, **given)
 
 
 def _given(target: Path | None, x: Path | None, y: Path | None) -> dict[str, Any]:

@@ -96,8 +96,29 @@ def _read_weights(path: Path) -> Any:
     if path.suffix == ".safetensors":
         library = safetensors("torch", "torch").torch
         with reading(path, otherwise):
-            return library.load_file(path)
+            stored = library.load_file(path)
+        return _inner(stored)
     import torch
 
     with reading(path, otherwise):
-        return torch.load(path, map_location="cpu", weights_only=True)
+        stored = torch.load(path, map_location="cpu", weights_only=True)
+    return _inner(stored)
+
+
+def _inner(stored: Any) -> Any:
+    """Return the weights inside what training scripts save.
+
+    A dict with a state_dict, a checkpoint of adversarial training, and names that begin with
+    "module." are taken apart.
+    """
+    for name in ("state_dict", "model_state_dict", "model"):
+        if isinstance(stored, dict) and isinstance(stored.get(name), dict):
+            stored = stored[name]
+    if not isinstance(stored, dict):
+        raise InputError(f"weights must be a dict of tensors, got {type(stored).__name__}")
+    if "random" in stored and any(key.startswith("model.") for key in stored):
+        stored = {k: v for k, v in stored.items() if k.startswith("model.")}
+        return {key.removeprefix("model."): value for key, value in stored.items()}
+    if stored and all(key.startswith("module.") for key in stored):
+        return {key.removeprefix("module."): value for key, value in stored.items()}
+    return stored

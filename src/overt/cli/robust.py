@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import warnings
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+import overt
 from overt._check import InputError, choice
+from overt._files import write_whole
+from overt.cli.attack_files import digest, draw, save_examples, state_digest
 from overt.cli.base import AsJson, Seed, app, console, show_path, show_table
 from overt.cli.models import Model, Points, Weights, build_model, read_examples
 
@@ -17,51 +22,96 @@ from overt.cli.models import Model, Points, Weights, build_model, read_examples
 def attack(
     model: Model,
     data: Annotated[Path, typer.Option(help="npz file with inputs x and classes y.")],
-    norm: Annotated[str, typer.Option(help="l1, l2 or linf.")] = "l2",
-    radius: Annotated[float, typer.Option(min=0, help="Largest size of a perturbation.")] = 1.0,
+    norm: Annotated[str, typer.Option(help="l0, l1, l2 or linf.")] = "l2",
+    radius: Annotated[str, typer.Option(help="Largest size of a perturbation: 0.5, 8/255.")] = "1",
     radii: Annotated[str, typer.Option(help="More radii for a curve, separated by commas.")] = "",
     bounds: Annotated[
         str, typer.Option(help="LOW,HIGH of valid inputs, or data, or none.")
     ] = "none",
     weights: Weights = None,
+    scale: Annotated[
+        float | None, typer.Option(help="Divide inputs by this first: 255 for bytes.")
+    ] = None,
+    mean: Annotated[str, typer.Option(help="The model is given (x - mean) / std.")] = "",
+    std: Annotated[str, typer.Option(help="One number, or one for each channel.")] = "",
     loss: Annotated[
         str, typer.Option(help="strongest (an ensemble), or the name of one loss.")
     ] = "strongest",
     budget: Annotated[int, typer.Option(min=24, help="Gradients spent on a point at most.")] = 1000,
+    queries: Annotated[int, typer.Option(min=0, help="Queries without a gradient.")] = 1500,
+    restarts: Annotated[int, typer.Option(min=1, help="Runs of a single loss.")] = 1,
+    target: Annotated[int | None, typer.Option(help="Make every point this class.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Draws of a random model.")] = 1,
+    certify: Annotated[
+        bool, typer.Option("--certify", help="Decide what the attack leaves open.")
+    ] = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="Points at a time.")] = 1024,
+    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda.")] = "cpu",
     points: Points = 0,
     plot: Annotated[
-        bool, typer.Option("--plot", help="Draw the curve of robust error over radii.")
+        bool, typer.Option("--plot", help="Draw the curve, and examples if inputs are images.")
     ] = False,
-    out: Annotated[Path, typer.Option(help="Folder for attack.json and the picture.")] = Path(
-        "overt-results"
-    ),
+    out: Annotated[Path, typer.Option(help="Folder for what is written.")] = Path("overt-results"),
     as_json: AsJson = False,
     seed: Seed = 0,
 ) -> None:
-    """Measure a model's robust error under L1, L2 or Linf perturbations.
+    """Measure a model's robust error under L0, L1, L2 or Linf perturbations.
 
-    Try: [bold]overt attack net.py:build_model --data test.npz --norm l2 --radius 2 --bounds 0,1
-    --plot[/bold]
+    Writes attack.json, with all that is needed to repeat the run, and adversarial.npz.
+
+    Try: [bold]overt attack net.py:build_model --data test.npz --norm linf --radius 8/255
+    --bounds 0,1 --plot[/bold]
     """
-    from overt.robust import L1, L2, LOSSES, PGD, Linf, robust_error
+    run = {
+        name: str(value) if isinstance(value, Path) else value for name, value in locals().items()
+    }
+    from overt.robust import L0, L1, L2, LOSSES, PGD, Linf, Misclassified, Targeted
+    from overt.robust.evaluation import measure
 
-    kinds: dict[str, Any] = {"l1": L1, "l2": L2, "linf": Linf}
-    threat = kinds[choice("norm", norm, tuple(kinds))](radius, _bounds(bounds))
+    kinds: dict[str, Any] = {"l0": L0, "l1": L1, "l2": L2, "linf": Linf}
+    kind = kinds[choice("norm", norm.lower(), tuple(kinds))]
+    threat = kind(_number("radius", radius), _bounds(bounds))
     choice("loss", loss, ("strongest", *LOSSES))
-    net = build_model(model, weights)
-    x, y = read_examples(data, points)
+    net = _on(build_model(model, weights), device)
+    x, y = _scaled(*read_examples(data, points), scale)
     curve = [_number("radii", part) for part in radii.split(",") if part.strip()]
-    if plot and not curve:
-        curve = [radius * k / 8 for k in range(1, 8)]
+    if plot and not curve and kind is not L0:
+        curve = [threat.radius * k / 8 for k in range(1, 8)]
+    chosen = None
+    if loss != "strongest" or target is not None:
+        criterion = Misclassified() if target is None else Targeted(target)
+        name = "reflected" if loss == "strongest" else loss
+        steps = max(budget // restarts, 1)
+        chosen = PGD(threat, steps=steps, loss=name, restarts=restarts, criterion=criterion,
+                     batch_size=batch_size, seed=seed)  # fmt: skip
+    door: Any = {"mean": _list("mean", mean), "std": _list("std", std), "samples": samples}
     out.mkdir(parents=True, exist_ok=True)
-    chosen = None if loss == "strongest" else PGD(threat, steps=budget, loss=loss, seed=seed)
-    found = robust_error(net, x, y, threat, radii=curve, attack=chosen, budget=budget, seed=seed)
-    found.save(out / "attack.json")
-    if plot:
-        found.plot().savefig(out / "attack.png", dpi=150)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they are printed below, and kept in the file
+        found, moved = measure(
+            net, x, y, threat, curve, chosen, (budget, queries, None), 0.95, (certify, 10.0),
+            batch_size, seed, True, door,
+        )  # fmt: skip
+    after = save_examples(out / "adversarial.npz", net, door, x, y, moved)
+    notes = [*found.warnings, *_untrained(found.clean, after, weights)]
+    facts = {
+        "overt": overt.__version__,
+        "data_sha256": digest(x, y),
+        "model_sha256": state_digest(net),
+    }
+    stored = found.to_dict() | {"warnings": notes, "run": run | facts}
+    write_whole(out / "attack.json", json.dumps(stored))
+    pictures = draw(out, found, x, y, moved, after) if plot else []
     if as_json:
-        typer.echo(json.dumps(found.to_dict()))
+        typer.echo(json.dumps(stored))
         return
+    _show(found, notes, certify)
+    for what, path in (("result", "attack.json"), ("examples", "adversarial.npz"), *pictures):
+        show_path(what, out / path)
+
+
+def _show(found: Any, notes: list[str], certify: bool) -> None:
+    """Print the curve, the figure at the radius, and what makes them doubtful."""
     show_table(
         ("radius", "robust error", f"{found.confidence:.0%} interval"),
         [
@@ -70,12 +120,47 @@ def attack(
         ],
     )
     console.print(
-        f"{found.points} points, clean error {found.clean:.4f}; at {norm} radius {radius:g} at "
-        f"least {found.value:.4f} can be made to fail ({found.gradients:,} gradients)."
+        f"{found.points} points, clean error {found.clean:.4f}; at {found.norm} radius "
+        f"{found.radius:g} at least {found.value:.4f} can be made to fail"
+        + (f", at most {found.upper:.4f}" if certify else "")
+        + f" ({found.gradients:,} gradients, {found.queries:,} queries)."
     )
-    show_path("result", out / "attack.json")
-    if plot:
-        show_path("picture", out / "attack.png")
+    for note in notes:
+        console.print(f"[yellow]warning:[/] {note}", highlight=False)
+
+
+def _on(net: Any, device: str) -> Any:
+    """Return the model on a device."""
+    import torch
+
+    try:
+        return net.to(torch.device(device)) if isinstance(net, torch.nn.Module) else net
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(
+            f"device must be one that torch has here, got {device!r}: {error}"
+        ) from None
+
+
+def _scaled(x: Any, y: Any, scale: float | None) -> tuple[Any, Any]:
+    """Return inputs as numbers with a fraction, divided by the scale."""
+    import numpy as np
+
+    if scale is None and x.dtype.kind in "biu":
+        raise InputError(
+            f"x holds {x.dtype}; say what to divide it by with --scale, 255 for pixels, and give "
+            "the radius in the units after that"
+        )
+    if scale is not None and scale <= 0:
+        raise InputError(f"scale must be positive, got {scale}")
+    return (x if scale is None else (x / np.float32(scale)).astype(np.float32)), y
+
+
+def _untrained(clean: float, logits: Any, weights: Path | None) -> list[str]:
+    """Return a sentence if the clean error is what guessing gives."""
+    if clean < 1 - 1.5 / logits.shape[1]:
+        return []
+    hint = "no weights were given: --weights names a file" if weights is None else "do they fit?"
+    return [f"the clean error of {clean:.2f} is about that of untrained weights; {hint}"]
 
 
 def _bounds(text: str) -> Any:
@@ -87,8 +172,14 @@ def _bounds(text: str) -> Any:
     return _number("bounds", parts[0]), _number("bounds", parts[1])
 
 
+def _list(name: str, text: str) -> list[float] | float | None:
+    parts = [_number(name, part) for part in text.split(",") if part.strip()]
+    return None if not parts else parts[0] if len(parts) == 1 else parts
+
+
 def _number(name: str, text: str) -> float:
+    """Return a number that may be written as a fraction."""
     try:
-        return float(text)
-    except ValueError:
+        return float(Fraction(text.strip())) if "/" in text else float(text)
+    except (ValueError, ZeroDivisionError):
         raise InputError(f"{name} must hold numbers, got {text!r}") from None

@@ -6,11 +6,13 @@
 from overt.completion.bounds import Bound
 from overt.completion.estimator import DropoutCompletion
 from overt.completion.evaluation import Evaluation, evaluate
+from overt.completion.imputing import DropoutImputer
 from overt.completion.listing import Recommendations
 from overt.completion.recommending import Explanation, NewRow, Recommendation
-from overt.completion.storage.files import RatingsFile, read_ratings
+from overt.completion.storage.collecting import RatingsFile
+from overt.completion.storage.files import read_ratings
 
 __all__ = [
-    "Bound", "DropoutCompletion", "Evaluation", "Explanation", "NewRow", "RatingsFile",
-    "Recommendation", "Recommendations", "evaluate", "read_ratings",
+    "Bound", "DropoutCompletion", "DropoutImputer", "Evaluation", "Explanation", "NewRow",
+    "RatingsFile", "Recommendation", "Recommendations", "evaluate", "read_ratings",
 ]  # fmt: skip

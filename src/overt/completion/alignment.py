@@ -9,19 +9,22 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError
+from overt._identifiers import identifiers
 from overt._types import Array
 from overt.completion.encoding import Encoder
-from overt.entries import Entries, identifiers, index
+from overt.entries import Entries, index
 
 
 def with_features(
-    entries: Entries, tables: Sequence[Any]
+    entries: Entries, tables: Sequence[Any], *, allowed: bool
 ) -> tuple[Entries, tuple[Any, Any], tuple[Encoder | None, Encoder | None]]:
     """Bring tables of the rows' and of the columns' features into the order of the entries.
 
     A table has a row for each index, or comes as a pair (identifiers, table), or as a data frame
     whose index holds them. Rows beyond those of the entries make the matrix larger.
     """
+    if not allowed and any(table is not None for table in tables):
+        raise InputError('row_features and col_features need drop_prob="learn"')
     given: list[Any] = []
     encoders: list[Encoder | None] = []
     for side, table in enumerate(tables):

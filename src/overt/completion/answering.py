@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError, choice
-from overt._types import Floats
+from overt._types import Array, Floats
 from overt.completion import fitting, listing, recommending
 from overt.completion.forms.model import FactorModel
 from overt.completion.index import EntryIndex
@@ -21,8 +21,12 @@ from overt.entries import Entries
 class Answers(ABC):
     """The questions about rows that an estimator with a fitted model can be asked."""
 
-    entries_: Entries
     chosen_: FactorModel | None
+
+    @property
+    @abstractmethod
+    def entries_(self) -> Entries:
+        """The entries fitted."""
 
     @abstractmethod
     def _asked(self) -> tuple[FactorModel, EntryIndex]: ...
@@ -40,9 +44,7 @@ class Answers(ABC):
         a = np.arange(m)[rows] if isinstance(rows, slice) else rows
         b = np.arange(n)[cols] if isinstance(cols, slice) else cols
         a = np.arange(m) if a is None else a if isinstance(rows, slice) else index.rows(a)
-        return recommending.complete(
-            model, a, b if b is None or isinstance(cols, slice) else index.cols(b)
-        )
+        return _complete(model, a, b if b is None or isinstance(cols, slice) else index.cols(b))
 
     def recommend(
         self, row: Any, n: int = 10, exclude_seen: bool = True, *, by: str = "auto",
@@ -75,6 +77,10 @@ class Answers(ABC):
         lists.write(path, rows)
         return None
 
+    def prepare_ranking(self) -> None:
+        """Fit now what `recommend` needs, which is otherwise fitted when first asked for."""
+        self._ranking()
+
     def _ranking(self, by: str = "auto") -> Ranking:
         """Return by what to rank; the model of what was chosen is fitted when first needed."""
         model, _ = self._asked()
@@ -92,3 +98,13 @@ class Answers(ABC):
     def similar_items(self, col: Any, n: int = 10) -> Recommendation:
         """Return the columns whose predictions go most alike with those of `col` over rows."""
         return recommending.similar(*self._asked(), col, n)
+
+
+def _complete(model: FactorModel, rows: Array, cols: Array | None = None) -> Floats:
+    """Return the dense predictions of some rows (and columns), filled block by block."""
+    dense = np.empty((len(rows), model.shape[1] if cols is None else len(cols)))
+    step = max(1, recommending.BLOCK // model.shape[1])
+    for start in range(0, len(rows), step):
+        block = model.block(rows[start : start + step])
+        dense[start : start + step] = block if cols is None else block[:, cols]
+    return dense

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError
+from overt._identifiers import is_missing
 from overt._types import Array, Floats
-from overt.entries import _missing
 
 MOST = 500
 """Categories of a column that are told apart, the most frequent ones; others count as missing."""
@@ -31,7 +31,7 @@ class Column:
     @classmethod
     def learn(cls, name: str, values: Array) -> Column:
         """Read from a table's column what its numbers are measured from."""
-        known = values[[not _missing(x) for x in values.tolist()]]
+        known = values[[not is_missing(x) for x in values.tolist()]]
         if not len(known):
             return cls(name, [], [])
         if _numeric(values):
@@ -45,7 +45,7 @@ class Column:
 
     def encode(self, values: Array) -> Floats:
         """Return the column's numbers, (rows, numbers)."""
-        known = np.array([not _missing(x) for x in values.tolist()], dtype=bool)
+        known = np.array([not is_missing(x) for x in values.tolist()], dtype=bool)
         out = np.zeros((len(values), len(self.means)))
         if self.categories is None:
             try:
@@ -131,4 +131,4 @@ def _numeric(values: Array) -> bool:
     if values.dtype.kind != "O":
         return False
     numbers = (int, float, np.number, np.bool_)
-    return all(isinstance(x, numbers) for x in values.tolist() if not _missing(x))
+    return all(isinstance(x, numbers) for x in values.tolist() if not is_missing(x))

@@ -5,23 +5,30 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from overt._check import InputError, generator
+from overt._check import generator
+from overt._frames import is_table
 from overt._types import Seed
 from overt.completion import bounds, fitting, plotting, recommending
 from overt.completion.alignment import with_features
 from overt.completion.answering import Answers
 from overt.completion.forms.model import FactorModel, Fit
+from overt.completion.growing import Growing
 from overt.completion.index import EntryIndex
+from overt.completion.ledger import Ledger
 from overt.completion.recommending import Explanation, NewRow
 from overt.completion.settings import Settings
 from overt.completion.storage import models
 from overt.entries import Entries, observed
+from overt.results import Status
+
+if TYPE_CHECKING:
+    from overt.completion.forms import Form
 
 Path = str | os.PathLike[str]
 
@@ -29,15 +36,14 @@ Path = str | os.PathLike[str]
 class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
     """Complete a matrix of which some entries are observed.
 
-    Entry (a, b) is explained by mean + row bias + column bias + u_a . v_b. How much the factors are
-    shrunken is said by `drop_prob`, the probability with which factors would be dropped in
-    training; by default it is learned, with nothing to tune.
+    Entry (a, b) is explained by mean + row bias + column bias + u_a . v_b. `drop_prob`, with which
+    factors would be dropped in training, shrinks them; by default it is learned.
 
     Parameters
     ----------
     n_factors
-        Width of the factors; more than needed does little harm, they are shrunken away. None is
-        32, and 64 for rankings of 500,000 entries or more.
+        Width of the factors; those that are not needed are shrunken away. None is 32, and 64 for
+        rankings of 500,000 entries or more.
     drop_prob
         "learn" estimates the noise of every factor row, the priors and the residual variance.
         A number in [0, 1) (or one per factor) minimizes the dropout objective
@@ -46,8 +52,7 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
     biases
         Whether rows and columns have biases and the mean is taken out.
     ridge
-        Coefficient of |U|^2 + |V|^2 beside the sum of squares (not with "learn"): just enough to
-        make rows with few entries well posed.
+        Coefficient of |U|^2 + |V|^2 beside the sum of squares (not with "learn").
     method
         "alternating" (exact solves), or "sgd", the thesis's algorithm, with `learning_rate` and
         `batch_size`; a sweep is then an epoch.
@@ -56,18 +61,17 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
         one: nats per rating with "learn" (default 5e-4), relative otherwise (default 1e-5; SGD
         always takes all its epochs).
     average
-        With "learn": average the predictions of so many draws of the factors; more accurate and
-        slower.
+        With "learn": average predictions of so many draws; more accurate and slower.
     signals
-        With "learn": whether prior means of rows and columns are learned from which entries are
-        observed, beside their values; "auto" does where the evidence rises.
+        With "learn": whether which entries are observed tells what to expect of rows and columns;
+        "auto" asks the evidence.
     clip
         Whether predictions are kept within the range of the values; "auto" does where at
-        most 20 different numbers make up nine tenths of them, as on a rating scale.
+        most 20 numbers make up nine tenths of them, as on a rating scale.
     seed, n_jobs, engine
-        Int, numpy Generator, or None for fresh entropy; number of threads (default: one for each
-        core; results do not depend on it); "local" for threads of this process, "dask" for the
-        cluster of the current `distributed.Client`, or for processes started here.
+        Int, numpy Generator, or None for fresh entropy; number of threads (default: all cores;
+        results do not depend on it); "local" for threads of this process, "dask" for the cluster of
+        the current `distributed.Client`, or for processes started here.
 
     Attributes
     ----------
@@ -78,12 +82,14 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
     drop_prob_
         The drop probability used; with "learn", the one whose noise is as large as the learned.
     learned_drop_prob_
-        With "learn", the same for each factor (in the basis that makes both priors diagonal, most
-        important first); a point of comparison with fixed dropout.
+        With "learn", the same for each factor, most important first.
     noise_variance_, row_noise_, col_noise_
         Residual variance, and what multiplies it in each row and column (1 unless learned).
     objective_, n_sweeps_, status_
         The objective after each sweep, their number, and how the fit ended.
+    drift_
+        Root mean square by which predictions of rows that `partial_fit` held would change if they
+        were solved again, 0 after a full fit.
     path_
         With "auto": (drop_prob, held-out RMSE) in the order tried.
     covariance_
@@ -127,13 +133,12 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
         indices, or identifiers if they are strings. An entry that is given twice counts as two
         observations.
 
-        With "learn", rows and columns may have features: a table with a row for each (an array, a
-        sparse matrix, a data frame with numbers, categories and missing values), or, where entries
-        have identifiers, a pair (identifiers, table) or a data frame whose index holds them. Those
-        without entries are predicted from their features.
+        With "learn", rows and columns may have features: an array, a sparse matrix or a data frame
+        (numbers, categories, missing values) with a row for each, or, where entries have
+        identifiers, a pair (identifiers, table) or a data frame whose index holds them.
         """
-        given = {"row_features": row_features, "col_features": col_features}
-        return self.fit_entries(observed(X, y), **given)
+        table = y is None and not isinstance(X, Entries) and is_table(X)
+        return self.fit_entries(observed(X, y), row_features, col_features, table=table)
 
     def fit_triplets(
         self, rows: Any, cols: Any, values: Any, *, shape: tuple[int, int] | None = None,
@@ -143,7 +148,10 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
 
         `features` are `row_features` and `col_features` as in `fit`.
         """
-        watch: Any = lambda form: on_sweep(len(form.history), form.history[-1])  # noqa: E731
+
+        def watch(form: Form) -> None:
+            on_sweep(len(form.history), form.history[-1])
+
         return self.fit_entries(Entries(rows, cols, values, shape), on_form=watch, **features)
 
     def fit_entries(
@@ -151,11 +159,14 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
     ) -> Self:
         """Fit to Entries; `how` is what `overt.completion.fitting.fit_entries` takes."""
         settings, tables = self._settings(), (row_features, col_features)
-        if any(table is not None for table in tables) and not settings.learned:
-            raise InputError('row_features and col_features need drop_prob="learn"')
-        entries, given, encoders = with_features(entries, tables)
+        entries, given, encoders = with_features(entries, tables, allowed=settings.learned)
         fit = fitting.fit_entries(settings, entries, given=given, **how)
         return self._adopt(entries, replace(fit, model=replace(fit.model, encoders=encoders)))
+
+    @property
+    def entries_(self) -> Entries:
+        """The entries fitted, those of `partial_fit` included."""
+        return self._growing.ledger.entries
 
     def _settings(self) -> Settings:
         given = self.get_params()
@@ -165,22 +176,20 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
 
     def _adopt(self, entries: Entries, fit: Fit) -> Self:
         """Take over a fit of these entries."""
-        model, columns = fit.model, fit.model.columns
-        self.entries_, self.model_, self.index_ = entries, model, EntryIndex(entries)
-        self.chosen_: FactorModel | None = None
-        U, V = (w[:-1] for w in model.means)
-        k, (m, n) = columns.n_factors, model.shape
-        self.U_, self.V_ = U[:, :k], V[:, :k]
-        self.row_bias_ = U[:, k] if columns.biases else np.zeros(m)
-        self.col_bias_ = V[:, k + 1] if columns.biases else np.zeros(n)
-        self.mean_, self.noise_variance_ = model.center, model.noise
-        self.row_noise_, self.col_noise_ = (noise.variances[:-1] for noise in model.noises)
-        self.row_ids_, self.col_ids_ = entries.row_ids, entries.col_ids
+        fitted = fit.fitted or len(entries)
+        self._growing = Growing(fit.model, Ledger(entries), self.ridge, fitted)
         self.drop_prob_, self.learned_drop_prob_ = fit.drop_prob, fit.learned_drop_prob
         self.objective_, self.n_sweeps_ = np.asarray(fit.objective), len(fit.objective)
         self.status_, self.path_ = fit.status, fit.path
-        self.covariance_ = model.spread.name
-        self.n_features_in_ = model.shape[1]
+        return self._show()
+
+    def _show(self) -> Self:
+        """Take over the model as it has grown."""
+        growing = self._growing
+        self.model_, self.index_ = growing.model, EntryIndex(growing.ledger)
+        self.drift_, self.chosen_ = growing.drift, None
+        self.row_ids_, self.col_ids_ = growing.ledger.row_ids, growing.ledger.col_ids
+        self.__dict__ |= {f"{name}_": value for name, value in growing.model.shown().items()}
         return self
 
     def predict(self, rows: Any, cols: Any = None, return_std: bool = False) -> Any:
@@ -211,24 +220,23 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
     def partial_fit(self, X: Any, y: Any = None, sweeps: int = 2) -> Self:
         """Take in new entries: rows and columns they touch are solved again, the rest is held.
 
+        Priors and noise are estimated anew from sums that are kept; `drift_` says how far held rows
+        are behind. Once there are a quarter more entries than at the last full fit there is another
+        one. Until then `objective_` is empty, and draws of `average` are given up with a warning.
+
         An entry that was known is replaced. New rows and columns may appear. The first call fits.
-        Rows and columns are given as they were to `fit`: by index, or by identifier. `objective_`
-        is empty afterwards, and draws of `average` are given up with a warning.
+        Rows and columns are given as they were to `fit`: by index, or by identifier.
         """
         if not hasattr(self, "model_"):
             return self.fit(X, y)
         new = observed(X, y)
-        if y is None and new.row_ids is None and self.entries_.row_ids is not None:
-            raise InputError(
-                "this model knows rows and columns by identifiers; give partial_fit a data frame "
-                "of three columns, or pairs of identifiers and their values"
-            )
-        settings = self._settings()
-        if not settings.learned:
-            settings = replace(settings, drop_prob=self.drop_prob_)
-        new = self.index_.aligned(new)
-        entries, fit = fitting.refresh(settings, self.model_, self.entries_, new, sweeps)
-        return self._adopt(entries, replace(fit, path=self.path_))
+        new = self.index_.aligned(new, named=y is not None)
+        settings = self._settings().fitted(self.drop_prob_)
+        fit = fitting.grow(settings, self._growing, new, sweeps)
+        if fit is not None:
+            return self._adopt(self.entries_, replace(fit, path=self.path_))
+        self.objective_, self.n_sweeps_, self.status_ = np.zeros(0), 0, Status.FINISHED
+        return self._show()
 
     def score(self, X: Any, y: Any = None) -> float:
         """Return the negative root mean squared error on the entries of X (as in `fit`)."""
@@ -240,18 +248,15 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
         self, delta: float = 0.05, constant: float | None = None
     ) -> bounds.Bound:
         """Return Theorem 11's bound; `constant` is its K, 1 as printed, by default a proved one."""
-        check_is_fitted(self)
-        return bounds.generalization_bound(self.model_, self.entries_, delta, constant)
+        return bounds.generalization_bound(self._asked()[0], self.entries_, delta, constant)
 
     def weighted_trace_norm(self) -> float:
         """|diag(sqrt p) U V' diag(sqrt q)|_*, p and q the observed row and column frequencies."""
-        check_is_fitted(self)
-        return bounds.weighted_trace_norm(self.model_, self.entries_)
+        return bounds.weighted_trace_norm(self._asked()[0], self.entries_)
 
     def explicit_regularizer(self) -> float:
         """R = mean over entries of sum_i U_ai^2 V_bi^2, without lam."""
-        check_is_fitted(self)
-        return bounds.explicit_regularizer(self.model_, self.entries_)
+        return bounds.explicit_regularizer(self._asked()[0], self.entries_)
 
     def plot_path(self) -> Any:
         """Draw held-out error against drop probability, as tried by drop_prob="auto"."""
@@ -264,7 +269,7 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
         given = self.get_params()
         if isinstance(self.seed, np.random.Generator):
             given["seed"] = None
-        found = (self.drop_prob_, self.learned_drop_prob_, self.path_)
+        found = (self.drop_prob_, self.learned_drop_prob_, self.path_, self._growing.fitted)
         fit = Fit(self.model_, self.objective_.tolist(), self.status_, *found)
         models.save(path, given, self.entries_, fit, self.chosen_)
 

@@ -16,12 +16,13 @@ from overt.completion.engines import Engine, make_engine
 from overt.completion.forms import descend, features, fixed, learned, negative
 from overt.completion.forms.fixed import FixedForm, SGDForm
 from overt.completion.forms.learned import LearnedForm, equivalent_drop_prob
-from overt.completion.forms.model import UNKNOWN, FactorModel, Fit
+from overt.completion.forms.model import FactorModel, Fit
 from overt.completion.forms.negative import NegativeForm
 from overt.completion.forms.problem import CompletionProblem
 from overt.completion.forms.sampled import BURN_IN, SampledForm
-from overt.completion.forms.spread import DropoutSpread, FullSpread
+from overt.completion.forms.spread import FullSpread
 from overt.completion.forms.units import Units, choose
+from overt.completion.growing import GROWTH, Growing
 from overt.completion.settings import Settings
 from overt.entries import Entries
 from overt.results import Status
@@ -224,28 +225,48 @@ def _rmse(form: Form, holdout: Entries) -> float:
     return float(np.sqrt(np.mean(error**2)))
 
 
-def refresh(
-    settings: Settings, model: FactorModel, old: Entries, new: Entries, sweeps: int
-) -> tuple[Entries, Fit]:
-    """Merge new entries into old ones and solve again for the rows and columns they touch.
+def grow(settings: Settings, growing: Growing, new: Entries, sweeps: int) -> Fit | None:
+    """Take in new entries, by a full fit (which is returned) once they are many.
 
     `settings` has the drop probability that was fitted.
     """
-    if model.draws is not None:
-        warnings.warn(
-            "partial_fit gives up the draws of `average`; fit again to draw anew", stacklevel=3
-        )
     whole("sweeps", sweeps)
-    shape = (max(old.shape[0], new.shape[0]), max(old.shape[1], new.shape[1]))
-    key = old.rows * shape[1] + old.cols
-    kept = ~np.isin(key, new.rows * shape[1] + new.cols)
-    entries = Entries(
-        np.concatenate([old.rows[kept], new.rows]), np.concatenate([old.cols[kept], new.cols]),
-        np.concatenate([old.values[kept], new.values]), shape, new.row_ids, new.col_ids,
-    )  # fmt: skip
-    units = model.units.grown(shape[1])
-    form = _reopen(settings, replace(model, units=units), units.enter(entries))
-    problem = form.problem
+    model = growing.model
+    if model.pairs is not None:
+        growing.ledger.add(new)
+        return _grow_pairs(settings, growing, new, sweeps)
+    if len(growing.ledger) + len(new) < GROWTH * growing.fitted:
+        if model.draws is not None:
+            warnings.warn(
+                "partial_fit gives up the draws of `average`; fit again to draw anew", stacklevel=3
+            )
+        with make_engine(settings.engine, settings.n_jobs) as engine:
+            growing.take(new, engine, sweeps)
+        return None
+    growing.ledger.add(new)
+    entries, table = growing.ledger.entries, model.units.kind == "columns"
+    given = [scores if scores.shape[1] else None for scores in growing.features(entries.shape)]
+    fit = fit_entries(settings, entries, given=(given[0], given[1]), table=table)
+    return replace(fit, model=fit.model.after(model))
+
+
+def _grow_pairs(settings: Settings, growing: Growing, new: Entries, sweeps: int) -> Fit:
+    """Solve again for the touched rows of a model in which every pair counts."""
+    growing.make_room()
+    model, spread = growing.model, growing.model.spread
+    entries = model.units.enter(growing.ledger.entries)
+    problem = CompletionProblem.build(
+        entries, model.columns.n_factors, biases=False, standard=False
+    )
+    means = [w[:-1].astype(problem.dtype) for w in model.means]
+    picks = [np.arange(len(w)) for w in means]
+    if model.pairs is None or not isinstance(spread, FullSpread):
+        raise TypeError("a model in which every pair counts has full covariances")
+    spread = spread.taken(picks, problem.dtype)
+    for side, w in enumerate(means):
+        spread.add_means(side, w)
+    rules = model.pairs.rows, model.pairs.cols
+    form = NegativeForm(problem, means, spread, list(model.priors), model.noise, rules)
     form.problem = replace(
         problem,
         by_row=problem.by_row.only(np.unique(new.rows)),
@@ -256,42 +277,8 @@ def refresh(
             for side in (0, 1):
                 form.update(side, engine)
     form.problem = problem
-    limits = (-np.inf, np.inf)
-    if np.isfinite(model.low):
-        limits = _limits(settings, entries, units)
-    found: tuple[Any, ...] = (settings.drop_prob,)
-    if not isinstance(form, FixedForm):
-        form.finish()
-        found = equivalent_drop_prob(form)  # type: ignore[arg-type]
-    pairs = form.pairs if isinstance(form, NegativeForm) else None
-    updated = replace(FactorModel.from_form(form, limits), units=units, pairs=pairs)
-    return entries, Fit(updated, form.history, Status.FINISHED, *found)
-
-
-def _reopen(
-    settings: Settings, model: FactorModel, entries: Entries
-) -> LearnedForm | FixedForm | NegativeForm:
-    """Turn a model back into a form, in the units of the values, with room for new rows."""
-    columns = model.columns
-    problem = CompletionProblem.build(
-        entries, columns.n_factors, biases=columns.biases, standard=False,
-        precise=settings.ill_posed,
-    )  # fmt: skip
-    problem.by_row.values[:] += problem.center - model.center  # those of both sides
-    problem = replace(problem, center=model.center)
-    counts = zip(model.shape, problem.shape, strict=True)
-    picks = [np.append(np.arange(m), np.full(n - m, UNKNOWN)) for m, n in counts]
-    means = [w[pick].astype(problem.dtype) for w, pick in zip(model.means, picks, strict=True)]
-    if isinstance(model.spread, DropoutSpread):
-        return FixedForm(problem, means, model.spread, settings.ridge, [])
-    spread = model.spread.taken(picks, problem.dtype)
-    for side, w in enumerate(means):
-        spread.add_means(side, w)
-    if model.pairs is not None and isinstance(spread, FullSpread):
-        rules = model.pairs.rows, model.pairs.cols
-        return NegativeForm(problem, means, spread, list(model.priors), model.noise, rules)
-    noises = [noise.taken(pick) for noise, pick in zip(model.noises, picks, strict=True)]
-    groups = zip(model.directions, model.given, (problem.by_row, problem.by_col), strict=True)
-    left, right = (features.again(*each) for each in groups)
-    priors = list(model.priors)
-    return LearnedForm(problem, means, spread, priors, model.noise, noises, (left, right))
+    form.finish()
+    found = equivalent_drop_prob(form)  # type: ignore[arg-type]
+    updated = FactorModel.from_form(form, (model.low, model.high))
+    updated = replace(updated, units=model.units, pairs=form.pairs)
+    return Fit(updated, form.history, Status.FINISHED, *found, fitted=growing.fitted)

@@ -9,25 +9,27 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError, InputTypeError, plain_array
+from overt._identifiers import identifiers
 from overt._types import Array, Floats, Ints
 from overt.completion.forms.model import UNKNOWN
-from overt.completion.storage.files import RatingsFile
-from overt.entries import Entries, identifiers, index, pairs
+from overt.completion.ledger import Ledger
+from overt.completion.storage.collecting import RatingsFile
+from overt.entries import Entries, index, pairs
 
 
 class EntryIndex:
     """Translates what users call rows and columns into indices, and finds a row's entries."""
 
-    def __init__(self, entries: Entries) -> None:
+    def __init__(self, entries: Ledger) -> None:
         self._entries = entries
-        self._order: Array | None = None
-        self._sorted: dict[tuple[str, bool], tuple[Array, Array]] = {}
+        self._sorted: dict[str, tuple[Array, Array]] = {}
+        self._words: dict[str, dict[str, int]] = {}
 
     @cached_property
     def entered(self) -> Array:
         """Whether a column has entries, for each."""
         found = np.zeros(self._entries.shape[1], dtype=bool)
-        found[self._entries.cols] = True
+        found[self._entries.entries.cols] = True
         return found
 
     def rows(self, names: Any) -> Array:
@@ -39,22 +41,26 @@ class EntryIndex:
         return self._find("cols", names, self._entries.col_ids, self._entries.shape[1])
 
     def _find(self, name: str, names: Any, ids: Array | None, count: int) -> Array:
-        given = np.atleast_1d(plain_array(name, names))
-        if not given.size:
+        as_is = isinstance(names, list) and ids is not None
+        given = names if as_is else np.atleast_1d(plain_array(name, names))
+        if not len(given):
             return np.zeros(0, np.int64)
         if ids is None:
             return _within(name, given, count)
         given = identifiers(name, given)
+        if {given.dtype.kind, ids.dtype.kind} <= set("iu"):
+            if name not in self._sorted:
+                order = np.argsort(ids, kind="stable")
+                self._sorted[name] = ids[order], order
+            keys, order = self._sorted[name]
+            at = np.minimum(np.searchsorted(keys, given), len(keys) - 1)
+            return np.where(keys[at] == given, order[at], UNKNOWN)
         # Whole numbers and strings are compared as they are written.
-        as_text = "U" in (given.dtype.kind, ids.dtype.kind)
-        if (name, as_text) not in self._sorted:
-            keys = ids.astype(str) if as_text else ids
-            order = np.argsort(keys, kind="stable")
-            self._sorted[name, as_text] = keys[order], order
-        keys, order = self._sorted[name, as_text]
-        given = given.astype(str) if as_text else given
-        at = np.minimum(np.searchsorted(keys, given), len(keys) - 1)
-        return np.where(keys[at] == given, order[at], UNKNOWN)
+        if name not in self._words:
+            self._words[name] = {word: i for i, word in enumerate(map(str, ids.tolist()))}
+        place, count = self._words[name], len(given)
+        words = map(str, given.tolist())
+        return np.fromiter((place.get(word, UNKNOWN) for word in words), np.int64, count)
 
     def row(self, name: Any) -> int:
         """Return the index of one row that must be known."""
@@ -76,12 +82,7 @@ class EntryIndex:
 
     def of_row(self, row: int) -> tuple[Array, Floats]:
         """Return the columns and values observed in a row."""
-        if self._order is None:
-            self._order = np.argsort(self._entries.rows, kind="stable")
-        keys = self._entries.rows
-        start, stop = np.searchsorted(keys, [row, row + 1], sorter=self._order)
-        chosen = self._order[start:stop]
-        return self._entries.cols[chosen], self._entries.values[chosen]
+        return self._entries.of(0, np.array([row]))[1:]
 
     def places(self, rows: Any, cols: Any = None) -> tuple[Array, Array]:
         """Return the indices of Entries (or pairs of a file), of pairs, or of rows and columns."""
@@ -100,9 +101,14 @@ class EntryIndex:
             return _within("rows", given.rows, m), _within("cols", given.cols, n)
         return self.rows(given.row_ids)[given.rows], self.cols(given.col_ids)[given.cols]
 
-    def aligned(self, new: Entries) -> Entries:
+    def aligned(self, new: Entries, *, named: bool = False) -> Entries:
         """Return new entries with our indices; what we never saw comes after all we have."""
         old = self._entries
+        if not named and new.row_ids is None and old.row_ids is not None:
+            raise InputError(
+                "this model knows rows and columns by identifiers; give partial_fit a data frame "
+                "of three columns, or pairs of identifiers and their values"
+            )
         rows, m, row_ids = _align(new.rows, new.row_ids, new.shape[0], old.row_ids, self.rows)
         cols, n, col_ids = _align(new.cols, new.col_ids, new.shape[1], old.col_ids, self.cols)
         return Entries(rows, cols, new.values, (m, n), row_ids, col_ids)
@@ -124,7 +130,7 @@ def _align(
     unseen = at == UNKNOWN
     at[unseen] = len(known) + np.arange(np.count_nonzero(unseen))
     if unseen.any() and known.dtype.kind != names.dtype.kind:
-        known, names = known.astype(str), names.astype(str)
+        known, names = (np.array([str(x) for x in ids.tolist()]) for ids in (known, names))
     ids = np.concatenate([known, names[unseen]])
     return at[places], len(ids), ids
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from overt._check import InputError, InputTypeError, whole
 from overt._types import Array, Floats
-from overt.completion.forms.model import UNKNOWN, FactorModel, Row
+from overt.completion.forms.draws import Row
+from overt.completion.forms.model import UNKNOWN, FactorModel
 from overt.completion.index import EntryIndex
 from overt.entries import observed
 from overt.results import Result
@@ -163,16 +164,6 @@ class NewRow:
         if exclude_seen:
             open_to[self.seen] = False
         return _best(self.index, ranking, values, ranking.scores(values, chosen), n, open_to)
-
-
-def complete(model: FactorModel, rows: Array, cols: Array | None = None) -> Floats:
-    """Return the dense predictions of some rows (and columns), filled block by block."""
-    dense = np.empty((len(rows), model.shape[1] if cols is None else len(cols)))
-    step = max(1, BLOCK // model.shape[1])
-    for start in range(0, len(rows), step):
-        block = model.block(rows[start : start + step])
-        dense[start : start + step] = block if cols is None else block[:, cols]
-    return dense
 
 
 def recommend(

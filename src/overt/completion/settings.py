@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -100,6 +100,10 @@ class Settings:
     def learned(self) -> bool:
         """Whether the noise is learned."""
         return isinstance(self.drop_prob, str) and self.drop_prob == "learn"
+
+    def fitted(self, drop_prob: Any) -> Settings:
+        """Return them with the drop probability that was found, unless the noise is learned."""
+        return self if self.learned else replace(self, drop_prob=drop_prob)
 
     @property
     def ill_posed(self) -> bool:

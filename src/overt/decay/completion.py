@@ -12,12 +12,13 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from overt._check import InputError, generator, number, whole
+from overt._identifiers import identifiers
 from overt._progress import meter
 from overt._types import Array, Floats, Ints, Seed
 from overt.decay import layers
 from overt.decay.annealing import AnnealedPath, Candidate, Steps
 from overt.decay.schedule import Schedule
-from overt.entries import Entries, identifiers, observed
+from overt.entries import Entries, observed
 from overt.results import Status
 
 Fitted = tuple[Candidate, list[Floats]]

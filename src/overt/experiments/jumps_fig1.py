@@ -76,22 +76,23 @@ def plot(rows: list[Row]) -> Any:
     shown = int(np.argmax(np.array(row["jump_step"][:6]) > 0))
     figure, (path, ratio, share) = canvas(9, 8, 3, 1)
     path.plot(row["grid"], row["missing"][shown], color="lightskyblue", lw=0.8, label="noisy path")
-    for branch in row["branches"]:
-        if branch["run"] == shown:
-            steps, missing = branch["steps"], branch["missing"]
-            path.plot(steps, missing, color="navy", lw=1.2)
-            label = f"offshoot {steps[0]}, $s_2/s_1$ {branch['ratio']:.2g}: {missing[-1]:.2f}"
-            end = min(steps[-1], row["grid"][-1])
-            path.annotate(label, (end, missing[-1]), fontsize=7, color="navy", ha="right",
-                          xytext=(0, 3), textcoords="offset points")  # fmt: skip
+    chosen = [branch for branch in row["branches"] if branch["run"] == shown]
+    for k, branch in enumerate(chosen):
+        steps, missing = branch["steps"], branch["missing"]
+        color = (0.1, 0.1, 0.9 - 0.7 * k / max(len(chosen) - 1, 1))
+        label = f"{steps[0]:,}: $s_2/s_1$ = {branch['ratio']:.2g}, ends at {missing[-1]:.2f}"
+        path.plot(steps, missing, color=color, ls=("-", "--", "-.")[k % 3], lw=1.4, label=label)
+        path.plot(steps[0], missing[0], "o", color=color, ms=4)
     path.axhline(1 / EPSILON, color="black", ls=":", lw=1, label="rank 1, no decay")
     path.set_ylabel("missing entry")
-    path.legend(frameon=False, fontsize=8)
+    path.legend(frameon=False, fontsize=7, loc="upper left", title="offshoots from step",
+                title_fontsize=7)  # fmt: skip
     _jumps.ratio_panel(ratio, row, shown=shown)
     _jumps.survival_panel(share, row, f"{len(row['jump_step'])} seeds, 95% band", "firebrick")
     share.legend(frameon=False, fontsize=8)
     for axes in (path, ratio, share):
         axes.set_xlim(0, row["grid"][-1])
+    path.set_ylim(top=1.15 / EPSILON)
     return figure
 
 

@@ -72,6 +72,8 @@ def plot(rows: list[Row]) -> Any:
             cell = shares.index(row["share"]), ranks.index(row["rank"])
             table[cell] = _recovered(row, method) / row["draws"]
         image = axes.imshow(table, origin="lower", aspect="auto", cmap="viridis", vmin=0, vmax=1)
+        for (i, j), value in np.ndenumerate(table):
+            axes.text(j, i, f"{value:.0%}", ha="center", va="center", color="C1", fontsize=8)
         freedom = [r * (2 * size - r) / size**2 for r in ranks]
         axes.plot(
             range(len(ranks)),

@@ -104,11 +104,12 @@ def plot(rows: list[Row]) -> Any:
                 REPORTED.get((radius, s), (np.nan, np.nan))[method == "R-PGD"] for s in steps
             ]
             axes.plot(x, np.array(printed) / 100, "kx", ms=5,
-                      label="printed, robust" if method == "PGD" else None)  # fmt: skip
+                      label="printed, CIFAR-10" if method == "PGD" else None)  # fmt: skip
         axes.set_xticks(range(len(steps)), [str(s) for s in steps])
         axes.set(ylim=(0, 1.05), xlabel="attack steps in training", title=f"radius {radius}/255")
     line[0, 0].set_ylabel("test accuracy, %")
-    line[0, 0].legend(fontsize=7)
+    figure.legend(*line[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5,
+                  fontsize=7)  # fmt: skip
     return figure
 
 

@@ -93,15 +93,22 @@ def eigenvalues_below(K: Any, X: Any) -> list[Any]:
     return sorted(bounds, key=fraction, reverse=True)
 
 
-def eigenvectors(K: Any) -> Any:
-    """Propose eigenvectors of the symmetric K to about twice the digits of float64.
+def eigenvectors(K: Any, steps: int = 1) -> Any:
+    """Propose eigenvectors of the symmetric K to about twice the digits of float64, or more.
 
-    One Newton step on LAPACK's vectors; where eigenvalues come together, the block between them is
-    diagonalized after its mean is taken out.
+    A Newton step on LAPACK's vectors doubles their digits; where eigenvalues come together, the
+    block between them is diagonalized after its mean is taken out.
     """
     K = K.mid()
     approximate = floats(K)
     X = orthogonal(balls(np.linalg.eigh((approximate + approximate.T) / 2)[1]))
+    for _ in range(steps):
+        X = orthogonal((X * _newton(K, X)).mid())
+    return rounded(X)
+
+
+def _newton(K: Any, X: Any) -> Any:
+    """Propose what to multiply vectors X with: Q (I + E), E off the blocks of close eigenvalues."""
     S = (X.transpose() * (K * X).mid()).mid()
     Sf, n = floats(S), S.nrows()
     values = np.diag(Sf)
@@ -119,7 +126,7 @@ def eigenvectors(K: Any) -> Any:
     gaps = values[None, :] - values[:, None]
     apart = group[:, None] != group[None, :]
     E = np.where(apart, F / np.where(apart, gaps, 1.0), 0.0)
-    return rounded(orthogonal((X * (balls(Q) + balls(Q @ E))).mid()))
+    return balls(Q) + balls(Q @ E)
 
 
 def _rotation(S: Any, members: Sequence[int]) -> Floats:
@@ -164,3 +171,18 @@ def relations(X: Floats) -> list[list[int]]:
     vectors = flint.fmpz_mat([[int(kernel[i, j]) for i in range(X.shape[1])] for j in range(count)])
     echelon = vectors.rref()[0] if count else vectors
     return [[int(x) for x in row] for row in echelon.tolist()]
+
+
+def dominating(D: Floats) -> Floats:
+    """Propose Z with Z'D Z = I."""
+    values, vectors = np.linalg.eigh((D + D.T) / 2)
+    return np.asarray(vectors / np.sqrt(np.maximum(values, 1e-300)))
+
+
+def dominated(D: Any, Z: Floats) -> bool:
+    """Return whether Z'D Z is dominated by its positive diagonal: D is then positive definite."""
+    if not np.isfinite(Z).all():
+        return False
+    S = (balls(Z).transpose() * (D * balls(Z))).tolist()
+    rows = [2 * row[i] - sum((abs(x) for x in row), flint.arb(0)) for i, row in enumerate(S)]
+    return all(x > 0 for x in rows)

@@ -40,6 +40,15 @@ def block_factors(
     return (left * root) @ R, (right * root) @ R
 
 
+def attains_bound(a: Floats, blocks: int, block_size: int) -> bool:
+    """Return whether so many blocks are known to attain the bound for a map with spectrum a > 0."""
+    if len(a) == 0:
+        return True
+    t = np.asarray(KSupport(block_size).occupancy(a))
+    free = t[t < 1 - 1e-12]
+    return len(free) == 0 or bool(attained(free, blocks))
+
+
 def attained(t: Floats, blocks: int) -> bool | None:
     """Return whether k diag(t) is a sum of k projections of rank b = sum t, None if not known.
 

@@ -88,7 +88,7 @@ def pairs_below(Cbar: Floats) -> list[UnitShares]:
     for delta in [*(low * inner), *(low + (high - low) * inner)]:
         away = values - delta
         total = np.sum(ones / np.where(np.abs(away) > slack / 10, away, slack / 10))
-        if delta < values[0] or total < 0:
+        if delta < values[0] - slack or total < 0:
             # A little less of each makes up for rounding in the eigenvalues.
             gamma = 1 / total - 1e-9 * abs(1 / total)
             found.append(UnitShares(np.full(width, max(delta - slack, 0.0)), float(gamma)))

@@ -126,6 +126,13 @@ def eigenvalues_below(K: Matrix, X: Matrix) -> list[Fraction]:
     return sorted((max(x + off, Fraction(0)) / (1 - delta) for x in S.diagonal), reverse=True)
 
 
+def dominated(D: Matrix, Z: Matrix) -> bool:
+    """Return whether Z'D Z is dominated by its positive diagonal: D is then positive definite."""
+    S = Z.T @ (D @ Z)
+    dominant = all(2 * row[i] > sum(map(abs, row)) for i, row in enumerate(S.rows))
+    return dominant and Z.shape == S.shape
+
+
 class Problem:
     """The objective of a proof file and its lower bound; everything times the number of samples."""
 
@@ -150,12 +157,25 @@ class Problem:
             self.width = min(W.shape[0] for W in weights[:-1])
         self._read_noise(**file["noise"])
 
-    def _read_noise(self, kind: str, drop_prob: list[str], block_size: int) -> None:
-        known = {"two-layer": ("dropout", "dropblock", "dropconnect"), "deep": ("dropout",)}
-        require(kind in known.get(self.network, ("dropout", "dropblock")), "an unknown noise")
+    def _read_noise(
+        self, kind: str, drop_prob: list[str], block_size: int, characteristic: Any = None
+    ) -> None:
+        known = {
+            "two-layer": ("dropout", "dropblock", "dropconnect", "matrix"),
+            "deep": ("dropout",),
+        }
+        require(
+            kind in known.get(self.network, ("dropout", "dropblock", "matrix")), "unknown noise"
+        )
         self.kind, self.block, chances = kind, block_size, [number(text) for text in drop_prob]
         units = len(self.weights) - 1 if self.network == "deep" else self.width
-        known_count = len(chances) == (units if kind == "dropout" else 1)
+        known_count = len(chances) == {"dropout": units, "matrix": 0}.get(kind, 1)
+        require((kind == "matrix") == (characteristic is not None), "a matrix that is not wanted")
+        self.Cbar = None if characteristic is None else Matrix.read(characteristic)
+        fits = self.Cbar is None or self.Cbar.shape == (units, units)
+        require(
+            fits and (self.Cbar is None or self.Cbar.rows == self.Cbar.T.rows), "a wrong matrix"
+        )
         require(known_count and all(0 <= p < 1 for p in chances), "wrong drop probabilities")
         self.strengths = [p / (1 - p) for p in chances]
         blocks = type(block_size) is int and block_size > 0 and self.width % block_size == 0
@@ -182,6 +202,9 @@ class Problem:
         cost = Fraction(0)
         G, b, masked = self.U.T @ self.U, self.block, self.kind == "dropconnect"
         P = self.V.T @ (self.variances() @ self.V) if masked else self.moment(self.V)
+        if self.Cbar is not None:
+            terms = [map(mul, *rows) for rows in zip(G.rows, P.rows, strict=True)]
+            return value + Matrix(terms, G.exponent + P.exponent).dot(self.Cbar)
         for i, (g, p) in enumerate(zip(G.rows, P.rows, strict=True)):
             block = slice(i - i % b, i - i % b + b)
             lam = self.strengths[i if self.kind == "dropout" else 0]
@@ -201,24 +224,62 @@ class Problem:
     def bound(self) -> Fraction:
         """Return a number that no weights of these shapes go below."""
         if self.C is not None and self.witness.get("positive") is not None:
-            # Z'C Z strictly dominated by its positive diagonal proves C positive definite.
-            Z = Matrix.read(self.witness["positive"])
-            S = Z.T @ (self.C @ Z)
-            dominant = all(2 * row[i] > sum(map(abs, row)) for i, row in enumerate(S.rows))
-            require(dominant and Z.shape == S.shape, "a second moment not shown to be positive")
+            shown = dominated(self.C, Matrix.read(self.witness["positive"]))
+            require(shown, "a second moment not shown to be positive")
         if "multiplier" in self.witness:
             return self._operator_bound()
         if self.kind == "dropconnect":
             plain = self.X is None and (self.C is None or self.C.rows == diagonal_part(self.C).rows)
             require(plain, "DropConnect with correlated inputs needs a multiplier")
-        s, (g, lam) = self._singular_values_below(), self._thresholds()
-        bound = self.M.dot(self.M if self.C is None else self.M @ self.C)
+        s, bound = (
+            self._singular_values_below(),
+            self.M.dot(self.M if self.C is None else self.M @ self.C),
+        )
+        if self.Cbar is not None:
+            return bound - self._gain(self.Cbar, s[: self.width])
+        g, lam = self._thresholds()
         bound -= sum(max(x - y, Fraction(0)) ** 2 for x, y in zip(s, g, strict=False))
         require(all(y == 0 for y, c in zip(g, lam, strict=True) if c == 0), "a cost without noise")
         if self.kind == "dropblock":
             top = sum(y * y for y in sorted(g)[-self.block :])
             return bound - (top * self.width / self.block / lam[0] if top else 0)
         return bound - sum(y * y / c for y, c in zip(g, lam, strict=True) if c)
+
+    def _gain(self, Cbar: Matrix, s: list[Fraction]) -> Fraction:
+        """Return at least |M|^2 less any objective, from costs below the characteristic matrix."""
+        if self.witness.get("gamma") is None:
+            return sum((x * x for x in s), Fraction(0))
+        d, gamma, band = self.width, number(self.witness["gamma"]), self.witness.get("band")
+        delta = [Fraction(0)] * d
+        if band is None:
+            delta = [number(text) for text in self.witness["delta"]]
+        require(len(delta) == d and min(delta) >= 0, "wrong costs")
+        both = Matrix.read([self.witness["delta"] if band is None else ["0x0p0"] * d])
+        ones = Matrix.read([[self.witness["gamma"]] * d] * d)
+        spread = [[x * (i == j) for j in range(d)] for i, x in enumerate(both.rows[0])]
+        D = Cbar.plus(Matrix(spread, both.exponent), -1).plus(ones, -1)
+        require(dominated(D, Matrix.read(self.witness["dominated"])), "costs not shown to be below")
+        if band is None and gamma <= -1:
+            require(min(delta) > 0, "a cost without noise")
+            left = 1 + gamma + 1 / sum((1 / x for x in delta), Fraction(0))
+            require(left > 0, "costs that bound nothing")
+            return s[0] * s[0] / left
+        g = [number(text) for text in self.witness["thresholds"]]
+        require(len(g) == d and min(g) >= 0, "wrong thresholds")
+        used = sum((max(x - y, Fraction(0)) ** 2 for x, y in zip(s, g, strict=False)), Fraction(0))
+        if band is not None:
+            far = all(
+                not x or abs(i - j) < band for i, r in enumerate(Cbar.rows) for j, x in enumerate(r)
+            )
+            require(type(band) is int and band > 0 and gamma > 0 and far, "a wrong band")
+            return used + sum((y * y for y in sorted(g)[-band:]), Fraction(0)) / gamma
+        require(all(x <= y for x, y in pairwise(g)), "thresholds that decrease")
+        delta.sort()
+        require(
+            all(y == 0 for y, c in zip(g, delta, strict=True) if c == 0), "a cost without noise"
+        )
+        costs = (y * y / c for y, c in zip(g, delta, strict=True) if c)
+        return used / (1 + gamma) + sum(costs, Fraction(0))
 
     def _thresholds(self) -> tuple[list[Fraction], list[Fraction]]:
         """Return one dual threshold and one strength a unit, strengths increasing."""

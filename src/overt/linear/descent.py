@@ -54,7 +54,7 @@ def descend(
         "maxfun": 2 * max_steps,
         "ftol": tol,
         "gtol": 1e-12,
-        "maxcor": 30,
+        "maxcor": 30 if theta.size < 2000 else 10,  # what they cost grows with the weights
     }
     # Threads cost more than they save on products of small matrices.
     with threadpool_limits(1 if theta.size < 100_000 else None, user_api="blas"):

@@ -17,10 +17,10 @@ import flint
 import numpy as np
 
 from overt._types import Floats
-from overt.linear import balls
+from overt.linear import balls, below
 from overt.linear.balls import dot
 from overt.linear.effect import NoiseEffect
-from overt.spectral import KSupport
+from overt.linear.shares import UnitShares
 
 PRECISION = 192
 """Bits of the ball arithmetic; twice as many for data, whose inputs may be near singular."""
@@ -37,6 +37,7 @@ class Problem:
     kind: str
     drop_prob: tuple[float, ...]
     block: int
+    Cbar: Floats | None
     weights: tuple[Floats, ...]
 
     @property
@@ -104,15 +105,13 @@ def enclose(
     """
     with flint.ctx.workprec(PRECISION * (1 if problem.X is None else 2)):
         above = objective(problem) / problem.samples
-        if problem.correlated:
-            below = operator_bound(problem, effect, witness) / problem.samples
-        else:
-            below = spectral_bound(problem, witness) / problem.samples
-        if not (above.is_finite() and below.is_finite()):
+        bound = operator_bound if problem.correlated else spectral_bound
+        least = bound(problem, effect, witness) / problem.samples
+        if not (above.is_finite() and least.is_finite()):
             raise ArithmeticError("nothing could be proved: numbers are too large or too small")
         if problem.C is not None:
             show_positive(problem.C, witness)
-        return balls.fraction(above.upper()), balls.fraction(below.lower())
+        return balls.fraction(above.upper()), balls.fraction(least.lower())
 
 
 def objective(problem: Problem) -> Any:
@@ -133,6 +132,9 @@ def objective(problem: Problem) -> Any:
     if problem.kind == "dropconnect":
         rows = [[d * x for x in row] for d, row in zip(problem.variances, V.tolist(), strict=True)]
         P = V.transpose() * flint.arb_mat(rows)
+    if problem.Cbar is not None:
+        pairs = zip(G.entries(), P.entries(), problem.Cbar.ravel().tolist(), strict=True)
+        return loss + sum((g * p * c for g, p, c in pairs), flint.arb(0))
     for i in range(U.ncols()):
         mates = range(i - i % b, i - i % b + b)
         strength = lam[i if problem.kind == "dropout" else 0]
@@ -150,27 +152,33 @@ def _deep_penalty(problem: Problem, weights: Sequence[Any], U: Any, S: Any) -> A
     return S.trace() - plain
 
 
-def spectral_bound(problem: Problem, witness: dict[str, Any]) -> Any:
+def spectral_bound(problem: Problem, effect: NoiseEffect, witness: dict[str, Any]) -> Any:
     """|M|^2 - sum_i (s_i - g_i)_+^2 - cost(g), from above on the singular values s of the target.
 
     cost(g) = sum_i g_i^2 / lam_i for Dropout, (sum of the b largest g_i^2) d / (b lam) for blocks.
     """
     M = balls.balls(problem.M)
-    s, lam = _singular_values_below(problem, M, witness), problem.costs
-    if "thresholds" not in witness:
-        padded = np.zeros(problem.width)
-        padded[: len(s)] = [float(x) for x in s[: problem.width]]
-        witness["thresholds"] = _thresholds(padded, np.array([float(x) for x in lam]), problem)
-    g = [flint.arb(float(y)) for y in witness["thresholds"]]
+    s = _singular_values_below(problem, M, witness)[: problem.width]
+    padded = np.zeros(problem.width)
+    padded[: len(s)] = [float(x) for x in s]
     bound = dot(M, M if problem.C is None else M * balls.balls(problem.C))
-    for x, y in zip(s[: problem.width], g, strict=False):
+    if problem.Cbar is not None:
+        return bound - below.gain(problem.Cbar, s, padded, effect, witness)
+    lam = problem.costs
+    if "thresholds" not in witness:
+        if problem.kind == "dropblock":
+            w = float(lam[0]) * problem.block / problem.width
+            witness["thresholds"] = below.block_thresholds(padded, w, problem.block)
+        else:
+            units = UnitShares(np.array([float(x) for x in lam]))
+            witness["thresholds"] = units.multipliers(padded)
+    g = [flint.arb(float(y)) for y in witness["thresholds"]]
+    for x, y in zip(s, g, strict=False):
         bound -= balls.positive(x - y) ** 2
     if problem.kind == "dropblock":
         ordered = sorted(g, key=float)[-problem.block :]
         lam, g = [problem.strengths[0] * problem.block / problem.width] * len(ordered), ordered
-    return bound - sum(
-        (y * y / balls.ratio(c) for y, c in zip(g, lam, strict=True) if c), flint.arb(0)
-    )
+    return bound - below.cost(g, [balls.ratio(c) for c in lam])
 
 
 def _singular_values_below(problem: Problem, M: Any, witness: dict[str, Any]) -> list[Any]:
@@ -186,7 +194,8 @@ def _singular_values_below(problem: Problem, M: Any, witness: dict[str, Any]) ->
             M, shrink = _project(problem.X, M, witness)
         K = M.transpose() * M if M.ncols() <= M.nrows() else M * M.transpose()
     if "basis" not in witness:
-        witness["basis"] = balls.eigenvectors(K)
+        weak = max(problem.strengths, default=1) < 1e-3  # the bound is then a small share of |M|^2
+        witness["basis"] = balls.eigenvectors(K, 2 if weak or K.nrows() <= 150 else 1)
     values = balls.eigenvalues_below(K, witness["basis"])
     return [x / 2 if symmetric else (x / shrink).upper().sqrt().upper() for x in values]
 
@@ -211,38 +220,6 @@ def _project(X: Floats, M: Any, witness: dict[str, Any]) -> tuple[Any, Any]:
         witness |= {"inverse_root": None, "relations": []}
         return M, flint.arb(1)
     return M * XR, left
-
-
-def _thresholds(s: Floats, lam: Floats, problem: Problem) -> Floats:
-    """Propose the g that raise the spectral bound most: nondecreasing, equal on pools of units."""
-    if problem.kind == "dropblock":
-        w = float(lam[0]) * problem.block / problem.width
-        if w == 0:
-            return np.zeros_like(s)
-        a = np.asarray(KSupport(problem.block).prox(s, w))
-        free = (a > 0) & (a < s / (1 + w) * (1 - 1e-12))
-        tau = float(np.median((s - a)[free])) if free.any() else 0.0
-        if not free.any() and len(s) > problem.block:
-            tau = float(s[problem.block])
-        return np.maximum(s * w / (1 + w), tau)
-    pools: list[tuple[int, int, float]] = []
-    for i in range(len(s)):
-        pool = (i, i + 1, _common(s[i : i + 1], lam[i : i + 1]))
-        while pools and pools[-1][2] >= pool[2] and lam[pools[-1][0]] > 0:
-            first = pools.pop()[0]
-            pool = (first, i + 1, _common(s[first : i + 1], lam[first : i + 1]))
-        pools.append(pool)
-    return np.concatenate([np.full(end - start, g) for start, end, g in pools])
-
-
-def _common(s: Floats, lam: Floats) -> float:
-    """Return the g that minimizes sum_i (s_i - g)_+^2 + g^2 / lam_i."""
-    if lam[0] == 0:
-        return 0.0
-    w = 1 / float(np.sum(1 / lam))
-    h, j = np.cumsum(s), np.arange(1, len(s) + 1)
-    rho = int(np.sum(s * (1 + w * j) > w * h))
-    return float(w * h[rho - 1] / (1 + w * rho)) if rho else 0.0
 
 
 def operator_bound(problem: Problem, effect: NoiseEffect, witness: dict[str, Any]) -> Any:
@@ -275,11 +252,6 @@ def _multiplier(problem: Problem, effect: NoiseEffect) -> Floats:
 def show_positive(C: Floats, witness: dict[str, Any]) -> None:
     """Add Z such that Z'C Z is strictly dominated by its diagonal, if one is found."""
     scale = np.sqrt(np.maximum(np.diag(C), 1e-300))
-    values, vectors = np.linalg.eigh(C / np.outer(scale, scale))
-    Z = vectors / np.sqrt(np.maximum(values, 1e-300)) / scale[:, None]
-    if not np.isfinite(Z).all():
-        return
-    S = (balls.balls(Z).transpose() * (balls.balls(C) * balls.balls(Z))).tolist()
-    rows = [2 * row[i] - sum((abs(x) for x in row), flint.arb(0)) for i, row in enumerate(S)]
-    if all(x > 0 for x in rows):
+    Z = balls.dominating(C / np.outer(scale, scale)) / scale[:, None]
+    if balls.dominated(balls.balls(C), Z):
         witness["positive"] = Z

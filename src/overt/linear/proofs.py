@@ -90,9 +90,9 @@ def _problem(
 
     if not given:
         raise InputError("a proof needs a dense target or data, and no noise on the inputs")
-    kind, block = "dropout", 1
+    kind, block, Cbar = "dropout", 1, None
     match noise:
-        case Dropout(drop_prob=p):
+        case Dropout(drop_prob=p, gaussian=False):
             units = weights[0].shape[1]
             chances = p if isinstance(p, tuple) else (p,) * units
         case DropBlock(drop_prob=p, block_size=block, placement="grid"):
@@ -100,9 +100,8 @@ def _problem(
         case DropConnect(drop_prob=p):
             kind, chances = "dropconnect", (p,)
         case _:
-            raise InputError(
-                f"proofs are known for Dropout, DropBlock on a grid and DropConnect, got {noise!r}"
-            )
+            kind, chances = "matrix", ()
+            Cbar = np.array(noise.characteristic(weights[0].shape[1]), dtype=float)
     arrays: dict[str, Any] = {}
     for name, value in given.items():
         stored = value.detach().cpu() if hasattr(value, "detach") else value
@@ -110,7 +109,7 @@ def _problem(
     M, C = arrays.get("target"), arrays.get("C")
     return Problem(
         network, arrays["Y"].T if M is None else M, None if C is None else (C + C.T) / 2,
-        arrays.get("X"), kind, tuple(map(float, chances)), block, weights,
+        arrays.get("X"), kind, tuple(map(float, chances)), block, Cbar, weights,
     )  # fmt: skip
 
 
@@ -127,6 +126,7 @@ def _proof(problem: Problem, above: Fraction, below: Fraction, witness: dict[str
             "kind": problem.kind,
             "drop_prob": [p.hex() for p in problem.drop_prob],
             "block_size": problem.block,
+            "characteristic": _hex(problem.Cbar),
         },
         "problem": {name: _hex(value) for name, value in stored.items()},
         "weights": [_hex(W) for W in problem.weights],
@@ -142,7 +142,12 @@ def _proof(problem: Problem, above: Fraction, below: Fraction, witness: dict[str
         f"Proved: the objective of these weights is at most {_decimal(above, 17, ROUND_CEILING)}, "
         f"that of no weights of these shapes is below {_decimal(below, 17, ROUND_FLOOR)}, and so "
         f"they are within {_decimal(gap, 3, ROUND_CEILING)} of the global optimum"
-        + (", provided that the second moment is positive semi-definite." if unsure else ".")
+        + (", provided that the second moment is positive semi-definite" if unsure else "")
+        + (
+            ", for the noise whose characteristic matrix is as stored."
+            if problem.kind == "matrix"
+            else "."
+        )
     )
     return Proof(_up(above), -_up(-below), _up(gap), relative, statement, document)
 
@@ -167,8 +172,10 @@ def _text(x: Fraction) -> str:
 
 def _hex(value: Any) -> Any:
     """Return a matrix, exact balls or integers, as the proof file holds it."""
-    if value is None or isinstance(value, list):
+    if value is None or isinstance(value, (list, int)):
         return value
+    if isinstance(value, float):
+        return value.hex()
     if isinstance(value, np.ndarray):
         return np.vectorize(float.hex, otypes=[object])(value).tolist()
     from overt.linear.balls import fraction

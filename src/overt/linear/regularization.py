@@ -1,21 +1,22 @@
-"""The regularization path of dropout from one singular value decomposition."""
+"""Regularization paths from one singular value decomposition."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
 from overt import _check
 from overt._check import InputError
-from overt._types import Floats, Ints
+from overt._types import Bools, Floats, Ints
 from overt.linear.arguments import regression, target_or_data
-from overt.linear.bounds import positive, shrink, spectral_bound
-from overt.noise import Dropout
+from overt.linear.blocks import attains_bound
+from overt.linear.bounds import Envelope, positive, shrink, spectral_bound
+from overt.linear.units import sharing
+from overt.noise import DropBlock, DropConnect, Dropout, Noise
 from overt.results import Result
-from overt.spectral import induced
 
 EQUAL = 1e-13
 """Share of the largest singular value by which two equal ones may differ."""
@@ -23,67 +24,128 @@ EQUAL = 1e-13
 
 @dataclass(frozen=True, repr=False, eq=False)
 class RegularizationPath(Result):
-    """Exact optima over a range of drop probabilities.
+    """Exact optima over a range of noises or widths.
 
     Attributes
     ----------
-    drop_probs, objective, rank
-        One entry per drop probability.
+    drop_probs, widths
+        One entry per point; for noises without a drop probability lam / (1 + lam), lam the mean
+        relative variance of units.
+    objective, rank
+        One entry per point.
     spectrum
-        Singular values of the optimal map (whitened), drop probabilities x values.
+        Singular values of the optimal map (whitened), points x values.
+    attained
+        Whether the objective is known to be that of weights, always but for DropBlock with few
+        blocks, where it may be a lower bound only.
     """
 
     drop_probs: Floats
+    widths: Ints
     objective: Floats
     rank: Ints
     spectrum: Floats
+    attained: Bools
 
 
-@overload
-def path(
-    target: Any, width: int, drop_probs: Sequence[float], *, second_moment: Any = None
-) -> RegularizationPath: ...
-@overload
-def path(*, X: Any, Y: Any, width: int, drop_probs: Sequence[float]) -> RegularizationPath: ...
 @target_or_data
 def path(
     target: Any,
-    width: int,
-    drop_probs: Sequence[float],
+    width: int | Sequence[int],
+    drop_probs: float | Sequence[float] | None = None,
     *,
+    block_size: int | Sequence[int] = 1,
+    noise: Noise | Sequence[Noise] | None = None,
     X: Any = None,
     Y: Any = None,
     second_moment: Any = None,
 ) -> RegularizationPath:
-    """Return the exact optimum of dropout at each drop probability, from one SVD.
+    """Return the exact optimum at each drop probability, block size, width or noise, from one SVD.
+
+    Parameters
+    ----------
+    target, X, Y, second_moment
+        As for `LinearNetwork`.
+    width, drop_probs, block_size
+        Numbers or sequences; all sequences have the same length, one entry per point. Blocks of
+        more than one unit are DropBlock on a grid.
+    noise
+        In place of drop_probs: any noise with a closed form, or a sequence of them, such as
+        [KeepExactly(k) for k in range(1, 9)].
 
     Examples
     --------
     >>> import numpy as np, overt
-    >>> overt.path(np.diag([3.0, 2.0, 1.0]), width=3, drop_probs=[0.0, 0.5, 0.9]).rank
+    >>> M = np.diag([3.0, 2.0, 1.0])
+    >>> overt.path(M, width=3, drop_probs=[0.0, 0.5, 0.9]).rank
     array([3, 2, 1])
+    >>> overt.path(M, width=[1, 2, 4, 8], drop_probs=0.5).objective.round(3)
+    array([9.5  , 7.25 , 5.143, 3.273])
     """
-    d = _check.whole("width", width)
-    probs = [_check.drop_prob(p, f"drop_probs[{i}]") for i, p in enumerate(drop_probs)]
-    if not probs:
-        raise InputError("drop_probs must hold at least one number in [0, 1), got none")
+    noises, widths = _points(width, drop_probs, block_size, noise)
     task = regression(target, X, Y, second_moment).dense("trace a path")
-    s = task.svd[1]
-    spectra, objectives = np.zeros((len(probs), len(s))), np.empty(len(probs))
-    for i, prob in enumerate(probs):
-        envelope, rest = induced(Dropout(prob), d), float(np.sum(s[d:] ** 2))
-        spectra[i, :d] = shrink(s[:d], envelope)
-        objectives[i] = spectral_bound(s[:d], rest, envelope) + task.residual
+    s, count = task.svd[1], len(noises)
+    spectra, objective, attained = np.zeros((count, len(s))), np.empty(count), np.ones(count, bool)
+    for i, (chosen, d) in enumerate(zip(noises, widths, strict=True)):
+        envelope, rest = _closed_form(chosen, d, task.uncorrelated()), float(np.sum(s[d:] ** 2))
+        a = spectra[i, :d] = shrink(s[:d], envelope)
+        objective[i] = spectral_bound(s[:d], rest, envelope) + task.residual
+        if isinstance(chosen, DropBlock):
+            attained[i] = attains_bound(a[positive(a)], d // chosen.block_size, chosen.block_size)
     rank = np.array([np.sum(positive(spectrum)) for spectrum in spectra])
-    return RegularizationPath(np.array(probs), objectives, rank, spectra)
+    drops = np.array([_drop_prob(z, d) for z, d in zip(noises, widths, strict=True)])
+    return RegularizationPath(drops, np.array(widths), objective, rank, spectra, attained)
 
 
-@overload
-def drop_prob_for_rank(
-    target: Any, width: int, rank: int = 1, *, second_moment: Any = None
-) -> float: ...
-@overload
-def drop_prob_for_rank(*, X: Any, Y: Any, width: int, rank: int = 1) -> float: ...
+def _drop_prob(noise: Any, width: int) -> float:
+    if isinstance(getattr(noise, "drop_prob", None), float):
+        return float(noise.drop_prob)
+    lam = float(np.mean(noise.relative_variance(width)))
+    return lam / (1 + lam)
+
+
+def _points(
+    width: Any, drop_probs: Any, block_size: Any, noise: Any
+) -> tuple[list[Noise], list[int]]:
+    """Return one noise and one width per point."""
+    if (noise is None) == (drop_probs is None):
+        raise InputError("give either drop_probs or noise")
+    sizes = np.atleast_1d(block_size).tolist()
+    if noise is not None and sizes != [1]:
+        raise InputError("block_size belongs to drop_probs; noise has its own")
+    columns: dict[str, list[Any]] = {"width": np.atleast_1d(width).tolist(), "block_size": sizes}
+    if noise is None:
+        columns["drop_probs"] = np.atleast_1d(drop_probs).tolist()
+    else:
+        columns["noise"] = list(noise) if isinstance(noise, (list, tuple)) else [noise]
+    lengths = {name: len(values) for name, values in columns.items() if len(values) != 1}
+    if len(set(lengths.values())) > 1 or 0 in lengths.values():
+        said = ", ".join(f"{n} of {name}" for name, n in lengths.items())
+        raise InputError(f"sequences must have the same length, one entry per point, got {said}")
+    count = max(lengths.values(), default=1)
+    widths, sizes, chosen = (v * count if len(v) == 1 else v for v in columns.values())
+    if noise is None:
+        probs = [_check.drop_prob(p, f"drop_probs[{i}]") for i, p in enumerate(chosen)]
+        pairs = zip(probs, sizes, strict=True)
+        chosen = [Dropout(p) if b == 1 else DropBlock(p, b) for p, b in pairs]
+    return chosen, [_check.whole("width", d) for d in widths]
+
+
+def _closed_form(noise: Any, width: int, uncorrelated: bool) -> Envelope:
+    """Return what a noise costs a map, where that decides the optimum."""
+    if isinstance(noise, DropConnect) and uncorrelated:
+        noise = Dropout(noise.drop_prob)
+    if isinstance(noise, Noise) and noise.masks == "units":
+        known = sharing(noise, width)
+        if known.exact or (isinstance(noise, DropBlock) and noise.placement == "grid"):
+            (envelope,) = known.envelopes()
+            return envelope
+    raise InputError(
+        "a path needs noises with a closed form: Dropout, KeepExactly, DropBlock on a grid, "
+        f"DropConnect with uncorrelated inputs, exchangeable CovarianceNoise; got {noise!r}"
+    )
+
+
 @target_or_data
 def drop_prob_for_rank(
     target: Any,

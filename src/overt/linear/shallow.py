@@ -7,9 +7,10 @@ from typing import Any, Literal, overload
 
 from overt import _check
 from overt._check import InputError, bounded
-from overt._types import Floats
+from overt._types import Floats, Seed
 from overt.linear import grading
 from overt.linear.arguments import effect_of, regression, target_or_data
+from overt.linear.floor import Floor, floor
 from overt.linear.proofs import Proof, prove
 from overt.linear.training import Rate, train
 from overt.noise import Noise
@@ -174,6 +175,32 @@ class LinearNetwork:
             batch_size=batch_size, gradient=gradient, init_scale=init_scale, records=records,
             init=None if init is None else self._checked(*init), n_jobs=n_jobs,
         )  # fmt: skip
+
+    def floor(
+        self,
+        learning_rate: float,
+        *,
+        batch_size: int = 1,
+        samples: int = 4000,
+        seed: Seed = 0,
+    ) -> Floor:
+        """Return how low `train` gets at a constant learning rate, from a Lyapunov equation.
+
+        The noise of steps keeps descent above the optimum, by an excess proportional to the rate
+        and to 1 / batch_size; it is predicted around the weights of `solve`, from the objective's
+        curvature and `samples` single steps, which draw from `seed`.
+
+        Examples
+        --------
+        >>> import numpy as np, overt
+        >>> net = overt.LinearNetwork(np.diag([2.0, 1.0]), 3, overt.Dropout(0.3))
+        >>> run = net.train(4000, 0.01, 8, records=np.arange(2000, 4000, 20))
+        >>> predicted = net.floor(0.01)
+        >>> bool(abs(run.objective[:, 1:].mean() / predicted.objective - 1) < 0.1)
+        True
+        """
+        weights = self.effect.best_weights()
+        return floor(self.effect, weights, learning_rate, batch_size, samples, seed)
 
     def _checked(self, U: Any, V: Any) -> tuple[Floats, Floats]:
         U, V = _check.factors(U, V)

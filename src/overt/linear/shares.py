@@ -46,7 +46,7 @@ class UnitShares:
             a = np.zeros(len(s))
             a[0] = s[0] / (1 + max(self.gamma + self._together, 0.0))
             return a
-        return np.maximum(s - self._multipliers(s)[: len(s)], 0.0) / (1 + self.gamma)
+        return np.maximum(s - self.multipliers(s)[: len(s)], 0.0) / (1 + self.gamma)
 
     def bound(self, s: Floats) -> float:
         """Return the dual's value; where it cancels, less what rounding may have added."""
@@ -54,7 +54,7 @@ class UnitShares:
             cost = self.gamma + self._together * (1 - 8 * EPS)
             first = s[0] ** 2 * cost / (1 + cost) if cost > -1 else -np.inf
             return float(first + np.sum(s[1:] ** 2))
-        delta, s, y = np.sort(self.delta), self._padded(s), self._multipliers(s)
+        delta, s, y = np.sort(self.delta), self._padded(s), self.multipliers(s)
         costs = y**2 / np.where(delta > 0, delta, 1.0)
         used = np.array([self.gamma * s**2, y * (2 * s - y)]) / (1 + self.gamma)
         terms = np.where(s > y, used, [s**2, 0 * s])
@@ -84,7 +84,7 @@ class UnitShares:
     def _padded(self, s: Floats) -> Floats:
         return np.concatenate([s, np.zeros(len(self.delta) - len(s))])
 
-    def _multipliers(self, s: Floats) -> Floats:
+    def multipliers(self, s: Floats) -> Floats:
         """Return y. A block i..j of noisy units has y = (s_i + ... + s_q) / (q - i + 1 + sum e).
 
         e = (1 + gamma) / delta, and s_q is the last of its values above y; found by bisection.

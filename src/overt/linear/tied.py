@@ -10,12 +10,13 @@ import numpy as np
 
 from overt import _check
 from overt._check import InputError, InputTypeError, bounded
-from overt._types import Floats
+from overt._types import Floats, Seed
 from overt.linear import grading, landscape
 from overt.linear.arguments import regression, target_or_data
 from overt.linear.bounds import Leading, Relaxation, relax
 from overt.linear.descent import attains, nudged, refine
 from overt.linear.effect import NoiseEffect
+from overt.linear.floor import Floor, floor
 from overt.linear.proofs import Proof, prove
 from overt.linear.regression import DenseRegression
 from overt.linear.sampling import Advance
@@ -120,6 +121,18 @@ class TiedAutoencoder:
             batch_size=batch_size, gradient=gradient, init_scale=init_scale, records=records,
             init=None if init is None else [self._checked(init)], n_jobs=n_jobs,
         )  # fmt: skip
+
+    def floor(
+        self,
+        learning_rate: float,
+        *,
+        batch_size: int = 1,
+        samples: int = 4000,
+        seed: Seed = 0,
+    ) -> Floor:
+        """Return how low `train` gets at a constant learning rate; see `LinearNetwork.floor`."""
+        weights = self.effect.best_weights()
+        return floor(self.effect, weights, learning_rate, batch_size, samples, seed)
 
     def landscape(self, max_points: int = 200) -> landscape.Landscape:
         """Return the equalized critical points, each with its kind and an escape direction."""

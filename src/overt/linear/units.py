@@ -53,7 +53,7 @@ class UnitNoise(NoiseEffect):
         if not noise.independent and self._characteristic.min() < 0:
             # Terms of the penalty cancel; what is left is known up to the rounding of Cbar.
             self.least = max(
-                16 * EPS / EXACT * min(1.0, float(self._characteristic.max())), self.least
+                32 * EPS / EXACT * min(1.0, float(self._characteristic.max())), self.least
             )
 
     @cached_property

@@ -8,8 +8,16 @@ import torch
 from torch import nn
 
 from overt import _check
-from overt.nn.moments.carry import DRAWS, Output, checked, passes
+from overt.nn.moments.carry import Output, carry, checked, hidden_randomness
+from overt.nn.moments.errors import corrected, judged
 from overt.nn.moments.result import Moments
+from overt.nn.moments.samples import Samples
+
+DRAWS, MOST = 400, 12_800
+"""Samples where some noise cannot be carried, and the most that a tolerance may cost."""
+
+ROUGH = 0.5
+"""The stated error, in standard deviations, above which linearized operations call for samples."""
 
 
 def predictive_moments(
@@ -18,7 +26,8 @@ def predictive_moments(
     *,
     output: Output = None,
     covariance: bool = False,
-    draws: int = DRAWS,
+    tol: float | None = None,
+    draws: int | None = None,
 ) -> Moments:
     """Return the mean and variance of model(x) when its noise is on.
 
@@ -27,8 +36,9 @@ def predictive_moments(
     the outputs at all sources of noise, with those slopes, are squared and summed. For noise before
     a last affine part both moments are exact: for a linear layer U on activations a,
     Var(o_k) = sum_ij Cbar_ij U_ki a_i U_kj a_j (structured dropout, Lemma 3.1; thesis, Proposition
-    5). What is random and cannot be carried (dropout inside an LSTM, a coin that decides what runs)
-    is drawn, the rest being carried in each draw; the result says so.
+    5). Where something random cannot be carried (dropout inside an LSTM, a coin that decides what
+    runs, coins for whole rows) the model is sampled, many copies to a pass, what was carried serves
+    as a control, and the result says so. It also says how far off it may be.
 
     Parameters
     ----------
@@ -41,8 +51,11 @@ def predictive_moments(
         Picks the output that counts, such as `lambda o: o.logits`.
     covariance
         Return the covariance of the (flattened) outputs of each row instead of the variance.
+    tol
+        Sample until the stated errors of mean and standard deviation are at most this many standard
+        deviations in 90 of 100 outputs; the result's `reached` says what they are.
     draws
-        In how many passes to draw what cannot be carried.
+        How many samples to take where some are needed (400), or at most for a tolerance (12,800).
 
     Examples
     --------
@@ -54,21 +67,37 @@ def predictive_moments(
     >>> mean.item(), variance.item()  # 1 * (3^2 + 1^2)
     (4.0, 10.0)
     """
-    model, draws = checked(model, x), _check.whole("draws", draws, minimum=2)
-    found = passes(model, x, output=output, draws=draws)
-    means = torch.stack([one.output.mean for one in found])
-    with torch.inference_mode(False):
-        spreads = [one.covariances() if covariance else one.variances() for one in found]
-    mean, spread = means.mean(0), torch.stack(spreads).mean(0)
-    if len(found) > 1:
-        away = (means - mean).flatten(2)
-        squares = torch.einsum("nbk,nbl->bkl", away, away) if covariance else (away**2).sum(0)
-        spread = spread + squares.reshape(spread.shape) / (len(found) - 1)
-    noises, drawn, linearized = (
-        tuple(dict.fromkeys(name for one in found for name in getattr(one.tape, which)))
-        for which in ("met", "was_drawn", "linearized")
-    )
-    count = len(found) if len(found) > 1 else 0
-    exact = found[0].output.exact and not count
-    carried = tuple(name for name in noises if name not in drawn)
-    return Moments(mean, spread, exact, carried, drawn, linearized, count)
+    model = checked(model, x)
+    tol = None if tol is None else _check.number("tol", tol, exclusive=True)
+    most = MOST if tol is not None else DRAWS
+    most = most if draws is None else _check.whole("draws", draws, minimum=2)
+    one = carry(model, x, output=output)
+    hidden = hidden_randomness(model, x, output)
+    drawn = tuple(name for name in one.noises if name in one.to_draw | set(one.tape.rough))
+    drawn += ("noise that is not seen",) if hidden and not one.drawn else ()
+    drawn += tuple(name for name in one.drawn if name not in drawn)
+    usable = not one.drawn and not hidden
+    found = judged(model, x, output, one, covariance) if usable else None
+    if found is not None and not drawn and (covariance or not _rough(found, tol)):
+        return found
+    samples = Samples(model, x, output, covariance=covariance)
+    with torch.random.fork_rng(enabled=found is not None):
+        if found is not None:  # a control that is certain is corrected by the same draws each time
+            torch.manual_seed(0)
+        samples.draw(most if tol is None else min(most, 128))
+        result = corrected(found, samples, one, drawn)
+        while tol is not None and not _within(result, tol) and samples.count < most:
+            samples.draw(min(samples.count, most - samples.count))
+            result = corrected(found, samples, one, drawn)
+    return result
+
+
+def _rough(found: Moments, tol: float | None) -> bool:
+    """Whether what was carried needs samples."""
+    if tol is None:  # operations without a rule of their own are not trusted far
+        return bool(found.linearized) and not _within(found, ROUGH)
+    return not _within(found, tol)
+
+
+def _within(found: Moments, tol: float) -> bool:
+    return found.exact or (found.reached is not None and found.reached <= tol)

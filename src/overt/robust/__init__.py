@@ -22,6 +22,7 @@ except ModuleNotFoundError:
     raise MissingExtraError("torch", "torch") from None
 
 from overt.robust.attacks.base import Attack
+from overt.robust.attacks.closest import Closest, closest
 from overt.robust.attacks.criteria import Criterion, Deviates, Effective, Misclassified, Targeted
 from overt.robust.attacks.gradient import BIM, FGSM, PGD, Constant, Cosine, Decay, Halving
 from overt.robust.attacks.losses import LOSSES, Loss, ReflectedAll
@@ -35,9 +36,9 @@ from overt.robust.threats.base import Threat
 from overt.robust.training import Training, adversarial_train
 
 __all__ = [
-    "BIM", "FGSM", "L0", "L1", "L2", "LOSSES", "PGD", "Attack", "AttackResult", "Constant",
-    "Cosine", "Criterion", "Decay", "Deviates", "Effective", "Halving", "Linf", "Loss",
+    "BIM", "FGSM", "L0", "L1", "L2", "LOSSES", "PGD", "Attack", "AttackResult", "Closest",
+    "Constant", "Cosine", "Criterion", "Decay", "Deviates", "Effective", "Halving", "Linf", "Loss",
     "Misclassified", "ReflectedAll", "RobustError", "RobustnessWarning", "Square", "Targeted",
-    "Threat", "Training", "adversarial_train", "exact", "guarantees", "leaky", "robust_error",
-    "strongest",
+    "Threat", "Training", "adversarial_train", "closest", "exact", "guarantees", "leaky",
+    "robust_error", "strongest",
 ]  # fmt: skip

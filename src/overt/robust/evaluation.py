@@ -12,13 +12,14 @@ from torch import Tensor
 from overt._check import InputError, InputTypeError, MissingExtraError, number, whole
 from overt._intervals import clopper_pearson
 from overt._progress import meter
-from overt._types import Floats
+from overt._types import Bools, Floats
 from overt.results import Result, Status
 from overt.robust.attacks import models
 from overt.robust.attacks.base import Attack
 from overt.robust.attacks.criteria import Misclassified
 from overt.robust.attacks.results import report
 from overt.robust.attacks.staged import LEAST_BUDGET, begin, run_stages
+from overt.robust.certificates.deciding import chain_of, decide
 from overt.robust.threats.base import Threat, check_threat
 
 
@@ -43,6 +44,9 @@ class RobustError(Result):
     smallest
         For each point the smallest of the radii at which it was fooled, 0 if it was misclassified
         to begin with, infinity if it never was ("never" in JSON), (points,).
+    proved
+        Which points no allowed perturbation fools, by a certificate for the network in exact
+        arithmetic; none unless it was asked for, (points,).
     gradients, queries
         Gradients, and evaluations without one, in all, each point counted on its own.
     warnings
@@ -62,6 +66,7 @@ class RobustError(Result):
     errors: Floats
     intervals: Floats
     smallest: Floats
+    proved: Bools
     gradients: int
     queries: int
     warnings: tuple[str, ...]
@@ -71,6 +76,11 @@ class RobustError(Result):
         if np.asarray(self.smallest).dtype.kind == "U":  # from JSON, which has no infinity
             words = np.where(self.smallest == "never", "inf", self.smallest)
             object.__setattr__(self, "smallest", words.astype(float))
+
+    @property
+    def upper(self) -> float:
+        """Upper bound on the robust error of these points: the share not proved robust."""
+        return 1 - float(np.mean(self.proved))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values, "never" where no radius was large enough."""
@@ -104,8 +114,8 @@ def robust_error(
     model: models.Model, x: Any, y: Any, threat: Threat | None = None, *,
     radii: Sequence[float] | None = None, attack: Attack | None = None, budget: int = 1000,
     queries: int = 1500, surrogate: models.Model | None = None, confidence: float = 0.95,
-    batch_size: int = models.BATCH_SIZE, seed: int = 0, warn: bool = True,
-    **door: Unpack[models.Door],
+    certify: bool = False, seconds: float = 10.0, batch_size: int = models.BATCH_SIZE,
+    seed: int = 0, warn: bool = True, **door: Unpack[models.Door],
 ) -> RobustError:  # fmt: skip
     """Measure the robust error at the threat's radius and, if given, along smaller and larger ones.
 
@@ -127,26 +137,44 @@ def robust_error(
         As for `strongest`, at each radius.
     confidence
         Confidence of the intervals.
+    certify, seconds
+        Whether to decide, at the threat's radius, what the attack leaves open: by linear bounds,
+        and by a mixed-integer program for at most so many seconds a point where the network is
+        small enough. Needs a torch.nn.Sequential of affine layers, convolutions and rectifiers.
     batch_size, seed, warn, output, mean, std, samples
         As for any attack.
     """
+    return measure(
+        model, x, y, threat, radii, attack, (budget, queries, surrogate), confidence,
+        (certify, seconds), batch_size, seed, warn, door,
+    )[0]  # fmt: skip
+
+
+def measure(
+    model: models.Model, x: Any, y: Any, threat: Threat | None, radii: Any, attack: Attack | None,
+    effort: tuple[int, int, models.Model | None], confidence: float, proof: tuple[bool, float],
+    batch_size: int, seed: int, warn: bool, door: models.Door,
+) -> tuple[RobustError, Tensor]:  # fmt: skip
+    """Return the robust error and the perturbed inputs at the threat's radius."""
     x, y, threat = models.examples(x, y, threat)
     check_threat(threat)
     if attack is not None and not isinstance(attack, Attack):
         raise InputTypeError(f"attack must be FGSM, BIM, PGD, Square or None, got {attack!r}")
     if not 0 < number("confidence", confidence) < 1:
         raise InputError(f"confidence must lie between 0 and 1, got {confidence!r}")
+    budget, queries, surrogate = effort
     whole("budget", budget, minimum=LEAST_BUDGET)
     further = () if radii is None else np.ravel(radii)
     criterion = Misclassified() if attack is None else attack.criterion
     search = begin(model, x, y, threat, criterion, batch_size, door)
     curve = np.unique([number("radii", r) for r in (*further, threat.radius)])
     # A point whose class is the one aimed at is right, and not an error, when it is predicted.
+    chain, proved = chain_of(search) if proof[0] else None, np.zeros(len(search.x), bool)
     proper = (search.y != search.aim).cpu().numpy() if search.targeted else True
     with search:
         clean = _numbers(search.score(search.x)[1]) * proper
     smallest, rates = np.where(clean > 0.5, 0.0, np.inf), [clean for r in curve if r == 0]
-    positive = curve[curve > 0]
+    positive, here = curve[curve > 0], search.x
     with search, meter("radii", len(positive), show=len(positive) > 1) as bar:
         for radius in positive:
             search.threat = search.threat.at(float(radius))
@@ -155,20 +183,25 @@ def robust_error(
                 run_stages(search, budget, queries, 9, surrogate, seed, start, door)
             else:
                 search.stage(attack, start=start)
-            rate = search.score(search.settled())[1]
+            if chain is not None and radius == threat.radius:
+                proved = decide(search, chain, number("seconds", proof[1]))
+            moved = search.settled()
+            rate = search.score(moved)[1]
+            here = moved if radius == threat.radius else here
             search.doubt(rate > 0.5)
             rates.append(_numbers(rate) * proper)
             smallest[(rates[-1] > 0.5) & (smallest > radius)] = radius
             bar.advance(note=f"error {float(rates[-1].mean()):.3f}")
     counts, n = np.array(rates).sum(1), len(smallest)
     errors, intervals = counts / n, np.stack(clopper_pearson(counts, n, confidence), axis=1)
-    here = int(np.searchsorted(curve, threat.radius))
-    low, high = intervals[here].tolist()
-    return RobustError(
-        float(errors[here]), (low, high), float(clean.mean()), threat.name, float(threat.radius),
-        n, float(confidence), curve, errors, intervals, smallest, search.best.gradients,
+    at = int(np.searchsorted(curve, threat.radius))
+    low, high = intervals[at].tolist()
+    result = RobustError(
+        float(errors[at]), (low, high), float(clean.mean()), threat.name, float(threat.radius),
+        n, float(confidence), curve, errors, intervals, smallest, proved, search.best.gradients,
         search.best.queries, report(search.signs, warn=warn), search.status,
     )  # fmt: skip
+    return result, here
 
 
 def _numbers(values: Tensor) -> Floats:

@@ -10,14 +10,33 @@ from __future__ import annotations
 import pkgutil
 from importlib import import_module
 
-from overt.theorems.base import SIZES, Evidence, Theorem, Verdict, registered, theorem, verify
+from overt.theorems.base import (
+    SIZES,
+    Evidence,
+    Theorem,
+    Verdict,
+    distinct,
+    registered,
+    theorem,
+    verify,
+)
 
 # Importing a module registers its statements: first along the line of the papers' argument, then
 # those of the applications.
-_LINE = ["noises", "penalties", "norms", "balance", "optima", "deep", "linear"]
+_LINE = [
+    "noises",
+    "penalties",
+    "norms",
+    "balance",
+    "optima",
+    "deep",
+    "linear",
+    "untied",
+    "parametrization",
+]
 _FOUND = sorted(found.name for found in pkgutil.iter_modules(__path__))
 for _module in sorted(_FOUND, key=lambda name: _LINE.index(name) if name in _LINE else len(_LINE)):
     if _module != "base" and not _module.startswith("_"):
         import_module(f"overt.theorems.{_module}")
 
-__all__ = ["SIZES", "Evidence", "Theorem", "Verdict", "registered", "theorem", "verify"]
+__all__ = ["SIZES", "Evidence", "Theorem", "Verdict", "distinct", "registered", "theorem", "verify"]

@@ -14,6 +14,7 @@ from threadpoolctl import threadpool_limits
 
 from overt._check import InputError, MissingExtraError, unknown
 from overt.results import Result
+from overt.theorems._symbolic import PROVED
 
 SIZES = {"small": 1, "medium": 2, "large": 4}
 """Named problem sizes and the factor by which they scale a check's dimensions."""
@@ -64,6 +65,16 @@ class Theorem:
     assumes: str
     correction: str | None
     check: Check
+
+    @property
+    def kind(self) -> str:
+        """How far it is checked: "proved" or "enclosed" (`make proofs`), or "sampled"."""
+        return PROVED.get(self.id, "sampled")
+
+
+def distinct(corrected: Iterable[Theorem | Verdict]) -> int:
+    """Return how many places of the papers are corrected: some have a check in two rooms."""
+    return len({c.source.partition(";")[0] for c in corrected if c.correction})
 
 
 @dataclass(frozen=True, repr=False, eq=False)

@@ -150,7 +150,8 @@ def relu_path_norm(scale: int, rng: np.random.Generator) -> Evidence:
     source=f"{STRUCTURED}, section 5.3",
     claim="With the seed probability g of mean_i (1-g)^(c_i) = keep, sliding DropBlock drops what "
     "it says, and its expected output is its input everywhere",
-    correction="section 5.3 prints the keep probability 1 - (1 - keep)^(1 / (2k - 1)) of a start",
+    correction="section 5.3 prints the keep probability 1 - (1 - keep)^(1 / (2k - 1)) of a start, "
+    "its k undefined and here taken to be the block size",
 )
 def sliding_blocks(scale: int, rng: np.random.Generator) -> Evidence:
     """Draw masks; the residual is the largest deviation in standard errors."""

@@ -117,8 +117,9 @@ def _sliding_coverage(scale: int, rng: np.random.Generator) -> Residuals:
     claim="The seed probability g that solves mean_i (1-g)^(c_i) = 1 - drop_prob makes sliding "
     "blocks drop the asked share of units; away from the border it is 1 - (1-drop_prob)^(1/b)",
     assumes="blocks lie inside the layer",
-    correction="The retain probability of a block position is printed as 1 - drop_prob^(1/(2b-1)), "
-    "which keeps .0022 of the interior units instead of .5 for b = 3; it is (1-drop_prob)^(1/b)",
+    correction="The retain probability of a block position is printed as 1 - drop_prob^(1/(2k-1)) "
+    "with k undefined; taken to be the block size it keeps .0022 of the interior units instead of "
+    ".5 for b = 3; it is (1-drop_prob)^(1/b)",
 )
 def _sliding_keep(scale: int, rng: np.random.Generator) -> Residuals:
     b = 3

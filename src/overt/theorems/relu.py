@@ -80,17 +80,18 @@ def _(scale: int, rng: np.random.Generator) -> Evidence:
     units *= alpha / np.sqrt(np.mean(units**2, axis=0))
     g = np.clip(np.concatenate([units, -units], axis=1), -1, 1)  # (points, networks)
     losses = (g - y[:, None]) ** 2
-    worst, failures, trials, n = 0.0, 0, 200 * scale, 400
+    worst, failures, trials, n = 0.0, 0, 100 * scale, 40_000
+    least = relu.risk_bound(0.0, alpha, math.sqrt(2 * n), n, beta, delta=0.05).value
     for _ in range(trials):
-        sample = rng.integers(0, 12, n)
-        gap = float(np.max(losses.mean(0) - losses[sample].mean(0)))
-        norm = relu.positive_norm(points[sample], C)
+        counts = rng.multinomial(n, np.full(12, 1 / 12))
+        gap = float(np.max(losses.mean(0) - counts @ losses / n))
+        norm = relu.positive_norm(np.sqrt(counts)[:, None] * points, C)
         bound = relu.risk_bound(0.0, alpha, norm, n, beta, delta=0.05)
         worst, failures = max(worst, gap / bound.value), failures + (gap > bound.value)
     return Evidence(
         failures / trials, 0.05,
         f"share of samples in which some network breaks the bound; the largest gap reached "
-        f"{worst:.2f} of it",
+        f"{worst:.2f} of it, which is about {least:.2f} where losses go up to 4",
     )  # fmt: skip
 
 
@@ -188,9 +189,9 @@ def _(scale: int, rng: np.random.Generator) -> Evidence:
     "dropout-iterations",
     source="Thesis, Theorems 14 and 15",
     claim="With m >= 2401 lam^2 / gamma^6 the mean error of the iterates is at most 4 lam^2 / "
-    "(eta T), that of visited sub-networks 12 lam^2 / (eta T) + 7.1 ln(1/delta) / T",
+    "(eta T), that of visited sub-networks 12 lam^2 / (eta T) + 7.1 ln(2/delta) / T",
     assumes="inputs of norm 1, the (q, gamma)-margin assumption, eta <= ln 2",
-    correction="the last constant is 2/(3 - e) = 7.1, where 6 is printed",
+    correction="the last constant is 2/(3 - e) = 7.1, where 6 is printed, and delta is spent twice",
 )
 def _(scale: int, rng: np.random.Generator) -> Evidence:
     # From the martingale bound (3 - e) sum Q <= sum Q_t + ln(1/delta)/ln 2, and R <= 2 ln 2 Q.

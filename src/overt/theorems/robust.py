@@ -111,8 +111,9 @@ def _(scale: int, rng: np.random.Generator) -> Evidence:
     "of the same ball, so that beta-effective attacks with beta >= 4 nu (1 - alpha) kappa "
     "sqrt(m) are found",
     assumes="leaky ReLU, top weights of size kappa",
-    correction="printed without the 2, which asks for beta >= 2 nu (1 - alpha) kappa sqrt(m): two "
-    "points of a ball can be twice its radius apart",
+    correction="this step of the proof is printed without the 2 (two points of a ball can be twice "
+    "its radius apart), and asks for beta >= 2 nu (1 - alpha) kappa sqrt(m); the lemma itself is "
+    "not refuted with that beta",
 )
 def _(scale: int, rng: np.random.Generator) -> Evidence:
     from overt.robust.certificates.leaky import LeakyNetwork

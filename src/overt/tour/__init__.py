@@ -11,6 +11,7 @@ from overt._html import Page
 from overt._progress import meter, reraising_interrupts
 from overt.experiments.runner import machine_facts
 from overt.tour import audit, completion, compress, decay, foundation, linear, nn, relu, robust
+from overt.tour.lines import LINES
 from overt.tour.torch_chapter import Chapter
 
 CHAPTERS: tuple[Chapter, ...] = (
@@ -26,6 +27,12 @@ CHAPTERS: tuple[Chapter, ...] = (
     robust.chapter,
     foundation.statements,
 )
+
+
+def lines_of(chapter: Chapter) -> str:
+    """Return the lines to copy that belong to a chapter."""
+    name, room = chapter.__name__, chapter.__module__.rpartition(".")[2]
+    return LINES[name if name in LINES else room].strip()
 
 
 def tour(out: str | os.PathLike[str], *, seed: int = 0) -> tuple[Path, bool]:
@@ -46,6 +53,8 @@ def tour(out: str | os.PathLike[str], *, seed: int = 0) -> tuple[Path, bool]:
         for chapter in CHAPTERS:
             with reraising_interrupts():
                 held.append(chapter(page, folder, seed))
+            page.text("To try it yourself:", note=True)
+            page.code(lines_of(chapter))
             bar.advance()
     facts = ", ".join(f"{name} {value}" for name, value in machine_facts().items())
     footer = f"Made in {time.perf_counter() - start:.0f} s with seed {seed}; {facts}."

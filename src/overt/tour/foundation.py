@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import overt
 from overt import equalize, experiments, penalty, spectral
+from overt._figures import GRAY, subplots
 from overt._files import write_whole
 from overt._html import Page
 from overt._progress import meter
-from overt._types import Array
+from overt._types import Array, Floats
 from overt.theorems import registered, verify
 
 
@@ -33,26 +35,47 @@ def one_matrix(page: Page, folder: Path, seed: int) -> bool:
     best = norm.matrix_prox(M, weight)
     kept = np.linalg.svd(best, compute_uv=False)
     U, V = equalize.equalize_product(best, width)
-    optimum = float(np.sum((M - U @ V.T) ** 2) + penalty.shallow(U, V, noise))
+    added, induced = (float(penalty.shallow(U, V, noise)), float(weight * norm.matrix_value(best)))
+    optimum = float(np.sum((M - U @ V.T) ** 2)) + added
     draws = noise.multipliers(width, 100_000, seed=seed + 1)
     losses = np.sum((M[None] - (U * draws[:, None, :]) @ V.T) ** 2, axis=(1, 2))
     error = losses.std() / np.sqrt(len(losses))
     rows = [
         ("noise", "Dropout(0.5)", "lam = 1"),
-        ("penalty at the optimum", float(penalty.shallow(U, V, noise)), "lam sum |u_i|^2 |v_i|^2"),
-        ("induced norm", float(weight * norm.matrix_value(best)), "(lam / width) |UV'|_*^2"),
+        ("penalty at the optimum", _numbers([added]), "lam sum |u_i|^2 |v_i|^2"),
+        ("induced norm", _numbers([induced]), "(lam / width) |UV'|_*^2"),
         ("spectrum of M", _numbers(s), ""),
         ("optimal spectrum", _numbers(kept), f"shrunken, rank {np.sum(kept > 1e-12)} of {width}"),
         ("balance: |u_i| |v_i|", _numbers(equalize.importance(U, V)), "equal"),
-        ("objective, exact", optimum, "squared error + penalty"),
-        ("objective, 100,000 masks", float(losses.mean()), f"standard error {error:.2g}"),
+        ("objective, exact", _numbers([optimum]), "squared error + penalty"),
+        ("objective, 100,000 masks", _numbers([losses.mean()]), f"standard error {error:.2g}"),
     ]
-    page.table(("step", "value", "what it is"), rows)
-    induced = float(weight * norm.matrix_value(best))
-    return bool(
-        np.isclose(float(penalty.shallow(U, V, noise)), induced)
-        and abs(losses.mean() - optimum) <= 5 * error
+    page.figure(
+        _spectra(M, width),
+        "The singular values of M, and those of the best networks under four noises that drop half "
+        "of what they act on.",
     )
+    page.table(("step", "value", "what it is"), rows)
+    return bool(np.isclose(added, induced) and abs(losses.mean() - optimum) <= 5 * error)
+
+
+def _spectra(M: Floats, width: int) -> Any:
+    """Draw the optimal spectra under several noises beside that of the target."""
+    noises = {
+        "Dropout": overt.Dropout(0.5),
+        "half of the units, exactly": overt.KeepExactly(width // 2),
+        "DropBlock of 2": overt.DropBlock(0.5, 2),
+        "one probability per unit": overt.Dropout(tuple(np.linspace(0.2, 0.8, width))),
+    }
+    figure, ((axes,),) = subplots(size=(6.5, 3.2))
+    index = range(1, min(M.shape) + 1)
+    axes.plot(index, np.linalg.svd(M, compute_uv=False), "o-", color=GRAY, label="target")
+    for (name, noise), marker in zip(noises.items(), "s^Dv", strict=True):
+        best = overt.LinearNetwork(M, width, noise).solve()
+        axes.plot(index, best.spectrum[: len(index)], marker=marker, label=name)
+    axes.set(xlabel="index", ylabel="singular value", xticks=index)
+    axes.legend()
+    return figure
 
 
 def landscape(page: Page, folder: Path, seed: int) -> bool:

@@ -61,8 +61,8 @@ def _scaled_logits(
             rows.append((f"x {scale:g}", name, found.robust_accuracy, found.gradients))
     page.table(("logits", "attack", "robust accuracy reported", "gradients"), rows)
     found = strongest(net, x, y, threat, budget=60, seed=seed, warn=False)
-    page.figure(_pictures(net, x, y, found), "Clean digits, what fools the network, the difference "
-                "(red: added, blue: taken away); l2 radius 0.8.")  # fmt: skip
+    page.figure(_pictures(net, x, y, found), "Clean digits, the difference (red: added, blue: "
+                "taken away), what fools the network; l2 radius 0.8.")  # fmt: skip
     blind = accuracy["cross_entropy", 100.0] > accuracy["strongest", 100.0] + 0.3
     return blind, abs(accuracy["strongest", 100.0] - accuracy["strongest", 1.0]) <= 0.01
 
@@ -100,23 +100,12 @@ def _training(
 
 
 def _pictures(net: Any, x: Any, y: Any, found: Any) -> Any:
-    """Return the grid: clean, perturbed and difference, a column for each of eight digits."""
+    """Return the grid: clean, difference and perturbed, a column for each of eight digits."""
     import torch
+
+    from overt.robust.pictures import draw_examples
 
     with torch.no_grad():
         clean, after = net(x).argmax(1), net(found.x).argmax(1)
-    chosen = ((clean == y) & found.success).nonzero().squeeze(1)[:8].tolist()
-    figure, axes = canvas(1.15 * len(chosen), 3.9, 3, len(chosen), squeeze=False)
-    for column, i in enumerate(chosen):
-        difference = (found.x - x)[i, 0].numpy()
-        size = float(np.abs(difference).max())
-        axes[0, column].imshow(x[i, 0].numpy(), cmap="gray", vmin=0, vmax=1)
-        axes[0, column].set_title(f"{int(clean[i])}", fontsize=11)
-        axes[1, column].imshow(found.x[i, 0].numpy(), cmap="gray", vmin=0, vmax=1)
-        axes[1, column].set_title(f"{int(after[i])}", fontsize=11, color="tab:red")
-        axes[2, column].imshow(difference, cmap="RdBu_r", vmin=-size, vmax=size)
-    for row, label in enumerate(("clean", "perturbed", "difference")):
-        axes[row, 0].set_ylabel(label)
-    for panel in axes.flat:
-        panel.set(xticks=[], yticks=[])
-    return figure
+    chosen = ((clean == y) & found.success).nonzero().squeeze(1)[:8]
+    return draw_examples(*(part[chosen].numpy() for part in (x, found.x, clean, after)))

@@ -7,19 +7,20 @@ has one more row at its end: what is expected of a row never seen (its prior mea
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from overt._types import Array, Floats
 from overt.completion.encoding import Encoder
+from overt.completion.forms.draws import Draws, Row
 from overt.completion.forms.features import FEATURES, NO_DIRECTIONS, NOTHING, SIGNALS, Directions
 from overt.completion.forms.noise import RowNoise, expected
 from overt.completion.forms.pairs import WEIGHT, AllPairs
 from overt.completion.forms.prior import Prior
-from overt.completion.forms.problem import Columns, CompletionProblem
+from overt.completion.forms.problem import Columns
 from overt.completion.forms.spread import RowSpread, append
 from overt.completion.forms.units import SAME, Units
 from overt.completion.kernels import dots
@@ -35,44 +36,6 @@ FOLDS = 8
 
 UNKNOWN = -1
 """Index of rows and columns never seen: that of the last row of every array."""
-
-
-class Draws(NamedTuple):
-    """Draws of V, means of U given them, and the laws (m, P, sigma^2, H) of these means."""
-
-    U: Array  # (draws, count + 1, width)
-    V: Array
-    mean: Floats  # (draws, unknowns)
-    precision: Floats
-    noise: Floats
-    H: Floats  # (draws, scores, unknowns)
-
-    @classmethod
-    def stacked(cls, draws: Sequence[Mapping[str, Array]], problem: CompletionProblem) -> Draws:
-        """Bring draws back to the units of the values; a row never seen is at its prior mean."""
-        columns, U, V = problem.columns, *problem.columns.units(problem.scale)
-        u = U[columns.free(0)]
-        stack = {name: np.stack([draw[name] for draw in draws]) for name in draws[0]}
-        unseen = [columns.filled(0, mean)[0] for mean in stack["mean"]]
-        left = np.concatenate([stack.pop("U"), np.array(unseen)[:, None]], axis=1)
-        seen = problem.by_col.counts > 0
-        unseen = [draw[seen].mean(axis=0, dtype=np.float64) for draw in stack["V"]]
-        right = np.concatenate([stack.pop("V"), np.array(unseen)[:, None]], axis=1)
-        noise = stack["noise"][:, 0] * problem.scale**2
-        return cls(
-            (left * U).astype(problem.dtype), (right * V).astype(problem.dtype),
-            stack["mean"] * u, stack["precision"] / u**2, noise, stack["H"] * u,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, eq=False)
-class Row:
-    """A row that was not fitted: mean and covariance, its noise, and its mean for each draw."""
-
-    mean: Floats
-    covariance: Floats
-    variance: float
-    drawn: Floats  # (draws, width)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,10 +82,32 @@ class FactorModel:
             (U.directions, V.directions), (U.given, V.given),
         )  # fmt: skip
 
+    def after(self, last: FactorModel) -> FactorModel:
+        """Return this model, whose features were the scores of `last`, for the features of that."""
+        pairs, found = zip(self.directions, last.directions, strict=True), []
+        for mine, theirs in pairs:
+            parts = dict(mine.parts)
+            if FEATURES in parts:
+                parts[FEATURES] = theirs.parts[FEATURES] @ parts[FEATURES]
+            found.append(replace(mine, parts=parts))
+        return replace(self, directions=(found[0], found[1]), encoders=last.encoders)
+
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns of the completed matrix."""
         return len(self.means[0]) - 1, len(self.means[1]) - 1
+
+    def shown(self) -> dict[str, Any]:
+        """Return what an estimator shows of a model, by name."""
+        (U, V), k, (m, n) = (w[:-1] for w in self.means), self.columns.n_factors, self.shape
+        biases = self.columns.biases
+        return {
+            "U": U[:, :k], "V": V[:, :k], "mean": self.center, "noise_variance": self.noise,
+            "row_bias": U[:, k] if biases else np.zeros(m),
+            "col_bias": V[:, k + 1] if biases else np.zeros(n),
+            "row_noise": self.noises[0].variances[:-1], "col_noise": self.noises[1].variances[:-1],
+            "covariance": self.spread.name, "n_features_in": n,
+        }  # fmt: skip
 
     def factors(self, side: int) -> Floats:
         """Return the factors of one side's known rows, without biases."""
@@ -152,22 +137,23 @@ class FactorModel:
         return np.clip(total, self.low, self.high, out=total) if clip else total
 
     def _terms(self) -> list[tuple[Array, Array, float]]:
-        """Factors and weights of what is averaged: the learned means and all draws, half each.
+        """Factors and weights of what is averaged: the learned means and all draws.
 
         The means have no sampling noise and the draws have more factors; their errors differ, so
-        that the two halves together do better than either.
+        that the two together do better than either.
         """
         if self.draws is None:
             return [(*self.means, 1.0)]
-        U, V = self.draws.U, self.draws.V
-        return [(*self.means, 0.5), *((u, v, 0.5 / len(U)) for u, v in zip(U, V, strict=True))]
+        U, V, weight = self.draws.U, self.draws.V, self.draws.weight
+        drawn = ((u, v, weight / len(U)) for u, v in zip(U, V, strict=True))
+        return [(*self.means, 1 - weight), *drawn]
 
     def products(self, row: Row, cols: Array) -> Floats:
         """center + u . v for a row that was not fitted, as `predict` has it before clipping."""
         total = self.means[1][cols].astype(np.float64) @ row.mean
         if self.draws is not None:
             drawn = np.einsum("dw,dcw->c", row.drawn, self.draws.V[:, cols].astype(np.float64))
-            total = (total + drawn / len(row.drawn)) / 2
+            total += self.draws.weight * (drawn / len(row.drawn) - total)
         return self.units.outward(cols, self.center + total)
 
     def scores(self, partners: Array, features: Any = None, row: int = UNKNOWN) -> Array:
@@ -290,3 +276,4 @@ class Fit:
     drop_prob: Any
     learned_drop_prob: Floats | None = None
     path: Floats | None = None
+    fitted: int | None = None  # entries of the last full fit, all of them if None

@@ -47,6 +47,12 @@ class Sums(NamedTuple):
     AW: Floats
     logdets: float
 
+    def plus(self, other: Sums, sign: int) -> Sums:
+        """Add (1) or take away (-1) the sums over other rows; log dets are left out."""
+        first, second = self.first + sign * other.first, self.second + sign * other.second
+        S, AW = self.S + sign * other.S, self.AW + sign * other.AW
+        return Sums(self.N + sign * other.N, first, second, S, AW, 0.0)
+
     def about(self, m: Floats) -> Floats:
         """Sum of (w - m)(w - m)'."""
         cross = np.outer(self.first, m)

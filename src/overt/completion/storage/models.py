@@ -17,8 +17,9 @@ from overt._check import InputError
 from overt._files import digest, read_sealed, reading, write_sealed, write_whole
 from overt._plain import plain
 from overt.completion.encoding import Encoder
+from overt.completion.forms.draws import Draws
 from overt.completion.forms.features import Directions
-from overt.completion.forms.model import Draws, FactorModel, Fit
+from overt.completion.forms.model import FactorModel, Fit
 from overt.completion.forms.noise import RowNoise
 from overt.completion.forms.pairs import AllPairs
 from overt.completion.forms.prior import Prior
@@ -62,7 +63,8 @@ def save(
     header = {
         "format": FORMAT, "kind": KIND, "parameters": plain(dict(parameters)),
         "model": _plain(fit.model), "chosen": None if chosen is None else _plain(chosen),
-        "drop_prob": plain(fit.drop_prob), "status": str(fit.status), "shape": list(entries.shape),
+        "drop_prob": plain(fit.drop_prob), "fitted": fit.fitted, "status": str(fit.status),
+        "shape": list(entries.shape),
         "row_ids": None if entries.row_ids is None else entries.row_ids.tolist(),
         "col_ids": None if entries.col_ids is None else entries.col_ids.tolist(),
     }  # fmt: skip
@@ -156,6 +158,7 @@ def _fit(header: dict[str, Any], arrays: dict[str, Any]) -> Fit:
     return Fit(
         _model(header["model"], arrays), arrays["objective"].tolist(), Status(header["status"]),
         header["drop_prob"], arrays.get("learned_drop_prob_"), arrays.get("path_"),
+        header["fitted"],
     )  # fmt: skip
 
 

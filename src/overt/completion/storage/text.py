@@ -6,7 +6,7 @@ import csv
 import gzip
 import io
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,10 +14,8 @@ from typing import NamedTuple
 
 from overt._check import InputError
 from overt._files import bounded_lines, is_number
+from overt._frames import find_roles, role_of
 
-_ROW = ("user", "userid", "user_id", "row", "row_id", "customer", "customer_id")
-_COL = ("item", "itemid", "item_id", "movie", "movieid", "movie_id", "col", "column", "product")
-_VALUE = ("rating", "value", "score", "stars")
 _SAMPLE = 200
 """Lines from which it is told how a file is written."""
 
@@ -30,49 +28,74 @@ class Rejected(NamedTuple):
     content: str
 
 
+ORDER = ("row", "col", "value", "time")
+
+Said = Mapping[str, str | None]
+"""Names (or numbers, from 1) of the columns that are row, col, value and time, where said."""
+
+
 @dataclass(frozen=True)
 class Dialect:
     """How a text file is written.
 
-    `header` is the number and the fields of its header line, `places` say where row, column and
-    value stand, and `width` how many fields a line has.
+    `header` is the number and the fields of its header line, `places` say where row, col, value and
+    time stand (those that there are), `guessed` which of these no name told, and `width` how many
+    fields a line has.
     """
 
     delimiter: str
     header: tuple[int, list[str]] | None
-    places: tuple[int, ...]
+    places: dict[str, int]
+    guessed: list[str]
     width: int
 
     @property
     def used(self) -> tuple[str, ...]:
         """Names of the columns that count, where there is a header."""
-        return () if self.header is None else tuple(self.header[1][i] for i in self.places)
+        return () if self.header is None else used(self.places, self.header[1])
 
 
-def find_dialect(path: Path, with_values: bool, names: Sequence[str] = ()) -> Dialect:
+def used(places: Mapping[str, int], names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the columns that count, in the order of their roles."""
+    return tuple(names[places[role]] for role in ORDER if role in places)
+
+
+def find_dialect(
+    path: Path, with_values: bool, names: Sequence[str] = (), said: Said | None = None
+) -> Dialect:
     """Return how a file is written, from its first lines: damaged ones may come before good."""
-    needed = 3 if with_values else 2
+    needed, said = 3 if with_values else 2, said or {}
     sample = list(islice(((n, line) for n, line in numbered_lines(path) if line.strip()), _SAMPLE))
     if not sample:
         raise InputError(f"{path} is empty")
-    usable: dict[str, list[tuple[int, list[str]]]] = {}
-    for delimiter in ("::", "\t", ";", ",", " "):
-        parsed = [(n, _split_or_none(line, delimiter)) for n, line in sample]
-        usable[delimiter] = [(n, parts) for n, parts in parsed if parts and len(parts) >= needed]
+    usable = _usable(sample, needed)
     # Words of a text are separated by spaces too: these count only where nothing else does.
     delimiter = max(("::", "\t", ";", ","), key=lambda d: len(usable[d]))
     delimiter = delimiter if usable[delimiter] else " "
+    if with_values and not usable[delimiter]:  # rows and columns without values: clicks
+        usable = _usable(sample, 2) | {" ": []}
+        delimiter, with_values = max(usable, key=lambda d: len(usable[d])), False
     if not usable[delimiter]:
         fields = ", ".join(("row", "column", "value")[:needed])
         raise InputError(
             f"{path}: no line has {needed} fields ({fields}) "
             f"separated by comma, tab, semicolon, :: or spaces; the first is {sample[0][1][:60]!r}"
         )
-    header = _header(usable[delimiter], with_values, names)
-    places = places_of(header[1] if header else [], with_values)
+    known = [*names, *(name for name in said.values() if name)]
+    header = _header(usable[delimiter], with_values, known)
     sizes = Counter(len(parts) for _, parts in usable[delimiter])
     width = max(sizes, key=lambda size: (sizes[size], size))
-    return Dialect(delimiter, header, places, max(width, len(header[1]) if header else 0))
+    width = max(width, len(header[1]) if header else 0)
+    places, guessed = places_of(header[1] if header else width, with_values, said, str(path))
+    return Dialect(delimiter, header, places, guessed, width)
+
+
+def _usable(sample: list[tuple[int, str]], needed: int) -> dict[str, list[tuple[int, list[str]]]]:
+    found: dict[str, list[tuple[int, list[str]]]] = {}
+    for delimiter in ("::", "\t", ";", ",", " "):
+        parsed = [(n, _split_or_none(line, delimiter)) for n, line in sample]
+        found[delimiter] = [(n, parts) for n, parts in parsed if parts and len(parts) >= needed]
+    return found
 
 
 def fields_of(number: int, line: str, dialect: Dialect) -> list[str] | str:
@@ -85,23 +108,49 @@ def fields_of(number: int, line: str, dialect: Dialect) -> list[str] | str:
         return "quote not closed" if "end of data" in str(error) else f"misplaced quote: {error}"
     if dialect.header is not None and parts == dialect.header[1]:
         return [] if number == dialect.header[0] else "header repeated"
-    if len(parts) <= max(dialect.places):
-        return f"{len(parts)} field(s), {len(dialect.places)} needed"
+    needed = max(place for role, place in dialect.places.items() if role != "time")
+    if len(parts) <= needed:
+        return f"{len(parts)} field(s), {needed + 1} needed"
     if any(parts[dialect.width :]):
         return f"{len(parts)} fields, {dialect.width} expected"
-    return [parts[i] for i in dialect.places]
+    parts += [""] * (dialect.width - len(parts))
+    return [parts[dialect.places[role]] for role in ORDER if role in dialect.places]
 
 
-def places_of(header: list[str], with_values: bool) -> tuple[int, ...]:
-    """Return where row, column and value stand, by name where all are known, else in order."""
-    names = [name.strip().lower() for name in header]
-    found = [
-        next((i for i, name in enumerate(names) if name in accepted), None)
-        for accepted in (_ROW, _COL, _VALUE)[: 3 if with_values else 2]
-    ]
-    if all(place is not None for place in found):
-        return tuple(place for place in found if place is not None)
-    return (0, 1, 2)[: 3 if with_values else 2]
+def places_of(
+    header: list[str] | int, with_values: bool, said: Said, what: str
+) -> tuple[dict[str, int], list[str]]:
+    """Return where row, col, value and time stand, and which no name told.
+
+    Without a header, of which only the number of columns is known, the first ones count.
+    """
+    names = [str(i + 1) for i in range(header)] if isinstance(header, int) else header
+    names = [name.strip() for name in names]
+    asked = {role: _name(names, name) for role, name in said.items()}
+    if isinstance(header, int):
+        free = iter(i for i in range(header) if names[i] not in asked.values())
+        places = {r: names.index(n) if n in names else -1 for r, n in asked.items() if n}
+        if -1 in places.values():
+            raise InputError(f"{what} has no header; columns are said by number, 1 to {header}")
+        for role in ORDER[: 3 if with_values else 2]:
+            if role not in places:
+                places[role] = next(free, 0)
+        return places, []
+    places, guessed = find_roles(names, asked, what)
+    if not with_values:
+        places.pop("value", None)
+    for role in ORDER[: 3 if with_values else 2]:
+        if role not in places:
+            have = ", ".join(names)
+            raise InputError(f"{what} has no column for {role}; its columns are {have}")
+    return places, [role for role in guessed if role in places]
+
+
+def _name(names: Sequence[str], said: str | None) -> str | None:
+    """Return the name of a column that is said by name or by number."""
+    if said is not None and said not in names and said.isdigit() and 0 < int(said) <= len(names):
+        return names[int(said) - 1]
+    return said
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -138,14 +187,14 @@ def _header(
 
     A header has no numbers; without values only known names tell it from a pair.
     """
-    known = {*_ROW, *_COL, *_VALUE, *(name.lower() for name in names)}
-    leading = []
+    known, leading = {name.lower() for name in names}, []
     for number, parts in lines:
-        place = places_of(parts, with_values)[-1]
-        if with_values and place < len(parts) and is_number(parts[place]):
+        if with_values and any(map(is_number, parts)) and not any(map(role_of, parts)):
             break
         leading.append((number, parts))
-    named = [line for line in leading if any(part.lower() in known for part in line[1])]
+        if not with_values and len(leading) > 1:
+            break
+    named = [line for line in leading if any(p.lower() in known or role_of(p) for p in line[1])]
     if not named and with_values:
         named = [line for line in leading[:1] if not any(map(is_number, line[1]))]
     return named[0] if named else None

@@ -18,8 +18,9 @@ from overt.nn.auditing import measures
 from overt.nn.auditing.capacity import Capacity
 from overt.nn.auditing.head import Head, find_head
 from overt.nn.auditing.last_layer import LastLayer
-from overt.nn.auditing.noises import Sampled, drop_prob, find_noises, realized
+from overt.nn.auditing.noises import drawn_behind, drop_prob, find_noises, realized
 from overt.nn.auditing.report import AuditReport, Measure, NoiseFindings
+from overt.nn.auditing.sampling import Sampled
 from overt.nn.auditing.sums import Average, Mean, Table
 from overt.nn.auditing.trace import Trace
 from overt.nn.given.batches import Batch, running
@@ -27,6 +28,8 @@ from overt.nn.given.losses import Loss, Targets, is_squared
 from overt.relu.bounds import coadaptation
 from overt.results import Status
 
+SAMPLING = 0.4
+"""The share of the forward passes that may be spent on sampled masks."""
 MAX_INPUTS, MAX_OUTPUTS = 2048, 1024
 """The most inputs and outputs whose second moments are kept."""
 
@@ -46,10 +49,13 @@ class Examination:
     `batch` is the first one, `batches` how many will come, 0 if that is not known.
     """
 
-    def __init__(self, model: nn.Module, batch: Batch, loss: Loss, batches: int) -> None:
+    def __init__(
+        self, model: nn.Module, batch: Batch, loss: Loss, batches: int, passes: float
+    ) -> None:
         self._model, self._loss, self.samples = model, loss, 0
-        with running(batch.inputs, batch.where):
-            self._trace = Trace(model, batch.inputs.first(2))
+        with running(batch.inputs, batch.where), torch.no_grad():
+            batch.inputs.first(2).run(model)
+        self._trace = Trace(model, batch.inputs.first(2))
         self._outputs = self._trace.units(self._trace.output)
         self._noises, self._skipped = find_noises(model, self._trace)
         self._chain = self._trace.chain()
@@ -60,15 +66,16 @@ class Examination:
         inputs = self._input_columns(batch.inputs.only)
         self._table = Table(inputs, self._outputs) if self._outputs <= MAX_OUTPUTS else None
         self._plain, self._right, self._holdout = Mean(), Mean(), Mean()
-        watched = [*self._noises, *([] if head is None else [head.name])]
+        known = [name for name, source in self._noises.items() if source.op is not None]
+        watched = [*known, *([] if head is None else [head.name])]
         self._squares: dict[str, Average | None] = {name: Average() for name in watched}
         self._layers = measures.Layers()
         self._features: dict[str, Tensor] = {}
         self._preactivations: Tensor | None = None
         # Nothing is left to sample where a single noise has an exact penalty and exact flows.
         settled = self._exact and len(self._noises) == 1 and head is not None and not head.shares
-        modules = [] if settled else [op.leaf for op in self._noises.values()]
-        self._sampled = Sampled(model, modules, batches, len(batch.inputs))
+        sources = [] if settled else list(self._noises.values())
+        self._sampled = Sampled(model, sources, batches, len(batch.inputs), SAMPLING * passes)
 
     def add(self, batch: Batch, *, hold: bool) -> None:
         """Take in a batch; with `hold` some of its rows are kept apart as held out."""
@@ -140,7 +147,10 @@ class Examination:
                 output = inputs.run(self._model)
         if not isinstance(output, Tensor) or not output.is_floating_point():
             kind = type(output).__name__
-            raise InputError(f"model must return one tensor of numbers, got {kind}")
+            raise InputError(
+                f"model must return one tensor of numbers, got {kind}; say which output counts, "
+                "such as output=lambda o: o.logits"
+            )
         if output.ndim < 1 or len(output) != len(inputs) or output.numel() == 0:
             raise InputError(
                 "model must return a row for each row of x, got shape "
@@ -173,11 +183,12 @@ class Examination:
         return hook
 
     def _add_squares(self, name: str, average: Average) -> None:
-        h = self._features[name].double()
+        h = self._features[name]
+        h = h.double() if h.numel() < 2**18 else h.float()  # wide numbers are dear
         if average.shape not in (None, tuple(h.shape[1:])):
             self._squares[name] = None
         else:
-            average.add((h * h).sum(0), len(h))
+            average.add(h.square().sum(0), len(h))
 
     def _square(self, name: str) -> Floats | None:
         """Return the mean squares of the units at a place, None if they change."""
@@ -196,6 +207,8 @@ class Examination:
         if isinstance(self._loss, str):
             log_softmax = self._loss == "cross_entropy"
             head = find_head(self._model, self._trace, log_softmax=log_softmax)
+        if not isinstance(head, str) and drawn_behind(self._trace, head.name, self._noises):
+            head = f"noise whose law is not known is drawn behind {head.name}: no bound is taken"
         if self._outputs > MAX_OUTPUTS:
             head = f"{self._outputs} outputs are more than the {MAX_OUTPUTS} whose spectrum is kept"
         if isinstance(head, str):
@@ -227,8 +240,8 @@ class Examination:
         return value, others.error if len(self._noises) > 1 else 0.0
 
     def _noise(self, i: int, objective: float) -> NoiseFindings:
-        name, op = list(self._noises.items())[i]
-        squares, (h,) = self._square(name), op.given
+        name, source = list(self._noises.items())[i]
+        squares = self._square(name) if source.op is not None else None
         last = self._last if self._exact and i == len(self._noises) - 1 else None
         if last is None:
             penalty, error = self._sampled.added[i].value, self._sampled.added[i].error
@@ -236,14 +249,16 @@ class Examination:
             penalty, error = last.penalty, 0.0
         exact_flows = last is not None and squares is not None and not last.head.shares
         if exact_flows and last is not None and squares is not None:
-            flows = last.head.flows(squares)
+            psi = last.head.flows(squares)
+            found: tuple[Any, Any, Any] | None = (psi, np.zeros(len(psi)), 0.0)
         else:
-            flows = self._sampled.flows(i)
+            found = self._sampled.flows(i)
+        flows, flows_error, phi_error = (None, None, None) if found is None else found
         return NoiseFindings(
-            name, str(op.leaf), None if squares is None else int(squares.size), drop_prob(op.leaf),
-            *realized(op.leaf, h.shape[1:], h.tensor), penalty, error, last is not None,
-            penalty / objective if objective else 0.0, flows, exact_flows,
-            None if flows is None else coadaptation(flows),
+            name, source.kind, None if squares is None else int(squares.size),
+            drop_prob(source.module), *realized(source), penalty, error, last is not None,
+            penalty / objective if objective else 0.0, flows, flows_error, exact_flows,
+            None if flows is None else coadaptation(flows), phi_error,
             None if squares is None else int(np.sum(squares == 0)),
         )  # fmt: skip
 
@@ -255,7 +270,7 @@ class Examination:
                     raise measures.NoPath(
                         "inputs that are not one tensor of numbers with a fraction"
                     )
-                norms[p] = measures.path_norm(self._model, x, p)
+                norms[p] = measures.path_norm(self._model, x, p, self._trace.inputs.output)
             except measures.NoPath as error:
                 self._skipped.append(("path norm", f"not defined through {error}"))
                 break

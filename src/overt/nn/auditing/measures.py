@@ -13,6 +13,7 @@ each up to a constant, so that they compare networks and bound nothing.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,7 @@ class Layers:
 
     def _layer(self, name: str, module: Any) -> LayerFindings:
         W = module.weight.detach().double().cpu().flatten(1).numpy()
-        spectral, frobenius = float(np.linalg.norm(W, 2)), float(np.linalg.norm(W))
+        spectral, frobenius = _largest(W), float(np.linalg.norm(W))
         return LayerFindings(
             name=name, shape=tuple(module.weight.shape), spectral=spectral, frobenius=frobenius,
             stable_rank=(frobenius / spectral) ** 2 if spectral else 0.0,
@@ -71,21 +72,31 @@ class Layers:
         )  # fmt: skip
 
 
+def _largest(W: Floats) -> float:
+    """Return the largest singular value, which the Gram matrix gives to half of all digits."""
+    if W.size <= 2**14:
+        return float(np.linalg.norm(W, 2))
+    gram = W @ W.T if len(W) <= W.shape[1] else W.T @ W
+    return math.sqrt(max(float(np.linalg.eigvalsh(gram)[-1]), 0.0))
+
+
 class NoPath(Exception):  # noqa: N818
     """An operation whose paths are not defined; the message names it."""
 
 
-def path_norm(model: nn.Module, x: Tensor, p: int) -> float:
+def path_norm(
+    model: nn.Module, x: Tensor, p: int, pick: Callable[[Any], Any] | None = None
+) -> float:
     """Psi_p, from one pass of ones with every weight w replaced by |w|^p and no activation.
 
     Batch normalization in evaluation mode is a weight, residual sums join paths, average pooling
     has weights 1/K and max pooling weights 1. Biases are on no path from an input. Raises NoPath
-    where paths are not defined.
+    where paths are not defined; `pick` says which output counts.
     """
     ones = torch.ones_like(x[:1], dtype=torch.float64)
     with torch.no_grad():
         output = watch(model, ones, _Paths(p).follow)
-    return float(output.sum()) ** (1 / p)
+    return float((output if pick is None else pick(output)).sum()) ** (1 / p)
 
 
 def norm_measures(weights: list[Floats], n: int) -> list[Measure]:

@@ -85,12 +85,18 @@ def noise_rows(report: Any) -> list[Row]:
     """Return a row for each noise layer."""
     return [
         (
-            n.name or "(model)", n.kind, n.drop_prob, f"{n.realized:.4f} ± {n.realized_error:.4f}",
+            n.name or "(model)", n.kind, n.drop_prob,
+            None if n.realized is None else f"{n.realized:.4f} ± {n.realized_error:.4f}",
             f"{n.penalty:.4g}" + (" exact" if n.exact else f" ± {n.penalty_error:.1g}"),
-            f"{n.share:.1%}", n.coadaptation, None if n.dead is None else f"{n.dead} of {n.units}",
+            f"{n.share:.1%}", _with_error(n.coadaptation, n.coadaptation_error),
+            None if n.dead is None else f"{n.dead} of {n.units}",
         )
         for n in report.noises
     ]  # fmt: skip
+
+
+def _with_error(value: float | None, error: float | None) -> str | None:
+    return None if value is None else f"{value:.4g}" + (f" ± {error:.1g}" if error else "")
 
 
 def gap_line(report: Any, head: Any) -> str:

@@ -12,7 +12,7 @@ from overt.results import Result, Status
 
 @dataclass(frozen=True, repr=False, eq=False)
 class NoiseFindings(Result):
-    """What one noise layer does.
+    """What one source of noise does: a noise layer, or a module that draws in its forward pass.
 
     Attributes
     ----------
@@ -24,7 +24,8 @@ class NoiseFindings(Result):
     drop_prob
         Its nominal drop probability, None for noise that has none.
     realized, realized_error
-        The share of zeros in masks drawn from it, and the standard error of that.
+        The share of zeros in masks drawn from it, and the standard error of that; None for
+        what draws in another way than by multiplying units or weights.
     penalty, penalty_error, exact
         What its noise adds to the loss when the noise of all layers behind it is on: exact, or
         from sampled masks with this standard error.
@@ -34,6 +35,8 @@ class NoiseFindings(Result):
         psi_j, psi_j^2 = mean |df/dh_j|^2 h_j^2, what unit j contributes to the outputs; for noise
         before the last layer |u_j| sqrt(mean(h_j^2)), as in the thesis. A unit is what one entry of
         the mask multiplies. Estimated from random directions of the output unless `exact_flows`.
+    flows_error, coadaptation_error
+        Standard errors (jackknife over eight parts of the rows), 0 where they are exact.
     coadaptation
         phi = |psi|_1 / (sqrt(d) |psi|_2): 1 if all units contribute alike, 1/sqrt(d) if one does
         everything.
@@ -45,15 +48,17 @@ class NoiseFindings(Result):
     kind: str
     units: int | None
     drop_prob: float | None
-    realized: float
-    realized_error: float
+    realized: float | None
+    realized_error: float | None
     penalty: float
     penalty_error: float
     exact: bool
     share: float
     flows: Floats | None
+    flows_error: Floats | None
     exact_flows: bool
     coadaptation: float | None
+    coadaptation_error: float | None
     dead: int | None
 
 

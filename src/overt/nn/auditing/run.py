@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,8 +26,9 @@ TORCH_LOSSES = (nn.MSELoss, nn.CrossEntropyLoss)
 
 
 def audit(
-    model: nn.Module, data: Any, loss: Loss, *, holdout: Any = None, seed: int = 0
-) -> AuditReport:
+    model: nn.Module, data: Any, loss: Loss, *, holdout: Any = None,
+    output: Callable[[Any], Any] | None = None, passes: float = 30, seed: int = 0,
+) -> AuditReport:  # fmt: skip
     """Say what a network's noise does on some data, and what theory promises.
 
     One pass over the data; memory does not depend on the number of rows. Ctrl-C ends the pass,
@@ -35,7 +36,9 @@ def audit(
     state are left as they were.
 
     Per noise layer: the drop probability that masks drawn from it realize, what it adds to the
-    loss, the flow through each unit and their co-adaptation. For the last layer: the spectrum of
+    loss, the flow through each unit and their co-adaptation; whatever else draws in training mode
+    (functional dropout, stochastic depth, dropout inside attention, noise of one's own) is found
+    by a pass in that mode, and what it adds is sampled. For the last layer: the spectrum of
     the outputs beside that of the optimum under its noise, and a proved lower bound on the training
     objective (`overt.nn.auditing.lower` has the proofs). For the whole network: norms, complexity
     measures and bounds with their assumptions, dead units. And a drop probability for the last
@@ -44,8 +47,7 @@ def audit(
     Parameters
     ----------
     model
-        A network with or without noise layers of torch.nn or overt.nn. What is not understood is
-        named in `skipped`.
+        A network with or without noise. What is not understood is named in `skipped`.
     data
         A pair of arrays or tensors (inputs, targets), a DataLoader, or anything that gives batches
         (inputs, targets); inputs are one tensor, a tuple of them, or a dict by name. Give the
@@ -60,6 +62,12 @@ def audit(
         Data that the network was not trained on, to choose the drop probability with. Without it a
         fifth of the rows is held out from the last layer, which is not the same: the features
         before it have seen those rows.
+    output
+        Which of the model's outputs counts, such as `lambda o: o.logits`.
+    passes
+        About how many forward passes over the data the audit may cost on data of some size. What
+        noise adds is exact before the last layer of a squared loss; elsewhere it is sampled, on
+        fewer rows where there are many layers, and stands beside its standard error.
     seed
         Seed of the sampled masks.
 
@@ -84,8 +92,9 @@ def audit(
     wanted = loss_name(loss) if isinstance(loss, TORCH_LOSSES) else checked_loss(loss)
     seed = _check.whole("seed", seed, minimum=0)
     start = time.perf_counter()
-    batches = Batches(data, model)
-    others = None if holdout is None else Batches(holdout, model, name="holdout")
+    passes = _check.number("passes", passes, exclusive=True)
+    batches = Batches(data, model, output=output)
+    others = None if holdout is None else Batches(holdout, model, name="holdout", output=output)
     count = batches.count + (0 if others is None else others.count)
     examined: Examination | None = None
     status = Status.FINISHED
@@ -95,7 +104,7 @@ def audit(
             try:
                 for given, batch in ((part, b) for part in (batches, others or ()) for b in part):
                     if examined is None:
-                        examined = Examination(model, batch, wanted, batches.count)
+                        examined = Examination(model, batch, wanted, batches.count, passes)
                     if given is batches:
                         examined.add(batch, hold=others is None)
                     else:

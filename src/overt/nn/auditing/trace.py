@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from overt._check import InputError
 from overt._types import Floats
 from overt.nn.given.batches import Inputs
 from overt.nn.layers.recognized import is_weight_noise, known_noise
-from overt.nn.recording.recorder import Operation, Value, record
+from overt.nn.recording.recorder import Operation, Recording, Value, record
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,10 +77,20 @@ class Trace:
 
     def __init__(self, model: nn.Module, inputs: Inputs) -> None:
         self.inputs = inputs
-        recording = record(model, inputs.given, leaves=lambda _, module: known_noise(module))
-        if len(recording.outputs) != 1:
+        self.training: Recording | None = None  # a pass in training mode, once there is one
+        results: list[Any] = []
+
+        def pick(result: Any) -> Any:
+            results.append(result if inputs.output is None else inputs.output(result))
+            return results[-1]
+
+        recording = record(
+            model, inputs.given, output=pick, leaves=lambda _, module: known_noise(module)
+        )
+        if not isinstance(results[-1], Tensor):
             raise InputError(
-                f"model must return one tensor of numbers, it returns {len(recording.outputs)}"
+                f"model must return one tensor of numbers, got a {type(results[-1]).__name__}; say "
+                "which output counts, such as output=lambda o: o.logits"
             )
         self.operations, self.output = recording.operations, recording.output
         self._recording = recording

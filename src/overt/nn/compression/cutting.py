@@ -15,9 +15,7 @@ a_S by least squares, a_R ~ B a_S + c, so that a reader's W_R a_R + W_S a_S + b 
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,57 +23,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from overt._check import InputError
 from overt._types import Floats
+from overt.nn.compression.groups import Group, Structure
 from overt.nn.compression.layers import TRANSPOSED, is_a
 from overt.nn.compression.measuring import Moments
-from overt.nn.compression.report import Change
-from overt.nn.compression.structure import Group, Structure
-from overt.nn.compression.units import Ids
-from overt.nn.given.batches import Batches, Inputs
-from overt.nn.given.losses import Loss
+from overt.nn.compression.task import duplicate
+from overt.nn.compression.units import Ids, Read
 
-Keep = float | Mapping[str, float]
-"""One share for all layers, or a share for each of those named."""
 SHRINKAGE = 0.01
 """Ridge of the prediction, in units of the mean variance times units / examples."""
-
-
-@dataclass(frozen=True, eq=False)
-class Task:
-    """A network to be made smaller, in evaluation mode, and what is judged by what."""
-
-    base: nn.Module
-    keep: Keep
-    inputs: Inputs
-    judge: Batches | None
-    loss: Loss
-    draws: int
-    rng: np.random.Generator
-
-
-@dataclass(eq=False)
-class Outcome:
-    """What a way of compressing returns: the network, what changed, what did not and why."""
-
-    by: str
-    model: nn.Module
-    changes: list[Change]
-    skipped: dict[str, str]
-    losses: Floats = field(default_factory=lambda: np.zeros(0))
-    interrupted: bool = False
-    tried: tuple[tuple[str, float], ...] = ()
-
-
-def check_layers(keep: Mapping[str, float], layers: Iterable[str]) -> None:
-    """Refuse shares for modules that are not layers with outputs of their own."""
-    known = set(layers)
-    unknown = [name for name in keep if name not in known]
-    if unknown:
-        raise InputError(
-            f"keep must name layers with units of their own, got {', '.join(unknown)}; there are "
-            f"{', '.join(sorted(known))}"
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +59,7 @@ class Cut:
         for group, kept in self.kept.items():
             factor[group.units] = 0
             factor[kept] = len(group.units) / len(kept) if self.scaled else 1
-        return factor[structure.wiring.units.classes(np.arange(len(factor)))]
+        return factor[structure.classes]
 
 
 def shrink(model: nn.Module, structure: Structure, cut: Cut) -> nn.Module:
@@ -114,14 +70,16 @@ def shrink(model: nn.Module, structure: Structure, cut: Cut) -> nn.Module:
     """
     factor, wiring = cut.factors(structure), structure.wiring
     memo: dict[int, Any] = {}
+    corrected = _corrections(model, structure, cut, factor)
     for key, axes in wiring.slots.axes.items():
-        tensor = _corrected(model, structure, cut, factor, key)
+        tensor = corrected.get(key, wiring.slots.tensors[key].detach())
         for axis, ids in axes.items():
             stay = factor[ids] != 0
             if not stay.all():
                 index = torch.from_numpy(np.flatnonzero(stay)).to(tensor.device)
                 tensor = tensor.index_select(axis, index)
-        memo[key] = _like(wiring.slots.tensors[key], tensor)
+        if key in corrected or tensor.shape != wiring.slots.tensors[key].shape:
+            memo[key] = _like(wiring.slots.tensors[key], tensor)
     small = duplicate(model, memo)
     for name, sizes in wiring.sizes.items():
         module = small.get_submodule(name)
@@ -136,19 +94,18 @@ def shrink(model: nn.Module, structure: Structure, cut: Cut) -> nn.Module:
     return small
 
 
-def masked(model: nn.Module, structure: Structure, cut: Cut) -> nn.Module:
+def masked(model: nn.Module, structure: Structure, cut: Cut, small: nn.Module) -> nn.Module:
     """Return a full-size copy that ignores the units that a cut removes: what `shrink` must equal.
 
     Readers' weights are zero on removed units; normalizations over all units run over those
-    that stay.
+    that stay, as in the smaller network.
     """
     factor, wiring = cut.factors(structure), structure.wiring
-    memo: dict[int, Any] = {}
-    for key in wiring.slots.axes:
-        tensor = _corrected(model, structure, cut, factor, key)
-        memo[key] = _like(wiring.slots.tensors[key], tensor)
+    memo = {
+        key: _like(wiring.slots.tensors[key], tensor)
+        for key, tensor in _corrections(model, structure, cut, factor).items()
+    }
     reference = duplicate(model, memo)
-    small = shrink(model, structure, cut)
     for name, (axis, ids) in wiring.mixing.items():
         index = torch.from_numpy(np.flatnonzero(factor[ids]))
         if len(index) < len(ids):
@@ -156,29 +113,26 @@ def masked(model: nn.Module, structure: Structure, cut: Cut) -> nn.Module:
     return reference
 
 
-def duplicate(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
-    """Return a deep copy in which some tensors are replaced."""
-    try:
-        return copy.deepcopy(model, memo or {})
-    except (RuntimeError, TypeError, AttributeError) as error:
-        raise InputError(f"model must be a module that can be copied: {error}") from None
-
-
-def _corrected(
-    model: nn.Module, structure: Structure, cut: Cut, factor: Floats, key: int
-) -> Tensor:
-    """Return a tensor with the factors of the units that it reads, and refitted."""
-    original = structure.wiring.slots.tensors[key]
-    tensor = original.detach()
+def _corrections(
+    model: nn.Module, structure: Structure, cut: Cut, factor: Floats
+) -> dict[int, Tensor]:
+    """Return tensors that read units with the units' factors, refitted, and changed biases."""
+    found: dict[int, Tensor] = {}
     for read in structure.wiring.reads:
         module, refit = model.get_submodule(read.name), cut.refits.get(read.name)
-        if module.weight is original:
+        scale = factor[read.ids]
+        if id(module.weight) in found or (refit is None and (scale == 1).all()):
+            continue
+        tensor = module.weight.detach()
+        if refit is not None:
+            tensor = tensor + refit.weight.to(tensor)
+        if (scale != 1).any():
             shape = [-1 if i == read.axis else 1 for i in range(tensor.ndim)]
-            scale = torch.from_numpy(factor[read.ids]).to(tensor).reshape(shape)
-            return scale * (tensor if refit is None else tensor + refit.weight.to(tensor))
-        if module.bias is original and refit is not None and refit.bias is not None:
-            return tensor + refit.bias.to(tensor)
-    return tensor
+            tensor = tensor * torch.from_numpy(scale).to(tensor).reshape(shape)
+        found[id(module.weight)] = tensor
+        if refit is not None and refit.bias is not None:
+            found[id(module.bias)] = module.bias.detach() + refit.bias.to(module.bias)
+    return found
 
 
 def _like(old: Tensor, new: Tensor) -> Tensor:
@@ -208,8 +162,9 @@ def flows(model: nn.Module, structure: Structure, seen: dict[str, Moments]) -> F
     for read in {read.name: read for read in structure.wiring.reads}.values():
         weight = model.get_submodule(read.name).weight.detach().double()
         norms = weight.square().sum([d for d in range(weight.ndim) if d != read.axis])
+        norms = norms.unflatten(0, (-1, read.places)).sum(1)
         flow = (norms * seen[read.name].squares()).cpu().numpy()
-        np.add.at(total, units.classes(read.ids), flow)
+        np.add.at(total, units.classes(read.ids[:: read.places]), flow)
     return np.sqrt(total)
 
 
@@ -230,32 +185,34 @@ def refits(
             removed[staying] = False
     found: dict[str, Refit] = {}
     for read in {read.name: read for read in structure.wiring.reads}.values():
-        gone = torch.from_numpy(removed[structure.wiring.units.classes(read.ids)])
+        ids = read.ids[:: read.places]
+        gone = torch.from_numpy(removed[structure.wiring.units.classes(ids)])
         if bool(gone.any()):
             module = model.get_submodule(read.name)
-            found[read.name] = _refit(
-                module, read.axis, gone.to(module.weight.device), seen[read.name]
-            )
+            found[read.name] = _refit(module, read, gone.to(module.weight.device), seen[read.name])
     return found
 
 
-def _refit(module: nn.Module, axis: int, gone: Tensor, moments: Moments) -> Refit:
+def _refit(module: nn.Module, read: Read, gone: Tensor, moments: Moments) -> Refit:
     """Return the changes of one reader; a convolution's taps all use the same prediction."""
-    weight = module.weight.detach().double().movedim(axis, -1)
+    weight = module.weight.detach().double().movedim(read.axis, -1)
+    weight = weight.unflatten(-1, (-1, read.places)).mT if read.places > 1 else weight
     biased = module.bias is not None
     moment = moments.covariance() if biased else moments.second()
     B = _prediction(moment, gone, moments.count)
     change = torch.zeros_like(weight)
     if B is not None:
         change[..., ~gone] = weight[..., gone] @ B
+    whole = change.mT.flatten(-2) if read.places > 1 else change
+    whole = whole.movedim(-1, read.axis)
     if not biased:
-        return Refit(change.movedim(-1, axis), None)
+        return Refit(whole, None)
     mean = moments.mean()
     left = mean[gone] if B is None else mean[gone] - B @ mean[~gone]
     lost = (weight[..., gone] @ left).reshape(len(weight), -1).sum(1)
     if is_a(module, TRANSPOSED):  # an output position meets one tap in prod(stride)
         lost = lost / math.prod(module.stride)
-    return Refit(change.movedim(-1, axis), lost)
+    return Refit(whole, lost)
 
 
 def _prediction(moment: Tensor | None, gone: Tensor, count: int) -> Tensor | None:

@@ -43,9 +43,14 @@ def is_a(module: nn.Module, kinds: tuple[Any, ...]) -> bool:
 
 
 def is_layer(module: nn.Module) -> bool:
-    """Whether a call of the module is one operation."""
-    kinds = (*WEIGHTED, *_NORMS, nn.PReLU, nn.Embedding)
-    return known_noise(module) or isinstance(module, SEALED) or is_a(module, kinds)
+    """Whether a call of the module is one operation.
+
+    Normalizations of other libraries, which may add an activation, are taken at their word; that
+    the smaller network computes the same is checked in the end.
+    """
+    kinds = (*WEIGHTED, nn.PReLU, nn.Embedding)
+    whole = isinstance(module, (*SEALED, *_NORMS))
+    return known_noise(module) or whole or is_a(module, kinds)
 
 
 def hindrance(module: nn.Module) -> str | None:
@@ -76,6 +81,15 @@ def given_by(
     """Return what a layer makes of the units x of a tensor; shapes are its and the result's."""
     if known_noise(module) and not is_weight_noise(module):
         return _noise(wiring, name, module, x, before)
+    if isinstance(module, ACROSS) and x is not None and len(x.axes) > 1:  # within heads
+        over = range(len(before) - len(module.normalized_shape), len(before))
+        kept = [axis for axis in x.axes if axis not in over]
+        return wiring.along(x, kept) if kept else needs_all(name, module)
+    if x is not None and len(x.axes) > 1:
+        axis = len(before) - 1 if is_a(module, LINEAR) else 1
+        if axis not in x.axes:
+            return needs_all(name, module)
+        x = wiring.along(x, (axis,))
     if is_a(module, LINEAR):
         return _linear(wiring, name, module, x, after)
     if is_a(module, (*CONVOLUTION, *TRANSPOSED)):
@@ -83,10 +97,10 @@ def given_by(
     if is_a(module, (nn.Embedding,)):
         ids = wiring.slots.find(module.weight, 1, name)
         wiring.describe(name, embedding_dim=ids)
-        return Carried(len(after) - 1, ids)
+        return Carried((len(after) - 1,), ids)
     if x is None:
         return None
-    if is_a(module, _NORMS):
+    if isinstance(module, _NORMS):
         return _normalized(wiring, name, module, x, before)
     if is_a(module, (nn.PReLU,)):
         if module.num_parameters > 1 and x.axis != 1:
@@ -120,35 +134,40 @@ def _drops_units(module: nn.Module, x: Carried, shape: Shape) -> bool:
     """Whether dropout drops features or whole channels, not single positions of channels."""
     last = len(shape) - 1
     if plain_dropout(module) is not None:
-        return x.axis == last and len(set(x.ids)) == len(x.ids)
+        return x.axes == (last,) and len(set(x.ids.tolist())) == len(x.ids)
     if isinstance(module, Dropout):
         shared = {axis % len(shape) for axis in module.shared_axes}
-        return shared >= set(range(1, last + 1)) - {x.axis}
-    return type(module) in CHANNEL_DROPOUT and x.axis == 1
+        return shared >= set(range(1, last + 1)) - set(x.axes)
+    return type(module) in CHANNEL_DROPOUT and x.axes == (1,)
 
 
 def _normalized(wiring: Wiring, name: str, module: nn.Module, x: Carried, shape: Shape) -> Given:
     """Shrink a normalization along; those over all units are noted as mixing."""
-    affine = (module.weight, getattr(module, "bias", None))
-    if is_a(module, ACROSS):
-        place = x.axis - (len(shape) - len(module.normalized_shape))
-        if place >= 0:
-            for tensor in affine:
-                wiring.slots.bind(tensor, place, x.ids)
-            wiring.sizes.setdefault(name, {})["normalized_shape"] = (place, x.ids)
-            wiring.mixing[name] = (x.axis, x.ids)
-        return x
+    affine = (getattr(module, "weight", None), getattr(module, "bias", None))
     statistics: tuple[Any, ...] = ()
-    if is_a(module, (nn.GroupNorm,)):
-        if x.axis != 1 or module.num_groups not in (1, module.num_channels):
+    own = is_a(module, _NORMS)
+    if isinstance(module, ACROSS):
+        sizes = tuple(module.normalized_shape)
+        place = x.axis - (len(shape) - len(sizes)) if own else 0  # others may move the channels
+        if place < 0:
+            return x
+        if sizes[place] != len(x.ids):
+            return needs_all(name, module)
+        for tensor in affine:
+            wiring.slots.bind(tensor, place, x.ids)
+        wiring.sizes.setdefault(name, {})["normalized_shape"] = (place, x.ids)
+        wiring.mixing[name] = (x.axis, x.ids)
+        return x
+    if x.axis != 1:
+        return x if own and not isinstance(module, nn.GroupNorm) else needs_all(name, module)
+    if isinstance(module, nn.GroupNorm):
+        if module.num_groups not in (1, module.num_channels):
             return needs_all(name, module)
         wiring.describe(name, num_channels=x.ids)
         if module.num_groups == 1:
             wiring.mixing[name] = (1, x.ids)
         else:
             wiring.describe(name, num_groups=x.ids)
-    elif x.axis != 1:
-        return x
     else:
         wiring.describe(name, num_features=x.ids)
         statistics = (module.running_mean, module.running_var)
@@ -160,7 +179,7 @@ def _normalized(wiring: Wiring, name: str, module: nn.Module, x: Carried, shape:
 def _linear(wiring: Wiring, name: str, module: nn.Module, x: Carried | None, shape: Shape) -> Given:
     last = len(shape) - 1
     if x is None or x.axis == last:
-        return Carried(last, _connected(wiring, name, module, x, "in_features", "out_features"))
+        return Carried((last,), _connected(wiring, name, module, x, "in_features", "out_features"))
     reason = "it acts along another axis than the units that it meets"
     wiring.leave_whole(name, module.weight, reason)
     return x
@@ -170,11 +189,8 @@ def _convolution(
     wiring: Wiring, name: str, module: nn.Module, x: Carried | None, shape: Shape
 ) -> Carried | None:
     unusual = len(shape) != len(module.kernel_size) + 2 or (x is not None and x.axis != 1)
-    depthwise = module.groups > 1 and module.groups == module.in_channels
-    whole_groups = module.groups > 1 and (
-        x is None or not depthwise or is_a(module, TRANSPOSED) or hindrance(module) is not None
-    )
-    if unusual or whole_groups:
+    grouped = module.groups > 1
+    if unusual or (grouped and (x is None or is_a(module, TRANSPOSED) or hindrance(module))):
         reason = (
             f"{name} is used along another axis than the channels'"
             if unusual
@@ -183,13 +199,18 @@ def _convolution(
         wiring.hold(x, reason)
         wiring.leave_whole(name, module.weight, reason)
         return None
-    if module.groups > 1 and x is not None:  # output j stays with input j // multiplier
-        ids = x.ids.repeat(module.out_channels // module.in_channels)
-        wiring.slots.bind(module.weight, 0, ids)
-        wiring.slots.bind(module.bias, 0, ids)
-        wiring.describe(name, in_channels=x.ids, out_channels=ids, groups=x.ids)
-        return replace(x, ids=ids)
-    return Carried(1, _connected(wiring, name, module, x, "in_channels", "out_channels"))
+    if not grouped or x is None:
+        return Carried((1,), _connected(wiring, name, module, x, "in_channels", "out_channels"))
+    # A group's inputs and outputs stay or go together; output j of g is in group j // (outputs / g)
+    group = x.ids.reshape(module.groups, -1)
+    if group.shape[1] > 1:
+        wiring.units.tie(group[:, :1].repeat(group.shape[1], 1).ravel(), group.ravel())
+    ids = group[:, 0].repeat(module.out_channels // module.groups)
+    wiring.units.tie(ids, wiring.units.fresh(len(ids), name))
+    wiring.slots.bind(module.weight, 0, ids)
+    wiring.slots.bind(module.bias, 0, ids)
+    wiring.describe(name, in_channels=x.ids, out_channels=ids, groups=group[:, 0])
+    return replace(x, ids=ids)
 
 
 def _connected(

@@ -21,13 +21,15 @@ import torch
 from torch import Tensor, nn
 
 from overt._types import Floats
-from overt.nn.compression.cutting import Outcome, Task, check_layers, duplicate
 from overt.nn.compression.layers import SEALED, WEIGHTED, hindrance, holders, is_a
-from overt.nn.compression.measuring import Moments, collect, multiply_adds
+from overt.nn.compression.measuring import Moments, collect, parameters
 from overt.nn.compression.report import Change
+from overt.nn.compression.task import Outcome, Task, check_layers, duplicate
 from overt.nn.given.batches import Inputs
 
 KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d)
+LARGE = 2**17
+"""Entries of a weight beyond which its directions come from its Gram matrix, which is faster."""
 ROUNDING = 1e-12
 """Share of a layer's energy below which a direction is rounding of single precision."""
 
@@ -61,33 +63,61 @@ class Factors:
 
 def by_spectrum(task: Task) -> Outcome:
     """Rewrite layers as products of two, each with a rank of its own."""
-    base, keep, inputs = task.base, task.keep, task.inputs
-    costs = _called_costs(base, inputs)
-    found, skipped = _rewritable(base, costs)
+    base, keep = task.base, task.keep
+    found, skipped = _rewritable(base, task.costs)
     if isinstance(keep, Mapping):
         check_layers(keep, [*found, *skipped])
         found = {name: module for name, module in found.items() if name in keep}
-    moments = {} if task.judge is None else collect(base, found, task.judge, outputs=True)
-    factors = [
-        _factorize(module, name, costs[name], moments.get(name)) for name, module in found.items()
-    ]
+    moments = {} if task.judge is None else collect(base, list(found), task.judge, outputs=True)
+    weights = {n: m.weight.numel() for n, m in found.items()}
+    costs = weights if task.of == "parameters" else task.costs
+    factors = [_factorize(m, name, costs[name], moments.get(name)) for name, m in found.items()]
     if isinstance(keep, Mapping):
         ranks = {f.name: _affordable_rank(f, keep[f.name]) for f in factors}
-    else:
-        ranks = _share_ranks(factors, keep)
-    small, changes = duplicate(base), []
+        return _rewritten(task, factors, ranks, skipped)
+    total = float(parameters(base) if task.of == "parameters" else task.total)
+    own = float(sum(f.cost for f in factors))
+    if task.of != "latency":
+        ranks = _share_ranks(factors, own - (1 - keep) * total)
+        return _rewritten(task, factors, ranks, skipped)
+    low, high, best = 0.0, own, None
+    for _ in range(6):
+        budget = (low + high) / 2
+        tried = _rewritten(task, factors, _share_ranks(factors, budget), dict(skipped))
+        if task.within(tried.model) <= keep:
+            low, best = budget, tried
+        else:
+            high = budget
+    return best or tried
+
+
+def _rewritten(
+    task: Task, factors: list[Factors], ranks: dict[str, int | None], skipped: dict[str, str]
+) -> Outcome:
+    """Return the network with layers of these ranks, those aside that the forward pass needs."""
+    small, changes = duplicate(task.base), []
+    pairs = {}
     for f in factors:
-        rank, module = ranks[f.name], found[f.name]
+        rank = ranks[f.name]
         if rank is None:
-            skipped[f.name] = (
-                "no rank saves multiply-adds" if f.limit < 1 else "it is worth its multiply-adds"
-            )
-            continue
-        pair = _rewrite(module, f, rank).eval()
-        problem = _replaceable(small, f.name, pair, inputs)
-        if problem is not None:
-            skipped[f.name] = problem
-            continue
+            skipped[f.name] = "no rank saves anything" if f.limit < 1 else "it is worth its cost"
+        elif not f.name:
+            skipped[f.name] = "it is the model itself; wrap it in torch.nn.Sequential"
+        else:
+            pairs[f] = _rewrite(task.base.get_submodule(f.name), f, rank).eval()
+            small.set_submodule(f.name, pairs[f])
+    if pairs and _failure(small, task.inputs) is not None:  # take them one by one
+        small = duplicate(task.base)
+        for f, pair in list(pairs.items()):
+            before = small.get_submodule(f.name)
+            small.set_submodule(f.name, pair)
+            problem = _failure(small, task.inputs)
+            if problem is not None:
+                small.set_submodule(f.name, before)
+                skipped[f.name] = f"the forward pass needs the layer itself: {problem}"
+                del pairs[f]
+    for f in pairs:
+        rank = ranks[f.name] or 0
         operator, frobenius = _operator_error(f, rank)
         error = f.error(rank)
         total = float(np.sqrt(np.sum(f.energy))) or 1.0
@@ -99,37 +129,18 @@ def by_spectrum(task: Task) -> Outcome:
     return Outcome("spectrum", small, changes, skipped)
 
 
-def _replaceable(small: nn.Module, name: str, pair: nn.Module, inputs: Inputs) -> str | None:
-    """Put two layers in place of one; undo it and return the reason if the model breaks."""
-    if not name:
-        return "it is the model itself; wrap it in torch.nn.Sequential"
-    before = small.get_submodule(name)
-    small.set_submodule(name, pair)
+def _failure(model: nn.Module, inputs: Inputs) -> str | None:
+    """Return why a forward pass fails, None if it does not."""
     try:
         with torch.no_grad():
-            inputs.run(small)
-    except Exception as error:  # the forward pass may reach for the layer's weight
-        small.set_submodule(name, before)
-        return f"the forward pass needs the layer itself: {str(error).splitlines()[0][:160]}"
+            inputs.run(model)
+    except Exception as error:  # the forward pass may reach for a layer's weight
+        return str(error).splitlines()[0][:160]
     return None
 
 
-def share_within(base: nn.Module, inputs: Inputs, budget: float) -> float | None:
-    """Return the share of the layers' multiply-adds that keeps all of them in a budget."""
-    costs = multiply_adds(base, inputs)
-    own = sum(costs[name] for name in _rewritable(base, _called_costs(base, inputs))[0])
-    share = (budget - sum(costs.values()) + own) / own if own else 0.0
-    return min(share, 1.0) if share > 0 else None
-
-
-def _called_costs(base: nn.Module, inputs: Inputs) -> dict[str, int]:
-    """Return the multiply-adds of layers that are called as modules, fast paths included."""
-    called = multiply_adds(base, inputs, fast=True)
-    return {name: n for name, n in multiply_adds(base, inputs).items() if name in called}
-
-
 def _rewritable(
-    model: nn.Module, costs: dict[str, int]
+    model: nn.Module, costs: Mapping[str, int]
 ) -> tuple[dict[str, nn.Module], dict[str, str]]:
     """Return the layers that a product of two can stand for, and the others with the reason."""
     found: dict[str, nn.Module] = {}
@@ -161,6 +172,10 @@ def _factorize(module: nn.Module, name: str, cost: int, moments: Moments | None)
     weight = module.weight.detach().double().flatten(1)
     covariance = None if moments is None else moments.covariance()
     if moments is None or covariance is None:
+        if weight.numel() > LARGE and weight.shape[0] <= weight.shape[1]:
+            energy, P = torch.linalg.eigh(weight @ weight.T)
+            return Factors(name, weight, P.flip(1), energy.flip(0).clamp(min=0).cpu().numpy(), None,
+                           cost)  # fmt: skip
         P, s, _ = torch.linalg.svd(weight, full_matrices=False)
         return Factors(name, weight, P, (s * s).cpu().numpy(), None, cost)
     variance, P = torch.linalg.eigh(covariance)
@@ -168,15 +183,14 @@ def _factorize(module: nn.Module, name: str, cost: int, moments: Moments | None)
     return Factors(name, weight, P.flip(1), energy, moments.mean(), cost)
 
 
-def _share_ranks(factors: list[Factors], keep: float) -> dict[str, int | None]:
-    """Return the rank of each layer (None: as it is) within `keep` of all multiply-adds.
+def _share_ranks(factors: list[Factors], budget: float) -> dict[str, int | None]:
+    """Return the rank of each layer (None: as it is) within a budget for all.
 
-    Minimizes the sum of relative squared errors for a price of a multiply-add, and finds the least
+    Minimizes the sum of relative squared errors for a price of the cost, and finds the least
     price that meets the budget.
     """
-    if keep >= 1 or not factors:
+    if budget >= sum(f.cost for f in factors):
         return {f.name: None for f in factors}
-    budget = keep * sum(f.cost for f in factors)
     low, high = -60.0, 60.0
     for _ in range(80):
         middle = (low + high) / 2
@@ -252,4 +266,6 @@ def _operator_error(f: Factors, rank: int) -> tuple[float, float]:
         return (float(tail[0]) if len(tail) else 0.0), f.error(rank)
     P = f.directions[:, :rank]
     gap = f.weight - P @ (P.T @ f.weight)
-    return float(torch.linalg.matrix_norm(gap, 2)), float(torch.linalg.matrix_norm(gap))
+    gram = gap @ gap.T if len(gap) <= gap.shape[1] else gap.T @ gap
+    largest = math.sqrt(max(float(torch.linalg.eigvalsh(gram)[-1]), 0.0))
+    return largest, float(torch.linalg.matrix_norm(gap))

@@ -5,26 +5,29 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from overt._check import InputError
 from overt._progress import meter
 from overt._types import Floats
 from overt.nn.compression.layers import LINEAR, TRANSPOSED, WEIGHTED, is_a
-from overt.nn.given.batches import Batch, Batches, Inputs, running
+from overt.nn.given.batches import Batch, Inputs, running
 from overt.nn.given.losses import Loss, mean_loss
 from overt.nn.recording.modes import slow_attention
 
 WIDEST = 4096
 """The most features of which the whole second moment is kept; beyond, its diagonal."""
+ROWS = 8192
+"""The most rows of a batch (positions of a convolution count) on which moments are measured."""
 CHECKS = 8
 """How often the loss is looked at during recovery."""
 
@@ -34,10 +37,10 @@ def parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def multiply_adds(model: nn.Module, inputs: Inputs, *, fast: bool = False) -> Counter[str]:
-    """Return the multiply-adds of each linear and convolutional layer, for one example.
+def multiply_adds(model: nn.Module, inputs: Inputs) -> tuple[int, Counter[str], Any]:
+    """Return the multiply-adds for one example, those of each weighted layer, and the outputs.
 
-    `fast` lets torch's transformer layers take the path on which they do not call their layers.
+    They are half of what torch's own counter of operations finds, attention included.
     """
     spent: Counter[str] = Counter()
     size = len(inputs)
@@ -46,7 +49,7 @@ def multiply_adds(model: nn.Module, inputs: Inputs, *, fast: bool = False) -> Co
         def count(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
             # Each output (input, if transposed) meets one slice of the weight.
             meets = args[0] if isinstance(module, TRANSPOSED) else output
-            spent[name] += meets.numel() * module.weight[0].numel() // size
+            spent[name] += meets.numel() * math.prod(module.weight.shape[1:]) // size
 
         return count
 
@@ -55,19 +58,19 @@ def multiply_adds(model: nn.Module, inputs: Inputs, *, fast: bool = False) -> Co
         for name, module in model.named_modules()
         if isinstance(module, WEIGHTED)
     ]
-    with _observing(handles), nullcontext() if fast else slow_attention():
-        inputs.run(model)
-    return spent
+    counter = FlopCounterMode(display=False)
+    # Where attention is one operation on the processor the counter does not know it.
+    with _observing(handles), slow_attention(), sdpa_kernel(SDPBackend.MATH), counter:
+        output = inputs.run(model)
+    return counter.get_total_flops() // 2 // size, spent, output
 
 
-def latencies(*models: nn.Module, inputs: Inputs, seconds: float = 0.1) -> list[float]:
-    """Return the median time of a pass of each model; they take turns, so that noise hits all."""
+def latencies(*models: nn.Module, inputs: Inputs, seconds: float = 0.02) -> list[float]:
+    """Return the least time of a pass of each model; they take turns, so that noise hits all."""
     times: list[list[float]] = [[] for _ in models]
     with torch.no_grad():
-        for model in models:
-            inputs.run(model)
         start = time.perf_counter()
-        while len(times[0]) < 5 or time.perf_counter() - start < seconds:
+        while len(times[0]) < 3 or time.perf_counter() - start < seconds:
             for model, taken in zip(models, times, strict=True):
                 before = time.perf_counter()
                 inputs.run(model)
@@ -76,7 +79,7 @@ def latencies(*models: nn.Module, inputs: Inputs, seconds: float = 0.1) -> list[
                 taken.append(time.perf_counter() - before)
             if len(times[0]) >= 1000:
                 break
-    return [median(taken) for taken in times]
+    return [min(taken) for taken in times]
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ class Score:
     accuracy: float | None
 
 
-def score(model: nn.Module, batches: Batches | None, loss: Loss) -> Score | None:
+def score(model: nn.Module, batches: Iterable[Batch] | None, loss: Loss) -> Score | None:
     """Return how a model does on all batches, None without targets or outputs to judge."""
     if batches is None:
         return None
@@ -96,9 +99,13 @@ def score(model: nn.Module, batches: Batches | None, loss: Loss) -> Score | None
         for where, inputs, y in batches:
             with running(inputs, where):
                 output = inputs.run(model)
-            judged = callable(loss) or isinstance(output, Tensor)
-            if y is None or not judged:
+            if y is None:
                 return None
+            if not callable(loss) and not isinstance(output, Tensor):
+                raise InputError(
+                    f"{where}: the model returns a {type(output).__name__}; say which output "
+                    "counts, such as output=lambda o: o.logits"
+                )
             total += float(mean_loss(output, y, loss)) * len(y)
             count += len(y)
             guesses = _guesses(output) if isinstance(output, Tensor) else None
@@ -133,13 +140,16 @@ class Moments:
         self._outer: Any = None
 
     def add(self, x: Tensor) -> None:
-        """Add rows."""
-        x = x.double()
+        """Add rows; of very many, some that are spread over all."""
+        if len(x) > ROWS:
+            x = x[torch.linspace(0, len(x) - 1, ROWS, device=x.device).long()]
+        wide = x.double()
         self.count += len(x)
-        self._sum = self._sum + x.sum(0)
-        self._squares = self._squares + (x * x).sum(0)
+        self._sum = self._sum + wide.sum(0)
+        self._squares = self._squares + (wide * wide).sum(0)
         if x.shape[1] <= WIDEST:
-            outer = x.T @ x
+            # Sums of products of the given format are dear in a wider one, and round little.
+            outer = (wide.T @ wide) if len(x) * x.shape[1] ** 2 < 2**26 else (x.T @ x).double()
             self._outer = outer if self._outer is None else self._outer + outer
 
     def mean(self) -> Tensor:
@@ -161,19 +171,23 @@ class Moments:
 
 
 def collect(
-    model: nn.Module, names: Iterable[str], batches: Iterable[Batch], *, outputs: bool
-) -> dict[str, Moments]:
+    model: nn.Module, names: Mapping[str, int] | Iterable[str], batches: Iterable[Batch], *,
+    outputs: bool,
+) -> dict[str, Moments]:  # fmt: skip
     """Run batches through the model; return moments of the named layers' inputs or outputs.
 
-    Features are the last axis of linear layers and the channels of the others.
+    Features are the last axis of linear layers and the channels of the others; with a number n
+    for a layer, n of them in turn are one feature at n places.
     """
     moments = {name: Moments() for name in names}
+    places = names if isinstance(names, Mapping) else {}
 
     def hook(name: str) -> Any:
         def note(module: nn.Module, args: tuple[Tensor, ...], output: Any = None) -> None:
             axis = -1 if is_a(module, LINEAR) else 1
             x = output if outputs else args[0]
-            moments[name].add(x.movedim(axis, -1).flatten(0, -2))
+            x, n = x.movedim(axis, -1).flatten(0, -2), places.get(name, 1)
+            moments[name].add(x if n == 1 else x.unflatten(-1, (-1, n)).mT.flatten(0, -2))
 
         return note
 
@@ -201,7 +215,7 @@ def _observing(handles: Iterable[Any]) -> Iterator[None]:
 
 
 def recover(
-    model: nn.Module, train: Batches, judge: Batches, loss: Loss, *, steps: int,
+    model: nn.Module, train: Iterable[Batch], judge: Iterable[Batch], loss: Loss, *, steps: int,
     learning_rate: float,
 ) -> tuple[Floats, bool]:  # fmt: skip
     """Train in place with Adam; end with the best weights seen, the first ones included.

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from overt._check import InputError
 from overt._progress import meter
 from overt._types import Floats
 from overt.nn.compression import cutting
-from overt.nn.compression.cutting import Cut, Keep, Outcome, Task, shrink
-from overt.nn.compression.measuring import collect, loss_of, score
+from overt.nn.compression.cutting import Cut, shrink
+from overt.nn.compression.groups import Group, Structure
+from overt.nn.compression.measuring import Moments, collect, loss_of, parameters, score
 from overt.nn.compression.report import Change
-from overt.nn.compression.structure import Group, Structure, structure_of
-from overt.nn.given.batches import Batch
+from overt.nn.compression.structure import structure_of
+from overt.nn.compression.task import MET, Keep, Outcome, Task, check_layers, duplicate
+from overt.nn.recording.modes import slow_attention
 from overt.nn.recording.watching import tensors
 
 
@@ -24,48 +28,137 @@ def by_units(task: Task, by: str) -> Outcome:
     """Remove units: chosen by drawing masks ("mask"), or by their flow ("flow")."""
     base, found = task.base, structure_of(task.base, task.inputs)
     skipped = dict(found.skipped)
-    counts = _sound(task, found, _counts(found, task.keep, by, skipped), skipped)
-    losses, interrupted = np.zeros(0), False
-    if not counts:
-        return Outcome(by, cutting.duplicate(base), [], skipped)
-    if by == "mask":
-        if score(base, task.judge, task.loss) is None:
-            raise InputError(
-                "by='mask' needs data of pairs (inputs, targets), and a model that returns a "
-                "tensor (or a loss that is a function of what it returns)"
-            )
-        cut, losses, interrupted = _best_of(task, found, counts)
-    else:
-        names = [read.name for read in found.wiring.reads]
-        rows = task.judge or [Batch("example", task.inputs, None)]
-        seen = collect(base, names, rows, outputs=False)
-        psi = cutting.flows(base, found, seen)
-        kept = {group: cutting.greatest(group, psi, count) for group, count in counts.items()}
-        cut = Cut(kept, refits=cutting.refits(base, found, seen, kept))
-    changes = [
-        Change(group.layers, "units", len(group.units), len(kept))
-        for group, kept in cut.kept.items()
-    ]
-    return Outcome(by, shrink(base, found, cut), changes, skipped, losses, interrupted)
-
-
-def _counts(found: Structure, keep: Keep, by: str, skipped: dict[str, str]) -> dict[Group, int]:
-    """Return how many units of each group stay, for groups that lose some."""
-    if isinstance(keep, Mapping):
-        cutting.check_layers(
-            keep, [*skipped, *(name for group in found.groups for name in group.layers)]
+    groups = _groups(found, task.keep, by, skipped)
+    if by == "mask" and groups and score(base, task.judge, task.loss) is None:
+        raise InputError(
+            "by='mask' needs data of pairs (inputs, targets), and a model that returns a "
+            "tensor (or a loss that is a function of what it returns); output= says which counts"
         )
-    counts: dict[Group, int] = {}
+    seen: dict[str, Moments] = {}
+    psi = np.zeros(0)
+    if by == "flow" and groups:
+        names = {read.name: read.places for read in found.wiring.reads}
+        seen = collect(base, names, task.rows, outputs=False)
+        psi = cutting.flows(base, found, seen)
+    while groups:
+        losses, interrupted = np.zeros(0), False
+        counts = _counts(task, found, groups)
+        if by == "mask":
+            cut, losses, interrupted = _best_of(task, found, counts)
+        else:
+            kept = {group: cutting.greatest(group, psi, n) for group, n in counts.items()}
+            cut = Cut(kept, refits=cutting.refits(base, found, seen, kept))
+        small = shrink(base, found, cut)
+        broken = _broken(task, found, cut, small)
+        if not broken:
+            changes = [Change(g.layers, "units", len(g.units), n) for g, n in counts.items()]
+            return Outcome(by, small, changes, skipped, losses, interrupted)
+        skipped.update({name: why for group, why in broken.items() for name in group.layers})
+        groups = [group for group in groups if group not in broken]
+    return Outcome(by, duplicate(base), [], skipped)
+
+
+def _groups(found: Structure, keep: Keep, by: str, skipped: dict[str, str]) -> list[Group]:
+    """Return the groups that may lose units."""
+    if isinstance(keep, Mapping):
+        check_layers(keep, [*skipped, *(name for group in found.groups for name in group.layers)])
+    chosen = []
     for group in found.groups:
-        count = max(1, round(_share(group, keep) * len(group.units)))
-        if count == len(group.units):
+        if len(group.units) == 1 or _share(group, keep) == 1:
             continue
         reason = _hindrance(group, keep) if by == "mask" else None
         if reason is None:
-            counts[group] = count
+            chosen.append(group)
         else:
             skipped.update(dict.fromkeys(group.layers, reason))
+    return chosen
+
+
+def _counts(task: Task, found: Structure, groups: list[Group]) -> dict[Group, int]:
+    """Return how many units of each group stay, for those that lose some."""
+    if isinstance(task.keep, Mapping) or task.of_units:
+        shares = {group: _share(group, task.keep) for group in groups}
+        counts = {g: max(1, round(share * len(g.units))) for g, share in shares.items()}
+    else:
+        counts = _search(task, found, groups, task.keep)
+    return {group: n for group, n in counts.items() if n < len(group.units)}
+
+
+def _search(task: Task, found: Structure, groups: list[Group], keep: float) -> dict[Group, int]:
+    """Find the largest share of units, alike in all groups, whose cost is within what is kept.
+
+    What is then left is given to single units of the groups that rounding has cut most.
+    """
+    costs = Costs(task, found)
+
+    def at(share: float) -> dict[Group, int]:
+        return {g: max(1, round(share * len(g.units))) for g in groups}
+
+    def cost(counts: dict[Group, int]) -> float:
+        if task.of != "latency":
+            return costs.share(counts)
+        kept = {group: group.units[:n] for group, n in counts.items()}
+        return task.within(shrink(task.base, found, Cut(kept)))
+
+    low, high = 0.0, 1.0
+    for _ in range(8 if task.of == "latency" else 24):
+        middle = (low + high) / 2
+        low, high = (middle, high) if cost(at(middle)) <= keep else (low, middle)
+    counts = at(low)
+    if task.of == "latency":
+        return counts
+    now, low_order = cost(counts), sorted(groups, key=lambda g: counts[g] - low * len(g.units))
+    for most in (keep, MET * keep):  # the last unit may be the one that comes nearer
+        for group in low_order:
+            more = {**counts, group: counts[group] + 1}
+            there = cost(more) if more[group] <= len(group.units) else math.inf
+            if there <= most and abs(there - keep) < abs(now - keep):
+                counts, now = more, there
     return counts
+
+
+class Costs:
+    """The parameters, or the multiply-adds of an example, that some units leave.
+
+    Each entry of a weight meets the same number of positions however wide its layer is, and
+    attention costs the same for every head.
+    """
+
+    def __init__(self, task: Task, found: Structure) -> None:
+        self._found, wiring = found, found.wiring
+        names: dict[int, float] = dict.fromkeys(map(id, task.base.parameters()), 1.0)
+        if task.of != "parameters":
+            names = {}
+            for name, spent in task.costs.items():
+                weight = task.base.get_submodule(name).weight
+                names[id(weight)] = names.get(id(weight), 0.0) + spent / weight.numel()
+        sizes = {id(p): p.numel() for p in task.base.parameters()}
+        self._tensors = [
+            (weight * sizes[key] / math.prod(len(ids) for ids in axes.values()), axes.values())
+            for key, weight in names.items()
+            if (axes := wiring.slots.axes.get(key, {})) and key in sizes
+        ]
+        rows = len(task.inputs)
+        self._products = [] if task.of == "parameters" else [
+            (spent / rows / len(ids), (ids,)) for spent, ids in wiring.products
+        ]  # fmt: skip
+        everything = float(parameters(task.base) if task.of == "parameters" else task.total)
+        self._total = everything
+        self._rest = everything - self._sum(np.ones(len(wiring.units), dtype=bool))
+
+    def share(self, counts: Mapping[Group, int]) -> float:
+        """Return the share of the cost that is left with so many units of each group."""
+        stay = np.ones(len(self._found.wiring.units), dtype=bool)
+        for group, n in counts.items():
+            stay[group.units[n:]] = False
+        stay = stay[self._found.classes]
+        return (self._rest + self._sum(stay)) / max(self._total, 1.0)
+
+    def _sum(self, stay: Any) -> float:
+        return sum(
+            weight * math.prod(int(np.count_nonzero(stay[ids])) for ids in axes)
+            for weight, axes in (*self._tensors, *self._products)
+        )
 
 
 def _share(group: Group, keep: Keep) -> float:
@@ -91,37 +184,29 @@ def _hindrance(group: Group, keep: Keep) -> str | None:
     return None
 
 
-def _sound(
-    task: Task, found: Structure, counts: dict[Group, int], skipped: dict[str, str]
-) -> dict[Group, int]:
-    """Return the groups without which the model still runs as the masked one does.
+def _broken(task: Task, found: Structure, cut: Cut, small: nn.Module) -> dict[Group, str]:
+    """Return the groups without whose units the model does not run as the masked one does.
 
     A forward pass may hide what its recording does not show, such as a width in a number.
     """
 
-    def agrees(chosen: dict[Group, int]) -> str | None:
-        cut = Cut({group: group.units[:count] for group, count in chosen.items()}, scaled=True)
+    def problem(part: Cut, model: nn.Module | None = None) -> str | None:
         try:
-            with torch.no_grad():
-                small = task.inputs.run(shrink(task.base, found, cut))
-                reference = task.inputs.run(cutting.masked(task.base, found, cut))
+            with torch.no_grad(), slow_attention():
+                model = shrink(task.base, found, part) if model is None else model
+                result = task.inputs.run(model)
+                reference = task.inputs.run(cutting.masked(task.base, found, part, model))
         except Exception as error:  # whatever the model's code raises on other widths
             return f"the forward pass fails with fewer units: {str(error).splitlines()[0][:160]}"
         changed = "the forward pass computes something else with fewer units"
-        return None if _same(small, reference) else changed
+        return None if _same(result, reference) else changed
 
-    if not counts or agrees(counts) is None:
-        return counts
-    alone = {group: agrees({group: count}) for group, count in counts.items()}
-    for group, reason in alone.items():
-        if reason is not None:
-            skipped.update(dict.fromkeys(group.layers, reason))
-    left = {group: counts[group] for group, reason in alone.items() if reason is None}
-    together = agrees(left) if left else None
-    if together is not None:
-        skipped.update({name: together for group in left for name in group.layers})
+    together = problem(cut, small)
+    if together is None:
         return {}
-    return left
+    alone = {group: problem(Cut({group: kept}, cut.scaled)) for group, kept in cut.kept.items()}
+    found_out = {group: why for group, why in alone.items() if why is not None}
+    return found_out or dict.fromkeys(cut.kept, together)
 
 
 def _best_of(

@@ -5,12 +5,15 @@ The recipe is plain torch, so that the state of a smaller network loads without 
 
 from __future__ import annotations
 
+import inspect
+import textwrap
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from overt._types import Floats
+from overt.nn.compression.attention import Attention
 from overt.nn.compression.layers import CONVOLUTION, PER_CHANNEL, TRANSPOSED
 from overt.nn.layers.dropconnect import DropConnectConv2d, DropConnectLinear
 from overt.results import Result, Status
@@ -25,9 +28,10 @@ class Size(Result):
     parameters
         Number of parameters, shared ones once.
     multiply_adds
-        Of linear and convolutional layers, for one example.
+        For one example, as torch.utils.flop_counter counts them (half of its operations):
+        convolutions and products of matrices, attention included; recurrent layers are not.
     latency
-        Median seconds of a pass of the example, measured in turns with the other network.
+        Least seconds of a pass of the example, measured in turns with the other network.
     loss, accuracy
         On the batches given; None without them (or without classes).
     """
@@ -77,8 +81,11 @@ class Compression(Result):
 
     Attributes
     ----------
-    by, keep
-        The way that was taken, and what was asked for.
+    by, keep, of
+        The way that was taken, and what was asked for: which share of what.
+    reached, met, shortfall
+        The share that is left (None where `keep` is of units), whether that is what was asked
+        for, up to 5 per cent of it, and if not, why.
     before, after
         Both networks in numbers.
     changes
@@ -89,7 +96,7 @@ class Compression(Result):
         With by="auto", the ways compared: (way, loss on the data), or without targets (way,
         relative change of the outputs).
     output_change
-        Relative root mean square change of the outputs on the example.
+        Relative root mean square change of the outputs on the example (inf from zero).
     losses
         Held-out loss of every sub-network that was drawn (by="mask").
     recovery
@@ -103,6 +110,10 @@ class Compression(Result):
 
     by: str
     keep: Any
+    of: str
+    reached: float | None
+    met: bool
+    shortfall: str | None
     before: Size
     after: Size
     changes: tuple[Change, ...]
@@ -140,6 +151,8 @@ class Compression(Result):
             lines.append(f"  {line}")
         if self.tried:
             lines.append("  compared: " + ", ".join(f"{way} {v:.4g}" for way, v in self.tried))
+        if self.shortfall is not None:
+            lines.append(f"  not met: {self.shortfall}")
         lines += [f"  left whole: {name}: {reason}" for name, reason in self.skipped]
         return "\n".join(lines)
 
@@ -155,6 +168,8 @@ def recipe_of(before: nn.Module, after: nn.Module) -> tuple[str, ...]:
     """
     lines: list[str] = []
     rebuilt: dict[int, str] = {}
+    if any(isinstance(module, Attention) for module in after.modules()):
+        lines.append(inspect.getsource(Attention))
     for name, module in after.named_modules(remove_duplicate=False):
         if any(name.startswith(f"{home}.") for home in rebuilt.values()):
             continue
@@ -162,6 +177,10 @@ def recipe_of(before: nn.Module, after: nn.Module) -> tuple[str, ...]:
             lines.append(f"model.set_submodule({name!r}, {_place(rebuilt[id(module)])})")
             continue
         old = before.get_submodule(name)
+        if _constructor(module) is None:
+            known = _numbers(old)
+            changed = {k: n for k, n in _numbers(module).items() if known.get(k, n) != n}
+            lines += [f"{_place(name)}.{key} = {n}" for key, n in changed.items()]
         if _shapes(module) == _shapes(old) and type(module) is type(old):
             continue
         expression = _constructor(module)
@@ -183,7 +202,7 @@ def loading(recipe: tuple[str, ...], build: str, weights: str) -> str:
     `build` is the statement that imports or defines the function build(), which makes the
     original model; `weights` is a .safetensors file beside the program.
     """
-    body = "\n".join(f"    {line}" for line in recipe)
+    body = textwrap.indent("\n".join(recipe), "    ")
     return (
         '"""The smaller network with its weights; needs torch and safetensors only."""\n\n'
         "from pathlib import Path\n\nimport torch\nfrom safetensors.torch import load_file\n"
@@ -209,6 +228,12 @@ def _ties(model: nn.Module) -> list[str]:
     return lines
 
 
+def _numbers(module: nn.Module) -> dict[str, int]:
+    """Return the whole numbers among a module's own attributes, which may count its units."""
+    own = vars(module).items()
+    return {k: v for k, v in own if isinstance(v, int) and k != "training"}
+
+
 def _place(name: str) -> str:
     return f"model.get_submodule({name!r})" if name else "model"
 
@@ -222,6 +247,10 @@ def _constructor(module: nn.Module) -> str | None:
     """Return the plain torch expression that builds a layer like this one, None if it has none."""
     bias = f"bias={getattr(module, 'bias', None) is not None}"
     match module:
+        case Attention():
+            parts = [_constructor(part) for part in module.children()]
+            rest = (module.head_dim, module.dropout, module.batch_first)
+            return None if None in parts else f"Attention({', '.join(map(str, (*parts, *rest)))})"
         case nn.Sequential():
             parts = [_constructor(part) for part in module]
             return None if None in parts else f"nn.Sequential({', '.join(map(str, parts))})"

@@ -2,65 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from overt import _check
 from overt._check import InputError, InputTypeError
 from overt._types import Floats, Seed
-from overt.nn.compression.cutting import Keep, Outcome, Task, duplicate
-from overt.nn.compression.lowrank import by_spectrum, share_within
-from overt.nn.compression.measuring import Score, latencies, multiply_adds, parameters, score
+from overt.nn.compression.attention import Attention, closed, opened
+from overt.nn.compression.lowrank import by_spectrum
+from overt.nn.compression.measuring import latencies, multiply_adds, parameters, score
 from overt.nn.compression.measuring import recover as train_on
 from overt.nn.compression.narrowing import by_units
 from overt.nn.compression.report import Compression, Size, recipe_of
+from overt.nn.compression.task import (
+    MET,
+    Keep,
+    Outcome,
+    Task,
+    duplicate,
+    relative_change,
+    shortfall_of,
+    some_of,
+)
 from overt.nn.given.batches import Batches, Inputs, running
 from overt.nn.given.losses import LOSSES, Loss, checked_loss
+from overt.nn.recording.modes import unwrapped
 from overt.results import Status
 
 WAYS = ("auto", "mask", "flow", "spectrum")
+OF = ("parameters", "multiply_adds", "latency", "units")
 
 
 def compress(
     model: nn.Module, keep: Keep, example: Any, data: Any = None, by: str = "auto", *,
-    draws: int = 32, loss: Loss = "auto", holdout: Any = None, recover: int = 0, train: Any = None,
+    of: str = "parameters", output: Callable[[Any], Any] | None = None, draws: int = 32,
+    loss: Loss = "auto", holdout: Any = None, recover: int = 0, train: Any = None,
     learning_rate: float = 1e-3, seed: Seed = 0,
 ) -> tuple[nn.Module, Compression]:  # fmt: skip
     """Return a smaller copy of a network, and what became of it; the model itself is not touched.
 
-    by="mask"
-        The best of `draws` sub-networks that dropout draws (thesis, Theorem 15 and section 5.5):
-        units on which a dropout layer acts are removed at random, survivors are scaled by
-        all / kept, as in training, and the sub-network with the least loss on `data` stays.
     by="flow"
         Units with the greatest flow psi_i = |u_i| sqrt(E a_i^2) stay, u_i the weights that read
         unit i and a_i its activation; what the others contribute is predicted from them by least
         squares and added to the weights and biases that read them.
     by="spectrum"
         Linear and convolutional layers become products of two of low rank wherever that saves
-        multiply-adds; the report states the error of each.
+        something; the report states the error of each.
+    by="mask"
+        The best of `draws` sub-networks that dropout draws (thesis, Theorem 15 and section 5.5):
+        units on which a dropout layer acts are removed at random, survivors are scaled by
+        all / kept, as in training, and the sub-network with the least loss on `data` stays.
     by="auto"
-        Units are removed by flow, and the other ways are tried at the multiply-adds that this
-        leaves; the one with the least loss on `data` is taken, or without targets the one that
-        changes the outputs least. `report.tried` has the numbers.
+        "flow" and "spectrum" are tried; of those that meet `keep` the one with the least loss on
+        `data` is taken, or without targets the one that changes the outputs least.
+        `report.tried` has the numbers.
 
     Removing units follows the forward pass as it runs: channels that are added together are removed
     together, flattened and concatenated ones are followed, batch, layer and group normalization
-    shrink along. What cannot be removed stays whole and is named in the report with the reason.
-    The smaller network is checked against the large one with the same units masked.
+    shrink along. Attention loses whole heads, a convolution in groups loses whole groups. What
+    cannot be removed stays whole and is named in the report with the reason. The smaller network
+    is checked against the large one with the same units masked.
 
     Parameters
     ----------
     model
         Any module; its mode does not matter, and the result has the same.
     keep
-        In (0, 1]: the share of units that stays in each layer, or of the multiply-adds of all
-        rewritten layers for "spectrum". Or {layer: share}, for these layers only.
+        In (0, 1]: the share that stays of the whole network's parameters, or of what `of` names.
+        It is met as closely as whole units allow, up to 5 per cent above; where it cannot be,
+        `report.met` is False and `report.shortfall` says why.
+        Or {layer: share}, the share of units (of multiply-adds for "spectrum") of these layers.
     example
         A batch of inputs (a tensor, a tuple of them, or a dict by name) on which the model runs.
     data
@@ -71,6 +86,13 @@ def compress(
         alone.
     by
         "auto", "mask", "flow" or "spectrum".
+    of
+        What `keep` is a share of: "parameters", "multiply_adds" (as torch.utils.flop_counter
+        counts them, attention included), "latency" (measured on the example), or "units": that
+        share of the units of every layer.
+    output
+        Which of the model's outputs counts, such as `lambda o: o.logits`; needed where it returns
+        no tensor and `data` has targets.
     draws
         Sub-networks tried by "mask".
     loss
@@ -105,34 +127,40 @@ def compress(
     if not isinstance(model, nn.Module):
         raise InputTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     _check.choice("by", by, WAYS)
+    _check.choice("of", of, OF)
     keep = _checked_keep(model, keep)
+    if of == "units" and by == "spectrum" and not isinstance(keep, Mapping):
+        raise InputError("by='spectrum' removes no units: of must be another than 'units'")
     draws = _check.whole("draws", draws)
     steps = _check.whole("recover", recover, minimum=0)
     rate = _check.number("learning_rate", learning_rate, exclusive=True)
     loss, rng = checked_loss(loss, ("auto", *LOSSES)), _check.generator(seed)
-    base = duplicate(model).eval()
-    inputs = Inputs.of(example, "example").like(base)
-    with torch.no_grad(), running(inputs, "example"):
-        inputs.run(base)
+    model, wrapped = unwrapped(model), model
+    inputs = Inputs.of(example, "example", output).like(model)
     if by == "mask" and data is None:
         raise InputError(
             "by='mask' judges sub-networks by their loss on held-out examples: pass data, batches "
             "(inputs, targets) that training has not seen; by='flow' does without"
         )
+    base = opened(duplicate(model).eval())
     judge, report_on, train_data = _read(base, inputs, data, holdout, train)
     if steps and (train_data is None or judge is None):
         raise InputError("recover needs data, batches (inputs, targets), and maybe train")
     with torch.random.fork_rng():
         torch.manual_seed(int(rng.integers(2**31)))
-        task = Task(base, keep, inputs, judge, loss, draws, rng)
+        with running(inputs, "example"):
+            total, costs, before = multiply_adds(base, inputs)
+        few = None if judge is None else list(some_of(judge))
+        task = Task(base, keep, of, inputs, few, loss, draws, rng, total, costs)
         done = _best(task) if by == "auto" else _run(task, by)
         losses = np.zeros(0)
         if steps and train_data is not None and judge is not None and not done.interrupted:
             losses, done.interrupted = train_on(
                 done.model, train_data, judge, loss, steps=steps, learning_rate=rate
             )
-        report = _report(task, done, report_on, losses)
-    _same_modes(model, done.model)
+        done.model = _closed(done.model, model, inputs)
+        report = _report(task, done, before, report_on, losses, model)
+    _same_modes(wrapped, done.model)
     return done.model, report
 
 
@@ -143,7 +171,9 @@ def _read(base: nn.Module, inputs: Inputs, data: Any, holdout: Any, train: Any) 
     def batches(name: str, given: Any, default: Batches | None = None) -> Batches | None:
         if given is None:
             return default
-        return Batches(given, base, name=name, arity=arity, again=True, alone=True)
+        return Batches(
+            given, base, name=name, arity=arity, again=True, alone=True, output=inputs.output
+        )
 
     judge = batches("data", data)
     return judge, batches("holdout", holdout, judge), batches("train", train, judge)
@@ -154,29 +184,21 @@ def _run(task: Task, by: str) -> Outcome:
 
 
 def _best(task: Task) -> Outcome:
-    """Try the ways at the multiply-adds that removing units by flow leaves."""
+    """Try the ways, and take the best of those that are small enough, or else the smallest."""
     found = {"flow": _run(task, "flow")}
-    budget: float = _cost(task, found["flow"].model)
-    if not found["flow"].changes and not isinstance(task.keep, Mapping):
-        budget *= task.keep
-    if score(task.base, task.judge, task.loss) is not None:
-        found["mask"] = _run(task, "mask")
-    share = share_within(task.base, task.inputs, budget)
-    if share is not None and not isinstance(task.keep, Mapping):
-        found["spectrum"] = _run(replace(task, keep=share), "spectrum")
-    values = {
-        way: _value(task, outcome.model)
-        for way, outcome in found.items()
-        if outcome.changes and _cost(task, outcome.model) <= 1.01 * budget
-    }
-    done = found[min(values, key=values.__getitem__, default="flow")]
+    if not isinstance(task.keep, Mapping) and task.of != "units":
+        found["spectrum"] = _run(task, "spectrum")
+    if len(found) == 1:
+        return found["flow"]
+    sizes = {way: task.within(outcome.model) for way, outcome in found.items()}
+    small = [way for way in found if sizes[way] <= MET * cast(float, task.keep)]
+    if not small:
+        least = min(sizes.values())
+        small = [way for way in found if sizes[way] <= MET * least]
+    values = {way: _value(task, found[way].model) for way in small}
+    done = found[min(values, key=values.__getitem__)]
     done.tried = tuple(values.items())
-    done.interrupted = any(outcome.interrupted for outcome in found.values())
     return done
-
-
-def _cost(task: Task, model: nn.Module) -> int:
-    return sum(multiply_adds(model, task.inputs).values())
 
 
 def _value(task: Task, model: nn.Module) -> float:
@@ -184,39 +206,56 @@ def _value(task: Task, model: nn.Module) -> float:
     found = score(model, task.judge, task.loss)
     if found is not None:
         return found.loss if np.isfinite(found.loss) else np.inf
-    batches = [task.inputs] if task.judge is None else (b.inputs for b in task.judge)
     with torch.no_grad():
-        changes = [_relative_change(x.run(task.base), x.run(model)) for x in batches]
+        changes = [
+            relative_change(x.run(task.base), x.run(model)) for x in (b.inputs for b in task.rows)
+        ]
     return float(np.nan_to_num(np.mean(changes), nan=np.inf))
 
 
-def _report(task: Task, done: Outcome, judge: Batches | None, recovery: Floats) -> Compression:
+def _closed(small: nn.Module, model: nn.Module, inputs: Inputs) -> nn.Module:
+    """Return the network with torch's own attention wherever it still fits."""
+    if not any(isinstance(module, Attention) for module in small.modules()):
+        return small
+    candidate = closed(duplicate(small), model)
+    try:
+        with torch.no_grad():
+            inputs.run(candidate)
+    except Exception:  # torch's fast path needs plain layers beside its attention
+        return small
+    return candidate
+
+
+def _report(
+    task: Task,
+    done: Outcome,
+    before: Any,
+    judge: Batches | None,
+    recovery: Floats,
+    model: nn.Module,
+) -> Compression:
     models, inputs = (task.base, done.model), task.inputs
+    after_adds, _, after = multiply_adds(done.model, inputs)
     times = latencies(*models, inputs=inputs)
     scores = [score(m, judge, task.loss) for m in models]
-    before, after = (
-        Size(
-            parameters(m), _cost(task, m), t,
-            *((s.loss, s.accuracy) if isinstance(s, Score) else (None, None)),
-        )
-        for m, t, s in zip(models, times, scores, strict=True)
-    )  # fmt: skip
-    with torch.no_grad():
-        change = _relative_change(*(inputs.run(m) for m in models))
+    sizes = [
+        Size(parameters(m), adds, t, *((None, None) if s is None else (s.loss, s.accuracy)))
+        for m, adds, t, s in zip(models, (task.total, after_adds), times, scores, strict=True)
+    ]
+    reached = None
+    if not task.of_units:
+        old, new = (getattr(size, task.of) for size in sizes)
+        reached = new / old if old else 1.0
+    shortfall = shortfall_of(task, done, reached)
     return Compression(
         by=done.by, keep=dict(task.keep) if isinstance(task.keep, Mapping) else task.keep,
-        before=before, after=after, changes=tuple(done.changes),
-        skipped=tuple(done.skipped.items()), tried=done.tried, output_change=change,
-        losses=done.losses, recovery=recovery, recipe=recipe_of(*models),
+        of=task.of, reached=reached, met=shortfall is None, shortfall=shortfall,
+        before=sizes[0], after=sizes[1], changes=tuple(done.changes),
+        skipped=tuple(done.skipped.items()), tried=done.tried,
+        output_change=relative_change(before, after),
+        losses=done.losses, recovery=recovery, recipe=recipe_of(model, done.model),
         status=Status.INTERRUPTED if done.interrupted else Status.FINISHED,
     )  # fmt: skip
-
-
-def _relative_change(old: Any, new: Any) -> float:
-    if not isinstance(old, Tensor) or not old.is_floating_point():
-        return float("nan")
-    size = float(old.norm())
-    return float((new - old).norm()) / size if size else float("nan")
 
 
 def _checked_keep(model: nn.Module, keep: Any) -> Keep:

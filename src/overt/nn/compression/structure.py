@@ -8,37 +8,18 @@ it calls and that ask for none.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 from torch import nn
 
 from overt.nn.compression import layers
-from overt.nn.compression.shapes import moved
-from overt.nn.compression.units import Carried, Ids, Wiring
+from overt.nn.compression.groups import Structure, grouped
+from overt.nn.compression.shapes import letters_of, moved, product_cost
+from overt.nn.compression.units import Carried, Wiring
 from overt.nn.given.batches import Inputs
 from overt.nn.recording.recorder import Operation, Recording, Value, record
 from overt.nn.recording.watching import Frame
-
-
-@dataclass(frozen=True, eq=False)
-class Group:
-    """Units, one number for each class, that are outputs of the same layers."""
-
-    layers: tuple[str, ...]  # more than one where their outputs are added
-    units: Ids
-    drops: frozenset[str]  # the dropout layers through which every reader sees these units
-    tied: bool  # whether a reader shares its weights with another layer
-
-
-@dataclass(frozen=True, eq=False)
-class Structure:
-    """The units of a model: how they are wired, in which groups, and what is left whole."""
-
-    wiring: Wiring
-    groups: tuple[Group, ...]
-    skipped: dict[str, str]
 
 
 def structure_of(model: nn.Module, inputs: Inputs) -> Structure:
@@ -58,7 +39,7 @@ def structure_of(model: nn.Module, inputs: Inputs) -> Structure:
         elif id(module) not in met and layers.is_a(module, layers.WEIGHTED):
             wiring.leave_whole(name, module.weight, "its forward pass is not called")
     wiring.slots.settle()
-    return _grouped(model, wiring)
+    return grouped(model, wiring)
 
 
 def _recorded(model: nn.Module, inputs: Inputs) -> Recording:
@@ -75,7 +56,7 @@ class _Walk:
     """Follows units from operation to operation."""
 
     def __init__(self, model: nn.Module, recording: Recording) -> None:
-        self.wiring = Wiring()
+        self.wiring, self._model = Wiring(), model
         self._carried: dict[Value, Carried] = {}
         self._regions: dict[Value, Frame | None] = {}
         self._own = {id(t) for t in (*model.parameters(), *model.buffers())}
@@ -97,6 +78,8 @@ class _Walk:
         given = self._layer(op) if op.leaf is not None else self._function(op)
         if isinstance(given, str):
             self._hold_all(op, given)
+        elif isinstance(given, list):
+            self._carried.update({v: x for v, x in zip(op.outputs, given, strict=True) if x})
         elif given is not None:
             self._carried[op.output] = given
 
@@ -142,7 +125,7 @@ class _Walk:
             self.wiring, op.module, module, self._carried.get(x), x.shape, op.output.shape
         )
 
-    def _function(self, op: Operation) -> layers.Given:
+    def _function(self, op: Operation) -> layers.Given | list[Carried | None]:
         """Return what a function or method makes of its inputs."""
         carrying = [v for v in op.inputs if v in self._carried]
         sources = [v for v in op.inputs if self._is_source(v)]
@@ -152,44 +135,85 @@ class _Walk:
             return f"{op.name} reads its units"
         if op.kind.units == "tie" and carrying:
             return self._combined(op)
-        first = op.argument(0, "input")
-        if not sources and carrying == [first]:
-            x = self._carried[first]
-            if op.kind.units == "drop" and op.argument(1, "p", 0.5) > 0:
-                whole = op.name != "dropout" or x.axis == len(first.shape) - 1
-                return Carried(x.axis, x.ids, x.drops | {str(op.noise)} if whole else x.drops)
-            found = moved(op, x, first.shape)
+        if op.kind.values in ("matmul", "attention") and carrying:
+            found = self._batched(op)
             if found is not None:
                 return found
+        first = op.argument(0, "input")
+        if not sources and all(v is first for v in carrying):
+            x = self._carried[first]
+            if op.kind.units == "drop" and op.argument(1, "p", 0.5) > 0 and len(x.axes) == 1:
+                whole = op.name != "dropout" or x.axis == len(first.shape) - 1
+                return replace(x, drops=x.drops | {str(op.noise)}) if whole else x
+            after = moved(op, x, first.shape, self.wiring, self._model)
+            if after is not None:
+                return after
         if op.name in ("cat", "stack") and not sources:
             joined = self._joined(op)
             if joined is not None:
                 return joined
         return f"{op.name} in the forward pass needs all its units"
 
-    def _combined(self, op: Operation) -> Carried:
-        """Tie the units of two tensors that are added, multiplied or the like."""
+    def _combined(self, op: Operation) -> layers.Given:
+        """Tie the units of tensors that are added, multiplied or the like."""
         name, ndim, units = op.name, len(op.output.shape), self.wiring.units
-        main = next(v for v in op.inputs if v in self._carried)
-        ids, drops = self._carried[main].ids, self._carried[main].drops
-        axis = self._carried[main].axis + ndim - len(main.shape)
+        reason = f"{name} in the forward pass brings its units together with others"
+        shifts = {v: ndim - len(v.shape) for v in op.inputs}
+        given = [(v, self._carried[v]) for v in op.inputs if v in self._carried]
+        shared = set.intersection(*({a + shifts[v] for a in x.axes} for v, x in given))
         for value in op.inputs:
-            other, place = self._carried.get(value), axis - (ndim - len(value.shape))
-            if value is main:
+            places = {a for a in shared if a >= shifts[value]}
+            wide = {a for a in places if value.shape[a - shifts[value]] > 1}
+            if value not in self._carried and len(shared) > 1:
+                shared -= wide
+        if not shared:
+            return reason
+        axes = tuple(a for a in (x + shifts[given[0][0]] for x in given[0][1].axes) if a in shared)
+        parts = [
+            replace(self.wiring.along(x, tuple(a - shifts[v] for a in axes)), axes=axes)
+            for v, x in given
+        ]
+        main = parts[0]
+        if any(part.ids.shape != main.ids.shape for part in parts):
+            return reason
+        for part in parts[1:]:
+            units.tie(main.ids.ravel(), part.ids.ravel())
+        for value in op.inputs:
+            place = axes[0] - shifts[value]
+            if value in self._carried or len(axes) > 1 or place < 0 or value.shape[place] == 1:
                 continue
-            if other is not None and (other.axis != place or len(other.ids) != len(ids)):
-                reason = f"{name} in the forward pass brings its units together with others"
-                units.hold(ids, reason)
-                units.hold(other.ids, reason)
-            elif other is not None:
-                units.tie(ids, other.ids)
-                drops = drops & other.drops
-            elif place >= 0 and value.shape[place] > 1:
-                if self._is_source(value) and value.shape[place] == len(ids):
-                    self.wiring.slots.bind(value.tensor, place, ids)
-                else:
-                    units.hold(ids, f"{name} brings its units to a tensor of fixed width")
-        return Carried(axis, ids, drops)
+            if self._is_source(value) and value.shape[place] == len(main.ids):
+                self.wiring.slots.bind(value.tensor, place, main.ids)
+            else:
+                units.hold(main.ids, f"{name} brings its units to a tensor of fixed width")
+        return replace(main, drops=frozenset.intersection(*(part.drops for part in parts)))
+
+    def _batched(self, op: Operation) -> Carried | None:
+        """Tie the heads of tensors that are multiplied head by head, as attention does."""
+        ndim = len(op.output.shape)
+        letters = letters_of(op)
+        if letters is None:
+            return None
+        places = {
+            v: [letters[-1].find(c) for c in word]
+            for v, word in zip(op.inputs, letters, strict=False)
+        }
+        given = [(v, self._carried[v]) for v in op.inputs if v in self._carried]
+        shared = set.intersection(*({places[v][a] for a in x.axes} - {-1} for v, x in given))
+        shared -= set(range(ndim - 2, ndim)) if op.name != "einsum" else set()
+        for value, word in places.items():
+            if value not in self._carried:
+                shared -= {p for a, p in enumerate(word) if value.shape[a] > 1}
+        if len(shared) != 1:
+            return None
+        (axis,) = shared
+        parts = [self.wiring.along(x, (places[v].index(axis),)) for v, x in given]
+        if len({len(part.ids) for part in parts}) > 1:
+            return None
+        for part in parts[1:]:
+            self.wiring.units.tie(parts[0].ids, part.ids)
+        self.wiring.products.append((product_cost(op, letters), parts[0].ids))
+        return replace(parts[0], axes=(axis,), drops=frozenset())
 
     def _joined(self, op: Operation) -> Carried | None:
         """Concatenate lists of units, or tie them where another axis is joined."""
@@ -198,6 +222,16 @@ class _Walk:
         found = [self._carried.get(part) for part in parts]
         first = next(x for x in found if x is not None)
         drops = frozenset.intersection(*(frozenset() if x is None else x.drops for x in found))
+        if any(x is not None and len(x.axes) > 1 for x in found):
+            kept = [a for a in first.axes if a != dim]
+            if (
+                op.name != "cat"
+                or not kept
+                or any(x is None or x.axes != first.axes for x in found)
+            ):
+                return None
+            whole = [self.wiring.along(x, kept[:1]) for x in found if x is not None]
+            found, first = [*whole], whole[0]
         if op.name == "cat" and dim == first.axis:
             if any(x is not None and x.axis != dim for x in found):
                 return None
@@ -207,47 +241,11 @@ class _Walk:
                 else x.ids
                 for part, x in zip(parts, found, strict=True)
             ]
-            return Carried(dim, np.concatenate(lists), drops)
+            return Carried((dim,), np.concatenate(lists), drops)
         if any(x is None or x.axis != first.axis for x in found):
             return None
         for other in found[1:]:
             if other is not None:
                 self.wiring.units.tie(first.ids, other.ids)
-        return Carried(first.axis + (op.name == "stack" and dim <= first.axis), first.ids, drops)
-
-
-def _grouped(model: nn.Module, wiring: Wiring) -> Structure:
-    units, skipped = wiring.units, dict(wiring.skipped)
-    drops: dict[int, frozenset[str]] = {}
-    for read in wiring.reads:
-        for unit in set(units.classes(read.ids).tolist()):
-            drops[unit] = drops.get(unit, read.drops) & read.drops
-    tied = _tied_units(model, wiring)
-    members: dict[tuple[Any, ...], list[int]] = {}
-    for unit in sorted(set(units.classes(np.arange(len(units))).tolist())):
-        makers, reason = units.makers(unit), units.reason(unit)
-        if not makers:
-            continue
-        if reason is None and unit not in drops:
-            reason = "nothing reads its units"
-        if reason is not None:
-            for maker in makers:
-                skipped.setdefault(maker, reason)
-            continue
-        members.setdefault((makers, drops[unit], unit in tied), []).append(unit)
-    groups = tuple(
-        Group(makers, np.array(found), dropped, shared)
-        for (makers, dropped, shared), found in members.items()
-    )
-    return Structure(wiring, groups, skipped)
-
-
-def _tied_units(model: nn.Module, wiring: Wiring) -> set[int]:
-    """Return the units whose reader's weight also belongs to another layer."""
-    held = layers.holders(model)
-    return {
-        unit
-        for read in wiring.reads
-        if held[id(model.get_submodule(read.name).weight)] > 1
-        for unit in wiring.units.classes(read.ids).tolist()
-    }
+        axis = first.axis + (op.name == "stack" and dim <= first.axis)
+        return Carried((axis,), first.ids, drops)

@@ -2,13 +2,15 @@
 
 Every output of a layer is a unit with a number of its own. An axis of a tensor is a list of such
 numbers: flattening a map repeats them, concatenation joins lists, and addition ties two lists entry
-by entry. A unit that something needs whole (the model's output, a grouped convolution) is held,
-with the reason.
+by entry. Where a reshape splits an axis into several, as attention does into heads and features,
+the numbers lie in a table with an axis for each, until what comes next decides along which of
+them units are removed. A unit that something needs whole is held, with the reason.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor
@@ -22,20 +24,20 @@ class Units:
     """Numbers of units in classes that stand or fall together (union-find)."""
 
     def __init__(self) -> None:
-        self._parent: list[int] = []
-        self._reason: dict[int, str] = {}
-        self._makers: dict[int, list[str]] = {}
+        self._parent = np.zeros(0, dtype=np.int64)
+        self._held: list[tuple[Ids, str]] = []
+        self._made: list[tuple[Ids, str]] = []
 
     def __len__(self) -> int:
         return len(self._parent)
 
     def fresh(self, count: int, maker: str | None = None) -> Ids:
         """Return numbers of new units, outputs of the layer `maker`."""
-        start = len(self._parent)
-        self._parent.extend(range(start, start + count))
+        ids = np.arange(len(self._parent), len(self._parent) + count)
+        self._parent = np.concatenate([self._parent, ids])
         if maker is not None:
-            self._makers |= {i: [maker] for i in range(start, start + count)}
-        return np.arange(start, start + count)
+            self._made.append((ids, maker))
+        return ids
 
     def held(self, count: int, reason: str) -> Ids:
         """Return numbers of new units that cannot be removed."""
@@ -45,39 +47,41 @@ class Units:
 
     def hold(self, ids: Ids, reason: str) -> None:
         """Keep these units; the first reason stays."""
-        for i in set(map(self._root, ids.tolist())):
-            self._reason.setdefault(i, reason)
+        self._held.append((ids.ravel(), reason))
 
     def tie(self, a: Ids, b: Ids) -> None:
         """Make a[i] and b[i] one class for every i."""
-        for i, j in set(zip(a.tolist(), b.tolist(), strict=True)):
-            first, second = sorted((self._root(i), self._root(j)))
-            if first == second:
-                continue
-            self._parent[second] = first
-            if second in self._reason:
-                self._reason.setdefault(first, self._reason[second])
-            makers = self._makers.setdefault(first, [])
-            makers += [name for name in self._makers.pop(second, []) if name not in makers]
+        while True:
+            a, b = self.classes(a), self.classes(b)
+            apart = a != b
+            if not apart.any():
+                return
+            a, b = a[apart], b[apart]
+            np.minimum.at(self._parent, np.maximum(a, b), np.minimum(a, b))
 
     def classes(self, ids: Ids) -> Ids:
         """Return the class of each unit: the smallest number in it."""
-        return np.array([self._root(i) for i in ids.tolist()], dtype=np.int64)
+        while True:
+            above = self._parent[ids]
+            if np.array_equal(above, ids):
+                return above
+            ids = above
 
-    def reason(self, i: int) -> str | None:
-        """Why a unit cannot be removed, None if it can."""
-        return self._reason.get(self._root(i))
+    def reasons(self) -> dict[int, str]:
+        """Return why classes cannot be removed, for those that cannot."""
+        found: dict[int, str] = {}
+        for ids, reason in self._held:
+            for unit in set(self.classes(ids).tolist()):
+                found.setdefault(unit, reason)
+        return found
 
-    def makers(self, i: int) -> tuple[str, ...]:
-        """Return the layers whose outputs are in a unit's class."""
-        return tuple(self._makers.get(self._root(i), ()))
-
-    def _root(self, i: int) -> int:
-        parent = self._parent
-        while parent[i] != i:
-            parent[i] = parent[parent[i]]
-            i = parent[i]
-        return i
+    def makers(self) -> dict[int, tuple[str, ...]]:
+        """Return the layers whose outputs are in each class."""
+        found: dict[int, dict[str, None]] = {}
+        for ids, maker in self._made:
+            for unit in set(self.classes(ids).tolist()):
+                found.setdefault(unit, {})[maker] = None
+        return {unit: tuple(names) for unit, names in sorted(found.items())}
 
 
 class Slots:
@@ -124,13 +128,36 @@ class Slots:
                 self._units.hold(ids, reason)
 
 
+@dataclass(frozen=True)
+class Named:
+    """A number of units that is written into the code: the module, and its attributes with it."""
+
+    path: str
+    attributes: tuple[str, ...]
+    reason: str  # to hold the units, where there are none
+
+
 @dataclass(frozen=True, eq=False)
 class Carried:
-    """Units along one axis of a tensor; `drops` are the dropouts that have acted on them singly."""
+    """Units along axes of a tensor.
 
-    axis: int
+    `ids` is a table with an axis for each of `axes`, `named` says for each what names its length;
+    `drops` are the dropouts that have acted on the units singly.
+    """
+
+    axes: tuple[int, ...]
     ids: Ids
     drops: frozenset[str] = frozenset()
+    named: tuple[Named | None, ...] = (None,)
+
+    @property
+    def axis(self) -> int:
+        """The axis, where there is one."""
+        return self.axes[0]
+
+
+WIDE = 1024
+"""Features beyond which those of a flattened map are taken as one feature at many places."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,6 +168,13 @@ class Read:
     axis: int
     ids: Ids
     drops: frozenset[str]
+
+    @property
+    def places(self) -> int:
+        """How many entries in turn are one unit, where a wide layer reads a flattened map."""
+        n = int(np.argmax(self.ids != self.ids[0])) if len(self.ids) > WIDE else 1
+        regular = n > 1 and len(self.ids) % n == 0
+        return n if regular and (self.ids[::n] == self.ids.reshape(-1, n).T).all() else 1
 
 
 class Wiring:
@@ -153,6 +187,7 @@ class Wiring:
         self.sizes: dict[str, dict[str, tuple[int | None, Ids]]] = {}
         self.reads: list[Read] = []  # every reading of units by a weighted layer
         self.mixing: dict[str, tuple[int, Ids]] = {}  # norms over all units on this axis
+        self.products: list[tuple[int, Ids]] = []  # multiply-adds of attention, shared by units
         self.skipped: dict[str, str] = {}  # layers without units to remove, and why
 
     def describe(self, name: str, **sizes: Ids) -> None:
@@ -168,3 +203,25 @@ class Wiring:
         """Keep a layer as it is, and say why."""
         self.slots.lock(weight, reason)
         self.skipped.setdefault(name, reason)
+
+    def along(self, x: Carried, axes: Sequence[int]) -> Carried:
+        """Return x along some of its axes; units that differ only along others become one."""
+        if tuple(axes) != x.axes:
+            places = [x.axes.index(axis) for axis in axes]
+            table = np.moveaxis(x.ids, places, range(len(places)))
+            table = table.reshape(*table.shape[: len(places)], -1)
+            self.units.tie(np.broadcast_to(table[..., :1], table.shape).ravel(), table.ravel())
+            named = tuple(x.named[place] for place in places)
+            x = replace(x, axes=tuple(axes), ids=table[..., 0], named=named)
+        return self.settled(x)
+
+    def settled(self, x: Carried) -> Carried:
+        """Let numbers in the code follow units that lie along one axis, or hold these."""
+        name = x.named[0] if len(x.axes) == 1 else None
+        if name is None:
+            return x
+        if name.attributes:
+            self.describe(name.path, **dict.fromkeys(name.attributes, x.ids))
+        else:
+            self.units.hold(x.ids, name.reason)
+        return replace(x, named=(None,))

@@ -25,15 +25,21 @@ ROWS = 256
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """The arguments of a model for some rows: `given` is a tuple, or a dict by name."""
+    """The arguments of a model for some rows: `given` is a tuple, or a dict by name.
+
+    `output` says which of the model's outputs counts.
+    """
 
     given: tuple[Any, ...] | dict[str, Any]
+    output: Callable[[Any], Any] | None = None
 
     @classmethod
-    def of(cls, value: Any, name: str) -> Inputs:
+    def of(cls, value: Any, name: str, output: Callable[[Any], Any] | None = None) -> Inputs:
         """Return an array, a tensor, a tuple of them or a dict as a model's arguments."""
         if isinstance(value, Mapping):
-            found = cls({k: _tensor(v, name) if is_array(v) else v for k, v in value.items()})
+            found = cls(
+                {k: _tensor(v, name) if is_array(v) else v for k, v in value.items()}, output
+            )
         else:
             parts = tuple(value) if isinstance(value, (tuple, list)) else (value,)
             if not all(map(is_array, parts)):
@@ -41,7 +47,7 @@ class Inputs:
                 raise InputTypeError(
                     f"{name} must be a tensor, a tuple of tensors or a dict of them, got {kinds}"
                 )
-            found = cls(tuple(_tensor(part, name) for part in parts))
+            found = cls(tuple(_tensor(part, name) for part in parts), output)
         if not found.tensors or any(x.ndim == 0 or len(x) == 0 for x in found.tensors):
             raise InputError(f"{name} must hold at least one row, got {found.shapes or 'nothing'}")
         return found
@@ -69,9 +75,10 @@ class Inputs:
     def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
         """Return the arguments with every tensor changed."""
         if not isinstance(self.given, dict):
-            return Inputs(tuple(change(x) for x in self.given))
+            return Inputs(tuple(change(x) for x in self.given), self.output)
         items = self.given.items()
-        return Inputs({k: change(x) if isinstance(x, Tensor) else x for k, x in items})
+        changed = {k: change(x) if isinstance(x, Tensor) else x for k, x in items}
+        return Inputs(changed, self.output)
 
     def first(self, n: int) -> Inputs:
         """Return the first n rows."""
@@ -86,7 +93,8 @@ class Inputs:
 
     def run(self, model: nn.Module) -> Any:
         """Return what the model makes of them."""
-        return model(**self.given) if isinstance(self.given, dict) else model(*self.given)
+        found = model(**self.given) if isinstance(self.given, dict) else model(*self.given)
+        return found if self.output is None else self.output(found)
 
 
 class Batch(NamedTuple):
@@ -106,9 +114,10 @@ class Batches:
 
     def __init__(
         self, data: Any, model: nn.Module, *, name: str = "data", arity: int = 1,
-        again: bool = False, alone: bool = False,
+        again: bool = False, alone: bool = False, output: Callable[[Any], Any] | None = None,
     ) -> None:  # fmt: skip
         self.name, self._model, self._arity, self._alone = name, model, arity, alone
+        self._output = output
         self._data = _split(data, name) if _is_pair(data) else data
         if not isinstance(self._data, Iterable) or is_array(data) or isinstance(data, (str, dict)):
             raise InputTypeError(
@@ -168,7 +177,7 @@ class Batches:
             )
         if y is not None and not is_array(y):
             raise InputTypeError(f"{where}: targets must be a tensor, got {type(y).__name__}")
-        return Inputs.of(inputs, where), y
+        return Inputs.of(inputs, where, self._output), y
 
 
 @contextmanager

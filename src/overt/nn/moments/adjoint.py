@@ -36,11 +36,12 @@ class Source:
     """Deviations of mean 0: the `step` that stands for them in tangents, and their covariance.
 
     `spread` holds the variances, shaped like the step, or a mask's covariance, or the covariances
-    of the flattened entries of each row.
+    of the flattened entries of each row. A `rest` is what a linear map leaves out.
     """
 
     step: Tensor
     spread: Tensor | MaskCovariance
+    rest: bool = False
 
     def times(self, g: Tensor) -> Tensor:
         """Return Cov @ g, for g of shape (..., *step.shape)."""
@@ -63,26 +64,34 @@ class Sources:
         self._all: list[Source] = []
         self._layouts = layouts
 
-    def add(self, step: Tensor, spread: Tensor | MaskCovariance) -> Tensor:
+    def add(self, step: Tensor, spread: Tensor | MaskCovariance, rest: bool = False) -> Tensor:
         """Note a new source; return its step."""
-        self._all.append(Source(step, spread))
+        self._all.append(Source(step, spread, rest))
         return step
 
     def variances(self, tangent: Tensor) -> Tensor:
         """Return the variance of each entry."""
-        y = _flat(tangent)
-        parts = [
-            torch.stack([(g * h).sum(2) for g, h in pairs]).sum(0)
-            for pairs in self._arrivals(y, BUDGET)
-        ]
-        return torch.cat(parts).T.reshape(tangent.shape) if parts else torch.zeros_like(tangent)
+        return self.parts(tangent)[0]
+
+    def parts(self, tangent: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the variance of each entry, and how much of it comes from rests."""
+        totals, rests = [], []
+        for found in self._arrivals(_flat(tangent), BUDGET):
+            sums = [(g * h).sum(2) for _, g, h in found]
+            totals.append(torch.stack(sums).sum(0))
+            left = [part for part, (source, *_) in zip(sums, found, strict=True) if source.rest]
+            rests.append(torch.stack(left).sum(0) if left else torch.zeros_like(sums[0]))
+        if not totals:
+            return torch.zeros_like(tangent), torch.zeros_like(tangent)
+        total, rest = (torch.cat(parts).T.reshape(tangent.shape) for parts in (totals, rests))
+        return total, rest
 
     def covariances(self, tangent: Tensor) -> Tensor:
         """Return the covariances of the flattened entries of each row, (rows, K, K)."""
         y = _flat(tangent)
         total = y.new_zeros(*y.shape, y.shape[1])
         for pairs in self._arrivals(y, 2**62):  # all outputs at once
-            for g, h in pairs:
+            for _, g, h in pairs:
                 total = total + torch.einsum("krd,lrd->rkl", g, h)
         return total
 
@@ -92,8 +101,8 @@ class Sources:
             combined = (tangent * direction).flatten(1).sum(1, keepdim=True)
         return self.variances(combined)[:, 0]
 
-    def _arrivals(self, y: Tensor, budget: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
-        """Yield for some outputs at a time the pairs (g, Cov g), (outputs, rows, entries) each."""
+    def _arrivals(self, y: Tensor, budget: int) -> Iterator[list[tuple[Source, Tensor, Tensor]]]:
+        """Yield for some outputs at a time (source, g, Cov g), (outputs, rows, entries) each."""
         if not y.requires_grad or not self._all:
             return
         key = (len(y), *(source.step.shape for source in self._all))
@@ -110,13 +119,13 @@ class Sources:
             pairs = []
             gs = _gradients(y, [s.step for s, _ in own], asked[:, None].expand(-1, R, K))
             for (source, axis), g in zip(own, gs, strict=True):
-                pairs.append((_split(g, axis, R), _split(source.times(g), axis, R)))
+                pairs.append((source, _split(g, axis, R), _split(source.times(g), axis, R)))
             each = torch.eye(R, dtype=y.dtype, device=y.device)[None, :, :, None]
             each = (each * asked[:, None, None]).flatten(0, 1) if shared else each
             gs = _gradients(y, [s.step for s in shared], each)
             for source, g in zip(shared, gs, strict=True):
                 shape = (len(asked), R, -1)
-                pairs.append((g.reshape(shape), source.times(g).reshape(shape)))
+                pairs.append((source, g.reshape(shape), source.times(g).reshape(shape)))
             if pairs:
                 yield pairs
 

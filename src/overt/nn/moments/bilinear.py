@@ -32,7 +32,7 @@ def linear_map(
     coefficients, for variances.
     """
     return replace(
-        x, mean=affine(x.mean), variance=squared(x.variance),
+        x, mean=affine(x.mean), variance=tape.spread(squared, x.variance),
         tangent=tape.later(lambda: linear(x.tangent())),
         known=x.known and (x.independent or keeps), independent=x.independent and keeps,
         dropped=None, law=None,
@@ -96,12 +96,14 @@ def product(tape: Tape, f: Product, x: Moment, y: Moment) -> Moment:
     x, y = (tape.settled(x), tape.settled(y)) if apart else (x, y)
     mean = f(x.mean, y.mean)
     a, b = tape.fixed((x.mean, y.mean))
-    second = f(x.variance, y.variance)
-    variance = f(x.variance, y.mean**2) + f(x.mean**2, y.variance) + second
+    second = tape.spread(f, x.variance, y.variance)
+    variance = tape.spread(
+        lambda v, w: f(v, y.mean**2) + f(x.mean**2, w) + second, x.variance, y.variance
+    )
 
     def tangent() -> Tensor:
         s, t = x.tangent(), y.tangent()
-        return f(s, b) + f(a, t) + (f(s, t) if tape.probe else tape.source(second))
+        return f(s, b) + f(a, t) + (f(s, t) if tape.probe else tape.source(second, rest=True))
 
     alone = [z.independent and z.mean.shape == mean.shape for z in (x, y)]
     exact = x.exact and y.exact and x.known and y.known and apart
@@ -160,7 +162,7 @@ def _divisor(call: Call, x: Tensor) -> float | None:
     """Return over how many entries an operation averages, None if they are not the same for all."""
     given = call.named()
     if call.name == "mean":
-        dims = given.get("dim", given.get("axis"))
+        dims = call.argument(1, "dim", given.get("axis"))
         if dims is None:
             return float(x.numel())
         dims = (dims,) if isinstance(dims, int) else dims

@@ -69,7 +69,8 @@ class Carried:
     @property
     def to_draw(self) -> set[str]:
         """The noises to draw: what was, and coins for whole rows where a linear map is far off."""
-        return {*self.drawn, *(() if self.output.exact else self.tape.coarse)}
+        reached = self.output.noises.intersection(self.tape.coarse)
+        return {*self.drawn, *(() if self.output.exact else reached)}
 
     @property
     def tangent(self) -> Tensor:
@@ -81,6 +82,12 @@ class Carried:
         if self.output.known:
             return self.output.variance
         return self.tape.sources.variances(self.tangent)
+
+    def parts(self) -> tuple[Tensor, Tensor]:
+        """Return the variance of each output, and how much of it linear maps leave out."""
+        if self.output.known:
+            return self.output.variance, torch.zeros_like(self.output.variance)
+        return self.tape.sources.parts(self.tangent)
 
     def covariances(self) -> Tensor:
         """Return the covariances of each row's outputs, (rows, outputs, outputs)."""
@@ -196,6 +203,12 @@ def checked(model: Any, x: Any) -> nn.Module:
     if isinstance(x, Tensor) and (len(x.shape) < 1 + x.is_floating_point() or len(x) == 0):
         raise InputError(f"x must have a batch axis and at least one row, got {tuple(x.shape)}")
     return nn.Sequential(model) if is_noise(model) else model
+
+
+def plain_output(model: nn.Module, inputs: Any, output: Output) -> Tensor:
+    """Return the output without noise."""
+    with torch.inference_mode(False), torch.no_grad(), modes(model, noise=False):
+        return picked(called(unwrapped(model), mapped(inputs, _usable)), output)
 
 
 def hidden_randomness(model: nn.Module, inputs: Any, output: Output) -> bool:

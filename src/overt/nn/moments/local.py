@@ -93,7 +93,9 @@ def _from_draws(tape: Tape, f: Callable[..., Tensor], given: list[Moment]) -> Mo
     mean, variance = draws.mean((0, 1)), draws.flatten(0, 1).var(0, unbiased=False)
     followed = torch.stack([linear(away).detach() for away in pairs])
     rest = (draws - mean - torch.stack([followed, -followed], 1)).square().mean((0, 1))
-    tangent = tape.later(lambda: linear([m.tangent() for m in given]) + tape.source(rest))
+    tangent = tape.later(
+        lambda: linear([m.tangent() for m in given]) + tape.source(rest, rest=True)
+    )
     noises = frozenset[str]().union(*(m.noises for m in given))
     return Moment(mean, variance, tangent, noises, False, False, False)
 

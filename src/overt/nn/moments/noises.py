@@ -7,6 +7,7 @@ squared.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,9 @@ from overt.nn.moments.distributions import MOMENTS
 from overt.nn.moments.entries import leaky_relu_moments, relu_moments
 from overt.nn.moments.tape import Moment, Tape, Uncarried
 from overt.nn.recording.watching import Call
+
+FEW = 16
+"""Factors to a row that, each shared by many entries, count as few."""
 
 _ALPHA = -1.7580993408473766
 """What alpha dropout sets dropped units to: -scale alpha of SELU."""
@@ -88,17 +92,19 @@ def multiplied(
     state = tape.state(name)
     if state != "carried":
         return x if state == "off" else product(tape, torch.mul, x, tape.certain(draw()))
+    if law.shared and math.prod(n for i, n in enumerate(law.shape) if i not in law.shared) <= FEW:
+        tape.few[name] = None
     x = tape.settled(x)
     m, v, fixed = x.mean, x.variance, tape.fixed(x.mean)
     c = law.strength if law.matrix is None else law.relative_variance(m)
-    added = c * (m * m + v) if x.noises else c * (m * m)
+    added = tape.spread(lambda m, v: c * (m * m + v) if x.noises else c * (m * m), m, v)
     S = None if law.independent or x.independent else tape.covariance(x)
     exact = x.exact and x.known and (law.independent or x.independent or S is not None)
 
     def tangent() -> Tensor:
         if tape.probe:
             z = draw()
-            return x.tangent() * z + m * (z - 1)
+            return x.tangent() * z + m * (z - 1) if x.noises else m * (z - 1)
         if law.independent:
             own = tape.source(added)
             return x.tangent() + own if x.noises else own

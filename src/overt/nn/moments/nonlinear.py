@@ -15,13 +15,14 @@ from torch.nn import functional
 from overt.nn.moments.bilinear import added, linear_map, product, scaled
 from overt.nn.moments.entries import (
     ONE_SIDED,
+    Bent,
     leaky_relu_moments,
     max_of_dropped,
     moments_of,
     relu_moments,
 )
 from overt.nn.moments.local import unknown, with_first
-from overt.nn.moments.tape import Moment, Tape
+from overt.nn.moments.tape import Moment, Tape, signs
 from overt.nn.recording.watching import Call
 
 
@@ -43,6 +44,8 @@ def of_entries(tape: Tape, x: Moment, f: Callable[[Tensor], Tensor], name: str) 
     """Return f(x), f a function of single entries."""
     if x.dropped is not None:
         return _of_dropped(tape, x, *x.dropped, f)
+    if tape.probe and tape.differentiable and name not in ONE_SIDED:
+        return _bent(tape, x, *Bent.apply(x.mean, x.variance, None if name == "relu" else f))
     if name == "relu":
         return _bent(tape, x, *relu_moments(x.mean, x.variance))
     found = moments_of(f, x.mean, x.variance, one_sided=name in ONE_SIDED)
@@ -62,10 +65,15 @@ def _of_dropped(
     )  # fmt: skip
 
 
-def _bent(tape: Tape, x: Moment, value: Tensor, slope: Tensor, variance: Tensor) -> Moment:
+def _bent(
+    tape: Tape, x: Moment, value: Tensor, slope: Tensor, variance: Tensor,
+    deviation: Tensor | None = None,
+) -> Moment:  # fmt: skip
     def tangent() -> Tensor:
+        if deviation is not None:  # of the rest, in a probe
+            return slope * x.tangent() + deviation * signs(deviation)
         rest = (variance - slope * slope * x.variance).clamp(min=0)
-        return tape.fixed(slope) * x.tangent() + tape.source(rest)
+        return tape.fixed(slope) * x.tangent() + tape.source(rest, rest=True)
 
     return replace(x, mean=value, variance=variance, tangent=tape.later(tangent), exact=False,
                    known=False, dropped=None, law=None)  # fmt: skip
@@ -130,6 +138,7 @@ def _standardized(
     tape: Tape, x: Moment, dims: tuple[int, ...], eps: float | None, *, center: bool
 ) -> Moment:
     """u = (x - mean) r with E of the sample variance in r; Jacobian r (I - 1/d - u u'/d)."""
+    tape.rough.update(dict.fromkeys(x.noises.intersection(tape.few)))
     eps = torch.finfo(x.mean.dtype).eps if eps is None else eps
     d = math.prod(x.mean.shape[i] for i in dims)
 
@@ -146,8 +155,11 @@ def _standardized(
         t = t - one * mean(t)
         return scale * (t - w * mean(w * t))
 
-    both = one * (mean(v) + 2 * u * mean(v * u)) + u * u * mean(v * u * u)
-    variance = (v * (1 - 2 * one / d - 2 * u * u / d) + both / d).clamp(min=0) * r * r
+    def spread(v: Tensor) -> Tensor:
+        both = one * (mean(v) + 2 * u * mean(v * u)) + u * u * mean(v * u * u)
+        return (v * (1 - 2 * one / d - 2 * u * u / d) + both / d).clamp(min=0) * r * r
+
+    variance = tape.spread(spread, v)
     return replace(x, mean=u, variance=variance, tangent=tape.later(tangent), exact=False,
                    known=False, independent=False, dropped=None, law=None)  # fmt: skip
 

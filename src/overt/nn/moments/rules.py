@@ -106,12 +106,20 @@ def _matmul(tape: Tape, call: Call) -> Any:
             return product(tape, lambda s, t: torch.einsum(args[0], s, t), *two)
         case "rmatmul":
             return product(tape, torch.matmul, tape.of(args[1]), tape.of(args[0]))
-        case "addmm" | "baddbmm" | "addmv" if not {"alpha", "beta"} & set(call.kwargs):
-            made = product(tape, torch.matmul, tape.of(args[1]), tape.of(args[2]))
-            return added(tape, made, tape.of(args[0]))
+        case "addmm" | "baddbmm" | "addmv":
+            start, x, y = (call.argument(i, n) for i, n in enumerate(_ADDED[call.name]))
+            alpha, beta = (float(call.kwargs.get(k, 1)) for k in ("alpha", "beta"))
+            made = product(tape, torch.matmul, tape.of(x), tape.of(y))
+            if beta == 0:  # what is not to be added may be uninitialized
+                return scaled(tape, made, alpha)
+            return added(tape, scaled(tape, made, alpha), scaled(tape, tape.of(start), beta))
         case "matmul" | "mm" | "bmm" | "mv" | "dot" if len(args) == 2:
             return product(tape, torch.matmul, tape.of(args[0]), tape.of(args[1]))
     return unknown(tape, call)
+
+
+_ADDED = {"addmm": ("input", "mat1", "mat2"), "baddbmm": ("input", "batch1", "batch2"),
+          "addmv": ("input", "mat", "vec")}  # fmt: skip
 
 
 def _averaged(tape: Tape, call: Call) -> Any:
@@ -138,6 +146,8 @@ def _compared(tape: Tape, call: Call) -> Any:
     if call.name in ("gt", "ge", "lt", "le") and isinstance(bound, (int, float)):
         below = x.law(float(bound))
         handle = torch.zeros(x.mean.shape, dtype=torch.bool, device=x.mean.device)
+        if below in (0.0, 1.0):  # as where layers are dropped with probability 0
+            return torch.full_like(handle, (below == 1.0) != (call.name[0] == "g"))
         return noises.coin(tape, x, 1 - below if call.name[0] == "g" else below, handle)
     raise Uncarried(noises_of(tape, call), call.name)
 

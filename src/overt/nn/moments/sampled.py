@@ -10,10 +10,9 @@ from torch import nn
 from overt import _check
 from overt._check import InputError
 from overt._progress import meter
-from overt.nn.moments.carry import Output, checked, picked
+from overt.nn.moments.carry import Output, checked
 from overt.nn.moments.result import Moments
-from overt.nn.recording.modes import modes, unwrapped
-from overt.nn.recording.watching import called
+from overt.nn.moments.samples import Samples
 
 
 def mc_moments(
@@ -25,38 +24,24 @@ def mc_moments(
     covariance: bool = False,
     seed: int | None = None,
 ) -> Moments:
-    """Return the mean and variance of model(x) over n passes with all that is random on.
+    """Return the mean and variance of model(x) over n samples with all that is random on.
 
     The sampling twin of `predictive_moments`: everything is in training mode but normalization,
-    which keeps its statistics. Means and variances are summed in double precision; the variance has
-    the divisor n - 1. `seed` seeds torch's generator for the call, whose state is restored
-    afterwards, as are the counters of layers with their own seed.
+    which keeps its statistics. Several copies of x go through the model at once where its rows do
+    not meet. Sums are in double precision; the variance is unbiased. `seed` seeds torch's generator
+    for the call, whose state is restored afterwards, as are the counters of layers with their own
+    seed.
     """
     model = checked(model, x)
     n = _check.whole("n", n, minimum=2)
-    mean = spread = torch.zeros((), dtype=torch.float64)
+    samples = Samples(model, x, output, covariance=covariance)
     with (
-        torch.no_grad(),
         torch.random.fork_rng(enabled=seed is not None),
-        modes(model, noise=True),
         meter("Monte Carlo dropout", n) as bar,
     ):
         if seed is not None:
             torch.manual_seed(_check.whole("seed", seed, minimum=0))
-        first = None
-        for i in range(1, n + 1):
-            out = picked(called(unwrapped(model), x), output)
-            first = out if first is None else first
-            y = out.double()
-            before = y - mean
-            mean = mean + before / i
-            after = y - mean
-            if covariance:
-                spread = spread + before.flatten(1)[:, :, None] * after.flatten(1)[:, None, :]
-            else:
-                spread = spread + before * after
-            bar.advance()
-    if not bool(spread.any()):
+        samples.draw(n, bar)
+    if not bool(samples.variance.any()):
         raise InputError("model has no noise that any of the passes has shown: nothing to sample")
-    variance = (spread / (n - 1)).to(out.dtype)
-    return Moments(mean.to(out.dtype), variance, exact=False, drawn=("all",), draws=n)
+    return samples.moments()

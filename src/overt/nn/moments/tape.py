@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from overt.nn.layers.mask_covariance import MaskCovariance
 from overt.nn.moments.adjoint import Sources
@@ -89,6 +88,9 @@ class Tape:
         Whether gradients with respect to parameters are wanted.
     settle
         The most units of a tensor whose covariances are worked out to keep a result exact.
+    coarse, few, rough
+        Noises with one number to a row, with a few that many entries share, and those of the latter
+        by whose entries a tensor is normalized: they are not followed closely.
     """
 
     active: Collection[str] | None
@@ -101,12 +103,14 @@ class Tape:
     was_drawn: dict[str, None] = field(default_factory=dict)
     linearized: dict[str, None] = field(default_factory=dict)
     coarse: dict[str, None] = field(default_factory=dict)
+    few: dict[str, None] = field(default_factory=dict)
+    rough: dict[str, None] = field(default_factory=dict)
     names: NoiseNames = field(default_factory=NoiseNames)
 
-    def __post_init__(self) -> None:
-        self._moments: Any = WeakTensorKeyDictionary()
-        self._bases: Any = WeakTensorKeyDictionary()
-        self._outdated: Any = WeakTensorKeyDictionary()
+    def __post_init__(self) -> None:  # by id: tensors that are held here keep theirs
+        self._moments: dict[int, tuple[Tensor, Moment]] = {}
+        self._bases: dict[int, Tensor] = {}
+        self._outdated: dict[int, Tensor] = {}
         self._tangents: list[Tangent] = []
 
     def state(self, name: str) -> Literal["off", "drawn", "carried"]:
@@ -121,7 +125,8 @@ class Tape:
 
     def get(self, value: Any) -> Moment | None:
         """Return the moment of a tensor of the pass, None if it is certain."""
-        return self._moments.get(value) if isinstance(value, Tensor) else None
+        found = self._moments.get(id(value))
+        return None if found is None else found[1]
 
     def put(
         self, moment: Moment, handle: Tensor | None = None, view: Tensor | None = None
@@ -134,22 +139,21 @@ class Tape:
             return moment.mean
         if handle is None:  # an object of its own: the mean may be a tensor that is certain
             handle = moment.mean.view_as(moment.mean)
-        self._moments[handle] = moment
+        self._moments[id(handle)] = handle, moment
         if view is not None:
-            self._bases[handle] = view
+            self._bases[id(handle)] = view
         return handle
 
     def outdate(self, handle: Tensor) -> None:
         """Note that a tensor is changed in place, and with it what it is a view of."""
-        base = self._bases.get(handle, None if self.get(handle) else handle._base)
+        base = self._bases.get(id(handle), None if self.get(handle) else handle._base)
         if base is not None:
-            self._outdated[base] = True
+            self._outdated[id(base)] = base
 
     def check(self, operation: str, tree: Any) -> None:
         """Refuse tensors whose moments are not at hand."""
-        for t in tensors(tree):
-            wrapped = torch._C._functorch.is_functorch_wrapped_tensor(t)
-            if (wrapped and len(self._moments)) or t in self._outdated:
+        for t in tensors(tree) if self._moments else ():
+            if id(t) in self._outdated or torch._C._functorch.is_functorch_wrapped_tensor(t):
                 raise Uncarried(set(self.met) - set(self.was_drawn), operation)
 
     def mean(self, tree: Any) -> Any:
@@ -188,12 +192,19 @@ class Tape:
             return self.mean(tree)
         return mapped(self.mean(tree), Tensor.detach)
 
-    def source(self, variance: Tensor) -> Tensor:
+    def spread(self, f: Callable[..., Tensor], *given: Tensor) -> Tensor:
+        """Return f of variances; a probe takes them as they are, without gradients."""
+        if not self.probe:
+            return f(*given)
+        with torch.no_grad():
+            return f(*given)
+
+    def source(self, variance: Tensor, *, rest: bool = False) -> Tensor:
         """Return the tangent of new independent deviations with these variances."""
         if self.probe:
             tiny = torch.finfo(variance.dtype).tiny ** 0.5
-            return variance.clamp(min=tiny).sqrt() * torch.randn_like(variance)
-        return self._step(variance.shape, variance, variance)
+            return variance.clamp(min=tiny).sqrt() * signs(variance)
+        return self._step(variance.shape, variance, variance, rest)
 
     def masks(self, covariance: MaskCovariance, rows: int, like: Tensor) -> Tensor:
         """Return the tangent of new masks (rows, *shape), without their mean."""
@@ -203,9 +214,11 @@ class Tape:
         """Return the tangent of new deviations with these covariances (rows, units, units)."""
         return self._step(shape, covariance, covariance)
 
-    def _step(self, shape: Any, spread: Tensor | MaskCovariance, like: Tensor) -> Tensor:
+    def _step(
+        self, shape: Any, spread: Tensor | MaskCovariance, like: Tensor, rest: bool = False
+    ) -> Tensor:
         step = torch.zeros(shape, dtype=like.dtype, device=like.device, requires_grad=True)
-        return self.sources.add(step, spread)
+        return self.sources.add(step, spread, rest)
 
     def settled(self, x: Moment) -> Moment:
         """Return x with its variances worked out from its sources, if that is affordable."""
@@ -222,3 +235,10 @@ class Tape:
 
     def _affordable(self, x: Moment) -> bool:
         return x.mean.ndim > 1 and math.prod(x.mean.shape[1:]) <= self.settle
+
+
+def signs(like: Tensor) -> Tensor:
+    """Return independent signs, eight to a random number."""
+    words = torch.empty(like.numel() // 8 + 1, dtype=torch.int64, device=like.device).random_()
+    bits = words.view(torch.uint8)[: like.numel()].reshape(like.shape).bitwise_and_(1)
+    return bits.to(like.dtype).mul_(2).sub_(1)

@@ -163,14 +163,17 @@ def tensors(value: Any) -> Iterator[Tensor]:
     """Yield the tensors in a tree of tuples, lists, dictionaries and dataclasses."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from tensors(part)
-    elif isinstance(value, (tuple, list, set)):
-        for part in value:
-            yield from tensors(part)
+        return
+    if isinstance(value, dict):
+        value = value.values()
     elif is_dataclass(value) and not isinstance(value, type):
-        for part in vars(value).values():
+        value = vars(value).values()
+    elif not isinstance(value, (tuple, list, set)):
+        return
+    for part in value:
+        if isinstance(part, Tensor):
+            yield part
+        elif part is not None and not isinstance(part, (int, float, str)):
             yield from tensors(part)
 
 

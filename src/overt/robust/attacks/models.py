@@ -99,7 +99,7 @@ class Subject:
         self.context = tuple(tensor("x", part) for part in parts[1:])
         if any(part.ndim == 0 or len(part) != len(self.x) for part in self.context):
             raise InputError("x must hold inputs with one row for each point each")
-        self._scale = _scale(door.get("mean"), door.get("std"), self.x)
+        self.scale = _scale(door.get("mean"), door.get("std"), self.x)
         self.probabilities = False
 
     def logits(self, x: Tensor, rows: Tensor) -> Tensor:
@@ -108,8 +108,8 @@ class Subject:
         They are averaged over models and draws.
         """
         x = x.view(len(x), *self.x.shape[1:])
-        if self._scale is not None:
-            x = (x - self._scale[0]) / self._scale[1]
+        if self.scale is not None:
+            x = (x - self.scale[0]) / self.scale[1]
         context = [part[rows.to(part.device)].to(self.device) for part in self.context]
         parts = [
             self._one(model, x.to(self._format), context).to(self.x.dtype)

@@ -139,6 +139,28 @@ class Search:
             self.note("lying", lying & ~flat)
         return honest
 
+    def rivals(self, rows: Tensor, measured: int) -> Tensor:
+        """Return the likeliest wrong classes of points by linearized distance, nearest first.
+
+        The distance to class j is (f_y - f_j) / |grad (f_y - f_j)|, in the dual norm.
+        """
+        points = self.points(rows)
+        x, y = points.region.x, points.y
+        others = self.clean[rows].to(y.device).scatter(1, y[:, None], -math.inf)
+        likely = others.argsort(1, descending=True)[:, :measured]
+        distance = torch.empty_like(likely, dtype=x.dtype)
+        with torch.enable_grad():
+            x = x.clone().requires_grad_()
+            f = self.subject.logits(x, rows)
+            own = f.gather(1, y[:, None])
+            for k in range(likely.shape[1]):
+                margin = (own - f.gather(1, likely[:, k : k + 1])).squeeze(1)
+                steepness = self.threat.dual(slope(margin, x, retain=True)).clamp(min=FLAT)
+                distance[:, k] = margin.detach() / steepness
+        self.best.gradients += likely.numel()
+        order = distance.nan_to_num_(nan=math.inf).argsort(1)
+        return likely.gather(1, order).to(self.x.device)
+
     def rounds(self) -> bool:
         """Return whether the model rounds something that depends on its inputs."""
         rows = self.left[: self.batch_size]
@@ -220,7 +242,7 @@ class _Stage:
                 left = self._left(rows)
                 if order is None and len(left):
                     order = torch.zeros(len(self._search.x), plan.rivals).to(self._search.y)
-                    order[left] = self._nearest_rivals(left)
+                    order[left] = self._search.rivals(left, plan.measured)[:, : plan.rivals]
                 if order is not None:
                     self._run(left, order[left, rank], plan.each, restart)
 
@@ -254,25 +276,3 @@ class _Stage:
         for name in ("delta", "value", "fooled", "flat", "broken"):
             setattr(found, name, getattr(found, name).to(home))
         self._search.best.merge(rows, found)
-
-    def _nearest_rivals(self, rows: Tensor) -> Tensor:
-        """Return the wrong classes of each point by linearized distance, (points, rivals).
-
-        The distance to class j is (f_y - f_j) / |grad (f_y - f_j)|, in the dual norm.
-        """
-        search, points = self._search, self._search.points(rows)
-        x, y = points.region.x, points.y
-        others = search.clean[rows].to(y.device).scatter(1, y[:, None], -math.inf)
-        likely = others.argsort(1, descending=True)[:, : self._plan.measured]
-        distance = torch.empty_like(likely, dtype=x.dtype)
-        with torch.enable_grad():
-            x = x.clone().requires_grad_()
-            f = search.subject.logits(x, rows)
-            own = f.gather(1, y[:, None])
-            for k in range(likely.shape[1]):
-                margin = (own - f.gather(1, likely[:, k : k + 1])).squeeze(1)
-                steepness = search.threat.dual(slope(margin, x, retain=True)).clamp(min=FLAT)
-                distance[:, k] = margin.detach() / steepness
-        search.best.gradients += likely.numel()
-        order = distance.nan_to_num_(nan=math.inf).argsort(1)
-        return likely.gather(1, order)[:, : self._plan.rivals].to(search.x.device)

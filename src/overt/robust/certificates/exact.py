@@ -140,7 +140,7 @@ def two_layer(
     A, c = _two_classes(A, _bias("top_bias", top_bias, len(A)))
     inputs = torch.from_numpy(X)
     y = classes(y, inputs, len(A)).numpy()
-    net = Network(W, _bias("hidden_bias", hidden_bias, len(W)), A, c, slope)
+    net = Network((W, A), (_bias("hidden_bias", hidden_bias, len(W)), c), (slope,))
     lead, bound, moved = np.full(len(X), -np.inf), np.full(len(X), np.inf), X.copy()
     check_threat(threat)
     settled = threat.within(inputs)

@@ -1,10 +1,16 @@
-"""The largest lead of a wrong class over a two-layer network's inputs, by scipy's HiGHS.
+"""The largest lead of a wrong class over a network's inputs, by scipy's HiGHS.
 
-maximize (A_j - A_y) h + c_j - c_y  over  h = max(slope z, z),  z = W (x + d) + b,  d allowed
+maximize (A_j - A_y) h_k + c_j - c_y  over  h_i = max(slope z_i, z_i),  z_i = W_i h_(i-1) + b_i,
+h_0 = x + d,  d allowed; with one hidden layer, A = W_2 and c = b_2, or with more
 """
 
 from __future__ import annotations
 
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +21,9 @@ from scipy.sparse import csr_array
 from overt._types import Floats
 from overt.robust.threats.balls import L1, L2
 from overt.robust.threats.base import Threat
+
+Hidden = Sequence[tuple[Floats, Floats]] | None
+"""Proved bounds (low, high) of the units of each hidden layer, before the rectifier."""
 
 TIGHT = 1e-7
 """How far, relative to the radius, tangent planes may leave a Euclidean ball."""
@@ -28,32 +37,35 @@ SLACK = 1e-7
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """x -> A max(slope z, z) + c, z = W x + b."""
+    """x -> W_k h_(k-1) + b_k, h_i = max(slope_i z_i, z_i), z_i = W_i h_(i-1) + b_i, h_0 = x."""
 
-    W: Floats
-    b: Floats
-    A: Floats
-    c: Floats
-    slope: float
+    W: Sequence[Floats]
+    b: Sequence[Floats]
+    slopes: Sequence[float]
 
     def logits(self, x: Floats) -> Floats:
         """Return the logits of one input."""
-        z = self.W @ x + self.b
-        return self.A @ np.maximum(self.slope * z, z) + self.c
+        for W, b, slope in zip(self.W, self.b, self.slopes, strict=False):
+            z = W @ x + b
+            x = np.maximum(slope * z, z)
+        return self.W[-1] @ x + self.b[-1]
 
 
 def best_lead(
-    net: Network, x: Floats, own: int, threat: Threat, level: float
-) -> tuple[float, float, Floats]:
+    net: Network, x: Floats, own: int, threat: Threat, level: float, *, hidden: Hidden = None,
+    seconds: float = np.inf,
+) -> tuple[float, float, Floats]:  # fmt: skip
     """Return (lead reached, proved upper bound, the input that reaches it) over wrong classes.
 
-    Classes and tangent planes are gone through only until the level is decided.
+    Classes and tangent planes are gone through only until the level is decided, or time is over.
+    `hidden` are bounds of the hidden units that are known already, a pair for each layer.
     """
     best, bound, where = -np.inf, -np.inf, x
-    for j in range(len(net.A)):
+    end = time.monotonic() + seconds
+    for j in range(len(net.W[-1])):
         if j == own:
             continue
-        reached, upper, moved = _against(net, x, own, j, threat, level)
+        reached, upper, moved = _against(net, x, own, j, threat, level, hidden, end)
         if reached > best:
             best, where = reached, moved
         bound = max(bound, upper)
@@ -63,13 +75,16 @@ def best_lead(
 
 
 def _against(
-    net: Network, x: Floats, own: int, j: int, threat: Threat, level: float
-) -> tuple[float, float, Floats]:
-    program = _Program(net, x, own, j, threat)
+    net: Network, x: Floats, own: int, j: int, threat: Threat, level: float, hidden: Hidden,
+    end: float,
+) -> tuple[float, float, Floats]:  # fmt: skip
+    program = _Program(net, x, own, j, threat, hidden)
     best, upper, where = -np.inf, np.inf, x
     for _ in range(MOST_PLANES):
-        proved, delta = program.solve()
+        proved, delta = program.solve(end - time.monotonic())
         upper = min(upper, proved)
+        if delta is None:  # time was over before any solution was found
+            break
         length = float(threat.size(torch.from_numpy(delta)[None]))
         outside = isinstance(threat, L2) and length > threat.radius * (1 + TIGHT)
         inside = delta * (threat.radius / length) if length > threat.radius else delta
@@ -87,56 +102,78 @@ def _against(
 class _Program:
     """The mixed-integer program for one point and one wrong class.
 
-    Variables: d (inputs), |d| (inputs, for L1), h (width), s (width, 1 where z >= 0). The solver's
-    tolerances are absolute, so it is given d in units of the radius, the z and h of each unit in
-    units of the largest |z| it can reach, and an objective whose coefficients have the sum 1.
+    Variables: d (inputs), |d| (inputs, for L1), and for each layer h (width) and s (width, 1 where
+    z >= 0). The solver's tolerances are absolute, so it is given d in units of the radius, the z
+    and h of each unit in units of the largest |z| it can reach, and an objective whose
+    coefficients have the sum 1.
     """
 
-    def __init__(self, net: Network, x: Floats, own: int, j: int, threat: Threat) -> None:
-        d, m, a = len(x), len(net.W), net.slope
+    def __init__(
+        self, net: Network, x: Floats, own: int, j: int, threat: Threat, hidden: Hidden
+    ) -> None:
+        d, extra = len(x), len(x) if isinstance(threat, L1) else 0
         low, high = _box(x, threat)
-        z0 = net.W @ x + net.b
-        reach = threat.radius * threat.dual(torch.from_numpy(net.W)).numpy()
-        up = z0 + np.minimum(reach, np.where(net.W > 0, net.W * high, net.W * low).sum(1))
-        down = z0 - np.minimum(reach, -np.where(net.W > 0, net.W * low, net.W * high).sum(1))
-        self.radius = threat.radius or 1.0
-        size = np.maximum(np.abs(up), np.abs(down))
-        size[size == 0] = 1.0
-        gain = (net.A[j] - net.A[own]) * size
-        self.scale = float(np.abs(gain).sum()) or 1.0
-        self.offset = float(net.c[j] - net.c[own])
-        W, z0, up, down = net.W * (self.radius / size)[:, None], z0 / size, up / size, down / size
-
-        self.inputs = d
-        extra = d if isinstance(threat, L1) else 0
-        first_h, first_s = d + extra, d + extra + m
-        self.total = first_s + m
+        self.radius, self.inputs = threat.radius or 1.0, d
+        self.total = d + extra + 2 * sum(len(b) for b in net.b[:-1])
         self.rows: list[Floats] = []  # row . variables <= limit
         self.limits: list[float] = []
+        least, most = [low / self.radius, np.zeros(extra)], [high / self.radius, np.ones(extra)]
+        # What feeds a layer: where its variables begin, their unit, and the limits of their values.
+        first, unit, base, span = 0, np.full(d, self.radius), x, (low, high)
+        at = d + extra
+        for k, a in enumerate(net.slopes):
+            W, z0 = net.W[k], net.W[k] @ base + net.b[k]
+            up = z0 + np.where(W > 0, W * span[1], W * span[0]).sum(1)
+            down = z0 + np.where(W > 0, W * span[0], W * span[1]).sum(1)
+            if k == 0:
+                reach = threat.radius * threat.dual(torch.from_numpy(W)).numpy()
+                up, down = np.minimum(up, z0 + reach), np.maximum(down, z0 - reach)
+            if hidden is not None:
+                down, up = np.maximum(down, hidden[k][0]), np.minimum(up, hidden[k][1])
+            size = np.maximum(np.abs(up), np.abs(down))
+            size[size == 0] = 1.0
+            given = (W * unit / size[:, None], z0 / size, up / size, down / size)
+            limits = self._layer(first, at, a, *given)
+            least, most = [*least, *limits[0]], [*most, *limits[1]]
+            first, at, unit, base = at, at + 2 * len(z0), size, np.zeros(len(z0))
+            span = np.maximum(a * down, down), np.maximum(a * up, up)
+        gain = (net.W[-1][j] - net.W[-1][own]) * unit
+        self.scale = float(np.abs(gain).sum()) or 1.0
+        self.offset = float(net.b[-1][j] - net.b[-1][own]) + float(
+            (net.W[-1][j] - net.W[-1][own]) @ base
+        )
+        self.cost, self.kinds = np.zeros(self.total), np.zeros(self.total)
+        self.cost[first : first + len(gain)] = -gain / self.scale
+        at = d + extra
+        for b in net.b[:-1]:
+            self.kinds[at + len(b) : at + 2 * len(b)] = 1
+            at += 2 * len(b)
+        for i in range(extra):
+            self._row(0.0, (i, 1.0), (d + i, -1.0))
+            self._row(0.0, (i, -1.0), (d + i, -1.0))
+        if extra:
+            self._row(threat.radius / self.radius, (slice(d, 2 * d), 1.0))
+        self.bounds = Bounds(np.concatenate(least), np.concatenate(most))
+
+    def _layer(
+        self, first: int, at: int, a: float, W: Floats, z0: Floats, up: Floats, down: Floats
+    ) -> tuple[list[Floats], list[Floats]]:
+        """Add the rows of a layer whose h begin at `at`; return the limits of its h and s."""
+        m, fed = len(z0), slice(first, first + W.shape[1])
         for i in range(m):
-            w, h, s = W[i], first_h + i, first_s + i
+            w, h, s = W[i], at + i, at + m + i
             # h >= z and h >= a z
-            self._row(-z0[i], (slice(0, d), w), (h, -1.0))
-            self._row(-a * z0[i], (slice(0, d), a * w), (h, -1.0))
+            self._row(-z0[i], (fed, w), (h, -1.0))
+            self._row(-a * z0[i], (fed, a * w), (h, -1.0))
             # h <= z - (1 - a) down (1 - s) and h <= a z + (1 - a) up s
             room = (1 - a) * max(-down[i], 0.0)
-            self._row(z0[i] + room, (slice(0, d), -w), (h, 1.0), (s, room))
+            self._row(z0[i] + room, (fed, -w), (h, 1.0), (s, room))
             room = (1 - a) * max(up[i], 0.0)
-            self._row(a * z0[i], (slice(0, d), -a * w), (h, 1.0), (s, -room))
-        if extra:
-            for k in range(d):
-                self._row(0.0, (k, 1.0), (d + k, -1.0))
-                self._row(0.0, (k, -1.0), (d + k, -1.0))
-            self._row(threat.radius / self.radius, (slice(d, 2 * d), 1.0))
-        self.cost = np.zeros(self.total)
-        self.cost[first_h:first_s] = -gain / self.scale
-        self.kinds = np.zeros(self.total)
-        self.kinds[first_s:] = 1
-        h_low, h_high = np.maximum(a * down, down), np.maximum(a * up, up)
+            self._row(a * z0[i], (fed, -a * w), (h, 1.0), (s, -room))
         s_low, s_high = (down >= 0).astype(float), (up > 0).astype(float)
-        self.bounds = Bounds(
-            np.concatenate([low / self.radius, np.zeros(extra), h_low, s_low]),
-            np.concatenate([high / self.radius, np.ones(extra), h_high, np.maximum(s_high, s_low)]),
+        return (
+            [np.maximum(a * down, down), s_low],
+            [np.maximum(a * up, up), np.maximum(s_high, s_low)],
         )
 
     def _row(self, limit: float, *parts: tuple[slice | int, Floats | float]) -> None:
@@ -150,20 +187,45 @@ class _Program:
         """Add the ball's tangent plane with this unit normal."""
         self._row(1.0, (slice(0, self.inputs), direction))
 
-    def solve(self) -> tuple[float, Floats]:
-        """Return a proved upper bound on the lead, and the perturbation of the best solution."""
-        answer = milp(
-            self.cost,
-            constraints=LinearConstraint(csr_array(np.array(self.rows)), -np.inf, self.limits),
-            bounds=self.bounds,
-            integrality=self.kinds,
-            options={"mip_rel_gap": 0.0, "disp": False},
-        )
-        if answer.x is None:
+    def solve(self, seconds: float) -> tuple[float, Floats | None]:
+        """Return a proved upper bound on the lead, and the best perturbation, if one was found."""
+        limit = {} if np.isinf(seconds) else {"time_limit": max(seconds, 1e-3)}
+        with _silence():
+            answer = milp(
+                self.cost,
+                constraints=LinearConstraint(csr_array(np.array(self.rows)), -np.inf, self.limits),
+                bounds=self.bounds,
+                integrality=self.kinds,
+                options={"mip_rel_gap": 0.0, "disp": False} | limit,
+            )
+        if answer.x is None and not limit:
             raise RuntimeError(f"the mixed-integer solver failed: {answer.message}")
-        proved = self.scale * (SLACK - float(answer.mip_dual_bound)) + self.offset
+        dual = answer.mip_dual_bound
+        known = dual is not None and np.isfinite(dual)
+        proved = self.scale * (SLACK - float(dual)) + self.offset if known else np.inf
+        if answer.x is None:
+            return proved, None
         delta = np.clip(answer.x, self.bounds.lb, self.bounds.ub)[: self.inputs]
         return proved, delta * self.radius
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Keep what the solver writes past Python from the terminal."""
+    sys.stdout.flush()
+    try:
+        before = os.dup(1)
+    except OSError:  # there is no such output
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        os.dup2(before, 1)
+        os.close(before)
+        os.close(nowhere)
 
 
 def _box(x: Floats, threat: Threat) -> tuple[Floats, Floats]:

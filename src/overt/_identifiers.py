@@ -1,0 +1,70 @@
+"""Identifiers of rows and columns: whole numbers or strings, as they are written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from overt._check import InputError, InputTypeError, plain_array
+from overt._types import Array, Ints
+
+WIDEST = 64
+"""Characters of an identifier up to which arrays of strings give each the same room."""
+
+
+def identifiers(name: str, given: Any) -> Array:
+    """Return identifiers as an array of whole numbers if all are, of strings otherwise."""
+    if isinstance(given, list) and given and isinstance(given[0], str):
+        given = np.array(given, dtype=object)  # strings as they are, not as wide as the longest
+    ids = plain_array(name, given)
+    if ids.ndim != 1:
+        raise InputError(f"{name} must be one-dimensional, got shape {ids.shape}")
+    if ids.dtype.kind in "iu":
+        return ids
+    given = ids.tolist()
+    if ids.dtype.kind == "U":
+        return _words(given)
+    missing = sum(map(is_missing, given))
+    if missing:
+        raise InputError(f"{name} must not be missing, got {missing} missing identifier(s)")
+    if ids.dtype.kind == "f" and np.all(ids == np.floor(ids)):
+        return ids.astype(np.int64)
+    if ids.dtype.kind in "bcf":
+        raise InputTypeError(f"{name} must be whole numbers or strings, got {ids.dtype}")
+    given = [int(x) if isinstance(x, float) and x.is_integer() else x for x in given]
+    if all(isinstance(x, (int, np.integer)) and not isinstance(x, bool) for x in given):
+        return np.array(given, dtype=np.int64)
+    return _words(list(map(str, given)))
+
+
+def factorized(ids: Array) -> tuple[Array, Ints]:
+    """Return the different identifiers, sorted, and where each one stands among them."""
+    if ids.dtype.kind in "iu":
+        return np.unique(ids, return_inverse=True)
+    words = ids.tolist()
+    different = sorted(set(words))
+    place = dict(zip(different, range(len(different)), strict=True))
+    at = np.fromiter(map(place.__getitem__, words), np.int64, len(words))
+    return np.array(different, dtype=ids.dtype), at
+
+
+def _words(given: list[str]) -> Array:
+    """Return identifiers as they are written, 196.0 as 196; long ones do not widen all others."""
+    if any(word.endswith(".0") for word in given):
+        given = [whole_number(word) for word in given]
+    return np.array(given, dtype=str if max(map(len, given), default=0) <= WIDEST else object)
+
+
+def whole_number(word: str) -> str:
+    """Return 196 for 196.0, and everything else as it is written."""
+    short = word[:-2]
+    return short if word.endswith(".0") and short.lstrip("-").isdigit() else word
+
+
+def is_missing(value: Any) -> bool:
+    """Return whether a value is None, NaN, NaT (unequal to itself) or NA (equal to nothing)."""
+    try:
+        return value is None or not bool(value == value)
+    except TypeError:
+        return True

@@ -1,0 +1,178 @@
+"""DropoutImputer: a scikit-learn imputer with the uncertainty of what it fills in.
+
+A table has few columns and many rows, so that every column can be its own factor: the learned form
+with V the identity. Row a is N(m, Sigma) as a whole, what is missing of it has the conditional mean
+and covariance given what is observed, and
+
+    m = mean of rows,  Sigma = (sum_a ((z_a - m)(z_a - m)' + S_a) + nu I) / (N + nu)
+
+in units of the columns: the prior's update of the learned form, with nu rows of uncorrelated
+columns. What descends is the negative log likelihood of the observed entries plus nu's part,
+nu / 2 (log det Sigma + tr Sigma^-1), per observed entry.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from overt._check import generator, number, whole
+from overt._types import Array, Floats, Seed
+from overt.completion.forms.units import by_column
+from overt.completion.kernels.table import fill_rows
+from overt.entries import Entries
+from overt.results import Status
+
+LEAST_ROWS, PER_COLUMN = 3.0, 0.25
+"""nu = LEAST_ROWS + PER_COLUMN times the number of columns."""
+
+
+class DropoutImputer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Fill in what is missing of a table, column by column in its own unit.
+
+    Nothing needs to be tuned, and columns need not be scaled. Observed entries stay as they are.
+
+    Parameters
+    ----------
+    max_sweeps, tol
+        Stop after so many sweeps, or when filled entries change by less than `tol` of their
+        column's spread (root mean square).
+    seed
+        Of the draws of `impute`.
+
+    Attributes
+    ----------
+    mean_, covariance_
+        Of rows, in the units of the columns.
+    center_, scale_
+        Robust centers and spreads by which columns were brought to one scale.
+    objective_, n_sweeps_, status_
+        The objective after each sweep, their number, and how the fit ended.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from overt.completion import DropoutImputer
+    >>> x = np.linspace(0, 1, 50)
+    >>> table = np.column_stack([x, 1000 * x, -x])
+    >>> table[3, 1] = np.nan
+    >>> filled, std = DropoutImputer().fit(table).transform(table, return_std=True)
+    >>> bool(abs(filled[3, 1] - 1000 * x[3]) < 3 * std[3, 1])
+    True
+    """
+
+    def __init__(self, *, max_sweeps: int = 100, tol: float = 1e-3, seed: Seed = 0) -> None:
+        self.max_sweeps, self.tol, self.seed = max_sweeps, tol, seed
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Learn the rows' mean and covariance from a table with NaN for what is missing."""
+        whole("max_sweeps", self.max_sweeps)
+        number("tol", self.tol)
+        table, missing = self._table(X, reset=True)
+        N, n = table.shape
+        empty = missing.all(axis=0)
+        if empty.any():
+            names = ", ".join(map(str, self.get_feature_names_out()[empty][:5]))
+            warnings.warn(
+                f"{np.count_nonzero(empty)} column(s) have no entry ({names}); they are filled "
+                "with 0",
+                stacklevel=2,
+            )
+        self.center_, self.scale_ = _scales(table, missing, empty)
+        Z = self._enter(table, missing)
+        nu = LEAST_ROWS + PER_COLUMN * n
+        m, Sigma = np.zeros(n), np.eye(n)
+        history: list[float] = []
+        self.status_ = Status.FINISHED
+        for sweep in range(self.max_sweeps):
+            P: Floats = np.linalg.inv(Sigma).astype(np.float64)
+            before = Z.copy()
+            S = np.zeros((n, n))
+            logdets = fill_rows(Z, missing, m, P, np.empty((0, n)), np.zeros_like(Z), S)
+            history.append(_objective(Z - m, P, logdets, nu, N * n - int(missing.sum())))
+            m = Z.mean(axis=0)
+            Sigma = ((Z - m).T @ (Z - m) + S + nu * np.eye(n)) / (N + nu)
+            change = np.sqrt(np.mean((Z - before)[missing] ** 2)) if missing.any() else 0.0
+            if sweep > 1 and change <= self.tol:
+                self.status_ = Status.CONVERGED
+                break
+        self._mean, self._precision = m, np.linalg.inv(Sigma)
+        self.mean_ = self.center_ + self.scale_ * m
+        self.covariance_ = Sigma * np.outer(self.scale_, self.scale_)
+        self.objective_, self.n_sweeps_ = np.array(history), len(history)
+        return self
+
+    def transform(self, X: Any, return_std: bool = False) -> Any:
+        """Return the table with its missing entries filled; with `return_std` also how sure.
+
+        Rows may be others than those fitted. The standard deviation of an observed entry is 0.
+        """
+        table, missing, Z, std = self._filled(X, np.empty((0, 0)))
+        filled = np.where(missing, self.center_ + self.scale_ * Z, table)
+        return (filled, std * self.scale_) if return_std else filled
+
+    def impute(self, X: Any, n: int = 5, seed: Seed = None) -> list[Floats]:
+        """Return `n` tables whose missing entries are drawn, together, from what they may be.
+
+        Analyzing each and pooling the answers is multiple imputation. The draws are those of the
+        rows given the learned mean and covariance.
+        """
+        rng = generator(self.seed if seed is None else seed)
+        tables = []
+        for _ in range(whole("n", n)):
+            shape = np.shape(X)
+            table, missing, Z, _ = self._filled(X, rng.standard_normal(shape))
+            tables.append(np.where(missing, self.center_ + self.scale_ * Z, table))
+        return tables
+
+    def get_feature_names_out(self, input_features: Any = None) -> Array:
+        """Return the names of the columns, which are those that came in."""
+        names = getattr(self, "feature_names_in_", None)
+        if names is None:
+            names = [f"x{i}" for i in range(self.n_features_in_)]
+        return np.asarray(names if input_features is None else input_features, dtype=object)
+
+    def _filled(self, X: Any, normals: Floats) -> tuple[Floats, Array, Floats, Floats]:
+        check_is_fitted(self)
+        table, missing = self._table(X, reset=False)
+        Z = self._enter(table, missing)
+        std, total = np.zeros_like(Z), np.zeros_like(self._precision)
+        fill_rows(Z, missing, self._mean, self._precision, normals, std, total)
+        return table, missing, Z, std
+
+    def _table(self, X: Any, *, reset: bool) -> tuple[Floats, Array]:
+        table = validate_data(self, X, reset=reset, dtype=np.float64, ensure_all_finite="allow-nan")
+        table = np.array(table, order="C")  # one layout, so that kernels are compiled once
+        return table, np.isnan(table)
+
+    def _enter(self, table: Floats, missing: Array) -> Floats:
+        return np.where(missing, 0.0, (table - self.center_) / self.scale_)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.transformer_tags.preserves_dtype = ["float64"]
+        return tags
+
+
+def _scales(table: Floats, missing: Array, empty: Array) -> tuple[Floats, Floats]:
+    if empty.all():
+        return np.zeros(len(empty)), np.ones(len(empty))
+    rows, cols = np.nonzero(~missing)
+    units = by_column(Entries(rows, cols, table[rows, cols], table.shape))
+    return np.where(empty, 0.0, units.center[:-1]), units.scale[:-1]
+
+
+def _objective(d: Floats, P: Floats, logdets: float, nu: float, observed: int) -> float:
+    """1/2 [log 2 pi + log det Sigma_oo + d_o'Sigma_oo^-1 d_o] summed over rows, with nu's part.
+
+    det Sigma = det Sigma_oo det S, and d'P d at the conditional mean is d_o'Sigma_oo^-1 d_o.
+    """
+    logdet = -float(np.linalg.slogdet(P)[1])
+    quadratic = float(np.einsum("ai,ij,aj->", d, P, d, optimize=True))
+    total = observed * np.log(2 * np.pi) + len(d) * logdet - logdets + quadratic
+    return (total + nu * (logdet + float(np.trace(P)))) / 2 / max(observed, 1)

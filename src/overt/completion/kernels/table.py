@@ -1,0 +1,54 @@
+"""Rows of a table, each Gaussian: what is missing given what is observed."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from overt._types import Array
+from overt.completion.kernels import OPTIONS
+from overt.completion.kernels.full import invert
+
+
+@njit(**OPTIONS)
+def fill_rows(
+    Z: Array, missing: Array, mean: Array, P: Array, normals: Array, std: Array, total: Array
+) -> float:
+    """Fill missing entries by their conditional means, in place (plus S^1/2 times `normals`).
+
+    With d = z - mean, o observed and m missing, z_m = mean_m - P_mm^-1 P_mo d_o with covariance
+    S = P_mm^-1, which is added to `total`; `std` gets its deviations. Returns the sum of log det S.
+    """
+    n = Z.shape[1]
+    d, at = np.empty(n), np.empty(n, np.int64)
+    logdets = 0.0
+    for a in range(len(Z)):
+        k = 0
+        for j in range(n):
+            d[j] = 0.0 if missing[a, j] else Z[a, j] - mean[j]
+            if missing[a, j]:
+                at[k] = j
+                k += 1
+        if k == 0:
+            continue
+        A = np.empty((k, k + 1))
+        for p in range(k):
+            right = 0.0
+            row = P[at[p]]
+            for j in range(n):
+                right -= row[j] * d[j]
+            A[p, k] = right
+            for q in range(k):
+                A[p, q] = row[at[q]]
+        logdets += invert(A)
+        for p in range(k):
+            Z[a, at[p]] = mean[at[p]] + A[p, k]
+            std[a, at[p]] = np.sqrt(-A[p, p])
+            for q in range(k):
+                total[at[p], at[q]] -= A[p, q]
+        if len(normals):
+            L = np.linalg.cholesky(-A[:, :k].copy())
+            for p in range(k):
+                for q in range(p + 1):
+                    Z[a, at[p]] += L[p, q] * normals[a, at[q]]
+    return logdets

@@ -1,0 +1,163 @@
+"""Lines in a database become ratings: fields are judged, names numbered, duplicates merged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from overt._check import InputError
+from overt._identifiers import identifiers
+from overt._types import Array, Floats, Ints
+from overt.completion.storage.text import Rejected
+from overt.entries import Entries
+
+LONGEST = 1000
+"""Characters of an identifier; what is longer is taken for damage."""
+
+
+class Columns(NamedTuple):
+    """Names of the columns used, which of them were guessed, and where they stand."""
+
+    header: tuple[str, ...]
+    guessed: tuple[str, ...]
+    places: dict[str, int]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RatingsFile:
+    """What a ratings file holds, every line of it.
+
+    Attributes
+    ----------
+    rows, cols, values
+        Of the lines that were used; values are NaN in a file of pairs.
+    row_ids, col_ids
+        The identifiers that `rows` and `cols` index, sorted.
+    rejected
+        The lines that were not used: (line number, reason, content).
+    duplicates
+        Number of lines that were merged with another of the same row and column.
+    header
+        Names of the columns that were used, where the file has a header.
+    guessed
+        Which of row, col and value were taken by their place, since no name told.
+    times
+        When each entry was observed, in seconds or in the file's numbers, where it says.
+    clicks
+        Whether the file has rows and columns only; values are then 1.
+    """
+
+    rows: Ints
+    cols: Ints
+    values: Floats
+    row_ids: Array
+    col_ids: Array
+    rejected: list[Rejected]
+    duplicates: int
+    header: tuple[str, ...]
+    guessed: tuple[str, ...] = ()
+    times: Floats | None = None
+    clicks: bool = False
+
+    @cached_property
+    def entries(self) -> Entries:
+        """The ratings, ready for `fit`."""
+        shape = (len(self.row_ids), len(self.col_ids))
+        ids = (self.row_ids, self.col_ids)
+        return Entries(self.rows, self.cols, self.values, shape, *ids, self.times)
+
+    def __repr__(self) -> str:
+        counts = f"{len(self.rejected)} rejected, {self.duplicates} duplicates"
+        return f"RatingsFile({len(self.rows)} entries, {counts})"
+
+
+def collect(
+    db: Any, rejected: list[Rejected], duplicates: str | None, path: Path, read: Columns
+) -> RatingsFile:
+    """Judge fields, merge duplicates and return columns, in the order of the file."""
+    wrong = [
+        f"when {name} is null or {name} = '' then '{side} identifier missing' "
+        f"when contains({name}, chr(0)) then '{side} identifier with a null character' "
+        f"when length({name}) > {LONGEST} then '{side} identifier longer than {LONGEST} characters'"
+        for name, side in (("a", "row"), ("b", "column"))
+    ]
+    clicks = duplicates is not None and "value" not in read.places
+    if duplicates is not None and not clicks:
+        wrong.append("when x is null then 'not a number'")
+        wrong.append("when not isfinite(x) then 'not a finite number'")
+    db.execute(
+        "create table judged as select *, case " + " ".join(wrong) + " else null end reason from "  # noqa: S608
+        f"(select n, {_written('a')} a, {_written('b')} b, v, "
+        f"{'1.0' if clicks else 'try_cast(trim(v) as double)'} x, coalesce(try_cast(t as double), "
+        "epoch(try_cast(t as timestamp))) t from lines)"
+    )
+    bad = db.execute(
+        "select n, reason, concat_ws(',', a, b, v) from judged where reason is not null"
+    ).fetchall()
+    rejected = sorted(rejected + [Rejected(int(n), str(why), str(line)) for n, why, line in bad])
+    count, distinct = db.execute(
+        "select count(*), count(distinct (a, b)) from judged where reason is null"
+    ).fetchone()
+    repeated = 0 if duplicates is None else int(count - distinct)
+    if repeated and duplicates == "error":
+        a, b = db.execute(
+            "select a, b from judged where reason is null group by a, b having count(*) > 1 limit 1"
+        ).fetchone()
+        raise InputError(
+            f"{path} has {repeated} duplicate entries, such as ({a}, {b}); duplicates 'mean' or "
+            "'last' would merge them"
+        )
+    row_ids, col_ids = (_number_names(db, name) for name in "ab")
+    good = "from judged join a_codes using (a) join b_codes using (b) where reason is null"
+    if repeated:
+        latest = "arg_max(x, (coalesce(t, 0.0), n))"
+        value = ("avg(x)" if duplicates == "mean" else latest) if not clicks else "count(*)::double"
+        query = f"select a_code, b_code, {value} x, max(t) t {good} group by a_code, b_code "
+        query += "order by min(n)"
+    else:
+        query = f"select a_code, b_code, x, t {good} order by n"
+    found = db.execute(query).fetchnumpy()
+    rows, cols = (np.asarray(found[f"{name}_code"], dtype=np.int64) for name in "ab")
+    x = np.full(len(rows), np.nan) if duplicates is None else np.asarray(found["x"], dtype=float)
+    times: Floats = np.ma.filled(np.ma.asarray(found["t"], dtype=float), np.nan)
+    told = times if len(times) and not np.isnan(times).any() else None
+    return RatingsFile(
+        rows, cols, x, row_ids, col_ids, rejected, repeated, read.header, read.guessed, told, clicks
+    )
+
+
+def _number_names(db: Any, name: str) -> Array:
+    """Return the sorted identifiers of a column; table NAME_codes gets their positions."""
+    query = f"select distinct {name} from judged where reason is null"  # noqa: S608
+    names = np.array([row[0] for row in db.execute(query).fetchall()], dtype=object)
+    ids = _identifiers(names)
+    order = np.argsort(ids, kind="stable")
+    codes = np.empty(len(ids), np.int64)
+    codes[order] = np.arange(len(ids))
+    db.execute(f"create or replace table {name}_codes ({name} varchar, {name}_code bigint)")
+    if len(ids):
+        db.register("given", {"name": names, "code": codes})
+        db.execute(f"insert into {name}_codes select name, code from given")  # noqa: S608
+        db.unregister("given")
+    return ids[order]
+
+
+def _written(name: str) -> str:
+    """Return an identifier as it is written, 196.0 as 196."""
+    return rf"regexp_replace(trim({name}), '^(-?[0-9]+)[.]0+$', '\1')"
+
+
+def _identifiers(names: Array) -> Array:
+    """Return whole numbers where every identifier is one as written, strings otherwise."""
+    words = names.tolist()
+    try:
+        numbers = list(map(int, words))
+        if list(map(str, numbers)) == words:
+            return np.array(numbers, dtype=np.int64)
+    except (ValueError, OverflowError):
+        pass
+    return identifiers("identifiers", words)

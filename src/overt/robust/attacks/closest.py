@@ -1,0 +1,191 @@
+"""The nearest point that fools a model: one method for L1, L2 and Linf, and growing counts for L0.
+
+Each point carries a radius of its own. Where it is fooled the radius shrinks below what fooled it,
+where it is not it grows; steps are taken, and projected, in units of that radius, so that iterates
+stay near the decision boundary (after Pintor et al. 2021). Segments to the nearest iterates are
+then halved.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from overt._check import InputError, whole
+from overt._intervals import clopper_pearson
+from overt._types import Floats
+from overt.results import Result, Status
+from overt.robust.attacks import models
+from overt.robust.attacks.criteria import Criterion, Misclassified
+from overt.robust.attacks.gradient import PGD
+from overt.robust.attacks.losses import LOSSES
+from overt.robust.attacks.points import Points
+from overt.robust.attacks.results import report
+from overt.robust.attacks.search import Search
+from overt.robust.threats.base import Threat, check_threat
+
+HALVINGS = 12
+"""Times that the segment from an input to what fools it is halved."""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Closest(Result):
+    """The nearest perturbed inputs that were found to fool the model.
+
+    Attributes
+    ----------
+    x
+        Perturbed inputs, shaped like the given ones; the inputs themselves where nothing was found.
+    distance
+        Their distance from the inputs as stored, an upper bound on that to the decision boundary: 0
+        for points that are wrong to begin with, infinity where nothing was found, (points,).
+    success
+        Which points are fooled, recomputed at x: the proof, (points,).
+    norm
+        "l0", "l1", "l2" or "linf".
+    gradients, queries, warnings, status
+        As for any attack.
+    """
+
+    x: Tensor
+    distance: Tensor
+    success: Tensor
+    norm: str
+    gradients: int
+    queries: int
+    warnings: tuple[str, ...]
+    status: Status
+
+    def errors(self, radii: Any, confidence: float = 0.95) -> tuple[Floats, Floats]:
+        """Return the robust error found at any radii (k,), and its intervals (k, 2)."""
+        distance = np.asarray(torch.as_tensor(self.distance).cpu())
+        counts = (distance <= np.ravel(radii)[:, None]).sum(1)
+        return counts / len(distance), np.stack(
+            clopper_pearson(counts, len(distance), confidence), axis=1
+        )
+
+
+def closest(
+    model: models.Model, x: Any, y: Any, threat: Threat | None = None, *, steps: int = 100,
+    rivals: int = 2, criterion: Criterion = Misclassified(),  # noqa: B008  (immutable)
+    batch_size: int = models.BATCH_SIZE, seed: int = 0, warn: bool = True,
+    **door: Unpack[models.Door],
+) -> Closest:  # fmt: skip
+    """Look for the nearest perturbation that fools the model at each point.
+
+    Parameters
+    ----------
+    model, x, y
+        As for any attack.
+    threat
+        The norm, the bounds, and a radius beyond which nothing is of interest.
+    steps, rivals
+        Gradients of each run, and runs against single classes, by linearized distance, that follow
+        the one against the likeliest.
+    criterion, batch_size, seed, warn, output, mean, std, samples
+        As for any attack.
+    """
+    x, y, threat = models.examples(x, y, threat)
+    check_threat(threat)
+    whole("steps", steps)
+    if criterion.raw:
+        raise InputError("criterion must be of classes for closest, got Deviates; use PGD")
+    loss = LOSSES["margin"]
+    search = Search(model, x, y, threat, criterion, loss, whole("batch_size", batch_size), door)
+    begun = search.best.fooled.clone()
+    with search:
+        if search.threat.order == 0:
+            _count(search, steps, seed)
+        else:
+            classes = search.clean.shape[1] - 1
+            count = 0 if search.targeted else min(whole("rivals", rivals, minimum=0), classes)
+            for rows in (~begun).nonzero().squeeze(1).split(search.batch_size):
+                _approach(search, rows, search.points(rows), steps)
+                nearest = search.rivals(rows, min(classes, 9) if count else 0)
+                for k in range(count):
+                    toward = nearest[:, k].to(search.subject.device)
+                    against = search.points(rows, objective=_lead, aim=toward)
+                    _approach(search, rows, against, steps)
+        result = search.result(warn=False)
+    search.signs.pop("stuck", None)  # the input itself is what stands where nothing was found
+    moved = torch.where(_column(result.success, search.x), result.x, search.x)
+    size = search.threat.size((moved.double() - search.x.double()).flatten(1)).double()
+    size = torch.where(result.success, size, math.inf)
+    return Closest(
+        moved, size, result.success, search.threat.name, result.gradients, result.queries,
+        report(search.signs, warn=warn), result.status,
+    )  # fmt: skip
+
+
+def _lead(logits: Tensor, y: Tensor, rival: Tensor) -> Tensor:
+    """Return f_rival - f_y."""
+    at = torch.stack([rival, y], 1)
+    return -logits.gather(1, at).diff(dim=1).squeeze(1)
+
+
+def _approach(search: Search, rows: Tensor, points: Points, steps: int) -> None:
+    """Walk along the decision boundary from the inputs; keep the best."""
+    region, threat, best = points.region, points.region.threat, search.best
+    near = torch.where(best.fooled[rows], threat.size(best.delta[rows]).double(), math.inf)
+    delta = torch.zeros_like(region.x)
+    nearest, reach = best.delta[rows].clone(), torch.full_like(near, threat.radius)
+    one, box, known = threat.at(1.0), region.box, torch.zeros_like(best.fooled[rows])
+    for step in range(steps):
+        fall = (1 + math.cos(math.pi * step / steps)) / 2
+        value, fooled, gradient = points.differentiate(region.place(delta))
+        if step == 0:
+            best.flat[rows] |= (~(gradient.abs().amax(1) > 0)).to(best.flat.device)
+        size = threat.size(delta).double()
+        closer = fooled & (size < near)
+        near, nearest = (
+            torch.where(closer, size, near),
+            torch.where(closer[:, None], delta, nearest),
+        )
+        known |= fooled
+        rate = 0.001 + 0.049 * fall
+        steep = threat.dual(gradient).double().clamp(min=1e-30)
+        guess = size - value.double().nan_to_num(0).clamp(max=0) / steep
+        grown = torch.where(known, reach, guess) * (1 + rate)
+        reach = torch.where(fooled, torch.minimum(reach, size) * (1 - rate), grown)
+        reach = torch.minimum(reach, near.clamp(max=threat.radius)).clamp(min=1e-30)
+        unit = reach[:, None].to(delta)
+        scaled = None if box is None else (box[0] / unit, box[1] / unit)
+        length = 0.01 + 0.99 * fall
+        direction = one.ascent(gradient.nan_to_num(0, 0, 0), scaled)
+        delta = one.project(delta / unit + length * direction, scaled) * unit
+    best.gradients += steps * len(rows)
+    nearest, near = _halve(points, nearest, near)
+    best.queries += HALVINGS * len(rows)
+    found = torch.isfinite(near)
+    best.delta[rows[found]], best.fooled[rows[found]] = nearest[found], True
+
+
+def _halve(points: Points, delta: Tensor, near: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the shortest part of each perturbation that was seen to fool the model."""
+    low, high = torch.zeros_like(near), torch.ones_like(near)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        fooled = points.evaluate(points.region.place(delta * middle[:, None].to(delta)))[1]
+        low, high = torch.where(fooled, low, middle), torch.where(fooled, middle, high)
+    return delta * high[:, None].to(delta), near * high
+
+
+def _count(search: Search, steps: int, seed: int) -> None:
+    """Allow more and more coordinates, each time on the points not fooled yet."""
+    largest = min(search.threat.radius, search.best.delta.shape[1])
+    count = 1
+    while count <= largest and len(search.left):
+        search.threat = search.threat.at(count)
+        runs: dict[str, Any] = {"steps": max(steps // 4, 1), "restarts": 2, "seed": seed}
+        search.stage(PGD(search.threat, loss="margin", batch_size=search.batch_size, **runs))
+        count = max(count + 1, round(1.3 * count))
+    search.threat = search.threat.at(largest)
+
+
+def _column(mask: Tensor, x: Tensor) -> Tensor:
+    return mask.view(-1, *[1] * (x.ndim - 1))

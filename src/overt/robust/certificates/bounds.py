@@ -1,0 +1,171 @@
+"""Linear bounds on the lead of wrong classes, for networks of affine maps and rectifiers.
+
+    max(a z, z) >= alpha z,   max(a z, z) <= s z + t     for z between its bounds l < 0 < u
+
+with s = (u - a l) / (u - l), t = u - s u and alpha 1 or a, whichever lies nearer (CROWN, Zhang et
+al. 2018). A linear function of a layer is bounded by one of the layer before, and so on back to the
+inputs, where its least value over the region is known exactly. The bounds of hidden units come from
+the same pass, layer by layer. In double precision; rounding is not bounded.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from overt._check import InputError
+from overt._types import Floats
+from overt.robust.certificates.exact import farthest
+from overt.robust.threats.base import Region, Threat
+
+AFFINE = (
+    nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,
+    nn.Flatten, nn.Unflatten, nn.Identity, nn.Dropout, nn.AvgPool1d, nn.AvgPool2d,
+    nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.ConstantPad2d, nn.ZeroPad2d, nn.Upsample,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """A network as affine maps with rectifiers between them: one map more than slopes."""
+
+    maps: tuple[nn.Sequential, ...]
+    slopes: tuple[float, ...]
+    shape: tuple[int, ...]  # of one input
+
+    @classmethod
+    def of(cls, model: Any, x: Tensor, mean: Any = None, std: Any = None) -> Chain:
+        """Return a model as a chain, in double precision, or say what it has that does not fit."""
+        maps: list[list[nn.Module]] = [[]]
+        slopes: list[float] = []
+        if mean is not None:
+            maps[0].append(_Scaled(mean, std))
+        for module in _leaves(copy.deepcopy(model).double().eval()):
+            if isinstance(module, (nn.ReLU, nn.LeakyReLU)):
+                slopes.append(float(getattr(module, "negative_slope", 0.0)))
+                maps.append([])
+            elif isinstance(module, AFFINE):
+                maps[-1].append(module)
+            else:
+                raise InputError(
+                    "certify needs a torch.nn.Sequential of affine layers, convolutions and "
+                    f"rectifiers, got {type(module).__name__}"
+                )
+        for parameter in (p for part in maps for m in part for p in m.parameters()):
+            parameter.requires_grad_(False)
+        return cls(tuple(nn.Sequential(*part) for part in maps), tuple(slopes), tuple(x.shape[1:]))
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Return the outputs of inputs in double precision."""
+        for k, part in enumerate(self.maps):
+            x = part(x)
+            if k < len(self.slopes):
+                x = torch.maximum(self.slopes[k] * x, x)
+        return x
+
+    def dense(self) -> tuple[list[Floats], list[Floats]]:
+        """Return matrices and offsets of the affine maps."""
+        weights, offsets, shape = [], [], self.shape
+        for part in self.maps:
+            size = int(np.prod(shape))
+            images = part(
+                torch.cat([torch.zeros(1, size), torch.eye(size)]).double().view(-1, *shape)
+            )
+            shape, images = tuple(images.shape[1:]), images.flatten(1)
+            weights.append((images[1:] - images[0]).T.numpy().copy())
+            offsets.append(images[0].numpy().copy())
+        return weights, offsets
+
+
+def lead_bounds(chain: Chain, x: Tensor, y: Tensor, threat: Threat) -> tuple[Floats, list[Any]]:
+    """Return proved upper bounds on the lead of the best wrong class, (points,).
+
+    The bounds of hidden units of each point, a list of (low, high) a layer, come with them.
+    """
+    found, hidden = np.empty(len(x)), []
+    for i in range(len(x)):
+        walk = _Walk(chain, threat.region(x[i : i + 1].double()))
+        count = walk.width(len(chain.maps))
+        own = torch.eye(count).double()
+        if count == 1:  # one logit stands for two, the first of them 0
+            margins = own if int(y[i]) else -own
+        else:
+            rivals = [j for j in range(count) if j != int(y[i])]
+            margins = own[int(y[i])] - own[rivals]
+        found[i] = -float(walk.least(len(chain.maps), margins).min())
+        hidden.append([(low.numpy(), high.numpy()) for low, high in walk.known])
+    return found, hidden
+
+
+class _Walk:
+    """Backward passes for one point; `known` are the bounds of hidden units so far."""
+
+    def __init__(self, chain: Chain, region: Region) -> None:
+        self.chain, self.region = chain, region
+        self.known: list[tuple[Tensor, Tensor]] = []
+        self._shapes = [(1, *chain.shape)]
+        for part in chain.maps:
+            self._shapes.append(tuple(part(torch.zeros(self._shapes[-1]).double()).shape))
+        for k in range(len(chain.slopes)):
+            eye = torch.eye(self.width(k + 1)).double()
+            self.known.append((self.least(k + 1, eye), -self.least(k + 1, -eye)))
+
+    def width(self, depth: int) -> int:
+        """Return the number of units after so many maps."""
+        return int(np.prod(self._shapes[depth][1:]))
+
+    def least(self, depth: int, weights: Tensor) -> Tensor:
+        """Return lower bounds on weights . z over the region, z the units after so many maps."""
+        total = torch.zeros(len(weights)).double()
+        for k in reversed(range(depth)):
+            if k < depth - 1:
+                weights, shift = self._through(k, weights)
+                total += shift
+            zero = torch.zeros(len(weights), *self._shapes[k][1:]).double().requires_grad_()
+            with torch.enable_grad():
+                image = self.chain.maps[k](zero)
+            total += (image.detach().flatten(1) * weights).sum(1)
+            (weights,) = torch.autograd.grad(image, zero, weights.view_as(image))
+            weights = weights.flatten(1)
+        box = self.region.box
+        if box is not None:
+            box = (box[0].expand_as(weights).contiguous(), box[1].expand_as(weights).contiguous())
+        worst = farthest(-weights, self.region.threat, box)
+        return total + (weights * (self.region.x + worst)).sum(1)
+
+    def _through(self, k: int, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Return weights before the k-th rectifier, and what must be added."""
+        (low, high), a = self.known[k], self.chain.slopes[k]
+        mixed = (low < 0) & (high > 0)
+        steep = torch.where(mixed, (high - a * low) / (high - low).clamp(min=1e-300), 1.0)
+        steep = torch.where(high <= 0, a, steep)
+        offset = torch.where(mixed, high - steep * high, 0.0)
+        under = torch.where(mixed, torch.where(high >= -low, 1.0, a), steep)
+        up, down = weights.clamp(min=0), weights.clamp(max=0)
+        return up * under + down * steep, (down * offset).sum(1)
+
+
+class _Scaled(nn.Module):  # type: ignore[misc]
+    """x -> (x - mean) / std."""
+
+    def __init__(self, mean: Tensor, std: Tensor) -> None:
+        super().__init__()
+        self.mean, self.std = mean.double(), std.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scaled inputs."""
+        return (x - self.mean) / self.std
+
+
+def _leaves(model: nn.Module) -> Iterator[nn.Module]:
+    if isinstance(model, nn.Sequential):
+        for part in model:
+            yield from _leaves(part)
+    else:
+        yield model

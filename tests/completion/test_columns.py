@@ -1,0 +1,142 @@
+"""Columns of files by name, by role, by number; clicks, times, identifiers."""
+
+import numpy as np
+import pytest
+
+import overt
+from overt.completion import read_ratings
+
+pytest.importorskip("duckdb")
+
+
+def write(path, *lines):
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_roles_are_found_wherever_they_stand(tmp_path):
+    lines = [
+        "at,stars,sku,customer",
+        *(f"17000000{i},{i % 5},s{i % 7},c{i % 9}" for i in range(40)),
+    ]
+    read = read_ratings(write(tmp_path / "r.csv", *lines))
+    assert read.header == ("customer", "sku", "stars", "at")
+    assert read.guessed == ()
+    assert len(read.row_ids) == 9
+    assert read.entries.times[3] == 170000003
+
+
+def test_columns_are_said_by_name_or_number(tmp_path):
+    path = write(tmp_path / "r.csv", "x,y,z", "1,a,5", "2,b,4")
+    read = read_ratings(path, row="y", col="x", value="3")
+    assert read.row_ids.tolist() == ["a", "b"]
+    assert read_ratings(path).guessed == ("row", "col", "value")
+    with pytest.raises(overt.InputError, match="no column 'who'"):
+        read_ratings(path, row="who")
+    bare = write(tmp_path / "bare.csv", "5,1,a", "4,2,b")
+    assert read_ratings(bare, value="1", row="3").row_ids.tolist() == ["a", "b"]
+    with pytest.raises(overt.InputError, match="by number"):
+        read_ratings(bare, value="stars")
+
+
+def test_absurd_guesses_are_refused(tmp_path):
+    lines = [f"{1_700_000_000 + 7 * i},{i % 7},{i % 5}" for i in range(40)]
+    path = write(tmp_path / "r.csv", "when_it_was,what,how", *lines)
+    with pytest.raises(overt.InputError, match="different row on nearly every line"):
+        read_ratings(path)
+    path = write(tmp_path / "s.csv", "who,what,when_it_was", *(
+        f"{i % 9},{i % 7},{1_700_000_000 + 7 * i}" for i in range(40)
+    ))  # fmt: skip
+    with pytest.raises(overt.InputError, match="like times"):
+        read_ratings(path)
+    assert len(read_ratings(path, value="when_it_was").rows)
+
+
+def test_two_columns_are_clicks(tmp_path):
+    read = read_ratings(write(tmp_path / "c.csv", "user,item", "1,a", "1,b", "2,a", "1,a", "oops"))
+    assert read.clicks
+    assert read.values.tolist() == [2, 1, 1]
+    assert len(read.rejected) == 1
+
+
+def test_the_latest_duplicate_is_kept(tmp_path):
+    path = write(
+        tmp_path / "r.csv", "user,item,rating,timestamp", "1,a,5,200", "1,a,3,100", "2,b,1,1"
+    )
+    assert read_ratings(path, "last").values.tolist() == [5, 1]
+    assert read_ratings(path, "last").times.tolist() == [200, 1]
+    path = write(
+        tmp_path / "d.csv", "user,item,rating,date", "1,a,5,2024-05-01", "1,a,3,2024-04-01"
+    )
+    assert read_ratings(path, "last").values.tolist() == [5]
+
+
+def test_whole_numbers_are_the_same_however_written(tmp_path):
+    read = read_ratings(
+        write(tmp_path / "r.csv", "user,item,rating", "196.0,1,5", "196,2,3", "7,1,2")
+    )
+    assert read.row_ids.tolist() == [7, 196]
+    entries = overt.Entries.from_ids(np.array(["196.0", "b"]), [1.0, 2.0], [1.0, 2.0])
+    assert entries.row_ids.tolist() == ["196", "b"]
+
+
+def test_one_long_identifier_does_not_widen_all(tmp_path):
+    names = [f"user {i}" for i in range(50)] + ["x" * 900]
+    entries = overt.Entries.from_ids(names, names, np.ones(51))
+    assert entries.row_ids.dtype == object
+    path = write(tmp_path / "r.csv", *(f"{name},{i},1" for i, name in enumerate(names)))
+    assert read_ratings(path).row_ids.dtype == object
+
+
+class Frame(dict):
+    """The part of a data frame that is used."""
+
+    columns = property(list)
+
+
+def test_frames_are_entries_or_tables():
+    n = np.arange(6.0)
+    by_name = Frame(at=n, stars=n, sku=np.array(list("aabbcc")), customer=n % 3)
+    entries = overt.Entries.from_frame(by_name)
+    assert (entries.shape, entries.times.tolist()) == ((3, 3), n.tolist())
+    said = overt.Entries.from_frame(Frame(x=n % 2, y=n % 3, z=n), row="x", col="y", value="z")
+    assert said.shape == (2, 3)
+    table = overt.Entries.from_frame(Frame(height=n + 0.5, weight=n, age=n, size=n))
+    assert table.shape == (6, 4)
+    assert table.col_ids.tolist() == ["height", "weight", "age", "size"]
+    assert overt.Entries.from_frame(Frame(a=n + 0.5, b=n, c=n)).shape == (6, 3)
+    with pytest.warns(UserWarning, match="a, b, c are taken for row, column and value"):
+        assert overt.Entries.from_frame(Frame(a=n % 2, b=n % 3, c=n)).shape == (2, 3)
+    assert overt.Entries.from_frame(Frame(user=n, item=n % 2)).values.tolist() == [1] * 6
+    with pytest.raises(overt.InputError, match="numbers only"):
+        overt.Entries.from_frame(Frame(a=n, b=n, c=n, d=np.array(list("aabbcc"))))
+
+
+def test_relations_of_a_database_are_frames():
+    import duckdb
+
+    relation = duckdb.sql(
+        "select 'u' || (i % 3) as user, i as item, 1.5 as rating from range(6) t(i)"
+    )
+    assert overt.Entries.from_frame(relation).shape == (3, 6)
+
+
+def test_columns_of_a_table_have_units_of_their_own():
+    """Low rank in units from 1e-3 to 1e3: as good as in one unit, and observed entries stay."""
+    from overt.completion import DropoutCompletion
+
+    rng = np.random.default_rng(0)
+    plain = rng.standard_normal((80, 2)) @ rng.standard_normal((2, 12))
+    plain += 0.05 * rng.standard_normal(plain.shape)
+    scale, missing = np.logspace(-3, 3, 12), rng.random(plain.shape) < 0.2
+    model = DropoutCompletion(4).fit(np.where(missing, np.nan, 5 * scale + plain * scale))
+    assert model.model_.units.kind == "columns"
+    error = (model.complete() - 5 * scale - plain * scale) / scale / plain.std(axis=0)
+    assert np.sqrt(np.mean(error[missing] ** 2)) < 0.3
+    predicted, std = model.predict(*np.nonzero(missing), return_std=True)
+    truth = (5 * scale + plain * scale)[missing]
+    assert 0.8 < np.mean(np.abs(predicted - truth) <= 1.645 * std) < 0.99
+    row = model.fold_in((np.arange(12), (5 * scale + plain * scale)[0]))
+    np.testing.assert_allclose(row.predict(np.arange(12)) / scale, 5 + plain[0], atol=0.5)
+    stars = DropoutCompletion(2, max_sweeps=3).fit(np.where(missing, np.nan, 3 + (plain > 0)))
+    assert stars.model_.units.kind == "same"

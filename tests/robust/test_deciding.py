@@ -1,0 +1,160 @@
+"""Minimum-norm attacks and certificates, against closed forms, enumeration and each other."""
+
+import numpy as np
+import pytest
+import torch
+from robust_cases import blobs, linear_model, points, small_mlp
+from torch import nn
+
+from overt import InputError
+from overt.robust import L0, L1, L2, PGD, Linf, Targeted, closest, exact, robust_error, strongest
+from overt.robust.certificates.bounds import Chain, lead_bounds
+
+KINDS = [L1, L2, Linf]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_nearest_point_of_a_linear_model_is_its_closed_form(kind):
+    model, x = linear_model(3, 8), points(40, 8)
+    f, y = model(x).detach(), model(x).argmax(1)
+    distances = []
+    for j in range(3):
+        gap = f.gather(1, y[:, None]).squeeze(1) - f[:, j]
+        steep = kind(1.0).dual(model.weight.detach()[j] - model.weight.detach()[y])
+        distances.append(torch.where(y == j, torch.inf, gap / steep))
+    truth = torch.stack(distances).amin(0)
+    found = closest(model, x, y, kind(50.0), steps=60)
+    assert bool(found.success.all())
+    assert torch.equal(model(found.x).argmax(1) != y, found.success)  # the proof
+    size = kind(1.0).size(found.x - x)
+    assert torch.allclose(size.double(), found.distance)
+    assert bool((found.distance >= truth * (1 - 1e-9)).all())
+    assert bool((found.distance <= truth * (1 + 1e-3)).all())
+    errors, intervals = found.errors([0.0, 0.2, 50.0])
+    assert errors[1] == float((found.distance <= 0.2).double().mean())
+    assert (errors[0], errors[2]) == (0.0, 1.0)
+    assert bool((intervals[:, 0] <= errors).all())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_nearest_points_agree_with_the_curve_of_attacks(kind):
+    model, x = small_mlp(dtype=torch.float32), points(40, 6, dtype=torch.float32).clamp(-3, 3)
+    y = model(x).argmax(1)
+    y[:3] = (y[:3] + 1) % 3
+    radius = {L1: 1.5, L2: 0.8, Linf: 0.3}[kind]
+    threat = kind(radius, (-3.0, 3.0))
+    found = closest(model, x, y, threat)
+    assert found.distance[:3].tolist() == [0, 0, 0]
+    assert torch.equal(found.distance.isinf(), ~found.success)
+    assert float(found.distance[found.success].max()) <= radius
+    curve = strongest(model, x, y, threat, budget=200)
+    assert abs(int(curve.success.sum()) - int(found.success.sum())) <= 1
+
+
+def test_counts_of_coordinates():
+    model, x = linear_model(3, 8), points(30, 8).clamp(-2, 2)
+    f, y = model(x).detach(), model(x).argmax(1)
+    W = model.weight.detach()
+    gaps = []
+    for j in range(3):  # greedy is optimal for a linear model: largest gains first
+        w = W[j] - W[y]
+        gain = torch.where(w > 0, w * (2 - x), w * (-2 - x)).sort(1, descending=True).values
+        short = f.gather(1, y[:, None]) - f[:, j : j + 1] - gain.cumsum(1)
+        gaps.append(torch.where((y == j)[:, None], torch.inf, short))
+    needed = (torch.stack(gaps).amin(0) >= 0).sum(1) + 1
+    found = closest(model, x, y, L0(8, (-2.0, 2.0)), steps=40)
+    reachable = needed <= 8
+    assert torch.equal(found.success, reachable)
+    assert bool((found.distance[reachable] >= needed[reachable]).all())
+    assert float((found.distance[reachable] == needed[reachable]).double().mean()) > 0.8
+    one = strongest(model, x, y, L0(1, (-2.0, 2.0)), budget=60, warn=False)
+    assert float((one.x != x).sum(1).max()) <= 1
+    with pytest.raises(InputError, match="L0 must have bounds"):
+        PGD(L0(2))(model, x, y)
+
+
+def deep(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(2, 10), nn.ReLU(), nn.Sequential(nn.Linear(10, 8), nn.LeakyReLU(0.1)),
+        nn.Linear(8, 3),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("bounds", [None, (0.0, 1.0)])
+@pytest.mark.parametrize(("kind", "radius"), [(L1, 0.3), (L2, 0.25), (Linf, 0.2)])
+def test_every_point_is_decided_and_no_certificate_is_wrong(kind, radius, bounds):
+    model, threat = deep(), kind(radius, bounds)
+    x, _ = blobs(24)
+    y = model(x).argmax(1)
+    found = robust_error(model, x, y, threat, certify=True, budget=24, queries=0, warn=False)
+    steps = torch.linspace(-radius, radius, 41)
+    grid = torch.cartesian_prod(steps, steps)
+    grid = grid[threat.size(grid) <= radius]
+    moved = x[:, None] + grid
+    moved = moved if bounds is None else moved.clamp(*bounds)
+    wrong = (model(moved.flatten(0, 1)).argmax(1).view(len(x), -1) != y[:, None]).any(1).numpy()
+    assert not (found.proved & wrong).any()
+    assert found.value == pytest.approx(found.upper, abs=1 / 24)  # ties aside, nothing is left open
+    assert found.value >= wrong.mean()
+    quick = robust_error(
+        model, x, y, threat, certify=True, seconds=0, budget=24, queries=0, warn=False
+    )
+    assert quick.upper >= found.upper
+    assert not (quick.proved & ~found.proved).any()
+
+
+def test_linear_bounds_hold_and_are_exact_without_rectifiers():
+    x, y = points(12, 6), torch.arange(12) % 3
+    for threat in (L1(0.4), L2(0.3, (-3.0, 3.0)), Linf(0.1)):
+        model = nn.Sequential(linear_model(3, 6))
+        bound, _ = lead_bounds(Chain.of(model, x), x, y, threat)
+        truth = exact.linear(
+            model[0].weight.detach(), model[0].bias.detach(), x.clamp(-3, 3), y, threat
+        )
+        assert np.allclose(bound, truth.lead)
+        net = small_mlp()
+        bound, _ = lead_bounds(Chain.of(net, x), x, y, threat)
+        truth = exact.two_layer(
+            net[0].weight.detach(), net[2].weight.detach(), x, y, threat,
+            hidden_bias=net[0].bias.detach(), top_bias=net[2].bias.detach(), level=100.0,
+        )  # fmt: skip
+        assert (bound >= truth.lead - 1e-9).all()
+
+
+def test_convolutions_and_normalization_are_certified():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 3, 3, 2, 1), nn.BatchNorm2d(3), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(),
+        nn.Linear(12, 6), nn.ReLU(), nn.Linear(6, 1),
+    ).eval()  # fmt: skip
+    x = torch.rand(10, 1, 8, 8)
+    scaled = {"mean": 0.4, "std": 0.3, "warn": False}
+    y = (model((x - 0.4) / 0.3)[:, 0] > 0).long()
+    found = robust_error(
+        model,
+        x,
+        y,
+        Linf(0.02, (0.0, 1.0)),
+        certify=True,
+        budget=24,
+        queries=0,
+        warn=False,
+        **scaled,
+    )
+    assert found.value == pytest.approx(found.upper)
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "message"),
+    [
+        (nn.Sequential(nn.Linear(2, 3), nn.Tanh()), {}, "got Tanh"),
+        (lambda v: deep()(v), {}, "certify needs one torch.nn.Sequential"),
+        ([deep(), deep(1)], {}, "certify needs one torch.nn.Sequential"),
+        (deep(), {"attack": PGD(L2(0.1), criterion=Targeted(1))}, "any wrong class"),
+    ],
+)
+def test_what_cannot_be_certified_is_said(model, more, message):
+    x, y = blobs(5)
+    with pytest.raises(InputError, match=message):
+        robust_error(model, x, y, L2(0.1), certify=True, **more)
