@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -90,9 +91,18 @@ class Answers(ABC):
         by = "both" if by == "auto" else by
         middle = float(self.entries_.values.mean())
         if by != "value" and self.chosen_ is None:
-            self.chosen_ = fitting.fit_chosen(self._settings(), self.entries_)
+            self.chosen_ = fit_chosen(self._settings(), self.entries_)
         return Ranking(by, model, None if by == "value" else self.chosen_, middle)
 
     def similar_items(self, col: Any, n: int = 10) -> Recommendation:
         """Return the columns whose predictions go most alike with those of `col` over rows."""
         return recommending.similar(*self._asked(), col, n)
+
+
+def fit_chosen(settings: Settings, entries: Entries) -> FactorModel:
+    """Fit the model of what was chosen that ranks beside a model of values."""
+    settings = replace(
+        settings, drop_prob="learn", method="alternating", average=0, missing="negative",
+        max_sweeps=None, tol=None, n_factors=settings.chosen_factors(len(entries)),
+    )  # fmt: skip
+    return fitting.fit_entries(settings, entries).model

@@ -9,12 +9,13 @@ from typing import Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
+from sklearn.utils import RegressorTags
 from sklearn.utils.validation import check_is_fitted
 
 from overt._check import InputError, generator
 from overt._frames import is_table
 from overt._types import Seed
-from overt.completion import bounds, fitting, plotting, recommending
+from overt.completion import bounds, evaluation, fitting, plotting, recommending
 from overt.completion.answering import Answers
 from overt.completion.forms.model import FactorModel, Fit
 from overt.completion.index import EntryIndex
@@ -212,8 +213,17 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
         return self._adopt(entries, replace(fit, path=self.path_))
 
     def score(self, X: Any, y: Any = None) -> float:
-        """Return the negative root mean squared error on the entries of X (as in `fit`)."""
+        """Return the negative root mean squared error on the entries of X (as in `fit`).
+
+        The rows of a dense table are new rows, whatever their place: every entry is predicted from
+        the others of its row. With missing="negative" the score is nDCG@10 of the entries of X.
+        """
+        model, _ = self._asked()
+        if y is None and not isinstance(X, Entries) and is_table(X):
+            return -evaluation.table_error(self, observed(X))
         given = observed(X, y)
+        if model.pairs is not None:
+            return evaluation.ndcg(self, self.index_.aligned(given))
         error = self.predict(given if y is None else X) - given.values
         return -float(np.sqrt(np.mean(error**2)))
 
@@ -261,6 +271,8 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
+        tags.estimator_type = "regressor"
+        tags.regressor_tags = RegressorTags()
         tags.input_tags.sparse = True
         tags.input_tags.allow_nan = True
         return tags
