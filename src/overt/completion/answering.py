@@ -77,6 +77,10 @@ class Answers(ABC):
         lists.write(path, rows)
         return None
 
+    def prepare_ranking(self) -> None:
+        """Fit now what `recommend` needs, which is otherwise fitted when first asked for."""
+        self._ranking()
+
     def _ranking(self, by: str = "auto") -> Ranking:
         """Return by what to rank; the model of what was chosen is fitted when first needed."""
         model, _ = self._asked()
