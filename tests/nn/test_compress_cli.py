@@ -51,7 +51,8 @@ def test_the_files_load_without_overt(folder, by):
     shown = command(folder, *options, "--json")
     assert shown.exit_code == 0, shown.output
     report = json.loads(shown.output)
-    assert report == json.loads((folder / "out" / "compress.json").read_text())
+    written = json.loads((folder / "out" / "compress.json").read_text())
+    assert report == {key: value for key, value in written.items() if key != "checksum"}
     assert report["after"]["parameters"] < report["before"]["parameters"]
     code = (
         "import sys; sys.path.insert(0, '.'); sys.modules['overt'] = None\n"
