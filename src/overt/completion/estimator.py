@@ -250,7 +250,7 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
             return -evaluation.table_error(self, observed(X))
         given = observed(X, y)
         if model.pairs is not None:
-            return evaluation.ndcg(self, self.index_.aligned(given))
+            return evaluation.ndcg(self, self.index_.aligned(given, named=y is not None))
         error = self.predict(given if y is None else X) - given.values
         return -float(np.sqrt(np.mean(error**2)))
 
