@@ -3,7 +3,7 @@
 Sliding blocks: a block of b units along each axis starts at each allowed position with the seed
 probability g. With c_i the number of positions whose block covers unit i, and o_ij that cover both,
 
-    P(i survives) = (1 - g)^(c_i),   Cbar_ij = (1 - g)^(-o_ij) - 1,
+    P(i survives) = (1 - g)^(c_i),   Gamma_ij = (1 - g)^(-o_ij) - 1,
 
 both counts being products over the axes. g solves mean_i (1 - g)^(c_i) = 1 - drop_prob; section
 5.3 of structured dropout prints another formula, which does not. With `uniform` blocks may hang
@@ -60,7 +60,7 @@ class Sliding:
         return np.exp(-self.rate() * self._coverage())
 
     def characteristic(self) -> Floats:
-        """Cbar_ij = (1 - g)^(-o_ij) - 1 among the flattened units."""
+        """Gamma_ij = (1 - g)^(-o_ij) - 1 among the flattened units."""
         overlap: Floats = np.ones((1, 1))
         for n, b in zip(self.sizes, self.blocks, strict=True):
             overlap = np.asarray(np.kron(overlap, _joint_cover(n, b, self.uniform)))

@@ -2,7 +2,7 @@
 
 Every function takes NumPy arrays or PyTorch tensors and is differentiable on the latter.
 Notation: lam = drop_prob / (1 - drop_prob), C = E[x x'] (`second_moment`, the identity if None),
-Cbar the noise's characteristic matrix, o the entrywise product, u_i and v_i columns.
+Gamma the noise's characteristic matrix, o the entrywise product, u_i and v_i columns.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from overt.noise import DropConnect, Dropout, Noise
 
 @bounded
 def shallow(U: Array, V: Array, noise: Noise, second_moment: Array | None = None) -> Array:
-    """<Cbar, U'U o V'CV>; for Dropout lam sum_i |u_i|^2 v_i'C v_i.
+    """<Gamma, U'U o V'CV>; for Dropout lam sum_i |u_i|^2 v_i'C v_i.
 
     What the noise on the hidden layer of x -> U V'x adds to E|y - U V'x|^2 (Implicit bias of
     dropout, Lemma A.1; structured dropout, Lemma 3.1). For DropConnect the mask lies on V: see
@@ -52,13 +52,13 @@ def shallow(U: Array, V: Array, noise: Noise, second_moment: Array | None = None
 
 @bounded
 def tied(U: Array, noise: Noise, second_moment: Array | None = None) -> Array:
-    """<Cbar, U'U o U'CU>; for Dropout and C = I lam sum_i |u_i|^4: `shallow` with V = U."""
+    """<Gamma, U'U o U'CU>; for Dropout and C = I lam sum_i |u_i|^4: `shallow` with V = U."""
     return shallow(U, U, noise, second_moment)
 
 
 @bounded
 def hidden(U: Array, activations: Array, noise: Noise) -> Array:
-    """<Cbar, U'U o A'A/n>; for Dropout lam sum_j |u_j|^2 mean(a_j^2).
+    """<Gamma, U'U o A'A/n>; for Dropout lam sum_j |u_j|^2 mean(a_j^2).
 
     Noise on the last hidden layer of any network, whose `activations` A are samples x width
     (structured dropout, Lemma 3.1; its Corollary 3.2 drops the factor lam).
@@ -69,7 +69,7 @@ def hidden(U: Array, activations: Array, noise: Noise) -> Array:
 
 @bounded
 def predictive_variance(U: Array, activations: Array, noise: Noise) -> Array:
-    """Var(o_k | x) = sum_ij Cbar_ij U_ki a_i U_kj a_j: samples x outputs, exact.
+    """Var(o_k | x) = sum_ij Gamma_ij U_ki a_i U_kj a_j: samples x outputs, exact.
 
     For Dropout lam sum_j U_kj^2 a_j(x)^2: the limit of Monte Carlo dropout in the last layer.
     """
@@ -227,7 +227,7 @@ def path_norm(weights: Sequence[Array], order: float = 2.0) -> Array:
 
 
 def _contract(U: Array, V: Array, CV: Array, noise: Noise) -> Array:
-    """<Cbar, U'U o V'(CV)>."""
+    """<Gamma, U'U o V'(CV)>."""
     if not isinstance(noise, Noise) or noise.masks != "units":
         raise InputTypeError(
             "noise must be a noise over units (Dropout, DropBlock or CovarianceNoise), "
@@ -235,8 +235,8 @@ def _contract(U: Array, V: Array, CV: Array, noise: Noise) -> Array:
         )
     xp, d = namespace(U, V), U.shape[1]
     if noise.independent:
-        Cbar = _like(noise.relative_variance(d), U)
-        return xp.sum(Cbar * xp.sum(U * U, axis=0) * xp.sum(V * CV, axis=0))
+        Gamma = _like(noise.relative_variance(d), U)
+        return xp.sum(Gamma * xp.sum(U * U, axis=0) * xp.sum(V * CV, axis=0))
     return xp.sum(_like(noise.characteristic(d), U) * (U.T @ U) * (V.T @ CV))
 
 

@@ -129,16 +129,16 @@ def test_characteristic_is_covariance_over_means(noise, width):
 
 @every_noise
 def test_characteristic_is_symmetric_positive_semidefinite(noise, width):
-    Cbar = noise.characteristic(width)
-    np.testing.assert_array_equal(Cbar, Cbar.T)
-    values = np.linalg.eigvalsh(Cbar)
+    Gamma = noise.characteristic(width)
+    np.testing.assert_array_equal(Gamma, Gamma.T)
+    values = np.linalg.eigvalsh(Gamma)
     assert values[0] >= -1e-13 * max(values[-1], 1)
 
 
 @every_noise
 def test_independent_tells_whether_the_characteristic_is_diagonal(noise, width):
-    Cbar = noise.characteristic(width)
-    assert noise.independent == (np.count_nonzero(Cbar - np.diag(np.diag(Cbar))) == 0)
+    Gamma = noise.characteristic(width)
+    assert noise.independent == (np.count_nonzero(Gamma - np.diag(np.diag(Gamma))) == 0)
 
 
 @every_noise

@@ -235,10 +235,10 @@ def test_keeping_exactly_some_units_is_solved_in_closed_form(count):
 ], ids=["ar1", "sliding", "pairs"])  # fmt: skip
 def test_bounds_of_any_noise_are_below_its_penalty(make):
     noise, rng = make(), np.random.default_rng(0)
-    Cbar = noise.characteristic(6)
-    for units in pairs_below(Cbar):
-        least = np.linalg.eigvalsh(Cbar - np.diag(units.delta) - units.gamma)[0]
-        assert least >= -1e-13 * np.abs(Cbar).max()
+    Gamma = noise.characteristic(6)
+    for units in pairs_below(Gamma):
+        least = np.linalg.eigvalsh(Gamma - np.diag(units.delta) - units.gamma)[0]
+        assert least >= -1e-13 * np.abs(Gamma).max()
     for _ in range(200):
         U, V = rng.standard_normal((5, 6)), rng.standard_normal((7, 6))
         if rng.random() < 0.5:  # balanced and low rank: nearer to the bounds

@@ -187,16 +187,17 @@ def test_gradients_reach_the_input(build, shape):
 
 @every_unit_layer
 def test_law_is_that_of_the_draws(build, shape):
-    """Mean 1 and Cbar, both within 5 standard errors, all pairs of units."""
+    """Mean 1 and Gamma, both within 5 standard errors, all pairs of units."""
     layer, n = build(11), 20_000
     draws = layer(torch.ones(n, *shape[1:])).double().flatten(1).numpy()
     assert_mean_within_standard_errors(draws, 1.0)
-    Cbar = layer.mask_covariance((1, *shape[1:])).dense(torch.ones((), dtype=torch.float64)).numpy()
+    one = torch.ones((), dtype=torch.float64)
+    Gamma = layer.mask_covariance((1, *shape[1:])).dense(one).numpy()
     i, j = np.triu_indices(draws.shape[1])
     centered = draws - 1
-    assert_mean_within_standard_errors(centered[:, i] * centered[:, j], Cbar[i, j])
+    assert_mean_within_standard_errors(centered[:, i] * centered[:, j], Gamma[i, j])
     variance = layer.mask_covariance((1, *shape[1:])).relative_variance(torch.ones(()).double())
-    np.testing.assert_allclose(variance.flatten(), np.diag(Cbar), rtol=1e-6)
+    np.testing.assert_allclose(variance.flatten(), np.diag(Gamma), rtol=1e-6)
 
 
 @pytest.mark.parametrize(("build", "shape"), WEIGHT_LAYERS.values(), ids=WEIGHT_LAYERS.keys())

@@ -4,7 +4,7 @@ x -> residual trunk -> linear layer to 80 units -> DropBlock of 5 on a grid -> l
 trained on a small data set with the squared loss. With g(X) the 80 units (samples x 80), the
 objective is
 
-    |Y - g(X) U'|^2 / n + <Cbar, U'U o g(X)'g(X) / n>
+    |Y - g(X) U'|^2 / n + <Gamma, U'U o g(X)'g(X) / n>
 
 (structured dropout, Lemma 3.1), and no network does better than the minimum over all predictions A,
 |Y/sqrt(n) - A|^2 + (lam b / 80) (k-support norm of A with k = b)^2 (Theorem 2.7).

@@ -1,7 +1,7 @@
 """Bounds below a characteristic matrix as stored, for proofs: any noise over units.
 
-If Cbar - diag(delta) - gamma 1 1' is positive definite, the noise costs at least as much as units
-with these costs (`UnitShares`); with zeros in place of delta, and Cbar_ij = 0 for |i - j| >= band,
+If Gamma - diag(delta) - gamma 1 1' is positive definite, the noise costs at least as much as units
+with these costs (`UnitShares`); with zeros in place of delta, and Gamma_ij = 0 for |i - j| >= band,
 it costs at least gamma times the squared k-support norm, k = band. Both are proposals here; that
 the difference is positive definite is enclosed.
 """
@@ -25,7 +25,7 @@ SLACK = 1e-12
 
 
 def gain(
-    Cbar: Floats, s: list[Any], m: Floats, effect: NoiseEffect, witness: dict[str, Any]
+    Gamma: Floats, s: list[Any], m: Floats, effect: NoiseEffect, witness: dict[str, Any]
 ) -> Any:
     """Return at least what a map of the width's rank can gain: |M|^2 less this bounds all weights.
 
@@ -33,7 +33,7 @@ def gain(
     1 / sum_i 1 / delta_i, for gamma <= -1; sum_i (s_i - g_i)_+^2 + (band largest g_i^2) / gamma.
     """
     if "gamma" not in witness:
-        _propose(Cbar, m, effect, witness)
+        _propose(Gamma, m, effect, witness)
     gamma, delta = witness.get("gamma"), witness.get("delta")
     if gamma is None:
         return sum((x**2 for x in s), flint.arb(0))
@@ -57,10 +57,10 @@ def cost(g: list[Any], costs: list[Any]) -> Any:
     return sum((y * y / c for y, c in pairs if c != 0), flint.arb(0))
 
 
-def _propose(Cbar: Floats, m: Floats, effect: NoiseEffect, witness: dict[str, Any]) -> None:
-    """Add the costs of the best envelope, thresholds, and Z that shows that they are below Cbar."""
+def _propose(Gamma: Floats, m: Floats, effect: NoiseEffect, witness: dict[str, Any]) -> None:
+    """Add the costs of the best envelope, thresholds, and Z that shows them to be below Gamma."""
     untied: Any = getattr(effect, "untied", effect)
-    candidates = [_lowered(envelope, Cbar) for envelope in untied.sharing.envelopes()]
+    candidates = [_lowered(envelope, Gamma) for envelope in untied.sharing.envelopes()]
     ordered = sorted(candidates, key=lambda envelope: -spectral_bound(m, 0.0, envelope))
     for envelope in ordered[:3]:
         if isinstance(envelope, UnitShares):
@@ -69,10 +69,10 @@ def _propose(Cbar: Floats, m: Floats, effect: NoiseEffect, witness: dict[str, An
             if gamma > -1:
                 found["thresholds"] = envelope.multipliers(m)
         else:
-            delta, gamma, band = np.zeros(len(Cbar)), envelope[0], envelope[1].k
+            delta, gamma, band = np.zeros(len(Gamma)), envelope[0], envelope[1].k
             found = {"band": band, "thresholds": block_thresholds(m, gamma, band)}
-        below = balls.balls(np.diag(delta)) + balls.balls(np.full(Cbar.shape, gamma))
-        D = balls.balls(Cbar) - below
+        below = balls.balls(np.diag(delta)) + balls.balls(np.full(Gamma.shape, gamma))
+        D = balls.balls(Gamma) - below
         Z = balls.dominating(balls.floats(D))
         if balls.dominated(D, Z):
             found |= {"gamma": gamma, "dominated": Z}
@@ -80,9 +80,9 @@ def _propose(Cbar: Floats, m: Floats, effect: NoiseEffect, witness: dict[str, An
             return
 
 
-def _lowered(envelope: Envelope, Cbar: Floats) -> UnitShares | tuple[float, KSupport]:
+def _lowered(envelope: Envelope, Gamma: Floats) -> UnitShares | tuple[float, KSupport]:
     """Return an envelope that is a little lower."""
-    slack, d = SLACK * float(np.abs(Cbar).max()), len(Cbar)
+    slack, d = SLACK * float(np.abs(Gamma).max()), len(Gamma)
     if isinstance(envelope, UnitShares):
         return UnitShares(np.maximum(envelope.delta - slack, 0.0), envelope.gamma - slack / d)
     weight, norm = envelope

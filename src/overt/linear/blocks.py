@@ -34,8 +34,8 @@ def block_factors(
     else:
         tries = 1 if attained(t[free], blocks) is False else STARTS
         starts = [_signed_frame(t, free, width, block_size, seed) for seed in range(tries)]
-        Cbar = np.asarray(np.kron(np.eye(blocks), np.ones((block_size, block_size))), dtype=float)
-        R = least_penalty(Cbar, a, starts, float(norm.value(a)) / blocks)
+        Gamma = np.asarray(np.kron(np.eye(blocks), np.ones((block_size, block_size))), dtype=float)
+        R = least_penalty(Gamma, a, starts, float(norm.value(a)) / blocks)
     root = np.sqrt(a)
     return (left * root) @ R, (right * root) @ R
 

@@ -46,12 +46,12 @@ def envelopes(noise: Noise, width: int) -> list[tuple[float, SpectralNorm]]:
     """Return pairs (weight, norm) with penalty(U, V) >= weight * norm.matrix_value(U V'L).
 
     Dropout, DropConnect and DropBlock on a grid have one, the norm they induce. For any other noise
-    over units Cbar >= delta I in the positive semi-definite order, and U'U o V'CV is positive
-    semi-definite, so penalty >= (delta/d) |A L|_*^2. Moreover, if Cbar_ij = 0 for |i - j| >= b, it
+    over units Gamma >= delta I in the positive semi-definite order, and U'U o V'CV is positive
+    semi-definite, so penalty >= (delta/d) |A L|_*^2. Moreover, if Gamma_ij = 0 for |i - j| >= b, it
     is a sum of z z' with at most b entries of z not zero; each adds |sum_i z_i u_i p_i'|_F^2, the
     square of a map of rank at most b, and these maps combine to A L, whence
 
-        penalty >= gamma ksupport_b(A L)^2,  gamma = 1 / (1' Cbar^-1 1),
+        penalty >= gamma ksupport_b(A L)^2,  gamma = 1 / (1' Gamma^-1 1),
 
     which is the Frobenius norm for b = d.
     """
@@ -61,27 +61,27 @@ def envelopes(noise: Noise, width: int) -> list[tuple[float, SpectralNorm]]:
     if noise.independent:
         delta = noise.relative_variance(width)
         return [(1 / float(np.sum(1 / delta)) if delta.min() > 0 else 0.0, SquaredNuclear())]
-    Cbar = noise.characteristic(width)
-    values, vectors = np.linalg.eigh(Cbar)
+    Gamma = noise.characteristic(width)
+    values, vectors = np.linalg.eigh(Gamma)
     smallest = max(0.0, values[0] - 1e-13 * values[-1])
     kept = values > 1e-10 * values[-1]
     ones = vectors.T @ np.ones(width)
     spanned = np.allclose(ones[~kept], 0.0, atol=1e-8)
     gamma = 1 / float(np.sum(ones[kept] ** 2 / values[kept])) if spanned else 0.0
-    i, j = np.nonzero(Cbar)
+    i, j = np.nonzero(Gamma)
     band = int(np.max(np.abs(i - j), initial=0)) + 1
     narrow = KSupport(band) if band < width else Schatten(2.0)
     return [(smallest / width, SquaredNuclear()), (gamma * (1 - 1e-9), narrow)]
 
 
-def pairs_below(Cbar: Floats) -> list[UnitShares]:
-    """Return pairs with Cbar >= delta I + gamma 1 1': for each delta the largest gamma.
+def pairs_below(Gamma: Floats) -> list[UnitShares]:
+    """Return pairs with Gamma >= delta I + gamma 1 1': for each delta the largest gamma.
 
-    With Cbar = Q diag(c) Q' and q = Q'1 that is gamma = 1 / sum_i q_i^2 / (c_i - delta), where
+    With Gamma = Q diag(c) Q' and q = Q'1 that is gamma = 1 / sum_i q_i^2 / (c_i - delta), where
     delta < c_1, or delta < c_2 and the sum is negative: 1 1' lifts one direction at most.
     """
-    values, Q = np.linalg.eigh(Cbar)
-    ones, width, slack = np.sum(Q, axis=0) ** 2, len(Cbar), 1e-12 * values[-1]
+    values, Q = np.linalg.eigh(Gamma)
+    ones, width, slack = np.sum(Q, axis=0) ** 2, len(Gamma), 1e-12 * values[-1]
     low, high = max(values[0] - slack, 0.0), max(values[min(1, width - 1)] - slack, 0.0)
     inner = (np.arange(PAIRS) + 0.5) / PAIRS
     found = []

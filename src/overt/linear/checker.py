@@ -171,10 +171,10 @@ class Problem:
         units = len(self.weights) - 1 if self.network == "deep" else self.width
         known_count = len(chances) == {"dropout": units, "matrix": 0}.get(kind, 1)
         require((kind == "matrix") == (characteristic is not None), "a matrix that is not wanted")
-        self.Cbar = None if characteristic is None else Matrix.read(characteristic)
-        fits = self.Cbar is None or self.Cbar.shape == (units, units)
+        self.Gamma = None if characteristic is None else Matrix.read(characteristic)
+        fits = self.Gamma is None or self.Gamma.shape == (units, units)
         require(
-            fits and (self.Cbar is None or self.Cbar.rows == self.Cbar.T.rows), "a wrong matrix"
+            fits and (self.Gamma is None or self.Gamma.rows == self.Gamma.T.rows), "a wrong matrix"
         )
         require(known_count and all(0 <= p < 1 for p in chances), "wrong drop probabilities")
         self.strengths = [p / (1 - p) for p in chances]
@@ -202,9 +202,9 @@ class Problem:
         cost = Fraction(0)
         G, b, masked = self.U.T @ self.U, self.block, self.kind == "dropconnect"
         P = self.V.T @ (self.variances() @ self.V) if masked else self.moment(self.V)
-        if self.Cbar is not None:
+        if self.Gamma is not None:
             terms = [map(mul, *rows) for rows in zip(G.rows, P.rows, strict=True)]
-            return value + Matrix(terms, G.exponent + P.exponent).dot(self.Cbar)
+            return value + Matrix(terms, G.exponent + P.exponent).dot(self.Gamma)
         for i, (g, p) in enumerate(zip(G.rows, P.rows, strict=True)):
             block = slice(i - i % b, i - i % b + b)
             lam = self.strengths[i if self.kind == "dropout" else 0]
@@ -235,8 +235,8 @@ class Problem:
             self._singular_values_below(),
             self.M.dot(self.M if self.C is None else self.M @ self.C),
         )
-        if self.Cbar is not None:
-            return bound - self._gain(self.Cbar, s[: self.width])
+        if self.Gamma is not None:
+            return bound - self._gain(self.Gamma, s[: self.width])
         g, lam = self._thresholds()
         bound -= sum(max(x - y, Fraction(0)) ** 2 for x, y in zip(s, g, strict=False))
         require(all(y == 0 for y, c in zip(g, lam, strict=True) if c == 0), "a cost without noise")
@@ -245,7 +245,7 @@ class Problem:
             return bound - (top * self.width / self.block / lam[0] if top else 0)
         return bound - sum(y * y / c for y, c in zip(g, lam, strict=True) if c)
 
-    def _gain(self, Cbar: Matrix, s: list[Fraction]) -> Fraction:
+    def _gain(self, Gamma: Matrix, s: list[Fraction]) -> Fraction:
         """Return at least |M|^2 less any objective, from costs below the characteristic matrix."""
         if self.witness.get("gamma") is None:
             return sum((x * x for x in s), Fraction(0))
@@ -257,7 +257,7 @@ class Problem:
         both = Matrix.read([self.witness["delta"] if band is None else ["0x0p0"] * d])
         ones = Matrix.read([[self.witness["gamma"]] * d] * d)
         spread = [[x * (i == j) for j in range(d)] for i, x in enumerate(both.rows[0])]
-        D = Cbar.plus(Matrix(spread, both.exponent), -1).plus(ones, -1)
+        D = Gamma.plus(Matrix(spread, both.exponent), -1).plus(ones, -1)
         require(dominated(D, Matrix.read(self.witness["dominated"])), "costs not shown to be below")
         if band is None and gamma <= -1:
             require(min(delta) > 0, "a cost without noise")
@@ -269,7 +269,9 @@ class Problem:
         used = sum((max(x - y, Fraction(0)) ** 2 for x, y in zip(s, g, strict=False)), Fraction(0))
         if band is not None:
             far = all(
-                not x or abs(i - j) < band for i, r in enumerate(Cbar.rows) for j, x in enumerate(r)
+                not x or abs(i - j) < band
+                for i, r in enumerate(Gamma.rows)
+                for j, x in enumerate(r)
             )
             require(type(band) is int and band > 0 and gamma > 0 and far, "a wrong band")
             return used + sum((y * y for y in sorted(g)[-band:]), Fraction(0)) / gamma

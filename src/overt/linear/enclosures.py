@@ -37,7 +37,7 @@ class Problem:
     kind: str
     drop_prob: tuple[float, ...]
     block: int
-    Cbar: Floats | None
+    Gamma: Floats | None
     weights: tuple[Floats, ...]
 
     @property
@@ -132,8 +132,8 @@ def objective(problem: Problem) -> Any:
     if problem.kind == "dropconnect":
         rows = [[d * x for x in row] for d, row in zip(problem.variances, V.tolist(), strict=True)]
         P = V.transpose() * flint.arb_mat(rows)
-    if problem.Cbar is not None:
-        pairs = zip(G.entries(), P.entries(), problem.Cbar.ravel().tolist(), strict=True)
+    if problem.Gamma is not None:
+        pairs = zip(G.entries(), P.entries(), problem.Gamma.ravel().tolist(), strict=True)
         return loss + sum((g * p * c for g, p, c in pairs), flint.arb(0))
     for i in range(U.ncols()):
         mates = range(i - i % b, i - i % b + b)
@@ -162,8 +162,8 @@ def spectral_bound(problem: Problem, effect: NoiseEffect, witness: dict[str, Any
     padded = np.zeros(problem.width)
     padded[: len(s)] = [float(x) for x in s]
     bound = dot(M, M if problem.C is None else M * balls.balls(problem.C))
-    if problem.Cbar is not None:
-        return bound - below.gain(problem.Cbar, s, padded, effect, witness)
+    if problem.Gamma is not None:
+        return bound - below.gain(problem.Gamma, s, padded, effect, witness)
     lam = problem.costs
     if "thresholds" not in witness:
         if problem.kind == "dropblock":

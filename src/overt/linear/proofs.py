@@ -90,7 +90,7 @@ def _problem(
 
     if not given:
         raise InputError("a proof needs a dense target or data, and no noise on the inputs")
-    kind, block, Cbar = "dropout", 1, None
+    kind, block, Gamma = "dropout", 1, None
     match noise:
         case Dropout(drop_prob=p, gaussian=False):
             units = weights[0].shape[1]
@@ -101,7 +101,7 @@ def _problem(
             kind, chances = "dropconnect", (p,)
         case _:
             kind, chances = "matrix", ()
-            Cbar = np.array(noise.characteristic(weights[0].shape[1]), dtype=float)
+            Gamma = np.array(noise.characteristic(weights[0].shape[1]), dtype=float)
     arrays: dict[str, Any] = {}
     for name, value in given.items():
         stored = value.detach().cpu() if hasattr(value, "detach") else value
@@ -109,7 +109,7 @@ def _problem(
     M, C = arrays.get("target"), arrays.get("C")
     return Problem(
         network, arrays["Y"].T if M is None else M, None if C is None else (C + C.T) / 2,
-        arrays.get("X"), kind, tuple(map(float, chances)), block, Cbar, weights,
+        arrays.get("X"), kind, tuple(map(float, chances)), block, Gamma, weights,
     )  # fmt: skip
 
 
@@ -126,7 +126,7 @@ def _proof(problem: Problem, above: Fraction, below: Fraction, witness: dict[str
             "kind": problem.kind,
             "drop_prob": [p.hex() for p in problem.drop_prob],
             "block_size": problem.block,
-            "characteristic": _hex(problem.Cbar),
+            "characteristic": _hex(problem.Gamma),
         },
         "problem": {name: _hex(value) for name, value in stored.items()},
         "weights": [_hex(W) for W in problem.weights],

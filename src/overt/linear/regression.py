@@ -6,7 +6,7 @@ residual is what no linear map explains. Solvers work there; what grades weights
 was given, by `hidden`: V'CV = H'H and E|y - U V'x|^2 = |G - U H'|^2 with H = X V / sqrt(n),
 G = Y' / sqrt(n) for data.
 
-Noise on the inputs, x o z, adds Cbar o E[x x'] to their second moment and nothing to E[y x']: rows
+Noise on the inputs, x o z, adds Gamma o E[x x'] to their second moment and nothing to E[y x']: rows
 whose squares are that, with y = 0, stand for it beside the data.
 """
 
@@ -236,7 +236,7 @@ def _from_rows(X: Floats, Y: Floats, n: int, samples: Samples) -> DenseRegressio
 
 
 def _noise_rows(X: Floats, noise: Noise) -> Floats:
-    """Return rows R with R'R = Cbar o X'X."""
+    """Return rows R with R'R = Gamma o X'X."""
     features, size = X.shape[1], np.sqrt(np.sum(X**2, axis=0))
     if not isinstance(noise, Noise) or noise.masks != "units":
         raise InputTypeError(f"input_noise must be a noise over inputs, got {noise!r}")

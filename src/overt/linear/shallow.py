@@ -38,7 +38,7 @@ class LinearNetwork:
     second_moment
         E[x x'] (inputs x inputs) for a dense target; the identity if None.
     input_noise
-        A noise on the inputs too, such as Dropout(0.2): it adds Cbar o E[x x'] to their second
+        A noise on the inputs too, such as Dropout(0.2): it adds Gamma o E[x x'] to their second
         moment, a ridge, and everything stays exact.
     weight_decay
         mu, which adds mu (|U|^2 + |V|^2). For isotropic inputs the optimum is exact: it is that

@@ -1,4 +1,4 @@
-"""Noise with Cbar = diag(delta) + gamma 1 1': what it costs a map, and the best map, exactly.
+"""Noise with Gamma = diag(delta) + gamma 1 1': what it costs a map, and the best map, exactly.
 
 Dropout, with one probability or one per unit, has gamma = 0; noise that treats all units alike has
 one delta. Let x_i = |u_i| |p_i| be the units' shares of A = U P', by increasing delta, and a the

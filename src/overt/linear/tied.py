@@ -233,7 +233,7 @@ class TiedUnitNoise(NoiseEffect):
 
     @bounded
     def penalty(self, *weights: Floats) -> float:
-        """<Cbar, U'U o U'CU>."""
+        """<Gamma, U'U o U'CU>."""
         return self.untied.penalty(*weights * 2)
 
     def imbalance(self, *weights: Floats) -> float:

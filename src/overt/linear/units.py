@@ -1,6 +1,6 @@
 """Noise on the hidden units of x -> U V'x.
 
-With P = L'V and R = T - U P' the objective is residual + |R|^2 + <Cbar, U'U o P'P>.
+With P = L'V and R = T - U P' the objective is residual + |R|^2 + <Gamma, U'U o P'P>.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class UnitNoise(NoiseEffect):
         self.shapes = (regression.outputs, width), (regression.inputs, width)
         self.sharing = sharing(noise, width)
         if not noise.independent and self._characteristic.min() < 0:
-            # Terms of the penalty cancel; what is left is known up to the rounding of Cbar.
+            # Terms of the penalty cancel; what is left is known up to the rounding of Gamma.
             self.least = max(
                 32 * EPS / EXACT * min(1.0, float(self._characteristic.max())), self.least
             )
@@ -99,7 +99,7 @@ class UnitNoise(NoiseEffect):
         return refine(self.value, starts, attains(self.relaxation.bound))
 
     def best_root(self, m: Floats, a: Floats, enough: float) -> Floats:
-        """Return the best B found of |diag(m) - B B'|^2 + <Cbar, B'B o B'B>, m >= 0 decreasing.
+        """Return the best B found of |diag(m) - B B'|^2 + <Gamma, B'B o B'B>, m >= 0 decreasing.
 
         The first start are factors of the relaxation's map, with the spectrum a.
         """
@@ -129,17 +129,17 @@ class UnitNoise(NoiseEffect):
     def _value(
         self, T: Floats, U: Floats, P: Floats, scale: float | None = None
     ) -> tuple[float, Sequence[Floats]]:
-        """Return |T - U P'|^2 + <Cbar, U'U o P'P> and its gradients.
+        """Return |T - U P'|^2 + <Gamma, U'U o P'P> and its gradients.
 
         With a scale, and weight decay in whitened coordinates, both in units of the scale.
         """
-        Cbar, R = self._characteristic, T - U @ P.T
+        Gamma, R = self._characteristic, T - U @ P.T
         UU, PP = U.T @ U, P.T @ P
         mu = self.decay / scale if scale is not None else 0.0
-        value = float(np.sum(R * R) + np.sum(Cbar * UU * PP) + mu * (np.trace(UU) + np.trace(PP)))
+        value = float(np.sum(R * R) + np.sum(Gamma * UU * PP) + mu * (np.trace(UU) + np.trace(PP)))
         return value, (
-            2 * (U @ (Cbar * PP) - R @ P + mu * U),
-            2 * (P @ (Cbar * UU) - R.T @ U + mu * P),
+            2 * (U @ (Gamma * PP) - R @ P + mu * U),
+            2 * (P @ (Gamma * UU) - R.T @ U + mu * P),
         )
 
     def product(self, *weights: Floats) -> Pair:
@@ -148,7 +148,7 @@ class UnitNoise(NoiseEffect):
         return U, V
 
     def penalty(self, *weights: Floats) -> float:
-        """<Cbar, U'U o H'H>."""
+        """<Gamma, U'U o H'H>."""
         U, V = weights
         H = self.regression.hidden(V)
         if self.noise.independent:
@@ -156,7 +156,7 @@ class UnitNoise(NoiseEffect):
         terms = self._characteristic * (U.T @ U) * (H.T @ H)
         if (total := float(np.sum(terms))) > CANCELS * np.sum(np.abs(terms)):
             return total
-        # As a sum of squares |U diag(z) H'|^2 over a root of Cbar = sum z z', in triangles.
+        # As a sum of squares |U diag(z) H'|^2 over a root of Gamma = sum z z', in triangles.
         values, vectors = np.linalg.eigh(self._characteristic)
         kept = values > EPS * values[-1]
         left, right = (np.asarray(np.linalg.qr(A, mode="r")) for A in (U, H))
@@ -237,14 +237,14 @@ def _below(noise: Noise, width: int) -> list[Envelope]:
 
 
 def _diagonal_plus_constant(noise: Noise, width: int) -> UnitShares | None:
-    """Return the costs of units under Cbar = diag(delta) + gamma 1 1', None if it is not that."""
+    """Return the costs of units under Gamma = diag(delta) + gamma 1 1', None if it is not that."""
     if noise.independent or width == 1:
         return UnitShares(noise.relative_variance(width))
-    Cbar = noise.characteristic(width)
-    others = Cbar[~np.eye(width, dtype=bool)]
+    Gamma = noise.characteristic(width)
+    others = Gamma[~np.eye(width, dtype=bool)]
     gamma = float(np.mean(others))
-    delta = np.diag(Cbar) - gamma
-    rounding = 1e-14 * np.abs(Cbar).max()
+    delta = np.diag(Gamma) - gamma
+    rounding = 1e-14 * np.abs(Gamma).max()
     if np.ptp(others) > rounding or delta.min() < -rounding:
         return None
     if np.ptp(delta) <= rounding:  # equal up to rounding: all units alike
@@ -267,13 +267,13 @@ def _shared_units(units: UnitShares, left: Floats, a: Floats, right: Floats) -> 
     return (left * np.sqrt(a)) @ Q, (right * np.sqrt(a)) @ Q
 
 
-def _unlike_units(Cbar: Floats, left: Floats, a: Floats, right: Floats) -> Pair:
+def _unlike_units(Gamma: Floats, left: Floats, a: Floats, right: Floats) -> Pair:
     """Return factors of the least penalty that descent finds for this map."""
     if len(a) == 0:
-        return _equal_units(len(Cbar), left, a, right)
+        return _equal_units(len(Gamma), left, a, right)
     unit, root = np.eye(len(a)), np.sqrt(a)
-    balanced = equalize.balanced_factors(unit, a, unit, len(Cbar))[0] / root[:, None]
-    R = least_penalty(Cbar, a, [balanced], tries=2)
+    balanced = equalize.balanced_factors(unit, a, unit, len(Gamma))[0] / root[:, None]
+    R = least_penalty(Gamma, a, [balanced], tries=2)
     return (left * root) @ R, (right * root) @ R
 
 

@@ -75,7 +75,7 @@ def explicit_penalty(
     """E[loss with noise] - loss without noise, averaged over the rows of x, in closed form.
 
     For the squared loss |y - f(x)|^2 the last noise before an affine part adds exactly
-    <Cbar, J'J o a a'>, with a what it acts on and J the affine part (convolutions, average pooling
+    <Gamma, J'J o a a'>, with a what it acts on and J the affine part (convolutions, average pooling
     and flattening included); for Dropout and a linear layer U, lam sum_j |u_j|^2 mean(a_j^2)
     (structured dropout, Lemma 3.1, whose Corollary 3.2 drops lam; thesis, Proposition 5). Max
     pooling right after dropout is exact too.

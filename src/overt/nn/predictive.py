@@ -35,7 +35,7 @@ def predictive_moments(
     by the affine map of least squares at N(mean, variance) plus a rest; backward, the gradients of
     the outputs at all sources of noise, with those slopes, are squared and summed. For noise before
     a last affine part both moments are exact: for a linear layer U on activations a,
-    Var(o_k) = sum_ij Cbar_ij U_ki a_i U_kj a_j (structured dropout, Lemma 3.1; thesis, Proposition
+    Var(o_k) = sum_ij Gamma_ij U_ki a_i U_kj a_j (structured dropout, Lemma 3.1; thesis, Proposition
     5). Where something random cannot be carried (dropout inside an LSTM, a coin that decides what
     runs, coins for whole rows) the model is sampled, many copies to a pass, what was carried serves
     as a control, and the result says so. It also says how far off it may be.

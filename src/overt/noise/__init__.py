@@ -4,7 +4,7 @@ A mask z over the hidden units has a non-zero mean mu and a covariance K; the ne
 unit i by z_i / mu_i, so that its expected output is the noise-free one. All that a noise does to a
 squared loss depends on its **characteristic matrix**
 
-    Cbar_ij = K_ij / (mu_i mu_j)                                       (structured dropout, eq. 16)
+    Gamma_ij = K_ij / (mu_i mu_j)                                       (structured dropout, eq. 16)
 
 `width` is the number of units, or a (height, width) pair for units that lie on a plane; moments are
 then those of the flattened plane.

@@ -29,7 +29,7 @@ class Noise(ABC):
 
     @abstractmethod
     def characteristic(self, width: Width) -> Floats:
-        """Cbar_ij = K_ij / (mu_i mu_j), units x units."""
+        """Gamma_ij = K_ij / (mu_i mu_j), units x units."""
 
     @abstractmethod
     def sample(self, width: Width, size: int = 1, seed: Seed = None) -> Floats:
@@ -37,11 +37,11 @@ class Noise(ABC):
 
     @property
     def independent(self) -> bool:
-        """Whether different units are masked independently, so that Cbar is diagonal."""
+        """Whether different units are masked independently, so that Gamma is diagonal."""
         return False
 
     def relative_variance(self, width: Width) -> Floats:
-        """Cbar_ii = Var(z_i) / mu_i^2, one entry per unit."""
+        """Gamma_ii = Var(z_i) / mu_i^2, one entry per unit."""
         return np.diag(self.characteristic(width)).copy()
 
     def covariance(self, width: Width) -> Floats:
@@ -61,7 +61,7 @@ DEFAULT = 0.5
 
 @dataclass(frozen=True, init=False, repr=False)
 class Dropout(Noise):
-    """Each unit is masked on its own: Cbar = diag(lam), lam = drop_prob / (1 - drop_prob).
+    """Each unit is masked on its own: Gamma = diag(lam), lam = drop_prob / (1 - drop_prob).
 
     Parameters
     ----------
@@ -163,7 +163,7 @@ class Dropout(Noise):
 class KeepExactly(Noise):
     """Exactly `count` of the d units are kept, every choice of them equally likely.
 
-    Never is everything dropped, and the number of active units does not vary. Cbar = lam d/(d-1) I
+    Never is everything dropped, and the number of active units does not vary. Gamma = lam d/(d-1) I
     - lam/(d-1) 1 1' with lam = d/count - 1: units are dropped at the expense of each other.
 
     Examples
@@ -187,9 +187,9 @@ class KeepExactly(Noise):
         """Lam on the diagonal, -lam/(d-1) elsewhere."""
         units = self._fitting(width)
         lam = units / self.count - 1
-        Cbar = np.full((units, units), -lam / max(units - 1, 1))
-        np.fill_diagonal(Cbar, lam)
-        return Cbar
+        Gamma = np.full((units, units), -lam / max(units - 1, 1))
+        np.fill_diagonal(Gamma, lam)
+        return Gamma
 
     @property
     def independent(self) -> bool:

@@ -38,7 +38,7 @@ class TwoLayer:
         return np.asarray(self.activations(X) @ self.U.T)
 
     def penalty(self, X: Floats, noise: Noise) -> float:
-        """R = <Cbar, U'U o mean a(x) a(x)'>, lam sum_i psi_i^2 for Dropout (Proposition 5).
+        """R = <Gamma, U'U o mean a(x) a(x)'>, lam sum_i psi_i^2 for Dropout (Proposition 5).
 
         What noise on the hidden units adds to the mean squared error, exactly.
         """

@@ -150,7 +150,7 @@ def _algebra() -> Zeros:
 
 
 def _sliding() -> Zeros:
-    """Three units, blocks of two, two seeds: mean and Cbar from how many blocks cover."""
+    """Three units, blocks of two, two seeds: mean and Gamma from how many blocks cover."""
     import sympy
 
     g = sympy.Symbol("g")

@@ -185,14 +185,14 @@ def _certificate(scale: int, rng: np.random.Generator) -> Evidence:
         (noise.CovarianceNoise(np.ones(4), K @ K.T / 4), K @ K.T / 4),
     ]
     excess = []
-    for drop, Cbar in noises:
+    for drop, Gamma in noises:
         M = rng.standard_normal((3, 3 + scale))
         s = np.asarray(np.linalg.svd(M, compute_uv=False))
         lower = max(
             bounds.spectral_bound(s[:4], float(np.sum(s[4:] ** 2)), envelope)
             for envelope in bounds.envelopes(drop, 4)
         )
-        objective = factor_objective(M, Cbar)
+        objective = factor_objective(M, Gamma)
         lowest = best_descent(objective, 4 * (3 + M.shape[1]), 3, rng)[0]
         excess.append((lower - lowest) / lowest)
     return Evidence(max(excess), 1e-9, "how far the bound exceeds the lowest descent, if at all")

@@ -33,13 +33,13 @@ def _characteristic_matrix(scale: int, rng: np.random.Generator) -> Residuals:
     for _ in range(4 * scale):
         z, _ = masks(np.full(d, 0.5))
         p = rng.dirichlet(np.ones(len(z)))
-        mu, Cbar = moments(z, p)
+        mu, Gamma = moments(z, p)
         other = rng.uniform(0.5, 2, d)
-        gaussian = noise.CovarianceNoise(other, Cbar * np.outer(other, other))
+        gaussian = noise.CovarianceNoise(other, Gamma * np.outer(other, other))
         Y, U, A = rng.normal(size=(5, 2)), rng.normal(size=(2, d)), rng.normal(size=(5, d))
         exact = added_loss(Y, U, A, z / mu, p)
         yield relative(penalty.hidden(U, A, gaussian), exact)
-    return EXACT, f"random laws over all {2**d} masks against Gaussian noise with equal Cbar"
+    return EXACT, f"random laws over all {2**d} masks against Gaussian noise with equal Gamma"
 
 
 @theorem(
@@ -88,7 +88,7 @@ def _dropblock_mask(scale: int, rng: np.random.Generator) -> Residuals:
         yield relative(block.characteristic(d), exact)
         size = max(len(other), d)
         printed = min(printed, relative(_enlarged(other, size), _enlarged(exact, size)))
-    detail = "Cbar against all block decisions; the printed mask's is zero-padded to compare"
+    detail = "Gamma against all block decisions; the printed mask's is zero-padded to compare"
     return EXACT, detail, printed
 
 
@@ -140,7 +140,7 @@ def _sliding_keep(scale: int, rng: np.random.Generator) -> Residuals:
 @theorem(
     "sliding-characteristic",
     source="overt (new)",
-    claim="Sliding blocks have Cbar_ij = (1-g)^(-o_ij) - 1, with o_ij the number of block "
+    claim="Sliding blocks have Gamma_ij = (1-g)^(-o_ij) - 1, with o_ij the number of block "
     "positions that cover both units, on a line and on a plane",
 )
 def _sliding_characteristic(scale: int, rng: np.random.Generator) -> Residuals:
@@ -148,10 +148,10 @@ def _sliding_characteristic(scale: int, rng: np.random.Generator) -> Residuals:
     for shape, b in [*shapes, ((4, 4), 2)] if scale > 1 else shapes:
         prob = float(rng.uniform(0.1, 0.7))
         block = noise.DropBlock(prob, block_size=b, placement="sliding")
-        mu, Cbar = moments(*sliding_masks(shape, b, block.seed_probability(shape)))
+        mu, Gamma = moments(*sliding_masks(shape, b, block.seed_probability(shape)))
         yield relative(block.mean(shape), mu)
-        yield relative(block.characteristic(shape), Cbar)
-    return EXACT, "mean and Cbar over all sets of seeds, 1-D and 2-D"
+        yield relative(block.characteristic(shape), Gamma)
+    return EXACT, "mean and Gamma over all sets of seeds, 1-D and 2-D"
 
 
 @theorem(
@@ -169,7 +169,7 @@ def _width_adjusted(scale: int, rng: np.random.Generator) -> Residuals:
         unit = noise.Dropout(prob).at_width(d)
         yield relative(block.relative_variance(d), np.full(d, beta * d / b))
         yield relative(unit.relative_variance(d), np.full(d, beta * d))
-    return EXACT, "Cbar_ii of the adjusted noise against beta d/b"
+    return EXACT, "Gamma_ii of the adjusted noise against beta d/b"
 
 
 def _enlarged(matrix: Floats, size: int) -> Floats:

@@ -79,7 +79,7 @@ def _dropblock_penalty(scale: int, rng: np.random.Generator) -> Residuals:
 @theorem(
     "generalized-penalty",
     source="Structured dropout, Lemma 3.1",
-    claim="Any noise on the last hidden layer of any network adds <Cbar, U'U o E[g g']>, with g "
+    claim="Any noise on the last hidden layer of any network adds <Gamma, U'U o E[g g']>, with g "
     "the activations of that layer",
     assumes="no unit's mask has mean zero",
 )

@@ -123,7 +123,7 @@ class Head:
         return None if module is None else mask_covariance_of(module, (1, *self.shape))
 
     def penalty(self, h: Tensor) -> float:
-        """<Cbar, J'J o mean(h h')>, exact for the squared loss summed over outputs."""
+        """<Gamma, J'J o mean(h h')>, exact for the squared loss summed over outputs."""
         covariance = self.covariance()
         assert covariance is not None  # noqa: S101 (for the type checker)
         return float(covariance.penalty(h.double(), self.J.to(h.device)))
@@ -133,14 +133,14 @@ class Head:
         return np.sqrt(np.sum(self.J.numpy() ** 2, 0) * squares.ravel())
 
     def weigh(self, p: float | None) -> Callable[[Floats], Floats] | None:
-        """Return C -> Cbar o C over the flattened units."""
+        """Return C -> Gamma o C over the flattened units."""
         covariance = self.covariance(p)
         if covariance is None:
             return None
         if covariance.independent and covariance.matrix is None:
             return lambda C: covariance.strength * np.diag(np.diag(C))
-        Cbar = covariance.dense(torch.zeros(1, dtype=torch.float64)).numpy()
-        return lambda C: Cbar * C
+        Gamma = covariance.dense(torch.zeros(1, dtype=torch.float64)).numpy()
+        return lambda C: Gamma * C
 
     def _nearest(self, p: float | None) -> list[Envelope]:
         """Return the envelopes of the noise nearest the output."""
@@ -160,7 +160,7 @@ class Head:
 
 
 def unit_envelopes(module: Any, shape: tuple[int, ...]) -> list[Envelope]:
-    """Return pairs (w, N) with <Cbar, U'U o G'G> >= w N(G U') for all U and G.
+    """Return pairs (w, N) with <Gamma, U'U o G'G> >= w N(G U') for all U and G.
 
     Three steps lead from the noises of `overt.linear` to masks over a sample's axes:
 

@@ -1,10 +1,10 @@
 """Proved lower bounds on the training objective of a network with noise before its last layers.
 
-Let the output be f = U (m o g(x)) + b, m the multipliers of a noise of mean 1 and covariance Cbar,
+Let the output be f = U (m o g(x)) + b, m the multipliers of a noise of mean 1 and covariance Gamma,
 U and b what the affine tail makes of them, g(x) the units before the noise. Write Y, F, G for
 targets, mean outputs and units as rows over the n samples, divided by sqrt(n).
 
-**Squared loss.** The mean over samples of E|y - f|^2 is |Y - F|^2 + <Cbar, U'U o G'G> (structured
+**Squared loss.** The mean over samples of E|y - f|^2 is |Y - F|^2 + <Gamma, U'U o G'G> (structured
 dropout, Lemma 3.1). The penalty is at least w N(G U') for an envelope (w, N), N the square of a
 unitarily invariant norm. Project the rows' space on the complement of the constant vector, P: the
 loss does not grow, and neither does the penalty, which is that of P G; and P F = P G U', whatever
@@ -42,7 +42,7 @@ all networks of width d whose R is at most t^2 / d.
 **Units as they are.** With features h before the noise, C = E[h h'], and a bias that noise does not
 touch, min over U, b of E|y - b - U (m o h)|^2 is a ridge regression,
 
-    U (Cov(h) + Cbar o C) = Cov(y, h).
+    U (Cov(h) + Gamma o C) = Cov(y, h).
 
 It bounds what training the last layer alone can reach. Solved on some rows and evaluated on others,
 it tells what a drop probability is worth on these features; second moments are enough for both.
@@ -64,7 +64,7 @@ from overt.nn.auditing.sums import Parts
 from overt.spectral import SquaredNuclear
 
 Weigh = Callable[[Floats], Floats]
-"""C -> Cbar o C."""
+"""C -> Gamma o C."""
 
 CANDIDATES = np.round(np.arange(0, 0.96, 0.05), 2)
 

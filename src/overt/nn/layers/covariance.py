@@ -31,7 +31,7 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(48)
 class CovarianceDropout(UnitNoise):
     """Units along one axis are multiplied by z_i / mu_i, with E[z] = mu and Cov(z) = K.
 
-    Cbar_ij = K_ij / (mu_i mu_j) determines what the noise does to a squared loss (structured
+    Gamma_ij = K_ij / (mu_i mu_j) determines what the noise does to a squared loss (structured
     dropout, Lemma 3.1).
 
     Parameters

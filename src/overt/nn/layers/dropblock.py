@@ -53,7 +53,7 @@ class _DropBlock(RatedNoise, UnitNoise):
         return torch.from_numpy(blocks.keep_prob())
 
     def mask_covariance(self, shape: tuple[int, ...]) -> MaskCovariance:
-        """Cbar among the units of a map; channels are independent unless they share a mask."""
+        """Gamma among the units of a map; channels are independent unless they share a mask."""
         sizes = self._fitting(shape)
         blocks, p = self._blocks(sizes), self.drop_prob
         if self.placement == "grid":

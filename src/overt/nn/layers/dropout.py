@@ -18,7 +18,7 @@ from overt.nn.layers.schedules import DropSchedule
 class Dropout(RatedNoise, UnitNoise):
     """Each unit is dropped with probability `drop_prob`, survivors scaled by 1 / (1 - drop_prob).
 
-    Cbar = lam I, lam = drop_prob / (1 - drop_prob); lam 1 1' among units that share a mask.
+    Gamma = lam I, lam = drop_prob / (1 - drop_prob); lam 1 1' among units that share a mask.
 
     Parameters
     ----------

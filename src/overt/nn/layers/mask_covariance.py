@@ -1,6 +1,6 @@
 """The second moments of a mask over the units of one sample, in the shape they have in a network.
 
-Cbar_ij = Cov(m_i, m_j), with m the multipliers, whose mean is 1 (structured dropout, eq. 16).
+Gamma_ij = Cov(m_i, m_j), with m the multipliers, whose mean is 1 (structured dropout, eq. 16).
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class MaskCovariance:
-    """Cbar of a mask over units of shape s (a sample's axes, the batch left out).
+    """Gamma of a mask over units of shape s (a sample's axes, the batch left out).
 
     Attributes
     ----------
     shape
         s.
     strength
-        Cbar_ii where `matrix` is None.
+        Gamma_ii where `matrix` is None.
     matrix, axes
-        Cbar among the units along the sample's `axes` (flattened together); units that differ
+        Gamma among the units along the sample's `axes` (flattened together); units that differ
         along any other axis are independent, unless it is shared.
     shared
         Axes along which all units have the same multiplier.
@@ -41,14 +41,14 @@ class MaskCovariance:
         return self.matrix is None and all(self.shape[axis] == 1 for axis in self.shared)
 
     def relative_variance(self, like: Tensor) -> Tensor:
-        """Cbar_ii, one entry per unit, in the number format and on the device of `like`."""
+        """Gamma_ii, one entry per unit, in the number format and on the device of `like`."""
         if self.matrix is None:
             return like.new_full(self.shape, self.strength)
         sizes = [n if axis in self.axes else 1 for axis, n in enumerate(self.shape)]
         return self._matrix(like).diagonal().reshape(sizes).expand(self.shape)
 
     def apply(self, flow: Tensor) -> Tensor:
-        """Return Cbar @ flow for flow of shape (..., *s)."""
+        """Return Gamma @ flow for flow of shape (..., *s)."""
         lead = flow.ndim - len(self.shape)
         if self.shared:
             flow = flow.sum([lead + axis for axis in self.shared], keepdim=True)
@@ -61,13 +61,13 @@ class MaskCovariance:
         return out.movedim(list(target), source).expand(*flow.shape[:lead], *self.shape)
 
     def dense(self, like: Tensor) -> Tensor:
-        """Return Cbar over all units, flattened: units x units."""
+        """Return Gamma over all units, flattened: units x units."""
         units = math.prod(self.shape)
         eye = torch.eye(units, dtype=like.dtype, device=like.device)
         return self.apply(eye.reshape(units, *self.shape)).reshape(units, units)
 
     def penalty(self, values: Tensor, rows: Tensor) -> Tensor:
-        """<Cbar, R'R o mean(h h')> for values h (n, *s) and rows R (outputs, units)."""
+        """<Gamma, R'R o mean(h h')> for values h (n, *s) and rows R (outputs, units)."""
         if self.independent:
             return self.strength * ((rows * rows).sum(0) @ (values * values).mean(0).flatten())
         r = rows.unflatten(1, self.shape)

@@ -88,7 +88,7 @@ def coin(tape: Tape, x: Moment, prob: float, handle: Tensor | None) -> Tensor:
 def multiplied(
     tape: Tape, x: Moment, law: MaskCovariance, name: str, draw: Callable[[], Tensor]
 ) -> Moment:
-    """x o m, m a mask of mean 1: Cov = S + Cbar o (S + E[x] E[x]'), S = Cov(x)."""
+    """x o m, m a mask of mean 1: Cov = S + Gamma o (S + E[x] E[x]'), S = Cov(x)."""
     state = tape.state(name)
     if state != "carried":
         return x if state == "off" else product(tape, torch.mul, x, tape.certain(draw()))
