@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from overt.cli import audit, certify, completion, compress, decay, explore, linear, robust, theory  # noqa: F401  (importing registers the commands)
+from importlib import import_module
+
 from overt.cli.base import app, main
+
+for _group in (
+    "audit", "certify", "completion", "compress", "decay", "explore", "linear", "reproducing",
+    "robust", "serving", "theory",
+):  # fmt: skip
+    import_module(f"overt.cli.{_group}")  # registers its commands
 
 __all__ = ["app", "main"]

@@ -1,4 +1,4 @@
-"""One-way jumps, the appendix: which critical points there are, and where flow and SGD end."""
+"""One-way jumps, the appendix: which critical points there are, and where flow ends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from scipy.optimize import brentq
 
 from overt._types import Floats
-from overt.decay import ApproximateRankSet, balanced, layers, minima, two_by_two
+from overt.decay import balanced, minima, two_by_two
 from overt.entries import Entries
 from overt.theorems import _descent as descent
 from overt.theorems._oracles import chain
@@ -154,82 +154,3 @@ def _polyak(scale: int, rng: np.random.Generator) -> Residuals:
     yield abs(0.5 * float(gradient @ gradient) / (0.25 * value) - 1)
     printed = max(printed, 2 * 0.25 * value / (0.5 * float(gradient @ gradient)) - 1)
     return 1e-9, "random weights, and weights that reach the bound", printed
-
-
-def _sgd(W: list[Floats], problem: Entries, n: int, eta: float, lam: float) -> list[Floats]:
-    """One step (1 - eta lam) W - eta T on entry n, as the appendix has it, of three layers."""
-    i, j = problem.rows[n], problem.cols[n]
-    D = np.zeros(problem.shape)
-    D[i, j] = (W[2] @ W[1] @ W[0])[i, j] - problem.values[n]
-    slopes = (W[1].T @ W[2].T @ D, W[2].T @ D @ W[0].T, D @ (W[1] @ W[0]).T)
-    return [(1 - eta * lam) * w - eta * g for w, g in zip(W, slopes, strict=True)]
-
-
-def _size(W: list[Floats]) -> float:
-    return max(float(np.sum(w * w)) for w in W)
-
-
-@theorem(
-    "decay-bounded",
-    source=f"{SOURCE}, Lemma D.1, Propositions D.2 and D.3, Theorem D.4",
-    claim="|W_l|^2 <= C is kept by a step of SGD if C >= C_1/(2 lam) and eta <= C_1 / (4 (2 (C_1 + "
-    "C^L) C^(L-1) + lam^2 C)); the squared error is at most 2 (C_1 + C^L), and the step makes the "
-    "imbalance at most (1 - eta lam)^2 times what it was, plus 4 eta^2 (C_1 + C^L) C^(L-1)",
-    assumes="the appendix's step (1 - eta lam) W - eta T; C_1 the largest squared entry",
-    correction="Theorem D.4 prints C <= 1/(2 lam), for which steps leave; D.2 prints C^L for "
-    "C^(L-1)",
-)
-def _bounded(scale: int, rng: np.random.Generator) -> Residuals:
-    problem, lam, printed = two_by_two(0.25), 0.4, 0.0
-    for factor in (1.0, 2.0, 0.2):
-        C = factor / (2 * lam)
-        eta = 1 / (4 * (2 * (1 + C**3) * C**2 + lam**2 * C))
-        for trial in range(60 * scale):
-            W = [rng.normal(size=shape) for shape in ((3, 2), (3, 3), (2, 3))]
-            if trial % 2:  # all along one direction, below the entry
-                W = [np.outer(*(np.eye(k)[0] for k in w.shape)) for w in W]
-            W = [math.sqrt(C) * w / np.linalg.norm(w) for w in W]
-            n = trial // 2 % 3
-            moved = _sgd(W, problem, n, eta, lam)
-            after = _size(moved) / C - 1
-            error = chain(W)[problem.rows[n], problem.cols[n]] - problem.values[n]
-            yield max(0.0, error**2 - 2 * (1 + C**3))
-            grown = layers.imbalance(moved) - (1 - eta * lam) ** 2 * layers.imbalance(W)
-            yield max(0.0, grown - 4 * eta**2 * (1 + C**3) * C**2)
-            if factor < 1:
-                printed = max(printed, after)
-            else:
-                yield max(after, 0.0)
-    return 1e-12, "steps from the boundary, at C_1/(2 lam), twice that, and a fifth", printed
-
-
-@theorem(
-    "decay-reached",
-    source=f"{SOURCE}, Theorems 3.2, B.2, E.1 and E.2",
-    claim="SGD at eta <= lam e_1/(4 (C_1 + C^L) C^(L-1) + 2 lam^2 C) is in B_(C, e_1) after "
-    "log(2 C_0/e_1)/(eta lam) steps; if the next log(4 (w-r) C/(alpha e_2))/(2 eta lam) all draw "
-    "from r columns, which has probability at least (r/n)^T, it is in B_r",
-    assumes="[[1, *], [.25, 1]], L = 3, r = 1, a coarse alpha = .5; w the width, where n = "
-    "min(d_in, d_out) is printed, and B.2 prints eta without 2 lam^2 C",
-)
-def _reached(scale: int, rng: np.random.Generator) -> Residuals:
-    problem, lam, width, C, C0, slack, alpha = two_by_two(0.25), 1.0, 2, 1.0, 1.5, 0.4, 0.5
-    e1 = alpha * slack / (4 * (width - 1) * 2)
-    eta = min(1 / (4 * (2 * (1 + C0**3) * C0**2 + lam**2 * C0)),
-              lam * e1 / (4 * (1 + C**3) * C**2 + 2 * lam**2 * C))  # fmt: skip
-    W = [rng.normal(size=shape) for shape in ((width, 2), (width, width), (2, width))]
-    W = [math.sqrt(C0) * w / np.linalg.norm(w) for w in W]
-    for _ in range(math.ceil(math.log(2 * C0 / e1) / (eta * lam))):
-        W = _sgd(W, problem, int(rng.integers(3)), eta, lam)
-    yield _size(W) / C - 1
-    yield layers.imbalance(W) / e1 - 1
-    column = np.flatnonzero(problem.cols == 0)
-    yield 0.5 - len(column) / len(problem)  # r/n is the least chance of a draw from J
-    T = math.ceil(math.log(4 * (width - 1) * C / (alpha * slack)) / (2 * eta * lam))
-    first = np.linalg.svd(W[0], compute_uv=False)[0]
-    for _ in range(T):
-        W = _sgd(W, problem, int(rng.choice(column)), eta, lam)
-    yield np.linalg.svd(W[0], compute_uv=False)[1] - first * (1 - eta * lam) ** T
-    region = ApproximateRankSet(1, 4 * e1, slack, alpha, C)
-    yield float(not region.contains(W))
-    return 1e-9, f"{T} draws from one column after the first phase, rate {eta:.1e}"
