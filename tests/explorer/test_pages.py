@@ -270,7 +270,7 @@ def test_landscape_by_keyboard(phone):
 
 def test_training_by_mouse_with_pause_step_and_stop(visit):
     page = visit.open(
-        "training?steps=200000&seeds=10&outputs=60&inputs=60&width=60&learning_rate=1e-5"
+        "training?steps=1000000&seeds=10&outputs=60&inputs=60&width=60&learning_rate=1e-5"
     )
     page.click("#run")
     page.wait_for_selector("form[data-state=running]")
@@ -295,7 +295,7 @@ def test_training_by_mouse_with_pause_step_and_stop(visit):
     assert "Stopped at" in page.inner_text("#status")
     assert page.locator("#stop").is_disabled()
     told = visit.numbers()
-    assert int(told["Step"].replace(",", "")) < 200_000
+    assert int(told["Step"].replace(",", "")) < 1_000_000
 
 
 def test_training_by_keyboard(phone):

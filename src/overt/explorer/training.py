@@ -25,7 +25,7 @@ FIELDS = (
     number("learning_rate", "Learning rate", 0.002, 1e-7, 1),
     number("halving", "Halve the rate after", 6000, 0, 1_000_000,
            hint="Steps; 0 keeps it constant, and the noise of the steps with it."),
-    number("steps", "Steps", 30_000, 100, 200_000),
+    number("steps", "Steps", 30_000, 100, 1_000_000),
     number("seeds", "Runs", 5, 1, 10, slide=1),
     number("seed", "Seed of the target", 0, 0, 1_000_000),
 )  # fmt: skip
