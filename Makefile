@@ -7,7 +7,7 @@ EXTRAS := torch,files,dask,plots,proofs,explorer,dev,docs
 # Two test processes fill two cores; threads inside BLAS would only fight over them.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help tour test check proofs bench docs clean
+.PHONY: help tour test check proofs bench docs fuzz clean
 
 help:
 	@echo "make tour   set up, check the theorems, write an HTML report"
@@ -16,6 +16,7 @@ help:
 	@echo "make proofs prove the polynomial identities symbolically"
 	@echo "make bench  run every benchmark and rewrite benchmarks/README.md"
 	@echo "make docs   build the documentation into docs/_build/html"
+	@echo "make fuzz   damage files and arguments for MINUTES=10"
 	@echo "make clean  remove everything that make created"
 
 # Installs again only when the metadata changed.
@@ -52,6 +53,11 @@ docs: $(READY)
 	@echo "== building the documentation"
 	@$(BIN)/sphinx-build --quiet -W --keep-going -b html docs docs/_build/html
 	@echo "documentation: docs/_build/html/index.html"
+
+MINUTES ?= 10
+SEED ?= 0
+fuzz: $(READY)
+	@$(ONE_THREAD) PYTHONPATH=tests $(BIN)/python -m fuzz $(MINUTES) $(SEED)
 
 clean:
 	rm -rf $(VENV) overt-tour overt-results build dist docs/_build docs/auto_* docs/reference/generated \

@@ -23,6 +23,8 @@ MODULES = (
     "relu",
     "attacks",
     "explorer",
+    "zoo",
+    "uncertainty",
 )
 README = Path(__file__).with_name("README.md")
 HEAD = """# Benchmarks

@@ -16,19 +16,20 @@ from numba import njit
 
 from benchmarks.harness import Table, exponent, seconds, verdict
 from overt import datasets
-from overt._types import Array
 from overt.completion import DropoutCompletion
 from overt.completion.engines import Engine, make_engine
 from overt.completion.forms.fixed import FixedForm
 from overt.completion.forms.learned import LearnedForm
 from overt.completion.forms.problem import CompletionProblem
-from overt.completion.kernels import Csr, gram
+from overt.completion.kernels import Csr, Held, gram
 
 PEERS = ("cornac", "myfm", "cmfrec", "libmf", "surprise", "lenskit")
 
 
 def run() -> list[Table]:
     tables = [accuracy(size) for size in datasets.available() if size in ("100k", "1m")]
+    if "100k" in datasets.available():
+        tables += [published(), growing()]
     return [*tables, rates(), scaling(), against_sgd()]
 
 
@@ -70,7 +71,7 @@ def accuracy(size: str) -> Table:
 
 def _bars(size: str, found: dict[str, dict[str, float]], table: Table) -> None:
     mine, averaged = found["overt 0"], found["overt 100"]
-    bars = {"1m": (0.8355, 0.8325), "100k": (0.882, 0.878)}[size]
+    bars = {"1m": (0.8195, 0.8180), "100k": (0.882, 0.878)}[size]
     text = [
         f"Defaults reach {bars[0]}: {verdict(mine['rmse'] <= bars[0])}; averaged reach {bars[1]}: "
         f"{verdict(averaged['rmse'] <= bars[1])}."
@@ -82,6 +83,81 @@ def _bars(size: str, found: dict[str, dict[str, float]], table: Table) -> None:
         ratio = averaged["cpu"] / found["myfm"]["cpu"]
         text.append(f"A third of myfm's CPU time (ratio {ratio:.2f}): {verdict(ratio <= 1 / 3)}.")
     table.notes.append(" ".join(text))
+
+
+def published() -> Table:
+    """The five published splits of MovieLens 100K; u1 has the bars, u2 to u5 chose the settings."""
+    table = Table(
+        "Completion: MovieLens 100K, the published splits u1 to u5",
+        (
+            "split", "RMSE without signals", "RMSE", "RMSE averaged", "log-likelihood",
+            "errors / std", "coverage of 90 per cent, by fifth of the predicted deviation",
+        ),
+    )  # fmt: skip
+    ratings, size = datasets.movielens("100k"), 20_000
+    found = []
+    for split in range(5):
+        test = np.zeros(len(ratings), bool)
+        test[split * size : (split + 1) * size] = True
+        train, test = ratings.take(np.flatnonzero(~test)), ratings.take(np.flatnonzero(test))
+        model = DropoutCompletion().fit(train)
+        without, averaged = (
+            -DropoutCompletion(**how).fit(train).score(test)
+            for how in ({"signals": False}, {"average": 100})
+        )
+        mean, std = model.predict(test, return_std=True)
+        z = (test.values - mean) / std
+        likelihood = float(np.mean(-(np.log(2 * np.pi * std**2) + z**2) / 2))
+        fifths = [np.mean(np.abs(z[at]) <= 1.6449) for at in np.array_split(np.argsort(std), 5)]
+        found.append((-model.score(test), averaged, np.std(z), fifths))
+        table.rows.append(
+            (
+                f"u{split + 1}", f"{without:.4f}", f"{-model.score(test):.4f}", f"{averaged:.4f}",
+                f"{likelihood:.4f}", f"{np.std(z):.3f}", " ".join(f"{x:.3f}" for x in fifths),
+            )
+        )  # fmt: skip
+    first, spreads = found[0], [each[2] for each in found]
+    inside = all(0.88 <= x <= 0.92 for each in found for x in each[3])
+    table.notes.append(
+        f"u1 reaches .889: {verdict(first[0] <= 0.889)}; averaged .884: "
+        f"{verdict(first[1] <= 0.884)}. Errors / std within .97 to 1.03: "
+        f"{verdict(all(0.97 <= x <= 1.03 for x in spreads))}; coverage within .88 to .92 in every "
+        f"fifth: {verdict(inside)}. Nothing was chosen on u1."
+    )
+    return table
+
+
+def growing() -> Table:
+    """Ten ratings, then all others in batches, against one fit; and what one more rating costs."""
+    table = Table(
+        "Completion: fits that grow, MovieLens 100K, a random tenth held out",
+        ("start", "batch", "RMSE", "errors / std", "CPU seconds", "drift"),
+    )
+    train, test = datasets.movielens("100k").split(0.1, seed=0)
+    clock = time.process_time()
+    full = DropoutCompletion(n_jobs=1).fit(train)
+    rows = [("all at once", len(train), full, time.process_time() - clock)]
+    for start, batch in ((10, 5_000), (10, 40_000), (75_000, 1_000)):
+        clock = time.process_time()
+        model = DropoutCompletion(n_jobs=1).fit(train.take(np.arange(start)))
+        for at in range(start, len(train), batch):
+            model.partial_fit(train.take(np.arange(at, min(at + batch, len(train)))))
+        rows.append((start, batch, model, time.process_time() - clock))
+    for start, batch, model, cpu in rows:
+        mean, std = model.predict(test, return_std=True)
+        spread = np.std((test.values - mean) / std)
+        error = f"{-model.score(test):.4f}"
+        table.rows.append((start, batch, error, spread, cpu, model.drift_))
+    clock = time.process_time()
+    for at in range(50):
+        model.partial_fit(test.take(np.array([at])))
+    one = (time.process_time() - clock) / 50
+    worst = max(-model.score(test) for *_, model, _ in rows[1:3]) / -full.score(test)
+    table.notes.append(
+        f"Within 1 per cent of the full fit: {verdict(worst <= 1.01)}. One more rating: {one:.3f} "
+        "CPU seconds."
+    )
+    return table
 
 
 def _row(answer: dict[str, float]) -> tuple[object, ...]:
@@ -135,11 +211,12 @@ def rates() -> Table:
     indices = rng.integers(0, 4000, n).astype(np.int32)
     values = rng.standard_normal(n).astype(np.float32)
     csr = Csr(np.arange(0, n + 1, per_row), indices, values)
+    held = Held(means, means, np.ones(len(means)))
     work = gram.workspace(means, k)
     A = rng.standard_normal((2048, 2048)).astype(np.float32)
 
     with make_engine("local", 1):
-        ours, product = seconds(lambda: _sum_rows(csr, means, work), lambda: A @ A, repeat=5)
+        ours, product = seconds(lambda: _sum_rows(csr, held, work), lambda: A @ A, repeat=5)
     mine, peak = 2 * n * k * k / ours / 1e9, 2 * 2048**3 / product / 1e9
     return Table(
         "Completion kernel: Gram accumulation at 64 factors",
@@ -150,9 +227,9 @@ def rates() -> Table:
 
 
 @njit
-def _sum_rows(csr: Csr, means: Array, work: gram.Work) -> None:
+def _sum_rows(csr: Csr, held: Held, work: gram.Work) -> None:
     for row in range(len(csr.indptr) - 1):
-        gram.sum_gram(csr, row, means, work)
+        gram.sum_gram(csr, row, held, work)
 
 
 def scaling() -> Table:
@@ -179,8 +256,8 @@ def scaling() -> Table:
             problem = CompletionProblem.build(ratings, 16, biases=True, standard=True)
             form = LearnedForm.start(problem, 0)
             learned_times.append(_sweep(form, engine))
-            table = form.spread.tables[0]
-            moved = 2 * count * table.shape[1] * table.itemsize
+            second = form.spread.tables[0]
+            moved = 2 * count * second.shape[1] * second.itemsize
             problem = CompletionProblem.build(ratings, 16, biases=True, standard=False)
             fixed_times.append(_sweep(FixedForm.start(problem, 0.2, 1e-6, 0), engine))
         with tempfile.TemporaryDirectory() as folder:
@@ -202,7 +279,8 @@ def scaling() -> Table:
         f"ratings^{exponent(sizes, fixed_times):.2f} with fixed dropout (16 factors, one thread, "
         "100 ratings a row and 400 a column on average, skewed popularity). The operations are "
         "proportional to the ratings; learned noise reads one table of second moments for each "
-        "(about 700 bytes, in random order), and these tables leave the caches on the way. "
+        "(about 700 bytes), block by block in the order of memory. At most 1.03: "
+        f"{verdict(exponent(sizes, learned_times) <= 1.03)}. "
         "Memory's speed is that of summing one long array, in order. "
         f"At most 60 bytes a rating: {verdict(max(peaks[2:]) <= 60)}."
     )
@@ -237,9 +315,9 @@ def _sweep(form: LearnedForm | FixedForm, engine: Engine) -> float:
 
 
 def _timed(call) -> float:  # type: ignore[no-untyped-def]
-    start = time.perf_counter()
+    start = time.process_time()
     call()
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def against_sgd() -> Table:

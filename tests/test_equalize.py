@@ -406,3 +406,11 @@ def test_gradient_of_importance_imbalance_and_gaps():
         torch.tensor(gaussian(*shape), requires_grad=True) for shape in ((3, 2), (2, 3), (2, 2))
     ]
     assert torch.autograd.gradcheck(lambda *W: tuple(equalize.equalization_gaps(W)), layers)
+
+
+def test_a_product_is_never_cut_to_a_lower_rank():
+    A = np.diag([3.0, 1.0, 1e-7])
+    with pytest.raises(InputError, match="rank of A, 3, got 2"):
+        equalize.equalize_product(A, 2)
+    U, V = equalize.equalize_product(A, 3)
+    np.testing.assert_allclose(U @ V.T, A, atol=1e-15)

@@ -1,5 +1,7 @@
 """Files: matrices in every accepted format, arrays, tables, and what is said of the others."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -111,3 +113,21 @@ def test_arrays_come_back_with_metadata_and_checksum(tmp_path):
     path.write_bytes(b"damaged")
     with pytest.raises(InputError, match=r"arrays\.safetensors cannot be read"):
         read_arrays(path)
+
+
+def test_content_reaches_the_disk_before_its_name(tmp_path, monkeypatch):
+    """Without a sync a crash can leave the new name with no content."""
+    done = []
+    sync, replace = os.fsync, type(tmp_path).replace
+    monkeypatch.setattr(os, "fsync", lambda file: (done.append("sync"), sync(file))[1])
+    monkeypatch.setattr(
+        type(tmp_path), "replace", lambda a, b: (done.append("rename"), replace(a, b))[1]
+    )
+    write_whole(tmp_path / "file", b"content")
+    assert done == ["sync", "rename"]
+
+
+def test_files_have_ordinary_permissions(tmp_path):
+    write_whole(tmp_path / "ours", b"content")
+    (tmp_path / "other").write_bytes(b"content")
+    assert (tmp_path / "ours").stat().st_mode == (tmp_path / "other").stat().st_mode

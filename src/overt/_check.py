@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, wraps
 from importlib import import_module
 from itertools import pairwise
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from array_api_compat import array_namespace, is_array_api_obj
 
-from overt._types import Array, Seed
+from overt._types import Array, Floats, Seed
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class InputError(ValueError):
@@ -46,6 +49,37 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     near = get_close_matches(name, known, 3, 0.6)
     rest = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known)}"
     return InputError(f"unknown {kind} {name}; {rest}")
+
+
+def bounded(function: Callable[P, T]) -> Callable[P, T]:
+    """Answer numbers whose squares or products overflow with a sentence, not with inf or NaN."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            with np.errstate(over="raise", invalid="raise", divide="raise"):
+                found = function(*args, **kwargs)
+            if _finite(found):
+                return found
+        except (FloatingPointError, OverflowError, np.linalg.LinAlgError):
+            pass
+        except NotImplementedError as error:  # a format of torch that linear algebra lacks
+            raise InputTypeError(f"arrays must be float32 or float64: {error}") from None
+        raise InputError(
+            f"{function.__name__.strip('_')} got numbers so large, or so different in size, that "
+            "their products leave the range of floating point; divide them by a constant"
+        )
+
+    return call
+
+
+def _finite(found: Any) -> bool:
+    """Whether a tensor or number, or each in a list, is finite; torch overflows in silence."""
+    if isinstance(found, (list, tuple)):
+        return all(map(_finite, found))
+    if not hasattr(found, "detach"):
+        return not isinstance(found, (float, np.ndarray)) or bool(np.all(np.isfinite(found)))
+    return bool(found.detach().isfinite().all())
 
 
 def namespace(*arrays: Array) -> Any:
@@ -89,6 +123,8 @@ def floating(name: str, value: Any, *, ndim: int | None = None) -> Array:
                 f"{name} must be an array of floating-point or whole numbers, got {value.dtype}"
             )
         value = xp.astype(value, xp.float64)
+    elif plain and value.dtype not in (np.float32, np.float64):
+        value = value.astype(np.float64)  # other sizes and byte orders, which linear algebra lacks
     if ndim is not None and value.ndim != ndim:
         raise InputError(f"{name} must have {ndim} dimension(s), got shape {tuple(value.shape)}")
     if 0 in value.shape:
@@ -98,6 +134,24 @@ def floating(name: str, value: Any, *, ndim: int | None = None) -> Array:
         count = int(xp.sum(xp.astype(~finite, xp.int64)))
         raise InputError(f"{name} must be finite, got {count} NaN or infinite value(s)")
     return value
+
+
+def doubles(name: str, value: Any, *, ndim: int | None = None) -> Floats:
+    """Return `floating` as a NumPy array of float64, cut off from any gradient."""
+    return np.asarray(plain_array(name, floating(name, value, ndim=ndim)), dtype=float)
+
+
+def plain_array(name: str, value: Any) -> Any:
+    """Return what is like an array as one of NumPy; refuse masked entries and ragged lists."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
+    if np.ma.is_masked(value):
+        raise InputError(f"{name} must have no masked entries; leave them out, or fill them")
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise InputTypeError(f"{name} must be an array, got {value!r:.40} ({error})") from None
 
 
 def matrix(name: str, value: Any) -> Array:
@@ -154,7 +208,8 @@ def second_moment(value: Any, inputs: int, like: Any = None) -> Array | None:
             f"second_moment must be {inputs} x {inputs} (inputs x inputs), got {tuple(C.shape)}"
         )
     xp = namespace(C)
-    asymmetry, scale = float(xp.max(xp.abs(C - C.T))), float(xp.max(xp.abs(C)))
+    A = C.detach() if hasattr(C, "detach") else C
+    asymmetry, scale = float(xp.max(xp.abs(A - A.T))), float(xp.max(xp.abs(A)))
     if asymmetry > 1e-6 * scale:
         raise InputError(
             f"second_moment must be symmetric, got entries that differ by {asymmetry:.3g}"

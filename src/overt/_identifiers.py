@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError, InputTypeError
+from overt._check import InputError, InputTypeError, plain_array
 from overt._types import Array, Ints
 
 WIDEST = 64
@@ -17,7 +17,7 @@ def identifiers(name: str, given: Any) -> Array:
     """Return identifiers as an array of whole numbers if all are, of strings otherwise."""
     if isinstance(given, list) and given and isinstance(given[0], str):
         given = np.array(given, dtype=object)  # strings as they are, not as wide as the longest
-    ids = np.asarray(given)
+    ids = plain_array(name, given)
     if ids.ndim != 1:
         raise InputError(f"{name} must be one-dimensional, got shape {ids.shape}")
     if ids.dtype.kind in "iu":

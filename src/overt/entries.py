@@ -8,12 +8,23 @@ from typing import Any, Self
 import numpy as np
 
 from overt import _frames
-from overt._check import InputError, InputTypeError, generator, matrix, number, whole
+from overt._check import (
+    InputError,
+    InputTypeError,
+    doubles,
+    generator,
+    number,
+    plain_array,
+    whole,
+)
 from overt._identifiers import factorized, identifiers
 from overt._types import Array, Floats, Ints, Seed
 
 SPARSEST, ROOMY = 1000, 10_000_000
 """Rows (or columns) for each entry, and in all, beyond which indices must be identifiers."""
+
+HUGE = 1e75
+"""Size of values beyond which fourth powers leave the range of floating point."""
 
 LARGEST = np.iinfo(np.int32).max
 """Indices are stored in 32 bits."""
@@ -70,7 +81,7 @@ class Entries:
         row_ids = _one_each("row_ids", row_ids, shape[0])
         col_ids = _one_each("col_ids", col_ids, shape[1])
         times = _one_each("times", times, len(values))
-        truth = None if truth is None else np.asarray(matrix("truth", truth), dtype=float)
+        truth = None if truth is None else doubles("truth", truth, ndim=2)
         if truth is not None and truth.shape != shape:
             raise InputError(f"truth must have the shape {shape}, got {truth.shape}")
         checked = (rows, cols, values, shape, row_ids, col_ids, times, truth)
@@ -85,6 +96,8 @@ class Entries:
             if len(entries.shape) != 2:
                 raise InputError(f"the matrix must be two-dimensional, got {entries.shape}")
             return cls(entries.row, entries.col, entries.data, entries.shape)
+        if hasattr(A, "detach"):
+            A = plain_array("the matrix", A)
         try:
             if np.iscomplexobj(A):
                 raise TypeError("Complex data not supported")
@@ -135,7 +148,7 @@ class Entries:
     @classmethod
     def sample(cls, truth: Any, count: int, seed: Seed = 0) -> Self:
         """Observe `count` different entries of a known matrix, drawn uniformly."""
-        truth = np.asarray(matrix("truth", truth), dtype=float)
+        truth = doubles("truth", truth, ndim=2)
         count = whole("count", count)
         if count > truth.size:
             raise InputError(f"count must be at most {truth.size} (all entries), got {count}")
@@ -204,7 +217,7 @@ def observed(X: Any, y: Any = None) -> Entries:
 
 def pairs(name: str, given: Any) -> tuple[Array, Array]:
     """Return the two columns of an (n, 2) array or data frame of (row, col) pairs."""
-    both = np.asarray(given)
+    both = plain_array(name, given)
     if both.ndim != 2 or both.shape[1] != 2:
         raise InputError(
             f"{name} must be an (n, 2) array of (row, col) pairs, got shape {both.shape}"
@@ -214,7 +227,7 @@ def pairs(name: str, given: Any) -> tuple[Array, Array]:
 
 def index(name: str, value: Any) -> Ints:
     """Return a one-dimensional array of indices from 0."""
-    found = np.asarray(value)
+    found = plain_array(name, value)
     if found.ndim != 1:
         raise InputError(f"{name} must be a one-dimensional array, got shape {found.shape}")
     if found.dtype.kind == "f" and np.all(found == np.floor(found)):
@@ -229,7 +242,7 @@ def index(name: str, value: Any) -> Ints:
 
 
 def _values(value: Any) -> Floats:
-    values = np.asarray(value)
+    values = plain_array("values", value)
     if values.ndim != 1 or not (np.issubdtype(values.dtype, np.number) or values.dtype == bool):
         raise InputTypeError(
             "values must be a one-dimensional array of numbers, got shape "
@@ -241,6 +254,11 @@ def _values(value: Any) -> Floats:
     bad = np.count_nonzero(~np.isfinite(values))
     if bad:
         raise InputError(f"values must be finite, got {bad} NaN or infinite value(s)")
+    if len(values) and max(values.max(), -values.min()) > HUGE:
+        raise InputError(
+            f"values must be at most {HUGE:g} in size, as their powers are summed, got "
+            f"{max(values.max(), -values.min()):g}; divide them by a constant"
+        )
     return values
 
 

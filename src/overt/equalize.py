@@ -13,11 +13,12 @@ import numpy as np
 from array_api_compat import device, is_torch_array
 
 from overt import _check, penalty
-from overt._check import InputError, namespace
+from overt._check import InputError, bounded, namespace
 from overt._types import Array
 from overt.spectral import WeightedTrace
 
 
+@bounded
 def equalizer(U: Array) -> Array:
     """Return an orthogonal Q (width x width) with all columns of U Q of equal norm.
 
@@ -37,6 +38,7 @@ def equalizer(U: Array) -> Array:
     return right.T @ _equalizing_rotation(_padded((s / scale) ** 2, U.shape[1]))
 
 
+@bounded
 def hadamard_equalizer(U: Array) -> Array:
     """Return the equalizer Q = V Z_k for a width of 2^k, V the right singular vectors of U.
 
@@ -54,6 +56,7 @@ def hadamard_equalizer(U: Array) -> Array:
     return right.T @ Z
 
 
+@bounded
 def equalize_product(A: Array, width: int) -> tuple[Array, Array]:
     """Return balanced factors (U, V) of A: U V' = A and |u_i|^2 = |v_i|^2 = |A|_* / width.
 
@@ -70,6 +73,7 @@ def equalize_product(A: Array, width: int) -> tuple[Array, Array]:
     return balanced_factors(left[:, :rank], s[:rank], right[:rank].T, width)
 
 
+@bounded
 def equalize_weighted(
     A: Array, row_weights: Array, col_weights: Array, width: int
 ) -> tuple[Array, Array]:
@@ -83,14 +87,26 @@ def equalize_weighted(
     return U / trace.row_weights[:, None] ** 0.5, V / trace.col_weights[:, None] ** 0.5
 
 
+@bounded
 def balanced_factors(left: Array, s: Array, right: Array, width: int) -> tuple[Array, Array]:
     """Return (U, V) = (W S^(1/2) Q, Y S^(1/2) Q), `width` columns each, from an SVD W S Y'."""
-    xp = namespace(left, s, right)
+    left, right = _check.matrix("left", left), _check.matrix("right", right)
+    s = _check.floating("s", s, ndim=1)
+    _check.same_library(left=left, s=s, right=right)
+    width = _check.whole("width", width)
+    xp, rank = namespace(left, s, right), s.shape[0]
+    if (left.shape[1], right.shape[1]) != (rank, rank) or bool(xp.any(s < 0)) or width < rank:
+        raise InputError(
+            "left, s and right must be an SVD of rank at most the width: as many columns each as s "
+            f"has values, none negative, got {tuple(left.shape)}, {tuple(s.shape)}, "
+            f"{tuple(right.shape)} and width {width}"
+        )
     Q = _equalizing_rotation(_padded(s, width))[: s.shape[0], :]
     root = xp.sqrt(s)
     return (left * root) @ Q, (right * root) @ Q
 
 
+@bounded
 def schur_horn(eigenvalues: Array, diagonal: Array) -> Array:
     """Return an orthogonal Q with diag(Q' diag(eigenvalues) Q) = diagonal.
 
@@ -98,12 +114,8 @@ def schur_horn(eigenvalues: Array, diagonal: Array) -> Array:
     largest diagonal entries above that of the eigenvalues (Schur and Horn). One plane rotation per
     entry, as in `equalizer`, which is the case of a constant diagonal.
     """
-    values = np.asarray(_check.floating("eigenvalues", eigenvalues, ndim=1), dtype=float)
-    wanted = np.asarray(_check.floating("diagonal", diagonal, ndim=1), dtype=float)
-    if values.shape != wanted.shape:
-        raise InputError(
-            f"diagonal must have {values.size} entries, as eigenvalues, got {wanted.size}"
-        )
+    values = _check.doubles("eigenvalues", eigenvalues, ndim=1)
+    wanted = _check.doubles("diagonal", diagonal, ndim=1)
     excess = majorization_excess(values, wanted)
     if excess > 1e-9 * max(1e-300, float(np.abs(values).sum())):
         raise InputError(
@@ -130,10 +142,17 @@ def schur_horn(eigenvalues: Array, diagonal: Array) -> Array:
 
 def majorization_excess(eigenvalues: Array, diagonal: Array) -> float:
     """Return by how much the eigenvalues fail to majorize the diagonal; 0 if they do."""
-    above = np.cumsum(np.sort(diagonal)[::-1]) - np.cumsum(np.sort(eigenvalues)[::-1])
+    values = _check.doubles("eigenvalues", eigenvalues, ndim=1)
+    wanted = _check.doubles("diagonal", diagonal, ndim=1)
+    if values.shape != wanted.shape:
+        raise InputError(
+            f"diagonal must have {values.size} entries, as eigenvalues, got {wanted.size}"
+        )
+    above = np.cumsum(np.sort(wanted)[::-1]) - np.cumsum(np.sort(values)[::-1])
     return max(0.0, float(above.max()), abs(float(above[-1])))
 
 
+@bounded
 def rank_one_deep(u: Array, v: Array, widths: Sequence[int]) -> list[Array]:
     """Return equalized weights [W_1, ..., W_(k+1)] of the map u v' (thesis, Proposition 1).
 
@@ -151,6 +170,7 @@ def rank_one_deep(u: Array, v: Array, widths: Sequence[int]) -> list[Array]:
     return [after[:, None] * before[None, :] for before, after in pairwise(chain)]
 
 
+@bounded
 def importance(U: Array, V: Array, second_moment: Array | None = None) -> Array:
     """|u_i| |C^(1/2) v_i| for each hidden unit i."""
     U, V = _check.factors(U, V)
@@ -160,12 +180,14 @@ def importance(U: Array, V: Array, second_moment: Array | None = None) -> Array:
     return xp.sqrt(xp.sum(U * U, axis=0) * xp.clip(incoming, min=0.0))
 
 
+@bounded
 def imbalance(U: Array, V: Array, second_moment: Array | None = None) -> Array:
     """Return the variance over hidden units of |u_i| |C^(1/2) v_i|; 0 iff they are equalized."""
     scores = importance(U, V, second_moment)
     return namespace(scores).var(scores)
 
 
+@bounded
 def block_imbalance(U: Array, V: Array, block_size: int) -> Array:
     """Return the variance over blocks of columns of |U_j V_j'|_F (structured dropout, Def. 2.4)."""
     U, V = _check.factors(U, V)
@@ -179,6 +201,7 @@ def block_imbalance(U: Array, V: Array, block_size: int) -> Array:
     return xp.var(xp.sqrt(xp.clip(squares, min=0.0)))
 
 
+@bounded
 def equalization_gaps(weights: Sequence[Array], second_moment: Array | None = None) -> list[Array]:
     """[R_l / LB_l - 1 for l = 1..k]: zero for every order iff the deep network is equalized.
 

@@ -14,11 +14,12 @@ import numpy as np
 from array_api_compat import device
 
 from overt import _check
-from overt._check import InputError, InputTypeError, namespace
+from overt._check import InputError, InputTypeError, bounded, namespace
 from overt._types import Array
 from overt.noise import DropConnect, Dropout, Noise
 
 
+@bounded
 def shallow(U: Array, V: Array, noise: Noise, second_moment: Array | None = None) -> Array:
     """<Cbar, U'U o V'CV>; for Dropout lam sum_i |u_i|^2 v_i'C v_i.
 
@@ -49,11 +50,13 @@ def shallow(U: Array, V: Array, noise: Noise, second_moment: Array | None = None
     return _contract(U, V, V if C is None else C @ V, noise)
 
 
+@bounded
 def tied(U: Array, noise: Noise, second_moment: Array | None = None) -> Array:
     """<Cbar, U'U o U'CU>; for Dropout and C = I lam sum_i |u_i|^4: `shallow` with V = U."""
     return shallow(U, U, noise, second_moment)
 
 
+@bounded
 def hidden(U: Array, activations: Array, noise: Noise) -> Array:
     """<Cbar, U'U o A'A/n>; for Dropout lam sum_j |u_j|^2 mean(a_j^2).
 
@@ -64,6 +67,7 @@ def hidden(U: Array, activations: Array, noise: Noise) -> Array:
     return _contract(U, A, A, noise) / A.shape[0]
 
 
+@bounded
 def predictive_variance(U: Array, activations: Array, noise: Noise) -> Array:
     """Var(o_k | x) = sum_ij Cbar_ij U_ki a_i U_kj a_j: samples x outputs, exact.
 
@@ -77,6 +81,7 @@ def predictive_variance(U: Array, activations: Array, noise: Noise) -> Array:
     return xp.sum((flow @ _like(noise.characteristic(U.shape[1]), U)) * flow, axis=-1)
 
 
+@bounded
 def relu_isotropic(U: Array, V: Array, drop_prob: float) -> Array:
     """(lam / 2) sum over paths U_ki^2 V_ji^2: two-layer ReLU network, dropout on its hidden units.
 
@@ -86,6 +91,7 @@ def relu_isotropic(U: Array, V: Array, drop_prob: float) -> Array:
     return shallow(U, V, Dropout(drop_prob)) / 2
 
 
+@bounded
 def dropconnect(U: Array, V: Array, drop_prob: float, second_moment: Array | None = None) -> Array:
     """lam sum_k |u_k|^2 v_k' diag(C) v_k: DropConnect on the entries of V.
 
@@ -100,6 +106,7 @@ def dropconnect(U: Array, V: Array, drop_prob: float, second_moment: Array | Non
     return lam * xp.sum(xp.sum(U * U, axis=0) * xp.sum(V * weighted, axis=0))
 
 
+@bounded
 def deep(weights: Sequence[Array], drop_prob: Any, second_moment: Array | None = None) -> Array:
     """R = E|W_(k+1) D_k W_k ... D_1 W_1 x|^2 - E|W_(k+1) ... W_1 x|^2, D_i dropout multipliers.
 
@@ -141,6 +148,7 @@ def deep(weights: Sequence[Array], drop_prob: Any, second_moment: Array | None =
     return total
 
 
+@bounded
 def deep_terms(weights: Sequence[Array], second_moment: Array | None = None) -> list[Array]:
     """[R_1, ..., R_k] with R = sum_l lam^l R_l (thesis, Proposition 8).
 
@@ -166,6 +174,7 @@ def deep_terms(weights: Sequence[Array], second_moment: Array | None = None) -> 
     return terms
 
 
+@bounded
 def completion(U: Array, V: Array, rows: Any, cols: Any, drop_prob: Any) -> Array:
     """lam mean_j sum_i U_(a_j i)^2 V_(b_j i)^2 over the observed entries (a_j, b_j).
 
@@ -183,6 +192,7 @@ def completion(U: Array, V: Array, rows: Any, cols: Any, drop_prob: Any) -> Arra
     return xp.mean((U * U)[a] * (V * V)[b] @ lam)
 
 
+@bounded
 def sensing(U: Array, V: Array, measurements: Array, drop_prob: Any) -> Array:
     """lam sum_i mean_j (u_i'A_j v_i)^2 for measurements A_j (n x rows x columns).
 
@@ -200,6 +210,7 @@ def sensing(U: Array, V: Array, measurements: Array, drop_prob: Any) -> Array:
     return xp.mean(flow * flow @ lam)
 
 
+@bounded
 def path_norm(weights: Sequence[Array], order: float = 2.0) -> Array:
     """(sum over paths prod |w|^order)^(1/order), over all input-output paths of a network.
 

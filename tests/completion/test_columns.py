@@ -140,3 +140,53 @@ def test_columns_of_a_table_have_units_of_their_own():
     np.testing.assert_allclose(row.predict(np.arange(12)) / scale, 5 + plain[0], atol=0.5)
     stars = DropoutCompletion(2, max_sweeps=3).fit(np.where(missing, np.nan, 3 + (plain > 0)))
     assert stars.model_.units.kind == "same"
+
+
+def test_a_tables_test_rows_are_new_rows():
+    """Cross-validation of a dense table does not compare test row k with training row k."""
+    from sklearn.base import is_regressor
+    from sklearn.model_selection import cross_val_score
+
+    from overt.completion import DropoutCompletion
+
+    rng = np.random.default_rng(0)
+    table = rng.standard_normal((40, 1)) @ rng.standard_normal((1, 8)) * 3
+    table += 0.1 * rng.standard_normal(table.shape)
+    model = DropoutCompletion(2)
+    assert is_regressor(model)
+    assert cross_val_score(model, table, cv=2).min() > -0.5 * table.std()
+
+
+def test_values_that_are_all_the_same_are_told():
+    from overt.completion import DropoutCompletion
+
+    with pytest.warns(UserWarning, match="all 30 values are 1"):
+        DropoutCompletion(2).fit(np.ones((5, 6)))
+    std = DropoutCompletion(2).fit_triplets([0], [0], [4.0]).predict([0], [0], return_std=True)[1]
+    assert std > 1
+
+
+def test_a_model_is_not_saved_onto_a_file(tmp_path):
+    from overt.completion import DropoutCompletion
+
+    path = write(tmp_path / "mine.txt", "x")
+    with pytest.raises(overt.InputError, match="is a file"):
+        DropoutCompletion(1, max_sweeps=2).fit(np.eye(3)).save(path)
+
+
+def test_changed_models_and_checkpoints_are_refused(tmp_path):
+    """Whatever byte of the text changes, the meaning does not change in silence."""
+    from overt.completion import DropoutCompletion
+
+    DropoutCompletion(1, max_sweeps=2).fit(np.eye(3) + 1).save(tmp_path)
+    path = tmp_path / "model.json"
+    good, rng = path.read_bytes(), np.random.default_rng(0)
+    whole = DropoutCompletion.load(tmp_path)
+    for at in rng.choice(len(good), 80, replace=False):
+        path.write_bytes(good[:at] + bytes([good[at] ^ 1 << int(rng.integers(7))]) + good[at + 1 :])
+        try:
+            again = DropoutCompletion.load(tmp_path)
+        except overt.InputError:
+            continue
+        assert again.get_params() == whole.get_params()
+        assert np.array_equal(again.complete(), whole.complete())

@@ -118,6 +118,7 @@ def by_popularity(X, shown):
     return [np.argsort(np.where(row > 0, 1, -counts), kind="stable") for row in shown]
 
 
+@pytest.mark.filterwarnings("ignore:all .* values are 1")
 @pytest.mark.parametrize(
     "kwargs", [{"missing": "negative"}, {}, {"drop_prob": 0.3}], ids=["negative", "both", "fixed"]
 )

@@ -26,7 +26,7 @@ STATEMENTS = """
 import sys
 import types
 sys.modules["numba"] = None
-for name in ("completion", "decay"):
+for name in ("absorbing", "completion", "decay", "flows", "lazy", "rademacher"):
     sys.modules[f"overt.theorems.{name}"] = types.ModuleType(name)
 from overt.theorems import registered, verify
 

@@ -139,7 +139,6 @@ def test_convolutions_and_normalization_are_certified():
         certify=True,
         budget=24,
         queries=0,
-        warn=False,
         **scaled,
     )
     assert found.value == pytest.approx(found.upper)

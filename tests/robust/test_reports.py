@@ -63,7 +63,9 @@ def test_the_command_measures_plots_and_saves(given):
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     printed = json.loads(result.stdout)
-    assert printed == json.loads((out / "attack.json").read_text())
+    stored = json.loads((out / "attack.json").read_text())
+    assert stored.pop("checksum")
+    assert printed == stored
     assert RobustError.load(out / "attack.json").value == printed["value"]
     run = printed["run"]
     assert (run["norm"], run["radius"], run["budget"], run["seed"]) == ("Linf", "1/5", 60, 0)

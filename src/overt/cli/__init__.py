@@ -8,7 +8,7 @@ from overt.cli.base import app, main
 
 for _group in (
     "audit", "certify", "completion", "compress", "decay", "explore", "linear", "reproducing",
-    "robust", "theory",
+    "robust", "serving", "theory",
 ):  # fmt: skip
     import_module(f"overt.cli.{_group}")  # registers its commands
 

@@ -1,8 +1,7 @@
-"""Commands for half-empty matrices: complete and recommend."""
+"""Commands for half-empty matrices: complete a file of ratings, evaluate on it."""
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import time
@@ -16,7 +15,8 @@ from rich.markup import escape
 
 from overt._check import InputError, choice, drop_prob
 from overt._files import write_csv, write_whole
-from overt.cli.base import AsJson, Seed, app, console, fail, show_path, show_table
+from overt.cli.base import AsJson, Seed, app, console, fail, show_json, show_path, show_table
+from overt.cli.predictions import write_predictions
 
 if TYPE_CHECKING:
     from overt.completion import DropoutCompletion, RatingsFile
@@ -28,6 +28,16 @@ LEVEL = 0.9
 """Of the intervals whose coverage is reported."""
 
 
+Row = Annotated[str | None, typer.Option(help="Column that names rows, by name or number.")]
+Col = Annotated[str | None, typer.Option(help="Column that names columns.")]
+Value = Annotated[str | None, typer.Option(help="Column of values.")]
+Time = Annotated[str | None, typer.Option("--time", help="Column of times.")]
+Missing = Annotated[
+    str, typer.Option(help="unknown, or negative: what is absent counts as not chosen.")
+]
+Duplicates = Annotated[str, typer.Option(help="mean, last or error: entries given more than once.")]
+
+
 @app.command()
 def complete(
     ratings: Annotated[
@@ -36,7 +46,9 @@ def complete(
     prob: Annotated[
         str, typer.Option("--drop-prob", help="learn, auto, or a number in [0, 1).")
     ] = "learn",
-    factors: Annotated[int, typer.Option(min=1, help="Width of the factors.")] = 32,
+    factors: Annotated[
+        int | None, typer.Option(min=1, help="Width of the factors; 32 by default.")
+    ] = None,
     average: Annotated[int, typer.Option(min=0, help="Draws to average (with learn).")] = 0,
     holdout: Annotated[
         float, typer.Option(min=0, max=0.9, help="Part of the ratings kept aside to measure on.")
@@ -47,9 +59,13 @@ def complete(
     out: Annotated[Path, typer.Option(help="Folder for model and predictions.")] = Path(
         "overt-completion"
     ),
-    duplicates: Annotated[
-        str, typer.Option(help="mean, last or error: entries given more than once.")
-    ] = "mean",
+    duplicates: Duplicates = "mean",
+    row: Row = None,
+    col: Col = None,
+    value: Value = None,
+    at: Time = None,
+    missing: Missing = "unknown",
+    engine: Annotated[str, typer.Option(help="local or dask.")] = "local",
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue a run that was stopped.")
     ] = False,
@@ -69,82 +85,92 @@ def complete(
 
     start = time.perf_counter()
     setting: Any = prob if prob in ("learn", "auto") else drop_prob(_number(prob), "--drop-prob")
-    read = files.read_ratings(ratings, choice("--duplicates", duplicates, files.DUPLICATES))
+    choice("--duplicates", duplicates, files.DUPLICATES)
+    read = files.read_ratings(ratings, duplicates, row=row, col=col, value=value, time=at)
     pairs = files.read_pairs(predict, read.header) if predict is not None else None
     out.mkdir(parents=True, exist_ok=True)
-    _account("ratings", read, out / "rejected.csv")
-    if read.duplicates:
-        merged = "averaged" if duplicates == "mean" else "the last one kept"
-        console.print(f"[yellow]warning:[/] {read.duplicates:,} duplicate entries, {merged}")
-
-    model = DropoutCompletion(factors, setting, average=average, seed=seed, n_jobs=n_jobs)
+    account("ratings", read, out / "rejected.csv", duplicates)
+    model = DropoutCompletion(
+        factors, setting, average=average, seed=seed, n_jobs=n_jobs, engine=engine,
+        missing=asked_missing(read, missing),
+    )  # fmt: skip
     train, aside = _set_aside(read.entries, holdout, seed)
     folder = out / "checkpoint"
     checkpoint = SweepCheckpoint(folder, train, model.get_params(), resume=resume)
     model.fit_entries(train, holdout=aside, checkpoint=checkpoint)
-    model.save(out)
     (out / HOLDOUT).unlink(missing_ok=True)
+    judged = {} if aside is None else _judge(model, aside, out / HOLDOUT)
+    again = None
+    if aside is not None and model.status_ != "interrupted":
+        again = SweepCheckpoint(folder / "all", read.entries, model.get_params(), resume=resume)
+        model.fit_entries(read.entries, checkpoint=again)
+    if model.status_ != "interrupted":
+        model.prepare_ranking()
+    model.save(out)
 
-    summary = _summary(model, read)
-    if aside is not None:
-        summary |= _judge(model, aside, out / HOLDOUT)
+    summary = _summary(model, read) | judged
     summary["seconds"] = time.perf_counter() - start
     write_whole(out / "summary.json", json.dumps(summary, indent=1) + "\n")
     show_table(("what", "value"), list(summary.items()))
     if pairs is not None:
-        _account("pairs", pairs, out / "rejected-pairs.csv")
-        _predict(model, pairs, out / "predictions.csv")
-    if aside is not None:
-        console.print("The held-out ratings took no part in the fit; --holdout 0 uses all.")
+        account("pairs", pairs, out / "rejected-pairs.csv")
+        write_predictions(model, pairs, out / "predictions.csv")
+    if again is not None:
+        console.print("After measuring, the model was fitted again to all ratings.")
     show_path("model", out)
     if model.status_ == "interrupted":
         fail("interrupted; the model is that of the last sweep, and --resume goes on from it", 130)
-    checkpoint.clear()
-    with suppress(OSError):  # not empty: the user keeps something of their own there
-        folder.rmdir()
+    for kept, place in ((again, folder / "all"), (checkpoint, folder)):
+        if kept is not None:
+            kept.clear()
+            with suppress(OSError):  # not empty: the user keeps something of their own there
+                place.rmdir()
 
 
 @app.command()
-def recommend(
-    model: Annotated[Path, typer.Argument(help="Folder that overt complete wrote.")],
-    user: Annotated[str, typer.Option(help="Identifier of the row.")],
-    n: Annotated[int, typer.Option("--n", "-n", min=1, help="How many.")] = 10,
-    seen: Annotated[bool, typer.Option("--seen", help="Include columns already rated.")] = False,
-    why: Annotated[bool, typer.Option("--why", help="Name the entries behind each.")] = False,
+def evaluate(
+    ratings: Annotated[Path, typer.Argument(help="Ratings or clicks, as overt complete reads.")],
+    split: Annotated[
+        str, typer.Option(help="random, time, last (of each row) or rows (new ones).")
+    ] = "random",
+    holdout: Annotated[float, typer.Option(min=0, max=0.9, help="Part that is held out.")] = 0.1,
+    factors: Annotated[int | None, typer.Option(min=1, help="Width of the factors.")] = None,
+    missing: Missing = "unknown",
+    duplicates: Duplicates = "mean",
+    row: Row = None,
+    col: Col = None,
+    value: Value = None,
+    at: Time = None,
+    n_jobs: Annotated[int | None, typer.Option(min=1, help="Threads.")] = None,
+    seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """List the columns a saved model predicts highest for one row.
+    """Measure predictions and rankings on held-out entries, beside simple baselines.
 
-    Try: [bold]overt recommend overt-completion --user 42 --why[/bold]
+    Try: [bold]overt evaluate ratings.csv --split last[/bold]
     """
     from overt.completion import DropoutCompletion
+    from overt.completion import evaluate as judge
+    from overt.completion.storage import files
 
-    fitted = DropoutCompletion.load(model)
-    name: Any = user
-    if fitted.row_ids_ is None or fitted.row_ids_.dtype.kind in "iu":
-        name = _whole(user)
-    held = [] if seen else _held_out(model / HOLDOUT, str(name))
-    best = fitted.recommend(name, n + len(held), exclude_seen=not seen)
-    fresh = np.flatnonzero(~np.isin(best.cols.astype(str), held))[:n]
-    cols, values = best.cols[fresh], best.values[fresh]
-    std = fitted.predict([name] * len(cols), cols, return_std=True)[1]
-    rows: list[dict[str, Any]] = [
-        {"column": c, "prediction": v, "std": s}
-        for c, v, s in zip(cols.tolist(), values.tolist(), std.tolist(), strict=True)
-    ]
-    if why:
-        for row in rows:
-            told = fitted.explain(name, row["column"])
-            row["because"] = told.cols[told.contributions > 0][:3].tolist()
+    choice("--duplicates", duplicates, files.DUPLICATES)
+    read = files.read_ratings(ratings, duplicates, row=row, col=col, value=value, time=at)
+    model = DropoutCompletion(
+        factors, n_jobs=n_jobs, seed=seed, missing=asked_missing(read, missing, quiet=as_json)
+    )
+    found = judge(model, read.entries, split=split, holdout=holdout, seed=seed)
     if as_json:
-        typer.echo(json.dumps(rows, indent=1))
+        show_json(found.to_dict(), indent=1)
         return
-    for row in rows:
-        row["column"] = str(row["column"])  # text stands to the left
-        if why:
-            row["because"] = ", ".join(map(str, row["because"]))
-    header = ("column", "prediction", "std", "because of")[: 4 if why else 3]
-    show_table(header, [list(row.values()) for row in rows])
+    if split in ("time", "last") and read.times is None:
+        console.print("[yellow]warning:[/] there is no column of times; the order of lines counts")
+    console.print(f"{found.n_train:,} entries fitted, {found.n_holdout:,} held out ({split})")
+    names = list(dict.fromkeys(name for figures in found.figures.values() for name in figures))
+    rows = []
+    for name in names:
+        cells = (figures.get(name) for figures in found.figures.values())
+        rows.append([name, *(f"{c[0]:.4f} ± {c[1]:.4f}" if c else "" for c in cells)])
+    show_table(("", *found.figures), rows)
 
 
 def _set_aside(entries: Entries, holdout: float, seed: int) -> tuple[Entries, Entries | None]:
@@ -154,13 +180,37 @@ def _set_aside(entries: Entries, holdout: float, seed: int) -> tuple[Entries, En
     return entries.take(np.sort(kept)), entries.take(np.sort(held)) if len(held) else None
 
 
-def _account(what: str, read: RatingsFile, path: Path) -> None:
+def asked_missing(read: RatingsFile, missing: str, *, quiet: bool = False) -> str:
+    """Return what absent entries are: in a file of clicks, or of one value, not chosen."""
+    choice("--missing", missing, ("unknown", "negative"))
+    same = bool(np.ptp(read.values) == 0)
+    if missing == "unknown" and (read.clicks or same):
+        what = "there are no values" if read.clicks else f"all values are {read.values[0]:g}"
+        if not quiet:
+            console.print(f"{what}: what is absent counts as not chosen, and columns are ranked")
+        return "negative"
+    return missing
+
+
+def account(what: str, read: RatingsFile, path: Path | None, duplicates: str | None = None) -> None:
+    """Say what was read and by which columns, and write down what was not used."""
     good = len(read.rows) + read.duplicates
     console.print(
         f"{what}: {good:,} lines used, {len(read.rejected):,} rejected"
         + (f" (columns {escape(', '.join(read.header))})" if read.header else ""),
         soft_wrap=True,
     )
+    if read.guessed:
+        console.print(
+            f"[yellow]warning:[/] {', '.join(read.guessed)} were taken by their place; --row, "
+            "--col and --value say otherwise"
+        )
+    if read.duplicates and duplicates is not None:
+        merged = "averaged" if duplicates == "mean" else "the last one kept"
+        merged = "counted" if read.clicks else merged
+        console.print(f"[yellow]warning:[/] {read.duplicates:,} duplicate entries, {merged}")
+    if path is None:
+        return
     path.unlink(missing_ok=True)
     if read.rejected:
         first = read.rejected[0]
@@ -188,7 +238,7 @@ def _summary(model: DropoutCompletion, read: RatingsFile) -> dict[str, Any]:
 
 
 def _judge(model: DropoutCompletion, aside: Entries, path: Path) -> dict[str, float]:
-    """Write what was kept aside beside its prediction, which recommend takes for seen; grade it."""
+    """Write what was kept aside beside its prediction; grade it."""
     from scipy.special import ndtri
 
     predicted, std = model.predict(aside, return_std=True)
@@ -202,6 +252,8 @@ def _judge(model: DropoutCompletion, aside: Entries, path: Path) -> dict[str, fl
             for a, b, y, mean, s in zip(*(column.tolist() for column in columns), strict=True)
         ),
     )
+    if model.missing == "negative":
+        return {"holdout": len(aside)}
     error = aside.values - predicted
     return {
         "holdout": len(aside),
@@ -212,39 +264,6 @@ def _judge(model: DropoutCompletion, aside: Entries, path: Path) -> dict[str, fl
     }
 
 
-def _predict(model: DropoutCompletion, pairs: RatingsFile, path: Path) -> None:
-    """Write one line per pair, with a flag where an identifier was never seen."""
-    from overt.completion.forms.model import UNKNOWN
-
-    rows, cols = model.index_.places(pairs)
-    predicted, std = model.predict(pairs, return_std=True)
-    flags = np.array(["", "unknown row", "unknown column", "unknown row and column"])
-    flag = flags[(rows == UNKNOWN) + 2 * (cols == UNKNOWN)]
-    given = (pairs.row_ids.tolist(), pairs.col_ids.tolist())
-    write_csv(
-        path,
-        ("row", "column", "prediction", "std", "flag"),
-        (
-            (given[0][a], given[1][b], f"{y:.6g}", f"{s:.4g}", f)
-            for a, b, y, s, f in zip(pairs.rows, pairs.cols, predicted, std, flag, strict=True)
-        ),
-    )
-    unknown = int(np.count_nonzero(flag != ""))
-    console.print(
-        f"predictions: [bold]{escape(os.fspath(path))}[/]"
-        + (f" ({unknown:,} with an identifier never seen)" if unknown else ""),
-        soft_wrap=True,
-    )
-
-
-def _held_out(path: Path, row: str) -> list[str]:
-    """Return the columns of a row that were held out, as they are written."""
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return [line[1] for line in csv.reader(file) if line[0] == row]
-
-
 def _number(text: str) -> float:
     try:
         return float(text)
@@ -252,10 +271,3 @@ def _number(text: str) -> float:
         raise InputError(
             f"--drop-prob must be learn, auto or a number in [0, 1), got {text!r}"
         ) from None
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise InputError(f"--user must be a whole number for this model, got {text!r}") from None

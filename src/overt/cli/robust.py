@@ -12,6 +12,7 @@ import typer
 
 import overt
 from overt._check import InputError, choice
+from overt._files import digest as sealed
 from overt._files import write_whole
 from overt.cli.attack_files import digest, draw, save_examples, state_digest
 from overt.cli.base import AsJson, Seed, app, console, show_path, show_table
@@ -100,7 +101,7 @@ def attack(
         "model_sha256": state_digest(net),
     }
     stored = found.to_dict() | {"warnings": notes, "run": run | facts}
-    write_whole(out / "attack.json", json.dumps(stored))
+    write_whole(out / "attack.json", json.dumps({**stored, "checksum": sealed(stored)}))
     pictures = draw(out, found, x, y, moved, after) if plot else []
     if as_json:
         typer.echo(json.dumps(stored))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from overt._check import InputError, choice
 from overt._types import Array, Floats
-from overt.completion import fitting, listing, recommending
+from overt.completion import bounds, fitting, listing, recommending
 from overt.completion.forms.model import FactorModel
 from overt.completion.index import EntryIndex
 from overt.completion.recommending import Ranking, Recommendation
@@ -77,6 +78,10 @@ class Answers(ABC):
         lists.write(path, rows)
         return None
 
+    def prepare_ranking(self) -> None:
+        """Fit now what `recommend` needs, which is otherwise fitted when first asked for."""
+        self._ranking()
+
     def _ranking(self, by: str = "auto") -> Ranking:
         """Return by what to rank; the model of what was chosen is fitted when first needed."""
         model, _ = self._asked()
@@ -88,12 +93,26 @@ class Answers(ABC):
         by = "both" if by == "auto" else by
         middle = float(self.entries_.values.mean())
         if by != "value" and self.chosen_ is None:
-            self.chosen_ = fitting.fit_chosen(self._settings(), self.entries_)
+            self.chosen_ = fit_chosen(self._settings(), self.entries_)
         return Ranking(by, model, None if by == "value" else self.chosen_, middle)
 
     def similar_items(self, col: Any, n: int = 10) -> Recommendation:
         """Return the columns whose predictions go most alike with those of `col` over rows."""
         return recommending.similar(*self._asked(), col, n)
+
+    def generalization_bound(
+        self, delta: float = 0.05, constant: float | None = None
+    ) -> bounds.Bound:
+        """Return Theorem 11's bound; `constant` is its K, 1 as printed, by default a proved one."""
+        return bounds.generalization_bound(self._asked()[0], self.entries_, delta, constant)
+
+    def weighted_trace_norm(self) -> float:
+        """|diag(sqrt p) U V' diag(sqrt q)|_*, p and q the observed row and column frequencies."""
+        return bounds.weighted_trace_norm(self._asked()[0], self.entries_)
+
+    def explicit_regularizer(self) -> float:
+        """R = mean over entries of sum_i U_ai^2 V_bi^2, without lam."""
+        return bounds.explicit_regularizer(self._asked()[0], self.entries_)
 
 
 def _complete(model: FactorModel, rows: Array, cols: Array | None = None) -> Floats:
@@ -104,3 +123,12 @@ def _complete(model: FactorModel, rows: Array, cols: Array | None = None) -> Flo
         block = model.block(rows[start : start + step])
         dense[start : start + step] = block if cols is None else block[:, cols]
     return dense
+
+
+def fit_chosen(settings: Settings, entries: Entries) -> FactorModel:
+    """Fit the model of what was chosen that ranks beside a model of values."""
+    settings = replace(
+        settings, drop_prob="learn", method="alternating", average=0, missing="negative",
+        max_sweeps=None, tol=None, n_factors=settings.chosen_factors(len(entries)),
+    )  # fmt: skip
+    return fitting.fit_entries(settings, entries).model

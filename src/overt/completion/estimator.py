@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
+from sklearn.utils import RegressorTags
 from sklearn.utils.validation import check_is_fitted
 
 from overt._check import generator
 from overt._frames import is_table
 from overt._types import Seed
-from overt.completion import bounds, fitting, plotting, recommending
+from overt.completion import evaluation, fitting, plotting, recommending
 from overt.completion.alignment import with_features
 from overt.completion.answering import Answers
 from overt.completion.forms.model import FactorModel, Fit
@@ -239,24 +240,19 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
         return self._show()
 
     def score(self, X: Any, y: Any = None) -> float:
-        """Return the negative root mean squared error on the entries of X (as in `fit`)."""
+        """Return the negative root mean squared error on the entries of X (as in `fit`).
+
+        The rows of a dense table are new rows, whatever their place: every entry is predicted from
+        the others of its row. With missing="negative" the score is nDCG@10 of the entries of X.
+        """
+        model, _ = self._asked()
+        if y is None and not isinstance(X, Entries) and is_table(X):
+            return -evaluation.table_error(self, observed(X))
         given = observed(X, y)
+        if model.pairs is not None:
+            return evaluation.ndcg(self, self.index_.aligned(given, named=y is not None))
         error = self.predict(given if y is None else X) - given.values
         return -float(np.sqrt(np.mean(error**2)))
-
-    def generalization_bound(
-        self, delta: float = 0.05, constant: float | None = None
-    ) -> bounds.Bound:
-        """Return Theorem 11's bound; `constant` is its K, 1 as printed, by default a proved one."""
-        return bounds.generalization_bound(self._asked()[0], self.entries_, delta, constant)
-
-    def weighted_trace_norm(self) -> float:
-        """|diag(sqrt p) U V' diag(sqrt q)|_*, p and q the observed row and column frequencies."""
-        return bounds.weighted_trace_norm(self._asked()[0], self.entries_)
-
-    def explicit_regularizer(self) -> float:
-        """R = mean over entries of sum_i U_ai^2 V_bi^2, without lam."""
-        return bounds.explicit_regularizer(self._asked()[0], self.entries_)
 
     def plot_path(self) -> Any:
         """Draw held-out error against drop probability, as tried by drop_prob="auto"."""
@@ -287,6 +283,8 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
+        tags.estimator_type = "regressor"
+        tags.regressor_tags = RegressorTags()
         tags.input_tags.sparse = True
         tags.input_tags.allow_nan = True
         return tags

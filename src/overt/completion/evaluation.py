@@ -104,6 +104,32 @@ def evaluate(
     return Evaluation(split, len(train), len(held), found)
 
 
+def ndcg(fitted: DropoutCompletion, held: Entries) -> float:
+    """Return nDCG@10 of entries that a fitted model does not have, in its own numbering."""
+    known = held.rows < fitted.entries_.shape[0]
+    held = held.take(np.flatnonzero(known & (held.cols < fitted.entries_.shape[1])))
+    ranking, rows, train = fitted._ranking(), np.unique(held.rows), fitted.entries_
+    lists = best_columns(lambda some: ranking.of_rows(some)[1], train, rows)
+    found = _ranking(lists, rows, held, train, held)
+    return found.get(f"ndcg@{RANKS}", (0.0, 0.0))[0]
+
+
+def table_error(model: DropoutCompletion, table: Entries, parts: int = 5) -> float:
+    """Return the root mean squared error of entries predicted from the others of their row.
+
+    A fifth of a row's entries is left out at a time.
+    """
+    errors = []
+    order = np.argsort(table.rows, kind="stable")
+    for mine in np.split(order, np.cumsum(np.bincount(table.rows))[:-1]):
+        cols, values = model.index_.col_names(table.cols[mine]), table.values[mine]
+        for part in range(min(parts, len(mine))):
+            out = np.arange(len(mine)) % parts == part
+            row = model.fold_in((cols[~out], values[~out]))
+            errors.append(row.predict(cols[out]) - values[out])
+    return float(np.sqrt(np.mean(np.concatenate(errors) ** 2)))
+
+
 def divide(
     entries: Entries, split: str, holdout: float, seed: int
 ) -> tuple[Entries, Entries, Entries | None]:

@@ -40,6 +40,9 @@ BEYOND = (0.8, 0.9, 0.95)
 PATIENCE = 2
 """Worse probabilities in a row after which "auto" stops trying."""
 
+MANY_ALIKE = 20
+"""So many equal values are no accident."""
+
 PATH_TOL = 1e-4
 """Relative fall of the objective in one sweep below which a trial of "auto" has settled."""
 
@@ -86,16 +89,18 @@ def fit_entries(
     entries = units.enter(entries)
     holdout = None if holdout is None else units.enter(holdout)
     fit = _fit_standard(settings, entries, limits, given, on_form, holdout, checkpoint)
-    return replace(fit, model=replace(fit.model, units=units))
-
-
-def fit_chosen(settings: Settings, entries: Entries) -> FactorModel:
-    """Fit the model of what was chosen that ranks beside a model of values."""
-    settings = replace(
-        settings, drop_prob="learn", method="alternating", average=0, missing="negative",
-        max_sweeps=None, tol=None, n_factors=settings.chosen_factors(len(entries)),
-    )  # fmt: skip
-    return fit_entries(settings, entries).model
+    model = replace(fit.model, units=units)
+    y = entries.values
+    if model.spread.learned and model.pairs is None and np.ptp(y) == 0:
+        # Values that are all the same say nothing of their noise beyond their number.
+        model = replace(model, noise=max(model.noise, (y[0] or 1.0) ** 2 / (len(y) + 1)))
+        if len(y) >= MANY_ALIKE:
+            warnings.warn(
+                f"all {len(y)} values are {y[0]:g}: there is nothing to predict but that; "
+                'missing="negative" ranks what was chosen',
+                stacklevel=4,
+            )
+    return replace(fit, model=model)
 
 
 def _limits(settings: Settings, entries: Entries, units: Units) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError, InputTypeError
+from overt._check import InputError, InputTypeError, plain_array
 from overt._identifiers import identifiers
 from overt._types import Array, Floats, Ints
 from overt.completion.forms.model import UNKNOWN
@@ -42,7 +42,7 @@ class EntryIndex:
 
     def _find(self, name: str, names: Any, ids: Array | None, count: int) -> Array:
         as_is = isinstance(names, list) and ids is not None
-        given = names if as_is else np.atleast_1d(np.asarray(names))
+        given = names if as_is else np.atleast_1d(plain_array(name, names))
         if not len(given):
             return np.zeros(0, np.int64)
         if ids is None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from overt._check import InputError, InputTypeError
+from overt._check import InputError, InputTypeError, bounded
 from overt.linear.effect import NoiseEffect
 from overt.linear.regression import DenseRegression, Regression, from_data, from_target
 from overt.linear.units import UnitNoise
@@ -19,6 +19,7 @@ from overt.noise import DropConnect, Noise
 R = TypeVar("R")
 
 
+@bounded
 def regression(
     target: Any, X: Any, Y: Any, second_moment: Any, input_noise: Noise | None = None
 ) -> Regression:

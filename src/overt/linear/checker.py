@@ -377,7 +377,7 @@ def main(paths: list[str]) -> int:
     for path in paths:
         try:
             print(f"accepted: {path}: {check(json.loads(Path(path).read_text()))}")
-        except (RefusedError, OSError, ValueError) as error:
+        except (RefusedError, OSError, ValueError, RecursionError) as error:
             print(f"refused: {path}: {error}")
             return 1
     return 0 if paths else 2

@@ -8,7 +8,7 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from overt import _check, spectral
-from overt._check import InputError
+from overt._check import InputError, bounded
 from overt._types import Floats
 from overt.linear import grading
 from overt.linear.arguments import regression, target_or_data
@@ -70,10 +70,12 @@ class DeepLinearNetwork:
         self.effect = DeepNoise(task, self.widths, self.drop_probs)
         self.shapes = self.effect.shapes
 
+    @bounded
     def penalty(self, weights: Sequence[Any]) -> float:
         """Return what dropout adds to the expected squared error."""
         return self.effect.penalty(*self._checked(weights))
 
+    @bounded
     def objective(self, weights: Sequence[Any]) -> float:
         """Return the expected squared error under dropout, exactly."""
         return grading.objective(self.effect, *self._checked(weights))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from overt._check import bounded
 from overt._types import Floats
 from overt.linear.bounds import EXACT, numerical_rank
 from overt.linear.effect import NoiseEffect
@@ -21,6 +22,7 @@ def objective(effect: NoiseEffect, *weights: Floats) -> float:
     return value
 
 
+@bounded
 def certificate(effect: NoiseEffect, *weights: Floats) -> Certificate:
     """Return how far the weights are from the global optimum."""
     reached, bound = objective(effect, *weights), effect.relaxation.bound

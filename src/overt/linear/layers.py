@@ -145,7 +145,7 @@ class DeepNoise(NoiseEffect):
         value = partial(self.whitened_value, m)
         starts = [self._best_chains(s[:q] / s[0], value)]
         enough = attains(self.relaxation.bound) - self.regression.residual
-        enough = (enough - float(np.sum(s[q:] ** 2))) / s[0] ** 2
+        enough = (enough - float(np.sum(s[q:] ** 2))) / s[0] / s[0]
         tries = len(starts) + RANDOM_STARTS
         # Each rank has a minimum of its own: agreement says nothing, and all starts are tried.
         found = refine(value, starts, enough, tries, needed=tries)

@@ -197,14 +197,13 @@ def from_target(
     target: Any, second_moment: Any = None, noise: Noise | None = None
 ) -> DenseRegression:
     """Y = M x with E[x x'] = C: T = M C^(1/2), no residual unless noise masks the inputs."""
-    target = _check.matrix("target", target)
-    M = np.asarray(target if isinstance(target, np.ndarray) else target.detach().cpu(), dtype=float)
+    M = _check.doubles("target", target, ndim=2)
     C = _check.second_moment(second_moment, M.shape[1])
     if C is None:
         if noise is not None:
             return _from_rows(np.eye(M.shape[1]), M.T, 1, samples_of_target(M, None, noise))
         return DenseRegression(samples_of_target(M, None), M)
-    C = np.asarray(C, dtype=float)
+    C = _check.doubles("second_moment", C)
     root, cut = whitening.of_moment(C)
     T = M @ root.L
     whitening.tell_of_what_was_cut(float(np.sum((M @ cut) ** 2)), float(np.sum(T**2)))
@@ -215,8 +214,8 @@ def from_target(
 
 def from_data(X: Any, Y: Any, noise: Noise | None = None) -> DenseRegression:
     """Mean over samples: C = X'X/n; T = Y'P/sqrt(n), P an orthonormal basis of X's columns."""
-    X = np.ascontiguousarray(_check.matrix("X", X), dtype=float)
-    Y = np.ascontiguousarray(_check.matrix("Y", Y), dtype=float)
+    X = np.ascontiguousarray(_check.doubles("X", X, ndim=2))
+    Y = np.ascontiguousarray(_check.doubles("Y", Y, ndim=2))
     if X.shape[0] != Y.shape[0]:
         raise InputError(
             "X and Y must have the same number of rows (samples x features), got "

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, overload
 
-import numpy as np
-
 from overt import _check
-from overt._check import InputError
+from overt._check import InputError, bounded
 from overt._types import Floats, Seed
 from overt.linear import grading
 from overt.linear.arguments import effect_of, regression, target_or_data
@@ -101,10 +99,12 @@ class LinearNetwork:
         task = regression(target, X, Y, second_moment, input_noise)
         self.effect = effect_of(noise, self.width, task, self.weight_decay)
 
+    @bounded
     def penalty(self, U: Any, V: Any) -> float:
         """Return what the noise adds to the expected squared error."""
         return self.effect.penalty(*self._checked(U, V))
 
+    @bounded
     def objective(self, U: Any, V: Any) -> float:
         """Return E|y - U diag(z/mu) V'x|^2, exactly."""
         return grading.objective(self.effect, *self._checked(U, V))
@@ -204,7 +204,7 @@ class LinearNetwork:
 
     def _checked(self, U: Any, V: Any) -> tuple[Floats, Floats]:
         U, V = _check.factors(U, V)
-        U, V = np.asarray(U, dtype=float), np.asarray(V, dtype=float)
+        U, V = _check.doubles("U", U), _check.doubles("V", V)
         expected = tuple(self.effect.shapes)
         if (U.shape, V.shape) != expected:
             raise InputError(

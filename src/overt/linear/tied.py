@@ -9,7 +9,7 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from overt import _check
-from overt._check import InputError, InputTypeError
+from overt._check import InputError, InputTypeError, bounded
 from overt._types import Floats, Seed
 from overt.linear import grading, landscape
 from overt.linear.arguments import regression, target_or_data
@@ -76,10 +76,12 @@ class TiedAutoencoder:
             )
         self.effect = TiedUnitNoise(UnitNoise(task, self.width, noise, self.weight_decay / 2))
 
+    @bounded
     def penalty(self, U: Any) -> float:
         """Return what the noise adds to the expected squared error."""
         return self.effect.penalty(self._checked(U))
 
+    @bounded
     def objective(self, U: Any) -> float:
         """Return E|y - U diag(z/mu) U'x|^2, exactly."""
         return grading.objective(self.effect, self._checked(U))
@@ -144,7 +146,7 @@ class TiedAutoencoder:
         return landscape.landscape(M, self.width, strength, max_points=max_points)
 
     def _checked(self, U: Any) -> Floats:
-        U = np.asarray(_check.matrix("U", U), dtype=float)
+        U = _check.doubles("U", U, ndim=2)
         (expected,) = self.effect.shapes
         if U.shape != expected:
             raise InputError(f"U must be {expected[0]} x {expected[1]}, got {U.shape}")
@@ -229,6 +231,7 @@ class TiedUnitNoise(NoiseEffect):
         (U,) = weights
         return U, U
 
+    @bounded
     def penalty(self, *weights: Floats) -> float:
         """<Cbar, U'U o U'CU>."""
         return self.untied.penalty(*weights * 2)

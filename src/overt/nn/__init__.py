@@ -32,6 +32,7 @@ from overt.nn.moments.result import Moments
 from overt.nn.moments.sampled import mc_moments
 from overt.nn.penalties import Penalty, Term, WithoutNoise, explicit_penalty, without_noise
 from overt.nn.predictive import predictive_moments
+from overt.nn.predictor import Predictive
 
 __all__ = [
     "AuditReport",
@@ -46,6 +47,7 @@ __all__ = [
     "Dropout",
     "Moments",
     "Penalty",
+    "Predictive",
     "Term",
     "WithoutNoise",
     "advance",

@@ -11,7 +11,7 @@ from overt import _check
 from overt.nn.moments.carry import Output, carry, checked, hidden_randomness
 from overt.nn.moments.errors import corrected, judged
 from overt.nn.moments.result import Moments
-from overt.nn.moments.sampled import Samples
+from overt.nn.moments.samples import Samples
 
 DRAWS, MOST = 400, 12_800
 """Samples where some noise cannot be carried, and the most that a tolerance may cost."""

@@ -25,8 +25,8 @@ class CovarianceNoise(Noise):
     """
 
     def __init__(self, mean: Any, covariance: Any) -> None:
-        mu = np.array(_check.floating("mean", mean, ndim=1), dtype=float)
-        K = np.array(_check.matrix("covariance", covariance), dtype=float)
+        mu = _check.doubles("mean", mean, ndim=1).copy()
+        K = _check.doubles("covariance", covariance, ndim=2).copy()
         if np.any(mu == 0):
             raise InputError(f"mean must have no zero entry, got 0 at {int(np.argmin(abs(mu)))}")
         if K.shape != (mu.size, mu.size):

@@ -55,6 +55,10 @@ class Noise(ABC):
         return self.sample(width, size, seed) / self.mean(width).reshape(shape)
 
 
+DEFAULT = 0.5
+"""Drop probability where neither that nor a strength is given."""
+
+
 @dataclass(frozen=True, init=False, repr=False)
 class Dropout(Noise):
     """Each unit is masked on its own: Cbar = diag(lam), lam = drop_prob / (1 - drop_prob).
@@ -81,17 +85,15 @@ class Dropout(Noise):
     gaussian: bool
     _lam: Any
 
-    def __init__(self, drop_prob: Any = None, *, strength: Any = None) -> None:
+    def __init__(self, drop_prob: Any = DEFAULT, *, strength: Any = None) -> None:
         gaussian = strength is not None
-        if gaussian and drop_prob is not None:
+        if gaussian and drop_prob is not DEFAULT:
             raise InputError("give either drop_prob or strength, not both")
         if gaussian:
             lam = _one_or_many("strength", strength, _strength)
             prob = tuple(x / (1 + x) for x in lam) if isinstance(lam, tuple) else lam / (1 + lam)
         else:
-            prob = _one_or_many(
-                "drop_prob", 0.5 if drop_prob is None else drop_prob, _check.drop_prob
-            )
+            prob = _one_or_many("drop_prob", drop_prob, _check.drop_prob)
             lam = tuple(x / (1 - x) for x in prob) if isinstance(prob, tuple) else prob / (1 - prob)
         for name, value in (("drop_prob", prob), ("_lam", lam), ("gaussian", gaussian)):
             object.__setattr__(self, name, value)
@@ -247,6 +249,8 @@ class DropConnect(Noise):
 
 def _one_or_many(name: str, value: Any, check: Callable[[Any, str], float]) -> Any:
     """Return one checked number, or a tuple of them, one per unit."""
+    if hasattr(value, "detach"):
+        value = _check.plain_array(name, value)
     if not isinstance(value, (list, tuple)) and np.ndim(value) == 0:
         return check(value, name)
     values = np.ravel(_check.floating(name, value, ndim=1))

@@ -18,7 +18,16 @@ import numpy as np
 from array_api_compat import is_torch_array
 
 from overt import _check
-from overt._check import InputError, floating, matrix, namespace, number, same_library, whole
+from overt._check import (
+    InputError,
+    doubles,
+    floating,
+    matrix,
+    namespace,
+    number,
+    same_library,
+    whole,
+)
 from overt._types import Array, Floats
 from overt.results import Result
 
@@ -100,7 +109,7 @@ def positive_norm(X: Floats, second_moment: Floats | None = None) -> float:
     With C from the same data (the default) it is sqrt(n rank(X)). Infinite where a row of X leaves
     the range of C: the law with that C never draws it.
     """
-    X = np.asarray(matrix("X", X), dtype=np.float64)
+    X = doubles("X", X, ndim=2)
     C = _check.second_moment(second_moment, X.shape[1])
     if C is None:
         return math.sqrt(len(X) * int(np.linalg.matrix_rank(X)))

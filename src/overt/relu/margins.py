@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from overt import _check
-from overt._check import InputError, generator, matrix, number, whole
+from overt._check import InputError, doubles, generator, number, whole
 from overt._progress import meter
 from overt._types import Floats, Seed
 from overt.results import Result, Status
@@ -62,7 +62,7 @@ def margin(
     X, y
         Inputs of norm 1, samples x features, and their labels, -1 or 1.
     """
-    X = np.asarray(matrix("X", X), dtype=np.float64)
+    X = doubles("X", X, ndim=2)
     y = labels(y, len(X))
     unit_rows(X)
     q = 1 - _check.drop_prob(drop_prob)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError, floating, generator, matrix, whole
+from overt._check import InputError, doubles, generator, matrix, whole
 from overt._types import Floats, Seed
 from overt.relu import plane
 from overt.results import Result
@@ -92,7 +92,7 @@ def retentivity(
 def retained_share(X: Floats, v: Floats, weights: Any = None) -> float:
     """E sigma(v.x)^2 / E(v.x)^2 for one direction; NaN where v.x is always 0."""
     X = points(X)
-    v = np.asarray(floating("v", v, ndim=1), dtype=np.float64)
+    v = doubles("v", v, ndim=1)
     if len(v) != X.shape[1]:
         raise InputError(f"v must have {X.shape[1]} entries, one per column of X, got {len(v)}")
     p, s = probabilities(weights, len(X)), X @ (v / (np.abs(v).max() or 1))
@@ -115,7 +115,7 @@ def points(X: Any) -> Floats:
 
     Retentivity and complexity do not depend on the scale of the inputs.
     """
-    X = np.asarray(matrix("X", X), dtype=np.float64)
+    X = doubles("X", X, ndim=2)
     largest = np.abs(X).max()
     return np.asarray(X / largest if largest > 0 else X)
 

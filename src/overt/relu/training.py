@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from overt import _check
-from overt._check import InputError, InputTypeError, generator, matrix, number, whole
+from overt._check import InputError, InputTypeError, doubles, generator, matrix, number, whole
 from overt._progress import meter
 from overt._types import Floats, Seed
 from overt.relu.margins import labels
@@ -156,7 +156,7 @@ def _pair(holdout: Any) -> tuple[Floats, Floats]:
     """Return inputs and labels to measure errors on."""
     if not isinstance(holdout, (tuple, list)) or len(holdout) != 2:
         raise InputError(f"holdout must be a pair (inputs, labels), got {type(holdout).__name__}")
-    X = np.asarray(matrix("holdout", holdout[0]), dtype=np.float64)
+    X = doubles("holdout", holdout[0], ndim=2)
     return X, labels(holdout[1], len(X))
 
 

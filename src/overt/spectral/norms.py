@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from array_api_compat import is_numpy_array
 
 from overt import _check
-from overt._check import namespace
+from overt._check import bounded, namespace
 from overt._types import Array
 
 
@@ -45,14 +44,17 @@ class SpectralNorm(ABC):
             return xp.sum(g * g) / 4
         return w * self.value(a) + self.dual(g) / (4 * w) - xp.sum(g * a)
 
+    @bounded
     def matrix_value(self, A: Array) -> Array:
         """Return the squared norm of the matrix A."""
         return self.value(_singular_values(A))
 
+    @bounded
     def matrix_dual(self, A: Array) -> Array:
         """Return the squared dual norm of the matrix A."""
         return self.dual(_singular_values(A))
 
+    @bounded
     def matrix_prox(self, A: Array, weight: float) -> Array:
         """Return argmin_B |A - B|^2 + weight * matrix_value(B): the prox of A's spectrum."""
         A = _check.matrix("A", A)
@@ -71,12 +73,14 @@ class SquaredNuclear(SpectralNorm):
     16.0
     """
 
+    @bounded
     def value(self, s: Array) -> Array:
         """(sum_i |s_i|)^2."""
         s = spectrum_of(s)
         xp = namespace(s)
         return xp.sum(xp.abs(s)) ** 2
 
+    @bounded
     def dual(self, s: Array) -> Array:
         """max_i s_i^2."""
         s = spectrum_of(s)
@@ -124,6 +128,7 @@ class KSupport(SpectralNorm):
     def __post_init__(self) -> None:
         object.__setattr__(self, "k", _check.whole("k", self.k))
 
+    @bounded
     def value(self, s: Array) -> Array:
         """sum_(i<rho) s_i^2 + (sum_(i>=rho) s_i)^2 / (k - rho + 1), s sorted decreasingly.
 
@@ -168,6 +173,7 @@ class KSupport(SpectralNorm):
         feasible = slots * ordered[: self.k - 1] >= tail[1 : self.k]
         return int(xp.max(xp.where(feasible, xp.arange(1, self.k), 0)))
 
+    @bounded
     def dual(self, s: Array) -> Array:
         """Return the sum of the k largest s_i^2."""
         s = spectrum_of(s)
@@ -222,7 +228,7 @@ def _support_multiplier(size: Array, k: int, w: float) -> Array | None:
     if size.shape[0] <= k:
         return None
     ordered = xp.sort(size, stable=False)
-    values = ordered if is_numpy_array(ordered) else ordered.detach().cpu().numpy()
+    values = _check.plain_array("s", ordered)
     n = values.shape[0]
     if values[n - k - 1] == 0:
         return None

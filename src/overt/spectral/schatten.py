@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from overt import _check
-from overt._check import InputError, namespace
+from overt._check import InputError, bounded, namespace
 from overt._types import Array
 from overt.spectral.norms import SpectralNorm, SquaredNuclear, spectrum_of
 
@@ -21,6 +21,7 @@ class Schatten(SpectralNorm):
         if self.p != math.inf:
             object.__setattr__(self, "p", _check.number("p", self.p, exclusive=True))
 
+    @bounded
     def value(self, s: Array) -> Array:
         """(sum_i |s_i|^p)^(2/p)."""
         s = spectrum_of(s)
@@ -31,6 +32,7 @@ class Schatten(SpectralNorm):
             return largest**2
         return largest**2 * xp.sum((size / largest) ** self.p) ** (2 / self.p)
 
+    @bounded
     def dual(self, s: Array) -> Array:
         """Return the value for the conjugate exponent q, 1/p + 1/q = 1; needs p >= 1."""
         if self.p < 1:

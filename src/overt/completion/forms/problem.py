@@ -20,7 +20,7 @@ DOUBLE_BELOW = 5_000_000
 CHUNKS = 64
 """Parts that a side's rows are cut into: more share the load better and cost more to start."""
 
-CACHE = 1 << 20
+CACHE = 4 << 20
 """Bytes that the sums of a chunk's rows may take."""
 
 SHRINK = 5

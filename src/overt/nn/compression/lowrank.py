@@ -199,7 +199,29 @@ def _share_ranks(factors: list[Factors], budget: float) -> dict[str, int | None]
             high = middle
         else:
             low = middle
-    return {f.name: _best_rank(f, math.exp(high)) for f in factors}
+    ranks = {f.name: _best_rank(f, math.exp(high)) for f in factors}
+    return _filled(factors, ranks, budget)
+
+
+def _filled(
+    factors: list[Factors], ranks: dict[str, int | None], budget: float
+) -> dict[str, int | None]:
+    """Spend what a price leaves of the budget on the ranks that are worth most."""
+    left = budget - sum(f.cost_of(ranks[f.name]) for f in factors)
+
+    def worth(f: Factors) -> float:
+        rank, price = ranks[f.name], f.cost_of(1)
+        if rank is None or not 0 < price <= left or rank >= f.limit:
+            return 0.0
+        share = f.energy[rank] / (float(f.energy.sum()) or 1.0)
+        return float(share / price) if share > ROUNDING else 0.0
+
+    while factors:
+        f = max(factors, key=worth)
+        if worth(f) == 0:
+            break
+        ranks[f.name], left = (ranks[f.name] or 0) + 1, left - f.cost_of(1)
+    return ranks
 
 
 def _best_rank(f: Factors, price: float) -> int | None:

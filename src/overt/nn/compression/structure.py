@@ -208,7 +208,10 @@ class _Walk:
             return None
         (axis,) = shared
         parts = [self.wiring.along(x, (places[v].index(axis),)) for v, x in given]
-        if len({len(part.ids) for part in parts}) > 1:
+        most = max(len(part.ids) for part in parts)
+        if op.argument(7, "enable_gqa", False) is True:  # several heads of queries share keys
+            parts = [replace(x, ids=x.ids.repeat(most // len(x.ids))) for x in parts]
+        if any(len(part.ids) != most for part in parts):
             return None
         for part in parts[1:]:
             self.wiring.units.tie(parts[0].ids, part.ids)

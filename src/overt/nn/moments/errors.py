@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from overt.nn.moments.carry import Carried, Output, plain_output
 from overt.nn.moments.result import LEVEL, Moments
-from overt.nn.moments.sampled import Samples
+from overt.nn.moments.samples import Samples
 
 
 def judged(model: nn.Module, x: Any, output: Output, one: Carried, covariance: bool) -> Moments:

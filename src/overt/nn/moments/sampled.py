@@ -1,160 +1,18 @@
-"""Mean and variance of a model's output by sampling: Monte Carlo dropout, many copies to a pass.
-
-Rows of a batch may share draws (noise on weights, a coin that decides what runs), so that copies in
-one pass need not be independent. With g passes of c copies, W the variance within passes and B that
-of the passes' means, W (1 - 1 / c) + B is unbiased either way.
-"""
+"""Mean and variance of a model's output by sampling: Monte Carlo dropout."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from overt import _check
 from overt._check import InputError
 from overt._progress import meter
-from overt.nn.moments.carry import Output, checked, picked
-from overt.nn.moments.result import LEVEL, Moments
-from overt.nn.recording.modes import modes, unwrapped
-from overt.nn.recording.watching import called, mapped, tensors
-
-COPIES, ROWS, PASSES = 16, 512, 8
-"""The most copies of the inputs to a pass, rows to a pass, and the fewest passes."""
-
-SHARED = 2.0
-"""How many times more passes may vary than copies do before copies are given up."""
-
-
-class Samples:
-    """Sums over sampled outputs, in double precision; `draw` adds to them.
-
-    `mean` and `variance` are those of all samples so far, `n` is the number of independent samples
-    that they are worth, `kurtosis` that of a typical output.
-    """
-
-    def __init__(self, model: nn.Module, x: Any, output: Output, *, covariance: bool) -> None:
-        self._model, self._x, self._output = model, x, output
-        self._covariance = covariance
-        self._passes, self._copies, self.count = 0, 1, 0
-        self._mean = self._within = self._between = self._fourth = torch.zeros(())
-        self._dtype = torch.float32
-        self._most: int | None = None
-
-    def draw(self, n: int, progress: Any = None) -> None:
-        """Sample n times (a little more if copies do not divide it), noise as it falls."""
-        with torch.inference_mode(False), torch.no_grad(), modes(self._model, noise=True):
-            if self._most is None:
-                self._start()
-            end, copies = self.count + n, self._copies_for(n)
-            given = self._repeated(copies)
-            while self.count < end:
-                self._add(self._outputs(given), copies)
-                if progress is not None:
-                    progress.advance(copies)
-                if copies > 1 and self._passes == PASSES and self._shared() > SHARED:
-                    copies, given = 1, self._x
-
-    def _outputs(self, given: Any) -> Tensor:
-        return picked(called(unwrapped(self._model), given), self._output)
-
-    def _start(self) -> None:
-        """Find out whether copies of the rows may be run together: without noise, first."""
-        self._rows = _rows(self._x)
-        with modes(self._model, noise=False):
-            plain = self._outputs(self._x)
-            self._dtype, self._most = plain.dtype, 1
-            if self._rows is not None and len(plain) == self._rows:
-                try:
-                    twice = self._outputs(self._repeated(2))
-                except Exception:  # a model that wants its number of rows
-                    return
-                again = plain.repeat_interleave(2, 0)
-                close = 64 * torch.finfo(plain.dtype).eps * (1 + float(plain.abs().max()))
-                same = twice.shape == again.shape and bool(((twice - again).abs() <= close).all())
-                self._most = max(1, min(COPIES, ROWS // self._rows)) if same else 1
-
-    def _copies_for(self, n: int) -> int:
-        """Return how many copies to run together; 1 once passes differ more than copies do."""
-        most = 1 if self._shared() > SHARED else min(self._most or 1, n // PASSES)
-        if self.count:
-            return self._copies if most > 1 and n >= self._copies else 1
-        return max(c for c in range(1, max(most, 1) + 1) if n % c == 0)
-
-    def _repeated(self, copies: int) -> Any:
-        if copies == 1:
-            return self._x
-        return mapped(
-            self._x, lambda t: t.repeat_interleave(copies, 0) if len(t) == self._rows else t
-        )
-
-    def _add(self, y: Tensor, copies: int) -> None:
-        if self.count and copies != self._copies:  # what came before was worth less: begin anew
-            self._passes = self.count = 0
-            self._mean = self._within = self._between = self._fourth = torch.zeros(())
-        self._copies, self.count, self._passes = copies, self.count + copies, self._passes + 1
-        y = y.double()
-        y = y.reshape(len(y) // copies, copies, *y.shape[1:]).transpose(0, 1)
-        mean = y.mean(0)
-        before = mean - self._mean
-        self._mean = self._mean + before / self._passes
-        self._between = self._between + self._squares(before, mean - self._mean)
-        self._within = self._within + sum(self._squares(away, away) for away in y - mean)
-        self._fourth = self._fourth + ((y - self._mean) ** 4).sum(0)
-
-    def _squares(self, a: Tensor, b: Tensor) -> Tensor:
-        if not self._covariance:
-            return a * b
-        return a.flatten(1)[:, :, None] * b.flatten(1)[:, None, :]
-
-    @property
-    def mean(self) -> Tensor:
-        """The mean."""
-        return self._mean.to(self._dtype)
-
-    @property
-    def variance(self) -> Tensor:
-        """The variance or the covariances, unbiased."""
-        between = self._between / max(self._passes - 1, 1)
-        if self._copies == 1:
-            return between.to(self._dtype)
-        within = self._within / (self._passes * (self._copies - 1))
-        total = within * (1 - 1 / self._copies) + between
-        return total.to(self._dtype)
-
-    def _shared(self) -> float:
-        """Return how many times more the passes' means vary than copies of their own would."""
-        if self._copies == 1 or self._passes < 2:
-            return 1.0
-        within = self._within.sum() / (self._passes * (self._copies - 1))
-        between = self._between.sum() / (self._passes - 1)
-        return float(self._copies * between / within.clamp(min=torch.finfo(within.dtype).tiny))
-
-    @property
-    def n(self) -> float:
-        """The number of independent samples that all are worth."""
-        return self.count / max(1.0, self._shared())
-
-    @property
-    def kurtosis(self) -> float:
-        """E (y - m)^4 / Var(y)^2 of a typical output, 3 for normal ones."""
-        if self._covariance:
-            return 3.0
-        v = self.variance.double()
-        ratios = (self._fourth / self.count / (v * v))[v > 0]
-        return max(1.5, float(ratios.mean())) if ratios.numel() else 3.0
-
-    def moments(self, **how: Any) -> Moments:
-        """Return what was sampled as a result, with its errors."""
-        sd, n = self.variance.clamp(min=0).sqrt(), self.n
-        how = {"exact": False, "drawn": ("all",), "draws": self.count, **how}
-        if self._covariance:
-            return Moments(self.mean, self.variance, **how)
-        error = sd * LEVEL * math.sqrt((self.kurtosis - 1) / (4 * max(n - 1, 1)))
-        return Moments(self.mean, self.variance, mean_error=LEVEL * sd / math.sqrt(n),
-                       std_error=error, **how)  # fmt: skip
+from overt.nn.moments.carry import Output, checked
+from overt.nn.moments.result import Moments
+from overt.nn.moments.samples import Samples
 
 
 def mc_moments(
@@ -187,10 +45,3 @@ def mc_moments(
     if not bool(samples.variance.any()):
         raise InputError("model has no noise that any of the passes has shown: nothing to sample")
     return samples.moments()
-
-
-def _rows(x: Any) -> int | None:
-    """Return the number of rows, None if the tensors do not agree on it."""
-    counts = {len(t) for t in tensors(x) if t.ndim}
-    whole = all(t.ndim for t in tensors(x))
-    return counts.pop() if whole and len(counts) == 1 else None

@@ -96,7 +96,7 @@ def follow(points: Points, start: Tensor, walk: Walk) -> Tensor:
     sizes = walk.schedule.begin(len(start), points.region.threat, walk.steps, start)
     mover = _Mover(walk, sizes, points.region, start)
     for step in range(walk.steps):
-        mover.advance(step, points.differentiate(mover.moved)[2])
+        mover.advance(step, points.follow(mover.moved)[2])
     return mover.delta
 
 

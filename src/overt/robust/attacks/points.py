@@ -133,12 +133,16 @@ class Points:
         """Return the objective at the moved points, who is fooled there, and the gradient."""
         if self.guide is not None:
             return *self.evaluate(moved), self.guide.gradient(moved, self)
+        logits, value, gradient = self.follow(moved)
+        return *self._judge(logits.detach(), value.detach()), gradient
+
+    def follow(self, moved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return logits, objective and gradient, and judge nothing."""
         moved = moved.detach().requires_grad_()
         with torch.enable_grad():
             logits = self.subject.logits(moved, self.rows)
             value = self.objective(logits, self.y, self.aim)
-            gradient = slope(value, moved)
-        return *self._judge(logits.detach(), value.detach()), gradient
+            return logits, value, slope(value, moved)
 
     def take(self, rows: Tensor) -> Points:
         """Return some of the points."""

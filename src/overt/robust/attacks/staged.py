@@ -10,7 +10,7 @@ from overt.results import Status
 from overt.robust.attacks import models
 from overt.robust.attacks.base import Attack
 from overt.robust.attacks.criteria import Criterion, Misclassified
-from overt.robust.attacks.gradient import PGD
+from overt.robust.attacks.gradient import PGD, Halving
 from overt.robust.attacks.losses import DEVIATION, LOSSES, Loss, ReflectedAll
 from overt.robust.attacks.points import Guide
 from overt.robust.attacks.queries import Square
@@ -44,16 +44,21 @@ def stages(
     measured = min(whole("rivals", rivals), classes - 1)
     rest = max(budget - budget // 12 - budget // 8 - budget // 6 - measured, 4)
     top = max(min(measured, rest // 7), 1)
-    steps = min(rest // top, LONGEST)
+    longest = LONGEST
+    if threat.order == 1:  # runs begin in larger balls, and small steps count at the end
+        longest, common = 2 * LONGEST, {"larger": (3.0, 2.0)} | common
+        top = max(min(top, rest // longest), 1)
+    steps = min(rest // top, longest)
     plan: tuple[tuple[int, str | Loss, int], ...] = (
         (budget // 12, "cross_entropy", 1),
         (budget // 8, "dlr", 1),
         (budget // 6, "reflected_lse", 1),
         (steps, ReflectedAll(top, among=measured), max(rest // (top * steps), 1)),
     )
+    last: dict[str, Any] = {"schedule": Halving()} if threat.order == 1 else {}
     return tuple(
-        PGD(threat, steps=count, loss=loss, restarts=restarts, **common)
-        for count, loss, restarts in plan
+        PGD(threat, steps=count, loss=loss, restarts=restarts, **common, **extra)
+        for (count, loss, restarts), extra in zip(plan, ({}, {}, {}, last), strict=True)
     )
 
 
@@ -124,8 +129,6 @@ def run_stages(
     if search.threat.radius == 0 or len(search.left) == 0:
         return
     common: dict[str, Any] = {"seed": seed, "batch_size": search.batch_size}
-    if search.threat.order == 1:
-        common["larger"] = (3.0, 2.0)
     honest = search.diagnose()
     given = budget - 1 if honest else max(budget // 4, LEAST_BUDGET)
     if search.criterion.raw:  # from random starts, since |f - y| has no slope at f = y

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from scipy.special import expit
 
-from overt._check import InputError, floating, matrix, number, whole
+from overt._check import InputError, doubles, floating, number, whole
 from overt._types import Floats
 from overt.robust.certificates.exact import ExactError, check_slope, two_layer
 from overt.robust.threats.balls import L2
@@ -36,7 +36,7 @@ class LeakyNetwork:
     slope: float
 
     def __post_init__(self) -> None:
-        W = np.asarray(matrix("W", self.W), dtype=np.float64)
+        W = doubles("W", self.W, ndim=2)
         a = np.asarray(floating("a", np.asarray(self.a, dtype=np.float64), ndim=1))
         if len(a) != len(W):
             raise InputError(f"a must be ({len(W)},), got {a.shape}")
@@ -140,7 +140,7 @@ def separation(x: Floats, y: Floats) -> tuple[float, Floats]:
     """
     from scipy.optimize import nnls
 
-    X = np.asarray(matrix("x", x), dtype=np.float64)
+    X = doubles("x", x, ndim=2)
     scale = float(np.linalg.norm(X, axis=1).max()) or 1.0
     G = _signs(y, len(X))[:, None] * (X / scale)
     E = np.vstack([G.T, np.ones(len(G))])

@@ -1,0 +1,191 @@
+"""Commands that ask a saved completion model: predict, recommend, update."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+
+from overt._check import InputError
+from overt.cli.base import AsJson, app, console, show_path, show_table
+from overt.cli.completion import Col, Duplicates, Row, Time, Value, account
+from overt.cli.predictions import write_predictions
+
+if TYPE_CHECKING:
+    from overt.completion import DropoutCompletion
+
+Model = Annotated[Path, typer.Argument(help="Folder that overt complete wrote.")]
+
+
+@app.command()
+def predict(
+    model: Model,
+    pairs: Annotated[Path, typer.Argument(help="File of pairs (row, column) to predict.")],
+    out: Annotated[Path, typer.Option(help="CSV file for the predictions.")] = Path(
+        "predictions.csv"
+    ),
+    row: Row = None,
+    col: Col = None,
+) -> None:
+    """Predict pairs of rows and columns with a saved model.
+
+    Try: [bold]overt predict overt-completion pairs.csv[/bold]
+    """
+    from overt.completion import DropoutCompletion
+    from overt.completion.storage import files
+
+    fitted = DropoutCompletion.load(model)
+    read = files.read_pairs(pairs, (), {"row": row, "col": col})
+    account("pairs", read, out.with_name(out.stem + "-rejected.csv"))
+    write_predictions(fitted, read, out)
+
+
+@app.command()
+def update(
+    model: Model,
+    ratings: Annotated[Path, typer.Argument(help="New ratings or clicks.")],
+    out: Annotated[Path | None, typer.Option(help="Another folder for the updated model.")] = None,
+    duplicates: Duplicates = "last",
+    row: Row = None,
+    col: Col = None,
+    value: Value = None,
+    at: Time = None,
+) -> None:
+    """Take new ratings into a saved model, without fitting it anew.
+
+    Known entries are replaced; new rows and columns may appear. Try: [bold]overt update
+    overt-completion today.csv[/bold]
+    """
+    from overt.completion import DropoutCompletion
+    from overt.completion.storage import files
+
+    fitted = DropoutCompletion.load(model)
+    read = files.read_ratings(ratings, duplicates, row=row, col=col, value=value, time=at)
+    account("ratings", read, None, duplicates)
+    before = fitted.entries_.shape
+    fitted.partial_fit(read.entries)
+    fitted.prepare_ranking()
+    fitted.save(model if out is None else out)
+    new = [after - old for after, old in zip(fitted.entries_.shape, before, strict=True)]
+    console.print(
+        f"{len(fitted.entries_):,} entries; {new[0]:,} new rows and {new[1]:,} new columns"
+    )
+    show_path("model", model if out is None else out)
+
+
+@app.command()
+def recommend(
+    model: Model,
+    user: Annotated[str | None, typer.Option(help="Identifier of the row.")] = None,
+    n: Annotated[int, typer.Option("--n", "-n", min=1, help="How many.")] = 10,
+    everyone: Annotated[
+        Path | None, typer.Option("--all", help="Lists for all rows to a .csv or .parquet file.")
+    ] = None,
+    entries: Annotated[
+        Path | None, typer.Option(help="A newcomer's file: column, value (or columns alone).")
+    ] = None,
+    seen: Annotated[bool, typer.Option("--seen", help="Include columns already rated.")] = False,
+    exclude: Annotated[
+        Path | None, typer.Option(help="File of columns, or of pairs (row, column), to leave out.")
+    ] = None,
+    by: Annotated[str, typer.Option(help="auto, both, value or chosen.")] = "auto",
+    why: Annotated[bool, typer.Option("--why", help="Name the entries behind each.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the columns that suit a row best: one row, a newcomer, or everyone.
+
+    Try: [bold]overt recommend overt-completion --user 42 --why[/bold]
+    """
+    from overt.completion import DropoutCompletion
+
+    asked = [option for option in (user, everyone, entries) if option is not None]
+    if len(asked) != 1:
+        raise InputError("say to whom to recommend: one of --user, --entries and --all")
+    fitted = DropoutCompletion.load(model)
+    left_out = _left_out(exclude)
+    how: dict[str, Any] = {"exclude_seen": not seen, "by": by}
+    if everyone is not None:
+        fitted.recommend_all(everyone, n, exclude=left_out, **how)
+        show_path("recommendations", everyone)
+        return
+    if user is not None:
+        name: Any = user if _named_by_text(fitted) else _whole(user)
+        if np.ndim(left_out) == 2:
+            left_out = [b for a, b in left_out if a == str(name)]
+        best = fitted.recommend(name, n, exclude=left_out, **how)
+        std = fitted.predict([name] * len(best.cols), best.cols, return_std=True)[1]
+    else:
+        if why or np.ndim(left_out) == 2:
+            raise InputError("--why and pairs to exclude are for rows that the model knows")
+        newcomer = fitted.fold_in(_newcomer(entries))
+        best = newcomer.recommend(n, exclude=left_out, **how)
+        std = newcomer.predict(best.cols, return_std=True)[1]
+    rows: list[dict[str, Any]] = [
+        {"column": c, "prediction": v, "std": s}
+        for c, v, s in zip(best.cols.tolist(), best.values.tolist(), std.tolist(), strict=True)
+    ]
+    if why:
+        for line in rows:
+            told = fitted.explain(name, line["column"])
+            line["because"] = told.cols[told.contributions > 0][:3].tolist()
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    console.print(f"by {best.by}")
+    for line in rows:
+        line["column"] = str(line["column"])  # text stands to the left
+        if why:
+            line["because"] = ", ".join(map(str, line["because"]))
+    header = ("column", "prediction", "std", "because of")[: 4 if why else 3]
+    show_table(header, [list(line.values()) for line in rows])
+
+
+def _left_out(path: Path | None) -> Any:
+    """Return the columns, or the pairs, that a file names."""
+    if path is None:
+        return []
+    lines = _fields(path)
+    if all(len(parts) == 1 for parts in lines):
+        return [parts[0] for parts in lines]
+    return np.array([parts[:2] for parts in lines if len(parts) > 1])
+
+
+def _newcomer(path: Path | None) -> tuple[list[str], list[float]]:
+    """Return columns and values of a newcomer; columns alone are clicks."""
+    cols, values = [], []
+    for number, parts in enumerate(_fields(Path(path or "")), 1):
+        try:
+            value = float(parts[1]) if len(parts) > 1 else 1.0
+        except ValueError:
+            if number == 1:
+                continue  # a header
+            raise InputError(f"{path}, line {number}: {parts[1]!r} is not a number") from None
+        cols.append(parts[0])
+        values.append(value)
+    return cols, values
+
+
+def _fields(path: Path) -> list[list[str]]:
+    from overt.completion.storage.text import numbered_lines
+
+    if not path.is_file():
+        raise InputError(f"there is no file {path}")
+    lines = (line for _, line in numbered_lines(path) if line.strip())
+    found = [[part.strip() for part in line.replace("\t", ",").split(",")] for line in lines]
+    if not found:
+        raise InputError(f"{path} is empty")
+    return found
+
+
+def _named_by_text(fitted: DropoutCompletion) -> bool:
+    return fitted.row_ids_ is not None and fitted.row_ids_.dtype.kind not in "iu"
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"--user must be a whole number for this model, got {text!r}") from None

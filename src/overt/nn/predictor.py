@@ -1,0 +1,212 @@
+"""A model that says how sure it is: means, deviations, intervals and probabilities."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from overt import _check
+from overt._check import InputError, InputTypeError
+from overt.nn.given.batches import Batches
+from overt.nn.given.losses import Loss, loss_name
+from overt.nn.moments.carry import Output
+from overt.nn.moments.result import Moments
+from overt.nn.predictive import predictive_moments
+
+NODES = 256
+"""Points, evenly spread over a normal law, at which probabilities are averaged."""
+
+
+class Predictive(nn.Module):  # type: ignore[misc]
+    """A model whose noise says how sure it is.
+
+    Wherever it takes x, that may be a batch as in `predictive_moments`, or a DataLoader, whose
+    batches are put together. In training mode a call is one of the model, noise and all; in
+    evaluation mode it gives the mean under the noise, or for cross-entropy the logarithms of the
+    probabilities, so that trainers and scorers that know nothing of uncertainty can use it.
+
+    Dropout's variance knows nothing of the noise in targets, and its probabilities may be too
+    timid or too bold; `recalibrate` fits the one parameter that mends it on held-out data.
+
+    Parameters
+    ----------
+    model
+        Any network; it is not copied.
+    loss
+        What it was trained for: "squared", "mse", "cross_entropy" (logits) or "logistic".
+    output, tol
+        As in `predictive_moments`.
+
+    Attributes
+    ----------
+    noise_variance, temperature
+        What is added to the variance, and what logits are divided by; buffers, saved with a model.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from overt.nn import Predictive
+    >>> model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(2, 1, bias=False))
+    >>> _ = torch.nn.init.ones_(model[1].weight)
+    >>> sure = Predictive(model)
+    >>> x = torch.tensor([[3.0, 4.0]])
+    >>> sure.mean(x).item(), sure.std(x).item()
+    (7.0, 5.0)
+    >>> low, high = sure.interval(x, level=0.9)
+    >>> round(high.item() - low.item(), 2)
+    16.45
+    """
+
+    noise_variance: Tensor
+    temperature: Tensor
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        loss: Loss = "mse",
+        output: Output = None,
+        tol: float | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(model, nn.Module):
+            raise InputTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        self.model, self.loss, self.output = model, loss_name(loss), output
+        self.tol = None if tol is None else _check.number("tol", tol, exclusive=True)
+        self.register_buffer("noise_variance", torch.zeros(()))
+        self.register_buffer("temperature", torch.ones(()))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the model's output (training mode), or the mean or log-probabilities."""
+        if self.training:
+            return self.model(*args, **kwargs)
+        x = kwargs or (args[0] if len(args) == 1 else args)
+        if self.loss == "cross_entropy":
+            tiny = torch.finfo(torch.float32).tiny
+            return self.probabilities(x).clamp(min=tiny).log()
+        return self.mean(x)
+
+    def moments(self, x: Any) -> Moments:
+        """Return mean and variance under the noise alone, for a batch, and how they were found."""
+        with torch.no_grad():
+            return predictive_moments(self.model, x, output=self.output, tol=self.tol)
+
+    def mean(self, x: Any) -> Tensor:
+        """Return the mean output under the noise."""
+        return self._over(x, lambda batch: self.moments(batch).mean)
+
+    def std(self, x: Any) -> Tensor:
+        """Return the standard deviation: that of the noise, and of the targets if known."""
+        return self._over(x, lambda batch: self._normal(batch)[1])
+
+    def interval(self, x: Any, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Return the ends of central normal intervals."""
+        level = _check.number("level", level, exclusive=True)
+        if not level < 1:
+            raise InputError(f"level must be below 1, got {level}")
+        z = math.sqrt(2) * float(torch.special.erfinv(torch.tensor(level, dtype=torch.float64)))
+        both = self._over(x, lambda batch: torch.stack(self._normal(batch), 1))
+        mean, sd = both.unbind(1)
+        return mean - z * sd, mean + z * sd
+
+    def probabilities(self, x: Any) -> Tensor:
+        """Return E[softmax(logits / temperature)], logits normal (E[sigmoid] for "logistic")."""
+
+        def of(batch: Any) -> Tensor:
+            return self._expected(*self._logits(batch), float(self.temperature))
+
+        return self._over(x, of)
+
+    def recalibrate(self, data: Any) -> Predictive:
+        """Fit the noise variance, or the temperature of logits, to held-out data; return itself.
+
+        Either has the largest likelihood on the data, which must not be that of training.
+        """
+        squared = self.loss in ("squared", "mse")
+        found = []
+        for batch in Batches(data, self.model):
+            x = _alone(batch.inputs.given)
+            parts = self._normal(x, alone=True) if squared else self._logits(x)
+            found.append((*parts, batch.y))
+        center, spread, y = (torch.cat(parts) for parts in zip(*found, strict=True))
+        if squared:
+            y = y.reshape(center.shape).to(center)
+            residual = float((center - y).square().mean())
+
+            def misfit(t: float) -> Tensor:
+                v = spread**2 + t * residual
+                return (torch.log(v) + (center - y) ** 2 / v).mean()
+
+            best = _least(misfit, 1e-4, 2.0) * residual
+            self.noise_variance.fill_(best)
+        else:
+            self.temperature.fill_(
+                _least(lambda t: _surprise(self._expected(center, spread, t), y), 0.05, 20.0)
+            )
+        return self
+
+    def _over(self, x: Any, f: Callable[[Any], Tensor]) -> Tensor:
+        if isinstance(x, (Tensor, tuple, dict)):
+            return f(x)
+        batches = Batches(x, self.model, name="x", alone=True)
+        return torch.cat([f(_alone(batch.inputs.given)) for batch in batches])
+
+    def _normal(self, x: Any, *, alone: bool = False) -> tuple[Tensor, Tensor]:
+        found = self.moments(x)
+        added = 0.0 if alone else self.noise_variance
+        return found.mean, (found.variance.clamp(min=0) + added).sqrt()
+
+    def _logits(self, x: Any) -> tuple[Tensor, Tensor]:
+        """Return the mean of the logits and a root of their covariance, (rows, K, K)."""
+        with torch.no_grad():
+            mean, covariance = predictive_moments(
+                self.model, x, output=self.output, covariance=True
+            )
+            if mean.ndim != 2:
+                raise InputError(
+                    f"probabilities need logits of shape (rows, classes), got {tuple(mean.shape)}"
+                )
+            values, vectors = torch.linalg.eigh(covariance.double())
+            return mean, (vectors * values.clamp(min=0).sqrt()[:, None]).to(mean.dtype)
+
+    def _expected(self, mean: Tensor, root: Tensor, temperature: float) -> Tensor:
+        even = torch.quasirandom.SobolEngine(mean.shape[1], scramble=True, seed=0).draw(NODES)
+        z = torch.special.ndtri(even.clamp(1e-6, 1 - 1e-6)).to(mean)
+        logits = (mean[:, None] + z @ root.mT) / temperature  # (rows, nodes, classes)
+        if self.loss == "logistic" or mean.shape[1] == 1:
+            return torch.sigmoid(logits).mean(1)
+        return torch.softmax(logits, -1).mean(1)
+
+
+def _alone(given: Any) -> Any:
+    return given[0] if isinstance(given, tuple) and len(given) == 1 else given
+
+
+def _surprise(p: Tensor, y: Tensor) -> Tensor:
+    """Return the mean negative log-likelihood of classes, or of 0 and 1."""
+    p = p.clamp(1e-12, 1 - 1e-7)
+    if not y.is_floating_point() and y.ndim == 1 and p.shape[1] > 1:
+        return -p.gather(1, y[:, None]).log().mean()
+    y = y.reshape(p.shape).to(p)
+    return -(y * p.log() + (1 - y) * (1 - p).log()).sum(1).mean()
+
+
+def _least(f: Callable[[float], Tensor], low: float, high: float) -> float:
+    """Return where f is least, by golden sections of the logarithm."""
+    a, b, r = math.log(low), math.log(high), (math.sqrt(5) - 1) / 2
+    x, y = b - r * (b - a), a + r * (b - a)
+    fx, fy = float(f(math.exp(x))), float(f(math.exp(y)))
+    for _ in range(25):
+        if fx < fy:
+            b, y, fy = y, x, fx
+            x = b - r * (b - a)
+            fx = float(f(math.exp(x)))
+        else:
+            a, x, fx = x, y, fy
+            y = a + r * (b - a)
+            fy = float(f(math.exp(y)))
+    return math.exp((a + b) / 2)

@@ -1,0 +1,40 @@
+"""The long run: python -m fuzz [minutes] [seed], from the folder tests (make fuzz).
+
+Damages files of every kind and calls public functions with hostile arguments, in turns, until the
+time is up; prints the counts and every broken rule, and ends with 1 if there is any.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from fuzz.readers import READERS, attack
+
+
+def main(minutes: float = 10, seed: int = 0) -> int:
+    end, counts, faults = time.monotonic() + 60 * minutes, Counter(), []
+    with TemporaryDirectory() as home:
+        while time.monotonic() < end:
+            seed += 1
+            for name, reader in READERS.items():
+                folder = Path(home) / name
+                folder.mkdir(exist_ok=True)
+                found = attack(reader, folder, 200, seed)
+                counts[name] += 200
+                for fault in found:
+                    print(f"{name}: {fault}", flush=True)
+                faults += found
+                if time.monotonic() > end:
+                    break
+    for name, count in counts.items():
+        print(f"{count:9,} {name}")
+    print(f"{sum(counts.values()):9,} in all, {len(faults)} outside the rule")
+    return bool(faults)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(float, sys.argv[1:2]), *map(int, sys.argv[2:3])))
