@@ -49,7 +49,8 @@ autosummary_generate = False  # docs/_ext/reference.py writes the pages
 toc_object_entries_show_parents = "hide"
 # What scikit-learn adds to every estimator is described there.
 autodoc_default_options = {
-    "exclude-members": "set_fit_request, set_partial_fit_request, set_predict_request",
+    "exclude-members": "set_fit_request, set_partial_fit_request, set_predict_request, "
+    "set_score_request, set_transform_request",
 }
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # signatures carry them in the source; docstrings say what they mean
