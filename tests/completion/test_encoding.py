@@ -7,7 +7,7 @@ from scipy import sparse
 import overt
 from overt import Entries
 from overt.completion import DropoutCompletion
-from overt.completion.encoding import Encoder
+from overt.completion.forms.encoding import Encoder
 
 
 def generated(share=0.9, m=600, n=120, k=3, cold=100, seed=1):

@@ -11,7 +11,7 @@ import numpy as np
 from overt._check import InputError
 from overt._identifiers import identifiers
 from overt._types import Array
-from overt.completion.encoding import Encoder
+from overt.completion.forms.encoding import Encoder
 from overt.entries import Entries, index
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from overt._types import Array, Floats
-from overt.completion.encoding import Encoder
 from overt.completion.forms.draws import Draws, Row
+from overt.completion.forms.encoding import Encoder
 from overt.completion.forms.features import FEATURES, NO_DIRECTIONS, NOTHING, SIGNALS, Directions
 from overt.completion.forms.noise import RowNoise, expected
 from overt.completion.forms.pairs import WEIGHT, AllPairs

@@ -16,8 +16,8 @@ import numpy as np
 from overt._check import InputError
 from overt._files import digest, read_sealed, reading, write_sealed, write_whole
 from overt._plain import plain
-from overt.completion.encoding import Encoder
 from overt.completion.forms.draws import Draws
+from overt.completion.forms.encoding import Encoder
 from overt.completion.forms.features import Directions
 from overt.completion.forms.model import FactorModel, Fit
 from overt.completion.forms.noise import RowNoise
