@@ -193,6 +193,14 @@ def test_new_choices_are_taken_in(chosen, table, tmp_path):
     assert len(model.recommend(125, 3).cols) == 3
 
 
+def test_new_rows_that_chose_nothing_are_taken_in(chosen, tmp_path):
+    chosen.save(tmp_path)
+    model = DropoutCompletion.load(tmp_path)
+    model.partial_fit(overt.Entries([120], [60], [0.0]))
+    assert model.complete().shape == (121, 61)
+    assert np.isfinite(model.complete()).all()
+
+
 def test_columns_nobody_chose_come_last(table):
     X = scipy.sparse.csr_array(np.hstack([np.zeros((120, 1)), table]))
     model = DropoutCompletion(3, missing="negative", max_sweeps=8).fit(X)

@@ -280,7 +280,8 @@ def _grow_pairs(settings: Settings, growing: Growing, new: Entries, sweeps: int)
     with make_engine(settings.engine, settings.n_jobs) as engine:
         for _ in range(sweeps):
             for side in (0, 1):
-                form.update(side, engine)
+                if len(form.problem.grouped(side).rows):  # none, where all that is new is zero
+                    form.update(side, engine)
     form.problem = problem
     form.finish()
     found = equivalent_drop_prob(form)  # type: ignore[arg-type]

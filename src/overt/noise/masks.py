@@ -184,7 +184,7 @@ class KeepExactly(Noise):
         return np.full(units, self.count / units)
 
     def characteristic(self, width: Width) -> Floats:
-        """Lam on the diagonal, -lam/(d-1) elsewhere."""
+        """-lam/(d-1) off the diagonal, lam on it."""
         units = self._fitting(width)
         lam = units / self.count - 1
         Gamma = np.full((units, units), -lam / max(units - 1, 1))
