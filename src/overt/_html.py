@@ -35,7 +35,7 @@ figcaption { color: var(--quiet); font-size: .88rem; max-width: 46rem; }
 pre { background: #f5f7f9; padding: .8rem 1rem; overflow-x: auto; border-radius: 6px;
       font-size: .86rem; }
 code { font-family: ui-monospace, monospace; }
-nav ol { columns: 20rem; padding-left: 1.4rem; } nav a { color: var(--accent); }
+nav ol { columns: 22rem; column-gap: 3rem; padding-left: 1.6rem; } nav a { color: var(--accent); }
 summary { cursor: pointer; color: var(--accent); }
 footer { margin-top: 3rem; color: var(--quiet); font-size: .85rem; }
 """
