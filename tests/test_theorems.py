@@ -419,3 +419,9 @@ def test_list_and_cards_are_shown():
     for part in ("Thesis, Algorithm 3", "claim", "1 + lam j", "as printed", "oracle", "holds"):
         assert part in card
     assert "sampled" in card
+
+
+def test_every_statement_has_a_formula_that_can_be_shown():
+    latex2mathml = pytest.importorskip("docutils.utils.math.latex2mathml")
+    for statement in theorems.registered().values():
+        assert "<math" in latex2mathml.tex2mathml(statement.formula), statement.id

@@ -33,6 +33,7 @@ _LAZY = {
     "drop_prob_for_rank": "overt.linear",
     "path": "overt.linear",
 }
+_ROOMS = ("completion", "datasets", "decay", "experiments", "linear", "nn", "relu", "robust")
 
 __all__ = [
     "Certificate",
@@ -62,6 +63,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f"overt.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'overt' has no attribute {name!r}")
     return getattr(import_module(_LAZY[name]), name)
