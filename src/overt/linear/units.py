@@ -38,6 +38,12 @@ Pair = tuple[Floats, Floats]
 CANCELS = 0.01
 """Share of its terms' absolute values below which a penalty is evaluated without cancellation."""
 
+WEAK = 1e-8
+"""Largest entry of Gamma to which weaker noise is raised where weights are looked for."""
+
+RIDGE = 1e-14
+"""What is added to the costs of units, relative to their sizes, so that they decide."""
+
 
 class UnitNoise(NoiseEffect):
     """Any noise over the hidden units of a two-layer network."""
@@ -80,7 +86,7 @@ class UnitNoise(NoiseEffect):
         left, s, right = task.svd
         m, d = s[: self.width], self.width
         enough = attains(self.relaxation.bound) - task.residual - float(np.sum(s[d:] ** 2))
-        U, P = self.best_factors(m, self.best_root(m, self.relaxation.spectrum, enough), enough)
+        U, P = self.best_factors(m, self._shared(m, self.relaxation.spectrum), enough)
         return self._decayed(left[:, :d] @ U, task.unwhiten(right[:, :d] @ P))
 
     def _decayed(self, U: Floats, V: Floats) -> Sequence[Floats]:
@@ -103,44 +109,73 @@ class UnitNoise(NoiseEffect):
 
         The first start are factors of the relaxation's map, with the spectrum a.
         """
-        scale, unit, kept = m[0] or 1.0, np.eye(len(m)), positive(a)
-        start, _ = self.sharing.factors(unit[:, kept], a[kept] / scale, unit[:, kept])
+        scale = m[0] or 1.0
+        T, start, mu = np.diag(m) / scale, self._shared(m, a / scale), self.decay / scale
 
         def value(B: Floats) -> tuple[float, Sequence[Floats]]:
-            objective, (gradient, other) = self._value(np.diag(m) / scale, B, B, scale)
+            objective, (gradient, other) = self._value(T, B, B, mu)
             return objective, (gradient + other,)
 
         (B,) = refine(value, [(start,), (nudged(start, 1),)], enough / scale**2)
         return np.asarray(np.sqrt(scale) * B)
 
-    def best_factors(self, m: Floats, B: Floats, enough: float) -> Pair:
-        """Return the best (U, P) found, from the best with U = P = B and from elsewhere.
+    def best_factors(self, m: Floats, start: Floats, enough: float) -> Pair:
+        """Return the best (U, P) found of |diag(m) - U P'|^2 + <Gamma, U'U o P'P>.
 
-        They may differ where noise is correlated: units that cancel each other cancel noise too.
+        P may differ from U where noise is correlated: units that cancel each other cancel noise
+        too. The best P for a U is known, so descent is in U alone, for which noise that is weaker
+        than WEAK may be raised: at first order its strength is only a factor.
         """
-        scale, B = m[0] or 1.0, B / np.sqrt(m[0] or 1.0)
-        value = partial(self._value, np.diag(m) / scale, scale=scale)
-        if value(B, B)[0] > enough / scale**2:
-            found = refine(value, [(nudged(B, 2), nudged(B, 3))], enough / scale**2)
-            if value(*found)[0] < value(B, B)[0]:
-                return np.sqrt(scale) * found[0], np.sqrt(scale) * found[1]
-        return np.sqrt(scale) * B, np.sqrt(scale) * B
+        scale, B = m[0] or 1.0, start / np.sqrt(m[0] or 1.0)
+        T, mu = np.diag(m) / scale, self.decay / scale
+        if self._value(T, B, B, mu)[0] > enough / scale**2:
+            raised = max(1.0, WEAK / (float(np.abs(self._characteristic).max()) or 1.0))
+
+            def value(U: Floats) -> tuple[float, Sequence[Floats]]:
+                P = self._partner(T, U, mu, raised)
+                objective, (gradient, _) = self._value(T, U, P, mu, raised)
+                return objective, (gradient,)
+
+            (U,) = refine(value, [(B,), (nudged(B, 1),)], enough / scale**2)
+            P = self._partner(T, U, mu)
+            if self._value(T, U, P, mu)[0] < self._value(T, B, B, mu)[0]:
+                return np.sqrt(scale) * U, np.sqrt(scale) * P
+        return start, start
+
+    def _partner(self, T: Floats, U: Floats, mu: float, raised: float | None = None) -> Floats:
+        """Return the best P for U: (U'U + Gamma o U'U + mu I) P' = U'T; unless raised, from roots.
+
+        Units are taken at one size, as what they carry depends on no other.
+        """
+        UU = U.T @ U
+        size = np.sqrt(np.diag(UU))
+        size = np.where(size > 0, size, 1.0)
+        cost = (raised or 1.0) * self._characteristic * UU + mu * np.eye(len(UU))
+        cost, U = cost / np.outer(size, size), U / size
+        if raised:
+            K = U.T @ U + cost + RIDGE * np.eye(len(UU))
+            return np.asarray((np.linalg.solve(K, U.T @ T) / size[:, None]).T)
+        values, vectors = np.linalg.eigh(cost)
+        root = np.sqrt(np.maximum(values, 0.0))[:, None] * vectors.T
+        rows = np.vstack([U, root]), np.vstack([T, np.zeros((len(root), T.shape[1]))])
+        return np.asarray((np.linalg.lstsq(*rows, rcond=None)[0] / size[:, None]).T)
 
     def _value(
-        self, T: Floats, U: Floats, P: Floats, scale: float | None = None
+        self, T: Floats, U: Floats, P: Floats, mu: float = 0.0, raised: float = 1.0
     ) -> tuple[float, Sequence[Floats]]:
-        """Return |T - U P'|^2 + <Gamma, U'U o P'P> and its gradients.
-
-        With a scale, and weight decay in whitened coordinates, both in units of the scale.
-        """
-        Gamma, R = self._characteristic, T - U @ P.T
+        """Return |T - U P'|^2 + <Gamma, U'U o P'P> + mu (|U|^2 + |P|^2) and its gradients."""
+        Gamma, R = raised * self._characteristic, T - U @ P.T
         UU, PP = U.T @ U, P.T @ P
-        mu = self.decay / scale if scale is not None else 0.0
         value = float(np.sum(R * R) + np.sum(Gamma * UU * PP) + mu * (np.trace(UU) + np.trace(PP)))
         return value, (
             2 * (U @ (Gamma * PP) - R @ P + mu * U),
             2 * (P @ (Gamma * UU) - R.T @ U + mu * P),
         )
+
+    def _shared(self, m: Floats, a: Floats) -> Floats:
+        """Return a root of diag(a), a map in the coordinates of diag(m), as units best share it."""
+        unit, kept = np.eye(len(m)), positive(a)
+        return self.sharing.factors(unit[:, kept], a[kept], unit[:, kept])[0]
 
     def product(self, *weights: Floats) -> Pair:
         """Return the weights, which are the factors."""
