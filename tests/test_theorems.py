@@ -255,7 +255,7 @@ MUTATIONS = [
      ["equalizer", "equalized-product", "weighted-trace", "rotation-is-not-enough"]),
     (equalize, "hadamard_equalizer", lambda U: np.eye(U.shape[1]), ["hadamard-equalizer"]),
     (penalty, "shallow", slightly_more(penalty.shallow), ["dropout-step", "dropblock-tight"]),
-    (landscape, "_most_negative", lambda M, U, lam: (0.0, U), ["strict-saddle"]),
+    (landscape, "_outside", lambda *given: (0.0, given[2]), ["strict-saddle"]),
     (blocks, "_signs", lambda count, k, seed: np.ones((count, k)), ["dropblock-tight"]),
     (equalize, "importance", lambda U, V, C=None: np.arange(1.0, 4.0), ["per-unit-optimum"]),
     (spectral.SquaredNuclear, "prox", soft_threshold, ["dropconnect-optimum"]),

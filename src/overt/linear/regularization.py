@@ -15,7 +15,7 @@ from overt._types import Bools, Floats, Ints
 from overt.linear.arguments import regression, target_or_data
 from overt.linear.blocks import attains_bound
 from overt.linear.bounds import Envelope, positive, shrink, spectral_bound
-from overt.linear.units import sharing
+from overt.linear.sharing import sharing
 from overt.noise import DropBlock, DropConnect, Dropout, Noise
 from overt.results import Result
 
