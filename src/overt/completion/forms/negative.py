@@ -36,7 +36,7 @@ from overt.completion.forms.problem import CompletionProblem
 from overt.completion.forms.spread import FULL_BYTES, FullSpread
 from overt.completion.kernels import Held, Learned
 from overt.completion.kernels.full import pack, unpack
-from overt.completion.kernels.pairs import Everyone, learn_pairs
+from overt.completion.kernels.pairs import Everyone, learn_pairs, weighted_sum
 
 TOL = 1e-2
 """Fall of the objective in one sweep, in nats per observed entry, below which it has settled."""
@@ -141,8 +141,9 @@ class NegativeForm:
         group, prior = problem.grouped(side), self.priors[side]
         c = np.where(self.active[other], self.precisions[other], 0)
         shift = prior.precision @ prior.mean
-        shared = Everyone(c @ tables[other], WEIGHT, prior.precision, shift, self.noise)
-        held = Held(self.means[other], tables[other], c)
+        everyone = weighted_sum(c, tables[other])
+        shared = Everyone(everyone, WEIGHT, prior.precision, shift, self.noise)
+        held = Held(self.means[other], tables[other], c.astype(problem.dtype))
         out = Learned(self.means[side], tables[side], np.zeros((problem.shape[side], 2)))
         moments = np.zeros((group.blocked.n_chunks, tables[side].shape[1]))
         own = (self.precisions[side],)
@@ -168,18 +169,13 @@ class NegativeForm:
             empty, prior = self.problem.grouped(side).counts == 0, self.priors[side]
             mean, S = prior.mean, prior.covariance
             if side == 1 and empty.any():
-                everyone = self.precisions[0] @ self._moments(0)
+                U, r = self.means[0].astype(np.float64), self.precisions[0]
+                everyone = (U.T * r) @ U + unpack(weighted_sum(r, self.spread.tables[0]))
                 scale = self.precisions[1].max() / self.noise
-                S = np.linalg.inv(prior.precision + scale * unpack(everyone))
+                S = np.linalg.inv(prior.precision + scale * everyone)
                 mean = S @ prior.precision @ prior.mean
             self.spread.add_means(side, w, -1)
             w[empty], table[empty] = mean, pack(S)
-
-    def _moments(self, side: int) -> Floats:
-        """Return second moments of one side whose covariances alone are in the tables."""
-        W = self.means[side].astype(np.float64)
-        i, j = np.tril_indices(W.shape[1])
-        return self.spread.tables[side] + W[:, i] * W[:, j]
 
     @property
     def noises(self) -> list[RowNoise]:
