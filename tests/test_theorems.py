@@ -23,6 +23,7 @@ from overt.relu import reference
 from overt.robust.certificates import leaky
 from overt.theorems import Evidence, Theorem, _symbolic, distinct, registered, verify
 from overt.theorems import base as table
+from overt.theorems._latex import tex
 from overt.theorems.decay import network
 
 try:
@@ -422,3 +423,29 @@ def test_list_and_cards_are_shown():
     for part in ("Thesis, Algorithm 3", "claim", "1 + lam j", "as printed", "oracle", "holds"):
         assert part in card
     assert "sampled" in card
+
+
+def test_statements_are_printed_as_latex_and_bibtex():
+    shown = CliRunner().invoke(app, ["verify", "dropconnect", "certificate", "--latex", "--bibtex"])
+    assert shown.exit_code == 0
+    for part in (
+        r"\begin{theorem}[Structured dropout, Theorem 4.1]\label{dropconnect}",
+        r"$\lambda \sum_k |u_k|^2 v_k^\top \operatorname{diag}(C) v_k$, which",
+        r"\begin{remark}As printed: $C = \mathbb{E}[x x^\top ]$ is printed",
+        "@inproceedings{pal2020structured,",
+    ):
+        assert part in shown.output
+    assert shown.output.count("@") == 1
+    none = CliRunner().invoke(app, ["verify", "certificate", "--bibtex"]).output
+    assert none == "% none of the four papers: overt (new)\n"
+
+
+def test_every_formula_is_valid_tex_and_no_formula_is_left_in_prose():
+    to_mathml = pytest.importorskip("docutils.utils.math.latex2mathml").tex2mathml
+    for statement in registered().values():
+        for text in (statement.claim, statement.assumes, statement.correction or ""):
+            prose, formulas = tex(text).split("$")[::2], tex(text).split("$")[1::2]
+            assert len(prose) == len(formulas) + 1
+            assert not [p for p in prose if re.search(r"(?<!\\)[_^&%#]|[<>|=]", p)], tex(text)
+            for formula in formulas:
+                to_mathml(formula)
