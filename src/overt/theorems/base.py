@@ -75,7 +75,7 @@ class Theorem:
 
     @property
     def formula(self) -> str:
-        """The claim as a formula in TeX; empty for a statement from elsewhere that has none."""
+        """The claim as a formula in TeX, where its words have none; empty elsewhere."""
         return _formulas().get(self.id, "")
 
 
