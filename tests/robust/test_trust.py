@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from robust_cases import blobs, linear_model, points
+from robust_cases import blobs, linear_model, points, small_mlp
 from torch import nn
 
 from overt.robust import (
@@ -145,6 +145,34 @@ MASKS = {
     "logits rounded": lambda net: lambda v: net(v).round(),
     "random backward": lambda net: lambda v: net(Backward.apply(v)),
 }
+
+
+def hooked(v):
+    v = v * 1
+    if v.requires_grad:
+        v.register_hook(lambda g: Backward.backward(None, g))
+    return v
+
+
+HIDDEN = {
+    "backward": Backward.apply,
+    "hook": hooked,
+    "detached": torch.detach,
+    "data": lambda v: v.data,
+    "shifted": lambda v: v.detach() - (v - v.detach()),  # the gradient has the wrong sign
+}
+
+
+@pytest.mark.parametrize("way", HIDDEN)
+def test_gradients_are_found_behind_what_hides_them(way):
+    model, x = small_mlp(12, 16, dtype=torch.float32), points(40, 12, dtype=torch.float32)
+    y, threat = model(x).argmax(1), Linf(0.25)
+    plain = strongest(model, x, y, threat, budget=100, queries=0, warn=False)
+    with pytest.warns(RobustnessWarning):
+        found = strongest(lambda v: model(HIDDEN[way](v)), x, y, threat, budget=200, queries=0)
+    assert 0.2 < plain.robust_accuracy < 0.8
+    assert found.robust_accuracy <= plain.robust_accuracy + 0.03
+    assert torch.equal(found.success, model(found.x).argmax(1) != y)
 
 
 @pytest.mark.parametrize("mask", MASKS)

@@ -161,13 +161,13 @@ class Search:
         order = distance.nan_to_num_(nan=math.inf).argsort(1)
         return likely.gather(1, order).to(self.x.device)
 
-    def rounds(self) -> bool:
-        """Return whether the model rounds something that depends on its inputs."""
+    def hides(self) -> bool:
+        """Return whether the model rounds or cuts off what depends on its inputs, or the like."""
         rows = self.left[: self.batch_size]
         x = self.x[rows].to(self.subject.device).requires_grad_()
         try:
             with torch.enable_grad(), StraightThrough() as mode:
-                self.subject.logits(x, rows)
+                mode.through(self.subject.logits(x, rows))
         except Exception:  # numbers in the place of whole ones may not do, for an index say
             return False
         return mode.seen

@@ -158,7 +158,7 @@ def guides(search: Search, surrogate: Any, honest: bool, door: models.Door) -> l
         found.append(Guide(other))
     if honest:
         return found
-    if search.rounds():
+    if search.hides():
         found.append(Guide(search.subject, straight=True))
     sigma, draws = SMOOTH
     found.append(Guide(search.subject, sigma * search.threat.radius, draws, straight=bool(found)))
