@@ -100,7 +100,7 @@ class StraightThrough(TorchFunctionMode):  # type: ignore[misc]
         if callable(getattr(place, name, None)) and not isinstance(getattr(place, name), type)
     )
     CUTTING: ClassVar[frozenset[Any]] = frozenset(
-        {torch.detach, Tensor.detach, Tensor.data.__get__}  # type: ignore[attr-defined]
+        {torch.detach, Tensor.detach, Tensor.data.__get__}
     )
 
     def __init__(self) -> None:
