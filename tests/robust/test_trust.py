@@ -97,6 +97,17 @@ def test_points_of_the_target_class_are_no_errors():
     assert robust_error(model, x[y == 1], y[y == 1], Linf(0.5), attack=attack).value == 0
 
 
+class Hiding(nn.Module):
+    """A module that does not know of the one that it calls."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.parts = [net]
+
+    def forward(self, v):
+        return self.parts[0](v)
+
+
 def test_modules_inside_functions_are_switched_and_left_alone():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
@@ -106,9 +117,10 @@ def test_modules_inside_functions_are_switched_and_left_alone():
     wanted = PGD(L2(0.8), steps=10)(net, x, y)
     net.train()
     before = {k: v.clone() for k, v in net.state_dict().items()}
-    inside = PGD(L2(0.8), steps=10)(lambda v: net(v), x, y)
-    assert torch.equal(inside.x, wanted.x)
-    assert torch.equal(inside.success, wanted.success)
+    for model in (lambda v: net(v), net.forward, Hiding(net)):
+        inside = PGD(L2(0.8), steps=10)(model, x, y)
+        assert torch.equal(inside.x, wanted.x)
+        assert torch.equal(inside.success, wanted.success)
     assert all(m.training for m in net.modules())
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
     PGD(L2(0.8), steps=3)(lambda v: net(v), x[:1], y[:1])  # a single point
@@ -226,6 +238,8 @@ def test_random_models_are_scored_over_fresh_draws():
     assert error.warnings == ()  # no warning of what it recommends
     assert error.interval[0] < error.value < error.interval[1]
     assert error.value >= 1 - found.robust_accuracy - 0.08
+    with pytest.warns(RobustnessWarning, match="the model is random"):  # one point, few outputs
+        PGD(Linf(0.1), steps=2)(lambda v: nn.functional.dropout(model(v)), x[:1], y[:1])
 
 
 def test_radius_zero_is_free_and_probabilities_get_their_sentence():

@@ -12,8 +12,9 @@ from torch import Tensor
 from overt._progress import meter
 from overt.results import Status
 from overt.robust.attacks.criteria import Criterion
+from overt.robust.attacks.inputs import starts
 from overt.robust.attacks.losses import Loss, Plan, find_loss, objective_of, reflected_pair
-from overt.robust.attacks.models import Door, Model, Subject, evaluating, starts
+from overt.robust.attacks.models import Door, Model, Subject, evaluating
 from overt.robust.attacks.points import Found, Guide, Points, Run, StraightThrough, slope
 from overt.robust.attacks.results import AttackResult, report
 from overt.robust.threats.base import Threat
@@ -43,7 +44,7 @@ class Search:
         self.threat, self.loss = threat.within(self.x), loss
         self._modes, self._several = ExitStack(), False
         with self:
-            self.clean = self.subject.clean_logits(batch_size)
+            self.clean = self.subject.clean_logits(batch_size, y)
             self.y = criterion.truth(y, self.x, self.clean.shape[1])
             noisy = self.subject.random()
             aim = criterion.aims(self.y, self.clean.shape[1])

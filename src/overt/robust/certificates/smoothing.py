@@ -35,7 +35,7 @@ from overt._progress import meter
 from overt._types import Floats, Ints
 from overt.noise import Dropout, KeepExactly, Noise
 from overt.results import Result
-from overt.robust.attacks import models
+from overt.robust.attacks import inputs, models
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -58,7 +58,7 @@ class Smoothed(Result):
 
     def errors(self, y: Any, radii: Any) -> Floats:
         """Return for each of radii the share of points not certified to be of their class y."""
-        right = np.asarray(self.predicted) == models.class_numbers("y", y).numpy().ravel()
+        right = np.asarray(self.predicted) == inputs.class_numbers("y", y).numpy().ravel()
         return np.array([1 - float(np.mean(right & (self.radius >= r))) for r in np.ravel(radii)])
 
 

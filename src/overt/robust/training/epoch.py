@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from overt._check import InputError, InputTypeError, whole
 from overt.robust.attacks.base import Attack
 from overt.robust.attacks.gradient import FGSM
+from overt.robust.attacks.inputs import classes, pair
 from overt.robust.attacks.losses import find_loss, objective_of
-from overt.robust.attacks.models import Subject, classes, evaluating
+from overt.robust.attacks.models import Subject, evaluating
 from overt.robust.attacks.points import Points
 from overt.robust.threats.base import Region, tensor
 from overt.robust.threats.keyed_random import keys_of
@@ -23,9 +24,6 @@ from overt.robust.training.losses import Target, TrainingLoss
 
 SEEN = 10
 """One in so many batches has its clean accuracy measured where clean inputs are not trained on."""
-
-LABELS = ("labels", "label", "targets", "target", "y")
-"""Names that classes go by where a batch is a dict."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,24 +52,6 @@ def batches(data: Any, batch_size: int) -> Iterable[Any]:
             + ", ".join(str(len(part)) for part in data)
         )
     return _Shuffled(tensor("data", data[0]), tensor("data", data[1]), batch_size)
-
-
-def pair(batch: Any) -> tuple[Any, Any]:
-    """Return inputs and classes of a batch: a pair, or a dict with the classes under a usual name.
-
-    A dict with one more entry gives that; with several they are the model's arguments by name.
-    """
-    if isinstance(batch, Mapping):
-        name = next((n for n in LABELS if n in batch), None)
-        if name is None:
-            raise InputError(
-                f"data must give classes under one of {', '.join(LABELS)}, got {', '.join(batch)}"
-            )
-        rest = {key: value for key, value in batch.items() if key != name}
-        return (next(iter(rest.values())) if len(rest) == 1 else rest), batch[name]
-    if not isinstance(batch, (tuple, list)) or len(batch) < 2:
-        raise InputError("data must give batches (inputs, classes)")
-    return batch[0], batch[1]
 
 
 class WarmStarts:
