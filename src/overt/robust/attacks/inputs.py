@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -28,8 +29,9 @@ def floating(name: str, value: Any) -> Tensor:
         )
     if x.ndim < 2 or 0 in x.shape:
         raise InputError(f"{name} must be (points, ...) and not empty, got shape {tuple(x.shape)}")
-    bad = int((~torch.isfinite(x)).sum())
-    if bad:
+    low, high = torch.aminmax(x)  # NaN if there is any
+    if not (math.isfinite(low) and math.isfinite(high)):
+        bad = int((~torch.isfinite(x)).sum())
         raise InputError(f"{name} must be finite, got {bad} NaN or infinite value(s)")
     return x
 

@@ -39,10 +39,10 @@ class Door(TypedDict, total=False):
 
 
 @contextmanager
-def evaluating(*models: Model) -> Iterator[None]:
+def evaluating(*models: Model, hidden: bool = True) -> Iterator[None]:
     """Put every module that runs into evaluation mode, and each back as it was afterwards.
 
-    A module inside a function, or hidden in another, is met when it is called.
+    A module inside a function, or hidden in another, is met when it is called, if `hidden`.
     """
     switched: list[nn.Module] = []
 
@@ -51,14 +51,15 @@ def evaluating(*models: Model) -> Iterator[None]:
             switched.append(module)
             module.training = False
 
-    hook = register_module_forward_pre_hook(switch)
+    hook = register_module_forward_pre_hook(switch) if hidden else None
     try:
         for model in models:
             for module in model.modules() if isinstance(model, nn.Module) else ():
                 switch(module)
         yield
     finally:
-        hook.remove()
+        if hook is not None:
+            hook.remove()
         for module in switched:
             module.training = True
 
