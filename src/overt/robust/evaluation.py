@@ -15,7 +15,7 @@ from overt._intervals import clopper_pearson
 from overt._progress import meter
 from overt._types import Bools, Floats
 from overt.results import Result, Status
-from overt.robust.attacks import models
+from overt.robust.attacks import inputs, models
 from overt.robust.attacks.base import Attack
 from overt.robust.attacks.criteria import Misclassified
 from overt.robust.attacks.results import report
@@ -151,7 +151,7 @@ def measure(
     batch_size: int, seed: int, warn: bool, door: models.Door,
 ) -> tuple[RobustError, Tensor]:  # fmt: skip
     """Return the robust error and the perturbed inputs at the threat's radius."""
-    x, y, threat = models.examples(x, y, threat)
+    x, y, threat = inputs.examples(x, y, threat)
     check_threat(threat)
     if attack is not None and not isinstance(attack, Attack):
         raise InputTypeError(f"attack must be FGSM, BIM, PGD, Square or None, got {attack!r}")
