@@ -81,7 +81,7 @@ class Theorem:
 
 @cache
 def _formulas() -> dict[str, str]:
-    text = (files("overt.theorems") / "formulas.tsv").read_text(encoding="utf-8")
+    text = (files(__package__) / "formulas.tsv").read_text(encoding="utf-8")
     return dict(line.split("\t") for line in text.splitlines())
 
 

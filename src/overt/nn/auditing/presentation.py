@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from overt._check import InputError, MissingExtraError
+from overt._check import InputError
 from overt._figures import BLUE, COLORS, GRAY, ORANGE, subplots
 from overt._html import Page
 from overt.results import Status
@@ -51,10 +51,6 @@ def text(report: Any) -> str:
 
 def html(report: Any, path: str | os.PathLike[str] | None) -> str:
     """Return the page, and write it to `path` if given."""
-    try:
-        import matplotlib  # noqa: F401
-    except ModuleNotFoundError:
-        raise MissingExtraError("matplotlib", "plots") from None
     page = Page(f"Audit of {report.model}", " · ".join(summary(report)) + ".")
     _fill(page, report)
     footer = f"Made with overt in {report.seconds:.1f} s."
@@ -215,8 +211,7 @@ def _fill(page: Page, report: Any) -> None:
         if section.note:
             page.text(section.note)
         page.table(section.header, section.rows)
-        flowing = _flowing(report)
-        if section.title == "noise" and flowing:
+        if section.title == "noise" and (flowing := _flowing(report)):
             page.figure(
                 _drawn((_flows, flowing)),
                 "Flow through each unit, in decreasing order, relative to the mean: a flat line "
@@ -250,9 +245,8 @@ def _fill_findings(page: Page, report: Any) -> None:
 
 def plot(report: Any) -> Any:
     """Draw the flow through units, the last layer's spectra and the curve of the suggestion."""
-    head, s, flowing = report.head, report.suggestion, _flowing(report)
-    found = ((_flows, flowing or None), (_spectra, head), (_curve, s))
-    panels = [(draw, what) for draw, what in found if what is not None]
+    found = ((_flows, _flowing(report)), (_spectra, report.head), (_curve, report.suggestion))
+    panels = [(draw, what) for draw, what in found if what]
     if not panels:
         raise InputError("there is nothing to draw: no noise, last layer or suggestion was found")
     return _drawn(*panels)
