@@ -572,5 +572,4 @@ def test_transposed_linear_layers_are_made_smaller_like_others(by):
     small, report = compress(model, 0.4, x, by=by)
     again, _ = compress(plain, 0.4, x, by=by)
     assert report.met
-    assert not report.skipped or by == "spectrum"
     torch.testing.assert_close(small(x), again(x), rtol=1e-4, atol=1e-4)
