@@ -21,7 +21,7 @@ DRAWS, MOST = 400, 12_800
 CHECKS = 32
 """Samples of a few rows that check what was carried; half as many of more rows."""
 
-OPEN, SURE = 0.15, 0.1
+OPEN, SURE = 0.12, 0.1
 """The stated error, in standard deviations, above which what was carried calls for samples, and
 that at which samples end that are called for."""
 
