@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from overt._figures import GRAY, canvas
-from overt.experiments.base import Experiment, Findings, Params, Row, grid
+from overt.experiments.base import Findings, Params, Row
 from overt.experiments.verdicts import Finding, Interval, above, below, mean_interval, together
 
 DROP_PROBS = (0.0, 0.25, 0.5, 0.75)
@@ -209,28 +209,3 @@ def plot(rows: list[Row]) -> Any:
         line[3].set_title(f"Spearman {rank_correlation(rows, kind):.2f}")
     panels[0, 0].legend()
     return figure
-
-
-EXPERIMENT = Experiment(
-    id="thesis-fig4-2",
-    title="Co-adaptation, generalization gap and capacity of networks trained with dropout",
-    source="Thesis, Figure 4-2",
-    claim="dropout lowers alpha and the generalization gap, and alpha ranks the gaps",
-    grids={
-        "toy": grid(run=0, data="digits", symmetrized=False, width=[32, 128],
-                    drop_prob=list(DROP_PROBS), epochs=40, learning_rate=5e-3),
-        "reduced": grid(run=[0, 1, 2], data=["mnist", "fashion-mnist"], symmetrized=True,
-                        width=[32, 128, 512], drop_prob=list(DROP_PROBS), epochs=10,
-                        learning_rate=1e-3),
-        "paper": grid(run=list(range(50)), data=["mnist", "fashion-mnist"],
-                      symmetrized=[True, False], width=[32, 128, 512, 2048],
-                      drop_prob=list(DROP_PROBS), epochs=30, learning_rate=1e-3),
-    },
-    differs={
-        "toy": "odd against even digits of scikit-learn, which were picked because the claim holds "
-        "there; one run, plain inputs",
-        "reduced": "3 runs of 10 epochs, random signs only, widths up to 512",
-        "paper": "widths, optimizer and batch size are not printed: Adam in batches of 64",
-    },
-    run=run, check=check, plot=plot, needs={"torch": "torch", "matplotlib": "plots"},
-)  # fmt: skip
