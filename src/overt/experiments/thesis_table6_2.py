@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from overt._check import InputError
 from overt._figures import BLUE, ORANGE, canvas
 from overt.experiments.base import Findings, Params, Row
 from overt.experiments.verdicts import Finding, below, mean_interval, together
@@ -35,6 +36,9 @@ def run(params: Params, seed: int) -> dict[str, Any]:
     from overt.robust import PGD, Constant, Linf, adversarial_train
 
     data = small.load(params["data"])
+    if len(data.x_test) < params["points"]:
+        raise InputError(f"OVERT_DATA must hold all of {params['data']}, {params['points']:,} "
+                         f"images to test on; it has {len(data.x_test):,}")  # fmt: skip
     epochs, threat = params["epochs"], Linf(params["radius"] / 255, (0.0, 1.0))
     with torch.random.fork_rng():
         torch.manual_seed(params["run"])
