@@ -23,7 +23,7 @@ from overt.relu import reference
 from overt.robust.certificates import leaky
 from overt.theorems import Evidence, Theorem, _symbolic, distinct, registered, verify
 from overt.theorems import base as table
-from overt.theorems._latex import tex
+from overt.theorems._latex import latex, tex
 from overt.theorems.decay import network
 
 try:
@@ -256,7 +256,7 @@ MUTATIONS = [
      ["equalizer", "equalized-product", "weighted-trace", "rotation-is-not-enough"]),
     (equalize, "hadamard_equalizer", lambda U: np.eye(U.shape[1]), ["hadamard-equalizer"]),
     (penalty, "shallow", slightly_more(penalty.shallow), ["dropout-step", "dropblock-tight"]),
-    (landscape, "_most_negative", lambda M, U, lam: (0.0, U), ["strict-saddle"]),
+    (landscape, "_outside", lambda *given: (0.0, given[2]), ["strict-saddle"]),
     (blocks, "_signs", lambda count, k, seed: np.ones((count, k)), ["dropblock-tight"]),
     (equalize, "importance", lambda U, V, C=None: np.arange(1.0, 4.0), ["per-unit-optimum"]),
     (spectral.SquaredNuclear, "prox", soft_threshold, ["dropconnect-optimum"]),
@@ -423,6 +423,14 @@ def test_list_and_cards_are_shown():
     for part in ("Thesis, Algorithm 3", "claim", "1 + lam j", "as printed", "oracle", "holds"):
         assert part in card
     assert "sampled" in card
+
+
+def test_every_statement_has_a_formula_in_its_words_or_beside_them():
+    to_mathml = pytest.importorskip("docutils.utils.math.latex2mathml").tex2mathml
+    for statement in registered().values():
+        assert "$" in tex(statement.claim) or statement.formula, statement.id
+        assert "<math" in to_mathml(statement.formula or "x")
+    assert registered()["equalizer"].formula in latex(registered()["equalizer"])
 
 
 def test_statements_are_printed_as_latex_and_bibtex():

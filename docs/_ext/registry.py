@@ -94,7 +94,7 @@ class Statements(Generated):
             rows = [
                 (
                     _checked(self, v.id),
-                    [_stated(v.claim), *_assumption(v)],
+                    [_stated(v.claim), *_formula(v), *_assumption(v)],
                     "" if paper == "overt" else _place(v),
                     f"{v.residual:.1e} ≤ {v.tolerance:.0e}" + (" *" if v.correction else ""),
                 )
@@ -140,7 +140,7 @@ class Corrections(Generated):
             rows = [
                 (
                     [_text(_place(v)), _code(v.id)],
-                    [_stated(v.claim), *_assumption(v)],
+                    [_stated(v.claim), *_formula(v), *_assumption(v)],
                     _stated(v.correction or ""),
                     [
                         _text(f"right: {v.residual:.1e}"),
@@ -283,6 +283,11 @@ def _literal(command: str, output: str) -> nodes.Node:
     block = nodes.literal_block(text=f"$ {command}\n{output}")
     block["language"] = "text"
     return block
+
+
+def _formula(verdict: theorems.Verdict) -> list[nodes.Node]:
+    tex = theorems.registered()[verdict.id].formula
+    return [nodes.paragraph("", "", nodes.math(tex, tex), classes=["claim"])] if tex else []
 
 
 def _assumption(verdict: theorems.Verdict) -> list[nodes.Node]:

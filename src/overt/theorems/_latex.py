@@ -52,7 +52,10 @@ def latex(statement: Theorem) -> str:
     lines = [rf"\begin{{theorem}}[{tex(statement.source)}]\label{{{statement.id}}}"]
     if statement.assumes != "nothing":
         lines.append(f"Assume: {tex(statement.assumes)}.")
-    lines += [f"{tex(statement.claim)}.", r"\end{theorem}"]
+    lines.append(f"{tex(statement.claim)}.")
+    if statement.formula:
+        lines.append(rf"\[{statement.formula}\]")
+    lines.append(r"\end{theorem}")
     if statement.correction:
         lines.append(rf"\begin{{remark}}As printed: {tex(statement.correction)}.\end{{remark}}")
     return "\n".join(lines)

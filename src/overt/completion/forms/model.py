@@ -277,3 +277,4 @@ class Fit:
     learned_drop_prob: Floats | None = None
     path: Floats | None = None
     fitted: int | None = None  # entries of the last full fit, all of them if None
+    faults: tuple[str, ...] = ()  # what a cluster lost, and was done again

@@ -83,11 +83,11 @@ class Carried:
             return self.output.variance
         return self.tape.sources.variances(self.tangent)
 
-    def parts(self) -> tuple[Tensor, Tensor]:
+    def parts(self, keep: Any = None) -> tuple[Tensor, Tensor]:
         """Return the variance of each output, and how much of it linear maps leave out."""
         if self.output.known:
             return self.output.variance, torch.zeros_like(self.output.variance)
-        return self.tape.sources.parts(self.tangent)
+        return self.tape.sources.parts(self.tangent, keep)
 
     def covariances(self) -> Tensor:
         """Return the covariances of each row's outputs, (rows, outputs, outputs)."""
