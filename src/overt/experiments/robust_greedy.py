@@ -16,8 +16,6 @@ from overt.experiments.base import Findings, Params, Row
 from overt.experiments.verdicts import Finding
 
 W = np.array([[2.0, 0.0], [1.0, 0.0], [0.0, 10.0]])
-REFLECTED = ("reflected_greedy", "reflected", "reflected_lse", "reflected_all")
-METHODS = ("cross_entropy", *REFLECTED, "strongest", "exact")
 
 
 def run(params: Params, seed: int) -> dict[str, Any]:

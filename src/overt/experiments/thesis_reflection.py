@@ -21,7 +21,6 @@ FORMS = {
     "reflected": lambda z: -np.logaddexp(0, z) / np.log(2),
 }
 X, TOP = np.array([3.0, 2.0, 1.0]), (10, 100, 1000)
-LOSSES = ("cross-entropy", "reflected, log-softmax", "reflected, pairwise")
 
 
 def run_losses(params: Params, seed: int) -> dict[str, Any]:

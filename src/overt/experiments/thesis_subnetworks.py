@@ -21,7 +21,7 @@ from overt._figures import BLUE, ORANGE, canvas
 from overt.experiments.base import Findings, Params, Row
 from overt.experiments.verdicts import Finding, above, mean_interval
 
-LEARNING_RATE, BATCH, VISITED, DROP_PROB = 0.01, 64, 10, 0.8
+BATCH, VISITED, DROP_PROB = 64, 10, 0.8
 
 
 def network(image: Any, width: int) -> tuple[Any, Any]:
