@@ -232,6 +232,7 @@ def test_notebooks_show_every_field_with_text_escaped(name):
 def test_pictures_draw_the_numbers():
     pytest.importorskip("matplotlib")
     solution = RESULTS["solution"]
+    assert solution.plot()._repr_png_().startswith(b"\x89PNG")  # what a notebook shows
     (spectrum, shares) = solution.plot().axes
     np.testing.assert_allclose([bar.get_height() for bar in spectrum.patches], solution.spectrum)
     norms = np.linalg.norm(solution.U, axis=0) * np.linalg.norm(solution.V, axis=0)

@@ -21,7 +21,7 @@ DRAWS, MOST = 400, 12_800
 CHECKS = 32
 """Samples of a few rows that check what was carried; half as many of more rows."""
 
-OPEN, SURE = 0.25, 0.1
+OPEN, SURE = 0.12, 0.1
 """The stated error, in standard deviations, above which what was carried calls for samples, and
 that at which samples end that are called for."""
 
@@ -81,7 +81,7 @@ def predictive_moments(
     if draws is not None:
         most = _check.whole("draws", draws, minimum=2)
     one = carry(model, x, output=output)
-    hidden = hidden_randomness(model, x, output)
+    hidden = hidden_randomness(model, x, output, one)
     drawn = tuple(name for name in one.noises if name in one.to_draw | set(one.tape.rough))
     drawn += ("noise that is not seen",) if hidden and not one.drawn else ()
     drawn += tuple(name for name in one.drawn if name not in drawn)
@@ -89,6 +89,8 @@ def predictive_moments(
     if not one.drawn and not hidden:
         control = None if covariance else Control(one)
         found = judged(model, x, output, one, control)
+        if not bool(torch.isfinite(found.variance).all()):  # carried out of a function's range
+            found, control, drawn = None, None, one.noises
     if found is not None and not drawn and (covariance or found.exact):
         return found
     samples = Samples(model, x, output, covariance=covariance, control=control)

@@ -16,7 +16,7 @@ from overt.nn.moments.samples import Samples
 def judged(
     model: nn.Module, x: Any, output: Output, one: Carried, control: Control | None
 ) -> Moments:
-    """Return what was carried, and how far off it may be; covariances without a control.
+    """Return what was carried, and how far off it may be; covariances where there is no control.
 
     The error grows with what non-linear functions do: the part of the variance that linear maps
     leave out, and how far the mean moves from the output without noise, over a row's outputs.
