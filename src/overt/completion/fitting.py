@@ -127,6 +127,7 @@ def _fit_standard(
     problem = CompletionProblem.build(
         entries, settings.factors(len(entries)), biases=settings.biases and not negatives,
         standard=settings.learned and not negatives, precise=settings.ill_posed,
+        mapped=settings.mapped,
     )  # fmt: skip
     total = settings.sweeps + settings.average
     with make_engine(settings.engine, settings.n_jobs) as engine, meter("sweeps", total) as bar:
