@@ -1,6 +1,7 @@
 """Ratings files: every line is used or accounted for; killed runs go on to the same result."""
 
 import csv
+import gc
 import gzip
 import json
 import os
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -409,3 +411,21 @@ def test_folders_that_cannot_be_read_are_named(folder, tmp_path):
     (folder / "d.csv").write_text("song,listener\n1,2\n")
     with pytest.raises(overt.InputError, match="all files must have the same"):
         read_ratings(folder)
+
+
+def test_memory_and_file_handles_stay(ratings, tmp_path):
+    status = Path("/proc/self/fd")
+    if not status.exists():
+        pytest.skip("needs /proc")
+    handles, maps = [], []
+    for number in range(6):
+        how = {"memory_limit": "1GB"} if number % 2 else {}
+        model = DropoutCompletion(2, max_sweeps=2, **how).fit(ratings)
+        model.save(tmp_path)
+        DropoutCompletion.load(tmp_path).predict(ratings)
+        del model
+        gc.collect()
+        handles.append(len(list(status.iterdir())))
+        maps.append(Path("/proc/self/maps").read_text().count("(deleted)"))
+    assert handles[-1] <= handles[1]
+    assert maps[-1] <= maps[1]
