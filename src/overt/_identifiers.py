@@ -28,7 +28,7 @@ def identifiers(name: str, given: Any) -> Array:
     missing = sum(map(is_missing, given))
     if missing:
         raise InputError(f"{name} must not be missing, got {missing} missing identifier(s)")
-    if ids.dtype.kind == "f" and np.all(ids == np.floor(ids)):
+    if holds_whole(ids):
         return ids.astype(np.int64)
     if ids.dtype.kind in "bcf":
         raise InputTypeError(f"{name} must be whole numbers or strings, got {ids.dtype}")
@@ -36,6 +36,14 @@ def identifiers(name: str, given: Any) -> Array:
     if all(isinstance(x, (int, np.integer)) and not isinstance(x, bool) for x in given):
         return np.array(given, dtype=np.int64)
     return _words(list(map(str, given)))
+
+
+def holds_whole(array: Array) -> bool:
+    """Whether an array of floating-point numbers holds whole ones, which 64 bits can hold too."""
+    if array.dtype.kind != "f":
+        return False
+    array = array.astype(np.float64)
+    return bool(np.all((np.floor(array) == array) & (np.abs(array) < 2**63)))
 
 
 def factorized(ids: Array) -> tuple[Array, Ints]:

@@ -12,6 +12,9 @@ from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
+from fuzz.functions import ROOMS
+from fuzz.hostile import assault
 from fuzz.readers import READERS, attack
 
 
@@ -28,6 +31,16 @@ def main(minutes: float = 10, seed: int = 0) -> int:
                 for fault in found:
                     print(f"{name}: {fault}", flush=True)
                 faults += found
+                if time.monotonic() > end:
+                    break
+            rng = np.random.default_rng(seed)
+            for room, rows in ROOMS.items():
+                for name, row in rows.items():
+                    found = [f"{name}: {fault}" for _ in range(20) if (fault := assault(row, rng))]
+                    counts[room] += 20
+                    for fault in found:
+                        print(f"seed {seed}, {fault}", flush=True)
+                    faults += found
                 if time.monotonic() > end:
                     break
     for name, count in counts.items():

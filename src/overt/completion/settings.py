@@ -51,19 +51,20 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.n_factors is not None:
-            _check.whole("n_factors", self.n_factors)
+            _check.whole("n_factors", self.n_factors, maximum=10**5)
         _check.whole("average", self.average, minimum=0)
         _check.whole("batch_size", self.batch_size)
         _check.whole("seed", self.seed, minimum=0)
-        _check.number("ridge", self.ridge)
-        _check.number("learning_rate", self.learning_rate, exclusive=True)
+        rate = _check.number("learning_rate", self.learning_rate, exclusive=True)
+        object.__setattr__(self, "ridge", _check.number("ridge", self.ridge))
+        object.__setattr__(self, "learning_rate", rate)
         _check.choice("method", self.method, ("alternating", "sgd"))
         if self.method == "sgd" and self.engine != "local":
             raise InputError(f'method="sgd" needs engine="local", got {self.engine!r}')
         if self.max_sweeps is not None:
             _check.whole("max_sweeps", self.max_sweeps)
         if self.tol is not None:
-            _check.number("tol", self.tol)
+            object.__setattr__(self, "tol", _check.number("tol", self.tol))
         if not isinstance(self.biases, (bool, np.bool_)):
             raise InputTypeError(f"biases must be True or False, got {self.biases!r}")
         if not isinstance(self.clip, (bool, np.bool_)) and str(self.clip) != "auto":

@@ -180,7 +180,8 @@ class CompletionProblem:
         """
         y, columns = entries.values, Columns(n_factors, biases)
         center = float(y.mean()) if biases else 0.0
-        scale = (float(y.std()) or 1.0) if standard else 1.0
+        peak = float(np.abs(y).max()) or 1.0  # squares of tiny numbers vanish
+        scale = (peak * float((y / peak).std()) or 1.0) if standard else 1.0
         double = precise or len(y) * columns.width <= DOUBLE_BELOW
         values = ((y - center) / scale).astype(np.float64 if double else np.float32)
         m, n = entries.shape

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError, MissingExtraError, choice
+from overt._check import InputError, InputTypeError, MissingExtraError, choice
 from overt.completion.storage import text
 from overt.completion.storage.collecting import Columns, RatingsFile, collect
 from overt.completion.storage.text import ORDER, Dialect, Rejected, Said
@@ -50,6 +50,8 @@ def read_ratings(
     """
     choice("duplicates", duplicates, DUPLICATES)
     said = {"row": row, "col": col, "value": value, "time": time}
+    if not isinstance(path, (str, os.PathLike)) or "\0" in str(path):
+        raise InputTypeError(f"path must be the path of a file, got {type(path).__name__}")
     read = _read(Path(path), duplicates, (), said)
     if not len(read.values):
         raise InputError(f"{path} has no usable line (row, column, value)" + _first(read))

@@ -25,7 +25,7 @@ class Constant(StepSchedule):
 
     def begin(self, points: int, threat: Threat, steps: int, like: Tensor) -> StepSizes:
         """Return the step sizes of a run."""
-        size = 2.5 * threat.radius / steps if self.size is None else number("size", self.size)
+        size = 2.5 * threat.radius / steps if self.size is None else _size(self.size)
         return _Shared([size] * steps)
 
 
@@ -75,7 +75,13 @@ class Halving(StepSchedule):
 
 
 def _first_size(size: float | None, threat: Threat) -> float:
-    return threat.radius if size is None else number("size", size)
+    return threat.radius if size is None else _size(size)
+
+
+def _size(size: float) -> float:
+    if number("size", size) > 1e30:
+        raise InputError(f"size must be at most 1e30, as in single precision, got {size!r}")
+    return float(size)
 
 
 class _Shared(StepSizes):
