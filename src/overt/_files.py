@@ -18,11 +18,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from threading import get_ident
 from typing import IO, Any
 
 import numpy as np
 
 from overt._check import InputError, MissingExtraError
+from overt._market import read_market
 from overt._types import Array
 
 ACCEPTED = (".npy", ".npz", ".csv", ".tsv", ".txt", ".mtx")
@@ -55,16 +57,30 @@ def write_whole(
 
     `content` is bytes, text, or a function that writes to an open file.
     """
-    path = Path(path)
-    temporary = path.with_name(path.name + ".part")
-    with temporary.open("w+b") as file:
+    with replacing(path) as temporary, temporary.open("w+b") as file:
         if callable(content):
             content(file)
         else:
             file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
-    return temporary.replace(path)
+    return Path(path)
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Give a path beside a file, of this process alone, and put what is written there in its place.
+
+    If writing fails, as on a full disk, what was there before stays, and nothing else.
+    """
+    path = Path(path)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}-{get_ident()}.part")
+    try:
+        yield temporary
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def write_csv(path: Path, header: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
@@ -146,7 +162,8 @@ def read_matrix(path: str | os.PathLike[str]) -> Any:
             case ".npz":
                 return _from_npz(path)
             case ".mtx":
-                return _from_market(path)
+                with path.open(encoding="latin-1") as file:
+                    return read_market(path, bounded_lines(path, file))
         return _from_text(path, "\t" if suffix == ".tsv" else "," if suffix == ".csv" else None)
 
 
@@ -188,66 +205,6 @@ def _from_npz(path: Path) -> Any:
     raise InputError(
         f"{path} must hold one array, or one named target; it holds {', '.join(names)}"
     )
-
-
-def _from_market(path: Path) -> Any:
-    """Read Matrix Market by hand: scipy's reader can crash the process on a damaged file."""
-    with path.open(encoding="latin-1") as file:
-        lines = bounded_lines(path, file)
-        banner = next(lines, "").lower().split()
-        if banner[:2] != ["%%matrixmarket", "matrix"] or len(banner) != 5:
-            raise InputError(f"{path} cannot be read as Matrix Market: see its first line")
-        form, field, symmetry = banner[2:]
-        coordinate = form == "coordinate"
-        known = (form in ("coordinate", "array"), field in ("real", "integer", "pattern", "double"))
-        if not all(known) or symmetry not in ("general", "symmetric", "skew-symmetric"):
-            raise InputError(f"{path} must hold real numbers, it holds {' '.join(banner[2:])}")
-        sizes = next(line for line in lines if line.strip() and not line.startswith("%"))
-        rows, cols, *rest = map(int, sizes.split())
-        table = np.loadtxt(lines, comments="%", ndmin=2)
-    if not (0 < rows < 2**31 and 0 < cols < 2**31) or len(rest) != int(coordinate):
-        raise InputError(f"{path} announces a matrix of {sizes.strip()[:60]}")
-    if coordinate:
-        return _coordinates(path, table, (rows, cols, *rest), field == "pattern", symmetry)
-    return _listed(path, table.ravel(), (rows, cols), symmetry)
-
-
-def _coordinates(
-    path: Path, table: Any, sizes: tuple[int, ...], pattern: bool, symmetry: str
-) -> Any:
-    from scipy.sparse import coo_array
-
-    rows, cols, count = sizes
-    table = table.reshape(-1, 2 if pattern else 3) if not table.size else table
-    if table.shape != (count, 2 if pattern else 3):
-        raise InputError(f"{path} announces {count} entries, but holds {table.shape}")
-    i, j = table[:, 0] - 1, table[:, 1] - 1
-    for name, index, size in (("row", i, rows), ("column", j, cols)):
-        if np.any((index < 0) | (index >= size) | (index != np.floor(index))):
-            raise InputError(f"{path} holds an entry in no {name} of {rows} x {cols}")
-    values = np.ones(count) if pattern else table[:, 2]
-    if symmetry != "general":
-        below = i != j
-        sign = -1 if symmetry == "skew-symmetric" else 1
-        i, j = np.append(i, j[below]), np.append(j, i[below])
-        values = np.append(values, sign * values[below])
-    places = i.astype(np.int64), j.astype(np.int64)
-    if len(i) and max(places[0].max() + 1 - rows, places[1].max() + 1 - cols) > 0:
-        raise InputError(f"{path} is {symmetry} but not square: {rows} x {cols}")
-    return coo_array((values, places), shape=(rows, cols))
-
-
-def _listed(path: Path, values: Any, shape: tuple[int, int], symmetry: str) -> Any:
-    rows, cols = shape
-    strict = int(symmetry == "skew-symmetric")
-    count = rows * cols if symmetry == "general" else rows * (rows + 1 - 2 * strict) // 2
-    if len(values) != count or (symmetry != "general" and rows != cols):
-        raise InputError(f"{path} announces {rows} x {cols} numbers, but holds {len(values)}")
-    if symmetry == "general":
-        return values.reshape(cols, rows).T.copy()
-    found = np.zeros(shape)
-    found.T[np.triu_indices(rows, strict)] = values
-    return found + (-1 if strict else 1) * np.tril(found, -1).T
 
 
 def _from_text(path: Path, delimiter: str | None) -> Any:
