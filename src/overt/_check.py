@@ -253,7 +253,7 @@ def drop_probs(value: Any, count: int, name: str = "drop_prob") -> tuple[float, 
 
 def widths(value: Any) -> list[int]:
     """Return the widths of hidden layers, from one number or from several."""
-    several = isinstance(value, (Sequence, np.ndarray)) and np.ndim(value) == 1
+    several = isinstance(value, (Sequence, np.ndarray)) and getattr(value, "ndim", 1) == 1
     found = [whole(f"widths[{i}]", d) for i, d in enumerate(value if several else (value,))]
     if not found:
         raise InputError("widths must name at least one hidden layer, got none")

@@ -96,25 +96,6 @@ def write_csv(path: Path, header: Sequence[str], lines: Iterable[Sequence[Any]])
     write_whole(path, write)
 
 
-def write_arrays(path: Path, arrays: Mapping[str, Array], metadata: dict[str, str]) -> str:
-    """Write arrays as safetensors, whole or not at all; return the file's checksum."""
-    save = safetensors("numpy", "files").numpy.save
-    data = save({name: np.ascontiguousarray(a) for name, a in arrays.items()}, metadata)
-    write_whole(path, data)
-    return _checksum(data)
-
-
-def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, str], str]:
-    """Return the arrays, the metadata and the checksum of a safetensors file."""
-    library = safetensors("numpy", "files")
-    with reading(path, "cannot be read as safetensors"):
-        data = path.read_bytes()
-        arrays: dict[str, Array] = library.numpy.load(data)
-        length = int.from_bytes(data[:8], "little")
-        metadata = dict(json.loads(data[8 : 8 + length]).get("__metadata__", {}))
-    return arrays, metadata, _checksum(data)
-
-
 def digest(value: Any, arrays: Mapping[str, Array] | None = None) -> str:
     """Return a checksum over a plain value and arrays: their names, formats, shapes and numbers."""
     found = hashlib.sha256(json.dumps(value, sort_keys=True).encode())
@@ -125,16 +106,22 @@ def digest(value: Any, arrays: Mapping[str, Array] | None = None) -> str:
 
 
 def write_sealed(path: Path, arrays: Mapping[str, Array], what: str) -> str:
-    """Write arrays whole or not at all; return their checksum, which is written with them."""
-    checksum = digest(what, arrays)
-    write_arrays(path, arrays, {"what": what, "checksum": checksum})
+    """Write arrays as safetensors; return their checksum, which is written with them."""
+    checksum, save = digest(what, arrays), safetensors("numpy", "files").numpy.save
+    metadata = {"what": what, "checksum": checksum}
+    write_whole(path, save({name: np.ascontiguousarray(a) for name, a in arrays.items()}, metadata))
     return checksum
 
 
 def read_sealed(path: Path, what: str) -> tuple[dict[str, Array], str]:
     """Return the arrays and their checksum; refuse what was changed, or is something else."""
-    arrays, metadata, _ = read_arrays(path)
-    told, checksum = metadata.get("what"), metadata.get("checksum", "")
+    library = safetensors("numpy", "files")
+    with reading(path, "cannot be read as safetensors"):
+        data = path.read_bytes()
+        arrays: dict[str, Array] = library.numpy.load(data)
+        length = int.from_bytes(data[:8], "little")
+        metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+        told, checksum = metadata.get("what"), metadata.get("checksum", "")
     if told != what:
         raise InputError(f"{path} holds something else: {told!r} instead of {what!r}")
     if checksum != digest(what, arrays):
@@ -241,10 +228,6 @@ def _floats(array: Any) -> Any:
     if array.dtype.kind not in "fiu":
         raise InputError(f"the matrix must hold numbers, got {array.dtype}")
     return array.astype(float)
-
-
-def _checksum(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def safetensors(framework: str, extra: str) -> Any:

@@ -175,9 +175,10 @@ class Entries:
     def take(self, chosen: Array) -> Self:
         """Return some of the entries (numbers, or a mask), in a matrix of the same shape."""
         chosen = plain_array("chosen", chosen)
-        if chosen.dtype != bool:
-            chosen = index("chosen", chosen)
-        if chosen.shape != self.rows.shape if chosen.dtype == bool else np.any(chosen >= len(self)):
+        if chosen.dtype == bool and chosen.shape == self.rows.shape:
+            chosen = np.flatnonzero(chosen)
+        chosen = index("chosen", chosen)
+        if np.any(chosen >= len(self)):
             raise InputError(f"chosen must be some of the {len(self)} entries")
         rows, cols, values = self.rows[chosen], self.cols[chosen], self.values[chosen]
         times = None if self.times is None else self.times[chosen]

@@ -9,7 +9,7 @@ import pytest
 from fuzz.readers import _completion, _entries, _matrix, _state
 
 import overt
-from overt._files import digest, read_arrays
+from overt._files import digest, read_sealed
 from overt.cli.models import read_examples
 from overt.completion import DropoutCompletion, read_ratings
 
@@ -36,7 +36,7 @@ LOADERS = {
     "data.npz": (npz, read_examples),
     "w.pt": (lambda p, b: torch.save({"weight": b}, p), _state),
     "r.npz": (npz, overt.Solution.load),
-    "M.safetensors": (lambda p, b: p.write_bytes(pickle.dumps(b)), read_arrays),
+    "M.safetensors": (lambda p, b: p.write_bytes(pickle.dumps(b)), lambda p: read_sealed(p, "")),
     "r.csv": (lambda p, b: p.write_bytes(pickle.dumps(b)), read_ratings),
 }
 

@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def ended(status: str, kept: str) -> None:
-    """End with a sentence and exit code 130 if work was interrupted; what it left is shown before."""
+    """End with a sentence and exit code 130 if work was interrupted, which was shown before."""
     if status == "interrupted":
         fail(f"interrupted; {kept}", INTERRUPTED)
 

@@ -193,17 +193,10 @@ def sweep(
     at that rate, in PyTorch's convention as in its figures.
     """
     whole("steps", steps)
-    grid: dict[str, Any] = {
-        "depths": depths,
-        "epsilons": epsilons,
-        "learning_rates": learning_rates,
-    }
     try:
-        axes = [tuple(axis) for axis in grid.values()]
-    except TypeError:
-        raise InputTypeError(
-            f"depths, epsilons and learning_rates must be lists, got {grid}"
-        ) from None
+        axes = [tuple(axis) for axis in (depths, epsilons, learning_rates)]
+    except TypeError as error:
+        raise InputTypeError(f"depths, epsilons, learning_rates must be lists: {error}") from None
     make = schedule or (
         lambda rate: Schedule.of([(500, 0.03, 0.1), (steps, rate, 0.1)], convention="pytorch")
     )
