@@ -194,7 +194,7 @@ def sweep(
     """
     whole("steps", steps)
     try:
-        axes = [tuple(axis) for axis in (depths, epsilons, learning_rates)]
+        axes: list[Any] = [tuple(axis) for axis in (depths, epsilons, learning_rates)]
     except TypeError as error:
         raise InputTypeError(f"depths, epsilons, learning_rates must be lists: {error}") from None
     make = schedule or (
