@@ -80,9 +80,7 @@ def labels(y: Any, n: int) -> Floats:
     values = plain_array("y", y)
     if values.shape != (n,):
         raise InputError(f"y must be {n} labels, each -1 or 1, got shape {values.shape}")
-    if values.dtype.kind not in "fiu":
-        raise InputError(f"y must be {n} labels, each -1 or 1, got {values.dtype}")
-    if not np.isin(values, (-1, 1)).all():
+    if values.dtype.names or not np.isin(values, (-1, 1)).all():
         seen = ", ".join(repr(v) for v in np.unique(values)[:4].tolist())
         raise InputError(f"y must be {n} labels, each -1 or 1, got {seen}, ...")
     return values.astype(np.float64)
