@@ -24,7 +24,7 @@ from overt.completion.index import EntryIndex
 from overt.completion.ledger import Ledger
 from overt.completion.recommending import Explanation, NewRow
 from overt.completion.settings import Settings
-from overt.completion.storage import models
+from overt.completion.storage import checkpoints, models
 from overt.entries import Entries, observed
 from overt.results import Status
 
@@ -71,8 +71,8 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
         most 20 numbers make up nine tenths of them, as on a rating scale.
     seed, n_jobs, engine
         Int, numpy Generator, or None for fresh entropy; number of threads (default: all cores;
-        results do not depend on it); "local" for threads of this process, "dask" for the cluster of
-        the current `distributed.Client`, or for processes started here.
+        results do not depend on it); "local" or "threads" for this process, "dask" for the cluster
+        of the current `distributed.Client`, or processes started here, or a scheduler's address.
 
     Attributes
     ----------
@@ -91,8 +91,8 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
     drift_
         Root mean square by which predictions of rows that `partial_fit` held would change if they
         were solved again, 0 after a full fit.
-    path_
-        With "auto": (drop_prob, held-out RMSE) in the order tried.
+    path_, faults_
+        With "auto": (drop_prob, held-out RMSE) as tried; what a cluster lost, and did again.
     covariance_
         "full", "diagonal" (where full tables would take more than 2 GiB) or "dropout".
 
@@ -123,8 +123,9 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
         self.missing, self.scale = missing, scale
 
     def fit(
-        self, X: Any, y: Any = None, row_features: Any = None, col_features: Any = None
-    ) -> Self:
+        self, X: Any, y: Any = None, row_features: Any = None, col_features: Any = None,
+        *, checkpoint: Path | None = None, resume: bool = False,
+    ) -> Self:  # fmt: skip
         """Fit to observed entries.
 
         X is `overt.Entries`, scipy sparse (rows x columns; stored zeros are ratings of zero, absent
@@ -137,9 +138,12 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
         With "learn", rows and columns may have features: an array, a sparse matrix or a data frame
         (numbers, categories, missing values) with a row for each, or, where entries have
         identifiers, a pair (identifiers, table) or a data frame whose index holds them.
+
+        `checkpoint` names a folder that keeps every sweep; `resume` goes on from it, on any engine.
         """
         table = y is None and not isinstance(X, Entries) and is_table(X)
-        return self.fit_entries(observed(X, y), row_features, col_features, table=table)
+        given = (observed(X, y), row_features, col_features, checkpoint, resume)
+        return self.fit_entries(*given, table=table)
 
     def fit_triplets(
         self, rows: Any, cols: Any, values: Any, *, shape: tuple[int, int] | None = None,
@@ -156,12 +160,14 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
         return self.fit_entries(Entries(rows, cols, values, shape), on_form=watch, **features)
 
     def fit_entries(
-        self, entries: Entries, row_features: Any = None, col_features: Any = None, **how: Any
-    ) -> Self:
+        self, entries: Entries, row_features: Any = None, col_features: Any = None,
+        checkpoint: Any = None, resume: bool = False, **how: Any,
+    ) -> Self:  # fmt: skip
         """Fit to Entries; `how` is what `overt.completion.fitting.fit_entries` takes."""
         settings, tables = self._settings(), (row_features, col_features)
         entries, given, encoders = with_features(entries, tables, allowed=settings.learned)
-        fit = fitting.fit_entries(settings, entries, given=given, **how)
+        kept = checkpoints.opened(checkpoint, entries, self.get_params(), given, resume)
+        fit = fitting.fit_entries(settings, entries, given=given, checkpoint=kept, **how)
         return self._adopt(entries, replace(fit, model=replace(fit.model, encoders=encoders)))
 
     @property
@@ -181,7 +187,7 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
         self._growing = Growing(fit.model, Ledger(entries), self.ridge, fitted)
         self.drop_prob_, self.learned_drop_prob_ = fit.drop_prob, fit.learned_drop_prob
         self.objective_, self.n_sweeps_ = np.asarray(fit.objective), len(fit.objective)
-        self.status_, self.path_ = fit.status, fit.path
+        self.status_, self.path_, self.faults_ = fit.status, fit.path, fit.faults
         return self._show()
 
     def _show(self) -> Self:

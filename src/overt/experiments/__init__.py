@@ -15,8 +15,8 @@ IDS = (
     "structured-fig6", "thesis-fig3-2", "thesis-fig3-3", "thesis-fig4-1", "thesis-table4-1",
     "thesis-fig4-2", "thesis-fig5-2", "thesis-fig5-3", "thesis-fig6-1", "thesis-fig6-2",
     "thesis-table6-1", "thesis-table6-2",
-    "jumps-fig1", "jumps-fig2", "jumps-fig3", "jumps-fig4", "jumps-minima", "jumps-phase",
-    "nn-realized", "nn-variance", "robust-greedy", "robust-scaling",
+    "jumps-fig1", "jumps-fig2", "jumps-fig3", "jumps-fig4", "jumps-minima",
+    "nn-realized", "robust-greedy",
 )  # fmt: skip
 SHARED = {
     "dropout_landscape": ("dropout-fig1", "dropout-fig2"),

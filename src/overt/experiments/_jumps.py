@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from overt._figures import ORANGE
 from overt.decay import Jumps, Schedule
 
 SOURCE = "One-way jumps from high to low rank"
@@ -52,7 +53,7 @@ def ratio_panel(axes: Any, row: dict[str, Any], threshold: float = 0.05, shown: 
     """Draw s_2 / s_1 of the first runs; all faint but the one that is `shown`, if any."""
     for k, curve in enumerate(row["ratio"]):
         strength = 1 if k == shown else 0.25 if shown >= 0 else 0.5
-        axes.plot(row["grid"], curve, color="firebrick", lw=0.8, alpha=strength)
+        axes.plot(row["grid"], curve, color=ORANGE, lw=0.8, alpha=strength)
     axes.axhline(threshold, color="black", ls=":", lw=1)
     axes.set(yscale="log", ylim=(1e-4, 1), ylabel="$s_2 / s_1$")
 

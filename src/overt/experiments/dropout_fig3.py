@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from overt.experiments.base import Experiment, Findings, Params, Row, canvas, grid
+from overt._figures import COLORS, canvas, draw_band, draw_objective
+from overt.experiments.base import Experiment, Findings, Params, Row, grid
 from overt.experiments.verdicts import Finding, above, mean_interval, together
 from overt.linear import LinearNetwork, inverse_decay
 from overt.noise import Dropout
@@ -82,8 +83,6 @@ def _balanced_after(row: Row) -> list[float]:
 
 def plot(rows: list[Row]) -> Any:
     """Draw the objective beside the optimum, and the imbalance, for each setting."""
-    from overt._figures import draw_band, draw_objective
-
     widths = sorted({row["width"] for row in rows})
     strengths = sorted({row["strength"] for row in rows})
     figure, axes = canvas(
@@ -97,14 +96,14 @@ def plot(rows: list[Row]) -> Any:
         i, j = widths.index(row["width"]), strengths.index(row["strength"])
         draw_objective(axes[i][j], row["steps_seen"], row["objective"], row["optimum"])
         axes[i][j].set_title(f"width {row['width']}, $\\lambda$ = {row['strength']:g}")
-        color = ("#9ecae1", "#4292c6", "#08306b")[j % 3]
+        color = COLORS[j]
         draw_band(
             axes[i][-1], row["steps_seen"], row["imbalance"], color,
             label=f"$\\lambda$ = {row['strength']:g}",
         )  # fmt: skip
         axes[i][-1].set(yscale="log", title="variance of $|u_i||v_i|$")
-        axes[i][-1].legend(frameon=False, fontsize=8)
-    axes[0][0].legend(frameon=False, fontsize=8)
+        axes[i][-1].legend()
+    axes[0][0].legend()
     for panel in axes[-1]:
         panel.set_xlabel("step")
     return figure

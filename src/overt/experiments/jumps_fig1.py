@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from overt._figures import GRAY, ORANGE, canvas
 from overt.decay import jumps, minima, simulate, two_by_two
 from overt.experiments import _jumps
-from overt.experiments.base import Experiment, Findings, Params, Row, canvas, grid
+from overt.experiments.base import Experiment, Findings, Params, Row, grid
 from overt.experiments.verdicts import Finding, above, share_interval
 
 DEPTH, EPSILON = 3, 0.25
@@ -75,7 +76,7 @@ def plot(rows: list[Row]) -> Any:
     (row,) = rows
     shown = int(np.argmax(np.array(row["jump_step"][:6]) > 0))
     figure, (path, ratio, share) = canvas(9, 8, 3, 1)
-    path.plot(row["grid"], row["missing"][shown], color="lightskyblue", lw=0.8, label="noisy path")
+    path.plot(row["grid"], row["missing"][shown], color=GRAY, lw=0.8, label="noisy path")
     chosen = [branch for branch in row["branches"] if branch["run"] == shown]
     for k, branch in enumerate(chosen):
         steps, missing = branch["steps"], branch["missing"]
@@ -85,11 +86,10 @@ def plot(rows: list[Row]) -> Any:
         path.plot(steps[0], missing[0], "o", color=color, ms=4)
     path.axhline(1 / EPSILON, color="black", ls=":", lw=1, label="rank 1, no decay")
     path.set_ylabel("missing entry")
-    path.legend(frameon=False, fontsize=7, loc="upper left", title="offshoots from step",
-                title_fontsize=7)  # fmt: skip
+    path.legend(loc="upper left", title="offshoots from step")
     _jumps.ratio_panel(ratio, row, shown=shown)
-    _jumps.survival_panel(share, row, f"{len(row['jump_step'])} seeds, 95% band", "firebrick")
-    share.legend(frameon=False, fontsize=8)
+    _jumps.survival_panel(share, row, f"{len(row['jump_step'])} seeds, 95% band", ORANGE)
+    share.legend()
     for axes in (path, ratio, share):
         axes.set_xlim(0, row["grid"][-1])
     path.set_ylim(top=1.15 / EPSILON)

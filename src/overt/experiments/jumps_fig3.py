@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from overt._figures import canvas
 from overt.decay import simulate, two_by_two
 from overt.experiments._jumps import DIFFERS, SOURCE, WARM_UP, WIDTH, schedule
-from overt.experiments.base import Experiment, Findings, Params, Row, canvas, grid
+from overt.experiments.base import Experiment, Findings, Params, Row, grid
 from overt.experiments.verdicts import Finding, above, below, mean_interval, together
 
 DEPTH = 4
@@ -70,7 +71,7 @@ def plot(rows: list[Row]) -> Any:
         style = {"marker": "o", "ms": 3, "capsize": 2, "label": f"$t_0$ = {noisy}"}
         axes.errorbar(x, mean, yerr=[2 * s for s in se], **style)
     axes.set(xlabel=r"$\epsilon$", ylabel="test error / that of zeros", ylim=(-0.03, 1.05))
-    axes.legend(frameon=False, title=f"{rows[0]['seeds']} seeds, 2 s.e.")
+    axes.legend(title=f"{rows[0]['seeds']} seeds, 2 s.e.")
     return figure
 
 

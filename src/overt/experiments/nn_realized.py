@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from overt.experiments.base import Experiment, Findings, Params, Row, canvas, grid
+from overt._figures import canvas
+from overt.experiments.base import Experiment, Findings, Params, Row, grid
 from overt.experiments.verdicts import Finding
 
 Layer = Callable[[Any], Any]
@@ -144,7 +145,7 @@ def plot(rows: list[Row]) -> Any:
         axes.set(title=f"block {block} on {height} x {width}", xlabel="nominal drop probability")
     figure.axes[0].set_ylabel("realized drop fraction")
     lines, names = figure.axes[-1].get_legend_handles_labels()
-    figure.legend(lines, names, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    figure.legend(lines, names, loc="outside lower center", ncols=3, fontsize=8)
     return figure
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from overt.experiments.base import Experiment, Findings, Params, Row, canvas, grid
+from overt._figures import ORANGE, canvas
+from overt.experiments.base import Experiment, Findings, Params, Row, grid
 from overt.experiments.verdicts import Finding
 
 W = np.array([[2.0, 0.0], [1.0, 0.0], [0.0, 10.0]])
@@ -76,11 +77,11 @@ def plot(rows: list[Row]) -> Any:
             side = "left" if row["method"] == "reflected_all" else "right"
             plane.text(*row["last"], f" {row['method']} ", fontsize=8, ha=side)
     plane.set_aspect("equal")
-    plane.set_title("blue: class 1, orange: class 3", fontsize=10)
+    plane.set_title("blue: class 1, orange: class 3")
     for i, row in enumerate(rows):
         radii, fooled = np.array(row["radii"]), np.array(row["fooled"])
-        right.scatter(radii[fooled], np.full(fooled.sum(), i), s=14, color="tab:red")
-        right.scatter(radii[~fooled], np.full((~fooled).sum(), i), s=14, color="lightgrey")
+        right.scatter(radii[fooled], np.full(fooled.sum(), i), s=14, color=ORANGE)
+        right.scatter(radii[~fooled], np.full((~fooled).sum(), i), s=14, color="0.8")
     right.set_yticks(range(len(rows)), [row["method"] for row in rows])
     right.axvline(2 / math.sqrt(104), color="k", lw=0.8, ls=":")
     right.set_xlabel("radius (red: fooled)")

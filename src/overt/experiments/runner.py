@@ -74,12 +74,7 @@ def report(
     """Check the rows, write ID-SIZE.png and ID-SIZE.json, return the findings and the picture."""
     findings = experiment.check(rows)
     stem = Path(out) / f"{experiment.id}-{size}"
-    try:
-        figure = experiment.draw(rows, size)
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        raise MissingExtraError("matplotlib", "plots") from None
+    figure = experiment.draw(rows, size)
     picture = stem.with_suffix(".png")
     write_whole(picture, partial(figure.savefig, format="png", dpi=110, bbox_inches="tight"))
     summary = {

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from overt._figures import BLUE, GRAY, ORANGE, canvas
 from overt._types import Floats
 from overt.experiments._trajectories import log_steps, trajectory
-from overt.experiments.base import Experiment, Findings, Params, Row, canvas, grid
+from overt.experiments.base import Experiment, Findings, Params, Row, grid
 from overt.experiments.verdicts import Finding
 from overt.linear import LinearNetwork, inverse_decay
 from overt.noise import DropBlock, DropConnect, Dropout, Noise
@@ -136,11 +137,13 @@ def check_dropconnect(rows: list[Row]) -> Findings:
         same = abs(row["dropout_optimum"] / row["optimum"] - 1)
         drop = f"drop probability {row['drop_prob']:g}"
         if row["correlation"] == 0:
-            # Sample correlations of independent inputs are of the size 1 / sqrt(samples).
-            drift = row["inputs"] / np.sqrt(row["samples"])
+            # The penalties' ratio lies between the eigenvalues of the inputs' sample correlations.
+            X = dataset(row)[0]
+            s = np.linalg.svd(X / np.linalg.norm(X, axis=0), compute_uv=False)[[-1, 0]] ** 2
             yield Finding(f"{drop}, uncorrelated inputs: Dropout's optimum, up to sampling",
-                          same <= drift, f"optima differ by {same:.1%}; the inputs' sample "
-                          f"correlations, summed, by {drift:.0%}", "curves coincide")  # fmt: skip
+                          same <= max(s[-1] - 1, 1 - s[0]), f"optima differ by {same:.1%}; sample "
+                          f"correlations, eigenvalues {s[0]:.2f} to {s[-1]:.2f}, allow "
+                          f"{max(s[-1] - 1, 1 - s[0]):.0%}", "curves coincide")  # fmt: skip
         else:
             yield Finding(f"{drop}, correlation {row['correlation']:g}: not Dropout's objective",
                           abs(ratio) >= 0.05,
@@ -159,8 +162,6 @@ def draw_run(axes: Any, row: Row, colors: tuple[str, str], name: str) -> None:
 
 def plot_dropblock(rows: list[Row]) -> Any:
     """Draw sampled and exact objectives, the optimum, and the spectra."""
-    from overt._figures import BLUE, ORANGE
-
     figure, axes = canvas(3.8 * len(rows), 6.4, 2, len(rows), squeeze=False)
     for row, top, bottom in zip(rows, *axes, strict=True):
         draw_run(top, row, (ORANGE, BLUE), "DropBlock")
@@ -171,23 +172,21 @@ def plot_dropblock(rows: list[Row]) -> Any:
         bottom.plot(row["best_spectrum"][:count], color=BLUE, label="exact optimum")
         bottom.set_xlabel("index of singular value")
     for panel, label in zip(axes[:, 0], ("objective", "singular value"), strict=True):
-        panel.legend(frameon=False, fontsize=8)
+        panel.legend()
         panel.set_ylabel(label)
     return figure
 
 
 def plot_dropconnect(rows: list[Row]) -> Any:
     """Draw DropConnect's sampled and exact objective, and Dropout's beside it."""
-    from overt._figures import BLUE, GRAY, ORANGE
-
     figure, axes = canvas(3.8 * len(rows), 3.6, 1, len(rows), squeeze=False)
     for row, panel in zip(rows, axes[0], strict=True):
         draw_run(panel, row, (ORANGE, BLUE), "DropConnect")
         steps = np.maximum(row["steps_seen"], 1)
         panel.plot(steps, row["dropout_exact"], color=GRAY, ls="--", label="Dropout, exact")
         kind = "uncorrelated" if row["correlation"] == 0 else f"correlation {row['correlation']:g}"
-        panel.set_title(f"drop {row['drop_prob']:g}, {kind}", fontsize=10)
-    axes[0][0].legend(frameon=False, fontsize=8)
+        panel.set_title(f"drop {row['drop_prob']:g}, {kind}")
+    axes[0][0].legend()
     axes[0][0].set_ylabel("objective")
     return figure
 

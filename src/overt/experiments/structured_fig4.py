@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from overt._figures import BLUE, GRAY, ORANGE, canvas
 from overt._types import Floats
-from overt.experiments.base import Experiment, Findings, Params, Row, canvas, grid
+from overt.experiments.base import Experiment, Findings, Params, Row, grid
 from overt.experiments.structured import draw_run, follow, network
 from overt.experiments.verdicts import Finding
 from overt.noise import DropBlock
@@ -62,11 +63,11 @@ def check(rows: list[Row]) -> Findings:
 
 def plot(rows: list[Row]) -> Any:
     """Draw the exact objectives, and the sampled ones with their errors."""
-    figure, axes = canvas(5.6, 4.2)
-    for row, color in zip(rows, ("#1f6f8b", "#d1751c", "#6b7a87"), strict=True):
+    figure, axes = canvas(6.4, 5.2)
+    for row, color in zip(rows, (BLUE, ORANGE, GRAY), strict=True):
         draw_run(axes, row, (color, color), f"{row['variant']} ({row['realized']:.2f} dropped)")
     axes.set_ylabel("objective")
-    axes.legend(frameon=False, fontsize=8)
+    figure.legend(loc="outside lower center", ncols=2)
     return figure
 
 

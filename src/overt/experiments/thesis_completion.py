@@ -15,10 +15,11 @@ import numpy as np
 from sklearn.base import clone
 
 from overt import datasets
+from overt._figures import COLORS, canvas
 from overt.completion import DropoutCompletion
 from overt.completion.kernels import dots
 from overt.entries import Entries
-from overt.experiments.base import Experiment, Findings, Params, Row, canvas, grid
+from overt.experiments.base import Experiment, Findings, Params, Row, grid
 from overt.experiments.verdicts import Finding, above
 
 REPORTED = {
@@ -131,7 +132,7 @@ def plot_curves(rows: list[Row]) -> Any:
     figure, axes = canvas(12, 4, 1, 3)
     probs = sorted({row["drop_prob"] for row in rows})
     for row in rows:
-        color = f"C{probs.index(row['drop_prob'])}"
+        color = COLORS[probs.index(row["drop_prob"])]
         style = "-" if row["method"] == "alternating" else ":"
         train, test = np.array(row["train"]), np.array(row["test"])
         label = f"{row['method']}, drop {row['drop_prob']:g}"
@@ -141,7 +142,7 @@ def plot_curves(rows: list[Row]) -> Any:
         panel.set(title=title, xscale="log")
         panel.xaxis.set_minor_formatter(NullFormatter())
         panel.set_xlabel("seconds")
-    axes[0].legend(fontsize="x-small")
+    axes[0].legend()
     return figure
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from overt import equalize
+from overt._figures import BLUE, GRAY, ORANGE, canvas, draw_band
 from overt.experiments._trajectories import log_steps, trajectory
-from overt.experiments.base import Experiment, Findings, Params, Row, canvas, grid
+from overt.experiments.base import Experiment, Findings, Params, Row, grid
 from overt.experiments.verdicts import Finding, above, below, mean_interval, together
 from overt.linear import DeepLinearNetwork, inverse_decay
 
@@ -86,7 +87,6 @@ def _ends(count: int, rank: int) -> Any:
 def plot_spectra(rows: list[Row]) -> Any:
     """Draw target, trained, best known and envelope spectra."""
     from overt import spectral
-    from overt._figures import BLUE, GRAY, ORANGE
 
     figure, axes = canvas(3.1 * len(rows), 3.3, 1, len(rows), squeeze=False, sharey=True)
     for row, panel in zip(rows, axes[0], strict=True):
@@ -99,10 +99,10 @@ def plot_spectra(rows: list[Row]) -> Any:
         for i, s in enumerate(row["trained"]):
             label = "trained" if i == 0 else None
             panel.plot(s[:count], "o", ms=4, color=ORANGE, alpha=0.6, label=label)
-        panel.set_title(f"drop probability {row['drop_prob']:g}", fontsize=10)
+        panel.set_title(f"drop probability {row['drop_prob']:g}")
         panel.set_xlabel("index of singular value")
     axes[0][0].set_ylabel("singular value")
-    axes[0][-1].legend(frameon=False, fontsize=8)
+    axes[0][-1].legend()
     return figure
 
 
@@ -150,8 +150,6 @@ def check_gaps(rows: list[Row]) -> Findings:
 
 def plot_gaps(rows: list[Row]) -> Any:
     """Draw the gap of every order with its spread over runs."""
-    from overt._figures import draw_band
-
     figure, axes = canvas(6, 4)
     gaps = np.array([row["gaps"] for row in rows])
     shades = ("#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08306b")
@@ -163,7 +161,7 @@ def plot_gaps(rows: list[Row]) -> Any:
     axes.set_yscale("log")
     axes.set_ylim(bottom=max(1e-8, float(np.abs(gaps[:, -1]).min()) / 10))
     axes.set(xlabel="step", ylabel="equalization gap $R_l / LB_l - 1$")
-    axes.legend(frameon=False)
+    axes.legend()
     return figure
 
 

@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from overt.experiments.base import Experiment, Findings, Params, Row, canvas, grid
+from overt._figures import GRAY, canvas
+from overt.experiments.base import Experiment, Findings, Params, Row, grid
 from overt.experiments.verdicts import Finding, Interval, above, below, mean_interval, together
 
 DROP_PROBS = (0.0, 0.25, 0.5, 0.75)
@@ -194,19 +195,19 @@ def plot(rows: list[Row]) -> Any:
             for axes, values in zip(line, (phi, gap, scaled), strict=False):
                 axes.plot(widths, values, marker="o", ms=4, label=f"drop {prob:g}")
             line[3].scatter(scaled, gap, s=24)
-        line[0].plot(widths, 1 / np.sqrt(widths), "--", color="tab:brown", lw=1)
-        line[0].axhline(1, ls=":", color="tab:purple", lw=1)
+        line[0].plot(widths, 1 / np.sqrt(widths), "--", color=GRAY, lw=1)
+        line[0].axhline(1, ls=":", color=GRAY, lw=1)
         for axes, title in zip(
             line, ("co-adaptation $\\phi$ (1: all units alike)", "generalization gap",
                    "$\\alpha / \\sqrt{n}$"), strict=False
         ):  # fmt: skip
             axes.set_xscale("log", base=2)
             axes.set_xlabel("width")
-            axes.set_title(title, fontsize=10)
+            axes.set_title(title)
         line[0].set_ylabel(_label(kind))
         line[3].set(xlabel="$\\alpha / \\sqrt{n}$", ylabel="gap")
-        line[3].set_title(f"Spearman {rank_correlation(rows, kind):.2f}", fontsize=10)
-    panels[0, 0].legend(fontsize=8)
+        line[3].set_title(f"Spearman {rank_correlation(rows, kind):.2f}")
+    panels[0, 0].legend()
     return figure
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from overt.experiments.base import Experiment, Findings, Params, Row, canvas, grid
+from overt._figures import BLUE, GREEN, ORANGE, YELLOW, canvas
+from overt.experiments.base import Experiment, Findings, Params, Row, grid
 from overt.experiments.verdicts import Finding
 
 FORMS = {
@@ -51,7 +52,7 @@ def check_losses(rows: list[Row]) -> Findings:
 def plot_losses(rows: list[Row]) -> Any:
     """Draw the three losses, and the two slopes."""
     figure, (left, right) = canvas(8.4, 3.4, 1, 2)
-    colors = {"0-1": "tab:red", "cross-entropy": "tab:blue", "reflected": "tab:green"}
+    colors = {"0-1": ORANGE, "cross-entropy": BLUE, "reflected": GREEN}
     for row in rows:
         left.plot(row["z"], row["value"], color=colors[row["loss"]], label=row["loss"])
         if row["loss"] != "0-1":
@@ -59,7 +60,6 @@ def plot_losses(rows: list[Row]) -> Any:
     left.set(ylim=(-4, 4), xlabel="margin $z = y f(x)$", title="loss (logarithms to base 2)")
     left.legend()
     right.set(xlabel="margin $z = y f(x)$", title="size of the slope that an attack follows")
-    right.grid(alpha=0.3)
     return figure
 
 
@@ -117,7 +117,7 @@ def plot_search(rows: list[Row]) -> Any:
     figure, bars_of = canvas(8.4, 3.0, 1, len(TOP))
     for i, (axes, k) in enumerate(zip(bars_of, TOP, strict=True)):
         values = [row["hits"][i] for row in rows]
-        bars = axes.bar(range(len(rows)), values, color=["tab:blue", "salmon", "tab:red"])
+        bars = axes.bar(range(len(rows)), values, color=[BLUE, YELLOW, ORANGE])
         axes.bar_label(bars)
         axes.set_xticks(
             range(len(rows)), [r["loss"].replace(", ", ",\n") for r in rows], fontsize=7

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from overt.experiments.base import Experiment, Findings, Params, Row, canvas, grid
+from overt._figures import BLUE, ORANGE, canvas
+from overt.experiments.base import Experiment, Findings, Params, Row, grid
 from overt.experiments.verdicts import Finding, above, mean_interval
 
 LEARNING_RATE, BATCH, VISITED, DROP_PROB = 0.01, 64, 10, 0.8
@@ -173,12 +174,12 @@ def plot_visited(rows: list[Row]) -> Any:
                 curves = 100 * np.array([row[part] for row in chosen])
                 axes.plot(chosen[0]["steps"], curves.mean(0), style, label=part)
             axes.set_xscale("log")
-            axes.set_title(f"width {width}, drop {prob:g}", fontsize=10)
+            axes.set_title(f"width {width}, drop {prob:g}")
             axes.set_xlabel("step")
         for axes in line[len(settings) :]:
             axes.set_axis_off()
         line[0].set_ylabel("test accuracy, %")
-    panels[0, 0].legend(fontsize=8)
+    panels[0, 0].legend()
     return figure
 
 
@@ -211,14 +212,14 @@ def plot_unseen(rows: list[Row]) -> Any:
     figure, panels = canvas(3.4 * len(widths), 3.2, 1, len(widths), sharey=True, squeeze=False)
     for axes, width in zip(panels[0], widths, strict=True):
         row = next(row for row in rows if row["width"] == width)
-        lines = axes.plot(row["steps"], 100 * np.array(row["parts"]), color="tab:orange", lw=0.5)
+        lines = axes.plot(row["steps"], 100 * np.array(row["parts"]), color=ORANGE, lw=0.5)
         lines[0].set_label("sub-networks")
-        axes.plot(row["steps"], 100 * np.array(row["full"]), color="tab:blue", label="full network")
+        axes.plot(row["steps"], 100 * np.array(row["full"]), color=BLUE, label="full network")
         axes.set_xscale("log")
-        axes.set_title(f"width {width}", fontsize=10)
+        axes.set_title(f"width {width}")
         axes.set_xlabel("step")
     panels[0, 0].set_ylabel("test accuracy, %")
-    panels[0, 0].legend(fontsize=8)
+    panels[0, 0].legend()
     return figure
 
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from overt.experiments.base import Experiment, Findings, Params, Row, canvas, grid
+from overt._figures import canvas
+from overt.experiments.base import Experiment, Findings, Params, Row, grid
 from overt.experiments.verdicts import Finding, Interval, above, below, mean_interval, together
 
 TRAININGS = ("standard", "pgd-inf", "r-pgd-inf", "pgd-2", "r-pgd-2")
@@ -141,7 +142,7 @@ def plot(rows: list[Row]) -> Any:
             axes.text(column, row, f"{value:.3f}", ha="center", va="center", fontsize=8)
         axes.set_xticks(range(len(ATTACKS)), ATTACKS, fontsize=8)
         axes.set_yticks(range(len(TRAININGS)), TRAININGS, fontsize=8)
-        axes.set_title(f"robust test error, {title}", fontsize=10)
+        axes.set_title(f"robust test error, {title}")
     return figure
 
 

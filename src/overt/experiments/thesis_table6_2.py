@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from overt.experiments.base import Experiment, Findings, Params, Row, canvas, grid
+from overt._figures import BLUE, ORANGE, canvas
+from overt.experiments.base import Experiment, Findings, Params, Row, grid
 from overt.experiments.verdicts import Finding, below, mean_interval, together
 
 LOSSES = {"PGD": "cross_entropy", "R-PGD": "reflected_greedy"}
@@ -90,23 +91,23 @@ def plot(rows: list[Row]) -> Any:
     figure, line = canvas(max(3.1 * len(radii), 4.5), 3.2, 1, len(radii), squeeze=False)
     for axes, radius in zip(line[0], radii, strict=True):
         steps = sorted({r["steps"] for r in rows if r["radius"] == radius})
-        for shift, method, color in ((-0.2, "PGD", "tab:blue"), (0.2, "R-PGD", "tab:red")):
+        for shift, method, color in ((-0.2, "PGD", BLUE), (0.2, "R-PGD", ORANGE)):
             chosen = {s: [r for r in rows if (r["method"], r["radius"], r["steps"])
                           == (method, radius, s)] for s in steps}  # fmt: skip
             x = np.arange(len(steps)) + shift
             for name, alpha in (("clean", 0.25), ("robust", 0.9)):
-                height = [np.mean([r[name] for r in chosen[s]]) for s in steps]
+                height = [100 * np.mean([r[name] for r in chosen[s]]) for s in steps]
                 bars = axes.bar(
                     x, height, 0.38, color=color, alpha=alpha, label=f"{method}, {name}"
                 )
-                axes.bar_label(bars, [f"{100 * h:.0f}" for h in height], fontsize=7)
+                axes.bar_label(bars, [f"{h:.0f}" for h in height], fontsize=7)
             printed = [
                 REPORTED.get((radius, s), (np.nan, np.nan))[method == "R-PGD"] for s in steps
             ]
-            axes.plot(x, np.array(printed) / 100, "kx", ms=5,
+            axes.plot(x, printed, "kx", ms=5,
                       label="printed, CIFAR-10" if method == "PGD" else None)  # fmt: skip
         axes.set_xticks(range(len(steps)), [str(s) for s in steps])
-        axes.set(ylim=(0, 1.05), xlabel="attack steps in training", title=f"radius {radius}/255")
+        axes.set(ylim=(0, 105), xlabel="attack steps in training", title=f"radius {radius}/255")
     line[0, 0].set_ylabel("test accuracy, %")
     figure.legend(*line[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5,
                   fontsize=7)  # fmt: skip
