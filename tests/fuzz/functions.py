@@ -550,6 +550,10 @@ ROBUST = {
         "batch_size": (c, 3), "epochs": (c, 1), "seed": (s, 0)}, warns=".", unique=False),
     **{f"robust.{kind}": Row(lambda size, kind=kind: robust.PGD(BALL, steps=2, schedule=getattr(robust, kind)(size))(NET, BATCH, LABELS).x, {
         "size": (n, 0.5)}, warns=".", unique=False) for kind in ("Constant", "Cosine", "Decay", "Halving")},
+    "robust.smoothed": Row(lambda model, x, noise, draws, confidence, seed: robust.smoothed(
+        model, x, noise, draws=draws, guesses=5, confidence=confidence, seed=seed), {
+        "model": GOOD["model"], "x": x, "noise": (n, 0.25), "draws": (c, 10),
+        "confidence": (p, 0.5), "seed": (s, 0)}, warns=".", unique=False, infinite=True),
     "robust.Targeted": Row(lambda target: robust.FGSM(BALL, criterion=robust.Targeted(target))(
         NET, BATCH, LABELS).x, {"target": (t, 1)}, warns=".", unique=False),
     "robust.Effective": Row(lambda beta: robust.FGSM(BALL, criterion=robust.Effective(beta))(
