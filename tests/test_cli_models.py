@@ -159,3 +159,42 @@ def test_examples_of_words_or_of_nothing_are_refused(folder, arrays, message):
     npz(folder / "given.npz", **arrays)
     with pytest.raises(InputError, match=message):
         read_examples(folder.__class__("given.npz"))
+
+
+IMPATIENT = """
+import torch
+class Impatient(torch.nn.Sequential):
+    calls = 0
+    def forward(self, x):
+        type(self).calls += 1
+        if type(self).calls == CALLS:
+            raise KeyboardInterrupt
+        return super().forward(x)
+def build():
+    layers = torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Dropout(), torch.nn.Linear(8, 2)
+    return Impatient(*layers)
+"""
+
+
+@pytest.mark.parametrize("calls", [2, 4])
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("attack", ["--norm", "l2", "--radius", "1", "--budget", "24", "--out", "found"]),
+        ("audit", ["--loss", "cross_entropy"]),
+        ("compress", ["--keep", "0.5", "--out", "small"]),
+    ],
+)
+def test_interrupted_commands_on_models_say_what_was_kept(
+    command, options, calls, tmp_path, monkeypatch
+):
+    from typer.testing import CliRunner
+
+    from overt.cli import app
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(IMPATIENT.replace("CALLS", str(calls)))
+    np.savez(tmp_path / "data.npz", x=np.ones((6, 3), np.float32), y=np.arange(6) % 2)
+    found = CliRunner().invoke(app, [command, "net.py:build", "--data", "data.npz", *options])
+    assert found.exit_code == 130
+    assert "interrupted; " in found.output

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from overt import InputError
-from overt._files import read_arrays, read_matrix, write_arrays, write_csv, write_whole
+from overt._files import read_matrix, read_sealed, write_csv, write_sealed, write_whole
 
 M = np.array([[1.0, 2.5], [-3.0, 4e-3], [0.0, 1e6]])
 
@@ -100,19 +100,20 @@ def test_tables_keep_commas_quotes_and_what_is_no_character(tmp_path):
     assert path.read_bytes() == b'a,b\r\n1,"x, ""y"""\r\n2.5,?\r\n'
 
 
-def test_arrays_come_back_with_metadata_and_checksum(tmp_path):
+def test_arrays_come_back_with_their_checksum(tmp_path):
     pytest.importorskip("safetensors")
     path = tmp_path / "arrays.safetensors"
-    checksum = write_arrays(path, {"M": M, "turned": M.T, "none": np.zeros(0)}, {"kind": "test"})
-    arrays, metadata, again = read_arrays(path)
+    checksum = write_sealed(path, {"M": M, "turned": M.T, "none": np.zeros(0)}, "test")
+    arrays, again = read_sealed(path, "test")
     assert np.array_equal(arrays["M"], M)
     assert np.array_equal(arrays["turned"], M.T)
-    assert metadata == {"kind": "test"}
     assert again == checksum
-    assert write_arrays(path, {"M": M + 1}, {"kind": "test"}) != checksum
+    assert write_sealed(path, {"M": M + 1}, "test") != checksum
+    with pytest.raises(InputError, match="something else"):
+        read_sealed(path, "other")
     path.write_bytes(b"damaged")
     with pytest.raises(InputError, match=r"arrays\.safetensors cannot be read"):
-        read_arrays(path)
+        read_sealed(path, "test")
 
 
 def test_content_reaches_the_disk_before_its_name(tmp_path, monkeypatch):

@@ -61,8 +61,10 @@ def bounded(function: Callable[P, T]) -> Callable[P, T]:
                 found = function(*args, **kwargs)
             if _finite(found):
                 return found
-        except (FloatingPointError, OverflowError, np.linalg.LinAlgError):
+        except (ArithmeticError, np.linalg.LinAlgError):
             pass
+        except MemoryError as error:
+            raise InputError(f"there is too little memory for it: {error}") from None
         except NotImplementedError as error:  # a format of torch that linear algebra lacks
             raise InputTypeError(f"arrays must be float32 or float64: {error}") from None
         raise InputError(
@@ -109,10 +111,13 @@ def floating(name: str, value: Any, *, ndim: int | None = None) -> Array:
             raise InputTypeError(f"{name} must hold numbers only, got {value!r}")
         value = entries.astype(float)
     if type(value) is not np.ndarray and (
-        isinstance(value, (np.matrix, np.ma.MaskedArray)) or not is_array_api_obj(value)
+        isinstance(value, (np.matrix, np.ma.MaskedArray))
+        or not is_array_api_obj(value)
+        or str(getattr(value, "layout", "torch.strided")) != "torch.strided"
+        or getattr(value, "is_meta", False)
     ):
         raise InputTypeError(
-            f"{name} must be a NumPy array, a PyTorch tensor or a list of numbers, "
+            f"{name} must be a dense NumPy array, a PyTorch tensor or a list of numbers, "
             f"got {type(value).__name__}"
         )
     xp = namespace(value)
@@ -143,14 +148,14 @@ def doubles(name: str, value: Any, *, ndim: int | None = None) -> Floats:
 
 def plain_array(name: str, value: Any) -> Any:
     """Return what is like an array as one of NumPy; refuse masked entries and ragged lists."""
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-        value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
     if np.ma.is_masked(value):
         raise InputError(f"{name} must have no masked entries; leave them out, or fill them")
     try:
+        if hasattr(value, "detach"):
+            value = value.detach().cpu()
+            value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
         return np.asarray(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise InputTypeError(f"{name} must be an array, got {value!r:.40} ({error})") from None
 
 
@@ -187,6 +192,7 @@ def chain(weights: Any) -> list[Array]:
             + (f" of length {len(weights)}" if isinstance(weights, Sequence) else "")
         )
     layers = [matrix(f"weights[{i}]", W) for i, W in enumerate(weights)]
+    same_library(**{f"weights[{i}]": W for i, W in enumerate(layers)})
     for i, (W, after) in enumerate(pairwise(layers)):
         if W.shape[0] != after.shape[1]:
             raise InputError(
@@ -245,50 +251,49 @@ def drop_probs(value: Any, count: int, name: str = "drop_prob") -> tuple[float, 
     return (drop_prob(value, name),) * count
 
 
-def whole(name: str, value: Any, minimum: int = 1) -> int:
+def widths(value: Any) -> list[int]:
+    """Return the widths of hidden layers, from one number or from several."""
+    several = isinstance(value, (Sequence, np.ndarray)) and getattr(value, "ndim", 1) == 1
+    found = [whole(f"widths[{i}]", d) for i, d in enumerate(value if several else (value,))]
+    if not found:
+        raise InputError("widths must name at least one hidden layer, got none")
+    return found
+
+
+def whole(name: str, value: Any, minimum: int = 1, maximum: float = 2**63 - 1) -> int:
     """Return a whole number that is at least `minimum`."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
         raise InputTypeError(f"{name} must be a whole number, got {value!r}")
     if value < minimum:
         raise InputError(f"{name} must be at least {minimum}, got {value}")
+    if value > maximum:
+        raise InputError(f"{name} must be at most {maximum}, got {value}")
     return int(value)
 
 
 def number(name: str, value: Any, minimum: float = 0.0, *, exclusive: bool = False) -> float:
     """Return a finite number that is at least `minimum` (above it if `exclusive`)."""
-    relation = "above" if exclusive else "at least"
     try:
-        if isinstance(value, (str, bytes)):
+        if isinstance(value, (str, bytes)) or value is np.ma.masked or np.ndim(value):
             raise TypeError
         result = float(value)
-    except (TypeError, ValueError):
-        raise InputTypeError(f"{name} must be a number, got {value!r}") from None
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise InputTypeError(f"{name} must be a number, got {value!r:.60}") from None
     if not np.isfinite(result) or result < minimum or (exclusive and result == minimum):
-        raise InputError(f"{name} must be a finite number {relation} {minimum:g}, got {value!r}")
+        least = f"{'above' if exclusive else 'at least'} {minimum:g}"
+        raise InputError(f"{name} must be a finite number {least}, got {value!r}")
     return result
 
 
 def choice(name: str, value: Any, accepted: Sequence[str]) -> str:
     """Return `value` if it is one of the accepted words."""
-    if value not in accepted:
+    if not isinstance(value, str) or value not in accepted:
         raise InputError(f"{name} must be one of {', '.join(map(repr, accepted))}, got {value!r}")
     return str(value)
 
 
 def generator(seed: Seed) -> np.random.Generator:
     """Return the random generator that `seed` stands for."""
-    if isinstance(seed, np.random.Generator):
-        return seed
-    if seed is not None:
-        seed = whole("seed", seed, minimum=0)
-    return np.random.default_rng(seed)
-
-
-def fresh_seed(seed: Seed, random_state: Any = None) -> int:
-    """Return a whole number from a seed, or from scikit-learn's `random_state` if there is one."""
-    if isinstance(random_state, np.random.RandomState):
-        return int(random_state.randint(1 << 31))
-    seed = seed if random_state is None else random_state
     if seed is None or isinstance(seed, np.random.Generator):
-        return int(generator(seed).integers(1 << 31))
-    return whole("seed" if random_state is None else "random_state", seed, minimum=0)
+        return np.random.default_rng(seed)
+    return np.random.default_rng(whole("seed", seed, minimum=0, maximum=np.inf))

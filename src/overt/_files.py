@@ -18,11 +18,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from threading import get_ident
 from typing import IO, Any
 
 import numpy as np
 
 from overt._check import InputError, MissingExtraError
+from overt._market import read_market
 from overt._types import Array
 
 ACCEPTED = (".npy", ".npz", ".csv", ".tsv", ".txt", ".mtx")
@@ -55,16 +57,30 @@ def write_whole(
 
     `content` is bytes, text, or a function that writes to an open file.
     """
-    path = Path(path)
-    temporary = path.with_name(path.name + ".part")
-    with temporary.open("w+b") as file:
+    with replacing(path) as temporary, temporary.open("w+b") as file:
         if callable(content):
             content(file)
         else:
             file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
-    return temporary.replace(path)
+    return Path(path)
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Give a path beside a file, of this process alone, and put what is written there in its place.
+
+    If writing fails, as on a full disk, what was there before stays, and nothing else.
+    """
+    path = Path(path)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}-{get_ident()}.part")
+    try:
+        yield temporary
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def write_csv(path: Path, header: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
@@ -80,25 +96,6 @@ def write_csv(path: Path, header: Sequence[str], lines: Iterable[Sequence[Any]])
     write_whole(path, write)
 
 
-def write_arrays(path: Path, arrays: Mapping[str, Array], metadata: dict[str, str]) -> str:
-    """Write arrays as safetensors, whole or not at all; return the file's checksum."""
-    save = safetensors("numpy", "files").numpy.save
-    data = save({name: np.ascontiguousarray(a) for name, a in arrays.items()}, metadata)
-    write_whole(path, data)
-    return _checksum(data)
-
-
-def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, str], str]:
-    """Return the arrays, the metadata and the checksum of a safetensors file."""
-    library = safetensors("numpy", "files")
-    with reading(path, "cannot be read as safetensors"):
-        data = path.read_bytes()
-        arrays: dict[str, Array] = library.numpy.load(data)
-        length = int.from_bytes(data[:8], "little")
-        metadata = dict(json.loads(data[8 : 8 + length]).get("__metadata__", {}))
-    return arrays, metadata, _checksum(data)
-
-
 def digest(value: Any, arrays: Mapping[str, Array] | None = None) -> str:
     """Return a checksum over a plain value and arrays: their names, formats, shapes and numbers."""
     found = hashlib.sha256(json.dumps(value, sort_keys=True).encode())
@@ -109,16 +106,22 @@ def digest(value: Any, arrays: Mapping[str, Array] | None = None) -> str:
 
 
 def write_sealed(path: Path, arrays: Mapping[str, Array], what: str) -> str:
-    """Write arrays whole or not at all; return their checksum, which is written with them."""
-    checksum = digest(what, arrays)
-    write_arrays(path, arrays, {"what": what, "checksum": checksum})
+    """Write arrays as safetensors; return their checksum, which is written with them."""
+    checksum, save = digest(what, arrays), safetensors("numpy", "files").numpy.save
+    metadata = {"what": what, "checksum": checksum}
+    write_whole(path, save({name: np.ascontiguousarray(a) for name, a in arrays.items()}, metadata))
     return checksum
 
 
 def read_sealed(path: Path, what: str) -> tuple[dict[str, Array], str]:
     """Return the arrays and their checksum; refuse what was changed, or is something else."""
-    arrays, metadata, _ = read_arrays(path)
-    told, checksum = metadata.get("what"), metadata.get("checksum", "")
+    library = safetensors("numpy", "files")
+    with reading(path, "cannot be read as safetensors"):
+        data = path.read_bytes()
+        arrays: dict[str, Array] = library.numpy.load(data)
+        length = int.from_bytes(data[:8], "little")
+        metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+        told, checksum = metadata.get("what"), metadata.get("checksum", "")
     if told != what:
         raise InputError(f"{path} holds something else: {told!r} instead of {what!r}")
     if checksum != digest(what, arrays):
@@ -146,7 +149,8 @@ def read_matrix(path: str | os.PathLike[str]) -> Any:
             case ".npz":
                 return _from_npz(path)
             case ".mtx":
-                return _from_market(path)
+                with path.open(encoding="latin-1") as file:
+                    return read_market(path, bounded_lines(path, file))
         return _from_text(path, "\t" if suffix == ".tsv" else "," if suffix == ".csv" else None)
 
 
@@ -190,66 +194,6 @@ def _from_npz(path: Path) -> Any:
     )
 
 
-def _from_market(path: Path) -> Any:
-    """Read Matrix Market by hand: scipy's reader can crash the process on a damaged file."""
-    with path.open(encoding="latin-1") as file:
-        lines = bounded_lines(path, file)
-        banner = next(lines, "").lower().split()
-        if banner[:2] != ["%%matrixmarket", "matrix"] or len(banner) != 5:
-            raise InputError(f"{path} cannot be read as Matrix Market: see its first line")
-        form, field, symmetry = banner[2:]
-        coordinate = form == "coordinate"
-        known = (form in ("coordinate", "array"), field in ("real", "integer", "pattern", "double"))
-        if not all(known) or symmetry not in ("general", "symmetric", "skew-symmetric"):
-            raise InputError(f"{path} must hold real numbers, it holds {' '.join(banner[2:])}")
-        sizes = next(line for line in lines if line.strip() and not line.startswith("%"))
-        rows, cols, *rest = map(int, sizes.split())
-        table = np.loadtxt(lines, comments="%", ndmin=2)
-    if not (0 < rows < 2**31 and 0 < cols < 2**31) or len(rest) != int(coordinate):
-        raise InputError(f"{path} announces a matrix of {sizes.strip()[:60]}")
-    if coordinate:
-        return _coordinates(path, table, (rows, cols, *rest), field == "pattern", symmetry)
-    return _listed(path, table.ravel(), (rows, cols), symmetry)
-
-
-def _coordinates(
-    path: Path, table: Any, sizes: tuple[int, ...], pattern: bool, symmetry: str
-) -> Any:
-    from scipy.sparse import coo_array
-
-    rows, cols, count = sizes
-    table = table.reshape(-1, 2 if pattern else 3) if not table.size else table
-    if table.shape != (count, 2 if pattern else 3):
-        raise InputError(f"{path} announces {count} entries, but holds {table.shape}")
-    i, j = table[:, 0] - 1, table[:, 1] - 1
-    for name, index, size in (("row", i, rows), ("column", j, cols)):
-        if np.any((index < 0) | (index >= size) | (index != np.floor(index))):
-            raise InputError(f"{path} holds an entry in no {name} of {rows} x {cols}")
-    values = np.ones(count) if pattern else table[:, 2]
-    if symmetry != "general":
-        below = i != j
-        sign = -1 if symmetry == "skew-symmetric" else 1
-        i, j = np.append(i, j[below]), np.append(j, i[below])
-        values = np.append(values, sign * values[below])
-    places = i.astype(np.int64), j.astype(np.int64)
-    if len(i) and max(places[0].max() + 1 - rows, places[1].max() + 1 - cols) > 0:
-        raise InputError(f"{path} is {symmetry} but not square: {rows} x {cols}")
-    return coo_array((values, places), shape=(rows, cols))
-
-
-def _listed(path: Path, values: Any, shape: tuple[int, int], symmetry: str) -> Any:
-    rows, cols = shape
-    strict = int(symmetry == "skew-symmetric")
-    count = rows * cols if symmetry == "general" else rows * (rows + 1 - 2 * strict) // 2
-    if len(values) != count or (symmetry != "general" and rows != cols):
-        raise InputError(f"{path} announces {rows} x {cols} numbers, but holds {len(values)}")
-    if symmetry == "general":
-        return values.reshape(cols, rows).T.copy()
-    found = np.zeros(shape)
-    found.T[np.triu_indices(rows, strict)] = values
-    return found + (-1 if strict else 1) * np.tril(found, -1).T
-
-
 def _from_text(path: Path, delimiter: str | None) -> Any:
     with path.open(encoding="utf-8-sig") as file:
         first = next(bounded_lines(path, file), "")
@@ -284,10 +228,6 @@ def _floats(array: Any) -> Any:
     if array.dtype.kind not in "fiu":
         raise InputError(f"the matrix must hold numbers, got {array.dtype}")
     return array.astype(float)
-
-
-def _checksum(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def safetensors(framework: str, extra: str) -> Any:

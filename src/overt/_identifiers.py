@@ -12,6 +12,9 @@ from overt._types import Array, Ints
 WIDEST = 64
 """Characters of an identifier up to which arrays of strings give each the same room."""
 
+LARGEST = np.iinfo(np.int32).max
+"""Indices are stored in 32 bits."""
+
 
 def identifiers(name: str, given: Any) -> Array:
     """Return identifiers as an array of whole numbers if all are, of strings otherwise."""
@@ -28,7 +31,7 @@ def identifiers(name: str, given: Any) -> Array:
     missing = sum(map(is_missing, given))
     if missing:
         raise InputError(f"{name} must not be missing, got {missing} missing identifier(s)")
-    if ids.dtype.kind == "f" and np.all(ids == np.floor(ids)):
+    if holds_whole(ids):
         return ids.astype(np.int64)
     if ids.dtype.kind in "bcf":
         raise InputTypeError(f"{name} must be whole numbers or strings, got {ids.dtype}")
@@ -36,6 +39,14 @@ def identifiers(name: str, given: Any) -> Array:
     if all(isinstance(x, (int, np.integer)) and not isinstance(x, bool) for x in given):
         return np.array(given, dtype=np.int64)
     return _words(list(map(str, given)))
+
+
+def holds_whole(array: Array) -> bool:
+    """Whether an array of floating-point numbers holds whole ones, which 64 bits can hold too."""
+    if array.dtype.kind != "f":
+        return False
+    array = array.astype(np.float64)
+    return bool(np.all((np.floor(array) == array) & (np.abs(array) < 2**63)))
 
 
 def factorized(ids: Array) -> tuple[Array, Ints]:
@@ -68,3 +79,19 @@ def is_missing(value: Any) -> bool:
         return value is None or not bool(value == value)
     except TypeError:
         return True
+
+
+def index(name: str, value: Any) -> Ints:
+    """Return a one-dimensional array of indices from 0."""
+    found = plain_array(name, value)
+    if found.ndim != 1:
+        raise InputError(f"{name} must be a one-dimensional array, got shape {found.shape}")
+    if holds_whole(found):
+        found = found.astype(np.int64)
+    if found.dtype.kind not in "iu":
+        raise InputTypeError(f"{name} must be an array of whole numbers, got {found.dtype}")
+    if len(found) and int(found.min()) < 0:
+        raise InputError(f"{name} must not be negative, got {int(found.min())}")
+    if len(found) and int(found.max()) >= LARGEST:
+        raise InputError(f"{name} must be indices below 2^31, got {int(found.max())}")
+    return found.astype(np.int64, copy=False)

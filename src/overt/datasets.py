@@ -143,7 +143,7 @@ def generate_ratings(
     The ratings, and a function of (rows, cols) that gives the entries without noise.
     """
     rng = generator(seed)
-    m, n = whole("n_rows", n_rows), whole("n_cols", n_cols)
+    m, n = whole("n_rows", n_rows, maximum=10**9), whole("n_cols", n_cols, maximum=10**9)
     count, rank = whole("n_ratings", n_ratings), whole("rank", rank)
     if count > m * n:
         raise InputError(f"n_ratings must be at most {m * n} (n_rows x n_cols), got {count}")
@@ -173,15 +173,16 @@ def _pairs(
     weights = [np.arange(1, size + 1) ** (-popularity / 2) for size in (m, n)]
     places = [rng.permutation(size) for size in (m, n)]
     keys = np.zeros(0, np.int64)
-    while len(keys) < count:
+    for _ in range(1000):
         a, b = (
             place[np.searchsorted(np.cumsum(w) / w.sum(), rng.random(count))]
             for w, place in zip(weights, places, strict=True)
         )
         keys = np.concatenate([keys, a * n + b])
-        keys = keys[np.sort(np.unique(keys, return_index=True)[1])]
-    keys = keys[:count]
-    return keys // n, keys % n
+        keys = keys[np.sort(np.unique(keys, return_index=True)[1])][:count]
+        if len(keys) == count:
+            return keys // n, keys % n
+    raise InputError(f"popularity {popularity:g} leaves too few likely pairs for {count} ratings")
 
 
 def _from_npz(path: Path) -> Entries:

@@ -17,7 +17,7 @@ from overt._check import (
     plain_array,
     whole,
 )
-from overt._identifiers import factorized, identifiers
+from overt._identifiers import factorized, identifiers, index
 from overt._types import Array, Floats, Ints, Seed
 
 SPARSEST, ROOMY = 1000, 10_000_000
@@ -25,9 +25,6 @@ SPARSEST, ROOMY = 1000, 10_000_000
 
 HUGE = 1e75
 """Size of values beyond which fourth powers leave the range of floating point."""
-
-LARGEST = np.iinfo(np.int32).max
-"""Indices are stored in 32 bits."""
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
@@ -130,6 +127,8 @@ class Entries:
         is a table with a row of the matrix on each line otherwise, NaN or null where missing. A
         guess is announced by a warning.
         """
+        if not _frames.is_frame(frame):
+            raise InputTypeError(f"frame must be a data frame, got {type(frame).__name__}")
         columns = _frames.columns_of(frame)
         said = {"row": row, "col": col, "value": value, "time": time}
         places = _frames.entry_columns(columns, said)
@@ -171,7 +170,13 @@ class Entries:
         return rows, cols
 
     def take(self, chosen: Array) -> Self:
-        """Return some of the entries, in a matrix of the same shape."""
+        """Return some of the entries (numbers, or a mask), in a matrix of the same shape."""
+        chosen = plain_array("chosen", chosen)
+        if chosen.dtype == bool and chosen.shape == self.rows.shape:
+            chosen = np.flatnonzero(chosen)
+        chosen = index("chosen", chosen)
+        if np.any(chosen >= len(self)):
+            raise InputError(f"chosen must be some of the {len(self)} entries")
         rows, cols, values = self.rows[chosen], self.cols[chosen], self.values[chosen]
         times = None if self.times is None else self.times[chosen]
         return replace(self, rows=rows, cols=cols, values=values, times=times)
@@ -238,22 +243,6 @@ def pairs(name: str, given: Any) -> tuple[Array, Array]:
     return identifiers("rows", both[:, 0]), identifiers("cols", both[:, 1])
 
 
-def index(name: str, value: Any) -> Ints:
-    """Return a one-dimensional array of indices from 0."""
-    found = plain_array(name, value)
-    if found.ndim != 1:
-        raise InputError(f"{name} must be a one-dimensional array, got shape {found.shape}")
-    if found.dtype.kind == "f" and np.all(found == np.floor(found)):
-        found = found.astype(np.int64)
-    if found.dtype.kind not in "iu":
-        raise InputTypeError(f"{name} must be an array of whole numbers, got {found.dtype}")
-    if len(found) and int(found.min()) < 0:
-        raise InputError(f"{name} must not be negative, got {int(found.min())}")
-    if len(found) and int(found.max()) >= LARGEST:
-        raise InputError(f"{name} must be indices below 2^31, got {int(found.max())}")
-    return found.astype(np.int64, copy=False)
-
-
 def _values(value: Any) -> Floats:
     values = plain_array("values", value)
     if values.ndim != 1 or not (np.issubdtype(values.dtype, np.number) or values.dtype == bool):
@@ -277,9 +266,10 @@ def _values(value: Any) -> Floats:
 
 def _one_each(name: str, given: Any, count: int) -> Array | None:
     """Return an array of `count` things, or None."""
-    if given is not None and np.shape(given) != (count,):
-        raise InputError(f"{name} must have shape ({count},), got {np.shape(given)}")
-    return None if given is None else np.asarray(given)
+    found = None if given is None else plain_array(name, given)
+    if found is not None and found.shape != (count,):
+        raise InputError(f"{name} must have shape ({count},), got {found.shape}")
+    return found
 
 
 def _shape(given: Any, least: tuple[int, int], count: int) -> tuple[int, int]:

@@ -159,12 +159,8 @@ def rank_one_deep(u: Array, v: Array, widths: Sequence[int]) -> list[Array]:
     W_1 = 1 v'/sqrt(d_1), W_i = 1 1'/sqrt(d_i d_(i-1)), W_(k+1) = u 1'/sqrt(d_k).
     """
     u, v = _check.floating("u", u, ndim=1), _check.floating("v", v, ndim=1)
-    if isinstance(widths, (int, float)):
-        widths = (_check.whole("widths", widths),)
-    d = [_check.whole(f"widths[{i}]", width) for i, width in enumerate(widths)]
-    if not d:
-        raise InputError("widths must name at least one hidden layer, got none")
-    xp = namespace(u, v)
+    _check.same_library(u=u, v=v)
+    d, xp = _check.widths(widths), namespace(u, v)
     one = [xp.ones((n,), dtype=u.dtype, device=device(u)) / math.sqrt(n) for n in d]
     chain = [v, *one, u]
     return [after[:, None] * before[None, :] for before, after in pairwise(chain)]
@@ -174,7 +170,7 @@ def rank_one_deep(u: Array, v: Array, widths: Sequence[int]) -> list[Array]:
 def importance(U: Array, V: Array, second_moment: Array | None = None) -> Array:
     """|u_i| |C^(1/2) v_i| for each hidden unit i."""
     U, V = _check.factors(U, V)
-    C = _check.second_moment(second_moment, V.shape[0])
+    C = _check.second_moment(second_moment, V.shape[0], V)
     xp = namespace(U, V)
     incoming = xp.sum(V * (V if C is None else C @ V), axis=0)
     return xp.sqrt(xp.sum(U * U, axis=0) * xp.clip(incoming, min=0.0))
@@ -210,7 +206,7 @@ def equalization_gaps(weights: Sequence[Array], second_moment: Array | None = No
     """
     layers = _check.chain(weights)
     xp = namespace(*layers)
-    C = _check.second_moment(second_moment, layers[0].shape[1])
+    C = _check.second_moment(second_moment, layers[0].shape[1], layers[0])
     W = layers[0]
     for layer in layers[1:]:
         W = layer @ W

@@ -130,7 +130,7 @@ def deep(weights: Sequence[Array], drop_prob: Any, second_moment: Array | None =
     layers = _check.chain(weights)
     xp = namespace(*layers)
     probs = _check.drop_probs(drop_prob, len(layers) - 1)
-    C = _check.second_moment(second_moment, layers[0].shape[1])
+    C = _check.second_moment(second_moment, layers[0].shape[1], layers[0])
 
     tails = _tail_norms(layers)
     S = _first_moment(layers[0], C)
@@ -157,7 +157,7 @@ def deep_terms(weights: Sequence[Array], second_moment: Array | None = None) -> 
     """
     layers = _check.chain(weights)
     xp = namespace(*layers)
-    C = _check.second_moment(second_moment, layers[0].shape[1])
+    C = _check.second_moment(second_moment, layers[0].shape[1], layers[0])
 
     k, tails = len(layers) - 1, _tail_norms(layers)
     S = [_first_moment(layers[0], C)]  # S[p] is the coefficient of lam^p
@@ -200,6 +200,7 @@ def sensing(U: Array, V: Array, measurements: Array, drop_prob: Any) -> Array:
     """
     U, V = _check.factors(U, V)
     A = _check.floating("measurements", measurements, ndim=3)
+    _check.same_library(U=U, measurements=A)
     if tuple(A.shape[1:]) != (U.shape[0], V.shape[0]):
         raise InputError(
             f"measurements must be n x {U.shape[0]} x {V.shape[0]}, got {tuple(A.shape)}"
@@ -247,6 +248,7 @@ def _last_layer(U: Array, activations: Array, noise: Noise) -> tuple[Array, Arra
             f"got {noise!r}"
         )
     U, A = _check.matrix("U", U), _check.matrix("activations", activations)
+    _check.same_library(U=U, activations=A)
     if A.shape[1] != U.shape[1]:
         raise InputError(
             "activations (samples x width) and U (outputs x width) must have the same number of "

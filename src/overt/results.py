@@ -85,7 +85,7 @@ class Result:
             if isinstance(value, Status):
                 shown = f"{value}: {escape(value.explanation)}"
             rows.append(f'<tr><th style="text-align: left">{f.name}</th><td>{shown}</td></tr>')
-        return f"<table><caption>{type(self).__name__}</caption>{''.join(rows)}</table>"
+        return f"<table><caption>{escape(type(self).__name__)}</caption>{''.join(rows)}</table>"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain dicts, lists, numbers and strings, ready for JSON."""

@@ -10,6 +10,7 @@ import overt
 from overt import datasets, penalty
 from overt.completion import DropoutCompletion
 from overt.completion.engines import make_engine
+from overt.completion.fitting import fit_entries
 from overt.completion.forms.fixed import FixedForm
 from overt.completion.forms.learned import LearnedForm
 from overt.completion.forms.problem import CompletionProblem
@@ -211,3 +212,12 @@ def test_the_objective_never_rises_in_single_precision_either(drop_prob, monkeyp
     objective = model.fit(ratings.to_sparse()).objective_
     assert len(objective) == 12
     assert np.all(np.diff(objective) <= 1e-5 * objective[:-1])
+
+
+def test_a_learned_fit_goes_on_until_a_sweep_gains_half_a_thousandth_of_a_nat(ratings):
+    forms = []
+    model = DropoutCompletion(4, max_sweeps=400, signals=False)
+    fit_entries(model._settings(), ratings, on_form=forms.append)
+    falls = -np.diff(forms[-1].evidence)
+    assert falls[-1] <= 5e-4
+    assert falls[-2] > 5e-4

@@ -192,3 +192,14 @@ def test_products_of_rows_match_reference():
         compiled(rows, cols, *args, found)
         plain(rows, cols, *args, expected)
         np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("n", [1, 5, 6, 9, 33])
+def test_log_determinants_are_exact_at_every_size(n):
+    rng = np.random.default_rng(n)
+    root, right = rng.normal(size=(n, n + 2)), rng.normal(size=n)
+    P = root @ root.T + np.eye(n)
+    expected = -np.linalg.slogdet(P)[1]
+    assert full.invert(np.column_stack([P, right])) == pytest.approx(expected, rel=1e-10)
+    found = gram.solve(P.copy(), right.copy(), np.zeros(n), np.zeros(n))
+    assert found == pytest.approx(expected, rel=1e-10)

@@ -9,7 +9,7 @@ from overt import Entries
 from overt.completion import DropoutCompletion
 from overt.completion.engines import make_engine
 from overt.completion.forms.draws import together
-from overt.completion.forms.features import SIGNALS, Features, of_sides
+from overt.completion.forms.features import NOTHING, SIGNALS, Features, of_sides
 from overt.completion.forms.learned import FIRST, LearnedForm
 from overt.completion.forms.noise import NUS, _cost, expected
 from overt.completion.forms.prior import GRID, Prior, Sums, effects_of, likelihoods, posterior
@@ -86,6 +86,22 @@ def test_cost_is_the_expected_log_density_and_a_step_lowers_it():
         value -= n * np.linalg.slogdet(with_effects.precision)[1] / 2
         assert value <= last + 1e-9
         last, with_effects = value, with_effects.learn(sums, features)
+
+
+def test_a_prior_without_features_is_the_best_one_at_once_pseudo_rows_included():
+    _, W, _, sums, prior = two_blocks()
+    n, found = W.shape[1], prior.learn(sums, NOTHING)
+
+    def value(mean, precision):
+        cost = Prior(mean, precision).cost(sums, NOTHING)
+        return cost - n * np.linalg.slogdet(precision)[1] / 2
+
+    best, rng = value(found.mean, found.precision), np.random.default_rng(1)
+    for _ in range(20):
+        turn = 1e-2 * rng.normal(size=(n, n))
+        near = found.precision + turn @ found.precision + found.precision @ turn.T
+        for other in (near, found.precision * (1 + 0.02 * rng.normal())):
+            assert value(found.mean + 0.02 * rng.normal(size=n), other) > best
 
 
 @pytest.mark.parametrize("spread", [FullSpread, DiagonalSpread])

@@ -253,3 +253,11 @@ def test_at_width_keeps_with_equation_seven(base, width, block_size):
 def test_at_width_makes_the_strength_grow_with_the_width(width):
     assert Dropout(0.2).at_width(width).strength == pytest.approx(0.25 * width, rel=1e-12)
     assert DropBlock(0.2, 5).at_width(width).strength == pytest.approx(0.05 * width, rel=1e-12)
+
+
+@pytest.mark.parametrize("strength", [0.25, (0.0, 0.5, 3.0)])
+def test_strength_and_drop_prob_say_the_same(strength):
+    given = overt.Dropout(strength=strength)
+    again = overt.Dropout(given.drop_prob)
+    np.testing.assert_allclose(again.strength, strength, rtol=1e-12)
+    np.testing.assert_allclose(given.relative_variance(3), again.relative_variance(3), rtol=1e-12)

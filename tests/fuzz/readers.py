@@ -19,7 +19,7 @@ import numpy as np
 from fuzz.mutations import mutate
 
 import overt
-from overt._files import read_arrays, read_matrix, write_arrays
+from overt._files import read_matrix, read_sealed, write_sealed
 from overt.cli.models import build_model, read_examples
 
 RNG = np.random.default_rng(0)
@@ -115,7 +115,7 @@ def _matrix(path):
 
 
 def _arrays(folder):
-    write_arrays(folder / "M.safetensors", {"M": M}, {"kind": "test"})
+    write_sealed(folder / "M.safetensors", {"M": M}, "test")
     return folder / "M.safetensors"
 
 
@@ -306,7 +306,7 @@ READERS = {
     "csv": Reader(_text("M.csv", delimiter=","), _matrix),
     "txt": Reader(_text("M.txt"), _matrix),
     "Matrix Market": Reader(_market, _matrix),
-    "safetensors": Reader(_arrays, lambda path: repr(read_arrays(path)[:2])),
+    "safetensors": Reader(_arrays, lambda path: repr(read_sealed(path, "test")), True),
     "examples": Reader(_examples, lambda path: pickle.dumps(read_examples(path))),
     "ratings": Reader(_ratings("r.csv"), _table),
     "ratings in gzip": Reader(_ratings("r.csv.gz", lambda t: gzip.compress(t.encode())), _table),

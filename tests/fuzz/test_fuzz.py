@@ -1,15 +1,20 @@
 """A short, seeded run of the fuzzers; `make fuzz` runs them for as long as one likes."""
 
+import inspect
 import io
+import os
 import zipfile
+from importlib import import_module
 
 import numpy as np
 import pytest
+from fuzz.hostile import assault
 from fuzz.readers import MEMORY, READERS, attack, peak
 
 from overt import InputError
 from overt._files import read_matrix
 from overt.cli.models import read_examples
+from overt.results import Result
 
 SLOW = {"ratings", "ratings in gzip", "Parquet", "torch state", "model.json", "training checkpoint"}
 NEEDS = {"Parquet": "duckdb", "ratings": "duckdb", "ratings in gzip": "duckdb", "proof": "flint"}
@@ -70,3 +75,59 @@ def test_archives_that_unpack_to_gigabytes_are_refused(tmp_path, monkeypatch):
     np.savez_compressed(tmp_path / "data.npz", x=np.zeros(2**18), y=np.zeros(2))
     with pytest.raises(InputError, match="would unpack to"):
         read_examples(tmp_path / "data.npz")
+
+
+MODULES = ("overt", "overt.linear", "overt.completion", "overt.decay", "overt.nn", "overt.robust",
+           "overt.relu", "overt.spectral", "overt.penalty", "overt.equalize", "overt.noise",
+           "overt.datasets", "overt.theorems", "overt.experiments", "overt.explorer")  # fmt: skip
+
+
+def exported():
+    """The public names, each once, and what they stand for."""
+    found = {}
+    for path in MODULES:
+        module = import_module(path)
+        own = [name for name, value in vars(module).items() if not name.startswith("_")
+               and inspect.isfunction(value) and value.__module__ == path]  # fmt: skip
+        for name in getattr(module, "__all__", own):
+            value = getattr(module, name)
+            seen = [known for known, other in found.items() if other is value]
+            if not seen:
+                found[f"{path.removeprefix('overt.')}.{name}"] = value
+    return found
+
+
+@pytest.fixture(scope="module")
+def rooms():
+    for name in ("torch", "duckdb", "safetensors"):
+        pytest.importorskip(name)
+    from fuzz.functions import ROOMS
+
+    return ROOMS
+
+
+def test_every_public_name_is_called_or_excluded_for_a_reason(rooms):
+    from fuzz.functions import EXCLUDED
+
+    names = exported()
+    made = {n for n, v in names.items() if inspect.isclass(v) and issubclass(v, Result)}
+    called = {key.split(" of ")[0].split(" with ")[0] for rows in rooms.values() for key in rows}
+    missing = sorted(set(names) - made - called - set(EXCLUDED))
+    assert missing == [], "give each a row, or a reason, in tests/fuzz/functions.py"
+    assert sorted(set(EXCLUDED) & called) == []
+    assert sorted(set(EXCLUDED) - set(names)) == []
+
+
+ROOMS = ("noise", "penalty", "spectral", "equalize", "linear", "entries", "completion", "decay",
+         "relu", "nn", "robust", "theorems and experiments")  # fmt: skip
+DEAR = ("linear", "completion", "decay", "nn", "robust")
+SLOWEST = {"decay.escape", "decay.minima", "overt.LinearNetwork.floor", "nn.audit"}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_hostile_arguments_give_the_right_value_or_a_sentence(rooms, room):
+    rng = np.random.default_rng(len(room))
+    count = int(os.environ.get("OVERT_FUZZ", "1" if room in DEAR else "4"))
+    found = [f"{name}: {fault}" for name, row in rooms[room].items() if name not in SLOWEST
+             for _ in range(count) if (fault := assault(row, rng))]  # fmt: skip
+    assert found == []

@@ -128,7 +128,7 @@ def test_nothing_is_certified_where_there_are_no_numbers():
         (overt.Dropout(strength=1.0), {}, "noise must be a positive number"),
         (overt.Dropout((0.5, 0.5)), {}, "drop_prob has 2 entries but there are 3 units"),
         (overt.KeepExactly(9), {}, "count"),
-        (0.1, {"confidence": 1.0}, "confidence must lie between 0 and 1"),
+        (0.1, {"confidence": 1.0}, "confidence must lie between 0.5 and 1"),
         (0.1, {"draws": 0}, "draws must be"),
         (0.1, {"x": torch.ones(2, 3).int()}, "x must hold floating-point numbers"),
     ],

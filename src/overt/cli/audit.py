@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from overt.cli.base import app, console, show_path
+from overt.cli.base import app, console, ended, show_path
 from overt.cli.models import Model, Points, Weights, build_model, read_examples
 
 
@@ -50,10 +50,11 @@ def audit(
         report.to_html(html)
     if as_json:
         typer.echo(json.dumps(report.to_dict()))
-        return
-    console.print(escape(str(report)), highlight=False, soft_wrap=True)
-    if html is not None:
-        show_path("\nreport", html)
+    else:
+        console.print(escape(str(report)), highlight=False, soft_wrap=True)
+        if html is not None:
+            show_path("\nreport", html)
+    ended(report.status, "the findings are those on the rows seen until then")
 
 
 def _batches(path: Path, points: int, size: int) -> list[tuple[Any, Any]]:

@@ -67,6 +67,12 @@ def main() -> None:
         fail(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""), 2)
 
 
+def ended(status: str, kept: str) -> None:
+    """End with a sentence and exit code 130 if work was interrupted, which was shown before."""
+    if status == "interrupted":
+        fail(f"interrupted; {kept}", INTERRUPTED)
+
+
 def fail(message: str, code: int) -> NoReturn:
     """Print one sentence on standard error and end with the exit code."""
     sys.stdout.flush()

@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from overt._check import InputError, choice, drop_prob
 from overt._files import write_csv, write_whole
-from overt.cli.base import AsJson, Seed, app, console, fail, show_json, show_path, show_table
+from overt.cli.base import AsJson, Seed, app, console, ended, show_json, show_path, show_table
 from overt.cli.predictions import write_predictions
 
 if TYPE_CHECKING:
@@ -127,8 +127,7 @@ def complete(
     if again is not None:
         console.print("After measuring, the model was fitted again to all ratings.")
     show_path("model", out)
-    if model.status_ == "interrupted":
-        fail("interrupted; the model is that of the last sweep, and --resume goes on from it", 130)
+    ended(model.status_, "the model is that of the last sweep, and --resume goes on from it")
     for kept, place in ((again, folder / "all"), (checkpoint, folder)):
         if kept is not None:
             kept.clear()

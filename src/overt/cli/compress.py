@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from overt._check import InputError, MissingExtraError
 from overt._files import write_whole
-from overt.cli.base import AsJson, Seed, app, console, show_path, show_table
+from overt.cli.base import AsJson, Seed, app, console, ended, show_path, show_table
 from overt.cli.models import Model, Points, Weights, build_model, read_examples
 
 EXAMPLE = 256
@@ -85,20 +85,12 @@ def compress(
     write_whole(out / "load.py", program)
     if as_json:
         typer.echo(json.dumps(report.to_dict()))
-        return
-    _show(report)
-    show_path("weights", out / "compressed.safetensors")
-    console.print(
-        f"load them with [bold]{escape(str(out / 'load.py'))}[/]: from load import load; load()",
-        soft_wrap=True,
-    )
-    if not report.met:
-        console.print(f"not met: {escape(str(report.shortfall))}", soft_wrap=True)
-    if report.status == "interrupted":
-        console.print("interrupted: this is the best found until then")
+    else:
+        _show(report, out)
+    ended(report.status, f"{out} holds the best network found until then")
 
 
-def _show(report: Any) -> None:
+def _show(report: Any, out: Path) -> None:
     before, after = report.before, report.after
     rows: list[tuple[str, Any, Any]] = [
         ("parameters", f"{before.parameters:,}", f"{after.parameters:,}"),
@@ -122,6 +114,13 @@ def _show(report: Any) -> None:
         console.print("nothing could be made smaller")
     if report.skipped:
         show_table(("left whole", "because"), report.skipped)
+    show_path("weights", out / "compressed.safetensors")
+    console.print(
+        f"load them with [bold]{escape(str(out / 'load.py'))}[/]: from load import load; load()",
+        soft_wrap=True,
+    )
+    if not report.met:
+        console.print(f"not met: {escape(str(report.shortfall))}", soft_wrap=True)
 
 
 def _halves(x: Any, y: Any) -> tuple[tuple[Any, Any], tuple[Any, Any]]:

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from overt._check import InputError, MissingExtraError
-from overt.cli.base import INTERRUPTED, app, console, fail, show_json, show_path, show_table
+from overt.cli.base import app, console, ended, show_json, show_path, show_table
 
 if TYPE_CHECKING:
     from overt.decay import Jumps, Minimum, Schedule
@@ -73,8 +73,7 @@ def jumps(
         for path in (out, plot):
             if path is not None:
                 show_path("written", path)
-    if found.status == "interrupted":
-        fail("interrupted; what is shown and written holds the steps taken", INTERRUPTED)
+    ended(found.status, "what is shown and written holds the steps taken")
 
 
 def _schedule(

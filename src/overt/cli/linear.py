@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from overt._check import InputError, MissingExtraError
-from overt.cli.base import app, console, fail, show_table
+from overt.cli.base import app, console, ended, fail, show_table
 
 if TYPE_CHECKING:
     from overt.linear import LinearNetwork
@@ -151,6 +151,7 @@ def train(
             raise MissingExtraError("matplotlib", "plots") from None
         figure.savefig(plot, dpi=150, bbox_inches="tight")
         console.print(f"picture: [bold]{escape(os.fspath(plot))}[/]", soft_wrap=True)
+    ended(run.status, "what is shown and written holds the steps taken")
 
 
 def network(

@@ -15,7 +15,7 @@ from overt._check import InputError, choice
 from overt._files import digest as sealed
 from overt._files import write_whole
 from overt.cli.attack_files import digest, draw, save_examples, state_digest
-from overt.cli.base import AsJson, Seed, app, console, show_path, show_table
+from overt.cli.base import AsJson, Seed, app, console, ended, show_path, show_table
 from overt.cli.models import Model, Points, Weights, build_model, read_examples
 
 
@@ -105,10 +105,11 @@ def attack(
     pictures = draw(out, found, x, y, moved, after) if plot else []
     if as_json:
         typer.echo(json.dumps(stored))
-        return
-    _show(found, notes, certify)
-    for what, path in (("result", "attack.json"), ("examples", "adversarial.npz"), *pictures):
-        show_path(what, out / path)
+    else:
+        _show(found, notes, certify)
+        for what, path in (("result", "attack.json"), ("examples", "adversarial.npz"), *pictures):
+            show_path(what, out / path)
+    ended(found.status, f"{out} holds what was found until then: more points may be fooled")
 
 
 def _show(found: Any, notes: list[str], certify: bool) -> None:

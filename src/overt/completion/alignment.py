@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError
-from overt._identifiers import identifiers
+from overt._identifiers import identifiers, index
 from overt._types import Array
 from overt.completion.forms.encoding import Encoder
-from overt.entries import Entries, index
+from overt.entries import Entries
 
 
 def with_features(

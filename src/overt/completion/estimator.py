@@ -12,7 +12,6 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import RegressorTags
 from sklearn.utils.validation import check_is_fitted
 
-from overt._check import fresh_seed
 from overt._frames import is_table
 from overt._types import Seed
 from overt.completion import evaluation, fitting, plotting, recommending
@@ -24,7 +23,7 @@ from overt.completion.growing import Growing
 from overt.completion.index import EntryIndex
 from overt.completion.ledger import Ledger
 from overt.completion.recommending import Explanation, NewRow
-from overt.completion.settings import Settings
+from overt.completion.settings import Settings, fresh_seed
 from overt.completion.storage import checkpoints, models
 from overt.completion.storage.files import is_path, read_ratings
 from overt.entries import Entries, observed

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from overt._check import InputError, choice, number
+from overt._check import InputError, choice, number, whole
 from overt._types import Array, Floats, Ints
 from overt.completion.forms.units import strengths
 from overt.completion.recommending import BLOCK, top
@@ -135,8 +135,8 @@ def divide(
 ) -> tuple[Entries, Entries, Entries | None]:
     """Return what is fitted, what is judged and, of whole rows, what is given of them."""
     choice("split", split, SPLITS)
-    number("holdout", holdout, exclusive=True)
-    rng, count = np.random.default_rng([seed, 2]), len(entries)
+    holdout = number("holdout", holdout, exclusive=True)
+    rng, count = np.random.default_rng([whole("seed", seed, 0), 2]), len(entries)
     times = np.arange(count) if entries.times is None else entries.times
     if split in ("random", "time"):
         order = rng.permutation(count) if split == "random" else np.argsort(-_number(times))

@@ -20,7 +20,7 @@ import numpy as np
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from overt._check import generator, number, whole
+from overt._check import InputTypeError, generator, number, whole
 from overt._types import Array, Floats, Seed
 from overt.completion.forms.units import by_column
 from overt.completion.kernels.table import fill_rows
@@ -145,7 +145,11 @@ class DropoutImputer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return table, missing, Z, std
 
     def _table(self, X: Any, *, reset: bool) -> tuple[Floats, Array]:
-        table = validate_data(self, X, reset=reset, dtype=np.float64, ensure_all_finite="allow-nan")
+        given: Any = {"dtype": np.float64, "ensure_all_finite": "allow-nan"}
+        try:
+            table = validate_data(self, X, reset=reset, **given)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputTypeError(f"X must be a table of numbers: {error}") from None
         table = np.array(table, order="C")  # one layout, so that kernels are compiled once
         return table, np.isnan(table)
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError, InputTypeError, plain_array
-from overt._identifiers import identifiers
+from overt._identifiers import holds_whole, identifiers, index
 from overt._types import Array, Floats, Ints
 from overt.completion.forms.model import UNKNOWN
 from overt.completion.ledger import Ledger
 from overt.completion.storage.collecting import RatingsFile
-from overt.entries import Entries, index, pairs
+from overt.entries import Entries, pairs
 
 
 class EntryIndex:
@@ -139,13 +139,13 @@ def _within(name: str, given: Array, count: int) -> Array:
     """Return checked indices; UNKNOWN for those beyond what was fitted."""
     if given.ndim != 1:
         raise InputError(f"{name} must be one-dimensional, got shape {given.shape}")
-    if given.dtype.kind == "f" and np.all(given == np.floor(given)):
+    if holds_whole(given):
         given = given.astype(np.int64)
     if given.dtype.kind not in "iu":
         raise InputTypeError(f"{name} must be whole numbers, got {given.dtype}")
     if int(given.min()) < UNKNOWN:
         raise InputError(f"{name} must be indices (or -1 for unknown), got {int(given.min())}")
-    return np.where(given < count, given, UNKNOWN)
+    return np.where(given < count, given, UNKNOWN).astype(np.int64)
 
 
 def _known(name: str, value: Any, locate: Callable[[Any], Array]) -> int:

@@ -13,7 +13,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from overt._check import InputError, MissingExtraError, whole
-from overt._files import write_whole
+from overt._files import replacing, write_whole
 from overt._progress import meter
 from overt._types import Array, Floats, Ints
 from overt.completion.forms.model import UNKNOWN
@@ -92,8 +92,7 @@ class Lists:
             import duckdb
         except ModuleNotFoundError:
             raise MissingExtraError("duckdb", "files") from None
-        temporary = path.with_name(path.name + ".part")
-        with duckdb.connect() as db:
+        with duckdb.connect() as db, replacing(path) as temporary:
             for number, block in enumerate(self._blocks(places)):
                 columns = (
                     c.astype(object) if c.dtype.kind == "U" else c for c in self._named(block)
@@ -104,7 +103,6 @@ class Lists:
                 db.unregister("given")
             target = os.fspath(temporary).replace("'", "''")
             db.execute(f"copy lists to '{target}' (format parquet)")
-        temporary.replace(path)
 
     def _named(self, block: _Lines) -> tuple[Any, Any, Any, Any, Any]:
         names = self._index.row_names(block.rows), self._index.col_names(block.cols)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError, InputTypeError, whole
+from overt._check import InputError, InputTypeError, plain_array, whole
 from overt._types import Array, Floats
 from overt.completion.forms.draws import Row
 from overt.completion.forms.model import UNKNOWN, FactorModel
@@ -226,6 +226,8 @@ def fold_in(
     names, values = _row_entries(entries)
     cols = index.cols(names)
     try:
+        if np.iscomplexobj(values := plain_array("values", values)):
+            raise TypeError
         numbers = np.asarray(values, dtype=float)
     except (TypeError, ValueError):
         raise InputTypeError(f"entries must have numbers for values, got {values!r}") from None

@@ -11,7 +11,7 @@ from overt import _check
 from overt._check import InputError, InputTypeError
 from overt._cluster import checked_engine
 from overt._mapped import n_bytes
-from overt._types import Floats
+from overt._types import Floats, Seed
 
 LEAST = 0.01
 """Smallest drop probability whose equations are sound in single precision."""
@@ -57,22 +57,23 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.n_factors is not None:
-            _check.whole("n_factors", self.n_factors)
+            _check.whole("n_factors", self.n_factors, maximum=10**5)
         n_bytes(self.memory_limit)
         if str(self.average) != "auto":
             _check.whole("average", self.average, minimum=0)
         asked = 0 if str(self.average) == "auto" else self.average
         _check.whole("batch_size", self.batch_size)
         _check.whole("seed", self.seed, minimum=0)
-        _check.number("ridge", self.ridge)
-        _check.number("learning_rate", self.learning_rate, exclusive=True)
+        rate = _check.number("learning_rate", self.learning_rate, exclusive=True)
+        object.__setattr__(self, "ridge", _check.number("ridge", self.ridge))
+        object.__setattr__(self, "learning_rate", rate)
         _check.choice("method", self.method, ("alternating", "sgd"))
         if checked_engine(self.engine) != "local" and self.method == "sgd":
             raise InputError(f'method="sgd" needs engine="local", got {self.engine!r}')
         if self.max_sweeps is not None:
             _check.whole("max_sweeps", self.max_sweeps)
         if self.tol is not None:
-            _check.number("tol", self.tol)
+            object.__setattr__(self, "tol", _check.number("tol", self.tol))
         if not isinstance(self.biases, (bool, np.bool_)):
             raise InputTypeError(f"biases must be True or False, got {self.biases!r}")
         for name in ("clip", "signals", "scale"):
@@ -156,3 +157,13 @@ def _rating_scale(values: Floats) -> bool:
     """Return whether at most STEPS different numbers make up most of (many of) the values."""
     counts = np.unique(values[:: max(1, len(values) // SAMPLE)], return_counts=True)[1]
     return len(values) > STEPS and bool(np.sort(counts)[-STEPS:].sum() >= SHARE * counts.sum())
+
+
+def fresh_seed(seed: Seed, random_state: Any = None) -> int:
+    """Return a whole number from a seed, or from scikit-learn's `random_state` if there is one."""
+    if isinstance(random_state, np.random.RandomState):
+        return int(random_state.randint(1 << 31))
+    seed = seed if random_state is None else random_state
+    if seed is None or isinstance(seed, np.random.Generator):
+        return int(_check.generator(seed).integers(1 << 31))
+    return _check.whole("seed" if random_state is None else "random_state", seed, minimum=0)

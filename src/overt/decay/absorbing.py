@@ -18,7 +18,7 @@ from typing import Self
 
 import numpy as np
 
-from overt._check import InputError, chain, number, whole
+from overt._check import InputError, bounded, chain, doubles, number, whole
 from overt._types import Floats, Seed
 from overt.decay import layers
 from overt.decay.schedule import Schedule
@@ -54,7 +54,7 @@ class ApproximateRankSet:
     def __post_init__(self) -> None:
         whole("rank", self.rank, minimum=0)
         for name in ("balance", "slack", "alpha", "bound"):
-            number(name, getattr(self, name), exclusive=True)
+            object.__setattr__(self, name, number(name, getattr(self, name), exclusive=True))
         if self.slack >= 0.5:
             raise InputError(f"slack must be below 1/2, got {self.slack!r}")
 
@@ -136,9 +136,10 @@ class ApproximateRankSet:
         share = min(1.0, self.rank / min(problem.shape))
         return T_0, T_1, T_1 * math.log10(share) if share else -math.inf
 
+    @bounded
     def measure(self, weights: layers.Layers) -> dict[str, float]:
         """Return what B_r bounds: "bound", "balance" and "rank" (their largest over the layers)."""
-        W = [np.asarray(w, dtype=float) for w in chain(weights)]
+        W = [doubles("weights", w) for w in chain(weights)]
         gaps = (A @ A.T - B.T @ B for A, B in pairwise(W))
         return {
             "bound": max(float(np.sum(w * w)) for w in W),
@@ -212,6 +213,7 @@ def closedness(
     neither kept nor broken.
     """
     schedule = Schedule.constant(whole("steps", steps), learning_rate, weight_decay)
+    depth, width = whole("depth", depth, 2, layers.DEEPEST), whole("width", width)
     phase, root = schedule.phases[0], seed_root(seed)
     counts = {"steps": 0, "bound": 0, "balance": 0, "rank": 0}
     for run in range(whole("runs", runs)):

@@ -11,8 +11,8 @@ import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from overt._check import InputError, generator, number, whole
-from overt._identifiers import identifiers
+from overt._check import InputError, generator, number, plain_array, whole
+from overt._identifiers import identifiers, index
 from overt._progress import meter
 from overt._types import Array, Floats, Ints, Seed
 from overt.decay import layers
@@ -102,7 +102,7 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         are then asked for by identifier), or, with `y`, an (n, 2) array of (row, col) pairs.
         """
         entries = observed(X, y)
-        depth = whole("depth", self.depth, 3)
+        depth = whole("depth", self.depth, 3, layers.DEEPEST)
         width = min(*entries.shape, 20 if self.width is None else whole("width", self.width))
         whole("restarts", self.restarts)
         tol, holdout = number("tol", self.tol), number("holdout", self.holdout)
@@ -153,6 +153,8 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         check_is_fitted(self)
         a = _places("rows", rows, self.row_ids_, len(self.U_))
         b = _places("cols", cols, self.col_ids_, len(self.V_))
+        if a.shape != b.shape:
+            raise InputError(f"rows and cols must have the same length, got {a.size} and {b.size}")
         return np.asarray(np.sum(self.U_[a] * self.V_[b], axis=-1))
 
     def complete(self, rows: Any = None) -> Floats:
@@ -160,7 +162,9 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         check_is_fitted(self)
         if rows is None:
             return np.asarray(self.U_ @ self.V_.T)
-        places = _places("rows", np.atleast_1d(rows), self.row_ids_, len(self.U_))
+        places = _places(
+            "rows", np.atleast_1d(plain_array("rows", rows)), self.row_ids_, len(self.U_)
+        )
         return np.asarray(self.U_[places] @ self.V_.T)
 
     def _follow(
@@ -242,7 +246,7 @@ def _split(problem: Entries, holdout: float, rng: np.random.Generator) -> tuple[
 
 def _places(name: str, given: Any, ids: Array | None, count: int) -> Ints:
     """Return the indices of rows or columns that were fitted, from identifiers if there are any."""
-    places = np.asarray(given)
+    places = plain_array(name, given)
     if ids is not None:
         names = identifiers(name, places.ravel())
         if "U" in (names.dtype.kind, ids.dtype.kind):  # compared as they are written
@@ -253,6 +257,6 @@ def _places(name: str, given: Any, ids: Array | None, count: int) -> Ints:
         if len(strange):
             raise InputError(f"{name} must be among those fitted, got {strange[0]!r}")
         return at.reshape(places.shape)
-    if places.size and (places.min() < 0 or places.max() >= count):
+    if places.dtype.kind in "fiu" and places.size and (places.min() < 0 or places.max() >= count):
         raise InputError(f"{name} must lie in 0..{count - 1}, got up to {places.max()}")
-    return places
+    return index(name, places.ravel()).reshape(places.shape)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError, number, whole
+from overt._check import InputError, InputTypeError, number, plain_array, whole
 from overt._figures import subplots
 from overt._intervals import clopper_pearson
 from overt._types import Floats, Ints, Seed
@@ -122,9 +122,10 @@ def find_jumps(
     confidence: float = 0.95,
 ) -> Jumps:
     """Find the jumps in runs that were simulated before."""
-    number("threshold", threshold, exclusive=True)
-    if not 0 < confidence < 1:
-        raise InputError(f"confidence must be between 0 and 1, got {confidence!r}")
+    if not isinstance(runs, Runs):
+        raise InputTypeError(f"runs must be what simulate returns, got {type(runs).__name__}")
+    rank, threshold = whole("rank", rank), number("threshold", threshold, exclusive=True)
+    confidence, floor = _share("confidence", confidence), number("floor", floor)
     if not 0 < floor <= threshold:
         raise InputError(f"floor must be in (0, threshold = {threshold:g}], got {floor!r}")
     jump_step = runs.jumps_to(rank, threshold)
@@ -158,12 +159,21 @@ def survival(
     jump_step: Ints, steps: Ints, confidence: float = 0.95
 ) -> tuple[Floats, Floats, Floats]:
     """Return the share not jumped by each step and its exact binomial band."""
-    n = len(jump_step)
+    jump_step, steps = (plain_array("jump_step", jump_step), plain_array("steps", steps))
+    if jump_step.ndim != 1 or steps.ndim != 1 or {jump_step.dtype.kind, steps.dtype.kind} - {*"iu"}:
+        raise InputTypeError("jump_step and steps must be one-dimensional arrays of whole numbers")
+    n, confidence = len(jump_step), _share("confidence", confidence)
     if n == 0:
         return (np.full(len(steps), np.nan),) * 3
     jumped = (jump_step != NEVER)[:, None] & (jump_step[:, None] <= steps[None, :])
     k = n - jumped.sum(axis=0)
     return k / n, *clopper_pearson(k, n, confidence)
+
+
+def _share(name: str, value: Any) -> float:
+    if not 0 < number(name, value) < 1:
+        raise InputError(f"{name} must be between 0 and 1, got {value!r}")
+    return float(value)
 
 
 def _visits(ratio: Floats, threshold: float, floor: float) -> tuple[bool, bool]:
@@ -193,11 +203,15 @@ def sweep(
     at that rate, in PyTorch's convention as in its figures.
     """
     whole("steps", steps)
+    try:
+        axes: list[Any] = [tuple(axis) for axis in (depths, epsilons, learning_rates)]
+    except TypeError as error:
+        raise InputTypeError(f"depths, epsilons, learning_rates must be lists: {error}") from None
     make = schedule or (
         lambda rate: Schedule.of([(500, 0.03, 0.1), (steps, rate, 0.1)], convention="pytorch")
     )
     rows = []
-    for depth, epsilon, rate in product(depths, epsilons, learning_rates):
+    for depth, epsilon, rate in product(*axes):
         problem = two_by_two(epsilon)
         found = jumps(problem, depth, width, make(rate), seeds, seed=seed, **options)
         rows.append(

@@ -160,6 +160,7 @@ def smallest_fitting_rank(problem: Entries, *, starts: int = 8, seed: Seed = 0) 
     """
     layers.check_entries(problem)
     rng, scale = generator(seed), layers.cost(problem, np.zeros(problem.shape))
+    starts = whole("starts", starts)
     least = _block_rank(problem)
     if scale == 0:
         return FittingRank(0, 0)
@@ -205,7 +206,7 @@ def _follow(problem: Entries, depth: int, A: Floats, rank: int, low: float, tol:
 
 def _checked(problem: Entries, depth: int) -> int:
     layers.check_entries(problem)
-    depth, width = whole("depth", depth, 2), min(problem.shape)
+    depth, width = whole("depth", depth, 2, layers.DEEPEST), min(problem.shape)
     count = sum(m * n for m, n in layers.shapes(problem.shape, depth, width))
     if count > LARGEST:
         raise InputError(

@@ -13,12 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from overt._check import InputTypeError
+from overt._check import InputError, InputTypeError, bounded, doubles, plain_array, whole
 from overt._types import Floats
 from overt.entries import Entries
 
 Layers = Sequence[Floats]
 """[W_1, ..., W_L], each outputs x inputs."""
+
+DEEPEST = 10_000
+"""Most layers of a network."""
 
 
 def check_entries(problem: object) -> None:
@@ -35,6 +38,7 @@ def product(weights: Layers) -> Floats:
     return A
 
 
+@bounded
 def balanced(
     A: Floats, depth: int, width: int | None = None, rank: int | None = None
 ) -> list[Floats]:
@@ -42,8 +46,9 @@ def balanced(
 
     Singular values beyond `rank` are dropped: the root would turn their rounding into weights.
     """
+    depth, A = whole("depth", depth, 2, DEEPEST), doubles("A", A, ndim=2)
     U, s, Vt = np.linalg.svd(A, full_matrices=False)
-    width = len(s) if width is None else width
+    width = len(s) if width is None else whole("width", width)
     n = min(width, len(s)) if rank is None else rank
     root = s[:n] ** (1 / depth)
     first, middle, last = (
@@ -90,7 +95,9 @@ def cost_gradient(entries: Entries, A: Floats) -> Floats:
 
 def train_error(entries: Entries, A: Any) -> float:
     """Mean squared residual over the observed entries, 2 C(A)."""
-    return float(np.mean((np.asarray(A)[entries.rows, entries.cols] - entries.values) ** 2))
+    residuals = _whole_matrix(entries, A)[entries.rows, entries.cols] - entries.values
+    with np.errstate(over="ignore"):
+        return float(np.mean(residuals**2))
 
 
 def test_error(entries: Entries, A: Any) -> float:
@@ -98,11 +105,22 @@ def test_error(entries: Entries, A: Any) -> float:
 
     NaN if the truth is not known or nothing is missing.
     """
+    A = _whole_matrix(entries, A)
     rows, cols = entries.missing
     if entries.truth is None or len(rows) == 0:
         return float("nan")
     expected = entries.truth[rows, cols]
-    return float(np.sum((np.asarray(A)[rows, cols] - expected) ** 2) / np.sum(expected**2))
+    with np.errstate(over="ignore"):
+        return float(np.sum((A[rows, cols] - expected) ** 2) / np.sum(expected**2))
+
+
+def _whole_matrix(entries: Entries, A: Any) -> Floats:
+    """Return A as an array of the entries' shape; where training diverged, it is not finite."""
+    check_entries(entries)
+    A = plain_array("A", A)
+    if A.shape != entries.shape or A.dtype.kind not in "fiu":
+        raise InputError(f"A must be {entries.shape} numbers, got {A.shape} of type {A.dtype}")
+    return np.asarray(A, dtype=np.float64)
 
 
 def loss(entries: Entries, weights: Layers, weight_decay: float) -> float:

@@ -31,7 +31,8 @@ def effective(learning_rate: float, weight_decay: float, convention: str) -> tup
     """Return (learning_rate, weight_decay) in overt's convention, from those of another."""
     choice("convention", convention, CONVENTIONS)
     rate, decay = _FACTORS[convention]
-    return rate * learning_rate, decay * weight_decay
+    eta, lam = number("learning_rate", learning_rate), number("weight_decay", weight_decay)
+    return rate * eta, decay * lam
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Schedule:
     phases: tuple[Phase, ...]
 
     def __post_init__(self) -> None:
-        phases = tuple(self.phases)
+        phases = tuple(self.phases) if isinstance(self.phases, Sequence) else ()
         if not phases or not all(isinstance(phase, Phase) for phase in phases):
             raise InputTypeError("phases must be a list of at least one Phase")
         object.__setattr__(self, "phases", phases)

@@ -92,15 +92,18 @@ def initial_weights(
     problem: Entries, depth: int, width: int, *, init: float = 1.0, seed: int = 0, run: int = 0
 ) -> list[Floats]:
     """Return the layers [W_1, ..., W_L] ~ N(0, init^2 / width) with which a run starts."""
-    rng = np.random.default_rng([seed, run, 0])
-    scale = number("init", init) / np.sqrt(width)
-    sizes = layers.shapes(problem.shape, depth, width)
+    layers.check_entries(problem)
+    rng = np.random.default_rng([whole("seed", seed, 0), whole("run", run, 0), 0])
+    scale = number("init", init) / np.sqrt(whole("width", width, maximum=10**6))
+    sizes = layers.shapes(problem.shape, whole("depth", depth, 2, layers.DEEPEST), width)
     return [scale * rng.standard_normal(size) for size in sizes]
 
 
 def entry_draws(problem: Entries, steps: int, *, seed: int = 0, run: int = 0) -> Ints:
     """Return which observed entry each step of a run uses; longer runs begin with shorter ones."""
-    return np.random.default_rng([seed, run, 1]).integers(len(problem), size=steps)
+    layers.check_entries(problem)
+    rng = np.random.default_rng([whole("seed", seed, 0), whole("run", run, 0), 1])
+    return rng.integers(len(problem), size=whole("steps", steps, 0))
 
 
 class Weights:
@@ -177,7 +180,7 @@ def _execute(
 
 
 def _grid(records: int | Sequence[int], steps: int) -> Ints:
-    if isinstance(records, (int, np.integer)):
+    if getattr(records, "ndim", 0 if isinstance(records, int) else 1) == 0:
         even = np.linspace(0, steps, whole("records", records, minimum=2))
         return np.unique(even.round().astype(np.int64))
     grid = np.unique(np.asarray(records))
@@ -191,7 +194,7 @@ def _grid(records: int | Sequence[int], steps: int) -> Ints:
 
 
 def _numbers(seeds: int | Sequence[int]) -> list[int]:
-    if isinstance(seeds, (int, np.integer)):
+    if not isinstance(seeds, (Sequence, np.ndarray)) or getattr(seeds, "ndim", 1) == 0:
         return list(range(whole("seeds", seeds)))
     numbers = [whole("seeds", n, minimum=0) for n in seeds]
     if not numbers:
@@ -217,7 +220,7 @@ def _starts(
     numbers: list[int],
 ) -> list[list[Floats]]:
     """Return the first layers of each run."""
-    if np.isscalar(init):
+    if np.isscalar(init) or getattr(init, "ndim", 1) == 0:
         scale = number("init", init)
         return [
             initial_weights(problem, depth, width, init=scale, seed=seed, run=n) for n in numbers

@@ -9,6 +9,7 @@ import platform
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,7 @@ def report(
     stem = Path(out) / f"{experiment.id}-{size}"
     figure = experiment.draw(rows, size)
     picture = stem.with_suffix(".png")
-    figure.savefig(picture, dpi=110, bbox_inches="tight")
+    write_whole(picture, partial(figure.savefig, format="png", dpi=110, bbox_inches="tight"))
     summary = {
         "id": experiment.id,
         "title": experiment.title,
@@ -192,7 +193,7 @@ def _entry(path: Path, number: int, line: bytes) -> dict[str, Any] | None:
         if entry.pop("checksum") == digest(entry):
             return dict(entry)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
-        if line.startswith(b'{"key"') and not line.rstrip().endswith(b"}"):
+        if b'{"key"'.startswith(line[:6]) and line.count(b"{") > line.count(b"}"):
             return None
     raise InputError(
         f"{path}, line {number} is not a row of an experiment, or was changed; remove the line, "

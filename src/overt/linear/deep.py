@@ -61,10 +61,8 @@ class DeepLinearNetwork:
         second_moment: Any = None,
         input_noise: Noise | None = None,
     ) -> None:
-        if isinstance(widths, (int, np.integer)):
-            widths = (int(widths),)
-        self.nu = spectral.nu(widths, drop_prob)
-        self.widths = tuple(int(d) for d in widths)
+        self.widths = tuple(_check.widths(widths))
+        self.nu = spectral.nu(self.widths, drop_prob)
         self.drop_probs = _check.drop_probs(drop_prob, len(self.widths))
         task = regression(target, X, Y, second_moment, input_noise).dense("train a deep network")
         self.effect = DeepNoise(task, self.widths, self.drop_probs)
@@ -134,7 +132,7 @@ class DeepLinearNetwork:
         )  # fmt: skip
 
     def _checked(self, weights: Sequence[Any]) -> list[Floats]:
-        layers = [np.asarray(W, dtype=float) for W in _check.chain(list(weights))]
+        layers = [_check.doubles("weights", W) for W in _check.chain(weights)]
         shapes = [W.shape for W in layers]
         if shapes != self.shapes:
             raise InputError(f"weights must have the shapes {self.shapes}, got {shapes}")

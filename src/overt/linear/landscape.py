@@ -26,7 +26,7 @@ from overt._check import InputError, whole
 from overt._figures import subplots
 from overt._types import Floats
 from overt.results import Result
-from overt.spectral import shrinkage_rank
+from overt.spectral.norms import shrinkage_rank
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -106,7 +106,9 @@ def landscape(M: Floats, width: int, strength: float, *, max_points: int = 200) 
         raise InputError("target must have a positive eigenvalue, or zero is the only minimum")
     # The global minimum keeps the top directions; it comes first whatever is cut off.
     best = tuple(range(shrinkage_rank(values[:most], np.cumsum(values[:most]), strength / width)))
-    sets = islice(feasible_sets(values[values > 0], width, strength), max_points)
+    sets = islice(
+        feasible_sets(values[values > 0], width, strength), whole("max_points", max_points)
+    )
     found = [best, *(kept for kept in sets if kept != best)]
     points = [_point(M, values, vectors, width, strength, kept) for kept in found]
     points.sort(key=lambda p: p.objective)

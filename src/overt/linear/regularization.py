@@ -125,12 +125,15 @@ def _points(
     """Return one noise and one width per point."""
     if (noise is None) == (drop_probs is None):
         raise InputError("give either drop_probs or noise")
-    sizes = np.atleast_1d(block_size).tolist()
+    sizes = np.atleast_1d(_check.plain_array("block_size", block_size)).tolist()
     if noise is not None and sizes != [1]:
         raise InputError("block_size belongs to drop_probs; noise has its own")
-    columns: dict[str, list[Any]] = {"width": np.atleast_1d(width).tolist(), "block_size": sizes}
+    columns: dict[str, list[Any]] = {
+        "width": np.atleast_1d(_check.plain_array("width", width)).tolist(),
+        "block_size": sizes,
+    }
     if noise is None:
-        columns["drop_probs"] = np.atleast_1d(drop_probs).tolist()
+        columns["drop_probs"] = np.atleast_1d(_check.plain_array("drop_probs", drop_probs)).tolist()
     else:
         columns["noise"] = list(noise) if isinstance(noise, (list, tuple)) else [noise]
     lengths = {name: len(values) for name, values in columns.items() if len(values) != 1}

@@ -42,7 +42,7 @@ def inverse_decay(rate: float, halving: float) -> Callable[[Ints], Floats]:
         _check.number("rate", rate, exclusive=True),
         _check.number("halving", halving, exclusive=True),
     )
-    return lambda steps: rate / (1 + steps / halving)
+    return lambda steps: np.asarray(rate * (halving / (halving + steps)), dtype=np.float64)
 
 
 def train(
@@ -110,8 +110,11 @@ def run_seeds(
         if not all(np.isfinite(W).all() for W in weights[i]):
             diverged[i] = True
             return
-        with np.errstate(over="ignore", invalid="ignore"):
-            values = measure(weights[i])
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                values = measure(weights[i])
+        except np.linalg.LinAlgError:  # weights so large that their product is not finite
+            values = (np.inf, 0.0, 0)
         if np.isfinite(values[0]):
             objective[i, column], imbalance[i, column], rank[i, column] = values
         else:
@@ -175,10 +178,10 @@ def _grid(steps: int, records: int | Sequence[int]) -> list[int]:
     return sorted({0, *inner, steps})
 
 
-def _seed_list(seeds: int | Sequence[int]) -> list[int]:
-    if isinstance(seeds, (int, np.integer)):
-        return list(range(_check.whole("seeds", seeds)))
-    return [_check.whole("seeds", s, minimum=0) for s in seeds]
+def _seed_list(seeds: Any) -> list[int]:
+    if isinstance(seeds, (Sequence, np.ndarray)) and getattr(seeds, "ndim", 1) > 0 and len(seeds):
+        return [_check.whole("seeds", s, minimum=0) for s in seeds]
+    return list(range(_check.whole("seeds", seeds)))
 
 
 def _rates(learning_rate: Rate, steps: Ints) -> Floats:

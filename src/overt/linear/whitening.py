@@ -37,7 +37,7 @@ def of_data(X: Floats, n: int) -> tuple[Whitening, Floats]:
     """Return the root of C = X'X/n, and an orthonormal basis P of X's columns, X = sqrt(n) P L'."""
     root_n, size = np.sqrt(n), np.sqrt(np.sum(X**2, axis=0) / n)
     if not size.any():
-        raise InputError("X must not be zero")
+        raise InputError("X must not be zero, nor so small that its squares vanish")
     size = np.where(size > 0, size, 1.0)
     basis, sigma, right = np.linalg.svd(X / (root_n * size), full_matrices=False)
     kept = sigma > max(X.shape) * EPS * sigma[0]

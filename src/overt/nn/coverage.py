@@ -55,6 +55,8 @@ def calibration(
             f"{mean.shape}, {variance.shape} and {target.shape}"
         )
     added = _check.number("noise_variance", noise_variance)
+    if not np.all(variance >= 0):
+        raise InputError("variance must not be negative, nor NaN")
     from scipy.special import ndtri
 
     nominal = np.arange(1, _check.whole("levels", levels) + 1) / (levels + 1)
@@ -66,5 +68,7 @@ def calibration(
 
 
 def _array(value: Any) -> Floats:
-    detached = value.detach().cpu() if hasattr(value, "detach") else value
-    return np.asarray(detached, dtype=float)
+    found = _check.plain_array("mean, variance and target", value)
+    if found.dtype.kind not in "fiu":
+        raise InputError(f"mean, variance and target must hold numbers, got {found.dtype}")
+    return np.asarray(found, dtype=float)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from overt import _check
-from overt._check import InputError
+from overt._check import InputError, bounded
 from overt._types import Floats, Seed
 from overt.noise.masks import Noise, Width, shape_of
 
@@ -58,6 +58,7 @@ class CovarianceNoise(Noise):
         self._fitting(width)
         return self._mean.copy()
 
+    @bounded
     def characteristic(self, width: Width) -> Floats:
         """K_ij / (mu_i mu_j)."""
         self._fitting(width)

@@ -263,9 +263,11 @@ def _strength(value: Any, name: str = "strength") -> float:
 
 def shape_of(width: Width) -> tuple[int, ...]:
     """Return the units' shape, one number per axis."""
-    if isinstance(width, tuple) and width:
-        return tuple(_check.whole("width", n) for n in width)
-    return (_check.whole("width", width),)
+    sizes = width if isinstance(width, tuple) and width else (width,)
+    shape = tuple(_check.whole("width", n) for n in sizes)
+    if math.prod(shape) >= 2**31:
+        raise InputError(f"width must be below 2^31 units in all, got {width}")
+    return shape
 
 
 def width_adjusted(drop_prob: Any, width: int, block_size: int) -> float:

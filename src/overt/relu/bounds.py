@@ -20,6 +20,7 @@ from array_api_compat import is_torch_array
 from overt import _check
 from overt._check import (
     InputError,
+    bounded,
     doubles,
     floating,
     matrix,
@@ -65,6 +66,7 @@ class RiskBound(Result):
     assumes: str
 
 
+@bounded
 def flows(U: Array, activations: Array) -> Array:
     """psi_i = |u_i| a_i, a_i^2 = mean over samples of a_i(x)^2 (thesis, section 4.6).
 
@@ -113,16 +115,17 @@ def positive_norm(X: Floats, second_moment: Floats | None = None) -> float:
     C = _check.second_moment(second_moment, X.shape[1])
     if C is None:
         return math.sqrt(len(X) * int(np.linalg.matrix_rank(X)))
-    values, vectors = np.linalg.eigh(np.asarray(C, dtype=np.float64))
+    values, vectors = np.linalg.eigh(doubles("second_moment", C))
     if values[0] < -1e-6 * np.abs(values).max():
         raise InputError(
             f"second_moment must have no negative eigenvalue, got {values[0]:.4g}: it is E[x x']"
         )
     kept = values > values[-1] * len(values) * np.finfo(float).eps
-    along = X @ vectors
+    peak = float(np.abs(X).max()) or 1.0  # squares of large numbers would overflow
+    along = X / peak @ vectors
     if np.linalg.norm(along[:, ~kept]) > 1e-6 * np.linalg.norm(along):
         return math.inf
-    return float(np.sqrt(np.sum(along[:, kept] ** 2 / values[kept])))
+    return peak * float(np.sqrt(np.sum(along[:, kept] ** 2 / values[kept])))
 
 
 def rademacher_upper(alpha: float, norm: float, n: int, retentivity: float) -> float:
@@ -209,7 +212,11 @@ def _retentivity(value: float) -> float:
 def _slope(alpha: float, norm: float, n: int) -> float:
     """Return alpha |X|_(C+) / n; infinite with the norm, as F_0 already is off the range of C."""
     alpha, n = number("alpha", alpha), whole("n", n)
-    return math.inf if norm == math.inf else alpha * number("norm", norm) / n
+    return (
+        math.inf
+        if isinstance(norm, float) and norm == math.inf
+        else alpha * number("norm", norm) / n
+    )
 
 
 def _flows(psi: Array) -> Array:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from overt import _check
-from overt._check import InputError, doubles, generator, number, whole
+from overt._check import InputError, doubles, generator, number, plain_array, whole
 from overt._progress import meter
 from overt._types import Floats, Seed
 from overt.results import Result, Status
@@ -77,10 +77,10 @@ def margin(
 
 def labels(y: Any, n: int) -> Floats:
     """Return y as n numbers, each -1 or 1."""
-    values = np.asarray(y)
+    values = plain_array("y", y)
     if values.shape != (n,):
         raise InputError(f"y must be {n} labels, each -1 or 1, got shape {values.shape}")
-    if not np.isin(values, (-1, 1)).all():
+    if values.dtype.names or not np.isin(values, (-1, 1)).all():
         seen = ", ".join(repr(v) for v in np.unique(values)[:4].tolist())
         raise InputError(f"y must be {n} labels, each -1 or 1, got {seen}, ...")
     return values.astype(np.float64)

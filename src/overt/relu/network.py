@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from overt import penalty
-from overt._check import InputError, factors, floating, matrix, number
+from overt._check import InputError, bounded, doubles, factors, number
 from overt._types import Floats
 from overt.noise import Noise
 from overt.relu.bounds import capacity, coadaptation, flows
@@ -22,7 +22,7 @@ class TwoLayer:
 
     def __post_init__(self) -> None:
         for name, value in zip("UV", factors(self.U, self.V), strict=True):
-            object.__setattr__(self, name, np.asarray(value))
+            object.__setattr__(self, name, doubles(name, value))
 
     @property
     def width(self) -> int:
@@ -33,10 +33,12 @@ class TwoLayer:
         """Return sigma(V'x) for the rows x of X: samples x width."""
         return np.maximum(self._preactivations(X), 0)
 
+    @bounded
     def predict(self, X: Floats) -> Floats:
         """Return f(x) for the rows x of X: samples x outputs."""
         return np.asarray(self.activations(X) @ self.U.T)
 
+    @bounded
     def penalty(self, X: Floats, noise: Noise) -> float:
         """R = <Gamma, U'U o mean a(x) a(x)'>, lam sum_i psi_i^2 for Dropout (Proposition 5).
 
@@ -44,14 +46,16 @@ class TwoLayer:
         """
         return float(penalty.hidden(self.U, self.activations(X), noise))
 
+    @bounded
     def objective(self, X: Floats, Y: Floats, noise: Noise) -> float:
         """E mean |y - U diag(z/mu) sigma(V'x)|^2 over the noise: squared error plus penalty."""
-        Y, predicted = np.asarray(matrix("Y", Y)), self.predict(X)
+        Y, predicted = doubles("Y", Y, ndim=2), self.predict(X)
         if Y.shape != predicted.shape:
             raise InputError(f"Y must be {len(predicted)} x {self.U.shape[0]}, got {Y.shape}")
         error = float(np.mean(np.sum((Y - predicted) ** 2, axis=1)))
         return error + self.penalty(X, noise)
 
+    @bounded
     def flows(self, X: Floats, *, symmetrized: bool = False) -> Floats:
         """psi_i = |u_i| a_i, a_i^2 = E sigma(v_i.x)^2, or E(v_i.x)^2 / 2 with random signs."""
         if symmetrized:
@@ -66,16 +70,18 @@ class TwoLayer:
         """phi = |psi|_1 / (sqrt(width) |psi|_2); 1 where all units contribute alike."""
         return coadaptation(self.flows(X, symmetrized=symmetrized))
 
+    @bounded
     def clipped_error(self, X: Floats, y: Floats) -> float:
         """Mean squared error of the first output clipped to [-1, 1], as in Corollaries 2 and 3."""
         predicted = np.clip(self.predict(X)[:, 0], -1, 1)
-        y = np.asarray(floating("y", np.asarray(y, dtype=np.float64), ndim=1))
+        y = doubles("y", y, ndim=1)
         if len(y) != len(predicted):
             raise InputError(f"y must have {len(predicted)} entries, got {len(y)}")
         return float(np.mean((predicted - y) ** 2))
 
+    @bounded
     def _preactivations(self, X: Floats) -> Floats:
-        X = np.asarray(matrix("X", X))
+        X = doubles("X", X, ndim=2)
         if X.shape[1] != self.V.shape[0]:
             raise InputError(f"X must have {self.V.shape[0]} columns, got {X.shape[1]}")
         return np.asarray(X @ self.V)

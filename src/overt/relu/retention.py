@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError, doubles, generator, matrix, whole
+from overt._check import InputError, doubles, generator, whole
 from overt._types import Floats, Seed
 from overt.relu import plane
 from overt.results import Result
@@ -105,7 +105,7 @@ def symmetrize(X: Floats, seed: Seed = None) -> Floats:
 
     The law of the result is symmetric, so its retentivity is 1/2 (thesis, section 4.3).
     """
-    X = matrix("X", X)
+    X = doubles("X", X, ndim=2)
     signs = generator(seed).choice((-1.0, 1.0), size=len(X))
     return np.asarray(signs[:, None] * X)
 
@@ -124,10 +124,7 @@ def probabilities(weights: Any, n: int) -> Floats:
     """Return the probabilities of n points; equal if `weights` is None."""
     if weights is None:
         return np.full(n, 1 / n)
-    try:
-        p = np.asarray(weights, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise InputError(f"weights must be {n} numbers, got {weights!r}") from None
+    p = doubles("weights", weights)
     if p.shape != (n,) or not np.isfinite(p).all() or p.min() < 0 or p.sum() <= 0:
         raise InputError(
             f"weights must be {n} numbers (one per row of X), none negative, not all zero, got "

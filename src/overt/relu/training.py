@@ -165,7 +165,7 @@ def _records(records: int | Sequence[int], steps: int) -> list[int]:
     if isinstance(records, (int, np.integer)):
         spaced = np.linspace(0, steps, whole("records", records, 2)).round()
         return [int(s) for s in np.unique(spaced)]
-    if not isinstance(records, Iterable):
+    if not isinstance(records, Iterable) or getattr(records, "ndim", 1) == 0:
         raise InputTypeError(f"records must be a whole number or a list of them, got {records!r}")
     chosen = sorted({whole("records", r, 0) for r in records} | {0, steps})
     if chosen[-1] > steps:

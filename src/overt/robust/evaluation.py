@@ -155,7 +155,8 @@ def measure(
     check_threat(threat)
     if attack is not None and not isinstance(attack, Attack):
         raise InputTypeError(f"attack must be FGSM, BIM, PGD, Square or None, got {attack!r}")
-    if not 0 < number("confidence", confidence) < 1:
+    confidence = number("confidence", confidence)
+    if not 0 < confidence < 1:
         raise InputError(f"confidence must lie between 0 and 1, got {confidence!r}")
     budget, queries, surrogate = effort
     whole("budget", budget, minimum=LEAST_BUDGET)

@@ -10,7 +10,7 @@ Spectra need not be sorted; signs are kept, as the norms depend on absolute valu
 from __future__ import annotations
 
 from overt.spectral.networks import WeightedTrace, factorization_cost, induced, nu
-from overt.spectral.norms import KSupport, SpectralNorm, SquaredNuclear, shrinkage_rank
+from overt.spectral.norms import KSupport, SpectralNorm, SquaredNuclear
 from overt.spectral.schatten import Schatten
 
 __all__ = [
@@ -22,5 +22,4 @@ __all__ = [
     "factorization_cost",
     "induced",
     "nu",
-    "shrinkage_rank",
 ]

@@ -6,10 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from overt import _check
-from overt._check import InputError, InputTypeError, namespace
+from overt._check import InputError, InputTypeError, bounded, namespace
 from overt._types import Array
 from overt.noise import DropBlock, DropConnect, Dropout, Noise
 from overt.spectral.norms import KSupport, SpectralNorm, SquaredNuclear
@@ -37,24 +35,29 @@ class WeightedTrace:
     def __repr__(self) -> str:
         return f"WeightedTrace({self.row_weights!r}, {self.col_weights!r})"
 
+    @bounded
     def weigh(self, A: Array) -> Array:
         """diag(sqrt p) A diag(sqrt q)."""
         A = self._fitting(A)
         return self.row_weights[:, None] ** 0.5 * A * self.col_weights[None, :] ** 0.5
 
+    @bounded
     def unweigh(self, B: Array) -> Array:
         """diag(p)^(-1/2) B diag(q)^(-1/2)."""
         B = self._fitting(B)
         return B / (self.row_weights[:, None] ** 0.5 * self.col_weights[None, :] ** 0.5)
 
+    @bounded
     def matrix_value(self, A: Array) -> Array:
         """|diag(sqrt p) A diag(sqrt q)|_*^2."""
         return SquaredNuclear().matrix_value(self.weigh(A))
 
+    @bounded
     def matrix_dual(self, A: Array) -> Array:
         """Return the largest squared singular value of diag(p)^(-1/2) A diag(q)^(-1/2)."""
         return SquaredNuclear().matrix_dual(self.unweigh(A))
 
+    @bounded
     def matrix_prox(self, A: Array, weight: float) -> Array:
         """argmin_B sum_ij p_i q_j (A_ij - B_ij)^2 + weight * matrix_value(B)."""
         return self.unweigh(SquaredNuclear().matrix_prox(self.weigh(A), weight))
@@ -80,17 +83,14 @@ def nu(widths: Sequence[int], drop_prob: Any) -> float:
     >>> round(overt.spectral.nu([2, 4], drop_prob=0.5), 6)  # (1 + 1/2)(1 + 1/4) - 1
     0.875
     """
-    if isinstance(widths, (int, float, np.number)):
-        widths = (_check.whole("widths", widths),)
-    d = [_check.whole(f"widths[{j}]", width) for j, width in enumerate(widths)]
-    if not d:
-        raise InputError("widths must name at least one hidden layer, got none")
+    d = _check.widths(widths)
     probs = _check.drop_probs(drop_prob, len(d))
     return math.expm1(
         sum(math.log1p(p / (1 - p) / width) for p, width in zip(probs, d, strict=True))
     )
 
 
+@bounded
 def factorization_cost(s: Array, depth: int) -> Array:
     """L sum_i s_i^(2/L) = min |theta|^2 over L-layer linear factorizations (one-way jumps, 2.2)."""
     s, L = _check.floating("s", s, ndim=1), _check.whole("depth", depth)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from overt import _check
-from overt._check import bounded, namespace
+from overt._check import InputError, bounded, namespace
 from overt._types import Array
 
 
@@ -32,6 +32,7 @@ class SpectralNorm(ABC):
     def shrinkage(self, s: Array, weight: float) -> Array:
         """Return s - prox(s, weight) to full relative accuracy, however small the weight."""
 
+    @bounded
     def optimality(self, s: Array, a: Array, weight: float) -> Array:
         """w value(a) + dual(g) / (4 w) - <g, a>, g = 2 (s - a): how far a may be from prox(s, w).
 
@@ -39,6 +40,9 @@ class SpectralNorm(ABC):
         it is 0 exactly at the proximal map. The norm must be convex, as its dual must exist.
         """
         s, a, w = spectrum_of(s), spectrum_of(a, "a"), _check.number("weight", weight)
+        _check.same_library(s=s, a=a)
+        if s.shape != a.shape:
+            raise InputError(f"a must have {s.shape[0]} values, as s, got {a.shape[0]}")
         xp, g = namespace(s, a), 2 * (s - a)
         if w == 0:
             return xp.sum(g * g) / 4
@@ -86,6 +90,7 @@ class SquaredNuclear(SpectralNorm):
         s = spectrum_of(s)
         return namespace(s).max(s * s)
 
+    @bounded
     def prox(self, s: Array, weight: float) -> Array:
         """Soft threshold at alpha = w h_rho / (1 + w rho), h_j = s_1 + ... + s_j.
 
@@ -95,6 +100,7 @@ class SquaredNuclear(SpectralNorm):
         xp = namespace(s)
         return xp.sign(s) * xp.clip(xp.abs(s) - self._threshold(s, w), min=0.0)
 
+    @bounded
     def shrinkage(self, s: Array, weight: float) -> Array:
         """min(|s_i|, alpha), with the signs of s."""
         s, w = spectrum_of(s), _check.number("weight", weight)
@@ -180,6 +186,7 @@ class KSupport(SpectralNorm):
         xp = namespace(s)
         return xp.sum(xp.sort(s * s, descending=True, stable=False)[: self.k])
 
+    @bounded
     def prox(self, s: Array, weight: float) -> Array:
         """a_i = s_i t_i / (t_i + w), t_i = clip(alpha |s_i| - w, 0, 1), with sum_i t_i = k.
 
@@ -193,6 +200,7 @@ class KSupport(SpectralNorm):
         t = self._shares(s, w)
         return s * t / (t + w)
 
+    @bounded
     def shrinkage(self, s: Array, weight: float) -> Array:
         """s_i w / (t_i + w)."""
         s, w = spectrum_of(s), _check.number("weight", weight)

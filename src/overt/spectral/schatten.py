@@ -18,7 +18,7 @@ class Schatten(SpectralNorm):
     p: float
 
     def __post_init__(self) -> None:
-        if self.p != math.inf:
+        if not (isinstance(self.p, float) and self.p == math.inf):
             object.__setattr__(self, "p", _check.number("p", self.p, exclusive=True))
 
     @bounded
@@ -41,6 +41,7 @@ class Schatten(SpectralNorm):
             return Schatten(math.inf).value(s)
         return Schatten(1.0 if self.p == math.inf else self.p / (self.p - 1)).value(s)
 
+    @bounded
     def prox(self, s: Array, weight: float) -> Array:
         """Return the closed form, which exists for p = 1, 2 and infinity."""
         s, w = spectrum_of(s), _check.number("weight", weight)
@@ -50,6 +51,7 @@ class Schatten(SpectralNorm):
             return s / (1 + w)
         return s - self.shrinkage(s, w)
 
+    @bounded
     def shrinkage(self, s: Array, weight: float) -> Array:
         """Return s - prox(s, weight), for p = 1, 2 and infinity."""
         s, w = spectrum_of(s), _check.number("weight", weight)

@@ -116,7 +116,7 @@ def _shrinkage_prefix(scale: int, rng: np.random.Generator) -> Evidence:
         s = np.sort(rng.exponential(size=int(rng.integers(1, 30))) ** rng.uniform(0.2, 3))[::-1]
         w = float(rng.exponential() + 1e-3)
         feasible = [s[j - 1] * (1 + w * j) > w * s[:j].sum() for j in range(1, len(s) + 1)]
-        rho = spectral.shrinkage_rank(s, np.cumsum(s), w)
+        rho = spectral.norms.shrinkage_rank(s, np.cumsum(s), w)
         wrong += feasible != [j < rho for j in range(len(s))]
     return Evidence(float(wrong), 0.0, f"exceptions among {trials} random spectra")
 

@@ -195,7 +195,7 @@ class CompletionProblem:
         Small problems are stored in double precision, and large ones where `precise` asks for it.
         """
         y, columns = entries.values, Columns(n_factors, biases)
-        mean, spread = moments(y) if mapped else (float(y.mean()), float(y.std()))
+        mean, spread = moments(y) if mapped else (float(y.mean()), _spread(y))
         center, scale = mean if biases else 0.0, (spread or 1.0) if standard else 1.0
         double = precise or len(y) * columns.width <= DOUBLE_BELOW
         dtype = np.float64 if double else np.float32
@@ -244,3 +244,9 @@ class CompletionProblem:
             dots(side.keys[some], side.others[some], *means, fitted)
             total += float(np.sum((side.values[some] - fitted) ** 2))
         return total / self.n_ratings
+
+
+def _spread(y: Floats) -> float:
+    """Return the standard deviation, also of numbers whose squares are too small to hold."""
+    peak = float(np.abs(y).max()) or 1.0
+    return peak * float((y / peak).std())

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError, choice
+from overt._check import InputError, InputTypeError, choice
 from overt._mapped import n_bytes
 from overt.completion.storage import folders, loading, text
 from overt.completion.storage.collecting import Columns, RatingsFile, collect
@@ -47,6 +47,8 @@ def read_ratings(
     (bytes, or "4GB"), entries are kept in mapped files and may be more than memory holds.
     """
     choice("duplicates", duplicates, DUPLICATES)
+    if not isinstance(path, (str, os.PathLike)) or "\0" in str(path):
+        raise InputTypeError(f"path must be the path of a file, got {type(path).__name__}")
     said, limit = {"row": row, "col": col, "value": value, "time": time}, n_bytes(memory_limit)
     if Path(path).is_dir() or (limit is not None and Path(path).exists()):
         read = folders.read_folder(Path(path), duplicates, said, limit)

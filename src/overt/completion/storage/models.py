@@ -31,7 +31,7 @@ from overt.results import Status
 
 FORMAT = 2
 KIND = "overt completion model"
-ARRAYS, HEADER = "model.safetensors", "model.json"
+ARRAYS, NEW, HEADER = "model.safetensors", "model.new.safetensors", "model.json"
 CHOSEN = "chosen."
 """Prefix of what belongs to the model of what was chosen."""
 
@@ -42,7 +42,8 @@ def save(
 ) -> None:  # fmt: skip
     """Write parameters, entries, a fit and a model of what was chosen, each file in one step.
 
-    A kill between the steps leaves files of two models, which `load` tells by the checksum.
+    New arrays lie beside the old ones until model.json names them: a kill between the steps leaves
+    the model before or the new one.
     """
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
@@ -68,9 +69,10 @@ def save(
         "row_ids": None if entries.row_ids is None else entries.row_ids.tolist(),
         "col_ids": None if entries.col_ids is None else entries.col_ids.tolist(),
     }  # fmt: skip
-    header["arrays"] = write_sealed(folder / ARRAYS, arrays, KIND)
+    header["arrays"] = write_sealed(folder / NEW, arrays, KIND)
     header["checksum"] = digest(header)
     write_whole(folder / HEADER, json.dumps(header) + "\n")
+    (folder / NEW).replace(folder / ARRAYS)
 
 
 def load(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Entries, Fit, FactorModel | None]:
@@ -88,7 +90,11 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Entries, Fit, Fa
             raise InputError(
                 f"{folder} holds no readable completion model: {HEADER} was changed or damaged"
             )
-        arrays, checksum = read_sealed(folder / ARRAYS, KIND)
+        arrays: dict[str, Any] = {}
+        checksum = ""
+        for name in (ARRAYS, NEW):
+            if header["arrays"] != checksum and (folder / name).exists():
+                arrays, checksum = read_sealed(folder / name, KIND)
         if header["arrays"] != checksum:
             raise InputError(
                 f"{folder} holds {HEADER} and {ARRAYS} of different models, or damaged ones; save "

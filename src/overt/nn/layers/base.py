@@ -151,6 +151,8 @@ def advance(model: nn.Module, steps: int = 1) -> None:
     Call it once after each optimizer step (or epoch), like a learning-rate scheduler.
     """
     steps = _check.whole("steps", steps, minimum=0)
+    if not isinstance(model, nn.Module):
+        raise InputTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     for module in model.modules():
         if isinstance(module, Rate):
             module.advance(steps)

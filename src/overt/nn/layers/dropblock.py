@@ -157,7 +157,7 @@ class DropBlock3d(_DropBlock):
 
 
 def _block_sizes(value: int | Sequence[int], axes: int) -> tuple[int, ...]:
-    values = (value,) * axes if isinstance(value, int) else tuple(value)
+    values = tuple(value) if isinstance(value, Sequence) else (value,) * axes
     if len(values) != axes:
         raise InputError(f"block_size must be one number or {axes}, got {value!r}")
     return tuple(_check.whole("block_size", b) for b in values)

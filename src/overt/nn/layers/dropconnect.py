@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from overt._check import InputError
+from overt._check import InputError, whole
 from overt.nn.layers.base import RatedNoise
 from overt.nn.layers.masks import keep_mask
 from overt.nn.layers.schedules import DropSchedule
@@ -65,6 +65,7 @@ class DropConnectLinear(_DropConnect):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        whole("in_features", in_features), whole("out_features", out_features)
         plain = nn.Linear(in_features, out_features, bias, device=device, dtype=dtype)
         super().__init__(plain, drop_prob, seed)
         self.in_features, self.out_features = in_features, out_features
@@ -125,6 +126,9 @@ class DropConnectConv2d(_DropConnect):
     ) -> None:
         if isinstance(padding, str):
             raise InputError(f"padding must be a whole number or a pair, got {padding!r}")
+        whole("in_channels", in_channels), whole("out_channels", out_channels)
+        for size in kernel_size if isinstance(kernel_size, tuple) else (kernel_size,):
+            whole("kernel_size", size)
         plain = nn.Conv2d(
             in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias,
             device=device, dtype=dtype,

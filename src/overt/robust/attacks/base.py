@@ -69,7 +69,7 @@ class Attack(ABC):
             )
         find_loss(self.loss)
         whole("restarts", self.restarts)
-        whole("batch_size", self.batch_size)
+        object.__setattr__(self, "batch_size", whole("batch_size", self.batch_size))
         if self.seed is not None:
             whole("seed", self.seed, minimum=0)
 

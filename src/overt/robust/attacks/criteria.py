@@ -85,7 +85,7 @@ class Effective(Criterion):
     beta: float
 
     def __post_init__(self) -> None:
-        number("beta", self.beta)
+        object.__setattr__(self, "beta", number("beta", self.beta))
 
     def met(self, logits: Tensor, y: Tensor, aim: Tensor) -> Tensor:
         """Return f_y - max f_j <= -beta."""
@@ -100,7 +100,7 @@ class Deviates(Criterion):
     raw: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        number("by", self.by)
+        object.__setattr__(self, "by", number("by", self.by))
 
     def truth(self, y: Any, x: Tensor, count: int) -> Tensor:
         """Return the true numbers, (points, outputs)."""

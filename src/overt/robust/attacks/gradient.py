@@ -16,6 +16,9 @@ from overt.robust.attacks.base import Attack
 from overt.robust.attacks.points import Draw, Found, Points
 from overt.robust.threats.base import Threat
 
+FARTHEST = 1e30
+"""Longest step: single precision has no longer ones, and balls are smaller."""
+
 
 @dataclass(frozen=True)
 class Constant(StepSchedule):
@@ -25,7 +28,7 @@ class Constant(StepSchedule):
 
     def begin(self, points: int, threat: Threat, steps: int, like: Tensor) -> StepSizes:
         """Return the step sizes of a run."""
-        size = 2.5 * threat.radius / steps if self.size is None else number("size", self.size)
+        size = 2.5 * threat.radius / steps if self.size is None else _first_size(self.size, threat)
         return _Shared([size] * steps)
 
 
@@ -75,7 +78,7 @@ class Halving(StepSchedule):
 
 
 def _first_size(size: float | None, threat: Threat) -> float:
-    return threat.radius if size is None else number("size", size)
+    return threat.radius if size is None else min(number("size", size), FARTHEST)
 
 
 class _Shared(StepSizes):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from overt._check import InputError, floating, matrix, number
+from overt._check import InputError, doubles, matrix, number
 from overt._progress import meter
 from overt._types import Bools, Floats
 from overt.results import Result, Status
@@ -65,8 +65,8 @@ def linear(weight: Any, bias: Any, x: Any, y: Any, threat: Threat) -> ExactError
     max over |d| <= radius of (w_j - w_y).d is radius |w_j - w_y|_dual without bounds; within
     bounds it is taken at the vertex or arc that the threat's geometry gives.
     """
-    W = matrix("weight", np.atleast_2d(np.asarray(weight, float)))
-    X = matrix("x", np.asarray(x, float))
+    W = matrix("weight", np.atleast_2d(doubles("weight", weight)))
+    X = doubles("x", x, ndim=2)
     if W.shape[1] != X.shape[1]:
         raise InputError(
             "weight (classes, inputs) and x (points, inputs) must have the same number of columns, "
@@ -129,8 +129,8 @@ def two_layer(
     """
     from overt.robust.certificates.milp import Network, best_lead
 
-    W, X = (matrix(name, np.asarray(a, float)) for name, a in (("hidden", hidden), ("x", x)))
-    A = matrix("top", np.atleast_2d(np.asarray(top, float)))
+    W, X = (doubles(name, a, ndim=2) for name, a in (("hidden", hidden), ("x", x)))
+    A = matrix("top", np.atleast_2d(doubles("top", top)))
     if A.shape[1] != len(W) or W.shape[1] != X.shape[1]:
         raise InputError(
             "hidden (width, inputs), top (classes, width) and x (points, inputs) must fit, got "
@@ -184,7 +184,7 @@ def _two_classes(weight: Floats, bias: Floats) -> tuple[Floats, Floats]:
 def _bias(name: str, value: Any, size: int) -> Floats:
     if value is None:
         return np.zeros(size)
-    bias = np.atleast_1d(np.asarray(floating(name, np.asarray(value, float))))
+    bias = np.atleast_1d(doubles(name, value))
     if bias.shape != (size,):
         raise InputError(f"{name} must hold {size} number(s), got shape {bias.shape}")
     return bias

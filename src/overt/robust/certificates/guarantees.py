@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from overt._check import InputError, number, whole
+from overt._check import InputError, bounded, number, whole
 from overt.results import Result
 from overt.robust.certificates.exact import check_slope
 
@@ -39,6 +39,7 @@ class TrainingPlan(Result):
         return max(math.ceil(self.attack_work * number("norm", norm) ** 2), 1)
 
 
+@bounded
 def training_plan(
     *, epsilon: float, margin: float, radius: float, reach: float, width: int, slope: float,
     kappa: float, omega: float,

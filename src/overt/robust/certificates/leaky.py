@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from scipy.special import expit
 
-from overt._check import InputError, doubles, floating, number, whole
+from overt._check import InputError, doubles, floating, number, plain_array, whole
 from overt._types import Floats
 from overt.robust.certificates.exact import ExactError, check_slope, two_layer
 from overt.robust.threats.balls import L2
@@ -174,11 +174,11 @@ def beta_robust_error(
 def _sign(value: Any) -> int:
     if np.ndim(value) or value not in (-1, 1):
         raise InputError(f"y must be -1 or 1, got {value!r}")
-    return int(value)
+    return int(np.real(value))
 
 
 def _signs(y: Any, n: int) -> Floats:
-    values = np.asarray(y)
+    values = plain_array("y", y)
     if values.shape != (n,):
         raise InputError(f"y must be {n} labels, each -1 or 1, got shape {values.shape}")
     return np.array([_sign(value) for value in values.tolist()], dtype=np.float64)

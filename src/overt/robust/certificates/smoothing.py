@@ -85,8 +85,9 @@ def smoothed(
     batch_size, seed, output, mean, std, samples
         As for any attack.
     """
-    if not 0 < number("confidence", confidence) < 1:
-        raise InputError(f"confidence must lie between 0 and 1, got {confidence!r}")
+    confidence = number("confidence", confidence)
+    if not 0.5 <= confidence < 1:
+        raise InputError(f"confidence must lie between 0.5 and 1, got {confidence!r}")
     whole("seed", seed, minimum=0)
     subject = models.Subject(model, x, door)
     n, parts = len(subject.x), (whole("guesses", guesses), whole("draws", draws))

@@ -265,7 +265,7 @@ def check_threat(threat: Any) -> Threat:
 def tensor(name: str, value: Any) -> Tensor:
     """Return a tensor, an array, a data frame or a list of numbers as a tensor."""
     if isinstance(value, Tensor):
-        return value.detach()
+        return value.detach().to_dense()  # the same tensor, unless it is sparse
     try:
         array = np.asarray(value)
     except (TypeError, ValueError) as error:

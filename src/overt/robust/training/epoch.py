@@ -41,15 +41,16 @@ class _Shuffled:
 
 def batches(data: Any, batch_size: int) -> Iterable[Any]:
     """Return the data as batches (inputs, classes): a pair of arrays is shuffled and cut."""
-    whole("batch_size", batch_size)
+    batch_size = whole("batch_size", batch_size)
     if not isinstance(data, Iterable):
         raise InputTypeError(f"data must give batches (inputs, classes), got {data!r}")
     if not isinstance(data, (tuple, list)) or not data or not hasattr(data[0], "__array__"):
         return data
-    if len(data) != 2 or len(data[0]) != len(data[1]):
+    lengths = [len(part) if getattr(part, "shape", ()) else None for part in data]
+    if len(lengths) != 2 or lengths[0] != lengths[1]:
         raise InputError(
             "data must be one array of inputs and one of classes of the same length, got lengths "
-            + ", ".join(str(len(part)) for part in data)
+            + ", ".join(map(str, lengths))
         )
     return _Shuffled(tensor("data", data[0]), tensor("data", data[1]), batch_size)
 
