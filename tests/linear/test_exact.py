@@ -51,6 +51,28 @@ def test_units_of_the_inputs_change_nothing():
         np.testing.assert_allclose(other.product * units, one.product, atol=1e-6)
 
 
+def test_units_of_a_second_moment_do_not_hide_correlations():
+    A = np.array([[1.0, 0.0], [0.8, 0.6]])
+    units, M = np.array([1e-9, 1e9]), np.array([[1.0, -2.0], [0.5, 1.0]])
+    C = A @ A.T
+    one, other = (
+        overt.LinearNetwork(M / u, 2, overt.DropConnect(0.4), second_moment=C * np.outer(u, u))
+        for u in (np.ones(2), units)
+    )
+    assert other.solve().objective == pytest.approx(one.solve().objective, rel=1e-9)
+
+
+@pytest.mark.parametrize("drop_prob", [1 - 1e-9, 1 - 1e-12, 1 - 1e-15])
+@pytest.mark.parametrize("values", [[2.0], [2.0, 2.0, 0.1]])
+def test_the_strongest_noise_leaves_nothing(drop_prob, values):
+    M = np.diag(values)
+    deep = overt.DeepLinearNetwork(M, (3, 2, 4), drop_prob).solve()
+    shallow = overt.LinearNetwork(M, 3, overt.Dropout(drop_prob)).solve()
+    for best in (deep, shallow):
+        assert best.status == "optimal"
+        assert best.objective == pytest.approx(np.sum(M**2), rel=1e-6)
+
+
 def test_what_was_cut_is_told():
     near = 1 - 1e-17
     C = np.array([[1.0, near], [near, 1.0]])

@@ -23,6 +23,12 @@ SAME = 1e-8
 NUDGE = 0.03
 """Size of what is added to structured starts, which may be saddles, relative to their own."""
 
+FEW = 100
+"""Weights up to which descent looks at the curvature."""
+
+FIRST, ROUND = 150, 60
+"""Steps as they come, and then in coordinates that fit the curvature at one point."""
+
 Value = Callable[..., tuple[float, Sequence[Floats]]]
 """value(*arrays) -> (objective, gradients), one gradient per array."""
 
@@ -30,7 +36,11 @@ Value = Callable[..., tuple[float, Sequence[Floats]]]
 def descend(
     value: Value, start: Sequence[Floats], *, max_steps: int = 3000, tol: float = 1e-15
 ) -> list[Floats]:
-    """Minimize with L-BFGS from `start` until the objective no longer falls, relative to itself."""
+    """Minimize with L-BFGS from `start` until the objective no longer falls, relative to itself.
+
+    Few weights are taken in rounds, each in coordinates in which the curvature where it begins is
+    one in all directions.
+    """
     from scipy.optimize import minimize  # needed by few networks, and slow to import
 
     shapes = [array.shape for array in start]
@@ -43,14 +53,18 @@ def descend(
     theta = np.concatenate([array.ravel() for array in start])
     # In units of the start and of its objective, so that steps and tolerances have a meaning.
     scale, size = abs(value(*start)[0]) or 1.0, float(np.sqrt(np.mean(theta**2))) or 1.0
-    theta = theta / size
+    theta, few = theta / size, theta.size <= FEW
 
     def flat(theta: Floats) -> tuple[float, Floats]:
         objective, gradients = value(*unpack(size * theta))
         return objective / scale, np.concatenate([g.ravel() for g in gradients]) * (size / scale)
 
+    def turned(step: Floats) -> tuple[float, Floats]:
+        objective, gradient = flat(theta + turn @ step)
+        return objective, turn.T @ gradient
+
     options = {
-        "maxiter": max_steps,
+        "maxiter": FIRST if few else max_steps,
         "maxfun": 2 * max_steps,
         "ftol": tol,
         "gtol": 1e-12,
@@ -58,7 +72,27 @@ def descend(
     }
     # Threads cost more than they save on products of small matrices.
     with threadpool_limits(1 if theta.size < 100_000 else None, user_api="blas"):
-        return unpack(size * minimize(flat, theta, jac=True, method="L-BFGS-B", options=options).x)
+        for number in range(max_steps // ROUND if few else 1):
+            if number == 0:
+                found = minimize(flat, theta, jac=True, method="L-BFGS-B", options=options)
+                theta = found.x
+            else:
+                turn = _rounding(flat, theta)
+                found = minimize(turned, 0 * theta, jac=True, method="L-BFGS-B", options=options)
+                theta = theta + turn @ found.x
+            if found.nit < options["maxiter"]:
+                break
+            options["maxiter"] = ROUND
+        return unpack(size * theta)
+
+
+def _rounding(flat: Callable[[Floats], tuple[float, Floats]], theta: Floats) -> Floats:
+    """Return coordinates |H|^(-1/2) at theta, H the Hessian by differences."""
+    step = 1e-4 * (float(np.sqrt(np.mean(theta**2))) or 1.0)
+    H = np.array([flat(theta + e)[1] - flat(theta - e)[1] for e in step * np.eye(len(theta))])
+    values, vectors = np.linalg.eigh((H + H.T) / (4 * step))
+    sizes = np.abs(values)
+    return np.asarray(vectors / np.sqrt(np.maximum(sizes, 1e-10 * sizes.max())))
 
 
 def attains(bound: float) -> float:

@@ -135,11 +135,13 @@ class DenseRegression(Regression):
         return self.uncorrelated() and float(np.ptp(variances)) <= 1e-14 * float(variances.max())
 
     def uncorrelated(self) -> bool:
-        """Return whether C is diagonal, up to rounding."""
+        """Return whether C is diagonal, up to rounding: no correlation, in whatever units."""
         if self.L is None:
             return True
-        C = self.L @ self.L.T
-        return bool(np.abs(C - np.diag(np.diag(C))).max() <= 1e-14 * np.abs(C).max())
+        size = np.sqrt(self.input_variances)[:, None]
+        L = self.L / np.where(size > 0, size, 1.0)
+        C = L @ L.T
+        return bool(np.abs(C - np.diag(np.diag(C))).max() <= 1e-14)
 
     def leading(self, width: int, envelope: Envelope) -> Leading:
         """Return the `width` leading singular triplets of T."""

@@ -98,21 +98,25 @@ class SquaredNuclear(SpectralNorm):
         """
         s, w = spectrum_of(s), _check.number("weight", weight)
         xp = namespace(s)
-        return xp.sign(s) * xp.clip(xp.abs(s) - self._threshold(s, w), min=0.0)
+        threshold, kept = self._threshold(s, w)
+        # All that is left sums to `kept`, which strong noise makes smaller than the rounding of s.
+        return xp.sign(s) * xp.minimum(xp.clip(xp.abs(s) - threshold, min=0.0), kept)
 
     @bounded
     def shrinkage(self, s: Array, weight: float) -> Array:
         """min(|s_i|, alpha), with the signs of s."""
         s, w = spectrum_of(s), _check.number("weight", weight)
         xp = namespace(s)
-        return xp.sign(s) * xp.clip(xp.abs(s), max=self._threshold(s, w))
+        return xp.sign(s) * xp.clip(xp.abs(s), max=self._threshold(s, w)[0])
 
-    def _threshold(self, s: Array, w: float) -> Array:
+    def _threshold(self, s: Array, w: float) -> tuple[Array, Array]:
+        """Return alpha, and the sum h_rho / (1 + w rho) of the shrunk values."""
         xp = namespace(s)
         ordered = xp.sort(xp.abs(s), descending=True, stable=False)
         h = xp.cumulative_sum(ordered)
         rho = shrinkage_rank(ordered, h, w)
-        return w * h[rho - 1] / (1 + w * rho) if rho else 0.0
+        left = h[rho - 1] / (1 + w * rho) if rho else 0 * h[0]
+        return w * left, left
 
 
 @dataclass(frozen=True)
@@ -217,13 +221,14 @@ class KSupport(SpectralNorm):
 
 
 def shrinkage_rank(ordered: Array, sums: Array, weight: float) -> int:
-    """rho = max{j : s_j (1 + w j) > w h_j}, 0 if none: how many values survive shrinkage.
+    """rho = max{j : s_j > w (h_j - j s_j)}, 0 if none: how many values survive shrinkage.
 
     `ordered` decreases and `sums` are its running sums h_j. The feasible j form a prefix.
     """
     xp = namespace(ordered)
     j = xp.asarray(np.arange(1.0, ordered.shape[0] + 1), dtype=ordered.dtype)
-    return int(xp.sum(xp.astype(ordered * (1 + weight * j) > weight * sums, xp.int64)))
+    # Written so that the first is feasible at any weight: h_1 - s_1 is 0, not a difference.
+    return int(xp.sum(xp.astype(ordered > weight * (sums - j * ordered), xp.int64)))
 
 
 def _support_multiplier(size: Array, k: int, w: float) -> Array | None:
