@@ -27,6 +27,7 @@ from overt.robust import (
     exact,
     strongest,
 )
+from overt.robust.attacks.ascent import StepSizes
 from overt.robust.attacks.losses import margin_of_best
 
 THREATS = [L1(1.5), L2(1.5), Linf(0.3), L1(1.5, "data"), L2(1.5, (-4.0, 4.0)), Linf(0.3, "data")]
@@ -296,8 +297,8 @@ def test_results_are_saved_without_pickle(tmp_path):
 
 
 def test_halving_goes_back_to_the_best():
-    assert Halving().begin(3, L2(1.0), 50, torch.zeros(1)).goes_back
-    sizes = Halving().begin(3, L2(1.0), 10, torch.zeros(1))
+    sizes = StepSizes(Halving(), 1.0, 10, torch.zeros(3, 1))
+    assert sizes.goes_back
     improved = torch.tensor([True, False, False])
     assert sizes.observe(improved) is None
     back = sizes.observe(improved)

@@ -20,7 +20,7 @@ from overt.robust.attacks.base import Attack
 from overt.robust.attacks.criteria import Misclassified
 from overt.robust.attacks.results import report
 from overt.robust.attacks.staged import LEAST_BUDGET, begin, run_stages
-from overt.robust.certificates.deciding import chain_of, decide
+from overt.robust.certificates.bounds import chain_of, decide
 from overt.robust.threats.base import Threat, check_threat
 
 

@@ -10,45 +10,65 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from overt.robust.attacks.points import Draw, Found, Points
-from overt.robust.threats.base import Region, Size, Threat
+from overt.robust.threats.base import Region, Size
 
 LEAVE = 0.15
 """Share of fooled points in a batch from which it pays to copy the others out."""
 
 
-class StepSizes(ABC):
+class StepSchedule(ABC):
+    """A rule for step sizes; with `enough` above 0 they are halved where progress stops."""
+
+    enough: float = 0.0
+
+    @abstractmethod
+    def lengths(self, radius: float, steps: int) -> list[float]:
+        """Return the lengths of a run's steps, in the units of the inputs."""
+
+
+class StepSizes:
     """The step sizes of one run, for the points that are still in it.
 
     `goes_back` says whether points are ever sent back to their best iterate.
     """
 
-    goes_back: ClassVar[bool] = False
+    def __init__(self, schedule: StepSchedule, radius: float, steps: int, like: Tensor) -> None:
+        self._lengths, self._enough = schedule.lengths(radius, steps), schedule.enough
+        self.goes_back = schedule.enough > 0
+        self._factors, self._gains = torch.ones_like(like[:, :1]), torch.zeros_like(like[:, 0])
+        self._halved = self._gains == 0
+        # The shares of all steps that Croce and Hein give.
+        self._period, self._shortest, self._shrink = (
+            max(int(share * steps), 1) for share in (0.22, 0.06, 0.03)
+        )
+        self._since = 0
 
-    @abstractmethod
     def size(self, step: int) -> Size:
         """Return the length of this step."""
+        return self._lengths[step] * self._factors if self.goes_back else self._lengths[step]
 
-    @abstractmethod
     def observe(self, improved: Tensor) -> Tensor | None:
         """Take note of who improved on their best; return who should go back to it, if any."""
+        self._gains += improved
+        self._since += 1
+        if not self.goes_back or self._since < self._period:
+            return None
+        none = self._gains == 0
+        stalled = (self._gains < self._enough * self._since) | (none & ~self._halved)
+        self._factors = torch.where(stalled[:, None], self._factors / 2, self._factors)
+        self._halved, self._gains = stalled, torch.zeros_like(self._gains)
+        self._period, self._since = max(self._period - self._shrink, self._shortest), 0
+        return stalled
 
-    @abstractmethod
     def keep(self, rows: Tensor) -> None:
         """Go on with these points only."""
-
-
-class StepSchedule(ABC):
-    """A rule for step sizes; lengths are in the units of the inputs."""
-
-    @abstractmethod
-    def begin(self, points: int, threat: Threat, steps: int, like: Tensor) -> StepSizes:
-        """Return the step sizes of a run."""
+        self._factors, self._gains = self._factors[rows], self._gains[rows]
+        self._halved = self._halved[rows]
 
 
 @dataclass(frozen=True)
@@ -67,7 +87,7 @@ def ascend(points: Points, start: Tensor, walk: Walk, escape: Draw, *, early_exi
 
     With `early_exit` fooled points leave at once, up to those that it does not pay to copy out.
     """
-    sizes = walk.schedule.begin(len(start), points.region.threat, walk.steps, start)
+    sizes = StepSizes(walk.schedule, points.region.threat.radius, walk.steps, start)
     books, mover = _Books(start), _Mover(walk, sizes, points.region, start)
     for step in range(walk.steps):
         value, fooled, gradient = points.differentiate(mover.moved)
@@ -93,7 +113,7 @@ def ascend(points: Points, start: Tensor, walk: Walk, escape: Draw, *, early_exi
 @torch.no_grad()
 def follow(points: Points, start: Tensor, walk: Walk) -> Tensor:
     """Return where the steps lead, without books of the best iterate, success or trouble."""
-    sizes = walk.schedule.begin(len(start), points.region.threat, walk.steps, start)
+    sizes = StepSizes(walk.schedule, points.region.threat.radius, walk.steps, start)
     mover = _Mover(walk, sizes, points.region, start)
     for step in range(walk.steps):
         mover.advance(step, points.follow(mover.moved)[2])

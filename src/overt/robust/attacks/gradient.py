@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import ClassVar, final
+from typing import final
 
-import torch
 from torch import Tensor
 
 from overt._check import InputError, InputTypeError, number, whole
-from overt.robust.attacks.ascent import StepSchedule, StepSizes, Walk, ascend, follow
+from overt.robust.attacks.ascent import StepSchedule, Walk, ascend, follow
 from overt.robust.attacks.base import Attack
 from overt.robust.attacks.points import Draw, Found, Points
 from overt.robust.threats.base import Threat
@@ -26,10 +25,9 @@ class Constant(StepSchedule):
 
     size: float | None = None
 
-    def begin(self, points: int, threat: Threat, steps: int, like: Tensor) -> StepSizes:
-        """Return the step sizes of a run."""
-        size = 2.5 * threat.radius / steps if self.size is None else _first_size(self.size, threat)
-        return _Shared([size] * steps)
+    def lengths(self, radius: float, steps: int) -> list[float]:
+        """Return the length, so many times."""
+        return [_first(self.size, 2.5 * radius / steps)] * steps
 
 
 @dataclass(frozen=True)
@@ -40,11 +38,10 @@ class Decay(StepSchedule):
     factor: float = 0.2
     every: int = 10
 
-    def begin(self, points: int, threat: Threat, steps: int, like: Tensor) -> StepSizes:
-        """Return the step sizes of a run."""
-        size = _first_size(self.size, threat)
-        every, factor = whole("every", self.every), number("factor", self.factor)
-        return _Shared([size * factor ** (step // every) for step in range(steps)])
+    def lengths(self, radius: float, steps: int) -> list[float]:
+        """Return size factor^(step // every)."""
+        size, factor = _first(self.size, radius), number("factor", self.factor)
+        return [size * factor ** (step // whole("every", self.every)) for step in range(steps)]
 
 
 @dataclass(frozen=True)
@@ -53,10 +50,10 @@ class Cosine(StepSchedule):
 
     size: float | None = None
 
-    def begin(self, points: int, threat: Threat, steps: int, like: Tensor) -> StepSizes:
-        """Return the step sizes of a run."""
-        size = _first_size(self.size, threat)
-        return _Shared([size * (1 + math.cos(math.pi * k / steps)) / 2 for k in range(steps)])
+    def lengths(self, radius: float, steps: int) -> list[float]:
+        """Return lengths that fall to 0."""
+        size = _first(self.size, radius)
+        return [size * (1 + math.cos(math.pi * k / steps)) / 2 for k in range(steps)]
 
 
 @dataclass(frozen=True)
@@ -71,62 +68,13 @@ class Halving(StepSchedule):
     size: float | None = None
     enough: float = 0.75
 
-    def begin(self, points: int, threat: Threat, steps: int, like: Tensor) -> StepSizes:
-        """Return the step sizes of a run."""
-        size = _first_size(self.size, threat)
-        return _Halved(torch.full((points, 1), size).to(like), steps, self.enough)
+    def lengths(self, radius: float, steps: int) -> list[float]:
+        """Return what is halved."""
+        return [_first(self.size, radius)] * steps
 
 
-def _first_size(size: float | None, threat: Threat) -> float:
-    return threat.radius if size is None else min(number("size", size), FARTHEST)
-
-
-class _Shared(StepSizes):
-    def __init__(self, sizes: list[float]) -> None:
-        self._sizes = sizes
-
-    def size(self, step: int) -> float:
-        return self._sizes[step]
-
-    def observe(self, improved: Tensor) -> None:
-        return None
-
-    def keep(self, rows: Tensor) -> None:
-        return None
-
-
-class _Halved(StepSizes):
-    goes_back: ClassVar[bool] = True
-
-    def __init__(self, sizes: Tensor, steps: int, enough: float) -> None:
-        self._sizes, self._enough = sizes, enough
-        self._gains = torch.zeros(len(sizes), device=sizes.device)
-        # The shares of all steps that the paper gives.
-        self._period, self._shortest, self._shrink = (
-            max(int(share * steps), 1) for share in (0.22, 0.06, 0.03)
-        )
-        self._since = 0
-        self._halved = torch.ones(len(sizes), dtype=torch.bool, device=sizes.device)
-
-    def size(self, step: int) -> Tensor:
-        return self._sizes
-
-    def observe(self, improved: Tensor) -> Tensor | None:
-        self._gains += improved
-        self._since += 1
-        if self._since < self._period:
-            return None
-        none = self._gains == 0
-        stalled = (self._gains < self._enough * self._since) | (none & ~self._halved)
-        self._sizes = torch.where(stalled[:, None], self._sizes / 2, self._sizes)
-        self._halved = stalled
-        self._gains = torch.zeros_like(self._gains)
-        self._period, self._since = max(self._period - self._shrink, self._shortest), 0
-        return stalled
-
-    def keep(self, rows: Tensor) -> None:
-        self._sizes, self._gains = self._sizes[rows], self._gains[rows]
-        self._halved = self._halved[rows]
+def _first(size: float | None, usual: float) -> float:
+    return usual if size is None else min(number("size", size), FARTHEST)
 
 
 @dataclass(frozen=True)

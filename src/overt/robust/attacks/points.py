@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -22,37 +22,6 @@ from overt.robust.threats.keyed_random import keys_of, normal
 
 Draw = Callable[[], Tensor]
 """Draws random allowed perturbations of the points of a batch."""
-
-
-class Run(Protocol):
-    """What a stage of a search needs of an attack."""
-
-    @property
-    def loss(self) -> Any:
-        """What is ascended."""
-
-    @property
-    def restarts(self) -> int:
-        """Number of runs."""
-
-    @property
-    def random_start(self) -> bool | None:
-        """Whether the first run starts at random."""
-
-    @property
-    def early_exit(self) -> bool:
-        """Whether fooled points leave."""
-
-    @property
-    def seed(self) -> int | None:
-        """Seed of the starts."""
-
-    @property
-    def length(self) -> int:
-        """Number of steps of a run."""
-
-    def run(self, points: Points, start: Tensor, steps: int, escape: Draw) -> Found:
-        """Take so many steps on one batch."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -69,54 +69,33 @@ class AttackResult(Result):
         )
 
 
+OVER = "robustness is likely to be overestimated"
 SIGNS = {
-    "random": (
-        "the model is random: two evaluations differ at {} of the first inputs although it is in "
-        "evaluation mode. Success is scored over fresh draws; samples=16, say, averages gradients "
-        "over draws and finds more."
-    ),
-    "probabilities": (
-        "the model returns probabilities and not logits at {} of the points; the attack climbs "
-        "their logarithms. Probabilities that round to 0 have no gradient: return logits."
-    ),
-    "saturated": (
-        "cross_entropy is saturated at {} of the points: the model gives the true class all of "
-        "the probability, the gradient is rounding noise and the attack goes blind. Use "
-        'loss="reflected", which does not saturate there.'
-    ),
-    "flat": (
-        "the gradient is zero or not a number at {} of the points, where the attack starts: "
-        "rounding, thresholds or saturated units inside the model mask it. A random start was used "
-        "for these points; robustness is likely to be overestimated."
-    ),
-    "broken": (
-        "the model returns NaN or infinity at perturbations of {} of the points, which is not "
-        "counted as success: robustness is likely to be overestimated."
-    ),
-    "stuck": (
-        "no step raised the loss at {} of the points although there is a gradient: it does not "
-        "point uphill, which masking or random layers cause. Robustness is likely to be "
-        "overestimated."
-    ),
-    "lying": (
-        "the gradient promises far more than a step of a tenth of the radius keeps at {} of the "
-        "points: the model masks it. Smoothed gradients and search without gradients were used "
-        "there; robustness may still be overestimated, and surrogate=, a model without the "
-        "masking, finds more."
-    ),
-    "unaided": (
-        "search without gradients fooled {} of the points that gradients had not: the gradients "
-        "are masked, and robustness is likely to be overestimated. More queries, or surrogate=, a "
-        "model without the masking, find more."
-    ),
-    "coarse": (
-        "the radius is less than the spacing of the numbers that {} of the points are stored in: "
-        "nothing can be found there. Give inputs and model in a wider format, or nearer to 0."
-    ),
-    "lost": (
-        "{} of the points were fooled only by perturbations that rounding takes out of the "
-        "allowed set; they count as robust. Give inputs and model in double precision."
-    ),
+    "random": "the model is random: two evaluations differ at {} of the first inputs although it "
+    "is in evaluation mode. Success is scored over fresh draws; samples=16, say, averages "
+    "gradients over draws and finds more.",
+    "probabilities": "the model returns probabilities and not logits at {} of the points; the "
+    "attack climbs their logarithms. Those that round to 0 have no gradient: return logits.",
+    "saturated": "cross_entropy is saturated at {} of the points: the model gives the true class "
+    "all of the probability, the gradient is rounding noise and the attack goes blind. Use "
+    'loss="reflected", which does not saturate there.',
+    "flat": "the gradient is zero or not a number at {} of the points, where the attack starts: "
+    "rounding, thresholds or saturated units inside the model mask it. A random start was used for "
+    f"these points; {OVER}.",
+    "broken": "the model returns NaN or infinity at perturbations of {} of the points, which is "
+    f"not counted as success: {OVER}.",
+    "stuck": "no step raised the loss at {} of the points although there is a gradient: it does "
+    f"not point uphill, which masking or random layers cause; {OVER}.",
+    "lying": "the gradient promises far more than a step of a tenth of the radius keeps at {} of "
+    "the points: the model masks it. Smoothed gradients and search without gradients were used "
+    "there; robustness may still be overestimated, and surrogate=, a model without the masking, "
+    "finds more.",
+    "unaided": "search without gradients fooled {} of the points that gradients had not: they are "
+    f"masked, and {OVER}. More queries, or surrogate=, a model without the masking, find more.",
+    "coarse": "the radius is less than the spacing of the numbers that {} of the points are stored "
+    "in: nothing can be found there. Give inputs and model in a wider format, or nearer to 0.",
+    "lost": "{} of the points were fooled only by perturbations that rounding takes out of the "
+    "allowed set; they count as robust. Give inputs and model in double precision.",
 }
 """What cannot be trusted, said with the share of the points; in the order of reporting."""
 

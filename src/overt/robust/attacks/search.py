@@ -15,7 +15,7 @@ from overt.robust.attacks.criteria import Criterion
 from overt.robust.attacks.inputs import starts
 from overt.robust.attacks.losses import Loss, Plan, find_loss, objective_of, reflected_pair
 from overt.robust.attacks.models import Door, Model, Subject, evaluating
-from overt.robust.attacks.points import Found, Guide, Points, Run, StraightThrough, slope
+from overt.robust.attacks.points import Found, Guide, Points, StraightThrough, slope
 from overt.robust.attacks.results import AttackResult, report
 from overt.robust.threats.base import Threat
 
@@ -78,8 +78,8 @@ class Search:
         """Add points (a mask over all) to those that show a sign."""
         self.signs[sign] = self.signs.get(sign, torch.zeros_like(points)) | points
 
-    def stage(self, attack: Run, *, start: Any = None, guide: Guide | None = None) -> None:
-        """Run an attack on the points left; an interruption keeps what was found."""
+    def stage(self, attack: Any, *, start: Any = None, guide: Guide | None = None) -> None:
+        """Run an Attack on the points left; an interruption keeps what was found."""
         given = starts(start, self.x)
         if self.threat.radius == 0 or self.status is Status.INTERRUPTED:
             return
@@ -221,7 +221,7 @@ class _Stage:
     """One attack on the points of a search that are not fooled yet."""
 
     def __init__(
-        self, search: Search, attack: Run, guide: Guide | None, start: Tensor | None
+        self, search: Search, attack: Any, guide: Guide | None, start: Tensor | None
     ) -> None:
         self._search, self._attack, self._guide, self._start = search, attack, guide, start
         self.loss = find_loss(attack.loss, raw=search.criterion.raw)

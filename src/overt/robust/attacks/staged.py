@@ -44,10 +44,11 @@ def stages(
     measured = min(whole("rivals", rivals), classes - 1)
     rest = max(budget - budget // 12 - budget // 8 - budget // 6 - measured, 4)
     top = max(min(measured, rest // 7), 1)
-    longest = LONGEST
+    longest, last = LONGEST, dict[str, Any]()
     if threat.order == 1:  # runs begin in larger balls, and small steps count at the end
         longest, common = 2 * LONGEST, {"larger": (3.0, 2.0)} | common
         top = max(min(top, rest // longest), 1)
+        last = {"schedule": Halving(), "larger": (6.0, 3.0)}  # which leads to other valleys
     steps = min(rest // top, longest)
     plan: tuple[tuple[int, str | Loss, int], ...] = (
         (budget // 12, "cross_entropy", 1),
@@ -55,9 +56,8 @@ def stages(
         (budget // 6, "reflected_lse", 1),
         (steps, ReflectedAll(top, among=measured), max(rest // (top * steps), 1)),
     )
-    last: dict[str, Any] = {"schedule": Halving()} if threat.order == 1 else {}
     return tuple(
-        PGD(threat, steps=count, loss=loss, restarts=restarts, **common, **extra)
+        PGD(threat, steps=count, loss=loss, restarts=restarts, **(common | extra))
         for (count, loss, restarts), extra in zip(plan, ({}, {}, {}, last), strict=True)
     )
 

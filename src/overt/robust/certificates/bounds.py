@@ -1,4 +1,4 @@
-"""Linear bounds on the lead of wrong classes, for networks of affine maps and rectifiers.
+"""What an attack leaves open, decided: by linear bounds, then by the mixed-integer program.
 
     max(a z, z) >= alpha z,   max(a z, z) <= s z + t     for z between its bounds l < 0 < u
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from overt._check import InputError
-from overt._types import Floats
+from overt._progress import meter
+from overt._types import Bools, Floats
+from overt.robust.attacks.search import Search
 from overt.robust.certificates.exact import farthest
+from overt.robust.certificates.milp import Network, best_lead
 from overt.robust.threats.base import Region, Threat
 
 AFFINE = (
@@ -29,6 +33,13 @@ AFFINE = (
     nn.Flatten, nn.Unflatten, nn.Identity, nn.Dropout, nn.AvgPool1d, nn.AvgPool2d,
     nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.ConstantPad2d, nn.ZeroPad2d, nn.Upsample,
 )  # fmt: skip
+
+
+LARGEST = 2_000_000
+"""Entries of a network's matrices above which the mixed-integer program is not tried."""
+
+ROUNDING = 1e-9
+"""Share of the largest logit that rounding in double precision may add to a lead."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,9 +68,14 @@ class Chain:
                     "certify needs a torch.nn.Sequential of affine layers, convolutions and "
                     f"rectifiers, got {type(module).__name__}"
                 )
-        for parameter in (p for part in maps for m in part for p in m.parameters()):
-            parameter.requires_grad_(False)
-        return cls(tuple(nn.Sequential(*part) for part in maps), tuple(slopes), tuple(x.shape[1:]))
+        chain = cls(tuple(nn.Sequential(*part) for part in maps), tuple(slopes), tuple(x.shape[1:]))
+        if chain.logits(x[:1].double()).numel() == 1:  # it stands for two, the first of them 0
+            two = nn.Linear(1, 2, bias=False).double()
+            two.weight = nn.Parameter(torch.tensor([[0.0], [1.0]]).double())
+            chain.maps[-1].extend([nn.Flatten(), two])
+        for part in chain.maps:
+            part.requires_grad_(False)
+        return chain
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the outputs of inputs in double precision."""
@@ -68,6 +84,13 @@ class Chain:
             if k < len(self.slopes):
                 x = torch.maximum(self.slopes[k] * x, x)
         return x
+
+    def entries(self) -> int:
+        """Return the number of entries of all matrices."""
+        images = [torch.zeros(1, *self.shape).double()]
+        for part in self.maps:
+            images.append(part(images[-1]))
+        return sum(a.numel() * b.numel() for a, b in pairwise(images))
 
     def dense(self) -> tuple[list[Floats], list[Floats]]:
         """Return matrices and offsets of the affine maps."""
@@ -91,13 +114,8 @@ def lead_bounds(chain: Chain, x: Tensor, y: Tensor, threat: Threat) -> tuple[Flo
     found, hidden = np.empty(len(x)), []
     for i in range(len(x)):
         walk = _Walk(chain, threat.region(x[i : i + 1].double()))
-        count = walk.width(len(chain.maps))
-        own = torch.eye(count).double()
-        if count == 1:  # one logit stands for two, the first of them 0
-            margins = own if int(y[i]) else -own
-        else:
-            rivals = [j for j in range(count) if j != int(y[i])]
-            margins = own[int(y[i])] - own[rivals]
+        own = torch.eye(walk.width(len(chain.maps))).double()
+        margins = own[int(y[i])] - own[[j for j in range(len(own)) if j != int(y[i])]]
         found[i] = -float(walk.least(len(chain.maps), margins).min())
         hidden.append([(low.numpy(), high.numpy()) for low, high in walk.known])
     return found, hidden
@@ -169,3 +187,56 @@ def _leaves(model: nn.Module) -> Iterator[nn.Module]:
             yield from _leaves(part)
     else:
         yield model
+
+
+def chain_of(search: Search) -> Chain:
+    """Return the model of a search as a chain, or say why there is none."""
+    subject = search.subject
+    plain = len(subject.models) == 1 and isinstance(subject.models[0], nn.Module)
+    if not plain or subject.context or search.targeted or search.criterion.raw or search.random:
+        raise InputError(
+            "certify needs one torch.nn.Sequential with one input, classes, and any wrong class "
+            "counting as success"
+        )
+    if search.threat.order == 0:
+        raise InputError("certify must be given L1, L2 or Linf, got L0")
+    mean, std = subject.scale or (None, None)
+    return Chain.of(subject.models[0], search.x, mean, std)
+
+
+def decide(search: Search, chain: Chain, seconds: float) -> Bools:
+    """Return which points are proved robust at the search's radius, (points,).
+
+    Points that the program fools, confirmed by the model itself, are entered into the search.
+    """
+    proved, left = np.zeros(len(search.x), bool), search.left
+    x, y = search.x[left].cpu(), search.y[left].cpu()
+    leads, hidden = lead_bounds(chain, x, y, search.threat)
+    size = chain.logits(x.double()).abs().flatten(1).amax(1).numpy()
+    proved[left.cpu().numpy()] = leads < -ROUNDING * size
+    if seconds == 0 or chain.entries() > LARGEST:
+        return proved
+    net = Network(*chain.dense(), chain.slopes)
+    open_ = np.flatnonzero(~(leads < -ROUNDING * size))
+    with meter("certify", len(open_), show=len(open_) > 0) as bar:
+        for i in open_:
+            point = x[i].double().flatten().numpy()
+            reached, bound, moved = best_lead(
+                net, point, int(y[i]), search.threat, 0.0, hidden=hidden[i], seconds=seconds
+            )
+            row = left[int(i) : int(i) + 1]
+            if bound < -ROUNDING * size[i]:
+                proved[int(row)] = True
+            elif reached >= 0:
+                _enter(search, row, torch.from_numpy(moved - point))
+            bar.advance()
+    return proved
+
+
+def _enter(search: Search, row: Tensor, delta: Tensor) -> None:
+    """Put a perturbation into the search if it fools the model itself."""
+    points = search.points(row)
+    found = points.region.project(delta[None].to(points.region.x))
+    _, fooled = points.evaluate(points.region.settle(found))
+    if bool(fooled):
+        search.best.delta[row], search.best.fooled[row] = found.to(search.best.delta), True

@@ -133,7 +133,7 @@ def adversarial_train(
     whole("seed", seed, minimum=0)
     if not 0 <= number("clean_fraction", clean_fraction) <= 1:
         raise InputError(f"clean_fraction must lie in [0, 1], got {clean_fraction!r}")
-    rates = _Rates(scheduler, step_scheduler_each)
+    step_rates = _rates(scheduler, step_scheduler_each)
     descent = TrainingLoss.of(loss, beta)
     data = batches(data, batch_size)
     optimizer = _optimizer(optimizer, model)
@@ -155,11 +155,11 @@ def adversarial_train(
                     run = Epoch(recipe, min(1.0, (epoch + 1) / (ramp_epochs + 1)), sums)
                     for count, batch in _left(data, _mix(seed, epoch), done, saved):
                         run.step(batch, _mix(seed, epoch, count), count)
-                        rates.after("batch")
+                        step_rates("batch")
                         if checkpoint_every and count % checkpoint_every == 0:
                             saved.save(history, count, run.sums)
                     row = run.summary()
-                    rates.after("epoch", row["loss"])
+                    step_rates("epoch", row["loss"])
                     if warm_starts is not None:
                         warm_starts.next_epoch()
                     history.append(row | _accuracy(model, attack, held))
@@ -196,23 +196,20 @@ def _settings(recipe: Recipe, seed: int, ramp_epochs: int) -> dict[str, str]:
     }  # fmt: skip
 
 
-class _Rates:
-    """A scheduler of learning rates, stepped after each batch or each epoch."""
+def _rates(scheduler: Any, each: str) -> Callable[..., None]:
+    """Return what steps a scheduler, checked, after a "batch" or an "epoch" of so much loss."""
+    choice("step_scheduler_each", each, ("epoch", "batch"))
+    if scheduler is not None and not callable(getattr(scheduler, "step", None)):
+        raise InputTypeError(f"scheduler must be a torch scheduler, got {scheduler!r}")
+    by_loss = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+    if by_loss and each == "batch":
+        raise InputError("step_scheduler_each must be 'epoch' for ReduceLROnPlateau, got 'batch'")
 
-    def __init__(self, scheduler: Any, each: str) -> None:
-        choice("step_scheduler_each", each, ("epoch", "batch"))
-        if scheduler is not None and not callable(getattr(scheduler, "step", None)):
-            raise InputTypeError(f"scheduler must be a torch scheduler, got {scheduler!r}")
-        self._by_loss = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-        if self._by_loss and each == "batch":
-            raise InputError(
-                "step_scheduler_each must be 'epoch' for ReduceLROnPlateau, got 'batch'"
-            )
-        self._scheduler, self._each = scheduler, each
+    def after(part: str, *loss: float) -> None:
+        if scheduler is not None and each == part:
+            scheduler.step(*(loss if by_loss else ()))
 
-    def after(self, part: str, *loss: float) -> None:
-        if self._scheduler is not None and self._each == part:
-            self._scheduler.step(*(loss if self._by_loss else ()))
+    return after
 
 
 def _left(
