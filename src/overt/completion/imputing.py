@@ -36,7 +36,7 @@ LEAST_ROWS, PER_COLUMN, DOUBT = 3.0, 0.25, 2.0
 """log nu is expected near that of LEAST_ROWS + PER_COLUMN times the columns, give or take DOUBT."""
 
 FOLDS, ENOUGH, SOME, TRIALS = 10, 500, 400, 15
-"""A tenth of the entries is hidden in a trial; so many in all are enough, of so many rows; sweeps."""
+"""A tenth of the entries is hidden in a trial, of 400 rows; 500 in all are enough; its sweeps."""
 
 
 class DropoutImputer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
