@@ -98,6 +98,17 @@ def test_how_much_is_shrunken_is_asked_of_the_data():
     assert DropoutImputer().fit(np.array([[1.0, np.nan], [np.nan, 2.0]])).prior_rows_ > 0
 
 
+def test_a_scale_is_not_left():
+    answers = np.random.default_rng(0).integers(1, 6, (60, 1)) * np.ones((1, 4))
+    given, _ = holes(answers, 0.3)
+    for filled in (
+        DropoutImputer().fit_transform(given),
+        *DropoutImputer().fit(given).impute(given, 3),
+    ):
+        assert filled.min() >= 1
+        assert filled.max() <= 5
+
+
 def test_units_do_not_matter():
     table = load_wine().data
     given = holes(table, 0.3)[0]
