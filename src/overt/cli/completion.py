@@ -67,7 +67,7 @@ def complete(
     value: Value = None,
     at: Time = None,
     missing: Missing = "unknown",
-    engine: Annotated[str, typer.Option(help="local or dask.")] = "local",
+    engine: Annotated[str, typer.Option(help="threads, dask, or a scheduler: tcp://...")] = "local",
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue a run that was stopped.")
     ] = False,
@@ -111,6 +111,8 @@ def complete(
     model.save(out)
 
     summary = _summary(model, read) | judged
+    if model.faults_:
+        summary["faults"] = len(model.faults_)
     summary["seconds"] = time.perf_counter() - start
     write_whole(out / "summary.json", json.dumps(summary, indent=1) + "\n")
     show_table(("what", "value"), list(summary.items()))

@@ -25,7 +25,7 @@ from overt.completion.index import EntryIndex
 from overt.completion.ledger import Ledger
 from overt.completion.recommending import Explanation, NewRow
 from overt.completion.settings import Settings
-from overt.completion.storage import models
+from overt.completion.storage import checkpoints, models
 from overt.entries import Entries, observed
 from overt.results import Status
 
@@ -44,8 +44,7 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
     Parameters
     ----------
     n_factors
-        Width of the factors; those that are not needed are shrunken away. None is 32, and 64 for
-        rankings of 500,000 entries or more.
+        Width; what is not needed is shrunken away. None is 32 (64 for rankings of 500,000 entries).
     drop_prob
         "learn" estimates the noise of every factor row, the priors and the residual variance.
         A number in [0, 1) (or one per factor) minimizes the dropout objective
@@ -69,13 +68,11 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         With "learn": whether which entries are observed tells what to expect of rows and columns;
         "auto" asks the evidence.
     clip
-        Whether predictions are kept within the range of the values; "auto" does where at
-        most 20 numbers make up nine tenths of them, as on a rating scale.
+        Keep predictions in the range of the values; "auto" where 20 numbers make up most of them.
     seed, n_jobs, engine
-        Int, numpy Generator, or None for fresh entropy (or `random_state`, as in scikit-learn,
-        which counts where it is given); number of threads (default: all cores; results do not
-        depend on it); "local" for threads of this process, "dask" for the cluster of the current
-        `distributed.Client`, or for processes started here.
+        Int, Generator, or None for fresh entropy (`random_state` counts where it is given); number
+        of threads (default: all cores; results do not depend on it); "local" or "threads", "dask"
+        for the current `distributed.Client` or processes started here, or a scheduler's address.
 
     Attributes
     ----------
@@ -92,10 +89,9 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
     objective_, n_sweeps_, average_, status_
         The objective after each sweep, their number, that of draws averaged, and how the fit ended.
     drift_
-        Root mean square by which predictions of rows that `partial_fit` held would change if they
-        were solved again, 0 after a full fit.
-    path_
-        With "auto": (drop_prob, held-out RMSE) in the order tried.
+        Root mean square change of predictions if rows held by `partial_fit` were solved again.
+    path_, faults_
+        With "auto": (drop_prob, held-out RMSE) as tried; what a cluster lost, and did again.
     covariance_
         "full", "diagonal" (where full tables would take more than 2 GiB) or "dropout".
 
@@ -127,7 +123,7 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
 
     def fit(
         self, X: Any, y: Any = None, row_features: Any = None, col_features: Any = None,
-        sample_weight: Any = None,
+        sample_weight: Any = None, *, checkpoint: Path | None = None, resume: bool = False,
     ) -> Self:  # fmt: skip
         """Fit to observed entries.
 
@@ -143,12 +139,14 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         identifiers, a pair (identifiers, table) or a data frame whose index holds them.
 
         `sample_weight` says how often each entry counts (of a matrix: those of each row).
+        `checkpoint` names a folder that keeps every sweep; `resume` goes on from it, on any engine.
         """
         matrix = y is None and not isinstance(X, Entries)
         entries, table = observed(X, y), matrix and is_table(X)
         if sample_weight is not None:
             entries = entries.repeated(sample_weight, by_row=matrix and entries.row_ids is None)
-        return self.fit_entries(entries, row_features, col_features, table=table)
+        tables = (row_features, col_features)
+        return self.fit_entries(entries, *tables, checkpoint, resume, table=table)
 
     def fit_triplets(
         self, rows: Any, cols: Any, values: Any, *, shape: tuple[int, int] | None = None,
@@ -165,12 +163,14 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         return self.fit_entries(Entries(rows, cols, values, shape), on_form=watch, **features)
 
     def fit_entries(
-        self, entries: Entries, row_features: Any = None, col_features: Any = None, **how: Any
-    ) -> Self:
+        self, entries: Entries, row_features: Any = None, col_features: Any = None,
+        checkpoint: Any = None, resume: bool = False, **how: Any,
+    ) -> Self:  # fmt: skip
         """Fit to Entries; `how` is what `overt.completion.fitting.fit_entries` takes."""
         settings, tables = self._settings(), (row_features, col_features)
         entries, given, encoders = with_features(entries, tables, allowed=settings.learned)
-        fit = fitting.fit_entries(settings, entries, given=given, **how)
+        kept = checkpoints.opened(checkpoint, entries, self.get_params(), given, resume)
+        fit = fitting.fit_entries(settings, entries, given=given, checkpoint=kept, **how)
         return self._adopt(entries, replace(fit, model=replace(fit.model, encoders=encoders)))
 
     @property
@@ -188,7 +188,7 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         self._growing = Growing(fit.model, Ledger(entries), self.ridge, fitted)
         self.drop_prob_, self.learned_drop_prob_ = fit.drop_prob, fit.learned_drop_prob
         self.objective_, self.n_sweeps_ = np.asarray(fit.objective), len(fit.objective)
-        self.status_, self.path_ = fit.status, fit.path
+        self.status_, self.path_, self.faults_ = fit.status, fit.path, fit.faults
         return self._show()
 
     def _show(self) -> Self:

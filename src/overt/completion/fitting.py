@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from overt._check import InputError, whole
+from overt._cluster import ClusterLostError
 from overt._progress import Meter, meter
 from overt._types import Array, Floats
 from overt.completion.engines import Engine, make_engine
@@ -61,7 +62,12 @@ class _Run:
         """Sweep until the form has settled, from where a checkpoint has it."""
         if self.checkpoint is not None:
             self.checkpoint.restore(form)
-        return descend(form, self.engine, max_sweeps, tol, lambda: self._report(form))
+        try:
+            return descend(form, self.engine, max_sweeps, tol, lambda: self._report(form))
+        except ClusterLostError as error:
+            kept = "resume goes on from its" if self.checkpoint else "there is no"
+            done = f"{len(form.history)} sweeps were done, and {kept} checkpoint"
+            raise ClusterLostError(f"{error}; {done}") from None
 
     def _report(self, form: Form) -> None:
         note = f"objective {form.history[-1]:.5f}"
@@ -127,13 +133,15 @@ def _fit_standard(
     with make_engine(settings.engine, settings.n_jobs) as engine, meter("sweeps", total) as bar:
         run = _Run(engine, bar, on_form, holdout, checkpoint)
         if negatives:
-            return _fit_negative(settings, problem, limits, run)
-        if settings.learned:
-            return _fit_learned(settings, problem, limits, run, given, average)
-        path = None
-        if isinstance(settings.drop_prob, str):
-            settings, path = _choose(settings, entries, engine)
-        return _fit_point(settings, problem, limits, run, path)
+            fit = _fit_negative(settings, problem, limits, run)
+        elif settings.learned:
+            fit = _fit_learned(settings, problem, limits, run, given, average)
+        else:
+            path = None
+            if isinstance(settings.drop_prob, str):
+                settings, path = _choose(settings, entries, engine)
+            fit = _fit_point(settings, problem, limits, run, path)
+        return replace(fit, faults=tuple(engine.faults))
 
 
 def _fit_learned(

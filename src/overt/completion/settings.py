@@ -9,6 +9,7 @@ import numpy as np
 
 from overt import _check
 from overt._check import InputError, InputTypeError
+from overt._cluster import checked_engine
 from overt._types import Floats
 
 LEAST = 0.01
@@ -63,7 +64,7 @@ class Settings:
         _check.number("ridge", self.ridge)
         _check.number("learning_rate", self.learning_rate, exclusive=True)
         _check.choice("method", self.method, ("alternating", "sgd"))
-        if self.method == "sgd" and self.engine != "local":
+        if checked_engine(self.engine) != "local" and self.method == "sgd":
             raise InputError(f'method="sgd" needs engine="local", got {self.engine!r}')
         if self.max_sweeps is not None:
             _check.whole("max_sweeps", self.max_sweeps)

@@ -78,7 +78,7 @@ class FactorModel:
         return cls(
             columns, problem.center, form.noise * problem.scale**2, (means[0], means[1]),
             form.spread.packaged(columns, problem.scale, covariances), (priors[0], priors[1]),
-            (left, right), *limits, Draws.stacked(draws, problem) if draws else None,
+            (left, right), *limits, Draws.stacked(draws, problem, form.means) if draws else None,
             (U.directions, V.directions), (U.given, V.given),
         )  # fmt: skip
 
@@ -145,16 +145,15 @@ class FactorModel:
         """
         if self.draws is None:
             return [(*self.means, 1.0)]
-        U, V, weight = self.draws.U, self.draws.V, self.draws.weight
-        drawn = ((u, v, weight / len(U)) for u, v in zip(U, V, strict=True))
-        return [(*self.means, 1 - weight), *drawn]
+        U, V, share = self.draws.U, self.draws.V, self.draws.share
+        return [(*self.means, 1 - share.sum()), *zip(U, V, share, strict=True)]
 
     def products(self, row: Row, cols: Array) -> Floats:
         """center + u . v for a row that was not fitted, as `predict` has it before clipping."""
         total = self.means[1][cols].astype(np.float64) @ row.mean
         if self.draws is not None:
-            drawn = np.einsum("dw,dcw->c", row.drawn, self.draws.V[:, cols].astype(np.float64))
-            total += self.draws.weight * (drawn / len(row.drawn) - total)
+            V, share = self.draws.V[:, cols].astype(np.float64), self.draws.share
+            total += np.einsum("d,dw,dcw->c", share, row.drawn, V) - share.sum() * total
         return self.units.outward(cols, self.center + total)
 
     def scores(self, partners: Array, features: Any = None, row: int = UNKNOWN) -> Array:
@@ -229,7 +228,7 @@ class FactorModel:
         """Return the mean of a row given each draw of V, as the chain has those of its rows."""
         if self.draws is None:
             return np.zeros((0, self.columns.width))
-        free, (_, V, m, p, noise, H) = self.columns.free(0), self.draws
+        free, (_, V, m, p, noise, H, _) = self.columns.free(0), self.draws
         W = V[:, partners].astype(np.float64)  # (draws, entries, width)
         weighted, precision = W * weights[:, None], (alpha / noise)[:, None]
         right = np.einsum("dew,e->dw", weighted, values)
@@ -286,3 +285,4 @@ class Fit:
     learned_drop_prob: Floats | None = None
     path: Floats | None = None
     fitted: int | None = None  # entries of the last full fit, all of them if None
+    faults: tuple[str, ...] = ()  # what a cluster lost, and was done again
