@@ -12,8 +12,8 @@ import numpy as np
 from scipy import sparse
 
 REACH = 20
-RIDGES = (50, 100, 200, 400, 800)
-ALS = [(f, a, r) for f in (32, 64) for a in (1, 2) for r in (1, 3, 10)]
+RIDGES = (25, 50, 100, 200, 400, 800, 1600, 3200)
+ALS = [(f, a, r) for f in (32, 64) for a in (1, 2, 4) for r in (1, 3, 10, 30, 100)]
 
 
 def lists(scores, known):

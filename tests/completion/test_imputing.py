@@ -56,7 +56,7 @@ def test_the_objective_is_the_likelihood_and_never_rises():
     assert np.diff(model.objective_).max() <= 1e-12
     Z = (given - model.center_) / model.scale_
     m, C = model._mean, np.linalg.inv(model._precision)
-    total, nu = 0.0, 3 + 0.25 * 4
+    total, nu = 0.0, model.prior_rows_
     for row, absent in zip(Z, missing, strict=True):
         o = ~absent
         d, block = row[o] - m[o], C[np.ix_(o, o)]
@@ -83,6 +83,30 @@ def test_as_good_as_what_scikit_learn_has(load, share):
             )
     covered = np.abs(filled - table)[missing] <= 1.645 * std[missing]
     assert 0.85 < covered.mean() < 0.96
+
+
+def test_how_much_is_shrunken_is_asked_of_the_data():
+    """Columns that have nothing to do with each other are shrunken, columns of one are not."""
+    rng = np.random.default_rng(0)
+    alone = rng.standard_normal((100, 8))
+    given, missing = holes(alone, 0.3)
+    model = DropoutImputer().fit(given)
+    assert model.prior_rows_ >= 30
+    assert error(alone, model.transform(given), missing) < 1.05
+    one = rng.standard_normal((150, 1)) @ np.ones((1, 5)) + 0.05 * rng.standard_normal((150, 5))
+    assert DropoutImputer().fit(holes(one, 0.3)[0]).prior_rows_ <= 1
+    assert DropoutImputer().fit(np.array([[1.0, np.nan], [np.nan, 2.0]])).prior_rows_ > 0
+
+
+def test_a_scale_is_not_left():
+    answers = np.random.default_rng(0).integers(1, 6, (60, 1)) * np.ones((1, 4))
+    given, _ = holes(answers, 0.3)
+    for filled in (
+        DropoutImputer().fit_transform(given),
+        *DropoutImputer().fit(given).impute(given, 3),
+    ):
+        assert filled.min() >= 1
+        assert filled.max() <= 5
 
 
 def test_units_do_not_matter():

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -107,3 +109,26 @@ def test_mistakes_are_told(tmp_path):
         done = CliRunner().invoke(app, list(map(str, arguments)))
         assert isinstance(done.exception, InputError), arguments
         assert any(part in str(done.exception) for part in message.split("|")), done.exception
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "serving.md"
+
+
+def test_the_page_on_serving_runs_with_its_packages(tmp_path, monkeypatch):
+    """All blocks in one process, those that need other packages too."""
+    fastapi = pytest.importorskip("fastapi.testclient", reason="the page needs fastapi and httpx")
+    pytest.importorskip("hnswlib", reason="the page needs hnswlib")
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "page"}
+    blocks = re.findall(
+        r"(?:^```python[^\n]*|^<!-- setup)\n(.*?)^(?:```|-->)", PAGE.read_text(), re.M | re.S
+    )
+    assert len(blocks) == 6
+    for block in blocks:
+        exec(block, names)  # noqa: S102
+    client = fastapi.TestClient(names["app"])
+    served = client.get("/recommend/7?n=3").json()
+    assert served["columns"] == names["served"].recommend(7, 3).cols.tolist()
+    assert client.get("/recommend/nobody").status_code == 404
+    exact = np.argsort(-(names["model"].V_ @ names["model"].U_[7]))[:5]
+    assert set(exact) <= set(names["columns"][0].tolist())

@@ -8,12 +8,14 @@ and covariance given what is observed, and
 
 in units of the columns: the prior's update of the learned form, with nu rows of uncorrelated
 columns. What descends is the negative log likelihood of the observed entries plus nu's part,
-nu / 2 (log det Sigma + tr Sigma^-1), per observed entry.
+nu / 2 (log det Sigma + tr Sigma^-1), per observed entry. How many rows nu are is asked of the data:
+entries are hidden for a while, and those nu are taken that predict them best.
 """
 
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -24,17 +26,26 @@ from overt._check import InputTypeError, generator, number, whole
 from overt._types import Array, Floats, Seed
 from overt.completion.forms.units import by_column
 from overt.completion.kernels.table import fill_rows
+from overt.completion.settings import fresh_seed, rating_scale
 from overt.entries import Entries
 from overt.results import Status
 
-LEAST_ROWS, PER_COLUMN = 3.0, 0.25
-"""nu = LEAST_ROWS + PER_COLUMN times the number of columns."""
+ROWS = (300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1)
+"""Numbers nu of rows of uncorrelated columns that are tried, until two in a row are worse."""
+
+LEAST_ROWS, PER_COLUMN, DOUBT = 3.0, 0.25, 2.0
+"""log nu is expected near that of LEAST_ROWS + PER_COLUMN times the columns, give or take DOUBT."""
+
+FOLDS, ENOUGH, SOME, TRIALS = 10, 500, 400, 15
+"""A tenth of the entries is hidden in a trial, of 400 rows; 500 in all are enough; its sweeps."""
 
 
 class DropoutImputer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Fill in what is missing of a table, column by column in its own unit.
 
-    Nothing needs to be tuned, and columns need not be scaled. Observed entries stay as they are.
+    Nothing needs to be tuned, and columns need not be scaled. Observed entries stay as they are,
+    and where at most 20 numbers make up nine tenths of a table, as in surveys or images, what is
+    filled in stays within the range of its column.
 
     Parameters
     ----------
@@ -42,12 +53,14 @@ class DropoutImputer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Stop after so many sweeps, or when filled entries change by less than `tol` of their
         column's spread (root mean square).
     seed
-        Of the draws of `impute`.
+        Of the draws of `impute`; `random_state`, as in scikit-learn, counts where it is given.
 
     Attributes
     ----------
     mean_, covariance_
         Of rows, in the units of the columns.
+    prior_rows_
+        The nu that was chosen: rows of uncorrelated columns that the covariance is averaged with.
     center_, scale_
         Robust centers and spreads by which columns were brought to one scale.
     objective_, n_sweeps_, status_
@@ -65,15 +78,18 @@ class DropoutImputer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     True
     """
 
-    def __init__(self, *, max_sweeps: int = 100, tol: float = 1e-3, seed: Seed = 0) -> None:
+    def __init__(
+        self, *, max_sweeps: int = 100, tol: float = 1e-3, seed: Seed = 0, random_state: Any = None
+    ) -> None:
         self.max_sweeps, self.tol, self.seed = max_sweeps, tol, seed
+        self.random_state = random_state
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Learn the rows' mean and covariance from a table with NaN for what is missing."""
         whole("max_sweeps", self.max_sweeps)
         number("tol", self.tol)
         table, missing = self._table(X, reset=True)
-        N, n = table.shape
+        n = table.shape[1]
         empty = missing.all(axis=0)
         if empty.any():
             names = ", ".join(map(str, self.get_feature_names_out()[empty][:5]))
@@ -84,26 +100,14 @@ class DropoutImputer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             )
         self.center_, self.scale_ = _scales(table, missing, empty)
         Z = self._enter(table, missing)
-        nu = LEAST_ROWS + PER_COLUMN * n
-        m, Sigma = np.zeros(n), np.eye(n)
-        history: list[float] = []
-        self.status_ = Status.FINISHED
-        for sweep in range(self.max_sweeps):
-            P: Floats = np.linalg.inv(Sigma).astype(np.float64)
-            before = Z.copy()
-            S = np.zeros((n, n))
-            logdets = fill_rows(Z, missing, m, P, np.empty((0, n)), np.zeros_like(Z), S)
-            history.append(_objective(Z - m, P, logdets, nu, N * n - int(missing.sum())))
-            m = Z.mean(axis=0)
-            Sigma = ((Z - m).T @ (Z - m) + S + nu * np.eye(n)) / (N + nu)
-            change = np.sqrt(np.mean((Z - before)[missing] ** 2)) if missing.any() else 0.0
-            if sweep > 1 and change <= self.tol:
-                self.status_ = Status.CONVERGED
-                break
-        self._mean, self._precision = m, np.linalg.inv(Sigma)
-        self.mean_ = self.center_ + self.scale_ * m
-        self.covariance_ = Sigma * np.outer(self.scale_, self.scale_)
-        self.objective_, self.n_sweeps_ = np.array(history), len(history)
+        self._range = _range(table, empty)
+        self.prior_rows_ = nu = _choose_rows(Z, missing)
+        model = _Rows(np.zeros(n), np.eye(n))
+        self.status_ = model.learn(Z, missing, nu, self.max_sweeps, self.tol)
+        self._mean, self._precision = model.mean, np.linalg.inv(model.covariance)
+        self.mean_ = self.center_ + self.scale_ * model.mean
+        self.covariance_ = model.covariance * np.outer(self.scale_, self.scale_)
+        self.objective_, self.n_sweeps_ = np.array(model.history), len(model.history)
         return self
 
     def transform(self, X: Any, return_std: bool = False) -> Any:
@@ -112,7 +116,7 @@ class DropoutImputer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Rows may be others than those fitted. The standard deviation of an observed entry is 0.
         """
         table, missing, Z, std = self._filled(X, np.empty((0, 0)))
-        filled = np.where(missing, self.center_ + self.scale_ * Z, table)
+        filled = self._leave(table, missing, Z)
         return (filled, std * self.scale_) if return_std else filled
 
     def impute(self, X: Any, n: int = 5, seed: Seed = None) -> list[Floats]:
@@ -121,12 +125,12 @@ class DropoutImputer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Analyzing each and pooling the answers is multiple imputation. The draws are those of the
         rows given the learned mean and covariance.
         """
-        rng = generator(self.seed if seed is None else seed)
+        rng = generator(fresh_seed(self.seed, self.random_state) if seed is None else seed)
         tables = []
         for _ in range(whole("n", n)):
             shape = np.shape(X)
             table, missing, Z, _ = self._filled(X, rng.standard_normal(shape))
-            tables.append(np.where(missing, self.center_ + self.scale_ * Z, table))
+            tables.append(self._leave(table, missing, Z))
         return tables
 
     def get_feature_names_out(self, input_features: Any = None) -> Array:
@@ -156,11 +160,67 @@ class DropoutImputer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def _enter(self, table: Floats, missing: Array) -> Floats:
         return np.where(missing, 0.0, (table - self.center_) / self.scale_)
 
+    def _leave(self, table: Floats, missing: Array, Z: Floats) -> Floats:
+        filled = np.clip(self.center_ + self.scale_ * Z, *self._range)
+        return np.where(missing, filled, table)
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         tags.transformer_tags.preserves_dtype = ["float64"]
         return tags
+
+
+@dataclass
+class _Rows:
+    """Mean and covariance of rows, as far as they are learned."""
+
+    mean: Floats
+    covariance: Floats
+    history: list[float] = field(default_factory=list)
+
+    def learn(self, Z: Floats, missing: Array, nu: float, sweeps: int, tol: float) -> Status:
+        """Fill rows and learn from them in turn, in place."""
+        N, n = Z.shape
+        for sweep in range(sweeps):
+            P: Floats = np.linalg.inv(self.covariance).astype(np.float64)
+            before, S = Z.copy(), np.zeros((n, n))
+            logdets = fill_rows(Z, missing, self.mean, P, np.empty((0, n)), np.zeros_like(Z), S)
+            observed = Z.size - int(missing.sum())
+            self.history.append(_objective(Z - self.mean, P, logdets, nu, observed))
+            self.mean = Z.mean(axis=0)
+            d = Z - self.mean
+            self.covariance = (d.T @ d + S + nu * np.eye(n)) / (N + nu)
+            change = np.sqrt(np.mean((Z - before)[missing] ** 2)) if missing.any() else 0.0
+            if sweep > 1 and change <= tol:
+                return Status.CONVERGED
+        return Status.FINISHED
+
+
+def _choose_rows(Z: Floats, missing: Array) -> float:
+    """Return the nu that predicts hidden entries best."""
+    rng = np.random.default_rng(0)
+    some = np.sort(rng.permutation(len(Z))[:SOME])
+    Z, missing = Z[some], missing[some]
+    fold = np.where(missing, -1, rng.integers(FOLDS, size=Z.shape))
+    hidden_once = max(1, int(np.count_nonzero(fold == 0)))
+    trials = min(FOLDS, -(-ENOUGH // hidden_once))
+    models = [_Rows(np.zeros(Z.shape[1]), np.eye(Z.shape[1])) for _ in range(trials)]
+    expected = np.log(LEAST_ROWS + PER_COLUMN * Z.shape[1])
+    costs: list[float] = []
+    for nu in ROWS:
+        errors = [np.zeros(0)]
+        for trial, model in enumerate(models):
+            hidden = fold == trial
+            filled = np.where(hidden, 0.0, Z)
+            model.learn(filled, missing | hidden, nu, TRIALS, 1e-2)
+            errors.append((filled - Z)[hidden])
+        error = np.concatenate(errors)
+        misfit = len(error) / 2 * np.log(np.mean(error**2) + 1e-12) if len(error) else 0.0
+        costs.append(float(misfit + (np.log(nu) - expected) ** 2 / (2 * DOUBT**2)))
+        if len(costs) - int(np.argmin(costs)) > 2:
+            break
+    return ROWS[int(np.argmin(costs))]
 
 
 def _scales(table: Floats, missing: Array, empty: Array) -> tuple[Floats, Floats]:
@@ -169,6 +229,14 @@ def _scales(table: Floats, missing: Array, empty: Array) -> tuple[Floats, Floats
     rows, cols = np.nonzero(~missing)
     units = by_column(Entries(rows, cols, table[rows, cols], table.shape))
     return np.where(empty, 0.0, units.center[:-1]), units.scale[:-1]
+
+
+def _range(table: Floats, empty: Array) -> tuple[Floats, Floats]:
+    """Return the least and largest value of columns, where the table's values are a scale."""
+    low, high = np.full(len(empty), -np.inf), np.full(len(empty), np.inf)
+    if not empty.all() and rating_scale(table[~np.isnan(table)]):
+        low[~empty], high[~empty] = (f(table[:, ~empty], axis=0) for f in (np.nanmin, np.nanmax))
+    return low, high
 
 
 def _objective(d: Floats, P: Floats, logdets: float, nu: float, observed: int) -> float:

@@ -141,6 +141,8 @@ def _within(name: str, given: Array, count: int) -> Array:
         raise InputError(f"{name} must be one-dimensional, got shape {given.shape}")
     if holds_whole(given):
         given = given.astype(np.int64)
+    if given.dtype.kind == "U" and np.char.isdecimal(given).all():  # as in an address
+        given = given.astype(np.int64)
     if given.dtype.kind not in "iu":
         raise InputTypeError(f"{name} must be whole numbers, got {given.dtype}")
     if int(given.min()) < UNKNOWN:

@@ -149,11 +149,11 @@ class Settings:
 
     def limits(self, values: Floats) -> tuple[float, float]:
         """Return the range that predictions are clipped to."""
-        clip = _rating_scale(values) if self.clip == "auto" else self.clip
+        clip = rating_scale(values) if self.clip == "auto" else self.clip
         return (float(values.min()), float(values.max())) if clip else (-np.inf, np.inf)
 
 
-def _rating_scale(values: Floats) -> bool:
+def rating_scale(values: Floats) -> bool:
     """Return whether at most STEPS different numbers make up most of (many of) the values."""
     counts = np.unique(values[:: max(1, len(values) // SAMPLE)], return_counts=True)[1]
     return len(values) > STEPS and bool(np.sort(counts)[-STEPS:].sum() >= SHARE * counts.sum())
