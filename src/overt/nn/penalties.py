@@ -246,8 +246,9 @@ def without_noise(
     what the noise adds to the loss around it, so that loss(net(x), y) + net.penalty is the expected
     loss: exactly for a squared loss where only affine maps follow the noise, else as approximated
     by `explicit_penalty`. Where working the penalty out would take a backward pass for each output,
-    it is estimated without bias from one random probe of the linearized network. Noise that cannot
-    be carried is drawn, as in ordinary training. In evaluation mode it is the model.
+    it is estimated without bias from one random probe of the linearized network, whose gradient
+    takes the variances inside the network as they are, and is some per cent off for it. Noise that
+    cannot be carried is drawn, as in ordinary training. In evaluation mode it is the model.
 
     Parameters
     ----------
