@@ -8,6 +8,7 @@ from scipy.stats import gamma, multivariate_normal
 from overt import Entries
 from overt.completion import DropoutCompletion
 from overt.completion.engines import make_engine
+from overt.completion.forms.draws import together
 from overt.completion.forms.features import SIGNALS, Features, of_sides
 from overt.completion.forms.learned import FIRST, LearnedForm
 from overt.completion.forms.noise import NUS, _cost, expected
@@ -158,6 +159,37 @@ def test_one_noise_for_all_is_found_too():
     train, _ = preferences(5, liking=0.0, rare=0.0)
     model = DropoutCompletion(4).fit(train)
     assert np.std(model.row_noise_) < 0.15 * np.mean(model.row_noise_)
+
+
+def test_noise_of_rows_waits_for_the_factors(monkeypatch):
+    """Weak factors and rows of very different noise: RMSE is not worse than with one noise."""
+    rng = np.random.default_rng(7)
+    m, n = 240, 120
+    truth = 0.7 * rng.normal(size=(m, 3)) @ rng.normal(size=(3, n))
+    values = truth + np.exp(rng.normal(0, 0.5, m))[:, None] * rng.normal(size=(m, n))
+    train = np.where(rng.random((m, n)) < 0.15, values, np.nan)
+    errors = []
+    for nus in (NUS, NUS[-1:]):
+        monkeypatch.setattr("overt.completion.forms.noise.NUS", nus)
+        model = DropoutCompletion(6, clip=False, scale=False).fit(train)
+        found = model.predict(*np.nonzero(np.isnan(train)))
+        errors.append(np.sqrt(np.mean((found - truth[np.isnan(train)]) ** 2)))
+    assert errors[0] < errors[1]
+
+
+def test_draws_count_as_their_noise_allows():
+    rng, problem = np.random.default_rng(0), CompletionProblem.build(
+        next(preferences(3)), 6, biases=False, standard=True
+    )  # fmt: skip
+    V = np.eye(6)[np.arange(problem.shape[1]) % 6]
+    limit, size = rng.normal(size=(problem.shape[0], 6)), (problem.shape[0], 6)
+    means = limit + 0.3 * rng.normal(size=size), V
+    draws = [{"U": limit + 1.5 * rng.normal(size=size), "V": V} for _ in range(40)]
+    expected = 0.3**2 / (0.3**2 + 1.5**2 / 40)
+    assert together(draws, problem, means) == pytest.approx(expected, abs=0.08)
+    assert together(draws, problem, (limit, V)) < 0.25
+    assert together(draws[:1], problem, means) == 0
+    assert together([{"U": limit, "V": V}] * 2, problem, (limit, V)) == 0
 
 
 def test_fold_in_agrees_with_predict_after_averaging():

@@ -10,9 +10,10 @@ import numpy as np
 
 from overt._types import Array, Floats
 from overt.completion.forms.problem import CompletionProblem
+from overt.completion.kernels import dots
 
-MEANS_COUNT = 40
-"""Draws that the learned means count like (chosen on parts of the data that are not reported)."""
+PAIRS, BATCHES = 4000, 10
+"""Pairs on which draws are compared with the learned means, and parts whose averages are."""
 
 
 class Draws(NamedTuple):
@@ -24,16 +25,16 @@ class Draws(NamedTuple):
     precision: Floats
     noise: Floats
     H: Floats  # (draws, scores, unknowns)
-
-    @property
-    def weight(self) -> float:
-        """How much all draws together count beside the learned means: noise falls like 1/n."""
-        return len(self.U) / (len(self.U) + MEANS_COUNT)
+    share: Floats  # what each counts; the learned means count the rest of 1
 
     @classmethod
-    def stacked(cls, draws: Sequence[Mapping[str, Array]], problem: CompletionProblem) -> Draws:
+    def stacked(
+        cls, draws: Sequence[Mapping[str, Array]], problem: CompletionProblem,
+        means: Sequence[Array],
+    ) -> Draws:  # fmt: skip
         """Bring draws back to the units of the values; a row never seen is at its prior mean."""
         columns, U, V = problem.columns, *problem.columns.units(problem.scale)
+        share = np.full(len(draws), together(draws, problem, means) / len(draws))
         u = U[columns.free(0)]
         stack = {name: np.stack([draw[name] for draw in draws]) for name in draws[0]}
         unseen = [columns.filled(0, mean)[0] for mean in stack["mean"]]
@@ -44,8 +45,31 @@ class Draws(NamedTuple):
         noise = stack["noise"][:, 0] * problem.scale**2
         return cls(
             (left * U).astype(problem.dtype), (right * V).astype(problem.dtype),
-            stack["mean"] * u, stack["precision"] / u**2, noise, stack["H"] * u,
+            stack["mean"] * u, stack["precision"] / u**2, noise, stack["H"] * u, share,
         )  # fmt: skip
+
+
+def together(
+    draws: Sequence[Mapping[str, Array]], problem: CompletionProblem, means: Sequence[Array]
+) -> float:
+    """Return what all draws together count beside the learned means: d^2 / (d^2 + e^2).
+
+    Their average is off by e for want of draws, which batches of it tell, and the means by d, which
+    is what more than e lies between the two; of both, this weight is the closest to the limit of
+    many draws. It is taken over rows and columns as often as they have entries. One draw does not
+    tell its e.
+    """
+    at = np.linspace(0, problem.n_ratings - 1, PAIRS).astype(int)
+    rows, cols = problem.by_row.keys[at], np.roll(problem.by_row.others[at], PAIRS // 2)
+    found = np.empty((len(draws) + 1, PAIRS))
+    for (U, V), out in zip([means, *((d["U"], d["V"]) for d in draws)], found, strict=True):
+        dots(rows, cols, U, V, out)
+    batches = np.array_split(found[1:], min(BATCHES, len(draws)))
+    each = np.array([batch.mean(axis=0) for batch in batches])
+    apart = float(np.mean((found[1:].mean(axis=0) - found[0]) ** 2))
+    if len(each) < 2 or not apart:
+        return 0.0
+    return max(0.0, 1 - float(each.var(axis=0, ddof=1).mean()) / len(each) / apart)
 
 
 @dataclass(frozen=True, eq=False)

@@ -51,7 +51,11 @@ COLD = 1024
 """Rows without entries that are given their prior at once."""
 
 FIRST = 3
-"""Sweeps before features and the noise of rows are looked at: factors come first."""
+"""Sweeps before features are looked at: factors come first."""
+
+WAIT = 1e-3
+"""Fall of the evidence bound in one sweep, in nats per rating, above which the noise of rows waits:
+what factors have not found yet would be taken for noise, and then never be found."""
 
 
 @dataclass(eq=False)
@@ -104,7 +108,7 @@ class LearnedForm:
             sums, error = self.update(side, engine)
             cost += self._learn_prior(side, sums)
             narrow += len(sums.first) * np.linalg.slogdet(self.priors[side].precision)[1] / 2
-            if len(self.history) >= FIRST:
+            if len(self.history) >= self.waited:
                 counts = self.problem.grouped(side).counts
                 self.noises[side] = self.noises[side].learn(counts, error / self.noise)
         ratings = self.problem.n_ratings
@@ -120,8 +124,15 @@ class LearnedForm:
 
     def settled(self, tol: float) -> bool:
         """Return whether the last sweep changed the evidence by at most `tol` nats per rating."""
-        done = len(self.evidence)
-        return done > 1 and done != FIRST + 1 and self.evidence[-2] - self.evidence[-1] <= tol
+        done, least = len(self.evidence), self.waited if tol < WAIT else FIRST + 1
+        return done > least and self.evidence[-2] - self.evidence[-1] <= tol
+
+    @property
+    def waited(self) -> float:
+        """Sweeps made before the noise of rows is learned, infinite where that is not known yet."""
+        falls = -np.diff(self.evidence[FIRST:])
+        found = np.flatnonzero(falls <= WAIT)
+        return float(FIRST + 2 + found[0]) if len(found) else np.inf
 
     def update(self, side: int, engine: Engine) -> tuple[Sums, Floats]:
         """Update one side; return sums over its rows, and the rows' expected errors."""

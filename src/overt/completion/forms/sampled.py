@@ -27,8 +27,8 @@ from overt.completion.forms.prior import Prior, draw_effects
 from overt.completion.forms.problem import CompletionProblem
 from overt.completion.kernels import Drawn, Held, gram
 
-BURN_IN = 8
-"""Draws that are not kept: the chain starts at one point."""
+BURN_IN = 20
+"""Draws that are not kept: the chain starts at one point, at which many factors are pruned."""
 
 SHARE, SMALL = 0.1, 0.05
 """The prior guess of a factor's variance, for values of unit variance, counts like a tenth of the
@@ -123,6 +123,7 @@ class SampledForm:
 
         nu = SHARE N; c_i is SMALL for factors, which keeps those alive that a point estimate would
         shrink away and whose average over draws still helps; for biases it is the learned variance.
+        The first P is 1 / c: learned means are no draws, and their scatter is too small.
         """
         columns, group = self.problem.columns, self.problem.grouped(side)
         W = self.means[side][:, columns.free(side)].astype(np.float64)[group.counts > 0]
@@ -142,7 +143,7 @@ class SampledForm:
         mean = W.mean(axis=0)
         nu = SHARE * N
         scatter = ((W - mean) ** 2).sum(axis=0) + nu * expected
-        precision = rng.gamma((N + nu) / 2, 2 / scatter)
+        precision = rng.gamma((N + nu) / 2, 2 / scatter) if last is not None else 1 / expected
         mean = mean + rng.standard_normal(n) / np.sqrt(N * precision)
         return Prior(mean, np.diag(precision), effects)
 
