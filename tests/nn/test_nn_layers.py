@@ -256,6 +256,8 @@ def test_schedule_values(schedule, values):
         (lambda: Dropout(0.5, shared_axes="time"), "shared_axes"),
         (lambda: Dropout(0.5, shared_axes=3)(torch.ones(2, 3)), "shared_axes"),
         (lambda: Dropout(0.5)(torch.ones(2, 3, dtype=torch.int64)), "floating-point"),
+        (lambda: Dropout(0.5)(np.ones((2, 3))), "torch.as_tensor"),
+        (lambda: DropConnectLinear(3, 2, drop_prob=0.5).eval()([[1.0] * 3]), "torch.as_tensor"),
         (lambda: DropBlock2d(0.5, 0), "block_size"),
         (lambda: DropBlock2d(0.5, (1, 2, 3)), "block_size"),
         (lambda: DropBlock2d(0.5, placement="random"), "placement"),

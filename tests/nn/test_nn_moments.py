@@ -289,7 +289,7 @@ def test_errors_are_stated_and_a_tolerance_is_met():
         near = (one.mean - truth.mean).abs() <= one.mean_error + truth.mean_error
         near &= (one.std - truth.std).abs() <= one.std_error + truth.std_error
         assert near.float().mean() >= 0.9
-    assert found.draws == 0
+    assert 0 < found.draws + found.checks <= 128
     assert finer.reached <= 0.04 < found.reached
     assert finer.method == "carried and sampled"
     assert limited.draws == 256

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from overt._check import InputError, InputTypeError
 from overt.nn.given.losses import Loss, is_squared, loss_name, mean_loss
 from overt.nn.moments.adjoint import Layouts
-from overt.nn.moments.carry import Carried, Output, carry, checked, passes
+from overt.nn.moments.carry import DRAWS, Carried, Output, carry, checked, passes
 from overt.nn.recording.watching import called
 from overt.results import Result
 
@@ -111,15 +111,16 @@ def explicit_penalty(
     """
     model, name = checked(model, x), loss_name(loss)
 
-    def found(active: Collection[str] | None) -> list[Carried]:
-        return passes(model, x, output=output, active=active, statistics="as set")
+    def found(active: Collection[str] | None, draws: int = DRAWS) -> list[Carried]:
+        return passes(model, x, output=output, active=active, statistics="as set", draws=draws)
 
     everything = found(None)
     noises = everything[0].noises
+    few = max(2 * DRAWS // max(len(noises), 1), 8)  # for terms, which a model may have by the dozen
     terms: list[Term] = []
     later = everything[0].output.mean.new_zeros(())
     for i in reversed(range(len(noises))):
-        those = everything if i == 0 else found(noises[i:])
+        those = everything if i == 0 else found(noises[i:], min(few, DRAWS))
         value = penalty_of(those, name)
         exact = len(those) == 1 and those[0].output.exact and is_squared(name)
         terms.insert(0, Term(noises[i], value - later, exact))
@@ -245,8 +246,9 @@ def without_noise(
     what the noise adds to the loss around it, so that loss(net(x), y) + net.penalty is the expected
     loss: exactly for a squared loss where only affine maps follow the noise, else as approximated
     by `explicit_penalty`. Where working the penalty out would take a backward pass for each output,
-    it is estimated without bias from one random probe of the linearized network. Noise that cannot
-    be carried is drawn, as in ordinary training. In evaluation mode it is the model.
+    it is estimated without bias from one random probe of the linearized network, whose gradient
+    takes the variances inside the network as they are, and is some per cent off for it. Noise that
+    cannot be carried is drawn, as in ordinary training. In evaluation mode it is the model.
 
     Parameters
     ----------

@@ -196,17 +196,9 @@ def _surprise(p: Tensor, y: Tensor) -> Tensor:
 
 
 def _least(f: Callable[[float], Tensor], low: float, high: float) -> float:
-    """Return where f is least, by golden sections of the logarithm."""
-    a, b, r = math.log(low), math.log(high), (math.sqrt(5) - 1) / 2
-    x, y = b - r * (b - a), a + r * (b - a)
-    fx, fy = float(f(math.exp(x))), float(f(math.exp(y)))
-    for _ in range(25):
-        if fx < fy:
-            b, y, fy = y, x, fx
-            x = b - r * (b - a)
-            fx = float(f(math.exp(x)))
-        else:
-            a, x, fx = x, y, fy
-            y = a + r * (b - a)
-            fy = float(f(math.exp(y)))
-    return math.exp((a + b) / 2)
+    """Return where f is least, as a function of the logarithm."""
+    from scipy.optimize import minimize_scalar
+
+    found = minimize_scalar(lambda t: float(f(math.exp(t))), method="bounded",
+                            bounds=(math.log(low), math.log(high)))  # fmt: skip
+    return math.exp(found.x)

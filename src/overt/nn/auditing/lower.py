@@ -1,51 +1,16 @@
 """Proved lower bounds on the training objective of a network with noise before its last layers.
 
-Let the output be f = U (m o g(x)) + b, m the multipliers of a noise of mean 1 and covariance Gamma,
-U and b what the affine tail makes of them, g(x) the units before the noise. Write Y, F, G for
-targets, mean outputs and units as rows over the n samples, divided by sqrt(n).
+Let the output be f = U (m o g(x)) + b, m the multipliers of a noise, U and b what the affine tail
+makes of them, g(x) the units before the noise; Y, F hold targets and mean outputs as rows over the
+n samples, divided by sqrt(n), and P takes off means over samples. For the squared loss
 
-**Squared loss.** The mean over samples of E|y - f|^2 is |Y - F|^2 + <Gamma, U'U o G'G> (structured
-dropout, Lemma 3.1). The penalty is at least w N(G U') for an envelope (w, N), N the square of a
-unitarily invariant norm. Project the rows' space on the complement of the constant vector, P: the
-loss does not grow, and neither does the penalty, which is that of P G; and P F = P G U', whatever
-b is. So the objective is at least
+    objective >= min over A of rank at most r: |P Y - A|^2 + w N(A),
 
-    min over A of rank at most r: |P Y - A|^2 + w N(A),        r the narrowest place in the tail,
-
-a proximal problem on the singular values of the centered targets (Theorems 2.7, and 3.6 of
-Implicit bias of dropout). Without any bias P is the identity. The minimum is over all G, so it
-holds for every setting of every layer before, for every width before, for noise before (given
-which G is some matrix, and the bound does not depend on it: earlier noise only adds), and for
-batch normalization before it in either mode. Other noise in the tail, left out of (w, N), only
-adds too, by Jensen's inequality: f is affine in its multipliers.
-
-Where g is affine in the inputs, columns of A lie in the span of the (centered) inputs, and Y is
-replaced by its projection on it, the rest added: that is the optimum of linear networks. Where
-g(x) is the input itself, the problem is a ridge regression and the bound its minimum.
-
-Several plain dropout layers in the tail have N the squared nuclear norm and
-w = prod_j (1 + lam_j / d_j) - 1 (thesis, Theorem 9; P removes biases in between as well).
-
-**Cross-entropy.** Over all weights nothing much can be proved, because nothing much is true: if
-all units are dropped, which happens with probability q, the output is constant and costs at least
-the entropy H of the classes; else a network may be right with any confidence. Hence q H. At a given
-size t = |P F|_* of the centered logits more can be said: for distributions q_n with mean pi, the
-class frequencies, log sum exp(z) >= <q, z> + H(q) gives
-
-    mean loss >= mean_n H(q_n) + <Q - Y, P F> >= mean_n H(q_n) - |Q - Y|_op t,
-
-and by Jensen's inequality the noisy loss is at least that. With q_n = (1 - e) y_n + e pi the
-operator norm is e s_1(P Y), and e is chosen best. For classes of equal size this is the minimum
-over all logits of that nuclear norm. As |P F|_*^2 <= d R, R = sum_i |u_i|^2 E[g_i^2], it holds for
-all networks of width d whose R is at most t^2 / d.
-
-**Units as they are.** With features h before the noise, C = E[h h'], and a bias that noise does not
-touch, min over U, b of E|y - b - U (m o h)|^2 is a ridge regression,
-
-    U (Cov(h) + Gamma o C) = Cov(y, h).
-
-It bounds what training the last layer alone can reach. Solved on some rows and evaluated on others,
-it tells what a drop probability is worth on these features; second moments are enough for both.
+(w, N) an envelope of the penalty and r the narrowest place in the tail; for cross-entropy, at a
+size t = |P F|_* of the centered logits, mean loss >= mean_n H(q_n) - e s_1(P Y) t for
+q_n = (1 - e) y_n + e pi, whatever e. With units h as they are and C = E[h h'], the best last layer
+is a ridge regression, U (Cov(h) + Gamma o C) = Cov(y, h). The guide on auditing has the proofs, and
+what they assume.
 """
 
 from __future__ import annotations
@@ -164,18 +129,15 @@ def binary_entropy(means: Floats) -> float:
 
 
 def _maximum(value: Callable[[float], float]) -> float:
-    """Return the largest value of a concave function on [0, 1], found by golden sections.
+    """Return the largest value of a concave function on [0, 1].
 
     Every point gives a valid bound, so the accuracy of the search does not matter to the proof.
     """
-    low, high, ratio = 0.0, 1.0, (math.sqrt(5) - 1) / 2
-    best = max(value(0.0), value(1.0))
-    for _ in range(60):
-        a, b = high - ratio * (high - low), low + ratio * (high - low)
-        at_a, at_b = value(a), value(b)
-        best = max(best, at_a, at_b)
-        low, high = (low, b) if at_a >= at_b else (a, high)
-    return float(best)
+    from scipy.optimize import minimize_scalar
+
+    found = minimize_scalar(lambda e: -value(e), bounds=(0, 1), method="bounded",
+                            options={"xatol": 1e-10})  # fmt: skip
+    return max(value(0.0), value(1.0), -float(found.fun))
 
 
 def _entropy(q: Floats) -> Floats:

@@ -40,7 +40,7 @@ def audit(
     (functional dropout, stochastic depth, dropout inside attention, noise of one's own) is found
     by a pass in that mode, and what it adds is sampled. For the last layer: the spectrum of
     the outputs beside that of the optimum under its noise, and a proved lower bound on the training
-    objective (`overt.nn.auditing.lower` has the proofs). For the whole network: norms, complexity
+    objective (the guide on auditing has the proofs). For the whole network: norms, complexity
     measures and bounds with their assumptions, dead units. And a drop probability for the last
     layer with the held-out error and rank that speak for it.
 

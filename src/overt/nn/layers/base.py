@@ -43,6 +43,15 @@ class NoiseLayer(nn.Module, ABC):  # type: ignore[misc]
         return ", ".join([*parts, *([] if self.seed is None else [f"seed={self.seed}"])])
 
 
+def checked_tensor(x: Any) -> None:
+    """Refuse what is no tensor."""
+    if not isinstance(x, Tensor):
+        raise InputTypeError(
+            f"x must be a torch.Tensor, got {type(x).__module__}.{type(x).__name__}; pass "
+            "torch.as_tensor(x, dtype=torch.float32)"
+        )
+
+
 class UnitNoise(NoiseLayer):
     """Noise that multiplies units by random numbers of mean 1; the identity in evaluation."""
 
@@ -61,6 +70,7 @@ class UnitNoise(NoiseLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x times random multipliers of mean 1 in training mode, else x itself."""
+        checked_tensor(x)
         if not self.training or self.silent:
             return x
         if not x.is_floating_point():

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from overt._check import InputError, whole
-from overt.nn.layers.base import RatedNoise
+from overt.nn.layers.base import RatedNoise, checked_tensor
 from overt.nn.layers.masks import keep_mask
 from overt.nn.layers.schedules import DropSchedule
 
@@ -80,6 +80,7 @@ class DropConnectLinear(_DropConnect):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the map with some weights dropped in training mode, with all of them else."""
+        checked_tensor(x)
         if not self.training or self.rate.silent:
             return functional.linear(x, self.weight, self.bias)
         if not self.per_sample:
@@ -148,6 +149,7 @@ class DropConnectConv2d(_DropConnect):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the convolution with some weights dropped in training mode, with all else."""
+        checked_tensor(x)
         quiet = not self.training or self.rate.silent
         return self.convolve(x, self.weight if quiet else self._noisy_weight(), self.bias)
 

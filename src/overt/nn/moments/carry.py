@@ -201,7 +201,8 @@ def checked(model: Any, x: Any) -> nn.Module:
     given = list(tensors(x)) if isinstance(x, (Tensor, tuple, list, dict)) else []
     if not given:
         raise InputTypeError(
-            f"x must be a tensor, or a tuple or dictionary of them, got {type(x).__name__}"
+            f"x must be a tensor, or a tuple or dictionary of them, got {type(x).__name__}; "
+            "torch.as_tensor makes one of an array"
         )
     if isinstance(x, Tensor) and (len(x.shape) < 1 + x.is_floating_point() or len(x) == 0):
         raise InputError(f"x must have a batch axis and at least one row, got {tuple(x.shape)}")

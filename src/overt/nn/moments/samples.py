@@ -40,14 +40,15 @@ class Samples:
         control: Control | None = None,
     ) -> None:  # fmt: skip
         self._model, self._x, self._output = model, x, output
-        self._covariance, self._control = (
-            covariance,
-            control if control and control.useful else None,
-        )
-        self._passes, self._copies, self.count = 0, 1, 0
-        self._mean = self._within = self._between = self._fourth = torch.zeros(())
-        self._dtype = torch.float32
+        self._covariance = covariance
+        self._control = control if control and control.useful else None
+        self._copies, self._dtype = 1, torch.float32
+        self._reset()
         self._most: int | None = None
+
+    def _reset(self) -> None:
+        self._passes = self.count = 0
+        self._mean = self._within = self._between = self._fourth = torch.zeros(())
 
     def draw(self, n: int, progress: Any = None, passes: int = PASSES) -> None:
         """Sample n times (a little more if copies do not divide it), noise as it falls."""
@@ -73,16 +74,13 @@ class Samples:
 
     def _pairs(self, given: Any, copies: int) -> Tensor:
         """Return outputs, and the control at their draws: (1 or 2, copies, rows, ...)."""
-        found = None
-        if self._control is not None:
-            try:
-                found = self._control.sample(self._model, given, self._output, copies)
-            except (RuntimeError, IndexError, Uncarried):  # draws that are not those of the pass
-                if self.count:
-                    raise
-                self._control = None
-        if found is None:
-            found = [self._outputs(given)]
+        try:
+            control = self._control
+            found = control and control.sample(self._model, given, self._output, copies)
+        except (RuntimeError, IndexError, Uncarried):  # draws that are not those that were carried
+            self._reset()
+            found = self._control = None
+        found = found or [self._outputs(given)]
         y = torch.stack([t.double() for t in found])
         return y.unflatten(1, (len(y[0]) // copies, copies)).transpose(1, 2)
 
@@ -92,11 +90,6 @@ class Samples:
         with modes(self._model, noise=False):
             plain = self._outputs(self._x)
             self._dtype, self._most = plain.dtype, 1
-            if self._control is not None:
-                if self._rows == 1:  # shows whether copies of it share draws
-                    self._pairs(self._repeated(2), 2)
-                if self._control is not None and self._control.shared:
-                    return
             if self._rows is not None and len(plain) == self._rows:
                 try:
                     twice = self._outputs(self._repeated(2))
@@ -105,6 +98,9 @@ class Samples:
                 again = plain.repeat_interleave(2, 0)
                 close = 64 * torch.finfo(plain.dtype).eps * (1 + float(plain.abs().max()))
                 same = twice.shape == again.shape and bool(((twice - again).abs() <= close).all())
+                if same and self._rows == 1 and self._control is not None:
+                    self._pairs(self._repeated(2), 2)  # shows whether copies share draws
+                same = same and not (self._control is not None and self._control.shared)
                 self._most = max(1, min(COPIES, ROWS // self._rows)) if same else 1
 
     def _copies_for(self, n: int, passes: int) -> int:
@@ -123,8 +119,7 @@ class Samples:
 
     def _add(self, pairs: Tensor, copies: int) -> None:
         if self.count and copies != self._copies:  # what came before was worth less: begin anew
-            self._passes = self.count = 0
-            self._mean = self._within = self._between = self._fourth = torch.zeros(())
+            self._reset()
         self._copies, self.count, self._passes = copies, self.count + copies, self._passes + 1
         mean = pairs.mean(1)
         before = mean - self._mean
