@@ -31,7 +31,7 @@ def folder_of(place: Path, ratings: int, files: int = 8) -> Path:
     path.mkdir()
     for part in range(files):
         drawn = (
-            f"select floor(random() * {rows})::int as user, "
+            f"select floor(random() * {rows})::int as user, "  # noqa: S608
             f"floor(power(random(), 2) * {cols})::int as item, random() as r "
             f"from range({ratings // files})"
         )
@@ -80,7 +80,7 @@ def capacity() -> Table:
     table = Table(
         f"Ratings in files: one thread, {FACTORS} factors, signals left out",
         ("ratings", "memory_limit", "reading, CPU s", "a sweep, CPU s", "of linear from the last",
-         "private memory, GB", "resident, GB", "covariances"),
+         "private memory after sweeps, GB", "resident, peak, GB", "covariances"),
     )  # fmt: skip
     largest, last = float(os.environ.get("OVERT_RATINGS", "1e7")), None
     with tempfile.TemporaryDirectory() as place:
