@@ -290,10 +290,8 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.estimator_type = "regressor"
-        tags.regressor_tags = RegressorTags()
-        tags.input_tags.sparse = True
-        tags.input_tags.allow_nan = True
+        tags.estimator_type, tags.regressor_tags = "regressor", RegressorTags()
+        tags.input_tags.sparse = tags.input_tags.allow_nan = True
         return tags
 
     def __sklearn_is_fitted__(self) -> bool:
