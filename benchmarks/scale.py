@@ -80,7 +80,7 @@ def capacity() -> Table:
     table = Table(
         f"Ratings in files: one thread, {FACTORS} factors, signals left out",
         ("ratings", "memory_limit", "reading, CPU s", "a sweep, CPU s", "of linear from the last",
-         "private memory, GB", "resident, GB", "covariances"),
+         "private memory after sweeps, GB", "resident, peak, GB", "covariances"),
     )  # fmt: skip
     largest, last = float(os.environ.get("OVERT_RATINGS", "1e7")), None
     with tempfile.TemporaryDirectory() as place:

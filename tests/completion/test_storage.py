@@ -413,6 +413,12 @@ def test_folders_that_cannot_be_read_are_named(folder, tmp_path):
         read_ratings(folder)
 
 
+def test_a_limit_too_small_for_the_factors_is_told():
+    wide = overt.Entries([0, 1], [0, 1], [1.0, 2.0], shape=(200_000, 10))
+    with pytest.raises(overt.InputError, match="memory_limit must be at least"):
+        DropoutCompletion(memory_limit="100MB", signals=False).fit(wide)
+
+
 def test_memory_and_file_handles_stay(ratings, tmp_path):
     status = Path("/proc/self/fd")
     if not status.exists():

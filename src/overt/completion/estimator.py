@@ -69,12 +69,11 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         "auto" asks the evidence.
     clip
         Keep predictions in the range of the values; "auto" where 20 numbers make up most of them.
-    seed, n_jobs, engine
+    seed, n_jobs, engine, memory_limit
         Int, Generator, or None for fresh entropy (`random_state` counts where it is given); number
         of threads (default: all cores; results do not depend on it); "local" or "threads", "dask"
-        for the current `distributed.Client` or processes started here, or a scheduler's address.
-    memory_limit
-        Bytes, or as in "4GB": entries and their groupings are then kept in mapped files.
+        for the current `distributed.Client` or processes started here, or a scheduler's address;
+        bytes, or as in "4GB": entries and their groupings are then kept in mapped files.
 
     Attributes
     ----------
@@ -118,11 +117,10 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
     ) -> None:  # fmt: skip
         self.n_factors, self.drop_prob, self.biases = n_factors, drop_prob, biases
         self.ridge, self.method, self.max_sweeps, self.tol = ridge, method, max_sweeps, tol
-        self.average, self.signals = average, signals
+        self.average, self.signals, self.random_state = average, signals, random_state
         self.clip, self.learning_rate, self.batch_size = clip, learning_rate, batch_size
         self.seed, self.n_jobs, self.engine = seed, n_jobs, engine
-        self.missing, self.scale, self.random_state = missing, scale, random_state
-        self.memory_limit = memory_limit
+        self.missing, self.scale, self.memory_limit = missing, scale, memory_limit
 
     def fit(
         self, X: Any, y: Any = None, row_features: Any = None, col_features: Any = None,

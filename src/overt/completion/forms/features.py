@@ -126,7 +126,7 @@ def who_has_what(group: Grouped) -> Any:
     shape, ones = (len(group.counts), group.n_others), np.ones(len(group.keys), np.float32)
     if group.mapped:
         entries = group.gathered.entries
-        rows = sparse.csr_array((ones, entries[1].copy(), entries[0]), shape=shape)
+        rows = sparse.csr_array((ones, entries[1], entries[0]), shape=shape, copy=True)
     else:
         rows = sparse.csr_array((ones, (group.keys, group.others)), shape=shape)
     rows.sum_duplicates()

@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from overt._check import InputError
 from overt._types import Array, Floats, Ints
 from overt.completion.engines import Engine
 from overt.completion.forms.problem import Columns, CompletionProblem, Grouped
@@ -202,8 +203,16 @@ SPREADS: dict[str, type[RowSpread]] = {
 def learned_spread(problem: CompletionProblem) -> type[FullSpread] | type[DiagonalSpread]:
     """Return full covariances where their tables fit into FULL_BYTES, else diagonal ones."""
     width = problem.columns.width
-    size = sum(problem.shape) * (width * (width + 1) // 2) * problem.dtype.itemsize
-    return FullSpread if size <= FULL_BYTES else DiagonalSpread
+    numbers, limit = sum(problem.shape) * problem.dtype.itemsize, problem.by_row.mapped
+    size = numbers * (width * (width + 1) // 2)
+    full = size <= FULL_BYTES
+    needed = numbers * width + (size if full else numbers * width)
+    if limit and needed > limit:
+        raise InputError(
+            f"memory_limit must be at least {needed / 1e9:.3g} GB for the factors and covariances "
+            f"of {sum(problem.shape):,} rows and columns, got {limit / 1e9:.3g} GB"
+        )
+    return FullSpread if full else DiagonalSpread
 
 
 def append(table: Array, row: Floats) -> Array:

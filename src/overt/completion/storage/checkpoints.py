@@ -106,7 +106,8 @@ def _draw(number: int) -> str:
 
 def _fingerprint(entries: Entries, parameters: Mapping[str, Any], given: Sequence[Any]) -> str:
     """Return a name for data, given features and settings."""
-    if not isinstance(parameters.get("seed", 0), (int, np.integer)):
+    state = parameters.get("random_state")
+    if not isinstance(parameters.get("seed", 0) if state is None else state, (int, np.integer)):
         raise InputError("a checkpoint needs a whole number as seed, so that a run can go on")
     digest = hashlib.sha256()
     for table in given:
