@@ -18,8 +18,7 @@ import numpy as np
 
 from overt._types import Array, Floats
 from overt.completion.engines import Engine
-from overt.completion.forms.features import NOTHING, Features
-from overt.completion.forms.noise import RowNoise
+from overt.completion.forms.noise import Plain
 from overt.completion.forms.prior import Prior
 from overt.completion.forms.problem import CompletionProblem
 from overt.completion.forms.spread import DropoutSpread
@@ -30,7 +29,7 @@ TOL = 1e-5
 
 
 @dataclass(eq=False)
-class _PointForm:
+class _PointForm(Plain):
     """Factors without covariances, and what a model needs beside them."""
 
     problem: CompletionProblem
@@ -45,16 +44,6 @@ class _PointForm:
         n = len(self.problem.columns.free(0))
         prior = Prior(np.zeros(n), self.ridge * np.eye(n))
         return prior, prior
-
-    @property
-    def noises(self) -> list[RowNoise]:
-        """One noise for all."""
-        return [RowNoise.start(count) for count in self.problem.shape]
-
-    @property
-    def features(self) -> tuple[Features, Features]:
-        """None are looked at."""
-        return NOTHING, NOTHING
 
     @property
     def noise(self) -> float:

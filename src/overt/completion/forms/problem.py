@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from overt._check import InputError
 from overt._types import Array, Floats, Ints
 from overt.completion.kernels import NOT_PINNED, Blocks, Csr, block, dots, group
 from overt.entries import Entries
@@ -22,6 +23,9 @@ CHUNKS = 64
 
 CACHE = 4 << 20
 """Bytes that the sums of a chunk's rows may take."""
+
+SMALLEST = 1e-75
+"""Range of values whose powers can still be told from 0."""
 
 SHRINK = 5
 """Ratings at 0 that each column's bias is averaged with at the start."""
@@ -179,6 +183,11 @@ class CompletionProblem:
         Small problems are stored in double precision, and large ones where `precise` asks for it.
         """
         y, columns = entries.values, Columns(n_factors, biases)
+        if 0 < np.ptp(y) < SMALLEST:
+            raise InputError(
+                f"values must differ by at least {SMALLEST:g} or not at all, as their squares are "
+                f"summed, got {np.ptp(y):g}; multiply them by a constant"
+            )
         center = float(y.mean()) if biases else 0.0
         scale = (float(y.std()) or 1.0) if standard else 1.0
         double = precise or len(y) * columns.width <= DOUBLE_BELOW

@@ -201,9 +201,13 @@ SPREADS: dict[str, type[RowSpread]] = {
 
 def learned_spread(problem: CompletionProblem) -> type[FullSpread] | type[DiagonalSpread]:
     """Return full covariances where their tables fit into FULL_BYTES, else diagonal ones."""
+    return FullSpread if full_bytes(problem) <= FULL_BYTES else DiagonalSpread
+
+
+def full_bytes(problem: CompletionProblem) -> int:
+    """Return the size of tables of full covariances."""
     width = problem.columns.width
-    size = sum(problem.shape) * (width * (width + 1) // 2) * problem.dtype.itemsize
-    return FullSpread if size <= FULL_BYTES else DiagonalSpread
+    return int(sum(problem.shape) * (width * (width + 1) // 2) * problem.dtype.itemsize)
 
 
 def append(table: Array, row: Floats) -> Array:
