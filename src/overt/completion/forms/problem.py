@@ -18,8 +18,8 @@ from overt.entries import Entries
 DOUBLE_BELOW = 5_000_000
 """Ratings times columns of the factors below which float64 is stored; float32 above."""
 
-CHUNKS = 64
-"""Parts that a side's rows are cut into: more share the load better and cost more to start."""
+CHUNKS = 32
+"""Parts that a side's rows are cut into: more share the load better; each reads all partners."""
 
 CACHE = 4 << 20
 """Bytes that the sums of a chunk's rows may take."""
