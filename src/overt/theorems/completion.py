@@ -9,10 +9,10 @@ from overt.completion.kernels import (
     NOT_PINNED,
     Blocks,
     Csr,
+    Drawn,
     Held,
     Learned,
     RowPrior,
-    Solved,
     reference,
 )
 from overt.completion.kernels.full import pack
@@ -75,10 +75,10 @@ def _completion_learned(scale: int, rng: np.random.Generator) -> Residuals:
 def _solve(V: Floats, y: Floats, lam: float) -> Floats:
     """Row update of fixed dropout, by the kernels' reference."""
     width, P = V.shape[1], np.zeros((V.shape[1], V.shape[1]))
-    out = Solved(np.zeros((1, width)), np.zeros((1, 2)))
+    out = Drawn(np.zeros((1, width)), np.zeros((1, width)), np.zeros((1, 2)))
     csr = Csr(np.array([0, len(y)]), np.arange(len(y)), y)
-    given = (Held(V, np.full(width, lam), np.ones(len(V))), _prior(P), np.zeros((1, width)))
-    reference.solve_rows(np.array([0]), csr, *given, np.ones(1), out)
+    given, zeros = (Held(V, np.full(width, lam), np.ones(len(V))), _prior(P)), np.zeros((1, width))
+    reference.draw_rows(np.array([0]), csr, *given, zeros, np.ones(1), zeros, out)
     return out.means[0]
 
 

@@ -22,7 +22,7 @@ from overt.completion.forms.noise import Plain
 from overt.completion.forms.prior import Prior
 from overt.completion.forms.problem import CompletionProblem
 from overt.completion.forms.spread import DropoutSpread
-from overt.completion.kernels import Held, Solved, epoch, gram
+from overt.completion.kernels import Drawn, Held, epoch, gram
 
 TOL = 1e-5
 """Relative fall of the objective in one sweep below which it has settled."""
@@ -98,10 +98,11 @@ class FixedForm(_PointForm):
         count, partners = self.problem.shape[side], self.problem.shape[1 - side]
         held = Held(self.means[1 - side], self.spread.strength, np.ones(partners))
         prior = self.priors[side].for_rows(self.problem.columns, side)
-        out = Solved(self.means[side], np.zeros((count, 2)))
-        by_row = np.zeros((count, len(prior.free))), np.ones(count)
+        out = Drawn(self.means[side], self.means[side].copy(), np.zeros((count, 2)))
+        zeros = np.zeros((count, len(prior.free)))
+        by_row = zeros, np.ones(count), zeros
         layout = self.problem.grouped(side).gathered
-        engine.run(gram.solve_rows, layout, (held, prior), by_row, out)
+        engine.run(gram.draw_rows, layout, (held, prior), by_row, out)
         return float(out.stats[:, 0].sum())
 
     def finish(self) -> None:
