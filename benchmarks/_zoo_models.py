@@ -351,11 +351,15 @@ TIMM = {
                              drop_rate=0.1, proj_drop_rate=0.1, drop_path_rate=0.1),
     "timm PVT v2": _timm("pvt_v2_b0", 64, depths=(1, 1, 1, 1), drop_rate=0.1, proj_drop_rate=0.1,
                          attn_drop_rate=0.1, drop_path_rate=0.1),
+    "timm ConvMixer": _timm("convmixer.ConvMixer", 32, dim=32, depth=3, kernel_size=3, patch_size=4,
+                            drop_rate=0.2),
     "timm MobileViT": _timm("mobilevit_xxs", 64, drop_rate=0.1, drop_path_rate=0.1),
 }  # fmt: skip
 
 
-def _hugging(model: str, config: str, *, inputs: Any = None, **options: Any) -> Any:
+def _hugging(
+    model: str, config: str, *, inputs: Any = None, output: Any = None, **options: Any
+) -> Any:
     def build() -> Any:
         import transformers
 
@@ -363,7 +367,7 @@ def _hugging(model: str, config: str, *, inputs: Any = None, **options: Any) -> 
         made = getattr(transformers, config)(num_labels=5, **options)
         net = getattr(transformers, model)(made)
         given = {"input_ids": _tokens(), "attention_mask": torch.ones(ROWS, 10, dtype=torch.long)}
-        return net, given if inputs is None else inputs(), lambda o: o.logits
+        return net, given if inputs is None else inputs(), output or (lambda o: o.logits)
 
     return build
 
@@ -393,6 +397,10 @@ def _pictures() -> Any:
 
 def _sound() -> Any:
     return {"input_values": torch.randn(ROWS, 800)}
+
+
+def _spectrogram() -> Any:
+    return {"input_features": torch.randn(ROWS, 16, 40)}
 
 
 def _ended() -> Any:
@@ -453,6 +461,36 @@ HUGGING = {
                              conv_kernel=(10, 8), num_conv_pos_embeddings=8,
                              num_conv_pos_embedding_groups=4, num_feat_extract_layers=2,
                              apply_spec_augment=False, classifier_proj_size=16),
+    "HF GPT-Neo": _hugging("GPTNeoForSequenceClassification", "GPTNeoConfig", vocab_size=60,
+                           hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64,
+                           attention_types=[[["global", "local"], 1]], max_position_embeddings=40,
+                           embed_dropout=0.1, resid_dropout=0.1, attention_dropout=0.1,
+                           pad_token_id=0),
+    "HF T5 encoder": _hugging("T5EncoderModel", "T5Config", vocab_size=60, d_model=32, d_kv=8,
+                              d_ff=64, num_layers=2, num_heads=4,
+                              output=lambda o: o.last_hidden_state[:, 0, :5]),
+    "HF Whisper": _hugging("WhisperForAudioClassification", "WhisperConfig", inputs=_spectrogram,
+                           num_mel_bins=16, max_source_positions=20, dropout=0.1,
+                           classifier_proj_size=16, **{k: v for k, v in _ENCDEC.items()
+                                                       if k != "max_position_embeddings"}),
+    "HF CLIP text": _hugging("CLIPTextModelWithProjection", "CLIPTextConfig", attention_dropout=0.1,
+                             projection_dim=16, bos_token_id=1, eos_token_id=2, **_TEXT,
+                             output=lambda o: o.text_embeds[:, :5]),
+    "HF DeBERTa": _hugging("DebertaForSequenceClassification", "DebertaConfig",
+                           relative_attention=True, pos_att_type=["p2c", "c2p"], **_TEXT),
+    "HF Mistral": _hugging("MistralForSequenceClassification", "MistralConfig", pad_token_id=0,
+                           attention_dropout=0.2, num_key_value_heads=2, **_TEXT),
+    "HF CTRL": _hugging("CTRLForSequenceClassification", "CTRLConfig", vocab_size=60, n_positions=40,
+                        n_embd=32, dff=64, n_layer=2, n_head=4, pad_token_id=0),
+    "HF ConvBERT": _hugging("ConvBertForSequenceClassification", "ConvBertConfig",
+                            embedding_size=16, **_TEXT),
+    "HF RoFormer": _hugging("RoFormerForSequenceClassification", "RoFormerConfig",
+                            embedding_size=32, **_TEXT),
+    "HF Nystromformer": _hugging("NystromformerForSequenceClassification", "NystromformerConfig",
+                                 num_landmarks=5, segment_means_seq_len=10, **_TEXT),
+    "HF mBART": _hugging("MBartForSequenceClassification", "MBartConfig", inputs=_ended, **_ENCDEC),
+    "HF BEiT": _hugging("BeitForImageClassification", "BeitConfig", inputs=_pictures,
+                        drop_path_rate=0.1, **_PIXELS),
 }  # fmt: skip
 
 ZOO = {**HAND, **TIMM, **HUGGING}

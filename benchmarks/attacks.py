@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from benchmarks import attack_networks
+from benchmarks import attack_networks, attack_training
 from benchmarks.harness import Table, verdict
 from overt.robust import L1, L2, PGD, Effective, Halving, Linf, Threat, strongest
 
@@ -35,7 +35,7 @@ def run() -> list[Table]:
         empty.notes.append("Not run: OVERT_DATA does not name a folder with mnist.npz.")
         return [empty]
     warnings.simplefilter("ignore")
-    return [_networks(), _masked(), _accuracy(), _speed()]
+    return [_networks(), _masked(), _accuracy(), _speed(), attack_training.run()]
 
 
 RADII = {  # of L1, L2 and Linf, chosen so that some points stand and some fall
@@ -48,7 +48,7 @@ RADII = {  # of L1, L2 and Linf, chosen so that some points stand and some fall
     "fashion deep": (2.0, 0.2, 0.01),
     "cifar cnn linf": (6.0, 0.3, 4 / 255),
 }
-FEW = int(os.environ.get("OVERT_BENCH_POINTS", "40"))
+FEW = int(os.environ.get("OVERT_BENCH_POINTS", "24"))
 
 
 class _Counting(nn.Module):

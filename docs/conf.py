@@ -28,7 +28,9 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
     "sphinx_gallery.gen_gallery",
+    "elsewhere",
     "mathml",
     "picture",
     "plaintext",
@@ -53,7 +55,8 @@ autodoc_default_options = {
     "set_score_request, set_transform_request",
 }
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # signatures carry them in the source; docstrings say what they mean
+autodoc_typehints = "description"  # beside what the docstring says of each argument
+autodoc_typehints_description_target = "documented"
 autodoc_preserve_defaults = True
 napoleon_google_docstring = False
 napoleon_use_rtype = False
@@ -93,12 +96,13 @@ sphinx_gallery_conf = {
 
 html_theme = "pydata_sphinx_theme"
 html_static_path = ["_static"]
+html_favicon = "_static/logo.svg"
 html_css_files = ["overt.css"]
 html_show_sourcelink = False
 html_copy_source = False
-html_sidebars = {"index": [], "architecture": []}
+html_sidebars = {"index": [], "architecture": [], "changelog": []}
 html_theme_options = {
-    "logo": {"text": "overt"},
+    "logo": {"text": "overt", "image_light": "_static/logo.svg", "image_dark": "_static/logo.svg"},
     "navbar_align": "left",
     "navbar_end": ["theme-switcher"],
     "footer_start": ["copyright"],

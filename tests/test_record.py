@@ -60,7 +60,7 @@ def test_what_is_checked_has_a_place_in_the_papers():
         for name, t in theorems.registered().items()
         if t.source.startswith("overt") or name.startswith("compress-")
     } | {"completion-rows"}
-    ours = {"jumps-minima", "jumps-phase", "nn-realized", "robust-scaling"}
+    ours = {"jumps-minima", "nn-realized"}
     assert set(theorems.registered()) - named - own == set()
     assert set(experiments.IDS) - named == ours
 

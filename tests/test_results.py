@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from helpers import chain_product
 
-from overt import Certificate, DeepSolution, InputError, Solution, Status, Trace
+import overt
+from overt import Certificate, DeepSolution, InputError, Solution, Status, Trace, decay
 
 CERTIFICATE = Certificate(
     objective=1.5, lower_bound=1.25, gap=0.25, relative_gap=0.2, imbalance=0.0, distance=None
@@ -231,6 +232,7 @@ def test_notebooks_show_every_field_with_text_escaped(name):
 def test_pictures_draw_the_numbers():
     pytest.importorskip("matplotlib")
     solution = RESULTS["solution"]
+    assert solution.plot()._repr_png_().startswith(b"\x89PNG")  # what a notebook shows
     (spectrum, shares) = solution.plot().axes
     np.testing.assert_allclose([bar.get_height() for bar in spectrum.patches], solution.spectrum)
     norms = np.linalg.norm(solution.U, axis=0) * np.linalg.norm(solution.V, axis=0)
@@ -238,3 +240,32 @@ def test_pictures_draw_the_numbers():
     top, bottom = TRACE.plot().axes
     np.testing.assert_allclose(top.lines[0].get_ydata(), np.nanmean(TRACE.objective, 0))
     np.testing.assert_allclose(bottom.lines[0].get_ydata(), np.nanmean(TRACE.imbalance, 0))
+
+
+def test_paths_landscapes_minima_and_jumps_draw_themselves():
+    pytest.importorskip("matplotlib")
+    M = np.diag([3.0, 2.0, 1.0])
+    path = overt.path(M, width=3, drop_probs=[0.0, 0.5, 0.9])
+    spectrum, rank = path.plot().axes
+    np.testing.assert_allclose([line.get_ydata() for line in spectrum.lines], path.spectrum.T)
+    np.testing.assert_array_equal(rank.lines[0].get_ydata(), path.rank)
+    widths = overt.path(M, width=[1, 2, 3], drop_probs=0.5)
+    assert widths.plot().axes[0].get_xlabel() == "width"
+
+    land = overt.TiedAutoencoder(M, 3, overt.Dropout(0.5)).landscape()
+    drawn = [c.get_offsets()[:, 1] for c in land.plot().axes[0].collections]
+    np.testing.assert_allclose(np.sort(np.concatenate(drawn)), [p.objective for p in land.points])
+
+    problem = decay.two_by_two(0.25)
+    found = decay.minima(problem, depth=3, weight_decay=0.025)
+    loss, _ = found.plot().axes
+    shown = np.concatenate([c.get_offsets() for c in loss.collections])
+    assert sorted(map(tuple, shown.tolist())) == sorted((m.rank, m.loss) for m in found)
+
+    schedule = decay.Schedule.constant(200, 0.1, 0.05)
+    jumps = decay.jumps(problem, 3, 4, schedule, seeds=3)
+    np.testing.assert_array_equal(jumps.plot().axes[0].lines[0].get_ydata(), jumps.surviving)
+    values, error = jumps.runs.plot().axes
+    mean = np.nanmean(jumps.runs.singular_values, 0)
+    np.testing.assert_allclose([line.get_ydata() for line in values.lines], mean.T)
+    np.testing.assert_allclose(error.lines[0].get_ydata(), np.nanmean(jumps.runs.train_error, 0))

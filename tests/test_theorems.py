@@ -23,6 +23,7 @@ from overt.relu import reference
 from overt.robust.certificates import leaky
 from overt.theorems import Evidence, Theorem, _symbolic, distinct, registered, verify
 from overt.theorems import base as table
+from overt.theorems._latex import latex, tex
 from overt.theorems.decay import network
 
 try:
@@ -255,7 +256,7 @@ MUTATIONS = [
      ["equalizer", "equalized-product", "weighted-trace", "rotation-is-not-enough"]),
     (equalize, "hadamard_equalizer", lambda U: np.eye(U.shape[1]), ["hadamard-equalizer"]),
     (penalty, "shallow", slightly_more(penalty.shallow), ["dropout-step", "dropblock-tight"]),
-    (landscape, "_most_negative", lambda M, U, lam: (0.0, U), ["strict-saddle"]),
+    (landscape, "_outside", lambda *given: (0.0, given[2]), ["strict-saddle"]),
     (blocks, "_signs", lambda count, k, seed: np.ones((count, k)), ["dropblock-tight"]),
     (equalize, "importance", lambda U, V, C=None: np.arange(1.0, 4.0), ["per-unit-optimum"]),
     (spectral.SquaredNuclear, "prox", soft_threshold, ["dropconnect-optimum"]),
@@ -278,9 +279,12 @@ MUTATIONS = [
     (theorems.flows, "brentq", lambda f, a, b: 0.4, ["decay-saddles"]),
     (theorems.flows, "network", lambda p, L, w, lam: network(p, L, w, 0.3), [
         "decay-no-underestimate", "decay-polyak"]),
-    (theorems.absorbing, "_sgd", lambda W, *rest: [2 * w for w in W], ["decay-bounded"]),
+    (theorems.absorbing, "_sgd", lambda W, *rest: [2 * w for w in W], ["decay-bounded",
+     "decay-rank-step"]),
+    (theorems.absorbing, "soft_rank", lambda W, alpha: 1 / len(W), ["decay-product-rank"]),
     (theorems.absorbing, "_sgd", lambda W, *rest: W, ["decay-reached"]),
-    (math, "log", lambda x: 1e-6, ["lazy-start", "lazy-margin", "lazy-flips"]),
+    (math, "log", lambda x: 1e-6, ["lazy-start", "lazy-margin", "lazy-flips",
+     "subnetwork-width"]),
     (np, "logaddexp", lambda a, b: 2 + 2 * np.abs(b) / math.log(2), ["logistic-linear"]),
     (relu, "train_lazy", lambda *a, **k: Untrained, ["dropout-training"]),
     (leaky, "train_online", lambda net, *rest: iter([net] * 30), ["adversarial-iterates"]),
@@ -289,7 +293,7 @@ MUTATIONS = [
     (theorems.completion, "_learned", lambda V, *rest: np.ones(V.shape[1]), ["completion-learned"]),
     (layers, "imbalance", lambda weights: 1.0, ["decay-critical-balance", "decay-balance-rate"]),
     (theorems.decay, "minima", lambda *a, **k: [Wrong], ["decay-minima", "decay-minimum-rank"]),
-    (theorems.decay, "_soft_rank", lambda weights, alpha: 2.0, ["decay-closed"]),
+    (theorems.decay, "soft_rank", lambda weights, alpha: 2.0, ["decay-closed"]),
     (theorems.decay, "simulate", lambda *a, **k: Returned, ["decay-one-way"]),
     (relu, "escaping_weights", lambda C: (relu.TwoLayer([[1.0]], [[1.0]]), np.eye(1), np.ones(1)),
      ["penalty-bounds-no-norm"]),
@@ -419,3 +423,37 @@ def test_list_and_cards_are_shown():
     for part in ("Thesis, Algorithm 3", "claim", "1 + lam j", "as printed", "oracle", "holds"):
         assert part in card
     assert "sampled" in card
+
+
+def test_every_statement_has_a_formula_in_its_words_or_beside_them():
+    to_mathml = pytest.importorskip("docutils.utils.math.latex2mathml").tex2mathml
+    for statement in registered().values():
+        assert "$" in tex(statement.claim) or statement.formula, statement.id
+        assert "<math" in to_mathml(statement.formula or "x")
+    assert registered()["equalizer"].formula in latex(registered()["equalizer"])
+
+
+def test_statements_are_printed_as_latex_and_bibtex():
+    shown = CliRunner().invoke(app, ["verify", "dropconnect", "certificate", "--latex", "--bibtex"])
+    assert shown.exit_code == 0
+    for part in (
+        r"\begin{theorem}[Structured dropout, Theorem 4.1]\label{dropconnect}",
+        r"$\lambda \sum_k |u_k|^2 v_k^\top \operatorname{diag}(C) v_k$, which",
+        r"\begin{remark}As printed: $C = \mathbb{E}[x x^\top ]$ is printed",
+        "@inproceedings{pal2020structured,",
+    ):
+        assert part in shown.output
+    assert shown.output.count("@") == 1
+    none = CliRunner().invoke(app, ["verify", "certificate", "--bibtex"]).output
+    assert none == "% none of the four papers: overt (new)\n"
+
+
+def test_every_formula_is_valid_tex_and_no_formula_is_left_in_prose():
+    to_mathml = pytest.importorskip("docutils.utils.math.latex2mathml").tex2mathml
+    for statement in registered().values():
+        for text in (statement.claim, statement.assumes, statement.correction or ""):
+            prose, formulas = tex(text).split("$")[::2], tex(text).split("$")[1::2]
+            assert len(prose) == len(formulas) + 1
+            assert not [p for p in prose if re.search(r"(?<!\\)[_^&%#]|[<>|=]", p)], tex(text)
+            for formula in formulas:
+                to_mathml(formula)

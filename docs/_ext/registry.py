@@ -31,6 +31,7 @@ from threadpoolctl import threadpool_limits
 
 import overt
 from overt import experiments, theorems
+from overt.theorems._latex import tex
 
 PACKAGE = Path(overt.__file__).parent
 PAPERS = (
@@ -93,7 +94,7 @@ class Statements(Generated):
             rows = [
                 (
                     _checked(self, v.id),
-                    [_text(v.claim), *_assumption(v)],
+                    [_stated(v.claim), *_formula(v), *_assumption(v)],
                     "" if paper == "overt" else _place(v),
                     f"{v.residual:.1e} ≤ {v.tolerance:.0e}" + (" *" if v.correction else ""),
                 )
@@ -139,8 +140,8 @@ class Corrections(Generated):
             rows = [
                 (
                     [_text(_place(v)), _code(v.id)],
-                    [_text(v.claim), *_assumption(v)],
-                    v.correction or "",
+                    [_stated(v.claim), *_formula(v), *_assumption(v)],
+                    _stated(v.correction or ""),
                     [
                         _text(f"right: {v.residual:.1e}"),
                         _text(f"as printed: {v.printed_residual:.2g}"),
@@ -284,10 +285,16 @@ def _literal(command: str, output: str) -> nodes.Node:
     return block
 
 
+def _formula(verdict: theorems.Verdict) -> list[nodes.Node]:
+    tex = theorems.registered()[verdict.id].formula
+    return [nodes.paragraph("", "", nodes.math(tex, tex), classes=["claim"])] if tex else []
+
+
 def _assumption(verdict: theorems.Verdict) -> list[nodes.Node]:
     if verdict.assumes == "nothing":
         return []
-    return [nodes.paragraph("", "", nodes.emphasis(text="Assumes: "), nodes.Text(verdict.assumes))]
+    assumes = _stated(verdict.assumes).children
+    return [nodes.paragraph("", "", nodes.emphasis(text="Assumes: "), *assumes)]
 
 
 def _checked(directive: SphinxDirective, name: str) -> nodes.paragraph:
@@ -295,6 +302,14 @@ def _checked(directive: SphinxDirective, name: str) -> nodes.paragraph:
     code = theorems.registered()[name].check.__code__
     there = link(directive.env.docname, name, code.co_filename, code.co_firstlineno)
     return nodes.paragraph("", "", there)
+
+
+def _stated(text: str) -> nodes.paragraph:
+    """Return a statement with its formulas set as formulas."""
+    parts = tex(text).split("$")
+    math = [nodes.math(text=p) if i % 2 else nodes.Text(p.replace("\\_", "_"))
+            for i, p in enumerate(parts)]  # fmt: skip
+    return nodes.paragraph("", "", *math)
 
 
 def _text(text: str) -> nodes.paragraph:

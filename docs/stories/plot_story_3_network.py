@@ -33,11 +33,11 @@ model.eval()
 # **What dropout adds** to the squared loss of its logits, in closed form, and what noise leaves
 # in the outputs, in a few passes instead of a thousand.
 
-print(f"penalty: {float(explicit_penalty(model, x[test]).value):.3f}")
+print(f"penalty: {explicit_penalty(model, x[test]).value.item():.3f}")
 mean, variance = predictive_moments(model, x[test])
 sampled = mc_moments(model, x[test], n=1000, seed=0)
 ratio = (variance.sqrt() / sampled.variance.sqrt()).mean()
-print(f"carried / sampled standard deviation: {float(ratio):.3f}")
+print(f"carried / sampled standard deviation: {ratio.item():.3f}")
 
 # %%
 # **Doubt goes where the errors are.** The spread of the leading logit, relative to its lead, for

@@ -25,13 +25,20 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Imported on first use: they need scipy or numba, which would double the time of `import overt`.
+# Imported on first use: they need scipy, numba or an extra, which would take longer than the rest.
 _LAZY = {
     "DeepLinearNetwork": "overt.linear",
     "LinearNetwork": "overt.linear",
     "TiedAutoencoder": "overt.linear",
     "drop_prob_for_rank": "overt.linear",
+    "completion": "overt.completion",
+    "datasets": "overt.datasets",
+    "decay": "overt.decay",
+    "linear": "overt.linear",
+    "nn": "overt.nn",
     "path": "overt.linear",
+    "relu": "overt.relu",
+    "robust": "overt.robust",
 }
 
 __all__ = [
@@ -64,7 +71,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'overt' has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+    home = import_module(_LAZY[name])
+    return home if home.__name__ == f"overt.{name}" else getattr(home, name)
 
 
 def __dir__() -> list[str]:

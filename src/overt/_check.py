@@ -282,3 +282,13 @@ def generator(seed: Seed) -> np.random.Generator:
     if seed is not None:
         seed = whole("seed", seed, minimum=0)
     return np.random.default_rng(seed)
+
+
+def fresh_seed(seed: Seed, random_state: Any = None) -> int:
+    """Return a whole number from a seed, or from scikit-learn's `random_state` if there is one."""
+    if isinstance(random_state, np.random.RandomState):
+        return int(random_state.randint(1 << 31))
+    seed = seed if random_state is None else random_state
+    if seed is None or isinstance(seed, np.random.Generator):
+        return int(generator(seed).integers(1 << 31))
+    return whole("seed" if random_state is None else "random_state", seed, minimum=0)

@@ -13,7 +13,7 @@ import numpy as np
 from overt._check import MissingExtraError
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#8a97a3")
-BLUE, ORANGE, GREEN, *_, GRAY = COLORS
+BLUE, ORANGE, GREEN, _, YELLOW, GRAY = COLORS
 
 STYLE: dict[str, Any] = {
     "axes.grid": True,
@@ -37,19 +37,38 @@ def style() -> dict[str, Any]:
     return STYLE | {"axes.prop_cycle": cycler(color=COLORS)}
 
 
+def styled(**changes: Any) -> Any:
+    """Return a context in which all that is drawn has the style, with these changes."""
+    try:
+        import matplotlib as mpl
+    except ImportError as error:
+        raise MissingExtraError("matplotlib", "plots") from error
+    return mpl.rc_context(style() | changes)
+
+
+def canvas(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> Any:
+    """Return a figure of this size in inches, and its axes: an array unless there is but one."""
+    with styled():
+        from matplotlib.figure import Figure
+
+        class Picture(Figure):
+            """A figure that notebooks show, whether or not pyplot has been imported."""
+
+            def _repr_png_(self) -> bytes:
+                file = BytesIO()
+                self.savefig(file, format="png")
+                return file.getvalue()
+
+        figure = Picture(figsize=(width, height), layout="constrained")
+        return figure, figure.subplots(rows, columns, **options)
+
+
 def subplots(rows: int = 1, columns: int = 1, size: tuple[float, float] = (4.2, 3.2)) -> Any:
     """Return a figure in the house's style and its axes, an array of rows x columns.
 
     `size` is that of each of the axes, in inches.
     """
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", "plots") from error
-    with mpl.rc_context(style()):
-        figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
-        return figure, figure.subplots(rows, columns, squeeze=False)
+    return canvas(size[0] * columns, size[1] * rows, rows, columns, squeeze=False)
 
 
 def bars_figure(*panels: tuple[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Progress on a terminal, silence elsewhere; and Ctrl-C that no trainer swallows."""
+"""Progress on a terminal and in notebooks, silence elsewhere; and Ctrl-C that is not swallowed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from types import FrameType
 
 from rich.console import Console
@@ -39,7 +40,7 @@ class Meter:
 
 @contextmanager
 def meter(title: str, total: float, *, show: bool = True) -> Iterator[Meter]:
-    """Show a bar on standard error while it is a terminal."""
+    """Show a bar on standard error while it is a terminal, and below a notebook's cell."""
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
@@ -48,16 +49,21 @@ def meter(title: str, total: float, *, show: bool = True) -> Iterator[Meter]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    disable = not (show and console.is_terminal)
+    disable = not (show and _seen(console))
     with Progress(*columns, console=console, disable=disable, transient=True) as progress:
         yield Meter(progress, progress.add_task(title, total=total, note=""))
 
 
+def _seen(console: Console) -> bool:
+    """Whether someone looks on: at a terminal, or at a notebook that can draw a bar."""
+    return console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
+
+
 @contextmanager
 def working(title: str) -> Iterator[None]:
-    """Say on standard error what is going on while it is a terminal, for work of unknown length."""
+    """Say what is going on where a bar would be shown, for work of unknown length."""
     console = Console(stderr=True)
-    if not console.is_terminal:
+    if not _seen(console):
         yield
         return
     with console.status(title):

@@ -176,6 +176,19 @@ class Entries:
         times = None if self.times is None else self.times[chosen]
         return replace(self, rows=rows, cols=cols, values=values, times=times)
 
+    def repeated(self, weights: Any, *, by_row: bool = False) -> Self:
+        """Return each entry (or those of each row) as often as whole weights say."""
+        often = doubles("sample_weight", weights, ndim=1)
+        count = self.shape[0] if by_row else len(self)
+        whole_numbers = np.array_equal(often, np.floor(np.abs(often)))
+        if len(often) != count or not whole_numbers or not often.any():
+            raise InputError(
+                f"sample_weight must be {count} whole numbers from 0, not all zero: how often each "
+                f"{'row' if by_row else 'entry'} counts, got {weights!r:.100}"
+            )
+        times: Ints = (often[self.rows] if by_row else often).astype(np.int64)
+        return self.take(np.repeat(np.arange(len(self)), times))
+
     def split(self, holdout: float = 0.1, seed: Seed = 0) -> tuple[Self, Self]:
         """Return (train, held out): held out is the start of a random permutation."""
         share = number("holdout", holdout, exclusive=True)

@@ -257,8 +257,8 @@ def _equalizing_rotation(diagonal: Array) -> Array:
         if abs(_number(gap)) <= float(xp.finfo(diagonal.dtype).tiny):
             cosine, sine = xp.ones_like(gap), xp.zeros_like(gap)
         else:
-            cosine = xp.sqrt(xp.clip((mean - value) / gap, min=0.0, max=1.0))
-            sine = xp.sqrt(xp.clip((held - mean) / gap, min=0.0, max=1.0))
+            shares = xp.stack([mean - value, held - mean]) / gap
+            cosine, sine = xp.sqrt(xp.clip(shares, min=0.0, max=1.0))
         finished.append(cosine * carrier + sine * other)
         carrier, held = cosine * other - sine * carrier, held + value - mean
     return xp.stack([*finished, carrier], axis=1)

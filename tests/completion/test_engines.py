@@ -1,5 +1,6 @@
 """Engines: the same result on threads and on a cluster, bit for bit; clear words otherwise."""
 
+import multiprocessing
 import sys
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from overt import MissingExtraError
 from overt._check import InputError
+from overt._cluster import ClusterLostError
 from overt.completion import DropoutCompletion
 from overt.datasets import generate_ratings
 
@@ -98,3 +100,81 @@ def test_a_missing_extra_is_named(ratings, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(MissingExtraError, match="dask"):
         DropoutCompletion(engine="dask").fit(ratings.to_sparse())
+
+
+def test_a_lost_worker_loses_no_fit(ratings, client):
+    given = (ratings.rows, ratings.cols, ratings.values)
+    settings = {"n_factors": 4, "max_sweeps": 4, "tol": 0, "signals": False}
+    here = DropoutCompletion(**settings).fit_triplets(*given)
+
+    def lose(sweeps, _):
+        if sweeps == 2:
+            first = client.cluster.workers[0]
+            client.sync(first.close, nanny=False)
+
+    with pytest.warns(UserWarning, match="workers were lost"):
+        there = DropoutCompletion(engine="dask", **settings).fit_triplets(*given, on_sweep=lose)
+    np.testing.assert_array_equal(there.U_, here.U_)
+    assert there.faults_
+    assert not here.faults_
+
+
+def test_a_lost_cluster_leaves_a_checkpoint(ratings, client, tmp_path, monkeypatch):
+    settings = {"n_factors": 4, "max_sweeps": 4, "tol": 0, "signals": False}
+    here = DropoutCompletion(**settings).fit(ratings)
+    monkeypatch.setattr("overt._cluster.PATIENCE", 0.5)
+
+    def lose(form):
+        for worker in client.cluster.workers.values() if len(form.history) == 2 else ():
+            client.sync(worker.close, nanny=False)
+
+    there = DropoutCompletion(engine="dask", **settings)
+    with pytest.raises(ClusterLostError, match="2 sweeps were done, and resume goes on"):
+        there.fit_entries(ratings, checkpoint=tmp_path, on_form=lose)
+    again = DropoutCompletion(**settings).fit(ratings, checkpoint=tmp_path, resume=True)
+    np.testing.assert_array_equal(again.U_, here.U_)
+    np.testing.assert_array_equal(again.objective_, here.objective_)
+
+
+def test_checkpoints_say_what_they_need(ratings, tmp_path):
+    model = DropoutCompletion(n_factors=2, max_sweeps=1)
+    with pytest.raises(InputError, match="needs the folder"):
+        model.fit(ratings, resume=True)
+    with pytest.raises(InputError, match="whole number as seed"):
+        DropoutCompletion(2, seed=None).fit(ratings, checkpoint=tmp_path)
+    features = np.arange(ratings.shape[0], dtype=float)[:, None]
+    model.fit(ratings, row_features=features, checkpoint=tmp_path)
+    with pytest.raises(InputError, match="other data or settings"):
+        model.fit(ratings, row_features=features**2, checkpoint=tmp_path, resume=True)
+
+
+def test_an_error_of_a_kernel_is_not_taken_for_a_loss(ratings, client, monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError("in the kernel")
+
+    monkeypatch.setattr("overt.completion.engines.dask.update", broken)
+    with pytest.raises(ZeroDivisionError, match="in the kernel"):
+        DropoutCompletion(n_factors=2, engine="dask", max_sweeps=1).fit(ratings)
+
+
+@pytest.mark.parametrize("engine", ["spark", "http://somewhere:1", 3])
+def test_an_unknown_engine_is_refused(ratings, engine):
+    with pytest.raises(InputError, match="engine must be"):
+        DropoutCompletion(engine=engine).fit(ratings)
+
+
+def test_an_address_without_a_scheduler_is_named(ratings, distributed, monkeypatch):
+    import dask
+
+    with (
+        dask.config.set({"distributed.comm.timeouts.connect": "300ms"}),
+        pytest.raises(ClusterLostError, match=r"no scheduler answers at tcp://127.0.0.1:1"),
+    ):
+        DropoutCompletion(engine="tcp://127.0.0.1:1").fit(ratings)
+
+
+def test_a_script_that_starts_processes_while_it_is_imported_is_told(ratings, monkeypatch):
+    pytest.importorskip("distributed")
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(InputError, match="__main__"):
+        DropoutCompletion(engine="dask").fit(ratings)

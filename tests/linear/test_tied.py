@@ -5,7 +5,7 @@ import pytest
 from scipy.optimize import minimize
 
 import overt
-from overt.linear import landscape
+from overt.linear.floor import half_hessian
 
 
 def lowest_of_restarts(net, restarts=10):
@@ -91,23 +91,32 @@ def test_random_descents_find_no_spurious_minimum_beyond_the_printed_bound():
         assert run.fun == pytest.approx(best, rel=1e-7)
 
 
-def test_hessian_product_agrees_with_finite_differences():
-    rng = np.random.default_rng(0)
-    S = rng.standard_normal((3, 3))
-    M, U, D = S + S.T, rng.standard_normal((3, 2)), rng.standard_normal((3, 2))
-    net = overt.TiedAutoencoder(M, 2, overt.Dropout(0.4))
-    after, before = (net.effect.value(U + h * D)[1][0] for h in (1e-6, -1e-6))
-    product = landscape.hessian_product(M, U, net.noise.strength, D)
-    np.testing.assert_allclose(product, (after - before) / 2e-6, rtol=1e-6)
+@pytest.mark.parametrize("number", range(8))
+def test_curvature_is_the_least_eigenvalue_of_the_hessian(number):
+    rng = np.random.default_rng(number)
+    n, r = (int(x) for x in rng.integers(1, 6, 2))
+    values = rng.integers(0, 4, n) if number % 2 else rng.uniform(-1, 3, n)
+    Q = np.linalg.qr(rng.standard_normal((n, n)))[0]
+    M = 10 ** rng.uniform(-6, 6) * (Q * np.r_[2.0, values[1:]]) @ Q.T
+    net = overt.TiedAutoencoder(M, r, overt.Dropout(rng.uniform(0.02, 0.95)))
+    view = net.landscape()
+    assert view.strict_saddle
+    for point in view.points:
+        H = 2 * half_hessian(net.effect, [point.U])
+        tol = 1e-9 * np.abs(M).max()
+        assert point.curvature == pytest.approx(np.linalg.eigvalsh(H)[0], abs=tol)
+        step = point.escape.ravel()
+        assert step @ step == pytest.approx(1)
+        np.testing.assert_allclose(H @ step, point.curvature * step, atol=tol)
 
 
-def test_large_hessians_agree_with_small_ones():
-    M = np.diag(np.linspace(3, 0.1, 25))
-    U = np.zeros((25, 20))
-    small = landscape._most_negative(M[:10, :10], U[:10, :10], 0.5)[0]
-    large = landscape._most_negative(M, U, 0.5)[0]
-    assert small == pytest.approx(large, rel=1e-6)
-    assert small == pytest.approx(-12.0)
+def test_weak_noise_on_many_units_leaves_a_landscape():
+    A = np.random.default_rng(0).standard_normal((30, 30))
+    net = overt.TiedAutoencoder(A @ A.T, 30, overt.Dropout(0.001))
+    view = net.landscape()
+    assert view.points[0].objective == pytest.approx(net.solve().objective)
+    assert view.points[0].curvature == 0
+    assert view.strict_saddle
 
 
 def test_slice_of_the_landscape():

@@ -676,6 +676,10 @@ def test_words_pages_and_files(tmp_path, digits):
     text = str(report)
     for word in ("realized", "last layer", "suggested drop probability", "path norm", "vacuous"):
         assert word in text
+    panels = report.plot().axes
+    drawn = [line.get_ydata() for axes in panels for line in axes.lines]
+    flows = np.sort(report.noises[-1].flows / report.noises[-1].flows.mean())[::-1]
+    assert any(len(line) == len(flows) and np.allclose(line, flows) for line in drawn)
     page = report.to_html(tmp_path / "audit.html")
     assert page == (tmp_path / "audit.html").read_text()
     assert page.count("data:image/png;base64,") == 3

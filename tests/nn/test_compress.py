@@ -544,3 +544,32 @@ def test_reshapes(before, axes, after, places):
     everywhere = np.broadcast_to(spread, before).reshape(after)
     along = np.expand_dims(found[1], [a for a in range(len(after)) if a not in places])
     assert np.array_equal(everywhere, np.broadcast_to(along, after))
+
+
+class Conv1D(nn.Module):
+    """A linear layer that holds its weights as (inputs, outputs), as GPT-2 does."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, outputs) / inputs**0.5)
+        self.bias = nn.Parameter(torch.randn(outputs))
+
+    def forward(self, x):
+        flat = torch.addmm(self.bias, x.reshape(-1, x.shape[-1]), self.weight)
+        return flat.reshape(*x.shape[:-1], -1)
+
+
+@pytest.mark.parametrize("by", ["flow", "spectrum"])
+def test_transposed_linear_layers_are_made_smaller_like_others(by):
+    torch.manual_seed(0)
+    model = nn.Sequential(Conv1D(12, 40), nn.GELU(), Conv1D(40, 5))
+    plain = nn.Sequential(nn.Linear(12, 40), nn.GELU(), nn.Linear(40, 5))
+    for mine, other in zip(model[::2], plain[::2], strict=True):
+        other.weight.data.copy_(mine.weight.T)
+        other.bias.data.copy_(mine.bias)
+    x = torch.randn(30, 12)
+    torch.testing.assert_close(model(x), plain(x))
+    small, report = compress(model, 0.4, x, by=by)
+    again, _ = compress(plain, 0.4, x, by=by)
+    assert report.met
+    torch.testing.assert_close(small(x), again(x), rtol=1e-4, atol=1e-4)

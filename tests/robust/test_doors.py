@@ -47,6 +47,12 @@ def test_loaders_tuples_and_further_inputs_give_the_same():
     loader = DataLoader(TensorDataset(x, y), batch_size=7)
     assert torch.equal(ATTACK(model, loader).x, wanted.x)
     assert robust_error(model, loader, L2(0.8), attack=ATTACK).value == float(wanted.rate.mean())
+    rows = [{"pixels": v, "labels": t} for v, t in zip(x, y, strict=True)]
+    assert torch.equal(ATTACK(model, DataLoader(rows, batch_size=7)).x, wanted.x)
+    with pytest.raises(InputError, match=r"data must give batches \(inputs, classes\)"):
+        ATTACK(model, DataLoader(x, batch_size=7))
+    with pytest.raises(InputError, match="data must give classes under one of labels"):
+        ATTACK(model, [{"pixels": x, "kind": y}])
     assert torch.equal(ATTACK(lambda v: (model(v), v), x, y, output=lambda o: o[0]).x, wanted.x)
     with pytest.raises(InputError, match=r"got tuple; output=lambda o: o\[0\]"):
         ATTACK(lambda v: (model(v), v), x, y)
@@ -180,3 +186,34 @@ def test_one_sided_outputs_are_not_taken_for_probabilities():
     with pytest.warns(RobustnessWarning, match="probabilities"):
         ATTACK(lambda v: model(v).softmax(1), x, y)
     ATTACK(lambda v: model(v).exp(), x, y)
+    one = small_mlp(classes=1)
+    y = (one(x)[:, 0] > 0).long()
+    wanted = ATTACK(one, x, y)
+    assert len(set(y.tolist())) == 2
+    with pytest.warns(RobustnessWarning, match="probabilities"):
+        found = ATTACK(lambda v: one(v).sigmoid(), x, y)
+    assert torch.equal(found.success, wanted.success)
+    small = lambda v: (one(v) + 3) / 100  # noqa: E731  (a logit between 0 and 1 at all points)
+    assert bool(((small(x) > 0) & (small(x) < 0.5)).all())
+    assert not ATTACK(small, x, torch.ones(30)).warnings
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"samples": 0}, "samples must be at least 1"),
+        ({"output": "logits"}, "output must be a function"),
+        ({"output": lambda o: o["logits"]}, r"model must take inputs shaped \(30, 6\), it fails"),
+        ({"model": lambda v: {"logits": v}}, r'output=lambda o: o\["logits"\]'),
+        ({"model": lambda v: 1 / 0}, "it fails: ZeroDivisionError"),
+        ({"surrogate": nn.Linear(2, 3)}, "model must take inputs shaped"),
+        (
+            {"surrogate": nn.Linear(6, 2).double()},
+            "surrogate must return as many .* 3, got 2",
+        ),
+    ],
+)
+def test_mistakes_at_the_door_are_named(change, message):
+    model, x, y = case()
+    with pytest.raises(InputError, match=message):
+        strongest(change.pop("model", model), x, y, L2(0.8), budget=24, queries=0, **change)

@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from robust_cases import blobs, linear_model, points
+from robust_cases import blobs, linear_model, points, small_mlp
 from torch import nn
 
 from overt.robust import (
@@ -97,6 +97,17 @@ def test_points_of_the_target_class_are_no_errors():
     assert robust_error(model, x[y == 1], y[y == 1], Linf(0.5), attack=attack).value == 0
 
 
+class Hiding(nn.Module):
+    """A module that does not know of the one that it calls."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.parts = [net]
+
+    def forward(self, v):
+        return self.parts[0](v)
+
+
 def test_modules_inside_functions_are_switched_and_left_alone():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
@@ -106,9 +117,10 @@ def test_modules_inside_functions_are_switched_and_left_alone():
     wanted = PGD(L2(0.8), steps=10)(net, x, y)
     net.train()
     before = {k: v.clone() for k, v in net.state_dict().items()}
-    inside = PGD(L2(0.8), steps=10)(lambda v: net(v), x, y)
-    assert torch.equal(inside.x, wanted.x)
-    assert torch.equal(inside.success, wanted.success)
+    for model in (lambda v: net(v), net.forward, Hiding(net)):
+        inside = PGD(L2(0.8), steps=10)(model, x, y)
+        assert torch.equal(inside.x, wanted.x)
+        assert torch.equal(inside.success, wanted.success)
     assert all(m.training for m in net.modules())
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
     PGD(L2(0.8), steps=3)(lambda v: net(v), x[:1], y[:1])  # a single point
@@ -145,6 +157,34 @@ MASKS = {
     "logits rounded": lambda net: lambda v: net(v).round(),
     "random backward": lambda net: lambda v: net(Backward.apply(v)),
 }
+
+
+def hooked(v):
+    v = v * 1
+    if v.requires_grad:
+        v.register_hook(lambda g: Backward.backward(None, g))
+    return v
+
+
+HIDDEN = {
+    "backward": Backward.apply,
+    "hook": hooked,
+    "detached": torch.detach,
+    "data": lambda v: v.data,
+    "shifted": lambda v: v.detach() - (v - v.detach()),  # the gradient has the wrong sign
+}
+
+
+@pytest.mark.parametrize("way", HIDDEN)
+def test_gradients_are_found_behind_what_hides_them(way):
+    model, x = small_mlp(12, 16, dtype=torch.float32), points(40, 12, dtype=torch.float32)
+    y, threat = model(x).argmax(1), Linf(0.25)
+    plain = strongest(model, x, y, threat, budget=100, queries=0, warn=False)
+    with pytest.warns(RobustnessWarning):
+        found = strongest(lambda v: model(HIDDEN[way](v)), x, y, threat, budget=200, queries=0)
+    assert 0.2 < plain.robust_accuracy < 0.8
+    assert found.robust_accuracy <= plain.robust_accuracy + 0.03
+    assert torch.equal(found.success, model(found.x).argmax(1) != y)
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -198,6 +238,8 @@ def test_random_models_are_scored_over_fresh_draws():
     assert error.warnings == ()  # no warning of what it recommends
     assert error.interval[0] < error.value < error.interval[1]
     assert error.value >= 1 - found.robust_accuracy - 0.08
+    with pytest.warns(RobustnessWarning, match="the model is random"):  # one point, few outputs
+        PGD(Linf(0.1), steps=2)(lambda v: nn.functional.dropout(model(v)), x[:1], y[:1])
 
 
 def test_radius_zero_is_free_and_probabilities_get_their_sentence():

@@ -22,7 +22,7 @@ from overt.cli.base import (
 )
 
 if TYPE_CHECKING:
-    from overt.theorems.base import Verdict
+    from overt.theorems.base import Theorem, Verdict
 
 
 @app.command()
@@ -50,12 +50,14 @@ def verify(
     size: Annotated[str, typer.Option(help="small, medium or large problems.")] = "small",
     list_all: Annotated[bool, typer.Option("--list", help="List the statements.")] = False,
     card: Annotated[bool, typer.Option("--card", help="Show all that is known of each.")] = False,
+    as_latex: Annotated[bool, typer.Option("--latex", help="Print them as LaTeX.")] = False,
+    as_bibtex: Annotated[bool, typer.Option("--bibtex", help="Print their papers.")] = False,
 ) -> None:
     """Check the papers' statements against independent oracles.
 
     For a corrected statement the printed form is measured too, and must fail. The exit code is 1 if
     any statement does not hold. Try: [bold]overt verify --list[/bold], [bold]overt verify path-norm
-    --card[/bold]
+    --card[/bold]; --latex and --bibtex print and check nothing.
     """
     from overt import theorems
     from overt._progress import meter, reraising_interrupts
@@ -67,6 +69,9 @@ def verify(
         return
     chosen, verdicts = ids or list(theorems.registered()), []
     checks = theorems.verify(chosen, size=size, seed=seed)
+    if as_latex or as_bibtex:
+        _print_sources([theorems.registered()[name] for name in chosen], as_latex, as_bibtex)
+        return
     stopped = False
     try:
         with meter("verify", len(chosen), show=not as_json) as bar:
@@ -89,6 +94,14 @@ def verify(
     failed = [v.id for v in verdicts if v.verdict not in ("holds", "skipped")]
     if failed:
         fail(f"not confirmed: {', '.join(failed)}", 1)
+
+
+def _print_sources(statements: list[Theorem], as_latex: bool, as_bibtex: bool) -> None:
+    from overt.theorems._bibtex import bibtex
+    from overt.theorems._latex import latex
+
+    parts = [latex(statement) for statement in statements] if as_latex else []
+    typer.echo("\n\n".join([*parts, *([bibtex(statements)] if as_bibtex else [])]))
 
 
 def _show_verdicts(verdicts: list[Verdict]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError, number, whole
+from overt._figures import subplots
 from overt._intervals import clopper_pearson
 from overt._types import Floats, Ints, Seed
 from overt.decay.family import two_by_two
@@ -76,6 +77,15 @@ class Jumps(Result):
     def jumped(self) -> int:
         """How many runs jumped."""
         return int(np.sum(self.jump_step != NEVER))
+
+    def plot(self) -> Any:
+        """Draw the share of runs that have not jumped, with its band, over the steps."""
+        figure, axes = subplots()
+        axes[0][0].fill_between(self.steps, self.lower, self.upper, alpha=0.25, lw=0, step="post")
+        axes[0][0].step(self.steps, self.surviving, where="post")
+        axes[0][0].set(xlabel="step", ylabel=f"runs above rank {self.rank}", ylim=(0, 1.03))
+        axes[0][0].set_title(f"{self.jumped} of {self.seeds} runs jumped, {self.returned} returned")
+        return figure
 
     def share(self, step: int) -> float:
         """Return the share of runs that had jumped by this step."""

@@ -10,10 +10,12 @@ symmetry W_(l+1) Q', Q W_l and those along which minima of the same loss go on.
 from __future__ import annotations
 
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 
 from overt._check import InputError, generator, number, whole
+from overt._figures import COLORS, subplots
 from overt._types import Floats, Seed
 from overt.decay import family, layers
 from overt.decay.search import Search, descend, numerical_rank, polish, random_starts
@@ -40,6 +42,22 @@ class Minima(list[Minimum]):
 
     starts: dict[int, int]
     unseen: dict[int, float]
+
+    def plot(self) -> Any:
+        """Draw the loss of each minimum over its rank, and its singular values."""
+        figure, axes = subplots(1, 2)
+        for k, kind in enumerate(dict.fromkeys(m.kind for m in self)):
+            chosen = [m for m in self if m.kind == kind]
+            axes[0][0].scatter([m.rank for m in chosen], [m.loss for m in chosen], label=kind)
+            for m in chosen:
+                s = np.linalg.svd(m.matrix, compute_uv=False)
+                axes[0][1].plot(range(1, len(s) + 1), s, marker="o", ms=4, color=COLORS[k])
+        axes[0][0].set(xlabel="rank", ylabel="loss", xticks=sorted({m.rank for m in self}))
+        axes[0][1].set(xlabel="index", ylabel="singular value")
+        axes[0][1].xaxis.get_major_locator().set_params(integer=True)
+        if self:
+            axes[0][0].legend()
+        return figure
 
 
 def minima(

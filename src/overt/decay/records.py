@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
 
 import numpy as np
 
 from overt._check import InputError
+from overt._figures import BLUE, COLORS, draw_band, subplots
 from overt._types import Bools, Floats, Ints
 from overt.decay import layers
 from overt.decay.schedule import Schedule
@@ -75,6 +78,19 @@ class Runs(Result):
     def ratio(self) -> Floats:
         """s_2 / s_1 of the product, (seeds, records)."""
         return spectral_ratio(self.singular_values, rank=1)
+
+    def plot(self) -> Any:
+        """Draw the singular values and the training error over the steps; band: the seeds."""
+        figure, axes = subplots(1, 2)
+        for k, color in zip(range(self.singular_values.shape[-1]), cycle(COLORS), strict=False):
+            draw_band(
+                axes[0][0], self.steps, self.singular_values[..., k], color, f"$s_{{{k + 1}}}$"
+            )
+        draw_band(axes[0][1], self.steps, self.train_error, BLUE)
+        axes[0][0].set(xlabel="step", ylabel="singular values")
+        axes[0][1].set(xlabel="step", ylabel="error of the observed entries", yscale="log")
+        axes[0][0].legend()
+        return figure
 
     def jumps_to(self, rank: int, threshold: float = JUMP_RATIO) -> Ints:
         """Return the step of each run's last jump to a rank at most `rank`; -1 if none."""

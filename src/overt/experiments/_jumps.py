@@ -6,16 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from overt._figures import ORANGE
 from overt.decay import Jumps, Schedule
 
-SOURCE = "One-way jumps from high to low rank"
 CONVENTION = "pytorch"
 WARM_UP = (500, 0.03, 0.1)
 WIDTH = 100
-DIFFERS = {
-    "paper": "the printed learning rates and weight decays do not reproduce the figure under the "
-    "printed loss; they do under PyTorch's (a quarter of the decay). More runs than printed",
-}
 
 
 def schedule(*phases: tuple[int, float, float]) -> Schedule:
@@ -52,7 +48,7 @@ def ratio_panel(axes: Any, row: dict[str, Any], threshold: float = 0.05, shown: 
     """Draw s_2 / s_1 of the first runs; all faint but the one that is `shown`, if any."""
     for k, curve in enumerate(row["ratio"]):
         strength = 1 if k == shown else 0.25 if shown >= 0 else 0.5
-        axes.plot(row["grid"], curve, color="firebrick", lw=0.8, alpha=strength)
+        axes.plot(row["grid"], curve, color=ORANGE, lw=0.8, alpha=strength)
     axes.axhline(threshold, color="black", ls=":", lw=1)
     axes.set(yscale="log", ylim=(1e-4, 1), ylabel="$s_2 / s_1$")
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from overt._figures import styled
 from overt.experiments.verdicts import Finding
 
 SIZES = ("toy", "reduced", "paper")
@@ -64,6 +65,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "check", partial(_listed, self.check))
+        object.__setattr__(self, "plot", partial(_styled, self.plot))
 
     def settings(self, size: str) -> Iterator[Params]:
         """Yield every combination of the grid's values."""
@@ -97,14 +99,6 @@ def _listed(check: Callable[[list[Row]], Iterable[Finding]], rows: list[Row]) ->
     return list(check(rows))
 
 
-def grid(**axes: Any) -> dict[str, list[Any]]:
-    """Return the values along each axis, of which one that is no list is the only one."""
-    return {name: axis if isinstance(axis, list) else [axis] for name, axis in axes.items()}
-
-
-def canvas(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> Any:
-    """Return a figure of this size in inches, and its axes: an array unless there is but one."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.subplots(rows, columns, **options)
+def _styled(plot: Callable[[list[Row]], Any], rows: list[Row]) -> Any:
+    with styled(**{"axes.titlesize": 10, "legend.fontsize": 8}):
+        return plot(rows)

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from overt.experiments.base import Experiment, Findings, Params, Row, canvas, grid
+from overt._figures import COLORS, canvas, draw_band, draw_objective
+from overt.experiments.base import Findings, Params, Row
 from overt.experiments.verdicts import Finding, above, mean_interval, together
 from overt.linear import LinearNetwork, inverse_decay
 from overt.noise import Dropout
@@ -51,9 +52,10 @@ def check(rows: list[Row]) -> Findings:
         objective, imbalance = np.array(row["objective"]), np.array(row["imbalance"])
         excess = objective[:, -1].mean() / row["optimum"] - 1
         below = objective.min() < row["optimum"] * (1 - 1e-8)
+        falling = objective[:, -1].mean() < 0.99 * objective[:, -2].mean()
         yield Finding(
             f"width {row['width']}, lam = {row['strength']:g}: within 2 per cent of the optimum",
-            excess <= 0.02 and not below,
+            not below and (excess <= 0.02 or (falling and "inconclusive")),
             f"mean of {len(objective)} runs ends {excess:.2%} above; imbalance "
             f"{imbalance.max(1).mean():.1e} -> {imbalance[:, -1].mean():.1e}",
             "converges; variance of |u_i||v_i| goes to 0",
@@ -82,8 +84,6 @@ def _balanced_after(row: Row) -> list[float]:
 
 def plot(rows: list[Row]) -> Any:
     """Draw the objective beside the optimum, and the imbalance, for each setting."""
-    from overt._figures import draw_band, draw_objective
-
     widths = sorted({row["width"] for row in rows})
     strengths = sorted({row["strength"] for row in rows})
     figure, axes = canvas(
@@ -97,36 +97,14 @@ def plot(rows: list[Row]) -> Any:
         i, j = widths.index(row["width"]), strengths.index(row["strength"])
         draw_objective(axes[i][j], row["steps_seen"], row["objective"], row["optimum"])
         axes[i][j].set_title(f"width {row['width']}, $\\lambda$ = {row['strength']:g}")
-        color = ("#9ecae1", "#4292c6", "#08306b")[j % 3]
+        color = COLORS[j]
         draw_band(
             axes[i][-1], row["steps_seen"], row["imbalance"], color,
             label=f"$\\lambda$ = {row['strength']:g}",
         )  # fmt: skip
         axes[i][-1].set(yscale="log", title="variance of $|u_i||v_i|$")
-        axes[i][-1].legend(frameon=False, fontsize=8)
-    axes[0][0].legend(frameon=False, fontsize=8)
+        axes[i][-1].legend()
+    axes[0][0].legend()
     for panel in axes[-1]:
         panel.set_xlabel("step")
     return figure
-
-
-EXPERIMENT = Experiment(
-    id="dropout-fig3",
-    title="Dropout reaches the exact optimum",
-    source="On the Implicit Bias of Dropout, Figure 3",
-    claim="dropout converges to the exact global optimum and equalizes, faster for larger lam",
-    grids={
-        "toy": grid(strength=[0.1, 0.5, 1.0], width=[6, 12], outputs=18, inputs=12, steps=40_000,
-                    seeds=4),
-        "reduced": grid(strength=[0.1, 0.5, 1.0], width=[20, 80], outputs=120, inputs=80,
-                        steps=100_000, seeds=6),
-        "paper": grid(strength=[0.1, 0.5, 1.0], width=[20, 80], outputs=120, inputs=80,
-                      steps=400_000, seeds=50),
-    },
-    run=run, check=check, plot=plot, revision=3,
-    differs={
-        "toy": "18 x 12, widths 6 and 12, 4 runs",
-        "reduced": "6 runs of 100,000 steps",
-        "paper": "the spectrum's decay and the learning rate are not printed: exp(-i/10)",
-    },
-)  # fmt: skip

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from overt import penalty, spectral
+from overt._figures import GREEN, ORANGE, canvas
 from overt.experiments._trajectories import log_steps, trajectory
-from overt.experiments.base import Experiment, Findings, Params, Row, canvas, grid
+from overt.experiments.base import Findings, Params, Row
 from overt.experiments.verdicts import Finding
 from overt.linear import TiedAutoencoder, inverse_decay
 from overt.noise import Dropout
@@ -70,17 +71,16 @@ def check_landscape(rows: list[Row]) -> Findings:
 
 def plot_landscape(rows: list[Row]) -> Any:
     """Draw the surface above its contours for each strength."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(3.6 * len(rows), 6.4), layout="constrained")
+    figure, levels = canvas(3.6 * len(rows), 6.4, 2, len(rows), squeeze=False)
     for column, row in enumerate(rows):
         x, y = np.meshgrid(row["axis"], row["axis"], indexing="ij")
         height = np.minimum(row["objective"], 8.0)
+        levels[0, column].remove()
         surface: Any = figure.add_subplot(2, len(rows), column + 1, projection="3d")
-        surface.plot_surface(x, y, height, cmap="viridis", linewidth=0, rcount=80, ccount=80)
+        surface.plot_surface(x, y, height, cmap="cividis", linewidth=0, rcount=80, ccount=80)
         surface.set(title=f"$\\lambda$ = {row['strength']:g}", xlabel="$u_1$", ylabel="$u_2$")
-        level: Any = figure.add_subplot(2, len(rows), len(rows) + column + 1)
-        level.contourf(x, y, np.sqrt(height), levels=24, cmap="viridis")
+        level = levels[1, column]
+        level.contourf(x, y, np.sqrt(height), levels=24)
         if row["strength"] == 0:
             angle = np.linspace(0, 2 * np.pi, 200)
             radius = np.sqrt(TARGET)
@@ -165,43 +165,18 @@ def plot_paths(rows: list[Row]) -> Any:
     for row, panel in zip(rows, axes[0], strict=True):
         x, y = np.meshgrid(row["axis"], row["axis"], indexing="ij")
         height = np.sqrt(np.minimum(row["surface"], 8.0))
-        panel.contourf(x, y, height, levels=24, cmap="viridis")
+        panel.contourf(x, y, height, levels=24)
         for path in row["paths"]:
             panel.plot(*np.transpose(path), color="white", lw=0.9)
-            panel.scatter(*path[0], color="#e4572e", zorder=3)
+            panel.scatter(*path[0], color=ORANGE, zorder=3)
         corners = _corners(row["corner"])
-        panel.scatter(*corners, color="#76b041", edgecolors="black", zorder=3)
+        panel.scatter(*corners, color=GREEN, edgecolors="black", zorder=3)
         panel.set(
             title=f"$\\lambda$ = {row['strength']:g}",
             xlabel="$u_1$",
             ylabel="$u_2$",
             aspect="equal",
+            xlim=(-EXTENT, EXTENT),
+            ylim=(-EXTENT, EXTENT),
         )
     return figure
-
-
-FIG_1 = Experiment(
-    id="dropout-fig1",
-    title="Dropout's landscape for two hidden units",
-    source="On the Implicit Bias of Dropout, Figure 1",
-    claim="dropout turns the circle of minima into four equalized ones, which shrink as it grows",
-    grids={
-        "toy": grid(strength=[0.0, 0.6, 2.0], points=161),
-        "paper": grid(strength=[0.0, 0.6, 2.0], points=601),
-    },
-    run=run_landscape, check=check_landscape, plot=plot_landscape,
-    differs={"toy": "a coarser grid"}, revision=2,
-)  # fmt: skip
-
-FIG_2 = Experiment(
-    id="dropout-fig2",
-    title="Dropout finds the equalized optimum",
-    source="On the Implicit Bias of Dropout, Figure 2",
-    claim="dropout converges to an equalized global optimum from any start, for every strength",
-    grids={
-        "toy": grid(strength=[0.1, 0.5, 1.0], steps=20_000),
-        "paper": grid(strength=[0.1, 0.5, 1.0], steps=100_000),
-    },
-    run=run_paths, check=check_paths, plot=plot_paths,
-    differs={"toy": "20,000 steps", "paper": "steps and rate not printed: 100,000"}, revision=2,
-)  # fmt: skip

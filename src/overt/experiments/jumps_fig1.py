@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from overt._figures import GRAY, ORANGE, canvas
 from overt.decay import jumps, minima, simulate, two_by_two
 from overt.experiments import _jumps
-from overt.experiments.base import Experiment, Findings, Params, Row, canvas, grid
+from overt.experiments.base import Findings, Params, Row
 from overt.experiments.verdicts import Finding, above, share_interval
 
 DEPTH, EPSILON = 3, 0.25
@@ -75,7 +76,7 @@ def plot(rows: list[Row]) -> Any:
     (row,) = rows
     shown = int(np.argmax(np.array(row["jump_step"][:6]) > 0))
     figure, (path, ratio, share) = canvas(9, 8, 3, 1)
-    path.plot(row["grid"], row["missing"][shown], color="lightskyblue", lw=0.8, label="noisy path")
+    path.plot(row["grid"], row["missing"][shown], color=GRAY, lw=0.8, label="noisy path")
     chosen = [branch for branch in row["branches"] if branch["run"] == shown]
     for k, branch in enumerate(chosen):
         steps, missing = branch["steps"], branch["missing"]
@@ -85,25 +86,11 @@ def plot(rows: list[Row]) -> Any:
         path.plot(steps[0], missing[0], "o", color=color, ms=4)
     path.axhline(1 / EPSILON, color="black", ls=":", lw=1, label="rank 1, no decay")
     path.set_ylabel("missing entry")
-    path.legend(frameon=False, fontsize=7, loc="upper left", title="offshoots from step",
-                title_fontsize=7)  # fmt: skip
+    path.legend(loc="upper left", title="offshoots from step")
     _jumps.ratio_panel(ratio, row, shown=shown)
-    _jumps.survival_panel(share, row, f"{len(row['jump_step'])} seeds, 95% band", "firebrick")
-    share.legend(frameon=False, fontsize=8)
+    _jumps.survival_panel(share, row, f"{len(row['jump_step'])} seeds, 95% band", ORANGE)
+    share.legend()
     for axes in (path, ratio, share):
         axes.set_xlim(0, row["grid"][-1])
     path.set_ylim(top=1.15 / EPSILON)
     return figure
-
-
-EXPERIMENT = Experiment(
-    id="jumps-fig1",
-    title="A jump from rank 2 to rank 1, and offshoots before and after it",
-    source=f"{_jumps.SOURCE}, Figure 1",
-    claim="noisy SGD jumps to rank 1 for good; only after that does quiet SGD find the rank-1 fit",
-    grids={
-        "toy": grid(seeds=16, steps=6000, offshoots=[[1000, 6000]]),
-        "paper": grid(seeds=100, steps=20_000, offshoots=[[1000, 2000, 4000, 8000, 16_000]]),
-    },
-    run=run, check=check, plot=plot, differs={**_jumps.DIFFERS, "toy": "16 runs of 6,000 steps"},
-)  # fmt: skip

@@ -6,14 +6,15 @@ from typing import Any
 
 import numpy as np
 
+from overt._figures import BLUE, GRAY, ORANGE, canvas
 from overt.decay import jumps, two_by_two
 from overt.experiments import _jumps
-from overt.experiments.base import Experiment, Findings, Params, Row, canvas, grid
+from overt.experiments.base import Findings, Params, Row
 from overt.experiments.verdicts import Finding, above, below, share_interval
 
 EPSILON = 0.1
 PHASES = (_jumps.WARM_UP, (4500, 0.25, 0.1), (5000, 0.05, 0.001))
-COLORS = {3: "tab:blue", 4: "tab:red"}
+BY_DEPTH = {3: BLUE, 4: ORANGE}
 
 
 def run(params: Params, seed: int) -> dict[str, Any]:
@@ -45,7 +46,7 @@ def plot(rows: list[Row]) -> Any:
     """Draw the missing entry of five runs of each depth, and the survival."""
     figure, (curves, share) = canvas(9, 6, 2, 1, sharex=True)
     for row in rows:
-        color = COLORS[row["depth"]]
+        color = BY_DEPTH[row["depth"]]
         for k, curve in enumerate(row["missing"]):
             label = f"depth {row['depth']}" if k == 0 else None
             curves.plot(row["grid"], curve, color=color, lw=0.7, label=label)
@@ -54,19 +55,6 @@ def plot(rows: list[Row]) -> Any:
     curves.axhline(1 / EPSILON, color="black", ls=":", lw=1)
     curves.set_ylabel("missing entry")
     for axes in (curves, share):
-        axes.legend(frameon=False, fontsize=8)
-        axes.axvspan(500, 5000, color="gray", alpha=0.1, lw=0)
+        axes.legend()
+        axes.axvspan(500, 5000, color=GRAY, alpha=0.1, lw=0)
     return figure
-
-
-EXPERIMENT = Experiment(
-    id="jumps-fig2",
-    title="Depth makes jumps more likely",
-    source=f"{_jumps.SOURCE}, Figure 2",
-    claim="networks of depth 4 jump to rank 1 within the noisy phase, those of depth 3 do not",
-    grids={
-        "toy": grid(depth=[3, 4], seeds=8),
-        "paper": grid(depth=[3, 4], seeds=40),
-    },
-    run=run, check=check, plot=plot, differs={**_jumps.DIFFERS, "toy": "8 runs of each depth"},
-)  # fmt: skip

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from overt._figures import BLUE, GRAY, ORANGE, canvas
 from overt.decay import existence, minima, two_by_two
-from overt.experiments._jumps import SOURCE
-from overt.experiments.base import Experiment, Findings, Params, Row, canvas, grid
+from overt.experiments.base import Findings, Params, Row
 from overt.experiments.verdicts import Finding
 from overt.theorems._descent import descend
 from overt.theorems._oracles import chain
@@ -25,7 +25,7 @@ def run(params: Params, seed: int) -> dict[str, Any]:
     ladder = sorted({*np.geomspace(1e-5, 0.12, params["points"]), *DECAYS})
     points = []
     for lam in ladder:
-        starts = 6 if lam in DECAYS else 1
+        starts = 24 if lam in DECAYS else 1
         points += [
             {
                 "weight_decay": float(lam),
@@ -34,7 +34,7 @@ def run(params: Params, seed: int) -> dict[str, Any]:
                 "loss": m.loss,
                 "curvature": m.curvature,
             }
-            for m in minima(problem, depth, lam, starts=starts, seed=seed)
+            for m in minima(problem, depth, lam, starts=starts, seed=seed, every=True)
         ]
     rng, ends = np.random.default_rng(seed), []
     for lam in DECAYS:
@@ -70,37 +70,25 @@ def check(rows: list[Row]) -> Findings:
 def plot(rows: list[Row]) -> Any:
     """Draw the missing entry and the loss of each rank's minimum against the weight decay."""
     figure, grid = canvas(3.3 * len(rows), 6, 2, len(rows), squeeze=False, sharex=True)
-    colors = {0: "gray", 1: "tab:red", 2: "tab:blue"}
+    colors = {0: GRAY, 1: ORANGE, 2: BLUE}
     for column, row in enumerate(rows):
-        for rank, color in colors.items():
-            line = [p for p in row["points"] if p["rank"] == rank]
-            lam = [p["weight_decay"] for p in line]
+        for rank, mirrored in ((0, False), (1, False), (1, True), (2, False)):
+            line = [p for p in row["points"] if (p["rank"], p["missing"] < 0) == (rank, mirrored)]
+            lam, color = [p["weight_decay"] for p in line], colors[rank]
+            style, label = (".:", "rank 1, mirrored") if mirrored else (".-", f"rank {rank}")
             for axes, key in zip(grid[:, column], ("missing", "loss"), strict=True):
-                axes.plot(
-                    lam, [p[key] for p in line], ".-", ms=3, color=color, label=f"rank {rank}"
-                )
+                axes.plot(lam, [p[key] for p in line], style, ms=3, color=color, label=label)
         for rank in (1, 2):
             for axes in grid[:, column]:
                 axes.axvline(row["exists"][str(rank)], color=colors[rank], ls=":", lw=1)
         grid[0, column].axhline(1 / row["epsilon"], color="black", ls=":", lw=0.8)
         grid[0, column].set(
-            title=f"L = {row['depth']}, $\\epsilon$ = {row['epsilon']:g}", xscale="log"
+            title=f"L = {row['depth']}, $\\epsilon$ = {row['epsilon']:g}",
+            xscale="log",
+            ylim=(-1.3 / row["epsilon"], 1.3 / row["epsilon"]),
         )
         grid[1, column].set(yscale="log", xlabel="weight decay")
     grid[0, 0].set_ylabel("missing entry")
     grid[1, 0].set_ylabel("regularized loss")
-    grid[0, 0].legend(frameon=False, fontsize=8)
+    grid[0, 0].legend()
     return figure
-
-
-EXPERIMENT = Experiment(
-    id="jumps-minima",
-    title="Local minima by rank",
-    source=f"{SOURCE}, sections 3.1 and 4",
-    claim="ranks 0, 1 and 2 each have a minimum; higher ranks bear less decay",
-    grids={
-        "toy": grid(depth=3, epsilon=0.25, points=12, descents=6),
-        "paper": grid(depth=[3, 4], epsilon=[0.25, 0.1], points=60, descents=40),
-    },
-    run=run, check=check, plot=plot, differs={"paper": "the paper states them and draws none"},
-)  # fmt: skip

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from overt.experiments.base import Experiment, Findings, Params, Row, canvas, grid
+from overt._figures import ORANGE, canvas
+from overt.experiments.base import Findings, Params, Row
 from overt.experiments.verdicts import Finding
 
 W = np.array([[2.0, 0.0], [1.0, 0.0], [0.0, 10.0]])
-REFLECTED = ("reflected_greedy", "reflected", "reflected_lse", "reflected_all")
-METHODS = ("cross_entropy", *REFLECTED, "strongest", "exact")
 
 
 def run(params: Params, seed: int) -> dict[str, Any]:
@@ -76,26 +75,12 @@ def plot(rows: list[Row]) -> Any:
             side = "left" if row["method"] == "reflected_all" else "right"
             plane.text(*row["last"], f" {row['method']} ", fontsize=8, ha=side)
     plane.set_aspect("equal")
-    plane.set_title("blue: class 1, orange: class 3", fontsize=10)
+    plane.set_title("blue: class 1, orange: class 3")
     for i, row in enumerate(rows):
         radii, fooled = np.array(row["radii"]), np.array(row["fooled"])
-        right.scatter(radii[fooled], np.full(fooled.sum(), i), s=14, color="tab:red")
-        right.scatter(radii[~fooled], np.full((~fooled).sum(), i), s=14, color="lightgrey")
+        right.scatter(radii[fooled], np.full(fooled.sum(), i), s=14, color=ORANGE)
+        right.scatter(radii[~fooled], np.full((~fooled).sum(), i), s=14, color="0.8")
     right.set_yticks(range(len(rows)), [row["method"] for row in rows])
     right.axvline(2 / math.sqrt(104), color="k", lw=0.8, ls=":")
     right.set_xlabel("radius (red: fooled)")
     return figure
-
-
-EXPERIMENT = Experiment(
-    id="robust-greedy",
-    title="Greedy reflection against every class in turn",
-    source="Thesis, section 6.5.3, example",
-    claim="the most likely wrong class can be the wrong one to aim at",
-    grids={
-        "toy": grid(method=list(METHODS), points=8),
-        "paper": grid(method=list(METHODS), points=191),
-    },
-    differs={"toy": "8 radii", "paper": "191 radii up to .4; the thesis states one"},
-    run=run, check=check, plot=plot, needs={"torch": "torch", "matplotlib": "plots"},
-)  # fmt: skip

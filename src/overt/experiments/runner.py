@@ -73,12 +73,7 @@ def report(
     """Check the rows, write ID-SIZE.png and ID-SIZE.json, return the findings and the picture."""
     findings = experiment.check(rows)
     stem = Path(out) / f"{experiment.id}-{size}"
-    try:
-        figure = experiment.draw(rows, size)
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        raise MissingExtraError("matplotlib", "plots") from None
+    figure = experiment.draw(rows, size)
     picture = stem.with_suffix(".png")
     figure.savefig(picture, dpi=110, bbox_inches="tight")
     summary = {
@@ -150,7 +145,8 @@ def _outcome(experiment: Experiment, params: Params) -> Outcome:
         _ready(experiment)
         return experiment.key(params), _measure(experiment, params)
     except (InputError, MissingExtraError) as error:
-        return InputError(str(error))
+        data = f" on {params['data']}" if "data" in params else ""
+        return InputError(f"{experiment.id}{data}: {error}")
 
 
 def _ready(experiment: Experiment) -> None:

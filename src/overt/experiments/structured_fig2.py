@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from overt import penalty
+from overt._figures import BLUE, ORANGE, canvas
 from overt._types import Floats
 from overt.experiments._trajectories import log_steps
-from overt.experiments.base import Experiment, Findings, Params, Row, canvas, grid
+from overt.experiments.base import Findings, Params, Row
 from overt.experiments.verdicts import Finding
 from overt.linear.bounds import shrink, spectral_bound
 from overt.noise import DropBlock
@@ -131,39 +132,16 @@ def plot(rows: list[Row]) -> Any:
     """Draw the objective over the steps and the final spectrum, a row for each data set."""
     figure, axes = canvas(8.4, 3.1 * len(rows), len(rows), 2, squeeze=False)
     for (left, right), row in zip(axes, rows, strict=True):
-        left.plot(row["steps_seen"], row["exact"], color="#1f6f8b", label="exact objective")
+        left.plot(row["steps_seen"], row["exact"], color=BLUE, label="exact objective")
         left.axhline(row["bound"], color="0.4", ls="--", label="lower bound")
         left.set(xlabel="step", ylabel="objective", title=NAMES[row["data"]], yscale="log")
         left.set_xscale("symlog", linthresh=10)
         left.set_xlim(0, row["steps_seen"][-1])
-        left.legend(frameon=False)
+        left.legend()
         places = np.arange(1, len(row["spectrum"]) + 1)
         right.plot(places, row["target_spectrum"], "o", mfc="none", color="0.6", label="targets")
         right.plot(places, row["best_spectrum"], "k_", ms=14, label="predicted")
-        right.plot(places, row["spectrum"], "o", ms=4, color="#d1751c", label="trained network")
+        right.plot(places, row["spectrum"], "o", ms=4, color=ORANGE, label="trained network")
         right.set(xlabel="place", ylabel="singular value", ylim=(0, None), xticks=places)
-        right.legend(frameon=False)
+        right.legend()
     return figure
-
-
-EXPERIMENT = Experiment(
-    id="structured-fig2",
-    title="A residual network with DropBlock on its last layer against the bound",
-    source="On the Regularization Properties of Structured Dropout, Figure 2",
-    claim="a deep network trained with DropBlock on its last layer ends close to the minimum that "
-    "Theorem 2.7 predicts, in objective and in spectrum",
-    grids={
-        "toy": grid(data="digits", drop_prob=0.5, samples=60, blocks=[[1, 1]], width=16, steps=400,
-                    rate=1e-2),
-        "reduced": grid(data=["mnist", "cifar10"], drop_prob=0.5, samples=256,
-                        blocks=[[1, 1, 1, 1]], width=16, steps=1000, rate=2e-3),
-        "paper": grid(data=["mnist", "cifar10"], drop_prob=0.5, samples=1000, blocks=[[3, 4, 6, 3]],
-                     width=64, steps=2000, rate=1e-3),
-    },
-    run=run, check=check, plot=plot, needs={"torch": "torch", "matplotlib": "plots"},
-    differs={
-        "toy": "60 images of scikit-learn's digits, a small residual trunk",
-        "reduced": "256 images, four bottleneck blocks of width 16",
-        "paper": "which images, the optimizer and the steps are not printed: 1000, Adam, 2000",
-    },
-)  # fmt: skip

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from overt import equalize
+from overt._figures import BLUE, GRAY, ORANGE, canvas, draw_band
 from overt.experiments._trajectories import log_steps, trajectory
-from overt.experiments.base import Experiment, Findings, Params, Row, canvas, grid
+from overt.experiments.base import Findings, Params, Row
 from overt.experiments.verdicts import Finding, above, below, mean_interval, together
 from overt.linear import DeepLinearNetwork, inverse_decay
 
@@ -86,7 +87,6 @@ def _ends(count: int, rank: int) -> Any:
 def plot_spectra(rows: list[Row]) -> Any:
     """Draw target, trained, best known and envelope spectra."""
     from overt import spectral
-    from overt._figures import BLUE, GRAY, ORANGE
 
     figure, axes = canvas(3.1 * len(rows), 3.3, 1, len(rows), squeeze=False, sharey=True)
     for row, panel in zip(rows, axes[0], strict=True):
@@ -99,10 +99,10 @@ def plot_spectra(rows: list[Row]) -> Any:
         for i, s in enumerate(row["trained"]):
             label = "trained" if i == 0 else None
             panel.plot(s[:count], "o", ms=4, color=ORANGE, alpha=0.6, label=label)
-        panel.set_title(f"drop probability {row['drop_prob']:g}", fontsize=10)
+        panel.set_title(f"drop probability {row['drop_prob']:g}")
         panel.set_xlabel("index of singular value")
     axes[0][0].set_ylabel("singular value")
-    axes[0][-1].legend(frameon=False, fontsize=8)
+    axes[0][-1].legend()
     return figure
 
 
@@ -150,8 +150,6 @@ def check_gaps(rows: list[Row]) -> Findings:
 
 def plot_gaps(rows: list[Row]) -> Any:
     """Draw the gap of every order with its spread over runs."""
-    from overt._figures import draw_band
-
     figure, axes = canvas(6, 4)
     gaps = np.array([row["gaps"] for row in rows])
     shades = ("#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08306b")
@@ -163,36 +161,5 @@ def plot_gaps(rows: list[Row]) -> Any:
     axes.set_yscale("log")
     axes.set_ylim(bottom=max(1e-8, float(np.abs(gaps[:, -1]).min()) / 10))
     axes.set(xlabel="step", ylabel="equalization gap $R_l / LB_l - 1$")
-    axes.legend(frameon=False)
+    axes.legend()
     return figure
-
-
-FIG_3_2 = Experiment(
-    id="thesis-fig3-2",
-    title="Deep dropout shrinks and thresholds the spectrum",
-    source="Thesis, Figure 3-2",
-    claim="dropout on deep linear networks shrinks the spectrum and controls the rank",
-    grids={
-        "toy": grid(drop_prob=[0.0, 0.2, 0.4, 0.6], size=8, rank=3, hidden=2, steps=3000, batch=100,
-                    rate=0.05, seeds=4),
-        "paper": grid(drop_prob=[0.0, 0.1, 0.2, 0.3, 0.4, 0.5], size=30, rank=10, hidden=2,
-                     steps=6000, batch=1000, rate=0.05, seeds=50),
-    },
-    run=run_spectra, check=check_spectra, plot=plot_spectra,
-    differs={"toy": "8 x 8, 4 runs", "paper": "the target's spectrum and the rate are not printed"},
-)  # fmt: skip
-
-FIG_3_3 = Experiment(
-    id="thesis-fig3-3",
-    title="Deep dropout equalizes",
-    source="Thesis, Figure 3-3",
-    claim="with one output, dropout converges to equalized networks, in every order",
-    grids={
-        "toy": grid(run=[0, 1, 2], width=4, hidden=3, drop_prob=0.5, steps=25_000, batch=50,
-                    rate=0.05),
-        "paper": grid(run=list(range(50)), width=5, hidden=5, drop_prob=0.5, steps=10_000,
-                     batch=1000, rate=0.05),
-    },
-    run=run_gaps, check=check_gaps, plot=plot_gaps, revision=2,
-    differs={"toy": "three layers of 4, 3 runs", "paper": "the learning rate is not printed"},
-)  # fmt: skip

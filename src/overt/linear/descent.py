@@ -82,8 +82,8 @@ def refine(
 ) -> Sequence[Floats]:
     """Return the lowest point of descents from the starts, then from random ones of their size.
 
-    Stops as soon as a value is low `enough`, or as many descents as `needed` agree on
-    the lowest. Random starts are larger or smaller by up to 10^spread.
+    Stops as soon as a value is low `enough`, or as many descents as `needed` agree on the lowest;
+    the starts, being alike, count as one. Random ones are larger or smaller by up to 10^spread.
     """
     rng = np.random.default_rng(0)
     sizes = [np.sqrt(np.mean(W**2)) for W in starts[0]]
@@ -93,14 +93,15 @@ def refine(
         return [factor * size * rng.standard_normal(W.shape) for size, W in pairs]
 
     best, lowest, agreeing = starts[0], value(*starts[0])[0], 0
-    for start in chain(starts, (random() for _ in range(tries - len(starts)))):
+    for i, start in enumerate(chain(starts, (random() for _ in range(tries - len(starts))))):
         if lowest <= enough or agreeing == needed:
             break
         found = descend(value, start)
         reached = value(*found)[0]
-        agreeing = agreeing + 1 if abs(reached - lowest) <= SAME * abs(lowest) else agreeing
-        if reached < lowest * (1 - SAME):
+        if reached < lowest * (1 - SAME) or i < len(starts):
             agreeing = 1
+        elif abs(reached - lowest) <= SAME * abs(lowest):
+            agreeing += 1
         if reached < lowest:
             best, lowest = found, reached
     return best

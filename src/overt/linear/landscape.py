@@ -5,6 +5,11 @@ of eigen-directions that they keep: U U' has the eigenvalues m_i - alpha_E for i
 alpha_E = lam h_E / (r + lam |E|), where all of them must be positive. The top rho directions give
 the global minimum; every other one has a direction of negative curvature, for every lam > 0 (the
 printed Theorem 4.3 asks for a small lam).
+
+It is known. The Hessian keeps apart D = w_j y', w_j an eigenvector outside E, where it is
+4 (U'U - (m_j - alpha_E) I) on y, and D within the span of U, where it is 2 |S + S'|^2 + 8 lam
+sum_i (u_i'd_i)^2 >= 0, S = D U'. So the most negative curvature is that of the largest m_j left
+out, along the unit y with the least |U y|.
 """
 
 from __future__ import annotations
@@ -12,11 +17,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
 from overt import equalize
 from overt._check import InputError, whole
+from overt._figures import subplots
 from overt._types import Floats
 from overt.results import Result
 from overt.spectral import shrinkage_rank
@@ -65,6 +72,19 @@ class Landscape(Result):
         lowest = self.points[0].objective
         above = lowest + 1e-9 * max(1.0, abs(lowest))
         return all(p.kind == "strict saddle" for p in self.points if p.objective > above)
+
+    def plot(self) -> Any:
+        """Draw each critical point by its rank, objective and kind."""
+        figure, axes = subplots()
+        for kind in ("minimum", "strict saddle"):
+            chosen = [p for p in self.points if p.kind == kind]
+            ranks = [len(p.directions) for p in chosen]
+            marker = "o" if kind == "minimum" else "x"
+            axes[0][0].scatter(ranks, [p.objective for p in chosen], marker=marker, label=kind)
+        axes[0][0].set(xlabel="rank of the critical point", ylabel="objective")
+        axes[0][0].xaxis.get_major_locator().set_params(integer=True)
+        axes[0][0].legend()
+        return figure
 
     def slice(
         self, center: Floats, first: Floats, second: Floats, extent: float, points: int = 81
@@ -122,36 +142,58 @@ def _point(
     W = vectors[:, list(kept)]
     U = equalize.balanced_factors(W, a, W, r)[0] if kept else np.zeros((len(values), r))
     objective = float(np.sum((M - U @ U.T) ** 2) + lam * np.sum(np.sum(U**2, axis=0) ** 2))
-    curvature, escape = _most_negative(M, U, lam)
-    scale = 1e-7 * max(abs(values[0]), 1e-300)
-    kind = "strict saddle" if curvature < -scale else "minimum"
+    inside, outside = _inside(W, U, lam), _outside(values, vectors, U, lam, kept)
+    curvature, escape = min(inside, outside, key=lambda found: found[0])
+    saddle = curvature < -1e-7 * abs(values[0])
+    kind = "strict saddle" if saddle else "minimum"
     return CriticalPoint(kept, U, objective, kind, curvature, escape)
 
 
-def hessian_product(M: Floats, U: Floats, lam: float, D: Floats) -> Floats:
-    """Return the Hessian of f at U applied to D (same shape as U).
+def _outside(
+    values: Floats, vectors: Floats, U: Floats, lam: float, kept: tuple[int, ...]
+) -> tuple[float, Floats]:
+    """Return the least curvature along an eigenvector that is left out, and its direction."""
+    j = next((i for i in range(len(values)) if i not in kept), None)
+    if j is None:
+        return np.inf, np.zeros_like(U)
+    sigma, right = np.linalg.svd(U)[1:]
+    r = U.shape[1]
+    least = sigma[-1] ** 2 if len(sigma) == r else 0.0
+    alpha = lam * float(np.sum(U**2)) / r
+    return float(4 * (least + alpha - values[j])), np.outer(vectors[:, j], right[-1])
 
-    4 (U D' + D U') U - 4 (M - U U') D + 4 lam (D diag(|u_i|^2) + 2 U diag(u_i'd_i)).
+
+def _inside(W: Floats, U: Floats, lam: float) -> tuple[float, Floats]:
+    """Return the least curvature within the span W of U, and its direction.
+
+    It is 0 where three units span a plane: they can turn, D = U Q with Q + Q' = 0, such that no
+    norm changes. Otherwise two units hold it, as there are no others, or none unlike them.
     """
-    outer = U @ D.T
-    spread = np.sum(U**2, axis=0) * D + 2 * np.sum(U * D, axis=0) * U
-    return 4 * ((outer + outer.T) @ U - (M - U @ U.T) @ D + lam * spread)
+    B = W.T @ U
+    k, r = B.shape
+    if k == 0:
+        return np.inf, np.zeros_like(U)
+    if k > 1 and r > 2:
+        turns = [_turn(B, first) for first in range(r - 2)]
+        D = W @ max(turns, key=lambda turn: float(np.linalg.norm(turn)))
+        return 0.0, D / np.linalg.norm(D)
+    T = B[:, :2]  # all units, or two like all others
+    X = np.eye(T.size).reshape(-1, *T.shape)
+    S = X @ T.T
+    twice = (S + S.swapaxes(1, 2)).reshape(T.size, -1)
+    norms = np.sum(X * T, axis=1)
+    H = 2 * twice @ twice.T + 8 * lam * norms @ norms.T
+    curvatures, directions = np.linalg.eigh(H)
+    D = np.zeros_like(B)
+    D[:, : T.shape[1]] = directions[:, 0].reshape(T.shape)
+    return float(curvatures[0]), W @ D
 
 
-def _most_negative(M: Floats, U: Floats, lam: float) -> tuple[float, Floats]:
-    from scipy.sparse.linalg import LinearOperator, eigsh
-
-    n = U.size
-
-    def apply(flat: Floats) -> Floats:
-        return hessian_product(M, U, lam, flat.reshape(U.shape)).ravel()
-
-    if n <= 100:
-        H = np.stack([apply(e) for e in np.eye(n)])
-        values, vectors = np.linalg.eigh((H + H.T) / 2)
-        return float(values[0]), vectors[:, 0].reshape(U.shape)
-    start = np.random.default_rng(0).standard_normal(n)
-    values, vectors = eigsh(
-        LinearOperator((n, n), matvec=apply, dtype=float), k=1, which="SA", v0=start, tol=1e-8
-    )
-    return float(values[0]), vectors[:, 0].reshape(U.shape)
+def _turn(B: Floats, first: int) -> Floats:
+    """Return B Q, Q an infinitesimal rotation of three units that keeps their norms."""
+    T = B[:, first : first + 3]
+    G, turned = T.T @ T, np.zeros_like(B)
+    rates = [[-G[0, 1], -G[0, 2], 0], [G[0, 1], 0, -G[1, 2]], [0, G[0, 2], G[1, 2]]]
+    x, y, z = np.linalg.svd(np.array(rates))[2][-1]
+    turned[:, first : first + 3] = T @ np.array([[0, x, y], [-x, 0, z], [-y, -z, 0]])
+    return turned

@@ -10,11 +10,12 @@ import numpy as np
 
 from overt import _check
 from overt._check import InputError
+from overt._figures import subplots
 from overt._types import Bools, Floats, Ints
 from overt.linear.arguments import regression, target_or_data
 from overt.linear.blocks import attains_bound
 from overt.linear.bounds import Envelope, positive, shrink, spectral_bound
-from overt.linear.units import sharing
+from overt.linear.sharing import sharing
 from overt.noise import DropBlock, DropConnect, Dropout, Noise
 from overt.results import Result
 
@@ -46,6 +47,20 @@ class RegularizationPath(Result):
     rank: Ints
     spectrum: Floats
     attained: Bools
+
+    def plot(self) -> Any:
+        """Draw the singular values of the optimal map, and its rank, along the path."""
+        over_widths = np.ptp(self.drop_probs) == 0 and np.ptp(self.widths) > 0
+        along, name = self.drop_probs, "drop probability"
+        if over_widths:
+            along, name = self.widths.astype(np.float64), "width"
+        figure, axes = subplots(1, 2)
+        axes[0][0].plot(along, self.spectrum, marker="." if len(along) < 30 else None)
+        axes[0][1].step(along, self.rank, where="post")
+        axes[0][0].set(xlabel=name, ylabel="singular values")
+        axes[0][1].set(xlabel=name, ylabel="rank", ylim=(0, None))
+        axes[0][1].yaxis.get_major_locator().set_params(integer=True)
+        return figure
 
 
 @target_or_data

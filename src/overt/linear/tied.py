@@ -203,10 +203,10 @@ class TiedUnitNoise(NoiseEffect):
         if self.regression.L is not None:
             starts = [(self._weighted_root(),), (U,)]
             starts += [(nudged(W, seed),) for seed, (W,) in enumerate(starts)]
-            enough, tries = attains(self.relaxation.bound), 20 if U.size <= SMALL else 8
-            return refine(
-                self.value, starts, enough, tries, needed=4 if U.size <= SMALL else 2, spread=1.0
-            )
+            enough, (tries, needed) = attains(self.relaxation.bound), (10, 2)
+            if U.size <= SMALL:
+                tries, needed = 30, 6
+            return refine(self.value, starts, enough, tries, needed, spread=1.0)
         if not self.untied.sharing.exact:
             top, W = self._leading, self._by_eigenvalues
             U = W.left @ self.untied.best_root(top.s, W.spectrum, attains(W.bound) - top.rest)

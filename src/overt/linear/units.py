@@ -5,38 +5,30 @@ With P = L'V and R = T - U P' the objective is residual + |R|^2 + <Gamma, U'U o 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
-from typing import NamedTuple
 
 import numpy as np
 
-from overt import equalize, penalty
-from overt._types import Array, Floats
-from overt.linear.blocks import block_factors
-from overt.linear.bounds import (
-    EXACT,
-    Envelope,
-    Relaxation,
-    envelopes,
-    pairs_below,
-    positive,
-    relax,
-)
+from overt import penalty
+from overt._types import Floats
+from overt.linear.bounds import EXACT, Relaxation, positive, relax
 from overt.linear.descent import attains, nudged, refine
 from overt.linear.effect import NoiseEffect, decayed
-from overt.linear.frames import least_penalty
 from overt.linear.regression import Regression
 from overt.linear.sampling import Advance, masks
-from overt.linear.shares import UnitShares
+from overt.linear.sharing import Pair, sharing
 from overt.linear.whitening import EPS
-from overt.noise import DropBlock, Dropout, Noise
-from overt.spectral import induced
-
-Pair = tuple[Floats, Floats]
+from overt.noise import Noise
 
 CANCELS = 0.01
 """Share of its terms' absolute values below which a penalty is evaluated without cancellation."""
+
+WEAK = 1e-8
+"""Largest entry of Gamma to which weaker noise is raised where weights are looked for."""
+
+RIDGE = 1e-14
+"""What is added to the costs of units, relative to their sizes, so that they decide."""
 
 
 class UnitNoise(NoiseEffect):
@@ -80,7 +72,7 @@ class UnitNoise(NoiseEffect):
         left, s, right = task.svd
         m, d = s[: self.width], self.width
         enough = attains(self.relaxation.bound) - task.residual - float(np.sum(s[d:] ** 2))
-        U, P = self.best_factors(m, self.best_root(m, self.relaxation.spectrum, enough), enough)
+        U, P = self.best_factors(m, self._shared(m, self.relaxation.spectrum), enough)
         return self._decayed(left[:, :d] @ U, task.unwhiten(right[:, :d] @ P))
 
     def _decayed(self, U: Floats, V: Floats) -> Sequence[Floats]:
@@ -103,44 +95,73 @@ class UnitNoise(NoiseEffect):
 
         The first start are factors of the relaxation's map, with the spectrum a.
         """
-        scale, unit, kept = m[0] or 1.0, np.eye(len(m)), positive(a)
-        start, _ = self.sharing.factors(unit[:, kept], a[kept] / scale, unit[:, kept])
+        scale = m[0] or 1.0
+        T, start, mu = np.diag(m) / scale, self._shared(m, a / scale), self.decay / scale
 
         def value(B: Floats) -> tuple[float, Sequence[Floats]]:
-            objective, (gradient, other) = self._value(np.diag(m) / scale, B, B, scale)
+            objective, (gradient, other) = self._value(T, B, B, mu)
             return objective, (gradient + other,)
 
         (B,) = refine(value, [(start,), (nudged(start, 1),)], enough / scale**2)
         return np.asarray(np.sqrt(scale) * B)
 
-    def best_factors(self, m: Floats, B: Floats, enough: float) -> Pair:
-        """Return the best (U, P) found, from the best with U = P = B and from elsewhere.
+    def best_factors(self, m: Floats, start: Floats, enough: float) -> Pair:
+        """Return the best (U, P) found of |diag(m) - U P'|^2 + <Gamma, U'U o P'P>.
 
-        They may differ where noise is correlated: units that cancel each other cancel noise too.
+        P may differ from U where noise is correlated: units that cancel each other cancel noise
+        too. The best P for a U is known, so descent is in U alone, for which noise that is weaker
+        than WEAK may be raised: at first order its strength is only a factor.
         """
-        scale, B = m[0] or 1.0, B / np.sqrt(m[0] or 1.0)
-        value = partial(self._value, np.diag(m) / scale, scale=scale)
-        if value(B, B)[0] > enough / scale**2:
-            found = refine(value, [(nudged(B, 2), nudged(B, 3))], enough / scale**2)
-            if value(*found)[0] < value(B, B)[0]:
-                return np.sqrt(scale) * found[0], np.sqrt(scale) * found[1]
-        return np.sqrt(scale) * B, np.sqrt(scale) * B
+        scale, B = m[0] or 1.0, start / np.sqrt(m[0] or 1.0)
+        T, mu = np.diag(m) / scale, self.decay / scale
+        if self._value(T, B, B, mu)[0] > enough / scale**2:
+            raised = max(1.0, WEAK / (float(np.abs(self._characteristic).max()) or 1.0))
+
+            def value(U: Floats) -> tuple[float, Sequence[Floats]]:
+                P = self._partner(T, U, mu, raised)
+                objective, (gradient, _) = self._value(T, U, P, mu, raised)
+                return objective, (gradient,)
+
+            (U,) = refine(value, [(B,), (nudged(B, 1),)], enough / scale**2)
+            P = self._partner(T, U, mu)
+            if self._value(T, U, P, mu)[0] < self._value(T, B, B, mu)[0]:
+                return np.sqrt(scale) * U, np.sqrt(scale) * P
+        return start, start
+
+    def _partner(self, T: Floats, U: Floats, mu: float, raised: float | None = None) -> Floats:
+        """Return the best P for U: (U'U + Gamma o U'U + mu I) P' = U'T; unless raised, from roots.
+
+        Units are taken at one size, as what they carry depends on no other.
+        """
+        UU = U.T @ U
+        size = np.sqrt(np.diag(UU))
+        size = np.where(size > 0, size, 1.0)
+        cost = (raised or 1.0) * self._characteristic * UU + mu * np.eye(len(UU))
+        cost, U = cost / np.outer(size, size), U / size
+        if raised:
+            K = U.T @ U + cost + RIDGE * np.eye(len(UU))
+            return np.asarray((np.linalg.solve(K, U.T @ T) / size[:, None]).T)
+        values, vectors = np.linalg.eigh(cost)
+        root = np.sqrt(np.maximum(values, 0.0))[:, None] * vectors.T
+        rows = np.vstack([U, root]), np.vstack([T, np.zeros((len(root), T.shape[1]))])
+        return np.asarray((np.linalg.lstsq(*rows, rcond=None)[0] / size[:, None]).T)
 
     def _value(
-        self, T: Floats, U: Floats, P: Floats, scale: float | None = None
+        self, T: Floats, U: Floats, P: Floats, mu: float = 0.0, raised: float = 1.0
     ) -> tuple[float, Sequence[Floats]]:
-        """Return |T - U P'|^2 + <Gamma, U'U o P'P> and its gradients.
-
-        With a scale, and weight decay in whitened coordinates, both in units of the scale.
-        """
-        Gamma, R = self._characteristic, T - U @ P.T
+        """Return |T - U P'|^2 + <Gamma, U'U o P'P> + mu (|U|^2 + |P|^2) and its gradients."""
+        Gamma, R = raised * self._characteristic, T - U @ P.T
         UU, PP = U.T @ U, P.T @ P
-        mu = self.decay / scale if scale is not None else 0.0
         value = float(np.sum(R * R) + np.sum(Gamma * UU * PP) + mu * (np.trace(UU) + np.trace(PP)))
         return value, (
             2 * (U @ (Gamma * PP) - R @ P + mu * U),
             2 * (P @ (Gamma * UU) - R.T @ U + mu * P),
         )
+
+    def _shared(self, m: Floats, a: Floats) -> Floats:
+        """Return a root of diag(a), a map in the coordinates of diag(m), as units best share it."""
+        unit, kept = np.eye(len(m)), positive(a)
+        return self.sharing.factors(unit[:, kept], a[kept], unit[:, kept])[0]
 
     def product(self, *weights: Floats) -> Pair:
         """Return the weights, which are the factors."""
@@ -198,86 +219,3 @@ class UnitNoise(NoiseEffect):
     @cached_property
     def _characteristic(self) -> Floats:
         return self.noise.characteristic(self.width)
-
-
-class Sharing(NamedTuple):
-    """How hidden units share a map A = left diag(a) right', a > 0, at the least penalty known.
-
-    `envelopes` lists what the noise costs a map at least, `factors(left, a, right)` returns factors
-    of the map, the best way known; `exact` says that these are a global optimum at any width.
-    `imbalance(U, P)` is the variance of what the noise makes equal.
-    """
-
-    envelopes: Callable[[], Sequence[Envelope]]
-    factors: Callable[[Floats, Floats, Floats], Pair]
-    exact: bool = False
-    imbalance: Callable[[Floats, Floats], Array] = equalize.imbalance
-
-
-def sharing(noise: Noise, width: int) -> Sharing:
-    """Return what theory says about a noise over units: the one place that tells them apart."""
-    match noise:
-        case Dropout():
-            units: UnitShares | None = UnitShares(noise.relative_variance(width))
-        case DropBlock(placement="grid", block_size=b):
-            equal = partial(equalize.block_imbalance, block_size=b)
-            induces = [induced(noise, width)]
-            return Sharing(lambda: induces, partial(_equal_blocks, width, b), imbalance=equal)
-        case _:
-            units = _diagonal_plus_constant(noise, width)
-    if units is not None:
-        return Sharing(lambda: [units], partial(_shared_units, units), exact=True)
-    return Sharing(
-        partial(_below, noise, width), partial(_unlike_units, noise.characteristic(width))
-    )
-
-
-def _below(noise: Noise, width: int) -> list[Envelope]:
-    return [*envelopes(noise, width), *pairs_below(noise.characteristic(width))]
-
-
-def _diagonal_plus_constant(noise: Noise, width: int) -> UnitShares | None:
-    """Return the costs of units under Gamma = diag(delta) + gamma 1 1', None if it is not that."""
-    if noise.independent or width == 1:
-        return UnitShares(noise.relative_variance(width))
-    Gamma = noise.characteristic(width)
-    others = Gamma[~np.eye(width, dtype=bool)]
-    gamma = float(np.mean(others))
-    delta = np.diag(Gamma) - gamma
-    rounding = 1e-14 * np.abs(Gamma).max()
-    if np.ptp(others) > rounding or delta.min() < -rounding:
-        return None
-    if np.ptp(delta) <= rounding:  # equal up to rounding: all units alike
-        delta = np.full(width, delta.mean())
-    return UnitShares(np.maximum(delta, 0.0), gamma)
-
-
-def _equal_units(width: int, left: Floats, a: Floats, right: Floats) -> Pair:
-    if len(a) == 0:
-        return np.zeros((len(left), width)), np.zeros((len(right), width))
-    return equalize.balanced_factors(left, a, right, width)
-
-
-def _shared_units(units: UnitShares, left: Floats, a: Floats, right: Floats) -> Pair:
-    """Return factors whose units carry their best shares, by Schur and Horn."""
-    if len(a) == 0 or np.ptp(units.delta) == 0:
-        return _equal_units(len(units.delta), left, a, right)
-    padded = np.concatenate([a, np.zeros(len(units.delta) - len(a))])
-    Q = equalize.schur_horn(padded, units.shares(a))[: len(a)]
-    return (left * np.sqrt(a)) @ Q, (right * np.sqrt(a)) @ Q
-
-
-def _unlike_units(Gamma: Floats, left: Floats, a: Floats, right: Floats) -> Pair:
-    """Return factors of the least penalty that descent finds for this map."""
-    if len(a) == 0:
-        return _equal_units(len(Gamma), left, a, right)
-    unit, root = np.eye(len(a)), np.sqrt(a)
-    balanced = equalize.balanced_factors(unit, a, unit, len(Gamma))[0] / root[:, None]
-    R = least_penalty(Gamma, a, [balanced], tries=2)
-    return (left * root) @ R, (right * root) @ R
-
-
-def _equal_blocks(width: int, b: int, left: Floats, a: Floats, right: Floats) -> Pair:
-    if len(a) == 0:
-        return _equal_units(width, left, a, right)
-    return block_factors(left, a, right, width, b)

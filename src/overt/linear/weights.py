@@ -34,7 +34,10 @@ TOL = 3e-12
 
 MAX_STEPS = 3000
 
-RELAXED = 1.6
+CHECKED = 10
+"""Steps after which the duality gap is looked at; half as many at first."""
+
+RELAXED = 1.5
 """Over-relaxation of alternating directions, between 1 and 2."""
 
 
@@ -146,18 +149,20 @@ def best_map(regression: DenseRegression, weight: float) -> tuple[Floats, float,
     if weight == 0:
         return T @ np.linalg.pinv(K), regression.residual, np.zeros_like(T)
     values, Q = np.linalg.eigh(K @ K.T)
-    back, norm = np.linalg.pinv(K.T), SquaredNuclear()
-    rho, Z = 0.03 * float(values[-1]), np.zeros((len(T), len(K)))
+    back, norm, TK = np.linalg.pinv(K.T), SquaredNuclear(), T @ K.T
+    rho, Z = float(np.mean(values)), np.zeros((len(T), len(K)))
     best, reached, bound, dual = Z, np.inf, -np.inf, np.zeros_like(T)
     multipliers = np.zeros(Z.shape)  # G / rho
     for count in range(1, MAX_STEPS + 1):
-        B = (((T @ K.T + rho * (Z - multipliers)) @ Q) / (values + rho)) @ Q.T
+        B = (((TK + rho * (Z - multipliers)) @ Q) / (values + rho)) @ Q.T
         ahead = RELAXED * B + (1 - RELAXED) * Z
-        before, Z = Z, norm.matrix_prox(ahead + multipliers, weight / rho)
+        left, s, right = np.linalg.svd(ahead + multipliers, full_matrices=False)
+        s = np.asarray(norm.prox(s, weight / rho))
+        before, Z = Z, left * s @ right
         multipliers = multipliers + ahead - Z
-        if count % 10:
+        if count % (CHECKED if count > 50 else CHECKED // 2):
             continue
-        value = float(np.sum((T - Z @ K) ** 2) + weight * norm.matrix_value(Z))
+        value = float(np.sum((T - Z @ K) ** 2) + weight * norm.value(s))
         N = rho * multipliers @ back
         lower, factor = _dual(T, K, weight, N)
         if lower > bound:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from overt import _check
-from overt.nn.moments.carry import Output, carry, checked, hidden_randomness
+from overt.nn.moments.carry import Carried, Output, carry, checked, hidden_randomness
+from overt.nn.moments.control import Control
 from overt.nn.moments.errors import corrected, judged
 from overt.nn.moments.result import Moments
 from overt.nn.moments.samples import Samples
@@ -16,8 +18,12 @@ from overt.nn.moments.samples import Samples
 DRAWS, MOST = 400, 12_800
 """Samples where some noise cannot be carried, and the most that a tolerance may cost."""
 
-ROUGH = 0.5
-"""The stated error, in standard deviations, above which linearized operations call for samples."""
+CHECKS = 32
+"""Samples of a few rows that check what was carried; half as many of more rows."""
+
+OPEN, SURE = 0.12, 0.1
+"""The stated error, in standard deviations, above which what was carried calls for samples, and
+that at which samples end that are called for."""
 
 
 def predictive_moments(
@@ -38,7 +44,8 @@ def predictive_moments(
     Var(o_k) = sum_ij Gamma_ij U_ki a_i U_kj a_j (structured dropout, Lemma 3.1; thesis, Proposition
     5). Where something random cannot be carried (dropout inside an LSTM, a coin that decides what
     runs, coins for whole rows) the model is sampled, many copies to a pass, what was carried serves
-    as a control, and the result says so. It also says how far off it may be.
+    as a control, and the result says so. What is not exact is checked by a few samples, which show
+    biases that outputs have in common. The result also says how far off it may be.
 
     Parameters
     ----------
@@ -55,7 +62,8 @@ def predictive_moments(
         Sample until the stated errors of mean and standard deviation are at most this many standard
         deviations in 90 of 100 outputs; the result's `reached` says what they are.
     draws
-        How many samples to take where some are needed (400), or at most for a tolerance (12,800).
+        How many samples to take where some are needed (400 at most), or at most for a tolerance
+        (12,800).
 
     Examples
     --------
@@ -70,33 +78,47 @@ def predictive_moments(
     model = checked(model, x)
     tol = None if tol is None else _check.number("tol", tol, exclusive=True)
     most = MOST if tol is not None else DRAWS
-    most = most if draws is None else _check.whole("draws", draws, minimum=2)
+    if draws is not None:
+        most = _check.whole("draws", draws, minimum=2)
     one = carry(model, x, output=output)
-    hidden = hidden_randomness(model, x, output)
+    hidden = hidden_randomness(model, x, output, one)
     drawn = tuple(name for name in one.noises if name in one.to_draw | set(one.tape.rough))
     drawn += ("noise that is not seen",) if hidden and not one.drawn else ()
     drawn += tuple(name for name in one.drawn if name not in drawn)
-    usable = not one.drawn and not hidden
-    found = judged(model, x, output, one, covariance) if usable else None
-    if found is not None and not drawn and (covariance or not _rough(found, tol)):
+    found = control = None
+    if not one.drawn and not hidden:
+        control = None if covariance else Control(one)
+        found = judged(model, x, output, one, control)
+        if not bool(torch.isfinite(found.variance).all()):  # carried out of a function's range
+            found, control, drawn = None, None, one.noises
+    if found is not None and not drawn and (covariance or found.exact):
         return found
-    samples = Samples(model, x, output, covariance=covariance)
+    samples = Samples(model, x, output, covariance=covariance, control=control)
     with torch.random.fork_rng(enabled=found is not None):
         if found is not None:  # a control that is certain is corrected by the same draws each time
             torch.manual_seed(0)
-        samples.draw(most if tol is None else min(most, 128))
+        few = found is not None and not drawn
+        goal = tol if tol is not None else OPEN if few else SURE if draws is None else 0.0
+        return _sampled(found, samples, one, drawn, goal, most)
+
+
+def _sampled(
+    found: Moments | None, samples: Samples, one: Carried, drawn: tuple[str, ...], goal: float,
+    most: int,
+) -> Moments:  # fmt: skip
+    """Correct what was carried by as many samples as the goal needs."""
+    few = found is not None and not drawn
+    if few:
+        samples.check(min(most, CHECKS if len(one.output.mean) <= 8 else CHECKS // 2))
+    else:
+        samples.draw(min(most, 128) if goal else most)
+    result = corrected(found, samples, one, drawn)
+    if few and _within(result, goal):
+        return replace(result, draws=0, checks=samples.count)
+    while samples.count < most and not _within(result, goal):
+        samples.draw(min(samples.count, most - samples.count))
         result = corrected(found, samples, one, drawn)
-        while tol is not None and not _within(result, tol) and samples.count < most:
-            samples.draw(min(samples.count, most - samples.count))
-            result = corrected(found, samples, one, drawn)
     return result
-
-
-def _rough(found: Moments, tol: float | None) -> bool:
-    """Whether what was carried needs samples."""
-    if tol is None:  # operations without a rule of their own are not trusted far
-        return bool(found.linearized) and not _within(found, ROUGH)
-    return not _within(found, tol)
 
 
 def _within(found: Moments, tol: float) -> bool:

@@ -30,6 +30,7 @@ from overt.robust.attacks.queries import Square
 from overt.robust.attacks.results import AttackResult, RobustnessWarning
 from overt.robust.attacks.staged import strongest
 from overt.robust.certificates import exact, guarantees, leaky
+from overt.robust.certificates.smoothing import Smoothed, smoothed
 from overt.robust.evaluation import RobustError, robust_error
 from overt.robust.threats.balls import L0, L1, L2, Linf
 from overt.robust.threats.base import Threat
@@ -38,7 +39,7 @@ from overt.robust.training import Training, adversarial_train
 __all__ = [
     "BIM", "FGSM", "L0", "L1", "L2", "LOSSES", "PGD", "Attack", "AttackResult", "Closest",
     "Constant", "Cosine", "Criterion", "Decay", "Deviates", "Effective", "Halving", "Linf", "Loss",
-    "Misclassified", "ReflectedAll", "RobustError", "RobustnessWarning", "Square", "Targeted",
-    "Threat", "Training", "adversarial_train", "closest", "exact", "guarantees", "leaky",
-    "robust_error", "strongest",
+    "Misclassified", "ReflectedAll", "RobustError", "RobustnessWarning", "Smoothed", "Square",
+    "Targeted", "Threat", "Training", "adversarial_train", "closest", "exact", "guarantees",
+    "leaky", "robust_error", "smoothed", "strongest",
 ]  # fmt: skip

@@ -9,12 +9,13 @@ from typing import Any, Unpack
 import numpy as np
 from torch import Tensor
 
-from overt._check import InputError, InputTypeError, MissingExtraError, number, whole
+from overt._check import InputError, InputTypeError, number, whole
+from overt._figures import subplots
 from overt._intervals import clopper_pearson
 from overt._progress import meter
 from overt._types import Bools, Floats
 from overt.results import Result, Status
-from overt.robust.attacks import models
+from overt.robust.attacks import inputs, models
 from overt.robust.attacks.base import Attack
 from overt.robust.attacks.criteria import Misclassified
 from overt.robust.attacks.results import report
@@ -89,14 +90,9 @@ class RobustError(Result):
 
     def plot(self) -> Any:
         """Draw the curve with its intervals."""
-        try:
-            from matplotlib.figure import Figure
-        except ModuleNotFoundError:
-            raise MissingExtraError("matplotlib", "plots") from None
-        figure = Figure(figsize=(5.6, 3.8), layout="constrained")
-        axes = figure.add_subplot()
-        self.draw(axes)
-        axes.set_title(f"{self.points} points, {self.confidence:.0%} intervals", fontsize=10)
+        figure, axes = subplots(1, 1, (5.6, 3.8))
+        self.draw(axes[0][0])
+        axes[0][0].set_title(f"{self.points} points, {self.confidence:.0%} intervals", fontsize=10)
         return figure
 
     def draw(self, axes: Any, label: str | None = None) -> None:
@@ -107,7 +103,6 @@ class RobustError(Result):
         axes.plot(radii, errors, marker="o", ms=4, label=label)
         axes.set(xlabel=f"radius ({self.norm})", ylabel="robust error found")
         axes.set(ylim=(0, 1), xlim=(0, None))
-        axes.grid(alpha=0.3)
 
 
 def robust_error(
@@ -156,7 +151,7 @@ def measure(
     batch_size: int, seed: int, warn: bool, door: models.Door,
 ) -> tuple[RobustError, Tensor]:  # fmt: skip
     """Return the robust error and the perturbed inputs at the threat's radius."""
-    x, y, threat = models.examples(x, y, threat)
+    x, y, threat = inputs.examples(x, y, threat)
     check_threat(threat)
     if attack is not None and not isinstance(attack, Attack):
         raise InputTypeError(f"attack must be FGSM, BIM, PGD, Square or None, got {attack!r}")

@@ -232,7 +232,8 @@ def _support_multiplier(size: Array, k: int, w: float) -> Array | None:
     n = values.shape[0]
     if values[n - k - 1] == 0:
         return None
-    h = np.concatenate([[0.0], np.cumsum(values[::-1], dtype=float)])
+    # Sums from the small end: their differences do not cancel, as those from the large one do.
+    tail = np.concatenate([np.cumsum(values, dtype=float)[::-1], [0.0]])
 
     def counts(scale: float) -> tuple[int, int]:
         """Count the values with alpha s >= 1 + w and those with alpha s > w, alpha = w / scale."""
@@ -242,7 +243,7 @@ def _support_multiplier(size: Array, k: int, w: float) -> Array | None:
 
     def total(scale: float) -> float:
         p, q = counts(scale)
-        return p + w / scale * (h[q] - h[p]) - w * (q - p)
+        return p + w / scale * (tail[p] - tail[q]) - w * (q - p)
 
     # T decreases in scale = w / alpha. Find the largest break point of each kind with T >= k.
     low, high = 0.0, float(values[-1])

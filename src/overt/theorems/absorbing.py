@@ -11,7 +11,7 @@ from overt.decay import ApproximateRankSet, layers, two_by_two
 from overt.entries import Entries
 from overt.theorems._oracles import chain
 from overt.theorems.base import Residuals, theorem
-from overt.theorems.decay import SOURCE
+from overt.theorems.decay import SOURCE, soft_rank
 
 
 def _sgd(W: list[Floats], problem: Entries, n: int, eta: float, lam: float) -> list[Floats]:
@@ -91,3 +91,60 @@ def _reached(scale: int, rng: np.random.Generator) -> Residuals:
     region = ApproximateRankSet(1, 4 * e1, slack, alpha, C)
     yield float(not region.contains(W))
     return 1e-9, f"{T} draws from one column after the first phase, rate {eta:.1e}"
+
+
+@theorem(
+    "decay-rank-step",
+    source=f"{SOURCE}, Lemmas D.6, D.7 and D.8",
+    claim="Beyond its linear part a step of SGD raises sum_i f_alpha(s_i^2) by at most beta = 2 "
+    "eta^2 (2 (C_1 + C^L) C^(L-1) + lam^2 C) sum_i f_alpha'(s_i^2); at Theorem D.5's largest eta "
+    "and e_1, -2 eta delta + 2 eta E + beta <= 0 if the sum is above r + e_2/2, and <= e_2/2 else",
+    assumes="D.6 at any eta, here up to .3; D.7 prints k for r",
+)
+def _rank_step(scale: int, rng: np.random.Generator) -> Residuals:
+    problem, L, r, slack = two_by_two(0.25), 3, 1, 0.4
+    for trial in range(60 * scale):
+        alpha, lam, eta = rng.uniform(0.05, 1), rng.uniform(0.1, 2), 0.3 / 10 ** (trial % 3)
+        W = [rng.uniform(0, 1) * rng.normal(size=shape) for shape in [(2, 2)] * L]
+        C, moved = _size(W), _sgd(W, problem, trial % 3, eta, lam)
+        D = 2 * (1 + C**L) * C ** (L - 1) + lam**2 * C
+        for w, after in zip(W, moved, strict=True):
+            s, V = np.linalg.eigh(w.T @ w)
+            slope = np.maximum(2 / alpha - 2 * s / alpha**2, 0)
+            linear = 2 * (after - w).T @ w
+            found = soft_rank([after], alpha) - soft_rank([w], alpha)
+            yield found - np.trace(V * slope @ V.T @ linear) - 2 * eta**2 * D * slope.sum()
+    for _ in range(200 * scale):  # spectra alone, with all constants at their largest
+        C, lam, n = rng.uniform(0.2, 2), rng.uniform(0.1, 2), 4
+        D, noise = 2 * (1 + C**L) * C ** (L - 1) + lam**2 * C, math.sqrt(2 * (1 + C**L))
+        alpha = lam**2 / noise**2
+        eta = min(lam * alpha * slack / (32 * n * (r + 1) * D), 2 * (r + 1) / lam)
+        t = np.append(rng.choice([1.0, 0.99, 0.7]), rng.dirichlet(np.ones(n - 1)) * slack)
+        x = alpha * (1 - np.sqrt(1 - np.minimum(t * rng.uniform(0.9, 1), 1)))
+        slope, soft = 2 / alpha - 2 * x / alpha**2, soft_rank([np.diag(np.sqrt(x))], alpha)
+        E = lam * alpha * slack / (32 * n * (r + 1)) * slope.sum()
+        change = -2 * eta * slope @ (lam * x - noise * x ** (L / 2)) + 2 * eta * E
+        change += 2 * eta**2 * D * slope.sum()
+        yield change / eta if soft > r + slack / 2 else change - slack / 2
+    return 1e-12, "steps from random weights; spectra at the theorem's largest rate and imbalance"
+
+
+@theorem(
+    "decay-product-rank",
+    source=f"{SOURCE}, Proposition F.1",
+    claim="In B_r the product has sum_i f_alpha(s_i(A'A)) <= r + e_2 + (L^2/alpha) C^(L-1) e_1",
+    assumes="alpha <= 1; no factor n is needed, as |P E P'|_* <= |P|_F^2 |E|_2",
+    correction="alpha <= 1 is used and not stated: at alpha = 1.9, which Theorem B.1 allows for "
+    "lam >= 12, three balanced values 1.05 in every layer exceed the bound",
+)
+def _product_rank(scale: int, rng: np.random.Generator) -> Residuals:
+    for trial in range(100 * scale):
+        n, L, alpha = rng.integers(2, 6), 3 + trial % 2, 10 ** rng.uniform(-2, 0)
+        values, Q = rng.uniform(0, 1.5, n) ** 4, np.linalg.qr(rng.normal(size=(n, n)))[0]
+        noise = 10.0 ** -(trial % 5) * rng.normal(size=(L, n, n))
+        W = list(Q * np.sqrt(values) @ Q.T + noise)
+        room = L**2 / alpha * _size(W) ** (L - 1) * layers.imbalance(W)
+        yield soft_rank([chain(W)], alpha) - soft_rank(W, alpha) - room
+    equal = [math.sqrt(1.05) * np.eye(3)] * 3
+    printed = soft_rank([chain(equal)], 1.9) - soft_rank(equal, 1.9)
+    return 1e-12, "random layers, nearly balanced and far from it", printed

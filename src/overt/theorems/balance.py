@@ -8,17 +8,8 @@ import numpy as np
 
 from overt import equalize, noise, penalty
 from overt._types import Floats
+from overt.theorems import _oracles as oracles
 from overt.theorems._descent import descend, tied_objective
-from overt.theorems._oracles import (
-    DESCENT,
-    EXACT,
-    STRICT,
-    added_loss,
-    masks,
-    relative,
-    with_spectrum,
-    worst,
-)
 from overt.theorems.base import Residuals, theorem
 
 
@@ -31,9 +22,9 @@ from overt.theorems.base import Residuals, theorem
 def _equalizer(scale: int, rng: np.random.Generator) -> Residuals:
     shapes = [(3, 5, 3), (6, 4, 4), (4, 7, 2), (5, 5, 1), (8 * scale, 12 * scale, 5)]
     for rows, width, rank in shapes:
-        U = with_spectrum(rng, rows, width, rng.exponential(size=rank))
+        U = oracles.with_spectrum(rng, rows, width, rng.exponential(size=rank))
         yield _inequality(U, equalize.equalizer(U))
-    return EXACT, "orthogonality and spread of the norms, wide, tall, low rank"
+    return oracles.EXACT, "orthogonality and spread of the norms, wide, tall, low rank"
 
 
 @theorem(
@@ -54,7 +45,7 @@ def _hadamard_equalizer(scale: int, rng: np.random.Generator) -> Residuals:
         right = np.linalg.svd(U)[2].T
         yield _inequality(U, equalize.hadamard_equalizer(U))
         printed = min(printed, _inequality(U, right @ Z))
-    return EXACT, "orthogonality and spread of the norms", printed
+    return oracles.EXACT, "orthogonality and spread of the norms", printed
 
 
 @theorem(
@@ -66,14 +57,14 @@ def _hadamard_equalizer(scale: int, rng: np.random.Generator) -> Residuals:
 )
 def _equalized_product(scale: int, rng: np.random.Generator) -> Residuals:
     for width in (2, 3, 5, 8 * scale):
-        A = with_spectrum(rng, 4, 5, rng.exponential(size=min(width, 3)))
+        A = oracles.with_spectrum(rng, 4, 5, rng.exponential(size=min(width, 3)))
         U, V = equalize.equalize_product(A, width)
         share = np.full(width, np.linalg.norm(A, "nuc") / width)
-        yield relative(U @ V.T, A)
-        yield relative(np.sum(U**2, axis=0), share)
-        yield relative(np.sum(V**2, axis=0), share)
+        yield oracles.relative(U @ V.T, A)
+        yield oracles.relative(np.sum(U**2, axis=0), share)
+        yield oracles.relative(np.sum(V**2, axis=0), share)
         yield float(equalize.imbalance(U, V)) / share[0] ** 2
-    return EXACT, "the product and every column norm"
+    return oracles.EXACT, "the product and every column norm"
 
 
 @theorem(
@@ -92,10 +83,10 @@ def _equalized_optimum(scale: int, rng: np.random.Generator) -> Residuals:
             U = descend(objective, rng.normal(size=4 * width))[1].reshape(4, width)
             share = drop.strength / width * np.linalg.norm(U) ** 4
             mean = float(np.mean(equalize.importance(U, U)))
-            yield relative(penalty.tied(U, drop), share)
+            yield oracles.relative(penalty.tied(U, drop), share)
             yield float(equalize.imbalance(U, U)) / mean**2
             runs += 1
-    return DESCENT, f"all of {runs} descents from random starts"
+    return oracles.DESCENT, f"all of {runs} descents from random starts"
 
 
 @theorem(
@@ -108,7 +99,7 @@ def _rotation_is_not_enough(scale: int, rng: np.random.Generator) -> Residuals:
     drop, excess, equalized = noise.Dropout(0.5), math.inf, 0.0
     stretch = np.array([3.0, 1.0])
     for _ in range(2 * scale):
-        A = with_spectrum(rng, 3, 4, [2.0, 1.0])
+        A = oracles.with_spectrum(rng, 3, 4, [2.0, 1.0])
         left, s, right = np.linalg.svd(A)
         U = left[:, :2] * np.sqrt(s[:2]) * stretch
         V = right[:2].T * np.sqrt(s[:2]) / stretch
@@ -116,11 +107,11 @@ def _rotation_is_not_enough(scale: int, rng: np.random.Generator) -> Residuals:
         angles = np.linspace(0, np.pi, 181)
         rotated = [penalty.shallow(U @ Q, V @ Q, drop) / least - 1 for Q in map(_rotation, angles)]
         rebuilt = penalty.shallow(*equalize.equalize_product(A, 2), drop)
-        yield relative(U @ V.T, A)
-        yield relative(rebuilt, least)
+        yield oracles.relative(U @ V.T, A)
+        yield oracles.relative(rebuilt, least)
         excess, equalized = min(excess, *rotated), max(equalized, rotated[45])
-    yield STRICT - excess
-    return EXACT, (
+    yield oracles.STRICT - excess
+    return oracles.EXACT, (
         f"the best of 181 rotations stays {excess:.0%} above the least penalty; the one that "
         f"equalizes |u_i||v_i| lies {equalized:.0%} above it"
     )
@@ -137,19 +128,19 @@ def _rescaling_invariance(scale: int, rng: np.random.Generator) -> Residuals:
     for width in range(2, 4 + scale):
         U, V, X = rng.normal(size=(3, width)), rng.normal(size=(4, width)), rng.normal(size=(6, 4))
         D, C = np.exp(rng.normal(size=width)), X.T @ X / len(X)
-        z, p = masks(np.full(width, 1 - prob))
-        exact = added_loss(rng.normal(size=(6, 3)), U, X @ V, z / (1 - prob), p)
-        yield relative((U * D) @ (V / D).T, U @ V.T)
-        yield relative(penalty.shallow(U * D, V / D, noise.Dropout(prob), C), exact)
-        yield relative(equalize.importance(U * D, V / D, C), equalize.importance(U, V, C))
-    return EXACT, "after rescaling, against the loss over all masks before"
+        z, p = oracles.masks(np.full(width, 1 - prob))
+        exact = oracles.added_loss(rng.normal(size=(6, 3)), U, X @ V, z / (1 - prob), p)
+        yield oracles.relative((U * D) @ (V / D).T, U @ V.T)
+        yield oracles.relative(penalty.shallow(U * D, V / D, noise.Dropout(prob), C), exact)
+        yield oracles.relative(equalize.importance(U * D, V / D, C), equalize.importance(U, V, C))
+    return oracles.EXACT, "after rescaling, against the loss over all masks before"
 
 
 def _inequality(U: Floats, Q: Floats) -> float:
     """Return how far Q is from orthogonal, or the columns of U Q from equal norms."""
     norms = np.sum((U @ Q) ** 2, axis=0)
     mean = np.sum(U**2) / U.shape[1]
-    return worst(np.abs(Q.T @ Q - np.eye(len(Q))).max(), np.abs(norms / mean - 1).max())
+    return oracles.worst(np.abs(Q.T @ Q - np.eye(len(Q))).max(), np.abs(norms / mean - 1).max())
 
 
 def _rotation(angle: float) -> Floats:

@@ -7,6 +7,8 @@ import time
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -70,6 +72,17 @@ class Theorem:
     def kind(self) -> str:
         """How far it is checked: "proved" or "enclosed" (`make proofs`), or "sampled"."""
         return PROVED.get(self.id, "sampled")
+
+    @property
+    def formula(self) -> str:
+        """The claim as a formula in TeX, where its words have none; empty elsewhere."""
+        return _formulas().get(self.id, "")
+
+
+@cache
+def _formulas() -> dict[str, str]:
+    text = (files(__package__) / "formulas.tsv").read_text(encoding="utf-8")
+    return dict(line.split("\t") for line in text.splitlines())
 
 
 def distinct(corrected: Iterable[Theorem | Verdict]) -> int:

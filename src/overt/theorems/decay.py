@@ -130,7 +130,7 @@ def _closed(scale: int, rng: np.random.Generator) -> Evidence:
             W = [np.zeros(shape) for shape in ((width, 2), (width, width), (2, width))]
             V, U = (np.linalg.qr(rng.standard_normal((2, 2)))[0] for _ in range(2))
             W[0][:2], W[1][:2, :2], W[2][:, :2] = roots[:, None] * V.T, np.diag(roots), U * roots
-            least = min(least, _soft_rank(W, region.alpha))
+            least = min(least, soft_rank(W, region.alpha))
             n = int(rng.integers(len(problem)))
             i, j = problem.rows[n], problem.cols[n]
             D = np.zeros((2, 2))
@@ -138,14 +138,15 @@ def _closed(scale: int, rng: np.random.Generator) -> Evidence:
             slopes = (W[1].T @ W[2].T @ D, W[2].T @ D @ W[0].T, D @ (W[1] @ W[0]).T)
             W = [(1 - 2 * rate * lam) * w - rate * g for w, g in zip(W, slopes, strict=True)]
             larger = max(float(np.sum(w * w)) for w in W) > region.bound
-            broken += larger or _soft_rank(W, region.alpha) > 1 + region.slack
+            broken += larger or soft_rank(W, region.alpha) > 1 + region.slack
             steps += 1
     on_boundary = least > 1 + region.slack * (1 - 1e-5)
     detail = f"{broken} of {steps} steps from the boundary left, at rates 1e-4 to 1e-2"
     return Evidence(float(broken) + (not on_boundary), 0.0, detail)
 
 
-def _soft_rank(weights: list[Floats], alpha: float) -> float:
+def soft_rank(weights: list[Floats], alpha: float) -> float:
+    """Return the largest sum_i f_alpha(s_i(W'W)) over the layers."""
     x = [np.minimum(np.linalg.svd(W, compute_uv=False) ** 2 / alpha, 1) for W in weights]
     return max(float(np.sum(v * (2 - v))) for v in x)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from scipy.stats import binom
 
 from overt import relu
 from overt._intervals import clopper_pearson
@@ -64,9 +65,7 @@ def _lazy_margin(scale: int, rng: np.random.Generator) -> Evidence:
     along = psi @ np.stack([np.cos(angles), np.sin(angles)])
     values = np.mean((rng.random(along.shape) < 0.5) * np.maximum(along, 0), axis=1)
     least = 0.5 / math.pi - math.sqrt(2 * math.log(3 * T / DELTA) / m)
-    off = abs(float(values.mean()) - 0.5 / math.pi) > 5 * float(
-        values.std() / math.sqrt(values.size)
-    )
+    off = abs(values.mean() - 0.5 / math.pi) > 5 * values.std() / math.sqrt(values.size)
     return _share((values.min(1) < least) | off, f"width {m}")
 
 
@@ -86,6 +85,21 @@ def _lazy_flips(scale: int, rng: np.random.Generator) -> Evidence:
         flips = (np.abs(products) <= D).sum(1).max(1)
         broken |= flips > m * D + math.sqrt(m * math.log(3 * T / DELTA) / 2)
     return _share(broken, "every row moved against the input")
+
+
+@theorem(
+    "subnetwork-width",
+    source="Thesis, section 5.3, the width of sub-networks",
+    claim="With probability 1 - delta the sub-networks of all T steps have at most qm + "
+    "sqrt(m ln(T/delta)/2) units, which is half of the printed excess, sqrt(2 m ln(T/delta))",
+)
+def _width(scale: int, rng: np.random.Generator) -> Residuals:
+    for _ in range(100 * scale):
+        m, T = (int(10 ** rng.uniform(0, power)) for power in (6, 4))
+        q, delta = rng.uniform(0.01, 0.99), 10 ** rng.uniform(-4, -0.5)
+        beyond = binom.sf(q * m + math.sqrt(m * math.log(T / delta) / 2), m, q)
+        yield -math.expm1(T * math.log1p(-beyond)) - delta
+    return 0.0, "the binomial tail, exactly, to the power T"
 
 
 @theorem(

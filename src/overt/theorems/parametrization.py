@@ -140,13 +140,10 @@ def _scaling(scale: int, rng: np.random.Generator) -> Evidence:
     n, widths, probs = 8, (2, 2), (0.4, 0.3)
     X, y = rng.normal(size=(3, n)), rng.normal(size=n)
     C, w = X @ X.T / n, np.linalg.solve(X @ X.T, X @ y)
-    objective, size = descent.deep_objective(
-        np.asarray(w[None], dtype=np.float64), C, widths, probs
-    )
+    objective, size = descent.deep_objective(w[None].astype(float), C, widths, probs)
     _, theta = descent.best_descent(objective, size, 6 * scale, rng)
     found = oracles.chain(descent.split(theta, [3, *widths, 1]))[0]
-    nu = spectral.nu(widths, probs)
-    stated, printed = (np.linalg.solve((1 + v) * X @ X.T, X @ y) for v in (nu, nu / n))
+    stated, printed = (w / (1 + spectral.nu(widths, probs) / m) for m in (1, n))
     detail = f"squared distance to the best of {6 * scale} descents over all masks"
     return Evidence(oracles.relative(stated, found) ** 2, oracles.DESCENT, detail,
                     oracles.relative(printed, found) ** 2)  # fmt: skip

@@ -9,11 +9,11 @@ import numpy as np
 from scipy.special import ndtri
 
 from overt import datasets
+from overt._figures import canvas
 from overt._html import Page
 from overt._types import Floats
 from overt.completion import DropoutCompletion
 from overt.entries import Entries
-from overt.experiments.base import canvas
 
 LEARNED = "learned (the default)"
 WAYS: dict[str, dict[str, Any]] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from overt._figures import canvas
 from overt._html import Page
-from overt.experiments.base import canvas
 from overt.tour.torch_chapter import torch_chapter
 
 WIDTH, EPOCHS = 512, 25

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from overt._figures import canvas
 from overt._html import Page
-from overt.experiments.base import canvas
 from overt.tour.torch_chapter import torch_chapter
 
 

@@ -10,19 +10,20 @@ import os
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from overt._check import InputError, choice, whole
+from overt._check import InputError, whole
+from overt._cluster import checked_engine
 
 if TYPE_CHECKING:
     from overt.completion.forms.problem import Layout
-
-ENGINES = ("local", "dask")
 
 ALL_CORES = -1
 """As `n_jobs`: one thread or process for each core."""
 
 
 class Engine(Protocol):
-    """Runs a kernel over all rows of one side."""
+    """Runs a kernel over all rows of one side; `faults` say what was lost and done again."""
+
+    faults: list[str]
 
     def run(
         self, kernel: Any, layout: Layout, shared: Any, by_row: Any, out: Any, sums: Any = None
@@ -39,8 +40,8 @@ def make_engine(name: str, n_jobs: int | None) -> AbstractContextManager[Engine]
     from overt.completion.engines.dask import dask_engine
     from overt.completion.engines.threads import thread_engine
 
-    chosen = dask_engine if choice("engine", name, ENGINES) == "dask" else thread_engine
-    return chosen(_count(n_jobs))
+    engine, count = checked_engine(name), _count(n_jobs)
+    return thread_engine(count) if engine == "local" else dask_engine(engine, count)
 
 
 def _count(n_jobs: int | None) -> int:

@@ -1,21 +1,27 @@
 """The row kernels on the workers of a Dask cluster.
 
-Each worker keeps its share of the ratings, sent once. A half sweep sends the other side's factors
-to every worker and brings the updated rows back; the arithmetic is that of one process, bit for
-bit.
+Workers keep their shares of the entries. A half sweep needs the other side's rows everywhere: those
+that workers computed in the half sweep before they fetch from each other, others are sent in
+pieces. Updated rows come back to the client as well, so that a lost worker loses none: what it had
+not finished is computed elsewhere. The arithmetic is that of one process, bit for bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+import uuid
+import warnings
+from asyncio import CancelledError
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
+from itertools import cycle, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from overt._check import InputError, MissingExtraError
+from overt._cluster import ClusterLostError, await_workers, connected, reachable
 from overt._types import Array
+from overt.completion.engines.remote import Work, update
 
 if TYPE_CHECKING:
     from overt.completion.engines import Engine
@@ -24,97 +30,184 @@ if TYPE_CHECKING:
 TASKS = 2
 """Tasks for each worker thread in a half sweep."""
 
+LARGE = 1 << 16
+"""Bytes from which an array travels in pieces."""
+
+TRIES, PAUSE = 6, 1.0
+"""Rounds in a row that finish nothing before a fit is given up, and seconds between them."""
+
 
 @contextmanager
-def dask_engine(n_jobs: int) -> Iterator[Engine]:
-    """Take the cluster of the current `distributed.Client`, or start one of `n_jobs` processes."""
-    try:
-        import distributed
-    except ModuleNotFoundError as error:
-        if error.name not in ("distributed", "dask"):
-            raise
-        raise MissingExtraError("distributed", "dask") from None
-    started = None
-    try:
-        client = distributed.get_client()
-    except ValueError:
-        client = started = distributed.Client(
-            n_workers=n_jobs, threads_per_worker=1, dashboard_address=None
-        )
-    try:
-        if not client.nthreads():
-            raise InputError('engine="dask" needs a cluster with workers, the current one has none')
+def dask_engine(engine: str, n_jobs: int) -> Iterator[Engine]:
+    """Take the cluster of the current `distributed.Client`, or that at an address, or start one."""
+    with connected(engine, n_jobs) as client:
         yield _DaskEngine(client)
-    finally:
-        if started is not None:
-            started.close()
-            started.cluster.close()
 
 
-class _Share(NamedTuple):
+class _Share:
     """Some chunks of a layout: their numbers, rows and cuts, and where their entries are."""
 
-    chunks: list[int]
-    rows: Array
-    cuts: Array
-    entries: Any
+    def __init__(self, layout: Layout, chunks: Sequence[int]) -> None:
+        self._layout, self.chunks = layout, list(chunks)
+        sizes = [layout.rows[layout.cuts[c] : layout.cuts[c + 1]] for c in chunks]
+        self.rows, self.cuts = np.concatenate(sizes), np.cumsum([0, *map(len, sizes)])
+        self.entries: Any = None
+        self.worker = ""
+
+    @property
+    def lost(self) -> bool:
+        """Whether no worker has the entries any more."""
+        return self.entries is not None and self.entries.status != "finished"
+
+    def place(self, engine: _DaskEngine) -> None:
+        """Send the entries to the worker, unless they are with one."""
+        if self.entries is None or self.lost:
+            entries = self._layout.take(self.chunks)[2]
+            self.entries = engine.sent((self.rows, entries), [self.worker])
+
+
+class _Fresh(NamedTuple):
+    """An array whose rows workers have: the array, its mark, and which field of whose results."""
+
+    array: Array
+    mark: int
+    field: int
+    parts: list[Any]
+
+
+class _TaskError(Exception):
+    """A kernel failed, wherever it ran; the error is its argument."""
 
 
 class _DaskEngine:
     def __init__(self, client: Any) -> None:
-        self._client = client
+        self._client, self._direct = client, reachable(client)
         self._shares: dict[int, tuple[Layout, list[_Share]]] = {}
+        self._fresh: dict[int, _Fresh] = {}
+        self.faults: list[str] = []
 
     def run(
         self, kernel: Any, layout: Layout, shared: Any, by_row: Any, out: Any, sums: Any = None
     ) -> None:
         """Update the rows of `out`, each share on the worker that keeps its entries."""
-        client, shares = self._client, self._scattered(layout)
+        shares, parts = self._shares_of(layout), []
         name = (kernel.__module__, kernel.__name__)
-        everywhere = client.scatter(tuple(shared), broadcast=True, hash=False)
         like = type(out)(*((array.shape[1], array.dtype) for array in out))
-        size = None if sums is None else sums.shape[1]
-        futures = []
-        for share in shares:
-            mine = [array[share.rows] for array in by_row]
-            given = (name, share.entries, share.cuts, everywhere, mine, like, size)
-            futures.append(client.submit(_update, *given, pure=False))
+        size, waiting, fruitless = None if sums is None else sums.shape[1], list(shares), 0
+        before = len(self.faults)
+        while waiting:
+            self._note(sum(share.lost for share in waiting), "")
+            found, fault = [], ""
+            try:
+                token, held = uuid.uuid4().hex, self._held(shared)
+                futures = {}
+                alive = self._workers()
+                for share, worker in zip(waiting, cycle(alive), strict=False):
+                    if share.worker not in alive:  # its entries may still be somewhere
+                        share.worker = worker
+                    share.place(self)
+                    mine = self.sent([array[share.rows] for array in by_row], [share.worker])
+                    work = Work(name, token, share.cuts, like, size)
+                    given = (share.entries, mine, held)
+                    futures[self._client.submit(update, work, *given, pure=False)] = share
+                for future, (_, updated, summed) in self._finished(futures):
+                    share = futures[future]
+                    for array, new in zip(out, updated, strict=True):
+                        array[share.rows] = new
+                    if sums is not None:
+                        sums[share.chunks] = summed
+                    found.append(share)
+                    parts.append(future)
+            except _TaskError as error:
+                raise error.args[0] from None
+            except (Exception, CancelledError) as error:  # of a connection
+                fault = f"{type(error).__name__}: {error}".splitlines()[0]
+            waiting = [share for share in waiting if share not in found]
+            if waiting:
+                fruitless = 0 if found else fruitless + 1
+                self._mend(waiting, fault, fruitless)
+        large = [(field, array) for field, array in enumerate(out) if array.nbytes >= LARGE]
+        self._fresh = {id(a): _Fresh(a, _mark(a), field, parts) for field, a in large}
+        if len(self.faults) > before:  # what workers had may be gone too: everything is sent anew
+            self._fresh = {}
+
+    def _finished(self, futures: dict[Any, _Share]) -> Iterator[tuple[Any, Any]]:
+        """Yield what workers have finished; what was lost on the way is left out."""
+        from distributed import KilledWorker, as_completed
+
         try:
-            for share, future in zip(shares, futures, strict=True):
-                updated, summed = future.result()
-                for array, new in zip(out, updated, strict=True):
-                    array[share.rows] = new
-                if sums is not None:
-                    sums[share.chunks] = summed
+            for future in as_completed(list(futures)):
+                if future.status == "finished":
+                    yield future, self._client.gather(future, direct=self._direct)
+                elif future.status == "error" and not isinstance(future.exception(), KilledWorker):
+                    raise _TaskError(future.exception())
         except BaseException:
-            client.cancel(futures)
+            if self._client.status == "running":
+                self._client.cancel(list(futures))
             raise
 
-    def _scattered(self, layout: Layout) -> list[_Share]:
-        """Return the ratings' shares, sent to the workers when first asked for."""
+    def _mend(self, waiting: list[_Share], fault: str, fruitless: int) -> None:
+        """Give up after many rounds; what was lost is sent again in the next."""
+        if fruitless > TRIES:
+            raise ClusterLostError(f"{TRIES} attempts in a row finished nothing ({fault})")
+        self._note(len(waiting), fault)
+        self._direct = reachable(self._client)
+        time.sleep(PAUSE * fruitless)
+
+    def _note(self, count: int, fault: str) -> None:
+        """Wait for workers and say what was lost; others may have had it from the one gone."""
+        if count:
+            self._fresh = {}
+            await_workers(self._client)
+            text = f"workers were lost; {count} parts of a half sweep were computed elsewhere"
+            self.faults.append(f"{text} ({fault})" if fault else text)
+            warnings.warn(self.faults[-1], stacklevel=2)
+
+    def _shares_of(self, layout: Layout) -> list[_Share]:
+        """Return the shares of a layout, cut when first asked for."""
         if id(layout) not in self._shares:
-            tasks = TASKS * max(1, sum(self._client.nthreads().values()))
+            tasks = TASKS * max(1, len(self._workers()))
             numbers = [range(i, layout.n_chunks, tasks) for i in range(min(tasks, layout.n_chunks))]
-            taken = [layout.take(chunks) for chunks in numbers]
-            sent = self._client.scatter([entries for *_, entries in taken], hash=False)
-            shares = [
-                _Share(list(chunks), rows, cuts, future)
-                for chunks, (rows, cuts, _), future in zip(numbers, taken, sent, strict=True)
-            ]
             # The layout is kept too: its id is that of no other as long as it lives.
-            self._shares[id(layout)] = layout, shares
+            self._shares[id(layout)] = layout, [_Share(layout, chunks) for chunks in numbers]
         return self._shares[id(layout)][1]
 
+    def _held(self, shared: Any) -> Any:
+        """Return what all workers need: small arrays as they are, large ones in pieces."""
+        small: list[Any] = []
+        large = []
+        for group in shared:
+            for number, array in enumerate(group):
+                if getattr(array, "nbytes", 0) < LARGE:
+                    continue
+                large.append(((len(small), number), array.shape, array.dtype, self._pieces(array)))
+                group = group._replace(**{group._fields[number]: None})
+            small.append(group)
+        return self.sent(small), large
 
-def _update(
-    kernel: tuple[str, str], entries: Any, cuts: Array, shared: Any, by_row: list[Array],
-    like: Any, size: int | None,
-) -> tuple[Any, Array | None]:  # fmt: skip
-    """Run a kernel on one share, on a worker; return its rows and the sums of its chunks."""
-    module, name = kernel
-    rows = np.arange(cuts[-1])
-    out = type(like)(*(np.zeros((len(rows), width), dtype) for width, dtype in like))
-    sums = None if size is None else np.zeros((len(cuts) - 1, size))
-    more = () if sums is None else (cuts, sums)
-    getattr(import_module(module), name)(rows, entries, *shared, *by_row, out, *more)
-    return out, sums
+    def _pieces(self, array: Array) -> list[Any]:
+        """Return (rows, field, future) of the pieces of an array: fields are of results."""
+        fresh = self._fresh.get(id(array))
+        if fresh is not None and fresh.mark == _mark(array):
+            return [(None, fresh.field, future) for future in fresh.parts]
+        count = len(self._client.nthreads())
+        edges = np.linspace(0, len(array), count + 1).astype(int)
+        places = [slice(int(a), int(b)) for a, b in pairwise(edges)]
+        sent = self._client.scatter([array[p] for p in places], direct=self._direct, hash=False)
+        return [(place, None, future) for place, future in zip(places, sent, strict=True)]
+
+    def _workers(self) -> list[str]:
+        """Return the workers, one with several threads as often as it has."""
+        return [worker for worker, n in self._client.nthreads().items() for _ in range(n)]
+
+    def sent(self, value: Any, workers: list[str] | None = None) -> Any:
+        """Return a value that is with a worker."""
+        how = {"direct": self._direct, "hash": False, "workers": workers}
+        return self._client.scatter([value], **how)[0]
+
+
+def _mark(array: Array) -> int:
+    """Return a number that a changed array does not keep."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    words = flat.view(np.uint32)
+    return int(words.sum(dtype=np.uint64)) ^ int(words[::2].sum(dtype=np.uint64)) << 1

@@ -33,7 +33,7 @@ def thread_engine(n_jobs: int) -> Iterator[Engine]:
 
 class _ThreadEngine:
     def __init__(self, pool: ThreadPoolExecutor | None) -> None:
-        self._pool = pool
+        self._pool, self.faults = pool, list[str]()
 
     def run(
         self, kernel: Any, layout: Layout, shared: Any, by_row: Any, out: Any, sums: Any = None

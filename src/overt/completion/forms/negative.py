@@ -36,10 +36,13 @@ from overt.completion.forms.problem import CompletionProblem
 from overt.completion.forms.spread import FULL_BYTES, FullSpread, full_bytes
 from overt.completion.kernels import Held, Learned
 from overt.completion.kernels.full import pack, unpack
-from overt.completion.kernels.pairs import Everyone, learn_pairs
+from overt.completion.kernels.pairs import Everyone, learn_pairs, weighted_sum
 
-TOL = 5e-3
+TOL = 1e-2
 """Fall of the objective in one sweep, in nats per observed entry, below which it has settled."""
+
+SMALL = 1 << 20
+"""Pairs up to which singular vectors come from the dense matrix."""
 
 LEAST_NOISE = 1e-9
 """Residual variance that is never gone below."""
@@ -72,7 +75,7 @@ class NegativeForm(Plain):
 
     @classmethod
     def start(cls, problem: CompletionProblem, seed: int) -> NegativeForm:
-        """Return the form before the first sweep: one factor for how much all is chosen."""
+        """Return the form before the first sweep, near the leading singular vectors."""
         k, pairs = problem.columns.n_factors, float(np.prod(problem.shape))
         size = full_bytes(problem)
         if size > FULL_BYTES:
@@ -81,15 +84,31 @@ class NegativeForm(Plain):
                 f"of covariances, {FULL_BYTES >> 20} are the limit; take fewer factors"
             )
         mean = float(problem.by_row.values.sum(dtype=float)) / pairs
-        level, rng = np.sqrt(mean), np.random.default_rng([seed, 0])
-        means = [np.zeros((count, k), problem.dtype) for count in problem.shape]
-        means[1][:] = rng.normal(0, 0.1 * np.sqrt(level), means[1].shape)
-        means[1][:, 0] += level
-        spread = FullSpread.start(problem)
-        spread.add_means(1, means[1])
+        rules = [Precisions.of(sums) for sums in _sums(problem)]
         priors = [Prior(np.zeros(k), np.eye(k)), Prior(np.zeros(k), 100 * np.eye(k))]
-        rules = (Precisions.of(sums) for sums in _sums(problem))
-        return cls(problem, means, spread, priors, mean, tuple(rules))  # type: ignore[arg-type]
+        means = [np.zeros((count, k), problem.dtype) for count in problem.shape]
+        form = cls(problem, means, FullSpread.start(problem), priors, mean, (rules[0], rules[1]))
+        V, rng = form._leading(seed), np.random.default_rng([seed, 0])
+        means[1][:] = rng.normal(0, 0.1 * mean**0.25, means[1].shape)
+        means[1][:, : V.shape[1]] = V
+        form.spread.add_means(1, means[1])
+        return form
+
+    def _leading(self, seed: int) -> Floats:
+        """Return V of the U V' nearest to the strengths, errors weighted by r_a c_b."""
+        from scipy import sparse
+
+        (m, n), side, (r, c) = self.problem.shape, self.problem.by_row, self.precisions
+        values = side.values * np.sqrt(r[side.keys] * c[side.others])
+        X = sparse.csr_array((values, (side.keys, side.others)), (m, n))
+        if m * n <= SMALL:
+            _, s, R = np.linalg.svd(X.toarray(), full_matrices=False)
+        else:
+            from sklearn.utils.extmath import randomized_svd
+
+            _, s, R = randomized_svd(X, self.means[0].shape[1], n_iter=2, random_state=seed)
+        s, R = s[: self.means[0].shape[1]], R[: self.means[0].shape[1]]
+        return np.asarray((R.T * np.sqrt(s)) * (n / m) ** 0.25 / np.sqrt(c)[:, None])
 
     def step(self, engine: Engine) -> float:
         """Sweep both sides, the priors and the noise; return the objective per entry."""
@@ -120,8 +139,9 @@ class NegativeForm(Plain):
         group, prior = problem.grouped(side), self.priors[side]
         c = np.where(self.active[other], self.precisions[other], 0)
         shift = prior.precision @ prior.mean
-        shared = Everyone(c @ tables[other], WEIGHT, prior.precision, shift, self.noise)
-        held = Held(self.means[other], tables[other], c)
+        everyone = weighted_sum(c, tables[other])
+        shared = Everyone(everyone, WEIGHT, prior.precision, shift, self.noise)
+        held = Held(self.means[other], tables[other], c.astype(problem.dtype))
         out = Learned(self.means[side], tables[side], np.zeros((problem.shape[side], 2)))
         moments = np.zeros((group.blocked.n_chunks, tables[side].shape[1]))
         own = (self.precisions[side],)
@@ -138,18 +158,13 @@ class NegativeForm(Plain):
             empty, prior = self.problem.grouped(side).counts == 0, self.priors[side]
             mean, S = prior.mean, prior.covariance
             if side == 1 and empty.any():
-                everyone = self.precisions[0] @ self._moments(0)
+                U, r = self.means[0].astype(np.float64), self.precisions[0]
+                everyone = (U.T * r) @ U + unpack(weighted_sum(r, self.spread.tables[0]))
                 scale = self.precisions[1].max() / self.noise
-                S = np.linalg.inv(prior.precision + scale * unpack(everyone))
+                S = np.linalg.inv(prior.precision + scale * everyone)
                 mean = S @ prior.precision @ prior.mean
             self.spread.add_means(side, w, -1)
             w[empty], table[empty] = mean, pack(S)
-
-    def _moments(self, side: int) -> Floats:
-        """Return second moments of one side whose covariances alone are in the tables."""
-        W = self.means[side].astype(np.float64)
-        i, j = np.tril_indices(W.shape[1])
-        return self.spread.tables[side] + W[:, i] * W[:, j]
 
     @property
     def pairs(self) -> AllPairs:

@@ -40,7 +40,8 @@ def learn_pairs(
     """
     n, size = held.means.shape[1], held.spread.shape[1]
     most = np.max(cuts[1:] - cuts[:-1])
-    sums = Sums(np.empty((most, size)), np.empty((most, n)), np.empty(most))
+    dtype = held.spread.dtype  # single precision sums thousands of entries well enough
+    sums = Sums(np.empty((most, size), dtype), np.empty((most, n)), np.empty(most))
     A = np.empty((n, n + 1))
     for c in range(len(moments)):
         here = rows[cuts[c] : cuts[c + 1]]
@@ -71,3 +72,13 @@ def learn_pairs(
                     t += 1
             out.stats[r, 0] = own[r] * error
             out.stats[r, 1] = logdet
+
+
+@njit(**OPTIONS)
+def weighted_sum(weights: Array, tables: Array) -> Array:
+    """sum_b weights_b tables_b, in double precision."""
+    total = np.zeros(tables.shape[1])
+    for b in range(len(tables)):
+        for t in range(len(total)):
+            total[t] += weights[b] * tables[b, t]
+    return total

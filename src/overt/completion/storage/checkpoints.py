@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from overt._check import InputError
 from overt._files import read_sealed, write_sealed
+from overt._plain import plain
 from overt._types import Array
 from overt.completion.forms.sampled import SampledForm
 from overt.entries import Entries
@@ -32,10 +33,11 @@ class SweepCheckpoint:
     """
 
     def __init__(
-        self, folder: Path, entries: Entries, parameters: Mapping[str, Any], *, resume: bool
-    ) -> None:
+        self, folder: Path, entries: Entries, parameters: Mapping[str, Any], *, resume: bool,
+        given: Sequence[Any] = (),
+    ) -> None:  # fmt: skip
         self._folder, self._resume = folder, resume
-        self._fingerprint = _fingerprint(entries, parameters)
+        self._fingerprint = _fingerprint(entries, parameters, given)
         folder.mkdir(parents=True, exist_ok=True)
         if not resume:
             self.clear()
@@ -64,8 +66,9 @@ class SweepCheckpoint:
 
     def clear(self) -> None:
         """Remove everything that was kept."""
-        for path in self._folder.glob("*.safetensors*"):
-            path.unlink()
+        for name in (*KINDS, "draw-*"):
+            for path in self._folder.glob(f"{name}.safetensors*"):
+                path.unlink()
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.safetensors"
@@ -85,15 +88,33 @@ class SweepCheckpoint:
             ) from None
 
 
+def opened(
+    checkpoint: Any, entries: Entries, parameters: Mapping[str, Any], given: Sequence[Any],
+    resume: bool,
+) -> SweepCheckpoint | None:  # fmt: skip
+    """Return the checkpoint in a folder, or the one that is given; None where there is none."""
+    if checkpoint is None and resume:
+        raise InputError("resume needs the folder of a checkpoint")
+    if checkpoint is None or isinstance(checkpoint, SweepCheckpoint):
+        return checkpoint
+    return SweepCheckpoint(Path(checkpoint), entries, parameters, resume=resume, given=given)
+
+
 def _draw(number: int) -> str:
     return f"draw-{number:05d}"
 
 
-def _fingerprint(entries: Entries, parameters: Mapping[str, Any]) -> str:
-    """Return a name for data and settings."""
+def _fingerprint(entries: Entries, parameters: Mapping[str, Any], given: Sequence[Any]) -> str:
+    """Return a name for data, given features and settings."""
+    if not isinstance(parameters.get("seed", 0), (int, np.integer)):
+        raise InputError("a checkpoint needs a whole number as seed, so that a run can go on")
     digest = hashlib.sha256()
+    for table in given:
+        if table is not None:
+            dense = table.toarray() if hasattr(table, "toarray") else np.asarray(table)
+            digest.update(np.ascontiguousarray(dense).tobytes())
     for array in (entries.rows, entries.cols, entries.values):
         digest.update(np.ascontiguousarray(array).tobytes())
     settings = {k: v for k, v in parameters.items() if k not in WITHOUT_EFFECT}
-    digest.update(json.dumps([list(entries.shape), settings], sort_keys=True).encode())
+    digest.update(json.dumps([list(entries.shape), plain(settings)], sort_keys=True).encode())
     return digest.hexdigest()

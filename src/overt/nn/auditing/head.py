@@ -266,9 +266,8 @@ def _jacobian(model: nn.Module, module: Any, inputs: Inputs) -> Tensor:
                 model,
                 inputs.given,
                 lambda call: call.args[0] if call.name == "log_softmax" else call.run(),
-            )
-            output = output if inputs.output is None else inputs.output(output)
-            output = output.flatten()
+                output=inputs.output,
+            ).flatten()
             rows = [
                 torch.autograd.grad(o, steps[-1], retain_graph=True, materialize_grads=True)[0]
                 for o in output

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from overt._check import MissingExtraError
+from overt._check import InputError
+from overt._figures import BLUE, COLORS, GRAY, ORANGE, subplots
 from overt._html import Page
 from overt.results import Status
 
 SHOWN = 12
 """The most singular values and layers in a table for the terminal."""
-INK, ACCENT, OTHER = "#1c2733", "#1f6f8b", "#d1751c"
 Row = tuple[object, ...]
 
 
@@ -51,10 +51,6 @@ def text(report: Any) -> str:
 
 def html(report: Any, path: str | os.PathLike[str] | None) -> str:
     """Return the page, and write it to `path` if given."""
-    try:
-        import matplotlib  # noqa: F401
-    except ModuleNotFoundError:
-        raise MissingExtraError("matplotlib", "plots") from None
     page = Page(f"Audit of {report.model}", " · ".join(summary(report)) + ".")
     _fill(page, report)
     footer = f"Made with overt in {report.seconds:.1f} s."
@@ -215,10 +211,9 @@ def _fill(page: Page, report: Any) -> None:
         if section.note:
             page.text(section.note)
         page.table(section.header, section.rows)
-        flowing = [n for n in report.noises if n.flows is not None and n.flows.max() > 0]
-        if section.title == "noise" and flowing:
+        if section.title == "noise" and (flowing := _flowing(report)):
             page.figure(
-                _flows(flowing[-4:]),
+                _drawn((_flows, flowing)),
                 "Flow through each unit, in decreasing order, relative to the mean: a flat line "
                 "is a layer whose units contribute alike.",
             )
@@ -235,66 +230,71 @@ def _fill_findings(page: Page, report: Any) -> None:
         )
         bounds = [(b.value, b.over, b.source) for b in head.lower_bounds]
         page.table(("value", "over", "source"), bounds)
-        page.figure(_spectra(head), _spectrum_note(report, head).capitalize() + ".")
+        page.figure(_drawn((_spectra, head)), _spectrum_note(report, head).capitalize() + ".")
     if s is not None:
         page.section("Drop probability")
         for line in str(s).splitlines():
             page.text(line.strip() + ".")
         page.figure(
-            _curve(s),
+            _drawn((_curve, s)),
             "Held-out squared error of the best last layer at each drop probability, with one "
             "standard error, and the rank of the optimal outputs. Dotted: the model's own drop "
             "probability.",
         )
 
 
-def _spectra(head: Any) -> Any:
-    figure, axes = _axes()
+def plot(report: Any) -> Any:
+    """Draw the flow through units, the last layer's spectra and the curve of the suggestion."""
+    found = ((_flows, _flowing(report)), (_spectra, report.head), (_curve, report.suggestion))
+    panels = [(draw, what) for draw, what in found if what]
+    if not panels:
+        raise InputError("there is nothing to draw: no noise, last layer or suggestion was found")
+    return _drawn(*panels)
+
+
+def _flowing(report: Any) -> list[Any]:
+    return [n for n in report.noises if n.flows is not None and n.flows.max() > 0][-4:]
+
+
+def _drawn(*panels: tuple[Callable[[Any, Any], None], Any]) -> Any:
+    figure, axes = subplots(1, len(panels), (6.4, 3.4) if len(panels) == 1 else (4.6, 3.2))
+    for axis, (draw, what) in zip(axes[0], panels, strict=True):
+        draw(axis, what)
+    return figure
+
+
+def _spectra(axes: Any, head: Any) -> None:
     at, outputs, optimum, targets = zip(*_spectrum_rows(head)[:40], strict=True)
     for values, color, marker, label in (
-        (targets, "0.7", "s", "targets"),
-        (optimum, OTHER, "o", "optimum, predicted"),
-        (outputs, ACCENT, "x", "outputs"),
+        (targets, GRAY, "s", "targets"),
+        (optimum, ORANGE, "o", "optimum, predicted"),
+        (outputs, BLUE, "x", "outputs"),
     ):
         axes.plot(at, values, color=color, marker=marker, ms=5, lw=1, label=label)
     axes.set(xlabel="index", ylabel="singular value / sqrt(samples)", ylim=(0, None))
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(frameon=False)
-    return figure
+    axes.legend()
 
 
-def _curve(s: Any) -> Any:
-    figure, axes = _axes()
+def _curve(axes: Any, s: Any) -> None:
     low, high, best = s.holdout - s.holdout_error, s.holdout + s.holdout_error, s.holdout.argmin()
-    axes.fill_between(s.drop_probs, low, high, color=ACCENT, alpha=0.15, lw=0)
-    axes.plot(s.drop_probs, s.holdout, "o-", color=ACCENT, markevery=[best])
-    axes.axvline(s.current, color=INK, ls=":", lw=1)
+    axes.fill_between(s.drop_probs, low, high, color=BLUE, alpha=0.15, lw=0)
+    axes.plot(s.drop_probs, s.holdout, "o-", color=BLUE, markevery=[best])
+    axes.axvline(s.current, color=GRAY, ls=":", lw=1)
     axes.set(xlabel="drop probability", ylabel="held-out squared error")
     ranks = axes.twinx()
-    ranks.step(s.drop_probs, s.predicted_rank, where="mid", color=OTHER, lw=1)
+    ranks.step(s.drop_probs, s.predicted_rank, where="mid", color=ORANGE, lw=1)
     ranks.set(ylim=(0, s.predicted_rank.max() + 1))
-    ranks.set_ylabel("predicted rank", color=OTHER)
+    ranks.set_ylabel("predicted rank", color=ORANGE)
     ranks.yaxis.get_major_locator().set_params(integer=True)
-    return figure
 
 
-def _flows(noises: list[Any]) -> Any:
-    figure, axes = _axes()
-    for noise, color in zip(noises, (ACCENT, OTHER, "#5b8c5a", "#8a5a9e"), strict=False):
+def _flows(axes: Any, noises: list[Any]) -> None:
+    for noise, color in zip(noises, COLORS, strict=False):
         ordered = sorted((noise.flows / noise.flows.mean()).tolist(), reverse=True)
         share = [(i + 1) / len(ordered) for i in range(len(ordered))]
         label = f"{noise.name or 'model'}, phi {noise.coadaptation:.2f}"
         axes.plot(share, ordered, color=color, label=label)
-    axes.axhline(1, color="0.7", lw=1)
+    axes.axhline(1, color=GRAY, lw=1)
     axes.set(xlabel="share of units", ylabel="flow / mean flow", ylim=(0, None), xlim=(0, 1))
-    axes.legend(frameon=False)
-    return figure
-
-
-def _axes() -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 3.4), layout="constrained")
-    axes = figure.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+    axes.legend()

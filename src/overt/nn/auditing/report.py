@@ -268,6 +268,12 @@ class AuditReport(Result):
 
         return text(self)
 
+    def plot(self) -> Any:
+        """Draw the flow through units, the last layer's spectra and the curve of the suggestion."""
+        from overt.nn.auditing.presentation import plot
+
+        return plot(self)
+
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the report as one HTML page with pictures; write it to `path` if given."""
         from overt.nn.auditing.presentation import html

@@ -63,8 +63,13 @@ class Attention(nn.Module):  # type: ignore[misc]
 
 
 def opened(model: nn.Module) -> nn.Module:
-    """Put `Attention` in the place of torch's attention where it is plain; change in place."""
+    """Put `Attention` in the place of torch's attention where it is plain; change in place.
+
+    Linear layers that hold their weights transposed (Conv1D of transformers) become linear layers.
+    """
     for name, module in list(model.named_modules()):
+        if name and (linear := _turned(module)) is not None:
+            model.set_submodule(name, linear)
         if type(module) is not nn.MultiheadAttention or not name:
             continue
         hooks = module._forward_pre_hooks or module._forward_hooks
@@ -110,6 +115,18 @@ def _opened(module: Any) -> Attention:
     opened.train(module.training)
     learned = next(module.parameters()).requires_grad
     return opened.requires_grad_(learned)
+
+
+def _turned(module: Any) -> nn.Linear | None:
+    """Return the linear layer that a module with weights (inputs, outputs) is, None if it isn't."""
+    if type(module).__name__ != "Conv1D" or [*module._parameters] != ["weight", "bias"]:
+        return None
+    layer = _linear(module.weight.detach().T, module.bias)
+    x = torch.eye(layer.in_features, dtype=layer.weight.dtype, device=layer.weight.device)
+    with torch.no_grad():
+        same = torch.allclose(module(x), layer(x), atol=1e-5)
+    learned = module.weight.requires_grad
+    return layer.train(module.training).requires_grad_(learned) if same else None
 
 
 def _linear(weight: Any, bias: Any) -> nn.Linear:

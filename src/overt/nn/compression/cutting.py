@@ -62,7 +62,9 @@ class Cut:
         return factor[structure.classes]
 
 
-def shrink(model: nn.Module, structure: Structure, cut: Cut) -> nn.Module:
+def shrink(
+    model: nn.Module, structure: Structure, cut: Cut, corrected: dict[int, Tensor] | None = None
+) -> nn.Module:
     """Return a copy of the model without the units that a cut removes.
 
     Every parameter along whose axes units lie is replaced, wherever the copy refers to it, so
@@ -70,7 +72,7 @@ def shrink(model: nn.Module, structure: Structure, cut: Cut) -> nn.Module:
     """
     factor, wiring = cut.factors(structure), structure.wiring
     memo: dict[int, Any] = {}
-    corrected = _corrections(model, structure, cut, factor)
+    corrected = corrections(model, structure, cut) if corrected is None else corrected
     for key, axes in wiring.slots.axes.items():
         tensor = corrected.get(key, wiring.slots.tensors[key].detach())
         for axis, ids in axes.items():
@@ -94,17 +96,20 @@ def shrink(model: nn.Module, structure: Structure, cut: Cut) -> nn.Module:
     return small
 
 
-def masked(model: nn.Module, structure: Structure, cut: Cut, small: nn.Module) -> nn.Module:
+def masked(
+    model: nn.Module, structure: Structure, cut: Cut, small: nn.Module,
+    corrected: dict[int, Tensor],
+) -> nn.Module:  # fmt: skip
     """Return a full-size copy that ignores the units that a cut removes: what `shrink` must equal.
 
     Readers' weights are zero on removed units; normalizations over all units run over those
-    that stay, as in the smaller network.
+    that stay, as in the smaller network. All other tensors are the model's own.
     """
     factor, wiring = cut.factors(structure), structure.wiring
-    memo = {
-        key: _like(wiring.slots.tensors[key], tensor)
-        for key, tensor in _corrections(model, structure, cut, factor).items()
-    }
+    memo: dict[int, Any] = {id(p): p for p in model.parameters()}
+    for key, tensor in corrected.items():
+        old = wiring.slots.tensors[key]
+        memo[key] = nn.Parameter(tensor, False) if isinstance(old, nn.Parameter) else tensor
     reference = duplicate(model, memo)
     for name, (axis, ids) in wiring.mixing.items():
         index = torch.from_numpy(np.flatnonzero(factor[ids]))
@@ -113,11 +118,10 @@ def masked(model: nn.Module, structure: Structure, cut: Cut, small: nn.Module) -
     return reference
 
 
-def _corrections(
-    model: nn.Module, structure: Structure, cut: Cut, factor: Floats
-) -> dict[int, Tensor]:
+def corrections(model: nn.Module, structure: Structure, cut: Cut) -> dict[int, Tensor]:
     """Return tensors that read units with the units' factors, refitted, and changed biases."""
     found: dict[int, Tensor] = {}
+    factor = cut.factors(structure)
     for read in structure.wiring.reads:
         module, refit = model.get_submodule(read.name), cut.refits.get(read.name)
         scale = factor[read.ids]

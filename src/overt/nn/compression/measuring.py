@@ -70,7 +70,7 @@ def latencies(*models: nn.Module, inputs: Inputs, seconds: float = 0.02) -> list
     times: list[list[float]] = [[] for _ in models]
     with torch.no_grad():
         start = time.perf_counter()
-        while len(times[0]) < 3 or time.perf_counter() - start < seconds:
+        while len(times[0]) < 2 or time.perf_counter() - start < seconds:
             for model, taken in zip(models, times, strict=True):
                 before = time.perf_counter()
                 inputs.run(model)

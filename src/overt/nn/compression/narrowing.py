@@ -48,8 +48,9 @@ def by_units(task: Task, by: str) -> Outcome:
         else:
             kept = {group: cutting.greatest(group, psi, n) for group, n in counts.items()}
             cut = Cut(kept, refits=cutting.refits(base, found, seen, kept))
-        small = shrink(base, found, cut)
-        broken = _broken(task, found, cut, small)
+        corrected = cutting.corrections(base, found, cut)
+        small = shrink(base, found, cut, corrected)
+        broken = _broken(task, found, cut, small, corrected)
         if not broken:
             changes = [Change(g.layers, "units", len(g.units), n) for g, n in counts.items()]
             return Outcome(by, small, changes, skipped, losses, interrupted)
@@ -184,28 +185,35 @@ def _hindrance(group: Group, keep: Keep) -> str | None:
     return None
 
 
-def _broken(task: Task, found: Structure, cut: Cut, small: nn.Module) -> dict[Group, str]:
+def _broken(
+    task: Task, found: Structure, cut: Cut, small: nn.Module, corrected: dict[int, Tensor]
+) -> dict[Group, str]:
     """Return the groups without whose units the model does not run as the masked one does.
 
     A forward pass may hide what its recording does not show, such as a width in a number.
     """
 
-    def problem(part: Cut, model: nn.Module | None = None) -> str | None:
+    def problem(part: Cut, model: nn.Module | None, changed: dict[int, Tensor]) -> str | None:
         try:
             with torch.no_grad(), slow_attention():
-                model = shrink(task.base, found, part) if model is None else model
+                model = shrink(task.base, found, part, changed) if model is None else model
                 result = task.inputs.run(model)
-                reference = task.inputs.run(cutting.masked(task.base, found, part, model))
+                whole = cutting.masked(task.base, found, part, model, changed)
+                reference = task.inputs.run(whole)
         except Exception as error:  # whatever the model's code raises on other widths
             return f"the forward pass fails with fewer units: {str(error).splitlines()[0][:160]}"
-        changed = "the forward pass computes something else with fewer units"
-        return None if _same(result, reference) else changed
+        other = "the forward pass computes something else with fewer units"
+        return None if _same(result, reference) else other
 
-    together = problem(cut, small)
+    def alone(group: Group) -> str | None:
+        part = Cut({group: cut.kept[group]}, cut.scaled)
+        return problem(part, None, cutting.corrections(task.base, found, part))
+
+    together = problem(cut, small, corrected)
     if together is None:
         return {}
-    alone = {group: problem(Cut({group: kept}, cut.scaled)) for group, kept in cut.kept.items()}
-    found_out = {group: why for group, why in alone.items() if why is not None}
+    each = {group: alone(group) for group in cut.kept}
+    found_out = {group: why for group, why in each.items() if why is not None}
     return found_out or dict.fromkeys(cut.kept, together)
 
 

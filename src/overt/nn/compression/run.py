@@ -142,7 +142,7 @@ def compress(
             "by='mask' judges sub-networks by their loss on held-out examples: pass data, batches "
             "(inputs, targets) that training has not seen; by='flow' does without"
         )
-    base = opened(duplicate(model).eval())
+    base = opened(duplicate(model, {id(p): p for p in model.parameters()}).eval())
     judge, report_on, train_data = _read(base, inputs, data, holdout, train)
     if steps and (train_data is None or judge is None):
         raise InputError("recover needs data, batches (inputs, targets), and maybe train")

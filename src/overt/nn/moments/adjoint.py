@@ -12,9 +12,9 @@ share (noise on weights, say) is asked for each row apart.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,17 +31,32 @@ Layouts = dict[Any, list[int | None]]
 """For the shapes of some sources, the axis of each that the rows of the batch lie along."""
 
 
+class Origin(NamedTuple):
+    """The draw that a source stands for: its number in the pass, its mean and variance.
+
+    A step is the deviation of `value` of the draw times `scale` (None: 1), to first order.
+    """
+
+    number: int
+    mean: float | Tensor
+    variance: float | Tensor
+    scale: Tensor | None = None
+    value: Callable[[Tensor], Tensor] = lambda draw: draw
+
+
 @dataclass(frozen=True, eq=False)
 class Source:
     """Deviations of mean 0: the `step` that stands for them in tangents, and their covariance.
 
     `spread` holds the variances, shaped like the step, or a mask's covariance, or the covariances
-    of the flattened entries of each row. A `rest` is what a linear map leaves out.
+    of the flattened entries of each row. A `rest` is what a linear map leaves out; `by` is the draw
+    that the step comes from, if it is one.
     """
 
     step: Tensor
     spread: Tensor | MaskCovariance
     rest: bool = False
+    by: Origin | None = None
 
     def times(self, g: Tensor) -> Tensor:
         """Return Cov @ g, for g of shape (..., *step.shape)."""
@@ -51,6 +66,10 @@ class Source:
             return self.spread * g
         flat = g.flatten(g.ndim - self.step.ndim + 1)
         return (self.spread @ flat[..., None])[..., 0].reshape(g.shape)
+
+
+Arrival = tuple[Source, int | None, Tensor, Tensor]
+"""A source, the axis of its rows, g and Cov g, (outputs, rows, entries) each."""
 
 
 class Sources:
@@ -64,20 +83,27 @@ class Sources:
         self._all: list[Source] = []
         self._layouts = layouts
 
-    def add(self, step: Tensor, spread: Tensor | MaskCovariance, rest: bool = False) -> Tensor:
+    def add(self, source: Source) -> Tensor:
         """Note a new source; return its step."""
-        self._all.append(Source(step, spread, rest))
-        return step
+        self._all.append(source)
+        return source.step
 
     def variances(self, tangent: Tensor) -> Tensor:
         """Return the variance of each entry."""
         return self.parts(tangent)[0]
 
-    def parts(self, tangent: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the variance of each entry, and how much of it comes from rests."""
+    def parts(
+        self, tangent: Tensor, keep: Callable[[list[Arrival]], None] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the variance of each entry, and how much of it comes from rests.
+
+        `keep` is shown what comes back, some outputs at a time.
+        """
         totals, rests = [], []
         for found in self._arrivals(_flat(tangent), BUDGET):
-            sums = [(g * h).sum(2) for _, g, h in found]
+            if keep is not None:
+                keep(found)
+            sums = [(g * h).sum(2) for *_, g, h in found]
             totals.append(torch.stack(sums).sum(0))
             left = [part for part, (source, *_) in zip(sums, found, strict=True) if source.rest]
             rests.append(torch.stack(left).sum(0) if left else torch.zeros_like(sums[0]))
@@ -91,7 +117,7 @@ class Sources:
         y = _flat(tangent)
         total = y.new_zeros(*y.shape, y.shape[1])
         for pairs in self._arrivals(y, 2**62):  # all outputs at once
-            for _, g, h in pairs:
+            for *_, g, h in pairs:
                 total = total + torch.einsum("krd,lrd->rkl", g, h)
         return total
 
@@ -101,8 +127,8 @@ class Sources:
             combined = (tangent * direction).flatten(1).sum(1, keepdim=True)
         return self.variances(combined)[:, 0]
 
-    def _arrivals(self, y: Tensor, budget: int) -> Iterator[list[tuple[Source, Tensor, Tensor]]]:
-        """Yield for some outputs at a time (source, g, Cov g), (outputs, rows, entries) each."""
+    def _arrivals(self, y: Tensor, budget: int) -> Iterator[list[Arrival]]:
+        """Yield for some outputs at a time (source, axis, g, Cov g), for all sources."""
         if not y.requires_grad or not self._all:
             return
         key = (len(y), *(source.step.shape for source in self._all))
@@ -116,16 +142,16 @@ class Sources:
         for asked in torch.eye(K, dtype=y.dtype, device=y.device).split(
             max(1, budget // (numel or 1))
         ):
-            pairs = []
+            pairs: list[Arrival] = []
             gs = _gradients(y, [s.step for s, _ in own], asked[:, None].expand(-1, R, K))
             for (source, axis), g in zip(own, gs, strict=True):
-                pairs.append((source, _split(g, axis, R), _split(source.times(g), axis, R)))
+                pairs.append((source, axis, _split(g, axis, R), _split(source.times(g), axis, R)))
             each = torch.eye(R, dtype=y.dtype, device=y.device)[None, :, :, None]
             each = (each * asked[:, None, None]).flatten(0, 1) if shared else each
             gs = _gradients(y, [s.step for s in shared], each)
             for source, g in zip(shared, gs, strict=True):
                 shape = (len(asked), R, -1)
-                pairs.append((source, g.reshape(shape), source.times(g).reshape(shape)))
+                pairs.append((source, SHARED, g.reshape(shape), source.times(g).reshape(shape)))
             if pairs:
                 yield pairs
 

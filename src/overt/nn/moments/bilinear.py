@@ -75,16 +75,12 @@ def added(tape: Tape, x: Moment, y: Moment, sign: float = 1.0) -> Moment:
     alone = len(noisy) < 2 or not (x.noises & y.noises)
     law = None
     if len(noisy) == 1 and noisy[0] is x and x.law is not None and y.mean.numel() == 1:
-        law = _shifted(x.law, sign * float(y.mean))
+        law = x.law.shifted(sign * float(y.mean))
     return Moment(
         mean, variance, tape.later(tangent), x.noises | y.noises, x.exact and y.exact,
         x.known and y.known and alone,
         alone and all(z.independent and z.mean.shape == mean.shape for z in noisy), law=law,
     )  # fmt: skip
-
-
-def _shifted(law: Callable[[float], float], by: float) -> Callable[[float], float]:
-    return lambda value: law(value - by)
 
 
 def product(tape: Tape, f: Product, x: Moment, y: Moment) -> Moment:

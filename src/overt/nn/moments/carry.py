@@ -44,6 +44,9 @@ Output = Callable[[Any], Any] | None
 DRAWS = 100
 """Passes in which noise that cannot be carried is drawn."""
 
+FAR = 100.0
+"""Standard deviations from the mean that no sample is, whatever the noise."""
+
 
 @dataclass(frozen=True, eq=False)
 class Carried:
@@ -83,11 +86,11 @@ class Carried:
             return self.output.variance
         return self.tape.sources.variances(self.tangent)
 
-    def parts(self) -> tuple[Tensor, Tensor]:
+    def parts(self, keep: Any = None) -> tuple[Tensor, Tensor]:
         """Return the variance of each output, and how much of it linear maps leave out."""
         if self.output.known:
             return self.output.variance, torch.zeros_like(self.output.variance)
-        return self.tape.sources.parts(self.tangent)
+        return self.tape.sources.parts(self.tangent, keep)
 
     def covariances(self) -> Tensor:
         """Return the covariances of each row's outputs, (rows, outputs, outputs)."""
@@ -144,7 +147,7 @@ def passes(
     """Carry one pass, or several where something is to be drawn."""
     settings: Any = {"output": output, "active": active, "statistics": statistics}
     first = carry(model, inputs, **settings)
-    hidden = hidden_randomness(model, inputs, output)
+    hidden = hidden_randomness(model, inputs, output, first)
     if not first.to_draw and not hidden:
         return [first]
     found = [carry(model, inputs, **settings, drawn=first.to_draw) for _ in range(draws)]
@@ -160,10 +163,10 @@ def _pass(model: nn.Module, inputs: Any, output: Output, tape: Tape, *, check: b
     before = _states() if check else None
     with torch.set_grad_enabled(tape.differentiable):
         result = watch(
-            model, inputs, lambda call: apply(tape, call),
+            model, inputs, lambda call: apply(tape, call), output=output,
             leaves=lambda _, module: isinstance(module, NoiseLayer),
         )  # fmt: skip
-        result = picked(result, output)
+        result = picked(result, None)
     if check and not tape.was_drawn and _states() != before:
         tape.was_drawn["noise that is not seen"] = None
     return tape.of(result)
@@ -211,13 +214,14 @@ def plain_output(model: nn.Module, inputs: Any, output: Output) -> Tensor:
         return picked(called(unwrapped(model), mapped(inputs, _usable)), output)
 
 
-def hidden_randomness(model: nn.Module, inputs: Any, output: Output) -> bool:
-    """Whether two passes from the same state of torch's generator differ.
+def hidden_randomness(model: nn.Module, inputs: Any, output: Output, one: Carried) -> bool:
+    """Whether something is random that was not seen in a pass.
 
-    Then something is random that has a generator of its own. Asked once for each structure of a
-    model.
+    Two passes from the same state of torch's generator differ if it has a generator of its own; a
+    pass is far from what was carried if it was missed. Asked once for each structure of a model.
     """
-    signature = tuple((name, type(module)) for name, module in model.named_modules())
+    modules = tuple((name, type(module)) for name, module in model.named_modules())
+    signature = (modules, getattr(output, "__code__", output))
     known = _hidden.get(model)
     if known is None or known[0] != signature:
         passes = []
@@ -226,8 +230,13 @@ def hidden_randomness(model: nn.Module, inputs: Any, output: Output) -> bool:
                 torch.manual_seed(0)
                 passes.append(picked(called(unwrapped(model), inputs), output))
         first, second = passes
-        same = first.shape == second.shape and torch.allclose(first, second, equal_nan=True)
-        known = (signature, not same)
+        hidden = first.shape != second.shape or not torch.allclose(first, second, equal_nan=True)
+        if not hidden and one.output.known and not one.drawn:
+            away = first - one.output.mean.detach()
+            sd = one.output.variance.detach().clamp(min=0).sqrt()
+            hidden = bool((away.abs() > FAR * sd + 0.01 * away.square().mean().sqrt()).any())
+            hidden &= not torch.allclose(first, one.output.mean.detach(), 1e-2, 1e-2)
+        known = (signature, hidden)
         _hidden[model] = known
     return known[1]
 

@@ -24,6 +24,8 @@ def with_first(tape: Tape, call: Call, first: Any) -> Any:
 
 def plain(call: Call) -> Callable[..., Any]:
     """Return the function that a call names, in the spelling that does not work in place."""
+    if call.name == "view" and not any(isinstance(a, torch.dtype) for a in call.args):
+        return Tensor.reshape  # variances need not lie in memory as values do
     if not call.inplace or "inplace" in call.kwargs:
         return call.function
     home = next(place for place in (Tensor, torch, functional) if hasattr(place, call.name))

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from overt.nn.layers.mask_covariance import MaskCovariance
+from overt.nn.moments.adjoint import Origin
 from overt.nn.moments.bilinear import product, scaled
 from overt.nn.moments.distributions import MOMENTS
 from overt.nn.moments.entries import leaky_relu_moments, relu_moments
-from overt.nn.moments.tape import Moment, Tape, Uncarried
+from overt.nn.moments.tape import Law, Moment, Tape, Uncarried
 from overt.nn.recording.watching import Call
 
 FEW = 16
@@ -48,6 +49,8 @@ def random(tape: Tape, call: Call) -> Any:
     if state != "drawn":
         torch.set_rng_state(before)
     mean, variance, cdf = moments(call)
+    number = tape.numbered(value.detach().clone() if state == "drawn" else None)
+    by = Origin(number, mean, variance) if mean.numel() == variance.numel() == 1 else None
     mean, variance = (t.to(value).expand(value.shape) for t in (mean, variance))
     if state != "carried":
         moment = tape.certain(value if state == "drawn" else mean)
@@ -55,8 +58,9 @@ def random(tape: Tape, call: Call) -> Any:
     if value.numel() <= max([1, *value.shape[:1]]):
         tape.coarse[name] = None
     draw = value.detach().clone()
-    tangent = tape.later(lambda: draw - mean if tape.probe else tape.source(variance))
-    moment = Moment(mean, variance, tangent, frozenset({name}), law=cdf)
+    tangent = tape.later(lambda: draw - mean if tape.probe else tape.source(variance, by=by))
+    law = None if cdf is None else Law(cdf, by, tuple(value.shape))
+    moment = Moment(mean, variance, tangent, frozenset({name}), law=law)
     return tape.put(moment, value if call.inplace else None)
 
 
@@ -73,14 +77,17 @@ def drawn(tape: Tape, call: Call, name: str) -> Any:
     return call.run()
 
 
-def coin(tape: Tape, x: Moment, prob: float, handle: Tensor | None) -> Tensor:
-    """Return coins that are 1 with a probability, in the place of draws that they were made of."""
+def coin(
+    tape: Tape, x: Moment, prob: float, toss: Callable[[Tensor], Tensor], handle: Tensor | None
+) -> Tensor:
+    """Return coins that are 1 with a probability, in the place of draws that they are made of."""
+    by = None if x.law is None else x.law.coin(prob, toss, x.mean.shape)
     mean, variance = (torch.full_like(x.mean, p) for p in (prob, prob * (1 - prob)))
 
     def tangent() -> Tensor:
         if tape.probe:
             return torch.empty_like(mean).bernoulli_(prob) - mean
-        return tape.source(variance)
+        return tape.source(variance, by=by)
 
     return tape.put(Moment(mean, variance, tape.later(tangent), x.noises), handle)
 
@@ -90,8 +97,10 @@ def multiplied(
 ) -> Moment:
     """x o m, m a mask of mean 1: Cov = S + Gamma o (S + E[x] E[x]'), S = Cov(x)."""
     state = tape.state(name)
+    z = draw() if state == "drawn" else None
+    number = tape.numbered(z)
     if state != "carried":
-        return x if state == "off" else product(tape, torch.mul, x, tape.certain(draw()))
+        return x if z is None else product(tape, torch.mul, x, tape.certain(z))
     if law.shared and math.prod(n for i, n in enumerate(law.shape) if i not in law.shared) <= FEW:
         tape.few[name] = None
     x = tape.settled(x)
@@ -106,9 +115,9 @@ def multiplied(
             z = draw()
             return x.tangent() * z + m * (z - 1) if x.noises else m * (z - 1)
         if law.independent:
-            own = tape.source(added)
+            own = tape.source(added, by=Origin(number, 1.0, c, m))
             return x.tangent() + own if x.noises else own
-        own = fixed * tape.masks(law, len(m), m)
+        own = fixed * tape.masks(law, m, Origin(number, 1.0, c))
         if not x.noises:
             return own
         both = tape.source(c * v) if S is None else tape.dense(law.dense(m) * S, m.shape)

@@ -27,14 +27,15 @@ class Moments(Result):
     exact
         Whether both are exact: only affine maps follow the noise.
     method
-        "carried" (no sampling), "carried and sampled" (samples correct what was carried), or
-        "sampled".
+        "carried" (nothing calls for samples), "carried and sampled" (samples correct what was
+        carried), or "sampled".
     carried, drawn
         The names of the noises that were carried, and of those that call for samples.
     linearized
         Operations that overt has no rule for, whose moments come from a few local draws.
-    draws
-        How many samples were taken; 0 if none.
+    draws, checks
+        How many samples were taken because something called for them, and how many to check (and
+        where they show it, correct) what was carried; 0 if none.
     mean_error, std_error
         How far the mean and the standard deviation may be off, shaped like the output: in about 95
         of 100 outputs the true value is no farther away. None with covariances.
@@ -49,6 +50,7 @@ class Moments(Result):
     draws: int = 0
     mean_error: Any = None
     std_error: Any = None
+    checks: int = 0
 
     @property
     def method(self) -> str:

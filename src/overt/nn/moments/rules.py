@@ -140,15 +140,17 @@ def _compared(tape: Tape, call: Call) -> Any:
         raise Uncarried(noises_of(tape, call), call.name)
     if isinstance(bound, Tensor) and bound.numel() == 1 and tape.get(bound) is None:
         bound = float(bound)
-    if call.name == "floor" and x.law(0.0) == 0 and x.law(2.0) == 1:
+    if call.name == "floor" and x.law.below(0.0) == 0 and x.law.below(2.0) == 1:
         handle = call.args[0] if call.inplace else None
-        return noises.coin(tape, x, 1 - x.law(1.0), handle)
+        return noises.coin(tape, x, 1 - x.law.below(1.0), torch.floor, handle)
     if call.name in ("gt", "ge", "lt", "le") and isinstance(bound, (int, float)):
-        below = x.law(float(bound))
+        limit = float(bound)
+        below = x.law.below(limit)
         handle = torch.zeros(x.mean.shape, dtype=torch.bool, device=x.mean.device)
         if below in (0.0, 1.0):  # as where layers are dropped with probability 0
             return torch.full_like(handle, (below == 1.0) != (call.name[0] == "g"))
-        return noises.coin(tape, x, 1 - below if call.name[0] == "g" else below, handle)
+        prob, compare = 1 - below if call.name[0] == "g" else below, getattr(torch, call.name)
+        return noises.coin(tape, x, prob, lambda draw: compare(draw, limit), handle)
     raise Uncarried(noises_of(tape, call), call.name)
 
 

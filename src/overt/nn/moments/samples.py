@@ -2,7 +2,8 @@
 
 Rows of a batch may share draws (noise on weights, a coin that decides what runs), so that copies in
 one pass need not be independent. With g passes of c copies, W the variance within passes and B that
-of the passes' means, W (1 - 1 / c) + B is unbiased either way.
+of the passes' means, W (1 - 1 / c) + B is unbiased either way. A control takes from the outputs
+what a linear network makes of the same draws.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from overt.nn.moments.carry import Output, picked
+from overt.nn.moments.control import Control
 from overt.nn.moments.result import LEVEL, Moments
+from overt.nn.moments.tape import Uncarried
 from overt.nn.recording.modes import modes, unwrapped
 from overt.nn.recording.watching import called, mapped, tensors
 
@@ -32,30 +35,56 @@ class Samples:
     that they are worth, `kurtosis` that of a typical output.
     """
 
-    def __init__(self, model: nn.Module, x: Any, output: Output, *, covariance: bool) -> None:
+    def __init__(
+        self, model: nn.Module, x: Any, output: Output, *, covariance: bool,
+        control: Control | None = None,
+    ) -> None:  # fmt: skip
         self._model, self._x, self._output = model, x, output
-        self._covariance = covariance
+        self._covariance, self._control = (
+            covariance,
+            control if control and control.useful else None,
+        )
         self._passes, self._copies, self.count = 0, 1, 0
         self._mean = self._within = self._between = self._fourth = torch.zeros(())
         self._dtype = torch.float32
         self._most: int | None = None
 
-    def draw(self, n: int, progress: Any = None) -> None:
+    def draw(self, n: int, progress: Any = None, passes: int = PASSES) -> None:
         """Sample n times (a little more if copies do not divide it), noise as it falls."""
         with torch.inference_mode(False), torch.no_grad(), modes(self._model, noise=True):
             if self._most is None:
                 self._start()
-            end, copies = self.count + n, self._copies_for(n)
+            end, copies = self.count + n, self._copies_for(n, passes)
             given = self._repeated(copies)
             while self.count < end:
-                self._add(self._outputs(given), copies)
+                self._add(self._pairs(given, copies), copies)
                 if progress is not None:
                     progress.advance(copies)
                 if copies > 1 and self._passes == PASSES and self._shared() > SHARED:
                     copies, given = 1, self._x
 
+    def check(self, n: int) -> None:
+        """Sample n times, in the fewest passes that show whether copies are independent."""
+        apart = self._control is not None and self._control.apart
+        self.draw(n, passes=2 if apart else PASSES)
+
     def _outputs(self, given: Any) -> Tensor:
         return picked(called(unwrapped(self._model), given), self._output)
+
+    def _pairs(self, given: Any, copies: int) -> Tensor:
+        """Return outputs, and the control at their draws: (1 or 2, copies, rows, ...)."""
+        found = None
+        if self._control is not None:
+            try:
+                found = self._control.sample(self._model, given, self._output, copies)
+            except (RuntimeError, IndexError, Uncarried):  # draws that are not those of the pass
+                if self.count:
+                    raise
+                self._control = None
+        if found is None:
+            found = [self._outputs(given)]
+        y = torch.stack([t.double() for t in found])
+        return y.unflatten(1, (len(y[0]) // copies, copies)).transpose(1, 2)
 
     def _start(self) -> None:
         """Find out whether copies of the rows may be run together: without noise, first."""
@@ -63,6 +92,11 @@ class Samples:
         with modes(self._model, noise=False):
             plain = self._outputs(self._x)
             self._dtype, self._most = plain.dtype, 1
+            if self._control is not None:
+                if self._rows == 1:  # shows whether copies of it share draws
+                    self._pairs(self._repeated(2), 2)
+                if self._control is not None and self._control.shared:
+                    return
             if self._rows is not None and len(plain) == self._rows:
                 try:
                     twice = self._outputs(self._repeated(2))
@@ -73,9 +107,9 @@ class Samples:
                 same = twice.shape == again.shape and bool(((twice - again).abs() <= close).all())
                 self._most = max(1, min(COPIES, ROWS // self._rows)) if same else 1
 
-    def _copies_for(self, n: int) -> int:
+    def _copies_for(self, n: int, passes: int) -> int:
         """Return how many copies to run together; 1 once passes differ more than copies do."""
-        most = 1 if self._shared() > SHARED else min(self._most or 1, n // PASSES)
+        most = 1 if self._shared() > SHARED else min(self._most or 1, n // passes)
         if self.count:
             return self._copies if most > 1 and n >= self._copies else 1
         return max(c for c in range(1, max(most, 1) + 1) if n % c == 0)
@@ -87,52 +121,78 @@ class Samples:
             self._x, lambda t: t.repeat_interleave(copies, 0) if len(t) == self._rows else t
         )
 
-    def _add(self, y: Tensor, copies: int) -> None:
+    def _add(self, pairs: Tensor, copies: int) -> None:
         if self.count and copies != self._copies:  # what came before was worth less: begin anew
             self._passes = self.count = 0
             self._mean = self._within = self._between = self._fourth = torch.zeros(())
         self._copies, self.count, self._passes = copies, self.count + copies, self._passes + 1
-        y = y.double()
-        y = y.reshape(len(y) // copies, copies, *y.shape[1:]).transpose(0, 1)
-        mean = y.mean(0)
+        mean = pairs.mean(1)
         before = mean - self._mean
         self._mean = self._mean + before / self._passes
         self._between = self._between + self._squares(before, mean - self._mean)
-        self._within = self._within + sum(self._squares(away, away) for away in y - mean)
-        self._fourth = self._fourth + ((y - self._mean) ** 4).sum(0)
+        self._within = self._within + sum(
+            self._squares(away, away) for away in (pairs - mean[:, None]).unbind(1)
+        )
+        self._fourth = self._fourth + ((pairs[0] - self._mean[0]) ** 4).sum(0)
 
     def _squares(self, a: Tensor, b: Tensor) -> Tensor:
-        if not self._covariance:
-            return a * b
-        return a.flatten(1)[:, :, None] * b.flatten(1)[:, None, :]
+        """Products of outputs' deviations; with those of the control, and the control's own."""
+        if self._covariance:
+            return (a[0].flatten(1)[:, :, None] * b[0].flatten(1)[:, None, :])[None]
+        return torch.stack([a[0] * b[0], a[0] * b[-1], a[-1] * b[-1]][: 2 * len(a) - 1])
 
     @property
     def mean(self) -> Tensor:
         """The mean."""
-        return self._mean.to(self._dtype)
+        mean = self._mean[0] - self._slope() * self._mean[1] if self._control else self._mean[0]
+        return mean.to(self._dtype)
 
     @property
     def variance(self) -> Tensor:
         """The variance or the covariances, unbiased."""
+        y, *others = self._second()
+        if self._control is not None:
+            less = self._slope() ** 2 * (self._control.variance.reshape(y.shape) - others[1])
+            y = torch.maximum(y + less, y / 4)
+        return y.to(self._dtype)
+
+    def _second(self) -> Tensor:
+        """Return the variance of y, and with a control Cov(y, C) and Var C, as sampled."""
         between = self._between / max(self._passes - 1, 1)
         if self._copies == 1:
-            return between.to(self._dtype)
+            return between
         within = self._within / (self._passes * (self._copies - 1))
-        total = within * (1 - 1 / self._copies) + between
-        return total.to(self._dtype)
+        return within * (1 - 1 / self._copies) + between
+
+    def _slope(self) -> float:
+        """Return b for all outputs: that of least squares, each output in its own units."""
+        y, both, own = self._second()
+        y = y.clamp(min=torch.finfo(y.dtype).tiny)
+        return float((both / y).sum() / (own / y).sum().clamp(min=1e-30))
+
+    @property
+    def followed(self) -> float:
+        """The share of the outputs' variance that the control follows, over all outputs."""
+        if self._control is None:
+            return 0.0
+        y, both, own = self._second()
+        y = y.clamp(min=torch.finfo(y.dtype).tiny)
+        share = (both / y).mean() ** 2 / (own / y).mean().clamp(min=1e-30)
+        return min(max(float(share), 0.0), 0.99)
 
     def _shared(self) -> float:
         """Return how many times more the passes' means vary than copies of their own would."""
-        if self._copies == 1 or self._passes < 2:
+        apart = self._control is not None and self._control.apart
+        if self._copies == 1 or self._passes < 2 or apart:
             return 1.0
-        within = self._within.sum() / (self._passes * (self._copies - 1))
-        between = self._between.sum() / (self._passes - 1)
+        within = self._within[0].sum() / (self._passes * (self._copies - 1))
+        between = self._between[0].sum() / (self._passes - 1)
         return float(self._copies * between / within.clamp(min=torch.finfo(within.dtype).tiny))
 
     @property
     def n(self) -> float:
         """The number of independent samples that all are worth."""
-        return self.count / max(1.0, self._shared())
+        return max(1.0, self.count / max(1.0, self._shared()))
 
     @property
     def kurtosis(self) -> float:
@@ -143,15 +203,21 @@ class Samples:
         ratios = (self._fourth / self.count / (v * v))[v > 0]
         return max(1.5, float(ratios.mean())) if ratios.numel() else 3.0
 
+    @property
+    def errors(self) -> tuple[float, float]:
+        """The standard errors of mean and standard deviation, over the standard deviation."""
+        n, left = self.n, 1 - self.followed
+        spread = (self.kurtosis - 1) / 4 * left * (2 - left)
+        return math.sqrt(left / n), math.sqrt(spread / max(n - 1, 1))
+
     def moments(self, **how: Any) -> Moments:
         """Return what was sampled as a result, with its errors."""
-        sd, n = self.variance.clamp(min=0).sqrt(), self.n
         how = {"exact": False, "drawn": ("all",), "draws": self.count, **how}
         if self._covariance:
             return Moments(self.mean, self.variance, **how)
-        error = sd * LEVEL * math.sqrt((self.kurtosis - 1) / (4 * max(n - 1, 1)))
-        return Moments(self.mean, self.variance, mean_error=LEVEL * sd / math.sqrt(n),
-                       std_error=error, **how)  # fmt: skip
+        sd = self.variance.clamp(min=0).sqrt()
+        of_mean, of_std = (LEVEL * error * sd for error in self.errors)
+        return Moments(self.mean, self.variance, mean_error=of_mean, std_error=of_std, **how)
 
 
 def _rows(x: Any) -> int | None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from overt.nn.layers.mask_covariance import MaskCovariance
-from overt.nn.moments.adjoint import Sources
+from overt.nn.moments.adjoint import Origin, Source, Sources
 from overt.nn.recording.watching import NoiseNames, mapped, tensors
 
 
@@ -35,7 +35,7 @@ class Moment:
     dropped
         (values, drop_prob) if it is certain values under plain dropout.
     law
-        A cumulative distribution function, if all entries are fresh draws from it.
+        The law, if all entries are fresh draws from one.
     """
 
     mean: Tensor
@@ -46,7 +46,32 @@ class Moment:
     known: bool = True
     independent: bool = True
     dropped: tuple[Tensor, float] | None = None
-    law: Callable[[float], float] | None = None
+    law: Law | None = None
+
+
+class Law(NamedTuple):
+    """A cumulative distribution function, and the draw of this shape that follows it, shifted."""
+
+    cdf: Callable[[float], float]
+    by: Origin | None
+    shape: tuple[int, ...]
+    shift: float = 0.0
+
+    def below(self, value: float) -> float:
+        """Return the probability of a number below a value."""
+        return self.cdf(value - self.shift)
+
+    def shifted(self, by: float) -> Law:
+        """Return the law of the same draw and a number more."""
+        return self._replace(shift=self.shift + by)
+
+    def coin(self, prob: float, toss: Callable[[Tensor], Tensor], shape: Any) -> Origin | None:
+        """Return where a coin comes from that such draws, of this shape, are made into."""
+        if self.by is None or tuple(shape) != self.shape:
+            return None
+        return self.by._replace(
+            mean=prob, variance=prob * (1 - prob), value=lambda draw: toss(draw + self.shift)
+        )
 
 
 class Tangent:
@@ -88,6 +113,8 @@ class Tape:
         Whether gradients with respect to parameters are wanted.
     settle
         The most units of a tensor whose covariances are worked out to keep a result exact.
+    draws
+        The values of noises in the order of their calls, those that are drawn; None for others.
     coarse, few, rough
         Noises with one number to a row, with a few that many entries share, and those of the latter
         by whose entries a tensor is normalized: they are not followed closely.
@@ -106,6 +133,7 @@ class Tape:
     few: dict[str, None] = field(default_factory=dict)
     rough: dict[str, None] = field(default_factory=dict)
     names: NoiseNames = field(default_factory=NoiseNames)
+    draws: list[Tensor | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:  # by id: tensors that are held here keep theirs
         self._moments: dict[int, tuple[Tensor, Moment]] = {}
@@ -199,26 +227,32 @@ class Tape:
         with torch.no_grad():
             return f(*given)
 
-    def source(self, variance: Tensor, *, rest: bool = False) -> Tensor:
+    def numbered(self, draw: Tensor | None = None) -> int:
+        """Note a draw, or that a noise is carried in its place; return its number."""
+        self.draws.append(draw)
+        return len(self.draws) - 1
+
+    def source(self, variance: Tensor, *, rest: bool = False, by: Origin | None = None) -> Tensor:
         """Return the tangent of new independent deviations with these variances."""
         if self.probe:
             tiny = torch.finfo(variance.dtype).tiny ** 0.5
             return variance.clamp(min=tiny).sqrt() * signs(variance)
-        return self._step(variance.shape, variance, variance, rest)
+        return self._step(variance.shape, variance, variance, rest, by)
 
-    def masks(self, covariance: MaskCovariance, rows: int, like: Tensor) -> Tensor:
+    def masks(self, covariance: MaskCovariance, like: Tensor, by: Origin) -> Tensor:
         """Return the tangent of new masks (rows, *shape), without their mean."""
-        return self._step((rows, *covariance.shape), covariance, like)
+        return self._step((len(like), *covariance.shape), covariance, like, by=by)
 
     def dense(self, covariance: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Return the tangent of new deviations with these covariances (rows, units, units)."""
         return self._step(shape, covariance, covariance)
 
     def _step(
-        self, shape: Any, spread: Tensor | MaskCovariance, like: Tensor, rest: bool = False
-    ) -> Tensor:
+        self, shape: Any, spread: Tensor | MaskCovariance, like: Tensor, rest: bool = False,
+        by: Origin | None = None,
+    ) -> Tensor:  # fmt: skip
         step = torch.zeros(shape, dtype=like.dtype, device=like.device, requires_grad=True)
-        return self.sources.add(step, spread, rest)
+        return self.sources.add(Source(step, spread, rest, by))
 
     def settled(self, x: Moment) -> Moment:
         """Return x with its variances worked out from its sources, if that is affordable."""

@@ -159,8 +159,7 @@ def record(
     """
     writer = _Writer(inputs, keep)
     with torch.no_grad():
-        result = watch(model, inputs, writer.write, leaves=leaves, extents=extents)
-        result = result if output is None else output(result)
+        result = watch(model, inputs, writer.write, output=output, leaves=leaves, extents=extents)
     outputs = tuple(writer.value(tensor) for tensor in tensors(result))
     return Recording(tuple(writer.operations), writer.inputs, outputs)
 

@@ -78,10 +78,14 @@ def watch(
     inputs: Any,
     handle: Callable[[Call], Any],
     *,
+    output: Callable[[Any], Any] | None = None,
     leaves: Leaves | None = None,
     extents: bool = False,
 ) -> Any:
-    """Run the model and let `handle` say what comes out of each call; return the model's output."""
+    """Run the model and let `handle` say what comes out of each call; return the model's output.
+
+    `output` picks what counts of it, or makes it: its calls are shown too.
+    """
     model = unwrapped(model)
     watcher = _Watcher(handle, extents)
     with ExitStack() as stack:
@@ -94,7 +98,8 @@ def watch(
             after = module.register_forward_hook(watcher.leave(leaf), with_kwargs=True)
             stack.callback(after.remove)
         with watcher:
-            return called(model, inputs)
+            result = called(model, inputs)
+            return result if output is None else output(result)
 
 
 class _Scripted(nn.Module):  # type: ignore[misc]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from overt._check import InputTypeError, whole
-from overt.robust.attacks import models
+from overt.robust.attacks import inputs, models
 from overt.robust.attacks.criteria import Criterion, Misclassified
 from overt.robust.attacks.losses import Loss, find_loss
 from overt.robust.attacks.points import Draw, Found, Points
@@ -115,7 +115,7 @@ class Attack(ABC):
         samples
             Draws of a random model that logits, and with them gradients, are averaged over.
         """
-        x, y, _ = models.examples(x, y)
+        x, y, _ = inputs.examples(x, y)
         loss = find_loss(self.loss, raw=self.criterion.raw)
         search = Search(model, x, y, self.threat, self.criterion, loss, self.batch_size, door)
         fresh = int(torch.randint(1 << 31, ())) if self.seed is None else self.seed

@@ -20,7 +20,7 @@ from overt._check import InputError, whole
 from overt._intervals import clopper_pearson
 from overt._types import Floats
 from overt.results import Result, Status
-from overt.robust.attacks import models
+from overt.robust.attacks import inputs, models
 from overt.robust.attacks.criteria import Criterion, Misclassified
 from overt.robust.attacks.gradient import PGD
 from overt.robust.attacks.losses import LOSSES
@@ -90,7 +90,7 @@ def closest(
     criterion, batch_size, seed, warn, output, mean, std, samples
         As for any attack.
     """
-    x, y, threat = models.examples(x, y, threat)
+    x, y, threat = inputs.examples(x, y, threat)
     check_threat(threat)
     whole("steps", steps)
     if criterion.raw:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from overt._check import InputError, number
 from overt.results import Result
+from overt.robust.attacks.inputs import class_numbers, classes
 from overt.robust.attacks.losses import margin_of_best
-from overt.robust.attacks.models import class_numbers, classes
 from overt.robust.threats.base import tensor
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, TypedDict
 
 import torch
@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from overt._check import InputError, InputTypeError, whole
-from overt.robust.threats.base import Threat, fits, tensor
+from overt.robust.attacks.inputs import classes, floating
+from overt.robust.threats.base import fits, tensor
 
 Model = Any
 """A torch module, any differentiable function from inputs to logits, or a list of them."""
@@ -38,10 +39,10 @@ class Door(TypedDict, total=False):
 
 
 @contextmanager
-def evaluating(*models: Model) -> Iterator[None]:
+def evaluating(*models: Model, hidden: bool = True) -> Iterator[None]:
     """Put every module that runs into evaluation mode, and each back as it was afterwards.
 
-    A module inside a function is met when it is called.
+    A module inside a function, or hidden in another, is met when it is called, if `hidden`.
     """
     switched: list[nn.Module] = []
 
@@ -50,18 +51,17 @@ def evaluating(*models: Model) -> Iterator[None]:
             switched.append(module)
             module.training = False
 
-    known = [model for model in models if isinstance(model, nn.Module)]
-    with ExitStack() as hooks:
-        if len(known) < len(models):
-            hooks.callback(register_module_forward_pre_hook(switch).remove)
-        try:
-            for model in known:
-                for module in model.modules():
-                    switch(module)
-            yield
-        finally:
-            for module in switched:
-                module.training = True
+    hook = register_module_forward_pre_hook(switch) if hidden else None
+    try:
+        for model in models:
+            for module in model.modules() if isinstance(model, nn.Module) else ():
+                switch(module)
+        yield
+    finally:
+        if hook is not None:
+            hook.remove()
+        for module in switched:
+            module.training = True
 
 
 class Subject:
@@ -84,7 +84,12 @@ class Subject:
         if unknown:
             raise InputTypeError(f"unexpected argument {', '.join(sorted(unknown))}")
         self._output, self._raw = door.get("output"), raw
-        self.samples = whole("samples", door.get("samples") or 1)
+        if self._output is not None and not callable(self._output):
+            raise InputTypeError(
+                "output must be a function from what the model returns to logits, such as "
+                f"lambda o: o.logits, got {self._output!r}"
+            )
+        self.samples = whole("samples", door.get("samples", 1))
         named = isinstance(x, Mapping)
         several = named or (isinstance(x, tuple) and all(hasattr(p, "__array__") for p in x))
         parts = list(x.values()) if named else list(x) if several else [x]
@@ -100,7 +105,7 @@ class Subject:
         if any(part.ndim == 0 or len(part) != len(self.x) for part in self.context):
             raise InputError("x must hold inputs with one row for each point each")
         self.scale = _scale(door.get("mean"), door.get("std"), self.x)
-        self.probabilities = False
+        self.probabilities, self._columns = False, 0
 
     def logits(self, x: Tensor, rows: Tensor) -> Tensor:
         """Return the logits (points, classes) of moved points x, flat or not; f stands for (0, f).
@@ -131,33 +136,45 @@ class Subject:
             ]
         return torch.cat(parts)
 
-    def clean_logits(self, batch_size: int) -> Tensor:
-        """Return the logits of the inputs, which must be finite; learn whether they sum to one."""
+    def clean_logits(self, batch_size: int, y: Any = None) -> Tensor:
+        """Return the logits of the inputs, which must be finite; learn if they are probabilities.
+
+        A single output between 0 and 1 at all points is one, unless its sign fits the classes y
+        better.
+        """
         try:
             result = self.all_logits(self.x, batch_size)
-        except RuntimeError as error:
-            shape = tuple(self.x.shape)
-            raise InputError(f"model must take inputs shaped {shape}, it fails: {error}") from error
+        except InputError:
+            raise
+        except Exception as error:
+            raise InputError(
+                f"model must take inputs shaped {tuple(self.x.shape)}, it fails: "
+                f"{type(error).__name__}: {error}"
+            ) from error
         bad = ~torch.isfinite(result).all(1)
         if bool(bad.any()):
             raise InputError(
                 f"model must return finite logits, got NaN or infinity for {int(bad.sum())} of "
                 f"{len(result)} points"
             )
-        if not self._raw and bool((result >= 0).all()):
-            near = 32 * torch.finfo(self._format).eps
-            self.probabilities = bool(((result.sum(1) - 1).abs() <= near).all())
-            if self.probabilities:
-                return self.all_logits(self.x, batch_size)
-        return result
+        if self._raw or bool((result < 0).any()):
+            return result
+        f = result[:, -1]
+        total = result.sum(1) if self._columns > 1 else torch.where(f <= 1, 1.0, f)
+        self.probabilities = bool(((total - 1).abs() <= 32 * torch.finfo(self._format).eps).all())
+        if self.probabilities and self._columns == 1 and y is not None:
+            truth = classes(y, f, 2)
+            right = [int(((f > level) == truth).sum()) for level in (0.0, 0.5)]
+            self.probabilities = right[0] <= right[1]
+        return self.all_logits(self.x, batch_size) if self.probabilities else result
 
     def random(self) -> Tensor:
-        """Return at which of the first inputs two evaluations differ."""
+        """Return at which of the first inputs evaluations differ, more of them for few inputs."""
         x, rows = self.x[:PROBED].to(self.device), torch.arange(min(PROBED, len(self.x)))
         with torch.no_grad():
-            first, second = (self.logits(x, rows).detach() for _ in range(2))
-        scale = max(float(first.abs().amax()), torch.finfo(x.dtype).tiny)
-        return (first - second).abs().amax(1) > RANDOM * scale
+            drawn = torch.stack([self.logits(x, rows) for _ in range(2 + 8 // len(rows))])
+        scale = max(float(drawn.abs().amax()), torch.finfo(x.dtype).tiny)
+        return (drawn.amax(0) - drawn.amin(0)).amax(1) > RANDOM * scale
 
     def _one(self, model: Any, x: Tensor, context: list[Tensor]) -> Tensor:
         if self._names is None:
@@ -166,9 +183,10 @@ class Subject:
             output = model(**dict(zip(self._names, (x, *context), strict=True)))
         output = self._output(output) if self._output is not None else output
         if not isinstance(output, Tensor):
+            pick = '["logits"]' if isinstance(output, Mapping) else "[0]"
             raise InputTypeError(
                 f"model must return a tensor of logits, got {type(output).__name__}; "
-                "output=lambda o: o[0], say, picks it"
+                f"output=lambda o: o{pick}, say, picks it"
             )
         if output.ndim < 2:  # a model that squeezes also takes the axis of a single point
             output = output.reshape(1, -1) if len(x) == 1 else output[..., None]
@@ -177,95 +195,11 @@ class Subject:
                 f"model must return logits (points, classes), got {tuple(output.shape)} for "
                 f"{len(x)} points"
             )
-        if output.shape[1] == 1 and not self._raw:
-            output = torch.cat([torch.zeros_like(output), output], 1)
+        self._columns = output.shape[1]
+        if self._columns == 1 and not self._raw:
+            other = 1 - output if self.probabilities else torch.zeros_like(output)
+            output = torch.cat([other, output], 1)
         return output
-
-
-def floating(name: str, value: Any) -> Tensor:
-    """Return finite inputs (points, ...) as a tensor of floating-point numbers."""
-    listed = isinstance(value, (list, tuple))
-    x = tensor(name, value)
-    if listed and not x.is_complex():
-        x = x.double()
-    if not x.is_floating_point():
-        raise InputTypeError(
-            f"{name} must hold floating-point numbers, got {x.dtype}; convert it first, and give "
-            "the radius in the same units"
-        )
-    if x.ndim < 2 or 0 in x.shape:
-        raise InputError(f"{name} must be (points, ...) and not empty, got shape {tuple(x.shape)}")
-    bad = int((~torch.isfinite(x)).sum())
-    if bad:
-        raise InputError(f"{name} must be finite, got {bad} NaN or infinite value(s)")
-    return x
-
-
-def examples(x: Any, y: Any, threat: Any = None) -> tuple[Any, Any, Any]:
-    """Return inputs, classes and threat, from a DataLoader or other batches if there is no y."""
-    if isinstance(y, Threat) and threat is None:
-        y, threat = None, y
-    if y is not None or isinstance(x, (Tensor, Mapping)) or hasattr(x, "__array__"):
-        return x, y, threat
-    try:
-        pairs = [(batch[0], batch[1]) for batch in x]
-    except (TypeError, KeyError, IndexError):
-        raise InputTypeError("without y, x must give batches (inputs, classes)") from None
-    if not pairs:
-        raise InputError("x must give at least one batch, got none")
-    inputs: Any = [pair[0] for pair in pairs]
-    if isinstance(inputs[0], Mapping):
-        inputs = {name: _together([part[name] for part in inputs]) for name in inputs[0]}
-    elif isinstance(inputs[0], (tuple, list)):
-        inputs = tuple(_together(list(parts)) for parts in zip(*inputs, strict=True))
-    else:
-        inputs = _together(inputs)
-    return inputs, _together([pair[1] for pair in pairs]), threat
-
-
-def starts(start: Any, x: Tensor) -> Tensor | None:
-    """Return the inputs to start from, which must be shaped like x, or None."""
-    if start is None:
-        return None
-    start = floating("start", start).to(x)
-    if start.shape != x.shape:
-        raise InputError(f"start must be shaped like x, {tuple(x.shape)}, got {tuple(start.shape)}")
-    return start
-
-
-def classes(y: Any, x: Tensor, count: int) -> Tensor:
-    """Return true classes (points,) in 0..count - 1; -1 and 1 are accepted for two classes."""
-    y = class_numbers("y", y).to(x.device)
-    if y.ndim == 2 and y.shape[1] == 1:
-        y = y.squeeze(1)
-    if y.shape != (len(x),):
-        raise InputError(
-            f"y must hold one class for each of the {len(x)} points, got shape {tuple(y.shape)}"
-        )
-    if count == 2 and bool((y < 0).any()) and bool((y.abs() == 1).all()):
-        y = (y + 1) // 2
-    low, high = int(y.min()), int(y.max())
-    if low < 0 or high >= count:
-        raise InputError(
-            f"y must lie in 0..{count - 1} for a model of {count} classes, got {low}..{high}"
-        )
-    return y
-
-
-def class_numbers(name: str, value: Any) -> Tensor:
-    """Return whole numbers, which may be stored as any real type, as a tensor of int64."""
-    given = tensor(name, value)
-    if given.is_complex():
-        raise InputTypeError(f"{name} must hold class numbers, got {given.dtype}")
-    if given.is_floating_point():
-        broken = given[given != given.round()]
-        if len(broken):
-            raise InputTypeError(f"{name} must hold class numbers, got {float(broken[0]):g}")
-    return given.long()
-
-
-def _together(parts: list[Any]) -> Tensor:
-    return torch.cat([tensor("x", part).detach().cpu() for part in parts])
 
 
 def _scale(mean: Any, std: Any, x: Tensor) -> tuple[Tensor, Tensor] | None:

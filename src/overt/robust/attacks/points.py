@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -9,7 +10,9 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
 from overt.robust.attacks.criteria import Criterion
 from overt.robust.attacks.losses import Objective
@@ -73,19 +76,21 @@ class Guide:
             if self.sigma > 0:
                 there = moved + self.sigma * normal(keys_of(moved, k), moved.shape[1], moved)
             there = there.detach().requires_grad_()
-            through = StraightThrough() if self.straight else nullcontext()
-            with torch.enable_grad(), through:
-                value = points.objective(
-                    self.subject.logits(there, points.rows), points.y, points.aim
-                )
+            with torch.enable_grad(), StraightThrough() if self.straight else nullcontext() as mode:
+                logits = self.subject.logits(there, points.rows)
+            with torch.enable_grad():
+                logits = logits if mode is None else mode.through(logits)
+                value = points.objective(logits, points.y, points.aim)
                 total += slope(value, there).nan_to_num_(0, 0, 0)
         return total
 
 
 class StraightThrough(TorchFunctionMode):  # type: ignore[misc]
-    """Give rounding the gradient of the identity while it is active; `seen` says if there is any.
+    """Give what hides a gradient that of the identity while it is active; `seen` says if any does.
 
-    Conversions to whole numbers keep their values and become numbers with a fraction.
+    That is rounding (conversions to whole numbers keep their values and become numbers with a
+    fraction), what cuts a tensor off from its past, hooks on gradients, and operations with a
+    backward pass of their own, as far as inputs are shaped like outputs.
     """
 
     ROUNDING: ClassVar[frozenset[Any]] = frozenset(
@@ -93,6 +98,9 @@ class StraightThrough(TorchFunctionMode):  # type: ignore[misc]
         for name in ("round", "floor", "ceil", "trunc", "fix", "sign", "int", "long", "byte")
         for place in (torch, Tensor)
         if callable(getattr(place, name, None)) and not isinstance(getattr(place, name), type)
+    )
+    CUTTING: ClassVar[frozenset[Any]] = frozenset(
+        {torch.detach, Tensor.detach, Tensor.data.__get__}
     )
 
     def __init__(self) -> None:
@@ -102,12 +110,40 @@ class StraightThrough(TorchFunctionMode):  # type: ignore[misc]
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:  # fmt: skip
-        out = func(*args, **(kwargs or {}))
         x = args[0] if args else None
-        if func not in self.ROUNDING or not isinstance(x, Tensor) or not x.requires_grad:
-            return out
+        hides = func in self.ROUNDING or func in self.CUTTING or func is Tensor.register_hook
+        if not hides or not isinstance(x, Tensor) or not x.requires_grad:
+            return func(*args, **(kwargs or {}))
         self.seen = True
-        return out.detach().to(x.dtype) + (x - x.detach())
+        if func in self.CUTTING:
+            return x
+        if func is Tensor.register_hook:
+            return RemovableHandle(OrderedDict())
+        return func(*args, **(kwargs or {})).detach().to(x.dtype) + (x - x.detach())
+
+    def through(self, value: Tensor) -> Tensor:
+        """Return value, its gradient passed straight through operations of the model's own."""
+        waiting, known = [value.grad_fn], {None, value.grad_fn}
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, BackwardCFunction) and not _of_torch(node):
+                self.seen = True
+                node.register_hook(_straight)
+            further = {n for n, _ in node.next_functions} - known if node is not None else set()
+            known |= further
+            waiting += further
+        return value
+
+
+def _of_torch(node: Any) -> bool:
+    return str(node._forward_cls.__module__).startswith("torch.")
+
+
+def _straight(inward: tuple[Any, ...], outward: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the gradients of an operation's inputs: that of its output, where that fits."""
+    g = outward[0]
+    fits = [old is not None and g is not None and old.shape == g.shape for old in inward]
+    return tuple(g if fit else old for fit, old in zip(fits, inward, strict=True))
 
 
 @dataclass(frozen=True, eq=False)

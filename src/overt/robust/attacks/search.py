@@ -12,8 +12,9 @@ from torch import Tensor
 from overt._progress import meter
 from overt.results import Status
 from overt.robust.attacks.criteria import Criterion
+from overt.robust.attacks.inputs import starts
 from overt.robust.attacks.losses import Loss, Plan, find_loss, objective_of, reflected_pair
-from overt.robust.attacks.models import Door, Model, Subject, evaluating, starts
+from overt.robust.attacks.models import Door, Model, Subject, evaluating
 from overt.robust.attacks.points import Found, Guide, Points, Run, StraightThrough, slope
 from overt.robust.attacks.results import AttackResult, report
 from overt.robust.threats.base import Threat
@@ -43,7 +44,7 @@ class Search:
         self.threat, self.loss = threat.within(self.x), loss
         self._modes, self._several = ExitStack(), False
         with self:
-            self.clean = self.subject.clean_logits(batch_size)
+            self.clean = self.subject.clean_logits(batch_size, y)
             self.y = criterion.truth(y, self.x, self.clean.shape[1])
             noisy = self.subject.random()
             aim = criterion.aims(self.y, self.clean.shape[1])
@@ -161,13 +162,13 @@ class Search:
         order = distance.nan_to_num_(nan=math.inf).argsort(1)
         return likely.gather(1, order).to(self.x.device)
 
-    def rounds(self) -> bool:
-        """Return whether the model rounds something that depends on its inputs."""
+    def hides(self) -> bool:
+        """Return whether the model rounds or cuts off what depends on its inputs, or the like."""
         rows = self.left[: self.batch_size]
         x = self.x[rows].to(self.subject.device).requires_grad_()
         try:
             with torch.enable_grad(), StraightThrough() as mode:
-                self.subject.logits(x, rows)
+                mode.through(self.subject.logits(x, rows))
         except Exception:  # numbers in the place of whole ones may not do, for an index say
             return False
         return mode.seen

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-from overt._check import whole
+from overt._check import InputError, whole
 from overt._progress import meter
 from overt.results import Status
-from overt.robust.attacks import models
+from overt.robust.attacks import inputs, models
 from overt.robust.attacks.base import Attack
 from overt.robust.attacks.criteria import Criterion, Misclassified
 from overt.robust.attacks.gradient import PGD, Halving
@@ -102,7 +102,7 @@ def strongest(
     batch_size, seed, warn, output, mean, std, samples
         As for any attack.
     """
-    x, y, threat = models.examples(x, y, threat)
+    x, y, threat = inputs.examples(x, y, threat)
     check_threat(threat)
     search = begin(model, x, y, threat, criterion, batch_size, door)
     with search:
@@ -155,10 +155,16 @@ def guides(search: Search, surrogate: Any, honest: bool, door: models.Door) -> l
     if surrogate is not None:
         given = (search.x, *search.subject.context)
         other = models.Subject(surrogate, given if len(given) > 1 else given[0], door)
+        classes = other.clean_logits(search.batch_size).shape[1]
+        if classes != search.clean.shape[1]:
+            raise InputError(
+                f"surrogate must return as many logits as the model, {search.clean.shape[1]}, got "
+                f"{classes}"
+            )
         found.append(Guide(other))
     if honest:
         return found
-    if search.rounds():
+    if search.hides():
         found.append(Guide(search.subject, straight=True))
     sigma, draws = SMOOTH
     found.append(Guide(search.subject, sigma * search.threat.radius, draws, straight=bool(found)))

@@ -17,7 +17,7 @@ from overt._check import InputError, floating, matrix, number
 from overt._progress import meter
 from overt._types import Bools, Floats
 from overt.results import Result, Status
-from overt.robust.attacks.models import classes
+from overt.robust.attacks.inputs import classes
 from overt.robust.threats.balls import L2, Linf
 from overt.robust.threats.base import Threat, check_threat
 

@@ -96,8 +96,8 @@ class Threat(ABC):
                 f"bounds must be numbers or arrays that fit one input, {tuple(x.shape[1:])}, got "
                 f"shapes {tuple(low.shape)} and {tuple(high.shape)}"
             )
-        outside = (x < low) | (x > high)
-        if bool(outside.any()):
+        least, most = (x.amin(), x.amax()) if low.ndim == high.ndim == 0 else (x, x)
+        if bool((least < low).any()) or bool((most > high).any()):
             raise InputError(
                 f"bounds must contain the inputs, got bounds {_brief(self.bounds)} and inputs "
                 f"between {float(x.min()):.4g} and {float(x.max()):.4g}; were the inputs "
@@ -185,7 +185,8 @@ class Region:
     def coarse(self) -> bool:
         """Whether the rounding of the inputs is no longer small beside the radius."""
         spread = self.x.shape[1] ** (1 / self.threat.order) if self.threat.order else 0.0
-        rounding = float(self.x.abs().max()) * torch.finfo(self.x.dtype).eps
+        largest = max(abs(float(limit)) for limit in torch.aminmax(self.x))
+        rounding = largest * torch.finfo(self.x.dtype).eps
         return spread * rounding > ROUNDING * self.threat.radius
 
     def moved(self, delta: Tensor) -> Tensor:

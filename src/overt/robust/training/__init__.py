@@ -23,11 +23,11 @@ from overt._check import InputError, InputTypeError, choice, number, whole
 from overt._progress import meter
 from overt._types import Floats
 from overt.results import Result, Status
-from overt.robust.attacks import models
+from overt.robust.attacks import inputs, models
 from overt.robust.attacks.base import Attack
 from overt.robust.threats.base import tensor
 from overt.robust.training.checkpoints import TrainingCheckpoint
-from overt.robust.training.epoch import Epoch, Recipe, WarmStarts, batches, hits, pair
+from overt.robust.training.epoch import Epoch, Recipe, WarmStarts, batches, hits
 from overt.robust.training.losses import TrainingLoss
 
 
@@ -251,11 +251,11 @@ class _Holdout:
                 "holdout must be a pair (inputs, classes) or give such batches, got "
                 f"{type(given).__name__}"
             )
-        x, y, _ = models.examples(*given) if whole_arrays else models.examples(given, None)
+        x, y, _ = inputs.examples(*given) if whole_arrays else inputs.examples(given, None)
         subject = models.Subject(model, x, {})
         with models.evaluating(model):
             count = subject.all_logits(subject.x[:1], 1).shape[1]
-        self.given, self.x, self.y = x, subject.x, models.classes(y, subject.x, count)
+        self.given, self.x, self.y = x, subject.x, inputs.classes(y, subject.x, count)
 
 
 def _settle(attack: Attack | None, data: Iterable[Any], held: _Holdout | None) -> Attack | None:
@@ -263,7 +263,7 @@ def _settle(attack: Attack | None, data: Iterable[Any], held: _Holdout | None) -
     if attack is None or not isinstance(attack.threat.bounds, str):
         return attack
     with torch.random.fork_rng():
-        ranges = [tensor("data", pair(batch)[0]).aminmax() for batch in data]
+        ranges = [tensor("data", inputs.pair(batch)[0]).aminmax() for batch in data]
     if held is not None:
         ranges.append(held.x.aminmax())
     if not ranges:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from overt._check import InputError, InputTypeError, whole
 from overt.robust.attacks.base import Attack
 from overt.robust.attacks.gradient import FGSM
+from overt.robust.attacks.inputs import classes, pair
 from overt.robust.attacks.losses import find_loss, objective_of
-from overt.robust.attacks.models import Subject, classes, evaluating
+from overt.robust.attacks.models import Subject, evaluating
 from overt.robust.attacks.points import Points
 from overt.robust.threats.base import Region, tensor
 from overt.robust.threats.keyed_random import keys_of
@@ -23,9 +24,6 @@ from overt.robust.training.losses import Target, TrainingLoss
 
 SEEN = 10
 """One in so many batches has its clean accuracy measured where clean inputs are not trained on."""
-
-LABELS = ("labels", "label", "targets", "target", "y")
-"""Names that classes go by where a batch is a dict."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,24 +52,6 @@ def batches(data: Any, batch_size: int) -> Iterable[Any]:
             + ", ".join(str(len(part)) for part in data)
         )
     return _Shuffled(tensor("data", data[0]), tensor("data", data[1]), batch_size)
-
-
-def pair(batch: Any) -> tuple[Any, Any]:
-    """Return inputs and classes of a batch: a pair, or a dict with the classes under a usual name.
-
-    A dict with one more entry gives that; with several they are the model's arguments by name.
-    """
-    if isinstance(batch, Mapping):
-        name = next((n for n in LABELS if n in batch), None)
-        if name is None:
-            raise InputError(
-                f"data must give classes under one of {', '.join(LABELS)}, got {', '.join(batch)}"
-            )
-        rest = {key: value for key, value in batch.items() if key != name}
-        return (next(iter(rest.values())) if len(rest) == 1 else rest), batch[name]
-    if not isinstance(batch, (tuple, list)) or len(batch) < 2:
-        raise InputError("data must give batches (inputs, classes)")
-    return batch[0], batch[1]
 
 
 class WarmStarts:
@@ -146,17 +126,22 @@ class Epoch:
     """
 
     def __init__(self, recipe: Recipe, radius_share: float, sums: list[float] | None) -> None:
-        self._recipe, self._share = recipe, radius_share
-        self.sums = sums or [0.0] * 5
+        self._recipe, self.sums = recipe, sums or [0.0] * 5
+        if recipe.attack is not None:
+            threat = recipe.attack.threat.at(recipe.attack.threat.radius * radius_share)
+            self._attack = dataclasses.replace(recipe.attack, threat=threat, early_exit=False)
+            self._objective = recipe.loss.inner or objective_of(
+                find_loss(recipe.attack.loss), targeted=False
+            )
+        recipe.model.train()
 
     def step(self, batch: Any, seed: int, number: int) -> None:
         """Attack a batch (inputs, classes) and take one step of the optimizer."""
         given, r = pair(batch), self._recipe
         subject = Subject(r.model, given[0], {})
         x, rows = subject.x.to(subject.device), torch.arange(len(subject.x))
-        r.model.train()
         y = self._target(subject, x, rows, given[1])
-        moved = x if r.attack is None else self._perturb(r.attack, subject, x, rows, y, seed)
+        moved = x if r.attack is None else self._perturb(subject, x, rows, y, seed)
         seen: list[tuple[float, int, int | None]] = []
 
         def closure() -> Tensor:
@@ -221,24 +206,22 @@ class Epoch:
         if clean is not None:
             return ((1 - c) * value + c * r.loss.plain(clean, y) if c > 0 else value), clean, robust
         if number % SEEN == 1:
-            with evaluating(r.model), torch.no_grad():  # no trace in batch normalization
+            with (
+                evaluating(r.model, hidden=False),
+                torch.no_grad(),
+            ):  # no trace in batch normalization
                 clean = subject.logits(x, rows)
         return value, clean, robust
 
-    def _perturb(
-        self, attack: Attack, subject: Subject, x: Tensor, rows: Tensor, y: Target, seed: int
-    ) -> Tensor:
+    def _perturb(self, subject: Subject, x: Tensor, rows: Tensor, y: Target, seed: int) -> Tensor:
         """Return what the attack makes of x, on all points to the end: its last iterate."""
-        r, threat = self._recipe, attack.threat.at(attack.threat.radius * self._share).within(x)
+        r, attack, aim = self._recipe, self._attack, y.classes
+        region = attack.threat.within(x).region(x)
         fast = isinstance(attack, FGSM) and attack.random_start is None
-        region = threat.region(x)
-        loss = find_loss(attack.loss)
-        objective, aim = objective_of(loss, targeted=False), y.classes
-        with evaluating(r.model), r.casting(x.device):
+        with evaluating(r.model, hidden=False), r.casting(x.device):
             if r.loss.inner is not None:
                 with torch.no_grad():
                     aim = r.loss.reference(subject.logits(x, rows))
-                objective = r.loss.inner
             delta = torch.zeros_like(region.x)
             if attack.random_start or fast:
                 delta = _start(region, seed)
@@ -247,9 +230,8 @@ class Epoch:
             known = None if r.warm_starts is None else r.warm_starts.recall(x)
             if known is not None and not torch.equal(known, x):
                 delta = region.project((known - x).flatten(1))
-            points = Points(subject, rows, y.classes, aim, region, objective, attack.criterion)
-            chosen = dataclasses.replace(attack, threat=threat, early_exit=False, seed=seed)
-            moved = region.moved(chosen.follow(points, delta)).view_as(x)
+            given = (y.classes, aim, region, self._objective, attack.criterion)
+            moved = region.moved(attack.follow(Points(subject, rows, *given), delta)).view_as(x)
         if r.warm_starts is not None:
             r.warm_starts.store(x, moved)
         return moved

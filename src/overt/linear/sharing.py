@@ -1,0 +1,103 @@
+"""How hidden units share a map at the least penalty, noise by noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from overt import equalize
+from overt._types import Array, Floats
+from overt.linear.blocks import block_factors
+from overt.linear.bounds import Envelope, envelopes, pairs_below
+from overt.linear.frames import least_penalty
+from overt.linear.shares import UnitShares
+from overt.noise import DropBlock, Dropout, Noise
+from overt.spectral import induced
+
+Pair = tuple[Floats, Floats]
+
+
+class Sharing(NamedTuple):
+    """How hidden units share a map A = left diag(a) right', a > 0, at the least penalty known.
+
+    `envelopes` lists what the noise costs a map at least, `factors(left, a, right)` returns factors
+    of the map, the best way known; `exact` says that these are a global optimum at any width.
+    `imbalance(U, P)` is the variance of what the noise makes equal.
+    """
+
+    envelopes: Callable[[], Sequence[Envelope]]
+    factors: Callable[[Floats, Floats, Floats], Pair]
+    exact: bool = False
+    imbalance: Callable[[Floats, Floats], Array] = equalize.imbalance
+
+
+def sharing(noise: Noise, width: int) -> Sharing:
+    """Return what theory says about a noise over units: the one place that tells them apart."""
+    match noise:
+        case Dropout():
+            units: UnitShares | None = UnitShares(noise.relative_variance(width))
+        case DropBlock(placement="grid", block_size=b):
+            equal = partial(equalize.block_imbalance, block_size=b)
+            induces = [induced(noise, width)]
+            return Sharing(lambda: induces, partial(_equal_blocks, width, b), imbalance=equal)
+        case _:
+            units = _diagonal_plus_constant(noise, width)
+    if units is not None:
+        return Sharing(lambda: [units], partial(_shared_units, units), exact=True)
+    return Sharing(
+        partial(_below, noise, width), partial(_unlike_units, noise.characteristic(width))
+    )
+
+
+def _below(noise: Noise, width: int) -> list[Envelope]:
+    return [*envelopes(noise, width), *pairs_below(noise.characteristic(width))]
+
+
+def _diagonal_plus_constant(noise: Noise, width: int) -> UnitShares | None:
+    """Return the costs of units under Gamma = diag(delta) + gamma 1 1', None if it is not that."""
+    if noise.independent or width == 1:
+        return UnitShares(noise.relative_variance(width))
+    Gamma = noise.characteristic(width)
+    others = Gamma[~np.eye(width, dtype=bool)]
+    gamma = float(np.mean(others))
+    delta = np.diag(Gamma) - gamma
+    rounding = 1e-14 * np.abs(Gamma).max()
+    if np.ptp(others) > rounding or delta.min() < -rounding:
+        return None
+    if np.ptp(delta) <= rounding:  # equal up to rounding: all units alike
+        delta = np.full(width, delta.mean())
+    return UnitShares(np.maximum(delta, 0.0), gamma)
+
+
+def _equal_units(width: int, left: Floats, a: Floats, right: Floats) -> Pair:
+    if len(a) == 0:
+        return np.zeros((len(left), width)), np.zeros((len(right), width))
+    return equalize.balanced_factors(left, a, right, width)
+
+
+def _shared_units(units: UnitShares, left: Floats, a: Floats, right: Floats) -> Pair:
+    """Return factors whose units carry their best shares, by Schur and Horn."""
+    if len(a) == 0 or np.ptp(units.delta) == 0:
+        return _equal_units(len(units.delta), left, a, right)
+    padded = np.concatenate([a, np.zeros(len(units.delta) - len(a))])
+    Q = equalize.schur_horn(padded, units.shares(a))[: len(a)]
+    return (left * np.sqrt(a)) @ Q, (right * np.sqrt(a)) @ Q
+
+
+def _unlike_units(Gamma: Floats, left: Floats, a: Floats, right: Floats) -> Pair:
+    """Return factors of the least penalty that descent finds for this map."""
+    if len(a) == 0:
+        return _equal_units(len(Gamma), left, a, right)
+    unit, root = np.eye(len(a)), np.sqrt(a)
+    balanced = equalize.balanced_factors(unit, a, unit, len(Gamma))[0] / root[:, None]
+    R = least_penalty(Gamma, a, [balanced], tries=2)
+    return (left * root) @ R, (right * root) @ R
+
+
+def _equal_blocks(width: int, b: int, left: Floats, a: Floats, right: Floats) -> Pair:
+    if len(a) == 0:
+        return _equal_units(width, left, a, right)
+    return block_factors(left, a, right, width, b)

@@ -1,0 +1,148 @@
+"""Randomized smoothing: certificates for any model, from its classes under noise on the inputs.
+
+The class A that the model gives most often under noise has probability p at x, p' at x + delta.
+
+Normal noise of deviation sigma (Cohen et al. 2019). Of all sets of probability p at x, the half-
+space {z : <delta, z - x> <= sigma |delta| Phi^-1(p)} has the least at x + delta (Neyman, Pearson:
+the ratio of the densities is monotone along delta), so that
+
+    p' >= Phi(Phi^-1(p) - |delta|_2 / sigma) > 1/2   where   |delta|_2 < sigma Phi^-1(p).
+
+Masks. Let delta change at most k features, E be the event that all of these are dropped. It does
+not depend on the inputs, and on E masked x and masked x + delta are equal. Hence
+
+    p' >= P(A and E) = p - P(A and not E) >= p - (1 - P(E)) > 1/2   where   P(E) > 3/2 - p.
+
+Dropout has P(E) >= q^k, q the drop probability (the product of the k smallest if they differ); if
+exactly c of d features are kept, P(E) = C(d - k, c) / C(d, c). A model that gives A unless it sees
+a changed feature attains the bound. What features are changed to does not matter.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+
+from overt._check import InputError, InputTypeError, number, whole
+from overt._intervals import clopper_pearson
+from overt._progress import meter
+from overt._types import Floats, Ints
+from overt.noise import Dropout, KeepExactly, Noise
+from overt.results import Result
+from overt.robust.attacks import inputs, models
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Smoothed(Result):
+    """What the smoothed model predicts, and how far that is certified.
+
+    `predicted` are classes (points,), -1 where the draws do not decide and the model abstains. No
+    perturbation below `radius` (points,) in L2, or of at most so many features in L0, changes them;
+    it is 0 where the model abstains. `lower` are the lower limits of p, from `draws` draws.
+    `confidence` is the probability that a certificate holds or, if `jointly`, that all of them do.
+    """
+
+    predicted: Ints
+    radius: Floats
+    lower: Floats
+    norm: str
+    draws: int
+    confidence: float
+    jointly: bool
+
+    def errors(self, y: Any, radii: Any) -> Floats:
+        """Return for each of radii the share of points not certified to be of their class y."""
+        right = np.asarray(self.predicted) == inputs.class_numbers("y", y).numpy().ravel()
+        return np.array([1 - float(np.mean(right & (self.radius >= r))) for r in np.ravel(radii)])
+
+
+def smoothed(
+    model: models.Model, x: Any, noise: Any, *, draws: int = 1000, guesses: int = 100,
+    confidence: float = 0.999, jointly: bool = False, batch_size: int = models.BATCH_SIZE,
+    seed: int = 0, **door: Unpack[models.Door],
+) -> Smoothed:  # fmt: skip
+    """Predict by vote under noise, with a radius within which no perturbation changes the class.
+
+    Parameters
+    ----------
+    model, x
+        As for any attack. The model should have been trained under the same noise.
+    noise
+        A number, the standard deviation of normal noise, for radii in L2; `overt.Dropout` or
+        `overt.KeepExactly` on the features, survivors scaled as in PyTorch, for radii in L0.
+    draws, guesses
+        Draws that bound the probability of a class (exactly, by Clopper and Pearson), and draws
+        before them that choose the class. Rounding of the noisy inputs is not bounded.
+    confidence, jointly
+        Probability that a certificate holds, at least, or that all of them hold at once. By
+        default it is that of each: of 1,000 certificates at .999 one may be expected to fail.
+    batch_size, seed, output, mean, std, samples
+        As for any attack.
+    """
+    if not 0 < number("confidence", confidence) < 1:
+        raise InputError(f"confidence must lie between 0 and 1, got {confidence!r}")
+    whole("seed", seed, minimum=0)
+    subject = models.Subject(model, x, door)
+    n, parts = len(subject.x), (whole("guesses", guesses), whole("draws", draws))
+    reach = _reach(noise, tuple(subject.x.shape[1:]))
+    level = 1 - 2 * (1 - confidence) / (n if jointly else 1)  # of the two-sided interval
+    predicted, radius, lower = np.full(n, -1), np.zeros(n), np.zeros(n)
+    with models.evaluating(*subject.models), torch.inference_mode(False):
+        subject.clean_logits(whole("batch_size", batch_size))
+        with meter("smoothing", n) as bar:
+            for i in range(n):
+                rng = np.random.default_rng((seed, i))
+                first, second = (_votes(subject, i, noise, k, batch_size, rng) for k in parts)
+                best = int(first.argmax())
+                lower[i] = clopper_pearson(second[best], draws, level)[0]
+                if lower[i] > 0.5:
+                    predicted[i], radius[i] = best, reach(lower[i])
+                bar.advance()
+    norm = "l0" if isinstance(noise, Noise) else "l2"
+    return Smoothed(predicted, radius, lower, norm, draws, float(confidence), bool(jointly))
+
+
+def _votes(
+    subject: models.Subject, i: int, noise: Any, draws: int, batch_size: int,
+    rng: np.random.Generator,
+) -> Ints:  # fmt: skip
+    """Return how often each class is predicted at point i under noise, (classes,)."""
+    x, votes = subject.x[i].to(subject.device), np.zeros(1, int)
+    for k in range(0, draws, batch_size):
+        size = min(batch_size, draws - k)
+        if isinstance(noise, Noise):
+            moved = x * torch.from_numpy(noise.multipliers(tuple(x.shape), size, rng)).to(x)
+        else:
+            moved = x + float(noise) * torch.from_numpy(rng.standard_normal((size, *x.shape))).to(x)
+        with torch.no_grad():
+            logits = subject.logits(moved, torch.full((size,), i))
+        finite = torch.isfinite(logits).all(1)  # anything else is a vote for nobody
+        seen = torch.bincount(logits[finite].argmax(1), minlength=logits.shape[1])
+        votes = votes + seen.cpu().numpy()
+    return votes
+
+
+def _reach(noise: Any, shape: tuple[int, ...]) -> Callable[[float], float]:
+    """Return the function from a lower limit of p, above 1/2, to the radius."""
+    if isinstance(noise, (Dropout, KeepExactly)) and not getattr(noise, "gaussian", False):
+        d = len(noise.mean(shape))  # which refuses what does not fit
+        if isinstance(noise, KeepExactly):
+            left = np.arange(d, 0, -1)
+            dropped = np.cumprod(np.maximum(left - noise.count, 0) / left)
+        else:
+            dropped = np.cumprod(np.sort(np.broadcast_to(noise.drop_prob, d)))
+        # Rounding does less to the product than is taken off.
+        return lambda p: float((dropped * (1 - 1e-12) > 1.5 - p).sum())
+    if isinstance(noise, bool) or not isinstance(noise, numbers.Real):
+        raise InputTypeError(
+            "noise must be a positive number, the deviation of normal noise, Dropout(drop_prob) or "
+            f"KeepExactly(count), got {noise!r}"
+        )
+    sigma = number("noise", noise, exclusive=True)
+    return lambda p: sigma * NormalDist().inv_cdf(p)
