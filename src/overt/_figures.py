@@ -6,6 +6,7 @@ The colors are told apart by the color-blind and, by their lightness, in gray.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import BytesIO
 from typing import Any
 
 import numpy as np
