@@ -8,6 +8,7 @@ import overt
 from overt import Entries
 from overt.completion import DropoutCompletion
 from overt.completion.forms.encoding import Encoder
+from overt.completion.storage.checkpoints import SweepCheckpoint
 
 
 def generated(share=0.9, m=600, n=120, k=3, cold=100, seed=1):
@@ -125,3 +126,26 @@ def test_features_in_the_wrong_place_are_said():
     named = Entries.from_ids(["a", "b"], ["x", "y"], [1.0, 2.0])
     with pytest.raises(overt.InputError, match="pair"):
         DropoutCompletion(2).fit(named, row_features=F)
+
+
+def test_a_checkpoint_of_other_features_is_refused(tmp_path):
+    rng, F = np.random.default_rng(0), np.arange(36.0).reshape(12, 3)
+    entries = overt.Entries(*rng.integers(0, 12, (2, 60)), rng.normal(size=60), shape=(12, 12))
+    model = DropoutCompletion(2, max_sweeps=2, signals=False)
+
+    def fit(features, resume):
+        kept = SweepCheckpoint(tmp_path, entries, model.get_params(), resume=resume)
+        return model.fit_entries(entries, row_features=features, checkpoint=kept).U_
+
+    first = fit(F, False)
+    assert np.array_equal(fit(F, True), first)
+    with pytest.raises(overt.InputError, match="other features"):
+        fit(F[::-1] ** 2, True)
+    with pytest.raises(overt.InputError, match="other features"):
+        fit(None, True)
+
+
+@pytest.mark.parametrize("unit", [1e-160, 1e-300])
+def test_values_too_close_to_each_other_are_said(unit):
+    with pytest.raises(overt.InputError, match="multiply them by a constant"):
+        DropoutCompletion(2).fit(unit * np.eye(4))

@@ -12,7 +12,6 @@ from overt.completion.kernels import (
     Held,
     Learned,
     RowPrior,
-    Solved,
     block,
     dots,
     full,
@@ -89,12 +88,9 @@ def test_gram_kernels_match_reference(biases, use):
     for module in (gram, reference):
         w, other, stats = (np.zeros((N_ROWS, columns)) for columns in (width, width, 2))
         given = np.arange(N_ROWS), csr
-        if use == "dropout":
-            strength, out = np.array([0.4] * 3 + [0.0] * (width - 3)), Solved(w, stats)
-            module.solve_rows(*given, Held(means, strength, weights), prior, *by_row, out)
-        elif use == "draw":
-            out = Drawn(w, other, stats)
-            held = Held(means, np.zeros(width), weights)
+        if use != "diagonal":
+            strength = np.array([0.4] * 3 + [0.0] * (width - 3)) * (use == "dropout")
+            out, held = Drawn(w, other, stats), Held(means, strength, weights)
             module.draw_rows(*given, held, prior, *by_row, normals, out)
         else:
             variances, out = np.diagonal(S, axis1=1, axis2=2).copy(), Learned(w, other, stats)

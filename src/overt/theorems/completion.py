@@ -63,14 +63,14 @@ def _completion_learned(scale: int, rng: np.random.Generator) -> Residuals:
 
 def _solve(V: Floats, y: Floats, lam: float) -> Floats:
     """Row update of fixed dropout, by the kernels' reference; imported here, as it compiles."""
-    from overt.completion.kernels import NOT_PINNED, Csr, Held, RowPrior, Solved, reference
+    from overt.completion.kernels import NOT_PINNED, Csr, Drawn, Held, RowPrior, reference
 
     width, P = V.shape[1], np.zeros((V.shape[1], V.shape[1]))
-    out = Solved(np.zeros((1, width)), np.zeros((1, 2)))
+    out = Drawn(np.zeros((1, width)), np.zeros((1, width)), np.zeros((1, 2)))
     csr = Csr(np.array([0, len(y)]), np.arange(len(y)), y)
-    prior = RowPrior(P, np.arange(width), NOT_PINNED)
-    given = (Held(V, np.full(width, lam), np.ones(len(V))), prior, np.zeros((1, width)))
-    reference.solve_rows(np.array([0]), csr, *given, np.ones(1), out)
+    prior, zeros = RowPrior(P, np.arange(width), NOT_PINNED), np.zeros((1, width))
+    held = Held(V, np.full(width, lam), np.ones(len(V)))
+    reference.draw_rows(np.array([0]), csr, held, prior, zeros, np.ones(1), zeros, out)
     return out.means[0]
 
 

@@ -120,6 +120,11 @@ class Features:
         width = self.directions.parts.get(FEATURES, np.zeros((0, 0))).shape[1]
         return self.scores[:, self.scores.shape[1] - width :]
 
+    @property
+    def sizes(self) -> Floats:
+        """Squared length of each row's given features, by which others are told from them."""
+        return np.sum(self.given.astype(np.float64) ** 2, axis=1)
+
 
 def who_has_what(group: Grouped) -> Any:
     """Return the 0/1 matrix of a side's observed entries, rows divided by sqrt(their count)."""

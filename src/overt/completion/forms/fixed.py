@@ -18,19 +18,18 @@ import numpy as np
 
 from overt._types import Array, Floats
 from overt.completion.engines import Engine
-from overt.completion.forms.features import NOTHING, Features
-from overt.completion.forms.noise import RowNoise
+from overt.completion.forms.noise import Plain
 from overt.completion.forms.prior import Prior
 from overt.completion.forms.problem import CompletionProblem
 from overt.completion.forms.spread import DropoutSpread
-from overt.completion.kernels import Held, Solved, epoch, gram
+from overt.completion.kernels import Drawn, Held, epoch, gram
 
 TOL = 1e-5
 """Relative fall of the objective in one sweep below which it has settled."""
 
 
 @dataclass(eq=False)
-class _PointForm:
+class _PointForm(Plain):
     """Factors without covariances, and what a model needs beside them."""
 
     problem: CompletionProblem
@@ -45,16 +44,6 @@ class _PointForm:
         n = len(self.problem.columns.free(0))
         prior = Prior(np.zeros(n), self.ridge * np.eye(n))
         return prior, prior
-
-    @property
-    def noises(self) -> list[RowNoise]:
-        """One noise for all."""
-        return [RowNoise.start(count) for count in self.problem.shape]
-
-    @property
-    def features(self) -> tuple[Features, Features]:
-        """None are looked at."""
-        return NOTHING, NOTHING
 
     @property
     def noise(self) -> float:
@@ -109,10 +98,11 @@ class FixedForm(_PointForm):
         count, partners = self.problem.shape[side], self.problem.shape[1 - side]
         held = Held(self.means[1 - side], self.spread.strength, np.ones(partners))
         prior = self.priors[side].for_rows(self.problem.columns, side)
-        out = Solved(self.means[side], np.zeros((count, 2)))
-        by_row = np.zeros((count, len(prior.free))), np.ones(count)
+        out = Drawn(self.means[side], self.means[side].copy(), np.zeros((count, 2)))
+        zeros = np.zeros((count, len(prior.free)))
+        by_row = zeros, np.ones(count), zeros
         layout = self.problem.grouped(side).gathered
-        engine.run(gram.solve_rows, layout, (held, prior), by_row, out)
+        engine.run(gram.draw_rows, layout, (held, prior), by_row, out)
         return float(out.stats[:, 0].sum())
 
     def finish(self) -> None:

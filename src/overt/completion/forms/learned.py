@@ -22,6 +22,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from overt._check import InputError
 from overt._types import Array, Floats
 from overt.completion.engines import Engine
 from overt.completion.forms.features import NOTHING, Features, of_sides
@@ -178,10 +179,17 @@ class LearnedForm:
         kept = self.spread.arrays() | {"evidence": np.array(self.evidence)}
         for side in (0, 1):
             kept |= self.priors[side].arrays(side) | self.noises[side].arrays(side)
+            kept[f"features_{side}"] = self.features[side].sizes
         return kept | {"noise": np.array([self.noise])}
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Take back tables, priors, noise and evidence."""
+        """Take back tables, priors, noise and evidence, found with the same features."""
+        for side, known in enumerate(self.features):
+            if not np.allclose(known.sizes, arrays[f"features_{side}"], rtol=1e-3):
+                raise InputError(
+                    "the checkpoint holds a run with other features; give the same ones, or start "
+                    "anew without resuming"
+                )
         self.spread = self.spread.from_arrays(arrays)
         self.noise = float(arrays["noise"][0])
         self.evidence[:] = arrays["evidence"].tolist()

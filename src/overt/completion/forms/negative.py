@@ -28,12 +28,12 @@ import numpy as np
 from overt._check import InputError
 from overt._types import Array, Floats
 from overt.completion.engines import Engine
-from overt.completion.forms.features import NOTHING, Features
-from overt.completion.forms.noise import RowNoise
+from overt.completion.forms.features import NOTHING
+from overt.completion.forms.noise import Plain
 from overt.completion.forms.pairs import WEIGHT, AllPairs, Precisions
-from overt.completion.forms.prior import Prior
+from overt.completion.forms.prior import Prior, Sums
 from overt.completion.forms.problem import CompletionProblem
-from overt.completion.forms.spread import FULL_BYTES, FullSpread
+from overt.completion.forms.spread import FULL_BYTES, FullSpread, full_bytes
 from overt.completion.kernels import Held, Learned
 from overt.completion.kernels.full import pack, unpack
 from overt.completion.kernels.pairs import Everyone, learn_pairs, weighted_sum
@@ -47,12 +47,9 @@ SMALL = 1 << 20
 LEAST_NOISE = 1e-9
 """Residual variance that is never gone below."""
 
-JITTER = 1e-9
-"""Part of the largest prior variance added to all, as in the learned form."""
-
 
 @dataclass(eq=False)
-class NegativeForm:
+class NegativeForm(Plain):
     """All pairs of rows and columns that have entries; `step` is one sweep over both sides.
 
     `evidence`, the objective without nu's part, says when to stop: the prior of a factor that is
@@ -80,7 +77,7 @@ class NegativeForm:
     def start(cls, problem: CompletionProblem, seed: int) -> NegativeForm:
         """Return the form before the first sweep, near the leading singular vectors."""
         k, pairs = problem.columns.n_factors, float(np.prod(problem.shape))
-        size = sum(problem.shape) * (k * (k + 1) // 2) * problem.dtype.itemsize
+        size = full_bytes(problem)
         if size > FULL_BYTES:
             raise InputError(
                 f"{sum(problem.shape):,} rows and columns with {k} factors take {size >> 20} MiB "
@@ -118,9 +115,10 @@ class NegativeForm:
         complexity, narrow, error = 0.0, 0.0, 0.0
         for side in (0, 1):
             moment, error, logdets = self.update(side, engine)
-            prior = self._prior(side, moment)
-            self.priors[side] = prior
-            N, n = len(self.problem.grouped(side).rows), len(prior.mean)
+            rows, n = self.problem.grouped(side).rows, self.problem.columns.n_factors
+            N, first = len(rows), self.means[side][rows].sum(axis=0, dtype=float)
+            sums = Sums(N, first, moment, np.zeros((n, n)), np.zeros((0, n)), logdets)
+            prior = self.priors[side] = self.priors[side].learn(sums, NOTHING)
             logdet = np.linalg.slogdet(prior.precision)[1]
             complexity += (n * n - N * logdet - logdets) / 2
             narrow += n * logdet / 2
@@ -151,15 +149,6 @@ class NegativeForm:
         error, logdets = out.stats.sum(axis=0)
         return unpack(moments.sum(axis=0)), float(error), float(logdets)
 
-    def _prior(self, side: int, moment: Floats) -> Prior:
-        """Return m = mean of rows, P^-1 = (sum of second moments about it) / (N + nu)."""
-        group = self.problem.grouped(side)
-        N, n = len(group.rows), self.problem.columns.n_factors
-        mean = self.means[side][group.counts > 0].mean(axis=0, dtype=float)
-        covariance = (moment - N * np.outer(mean, mean)) / (N + n)
-        covariance += JITTER * np.diag(covariance).max() * np.eye(n)
-        return Prior(mean, np.linalg.inv(covariance))
-
     def finish(self) -> None:
         """Leave covariances in the tables; a row without entries gets its prior.
 
@@ -176,16 +165,6 @@ class NegativeForm:
                 mean = S @ prior.precision @ prior.mean
             self.spread.add_means(side, w, -1)
             w[empty], table[empty] = mean, pack(S)
-
-    @property
-    def noises(self) -> list[RowNoise]:
-        """One noise for all beside the precisions."""
-        return [RowNoise.start(count) for count in self.problem.shape]
-
-    @property
-    def features(self) -> tuple[Features, Features]:
-        """None are looked at."""
-        return NOTHING, NOTHING
 
     @property
     def pairs(self) -> AllPairs:

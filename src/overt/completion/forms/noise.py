@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 
 from overt._types import Array, Floats, Ints
+from overt.completion.forms.features import NOTHING
+from overt.completion.forms.problem import CompletionProblem
 
 NUS = np.append(np.logspace(np.log10(4), 3.5, 60), np.inf)
 """Values of nu that are tried; at 4 a row never seen has twice the variance."""
@@ -90,6 +92,18 @@ class RowNoise:
         nu, fixed = arrays[f"noise_nu_{side}"]
         weights, variances = (arrays[f"noise_{n}_{side}"] for n in ("weights", "variances"))
         return cls(float(nu), weights, variances, float(fixed))
+
+
+class Plain:
+    """A form with one noise for all, which looks at no features."""
+
+    problem: CompletionProblem
+    features = (NOTHING, NOTHING)
+
+    @property
+    def noises(self) -> list[RowNoise]:
+        """One noise for all, beside what the form knows of precisions."""
+        return [RowNoise.start(count) for count in self.problem.shape]
 
 
 def expected(nu: float, n: Any, e: Any) -> tuple[Any, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from overt._check import InputError
 from overt._mapped import SLICE, arranged, moments, room, slices, standardized
 from overt._types import Array, Floats, Ints
 from overt.completion.kernels import NOT_PINNED, Blocks, Csr, block, dots, group
@@ -18,11 +19,14 @@ from overt.entries import Entries
 DOUBLE_BELOW = 5_000_000
 """Ratings times columns of the factors below which float64 is stored; float32 above."""
 
-CHUNKS = 64
-"""Parts that a side's rows are cut into: more share the load better and cost more to start."""
+CHUNKS = 32
+"""Parts that a side's rows are cut into: more share the load better; each reads all partners."""
 
 CACHE = 4 << 20
 """Bytes that the sums of a chunk's rows may take."""
+
+SMALLEST = 1e-75
+"""Range of values whose powers can still be told from 0."""
 
 SHRINK = 5
 """Ratings at 0 that each column's bias is averaged with at the start."""
@@ -195,7 +199,12 @@ class CompletionProblem:
         Small problems are stored in double precision, and large ones where `precise` asks for it.
         """
         y, columns = entries.values, Columns(n_factors, biases)
-        mean, spread = moments(y) if mapped else (float(y.mean()), _spread(y))
+        if 0 < np.ptp(y) < SMALLEST:
+            raise InputError(
+                f"values must differ by at least {SMALLEST:g} or not at all, as their squares are "
+                f"summed, got {np.ptp(y):g}; multiply them by a constant"
+            )
+        mean, spread = moments(y) if mapped else (float(y.mean()), float(y.std()))
         center, scale = mean if biases else 0.0, (spread or 1.0) if standard else 1.0
         double = precise or len(y) * columns.width <= DOUBLE_BELOW
         dtype = np.float64 if double else np.float32
@@ -244,9 +253,3 @@ class CompletionProblem:
             dots(side.keys[some], side.others[some], *means, fitted)
             total += float(np.sum((side.values[some] - fitted) ** 2))
         return total / self.n_ratings
-
-
-def _spread(y: Floats) -> float:
-    """Return the standard deviation, also of numbers whose squares are too small to hold."""
-    peak = float(np.abs(y).max()) or 1.0
-    return peak * float((y / peak).std())

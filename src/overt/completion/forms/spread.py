@@ -202,17 +202,21 @@ SPREADS: dict[str, type[RowSpread]] = {
 
 def learned_spread(problem: CompletionProblem) -> type[FullSpread] | type[DiagonalSpread]:
     """Return full covariances where their tables fit into FULL_BYTES, else diagonal ones."""
-    width = problem.columns.width
-    numbers, limit = sum(problem.shape) * problem.dtype.itemsize, problem.by_row.mapped
-    size = numbers * (width * (width + 1) // 2)
-    full = size <= FULL_BYTES
-    needed = numbers * width + (size if full else numbers * width)
+    full, limit = full_bytes(problem), problem.by_row.mapped
+    plain = sum(problem.shape) * problem.dtype.itemsize * problem.columns.width
+    needed = plain + (full if full <= FULL_BYTES else plain)
     if limit and needed > limit:
         raise InputError(
             f"memory_limit must be at least {needed / 1e9:.3g} GB for the factors and covariances "
             f"of {sum(problem.shape):,} rows and columns, got {limit / 1e9:.3g} GB"
         )
-    return FullSpread if full else DiagonalSpread
+    return FullSpread if full <= FULL_BYTES else DiagonalSpread
+
+
+def full_bytes(problem: CompletionProblem) -> int:
+    """Return the size of tables of full covariances."""
+    width = problem.columns.width
+    return int(sum(problem.shape) * (width * (width + 1) // 2) * problem.dtype.itemsize)
 
 
 def append(table: Array, row: Floats) -> Array:

@@ -55,8 +55,8 @@ class Held(NamedTuple):
     """The side that is held: means, (count, width), and what a kernel knows of their spread.
 
     `spread` is packed second moments w w' + S in `learn_rows`, variances in `learn_variances`, the
-    strength of dropout for each column in `solve_rows`, and not read by `draw_rows`. An entry
-    counts as often as the `weights` of its partner say.
+    strength of dropout for each column in `draw_rows`. An entry counts as often as the `weights`
+    of its partner say.
     """
 
     means: Array
@@ -77,13 +77,6 @@ class Learned(NamedTuple):
 
     means: Array
     spread: Array
-    stats: Array
-
-
-class Solved(NamedTuple):
-    """Rows written without a spread."""
-
-    means: Array
     stats: Array
 
 

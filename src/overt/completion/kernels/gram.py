@@ -23,7 +23,6 @@ from overt.completion.kernels import (
     Held,
     Learned,
     RowPrior,
-    Solved,
 )
 
 PIVOT = 1e-12
@@ -57,36 +56,20 @@ def workspace(means: Array, n: int) -> Work:
 
 
 @njit(**OPTIONS)
-def solve_rows(
-    rows: Array, csr: Csr, held: Held, prior: RowPrior, shifts: Array, precisions: Array,
-    out: Solved,
-) -> None:  # fmt: skip
-    """Update rows whose partners are dropped: s_b = strength o w_b o w_b.
-
-    Fixed dropout has precision 1 and P = ridge I.
-    """
-    work = workspace(held.means, len(prior.free))
-    still = np.zeros(len(prior.free))
-    for r in rows:
-        square = sum_gram(csr, r, held, work)
-        for i in range(len(held.spread)):
-            work.spread[i] = held.spread[i] * work.total[i, i]
-        _equations(prior, shifts[r], precisions[r], work)
-        logdet = solve(work.A, work.right, still, work.center)
-        _write(work.right, prior.free, work.w, out.means[r])
-        out.stats[r, 0] = _error(square, work)
-        out.stats[r, 1] = logdet
-
-
-@njit(**OPTIONS)
 def draw_rows(
     rows: Array, csr: Csr, held: Held, prior: RowPrior, shifts: Array, precisions: Array,
     normals: Array, out: Drawn,
 ) -> None:  # fmt: skip
-    """Draw rows from N(w, Prec^-1) given their partners (s_b = 0): w + R^-1 normal, Prec = R'R."""
+    """Draw rows from N(w, Prec^-1) given their partners: w + R^-1 normal, Prec = R'R.
+
+    Partners are dropped, s_b = strength o w_b o w_b; draws have strength 0. Fixed dropout has
+    normals 0, precision 1 and P = ridge I.
+    """
     work = workspace(held.means, len(prior.free))
     for r in rows:
         square = sum_gram(csr, r, held, work)
+        for i in range(len(held.spread)):
+            work.spread[i] = held.spread[i] * work.total[i, i]
         _equations(prior, shifts[r], precisions[r], work)
         logdet = solve(work.A, work.right, normals[r], work.center)
         _write(work.center, prior.free, work.w, out.centers[r])

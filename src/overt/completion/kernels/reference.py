@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from overt._types import Array, Floats
-from overt.completion.kernels import Blocks, Csr, Drawn, Held, Learned, RowPrior, Solved
+from overt.completion.kernels import Blocks, Csr, Drawn, Held, Learned, RowPrior
 from overt.completion.kernels.full import pack, unpack
 
 
@@ -48,27 +48,14 @@ def learn_variances(
         out.stats[r] = _error(square, w, second, total, linear), np.log(s[prior.free]).sum()
 
 
-def solve_rows(
-    rows: Array, csr: Csr, held: Held, prior: RowPrior, shifts: Array, precisions: Array,
-    out: Solved,
-) -> None:  # fmt: skip
-    """Prec = precision sum_b c_b (w_b w_b' + diag(strength o w_b o w_b)) + P."""
-    for r in rows:
-        W, linear, square, _ = _sums(csr, r, held)
-        total = W.T @ W + np.diag(held.spread * (W**2).sum(axis=0))
-        w, P = _solve(total, linear, prior, shifts[r], precisions[r])
-        out.means[r] = w
-        out.stats[r] = _error(square, w, np.outer(w, w), total, linear), -np.linalg.slogdet(P)[1]
-
-
 def draw_rows(
     rows: Array, csr: Csr, held: Held, prior: RowPrior, shifts: Array, precisions: Array,
     normals: Array, out: Drawn,
 ) -> None:  # fmt: skip
-    """Prec = precision sum_b c_b w_b w_b' + P = R'R, w + R^-1 normal."""
+    """Prec = precision sum_b c_b (w_b w_b' + diag(strength o w_b o w_b)) + P = R'R, R^-1 normal."""
     for r in rows:
         W, linear, square, _ = _sums(csr, r, held)
-        total = W.T @ W
+        total = W.T @ W + np.diag(held.spread * (W**2).sum(axis=0))
         w, P = _solve(total, linear, prior, shifts[r], precisions[r])
         out.centers[r] = w
         w[prior.free] += np.linalg.solve(np.linalg.cholesky(P).T, normals[r])
