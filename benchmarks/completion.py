@@ -323,7 +323,7 @@ def _timed(call) -> float:  # type: ignore[no-untyped-def]
 
 def against_sgd() -> Table:
     """How long SGD takes to come within 1 per cent of the alternating solver's objective."""
-    from overt.experiments.thesis_completion import measure, sgd_time, time_ratio
+    from overt.experiments.thesis_completion import run_curves, sgd_time, time_ratio
 
     table = Table(
         "Completion: alternating minimization against SGD with dropout, one thread",
@@ -334,7 +334,9 @@ def against_sgd() -> Table:
     common = {"data": data, "width": 20, "sweeps": 40, "epochs": 1500, "batch_size": 2000}
     for drop_prob in (0.2, 0.4):
         exact, sgd = (
-            measure({**common, "method": method, "drop_prob": drop_prob, "learning_rate": 10.0}, 0)
+            run_curves(
+                {**common, "method": method, "drop_prob": drop_prob, "learning_rate": 10.0}, 0
+            )
             for method in ("alternating", "sgd")
         )
         ratio = time_ratio(exact, sgd)

@@ -88,8 +88,21 @@ def test_no_run_thrown_out_does_not_show_that_some_are():
 def test_absent_data_are_an_error_that_says_what_to_provide(monkeypatch, tmp_path):
     monkeypatch.setenv("OVERT_DATA", str(tmp_path))
     for name, wanted in (("thesis-fig4-1", "MovieLens 100k"), ("thesis-table6-1", "mnist.npz")):
-        with pytest.raises(InputError, match=wanted):
+        with pytest.raises(InputError, match=f"{name} on .*{wanted}"):
             experiments.run(experiments.find(name), size="reduced")
+    monkeypatch.delenv("OVERT_DATA")
+    with pytest.raises(InputError, match=r"thesis-table6-1 on mnist: no data folder.*OVERT_DATA"):
+        experiments.run(experiments.find("thesis-table6-1"), size="reduced")
+
+
+def test_a_part_of_the_data_does_not_stand_for_all_of_it(monkeypatch, tmp_path):
+    pytest.importorskip("torch")
+    monkeypatch.setenv("OVERT_DATA", str(tmp_path))
+    few = {name: np.zeros((5, 32, 32, 3)[: 4 if name[0] == "x" else 1], dtype=np.uint8)
+           for name in ("x_train", "y_train", "x_test", "y_test")}  # fmt: skip
+    np.savez(tmp_path / "cifar10.npz", **few)
+    with pytest.raises(InputError, match="all of cifar10, 10,000 images to test on; it has 5"):
+        experiments.run(experiments.find("thesis-table6-2"), size="paper")
 
 
 def counting_experiment(calls):
@@ -278,7 +291,7 @@ def test_all_is_resumed_and_what_is_absent_is_listed(tmp_path):
     bad = replace(good, id="lacking", run=lacks)
     seen = []
     absent = record.run_all([good, bad], "reduced", tmp_path, on_row=lambda *row: seen.append(row))
-    assert absent == {"lacking": "OVERT_DATA must hold moon.npz"}
+    assert absent == {"lacking": "lacking: OVERT_DATA must hold moon.npz"}
     assert seen[-1][:2] == (6, 6)
     record.run_all([good], "paper", tmp_path)
     assert calls == [1, 2, 3, 4]

@@ -6,6 +6,7 @@ The colors are told apart by the color-blind and, by their lightness, in gray.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,15 @@ def canvas(width: float, height: float, rows: int = 1, columns: int = 1, **optio
     with styled():
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(width, height), layout="constrained")
+        class Picture(Figure):
+            """A figure that notebooks show, whether or not pyplot has been imported."""
+
+            def _repr_png_(self) -> bytes:
+                file = BytesIO()
+                self.savefig(file, format="png")
+                return file.getvalue()
+
+        figure = Picture(figsize=(width, height), layout="constrained")
         return figure, figure.subplots(rows, columns, **options)
 
 

@@ -8,15 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from overt import _frames
-from overt._check import (
-    InputError,
-    InputTypeError,
-    doubles,
-    generator,
-    number,
-    plain_array,
-    whole,
-)
+from overt._check import InputError, InputTypeError, doubles, generator, number, plain_array, whole
 from overt._identifiers import factorized, holds_whole, identifiers
 from overt._types import Array, Floats, Ints, Seed
 
@@ -174,15 +166,26 @@ class Entries:
 
     def take(self, chosen: Array) -> Self:
         """Return some of the entries (numbers, or a mask), in a matrix of the same shape."""
-        chosen = plain_array("chosen", chosen)
-        if chosen.dtype == bool and chosen.shape == self.rows.shape:
-            chosen = np.flatnonzero(chosen)
-        chosen = index("chosen", chosen)
-        if np.any(chosen >= len(self)):
-            raise InputError(f"chosen must be some of the {len(self)} entries")
+        try:
+            chosen = np.arange(len(self))[plain_array("chosen", chosen)]
+        except IndexError as error:
+            raise InputError(f"chosen must be some of {len(self)} entries: {error}") from None
         rows, cols, values = self.rows[chosen], self.cols[chosen], self.values[chosen]
         times = None if self.times is None else self.times[chosen]
         return replace(self, rows=rows, cols=cols, values=values, times=times)
+
+    def repeated(self, weights: Any, *, by_row: bool = False) -> Self:
+        """Return each entry (or those of each row) as often as whole weights say."""
+        often = doubles("sample_weight", weights, ndim=1)
+        count = self.shape[0] if by_row else len(self)
+        whole_numbers = np.array_equal(often, np.floor(np.abs(often)))
+        if len(often) != count or not whole_numbers or not often.any():
+            raise InputError(
+                f"sample_weight must be {count} whole numbers from 0, not all zero: how often each "
+                f"{'row' if by_row else 'entry'} counts, got {weights!r:.100}"
+            )
+        times: Ints = (often[self.rows] if by_row else often).astype(np.int64)
+        return self.take(np.repeat(np.arange(len(self)), times))
 
     def split(self, holdout: float = 0.1, seed: Seed = 0) -> tuple[Self, Self]:
         """Return (train, held out): held out is the start of a random permutation."""

@@ -387,7 +387,7 @@ def test_interrupt_keeps_what_was_computed(ratings):
         ({"average": 5, "drop_prob": 0.1}, "average needs"),
         ({"method": "adam"}, "method must be one of"),
         ({"method": "sgd"}, "needs drop_prob to be a number"),
-        ({"engine": "spark"}, "engine must be one of 'local', 'dask'"),
+        ({"engine": "spark"}, "engine must be one of 'local', 'threads', 'dask'"),
         ({"engine": "dask", "method": "sgd", "drop_prob": 0.2}, 'needs engine="local"'),
         ({"clip": "no"}, "clip must be"),
         ({"clip": np.zeros(2)}, "clip must be"),
@@ -451,45 +451,41 @@ def test_constant_and_tiny_data():
             assert np.isfinite(std).all()
 
 
-# Every other check of scikit-learn fits real-valued feature vectors with one target each. Here a
-# sample is a pair of whole-number indices, and a matrix is fitted without targets.
-NOT_FEATURES = dict.fromkeys(
-    (
-        "check_complex_data",
-        "check_dict_unchanged",
-        "check_dont_overwrite_parameters",
-        "check_dtype_object",
-        "check_estimator_sparse_array",
-        "check_estimator_sparse_matrix",
-        "check_estimator_sparse_tag",
-        "check_estimators_dtypes",
-        "check_estimators_empty_data_messages",
-        "check_estimators_fit_returns_self",
-        "check_estimators_overwrite_params",
-        "check_estimators_pickle",
-        "check_f_contiguous_array_estimator",
-        "check_fit2d_1feature",
-        "check_fit2d_1sample",
-        "check_fit2d_predict1d",
-        "check_fit_check_is_fitted",
-        "check_fit_idempotent",
-        "check_fit_score_takes_y",
-        "check_estimators_partial_fit_n_features",
-        "check_methods_sample_order_invariance",
-        "check_regressor_data_not_an_array",
-        "check_regressors_int",
-        "check_regressors_no_decision_function",
-        "check_regressors_train",
-        "check_supervised_y_2d",
-        "check_methods_subset_invariance",
-        "check_n_features_in",
-        "check_n_features_in_after_fitting",
-        "check_pipeline_consistency",
-        "check_positive_only_tag_during_fit",
-        "check_readonly_memmap_input",
+# With targets y, X holds (row, column) pairs; without, X is the matrix itself.
+NOT_PAIRS = "fits y to X of more than two columns"
+NOT_WHOLE = "fits y to pairs that are neither whole numbers nor strings"
+EXCLUDED = {
+    **dict.fromkeys(
+        (
+            "check_complex_data", "check_dict_unchanged", "check_dont_overwrite_parameters",
+            "check_dtype_object", "check_estimator_sparse_array", "check_estimator_sparse_matrix",
+            "check_estimator_sparse_tag", "check_estimators_dtypes",
+            "check_estimators_empty_data_messages", "check_estimators_pickle",
+            "check_f_contiguous_array_estimator", "check_fit2d_1feature", "check_fit2d_1sample",
+            "check_fit2d_predict1d", "check_fit_score_takes_y",
+            "check_methods_sample_order_invariance", "check_methods_subset_invariance",
+            "check_n_features_in_after_fitting", "check_pipeline_consistency",
+            "check_regressor_data_not_an_array", "check_regressors_int",
+            "check_regressors_no_decision_function", "check_regressors_train",
+            "check_sample_weight_equivalence_on_dense_data",
+            "check_sample_weight_equivalence_on_sparse_data", "check_sample_weights_list",
+            "check_all_zero_sample_weights_error", "check_supervised_y_2d",
+            "check_transformer_data_not_an_array", "check_transformer_general",
+            "check_transformer_preserve_dtypes",
+        ),
+        NOT_PAIRS,
     ),
-    "a sample is a pair of indices, not a vector of real features",
-)
+    **dict.fromkeys(
+        (
+            "check_estimators_fit_returns_self", "check_estimators_overwrite_params",
+            "check_estimators_partial_fit_n_features", "check_fit_check_is_fitted",
+            "check_fit_idempotent", "check_n_features_in", "check_positive_only_tag_during_fit",
+            "check_readonly_memmap_input",
+        ),
+        NOT_WHOLE,
+    ),
+    "check_sample_weights_not_an_array": "sample_weight is an array, a tensor or a list",
+}  # fmt: skip
 
 
 def test_scikit_learn_checks():
@@ -497,7 +493,7 @@ def test_scikit_learn_checks():
 
     results = check_estimator(
         DropoutCompletion(2, max_sweeps=2),
-        expected_failed_checks=NOT_FEATURES,
+        expected_failed_checks=EXCLUDED,
         on_fail=None,
         on_skip=None,
     )
@@ -518,3 +514,59 @@ def test_fitting_again_gives_the_same(ratings):
     model = DropoutCompletion(3, max_sweeps=3, average=2)
     first = model.fit(ratings.to_sparse()).predict([0, 1], [1, 2])
     assert np.array_equal(model.fit(ratings.to_sparse()).predict([0, 1], [1, 2]), first)
+
+
+def test_what_scikit_learn_users_look_for(ratings):
+    pairs = np.column_stack([ratings.rows, ratings.cols])
+    model = DropoutCompletion(2, max_sweeps=3, random_state=5).fit(pairs, ratings.values)
+    seeded = DropoutCompletion(2, max_sweeps=3, seed=5).fit(pairs, ratings.values)
+    assert np.array_equal(model.U_, seeded.U_)
+    drawn = DropoutCompletion(2, max_sweeps=1, random_state=np.random.RandomState(0))
+    assert np.isfinite(drawn.fit(pairs, ratings.values).U_).all()
+    often = np.arange(len(pairs)) % 3
+    weighted = clone(seeded).fit(pairs, ratings.values, sample_weight=often)
+    again = clone(seeded).fit(np.repeat(pairs, often, axis=0), np.repeat(ratings.values, often))
+    assert np.array_equal(weighted.complete(), again.complete())
+    halves = -model.score(pairs, ratings.values, sample_weight=np.full(len(pairs), 0.5))
+    assert halves == pytest.approx(-model.score(pairs, ratings.values))
+    for wrong in (often[1:], often + 0.5, -often, 0 * often):
+        with pytest.raises(overt.InputError, match="sample_weight must be 1600 whole numbers"):
+            clone(seeded).fit(pairs, ratings.values, sample_weight=wrong)
+
+
+def test_transform_fills_rows_whatever_their_place():
+    rng = np.random.default_rng(0)
+    table = 5 + rng.standard_normal((60, 1)) @ rng.standard_normal((1, 8))
+    table += 0.05 * rng.standard_normal(table.shape)
+    given = np.where(rng.random(table.shape) < 0.2, np.nan, table)
+    model = DropoutCompletion(2, clip=False).fit(given)
+    filled = model.transform(given[::-1])
+    assert np.array_equal(filled[~np.isnan(given[::-1])], given[::-1][~np.isnan(given[::-1])])
+    assert np.sqrt(np.mean((filled - table[::-1])[np.isnan(given[::-1])] ** 2)) < 0.3
+    np.testing.assert_allclose(model.fit_transform(given)[::-1], filled, atol=0.05)
+    assert model.get_feature_names_out().tolist() == [f"x{i}" for i in range(8)]
+    weighted = DropoutCompletion(2, clip=False).fit(given, sample_weight=1 * (np.arange(60) < 40))
+    assert weighted.transform(given).shape == given.shape
+    with pytest.raises(overt.InputError, match="expecting 8 features"):
+        model.transform(given[:, :5])
+    with pytest.raises(overt.InputError, match="not a frame of entries"):
+        model.transform(TEXT)
+
+
+def test_draws_are_averaged_where_that_takes_seconds(ratings):
+    from overt.completion.settings import DRAWS
+
+    entries = ratings.take(np.arange(1200))
+    model = DropoutCompletion(1).fit(entries)
+    assert model.average_ == DRAWS
+    assert np.array_equal(
+        DropoutCompletion(1, average=DRAWS).fit(entries).complete(), model.complete()
+    )
+    assert model.model_.draws is not None
+    assert DropoutCompletion(1, average=0).fit(entries).model_.draws is None
+    for kwargs in ({"max_sweeps": 2}, {"drop_prob": 0.5}, {"missing": "negative", "max_sweeps": 2}):
+        assert DropoutCompletion(1, **kwargs).fit(entries).average_ == 0
+    settings = DropoutCompletion()._settings()
+    assert settings.draws(100_000, (943, 1682)) == DRAWS
+    assert settings.draws(1_000_000, (6040, 3706)) == 0
+    assert settings.draws(999, (50, 50)) == 0

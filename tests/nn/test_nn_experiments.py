@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import overt.theorems.nn
-from overt import InputError, MissingExtraError
+from overt import InputError, MissingExtraError, experiments
 from overt._html import Page
 from overt.experiments.runner import run
 from overt.nn import calibration
@@ -16,7 +16,7 @@ from overt.tour.nn import chapter
 
 
 def test_realized_fractions_of_the_popular_algorithms_are_not_mistaken_for_ours():
-    experiment = import_module("overt.experiments.nn_realized").EXPERIMENT
+    experiment = experiments.find("nn-realized")
     rows = run(experiment, size="toy")
     for row in rows:
         ours = row["implementations"]["overt"]

@@ -2,8 +2,8 @@
 
 import torch
 
+from overt import experiments
 from overt.experiments.small import bottleneck_trunk, features
-from overt.experiments.structured_fig2 import EXPERIMENT
 
 
 def test_claims_can_fail():
@@ -12,11 +12,11 @@ def test_claims_can_fail():
         {"data": "digits", "objective": 0.51, "bound": 0.5, "exact": [0.9, 0.51],
          "spectrum": spectrum, "best_spectrum": spectrum}
     ]  # fmt: skip
-    assert all(f.holds for f in EXPERIMENT.check(rows))
+    assert all(f.holds for f in experiments.find("structured-fig2").check(rows))
     below = [{**rows[0], "exact": [rows[0]["bound"] * 0.99]}]
-    assert not EXPERIMENT.check(below)[0].holds
+    assert not experiments.find("structured-fig2").check(below)[0].holds
     flat = [{**rows[0], "spectrum": [0.2] * 10}]
-    assert not EXPERIMENT.check(flat)[1].holds
+    assert not experiments.find("structured-fig2").check(flat)[1].holds
 
 
 def test_the_trunk_is_resnet_50():

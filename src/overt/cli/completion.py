@@ -49,7 +49,9 @@ def complete(
     factors: Annotated[
         int | None, typer.Option(min=1, help="Width of the factors; 32 by default.")
     ] = None,
-    average: Annotated[int, typer.Option(min=0, help="Draws to average (with learn).")] = 0,
+    average: Annotated[
+        str, typer.Option(help="Draws to average (with learn); auto: where it takes seconds.")
+    ] = "auto",
     holdout: Annotated[
         float, typer.Option(min=0, max=0.9, help="Part of the ratings kept aside to measure on.")
     ] = 0.1,
@@ -91,7 +93,7 @@ def complete(
     out.mkdir(parents=True, exist_ok=True)
     account("ratings", read, out / "rejected.csv", duplicates)
     model = DropoutCompletion(
-        factors, setting, average=average, seed=seed, n_jobs=n_jobs, engine=engine,
+        factors, setting, average=_draws(average), seed=seed, n_jobs=n_jobs, engine=engine,
         missing=asked_missing(read, missing),
     )  # fmt: skip
     train, aside = _set_aside(read.entries, holdout, seed)
@@ -234,6 +236,7 @@ def _summary(model: DropoutCompletion, read: RatingsFile) -> dict[str, Any]:
         "drop_prob": model.drop_prob_,
         "covariance": model.covariance_,
         "sweeps": model.n_sweeps_,
+        "draws_averaged": model.average_,
         "status": str(model.status_),
     }
 
@@ -263,6 +266,12 @@ def _judge(model: DropoutCompletion, aside: Entries, path: Path) -> dict[str, fl
         "mean_only_rmse": float(np.std(aside.values)),
         "interval_90_coverage": float(np.mean(np.abs(error) <= ndtri((1 + LEVEL) / 2) * std)),
     }
+
+
+def _draws(text: str) -> Any:
+    if text != "auto" and not text.isdecimal():
+        raise InputError(f"--average must be auto or a whole number from 0, got {text!r}")
+    return text if text == "auto" else int(text)
 
 
 def _number(text: str) -> float:

@@ -12,18 +12,18 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import RegressorTags
 from sklearn.utils.validation import check_is_fitted
 
-from overt._check import generator
 from overt._frames import is_table
 from overt._types import Seed
 from overt.completion import evaluation, fitting, plotting, recommending
 from overt.completion.alignment import with_features
 from overt.completion.answering import Answers
+from overt.completion.filling import Fills
 from overt.completion.forms.model import FactorModel, Fit
 from overt.completion.growing import Growing
 from overt.completion.index import EntryIndex
 from overt.completion.ledger import Ledger
 from overt.completion.recommending import Explanation, NewRow
-from overt.completion.settings import Settings
+from overt.completion.settings import Settings, fresh_seed
 from overt.completion.storage import checkpoints, models
 from overt.entries import Entries, observed
 from overt.results import Status
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Path = str | os.PathLike[str]
 
 
-class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
+class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
     """Complete a matrix of which some entries are observed.
 
     Entry (a, b) is explained by mean + row bias + column bias + u_a . v_b. `drop_prob`, with which
@@ -43,8 +43,7 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
     Parameters
     ----------
     n_factors
-        Width of the factors; those that are not needed are shrunken away. None is 32, and 64 for
-        rankings of 500,000 entries or more.
+        Width; what is not needed is shrunken away. None is 32 (64 for rankings of 500,000 entries).
     drop_prob
         "learn" estimates the noise of every factor row, the priors and the residual variance.
         A number in [0, 1) (or one per factor) minimizes the dropout objective
@@ -62,17 +61,17 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
         one: nats per rating with "learn" (default 5e-4), relative otherwise (default 1e-5; SGD
         always takes all its epochs).
     average
-        With "learn": average predictions of so many draws; more accurate and slower.
+        With "learn": average predictions of so many draws; more accurate and slower. "auto" takes
+        60 where that takes seconds (some 100,000 entries) and `max_sweeps` is not given.
     signals
         With "learn": whether which entries are observed tells what to expect of rows and columns;
         "auto" asks the evidence.
     clip
-        Whether predictions are kept within the range of the values; "auto" does where at
-        most 20 numbers make up nine tenths of them, as on a rating scale.
+        Keep predictions in the range of the values; "auto" where 20 numbers make up most of them.
     seed, n_jobs, engine
-        Int, numpy Generator, or None for fresh entropy; number of threads (default: all cores;
-        results do not depend on it); "local" or "threads" for this process, "dask" for the cluster
-        of the current `distributed.Client`, or processes started here, or a scheduler's address.
+        Int, Generator, or None for fresh entropy (`random_state` counts where it is given); number
+        of threads (default: all cores; results do not depend on it); "local" or "threads", "dask"
+        for the current `distributed.Client` or processes started here, or a scheduler's address.
 
     Attributes
     ----------
@@ -86,11 +85,10 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
         With "learn", the same for each factor, most important first.
     noise_variance_, row_noise_, col_noise_
         Residual variance, and what multiplies it in each row and column (1 unless learned).
-    objective_, n_sweeps_, status_
-        The objective after each sweep, their number, and how the fit ended.
+    objective_, n_sweeps_, average_, status_
+        The objective after each sweep, their number, that of draws averaged, and how the fit ended.
     drift_
-        Root mean square by which predictions of rows that `partial_fit` held would change if they
-        were solved again, 0 after a full fit.
+        Root mean square change of predictions if rows held by `partial_fit` were solved again.
     path_, faults_
         With "auto": (drop_prob, held-out RMSE) as tried; what a cluster lost, and did again.
     covariance_
@@ -110,21 +108,21 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
     def __init__(
         self, n_factors: int | None = None, drop_prob: Any = "learn", biases: bool = True,
         ridge: float = 1e-6, method: str = "alternating", max_sweeps: int | None = None,
-        tol: float | None = None, average: int = 0, signals: Any = "auto", clip: Any = "auto",
+        tol: float | None = None, average: Any = "auto", signals: Any = "auto", clip: Any = "auto",
         learning_rate: float = 1.0, batch_size: int = 2000, seed: Seed = 0,
         n_jobs: int | None = None, engine: str = "local", missing: str = "unknown",
-        scale: Any = "auto",
+        scale: Any = "auto", random_state: Any = None,
     ) -> None:  # fmt: skip
         self.n_factors, self.drop_prob, self.biases = n_factors, drop_prob, biases
         self.ridge, self.method, self.max_sweeps, self.tol = ridge, method, max_sweeps, tol
         self.average, self.signals = average, signals
         self.clip, self.learning_rate, self.batch_size = clip, learning_rate, batch_size
         self.seed, self.n_jobs, self.engine = seed, n_jobs, engine
-        self.missing, self.scale = missing, scale
+        self.missing, self.scale, self.random_state = missing, scale, random_state
 
     def fit(
         self, X: Any, y: Any = None, row_features: Any = None, col_features: Any = None,
-        *, checkpoint: Path | None = None, resume: bool = False,
+        sample_weight: Any = None, *, checkpoint: Path | None = None, resume: bool = False,
     ) -> Self:  # fmt: skip
         """Fit to observed entries.
 
@@ -139,11 +137,15 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
         (numbers, categories, missing values) with a row for each, or, where entries have
         identifiers, a pair (identifiers, table) or a data frame whose index holds them.
 
+        `sample_weight` says how often each entry counts (of a matrix: those of each row).
         `checkpoint` names a folder that keeps every sweep; `resume` goes on from it, on any engine.
         """
-        table = y is None and not isinstance(X, Entries) and is_table(X)
-        given = (observed(X, y), row_features, col_features, checkpoint, resume)
-        return self.fit_entries(*given, table=table)
+        matrix = y is None and not isinstance(X, Entries)
+        entries, table = observed(X, y), matrix and is_table(X)
+        if sample_weight is not None:
+            entries = entries.repeated(sample_weight, by_row=matrix and entries.row_ids is None)
+        tables = (row_features, col_features)
+        return self.fit_entries(entries, *tables, checkpoint, resume, table=table)
 
     def fit_triplets(
         self, rows: Any, cols: Any, values: Any, *, shape: tuple[int, int] | None = None,
@@ -177,9 +179,7 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
 
     def _settings(self) -> Settings:
         given = self.get_params()
-        if self.seed is None or isinstance(self.seed, np.random.Generator):
-            given["seed"] = int(generator(self.seed).integers(1 << 31))
-        return Settings(**given)
+        return Settings(**given | {"seed": fresh_seed(self.seed, given.pop("random_state"))})
 
     def _adopt(self, entries: Entries, fit: Fit) -> Self:
         """Take over a fit of these entries."""
@@ -229,7 +229,7 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
 
         Priors and noise are estimated anew from sums that are kept; `drift_` says how far held rows
         are behind. Once there are a quarter more entries than at the last full fit there is another
-        one. Until then `objective_` is empty, and draws of `average` are given up with a warning.
+        one. Until then `objective_` is empty and `average_` 0, as draws are given up.
 
         An entry that was known is replaced. New rows and columns may appear. The first call fits.
         Rows and columns are given as they were to `fit`: by index, or by identifier.
@@ -245,7 +245,7 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
         self.objective_, self.n_sweeps_, self.status_ = np.zeros(0), 0, Status.FINISHED
         return self._show()
 
-    def score(self, X: Any, y: Any = None) -> float:
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return the negative root mean squared error on the entries of X (as in `fit`).
 
         The rows of a dense table are new rows, whatever their place: every entry is predicted from
@@ -258,7 +258,7 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
         if model.pairs is not None:
             return evaluation.ndcg(self, self.index_.aligned(given, named=y is not None))
         error = self.predict(given if y is None else X) - given.values
-        return -float(np.sqrt(np.mean(error**2)))
+        return -float(np.sqrt(np.average(error**2, weights=sample_weight)))
 
     def plot_path(self) -> Any:
         """Draw held-out error against drop probability, as tried by drop_prob="auto"."""
@@ -269,8 +269,8 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
         """Write the model into a folder: model.safetensors and model.json."""
         check_is_fitted(self)
         given = self.get_params()
-        if isinstance(self.seed, np.random.Generator):
-            given["seed"] = None
+        for name in ("seed", "random_state"):  # generators are not kept
+            given[name] = given[name] if isinstance(given[name], (int, np.integer)) else None
         found = (self.drop_prob_, self.learned_drop_prob_, self.path_, self._growing.fitted)
         fit = Fit(self.model_, self.objective_.tolist(), self.status_, *found)
         models.save(path, given, self.entries_, fit, self.chosen_)

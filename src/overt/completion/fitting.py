@@ -128,13 +128,14 @@ def _fit_standard(
         entries, settings.factors(len(entries)), biases=settings.biases and not negatives,
         standard=settings.learned and not negatives, precise=settings.ill_posed,
     )  # fmt: skip
-    total = settings.sweeps + settings.average
+    average = 0 if negatives else settings.draws(len(entries), entries.shape)
+    total = settings.sweeps + average
     with make_engine(settings.engine, settings.n_jobs) as engine, meter("sweeps", total) as bar:
         run = _Run(engine, bar, on_form, holdout, checkpoint)
         if negatives:
             fit = _fit_negative(settings, problem, limits, run)
         elif settings.learned:
-            fit = _fit_learned(settings, problem, limits, run, given)
+            fit = _fit_learned(settings, problem, limits, run, given, average)
         else:
             path = None
             if isinstance(settings.drop_prob, str):
@@ -145,7 +146,7 @@ def _fit_standard(
 
 def _fit_learned(
     settings: Settings, problem: CompletionProblem, limits: tuple[float, float], run: _Run,
-    given: tuple[Any, Any],
+    given: tuple[Any, Any], average: int,
 ) -> Fit:  # fmt: skip
     groups = (problem.by_row, problem.by_col)
     signals, certain = settings.signals is not False, settings.signals is True
@@ -153,9 +154,9 @@ def _fit_learned(
     form = LearnedForm.start(problem, settings.seed, None, known, certain)
     status = run.descend(form, settings.sweeps, settings.tol_or(learned.TOL))
     draws: list[dict[str, Array]] = []
-    if settings.average and status is not Status.INTERRUPTED:
+    if average and status is not Status.INTERRUPTED:
         chain = SampledForm.start(form, settings.seed)
-        if run.descend(chain, len(form.history) + BURN_IN + settings.average, 0.0) != "finished":
+        if run.descend(chain, len(form.history) + BURN_IN + average, 0.0) != "finished":
             status = Status.INTERRUPTED
         draws = chain.draws
     form.finish()
@@ -249,7 +250,7 @@ def grow(settings: Settings, growing: Growing, new: Entries, sweeps: int) -> Fit
         growing.ledger.add(new)
         return _grow_pairs(settings, growing, new, sweeps)
     if len(growing.ledger) + len(new) < GROWTH * growing.fitted:
-        if model.draws is not None:
+        if model.draws is not None and str(settings.average) != "auto":
             warnings.warn(
                 "partial_fit gives up the draws of `average`; fit again to draw anew", stacklevel=3
             )

@@ -10,7 +10,7 @@ import numpy as np
 from overt import _check
 from overt._check import InputError, InputTypeError
 from overt._cluster import checked_engine
-from overt._types import Floats
+from overt._types import Floats, Seed
 
 LEAST = 0.01
 """Smallest drop probability whose equations are sound in single precision."""
@@ -20,6 +20,9 @@ SWEEPS = 100
 
 FACTORS, WIDE, MANY = 32, 64, 500_000
 """Width of the factors where nothing else is said; rankings of so many entries gain by more."""
+
+DRAWS, LEAST_DRAWS, ENOUGH, WORK = 60, 20, 1000, 2e10
+"""Draws of average="auto", the least of them, from so many entries, in so many multiplications."""
 
 STEPS, SHARE = 20, 0.9
 """So many different numbers that make up this share of the values are a rating scale."""
@@ -39,7 +42,7 @@ class Settings:
     method: str
     max_sweeps: int | None
     tol: float | None
-    average: int
+    average: Any
     signals: Any
     clip: Any
     learning_rate: float
@@ -53,7 +56,9 @@ class Settings:
     def __post_init__(self) -> None:
         if self.n_factors is not None:
             _check.whole("n_factors", self.n_factors, maximum=10**5)
-        _check.whole("average", self.average, minimum=0)
+        if str(self.average) != "auto":
+            _check.whole("average", self.average, minimum=0)
+        asked = 0 if str(self.average) == "auto" else self.average
         _check.whole("batch_size", self.batch_size)
         _check.whole("seed", self.seed, minimum=0)
         rate = _check.number("learning_rate", self.learning_rate, exclusive=True)
@@ -68,10 +73,10 @@ class Settings:
             object.__setattr__(self, "tol", _check.number("tol", self.tol))
         if not isinstance(self.biases, (bool, np.bool_)):
             raise InputTypeError(f"biases must be True or False, got {self.biases!r}")
-        if not isinstance(self.clip, (bool, np.bool_)) and str(self.clip) != "auto":
-            raise InputError(f"clip must be 'auto', True or False, got {self.clip!r}")
-        if not isinstance(self.signals, (bool, np.bool_)) and str(self.signals) != "auto":
-            raise InputError(f"signals must be 'auto', True or False, got {self.signals!r}")
+        for name in ("clip", "signals", "scale"):
+            given = getattr(self, name)
+            if not isinstance(given, (bool, np.bool_)) and str(given) != "auto":
+                raise InputError(f"{name} must be 'auto', True or False, got {given!r}")
         if isinstance(self.drop_prob, str):
             _check.choice("drop_prob", self.drop_prob, ("learn", "auto"))
         elif np.ndim(self.drop_prob):
@@ -79,11 +84,9 @@ class Settings:
         else:
             _check.drop_prob(self.drop_prob)
         _check.choice("missing", self.missing, ("unknown", "negative"))
-        if not isinstance(self.scale, (bool, np.bool_)) and str(self.scale) != "auto":
-            raise InputError(f"scale must be 'auto', True or False, got {self.scale!r}")
-        if self.missing == "negative" and (not self.learned or self.average):
+        if self.missing == "negative" and (not self.learned or asked):
             raise InputError('missing="negative" needs drop_prob="learn" and average=0')
-        if self.average and not self.learned:
+        if asked and not self.learned:
             raise InputError('average needs drop_prob="learn", whose posterior is drawn from')
         if self.method == "sgd" and (isinstance(self.drop_prob, str) or np.ndim(self.drop_prob)):
             raise InputError(f'method="sgd" needs drop_prob to be a number, got {self.drop_prob!r}')
@@ -97,6 +100,16 @@ class Settings:
         if self.n_factors is not None:
             return self.n_factors
         return self.chosen_factors(n_entries) if self.missing == "negative" else FACTORS
+
+    def draws(self, ratings: int, shape: tuple[int, int]) -> int:
+        """Return how many draws to average; "auto" takes as many as take seconds."""
+        if str(self.average) != "auto":
+            return int(self.average)
+        if not self.learned or self.max_sweeps is not None or ratings < ENOUGH:
+            return 0
+        width = self.factors(ratings) + 2 * self.biases
+        each = width**2 * (2 * ratings + width * sum(shape) / 3)
+        return min(DRAWS, int(WORK / each)) if LEAST_DRAWS * each <= WORK else 0
 
     @property
     def learned(self) -> bool:
@@ -136,3 +149,13 @@ def _rating_scale(values: Floats) -> bool:
     """Return whether at most STEPS different numbers make up most of (many of) the values."""
     counts = np.unique(values[:: max(1, len(values) // SAMPLE)], return_counts=True)[1]
     return len(values) > STEPS and bool(np.sort(counts)[-STEPS:].sum() >= SHARE * counts.sum())
+
+
+def fresh_seed(seed: Seed, random_state: Any = None) -> int:
+    """Return a whole number from a seed, or from scikit-learn's `random_state` if there is one."""
+    if isinstance(random_state, np.random.RandomState):
+        return int(random_state.randint(1 << 31))
+    seed = seed if random_state is None else random_state
+    if seed is None or isinstance(seed, np.random.Generator):
+        return int(_check.generator(seed).integers(1 << 31))
+    return _check.whole("seed" if random_state is None else "random_state", seed, minimum=0)

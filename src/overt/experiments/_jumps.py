@@ -9,14 +9,9 @@ import numpy as np
 from overt._figures import ORANGE
 from overt.decay import Jumps, Schedule
 
-SOURCE = "One-way jumps from high to low rank"
 CONVENTION = "pytorch"
 WARM_UP = (500, 0.03, 0.1)
 WIDTH = 100
-DIFFERS = {
-    "paper": "the printed learning rates and weight decays do not reproduce the figure under the "
-    "printed loss; they do under PyTorch's (a quarter of the decay). More runs than printed",
-}
 
 
 def schedule(*phases: tuple[int, float, float]) -> Schedule:

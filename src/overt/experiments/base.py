@@ -102,8 +102,3 @@ def _listed(check: Callable[[list[Row]], Iterable[Finding]], rows: list[Row]) ->
 def _styled(plot: Callable[[list[Row]], Any], rows: list[Row]) -> Any:
     with styled(**{"axes.titlesize": 10, "legend.fontsize": 8}):
         return plot(rows)
-
-
-def grid(**axes: Any) -> dict[str, list[Any]]:
-    """Return the values along each axis, of which one that is no list is the only one."""
-    return {name: axis if isinstance(axis, list) else [axis] for name, axis in axes.items()}

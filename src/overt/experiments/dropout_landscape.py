@@ -14,7 +14,7 @@ import numpy as np
 from overt import penalty, spectral
 from overt._figures import GREEN, ORANGE, canvas
 from overt.experiments._trajectories import log_steps, trajectory
-from overt.experiments.base import Experiment, Findings, Params, Row, grid
+from overt.experiments.base import Findings, Params, Row
 from overt.experiments.verdicts import Finding
 from overt.linear import TiedAutoencoder, inverse_decay
 from overt.noise import Dropout
@@ -180,30 +180,3 @@ def plot_paths(rows: list[Row]) -> Any:
             ylim=(-EXTENT, EXTENT),
         )
     return figure
-
-
-FIG_1 = Experiment(
-    id="dropout-fig1",
-    title="Dropout's landscape for two hidden units",
-    source="On the Implicit Bias of Dropout, Figure 1",
-    claim="dropout turns the circle of minima into four equalized ones, which shrink as it grows",
-    grids={
-        "toy": grid(strength=[0.0, 0.6, 2.0], points=161),
-        "paper": grid(strength=[0.0, 0.6, 2.0], points=601),
-    },
-    run=run_landscape, check=check_landscape, plot=plot_landscape,
-    differs={"toy": "a coarser grid"}, revision=2,
-)  # fmt: skip
-
-FIG_2 = Experiment(
-    id="dropout-fig2",
-    title="Dropout finds the equalized optimum",
-    source="On the Implicit Bias of Dropout, Figure 2",
-    claim="dropout converges to an equalized global optimum from any start, for every strength",
-    grids={
-        "toy": grid(strength=[0.1, 0.5, 1.0], steps=20_000),
-        "paper": grid(strength=[0.1, 0.5, 1.0], steps=100_000),
-    },
-    run=run_paths, check=check_paths, plot=plot_paths,
-    differs={"toy": "20,000 steps", "paper": "steps and rate not printed: 100,000"}, revision=2,
-)  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 from overt._figures import GRAY, ORANGE, canvas
 from overt.decay import jumps, minima, simulate, two_by_two
 from overt.experiments import _jumps
-from overt.experiments.base import Experiment, Findings, Params, Row, grid
+from overt.experiments.base import Findings, Params, Row
 from overt.experiments.verdicts import Finding, above, share_interval
 
 DEPTH, EPSILON = 3, 0.25
@@ -94,16 +94,3 @@ def plot(rows: list[Row]) -> Any:
         axes.set_xlim(0, row["grid"][-1])
     path.set_ylim(top=1.15 / EPSILON)
     return figure
-
-
-EXPERIMENT = Experiment(
-    id="jumps-fig1",
-    title="A jump from rank 2 to rank 1, and offshoots before and after it",
-    source=f"{_jumps.SOURCE}, Figure 1",
-    claim="noisy SGD jumps to rank 1 for good; only after that does quiet SGD find the rank-1 fit",
-    grids={
-        "toy": grid(seeds=16, steps=6000, offshoots=[[1000, 6000]]),
-        "paper": grid(seeds=100, steps=20_000, offshoots=[[1000, 2000, 4000, 8000, 16_000]]),
-    },
-    run=run, check=check, plot=plot, differs={**_jumps.DIFFERS, "toy": "16 runs of 6,000 steps"},
-)  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 from overt._figures import BLUE, GRAY, ORANGE, canvas
 from overt.decay import jumps, two_by_two
 from overt.experiments import _jumps
-from overt.experiments.base import Experiment, Findings, Params, Row, grid
+from overt.experiments.base import Findings, Params, Row
 from overt.experiments.verdicts import Finding, above, below, share_interval
 
 EPSILON = 0.1
@@ -58,16 +58,3 @@ def plot(rows: list[Row]) -> Any:
         axes.legend()
         axes.axvspan(500, 5000, color=GRAY, alpha=0.1, lw=0)
     return figure
-
-
-EXPERIMENT = Experiment(
-    id="jumps-fig2",
-    title="Depth makes jumps more likely",
-    source=f"{_jumps.SOURCE}, Figure 2",
-    claim="networks of depth 4 jump to rank 1 within the noisy phase, those of depth 3 do not",
-    grids={
-        "toy": grid(depth=[3, 4], seeds=8),
-        "paper": grid(depth=[3, 4], seeds=40),
-    },
-    run=run, check=check, plot=plot, differs={**_jumps.DIFFERS, "toy": "8 runs of each depth"},
-)  # fmt: skip

@@ -8,8 +8,8 @@ import numpy as np
 
 from overt._figures import canvas
 from overt.decay import simulate, two_by_two
-from overt.experiments._jumps import DIFFERS, SOURCE, WARM_UP, WIDTH, schedule
-from overt.experiments.base import Experiment, Findings, Params, Row, grid
+from overt.experiments._jumps import WARM_UP, WIDTH, schedule
+from overt.experiments.base import Findings, Params, Row
 from overt.experiments.verdicts import Finding, above, below, mean_interval, together
 
 DEPTH = 4
@@ -73,18 +73,3 @@ def plot(rows: list[Row]) -> Any:
     axes.set(xlabel=r"$\epsilon$", ylabel="test error / that of zeros", ylim=(-0.03, 1.05))
     axes.legend(title=f"{rows[0]['seeds']} seeds, 2 s.e.")
     return figure
-
-
-EXPERIMENT = Experiment(
-    id="jumps-fig3",
-    title="Annealing across epsilon",
-    source=f"{SOURCE}, Figure 3",
-    claim="longer noisy phases recover the rank-1 completion for smaller epsilon",
-    grids={
-        "toy": grid(epsilon=[0.1, 0.25, 1.0], noisy_steps=[0, 1000, 5000], seeds=8),
-        "paper": grid(epsilon=[0.05, 0.1, 0.15, 0.2, 0.25, 0.35, 0.5, 0.75, 1.0],
-                     noisy_steps=[0, 1000, 2000, 5000], seeds=40),
-    },
-    run=run, check=check, plot=plot,
-    differs={**DIFFERS, "toy": "three values of epsilon, 8 runs of each"},
-)  # fmt: skip

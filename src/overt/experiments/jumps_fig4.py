@@ -8,8 +8,8 @@ import numpy as np
 
 from overt._figures import YELLOW, canvas
 from overt.decay import Schedule, jumps, two_by_two
-from overt.experiments._jumps import DIFFERS, SOURCE, WARM_UP, WIDTH, summary, survival_panel
-from overt.experiments.base import Experiment, Findings, Params, Row, grid
+from overt.experiments._jumps import WARM_UP, WIDTH, summary, survival_panel
+from overt.experiments.base import Findings, Params, Row
 from overt.experiments.verdicts import Finding, above, share_interval, together
 
 DEPTH, EPSILON, PERIOD = 3, 0.2, 1000
@@ -65,16 +65,3 @@ def plot(rows: list[Row]) -> Any:
         for axes in (error, share):
             axes.axvspan(start, start + PERIOD, color=YELLOW, alpha=0.15, lw=0)
     return figure
-
-
-EXPERIMENT = Experiment(
-    id="jumps-fig4",
-    title="Jumps under a periodic schedule",
-    source=f"{SOURCE}, Figure 4",
-    claim="all runs jump, all in noisy phases; quiet phases then show a low test error",
-    grids={
-        "toy": grid(seeds=8, periods=5),
-        "paper": grid(seeds=40, periods=10),
-    },
-    run=run, check=check, plot=plot, differs={**DIFFERS, "toy": "8 runs of 5 periods"},
-)  # fmt: skip

@@ -8,8 +8,7 @@ import numpy as np
 
 from overt._figures import BLUE, GRAY, ORANGE, canvas
 from overt.decay import existence, minima, two_by_two
-from overt.experiments._jumps import SOURCE
-from overt.experiments.base import Experiment, Findings, Params, Row, grid
+from overt.experiments.base import Findings, Params, Row
 from overt.experiments.verdicts import Finding
 from overt.theorems._descent import descend
 from overt.theorems._oracles import chain
@@ -93,18 +92,3 @@ def plot(rows: list[Row]) -> Any:
     grid[1, 0].set_ylabel("regularized loss")
     grid[0, 0].legend()
     return figure
-
-
-EXPERIMENT = Experiment(
-    id="jumps-minima",
-    title="Local minima by rank",
-    source=f"{SOURCE}, sections 3.1 and 4",
-    claim="ranks 0, 1 and 2 each have a minimum, rank 1 a second one that fits worse; higher "
-    "ranks bear less decay",
-    grids={
-        "toy": grid(depth=3, epsilon=0.25, points=12, descents=6),
-        "paper": grid(depth=[3, 4], epsilon=[0.25, 0.1], points=60, descents=40),
-    },
-    run=run, check=check, plot=plot, differs={"paper": "the paper states them and draws none"},
-    revision=2,
-)  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from overt._figures import canvas
-from overt.experiments.base import Experiment, Findings, Params, Row, grid
+from overt.experiments.base import Findings, Params, Row
 from overt.experiments.verdicts import Finding
 
 Layer = Callable[[Any], Any]
@@ -147,17 +147,3 @@ def plot(rows: list[Row]) -> Any:
     lines, names = figure.axes[-1].get_legend_handles_labels()
     figure.legend(lines, names, loc="outside lower center", ncols=3, fontsize=8)
     return figure
-
-
-EXPERIMENT = Experiment(
-    id="nn-realized",
-    title="What DropBlock really drops",
-    source="our own; structured dropout, section 5.3",
-    claim="overt's DropBlock realizes its nominal drop probability; the popular algorithms do not",
-    grids={
-        "toy": grid(block_size=[4, 7], drop_prob=[0.1, 0.5], batches=6),
-        "paper": grid(block_size=[3, 4, 7], drop_prob=[0.1, 0.2, 0.25, 0.5], batches=60),
-    },
-    differs={"paper": "our own figure"},
-    run=run, check=check, plot=plot, needs={"torch": "torch"},
-)  # fmt: skip

@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 
 from overt._figures import ORANGE, canvas
-from overt.experiments.base import Experiment, Findings, Params, Row, grid
+from overt.experiments.base import Findings, Params, Row
 from overt.experiments.verdicts import Finding
 
 W = np.array([[2.0, 0.0], [1.0, 0.0], [0.0, 10.0]])
-REFLECTED = ("reflected_greedy", "reflected", "reflected_lse", "reflected_all")
-METHODS = ("cross_entropy", *REFLECTED, "strongest", "exact")
 
 
 def run(params: Params, seed: int) -> dict[str, Any]:
@@ -86,17 +84,3 @@ def plot(rows: list[Row]) -> Any:
     right.axvline(2 / math.sqrt(104), color="k", lw=0.8, ls=":")
     right.set_xlabel("radius (red: fooled)")
     return figure
-
-
-EXPERIMENT = Experiment(
-    id="robust-greedy",
-    title="Greedy reflection against every class in turn",
-    source="Thesis, section 6.5.3, example",
-    claim="the most likely wrong class can be the wrong one to aim at",
-    grids={
-        "toy": grid(method=list(METHODS), points=8),
-        "paper": grid(method=list(METHODS), points=191),
-    },
-    differs={"toy": "8 radii", "paper": "191 radii up to .4; the thesis states one"},
-    run=run, check=check, plot=plot, needs={"torch": "torch", "matplotlib": "plots"},
-)  # fmt: skip

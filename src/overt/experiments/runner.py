@@ -146,7 +146,8 @@ def _outcome(experiment: Experiment, params: Params) -> Outcome:
         _ready(experiment)
         return experiment.key(params), _measure(experiment, params)
     except (InputError, MissingExtraError) as error:
-        return InputError(str(error))
+        data = f" on {params['data']}" if "data" in params else ""
+        return InputError(f"{experiment.id}{data}: {error}")
 
 
 def _ready(experiment: Experiment) -> None:

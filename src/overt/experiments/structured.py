@@ -9,7 +9,7 @@ import numpy as np
 from overt._figures import BLUE, GRAY, ORANGE, canvas
 from overt._types import Floats
 from overt.experiments._trajectories import log_steps, trajectory
-from overt.experiments.base import Experiment, Findings, Params, Row, grid
+from overt.experiments.base import Findings, Params, Row
 from overt.experiments.verdicts import Finding
 from overt.linear import LinearNetwork, inverse_decay
 from overt.noise import DropBlock, DropConnect, Dropout, Noise
@@ -189,46 +189,3 @@ def plot_dropconnect(rows: list[Row]) -> Any:
     axes[0][0].legend()
     axes[0][0].set_ylabel("objective")
     return figure
-
-
-DIFFERS = {
-    "toy": "20 inputs, 16 outputs, width 10, 200 samples, 40,000 steps",
-    "paper": "learning rates are not printed; 500,000 steps, one run",
-}
-
-
-def _sizes(toy: dict[str, Any], full: dict[str, Any]) -> dict[str, dict[str, list[Any]]]:
-    return {
-        "toy": grid(**toy, samples=200, inputs=20, outputs=16, width=10, steps=40_000),
-        "paper": grid(**full, samples=1000, inputs=100, outputs=80, width=50, steps=500_000),
-    }
-
-
-def _dropblock(figure: int, title: str, drop_prob: list[float]) -> Experiment:
-    return Experiment(
-        id=f"structured-fig{figure}",
-        title=title,
-        source=f"On the Regularization Properties of Structured Dropout, Figure {figure}",
-        claim="the stochastic objective equals the exact one, and training ends at the global "
-        "minimum",
-        grids=_sizes(*({"drop_prob": drop_prob, "block_size": size} for size in (2, 5))),
-        run=run_dropblock, check=check_dropblock, plot=plot_dropblock, differs=DIFFERS,
-    )  # fmt: skip
-
-
-def _dropconnect(figure: int, title: str, drop_prob: list[float]) -> Experiment:
-    return Experiment(
-        id=f"structured-fig{figure}",
-        title=title,
-        source=f"On the Regularization Properties of Structured Dropout, Figure {figure}",
-        claim="DropConnect has an exact objective, Dropout's only where the inputs are "
-        "uncorrelated",
-        grids=_sizes(*[{"drop_prob": drop_prob, "correlation": [0.0, 0.5]}] * 2),
-        run=run_dropconnect, check=check_dropconnect, plot=plot_dropconnect, differs=DIFFERS,
-    )  # fmt: skip
-
-
-FIG_1 = _dropblock(1, "DropBlock descends its exact objective to its exact minimum", [0.5])
-FIG_3 = _dropconnect(3, "DropConnect beside Dropout", [0.5])
-FIG_5 = _dropblock(5, "DropBlock at other drop probabilities", [0.2, 0.4, 0.6, 0.8])
-FIG_6 = _dropconnect(6, "DropConnect beside Dropout at other drop probabilities", [0.3, 0.7])

@@ -20,7 +20,7 @@ from overt import penalty
 from overt._figures import BLUE, ORANGE, canvas
 from overt._types import Floats
 from overt.experiments._trajectories import log_steps
-from overt.experiments.base import Experiment, Findings, Params, Row, grid
+from overt.experiments.base import Findings, Params, Row
 from overt.experiments.verdicts import Finding
 from overt.linear.bounds import shrink, spectral_bound
 from overt.noise import DropBlock
@@ -145,26 +145,3 @@ def plot(rows: list[Row]) -> Any:
         right.set(xlabel="place", ylabel="singular value", ylim=(0, None), xticks=places)
         right.legend()
     return figure
-
-
-EXPERIMENT = Experiment(
-    id="structured-fig2",
-    title="A residual network with DropBlock on its last layer against the bound",
-    source="On the Regularization Properties of Structured Dropout, Figure 2",
-    claim="a deep network trained with DropBlock on its last layer ends close to the minimum that "
-    "Theorem 2.7 predicts, in objective and in spectrum",
-    grids={
-        "toy": grid(data="digits", drop_prob=0.5, samples=60, blocks=[[1, 1]], width=16, steps=400,
-                    rate=1e-2),
-        "reduced": grid(data=["mnist", "cifar10"], drop_prob=0.5, samples=256,
-                        blocks=[[1, 1, 1, 1]], width=16, steps=1000, rate=2e-3),
-        "paper": grid(data=["mnist", "cifar10"], drop_prob=0.5, samples=1000, blocks=[[3, 4, 6, 3]],
-                     width=64, steps=2000, rate=1e-3),
-    },
-    run=run, check=check, plot=plot, needs={"torch": "torch", "matplotlib": "plots"},
-    differs={
-        "toy": "60 images of scikit-learn's digits, a small residual trunk",
-        "reduced": "256 images, four bottleneck blocks of width 16",
-        "paper": "which images, the optimizer and the steps are not printed: 1000, Adam, 2000",
-    },
-)  # fmt: skip

@@ -14,7 +14,7 @@ import numpy as np
 
 from overt._figures import BLUE, GRAY, ORANGE, canvas
 from overt._types import Floats
-from overt.experiments.base import Experiment, Findings, Params, Row, grid
+from overt.experiments.base import Findings, Params, Row
 from overt.experiments.structured import draw_run, follow, network
 from overt.experiments.verdicts import Finding
 from overt.noise import DropBlock
@@ -97,21 +97,3 @@ def _coverage(width: int, block: int) -> Floats:
     return np.minimum.reduce(
         [i, np.full(width, block), np.full(width, width - block + 1), width - i + 1]
     ).astype(float)
-
-
-_VARIANTS = ["grid", "sliding, same drop probability", "sliding, same start probability"]
-
-EXPERIMENT = Experiment(
-    id="structured-fig4",
-    title="DropBlock on a grid and DropBlock as practiced",
-    source="On the Regularization Properties of Structured Dropout, Figure 4 and section 5.3",
-    claim="at the same drop probability, blocks anywhere train much like blocks on a grid",
-    grids={
-        "toy": grid(variant=_VARIANTS, drop_prob=0.5, block_size=5, width=20, inputs=20, outputs=16,
-                    samples=200, steps=20_000, rate=0.06),
-        "paper": grid(variant=_VARIANTS, drop_prob=0.5, block_size=5, width=50, inputs=100,
-                     outputs=80, samples=1000, steps=100_000, rate=0.012),
-    },
-    run=run, check=check, plot=plot, revision=2,
-    differs={"toy": "20 inputs, width 20, 200 samples", "paper": "steps and rates not printed"},
-)  # fmt: skip

@@ -19,7 +19,7 @@ from overt._figures import COLORS, canvas
 from overt.completion import DropoutCompletion
 from overt.completion.kernels import dots
 from overt.entries import Entries
-from overt.experiments.base import Experiment, Findings, Params, Row, grid
+from overt.experiments.base import Findings, Params, Row
 from overt.experiments.verdicts import Finding, above
 
 REPORTED = {
@@ -39,7 +39,7 @@ def load(name: str) -> Entries:
     return datasets.movielens(name)
 
 
-def measure(params: Params, seed: int) -> dict[str, Any]:
+def run_curves(params: Params, seed: int) -> dict[str, Any]:
     """Fit on nine tenths; return train and test RMSE after each sweep, with seconds."""
     ratings = load(params["data"])
     parts = dict(zip(("train", "test"), ratings.split(0.1, seed=0), strict=True))
@@ -146,9 +146,9 @@ def plot_curves(rows: list[Row]) -> Any:
     return figure
 
 
-def run_cell(params: Params, seed: int) -> dict[str, Any]:
+def run_table(params: Params, seed: int) -> dict[str, Any]:
     """Fit one cell; keep the last and the best test error."""
-    curve = measure(params, seed)
+    curve = run_curves(params, seed)
     return {
         "last": curve["test"][-1],
         "best": min(curve["test"]),
@@ -217,48 +217,3 @@ def plot_table(rows: list[Row]) -> Any:
         axes[i, j].set(title=f"{data}, {method}", xlabel="width", ylabel="test RMSE")
     axes[0, -1].legend()
     return figure
-
-
-DIFFERS = {
-    "toy": "generated ratings, which no printed number is about",
-    "reduced": "MovieLens 100K and 1M in place of 10M, smaller batches and fewer epochs, one run",
-    "paper": "one run in place of 50; the split is not printed: a random tenth",
-}
-
-FIG_4_1 = Experiment(
-    id="thesis-fig4-1",
-    title="Error during completion with dropout",
-    source="Thesis, Figure 4-1",
-    claim="a larger drop probability fits less and generalizes with a smaller gap",
-    grids={
-        "toy": grid(data="generated", method=["sgd", "alternating"], drop_prob=[0.0, 0.2, 0.4],
-                    width=15, epochs=25, sweeps=15, learning_rate=1.0, batch_size=100),
-        "reduced": grid(data="100k", method=["sgd", "alternating"], drop_prob=[0.0, 0.2, 0.4],
-                        width=70, epochs=60, sweeps=30, learning_rate=1.0, batch_size=100),
-        "paper": grid(data="10m", method=["sgd", "alternating"],
-                      drop_prob=[0.0, 0.1, 0.2, 0.3, 0.4], width=70, epochs=100, sweeps=100,
-                      learning_rate=1.0, batch_size=2000),
-    },
-    differs=DIFFERS,
-    run=measure, check=check_curves, plot=plot_curves,
-)  # fmt: skip
-
-TABLE_4_1 = Experiment(
-    id="thesis-table4-1",
-    title="Completion with dropout by width and drop probability",
-    source="Thesis, Table 4-I",
-    claim="plain SGD overfits as the width grows; dropout, by SGD or solved exactly, does not",
-    grids={
-        "toy": grid(data="generated", method=["sgd", "alternating"], width=[5, 20],
-                    drop_prob=[0.0, 0.1, 0.4], epochs=25, sweeps=15, learning_rate=1.0,
-                    batch_size=100),
-        "reduced": grid(data=["100k", "1m"], method="sgd", width=[30, 110, 190],
-                        drop_prob=[0.0, 0.2, 0.4], epochs=40, sweeps=30, learning_rate=1.0,
-                        batch_size=400),
-        "paper": grid(data="10m", method=["sgd", "alternating"], width=[30, 70, 110, 150, 190],
-                      drop_prob=[0.0, 0.1, 0.2, 0.3, 0.4], epochs=100, sweeps=30, learning_rate=1.0,
-                      batch_size=2000),
-    },
-    differs=DIFFERS,
-    run=run_cell, check=check_table, plot=plot_table,
-)  # fmt: skip

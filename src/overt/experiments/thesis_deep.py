@@ -10,7 +10,7 @@ import numpy as np
 from overt import equalize
 from overt._figures import BLUE, GRAY, ORANGE, canvas, draw_band
 from overt.experiments._trajectories import log_steps, trajectory
-from overt.experiments.base import Experiment, Findings, Params, Row, grid
+from overt.experiments.base import Findings, Params, Row
 from overt.experiments.verdicts import Finding, above, below, mean_interval, together
 from overt.linear import DeepLinearNetwork, inverse_decay
 
@@ -163,34 +163,3 @@ def plot_gaps(rows: list[Row]) -> Any:
     axes.set(xlabel="step", ylabel="equalization gap $R_l / LB_l - 1$")
     axes.legend()
     return figure
-
-
-FIG_3_2 = Experiment(
-    id="thesis-fig3-2",
-    title="Deep dropout shrinks and thresholds the spectrum",
-    source="Thesis, Figure 3-2",
-    claim="dropout on deep linear networks shrinks the spectrum and controls the rank",
-    grids={
-        "toy": grid(drop_prob=[0.0, 0.2, 0.4, 0.6], size=8, rank=3, hidden=2, steps=3000, batch=100,
-                    rate=0.05, seeds=4),
-        "paper": grid(drop_prob=[0.0, 0.1, 0.2, 0.3, 0.4, 0.5], size=30, rank=10, hidden=2,
-                     steps=6000, batch=1000, rate=0.05, seeds=50),
-    },
-    run=run_spectra, check=check_spectra, plot=plot_spectra,
-    differs={"toy": "8 x 8, 4 runs", "paper": "the target's spectrum and the rate are not printed"},
-)  # fmt: skip
-
-FIG_3_3 = Experiment(
-    id="thesis-fig3-3",
-    title="Deep dropout equalizes",
-    source="Thesis, Figure 3-3",
-    claim="with one output, dropout converges to equalized networks, in every order",
-    grids={
-        "toy": grid(run=[0, 1, 2], width=4, hidden=3, drop_prob=0.5, steps=25_000, batch=50,
-                    rate=0.05),
-        "paper": grid(run=list(range(50)), width=5, hidden=5, drop_prob=0.5, steps=10_000,
-                     batch=1000, rate=0.05),
-    },
-    run=run_gaps, check=check_gaps, plot=plot_gaps, revision=2,
-    differs={"toy": "three layers of 4, 3 runs", "paper": "the learning rate is not printed"},
-)  # fmt: skip

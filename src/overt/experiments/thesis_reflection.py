@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from overt._figures import BLUE, GREEN, ORANGE, YELLOW, canvas
-from overt.experiments.base import Experiment, Findings, Params, Row, grid
+from overt.experiments.base import Findings, Params, Row
 from overt.experiments.verdicts import Finding
 
 FORMS = {
@@ -21,7 +21,6 @@ FORMS = {
     "reflected": lambda z: -np.logaddexp(0, z) / np.log(2),
 }
 X, TOP = np.array([3.0, 2.0, 1.0]), (10, 100, 1000)
-LOSSES = ("cross-entropy", "reflected, log-softmax", "reflected, pairwise")
 
 
 def run_losses(params: Params, seed: int) -> dict[str, Any]:
@@ -125,35 +124,3 @@ def plot_search(rows: list[Row]) -> Any:
         axes.set_title(f"top {k}")
         axes.set_ylim(0, 1.12 * min(k, max(*values, 1)))
     return figure
-
-
-FIG_6_1 = Experiment(
-    id="thesis-fig6-1",
-    title="The 0-1 loss, cross-entropy and its reflection",
-    source="Thesis, Figure 6-1",
-    claim="cross-entropy bounds the 0-1 loss from above, its reflection from below",
-    grids={
-        "toy": grid(loss=list(FORMS), points=101),
-        "paper": grid(loss=list(FORMS), points=401),
-    },
-    run=run_losses, check=check_losses, plot=plot_losses,
-    differs={"paper": "logarithms to base 2: to base e cross-entropy is .69 at 0, below 0-1"},
-    revision=2,
-)  # fmt: skip
-
-FIG_6_2 = Experiment(
-    id="thesis-fig6-2",
-    title="Grid search: which of the top attacks flip the label",
-    source="Thesis, Figure 6-2",
-    claim="sorting perturbations by the reflected loss puts label flips first",
-    grids={
-        "toy": grid(loss=list(LOSSES), radius=0.72, points=120),
-        "reduced": grid(loss=list(LOSSES), radius=0.72, points=200),
-        "paper": grid(loss=list(LOSSES), radius=0.7078, points=800),
-    },
-    run=run_search, check=check_search, plot=plot_search,
-    differs={
-        "toy": "radius .72 and a grid of 120^3, which contains flips",
-        "reduced": "radius .72 and a grid of 200^3, which contains flips",
-    },
-)  # fmt: skip

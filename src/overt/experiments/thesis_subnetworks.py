@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from overt._figures import BLUE, ORANGE, canvas
-from overt.experiments.base import Experiment, Findings, Params, Row, grid
+from overt.experiments.base import Findings, Params, Row
 from overt.experiments.verdicts import Finding, above, mean_interval
 
-LEARNING_RATE, BATCH, VISITED, DROP_PROB = 0.01, 64, 10, 0.8
+BATCH, VISITED, DROP_PROB = 64, 10, 0.8
 
 
 def network(image: Any, width: int) -> tuple[Any, Any]:
@@ -221,49 +221,3 @@ def plot_unseen(rows: list[Row]) -> Any:
     panels[0, 0].set_ylabel("test accuracy, %")
     panels[0, 0].legend()
     return figure
-
-
-DIFFERS = {
-    "toy": "scikit-learn's digits, widths up to 300, a larger rate, 3 runs",
-    "reduced": "widths up to 4,000, 2 epochs, 3 runs",
-    "paper": "channels and the other layers' widths are not printed: 10, 20 and 128",
-}
-
-FIG_5_2 = Experiment(
-    id="thesis-fig5-2",
-    title="Sub-networks visited by dropout against the full network",
-    source="Thesis, Figure 5-2",
-    claim="the sub-networks that dropout visits are as good as the full network if it is wide",
-    grids={
-        "toy": grid(run=[0, 1, 2], data="digits", network=[[20, 0.5], [300, 0.1], [300, 0.5],
-                    [300, 0.8]], epochs=8, records=6, learning_rate=0.2),
-        "reduced": grid(run=[0, 1, 2], data="mnist",
-                        network=[[100, 0.5], [1000, 0.5], [4000, 0.5], [4000, 0.1], [4000, 0.7]],
-                        epochs=2, records=10, learning_rate=LEARNING_RATE),
-        "paper": grid(run=list(range(50)), data="mnist",
-                      network=[[100, 0.5], [10_000, 0.5], [100_000, 0.5], [250_000, 0.1],
-                               [250_000, 0.5], [250_000, 0.7]],
-                      epochs=25, records=30, learning_rate=LEARNING_RATE),
-    },
-    differs=DIFFERS,
-    run=run_visited, check=check_visited, plot=plot_visited,
-    needs={"torch": "torch", "matplotlib": "plots"},
-)  # fmt: skip
-
-FIG_5_3 = Experiment(
-    id="thesis-fig5-3",
-    title="Random sub-networks against the full network",
-    source="Thesis, Figure 5-3",
-    claim="sub-networks that training has not seen come close to the full network as it widens",
-    grids={
-        "toy": grid(run=[0, 1, 2], data="digits", width=[20, 300], masks=30, epochs=10, records=6,
-                    learning_rate=0.2),
-        "reduced": grid(run=[0, 1, 2], data="mnist", width=[100, 1000, 4000], masks=100, epochs=2,
-                        records=8, learning_rate=LEARNING_RATE),
-        "paper": grid(run=list(range(50)), data="mnist", width=[100, 1000, 10_000, 100_000],
-                      masks=100, epochs=25, records=30, learning_rate=LEARNING_RATE),
-    },
-    differs=DIFFERS,
-    run=run_unseen, check=check_unseen, plot=plot_unseen,
-    needs={"torch": "torch", "matplotlib": "plots"},
-)  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from overt._figures import canvas
-from overt.experiments.base import Experiment, Findings, Params, Row, grid
+from overt.experiments.base import Findings, Params, Row
 from overt.experiments.verdicts import Finding, Interval, above, below, mean_interval, together
 
 TRAININGS = ("standard", "pgd-inf", "r-pgd-inf", "pgd-2", "r-pgd-2")
@@ -144,25 +144,3 @@ def plot(rows: list[Row]) -> Any:
         axes.set_yticks(range(len(TRAININGS)), TRAININGS, fontsize=8)
         axes.set_title(f"robust test error, {title}")
     return figure
-
-
-EXPERIMENT = Experiment(
-    id="thesis-table6-1",
-    title="Robust test error on digits 0 and 1",
-    source="Thesis, Table 6-I",
-    claim="plain attacks overrate networks trained as usual; reflected training is more robust",
-    grids={
-        "toy": grid(run=0, data="digits", training=list(TRAININGS), epochs=8, train_steps=10,
-                    steps=10),
-        "reduced": grid(run=[0, 1, 2], data="mnist", training=list(TRAININGS), epochs=8,
-                        train_steps=10, steps=20),
-        "paper": grid(run=list(range(10)), data="mnist", training=list(TRAININGS), epochs=20,
-                     train_steps=20, steps=40),
-    },
-    run=run, check=check, plot=plot, needs={"torch": "torch", "matplotlib": "plots"}, revision=2,
-    differs={
-        "toy": "scikit-learn's digits, one run, 8 epochs, 10 attack steps",
-        "reduced": "3 runs, 8 epochs, 10 attack steps in training and 20 in the test",
-        "paper": "how many attack steps is not printed: 20 in training, 40 in the test",
-    },
-)  # fmt: skip

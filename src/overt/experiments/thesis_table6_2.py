@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from overt._check import InputError
 from overt._figures import BLUE, ORANGE, canvas
-from overt.experiments.base import Experiment, Findings, Params, Row, grid
+from overt.experiments.base import Findings, Params, Row
 from overt.experiments.verdicts import Finding, below, mean_interval, together
 
 LOSSES = {"PGD": "cross_entropy", "R-PGD": "reflected_greedy"}
@@ -35,6 +36,9 @@ def run(params: Params, seed: int) -> dict[str, Any]:
     from overt.robust import PGD, Constant, Linf, adversarial_train
 
     data = small.load(params["data"])
+    if len(data.x_test) < params["points"]:
+        raise InputError(f"OVERT_DATA must hold all of {params['data']}, {params['points']:,} "
+                         f"images to test on; it has {len(data.x_test):,}")  # fmt: skip
     epochs, threat = params["epochs"], Linf(params["radius"] / 255, (0.0, 1.0))
     with torch.random.fork_rng():
         torch.manual_seed(params["run"])
@@ -112,28 +116,3 @@ def plot(rows: list[Row]) -> Any:
     figure.legend(*line[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5,
                   fontsize=7)  # fmt: skip
     return figure
-
-
-EXPERIMENT = Experiment(
-    id="thesis-table6-2",
-    title="Adversarial training of a residual network with and without reflection",
-    source="Thesis, Table 6-II",
-    claim="reflecting the loss of the training attack changes robust accuracy within noise",
-    grids={
-        "toy": grid(data="digits", method=list(LOSSES), radius=16, steps=2, test_radius=16,
-                    epochs=2, width=4, stride=1, blocks=[[1, 1, 1]], points=150, run=0),
-        "reduced": grid(data="cifar10", method=list(LOSSES), radius=[2, 8], steps=[2, 4],
-                        test_radius=8, epochs=3, width=8, stride=2, blocks=[[1, 1, 1]],
-                        points=870, run=[0, 1]),
-        "paper": grid(data="cifar10", method=list(LOSSES), radius=[2, 4, 8, 16],
-                      steps=[2, 4, 16, 32], test_radius=8, epochs=20, width=64, stride=1,
-                      blocks=[[2, 2, 2, 2]], points=10_000, run=[0, 1, 2, 3, 4]),
-    },
-    differs={
-        "toy": "scikit-learn's digits, a small residual network, one run of 2 epochs",
-        "reduced": "the CIFAR-10 images that OVERT_DATA holds, a small residual network on halved "
-        "images, 2 runs of 3 epochs, two radii and two numbers of steps",
-        "paper": "needs all of CIFAR-10 in OVERT_DATA; the attack's step size is not printed",
-    },
-    run=run, check=check, plot=plot, needs={"torch": "torch", "matplotlib": "plots"},
-)  # fmt: skip

@@ -107,6 +107,7 @@ class FactorModel:
             "col_bias": V[:, k + 1] if biases else np.zeros(n),
             "row_noise": self.noises[0].variances[:-1], "col_noise": self.noises[1].variances[:-1],
             "covariance": self.spread.name, "n_features_in": n,
+            "average": 0 if self.draws is None else len(self.draws.U),
         }  # fmt: skip
 
     def factors(self, side: int) -> Floats:
@@ -225,14 +226,22 @@ class FactorModel:
         self, partners: Array, values: Floats, weights: Floats, alpha: float, scores: Array
     ) -> Floats:
         """Return the mean of a row given each draw of V, as the chain has those of its rows."""
-        found = []
-        for _, V, m, p, noise, H, _ in zip(*self.draws, strict=True) if self.draws else ():
-            W = V[partners].astype(np.float64)
-            second, P = (W.T * weights) @ W, np.diag(p)
-            shift = p * (m + scores[0] @ H if len(H) else m)
-            w, _ = self._solve(W, values, weights, second, alpha / noise, P, shift)
-            found.append(self.columns.filled(0, w)[0])
-        return np.array(found)
+        if self.draws is None:
+            return np.zeros((0, self.columns.width))
+        free, (_, V, m, p, noise, H, _) = self.columns.free(0), self.draws
+        W = V[:, partners].astype(np.float64)  # (draws, entries, width)
+        weighted, precision = W * weights[:, None], (alpha / noise)[:, None]
+        right = np.einsum("dew,e->dw", weighted, values)
+        second = weighted.transpose(0, 2, 1) @ W
+        if self.columns.biases:
+            right -= second[:, :, self.columns.pinned(0)]
+        P = precision[..., None] * second[:, free[:, None], free] + p[:, :, None] * np.eye(
+            len(free)
+        )
+        shift = p * (m + (scores[0] @ H if H.shape[1] else 0.0))
+        drawn = np.ones((len(V), self.columns.width))
+        drawn[:, free] = np.linalg.solve(P, (precision * right[:, free] + shift)[..., None])[..., 0]
+        return drawn
 
     def parts(self, row: int, partners: Array, values: Array, col: int) -> dict[str, Any]:
         """Return what entries, signals and features of a row add to its prediction for `col`.
