@@ -166,8 +166,9 @@ class Entries:
 
     def take(self, chosen: Array) -> Self:
         """Return some of the entries (numbers, or a mask), in a matrix of the same shape."""
+        chosen = plain_array("chosen", chosen)
         try:
-            chosen = np.arange(len(self))[plain_array("chosen", chosen)]
+            chosen = np.arange(len(self))[chosen if chosen.size else chosen.astype(int)]
         except IndexError as error:
             raise InputError(f"chosen must be some of {len(self)} entries: {error}") from None
         rows, cols, values = self.rows[chosen], self.cols[chosen], self.values[chosen]
