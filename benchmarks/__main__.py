@@ -25,6 +25,8 @@ MODULES = (
     "explorer",
     "zoo",
     "uncertainty",
+    "scale",
+    "cluster",
 )
 README = Path(__file__).with_name("README.md")
 HEAD = """# Benchmarks

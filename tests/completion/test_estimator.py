@@ -407,7 +407,7 @@ def test_bad_settings_are_said(kwargs, match):
         (np.full((2, 2), np.nan), "at least one observed entry"),
         (np.ones(3), "two-dimensional"),
         (np.array([[1.0, np.inf]]), "finite"),
-        ("ratings.csv", "a scipy sparse matrix, an array with NaN"),
+        ("ratings.csv", "there is no file ratings.csv"),
         (Frame(a=[1], b=[2]), "three columns"),
         (Frame(a=["x", None], b=[1, 2], v=[1.0, 2.0]), "1 missing identifier"),
         (Frame(a=[1.0, np.nan], b=[1, 2], rating=[1.0, 2.0]), "1 missing identifier"),

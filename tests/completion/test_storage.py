@@ -1,6 +1,7 @@
 """Ratings files: every line is used or accounted for; killed runs go on to the same result."""
 
 import csv
+import gc
 import gzip
 import json
 import os
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -152,7 +154,7 @@ def test_damaged_files_are_said(tmp_path, name, content):
     path.write_bytes(content)
     with pytest.raises(overt.InputError, match=name):
         read_ratings(path)
-    with pytest.raises(overt.InputError, match="is a folder"):
+    with pytest.raises(overt.InputError, match=name):
         read_ratings(tmp_path)
 
 
@@ -358,3 +360,72 @@ def test_kill_leaves_nothing_unreadable(tmp_path):
     entries = read_ratings(path).entries
     whole = DropoutCompletion(32, 0.3).fit_entries(entries)
     np.testing.assert_allclose(DropoutCompletion.load(out).U_, whole.U_, atol=1e-6)
+
+
+@pytest.fixture
+def folder(tmp_path, ratings):
+    """The same ratings in one file and, in another order of files than of names, in a folder."""
+    text, path = lines(ratings), tmp_path / "ratings"
+    (path / "more").mkdir(parents=True)
+    header = "user,item,rating\n"
+    (tmp_path / "r.csv").write_text(header + "\n".join(text) + "\n")
+    for name, part in (("a.csv", text[:100]), ("b.csv", text[100:]), ("more/c.csv", [])):
+        (path / name).write_text(header + "".join(line + "\n" for line in part))
+    (path / "_SUCCESS").write_text("")
+    return path
+
+
+def test_a_folder_is_read_like_one_file(folder, tmp_path):
+    whole, parts = read_ratings(tmp_path / "r.csv"), read_ratings(folder, memory_limit="200MB")
+    for name in ("rows", "cols", "values", "row_ids", "col_ids"):
+        np.testing.assert_array_equal(getattr(parts, name), getattr(whole, name))
+
+
+@pytest.mark.parametrize("form", [{}, {"drop_prob": 0.2}], ids=["learned", "fixed"])
+def test_a_fit_from_disk_is_the_same(folder, tmp_path, form, monkeypatch):
+    monkeypatch.setattr("overt._mapped.SLICE", 64)
+    monkeypatch.setattr("overt.completion.forms.problem.SLICE", 64)
+    settings = {"n_factors": 3, "max_sweeps": 3} | form
+    here = DropoutCompletion(**settings).fit(tmp_path / "r.csv")
+    there = DropoutCompletion(memory_limit="200MB", **settings).fit(folder)
+    np.testing.assert_allclose(there.U_, here.U_, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(there.objective_, here.objective_, rtol=1e-9)
+
+
+def test_lines_of_a_folder_are_accounted_for(folder):
+    with (folder / "b.csv").open("a") as file:
+        file.write("1,2,much\n")
+    found = read_ratings(folder).rejected
+    count = len((folder / "b.csv").read_text().splitlines())
+    assert [(r.line, r.reason, r.content) for r in found] == [
+        (count, "b.csv: not a number", "1,2,much")
+    ]
+
+
+def test_folders_that_cannot_be_read_are_named(folder, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(overt.InputError, match="holds no files"):
+        read_ratings(tmp_path / "empty")
+    with pytest.raises(overt.InputError, match="memory_limit must be"):
+        read_ratings(folder, memory_limit="much")
+    (folder / "d.csv").write_text("song,listener\n1,2\n")
+    with pytest.raises(overt.InputError, match="all files must have the same"):
+        read_ratings(folder)
+
+
+def test_memory_and_file_handles_stay(ratings, tmp_path):
+    status = Path("/proc/self/fd")
+    if not status.exists():
+        pytest.skip("needs /proc")
+    handles, maps = [], []
+    for number in range(6):
+        how = {"memory_limit": "1GB"} if number % 2 else {}
+        model = DropoutCompletion(2, max_sweeps=2, **how).fit(ratings)
+        model.save(tmp_path)
+        DropoutCompletion.load(tmp_path).predict(ratings)
+        del model
+        gc.collect()
+        handles.append(len(list(status.iterdir())))
+        maps.append(Path("/proc/self/maps").read_text().count("(deleted)"))
+    assert handles[-1] <= handles[1]
+    assert maps[-1] <= maps[1]

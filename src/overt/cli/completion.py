@@ -41,7 +41,8 @@ Duplicates = Annotated[str, typer.Option(help="mean, last or error: entries give
 @app.command()
 def complete(
     ratings: Annotated[
-        Path, typer.Argument(help="CSV, TSV, MovieLens ::, Parquet or .gz: row, column, value.")
+        Path,
+        typer.Argument(help="CSV, TSV, MovieLens ::, Parquet, .gz, or a folder of such files."),
     ],
     prob: Annotated[
         str, typer.Option("--drop-prob", help="learn, auto, or a number in [0, 1).")
@@ -71,6 +72,9 @@ def complete(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue a run that was stopped.")
     ] = False,
+    memory_limit: Annotated[
+        str | None, typer.Option(help="Such as 4GB: ratings are kept on disk.")
+    ] = None,
     n_jobs: Annotated[
         int | None, typer.Option(min=1, help="Threads; all cores by default.")
     ] = None,
@@ -88,13 +92,14 @@ def complete(
     start = time.perf_counter()
     setting: Any = prob if prob in ("learn", "auto") else drop_prob(_number(prob), "--drop-prob")
     choice("--duplicates", duplicates, files.DUPLICATES)
-    read = files.read_ratings(ratings, duplicates, row=row, col=col, value=value, time=at)
+    named = {"row": row, "col": col, "value": value, "time": at}
+    read = files.read_ratings(ratings, duplicates, memory_limit=memory_limit, **named)
     pairs = files.read_pairs(predict, read.header) if predict is not None else None
     out.mkdir(parents=True, exist_ok=True)
     account("ratings", read, out / "rejected.csv", duplicates)
     model = DropoutCompletion(
         factors, setting, average=_draws(average), seed=seed, n_jobs=n_jobs, engine=engine,
-        missing=asked_missing(read, missing),
+        missing=asked_missing(read, missing), memory_limit=memory_limit,
     )  # fmt: skip
     train, aside = _set_aside(read.entries, holdout, seed)
     folder = out / "checkpoint"
@@ -178,6 +183,8 @@ def evaluate(
 
 def _set_aside(entries: Entries, holdout: float, seed: int) -> tuple[Entries, Entries | None]:
     """Return what is fitted and what is kept aside, both in the order of the file."""
+    if not holdout:
+        return entries, None
     order = np.random.default_rng([seed, 2]).permutation(len(entries))
     held, kept = np.split(order, [int(holdout * len(entries))])
     return entries.take(np.sort(kept)), entries.take(np.sort(held)) if len(held) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,6 +26,7 @@ def reproduce(
         typer.Option(help="toy (seconds), reduced, or paper (as printed); see --list."),
     ] = "toy",
     n_jobs: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 1,
+    engine: Annotated[str, typer.Option(help="local, dask, or a scheduler: tcp://...")] = "local",
     out: Annotated[Path, typer.Option(help="Folder for rows, pictures and summaries.")] = Path(
         "overt-results"
     ),
@@ -45,7 +46,7 @@ def reproduce(
             lines = [(e.id, ", ".join(e.grids), e.source, e.claim) for e in _known()]
             show_table(("id", "sizes", "source", "claim"), lines)
         case ["all"]:
-            _reproduce_all(size, n_jobs, out)
+            _reproduce_all(size, n_jobs, out, engine)
         case ["page"]:
             _write_page(out, {}, as_markdown)
         case ["compare", old, new]:
@@ -55,7 +56,7 @@ def reproduce(
             show_table(("id", "claim", "before", "now"), changed)
             console.print(f"{len(changed)} claims changed.")
         case [name]:
-            _reproduce(name, size, n_jobs, out)
+            _reproduce(name, size, n_jobs, out, engine)
         case _:
             raise InputError(
                 f"one experiment at a time, or all, page, compare OLD NEW; got {' '.join(what)}"
@@ -68,14 +69,15 @@ def _known() -> list[Experiment]:
     return [experiments.find(name) for name in experiments.IDS]
 
 
-def _reproduce(name: str, size: str, n_jobs: int, out: Path) -> None:
+def _reproduce(name: str, size: str, n_jobs: int, out: Path, engine: str) -> None:
     from overt import experiments
     from overt._progress import meter
 
     experiment = experiments.find(name)
     stored = f"rows that were finished are in {out / experiment.id}.jsonl; the same command goes on"
     with keeping(stored), meter(experiment.id, 1) as bar:
-        rows = experiments.run(experiment, size=size, n_jobs=n_jobs, out=out, on_row=bar.reach)
+        where: dict[str, Any] = {"n_jobs": n_jobs, "engine": engine}
+        rows = experiments.run(experiment, size=size, out=out, on_row=bar.reach, **where)
     findings, picture = experiments.report(experiment, size, rows, out)
     show_table(
         ("claim", "verdict", "measured", "reported"),
@@ -88,7 +90,7 @@ def _reproduce(name: str, size: str, n_jobs: int, out: Path) -> None:
         fail(f"{experiment.id}: a claim did not hold", 1)
 
 
-def _reproduce_all(size: str, n_jobs: int, out: Path) -> None:
+def _reproduce_all(size: str, n_jobs: int, out: Path, engine: str) -> None:
     from overt._check import choice
     from overt._progress import meter
     from overt.experiments.base import SIZES
@@ -102,7 +104,7 @@ def _reproduce_all(size: str, n_jobs: int, out: Path) -> None:
             bar.reach(done, total)
             bar.advance(0, note=name)
 
-        absent = run_all(_known(), size, out, n_jobs=n_jobs, on_row=tell)
+        absent = run_all(_known(), size, out, n_jobs=n_jobs, on_row=tell, engine=engine)
     _write_page(out, absent)
 
 

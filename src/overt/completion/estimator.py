@@ -25,11 +25,12 @@ from overt.completion.ledger import Ledger
 from overt.completion.recommending import Explanation, NewRow
 from overt.completion.settings import Settings, fresh_seed
 from overt.completion.storage import checkpoints, models
+from overt.completion.storage.files import is_path, read_ratings
 from overt.entries import Entries, observed
 from overt.results import Status
 
 if TYPE_CHECKING:
-    from overt.completion.forms import Form
+    pass
 
 Path = str | os.PathLike[str]
 
@@ -72,6 +73,8 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         Int, Generator, or None for fresh entropy (`random_state` counts where it is given); number
         of threads (default: all cores; results do not depend on it); "local" or "threads", "dask"
         for the current `distributed.Client` or processes started here, or a scheduler's address.
+    memory_limit
+        Bytes, or as in "4GB": entries and their groupings are then kept in mapped files.
 
     Attributes
     ----------
@@ -111,7 +114,7 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         tol: float | None = None, average: Any = "auto", signals: Any = "auto", clip: Any = "auto",
         learning_rate: float = 1.0, batch_size: int = 2000, seed: Seed = 0,
         n_jobs: int | None = None, engine: str = "local", missing: str = "unknown",
-        scale: Any = "auto", random_state: Any = None,
+        scale: Any = "auto", random_state: Any = None, memory_limit: Any = None,
     ) -> None:  # fmt: skip
         self.n_factors, self.drop_prob, self.biases = n_factors, drop_prob, biases
         self.ridge, self.method, self.max_sweeps, self.tol = ridge, method, max_sweeps, tol
@@ -119,6 +122,7 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         self.clip, self.learning_rate, self.batch_size = clip, learning_rate, batch_size
         self.seed, self.n_jobs, self.engine = seed, n_jobs, engine
         self.missing, self.scale, self.random_state = missing, scale, random_state
+        self.memory_limit = memory_limit
 
     def fit(
         self, X: Any, y: Any = None, row_features: Any = None, col_features: Any = None,
@@ -130,8 +134,8 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         entries are missing), a dense array with NaN (or a mask) for missing entries, a data frame
         of three columns (row, column, value; predictions are then asked for by identifier), or,
         with `y`, an (n, 2) array of (row, col) pairs, the form that cross-validation splits:
-        indices, or identifiers if they are strings. An entry that is given twice counts as two
-        observations.
+        indices, or identifiers if they are strings, or the path of a file or folder of ratings. An
+        entry that is given twice counts as two observations (in files, as their mean).
 
         With "learn", rows and columns may have features: an array, a sparse matrix or a data frame
         (numbers, categories, missing values) with a row for each, or, where entries have
@@ -140,6 +144,7 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         `sample_weight` says how often each entry counts (of a matrix: those of each row).
         `checkpoint` names a folder that keeps every sweep; `resume` goes on from it, on any engine.
         """
+        X = read_ratings(X, memory_limit=self.memory_limit).entries if is_path(X) else X
         matrix = y is None and not isinstance(X, Entries)
         entries, table = observed(X, y), matrix and is_table(X)
         if sample_weight is not None:
@@ -155,11 +160,8 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
 
         `features` are `row_features` and `col_features` as in `fit`.
         """
-
-        def watch(form: Form) -> None:
-            on_sweep(len(form.history), form.history[-1])
-
-        return self.fit_entries(Entries(rows, cols, values, shape), on_form=watch, **features)
+        features["on_form"] = lambda form: on_sweep(len(form.history), form.history[-1])
+        return self.fit_entries(Entries(rows, cols, values, shape), **features)
 
     def fit_entries(
         self, entries: Entries, row_features: Any = None, col_features: Any = None,
@@ -289,10 +291,8 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.estimator_type = "regressor"
-        tags.regressor_tags = RegressorTags()
-        tags.input_tags.sparse = True
-        tags.input_tags.allow_nan = True
+        tags.estimator_type, tags.regressor_tags = "regressor", RegressorTags()
+        tags.input_tags.sparse = tags.input_tags.allow_nan = True
         return tags
 
     def __sklearn_is_fitted__(self) -> bool:

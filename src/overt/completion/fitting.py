@@ -127,6 +127,7 @@ def _fit_standard(
     problem = CompletionProblem.build(
         entries, settings.factors(len(entries)), biases=settings.biases and not negatives,
         standard=settings.learned and not negatives, precise=settings.ill_posed,
+        mapped=settings.mapped,
     )  # fmt: skip
     average = 0 if negatives else settings.draws(len(entries), entries.shape)
     total = settings.sweeps + average

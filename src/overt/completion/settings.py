@@ -10,6 +10,7 @@ import numpy as np
 from overt import _check
 from overt._check import InputError, InputTypeError
 from overt._cluster import checked_engine
+from overt._mapped import n_bytes
 from overt._types import Floats, Seed
 
 LEAST = 0.01
@@ -52,10 +53,12 @@ class Settings:
     engine: str
     missing: str = "unknown"
     scale: Any = "auto"
+    memory_limit: Any = None
 
     def __post_init__(self) -> None:
         if self.n_factors is not None:
             _check.whole("n_factors", self.n_factors, maximum=10**5)
+        n_bytes(self.memory_limit)
         if str(self.average) != "auto":
             _check.whole("average", self.average, minimum=0)
         asked = 0 if str(self.average) == "auto" else self.average
@@ -129,6 +132,11 @@ class Settings:
         if isinstance(self.drop_prob, str) or self.method == "sgd":
             return False
         return bool(np.min(self.drop_prob) < LEAST)
+
+    @property
+    def mapped(self) -> int:
+        """Bytes of memory where data may be larger, 0 where it is not asked."""
+        return n_bytes(self.memory_limit) or 0
 
     @property
     def sweeps(self) -> int:

@@ -55,6 +55,7 @@ def run_all(
     *,
     n_jobs: int = 1,
     on_row: Callable[[int, int, str], None] | None = None,
+    engine: str = "local",
 ) -> dict[str, str]:
     """Compute the rows that are missing, of all experiments at once; return what could not be run.
 
@@ -67,7 +68,7 @@ def run_all(
         settings = e.settings(e.nearest(size))
         tasks += [(e.id, params) for params in settings if e.key(params) not in have]
     absent: dict[str, str] = {}
-    for done, (name, outcome) in enumerate(compute(found, tasks, n_jobs, out), 1):
+    for done, (name, outcome) in enumerate(compute(found, tasks, n_jobs, out, engine), 1):
         if isinstance(outcome, InputError):
             absent[name] = str(outcome)
         if on_row:

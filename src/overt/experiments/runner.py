@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import multiprocessing
 import os
 import platform
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing
 from functools import partial
 from importlib.util import find_spec
@@ -21,6 +19,7 @@ import numpy as np
 import overt
 from overt._check import InputError, MissingExtraError, choice, whole
 from overt._files import digest, reading, write_whole
+from overt._mapping import mapped
 from overt._plain import plain
 from overt._progress import reraising_interrupts
 from overt.experiments.base import Experiment, Params, Row
@@ -34,6 +33,7 @@ def run(
     n_jobs: int = 1,
     out: str | os.PathLike[str] | None = None,
     on_row: Callable[[int, int], None] | None = None,
+    engine: str = "local",
 ) -> list[Row]:
     """Return the rows of an experiment in the grid's order, computing those not yet stored.
 
@@ -49,6 +49,8 @@ def run(
         Folder of the stored rows; nothing is stored if None.
     on_row
         Called with (rows done, rows in all) at the start and after each row.
+    engine
+        "local", "dask" or a scheduler's address; a row that fails elsewhere is computed again.
     """
     choice("size", size, tuple(experiment.grids))
     whole("n_jobs", n_jobs)
@@ -59,7 +61,7 @@ def run(
     tell = on_row or (lambda done, total: None)
     tell(len(rows), len(settings))
     missing = [(experiment.id, params) for key, params in settings.items() if key not in rows]
-    with closing(compute({experiment.id: experiment}, missing, n_jobs, out)) as computed:
+    with closing(compute({experiment.id: experiment}, missing, n_jobs, out, engine)) as computed:
         for _, outcome in computed:
             if isinstance(outcome, Exception):
                 raise outcome
@@ -112,33 +114,21 @@ def compute(
     tasks: Sequence[Task],
     n_jobs: int,
     out: str | os.PathLike[str] | None,
+    engine: str = "local",
 ) -> Generator[tuple[str, Outcome]]:
     """Yield (id, (key, row)) as rows are done and stored; for a wrong input, (id, the error)."""
-    for name, outcome in _outcomes(experiments, tasks, n_jobs):
+    for name, outcome in _outcomes(experiments, tasks, n_jobs, engine):
         if out is not None and isinstance(outcome, tuple):
             _append(_path(experiments[name], out), *outcome)
         yield name, outcome
 
 
 def _outcomes(
-    experiments: Mapping[str, Experiment], tasks: Sequence[Task], n_jobs: int
+    experiments: Mapping[str, Experiment], tasks: Sequence[Task], n_jobs: int, engine: str
 ) -> Generator[tuple[str, Outcome]]:
-    if n_jobs == 1 or len(tasks) < 2:
-        for name, params in tasks:
-            yield name, _outcome(experiments[name], params)
-        return
-    # A fresh interpreter for each: forking a process that has started threads can hang.
-    context, others = multiprocessing.get_context("spawn"), multiprocessing.active_children()
-    with ProcessPoolExecutor(min(n_jobs, len(tasks)), mp_context=context) as pool:
-        futures = {pool.submit(_outcome, experiments[name], p): name for name, p in tasks}
-        try:
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        except BaseException:
-            # Rows that are being computed are given up, or Ctrl-C would wait for them.
-            for process in set(multiprocessing.active_children()) - set(others):
-                process.terminate()
-            raise
+    given = [(experiments[name], params) for name, params in tasks]
+    for number, outcome in mapped(_outcome, given, engine, n_jobs):
+        yield tasks[number][0], outcome
 
 
 def _outcome(experiment: Experiment, params: Params) -> Outcome:

@@ -33,6 +33,9 @@ TASKS = 2
 LARGE = 1 << 16
 """Bytes from which an array travels in pieces."""
 
+PATIENCE = 3
+"""Seconds after which a worker that cannot be sent anything is taken for lost."""
+
 TRIES, PAUSE = 6, 1.0
 """Rounds in a row that finish nothing before a fit is given up, and seconds between them."""
 
@@ -202,7 +205,7 @@ class _DaskEngine:
 
     def sent(self, value: Any, workers: list[str] | None = None) -> Any:
         """Return a value that is with a worker."""
-        how = {"direct": self._direct, "hash": False, "workers": workers}
+        how = {"direct": self._direct, "hash": False, "workers": workers, "timeout": PATIENCE}
         return self._client.scatter([value], **how)[0]
 
 

@@ -11,6 +11,7 @@ SVD++ adds to a row, in closed form, and its mirror image for columns.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,6 +35,9 @@ DENSE = 1 << 21
 
 OVERSAMPLING, POWERS = 10, 3
 """Of the randomized decomposition of larger ones."""
+
+EACH = 32
+"""Bytes for each entry that the decomposition of signals takes."""
 
 SMALLEST = 1e-5
 """Singular values below this part of the largest are left out."""
@@ -119,10 +123,12 @@ class Features:
 
 def who_has_what(group: Grouped) -> Any:
     """Return the 0/1 matrix of a side's observed entries, rows divided by sqrt(their count)."""
-    count, n = len(group.counts), group.n_others
-    rows = sparse.csr_array(
-        (np.ones(len(group.keys), np.float32), (group.keys, group.others)), shape=(count, n)
-    )
+    shape, ones = (len(group.counts), group.n_others), np.ones(len(group.keys), np.float32)
+    if group.mapped:
+        entries = group.gathered.entries
+        rows = sparse.csr_array((ones, entries[1].copy(), entries[0]), shape=shape)
+    else:
+        rows = sparse.csr_array((ones, (group.keys, group.others)), shape=shape)
     rows.sum_duplicates()
     rows.data[:] = 1
     return signal(rows)
@@ -160,6 +166,13 @@ def of_sides(
 ) -> tuple[Features, Features]:
     """Return both sides' features."""
     found = []
+    group = groups[0]
+    if signals and group.mapped and EACH * len(group.keys) > group.mapped:
+        signals = False
+        warnings.warn(
+            f"signals of {len(group.keys):,} entries do not fit into memory_limit and are left out",
+            stacklevel=2,
+        )
     for group, table in zip(groups, given, strict=True):
         blocks = {SIGNALS: who_has_what(group)} if signals else {}
         if table is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from overt._mapped import SLICE, arranged, moments, room, slices, standardized
 from overt._types import Array, Floats, Ints
 from overt.completion.kernels import NOT_PINNED, Blocks, Csr, block, dots, group
 from overt.entries import Entries
@@ -110,14 +111,16 @@ class Grouped:
     counts: Ints
     n_others: int
     width: int
+    mapped: int = 0  # bytes of memory, where layouts are kept on disk
 
     @classmethod
     def build(
-        cls, keys: Array, others: Array, values: Array, shape: tuple[int, int], width: int
-    ) -> Grouped:
+        cls, keys: Array, others: Array, values: Array, shape: tuple[int, int], width: int,
+        mapped: int = 0,
+    ) -> Grouped:  # fmt: skip
         """Take the entries of `shape[0]` rows whose solves are as costly as `width` says."""
         counts = np.bincount(keys, minlength=shape[0])
-        return cls(keys, others, values, counts, shape[1], width)
+        return cls(keys, others, values, counts, shape[1], width, mapped)
 
     @cached_property
     def rows(self) -> Ints:
@@ -135,6 +138,12 @@ class Grouped:
     @cached_property
     def gathered(self) -> Layout:
         """Each row's entries together."""
+        if self.mapped:
+            ends = np.concatenate([[0], np.cumsum(self.counts)])
+            bucket = ends[:-1] // SLICE
+            given = (self.keys, self.others, self.values, bucket, int(bucket[-1]) + 1, True)
+            found = Csr(ends, *arranged(*given)[2:])
+            return Layout(found, self.rows, self._cuts(len(self.rows)))
         csr = Csr(*group(self.keys, self.others, self.values, len(self.counts)))
         return Layout(csr, self.rows, self._cuts(len(self.rows)))
 
@@ -146,8 +155,15 @@ class Grouped:
         sizes = np.diff(cuts)
         chunk[self.rows] = np.repeat(np.arange(len(sizes)), sizes)
         slot[self.rows] = np.arange(len(self.rows)) - np.repeat(cuts[:-1], sizes)
-        given = (self.keys, self.others, self.values, chunk, slot.astype(np.uint16))
-        return Layout(Blocks(*block(*given, len(sizes), self.n_others)), self.rows, cuts)
+        given = (self.keys, self.others, self.values, chunk)
+        if self.mapped:
+            starts, keys, partners, values = arranged(*given, len(sizes), False)
+            slots = room(len(keys), np.uint16)
+            for some in slices(len(keys)):
+                slots[some] = slot[keys[some]]
+            return Layout(Blocks(starts, slots, partners, values), self.rows, cuts)
+        numbers = slot.astype(np.uint16)
+        return Layout(Blocks(*block(*given, numbers, len(sizes), self.n_others)), self.rows, cuts)
 
     def _cuts(self, most: int) -> Ints:
         """Cut rows into parts of about the same cost, with at most so many rows."""
@@ -172,22 +188,24 @@ class CompletionProblem:
     @classmethod
     def build(
         cls, entries: Entries, n_factors: int, *, biases: bool, standard: bool,
-        precise: bool = False,
+        precise: bool = False, mapped: int = 0,
     ) -> CompletionProblem:  # fmt: skip
-        """Group the entries; `standard` divides the values by their spread.
+        """Group the entries, on disk if `mapped`; `standard` divides the values by their spread.
 
         Small problems are stored in double precision, and large ones where `precise` asks for it.
         """
         y, columns = entries.values, Columns(n_factors, biases)
-        center = float(y.mean()) if biases else 0.0
-        peak = float(np.abs(y).max()) or 1.0  # squares of tiny numbers vanish
-        scale = (peak * float((y / peak).std()) or 1.0) if standard else 1.0
+        peak = 1.0 if mapped else float(np.abs(y).max()) or 1.0  # squares of tiny numbers vanish
+        mean, spread = moments(y) if mapped else (float(y.mean()), peak * float((y / peak).std()))
+        center, scale = mean if biases else 0.0, (spread or 1.0) if standard else 1.0
         double = precise or len(y) * columns.width <= DOUBLE_BELOW
-        values = ((y - center) / scale).astype(np.float64 if double else np.float32)
-        m, n = entries.shape
+        dtype = np.float64 if double else np.float32
+        values = ((y - center) / scale).astype(dtype) if not mapped else None
+        values = standardized(y, center, scale, dtype) if values is None else values
+        (m, n), how = entries.shape, (columns.width, mapped)
         return cls(
-            Grouped.build(entries.rows, entries.cols, values, (m, n), columns.width),
-            Grouped.build(entries.cols, entries.rows, values, (n, m), columns.width), (m, n),
+            Grouped.build(entries.rows, entries.cols, values, (m, n), *how),
+            Grouped.build(entries.cols, entries.rows, values, (n, m), *how), (m, n),
             columns, center, scale,
         )  # fmt: skip
 
@@ -221,6 +239,9 @@ class CompletionProblem:
 
     def residual_variance(self, means: list[Array]) -> float:
         """Return the mean squared residual of u_a . v_b over the entries."""
-        side, fitted = self.by_row, np.empty(self.n_ratings)
-        dots(side.keys, side.others, *means, fitted)
-        return float(np.mean((side.values - fitted) ** 2))
+        side, total = self.by_row, 0.0
+        for some in slices(self.n_ratings):
+            fitted = np.empty(some.stop - some.start)
+            dots(side.keys[some], side.others[some], *means, fitted)
+            total += float(np.sum((side.values[some] - fitted) ** 2))
+        return total / self.n_ratings

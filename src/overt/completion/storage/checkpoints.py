@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 KINDS = ("fixed", "learned", "negative", "sampled", "sgd")
 
-WITHOUT_EFFECT = ("n_jobs", "engine")
+WITHOUT_EFFECT = ("n_jobs", "engine", "memory_limit")
 """Parameters that do not change results: a run may be resumed with others."""
 
 

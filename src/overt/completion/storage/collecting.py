@@ -11,6 +11,7 @@ import numpy as np
 
 from overt._check import InputError
 from overt._identifiers import identifiers
+from overt._mapped import room, slices
 from overt._types import Array, Floats, Ints
 from overt.completion.storage.text import Rejected
 from overt.entries import Entries
@@ -20,11 +21,12 @@ LONGEST = 1000
 
 
 class Columns(NamedTuple):
-    """Names of the columns used, which of them were guessed, and where they stand."""
+    """Names of the columns used, those guessed, their places; lines that are not counted."""
 
     header: tuple[str, ...]
     guessed: tuple[str, ...]
     places: dict[str, int]
+    skipped: int = 0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -76,9 +78,13 @@ class RatingsFile:
 
 
 def collect(
-    db: Any, rejected: list[Rejected], duplicates: str | None, path: Path, read: Columns
-) -> RatingsFile:
-    """Judge fields, merge duplicates and return columns, in the order of the file."""
+    db: Any, rejected: list[Rejected], duplicates: str | None, path: Path, read: Columns,
+    mapped: bool = False,
+) -> RatingsFile:  # fmt: skip
+    """Judge fields, merge duplicates and return columns, in the order of the file.
+
+    `mapped` columns are in files.
+    """
     wrong = [
         f"when {name} is null or {name} = '' then '{side} identifier missing' "
         f"when contains({name}, chr(0)) then '{side} identifier with a null character' "
@@ -100,8 +106,10 @@ def collect(
     ).fetchall()
     rejected = sorted(rejected + [Rejected(int(n), str(why), str(line)) for n, why, line in bad])
     count, distinct = db.execute(
-        "select count(*), count(distinct (a, b)) from judged where reason is null"
+        "select sum(k), count(*) from (select count(*) k from judged where reason is null "
+        "group by a, b)"
     ).fetchone()
+    count = count or 0
     repeated = 0 if duplicates is None else int(count - distinct)
     if repeated and duplicates == "error":
         a, b = db.execute(
@@ -120,14 +128,35 @@ def collect(
         query += "order by min(n)"
     else:
         query = f"select a_code, b_code, x, t {good} order by n"
-    found = db.execute(query).fetchnumpy()
-    rows, cols = (np.asarray(found[f"{name}_code"], dtype=np.int64) for name in "ab")
-    x = np.full(len(rows), np.nan) if duplicates is None else np.asarray(found["x"], dtype=float)
-    times: Floats = np.ma.filled(np.ma.asarray(found["t"], dtype=float), np.nan)
+    rows, cols, x, times = _fetched(db, query, mapped)
+    if duplicates is None:
+        x = np.full(len(rows), np.nan)
     told = times if len(times) and not np.isnan(times).any() else None
     return RatingsFile(
         rows, cols, x, row_ids, col_ids, rejected, repeated, read.header, read.guessed, told, clicks
     )
+
+
+def _fetched(db: Any, query: str, mapped: bool) -> tuple[Ints, Ints, Floats, Floats]:
+    """Return rows, columns, values and times (NaN where they are not told)."""
+    names = {"a_code": np.int64, "b_code": np.int64, "x": np.float64, "t": np.float64}
+    if not mapped:
+        return _filled(db.execute(query).fetchnumpy(), names)
+    db.execute(f"create table coded as {query}")
+    count = db.execute("select count(*) from coded").fetchone()[0]
+    out = tuple(room(count, dtype) for dtype in names.values())
+    for some in slices(count):
+        bounds = f"rowid >= {some.start} and rowid < {some.stop}"
+        part = db.execute(f"select * from coded where {bounds}").fetchnumpy()  # noqa: S608
+        for array, found in zip(out, _filled(part, names), strict=True):
+            array[some] = found
+    return out[0], out[1], out[2], out[3]
+
+
+def _filled(found: Any, names: dict[str, Any]) -> Any:
+    arrays = (np.ma.asarray(found[name]) for name in names)
+    pairs = zip(arrays, names.values(), strict=True)
+    return tuple(np.ma.filled(a.astype(t), np.nan if t is np.float64 else 0) for a, t in pairs)
 
 
 def _number_names(db: Any, name: str) -> Array:

@@ -7,26 +7,20 @@ identifiers are strings or whole numbers.
 
 from __future__ import annotations
 
-import gzip
 import os
-import zlib
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from overt._check import InputError, InputTypeError, MissingExtraError, choice
-from overt.completion.storage import text
+from overt._check import InputError, InputTypeError, choice
+from overt._mapped import n_bytes
+from overt.completion.storage import folders, loading, text
 from overt.completion.storage.collecting import Columns, RatingsFile, collect
-from overt.completion.storage.text import ORDER, Dialect, Rejected, Said
+from overt.completion.storage.text import Said
 
 DUPLICATES = ("mean", "last", "error")
-
-BATCH = 100_000
-"""Lines of a file with faults that are read at once."""
-
 
 LARGEST_VALUE = 1e8
 """Values that are mostly larger are no ratings where a column was only guessed."""
@@ -38,6 +32,7 @@ FEW, ALL_DIFFERENT = 20, 0.95
 def read_ratings(
     path: str | os.PathLike[str], duplicates: str = "mean", *, row: str | None = None,
     col: str | None = None, value: str | None = None, time: str | None = None,
+    memory_limit: Any = None,
 ) -> RatingsFile:  # fmt: skip
     """Read row identifier, column identifier and value from each line of a file.
 
@@ -47,16 +42,27 @@ def read_ratings(
     `duplicates` says what becomes of an entry given more than once: "mean" averages, "last" keeps
     the latest one, or without times the last, "error" refuses. The result has the `entries`,
     ready for `fit`, and an account of the other lines.
+
+    The files of a folder are read one after the other. With a folder, or with a `memory_limit`
+    (bytes, or "4GB"), entries are kept in mapped files and may be more than memory holds.
     """
     choice("duplicates", duplicates, DUPLICATES)
-    said = {"row": row, "col": col, "value": value, "time": time}
+    said, limit = {"row": row, "col": col, "value": value, "time": time}, n_bytes(memory_limit)
     if not isinstance(path, (str, os.PathLike)) or "\0" in str(path):
         raise InputTypeError(f"path must be the path of a file, got {type(path).__name__}")
-    read = _read(Path(path), duplicates, (), said)
+    if Path(path).is_dir() or (limit is not None and Path(path).exists()):
+        read = folders.read_folder(Path(path), duplicates, said, limit)
+    else:
+        read = _read(Path(path), duplicates, (), said)
     if not len(read.values):
         raise InputError(f"{path} has no usable line (row, column, value)" + _first(read))
     _refuse_absurd(read, path)
     return read
+
+
+def is_path(given: Any) -> bool:
+    """Whether something names a file or folder."""
+    return isinstance(given, (str, os.PathLike))
 
 
 def _refuse_absurd(read: RatingsFile, path: Any) -> None:
@@ -96,100 +102,31 @@ def _read(
         raise InputError(f"there is no file {path}")
     if path.is_dir():
         raise InputError(f"{path} is a folder; a file is needed")
+    with loading.readable(path):
+        return _read_file(path, duplicates, names, said)
+
+
+def _read_file(
+    path: Path, duplicates: str | None, names: Sequence[str], said: Said | None
+) -> RatingsFile:
     magic = text.first_bytes(path)
-    db = _duckdb().connect()
+    db = loading.duckdb().connect()
     try:
         if magic == b"PAR1":
-            read = _load_parquet(db, path, duplicates is not None, said or {})
+            read = loading.load_parquet(db, path, duplicates is not None, said or {})
             return collect(db, [], duplicates, path, read)
-        if path.suffix.lower() == ".parquet" or magic == b"PK\x03\x04":
-            kind = "a Parquet file" if magic[:2] != b"PK" else "text but a zip archive or workbook"
-            raise InputError(f"{path} is not {kind}; accepted are CSV, TSV, ::, Parquet, and gzip")
+        loading.refuse_archives(path, magic)
         dialect = text.find_dialect(path, duplicates is not None, names, said)
         read = Columns(dialect.used, tuple(dialect.guessed), dialect.places)
-        if _load_clean(db, path, dialect):
+        if loading.load_clean(db, path, dialect):
             table = collect(db, [], duplicates, path, read)
             if not table.rejected:
                 return table
             db.execute("drop table lines; drop table judged")
-        rejected = _load_lines(db, path, dialect)
+        rejected = loading.load_lines(db, path, dialect)
         return collect(db, rejected, duplicates, path, read)
-    except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeError, _duckdb().Error) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{path} cannot be read, it may be damaged: {reason}") from None
     finally:
         db.close()
-
-
-def _load_clean(db: Any, path: Path, dialect: Dialect) -> bool:
-    """Load a file without faults at duckdb's speed; return False if it has any."""
-    if dialect.delimiter == " " or (dialect.header is not None and dialect.header[0] != 1):
-        return False
-    if text.first_bytes(path)[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return False
-    types = "{" + ", ".join(f"'c{i}': 'VARCHAR'" for i in range(dialect.width)) + "}"
-    a, b, v, t = (
-        f"c{dialect.places[role]}" if role in dialect.places else "null::varchar" for role in ORDER
-    )
-    try:
-        db.execute(
-            "create table lines as select row_number() over () as n, "  # noqa: S608
-            f"{a} a, {b} b, {v} v, {t} t from read_csv(?, delim = ?, "
-            f"header = ?, columns = {types}, auto_detect = false, quote = '\"', escape = '\"', "
-            "compression = ?)",
-            [_literal(path), dialect.delimiter, dialect.header is not None, text.compression(path)],
-        )
-    except _duckdb().Error:
-        return False
-    return True
-
-
-def _load_lines(db: Any, path: Path, dialect: Dialect) -> list[Rejected]:
-    """Load a file line by line; return the lines that do not have the right fields."""
-    rejected: list[Rejected] = []
-    names = [name for name, role in zip("abvt", ORDER, strict=True) if role in dialect.places]
-    db.execute("create table lines (n bigint, a varchar, b varchar, v varchar, t varchar)")
-    lines = text.numbered_lines(path)
-    while batch := list(islice(lines, BATCH)):
-        numbers, fields = [], []
-        for number, line in batch:
-            found = text.fields_of(number, line, dialect)
-            if isinstance(found, str):
-                rejected.append(Rejected(number, found, line))
-            elif found:
-                numbers.append(number)
-                fields.append(found)
-        if fields:
-            columns = {"n": np.array(numbers, dtype=np.int64)}
-            for name, column in zip(names, zip(*fields, strict=True), strict=True):
-                columns[name] = np.array(column, dtype=object)
-            db.register("given", columns)
-            db.execute(f"insert into lines (n, {', '.join(names)}) select * from given")  # noqa: S608
-            db.unregister("given")
-    return rejected
-
-
-def _load_parquet(db: Any, path: Path, with_values: bool, said: Said) -> Columns:
-    """Load a Parquet file; return which columns were used."""
-    source = _literal(path)
-    names = [row[0] for row in db.execute("describe from read_parquet(?)", [source]).fetchall()]
-    if len(names) < 2:
-        needed = "row, column, value" if with_values else "row, column"
-        raise InputError(f"{path} must have columns {needed}, got {', '.join(names)}")
-    places, guessed = text.places_of(names, with_values and len(names) > 2, said, str(path))
-    quoted = ['"' + name.replace('"', '""') + '"' for name in names]
-    a, b, v, t = (f"{quoted[places[r]]}::varchar" if r in places else "null" for r in ORDER)
-    db.execute(
-        "create table lines as select row_number() over () as n, "  # noqa: S608
-        f"{a} as a, {b} as b, {v} as v, {t} as t from read_parquet(?)",
-        [source],
-    )
-    return Columns(text.used(places, names), tuple(guessed), places)
-
-
-def _literal(path: Path) -> str:
-    """Return a path of which duckdb takes every character as it is, wildcards too."""
-    return "".join(f"[{c}]" if c in "*?[" else c for c in os.fspath(path))
 
 
 def _first(read: RatingsFile) -> str:
@@ -197,11 +134,3 @@ def _first(read: RatingsFile) -> str:
         return ""
     line, reason, _ = read.rejected[0]
     return f"; the first of {len(read.rejected)} rejected lines is line {line}: {reason}"
-
-
-def _duckdb() -> Any:
-    try:
-        import duckdb
-    except ModuleNotFoundError:
-        raise MissingExtraError("duckdb", "files") from None
-    return duckdb

@@ -1,0 +1,112 @@
+"""Many calls of one function, on processes of this machine or on a cluster; lost ones are repeated.
+
+What is called, and what it is given, must be what processes can be sent.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import warnings
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import Any
+
+from overt._check import InputError, MissingExtraError
+from overt._cluster import ClusterLostError, await_workers, checked_engine, connected
+
+TRIES = 3
+"""Times that a call is made, on different workers where there are others."""
+
+
+def mapped(
+    function: Callable[..., Any], tasks: Sequence[Sequence[Any]], engine: str = "local",
+    n_jobs: int = 1,
+) -> Generator[tuple[int, Any]]:  # fmt: skip
+    """Yield (number of the task, function(*task)) as they are done.
+
+    "local" are `n_jobs` processes; "dask" or an address is a cluster, where a call that fails for
+    whatever but its input is made again elsewhere, with a warning.
+    """
+    if checked_engine(engine) != "local":
+        yield from _on_cluster(function, tasks, engine, n_jobs)
+    elif n_jobs == 1 or len(tasks) < 2:
+        for number, task in enumerate(tasks):
+            yield number, function(*task)
+    else:
+        yield from _on_processes(function, tasks, n_jobs)
+
+
+def _on_processes(
+    function: Callable[..., Any], tasks: Sequence[Sequence[Any]], n_jobs: int
+) -> Generator[tuple[int, Any]]:
+    # A fresh interpreter for each: forking a process that has started threads can hang.
+    context, others = multiprocessing.get_context("spawn"), multiprocessing.active_children()
+    with ProcessPoolExecutor(min(n_jobs, len(tasks)), mp_context=context) as pool:
+        futures = {pool.submit(function, *task): number for number, task in enumerate(tasks)}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BaseException:
+            # What is being computed is given up, or Ctrl-C would wait for it.
+            for process in set(multiprocessing.active_children()) - set(others):
+                process.terminate()
+            raise
+
+
+def _on_cluster(
+    function: Callable[..., Any], tasks: Sequence[Sequence[Any]], engine: str, n_jobs: int
+) -> Generator[tuple[int, Any]]:
+    with connected(engine, n_jobs) as client:
+        from distributed import as_completed as finished
+
+        def submit(number: int, *avoid: str) -> Any:
+            others = [worker for worker in client.nthreads() if worker not in avoid]
+            how = {"workers": others, "allow_other_workers": True} if avoid and others else {}
+            return client.submit(_told, function, tasks[number], pure=False, **how)
+
+        tried = dict.fromkeys(range(len(tasks)), 1)
+        running = {submit(number): number for number in tried}
+        waiting = finished(list(running))
+        try:
+            for future in waiting:
+                number = running.pop(future)
+                place, result, error = _outcome(future)
+                if error is None:
+                    yield number, result
+                    continue
+                if isinstance(error, (InputError, MissingExtraError)) or tried[number] >= TRIES:
+                    raise error
+                warnings.warn(
+                    f"task {number} failed on {place or 'a worker that was lost'} and is repeated "
+                    f"elsewhere ({type(error).__name__}: {error})",
+                    stacklevel=2,
+                )
+                tried[number] += 1
+                await_workers(client)
+                again = submit(number, place)
+                running[again] = number
+                waiting.add(again)
+        finally:
+            if running and client.status == "running":
+                client.cancel(list(running))
+
+
+def _outcome(future: Any) -> tuple[str, Any, Exception | None]:
+    """Return where a call was made, what it returned, and what it raised."""
+    try:
+        found: tuple[str, Any, Exception | None] = future.result()
+    except Exception as error:
+        lost = ClusterLostError(f"its worker was lost: {error}")
+        return "", None, lost
+    return found
+
+
+def _told(function: Callable[..., Any], task: Sequence[Any]) -> tuple[str, Any, Exception | None]:
+    """Call a function on a worker, and tell which it is."""
+    from distributed import get_worker
+
+    place = get_worker().address
+    try:
+        return place, function(*task), None
+    except Exception as error:
+        return place, None, error
