@@ -172,11 +172,10 @@ class Entries:
     def take(self, chosen: Array) -> Self:
         """Return some of the entries (numbers, or a mask), in a matrix of the same shape."""
         chosen = plain_array("chosen", chosen)
-        if chosen.dtype == bool and chosen.shape == self.rows.shape:
-            chosen = np.flatnonzero(chosen)
-        chosen = index("chosen", chosen)
-        if np.any(chosen >= len(self)):
-            raise InputError(f"chosen must be some of the {len(self)} entries")
+        try:
+            chosen = np.arange(len(self))[chosen if chosen.size else chosen.astype(int)]
+        except IndexError as error:
+            raise InputError(f"chosen must be some of {len(self)} entries: {error}") from None
         rows, cols, values = self.rows[chosen], self.cols[chosen], self.values[chosen]
         times = None if self.times is None else self.times[chosen]
         return replace(self, rows=rows, cols=cols, values=values, times=times)
