@@ -68,6 +68,11 @@ class DeepLinearNetwork:
         self.effect = DeepNoise(task, self.widths, self.drop_probs)
         self.shapes = self.effect.shapes
 
+    def __repr__(self) -> str:
+        task = self.effect.regression
+        sizes = " -> ".join(map(str, (task.inputs, *self.widths, task.outputs)))
+        return f"DeepLinearNetwork({sizes}, drop_prob={list(map(float, self.drop_probs))})"
+
     @bounded
     def penalty(self, weights: Sequence[Any]) -> float:
         """Return what dropout adds to the expected squared error."""

@@ -99,6 +99,10 @@ class LinearNetwork:
         task = regression(target, X, Y, second_moment, input_noise)
         self.effect = effect_of(noise, self.width, task, self.weight_decay)
 
+    def __repr__(self) -> str:
+        task = self.effect.regression
+        return f"LinearNetwork({task.inputs} -> {self.width} -> {task.outputs}, {self.noise!r})"
+
     @bounded
     def penalty(self, U: Any, V: Any) -> float:
         """Return what the noise adds to the expected squared error."""

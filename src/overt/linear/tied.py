@@ -76,6 +76,10 @@ class TiedAutoencoder:
             )
         self.effect = TiedUnitNoise(UnitNoise(task, self.width, noise, self.weight_decay / 2))
 
+    def __repr__(self) -> str:
+        task = self.effect.regression
+        return f"TiedAutoencoder({task.inputs} -> {self.width} -> {task.outputs}, {self.noise!r})"
+
     @bounded
     def penalty(self, U: Any) -> float:
         """Return what the noise adds to the expected squared error."""
