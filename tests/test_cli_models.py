@@ -72,6 +72,55 @@ def test_weights_are_read_from_either_kind_of_file(folder):
         assert same(state, build_model("net.py:build", folder / name).state_dict())
 
 
+@pytest.mark.parametrize(
+    "wrapped", ["module.{}", "_orig_mod.{}", "model.{}", "model._orig_mod.module.{}"]
+)
+def test_names_that_wrappers_put_before_weights_are_taken_off(folder, wrapped):
+    net = build_model("net.py:build")
+    torch.save({wrapped.format(k): v for k, v in net.state_dict().items()}, folder / "net.pt")
+    assert same(net.state_dict(), build_model("net.py:build", folder / "net.pt").state_dict())
+
+
+def test_names_stay_where_the_model_has_them_itself(folder):
+    whole = (
+        NET
+        + """
+def held(compiled=False):
+    part = nn.ModuleDict({"_orig_mod": build()}) if compiled else build()  # named as if compiled
+    return nn.ModuleDict({"model": part, "top": nn.Linear(2, 1)})
+
+def compiled():
+    return held(True)
+"""
+    )
+    (folder / "whole.py").write_text(whole)
+    plain, inside = build_model("whole.py:held"), build_model("whole.py:compiled")
+    assert "model._orig_mod.0.weight" in inside.state_dict()
+    torch.save(inside.state_dict(), folder / "inside.pt")
+    torch.save(plain.state_dict(), folder / "plain.pt")
+    for function, name, net in (("held", "inside", inside), ("compiled", "plain", plain)):
+        found = build_model(f"whole.py:{function}", folder / f"{name}.pt")
+        assert all(map(torch.equal, found.state_dict().values(), net.state_dict().values()))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: {f"model.{k}": v for k, v in s.items()} | {"top": s["0.bias"]}, "do not fit"),
+        (lambda s: {f"net.{k}": v for k, v in s.items()}, "do not fit"),
+        (lambda s: {f"model.{k}": v[:1] for k, v in s.items()}, "size mismatch"),
+        (lambda s: {}, "do not fit"),
+        (lambda s: {0: s["0.bias"]}, "tensors by their names"),
+        (lambda s: list(s.values()), "tensors by their names, got list"),
+    ],
+    ids=["more", "another", "sizes", "empty", "numbers", "list"],
+)
+def test_weights_that_do_not_fit_after_that_are_refused(folder, change, message):
+    torch.save(change(build_model("net.py:build").state_dict()), folder / "net.pt")
+    with pytest.raises(InputError, match=message):
+        build_model("net.py:build", folder / "net.pt")
+
+
 class Trap:
     """A pickle that would write a file when it is loaded."""
 

@@ -20,6 +20,9 @@ Weights = Annotated[
 ]
 Points = Annotated[int, typer.Option(min=0, help="Use the first so many points; 0: all.")]
 
+COMPILED, WRAPPERS = "_orig_mod.", ("module.", "model.")
+"""What wrappers of a model put into the names of its weights, and before all of them."""
+
 
 def build_model(text: str, weights: Path | None = None) -> Any:
     """Return what the function named by FILE.py:FUNCTION builds, with weights if given."""
@@ -49,7 +52,7 @@ def build_model(text: str, weights: Path | None = None) -> Any:
     if weights is not None:
         found = _read_weights(weights)
         try:
-            net.load_state_dict(found)
+            net.load_state_dict(_named(found, net.state_dict()))
         except (RuntimeError, TypeError, AttributeError, ValueError) as error:
             raise InputError(f"weights do not fit the model: {error}") from None
     return net
@@ -108,17 +111,31 @@ def _read_weights(path: Path) -> Any:
 def _inner(stored: Any) -> Any:
     """Return the weights inside what training scripts save.
 
-    A dict with a state_dict, a checkpoint of adversarial training, and names that begin with
-    "module." are taken apart.
+    A dict with a state_dict and a checkpoint of adversarial training are taken apart.
     """
     for name in ("state_dict", "model_state_dict", "model"):
         if isinstance(stored, dict) and isinstance(stored.get(name), dict):
             stored = stored[name]
-    if not isinstance(stored, dict):
-        raise InputError(f"weights must be a dict of tensors, got {type(stored).__name__}")
+    if not isinstance(stored, dict) or not all(isinstance(key, str) for key in stored):
+        raise InputError(
+            f"weights must be a dict of tensors by their names, got {type(stored).__name__}"
+        )
     if "random" in stored and any(key.startswith("model.") for key in stored):
-        stored = {k: v for k, v in stored.items() if k.startswith("model.")}
-        return {key.removeprefix("model."): value for key, value in stored.items()}
-    if stored and all(key.startswith("module.") for key in stored):
-        return {key.removeprefix("module."): value for key, value in stored.items()}
+        return {k.removeprefix("model."): v for k, v in stored.items() if k.startswith("model.")}
     return stored
+
+
+def _named(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    """Return weights by the model's names if they are these but for what wrappers put in.
+
+    torch.compile inserts "_orig_mod.", DataParallel and Lightning begin all names with "module."
+    and "model.".
+    """
+    names = {name.replace(COMPILED, ""): name for name in wanted}
+    bare = {name.replace(COMPILED, ""): value for name, value in found.items()}
+    while bare and bare.keys() != names.keys():
+        prefix = next((p for p in WRAPPERS if all(name.startswith(p) for name in bare)), None)
+        if prefix is None:
+            return found
+        bare = {name.removeprefix(prefix): value for name, value in bare.items()}
+    return {names[name]: value for name, value in bare.items()} if bare else found
