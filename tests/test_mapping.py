@@ -1,9 +1,11 @@
 """Calls on processes and clusters: all answered, lost ones repeated elsewhere, errors told."""
 
+import numpy as np
 import pytest
 
-from overt import InputError
+from overt import Dropout, InputError, decay
 from overt._mapping import mapped
+from overt.linear import LinearNetwork, inverse_decay
 
 seen = []
 
@@ -55,3 +57,32 @@ def test_a_call_that_fails_everywhere_is_raised(client):
 
     with pytest.warns(UserWarning, match="repeated"), pytest.raises(OSError, match="always"):
         list(mapped(broken, [()], "dask"))
+
+
+def test_seeds_of_training_are_those_of_one_process(client):
+    net = LinearNetwork(np.diag([2.0, 1.0, 0.5]), width=4, noise=Dropout(0.3))
+    how = {"steps": 60, "learning_rate": inverse_decay(1e-2, 50), "records": 5}
+    here, there = (net.train(seeds=[4, 0, 7], engine=e, **how) for e in ("local", "dask"))
+    assert here == there
+    with pytest.raises(InputError, match="learning_rate"):
+        net.train(10, -1.0, seeds=2, engine="dask")
+
+
+def test_a_seed_that_diverges_on_a_cluster_is_told(client):
+    net = LinearNetwork(np.eye(2), width=3, noise=Dropout(0.3))
+    there = net.train(50, 3.0, seeds=2, engine="dask")
+    assert there == net.train(50, 3.0, seeds=2)
+    assert there.status == "diverged"
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["scale", "layers"])
+def test_simulated_runs_are_those_of_one_process(client, own):
+    problem = decay.two_by_two(0.25)
+    schedule = decay.Schedule([decay.Phase(40, 0.1, 0.01), decay.Phase(20, 0.1, 0.0)])
+    start = np.random.default_rng(0).normal(size=(2, 3))
+    init = [np.stack([W, 2 * W]) for W in (start.T, np.eye(3), start)] if own else 1.0
+    how = {"seeds": [3, 1], "init": init, "records": 4, "seed": 5}
+    here, there = (
+        decay.simulate(problem, 3, 3, schedule, engine=e, **how) for e in ("local", "dask")
+    )
+    assert here == there

@@ -269,3 +269,16 @@ def test_paths_landscapes_minima_and_jumps_draw_themselves():
     mean = np.nanmean(jumps.runs.singular_values, 0)
     np.testing.assert_allclose([line.get_ydata() for line in values.lines], mean.T)
     np.testing.assert_allclose(error.lines[0].get_ydata(), np.nanmean(jumps.runs.train_error, 0))
+
+
+def test_networks_print_what_they_are():
+    M = np.ones((2, 3))
+    assert repr(overt.LinearNetwork(M, 4, overt.Dropout(0.5))) == (
+        "LinearNetwork(3 -> 4 -> 2, Dropout(drop_prob=0.5))"
+    )
+    assert repr(overt.TiedAutoencoder(np.eye(3), 2, overt.Dropout(0.5))) == (
+        "TiedAutoencoder(3 -> 2 -> 3, Dropout(drop_prob=0.5))"
+    )
+    assert repr(overt.DeepLinearNetwork(M, [4, 5], 0.5)) == (
+        "DeepLinearNetwork(3 -> 4 -> 5 -> 2, drop_prob=[0.5, 0.5])"
+    )

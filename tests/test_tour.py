@@ -73,6 +73,10 @@ def test_tour_writes_a_report_whose_claims_hold(tmp_path):
     assert held
     text = path.read_text()
     assert text.count("<h2") >= len(CHAPTERS)
-    assert text.count("data:image/png") >= 2
+    assert text.count("data:image/png") >= 8
+    for words in ("recommended to row 0", "dropout without sampling"):
+        assert words in text
+    for name in ("relu-lazy.json", "robust-usual.json"):
+        assert (tmp_path / name).exists()
     assert "fails</td>" not in text
     assert not re.search(r'(src|href)="(http|//|/)', text)

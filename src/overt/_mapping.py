@@ -9,10 +9,15 @@ import multiprocessing
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import fields
+from operator import itemgetter
 from typing import Any
+
+import numpy as np
 
 from overt._check import InputError, MissingExtraError
 from overt._cluster import ClusterLostError, await_workers, checked_engine, connected
+from overt.results import Status
 
 TRIES = 3
 """Times that a call is made, on different workers where there are others."""
@@ -34,6 +39,29 @@ def mapped(
             yield number, function(*task)
     else:
         yield from _on_processes(function, tasks, n_jobs)
+
+
+def mapped_seeds(
+    run: Callable[..., Any], tasks: Sequence[Sequence[Any]], engine: str, n_jobs: int,
+    alike: Sequence[str],
+) -> Any:  # fmt: skip
+    """Return run(*task) of all tasks as one result, where each is the result of a single seed.
+
+    Arrays have the seeds as their first axis, but for those that are `alike` in all.
+    """
+    parts = [part for _, part in sorted(mapped(run, tasks, engine, n_jobs), key=itemgetter(0))]
+    given: dict[str, Any] = {}
+    for name in (field.name for field in fields(parts[0])):
+        values = [getattr(part, name) for part in parts]
+        if name == "status":
+            given[name] = next((s for s in values if s is not Status.FINISHED), Status.FINISHED)
+        elif name in alike:
+            given[name] = values[0]
+        elif isinstance(values[0], tuple):
+            given[name] = tuple(np.concatenate(layer) for layer in zip(*values, strict=True))
+        else:
+            given[name] = np.concatenate(values)
+    return type(parts[0])(**given)
 
 
 def _on_processes(

@@ -119,6 +119,16 @@ def test_a_lost_worker_loses_no_fit(ratings, client):
     assert not here.faults_
 
 
+def test_a_worker_that_left_is_told_though_nothing_of_it_was_needed(ratings, client):
+    def lose(form):
+        client.sync(client.cluster.workers[0].close, nanny=False)
+
+    model = DropoutCompletion(2, max_sweeps=1, signals=False, engine="dask")
+    address = client.cluster.workers[0].address
+    model.fit_entries(ratings, on_form=lose)
+    assert model.faults_ == (f"workers left before the end: {address}",)
+
+
 def test_a_lost_cluster_leaves_a_checkpoint(ratings, client, tmp_path, monkeypatch):
     settings = {"n_factors": 4, "max_sweeps": 4, "tol": 0, "signals": False}
     here = DropoutCompletion(**settings).fit(ratings)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from overt import datasets, theorems
-from overt._html import Page
 from overt.completion import DropoutCompletion
 
 
@@ -95,11 +94,3 @@ def test_statements_hold(name):
     import_module("overt.theorems.completion")
     verdict = next(iter(theorems.verify([name])))
     assert verdict.verdict == "holds", verdict
-
-
-def test_chapter_of_the_tour(tmp_path):
-    from overt.tour.completion import chapter
-
-    page = Page("a", "b")
-    assert chapter(page, tmp_path, 0)
-    assert "recommended to row 0" in page.write(tmp_path / "page.html").read_text()

@@ -2,7 +2,11 @@
 
 import json
 import pickle
+import re
 import sys
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,12 +14,16 @@ from fuzz.readers import _completion, _entries, _matrix, _state
 
 import overt
 from overt._files import digest, read_sealed
+from overt._html import Page
 from overt.cli.models import read_examples
 from overt.completion import DropoutCompletion, read_ratings
+from overt.results import Result
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 HOSTILE = '"><script>alert(1)</script>'
+PICTURE = "<img src=x onerror=alert(1)>'\""
+SOURCE = Path(overt.__file__).parent
 
 
 class Bomb:
@@ -92,3 +100,64 @@ def test_names_of_models_and_layers_are_text_in_reports(tmp_path):
     assert "alert(1)" in written
     assert "<script>alert" not in page + written
     assert "<b>" not in page + written
+
+
+class Tags(HTMLParser):
+    """What a browser would see: tags, attributes, and whether a name became one of them."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.seen, self.text = set(), ""
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.seen |= {tag, *(f"{tag}.{name}" for name, _ in attrs)}
+
+    def handle_data(self, data):
+        self.text += data
+
+
+class Figure:
+    def savefig(self, buffer, **_):
+        buffer.write(b"png")
+
+
+@pytest.mark.parametrize("name", [HOSTILE, PICTURE])
+def test_names_are_text_wherever_a_page_puts_them(name, tmp_path):
+    page = Page(name, name)
+    page.section(name)
+    page.text(name)
+    page.text(name, note=True)
+    page.code(name)
+    page.table([name, name], [[name, name * 9], [Path(name), [name]]])
+    page.claims({name: True})
+    page.figure(Figure(), name)
+    found = Tags(page.write(tmp_path / "page.html", footer=name).read_text())
+    assert not found.seen & {"script", "img.onerror"}
+    assert found.text.count("alert(1)") >= 14
+
+
+@pytest.mark.parametrize("name", [HOSTILE, PICTURE])
+def test_names_are_text_in_notebooks(name):
+    @dataclass(frozen=True, repr=False, eq=False)
+    class Named(Result):
+        said: object
+        listed: object
+
+    shown = Named(Named(name, {name: [name]}), (name,))
+    type(shown).__name__ = name
+    found = Tags(shown._repr_html_())
+    assert found.seen == {"table", "caption", "tr", "th", "th.style", "td"}
+    assert "alert(1)" in found.text
+
+
+def test_tags_are_written_in_few_files_and_by_no_script():
+    """Tour, record and audit get theirs from Page; names of uploads reach the page as text."""
+    written = {str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py")
+               if re.search(r"</?(td|p|h[1-6]|tr|li)[ >]", path.read_text())}  # fmt: skip
+    assert written <= {"_html.py", "results.py", "explorer/fields.py", "explorer/page.py"}
+    script = (SOURCE / "explorer/assets/explorer.js").read_text()
+    assert "note.textContent = `${file.name}" in script
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval", script)
+    pages = "".join(path.read_text() for path in (SOURCE / "explorer").glob("*.py"))
+    assert "dangerously" not in pages.lower()

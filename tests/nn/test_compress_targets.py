@@ -1,5 +1,6 @@
 """compress: what keep is a share of is met, heads go as wholes, and mistakes are named."""
 
+import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -234,3 +235,22 @@ def test_shared_weights_are_counted_and_cut_once():
     assert small.twice.weight is small.again.weight
     assert report.after.parameters == sum(p.numel() for p in small.parameters())
     assert np.isclose(report.reached, 0.3, rtol=0.05)
+
+
+def test_what_takes_time_is_measured_when_it_is_read_in_evaluation_mode():
+    """Two copies of one report agree with torch's own count, and no running statistic moves."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    small, report = compress(model, 0.5, x := torch.randn(4, 6), by="flow")
+    assert not {"latency", "multiply_adds"} & vars(report.after).keys()
+    small.train()
+    before = {k: v.clone() for k, v in small.state_dict().items()}
+    twin = copy.deepcopy(report)
+    assert report.before.latency > 0 < report.after.latency
+    assert all(torch.equal(before[k], v) for k, v in small.state_dict().items())
+    assert small.training
+    assert "_later" not in vars(twin.after)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        small.eval()(x)
+    assert report.after.multiply_adds == twin.after.multiply_adds == counter.get_total_flops() // 8
+    with pytest.raises(AttributeError, match="no attribute 'speed'"):
+        _ = report.after.speed

@@ -1,6 +1,5 @@
 """The experiments at toy size, the theorems, the calibration curve and the tour's chapter."""
 
-import re
 from importlib import import_module
 
 import numpy as np
@@ -8,11 +7,9 @@ import pytest
 
 import overt.theorems.nn
 from overt import InputError, MissingExtraError, experiments
-from overt._html import Page
 from overt.experiments.runner import run
 from overt.nn import calibration
 from overt.theorems.base import registered, verify
-from overt.tour.nn import chapter
 
 
 def test_realized_fractions_of_the_popular_algorithms_are_not_mistaken_for_ours():
@@ -48,13 +45,6 @@ def test_calibration_of_a_normal_sample():
     assert widened.to_dict()["noise_variance"] == 1.0
     with pytest.raises(InputError, match="shape"):
         calibration(mean, sd[:5], target)
-
-
-def test_tour_chapter(tmp_path):
-    page = Page("tour", "lead")
-    assert chapter(page, tmp_path, 0)
-    text = page.write(tmp_path / "report.html").read_text()
-    assert re.search("dropout without sampling", text)
 
 
 def test_missing_torch_is_named(monkeypatch):

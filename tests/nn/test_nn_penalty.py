@@ -357,6 +357,23 @@ def test_cross_entropy_is_second_order():
     assert not explicit_penalty(base, x, loss="cross_entropy").exact
 
 
+def test_cross_entropy_counts_covariances_between_classes():
+    """(1/2) <diag(p) - p p', Cov>, Cov over all masks: moving all logits alike is free."""
+    model, x = prepared(*flat(nn.Dropout(0.5), nn.Linear(3, 4)))
+    with torch.no_grad():
+        model[3].weight += 2 * torch.arange(1, 4)  # units that move all logits together
+        masks = torch.cartesian_prod(*[torch.tensor([0.0, 2.0], dtype=x.dtype)] * 3)
+        logits = model[3](masks[:, None] * model[:2](x))  # (masks, rows, classes)
+        away = logits - logits.mean(0)
+        p = torch.softmax(logits.mean(0), 1)
+        H = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+        expected = torch.einsum("mri,rij,mrj->", away, H, away) / (2 * len(masks) * len(x))
+        alone = (p * (1 - p) * away.square().mean(0)).sum(1).mean() / 2
+    value = explicit_penalty(model, x, loss="cross_entropy").value
+    torch.testing.assert_close(value, expected)
+    assert alone > 2 * expected  # what variances alone would say
+
+
 def test_logistic_is_half_curvature_times_variance():
     model, x = prepared(*flat(nn.Dropout(0.3), nn.Linear(3, 1)))
     p, variance = torch.sigmoid(model(x)), predictive_moments(model, x).variance

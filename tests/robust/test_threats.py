@@ -49,6 +49,19 @@ def test_the_compiled_projection_equals_its_reference(dtype, size):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("project", [compiled, l2_in_box], ids=["compiled", "torch"])
+def test_a_projection_leaves_the_ball_by_no_more_than_rounding(project, dtype):
+    """Newton's last step may end outside by more: what is returned is brought back."""
+    v = points(2000, 5, seed=0).to(dtype) * 3
+    low, high = -points(2000, 5, seed=1).to(dtype).abs(), points(2000, 5, seed=2).to(dtype).abs()
+    out = torch.empty_like(v)
+    v, low, high, d = (a if project is l2_in_box else a.numpy() for a in (v, low, high, out))
+    project(v, 0.1, low, high, d)
+    norm = np.sqrt(np.sum(out.numpy().astype(np.longdouble) ** 2, axis=1))
+    assert norm.max() <= 0.1 * (1 + 4 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("length", [0.01, 0.5, 40.0])
 def test_the_compiled_step_equals_its_reference(dtype, length):
     x = points(40, 9, seed=1).to(dtype).clamp(-1, 1)

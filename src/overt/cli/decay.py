@@ -36,6 +36,7 @@ def jumps(
     n_jobs: Annotated[
         int | None, typer.Option(min=1, help="Threads; one per core if not set.")
     ] = None,
+    engine: Annotated[str, typer.Option(help="local, dask, or a scheduler: tcp://...")] = "local",
     seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Write the runs here (.npz or .json).")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the survival curve here (.png).")] = None,
@@ -54,7 +55,7 @@ def jumps(
     schedule = _schedule(periods, noisy_steps, quiet_steps, noisy, convention)
     runs = simulate(
         problem, depth, width, schedule, seeds, records=RECORDS,
-        seed=seed, balance=False, n_jobs=n_jobs, progress=not as_json,
+        seed=seed, balance=False, n_jobs=n_jobs, progress=not as_json, engine=engine,
     )  # fmt: skip
     found = find_jumps(runs)
     lam = effective(*noisy, convention)[1]

@@ -102,6 +102,7 @@ def train(
     ] = "sampled",
     records: Annotated[int, typer.Option(min=2, help="How often runs are measured.")] = 40,
     n_jobs: Annotated[int | None, typer.Option(min=1, help="Threads; all by default.")] = None,
+    engine: Annotated[str, typer.Option(help="local, dask, or a scheduler: tcp://...")] = "local",
     out: Annotated[Path | None, typer.Option(help="Write the traces to .npz or .json.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the objective to this picture.")] = None,
 ) -> None:
@@ -118,8 +119,9 @@ def train(
     )
     rate: Any = learning_rate if halving is None else inverse_decay(learning_rate, halving)
     run = net.train(
-        steps, rate, seeds, batch_size=batch_size, gradient=gradient, records=records, n_jobs=n_jobs
-    )
+        steps, rate, seeds, batch_size=batch_size, gradient=gradient, records=records,
+        n_jobs=n_jobs, engine=engine,
+    )  # fmt: skip
     if run.diverged.all():
         fail(run.status.explanation, 1)
     picked = sorted({0, *range(len(run.steps) - 1, 0, -max(1, len(run.steps) // 8))})

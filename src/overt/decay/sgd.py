@@ -12,6 +12,8 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from overt._check import InputError, InputTypeError, number, whole
+from overt._cluster import checked_engine
+from overt._mapping import mapped_seeds
 from overt._progress import Meter, meter
 from overt._types import Floats, Ints, Seed
 from overt.decay import layers
@@ -36,6 +38,7 @@ def simulate(
     balance: bool = True,
     n_jobs: int | None = None,
     progress: bool = True,
+    engine: str = "local",
 ) -> Runs:
     """Run theta <- (1 - 2 eta lam) theta - (eta/2) grad (A_ij - y_ij)^2 on random entries.
 
@@ -69,7 +72,11 @@ def simulate(
     progress
         Show a bar if this is a terminal.
 
-    Ctrl-C returns what was computed, with the status "interrupted".
+    engine
+        "local" for threads; "dask" for the current `distributed.Client` or processes started here,
+        or a scheduler's address, runs every seed as a task there; the result is the same.
+
+    Ctrl-C returns what was computed, with the status "interrupted" (on a cluster it ends the call).
     """
     layers.check_entries(problem)
     depth, width = whole("depth", depth, 2), whole("width", width)
@@ -78,14 +85,27 @@ def simulate(
         raise InputTypeError(f"schedule must be a Schedule, got {type(schedule).__name__}")
     numbers = _numbers(seeds)
     root = seed_root(seed)
-    runs = [Weights(W) for W in _starts(problem, depth, width, init, root, numbers)]
+    starts = _starts(problem, depth, width, init, root, numbers)
+    threads = os.cpu_count() or 1 if n_jobs is None else whole("n_jobs", n_jobs)
+    if checked_engine(engine) != "local":
+        how: dict[str, Any] = {"problem": problem, "depth": depth, "width": width, "n_jobs": 1}
+        how |= {"schedule": schedule, "records": records, "seed": root, "alpha": alpha}
+        how |= {"balance": balance, "progress": False}
+        pairs = zip(numbers, starts, strict=True)
+        tasks = [(how | {"seeds": [n], "init": W},) for n, W in pairs]
+        found: Runs = mapped_seeds(_single, tasks, engine, threads, ("steps", "phases"))
+        return found
+    runs = [Weights(W) for W in starts]
     draws = [entry_draws(problem, schedule.steps, seed=root, run=n) for n in numbers]
     alpha = number("alpha", alpha, exclusive=True)
     book = Book(problem, depth, _grid(records, schedule.steps), len(runs), alpha, balance)
-    threads = os.cpu_count() or 1 if n_jobs is None else whole("n_jobs", n_jobs)
     with meter("steps", schedule.steps * len(runs), show=progress) as bar:
         finished = _execute(problem, runs, draws, schedule, book, min(threads, len(runs)), bar)
     return book.close([run.layers() for run in runs], schedule, finished)
+
+
+def _single(how: dict[str, Any]) -> Runs:
+    return simulate(**how)
 
 
 def initial_weights(

@@ -68,6 +68,11 @@ class DeepLinearNetwork:
         self.effect = DeepNoise(task, self.widths, self.drop_probs)
         self.shapes = self.effect.shapes
 
+    def __repr__(self) -> str:
+        task = self.effect.regression
+        sizes = " -> ".join(map(str, (task.inputs, *self.widths, task.outputs)))
+        return f"DeepLinearNetwork({sizes}, drop_prob={list(map(float, self.drop_probs))})"
+
     @bounded
     def penalty(self, weights: Sequence[Any]) -> float:
         """Return what dropout adds to the expected squared error."""
@@ -118,6 +123,7 @@ class DeepLinearNetwork:
         init_scale: float | None = None,
         records: int | Sequence[int] = 40,
         n_jobs: int | None = None,
+        engine: str = "local",
     ) -> Trace:
         """Run minibatch descent with sampled masks; see `LinearNetwork.train`.
 
@@ -128,7 +134,7 @@ class DeepLinearNetwork:
         return train(
             self.effect, steps=steps, learning_rate=learning_rate, seeds=seeds,
             batch_size=batch_size, gradient=gradient, init_scale=init_scale, records=records,
-            init=None if init is None else self._checked(init), n_jobs=n_jobs,
+            init=None if init is None else self._checked(init), n_jobs=n_jobs, engine=engine,
         )  # fmt: skip
 
     def _checked(self, weights: Sequence[Any]) -> list[Floats]:

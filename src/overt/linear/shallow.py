@@ -99,6 +99,10 @@ class LinearNetwork:
         task = regression(target, X, Y, second_moment, input_noise)
         self.effect = effect_of(noise, self.width, task, self.weight_decay)
 
+    def __repr__(self) -> str:
+        task = self.effect.regression
+        return f"LinearNetwork({task.inputs} -> {self.width} -> {task.outputs}, {self.noise!r})"
+
     @bounded
     def penalty(self, U: Any, V: Any) -> float:
         """Return what the noise adds to the expected squared error."""
@@ -147,6 +151,7 @@ class LinearNetwork:
         init_scale: float | None = None,
         records: int | Sequence[int] = 40,
         n_jobs: int | None = None,
+        engine: str = "local",
     ) -> Trace:
         """Run stochastic gradient descent with sampled masks from many seeds at once.
 
@@ -167,13 +172,15 @@ class LinearNetwork:
         records
             How often the exact objective is recorded, on a logarithmic grid of steps, or at which
             steps.
-        n_jobs
-            Threads; the result does not depend on it.
+        n_jobs, engine
+            Threads, of this process ("local"); or "dask" for the current `distributed.Client` or
+            processes started here, or a scheduler's address, with a task for each seed. The result
+            depends on neither.
         """
         return train(
             self.effect, steps=steps, learning_rate=learning_rate, seeds=seeds,
             batch_size=batch_size, gradient=gradient, init_scale=init_scale, records=records,
-            init=None if init is None else self._checked(*init), n_jobs=n_jobs,
+            init=None if init is None else self._checked(*init), n_jobs=n_jobs, engine=engine,
         )  # fmt: skip
 
     def floor(

@@ -76,6 +76,10 @@ class TiedAutoencoder:
             )
         self.effect = TiedUnitNoise(UnitNoise(task, self.width, noise, self.weight_decay / 2))
 
+    def __repr__(self) -> str:
+        task = self.effect.regression
+        return f"TiedAutoencoder({task.inputs} -> {self.width} -> {task.outputs}, {self.noise!r})"
+
     @bounded
     def penalty(self, U: Any) -> float:
         """Return what the noise adds to the expected squared error."""
@@ -114,12 +118,13 @@ class TiedAutoencoder:
         init_scale: float | None = None,
         records: int | Sequence[int] = 40,
         n_jobs: int | None = None,
+        engine: str = "local",
     ) -> Trace:
         """Run stochastic gradient descent with sampled masks; see `LinearNetwork.train`."""
         return train(
             self.effect, steps=steps, learning_rate=learning_rate, seeds=seeds,
             batch_size=batch_size, gradient=gradient, init_scale=init_scale, records=records,
-            init=None if init is None else [self._checked(init)], n_jobs=n_jobs,
+            init=None if init is None else [self._checked(init)], n_jobs=n_jobs, engine=engine,
         )  # fmt: skip
 
     def floor(

@@ -17,6 +17,8 @@ from threadpoolctl import threadpool_limits
 
 from overt import _check
 from overt._check import InputError
+from overt._cluster import checked_engine
+from overt._mapping import mapped_seeds
 from overt._progress import meter, working
 from overt._types import Floats, Ints
 from overt.linear import grading
@@ -52,9 +54,13 @@ def train(
     gradient: str,
     init: Sequence[Floats] | None,
     init_scale: float | None,
+    engine: str = "local",
     **running: Any,
 ) -> Trace:
-    """Train a network by sampled steps or along the expected gradient; `running` is run_seeds's."""
+    """Train a network by sampled steps or along the expected gradient; `running` is run_seeds's.
+
+    An `engine` that is not "local" runs every seed as a task of a cluster.
+    """
     _check.choice("gradient", gradient, ("sampled", "expected"))
     task = effect.regression.dense("train")
     largest = float(task.svd[1][0])
@@ -74,7 +80,17 @@ def train(
 
     sampled = partial(effect.steps, batch_size=_check.whole("batch_size", batch_size))
     descent = sampled if gradient == "sampled" else gradient_descent(effect.value)
-    return run_seeds(begin, descent, measure, optimum=effect.relaxation.bound, **running)
+    running["optimum"] = effect.relaxation.bound
+    if checked_engine(engine) == "local":
+        return run_seeds(begin, descent, measure, **running)
+    seeds, threads = _seed_list(running["seeds"]), _threads(running["n_jobs"])
+
+    def run(seed: int) -> Trace:
+        return run_seeds(begin, descent, measure, **running | {"seeds": [seed], "n_jobs": 1})
+
+    tasks = [(seed,) for seed in seeds]
+    found: Trace = mapped_seeds(run, tasks, engine, threads, ("steps", "optimum"))
+    return found
 
 
 def run_seeds(
@@ -95,7 +111,7 @@ def run_seeds(
     """
     grid = _grid(_check.whole("steps", steps), records)
     generators = [np.random.default_rng(s) for s in _seed_list(seeds)]
-    n_jobs = _check.whole("n_jobs", n_jobs if n_jobs is not None else os.cpu_count() or 1)
+    n_jobs = _threads(n_jobs)
     count = len(generators)
     objective = np.full((count, len(grid)), np.nan)
     imbalance = objective.copy()
@@ -176,6 +192,10 @@ def _grid(steps: int, records: int | Sequence[int]) -> list[int]:
         if max(inner, default=0) > steps:
             raise InputError(f"records must lie in 0..{steps}, the steps, got {max(inner)}")
     return sorted({0, *inner, steps})
+
+
+def _threads(n_jobs: int | None) -> int:
+    return _check.whole("n_jobs", n_jobs if n_jobs is not None else os.cpu_count() or 1)
 
 
 def _seed_list(seeds: Any) -> list[int]:

@@ -26,7 +26,7 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
     page.text(
         f"A 64-{WIDTH}-10 network learns scikit-learn's digits, half of its hidden units dropped "
         "at each step. Dropout trains all its sub-networks at once, so one of them can be cut "
-        "out (mask). Units can also be chosen by their flow |u_i| sqrt(E a_i^2), and layers be "
+        "out (mask). Units can also be chosen by their flow ‖uᵢ‖ √E[aᵢ²], and layers be "
         "replaced by products of low rank. There is no training after the cut; a third of the "
         "held-out digits chooses, the others give the accuracies below."
     )

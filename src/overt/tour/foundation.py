@@ -22,7 +22,7 @@ def one_matrix(page: Page, folder: Path, seed: int) -> bool:
     """From noise to balanced factors on one small matrix."""
     page.section("From noise to optimum on one matrix")
     page.text(
-        "Take a 6 x 4 matrix M and factor it as U V' with 4 hidden units while each unit is "
+        "Take a 6 x 4 matrix M and factor it as UVᵀ with 4 hidden units while each unit is "
         "dropped half of the time. The expected squared error is the squared error plus an "
         "explicit penalty, whose smallest value for a given product is a norm of that product; "
         "so the best product is a shrunken M, and the best factors share its norm equally."
@@ -41,12 +41,12 @@ def one_matrix(page: Page, folder: Path, seed: int) -> bool:
     losses = np.sum((M[None] - (U * draws[:, None, :]) @ V.T) ** 2, axis=(1, 2))
     error = losses.std() / np.sqrt(len(losses))
     rows = [
-        ("noise", "Dropout(0.5)", "lam = 1"),
-        ("penalty at the optimum", _numbers([added]), "lam sum |u_i|^2 |v_i|^2"),
-        ("induced norm", _numbers([induced]), "(lam / width) |UV'|_*^2"),
+        ("noise", "Dropout(0.5)", "λ = 1"),
+        ("penalty at the optimum", _numbers([added]), "λ Σ ‖uᵢ‖² ‖vᵢ‖²"),
+        ("induced norm", _numbers([induced]), "(λ / width) · (nuclear norm of UVᵀ)²"),
         ("spectrum of M", _numbers(s), ""),
         ("optimal spectrum", _numbers(kept), f"shrunken, rank {np.sum(kept > 1e-12)} of {width}"),
-        ("balance: |u_i| |v_i|", _numbers(equalize.importance(U, V)), "equal"),
+        ("balance: ‖uᵢ‖ ‖vᵢ‖", _numbers(equalize.importance(U, V)), "equal"),
         ("objective, exact", _numbers([optimum]), "squared error + penalty"),
         ("objective, 100,000 masks", _numbers([losses.mean()]), f"standard error {error:.2g}"),
     ]

@@ -54,7 +54,7 @@ def _training(page: Page, seed: int) -> bool:
     curves, model = _trained(x, y, seed)
     page.text(
         "Next, a 64-256-10 network on scikit-learn's digits, dropout 0.5, squared loss. Dropout "
-        "adds lam sum_j |u_j|^2 mean(a_j^2) to the expected loss, no more and no less: "
+        "adds λ Σ ‖uⱼ‖² mean(aⱼ²) to the expected loss, no more and no less: "
         "without_noise(model) gives the noise-free output and that penalty in one pass, and trains "
         "the same objective without its sampling noise."
     )

@@ -60,7 +60,7 @@ def _complexity(page: Page, seed: int) -> bool:
     """Show the complexity of the class between its bounds; return whether it is there."""
     page.text(
         "The flow of a hidden unit is the size of its outgoing weights times the root mean square "
-        "of its activation. Dropout's penalty is lam = drop_prob / (1 - drop_prob) times the sum "
+        "of its activation. Dropout's penalty is λ = drop_prob / (1 - drop_prob) times the sum "
         "of the squared flows; that of the flows themselves, alpha, bounds how well the class of "
         "such networks can fit random signs. In the plane that capacity can be computed exactly, "
         "sign by sign, and stands between two theorems."

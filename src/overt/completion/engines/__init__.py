@@ -7,6 +7,7 @@ that do not depend on who runs them, so results do not either.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,7 +24,9 @@ ALL_CORES = -1
 class Engine(Protocol):
     """Runs a kernel over all rows of one side; `faults` say what was lost and done again."""
 
-    faults: list[str]
+    @property
+    def faults(self) -> Sequence[str]:
+        """What was lost, whether it was needed or not."""
 
     def run(
         self, kernel: Any, layout: Layout, shared: Any, by_row: Any, out: Any, sums: Any = None

@@ -87,7 +87,18 @@ class _DaskEngine:
         self._client, self._direct = client, reachable(client)
         self._shares: dict[int, tuple[Layout, list[_Share]]] = {}
         self._fresh: dict[int, _Fresh] = {}
-        self.faults: list[str] = []
+        self._faults: list[str] = []
+        self._known = set(client.nthreads())
+
+    @property
+    def faults(self) -> list[str]:
+        """What was lost and computed again, and which workers left, needed or not."""
+        try:
+            gone = self._known - set(self._client.nthreads())
+        except Exception:  # the scheduler itself is gone, and what was asked of it is done
+            gone = self._known
+        left = [f"workers left before the end: {', '.join(sorted(gone))}"] if gone else []
+        return self._faults + left
 
     def run(
         self, kernel: Any, layout: Layout, shared: Any, by_row: Any, out: Any, sums: Any = None
@@ -97,7 +108,7 @@ class _DaskEngine:
         name = (kernel.__module__, kernel.__name__)
         like = type(out)(*((array.shape[1], array.dtype) for array in out))
         size, waiting, fruitless = None if sums is None else sums.shape[1], list(shares), 0
-        before = len(self.faults)
+        before = len(self._faults)
         while waiting:
             self._note(sum(share.lost for share in waiting), "")
             found, fault = [], ""
@@ -131,7 +142,7 @@ class _DaskEngine:
                 self._mend(waiting, fault, fruitless)
         large = [(field, array) for field, array in enumerate(out) if array.nbytes >= LARGE]
         self._fresh = {id(a): _Fresh(a, _mark(a), field, parts) for field, a in large}
-        if len(self.faults) > before:  # what workers had may be gone too: everything is sent anew
+        if len(self._faults) > before:  # what workers had may be gone too: everything is sent anew
             self._fresh = {}
 
     def _finished(self, futures: dict[Any, _Share]) -> Iterator[tuple[Any, Any]]:
@@ -163,8 +174,8 @@ class _DaskEngine:
             self._fresh = {}
             await_workers(self._client)
             text = f"workers were lost; {count} parts of a half sweep were computed elsewhere"
-            self.faults.append(f"{text} ({fault})" if fault else text)
-            warnings.warn(self.faults[-1], stacklevel=2)
+            self._faults.append(f"{text} ({fault})" if fault else text)
+            warnings.warn(self._faults[-1], stacklevel=2)
 
     def _shares_of(self, layout: Layout) -> list[_Share]:
         """Return the shares of a layout, cut when first asked for."""
@@ -201,7 +212,9 @@ class _DaskEngine:
 
     def _workers(self) -> list[str]:
         """Return the workers, one with several threads as often as it has."""
-        return [worker for worker, n in self._client.nthreads().items() for _ in range(n)]
+        threads = self._client.nthreads()
+        self._known |= set(threads)
+        return [worker for worker, n in threads.items() for _ in range(n)]
 
     def sent(self, value: Any, workers: list[str] | None = None) -> Any:
         """Return a value that is with a worker."""

@@ -38,7 +38,7 @@ from overt.completion.kernels import Held, Learned
 from overt.completion.kernels.full import pack, unpack
 from overt.completion.kernels.pairs import Everyone, learn_pairs, weighted_sum
 
-TOL = 1e-2
+TOL = 5e-3
 """Fall of the objective in one sweep, in nats per observed entry, below which it has settled."""
 
 SMALL = 1 << 20

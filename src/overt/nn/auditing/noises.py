@@ -18,7 +18,7 @@ from torch import nn
 from overt.nn.auditing.trace import Trace
 from overt.nn.given.batches import Inputs
 from overt.nn.layers.recognized import is_silent, is_weight_noise, known_noise
-from overt.nn.recording.modes import modes, switched_on
+from overt.nn.recording.modes import modes, switched
 from overt.nn.recording.recorder import Operation, record
 from overt.nn.recording.watching import tensors
 
@@ -211,7 +211,7 @@ def realized(source: Source) -> tuple[float | None, float | None]:
         rows = max(MASK_ROWS, min(4096, MASK_ENTRIES // max(math.prod(shape), 1)))
         size = 1 if source.shared else rows  # a mask that a batch shares is one draw
         ones = torch.ones(size, *shape, device=None if like is None else like.device)
-        with switched_on([module]):
+        with switched([module], True):
             dropped = [(module(ones) == 0).flatten(1) for _ in range(0, rows, size)]
         values = torch.cat([part.float().mean(1).double().cpu() for part in dropped])
     return float(values.mean()), float(values.std() / math.sqrt(len(values)))

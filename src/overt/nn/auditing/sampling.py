@@ -17,7 +17,7 @@ from overt.nn.auditing.sums import Mean
 from overt.nn.given.batches import Inputs
 from overt.nn.given.losses import Loss, Targets
 from overt.nn.layers.recognized import is_weight_noise, mask_covariance_of
-from overt.nn.recording.modes import switched_on
+from overt.nn.recording.modes import switched
 from overt.relu.bounds import coadaptation
 
 ROWS, MAX_DRAWS, SHARED_DRAWS = 8192, 16, 8
@@ -129,7 +129,7 @@ class Sampled:
         for i in reversed(range(len(self._modules))):
             values = later
             if not self._sources[i].silent:  # else it adds nothing
-                with torch.no_grad(), switched_on(self._modules[i:]):
+                with torch.no_grad(), switched(self._modules[i:], True):
                     values = torch.stack(
                         [targets.losses(inputs.run(self._model), loss) for _ in range(self._draws)]
                     )

@@ -106,7 +106,7 @@ def masked(
     that stay, as in the smaller network. All other tensors are the model's own.
     """
     factor, wiring = cut.factors(structure), structure.wiring
-    memo: dict[int, Any] = {id(p): p for p in model.parameters()}
+    memo: dict[int, Any] = {id(t): t for t in (*model.parameters(), *model.buffers())}
     for key, tensor in corrected.items():
         old = wiring.slots.tensors[key]
         memo[key] = nn.Parameter(tensor, False) if isinstance(old, nn.Parameter) else tensor

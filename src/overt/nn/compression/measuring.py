@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from overt._check import InputError
 from overt._progress import meter
@@ -22,7 +23,7 @@ from overt._types import Floats
 from overt.nn.compression.layers import LINEAR, TRANSPOSED, WEIGHTED, is_a
 from overt.nn.given.batches import Batch, Inputs, running
 from overt.nn.given.losses import Loss, mean_loss
-from overt.nn.recording.modes import slow_attention
+from overt.nn.recording.modes import slow_attention, switched
 
 WIDEST = 4096
 """The most features of which the whole second moment is kept; beyond, its diagonal."""
@@ -37,8 +38,14 @@ def parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def multiply_adds(model: nn.Module, inputs: Inputs) -> tuple[int, Counter[str], Any]:
-    """Return the multiply-adds for one example, those of each weighted layer, and the outputs.
+def output_of(model: nn.Module, inputs: Inputs) -> Any:
+    """Return what the model makes of the inputs, its parts called one by one."""
+    with torch.no_grad(), slow_attention():
+        return inputs.run(model)
+
+
+def multiply_adds(model: nn.Module, inputs: Inputs) -> tuple[int, Counter[str]]:
+    """Return the multiply-adds for one example, and those of each weighted layer.
 
     They are half of what torch's own counter of operations finds, attention included.
     """
@@ -58,23 +65,50 @@ def multiply_adds(model: nn.Module, inputs: Inputs) -> tuple[int, Counter[str], 
         for name, module in model.named_modules()
         if isinstance(module, WEIGHTED)
     ]
-    counter = FlopCounterMode(display=False)
+    counter = _Counter()
     # Where attention is one operation on the processor the counter does not know it.
-    with _observing(handles), slow_attention(), sdpa_kernel(SDPBackend.MATH), counter:
-        output = inputs.run(model)
-    return counter.get_total_flops() // 2 // size, spent, output
+    with (
+        _observing(handles), torch.random.fork_rng(), switched(model.modules(), False),
+        sdpa_kernel(SDPBackend.MATH), counter,
+    ):  # fmt: skip
+        output_of(model, inputs.like(model))
+    return counter.operations // 2 // size, spent
+
+
+class _Counter(TorchDispatchMode):  # type: ignore[misc]
+    """Torch's own counts of operations, without its books of modules, which take longer."""
+
+    operations = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        count = flop_registry.get(func._overloadpacket)
+        if count is None and torch.is_inference_mode_enabled():
+            with self:  # operations come whole there
+                parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
+        result = func(*args, **kwargs)
+        if count is not None:
+            self.operations += count(*args, **kwargs, out_val=result)
+        return result
 
 
 def latencies(*models: nn.Module, inputs: Inputs, seconds: float = 0.02) -> list[float]:
     """Return the least time of a pass of each model; they take turns, so that noise hits all."""
     times: list[list[float]] = [[] for _ in models]
-    with torch.no_grad():
+    given = [inputs.like(model) for model in models]
+    with ExitStack() as stack:
+        for context in (torch.no_grad(), torch.random.fork_rng()):
+            stack.enter_context(context)
+        for model in models:
+            stack.enter_context(switched(model.modules(), False))
         start = time.perf_counter()
         while len(times[0]) < 2 or time.perf_counter() - start < seconds:
-            for model, taken in zip(models, times, strict=True):
+            for model, x, taken in zip(models, given, times, strict=True):
                 before = time.perf_counter()
-                inputs.run(model)
-                if inputs.tensors[0].is_cuda:
+                x.run(model)
+                if x.tensors[0].is_cuda:
                     torch.cuda.synchronize()
                 taken.append(time.perf_counter() - before)
             if len(times[0]) >= 1000:

@@ -15,32 +15,9 @@ from torch import nn
 from overt._types import Floats
 from overt.nn.compression.attention import Attention
 from overt.nn.compression.layers import CONVOLUTION, PER_CHANNEL, TRANSPOSED
+from overt.nn.compression.size import Size
 from overt.nn.layers.dropconnect import DropConnectConv2d, DropConnectLinear
 from overt.results import Result, Status
-
-
-@dataclass(frozen=True, repr=False, eq=False)
-class Size(Result):
-    """A network in numbers.
-
-    Attributes
-    ----------
-    parameters
-        Number of parameters, shared ones once.
-    multiply_adds
-        For one example, as torch.utils.flop_counter counts them (half of its operations):
-        convolutions and products of matrices, attention included; recurrent layers are not.
-    latency
-        Least seconds of a pass of the example, measured in turns with the other network.
-    loss, accuracy
-        On the batches given; None without them (or without classes).
-    """
-
-    parameters: int
-    multiply_adds: int
-    latency: float
-    loss: float | None
-    accuracy: float | None
 
 
 @dataclass(frozen=True, repr=False, eq=False)

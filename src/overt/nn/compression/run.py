@@ -14,10 +14,11 @@ from overt._check import InputError, InputTypeError
 from overt._types import Floats, Seed
 from overt.nn.compression.attention import Attention, closed, opened
 from overt.nn.compression.lowrank import by_spectrum
-from overt.nn.compression.measuring import latencies, multiply_adds, parameters, score
+from overt.nn.compression.measuring import latencies, multiply_adds, output_of, parameters, score
 from overt.nn.compression.measuring import recover as train_on
 from overt.nn.compression.narrowing import by_units
-from overt.nn.compression.report import Compression, Size, recipe_of
+from overt.nn.compression.report import Compression, recipe_of
+from overt.nn.compression.size import Size, measured_when_read
 from overt.nn.compression.task import (
     MET,
     Keep,
@@ -149,9 +150,9 @@ def compress(
     with torch.random.fork_rng():
         torch.manual_seed(int(rng.integers(2**31)))
         with running(inputs, "example"):
-            total, costs, before = multiply_adds(base, inputs)
+            before = output_of(base, inputs)
         few = None if judge is None else list(some_of(judge))
-        task = Task(base, keep, of, inputs, few, loss, draws, rng, total, costs)
+        task = Task(base, keep, of, inputs, few, loss, draws, rng)
         done = _best(task) if by == "auto" else _run(task, by)
         losses = np.zeros(0)
         if steps and train_data is not None and judge is not None and not done.interrupted:
@@ -235,13 +236,15 @@ def _report(
     model: nn.Module,
 ) -> Compression:
     models, inputs = (task.base, done.model), task.inputs
-    after_adds, _, after = multiply_adds(done.model, inputs)
-    times = latencies(*models, inputs=inputs)
     scores = [score(m, judge, task.loss) for m in models]
     sizes = [
-        Size(parameters(m), adds, t, *((None, None) if s is None else (s.loss, s.accuracy)))
-        for m, adds, t, s in zip(models, (task.total, after_adds), times, scores, strict=True)
+        Size(parameters(m), 0, 0.0, *((None, None) if s is None else (s.loss, s.accuracy)))
+        for m, s in zip(models, scores, strict=True)
     ]
+    measured_when_read(sizes, "latency", lambda: latencies(*models, inputs=inputs))
+    measured_when_read(
+        sizes, "multiply_adds", lambda: (task.total, multiply_adds(done.model, inputs)[0])
+    )
     reached = None
     if not task.of_units:
         old, new = (getattr(size, task.of) for size in sizes)
@@ -252,7 +255,7 @@ def _report(
         of=task.of, reached=reached, met=shortfall is None, shortfall=shortfall,
         before=sizes[0], after=sizes[1], changes=tuple(done.changes),
         skipped=tuple(done.skipped.items()), tried=done.tried,
-        output_change=relative_change(before, after),
+        output_change=relative_change(before, output_of(done.model, inputs)),
         losses=done.losses, recovery=recovery, recipe=recipe_of(model, done.model),
         status=Status.INTERRUPTED if done.interrupted else Status.FINISHED,
     )  # fmt: skip

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,10 +31,7 @@ MET = 1.05
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A network to be made smaller, in evaluation mode, and what is judged by what.
-
-    `total` and `costs` are the multiply-adds of one example, in all and for each weighted layer.
-    """
+    """A network to be made smaller, in evaluation mode, and what is judged by what."""
 
     base: nn.Module
     keep: Keep
@@ -42,8 +41,20 @@ class Task:
     loss: Loss
     draws: int
     rng: np.random.Generator
-    total: int
-    costs: Mapping[str, int]
+
+    @cached_property
+    def _counted(self) -> tuple[int, Mapping[str, int]]:
+        return multiply_adds(self.base, self.inputs)
+
+    @property
+    def total(self) -> int:
+        """The multiply-adds of one example."""
+        return self._counted[0]
+
+    @property
+    def costs(self) -> Mapping[str, int]:
+        """The multiply-adds of each weighted layer."""
+        return self._counted[1]
 
     @property
     def of_units(self) -> bool:
@@ -91,8 +102,12 @@ def check_layers(keep: Mapping[str, float], layers: Iterable[str]) -> None:
 
 def duplicate(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
     """Return a deep copy in which some tensors are replaced."""
+    memo = {} if memo is None else memo
+    for module in model.modules():  # most of a copy's time goes into books of hooks without any
+        memo.update({id(v): type(v)() for v in vars(module).values()
+                     if type(v) in (dict, OrderedDict) and not v})  # fmt: skip
     try:
-        return copy.deepcopy(model, memo or {})
+        return copy.deepcopy(model, memo)
     except (RuntimeError, TypeError, AttributeError) as error:
         raise InputError(f"model must be a module that can be copied: {error}") from None
 

@@ -64,16 +64,16 @@ def modes(
 
 
 @contextmanager
-def switched_on(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Put these modules into training mode for a while."""
+def switched(modules: Iterable[nn.Module], training: bool) -> Iterator[None]:
+    """Put these modules into training or evaluation mode for a while."""
     before = [(module, module.training) for module in modules]
     try:
         for module, _ in before:
-            module.training = True
+            _set(module, training)
         yield
     finally:
-        for module, training in before:
-            module.training = training
+        for module, old in before:
+            _set(module, old)
 
 
 def _set(module: nn.Module, training: bool) -> None:

@@ -58,7 +58,8 @@ class Call:
 
     def named(self) -> dict[str, Any]:
         """Return the arguments by name, as far as the names are known."""
-        names = operations.parameters(self.function)
+        # A module's own call takes anything; and what is known of functions would hold on to it.
+        names = operations.parameters(self.function) if self.leaf is None else ()
         return {**dict(zip(names, self.args, strict=False)), **self.kwargs}
 
     @property
