@@ -79,7 +79,7 @@ def _networks() -> Table:
         x, y = attack_networks.points(name, FEW)
         for kind, radius in zip((L1, L2, Linf), radii, strict=True):
             threat = kind(radius, BOUNDS)
-            model = _Counting(attack_networks.network(name))
+            model = _Counting(attack_networks.network(name)).eval()
             found = strongest(model, x, y, threat, warn=False)
             mine, spent = found.robust_accuracy, found.gradients / FEW
             values, theirs = [], float("nan")
@@ -132,7 +132,7 @@ def _masked() -> Table:
         found = strongest(mask, x, y, threat, warn=False)
         row = [name, found.robust_accuracy, found.gradients // FEW, found.queries // FEW]
         if find_spec("pyautoattack"):
-            model = _Counting(mask)
+            model = _Counting(mask).eval()
             theirs = _robust(model, _full_autoattack(model, x, y, threat), y, x, threat)
             row += [theirs, model.gradients // FEW, model.queries // FEW,
                     verdict(found.robust_accuracy <= theirs + 1e-9)]  # fmt: skip

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError, MissingExtraError
+from overt._check import InputError
+from overt._figures import canvas
 from overt._types import Array
 
 
@@ -15,16 +16,11 @@ def draw_examples(x: Array, moved: Array, before: Array, after: Array) -> Any:
 
     Inputs are (points, height, width), or with one or three channels before these.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise MissingExtraError("matplotlib", "plots") from None
     if x.ndim not in (3, 4) or (x.ndim == 4 and x.shape[1] not in (1, 3)) or not len(x):
         raise InputError(f"pictures need images, (points, 1 or 3, height, width), got {x.shape}")
     clean, changed = (np.atleast_3d(_last(a)) for a in (x, moved))
     low, high = float(x.min()), float(x.max())
-    figure = Figure(figsize=(max(1.15 * len(x), 2.5), 3.9), layout="constrained")
-    axes = figure.subplots(3, len(x), squeeze=False)
+    figure, axes = canvas(max(1.15 * len(x), 2.5), 3.9, 3, len(x), squeeze=False)
     for k in range(len(x)):
         difference = (changed - clean)[k].astype(float).mean(-1)
         size = float(np.abs(difference).max()) or 1.0

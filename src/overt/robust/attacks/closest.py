@@ -113,7 +113,8 @@ def closest(
                     _approach(search, rows, against, steps)
         result = search.result(warn=False)
     search.signs.pop("stuck", None)  # the input itself is what stands where nothing was found
-    moved = torch.where(_column(result.success, search.x), result.x, search.x)
+    moved = search.x.clone()
+    moved[result.success] = result.x[result.success]
     size = search.threat.size((moved.double() - search.x.double()).flatten(1)).double()
     size = torch.where(result.success, size, math.inf)
     return Closest(
@@ -142,10 +143,8 @@ def _approach(search: Search, rows: Tensor, points: Points, steps: int) -> None:
             best.flat[rows] |= (~(gradient.abs().amax(1) > 0)).to(best.flat.device)
         size = threat.size(delta).double()
         closer = fooled & (size < near)
-        near, nearest = (
-            torch.where(closer, size, near),
-            torch.where(closer[:, None], delta, nearest),
-        )
+        near = torch.where(closer, size, near)
+        nearest = torch.where(closer[:, None], delta, nearest)
         known |= fooled
         rate = 0.001 + 0.049 * fall
         steep = threat.dual(gradient).double().clamp(min=1e-30)
@@ -185,7 +184,3 @@ def _count(search: Search, steps: int, seed: int) -> None:
         search.stage(PGD(search.threat, loss="margin", batch_size=search.batch_size, **runs))
         count = max(count + 1, round(1.3 * count))
     search.threat = search.threat.at(largest)
-
-
-def _column(mask: Tensor, x: Tensor) -> Tensor:
-    return mask.view(-1, *[1] * (x.ndim - 1))

@@ -78,15 +78,13 @@ class Plan:
 class Loss(ABC):
     """A loss of logits (points, classes) and classes (points,), one value for each point."""
 
-    name: ClassVar[str]
-
     @abstractmethod
     def away(self, logits: Tensor, y: Tensor) -> Tensor:
         """Return what grows as the prediction leaves the class y."""
 
-    @abstractmethod
     def toward(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Return what grows as the prediction approaches the class target."""
+        """Return what grows as the prediction approaches the class target: -away(target)."""
+        return -self.away(logits, target)
 
     def plan(self, steps: int, classes: int) -> Plan:
         """Return how to spend so many steps on a point among so many classes."""
@@ -100,15 +98,9 @@ class Loss(ABC):
 class CrossEntropy(Loss):
     """-log p_y: the usual loss, blind where p_y is 1 up to rounding."""
 
-    name: ClassVar[str] = "cross_entropy"
-
     def away(self, logits: Tensor, y: Tensor) -> Tensor:
         """Return -log p_y."""
         return cross_entropy(logits, y, reduction="none")
-
-    def toward(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Return log p_target."""
-        return -cross_entropy(logits, target, reduction="none")
 
     def saturated(self, logits: Tensor, y: Tensor) -> Tensor:
         """Return where 1 - p_y is below SATURATED machine epsilons."""
@@ -118,8 +110,8 @@ class CrossEntropy(Loss):
 class _OfMargin(Loss):
     """h(z) of a margin z, h falling: h(z_y) drives away from y, h(-z_target) toward a target."""
 
-    margin: ClassVar[staticmethod[[Tensor, Tensor], Tensor]]
-    h: ClassVar[staticmethod[[Tensor], Tensor]]
+    margin: ClassVar[staticmethod[[Tensor, Tensor], Tensor]] = staticmethod(margin_of_best)
+    h: ClassVar[staticmethod[[Tensor], Tensor]] = staticmethod(reflect)
 
     def away(self, logits: Tensor, y: Tensor) -> Tensor:
         """Return h(z_y)."""
@@ -133,29 +125,23 @@ class _OfMargin(Loss):
 class Margin(_OfMargin):
     """max f_j - f_y over the wrong classes, without any squashing."""
 
-    name: ClassVar[str] = "margin"
-    margin, h = staticmethod(margin_of_best), staticmethod(torch.neg)
+    h = staticmethod(torch.neg)
 
 
 class Dlr(_OfMargin):
     """(max f_j - f_y) / (f_(1) - f_(3)), the ratio of logits (Croce and Hein 2020)."""
 
-    name: ClassVar[str] = "dlr"
     margin, h = staticmethod(margin_over_spread), staticmethod(torch.neg)
 
 
 class ReflectedLse(_OfMargin):
     """l_-(f_y - log sum_j e^(f_j)) over the wrong classes, which is log(1 - p_y)."""
 
-    name: ClassVar[str] = "reflected_lse"
-    margin, h = staticmethod(margin_of_sum), staticmethod(reflect)
+    margin = staticmethod(margin_of_sum)
 
 
 class ReflectedGreedy(_OfMargin):
     """l_-(f_y - max f_j): the most likely wrong class, and no other (thesis, section 6.5.3)."""
-
-    name: ClassVar[str] = "reflected_greedy"
-    margin, h = staticmethod(margin_of_best), staticmethod(reflect)
 
 
 class Reflected(_OfMargin):
@@ -165,9 +151,6 @@ class Reflected(_OfMargin):
     fooled within a third of the steps spend the rest on the three nearest of the nine likeliest
     classes, by linearized distance. Short runs stay greedy.
     """
-
-    name: ClassVar[str] = "reflected"
-    margin, h = staticmethod(margin_of_best), staticmethod(reflect)
 
     def plan(self, steps: int, classes: int) -> Plan:
         """Return a third of the steps for the greedy choice, and runs of at least 5 steps."""
@@ -188,8 +171,6 @@ class ReflectedAll(_OfMargin):
     `among` likeliest ones. Runs are compared by l_-(f_y - max f_j).
     """
 
-    name: ClassVar[str] = "reflected_all"
-    margin, h = staticmethod(margin_of_best), staticmethod(reflect)
     top: int | None = None
     among: int | None = None
 
@@ -203,22 +184,15 @@ class ReflectedAll(_OfMargin):
 class Deviation(Loss):
     """|f - y|^2, for regression."""
 
-    name: ClassVar[str] = "deviation"
-
     def away(self, logits: Tensor, y: Tensor) -> Tensor:
         """Return the squared distance of the outputs from y."""
         return (logits - y).square().sum(1)
-
-    def toward(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Return minus the squared distance of the outputs from the target."""
-        return -self.away(logits, target)
 
 
 @dataclass(frozen=True)
 class _Own(Loss):
     """A function (logits, y) -> (points,) of the user's."""
 
-    name: ClassVar[str] = "own"
     function: Objective | Callable[[Tensor, Tensor], Tensor]
 
     def away(self, logits: Tensor, y: Tensor) -> Tensor:
@@ -231,15 +205,12 @@ class _Own(Loss):
             )
         return value
 
-    def toward(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Return minus the loss of the target."""
-        return -self.away(logits, target)
-
 
 LOSSES: dict[str, Loss] = {
-    kind.name: kind()
-    for kind in (CrossEntropy, Dlr, Margin, Reflected, ReflectedAll, ReflectedGreedy, ReflectedLse)
-}
+    "cross_entropy": CrossEntropy(), "dlr": Dlr(), "margin": Margin(), "reflected": Reflected(),
+    "reflected_all": ReflectedAll(), "reflected_greedy": ReflectedGreedy(),
+    "reflected_lse": ReflectedLse(),
+}  # fmt: skip
 DEVIATION = Deviation()
 
 

@@ -95,17 +95,14 @@ class StraightThrough(TorchFunctionMode):  # type: ignore[misc]
         waiting, known = [value.grad_fn], {None, value.grad_fn}
         while waiting:
             node = waiting.pop()
-            if isinstance(node, BackwardCFunction) and not _of_torch(node):
+            own = isinstance(node, BackwardCFunction)
+            if own and not str(node._forward_cls.__module__).startswith("torch."):
                 self.seen = True
                 node.register_hook(_straight)
             further = {n for n, _ in node.next_functions} - known if node is not None else set()
             known |= further
             waiting += further
         return value
-
-
-def _of_torch(node: Any) -> bool:
-    return str(node._forward_cls.__module__).startswith("torch.")
 
 
 def _straight(inward: tuple[Any, ...], outward: tuple[Any, ...]) -> tuple[Any, ...]:

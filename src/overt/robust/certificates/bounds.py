@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -85,22 +86,24 @@ class Chain:
                 x = torch.maximum(self.slopes[k] * x, x)
         return x
 
-    def entries(self) -> int:
-        """Return the number of entries of all matrices."""
+    @cached_property
+    def shapes(self) -> list[torch.Size]:
+        """The shapes of one input and of what each map makes of it."""
         images = [torch.zeros(1, *self.shape).double()]
         for part in self.maps:
             images.append(part(images[-1]))
-        return sum(a.numel() * b.numel() for a, b in pairwise(images))
+        return [image.shape[1:] for image in images]
+
+    def entries(self) -> int:
+        """Return the number of entries of all matrices."""
+        return sum(a.numel() * b.numel() for a, b in pairwise(self.shapes))
 
     def dense(self) -> tuple[list[Floats], list[Floats]]:
         """Return matrices and offsets of the affine maps."""
-        weights, offsets, shape = [], [], self.shape
-        for part in self.maps:
-            size = int(np.prod(shape))
-            images = part(
-                torch.cat([torch.zeros(1, size), torch.eye(size)]).double().view(-1, *shape)
-            )
-            shape, images = tuple(images.shape[1:]), images.flatten(1)
+        weights, offsets = [], []
+        for part, shape in zip(self.maps, self.shapes, strict=False):
+            basis = torch.eye(shape.numel() + 1).double()[:, 1:]  # 0 first
+            images = part(basis.reshape(-1, *shape)).flatten(1)
             weights.append((images[1:] - images[0]).T.numpy().copy())
             offsets.append(images[0].numpy().copy())
         return weights, offsets
@@ -114,7 +117,7 @@ def lead_bounds(chain: Chain, x: Tensor, y: Tensor, threat: Threat) -> tuple[Flo
     found, hidden = np.empty(len(x)), []
     for i in range(len(x)):
         walk = _Walk(chain, threat.region(x[i : i + 1].double()))
-        own = torch.eye(walk.width(len(chain.maps))).double()
+        own = torch.eye(chain.shapes[-1].numel()).double()
         margins = own[int(y[i])] - own[[j for j in range(len(own)) if j != int(y[i])]]
         found[i] = -float(walk.least(len(chain.maps), margins).min())
         hidden.append([(low.numpy(), high.numpy()) for low, high in walk.known])
@@ -127,16 +130,9 @@ class _Walk:
     def __init__(self, chain: Chain, region: Region) -> None:
         self.chain, self.region = chain, region
         self.known: list[tuple[Tensor, Tensor]] = []
-        self._shapes = [(1, *chain.shape)]
-        for part in chain.maps:
-            self._shapes.append(tuple(part(torch.zeros(self._shapes[-1]).double()).shape))
         for k in range(len(chain.slopes)):
-            eye = torch.eye(self.width(k + 1)).double()
+            eye = torch.eye(chain.shapes[k + 1].numel()).double()
             self.known.append((self.least(k + 1, eye), -self.least(k + 1, -eye)))
-
-    def width(self, depth: int) -> int:
-        """Return the number of units after so many maps."""
-        return int(np.prod(self._shapes[depth][1:]))
 
     def least(self, depth: int, weights: Tensor) -> Tensor:
         """Return lower bounds on weights . z over the region, z the units after so many maps."""
@@ -145,7 +141,7 @@ class _Walk:
             if k < depth - 1:
                 weights, shift = self._through(k, weights)
                 total += shift
-            zero = torch.zeros(len(weights), *self._shapes[k][1:]).double().requires_grad_()
+            zero = torch.zeros(len(weights), *self.chain.shapes[k]).double().requires_grad_()
             with torch.enable_grad():
                 image = self.chain.maps[k](zero)
             total += (image.detach().flatten(1) * weights).sum(1)

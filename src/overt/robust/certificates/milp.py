@@ -117,6 +117,7 @@ class _Program:
         self.total = d + extra + 2 * sum(len(b) for b in net.b[:-1])
         self.rows: list[Floats] = []  # row . variables <= limit
         self.limits: list[float] = []
+        self.cost, self.kinds = np.zeros(self.total), np.zeros(self.total)
         least, most = [low / self.radius, np.zeros(extra)], [high / self.radius, np.ones(extra)]
         # What feeds a layer: where its variables begin, their unit, and the limits of their values.
         first, unit, base, span = 0, np.full(d, self.radius), x, (low, high)
@@ -134,6 +135,7 @@ class _Program:
             size[size == 0] = 1.0
             given = (W * unit / size[:, None], z0 / size, up / size, down / size)
             limits = self._layer(first, at, a, *given)
+            self.kinds[at + len(z0) : at + 2 * len(z0)] = 1
             least, most = [*least, *limits[0]], [*most, *limits[1]]
             first, at, unit, base = at, at + 2 * len(z0), size, np.zeros(len(z0))
             span = np.maximum(a * down, down), np.maximum(a * up, up)
@@ -142,12 +144,7 @@ class _Program:
         self.offset = float(net.b[-1][j] - net.b[-1][own]) + float(
             (net.W[-1][j] - net.W[-1][own]) @ base
         )
-        self.cost, self.kinds = np.zeros(self.total), np.zeros(self.total)
         self.cost[first : first + len(gain)] = -gain / self.scale
-        at = d + extra
-        for b in net.b[:-1]:
-            self.kinds[at + len(b) : at + 2 * len(b)] = 1
-            at += 2 * len(b)
         for i in range(extra):
             self._row(0.0, (i, 1.0), (d + i, -1.0))
             self._row(0.0, (i, -1.0), (d + i, -1.0))

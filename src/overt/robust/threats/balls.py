@@ -161,9 +161,7 @@ class L0(Threat):
         """Return clip(v, low, high) at the coordinates that bring it nearest to v, 0 elsewhere."""
         d = v if box is None else torch.clamp(v, *box)
         gain = v.square() - (v - d).square()
-        kept = gain.topk(min(int(self.radius), v.shape[1]), dim=1).indices
-        mask = torch.zeros_like(v).scatter_(1, kept, 1.0)
-        return torch.mul(d, mask, out=out)
+        return torch.mul(d, self._largest(gain), out=out)
 
     def ascent(self, gradient: Tensor, box: Box) -> Tensor:
         """Return argmax <g, d> over the allowed d, divided by the radius."""
@@ -172,9 +170,7 @@ class L0(Threat):
         room = (torch.ones_like(gradient) if box is None
                 else torch.where(gradient > 0, box[1], -box[0]))  # fmt: skip
         gain = (gradient.abs() * room).nan_to_num_(0, 0, 0)
-        kept = gain.topk(min(int(self.radius), gain.shape[1]), dim=1).indices
-        mask = torch.zeros_like(gain).scatter_(1, kept, 1.0)
-        return mask * room * gradient.sign().nan_to_num_(0) / self.radius
+        return self._largest(gain) * room * gradient.sign().nan_to_num_(0) / self.radius
 
     def draw(self, keys: Tensor, width: int, like: Tensor) -> Tensor:
         """Return random coordinates at random ends of whatever box there is."""
@@ -183,6 +179,11 @@ class L0(Threat):
         return torch.zeros_like(sign).scatter_(1, order, 1e6) * sign
 
     extreme = draw
+
+    def _largest(self, gain: Tensor) -> Tensor:
+        """Return 1 at the coordinates that gain most, as many as are allowed, and 0 elsewhere."""
+        kept = gain.topk(min(int(self.radius), gain.shape[1]), dim=1).indices
+        return torch.zeros_like(gain).scatter_(1, kept, 1.0)
 
 
 def l2_in_box(v: Tensor, radius: float, low: Tensor, high: Tensor, out: Tensor) -> None:

@@ -207,10 +207,8 @@ class Epoch:
         if clean is not None:
             return ((1 - c) * value + c * r.loss.plain(clean, y) if c > 0 else value), clean, robust
         if number % SEEN == 1:
-            with (
-                evaluating(r.model, hidden=False),
-                torch.no_grad(),
-            ):  # no trace in batch normalization
+            # In evaluation mode: no trace in batch normalization.
+            with evaluating(r.model, hidden=False), torch.no_grad():
                 clean = subject.logits(x, rows)
         return value, clean, robust
 
