@@ -15,7 +15,7 @@ import os
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from threading import get_ident
@@ -67,6 +67,18 @@ def write_whole(
     return Path(path)
 
 
+def ready(folder: str | os.PathLike[str]) -> Path:
+    """Make a folder for what will be written, or say before the work that nothing can be."""
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise InputError(f"{folder} cannot be a folder: it is a file, or lies below one") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"nothing can be written into {folder}: permission denied")
+    return folder
+
+
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Give a path beside a file, of this process alone, and put what is written there in its place.
@@ -78,8 +90,11 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         yield temporary
         temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):  # as below a file
+            temporary.unlink()
+        if isinstance(error, OSError) and error.filename == str(temporary):
+            error.filename = str(path)  # the name that was given, not ours
         raise
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from fuzz.crash import resuming, saving
 
-from overt._files import write_whole
+import overt
+from overt._files import ready, write_whole
 
 COUNT = int(os.environ.get("OVERT_FUZZ", "5"))
 pytestmark = [
@@ -39,6 +40,42 @@ def test_failed_writing_leaves_what_was_there_and_nothing_else(tmp_path):
         write_whole(path, fails)
     assert path.read_text() == "before"
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+    for wrong in (tmp_path, path / "b", tmp_path / "none" / "b"):
+        with pytest.raises(OSError) as error:
+            write_whole(wrong, b"x")
+        assert error.value.filename in (str(wrong), None)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch):
+    file = write_whole(tmp_path / "file", "mine")
+    assert ready(tmp_path / "a" / "b").is_dir()
+    for wrong in (file, file / "below"):
+        with pytest.raises(overt.InputError, match="cannot be a folder: it is a file"):
+            ready(wrong)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
+    with pytest.raises(overt.InputError, match="permission denied"):
+        ready(tmp_path)
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize("words", [
+    "solve M.npy --width 2 --drop-prob .5 --out", "train M.npy --width 2 --out", "jumps --out",
+    "jumps --plot", "train M.npy --width 2 --plot", "certify M.npy U.npy V.npy --out",
+    "predict model pairs.csv --out",
+])  # fmt: skip
+def test_commands_refuse_what_they_could_not_write_in_the_end(words, tmp_path, monkeypatch):
+    pytest.importorskip("typer")
+    from typer.testing import CliRunner
+
+    from overt.cli import app
+
+    monkeypatch.chdir(tmp_path)  # the inputs are missing: nothing but the output is looked at
+    (tmp_path / "folder.npz").mkdir()
+    (tmp_path / "file").write_text("mine")
+    for out, message in (("folder.npz", "is a folder"), ("file/x.npz", "cannot be a folder")):
+        found = CliRunner().invoke(app, [*words.split(), out])
+        assert isinstance(found.exception, overt.InputError)
+        assert message in str(found.exception)
 
 
 def test_writers_of_one_file_do_not_meet(tmp_path):

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from overt.cli.base import app, console, ended, show_path
+from overt.cli.base import app, awaited, console, ended, show_path
 from overt.cli.models import Model, Points, Weights, build_model, read_examples
 
 
@@ -43,8 +43,7 @@ def audit(
     net = build_model(model, weights)
     training = _batches(data, points, batch)
     others = None if holdout is None else _batches(holdout, points, batch)
-    if html is not None:
-        html.parent.mkdir(parents=True, exist_ok=True)
+    awaited(html)
     report = audited(net, training, loss, holdout=others, seed=seed)
     if html is not None:
         report.to_html(html)

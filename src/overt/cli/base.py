@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -17,6 +18,7 @@ from typer.core import TyperGroup
 
 import overt
 from overt._check import InputError, MissingExtraError
+from overt._files import ready
 from overt._plain import plain
 
 INTERRUPTED = 130
@@ -65,6 +67,14 @@ def main() -> None:
         fail(str(error), 2)
     except OSError as error:
         fail(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""), 2)
+
+
+def awaited(*paths: Path | None) -> None:
+    """Make the folders of files that the work will end in, or refuse them before it begins."""
+    for path in filter(None, paths):
+        if path.is_dir():
+            raise InputError(f"{path} is a folder; name a file to write")
+        ready(path.parent)
 
 
 def ended(status: str, kept: str) -> None:

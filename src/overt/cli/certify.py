@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from overt._check import InputError
-from overt.cli.base import app, console, show_path, show_table
+from overt.cli.base import app, awaited, console, show_path, show_table
 from overt.cli.linear import BlockSize, DropProb, Keep, NoiseName, X, Y, network
 
 
@@ -42,6 +42,7 @@ def certify(
 
     if len(files) != (3 if x is None and y is None else 2):
         raise InputError("give M, U and V, or U and V with --x and --y")
+    awaited(out)
     U, V = (read_matrix(path) for path in files[-2:])
     target = files[0] if len(files) == 3 else None
     C = None if second_moment is None else read_matrix(second_moment)

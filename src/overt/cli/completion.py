@@ -14,7 +14,7 @@ import typer
 from rich.markup import escape
 
 from overt._check import InputError, choice, drop_prob
-from overt._files import write_csv, write_whole
+from overt._files import ready, write_csv, write_whole
 from overt.cli.base import AsJson, Seed, app, console, ended, show_json, show_path, show_table
 from overt.cli.predictions import write_predictions
 
@@ -95,7 +95,7 @@ def complete(
     named = {"row": row, "col": col, "value": value, "time": at}
     read = files.read_ratings(ratings, duplicates, memory_limit=memory_limit, **named)
     pairs = files.read_pairs(predict, read.header) if predict is not None else None
-    out.mkdir(parents=True, exist_ok=True)
+    ready(out)
     account("ratings", read, out / "rejected.csv", duplicates)
     model = DropoutCompletion(
         factors, setting, average=_draws(average), seed=seed, n_jobs=n_jobs, engine=engine,

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from overt._check import InputError, MissingExtraError
-from overt._files import write_whole
+from overt._files import ready, write_whole
 from overt.cli.base import AsJson, Seed, app, console, ended, show_path, show_table
 from overt.cli.models import Model, Points, Weights, build_model, read_examples
 
@@ -68,7 +68,7 @@ def compress(
     if holdout is not None:
         choosing, testing = read_examples(data, points), read_examples(holdout)
     training = None if train is None else read_examples(train)
-    out.mkdir(parents=True, exist_ok=True)
+    ready(out)
     small, report = run(
         net, _keep(keep), choosing[0][:EXAMPLE], choosing, by,
         of=of, draws=draws, loss=loss, holdout=testing, recover=recover, train=training,

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from overt._check import InputError, MissingExtraError
-from overt.cli.base import app, console, ended, show_json, show_path, show_table
+from overt.cli.base import app, awaited, console, ended, show_json, show_path, show_table
 
 if TYPE_CHECKING:
     from overt.decay import Jumps, Minimum, Schedule
@@ -51,6 +51,7 @@ def jumps(
 
     if out is not None and out.suffix not in (".npz", ".json"):
         raise InputError(f"--out must end in .npz or .json, got {out}")
+    awaited(out, plot)
     problem, noisy = two_by_two(epsilon), (learning_rate, weight_decay)
     schedule = _schedule(periods, noisy_steps, quiet_steps, noisy, convention)
     runs = simulate(

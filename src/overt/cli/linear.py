@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from overt._check import InputError, MissingExtraError
-from overt.cli.base import app, console, ended, fail, show_table
+from overt.cli.base import app, awaited, console, ended, fail, show_table
 
 if TYPE_CHECKING:
     from overt.linear import LinearNetwork
@@ -52,6 +52,7 @@ def solve(
 
     Try: [bold]overt solve M.npy --width 20 --drop-prob 0.5 --out best.npz[/bold]
     """
+    awaited(out)
     if rank is not None:
         from overt.linear import drop_prob_for_rank
 
@@ -114,6 +115,7 @@ def train(
 
     from overt.linear import inverse_decay
 
+    awaited(out, plot)
     net = network(
         target, x, y, width, noise, drop_prob, block_size, keep, weight_decay=weight_decay
     )

@@ -13,7 +13,7 @@ import typer
 import overt
 from overt._check import InputError, choice
 from overt._files import digest as sealed
-from overt._files import write_whole
+from overt._files import ready, write_whole
 from overt.cli.attack_files import digest, draw, save_examples, state_digest
 from overt.cli.base import AsJson, Seed, app, console, ended, show_path, show_table
 from overt.cli.models import Model, Points, Weights, build_model, read_examples
@@ -86,7 +86,7 @@ def attack(
         chosen = PGD(threat, steps=steps, loss=name, restarts=restarts, criterion=criterion,
                      batch_size=batch_size, seed=seed)  # fmt: skip
     door: Any = {"mean": _list("mean", mean), "std": _list("std", std), "samples": samples}
-    out.mkdir(parents=True, exist_ok=True)
+    ready(out)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they are printed below, and kept in the file
         found, moved = measure(

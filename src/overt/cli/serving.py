@@ -10,7 +10,7 @@ import numpy as np
 import typer
 
 from overt._check import InputError
-from overt.cli.base import AsJson, app, console, show_path, show_table
+from overt.cli.base import AsJson, app, awaited, console, show_path, show_table
 from overt.cli.completion import Col, Duplicates, Row, Time, Value, account
 from overt.cli.predictions import write_predictions
 
@@ -37,6 +37,7 @@ def predict(
     from overt.completion import DropoutCompletion
     from overt.completion.storage import files
 
+    awaited(out)
     fitted = DropoutCompletion.load(model)
     read = files.read_pairs(pairs, (), {"row": row, "col": col})
     account("pairs", read, out.with_name(out.stem + "-rejected.csv"))

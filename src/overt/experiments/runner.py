@@ -18,7 +18,7 @@ import numpy as np
 
 import overt
 from overt._check import InputError, MissingExtraError, choice, whole
-from overt._files import digest, reading, write_whole
+from overt._files import digest, reading, ready, write_whole
 from overt._mapping import mapped
 from overt._plain import plain
 from overt._progress import reraising_interrupts
@@ -117,6 +117,8 @@ def compute(
     engine: str = "local",
 ) -> Generator[tuple[str, Outcome]]:
     """Yield (id, (key, row)) as rows are done and stored; for a wrong input, (id, the error)."""
+    if out is not None:
+        ready(out)
     for name, outcome in _outcomes(experiments, tasks, n_jobs, engine):
         if out is not None and isinstance(outcome, tuple):
             _append(_path(experiments[name], out), *outcome)
@@ -207,7 +209,6 @@ def _path(experiment: Experiment, out: str | os.PathLike[str]) -> Path:
 
 def _append(path: Path, key: str, row: Row) -> None:
     """Add a row to the JSON lines, after the end of a line that a kill cut off."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     entry = {"key": key, "row": plain(row), "machine": machine_facts()}
     entry["date"] = time.strftime("%Y-%m-%d", time.gmtime())
     entry["checksum"] = digest(entry)

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from overt._check import MissingExtraError
+from overt._files import ready
 from overt._html import Page
 from overt._progress import meter, reraising_interrupts
 from overt.experiments.runner import machine_facts
@@ -41,8 +42,7 @@ def tour(out: str | os.PathLike[str], *, seed: int = 0) -> tuple[Path, bool]:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError:
         raise MissingExtraError("matplotlib", "plots") from None
-    folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = ready(out)
     page = Page(
         "overt: a tour",
         "Training noise is a regularizer that nobody wrote down. This page writes it down, solves "

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from overt._check import InputError
-from overt._files import read_sealed, write_sealed
+from overt._files import read_sealed, ready, write_sealed
 from overt._plain import plain
 from overt._types import Array
 from overt.completion.forms.sampled import SampledForm
@@ -38,7 +38,7 @@ class SweepCheckpoint:
     ) -> None:  # fmt: skip
         self._folder, self._resume = folder, resume
         self._fingerprint = _fingerprint(entries, parameters, given)
-        folder.mkdir(parents=True, exist_ok=True)
+        ready(folder)
         if not resume:
             self.clear()
         for kind in KINDS:

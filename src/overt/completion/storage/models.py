@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError
-from overt._files import digest, read_sealed, reading, write_sealed, write_whole
+from overt._files import digest, read_sealed, reading, ready, write_sealed, write_whole
 from overt._plain import plain
 from overt.completion.forms.draws import Draws
 from overt.completion.forms.encoding import Encoder
@@ -45,10 +45,7 @@ def save(
     New arrays lie beside the old ones until model.json names them: a kill between the steps leaves
     the model before or the new one.
     """
-    folder = Path(path)
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file; a model is saved into a folder")
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = ready(path)
     arrays: dict[str, Any] = {
         "rows": entries.rows.astype(np.int32),
         "cols": entries.cols.astype(np.int32),
