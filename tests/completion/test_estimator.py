@@ -303,8 +303,8 @@ def test_saved_models_are_the_same_bit_for_bit(fitted, tmp_path):
     ("name", "content", "match"),
     [
         ("model.json", b"[]", "no readable"),
-        ("model.json", b'{"format": 2}', "no readable"),
-        ("model.json", b'{"format": 9}', "format 9"),
+        ("model.json", b'{"format": 3}', "no readable"),
+        ("model.json", b'{"format": 2}', "has format 2; this version reads 3"),
         ("model.safetensors", b"damaged", "cannot be read"),
         ("model.safetensors", None, "different models"),
     ],

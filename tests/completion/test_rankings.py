@@ -10,6 +10,7 @@ import scipy.sparse
 import overt
 from overt.completion import DropoutCompletion
 from overt.completion.engines import make_engine
+from overt.completion.forms import popular
 from overt.completion.forms.negative import NegativeForm
 from overt.completion.forms.pairs import WEIGHT
 from overt.completion.forms.problem import CompletionProblem
@@ -135,6 +136,36 @@ def test_ranks_above_popularity(table, kwargs, kind):
         return [lists.cols[lists.rows == row] for row in range(X.shape[0])]
 
     assert hits(table, recommend) > hits(table, by_popularity) + 0.05
+
+
+@pytest.mark.parametrize("rows", [120, 5])
+def test_mere_popularity_is_ranked_by_counts(rows, tmp_path):
+    rng = np.random.default_rng(0)
+    shown = (rng.random((rows, 60)) < rng.permutation(0.8 / np.sqrt(1 + np.arange(60)))) * 1.0
+    model = DropoutCompletion(missing="negative").fit(scipy.sparse.csr_array(shown))
+    assert model.model_.pairs.popular == 1
+    model.save(tmp_path)
+    again, counts = DropoutCompletion.load(tmp_path), shown.sum(axis=0)
+    for row, best in enumerate(by_popularity(None, shown)[:5]):
+        listed = again.recommend(row, 8).cols
+        assert counts[listed].tolist() == counts[best[:8]].tolist()
+    model.partial_fit(overt.Entries([0], [60], [1.0]))
+    assert model.model_.pairs.popular == 1
+    assert model.model_.pairs.shares.sum() == pytest.approx(1)
+
+
+def test_popularity_counts_where_hidden_entries_say_so():
+    entries = overt.Entries(*np.nonzero(np.ones((40, 30))), np.ones(1200), (40, 30))
+    hidden = (entries.cols == 7) | (entries.cols == 3) & (entries.rows == 5)
+    low, high = np.ones((30, 1)), np.ones((30, 1))
+    low[7], high[7] = 0.5, 2.0
+    # All else is known: where a hidden entry stands is told by the other hidden one of its row.
+    assert popular.choose([np.ones((40, 1)), low], entries, hidden) == popular.MIXED[-1]
+    few = entries.take(np.flatnonzero((entries.cols % 2 == 0) | hidden))
+    hidden = few.cols == 7
+    assert popular.choose([np.ones((40, 1)), high], few, hidden) == 0
+    x = np.array([[2.0, -1, 2]])
+    assert popular.blended(x, np.array([0.5, 0.25, 0.25]), 0.5).tolist() == [[2.0, 0.0, 1.5]]
 
 
 def test_strengths_of_stars_clicks_and_counts():

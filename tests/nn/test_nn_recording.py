@@ -1,7 +1,9 @@
 """A recorded forward pass: what is seen, under which names, and how values are told apart."""
 
+import random
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from torch.nn import functional
 from overt import InputError
 from overt.nn import Dropout
 from overt.nn.recording import operations
+from overt.nn.recording.generators import generator_state, other_states, repeated
 from overt.nn.recording.modes import modes
 from overt.nn.recording.recorder import record
 from overt.nn.recording.watching import Extent, is_noise, watch
@@ -132,3 +135,23 @@ def test_modes_are_put_back():
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     with modes(model, noise=True):
         assert [part.training for part in model] == [False, True, True]
+
+
+def test_passes_from_the_same_states_tell_a_generator_of_its_own_from_all_else():
+    """Python's and NumPy's draws and moving buffers begin anew, and no generator moves on."""
+
+    class Own(nn.Module):
+        def __init__(self, draw):
+            super().__init__()
+            self.draw, self.map = draw, nn.utils.spectral_norm(nn.Linear(3, 3))
+
+        def forward(self, x):
+            return self.map(x) * self.draw()
+
+    own = np.random.default_rng(0)
+    known = Own(lambda: random.random() + np.random.random() + torch.rand(()))  # noqa: NPY002, S311
+    hidden, states = Own(own.random), (generator_state(), other_states())
+    for model in (known, hidden):
+        moves = repeated(model, lambda m=model: [m(torch.ones(2, 3))], 2)[1]
+        assert moves is (model is hidden)
+    assert states == (generator_state(), other_states())

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from overt._check import InputError, whole
+from overt._check import whole
 from overt._cluster import ClusterLostError
 from overt._progress import Meter, meter
 from overt._types import Array, Floats
+from overt.completion.choosing import choose_drop_prob, rmse
 from overt.completion.engines import Engine, make_engine
-from overt.completion.forms import descend, features, fixed, learned, negative
+from overt.completion.forms import descend, features, fixed, learned, negative, popular
 from overt.completion.forms.fixed import FixedForm, SGDForm
 from overt.completion.forms.learned import LearnedForm, equivalent_drop_prob
 from overt.completion.forms.model import FactorModel, Fit
@@ -32,20 +33,8 @@ if TYPE_CHECKING:
     from overt.completion.forms import Form, PointForm
     from overt.completion.storage.checkpoints import SweepCheckpoint
 
-PATH = (0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02)
-"""Drop probabilities tried by "auto", each started from the one before."""
-
-BEYOND = (0.8, 0.9, 0.95)
-"""Those tried where the largest of PATH is the best."""
-
-PATIENCE = 2
-"""Worse probabilities in a row after which "auto" stops trying."""
-
 MANY_ALIKE = 20
 """So many equal values are no accident."""
-
-PATH_TOL = 1e-4
-"""Relative fall of the objective in one sweep below which a trial of "auto" has settled."""
 
 
 @dataclass
@@ -72,7 +61,7 @@ class _Run:
     def _report(self, form: Form) -> None:
         note = f"objective {form.history[-1]:.5f}"
         if self.holdout is not None:
-            note += f", held-out RMSE {_rmse(form, self.holdout):.4f}"
+            note += f", held-out RMSE {rmse(form, self.holdout):.4f}"
         self.bar.advance(note=note)
         if self.on_form is not None:
             self.on_form(form)
@@ -134,13 +123,13 @@ def _fit_standard(
     with make_engine(settings.engine, settings.n_jobs) as engine, meter("sweeps", total) as bar:
         run = _Run(engine, bar, on_form, holdout, checkpoint)
         if negatives:
-            fit = _fit_negative(settings, problem, limits, run)
+            fit = _fit_negative(settings, entries, problem, limits, run)
         elif settings.learned:
             fit = _fit_learned(settings, problem, limits, run, given, average)
         else:
             path = None
             if isinstance(settings.drop_prob, str):
-                settings, path = _choose(settings, entries, engine)
+                settings, path = choose_drop_prob(settings, entries, engine)
             fit = _fit_point(settings, problem, limits, run, path)
         return replace(fit, faults=tuple(engine.faults))
 
@@ -166,10 +155,21 @@ def _fit_learned(
 
 
 def _fit_negative(
-    settings: Settings, problem: CompletionProblem, limits: tuple[float, float], run: _Run
-) -> Fit:
-    form = NegativeForm.start(problem, settings.seed)
-    status = run.descend(form, settings.sweeps, settings.tol_or(negative.TOL))
+    settings: Settings, entries: Entries, problem: CompletionProblem,
+    limits: tuple[float, float], run: _Run,
+) -> Fit:  # fmt: skip
+    """Settle without some entries first, which tell what popularity is to count, then with all."""
+    tol, form = settings.tol_or(negative.TOL), None
+    hidden = popular.hide(len(entries), settings.seed)
+    if hidden.any() and not settings.mapped:
+        kept = entries.take(np.flatnonzero(~hidden))
+        few = CompletionProblem.build(kept, problem.columns.n_factors, biases=False, standard=False)
+        first = NegativeForm.start(few, settings.seed)
+        if descend(first, run.engine, settings.sweeps, tol) is Status.INTERRUPTED:
+            raise KeyboardInterrupt
+        form = first.over(problem, popular.choose(first.means, entries, hidden))
+    form = form or NegativeForm.start(problem, settings.seed)
+    status = run.descend(form, settings.sweeps, tol)
     form.finish()
     found = equivalent_drop_prob(form)  # type: ignore[arg-type]
     model = replace(FactorModel.from_form(form, limits), pairs=form.pairs)
@@ -192,52 +192,6 @@ def _fit_point(
     form.finish()
     model = FactorModel.from_form(form, limits)
     return Fit(model, form.history, status, settings.drop_prob, None, path)
-
-
-def _choose(settings: Settings, entries: Entries, engine: Engine) -> tuple[Settings, Floats]:
-    """Try a path of drop probabilities, each warm-started, on a held-out tenth."""
-    order = np.random.default_rng([settings.seed, 1]).permutation(len(entries))
-    held, kept = np.sort(order[: len(entries) // 10]), np.sort(order[len(entries) // 10 :])
-    if not len(held):
-        raise InputError(f'drop_prob="auto" needs at least 10 entries, got {len(entries)}')
-    holdout = entries.take(held)
-    problem = CompletionProblem.build(
-        entries.take(kept), settings.factors(len(entries)), biases=settings.biases, standard=False
-    )
-    tol = settings.tol_or(PATH_TOL)
-    tried: dict[float, float] = {}
-
-    def attempt(drop_prob: float, means: list[Array] | None) -> list[Array]:
-        form = FixedForm.start(problem, drop_prob, settings.ridge, settings.seed, means)
-        if descend(form, engine, settings.sweeps, tol) is Status.INTERRUPTED:
-            raise KeyboardInterrupt
-        tried[drop_prob] = _rmse(form, holdout)
-        return [w.copy() for w in form.means]
-
-    def worse_in_a_row() -> int:
-        errors = list(tried.values())
-        return len(errors) - 1 - int(np.argmin(errors))
-
-    first = means = attempt(PATH[0], None)
-    for drop_prob in PATH[1:]:
-        means = attempt(drop_prob, means)
-        if worse_in_a_row() >= PATIENCE:
-            break
-    if min(tried, key=tried.__getitem__) == PATH[0]:
-        for drop_prob in BEYOND:
-            first = attempt(drop_prob, first)
-            if worse_in_a_row():
-                break
-    best = min(tried, key=tried.__getitem__)
-    return replace(settings, drop_prob=best), np.array(sorted(tried.items(), reverse=True))
-
-
-def _rmse(form: Form, holdout: Entries) -> float:
-    """Return the root mean squared error of a form's means on entries that took no part."""
-    (U, V), problem = form.means, form.problem
-    product = np.einsum("ei,ei->e", U[holdout.rows], V[holdout.cols])
-    error = problem.center + problem.scale * product - holdout.values
-    return float(np.sqrt(np.mean(error**2)))
 
 
 def grow(settings: Settings, growing: Growing, new: Entries, sweeps: int) -> Fit | None:
@@ -281,7 +235,8 @@ def _grow_pairs(settings: Settings, growing: Growing, new: Entries, sweeps: int)
     for side, w in enumerate(means):
         spread.add_means(side, w)
     rules = model.pairs.rows, model.pairs.cols
-    form = NegativeForm(problem, means, spread, list(model.priors), model.noise, rules)
+    given = problem, means, spread, list(model.priors), model.noise, rules
+    form = NegativeForm(*given, popular=model.pairs.popular)
     form.problem = replace(
         problem,
         by_row=problem.by_row.only(np.unique(new.rows)),

@@ -72,8 +72,10 @@ class Ranking:
 
     def scores(self, values: Floats, chosen: Floats | None) -> Floats:
         """Return what to sort by, from unclipped values and from scores of being chosen."""
+        pairs = (self.model if self.chosen is None else self.chosen).pairs
         if chosen is None:
-            return values
+            return values if pairs is None else pairs.blended(values)
+        chosen = chosen if pairs is None else pairs.blended(chosen)
         if self.by == "chosen":
             return chosen
         from scipy.special import ndtr

@@ -64,6 +64,7 @@ class NegativeForm(Plain):
     rules: tuple[Precisions, Precisions]
     history: list[float] = field(default_factory=list)
     evidence: list[float] = field(default_factory=list)
+    popular: float = 0.0
     kind: ClassVar[str] = "negative"
 
     def __post_init__(self) -> None:
@@ -93,6 +94,12 @@ class NegativeForm(Plain):
         means[1][:, : V.shape[1]] = V
         form.spread.add_means(1, means[1])
         return form
+
+    def over(self, problem: CompletionProblem, popular: float) -> NegativeForm:
+        """Return the form of a problem with more entries, to go on from here."""
+        rows, cols = (Precisions.of(sums) for sums in _sums(problem))
+        given = self.means, self.spread, self.priors, self.noise, (rows, cols)
+        return NegativeForm(problem, *given, popular=popular)
 
     def _leading(self, seed: int) -> Floats:
         """Return V of the U V' nearest to the strengths, errors weighted by r_a c_b."""
@@ -169,7 +176,11 @@ class NegativeForm(Plain):
     @property
     def pairs(self) -> AllPairs:
         """What a model needs to solve for a row."""
-        return AllPairs(*self.rules, np.where(self.active[1], self.precisions[1], 0.0))
+        partners, counts = (
+            np.where(self.active[1], self.precisions[1], 0.0),
+            self.problem.by_col.counts,
+        )
+        return AllPairs(*self.rules, partners, counts / counts.sum(), self.popular)
 
     def arrays(self) -> dict[str, Array]:
         """Return tables, priors, noise and evidence."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from overt._types import Array, Floats
+from overt.completion.forms.popular import blended
 
 WEIGHT = 2.0
 """Precision of an observed pair beside that of a zero."""
@@ -35,16 +36,28 @@ class Precisions:
 
 @dataclass(frozen=True, eq=False)
 class AllPairs:
-    """What a model needs to solve for a row: precisions r and c, and c of every known column."""
+    """What a model needs to solve for a row: precisions r and c, and c of every known column.
+
+    Beside it what ranking does with popularity; see `popular`.
+    """
 
     rows: Precisions
     cols: Precisions
     partners: Floats  # 0 for columns without entries
+    shares: Floats  # of the entries
+    popular: float
+
+    def blended(self, x: Floats) -> Floats:
+        """Return scores, from what the model predicts for all known columns."""
+        return blended(x, self.shares, self.popular)
 
     def arrays(self) -> dict[str, Array]:
         """Return what storage keeps."""
         rules = [[rule.typical, rule.level] for rule in (self.rows, self.cols)]
-        return {"pairs_rules": np.array(rules), "pairs_partners": self.partners}
+        return {
+            "pairs_rules": np.array(rules), "pairs_partners": self.partners,
+            "pairs_shares": self.shares, "pairs_popular": np.array([self.popular]),
+        }  # fmt: skip
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, Array]) -> AllPairs | None:
@@ -52,4 +65,5 @@ class AllPairs:
         if "pairs_rules" not in arrays:
             return None
         rows, cols = (Precisions(*rule) for rule in arrays["pairs_rules"].tolist())
-        return cls(rows, cols, arrays["pairs_partners"])
+        popular = float(arrays["pairs_popular"][0])
+        return cls(rows, cols, arrays["pairs_partners"], arrays["pairs_shares"], popular)

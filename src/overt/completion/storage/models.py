@@ -29,7 +29,7 @@ from overt.completion.forms.units import Units
 from overt.entries import Entries
 from overt.results import Status
 
-FORMAT = 2
+FORMAT = 3
 KIND = "overt completion model"
 ARRAYS, NEW, HEADER = "model.safetensors", "model.new.safetensors", "model.json"
 CHOSEN = "chosen."

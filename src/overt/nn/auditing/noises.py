@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import copy
 import math
-import random
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from overt.nn.auditing.trace import Trace
-from overt.nn.given.batches import Inputs
 from overt.nn.layers.recognized import is_silent, is_weight_noise, known_noise
+from overt.nn.recording.generators import noted_draws, own_generators, repeated
 from overt.nn.recording.modes import modes, switched
 from overt.nn.recording.recorder import Operation, record
 from overt.nn.recording.watching import tensors
@@ -77,11 +73,11 @@ def find_noises(model: nn.Module, trace: Trace) -> tuple[dict[str, Source], Skip
         )  # fmt: skip
     found = {name: Source(name, op.leaf, op, str(op.leaf)) for name, op in met.items() if op.leaf}
     try:
-        with torch.random.fork_rng(), modes(model, noise=True), _own_generators(model) as others:
+        with own_generators(), modes(model, noise=True), noted_draws(model) as others:
             training = record(
                 model, trace.inputs.given, leaves=lambda _, module: known_noise(module), keep=False
             )
-            moves = _moves(model, trace.inputs)
+            moves = repeated(model, lambda: list(tensors(trace.inputs.run(model))), 4)[1]
     except Exception as error:  # whatever the model's code raises in training mode
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         skipped.append(("training mode", f"noise of other kinds is not looked for: {reason}"))
@@ -122,56 +118,6 @@ def _kind(module: nn.Module, names: list[str]) -> str:
         return str(module)
     calls = ", ".join(dict.fromkeys(names))
     return f"{calls} in {kind}"
-
-
-def _moves(model: nn.Module, inputs: Inputs) -> bool:
-    """Whether passes differ that begin with the same state of all generators that are known."""
-    outputs = []
-    for _ in range(4):
-        torch.manual_seed(0)
-        random.seed(0)
-        np.random.seed(0)  # noqa: NPY002
-        with torch.no_grad():
-            outputs.append(list(tensors(inputs.run(model))))
-    return any(
-        not torch.equal(a, b)
-        for other in outputs[1:]
-        for a, b in zip(outputs[0], other, strict=True)
-    )
-
-
-@contextmanager
-def _own_generators(model: nn.Module) -> Iterator[dict[str, None]]:
-    """Note the modules in whose own forward pass Python's or NumPy's generator moves on."""
-    found: dict[str, None] = {}
-    before: list[Any] = []
-
-    def state() -> Any:
-        _, keys, place, *_ = np.random.get_state(legacy=True)  # noqa: NPY002
-        return random.getstate(), place, np.asarray(keys).tobytes()
-
-    def begin(module: nn.Module, args: Any) -> None:
-        before.append(state())
-
-    def end(name: str) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            now = state()
-            if before.pop() != now:
-                found[name] = None
-                before[:] = [now] * len(before)  # those around it have not drawn that
-
-        return hook
-
-    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    with ExitStack() as stack:
-        for name, module in model.named_modules():
-            stack.callback(module.register_forward_pre_hook(begin).remove)
-            stack.callback(module.register_forward_hook(end(name)).remove)
-        try:
-            yield found
-        finally:
-            random.setstate(python)
-            np.random.set_state(legacy)  # noqa: NPY002
 
 
 def drop_prob(module: Any) -> float | None:

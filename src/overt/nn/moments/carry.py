@@ -15,13 +15,11 @@ does for training.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -30,10 +28,10 @@ from overt.nn.layers.base import NoiseLayer
 from overt.nn.moments.adjoint import Layouts, Sources
 from overt.nn.moments.rules import apply
 from overt.nn.moments.tape import Moment, Tape, Uncarried
+from overt.nn.recording.generators import generator_state, other_states, repeated
 from overt.nn.recording.modes import Statistics, modes, unwrapped
 from overt.nn.recording.watching import (
     called,
-    generator_state,
     is_noise,
     mapped,
     tensors,
@@ -160,22 +158,16 @@ def _pass(model: nn.Module, inputs: Any, output: Output, tape: Tape, *, check: b
     layers = [module for module in model.modules() if isinstance(module, NoiseLayer)]
     for module in layers:  # overt's layers are asked for their moments, not run
         module.training = False
-    before = _states() if check else None
+    before = (generator_state(), other_states()) if check else None
     with torch.set_grad_enabled(tape.differentiable):
         result = watch(
             model, inputs, lambda call: apply(tape, call), output=output,
             leaves=lambda _, module: isinstance(module, NoiseLayer),
         )  # fmt: skip
         result = picked(result, None)
-    if check and not tape.was_drawn and _states() != before:
+    if check and not tape.was_drawn and (generator_state(), other_states()) != before:
         tape.was_drawn["noise that is not seen"] = None
     return tape.of(result)
-
-
-def _states() -> Any:
-    """Return the states of torch's, Python's and NumPy's generators."""
-    numpy: Any = np.random.get_state()  # noqa: NPY002
-    return generator_state(), random.getstate(), numpy[1].tobytes(), numpy[2]
 
 
 def _usable(tensor: Tensor) -> Tensor:
@@ -218,20 +210,15 @@ def plain_output(model: nn.Module, inputs: Any, output: Output) -> Tensor:
 def hidden_randomness(model: nn.Module, inputs: Any, output: Output, one: Carried) -> bool:
     """Whether something is random that was not seen in a pass.
 
-    Two passes from the same state of torch's generator differ if it has a generator of its own; a
-    pass is far from what was carried if it was missed. Asked once for each structure of a model.
+    Two passes from the same states of generators differ if it has one of its own; a pass is far
+    from what was carried if it was missed. Asked once for each structure of a model.
     """
     modules = tuple((name, type(module)) for name, module in model.named_modules())
     signature = (modules, getattr(output, "__code__", output))
     known = _hidden.get(model)
     if known is None or known[0] != signature:
-        passes = []
-        for _ in range(2):
-            with torch.no_grad(), torch.random.fork_rng(), modes(model, noise=True):
-                torch.manual_seed(0)
-                passes.append(picked(called(unwrapped(model), inputs), output))
-        first, second = passes
-        hidden = first.shape != second.shape or not torch.allclose(first, second, equal_nan=True)
+        inner = unwrapped(model)
+        (first,), hidden = repeated(model, lambda: [picked(called(inner, inputs), output)], 2)
         if not hidden and one.output.known and not one.drawn:
             away = first - one.output.mean.detach()
             sd = one.output.variance.detach().clamp(min=0).sqrt()

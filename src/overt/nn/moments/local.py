@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from overt.nn.moments.tape import Moment, Tape, Uncarried
-from overt.nn.recording.watching import Call, generator_state, mapped, tensors
+from overt.nn.recording.generators import generator_state
+from overt.nn.recording.watching import Call, mapped, tensors
 
 LOCAL_DRAWS = 16
 """Draws at which an operation is linearized."""

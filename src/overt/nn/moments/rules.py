@@ -18,7 +18,8 @@ from overt.nn.moments.bilinear import added, averaged, product, scaled, weighted
 from overt.nn.moments.layered import layer
 from overt.nn.moments.local import noises_of, unknown, with_first
 from overt.nn.moments.tape import Moment, Tape, Uncarried
-from overt.nn.recording.watching import Call, generator_state
+from overt.nn.recording.generators import generator_state
+from overt.nn.recording.watching import Call
 
 Rule = Callable[[Tape, Call], Any]
 

@@ -43,6 +43,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from overt._check import InputError, InputTypeError
 from overt.nn.recording import operations
+from overt.nn.recording.generators import generator_state
 from overt.nn.recording.operations import Kind
 from overt.nn.recording.watching import (
     Call,
@@ -50,7 +51,6 @@ from overt.nn.recording.watching import (
     Leaves,
     NoiseNames,
     argument,
-    generator_state,
     mapped,
     tensors,
     watch,

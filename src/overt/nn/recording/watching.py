@@ -199,14 +199,6 @@ def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
     return value
 
 
-def generator_state() -> bytes:
-    """Return the state of torch's generators: it has moved on if anything was drawn."""
-    state = torch.get_rng_state().numpy().tobytes()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        state += b"".join(s.numpy().tobytes() for s in torch.cuda.get_rng_state_all())
-    return state
-
-
 class Extent(int):
     """A size that the model read from a shape, or computed from such."""
 

@@ -1,0 +1,72 @@
+"""How much popularity counts beside what was learned, asked of entries that are hidden first.
+
+    score_ab = (1 - q) x_ab + q p_b sum_b max(x_ab, 0),  x = U V',  p = shares of entries
+
+Factors that fit mere chance rank worse than counts do. In doubt (two standard errors) counts are
+taken; what was learned is, where it is clearly better and no mixture is clearly better still.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from overt._types import Array, Bools, Floats, Ints
+from overt.entries import Entries
+
+MIXED = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Values of q that are tried."""
+
+HIDDEN, MOST = 0.2, 2000
+"""Share of the entries that is hidden, and how many at most."""
+
+ERRORS = 2.0
+"""Standard errors that make a difference clear."""
+
+
+def blended(x: Floats, p: Floats, q: float) -> Floats:
+    """Return scores of rows (count, columns), or of one."""
+    total = np.maximum(x, 0).sum(axis=-1, keepdims=True)
+    return (1 - q) * x + q * np.where(total > 0, total, 1) * p
+
+
+def hide(count: int, seed: int) -> Bools:
+    """Return which of so many entries are hidden."""
+    order = np.random.default_rng([seed, 2]).permutation(count)
+    return order < min(MOST, int(HIDDEN * count))
+
+
+def choose(means: list[Array], entries: Entries, hidden: Bools) -> float:
+    """Return q from where the hidden entries rank among all that their rows do not have."""
+    kept, held = (entries.take(np.flatnonzero(mask)) for mask in (~hidden, hidden))
+    counts = np.bincount(kept.cols, minlength=entries.shape[1])
+    U, V = (w.astype(np.float64) for w in means)
+    rows = np.unique(held.rows)
+    known, wanted = _by_row(kept, rows), _by_row(held, rows)
+    gains = np.empty((len(rows), len(MIXED)))
+    for i, a in enumerate(rows):
+        x = V @ U[a]
+        for j, q in enumerate(MIXED):
+            scores = blended(x, counts / max(len(kept), 1), q)
+            scores[known[i]] = -np.inf
+            ranks = [_rank(scores, score) for score in scores[wanted[i]]]
+            gains[i, j] = np.mean(1 / np.log2(2 + np.array(ranks)))
+    if len(rows) < 2:
+        return MIXED[-1]
+    best = int(gains.mean(axis=0).argmax())
+    for q in (-1, 0):
+        better = gains[:, best] - gains[:, q]
+        if better.mean() <= ERRORS * better.std(ddof=1) / np.sqrt(len(rows)):
+            return MIXED[q]
+    return MIXED[best]
+
+
+def _rank(scores: Floats, score: float) -> float:
+    """Return how many are above one of them, of equal ones half."""
+    return (np.count_nonzero(scores > score) + np.count_nonzero(scores >= score) - 1) / 2
+
+
+def _by_row(entries: Entries, rows: Ints) -> list[Ints]:
+    """Return the columns of each of some rows."""
+    order = np.argsort(entries.rows, kind="stable")
+    ends = np.searchsorted(entries.rows[order], [rows, rows + 1])
+    return [entries.cols[order[start:end]] for start, end in ends.T]

@@ -1,0 +1,92 @@
+"""Random numbers: whether torch's, Python's and NumPy's generators move on, and who moves them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from overt.nn.recording.modes import modes
+
+
+def generator_state() -> bytes:
+    """Return the state of torch's generators: it has moved on if anything was drawn."""
+    state = torch.get_rng_state().numpy().tobytes()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state += b"".join(s.numpy().tobytes() for s in torch.cuda.get_rng_state_all())
+    return state
+
+
+def other_states() -> Any:
+    """Return the states of Python's and NumPy's generators."""
+    numpy: Any = np.random.get_state()  # noqa: NPY002
+    return random.getstate(), numpy[1].tobytes(), numpy[2]
+
+
+@contextmanager
+def own_generators() -> Iterator[None]:
+    """Give all three kinds of generators their states back afterwards."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002
+
+
+def repeated(
+    model: nn.Module, run: Callable[[], list[Tensor]], passes: int
+) -> tuple[list[Tensor], bool]:
+    """Return what a noisy pass makes, and whether passes differ that begin with the same states.
+
+    They do if something draws from a generator of its own. Buffers begin the same, too.
+    """
+    found = []
+    with torch.no_grad(), own_generators():
+        for _ in range(passes):
+            torch.manual_seed(0)
+            random.seed(0)
+            np.random.seed(0)  # noqa: NPY002
+            with modes(model, noise=True):
+                found.append(run())
+    first = found[0]
+    return first, not all(
+        len(first) == len(other) and all(map(_same, first, other)) for other in found[1:]
+    )
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape or not a.is_floating_point():
+        return bool(torch.equal(a, b))
+    return bool(torch.allclose(a, b, equal_nan=True))
+
+
+@contextmanager
+def noted_draws(model: nn.Module) -> Iterator[dict[str, None]]:
+    """Note the modules in whose own forward pass Python's or NumPy's generator moves on."""
+    found: dict[str, None] = {}
+    before: list[Any] = []
+
+    def begin(module: nn.Module, args: Any) -> None:
+        before.append(other_states())
+
+    def end(name: str) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            now = other_states()
+            if before.pop() != now:
+                found[name] = None
+                before[:] = [now] * len(before)  # those around it have not drawn that
+
+        return hook
+
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            stack.callback(module.register_forward_pre_hook(begin).remove)
+            stack.callback(module.register_forward_hook(end(name)).remove)
+        yield found
