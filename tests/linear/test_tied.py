@@ -177,7 +177,7 @@ def test_inputs_in_very_different_units(seed):
 
 
 def test_a_small_input_that_matters_is_not_left_out():
-    """Descents whose steps know nothing of units end at 4.92e-8; a few of many restarts go lower."""
+    """Descents whose steps know nothing of units end at 4.92e-8; few of many restarts go lower."""
     C = np.array([[2.8657e-9, 7.3186e-4], [7.3186e-4, 196.17]])
     M = np.array([[3.3393, -9.3085e-5], [-0.33125, 9.2959e-6]])
     net = overt.TiedAutoencoder(M, 6, overt.Dropout(0.1875), second_moment=C)
