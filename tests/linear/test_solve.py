@@ -253,3 +253,13 @@ def test_solution_saves_and_prints(tmp_path):
     with np.load(best.save(tmp_path / "best.npz"), allow_pickle=False) as saved:
         np.testing.assert_array_equal(saved["U"], best.U)
     assert "optimal" in repr(best)
+
+
+@pytest.mark.parametrize(("drop_prob", "width", "block"), [(1 - 1e-7, 6, 5), (1 - 1e-5, 5, 4)])
+def test_blocks_that_nearly_always_drop_are_solved(drop_prob, width, block):
+    """Costs of units far above their sizes leave no singular matrix behind."""
+    for seed in range(3):
+        M = np.random.default_rng(seed).standard_normal((2, 6))
+        net = overt.LinearNetwork(M, width, overt.DropBlock(drop_prob, block, "sliding"))
+        best = net.solve()
+        assert best.certificate.lower_bound <= best.objective <= np.sum(M**2)

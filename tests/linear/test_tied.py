@@ -154,3 +154,31 @@ def test_points_are_capped_but_the_minimum_is_always_there():
 def test_bad_tied_problems_are_refused(make, message):
     with pytest.raises(overt.InputError, match=message):
         make()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_inputs_in_very_different_units(seed):
+    """Oracle: one unit along w = (1, r) lowers E|y|^2 by (w'K w)^2 / (|w|^2 w'C w (1 + strength)).
+
+    K = E[y x']; r is tried on either side of zero and at every size.
+    """
+    rng = np.random.default_rng(seed)
+    units, A = 10 ** rng.uniform(-5, 5, 2), rng.standard_normal((2, 2))
+    C, M = A @ A.T * np.outer(units, units), rng.standard_normal((2, 2)) / units
+    net = overt.TiedAutoencoder(M, 1, overt.Dropout(0.3), second_moment=C)
+    r = np.geomspace(1e-12, 1e12, 40_001)
+    w = np.array([np.ones(2 * len(r)), np.r_[r, -r]])
+    gain, size = (
+        np.sum(w * (M @ C @ w), axis=0),
+        np.sum(w * w, axis=0) * np.sum(w * (C @ w), axis=0),
+    )
+    lowest = np.trace(M @ C @ M.T) - np.max(np.maximum(gain, 0) ** 2 / size) / (1 + 3 / 7)
+    assert net.solve().objective == pytest.approx(lowest, rel=1e-6)
+
+
+def test_a_small_input_that_matters_is_not_left_out():
+    """Descents whose steps know nothing of units end at 4.92e-8; few of many restarts go lower."""
+    C = np.array([[2.8657e-9, 7.3186e-4], [7.3186e-4, 196.17]])
+    M = np.array([[3.3393, -9.3085e-5], [-0.33125, 9.2959e-6]])
+    net = overt.TiedAutoencoder(M, 6, overt.Dropout(0.1875), second_moment=C)
+    assert net.solve().objective < 4.8092e-8

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
 import numpy as np
@@ -126,16 +126,28 @@ def refine(
         factor, pairs = 10 ** rng.uniform(-spread, spread), zip(sizes, starts[0], strict=True)
         return [factor * size * rng.standard_normal(W.shape) for size, W in pairs]
 
-    best, lowest, agreeing = starts[0], value(*starts[0])[0], 0
-    for i, start in enumerate(chain(starts, (random() for _ in range(tries - len(starts))))):
-        if lowest <= enough or agreeing == needed:
-            break
-        found = descend(value, start)
+    every = chain(starts, (random() for _ in range(tries - len(starts))))
+    ends = (descend(value, start) for start in every)
+    return settle(value, starts[0], ends, enough, needed, len(starts))
+
+
+def settle(
+    value: Value,
+    first: Sequence[Floats],
+    ends: Iterator[Sequence[Floats]],
+    enough: float,
+    needed: int,
+    alike: int,
+) -> Sequence[Floats]:
+    """Return the lowest of the ends of descents, made one by one, as soon as `refine` may stop."""
+    best, lowest, agreeing, i = first, value(*first)[0], 0, 0
+    while lowest > enough and agreeing < needed and (found := next(ends, None)) is not None:
         reached = value(*found)[0]
-        if reached < lowest * (1 - SAME) or i < len(starts):
+        if reached < lowest * (1 - SAME) or i < alike:
             agreeing = 1
         elif abs(reached - lowest) <= SAME * abs(lowest):
             agreeing += 1
         if reached < lowest:
             best, lowest = found, reached
+        i += 1
     return best

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, Literal, overload
 
@@ -14,7 +14,7 @@ from overt._types import Floats, Seed
 from overt.linear import grading, landscape
 from overt.linear.arguments import regression, target_or_data
 from overt.linear.bounds import Leading, Relaxation, relax
-from overt.linear.descent import attains, nudged, refine
+from overt.linear.descent import attains, descend, settle
 from overt.linear.effect import NoiseEffect
 from overt.linear.floor import Floor, floor
 from overt.linear.proofs import Proof, prove
@@ -206,30 +206,60 @@ class TiedUnitNoise(NoiseEffect):
         """Return a root of the eigenvalues' map, refined by descent if it is not exact."""
         U, _ = self.untied.sharing.factors(*self._by_eigenvalues.kept)
         if self.regression.L is not None:
-            starts = [(self._weighted_root(),), (U,)]
-            starts += [(nudged(W, seed),) for seed, (W,) in enumerate(starts)]
-            enough, (tries, needed) = attains(self.relaxation.bound), (10, 2)
-            if U.size <= SMALL:
-                tries, needed = 30, 6
-            return refine(self.value, starts, enough, tries, needed, spread=1.0)
+            balances, tries, needed = (7, 30, 6) if U.size <= SMALL else (3, 10, 2)
+            enough, ends = attains(self.relaxation.bound), self._ends(U, balances, tries)
+            return settle(self.value, (U,), ends, enough, needed, balances + 2)
         if not self.untied.sharing.exact:
             top, W = self._leading, self._by_eigenvalues
             U = W.left @ self.untied.best_root(top.s, W.spectrum, attains(W.bound) - top.rest)
         return (U,)
 
-    def _weighted_root(self) -> Floats:
-        """Return a root in directions that count: eigenvectors of K + K', K = E[y x'].
+    def _ends(self, U: Floats, balances: int, tries: int) -> Iterator[Sequence[Floats]]:
+        """Yield where descents end, each in coordinates Z of its own, U = R Z.
 
-        Alone, a direction w is best multiplied by w'K w / w'C w, before noise.
+        Alone, a direction w is best multiplied by w'K w / w'C w, K = E[y x'] and |w| = 1, before
+        noise; the directions for which that lowers the error most are eigenvectors of K + K'
+        relative to I + t C at t = |w|^2 / w'C w. So R R' = (I + t C)^-1, for t between the inverse
+        eigenvalues of C, and 0: first from those eigenvectors, then from random weights.
         """
+        L, rng = self.regression.root, np.random.default_rng(0)
+        K, (Q, root, _) = self.regression.T @ L.T, np.linalg.svd(L)
+        c = np.r_[root**2, np.zeros(len(Q) - len(root))]
+        low, high = -2 * np.log(root[[0, -1]])
+
+        yield descend(self.value, (U,))
+        for t in np.r_[0.0, np.exp(np.linspace(low, high, balances))]:
+            R = Q / np.sqrt(1 + t * c)
+            yield self._turned(R, self._directions(K, R))
+        for _ in range(tries - balances - 2):
+            R = Q / np.sqrt(1 + np.exp(rng.uniform(low, high)) * c)
+            Z = rng.standard_normal(U.shape)
+            W = R @ Z
+            gain, size = np.sum(W * (K @ W)), np.sum((W.T @ W) * ((L.T @ W).T @ (L.T @ W)))
+            yield self._turned(R, Z * np.sqrt(abs(gain) / size) * 10 ** rng.uniform(-1, 1))
+
+    def _directions(self, K: Floats, R: Floats) -> Floats:
+        """Return weights along the eigenvectors of K + K' relative to (R R')^-1, as R's Z."""
         L, width = self.regression.root, self.untied.width
-        K = self.regression.T @ L.T
-        _, vectors = np.linalg.eigh(K + K.T)
-        W = vectors[:, ::-1][:, :width]
+        _, vectors = np.linalg.eigh(R.T @ (K + K.T) @ R)
+        W = R @ vectors[:, ::-1][:, :width]
+        W /= np.linalg.norm(W, axis=0)
         gain, size = np.sum(W * (K @ W), axis=0), np.sum((L.T @ W) ** 2, axis=0)
-        kept = gain > 1e-12 * abs(gain[0])
+        kept = gain > 1e-12 * gain.max()
         W, a = W[:, kept], gain[kept] / size[kept]
-        return self.untied.sharing.factors(W, a, W)[0]
+        order = np.argsort(-a)
+        U = self.untied.sharing.factors(W[:, order], a[order], W[:, order])[0]
+        return np.asarray(np.linalg.solve(R, U))
+
+    def _turned(self, R: Floats, Z: Floats) -> Sequence[Floats]:
+        """Return R Z where descent in Z ends."""
+
+        def value(Z: Floats) -> tuple[float, Sequence[Floats]]:
+            found, (gradient,) = self.value(R @ Z)
+            return found, (R.T @ gradient,)
+
+        (Z,) = descend(value, (Z,))
+        return (R @ Z,)
 
     def product(self, *weights: Floats) -> tuple[Floats, Floats]:
         """(U, U)."""

@@ -139,7 +139,8 @@ class UnitNoise(NoiseEffect):
         cost = (raised or 1.0) * self._characteristic * UU + mu * np.eye(len(UU))
         cost, U = cost / np.outer(size, size), U / size
         if raised:
-            K = U.T @ U + cost + RIDGE * np.eye(len(UU))
+            K = U.T @ U + cost
+            K += RIDGE * np.diag(1 + np.diag(K))
             return np.asarray((np.linalg.solve(K, U.T @ T) / size[:, None]).T)
         values, vectors = np.linalg.eigh(cost)
         root = np.sqrt(np.maximum(values, 0.0))[:, None] * vectors.T
