@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.capacity import predicted
 from benchmarks.harness import Table, verdict
 
 FACTORS, SWEEPS = 32, 2
@@ -146,4 +147,4 @@ def endurance() -> Table:
 
 
 def run() -> list[Table]:
-    return [endurance(), capacity()]
+    return [endurance(), capacity(), predicted()]

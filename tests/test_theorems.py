@@ -107,7 +107,7 @@ def test_unknown_ids_and_sizes_are_refused():
         verify(["path-norm", "zzz"])
     with pytest.raises(InputError, match=r"unknown theorem path-nrm; did you mean path-norm"):
         verify(["path-nrm"])
-    with pytest.raises(InputError, match="small, medium, large"):
+    with pytest.raises(InputError, match="'small', 'medium', 'large'"):
         verify(size="huge")
 
 

@@ -46,20 +46,22 @@ def test_cold_rows_are_predicted_as_well_as_by_the_true_regression(share):
 def test_features_of_columns_and_kinds_of_tables_agree():
     X, _, Y, entries = generated()
     turned = Entries(entries.cols, entries.rows, entries.values, entries.shape[::-1])
-    by_col = DropoutCompletion(6, clip=False).fit(turned, col_features=X)
+    by_col = DropoutCompletion(6, clip=False, average=0).fit(turned, col_features=X)
     assert by_col.model_.shape == (120, 600)
     assert error(by_col.complete()[:, 500:], Y[500:].T) < 1.0
     frame = {f"x{i}": X[:, i] for i in range(8)}
     ids = np.array([f"r{i}" for i in range(600)])
     named = Entries.from_ids(ids[entries.rows], entries.cols, entries.values)
     models = [
-        DropoutCompletion(6, clip=False).fit(named, row_features=(ids, table))
+        DropoutCompletion(6, clip=False, average=0).fit(named, row_features=(ids, table))
         for table in (X, frame)
     ]
     assert len(models[0].row_ids_) == 600
     expected = models[0].predict(["r7", "r599"], [3, 4])
     np.testing.assert_allclose(models[1].predict(["r7", "r599"], [3, 4]), expected)
-    stored = DropoutCompletion(6, clip=False).fit(entries, row_features=sparse.csr_array(X))
+    stored = DropoutCompletion(6, clip=False, average=0).fit(
+        entries, row_features=sparse.csr_array(X)
+    )
     np.testing.assert_allclose(stored.predict([7, 599], [3, 4]), expected, atol=0.1)
 
 

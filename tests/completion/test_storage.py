@@ -424,7 +424,7 @@ def test_memory_and_file_handles_stay(ratings, tmp_path):
     if not status.exists():
         pytest.skip("needs /proc")
     handles, maps = [], []
-    for number in range(6):
+    for number in range(4):
         how = {"memory_limit": "1GB"} if number % 2 else {}
         model = DropoutCompletion(2, max_sweeps=2, **how).fit(ratings)
         model.save(tmp_path)

@@ -241,14 +241,14 @@ def test_flat_to_second_order_is_no_continuum():
 
 
 def test_default_finds_what_many_descents_find():
-    """Oracle: 400 descents of SciPy's optimizer on layers' loss, in the network of each width."""
+    """Oracle: 150 descents of SciPy's optimizer on layers' loss, in the network of each width."""
     from scipy.optimize import minimize
 
     rng = np.random.default_rng(3)
     problem, depth, lam = Entries.sample(rng.standard_normal((4, 3)), 8, seed=rng), 3, 1e-3
     found = minima(problem, depth, lam, every=True)
     ends = []
-    for k in range(400):
+    for k in range(150):
         shapes = layers.shapes(problem.shape, depth, 1 + k % 3)
 
         def objective(x, shapes=shapes):

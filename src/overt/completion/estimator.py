@@ -73,7 +73,9 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         Int, Generator, or None for fresh entropy (`random_state` counts where it is given); number
         of threads (default: all cores; results do not depend on it); "local" or "threads", "dask"
         for the current `distributed.Client` or processes started here, or a scheduler's address;
-        bytes, or as in "4GB": entries and their groupings are then kept in mapped files.
+        bytes, or as in "4GB": entries and their groupings are then kept in mapped files, half of it
+        is for reading, and factors with covariances must fit; mapped pages, which the system takes
+        back when it needs to, count as resident and are not bounded.
 
     Attributes
     ----------

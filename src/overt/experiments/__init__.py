@@ -24,8 +24,8 @@ __all__ = ["IDS", "Experiment", "Finding", "find", "report", "run"]
 
 def find(experiment_id: str) -> Experiment:
     """Return the experiment with this id."""
-    if experiment_id not in IDS:
-        raise unknown("experiment", experiment_id, IDS)
+    if not isinstance(experiment_id, str) or experiment_id not in IDS:
+        raise unknown("experiment", str(experiment_id), IDS)
     entry = _TABLE[experiment_id]
     name, _, ending = entry["code"].partition(":")
     module = import_module(f"overt.experiments.{name}")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from overt._check import InputError, MissingExtraError, unknown
+from overt._check import InputError, InputTypeError, MissingExtraError, choice, unknown
 from overt.results import Result
 from overt.theorems._symbolic import PROVED
 
@@ -143,12 +143,13 @@ def registered() -> dict[str, Theorem]:
 
 def verify(ids: Iterable[str] = (), *, size: str = "small", seed: int = 0) -> Iterator[Verdict]:
     """Check the named statements (all, if none is named), one verdict after another."""
-    if size not in SIZES:
-        raise InputError(f"size must be one of {', '.join(SIZES)}, got {size!r}")
+    choice("size", size, tuple(SIZES))
+    if isinstance(ids, str) or not isinstance(ids, Iterable):
+        raise InputTypeError(f"ids must be a list of names of statements, got {ids!r}")
     chosen = list(ids) or list(_registry)
     for name in chosen:
-        if name not in _registry:
-            raise unknown("theorem", name, _registry)
+        if not isinstance(name, str) or name not in _registry:
+            raise unknown("theorem", str(name), _registry)
     return (_measure(_registry[name], SIZES[size], seed) for name in chosen)
 
 
