@@ -66,9 +66,14 @@ class Without:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
-def test_tour_writes_a_report_whose_claims_hold(tmp_path):
-    from overt.tour import CHAPTERS, tour
+def test_tour_writes_a_report_whose_claims_hold(tmp_path, monkeypatch):
+    from overt.theorems import registered, verify
+    from overt.tour import CHAPTERS, foundation, tour
 
+    # All statements are checked in test_theorems; here every fifth.
+    monkeypatch.setattr(
+        foundation, "verify", lambda seed: verify(list(registered())[::5], seed=seed)
+    )
     path, held = tour(tmp_path)
     assert held
     text = path.read_text()

@@ -10,20 +10,8 @@ from torch import nn
 from typer.testing import CliRunner
 
 from overt import InputError
-from overt._html import Page
 from overt.cli.base import app
 from overt.robust import RobustError, adversarial_train
-from overt.tour.robust import chapter
-
-
-def test_the_chapter_holds(tmp_path):
-    pytest.importorskip("matplotlib")
-    page = Page("tour", "")
-    assert chapter(page, tmp_path, 0)
-    text = page.write(tmp_path / "page.html").read_text()
-    assert text.count("<img") == 2
-    assert json.loads((tmp_path / "robust-usual.json").read_text())["norm"] == "l2"
-
 
 NET = """
 import torch
