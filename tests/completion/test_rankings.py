@@ -316,3 +316,19 @@ def test_too_many_rows_for_covariances_are_told(table, monkeypatch):
 def test_units_grow_with_columns():
     units = replace(strengths(np.arange(1.0, 4)), center=np.arange(4.0), scale=np.ones(4))
     assert units.grown(5).center.tolist() == [0, 1, 2, 3, 3, 3]
+
+
+def test_an_interrupt_before_popularity_is_asked_keeps_what_was_learned(monkeypatch):
+    rng, steps, step = np.random.default_rng(0), [], NegativeForm.step
+    clicks = overt.Entries(rng.integers(30, size=300), rng.integers(20, size=300), np.ones(300))
+
+    def interrupted(form, engine):
+        steps.append(form)
+        if len(steps) == 3:
+            raise KeyboardInterrupt
+        return step(form, engine)
+
+    monkeypatch.setattr(NegativeForm, "step", interrupted)
+    model = DropoutCompletion(2, missing="negative").fit(clicks)
+    assert (model.status_, model.n_sweeps_) == ("interrupted", 2)
+    assert len(model.recommend(0, 3).cols) == 3

@@ -159,17 +159,18 @@ def _fit_negative(
     limits: tuple[float, float], run: _Run,
 ) -> Fit:  # fmt: skip
     """Settle without some entries first, which tell what popularity is to count, then with all."""
-    tol, form = settings.tol_or(negative.TOL), None
+    tol, form, status = settings.tol_or(negative.TOL), None, Status.FINISHED
     hidden = popular.hide(len(entries), settings.seed)
     if hidden.any() and not settings.mapped:
         kept = entries.take(np.flatnonzero(~hidden))
         few = CompletionProblem.build(kept, problem.columns.n_factors, biases=False, standard=False)
         first = NegativeForm.start(few, settings.seed)
-        if descend(first, run.engine, settings.sweeps, tol) is Status.INTERRUPTED:
-            raise KeyboardInterrupt
+        status = descend(first, run.engine, settings.sweeps, tol, run.bar.advance)
         form = first.over(problem, popular.choose(first.means, entries, hidden))
+        form.history += first.history if status is Status.INTERRUPTED else []
     form = form or NegativeForm.start(problem, settings.seed)
-    status = run.descend(form, settings.sweeps, tol)
+    if status is not Status.INTERRUPTED:
+        status = run.descend(form, settings.sweeps, tol)
     form.finish()
     found = equivalent_drop_prob(form)  # type: ignore[arg-type]
     model = replace(FactorModel.from_form(form, limits), pairs=form.pairs)
