@@ -204,7 +204,8 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
     def predict(self, rows: Any, cols: Any = None, return_std: bool = False) -> Any:
         """Return predictions for entries (rows[i], cols[i]); with `return_std` also their spread.
 
-        `rows` alone may be Entries, or an (n, 2) array of pairs. An index that was never seen (-1,
+        `rows` alone may be Entries, or an (n, 2) array of pairs; a model of identifiers is asked by
+        these, and `entries.rows` are indices: pass the Entries. What was never seen (an index of -1
         or beyond the fitted shape) gets what is known of the other side. The standard deviation is
         that of a new observation: residual noise and uncertainty of the factors.
         """
