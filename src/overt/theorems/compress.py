@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 
 from overt.theorems import _oracles as oracles
-from overt.theorems.base import Evidence, theorem
+from overt.theorems.base import Evidence, Residuals, theorem
 
 
 @theorem(
@@ -49,7 +49,7 @@ def expected_loss(scale: int, rng: np.random.Generator) -> Evidence:
     claim="Two layers of rank r in place of W change every output by at most s_(r+1) |x|, and "
     "some output by exactly that",
 )
-def low_rank(scale: int, rng: np.random.Generator) -> Evidence:
+def low_rank(scale: int, rng: np.random.Generator) -> Residuals:
     """Rewrite a layer and try many inputs, among them the worst."""
     from overt.nn.compression import compress
 
@@ -60,9 +60,9 @@ def low_rank(scale: int, rng: np.random.Generator) -> Evidence:
     _, s, right = np.linalg.svd(model[0].weight.numpy())
     x = torch.as_tensor(np.concatenate([rng.standard_normal((500, n)), right]))
     ratio = ((small(x) - model(x)).norm(dim=1) / x.norm(dim=1)).numpy()
-    residual = oracles.relative(float(ratio.max()), float(s[change.after]))
-    residual = max(residual, oracles.relative(change.operator_error, float(s[change.after])))
-    return Evidence(residual, oracles.EXACT, f"{len(x)} inputs, rank {change.after} of {min(m, n)}")
+    yield oracles.relative(float(ratio.max()), float(s[change.after]))
+    yield oracles.relative(change.operator_error, float(s[change.after]))
+    return oracles.EXACT, f"{len(x)} inputs, rank {change.after} of {min(m, n)}"
 
 
 @theorem(
@@ -88,6 +88,5 @@ def data_rank(scale: int, rng: np.random.Generator) -> Evidence:
     blind, _ = compress(model, {"0": 0.6}, x[:2], by="spectrum")
     worse = float(((blind(x) - y) ** 2).sum(1).mean())
     residual = oracles.relative(error, least) + max(0.0, error - worse)
-    return Evidence(
-        residual, 1e-8, f"rank {change.after} of {m}; weights alone: {worse / least:.1f} times that"
-    )
+    detail = f"rank {change.after} of {m}; weights alone: {worse / least:.1f} times that"
+    return Evidence(residual, 1e-8, detail)
