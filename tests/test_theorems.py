@@ -283,10 +283,10 @@ MUTATIONS = [
     (theorems.flows, "brentq", lambda f, a, b: 0.4, ["decay-saddles"]),
     (theorems.flows, "network", lambda p, L, w, lam: network(p, L, w, 0.3), [
         "decay-no-underestimate", "decay-polyak"]),
-    (theorems.absorbing, "_sgd", lambda W, *rest: [2 * w for w in W], ["decay-bounded",
+    (theorems.absorbing, "sgd_step", lambda W, *rest: [2 * w for w in W], ["decay-bounded",
      "decay-rank-step"]),
     (theorems.absorbing, "soft_rank", lambda W, alpha: 1 / len(W), ["decay-product-rank"]),
-    (theorems.absorbing, "_sgd", lambda W, *rest: W, ["decay-reached"]),
+    (theorems.absorbing, "sgd_step", lambda W, *rest: W, ["decay-reached"]),
     (math, "log", lambda x: 1e-6, ["lazy-start", "lazy-margin", "lazy-flips",
      "subnetwork-width"]),
     (np, "logaddexp", lambda a, b: 2 + 2 * np.abs(b) / math.log(2), ["logistic-linear"]),

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import brentq, minimize
 
 from overt._types import Floats
-from overt.theorems._oracles import layer_multipliers
+from overt.theorems._oracles import chain, layer_multipliers
 
 Objective = Callable[[Floats], tuple[float, Floats]]
 
@@ -77,10 +77,19 @@ def split(theta: Floats, sizes: Sequence[int]) -> list[Floats]:
     return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
-def deep_objective(
-    M: Floats, C: Floats, widths: Sequence[int], drop_probs: Sequence[float]
-) -> tuple[Objective, int]:
-    """Return f(W_1, ..., W_(k+1)) = E tr((M - W_m) C (M - W_m)') over all masks m, and its size."""
+def count(sizes: Sequence[int]) -> int:
+    """Return how many weights layers of the given sizes have."""
+    return sum(m * n for m, n in pairwise(sizes))
+
+
+def deep_descent(
+    M: Floats, C: Floats, widths: Sequence[int], drop_probs: Sequence[float], restarts: int,
+    rng: np.random.Generator,
+) -> tuple[float, Floats]:  # fmt: skip
+    """Minimize f(W_1, ..., W_(k+1)) = E tr((M - W_m) C (M - W_m)') over all masks m.
+
+    Return the best objective, and the map W_(k+1) ... W_1 that reaches it.
+    """
     sizes = [M.shape[1], *widths, M.shape[0]]
     layers, p = layer_multipliers(widths, drop_probs)
     scales = [m[:, :, None] for m in layers]
@@ -102,7 +111,8 @@ def deep_objective(
         gradient.append(back.sum(axis=0))
         return float(value), np.concatenate([g.ravel() for g in gradient[::-1]])
 
-    return objective, sum(m * n for m, n in pairwise(sizes))
+    best, theta = best_descent(objective, count(sizes), restarts, rng)
+    return best, chain(split(theta, sizes))
 
 
 def cheapest_factors(

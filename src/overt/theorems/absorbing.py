@@ -6,25 +6,10 @@ import math
 
 import numpy as np
 
-from overt._types import Floats
 from overt.decay import ApproximateRankSet, layers, two_by_two
-from overt.entries import Entries
 from overt.theorems._oracles import chain
 from overt.theorems.base import Residuals, theorem
-from overt.theorems.decay import SOURCE, soft_rank
-
-
-def _sgd(W: list[Floats], problem: Entries, n: int, eta: float, lam: float) -> list[Floats]:
-    """One step (1 - eta lam) W - eta T on entry n, as the appendix has it, of three layers."""
-    i, j = problem.rows[n], problem.cols[n]
-    D = np.zeros(problem.shape)
-    D[i, j] = (W[2] @ W[1] @ W[0])[i, j] - problem.values[n]
-    slopes = (W[1].T @ W[2].T @ D, W[2].T @ D @ W[0].T, D @ (W[1] @ W[0]).T)
-    return [(1 - eta * lam) * w - eta * g for w, g in zip(W, slopes, strict=True)]
-
-
-def _size(W: list[Floats]) -> float:
-    return max(float(np.sum(w * w)) for w in W)
+from overt.theorems.decay import SOURCE, largest_norm, sgd_step, soft_rank
 
 
 @theorem(
@@ -48,8 +33,8 @@ def _bounded(scale: int, rng: np.random.Generator) -> Residuals:
                 W = [np.outer(*(np.eye(k)[0] for k in w.shape)) for w in W]
             W = [math.sqrt(C) * w / np.linalg.norm(w) for w in W]
             n = trial // 2 % 3
-            moved = _sgd(W, problem, n, eta, lam)
-            after = _size(moved) / C - 1
+            moved = sgd_step(W, problem, n, eta, lam)
+            after = largest_norm(moved) / C - 1
             error = chain(W)[problem.rows[n], problem.cols[n]] - problem.values[n]
             yield max(0.0, error**2 - 2 * (1 + C**3))
             grown = layers.imbalance(moved) - (1 - eta * lam) ** 2 * layers.imbalance(W)
@@ -78,15 +63,15 @@ def _reached(scale: int, rng: np.random.Generator) -> Residuals:
     W = [rng.normal(size=shape) for shape in ((width, 2), (width, width), (2, width))]
     W = [math.sqrt(C0) * w / np.linalg.norm(w) for w in W]
     for _ in range(math.ceil(math.log(2 * C0 / e1) / (eta * lam))):
-        W = _sgd(W, problem, int(rng.integers(3)), eta, lam)
-    yield _size(W) / C - 1
+        W = sgd_step(W, problem, int(rng.integers(3)), eta, lam)
+    yield largest_norm(W) / C - 1
     yield layers.imbalance(W) / e1 - 1
     column = np.flatnonzero(problem.cols == 0)
     yield 0.5 - len(column) / len(problem)  # r/n is the least chance of a draw from J
     T = math.ceil(math.log(4 * (width - 1) * C / (alpha * slack)) / (2 * eta * lam))
     first = np.linalg.svd(W[0], compute_uv=False)[0]
     for _ in range(T):
-        W = _sgd(W, problem, int(rng.choice(column)), eta, lam)
+        W = sgd_step(W, problem, int(rng.choice(column)), eta, lam)
     yield np.linalg.svd(W[0], compute_uv=False)[1] - first * (1 - eta * lam) ** T
     region = ApproximateRankSet(1, 4 * e1, slack, alpha, C)
     yield float(not region.contains(W))
@@ -106,7 +91,7 @@ def _rank_step(scale: int, rng: np.random.Generator) -> Residuals:
     for trial in range(60 * scale):
         alpha, lam, eta = rng.uniform(0.05, 1), rng.uniform(0.1, 2), 0.3 / 10 ** (trial % 3)
         W = [rng.uniform(0, 1) * rng.normal(size=shape) for shape in [(2, 2)] * L]
-        C, moved = _size(W), _sgd(W, problem, trial % 3, eta, lam)
+        C, moved = largest_norm(W), sgd_step(W, problem, trial % 3, eta, lam)
         D = 2 * (1 + C**L) * C ** (L - 1) + lam**2 * C
         for w, after in zip(W, moved, strict=True):
             s, V = np.linalg.eigh(w.T @ w)
@@ -143,7 +128,7 @@ def _product_rank(scale: int, rng: np.random.Generator) -> Residuals:
         values, Q = rng.uniform(0, 1.5, n) ** 4, np.linalg.qr(rng.normal(size=(n, n)))[0]
         noise = 10.0 ** -(trial % 5) * rng.normal(size=(L, n, n))
         W = list(Q * np.sqrt(values) @ Q.T + noise)
-        room = L**2 / alpha * _size(W) ** (L - 1) * layers.imbalance(W)
+        room = L**2 / alpha * largest_norm(W) ** (L - 1) * layers.imbalance(W)
         yield soft_rank([chain(W)], alpha) - soft_rank(W, alpha) - room
     equal = [math.sqrt(1.05) * np.eye(3)] * 3
     printed = soft_rank([chain(equal)], 1.9) - soft_rank(equal, 1.9)

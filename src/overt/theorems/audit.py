@@ -15,13 +15,10 @@ from overt.theorems import _descent as descent
 from overt.theorems import _oracles as oracles
 from overt.theorems.base import Evidence, Residuals, theorem
 
-STRUCTURED = "Structured dropout"
-THESIS = "Thesis"
-
 
 @theorem(
     "audit-last-layer",
-    source=f"{STRUCTURED}, Proposition 3.3",
+    source="Structured dropout, Proposition 3.3",
     claim="With a bias, the objective of a network whose last hidden layer (width d) has dropout "
     "is at least min_A |Y - mean - A|^2 + (lam/d) |A|_*^2, and free features reach it",
     assumes="d >= outputs to reach it",
@@ -116,7 +113,7 @@ def class_size(scale: int, rng: np.random.Generator) -> Evidence:
 
 @theorem(
     "audit-norm-measures",
-    source=f"{THESIS}, section 1.1.1",
+    source="Thesis, section 1.1.1",
     claim="The spectral measure (1.2) is never worse than the PAC-Bayes measure (1.3) up to a "
     "constant, (k+1)/k, which orthogonal weights need",
     assumes="the width in (1.3) is the largest number of rows of a weight",

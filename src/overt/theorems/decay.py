@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from overt.decay import (
     two_by_two,
 )
 from overt.entries import Entries
-from overt.theorems._descent import Objective, descend
+from overt.theorems._descent import Objective, count, descend, split
 from overt.theorems._oracles import DESCENT, chain, relative
 from overt.theorems.base import Evidence, Residuals, theorem
 
@@ -124,18 +123,27 @@ def _closed(scale: int, rng: np.random.Generator) -> Evidence:
             V, U = (np.linalg.qr(rng.standard_normal((2, 2)))[0] for _ in range(2))
             W[0][:2], W[1][:2, :2], W[2][:, :2] = roots[:, None] * V.T, np.diag(roots), U * roots
             least = min(least, soft_rank(W, region.alpha))
-            n = int(rng.integers(len(problem)))
-            i, j = problem.rows[n], problem.cols[n]
-            D = np.zeros((2, 2))
-            D[i, j] = (W[2] @ W[1] @ W[0])[i, j] - problem.values[n]
-            slopes = (W[1].T @ W[2].T @ D, W[2].T @ D @ W[0].T, D @ (W[1] @ W[0]).T)
-            W = [(1 - 2 * rate * lam) * w - rate * g for w, g in zip(W, slopes, strict=True)]
-            larger = max(float(np.sum(w * w)) for w in W) > region.bound
+            W = sgd_step(W, problem, int(rng.integers(len(problem))), rate, 2 * lam)
+            larger = largest_norm(W) > region.bound
             broken += larger or soft_rank(W, region.alpha) > 1 + region.slack
             steps += 1
     on_boundary = least > 1 + region.slack * (1 - 1e-5)
     detail = f"{broken} of {steps} steps from the boundary left, at rates 1e-4 to 1e-2"
     return Evidence(float(broken) + (not on_boundary), 0.0, detail)
+
+
+def sgd_step(W: list[Floats], problem: Entries, n: int, eta: float, lam: float) -> list[Floats]:
+    """One step (1 - eta lam) W - eta T on entry n, as the appendix has it, of three layers."""
+    i, j = problem.rows[n], problem.cols[n]
+    D = np.zeros(problem.shape)
+    D[i, j] = (W[2] @ W[1] @ W[0])[i, j] - problem.values[n]
+    slopes = (W[1].T @ W[2].T @ D, W[2].T @ D @ W[0].T, D @ (W[1] @ W[0]).T)
+    return [(1 - eta * lam) * w - eta * g for w, g in zip(W, slopes, strict=True)]
+
+
+def largest_norm(W: list[Floats]) -> float:
+    """max_l |W_l|^2."""
+    return max(float(np.sum(w * w)) for w in W)
 
 
 def soft_rank(weights: list[Floats], alpha: float) -> float:
@@ -178,12 +186,9 @@ def network(
     Written anew: none of overt's formulas.
     """
     sizes = [problem.shape[1], *[width] * (depth - 1), problem.shape[0]]
-    shapes = [(m, n) for n, m in pairwise(sizes)]
-    ends = np.cumsum([m * n for m, n in shapes])
 
     def weights(theta: Floats) -> list[Floats]:
-        parts = np.split(theta, ends[:-1])
-        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+        return split(theta, sizes)
 
     def objective(theta: Floats) -> tuple[float, Floats]:
         W, inputs = weights(theta), [np.eye(sizes[0])]
@@ -197,4 +202,4 @@ def network(
             back = w.T @ back
         return float(E @ E / (2 * len(E)) + lam * theta @ theta), np.concatenate(slopes[::-1])
 
-    return objective, weights, int(ends[-1])
+    return objective, weights, count(sizes)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from itertools import combinations
 
 import numpy as np
 
 from overt import equalize, penalty, spectral
-from overt._types import Floats
-from overt.theorems._descent import best_descent, deep_objective, split
+from overt.theorems._descent import deep_descent
 from overt.theorems._oracles import (
     DESCENT,
     EXACT,
@@ -143,7 +141,7 @@ def _deep_optimum(scale: int, rng: np.random.Generator) -> Residuals:
         nu, C = spectral.nu(widths, probs), second_moment(rng, 3)
         second = 0.9 * nu / (1 + nu)
         M = with_spectrum(rng, 2, 3, [1.0, second]) @ power(C, -0.5)
-        best, W = _deep_descent(M, C, widths, probs, 6 * scale, rng)
+        best, W = deep_descent(M, C, widths, probs, 6 * scale, rng)
         A = spectral.SquaredNuclear().matrix_prox(M @ power(C, 0.5), nu) @ power(C, -0.5)
         value = second**2 + nu / (1 + nu)
         yield relative(value, best)
@@ -161,7 +159,7 @@ def _deep_optimum(scale: int, rng: np.random.Generator) -> Residuals:
 def _deep_single_output(scale: int, rng: np.random.Generator) -> Evidence:
     widths, probs = (2, 3), (0.4, 0.3)
     C, w = second_moment(rng, 3), rng.normal(size=(1, 3))
-    _, W = _deep_descent(w, C, widths, probs, 6 * scale, rng)
+    _, W = deep_descent(w, C, widths, probs, 6 * scale, rng)
     Cyx, nu = w @ C, spectral.nu(widths, probs)
     detail = f"squared distance to the best of {6 * scale} descents over all masks"
     stated, printed = Cyx @ np.linalg.inv(C) / (1 + nu), Cyx / (1 + nu)
@@ -180,18 +178,7 @@ def _deep_without_gap(scale: int, rng: np.random.Generator) -> Evidence:
     nu = spectral.nu(widths, probs)
     a = spectral.SquaredNuclear().prox(s, nu)
     bound = float(np.sum((s - a) ** 2) + nu * np.sum(a) ** 2)
-    best, _ = _deep_descent(with_spectrum(rng, 2, 2, s), np.eye(2), widths, probs, 6 * scale, rng)
+    best, _ = deep_descent(with_spectrum(rng, 2, 2, s), np.eye(2), widths, probs, 6 * scale, rng)
     excess = best / bound - 1
     detail = f"the best of {6 * scale} descents lies {excess:.1%} above the bound"
     return Evidence(worst(0.0, STRICT - excess), DESCENT, detail)
-
-
-def _deep_descent(
-    M: Floats, C: Floats, widths: Sequence[int], probs: Sequence[float], restarts: int,
-    rng: np.random.Generator,
-) -> tuple[float, Floats]:  # fmt: skip
-    """Return the best objective over all masks, and the map that reaches it."""
-    sizes = [M.shape[1], *widths, M.shape[0]]
-    objective, size = deep_objective(M, C, widths, probs)
-    best, theta = best_descent(objective, size, restarts, rng)
-    return best, chain(split(theta, sizes))

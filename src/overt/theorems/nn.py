@@ -12,13 +12,10 @@ import numpy as np
 from overt.theorems import _oracles as oracles
 from overt.theorems.base import Evidence, Residuals, theorem
 
-STRUCTURED = "Structured dropout"
-THESIS = "Thesis"
-
 
 @theorem(
     "nn-last-layer",
-    source=f"{STRUCTURED}, Lemma 3.1",
+    source="Structured dropout, Lemma 3.1",
     claim="What explicit_penalty returns is what noise before the last layer adds to E|y - f|^2",
     assumes="the noise is followed by affine maps only (here a convolution, pooling and a layer)",
 )
@@ -42,14 +39,14 @@ def last_layer(scale: int, rng: np.random.Generator) -> Evidence:
     seed_prob = 1 - float(keep[0])  # a corner is covered by one block
     z, p = oracles.sliding_masks((size, size), block, seed_prob)
     multipliers = torch.as_tensor(z / keep).reshape(-1, 1, size, size)
-    added = _added(model, 2, x, multipliers, p, torch)
+    added = _added(model, x, multipliers, p, torch)
     detail = f"all {len(p)} sets of blocks, drop_prob {drop_prob:.2f}"
     return oracles.agreement(_stated(model, x), added, detail)
 
 
 @theorem(
     "nn-dropout-factor",
-    source=f"{STRUCTURED}, Corollary 3.2; {THESIS}, Proposition 5",
+    source="Structured dropout, Corollary 3.2; Thesis, Proposition 5",
     claim="Dropout before the last layer U adds lam sum_j |u_j|^2 mean(a_j^2)",
     correction="Corollary 3.2 omits the factor lam",
 )
@@ -58,7 +55,7 @@ def dropout_factor(scale: int, rng: np.random.Generator) -> Evidence:
     from overt import nn as onn
 
     torch, model, x, multipliers, p = _hidden_layer(rng, 5 + 2 * scale, 0.45, onn.Dropout)
-    added = _added(model, 2, x, multipliers, p, torch)
+    added = _added(model, x, multipliers, p, torch)
     a, U = torch.relu(model[0](x)), model[3].weight
     printed = float(((U**2).sum(0) * (a**2).mean(0)).sum())
     return oracles.agreement(_stated(model, x), added, f"all {len(p)} masks", printed)
@@ -66,7 +63,7 @@ def dropout_factor(scale: int, rng: np.random.Generator) -> Evidence:
 
 @theorem(
     "nn-variance",
-    source=f"{STRUCTURED}, Lemma 3.1, per input",
+    source="Structured dropout, Lemma 3.1, per input",
     claim="Var(o_k | x) of last-layer dropout is lam sum_j U_kj^2 a_j(x)^2, in one pass",
     assumes="the noise is followed by affine maps only",
 )
@@ -77,7 +74,7 @@ def variance(scale: int, rng: np.random.Generator) -> Residuals:
     from overt import nn as onn
 
     torch, model, x, multipliers, p = _hidden_layer(rng, 5 + 2 * scale, 0.7, Dropout)
-    outputs = _outputs(model, 2, x, multipliers, torch).numpy()
+    outputs = _outputs(model, x, multipliers, torch).numpy()
     mean = np.tensordot(p, outputs, 1)
     centered = outputs - mean
     expected = np.einsum("m,mbi,mbj->bij", p, centered, centered)
@@ -89,7 +86,7 @@ def variance(scale: int, rng: np.random.Generator) -> Residuals:
 
 @theorem(
     "nn-dropconnect",
-    source=f"{STRUCTURED}, Theorem 4.1",
+    source="Structured dropout, Theorem 4.1",
     claim="DropConnect on V adds lam sum_k |u_k|^2 v_k' diag(C) v_k, C the inputs' second moment",
     assumes="a linear layer follows",
     correction="the theorem prints C, and so equivalence with Dropout, in place of diag(C)",
@@ -118,7 +115,7 @@ def dropconnect(scale: int, rng: np.random.Generator) -> Evidence:
 
 @theorem(
     "nn-path-norm",
-    source=f"{THESIS}, Proposition 6",
+    source="Thesis, Proposition 6",
     claim="Dropout in a two-layer ReLU network adds (lam/2) sum over paths of U_ki^2 V_ij^2",
     assumes="inputs symmetric about 0 with E[x x'] = I",
     correction="the main text omits lam",
@@ -145,7 +142,7 @@ def relu_path_norm(scale: int, rng: np.random.Generator) -> Evidence:
 
 @theorem(
     "nn-sliding-blocks",
-    source=f"{STRUCTURED}, section 5.3",
+    source="Structured dropout, section 5.3",
     claim="With the seed probability g of mean_i (1-g)^(c_i) = keep, sliding DropBlock drops what "
     "it says, and its expected output is its input everywhere",
     correction="section 5.3 prints the keep probability 1 - (1 - keep)^(1 / (2k - 1)) of a start, "
@@ -194,16 +191,15 @@ def _stated(model: Any, x: Any) -> float:
     return float(explicit_penalty(model, x).value.detach())
 
 
-def _outputs(model: Any, index: int, x: Any, multipliers: Any, torch: Any) -> Any:
-    """Return the outputs when the noise at `index` multiplies by each of the multipliers."""
-    before = model[:index](x)
-    return torch.stack([model[index + 1 :](before * m) for m in multipliers])
+def _outputs(model: Any, x: Any, multipliers: Any, torch: Any) -> Any:
+    """Return the outputs when the noise, the third module, multiplies by each of these."""
+    before = model[:2](x)
+    return torch.stack([model[3:](before * m) for m in multipliers])
 
 
-def _added(model: Any, index: int, x: Any, multipliers: Any, p: Any, torch: Any) -> float:
+def _added(model: Any, x: Any, multipliers: Any, p: Any, torch: Any) -> float:
     """E|y - f|^2 - |y - f|^2 averaged over x, for a random y."""
-    outputs = _outputs(model, index, x, multipliers, torch)
-    clean = model(x)
+    outputs, clean = _outputs(model, x, multipliers, torch), model(x)
     y = torch.randn_like(clean)
     losses = ((outputs - y) ** 2).sum(2).mean(1).numpy()
     return float(p @ losses - float(((clean - y) ** 2).sum(1).mean()))

@@ -140,9 +140,7 @@ def _scaling(scale: int, rng: np.random.Generator) -> Evidence:
     n, widths, probs = 8, (2, 2), (0.4, 0.3)
     X, y = rng.normal(size=(3, n)), rng.normal(size=n)
     C, w = X @ X.T / n, np.linalg.solve(X @ X.T, X @ y)
-    objective, size = descent.deep_objective(w[None].astype(float), C, widths, probs)
-    _, theta = descent.best_descent(objective, size, 6 * scale, rng)
-    found = oracles.chain(descent.split(theta, [3, *widths, 1]))[0]
+    found = descent.deep_descent(w[None].astype(float), C, widths, probs, 6 * scale, rng)[1][0]
     stated, printed = (w / (1 + spectral.nu(widths, probs) / m) for m in (1, n))
     detail = f"squared distance to the best of {6 * scale} descents over all masks"
     return Evidence(oracles.relative(stated, found) ** 2, oracles.DESCENT, detail,
