@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from typer import Option
 from typer.core import TyperGroup
 
 import overt
@@ -55,8 +56,9 @@ app = typer.Typer(
 )
 console = Console()
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of every random draw.")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]
+Seed = Annotated[int, Option(min=0, help="Seed of every random draw.")]
+Engine = Annotated[str, Option(help="local, dask, or a scheduler: tcp://...")]
 
 
 def main() -> None:
@@ -138,7 +140,7 @@ def _version(show: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     pass

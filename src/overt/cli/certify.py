@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from overt._check import InputError
 from overt.cli.base import app, awaited, console, show_path, show_table
@@ -16,22 +16,20 @@ from overt.cli.linear import BlockSize, DropProb, Keep, NoiseName, X, Y, network
 def certify(
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="[M] U V", help="Target, U and V; U and V alone with --x and --y."),
+        Argument(metavar="[M] U V", help="Target, U and V; U and V alone with --x and --y."),
     ],
     drop_prob: DropProb = 0.5,
     noise: NoiseName = "dropout",
     block_size: BlockSize = 2,
     keep: Keep = 10,
     second_moment: Annotated[
-        Path | None, typer.Option(help="E[x x'], inputs x inputs; the identity by default.")
+        Path | None, Option(help="E[x x'], inputs x inputs; the identity by default.")
     ] = None,
     x: X = None,
     y: Y = None,
-    rigorous: Annotated[
-        bool, typer.Option("--rigorous", help="Prove it, in ball arithmetic.")
-    ] = False,
+    rigorous: Annotated[bool, Option("--rigorous", help="Prove it, in ball arithmetic.")] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Write the certificate, or the proof for the checker.")
+        Path | None, Option(help="Write the certificate, or the proof for the checker.")
     ] = None,
 ) -> None:
     """Say how far the weights of a two-layer linear network are from the global optimum.

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import typer
 from rich.markup import escape
+from typer import Option
 
-from overt._check import InputError, MissingExtraError
-from overt.cli.base import app, awaited, console, ended, show_json, show_path, show_table
+from overt._check import InputError
+from overt.cli.base import Seed, app, awaited, console, ended, show_json, show_path, show_table
 
 if TYPE_CHECKING:
     from overt.decay import Jumps, Minimum, Schedule
@@ -21,26 +21,24 @@ RECORDS = 501
 
 @app.command()
 def jumps(
-    epsilon: Annotated[float, typer.Option(help="The entry of [[1, *], [epsilon, 1]].")] = 0.25,
-    depth: Annotated[int, typer.Option(min=3, help="Number of layers.")] = 3,
-    width: Annotated[int, typer.Option(min=1, help="Hidden units per layer.")] = 100,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of runs.")] = 40,
-    noisy_steps: Annotated[int, typer.Option(min=0, help="Steps of the noisy phase.")] = 5000,
-    quiet_steps: Annotated[int, typer.Option(min=0, help="Steps of the quiet phase.")] = 5000,
-    learning_rate: Annotated[float, typer.Option(help="Of the noisy phase.")] = 0.2,
-    weight_decay: Annotated[float, typer.Option(help="Of the noisy phase.")] = 0.1,
-    periods: Annotated[int, typer.Option(min=0, help="Alternate so often instead.")] = 0,
+    epsilon: Annotated[float, Option(help="The entry of [[1, *], [epsilon, 1]].")] = 0.25,
+    depth: Annotated[int, Option(min=3, help="Number of layers.")] = 3,
+    width: Annotated[int, Option(min=1, help="Hidden units per layer.")] = 100,
+    seeds: Annotated[int, Option(min=1, help="Number of runs.")] = 40,
+    noisy_steps: Annotated[int, Option(min=0, help="Steps of the noisy phase.")] = 5000,
+    quiet_steps: Annotated[int, Option(min=0, help="Steps of the quiet phase.")] = 5000,
+    learning_rate: Annotated[float, Option(help="Of the noisy phase.")] = 0.2,
+    weight_decay: Annotated[float, Option(help="Of the noisy phase.")] = 0.1,
+    periods: Annotated[int, Option(min=0, help="Alternate so often instead.")] = 0,
     convention: Annotated[
-        str, typer.Option(help="How rate and decay are meant: pytorch, loss or appendix.")
+        str, Option(help="How rate and decay are meant: pytorch, loss or appendix.")
     ] = "pytorch",
-    n_jobs: Annotated[
-        int | None, typer.Option(min=1, help="Threads; one per core if not set.")
-    ] = None,
-    engine: Annotated[str, typer.Option(help="local, dask, or a scheduler: tcp://...")] = "local",
-    seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Write the runs here (.npz or .json).")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the survival curve here (.png).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    n_jobs: Annotated[int | None, Option(min=1, help="Threads; one per core if not set.")] = None,
+    engine: Annotated[str, Option(help="local, dask, or a scheduler: tcp://...")] = "local",
+    seed: Seed = 0,
+    out: Annotated[Path | None, Option(help="Write the runs here (.npz or .json).")] = None,
+    plot: Annotated[Path | None, Option(help="Draw the survival curve here (.png).")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Run SGD on a 2 x 2 matrix with an unknown entry, and say when it jumps to rank 1.
 
@@ -72,9 +70,8 @@ def jumps(
         console.print(f"minima at weight decay {lam:g} (coefficient of |theta|^2):")
         _show_minima(lowest, limits, epsilon)
         _show_jumps(found)
-        for path in (out, plot):
-            if path is not None:
-                show_path("written", path)
+        for path in filter(None, (out, plot)):
+            show_path("written", path)
     ended(found.status, "what is shown and written holds the steps taken")
 
 
@@ -141,14 +138,10 @@ def _median(found: Jumps) -> float | None:
 
 
 def _draw(found: Jumps, path: Path) -> None:
-    from overt.experiments._jumps import ratio_panel, summary, survival_panel
+    from overt._figures import canvas
+    from overt.experiments.jumps import ratio_panel, summary, survival_panel
 
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise MissingExtraError("matplotlib", "plots") from None
-    figure, row = Figure(figsize=(6.4, 5.6), layout="constrained"), summary(found, shown=20)
-    ratio, share = figure.subplots(2, 1, sharex=True)
+    (figure, (ratio, share)), row = canvas(6.4, 5.6, 2, 1, sharex=True), summary(found, shown=20)
     ratio_panel(ratio, row, found.threshold)
     survival_panel(share, row, "", "firebrick")
     share.set_ylabel("share not jumped (95% band)")

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from overt.cli.base import app, console
 
 
 @app.command()
 def explore(
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8050,
+    port: Annotated[int, Option(min=0, max=65535, help="0 takes a free one.")] = 8050,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; others than this machine's are your risk.")
+        str, Option(help="Address to listen on; others than this machine's are your risk.")
     ] = "127.0.0.1",
-    browser: Annotated[bool, typer.Option(" /--no-browser", help="Do not open a browser.")] = True,
+    browser: Annotated[bool, Option(" /--no-browser", help="Do not open a browser.")] = True,
 ) -> None:
     """Open a page on this machine: move the noise and watch theory answer. Ctrl-C ends it."""
     from overt.explorer import explore as serve

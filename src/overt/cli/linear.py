@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-from rich.markup import escape
+from typer import Argument, Option
 
-from overt._check import InputError, MissingExtraError
-from overt.cli.base import app, awaited, console, ended, fail, show_table
+from overt._check import InputError
+from overt.cli.base import Engine, app, awaited, console, ended, fail, show_path, show_table
 
 if TYPE_CHECKING:
     from overt.linear import LinearNetwork
 
 Target = Annotated[
-    Path | None, typer.Argument(help="Target matrix: .npy, .npz, .csv, .tsv, .txt or .mtx.")
+    Path | None, Argument(help="Target matrix: .npy, .npz, .csv, .tsv, .txt or .mtx.")
 ]
-X = Annotated[Path | None, typer.Option("--x", help="Inputs, samples x features, with --y.")]
-Y = Annotated[Path | None, typer.Option("--y", help="Outputs, samples x features, with --x.")]
-Width = Annotated[int, typer.Option(min=1, help="Number of hidden units.")]
-DropProb = Annotated[float, typer.Option(help="Probability of dropping, in [0, 1).")]
+X = Annotated[Path | None, Option("--x", help="Inputs, samples x features, with --y.")]
+Y = Annotated[Path | None, Option("--y", help="Outputs, samples x features, with --x.")]
+Width = Annotated[int, Option(min=1, help="Number of hidden units.")]
+DropProb = Annotated[float, Option(help="Probability of dropping, in [0, 1).")]
 NoiseName = Annotated[
-    str, typer.Option("--noise", help="dropout, dropblock, dropconnect or keepexactly.")
+    str, Option("--noise", help="dropout, dropblock, dropconnect or keepexactly.")
 ]
-Keep = Annotated[int, typer.Option(min=1, help="Units kept, for keepexactly.")]
-WeightDecay = Annotated[float, typer.Option(min=0, help="mu, which adds mu (|U|^2 + |V|^2).")]
-BlockSize = Annotated[int, typer.Option(min=1, help="Units per block, for dropblock.")]
+Keep = Annotated[int, Option(min=1, help="Units kept, for keepexactly.")]
+WeightDecay = Annotated[float, Option(min=0, help="mu, which adds mu (|U|^2 + |V|^2).")]
+BlockSize = Annotated[int, Option(min=1, help="Units per block, for dropblock.")]
 
 
 @app.command()
@@ -36,7 +34,7 @@ def solve(
     width: Width = 20,
     drop_prob: DropProb = 0.5,
     rank: Annotated[
-        int | None, typer.Option(min=1, help="Choose the drop probability that gives this rank.")
+        int | None, Option(min=1, help="Choose the drop probability that gives this rank.")
     ] = None,
     noise: NoiseName = "dropout",
     block_size: BlockSize = 2,
@@ -44,9 +42,7 @@ def solve(
     weight_decay: WeightDecay = 0.0,
     x: X = None,
     y: Y = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Write U, V and the rest to .npz or .json.")
-    ] = None,
+    out: Annotated[Path | None, Option(help="Write U, V and the rest to .npz or .json.")] = None,
 ) -> None:
     """Find the exact optimum of a linear network trained with noise.
 
@@ -76,7 +72,7 @@ def solve(
     )
     console.print(best.status.explanation, style="dim")
     if out is not None:
-        console.print(f"saved: [bold]{escape(os.fspath(best.save(out)))}[/]", soft_wrap=True)
+        show_path("saved", best.save(out))
 
 
 @app.command()
@@ -90,22 +86,22 @@ def train(
     weight_decay: WeightDecay = 0.0,
     x: X = None,
     y: Y = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of a batch each.")] = 20_000,
-    learning_rate: Annotated[float, typer.Option(help="Step size.")] = 1e-3,
+    steps: Annotated[int, Option(min=1, help="Steps of a batch each.")] = 20_000,
+    learning_rate: Annotated[float, Option(help="Step size.")] = 1e-3,
     halving: Annotated[
         float | None,
-        typer.Option(help="Step by which the step size has halved."),
+        Option(help="Step by which the step size has halved."),
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples in a step.")] = 1,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of runs.")] = 10,
+    batch_size: Annotated[int, Option(min=1, help="Samples in a step.")] = 1,
+    seeds: Annotated[int, Option(min=1, help="Number of runs.")] = 10,
     gradient: Annotated[
-        str, typer.Option(help="sampled, or expected: descent on the exact objective.")
+        str, Option(help="sampled, or expected: descent on the exact objective.")
     ] = "sampled",
-    records: Annotated[int, typer.Option(min=2, help="How often runs are measured.")] = 40,
-    n_jobs: Annotated[int | None, typer.Option(min=1, help="Threads; all by default.")] = None,
-    engine: Annotated[str, typer.Option(help="local, dask, or a scheduler: tcp://...")] = "local",
-    out: Annotated[Path | None, typer.Option(help="Write the traces to .npz or .json.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the objective to this picture.")] = None,
+    records: Annotated[int, Option(min=2, help="How often runs are measured.")] = 40,
+    n_jobs: Annotated[int | None, Option(min=1, help="Threads; all by default.")] = None,
+    engine: Engine = "local",
+    out: Annotated[Path | None, Option(help="Write the traces to .npz or .json.")] = None,
+    plot: Annotated[Path | None, Option(help="Draw the objective to this picture.")] = None,
 ) -> None:
     """Run stochastic gradient descent with noise beside the exact optimum.
 
@@ -126,6 +122,7 @@ def train(
     )  # fmt: skip
     if run.diverged.all():
         fail(run.status.explanation, 1)
+    above = run.optimum > 0
     picked = sorted({0, *range(len(run.steps) - 1, 0, -max(1, len(run.steps) // 8))})
     show_table(
         ("step", "objective, mean", "spread over seeds", "above the bound", "imbalance", "rank"),
@@ -134,9 +131,7 @@ def train(
                 int(run.steps[i]),
                 float(np.nanmean(run.objective[:, i])),
                 float(np.nanstd(run.objective[:, i])),
-                float(np.nanmean(run.objective[:, i]) / run.optimum - 1)
-                if run.optimum > 0
-                else None,
+                float(np.nanmean(run.objective[:, i]) / run.optimum - 1) if above else None,
                 float(np.nanmean(run.imbalance[:, i])),
                 float(run.rank[~run.diverged, i].mean()),
             )
@@ -145,16 +140,10 @@ def train(
     )
     console.print(f"{run.status}: {run.status.explanation}", style="dim")
     if out is not None:
-        console.print(f"saved: [bold]{escape(os.fspath(run.save(out)))}[/]", soft_wrap=True)
+        show_path("saved", run.save(out))
     if plot is not None:
-        try:
-            from overt._figures import runs_figure
-
-            figure = runs_figure([("", run)])
-        except ModuleNotFoundError:
-            raise MissingExtraError("matplotlib", "plots") from None
-        figure.savefig(plot, dpi=150, bbox_inches="tight")
-        console.print(f"picture: [bold]{escape(os.fspath(plot))}[/]", soft_wrap=True)
+        run.plot().savefig(plot, dpi=150, bbox_inches="tight")
+        show_path("picture", plot)
     ended(run.status, "what is shown and written holds the steps taken")
 
 

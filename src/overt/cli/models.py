@@ -7,18 +7,16 @@ import inspect
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from overt._check import InputError
 from overt._files import open_npz, reading, safetensors
 
 Model = Annotated[
-    str, typer.Argument(metavar="FILE.py:FUNCTION", help="A function that builds the model.")
+    str, Argument(metavar="FILE.py:FUNCTION", help="A function that builds the model.")
 ]
-Weights = Annotated[
-    Path | None, typer.Option(help="The model's weights: a .safetensors or .pt file.")
-]
-Points = Annotated[int, typer.Option(min=0, help="Use the first so many points; 0: all.")]
+Weights = Annotated[Path | None, Option(help="The model's weights: a .safetensors or .pt file.")]
+Points = Annotated[int, Option(min=0, help="Use the first so many points; 0: all.")]
 
 COMPILED, WRAPPERS = "_orig_mod.", ("module.", "model.")
 """What wrappers of a model put into the names of its weights, and before all of them."""

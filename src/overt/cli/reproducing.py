@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from overt._check import InputError
-from overt.cli.base import app, console, fail, keeping, show_path, show_table
+from overt.cli.base import Engine, app, console, fail, keeping, show_path, show_table
 
 if TYPE_CHECKING:
     from overt.experiments import Experiment
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 def reproduce(
     what: Annotated[
         list[str] | None,
-        typer.Argument(metavar="ID", help="Which one; all; page; or compare OLD NEW."),
+        Argument(metavar="ID", help="Which one; all; page; or compare OLD NEW."),
     ] = None,
-    list_all: Annotated[bool, typer.Option("--list", help="List what can be reproduced.")] = False,
+    list_all: Annotated[bool, Option("--list", help="List what can be reproduced.")] = False,
     size: Annotated[
         str,
-        typer.Option(help="toy (seconds), reduced, or paper (as printed); see --list."),
+        Option(help="toy (seconds), reduced, or paper (as printed); see --list."),
     ] = "toy",
-    n_jobs: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 1,
-    engine: Annotated[str, typer.Option(help="local, dask, or a scheduler: tcp://...")] = "local",
-    out: Annotated[Path, typer.Option(help="Folder for rows, pictures and summaries.")] = Path(
+    n_jobs: Annotated[int, Option(min=1, help="Number of processes.")] = 1,
+    engine: Engine = "local",
+    out: Annotated[Path, Option(help="Folder for rows, pictures and summaries.")] = Path(
         "overt-results"
     ),
     as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="The page as index.md with its pictures.")
+        bool, Option("--markdown", help="The page as index.md with its pictures.")
     ] = False,
 ) -> None:
     """Recompute a figure or table of the papers and compare it with what was printed.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 import overt
 from overt._check import InputError, choice
@@ -22,37 +23,35 @@ from overt.cli.models import Model, Points, Weights, build_model, read_examples
 @app.command()
 def attack(
     model: Model,
-    data: Annotated[Path, typer.Option(help="npz file with inputs x and classes y.")],
-    norm: Annotated[str, typer.Option(help="l0, l1, l2 or linf.")] = "l2",
-    radius: Annotated[str, typer.Option(help="Largest size of a perturbation: 0.5, 8/255.")] = "1",
-    radii: Annotated[str, typer.Option(help="More radii for a curve, separated by commas.")] = "",
-    bounds: Annotated[
-        str, typer.Option(help="LOW,HIGH of valid inputs, or data, or none.")
-    ] = "none",
+    data: Annotated[Path, Option(help="npz file with inputs x and classes y.")],
+    norm: Annotated[str, Option(help="l0, l1, l2 or linf.")] = "l2",
+    radius: Annotated[str, Option(help="Largest size of a perturbation: 0.5, 8/255.")] = "1",
+    radii: Annotated[str, Option(help="More radii for a curve, separated by commas.")] = "",
+    bounds: Annotated[str, Option(help="LOW,HIGH of valid inputs, or data, or none.")] = "none",
     weights: Weights = None,
     scale: Annotated[
-        float | None, typer.Option(help="Divide inputs by this first: 255 for bytes.")
+        float | None, Option(help="Divide inputs by this first: 255 for bytes.")
     ] = None,
-    mean: Annotated[str, typer.Option(help="The model is given (x - mean) / std.")] = "",
-    std: Annotated[str, typer.Option(help="One number, or one for each channel.")] = "",
+    mean: Annotated[str, Option(help="The model is given (x - mean) / std.")] = "",
+    std: Annotated[str, Option(help="One number, or one for each channel.")] = "",
     loss: Annotated[
-        str, typer.Option(help="strongest (an ensemble), or the name of one loss.")
+        str, Option(help="strongest (an ensemble), or the name of one loss.")
     ] = "strongest",
-    budget: Annotated[int, typer.Option(min=24, help="Gradients spent on a point at most.")] = 1000,
-    queries: Annotated[int, typer.Option(min=0, help="Queries without a gradient.")] = 1500,
-    restarts: Annotated[int, typer.Option(min=1, help="Runs of a single loss.")] = 1,
-    target: Annotated[int | None, typer.Option(help="Make every point this class.")] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Draws of a random model.")] = 1,
+    budget: Annotated[int, Option(min=24, help="Gradients spent on a point at most.")] = 1000,
+    queries: Annotated[int, Option(min=0, help="Queries without a gradient.")] = 1500,
+    restarts: Annotated[int, Option(min=1, help="Runs of a single loss.")] = 1,
+    target: Annotated[int | None, Option(help="Make every point this class.")] = None,
+    samples: Annotated[int, Option(min=1, help="Draws of a random model.")] = 1,
     certify: Annotated[
-        bool, typer.Option("--certify", help="Decide what the attack leaves open.")
+        bool, Option("--certify", help="Decide what the attack leaves open.")
     ] = False,
-    batch_size: Annotated[int, typer.Option(min=1, help="Points at a time.")] = 1024,
-    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda.")] = "cpu",
+    batch_size: Annotated[int, Option(min=1, help="Points at a time.")] = 1024,
+    device: Annotated[str, Option(help="Where the model runs: cpu, cuda.")] = "cpu",
     points: Points = 0,
     plot: Annotated[
-        bool, typer.Option("--plot", help="Draw the curve, and examples if inputs are images.")
+        bool, Option("--plot", help="Draw the curve, and examples if inputs are images.")
     ] = False,
-    out: Annotated[Path, typer.Option(help="Folder for what is written.")] = Path("overt-results"),
+    out: Annotated[Path, Option(help="Folder for what is written.")] = Path("overt-results"),
     as_json: AsJson = False,
     seed: Seed = 0,
 ) -> None:

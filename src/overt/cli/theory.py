@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
+from typer import Argument, Option
 
 from overt.cli.base import (
     INTERRUPTED,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def tour(
-    out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("overt-tour"),
+    out: Annotated[Path, Option(help="Folder for the report.")] = Path("overt-tour"),
     seed: Seed = 0,
 ) -> None:
     """Run overt's main jobs on bundled data and write one HTML report."""
@@ -42,16 +43,14 @@ def tour(
 
 @app.command()
 def verify(
-    ids: Annotated[
-        list[str] | None, typer.Argument(help="Statements to check; all by default.")
-    ] = None,
+    ids: Annotated[list[str] | None, Argument(help="Statements to check; all by default.")] = None,
     as_json: AsJson = False,
     seed: Seed = 0,
-    size: Annotated[str, typer.Option(help="small, medium or large problems.")] = "small",
-    list_all: Annotated[bool, typer.Option("--list", help="List the statements.")] = False,
-    card: Annotated[bool, typer.Option("--card", help="Show all that is known of each.")] = False,
-    as_latex: Annotated[bool, typer.Option("--latex", help="Print them as LaTeX.")] = False,
-    as_bibtex: Annotated[bool, typer.Option("--bibtex", help="Print their papers.")] = False,
+    size: Annotated[str, Option(help="small, medium or large problems.")] = "small",
+    list_all: Annotated[bool, Option("--list", help="List the statements.")] = False,
+    card: Annotated[bool, Option("--card", help="Show all that is known of each.")] = False,
+    as_latex: Annotated[bool, Option("--latex", help="Print them as LaTeX.")] = False,
+    as_bibtex: Annotated[bool, Option("--bibtex", help="Print their papers.")] = False,
 ) -> None:
     """Check the papers' statements against independent oracles.
 

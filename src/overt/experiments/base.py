@@ -24,6 +24,16 @@ Row = dict[str, Any]
 Findings = Iterator[Finding]
 
 
+def values_of(rows: Iterable[Row], name: str) -> list[Any]:
+    """Return the different values along an axis, in order."""
+    return sorted({row[name] for row in rows})
+
+
+def rows_with(rows: Iterable[Row], **setting: Any) -> list[Row]:
+    """Return the rows of a setting."""
+    return [row for row in rows if all(row[name] == value for name, value in setting.items())]
+
+
 @dataclass(frozen=True)
 class Experiment:
     """One figure or table of the papers.

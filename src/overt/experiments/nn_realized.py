@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from overt._figures import canvas
-from overt.experiments.base import Findings, Params, Row
+from overt.experiments.base import Findings, Params, Row, rows_with, values_of
 from overt.experiments.verdicts import Finding
 
 Layer = Callable[[Any], Any]
@@ -130,10 +130,10 @@ def check(rows: list[Row]) -> Findings:
 
 def plot(rows: list[Row]) -> Any:
     """Draw realized against nominal, one panel for each block size."""
-    blocks = sorted({row["block_size"] for row in rows})
+    blocks = values_of(rows, "block_size")
     figure, line = canvas(3.6 * len(blocks), 3.6, 1, len(blocks), squeeze=False)
     for axes, block in zip(line[0], blocks, strict=True):
-        chosen = [row for row in rows if row["block_size"] == block]
+        chosen = rows_with(rows, block_size=block)
         axes.plot([0, 0.6], [0, 0.6], color="0.75", lw=1)
         for name in chosen[0]["implementations"]:
             x = [row["drop_prob"] for row in chosen]

@@ -19,7 +19,7 @@ from overt._figures import COLORS, canvas
 from overt.completion import DropoutCompletion
 from overt.completion.kernels import dots
 from overt.entries import Entries
-from overt.experiments.base import Findings, Params, Row
+from overt.experiments.base import Findings, Params, Row, rows_with, values_of
 from overt.experiments.verdicts import Finding, above
 
 REPORTED = {
@@ -87,42 +87,36 @@ def _dots(entries: Entries, U: Any, V: Any) -> Any:
 def check_curves(rows: list[Row]) -> Findings:
     """More dropout fits less and generalizes with a smaller gap; exact solves get there first."""
     for method in ("sgd", "alternating"):
-        chosen = sorted(
-            (row for row in rows if row["method"] == method), key=lambda r: r["drop_prob"]
-        )
+        chosen = sorted(rows_with(rows, method=method), key=lambda row: row["drop_prob"])
         train = [row["train"][-1] for row in chosen]
         gap = [row["test"][-1] - row["train"][-1] for row in chosen]
         shown = ", ".join(f"{r['drop_prob']:g}: {g:.3f}" for r, g in zip(chosen, gap, strict=True))
         yield Finding(f"{method}: more dropout, larger training error and smaller gap",
                       train == sorted(train) and gap == sorted(gap, reverse=True), f"gap {shown}",
                       "ordered by drop probability")  # fmt: skip
-    for drop_prob in sorted({row["drop_prob"] for row in rows} - {0.0}):
-        exact, sgd = (
-            next(r for r in rows if r["method"] == m and r["drop_prob"] == drop_prob)
-            for m in ("alternating", "sgd")
-        )
-        ratio = time_ratio(exact, sgd)
-        yield Finding(
-            f"drop probability {drop_prob:g}: exact solves come within 1 per cent of their "
-            "final objective before SGD does",
-            ratio > 1 or ("inconclusive" if np.isinf(sgd_time(exact, sgd)) else False),
-            f"SGD takes {'more than ' if np.isinf(sgd_time(exact, sgd)) else ''}"
-            f"{ratio:.0f} times as long",
-        )
+    for drop_prob in values_of(rows, "drop_prob"):
+        if drop_prob == 0:
+            continue
+        exact, sgd = (rows_with(rows, method=m, drop_prob=drop_prob)[0]
+                      for m in ("alternating", "sgd"))  # fmt: skip
+        ratio, never = time_ratio(exact, sgd), np.isinf(sgd_time(exact, sgd))
+        yield Finding(f"drop probability {drop_prob:g}: exact solves come within 1 per cent of "
+                      "their final objective before SGD does",
+                      ratio > 1 or (never and "inconclusive"),
+                      f"SGD takes {'more than ' if never else ''}{ratio:.0f} times as long",
+                      )  # fmt: skip
 
 
-def sgd_time(exact: Row, sgd: Row) -> float:
-    """Return when SGD first comes within 1 per cent of the exact solver's objective."""
+def sgd_time(exact: Row, run: Row) -> float:
+    """Return when a run first comes within 1 per cent of the exact solver's last objective."""
     bar = 1.01 * exact["objective"][-1]
-    reached = [t for t, f in zip(sgd["times"], sgd["objective"], strict=True) if f <= bar]
-    return reached[0] if reached else float("inf")
+    reached = (t for t, f in zip(run["times"], run["objective"], strict=True) if f <= bar)
+    return next(reached, float("inf"))
 
 
 def time_ratio(exact: Row, sgd: Row) -> float:
     """Return SGD's time over the exact solver's; a lower bound where SGD never arrived."""
-    bar = 1.01 * exact["objective"][-1]
-    arrived = next(t for t, f in zip(exact["times"], exact["objective"], strict=True) if f <= bar)
-    return min(sgd_time(exact, sgd), sgd["times"][-1]) / arrived
+    return min(sgd_time(exact, sgd), sgd["times"][-1]) / sgd_time(exact, exact)
 
 
 def plot_curves(rows: list[Row]) -> Any:
@@ -130,7 +124,7 @@ def plot_curves(rows: list[Row]) -> Any:
     from matplotlib.ticker import NullFormatter
 
     figure, axes = canvas(12, 4, 1, 3)
-    probs = sorted({row["drop_prob"] for row in rows})
+    probs = values_of(rows, "drop_prob")
     for row in rows:
         color = COLORS[probs.index(row["drop_prob"])]
         style = "-" if row["method"] == "alternating" else ":"
@@ -149,25 +143,21 @@ def plot_curves(rows: list[Row]) -> Any:
 def run_table(params: Params, seed: int) -> dict[str, Any]:
     """Fit one cell; keep the last and the best test error."""
     curve = run_curves(params, seed)
+    last = {name: curve[name][-1] for name in ("train", "objective")}
     return {
-        "last": curve["test"][-1],
-        "best": min(curve["test"]),
-        "train": curve["train"][-1],
-        "objective": curve["objective"][-1],
-        "fit_seconds": curve["times"][-1],
-        "entries": curve["entries"],
-        "tested": curve["tested"],
-    }
+        "last": curve["test"][-1], "best": min(curve["test"]), **last,
+        "fit_seconds": curve["times"][-1], "entries": curve["entries"], "tested": curve["tested"],
+    }  # fmt: skip
 
 
 def check_table(rows: list[Row]) -> Findings:
     """Compare plain SGD with dropout, and SGD with alternating minimization."""
-    for data in sorted({row["data"] for row in rows}):
-        yield from _check_data([row for row in rows if row["data"] == data], data)
+    for data in values_of(rows, "data"):
+        yield from _check_data(rows_with(rows, data=data), data)
 
 
 def _check_data(rows: list[Row], data: str) -> Findings:
-    widths = sorted({row["width"] for row in rows})
+    widths = values_of(rows, "width")
     wide = widths[-1]
     cell = {(row["method"], row["width"], row["drop_prob"]): row for row in rows}
     probs = sorted({row["drop_prob"] for row in rows} - {0.0})
@@ -192,11 +182,8 @@ def _check_data(rows: list[Row], data: str) -> Findings:
                   "30: .8041, 190: .8473 (10M)")  # fmt: skip
     if ("alternating", wide, probs[0]) not in cell:
         return
-    gaps = [
-        cell["alternating", w, p]["objective"] / cell["sgd", w, p]["objective"]
-        for w in widths
-        for p in probs
-    ]
+    gaps = [cell["alternating", *key]["objective"] / cell["sgd", *key]["objective"]
+            for key in product(widths, probs)]  # fmt: skip
     yield Finding(f"{data}: alternating minimization's objective is never above SGD's",
                   max(gaps) <= 1 + 1e-6,
                   f"largest ratio {max(gaps):.4f} over {len(gaps)} cells")  # fmt: skip
@@ -204,15 +191,14 @@ def _check_data(rows: list[Row], data: str) -> Findings:
 
 def plot_table(rows: list[Row]) -> Any:
     """Draw test error against width, one line per drop probability, a row for each data set."""
-    names, methods = sorted({r["data"] for r in rows}), sorted({r["method"] for r in rows})
+    names, methods = values_of(rows, "data"), values_of(rows, "method")
     size = (4.6 * len(methods), 3.6 * len(names), len(names), len(methods))
     figure, axes = canvas(*size, sharey="row", squeeze=False)
     for (i, data), (j, method) in product(enumerate(names), enumerate(methods)):
-        chosen = [row for row in rows if (row["data"], row["method"]) == (data, method)]
-        for drop_prob in sorted({row["drop_prob"] for row in chosen}):
-            line = sorted(
-                (row["width"], row["last"]) for row in chosen if row["drop_prob"] == drop_prob
-            )
+        chosen = rows_with(rows, data=data, method=method)
+        for drop_prob in values_of(chosen, "drop_prob"):
+            part = rows_with(chosen, drop_prob=drop_prob)
+            line = sorted((row["width"], row["last"]) for row in part)
             axes[i, j].plot(*zip(*line, strict=True), marker="o", label=f"drop {drop_prob:g}")
         axes[i, j].set(title=f"{data}, {method}", xlabel="width", ylabel="test RMSE")
     axes[0, -1].legend()

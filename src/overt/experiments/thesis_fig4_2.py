@@ -16,12 +16,13 @@ several tasks because there it does not; with random signs single runs scatter f
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from overt._figures import GRAY, canvas
-from overt.experiments.base import Findings, Params, Row
+from overt.experiments.base import Findings, Params, Row, rows_with, values_of
 from overt.experiments.verdicts import Finding, Interval, above, mean_interval, together
 
 CLAIMS = (
@@ -118,16 +119,11 @@ def cells(rows: list[Row], kind: Kind) -> dict[tuple[int, float], dict[str, floa
     """Return the means over runs by (width, drop probability)."""
     chosen = [row for row in rows if _kind(row) == kind]
     names = ("coadaptation", "gap", "gap_clipped", "alpha", "n", "train_wrong", "test_wrong")
-    return {
-        (width, prob): {
-            name: float(np.mean([
-                row[name] for row in chosen if (row["width"], row["drop_prob"]) == (width, prob)
-            ]))
-            for name in names
-        }
-        for width in sorted({row["width"] for row in chosen})
-        for prob in sorted({row["drop_prob"] for row in chosen})
-    }  # fmt: skip
+    means = {}
+    for w, p in product(values_of(chosen, "width"), values_of(chosen, "drop_prob")):
+        cell = rows_with(chosen, width=w, drop_prob=p)
+        means[w, p] = {name: float(np.mean([row[name] for row in cell])) for name in names}
+    return means
 
 
 def rank_correlation(rows: list[Row], kind: Kind, gap: str = "gap") -> float:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from overt._figures import BLUE, ORANGE, canvas
-from overt.experiments.base import Findings, Params, Row
+from overt.experiments.base import Findings, Params, Row, rows_with, values_of
 from overt.experiments.verdicts import Finding, above, mean_interval
 
 BATCH, VISITED, DROP_PROB = 64, 10, 0.8
@@ -136,15 +136,13 @@ def run_unseen(params: Params, seed: int) -> dict[str, Any]:
 
 def final_gaps(rows: list[Row], width: int, drop_prob: float, part: str) -> Any:
     """Return full - sub-network accuracy of each run, over the last three records."""
-    return np.array([
-        np.mean(np.array(row["full"][-3:]) - np.array(row[part][-3:]))
-        for row in rows if (row["width"], row["drop_prob"]) == (width, drop_prob)
-    ])  # fmt: skip
+    chosen = rows_with(rows, width=width, drop_prob=drop_prob)
+    return np.array([np.mean(np.subtract(row["full"][-3:], row[part][-3:])) for row in chosen])
 
 
 def check_visited(rows: list[Row]) -> Findings:
     """Check that the gap shrinks with the width and grows with the drop probability."""
-    widths = sorted({row["width"] for row in rows})
+    widths = values_of(rows, "width")
     for part in ("visited", "unseen"):
         gaps = {w: final_gaps(rows, w, 0.5, part) for w in widths}
         yield Finding(f"drop .5: the widest has a smaller gap to {part} sub-networks than the "
@@ -152,7 +150,7 @@ def check_visited(rows: list[Row]) -> Findings:
                       ", ".join(f"width {w}: {100 * g.mean():.2f} points" for w, g in gaps.items()),
                       "the gap is higher for narrower networks")  # fmt: skip
     wide = widths[-1]
-    probs = sorted({row["drop_prob"] for row in rows if row["width"] == wide})
+    probs = values_of(rows_with(rows, width=wide), "drop_prob")
     gaps = {p: final_gaps(rows, wide, p, "visited") for p in probs}
     yield Finding(f"width {wide}: the gap is larger at the highest drop probability than at the "
                   "lowest", above(mean_interval(gaps[probs[-1]] - gaps[probs[0]]), 0),
@@ -162,14 +160,14 @@ def check_visited(rows: list[Row]) -> Findings:
 
 def plot_visited(rows: list[Row]) -> Any:
     """Draw accuracies against steps: by drop probability above, by width below."""
-    widths = sorted({row["width"] for row in rows})
+    widths = values_of(rows, "width")
     wide = widths[-1]
-    probs = sorted({row["drop_prob"] for row in rows if row["width"] == wide})
+    probs = values_of(rows_with(rows, width=wide), "drop_prob")
     figure, panels = canvas(10, 5.6, 2, max(len(probs), len(widths)), sharey=True, squeeze=False)
     cells = [[(wide, p) for p in probs], [(w, 0.5) for w in widths]]
     for line, settings in zip(panels, cells, strict=True):
         for axes, (width, prob) in zip(line, settings, strict=False):
-            chosen = [r for r in rows if (r["width"], r["drop_prob"]) == (width, prob)]
+            chosen = rows_with(rows, width=width, drop_prob=prob)
             for part, style in (("full", "-"), ("visited", "--"), ("unseen", ":")):
                 curves = 100 * np.array([row[part] for row in chosen])
                 axes.plot(chosen[0]["steps"], curves.mean(0), style, label=part)
@@ -183,18 +181,15 @@ def plot_visited(rows: list[Row]) -> Any:
     return figure
 
 
-def final(row: Row) -> tuple[float, Any]:
-    """Return (full - mean sub-network accuracy, all sub-networks' accuracies) at the last step."""
-    parts = np.array(row["parts"][-1])
-    return float(row["full"][-1] - parts.mean()), parts
-
-
 def check_unseen(rows: list[Row]) -> Findings:
     """Check that random sub-networks approach the full network as the width grows."""
-    widths = sorted({row["width"] for row in rows})
-    ends = {w: [final(row) for row in rows if row["width"] == w] for w in widths}
-    gaps = {w: np.array([gap for gap, _ in found]) for w, found in ends.items()}
-    worst = {w: np.array([parts.min() for _, parts in found]) for w, found in ends.items()}
+    widths = values_of(rows, "width")
+    gaps, worst = {}, {}
+    for w in widths:
+        chosen = rows_with(rows, width=w)
+        parts = np.array([row["parts"][-1] for row in chosen])  # (runs, sub-networks)
+        gaps[w] = np.array([row["full"][-1] for row in chosen]) - parts.mean(axis=1)
+        worst[w] = parts.min(axis=1)
     narrow, wide = widths[0], widths[-1]
     yield Finding("the widest network has a smaller gap to random sub-networks than the narrowest",
                   above(mean_interval(gaps[narrow] - gaps[wide]), 0),
@@ -208,10 +203,10 @@ def check_unseen(rows: list[Row]) -> Findings:
 
 def plot_unseen(rows: list[Row]) -> Any:
     """Draw all sub-networks and the full network against steps, one panel per width."""
-    widths = sorted({row["width"] for row in rows})
+    widths = values_of(rows, "width")
     figure, panels = canvas(3.4 * len(widths), 3.2, 1, len(widths), sharey=True, squeeze=False)
     for axes, width in zip(panels[0], widths, strict=True):
-        row = next(row for row in rows if row["width"] == width)
+        row = rows_with(rows, width=width)[0]
         lines = axes.plot(row["steps"], 100 * np.array(row["parts"]), color=ORANGE, lw=0.5)
         lines[0].set_label("sub-networks")
         axes.plot(row["steps"], 100 * np.array(row["full"]), color=BLUE, label="full network")

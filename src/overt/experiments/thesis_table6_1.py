@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from overt._figures import canvas
-from overt.experiments.base import Findings, Params, Row
+from overt.experiments.base import Findings, Params, Row, rows_with, values_of
 from overt.experiments.verdicts import Finding, Interval, above, below, mean_interval, together
 
 TRAININGS = ("standard", "pgd-inf", "r-pgd-inf", "pgd-2", "r-pgd-2")
@@ -88,12 +88,10 @@ def run(params: Params, seed: int) -> dict[str, Any]:
 
 def table(rows: list[Row]) -> dict[str, dict[str, float]]:
     """Return mean errors by training and attack."""
+    runs = {training: rows_with(rows, training=training) for training in TRAININGS}
     return {
-        training: {
-            name: float(np.mean([r["errors"][name] for r in rows if r["training"] == training]))
-            for name in ATTACKS
-        }
-        for training in TRAININGS
+        training: {a: float(np.mean([row["errors"][a] for row in chosen])) for a in ATTACKS}
+        for training, chosen in runs.items()
     }
 
 
@@ -125,7 +123,7 @@ def check(rows: list[Row]) -> Findings:
 def _difference(rows: list[Row], one: str, other: str, attack: str, against: str) -> Interval:
     """Return the interval, over runs, of one training's error less the other's."""
     errors = {(r["training"], r["run"]): r["errors"] for r in rows}
-    runs = sorted({r["run"] for r in rows})
+    runs = values_of(rows, "run")
     return mean_interval([errors[one, run][attack] - errors[other, run][against] for run in runs])
 
 

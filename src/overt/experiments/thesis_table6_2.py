@@ -13,7 +13,7 @@ import numpy as np
 
 from overt._check import InputError
 from overt._figures import BLUE, ORANGE, canvas
-from overt.experiments.base import Findings, Params, Row
+from overt.experiments.base import Findings, Params, Row, rows_with, values_of
 from overt.experiments.verdicts import Finding, below, mean_interval, together
 
 LOSSES = {"PGD": "cross_entropy", "R-PGD": "reflected_greedy"}
@@ -69,14 +69,11 @@ def run(params: Params, seed: int) -> dict[str, Any]:
 
 def check(rows: list[Row]) -> Findings:
     """Check that reflection makes no difference beyond noise."""
-    for radius in sorted({row["radius"] for row in rows}):
+    for radius in values_of(rows, "radius"):
         gains = []
-        for steps in sorted({row["steps"] for row in rows}):
-            robust = {
-                m: [r["robust"] for r in rows
-                    if (r["method"], r["radius"], r["steps"]) == (m, radius, steps)]
-                for m in LOSSES
-            }  # fmt: skip
+        for steps in values_of(rows, "steps"):
+            chosen = {m: rows_with(rows, method=m, radius=radius, steps=steps) for m in LOSSES}
+            robust = {m: [row["robust"] for row in found] for m, found in chosen.items()}
             gains.append(mean_interval(np.subtract(robust["R-PGD"], robust["PGD"])))
         known = [v for (r, _), v in REPORTED.items() if r == radius]
         mean = [(low + high) / 2 for low, high in gains]
@@ -91,23 +88,20 @@ def check(rows: list[Row]) -> Findings:
 
 def plot(rows: list[Row]) -> Any:
     """Draw robust and clean accuracy by attack steps, and what was printed, by radius."""
-    radii = sorted({row["radius"] for row in rows})
+    radii = values_of(rows, "radius")
     figure, line = canvas(max(3.1 * len(radii), 4.5), 3.2, 1, len(radii), squeeze=False)
     for axes, radius in zip(line[0], radii, strict=True):
-        steps = sorted({r["steps"] for r in rows if r["radius"] == radius})
+        steps = values_of(rows_with(rows, radius=radius), "steps")
         for shift, method, color in ((-0.2, "PGD", BLUE), (0.2, "R-PGD", ORANGE)):
-            chosen = {s: [r for r in rows if (r["method"], r["radius"], r["steps"])
-                          == (method, radius, s)] for s in steps}  # fmt: skip
+            chosen = {s: rows_with(rows, method=method, radius=radius, steps=s) for s in steps}
             x = np.arange(len(steps)) + shift
             for name, alpha in (("clean", 0.25), ("robust", 0.9)):
                 height = [100 * np.mean([r[name] for r in chosen[s]]) for s in steps]
-                bars = axes.bar(
-                    x, height, 0.38, color=color, alpha=alpha, label=f"{method}, {name}"
-                )
+                label = f"{method}, {name}"
+                bars = axes.bar(x, height, 0.38, color=color, alpha=alpha, label=label)
                 axes.bar_label(bars, [f"{h:.0f}" for h in height], fontsize=7)
-            printed = [
-                REPORTED.get((radius, s), (np.nan, np.nan))[method == "R-PGD"] for s in steps
-            ]
+            known = [REPORTED.get((radius, s), (np.nan, np.nan)) for s in steps]
+            printed = [pair[method == "R-PGD"] for pair in known]
             axes.plot(x, printed, "kx", ms=5,
                       label="printed, CIFAR-10" if method == "PGD" else None)  # fmt: skip
         axes.set_xticks(range(len(steps)), [str(s) for s in steps])

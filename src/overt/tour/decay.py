@@ -18,9 +18,9 @@ from overt.decay import (
 )
 from overt.decay.baselines import nuclear_norm
 from overt.entries import Entries
-from overt.experiments import _jumps, jumps_fig2
+from overt.experiments.jumps import EPSILONS, plot_depths, summary
 
-EPSILON, WIDTH, SEEDS = jumps_fig2.EPSILON, 60, 12
+EPSILON, WIDTH, SEEDS = EPSILONS["depths"], 60, 12
 
 
 def chapter(page: Page, folder: Path, seed: int) -> bool:
@@ -49,7 +49,7 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
     given = (WIDTH, schedule, SEEDS)
     found = {d: jumps(problem, d, *given, records=151, seed=seed) for d in (3, 4)}
     page.figure(
-        jumps_fig2.plot([{"depth": d, **_jumps.summary(f, SEEDS)} for d, f in found.items()]),
+        plot_depths([{"depth": d, **summary(f, SEEDS)} for d, f in found.items()]),
         f"The missing entry in {SEEDS} runs for each depth. Shaded: the noisy phase. Jumped: "
         + ", ".join(f"{f.jumped} at depth {depth}" for depth, f in found.items())
         + ".",

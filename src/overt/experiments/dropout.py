@@ -1,39 +1,38 @@
-"""Implicit bias of dropout, Figures 1 and 2: the landscape of the smallest network, and two runs.
+"""Implicit bias of dropout, Figures 1 to 3: a landscape, runs on it, and many runs of a network.
 
-One input, one output, two hidden units with tied weights u: the objective is
-(m - |u|^2)^2 + lam (u_1^4 + u_2^4).
+In Figures 1 and 2 one input, one output, two hidden units with tied weights u: the objective is
+(m - |u|^2)^2 + lam (u_1^4 + u_2^4). In Figure 3 stochastic dropout reaches the exact optimum.
 """
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
 
 from overt import penalty, spectral
-from overt._figures import GREEN, ORANGE, canvas
+from overt._figures import COLORS, GREEN, ORANGE, canvas, draw_band, draw_objective
+from overt._types import Floats
 from overt.experiments._trajectories import log_steps, trajectory
-from overt.experiments.base import Findings, Params, Row
-from overt.experiments.verdicts import Finding
-from overt.linear import TiedAutoencoder, inverse_decay
+from overt.experiments.base import Findings, Params, Row, rows_with, values_of
+from overt.experiments.verdicts import Finding, above, mean_interval, together
+from overt.linear import LinearNetwork, TiedAutoencoder, inverse_decay
 from overt.noise import Dropout
 
 TARGET, WIDTH, EXTENT = 2.0, 2, 2.0
 STARTS = ([[0.2, -1.4]], [[-1.6, 1.3]])
+
+DECAY = 10.0
+"""Singular values are exp(-i / DECAY); the paper says only that they decay exponentially."""
 
 
 def run_landscape(params: Params, seed: int) -> dict[str, Any]:
     """Evaluate the objective on a grid and find its lowest points."""
     lam, points = params["strength"], params["points"]
     thin = (points - 1) // 60  # of the surface a row keeps what the picture needs
-    noise = Dropout(lam / (1 + lam))
     axis = np.linspace(-EXTENT, EXTENT, points)
-    loss = (TARGET - axis[:, None] ** 2 - axis[None, :] ** 2) ** 2
-    # The penalty of u = (a, b) is that of (a, 0) plus that of (0, b).
-    single = np.array([penalty.tied(np.array([[a, 0.0]]), noise) for a in axis])
-    objective = loss + single[:, None] + single[None, :]
-
+    objective = _surface(axis, lam)
     kept = spectral.SquaredNuclear().prox([TARGET], lam / WIDTH)[0]
     corner = np.sqrt(kept / WIDTH)
     optimum = (TARGET - kept) ** 2 + lam / WIDTH * kept**2
@@ -82,15 +81,20 @@ def plot_landscape(rows: list[Row]) -> Any:
         level = levels[1, column]
         level.contourf(x, y, np.sqrt(height), levels=24)
         if row["strength"] == 0:
-            angle = np.linspace(0, 2 * np.pi, 200)
-            radius = np.sqrt(TARGET)
+            angle, radius = np.linspace(0, 2 * np.pi, 200), np.sqrt(TARGET)
             level.plot(radius * np.cos(angle), radius * np.sin(angle), "w--", lw=1.2)
         else:
-            level.scatter(
-                *_corners(row["predicted_corner"]), c="white", edgecolors="black", zorder=3
-            )
+            corners = _corners(row["predicted_corner"])
+            level.scatter(*corners, c="white", edgecolors="black", zorder=3)
         level.set(aspect="equal", xlabel="$u_1$", ylabel="$u_2$")
     return figure
+
+
+def _surface(axis: Floats, lam: float) -> Floats:
+    """(m - a^2 - b^2)^2 + the penalty of (a, b), which is that of (a, 0) plus that of (0, b)."""
+    single = [penalty.tied(np.array([[a, 0.0]]), Dropout(lam / (1 + lam))) for a in axis]
+    loss = (TARGET - axis[:, None] ** 2 - axis[None, :] ** 2) ** 2
+    return np.asarray(loss + np.add.outer(single, single))
 
 
 def _corners(corner: float) -> Any:
@@ -133,14 +137,11 @@ def run_paths(params: Params, seed: int) -> dict[str, Any]:
             train, [np.array(start)], steps, inverse_decay(0.02, 400), seed + 1000 * number
         )
         paths.append([weights[0][0].tolist() for _, weights in points])
-    axis = np.linspace(-EXTENT, EXTENT, 61)
-    surface = (TARGET - axis[:, None] ** 2 - axis[None, :] ** 2) ** 2
-    surface = surface + lam * (axis[:, None] ** 4 + axis[None, :] ** 4)
-    best = net.solve()
+    axis, best = np.linspace(-EXTENT, EXTENT, 61), net.solve()
     return {
         "paths": paths,
         "axis": axis.tolist(),
-        "surface": np.round(surface, 4).tolist(),
+        "surface": np.round(_surface(axis, lam), 4).tolist(),
         "corner": float(np.abs(best.U).mean()),
         "optimum": best.objective,
         "final": [net.objective(np.array([path[-1]])) for path in paths],
@@ -164,19 +165,91 @@ def plot_paths(rows: list[Row]) -> Any:
     figure, axes = canvas(3.8 * len(rows), 3.9, 1, len(rows), squeeze=False)
     for row, panel in zip(rows, axes[0], strict=True):
         x, y = np.meshgrid(row["axis"], row["axis"], indexing="ij")
-        height = np.sqrt(np.minimum(row["surface"], 8.0))
-        panel.contourf(x, y, height, levels=24)
+        panel.contourf(x, y, np.sqrt(np.minimum(row["surface"], 8.0)), levels=24)
         for path in row["paths"]:
             panel.plot(*np.transpose(path), color="white", lw=0.9)
             panel.scatter(*path[0], color=ORANGE, zorder=3)
-        corners = _corners(row["corner"])
-        panel.scatter(*corners, color=GREEN, edgecolors="black", zorder=3)
-        panel.set(
-            title=f"$\\lambda$ = {row['strength']:g}",
-            xlabel="$u_1$",
-            ylabel="$u_2$",
-            aspect="equal",
-            xlim=(-EXTENT, EXTENT),
-            ylim=(-EXTENT, EXTENT),
+        panel.scatter(*_corners(row["corner"]), color=GREEN, edgecolors="black", zorder=3)
+        panel.set(title=f"$\\lambda$ = {row['strength']:g}", xlabel="$u_1$", ylabel="$u_2$",
+                  aspect="equal", xlim=(-EXTENT, EXTENT), ylim=(-EXTENT, EXTENT))  # fmt: skip
+    return figure
+
+
+def _target(outputs: int, inputs: int) -> Floats:
+    """Return M with random singular subspaces and an exponentially decaying spectrum."""
+    rng, k = np.random.default_rng(0), min(outputs, inputs)
+    left = np.linalg.qr(rng.standard_normal((outputs, k)))[0]
+    right = np.linalg.qr(rng.standard_normal((inputs, k)))[0]
+    return np.asarray(left * np.exp(-np.arange(k) / DECAY) @ right.T)
+
+
+def run_seeds(params: Params, seed: int) -> dict[str, Any]:
+    """Train from many seeds and compare with the exact optimum."""
+    M, lam = _target(params["outputs"], params["inputs"]), params["strength"]
+    net = LinearNetwork(M, params["width"], Dropout(lam / (1 + lam)))
+    rate = inverse_decay(4e-3 * 80 / params["inputs"], params["steps"] / 10)
+    trace = net.train(params["steps"], rate, range(seed, seed + params["seeds"]), records=30)
+    best = net.solve()
+    return {
+        "steps_seen": trace.steps.tolist(),
+        "objective": trace.objective.tolist(),
+        "imbalance": trace.imbalance.tolist(),
+        "optimum": best.objective,
+        "gap": best.certificate.relative_gap,
+    }
+
+
+def check_seeds(rows: list[Row]) -> Findings:
+    """Check that the mean over seeds ends at the optimum, never below it, and is balanced."""
+    for row in rows:
+        objective, imbalance = np.array(row["objective"]), np.array(row["imbalance"])
+        excess = objective[:, -1].mean() / row["optimum"] - 1
+        below = objective.min() < row["optimum"] * (1 - 1e-8)
+        falling = objective[:, -1].mean() < 0.99 * objective[:, -2].mean()
+        yield Finding(
+            f"width {row['width']}, lam = {row['strength']:g}: within 2 per cent of the optimum",
+            not below and (excess <= 0.02 or (falling and "inconclusive")),
+            f"mean of {len(objective)} runs ends {excess:.2%} above; imbalance "
+            f"{imbalance.max(1).mean():.1e} -> {imbalance[:, -1].mean():.1e}",
+            "converges; variance of |u_i||v_i| goes to 0",
         )
+    for width in values_of(rows, "width"):
+        settings = sorted(rows_with(rows, width=width), key=lambda r: r["strength"])
+        steps = np.array([_balanced_after(row) for row in settings], dtype=float)
+        gains = [mean_interval(np.log(a / b)) for a, b in pairwise(steps)]
+        yield Finding(f"width {width}: the larger lam, the sooner the units are balanced",
+                      together(*(above(gain, 0) for gain in gains)),
+                      "half of the peak imbalance after "
+                      + ", ".join(f"{n:,.0f} +- {e:,.0f}" for n, e in zip(
+                          steps.mean(1), steps.std(1, ddof=1), strict=True)) + " steps",
+                      "faster for larger lam")  # fmt: skip
+
+
+def _balanced_after(row: Row) -> list[float]:
+    """Return the step at which each run's imbalance is down to half of its peak."""
+    found = []
+    for curve in np.array(row["imbalance"]):
+        peak = int(curve.argmax())
+        low = np.flatnonzero(curve[peak:] <= 0.5 * curve[peak])
+        found.append(max(row["steps_seen"][peak + low[0]] if len(low) else row["steps"], 1))
+    return found
+
+
+def plot_seeds(rows: list[Row]) -> Any:
+    """Draw the objective beside the optimum, and the imbalance, for each setting."""
+    widths = values_of(rows, "width")
+    strengths = values_of(rows, "strength")
+    shape = (len(widths), len(strengths) + 1)
+    figure, axes = canvas(3.2 * shape[1], 2.9 * shape[0], *shape, squeeze=False)
+    for row in rows:
+        i, j = widths.index(row["width"]), strengths.index(row["strength"])
+        label = f"$\\lambda$ = {row['strength']:g}"
+        draw_objective(axes[i][j], row["steps_seen"], row["objective"], row["optimum"])
+        axes[i][j].set_title(f"width {row['width']}, {label}")
+        draw_band(axes[i][-1], row["steps_seen"], row["imbalance"], COLORS[j], label)
+        axes[i][-1].set(yscale="log", title="variance of $|u_i||v_i|$")
+        axes[i][-1].legend()
+    axes[0][0].legend()
+    for panel in axes[-1]:
+        panel.set_xlabel("step")
     return figure
