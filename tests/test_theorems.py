@@ -32,9 +32,9 @@ except ModuleNotFoundError:
     torch: Any = None
 
 CORE = (
-    "noises", "penalties", "norms", "balance", "optima", "deep", "linear", "untied",
+    "noises", "penalties", "norms", "balance", "optima", "deep", "linear",
     "shrinkage", "parametrization", "flows", "absorbing", "lazy", "adversarial",
-    "rademacher", "completion", "decay", "relu",
+    "completion", "decay", "relu",
 )  # fmt: skip
 IDS = list(registered())
 CORRECTED = [name for name, statement in registered().items() if statement.correction]
@@ -271,7 +271,7 @@ MUTATIONS = [
      "algorithm-3"]),
     (spectral.SquaredNuclear, "prox", lambda self, s, w: s / (1 + w), ["sensing-without-factors"]),
     (spectral.KSupport, "prox", lambda self, s, weight: s / (1 + weight), ["dropblock-balanced"]),
-    (theorems.untied, "landscape", lambda M, r, lam: FarAway, ["critical-below-target"]),
+    (theorems.shrinkage, "landscape", lambda M, r, lam: FarAway, ["critical-below-target"]),
     (penalty, "deep", slightly_more(penalty.deep), ["deep-spectral"]),
     (spectral, "nu", slightly_more(spectral.nu), ["deep-envelope"]),
     (spectral, "nu", lambda widths, probs: 0.3, ["deep-scaling"]),

@@ -31,7 +31,7 @@ _LINE = [
     "optima",
     "deep",
     "linear",
-    "untied",
+    "shrinkage",
     "parametrization",
 ]
 _FOUND = sorted(found.name for found in pkgutil.iter_modules(__path__))

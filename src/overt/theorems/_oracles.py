@@ -108,6 +108,12 @@ def masks(keep: Floats) -> tuple[Floats, Floats]:
     return z, np.prod(np.where(z == 1, keep, 1 - keep), axis=1)
 
 
+def multipliers(units: int, prob: float, block: int = 1) -> tuple[Floats, Floats]:
+    """Return z / (1 - prob) under all masks that drop blocks on a grid, and their probabilities."""
+    z, p = masks(np.full(units // block, 1 - prob))
+    return np.repeat(z, block, axis=1) / (1 - prob), p
+
+
 def sliding_masks(shape: tuple[int, ...], b: int, g: float) -> tuple[Floats, Floats]:
     """Return the masks of all sets of seeds, each seed dropping the block that starts there."""
     starts = list(product(*(range(n - b + 1) for n in shape)))
@@ -134,8 +140,8 @@ def added_loss(Y: Floats, U: Floats, A: Floats, multipliers: Floats, p: Floats) 
 
 def sensing_added_loss(y: Floats, U: Floats, V: Floats, A: Floats, prob: float) -> float:
     """E mean_j (y_j - <U D V', A_j>)^2 - mean_j (y_j - <U V', A_j>)^2, D over all masks."""
-    z, p = masks(np.full(U.shape[1], 1 - prob))
-    noisy = [np.mean((y - np.sum(U * m @ V.T * A, axis=(1, 2))) ** 2) for m in z / (1 - prob)]
+    z, p = multipliers(U.shape[1], prob)
+    noisy = [np.mean((y - np.sum(U * m @ V.T * A, axis=(1, 2))) ** 2) for m in z]
     return float(p @ np.array(noisy) - np.mean((y - np.sum(U @ V.T * A, axis=(1, 2))) ** 2))
 
 

@@ -128,8 +128,8 @@ def _rescaling_invariance(scale: int, rng: np.random.Generator) -> Residuals:
     for width in range(2, 4 + scale):
         U, V, X = rng.normal(size=(3, width)), rng.normal(size=(4, width)), rng.normal(size=(6, 4))
         D, C = np.exp(rng.normal(size=width)), X.T @ X / len(X)
-        z, p = oracles.masks(np.full(width, 1 - prob))
-        exact = oracles.added_loss(rng.normal(size=(6, 3)), U, X @ V, z / (1 - prob), p)
+        drawn = oracles.multipliers(width, prob)
+        exact = oracles.added_loss(rng.normal(size=(6, 3)), U, X @ V, *drawn)
         yield oracles.relative((U * D) @ (V / D).T, U @ V.T)
         yield oracles.relative(penalty.shallow(U * D, V / D, noise.Dropout(prob), C), exact)
         yield oracles.relative(equalize.importance(U * D, V / D, C), equalize.importance(U, V, C))

@@ -156,28 +156,20 @@ def verify(ids: Iterable[str] = (), *, size: str = "small", seed: int = 0) -> It
 def _measure(statement: Theorem, scale: int, seed: int) -> Verdict:
     rng = np.random.default_rng([seed, zlib.crc32(statement.id.encode())])
     start = time.perf_counter()
+    # Residual, tolerance, printed residual, detail, verdict.
+    measured: tuple[float | None, float | None, float | None, str, str]
     try:
         # Threads cost more than they save on the small matrices of a check.
         with threadpool_limits(1, user_api="blas"):
-            evidence = _evidence(statement.check(scale, rng))
+            found = _evidence(statement.check(scale, rng))
+        sizes = (_finite(found.residual), found.tolerance, _finite(found.printed))
+        measured = (*sizes, found.detail, "holds" if found.holds else "fails")
     except (MissingExtraError, ModuleNotFoundError) as error:
-        evidence, verdict, reason = None, "skipped", str(error)
+        measured = (None, None, None, str(error), "skipped")
     except Exception as error:  # a broken formula may raise anything; it must show as a failure
-        evidence, verdict, reason = None, "error", f"{type(error).__name__}: {error}"
-    seconds = time.perf_counter() - start
-    given = (statement.id, statement.source, statement.claim, statement.assumes)
-    if evidence is None:
-        return Verdict(*given, statement.correction, None, None, None, reason, verdict, seconds)
-    return Verdict(
-        *given,
-        statement.correction,
-        _finite(evidence.residual),
-        evidence.tolerance,
-        _finite(evidence.printed),
-        evidence.detail,
-        "holds" if evidence.holds else "fails",
-        seconds,
-    )
+        measured = (None, None, None, f"{type(error).__name__}: {error}", "error")
+    s, seconds = statement, time.perf_counter() - start
+    return Verdict(s.id, s.source, s.claim, s.assumes, s.correction, *measured, seconds)
 
 
 def _evidence(found: Evidence | Residuals) -> Evidence:

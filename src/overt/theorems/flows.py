@@ -107,8 +107,7 @@ def _vanishing(scale: int, rng: np.random.Generator) -> Residuals:
 def _underestimate(scale: int, rng: np.random.Generator) -> Evidence:
     wrong, runs, problem = 0, 0, two_by_two(0.25)
     for _ in range(2 * scale):
-        start = rng.normal(size=21)
-        ends = []
+        start, ends = rng.normal(size=21), []
         for lam in (0.0, 1e-4, 0.3):
             objective, weights, _ = network(problem, 3, 3, lam)
             theta = start.copy()

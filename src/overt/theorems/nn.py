@@ -103,8 +103,8 @@ def dropconnect(scale: int, rng: np.random.Generator) -> Evidence:
     )
     x = torch.as_tensor(rng.standard_normal((7, inputs)) + 1.0)
     V, U = model[0].weight, model[1].weight
-    z, p = oracles.masks(np.full(inputs * width, 1 - drop_prob))
-    masked = torch.as_tensor(z / (1 - drop_prob)).reshape(-1, width, inputs) * V
+    z, p = oracles.multipliers(inputs * width, drop_prob)
+    masked = torch.as_tensor(z).reshape(-1, width, inputs) * V
     clean = x @ V.T @ U.T
     losses = ((x @ masked.mT @ U.T - clean) ** 2).sum(2).mean(1).detach().numpy()
     added, lam = float(p @ losses), drop_prob / (1 - drop_prob)
@@ -181,8 +181,8 @@ def _hidden_layer(rng: np.random.Generator, width: int, most: float, kind: Any) 
     model = seq(torch.nn.Linear(4, width), torch.nn.ReLU(), kind(drop_prob),
                 torch.nn.Linear(width, 3))  # fmt: skip
     x = torch.randn(6, 4).double()
-    z, p = oracles.masks(np.full(width, 1 - drop_prob))
-    return torch, model, x, torch.as_tensor(z / (1 - drop_prob))[:, None], p
+    z, p = oracles.multipliers(width, drop_prob)
+    return torch, model, x, torch.as_tensor(z)[:, None], p
 
 
 def _stated(model: Any, x: Any) -> float:

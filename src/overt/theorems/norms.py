@@ -14,7 +14,7 @@ from overt.theorems._oracles import (
     DESCENT,
     EXACT,
     added_loss,
-    masks,
+    multipliers,
     power,
     relative,
     second_moment,
@@ -118,10 +118,8 @@ def _dropblock_lower_bound(scale: int, rng: np.random.Generator) -> Residuals:
             # Equal singular values, shared by one block for each b of the four directions.
             chosen = [i for subset in combinations(range(4), b) for i in subset]
             U, V = (np.linalg.qr(W)[0][:, chosen] for W in rng.normal(size=(2, 4, 4)))
-        w, p = masks(np.full(blocks, 1 - prob))
         # Inputs are the four unit vectors, so that the mean over samples is |.|^2 / 4.
-        z = np.repeat(w, b, axis=1) / (1 - prob)
-        exact = 4 * added_loss(np.zeros((4, 4)), U, V, z, p)
+        exact = 4 * added_loss(np.zeros((4, 4)), U, V, *multipliers(b * blocks, prob, b))
         weight, norm = spectral.induced(noise.DropBlock(prob, block_size=b), b * blocks)
         bound = float(weight * norm.matrix_value(U @ V.T))
         yield relative(bound, exact) if tight else bound / exact - 1

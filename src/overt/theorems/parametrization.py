@@ -105,8 +105,8 @@ def _gaussian(scale: int, rng: np.random.Generator) -> Residuals:
 def _ridge(scale: int, rng: np.random.Generator) -> Residuals:
     prob, m = 0.3, rng.normal(size=6)
     A, y = rng.normal(size=(9, 6)) @ rng.normal(size=(6, 6)), rng.normal(size=9)
-    z, p = oracles.masks(np.full(6, 1 - prob))
-    noisy = np.mean((y - (z / (1 - prob) * m) @ A.T) ** 2, axis=1)
+    z, p = oracles.multipliers(6, prob)
+    noisy = np.mean((y - (z * m) @ A.T) ** 2, axis=1)
     added = p @ noisy - np.mean((y - A @ m) ** 2)
     # The same as noise on the inputs of a linear unit: the penalty of its activations A o m.
     yield oracles.relative(penalty.hidden(m[None], A, noise.Dropout(prob)), added)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from overt import noise, penalty
-from overt._types import Floats
 from overt.theorems._oracles import (
     EXACT,
     STANDARD_ERRORS,
     added_loss,
     agreement,
     masks,
+    multipliers,
     path_sum,
     relative,
     relu_layer,
@@ -35,8 +35,7 @@ def _shallow_penalty(scale: int, rng: np.random.Generator) -> Residuals:
         probs = rng.uniform(0.1, 0.8, d)
         z, p = masks(1 - probs)
         exact = added_loss(Y, U, X @ V, z / (1 - probs), p)
-        C = X.T @ X / len(X)
-        yield relative(penalty.shallow(U, V, noise.Dropout(probs), C), exact)
+        yield relative(penalty.shallow(U, V, noise.Dropout(probs), X.T @ X / len(X)), exact)
     return EXACT, f"the loss over all {2**d} masks, one probability per unit"
 
 
@@ -66,12 +65,10 @@ def _path_norm(scale: int, rng: np.random.Generator) -> Residuals:
 )
 def _dropblock_penalty(scale: int, rng: np.random.Generator) -> Residuals:
     for b in (1, 2, 3):
-        blocks, prob = 2 + scale // 2, float(rng.uniform(0.1, 0.8))
-        U, V, X, Y = two_layers(rng, b * blocks)
-        w, p = masks(np.full(blocks, 1 - prob))
-        z = np.repeat(w, b, axis=1)
+        d, prob = b * (2 + scale // 2), float(rng.uniform(0.1, 0.8))
+        U, V, X, Y = two_layers(rng, d)
         block = noise.DropBlock(prob, block_size=b)
-        exact = added_loss(Y, U, X @ V, z / (1 - prob), p)
+        exact = added_loss(Y, U, X @ V, *multipliers(d, prob, b))
         yield relative(penalty.shallow(U, V, block, X.T @ X / len(X)), exact)
     return EXACT, "the loss over all block decisions, blocks of 1, 2 and 3"
 
@@ -83,7 +80,7 @@ def _dropblock_penalty(scale: int, rng: np.random.Generator) -> Residuals:
     "the activations of that layer",
     assumes="no unit's mask has mean zero",
 )
-def _generalized_penalty(scale: int, rng: np.random.Generator) -> Evidence:
+def _generalized_penalty(scale: int, rng: np.random.Generator) -> Residuals:
     d, draws = 4, 5000 * scale
     U, A, Y = rng.normal(size=(2, d)), relu_layer(rng, d), rng.normal(size=(12, 2))
     K = rng.normal(size=(d, d))
@@ -91,10 +88,8 @@ def _generalized_penalty(scale: int, rng: np.random.Generator) -> Evidence:
     m = correlated.multipliers(d, draws, rng)
     loss = ((Y - (m[:, None, :] * A) @ U.T) ** 2).sum(-1).mean(-1)
     added = loss - ((Y - A @ U.T) ** 2).sum(-1).mean()
-    detail = f"{draws} draws of correlated Gaussian noise on a ReLU layer, in s.e."
-    return Evidence(
-        standard_errors(added, penalty.hidden(U, A, correlated)), STANDARD_ERRORS, detail
-    )
+    yield standard_errors(added, penalty.hidden(U, A, correlated))
+    return STANDARD_ERRORS, f"{draws} draws of correlated Gaussian noise on a ReLU layer, in s.e."
 
 
 @theorem(
@@ -107,8 +102,7 @@ def _generalized_penalty(scale: int, rng: np.random.Generator) -> Evidence:
 def _last_layer_dropout(scale: int, rng: np.random.Generator) -> Evidence:
     d, prob = 4 + scale, 0.3
     U, A, Y = rng.normal(size=(2, d)), relu_layer(rng, d), rng.normal(size=(12, 2))
-    z, p = masks(np.full(d, 1 - prob))
-    exact = added_loss(Y, U, A, z / (1 - prob), p)
+    exact = added_loss(Y, U, A, *multipliers(d, prob))
     without_lam = float((U**2).sum(0) @ (A**2).mean(0))
     stated = penalty.hidden(U, A, noise.Dropout(prob))
     detail = f"a tanh-ReLU network, its loss over all {2**d} masks"
@@ -122,18 +116,12 @@ def _last_layer_dropout(scale: int, rng: np.random.Generator) -> Evidence:
     "and output, lam sum_j U_oj^2 a_j(x)^2 for Dropout",
 )
 def _predictive_variance(scale: int, rng: np.random.Generator) -> Residuals:
-    blocks, b, prob = 3 + scale // 2, 2, float(rng.uniform(0.1, 0.8))
-    d = blocks * b
+    d, prob = 6 + 2 * (scale // 2), float(rng.uniform(0.1, 0.8))
     U, A = rng.normal(size=(3, d)), relu_layer(rng, d)
-    w, p = masks(np.full(blocks, 1 - prob))
-    unit_masks, unit_p = masks(np.full(d, 1 - prob))
-    cases: list[tuple[noise.Noise, Floats, Floats]] = [
-        (noise.Dropout(prob), unit_masks, unit_p),
-        (noise.DropBlock(prob, block_size=b), np.repeat(w, b, axis=1), p),
-    ]
-    for each, z, chances in cases:
-        outputs = (z[:, None, :] / (1 - prob) * A) @ U.T
-        exact = np.tensordot(chances, (outputs - A @ U.T) ** 2, axes=1)
+    cases: list[tuple[noise.Noise, int]] = [(noise.Dropout(prob), 1), (noise.DropBlock(prob, 2), 2)]
+    for each, b in cases:
+        z, p = multipliers(d, prob, b)
+        exact = np.tensordot(p, ((z[:, None, :] * A - A) @ U.T) ** 2, axes=1)
         yield relative(penalty.predictive_variance(U, A, each), exact)
     return EXACT, "Dropout and DropBlock, outputs under all masks"
 
@@ -155,15 +143,11 @@ def _relu_isotropic(scale: int, rng: np.random.Generator) -> Residuals:
         "signs": rng.choice([-1.0, 1.0], size=(n, inputs)),
         "sphere": directions * np.sqrt(inputs) / np.linalg.norm(directions, axis=1, keepdims=True),
     }
-    z, p = masks(np.full(d, 1 - prob))
     stated = float(penalty.relu_isotropic(U, V, prob))
-    without_lam = path_sum([V.T, U]) / 2
-    printed = np.inf
+    without_lam, printed = path_sum([V.T, U]) / 2, np.inf
     for X in samples.values():
-        A = np.maximum(X @ V, 0)
-        spread = sum(
-            q * (((m / (1 - prob) - 1) * A @ U.T) ** 2).sum(-1) for q, m in zip(p, z, strict=True)
-        )
+        A, (z, p) = np.maximum(X @ V, 0), multipliers(d, prob)
+        spread = sum(q * (((m - 1) * A @ U.T) ** 2).sum(-1) for q, m in zip(p, z, strict=True))
         yield standard_errors(spread, stated)
         printed = min(printed, standard_errors(spread, without_lam))
     return STANDARD_ERRORS, f"{n} inputs from each of {', '.join(samples)}, in s.e.", printed
@@ -182,12 +166,11 @@ def _dropconnect(scale: int, rng: np.random.Generator) -> Residuals:
     for _ in range(scale):
         U, V, _, Y = two_layers(rng, d, inputs)
         X, prob = rng.uniform(0, 2, size=(8, inputs)), float(rng.uniform(0.2, 0.7))
-        Z, p = masks(np.full(inputs * d, 1 - prob))
-        masked = Z.reshape(-1, inputs, d) / (1 - prob) * V
+        Z, p = multipliers(inputs * d, prob)
+        masked = Z.reshape(-1, inputs, d) * V
         noisy = ((Y - X @ masked @ U.T) ** 2).sum(-1).mean(-1)
         exact = p @ noisy - ((Y - X @ V @ U.T) ** 2).sum(-1).mean()
-        C = X.T @ X / len(X)
-        lam = prob / (1 - prob)
+        C, lam = X.T @ X / len(X), prob / (1 - prob)
         as_dropout = lam * float((U**2).sum(0) @ np.einsum("ik,ij,jk->k", V, C, V))
         yield relative(penalty.dropconnect(U, V, prob, C), exact)
         printed = min(printed, relative(as_dropout, exact))
@@ -202,8 +185,8 @@ def _dropconnect(scale: int, rng: np.random.Generator) -> Residuals:
 def _dropconnect_last_layer(scale: int, rng: np.random.Generator) -> Evidence:
     outputs, d, prob = 2, 3 + scale // 2, float(rng.uniform(0.1, 0.8))
     U, A, Y = rng.normal(size=(outputs, d)), relu_layer(rng, d), rng.normal(size=(12, outputs))
-    Z, p = masks(np.full(outputs * d, 1 - prob))
-    masked = Z.reshape(-1, outputs, d) / (1 - prob) * U
+    Z, p = multipliers(outputs * d, prob)
+    masked = Z.reshape(-1, outputs, d) * U
     noisy = ((Y.T - masked @ A.T) ** 2).sum(1).mean(-1)
     exact = p @ noisy - ((Y - A @ U.T) ** 2).sum(-1).mean()
     stated = penalty.hidden(U, A, noise.Dropout(prob))
@@ -254,8 +237,7 @@ def _vanishing_penalty(scale: int, rng: np.random.Generator) -> Residuals:
     start, loss = float(penalty.shallow(U, V, block, C)), Y - X @ V @ U.T
     for doubling in range(1, 3 if scale > 1 else 2):
         U, V = np.hstack([U, U]) / 2**0.5, np.hstack([V, V]) / 2**0.5
-        w, p = masks(np.full(U.shape[1] // b, 1 - prob))
-        exact = added_loss(Y, U, X @ V, np.repeat(w, b, axis=1) / (1 - prob), p)
+        exact = added_loss(Y, U, X @ V, *multipliers(U.shape[1], prob, b))
         yield relative(Y - X @ V @ U.T, loss)
         yield relative(start / 2**doubling, exact)
         yield relative(penalty.shallow(U, V, block, C), exact)
