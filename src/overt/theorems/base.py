@@ -156,20 +156,20 @@ def verify(ids: Iterable[str] = (), *, size: str = "small", seed: int = 0) -> It
 def _measure(statement: Theorem, scale: int, seed: int) -> Verdict:
     rng = np.random.default_rng([seed, zlib.crc32(statement.id.encode())])
     start = time.perf_counter()
-    # Residual, tolerance, printed residual, detail, verdict.
-    measured: tuple[float | None, float | None, float | None, str, str]
+    measured: dict[str, Any] = dict.fromkeys(("residual", "tolerance", "printed_residual"))
     try:
         # Threads cost more than they save on the small matrices of a check.
         with threadpool_limits(1, user_api="blas"):
             found = _evidence(statement.check(scale, rng))
         sizes = (_finite(found.residual), found.tolerance, _finite(found.printed))
-        measured = (*sizes, found.detail, "holds" if found.holds else "fails")
+        measured = dict(zip(measured, sizes, strict=True))
+        measured |= {"detail": found.detail, "verdict": "holds" if found.holds else "fails"}
     except (MissingExtraError, ModuleNotFoundError) as error:
-        measured = (None, None, None, str(error), "skipped")
+        measured |= {"detail": str(error), "verdict": "skipped"}
     except Exception as error:  # a broken formula may raise anything; it must show as a failure
-        measured = (None, None, None, f"{type(error).__name__}: {error}", "error")
+        measured |= {"detail": f"{type(error).__name__}: {error}", "verdict": "error"}
     s, seconds = statement, time.perf_counter() - start
-    return Verdict(s.id, s.source, s.claim, s.assumes, s.correction, *measured, seconds)
+    return Verdict(s.id, s.source, s.claim, s.assumes, s.correction, **measured, seconds=seconds)
 
 
 def _evidence(found: Evidence | Residuals) -> Evidence:

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from overt._check import MissingExtraError
+from overt._figures import styled
 from overt._files import ready
 from overt._html import Page
 from overt._progress import meter, reraising_interrupts
@@ -38,10 +38,7 @@ def lines_of(chapter: Chapter) -> str:
 
 def tour(out: str | os.PathLike[str], *, seed: int = 0) -> tuple[Path, bool]:
     """Write the report into the folder `out`; return its path and whether every claim held."""
-    try:
-        import matplotlib  # noqa: F401
-    except ModuleNotFoundError:
-        raise MissingExtraError("matplotlib", "plots") from None
+    look = styled()  # says what is missing before anything is made
     folder = ready(out)
     page = Page(
         "overt: a tour",
@@ -49,7 +46,7 @@ def tour(out: str | os.PathLike[str], *, seed: int = 0) -> tuple[Path, bool]:
         "it, and checks it. Every number and picture below was computed when the page was made.",
     )
     start, held = time.perf_counter(), []
-    with meter("tour", len(CHAPTERS)) as bar:
+    with look, meter("tour", len(CHAPTERS)) as bar:
         for chapter in CHAPTERS:
             with reraising_interrupts():
                 held.append(chapter(page, folder, seed))

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from overt._figures import canvas
+from overt._figures import BLUE, ORANGE, canvas
 from overt._html import Page
-from overt.tour.torch_chapter import torch_chapter
+from overt.tour.torch_chapter import digits, network, torch_chapter
 
 WIDTH, DROP_PROB, STEPS, SHOTS = 64, 0.5, 300, 8
 
@@ -56,11 +56,10 @@ def _audited(seed: int) -> tuple[list[int], list[Any]]:
     from torch.nn import functional
 
     from overt.nn.auditing import audit
-    from overt.tour.nn import _digits, _network
 
-    x, y, x_test, y_test = _digits()
+    x, y, x_test, y_test = digits()
     target = functional.one_hot(y, 10).float()
-    model = _network(WIDTH, DROP_PROB)
+    model = network(WIDTH, DROP_PROB)
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     shots = {round(s) for s in np.geomspace(1, STEPS + 1, SHOTS) - 1}
     steps, reports = [], []
@@ -80,16 +79,16 @@ def _audited(seed: int) -> tuple[list[int], list[Any]]:
 def _picture(steps: list[int], reports: list[Any], head: Any) -> Any:
     figure, (left, right) = canvas(8.4, 3.6, 1, 2)
     shown, objective = [step + 1 for step in steps], [r.objective for r in reports]
-    left.plot(shown, objective, color="#1f6f8b", marker="o", ms=3, label="objective")
-    left.axhline(head.lower_bound, color="#d1751c", label="proved lower bound")
+    left.plot(shown, objective, marker="o", ms=3, label="objective")
+    left.axhline(head.lower_bound, color=ORANGE, label="proved lower bound")
     left.set(xscale="log", xlabel="step + 1", ylabel="training objective", ylim=(0, None))
-    left.legend(frameon=False)
+    left.legend()
     index = np.arange(1, len(head.spectrum) + 1)
     targets, predicted = head.target_spectrum[: len(index)], head.predicted_spectrum
     at = np.arange(1, len(predicted) + 1)
     right.plot(index, targets, color="0.7", marker="s", ms=4, lw=1, label="targets")
-    right.plot(at, predicted, color="#d1751c", marker="o", ms=5, lw=1, label="optimum")
-    right.plot(index, head.spectrum, color="#1f6f8b", marker="x", ms=6, lw=1, label="outputs")
+    right.plot(at, predicted, color=ORANGE, marker="o", ms=5, lw=1, label="optimum")
+    right.plot(index, head.spectrum, color=BLUE, marker="x", ms=6, lw=1, label="outputs")
     right.set(xlabel="index", ylabel="singular value / sqrt(samples)", ylim=(0, None))
-    right.legend(frameon=False)
+    right.legend()
     return figure

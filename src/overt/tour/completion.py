@@ -57,10 +57,8 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
     )
     _recommend(page, models[LEARNED])
     rmse, covered = judged[LEARNED]
-    return bool(
-        rmse < min(judged["no dropout"][0], judged["drop probability .3"][0])
-        and abs(covered - LEVEL) <= 0.03
-    )
+    fixed = min(judged["no dropout"][0], judged["drop probability .3"][0])
+    return bool(rmse < fixed and abs(covered - LEVEL) <= 0.03)
 
 
 def _judge(model: DropoutCompletion, holdout: Entries) -> tuple[float, float]:
@@ -83,10 +81,9 @@ def _recommend(page: Page, model: DropoutCompletion) -> None:
         [(f"column {c}", float(v)) for c, v in zip(best.cols, best.values, strict=True)],
     )
     reasons = list(zip(told.cols, told.values, told.contributions, strict=True))[:4]
+    named = ", ".join(f"{c} ({y:g}: {added:+.2f})" for c, y, added in reasons)
     page.text(
-        f"Column {best.cols[0]} comes first because of this row's ratings of columns "
-        + ", ".join(f"{c} ({y:g}: {added:+.2f})" for c, y, added in reasons)
-        + "."
+        f"Column {best.cols[0]} comes first because of this row's ratings of columns {named}."
     )
 
 

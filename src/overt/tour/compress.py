@@ -7,7 +7,7 @@ from typing import Any
 
 from overt._figures import canvas
 from overt._html import Page
-from overt.tour.torch_chapter import torch_chapter
+from overt.tour.torch_chapter import network, torch_chapter
 
 WIDTH, EPOCHS = 512, 25
 SHARES = (0.5, 0.25, 0.1)
@@ -31,19 +31,17 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
         "held-out digits chooses, the others give the accuracies below."
     )
     model, choosing, testing = _trained(seed)
-    rows, curves = [], {}
-    half: Any = None
+    rows, reports = [], {}
+    curves: dict[str, list[tuple[float, float]]] = {by: [] for by in WAYS}
     for by, meaning in WAYS.items():
-        curve = []
         for keep in SHARES:
             report: Any = compress(model, keep, choosing[0], choosing, by, holdout=testing)[1]
             before, after = report.before, report.after
-            curve.append((after.parameters / before.parameters, after.accuracy))
+            curves[by].append((after.parameters / before.parameters, after.accuracy))
             cells = (keep, after.parameters, report.speedup, after.accuracy)
             rows.append((f"{by}: {meaning}", *cells))
-            if by == "mask" and keep == SHARES[0]:
-                half = report
-        curves[by] = curve
+            reports[by, keep] = report
+    half = reports["mask", SHARES[0]]
     page.table(("way", "keep", "parameters", "speed-up", "accuracy"), rows)
     page.figure(
         _picture(curves, half),
@@ -66,10 +64,9 @@ def _trained(seed: int) -> tuple[Any, tuple[Any, Any], tuple[Any, Any]]:
     import torch
 
     from overt.experiments import small
-    from overt.tour.nn import _network
 
     data = small.load("digits")
-    model = torch.nn.Sequential(torch.nn.Flatten(), *_network(WIDTH, 0.5))
+    model = torch.nn.Sequential(torch.nn.Flatten(), *network(WIDTH, 0.5))
     small.fit(model, data.x, data.y, epochs=EPOCHS, seed=seed)
     x, y = data.x_test, data.y_test
     cut = len(x) // 3
@@ -79,13 +76,12 @@ def _trained(seed: int) -> tuple[Any, tuple[Any, Any], tuple[Any, Any]]:
 def _picture(curves: dict[str, list[tuple[float, float]]], half: Any) -> Any:
     figure, (left, right) = canvas(8.4, 3.4, 1, 2)
     left.axhline(half.before.accuracy, color="0.6", lw=1)
-    for (by, curve), color in zip(curves.items(), ("#1f6f8b", "#d1751c", "#5a8f3c"), strict=True):
-        left.plot(*zip(*curve, strict=True), "o-", color=color, label=by)
+    for by, curve in curves.items():
+        left.plot(*zip(*curve, strict=True), "o-", label=by)
     left.set(xlabel="share of parameters", ylabel="accuracy", xscale="log")
-    ticks = (0.1, 0.2, 0.5)
-    left.set_xticks(ticks, [str(t) for t in ticks])
+    left.set_xticks((0.1, 0.2, 0.5), ("0.1", "0.2", "0.5"))
     left.minorticks_off()
-    left.legend(frameon=False)
-    right.hist(half.losses, bins=12, color="#1f6f8b")
+    left.legend()
+    right.hist(half.losses, bins=12)
     right.set(xlabel="held-out loss", ylabel="sub-networks")
     return figure

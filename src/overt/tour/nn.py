@@ -11,7 +11,7 @@ import numpy as np
 
 from overt._figures import canvas
 from overt._html import Page
-from overt.tour.torch_chapter import torch_chapter
+from overt.tour.torch_chapter import digits, network, torch_chapter
 
 STEPS, BATCH = 300, 32
 
@@ -39,8 +39,9 @@ def _blocks(page: Page, seed: int) -> bool:
         for name, f in found.items():
             lines.append((name, nominal, f["realized"], f["center"], f["corner"]))
         held &= abs(found["overt"]["realized"] - nominal) <= 5 * found["overt"]["error"]
-    header = ("implementation", "nominal", "realized", "mean at the center", "in the corner")
-    page.table(header, lines)
+    page.table(
+        ("implementation", "nominal", "realized", "mean at the center", "in the corner"), lines
+    )
     return bool(held)
 
 
@@ -50,7 +51,7 @@ def _training(page: Page, seed: int) -> bool:
     from overt.nn import mc_moments, predictive_moments
 
     torch.manual_seed(seed)
-    x, y, x_test, y_test = _digits()
+    x, y, x_test, y_test = digits()
     curves, model = _trained(x, y, seed)
     page.text(
         "Next, a 64-256-10 network on scikit-learn's digits, dropout 0.5, squared loss. Dropout "
@@ -98,10 +99,7 @@ def _trained(x: Any, y: Any, seed: int) -> tuple[dict[str, list[tuple[int, float
 
     from overt.nn import explicit_penalty, without_noise
 
-    base = torch.nn.Sequential(
-        torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(256, 10)
-    )
-    target = functional.one_hot(y, 10).float()
+    base, target = network(256, 0.5), functional.one_hot(y, 10).float()
     curves: dict[str, list[tuple[int, float]]] = {}
     for name in ("sampled dropout", "the penalty"):
         model = copy.deepcopy(base)
@@ -133,32 +131,15 @@ def _doubt(mean: Any, variance: Any, y: Any) -> tuple[float, float]:
     return float(ratio[right].median()), float(ratio[~right].median())
 
 
-def _network(width: int, drop_prob: float) -> Any:
-    from torch.nn import Dropout, Linear, ReLU, Sequential
-
-    return Sequential(Linear(64, width), ReLU(), Dropout(drop_prob), Linear(width, 10))
-
-
-def _digits() -> tuple[Any, Any, Any, Any]:
-    import torch
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    order = np.random.default_rng(0).permutation(len(digits.target))
-    x = torch.tensor(digits.data[order] / 16, dtype=torch.float32)
-    y = torch.tensor(digits.target[order])
-    return x[:1200], y[:1200], x[1200:], y[1200:]
-
-
 def _picture(curves: dict[str, list[tuple[int, float]]], sampled: Any, exact: Any) -> Any:
     figure, (left, right) = canvas(8.4, 3.6, 1, 2)
-    for (name, curve), color in zip(curves.items(), ("#d1751c", "#1f6f8b"), strict=True):
-        left.plot(*zip(*curve, strict=True), color=color, label=name)
+    for name, curve in curves.items():
+        left.plot(*zip(*curve, strict=True), label=name)
     left.set(xlabel="step", ylabel="dropout objective", yscale="log")
-    left.legend(frameon=False)
+    left.legend()
     chosen = np.random.default_rng(0).choice(exact.size, min(exact.size, 1500), replace=False)
     a, b = sampled.ravel()[chosen], exact.ravel()[chosen]
     right.plot([0, b.max()], [0, b.max()], color="0.75", lw=1)
-    right.scatter(b, a, s=4, color="#1f6f8b", alpha=0.5)
+    right.scatter(b, a, s=4, alpha=0.5)
     right.set(xlabel="standard deviation, one pass", ylabel="400 sampled passes")
     return figure

@@ -8,19 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from overt import relu
 from overt._figures import canvas
 from overt._html import Page
-from overt.relu import (
-    LazyRun,
-    Margin,
-    TwoLayer,
-    coadaptation,
-    guarantee,
-    margin,
-    rademacher,
-    required,
-    train_lazy,
-)
 
 WIDTHS, DROP_PROB, STEPS = (20, 100, 500, 2000), 0.8, 3000
 
@@ -31,27 +21,22 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
     between = _complexity(page, seed)
     X, y, test = _digits(seed)
     runs = {
-        m: train_lazy(X, y, width=m, drop_prob=DROP_PROB, steps=STEPS, holdout=test, seed=seed)
+        m: relu.train_lazy(X, y, width=m, drop_prob=DROP_PROB, steps=STEPS, holdout=test, seed=seed)
         for m in WIDTHS
     }
     wide = runs[WIDTHS[-1]]
     wide.save(folder / "relu-lazy.json")
     _show_runs(page, runs, test[0])
-    gamma = margin(X, y, drop_prob=DROP_PROB, features=400, tol=0.05, seed=seed)
+    gamma = relu.margin(X, y, drop_prob=DROP_PROB, features=400, tol=0.05, seed=seed)
     usable = gamma.lower > 0
-    page.text(
-        _asked(gamma, 100 * wide.full_error[-1])
-        if usable
-        else "No positive margin was proved, so the theory is silent."
-    )
+    silent = "No positive margin was proved, so the theory is silent."
+    page.text(_asked(gamma, 100 * wide.full_error[-1]) if usable else silent)
     gaps = [float(run.unseen_error[-1] - run.full_error[-1]) for run in runs.values()]
-    closing = gaps[-1] < gaps[0]
-    learned = bool(wide.full_error[-1] < 0.05)
     claims = {
         "the complexity lies between Theorems 13 and 12": between,
-        "dropout learns to tell 4 from 7": learned,
+        "dropout learns to tell 4 from 7": bool(wide.full_error[-1] < 0.05),
         f"unseen sub-networks lag less behind at width {WIDTHS[-1]} than at {WIDTHS[0]} (by "
-        f"{100 * gaps[-1]:.1f} and {100 * gaps[0]:.1f} points)": closing,
+        f"{100 * gaps[-1]:.1f} and {100 * gaps[0]:.1f} points)": gaps[-1] < gaps[0],
     }
     return page.claims(claims) and usable
 
@@ -68,7 +53,7 @@ def _complexity(page: Page, seed: int) -> bool:
     angles = np.random.default_rng([seed, 4]).uniform(0, 2 * np.pi, 40)
     spread = np.stack([np.cos(angles), 0.5 * np.sin(angles)], axis=1)
     found = {
-        shift: rademacher(spread + np.array([shift, 0]), draws=300, seed=seed)
+        shift: relu.rademacher(spread + np.array([shift, 0]), draws=300, seed=seed)
         for shift in (0.0, 0.2, 0.35)
     }
     page.table(
@@ -79,7 +64,7 @@ def _complexity(page: Page, seed: int) -> bool:
     return all(f.lower <= f.value <= f.upper for f in found.values())
 
 
-def _show_runs(page: Page, runs: dict[int, LazyRun], X: Any) -> None:
+def _show_runs(page: Page, runs: dict[int, relu.LazyRun], X: Any) -> None:
     page.text(
         f"Now train the hidden layer on 8 x 8 images of 4 and 7, dropping {DROP_PROB:.0%} of the "
         "units at each step, and beside each network look at others drawn at random from it, a "
@@ -97,10 +82,10 @@ def _show_runs(page: Page, runs: dict[int, LazyRun], X: Any) -> None:
     )
 
 
-def _asked(gamma: Margin, reached: float) -> str:
+def _asked(gamma: relu.Margin, reached: float) -> str:
     """Return what theory asks for at this margin beside the error that was reached."""
-    need = required(epsilon=0.1, margin=gamma.lower, dimension=64)
-    have = guarantee(margin=gamma.lower, dimension=64, width=WIDTHS[-1], steps=STEPS)
+    need = relu.required(epsilon=0.1, margin=gamma.lower, dimension=64)
+    have = relu.guarantee(margin=gamma.lower, dimension=64, width=WIDTHS[-1], steps=STEPS)
     return (
         f"What theory asks: the margin of these data is estimated at {gamma.lower:.3f} to "
         f"{gamma.upper:.3f}, and for an error of 10% Theorem 14 asks for {need.width:.1e} "
@@ -122,7 +107,7 @@ def _digits(seed: int) -> tuple[Any, Any, tuple[Any, Any]]:
     return X[:240], y[:240], (X[240:], y[240:])
 
 
-def _picture(runs: dict[int, LazyRun]) -> Any:
+def _picture(runs: dict[int, relu.LazyRun]) -> Any:
     figure, (errors, moves) = canvas(8.6, 3.2, 1, 2)
     widths = list(runs)
     for label, name in (("full network", "full_error"), ("unseen sub-networks", "unseen_error")):
@@ -133,17 +118,17 @@ def _picture(runs: dict[int, LazyRun]) -> Any:
     moves.plot(widths, [scale / math.sqrt(w) for w in widths], ":", label="1 / sqrt(width)")
     for axes, label in ((errors, "test error, %"), (moves, "distance of a row from its start")):
         axes.set(xscale="log", xlabel="width", ylabel=label)
-        axes.legend(frameon=False)
+        axes.legend()
     moves.set_yscale("log")
     return figure
 
 
-def _flow_picture(runs: dict[int, LazyRun], X: Any) -> Any:
+def _flow_picture(runs: dict[int, relu.LazyRun], X: Any) -> Any:
     figure, axes = canvas(6.4, 3.0)
     for width, run in runs.items():
-        psi = np.sort(TwoLayer(run.a[None] / math.sqrt(width), run.W.T).flows(X))[::-1]
+        psi = np.sort(relu.TwoLayer(run.a[None] / math.sqrt(width), run.W.T).flows(X))[::-1]
         share = np.arange(width) / width
-        axes.plot(share, psi / psi.mean(), label=f"width {width}: phi {coadaptation(psi):.2f}")
+        axes.plot(share, psi / psi.mean(), label=f"width {width}: phi {relu.coadaptation(psi):.2f}")
     axes.set(xlabel="share of the units", ylabel="flow over mean flow")
-    axes.legend(frameon=False)
+    axes.legend()
     return figure
