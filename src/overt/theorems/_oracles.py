@@ -9,44 +9,6 @@ from typing import Any
 import numpy as np
 
 from overt._types import Floats
-from overt.theorems.base import Evidence
-
-EXACT = 1e-10
-"""Tolerance on a relative difference of two sums that agree but for rounding."""
-
-DESCENT = 1e-7
-"""Tolerance on a relative difference of objectives where one of them was reached by descent."""
-
-STRICT = 0.01
-"""Least relative excess that shows that a bound is not attained."""
-
-STANDARD_ERRORS = 5.0
-"""Tolerance on |Monte Carlo - exact| in standard errors."""
-
-
-def relative(measured: Any, expected: Any) -> float:
-    """|measured - expected| / |expected|, Frobenius norms."""
-    expected = np.asarray(expected, dtype=float)
-    return float(np.linalg.norm(measured - expected) / np.linalg.norm(expected))
-
-
-def standard_errors(draws: Floats, exact: Any) -> float:
-    """|mean(draws) - exact| in standard errors of the mean."""
-    error = draws.std(ddof=1) / np.sqrt(draws.size)
-    return float(abs(draws.mean() - float(exact)) / error)
-
-
-def worst(*residuals: float) -> float:
-    """Return the largest residual; NaN if any of them is, so that the check fails."""
-    return float(np.max(residuals))
-
-
-def agreement(
-    stated: Any, exact: Any, detail: str, printed: Any = None, tolerance: float = EXACT
-) -> Evidence:
-    """Return how far what is stated lies from the exact value, and what is printed, if given."""
-    wrong = None if printed is None else relative(printed, exact)
-    return Evidence(relative(stated, exact), tolerance, detail, wrong)
 
 
 def seeded_torch(rng: np.random.Generator) -> tuple[Any, Any]:

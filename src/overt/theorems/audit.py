@@ -13,7 +13,7 @@ import numpy as np
 from overt._types import Floats
 from overt.theorems import _descent as descent
 from overt.theorems import _oracles as oracles
-from overt.theorems.base import Evidence, Residuals, theorem
+from overt.theorems.base import DESCENT, Residuals, relative, theorem
 
 
 @theorem(
@@ -24,7 +24,7 @@ from overt.theorems.base import Evidence, Residuals, theorem
     assumes="d >= outputs to reach it",
     correction="the proposition omits 1/d, and has no bias",
 )
-def last_layer(scale: int, rng: np.random.Generator) -> Evidence:
+def last_layer(scale: int, rng: np.random.Generator) -> Residuals:
     """Descend over last layer, bias and all features at once."""
     from overt.nn.auditing import lower
     from overt.spectral import SquaredNuclear
@@ -46,7 +46,8 @@ def last_layer(scale: int, rng: np.random.Generator) -> Evidence:
     bound, *_ = lower.squared_bound(target, k, [(lam / d, SquaredNuclear())])
     printed, *_ = lower.squared_bound(target, k, [(lam, SquaredNuclear())])
     detail = f"descent over {n} x {d} features, last layer and bias"
-    return oracles.agreement(bound, best, detail, printed, oracles.DESCENT)
+    yield relative(bound, best)
+    return DESCENT, detail, relative(printed, best)
 
 
 @theorem(
@@ -71,8 +72,8 @@ def class_floor(scale: int, rng: np.random.Generator) -> Residuals:
         losses = np.logaddexp(0, -signs * margins).mean(1)
         last = float(weight @ losses)
         yield (floor - last) / floor
-    yield oracles.relative(last, floor)
-    return oracles.DESCENT, f"all masks of {d} units, drop_prob {p:.2f}"
+    yield relative(last, floor)
+    return DESCENT, f"all masks of {d} units, drop_prob {p:.2f}"
 
 
 @theorem(
@@ -82,7 +83,7 @@ def class_floor(scale: int, rng: np.random.Generator) -> Residuals:
     "max_e mean H((1-e) y + e pi) - e s_1 t",
     assumes="classes of equal size to reach it",
 )
-def class_size(scale: int, rng: np.random.Generator) -> Evidence:
+def class_size(scale: int, rng: np.random.Generator) -> Residuals:
     """Descend over logits of the nuclear norm t sqrt(n)."""
     from overt.nn.auditing import lower
 
@@ -108,7 +109,8 @@ def class_size(scale: int, rng: np.random.Generator) -> Evidence:
     top = float(np.linalg.norm(y - frequencies, 2)) / math.sqrt(n)
     bound = lower.class_bound(frequencies, top, t, centered=True)
     detail = f"{n} samples of {k} classes, t = {t:.2f}"
-    return oracles.agreement(bound, best, detail, tolerance=1e-4)
+    yield relative(bound, best)
+    return 1e-4, detail
 
 
 @theorem(

@@ -10,7 +10,7 @@ from overt import equalize, noise, penalty
 from overt._types import Floats
 from overt.theorems import _oracles as oracles
 from overt.theorems._descent import descend, tied_objective
-from overt.theorems.base import Residuals, theorem
+from overt.theorems.base import DESCENT, EXACT, STRICT, Residuals, relative, theorem, worst
 
 
 @theorem(
@@ -24,7 +24,7 @@ def _equalizer(scale: int, rng: np.random.Generator) -> Residuals:
     for rows, width, rank in shapes:
         U = oracles.with_spectrum(rng, rows, width, rng.exponential(size=rank))
         yield _inequality(U, equalize.equalizer(U))
-    return oracles.EXACT, "orthogonality and spread of the norms, wide, tall, low rank"
+    return EXACT, "orthogonality and spread of the norms, wide, tall, low rank"
 
 
 @theorem(
@@ -45,7 +45,7 @@ def _hadamard_equalizer(scale: int, rng: np.random.Generator) -> Residuals:
         right = np.linalg.svd(U)[2].T
         yield _inequality(U, equalize.hadamard_equalizer(U))
         printed = min(printed, _inequality(U, right @ Z))
-    return oracles.EXACT, "orthogonality and spread of the norms", printed
+    return EXACT, "orthogonality and spread of the norms", printed
 
 
 @theorem(
@@ -60,11 +60,11 @@ def _equalized_product(scale: int, rng: np.random.Generator) -> Residuals:
         A = oracles.with_spectrum(rng, 4, 5, rng.exponential(size=min(width, 3)))
         U, V = equalize.equalize_product(A, width)
         share = np.full(width, np.linalg.norm(A, "nuc") / width)
-        yield oracles.relative(U @ V.T, A)
-        yield oracles.relative(np.sum(U**2, axis=0), share)
-        yield oracles.relative(np.sum(V**2, axis=0), share)
+        yield relative(U @ V.T, A)
+        yield relative(np.sum(U**2, axis=0), share)
+        yield relative(np.sum(V**2, axis=0), share)
         yield float(equalize.imbalance(U, V)) / share[0] ** 2
-    return oracles.EXACT, "the product and every column norm"
+    return EXACT, "the product and every column norm"
 
 
 @theorem(
@@ -83,10 +83,10 @@ def _equalized_optimum(scale: int, rng: np.random.Generator) -> Residuals:
             U = descend(objective, rng.normal(size=4 * width))[1].reshape(4, width)
             share = drop.strength / width * np.linalg.norm(U) ** 4
             mean = float(np.mean(equalize.importance(U, U)))
-            yield oracles.relative(penalty.tied(U, drop), share)
+            yield relative(penalty.tied(U, drop), share)
             yield float(equalize.imbalance(U, U)) / mean**2
             runs += 1
-    return oracles.DESCENT, f"all of {runs} descents from random starts"
+    return DESCENT, f"all of {runs} descents from random starts"
 
 
 @theorem(
@@ -107,11 +107,11 @@ def _rotation_is_not_enough(scale: int, rng: np.random.Generator) -> Residuals:
         angles = np.linspace(0, np.pi, 181)
         rotated = [penalty.shallow(U @ Q, V @ Q, drop) / least - 1 for Q in map(_rotation, angles)]
         rebuilt = penalty.shallow(*equalize.equalize_product(A, 2), drop)
-        yield oracles.relative(U @ V.T, A)
-        yield oracles.relative(rebuilt, least)
+        yield relative(U @ V.T, A)
+        yield relative(rebuilt, least)
         excess, equalized = min(excess, *rotated), max(equalized, rotated[45])
-    yield oracles.STRICT - excess
-    return oracles.EXACT, (
+    yield STRICT - excess
+    return EXACT, (
         f"the best of 181 rotations stays {excess:.0%} above the least penalty; the one that "
         f"equalizes |u_i||v_i| lies {equalized:.0%} above it"
     )
@@ -130,17 +130,17 @@ def _rescaling_invariance(scale: int, rng: np.random.Generator) -> Residuals:
         D, C = np.exp(rng.normal(size=width)), X.T @ X / len(X)
         drawn = oracles.multipliers(width, prob)
         exact = oracles.added_loss(rng.normal(size=(6, 3)), U, X @ V, *drawn)
-        yield oracles.relative((U * D) @ (V / D).T, U @ V.T)
-        yield oracles.relative(penalty.shallow(U * D, V / D, noise.Dropout(prob), C), exact)
-        yield oracles.relative(equalize.importance(U * D, V / D, C), equalize.importance(U, V, C))
-    return oracles.EXACT, "after rescaling, against the loss over all masks before"
+        yield relative((U * D) @ (V / D).T, U @ V.T)
+        yield relative(penalty.shallow(U * D, V / D, noise.Dropout(prob), C), exact)
+        yield relative(equalize.importance(U * D, V / D, C), equalize.importance(U, V, C))
+    return EXACT, "after rescaling, against the loss over all masks before"
 
 
 def _inequality(U: Floats, Q: Floats) -> float:
     """Return how far Q is from orthogonal, or the columns of U Q from equal norms."""
     norms = np.sum((U @ Q) ** 2, axis=0)
     mean = np.sum(U**2) / U.shape[1]
-    return oracles.worst(np.abs(Q.T @ Q - np.eye(len(Q))).max(), np.abs(norms / mean - 1).max())
+    return worst(np.abs(Q.T @ Q - np.eye(len(Q))).max(), np.abs(norms / mean - 1).max())
 
 
 def _rotation(angle: float) -> Floats:

@@ -15,11 +15,24 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from overt._check import InputError, InputTypeError, MissingExtraError, choice, unknown
+from overt._types import Floats
 from overt.results import Result
 from overt.theorems._symbolic import PROVED
 
 SIZES = {"small": 1, "medium": 2, "large": 4}
 """Named problem sizes and the factor by which they scale a check's dimensions."""
+
+EXACT = 1e-10
+"""Tolerance on a relative difference of two sums that agree but for rounding."""
+
+DESCENT = 1e-7
+"""Tolerance on a relative difference of objectives where one of them was reached by descent."""
+
+STRICT = 0.01
+"""Least relative excess that shows that a bound is not attained."""
+
+STANDARD_ERRORS = 5.0
+"""Tolerance on |Monte Carlo - exact| in standard errors."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +62,23 @@ class Evidence:
         """Whether the statement holds and, where it was corrected, the printed form does not."""
         needed = self.printed is None or not self.printed <= self.tolerance
         return self.residual <= self.tolerance and needed
+
+
+def relative(measured: Any, expected: Any) -> float:
+    """|measured - expected| / |expected|, Frobenius norms."""
+    expected = np.asarray(expected, dtype=float)
+    return float(np.linalg.norm(measured - expected) / np.linalg.norm(expected))
+
+
+def standard_errors(draws: Floats, exact: Any) -> float:
+    """|mean(draws) - exact| in standard errors of the mean."""
+    error = draws.std(ddof=1) / np.sqrt(draws.size)
+    return float(abs(draws.mean() - float(exact)) / error)
+
+
+def worst(*residuals: float) -> float:
+    """Return the largest residual; NaN if any of them is, so that the check fails."""
+    return float(np.max(residuals))
 
 
 Residuals = Generator[float, None, tuple[Any, ...]]

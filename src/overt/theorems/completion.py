@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from overt._types import Floats
-from overt.theorems._oracles import DESCENT, EXACT, multipliers, relative
-from overt.theorems.base import Evidence, Residuals, theorem
+from overt.theorems._oracles import multipliers
+from overt.theorems.base import DESCENT, EXACT, Residuals, relative, theorem
 
 
 @theorem(
@@ -102,26 +102,24 @@ def _learned(V: Floats, S: Floats, y: Floats, noise: float, P: Floats, shift: Fl
     correction="The printed bound sets an unknown constant to 1; 2 x 2 with three uniform entries "
     "needs 1.558, over all samples and signs",
 )
-def _completion_bound(scale: int, rng: np.random.Generator) -> Evidence:
+def _completion_bound(scale: int, rng: np.random.Generator) -> Residuals:
     from overt.completion import bounds  # which compiles
 
-    over, printed = 0.0, 0.0
+    printed = 0.0
     cases = [(2, 2, 3), (2, 2, 5), (1, 2, 4), (2, 3, 4), (3, 2, 3)]
     for rows, cols, n in cases:
         for p, q in _product_laws(rows, cols, n, rng):
             needed = _needed_constant(p, q, n)
-            over = max(over, needed / bounds.rademacher_constant((rows, cols)))
+            yield needed / bounds.rademacher_constant((rows, cols))
             printed = max(printed, needed)
     for d in (10, 20 * scale):
         n = int(np.ceil(2 * d * np.log(d))) + 1
         draws = np.array([_dual_norm(d, n, rng) for _ in range(200)])
         needed = float(draws.mean() - 5 * draws.std() / np.sqrt(len(draws))) / n
         needed /= np.sqrt(d * np.log(d) / n)
-        over = max(over, needed / bounds.rademacher_constant((d, d)))
-    return Evidence(
-        over, 1.0, f"all samples and signs of {len(cases)} sizes, 3 laws each: {printed:.3f} is "
-        f"needed; {d} x {d} by sampling", printed,
-    )  # fmt: skip
+        yield needed / bounds.rademacher_constant((d, d))
+    detail = f"all samples and signs of {len(cases)} sizes, 3 laws each: {printed:.3f} is needed"
+    return 1.0, f"{detail}; {d} x {d} by sampling", printed
 
 
 def _product_laws(rows: int, cols: int, n: int, rng: np.random.Generator) -> Iterator[Any]:

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 
 from overt.theorems import _oracles as oracles
-from overt.theorems.base import Evidence, Residuals, theorem
+from overt.theorems.base import EXACT, Residuals, relative, theorem
 
 
 @theorem(
@@ -17,7 +17,7 @@ from overt.theorems.base import Evidence, Residuals, theorem
     "loss |y - f|^2 + (d - k) / (k (d - 1)) (d sum_i |u_i|^2 a_i^2 - |sum_i u_i a_i|^2)",
     assumes="units are removed before the last layer",
 )
-def expected_loss(scale: int, rng: np.random.Generator) -> Evidence:
+def expected_loss(scale: int, rng: np.random.Generator) -> Residuals:
     """Cut out every sub-network of that width."""
     from overt.nn.compression.cutting import Cut, shrink
     from overt.nn.compression.structure import structure_of
@@ -40,7 +40,8 @@ def expected_loss(scale: int, rng: np.random.Generator) -> Evidence:
     added = (d - k) / (k * (d - 1)) * (d * flows - total)
     stated = float(((y - model(x)) ** 2).sum(1).mean() + added)
     detail = f"all {len(losses)} sub-networks of {k} of {d} units, cut out"
-    return oracles.agreement(stated, np.mean(losses), detail)
+    yield relative(stated, np.mean(losses))
+    return EXACT, detail
 
 
 @theorem(
@@ -60,9 +61,9 @@ def low_rank(scale: int, rng: np.random.Generator) -> Residuals:
     _, s, right = np.linalg.svd(model[0].weight.numpy())
     x = torch.as_tensor(np.concatenate([rng.standard_normal((500, n)), right]))
     ratio = ((small(x) - model(x)).norm(dim=1) / x.norm(dim=1)).numpy()
-    yield oracles.relative(float(ratio.max()), float(s[change.after]))
-    yield oracles.relative(change.operator_error, float(s[change.after]))
-    return oracles.EXACT, f"{len(x)} inputs, rank {change.after} of {min(m, n)}"
+    yield relative(float(ratio.max()), float(s[change.after]))
+    yield relative(change.operator_error, float(s[change.after]))
+    return EXACT, f"{len(x)} inputs, rank {change.after} of {min(m, n)}"
 
 
 @theorem(
@@ -71,7 +72,7 @@ def low_rank(scale: int, rng: np.random.Generator) -> Residuals:
     claim="With data, two layers of rank r along the outputs' principal directions make the least "
     "mean squared error of any affine map of rank r: the sum of the trailing variances",
 )
-def data_rank(scale: int, rng: np.random.Generator) -> Evidence:
+def data_rank(scale: int, rng: np.random.Generator) -> Residuals:
     """Compare with the spectrum of the outputs, and with the rewriting that sees weights alone."""
     from overt.nn.compression import compress
 
@@ -87,6 +88,7 @@ def data_rank(scale: int, rng: np.random.Generator) -> Evidence:
     least = float(np.sum(s[change.after :] ** 2))
     blind, _ = compress(model, {"0": 0.6}, x[:2], by="spectrum")
     worse = float(((blind(x) - y) ** 2).sum(1).mean())
-    residual = oracles.relative(error, least) + max(0.0, error - worse)
+    residual = relative(error, least) + max(0.0, error - worse)
     detail = f"rank {change.after} of {m}; weights alone: {worse / least:.1f} times that"
-    return Evidence(residual, 1e-8, detail)
+    yield residual
+    return 1e-8, detail

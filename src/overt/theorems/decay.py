@@ -19,8 +19,8 @@ from overt.decay import (
 )
 from overt.entries import Entries
 from overt.theorems._descent import Objective, count, descend, split
-from overt.theorems._oracles import DESCENT, chain, relative
-from overt.theorems.base import Evidence, Residuals, theorem
+from overt.theorems._oracles import chain
+from overt.theorems.base import DESCENT, Residuals, relative, theorem
 
 SOURCE = "One-way jumps"
 
@@ -46,7 +46,7 @@ def _critical(scale: int, rng: np.random.Generator) -> Residuals:
     assumes="loss C + lam |theta|^2",
     correction="the sketch prints the rate lam; it is 2 c lam for a step with 1 - c eta lam, c = 2",
 )
-def _balance_rate(scale: int, rng: np.random.Generator) -> Evidence:
+def _balance_rate(scale: int, rng: np.random.Generator) -> Residuals:
     problem, lam, steps, rate = _problem(2 + scale, rng), 0.2, 4000, 2.5e-4
     objective, weights, size = network(problem, 3, 4, lam)
     theta = 0.5 * rng.standard_normal(size)
@@ -55,7 +55,8 @@ def _balance_rate(scale: int, rng: np.random.Generator) -> Evidence:
         theta -= rate * objective(theta)[1]
     measured = -np.log(layers.imbalance(weights(theta)) / before) / (steps * rate)
     detail = f"rate of small-step gradient descent: {measured:.4f}, 4 lam = {4 * lam:.4f}"
-    return Evidence(abs(measured / (4 * lam) - 1), 5e-3, detail, abs(measured / lam - 1))
+    yield abs(measured / (4 * lam) - 1)
+    return 5e-3, detail, abs(measured / lam - 1)
 
 
 @theorem(
@@ -85,7 +86,7 @@ def _minima(scale: int, rng: np.random.Generator) -> Residuals:
     source=f"{SOURCE}, Proposition 3.3",
     claim="B_r holds the minima of rank <= r and no others: sum f_alpha(s_i^(2/L)) <= r + eps_2",
 )
-def _membership(scale: int, rng: np.random.Generator) -> Evidence:
+def _membership(scale: int, rng: np.random.Generator) -> Residuals:
     wrong, count, depth = 0, 0, 3
     for epsilon in (0.1, 0.25, 0.5):
         problem = two_by_two(epsilon)
@@ -99,7 +100,8 @@ def _membership(scale: int, rng: np.random.Generator) -> Evidence:
                 inside = region.contains(weights)
                 wrong += inside != (m.rank <= rank) or (inside and soft > rank + region.slack)
                 count += 1
-    return Evidence(float(wrong), 0.0, f"{count} pairs of a minimum and a set")
+    yield float(wrong)
+    return 0.0, f"{count} pairs of a minimum and a set"
 
 
 @theorem(
@@ -110,7 +112,7 @@ def _membership(scale: int, rng: np.random.Generator) -> Evidence:
     assumes="[[1, *], [.25, 1]], L = 3, lam = .05, r = 1, where the proved rate is below 1e-26; "
     "from .05 on some steps leave (3 of 12,000 raised the rank there, 10 of 6,000 at .2)",
 )
-def _closed(scale: int, rng: np.random.Generator) -> Evidence:
+def _closed(scale: int, rng: np.random.Generator) -> Residuals:
     problem, depth, width, lam = two_by_two(0.25), 3, 6, 0.05
     region = ApproximateRankSet.for_problem(problem, depth, width, lam, 1)
     broken, steps, least = 0, 0, np.inf
@@ -129,7 +131,8 @@ def _closed(scale: int, rng: np.random.Generator) -> Evidence:
             steps += 1
     on_boundary = least > 1 + region.slack * (1 - 1e-5)
     detail = f"{broken} of {steps} steps from the boundary left, at rates 1e-4 to 1e-2"
-    return Evidence(float(broken) + (not on_boundary), 0.0, detail)
+    yield float(broken) + (not on_boundary)
+    return 0.0, detail
 
 
 def sgd_step(W: list[Floats], problem: Entries, n: int, eta: float, lam: float) -> list[Floats]:
@@ -158,7 +161,7 @@ def soft_rank(weights: list[Floats], alpha: float) -> float:
     claim="Once s_2/s_1 is below .02, noisy SGD does not bring it back above .05",
     assumes="the figure's rates (epsilon .25, L 3, width 100)",
 )
-def _one_way(scale: int, rng: np.random.Generator) -> Evidence:
+def _one_way(scale: int, rng: np.random.Generator) -> Residuals:
     problem, count = two_by_two(0.25), 8 * scale
     root = int(rng.integers(2**31))
     noisy = Schedule.constant(6000, 0.2, 0.1, convention="pytorch")
@@ -168,7 +171,8 @@ def _one_way(scale: int, rng: np.random.Generator) -> Evidence:
     weights = [W[low] for W in first.weights]
     after = simulate(problem, 3, 100, noisy, len(low), weights, 61, seed=root + 1, balance=False)
     back = int(np.sum(after.ratio.max(axis=1) >= 0.05))
-    return Evidence(float(back), 0.0, f"{back} of {len(low)} runs came back in 6,000 steps")
+    yield float(back)
+    return 0.0, f"{back} of {len(low)} runs came back in 6,000 steps"
 
 
 def _problem(n: int, rng: np.random.Generator) -> Entries:

@@ -10,23 +10,9 @@ import numpy as np
 from overt import equalize, linear, noise, penalty
 from overt._types import Floats
 from overt.linear import blocks, bounds, landscape
-from overt.theorems._descent import (
-    best_descent,
-    factor_objective,
-    ksupport,
-    slope_and_curvature,
-    tied_objective,
-)
-from overt.theorems._oracles import (
-    DESCENT,
-    masks,
-    moments,
-    relative,
-    second_moment,
-    sliding_masks,
-    with_spectrum,
-)
-from overt.theorems.base import Residuals, theorem
+from overt.theorems import _descent as descent
+from overt.theorems import _oracles as oracles
+from overt.theorems.base import DESCENT, Residuals, relative, theorem
 
 
 @theorem(
@@ -43,7 +29,7 @@ def _step(scale: int, rng: np.random.Generator) -> Residuals:
     # x takes the values +-sqrt(n) e_i, whose second moment is the identity; masks are enumerated.
     inputs = [sign * np.sqrt(n) * e for e in np.eye(n) for sign in (1.0, -1.0)]
     mean, total = np.zeros((d, m)), 0.0
-    for x, (z, p) in product(inputs, zip(*masks(np.full(d, keep)), strict=True)):
+    for x, (z, p) in product(inputs, zip(*oracles.masks(np.full(d, keep)), strict=True)):
         Ut, Vt = U.T.copy(), V.T.copy()
         drawn = (a[None, None] for a in (x, M @ x, z / keep))
         kernels.unit_steps(Ut, Vt, *drawn, np.ones(1), np.zeros(2))
@@ -77,9 +63,9 @@ def _strict_saddle(scale: int, rng: np.random.Generator) -> Residuals:
         Q = np.linalg.qr(rng.standard_normal((len(m), len(m))))[0]
         view = landscape.landscape(Q * m @ Q.T, 3, lam)
         beyond += lam > view.printed_limit
-        objective = tied_objective(view.M, lam, 3)
+        objective = descent.tied_objective(view.M, lam, 3)
         for point in view.points:
-            slope, lowest = slope_and_curvature(objective, point.U.ravel())
+            slope, lowest = descent.slope_and_curvature(objective, point.U.ravel())
             yield slope / m[0]
             yield abs(point.curvature - lowest) / m[0]
             # The global minimum comes first; every other point must bend down.
@@ -103,7 +89,7 @@ def _dropblock_tight(scale: int, rng: np.random.Generator) -> Residuals:
         a = np.sort(rng.exponential(1.0, min(count, 3 + scale)))[::-1]
         left, right = (np.linalg.qr(rng.standard_normal((12, len(a))))[0] for _ in range(2))
         U, V = blocks.block_factors(left, a, right, b * count, b)
-        least = 0.4 / 0.6 / count * ksupport(a, b)
+        least = 0.4 / 0.6 / count * descent.ksupport(a, b)
         yield relative(U @ V.T, left * a @ right.T)
         yield relative(penalty.shallow(U, V, noise.DropBlock(0.4, b)), least)
     return 1e-10, "penalty of the constructed factors against the norm"
@@ -118,10 +104,10 @@ def _dropblock_tight(scale: int, rng: np.random.Generator) -> Residuals:
 )
 def _per_unit(scale: int, rng: np.random.Generator) -> Residuals:
     probs = rng.uniform(0.3, 0.5, 3)
-    lam, M = probs / (1 - probs), with_spectrum(rng, 3 + scale, 4, [5.0, 1.0, 0.5])
+    lam, M = probs / (1 - probs), oracles.with_spectrum(rng, 3 + scale, 4, [5.0, 1.0, 0.5])
     best = linear.LinearNetwork(M, 3, noise.Dropout(probs)).solve()
-    objective = factor_objective(M, np.diag(lam))
-    lowest = best_descent(objective, 3 * (M.shape[0] + M.shape[1]), 6, rng)[0]
+    objective = descent.factor_objective(M, np.diag(lam))
+    lowest = descent.best_descent(objective, 3 * (M.shape[0] + M.shape[1]), 6, rng)[0]
     shares = equalize.importance(best.U, best.V) * lam
     yield relative(best.objective, lowest)
     yield relative(shares, np.full(3, shares.mean()))
@@ -138,7 +124,7 @@ def _per_unit(scale: int, rng: np.random.Generator) -> Residuals:
     assumes="width at least the rank of that map",
 )
 def _dropconnect_optimum(scale: int, rng: np.random.Generator) -> Residuals:
-    M, C = rng.standard_normal((3, 3)), second_moment(rng, 3)
+    M, C = rng.standard_normal((3, 3)), oracles.second_moment(rng, 3)
     net = linear.LinearNetwork(M, 4, noise.DropConnect(0.4), second_moment=C)
     best = net.solve()
     lam, D = 0.4 / 0.6, np.diag(C)
@@ -151,7 +137,7 @@ def _dropconnect_optimum(scale: int, rng: np.random.Generator) -> Residuals:
         gradients = lam * U * v - R @ V, lam * V * D[:, None] * u - R.T @ U
         return float(value), 2 * np.concatenate([g.ravel() for g in gradients])
 
-    lowest = best_descent(objective, 24, 6, rng)[0]
+    lowest = descent.best_descent(objective, 24, 6, rng)[0]
     yield relative(best.objective, lowest)
     yield abs(best.certificate.relative_gap)
     return DESCENT, "proximal solution against descent on the factors"
@@ -167,11 +153,12 @@ def _certificate(scale: int, rng: np.random.Generator) -> Residuals:
     probs = np.array([0.1, 0.3, 0.5, 0.7])
     # Units at the border are covered once, the others twice: (x + x^2) / 2 = .6, x = 1 - g.
     g = 1 - (math.sqrt(1 + 8 * 0.6) - 1) / 2
+    sliding = oracles.moments(*oracles.sliding_masks((4,), 2, g))[1]
     noises: list[tuple[noise.Noise, Floats]] = [
         (noise.Dropout(0.4), lam * np.eye(4)),
         (noise.Dropout(probs), np.diag(probs / (1 - probs))),
         (noise.DropBlock(0.4, 2), lam * np.eye(2).repeat(2, axis=0).repeat(2, axis=1)),
-        (noise.DropBlock(0.4, 2, "sliding"), moments(*sliding_masks((4,), 2, g))[1]),
+        (noise.DropBlock(0.4, 2, "sliding"), sliding),
         (noise.CovarianceNoise(np.ones(4), K @ K.T / 4), K @ K.T / 4),
     ]
     for drop, Gamma in noises:
@@ -181,7 +168,7 @@ def _certificate(scale: int, rng: np.random.Generator) -> Residuals:
             bounds.spectral_bound(s[:4], float(np.sum(s[4:] ** 2)), envelope)
             for envelope in bounds.envelopes(drop, 4)
         )
-        objective = factor_objective(M, Gamma)
-        lowest = best_descent(objective, 4 * (3 + M.shape[1]), 3, rng)[0]
+        objective = descent.factor_objective(M, Gamma)
+        lowest = descent.best_descent(objective, 4 * (3 + M.shape[1]), 3, rng)[0]
         yield (lower - lowest) / lowest
     return 1e-9, "how far the bound exceeds the lowest descent, if at all"

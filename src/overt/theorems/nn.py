@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 
 from overt.theorems import _oracles as oracles
-from overt.theorems.base import Evidence, Residuals, theorem
+from overt.theorems.base import (
+    EXACT,
+    STANDARD_ERRORS,
+    Residuals,
+    relative,
+    standard_errors,
+    theorem,
+)
 
 
 @theorem(
@@ -19,7 +26,7 @@ from overt.theorems.base import Evidence, Residuals, theorem
     claim="What explicit_penalty returns is what noise before the last layer adds to E|y - f|^2",
     assumes="the noise is followed by affine maps only (here a convolution, pooling and a layer)",
 )
-def last_layer(scale: int, rng: np.random.Generator) -> Evidence:
+def last_layer(scale: int, rng: np.random.Generator) -> Residuals:
     """Enumerate the blocks dropped in a convolutional network."""
     from overt import nn as onn
 
@@ -41,7 +48,8 @@ def last_layer(scale: int, rng: np.random.Generator) -> Evidence:
     multipliers = torch.as_tensor(z / keep).reshape(-1, 1, size, size)
     added = _added(model, x, multipliers, p, torch)
     detail = f"all {len(p)} sets of blocks, drop_prob {drop_prob:.2f}"
-    return oracles.agreement(_stated(model, x), added, detail)
+    yield relative(_stated(model, x), added)
+    return EXACT, detail
 
 
 @theorem(
@@ -50,7 +58,7 @@ def last_layer(scale: int, rng: np.random.Generator) -> Evidence:
     claim="Dropout before the last layer U adds lam sum_j |u_j|^2 mean(a_j^2)",
     correction="Corollary 3.2 omits the factor lam",
 )
-def dropout_factor(scale: int, rng: np.random.Generator) -> Evidence:
+def dropout_factor(scale: int, rng: np.random.Generator) -> Residuals:
     """Enumerate the masks of a hidden layer."""
     from overt import nn as onn
 
@@ -58,7 +66,8 @@ def dropout_factor(scale: int, rng: np.random.Generator) -> Evidence:
     added = _added(model, x, multipliers, p, torch)
     a, U = torch.relu(model[0](x)), model[3].weight
     printed = float(((U**2).sum(0) * (a**2).mean(0)).sum())
-    return oracles.agreement(_stated(model, x), added, f"all {len(p)} masks", printed)
+    yield relative(_stated(model, x), added)
+    return EXACT, f"all {len(p)} masks", relative(printed, added)
 
 
 @theorem(
@@ -79,9 +88,9 @@ def variance(scale: int, rng: np.random.Generator) -> Residuals:
     centered = outputs - mean
     expected = np.einsum("m,mbi,mbj->bij", p, centered, centered)
     found = onn.predictive_moments(model, x, covariance=True)
-    yield oracles.relative(found.variance.detach().numpy(), expected)
-    yield oracles.relative(found.mean.detach().numpy(), mean)
-    return oracles.EXACT, f"mean and covariance over all {len(p)} masks"
+    yield relative(found.variance.detach().numpy(), expected)
+    yield relative(found.mean.detach().numpy(), mean)
+    return EXACT, f"mean and covariance over all {len(p)} masks"
 
 
 @theorem(
@@ -91,7 +100,7 @@ def variance(scale: int, rng: np.random.Generator) -> Residuals:
     assumes="a linear layer follows",
     correction="the theorem prints C, and so equivalence with Dropout, in place of diag(C)",
 )
-def dropconnect(scale: int, rng: np.random.Generator) -> Evidence:
+def dropconnect(scale: int, rng: np.random.Generator) -> Residuals:
     """Enumerate the dropped weights on correlated inputs."""
     from overt import nn as onn
 
@@ -110,7 +119,8 @@ def dropconnect(scale: int, rng: np.random.Generator) -> Evidence:
     added, lam = float(p @ losses), drop_prob / (1 - drop_prob)
     printed = lam * float(((U**2).sum(0) * ((x @ V.T) ** 2).mean(0)).sum())
     detail = f"all {len(p)} masks of {inputs * width} weights, inputs of mean 1"
-    return oracles.agreement(_stated(model, x), added, detail, printed)
+    yield relative(_stated(model, x), added)
+    return EXACT, detail, relative(printed, added)
 
 
 @theorem(
@@ -120,7 +130,7 @@ def dropconnect(scale: int, rng: np.random.Generator) -> Evidence:
     assumes="inputs symmetric about 0 with E[x x'] = I",
     correction="the main text omits lam",
 )
-def relu_path_norm(scale: int, rng: np.random.Generator) -> Evidence:
+def relu_path_norm(scale: int, rng: np.random.Generator) -> Residuals:
     """Evaluate the penalty on a symmetric data set with second moment I."""
     from overt import nn as onn
 
@@ -136,8 +146,9 @@ def relu_path_norm(scale: int, rng: np.random.Generator) -> Evidence:
     paths = float(((U**2) @ (V**2)).sum())
     lam = drop_prob / (1 - drop_prob)
     value = _stated(model, x)
-    stated, printed = (oracles.relative(value, factor / 2 * paths) for factor in (lam, 1))
-    return Evidence(stated, oracles.EXACT, f"{len(x)} symmetric points, width {width}", printed)
+    stated, printed = (relative(value, factor / 2 * paths) for factor in (lam, 1))
+    yield stated
+    return EXACT, f"{len(x)} symmetric points, width {width}", printed
 
 
 @theorem(
@@ -157,18 +168,18 @@ def sliding_blocks(scale: int, rng: np.random.Generator) -> Residuals:
     layer = onn.DropBlock2d(drop_prob, block, seed=int(rng.integers(2**31)))
     y = layer(torch.ones(n, 1, *size, dtype=torch.float64))[:, 0]
     dropped = (y == 0).double().mean((1, 2)).numpy()
-    yield oracles.standard_errors(dropped, drop_prob)
+    yield standard_errors(dropped, drop_prob)
     error = y.std(0) / np.sqrt(n)
     yield float(((y.mean(0) - 1).abs() / error).max())
     start_kept = 1 - drop_prob ** (1 / (2 * block - 1))
     line = rng.random((n, 30)) < start_kept
     kept = np.lib.stride_tricks.sliding_window_view(line, block, axis=1).all(2)
-    printed = oracles.standard_errors((~kept).mean(1), drop_prob)
+    printed = standard_errors((~kept).mean(1), drop_prob)
     detail = (
         f"{n} masks of {size[0]} x {size[1]}, in standard errors; printed: {kept.mean():.4f} kept "
         "instead of 0.5 on a line"
     )
-    return oracles.STANDARD_ERRORS, detail, printed
+    return STANDARD_ERRORS, detail, printed
 
 
 def _hidden_layer(rng: np.random.Generator, width: int, most: float, kind: Any) -> Any:

@@ -8,17 +8,15 @@ import numpy as np
 
 from overt import noise, penalty
 from overt._types import Floats
-from overt.theorems._oracles import (
+from overt.theorems import _oracles as oracles
+from overt.theorems.base import (
     EXACT,
     STANDARD_ERRORS,
-    added_loss,
-    masks,
-    moments,
+    Residuals,
     relative,
-    sliding_masks,
     standard_errors,
+    theorem,
 )
-from overt.theorems.base import Residuals, theorem
 
 
 @theorem(
@@ -31,13 +29,13 @@ from overt.theorems.base import Residuals, theorem
 def _characteristic_matrix(scale: int, rng: np.random.Generator) -> Residuals:
     d = 3 + scale // 2
     for _ in range(4 * scale):
-        z, _ = masks(np.full(d, 0.5))
+        z, _ = oracles.masks(np.full(d, 0.5))
         p = rng.dirichlet(np.ones(len(z)))
-        mu, Gamma = moments(z, p)
+        mu, Gamma = oracles.moments(z, p)
         other = rng.uniform(0.5, 2, d)
         gaussian = noise.CovarianceNoise(other, Gamma * np.outer(other, other))
         Y, U, A = rng.normal(size=(5, 2)), rng.normal(size=(2, d)), rng.normal(size=(5, d))
-        exact = added_loss(Y, U, A, z / mu, p)
+        exact = oracles.added_loss(Y, U, A, z / mu, p)
         yield relative(penalty.hidden(U, A, gaussian), exact)
     return EXACT, f"random laws over all {2**d} masks against Gaussian noise with equal Gamma"
 
@@ -80,10 +78,10 @@ def _dropblock_mask(scale: int, rng: np.random.Generator) -> Residuals:
     for b in range(2, 3 + scale):
         blocks, prob = b + 1, float(rng.uniform(0.2, 0.7))
         d = blocks * b
-        w, p = masks(np.full(blocks, 1 - prob))
+        w, p = oracles.masks(np.full(blocks, 1 - prob))
         z = np.stack([w[:, j // b] for j in range(d)], axis=1)
-        _, exact = moments(z, p)
-        _, other = moments(np.repeat(w, blocks, axis=1), p)
+        _, exact = oracles.moments(z, p)
+        _, other = oracles.moments(np.repeat(w, blocks, axis=1), p)
         block = noise.DropBlock(prob, block_size=b)
         yield relative(block.characteristic(d), exact)
         size = max(len(other), d)
@@ -126,12 +124,12 @@ def _sliding_keep(scale: int, rng: np.random.Generator) -> Residuals:
     for d in range(b, b + 4 + scale):
         prob = float(rng.uniform(0.1, 0.8))
         g = noise.DropBlock(prob, block_size=b, placement="sliding").seed_probability(d)
-        z, p = sliding_masks((d,), b, g)
+        z, p = oracles.sliding_masks((d,), b, g)
         yield relative((p @ z).mean(), 1 - prob)
     inner = 2 * b - 1  # blocks on all sides of its middle unit
-    z, p = sliding_masks((inner,), b, 1 - 0.5 ** (1 / b))
+    z, p = oracles.sliding_masks((inner,), b, 1 - 0.5 ** (1 / b))
     yield relative((p @ z)[b - 1], 0.5)
-    z, p = sliding_masks((inner,), b, 0.5 ** (1 / (2 * b - 1)))
+    z, p = oracles.sliding_masks((inner,), b, 0.5 ** (1 / (2 * b - 1)))
     kept = float((p @ z)[b - 1])
     detail = f"share kept, over all sets of seeds; the printed rule keeps {kept:.4f} instead of .5"
     return EXACT, detail, relative(kept, 0.5)
@@ -148,7 +146,7 @@ def _sliding_characteristic(scale: int, rng: np.random.Generator) -> Residuals:
     for shape, b in [*shapes, ((4, 4), 2)] if scale > 1 else shapes:
         prob = float(rng.uniform(0.1, 0.7))
         block = noise.DropBlock(prob, block_size=b, placement="sliding")
-        mu, Gamma = moments(*sliding_masks(shape, b, block.seed_probability(shape)))
+        mu, Gamma = oracles.moments(*oracles.sliding_masks(shape, b, block.seed_probability(shape)))
         yield relative(block.mean(shape), mu)
         yield relative(block.characteristic(shape), Gamma)
     return EXACT, "mean and Gamma over all sets of seeds, 1-D and 2-D"

@@ -9,18 +9,9 @@ import numpy as np
 
 from overt import equalize, noise, spectral
 from overt._types import Floats
-from overt.theorems._descent import cheapest_chain, cheapest_factors, ksupport
-from overt.theorems._oracles import (
-    DESCENT,
-    EXACT,
-    added_loss,
-    multipliers,
-    power,
-    relative,
-    second_moment,
-    with_spectrum,
-)
-from overt.theorems.base import Residuals, theorem
+from overt.theorems import _descent as descent
+from overt.theorems import _oracles as oracles
+from overt.theorems.base import DESCENT, EXACT, Residuals, relative, theorem
 
 
 @theorem(
@@ -35,11 +26,11 @@ from overt.theorems.base import Residuals, theorem
 def _dropout_norm(scale: int, rng: np.random.Generator) -> Residuals:
     printed = math.inf
     for width in range(2, 4 + scale // 2):
-        A, C = rng.normal(size=(2, 3)), second_moment(rng, 3)
+        A, C = rng.normal(size=(2, 3)), oracles.second_moment(rng, 3)
         drop = noise.Dropout(0.4)
-        best = drop.strength * cheapest_factors(A, np.eye(2), C, width, 3, rng)
+        best = drop.strength * descent.cheapest_factors(A, np.eye(2), C, width, 3, rng)
         weight, norm = spectral.induced(drop, width)
-        whitened = A @ power(C, 0.5)
+        whitened = A @ oracles.power(C, 0.5)
         yield relative(weight * norm.matrix_value(whitened), best)
         nuclear = np.linalg.norm(whitened, "nuc")
         printed = min(printed, relative(drop.strength * nuclear**2, best))
@@ -55,10 +46,10 @@ def _dropout_norm(scale: int, rng: np.random.Generator) -> Residuals:
 )
 def _dropconnect_norm(scale: int, rng: np.random.Generator) -> Residuals:
     for width in range(2, 4 + scale // 2):
-        A, C = rng.normal(size=(2, 3)), second_moment(rng, 3)
+        A, C = rng.normal(size=(2, 3)), oracles.second_moment(rng, 3)
         D = np.diag(np.diag(C))
         drop = noise.DropConnect(0.4)
-        best = drop.strength * cheapest_factors(A, np.eye(2), D, width, 3, rng)
+        best = drop.strength * descent.cheapest_factors(A, np.eye(2), D, width, 3, rng)
         weight, norm = spectral.induced(drop, width)
         yield relative(weight * norm.matrix_value(A @ np.sqrt(D)), best)
     return DESCENT, "descent over all factors of A"
@@ -77,7 +68,7 @@ def _ksupport_value(scale: int, rng: np.random.Generator) -> Residuals:
     for _ in range(30 * scale):
         n = int(rng.integers(2, 9))
         k, s = int(rng.integers(1, n + 1)), rng.exponential(size=n) ** rng.uniform(0.2, 3)
-        exact, ordered = ksupport(s, k), np.sort(s)[::-1]
+        exact, ordered = descent.ksupport(s, k), np.sort(s)[::-1]
         largest = float(ordered[: k - 1] @ ordered[: k - 1] + ordered[k - 1 :].sum() ** 2)
         yield relative(spectral.KSupport(k).value(s), exact)
         printed = max(printed, relative(largest, exact))
@@ -93,7 +84,7 @@ def _ksupport_value(scale: int, rng: np.random.Generator) -> Residuals:
 def _ksupport_limits(scale: int, rng: np.random.Generator) -> Residuals:
     for _ in range(5 * scale):
         rank = int(rng.integers(1, 5))
-        A = with_spectrum(rng, 5, 6, rng.exponential(size=rank))
+        A = oracles.with_spectrum(rng, 5, 6, rng.exponential(size=rank))
         values = [float(spectral.KSupport(k).matrix_value(A)) for k in range(1, 7)]
         yield float(np.max(np.diff(values))) / values[0]
         yield relative(values[0], np.linalg.norm(A, "nuc") ** 2)
@@ -119,7 +110,8 @@ def _dropblock_lower_bound(scale: int, rng: np.random.Generator) -> Residuals:
             chosen = [i for subset in combinations(range(4), b) for i in subset]
             U, V = (np.linalg.qr(W)[0][:, chosen] for W in rng.normal(size=(2, 4, 4)))
         # Inputs are the four unit vectors, so that the mean over samples is |.|^2 / 4.
-        exact = 4 * added_loss(np.zeros((4, 4)), U, V, *multipliers(b * blocks, prob, b))
+        drawn = oracles.multipliers(b * blocks, prob, b)
+        exact = 4 * oracles.added_loss(np.zeros((4, 4)), U, V, *drawn)
         weight, norm = spectral.induced(noise.DropBlock(prob, block_size=b), b * blocks)
         bound = float(weight * norm.matrix_value(U @ V.T))
         yield relative(bound, exact) if tight else bound / exact - 1
@@ -140,7 +132,7 @@ def _weighted_trace(scale: int, rng: np.random.Generator) -> Residuals:
         p, q = rng.dirichlet(np.full(2, 3.0)), rng.dirichlet(np.full(4, 3.0))
         U, V = equalize.equalize_weighted(M, p, q, width)
         reached = lam * float((p @ U**2) @ (q @ V**2))
-        best = lam * cheapest_factors(M, np.diag(p), np.diag(q), width, 3, rng)
+        best = lam * descent.cheapest_factors(M, np.diag(p), np.diag(q), width, 3, rng)
         stated = lam / width * spectral.WeightedTrace(p, q).matrix_value(M)
         yield relative(U @ V.T, M)
         yield relative(reached, stated)
@@ -158,7 +150,7 @@ def _weighted_trace(scale: int, rng: np.random.Generator) -> Residuals:
 def _factorization_cost(scale: int, rng: np.random.Generator) -> Residuals:
     for n in range(2, 4 + scale // 2):
         s = rng.uniform(0.3, 3, n)
-        best = cheapest_chain(with_spectrum(rng, n, n, s), rng)
+        best = descent.cheapest_chain(oracles.with_spectrum(rng, n, n, s), rng)
         yield relative(spectral.factorization_cost(s, 3), best)
     return DESCENT, "descent over the factors of square maps, depth 3"
 

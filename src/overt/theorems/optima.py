@@ -8,26 +8,9 @@ import numpy as np
 
 from overt import noise, spectral
 from overt._types import Floats
-from overt.theorems._descent import (
-    best_descent,
-    block_candidates,
-    block_value,
-    descend,
-    factor_objective,
-    factors,
-    ksupport_prox_value,
-    tied_objective,
-)
-from overt.theorems._oracles import (
-    DESCENT,
-    STRICT,
-    power,
-    relative,
-    second_moment,
-    with_spectrum,
-    worst,
-)
-from overt.theorems.base import Evidence, Residuals, theorem
+from overt.theorems import _descent as descent
+from overt.theorems import _oracles as oracles
+from overt.theorems.base import DESCENT, STRICT, Residuals, relative, theorem, worst
 
 
 @theorem(
@@ -41,7 +24,7 @@ from overt.theorems.base import Evidence, Residuals, theorem
 )
 def _shallow_optimum(scale: int, rng: np.random.Generator) -> Residuals:
     for width, spectrum in [(3, [3.0, 2.0, 1.0, 0.3]), (2, [2.0, 1.5, 1.0]), (6, [2.0, 1.0, 0.2])]:
-        M, lam = with_spectrum(rng, 4, 5, spectrum), float(rng.uniform(0.2, 1.5))
+        M, lam = oracles.with_spectrum(rng, 4, 5, spectrum), float(rng.uniform(0.2, 1.5))
         yield _shallow_residual(M, _best_map(M, width, lam / width), lam, width, scale, rng)
     M, lam = np.diag([2.0, 1.9]), 0.1
     yield _shallow_residual(M, _best_map(M, 1, lam), lam, 1, scale, rng)
@@ -62,7 +45,8 @@ def _shallow_optimum(scale: int, rng: np.random.Generator) -> Residuals:
 def _tied_optimum(scale: int, rng: np.random.Generator) -> Residuals:
     for width in (4, 2, 1):
         M, lam = _symmetric(rng, [3.0, 2.0, 0.4, -1.0]), float(rng.uniform(0.2, 1.5))
-        best, theta = best_descent(tied_objective(M, lam, width), 4 * width, 4 * scale, rng)
+        objective = descent.tied_objective(M, lam, width)
+        best, theta = descent.best_descent(objective, 4 * width, 4 * scale, rng)
         U = theta.reshape(4, width)
         A, value = _tied_map(M, lam, width)
         yield relative(value, best)
@@ -84,10 +68,9 @@ def _tied_optimum(scale: int, rng: np.random.Generator) -> Residuals:
 def _tied_landscape(scale: int, rng: np.random.Generator) -> Residuals:
     for lam in (0.1, 1.0, 10.0):
         M, width = _symmetric(rng, [3.0, 2.5, 1.0, 0.2]), 3
-        _, value = _tied_map(M, lam, width)
+        objective, (_, value) = descent.tied_objective(M, lam, width), _tied_map(M, lam, width)
         for _ in range(4 * scale):
-            found, _ = descend(tied_objective(M, lam, width), rng.normal(size=4 * width))
-            yield relative(found, value)
+            yield relative(descent.descend(objective, rng.normal(size=4 * width))[0], value)
     return DESCENT, f"the worst of {12 * scale} descents, lam from .1 to 10"
 
 
@@ -97,7 +80,7 @@ def _tied_landscape(scale: int, rng: np.random.Generator) -> Residuals:
     claim="The ranks j for which s_j exceeds the common shrinkage, s_j (1 + w j) > w h_j, are "
     "1..rho without a hole, so counting them gives the optimal rank",
 )
-def _shrinkage_prefix(scale: int, rng: np.random.Generator) -> Evidence:
+def _shrinkage_prefix(scale: int, rng: np.random.Generator) -> Residuals:
     wrong, trials = 0, 200 * scale
     for _ in range(trials):
         s = np.sort(rng.exponential(size=int(rng.integers(1, 30))) ** rng.uniform(0.2, 3))[::-1]
@@ -105,7 +88,8 @@ def _shrinkage_prefix(scale: int, rng: np.random.Generator) -> Evidence:
         feasible = [s[j - 1] * (1 + w * j) > w * s[:j].sum() for j in range(1, len(s) + 1)]
         rho = spectral.norms.shrinkage_rank(s, np.cumsum(s), w)
         wrong += feasible != [j < rho for j in range(len(s))]
-    return Evidence(float(wrong), 0.0, f"exceptions among {trials} random spectra")
+    yield float(wrong)
+    return 0.0, f"exceptions among {trials} random spectra"
 
 
 @theorem(
@@ -117,13 +101,13 @@ def _shrinkage_prefix(scale: int, rng: np.random.Generator) -> Evidence:
 def _anisotropic_optimum(scale: int, rng: np.random.Generator) -> Residuals:
     lam, width = 0.6, 2
     few = rng.normal(size=(2, 4))
-    for C in (second_moment(rng, 4), few.T @ few):
+    for C in (oracles.second_moment(rng, 4), few.T @ few):
         M = rng.normal(size=(3, 4))
-        objective = factor_objective(M, lam * np.eye(width), C)
-        best, theta = best_descent(objective, 7 * width, 4 * scale, rng)
-        U, V = factors(theta, 3, width)
-        root = power(C, 0.5)
-        A = _best_map(M @ root, width, lam / width) @ power(C, -0.5)
+        objective = descent.factor_objective(M, lam * np.eye(width), C)
+        best, theta = descent.best_descent(objective, 7 * width, 4 * scale, rng)
+        U, V = descent.factors(theta, 3, width)
+        root = oracles.power(C, 0.5)
+        A = _best_map(M @ root, width, lam / width) @ oracles.power(C, -0.5)
         value = np.sum(((M - A) @ root) ** 2) + lam / width * np.linalg.norm(A @ root, "nuc") ** 2
         yield relative(value, best)
         yield relative(A @ root, U @ V.T @ root) ** 2
@@ -142,11 +126,11 @@ def _dropblock_optimum(scale: int, rng: np.random.Generator) -> Residuals:
     for _ in range(20 * scale):
         n, beta = int(rng.integers(2, 8)), float(rng.uniform(0.1, 2))
         b, m = int(rng.integers(2, n + 1)), np.sort(rng.uniform(0.1, 3, n))[::-1]
-        stated = block_value(m, spectral.KSupport(b).prox(m, beta), b, beta)
-        convex = ksupport_prox_value(m, b, beta)
+        stated = descent.block_value(m, spectral.KSupport(b).prox(m, beta), b, beta)
+        convex = descent.ksupport_prox_value(m, b, beta)
         yield relative(stated, convex)
-        yield relative(stated, block_candidates(m, b, beta, range(1, b + 1)))
-        printed = max(printed, relative(block_candidates(m, b, beta, range(1, b)), convex))
+        yield relative(stated, descent.block_candidates(m, b, beta, range(1, b + 1)))
+        printed = max(printed, relative(descent.block_candidates(m, b, beta, range(1, b)), convex))
     return DESCENT, f"{20 * scale} spectra, a convex solver and all (rho, lambda)", printed
 
 
@@ -160,13 +144,13 @@ def _dropblock_optimum(scale: int, rng: np.random.Generator) -> Residuals:
 )
 def _dropblock_few_blocks(scale: int, rng: np.random.Generator) -> Residuals:
     m, b, beta = np.array([2.0, 1.9, 1.8]), 2, 0.5
-    bound = block_value(m, spectral.KSupport(b).prox(m, beta), b, beta)
+    bound = descent.block_value(m, spectral.KSupport(b).prox(m, beta), b, beta)
     gaps = {}
     for blocks in (2, 3):
         d = b * blocks
         block = noise.DropBlock(beta / (1 + beta), block_size=b).at_width(d)
-        objective = factor_objective(np.diag(m), block.characteristic(d))
-        gaps[blocks] = best_descent(objective, 6 * d, 6 * scale, rng)[0] / bound - 1
+        objective = descent.factor_objective(np.diag(m), block.characteristic(d))
+        gaps[blocks] = descent.best_descent(objective, 6 * d, 6 * scale, rng)[0] / bound - 1
     yield abs(gaps[3])
     yield STRICT - gaps[2]
     return DESCENT, (
@@ -189,9 +173,9 @@ def _shallow_residual(
 
     The objective is strongly convex in the map, so squared distances are in its units.
     """
-    objective = factor_objective(M, lam * np.eye(width))
-    best, theta = best_descent(objective, sum(M.shape) * width, 4 * scale, rng)
-    U, V = factors(theta, len(M), width)
+    objective = descent.factor_objective(M, lam * np.eye(width))
+    best, theta = descent.best_descent(objective, sum(M.shape) * width, 4 * scale, rng)
+    U, V = descent.factors(theta, len(M), width)
     value = np.sum((M - A) ** 2) + lam / width * np.linalg.norm(A, "nuc") ** 2
     return worst(relative(value, best), relative(A, U @ V.T) ** 2)
 

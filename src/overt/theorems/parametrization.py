@@ -9,7 +9,15 @@ import numpy as np
 from overt import equalize, noise, penalty, spectral
 from overt.theorems import _descent as descent
 from overt.theorems import _oracles as oracles
-from overt.theorems.base import Evidence, Residuals, theorem
+from overt.theorems.base import (
+    DESCENT,
+    EXACT,
+    STANDARD_ERRORS,
+    Residuals,
+    relative,
+    standard_errors,
+    theorem,
+)
 
 
 @theorem(
@@ -26,8 +34,8 @@ def _spectral(scale: int, rng: np.random.Generator) -> Residuals:
         turned[0], turned[-1] = turned[0] @ R, Q @ turned[-1]
         probs = [0.3] * len(widths)
         exact = oracles.deep_added_loss(weights, probs, np.eye(3))
-        yield oracles.relative(penalty.deep(turned, probs), exact)
-    return oracles.EXACT, "after rotation, against the loss over all masks before"
+        yield relative(penalty.deep(turned, probs), exact)
+    return EXACT, "after rotation, against the loss over all masks before"
 
 
 @theorem(
@@ -47,10 +55,10 @@ def _envelope(scale: int, rng: np.random.Generator) -> Residuals:
             weights = equalize.rank_one_deep(s.sum() * u, v, widths)
             costs.append(oracles.deep_added_loss(weights, probs, np.eye(4)))
             mean += value / s.sum() * oracles.chain(weights)
-        yield oracles.relative(mean, M)
+        yield relative(mean, M)
         stated = np.full(3, spectral.nu(widths, probs) * s.sum() ** 2)
-        yield oracles.relative(stated, costs)
-    return oracles.EXACT, "the loss over all masks of the networks of every atom"
+        yield relative(stated, costs)
+    return EXACT, "the loss over all masks of the networks of every atom"
 
 
 @theorem(
@@ -88,12 +96,12 @@ def _gaussian(scale: int, rng: np.random.Generator) -> Residuals:
     each = np.array([float(penalty.sensing(U, V, a[None], prob)) for a in A[:400]])
     stated = prob / (1 - prob) * float(np.sum(U**2, 0) @ np.sum(V**2, 0))
     flows = np.einsum("pi,npq,qi->ni", U, A, V, optimize=True)
-    yield oracles.standard_errors(prob / (1 - prob) * np.sum(flows**2, axis=1), stated)
-    yield oracles.standard_errors(each, stated)
+    yield standard_errors(prob / (1 - prob) * np.sum(flows**2, axis=1), stated)
+    yield standard_errors(each, stated)
     U, V = equalize.equalize_product(U @ V.T, 4)
     least = np.linalg.norm(U @ V.T, "nuc") ** 2 / 4
-    yield oracles.relative(np.sum(U**2, 0) @ np.sum(V**2, 0), least) * 1e10
-    return oracles.STANDARD_ERRORS, f"{draws} measurements, in s.e.; balanced factors exactly"
+    yield relative(np.sum(U**2, 0) @ np.sum(V**2, 0), least) * 1e10
+    return STANDARD_ERRORS, f"{draws} measurements, in s.e.; balanced factors exactly"
 
 
 @theorem(
@@ -109,11 +117,11 @@ def _ridge(scale: int, rng: np.random.Generator) -> Residuals:
     noisy = np.mean((y - (z * m) @ A.T) ** 2, axis=1)
     added = p @ noisy - np.mean((y - A @ m) ** 2)
     # The same as noise on the inputs of a linear unit: the penalty of its activations A o m.
-    yield oracles.relative(penalty.hidden(m[None], A, noise.Dropout(prob)), added)
-    yield oracles.relative(prob / (1 - prob) * np.mean(A**2, axis=0) @ m**2, added)
+    yield relative(penalty.hidden(m[None], A, noise.Dropout(prob)), added)
+    yield relative(prob / (1 - prob) * np.mean(A**2, axis=0) @ m**2, added)
     kept = spectral.SquaredNuclear().prox(np.array([3.0, 1.0, 0.2]), prob / (1 - prob))
     yield float(np.count_nonzero(kept) == 3)  # a ridge only divides by 1 + lam
-    return oracles.EXACT, "all masks; the factored form loses rank at the same strength"
+    return EXACT, "all masks; the factored form loses rank at the same strength"
 
 
 @theorem(
@@ -122,11 +130,12 @@ def _ridge(scale: int, rng: np.random.Generator) -> Residuals:
     claim="<UV', A> = <vec(U'), (I kron V') vec(A')>: sensing is regression by a network whose "
     "first layer is a convolution with the columns of V as filters",
 )
-def _convolution(scale: int, rng: np.random.Generator) -> Evidence:
+def _convolution(scale: int, rng: np.random.Generator) -> Residuals:
     U, V, A = rng.normal(size=(4, 2)), rng.normal(size=(3, 2)), rng.normal(size=(4, 3))
     layer = np.kron(np.eye(4), V.T)
     network = U.ravel() @ (layer @ A.ravel())  # rows of U and A, stacked, are vec of the transpose
-    return oracles.agreement(network, np.sum(U @ V.T * A), "the Kronecker product written out")
+    yield relative(network, np.sum(U @ V.T * A))
+    return EXACT, "the Kronecker product written out"
 
 
 @theorem(
@@ -136,12 +145,12 @@ def _convolution(scale: int, rng: np.random.Generator) -> Evidence:
     "scales the least-squares solution and does nothing else",
     correction="1 + nu is printed as 1 + nu/n",
 )
-def _scaling(scale: int, rng: np.random.Generator) -> Evidence:
+def _scaling(scale: int, rng: np.random.Generator) -> Residuals:
     n, widths, probs = 8, (2, 2), (0.4, 0.3)
     X, y = rng.normal(size=(3, n)), rng.normal(size=n)
     C, w = X @ X.T / n, np.linalg.solve(X @ X.T, X @ y)
     found = descent.deep_descent(w[None].astype(float), C, widths, probs, 6 * scale, rng)[1][0]
     stated, printed = (w / (1 + spectral.nu(widths, probs) / m) for m in (1, n))
     detail = f"squared distance to the best of {6 * scale} descents over all masks"
-    return Evidence(oracles.relative(stated, found) ** 2, oracles.DESCENT, detail,
-                    oracles.relative(printed, found) ** 2)  # fmt: skip
+    yield relative(stated, found) ** 2
+    return DESCENT, detail, relative(printed, found) ** 2

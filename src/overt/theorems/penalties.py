@@ -5,21 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from overt import noise, penalty
-from overt.theorems._oracles import (
+from overt.theorems import _oracles as oracles
+from overt.theorems.base import (
     EXACT,
     STANDARD_ERRORS,
-    added_loss,
-    agreement,
-    masks,
-    multipliers,
-    path_sum,
+    Residuals,
     relative,
-    relu_layer,
-    sensing_added_loss,
     standard_errors,
-    two_layers,
+    theorem,
 )
-from overt.theorems.base import Evidence, Residuals, theorem
 
 
 @theorem(
@@ -31,10 +25,10 @@ from overt.theorems.base import Evidence, Residuals, theorem
 def _shallow_penalty(scale: int, rng: np.random.Generator) -> Residuals:
     d = 4 + scale
     for _ in range(4):
-        U, V, X, Y = two_layers(rng, d)
+        U, V, X, Y = oracles.two_layers(rng, d)
         probs = rng.uniform(0.1, 0.8, d)
-        z, p = masks(1 - probs)
-        exact = added_loss(Y, U, X @ V, z / (1 - probs), p)
+        z, p = oracles.masks(1 - probs)
+        exact = oracles.added_loss(Y, U, X @ V, z / (1 - probs), p)
         yield relative(penalty.shallow(U, V, noise.Dropout(probs), X.T @ X / len(X)), exact)
     return EXACT, f"the loss over all {2**d} masks, one probability per unit"
 
@@ -48,11 +42,11 @@ def _shallow_penalty(scale: int, rng: np.random.Generator) -> Residuals:
 )
 def _path_norm(scale: int, rng: np.random.Generator) -> Residuals:
     for _ in range(2 * scale):
-        U, V, _, _ = two_layers(rng, 3 + scale)
-        paths, prob = path_sum([V.T, U]), float(rng.uniform(0.1, 0.9))
+        U, V, _, _ = oracles.two_layers(rng, 3 + scale)
+        paths, prob = oracles.path_sum([V.T, U]), float(rng.uniform(0.1, 0.9))
         lam = prob / (1 - prob)
         yield relative(penalty.path_norm([V.T, U]) ** 2, paths)
-        yield relative(penalty.path_norm([V.T, U], order=1), path_sum([V.T, U], order=1))
+        yield relative(penalty.path_norm([V.T, U], order=1), oracles.path_sum([V.T, U], order=1))
         yield relative(penalty.shallow(U, V, noise.Dropout(prob)), lam * paths)
     return EXACT, "every path written out"
 
@@ -66,9 +60,9 @@ def _path_norm(scale: int, rng: np.random.Generator) -> Residuals:
 def _dropblock_penalty(scale: int, rng: np.random.Generator) -> Residuals:
     for b in (1, 2, 3):
         d, prob = b * (2 + scale // 2), float(rng.uniform(0.1, 0.8))
-        U, V, X, Y = two_layers(rng, d)
+        U, V, X, Y = oracles.two_layers(rng, d)
         block = noise.DropBlock(prob, block_size=b)
-        exact = added_loss(Y, U, X @ V, *multipliers(d, prob, b))
+        exact = oracles.added_loss(Y, U, X @ V, *oracles.multipliers(d, prob, b))
         yield relative(penalty.shallow(U, V, block, X.T @ X / len(X)), exact)
     return EXACT, "the loss over all block decisions, blocks of 1, 2 and 3"
 
@@ -82,7 +76,7 @@ def _dropblock_penalty(scale: int, rng: np.random.Generator) -> Residuals:
 )
 def _generalized_penalty(scale: int, rng: np.random.Generator) -> Residuals:
     d, draws = 4, 5000 * scale
-    U, A, Y = rng.normal(size=(2, d)), relu_layer(rng, d), rng.normal(size=(12, 2))
+    U, A, Y = rng.normal(size=(2, d)), oracles.relu_layer(rng, d), rng.normal(size=(12, 2))
     K = rng.normal(size=(d, d))
     correlated = noise.CovarianceNoise(rng.uniform(0.5, 2, d), K @ K.T / d)
     m = correlated.multipliers(d, draws, rng)
@@ -99,14 +93,15 @@ def _generalized_penalty(scale: int, rng: np.random.Generator) -> Residuals:
     "with a_j the activation of unit j",
     correction="The factor lam = drop_prob / (1 - drop_prob) is missing in print",
 )
-def _last_layer_dropout(scale: int, rng: np.random.Generator) -> Evidence:
+def _last_layer_dropout(scale: int, rng: np.random.Generator) -> Residuals:
     d, prob = 4 + scale, 0.3
-    U, A, Y = rng.normal(size=(2, d)), relu_layer(rng, d), rng.normal(size=(12, 2))
-    exact = added_loss(Y, U, A, *multipliers(d, prob))
+    U, A, Y = rng.normal(size=(2, d)), oracles.relu_layer(rng, d), rng.normal(size=(12, 2))
+    exact = oracles.added_loss(Y, U, A, *oracles.multipliers(d, prob))
     without_lam = float((U**2).sum(0) @ (A**2).mean(0))
     stated = penalty.hidden(U, A, noise.Dropout(prob))
     detail = f"a tanh-ReLU network, its loss over all {2**d} masks"
-    return agreement(stated, exact, detail, without_lam)
+    yield relative(stated, exact)
+    return EXACT, detail, relative(without_lam, exact)
 
 
 @theorem(
@@ -117,10 +112,10 @@ def _last_layer_dropout(scale: int, rng: np.random.Generator) -> Evidence:
 )
 def _predictive_variance(scale: int, rng: np.random.Generator) -> Residuals:
     d, prob = 6 + 2 * (scale // 2), float(rng.uniform(0.1, 0.8))
-    U, A = rng.normal(size=(3, d)), relu_layer(rng, d)
+    U, A = rng.normal(size=(3, d)), oracles.relu_layer(rng, d)
     cases: list[tuple[noise.Noise, int]] = [(noise.Dropout(prob), 1), (noise.DropBlock(prob, 2), 2)]
     for each, b in cases:
-        z, p = multipliers(d, prob, b)
+        z, p = oracles.multipliers(d, prob, b)
         exact = np.tensordot(p, ((z[:, None, :] * A - A) @ U.T) ** 2, axes=1)
         yield relative(penalty.predictive_variance(U, A, each), exact)
     return EXACT, "Dropout and DropBlock, outputs under all masks"
@@ -135,7 +130,7 @@ def _predictive_variance(scale: int, rng: np.random.Generator) -> Residuals:
 )
 def _relu_isotropic(scale: int, rng: np.random.Generator) -> Residuals:
     d, prob, n = 3, 0.2, 8000 * scale
-    U, V, _, _ = two_layers(rng, d)
+    U, V, _, _ = oracles.two_layers(rng, d)
     inputs = len(V)
     directions = rng.normal(size=(n, inputs))
     samples = {
@@ -144,9 +139,9 @@ def _relu_isotropic(scale: int, rng: np.random.Generator) -> Residuals:
         "sphere": directions * np.sqrt(inputs) / np.linalg.norm(directions, axis=1, keepdims=True),
     }
     stated = float(penalty.relu_isotropic(U, V, prob))
-    without_lam, printed = path_sum([V.T, U]) / 2, np.inf
+    without_lam, printed = oracles.path_sum([V.T, U]) / 2, np.inf
     for X in samples.values():
-        A, (z, p) = np.maximum(X @ V, 0), multipliers(d, prob)
+        A, (z, p) = np.maximum(X @ V, 0), oracles.multipliers(d, prob)
         spread = sum(q * (((m - 1) * A @ U.T) ** 2).sum(-1) for q, m in zip(p, z, strict=True))
         yield standard_errors(spread, stated)
         printed = min(printed, standard_errors(spread, without_lam))
@@ -164,9 +159,9 @@ def _relu_isotropic(scale: int, rng: np.random.Generator) -> Residuals:
 def _dropconnect(scale: int, rng: np.random.Generator) -> Residuals:
     inputs, d, printed = 3, 3, np.inf
     for _ in range(scale):
-        U, V, _, Y = two_layers(rng, d, inputs)
+        U, V, _, Y = oracles.two_layers(rng, d, inputs)
         X, prob = rng.uniform(0, 2, size=(8, inputs)), float(rng.uniform(0.2, 0.7))
-        Z, p = multipliers(inputs * d, prob)
+        Z, p = oracles.multipliers(inputs * d, prob)
         masked = Z.reshape(-1, inputs, d) * V
         noisy = ((Y - X @ masked @ U.T) ** 2).sum(-1).mean(-1)
         exact = p @ noisy - ((Y - X @ V @ U.T) ** 2).sum(-1).mean()
@@ -182,15 +177,17 @@ def _dropconnect(scale: int, rng: np.random.Generator) -> Residuals:
     source="Structured dropout, section 4",
     claim="DropConnect on the last layer's weights U costs the same as Dropout on its inputs",
 )
-def _dropconnect_last_layer(scale: int, rng: np.random.Generator) -> Evidence:
+def _dropconnect_last_layer(scale: int, rng: np.random.Generator) -> Residuals:
     outputs, d, prob = 2, 3 + scale // 2, float(rng.uniform(0.1, 0.8))
-    U, A, Y = rng.normal(size=(outputs, d)), relu_layer(rng, d), rng.normal(size=(12, outputs))
-    Z, p = multipliers(outputs * d, prob)
+    U, A = rng.normal(size=(outputs, d)), oracles.relu_layer(rng, d)
+    Y = rng.normal(size=(12, outputs))
+    Z, p = oracles.multipliers(outputs * d, prob)
     masked = Z.reshape(-1, outputs, d) * U
     noisy = ((Y.T - masked @ A.T) ** 2).sum(1).mean(-1)
     exact = p @ noisy - ((Y - A @ U.T) ** 2).sum(-1).mean()
     stated = penalty.hidden(U, A, noise.Dropout(prob))
-    return agreement(stated, exact, f"all {len(p)} masks of U")
+    yield relative(stated, exact)
+    return EXACT, f"all {len(p)} masks of U"
 
 
 @theorem(
@@ -199,12 +196,13 @@ def _dropconnect_last_layer(scale: int, rng: np.random.Generator) -> Evidence:
     claim="Dropping columns of the factors in matrix sensing adds lam sum_i mean_j (u_i'A_j v_i)^2 "
     "to the mean squared error",
 )
-def _sensing_penalty(scale: int, rng: np.random.Generator) -> Evidence:
-    U, V, _, _ = two_layers(rng, 3 + scale)
+def _sensing_penalty(scale: int, rng: np.random.Generator) -> Residuals:
+    U, V, _, _ = oracles.two_layers(rng, 3 + scale)
     A = rng.normal(size=(6, len(U), len(V)))
     prob = float(rng.uniform(0.1, 0.8))
-    exact = sensing_added_loss(rng.normal(size=len(A)), U, V, A, prob)
-    return agreement(penalty.sensing(U, V, A, prob), exact, "the error over all masks")
+    exact = oracles.sensing_added_loss(rng.normal(size=len(A)), U, V, A, prob)
+    yield relative(penalty.sensing(U, V, A, prob), exact)
+    return EXACT, "the error over all masks"
 
 
 @theorem(
@@ -213,15 +211,16 @@ def _sensing_penalty(scale: int, rng: np.random.Generator) -> Evidence:
     claim="In matrix completion dropout adds lam times the mean over observed entries (a, b) of "
     "sum_i U_ai^2 V_bi^2",
 )
-def _completion_penalty(scale: int, rng: np.random.Generator) -> Evidence:
-    U, V, _, _ = two_layers(rng, 3 + scale)
+def _completion_penalty(scale: int, rng: np.random.Generator) -> Residuals:
+    U, V, _, _ = oracles.two_layers(rng, 3 + scale)
     rows, cols = rng.integers(len(U), size=9), rng.integers(len(V), size=9)
     A = np.zeros((9, len(U), len(V)))
     A[np.arange(9), rows, cols] = 1
     prob = float(rng.uniform(0.1, 0.8))
-    exact = sensing_added_loss(rng.normal(size=len(A)), U, V, A, prob)
+    exact = oracles.sensing_added_loss(rng.normal(size=len(A)), U, V, A, prob)
     stated = penalty.completion(U, V, rows, cols, prob)
-    return agreement(stated, exact, "the error on observed entries over all masks")
+    yield relative(stated, exact)
+    return EXACT, "the error on observed entries over all masks"
 
 
 @theorem(
@@ -232,12 +231,12 @@ def _completion_penalty(scale: int, rng: np.random.Generator) -> Evidence:
 )
 def _vanishing_penalty(scale: int, rng: np.random.Generator) -> Residuals:
     b, prob = 2, float(rng.uniform(0.2, 0.8))
-    U, V, X, Y = two_layers(rng, 2 * b)
+    U, V, X, Y = oracles.two_layers(rng, 2 * b)
     block, C = noise.DropBlock(prob, block_size=b), X.T @ X / len(X)
     start, loss = float(penalty.shallow(U, V, block, C)), Y - X @ V @ U.T
     for doubling in range(1, 3 if scale > 1 else 2):
         U, V = np.hstack([U, U]) / 2**0.5, np.hstack([V, V]) / 2**0.5
-        exact = added_loss(Y, U, X @ V, *multipliers(U.shape[1], prob, b))
+        exact = oracles.added_loss(Y, U, X @ V, *oracles.multipliers(U.shape[1], prob, b))
         yield relative(Y - X @ V @ U.T, loss)
         yield relative(start / 2**doubling, exact)
         yield relative(penalty.shallow(U, V, block, C), exact)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from overt._intervals import clopper_pearson
-from overt.theorems.base import Evidence, Residuals, theorem
+from overt.theorems.base import Residuals, theorem
 
 
 @theorem(
@@ -88,7 +88,7 @@ def _largest_gain(
     claim="Aiming at the most likely wrong class can fail where another class is in reach: "
     "W = [2e1, e1, 10e2], x = (1, 0), radius .3; every class in turn succeeds from .196 on",
 )
-def _(scale: int, rng: np.random.Generator) -> Evidence:
+def _(scale: int, rng: np.random.Generator) -> Residuals:
     import torch
 
     from overt.robust import L2, PGD
@@ -102,7 +102,8 @@ def _(scale: int, rng: np.random.Generator) -> Evidence:
         greedy = PGD(L2(radius), steps=50, loss="reflected_greedy")(lambda v: v @ weight.T, x, y)
         wrong += bool(found.success) != (radius > 2 / math.sqrt(104)) or bool(greedy.success)
     detail = "radii at which greedy succeeds, or every class in turn errs"
-    return Evidence(float(wrong), 0.0, detail)
+    yield float(wrong)
+    return 0.0, detail
 
 
 @theorem(
@@ -116,7 +117,7 @@ def _(scale: int, rng: np.random.Generator) -> Evidence:
     "its radius apart), and asks for beta >= 2 nu (1 - alpha) kappa sqrt(m); the lemma itself is "
     "not refuted with that beta",
 )
-def _(scale: int, rng: np.random.Generator) -> Evidence:
+def _(scale: int, rng: np.random.Generator) -> Residuals:
     from overt.robust.certificates.leaky import LeakyNetwork
 
     worst = 0.0
@@ -133,7 +134,8 @@ def _(scale: int, rng: np.random.Generator) -> Evidence:
         ends = [x + nu * direction, x - nu * direction]
         drift = abs((net.input_gradient(ends[1]) - net.input_gradient(ends[0])) @ ends[0])
         worst = max(worst, float(drift) / (nu * (1 - slope) * kappa * math.sqrt(m) * net.norm))
-    return Evidence(worst / 2 - 1, 1e-9, "largest drift over its bound, minus 1", printed=worst - 1)
+    yield worst / 2 - 1
+    return 1e-9, "largest drift over its bound, minus 1", worst - 1
 
 
 @theorem(
@@ -180,7 +182,7 @@ def _(scale: int, rng: np.random.Generator) -> Residuals:
     assumes="margin gamma > nu, |a_r| = kappa for all r, eta_tr = 1 / (m kappa^2 (R + nu)^2); here "
     "alpha = 1, where beta vanishes",
 )
-def _(scale: int, rng: np.random.Generator) -> Evidence:
+def _(scale: int, rng: np.random.Generator) -> Residuals:
     from overt.robust import L2, exact
     from overt.robust.certificates.guarantees import training_plan
     from overt.robust.certificates.leaky import (
@@ -219,7 +221,8 @@ def _(scale: int, rng: np.random.Generator) -> Evidence:
             if best <= 2 * epsilon:
                 break
     detail = f"exact robust error, {start:.0%} at first, after {t + 1} of {plan.train_steps} steps"
-    return Evidence(best if start == 1 else math.inf, 2 * epsilon, detail)
+    yield best if start == 1 else math.inf
+    return 2 * epsilon, detail
 
 
 @theorem(
@@ -255,7 +258,7 @@ def _(scale: int, rng: np.random.Generator) -> Residuals:
     claim="On small two-layer networks the ensemble attack comes within .01 of the exact robust "
     "error, and never fools a point that is proved robust",
 )
-def _(scale: int, rng: np.random.Generator) -> Evidence:
+def _(scale: int, rng: np.random.Generator) -> Residuals:
     import torch
 
     from overt.robust import Linf, exact, strongest
@@ -271,9 +274,11 @@ def _(scale: int, rng: np.random.Generator) -> Evidence:
         truth = exact.two_layer(W, a, x, y, threat, hidden_bias=b)
         found = strongest(net, x, y, threat, warn=False).success.numpy()
         if bool((found & ~truth.fooled & ~truth.undecided).any()):
-            return Evidence(math.inf, 0.01, "a point that is proved robust was fooled")
+            yield math.inf
+            return 0.01, "a point that is proved robust was fooled"
         total, missed = total + len(x), missed + int((truth.fooled & ~found).sum())
     # So few points estimate the share that is missed; it is above .01 where its interval is.
     least = float(clopper_pearson(missed, total, 0.95)[0])
     detail = f"{missed} of {total} points missed by the attack, so that at least {least:.2g} are"
-    return Evidence(least, 0.01, detail)
+    yield least
+    return 0.01, detail

@@ -8,7 +8,7 @@ from overt import equalize, noise, penalty, spectral
 from overt.linear.landscape import landscape
 from overt.theorems import _descent as descent
 from overt.theorems import _oracles as oracles
-from overt.theorems.base import Residuals, theorem
+from overt.theorems.base import DESCENT, EXACT, Residuals, relative, theorem
 
 
 @theorem(
@@ -29,9 +29,9 @@ def _untied(scale: int, rng: np.random.Generator) -> Residuals:
                 continue
             U, V = descent.factors(theta, 4, width)
             share = np.linalg.norm(U @ V.T, "nuc") / width
-            yield oracles.relative(equalize.importance(U, V), np.full(width, share))
+            yield relative(equalize.importance(U, V), np.full(width, share))
             cost = penalty.shallow(U, V, noise.Dropout(lam / (1 + lam)))
-            yield oracles.relative(cost, lam * width * share**2)
+            yield relative(cost, lam * width * share**2)
             runs += 1
     return 1e-5, f"{runs} descents that reached the least objective"
 
@@ -70,12 +70,12 @@ def _balanced(scale: int, rng: np.random.Generator) -> Residuals:
         objective = descent.factor_objective(np.diag(m), block.characteristic(b * blocks))
         value, theta = descent.best_descent(objective, 6 * b * blocks, 4, rng)
         a = spectral.KSupport(b).prox(m, beta)
-        yield oracles.relative(descent.block_value(m, a, b, beta), value)
+        yield relative(descent.block_value(m, a, b, beta), value)
         U, V = descent.factors(theta, 3, b * blocks)
-        yield oracles.relative(U @ V.T, np.diag(a)) ** 2
+        yield relative(U @ V.T, np.diag(a)) ** 2
         parts = [np.linalg.norm(U[:, i : i + b] @ V[:, i : i + b].T) for i in range(0, 8, b)]
         yield (np.ptp(parts) / np.mean(parts)) ** 2
-    return oracles.DESCENT, f"the best of 4 descents for each of {trials} spectra"
+    return DESCENT, f"the best of 4 descents for each of {trials} spectra"
 
 
 @theorem(
@@ -94,12 +94,12 @@ def _monotone(scale: int, rng: np.random.Generator) -> Residuals:
             shrunk = np.where(np.arange(r + 2) < rho, a - lam * a[:rho].sum() / (r + lam * rho), 0)
             g.append(np.sum((a - shrunk) ** 2) + lam / r * shrunk.sum() ** 2)
         h, t = np.cumsum(a)[:r], np.cumsum((a**2)[::-1])[::-1][1 : r + 1]
-        yield oracles.relative(lam * h**2 / (r + lam * np.arange(1, r + 1)) + t, g)
+        yield relative(lam * h**2 / (r + lam * np.arange(1, r + 1)) + t, g)
         yield float(np.max(np.diff(g), initial=0.0)) / g[0]
         best = spectral.SquaredNuclear().prox(a[:r], lam / r)
         reached = np.sum((a[:r] - best) ** 2) + np.sum(a[r:] ** 2) + lam / r * best.sum() ** 2
-        yield oracles.relative(reached, g[max(int(np.count_nonzero(best)), 1) - 1])
-    return oracles.EXACT, f"{20 * scale} spectra, written out"
+        yield relative(reached, g[max(int(np.count_nonzero(best)), 1) - 1])
+    return EXACT, f"{20 * scale} spectra, written out"
 
 
 @theorem(
@@ -112,9 +112,9 @@ def _inverse(scale: int, rng: np.random.Generator) -> Residuals:
     for rho in range(1, 4 + scale):
         r, lam, s = rho + 2, float(rng.uniform(0.1, 3)), rng.uniform(5, 6, rho)
         exact = np.linalg.solve(np.eye(rho) + lam / r, s)
-        yield oracles.relative(s - lam / (r + lam * rho) * s.sum(), exact)
-        yield oracles.relative(spectral.SquaredNuclear().prox(s, lam / r), exact)
-    return oracles.EXACT, "linear equations of up to four values, all of which are kept"
+        yield relative(s - lam / (r + lam * rho) * s.sum(), exact)
+        yield relative(spectral.SquaredNuclear().prox(s, lam / r), exact)
+    return EXACT, "linear equations of up to four values, all of which are kept"
 
 
 @theorem(
@@ -134,11 +134,11 @@ def _algorithm(scale: int, rng: np.random.Generator) -> Residuals:
         best = descent.best_descent(objective, 8 * r, 4, rng)[0]
         values = [_shrunk(s, lam, r, offset) for offset in (r, 1)]
         stated = spectral.SquaredNuclear().prox(s, lam / r)
-        yield oracles.relative(values[0], best)
+        yield relative(values[0], best)
         reached = np.sum((s - stated) ** 2) + lam / r * stated.sum() ** 2
-        yield oracles.relative(reached, best)
-        printed = min(printed, oracles.relative(values[1], best))
-    return oracles.DESCENT, "objective of the printed and the right shrinkage, and descent", printed
+        yield relative(reached, best)
+        printed = min(printed, relative(values[1], best))
+    return DESCENT, "objective of the printed and the right shrinkage, and descent", printed
 
 
 def _shrunk(s: np.ndarray, lam: float, r: int, offset: int) -> float:
