@@ -184,38 +184,33 @@ def _(scale: int, rng: np.random.Generator) -> Residuals:
 )
 def _(scale: int, rng: np.random.Generator) -> Residuals:
     from overt.robust import L2, exact
+    from overt.robust.certificates import leaky
     from overt.robust.certificates.guarantees import training_plan
-    from overt.robust.certificates.leaky import (
-        LeakyNetwork,
-        reflected_ascent,
-        separation,
-        train_online,
-    )
 
     d, m, n, epsilon = 3, 4, 80, 0.1
     x = rng.normal(size=(n, d))
     y = np.where(x[:, 0] > 0, 1, -1)
     x[:, 0] += 0.8 * y
     x /= np.linalg.norm(x, axis=1).max()
-    gamma, v = separation(x, y)
+    gamma, v = leaky.separation(x, y)
     nu, a = gamma / 2, np.array([0.5, 0.5, -0.5, -0.5])
-    net = LeakyNetwork(-np.sign(a)[:, None] * v, a, 1.0)  # everything wrong to begin with
+    net = leaky.LeakyNetwork(-np.sign(a)[:, None] * v, a, 1.0)  # everything wrong to begin with
     plan = training_plan(
         epsilon=epsilon, margin=gamma, radius=nu, reach=1.0, width=m,
         slope=1.0, kappa=net.kappa, omega=net.norm,
     )  # fmt: skip
 
-    def error(net: LeakyNetwork) -> float:
+    def error(net: leaky.LeakyNetwork) -> float:
         return exact.linear((net.a @ net.W)[None], [0.0], x, y, L2(nu)).value
 
-    def attack(net: LeakyNetwork, point: np.ndarray, label: int) -> np.ndarray:
+    def attack(net: leaky.LeakyNetwork, point: np.ndarray, label: int) -> np.ndarray:
         steps = min(plan.attack_steps(net.norm), 20)
-        return reflected_ascent(net, point, label, nu, net.attack_step_size(), steps)
+        return leaky.reflected_ascent(net, point, label, nu, net.attack_step_size(), steps)
 
     count = min(plan.train_steps, 4000 * scale)
     samples = ((x[i], int(y[i])) for i in rng.integers(0, n, count))
     start, best, t = error(net), 1.0, 0
-    for t, trained in enumerate(train_online(net, samples, plan.train_step_size, attack)):
+    for t, trained in enumerate(leaky.train_online(net, samples, plan.train_step_size, attack)):
         if t % 50 == 49:
             best = min(best, error(trained))
             if best <= 2 * epsilon:
