@@ -157,7 +157,7 @@ def penalty_of(found: list[Carried], loss: str) -> Tensor:
 def _curved(one: Carried, mean: Tensor, loss: str) -> Tensor:
     """Return <H, Cov> of one carried pass."""
     diagonal, direction, scale = _curvature(mean, loss)
-    value = (diagonal * one.variances()).flatten(1).sum(1)
+    value = (diagonal * one.variances()).reshape(len(mean), -1).sum(1)
     if direction is not None:
         value = value - one.along(direction)
     return scale * value.mean()
@@ -166,7 +166,7 @@ def _curved(one: Carried, mean: Tensor, loss: str) -> Tensor:
 def _quadratic(t: Tensor, mean: Tensor, loss: str) -> Tensor:
     """Return t' H t, averaged over rows."""
     diagonal, direction, scale = _curvature(mean, loss)
-    value = (diagonal * t * t).flatten(1).sum(1)
+    value = (diagonal * t * t).reshape(len(mean), -1).sum(1)
     if direction is not None:
         value = value - (direction * t).sum(1) ** 2
     return scale * value.mean()

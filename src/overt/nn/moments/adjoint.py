@@ -124,7 +124,7 @@ class Sources:
     def along(self, tangent: Tensor, direction: Tensor) -> Tensor:
         """Var(w't) for the row w of `direction` that belongs to each row t: (rows,)."""
         with torch.enable_grad():
-            combined = (tangent * direction).flatten(1).sum(1, keepdim=True)
+            combined = _flat(tangent * direction).sum(1, keepdim=True)
         return self.variances(combined)[:, 0]
 
     def _arrivals(self, y: Tensor, budget: int) -> Iterator[list[Arrival]]:

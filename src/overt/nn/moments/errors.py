@@ -34,8 +34,9 @@ def judged(
         if not exact:
             moved = (m - plain_output(model, x, output)) ** 2
             tiny = torch.finfo(v.dtype).tiny
-            rows = v.flatten(1).sum(1).clamp(min=tiny)
-            shift = (moved.flatten(1).sum(1) / rows).sqrt().reshape(-1, *[1] * (m.ndim - 1))
+            rows = v.reshape(len(v), -1).sum(1).clamp(min=tiny)
+            shift = (moved.reshape(len(v), -1).sum(1) / rows).sqrt()
+            shift = shift.reshape(-1, *[1] * (m.ndim - 1))
             bent = 0.2 * rest / v.clamp(min=tiny) + 0.25 * shift
             scale = sd * (3 if linearized else 1)
             errors = (0.05 + bent) * scale + rounding, (0.03 + bent) * scale + rounding

@@ -46,7 +46,7 @@ def random(tape: Tape, call: Call) -> Any:
     if not value.is_floating_point():
         return value
     state = tape.state(name)
-    if state != "drawn":
+    if state == "off" or (state == "carried" and not tape.probe):
         torch.set_rng_state(before)
     mean, variance, cdf = moments(call)
     number = tape.numbered(value.detach().clone() if state == "drawn" else None)

@@ -65,6 +65,16 @@ def _of_dropped(
     )  # fmt: skip
 
 
+def gated(tape: Tape, call: Call) -> Any:
+    """GLU: one half times the sigmoid of the other."""
+
+    def gate(x: Tensor, dim: int = -1) -> Tensor:
+        a, b = x.chunk(2, dim)
+        return a * torch.sigmoid(b)
+
+    return call.again(lambda: gate(*call.args, **call.kwargs))
+
+
 def _bent(
     tape: Tape, x: Moment, value: Tensor, slope: Tensor, variance: Tensor,
     deviation: Tensor | None = None,

@@ -91,13 +91,16 @@ class Samples:
             plain = self._outputs(self._x)
             self._dtype, self._most = plain.dtype, 1
             if self._rows is not None and len(plain) == self._rows:
-                try:
-                    twice = self._outputs(self._repeated(2))
+                try:  # with copies, and with other rows: copies alone do not move means over rows
+                    found = [self._outputs(self._repeated(2)), self._outputs(_beside(self._x))]
                 except Exception:  # a model that wants its number of rows
                     return
-                again = plain.repeat_interleave(2, 0)
+                again, beside = plain.repeat_interleave(2, 0), found[1][: self._rows]
                 close = 64 * torch.finfo(plain.dtype).eps * (1 + float(plain.abs().max()))
-                same = twice.shape == again.shape and bool(((twice - again).abs() <= close).all())
+                same = found[0].shape == again.shape and beside.shape == plain.shape and all(
+                    bool(((a - b).abs() <= close).all())
+                    for a, b in ((found[0], again), (beside, plain))
+                )  # fmt: skip
                 if same and self._rows == 1 and self._control is not None:
                     self._pairs(self._repeated(2), 2)  # shows whether copies share draws
                 same = same and not (self._control is not None and self._control.shared)
@@ -133,7 +136,8 @@ class Samples:
     def _squares(self, a: Tensor, b: Tensor) -> Tensor:
         """Products of outputs' deviations; with those of the control, and the control's own."""
         if self._covariance:
-            return (a[0].flatten(1)[:, :, None] * b[0].flatten(1)[:, None, :])[None]
+            s, t = (away[0].reshape(len(away[0]), -1) for away in (a, b))
+            return (s[:, :, None] * t[:, None, :])[None]
         return torch.stack([a[0] * b[0], a[0] * b[-1], a[-1] * b[-1]][: 2 * len(a) - 1])
 
     @property
@@ -213,6 +217,11 @@ class Samples:
         sd = self.variance.clamp(min=0).sqrt()
         of_mean, of_std = (LEVEL * error * sd for error in self.errors)
         return Moments(self.mean, self.variance, mean_error=of_mean, std_error=of_std, **how)
+
+
+def _beside(x: Any) -> Any:
+    """Return the rows, and after them copies of the first, its entries moved by one."""
+    return mapped(x, lambda t: torch.cat([t, t[:1].roll(1, -1).expand_as(t)]))
 
 
 def _rows(x: Any) -> int | None:
