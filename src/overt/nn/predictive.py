@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from overt import _check
-from overt.nn.moments.carry import Carried, Output, carry, checked, hidden_randomness
+from overt.nn.moments.carry import UNSEEN, Carried, Output, carry, checked, hidden_randomness
 from overt.nn.moments.control import Control
 from overt.nn.moments.errors import corrected, judged
 from overt.nn.moments.result import Moments
@@ -83,7 +83,7 @@ def predictive_moments(
     one = carry(model, x, output=output)
     hidden = hidden_randomness(model, x, output, one)
     drawn = tuple(name for name in one.noises if name in one.to_draw | set(one.tape.rough))
-    drawn += ("noise that is not seen",) if hidden and not one.drawn else ()
+    drawn += (UNSEEN,) if hidden and not one.drawn else ()
     drawn += tuple(name for name in one.drawn if name not in drawn)
     found = control = None
     if not one.drawn and not hidden:

@@ -42,6 +42,9 @@ Output = Callable[[Any], Any] | None
 DRAWS = 100
 """Passes in which noise that cannot be carried is drawn."""
 
+UNSEEN = "noise that is not seen"
+"""The name of what is random without a call that was seen to draw."""
+
 FAR = 100.0
 """Standard deviations from the mean that no sample is, whatever the noise."""
 
@@ -150,7 +153,7 @@ def passes(
         return [first]
     found = [carry(model, inputs, **settings, drawn=first.to_draw) for _ in range(draws)]
     if hidden:
-        found[0].tape.was_drawn["noise that is not seen"] = None
+        found[0].tape.was_drawn[UNSEEN] = None
     return found
 
 
@@ -166,7 +169,7 @@ def _pass(model: nn.Module, inputs: Any, output: Output, tape: Tape, *, check: b
         )  # fmt: skip
         result = picked(result, None)
     if check and not tape.was_drawn and (generator_state(), other_states()) != before:
-        tape.was_drawn["noise that is not seen"] = None
+        tape.was_drawn[UNSEEN] = None
     return tape.of(result)
 
 

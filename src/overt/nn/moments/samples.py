@@ -194,6 +194,11 @@ class Samples:
         return max(1.0, self.count / max(1.0, self._shared()))
 
     @property
+    def rows(self) -> int:
+        """The number of rows that do not share draws, as far as is known."""
+        return self._rows or 1 if (self._most or 1) > 1 else 1
+
+    @property
     def kurtosis(self) -> float:
         """E (y - m)^4 / Var(y)^2 of a typical output, 3 for normal ones."""
         if self._covariance:
