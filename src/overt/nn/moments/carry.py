@@ -216,10 +216,8 @@ def hidden_randomness(model: nn.Module, inputs: Any, output: Output, one: Carrie
     Two passes from the same states of generators differ if it has one of its own; a pass is far
     from what was carried if it was missed. Asked once for each structure of a model.
     """
-    modules = tuple((name, type(module)) for name, module in model.named_modules())
-    signature = (modules, getattr(output, "__code__", output))
-    known = _hidden.get(model)
-    if known is None or known[0] != signature:
+
+    def ask() -> bool:
         inner = unwrapped(model)
         (first,), hidden = repeated(model, lambda: [picked(called(inner, inputs), output)], 2)
         if not hidden and one.output.known and not one.drawn:
@@ -227,9 +225,21 @@ def hidden_randomness(model: nn.Module, inputs: Any, output: Output, one: Carrie
             sd = one.output.variance.detach().clamp(min=0).sqrt()
             hidden = bool((away.abs() > FAR * sd + 0.01 * away.square().mean().sqrt()).any())
             hidden &= not torch.allclose(first, one.output.mean.detach(), 1e-2, 1e-2)
-        known = (signature, hidden)
-        _hidden[model] = known
-    return known[1]
+        return hidden
+
+    return bool(remembered(model, output, "hidden", ask))
 
 
-_hidden: WeakKeyDictionary[nn.Module, tuple[Any, bool]] = WeakKeyDictionary()
+def remembered(model: nn.Module, output: Output, what: Any, ask: Callable[[], Any]) -> Any:
+    """Return the answer to a question that is asked once for each structure of a model."""
+    modules = tuple((name, type(module)) for name, module in model.named_modules())
+    signature = (modules, getattr(output, "__code__", output))
+    known = _answers.get(model)
+    if known is None or known[0] != signature:
+        known = _answers[model] = (signature, {})
+    if what not in known[1]:
+        known[1][what] = ask()
+    return known[1][what]
+
+
+_answers: WeakKeyDictionary[nn.Module, tuple[Any, dict[Any, Any]]] = WeakKeyDictionary()

@@ -100,6 +100,8 @@ def multiplied(
     z = draw() if state == "drawn" else None
     number = tape.numbered(z)
     if state != "carried":
+        if z is not None and not x.noises:
+            return tape.certain(x.mean * z)
         return x if z is None else product(tape, torch.mul, x, tape.certain(z))
     if law.shared and math.prod(n for i, n in enumerate(law.shape) if i not in law.shared) <= FEW:
         tape.few[name] = None

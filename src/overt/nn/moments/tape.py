@@ -151,6 +151,11 @@ class Tape:
             return "drawn"
         return "carried"
 
+    @property
+    def holds(self) -> bool:
+        """Whether any moment is kept."""
+        return bool(self._moments)
+
     def get(self, value: Any) -> Moment | None:
         """Return the moment of a tensor of the pass, None if it is certain."""
         found = self._moments.get(id(value))
@@ -171,6 +176,12 @@ class Tape:
         if view is not None:
             self._bases[id(handle)] = view
         return handle
+
+    def forget(self, value: Any) -> Any:
+        """Write a moment's mean into the tensor that stands for it, and let go of it."""
+        if isinstance(value, Tensor) and (found := self._moments.pop(id(value), None)) is not None:
+            value.copy_(found[1].mean)
+        return value
 
     def outdate(self, handle: Tensor) -> None:
         """Note that a tensor is changed in place, and with it what it is a view of."""
