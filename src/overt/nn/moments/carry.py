@@ -120,10 +120,10 @@ def carry(
     statistics and counters of draws move on only if `update`; `layouts` are kept from pass to pass.
     """
     model, differentiable = unwrapped(model), torch.is_grad_enabled()
-    drawn = set(drawn)
+    drawn, put_off = set(drawn), None if update else False
     while True:
         sources = Sources({} if layouts is None else layouts)
-        tape = Tape(active, drawn, probe, differentiable, sources)
+        tape = Tape(active, drawn, probe, differentiable, sources, put_off=put_off)
         try:
             with torch.inference_mode(False), modes(model, noise=True, statistics=statistics,
                                                     update=update):  # fmt: skip
@@ -133,7 +133,9 @@ def carry(
                 raise
             drawn |= error.noises
             continue
-        return Carried(moment, tape)
+        if not (tape.put_off and moment.exact):
+            return Carried(moment, tape)
+        put_off = None  # it is exact if covariances are worked out
 
 
 def passes(

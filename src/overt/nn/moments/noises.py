@@ -110,7 +110,8 @@ def multiplied(
     c = law.strength if law.matrix is None else law.relative_variance(m)
     added = tape.spread(lambda m, v: c * (m * m + v) if x.noises else c * (m * m), m, v)
     S = None if law.independent or x.independent else tape.covariance(x)
-    exact = x.exact and x.known and (law.independent or x.independent or S is not None)
+    settled = law.independent or x.independent or S is not None or tape.later_exact
+    exact = x.exact and x.known and settled
 
     def tangent() -> Tensor:
         if tape.probe:

@@ -63,7 +63,8 @@ class Samples:
                 if progress is not None:
                     progress.advance(copies)
                 if copies > 1 and self._passes == PASSES and self._shared() > SHARED:
-                    copies, given = 1, self._x
+                    copies, given, end = 1, self._x, n
+                    self._reset()
 
     def check(self, n: int) -> None:
         """Sample n times, in the fewest passes that show whether copies are independent."""
