@@ -30,9 +30,10 @@ from overt.nn.layers.dropconnect import DropConnectConv2d, DropConnectLinear
 from overt.nn.layers.dropout import Dropout
 from overt.nn.moments.result import Moments
 from overt.nn.moments.sampled import mc_moments
-from overt.nn.penalties import Penalty, Term, WithoutNoise, explicit_penalty, without_noise
+from overt.nn.penalties import Penalty, Term, explicit_penalty
 from overt.nn.predictive import predictive_moments
 from overt.nn.predictor import Predictive
+from overt.nn.training import WithoutNoise, without_noise
 
 __all__ = [
     "AuditReport",

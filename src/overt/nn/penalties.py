@@ -1,7 +1,9 @@
-"""What a model's noise adds to its expected loss, as a tensor with gradients; training on it."""
+"""What a model's noise adds to its expected loss, as a tensor with gradients."""
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
@@ -9,11 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from overt._check import InputError, InputTypeError
+from overt._check import InputError
 from overt.nn.given.losses import Loss, is_squared, loss_name, mean_loss
-from overt.nn.moments.adjoint import Layouts
-from overt.nn.moments.carry import DRAWS, Carried, Output, carry, checked, passes
-from overt.nn.recording.watching import called
+from overt.nn.moments.carry import DRAWS, UNSEEN, Carried, Output, checked, passes
+from overt.nn.moments.samples import Samples
+from overt.nn.recording.generators import own_generators
+from overt.nn.recording.modes import is_normalization
+from overt.nn.recording.watching import tensors
 from overt.results import Result
 
 
@@ -119,6 +123,9 @@ def explicit_penalty(
     few = max(2 * DRAWS // max(len(noises), 1), 8)  # for terms, which a model may have by the dozen
     terms: list[Term] = []
     later = everything[0].output.mean.new_zeros(())
+    if UNSEEN in everything[0].drawn:
+        later = penalty_of(everything if not noises else found((), min(few, DRAWS)), name)
+        terms.append(Term(UNSEEN, later, False))
     for i in reversed(range(len(noises))):
         those = everything if i == 0 else found(noises[i:], min(few, DRAWS))
         value = penalty_of(those, name)
@@ -127,6 +134,8 @@ def explicit_penalty(
         later = value
     if y is not None and noises:
         terms.append(_shift(everything, found(()), y, name))
+    if len(everything) == 1 and not everything[0].output.exact:
+        compare(model, x, output, later.detach(), name)
     total = torch.stack([term.value for term in terms]).sum() if terms else later
     return Penalty(total, tuple(terms), everything[0].drawn, tuple(everything[0].tape.linearized))
 
@@ -141,6 +150,33 @@ def _shift(noisy: list[Carried], clean: list[Carried], y: Tensor, loss: str) -> 
     return Term("mean shift", value, exact and is_squared(loss))
 
 
+def compare(model: nn.Module, x: Any, output: Output, value: Tensor, loss: str) -> None:
+    """Warn where samples contradict a penalty that was carried through non-linear functions."""
+    if any(is_normalization(module) and module.training for module in model.modules()):
+        return  # by statistics of the batch, which samples would move
+    rows = max(len(t) if t.ndim else 1 for t in tensors(x))
+    samples = Samples(model, x, output, covariance=loss == "cross_entropy")
+    with own_generators():
+        samples.draw(min(128, max(32, 4096 // rows)))
+    mean, found = samples.mean, samples.variance
+    variance = (
+        found.diagonal(dim1=1, dim2=2).reshape(mean.shape) if found.ndim > mean.ndim else found
+    )
+    diagonal, direction, scale = _curvature(mean, loss)
+    sampled = (diagonal * variance).reshape(len(mean), -1).sum(1)
+    if direction is not None:
+        sampled = sampled - (direction[:, None] @ found @ direction[:, :, None]).flatten()
+    seen, error = float(scale * sampled.mean()), math.sqrt(max(samples.kurtosis, 3.0) / samples.n)
+    error /= math.sqrt(samples.rows)
+    if seen > 0 and abs(math.log(max(float(value), 1e-30) / seen)) > max(0.2, 3 * error):
+        warnings.warn(
+            f"the noise adds {float(value):.3g} as carried, but {seen:.3g} over {samples.count} "
+            "samples: a linear map follows this model's functions badly; trust "
+            "predictive_moments, or train with the noise on",
+            stacklevel=3,
+        )
+
+
 def penalty_of(found: list[Carried], loss: str) -> Tensor:
     """<H, Cov(output)> with H half the loss's second derivative, averaged over rows.
 
@@ -151,22 +187,22 @@ def penalty_of(found: list[Carried], loss: str) -> Tensor:
     within = torch.stack([_curved(one, mean, loss) for one in found]).mean()
     if n == 1:
         return within
-    return within + torch.stack([_quadratic(m - mean, mean, loss) for m in means]).sum() / (n - 1)
+    return within + torch.stack([quadratic(m - mean, mean, loss) for m in means]).sum() / (n - 1)
 
 
 def _curved(one: Carried, mean: Tensor, loss: str) -> Tensor:
     """Return <H, Cov> of one carried pass."""
     diagonal, direction, scale = _curvature(mean, loss)
-    value = (diagonal * one.variances()).flatten(1).sum(1)
+    value = (diagonal * one.variances()).reshape(len(mean), -1).sum(1)
     if direction is not None:
         value = value - one.along(direction)
     return scale * value.mean()
 
 
-def _quadratic(t: Tensor, mean: Tensor, loss: str) -> Tensor:
+def quadratic(t: Tensor, mean: Tensor, loss: str) -> Tensor:
     """Return t' H t, averaged over rows."""
     diagonal, direction, scale = _curvature(mean, loss)
-    value = (diagonal * t * t).flatten(1).sum(1)
+    value = (diagonal * t * t).reshape(len(mean), -1).sum(1)
     if direction is not None:
         value = value - (direction * t).sum(1) ** 2
     return scale * value.mean()
@@ -187,94 +223,3 @@ def _curvature(mean: Tensor, loss: str) -> tuple[Tensor, Tensor | None, float]:
         )
     p = torch.softmax(mean, 1)
     return p, p, 0.5
-
-
-class WithoutNoise(nn.Module):  # type: ignore[misc]
-    """A model whose noise is not sampled; see `without_noise`."""
-
-    def __init__(self, model: nn.Module, loss: Loss, output: Output) -> None:
-        super().__init__()
-        self.model = model
-        self.loss, self.output = loss_name(loss), output
-        self._penalty: Tensor | None = None
-        self._dear: bool | None = None
-        self._drawn: set[str] = set()
-        self._layouts: Layouts = {}
-
-    @property
-    def penalty(self) -> Tensor:
-        """What the noise adds to the loss on the batch of the last training pass."""
-        if self._penalty is None:
-            raise InputError(
-                "there is no penalty yet: it comes with a forward pass in training mode"
-            )
-        return self._penalty
-
-    def forward(self, x: Any) -> Tensor:
-        """Return the mean output under the noise (training mode) or the plain output."""
-        if not self.training:
-            self._penalty = None
-            result = called(self.model, x)
-            return result if self.output is None else self.output(result)
-        model = checked(self.model, x)
-        settings: Any = {"output": self.output, "statistics": "as set", "layouts": self._layouts}
-        if self._dear is None:  # a first look at what the noise meets
-            with torch.no_grad():
-                first = carry(model, x, **settings)
-            self._drawn, self._dear = first.to_draw, not (first.output.known and first.output.exact)
-        one = carry(model, x, **settings, drawn=self._drawn, probe=self._dear, update=True)
-        if self._dear:
-            self._penalty = _quadratic(one.tangent, one.output.mean, self.loss)
-        else:
-            self._penalty = penalty_of([one], self.loss)
-        return one.output.mean
-
-    def extra_repr(self) -> str:
-        """Return the settings, for printing."""
-        return f"loss={self.loss}"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_penalty": None}
-
-
-def without_noise(
-    model: nn.Module, *, loss: Loss = "squared", output: Output = None
-) -> WithoutNoise:
-    """Return a module that shares the model's parameters and replaces sampling by a penalty.
-
-    In training mode a pass gives the mean of the output under the noise and leaves in `penalty`
-    what the noise adds to the loss around it, so that loss(net(x), y) + net.penalty is the expected
-    loss: exactly for a squared loss where only affine maps follow the noise, else as approximated
-    by `explicit_penalty`. Where working the penalty out would take a backward pass for each output,
-    it is estimated without bias from one random probe of the linearized network, whose gradient
-    takes the variances inside the network as they are, and is some per cent off for it. Noise that
-    cannot be carried is drawn, as in ordinary training. In evaluation mode it is the model.
-
-    Parameters
-    ----------
-    model
-        Any network; it is not copied.
-    loss
-        The loss that the penalty is added to: "squared", "mse", "cross_entropy" or "logistic".
-    output
-        Picks the output that counts, such as `lambda o: o.logits`.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from overt.nn import without_noise
-    >>> model = torch.nn.Sequential(
-    ...     torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(32, 1)
-    ... )
-    >>> net = without_noise(model, loss="mse")
-    >>> step = torch.optim.SGD(net.parameters(), lr=0.01)
-    >>> x, y = torch.randn(64, 8), torch.randn(64, 1)
-    >>> for _ in range(10):
-    ...     step.zero_grad()
-    ...     objective = torch.nn.functional.mse_loss(net(x), y) + net.penalty
-    ...     objective.backward()
-    ...     step.step()
-    """
-    if not isinstance(model, nn.Module):
-        raise InputTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    return WithoutNoise(model, loss, output)

@@ -9,11 +9,20 @@ import torch
 from torch import nn
 
 from overt import _check
-from overt.nn.moments.carry import Carried, Output, carry, checked, hidden_randomness
+from overt.nn.moments.carry import (
+    UNSEEN,
+    Carried,
+    Output,
+    carry,
+    checked,
+    hidden_randomness,
+    remembered,
+)
 from overt.nn.moments.control import Control
 from overt.nn.moments.errors import corrected, judged
 from overt.nn.moments.result import Moments
 from overt.nn.moments.samples import Samples
+from overt.nn.recording.generators import seeded
 
 DRAWS, MOST = 400, 12_800
 """Samples where some noise cannot be carried, and the most that a tolerance may cost."""
@@ -80,10 +89,10 @@ def predictive_moments(
     most = MOST if tol is not None else DRAWS
     if draws is not None:
         most = _check.whole("draws", draws, minimum=2)
-    one = carry(model, x, output=output)
+    one = carry(model, x, output=output, layouts=remembered(model, output, "layouts", dict))
     hidden = hidden_randomness(model, x, output, one)
     drawn = tuple(name for name in one.noises if name in one.to_draw | set(one.tape.rough))
-    drawn += ("noise that is not seen",) if hidden and not one.drawn else ()
+    drawn += (UNSEEN,) if hidden and not one.drawn else ()
     drawn += tuple(name for name in one.drawn if name not in drawn)
     found = control = None
     if not one.drawn and not hidden:
@@ -94,9 +103,8 @@ def predictive_moments(
     if found is not None and not drawn and (covariance or found.exact):
         return found
     samples = Samples(model, x, output, covariance=covariance, control=control)
-    with torch.random.fork_rng(enabled=found is not None):
-        if found is not None:  # a control that is certain is corrected by the same draws each time
-            torch.manual_seed(0)
+    # A control that is certain is corrected by the same draws each time.
+    with seeded(None if found is None else 0):
         few = found is not None and not drawn
         goal = tol if tol is not None else OPEN if few else SURE if draws is None else 0.0
         return _sampled(found, samples, one, drawn, goal, most)

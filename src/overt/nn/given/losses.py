@@ -102,13 +102,13 @@ def _fitted(y: Tensor, output: Tensor, loss: str) -> Tensor:
 def _mean(output: Tensor, y: Tensor, loss: str) -> Tensor:
     match loss:
         case "squared":
-            return ((output - y) ** 2).flatten(1).sum(1).mean()
+            return ((output - y) ** 2).reshape(len(output), -1).sum(1).mean()
         case "mse":
             return functional.mse_loss(output, y)
         case "cross_entropy":
             return functional.cross_entropy(output, y)
     losses = functional.binary_cross_entropy_with_logits(output, y, reduction="none")
-    return losses.flatten(1).sum(1).mean()
+    return losses.reshape(len(losses), -1).sum(1).mean()
 
 
 def _are_classes(y: Tensor) -> bool:

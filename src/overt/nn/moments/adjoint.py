@@ -124,7 +124,7 @@ class Sources:
     def along(self, tangent: Tensor, direction: Tensor) -> Tensor:
         """Var(w't) for the row w of `direction` that belongs to each row t: (rows,)."""
         with torch.enable_grad():
-            combined = (tangent * direction).flatten(1).sum(1, keepdim=True)
+            combined = _flat(tangent * direction).sum(1, keepdim=True)
         return self.variances(combined)[:, 0]
 
     def _arrivals(self, y: Tensor, budget: int) -> Iterator[list[Arrival]]:
@@ -133,8 +133,12 @@ class Sources:
             return
         key = (len(y), *(source.step.shape for source in self._all))
         if key not in self._layouts:
-            self._layouts[key] = _row_axes(y, self._all)
-        found = list(zip(self._all, self._layouts[key], strict=True))
+            axes, sure = _row_axes(y, self._all)
+            if sure:
+                self._layouts[key] = axes
+        else:
+            axes = self._layouts[key]
+        found = list(zip(self._all, axes, strict=True))
         own = [(source, axis) for source, axis in found if axis not in (SHARED, APART)]
         shared = [source for source, axis in found if axis == SHARED]
         (R, K), numel = y.shape, sum(source.step.numel() for source, _ in own)
@@ -186,8 +190,8 @@ def _gradients(y: Tensor, steps: list[Tensor], asked: Tensor) -> list[Tensor]:
     return [torch.stack(parts) for parts in zip(*each, strict=True)]
 
 
-def _row_axes(y: Tensor, sources: list[Source]) -> list[int | None]:
-    """Return for each source the axis along which the rows of the output lie.
+def _row_axes(y: Tensor, sources: list[Source]) -> tuple[list[int | None], bool]:
+    """Return for each source the axis along which the rows of the output lie, and if that is sure.
 
     The gradient of a single row says which: it vanishes at the entries of all other rows.
     """
@@ -204,7 +208,7 @@ def _row_axes(y: Tensor, sources: list[Source]) -> list[int | None]:
         open_ = [i for i, g in reached if not bool(g.any())]
         if not open_:
             break
-    return axes
+    return axes, not open_
 
 
 def _row_axis(g: Tensor, R: int, row: int) -> int | None:

@@ -42,6 +42,9 @@ Output = Callable[[Any], Any] | None
 DRAWS = 100
 """Passes in which noise that cannot be carried is drawn."""
 
+UNSEEN = "noise that is not seen"
+"""The name of what is random without a call that was seen to draw."""
+
 FAR = 100.0
 """Standard deviations from the mean that no sample is, whatever the noise."""
 
@@ -117,10 +120,10 @@ def carry(
     statistics and counters of draws move on only if `update`; `layouts` are kept from pass to pass.
     """
     model, differentiable = unwrapped(model), torch.is_grad_enabled()
-    drawn = set(drawn)
+    drawn, put_off = set(drawn), None if update else False
     while True:
         sources = Sources({} if layouts is None else layouts)
-        tape = Tape(active, drawn, probe, differentiable, sources)
+        tape = Tape(active, drawn, probe, differentiable, sources, put_off=put_off)
         try:
             with torch.inference_mode(False), modes(model, noise=True, statistics=statistics,
                                                     update=update):  # fmt: skip
@@ -130,7 +133,9 @@ def carry(
                 raise
             drawn |= error.noises
             continue
-        return Carried(moment, tape)
+        if not (tape.put_off and moment.exact):
+            return Carried(moment, tape)
+        put_off = None  # it is exact if covariances are worked out
 
 
 def passes(
@@ -150,7 +155,7 @@ def passes(
         return [first]
     found = [carry(model, inputs, **settings, drawn=first.to_draw) for _ in range(draws)]
     if hidden:
-        found[0].tape.was_drawn["noise that is not seen"] = None
+        found[0].tape.was_drawn[UNSEEN] = None
     return found
 
 
@@ -166,7 +171,7 @@ def _pass(model: nn.Module, inputs: Any, output: Output, tape: Tape, *, check: b
         )  # fmt: skip
         result = picked(result, None)
     if check and not tape.was_drawn and (generator_state(), other_states()) != before:
-        tape.was_drawn["noise that is not seen"] = None
+        tape.was_drawn[UNSEEN] = None
     return tape.of(result)
 
 
@@ -213,10 +218,8 @@ def hidden_randomness(model: nn.Module, inputs: Any, output: Output, one: Carrie
     Two passes from the same states of generators differ if it has one of its own; a pass is far
     from what was carried if it was missed. Asked once for each structure of a model.
     """
-    modules = tuple((name, type(module)) for name, module in model.named_modules())
-    signature = (modules, getattr(output, "__code__", output))
-    known = _hidden.get(model)
-    if known is None or known[0] != signature:
+
+    def ask() -> bool:
         inner = unwrapped(model)
         (first,), hidden = repeated(model, lambda: [picked(called(inner, inputs), output)], 2)
         if not hidden and one.output.known and not one.drawn:
@@ -224,9 +227,21 @@ def hidden_randomness(model: nn.Module, inputs: Any, output: Output, one: Carrie
             sd = one.output.variance.detach().clamp(min=0).sqrt()
             hidden = bool((away.abs() > FAR * sd + 0.01 * away.square().mean().sqrt()).any())
             hidden &= not torch.allclose(first, one.output.mean.detach(), 1e-2, 1e-2)
-        known = (signature, hidden)
-        _hidden[model] = known
-    return known[1]
+        return hidden
+
+    return bool(remembered(model, output, "hidden", ask))
 
 
-_hidden: WeakKeyDictionary[nn.Module, tuple[Any, bool]] = WeakKeyDictionary()
+def remembered(model: nn.Module, output: Output, what: Any, ask: Callable[[], Any]) -> Any:
+    """Return the answer to a question that is asked once for each structure of a model."""
+    modules = tuple((name, type(module)) for name, module in model.named_modules())
+    signature = (modules, getattr(output, "__code__", output))
+    known = _answers.get(model)
+    if known is None or known[0] != signature:
+        known = _answers[model] = (signature, {})
+    if what not in known[1]:
+        known[1][what] = ask()
+    return known[1][what]
+
+
+_answers: WeakKeyDictionary[nn.Module, tuple[Any, dict[Any, Any]]] = WeakKeyDictionary()

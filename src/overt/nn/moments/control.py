@@ -10,14 +10,22 @@ linear. So E y is the mean of y - b C, which varies less, and Var y that of b^2 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from overt.nn.moments.adjoint import BUDGET, SHARED, Arrival, Origin
-from overt.nn.moments.carry import Carried, Output, carry
+from overt.nn.layers.base import NoiseLayer
+from overt.nn.moments.adjoint import BUDGET, SHARED, Arrival, Origin, Sources
+from overt.nn.moments.carry import Carried, Output, carry, picked
+from overt.nn.moments.rules import apply
+from overt.nn.moments.tape import Tape
+from overt.nn.recording import operations
+from overt.nn.recording.modes import unwrapped
+from overt.nn.recording.watching import Call, called
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +59,38 @@ class Weights:
         return away.expand(sizes).movedim(axis, 0).reshape(self.rows, copies, -1)
 
 
+class _All(tuple[str]):
+    """Every name."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+class _Drawing(TorchFunctionMode):  # type: ignore[misc]
+    """Keeps what a pass draws, in the order of `carry`, and touches nothing else."""
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()
+        self._tape = tape
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name, inplace = operations.canonical(func)
+        values = operations.kind(name).values
+        if values not in ("random", "attention"):
+            return func(*args, **kwargs)
+        inplace = inplace or bool(kwargs.get("inplace"))
+        call = Call(name, func, args, kwargs, "", None, inplace, again=self._again)  # type: ignore[arg-type]
+        result = apply(self._tape, call)
+        return self._tape.forget(result)
+
+    def _again(self, function: Callable[[], Any]) -> Any:
+        with self:
+            return function()
+
+
 class Control:
     """The weights of all draws, collected while variances come back, and the variance of C."""
 
@@ -58,6 +98,7 @@ class Control:
         self._names, self._found = one.noises, dict[int, list[Weights]]()
         self._variances: list[Tensor] = []
         self._size, self._complete, self._shared = 0, True, False
+        self._plain: bool | None = None
 
     def keep(self, found: list[Arrival]) -> None:
         """Note what comes back for some of the outputs."""
@@ -103,11 +144,19 @@ class Control:
 
     def sample(self, model: nn.Module, inputs: Any, output: Output, copies: int) -> Any:
         """Return sampled outputs and the control at their draws, both (rows x copies, ...)."""
-        run = carry(model, inputs, output=output, drawn=self._names)
-        y = run.output.mean
+        if self._plain is None:
+            own = (NoiseLayer, torch.jit.ScriptModule)
+            self._plain = not any(isinstance(module, own) for module in model.modules())
+        if self._plain:
+            tape = Tape(None, _All(), False, False, Sources({}))
+            with _Drawing(tape):
+                y = picked(called(unwrapped(model), inputs), output)
+        else:
+            run = carry(model, inputs, output=output, drawn=self._names)
+            y, tape = run.output.mean, run.tape
         total = y.new_zeros(()).double()
         for parts in self._found.values():
-            draw = run.tape.draws[parts[0].by.number]
+            draw = tape.draws[parts[0].by.number]
             self._shared |= parts[0].along(draw, copies) == SHARED
             away = parts[0].deviation(draw, copies)  # (rows, copies, entries)
             values = torch.cat([part.values for part in parts])  # (outputs, rows, entries)

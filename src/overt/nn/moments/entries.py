@@ -26,6 +26,9 @@ ONE_SIDED = frozenset(("sqrt", "rsqrt", "log", "log2", "log10", "reciprocal", "r
 SMALL = 1e-3
 """Relative deviations below which the slope of f at the mean stands for the mean slope."""
 
+AT_ONCE = 2**16
+"""The most entries that go through a function at all nodes at once."""
+
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(10)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 _few = np.polynomial.hermite_e.hermegauss(7)
@@ -56,19 +59,38 @@ def leaky_relu_moments(m: Tensor, v: Tensor, slope: float) -> tuple[Tensor, Tens
     return a * m + b * e, a + b * s, a * a * v + 2 * a * b * s * v + b * b * spread
 
 
-def moments_of(f: Function, m: Tensor, v: Tensor, *, one_sided: bool) -> tuple[Tensor, ...]:
-    """Return value, slope and variance of f(x) by Gauss-Hermite quadrature."""
+def moments_of(
+    f: Function, m: Tensor, v: Tensor, *, one_sided: bool, stacked: bool = False
+) -> tuple[Tensor, ...]:
+    """Return value, slope and variance of f(x) by Gauss-Hermite quadrature.
+
+    `stacked` says that f takes entries of any shape, so that small tensors go through it at once.
+    """
     sd, certain = _deviation(m, v)
     if one_sided:  # the deviation of log |x|
         relative = v / torch.where(m == 0, 1.0, m * m)
         sd = torch.sqrt(torch.where(certain, 1.0, torch.log1p(relative)))
     sd = torch.where(certain, 0.0, sd)
-    value = square = cross = torch.zeros((), dtype=m.dtype, device=m.device)
-    for z, w in zip(_NODES, _WEIGHTS, strict=True):
-        x = m * torch.exp(sd * float(z) - sd * sd / 2) if one_sided else m + sd * float(z)
+
+    def at(z: Any) -> Tensor:
+        return m * torch.exp(sd * z - sd * sd / 2) if one_sided else m + sd * z
+
+    if stacked and m.numel() <= AT_ONCE:
+        z, w = (
+            torch.as_tensor(t, dtype=m.dtype, device=m.device).reshape(-1, *[1] * m.ndim)
+            for t in (_NODES, _WEIGHTS)
+        )
+        x = at(z)
         y = f(x)
-        value, square = value + float(w) * y, square + float(w) * y * y
-        cross = cross + float(w) * (x - m) * y
+        wy = w * y
+        value, square, cross = wy.sum(0), (wy * y).sum(0), (wy * (x - m)).sum(0)
+    else:
+        value = square = cross = torch.zeros((), dtype=m.dtype, device=m.device)
+        for node, weight in zip(_NODES.tolist(), _WEIGHTS.tolist(), strict=True):
+            x = at(node)
+            y = f(x)
+            value, square = value + weight * y, square + weight * y * y
+            cross = cross + weight * (x - m) * y
     slope = cross / torch.where(certain, 1.0, v)
     small = v <= SMALL**2 * m * m  # where differences of f drown in rounding
     if bool(small.any()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -34,8 +35,9 @@ def judged(
         if not exact:
             moved = (m - plain_output(model, x, output)) ** 2
             tiny = torch.finfo(v.dtype).tiny
-            rows = v.flatten(1).sum(1).clamp(min=tiny)
-            shift = (moved.flatten(1).sum(1) / rows).sqrt().reshape(-1, *[1] * (m.ndim - 1))
+            rows = v.reshape(len(v), -1).sum(1).clamp(min=tiny)
+            shift = (moved.reshape(len(v), -1).sum(1) / rows).sqrt()
+            shift = shift.reshape(-1, *[1] * (m.ndim - 1))
             bent = 0.2 * rest / v.clamp(min=tiny) + 0.25 * shift
             scale = sd * (3 if linearized else 1)
             errors = (0.05 + bent) * scale + rounding, (0.03 + bent) * scale + rounding
@@ -55,33 +57,40 @@ def corrected(
     sampled = samples.moments(**how)
     if found is None or found.mean_error is None:
         return sampled
-    sd0, sd1 = (r.std.detach().double() for r in (found, sampled))
-    tiny = torch.finfo(sd0.dtype).tiny
-    sure = (sd0 > 0) & (sd1 > 0)
-    sd0, sd1 = (torch.where(sure, sd, sd1.clamp(min=tiny)) for sd in (sd0, sd1))
-    doubt = 3.0 if drawn else 1.0
-    errors = (doubt * e.double() / sd0 / LEVEL for e in (found.mean_error, found.std_error))
-    away = (sampled.mean.double() - found.mean.detach().double()) / sd0
-    ratio = torch.log(sd1 / sd0)
-    given = zip((away, ratio), errors, samples.errors, strict=True)
-    moved, left = zip(*(_moved(*one, 0.25 if drawn else 1.0) for one in given), strict=True)
-    mean = found.mean + (moved[0] * sd0).to(found.mean)
-    scale = torch.exp(2 * moved[1]).to(mean) * (sampled.std > 0)
-    variance = torch.where(sure, found.variance, sampled.variance) * scale
-    sd = variance.detach().double().clamp(min=0).sqrt()
-    of_mean, of_std = ((LEVEL * e * sd).to(mean) for e in left)
-    return Moments(mean, variance, False, one.noises, draws=samples.count,
-                   mean_error=of_mean, std_error=of_std, **how)  # fmt: skip
+    m0, m1, sd0, sd1 = map(_numbers, (found.mean, sampled.mean, found.std, sampled.std))
+    sure, some = (sd0 > 0) & (sd1 > 0), sd1 > 0
+    sd0, sd1 = (np.where(sure, sd, np.maximum(sd1, 1e-300)) for sd in (sd0, sd1))
+    doubt = (3.0 if drawn else 1.0) / LEVEL
+    errors = (doubt * _numbers(e) / sd0 for e in (found.mean_error, found.std_error))
+    given = zip(((m1 - m0) / sd0, np.log(sd1 / sd0)), errors, samples.errors, strict=True)
+    (away, of_mean), (ratio, of_std) = (_moved(*one, 0.25 if drawn else 1.0) for one in given)
+    like = found.mean
+
+    def back(value: Any) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(value)).to(like)
+
+    scale = np.exp(2 * ratio) * some
+    before = found.variance
+    if not sure.all():
+        before = torch.where(torch.from_numpy(sure).to(like.device), before, sampled.variance)
+    variance = before * back(scale)
+    sd = LEVEL * np.sqrt(np.maximum(_numbers(variance), 0.0))
+    return Moments(like + back(away * sd0), variance, False, one.noises, draws=samples.count,
+                   mean_error=back(of_mean * sd), std_error=back(of_std * sd), **how)  # fmt: skip
 
 
-def _moved(d: Tensor, b: Tensor, s: float, least: float) -> tuple[Tensor, Tensor]:
+def _numbers(value: Tensor) -> Any:
+    return value.detach().double().cpu().numpy()
+
+
+def _moved(d: Any, b: Any, s: float, least: float) -> tuple[Any, Any]:
     """Return the part of d to believe, and the error that is left; b^2 shrinks to `least` b^2."""
-    rows = len(d) * min(3, max(1, d[0].numel()))  # outputs of a row are not independent
+    rows = len(d) * min(3, max(1, d[0].size))  # outputs of a row are not independent
     b2, s2, prior = b * b, s * s, 3
     seen = ((d * d).mean() - s2) / b2.mean()
-    scale = torch.ones_like(seen)
+    scale = 1.0
     for _ in range(4):  # the more b proves too small, the more d is worth
         worth = rows * (scale * b2 / (scale * b2 + s2)).mean() ** 2
-        scale = ((prior + worth * seen) / (prior + worth)).clamp(min=least)
+        scale = max((prior + worth * seen) / (prior + worth), least)
     b2 = scale * b2
-    return b2 / (b2 + s2) * d, (b2 * s2 / (b2 + s2)).sqrt()
+    return b2 / (b2 + s2) * d, np.sqrt(b2 * s2 / (b2 + s2))

@@ -46,7 +46,7 @@ def random(tape: Tape, call: Call) -> Any:
     if not value.is_floating_point():
         return value
     state = tape.state(name)
-    if state != "drawn":
+    if state == "off" or (state == "carried" and not tape.probe):
         torch.set_rng_state(before)
     mean, variance, cdf = moments(call)
     number = tape.numbered(value.detach().clone() if state == "drawn" else None)
@@ -100,6 +100,8 @@ def multiplied(
     z = draw() if state == "drawn" else None
     number = tape.numbered(z)
     if state != "carried":
+        if z is not None and not x.noises:
+            return tape.certain(x.mean * z)
         return x if z is None else product(tape, torch.mul, x, tape.certain(z))
     if law.shared and math.prod(n for i, n in enumerate(law.shape) if i not in law.shared) <= FEW:
         tape.few[name] = None
@@ -108,7 +110,8 @@ def multiplied(
     c = law.strength if law.matrix is None else law.relative_variance(m)
     added = tape.spread(lambda m, v: c * (m * m + v) if x.noises else c * (m * m), m, v)
     S = None if law.independent or x.independent else tape.covariance(x)
-    exact = x.exact and x.known and (law.independent or x.independent or S is not None)
+    settled = law.independent or x.independent or S is not None or tape.later_exact
+    exact = x.exact and x.known and settled
 
     def tangent() -> Tensor:
         if tape.probe:

@@ -23,7 +23,7 @@ from overt.nn.moments.entries import (
 )
 from overt.nn.moments.local import unknown, with_first
 from overt.nn.moments.tape import Moment, Tape, signs
-from overt.nn.recording.watching import Call
+from overt.nn.recording.watching import Call, tensors
 
 
 def entrywise(tape: Tape, call: Call) -> Any:
@@ -37,18 +37,21 @@ def entrywise(tape: Tape, call: Call) -> Any:
     power = call.args[1] if call.name == "pow" else 1
     one_sided = not (isinstance(power, int) and power > 0)
     name = "rsqrt" if one_sided else call.name
-    return of_entries(tape, x, lambda z: with_first(tape, call, z), name)
+    alone = not any(True for _ in tensors((call.args[1:], call.kwargs)))
+    return of_entries(tape, x, lambda z: with_first(tape, call, z), name, alone=alone)
 
 
-def of_entries(tape: Tape, x: Moment, f: Callable[[Tensor], Tensor], name: str) -> Moment:
-    """Return f(x), f a function of single entries."""
+def of_entries(
+    tape: Tape, x: Moment, f: Callable[[Tensor], Tensor], name: str, *, alone: bool = True
+) -> Moment:
+    """Return f(x), f a function of single entries, `alone` if of nothing else."""
     if x.dropped is not None:
         return _of_dropped(tape, x, *x.dropped, f)
     if tape.probe and tape.differentiable and name not in ONE_SIDED:
         return _bent(tape, x, *Bent.apply(x.mean, x.variance, None if name == "relu" else f))
     if name == "relu":
         return _bent(tape, x, *relu_moments(x.mean, x.variance))
-    found = moments_of(f, x.mean, x.variance, one_sided=name in ONE_SIDED)
+    found = moments_of(f, x.mean, x.variance, one_sided=name in ONE_SIDED, stacked=alone)
     return _bent(tape, x, *found)
 
 
@@ -63,6 +66,16 @@ def _of_dropped(
         x, mean=low + (1 - p) * (high - low), variance=p * (1 - p) * (high - low) ** 2,
         tangent=tape.later(lambda: tape.fixed(slope) * x.tangent()), dropped=None,
     )  # fmt: skip
+
+
+def gated(tape: Tape, call: Call) -> Any:
+    """GLU: one half times the sigmoid of the other."""
+
+    def gate(x: Tensor, dim: int = -1) -> Tensor:
+        a, b = x.chunk(2, dim)
+        return a * torch.sigmoid(b)
+
+    return call.again(lambda: gate(*call.args, **call.kwargs))
 
 
 def _bent(

@@ -5,6 +5,7 @@ See `moving`, `bilinear`, `nonlinear` and `noises` for the others; affine operat
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -34,15 +35,22 @@ def apply(tape: Tape, call: Call) -> Any:
     tape.check(call.name, (call.args, call.kwargs))
     if values == "random":
         return noises.random(tape, call)
-    noisy = tape.noisy((call.args, call.kwargs))
+    noisy = tape.noisy((call.args, call.kwargs)) if tape.holds else ()
     if values == "attention" and (noisy or nonlinear.drops(call)):
         return nonlinear.opened(tape, call)
+    if not tape.holds and values != "unknown":
+        return call.run()
     if not noisy:
         args, kwargs = tape.mean(call.args), tape.mean(call.kwargs)
         call = replace(call, args=args, kwargs=kwargs)
         return _certain(tape, call) if values == "unknown" else call.run()
+    if tape.differentiable and not torch.is_grad_enabled() and _own_backward():
+        raise Uncarried(noises_of(tape, call), call.name)
     rule = _RULES.get(call.name) or _BY_VALUES.get(values, unknown)
-    result = rule(tape, call)
+    try:
+        result = rule(tape, call)
+    except (RuntimeError, TypeError, IndexError, ValueError) as error:
+        raise Uncarried(noises_of(tape, call), call.name) from error
     if isinstance(result, Moment) and call.inplace:
         tape.outdate(call.args[0])
         return tape.put(result, call.args[0])
@@ -53,6 +61,14 @@ def apply(tape: Tape, call: Call) -> Any:
         parts = [tape.put(p, view=view) if isinstance(p, Moment) else p for p in result]
         return type(result)(parts)
     return result
+
+
+def _own_backward() -> bool:
+    """Whether this runs inside an autograd.Function, whose gradient is not that of its parts."""
+    frame, code = inspect.currentframe(), torch.autograd.Function.apply.__func__.__code__
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _certain(tape: Tape, call: Call) -> Any:
@@ -162,6 +178,7 @@ def _read(tape: Tape, call: Call) -> Any:
 _RULES: dict[str, Rule] = {
     "copy": moving.copied,
     "embedding": moving.looked_up,
+    "glu": nonlinear.gated,
     "masked_fill": moving.masked,
     "setitem": moving.set_item,
     "where": moving.where,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 
 from overt import _check
@@ -13,6 +12,7 @@ from overt._progress import meter
 from overt.nn.moments.carry import Output, checked
 from overt.nn.moments.result import Moments
 from overt.nn.moments.samples import Samples
+from overt.nn.recording.generators import seeded
 
 
 def mc_moments(
@@ -35,12 +35,8 @@ def mc_moments(
     model = checked(model, x)
     n = _check.whole("n", n, minimum=2)
     samples = Samples(model, x, output, covariance=covariance)
-    with (
-        torch.random.fork_rng(enabled=seed is not None),
-        meter("Monte Carlo dropout", n) as bar,
-    ):
-        if seed is not None:
-            torch.manual_seed(_check.whole("seed", seed, minimum=0))
+    seed = None if seed is None else _check.whole("seed", seed, minimum=0)
+    with seeded(seed), meter("Monte Carlo dropout", n) as bar:
         samples.draw(n, bar)
     if not bool(samples.variance.any()):
         raise InputError("model has no noise that any of the passes has shown: nothing to sample")

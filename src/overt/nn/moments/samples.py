@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from overt.nn.moments.carry import Output, picked
+from overt.nn.moments.carry import Output, picked, remembered
 from overt.nn.moments.control import Control
 from overt.nn.moments.result import LEVEL, Moments
 from overt.nn.moments.tape import Uncarried
 from overt.nn.recording.modes import modes, unwrapped
 from overt.nn.recording.watching import called, mapped, tensors
 
-COPIES, ROWS, PASSES = 16, 512, 8
+COPIES, ROWS, PASSES = 64, 512, 8
 """The most copies of the inputs to a pass, rows to a pass, and the fewest passes."""
 
 SHARED = 2.0
@@ -49,6 +49,7 @@ class Samples:
     def _reset(self) -> None:
         self._passes = self.count = 0
         self._mean = self._within = self._between = self._fourth = torch.zeros(())
+        self._known: Tensor | None = None
 
     def draw(self, n: int, progress: Any = None, passes: int = PASSES) -> None:
         """Sample n times (a little more if copies do not divide it), noise as it falls."""
@@ -62,12 +63,13 @@ class Samples:
                 if progress is not None:
                     progress.advance(copies)
                 if copies > 1 and self._passes == PASSES and self._shared() > SHARED:
-                    copies, given = 1, self._x
+                    copies, given, end = 1, self._x, n
+                    self._reset()
 
     def check(self, n: int) -> None:
         """Sample n times, in the fewest passes that show whether copies are independent."""
         apart = self._control is not None and self._control.apart
-        self.draw(n, passes=2 if apart else PASSES)
+        self.draw(n, passes=1 if apart else PASSES)
 
     def _outputs(self, given: Any) -> Tensor:
         return picked(called(unwrapped(self._model), given), self._output)
@@ -81,27 +83,37 @@ class Samples:
             self._reset()
             found = self._control = None
         found = found or [self._outputs(given)]
+        self._dtype = found[0].dtype
         y = torch.stack([t.double() for t in found])
         return y.unflatten(1, (len(y[0]) // copies, copies)).transpose(1, 2)
 
     def _start(self) -> None:
         """Find out whether copies of the rows may be run together: without noise, first."""
-        self._rows = _rows(self._x)
+        self._rows, self._most = _rows(self._x), 1
+        shapes = tuple(tuple(t.shape) for t in tensors(self._x))
+        same = remembered(self._model, self._output, ("apart", shapes), self._apart)
+        control = self._control
+        if same and self._rows == 1 and control is not None:
+            self._pairs(self._repeated(2), 2)  # shows whether copies share draws
+        if same and self._rows and not (control is not None and control.shared):
+            self._most = max(1, min(COPIES, ROWS // self._rows))
+
+    def _apart(self) -> bool:
+        """Whether rows do not meet: with copies beside them, and with others.
+
+        Copies alone do not move what is averaged over rows.
+        """
         with modes(self._model, noise=False):
             plain = self._outputs(self._x)
-            self._dtype, self._most = plain.dtype, 1
-            if self._rows is not None and len(plain) == self._rows:
-                try:
-                    twice = self._outputs(self._repeated(2))
-                except Exception:  # a model that wants its number of rows
-                    return
-                again = plain.repeat_interleave(2, 0)
-                close = 64 * torch.finfo(plain.dtype).eps * (1 + float(plain.abs().max()))
-                same = twice.shape == again.shape and bool(((twice - again).abs() <= close).all())
-                if same and self._rows == 1 and self._control is not None:
-                    self._pairs(self._repeated(2), 2)  # shows whether copies share draws
-                same = same and not (self._control is not None and self._control.shared)
-                self._most = max(1, min(COPIES, ROWS // self._rows)) if same else 1
+            if self._rows is None or len(plain) != self._rows:
+                return False
+            try:
+                twice, more = (self._outputs(x) for x in (self._repeated(2), _beside(self._x)))
+            except Exception:  # a model that wants its number of rows
+                return False
+        pairs = (twice, plain.repeat_interleave(2, 0)), (more[: self._rows], plain)
+        close = 64 * torch.finfo(plain.dtype).eps * (1 + float(plain.abs().max()))
+        return all(a.shape == b.shape and bool(((a - b).abs() <= close).all()) for a, b in pairs)
 
     def _copies_for(self, n: int, passes: int) -> int:
         """Return how many copies to run together; 1 once passes differ more than copies do."""
@@ -121,20 +133,26 @@ class Samples:
         if self.count and copies != self._copies:  # what came before was worth less: begin anew
             self._reset()
         self._copies, self.count, self._passes = copies, self.count + copies, self._passes + 1
-        mean = pairs.mean(1)
-        before = mean - self._mean
+        self._known = None
+        mean = pairs.mean(1, keepdim=True)
+        before = mean[:, 0] - self._mean
         self._mean = self._mean + before / self._passes
-        self._between = self._between + self._squares(before, mean - self._mean)
-        self._within = self._within + sum(
-            self._squares(away, away) for away in (pairs - mean[:, None]).unbind(1)
-        )
-        self._fourth = self._fourth + ((pairs[0] - self._mean[0]) ** 4).sum(0)
+        if self._passes > 1:
+            self._between = self._between + self._squares(
+                before[:, None], mean - self._mean[:, None]
+            )
+        away = pairs - mean
+        self._within = self._within + self._squares(away, away)
+        self._fourth = self._fourth + (pairs[0] - self._mean[0]).pow(4).sum(0)
 
     def _squares(self, a: Tensor, b: Tensor) -> Tensor:
         """Products of outputs' deviations; with those of the control, and the control's own."""
         if self._covariance:
-            return (a[0].flatten(1)[:, :, None] * b[0].flatten(1)[:, None, :])[None]
-        return torch.stack([a[0] * b[0], a[0] * b[-1], a[-1] * b[-1]][: 2 * len(a) - 1])
+            s, t = (away[0].reshape(*away[0].shape[:2], -1) for away in (a, b))
+            return torch.einsum("crk,crl->rkl", s, t)[None]
+        if len(a) == 1:
+            return (a * b).sum(1)
+        return (a[[0, 0, 1]] * b[[0, 1, 1]]).sum(1)
 
     @property
     def mean(self) -> Tensor:
@@ -153,11 +171,13 @@ class Samples:
 
     def _second(self) -> Tensor:
         """Return the variance of y, and with a control Cov(y, C) and Var C, as sampled."""
-        between = self._between / max(self._passes - 1, 1)
-        if self._copies == 1:
-            return between
-        within = self._within / (self._passes * (self._copies - 1))
-        return within * (1 - 1 / self._copies) + between
+        if self._known is None:
+            between = self._between / max(self._passes - 1, 1)
+            within = self._within / max(self._passes * (self._copies - 1), 1)
+            if self._passes > 1:
+                within = within * (1 - 1 / self._copies) + between
+            self._known = within
+        return self._known
 
     def _slope(self) -> float:
         """Return b for all outputs: that of least squares, each output in its own units."""
@@ -190,6 +210,11 @@ class Samples:
         return max(1.0, self.count / max(1.0, self._shared()))
 
     @property
+    def rows(self) -> int:
+        """The number of rows that do not share draws, as far as is known."""
+        return self._rows or 1 if (self._most or 1) > 1 else 1
+
+    @property
     def kurtosis(self) -> float:
         """E (y - m)^4 / Var(y)^2 of a typical output, 3 for normal ones."""
         if self._covariance:
@@ -213,6 +238,11 @@ class Samples:
         sd = self.variance.clamp(min=0).sqrt()
         of_mean, of_std = (LEVEL * error * sd for error in self.errors)
         return Moments(self.mean, self.variance, mean_error=of_mean, std_error=of_std, **how)
+
+
+def _beside(x: Any) -> Any:
+    """Return the rows, and after them copies of the first, its entries moved by one."""
+    return mapped(x, lambda t: torch.cat([t, t[:1].roll(1, -1).expand_as(t)]))
 
 
 def _rows(x: Any) -> int | None:

@@ -113,6 +113,9 @@ class Tape:
         Whether gradients with respect to parameters are wanted.
     settle
         The most units of a tensor whose covariances are worked out to keep a result exact.
+    put_off
+        None where covariances are worked out as they are met, else whether any were passed over, as
+        if the result stayed exact without them.
     draws
         The values of noises in the order of their calls, those that are drawn; None for others.
     coarse, few, rough
@@ -126,6 +129,7 @@ class Tape:
     differentiable: bool
     sources: Sources
     settle: int = 512
+    put_off: bool | None = None
     met: dict[str, None] = field(default_factory=dict)
     was_drawn: dict[str, None] = field(default_factory=dict)
     linearized: dict[str, None] = field(default_factory=dict)
@@ -151,6 +155,11 @@ class Tape:
             return "drawn"
         return "carried"
 
+    @property
+    def holds(self) -> bool:
+        """Whether any moment is kept."""
+        return bool(self._moments)
+
     def get(self, value: Any) -> Moment | None:
         """Return the moment of a tensor of the pass, None if it is certain."""
         found = self._moments.get(id(value))
@@ -171,6 +180,12 @@ class Tape:
         if view is not None:
             self._bases[id(handle)] = view
         return handle
+
+    def forget(self, value: Any) -> Any:
+        """Write a moment's mean into the tensor that stands for it, and let go of it."""
+        if isinstance(value, Tensor) and (found := self._moments.pop(id(value), None)) is not None:
+            value.copy_(found[1].mean)
+        return value
 
     def outdate(self, handle: Tensor) -> None:
         """Note that a tensor is changed in place, and with it what it is a view of."""
@@ -258,6 +273,9 @@ class Tape:
         """Return x with its variances worked out from its sources, if that is affordable."""
         if x.known or not x.exact or self.probe or not self._affordable(x):
             return x
+        if self.later_exact:
+            self.put_off = True
+            return replace(x, known=True)
         found = self.sources.variances(self.tangent(x))
         return replace(x, variance=found, known=True)
 
@@ -265,7 +283,15 @@ class Tape:
         """Return the covariances of x (rows, units, units), None if that is too dear or inexact."""
         if not x.exact or self.probe or not self._affordable(x):
             return None
+        if self.later_exact:
+            self.put_off = True
+            return None
         return self.sources.covariances(self.tangent(x))
+
+    @property
+    def later_exact(self) -> bool:
+        """Whether covariances are put off until they are known to keep the output exact."""
+        return self.put_off is not None
 
     def _affordable(self, x: Moment) -> bool:
         return x.mean.ndim > 1 and math.prod(x.mean.shape[1:]) <= self.settle

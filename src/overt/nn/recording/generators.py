@@ -40,6 +40,19 @@ def own_generators() -> Iterator[None]:
             np.random.set_state(numpy)  # noqa: NPY002
 
 
+@contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """Seed torch's generators (None: leave them) and give them their states back afterwards."""
+    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+    devices = range(torch.cuda.device_count() if cuda else 0)
+    with torch.random.fork_rng(list(devices), enabled=seed is not None):
+        if seed is not None:  # torch.manual_seed asks for devices that are not there, which is slow
+            torch.default_generator.manual_seed(seed)
+            if cuda:
+                torch.cuda.manual_seed_all(seed)
+        yield
+
+
 def repeated(
     model: nn.Module, run: Callable[[], list[Tensor]], passes: int
 ) -> tuple[list[Tensor], bool]:

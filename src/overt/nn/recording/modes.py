@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 Statistics = Literal["running", "batch", "as set"]
@@ -21,6 +22,30 @@ def slow_attention() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
+def open_checkpoints() -> Iterator[None]:
+    """Make checkpoints run their parts once: what a second run would do is not seen."""
+    place: Any = torch.utils.checkpoint
+    names = ("CheckpointFunction", "_checkpoint_without_reentrant_generator")
+    before = [getattr(place, name) for name in names]
+
+    class Once:
+        @staticmethod
+        def apply(function: Any, preserve: bool, *args: Any) -> Any:
+            return function(*args)
+
+    def once(*args: Any, **kwargs: Any) -> Iterator[None]:
+        yield
+
+    try:
+        for name, other in zip(names, (Once, once), strict=True):
+            setattr(place, name, other)
+        yield
+    finally:
+        for name, old in zip(names, before, strict=True):
+            setattr(place, name, old)
 
 
 @contextmanager

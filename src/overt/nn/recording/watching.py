@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from overt.nn.layers.base import NoiseLayer
 from overt.nn.recording import operations
-from overt.nn.recording.modes import slow_attention, unwrapped
+from overt.nn.recording.modes import open_checkpoints, slow_attention, unwrapped
 from overt.nn.recording.operations import Kind
 
 Leaves = Callable[[str, nn.Module], bool]
@@ -91,6 +91,7 @@ def watch(
     watcher = _Watcher(handle, extents)
     with ExitStack() as stack:
         stack.enter_context(slow_attention())
+        stack.enter_context(open_checkpoints())
         model = _shown(model, stack)
         for name, module in model.named_modules():
             leaf = isinstance(module, _Scripted) or (leaves is not None and leaves(name, module))

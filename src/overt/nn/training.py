@@ -1,0 +1,120 @@
+"""Training on what a model's noise adds to its expected loss, in place of sampling it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from overt._check import InputError, InputTypeError
+from overt.nn.given.losses import Loss, loss_name
+from overt.nn.moments.adjoint import Layouts
+from overt.nn.moments.carry import Output, carry, checked
+from overt.nn.penalties import compare, penalty_of, quadratic
+from overt.nn.recording.generators import own_generators
+from overt.nn.recording.watching import called
+
+PROBES = 16
+"""Random probes whose mean is compared with samples before training."""
+
+
+class WithoutNoise(nn.Module):  # type: ignore[misc]
+    """A model whose noise is not sampled; see `without_noise`."""
+
+    def __init__(self, model: nn.Module, loss: Loss, output: Output) -> None:
+        super().__init__()
+        self.model = model
+        self.loss, self.output = loss_name(loss), output
+        self._penalty: Tensor | None = None
+        self._dear: bool | None = None
+        self._drawn: set[str] = set()
+        self._layouts: Layouts = {}
+
+    @property
+    def penalty(self) -> Tensor:
+        """What the noise adds to the loss on the batch of the last training pass."""
+        if self._penalty is None:
+            raise InputError(
+                "there is no penalty yet: it comes with a forward pass in training mode"
+            )
+        return self._penalty
+
+    def forward(self, x: Any) -> Tensor:
+        """Return the mean output under the noise (training mode) or the plain output."""
+        if not self.training:
+            self._penalty = None
+            result = called(self.model, x)
+            return result if self.output is None else self.output(result)
+        model = checked(self.model, x)
+        settings: Any = {"output": self.output, "statistics": "as set", "layouts": self._layouts}
+        if self._dear is None:  # a first look at what the noise meets
+            with torch.no_grad():
+                first = carry(model, x, **settings)
+                self._drawn = first.to_draw
+                self._dear = not (first.output.known and first.output.exact)
+                if self._dear and not self._drawn:
+                    self._look(model, x, settings)
+        one = carry(model, x, **settings, drawn=self._drawn, probe=self._dear, update=True)
+        if self._dear:
+            self._penalty = quadratic(one.tangent, one.output.mean, self.loss)
+        else:
+            self._penalty = penalty_of([one], self.loss)
+        return one.output.mean
+
+    def _look(self, model: nn.Module, x: Any, settings: Any) -> None:
+        """Compare the mean of some probes with samples."""
+        with own_generators():
+            probes = [carry(model, x, **settings, probe=True) for _ in range(PROBES)]
+        found = [quadratic(one.tangent, one.output.mean, self.loss) for one in probes]
+        compare(model, x, self.output, torch.stack(found).mean(), self.loss)
+
+    def extra_repr(self) -> str:
+        """Return the settings, for printing."""
+        return f"loss={self.loss}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_penalty": None}
+
+
+def without_noise(
+    model: nn.Module, *, loss: Loss = "squared", output: Output = None
+) -> WithoutNoise:
+    """Return a module that shares the model's parameters and replaces sampling by a penalty.
+
+    In training mode a pass gives the mean of the output under the noise and leaves in `penalty`
+    what the noise adds to the loss around it, so that loss(net(x), y) + net.penalty is the expected
+    loss: exactly for a squared loss where only affine maps follow the noise, else as approximated
+    by `explicit_penalty`. Where working the penalty out would take a backward pass for each output,
+    it is estimated without bias from one random probe of the linearized network, whose gradient
+    takes the variances inside the network as they are, and is some per cent off for it. Noise that
+    cannot be carried is drawn, as in ordinary training. In evaluation mode it is the model.
+
+    Parameters
+    ----------
+    model
+        Any network; it is not copied.
+    loss
+        The loss that the penalty is added to: "squared", "mse", "cross_entropy" or "logistic".
+    output
+        Picks the output that counts, such as `lambda o: o.logits`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from overt.nn import without_noise
+    >>> model = torch.nn.Sequential(
+    ...     torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(32, 1)
+    ... )
+    >>> net = without_noise(model, loss="mse")
+    >>> step = torch.optim.SGD(net.parameters(), lr=0.01)
+    >>> x, y = torch.randn(64, 8), torch.randn(64, 1)
+    >>> for _ in range(10):
+    ...     step.zero_grad()
+    ...     objective = torch.nn.functional.mse_loss(net(x), y) + net.penalty
+    ...     objective.backward()
+    ...     step.step()
+    """
+    if not isinstance(model, nn.Module):
+        raise InputTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    return WithoutNoise(model, loss, output)
