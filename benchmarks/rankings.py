@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.harness import Table, verdict
 from overt import datasets
 from overt.completion import DropoutCompletion
-from overt.completion.evaluation import _ranking, best_columns, divide, relevant
+from overt.completion.evaluation import best_columns, divide, ranking_figures, relevant
 from overt.completion.forms.units import strengths
 from overt.entries import Entries
 
@@ -44,16 +44,16 @@ def compare(size: str, split: str) -> Table:
         ranking = model._ranking()
         cpu = time.process_time() - start
         lists = best_columns(lambda some, by=ranking: by.of_rows(some)[1], train, rows)
-        figures = _ranking(lists, rows, entries, train, held)
+        figures = ranking_figures(lists, rows, entries, train, held)
         found[name] = figures, cpu
         factors = (ranking.chosen or ranking.model).columns.n_factors
         _add(table, name, f"defaults, {factors} factors", figures, cpu)
     counts = np.bincount(train.cols, minlength=train.shape[1])
     lists = best_columns(lambda some: np.tile(counts, (len(some), 1)), train, rows)
-    _add(table, "popularity", "", _ranking(lists, rows, entries, train, held), None)
+    _add(table, "popularity", "", ranking_figures(lists, rows, entries, train, held), None)
     told, peers = _peers(entries, train, split)
     for name, lists in peers.items():
-        figures = _ranking(lists[rows], rows, entries, train, held)
+        figures = ranking_figures(lists[rows], rows, entries, train, held)
         found[name] = figures, told[name]["cpu"]
         _add(table, name, told[name]["setting"], figures, told[name]["cpu"])
     _bars(table, found, told, factors)

@@ -25,17 +25,26 @@ ROLES: dict[str, tuple[str, ...]] = {
 
 def is_frame(X: Any) -> bool:
     """Return whether this is a data frame, an Arrow table, a lazy frame or a relation."""
-    return not isinstance(X, np.ndarray) and (hasattr(X, "columns") or hasattr(X, "column_names"))
+    kind = type(X)  # a lazy frame would have to find out what it has
+    return kind is not np.ndarray and (hasattr(kind, "columns") or hasattr(kind, "column_names"))
 
 
 def columns_of(frame: Any) -> dict[str, Array]:
     """Return the columns of a pandas or polars frame, an Arrow table or a DuckDB relation."""
     if hasattr(frame, "fetchnumpy"):
-        return {name: np.asarray(column) for name, column in frame.fetchnumpy().items()}
+        return {name: _told(column) for name, column in frame.fetchnumpy().items()}
     if hasattr(frame, "collect") and hasattr(frame, "lazy"):
         frame = frame.collect()
     names = frame.column_names if hasattr(frame, "column_names") else list(frame.columns)
     return {name: np.asarray(frame[name]) for name in names}
+
+
+def _told(column: Any) -> Array:
+    """Return a column with NaN or None where a mask says that nothing is known."""
+    if not np.ma.is_masked(column):
+        return np.asarray(column)
+    missing = np.nan if column.dtype.kind in "biuf" else None
+    return np.where(np.ma.getmaskarray(column), missing, np.asarray(column))
 
 
 def role_of(name: Any) -> str | None:
@@ -60,6 +69,8 @@ def find_roles(
             have = ", ".join(map(str, names))
             raise InputError(f"{what} has no column {name!r} for {role}; its columns are {have}")
         places[role] = list(names).index(name)
+    if len(set(places.values())) < len(places):
+        raise InputError(f"{what} needs different columns for {', '.join(places)}, got {said}")
     for i, name in enumerate(names):
         known = role_of(name)
         if known is not None and known not in places and i not in places.values():

@@ -16,6 +16,33 @@ LARGEST = np.iinfo(np.int32).max
 """Indices are stored in 32 bits."""
 
 
+class Indices(np.ndarray):
+    """Indices that know the identifiers they stand for: those of Entries with identifiers.
+
+    What is picked out of them knows it too; what is computed from them is plain numbers.
+    """
+
+    ids: Array | None = None
+
+    @classmethod
+    def of(cls, places: Ints, ids: Array | None) -> Ints:
+        """Return indices into `ids`, as they are without."""
+        if ids is None:
+            return places
+        found = places.view(cls)
+        found.ids = ids
+        return found
+
+    def __array_finalize__(self, source: Any) -> None:
+        self.ids = getattr(source, "ids", None)
+
+    def __array_wrap__(self, array: Array, context: Any = None, return_scalar: bool = False) -> Any:
+        return array[()] if return_scalar else np.asarray(array)
+
+    def __reduce__(self) -> Any:
+        return Indices.of, (np.asarray(self), self.ids)
+
+
 def identifiers(name: str, given: Any) -> Array:
     """Return identifiers as an array of whole numbers if all are, of strings otherwise."""
     if isinstance(given, list) and given and isinstance(given[0], str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
@@ -17,14 +18,9 @@ from overt._check import (
     plain_array,
     whole,
 )
-from overt._identifiers import factorized, identifiers, index
+from overt._identifiers import Indices, factorized, identifiers, index, is_missing
+from overt._observed import checked_shape, checked_times, checked_values, one_each
 from overt._types import Array, Floats, Ints, Seed
-
-SPARSEST, ROOMY = 1000, 10_000_000
-"""Rows (or columns) for each entry, and in all, beyond which indices must be identifiers."""
-
-HUGE = 1e75
-"""Size of values beyond which fourth powers leave the range of floating point."""
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
@@ -40,9 +36,10 @@ class Entries:
     shape
         Of the matrix, (rows, columns); the smallest that holds the indices if None.
     row_ids, col_ids
-        The identifiers that indices stand for, where they are known.
+        The identifiers that indices stand for, where they are known; `rows` and `cols` then know
+        them too, so that a model is asked by either.
     times
-        When each entry was observed, where that is known.
+        When each entry was observed, where that is known: numbers, dates, or dates as text.
     truth
         The whole matrix, if it is known; it serves to grade, never to fit.
 
@@ -66,7 +63,7 @@ class Entries:
         self, rows: Any, cols: Any, values: Any, shape: Any = None, row_ids: Any = None,
         col_ids: Any = None, times: Any = None, truth: Any = None,
     ) -> None:  # fmt: skip
-        rows, cols, values = index("rows", rows), index("cols", cols), _values(values)
+        rows, cols, values = index("rows", rows), index("cols", cols), checked_values(values)
         if not len(rows) == len(cols) == len(values):
             raise InputError(
                 "rows, cols and values must have the same length, got "
@@ -74,10 +71,11 @@ class Entries:
             )
         if not len(values):
             raise InputError("there must be at least one observed entry, got 0")
-        shape = _shape(shape, (int(rows.max()) + 1, int(cols.max()) + 1), len(values))
-        row_ids = _one_each("row_ids", row_ids, shape[0])
-        col_ids = _one_each("col_ids", col_ids, shape[1])
-        times = _one_each("times", times, len(values))
+        shape = checked_shape(shape, (int(rows.max()) + 1, int(cols.max()) + 1), len(values))
+        row_ids = one_each("row_ids", row_ids, shape[0])
+        col_ids = one_each("col_ids", col_ids, shape[1])
+        rows, cols = Indices.of(rows, row_ids), Indices.of(cols, col_ids)
+        times = checked_times(times, len(values))
         truth = None if truth is None else doubles("truth", truth, ndim=2)
         if truth is not None and truth.shape != shape:
             raise InputError(f"truth must have the shape {shape}, got {truth.shape}")
@@ -142,7 +140,13 @@ class Entries:
             return replace(cls.from_matrix(dense), col_ids=np.array(list(map(str, columns))))
         found = {role: columns[name] for role, name in places.items()}
         values = found.get("value", np.ones(len(found["row"])))
-        return cls.from_ids(found["row"], found["col"], values, found.get("time"))
+        times = found.get("time")
+        if times is not None and any(map(is_missing, times.tolist())):
+            warnings.warn(
+                f"{places['time']} is not told on every line, and is left out", stacklevel=2
+            )
+            times = None
+        return cls.from_ids(found["row"], found["col"], values, times)
 
     @classmethod
     def sample(cls, truth: Any, count: int, seed: Seed = 0) -> Self:
@@ -240,49 +244,3 @@ def pairs(name: str, given: Any) -> tuple[Array, Array]:
             f"{name} must be an (n, 2) array of (row, col) pairs, got shape {both.shape}"
         )
     return identifiers("rows", both[:, 0]), identifiers("cols", both[:, 1])
-
-
-def _values(value: Any) -> Floats:
-    values = plain_array("values", value)
-    if values.ndim != 1 or not (np.issubdtype(values.dtype, np.number) or values.dtype == bool):
-        raise InputTypeError(
-            "values must be a one-dimensional array of numbers, got shape "
-            f"{values.shape}, {values.dtype}"
-        )
-    if np.iscomplexobj(values):
-        raise InputTypeError("values must be real numbers. Complex data not supported")
-    values = values.astype(np.float64, copy=False)
-    bad = np.count_nonzero(~np.isfinite(values))
-    if bad:
-        raise InputError(f"values must be finite, got {bad} NaN or infinite value(s)")
-    if len(values) and max(values.max(), -values.min()) > HUGE:
-        raise InputError(
-            f"values must be at most {HUGE:g} in size, as their powers are summed, got "
-            f"{max(values.max(), -values.min()):g}; divide them by a constant"
-        )
-    return values
-
-
-def _one_each(name: str, given: Any, count: int) -> Array | None:
-    """Return an array of `count` things, or None."""
-    found = None if given is None else plain_array(name, given)
-    if found is not None and found.shape != (count,):
-        raise InputError(f"{name} must have shape ({count},), got {found.shape}")
-    return found
-
-
-def _shape(given: Any, least: tuple[int, int], count: int) -> tuple[int, int]:
-    if given is None:
-        if max(least) > max(SPARSEST * count, ROOMY):
-            raise InputError(
-                f"rows and cols are indices from 0, and {count} entries would make a matrix of "
-                f"{least[0]} x {least[1]}; if they are identifiers, use overt.Entries.from_ids"
-            )
-        return least
-    try:
-        m, n = (whole("shape", size) for size in given)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"shape must be (rows, columns), got {given!r} ({error})") from None
-    if m < least[0] or n < least[1]:
-        raise InputError(f"shape must be at least {least} to hold the given indices, got {(m, n)}")
-    return m, n

@@ -1,10 +1,13 @@
 """Columns of files by name, by role, by number; clicks, times, identifiers."""
 
+import pickle
+from datetime import UTC, datetime
+
 import numpy as np
 import pytest
 
 import overt
-from overt.completion import read_ratings
+from overt.completion import DropoutCompletion, read_ratings
 
 pytest.importorskip("duckdb")
 
@@ -123,7 +126,6 @@ def test_relations_of_a_database_are_frames():
 
 def test_columns_of_a_table_have_units_of_their_own():
     """Low rank in units from 1e-3 to 1e3: as good as in one unit, and observed entries stay."""
-    from overt.completion import DropoutCompletion
 
     rng = np.random.default_rng(0)
     plain = rng.standard_normal((80, 2)) @ rng.standard_normal((2, 12))
@@ -147,7 +149,6 @@ def test_a_tables_test_rows_are_new_rows():
     from sklearn.base import is_regressor
     from sklearn.model_selection import cross_val_score
 
-    from overt.completion import DropoutCompletion
 
     rng = np.random.default_rng(0)
     table = rng.standard_normal((40, 1)) @ rng.standard_normal((1, 8)) * 3
@@ -158,7 +159,6 @@ def test_a_tables_test_rows_are_new_rows():
 
 
 def test_values_that_are_all_the_same_are_told():
-    from overt.completion import DropoutCompletion
 
     with pytest.warns(UserWarning, match="all 30 values are 1"):
         DropoutCompletion(2).fit(np.ones((5, 6)))
@@ -167,7 +167,6 @@ def test_values_that_are_all_the_same_are_told():
 
 
 def test_a_model_is_not_saved_onto_a_file(tmp_path):
-    from overt.completion import DropoutCompletion
 
     path = write(tmp_path / "mine.txt", "x")
     with pytest.raises(overt.InputError, match="is a file"):
@@ -176,7 +175,6 @@ def test_a_model_is_not_saved_onto_a_file(tmp_path):
 
 def test_changed_models_and_checkpoints_are_refused(tmp_path):
     """Whatever byte of the text changes, the meaning does not change in silence."""
-    from overt.completion import DropoutCompletion
 
     DropoutCompletion(1, max_sweeps=2).fit(np.eye(3) + 1).save(tmp_path)
     path = tmp_path / "model.json"
@@ -190,3 +188,59 @@ def test_changed_models_and_checkpoints_are_refused(tmp_path):
             continue
         assert again.get_params() == whole.get_params()
         assert np.array_equal(again.complete(), whole.complete())
+
+
+def test_nothing_known_in_a_database_is_not_a_number():
+    duckdb = pytest.importorskip("duckdb")
+    lines = "(values ('a', 1, 1.0), (null, 2, 2.0), ('b', null, 3.0), ('c', 3, null)) t(user, item, rating)"
+    for told, message in (
+        ("rating is not null and item is not null", "rows must not be missing, got 1"),
+        ("rating is not null and user is not null", "cols must not be missing, got 1"),
+        ("user is not null and item is not null", "values must be finite, got 1"),
+    ):
+        with pytest.raises(overt.InputError, match=message):
+            overt.Entries.from_frame(duckdb.sql(f"select * from {lines} where {told}"))  # noqa: S608
+
+
+def test_indices_of_entries_know_their_identifiers():
+    """The same answers by identifiers and by rows and cols of Entries, also some of them."""
+    rng = np.random.default_rng(0)
+    rows, cols = rng.integers(5, 25, (2, 150))
+    entries = overt.Entries.from_ids(rows, cols, rng.random(150))
+    model = DropoutCompletion(2, max_sweeps=3).fit(entries)
+    expected = model.predict(rows, cols)
+    some = pickle.loads(pickle.dumps(entries.take(np.arange(9))))  # noqa: S301
+    assert np.array_equal(model.predict(entries.rows, entries.cols), expected)
+    assert np.array_equal(model.predict(some.rows[2:], some.cols[2:]), expected[2:9])
+    assert np.array_equal(model.predict(entries.rows + 5, cols), model.predict(rows, cols))
+    by_index = DropoutCompletion(2, max_sweeps=3).fit_triplets(
+        entries.rows, entries.cols, rng.random(150)
+    )
+    assert by_index.row_ids_ is None
+    assert len(by_index.predict(entries.rows, entries.cols)) == 150
+    with pytest.warns(UserWarning, match="no row or column of the 2 pairs"):
+        model.predict([900, 901], [900, 901])
+
+
+@pytest.mark.parametrize(
+    "when",
+    [
+        lambda t: t.astype("datetime64[D]"),
+        lambda t: t.astype("datetime64[D]").astype(str),
+        lambda t: [datetime.fromtimestamp(86400 * int(x), UTC) for x in t],
+    ],
+)
+def test_times_are_numbers_or_dates(when):
+    days = np.array([5, 1, 3])
+    entries = overt.Entries([0, 1, 2], [0, 1, 2], [1.0, 2, 3], times=when(days))
+    assert np.argsort(entries.times).tolist() == [1, 2, 0]
+    with pytest.raises(overt.InputError, match="numbers or dates"):
+        overt.Entries([0], [0], [1.0], times=["soon"])
+    with pytest.raises(overt.InputError, match="1 missing"):
+        overt.Entries([0], [0], [1.0], times=[np.nan])
+
+
+def test_values_as_text_are_numbers():
+    assert overt.Entries([0, 1], [0, 1], ["4", "3.5"]).values.tolist() == [4, 3.5]
+    with pytest.raises(overt.InputError, match="such as 'oops'"):
+        overt.Entries([0, 1], [0, 1], ["4", "oops"])

@@ -74,9 +74,10 @@ def test_the_journey(tmp_path):
         updated.entries_.rows, updated.entries_.cols, strict=True)}  # fmt: skip
     assert not seen & {(row["row"], row["column"]) for row in rows}
 
-    (tmp_path / "newcomer.csv").write_text("sku,stars\nsku 1,5\nsku 2,1\n")
-    best = json.loads(run("recommend", model, "--entries", tmp_path / "newcomer.csv", "--json"))
-    assert not {"sku 1", "sku 2"} & {line["column"] for line in best}
+    for text in ("sku,stars\nsku 1,5\nsku 2,1\n", 'sku;stars\n"sku 1";5\n"sku 2";1\n'):
+        (tmp_path / "newcomer.csv").write_text(text)
+        best = json.loads(run("recommend", model, "--entries", tmp_path / "newcomer.csv", "--json"))
+        assert not {"sku 1", "sku 2"} & {line["column"] for line in best}
     assert "how likely it is chosen" in run("recommend", model, "--user", "new", "--why")
 
 
@@ -87,7 +88,9 @@ def test_clicks_are_ranked(tmp_path):
     file.write_text("\n".join(["user,item", *(f"{a},{b}" for a, b in sorted(pairs))]) + "\n")
     assert "not chosen" in run("complete", file, "--out", model, "--factors", 3)
     assert "rmse" not in run("evaluate", file, "--factors", 3)
-    best = json.loads(run("recommend", model, "--user", 4, "-n", 2, "--json"))
+    assert "holdout_ndcg@10" in json.loads((model / "summary.json").read_text())
+    best = json.loads(run("recommend", model, "--user", "4.0", "-n", 2, "--json"))
+    run("recommend", model, "--all", tmp_path / "new folder" / "lists.csv", "-n", 2)
     assert all(line["column"] % 3 == 1 for line in best)
 
 
@@ -98,11 +101,18 @@ def test_mistakes_are_told(tmp_path):
     DropoutCompletion(2, max_sweeps=2).fit(np.eye(4) + 1).save(model)
     (tmp_path / "empty.csv").write_text("")
     (tmp_path / "words.csv").write_text("a,b\nc,d\n")
+    (tmp_path / "strange.csv").write_text("77\n78\n")
+    by_grade = [f"{i % 5},{i % 7},{i},{i + 100}" for i in range(200)]
+    (tmp_path / "grades.csv").write_text("\n".join(["grade,thing,who,when", *by_grade]))
     for arguments, message in (
         (["recommend", model], "--user, --entries and --all"),
         (["recommend", model, "--user", "x"], "whole number"),
         (["recommend", model, "--user", "1", "--exclude", tmp_path / "none"], "no file"),
         (["recommend", model, "--entries", tmp_path / "empty.csv"], "empty"),
+        (["recommend", model, "--entries", tmp_path / "strange.csv"], "names no column"),
+        (["update", model, tmp_path / "words.csv"], "no values"),
+        (["complete", tmp_path / "grades.csv"], "duplicates of"),
+        (["complete", tmp_path / "grades.csv", "--row", "who", "--col", "who"], "different"),
         (["recommend", model, "--entries", tmp_path / "words.csv"], "not a number"),
         (["evaluate", tmp_path / "words.csv", "--split", "magic"], "split|usable|clicks"),
     ):

@@ -16,6 +16,7 @@ from overt.completion.forms.pairs import WEIGHT
 from overt.completion.forms.problem import CompletionProblem
 from overt.completion.forms.units import strengths
 from overt.completion.kernels.full import unpack
+from overt.completion.recommending import top
 
 
 def choices(seed=0, m=120, n=60, groups=4):
@@ -332,3 +333,33 @@ def test_an_interrupt_before_popularity_is_asked_keeps_what_was_learned(monkeypa
     model = DropoutCompletion(2, missing="negative").fit(clicks)
     assert (model.status_, model.n_sweeps_) == ("interrupted", 2)
     assert len(model.recommend(0, 3).cols) == 3
+
+
+def test_ties_are_listed_in_order():
+    scores = np.array([1.0, 3, 2, 2, 2, 2, 2, -np.inf])
+    assert top(scores, 4).tolist() == [1, 2, 3, 4]
+    assert top(scores, 9).tolist() == [1, 2, 3, 4, 5, 6, 0]
+
+
+def test_zeros_of_a_dense_table_are_recommended(table):
+    """What is 0 in a table of choices was not chosen, and was not seen either."""
+    X = (np.arange(40)[:, None] % 4 == np.arange(12) % 4).astype(float)
+    X[::5] *= np.arange(12) > 5
+    model = DropoutCompletion(3, missing="negative").fit(X)
+    assert len(model.entries_) == X.sum()
+    assert set(model.recommend(0, 1).cols % 4) == {0}
+    assert model.score(scipy.sparse.csr_array(X)) > 0.9  # its own rows, by what was fitted
+    assert model.score(X[:7]) > 0.5  # new rows, half of them given
+    model.partial_fit(np.array([[1, 1]]), [0.0])  # not chosen any more
+    assert 1 in model.recommend(1, 12).cols
+
+
+def test_nothing_known_of_a_new_row_is_told(chosen):
+    with pytest.warns(UserWarning, match="none of the 1 columns given"):
+        chosen.fold_in({10**6: 1.0})
+
+
+def test_an_explanation_is_a_table(chosen, table):
+    told = repr(chosen.explain(0, 1))
+    assert told.startswith("prediction")
+    assert "adds" in told

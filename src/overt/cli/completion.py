@@ -264,7 +264,7 @@ def _judge(model: DropoutCompletion, aside: Entries, path: Path) -> dict[str, fl
         ),
     )
     if model.missing == "negative":
-        return {"holdout": len(aside)}
+        return {"holdout": len(aside), "holdout_ndcg@10": model.score(aside)}
     error = aside.values - predicted
     return {
         "holdout": len(aside),

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import typer
 
 from overt._check import InputError
+from overt._identifiers import whole_number
 from overt.cli.base import AsJson, app, awaited, console, show_path, show_table
 from overt.cli.completion import Col, Duplicates, Row, Time, Value, account
 from overt.cli.predictions import write_predictions
-
-if TYPE_CHECKING:
-    from overt.completion import DropoutCompletion
 
 Model = Annotated[Path, typer.Argument(help="Folder that overt complete wrote.")]
 
@@ -65,6 +63,8 @@ def update(
 
     fitted = DropoutCompletion.load(model)
     read = files.read_ratings(ratings, duplicates, row=row, col=col, value=value, time=at)
+    if read.clicks and fitted.missing == "unknown":
+        raise InputError(f"{ratings} has no values, and the model is one of values")
     account("ratings", read, None, duplicates)
     before = fitted.entries_.shape
     fitted.partial_fit(read.entries)
@@ -113,15 +113,20 @@ def recommend(
         show_path("recommendations", everyone)
         return
     if user is not None:
-        name: Any = user if _named_by_text(fitted) else _whole(user)
         if np.ndim(left_out) == 2:
-            left_out = [b for a, b in left_out if a == str(name)]
-        best = fitted.recommend(name, n, exclude=left_out, **how)
-        std = fitted.predict([name] * len(best.cols), best.cols, return_std=True)[1]
+            left_out = [b for a, b in left_out if whole_number(a) == whole_number(user)]
+        best = fitted.recommend(user, n, exclude=left_out, **how)
+        std = fitted.predict([user] * len(best.cols), best.cols, return_std=True)[1]
     else:
         if why or np.ndim(left_out) == 2:
             raise InputError("--why and pairs to exclude are for rows that the model knows")
-        newcomer = fitted.fold_in(_newcomer(entries))
+        cols, values = _newcomer(entries)
+        unknown = [c for c, at in zip(cols, fitted.index_.cols(cols), strict=True) if at < 0]
+        if len(unknown) == len(cols):
+            raise InputError(f"{entries} names no column of the model; its first is {cols[0]!r}")
+        if unknown and not as_json:
+            console.print(f"[yellow]warning:[/] {len(unknown)} columns are unknown and left out")
+        newcomer = fitted.fold_in((cols, values))
         best = newcomer.recommend(n, exclude=left_out, **how)
         std = newcomer.predict(best.cols, return_std=True)[1]
     rows: list[dict[str, Any]] = [
@@ -130,7 +135,7 @@ def recommend(
     ]
     if why:
         for line in rows:
-            told = fitted.explain(name, line["column"])
+            told = fitted.explain(user, line["column"])
             line["because"] = told.cols[told.contributions > 0][:3].tolist()
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
@@ -170,23 +175,11 @@ def _newcomer(path: Path | None) -> tuple[list[str], list[float]]:
 
 
 def _fields(path: Path) -> list[list[str]]:
-    from overt.completion.storage.text import numbered_lines
+    from overt.completion.storage.text import short_lines
 
     if not path.is_file():
         raise InputError(f"there is no file {path}")
-    lines = (line for _, line in numbered_lines(path) if line.strip())
-    found = [[part.strip() for part in line.replace("\t", ",").split(",")] for line in lines]
+    found = short_lines(path)
     if not found:
         raise InputError(f"{path} is empty")
     return found
-
-
-def _named_by_text(fitted: DropoutCompletion) -> bool:
-    return fitted.row_ids_ is not None and fitted.row_ids_.dtype.kind not in "iu"
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise InputError(f"--user must be a whole number for this model, got {text!r}") from None

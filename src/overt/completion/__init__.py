@@ -6,9 +6,10 @@
 from overt.completion.bounds import Bound
 from overt.completion.estimator import DropoutCompletion
 from overt.completion.evaluation import Evaluation, evaluate
+from overt.completion.explaining import Explanation
 from overt.completion.imputing import DropoutImputer
 from overt.completion.listing import Recommendations
-from overt.completion.recommending import Explanation, NewRow, Recommendation
+from overt.completion.recommending import NewRow, Recommendation
 from overt.completion.storage.collecting import RatingsFile
 from overt.completion.storage.files import read_ratings
 

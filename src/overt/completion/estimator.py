@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -14,23 +15,22 @@ from sklearn.utils.validation import check_is_fitted
 
 from overt._frames import is_table
 from overt._types import Seed
-from overt.completion import evaluation, fitting, plotting, recommending
+from overt.completion import fitting, plotting, recommending, scoring
 from overt.completion.alignment import with_features
 from overt.completion.answering import Answers
+from overt.completion.explaining import Explanation, explain
 from overt.completion.filling import Fills
-from overt.completion.forms.model import FactorModel, Fit
+from overt.completion.forms.model import UNKNOWN, FactorModel, Fit
+from overt.completion.forms.units import chosen
 from overt.completion.growing import Growing
 from overt.completion.index import EntryIndex
 from overt.completion.ledger import Ledger
-from overt.completion.recommending import Explanation, NewRow
+from overt.completion.recommending import NewRow
 from overt.completion.settings import Settings, fresh_seed
 from overt.completion.storage import checkpoints, models
 from overt.completion.storage.files import is_path, read_ratings
 from overt.entries import Entries, observed
 from overt.results import Status
-
-if TYPE_CHECKING:
-    pass
 
 Path = str | os.PathLike[str]
 
@@ -130,12 +130,11 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
     ) -> Self:  # fmt: skip
         """Fit to observed entries.
 
-        X is `overt.Entries`, scipy sparse (rows x columns; stored zeros are ratings of zero, absent
-        entries are missing), a dense array with NaN (or a mask) for missing entries, a data frame
-        of three columns (row, column, value; predictions are then asked for by identifier), or,
-        with `y`, an (n, 2) array of (row, col) pairs, the form that cross-validation splits:
-        indices, or identifiers if they are strings, or the path of a file or folder of ratings. An
-        entry that is given twice counts as two observations (in files, as their mean).
+        X is `overt.Entries`, scipy sparse (rows x columns; stored zeros are ratings of zero), a
+        dense array with NaN (or a mask) for missing entries, a data frame of three columns (row,
+        column, value; predictions are then asked for by identifier), the path of a file or folder,
+        or, with `y`, an (n, 2) array of (row, col) pairs, which cross-validation splits: indices,
+        or identifiers if they are strings. An entry given twice counts twice (in files, its mean).
 
         With "learn", rows and columns may have features: an array, a sparse matrix or a data frame
         (numbers, categories, missing values) with a row for each, or, where entries have
@@ -156,10 +155,7 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         self, rows: Any, cols: Any, values: Any, *, shape: tuple[int, int] | None = None,
         on_sweep: Callable[[int, float], Any] = lambda sweeps, objective: None, **features: Any,
     ) -> Self:  # fmt: skip
-        """Fit to entries given as three arrays; `on_sweep(sweeps done, objective)` may watch.
-
-        `features` are `row_features` and `col_features` as in `fit`.
-        """
+        """Fit to three arrays; `on_sweep(sweeps done, objective)` may watch; features as in fit."""
         features["on_form"] = lambda form: on_sweep(len(form.history), form.history[-1])
         return self.fit_entries(Entries(rows, cols, values, shape), **features)
 
@@ -169,6 +165,7 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
     ) -> Self:  # fmt: skip
         """Fit to Entries; `how` is what `overt.completion.fitting.fit_entries` takes."""
         settings, tables = self._settings(), (row_features, col_features)
+        entries = chosen(entries) if settings.missing == "negative" else entries
         entries, given, encoders = with_features(entries, tables, allowed=settings.learned)
         kept = checkpoints.opened(checkpoint, entries, self.get_params(), given, resume)
         fit = fitting.fit_entries(settings, entries, given=given, checkpoint=kept, **how)
@@ -205,25 +202,26 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         """Return predictions for entries (rows[i], cols[i]); with `return_std` also their spread.
 
         `rows` alone may be Entries, or an (n, 2) array of pairs; a model of identifiers is asked by
-        these, and `entries.rows` are indices: pass the Entries. What was never seen (an index of -1
-        or beyond the fitted shape) gets what is known of the other side. The standard deviation is
-        that of a new observation: residual noise and uncertainty of the factors.
+        these, or by `rows` and `cols` of Entries. What was never seen (an index of -1 or beyond the
+        fitted shape) gets what is known of the other side. The standard deviation is that of a new
+        observation: residual noise and uncertainty of the factors.
         """
         model, index = self._asked()
         a, b = index.places(rows, cols)
+        if len(a) > 1 and max(a.max(), b.max()) == UNKNOWN:
+            warnings.warn(f"no row or column of the {len(a)} pairs was fitted", stacklevel=2)
         predicted = model.predict(a, b)
         return (predicted, np.sqrt(model.variance(a, b))) if return_std else predicted
 
     def explain(self, row: Any, col: Any) -> Explanation:
         """Return which of the row's observed entries drive its prediction for `col`."""
-        return recommending.explain(*self._asked(), row, col)
+        return explain(*self._asked(), row, col)
 
     def fold_in(self, entries: Any, features: Any = None) -> NewRow:
         """Return a new row with these entries, without refitting.
 
-        Entries are {column: value}, a sparse row, or a pair (columns, values); columns that were
-        never seen are left out. `features` is one row like those of `row_features`, or
-        {name: value}.
+        Entries are {column: value}, a sparse row, or a pair (columns, values); columns never seen
+        are left out. `features` is one row like those of `row_features`, or {name: value}.
         """
         return recommending.fold_in(*self._asked(), entries, self._ranking, features)
 
@@ -232,7 +230,7 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
 
         Priors and noise are estimated anew from sums that are kept; `drift_` says how far held rows
         are behind. Once there are a quarter more entries than at the last full fit there is another
-        one. Until then `objective_` is empty and `average_` 0, as draws are given up.
+        one. Until then `objective_` is empty, and `average_` 0: draws are given up, with a warning.
 
         An entry that was known is replaced. New rows and columns may appear. The first call fits.
         Rows and columns are given as they were to `fit`: by index, or by identifier.
@@ -251,15 +249,16 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return the negative root mean squared error on the entries of X (as in `fit`).
 
-        The rows of a dense table are new rows, whatever their place: every entry is predicted from
-        the others of its row. With missing="negative" the score is nDCG@10 of the entries of X.
+        The rows of a dense table, or of a sparse matrix with another number of rows than was
+        fitted, are new rows, whatever their place: entries are predicted from the others of their
+        row. With missing="negative" the score is nDCG@10 of the entries of X.
         """
-        model, _ = self._asked()
-        if y is None and not isinstance(X, Entries) and is_table(X):
-            return -evaluation.table_error(self, observed(X))
-        given = observed(X, y)
+        (model, _), given = self._asked(), observed(X, y)
+        matrix = y is None and not isinstance(X, Entries) and given.row_ids is None
+        if matrix and (is_table(X) or given.shape[0] != model.shape[0]):
+            return scoring.of_new_rows(self, given)
         if model.pairs is not None:
-            return evaluation.ndcg(self, self.index_.aligned(given, named=y is not None))
+            return scoring.ndcg(self, self.index_.aligned(given, named=y is not None))
         error = self.predict(given if y is None else X) - given.values
         return -float(np.sqrt(np.average(error**2, weights=sample_weight)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -87,47 +87,21 @@ def evaluate(
     train, held, given = divide(entries, split, holdout, seed)
     fitted = clone(model).fit_entries(train)
     if given is None:
-        answers = _Answers.of_rows(fitted, train, held)
+        answers = Answers.of_rows(fitted, train, held)
     else:
-        answers = _Answers.of_new_rows(fitted, given, held)
+        answers = Answers.of_new_rows(fitted, given, held)
     values = fitted.model_.pairs is None
     found = {"model": answers.figures(entries, train, held, values)}
     known = train if given is None else given
     counts = np.bincount(train.cols, minlength=train.shape[1])
     lists = best_columns(lambda rows: np.tile(counts, (len(rows), 1)), known, answers.rows)
-    found["popularity"] = _ranking(lists, answers.rows, entries, train, held)
+    found["popularity"] = ranking_figures(lists, answers.rows, entries, train, held)
     if values:
         rows, cols = _biases(train, known)
         predicted = train.values.mean() + rows[held.rows] + cols[held.cols]
         found["biases"] = _errors(held.values, predicted, None)
         found["mean"] = _errors(held.values, np.full(len(held), train.values.mean()), None)
     return Evaluation(split, len(train), len(held), found)
-
-
-def ndcg(fitted: DropoutCompletion, held: Entries) -> float:
-    """Return nDCG@10 of entries that a fitted model does not have, in its own numbering."""
-    known = held.rows < fitted.entries_.shape[0]
-    held = held.take(np.flatnonzero(known & (held.cols < fitted.entries_.shape[1])))
-    ranking, rows, train = fitted._ranking(), np.unique(held.rows), fitted.entries_
-    lists = best_columns(lambda some: ranking.of_rows(some)[1], train, rows)
-    found = _ranking(lists, rows, held, train, held)
-    return found.get(f"ndcg@{RANKS}", (0.0, 0.0))[0]
-
-
-def table_error(model: DropoutCompletion, table: Entries, parts: int = 5) -> float:
-    """Return the root mean squared error of entries predicted from the others of their row.
-
-    A fifth of a row's entries is left out at a time.
-    """
-    errors = []
-    order = np.argsort(table.rows, kind="stable")
-    for mine in np.split(order, np.cumsum(np.bincount(table.rows))[:-1]):
-        cols, values = model.index_.col_names(table.cols[mine]), table.values[mine]
-        for part in range(min(parts, len(mine))):
-            out = np.arange(len(mine)) % parts == part
-            row = model.fold_in((cols[~out], values[~out]))
-            errors.append(row.predict(cols[out]) - values[out])
-    return float(np.sqrt(np.mean(np.concatenate(errors) ** 2)))
 
 
 def divide(
@@ -143,11 +117,11 @@ def divide(
         held = np.zeros(count, dtype=bool)
         held[order[: int(holdout * count)]] = True
     elif split == "last":
-        held = _last(entries.rows, _number(times), holdout)
+        held = last_of_rows(entries.rows, _number(times), holdout)
     else:
         rows = np.unique(entries.rows)
         new = np.isin(entries.rows, rng.permutation(rows)[: max(1, int(holdout * len(rows)))])
-        held = new & _last(entries.rows, rng.random(count), 0.5)
+        held = new & last_of_rows(entries.rows, rng.random(count), 0.5)
         if not np.count_nonzero(held) > 0 or new.all():
             raise InputError("there are too few rows to hold some out")
         parts = (~new, held, new & ~held)
@@ -157,7 +131,7 @@ def divide(
     return entries.take(np.flatnonzero(~held)), entries.take(np.flatnonzero(held)), None
 
 
-def _last(rows: Ints, times: Floats, share: float) -> Array:
+def last_of_rows(rows: Ints, times: Floats, share: float) -> Array:
     """Return whether an entry is among the last of its row."""
     order = np.lexsort((times, rows))
     counts = np.bincount(rows)
@@ -173,7 +147,15 @@ def _number(times: Array) -> Floats:
     return times.astype("datetime64[ns]").astype(float) if times.dtype.kind == "M" else times
 
 
-def best_columns(scores: Callable[[Ints], Floats], known: Entries, rows: Ints) -> Ints:
+class Known(NamedTuple):
+    """Entries, or none, that lists leave out."""
+
+    rows: Ints
+    cols: Ints
+    shape: tuple[int, int]
+
+
+def best_columns(scores: Callable[[Ints], Floats], known: Entries | Known, rows: Ints) -> Ints:
     """Return the REACH best columns of each row among those it does not have; -1 where fewer."""
     order = np.argsort(known.rows, kind="stable")
     starts = np.searchsorted(known.rows, np.arange(known.shape[0] + 1), sorter=order)
@@ -189,7 +171,7 @@ def best_columns(scores: Callable[[Ints], Floats], known: Entries, rows: Ints) -
 
 
 @dataclass(frozen=True, eq=False)
-class _Answers:
+class Answers:
     """A model's predictions for held-out entries, and its lists for their rows."""
 
     predicted: Floats
@@ -198,7 +180,8 @@ class _Answers:
     lists: Ints
 
     @classmethod
-    def of_rows(cls, fitted: DropoutCompletion, train: Entries, held: Entries) -> _Answers:
+    def of_rows(cls, fitted: DropoutCompletion, train: Entries, held: Entries) -> Answers:
+        """Ask about rows that were fitted."""
         predicted, std = (
             fitted.model_.predict(held.rows, held.cols),
             np.sqrt(fitted.model_.variance(held.rows, held.cols)),
@@ -208,7 +191,8 @@ class _Answers:
         return cls(predicted, std, rows, lists)
 
     @classmethod
-    def of_new_rows(cls, fitted: DropoutCompletion, given: Entries, held: Entries) -> _Answers:
+    def of_new_rows(cls, fitted: DropoutCompletion, given: Entries, held: Entries) -> Answers:
+        """Fold in what is given of rows, and ask about them."""
         predicted, std, rows = np.empty(len(held)), np.empty(len(held)), np.unique(held.rows)
         lists = np.full((len(rows), REACH), -1)
         name, index = fitted.index_.col_names, fitted.index_
@@ -223,8 +207,9 @@ class _Answers:
     def figures(
         self, entries: Entries, train: Entries, held: Entries, values: bool
     ) -> dict[str, tuple[float, float]]:
+        """Return the figures of what was answered."""
         found = _errors(held.values, self.predicted, self.std) if values else {}
-        return found | _ranking(self.lists, self.rows, entries, train, held)
+        return found | ranking_figures(self.lists, self.rows, entries, train, held)
 
 
 def _errors(y: Floats, predicted: Floats, std: Floats | None) -> dict[str, tuple[float, float]]:
@@ -243,7 +228,7 @@ def relevant(entries: Entries, held: Entries) -> Array:
     return units.inward(held.cols, held.values) >= LIKED - 1e-9
 
 
-def _ranking(
+def ranking_figures(
     lists: Ints, rows: Ints, entries: Entries, train: Entries, held: Entries
 ) -> dict[str, tuple[float, float]]:
     """Return figures of lists, means over rows with something relevant held out."""
@@ -287,4 +272,4 @@ def _shrunken(keys: Ints, values: Floats, count: int) -> Floats:
 
 def _mean(values: Array) -> tuple[float, float]:
     x = np.asarray(values, dtype=float)
-    return float(x.mean()), float(x.std() / np.sqrt(len(x)))
+    return float(x.mean()), float(x.std(ddof=min(1, len(x) - 1)) / np.sqrt(len(x)))

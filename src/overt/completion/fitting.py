@@ -23,8 +23,9 @@ from overt.completion.forms.negative import NegativeForm
 from overt.completion.forms.problem import CompletionProblem
 from overt.completion.forms.sampled import BURN_IN, SampledForm
 from overt.completion.forms.spread import FullSpread
-from overt.completion.forms.units import Units, choose
+from overt.completion.forms.units import Units, choose, chosen
 from overt.completion.growing import GROWTH, Growing
+from overt.completion.ledger import Ledger
 from overt.completion.settings import Settings
 from overt.entries import Entries
 from overt.results import Status
@@ -204,11 +205,14 @@ def grow(settings: Settings, growing: Growing, new: Entries, sweeps: int) -> Fit
     model = growing.model
     if model.pairs is not None:
         growing.ledger.add(new)
+        growing.ledger = Ledger(chosen(growing.ledger.entries))  # without what was unchosen
         return _grow_pairs(settings, growing, new, sweeps)
     if len(growing.ledger) + len(new) < GROWTH * growing.fitted:
-        if model.draws is not None and str(settings.average) != "auto":
+        if model.draws is not None:
             warnings.warn(
-                "partial_fit gives up the draws of `average`; fit again to draw anew", stacklevel=3
+                f"partial_fit gives up the {len(model.draws.U)} draws that were averaged; fit "
+                "again to draw anew",
+                stacklevel=3,
             )
         with make_engine(settings.engine, settings.n_jobs) as engine:
             growing.take(new, engine, sweeps)

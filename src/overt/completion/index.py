@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError, InputTypeError, plain_array
-from overt._identifiers import holds_whole, identifiers, index
+from overt._identifiers import Indices, holds_whole, identifiers, index
 from overt._types import Array, Floats, Ints
 from overt.completion.forms.model import UNKNOWN
 from overt.completion.ledger import Ledger
@@ -42,6 +42,8 @@ class EntryIndex:
 
     def _find(self, name: str, names: Any, ids: Array | None, count: int) -> Array:
         as_is = isinstance(names, list) and ids is not None
+        if isinstance(names, Indices) and names.ids is not None and ids is not None:
+            names = names.ids[np.asarray(names)]
         given = names if as_is else np.atleast_1d(plain_array(name, names))
         if not len(given):
             return np.zeros(0, np.int64)

@@ -13,7 +13,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from overt._check import InputError, MissingExtraError, whole
-from overt._files import replacing, write_whole
+from overt._files import ready, replacing, write_whole
 from overt._progress import meter
 from overt._types import Array, Floats, Ints
 from overt.completion.forms.model import UNKNOWN
@@ -72,6 +72,7 @@ class Lists:
             raise InputError(f"recommendations go to a .csv or a .parquet file, got {path}")
         if path.is_dir():
             raise InputError(f"{path} is a folder; a file is needed")
+        ready(path.parent)
         if path.suffix.lower() == ".csv":
             write_whole(path, lambda file: self._write_csv(file, places))
         else:

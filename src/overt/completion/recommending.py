@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,13 @@ LIKED = 0.25
 """Power with which the probability of being liked counts beside that of being chosen."""
 
 
+def table_lines(header: tuple[str, str], names: Array, left: Floats, right: Floats) -> list[str]:
+    """Return lines of names and two numbers each, below a header."""
+    lines = [f"{'column':>20}  {header[0]:>10}  {header[1]:>10}"]
+    cells = zip(names, left, right, strict=True)
+    return lines + [f"{c!s:>20}  {x:>10.4g}  {y:>10.4g}" for c, x, y in cells]
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class Recommendation(Result):
     """Columns, best first.
@@ -53,7 +61,8 @@ class Recommendation(Result):
     by: str
 
     def __repr__(self) -> str:
-        lines = [f"{c!s:>20}  {v:.4g}" for c, v in zip(self.cols, self.values, strict=True)]
+        kind = "similarity" if self.by == BY["similarity"] else "prediction"
+        lines = table_lines((kind, "score"), self.cols, self.values, self.scores)
         return "\n".join([f"{len(self.cols)} columns by {self.by}:", *lines])
 
 
@@ -89,25 +98,6 @@ class Ranking:
         values = self.model.block(rows, clip=False)
         chosen = None if self.chosen is None else self.chosen.block(rows, clip=False)
         return values, self.scores(values, chosen)
-
-
-@dataclass(frozen=True, repr=False, eq=False)
-class Explanation(Result):
-    """A prediction taken apart: baseline + signals + features + what each entry of the row adds.
-
-    Entries are sorted by the size of their contribution; `signals` is what having entries there,
-    and not elsewhere, tells beside their values, and `features` what the row's features do. The
-    baseline is all the rest: mean, biases, prior, draws that were averaged, and what clipping to
-    the scale took away.
-    """
-
-    prediction: float
-    baseline: float
-    signals: float
-    features: float
-    cols: Array
-    values: Floats
-    contributions: Floats
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -207,19 +197,6 @@ def similar(model: FactorModel, index: EntryIndex, col: Any, n: int) -> Recommen
     return _best(index, Ranking("similarity", model, None, 0.0), scores, scores, n, open_to)
 
 
-def explain(model: FactorModel, index: EntryIndex, row: Any, col: Any) -> Explanation:
-    """Take a prediction apart into a baseline and what each entry of the row adds."""
-    a, b = index.row(row), index.col(col)
-    cols, values = index.of_row(a)
-    parts = model.parts(a, cols, values, b)
-    added, signals, features = (parts[name] for name in ("entries", "signals", "features"))
-    prediction = float(model.predict(np.array([a]), np.array([b]))[0])
-    order = np.argsort(-np.abs(added), kind="stable")
-    baseline = prediction - float(added.sum()) - signals - features
-    names = index.col_names(cols[order])
-    return Explanation(prediction, baseline, signals, features, names, values[order], added[order])
-
-
 def fold_in(
     model: FactorModel, index: EntryIndex, entries: Any, ranking: Callable[[str], Ranking],
     features: Any = None,
@@ -236,6 +213,12 @@ def fold_in(
     if cols.shape != numbers.shape or not np.all(np.isfinite(numbers)):
         raise InputError("entries must have one finite value for each column")
     known, encoder = cols != UNKNOWN, model.encoders[0]
+    if len(cols) and not known.any():
+        warnings.warn(
+            f"none of the {len(cols)} columns given, such as {names[0]!r:.60}, was fitted: the new "
+            "row is one of which nothing is known",
+            stacklevel=3,
+        )
     if features is not None:
         if encoder is None:
             raise InputError("features need a model that was fitted with row_features")
@@ -293,5 +276,9 @@ def _best(
 def top(scores: Floats, n: int) -> Array:
     """Return where the n largest finite scores are, largest first, ties in order."""
     n = min(n, int(np.count_nonzero(scores > -np.inf)))
-    best = np.argpartition(-scores, max(n - 1, 0))[:n] if n else np.zeros(0, np.int64)
+    if not n:
+        return np.zeros(0, np.int64)
+    last = -np.partition(-scores, n - 1)[n - 1]
+    above = np.flatnonzero(scores > last)
+    best = np.append(above, np.flatnonzero(scores == last)[: n - len(above)])
     return best[np.lexsort((best, -scores[best]))]

@@ -211,9 +211,10 @@ class CompletionProblem:
         values = ((y - center) / scale).astype(dtype) if not mapped else None
         values = standardized(y, center, scale, dtype) if values is None else values
         (m, n), how = entries.shape, (columns.width, mapped)
+        rows, cols = np.asarray(entries.rows), np.asarray(entries.cols)
         return cls(
-            Grouped.build(entries.rows, entries.cols, values, (m, n), *how),
-            Grouped.build(entries.cols, entries.rows, values, (n, m), *how), (m, n),
+            Grouped.build(rows, cols, values, (m, n), *how),
+            Grouped.build(cols, rows, values, (n, m), *how), (m, n),
             columns, center, scale,
         )  # fmt: skip
 

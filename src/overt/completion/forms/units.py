@@ -64,8 +64,8 @@ class Units:
         """Return entries as the model takes them; zeros are what absent strengths are."""
         if self.kind == "same":
             return entries
-        if self.kind == "strength" and self._drops(entries.values):
-            entries = entries.take(np.flatnonzero(entries.values != 0))
+        if self.kind == "strength":
+            entries = chosen(entries)
         return replace(entries, values=self.inward(entries.cols, entries.values))
 
     def grown(self, count: int) -> Units:
@@ -90,9 +90,12 @@ class Units:
     def _of(numbers: Floats, cols: Array) -> Any:
         return numbers[0] if len(numbers) == 1 else numbers[cols]
 
-    @staticmethod
-    def _drops(values: Floats) -> bool:
-        return bool(values.min() == 0 and values.max() > 0)
+
+def chosen(entries: Entries) -> Entries:
+    """Return entries without zeros, which are what absent strengths are, unless all are."""
+    y = entries.values
+    drops = y.min() == 0 and y.max() > 0
+    return entries.take(np.flatnonzero(y != 0)) if drops else entries
 
 
 SAME = Units("same", np.zeros(1), np.ones(1))
@@ -113,7 +116,7 @@ def strengths(values: Floats) -> Units:
 
     Counts, of which some are many times larger than most, enter by their logarithms.
     """
-    y = values[values != 0] if Units._drops(values) else values
+    y = values[values != 0] if values.min() == 0 and values.max() > 0 else values
     log = bool(y.min() >= 0 and np.quantile(y, 0.995) >= SKEWED * np.median(y) > 0)
     if log:
         y = np.log1p(y)

@@ -73,6 +73,8 @@ def _refuse_absurd(read: RatingsFile, path: Any) -> None:
     for role, ids in (("row", read.row_ids), ("col", read.col_ids)):
         if role in read.guessed and count >= FEW and len(ids) > ALL_DIFFERENT * count:
             wrong = f"a different {role} on nearly every line"
+    if read.guessed and not read.clicks and read.duplicates > max(FEW, count):
+        wrong = f"{read.duplicates} duplicates of {count} entries"
     if wrong:
         used = ", ".join(read.header)
         raise InputError(

@@ -169,6 +169,13 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, _readable(line.rstrip("\r\n"))
 
 
+def short_lines(path: Path) -> list[list[str]]:
+    """Return the fields of a short file, by the delimiter (tab, ; or ,) that most lines have."""
+    lines = [line for _, line in numbered_lines(path) if line.strip()]
+    delimiter = max("\t;,", key=lambda d: sum(d in line for line in lines))
+    return [_split_or_none(line, delimiter) or [line.strip()] for line in lines]
+
+
 def first_bytes(path: Path) -> bytes:
     """Return the bytes that tell what kind of file it is."""
     with path.open("rb") as file:
