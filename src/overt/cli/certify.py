@@ -28,7 +28,7 @@ def certify(
     x: X = None,
     y: Y = None,
     rigorous: Annotated[
-        bool, typer.Option("--rigorous", help="Prove it, in ball arithmetic.")
+        bool, typer.Option("--rigorous", help="Prove it, in exact arithmetic.")
     ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Write the certificate, or the proof for the checker.")

@@ -121,7 +121,7 @@ class LinearNetwork:
         """Return how far (U, V) is from the global optimum.
 
         The objective is recomputed from the data; the lower bound holds for all weights. With
-        `rigorous` both are proved in ball arithmetic (extra `proofs`), for a checker to read.
+        `rigorous` both are proved in exact arithmetic (extra `proofs`), for a checker to read.
         """
         U, V = self._checked(U, V)
         if rigorous:
