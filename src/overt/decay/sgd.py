@@ -24,21 +24,11 @@ _PIECE = 20_000  # steps between two looks at whether the run should stop
 
 
 def simulate(
-    problem: Entries,
-    depth: int = 3,
-    width: int = 100,
-    schedule: Schedule | None = None,
-    seeds: int | Sequence[int] = 1,
-    init: float | Sequence[Any] = 1.0,
-    records: int | Sequence[int] = 201,
-    *,
-    seed: Seed = 0,
-    alpha: float = 0.1,
-    balance: bool = True,
-    n_jobs: int | None = None,
-    progress: bool = True,
-    engine: str = "local",
-) -> Runs:
+    problem: Entries, depth: int = 3, width: int = 100, schedule: Schedule | None = None,
+    seeds: int | Sequence[int] = 1, init: float | Sequence[Any] = 1.0,
+    records: int | Sequence[int] = 201, *, seed: Seed = 0, alpha: float = 0.1, balance: bool = True,
+    n_jobs: int | None = None, progress: bool = True, engine: str = "local",
+) -> Runs:  # fmt: skip
     """Run theta <- (1 - 2 eta lam) theta - (eta/2) grad (A_ij - y_ij)^2 on random entries.
 
     [One-way jumps] 2.3: entries are drawn uniformly with replacement, one per step. See
@@ -161,14 +151,9 @@ class Weights:
 
 
 def _execute(
-    problem: Entries,
-    runs: list[Weights],
-    draws: list[Ints],
-    schedule: Schedule,
-    book: Book,
-    threads: int,
-    bar: Meter,
-) -> bool:
+    problem: Entries, runs: list[Weights], draws: list[Ints], schedule: Schedule, book: Book,
+    threads: int, bar: Meter,
+) -> bool:  # fmt: skip
     """Take all steps of all runs; return whether nothing interrupted them."""
     pieces = schedule.pieces(sorted({*book.steps, *range(_PIECE, schedule.steps, _PIECE)}))
     stop = threading.Event()
@@ -209,13 +194,9 @@ def seed_root(seed: Seed) -> int:
 
 
 def _starts(
-    problem: Entries,
-    depth: int,
-    width: int,
-    init: float | Sequence[Any],
-    seed: int,
+    problem: Entries, depth: int, width: int, init: float | Sequence[Any], seed: int,
     numbers: list[int],
-) -> list[list[Floats]]:
+) -> list[list[Floats]]:  # fmt: skip
     """Return the first layers of each run."""
     if np.isscalar(init) or getattr(init, "ndim", 1) == 0:
         scale = number("init", init)

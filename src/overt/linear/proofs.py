@@ -65,12 +65,9 @@ class Proof:
 
 
 def prove(
-    network: str,
-    noise: Noise,
-    weights: Sequence[Floats],
-    effect: NoiseEffect,
+    network: str, noise: Noise, weights: Sequence[Floats], effect: NoiseEffect,
     witness: Mapping[str, Any] | None = None,
-) -> Proof:
+) -> Proof:  # fmt: skip
     """Return what can be proved; `witness` holds proposals in place of overt's own."""
     try:
         from overt.linear.proposals import complete, stored

@@ -47,15 +47,9 @@ def inverse_decay(rate: float, halving: float) -> Callable[[Ints], Floats]:
 
 
 def train(
-    effect: NoiseEffect,
-    *,
-    batch_size: int,
-    gradient: str,
-    init: Sequence[Floats] | None,
-    init_scale: float | None,
-    engine: str = "local",
-    **running: Any,
-) -> Trace:
+    effect: NoiseEffect, *, batch_size: int, gradient: str, init: Sequence[Floats] | None,
+    init_scale: float | None, engine: str = "local", **running: Any,
+) -> Trace:  # fmt: skip
     """Train a network by sampled steps or along the expected gradient; `running` is run_seeds's.
 
     An `engine` that is not "local" runs every seed as a task of a cluster.
@@ -93,17 +87,10 @@ def train(
 
 
 def run_seeds(
-    begin: Callable[[np.random.Generator], Weights],
-    descent: Descent,
-    measure: Callable[[Weights], tuple[float, float, int]],
-    *,
-    steps: int,
-    learning_rate: Rate,
-    seeds: int | Sequence[int],
-    records: int | Sequence[int],
-    n_jobs: int | None,
-    optimum: float,
-) -> Trace:
+    begin: Callable[[np.random.Generator], Weights], descent: Descent,
+    measure: Callable[[Weights], tuple[float, float, int]], *, steps: int, learning_rate: Rate,
+    seeds: int | Sequence[int], records: int | Sequence[int], n_jobs: int | None, optimum: float,
+) -> Trace:  # fmt: skip
     """Run all seeds to the end: begin(rng) and descent(rng) once, measure(weights) at each record.
 
     A measure is (objective, imbalance, rank).
