@@ -6,8 +6,9 @@ What is called, and what it is given, must be what processes can be sent.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import fields
 from operator import itemgetter
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError, MissingExtraError
+from overt._check import InputError, MissingExtraError, whole
 from overt._cluster import ClusterLostError, await_workers, checked_engine, connected
 from overt.results import Status
 
@@ -39,6 +40,32 @@ def mapped(
             yield number, function(*task)
     else:
         yield from _on_processes(function, tasks, n_jobs)
+
+
+def seed_numbers(seeds: Any) -> list[int]:
+    """Return the numbers of runs: so many, from 0 on, or those that are listed."""
+    if not isinstance(seeds, (Sequence, np.ndarray)) or getattr(seeds, "ndim", 1) == 0:
+        return list(range(whole("seeds", seeds)))
+    if len(seeds) == 0:
+        raise InputError("seeds must be a number of runs or a list of at least one, got none")
+    return [whole("seeds", number, minimum=0) for number in seeds]
+
+
+def thread_count(n_jobs: int | None) -> int:
+    """Return how many threads to use: one per core if nothing is said."""
+    return os.cpu_count() or 1 if n_jobs is None else whole("n_jobs", n_jobs)
+
+
+def record_steps(records: Any, steps: int, spaced: Callable[[int], Any]) -> list[int]:
+    """Return the steps to record, rising: so many, as `spaced`, or those that are listed."""
+    if isinstance(records, Iterable) and getattr(records, "ndim", 1) > 0:
+        chosen = {whole("records", step, minimum=0) for step in records}
+    else:
+        chosen = set(np.round(spaced(whole("records", records, minimum=2))).astype(int).tolist())
+    if max(chosen, default=steps + 1) > steps:
+        seen = max(chosen, default="none")
+        raise InputError(f"records must lie in 0..{steps}, the steps, got {seen}")
+    return sorted(chosen)
 
 
 def mapped_seeds(

@@ -27,7 +27,7 @@ def certify(
     ] = None,
     x: X = None,
     y: Y = None,
-    rigorous: Annotated[bool, Option("--rigorous", help="Prove it, in ball arithmetic.")] = False,
+    rigorous: Annotated[bool, Option("--rigorous", help="Prove it, in exact arithmetic.")] = False,
     out: Annotated[
         Path | None, Option(help="Write the certificate, or the proof for the checker.")
     ] = None,

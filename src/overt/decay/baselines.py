@@ -44,16 +44,9 @@ def nuclear_norm(problem: Entries, *, tol: float = 1e-5, max_iterations: int = 3
 
 
 def small_initialization(
-    problem: Entries,
-    depth: int = 3,
-    width: int = 20,
-    *,
-    init: float = 0.1,
-    learning_rate: float | None = None,
-    epochs: int = 3000,
-    tol: float = 1e-5,
-    seed: Seed = 0,
-) -> Floats:
+    problem: Entries, depth: int = 3, width: int = 20, *, init: float = 0.1,
+    learning_rate: float | None = None, epochs: int = 3000, tol: float = 1e-5, seed: Seed = 0,
+) -> Floats:  # fmt: skip
     """Descend without weight decay from small weights until the entries are fitted.
 
     The implicit bias of gradient descent on deep linear networks: ranks are learnt one by one.

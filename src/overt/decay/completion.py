@@ -75,16 +75,10 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
     """
 
     def __init__(
-        self,
-        depth: int = 3,
-        width: int | None = None,
-        schedule: str | Schedule = "annealing",
-        restarts: int = 1,
-        holdout: float = 0.1,
-        tol: float = 0.1,
-        seed: Seed = 0,
+        self, depth: int = 3, width: int | None = None, schedule: str | Schedule = "annealing",
+        restarts: int = 1, holdout: float = 0.1, tol: float = 0.1, seed: Seed = 0,
         progress: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.depth = depth
         self.width = width
         self.schedule = schedule
@@ -178,14 +172,9 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
             kept.append((path.candidate(0.0, problem, problem), path.weights()))
 
     def _anneal(
-        self,
-        problem: Entries,
-        train: Entries,
-        judge: Entries,
-        start: Start,
-        tol: float,
+        self, problem: Entries, train: Entries, judge: Entries, start: Start, tol: float,
         kept: list[Fitted],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Find the rank on a part of the entries, then fit it to all of them."""
         path = start(train)
         found: list[Fitted] = []

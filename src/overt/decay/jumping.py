@@ -96,31 +96,19 @@ class Jumps(Result):
 
 
 def jumps(
-    problem: Entries,
-    depth: int = 3,
-    width: int = 100,
-    schedule: Schedule | None = None,
-    seeds: int | Sequence[int] = 40,
-    *,
-    rank: int = 1,
-    threshold: float = JUMP_RATIO,
-    floor: float = FLOOR,
-    confidence: float = 0.95,
-    **options: Any,
-) -> Jumps:
+    problem: Entries, depth: int = 3, width: int = 100, schedule: Schedule | None = None,
+    seeds: int | Sequence[int] = 40, *, rank: int = 1, threshold: float = JUMP_RATIO,
+    floor: float = FLOOR, confidence: float = 0.95, **options: Any,
+) -> Jumps:  # fmt: skip
     """Simulate and find the jumps to `rank`; other options are those of `simulate`."""
     runs = simulate(problem, depth, width, schedule, seeds, **{"balance": False, **options})
     return find_jumps(runs, rank=rank, threshold=threshold, floor=floor, confidence=confidence)
 
 
 def find_jumps(
-    runs: Runs,
-    *,
-    rank: int = 1,
-    threshold: float = JUMP_RATIO,
-    floor: float = FLOOR,
+    runs: Runs, *, rank: int = 1, threshold: float = JUMP_RATIO, floor: float = FLOOR,
     confidence: float = 0.95,
-) -> Jumps:
+) -> Jumps:  # fmt: skip
     """Find the jumps in runs that were simulated before."""
     if not isinstance(runs, Runs):
         raise InputTypeError(f"runs must be what simulate returns, got {type(runs).__name__}")
@@ -185,17 +173,11 @@ def _visits(ratio: Floats, threshold: float, floor: float) -> tuple[bool, bool]:
 
 
 def sweep(
-    depths: Iterable[int] = (3,),
-    epsilons: Iterable[float] = (0.25,),
-    learning_rates: Iterable[float] = (0.2,),
-    *,
-    schedule: Callable[[float], Schedule] | None = None,
-    steps: int = 5000,
-    seeds: int = 40,
-    width: int = 100,
-    seed: Seed = 0,
-    **options: Any,
-) -> list[dict[str, Any]]:
+    depths: Iterable[int] = (3,), epsilons: Iterable[float] = (0.25,),
+    learning_rates: Iterable[float] = (0.2,), *,
+    schedule: Callable[[float], Schedule] | None = None, steps: int = 5000, seeds: int = 40,
+    width: int = 100, seed: Seed = 0, **options: Any,
+) -> list[dict[str, Any]]:  # fmt: skip
     """Return one row per (depth, epsilon, learning rate) on [[1, *], [epsilon, 1]].
 
     A row holds the share that jumped, its 95 per cent interval and the median jump step.

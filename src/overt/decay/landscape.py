@@ -61,15 +61,9 @@ class Minima(list[Minimum]):
 
 
 def minima(
-    problem: Entries,
-    depth: int = 3,
-    weight_decay: float = 1e-3,
-    *,
-    starts: int = 192,
-    seed: Seed = 0,
-    fitting_rank: int | None = None,
-    every: bool = False,
-) -> Minima:
+    problem: Entries, depth: int = 3, weight_decay: float = 1e-3, *, starts: int = 192,
+    seed: Seed = 0, fitting_rank: int | None = None, every: bool = False,
+) -> Minima:  # fmt: skip
     """Return the lowest local minimum of each rank that has one, by rank.
 
     Parameters
@@ -124,15 +118,9 @@ def minima(
 
 
 def existence(
-    problem: Entries,
-    depth: int,
-    rank: int,
-    *,
-    smallest: float = 1e-4,
-    tol: float = 1e-4,
-    starts: int = 64,
-    seed: Seed = 0,
-) -> float:
+    problem: Entries, depth: int, rank: int, *, smallest: float = 1e-4, tol: float = 1e-4,
+    starts: int = 64, seed: Seed = 0,
+) -> float:  # fmt: skip
     """Return the largest lam up to which a minimum of this rank was followed; 0 if there is none.
 
     Exact for the 2 x 2 family. Otherwise the minima at lam = `smallest` are followed upwards until

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
@@ -13,7 +12,7 @@ from threadpoolctl import threadpool_limits
 
 from overt._check import InputError, InputTypeError, number, whole
 from overt._cluster import checked_engine
-from overt._mapping import mapped_seeds
+from overt._mapping import mapped_seeds, record_steps, seed_numbers, thread_count
 from overt._progress import Meter, meter
 from overt._types import Floats, Ints, Seed
 from overt.decay import layers
@@ -25,21 +24,11 @@ _PIECE = 20_000  # steps between two looks at whether the run should stop
 
 
 def simulate(
-    problem: Entries,
-    depth: int = 3,
-    width: int = 100,
-    schedule: Schedule | None = None,
-    seeds: int | Sequence[int] = 1,
-    init: float | Sequence[Any] = 1.0,
-    records: int | Sequence[int] = 201,
-    *,
-    seed: Seed = 0,
-    alpha: float = 0.1,
-    balance: bool = True,
-    n_jobs: int | None = None,
-    progress: bool = True,
-    engine: str = "local",
-) -> Runs:
+    problem: Entries, depth: int = 3, width: int = 100, schedule: Schedule | None = None,
+    seeds: int | Sequence[int] = 1, init: float | Sequence[Any] = 1.0,
+    records: int | Sequence[int] = 201, *, seed: Seed = 0, alpha: float = 0.1, balance: bool = True,
+    n_jobs: int | None = None, progress: bool = True, engine: str = "local",
+) -> Runs:  # fmt: skip
     """Run theta <- (1 - 2 eta lam) theta - (eta/2) grad (A_ij - y_ij)^2 on random entries.
 
     [One-way jumps] 2.3: entries are drawn uniformly with replacement, one per step. See
@@ -83,10 +72,10 @@ def simulate(
     schedule = Schedule.annealing() if schedule is None else schedule
     if not isinstance(schedule, Schedule):
         raise InputTypeError(f"schedule must be a Schedule, got {type(schedule).__name__}")
-    numbers = _numbers(seeds)
+    numbers = seed_numbers(seeds)
     root = seed_root(seed)
     starts = _starts(problem, depth, width, init, root, numbers)
-    threads = os.cpu_count() or 1 if n_jobs is None else whole("n_jobs", n_jobs)
+    threads = thread_count(n_jobs)
     if checked_engine(engine) != "local":
         how: dict[str, Any] = {"problem": problem, "depth": depth, "width": width, "n_jobs": 1}
         how |= {"schedule": schedule, "records": records, "seed": root, "alpha": alpha}
@@ -97,9 +86,10 @@ def simulate(
         return found
     runs = [Weights(W) for W in starts]
     draws = [entry_draws(problem, schedule.steps, seed=root, run=n) for n in numbers]
-    alpha = number("alpha", alpha, exclusive=True)
-    book = Book(problem, depth, _grid(records, schedule.steps), len(runs), alpha, balance)
-    with meter("steps", schedule.steps * len(runs), show=progress) as bar:
+    alpha, steps = number("alpha", alpha, exclusive=True), schedule.steps
+    grid = record_steps(records, steps, lambda count: np.linspace(0, steps, count))
+    book = Book(problem, depth, np.array(grid), len(runs), alpha, balance)
+    with meter("steps", steps * len(runs), show=progress) as bar:
         finished = _execute(problem, runs, draws, schedule, book, min(threads, len(runs)), bar)
     return book.close([run.layers() for run in runs], schedule, finished)
 
@@ -161,14 +151,9 @@ class Weights:
 
 
 def _execute(
-    problem: Entries,
-    runs: list[Weights],
-    draws: list[Ints],
-    schedule: Schedule,
-    book: Book,
-    threads: int,
-    bar: Meter,
-) -> bool:
+    problem: Entries, runs: list[Weights], draws: list[Ints], schedule: Schedule, book: Book,
+    threads: int, bar: Meter,
+) -> bool:  # fmt: skip
     """Take all steps of all runs; return whether nothing interrupted them."""
     pieces = schedule.pieces(sorted({*book.steps, *range(_PIECE, schedule.steps, _PIECE)}))
     stop = threading.Event()
@@ -199,29 +184,6 @@ def _execute(
     return not stop.is_set()
 
 
-def _grid(records: int | Sequence[int], steps: int) -> Ints:
-    if getattr(records, "ndim", 0 if isinstance(records, int) else 1) == 0:
-        even = np.linspace(0, steps, whole("records", records, minimum=2))
-        return np.unique(even.round().astype(np.int64))
-    grid = np.unique(np.asarray(records))
-    if grid.ndim != 1 or not len(grid) or not np.issubdtype(grid.dtype, np.integer):
-        raise InputTypeError(f"records must be a whole number or a list of steps, got {records!r}")
-    if grid[0] < 0 or grid[-1] > steps:
-        raise InputError(
-            f"records must hold steps in 0..{steps} (the schedule's), got {grid[0]}..{grid[-1]}"
-        )
-    return grid.astype(np.int64)
-
-
-def _numbers(seeds: int | Sequence[int]) -> list[int]:
-    if not isinstance(seeds, (Sequence, np.ndarray)) or getattr(seeds, "ndim", 1) == 0:
-        return list(range(whole("seeds", seeds)))
-    numbers = [whole("seeds", n, minimum=0) for n in seeds]
-    if not numbers:
-        raise InputError("seeds must be a number of runs or a list of at least one, got none")
-    return numbers
-
-
 def seed_root(seed: Seed) -> int:
     """Return the whole number from which all runs derive their randomness."""
     if isinstance(seed, np.random.Generator):
@@ -232,13 +194,9 @@ def seed_root(seed: Seed) -> int:
 
 
 def _starts(
-    problem: Entries,
-    depth: int,
-    width: int,
-    init: float | Sequence[Any],
-    seed: int,
+    problem: Entries, depth: int, width: int, init: float | Sequence[Any], seed: int,
     numbers: list[int],
-) -> list[list[Floats]]:
+) -> list[list[Floats]]:  # fmt: skip
     """Return the first layers of each run."""
     if np.isscalar(init) or getattr(init, "ndim", 1) == 0:
         scale = number("init", init)

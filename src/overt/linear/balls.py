@@ -1,19 +1,20 @@
-"""Ball arithmetic for proofs: matrices of enclosures, and verified bounds on eigenvalues.
+"""Proposals of more digits than float64 has, and fast products of exact matrices, by python-flint.
 
-Whatever is called a proposal here is computed in float64 or in midpoints of balls and may be wrong;
-what follows from it is enclosed. Needs python-flint.
+What is proposed here is computed in the midpoints of balls and may be wrong: a proof verifies it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
 import flint
 import numpy as np
 
 from overt._types import Floats
+from overt.linear.checker import Matrix, require
 
 BITS = 112
 """Bits that proposals keep: their square is what a bound loses."""
@@ -22,75 +23,52 @@ CLUSTER = 1e-8
 """Relative distance below which eigenvalues count as one when eigenvectors are refined."""
 
 
+class Exact(Matrix):
+    """A matrix of integers times a power of two, multiplied by flint."""
+
+    @cached_property
+    def integers(self) -> Any:
+        """The integers as a matrix of flint's."""
+        return flint.fmpz_mat(*self.shape, [x for row in self.rows for x in row])
+
+    def __matmul__(self, other: Matrix) -> Exact:
+        require(self.shape[1] == other.shape[0], "matrices whose shapes do not fit")
+        factor = other if isinstance(other, Exact) else Exact(other.rows, other.exponent)
+        product = self.integers * factor.integers
+        rows = [[int(x) for x in row] for row in product.tolist()]
+        result = Exact(rows, self.exponent + other.exponent)
+        result.integers = product
+        return result
+
+    def balls(self) -> Any:
+        """Return a matrix of balls around the entries."""
+        return flint.arb_mat(self.integers) * flint.arb(2) ** self.exponent
+
+
 def balls(A: Floats) -> Any:
     """Return a matrix of exact numbers."""
     return flint.arb_mat(A.shape[0], A.shape[1], A.ravel().tolist())
 
 
-def floats(A: Any) -> Floats:
+def hexadecimal(x: Any) -> str:
+    """Return an exact ball's value as the proof file holds it."""
+    mantissa, exponent = map(int, x.man_exp())
+    return f"{'-' if mantissa < 0 else ''}0x{abs(mantissa):x}p{exponent}"
+
+
+def _floats(A: Any) -> Floats:
     """Return the midpoints."""
     return np.array([float(x) for x in A.mid().entries()]).reshape(A.nrows(), A.ncols())
 
 
-def identity(n: int) -> Any:
-    """Return the identity."""
+def _identity(n: int) -> Any:
     return flint.arb_mat(n, n, [int(i == j) for i in range(n) for j in range(n)])
 
 
-def dot(A: Any, B: Any) -> Any:
-    """Return the sum of the products of entries."""
-    pairs = zip(A.entries(), B.entries(), strict=True)
-    return sum((x * y for x, y in pairs), flint.arb(0))
-
-
-def diagonal(A: Any) -> list[Any]:
-    """Return the diagonal."""
-    return [A[i, i] for i in range(A.nrows())]
-
-
-def ratio(x: Fraction) -> Any:
-    """Return a ball around a fraction."""
-    return flint.arb(flint.fmpq(x.numerator, x.denominator))
-
-
-def fraction(x: Any) -> Fraction:
-    """Return an exact ball's value."""
-    mantissa, exponent = x.man_exp()
-    return Fraction(int(mantissa)) * Fraction(2) ** int(exponent)
-
-
-def rounded(A: Any, bits: int = BITS) -> Any:
+def _rounded(A: Any, bits: int) -> Any:
     """Return the midpoints, exact, with this many bits."""
     with flint.ctx.workprec(bits):
         return (A * flint.arb(1)).mid()
-
-
-def positive(x: Any) -> Any:
-    """Return the upper end of a ball, or 0 if it is negative; what is not a number stays so."""
-    end = x.upper()
-    return flint.arb(0) if end <= 0 else end
-
-
-def distance_from_identity(G: Any) -> Any:
-    """Return |G - I|_F, from above."""
-    E = G - identity(G.nrows())
-    return dot(E, E).upper().sqrt().upper()
-
-
-def eigenvalues_below(K: Any, X: Any) -> list[Any]:
-    """Return, decreasing, upper bounds on the positive eigenvalues of the symmetric K.
-
-    With S = X'K X and |X'X - I|_F <= delta < 1, Ostrowski and Weyl give
-    lambda_i(K) <= (S_ii + |off(S)|_F) / (1 - delta), S_ii sorted. X is any proposal.
-    """
-    S = X.transpose() * (K * X)
-    n, entries = S.nrows(), S.entries()
-    off = sum((x * x for i, x in enumerate(entries) if i % (n + 1)), flint.arb(0)).upper().sqrt()
-    left = 1 - distance_from_identity(X.transpose() * X)
-    if not left > 0:
-        raise ArithmeticError("the proposed basis is too far from orthogonal")
-    bounds = [positive((x + off) / left) for x in diagonal(S)]
-    return sorted(bounds, key=fraction, reverse=True)
 
 
 def eigenvectors(K: Any, steps: int = 1) -> Any:
@@ -100,17 +78,17 @@ def eigenvectors(K: Any, steps: int = 1) -> Any:
     block between them is diagonalized after its mean is taken out.
     """
     K = K.mid()
-    approximate = floats(K)
-    X = orthogonal(balls(np.linalg.eigh((approximate + approximate.T) / 2)[1]))
+    approximate = _floats(K)
+    X = _orthogonal(balls(np.linalg.eigh((approximate + approximate.T) / 2)[1]))
     for _ in range(steps):
-        X = orthogonal((X * _newton(K, X)).mid())
-    return rounded(X)
+        X = _orthogonal((X * _newton(K, X)).mid())
+    return _rounded(X, BITS)
 
 
 def _newton(K: Any, X: Any) -> Any:
     """Propose what to multiply vectors X with: Q (I + E), E off the blocks of close eigenvalues."""
     S = (X.transpose() * (K * X).mid()).mid()
-    Sf, n = floats(S), S.nrows()
+    Sf, n = _floats(S), S.nrows()
     values = np.diag(Sf)
     near = max(CLUSTER * float(np.abs(values).max()), 1e-300)
     Q, group, start = np.eye(n), np.arange(n), 0
@@ -140,10 +118,10 @@ def _rotation(S: Any, members: Sequence[int]) -> Floats:
     return np.asarray(np.linalg.eigh((block + block.T) / (2 * scale))[1])
 
 
-def orthogonal(X: Any) -> Any:
+def _orthogonal(X: Any) -> Any:
     """X (3 I - X'X) / 2 in midpoints: squares the distance from orthogonality."""
     half = flint.arb(1) / 2
-    correction = (identity(X.ncols()) * 3 - X.transpose() * X).mid() * half
+    correction = (_identity(X.ncols()) * 3 - X.transpose() * X).mid() * half
     return (X * correction.mid()).mid()
 
 
@@ -155,12 +133,12 @@ def inverse_root(X: Floats, rank: int) -> Any:
     Xb = balls(X)
     for _ in range(7):
         XR = (Xb * R).mid()
-        E = XR.transpose() * XR - identity(rank)
-        error = float(dot(E.mid(), E.mid()).mid())
+        E = (XR.transpose() * XR - _identity(rank)).mid()
+        error = float(sum((x * x for x in E.entries()), flint.arb(0)).mid())
         if not error < 1 or error < 1e-56:
             break
-        R = (R - R * E.mid() * (flint.arb(1) / 2)).mid()
-    return rounded(R, BITS + 48)
+        R = (R - R * E * (flint.arb(1) / 2)).mid()
+    return _rounded(R, BITS + 48)
 
 
 def relations(X: Floats) -> list[list[int]]:
@@ -171,18 +149,3 @@ def relations(X: Floats) -> list[list[int]]:
     vectors = flint.fmpz_mat([[int(kernel[i, j]) for i in range(X.shape[1])] for j in range(count)])
     echelon = vectors.rref()[0] if count else vectors
     return [[int(x) for x in row] for row in echelon.tolist()]
-
-
-def dominating(D: Floats) -> Floats:
-    """Propose Z with Z'D Z = I."""
-    values, vectors = np.linalg.eigh((D + D.T) / 2)
-    return np.asarray(vectors / np.sqrt(np.maximum(values, 1e-300)))
-
-
-def dominated(D: Any, Z: Floats) -> bool:
-    """Return whether Z'D Z is dominated by its positive diagonal: D is then positive definite."""
-    if not np.isfinite(Z).all():
-        return False
-    S = (balls(Z).transpose() * (D * balls(Z))).tolist()
-    rows = [2 * row[i] - sum((abs(x) for x in row), flint.arb(0)) for i, row in enumerate(S)]
-    return all(x > 0 for x in rows)

@@ -12,9 +12,11 @@ import hashlib
 import json
 import re
 import sys
+from collections.abc import Callable
 from fractions import Fraction
+from functools import cached_property
 from itertools import pairwise
-from math import isqrt
+from math import isqrt, prod
 from operator import mul
 from pathlib import Path
 from typing import Any
@@ -73,7 +75,7 @@ class Matrix:
     @property
     def T(self) -> Matrix:
         """The transpose."""
-        return Matrix(zip(*self.rows, strict=True), self.exponent)
+        return type(self)(zip(*self.rows, strict=True), self.exponent)
 
     @property
     def diagonal(self) -> list[Fraction]:
@@ -84,14 +86,14 @@ class Matrix:
         require(self.shape[1] == other.shape[0], "matrices whose shapes do not fit")
         columns = list(zip(*other.rows, strict=True))
         rows = [[sum(map(mul, row, column)) for column in columns] for row in self.rows]
-        return Matrix(rows, self.exponent + other.exponent)
+        return type(self)(rows, self.exponent + other.exponent)
 
     def plus(self, other: Matrix, factor: int = 1) -> Matrix:
         """Return self + factor * other."""
         low = min(self.exponent, other.exponent)
         a, b = 1 << (self.exponent - low), factor << (other.exponent - low)
         pairs = zip(self.rows, other.rows, strict=True)
-        return Matrix([[a * x + b * y for x, y in zip(*r, strict=True)] for r in pairs], low)
+        return type(self)([[a * x + b * y for x, y in zip(*r, strict=True)] for r in pairs], low)
 
     def dot(self, other: Matrix) -> Fraction:
         """Return the sum of the products of entries."""
@@ -108,7 +110,7 @@ def identity(n: int) -> Matrix:
 def diagonal_part(A: Matrix) -> Matrix:
     """Return A with zeros off its diagonal."""
     rows = [[x * (i == j) for j, x in enumerate(row)] for i, row in enumerate(A.rows)]
-    return Matrix(rows, A.exponent)
+    return type(A)(rows, A.exponent)
 
 
 def distance(A: Matrix, B: Matrix) -> Fraction:
@@ -134,18 +136,22 @@ def dominated(D: Matrix, Z: Matrix) -> bool:
 
 
 class Problem:
-    """The objective of a proof file and its lower bound; everything times the number of samples."""
+    """The objective of a proof file and its lower bound; everything times the number of samples.
 
-    def __init__(self, file: dict[str, Any]) -> None:
+    Whoever has faster products of integers at hand may `read` matrices of another type.
+    """
+
+    def __init__(self, file: dict[str, Any], read: Callable[[Any], Matrix] = Matrix.read) -> None:
+        self.read = read
         given, self.network, self.witness = file["problem"], file["network"], file["witness"]
-        self.X = Matrix.read(given["X"]) if "X" in given else None
-        self.M = Matrix.read(given["target"]) if self.X is None else Matrix.read(given["Y"]).T
+        self.X = self.read(given["X"]) if "X" in given else None
+        self.M = self.read(given["target"]) if self.X is None else self.read(given["Y"]).T
         self.samples = 1 if self.X is None else self.X.shape[0]
         C = given.get("second_moment")
-        self.C = None if C is None else Matrix.read(C)
+        self.C = None if C is None else self.read(C)
         require(self.X is None or self.C is None, "both data and a second moment")
         require(self.C is None or self.C.rows == self.C.T.rows, "an unsymmetric second moment")
-        self.weights = weights = [Matrix.read(W) for W in file["weights"]]
+        self.weights = weights = [self.read(W) for W in file["weights"]]
         count = {"two-layer": 2, "tied": 1, "deep": max(len(weights), 2)}[self.network]
         require(len(weights) == count, "a wrong number of weights")
         # The map is U V'; its rank is at most the width.
@@ -171,7 +177,7 @@ class Problem:
         units = len(self.weights) - 1 if self.network == "deep" else self.width
         known_count = len(chances) == {"dropout": units, "matrix": 0}.get(kind, 1)
         require((kind == "matrix") == (characteristic is not None), "a matrix that is not wanted")
-        self.Gamma = None if characteristic is None else Matrix.read(characteristic)
+        self.Gamma = None if characteristic is None else self.read(characteristic)
         fits = self.Gamma is None or self.Gamma.shape == (units, units)
         require(
             fits and (self.Gamma is None or self.Gamma.rows == self.Gamma.T.rows), "a wrong matrix"
@@ -191,6 +197,12 @@ class Problem:
         """Return the diagonal part of C."""
         C = self.C if self.C is not None else self.moment(identity(self.V.shape[0]))
         return diagonal_part(C)
+
+    @property
+    def correlated(self) -> bool:
+        """Whether DropConnect differs from Dropout."""
+        plain = self.X is None and (self.C is None or self.C.rows == diagonal_part(self.C).rows)
+        return self.kind == "dropconnect" and not plain
 
     def objective(self) -> Fraction:
         """Return E|y - A x|^2 plus what the noise adds, exactly."""
@@ -224,94 +236,90 @@ class Problem:
     def bound(self) -> Fraction:
         """Return a number that no weights of these shapes go below."""
         if self.C is not None and self.witness.get("positive") is not None:
-            shown = dominated(self.C, Matrix.read(self.witness["positive"]))
+            shown = dominated(self.C, self.read(self.witness["positive"]))
             require(shown, "a second moment not shown to be positive")
         if "multiplier" in self.witness:
             return self._operator_bound()
-        if self.kind == "dropconnect":
-            plain = self.X is None and (self.C is None or self.C.rows == diagonal_part(self.C).rows)
-            require(plain, "DropConnect with correlated inputs needs a multiplier")
-        s, bound = (
-            self._singular_values_below(),
-            self.M.dot(self.M if self.C is None else self.M @ self.C),
-        )
-        if self.Gamma is not None:
-            return bound - self._gain(self.Gamma, s[: self.width])
-        g, lam = self._thresholds()
-        bound -= sum(max(x - y, Fraction(0)) ** 2 for x, y in zip(s, g, strict=False))
-        require(all(y == 0 for y, c in zip(g, lam, strict=True) if c == 0), "a cost without noise")
-        if self.kind == "dropblock":
-            top = sum(y * y for y in sorted(g)[-self.block :])
-            return bound - (top * self.width / self.block / lam[0] if top else 0)
-        return bound - sum(y * y / c for y, c in zip(g, lam, strict=True) if c)
+        require(not self.correlated, "DropConnect with correlated inputs needs a multiplier")
+        square = self.M.dot(self.M if self.C is None else self.M @ self.C)
+        return square - self._gain(self.singular_values[: self.width])
 
-    def _gain(self, Gamma: Matrix, s: list[Fraction]) -> Fraction:
-        """Return at least |M|^2 less any objective, from costs below the characteristic matrix."""
-        if self.witness.get("gamma") is None:
+    def _gain(self, s: list[Fraction]) -> Fraction:
+        """Return at least |M|^2 less any objective, for a map with singular values below s."""
+        if self.Gamma is not None and self.witness.get("gamma") is None:
             return sum((x * x for x in s), Fraction(0))
-        d, gamma, band = self.width, number(self.witness["gamma"]), self.witness.get("band")
-        delta = [Fraction(0)] * d
-        if band is None:
-            delta = [number(text) for text in self.witness["delta"]]
-        require(len(delta) == d and min(delta) >= 0, "wrong costs")
-        both = Matrix.read([self.witness["delta"] if band is None else ["0x0p0"] * d])
-        ones = Matrix.read([[self.witness["gamma"]] * d] * d)
-        spread = [[x * (i == j) for j in range(d)] for i, x in enumerate(both.rows[0])]
-        D = Gamma.plus(Matrix(spread, both.exponent), -1).plus(ones, -1)
-        require(dominated(D, Matrix.read(self.witness["dominated"])), "costs not shown to be below")
+        delta, gamma, band = self.costs() if self.Gamma is None else self.below(self.Gamma)
         if band is None and gamma <= -1:
             require(min(delta) > 0, "a cost without noise")
             left = 1 + gamma + 1 / sum((1 / x for x in delta), Fraction(0))
             require(left > 0, "costs that bound nothing")
             return s[0] * s[0] / left
         g = [number(text) for text in self.witness["thresholds"]]
-        require(len(g) == d and min(g) >= 0, "wrong thresholds")
+        require(len(g) == self.width and min(g) >= 0, "wrong thresholds")
         used = sum((max(x - y, Fraction(0)) ** 2 for x, y in zip(s, g, strict=False)), Fraction(0))
         if band is not None:
-            far = all(
-                not x or abs(i - j) < band
-                for i, r in enumerate(Gamma.rows)
-                for j, x in enumerate(r)
-            )
-            require(type(band) is int and band > 0 and gamma > 0 and far, "a wrong band")
-            return used + sum((y * y for y in sorted(g)[-band:]), Fraction(0)) / gamma
+            top = sum((y * y for y in sorted(g)[-band:]), Fraction(0))
+            require(gamma > 0 or top == 0, "a cost without noise")
+            return used + (top / gamma if top else 0)
         require(all(x <= y for x, y in pairwise(g)), "thresholds that decrease")
-        delta.sort()
-        require(
-            all(y == 0 for y, c in zip(g, delta, strict=True) if c == 0), "a cost without noise"
-        )
-        costs = (y * y / c for y, c in zip(g, delta, strict=True) if c)
-        return used / (1 + gamma) + sum(costs, Fraction(0))
+        pairs = list(zip(g, sorted(delta), strict=True))
+        require(all(y == 0 for y, c in pairs if c == 0), "a cost without noise")
+        return used / (1 + gamma) + sum((y * y / c for y, c in pairs if c), Fraction(0))
 
-    def _thresholds(self) -> tuple[list[Fraction], list[Fraction]]:
-        """Return one dual threshold and one strength a unit, strengths increasing."""
-        g, d = [number(text) for text in self.witness["thresholds"]], self.width
-        lams = sorted(self.strengths) if self.kind == "dropout" else self.strengths * d
+    def costs(self) -> tuple[list[Fraction], Fraction, int | None]:
+        """Return (delta, gamma, band): the penalty is at least sum_i delta_i x_i^2 + gamma |A|^2.
+
+        x_i is what unit i carries; with a band |A| is the k-support norm, k the band.
+        """
+        lam, d = self.strengths, self.width
+        if self.kind == "dropblock":
+            return [Fraction(0)] * d, lam[0] * self.block / d, self.block
         if self.network == "deep":
-            nu = Fraction(1)
-            for lam, W in zip(self.strengths, self.weights, strict=False):
-                nu *= 1 + lam / W.shape[0]
-            lams = [(nu - 1) * d] * d
-        require(len(g) == d and min(g) >= 0, "wrong thresholds")
-        ordered = all(x <= y for x, y in pairwise(g))
-        require(ordered or self.kind == "dropblock", "thresholds that decrease")
-        return g, lams
+            layers = zip(lam, self.weights, strict=False)
+            nu = prod((1 + c / W.shape[0] for c, W in layers), start=Fraction(1)) - 1
+            lam = [nu * d]
+        return (lam if len(lam) == d else lam * d), Fraction(0), None
 
-    def _singular_values_below(self) -> list[Fraction]:
-        """Return upper bounds on the singular values of the target, or on eigenvalues if tied."""
-        M, basis = self.M, Matrix.read(self.witness["basis"])
+    def below(self, Gamma: Matrix) -> tuple[list[Fraction], Fraction, int | None]:
+        """Return the witness's costs, verified to be below the characteristic matrix."""
+        d, gamma, band = self.width, number(self.witness["gamma"]), self.witness.get("band")
+        told = ["0x0p0"] * d if band is not None else self.witness["delta"]
+        delta = [number(text) for text in told]
+        require(len(delta) == d and min(delta) >= 0, "wrong costs")
+        both, ones = self.read([told]), self.read([[self.witness["gamma"]] * d] * d)
+        spread = [[x * (i == j) for j in range(d)] for i, x in enumerate(both.rows[0])]
+        D = Gamma.plus(Matrix(spread, both.exponent), -1).plus(ones, -1)
+        require(dominated(D, self.read(self.witness["dominated"])), "costs not shown to be below")
+        if band is not None:
+            entries = ((i, j, x) for i, r in enumerate(Gamma.rows) for j, x in enumerate(r))
+            far = all(not x or abs(i - j) < band for i, j, x in entries)
+            require(type(band) is int and band > 0 and gamma > 0 and far, "a wrong band")
+        return delta, gamma, band
+
+    @cached_property
+    def singular_values(self) -> list[Fraction]:
+        """Upper bounds on the singular values of the target, or on eigenvalues if tied."""
+        K, shrink = self.gram
+        below = eigenvalues_below(K, self.read(self.witness["basis"]))
+        return [x / 2 for x in below] if shrink is None else [root_above(x / shrink) for x in below]
+
+    @cached_property
+    def gram(self) -> tuple[Matrix, Fraction | None]:
+        """(K, c): the squared singular values of the target are at most those of K / c.
+
+        Tied weights with isotropic inputs have M + M', and no c.
+        """
+        M = self.M
         if self.network == "tied" and self.C is None and self.X is None:
-            return [x / 2 for x in eigenvalues_below(M.plus(M.T), basis)]
-        shrink = Fraction(1)
+            return M.plus(M.T), None
         if self.C is not None:
-            K = M @ (self.C @ M.T)
-        else:
-            if self.witness.get("inverse_root") is not None:
-                XR = self._spanning(Matrix.read(self.witness["inverse_root"]))
-                shrink, M = 1 - distance(XR.T @ XR, identity(XR.shape[1])), M @ XR
-                require(shrink > 0, "an inverse root that is too far from one")
-            K = M.T @ M if M.shape[1] <= M.shape[0] else M @ M.T
-        return [root_above(x / shrink) for x in eigenvalues_below(K, basis)]
+            return M @ (self.C @ M.T), Fraction(1)
+        shrink = Fraction(1)
+        if self.witness.get("inverse_root") is not None:
+            XR = self._spanning(self.read(self.witness["inverse_root"]))
+            shrink, M = 1 - distance(XR.T @ XR, identity(XR.shape[1])), M @ XR
+            require(shrink > 0, "an inverse root that is too far from one")
+        return M.T @ M if M.shape[1] <= M.shape[0] else M @ M.T, shrink
 
     def _spanning(self, R: Matrix) -> Matrix:
         """Return X R, whose columns span those of X: as many, less the relations between them."""
@@ -330,21 +338,27 @@ class Problem:
     def _operator_bound(self) -> Fraction:
         """DropConnect: 2 <Y C, M> - <Y C, Y> - lambda_max(Y C D^-1 C Y') d / lam."""
         require(self.kind == "dropconnect", "a multiplier without DropConnect")
-        Y, lam = Matrix.read(self.witness["multiplier"]), self.strengths[0]
-        C = self.C if self.C is not None else identity(self.V.shape[0])
-        YC = Y @ (C if self.X is None else self.X)
+        Y, lam = self.read(self.witness["multiplier"]), self.strengths[0]
+        YC, K = self.operator
         flat = Y if self.X is not None else YC
         bound = 2 * flat.dot(self.M) - flat.dot(Y)
+        top = eigenvalues_below(K, self.read(self.witness["basis"]))[0]
+        require(lam > 0 or top == 0, "a cost without noise")
+        return bound - (top * self.width / lam if top else 0)
+
+    @cached_property
+    def operator(self) -> tuple[Matrix, Matrix]:
+        """Y C (Y X for data) and what bounds Y C D^-1 C Y' from above."""
+        Y = self.read(self.witness["multiplier"])
+        C = self.C if self.C is not None else identity(self.V.shape[0])
+        YC = Y @ (C if self.X is None else self.X)
         pairs = zip(self.variances().diagonal, YC.T.rows, strict=True)
         D = [d if any(y) else Fraction(1) for d, y in pairs]
         require(min(D) > 0, "an input without variance that the multiplier uses")
         high = max(D)
         bits = 400 + max(0, high.numerator.bit_length() - high.denominator.bit_length())
         above = [-(-(d.denominator << bits) // d.numerator) for d in D]  # 1/D, rounded up
-        K = Matrix([map(mul, y, above) for y in YC.rows], YC.exponent - bits) @ YC.T
-        top = eigenvalues_below(K, Matrix.read(self.witness["basis"]))[0]
-        require(lam > 0 or top == 0, "a cost without noise")
-        return bound - (top * self.width / lam if top else 0)
+        return YC, type(YC)([map(mul, y, above) for y in YC.rows], YC.exponent - bits) @ YC.T
 
 
 def digest(file: dict[str, Any]) -> str:

@@ -51,16 +51,9 @@ class DeepLinearNetwork:
 
     @target_or_data
     def __init__(
-        self,
-        target: Any,
-        widths: Sequence[int],
-        drop_prob: Any,
-        *,
-        X: Any = None,
-        Y: Any = None,
-        second_moment: Any = None,
-        input_noise: Noise | None = None,
-    ) -> None:
+        self, target: Any, widths: Sequence[int], drop_prob: Any, *, X: Any = None, Y: Any = None,
+        second_moment: Any = None, input_noise: Noise | None = None,
+    ) -> None:  # fmt: skip
         self.widths = tuple(_check.widths(widths))
         self.nu = spectral.nu(self.widths, drop_prob)
         self.drop_probs = _check.drop_probs(drop_prob, len(self.widths))
@@ -112,19 +105,11 @@ class DeepLinearNetwork:
         return DeepSolution(tuple(weights), *grading.grade(self.effect, *weights))
 
     def train(
-        self,
-        steps: int = 5_000,
-        learning_rate: Rate = 1e-2,
-        seeds: int | Sequence[int] = 1,
-        *,
-        batch_size: int = 100,
-        gradient: str = "sampled",
-        init: Any = None,
-        init_scale: float | None = None,
-        records: int | Sequence[int] = 40,
-        n_jobs: int | None = None,
-        engine: str = "local",
-    ) -> Trace:
+        self, steps: int = 5_000, learning_rate: Rate = 1e-2, seeds: int | Sequence[int] = 1, *,
+        batch_size: int = 100, gradient: str = "sampled", init: Any = None,
+        init_scale: float | None = None, records: int | Sequence[int] = 40,
+        n_jobs: int | None = None, engine: str = "local",
+    ) -> Trace:  # fmt: skip
         """Run minibatch descent with sampled masks; see `LinearNetwork.train`.
 
         The trace's imbalance is the equalization gap R / (nu |W C^(1/2)|_*^2) - 1.

@@ -96,13 +96,9 @@ class DenseRegression(Regression):
     """
 
     def __init__(
-        self,
-        samples: Samples,
-        T: Floats,
-        root: Whitening | None = None,
-        residual: float = 0.0,
+        self, samples: Samples, T: Floats, root: Whitening | None = None, residual: float = 0.0,
         rows: tuple[Floats, Floats, int] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.samples, self.T, self.residual, self._whitening = samples, T, residual, root
         self._rows = rows
         self.L = None if root is None else root.L

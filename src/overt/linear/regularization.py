@@ -65,16 +65,10 @@ class RegularizationPath(Result):
 
 @target_or_data
 def path(
-    target: Any,
-    width: int | Sequence[int],
-    drop_probs: float | Sequence[float] | None = None,
-    *,
-    block_size: int | Sequence[int] = 1,
-    noise: Noise | Sequence[Noise] | None = None,
-    X: Any = None,
-    Y: Any = None,
-    second_moment: Any = None,
-) -> RegularizationPath:
+    target: Any, width: int | Sequence[int], drop_probs: float | Sequence[float] | None = None, *,
+    block_size: int | Sequence[int] = 1, noise: Noise | Sequence[Noise] | None = None,
+    X: Any = None, Y: Any = None, second_moment: Any = None,
+) -> RegularizationPath:  # fmt: skip
     """Return the exact optimum at each drop probability, block size, width or noise, from one SVD.
 
     Parameters
@@ -166,14 +160,9 @@ def _closed_form(noise: Any, width: int, uncorrelated: bool) -> Envelope:
 
 @target_or_data
 def drop_prob_for_rank(
-    target: Any,
-    width: int,
-    rank: int = 1,
-    *,
-    X: Any = None,
-    Y: Any = None,
+    target: Any, width: int, rank: int = 1, *, X: Any = None, Y: Any = None,
     second_moment: Any = None,
-) -> float:
+) -> float:  # fmt: skip
     """Return the smallest drop probability whose optimal network has this rank.
 
     The optimum has rank at least j iff lam < r s_j / (h_j - j s_j), h_j = s_1 + ... + s_j, r the

@@ -58,39 +58,19 @@ class LinearNetwork:
 
     @overload
     def __init__(
-        self,
-        target: Any,
-        width: int,
-        noise: Noise,
-        *,
-        second_moment: Any = None,
-        input_noise: Noise | None = None,
-        weight_decay: float = 0.0,
-    ) -> None: ...
+        self, target: Any, width: int, noise: Noise, *, second_moment: Any = None,
+        input_noise: Noise | None = None, weight_decay: float = 0.0,
+    ) -> None: ...  # fmt: skip
     @overload
     def __init__(
-        self,
-        *,
-        X: Any,
-        Y: Any,
-        width: int,
-        noise: Noise,
-        input_noise: Noise | None = None,
+        self, *, X: Any, Y: Any, width: int, noise: Noise, input_noise: Noise | None = None,
         weight_decay: float = 0.0,
-    ) -> None: ...
+    ) -> None: ...  # fmt: skip
     @target_or_data
     def __init__(
-        self,
-        target: Any,
-        width: int,
-        noise: Noise,
-        *,
-        X: Any = None,
-        Y: Any = None,
-        second_moment: Any = None,
-        input_noise: Noise | None = None,
-        weight_decay: float = 0.0,
-    ) -> None:
+        self, target: Any, width: int, noise: Noise, *, X: Any = None, Y: Any = None,
+        second_moment: Any = None, input_noise: Noise | None = None, weight_decay: float = 0.0,
+    ) -> None:  # fmt: skip
         self.width, self.noise = _check.whole("width", width), noise
         self.input_noise, self.weight_decay = (
             input_noise,
@@ -121,7 +101,7 @@ class LinearNetwork:
         """Return how far (U, V) is from the global optimum.
 
         The objective is recomputed from the data; the lower bound holds for all weights. With
-        `rigorous` both are proved in ball arithmetic (extra `proofs`), for a checker to read.
+        `rigorous` both are proved in exact arithmetic (extra `proofs`), for a checker to read.
         """
         U, V = self._checked(U, V)
         if rigorous:
@@ -140,19 +120,11 @@ class LinearNetwork:
         return Solution(U, V, *grading.grade(self.effect, U, V))
 
     def train(
-        self,
-        steps: int = 20_000,
-        learning_rate: Rate = 1e-3,
-        seeds: int | Sequence[int] = 1,
-        *,
-        batch_size: int = 1,
-        gradient: str = "sampled",
-        init: Any = None,
-        init_scale: float | None = None,
-        records: int | Sequence[int] = 40,
-        n_jobs: int | None = None,
-        engine: str = "local",
-    ) -> Trace:
+        self, steps: int = 20_000, learning_rate: Rate = 1e-3, seeds: int | Sequence[int] = 1, *,
+        batch_size: int = 1, gradient: str = "sampled", init: Any = None,
+        init_scale: float | None = None, records: int | Sequence[int] = 40,
+        n_jobs: int | None = None, engine: str = "local",
+    ) -> Trace:  # fmt: skip
         """Run stochastic gradient descent with sampled masks from many seeds at once.
 
         Parameters
@@ -184,13 +156,8 @@ class LinearNetwork:
         )  # fmt: skip
 
     def floor(
-        self,
-        learning_rate: float,
-        *,
-        batch_size: int = 1,
-        samples: int = 4000,
-        seed: Seed = 0,
-    ) -> Floor:
+        self, learning_rate: float, *, batch_size: int = 1, samples: int = 4000, seed: Seed = 0,
+    ) -> Floor:  # fmt: skip
         """Return how low `train` gets at a constant learning rate, from a Lyapunov equation.
 
         The noise of steps keeps descent above the optimum, by an excess proportional to the rate

@@ -5,7 +5,6 @@ What a run does is given as functions; all that `train` knows of a network is it
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -18,7 +17,7 @@ from threadpoolctl import threadpool_limits
 from overt import _check
 from overt._check import InputError
 from overt._cluster import checked_engine
-from overt._mapping import mapped_seeds
+from overt._mapping import mapped_seeds, record_steps, seed_numbers, thread_count
 from overt._progress import meter, working
 from overt._types import Floats, Ints
 from overt.linear import grading
@@ -48,15 +47,9 @@ def inverse_decay(rate: float, halving: float) -> Callable[[Ints], Floats]:
 
 
 def train(
-    effect: NoiseEffect,
-    *,
-    batch_size: int,
-    gradient: str,
-    init: Sequence[Floats] | None,
-    init_scale: float | None,
-    engine: str = "local",
-    **running: Any,
-) -> Trace:
+    effect: NoiseEffect, *, batch_size: int, gradient: str, init: Sequence[Floats] | None,
+    init_scale: float | None, engine: str = "local", **running: Any,
+) -> Trace:  # fmt: skip
     """Train a network by sampled steps or along the expected gradient; `running` is run_seeds's.
 
     An `engine` that is not "local" runs every seed as a task of a cluster.
@@ -83,7 +76,7 @@ def train(
     running["optimum"] = effect.relaxation.bound
     if checked_engine(engine) == "local":
         return run_seeds(begin, descent, measure, **running)
-    seeds, threads = _seed_list(running["seeds"]), _threads(running["n_jobs"])
+    seeds, threads = seed_numbers(running["seeds"]), thread_count(running["n_jobs"])
 
     def run(seed: int) -> Trace:
         return run_seeds(begin, descent, measure, **running | {"seeds": [seed], "n_jobs": 1})
@@ -94,24 +87,16 @@ def train(
 
 
 def run_seeds(
-    begin: Callable[[np.random.Generator], Weights],
-    descent: Descent,
-    measure: Callable[[Weights], tuple[float, float, int]],
-    *,
-    steps: int,
-    learning_rate: Rate,
-    seeds: int | Sequence[int],
-    records: int | Sequence[int],
-    n_jobs: int | None,
-    optimum: float,
-) -> Trace:
+    begin: Callable[[np.random.Generator], Weights], descent: Descent,
+    measure: Callable[[Weights], tuple[float, float, int]], *, steps: int, learning_rate: Rate,
+    seeds: int | Sequence[int], records: int | Sequence[int], n_jobs: int | None, optimum: float,
+) -> Trace:  # fmt: skip
     """Run all seeds to the end: begin(rng) and descent(rng) once, measure(weights) at each record.
 
     A measure is (objective, imbalance, rank).
     """
     grid = _grid(_check.whole("steps", steps), records)
-    generators = [np.random.default_rng(s) for s in _seed_list(seeds)]
-    n_jobs = _threads(n_jobs)
+    generators = [np.random.default_rng(s) for s in seed_numbers(seeds)]
     count = len(generators)
     objective = np.full((count, len(grid)), np.nan)
     imbalance = objective.copy()
@@ -145,7 +130,7 @@ def run_seeds(
     status = Status.FINISHED
     # The seeds share the cores; threads inside BLAS would only fight them.
     single = threadpool_limits(1, user_api="blas")
-    with single, ThreadPoolExecutor(n_jobs) as pool, meter("train", steps) as bar:
+    with single, ThreadPoolExecutor(thread_count(n_jobs)) as pool, meter("train", steps) as bar:
         try:
             list(pool.map(lambda i: record(i, 0), range(count)))
             for column, (first, last) in enumerate(pairwise(grid), 1):
@@ -184,24 +169,8 @@ def gradient_descent(value: Value) -> Descent:
 
 def _grid(steps: int, records: int | Sequence[int]) -> list[int]:
     """Return the steps to record, the first and the last among them."""
-    if np.ndim(records) == 0:
-        count = _check.whole("records", records, minimum=2)
-        inner = np.geomspace(1, steps, count - 1).round().astype(int).tolist()
-    else:
-        inner = [_check.whole("records", step, minimum=0) for step in np.asarray(records)]
-        if max(inner, default=0) > steps:
-            raise InputError(f"records must lie in 0..{steps}, the steps, got {max(inner)}")
+    inner = record_steps(records, steps, lambda count: np.geomspace(1, steps, count - 1))
     return sorted({0, *inner, steps})
-
-
-def _threads(n_jobs: int | None) -> int:
-    return _check.whole("n_jobs", n_jobs if n_jobs is not None else os.cpu_count() or 1)
-
-
-def _seed_list(seeds: Any) -> list[int]:
-    if isinstance(seeds, (Sequence, np.ndarray)) and getattr(seeds, "ndim", 1) > 0 and len(seeds):
-        return [_check.whole("seeds", s, minimum=0) for s in seeds]
-    return list(range(_check.whole("seeds", seeds)))
 
 
 def _rates(learning_rate: Rate, steps: Ints) -> Floats:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from overt import _check
-from overt._check import InputError, InputTypeError, doubles, generator, matrix, number, whole
+from overt._check import InputError, doubles, generator, matrix, number, whole
+from overt._mapping import record_steps
 from overt._progress import meter
 from overt._types import Floats, Seed
 from overt.relu.margins import labels
@@ -112,7 +113,7 @@ def train_lazy(
     q, eta = 1 - _check.drop_prob(drop_prob), number("learning_rate", learning_rate, exclusive=True)
     default = math.sqrt(X.shape[1]) + 2 * math.sqrt(math.log(m)) + 1
     c = default if max_norm is None else number("max_norm", max_norm, exclusive=True)
-    ends = _records(records, T)
+    ends = sorted({0, *record_steps(records, T, lambda count: np.linspace(0, T, count)), T})
 
     start, order, noise, unseen = generator(seed).spawn(4)
     W, a = start.normal(size=(m, X.shape[1])), start.choice((-1.0, 1.0), m)
@@ -158,16 +159,3 @@ def _pair(holdout: Any) -> tuple[Floats, Floats]:
         raise InputError(f"holdout must be a pair (inputs, labels), got {type(holdout).__name__}")
     X = doubles("holdout", holdout[0], ndim=2)
     return X, labels(holdout[1], len(X))
-
-
-def _records(records: int | Sequence[int], steps: int) -> list[int]:
-    """Return the steps of the records, 0 first and the last step last."""
-    if isinstance(records, (int, np.integer)):
-        spaced = np.linspace(0, steps, whole("records", records, 2)).round()
-        return [int(s) for s in np.unique(spaced)]
-    if not isinstance(records, Iterable) or getattr(records, "ndim", 1) == 0:
-        raise InputTypeError(f"records must be a whole number or a list of them, got {records!r}")
-    chosen = sorted({whole("records", r, 0) for r in records} | {0, steps})
-    if chosen[-1] > steps:
-        raise InputError(f"records must lie in 0..{steps}, got {chosen[-1]}")
-    return chosen
