@@ -174,6 +174,18 @@ class Chunked(nn.Module):
         return self.down(a * torch.sigmoid(gate))
 
 
+class Mixer(nn.Module):
+    """A layer along tokens, which costs the less the fewer channels there are."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter, self.tokens, self.out = nn.Linear(5, 16), nn.Linear(40, 40), nn.Linear(16, 3)
+
+    def forward(self, x):
+        h = self.enter(x)
+        return self.out((h + self.tokens(h.mT).mT).mean(1))
+
+
 class Odd(nn.Module):
     """Arguments by name, and axes moved about."""
 
@@ -215,6 +227,16 @@ def grouped():
     return nn.Sequential(
         nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=2), nn.Flatten(), nn.Linear(32, 3)
     )
+
+
+def norm_groups():
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3), nn.GroupNorm(4, 16), nn.GLU(1), nn.Flatten(), nn.Linear(8 * 16, 3)
+    )
+
+
+def bag():
+    return nn.Sequential(nn.EmbeddingBag(11, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
 def parametrized():
@@ -275,6 +297,9 @@ ZOO = {
     "autoencoder": (autoencoder, floats(1, 6, 6), {"0", "3", "6"}, {"8": "returns"}),
     "line": (line, floats(2, 10), {"0", "4"}, {"6": "returns"}),
     "grouped": (grouped, floats(1, 6, 6), {"0", "2"}, {"4": "returns"}),
+    "mixer": (Mixer, floats(40, 5), {"enter"}, {"tokens": "another axis"}),
+    "norm-groups": (norm_groups, floats(1, 6, 6), {"0"}, {"4": "returns"}),
+    "bag": (bag, words(4), {"0"}, {"2": "returns"}),
     "parametrized": (parametrized, floats(5), {"2"}, {"0": "parametrized"}),
 }  # fmt: skip
 

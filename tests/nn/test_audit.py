@@ -499,7 +499,14 @@ class Uses(nn.Module):
         return self.last(x[0] if isinstance(x, tuple) else x)
 
 
+class Always(nn.Dropout):
+    def forward(self, x):
+        return nn.functional.dropout(x, self.p)
+
+
 SOURCES = {
+    "Always": lambda: Always(0.3),
+    "Scripted": lambda: torch.jit.script(nn.Sequential(nn.Linear(5, 5), nn.Dropout(0.3))),
     "AlphaDropout": lambda: nn.AlphaDropout(0.3),
     "GRU": lambda: nn.GRU(5, 5, 2, dropout=0.4),
     "RReLU": nn.RReLU,
@@ -511,6 +518,7 @@ SOURCES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("name", SOURCES)
 def test_whatever_draws_in_training_mode_is_found_and_sampled(name):
     """The oracle runs the whole model in training mode, and knows nothing of sources."""
@@ -522,6 +530,7 @@ def test_whatever_draws_in_training_mode_is_found_and_sampled(name):
     assert noise.name == "odd"
     assert (noise.realized, noise.flows, noise.exact) == (None, None, False)
     with torch.no_grad():
+        model.train()
         losses = np.array([float((model(x) - y).square().sum(1).mean()) for _ in range(draws)])
     error = np.hypot(losses.std() / np.sqrt(draws), report.objective_error)
     assert abs(losses.mean() - report.objective) <= 5 * error
@@ -531,6 +540,48 @@ def test_whatever_draws_in_training_mode_is_found_and_sampled(name):
 def test_a_generator_of_its_own_is_named():
     model = Uses(Foreign(np.random.default_rng(0).random))
     assert "of its own" in dict(audit(model, [(X, Y)], "squared").skipped)["training mode"]
+
+
+def test_noise_that_stays_on_has_an_error():
+    torch.manual_seed(0)
+    model = Uses(nn.Identity())
+    model.last.forward = lambda x: nn.functional.linear(nn.functional.dropout(x), model.last.weight)
+    found = [audit(model, [(X, Y)], "squared", seed=seed) for seed in range(12)]
+    spread = np.std([report.objective for report in found], ddof=1)
+    assert spread / 2 < np.mean([report.objective_error for report in found]) < 2 * spread
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, lambda m: torch.compile(m, backend="eager")])
+def test_wrapped_models(wrap):
+    model, data = small(), numbers()
+    plain, report = (audit(m, data, "squared") for m in (model, wrap(model)))
+    assert report.objective == plain.objective
+    assert [n.name for n in report.noises] == ["2"]
+
+
+class Learned(Uses):
+    """Noise on parameters, and attributes that only look like drop probabilities."""
+
+    def __init__(self):
+        super().__init__(nn.Dropout(0.3))
+        self.p = nn.Parameter(torch.randn(4, 5))
+
+    def forward(self, x):
+        x = x + self.odd(self.p).mean(0)
+        return self.last(nn.functional.dropout(x, 0.1, self.training))
+
+
+def test_noise_on_parameters():
+    report = audit(Learned(), (X, Y), "squared")
+    assert [(n.name, n.drop_prob) for n in report.noises] == [("odd", 0.3), ("", None)]
+
+
+def test_units_that_reach_nothing():
+    model = small()
+    nn.init.zeros_(model[3].weight)
+    (noise,) = audit(model, numbers(), lambda f, y: (f - y).square().mean()).noises
+    assert noise.coadaptation is None
+    assert not noise.flows.any()
 
 
 def test_noise_behind_the_last_layer_leaves_no_bound():

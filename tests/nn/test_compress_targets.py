@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from compress_zoo import build
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -160,6 +161,59 @@ def test_latency_is_measured_and_what_is_not_met_is_said():
     assert not report.met
 
 
+def test_layers_along_another_axis_cost_less_with_fewer_units():
+    model, (x,) = build("mixer")
+    _, report = compress(model, 0.5, x, by="flow", of="multiply_adds")
+    assert report.reached == pytest.approx(0.5, rel=0.05)
+
+
+class Assertive(nn.Module):
+    """Asks for its width, keeps a parameter as it is, and adds up all units."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.out = nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.mix, self.place = nn.Linear(1, 8), nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x):
+        h = torch.relu(self.a(x))
+        if h.shape[1] != 8:
+            raise ValueError
+        h = self.b(h)
+        for _ in range(3):
+            h = torch.add(*h.chunk(2, 1))
+        return self.out(self.mix(h) @ self.place.T)
+
+
+def test_whatever_stays_whole_has_a_reason():
+    _, report = compress(Assertive().eval(), 0.3, torch.randn(6, 5), by="flow")
+    reasons = dict(report.skipped)
+    assert "ValueError" in reasons["a"]
+    assert "stand or fall together" in reasons["b"]
+    assert "uses it as it is" in reasons["place"]
+    assert {"mix", "out"} <= reasons.keys()
+
+
+class Restless(nn.Module):
+    """Draws in evaluation mode too."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.out = nn.Linear(5, 16), nn.Linear(16, 16), nn.Linear(16, 3)
+
+    def forward(self, x):
+        h = nn.functional.dropout(torch.relu(self.a(x)))
+        return self.out(torch.relu(self.b(h))) + torch.randn(len(x), 3)
+
+
+@pytest.mark.parametrize("by", ["flow", "spectrum", "mask"])
+def test_noise_in_evaluation_mode_is_named_and_no_hindrance(by):
+    x, y = torch.randn(40, 5), torch.randint(3, (40,))
+    _, report = compress(Restless(), 0.6, x[:6], (x, y), by)
+    assert "draws in evaluation mode" in dict(report.skipped)["forward"]
+    assert report.changes
+
+
 def test_a_silent_head_has_a_change_that_is_a_number():
     model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
     for parameter in model[2].parameters():
@@ -210,6 +264,10 @@ def test_outputs_that_are_no_tensor(wrap, pick):
         ({"keep": -0.1}, "keep must be"),
         ({"keep": float("nan")}, "keep must be"),
         ({"data": []}, "at least one batch"),
+        ({"data": (torch.eye(5).to_sparse(), torch.zeros(5).long())}, "dense tensors"),
+        ({"model": nn.LazyLinear(3)}, "weight has no values"),
+        ({"model": nn.Linear(5, 3, device="meta")}, "weight has no values"),
+        ({"example": torch.full((2, 5), torch.nan)}, "returns NaN"),
         ({"data": (torch.full((4, 5), torch.nan), torch.zeros(4).long())}, "must be finite"),
         ({"data": (torch.randn(4, 5), torch.zeros(3).long())}, "a target for each row"),
         ({"data": (torch.randn(4, 5), torch.zeros(4, 7))}, "does not fit outputs|shape"),
@@ -219,6 +277,12 @@ def test_mistakes_are_named(change, message):
     model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
     with pytest.raises(InputError, match=message):
         compress(**{"model": model, "keep": 0.5, "example": torch.randn(2, 5), **change})
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_scripted_models_are_refused():
+    with pytest.raises(InputError, match="scripted"):
+        compress(torch.jit.script(nn.Linear(5, 3)), 0.5, torch.randn(2, 5))
 
 
 def test_shared_weights_are_counted_and_cut_once():

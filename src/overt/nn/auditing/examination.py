@@ -18,12 +18,12 @@ from overt.nn.auditing import measures
 from overt.nn.auditing.capacity import Capacity
 from overt.nn.auditing.head import Head, find_head
 from overt.nn.auditing.last_layer import LastLayer
-from overt.nn.auditing.noises import drawn_behind, drop_prob, find_noises, realized
+from overt.nn.auditing.noises import drawn_behind, drop_prob, find_noises, obedient, realized
 from overt.nn.auditing.report import AuditReport, Measure, NoiseFindings
-from overt.nn.auditing.sampling import Sampled
+from overt.nn.auditing.sampling import Estimate, Sampled
 from overt.nn.auditing.sums import Average, Mean, Table
 from overt.nn.auditing.trace import Trace
-from overt.nn.given.batches import Batch, running
+from overt.nn.given.batches import Batch, reason_of, running
 from overt.nn.given.losses import Loss, Targets, is_squared
 from overt.relu.bounds import coadaptation
 from overt.results import Status
@@ -46,16 +46,19 @@ class Seen:
 class Examination:
     """What is known of a model on the rows seen so far.
 
-    `batch` is the first one, `batches` how many will come, 0 if that is not known.
+    `batch` is the first one, `batches` how many will come, 0 if that is not known; `stack` ends
+    what is changed in the model meanwhile.
     """
 
     def __init__(
-        self, model: nn.Module, batch: Batch, loss: Loss, batches: int, passes: float
-    ) -> None:
+        self, model: nn.Module, batch: Batch, loss: Loss, batches: int, passes: float,
+        stack: ExitStack,
+    ) -> None:  # fmt: skip
         self._model, self._loss, self.samples = model, loss, 0
         with running(batch.inputs, batch.where), torch.no_grad():
             batch.inputs.first(2).run(model)
-        self._trace = Trace(model, batch.inputs.first(2))
+        trace = Trace(model, batch.inputs.first(2))
+        self._trace = stack.enter_context(obedient(model, trace))
         self._outputs = self._trace.units(self._trace.output)
         self._noises, self._skipped = find_noises(model, self._trace)
         self._chain = self._trace.chain()
@@ -66,6 +69,7 @@ class Examination:
         inputs = self._input_columns(batch.inputs.only)
         self._table = Table(inputs, self._outputs) if self._outputs <= MAX_OUTPUTS else None
         self._plain, self._right, self._holdout = Mean(), Mean(), Mean()
+        self._drawn = Estimate(shared=True)  # two draws tell how far off noise that stays on is
         known = [name for name, source in self._noises.items() if source.op is not None]
         watched = [*known, *([] if head is None else [head.name])]
         self._squares: dict[str, Average | None] = {name: Average() for name in watched}
@@ -80,6 +84,9 @@ class Examination:
     def add(self, batch: Batch, *, hold: bool) -> None:
         """Take in a batch; with `hold` some of its rows are kept apart as held out."""
         seen, x = self._forward(batch), batch.inputs.only
+        if self._trace.drawing:
+            again = self._forward(batch).losses
+            self._drawn.add((again - seen.losses)[None] / math.sqrt(2))
         self.samples += len(seen.losses)
         self._plain.add(seen.losses)
         if seen.targets.classes is not None:
@@ -105,6 +112,7 @@ class Examination:
     def report(self, status: Status, start: float, *, own_data: bool) -> AuditReport:
         """Return the report; `own_data` says that rows held out are among those given."""
         objective, error = self._objective()
+        error = math.hypot(error, self._drawn.error)
         columns = None if self._table is None else self._table.columns()
         head = suggestion = None
         if self._last is not None and columns is not None:
@@ -275,7 +283,7 @@ class Examination:
                 self._skipped.append(("path norm", f"not defined through {error}"))
                 break
             except (RuntimeError, TypeError) as error:
-                self._skipped.append(("path norm", str(error)))
+                self._skipped.append(("path norm", reason_of(error)))
                 break
         weights = None if self._chain is None else self._chain.weights
         found = measures.path_measures(norms, weights, self.samples)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +13,12 @@ import torch
 from torch import nn
 
 from overt.nn.auditing.trace import Trace
+from overt.nn.given.batches import reason_of
 from overt.nn.layers.recognized import is_silent, is_weight_noise, known_noise
 from overt.nn.recording.generators import noted_draws, own_generators, repeated
 from overt.nn.recording.modes import modes, switched
 from overt.nn.recording.recorder import Operation, record
-from overt.nn.recording.watching import tensors
+from overt.nn.recording.watching import is_noise, tensors
 
 MASK_ENTRIES, MASK_ROWS = 2**18, 64
 """How many entries of masks are drawn at most, and rows at least, to measure what is dropped."""
@@ -64,7 +66,7 @@ def find_noises(model: nn.Module, trace: Trace) -> tuple[dict[str, Source], Skip
         for name, module in model.named_modules()
         if known_noise(module) and name not in met
     ]
-    on = Counter(op.module for op in trace.operations if op.random and op.noise not in met)
+    on = trace.drawing
     for path, calls in on.items():
         skipped.append(
             (path or "forward", f"{calls} call(s) of functions that draw, such as functional "
@@ -79,8 +81,8 @@ def find_noises(model: nn.Module, trace: Trace) -> tuple[dict[str, Source], Skip
             )
             moves = repeated(model, lambda: list(tensors(trace.inputs.run(model))), 4)[1]
     except Exception as error:  # whatever the model's code raises in training mode
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        skipped.append(("training mode", f"noise of other kinds is not looked for: {reason}"))
+        why = f"noise of other kinds is not looked for: {reason_of(error)}"
+        skipped.append(("training mode", why))
         return found, skipped
     if moves:
         skipped.append(
@@ -95,12 +97,37 @@ def find_noises(model: nn.Module, trace: Trace) -> tuple[dict[str, Source], Skip
     for path in others:
         drawn.setdefault(path, []).append("a generator of Python or NumPy")
     paths = [path for path in drawn if path in met or path not in on]
+    parts = dict(model.named_modules())
     for path in paths:
         if path not in met:
-            module = model.get_submodule(path)
+            module = parts[path]
             found[path] = Source(path, module, None, _kind(module, drawn[path]))
     order = list(dict.fromkeys([*paths, *found]))
     return {name: found[name] for name in order}, skipped
+
+
+@contextmanager
+def obedient(model: nn.Module, trace: Trace) -> Iterator[Trace]:
+    """Let dropout modules that draw in evaluation mode too pass on their inputs there."""
+    parts, calls = dict(model.named_modules()), [op.module for op in trace.operations]
+    always = [
+        parts[op.module]
+        for op in trace.operations
+        if op.random and op.kind.units == "drop" and is_noise(parts[op.module])
+        and calls.count(op.module) == 1
+    ]  # fmt: skip
+    for module in always:
+        module.forward = _obeying(module)
+    try:
+        yield Trace(model, trace.inputs) if always else trace
+    finally:
+        for module in always:
+            del module.forward
+
+
+def _obeying(module: Any) -> Any:
+    draw = module.forward
+    return lambda x: draw(x) if module.training else x
 
 
 def drawn_behind(trace: Trace, name: str, sources: dict[str, Source]) -> bool:
@@ -123,7 +150,7 @@ def _kind(module: nn.Module, names: list[str]) -> str:
 def drop_prob(module: Any) -> float | None:
     """Return the nominal drop probability, None for noise that has none."""
     value = getattr(module, "drop_prob", getattr(module, "p", None))
-    return None if value is None else float(value)
+    return float(value) if isinstance(value, (int, float)) else None
 
 
 def with_drop_prob(module: Any, p: float) -> Any:
@@ -146,7 +173,8 @@ def realized(source: Source) -> tuple[float | None, float | None]:
     if source.op is None:
         return None, None
     module: Any = source.module
-    shape, like = source.op.given[0].shape[1:], source.op.given[0].tensor
+    given: Any = source.op.inputs[0]
+    shape = given.shape[1:]
     if is_weight_noise(module):
         twin = copy.deepcopy(module)
         torch.nn.init.ones_(twin.weight)
@@ -156,7 +184,7 @@ def realized(source: Source) -> tuple[float | None, float | None]:
     else:
         rows = max(MASK_ROWS, min(4096, MASK_ENTRIES // max(math.prod(shape), 1)))
         size = 1 if source.shared else rows  # a mask that a batch shares is one draw
-        ones = torch.ones(size, *shape, device=None if like is None else like.device)
+        ones = torch.ones(size, *shape, device=given.tensor.device)
         with switched([module], True):
             dropped = [(module(ones) == 0).flatten(1) for _ in range(0, rows, size)]
         values = torch.cat([part.float().mean(1).double().cpu() for part in dropped])

@@ -6,18 +6,17 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
 from overt import _check
-from overt._check import InputTypeError
 from overt._progress import meter
 from overt.nn.auditing.examination import Examination
 from overt.nn.auditing.report import AuditReport
-from overt.nn.given.batches import Batches
+from overt.nn.given.batches import Batches, checked_model
 from overt.nn.given.losses import Loss, checked_loss, loss_name
 from overt.nn.recording.modes import modes
 from overt.results import Status
@@ -86,8 +85,7 @@ def audit(
     >>> report.noises[0].exact, report.skipped
     (True, ())
     """
-    if not isinstance(model, nn.Module):
-        raise InputTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    model = checked_model(model)
     # Rows are weighed alike here: a torch loss with weights of its own would not be.
     wanted = loss_name(loss) if isinstance(loss, TORCH_LOSSES) else checked_loss(loss)
     seed = _check.whole("seed", seed, minimum=0)
@@ -98,13 +96,16 @@ def audit(
     count = batches.count + (0 if others is None else others.count)
     examined: Examination | None = None
     status = Status.FINISHED
-    with torch.inference_mode(False), torch.random.fork_rng(), modes(model, noise=False):
+    with (
+        torch.inference_mode(False), torch.random.fork_rng(), modes(model, noise=False),
+        ExitStack() as stack,
+    ):  # fmt: skip
         torch.manual_seed(seed)
         with patience() as stopped, meter("audit", count) as bar:
             try:
                 for given, batch in ((part, b) for part in (batches, others or ()) for b in part):
                     if examined is None:
-                        examined = Examination(model, batch, wanted, batches.count, passes)
+                        examined = Examination(model, batch, wanted, batches.count, passes, stack)
                     if given is batches:
                         examined.add(batch, hold=others is None)
                     else:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from overt._types import Floats
 from overt.nn.auditing.noises import Source
 from overt.nn.auditing.sums import Mean
-from overt.nn.given.batches import Inputs
+from overt.nn.given.batches import Inputs, reason_of
 from overt.nn.given.losses import Loss, Targets
 from overt.nn.layers.recognized import is_weight_noise, mask_covariance_of
 from overt.nn.recording.modes import switched
@@ -31,7 +31,7 @@ FOLDS = 8
 class Estimate:
     """A mean over rows with its standard error.
 
-    Rows that share a mask are not independent; then it is passes whose spread tells the error.
+    Rows that share a mask are not independent: then the spread of passes tells the error, too.
     """
 
     def __init__(self, *, shared: bool) -> None:
@@ -50,7 +50,7 @@ class Estimate:
     @property
     def error(self) -> float:
         """Its standard error."""
-        return (self._passes if self._shared else self._rows).error
+        return max(self._rows.error, self._passes.error if self._shared else 0.0)
 
 
 class Flows:
@@ -85,7 +85,7 @@ class Flows:
         others = np.sqrt(np.maximum(sums.sum(0) - sums[used], 0) / left[:, None])
         weight = (used.sum() - 1) / used.sum()
         error = np.sqrt(weight * np.square(others - others.mean(0)).sum(0))
-        phi = np.array([coadaptation(part) for part in others])
+        phi = np.array([coadaptation(part) for part in others], dtype=float)  # None: all are 0
         return psi, error, math.sqrt(weight * float(np.square(phi - phi.mean()).sum()))
 
 
@@ -129,7 +129,8 @@ class Sampled:
         for i in reversed(range(len(self._modules))):
             values = later
             if not self._sources[i].silent:  # else it adds nothing
-                with torch.no_grad(), switched(self._modules[i:], True):
+                on = [part for module in self._modules[i:] for part in _switches(module)]
+                with torch.no_grad(), switched(on, True):
                     values = torch.stack(
                         [targets.losses(inputs.run(self._model), loss) for _ in range(self._draws)]
                     )
@@ -143,7 +144,7 @@ class Sampled:
                 for _ in range(self._draws if len(clean.T) < 512 else 1):
                     self._add_flows(inputs)
             except RuntimeError as error:  # a forward pass may have no gradient
-                self.no_flows = str(error).splitlines()[0]
+                self.no_flows = reason_of(error)
 
     def flows(self, i: int) -> tuple[Floats, Floats, float] | None:
         """Return psi of source i and errors, None where units change or have no gradient."""
@@ -173,6 +174,12 @@ class Sampled:
         fits = len(known) == len(uses) and len({flows.shape for flows in known}) == 1
         if found is None or not fits or not found.add(torch.stack(known).sum(0)):
             self._flows[i] = None
+
+
+def _switches(module: nn.Module) -> list[nn.Module]:
+    """Return the modules whose mode switches a source on: a scripted one draws in its parts."""
+    scripted = isinstance(module, torch.jit.ScriptModule)
+    return list(module.modules()) if scripted else [module]
 
 
 @contextmanager

@@ -9,6 +9,7 @@ the whole network one chain of linear layers and activations?
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +104,11 @@ class Trace:
             if op.noise is not None and _is_layer(op):
                 first.setdefault(op.noise, op)
         return first
+
+    @property
+    def drawing(self) -> Counter[str]:
+        """The modules that draw in evaluation mode too, and how often."""
+        return Counter(op.module for op in self.operations if op.random and not _is_layer(op))
 
     def units(self, value: Value) -> int:
         """Return the number of entries that a sample has, however they are arranged."""

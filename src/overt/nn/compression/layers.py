@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from overt.nn.compression.units import Carried, Ids, Read, Wiring
@@ -26,6 +27,7 @@ PER_CHANNEL = (
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
     nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
 )  # fmt: skip
+EMBEDDING = (nn.Embedding, nn.EmbeddingBag)
 ACROSS = (nn.LayerNorm, nn.RMSNorm)
 SEALED = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 """Modules that keep their maps inside."""
@@ -48,7 +50,7 @@ def is_layer(module: nn.Module) -> bool:
     Normalizations of other libraries, which may add an activation, are taken at their word; that
     the smaller network computes the same is checked in the end.
     """
-    kinds = (*WEIGHTED, nn.PReLU, nn.Embedding)
+    kinds = (*WEIGHTED, nn.PReLU, *EMBEDDING)
     whole = isinstance(module, (*SEALED, *_NORMS))
     return known_noise(module) or whole or is_a(module, kinds)
 
@@ -94,7 +96,7 @@ def given_by(
         return _linear(wiring, name, module, x, after)
     if is_a(module, (*CONVOLUTION, *TRANSPOSED)):
         return _convolution(wiring, name, module, x, after)
-    if is_a(module, (nn.Embedding,)):
+    if is_a(module, EMBEDDING):
         ids = wiring.slots.find(module.weight, 1, name)
         wiring.describe(name, embedding_dim=ids)
         return Carried((len(after) - 1,), ids)
@@ -161,13 +163,11 @@ def _normalized(wiring: Wiring, name: str, module: nn.Module, x: Carried, shape:
     if x.axis != 1:
         return x if own and not isinstance(module, nn.GroupNorm) else needs_all(name, module)
     if isinstance(module, nn.GroupNorm):
-        if module.num_groups not in (1, module.num_channels):
-            return needs_all(name, module)
         wiring.describe(name, num_channels=x.ids)
         if module.num_groups == 1:
             wiring.mixing[name] = (1, x.ids)
         else:
-            wiring.describe(name, num_groups=x.ids)
+            wiring.describe(name, num_groups=_whole_groups(wiring, x.ids, module.num_groups))
     else:
         wiring.describe(name, num_features=x.ids)
         statistics = (module.running_mean, module.running_var)
@@ -182,6 +182,7 @@ def _linear(wiring: Wiring, name: str, module: nn.Module, x: Carried | None, sha
         return Carried((last,), _connected(wiring, name, module, x, "in_features", "out_features"))
     reason = "it acts along another axis than the units that it meets"
     wiring.leave_whole(name, module.weight, reason)
+    wiring.repeated[name] = x.ids
     return x
 
 
@@ -202,15 +203,20 @@ def _convolution(
     if not grouped or x is None:
         return Carried((1,), _connected(wiring, name, module, x, "in_channels", "out_channels"))
     # A group's inputs and outputs stay or go together; output j of g is in group j // (outputs / g)
-    group = x.ids.reshape(module.groups, -1)
-    if group.shape[1] > 1:
-        wiring.units.tie(group[:, :1].repeat(group.shape[1], 1).ravel(), group.ravel())
-    ids = group[:, 0].repeat(module.out_channels // module.groups)
+    groups = _whole_groups(wiring, x.ids, module.groups)
+    ids = groups.repeat(module.out_channels // module.groups)
     wiring.units.tie(ids, wiring.units.fresh(len(ids), name))
     wiring.slots.bind(module.weight, 0, ids)
     wiring.slots.bind(module.bias, 0, ids)
-    wiring.describe(name, in_channels=x.ids, out_channels=ids, groups=group[:, 0])
+    wiring.describe(name, in_channels=x.ids, out_channels=ids, groups=groups)
     return replace(x, ids=ids)
+
+
+def _whole_groups(wiring: Wiring, ids: Ids, count: int) -> Ids:
+    """Let the units of each of `count` groups stand or fall together; return one of each."""
+    group = ids.reshape(count, -1)
+    wiring.units.tie(np.repeat(group[:, 0], group.shape[1]), group.ravel())
+    return group[:, 0]
 
 
 def _connected(

@@ -25,7 +25,7 @@ from overt.nn.compression.layers import SEALED, WEIGHTED, hindrance, holders, is
 from overt.nn.compression.measuring import Moments, collect, parameters
 from overt.nn.compression.report import Change
 from overt.nn.compression.task import Outcome, Task, check_layers, duplicate
-from overt.nn.given.batches import Inputs
+from overt.nn.given.batches import Inputs, reason_of
 
 KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 LARGE = 2**17
@@ -135,7 +135,7 @@ def _failure(model: nn.Module, inputs: Inputs) -> str | None:
         with torch.no_grad():
             inputs.run(model)
     except Exception as error:  # the forward pass may reach for a layer's weight
-        return str(error).splitlines()[0][:160]
+        return reason_of(error)
     return None
 
 

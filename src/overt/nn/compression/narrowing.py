@@ -20,6 +20,7 @@ from overt.nn.compression.measuring import Moments, collect, loss_of, parameters
 from overt.nn.compression.report import Change
 from overt.nn.compression.structure import structure_of
 from overt.nn.compression.task import MET, Keep, Outcome, Task, check_layers, duplicate
+from overt.nn.given.batches import reason_of
 from overt.nn.recording.modes import slow_attention
 from overt.nn.recording.watching import tensors
 
@@ -65,9 +66,11 @@ def _groups(found: Structure, keep: Keep, by: str, skipped: dict[str, str]) -> l
         check_layers(keep, [*skipped, *(name for group in found.groups for name in group.layers)])
     chosen = []
     for group in found.groups:
-        if len(group.units) == 1 or _share(group, keep) == 1:
+        if _share(group, keep) == 1:
             continue
         reason = _hindrance(group, keep) if by == "mask" else None
+        if len(group.units) == 1:
+            reason = "all its units stand or fall together"
         if reason is None:
             chosen.append(group)
         else:
@@ -131,6 +134,8 @@ class Costs:
         if task.of != "parameters":
             names = {}
             for name, spent in task.costs.items():
+                if name in wiring.repeated:
+                    continue
                 weight = task.base.get_submodule(name).weight
                 names[id(weight)] = names.get(id(weight), 0.0) + spent / weight.numel()
         sizes = {id(p): p.numel() for p in task.base.parameters()}
@@ -141,7 +146,8 @@ class Costs:
         ]
         rows = len(task.inputs)
         self._products = [] if task.of == "parameters" else [
-            (spent / rows / len(ids), (ids,)) for spent, ids in wiring.products
+            *((spent / rows / len(ids), (ids,)) for spent, ids in wiring.products),
+            *((task.costs[n] / len(ids), (ids,)) for n, ids in wiring.repeated.items()),
         ]  # fmt: skip
         everything = float(parameters(task.base) if task.of == "parameters" else task.total)
         self._total = everything
@@ -197,11 +203,11 @@ def _broken(
         try:
             with torch.no_grad(), slow_attention():
                 model = shrink(task.base, found, part, changed) if model is None else model
-                result = task.inputs.run(model)
+                result = task.quiet(model)
                 whole = cutting.masked(task.base, found, part, model, changed)
-                reference = task.inputs.run(whole)
+                reference = task.quiet(whole)
         except Exception as error:  # whatever the model's code raises on other widths
-            return f"the forward pass fails with fewer units: {str(error).splitlines()[0][:160]}"
+            return f"the forward pass fails with fewer units: {reason_of(error)}"
         other = "the forward pass computes something else with fewer units"
         return None if _same(result, reference) else other
 
@@ -258,6 +264,6 @@ def _same(a: object, b: object) -> bool:
 def _close(a: Tensor, b: Tensor) -> bool:
     if a.shape != b.shape or not a.is_floating_point():
         return bool(torch.equal(a, b))
-    scale = float(b.abs().max()) if b.numel() else 0.0
+    scale = float(b.nan_to_num(0, 0, 0).abs().max()) if b.numel() else 0.0
     tol = max(1e-4, 20 * torch.finfo(a.dtype).eps)
     return bool(torch.allclose(a, b, rtol=tol, atol=tol * max(scale, 1e-30)))

@@ -29,9 +29,11 @@ from overt.nn.compression.task import (
     shortfall_of,
     some_of,
 )
-from overt.nn.given.batches import Batches, Inputs, running
+from overt.nn.given.batches import Batches, Inputs, checked_model, running
 from overt.nn.given.losses import LOSSES, Loss, checked_loss
-from overt.nn.recording.modes import unwrapped
+from overt.nn.recording.generators import generator_state, other_states
+from overt.nn.recording.recorder import record
+from overt.nn.recording.watching import tensors
 from overt.results import Status
 
 WAYS = ("auto", "mask", "flow", "spectrum")
@@ -125,8 +127,10 @@ def compress(
     >>> small[0], report.before.parameters, report.after.parameters
     (Linear(in_features=8, out_features=32, bias=True), 771, 387)
     """
-    if not isinstance(model, nn.Module):
-        raise InputTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    model, wrapped = checked_model(model), model
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InputTypeError("model must be a module of Python's, not a scripted one: its layers "
+                             "cannot be replaced; give what it was made from")  # fmt: skip
     _check.choice("by", by, WAYS)
     _check.choice("of", of, OF)
     keep = _checked_keep(model, keep)
@@ -136,7 +140,6 @@ def compress(
     steps = _check.whole("recover", recover, minimum=0)
     rate = _check.number("learning_rate", learning_rate, exclusive=True)
     loss, rng = checked_loss(loss, ("auto", *LOSSES)), _check.generator(seed)
-    model, wrapped = unwrapped(model), model
     inputs = Inputs.of(example, "example", output).like(model)
     if by == "mask" and data is None:
         raise InputError(
@@ -150,9 +153,9 @@ def compress(
     with torch.random.fork_rng():
         torch.manual_seed(int(rng.integers(2**31)))
         with running(inputs, "example"):
-            before = output_of(base, inputs)
+            before, drawing = _first_pass(base, inputs)
         few = None if judge is None else list(some_of(judge))
-        task = Task(base, keep, of, inputs, few, loss, draws, rng)
+        task = Task(base, keep, of, inputs, few, loss, draws, rng, drawing)
         done = _best(task) if by == "auto" else _run(task, by)
         losses = np.zeros(0)
         if steps and train_data is not None and judge is not None and not done.interrupted:
@@ -163,6 +166,19 @@ def compress(
         report = _report(task, done, before, report_on, losses, model)
     _same_modes(wrapped, done.model)
     return done.model, report
+
+
+def _first_pass(base: nn.Module, inputs: Inputs) -> tuple[Any, dict[str, str]]:
+    """Return the outputs on the example, and what draws in evaluation mode, with the reason."""
+    state = generator_state(), other_states()
+    outputs = output_of(base, inputs)
+    if any(x.is_floating_point() and x.isnan().any() for x in tensors(outputs)):
+        raise InputError("the model returns NaN")
+    if (generator_state(), other_states()) == state:
+        return outputs, {}
+    drawn = [op.module for op in record(base, inputs.given, keep=False).operations if op.random]
+    reason = "it draws in evaluation mode too: losses and changes here are those of single draws"
+    return outputs, {path or "forward": reason for path in drawn or [""]}
 
 
 def _read(base: nn.Module, inputs: Inputs, data: Any, holdout: Any, train: Any) -> Any:
@@ -254,7 +270,7 @@ def _report(
         by=done.by, keep=dict(task.keep) if isinstance(task.keep, Mapping) else task.keep,
         of=task.of, reached=reached, met=shortfall is None, shortfall=shortfall,
         before=sizes[0], after=sizes[1], changes=tuple(done.changes),
-        skipped=tuple(done.skipped.items()), tried=done.tried,
+        skipped=tuple({**done.skipped, **task.drawing}.items()), tried=done.tried,
         output_change=relative_change(before, output_of(done.model, inputs)),
         losses=done.losses, recovery=recovery, recipe=recipe_of(model, done.model),
         status=Status.INTERRUPTED if done.interrupted else Status.FINISHED,

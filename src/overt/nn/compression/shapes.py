@@ -26,6 +26,8 @@ def moved(op: Operation, x: Carried, before: Shape, wiring: Wiring, model: nn.Mo
             return _parts(op, x, before)
         if len(op.outputs) != 1:
             return None
+        if op.name == "glu":
+            return _gated(op, x, before, wiring)
         if op.name in RESHAPES:
             return _reshaped(op, x, before, wiring, model)
         if op.name == "getitem":
@@ -102,6 +104,17 @@ def _parts(op: Operation, x: Carried, before: Shape) -> Found:
     return [
         replace(x, axes=rest, ids=np.take(x.ids, i, axis=at), named=named) for i in range(count)
     ]
+
+
+def _gated(op: Operation, x: Carried, before: Shape, wiring: Wiring) -> Found:
+    """Follow units through a gated linear unit: those of both halves are one."""
+    if op.argument(1, "dim", -1) % len(before) not in x.axes:
+        return [x]
+    if len(x.axes) > 1:
+        return None
+    first, gate = np.split(x.ids, 2)
+    wiring.units.tie(first, gate)
+    return [replace(x, ids=first)]
 
 
 def _picked(index: Any, x: Carried, before: Shape) -> Carried:

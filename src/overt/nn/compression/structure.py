@@ -38,6 +38,11 @@ def structure_of(model: nn.Module, inputs: Inputs) -> Structure:
             met.update(map(id, module.modules()))
         elif id(module) not in met and layers.is_a(module, layers.WEIGHTED):
             wiring.leave_whole(name, module.weight, "its forward pass is not called")
+        for key, tensor in module._parameters.items():
+            path = name if key == "weight" else f"{name}.{key}".lstrip(".")
+            own = tensor is not None and tensor.ndim > 1 and id(module) not in met
+            if own and id(tensor) not in wiring.slots.axes:
+                wiring.skipped.setdefault(path, f"{type(module).__name__} uses it as it is")
     wiring.slots.settle()
     return grouped(model, wiring)
 

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from overt._check import InputError
@@ -19,7 +20,7 @@ from overt.nn.compression.measuring import latencies, multiply_adds, parameters
 from overt.nn.compression.report import Change
 from overt.nn.given.batches import Batch, Batches, Inputs
 from overt.nn.given.losses import Loss
-from overt.nn.recording.watching import tensors
+from overt.nn.recording.watching import Call, tensors, watch
 
 Keep = float | Mapping[str, float]
 """One share for all layers, or a share for each of those named."""
@@ -41,6 +42,7 @@ class Task:
     loss: Loss
     draws: int
     rng: np.random.Generator
+    drawing: Mapping[str, str]  # what draws in evaluation mode, and what follows from that
 
     @cached_property
     def _counted(self) -> tuple[int, Mapping[str, int]]:
@@ -65,6 +67,22 @@ class Task:
     def rows(self) -> list[Batch]:
         """What activations are measured on: the data, or else the example."""
         return self.judge or [Batch("example", self.inputs, None)]
+
+    def quiet(self, model: nn.Module) -> Any:
+        """Return what a network makes of the example without dropout, and with the same draws."""
+        if not self.drawing:
+            return self.inputs.run(model)
+
+        def handle(call: Call) -> Any:
+            if call.kind.units == "drop":
+                return call.args[0]
+            if call.kind.values == "attention" and call.leaf is None:
+                return call.function(**{**call.named(), "dropout_p": 0.0})
+            return call.run()
+
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return watch(model, self.inputs.given, handle, output=self.inputs.output)
 
     def within(self, model: nn.Module) -> float:
         """Return a network's share of the cost that is to be kept."""

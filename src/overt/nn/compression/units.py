@@ -188,6 +188,7 @@ class Wiring:
         self.reads: list[Read] = []  # every reading of units by a weighted layer
         self.mixing: dict[str, tuple[int, Ids]] = {}  # norms over all units on this axis
         self.products: list[tuple[int, Ids]] = []  # multiply-adds of attention, shared by units
+        self.repeated: dict[str, Ids] = {}  # layers that run once for each of these units
         self.skipped: dict[str, str] = {}  # layers without units to remove, and why
 
     def describe(self, name: str, **sizes: Ids) -> None:

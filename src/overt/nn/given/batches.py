@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from overt._check import InputError, InputTypeError
+from overt.nn.recording.modes import unwrapped
 
 ROWS = 256
 """Rows to a batch where data is a pair of whole arrays."""
@@ -186,13 +187,32 @@ def running(inputs: Inputs, where: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # whatever the model's code raises on inputs that do not fit it
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = reason_of(error)
         advice = "; give inputs as floating-point numbers of the type of the model's weights"
         kinds = ", ".join(dict.fromkeys(str(x.dtype) for x in inputs.tensors))
         raise InputError(
             f"{where}: the model cannot be run on inputs of shape {inputs.shapes} and type "
             f"{kinds}: {reason}{advice if 'type' in reason else ''}"
         ) from error
+
+
+def reason_of(error: Exception) -> str:
+    """Return the first line of what an error says, or its name where it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def checked_model(model: Any) -> nn.Module:
+    """Return the model without wrappers around it; refuse what is none, or has no numbers yet."""
+    if not isinstance(model, nn.Module):
+        raise InputTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    model = unwrapped(model)
+    for name, weight in (*model.named_parameters(), *model.named_buffers()):
+        if nn.parameter.is_lazy(weight) or weight.is_meta:
+            raise InputError(
+                f"model must have its weights: {name} has no values yet; run a lazy module on a "
+                "batch, and load weights of a model on the meta device"
+            )
+    return model
 
 
 def is_array(value: Any) -> bool:
@@ -222,6 +242,8 @@ def _is_pair(data: Any) -> bool:
 def _split(pair: tuple[Any, Any], name: str) -> list[tuple[Any, Any]]:
     """Return whole arrays as batches of ROWS rows."""
     inputs, y = pair
+    if any(isinstance(x, Tensor) and x.layout != torch.strided for x in _arrays(inputs)):
+        raise InputTypeError(f"{name} must hold dense tensors, got a sparse one; use to_dense()")
     rows = {len(x) for x in _arrays(inputs)}
     if rows != {len(y)}:
         raise InputError(

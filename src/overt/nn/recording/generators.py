@@ -100,6 +100,8 @@ def noted_draws(model: nn.Module) -> Iterator[dict[str, None]]:
 
     with ExitStack() as stack:
         for name, module in model.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):  # takes no hooks, and draws from torch's
+                continue
             stack.callback(module.register_forward_pre_hook(begin).remove)
             stack.callback(module.register_forward_hook(end(name)).remove)
         yield found

@@ -185,7 +185,7 @@ class _Writer:
         inputs = tuple(_values((args, kwargs)))
         before = generator_state()
         result = call.run()
-        random = generator_state() != before
+        random = call.drew or generator_state() != before
         if (
             isinstance(result, Tensor)
             and not call.inplace

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from overt.nn.layers.base import NoiseLayer
 from overt.nn.recording import operations
+from overt.nn.recording.generators import generator_state
 from overt.nn.recording.modes import open_checkpoints, slow_attention, unwrapped
 from overt.nn.recording.operations import Kind
 
@@ -31,8 +32,8 @@ class Frame(NamedTuple):
 class Call:
     """One call that a model makes, as `watch` shows it.
 
-    `result` is set for whole modules only; `again` runs a function that stands for the call and
-    shows what it does in turn.
+    `result` and `drew` are set for whole modules only; `again` runs a function that stands for the
+    call and shows what it does in turn.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Call:
     inplace: bool = False
     leaf: nn.Module | None = None
     result: Any = None
+    drew: bool = False  # of a scripted module: whether it drew from torch's generator
     frames: tuple[Frame, ...] = ()
     again: Callable[[Callable[[], Any]], Any] = lambda function: function()
 
@@ -227,6 +229,7 @@ class _Watcher(TorchFunctionMode):  # type: ignore[misc]
         self._within: list[tuple[Frame, Any]] = []
         self._entered = 0
         self._leaf = 0
+        self._state = b""  # of the generators, as a whole module begins
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -255,6 +258,9 @@ class _Watcher(TorchFunctionMode):  # type: ignore[misc]
         def begin(module: nn.Module, args: Any) -> None:
             self._entered += 1
             self._within.append((Frame(name, self._entered), module))
+            if isinstance(module, _Scripted):
+                with torch._C.DisableTorchFunction():
+                    self._state = generator_state()
             self._leaf += leaf
 
         return begin
@@ -266,9 +272,10 @@ class _Watcher(TorchFunctionMode):  # type: ignore[misc]
             if not leaf or self._leaf:
                 return None
             label = getattr(module, "original_name", type(module).__name__)
-            call = Call(label, module, args, kwargs, name, module, leaf=module,
-                        result=result, frames=self._frames())  # fmt: skip
             with torch._C.DisableTorchFunction():
+                drew = isinstance(module, _Scripted) and generator_state() != self._state
+                call = Call(label, module, args, kwargs, name, module, leaf=module,
+                            result=result, drew=drew, frames=self._frames())  # fmt: skip
                 return self._handle(call)
 
         return end
