@@ -140,7 +140,7 @@ def _fit_learned(
 ) -> Fit:  # fmt: skip
     groups = (problem.by_row, problem.by_col)
     signals, certain = settings.signals is not False, settings.signals is True
-    known = features.of_sides(groups, given, signals, problem.dtype, settings.seed)
+    known = features.of_sides(groups, given, signals, problem.dtype, settings.seed, run.engine)
     form = LearnedForm.start(problem, settings.seed, None, known, certain)
     status = run.descend(form, settings.sweeps, settings.tol_or(learned.TOL))
     draws: list[dict[str, Array]] = []

@@ -163,7 +163,7 @@ class Grouped:
         if self.mapped:
             starts, keys, partners, values = arranged(*given, len(sizes), False)
             slots = room(len(keys), np.uint16)
-            for some in slices(len(keys)):
+            for some in slices(len(keys), keys, slots):
                 slots[some] = slot[keys[some]]
             return Layout(Blocks(starts, slots, partners, values), self.rows, cuts)
         numbers = slot.astype(np.uint16)
@@ -248,7 +248,7 @@ class CompletionProblem:
     def residual_variance(self, means: list[Array]) -> float:
         """Return the mean squared residual of u_a . v_b over the entries."""
         side, total = self.by_row, 0.0
-        for some in slices(self.n_ratings):
+        for some in slices(self.n_ratings, side.keys, side.others, side.values):
             fitted = np.empty(some.stop - some.start)
             dots(side.keys[some], side.others[some], *means, fitted)
             total += float(np.sum((side.values[some] - fitted) ** 2))
