@@ -160,9 +160,8 @@ def fetched(db: Any, query: str, *names: str) -> tuple[Ints, Ints, Floats, Float
     found = db.execute(query).fetchnumpy()
     arrays = (np.ma.asarray(found[name]) for name in kinds)
     pairs = zip(arrays, kinds.values(), strict=True)
-    rows, cols, x, times = (
-        np.ma.filled(a.astype(t), np.nan if t is np.float64 else 0) for a, t in pairs
-    )
+    filled: Any = (np.ma.filled(a.astype(t), np.nan if t is np.float64 else 0) for a, t in pairs)
+    rows, cols, x, times = filled
     return rows, cols, x, times
 
 

@@ -21,7 +21,7 @@ class Part(NamedTuple):
     """Some lines: the identifiers of both sides, sorted, which of them, values and times."""
 
     ids: tuple[Array, Array]
-    codes: tuple[Ints, Ints]
+    codes: tuple[Array, Array]
     values: Floats
     times: Floats
 
@@ -140,10 +140,10 @@ class Numbering:
         found[self.numbers] = np.arange(len(self.ids))
         return found
 
-    @property
-    def shown(self) -> Array:
-        """The identifiers as entries have them."""
-        return self.ids if self.ids.dtype.kind == "i" else identifiers("ids", self.ids.tolist())
+
+def shown(ids: Array) -> Array:
+    """Return identifiers as entries have them."""
+    return ids if ids.dtype.kind == "i" else identifiers("identifiers", ids.tolist())
 
 
 def words(ids: Array) -> Array:
