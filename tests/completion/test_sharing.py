@@ -67,3 +67,93 @@ def test_workers_find_what_one_machine_finds(form, n_files, client, tmp_path):
         strict=True,
     ):
         np.testing.assert_allclose(mine, theirs, atol=1e-7)
+
+
+@pytest.mark.parametrize("duplicates", ["mean", "last"])
+def test_entries_given_twice_and_kept_aside_are_the_same(duplicates, client, tmp_path):
+    from overt.cli.completion import _set_aside
+    from overt.completion.reading import opened
+
+    folder = write(tmp_path / "r", 4)
+    local = read_ratings(folder, duplicates)
+    with opened(folder, DropoutCompletion(engine="dask")._settings(), duplicates) as shared:
+        assert shared.duplicates == local.duplicates > 100
+        assert shared.entries.mark == shared.entries.filed.mark
+        (less, aside), (train, held) = (
+            _set_aside(read.entries, 0.2, 7) for read in (shared, local)
+        )
+        order, other = (np.lexsort((e.cols, e.rows)) for e in (aside, held))
+        for name in ("rows", "cols", "values"):
+            np.testing.assert_allclose(getattr(aside, name)[order], getattr(held, name)[other])
+        assert len(less) == len(train)
+        np.testing.assert_array_equal(less.counts[1], np.bincount(train.cols, minlength=30))
+        found = DropoutCompletion(engine="dask", **SETTINGS).fit_entries(less, holdout=aside)
+    here = DropoutCompletion(**SETTINGS).fit(train)
+    np.testing.assert_allclose(found.U_, here.U_, atol=1e-7)
+
+
+def test_what_needs_entries_reads_the_files(client, tmp_path):
+    folder = write(tmp_path / "r", 3)
+    model = DropoutCompletion(engine="dask", **SETTINGS).fit(folder)
+    model.save(tmp_path / "model")
+    assert (tmp_path / "model" / "model.safetensors").stat().st_size < 40_000
+    again = DropoutCompletion.load(tmp_path / "model")
+    assert len(again._growing.ledger) == len(model._growing.ledger) < 700
+    here = DropoutCompletion(**SETTINGS).fit(folder)
+    mine, theirs = (m.recommend(3, by="value").cols for m in (again, here))
+    np.testing.assert_array_equal(mine, theirs)
+    grown = again.set_params(engine="local").partial_fit([["3", "4"]], [5.0])
+    assert len(grown.entries_) in (len(here.entries_), len(here.entries_) + 1)
+    (folder / "00.csv").write_text("user,item,rating,time\n1,1,1,1\n")
+    with pytest.raises(InputError, match="other ratings"):
+        DropoutCompletion.load(tmp_path / "model").recommend(3)
+
+
+def test_folders_that_cannot_be_shared_are_named(client, tmp_path, monkeypatch):
+    folder = write(tmp_path / "r", 3)
+    with pytest.warns(UserWarning, match="is read by this process"):
+        DropoutCompletion(engine="dask", **SETTINGS | {"drop_prob": "auto"}).fit(folder)
+    from overt.completion.reading import opened
+
+    settings = DropoutCompletion(engine="dask")._settings()
+    with pytest.raises(InputError, match="duplicate entries, such as"), opened(
+        folder, settings, "error"
+    ):
+        pass
+    (folder / "zz.csv").write_text("song,listener\n1,2\n")
+    with pytest.raises(InputError, match="all files must have the same"):
+        DropoutCompletion(engine="dask").fit(folder)
+    gone = [folder / "zz.csv", folder / "not-there.csv"]
+    monkeypatch.setattr("overt.completion.reading.parts_of", lambda _: gone[:1])
+    gone[0].unlink()
+    monkeypatch.setattr("overt.completion.reading._Reader._units", lambda _: [[str(gone[1])]])
+    with pytest.raises(InputError, match=r"does not see .*not-there.csv: a folder that a cluster"):
+        DropoutCompletion(engine="dask").fit(folder)
+
+
+def test_a_lost_worker_s_entries_are_read_again(tmp_path):
+    from distributed import Client
+
+    folder = write(tmp_path / "r", 4)
+    settings = SETTINGS | {"signals": False}
+    here = DropoutCompletion(**settings).fit(folder, checkpoint=tmp_path / "here")
+    how = {"processes": False, "n_workers": 3, "threads_per_worker": 1, "dashboard_address": ":0"}
+    with Client(**how) as client:
+
+        def lose(form):
+            if len(form.history) == 2:
+                client.sync(client.cluster.workers[0].close, nanny=False)
+
+        from overt.completion.reading import opened
+
+        model = DropoutCompletion(engine="dask", **settings)
+        warned = pytest.warns(UserWarning, match="workers were lost")
+        with opened(folder, model._settings()) as read, warned:
+            model.fit_entries(read.entries, on_form=lose, checkpoint=tmp_path / "there")
+    np.testing.assert_allclose(model.U_, here.U_, atol=1e-7)
+    assert model.faults_
+    again = DropoutCompletion(**settings | {"max_sweeps": 6})
+    with pytest.raises(InputError, match="other data or settings"):
+        again.fit(folder, checkpoint=tmp_path / "there", resume=True)
+    again = DropoutCompletion(**settings).fit(folder, checkpoint=tmp_path / "there", resume=True)
+    np.testing.assert_array_equal(again.U_, model.U_)
