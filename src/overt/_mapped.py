@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import mmap
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 
 from overt._check import InputError
-from overt._types import Array
+from overt._types import Array, Ints
 
 SLICE = 1 << 21
 """Entries that are looked at together."""
@@ -44,24 +46,98 @@ def room(count: int, dtype: Any) -> Array:
         return np.asarray(np.memmap(file, dtype=dtype, mode="w+", shape=(max(count, 1),)))[:count]
 
 
-def slices(count: int) -> Iterator[slice]:
-    """Yield slices that cover so many entries."""
+class Pile:
+    """An array on disk that grows at its end."""
+
+    def __init__(self, file: Any, dtype: Any) -> None:
+        self._file, self._dtype = file, np.dtype(dtype)
+
+    def add(self, array: Array) -> None:
+        """Put an array after all others."""
+        self._file.write(np.ascontiguousarray(array, self._dtype).data)
+
+    def array(self) -> Array:
+        """Return what was put together; nothing can be added any more."""
+        count = self._file.tell() // self._dtype.itemsize
+        self._file.write(bytes(self._dtype.itemsize))  # nothing cannot be mapped
+        self._file.flush()
+        return np.asarray(np.memmap(self._file, self._dtype, "r+"))[:count]
+
+
+@contextmanager
+def piles(dtypes: Sequence[Any]) -> Iterator[list[Pile]]:
+    """Yield piles; arrays that they return stay."""
+    with ExitStack() as stack:
+        yield [
+            Pile(stack.enter_context(tempfile.TemporaryFile(prefix="overt-")), dtype)
+            for dtype in dtypes
+        ]
+
+
+def slices(count: int, *arrays: Array) -> Iterator[slice]:
+    """Yield slices that cover so many entries; arrays that are mapped leave memory after each."""
     for start in range(0, count, SLICE):
         yield slice(start, min(count, start + SLICE))
+        forget(*arrays)
+
+
+def forget(*arrays: Any) -> None:
+    """Give back the memory of arrays that are mapped; they are read again when asked for."""
+    for array in arrays:
+        base = array
+        while isinstance(base, np.ndarray):
+            base = base.base
+        if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+            base.madvise(mmap.MADV_DONTNEED)
+
+
+def mixed(rows: Array, cols: Array, seed: Any = 0) -> Array:
+    """Return 64 bits for each (row, column, seed) that look random, and are the same anywhere."""
+    odd = [np.uint64(x) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)]
+    z = np.zeros(len(rows), np.uint64)
+    for number in (rows, cols, seed):
+        z = (z + np.asarray(number).astype(np.uint64)) * odd[0]
+        for shift, by in ((30, odd[1]), (27, odd[2])):
+            z = (z ^ (z >> np.uint64(shift))) * by
+        z ^= z >> np.uint64(31)
+    return z
+
+
+def lowest(rows: Array, cols: Array, count: int, seed: Any = 0) -> tuple[Ints, Array]:
+    """Return which `count` entries have the lowest marks, and these, in their order.
+
+    It is a sample that depends on neither the order of entries nor who holds them.
+    """
+    at, marks = np.zeros(0, np.int64), np.zeros(0, np.uint64)
+    for some in slices(len(rows), rows, cols):
+        at = np.append(at, np.arange(some.start, some.stop))
+        marks = np.append(marks, mixed(rows[some], cols[some], seed))
+        best = np.argsort(marks, kind="stable")[:count]
+        at, marks = at[best], marks[best]
+    return at, marks
+
+
+def mark_of(rows: Array, cols: Array, values: Array) -> int:
+    """Return a number that entries have in whatever order, and others do not."""
+    total = 0
+    for some in slices(len(rows), rows, cols, values):
+        bits = np.ascontiguousarray(values[some], np.float64).view(np.uint64)
+        total += int(mixed(rows[some], cols[some], bits).sum(dtype=np.uint64))
+    return total % 2**64
 
 
 def standardized(values: Array, center: float, scale: float, dtype: Any) -> Array:
     """(values - center) / scale, on disk."""
     out = room(len(values), dtype)
-    for some in slices(len(values)):
+    for some in slices(len(values), values, out):
         out[some] = (values[some] - center) / scale
     return out
 
 
 def moments(values: Array) -> tuple[float, float]:
     """Return mean and standard deviation."""
-    mean = sum(float(values[some].sum()) for some in slices(len(values))) / len(values)
-    square = sum(float(((values[some] - mean) ** 2).sum()) for some in slices(len(values)))
+    mean = sum(float(values[some].sum()) for some in slices(len(values), values)) / len(values)
+    square = sum(float(((values[some] - mean) ** 2).sum()) for some in slices(len(values), values))
     return mean, float(np.sqrt(square / len(values)))
 
 
@@ -73,16 +149,16 @@ def arranged(
     Returns where buckets start, keys, others and values, the last three on disk. Buckets are
     filled slice by slice and then sorted one by one: what is in memory is a slice or a bucket.
     """
-    n, counts = len(keys), np.zeros(n_buckets, np.int64)
-    for some in slices(n):
+    n, counts, given = len(keys), np.zeros(n_buckets, np.int64), (keys, others, values)
+    for some in slices(n, *given):
         counts += np.bincount(bucket[keys[some]], minlength=n_buckets)
     starts = np.concatenate([[0], np.cumsum(counts)])
     out = room(n, np.int32), room(n, np.int32), room(n, values.dtype)
     at = starts[:-1].copy()
-    for some in slices(n):
+    for some in slices(n, *given, *out):
         part = bucket[keys[some]]
         order, sizes = np.argsort(part, kind="stable"), np.bincount(part, minlength=n_buckets)
-        sorted_parts = [array[some][order] for array in (keys, others, values)]
+        sorted_parts = [array[some][order] for array in given]
         ends = np.cumsum(sizes)
         for b in np.flatnonzero(sizes).tolist():
             for array, found in zip(out, sorted_parts, strict=True):
@@ -93,4 +169,5 @@ def arranged(
         order = np.argsort(out[0 if by_key else 1][here], kind="stable")
         for array in out:
             array[here] = array[here][order]
+        forget(*out)
     return starts, *out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,10 +19,13 @@ from overt.cli.base import AsJson, Seed, app, console, ended, show_json, show_pa
 from overt.cli.predictions import write_predictions
 
 if TYPE_CHECKING:
-    from overt.completion import DropoutCompletion, RatingsFile
+    from overt.completion import DropoutCompletion
     from overt.entries import Entries
 
 HOLDOUT = "holdout.csv"
+
+MOST_ASIDE = 1_000_000
+"""Ratings kept aside at most: they tell errors to a thousandth."""
 
 LEVEL = 0.9
 """Of the intervals whose coverage is reported."""
@@ -54,7 +57,7 @@ def complete(
         str, typer.Option(help="Draws to average (with learn); auto: where it takes seconds.")
     ] = "auto",
     holdout: Annotated[
-        float, typer.Option(min=0, max=0.9, help="Part of the ratings kept aside to measure on.")
+        float, typer.Option(min=0, max=0.9, help="Part of the ratings (1e6 at most) to measure on.")
     ] = 0.1,
     predict: Annotated[
         Path | None, typer.Option(help="File of pairs (row, column) to predict.")
@@ -85,7 +88,7 @@ def complete(
     Lines that cannot be used are counted and written to rejected.csv. A run that was stopped, even
     killed, goes on with --resume. Try: [bold]overt complete ratings.csv --predict pairs.csv[/bold]
     """
-    from overt.completion import DropoutCompletion
+    from overt.completion import DropoutCompletion, RatingsFile, reading
     from overt.completion.storage import files
     from overt.completion.storage.checkpoints import SweepCheckpoint
 
@@ -93,25 +96,29 @@ def complete(
     setting: Any = prob if prob in ("learn", "auto") else drop_prob(_number(prob), "--drop-prob")
     choice("--duplicates", duplicates, files.DUPLICATES)
     named = {"row": row, "col": col, "value": value, "time": at}
-    read = files.read_ratings(ratings, duplicates, memory_limit=memory_limit, **named)
-    pairs = files.read_pairs(predict, read.header) if predict is not None else None
-    ready(out)
-    account("ratings", read, out / "rejected.csv", duplicates)
     model = DropoutCompletion(
         factors, setting, average=_draws(average), seed=seed, n_jobs=n_jobs, engine=engine,
-        missing=asked_missing(read, missing), memory_limit=memory_limit,
+        missing=missing, memory_limit=memory_limit,
     )  # fmt: skip
-    train, aside = _set_aside(read.entries, holdout, seed)
     folder = out / "checkpoint"
-    checkpoint = SweepCheckpoint(folder, train, model.get_params(), resume=resume)
-    model.fit_entries(train, holdout=aside, checkpoint=checkpoint)
-    (out / HOLDOUT).unlink(missing_ok=True)
-    judged = {} if aside is None else _judge(model, aside, out / HOLDOUT)
-    again = None
-    if aside is not None and model.status_ != "interrupted":
-        again = SweepCheckpoint(folder / "all", read.entries, model.get_params(), resume=resume)
-        model.fit_entries(read.entries, checkpoint=again)
-    if model.status_ != "interrupted":
+    with ExitStack() as stack:
+        read = stack.enter_context(reading.opened(ratings, model._settings(), duplicates, named))
+        pairs = files.read_pairs(predict, read.header) if predict is not None else None
+        ready(out)
+        account("ratings", read, out / "rejected.csv", duplicates)
+        model.missing = asked_missing(read, missing)
+        if model.missing != missing and not isinstance(read, RatingsFile):
+            read = files.read_ratings(ratings, duplicates, memory_limit=memory_limit, **named)
+        train, aside = _set_aside(read.entries, holdout, seed)
+        checkpoint = SweepCheckpoint(folder, train, model.get_params(), resume=resume)
+        model.fit_entries(train, holdout=aside, checkpoint=checkpoint)
+        (out / HOLDOUT).unlink(missing_ok=True)
+        judged = {} if aside is None else _judge(model, aside, out / HOLDOUT)
+        again = None
+        if aside is not None and model.status_ != "interrupted":
+            again = SweepCheckpoint(folder / "all", read.entries, model.get_params(), resume=resume)
+            model.fit_entries(read.entries, checkpoint=again)
+    if model.status_ != "interrupted" and isinstance(read, RatingsFile):
         model.prepare_ranking()
     model.save(out)
 
@@ -181,16 +188,22 @@ def evaluate(
     show_table(("", *found.figures), rows)
 
 
-def _set_aside(entries: Entries, holdout: float, seed: int) -> tuple[Entries, Entries | None]:
-    """Return what is fitted and what is kept aside, both in the order of the file."""
-    if not holdout:
+def _set_aside(entries: Any, holdout: float, seed: int) -> tuple[Any, Entries | None]:
+    """Return what is fitted and what is kept aside: the same entries wherever they are read."""
+    from overt._mapped import lowest
+
+    count = min(int(holdout * len(entries)), MOST_ASIDE)
+    if not count:
         return entries, None
-    order = np.random.default_rng([seed, 2]).permutation(len(entries))
-    held, kept = np.split(order, [int(holdout * len(entries))])
-    return entries.take(np.sort(kept)), entries.take(np.sort(held)) if len(held) else None
+    if hasattr(entries, "put_aside"):
+        return entries.put_aside(count, seed)
+    held = lowest(entries.rows, entries.cols, count, seed)[0]
+    kept = np.ones(len(entries), bool)
+    kept[held] = False
+    return entries.take(np.flatnonzero(kept)), entries.take(np.sort(held))
 
 
-def asked_missing(read: RatingsFile, missing: str, *, quiet: bool = False) -> str:
+def asked_missing(read: Any, missing: str, *, quiet: bool = False) -> str:
     """Return what absent entries are: in a file of clicks, or of one value, not chosen."""
     choice("--missing", missing, ("unknown", "negative"))
     same = bool(np.ptp(read.values) == 0)
@@ -202,9 +215,9 @@ def asked_missing(read: RatingsFile, missing: str, *, quiet: bool = False) -> st
     return missing
 
 
-def account(what: str, read: RatingsFile, path: Path | None, duplicates: str | None = None) -> None:
+def account(what: str, read: Any, path: Path | None, duplicates: str | None = None) -> None:
     """Say what was read and by which columns, and write down what was not used."""
-    good = len(read.rows) + read.duplicates
+    good = len(read.entries if what == "ratings" else read.rows) + read.duplicates
     console.print(
         f"{what}: {good:,} lines used, {len(read.rejected):,} rejected"
         + (f" (columns {escape(', '.join(read.header))})" if read.header else ""),
@@ -232,7 +245,7 @@ def account(what: str, read: RatingsFile, path: Path | None, duplicates: str | N
         )
 
 
-def _summary(model: DropoutCompletion, read: RatingsFile) -> dict[str, Any]:
+def _summary(model: DropoutCompletion, read: Any) -> dict[str, Any]:
     rows, columns = read.entries.shape
     return {
         "ratings": len(read.entries),

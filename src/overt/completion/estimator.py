@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from overt._frames import is_table
 from overt._types import Seed
-from overt.completion import fitting, plotting, recommending, scoring
+from overt.completion import fitting, plotting, reading, recommending, scoring
 from overt.completion.alignment import with_features
 from overt.completion.answering import Answers
 from overt.completion.explaining import Explanation, explain
@@ -28,7 +28,7 @@ from overt.completion.ledger import Ledger
 from overt.completion.recommending import NewRow
 from overt.completion.settings import Settings, fresh_seed
 from overt.completion.storage import checkpoints, models
-from overt.completion.storage.files import is_path, read_ratings
+from overt.completion.storage.files import is_path
 from overt.entries import Entries, observed
 from overt.results import Status
 
@@ -143,12 +143,18 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         `sample_weight` says how often each entry counts (of a matrix: those of each row).
         `checkpoint` names a folder that keeps every sweep; `resume` goes on from it, on any engine.
         """
-        X = read_ratings(X, memory_limit=self.memory_limit).entries if is_path(X) else X
+        tables = (row_features, col_features)
+        if is_path(X):
+            plain = sample_weight is None and tables == (None, None)
+            with reading.opened(X, self._settings(), shared=plain) as read:
+                entries = read.entries
+                if sample_weight is not None:
+                    entries = entries.repeated(sample_weight)
+                return self.fit_entries(entries, *tables, checkpoint, resume)
         matrix = y is None and not isinstance(X, Entries)
         entries, table = observed(X, y), matrix and is_table(X)
         if sample_weight is not None:
             entries = entries.repeated(sample_weight, by_row=matrix and entries.row_ids is None)
-        tables = (row_features, col_features)
         return self.fit_entries(entries, *tables, checkpoint, resume, table=table)
 
     def fit_triplets(
@@ -160,7 +166,7 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         return self.fit_entries(Entries(rows, cols, values, shape), **features)
 
     def fit_entries(
-        self, entries: Entries, row_features: Any = None, col_features: Any = None,
+        self, entries: Any, row_features: Any = None, col_features: Any = None,
         checkpoint: Any = None, resume: bool = False, **how: Any,
     ) -> Self:  # fmt: skip
         """Fit to Entries; `how` is what `overt.completion.fitting.fit_entries` takes."""
@@ -169,6 +175,7 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         entries, given, encoders = with_features(entries, tables, allowed=settings.learned)
         kept = checkpoints.opened(checkpoint, entries, self.get_params(), given, resume)
         fit = fitting.fit_entries(settings, entries, given=given, checkpoint=kept, **how)
+        entries = entries if isinstance(entries, Entries) else entries.filed
         return self._adopt(entries, replace(fit, model=replace(fit.model, encoders=encoders)))
 
     @property
@@ -180,7 +187,7 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         given = self.get_params()
         return Settings(**given | {"seed": fresh_seed(self.seed, given.pop("random_state"))})
 
-    def _adopt(self, entries: Entries, fit: Fit) -> Self:
+    def _adopt(self, entries: Any, fit: Fit) -> Self:
         """Take over a fit of these entries."""
         fitted = fit.fitted or len(entries)
         self._growing = Growing(fit.model, Ledger(entries), self.ridge, fitted)
@@ -275,7 +282,7 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
             given[name] = given[name] if isinstance(given[name], (int, np.integer)) else None
         found = (self.drop_prob_, self.learned_drop_prob_, self.path_, self._growing.fitted)
         fit = Fit(self.model_, self.objective_.tolist(), self.status_, *found)
-        models.save(path, given, self.entries_, fit, self.chosen_)
+        models.save(path, given, self._growing.ledger.kept, fit, self.chosen_)
 
     @classmethod
     def load(cls, path: Path) -> Self:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +24,11 @@ from overt.completion.forms.negative import NegativeForm
 from overt.completion.forms.problem import CompletionProblem
 from overt.completion.forms.sampled import BURN_IN, SampledForm
 from overt.completion.forms.spread import FullSpread
-from overt.completion.forms.units import Units, choose, chosen
+from overt.completion.forms.units import SAME, Units, choose, chosen
 from overt.completion.growing import GROWTH, Growing
 from overt.completion.ledger import Ledger
 from overt.completion.settings import Settings
+from overt.completion.sharing import SharedEntries
 from overt.entries import Entries
 from overt.results import Status
 
@@ -71,7 +73,7 @@ class _Run:
 
 
 def fit_entries(
-    settings: Settings, entries: Entries, *, on_form: Callable[[Form], None] | None = None,
+    settings: Settings, entries: Any, *, on_form: Callable[[Form], None] | None = None,
     holdout: Entries | None = None, checkpoint: SweepCheckpoint | None = None,
     given: tuple[Any, Any] = (None, None), table: bool = False,
 ) -> Fit:  # fmt: skip
@@ -80,7 +82,8 @@ def fit_entries(
     `on_form` gets the form after each sweep; `holdout` is only looked at; `given` are features of
     the rows and of the columns, as numbers; the columns of a `table` may have units of their own.
     """
-    units = choose(settings.missing, settings.scale, entries, table)
+    shared = isinstance(entries, SharedEntries)
+    units = SAME if shared else choose(settings.missing, settings.scale, entries, table)
     limits = _limits(settings, entries, units)
     entries = units.enter(entries)
     holdout = None if holdout is None else units.enter(holdout)
@@ -89,39 +92,46 @@ def fit_entries(
     y = entries.values
     if model.spread.learned and model.pairs is None and np.ptp(y) == 0:
         # Values that are all the same say nothing of their noise beyond their number.
-        model = replace(model, noise=max(model.noise, (y[0] or 1.0) ** 2 / (len(y) + 1)))
-        if len(y) >= MANY_ALIKE:
+        count = len(entries)
+        model = replace(model, noise=max(model.noise, (y[0] or 1.0) ** 2 / (count + 1)))
+        if count >= MANY_ALIKE:
             warnings.warn(
-                f"all {len(y)} values are {y[0]:g}: there is nothing to predict but that; "
+                f"all {count} values are {y[0]:g}: there is nothing to predict but that; "
                 'missing="negative" ranks what was chosen',
                 stacklevel=4,
             )
     return replace(fit, model=model)
 
 
-def _limits(settings: Settings, entries: Entries, units: Units) -> tuple[float, float]:
+def _limits(settings: Settings, entries: Any, units: Units) -> tuple[float, float]:
     if units.kind == "strength":
         return (0.0, 1.0) if settings.clip else (-np.inf, np.inf)
     if units.kind == "columns" and settings.clip == "auto":
         return -np.inf, np.inf
-    return settings.limits(entries.values)
+    often = entries.told.values[1] if isinstance(entries, SharedEntries) else None
+    return settings.limits(entries.values, often)
 
 
 def _fit_standard(
-    settings: Settings, entries: Entries, limits: tuple[float, float], given: tuple[Any, Any],
+    settings: Settings, entries: Any, limits: tuple[float, float], given: tuple[Any, Any],
     on_form: Callable[[Form], None] | None, holdout: Entries | None,
     checkpoint: SweepCheckpoint | None,
 ) -> Fit:  # fmt: skip
     """Fit to values in the units of the model."""
     negatives = settings.missing == "negative"
-    problem = CompletionProblem.build(
-        entries, settings.factors(len(entries)), biases=settings.biases and not negatives,
-        standard=settings.learned and not negatives, precise=settings.ill_posed,
-        mapped=settings.mapped,
-    )  # fmt: skip
+    how: dict[str, Any] = {
+        "n_factors": settings.factors(len(entries)), "biases": settings.biases and not negatives,
+        "standard": settings.learned and not negatives, "precise": settings.ill_posed,
+    }  # fmt: skip
+    place: AbstractContextManager[Engine]
+    if isinstance(entries, SharedEntries):
+        problem, place = entries.problem(**how), nullcontext(entries.engine)
+    else:
+        problem = CompletionProblem.build(entries, mapped=settings.mapped, **how)
+        place = make_engine(settings.engine, settings.n_jobs)
     average = 0 if negatives else settings.draws(len(entries), entries.shape)
     total = settings.sweeps + average
-    with make_engine(settings.engine, settings.n_jobs) as engine, meter("sweeps", total) as bar:
+    with place as engine, meter("sweeps", total) as bar:
         run = _Run(engine, bar, on_form, holdout, checkpoint)
         if negatives:
             fit = _fit_negative(settings, entries, problem, limits, run)
@@ -141,7 +151,7 @@ def _fit_learned(
 ) -> Fit:  # fmt: skip
     groups = (problem.by_row, problem.by_col)
     signals, certain = settings.signals is not False, settings.signals is True
-    known = features.of_sides(groups, given, signals, problem.dtype, settings.seed)
+    known = features.of_sides(groups, given, signals, problem.dtype, settings.seed, run.engine)
     form = LearnedForm.start(problem, settings.seed, None, known, certain)
     status = run.descend(form, settings.sweeps, settings.tol_or(learned.TOL))
     draws: list[dict[str, Array]] = []

@@ -6,6 +6,7 @@ import numpy as np
 
 from overt._types import Array, Floats, Ints
 from overt.completion.kernels import group
+from overt.completion.storage.folders import FiledEntries
 from overt.entries import Entries
 
 SHARE = 0.1
@@ -15,22 +16,31 @@ SHARE = 0.1
 class Ledger:
     """Entries, sorted by row and by column when first asked, and what was added since."""
 
-    def __init__(self, entries: Entries) -> None:
-        self._base = entries
+    def __init__(self, entries: Entries | FiledEntries) -> None:
+        self.source = entries
         self._orders: dict[int, tuple[Array, Array]] = {}
         self._replaced = np.zeros(0, dtype=bool)  # of the base, once something was
-        self._more: tuple[Ints, Ints, Floats] = (
-            entries.rows[:0], entries.cols[:0], entries.values[:0],
-        )  # fmt: skip
+        none = np.zeros(0, np.int64)
+        self._more: tuple[Ints, Ints, Floats] = none, none, np.zeros(0)
         self.shape, self.row_ids, self.col_ids = entries.shape, entries.row_ids, entries.col_ids
 
+    @property
+    def _base(self) -> Entries:
+        return self.source if isinstance(self.source, Entries) else self.source.entries
+
+    @property
+    def kept(self) -> Entries | FiledEntries:
+        """All entries, or where they are."""
+        grown = len(self._more[0]) or self.source.shape != self.shape
+        return self.entries if grown else self.source
+
     def __len__(self) -> int:
-        return len(self._base) - int(self._replaced.sum()) + len(self._more[0])
+        return len(self.source) - int(self._replaced.sum()) + len(self._more[0])
 
     @property
     def entries(self) -> Entries:
         """All entries."""
-        if len(self._more[0]) or self._base.shape != self.shape:
+        if len(self._more[0]) or self.source.shape != self.shape:
             kept = ~self._replaced if len(self._replaced) else slice(None)
             base = (array[kept] for array in (self._base.rows, self._base.cols, self._base.values))
             rows, cols, values = map(np.concatenate, zip(base, self._more, strict=True))

@@ -11,7 +11,7 @@ from overt import _check
 from overt._check import InputError, InputTypeError
 from overt._cluster import checked_engine
 from overt._mapped import n_bytes
-from overt._types import Floats, Seed
+from overt._types import Floats, Ints, Seed
 
 LEAST = 0.01
 """Smallest drop probability whose equations are sound in single precision."""
@@ -147,16 +147,27 @@ class Settings:
         """Return when to stop, or the form's own default."""
         return default if self.tol is None else self.tol
 
-    def limits(self, values: Floats) -> tuple[float, float]:
-        """Return the range that predictions are clipped to."""
-        clip = rating_scale(values) if self.clip == "auto" else self.clip
+    @property
+    def shareable(self) -> bool:
+        """Whether workers of a cluster can read the files of a folder and keep their entries."""
+        plain = self.missing == "unknown" and self.method == "alternating" and self.scale != True  # noqa: E712
+        on_cluster = checked_engine(self.engine) != "local"
+        return bool(on_cluster and plain and (self.learned or not isinstance(self.drop_prob, str)))
+
+    def limits(self, values: Floats, often: Ints | None = None) -> tuple[float, float]:
+        """Return the range that predictions are clipped to, of values met so often (once)."""
+        clip = rating_scale(values, often) if self.clip == "auto" else self.clip
         return (float(values.min()), float(values.max())) if clip else (-np.inf, np.inf)
 
 
-def rating_scale(values: Floats) -> bool:
+def rating_scale(values: Floats, often: Ints | None = None) -> bool:
     """Return whether at most STEPS different numbers make up most of (many of) the values."""
-    counts = np.unique(values[:: max(1, len(values) // SAMPLE)], return_counts=True)[1]
-    return len(values) > STEPS and bool(np.sort(counts)[-STEPS:].sum() >= SHARE * counts.sum())
+    counts = often
+    if counts is None:
+        counts = np.unique(values[:: max(1, len(values) // SAMPLE)], return_counts=True)[1]
+    return int(counts.sum()) > STEPS and bool(
+        np.sort(counts)[-STEPS:].sum() >= SHARE * counts.sum()
+    )
 
 
 def fresh_seed(seed: Seed, random_state: Any = None) -> int:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from overt._cluster import ClusterLostError, await_workers, connected, reachable
-from overt._types import Array
+from overt._types import Array, Ints
 from overt.completion.engines.remote import Work, update
 
 if TYPE_CHECKING:
@@ -44,29 +44,35 @@ TRIES, PAUSE = 6, 1.0
 def dask_engine(engine: str, n_jobs: int) -> Iterator[Engine]:
     """Take the cluster of the current `distributed.Client`, or that at an address, or start one."""
     with connected(engine, n_jobs) as client:
-        yield _DaskEngine(client)
+        yield DaskEngine(client)
 
 
-class _Share:
-    """Some chunks of a layout: their numbers, rows and cuts, and where their entries are."""
+class Share:
+    """Some rows of a side, the numbers of their chunks, and where their entries are.
 
-    def __init__(self, layout: Layout, chunks: Sequence[int]) -> None:
-        self._layout, self.chunks = layout, list(chunks)
-        sizes = [layout.rows[layout.cuts[c] : layout.cuts[c + 1]] for c in chunks]
-        self.rows, self.cuts = np.concatenate(sizes), np.cumsum([0, *map(len, sizes)])
-        self.entries: Any = None
+    It is `given` by the client, or `built` by workers from files, and then by Dask once more
+    where it is lost.
+    """
+
+    def __init__(
+        self, rows: Ints, chunks: Sequence[int], given: Any = None, built: Any = None
+    ) -> None:
+        self.rows, self.chunks, self.entries, self._given = rows, chunks, built, given
         self.worker = ""
 
     @property
     def lost(self) -> bool:
-        """Whether no worker has the entries any more."""
-        return self.entries is not None and self.entries.status != "finished"
+        """Whether no worker has the entries any more, nor is making them."""
+        if self.entries is None:
+            return False
+        gone: bool = self.entries.status != "finished"
+        return gone and (self._given is not None or self.entries.status != "pending")
 
-    def place(self, engine: _DaskEngine) -> None:
+    def place(self, engine: DaskEngine) -> None:
         """Send the entries to the worker, unless they are with one."""
-        if self.entries is None or self.lost:
-            entries = self._layout.take(self.chunks)[2]
-            self.entries = engine.sent((self.rows, entries), [self.worker])
+        if self._given is not None and (self.entries is None or self.lost):
+            layout, chunks = self._given
+            self.entries = engine.sent(layout.take(chunks), [self.worker])
 
 
 class _Fresh(NamedTuple):
@@ -82,10 +88,12 @@ class _TaskError(Exception):
     """A kernel failed, wherever it ran; the error is its argument."""
 
 
-class _DaskEngine:
+class DaskEngine:
+    """Sends kernels to the workers that keep the entries, and finds others for what is lost."""
+
     def __init__(self, client: Any) -> None:
-        self._client, self._direct = client, reachable(client)
-        self._shares: dict[int, tuple[Layout, list[_Share]]] = {}
+        self.client, self._direct = client, reachable(client)
+        self._shares: dict[int, tuple[Layout, list[Share]]] = {}
         self._fresh: dict[int, _Fresh] = {}
         self._faults: list[str] = []
         self._known = set(client.nthreads())
@@ -94,14 +102,14 @@ class _DaskEngine:
     def faults(self) -> list[str]:
         """What was lost and computed again, and which workers left, needed or not."""
         try:
-            gone = self._known - set(self._client.nthreads())
+            gone = self._known - set(self.client.nthreads())
         except Exception:  # the scheduler itself is gone, and what was asked of it is done
             gone = self._known
         left = [f"workers left before the end: {', '.join(sorted(gone))}"] if gone else []
         return self._faults + left
 
     def run(
-        self, kernel: Any, layout: Layout, shared: Any, by_row: Any, out: Any, sums: Any = None
+        self, kernel: Any, layout: Any, shared: Any, by_row: Any, out: Any, sums: Any = None
     ) -> None:
         """Update the rows of `out`, each share on the worker that keeps its entries."""
         shares, parts = self._shares_of(layout), []
@@ -121,9 +129,9 @@ class _DaskEngine:
                         share.worker = worker
                     share.place(self)
                     mine = self.sent([array[share.rows] for array in by_row], [share.worker])
-                    work = Work(name, token, share.cuts, like, size)
+                    work = Work(name, token, like, size)
                     given = (share.entries, mine, held)
-                    futures[self._client.submit(update, work, *given, pure=False)] = share
+                    futures[self.client.submit(update, work, *given, pure=False)] = share
                 for future, (_, updated, summed) in self._finished(futures):
                     share = futures[future]
                     for array, new in zip(out, updated, strict=True):
@@ -145,45 +153,49 @@ class _DaskEngine:
         if len(self._faults) > before:  # what workers had may be gone too: everything is sent anew
             self._fresh = {}
 
-    def _finished(self, futures: dict[Any, _Share]) -> Iterator[tuple[Any, Any]]:
+    def _finished(self, futures: dict[Any, Share]) -> Iterator[tuple[Any, Any]]:
         """Yield what workers have finished; what was lost on the way is left out."""
         from distributed import KilledWorker, as_completed
 
         try:
             for future in as_completed(list(futures)):
                 if future.status == "finished":
-                    yield future, self._client.gather(future, direct=self._direct)
+                    yield future, self.client.gather(future, direct=self._direct)
                 elif future.status == "error" and not isinstance(future.exception(), KilledWorker):
                     raise _TaskError(future.exception())
         except BaseException:
-            if self._client.status == "running":
-                self._client.cancel(list(futures))
+            if self.client.status == "running":
+                self.client.cancel(list(futures))
             raise
 
-    def _mend(self, waiting: list[_Share], fault: str, fruitless: int) -> None:
+    def _mend(self, waiting: list[Share], fault: str, fruitless: int) -> None:
         """Give up after many rounds; what was lost is sent again in the next."""
         if fruitless > TRIES:
             raise ClusterLostError(f"{TRIES} attempts in a row finished nothing ({fault})")
         self._note(len(waiting), fault)
-        self._direct = reachable(self._client)
+        self._direct = reachable(self.client)
         time.sleep(PAUSE * fruitless)
 
     def _note(self, count: int, fault: str) -> None:
         """Wait for workers and say what was lost; others may have had it from the one gone."""
         if count:
             self._fresh = {}
-            await_workers(self._client)
+            await_workers(self.client)
             text = f"workers were lost; {count} parts of a half sweep were computed elsewhere"
             self._faults.append(f"{text} ({fault})" if fault else text)
             warnings.warn(self._faults[-1], stacklevel=2)
 
-    def _shares_of(self, layout: Layout) -> list[_Share]:
+    def _shares_of(self, layout: Any) -> list[Share]:
         """Return the shares of a layout, cut when first asked for."""
+        if hasattr(layout, "shares"):  # workers made them
+            found: list[Share] = layout.shares
+            return found
         if id(layout) not in self._shares:
             tasks = TASKS * max(1, len(self._workers()))
             numbers = [range(i, layout.n_chunks, tasks) for i in range(min(tasks, layout.n_chunks))]
             # The layout is kept too: its id is that of no other as long as it lives.
-            self._shares[id(layout)] = layout, [_Share(layout, chunks) for chunks in numbers]
+            shares = [Share(layout.rows_of(chunks), chunks, (layout, chunks)) for chunks in numbers]
+            self._shares[id(layout)] = layout, shares
         return self._shares[id(layout)][1]
 
     def _held(self, shared: Any) -> Any:
@@ -204,22 +216,42 @@ class _DaskEngine:
         fresh = self._fresh.get(id(array))
         if fresh is not None and fresh.mark == _mark(array):
             return [(None, fresh.field, future) for future in fresh.parts]
-        count = len(self._client.nthreads())
+        count = len(self.client.nthreads())
         edges = np.linspace(0, len(array), count + 1).astype(int)
         places = [slice(int(a), int(b)) for a, b in pairwise(edges)]
-        sent = self._client.scatter([array[p] for p in places], direct=self._direct, hash=False)
+        sent = self.client.scatter([array[p] for p in places], direct=self._direct, hash=False)
         return [(place, None, future) for place, future in zip(places, sent, strict=True)]
 
     def _workers(self) -> list[str]:
         """Return the workers, one with several threads as often as it has."""
-        threads = self._client.nthreads()
+        threads = self.client.nthreads()
         self._known |= set(threads)
         return [worker for worker, n in threads.items() for _ in range(n)]
+
+    def submit(self, function: Any, *given: Any, turn: int | None = None) -> Any:
+        """Return a future of function(*given), which Dask computes again where it is lost.
+
+        Workers take what has a `turn` in turns, as long as there are all of them.
+        """
+        how: dict[str, Any] = {}
+        if turn is not None and (threads := self._workers()):
+            how = {"workers": [threads[turn % len(threads)]], "allow_other_workers": True}
+        return self.client.submit(function, *given, pure=False, **how)
+
+    def gathered(self, futures: list[Any]) -> list[Any]:
+        """Return results; what a task raised is raised here."""
+        from distributed import KilledWorker
+
+        try:
+            return list(self.client.gather(futures))
+        except (OSError, TimeoutError, CancelledError, KilledWorker) as error:
+            why = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise ClusterLostError(f"the cluster was lost while it read ({why})") from None
 
     def sent(self, value: Any, workers: list[str] | None = None) -> Any:
         """Return a value that is with a worker."""
         how = {"direct": self._direct, "hash": False, "workers": workers, "timeout": PATIENCE}
-        return self._client.scatter([value], **how)[0]
+        return self.client.scatter([value], **how)[0]
 
 
 def _mark(array: Array) -> int:

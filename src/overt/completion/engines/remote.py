@@ -16,7 +16,6 @@ class Work(NamedTuple):
 
     kernel: tuple[str, str]
     token: str
-    cuts: Array
     like: Any
     size: int | None
 
@@ -46,13 +45,13 @@ def _assembled(token: str, held: Any) -> Any:
 
 
 def update(
-    work: Work, share: tuple[Array, Any], by_row: list[Array], held: Any
+    work: Work, share: tuple[Array, Array, Any], by_row: list[Array], held: Any
 ) -> tuple[Array, Any, Array | None]:
     """Run a kernel on one share, on a worker; return which rows, those, the sums of its chunks."""
-    (module, name), (places, entries) = work.kernel, share
-    shared, rows = _assembled(work.token, held), np.arange(work.cuts[-1])
+    (module, name), (places, cuts, entries) = work.kernel, share
+    shared, rows = _assembled(work.token, held), np.arange(cuts[-1])
     out = type(work.like)(*(np.zeros((len(rows), width), dtype) for width, dtype in work.like))
-    sums = None if work.size is None else np.zeros((len(work.cuts) - 1, work.size))
-    more = () if sums is None else (work.cuts, sums)
+    sums = None if work.size is None else np.zeros((len(cuts) - 1, work.size))
+    more = () if sums is None else (cuts, sums)
     getattr(import_module(module), name)(rows, entries, *shared, *by_row, out, *more)
     return places, out, sums

@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from overt._mapped import forget
+
 if TYPE_CHECKING:
     from overt.completion.engines import Engine
     from overt.completion.forms.problem import Layout
@@ -45,7 +47,12 @@ class _ThreadEngine:
             rows, cuts, entries = layout.part(first, first + step)
             more = () if sums is None else (cuts, sums[first : first + step])
             kernel(rows, entries, *shared, *by_row, out, *more)
+            forget(*entries[1:])
 
         starts = range(0, layout.n_chunks, step)
         for _ in map(task, starts) if self._pool is None else self._pool.map(task, starts):
             pass
+
+
+ALONE = _ThreadEngine(None)
+"""No threads beside the one that asks."""

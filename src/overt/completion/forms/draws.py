@@ -59,8 +59,8 @@ def together(
     many draws. It is taken over rows and columns as often as they have entries. One draw does not
     tell its e.
     """
-    at = np.linspace(0, problem.n_ratings - 1, PAIRS).astype(int)
-    rows, cols = problem.by_row.keys[at], np.roll(problem.by_row.others[at], PAIRS // 2)
+    rows, partners = problem.by_row.sample(PAIRS)
+    cols = np.roll(partners, PAIRS // 2)
     found = np.empty((len(draws) + 1, PAIRS))
     for (U, V), out in zip([means, *((d["U"], d["V"]) for d in draws)], found, strict=True):
         dots(rows, cols, U, V, out)

@@ -11,7 +11,6 @@ SVD++ adds to a row, in closed form, and its mirror image for columns.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +20,10 @@ import numpy as np
 from scipy import sparse
 
 from overt._types import Array, Floats
+from overt.completion.engines import Engine
+from overt.completion.engines.threads import ALONE
 from overt.completion.forms.problem import Grouped
+from overt.completion.kernels.products import Product, Right, multiply
 
 SIGNALS, FEATURES = "signals", "features"
 BLOCKS = (SIGNALS, FEATURES)
@@ -35,9 +37,6 @@ DENSE = 1 << 21
 
 OVERSAMPLING, POWERS = 10, 3
 """Of the randomized decomposition of larger ones."""
-
-EACH = 32
-"""Bytes for each entry that the decomposition of signals takes."""
 
 SMALLEST = 1e-5
 """Singular values below this part of the largest are left out."""
@@ -93,7 +92,7 @@ class Features:
     @classmethod
     def build(cls, blocks: Mapping[str, Any], active: Array, dtype: Any, seed: int) -> Features:
         """Reduce blocks of features, (count, features) each, over the rows that are active."""
-        parts = {name: leading(F[active], seed).astype(dtype) for name, F in blocks.items()}
+        parts = {name: leading(_of(F, active), seed).astype(dtype) for name, F in blocks.items()}
         parts = {name: R for name, R in parts.items() if R.shape[1]}
         known = {name: np.asarray(blocks[name] @ R).astype(dtype) for name, R in parts.items()}
         typical = {name: A[active].mean(axis=0, dtype=np.float64) for name, A in known.items()}
@@ -126,31 +125,63 @@ class Features:
         return np.sum(self.given.astype(np.float64) ** 2, axis=1)
 
 
-def who_has_what(group: Grouped) -> Any:
+class EntryMatrix:
+    """diag(left) X diag(right) of a side's entries X, known by its products with dense matrices.
+
+    Where `once`, the entries of X are 1.
+    """
+
+    ndim, __array_ufunc__ = 2, None
+
+    def __init__(
+        self, engine: Engine, sides: Sequence[Grouped], left: Array, right: Array,
+        once: bool = False,
+    ) -> None:  # fmt: skip
+        self._engine, self._sides, self._scales, self._once = engine, sides, (left, right), once
+        self.shape, self.dtype = (len(left), len(right)), left.dtype
+
+    @property
+    def T(self) -> EntryMatrix:
+        """The transpose, whose products the other side's rows are asked for."""
+        return EntryMatrix(self._engine, self._sides[::-1], *self._scales[::-1], self._once)
+
+    def __matmul__(self, M: Array) -> Array:
+        left, right = (scale[:, None] for scale in self._scales)
+        out = Product(np.zeros((self.shape[0], M.shape[1]), self.dtype))
+        given = Right((right * M).astype(self.dtype), self._once)
+        if len(self._sides[0].rows):
+            self._engine.run(multiply, self._sides[0].gathered, (given,), (), out)
+        return left * out.rows
+
+    def __rmatmul__(self, M: Array) -> Array:
+        return (self.T @ M.T).T
+
+    def dense(self) -> Array:
+        """Return the matrix itself."""
+        m, n = self.shape
+        return self @ np.eye(n, dtype=self.dtype) if n <= m else np.eye(m, dtype=self.dtype) @ self
+
+
+def who_has_what(engine: Engine, sides: Sequence[Grouped], dtype: Any) -> EntryMatrix:
     """Return the 0/1 matrix of a side's observed entries, rows divided by sqrt(their count)."""
-    shape, ones = (len(group.counts), group.n_others), np.ones(len(group.keys), np.float32)
-    if group.mapped:
-        entries = group.gathered.entries
-        rows = sparse.csr_array((ones, entries[1], entries[0]), shape=shape, copy=True)
-    else:
-        rows = sparse.csr_array((ones, (group.keys, group.others)), shape=shape)
-    rows.sum_duplicates()
-    rows.data[:] = 1
-    return signal(rows)
+    shape = len(sides[0].counts), sides[0].n_others
+    left, right = (np.ones(count, dtype) for count in shape)
+    counts = EntryMatrix(engine, sides, left, right, True) @ right[:, None]
+    left = (1 / np.sqrt(np.maximum(counts[:, 0], 1))).astype(dtype)
+    return EntryMatrix(engine, sides, left, right, True)
 
 
-def signal(rows: Any) -> Any:
-    """Divide rows of a 0/1 matrix by the square root of their count."""
-    counts = np.diff(rows.indptr)
-    rows.data /= np.repeat(np.sqrt(counts), counts)
-    return rows
+def _of(F: Any, active: Array) -> Any:
+    """Return the active rows; those of entries that have none say nothing anyway."""
+    return F if isinstance(F, EntryMatrix) else F[active]
 
 
 def leading(F: Any, seed: int) -> Floats:
     """Return the leading right singular vectors of F, (features, directions)."""
     rank = min(RANK, *F.shape)
     if F.shape[0] * F.shape[1] <= DENSE or rank < RANK:
-        dense = F.toarray() if sparse.issparse(F) else np.asarray(F)
+        dense = F.dense() if isinstance(F, EntryMatrix) else F
+        dense = dense.toarray() if sparse.issparse(dense) else np.asarray(dense)
         _, roots, R = np.linalg.svd(dense.astype(np.float64), full_matrices=False)
     else:
         from sklearn.utils.extmath import randomized_svd
@@ -167,22 +198,20 @@ NOTHING = Features.build({}, np.zeros(0, dtype=bool), np.float64, 0)
 
 
 def of_sides(
-    groups: Sequence[Grouped], given: Sequence[Any], signals: bool, dtype: Any, seed: int
+    groups: Sequence[Grouped],
+    given: Sequence[Any],
+    signals: bool,
+    dtype: Any,
+    seed: int,
+    engine: Engine = ALONE,
 ) -> tuple[Features, Features]:
     """Return both sides' features."""
     found = []
-    group = groups[0]
-    if signals and group.mapped and EACH * len(group.keys) > group.mapped:
-        signals = False
-        warnings.warn(
-            f"signals of {len(group.keys):,} entries do not fit into memory_limit and are left out",
-            stacklevel=2,
-        )
-    for group, table in zip(groups, given, strict=True):
-        blocks = {SIGNALS: who_has_what(group)} if signals else {}
+    for sides, table in zip((groups, groups[::-1]), given, strict=True):
+        blocks = {SIGNALS: who_has_what(engine, sides, dtype)} if signals else {}
         if table is not None:
             blocks[FEATURES] = table
-        found.append(Features.build(blocks, group.counts > 0, dtype, seed))
+        found.append(Features.build(blocks, sides[0].counts > 0, dtype, seed))
     return found[0], found[1]
 
 
@@ -192,7 +221,9 @@ def again(directions: Directions, given: Array, group: Grouped) -> Features:
     if SIGNALS in directions.parts:
         R = directions.parts[SIGNALS]
         more = np.zeros((group.n_others - len(R), R.shape[1]), R.dtype)
-        known[SIGNALS] = np.asarray(who_has_what(group) @ np.concatenate([R, more]))
+        known[SIGNALS] = np.asarray(
+            who_has_what(ALONE, (group,), R.dtype) @ np.concatenate([R, more])
+        )
         known[SIGNALS][~active] = directions.typical[SIGNALS]
     if FEATURES in directions.parts:
         more = np.tile(directions.typical[FEATURES], (len(active) - len(given), 1))

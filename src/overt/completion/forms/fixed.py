@@ -71,8 +71,8 @@ class FixedForm(_PointForm):
     ) -> FixedForm:  # fmt: skip
         """Return the form before the first sweep, from given means (a warm start) if any."""
         if means is None:
-            values, k = problem.by_row.values, problem.columns.n_factors
-            rms = float(np.sqrt(np.mean(values.astype(np.float64) ** 2))) or 1.0
+            k = problem.columns.n_factors
+            rms = float(np.sqrt(problem.by_row.square / problem.n_ratings)) or 1.0
             means = problem.start(np.random.default_rng([seed, 0]), np.sqrt(rms / k))
         return cls(problem, means, DropoutSpread.start(problem.columns, drop_prob), ridge, [])
 

@@ -51,6 +51,9 @@ LEAST_NOISE = {np.dtype(np.float64): 1e-12, np.dtype(np.float32): 1e-6}
 COLD = 1024
 """Rows without entries that are given their prior at once."""
 
+ROWS = 1 << 16
+"""Rows whose tables are brought to double precision at once."""
+
 FIRST = 3
 """Sweeps before features are looked at: factors come first."""
 
@@ -221,9 +224,13 @@ def equivalent_drop_prob(form: LearnedForm) -> tuple[float, Floats]:
     ratio, size = np.ones(k), np.ones(k)
     for side, basis in enumerate(balanced(form)):
         counts = form.problem.grouped(side).counts.astype(float)
-        W = form.means[side][:, :k].astype(np.float64) @ basis
-        squares = counts @ (W**2)
-        S = form.spread.to_square(counts @ form.spread.tables[side])
+        squares, packed = np.zeros(k), np.zeros(form.spread.tables[side].shape[1])
+        for start in range(0, len(counts), ROWS):
+            some = slice(start, start + ROWS)
+            W = form.means[side][some, :k].astype(np.float64) @ basis
+            squares += counts[some] @ (W**2)
+            packed += counts[some] @ form.spread.tables[side][some]
+        S = form.spread.to_square(packed)
         noise = np.diag(basis.T @ S[:k, :k] @ basis)
         ratio *= 1 + np.minimum(noise / np.maximum(squares, 1e-100), 1e12)
         size *= squares

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError
-from overt._mapped import SLICE, arranged, moments, room, slices, standardized
+from overt._mapped import SLICE, arranged, lowest, moments, room, slices, standardized
 from overt._types import Array, Floats, Ints
 from overt.completion.kernels import NOT_PINNED, Blocks, Csr, block, dots, group
 from overt.entries import Entries
@@ -94,15 +94,18 @@ class Layout:
             entries = entries._replace(starts=entries.starts[first : last + 1])
         return self.rows[cuts[0] : cuts[-1]], cuts - cuts[0], entries
 
+    def rows_of(self, chunks: Sequence[int]) -> Ints:
+        """Return the rows of some chunks."""
+        return np.concatenate([self.rows[self.cuts[c] : self.cuts[c + 1]] for c in chunks])
+
     def take(self, chunks: Sequence[int]) -> tuple[Ints, Ints, Csr | Blocks]:
         """Return some chunks with their entries alone; the rows of a Csr are numbered anew."""
-        parts = [self.rows[self.cuts[c] : self.cuts[c + 1]] for c in chunks]
-        rows, e = np.concatenate(parts), self.entries
+        rows, e, sizes = self.rows_of(chunks), self.entries, np.diff(self.cuts)[list(chunks)]
         starts, units = (e.starts, np.array(chunks)) if isinstance(e, Blocks) else (e.indptr, rows)
         ends = np.concatenate([[0], np.cumsum(starts[units + 1] - starts[units])])
         at = np.repeat(starts[units] - ends[:-1], np.diff(ends)) + np.arange(ends[-1])
         taken = type(e)(ends, *(array[at] for array in e[1:]))
-        return rows, np.cumsum([0, *map(len, parts)]), taken
+        return rows, np.concatenate([[0], np.cumsum(sizes)]), taken
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +119,7 @@ class Grouped:
     n_others: int
     width: int
     mapped: int = 0  # bytes of memory, where layouts are kept on disk
+    chunks: int = CHUNKS
 
     @classmethod
     def build(
@@ -129,8 +133,42 @@ class Grouped:
     @cached_property
     def rows(self) -> Ints:
         """Rows with entries, heavy first."""
-        order = np.argsort(-self.counts, kind="stable")
-        return order[: int(np.count_nonzero(self.counts))]
+        return heavy_first(self.counts)
+
+    @property
+    def n_ratings(self) -> int:
+        """Number of entries."""
+        return len(self.values)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Storage format of the values and factors."""
+        return self.values.dtype
+
+    @cached_property
+    def sums(self) -> Floats:
+        """Sum of each row's values."""
+        return np.bincount(self.keys, self.values, len(self.counts)).astype(float)
+
+    @cached_property
+    def square(self) -> float:
+        """Sum of all squared values."""
+        parts = slices(self.n_ratings, self.values)
+        return sum(float(np.sum(self.values[some].astype(np.float64) ** 2)) for some in parts)
+
+    def sample(self, count: int) -> tuple[Array, Array]:
+        """Return rows and columns of entries that stand for all of a side of rows."""
+        at = lowest(self.keys, self.others, count)[0]
+        return np.resize(self.keys[at], count), np.resize(self.others[at], count)
+
+    def misfit(self, means: Sequence[Array]) -> float:
+        """Sum over entries of (y - u_a . v_b)^2."""
+        total = 0.0
+        for some in slices(self.n_ratings, self.keys, self.others, self.values):
+            fitted = np.empty(some.stop - some.start)
+            dots(self.keys[some], self.others[some], *means, fitted)
+            total += float(np.sum((self.values[some] - fitted) ** 2))
+        return total
 
     def only(self, rows: Ints) -> Grouped:
         """Return the entries of these rows alone."""
@@ -163,7 +201,7 @@ class Grouped:
         if self.mapped:
             starts, keys, partners, values = arranged(*given, len(sizes), False)
             slots = room(len(keys), np.uint16)
-            for some in slices(len(keys)):
+            for some in slices(len(keys), keys, slots):
                 slots[some] = slot[keys[some]]
             return Layout(Blocks(starts, slots, partners, values), self.rows, cuts)
         numbers = slot.astype(np.uint16)
@@ -172,10 +210,33 @@ class Grouped:
     def _cuts(self, most: int) -> Ints:
         """Cut rows into parts of about the same cost, with at most so many rows."""
         cost = np.cumsum(self.counts[self.rows] + self.width)
-        cuts = np.searchsorted(cost, np.linspace(0, cost[-1], CHUNKS + 1)[1:-1])
+        cuts = np.searchsorted(cost, np.linspace(0, cost[-1], self.chunks + 1)[1:-1])
         cuts = np.unique([0, *cuts, len(self.rows)])
         pieces = [np.arange(a, b, most) for a, b in pairwise(cuts.tolist())]
         return np.append(np.concatenate(pieces), len(self.rows))
+
+
+def heavy_first(counts: Ints) -> Ints:
+    """Return the rows that have entries, those with most first."""
+    order = np.argsort(-counts, kind="stable")
+    return order[: int(np.count_nonzero(counts))]
+
+
+def entered(
+    mean: float, spread: float, apart: float, *, biases: bool, standard: bool
+) -> tuple[float, float]:
+    """Return center and scale of values with such moments, the ends of which lie so far apart."""
+    if 0 < apart < SMALLEST:
+        raise InputError(
+            f"values must differ by at least {SMALLEST:g} or not at all, as their squares are "
+            f"summed, got {apart:g}; multiply them by a constant"
+        )
+    return mean if biases else 0.0, (spread or 1.0) if standard else 1.0
+
+
+def stored(count: int, width: int, precise: bool) -> Any:
+    """Return the storage format of values and factors."""
+    return np.float64 if precise or count * width <= DOUBLE_BELOW else np.float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,15 +260,9 @@ class CompletionProblem:
         Small problems are stored in double precision, and large ones where `precise` asks for it.
         """
         y, columns = entries.values, Columns(n_factors, biases)
-        if 0 < np.ptp(y) < SMALLEST:
-            raise InputError(
-                f"values must differ by at least {SMALLEST:g} or not at all, as their squares are "
-                f"summed, got {np.ptp(y):g}; multiply them by a constant"
-            )
         mean, spread = moments(y) if mapped else (float(y.mean()), float(y.std()))
-        center, scale = mean if biases else 0.0, (spread or 1.0) if standard else 1.0
-        double = precise or len(y) * columns.width <= DOUBLE_BELOW
-        dtype = np.float64 if double else np.float32
+        center, scale = entered(mean, spread, float(np.ptp(y)), biases=biases, standard=standard)
+        dtype = stored(len(y), columns.width, precise)
         values = ((y - center) / scale).astype(dtype) if not mapped else None
         values = standardized(y, center, scale, dtype) if values is None else values
         (m, n), how = entries.shape, (columns.width, mapped)
@@ -221,12 +276,12 @@ class CompletionProblem:
     @property
     def n_ratings(self) -> int:
         """Number of observed entries."""
-        return len(self.by_row.values)
+        return self.by_row.n_ratings
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Storage format of the values and factors."""
-        return self.by_row.values.dtype
+        return self.by_row.dtype
 
     def grouped(self, side: int) -> Grouped:
         """Return the entries grouped by row (side 0) or by column (side 1)."""
@@ -239,18 +294,11 @@ class CompletionProblem:
         V[:, :k] = rng.normal(0, spread, (self.shape[1], k))
         if self.columns.biases:
             U[:, k + 1], V[:, k] = 1, 1
-            side = self.by_col
-            sums = np.bincount(side.keys, side.values, len(side.counts))
-            V[:, k + 1] = sums / (side.counts + SHRINK)
+            V[:, k + 1] = self.by_col.sums / (self.by_col.counts + SHRINK)
         else:
             V[:, 0] += np.sqrt(spread)
         return [U, V]
 
     def residual_variance(self, means: list[Array]) -> float:
         """Return the mean squared residual of u_a . v_b over the entries."""
-        side, total = self.by_row, 0.0
-        for some in slices(self.n_ratings):
-            fitted = np.empty(some.stop - some.start)
-            dots(side.keys[some], side.others[some], *means, fitted)
-            total += float(np.sum((side.values[some] - fitted) ** 2))
-        return total / self.n_ratings
+        return self.by_row.misfit(means) / self.n_ratings

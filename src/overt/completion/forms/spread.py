@@ -104,8 +104,9 @@ class _LearnedSpread:
         """Return tables in the units of the values, and the covariance of a row never seen."""
         tables = []
         for table, S, c in zip(self.tables, unseen, columns.units(scale), strict=True):
-            factor = self.to_row(np.outer(c, c)).astype(table.dtype)
-            tables.append(append(table * factor, self.to_row(S)))
+            tables.append(np.empty((len(table) + 1, table.shape[1]), table.dtype))
+            np.multiply(table, self.to_row(np.outer(c, c)).astype(table.dtype), tables[-1][:-1])
+            tables[-1][-1] = self.to_row(S)
         return type(self)(tables)
 
     def taken(self, picks: Sequence[Ints], dtype: Any) -> Self:
@@ -204,7 +205,7 @@ def learned_spread(problem: CompletionProblem) -> type[FullSpread] | type[Diagon
     """Return full covariances where their tables fit into FULL_BYTES, else diagonal ones."""
     full, limit = full_bytes(problem), problem.by_row.mapped
     plain = sum(problem.shape) * problem.dtype.itemsize * problem.columns.width
-    needed = plain + (full if full <= FULL_BYTES else plain)
+    needed = 2 * (plain + (full if full <= FULL_BYTES else plain))  # a form's and its model's
     if limit and needed > limit:
         raise InputError(
             f"memory_limit must be at least {needed / 1e9:.3g} GB for the factors and covariances "

@@ -12,6 +12,7 @@ import numpy as np
 
 from overt._check import InputError
 from overt._files import read_sealed, ready, write_sealed
+from overt._mapped import mark_of
 from overt._plain import plain
 from overt._types import Array
 from overt.completion.forms.sampled import SampledForm
@@ -33,7 +34,7 @@ class SweepCheckpoint:
     """
 
     def __init__(
-        self, folder: Path, entries: Entries, parameters: Mapping[str, Any], *, resume: bool,
+        self, folder: Path, entries: Any, parameters: Mapping[str, Any], *, resume: bool,
         given: Sequence[Any] = (),
     ) -> None:  # fmt: skip
         self._folder, self._resume = folder, resume
@@ -89,7 +90,7 @@ class SweepCheckpoint:
 
 
 def opened(
-    checkpoint: Any, entries: Entries, parameters: Mapping[str, Any], given: Sequence[Any],
+    checkpoint: Any, entries: Any, parameters: Mapping[str, Any], given: Sequence[Any],
     resume: bool,
 ) -> SweepCheckpoint | None:  # fmt: skip
     """Return the checkpoint in a folder, or the one that is given; None where there is none."""
@@ -104,7 +105,7 @@ def _draw(number: int) -> str:
     return f"draw-{number:05d}"
 
 
-def _fingerprint(entries: Entries, parameters: Mapping[str, Any], given: Sequence[Any]) -> str:
+def _fingerprint(entries: Any, parameters: Mapping[str, Any], given: Sequence[Any]) -> str:
     """Return a name for data, given features and settings."""
     state = parameters.get("random_state")
     if not isinstance(parameters.get("seed", 0) if state is None else state, (int, np.integer)):
@@ -114,8 +115,10 @@ def _fingerprint(entries: Entries, parameters: Mapping[str, Any], given: Sequenc
         if table is not None:
             dense = table.toarray() if hasattr(table, "toarray") else np.asarray(table)
             digest.update(np.ascontiguousarray(dense).tobytes())
-    for array in (entries.rows, entries.cols, entries.values):
-        digest.update(np.ascontiguousarray(array).tobytes())
+    if isinstance(entries, Entries):
+        mark = mark_of(entries.rows, entries.cols, entries.values)
+    else:
+        mark = entries.mark
     settings = {k: v for k, v in parameters.items() if k not in WITHOUT_EFFECT}
-    digest.update(json.dumps([list(entries.shape), plain(settings)], sort_keys=True).encode())
+    digest.update(json.dumps([mark, list(entries.shape), plain(settings)], sort_keys=True).encode())
     return digest.hexdigest()

@@ -11,7 +11,6 @@ import numpy as np
 
 from overt._check import InputError
 from overt._identifiers import identifiers
-from overt._mapped import room, slices
 from overt._types import Array, Floats, Ints
 from overt.completion.storage.text import Rejected
 from overt.entries import Entries
@@ -78,33 +77,11 @@ class RatingsFile:
 
 
 def collect(
-    db: Any, rejected: list[Rejected], duplicates: str | None, path: Path, read: Columns,
-    mapped: bool = False,
-) -> RatingsFile:  # fmt: skip
-    """Judge fields, merge duplicates and return columns, in the order of the file.
-
-    `mapped` columns are in files.
-    """
-    wrong = [
-        f"when {name} is null or {name} = '' then '{side} identifier missing' "
-        f"when contains({name}, chr(0)) then '{side} identifier with a null character' "
-        f"when length({name}) > {LONGEST} then '{side} identifier longer than {LONGEST} characters'"
-        for name, side in (("a", "row"), ("b", "column"))
-    ]
+    db: Any, rejected: list[Rejected], duplicates: str | None, path: Path, read: Columns
+) -> RatingsFile:
+    """Judge fields, merge duplicates and return columns, in the order of the file."""
+    rejected = sorted(rejected + judge(db, duplicates is not None, read))
     clicks = duplicates is not None and "value" not in read.places
-    if duplicates is not None and not clicks:
-        wrong.append("when x is null then 'not a number'")
-        wrong.append("when not isfinite(x) then 'not a finite number'")
-    db.execute(
-        "create table judged as select *, case " + " ".join(wrong) + " else null end reason from "  # noqa: S608
-        f"(select n, {_written('a')} a, {_written('b')} b, v, "
-        f"{'1.0' if clicks else 'try_cast(trim(v) as double)'} x, coalesce(try_cast(t as double), "
-        "epoch(try_cast(t as timestamp))) t from lines)"
-    )
-    bad = db.execute(
-        "select n, reason, concat_ws(',', a, b, v) from judged where reason is not null"
-    ).fetchall()
-    rejected = sorted(rejected + [Rejected(int(n), str(why), str(line)) for n, why, line in bad])
     count, distinct = db.execute(
         "select sum(k), count(*) from (select count(*) k from judged where reason is null "
         "group by a, b)"
@@ -112,14 +89,11 @@ def collect(
     count = count or 0
     repeated = 0 if duplicates is None else int(count - distinct)
     if repeated and duplicates == "error":
-        a, b = db.execute(
+        pair = db.execute(
             "select a, b from judged where reason is null group by a, b having count(*) > 1 limit 1"
         ).fetchone()
-        raise InputError(
-            f"{path} has {repeated} duplicate entries, such as ({a}, {b}); duplicates 'mean' or "
-            "'last' would merge them"
-        )
-    row_ids, col_ids = (_number_names(db, name) for name in "ab")
+        raise refused(path, repeated, *pair)
+    row_ids, col_ids = (number_names(db, name) for name in "ab")
     good = "from judged join a_codes using (a) join b_codes using (b) where reason is null"
     if repeated:
         latest = "arg_max(x, (coalesce(t, 0.0), n))"
@@ -128,7 +102,7 @@ def collect(
         query += "order by min(n)"
     else:
         query = f"select a_code, b_code, x, t {good} order by n"
-    rows, cols, x, times = _fetched(db, query, mapped)
+    rows, cols, x, times = fetched(db, query, "a_code", "b_code")
     if duplicates is None:
         x = np.full(len(rows), np.nan)
     told = times if len(times) and not np.isnan(times).any() else None
@@ -137,29 +111,61 @@ def collect(
     )
 
 
-def _fetched(db: Any, query: str, mapped: bool) -> tuple[Ints, Ints, Floats, Floats]:
+def judge(db: Any, valued: bool, read: Columns) -> list[Rejected]:
+    """Make the table `judged` of `lines`; return those with a fault. Whole numbers stay numbers."""
+    types, wrong, names = types_of(db, "lines"), [], []
+    for name, side in (("a", "row"), ("b", "column")):
+        wrong.append(f"when {name} is null then '{side} identifier missing'")
+        names.append(name if types[name] == "BIGINT" else f"{_written(name)} {name}")
+        if types[name] != "BIGINT":
+            wrong.append(
+                f"when {name} = '' then '{side} identifier missing' "
+                f"when contains({name}, chr(0)) then '{side} identifier with a null character' "
+                f"when length({name}) > {LONGEST} "
+                f"then '{side} identifier longer than {LONGEST} characters'"
+            )
+    x = "try_cast(trim(v::varchar) as double)" if types["v"] != "DOUBLE" else "v"
+    if valued and "value" not in read.places:
+        x = "1.0::double"
+    elif valued:
+        wrong.append("when x is null then 'not a number'")
+        wrong.append("when not isfinite(x) then 'not a finite number'")
+    db.execute(
+        "create table judged as select *, case " + " ".join(wrong) + " else null end reason from "  # noqa: S608
+        f"(select n, {', '.join(names)}, v, {x} x, coalesce(try_cast(t as double), "
+        "epoch(try_cast(t as timestamp))) t from lines)"
+    )
+    bad = db.execute(
+        "select n, reason, concat_ws(',', a, b, v) from judged where reason is not null"
+    ).fetchall()
+    return [Rejected(int(n), str(why), str(line)) for n, why, line in bad]
+
+
+def refused(path: Any, repeated: int, a: Any, b: Any) -> InputError:
+    """Return what is said of duplicates that are not wanted."""
+    return InputError(
+        f"{path} has {repeated} duplicate entries, such as ({a}, {b}); duplicates 'mean' or "
+        "'last' would merge them"
+    )
+
+
+def types_of(db: Any, table: str) -> dict[str, str]:
+    """Return the types of a table's columns."""
+    return {row[0]: row[1] for row in db.execute(f"describe {table}").fetchall()}
+
+
+def fetched(db: Any, query: str, *names: str) -> tuple[Ints, Ints, Floats, Floats]:
     """Return rows, columns, values and times (NaN where they are not told)."""
-    names = {"a_code": np.int64, "b_code": np.int64, "x": np.float64, "t": np.float64}
-    if not mapped:
-        return _filled(db.execute(query).fetchnumpy(), names)
-    db.execute(f"create table coded as {query}")
-    count = db.execute("select count(*) from coded").fetchone()[0]
-    out = tuple(room(count, dtype) for dtype in names.values())
-    for some in slices(count):
-        bounds = f"rowid >= {some.start} and rowid < {some.stop}"
-        part = db.execute(f"select * from coded where {bounds}").fetchnumpy()  # noqa: S608
-        for array, found in zip(out, _filled(part, names), strict=True):
-            array[some] = found
-    return out[0], out[1], out[2], out[3]
+    kinds = dict.fromkeys(names, np.int64) | {"x": np.float64, "t": np.float64}
+    found = db.execute(query).fetchnumpy()
+    arrays = (np.ma.asarray(found[name]) for name in kinds)
+    pairs = zip(arrays, kinds.values(), strict=True)
+    filled: Any = (np.ma.filled(a.astype(t), np.nan if t is np.float64 else 0) for a, t in pairs)
+    rows, cols, x, times = filled
+    return rows, cols, x, times
 
 
-def _filled(found: Any, names: dict[str, Any]) -> Any:
-    arrays = (np.ma.asarray(found[name]) for name in names)
-    pairs = zip(arrays, names.values(), strict=True)
-    return tuple(np.ma.filled(a.astype(t), np.nan if t is np.float64 else 0) for a, t in pairs)
-
-
-def _number_names(db: Any, name: str) -> Array:
+def number_names(db: Any, name: str) -> Array:
     """Return the sorted identifiers of a column; table NAME_codes gets their positions."""
     query = f"select distinct {name} from judged where reason is null"  # noqa: S608
     names = np.array([row[0] for row in db.execute(query).fetchall()], dtype=object)
@@ -167,7 +173,8 @@ def _number_names(db: Any, name: str) -> Array:
     order = np.argsort(ids, kind="stable")
     codes = np.empty(len(ids), np.int64)
     codes[order] = np.arange(len(ids))
-    db.execute(f"create or replace table {name}_codes ({name} varchar, {name}_code bigint)")
+    kind = "bigint" if types_of(db, "judged")[name] == "BIGINT" else "varchar"
+    db.execute(f"create or replace table {name}_codes ({name} {kind}, {name}_code bigint)")
     if len(ids):
         db.register("given", {"name": names, "code": codes})
         db.execute(f"insert into {name}_codes select name, code from given")  # noqa: S608
@@ -177,12 +184,14 @@ def _number_names(db: Any, name: str) -> Array:
 
 def _written(name: str) -> str:
     """Return an identifier as it is written, 196.0 as 196."""
-    return rf"regexp_replace(trim({name}), '^(-?[0-9]+)[.]0+$', '\1')"
+    return rf"regexp_replace(trim({name}::varchar), '^(-?[0-9]+)[.]0+$', '\1')"
 
 
 def _identifiers(names: Array) -> Array:
     """Return whole numbers where every identifier is one as written, strings otherwise."""
     words = names.tolist()
+    if words and isinstance(words[0], int):
+        return np.array(words, dtype=np.int64)
     try:
         numbers = list(map(int, words))
         if list(map(str, numbers)) == words:

@@ -56,7 +56,7 @@ def read_ratings(
         read = _read(Path(path), duplicates, (), said)
     if not len(read.values):
         raise InputError(f"{path} has no usable line (row, column, value)" + _first(read))
-    _refuse_absurd(read, path)
+    refuse_absurd(read, path)
     return read
 
 
@@ -65,9 +65,9 @@ def is_path(given: Any) -> bool:
     return isinstance(given, (str, os.PathLike))
 
 
-def _refuse_absurd(read: RatingsFile, path: Any) -> None:
+def refuse_absurd(read: Any, path: Any) -> None:
     """Refuse a guess of columns that cannot be meant: times for values, a row for each line."""
-    count, wrong = len(read.rows), ""
+    count, wrong = len(read.entries), ""
     if "value" in read.guessed and np.median(np.abs(read.values)) > LARGEST_VALUE:
         wrong = f"values as large as {np.abs(read.values).max():.3g}, like times or identifiers"
     for role, ids in (("row", read.row_ids), ("col", read.col_ids)):

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import tempfile
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from overt._check import InputError
-from overt.completion.storage import loading, text
-from overt.completion.storage.collecting import Columns, RatingsFile, collect
-from overt.completion.storage.text import ORDER, Rejected, Said
+from overt._mapped import SLICE, arranged, forget, mark_of, piles, room, slices
+from overt._types import Array, Ints
+from overt.completion.storage import loading
+from overt.completion.storage.collecting import Columns, RatingsFile, refused
+from overt.completion.storage.parts import Numbering, Reading, merged, shown
+from overt.completion.storage.text import Said
+from overt.entries import Entries
 
 SHARE = 0.5
 """Part of the memory that the database may take."""
@@ -27,63 +36,130 @@ def parts_of(path: Path) -> list[Path]:
     return found
 
 
+@dataclass(frozen=True, eq=False)
+class FiledEntries:
+    """Entries that are in the files of a folder, and are read when they are asked for."""
+
+    path: Path
+    duplicates: str
+    said: dict[str, str | None]
+    row_ids: Array
+    col_ids: Array
+    count: int
+    mark: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return len(self.row_ids), len(self.col_ids)
+
+    @cached_property
+    def entries(self) -> Entries:
+        """The entries, kept in mapped files of this machine."""
+        if not self.path.exists():
+            raise InputError(
+                f"this model was fitted by a cluster and knows its entries from {self.path}, which "
+                "is not here: only predictions can be asked for"
+            )
+        found = read_folder(self.path, self.duplicates, self.said, None).entries
+        if mark_of(found.rows, found.cols, found.values) != self.mark:
+            raise InputError(f"{self.path} holds other ratings than those that were fitted")
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what finds the entries again, beside identifiers."""
+        told = {"path": str(self.path), "duplicates": self.duplicates, "said": self.said}
+        return told | {"count": self.count, "mark": self.mark}
+
+
 def read_folder(path: Path, duplicates: str, said: Said, memory_limit: int | None) -> RatingsFile:
     """Read every file of a folder (or one file) as if they were one, in the order of their names.
 
-    The database works within the limit, and entries stay in mapped loading.
+    The database works within the limit, a file at a time, and entries stay in mapped files.
     """
-    parts, rejected, read, offset = parts_of(path), list[Rejected](), None, 0
-    offsets = []
-    with ExitStack() as stack:
-        place = stack.enter_context(tempfile.TemporaryDirectory(prefix="overt-"))
+    sides = Numbering(), Numbering()
+    kinds = (np.int64, np.int64, np.float64, np.float64)
+    with piles(kinds) as found, database(memory_limit) as db:
+        reading = Reading(db, said)
+        for file in parts_of(path):
+            for part in reading.parts(file):
+                for pile, numbers, ids, codes in zip(found, sides, *part[:2], strict=False):
+                    pile.add(numbers.add(ids)[codes])
+                found[2].add(part.values)
+                found[3].add(part.times)
+        arrays = [pile.array() for pile in found]
+    for numbers, array in zip(sides, arrays, strict=False):
+        ranks = numbers.ranks
+        for some in slices(len(array), array):
+            array[some] = ranks[array[some]]
+    read = reading.read or Columns((), (), {})
+    clicks = "value" not in read.places
+    shape = len(sides[0].ids), len(sides[1].ids)
+    how = "count" if clicks and duplicates != "error" else duplicates
+    arrays, repeated = _merged(arrays, shape, how)
+    row_ids, col_ids = (shown(numbers.ids) for numbers in sides)
+    if len(repeated) and duplicates == "error":
+        a, b = (array[repeated[0]] for array in arrays[:2])
+        raise refused(path, len(repeated), row_ids[a], col_ids[b])
+    rows, cols, values, times = arrays
+    told = len(times) and not any(np.isnan(times[s]).any() for s in slices(len(times), times))
+    return RatingsFile(
+        rows, cols, values, row_ids, col_ids, reading.rejected, len(repeated), read.header,
+        read.guessed, times if told else None, clicks,
+    )  # fmt: skip
+
+
+@contextmanager
+def database(memory_limit: int | None) -> Iterator[Any]:
+    """Yield a database on disk, which is gone at the end."""
+    with tempfile.TemporaryDirectory(prefix="overt-") as place:
         db = loading.duckdb().connect(str(Path(place) / "lines.db"))
-        stack.callback(db.close)
-        db.execute(f"set temp_directory = '{place}'")
-        if memory_limit is not None:
-            db.execute(f"set memory_limit = '{int(SHARE * memory_limit)}B'")
-        names = ("a", "b", "v", "t")
-        typed = ", ".join(f"{name} varchar" for name in names)
-        db.execute(f"create table every (n bigint, {typed})")
-        for part in parts:
-            with loading.readable(part):
-                found, wrong = _load(db, part, said)
-            rejected += [Rejected(n, f"{part.name}: {why}", line) for n, why, line in wrong]
-            if read is not None and _roles(found) != _roles(read):
-                raise InputError(
-                    f"{part} has the columns {_roles(found)}, {parts[0]} has {_roles(read)}; all "
-                    "files must have the same"
-                )
-            read = read or found
-            offsets.append((offset, found.skipped, part))
-            columns = ", ".join(names)
-            db.execute(f"insert into every select n + {offset}, {columns} from lines")  # noqa: S608
-            offset = db.execute("select max(n) from every").fetchone()[0] or offset
-            db.execute("drop table lines")
-        db.execute("alter table every rename to lines")
-        with loading.readable(path):
-            table = collect(db, [], duplicates, path, read or Columns((), (), {}), mapped=True)
-        for n, why, line in table.rejected:
-            start, skipped, part = next(x for x in reversed(offsets) if x[0] < n)
-            rejected.append(Rejected(n - start + skipped, f"{part.name}: {why}", line))
-        return replace(table, rejected=rejected)
+        try:
+            db.execute(f"set temp_directory = '{place}'")
+            if memory_limit is not None:
+                db.execute(f"set memory_limit = '{int(SHARE * memory_limit)}B'")
+            yield db
+        finally:
+            db.close()
 
 
-def _load(db: Any, path: Path, said: Said) -> tuple[Columns, list[Rejected]]:
-    """Load one file into the table of lines."""
-    magic = text.first_bytes(path)
-    if magic == b"PAR1":
-        return loading.load_parquet(db, path, True, said), []
-    loading.refuse_archives(path, magic)
-    dialect = text.find_dialect(path, True, (), said)
-    read = Columns(dialect.used, tuple(dialect.guessed), dialect.places)
-    if loading.load_clean(db, path, dialect):
-        return read._replace(skipped=int(dialect.header is not None)), []
-    db.execute("drop table if exists lines")
-    return read, loading.load_lines(db, path, dialect)
+def _merged(arrays: list[Array], shape: tuple[int, int], how: str) -> tuple[list[Array], Ints]:
+    """Merge entries that are given more than once; return also which were merged with others.
 
-
-def _roles(read: Columns) -> str:
-    return ", ".join(read.header) or " and ".join(role for role in ORDER if role in read.places)
+    Entries are looked at in blocks of rows, and stay in their order.
+    """
+    rows, cols, values, times = arrays
+    dropped = [np.zeros(0, np.int64)]
+    if len(rows):
+        ends = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=shape[0]))])
+        bucket = ends[:-1] // SLICE
+        n_buckets = int(bucket[-1]) + 1
+        places = np.arange(len(rows)) if n_buckets == 1 else room(len(rows), np.int64)
+        for some in slices(len(rows), places):
+            places[some] = np.arange(some.start, some.stop)
+        starts, keys, others, at = arranged(rows, cols, places, bucket, n_buckets, True)
+        for start, stop in pairwise(starts.tolist()):
+            here = np.argsort(at[start:stop], kind="stable") + start
+            where = at[here]
+            once = merged(keys[here], others[here], values[where], times[where], how)
+            if once is not None:
+                first, x, t = once
+                values[where[first]], times[where[first]] = x, t
+                dropped.append(np.delete(where, first))
+            forget(keys, others, at, *arrays)
+    gone = np.concatenate(dropped)
+    if not len(gone) or how == "error":
+        return arrays, gone
+    kept = np.ones(len(rows), bool)
+    kept[gone] = False
+    with piles([array.dtype for array in arrays]) as found:
+        for some in slices(len(rows), *arrays):
+            for pile, array in zip(found, arrays, strict=True):
+                pile.add(array[some][kept[some]])
+        return [pile.array() for pile in found], gone
 
 
 def _hidden(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Files of ratings loaded into a table of lines: number, row, column, value, time, all as text."""
+"""Files of ratings loaded into a table of lines: number, row, column, value, time, as written."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from overt._check import InputError, MissingExtraError
 from overt.completion.storage import text
 from overt.completion.storage.collecting import Columns
 from overt.completion.storage.text import ORDER, Dialect, Rejected, Said
+
+WHOLE = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER")
 
 BATCH = 100_000
 """Lines of a file with faults that are read at once."""
@@ -90,19 +92,30 @@ def load_lines(db: Any, path: Path, dialect: Dialect) -> list[Rejected]:
 def load_parquet(db: Any, path: Path, with_values: bool, said: Said) -> Columns:
     """Load a Parquet file; return which columns were used."""
     source = _literal(path)
-    names = [row[0] for row in db.execute("describe from read_parquet(?)", [source]).fetchall()]
+    told = db.execute("describe from read_parquet(?)", [source]).fetchall()
+    names = [row[0] for row in told]
     if len(names) < 2:
         needed = "row, column, value" if with_values else "row, column"
         raise InputError(f"{path} must have columns {needed}, got {', '.join(names)}")
     places, guessed = text.places_of(names, with_values and len(names) > 2, said, str(path))
     quoted = ['"' + name.replace('"', '""') + '"' for name in names]
-    a, b, v, t = (f"{quoted[places[r]]}::varchar" if r in places else "null" for r in ORDER)
+    kinds = {r: _kind(told[places[r]][1], r) for r in ORDER if r in places}
+    a, b, v, t = (
+        f"{quoted[places[r]]}::{kinds[r]}" if r in places else "null::varchar" for r in ORDER
+    )
     db.execute(
         "create table lines as select row_number() over () as n, "  # noqa: S608
         f"{a} as a, {b} as b, {v} as v, {t} as t from read_parquet(?)",
         [source],
     )
     return Columns(text.used(places, names), tuple(guessed), places)
+
+
+def _kind(kind: str, role: str) -> str:
+    """Return as what a column is kept: numbers as numbers, all else as it is written."""
+    if role in ("row", "col") and kind in WHOLE:
+        return "bigint"
+    return "double" if role == "value" and kind in (*WHOLE, "FLOAT", "DOUBLE") else "varchar"
 
 
 def _literal(path: Path) -> str:

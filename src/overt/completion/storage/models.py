@@ -26,6 +26,7 @@ from overt.completion.forms.prior import Prior
 from overt.completion.forms.problem import Columns
 from overt.completion.forms.spread import SPREADS
 from overt.completion.forms.units import Units
+from overt.completion.storage.folders import FiledEntries
 from overt.entries import Entries
 from overt.results import Status
 
@@ -37,7 +38,8 @@ CHOSEN = "chosen."
 
 
 def save(
-    path: str | os.PathLike[str], parameters: Mapping[str, Any], entries: Entries, fit: Fit,
+    path: str | os.PathLike[str], parameters: Mapping[str, Any],
+    entries: Entries | FiledEntries, fit: Fit,
     chosen: FactorModel | None = None,
 ) -> None:  # fmt: skip
     """Write parameters, entries, a fit and a model of what was chosen, each file in one step.
@@ -47,12 +49,12 @@ def save(
     """
     folder = ready(path)
     arrays: dict[str, Any] = {
-        "rows": entries.rows.astype(np.int32),
-        "cols": entries.cols.astype(np.int32),
-        "values": entries.values,
         "objective": np.asarray(fit.objective),
         **_arrays(fit.model),
     }
+    if isinstance(entries, Entries):
+        arrays |= {"rows": entries.rows.astype(np.int32), "cols": entries.cols.astype(np.int32)}
+        arrays["values"] = entries.values
     for name, value in (("learned_drop_prob_", fit.learned_drop_prob), ("path_", fit.path)):
         if value is not None:
             arrays[name] = np.asarray(value, dtype=float)
@@ -66,13 +68,17 @@ def save(
         "row_ids": None if entries.row_ids is None else entries.row_ids.tolist(),
         "col_ids": None if entries.col_ids is None else entries.col_ids.tolist(),
     }  # fmt: skip
+    if not isinstance(entries, Entries):
+        header["source"] = entries.to_dict()
     header["arrays"] = write_sealed(folder / NEW, arrays, KIND)
     header["checksum"] = digest(header)
     write_whole(folder / HEADER, json.dumps(header) + "\n")
     (folder / NEW).replace(folder / ARRAYS)
 
 
-def load(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Entries, Fit, FactorModel | None]:
+def load(
+    path: str | os.PathLike[str],
+) -> tuple[dict[str, Any], Entries | FiledEntries, Fit, FactorModel | None]:
     """Return the parameters, entries, fit and model of what was chosen that `save` wrote."""
     folder = Path(path)
     if not (folder / HEADER).exists():
@@ -148,8 +154,14 @@ def _model(told: dict[str, Any], arrays: dict[str, Any]) -> FactorModel:
     )
 
 
-def _entries(header: dict[str, Any], arrays: dict[str, Any]) -> Entries:
-    ids = [None if header[n] is None else np.array(header[n]) for n in ("row_ids", "col_ids")]
+def _entries(header: dict[str, Any], arrays: dict[str, Any]) -> Entries | FiledEntries:
+    ids: list[Any] = [
+        None if header[n] is None else np.array(header[n]) for n in ("row_ids", "col_ids")
+    ]
+    if "source" in header:
+        told = header["source"]
+        ids += [told["count"], told["mark"]]
+        return FiledEntries(Path(told["path"]), told["duplicates"], told["said"], *ids)
     return Entries(arrays["rows"], arrays["cols"], arrays["values"], header["shape"], *ids)
 
 

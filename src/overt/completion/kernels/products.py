@@ -1,0 +1,55 @@
+"""The matrix of observed entries times a dense one, row by row, and what factors leave of it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from overt._types import Array
+from overt.completion.kernels import OPTIONS, Csr
+
+
+class Right(NamedTuple):
+    """The dense matrix; where `once`, entries are 1, however often they were observed."""
+
+    rows: Array
+    once: bool
+
+
+class Product(NamedTuple):
+    """What is written, a row for each row of the side."""
+
+    rows: Array
+
+
+@njit(**OPTIONS)
+def multiply(rows: Array, csr: Csr, right: Right, out: Product) -> None:
+    """out_a = sum_b x_ab M_b."""
+    M, total = right.rows, np.empty(right.rows.shape[1])
+    met = np.full(len(M) if right.once else 0, -1)
+    for r in rows:
+        total[:] = 0
+        for e in range(csr.indptr[r], csr.indptr[r + 1]):
+            b, x = csr.indices[e], float(csr.values[e])
+            if right.once:
+                if met[b] == r:
+                    continue
+                met[b], x = r, 1.0
+            for i in range(len(total)):
+                total[i] += x * M[b, i]
+        out.rows[r] = total
+
+
+@njit(**OPTIONS)
+def misfits(rows: Array, csr: Csr, right: Right, left: Array, out: Product) -> None:
+    """out_a = sum_b (x_ab - u_a . v_b)^2."""
+    for r in rows:
+        total = 0.0
+        for e in range(csr.indptr[r], csr.indptr[r + 1]):
+            error, b = float(csr.values[e]), csr.indices[e]
+            for i in range(left.shape[1]):
+                error -= float(left[r, i]) * float(right.rows[b, i])
+            total += error * error
+        out.rows[r, 0] = total
