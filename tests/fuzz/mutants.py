@@ -22,6 +22,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
+from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
@@ -56,6 +57,11 @@ def files_of(*rooms: str) -> list[Path]:
     return [p for path in paths for p in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
 
 
+def within(code: CodeType) -> tuple[str, str]:
+    """Name a function such that changes elsewhere in its file leave the name."""
+    return str(Path(code.co_filename).relative_to(SOURCE)), code.co_qualname
+
+
 class Tracer:
     """Collects the lines of the files that run."""
 
@@ -69,7 +75,7 @@ class Tracer:
         if event == "call":
             self.calls[code] += 1
             return self if self.calls[code] <= 100 else None
-        self.hits.add((code.co_filename, frame.f_lineno))
+        self.hits.add((*within(code), frame.f_lineno - code.co_firstlineno))
         return self
 
 
@@ -104,76 +110,74 @@ class Examination:
         reach, cost = self.reached()
         for name, mutant, old, tree in self.chosen:
             new = mutant.code(tree)
-            where = {(str(mutant.path), line) for line in mutant.lines}
-            tests = sorted({t for place in where for t in reach[place]}, key=cost.get)
+            swap = dict(pairs(old, new))
+            if not swap:  # the compiler sees no difference
+                self.outcomes.append((name, True))
+                continue
+            inner = list(swap)[-1]
+            lines = [line - inner.co_firstlineno for line in mutant.lines]
+            tests = {t for line in lines for t in reach[*within(inner), line]}
             if not tests:
-                near = {t for place in reach if place[0] == str(mutant.path) for t in reach[place]}
-                tests = sorted(near, key=cost.get)
+                tests = {t for place in reach if place[:2] == within(inner) for t in reach[place]}
+            tests = sorted(tests, key=cost.get)
             total, asked = 0.0, []
             for test in tests:
                 total += cost[test]
                 if total > SECONDS:
                     break
                 asked.append(test)
-            swap = dict(pairs(old, new))
             self.outcomes.append((name, self.survives(asked, functions, swap, min(total, SECONDS))))
             if self.outcomes[-1][1]:
-                print(
-                    f"survived {len(asked)} of {len(tests)}: {name}",
-                    file=sys.__stdout__,
-                    flush=True,
-                )
+                asked = f"{len(asked)} of {len(tests)}"
+                print(f"survived {asked}: {name}", file=sys.__stdout__, flush=True)
         return True
 
     def survives(
         self, tests: list[str], functions: list[Any], swap: dict[Any, Any], expected: float
     ) -> bool:
         """Whether all these tests pass, in a forked process with other code."""
-        pid = os.fork()
-        if pid == 0:
+        if pid := os.fork():
+            return os.waitpid(pid, 0)[1] == 0
+        try:
             limit = int(10 + 5 * expected)
             resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5))
             resource.setrlimit(resource.RLIMIT_DATA, (2**33, 2**33))
             signal.alarm(20 * limit)
             for function in functions:
-                if function.__code__ in swap:
-                    try:
-                        function.__code__ = swap[function.__code__]
-                    except ValueError:  # a closure that sees other names: its outer function has it
-                        continue
+                # A closure that would see other names is made again by its outer function.
+                with suppress(ValueError):
+                    function.__code__ = swap.get(function.__code__, function.__code__)
             for test, after in zip(tests, [*tests[1:], None], strict=True):
                 self.run(test, after)
                 if self.failed:
                     os._exit(1)
             os._exit(0)
-        return os.waitpid(pid, 0)[1] == 0
+        finally:
+            os._exit(1)
 
     def run(self, test: str, after: str | None = None) -> None:
         item, following = self.items[test], self.items.get(after)
         item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
 
-    def reached(self) -> tuple[dict[tuple[str, int], list[str]], dict[str, float]]:
+    def reached(self) -> tuple[dict[Any, list[str]], dict[str, float]]:
         """Return the tests that reach each line, and their seconds, measured where unknown."""
         known = json.loads(self.store.read_text()) if self.store.exists() else {}
-        source = "".join(path.read_text() for path in files_of(*ROOMS))
         by_file = defaultdict(list)
         for name, item in self.items.items():
             by_file[item.path].append(name)
         wanted = {}
         for path, names in by_file.items():
-            text = source + path.read_text()
-            wanted[hashlib.sha256(f"{path}{text}".encode()).hexdigest()] = names
+            wanted[hashlib.sha256(path.read_bytes()).hexdigest()] = names
         reach, cost = defaultdict(list), {}
         for key, names in wanted.items():
             if key not in known:
                 known[key] = self.record(names)
                 self.store.write_text(json.dumps(known))
-            for test, (seconds, lines) in known[key].items():
+            for test, (seconds, places) in known[key].items():
                 if test in self.items:
                     cost[test] = seconds
-                    for file, numbers in lines.items():
-                        for line in numbers:
-                            reach[file, line].append(test)
+                    for place in places:
+                        reach[tuple(place)].append(test)
         return reach, cost
 
     def record(self, names: list[str]) -> dict[str, Any]:
@@ -196,11 +200,9 @@ class Examination:
                         self.failed = True
                     signal.alarm(0)
                     sys.settrace(None), threading.settrace(None)
-                    seconds, lines = time.process_time() - start, defaultdict(list)
-                    for file, line in sorted(tracer.hits):
-                        lines[file].append(line)
-                    if lines and not self.failed and seconds < LONGEST:
-                        print(json.dumps((test, seconds, lines)), file=out, flush=True)
+                    seconds, places = time.process_time() - start, sorted(tracer.hits)
+                    if places and not self.failed and seconds < LONGEST:
+                        print(json.dumps((test, seconds, places)), file=out, flush=True)
             os._exit(0)
         os.close(writing)
         with os.fdopen(reading) as lines:
@@ -251,7 +253,7 @@ def _forked(room: str, files: list[Path], part: list[Any], compiled: bool) -> li
         os.chdir(HOME)
         import pytest
 
-        store = Path(tempfile.gettempdir()) / f"overt-mutants-{int(compiled)}.json"
+        store = Path(tempfile.gettempdir()) / f"overt-mutants-{compiled}.json"
         plugin = Examination(files, part, store)
         paths = [str(HOME / "tests" / test) for test in [*ROOMS[room][1], *ALL * compiled]]
         options = "-o addopts= --import-mode=importlib --capture=sys --assert=plain -p no:dash"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from overt.nn.layers.base import NoiseLayer
 from overt.nn.moments import moving, noises, nonlinear
-from overt.nn.moments.bilinear import added, averaged, product, scaled, weighted
+from overt.nn.moments.bilinear import added, averaged, linear_map, product, scaled, weighted
 from overt.nn.moments.layered import layer
 from overt.nn.moments.local import noises_of, unknown, with_first
 from overt.nn.moments.tape import Moment, Tape, Uncarried
@@ -155,6 +155,16 @@ def _compared(tape: Tape, call: Call) -> Any:
     raise Uncarried(noises_of(tape, call), call.name)
 
 
+def _gated(tape: Tape, call: Call) -> Any:
+    """GLU: the first half of an axis times the sigmoid of the second."""
+    x, axis = tape.of(call.args[0]), int(call.argument(1, "dim", -1))
+    first, second = (
+        linear_map(tape, x, *[lambda t, i=i: t.chunk(2, axis)[i]] * 3, keeps=True) for i in (0, 1)
+    )
+    gate = nonlinear.of_entries(tape, second, torch.sigmoid, "sigmoid")
+    return product(tape, torch.mul, first, gate)
+
+
 def _read(tape: Tape, call: Call) -> Any:
     raise Uncarried(noises_of(tape, call), call.name)
 
@@ -162,6 +172,7 @@ def _read(tape: Tape, call: Call) -> Any:
 _RULES: dict[str, Rule] = {
     "copy": moving.copied,
     "embedding": moving.looked_up,
+    "glu": _gated,
     "masked_fill": moving.masked,
     "setitem": moving.set_item,
     "where": moving.where,
