@@ -29,6 +29,9 @@ ORDERED = {"isinstance", "getattr", "setattr", "hasattr", "cast", "namespace", "
            "maximum", "minimum", "max", "min"}  # fmt: skip
 
 
+SAME = {"strict", "stable", "stacklevel", "check_finite"}  # settings that change no number
+
+
 def called(node: ast.Call) -> str:
     return getattr(node.func, "attr", getattr(node.func, "id", ""))
 
@@ -135,6 +138,8 @@ def mutants(path: Path, tree: ast.Module) -> list[Mutant]:
                 if not isinstance(node, ast.AST) or isinstance(node, ast.Raise | ast.JoinedStr):
                     continue
                 if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                    continue
+                if isinstance(node, ast.keyword) and node.arg in SAME:
                     continue
                 if inside:
                     found.extend(
