@@ -365,6 +365,13 @@ def test_rounding_beside_one_singular_value_does_not_hide_it():
     np.testing.assert_allclose(KSupport(1).prox(s, 0.1), [79.6 / 1.1, 0, 0, 0], rtol=1e-12)
 
 
+@pytest.mark.parametrize("weight", [1e15, 1e18, 1e30])
+@pytest.mark.parametrize("norm", [SquaredNuclear(), Schatten(1)], ids=str)
+def test_strong_weights_leave_no_rounding_of_the_spectrum(norm, weight):
+    s = np.array([2.7, -1.9, 0.3])
+    assert np.abs(norm.prox(s, weight)).max() <= 4.9 / weight
+
+
 def test_shrinkage_rank_is_the_largest_feasible_index():
     rng = np.random.default_rng(24)
     for _ in range(100):

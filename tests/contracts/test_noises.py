@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from helpers import assert_mean_within_standard_errors, enumerate_masks, moments
+from scipy.stats import kstest
 
 import overt
 from overt import CovarianceNoise, DropBlock, DropConnect, Dropout, KeepExactly
@@ -104,6 +105,9 @@ def test_multipliers_are_masks_divided_by_their_mean(noise, width):
 def test_empirical_mean_agrees(noise, width):
     draws = noise.sample(width, 4000, seed=11).reshape(4000, -1)
     assert_mean_within_standard_errors(draws, noise.mean(width))
+    # By the stated variance too: draws with heavy tails have large standard errors of their own.
+    error = np.abs(draws.mean(axis=0) - noise.mean(width))
+    assert np.all(error <= 5 * np.sqrt(np.diag(noise.covariance(width)) / 4000) + 1e-12)
 
 
 @every_noise
@@ -153,6 +157,15 @@ def test_moments_are_the_callers_to_change(noise, width):
         before = read(width).copy()
         read(width)[...] = -7.0
         np.testing.assert_array_equal(read(width), before)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "covariance"])
+def test_gaussian_masks_are_normal(name):
+    noise, width = NOISES[name]
+    standard = (noise.sample(width, 2000, seed=5) - noise.mean(width)) @ np.linalg.inv(
+        np.linalg.cholesky(noise.covariance(width)).T
+    )
+    assert kstest(standard.ravel(), "norm").pvalue > 1e-4
 
 
 @pytest.mark.parametrize("noise", [Dropout(0.2), DropBlock(0.2, 2), DropConnect(0.2)], ids=str)

@@ -1,152 +1,276 @@
 """Mutants of the core rooms: python -m fuzz.mutants [room ...] [count] [seed] (make mutants).
 
-A mutant is the source with one operator, comparison, constant or statement changed. Each runs the
-tests of its room, in a process forked from one that has imported the libraries, and counts as
-caught if a test fails. Survivors are printed; those in EQUIVALENT compute the same.
+A mutant is a room's source with one of the changes of `edits`. It is caught if a test fails. Tests
+are collected once, and run once to see which lines each of them reaches (kept in the folder for
+temporary files); then each mutant is put into a forked process and meets the tests that reach its
+lines, cheapest first. Files of compiled kernels are examined without compilation. Survivors are
+printed; those in EQUIVALENT compute the same.
 """
 
 from __future__ import annotations
 
 import ast
-import copy
+import gc
+import hashlib
+import importlib
+import json
 import os
 import resource
-import shutil
+import signal
 import sys
 import tempfile
+import threading
+import time
+from collections import Counter, defaultdict
+from contextlib import suppress
 from pathlib import Path
+from types import CodeType, FrameType, FunctionType
+from typing import Any
 
-import numpy as np
+from fuzz.edits import SOURCE, Mutant, mutants, pairs
 
 HOME = Path(__file__).parents[2]
 EQUIVALENT = Path(__file__).with_name("equivalent.txt")
+SECONDS = 10.0  # of tests against one mutant
+LONGEST = 3.0  # a test that takes longer, while it is watched, is not asked
+ALL = ["contracts", "test_check.py", "test_theorems.py", "fuzz/test_arrays.py", "fuzz/test_fuzz.py"]
 ROOMS = {
-    "noise": (["noise"], ["contracts/test_noises.py"]),
-    "penalty": (["penalty.py"], ["contracts/test_penalties.py", "fuzz/test_arrays.py"]),
+    "noise": (["noise"], ["linear/test_solve.py"]),
+    "penalty": (["penalty.py"], []),
     "spectral": (["spectral"], ["test_spectral.py"]),
-    "equalize": (["equalize.py"], ["test_equalize.py", "fuzz/test_arrays.py"]),
-    "linear": (["linear"], ["linear"]),
+    "equalize": (["equalize.py"], ["test_equalize.py"]),
+    "linear": (["linear"], ["linear", "test_results.py"]),
     "completion": (["completion/forms", "completion/kernels"], ["completion"]),
     "decay": (["decay"], ["decay"]),
     "relu": (["relu"], ["relu"]),
-    "robust": (["robust/attacks", "robust/threats", "robust/certificates"], ["robust"]),
+    "robust": (
+        ["robust/attacks", "robust/threats", "robust/certificates", "robust/training/losses.py"],
+        ["robust"],
+    ),
     "nn": (["nn/moments", "nn/layers", "nn/penalties.py"], ["nn"]),
 }
-SWAPS = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Pow: ast.Mult,
-    ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.And: ast.Or, ast.Or: ast.And,
-    ast.USub: ast.UAdd, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
-}  # fmt: skip
 
 
-def places(tree: ast.Module) -> list[tuple[str, ast.AST]]:
-    """Return what can be changed, inside functions only, and neither messages nor docstrings."""
-    found = []
+def files_of(*rooms: str) -> list[Path]:
+    """Source files of rooms."""
+    paths = [SOURCE / source for room in rooms for source in ROOMS[room][0]]
+    return [p for path in paths for p in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
 
-    def visit(node: ast.AST, inside: bool) -> None:
-        if isinstance(node, (ast.Raise, ast.JoinedStr)) or (
-            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        ):
-            return
-        if inside and isinstance(node, (ast.BinOp, ast.BoolOp, ast.UnaryOp, ast.AugAssign)):
-            found.extend([("operator", node)] * (type(node.op) in SWAPS))
-        if inside and isinstance(node, ast.Compare):
-            found.extend([("comparison", node)] * (type(node.ops[0]) in SWAPS))
-        if inside and isinstance(node, ast.Constant) and type(node.value) in (int, float, bool):
-            found.append(("constant", node))
-        if inside and isinstance(node, (ast.Expr, ast.AugAssign)):
-            found.append(("statement", node))
-        inside = inside or isinstance(node, (ast.FunctionDef, ast.Lambda))
-        for name, value in ast.iter_fields(node):
-            if name in ("annotation", "returns", "decorator_list"):
+
+def within(code: CodeType) -> tuple[str, str]:
+    """Name a function such that changes elsewhere in its file leave the name."""
+    return str(Path(code.co_filename).relative_to(SOURCE)), code.co_qualname
+
+
+class Tracer:
+    """Collects the lines of the files that run."""
+
+    def __init__(self, files: set[str]):
+        self.files, self.hits, self.calls = files, set(), Counter()
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
+        code = frame.f_code
+        if code.co_filename not in self.files:
+            return None
+        if event == "call":
+            self.calls[code] += 1
+            return self if self.calls[code] <= 100 else None
+        self.hits.add((*within(code), frame.f_lineno - code.co_firstlineno))
+        return self
+
+
+class Examination:
+    """A plugin of pytest that collects tests, and in place of running them examines mutants."""
+
+    def __init__(
+        self, files: list[Path], chosen: list[tuple[str, Mutant, CodeType, ast.Module]], store: Path
+    ):
+        self.files, self.chosen, self.store, self.failed = files, chosen, store, False
+        self.outcomes: list[tuple[str, bool]] = []
+
+    def pytest_collection(self) -> None:
+        import hypothesis
+
+        phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
+        hypothesis.settings.register_profile("mutants", hypothesis.settings(), phases=phases)
+        hypothesis.settings.load_profile("mutants")
+        for path in self.files:
+            parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+            importlib.import_module(".".join(parts).removesuffix(".__init__"))
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self.failed |= report.failed
+
+    def pytest_runtestloop(self, session: Any) -> bool:
+        self.items = {item.nodeid: item for item in session.items}
+        functions = [f for f in gc.get_objects() if type(f) is FunctionType]
+        codes = {str(path) for path in self.files}
+        functions = [f for f in functions if f.__code__.co_filename in codes]
+        gc.freeze()
+        reach, cost = self.reached()
+        for name, mutant, old, tree in self.chosen:
+            new = mutant.code(tree)
+            swap = dict(pairs(old, new))
+            if not swap:  # the compiler sees no difference
+                self.outcomes.append((name, True))
                 continue
-            for child in value if isinstance(value, list) else [value]:
-                if isinstance(child, ast.AST):
-                    visit(child, inside)
+            inner = list(swap)[-1]
+            lines = [line - inner.co_firstlineno for line in mutant.lines]
+            tests = {t for line in lines for t in reach[*within(inner), line]}
+            if not tests:
+                tests = {t for place in reach if place[:2] == within(inner) for t in reach[place]}
+            tests = sorted(tests, key=cost.get)
+            total, asked = 0.0, []
+            for test in tests:
+                total += cost[test]
+                if total > SECONDS:
+                    break
+                asked.append(test)
+            self.outcomes.append((name, self.survives(asked, functions, swap, min(total, SECONDS))))
+            if self.outcomes[-1][1]:
+                asked = f"{len(asked)} of {len(tests)}"
+                print(f"survived {asked}: {name}", file=sys.__stdout__, flush=True)
+        return True
 
-    visit(tree, False)
-    return found
-
-
-def changed(source: str, number: int) -> tuple[str, str]:
-    """Return the source with one place changed, and what was done."""
-    tree = ast.parse(source)
-    kind, node = places(tree)[number]
-    before = ast.unparse(node)
-    if kind == "operator":
-        node.op = SWAPS[type(node.op)]()
-    elif kind == "comparison":
-        node.ops[0] = SWAPS[type(node.ops[0])]()
-    elif kind == "constant":
-        node.value = not node.value if isinstance(node.value, bool) else node.value + 1
-    else:
-        old = copy.copy(node)
-        for parent in ast.walk(tree):
-            for _, value in ast.iter_fields(parent):
-                if isinstance(value, list) and node in value:
-                    value[value.index(node)] = ast.copy_location(ast.Pass(), old)
-    after = "pass" if kind == "statement" else ast.unparse(node)
-    return ast.unparse(ast.fix_missing_locations(tree)), f"{before[:60]} -> {after[:60]}"
-
-
-def survives(copy_of: Path, tests: list[str]) -> bool:
-    """Run tests in a forked process; whether all pass."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
+    def survives(
+        self, tests: list[str], functions: list[Any], swap: dict[Any, Any], expected: float
+    ) -> bool:
+        """Whether all these tests pass, in a forked process with other code."""
+        if pid := os.fork():
+            return os.waitpid(pid, 0)[1] == 0
         try:
-            resource.setrlimit(resource.RLIMIT_CPU, (300, 300))
-            sys.path[:0] = [str(copy_of / "src"), *(str(HOME / "tests" / p) for p in ("", "nn"))]
-            os.environ["NUMBA_CACHE_DIR"] = str(copy_of / "numba")
-            nothing = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nothing, 1), os.dup2(nothing, 2)
-            import pytest
-
-            paths = [str(HOME / "tests" / test) for test in tests]
-            code = int(pytest.main(["-q", "-x", "-p", "no:dash", "-p", "no:cacheprovider", *paths]))
+            limit = int(10 + 5 * expected)
+            resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5))
+            resource.setrlimit(resource.RLIMIT_DATA, (2**33, 2**33))
+            signal.alarm(20 * limit)
+            for function in functions:
+                # A closure that would see other names is made again by its outer function.
+                with suppress(ValueError):
+                    function.__code__ = swap.get(function.__code__, function.__code__)
+            for test, after in zip(tests, [*tests[1:], None], strict=True):
+                self.run(test, after)
+                if self.failed:
+                    os._exit(1)
+            os._exit(0)
         finally:
-            os._exit(code)
-    return os.waitpid(pid, 0)[1] == 0
+            os._exit(1)
+
+    def run(self, test: str, after: str | None = None) -> None:
+        item, following = self.items[test], self.items.get(after)
+        item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
+
+    def reached(self) -> tuple[dict[Any, list[str]], dict[str, float]]:
+        """Return the tests that reach each line, and their seconds, measured where unknown."""
+        known = json.loads(self.store.read_text()) if self.store.exists() else {}
+        by_file = defaultdict(list)
+        for name, item in self.items.items():
+            by_file[item.path].append(name)
+        wanted = {}
+        for path, names in by_file.items():
+            wanted[hashlib.sha256(path.read_bytes()).hexdigest()] = names
+        reach, cost = defaultdict(list), {}
+        for key, names in wanted.items():
+            if key not in known:
+                known[key] = self.record(names)
+                self.store.write_text(json.dumps(known))
+            for test, (seconds, places) in known[key].items():
+                if test in self.items:
+                    cost[test] = seconds
+                    for place in places:
+                        reach[tuple(place)].append(test)
+        return reach, cost
+
+    def record(self, names: list[str]) -> dict[str, Any]:
+        """Run tests in a forked process; return seconds and lines of those that pass in time."""
+        reading, writing = os.pipe()
+        traced = {str(path) for path in files_of(*ROOMS)}
+        pid = os.fork()
+        if pid == 0:
+            os.close(reading)
+            signal.signal(signal.SIGPROF, _too_long)
+            with os.fdopen(writing, "w") as out:
+                for test in names:
+                    self.failed, tracer = False, Tracer(traced)
+                    start = time.process_time()
+                    threading.settrace(tracer), sys.settrace(tracer)
+                    signal.setitimer(signal.ITIMER_PROF, LONGEST)
+                    try:
+                        self.run(test)
+                    except BaseException:
+                        self.failed = True
+                    signal.setitimer(signal.ITIMER_PROF, 0)
+                    sys.settrace(None), threading.settrace(None)
+                    seconds, places = time.process_time() - start, sorted(tracer.hits)
+                    if places and not self.failed and seconds < LONGEST:
+                        print(json.dumps((test, seconds, places)), file=out, flush=True)
+            os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as lines:
+            found = {test: (seconds, hits) for test, seconds, hits in map(json.loads, lines)}
+        os.waitpid(pid, 0)
+        return found
+
+
+def _too_long(*_: Any) -> None:
+    raise TimeoutError
 
 
 def examine(room: str, count: int, seed: int) -> tuple[int, int, int]:
     """Return (caught, survived, equivalent) of so many mutants of a room."""
-    sources, tests = ROOMS[room]
-    known = EQUIVALENT.read_text().splitlines() if EQUIVALENT.exists() else []
-    with tempfile.TemporaryDirectory() as name:
-        home = Path(name)
-        shutil.copytree(HOME / "src", home / "src", ignore=shutil.ignore_patterns("__pycache__"))
-        files = [p for s in sources for p in [home / "src/overt" / s] for p in (
-            sorted(p.rglob("*.py")) if p.is_dir() else [p])]  # fmt: skip
-        pool = [(p, k) for p in files for k in range(len(places(ast.parse(p.read_text()))))]
-        chosen = np.random.default_rng(seed).permutation(len(pool))[:count]
-        tally = [0, 0, 0]
-        for at in chosen:
-            path, number = pool[at]
-            source = path.read_text()
-            text, what = changed(source, number)
-            said = f"{path.relative_to(home / 'src/overt')}: {what}"
-            path.write_text(text)
-            if "njit" in source:
-                shutil.rmtree(home / "numba", ignore_errors=True)
-            outcome = 2 if said in known else int(survives(home, tests))
-            path.write_text(source)
-            tally[outcome] += 1
-            if outcome == 1:
-                print(f"survived: {said}", flush=True)
+    import numpy as np
+
+    lines = EQUIVALENT.read_text().splitlines() if EQUIVALENT.exists() else []
+    known = {line.partition("  # ")[0] for line in lines}
+    files = files_of(room)
+    pool = []
+    for path in files:
+        tree = ast.parse(path.read_text())
+        old = compile(tree, str(path), "exec", dont_inherit=True)
+        pool += [(mutant.name, mutant, old, tree) for mutant in mutants(path, tree)]
+    chosen = [pool[at] for at in np.random.default_rng(seed).permutation(len(pool))[:count]]
+    asked = [row for row in chosen if row[0] not in known]
+    tally = [0, 0, len(chosen) - len(asked)]
+    for compiled in (True, False):
+        part = [row for row in asked if ("njit" in row[1].path.read_text()) != compiled]
+        if part:
+            for survived in _forked(room, files, part, compiled):
+                tally[survived] += 1
     return tuple(tally)
 
 
+def _forked(room: str, files: list[Path], part: list[Any], compiled: bool) -> list[bool]:
+    """Outcomes from a process of its own, with numba's compiler or without."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(writing)
+        with os.fdopen(reading) as answer:
+            text = answer.read()
+        os.waitpid(pid, 0)
+        return json.loads(text)
+    try:
+        os.environ["NUMBA_DISABLE_JIT"] = str(int(not compiled))
+        os.chdir(HOME)
+        import pytest
+
+        store = Path(tempfile.gettempdir()) / f"overt-mutants-{compiled}.json"
+        plugin = Examination(files, part, store)
+        paths = [str(HOME / "tests" / test) for test in [*ROOMS[room][1], *ALL * compiled]]
+        options = "-o addopts= --import-mode=importlib --capture=sys --assert=plain -p no:dash"
+        plain = "-p no:cacheprovider -p no:xdist -p no:terminal -p no:faulthandler"
+        pytest.main([*options.split(), *plain.split(), *paths], plugins=[plugin])
+        os.write(writing, json.dumps([survived for _, survived in plugin.outcomes]).encode())
+    finally:
+        os._exit(0)
+
+
 def main(words: list[str]) -> int:
-    import numba  # noqa: F401  imported once, for all processes
-    import pytest  # noqa: F401
     import scipy.stats
-    import torch  # noqa: F401
 
     rooms = [word for word in words if word in ROOMS] or list(ROOMS)
     given = [int(word) for word in words if word.isdigit()]
     count, seed = (given + [60, 0][len(given) :])[:2]
+    os.nice(10)
     for room in rooms:
         caught, survived, same = examine(room, count, seed)
         of = caught + survived

@@ -97,6 +97,13 @@ def test_gradients_of_flows_are_finite_at_dead_units():
     assert coadaptation(psi) == pytest.approx(1 / math.sqrt(3))
 
 
+def test_clipped_error_is_that_of_clipped_predictions():
+    net = TwoLayer([[1.0, -1.0]], [[2.0, -3.0]])
+    X, y = np.array([[0.1], [3.0], [-0.2], [-4.0]]), np.array([0.5, 1.0, -0.5, 0.0])
+    expected = np.mean([(0.2 - 0.5) ** 2, 0.0, (-0.6 + 0.5) ** 2, 1.0])
+    assert net.clipped_error(X, y) == pytest.approx(expected)
+
+
 def test_networks_of_lists_and_tensors():
     from_lists = TwoLayer([[1.0, 2.0]], [[1.0, -1.0]])
     from_tensors = TwoLayer(torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, -1.0]]))
@@ -123,6 +130,9 @@ def test_bounds_follow_the_printed_formulas():
     assert rademacher_lower(3.0, 20.0, 100) == pytest.approx(0.3)
     bound = risk_bound(0.1, 3.0, 20.0, 100, 0.25, delta=0.1)
     assert bound.value == pytest.approx(0.1 + 8 * upper + 12 * math.sqrt(math.log(20) / 200))
+    assert (bound.factor, bound.empirical, bound.n, bound.delta) == (1.0, 0.1, 100, 0.1)
+    assert bound.complexity == pytest.approx(8 * upper)
+    assert bound.value == pytest.approx(bound.empirical + bound.complexity + bound.confidence)
     assert bound.vacuous
     assert not risk_bound(0.0, 0.01, 20.0, 10**8, 0.5).vacuous
     paired = symmetrized_bound(0.1, 3.0, 20.0, 100, delta=0.1)
@@ -242,6 +252,13 @@ def test_rademacher_in_the_plane_against_a_grid(skew):
     assert found.exact
     assert grid <= found.value + 1e-12
     assert found.value == pytest.approx(grid, rel=1e-3)
+    error = np.abs(signs @ scaled).max(1).std(ddof=1) / math.sqrt(40) / 8
+    assert found.standard_error == pytest.approx(error, rel=1e-2)
+    norm = positive_norm(X, X.T @ X / 8)
+    assert found.lower == pytest.approx(rademacher_lower(1.0, norm, 8))
+    beta = retentivity(X).lower
+    assert found.upper == pytest.approx(rademacher_upper(1.0, norm, 8, beta))
+    assert (found.retentivity, found.n, found.draws) == (beta, 8, 40)
 
 
 def test_search_in_the_plane_finds_the_exact_supremum():

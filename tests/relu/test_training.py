@@ -78,6 +78,58 @@ def test_training_is_reproducible_and_scaled_by_q():
     assert np.linalg.norm(run.W, axis=1).mean() == pytest.approx(0.25 * math.sqrt(5), rel=0.25)
 
 
+def test_records_are_what_the_steps_did(monkeypatch):
+    rng = np.random.default_rng(4)
+    (X, y), (Z, t) = problem(rng), problem(rng, 15)
+    seen, descend = [], kernels.descend
+
+    def watched(W, a, X, y, rows, drawn, rate, limit, margins):
+        before = W.copy()
+        cut = descend(W, a, X, y, rows, drawn, rate, limit, margins)
+        seen.append((before, W.copy(), a, drawn.copy(), margins.copy(), rows, cut, rate, limit))
+        return cut
+
+    monkeypatch.setattr(kernels, "descend", watched)
+    run = train_lazy(X, y, width=12, drop_prob=0.3, steps=90, learning_rate=0.6, records=[0, 40],
+                     holdout=(Z, t), masks=3000, seed=2)  # fmt: skip
+    first, a = seen[0][0], seen[0][2]
+    drawn = np.concatenate([s[3] for s in seen])
+    rows = np.concatenate([s[5] for s in seen])
+    assert abs(drawn.mean() - 0.7) <= 5 * math.sqrt(0.21 / drawn.size)
+    assert len(set(rows.tolist())) > 12
+    assert rows.max() < 20
+    assert set(a) == {-1.0, 1.0}
+    assert np.abs(first).max() < 5
+    assert abs((first**2).mean() - 1) <= 5 * math.sqrt(2 / first.size)
+    assert all(s[7] == 0.6 for s in seen)
+    assert (
+        run.max_norm == seen[0][8] == pytest.approx(math.sqrt(5) + 2 * math.sqrt(math.log(12)) + 1)
+    )
+    assert run.projections == sum(s[6] for s in seen)
+    ends = np.cumsum([len(s[3]) for s in seen])
+    for k, step in ((1, 40), (2, 90)):
+        at = int(np.searchsorted(ends, step))
+        W = seen[at][1]
+        wrong = {"full": [], "visited": [], "flipped": []}
+        for z, label in zip(Z, t, strict=True):
+            h = [max(w @ z, 0.0) for w in W]
+            wrong["full"].append(label * sum(a * h) <= 0)
+            wrong["visited"].append(label * sum(a * h * seen[at][3][-1]) <= 0)
+            wrong["flipped"] += [(w @ z > 0) != (v @ z > 0) for w, v in zip(W, first, strict=True)]
+        assert run.full_error[k] == np.mean(wrong["full"])
+        assert run.visited_error[k] == np.mean(wrong["visited"])
+        assert run.flipped[k] == np.mean(wrong["flipped"])
+        assert run.moved[k] == pytest.approx(max(np.linalg.norm(W - first, axis=1)))
+        masks = rng.random((3000, 12)) < 0.7
+        others = (t[:, None] * (np.maximum(Z @ W.T, 0) @ (a * masks).T) <= 0).mean(0)
+        assert abs(run.unseen_error[k] - others.mean()) <= 8 * others.std() / math.sqrt(3000)
+        begun = 0 if k == 1 else 40
+        margins = np.concatenate([s[4] for s in seen])[begun:step]
+        assert run.loss[k] == pytest.approx(np.mean(np.log1p(np.exp(-margins))))
+    assert np.allclose(run.W, 0.7 * W)
+    assert np.allclose(run.predict(Z), [sum(a * np.maximum(run.W @ z, 0)) / 12**0.5 for z in Z])
+
+
 def test_wide_networks_are_learned_lazily_and_their_parts_are_as_good():
     rng = np.random.default_rng(2)
     X, y = problem(rng, 400, 4)
@@ -119,6 +171,14 @@ def test_margin_on_fixed_features_against_a_cone_program():
     assert norms.mean() == pytest.approx(p @ slopes)
 
 
+def test_margins_are_three_standard_errors_off():
+    """One point: psi = x, and both sides are the share of z with z.x >= 0 on the same draws."""
+    found = margin(np.array([[0.6, 0.8]]), [1], features=1000)
+    assert found.upper - found.lower == pytest.approx(6 * math.sqrt(0.25 / 20_000), rel=0.01)
+    assert (found.upper + found.lower) / 2 == pytest.approx(0.5, abs=5 * math.sqrt(0.25 / 20_000))
+    assert found.gap == pytest.approx(0.0, abs=1e-12)
+
+
 def test_margin_scales_with_the_kept_share():
     X, y = problem(np.random.default_rng(4), 10)
     full, half = (margin(X, y, drop_prob=prob, features=200) for prob in (0.0, 0.5))
@@ -145,6 +205,11 @@ def test_requirements_are_met_and_tight(gamma, delta):
     root = math.sqrt(44 / gamma**2 * math.log(24 * eta * c * math.sqrt(m) * T**2))
     assert found.lam == pytest.approx(5 / gamma * math.log(2 * eta * T) + root)
     assert found.full_error == pytest.approx(4 * found.lam**2 / (eta * T))
+    spent = 7.1 * math.log(2 / (delta or 0.05)) / T
+    assert found.subnetwork_error == pytest.approx(12 * found.lam**2 / (eta * T) + spent)
+    assert found.max_norm == pytest.approx(c)
+    assert found.displacement == pytest.approx(7 * found.lam / (2 * gamma * math.sqrt(m)))
+    assert found.needed_width == pytest.approx(2401 * found.lam**2 / gamma**6)
 
 
 @pytest.mark.parametrize(

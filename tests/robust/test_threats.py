@@ -1,10 +1,13 @@
+from itertools import combinations
+
 import numpy as np
 import pytest
 import torch
+from helpers import assert_mean_within_standard_errors
 from robust_cases import points, quadratic_program
 
 from overt import InputError
-from overt.robust import L1, L2, Linf
+from overt.robust import L0, L1, L2, Linf
 from overt.robust.certificates.exact import farthest
 from overt.robust.threats.balls import l2_in_box
 from overt.robust.threats.kernels import l2_in_box as compiled
@@ -144,6 +147,70 @@ def test_random_starts_are_uniform_in_the_ball(threat):
     share = (size / 2) ** width
     assert abs(float(share.mean()) - 0.5) <= 5 * np.sqrt(1 / 12 / n)
     assert bool((d.mean(0).abs() <= 5 * d.std(0) / np.sqrt(n)).all())
+    # E[d_i d_j] of a uniform point: the same for all coordinates, which are uncorrelated.
+    second = {"l1": 2 / ((width + 1) * (width + 2)), "l2": 1 / (width + 2), "linf": 1 / 3}
+    products = (d[:, :, None] * d[:, None, :]).numpy()
+    expected = 4 * second[threat.name] * np.eye(width)
+    assert_mean_within_standard_errors(products, expected)
+
+
+@pytest.mark.parametrize("radius", [1, 2, 4])
+def test_few_changed_coordinates_against_all_choices_of_them(radius):
+    v, g = points(5, 4, seed=3), points(5, 4, seed=5)
+    low, high = boxes(5, 4, seed=4)
+    threat = L0(radius, bounds=(-2.0, 2.0))
+    d, step = threat.project(v, (low, high)), threat.ascent(g.clone(), (low, high))
+    chosen = torch.zeros(0, 4).double()
+    for kept in combinations(range(4), radius):
+        row = torch.zeros(1, 4).double()
+        row[0, list(kept)] = 1
+        chosen = torch.cat([chosen, row])
+    nearest = v.clamp(low, high)[None] * chosen[:, None]
+    assert torch.allclose(((d - v) ** 2).sum(1), ((nearest - v) ** 2).sum(2).amin(0))
+    ends = torch.where(g > 0, high, low)[None] * chosen[:, None]
+    assert torch.allclose((g * step).sum(1) * radius, (g * ends).sum(2).amax(0))
+    for found in (d, step * radius):
+        assert bool(((found >= low) & (found <= high)).all())
+        assert int((found != 0).sum(1).max()) <= radius
+
+
+def test_few_coordinates_are_drawn_uniformly_at_the_ends_of_the_box():
+    x = torch.rand(3000, 5, dtype=torch.float64)
+    d = L0(2, bounds=(0.0, 1.0)).region(x).draw(seed=3)
+    moved = x + d
+    changed = (d != 0).double()
+    assert bool((changed.sum(1) == 2).all())
+    assert bool((((moved - 0).abs() < 1e-12) | ((moved - 1).abs() < 1e-12))[d != 0].all())
+    assert_mean_within_standard_errors(changed.numpy(), np.full(5, 0.4))
+    assert_mean_within_standard_errors((d > 0).double().numpy(), np.full(5, 0.2))
+
+
+@pytest.mark.parametrize("threat", [L1(2.0), L2(2.0), Linf(2.0)])
+def test_extreme_points_have_the_radius_and_no_preference(threat):
+    region = threat.region(points(2000, 4, seed=9))
+    d = region.draw(seed=1, extreme=True)
+    assert torch.allclose(threat.size(d), torch.full((2000,), 2.0).double())
+    assert_mean_within_standard_errors(d.numpy(), np.zeros(4))
+    assert_mean_within_standard_errors((d**2).numpy(), np.full(4, float((d**2).mean())))
+    corners = {"l1": 1, "linf": 4}.get(threat.name)
+    assert corners is None or bool((((d.abs() - 2).abs() < 1e-9).sum(1) == corners).all())
+
+
+@pytest.mark.parametrize("size", [1.0, 300.0, 1e5])
+@pytest.mark.parametrize("threat", [L1, L2, Linf])
+def test_what_is_stored_is_within_the_radius_in_exact_numbers(threat, size):
+    """Single precision: x + delta is rounded, and the distance of what is stored counts."""
+    x = (size * torch.rand(200, 7, generator=torch.Generator().manual_seed(1))).float()
+    given = threat(0.3, bounds=(0.0, size))
+    region = given.region(x)
+    delta = region.project(torch.randn(200, 7, generator=torch.Generator().manual_seed(2)))
+    stored = region.settle(delta)
+    away = stored.double() - x.double()
+    assert float(given.size(away).max()) <= 0.3
+    assert bool(((stored >= 0) & (stored <= size)).all())
+    slack = 8 * size * torch.finfo(torch.float32).eps
+    assert float((away - delta).abs().max()) <= slack + 1e-5
+    assert region.coarse == (size > 1)
 
 
 def test_draws_belong_to_the_point_and_have_the_right_moments():
@@ -168,6 +235,11 @@ def test_draws_belong_to_the_point_and_have_the_right_moments():
         (lambda: L2(1.0, "unit"), "bounds must be None"),
         (lambda: L2(1.0, (0.0, 1.0, 2.0)), "pair"),
         (lambda: L2(1.0, (0.0, 1.0)).within(torch.tensor([[2.0]])), "must contain the inputs"),
+        (lambda: L2(1.0, (0.0, 1.0)).within(torch.tensor([[-0.1]])), "must contain the inputs"),
+        (lambda: L2(1.0, (0.5, 0.5)), "low below high"),
+        (lambda: L2(1.0, ([0, 0, 0], 1.0)).within(torch.ones(2, 2)), "must be numbers or arrays"),
+        (lambda: L2(1.0, (0.0, [[1, 1]])).within(torch.ones(2, 2)), "must be numbers or arrays"),
+        (lambda: L0(1.0).within(torch.ones(2, 2)), "L0 must have bounds"),
     ],
 )
 def test_mistakes_are_named(make, message):

@@ -1,0 +1,220 @@
+"""Every operation that noise goes through: all masks where it is affine, its Jacobian elsewhere."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import bernoulli_patterns
+from torch import nn
+from torch.nn import functional
+
+from overt.nn.moments.carry import carry
+
+DROP, EPS = 0.3, 1e-4
+torch.manual_seed(5)
+W3, W4, B = torch.randn(3, 4).double(), torch.randn(4, 2).double(), torch.randn(2, 3).double()
+K1, K2 = torch.randn(3, 2, 2).double(), torch.randn(1, 1, 2, 2).double()
+EVEN = torch.tensor([[True, False, True], [False, False, True]])
+COLS = torch.tensor([2, 0, 0])
+
+
+class After(nn.Module):
+    """x with noise, an operation, and a fixed map that mixes all entries of a row."""
+
+    def __init__(self, noise, operation):
+        super().__init__()
+        self.noise, self.operation = noise, operation
+
+    def forward(self, x):
+        h = self.operation(self.noise(x)).flatten(1)
+        return h @ torch.arange(3.0 * h.shape[1], dtype=h.dtype).square().cos().reshape(-1, 3)
+
+
+def overwritten(h):
+    h = h.clone()
+    h[:, 0, 1:] = h[:, 1, :2] * 3
+    h[:, 1] = h[:, 1] + 2
+    return h
+
+
+def in_place(h):
+    h = h.clone()
+    h.mul_(B)
+    h.sub_(1.5)
+    h.neg_()
+    return h.div_(4.0).add_(h, alpha=0.5)
+
+
+AFFINE = {
+    "add": lambda h: torch.add(h, B, alpha=2) + 1,
+    "sub": lambda h: torch.sub(B, h, alpha=3) - h,
+    "rsub": lambda h: torch.rsub(h, B, alpha=2),
+    "one-minus": lambda h: 1 - h,
+    "neg": lambda h: -h,
+    "mul": lambda h: B * h * 2,
+    "div": lambda h: h / B / 3,
+    "twice": lambda h: h + 2 * h.flip(-1),
+    "sum": lambda h: h.sum(1),
+    "sum-keepdim": lambda h: h.sum(-1, keepdim=True),
+    "sum-all": lambda h: h.sum((1, 2), keepdim=True),
+    "mean": lambda h: h.mean(2),
+    "mean-pair": lambda h: torch.mean(h, dim=(1, 2), keepdim=True),
+    "cumsum": lambda h: h.cumsum(2),
+    "center": lambda h: h - h.mean(-1, keepdim=True),
+    "matmul": lambda h: h @ W3,
+    "rmatmul": lambda h: W4 @ h,
+    "matvec": lambda h: h @ W3[:, 0],
+    "bmm": lambda h: torch.bmm(h, W3.expand(len(h), 3, 4)),
+    "addmm": lambda h: torch.addmm(h[:, 0], h[:, 1], W3[:, :3], beta=0.5, alpha=2),
+    "addmm-nothing": lambda h: torch.addmm(h[:, 0], h[:, 1], W3[:, :3], beta=0),
+    "addmv": lambda h: torch.addmv(B[0, 0], h[:, 0], W3[:, 1], alpha=2)[:, None],
+    "baddbmm": lambda h: torch.baddbmm(h[:, :1], h, W3[:, :3].expand(len(h), 3, 3), beta=3),
+    "einsum": lambda h: torch.einsum("nij,jk->nki", h, W3),
+    "linear": lambda h: functional.linear(h, W3.T, W3[0]),
+    "conv1d": lambda h: functional.conv1d(h, K1, K1[:, 0, 0], padding=1),
+    "conv1d-stride": lambda h: functional.conv1d(h, K1, stride=2),
+    "conv1d-groups": lambda h: functional.conv1d(h, K1[:2, :1], groups=2),
+    "conv2d": lambda h: functional.conv2d(h[:, None], K2, B[0, :1]),
+    "conv-transpose": lambda h: functional.conv_transpose1d(h, K1[:2]),
+    "avg-pool": lambda h: functional.avg_pool1d(h, 2, 1),
+    "adaptive-pool": lambda h: functional.adaptive_avg_pool1d(h, 2),
+    "upsample": lambda h: functional.interpolate(h, scale_factor=2, mode="linear"),
+    "reshape": lambda h: h.reshape(-1, 3, 2)[:, 1:],
+    "transpose": lambda h: h.transpose(1, 2)[:, 0],
+    "permute": lambda h: h.permute(0, 2, 1)[:, :2],
+    "T": lambda h: h.mT[:, 1],
+    "flip": lambda h: h.flip(2)[..., :1],
+    "roll": lambda h: h.roll(1, 2)[..., :2],
+    "unsqueeze": lambda h: (h.unsqueeze(1) * B.unsqueeze(1))[:, 1],
+    "expand": lambda h: h[:, :1].expand(-1, 2, -1) * B,
+    "repeat": lambda h: h.repeat(1, 2, 1)[:, 1:3],
+    "repeat-interleave": lambda h: h.repeat_interleave(2, 1)[:, 1:],
+    "slice": lambda h: h[:, 1, 1:],
+    "index": lambda h: h[..., COLS],
+    "mask": lambda h: h[:, EVEN],
+    "index-select": lambda h: h.index_select(2, COLS),
+    "gather": lambda h: h.gather(2, COLS.expand(len(h), 2, 3)),
+    "unbind": lambda h: 2 * h.unbind(1)[1] - h.unbind(1)[0],
+    "chunk": lambda h: h.chunk(2, 1)[1],
+    "split": lambda h: h.split([1, 2], 2)[1],
+    "cat": lambda h: torch.cat([h[:, 1:], B.expand(len(h), 2, 3), h], 1),
+    "stack": lambda h: torch.stack([h[:, 1], h[:, 0], B[:1].expand(len(h), 3)], 2),
+    "pad": lambda h: functional.pad(h, (1, 2), value=5.0),
+    "pad-circular": lambda h: functional.pad(h, (1, 0), mode="circular"),
+    "masked-fill": lambda h: h.masked_fill(EVEN, 7.0),
+    "where": lambda h: torch.where(EVEN, h, B),
+    "where-both": lambda h: torch.where(EVEN, h, 2 * h.flip(1)),
+    "method-where": lambda h: h.where(EVEN, torch.tensor(3.0).double()),
+    "tril": lambda h: h.tril(),
+    "diagonal": lambda h: h.diagonal(dim1=1, dim2=2),
+    "overwritten": overwritten,
+    "in-place": in_place,
+    "copied": lambda h: torch.empty(len(h), 2, 3).double().copy_(h) * 2,
+    "detach": lambda h: h + h.detach().flip(1),
+    "lerp": lambda h: torch.lerp(h, B.expand_as(h), 0.3),
+}
+ENTRYWISE = {
+    "relu": torch.relu,
+    "leaky": lambda h: functional.leaky_relu(h, 0.2),
+    "abs": torch.abs,
+    "square": torch.square,
+    "self-product": lambda h: h * h,
+    "cube": lambda h: h**3,
+    "clamp": lambda h: h.clamp(-0.4, 0.9),
+    "exp": torch.exp,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "gelu": functional.gelu,
+    "silu": functional.silu,
+    "elu": functional.elu,
+    "softplus": functional.softplus,
+    "hardswish": functional.hardswish,
+    "sin": torch.sin,
+}
+SMOOTH = {
+    "sqrt": lambda h: (h.abs() + 1).sqrt(),
+    "log": lambda h: (h * h + 0.5).log(),
+    "reciprocal": lambda h: 1 / (h * h + 1),
+    "quotient": lambda h: h[:, 0] / (h[:, 1] ** 2 + 2),
+    "product": lambda h: h[:, 0] * h[:, 1],
+    "gated": lambda h: torch.sigmoid(h @ W3[:, :3]) * h,
+    "glu": lambda h: functional.glu(h, 1),
+    "random-matmul": lambda h: h @ h.mT,
+    "einsum-both": lambda h: torch.einsum("nij,nkj->nik", h, 2 * h + 1),
+    "softmax": lambda h: h.softmax(-1),
+    "softmax-dim": lambda h: functional.softmax(h, 1),
+    "log-softmax": lambda h: h.log_softmax(2),
+    "logsumexp": lambda h: h.logsumexp(2),
+    "layer-norm": lambda h: functional.layer_norm(h, (3,), B[0], B[1]),
+    "layer-norm-two": lambda h: functional.layer_norm(h, (2, 3)),
+    "group-norm": lambda h: functional.group_norm(h, 1, B[:, 0], B[:, 1]),
+    "instance-norm": lambda h: functional.instance_norm(h),
+    "rms-norm": lambda h: functional.rms_norm(h, (3,), B[0]),
+    "batch-norm": lambda h: functional.batch_norm(h, B[:, 0], B[:, 1] ** 2 + 1, B[:, 2], B[:, 1]),
+    "normalize": lambda h: functional.normalize(h, dim=-1),
+    "max-pool": lambda h: functional.max_pool1d(h, 2, 1),
+    "amax": lambda h: h.amax(2),
+    "amin": lambda h: h.amin(1),
+    "max": lambda h: h.max(2).values,
+    "min": lambda h: h.min(1)[0],
+    "maximum": lambda h: torch.maximum(h, B),
+    "minimum": lambda h: torch.minimum(h[:, 0], h[:, 1]),
+    "sort": lambda h: h.sort(2).values * B,
+    "topk": lambda h: h.topk(2, 2).values[..., 1],
+    "norm": lambda h: h.norm(dim=2),
+    "var": lambda h: h.var(2),
+    "prod": lambda h: h.prod(2),
+    "prelu": lambda h: functional.prelu(h, B[:, 0]),
+    "attention": lambda h: functional.scaled_dot_product_attention(h, 2 * h, h + B),
+    "causal": lambda h: functional.scaled_dot_product_attention(
+        h @ W3[:, :3], h, h, is_causal=True),
+    "attention-mask": lambda h: functional.scaled_dot_product_attention(
+        h, h, h.flip(2), attn_mask=torch.tensor([[0.0, 0.4], [-0.3, 0.2]]).double(), scale=0.7),
+    "unknown": lambda h: torch.cross(h[:, 0], 2 * h[:, 1], dim=-1),
+}  # fmt: skip
+
+
+def rows():
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(2, 2, 3, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", [*AFFINE, *ENTRYWISE])
+def test_right_after_dropout_it_is_what_all_masks_give(name):
+    """Affine operations, and any function of single entries, which take two values each."""
+    x, operation = rows(), {**AFFINE, **ENTRYWISE}[name]
+    one = carry(After(nn.Dropout(DROP), operation), x)
+    masks, prob = (torch.as_tensor(a) for a in bernoulli_patterns(np.full(6, 1 - DROP)))
+    silent = After(nn.Identity(), operation)
+    outputs = torch.stack([silent(x * m.reshape(2, 3) / (1 - DROP)) for m in masks])
+    mean = torch.einsum("m,mno->no", prob, outputs)
+    away = outputs - mean
+    covariance = torch.einsum("m,mno,mnp->nop", prob, away, away)
+    torch.testing.assert_close(one.output.mean, mean, rtol=1e-8, atol=1e-8)
+    variance = covariance.diagonal(dim1=1, dim2=2)
+    torch.testing.assert_close(one.variances(), variance, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(one.covariances(), covariance, rtol=1e-8, atol=1e-8)
+    assert not one.drawn
+
+
+@pytest.mark.parametrize("name", [*ENTRYWISE, *SMOOTH])
+def test_small_noise_goes_through_it_by_its_jacobian(name):
+    """Var f(x + eps z) = eps^2 J J' to first order, whatever f does with its entries."""
+    x, operation = rows(), {**ENTRYWISE, **SMOOTH}[name]
+
+    def noise(x):
+        return x + EPS * torch.randn_like(x)
+
+    class Noise(nn.Module):
+        def forward(self, x):
+            return noise(x) if self.training else x
+
+    model = After(Noise(), operation)
+    one = carry(model, x)
+    silent = After(nn.Identity(), operation)
+    J = torch.autograd.functional.jacobian(silent, x)
+    J = torch.stack([J[i, :, i].flatten(1) for i in range(len(x))])
+    expected = EPS**2 * J @ J.mT
+    torch.testing.assert_close(one.output.mean, silent(x), rtol=1e-5, atol=1e-5)
+    scale = float(expected.abs().max())
+    assert (one.covariances() - expected).abs().max() < 1e-3 * scale
+    assert not one.drawn
