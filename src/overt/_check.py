@@ -87,6 +87,8 @@ def floating(name: str, value: Any, *, ndim: int | None = None) -> Array:
             f"{name} must be a dense NumPy array, a PyTorch tensor or a list of numbers, "
             f"got {type(value).__name__}"
         )
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = np.asarray(value)  # no subclass, no scalar
     xp = namespace(value)
     plain = type(value) is np.ndarray  # told at once, the common case
     if not (value.dtype.kind == "f" if plain else xp.isdtype(value.dtype, "real floating")):
@@ -267,6 +269,13 @@ def number(name: str, value: Any, minimum: float = 0.0, *, exclusive: bool = Fal
         least = f"{'above' if exclusive else 'at least'} {minimum:g}"
         raise InputError(f"{name} must be a finite number {least}, got {value!r}")
     return result
+
+
+def instance(name: str, value: Any, kind: type[T], shown: str) -> T:
+    """Return `value` if it is of a class, which is `shown` to who passed something else."""
+    if not isinstance(value, kind):
+        raise InputTypeError(f"{name} must be {shown}, got {value!r:.60}")
+    return value
 
 
 def choice(name: str, value: Any, accepted: Sequence[str]) -> str:

@@ -15,6 +15,13 @@ class InputTypeError(InputError, TypeError):
     """An argument has the wrong type or number format."""
 
 
+class InputFileError(InputError, OSError):
+    """A file or folder cannot be used; the message says which, and what the system answers."""
+
+    def __str__(self) -> str:
+        return f"{self.filename} cannot be used: {self.strerror}"
+
+
 class MissingExtraError(ImportError):
     """An optional dependency is not installed; the message holds the command that installs it."""
 

@@ -66,7 +66,7 @@ class Entries:
         self, rows: Any, cols: Any, values: Any, shape: Any = None, row_ids: Any = None,
         col_ids: Any = None, times: Any = None, truth: Any = None,
     ) -> None:  # fmt: skip
-        rows, cols, values = index("rows", rows), index("cols", cols), _values(values)
+        rows, cols, values = index("rows", rows), index("cols", cols), real_values(values)
         if not len(rows) == len(cols) == len(values):
             raise InputError(
                 "rows, cols and values must have the same length, got "
@@ -98,8 +98,9 @@ class Entries:
         try:
             if np.iscomplexobj(A):
                 raise TypeError("Complex data not supported")
-            dense: Floats = np.ma.filled(np.ma.asarray(A, dtype=float), np.nan)
-        except (TypeError, ValueError) as error:
+            with np.errstate(over="ignore"):  # what is beyond doubles is refused as infinite
+                dense: Floats = np.ma.filled(np.ma.asarray(A, dtype=float), np.nan)
+        except Exception as error:
             raise InputTypeError(
                 "observed entries must be overt.Entries, a scipy sparse matrix, an array with NaN "
                 f"for what is missing, or a data frame, got {type(A).__name__} ({error})"
@@ -174,7 +175,7 @@ class Entries:
         chosen = plain_array("chosen", chosen)
         try:
             chosen = np.arange(len(self))[chosen if chosen.size else chosen.astype(int)]
-        except IndexError as error:
+        except (IndexError, OverflowError) as error:
             raise InputError(f"chosen must be some of {len(self)} entries: {error}") from None
         rows, cols, values = self.rows[chosen], self.cols[chosen], self.values[chosen]
         times = None if self.times is None else self.times[chosen]
@@ -184,7 +185,7 @@ class Entries:
         """Return each entry (or those of each row) as often as whole weights say."""
         often = doubles("sample_weight", weights, ndim=1)
         count = self.shape[0] if by_row else len(self)
-        whole_numbers = np.array_equal(often, np.floor(np.abs(often)))
+        whole_numbers = np.array_equal(often, np.floor(np.abs(often))) and often.sum() < 10 * ROOMY
         if len(often) != count or not whole_numbers or not often.any():
             raise InputError(
                 f"sample_weight must be {count} whole numbers from 0, not all zero: how often each "
@@ -242,7 +243,8 @@ def pairs(name: str, given: Any) -> tuple[Array, Array]:
     return identifiers("rows", both[:, 0]), identifiers("cols", both[:, 1])
 
 
-def _values(value: Any) -> Floats:
+def real_values(value: Any) -> Floats:
+    """Return values of entries: finite real numbers whose powers are finite too."""
     values = plain_array("values", value)
     if values.ndim != 1 or not (np.issubdtype(values.dtype, np.number) or values.dtype == bool):
         raise InputTypeError(
@@ -251,7 +253,8 @@ def _values(value: Any) -> Floats:
         )
     if np.iscomplexobj(values):
         raise InputTypeError("values must be real numbers. Complex data not supported")
-    values = values.astype(np.float64, copy=False)
+    with np.errstate(over="ignore"):
+        values = values.astype(np.float64, copy=False)
     bad = np.count_nonzero(~np.isfinite(values))
     if bad:
         raise InputError(f"values must be finite, got {bad} NaN or infinite value(s)")
@@ -281,7 +284,7 @@ def _shape(given: Any, least: tuple[int, int], count: int) -> tuple[int, int]:
         return least
     try:
         m, n = (whole("shape", size) for size in given)
-    except (TypeError, ValueError) as error:
+    except Exception as error:
         raise InputError(f"shape must be (rows, columns), got {given!r} ({error})") from None
     if m < least[0] or n < least[1]:
         raise InputError(f"shape must be at least {least} to hold the given indices, got {(m, n)}")

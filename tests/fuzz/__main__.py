@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
+from contextlib import chdir
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,8 +18,8 @@ from zlib import crc32
 
 import numpy as np
 from fuzz.crash import resuming, saving
-from fuzz.functions import ROOMS
 from fuzz.hostile import assault
+from fuzz.methods import ROOMS
 from fuzz.readers import READERS, Victim
 
 SHARE = 0.15
@@ -28,7 +29,7 @@ AT_MOST = 200
 
 def main(minutes: float = 10, seed: int = 0, *words: str) -> int:
     end, counts, faults = time.monotonic() + 60 * minutes, Counter(), 0
-    with TemporaryDirectory() as home:
+    with TemporaryDirectory() as home, chdir(home):  # some arguments are names of files to write
         attacks = list(_attacks(Path(home), words))
         for number in count(seed):
             for room, name, once in attacks:

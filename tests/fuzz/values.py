@@ -285,7 +285,7 @@ ODD = [
     lambda: complex(np.nan, 0), lambda: memoryview(b"abc"), lambda: bytearray(b"ab"),
     lambda: Ellipsis, lambda: NotImplemented, lambda: slice(2), lambda: ValueError("x"),
     lambda: (v for v in (1, 2)), lambda: pathlib.Path("."), lambda: pathlib.Path("/dev/null"),
-    lambda: "/", lambda: "a\nb", lambda: "~", lambda: Word("mse"), Broken, _itself,
+    lambda: "/proc/self", lambda: "a\nb", lambda: "~", lambda: Word("mse"), Broken, _itself,
     lambda: Numbered.two, lambda: frozenset([1]), lambda: np.longdouble("1e4000"),
     lambda: np.timedelta64(3, "s"), lambda: torch.tensor(2), lambda: torch.tensor(np.nan),
     lambda: torch.tensor(True), lambda: torch.tensor([[1.0, 2.0]]), lambda: torch.float32,
@@ -295,8 +295,9 @@ ODD = [
     lambda: overt.Dropout, lambda: np.random.default_rng(0), lambda: np.random.RandomState(0),
     lambda: np.random.SeedSequence(1), lambda: overt.Entries([0], [0], [1.0]),
     lambda: sparse.csr_array((2, 2)), lambda: np.eye(2), lambda: [1, 2], lambda: (0.5, 0.25, 0.75),
-    lambda: [0.5, "a"], lambda: (1,), lambda: [True], lambda: [np.nan], lambda: "0.5", lambda: "1e999",
-    lambda: "1_0", lambda: {0.5}, lambda: {1: 2}, lambda: print, lambda: np, lambda: 1e-300, lambda: 2**63,
+    lambda: [0.5, "a"], lambda: (1,), lambda: [True], lambda: [np.nan], lambda: "0.5",
+    lambda: "1e999", lambda: "1_0", lambda: {0.5}, lambda: {1: 2}, lambda: max, lambda: np,
+    lambda: 1e-300, lambda: 2**63,
 ]  # fmt: skip
 
 NUMBERS = [0.0, -0.0, 5e-324, 1e-300, 1e-154, 1e-30, 1e154, 1e300, -1e300, 1.0, 2, 0.5, 1 - 2**-53]
@@ -310,7 +311,9 @@ def hostile(kind: str, good: Any, rng) -> tuple[str, Any, Any]:
 
     if kind == "flag" and rng.random() < 0.5:
         return ("flag", not good, None)
-    kind = "thing" if kind == "flag" else kind
+    if kind == "flag":  # asked for its truth, as everywhere in Python
+        value = one([None, 0, 1, 3.5, "text", np.bool_(True), [], "", object()])
+        return (f"{value!r:.30}", value, None)
     if kind == "thing" or rng.random() < 0.2:
         value = one(ODD)()
         if kind in ("size", "count") and isinstance(value, int) and abs(value) > 2:
@@ -348,7 +351,7 @@ def _scalar(kind, good, one):
         "negative": -good, "complex": complex(good),
     }  # fmt: skip
     if kind in ("size", "count", "seed"):
-        forms |= {"int8": np.int8(good), "uint64": np.uint64(good), "float": float(good)}
+        forms |= {"int8": np.int8(good % 100), "uint64": np.uint64(good), "float": float(good)}
         others = [0, -1, 1, 2, good + 1, -(10**30), float(good) + 0.5, 1e300]
         others += {"size": [10**12, 10**30, 2**63], "seed": [10**30, 2**64], "count": []}[kind]
     else:
@@ -356,7 +359,8 @@ def _scalar(kind, good, one):
     if one([True, False]):
         name = one(sorted(forms))
         value = forms[name]
-        same = name not in ("negative", "complex", "text", "one in a list", "half", "single")
+        others = ("negative", "complex", "text", "one in a list", "half", "single", "int8")
+        same = name not in others
         return (name, value, good if same else None)
     value = one(others)
     return (repr(value), value, None)

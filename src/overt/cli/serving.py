@@ -173,7 +173,7 @@ def _fields(path: Path) -> list[list[str]]:
     from overt.completion.storage.text import numbered_lines
 
     if not path.is_file():
-        raise InputError(f"there is no file {path}")
+        raise InputError(f"there is no file or folder {path}")
     lines = (line for _, line in numbered_lines(path) if line.strip())
     found = [[part.strip() for part in line.replace("\t", ",").split(",")] for line in lines]
     if not found:

@@ -184,11 +184,12 @@ def gradient_descent(value: Value) -> Descent:
 
 def _grid(steps: int, records: int | Sequence[int]) -> list[int]:
     """Return the steps to record, the first and the last among them."""
-    if np.ndim(records) == 0:
+    given = _check.plain_array("records", records)
+    if given.ndim == 0:
         count = _check.whole("records", records, minimum=2)
         inner = np.geomspace(1, steps, count - 1).round().astype(int).tolist()
     else:
-        inner = [_check.whole("records", step, minimum=0) for step in np.asarray(records)]
+        inner = [_check.whole("records", step, minimum=0) for step in given]
         if max(inner, default=0) > steps:
             raise InputError(f"records must lie in 0..{steps}, the steps, got {max(inner)}")
     return sorted({0, *inner, steps})
@@ -206,11 +207,11 @@ def _seed_list(seeds: Any) -> list[int]:
 
 def _rates(learning_rate: Rate, steps: Ints) -> Floats:
     if callable(learning_rate):
-        rates = np.asarray(learning_rate(steps), dtype=float)
-        if rates.shape != steps.shape or not np.all(rates >= 0):
+        rates = _check.plain_array("learning_rate(steps)", learning_rate(steps))
+        if rates.dtype.kind not in "iuf" or rates.shape != steps.shape or not np.all(rates >= 0):
             raise InputError(
                 "learning_rate(steps) must return one rate >= 0 for each step, got shape "
-                f"{rates.shape} for {len(steps)} steps"
+                f"{rates.shape} of {rates.dtype} for {len(steps)} steps"
             )
-        return rates
+        return rates.astype(float)
     return np.full(len(steps), _check.number("learning_rate", learning_rate, exclusive=True))
