@@ -13,42 +13,14 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 from array_api_compat import array_namespace, is_array_api_obj
 
+from overt._errors import InputError as InputError
+from overt._errors import InputTypeError as InputTypeError
+from overt._errors import MissingExtraError as MissingExtraError
+from overt._errors import unknown as unknown
 from overt._types import Array, Floats, Seed
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class InputError(ValueError):
-    """An argument cannot be used; the message says which, why, and what is accepted."""
-
-    __module__ = "overt"  # where users import it from, and what tracebacks show
-
-
-class InputTypeError(InputError, TypeError):
-    """An argument has the wrong type or number format."""
-
-
-class MissingExtraError(ImportError):
-    """An optional dependency is not installed; the message holds the command that installs it."""
-
-    __module__ = "overt"
-
-    def __init__(self, package: str, extra: str) -> None:
-        super().__init__(
-            f"this needs {package}, which is not installed; install it with: "
-            f"pip install 'overt[{extra}]'"
-        )
-
-
-def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
-    """Return the error for an unknown name: it says the nearest ones, or all where none is near."""
-    from difflib import get_close_matches
-
-    known = list(known)
-    near = get_close_matches(name, known, 3, 0.6)
-    rest = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known)}"
-    return InputError(f"unknown {kind} {name}; {rest}")
 
 
 def bounded(function: Callable[P, T]) -> Callable[P, T]:
@@ -109,17 +81,14 @@ def floating(name: str, value: Any, *, ndim: int | None = None) -> Array:
             raise InputTypeError(f"{name} must hold numbers only: {error}") from None
         if entries.dtype.kind not in "iuf":
             raise InputTypeError(f"{name} must hold numbers only, got {value!r}")
-        value = entries.astype(float)
-    if type(value) is not np.ndarray and (
-        isinstance(value, (np.matrix, np.ma.MaskedArray))
-        or not is_array_api_obj(value)
-        or str(getattr(value, "layout", "torch.strided")) != "torch.strided"
-        or getattr(value, "is_meta", False)
-    ):
+        value = _float64(entries)
+    if type(value) is not np.ndarray and not _dense(value):
         raise InputTypeError(
             f"{name} must be a dense NumPy array, a PyTorch tensor or a list of numbers, "
             f"got {type(value).__name__}"
         )
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = np.asarray(value)  # no subclass, no scalar
     xp = namespace(value)
     plain = type(value) is np.ndarray  # told at once, the common case
     if not (value.dtype.kind == "f" if plain else xp.isdtype(value.dtype, "real floating")):
@@ -129,7 +98,7 @@ def floating(name: str, value: Any, *, ndim: int | None = None) -> Array:
             )
         value = xp.astype(value, xp.float64)
     elif plain and value.dtype not in (np.float32, np.float64):
-        value = value.astype(np.float64)  # other sizes and byte orders, which linear algebra lacks
+        value = _float64(value)  # other sizes and byte orders, which linear algebra lacks
     if ndim is not None and value.ndim != ndim:
         raise InputError(f"{name} must have {ndim} dimension(s), got shape {tuple(value.shape)}")
     if 0 in value.shape:
@@ -139,6 +108,22 @@ def floating(name: str, value: Any, *, ndim: int | None = None) -> Array:
         count = int(xp.sum(xp.astype(~finite, xp.int64)))
         raise InputError(f"{name} must be finite, got {count} NaN or infinite value(s)")
     return value
+
+
+def _dense(value: Any) -> bool:
+    """Whether a value is an array, or a tensor that has all its numbers, in a common format."""
+    if not is_array_api_obj(value) or isinstance(value, (np.matrix, np.ma.MaskedArray)):
+        return False
+    return not hasattr(value, "detach") or (
+        str(value.layout) == "torch.strided"
+        and not (value.is_meta or value.is_nested)
+        and "float8" not in str(value.dtype)
+    )
+
+
+def _float64(value: Floats) -> Floats:
+    with np.errstate(over="ignore"):  # what is beyond becomes infinite, and is refused as such
+        return value.astype(np.float64)
 
 
 def doubles(name: str, value: Any, *, ndim: int | None = None) -> Floats:
@@ -155,7 +140,7 @@ def plain_array(name: str, value: Any) -> Any:
             value = value.detach().cpu()
             value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
         return np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except Exception as error:
         raise InputTypeError(f"{name} must be an array, got {value!r:.40} ({error})") from None
 
 
@@ -226,9 +211,9 @@ def second_moment(value: Any, inputs: int, like: Any = None) -> Array | None:
 def drop_prob(value: Any, name: str = "drop_prob") -> float:
     """Return a drop probability in [0, 1)."""
     if not isinstance(value, numbers.Real):
-        with suppress(AttributeError, ValueError, RuntimeError):
+        with suppress(Exception):
             value = value.item()
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    if isinstance(value, (bool, np.timedelta64)) or not isinstance(value, numbers.Real):
         raise InputTypeError(
             f"{name} must be a number in [0, 1), got {value!r} of type {type(value).__name__}"
         )
@@ -262,7 +247,8 @@ def widths(value: Any) -> list[int]:
 
 def whole(name: str, value: Any, minimum: int = 1, maximum: float = 2**63 - 1) -> int:
     """Return a whole number that is at least `minimum`."""
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+    wrong = isinstance(value, (bool, np.bool_, np.timedelta64))
+    if wrong or not isinstance(value, (int, np.integer)):
         raise InputTypeError(f"{name} must be a whole number, got {value!r}")
     if value < minimum:
         raise InputError(f"{name} must be at least {minimum}, got {value}")
@@ -277,12 +263,19 @@ def number(name: str, value: Any, minimum: float = 0.0, *, exclusive: bool = Fal
         if isinstance(value, (str, bytes)) or value is np.ma.masked or np.ndim(value):
             raise TypeError
         result = float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
+    except Exception:
         raise InputTypeError(f"{name} must be a number, got {value!r:.60}") from None
     if not np.isfinite(result) or result < minimum or (exclusive and result == minimum):
         least = f"{'above' if exclusive else 'at least'} {minimum:g}"
         raise InputError(f"{name} must be a finite number {least}, got {value!r}")
     return result
+
+
+def instance(name: str, value: Any, kind: type[T], shown: str) -> T:
+    """Return `value` if it is of a class, which is `shown` to who passed something else."""
+    if not isinstance(value, kind):
+        raise InputTypeError(f"{name} must be {shown}, got {value!r:.60}")
+    return value
 
 
 def choice(name: str, value: Any, accepted: Sequence[str]) -> str:

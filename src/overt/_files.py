@@ -18,12 +18,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import get_ident
 from typing import IO, Any
 
 import numpy as np
 
-from overt._check import InputError, MissingExtraError
+from overt._check import InputError, InputTypeError, MissingExtraError
+from overt._errors import InputFileError
 from overt._market import read_market
 from overt._types import Array
 
@@ -40,6 +42,8 @@ LONGEST_LINE = 2**25
 def reading(path: str | os.PathLike[str], otherwise: str) -> Iterator[None]:
     """Turn whatever a damaged file makes its reader do into a sentence, PATH OTHERWISE: reason."""
     try:
+        if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+            raise InputError(f"{path} is no ordinary file: devices and pipes are not read")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
@@ -67,13 +71,22 @@ def write_whole(
     return Path(path)
 
 
+def as_path(name: str, value: Any) -> Path:
+    """Return a path, or say that a value is none."""
+    if not isinstance(value, (str, os.PathLike)) or "\0" in os.fsdecode(value):
+        raise InputTypeError(f"{name} must be a path, got {value!r:.60}")
+    return Path(os.fsdecode(value))
+
+
 def ready(folder: str | os.PathLike[str]) -> Path:
     """Make a folder for what will be written, or say before the work that nothing can be."""
-    folder = Path(folder)
+    folder = as_path("folder", folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise InputError(f"{folder} cannot be a folder: it is a file, or lies below one") from None
+    except OSError as error:
+        raise InputFileError(error.errno, error.strerror, str(folder)) from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise InputError(f"nothing can be written into {folder}: permission denied")
     return folder
@@ -83,19 +96,30 @@ def ready(folder: str | os.PathLike[str]) -> Path:
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Give a path beside a file, of this process alone, and put what is written there in its place.
 
-    If writing fails, as on a full disk, what was there before stays, and nothing else.
+    If writing fails, as on a full disk, what was there before stays, and nothing else. Links are
+    followed; a device or a pipe is written to, and not replaced.
     """
-    path = Path(path)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}-{get_ident()}.part")
+    given = as_path("path", path)
     try:
-        yield temporary
-        temporary.replace(path)
-    except BaseException as error:
-        with suppress(OSError):  # as below a file
-            temporary.unlink()
-        if isinstance(error, OSError) and error.filename == str(temporary):
-            error.filename = str(path)  # the name that was given, not ours
+        path = given.resolve()
+        temporary = path.with_name(f"{path.name}.{os.getpid()}-{get_ident()}.part")
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            with TemporaryDirectory() as aside:
+                yield Path(aside) / path.name
+                path.write_bytes((Path(aside) / path.name).read_bytes())
+            return
+        try:
+            yield temporary
+            temporary.replace(path)
+        except BaseException:
+            with suppress(OSError):  # as below a file
+                temporary.unlink()
+            raise
+    except InputError:
         raise
+    except (OSError, RuntimeError) as error:  # links that go round in a circle are the second
+        code, reason = getattr(error, "errno", None), getattr(error, "strerror", None)
+        raise InputFileError(code, reason or str(error), str(given)) from None
 
 
 def write_csv(path: Path, header: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
@@ -149,13 +173,13 @@ def read_matrix(path: str | os.PathLike[str]) -> Any:
 
     A .npz file must hold a single array, or one named target. Text files may have one header line.
     """
-    path = Path(path)
+    path = as_path("path", path)
     suffix = path.suffix.lower()
     if suffix not in ACCEPTED:
         raise InputError(f"{path} must end in one of {', '.join(ACCEPTED)}")
-    if not path.exists():
-        raise InputError(f"{path} does not exist")
     with reading(path, "cannot be read as a matrix"):
+        if not path.is_file():
+            raise InputError(f"{path} does not exist, or is no file")
         match suffix:
             case ".npy":
                 with path.open("rb") as file:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError
+from overt._check import InputError, plain_array
 from overt._types import Array
 
 ROLES: dict[str, tuple[str, ...]] = {
@@ -36,6 +36,8 @@ def columns_of(frame: Any) -> dict[str, Array]:
     if hasattr(frame, "collect") and hasattr(frame, "lazy"):
         frame = frame.collect()
     names = frame.column_names if hasattr(frame, "column_names") else list(frame.columns)
+    if len(set(names)) < len(names):
+        raise InputError(f"columns must have different names, got {', '.join(map(str, names))}")
     return {name: np.asarray(frame[name]) for name in names}
 
 
@@ -65,6 +67,8 @@ def find_roles(
     for role, name in said.items():
         if name is None:
             continue
+        if not isinstance(name, (str, int, float, tuple)):
+            raise InputError(f"{role} must be the name of a column, got {name!r:.60}")
         if name not in names:
             have = ", ".join(map(str, names))
             raise InputError(f"{what} has no column {name!r} for {role}; its columns are {have}")
@@ -116,7 +120,7 @@ def is_table(X: Any) -> bool:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return entry_columns(columns_of(X), {}) is None
-    return not hasattr(X, "tocoo") and np.ndim(X) == 2
+    return not hasattr(X, "tocoo") and plain_array("X", X).ndim == 2
 
 
 def dense(columns: Mapping[Any, Array]) -> Array:

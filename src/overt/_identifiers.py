@@ -63,7 +63,7 @@ def identifiers(name: str, given: Any) -> Array:
     if ids.dtype.kind in "bcf":
         raise InputTypeError(f"{name} must be whole numbers or strings, got {ids.dtype}")
     given = [int(x) if isinstance(x, float) and x.is_integer() else x for x in given]
-    if all(isinstance(x, (int, np.integer)) and not isinstance(x, bool) for x in given):
+    if all(type(x) is int and abs(x) < 2**63 for x in given):
         return np.array(given, dtype=np.int64)
     return _words(list(map(str, given)))
 
@@ -72,7 +72,8 @@ def holds_whole(array: Array) -> bool:
     """Whether an array of floating-point numbers holds whole ones, which 64 bits can hold too."""
     if array.dtype.kind != "f":
         return False
-    array = array.astype(np.float64)
+    with np.errstate(over="ignore"):
+        array = array.astype(np.float64)
     return bool(np.all((np.floor(array) == array) & (np.abs(array) < 2**63)))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import warnings
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import fields
 from operator import itemgetter
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError, MissingExtraError, whole
+from overt._check import InputError, MissingExtraError, plain_array, whole
 from overt._cluster import ClusterLostError, await_workers, checked_engine, connected
 from overt.results import Status
 
@@ -58,8 +58,9 @@ def thread_count(n_jobs: int | None) -> int:
 
 def record_steps(records: Any, steps: int, spaced: Callable[[int], Any]) -> list[int]:
     """Return the steps to record, rising: so many, as `spaced`, or those that are listed."""
-    if isinstance(records, Iterable) and getattr(records, "ndim", 1) > 0:
-        chosen = {whole("records", step, minimum=0) for step in records}
+    given = plain_array("records", records)
+    if given.ndim:
+        chosen = {whole("records", step, minimum=0) for step in given}
     else:
         chosen = set(np.round(spaced(whole("records", records, minimum=2))).astype(int).tolist())
     if max(chosen, default=steps + 1) > steps:

@@ -31,7 +31,8 @@ def checked_values(value: Any) -> Floats:
         )
     if np.iscomplexobj(values):
         raise InputTypeError("values must be real numbers. Complex data not supported")
-    values = values.astype(np.float64, copy=False)
+    with np.errstate(over="ignore"):
+        values = values.astype(np.float64, copy=False)
     bad = np.count_nonzero(~np.isfinite(values))
     if bad:
         raise InputError(f"values must be finite, got {bad} NaN or infinite value(s)")
@@ -95,7 +96,7 @@ def checked_shape(given: Any, least: tuple[int, int], count: int) -> tuple[int, 
         return least
     try:
         m, n = (whole("shape", size) for size in given)
-    except (TypeError, ValueError) as error:
+    except Exception as error:
         raise InputError(f"shape must be (rows, columns), got {given!r} ({error})") from None
     if m < least[0] or n < least[1]:
         raise InputError(f"shape must be at least {least} to hold the given indices, got {(m, n)}")

@@ -144,7 +144,7 @@ def generate_ratings(
     """
     rng = generator(seed)
     m, n = whole("n_rows", n_rows, maximum=10**9), whole("n_cols", n_cols, maximum=10**9)
-    count, rank = whole("n_ratings", n_ratings), whole("rank", rank)
+    count, rank = whole("n_ratings", n_ratings), whole("rank", rank, maximum=10**6)
     if count > m * n:
         raise InputError(f"n_ratings must be at most {m * n} (n_rows x n_cols), got {count}")
     U, V = rng.standard_normal((m, rank)), rng.standard_normal((n, rank))

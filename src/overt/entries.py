@@ -96,8 +96,9 @@ class Entries:
         try:
             if np.iscomplexobj(A):
                 raise TypeError("Complex data not supported")
-            dense: Floats = np.ma.filled(np.ma.asarray(A, dtype=float), np.nan)
-        except (TypeError, ValueError) as error:
+            with np.errstate(over="ignore"):  # what is beyond doubles is refused as infinite
+                dense: Floats = np.ma.filled(np.ma.asarray(A, dtype=float), np.nan)
+        except Exception as error:
             raise InputTypeError(
                 "observed entries must be overt.Entries, a scipy sparse matrix, an array with NaN "
                 f"for what is missing, or a data frame, got {type(A).__name__} ({error})"
@@ -178,7 +179,7 @@ class Entries:
         chosen = plain_array("chosen", chosen)
         try:
             chosen = np.arange(len(self))[chosen if chosen.size else chosen.astype(int)]
-        except IndexError as error:
+        except (IndexError, OverflowError) as error:
             raise InputError(f"chosen must be some of {len(self)} entries: {error}") from None
         rows, cols, values = self.rows[chosen], self.cols[chosen], self.values[chosen]
         times = None if self.times is None else self.times[chosen]
@@ -188,7 +189,7 @@ class Entries:
         """Return each entry (or those of each row) as often as whole weights say."""
         often = doubles("sample_weight", weights, ndim=1)
         count = self.shape[0] if by_row else len(self)
-        whole_numbers = np.array_equal(often, np.floor(np.abs(often)))
+        whole_numbers = np.array_equal(often, np.floor(np.abs(often))) and often.sum() < 10 * ROOMY
         if len(often) != count or not whole_numbers or not often.any():
             raise InputError(
                 f"sample_weight must be {count} whole numbers from 0, not all zero: how often each "

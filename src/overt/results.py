@@ -18,7 +18,7 @@ import numpy as np
 
 from overt._check import InputError
 from overt._figures import bars_figure, runs_figure
-from overt._files import digest, open_npz, reading, write_whole
+from overt._files import as_path, digest, open_npz, reading, write_whole
 from overt._plain import as_numpy, brief, plain, restored, same
 from overt._types import Bools, Floats, Ints
 
@@ -93,10 +93,10 @@ class Result:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the result to `path` as .npz or .json, whole or not at all, for `load`."""
-        if Path(path).suffix == ".json":
+        if (suffix := as_path("path", path).suffix) == ".json":
             told = self.to_dict()
             return write_whole(path, json.dumps({**told, "checksum": digest(told)}))
-        if Path(path).suffix != ".npz":
+        if suffix != ".npz":
             raise InputError(f"path must end in .npz or .json, got {path}")
         arrays: dict[str, Any] = {}
         header: dict[str, Any] = {}

@@ -149,7 +149,6 @@ def test_a_tables_test_rows_are_new_rows():
     from sklearn.base import is_regressor
     from sklearn.model_selection import cross_val_score
 
-
     rng = np.random.default_rng(0)
     table = rng.standard_normal((40, 1)) @ rng.standard_normal((1, 8)) * 3
     table += 0.1 * rng.standard_normal(table.shape)

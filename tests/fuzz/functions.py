@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from fuzz.hostile import Frame, Row
+from fuzz.hostile import Row
+from fuzz.values import Frame
 from torch import nn
 
 import overt

@@ -37,21 +37,28 @@ class Reader:
     sealed: bool = False
 
 
+class Victim:
+    """A file that is damaged again and again."""
+
+    def __init__(self, reader: Reader, folder: Path) -> None:
+        self.reader, self.path = reader, reader.write(folder)
+        self.good, self.meant = self.path.read_bytes(), reader.read(self.path)
+
+    def once(self, rng: np.random.Generator) -> str:
+        """Damage the file and read it; return how the rule is broken, or nothing."""
+        bad = mutate(self.good, rng)
+        if bad == self.good:
+            return ""
+        self.path.write_bytes(bad)
+        fault = judge(self.reader, self.path, self.meant)
+        self.path.write_bytes(self.good)
+        return fault and f"{fault} (of {len(bad)} bytes, {bad[:40]!r})"
+
+
 def attack(reader: Reader, folder: Path, count: int, seed: int) -> list[str]:
     """Damage a file `count` times; return what broke the rule."""
-    path = reader.write(folder)
-    good, meant = path.read_bytes(), reader.read(path)
-    rng, faults = np.random.default_rng(seed), []
-    for number in range(count):
-        bad = mutate(good, rng)
-        if bad == good:
-            continue
-        path.write_bytes(bad)
-        fault = judge(reader, path, meant)
-        if fault:
-            faults.append(f"mutation {number} of seed {seed}: {fault}")
-    path.write_bytes(good)
-    return faults
+    victim, rng = Victim(reader, folder), np.random.default_rng(seed)
+    return [fault for _ in range(count) if (fault := victim.once(rng))]
 
 
 def judge(reader: Reader, path: Path, meant: Any) -> str:

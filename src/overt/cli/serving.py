@@ -178,7 +178,7 @@ def _fields(path: Path) -> list[list[str]]:
     from overt.completion.storage.text import short_lines
 
     if not path.is_file():
-        raise InputError(f"there is no file {path}")
+        raise InputError(f"there is no file or folder {path}")
     found = short_lines(path)
     if not found:
         raise InputError(f"{path} is empty")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from overt._check import InputError, choice, number, whole
+from overt._check import InputError, InputTypeError, choice, number, whole
 from overt._types import Array, Floats, Ints
 from overt.completion.forms.units import strengths
 from overt.completion.recommending import BLOCK, top
@@ -83,6 +83,8 @@ def evaluate(
     """
     from sklearn.base import clone
 
+    if isinstance(model, type) or not hasattr(model, "fit_entries"):
+        raise InputTypeError(f"model must be a DropoutCompletion, got {model!r:.60}")
     entries = observed(data)
     train, held, given = divide(entries, split, holdout, seed)
     fitted = clone(model).fit_entries(train)

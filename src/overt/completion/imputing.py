@@ -151,8 +151,9 @@ class DropoutImputer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def _table(self, X: Any, *, reset: bool) -> tuple[Floats, Array]:
         given: Any = {"dtype": np.float64, "ensure_all_finite": "allow-nan"}
         try:
-            table = validate_data(self, X, reset=reset, **given)
-        except (TypeError, ValueError, RuntimeError) as error:
+            with np.errstate(over="ignore"):  # what is beyond doubles is refused as infinite
+                table = validate_data(self, X, reset=reset, **given)
+        except Exception as error:
             raise InputTypeError(f"X must be a table of numbers: {error}") from None
         table = np.array(table, order="C")  # one layout, so that kernels are compiled once
         return table, np.isnan(table)

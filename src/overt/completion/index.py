@@ -144,16 +144,16 @@ def _within(name: str, given: Array, count: int) -> Array:
     if holds_whole(given):
         given = given.astype(np.int64)
     if given.dtype.kind == "U" and np.char.isdecimal(given).all():  # as in an address
-        given = given.astype(np.int64)
+        given = np.minimum(given.astype(float), 2**62).astype(np.int64)
     if given.dtype.kind not in "iu":
         raise InputTypeError(f"{name} must be whole numbers, got {given.dtype}")
     if int(given.min()) < UNKNOWN:
         raise InputError(f"{name} must be indices (or -1 for unknown), got {int(given.min())}")
-    return np.where(given < count, given, UNKNOWN).astype(np.int64)
+    return np.where(given < count, given.astype(np.int64), UNKNOWN)
 
 
 def _known(name: str, value: Any, locate: Callable[[Any], Array]) -> int:
-    if np.ndim(value):
+    if value is np.ma.masked or plain_array(name, value).ndim:
         raise InputError(f"{name} must be a single index or identifier, got {value!r}")
     found = int(locate([value])[0])
     if found == UNKNOWN:

@@ -13,7 +13,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from overt._check import InputError, MissingExtraError, whole
-from overt._files import ready, replacing, write_whole
+from overt._files import as_path, ready, replacing, write_whole
 from overt._progress import meter
 from overt._types import Array, Floats, Ints
 from overt.completion.forms.model import UNKNOWN
@@ -67,7 +67,7 @@ class Lists:
 
     def write(self, path: str | os.PathLike[str], rows: Any = None) -> None:
         """Write all lists to a CSV or Parquet file, which appears when it is whole."""
-        path, places = Path(path), self._places(rows)
+        path, places = as_path("path", path), self._places(rows)
         if path.suffix.lower() not in (".csv", ".parquet"):
             raise InputError(f"recommendations go to a .csv or a .parquet file, got {path}")
         if path.is_dir():

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError, InputTypeError, plain_array, whole
+from overt._check import InputError, whole
+from overt._observed import checked_values
 from overt._types import Array, Floats
 from overt.completion.forms.draws import Row
 from overt.completion.forms.model import UNKNOWN, FactorModel
@@ -204,13 +205,8 @@ def fold_in(
     """Solve for one new row with all columns held."""
     names, values = _row_entries(entries)
     cols = index.cols(names)
-    try:
-        if np.iscomplexobj(values := plain_array("values", values)):
-            raise TypeError
-        numbers = np.asarray(values, dtype=float)
-    except (TypeError, ValueError):
-        raise InputTypeError(f"entries must have numbers for values, got {values!r}") from None
-    if cols.shape != numbers.shape or not np.all(np.isfinite(numbers)):
+    numbers = checked_values(values if len(cols) else np.zeros(0))
+    if cols.shape != numbers.shape:
         raise InputError("entries must have one finite value for each column")
     known, encoder = cols != UNKNOWN, model.encoders[0]
     if len(cols) and not known.any():

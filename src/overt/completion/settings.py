@@ -82,10 +82,10 @@ class Settings:
                 raise InputError(f"{name} must be 'auto', True or False, got {given!r}")
         if isinstance(self.drop_prob, str):
             _check.choice("drop_prob", self.drop_prob, ("learn", "auto"))
-        elif np.ndim(self.drop_prob):
+        elif _check.plain_array("drop_prob", self.drop_prob).ndim:
             _check.drop_probs(self.drop_prob, self.factors(0))
         else:
-            _check.drop_prob(self.drop_prob)
+            object.__setattr__(self, "drop_prob", _check.drop_prob(self.drop_prob))
         _check.choice("missing", self.missing, ("unknown", "negative"))
         if self.missing == "negative" and (not self.learned or asked):
             raise InputError('missing="negative" needs drop_prob="learn" and average=0')

@@ -18,7 +18,7 @@ from typing import Self
 
 import numpy as np
 
-from overt._check import InputError, bounded, chain, doubles, number, whole
+from overt._check import InputError, bounded, chain, doubles, instance, number, whole
 from overt._types import Floats, Seed
 from overt.decay import layers
 from overt.decay.schedule import Schedule
@@ -59,6 +59,7 @@ class ApproximateRankSet:
             raise InputError(f"slack must be below 1/2, got {self.slack!r}")
 
     @classmethod
+    @bounded
     def for_problem(
         cls, problem: Entries, depth: int, width: int, weight_decay: float, rank: int, *,
         slack: float = 0.25, absorbing: bool = False,
@@ -70,8 +71,8 @@ class ApproximateRankSet:
         with lam = 2 weight_decay and C_1 the largest squared observation.
         """
         L, lam = whole("depth", depth, 3), 2 * number("weight_decay", weight_decay, exclusive=True)
-        n = max(*problem.shape, whole("width", width))
-        C_1 = float(np.max(problem.values**2))
+        n, slack = max(*_shape(problem), whole("width", width)), number("slack", slack)
+        C_1, rank = float(np.max(problem.values**2)), whole("rank", rank, 0)
         C = C_1 / lam if absorbing else C_1 / (2 * lam)
         residual = 2 * (C_1 + C**L)
         alpha = (lam**2 / residual) ** (1 / (L - 2))
@@ -82,6 +83,7 @@ class ApproximateRankSet:
             balance = min(balance, alpha * slack / (4 * max(1, n - rank) * (L - 1)))
         return cls(rank, balance, slack, alpha, C)
 
+    @bounded
     def learning_rates(
         self, problem: Entries, depth: int, width: int, weight_decay: float
     ) -> dict[str, float]:
@@ -92,7 +94,7 @@ class ApproximateRankSet:
         with D = 2 (C_1 + C^L) C^(L-1) + lam^2 C and lam = 2 weight_decay.
         """
         L, lam = whole("depth", depth, 3), 2 * number("weight_decay", weight_decay, exclusive=True)
-        n, C = max(*problem.shape, whole("width", width)), self.bound
+        n, C = max(*_shape(problem), whole("width", width)), self.bound
         C_1 = float(np.max(problem.values**2))
         noise = 2 * (C_1 + C**L) * C ** (L - 1)
         D = noise + lam**2 * C
@@ -103,6 +105,7 @@ class ApproximateRankSet:
             "overshoot": 2 * (self.rank + 1) / lam,
         }
 
+    @bounded
     def absorption(
         self, problem: Entries, width: int, weight_decay: float, learning_rate: float,
         initial_bound: float,
@@ -115,11 +118,10 @@ class ApproximateRankSet:
         bound over the last T_1 steps only.
         """
         rate = number("learning_rate", learning_rate, exclusive=True)
-        lam, n = (
-            2 * number("weight_decay", weight_decay, exclusive=True),
-            max(*problem.shape, width),
-        )
-        T_0 = math.log(2 * number("initial_bound", initial_bound) / self.balance) / (rate * lam)
+        lam = 2 * number("weight_decay", weight_decay, exclusive=True)
+        n = max(*_shape(problem), whole("width", width))
+        C_0 = number("initial_bound", initial_bound, exclusive=True)
+        T_0 = math.log(2 * C_0 / self.balance) / (rate * lam)
         T_1 = math.log(4 * max(1, n - self.rank) * self.bound / (self.alpha * self.slack))
         T_1 /= 2 * rate * lam
         share = min(1.0, self.rank / min(problem.shape))
@@ -144,7 +146,12 @@ class ApproximateRankSet:
         All layers have the squared singular values x_1, ..., x_r, of a sum from C / 100 to C, and
         x_(r+1) = alpha (1 - sqrt(1 - eps_2)), where f_alpha is eps_2.
         """
-        n = min(self.rank + 1, *shape, width)
+        instance("rng", rng, np.random.Generator, "a numpy.random.Generator")
+        if not isinstance(shape, (tuple, list)) or len(shape) != 2:
+            raise InputError(f"shape must be (outputs, inputs), got {shape!r:.60}")
+        outputs, inputs = whole("shape", shape[0]), whole("shape", shape[1])
+        shape = (outputs, inputs)
+        n = min(self.rank + 1, *shape, whole("width", width))
         last = self.alpha * (1 - math.sqrt(1 - self.slack * (1 - 1e-6)))
         x = np.full(n, last)
         if n > 1:
@@ -209,3 +216,7 @@ def closedness(
                 counts[name] += broken and not before[name]
     allowed = min(region.learning_rates(problem, depth, width, weight_decay).values())
     return Closedness(**counts, learning_rate=phase.learning_rate, allowed=allowed)
+
+
+def _shape(problem: Entries) -> tuple[int, int]:
+    return instance("problem", problem, Entries, "overt.Entries").shape

@@ -117,7 +117,7 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
                 steps.bar = bar
                 if isinstance(self.schedule, Schedule):
                     self._follow(self.schedule, unit, start, kept)
-                elif self.schedule == "annealing":
+                elif isinstance(self.schedule, str) and self.schedule == "annealing":
                     self._anneal(unit, *_split(unit, holdout, rng), start, tol, kept)
                 else:
                     raise InputError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -89,7 +90,7 @@ class Jumps(Result):
 
     def share(self, step: int) -> float:
         """Return the share of runs that had jumped by this step."""
-        k = int(np.searchsorted(self.steps, step, side="right")) - 1
+        k = int(np.searchsorted(self.steps, number("step", step, -math.inf), side="right")) - 1
         if k < 0:
             raise InputError(f"step must be at least {self.steps[0]}, got {step}")
         return float(1 - self.surviving[k])
@@ -187,8 +188,10 @@ def sweep(
     whole("steps", steps)
     try:
         axes: list[Any] = [tuple(axis) for axis in (depths, epsilons, learning_rates)]
-    except TypeError as error:
+    except Exception as error:
         raise InputTypeError(f"depths, epsilons, learning_rates must be lists: {error}") from None
+    if schedule is not None and not callable(schedule):
+        raise InputTypeError(f"schedule must make a Schedule of a learning rate, got {schedule!r}")
     make = schedule or (
         lambda rate: Schedule.of([(500, 0.03, 0.1), (steps, rate, 0.1)], convention="pytorch")
     )

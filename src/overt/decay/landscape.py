@@ -95,7 +95,8 @@ def minima(
     if fitting_rank is None:
         known = smallest_fitting_rank(problem, seed=rng)
     else:
-        known = FittingRank(fitting_rank, fitting_rank)
+        rank = whole("fitting_rank", fitting_rank, 0)
+        known = FittingRank(rank, rank)
     epsilon = family.epsilon_of(problem) if depth > 2 else None
     ranks = range(1, min(problem.shape) + 1)
     exact = [] if epsilon is None else [

@@ -70,7 +70,8 @@ def imbalance(weights: Layers) -> float:
 def soft_count(x: NDArray[np.floating[Any]], alpha: float) -> Floats:
     """f_alpha(x) = x (2 alpha - x) / alpha^2 up to alpha, then 1 ([One-way jumps] 3.2)."""
     inside = np.minimum(x, alpha)
-    return np.asarray(inside * (2 * alpha - inside) / alpha**2, dtype=np.float64)
+    share = inside / alpha
+    return np.asarray(share * (2 - share), dtype=np.float64)
 
 
 def approximate_rank(weights: Layers, alpha: float) -> float:
@@ -120,7 +121,8 @@ def _whole_matrix(entries: Entries, A: Any) -> Floats:
     A = plain_array("A", A)
     if A.shape != entries.shape or A.dtype.kind not in "fiu":
         raise InputError(f"A must be {entries.shape} numbers, got {A.shape} of type {A.dtype}")
-    return np.asarray(A, dtype=np.float64)
+    with np.errstate(over="ignore"):
+        return np.asarray(A, dtype=np.float64)
 
 
 def loss(entries: Entries, weights: Layers, weight_decay: float) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError
+from overt._check import number, whole
 from overt._figures import BLUE, COLORS, draw_band, subplots
 from overt._types import Bools, Floats, Ints
 from overt.decay import layers
@@ -94,13 +94,14 @@ class Runs(Result):
 
     def jumps_to(self, rank: int, threshold: float = JUMP_RATIO) -> Ints:
         """Return the step of each run's last jump to a rank at most `rank`; -1 if none."""
-        return last_crossing(self.steps, spectral_ratio(self.singular_values, rank), threshold)
+        return last_crossing(
+            self.steps, spectral_ratio(self.singular_values, rank), number("threshold", threshold)
+        )
 
 
 def spectral_ratio(singular_values: Floats, rank: int) -> Floats:
     """s_(rank+1) / s_1, 0 where everything is 0."""
-    if not 1 <= rank < singular_values.shape[-1]:
-        raise InputError(f"rank must be in 1..{singular_values.shape[-1] - 1}, got {rank}")
+    rank = whole("rank", rank, 1, singular_values.shape[-1] - 1)
     first = singular_values[..., 0]
     return singular_values[..., rank] / np.where(first == 0, 1.0, first)
 

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Self
 
+import numpy as np
+
 from overt._check import InputError, InputTypeError, choice, number, whole
 
 _FACTORS = {"loss": (1.0, 1.0), "appendix": (1.0, 0.5), "pytorch": (2.0, 0.25)}
@@ -33,6 +35,12 @@ def effective(learning_rate: float, weight_decay: float, convention: str) -> tup
     rate, decay = _FACTORS[convention]
     eta, lam = number("learning_rate", learning_rate), number("weight_decay", weight_decay)
     return rate * eta, decay * lam
+
+
+def _pair(name: str, value: Any) -> tuple[float, float]:
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise InputTypeError(f"{name} must be (learning_rate, weight_decay), got {value!r:.60}")
+    return value[0], value[1]
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,7 @@ class Schedule:
         """Make a schedule from (steps, learning_rate, weight_decay) triples."""
         try:
             triples = [(steps, rate, decay) for steps, rate, decay in phases]
-        except (TypeError, ValueError):
+        except Exception:
             raise InputError(
                 f"phases must be (steps, learning_rate, weight_decay) triples, got {phases!r}"
             ) from None
@@ -102,9 +110,9 @@ class Schedule:
         `noisy` and `quiet` are (learning_rate, weight_decay); `warm_up` is (steps, learning_rate,
         weight_decay) or None. The defaults are the paper's values, hence the convention.
         """
-        phases = [(noisy_steps, *noisy), (quiet_steps, *quiet)]
-        start = [] if warm_up is None else [tuple(warm_up)]
-        return cls.of([*start, *phases], convention=convention)  # type: ignore[list-item]
+        phases = [(noisy_steps, *_pair("noisy", noisy)), (quiet_steps, *_pair("quiet", quiet))]
+        start = [] if warm_up is None else [warm_up]
+        return cls.of([*start, *phases], convention=convention)
 
     @classmethod
     def periodic(
@@ -114,9 +122,10 @@ class Schedule:
         convention: str = "pytorch",
     ) -> Self:  # fmt: skip
         """Alternate quiet and noisy phases of `steps` steps each ([One-way jumps] Fig 4)."""
-        cycle = [(steps, *quiet), (steps, *noisy)] * whole("periods", periods)
-        start = [] if warm_up is None else [tuple(warm_up)]
-        return cls.of([*start, *cycle], convention=convention)  # type: ignore[list-item]
+        cycle = [(steps, *_pair("quiet", quiet)), (steps, *_pair("noisy", noisy))]
+        start = [] if warm_up is None else [warm_up]
+        repeated = cycle * whole("periods", periods, maximum=10**6)
+        return cls.of([*start, *repeated], convention=convention)
 
     @property
     def steps(self) -> int:
@@ -136,6 +145,7 @@ class Schedule:
 
     def phase_at(self, step: int) -> Phase:
         """Return the phase that takes step number `step` (counted from 0)."""
+        step = whole("step", step, 0)
         for phase in self.phases:
             if step < phase.steps:
                 return phase
@@ -144,6 +154,9 @@ class Schedule:
 
     def pieces(self, cuts: Sequence[int]) -> list[tuple[int, int, Phase]]:
         """Return (first step, last step + 1, phase), cut at phase ends and at the given steps."""
+        if not isinstance(cuts, (Sequence, np.ndarray)) or np.ndim(cuts) != 1:
+            raise InputTypeError(f"cuts must be a list of steps, got {cuts!r:.60}")
+        cuts = [whole("cuts", cut, 0) for cut in cuts]
         ends, start = [], 0
         for phase in self.phases:
             ends.append((start, start + phase.steps, phase))

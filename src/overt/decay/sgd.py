@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from overt._check import InputError, InputTypeError, number, whole
+from overt._check import InputError, InputTypeError, doubles, number, whole
 from overt._cluster import checked_engine
 from overt._mapping import mapped_seeds, record_steps, seed_numbers, thread_count
 from overt._progress import Meter, meter
@@ -104,7 +104,9 @@ def initial_weights(
     """Return the layers [W_1, ..., W_L] ~ N(0, init^2 / width) with which a run starts."""
     layers.check_entries(problem)
     rng = np.random.default_rng([whole("seed", seed, 0), whole("run", run, 0), 0])
-    scale = number("init", init) / np.sqrt(whole("width", width, maximum=10**6))
+    if number("init", init) > 1e50:
+        raise InputError(f"init must be at most 1e50, as layers are multiplied, got {init!r}")
+    scale = float(init) / np.sqrt(whole("width", width, maximum=10**6))
     sizes = layers.shapes(problem.shape, whole("depth", depth, 2, layers.DEEPEST), width)
     return [scale * rng.standard_normal(size) for size in sizes]
 
@@ -204,7 +206,9 @@ def _starts(
             initial_weights(problem, depth, width, init=scale, seed=seed, run=n) for n in numbers
         ]
     expected, count = layers.shapes(problem.shape, depth, width), len(numbers)
-    given = [np.asarray(W, dtype=float) for W in init]  # type: ignore[union-attr]
+    if not isinstance(init, (Sequence, np.ndarray)):
+        raise InputTypeError(f"init must be a number or {depth} layers, got {init!r:.60}")
+    given = [doubles("init", W) for W in init]
     own = [
         W if W.ndim == 3 and len(W) == count else np.broadcast_to(W, (count, *W.shape))
         for W in given

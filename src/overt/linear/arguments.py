@@ -18,6 +18,9 @@ from overt.noise import DropConnect, Noise
 
 R = TypeVar("R")
 
+SMALLEST = 1e-150
+"""Size of the largest entry of a target, below which its square has lost digits."""
+
 
 @bounded
 def regression(
@@ -45,6 +48,11 @@ def regression(
 
 def _remembering(task: DenseRegression, **given: Any) -> DenseRegression:
     """Let the regression keep the numbers as given: a proof is about them."""
+    if 0 < np.abs(task.T).max() < SMALLEST:
+        raise InputError(
+            f"the target must be 0 or have entries above {SMALLEST:g}, as squares of smaller "
+            f"numbers vanish, got at most {np.abs(task.T).max():.3g}; multiply it by a constant"
+        )
     if task.samples.noise is None:
         task.given = {name: value for name, value in given.items() if value is not None}
     return task

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
+from overt._check import bounded
 from overt._types import Bools, Floats
 from overt.linear.shares import UnitShares
 from overt.noise import DropBlock, DropConnect, Dropout, Noise
@@ -162,11 +163,12 @@ def thresholded(top: Leading, mu: float) -> Leading:
     |s - a|^2 + 2 mu sum a = |(s - mu)_+ - a|^2 + sum_i s_i^2 - (s_i - mu)_+^2 where a_i = 0 for
     s_i <= mu, as is best: norms grow with every a_i.
     """
-    s = top.s
-    spent = float(np.sum(np.where(s > mu, mu * (2 * s - mu), s**2)))
+    s, cut = top.s, np.minimum(top.s, mu)
+    spent = float(np.sum(cut * (2 * s - cut)))
     return Leading(top.left, np.maximum(s - mu, 0.0), top.right, top.rest + spent)
 
 
+@bounded
 def relax(
     leading: Callable[[Envelope], Leading],
     candidates: Sequence[Envelope],

@@ -152,7 +152,7 @@ class LinearNetwork:
         return train(
             self.effect, steps=steps, learning_rate=learning_rate, seeds=seeds,
             batch_size=batch_size, gradient=gradient, init_scale=init_scale, records=records,
-            init=None if init is None else self._checked(*init), n_jobs=n_jobs, engine=engine,
+            init=None if init is None else self._pair(init), n_jobs=n_jobs, engine=engine,
         )  # fmt: skip
 
     def floor(
@@ -175,6 +175,11 @@ class LinearNetwork:
         """
         weights = self.effect.best_weights()
         return floor(self.effect, weights, learning_rate, batch_size, samples, seed)
+
+    def _pair(self, init: Any) -> tuple[Floats, Floats]:
+        if not isinstance(init, (tuple, list)) or len(init) != 2:
+            raise InputError(f"init must be a pair of weights (U, V), got {init!r:.60}")
+        return self._checked(*init)
 
     def _checked(self, U: Any, V: Any) -> tuple[Floats, Floats]:
         U, V = _check.factors(U, V)

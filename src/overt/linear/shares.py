@@ -90,7 +90,7 @@ class UnitShares:
         e = (1 + gamma) / delta, and s_q is the last of its values above y; found by bisection.
         """
         delta, y = np.sort(self.delta), np.zeros(len(self.delta))
-        noisy = delta > 0
+        noisy = delta > 1e-290  # below, nothing is left of it beside 1
         s, e = self._padded(s)[noisy], (1 + self.gamma) / delta[noisy]
         h = np.concatenate([[0.0], np.cumsum(s)])
 

@@ -175,11 +175,11 @@ def _grid(steps: int, records: int | Sequence[int]) -> list[int]:
 
 def _rates(learning_rate: Rate, steps: Ints) -> Floats:
     if callable(learning_rate):
-        rates = np.asarray(learning_rate(steps), dtype=float)
-        if rates.shape != steps.shape or not np.all(rates >= 0):
+        rates = _check.plain_array("learning_rate(steps)", learning_rate(steps))
+        if rates.dtype.kind not in "iuf" or rates.shape != steps.shape or not np.all(rates >= 0):
             raise InputError(
                 "learning_rate(steps) must return one rate >= 0 for each step, got shape "
-                f"{rates.shape} for {len(steps)} steps"
+                f"{rates.shape} of {rates.dtype} for {len(steps)} steps"
             )
-        return rates
+        return rates.astype(float)
     return np.full(len(steps), _check.number("learning_rate", learning_rate, exclusive=True))

@@ -48,6 +48,11 @@ class CovarianceNoise(Noise):
         return f"CovarianceNoise(mean={self._mean!r}, covariance={self._covariance!r})"
 
     @property
+    def units(self) -> int:
+        """Number of units."""
+        return len(self._mean)
+
+    @property
     def independent(self) -> bool:
         """Whether the covariance is diagonal."""
         off_diagonal = self._covariance - np.diag(np.diag(self._covariance))

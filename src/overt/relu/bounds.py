@@ -125,7 +125,8 @@ def positive_norm(X: Floats, second_moment: Floats | None = None) -> float:
     along = X / peak @ vectors
     if np.linalg.norm(along[:, ~kept]) > 1e-6 * np.linalg.norm(along):
         return math.inf
-    return peak * float(np.sqrt(np.sum(along[:, kept] ** 2 / values[kept])))
+    with np.errstate(over="ignore"):  # infinite, as the law has almost no spread there
+        return peak * float(np.sqrt(np.sum(along[:, kept] ** 2 / values[kept])))
 
 
 def rademacher_upper(alpha: float, norm: float, n: int, retentivity: float) -> float:

@@ -67,7 +67,7 @@ def margin(
     unit_rows(X)
     q = 1 - _check.drop_prob(drop_prob)
     rng, count = generator(seed), whole("features", features, 2)
-    number("tol", tol)
+    tol = number("tol", tol)
     signed = y[:, None] * X
     G = _gates(rng, count, X)
     p, value, floor, status = _minimize(G, signed, whole("iterations", iterations), tol)
@@ -80,8 +80,8 @@ def labels(y: Any, n: int) -> Floats:
     values = plain_array("y", y)
     if values.shape != (n,):
         raise InputError(f"y must be {n} labels, each -1 or 1, got shape {values.shape}")
-    if values.dtype.names or not np.isin(values, (-1, 1)).all():
-        seen = ", ".join(repr(v) for v in np.unique(values)[:4].tolist())
+    if values.dtype.kind not in "biuf" or not np.isin(values, (-1, 1)).all():
+        seen = ", ".join(repr(v) for v in values[:4].tolist())
         raise InputError(f"y must be {n} labels, each -1 or 1, got {seen}, ...")
     return values.astype(np.float64)
 

@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 
 from overt import _check
-from overt._check import InputError, doubles, generator, matrix, number, whole
+from overt._check import (
+    InputError,
+    bounded,
+    doubles,
+    generator,
+    matrix,
+    number,
+    whole,
+)
 from overt._mapping import record_steps
 from overt._progress import meter
 from overt._types import Floats, Seed
@@ -70,6 +78,7 @@ class LazyRun(Result):
         return np.asarray(np.maximum(X @ self.W.T, 0) @ self.a / math.sqrt(len(self.a)))
 
 
+@bounded
 def train_lazy(
     X: Floats, y: Any, *, width: int, drop_prob: float = 0.5, steps: int = 10_000,
     learning_rate: float = 0.5, max_norm: float | None = None,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from overt._check import InputError
-from overt._files import read_sealed, ready, write_sealed
+from overt._files import as_path, read_sealed, ready, write_sealed
 from overt._mapped import mark_of
 from overt._plain import plain
 from overt._types import Array
@@ -98,7 +98,9 @@ def opened(
         raise InputError("resume needs the folder of a checkpoint")
     if checkpoint is None or isinstance(checkpoint, SweepCheckpoint):
         return checkpoint
-    return SweepCheckpoint(Path(checkpoint), entries, parameters, resume=resume, given=given)
+    return SweepCheckpoint(
+        as_path("checkpoint", checkpoint), entries, parameters, resume=resume, given=given
+    )
 
 
 def _draw(number: int) -> str:

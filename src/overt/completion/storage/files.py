@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError, InputTypeError, choice
+from overt._check import InputError, choice
+from overt._files import as_path, reading
 from overt._mapped import n_bytes
 from overt.completion.storage import folders, loading, text
 from overt.completion.storage.collecting import Columns, RatingsFile, collect
@@ -47,13 +48,13 @@ def read_ratings(
     (bytes, or "4GB"), entries are kept in mapped files and may be more than memory holds.
     """
     choice("duplicates", duplicates, DUPLICATES)
-    if not isinstance(path, (str, os.PathLike)) or "\0" in str(path):
-        raise InputTypeError(f"path must be the path of a file, got {type(path).__name__}")
+    path = as_path("path", path)
     said, limit = {"row": row, "col": col, "value": value, "time": time}, n_bytes(memory_limit)
-    if Path(path).is_dir() or (limit is not None and Path(path).exists()):
-        read = folders.read_folder(Path(path), duplicates, said, limit)
-    else:
-        read = _read(Path(path), duplicates, (), said)
+    with reading(path, "cannot be read as ratings"):
+        if path.is_dir() or (limit is not None and path.exists()):
+            read = folders.read_folder(path, duplicates, said, limit)
+        else:
+            read = _read(path, duplicates, (), said)
     if not len(read.values):
         raise InputError(f"{path} has no usable line (row, column, value)" + _first(read))
     refuse_absurd(read, path)
@@ -90,7 +91,9 @@ def read_pairs(
 
     `header` has names by which a header line is known, beside the usual ones.
     """
-    read = _read(Path(path), None, header, said)
+    path = as_path("path", path)
+    with reading(path, "cannot be read as pairs"):
+        read = _read(path, None, header, said)
     if not len(read.rows):
         raise InputError(f"{path} has no usable line (row, column)" + _first(read))
     return read
@@ -101,7 +104,7 @@ def _read(
 ) -> RatingsFile:
     """Read a file with values (`duplicates` says what to do with repeated ones) or without."""
     if not path.exists():
-        raise InputError(f"there is no file {path}")
+        raise InputError(f"there is no file or folder {path}")
     if path.is_dir():
         raise InputError(f"{path} is a folder; a file is needed")
     with loading.readable(path):

@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from overt._check import InputError
-from overt._files import digest, read_sealed, reading, ready, write_sealed, write_whole
+from overt._files import as_path, digest, read_sealed, reading, ready, write_sealed, write_whole
 from overt._plain import plain
 from overt.completion.forms.draws import Draws
 from overt.completion.forms.encoding import Encoder
@@ -80,7 +79,7 @@ def load(
     path: str | os.PathLike[str],
 ) -> tuple[dict[str, Any], Entries | FiledEntries, Fit, FactorModel | None]:
     """Return the parameters, entries, fit and model of what was chosen that `save` wrote."""
-    folder = Path(path)
+    folder = as_path("path", path)
     if not (folder / HEADER).exists():
         raise InputError(f"{folder} holds no completion model ({HEADER} is missing)")
     with reading(folder, "holds no readable completion model"):

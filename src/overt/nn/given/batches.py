@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from overt._check import InputError, InputTypeError
+from overt._check import InputError, InputTypeError, plain_array
 from overt.nn.recording.modes import unwrapped
 
 ROWS = 256
@@ -140,7 +140,7 @@ class Batches:
             if any(x.is_floating_point() and not x.isfinite().all() for x in inputs.tensors):
                 raise InputError(f"{where}: inputs must be finite, got NaN or infinity")
             if y is not None:
-                y = _tensor(y, where)
+                y = _tensor(y, where).detach()
                 if y.ndim == 0 or len(y) != len(inputs):
                     count = len(y) if y.ndim else "single"
                     raise InputError(f"{where} has {len(inputs)} inputs but {count} targets")
@@ -223,11 +223,17 @@ def is_array(value: Any) -> bool:
 def _tensor(value: Any, name: str) -> Tensor:
     """Return a tensor; whole numbers of an array become int64, as torch wants them."""
     if isinstance(value, Tensor):
+        if value.layout != torch.strided or value.is_meta or value.is_nested or value.is_complex():
+            raise InputTypeError(f"{name} must be dense, of real numbers, got {_kind(value)}")
         return value
-    array = np.asarray(value)
+    array = plain_array(name, value)
     if array.dtype.kind not in "biuf":
         raise InputTypeError(f"{name} must hold numbers, got an array of {array.dtype}")
     return torch.tensor(array if array.dtype.kind == "f" else array.astype(np.int64))
+
+
+def _kind(value: Tensor) -> str:
+    return f"{value.dtype} in layout {value.layout} on {value.device}"
 
 
 def _is_pair(data: Any) -> bool:

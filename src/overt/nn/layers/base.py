@@ -45,9 +45,9 @@ class NoiseLayer(nn.Module, ABC):  # type: ignore[misc]
 
 def checked_tensor(x: Any) -> None:
     """Refuse what is no tensor."""
-    if not isinstance(x, Tensor):
+    if not isinstance(x, Tensor) or x.is_nested or x.layout != torch.strided:
         raise InputTypeError(
-            f"x must be a torch.Tensor, got {type(x).__module__}.{type(x).__name__}; pass "
+            f"x must be a dense torch.Tensor, got {type(x).__module__}.{type(x).__name__}; pass "
             "torch.as_tensor(x, dtype=torch.float32)"
         )
 

@@ -25,6 +25,9 @@ from overt.nn.layers.mask_covariance import MaskCovariance
 from overt.nn.layers.masks import normal
 from overt.noise import CovarianceNoise
 
+LARGEST = 1e18
+"""Standard deviation, in units of the mean, of a mask whose square single precision can hold."""
+
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(48)
 
 
@@ -67,8 +70,8 @@ class CovarianceDropout(UnitNoise):
         seed: int | None = None,
     ) -> None:
         super().__init__(seed)
-        noise = CovarianceNoise(_numpy(mean), _numpy(covariance))
-        units = np.shape(mean)[0]
+        noise = CovarianceNoise(mean, covariance)
+        units = noise.units
         mu, K = noise.mean(units), noise.covariance(units)
         self.distribution = _check.choice("distribution", distribution, ("gaussian", "bernoulli"))
         if isinstance(axis, bool) or not isinstance(axis, int) or axis == 0:
@@ -84,6 +87,11 @@ class CovarianceDropout(UnitNoise):
             ("mean", mu), ("covariance", K), ("root", root), ("threshold", threshold),
         ):  # fmt: skip
             self.register_buffer(name, torch.tensor(value, dtype=dtype))
+        relative = self.root / self.mean[:, None]
+        if not bool(relative.isfinite().all()) or float(relative.abs().max()) > LARGEST:
+            raise InputError(
+                f"covariance / mean^2 must be at most {LARGEST:g}^2, as {dtype} has to hold masks"
+            )
 
     @property
     def silent(self) -> bool:
@@ -121,10 +129,6 @@ class CovarianceDropout(UnitNoise):
                 f"x must have {units} units along axis {self.axis}, got shape {tuple(shape)}"
             )
         return axis
-
-
-def _numpy(value: Any) -> Any:
-    return value.detach().cpu().double().numpy() if isinstance(value, Tensor) else value
 
 
 def _root(K: Any) -> Any:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from overt._blocks import Sliding, running_minimum
+from overt._check import InputError
 
 
 class Key(NamedTuple):
@@ -173,8 +174,11 @@ def _scale(
     double: bool,
     device: torch.device,
 ) -> Tensor:
-    scale = 1 / Sliding(drop_prob, sizes, blocks, uniform=False).keep_prob()
+    survives = Sliding(drop_prob, sizes, blocks, uniform=False).keep_prob()
     dtype = torch.float64 if double else torch.float32
+    if not survives.min() > 1e-30:
+        raise InputError(f"drop_prob must let units survive, {drop_prob!r} in blocks does not")
+    scale = 1 / survives
     return torch.from_numpy(scale).to(device=device, dtype=dtype)
 
 

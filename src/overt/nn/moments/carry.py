@@ -201,6 +201,14 @@ def checked(model: Any, x: Any) -> nn.Module:
             f"x must be a tensor, or a tuple or dictionary of them, got {type(x).__name__}; "
             "torch.as_tensor makes one of an array"
         )
+    if any(weight.is_complex() for weight in model.parameters()):
+        raise InputTypeError("model must have real weights, got complex ones: noise is real here")
+    odd = [t for t in given if t.layout != torch.strided or t.is_meta or t.is_nested]
+    if odd:
+        raise InputTypeError(
+            f"x must be dense and hold numbers, got {odd[0].layout} on {odd[0].device}; x.to_dense() "
+            "makes it so"
+        )
     if isinstance(x, Tensor) and (len(x.shape) < 1 + x.is_floating_point() or len(x) == 0):
         raise InputError(f"x must have a batch axis and at least one row, got {tuple(x.shape)}")
     return nn.Sequential(model) if is_noise(model) else model

@@ -19,7 +19,7 @@ from overt._types import Bools, Floats
 from overt.results import Result, Status
 from overt.robust.attacks.inputs import classes
 from overt.robust.threats.balls import L2, Linf
-from overt.robust.threats.base import Threat, check_threat
+from overt.robust.threats.base import Threat, check_threat, tensor
 
 ROUNDING = 1e-9
 """Relative size of the leads of linear models that rounding leaves undecided."""
@@ -74,7 +74,7 @@ def linear(weight: Any, bias: Any, x: Any, y: Any, threat: Threat) -> ExactError
         )
     W, b = _two_classes(W, _bias("bias", bias, len(W)))
     check_threat(threat)
-    inputs = torch.from_numpy(X)
+    inputs = tensor("x", X)
     y = classes(y, inputs, len(W)).numpy()
     region = threat.within(inputs).region(inputs)
     f = X @ W.T + b
@@ -138,7 +138,7 @@ def two_layer(
         )
     slope, level = check_slope(slope), number("level", level)
     A, c = _two_classes(A, _bias("top_bias", top_bias, len(A)))
-    inputs = torch.from_numpy(X)
+    inputs = tensor("x", X)
     y = classes(y, inputs, len(A)).numpy()
     net = Network((W, A), (_bias("hidden_bias", hidden_bias, len(W)), c), (slope,))
     lead, bound, moved = np.full(len(X), -np.inf), np.full(len(X), np.inf), X.copy()

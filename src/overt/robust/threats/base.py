@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from overt._check import InputError, InputTypeError, number
+from overt._check import InputError, InputTypeError, number, plain_array
 from overt.results import Result
 from overt.robust.threats.keyed_random import keys_of, normal
 
@@ -265,19 +265,22 @@ def check_threat(threat: Any) -> Threat:
 def tensor(name: str, value: Any) -> Tensor:
     """Return a tensor, an array, a data frame or a list of numbers as a tensor."""
     if isinstance(value, Tensor):
+        if value.is_meta or value.is_nested or "float8" in str(value.dtype):
+            raise InputTypeError(f"{name} must be a plain tensor of numbers, got {value!r:.60}")
         return value.detach().to_dense()  # the same tensor, unless it is sparse
-    try:
-        array = np.asarray(value)
-    except (TypeError, ValueError) as error:
-        raise InputTypeError(f"{name} must be a tensor or an array: {error}") from None
+    array = plain_array(name, value)
     if array.dtype.kind not in "biufc":
         raise InputTypeError(
             f"{name} must be a tensor or an array of numbers, got {type(value).__name__} of "
             f"{array.dtype}"
         )
-    native = np.float64 if array.dtype == np.longdouble else array.dtype.newbyteorder("=")
+    if array.dtype.kind == "u" and array.size and int(array.max()) >= 2**63:
+        raise InputError(f"{name} must hold numbers below 2^63, got {int(array.max())}")
+    wide = {np.dtype(np.longdouble): np.float64, np.dtype(np.uint64): np.int64}
+    native = wide.get(array.dtype, array.dtype.newbyteorder("="))
     # PyTorch takes neither negative strides nor foreign byte orders, and complains of read-only.
-    return torch.from_numpy(np.require(array, native, ["C", "W"]))
+    with np.errstate(over="ignore"):
+        return torch.from_numpy(np.require(array, native, ["C", "W"]))
 
 
 def fits(limit: Tensor, one: Tensor) -> bool:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from overt._check import InputError
-from overt._files import digest, reading, safetensors, write_whole
+from overt._files import as_path, digest, reading, safetensors, write_whole
 from overt.robust.training.epoch import Recipe
 
 _KINDS: dict[str, Any] = {"counter": Counter, "dict": dict, "tuple": tuple, "set": set}
@@ -31,7 +31,7 @@ class TrainingCheckpoint:
         self, path: str | os.PathLike[str] | None, recipe: Recipe, scheduler: Any,
         settings: dict[str, str],
     ) -> None:  # fmt: skip
-        self._path = None if path is None else Path(path)
+        self._path = None if path is None else as_path("checkpoint", path)
         self._model, self._optimizer = recipe.model, recipe.optimizer
         self._scheduler, self._warm_starts = scheduler, recipe.warm_starts
         self._scaler, self._settings = recipe.scaler, settings
