@@ -19,7 +19,7 @@ from overt._check import (
     whole,
 )
 from overt._identifiers import Indices, factorized, identifiers, index, is_missing
-from overt._observed import checked_shape, checked_times, checked_values, one_each
+from overt._observed import ROOMY, checked_shape, checked_times, checked_values, one_each
 from overt._types import Array, Floats, Ints, Seed
 
 
