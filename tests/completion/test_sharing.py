@@ -17,7 +17,7 @@ def client():
     from distributed import Client
 
     with Client(
-        processes=False, n_workers=3, threads_per_worker=1, dashboard_address=None
+        processes=False, n_workers=3, threads_per_worker=1, dashboard_address=":0"
     ) as client:
         yield client
 
