@@ -120,6 +120,7 @@ def is_table(X: Any) -> bool:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return entry_columns(columns_of(X), {}) is None
+    X = X.data if isinstance(X, np.ma.MaskedArray) else X
     return not hasattr(X, "tocoo") and plain_array("X", X).ndim == 2
 
 

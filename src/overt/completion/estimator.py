@@ -28,6 +28,7 @@ from overt.completion.index import EntryIndex
 from overt.completion.ledger import Ledger
 from overt.completion.recommending import NewRow
 from overt.completion.settings import Settings, fresh_seed
+from overt.completion.sharing import SharedEntries
 from overt.completion.storage import checkpoints, models
 from overt.completion.storage.files import is_path
 from overt.entries import Entries, observed
@@ -171,7 +172,8 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         checkpoint: Any = None, resume: bool = False, **how: Any,
     ) -> Self:  # fmt: skip
         """Fit to Entries; `how` is what `overt.completion.fitting.fit_entries` takes."""
-        instance("entries", entries, Entries, "overt.Entries")
+        if not isinstance(entries, SharedEntries):
+            instance("entries", entries, Entries, "overt.Entries")
         settings, tables = self._settings(), (row_features, col_features)
         entries = chosen(entries) if settings.missing == "negative" else entries
         entries, given, encoders = with_features(entries, tables, allowed=settings.learned)
