@@ -14,10 +14,8 @@ from overt.nn.moments.result import LEVEL, Moments
 from overt.nn.moments.samples import Samples
 
 
-def judged(
-    model: nn.Module, x: Any, output: Output, one: Carried, control: Control | None
-) -> Moments:
-    """Return what was carried, and how far off it may be; covariances where there is no control.
+def judged(model: nn.Module, x: Any, output: Output, one: Carried, control: Control) -> Moments:
+    """Return what was carried, and how far off it may be.
 
     The error grows with what non-linear functions do: the part of the variance that linear maps
     leave out, and how far the mean moves from the output without noise, over a row's outputs.
@@ -25,8 +23,6 @@ def judged(
     mean, exact, grad = one.output.mean, one.output.exact, torch.is_grad_enabled()
     noises, linearized = one.noises, tuple(one.tape.linearized)
     with torch.inference_mode(False), torch.set_grad_enabled(grad):
-        if control is None:
-            return Moments(mean, one.covariances(), exact, noises, (), linearized)
         variance, rest = one.parts(None if exact else control.keep)
         v, rest, m = variance.detach(), rest.detach(), mean.detach()
         sd = v.clamp(min=0).sqrt()
