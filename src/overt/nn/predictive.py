@@ -20,7 +20,7 @@ from overt.nn.moments.carry import (
     remembered,
 )
 from overt.nn.moments.control import Control
-from overt.nn.moments.errors import corrected, judged
+from overt.nn.moments.errors import corrected, doubted, judged
 from overt.nn.moments.result import Moments
 from overt.nn.moments.samples import Samples
 from overt.nn.recording.generators import seeded
@@ -134,8 +134,7 @@ def _sampled(
     few = found is not None and not drawn
     if draws is not None and tol is None:
         if found is not None and draws == 0:
-            errors = {"mean_error": 3 * found.mean_error, "std_error": 3 * found.std_error}
-            return replace(found, drawn=drawn, **errors) if drawn else found
+            return doubted(found, drawn) if drawn else found
         samples.draw(draws)
         return corrected(found, samples, one, drawn)
     most = draws or (DRAWS if tol is None else MOST)

@@ -26,6 +26,9 @@ COPIES, ROWS, PASSES = 64, 512, 8
 """The most copies of the inputs to a pass, rows to a pass, and the fewest passes that show whether
 copies are independent, where that is not known."""
 
+BLOCK = 32
+"""Passes of one copy each that are summed up together."""
+
 SHARED = 2.0
 """How many times more passes may vary than copies do before copies are given up."""
 
@@ -62,9 +65,11 @@ class Samples:
             end, copies = self.count + n, self._copies_for(n)
             given = copied(self._x, copies)
             while self.count < end:
-                self._add(self._pairs(given, copies), copies)
+                block = min(BLOCK, end - self.count) if copies == 1 else 1
+                found = torch.cat([self._pairs(given, copies) for _ in range(block)], 1)
+                self._add(found, copies, block)
                 if progress is not None:
-                    progress.advance(copies)
+                    progress.advance(block * copies)
                 if copies > 1 and self._passes == PASSES and self._shared() > SHARED:
                     copies, given, end = 1, self._x, n
                     self._reset()
@@ -110,20 +115,23 @@ class Samples:
             return self._copies if most > 1 and n >= self._copies else 1
         return max(c for c in range(1, max(most, 1) + 1) if n % c == 0)
 
-    def _add(self, pairs: Tensor, copies: int) -> None:
+    def _add(self, pairs: Tensor, copies: int, passes: int) -> None:
+        """Add the copies of one pass, or the outputs of several passes of one copy."""
         if self.count and copies != self._copies:  # what came before was worth less: begin anew
             self._reset()
-        self._copies, self.count, self._passes = copies, self.count + copies, self._passes + 1
-        self._known = None
+        self._copies, self.count = copies, self.count + passes * copies
+        self._passes, self._known = self._passes + passes, None
         mean = pairs.mean(1, keepdim=True)
         before = mean[:, 0] - self._mean
-        self._mean = self._mean + before / self._passes
-        if self._passes > 1:
-            self._between = self._between + self._squares(
-                before[:, None], mean - self._mean[:, None]
-            )
-        away = pairs - mean
-        self._within = self._within + self._squares(away, away)
+        self._mean = self._mean + before * (passes / self._passes)
+        if self._passes > passes:
+            step = mean - self._mean[:, None]
+            self._between = self._between + passes * self._squares(before[:, None], step)
+        away = self._squares(pairs - mean, pairs - mean)
+        if copies == 1:
+            self._between = self._between + away
+        else:
+            self._within = self._within + away
         self._fourth = self._fourth + (pairs[0] - self._mean[0]).pow(4).sum(0)
 
     def _squares(self, a: Tensor, b: Tensor) -> Tensor:
@@ -155,7 +163,7 @@ class Samples:
         if self._known is None:
             between = self._between / max(self._passes - 1, 1)
             within = self._within / max(self._passes * (self._copies - 1), 1)
-            if self._passes > 1:
+            if self._passes > 1 or self._copies == 1:
                 within = within * (1 - 1 / self._copies) + between
             self._known = within
         return self._known
