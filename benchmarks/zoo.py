@@ -94,6 +94,10 @@ class Prices:
         few, many = (repeated(self.inputs, n) for n in (4, 64))
         self._few, more = (cpu(lambda x=x: call(self.model, x)) for x in (few, many))
         self._each = max((more - self._few) / 60, 1e-9)
+        self._carried = self._line(lambda n: self.moments(draws=n))
+        self._sampled = self._line(self.sampled)
+        self._drawn = bool(self.moments(draws=2).drawn)
+        self._bare = float("inf") if self._drawn else cpu(lambda: self.moments(draws=0), 2)
 
     def bought(self, seconds: float) -> float:
         """How many samples in one batch cost as much; in single passes where rows share draws."""
@@ -110,18 +114,19 @@ class Prices:
         Returns what was found (None for samples alone), the samples, and the cost.
         """
         budget = passes * self.one
-        start, each = self._line(lambda n: self.moments(draws=n))
+        start, each = self._carried
         n = _even((budget - start) / each)
-        drawn = bool(self.moments(draws=2).drawn)  # samples decide: carrying may cost half of it
-        if n >= 2 and (start <= budget / 2 or not drawn):
-            return self.moments(draws=n), n, cpu(lambda: self.moments(draws=n), 2)
-        bare = float("inf") if drawn else cpu(lambda: self.moments(draws=0), 2)
-        if bare <= budget:
-            return self.moments(draws=0), 0, bare
-        sampled = lambda n: mc_moments(self.model, self.inputs, n, output=self.output)  # noqa: E731
-        start, each = self._line(sampled)
+        # Where samples decide, carrying may cost half of the budget.
+        if n >= 2 and (start <= budget / 2 or not self._drawn):
+            return self.moments(draws=n), n, cpu(lambda: self.moments(draws=n), 1)
+        if self._bare <= budget:
+            return self.moments(draws=0), 0, self._bare
+        start, each = self._sampled
         n = max(2, _even((budget - start) / each))
-        return None, n, cpu(lambda: sampled(n), 2)
+        return None, n, cpu(lambda: self.sampled(n), 1)
+
+    def sampled(self, n: int) -> Any:
+        return mc_moments(self.model, self.inputs, n, output=self.output)
 
     def _line(self, run: Any) -> tuple[float, float]:
         few, many = (cpu(lambda n=n: run(n), 2) for n in (32, 128))
@@ -156,12 +161,12 @@ class Reference:
 
 def measured(name: str) -> dict[str, Any]:
     """Compare mean, standard deviation and stated errors with samples, and errors at a cost."""
-    known, prices = Reference(name), Prices(name)
-    n, mean, sd, kurtosis = known.n, known.mean, known.sd, known.kurtosis
     with torch.no_grad():
+        known, prices = Reference(name), Prices(name)
         found = prices.moments()
         default = cpu(prices.moments)
         sweep = {passes: prices.spent(passes) for passes in BUDGETS}
+    n, mean, sd, kurtosis = known.n, known.mean, known.sd, known.kurtosis
     m, s, em, es = (
         t.double().reshape(sd.shape)
         for t in (found.mean, found.std, found.mean_error, found.std_error)
