@@ -16,10 +16,11 @@ from torch import nn
 
 from benchmarks._zoo_models import HAND, HUGGING, ROWS, SHARED, TIMM, built
 from benchmarks.harness import Table
-from overt.nn import predictive_moments
+from overt.nn import mc_moments, predictive_moments
 
 SAMPLES = 2000
 COPIES = 16
+BUDGETS = (5, 15, 50, 100, 400)
 
 
 def available() -> tuple[list[str], list[str]]:
@@ -82,26 +83,90 @@ def cpu(call: Any, repeat: int = 3) -> float:
     return best
 
 
-def costs(name: str) -> tuple[float, float, float]:
-    """Return the time of the moments, of one sampled pass, and of a sample among many in a pass."""
-    model, inputs, output = built(name)
-    with torch.no_grad():
-        ours = cpu(lambda: predictive_moments(model, inputs, output=output))
-        noisy(model)
-        one = cpu(lambda: call(model, inputs), 9)
-        copies = 1 if name in SHARED else COPIES
-        many = repeated(inputs, copies)
-        return ours, one, cpu(lambda: call(model, many)) / copies
+class Prices:
+    """What samples in one batch buy, and what overt's calls cost, in CPU time of one thread."""
+
+    def __init__(self, name: str) -> None:
+        self.model, self.inputs, self.output = built(name)
+        noisy(self.model)
+        self.one = cpu(lambda: call(self.model, self.inputs), 9)
+        self._shared = name in SHARED
+        few, many = (repeated(self.inputs, n) for n in (4, 64))
+        self._few, more = (cpu(lambda x=x: call(self.model, x)) for x in (few, many))
+        self._each = max((more - self._few) / 60, 1e-9)
+        self._carried = self._line(lambda n: self.moments(draws=n))
+        self._sampled = self._line(self.sampled)
+        self._drawn = bool(self.moments(draws=2).drawn)
+        self._bare = float("inf") if self._drawn else cpu(lambda: self.moments(draws=0), 2)
+
+    def bought(self, seconds: float) -> float:
+        """How many samples in one batch cost as much; in single passes where rows share draws."""
+        if self._shared:
+            return max(1.0, seconds / self.one)
+        return max(1.0, 4 + (seconds - self._few) / self._each)
+
+    def moments(self, **options: Any) -> Any:
+        return predictive_moments(self.model, self.inputs, output=self.output, **options)
+
+    def spent(self, passes: int) -> tuple[Any, int, float]:
+        """Carry, and sample with what is left of so many passes; sample alone where none is.
+
+        Returns what was found (None for samples alone), the samples, and the cost.
+        """
+        budget = passes * self.one
+        start, each = self._carried
+        n = _even((budget - start) / each)
+        # Where samples decide, carrying may cost half of the budget.
+        if n >= 2 and (start <= budget / 2 or not self._drawn):
+            return self.moments(draws=n), n, cpu(lambda: self.moments(draws=n), 1)
+        if self._bare <= budget:
+            return self.moments(draws=0), 0, self._bare
+        start, each = self._sampled
+        n = max(2, _even((budget - start) / each))
+        return None, n, cpu(lambda: self.sampled(n), 1)
+
+    def sampled(self, n: int) -> Any:
+        return mc_moments(self.model, self.inputs, n, output=self.output)
+
+    def _line(self, run: Any) -> tuple[float, float]:
+        few, many = (cpu(lambda n=n: run(n), 2) for n in (32, 128))
+        each = max((many - few) / 96, 1e-9)
+        return few - 32 * each, each
+
+
+def _even(n: float) -> int:
+    """Round down to what divides into batches."""
+    n = int(min(n, 12_800))
+    return n - n % 64 if n >= 64 else n - n % 8 if n >= 8 else n
+
+
+class Reference:
+    """Thousands of samples, what is off them, and the error of as many samples as are bought."""
+
+    def __init__(self, name: str) -> None:
+        drawn = samples(name, 2 * SAMPLES if name in HAND else SAMPLES)
+        self.n, self.mean, self.sd = len(drawn), drawn.mean(0), drawn.std(0)
+        self.kurtosis = (((drawn - self.mean) / self.sd) ** 4).mean(0)
+
+    def of_samples(self, n: float) -> float:
+        """Root mean square of both errors, in standard deviations, of n samples."""
+        return float(((1 + (self.kurtosis - 1) / 4) / n).mean().sqrt())
+
+    def of(self, found: Any) -> float:
+        """The same for moments, less what the reference's own error adds."""
+        m, s = (t.double().reshape(self.sd.shape) for t in (found.mean, found.std))
+        off = (s / self.sd - 1) ** 2 + ((m - self.mean) / self.sd) ** 2
+        return float((off.mean() - self.of_samples(self.n) ** 2).clamp(min=0).sqrt())
 
 
 def measured(name: str) -> dict[str, Any]:
-    """Compare mean, standard deviation and stated errors with samples."""
-    drawn = samples(name)
-    n, mean, sd = len(drawn), drawn.mean(0), drawn.std(0)
-    kurtosis = (((drawn - mean) / sd) ** 4).mean(0)
-    model, inputs, output = built(name)
+    """Compare mean, standard deviation and stated errors with samples, and errors at a cost."""
     with torch.no_grad():
-        found = predictive_moments(model, inputs, output=output)
+        known, prices = Reference(name), Prices(name)
+        found = prices.moments()
+        default = cpu(prices.moments)
+        sweep = {passes: prices.spent(passes) for passes in BUDGETS}
+    n, mean, sd, kurtosis = known.n, known.mean, known.sd, known.kurtosis
     m, s, em, es = (
         t.double().reshape(sd.shape)
         for t in (found.mean, found.std, found.mean_error, found.std_error)
@@ -110,16 +175,17 @@ def measured(name: str) -> dict[str, Any]:
     near_m = (m - mean).abs() <= (em**2 + 4 * sd**2 / n).sqrt()
     near_s = (s - sd).abs() <= (es**2 + sd**2 * (kurtosis - 1) / n).sqrt()
     ratio, off = float((s / sd).median()), float(((m - mean).abs() / sd).median())
-    doubt = (kurtosis - 1) / (4 * n)
-    error = ((s / sd - 1).square() - doubt).mean().clamp(min=0).sqrt()
-    ours, one, each = costs(name)
-    count = max(2.0, ours / each)
+
+    def against(result: Any, count: int, cost: float) -> float:
+        ours = known.of_samples(count) if result is None else known.of(result)
+        return ours / known.of_samples(prices.bought(cost))
+
     return {
         "ratio": ratio, "off": off, "right": abs(ratio - 1) <= 0.05 and off <= 0.1,
         "covered": float(torch.stack([near_m, near_s]).double().mean()),
         "method": found.method, "named": bool(found.drawn or found.linearized),
-        "passes": ours / one, "samples": count, "error": float(error),
-        "peer": float(((kurtosis - 1) / (4 * count)).mean().sqrt()),
+        "passes": default / prices.one, "default": against(found, 0, default),
+        "sweep": {passes: (against(*one), one[0] is not None) for passes, one in sweep.items()},
     }  # fmt: skip
 
 
@@ -130,10 +196,10 @@ def run() -> list[Table]:
         ("network", "sd / sampled", "mean off, sd", "errors cover", "how", "status"),
     )
     price = Table(
-        "The zoo: what moments cost, and the error of as dear samples in one batch",
-        ("network", "cost, passes", "samples for it", "their sd error", "ours"),
+        "The zoo: error over that of as dear samples in one batch, at the cost of so many passes",
+        ("network", "default costs", "default", *map(str, BUDGETS)),
     )
-    found = {}
+    found: dict[str, Any] = {}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with warnings.catch_warnings():
@@ -145,18 +211,34 @@ def run() -> list[Table]:
                 accuracy.rows.append((name, *[""] * 4, f"{type(error).__name__}: {error}"[:80]))
                 continue
             status = "right" if one["right"] else "named" if one["named"] else "stated"
-            cells = (one[key] for key in ("ratio", "off", "covered", "method"))
+            cells = tuple(one[key] for key in ("ratio", "off", "covered", "method"))
             accuracy.rows.append((name, *cells, status))
-            price.rows.append((name, *(one[k] for k in ("passes", "samples", "peer", "error"))))
+            ratios = (f"{r:.2f}{'' if carried else ' s'}" for r, carried in one["sweep"].values())
+            price.rows.append((name, one["passes"], one["default"], *ratios))
+            print(*price.rows[-1], *cells, status, flush=True)
     torch.set_num_threads(threads)
     accuracy.notes = [*summary(found), *notes]
-    ahead = [sum(one["error"] <= part * one["peer"] for one in found.values()) for part in (1, 0.5)]
-    price.notes = [
-        f"Of {len(found)} networks (one thread, CPU time) the error is at most that of as dear "
-        f"samples on {ahead[0]}, at most half of it on {ahead[1]}; the median cost is "
-        f"{sorted(one['passes'] for one in found.values())[len(found) // 2]:.0f} passes."
-    ] if found else []  # fmt: skip
-    return [accuracy, price]
+    price.notes = ["s: sampled alone, as carrying costs more than the budget.\n"]
+    return [accuracy, price, frontier(found)]
+
+
+def frontier(found: dict[str, Any]) -> Table:
+    table = Table(
+        "The zoo's frontier: networks on which the error is at most that of as dear samples",
+        ("passes", "networks", "carried on", "at most theirs", "at most half", "median ratio"),
+    )
+    columns = {str(b): [one["sweep"][b] for one in found.values()] for b in BUDGETS}
+    columns["default"] = [(one["default"], True) for one in found.values()]
+    for label, pairs in columns.items():
+        ratios = sorted(r for r, _ in pairs)
+        counts = (sum(r <= part for r in ratios) for part in (1.0, 0.5))
+        carried = sum(carried for _, carried in pairs)
+        table.rows.append((label, len(ratios), carried, *counts, ratios[len(ratios) // 2]))
+    table.notes = [
+        "The error is the root mean square of the errors of means and standard deviations, in "
+        "standard deviations; samples alone are charged their expected error. One thread, CPU time."
+    ]
+    return table
 
 
 def summary(found: dict[str, Any]) -> list[str]:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from overt import _check
+from overt._check import InputError
 from overt.nn.moments.carry import (
     UNSEEN,
     Carried,
@@ -19,7 +20,7 @@ from overt.nn.moments.carry import (
     remembered,
 )
 from overt.nn.moments.control import Control
-from overt.nn.moments.errors import corrected, judged
+from overt.nn.moments.errors import corrected, doubted, judged
 from overt.nn.moments.result import Moments
 from overt.nn.moments.samples import Samples
 from overt.nn.recording.generators import seeded
@@ -71,8 +72,9 @@ def predictive_moments(
         Sample until the stated errors of mean and standard deviation are at most this many standard
         deviations in 90 of 100 outputs; the result's `reached` says what they are.
     draws
-        How many samples to take where some are needed (400 at most), or at most for a tolerance
-        (12,800).
+        How many samples to take, 0 for none; or with `tol` the most (12,800). By default what was
+        carried is checked by 16 or 32, and up to 400 are taken where these or the noise call for
+        more.
 
     Examples
     --------
@@ -86,9 +88,9 @@ def predictive_moments(
     """
     model = checked(model, x)
     tol = None if tol is None else _check.number("tol", tol, exclusive=True)
-    most = MOST if tol is not None else DRAWS
-    if draws is not None:
-        most = _check.whole("draws", draws, minimum=2)
+    draws = None if draws is None else _check.whole("draws", draws, minimum=0)
+    if draws == 1:
+        raise InputError("draws must be 0 or at least 2, got 1")
     one = carry(model, x, output=output, layouts=remembered(model, output, "layouts", dict))
     hidden = hidden_randomness(model, x, output, one)
     drawn = tuple(name for name in one.noises if name in one.to_draw | set(one.tape.rough))
@@ -96,30 +98,51 @@ def predictive_moments(
     drawn += tuple(name for name in one.drawn if name not in drawn)
     found = control = None
     if not one.drawn and not hidden:
-        control = None if covariance else Control(one)
-        found = judged(model, x, output, one, control)
-        if not bool(torch.isfinite(found.variance).all()):  # carried out of a function's range
-            found, control, drawn = None, None, one.noises
-    if found is not None and not drawn and (covariance or found.exact):
-        return found
-    samples = Samples(model, x, output, covariance=covariance, control=control)
+        control = Control(one)
+        found = _judged(model, x, output, one, control)
+        control, drawn = (control, drawn) if found is not None else (None, one.noises)
+    if found is not None and found.exact and not drawn:
+        return replace(found, variance=one.covariances()) if covariance else found
+    if draws == 0 and found is None:
+        raise InputError(
+            f"draws must be at least 2 where {', '.join(drawn)} cannot be carried, got 0"
+        )
+    together = covariance and (found is None or bool(drawn))
+    samples = Samples(model, x, output, covariance=together, control=None if together else control)
     # A control that is certain is corrected by the same draws each time.
     with seeded(None if found is None else 0):
-        few = found is not None and not drawn
-        goal = tol if tol is not None else OPEN if few else SURE if draws is None else 0.0
-        return _sampled(found, samples, one, drawn, goal, most)
+        result = _sampled(None if together else found, samples, one, drawn, tol, draws)
+    return _joint(result, found, one) if covariance and found and not together else result
+
+
+def _judged(
+    model: nn.Module, x: Any, output: Output, one: Carried, control: Control
+) -> Moments | None:
+    """Return what was carried, None where it leaves a function's range or cannot come back."""
+    try:
+        found = judged(model, x, output, one, control)
+    except RuntimeError:  # a derivative that an operation does not have
+        return None
+    return found if bool(torch.isfinite(found.variance).all()) else None
 
 
 def _sampled(
-    found: Moments | None, samples: Samples, one: Carried, drawn: tuple[str, ...], goal: float,
-    most: int,
+    found: Moments | None, samples: Samples, one: Carried, drawn: tuple[str, ...],
+    tol: float | None, draws: int | None,
 ) -> Moments:  # fmt: skip
-    """Correct what was carried by as many samples as the goal needs."""
+    """Correct what was carried by as many samples as are asked for, or as the goal needs."""
     few = found is not None and not drawn
+    if draws is not None and tol is None:
+        if found is not None and draws == 0:
+            return doubted(found, drawn) if drawn else found
+        samples.draw(draws)
+        return corrected(found, samples, one, drawn)
+    most = draws or (DRAWS if tol is None else MOST)
+    goal = tol if tol is not None else OPEN if few else SURE
     if few:
-        samples.check(min(most, CHECKS if len(one.output.mean) <= 8 else CHECKS // 2))
+        samples.draw(min(most, CHECKS if len(one.output.mean) <= 8 else CHECKS // 2))
     else:
-        samples.draw(min(most, 128) if goal else most)
+        samples.draw(min(most, 128))
     result = corrected(found, samples, one, drawn)
     if few and _within(result, goal):
         return replace(result, draws=0, checks=samples.count)
@@ -127,6 +150,13 @@ def _sampled(
         samples.draw(min(samples.count, most - samples.count))
         result = corrected(found, samples, one, drawn)
     return result
+
+
+def _joint(result: Moments, found: Moments, one: Carried) -> Moments:
+    """Return covariances as carried, with the deviations that samples have corrected."""
+    scale = result.std / found.std.clamp(min=torch.finfo(found.std.dtype).tiny)
+    scale = scale.reshape(len(scale), -1)
+    return replace(result, variance=one.covariances() * scale[:, :, None] * scale[:, None, :])
 
 
 def _within(found: Moments, tol: float) -> bool:

@@ -95,7 +95,9 @@ class Carried:
 
     def covariances(self) -> Tensor:
         """Return the covariances of each row's outputs, (rows, outputs, outputs)."""
-        return self.tape.sources.covariances(self.tangent)
+        grad = torch.is_grad_enabled()
+        with torch.inference_mode(False), torch.set_grad_enabled(grad):
+            return self.tape.sources.covariances(self.tangent)
 
     def along(self, direction: Tensor) -> Tensor:
         """Var(w'output) for the row w of `direction` that belongs to each row."""

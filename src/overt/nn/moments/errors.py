@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,12 @@ from overt.nn.moments.control import Control
 from overt.nn.moments.result import LEVEL, Moments
 from overt.nn.moments.samples import Samples
 
+DOUBT = 0.2
+"""Standard deviations that a linear map may be off where few numbers decide much."""
 
-def judged(
-    model: nn.Module, x: Any, output: Output, one: Carried, control: Control | None
-) -> Moments:
-    """Return what was carried, and how far off it may be; covariances where there is no control.
+
+def judged(model: nn.Module, x: Any, output: Output, one: Carried, control: Control) -> Moments:
+    """Return what was carried, and how far off it may be.
 
     The error grows with what non-linear functions do: the part of the variance that linear maps
     leave out, and how far the mean moves from the output without noise, over a row's outputs.
@@ -25,8 +27,6 @@ def judged(
     mean, exact, grad = one.output.mean, one.output.exact, torch.is_grad_enabled()
     noises, linearized = one.noises, tuple(one.tape.linearized)
     with torch.inference_mode(False), torch.set_grad_enabled(grad):
-        if control is None:
-            return Moments(mean, one.covariances(), exact, noises, (), linearized)
         variance, rest = one.parts(None if exact else control.keep)
         v, rest, m = variance.detach(), rest.detach(), mean.detach()
         sd = v.clamp(min=0).sqrt()
@@ -60,8 +60,9 @@ def corrected(
     m0, m1, sd0, sd1 = map(_numbers, (found.mean, sampled.mean, found.std, sampled.std))
     sure, some = (sd0 > 0) & (sd1 > 0), sd1 > 0
     sd0, sd1 = (np.where(sure, sd, np.maximum(sd1, 1e-300)) for sd in (sd0, sd1))
-    doubt = (3.0 if drawn else 1.0) / LEVEL
-    errors = (doubt * _numbers(e) / sd0 for e in (found.mean_error, found.std_error))
+    errors = (_numbers(e) / sd0 / LEVEL for e in (found.mean_error, found.std_error))
+    if drawn:
+        errors = (np.maximum(3 * e, DOUBT) for e in errors)
     given = zip(((m1 - m0) / sd0, np.log(sd1 / sd0)), errors, samples.errors, strict=True)
     (away, of_mean), (ratio, of_std) = (_moved(*one, 0.25 if drawn else 1.0) for one in given)
     like = found.mean
@@ -77,6 +78,14 @@ def corrected(
     sd = LEVEL * np.sqrt(np.maximum(_numbers(variance), 0.0))
     return Moments(like + back(away * sd0), variance, False, one.noises, draws=samples.count,
                    mean_error=back(of_mean * sd), std_error=back(of_std * sd), **how)  # fmt: skip
+
+
+def doubted(found: Moments, drawn: tuple[str, ...]) -> Moments:
+    """Return what was carried where some noise calls for samples, and none are taken."""
+    least = LEVEL * DOUBT * found.std
+    errors = (torch.maximum(3 * e, least) for e in (found.mean_error, found.std_error))
+    of_mean, of_std = errors
+    return replace(found, drawn=drawn, mean_error=of_mean, std_error=of_std)
 
 
 def _numbers(value: Tensor) -> Any:

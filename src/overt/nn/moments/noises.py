@@ -53,7 +53,7 @@ def random(tape: Tape, call: Call) -> Any:
     by = Origin(number, mean, variance) if mean.numel() == variance.numel() == 1 else None
     mean, variance = (t.to(value).expand(value.shape) for t in (mean, variance))
     if state != "carried":
-        moment = tape.certain(value if state == "drawn" else mean)
+        moment = tape.certain(value if state == "drawn" else mean.contiguous())
         return tape.put(moment, value if call.inplace else None)
     if value.numel() <= max([1, *value.shape[:1]]):
         tape.coarse[name] = None

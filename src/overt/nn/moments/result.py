@@ -38,7 +38,7 @@ class Moments(Result):
         where they show it, correct) what was carried; 0 if none.
     mean_error, std_error
         How far the mean and the standard deviation may be off, shaped like the output: in about 95
-        of 100 outputs the true value is no farther away. None with covariances.
+        of 100 outputs the true value is no farther away. None with covariances that were sampled.
     """
 
     mean: Any
@@ -63,7 +63,7 @@ class Moments(Result):
     def std(self) -> Any:
         """Standard deviations."""
         variance = self.variance
-        if self.mean_error is None and variance.ndim > self.mean.ndim:
+        if variance.shape != self.mean.shape:
             variance = variance.diagonal(dim1=-2, dim2=-1).reshape(self.mean.shape)
         return variance.clip(min=0) ** 0.5
 

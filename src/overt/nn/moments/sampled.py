@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 from torch import nn
@@ -13,6 +14,9 @@ from overt.nn.moments.carry import Output, checked
 from overt.nn.moments.result import Moments
 from overt.nn.moments.samples import Samples
 from overt.nn.recording.generators import seeded
+
+LONG = 256
+"""Samples from which on progress is shown."""
 
 
 def mc_moments(
@@ -36,7 +40,8 @@ def mc_moments(
     n = _check.whole("n", n, minimum=2)
     samples = Samples(model, x, output, covariance=covariance)
     seed = None if seed is None else _check.whole("seed", seed, minimum=0)
-    with seeded(seed), meter("Monte Carlo dropout", n) as bar:
+    shown = meter("Monte Carlo dropout", n) if n >= LONG else nullcontext()
+    with seeded(seed), shown as bar:
         samples.draw(n, bar)
     if not bool(samples.variance.any()):
         raise InputError("model has no noise that any of the passes has shown: nothing to sample")

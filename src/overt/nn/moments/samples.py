@@ -16,13 +16,18 @@ from torch import Tensor, nn
 
 from overt.nn.moments.carry import Output, picked, remembered
 from overt.nn.moments.control import Control
+from overt.nn.moments.copies import copied, draws_apart, rows_apart, rows_of
 from overt.nn.moments.result import LEVEL, Moments
 from overt.nn.moments.tape import Uncarried
 from overt.nn.recording.modes import modes, unwrapped
-from overt.nn.recording.watching import called, mapped, tensors
+from overt.nn.recording.watching import called, tensors
 
 COPIES, ROWS, PASSES = 64, 512, 8
-"""The most copies of the inputs to a pass, rows to a pass, and the fewest passes."""
+"""The most copies of the inputs to a pass, rows to a pass, and the fewest passes that show whether
+copies are independent, where that is not known."""
+
+BLOCK = 32
+"""Passes of one copy each that are summed up together."""
 
 SHARED = 2.0
 """How many times more passes may vary than copies do before copies are given up."""
@@ -45,31 +50,29 @@ class Samples:
         self._copies, self._dtype = 1, torch.float32
         self._reset()
         self._most: int | None = None
+        self._sure = False
 
     def _reset(self) -> None:
         self._passes = self.count = 0
         self._mean = self._within = self._between = self._fourth = torch.zeros(())
         self._known: Tensor | None = None
 
-    def draw(self, n: int, progress: Any = None, passes: int = PASSES) -> None:
+    def draw(self, n: int, progress: Any = None) -> None:
         """Sample n times (a little more if copies do not divide it), noise as it falls."""
         with torch.inference_mode(False), torch.no_grad(), modes(self._model, noise=True):
             if self._most is None:
                 self._start()
-            end, copies = self.count + n, self._copies_for(n, passes)
-            given = self._repeated(copies)
+            end, copies = self.count + n, self._copies_for(n)
+            given = copied(self._x, copies)
             while self.count < end:
-                self._add(self._pairs(given, copies), copies)
+                block = min(BLOCK, end - self.count) if copies == 1 else 1
+                found = torch.cat([self._pairs(given, copies) for _ in range(block)], 1)
+                self._add(found, copies, block)
                 if progress is not None:
-                    progress.advance(copies)
+                    progress.advance(block * copies)
                 if copies > 1 and self._passes == PASSES and self._shared() > SHARED:
                     copies, given, end = 1, self._x, n
                     self._reset()
-
-    def check(self, n: int) -> None:
-        """Sample n times, in the fewest passes that show whether copies are independent."""
-        apart = self._control is not None and self._control.apart
-        self.draw(n, passes=1 if apart else PASSES)
 
     def _outputs(self, given: Any) -> Tensor:
         return picked(called(unwrapped(self._model), given), self._output)
@@ -89,60 +92,46 @@ class Samples:
 
     def _start(self) -> None:
         """Find out whether copies of the rows may be run together: without noise, first."""
-        self._rows, self._most = _rows(self._x), 1
-        shapes = tuple(tuple(t.shape) for t in tensors(self._x))
-        same = remembered(self._model, self._output, ("apart", shapes), self._apart)
-        control = self._control
+        self._rows, self._most = rows_of(self._x), 1
+        shapes, control = tuple(tuple(t.shape) for t in tensors(self._x)), self._control
+        given = self._model, self._x, self._output
+
+        def ask(what: Any) -> bool:
+            key = (what.__name__, shapes)
+            return bool(remembered(self._model, self._output, key, lambda: what(*given)))
+
+        same = ask(rows_apart)
+        self._sure = same and ((control is not None and control.apart) or ask(draws_apart))
         if same and self._rows == 1 and control is not None:
-            self._pairs(self._repeated(2), 2)  # shows whether copies share draws
+            self._pairs(copied(self._x, 2), 2)  # shows whether copies share draws
         if same and self._rows and not (control is not None and control.shared):
             self._most = max(1, min(COPIES, ROWS // self._rows))
 
-    def _apart(self) -> bool:
-        """Whether rows do not meet: with copies beside them, and with others.
-
-        Copies alone do not move what is averaged over rows.
-        """
-        with modes(self._model, noise=False):
-            plain = self._outputs(self._x)
-            if self._rows is None or len(plain) != self._rows:
-                return False
-            try:
-                twice, more = (self._outputs(x) for x in (self._repeated(2), _beside(self._x)))
-            except Exception:  # a model that wants its number of rows
-                return False
-        pairs = (twice, plain.repeat_interleave(2, 0)), (more[: self._rows], plain)
-        close = 64 * torch.finfo(plain.dtype).eps * (1 + float(plain.abs().max()))
-        return all(a.shape == b.shape and bool(((a - b).abs() <= close).all()) for a, b in pairs)
-
-    def _copies_for(self, n: int, passes: int) -> int:
+    def _copies_for(self, n: int) -> int:
         """Return how many copies to run together; 1 once passes differ more than copies do."""
-        most = 1 if self._shared() > SHARED else min(self._most or 1, n // passes)
+        most = min(self._most or 1, n if self._sure else n // PASSES)
+        most = 1 if self._shared() > SHARED else most
         if self.count:
             return self._copies if most > 1 and n >= self._copies else 1
         return max(c for c in range(1, max(most, 1) + 1) if n % c == 0)
 
-    def _repeated(self, copies: int) -> Any:
-        if copies == 1:
-            return self._x
-        return mapped(
-            self._x, lambda t: t.repeat_interleave(copies, 0) if len(t) == self._rows else t
-        )
-
-    def _add(self, pairs: Tensor, copies: int) -> None:
+    def _add(self, pairs: Tensor, copies: int, passes: int) -> None:
+        """Add the copies of one pass, or the outputs of several passes of one copy."""
         if self.count and copies != self._copies:  # what came before was worth less: begin anew
             self._reset()
-        self._copies, self.count, self._passes = copies, self.count + copies, self._passes + 1
-        self._known = None
+        self._copies, self.count = copies, self.count + passes * copies
+        self._passes, self._known = self._passes + passes, None
         mean = pairs.mean(1, keepdim=True)
         before = mean[:, 0] - self._mean
-        self._mean = self._mean + before / self._passes
-        if self._passes > 1:
-            self._between = self._between + self._squares(
-                before[:, None], mean - self._mean[:, None]
-            )
-        away = pairs - mean
-        self._within = self._within + self._squares(away, away)
+        self._mean = self._mean + before * (passes / self._passes)
+        if self._passes > passes:
+            step = mean - self._mean[:, None]
+            self._between = self._between + passes * self._squares(before[:, None], step)
+        away = self._squares(pairs - mean, pairs - mean)
+        if copies == 1:
+            self._between = self._between + away
+        else:
+            self._within = self._within + away
         self._fourth = self._fourth + (pairs[0] - self._mean[0]).pow(4).sum(0)
 
     def _squares(self, a: Tensor, b: Tensor) -> Tensor:
@@ -174,7 +163,7 @@ class Samples:
         if self._known is None:
             between = self._between / max(self._passes - 1, 1)
             within = self._within / max(self._passes * (self._copies - 1), 1)
-            if self._passes > 1:
+            if self._passes > 1 or self._copies == 1:
                 within = within * (1 - 1 / self._copies) + between
             self._known = within
         return self._known
@@ -197,8 +186,7 @@ class Samples:
 
     def _shared(self) -> float:
         """Return how many times more the passes' means vary than copies of their own would."""
-        apart = self._control is not None and self._control.apart
-        if self._copies == 1 or self._passes < 2 or apart:
+        if self._copies == 1 or self._passes < 2 or self._sure:
             return 1.0
         within = self._within[0].sum() / (self._passes * (self._copies - 1))
         between = self._between[0].sum() / (self._passes - 1)
@@ -238,15 +226,3 @@ class Samples:
         sd = self.variance.clamp(min=0).sqrt()
         of_mean, of_std = (LEVEL * error * sd for error in self.errors)
         return Moments(self.mean, self.variance, mean_error=of_mean, std_error=of_std, **how)
-
-
-def _beside(x: Any) -> Any:
-    """Return the rows, and after them copies of the first, its entries moved by one."""
-    return mapped(x, lambda t: torch.cat([t, t[:1].roll(1, -1).expand_as(t)]))
-
-
-def _rows(x: Any) -> int | None:
-    """Return the number of rows, None if the tensors do not agree on it."""
-    counts = {len(t) for t in tensors(x) if t.ndim}
-    whole = all(t.ndim for t in tensors(x))
-    return counts.pop() if whole and len(counts) == 1 else None

@@ -102,8 +102,12 @@ def switched(modules: Iterable[nn.Module], training: bool) -> Iterator[None]:
 
 
 def _set(module: nn.Module, training: bool) -> None:
-    if module.training != training:  # attributes of modules are slow to set
+    if module.training == training:
+        return
+    if isinstance(module, torch.jit.ScriptModule):
         module.training = training
+    else:  # attributes of modules are slow to set
+        module.__dict__["training"] = training
 
 
 def is_normalization(module: Any) -> bool:

@@ -1,0 +1,117 @@
+"""Whether copies of a model's inputs may go through it side by side, as samples of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from overt.nn.moments.carry import Output, carry, picked, plain_output
+from overt.nn.recording import operations
+from overt.nn.recording.generators import (
+    generator_state,
+    other_states,
+    own_generators,
+    repeated,
+)
+from overt.nn.recording.modes import unwrapped
+from overt.nn.recording.watching import called, mapped, tensors
+
+
+def rows_of(x: Any) -> int | None:
+    """Return the number of rows, None if the tensors do not agree on it."""
+    counts = {len(t) for t in tensors(x) if t.ndim}
+    whole = all(t.ndim for t in tensors(x))
+    return counts.pop() if whole and len(counts) == 1 else None
+
+
+def copied(x: Any, copies: int) -> Any:
+    """Return each row so many times."""
+    return x if copies == 1 else mapped(x, lambda t: t.repeat_interleave(copies, 0))
+
+
+def rows_apart(model: nn.Module, x: Any, output: Output) -> bool:
+    """Whether rows do not meet, noise aside: with copies beside them, and with other rows.
+
+    Copies alone do not move what is averaged over rows. The model is in training mode, where that
+    can be had without noise.
+    """
+    rows = rows_of(x)
+
+    def silent(given: Any) -> Tensor:
+        return carry(model, given, output=output, active=()).output.mean
+
+    with own_generators():
+        plain, again = silent(x), silent(x)
+    if not torch.equal(plain, again):
+        plain = plain_output(model, x, output)
+    if rows is None or len(plain) != rows:
+        return False
+    others = mapped(x, lambda t: torch.cat([t, t[:1].roll(1, -1).expand_as(t)]))
+    try:
+        if torch.equal(plain, again):
+            twice, more = (silent(given) for given in (copied(x, 2), others))
+        else:
+            twice, more = (plain_output(model, given, output) for given in (copied(x, 2), others))
+    except Exception:  # a model that wants its number of rows
+        return False
+    pairs = (twice, plain.repeat_interleave(2, 0)), (more[:rows], plain)
+    close = 64 * torch.finfo(plain.dtype).eps * (1 + float(plain.abs().max()))
+    return all(a.shape == b.shape and bool(((a - b).abs() <= close).all()) for a, b in pairs)
+
+
+def draws_apart(model: nn.Module, x: Any, output: Output) -> bool:
+    """Whether all that is drawn is seen, and twice as many numbers are for twice as many rows."""
+    found = []
+    for given in (x, copied(x, 2)):
+        notes: list[list[int]] = []
+        moved = [False]
+
+        def run(given: Any = given, notes: Any = notes, moved: Any = moved) -> list[Tensor]:
+            notes.clear()
+            start, noting = other_states(), _Noting(notes)
+            with noting:
+                y = _outputs(model, given, output)
+            moved[0] |= other_states() != start or not noting.complete
+            return [y]
+
+        if repeated(model, run, 2)[1] or moved[0]:
+            return False
+        found.append(notes)
+    one, two = found
+    return len(one) == len(two) and all(
+        [2 * n for n in a] == b for a, b in zip(one, two, strict=True)
+    )
+
+
+class _Noting(TorchFunctionMode):  # type: ignore[misc]
+    """Notes how many numbers come out of calls that draw."""
+
+    def __init__(self, notes: list[list[int]]) -> None:
+        super().__init__()
+        self._notes, self._state, self._seen = notes, generator_state(), True
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        values = operations.kind(operations.canonical(func)[0]).values
+        if values not in ("random", "attention", "unknown"):
+            return func(*args, **(kwargs or {}))
+        self._seen &= generator_state() == self._state
+        result = func(*args, **(kwargs or {}))
+        if (state := generator_state()) != self._state:
+            self._state = state
+            mixes = func in (torch.randperm,)  # rows among each other
+            self._notes.append([0 if mixes else t.numel() for t in tensors(result)] or [1])
+        return result
+
+    @property
+    def complete(self) -> bool:
+        """Whether torch's generators moved on in these calls alone."""
+        return self._seen and generator_state() == self._state
+
+
+def _outputs(model: nn.Module, given: Any, output: Output) -> Tensor:
+    return picked(called(unwrapped(model), given), output)
