@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from overt._types import Floats
+from overt._types import Bools, Floats
 from overt.nn.compression.groups import Group, Structure
 from overt.nn.compression.layers import TRANSPOSED, is_a
 from overt.nn.compression.measuring import Moments
@@ -73,26 +73,28 @@ def shrink(
     factor, wiring = cut.factors(structure), structure.wiring
     memo: dict[int, Any] = {}
     corrected = corrections(model, structure, cut) if corrected is None else corrected
+    kept: dict[int, Any] = {}
     for key, axes in wiring.slots.axes.items():
-        tensor = corrected.get(key, wiring.slots.tensors[key].detach())
+        old = wiring.slots.tensors[key]
+        tensor = corrected.get(key, old.detach())
         for axis, ids in axes.items():
-            stay = factor[ids] != 0
-            if not stay.all():
-                index = torch.from_numpy(np.flatnonzero(stay)).to(tensor.device)
+            if id(ids) not in kept:
+                kept[id(ids)] = np.flatnonzero(factor[ids])
+            if len(kept[id(ids)]) < len(ids):
+                index = torch.from_numpy(kept[id(ids)]).to(tensor.device)
                 tensor = tensor.index_select(axis, index)
-        if key in corrected or tensor.shape != wiring.slots.tensors[key].shape:
-            memo[key] = _like(wiring.slots.tensors[key], tensor)
+        if tensor.shape != old.shape or key in corrected:
+            parameter = isinstance(old, nn.Parameter)
+            memo[key] = nn.Parameter(tensor, old.requires_grad) if parameter else tensor
     small = duplicate(model, memo)
     for name, sizes in wiring.sizes.items():
-        module = small.get_submodule(name)
+        own = vars(small.get_submodule(name))
         for attribute, (entry, ids) in sizes.items():
-            count = int(np.count_nonzero(factor[ids]))
-            if entry is None:
-                setattr(module, attribute, count)
-            else:
-                shape = list(getattr(module, attribute))
-                shape[entry] = count
-                setattr(module, attribute, tuple(shape))
+            count: Any = int(np.count_nonzero(factor[ids]))
+            if entry is not None:
+                shape = own[attribute]
+                count = (*shape[:entry], count, *shape[entry + 1 :])
+            own[attribute] = count
     return small
 
 
@@ -137,12 +139,6 @@ def corrections(model: nn.Module, structure: Structure, cut: Cut) -> dict[int, T
         if refit is not None and refit.bias is not None:
             found[id(module.bias)] = module.bias.detach() + refit.bias.to(module.bias)
     return found
-
-
-def _like(old: Tensor, new: Tensor) -> Tensor:
-    if isinstance(old, nn.Parameter):
-        return nn.Parameter(new.detach().clone(), requires_grad=old.requires_grad)
-    return new.detach().clone()
 
 
 class _Among(nn.Module):  # type: ignore[misc]
@@ -190,42 +186,43 @@ def refits(
     found: dict[str, Refit] = {}
     for read in {read.name: read for read in structure.wiring.reads}.values():
         ids = read.ids[:: read.places]
-        gone = torch.from_numpy(removed[structure.wiring.units.classes(ids)])
-        if bool(gone.any()):
-            module = model.get_submodule(read.name)
-            found[read.name] = _refit(module, read, gone.to(module.weight.device), seen[read.name])
+        gone = removed[structure.wiring.units.classes(ids)]
+        if gone.any():
+            found[read.name] = _refit(model.get_submodule(read.name), read, gone, seen[read.name])
     return found
 
 
-def _refit(module: nn.Module, read: Read, gone: Tensor, moments: Moments) -> Refit:
+def _refit(module: nn.Module, read: Read, gone: Bools, moments: Moments) -> Refit:
     """Return the changes of one reader; a convolution's taps all use the same prediction."""
     weight = module.weight.detach().double().movedim(read.axis, -1)
     weight = weight.unflatten(-1, (-1, read.places)).mT if read.places > 1 else weight
+    S, R = (torch.from_numpy(np.flatnonzero(x)).to(weight.device) for x in (~gone, gone))
     biased = module.bias is not None
     moment = moments.covariance() if biased else moments.second()
-    B = _prediction(moment, gone, moments.count)
-    change = torch.zeros_like(weight)
+    B = _prediction(moment, S, R, moments.count)
+    lost, change = weight.index_select(-1, R), torch.zeros_like(weight)
     if B is not None:
-        change[..., ~gone] = weight[..., gone] @ B
+        change.index_copy_(-1, S, lost @ B)
     whole = change.mT.flatten(-2) if read.places > 1 else change
     whole = whole.movedim(-1, read.axis)
     if not biased:
         return Refit(whole, None)
     mean = moments.mean()
-    left = mean[gone] if B is None else mean[gone] - B @ mean[~gone]
-    lost = (weight[..., gone] @ left).reshape(len(weight), -1).sum(1)
+    left = mean[R] if B is None else mean[R] - B @ mean[S]
+    shift = (lost @ left).reshape(len(weight), -1).sum(1)
     if is_a(module, TRANSPOSED):  # an output position meets one tap in prod(stride)
-        lost = lost / math.prod(module.stride)
-    return Refit(whole, lost)
+        shift = shift / math.prod(module.stride)
+    return Refit(whole, shift)
 
 
-def _prediction(moment: Tensor | None, gone: Tensor, count: int) -> Tensor | None:
+def _prediction(moment: Tensor | None, S: Tensor, R: Tensor, count: int) -> Tensor | None:
     """Return B of a_R ~ B a_S, shrunk where there are few examples for many units."""
-    if moment is None or not bool((~gone).any()):
+    if moment is None or not len(S):
         return None
-    inner = moment[~gone][:, ~gone]
+    rows = moment.index_select(0, S)
+    inner = rows.index_select(1, S)
     ridge = float(inner.diagonal().mean()) * max(1e-6, SHRINKAGE * len(inner) / count)
     if ridge <= 0:
         return None
-    inner = inner + ridge * torch.eye(len(inner), dtype=inner.dtype, device=inner.device)
-    return torch.linalg.solve(inner, moment[~gone][:, gone]).T
+    inner.diagonal().add_(ridge)
+    return torch.linalg.solve(inner, rows.index_select(1, R)).T

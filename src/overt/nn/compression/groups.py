@@ -30,9 +30,11 @@ class Structure:
     groups: tuple[Group, ...]
     skipped: dict[str, str]
     classes: Ids  # of every unit
+    outputs: Any  # of the model on the example
+    drawing: tuple[str, ...]  # modules that draw in evaluation mode
 
 
-def grouped(model: nn.Module, wiring: Wiring) -> Structure:
+def grouped(model: nn.Module, wiring: Wiring, outputs: Any, drawing: tuple[str, ...]) -> Structure:
     """Put units that are outputs of the same layers, and can be removed, into groups."""
     units, skipped = wiring.units, dict(wiring.skipped)
     drops: dict[int, frozenset[str]] = {}
@@ -54,7 +56,8 @@ def grouped(model: nn.Module, wiring: Wiring) -> Structure:
         Group(makers, np.array(found), dropped, shared)
         for (makers, dropped, shared), found in members.items()
     )
-    return Structure(wiring, groups, skipped, units.classes(np.arange(len(units))))
+    classes = units.classes(np.arange(len(units)))
+    return Structure(wiring, groups, skipped, classes, outputs, drawing)
 
 
 def _tied_units(model: nn.Module, wiring: Wiring) -> set[int]:

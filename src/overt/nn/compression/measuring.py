@@ -180,11 +180,12 @@ class Moments:
         wide = x.double()
         self.count += len(x)
         self._sum = self._sum + wide.sum(0)
-        self._squares = self._squares + (wide * wide).sum(0)
-        if x.shape[1] <= WIDEST:
-            # Sums of products of the given format are dear in a wider one, and round little.
-            outer = (wide.T @ wide) if len(x) * x.shape[1] ** 2 < 2**26 else (x.T @ x).double()
-            self._outer = outer if self._outer is None else self._outer + outer
+        if x.shape[1] > WIDEST:
+            self._squares = self._squares + (wide * wide).sum(0)
+            return
+        # Sums of products of the given format are dear in a wider one, and round little.
+        outer = (wide.T @ wide) if len(x) * x.shape[1] ** 2 < 2**26 else (x.T @ x).double()
+        self._outer = outer if self._outer is None else self._outer + outer
 
     def mean(self) -> Tensor:
         """E x."""
@@ -192,7 +193,8 @@ class Moments:
 
     def squares(self) -> Tensor:
         """E x_i^2."""
-        return self._squares / self.count
+        squares = self._squares if self._outer is None else self._outer.diagonal()
+        return squares / self.count
 
     def second(self) -> Tensor | None:
         """E x x', None for very wide rows."""
