@@ -30,13 +30,10 @@ from overt.nn.compression.measuring import Moments
 from overt.nn.compression.task import duplicate
 from overt.nn.compression.units import Ids, Read
 
-SHRINKAGE = 0.01
-"""Ridge of the prediction, in units of the mean variance times units / examples."""
-
 
 @dataclass(frozen=True, eq=False)
 class Refit:
-    """What a layer's weight and bias change by."""
+    """A layer's weight, 0 on units that are removed, and its bias, if that has changed."""
 
     weight: Tensor
     bias: Tensor | None
@@ -129,15 +126,13 @@ def corrections(model: nn.Module, structure: Structure, cut: Cut) -> dict[int, T
         scale = factor[read.ids]
         if id(module.weight) in found or (refit is None and (scale == 1).all()):
             continue
-        tensor = module.weight.detach()
-        if refit is not None:
-            tensor = tensor + refit.weight.to(tensor)
-        if (scale != 1).any():
+        tensor = module.weight.detach() if refit is None else refit.weight
+        if refit is None or cut.scaled:
             shape = [-1 if i == read.axis else 1 for i in range(tensor.ndim)]
             tensor = tensor * torch.from_numpy(scale).to(tensor).reshape(shape)
         found[id(module.weight)] = tensor
         if refit is not None and refit.bias is not None:
-            found[id(module.bias)] = module.bias.detach() + refit.bias.to(module.bias)
+            found[id(module.bias)] = refit.bias
     return found
 
 
@@ -160,12 +155,18 @@ def flows(model: nn.Module, structure: Structure, seen: dict[str, Moments]) -> F
     units = structure.wiring.units
     total = np.zeros(len(units))
     for read in {read.name: read for read in structure.wiring.reads}.values():
-        weight = model.get_submodule(read.name).weight.detach().double()
-        norms = weight.square().sum([d for d in range(weight.ndim) if d != read.axis])
-        norms = norms.unflatten(0, (-1, read.places)).sum(1)
+        weight = model.get_submodule(read.name).weight.detach()
+        others = [d for d in range(weight.ndim) if d != read.axis]
+        norms = torch.linalg.vector_norm(weight, dim=others, dtype=_working(weight)).double()
+        norms = norms.square().unflatten(0, (-1, read.places)).sum(1)
         flow = (norms * seen[read.name].squares()).cpu().numpy()
         np.add.at(total, units.classes(read.ids[:: read.places]), flow)
     return np.sqrt(total)
+
+
+def _working(weight: Tensor) -> torch.dtype:
+    """Return a format in which sums of a weight's entries round little."""
+    return torch.float64 if weight.dtype == torch.float64 else torch.float32
 
 
 def greatest(group: Group, psi: Floats, count: int) -> Ids:
@@ -177,52 +178,45 @@ def greatest(group: Group, psi: Floats, count: int) -> Ids:
 def refits(
     model: nn.Module, structure: Structure, seen: dict[str, Moments], kept: dict[Group, Ids]
 ) -> dict[str, Refit]:
-    """Return what each reader's weight and bias change by, so that it misses its units least."""
-    removed = np.zeros(len(structure.wiring.units), dtype=bool)
+    """Return each reader's weight and bias changed so that it misses its units least."""
+    removed, tied = (np.zeros(len(structure.wiring.units), dtype=bool) for _ in range(2))
     for group, staying in kept.items():
-        if not group.tied:
-            removed[group.units] = True
-            removed[staying] = False
+        part = tied if group.tied else removed
+        part[group.units] = True
+        part[staying] = False
     found: dict[str, Refit] = {}
     for read in {read.name: read for read in structure.wiring.reads}.values():
-        ids = read.ids[:: read.places]
-        gone = removed[structure.wiring.units.classes(ids)]
-        if gone.any():
-            found[read.name] = _refit(model.get_submodule(read.name), read, gone, seen[read.name])
+        units = structure.wiring.units.classes(read.ids[:: read.places])
+        if removed[units].any():
+            module = model.get_submodule(read.name)
+            found[read.name] = _refit(module, read, removed[units], tied[units], seen[read.name])
     return found
 
 
-def _refit(module: nn.Module, read: Read, gone: Bools, moments: Moments) -> Refit:
-    """Return the changes of one reader; a convolution's taps all use the same prediction."""
-    weight = module.weight.detach().double().movedim(read.axis, -1)
+def _refit(module: nn.Module, read: Read, gone: Bools, tied: Bools, moments: Moments) -> Refit:
+    """Change one reader; a convolution's taps all use the same prediction."""
+    old, bias = module.weight.detach(), module.bias
+    weight = old.to(_working(old)).movedim(read.axis, -1)
     weight = weight.unflatten(-1, (-1, read.places)).mT if read.places > 1 else weight
-    S, R = (torch.from_numpy(np.flatnonzero(x)).to(weight.device) for x in (~gone, gone))
-    biased = module.bias is not None
-    moment = moments.covariance() if biased else moments.second()
-    B = _prediction(moment, S, R, moments.count)
-    lost, change = weight.index_select(-1, R), torch.zeros_like(weight)
-    if B is not None:
-        change.index_copy_(-1, S, lost @ B)
-    whole = change.mT.flatten(-2) if read.places > 1 else change
-    whole = whole.movedim(-1, read.axis)
-    if not biased:
-        return Refit(whole, None)
+    S, R, T = (torch.from_numpy(np.flatnonzero(x)).to(old.device) for x in (~gone, gone, tied))
+    B = moments.prediction(S, R, centered=bias is not None)
+    lost = made_up = weight.index_select(-1, R)
+    weight = weight.index_fill(-1, R, 0.0)
+    for part in B:
+        made_up = made_up @ part.to(weight)
+    if B:
+        weight.index_add_(-1, S, made_up)
+    weight.index_fill_(-1, T, 0.0)
+    weight = weight.mT.flatten(-2) if read.places > 1 else weight
+    weight = weight.movedim(-1, read.axis).to(old)
+    if bias is None:
+        return Refit(weight, None)
     mean = moments.mean()
-    left = mean[R] if B is None else mean[R] - B @ mean[S]
-    shift = (lost @ left).reshape(len(weight), -1).sum(1)
+    predicted = mean[S]
+    for part in reversed(B):
+        predicted = part @ predicted
+    left = mean[R] - predicted if B else mean[R]
+    shift = (lost @ left.to(lost)).reshape(len(lost), -1).sum(1)
     if is_a(module, TRANSPOSED):  # an output position meets one tap in prod(stride)
         shift = shift / math.prod(module.stride)
-    return Refit(whole, shift)
-
-
-def _prediction(moment: Tensor | None, S: Tensor, R: Tensor, count: int) -> Tensor | None:
-    """Return B of a_R ~ B a_S, shrunk where there are few examples for many units."""
-    if moment is None or not len(S):
-        return None
-    rows = moment.index_select(0, S)
-    inner = rows.index_select(1, S)
-    ridge = float(inner.diagonal().mean()) * max(1e-6, SHRINKAGE * len(inner) / count)
-    if ridge <= 0:
-        return None
-    inner.diagonal().add_(ridge)
-    return torch.linalg.solve(inner, rows.index_select(1, R)).T
+    return Refit(weight, bias.detach() + shift.to(bias))

@@ -29,6 +29,8 @@ WIDEST = 4096
 """The most features of which the whole second moment is kept; beyond, its diagonal."""
 ROWS = 8192
 """The most rows of a batch (positions of a convolution count) on which moments are measured."""
+SHRINKAGE = 0.01
+"""Ridge of a prediction, in units of the mean variance times units / examples."""
 CHECKS = 8
 """How often the loss is looked at during recovery."""
 
@@ -165,27 +167,35 @@ def _guesses(output: Tensor) -> Tensor:
 
 
 class Moments:
-    """Mean and second moments of rows (samples, features) that come in batches."""
+    """Mean and second moments of rows (samples, features) that come in batches.
+
+    The rows themselves are kept while there are fewer than features, which is less to compute with.
+    """
 
     def __init__(self) -> None:
         self.count = 0
         self._sum: Any = 0.0
         self._squares: Any = 0.0
         self._outer: Any = None
+        self._rows: list[Tensor] = []
 
     def add(self, x: Tensor) -> None:
         """Add rows; of very many, some that are spread over all."""
         if len(x) > ROWS:
             x = x[torch.linspace(0, len(x) - 1, ROWS, device=x.device).long()]
-        wide = x.double()
+        wide, width = x.double(), x.shape[1]
         self.count += len(x)
         self._sum = self._sum + wide.sum(0)
-        if x.shape[1] > WIDEST:
+        if width > WIDEST:
             self._squares = self._squares + (wide * wide).sum(0)
-            return
-        # Sums of products of the given format are dear in a wider one, and round little.
-        outer = (wide.T @ wide) if len(x) * x.shape[1] ** 2 < 2**26 else (x.T @ x).double()
-        self._outer = outer if self._outer is None else self._outer + outer
+        elif self.count < width:
+            self._rows.append(wide)
+        else:
+            wide, self._rows = torch.cat([*self._rows, wide]), []
+            # Sums of products of the given format are dear in a wider one, and round little.
+            few = len(wide) * width**2 < 2**26
+            outer = wide.T @ wide if few else (wide.to(x).T @ wide.to(x)).double()
+            self._outer = outer if self._outer is None else self._outer + outer
 
     def mean(self) -> Tensor:
         """E x."""
@@ -193,17 +203,44 @@ class Moments:
 
     def squares(self) -> Tensor:
         """E x_i^2."""
+        if self._rows:
+            return torch.cat(self._rows).square().sum(0) / self.count
         squares = self._squares if self._outer is None else self._outer.diagonal()
         return squares / self.count
 
-    def second(self) -> Tensor | None:
-        """E x x', None for very wide rows."""
-        return None if self._outer is None else self._outer / self.count
-
     def covariance(self) -> Tensor | None:
         """E (x - E x)(x - E x)', None for very wide rows."""
-        second, mean = self.second(), self.mean()
-        return None if second is None else second - torch.outer(mean, mean)
+        if self._rows:
+            rows = torch.cat(self._rows) - self.mean()
+            return rows.T @ rows / self.count
+        if self._outer is None:
+            return None
+        return self._outer / self.count - torch.outer(self.mean(), self.mean())
+
+    def prediction(self, S: Tensor, R: Tensor, *, centered: bool) -> tuple[Tensor, ...]:
+        """Return the factors of B in x_R ~ B x_S, shrunk where rows are few; () if there is none.
+
+        With M the second moments, or covariances if `centered`, B = M_RS (M_SS + t I)^-1; and
+        B = A_R' (A_S A_S' + n t I)^-1 A_S from fewer rows A than units.
+        """
+        shift, n = (self.mean() if centered else torch.zeros_like(self._sum)), self.count
+        if not len(S) or (self._outer is None and not self._rows):
+            return ()
+        if self._rows:
+            A = torch.cat(self._rows) - shift
+            left, right = A.index_select(1, R).T / n, A.index_select(1, S)
+            inner, trace = right @ right.T / n, float(right.square().sum()) / n
+        else:
+            rows = self._outer.index_select(0, S)
+            inner = rows.index_select(1, S) / n - torch.outer(shift[S], shift[S])
+            right = rows.index_select(1, R) / n - torch.outer(shift[S], shift[R])
+            trace = float(inner.trace())
+        ridge = trace / len(S) * max(1e-6, SHRINKAGE * len(S) / n)
+        if ridge <= 0:
+            return ()
+        inner.diagonal().add_(ridge)
+        solved = torch.linalg.solve(inner, right)
+        return (left, solved) if self._rows else (solved.T,)
 
 
 def collect(
