@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from overt._types import Bools, Floats
 from overt.nn.compression.groups import Group, Structure
 from overt.nn.compression.layers import TRANSPOSED, is_a
-from overt.nn.compression.measuring import Moments
+from overt.nn.compression.moments import Moments
 from overt.nn.compression.task import duplicate
 from overt.nn.compression.units import Ids, Read
 

@@ -16,7 +16,8 @@ from overt._types import Floats
 from overt.nn.compression import cutting
 from overt.nn.compression.cutting import Cut, shrink
 from overt.nn.compression.groups import Group, Structure
-from overt.nn.compression.measuring import Moments, collect, loss_of, parameters, score
+from overt.nn.compression.measuring import loss_of, parameters, score
+from overt.nn.compression.moments import Moments, collect
 from overt.nn.compression.report import Change
 from overt.nn.compression.task import MET, Keep, Outcome, Task, check_layers, duplicate
 from overt.nn.compression.units import Ids
@@ -147,7 +148,7 @@ class Costs:
         if task.of != "parameters":
             rows = len(task.inputs)
             terms += [(spent / rows / len(ids), (ids,)) for spent, ids in wiring.products]
-            terms += [(task.costs[n] / len(ids), (ids,)) for n, ids in wiring.repeated.items()]
+            terms += [(task.costs.get(n, 0) / len(ids), (ids,)) for n, ids in wiring.repeated.items()]
         self._lists = {id(ids): ids for _, lists in terms for ids in lists}
         self._terms: dict[tuple[int, ...], float] = {}
         for weight, lists in terms:
