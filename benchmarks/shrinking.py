@@ -25,7 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.harness import Table, verdict
 from overt.nn import audit, compress
 
-TRAIN, TEST, SEEDS, KEEP, STEPS, TURNS = 4000, 2000, 3, 0.25, 160, 7
+TRAIN, TEST, SEEDS, KEEP, STEPS, TURNS = 1500, 1000, 3, 0.25, 60, 7
 
 
 class Block(nn.Module):

@@ -148,7 +148,9 @@ class Costs:
         if task.of != "parameters":
             rows = len(task.inputs)
             terms += [(spent / rows / len(ids), (ids,)) for spent, ids in wiring.products]
-            terms += [(task.costs.get(n, 0) / len(ids), (ids,)) for n, ids in wiring.repeated.items()]
+            terms += [
+                (task.costs.get(n, 0) / len(ids), (ids,)) for n, ids in wiring.repeated.items()
+            ]
         self._lists = {id(ids): ids for _, lists in terms for ids in lists}
         self._terms: dict[tuple[int, ...], float] = {}
         for weight, lists in terms:
