@@ -20,6 +20,7 @@ MODULES = (
     "tables",
     "decay",
     "nn",
+    "shrinking",
     "relu",
     "attacks",
     "explorer",

@@ -14,7 +14,6 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.harness import Table, seconds, verdict
-from benchmarks.shrinking import compression
 from overt.experiments.nn_realized import seed_mask
 from overt.nn import (
     DropBlock2d,
@@ -31,7 +30,7 @@ def run() -> list[Table]:
     try:
         return [
             dropblock(), training_step(), deep_training_step(), gradients(), convergence(),
-            one_pass(), deep_accuracy(), *compression(),
+            one_pass(), deep_accuracy(),
         ]  # fmt: skip
     finally:
         torch.set_num_threads(threads)

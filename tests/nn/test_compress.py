@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from overt import InputError
-from overt.nn import Dropout
+from overt.nn import DropConnectConv2d, DropConnectLinear, Dropout
 from overt.nn.compression import compress, narrowing
 from overt.nn.compression.cutting import Cut, shrink
 from overt.nn.compression.shapes import rearranged
@@ -78,6 +78,13 @@ def test_removing_units_that_nothing_reads_changes_nothing(name):
         assert report.output_change < 1e-5
 
 
+def run_recipe(model, recipe):
+    names = {"model": model, "nn": nn, "torch": torch}
+    for line in recipe:
+        exec(line, names)  # noqa: S102
+    return names["model"]
+
+
 @pytest.mark.parametrize("by", ["flow", "mask", "spectrum"])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_state_loads_with_plain_torch(name, by):
@@ -91,16 +98,36 @@ def test_the_state_loads_with_plain_torch(name, by):
     file = io.BytesIO()
     torch.save(small.state_dict(), file)
     file.seek(0)
-    fresh, _ = build(name, seed=1)
-    names = {"model": fresh, "nn": nn, "torch": torch}
-    for line in report.recipe:
-        exec(line, names)  # noqa: S102
+    fresh = run_recipe(build(name, seed=1)[0], report.recipe)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fresh.load_state_dict(torch.load(file, weights_only=True))
     torch.testing.assert_close(fresh.eval()(*inputs), small(*inputs))
     shared = lambda net: len({id(p) for p in net.parameters()})  # noqa: E731
     assert shared(fresh) == shared(small)
+
+
+class OwnNorm(nn.BatchNorm2d):
+    """Adds an activation, as timm's do."""
+
+    def forward(self, x):
+        return torch.relu(super().forward(x))
+
+
+def test_recipes_keep_classes_and_do_without_dropconnect():
+    def build(linear=nn.Linear, convolution=nn.Conv2d):
+        same = nn.Conv2d(8, 8, 3, padding="same", padding_mode="circular", bias=False)
+        return nn.Sequential(
+            convolution(1, 8, 3, padding=1), OwnNorm(8), same, nn.Flatten(), linear(8 * 36, 16),
+            nn.ReLU(), nn.Linear(16, 3),
+        )  # fmt: skip
+
+    model = build(DropConnectLinear, DropConnectConv2d).eval()
+    small, report = compress(model, 0.5, x := torch.randn(4, 1, 6, 6), by="flow")
+    plain = run_recipe(build(), report.recipe).eval()
+    state = small.state_dict()
+    plain.load_state_dict({key: state[key] for key in plain.state_dict()})
+    assert torch.allclose(plain(x), small(x), atol=1e-5)
 
 
 @pytest.mark.parametrize("noise", [nn.Dropout(0.5), Dropout(0.5), "functional"])

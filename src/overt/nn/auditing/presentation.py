@@ -18,32 +18,30 @@ from overt.results import Status
 
 SHOWN = 12
 """The most singular values and layers in a table for the terminal."""
+LONG = ("noise", "bounds")
+"""Tables that the terminal shows whole."""
 Row = tuple[object, ...]
 
 
 class Section(NamedTuple):
-    """A table with a title, and what a page says above it."""
+    """A title, words, and a table and a picture if there are any; a page adds a note."""
 
     title: str
-    note: str
-    header: tuple[str, ...]
-    rows: list[Row]
+    words: Sequence[str] = ()
+    header: Sequence[str] = ()
+    rows: Sequence[Row] = ()
+    note: str = ""
+    picture: tuple[Callable[[Any, Any], None], Any, str] | None = None
 
 
 def text(report: Any) -> str:
     """Return the report as plain text."""
     parts = [*summary(report)]
-    if not report.noises:
-        parts += ["", "no noise layer that overt knows is in this model"]
     for section in _sections(report):
-        if section.title == "layers":
-            parts += _findings(report)
-        parts += ["", section.title]
-        if section.title == "left out":
-            parts += [f"  {name}: {why}" for name, why in section.rows]
-            continue
-        shown = SHOWN if section.title == "layers" else len(section.rows)
-        parts += _table(section.header, section.rows[:shown])
+        parts += ["", section.title, *(f"  {line}" for line in section.words)]
+        shown = len(section.rows) if section.title in LONG else SHOWN
+        if section.rows:
+            parts += _table(section.header, section.rows[:shown])
         if len(section.rows) > shown:
             parts.append(f"  and {len(section.rows) - shown} more")
     return "\n".join(parts)
@@ -52,7 +50,16 @@ def text(report: Any) -> str:
 def html(report: Any, path: str | os.PathLike[str] | None) -> str:
     """Return the page, and write it to `path` if given."""
     page = Page(f"Audit of {report.model}", " · ".join(summary(report)) + ".")
-    _fill(page, report)
+    for section in _sections(report):
+        page.section(section.title.capitalize())
+        for line in (section.note, *section.words):
+            if line:
+                page.text(f"{line[:1].upper()}{line[1:]}".removesuffix(".") + ".")
+        if section.rows:
+            page.table(section.header, section.rows)
+        if section.picture is not None:
+            draw, what, caption = section.picture
+            page.figure(_drawn((draw, what)), caption)
     footer = f"Made with overt in {report.seconds:.1f} s."
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "audit.html" if path is None else path
@@ -104,17 +111,36 @@ def gap_line(report: Any, head: Any) -> str:
 
 
 def _sections(report: Any) -> Iterator[Section]:
-    """Yield the tables that both forms of a report show."""
-    if report.noises:
-        yield Section(
-            "noise",
-            "What each noise layer adds to the loss, with the noise of the layers behind it on. "
-            "Realized is the share of zeros in masks drawn from the layer. phi is the "
-            "co-adaptation of its units: 1 if all contribute alike, 1/sqrt(units) if one does "
-            "everything.",
-            ("layer", "kind", "drop_prob", "realized", "penalty", "share", "phi", "dead units"),
-            noise_rows(report),
+    """Yield the parts that both forms of a report show."""
+    flowing = _flowing(report)
+    caption = (
+        "Flow through each unit, in decreasing order, relative to the mean: a flat line is a layer "
+        "whose units contribute alike."
+    )
+    yield Section(
+        "noise",
+        () if report.noises else ("no noise layer that overt knows is in this model",),
+        ("layer", "kind", "drop_prob", "realized", "penalty", "share", "phi", "dead units"),
+        noise_rows(report),
+        "What each noise layer adds to the loss, with the noise of the layers behind it on. "
+        "Realized is the share of zeros in masks drawn from the layer. phi is the co-adaptation of "
+        "its units: 1 if all contribute alike, 1/sqrt(units) if one does everything."
+        if report.noises
+        else "",
+        (_flows, flowing, caption) if flowing else None,
+    )
+    if report.head is not None:
+        yield _last_layer(report, report.head)
+    if report.suggestion is not None:
+        first, *lines = str(report.suggestion).splitlines()
+        caption = (
+            "Held-out squared error of the best last layer at each drop probability, with one "
+            "standard error, and the rank of the optimal outputs. Dotted: the model's own drop "
+            "probability."
         )
+        words = (first.split(": ")[1], *map(str.strip, lines))
+        picture = (_curve, report.suggestion, caption)
+        yield Section("suggested drop probability before the last layer", words, picture=picture)
     layers: list[Row] = [
         (
             layer.name or "(model)", " x ".join(map(str, layer.shape)), layer.spectral,
@@ -124,42 +150,35 @@ def _sections(report: Any) -> Iterator[Section]:
         for layer in report.layers
     ]  # fmt: skip
     header = ("layer", "weight", "spectral norm", "Frobenius", "stable rank", "dead inputs")
-    yield Section("layers", "", header, layers)
+    yield Section("layers", (), header, layers)
     if report.measures:
         measures: list[Row] = [(m.name, m.value, m.formula) for m in report.measures]
         title = "complexity measures (they rank networks, and bound nothing)"
-        yield Section(title, "", ("measure", "value", "formula"), measures)
+        yield Section(title, (), ("measure", "value", "formula"), measures)
     if report.bounds:
         yield Section(
-            "bounds",
-            "From statistical learning theory, with what they assume. A bound whose needs are not "
-            "met here is no bound; one above what predicting 0 achieves is vacuous.",
-            ("what", "value", "verdict", "source", "assumes", "not met here"),
+            "bounds", (), ("what", "value", "verdict", "source", "assumes", "not met here"),
             [(b.name, b.value, "no bound" if b.unmet else "vacuous" if b.vacuous else "holds",
               b.source, b.assumes, "; ".join(b.unmet) or "-") for b in report.bounds],
+            "From statistical learning theory, with what they assume. A bound whose needs are not "
+            "met here is no bound; one above what predicting 0 achieves is vacuous.",
         )  # fmt: skip
     if report.skipped:
-        skipped: list[Row] = [(name or "(model)", why) for name, why in report.skipped]
-        yield Section("left out", "", ("what", "why"), skipped)
+        yield Section("left out", [f"{name or '(model)'}: {why}" for name, why in report.skipped])
 
 
-def _findings(report: Any) -> list[str]:
-    """Return the last layer and the suggestion in words, for the terminal."""
-    lines, head = [], report.head
-    if head is not None:
-        phi = "" if head.coadaptation is None else f", phi {head.coadaptation:.3g}"
-        lines += [
-            "",
-            f"last layer, from {head.name or '(model)'}: {head.width} units, rank at most "
-            f"{head.rank_limit}{phi}",
-            *(f"  at least {b.value:.5g} over {b.over} ({b.source})" for b in head.lower_bounds),
-            f"  {gap_line(report, head)}",
-            f"  {_spectrum_note(report, head)}",
-            *_table(("", "outputs", "optimum", "targets"), _spectrum_rows(head)[:SHOWN]),
-        ]
-    if report.suggestion is not None:
-        lines += ["", str(report.suggestion)]
-    return lines
+def _last_layer(report: Any, head: Any) -> Section:
+    phi = "" if head.coadaptation is None else f", phi {head.coadaptation:.3g}"
+    note = _spectrum_note(report, head)
+    words = (
+        f"from {head.name or '(model)'}: {head.width} units, rank at most {head.rank_limit}{phi}",
+        *(f"at least {b.value:.5g} over {b.over} ({b.source})" for b in head.lower_bounds),
+        gap_line(report, head),
+        note,
+    )
+    picture = (_spectra, head, note.capitalize() + ".")
+    header = ("", "outputs", "optimum", "targets")
+    return Section("last layer", words, header, _spectrum_rows(head)[:SHOWN], "", picture)
 
 
 def _spectrum_note(report: Any, head: Any) -> str:
@@ -197,50 +216,6 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]
 
 def _cell(value: object) -> str:
     return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _fill(page: Page, report: Any) -> None:
-    """Add the report to a page."""
-    if not report.noises:
-        page.section("Noise")
-        page.text("No noise layer that overt knows is in this model.")
-    for section in _sections(report):
-        if section.title == "layers":
-            _fill_findings(page, report)
-        page.section(section.title.capitalize())
-        if section.note:
-            page.text(section.note)
-        page.table(section.header, section.rows)
-        if section.title == "noise" and (flowing := _flowing(report)):
-            page.figure(
-                _drawn((_flows, flowing)),
-                "Flow through each unit, in decreasing order, relative to the mean: a flat line "
-                "is a layer whose units contribute alike.",
-            )
-
-
-def _fill_findings(page: Page, report: Any) -> None:
-    """Add the last layer and the suggestion with their pictures."""
-    head, s = report.head, report.suggestion
-    if head is not None:
-        page.section("Last layer")
-        page.text(
-            f"{head.width} units feed it ({head.name or 'the model'}); its map has rank at most "
-            f"{head.rank_limit}. {gap_line(report, head).capitalize()}. The objective is at least"
-        )
-        bounds = [(b.value, b.over, b.source) for b in head.lower_bounds]
-        page.table(("value", "over", "source"), bounds)
-        page.figure(_drawn((_spectra, head)), _spectrum_note(report, head).capitalize() + ".")
-    if s is not None:
-        page.section("Drop probability")
-        for line in str(s).splitlines():
-            page.text(line.strip() + ".")
-        page.figure(
-            _drawn((_curve, s)),
-            "Held-out squared error of the best last layer at each drop probability, with one "
-            "standard error, and the rank of the optimal outputs. Dotted: the model's own drop "
-            "probability.",
-        )
 
 
 def plot(report: Any) -> Any:

@@ -23,20 +23,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from overt._types import Floats
+from overt._types import Bools, Floats
 from overt.nn.compression.groups import Group, Structure
 from overt.nn.compression.layers import TRANSPOSED, is_a
-from overt.nn.compression.measuring import Moments
+from overt.nn.compression.moments import Moments
 from overt.nn.compression.task import duplicate
 from overt.nn.compression.units import Ids, Read
-
-SHRINKAGE = 0.01
-"""Ridge of the prediction, in units of the mean variance times units / examples."""
 
 
 @dataclass(frozen=True, eq=False)
 class Refit:
-    """What a layer's weight and bias change by."""
+    """A layer's weight, 0 on units that are removed, and its bias, if that has changed."""
 
     weight: Tensor
     bias: Tensor | None
@@ -73,26 +70,28 @@ def shrink(
     factor, wiring = cut.factors(structure), structure.wiring
     memo: dict[int, Any] = {}
     corrected = corrections(model, structure, cut) if corrected is None else corrected
+    kept: dict[int, Any] = {}
     for key, axes in wiring.slots.axes.items():
-        tensor = corrected.get(key, wiring.slots.tensors[key].detach())
+        old = wiring.slots.tensors[key]
+        tensor = corrected.get(key, old.detach())
         for axis, ids in axes.items():
-            stay = factor[ids] != 0
-            if not stay.all():
-                index = torch.from_numpy(np.flatnonzero(stay)).to(tensor.device)
+            if id(ids) not in kept:
+                kept[id(ids)] = np.flatnonzero(factor[ids])
+            if len(kept[id(ids)]) < len(ids):
+                index = torch.from_numpy(kept[id(ids)]).to(tensor.device)
                 tensor = tensor.index_select(axis, index)
-        if key in corrected or tensor.shape != wiring.slots.tensors[key].shape:
-            memo[key] = _like(wiring.slots.tensors[key], tensor)
+        if tensor.shape != old.shape or key in corrected:
+            parameter = isinstance(old, nn.Parameter)
+            memo[key] = nn.Parameter(tensor, old.requires_grad) if parameter else tensor
     small = duplicate(model, memo)
     for name, sizes in wiring.sizes.items():
-        module = small.get_submodule(name)
+        own = vars(small.get_submodule(name))
         for attribute, (entry, ids) in sizes.items():
-            count = int(np.count_nonzero(factor[ids]))
-            if entry is None:
-                setattr(module, attribute, count)
-            else:
-                shape = list(getattr(module, attribute))
-                shape[entry] = count
-                setattr(module, attribute, tuple(shape))
+            count: Any = int(np.count_nonzero(factor[ids]))
+            if entry is not None:
+                shape = own[attribute]
+                count = (*shape[:entry], count, *shape[entry + 1 :])
+            own[attribute] = count
     return small
 
 
@@ -127,22 +126,14 @@ def corrections(model: nn.Module, structure: Structure, cut: Cut) -> dict[int, T
         scale = factor[read.ids]
         if id(module.weight) in found or (refit is None and (scale == 1).all()):
             continue
-        tensor = module.weight.detach()
-        if refit is not None:
-            tensor = tensor + refit.weight.to(tensor)
-        if (scale != 1).any():
+        tensor = module.weight.detach() if refit is None else refit.weight
+        if refit is None or cut.scaled:
             shape = [-1 if i == read.axis else 1 for i in range(tensor.ndim)]
             tensor = tensor * torch.from_numpy(scale).to(tensor).reshape(shape)
         found[id(module.weight)] = tensor
         if refit is not None and refit.bias is not None:
-            found[id(module.bias)] = module.bias.detach() + refit.bias.to(module.bias)
+            found[id(module.bias)] = refit.bias
     return found
-
-
-def _like(old: Tensor, new: Tensor) -> Tensor:
-    if isinstance(old, nn.Parameter):
-        return nn.Parameter(new.detach().clone(), requires_grad=old.requires_grad)
-    return new.detach().clone()
 
 
 class _Among(nn.Module):  # type: ignore[misc]
@@ -164,12 +155,18 @@ def flows(model: nn.Module, structure: Structure, seen: dict[str, Moments]) -> F
     units = structure.wiring.units
     total = np.zeros(len(units))
     for read in {read.name: read for read in structure.wiring.reads}.values():
-        weight = model.get_submodule(read.name).weight.detach().double()
-        norms = weight.square().sum([d for d in range(weight.ndim) if d != read.axis])
-        norms = norms.unflatten(0, (-1, read.places)).sum(1)
+        weight = model.get_submodule(read.name).weight.detach()
+        others = [d for d in range(weight.ndim) if d != read.axis]
+        norms = torch.linalg.vector_norm(weight, dim=others, dtype=_working(weight)).double()
+        norms = norms.square().unflatten(0, (-1, read.places)).sum(1)
         flow = (norms * seen[read.name].squares()).cpu().numpy()
         np.add.at(total, units.classes(read.ids[:: read.places]), flow)
     return np.sqrt(total)
+
+
+def _working(weight: Tensor) -> torch.dtype:
+    """Return a format in which sums of a weight's entries round little."""
+    return torch.float64 if weight.dtype == torch.float64 else torch.float32
 
 
 def greatest(group: Group, psi: Floats, count: int) -> Ids:
@@ -181,51 +178,45 @@ def greatest(group: Group, psi: Floats, count: int) -> Ids:
 def refits(
     model: nn.Module, structure: Structure, seen: dict[str, Moments], kept: dict[Group, Ids]
 ) -> dict[str, Refit]:
-    """Return what each reader's weight and bias change by, so that it misses its units least."""
-    removed = np.zeros(len(structure.wiring.units), dtype=bool)
+    """Return each reader's weight and bias changed so that it misses its units least."""
+    removed, tied = (np.zeros(len(structure.wiring.units), dtype=bool) for _ in range(2))
     for group, staying in kept.items():
-        if not group.tied:
-            removed[group.units] = True
-            removed[staying] = False
+        part = tied if group.tied else removed
+        part[group.units] = True
+        part[staying] = False
     found: dict[str, Refit] = {}
     for read in {read.name: read for read in structure.wiring.reads}.values():
-        ids = read.ids[:: read.places]
-        gone = torch.from_numpy(removed[structure.wiring.units.classes(ids)])
-        if bool(gone.any()):
+        units = structure.wiring.units.classes(read.ids[:: read.places])
+        if removed[units].any():
             module = model.get_submodule(read.name)
-            found[read.name] = _refit(module, read, gone.to(module.weight.device), seen[read.name])
+            found[read.name] = _refit(module, read, removed[units], tied[units], seen[read.name])
     return found
 
 
-def _refit(module: nn.Module, read: Read, gone: Tensor, moments: Moments) -> Refit:
-    """Return the changes of one reader; a convolution's taps all use the same prediction."""
-    weight = module.weight.detach().double().movedim(read.axis, -1)
+def _refit(module: nn.Module, read: Read, gone: Bools, tied: Bools, moments: Moments) -> Refit:
+    """Change one reader; a convolution's taps all use the same prediction."""
+    old, bias = module.weight.detach(), module.bias
+    weight = old.to(_working(old)).movedim(read.axis, -1)
     weight = weight.unflatten(-1, (-1, read.places)).mT if read.places > 1 else weight
-    biased = module.bias is not None
-    moment = moments.covariance() if biased else moments.second()
-    B = _prediction(moment, gone, moments.count)
-    change = torch.zeros_like(weight)
-    if B is not None:
-        change[..., ~gone] = weight[..., gone] @ B
-    whole = change.mT.flatten(-2) if read.places > 1 else change
-    whole = whole.movedim(-1, read.axis)
-    if not biased:
-        return Refit(whole, None)
+    S, R, T = (torch.from_numpy(np.flatnonzero(x)).to(old.device) for x in (~gone, gone, tied))
+    B = moments.prediction(S, R, centered=bias is not None)
+    lost = made_up = weight.index_select(-1, R)
+    weight = weight.index_fill(-1, R, 0.0)
+    for part in B:
+        made_up = made_up @ part.to(weight)
+    if B:
+        weight.index_add_(-1, S, made_up)
+    weight.index_fill_(-1, T, 0.0)
+    weight = weight.mT.flatten(-2) if read.places > 1 else weight
+    weight = weight.movedim(-1, read.axis).to(old)
+    if bias is None:
+        return Refit(weight, None)
     mean = moments.mean()
-    left = mean[gone] if B is None else mean[gone] - B @ mean[~gone]
-    lost = (weight[..., gone] @ left).reshape(len(weight), -1).sum(1)
+    predicted = mean[S]
+    for part in reversed(B):
+        predicted = part @ predicted
+    left = mean[R] - predicted if B else mean[R]
+    shift = (lost @ left.to(lost)).reshape(len(lost), -1).sum(1)
     if is_a(module, TRANSPOSED):  # an output position meets one tap in prod(stride)
-        lost = lost / math.prod(module.stride)
-    return Refit(whole, lost)
-
-
-def _prediction(moment: Tensor | None, gone: Tensor, count: int) -> Tensor | None:
-    """Return B of a_R ~ B a_S, shrunk where there are few examples for many units."""
-    if moment is None or not bool((~gone).any()):
-        return None
-    inner = moment[~gone][:, ~gone]
-    ridge = float(inner.diagonal().mean()) * max(1e-6, SHRINKAGE * len(inner) / count)
-    if ridge <= 0:
-        return None
-    inner = inner + ridge * torch.eye(len(inner), dtype=inner.dtype, device=inner.device)
-    return torch.linalg.solve(inner, moment[~gone][:, gone]).T
+        shift = shift / math.prod(module.stride)
+    return Refit(weight, bias.detach() + shift.to(bias))

@@ -9,7 +9,7 @@ import numpy as np
 from torch import nn
 
 from overt.nn.compression import layers
-from overt.nn.compression.units import Ids, Wiring
+from overt.nn.compression.units import Ids, Labels, Wiring
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,39 +30,38 @@ class Structure:
     groups: tuple[Group, ...]
     skipped: dict[str, str]
     classes: Ids  # of every unit
+    outputs: Any  # of the model on the example
+    drawing: tuple[str, ...]  # modules that draw in evaluation mode
 
 
-def grouped(model: nn.Module, wiring: Wiring) -> Structure:
+def grouped(model: nn.Module, wiring: Wiring, outputs: Any, drawing: tuple[str, ...]) -> Structure:
     """Put units that are outputs of the same layers, and can be removed, into groups."""
     units, skipped = wiring.units, dict(wiring.skipped)
-    drops: dict[int, frozenset[str]] = {}
+    makers, held = Labels(units.makers, units), Labels(units.reasons, units)
+    reads = Labels([(read.ids, read.drops) for read in wiring.reads], units)
+    copies = layers.holders(model)
+    tied = np.zeros(len(units), dtype=np.int64)
     for read in wiring.reads:
-        for unit in set(units.classes(read.ids).tolist()):
-            drops[unit] = drops.get(unit, read.drops) & read.drops
-    tied, reasons = _tied_units(model, wiring), units.reasons()
-    members: dict[tuple[Any, ...], list[int]] = {}
-    for unit, makers in units.makers().items():
-        reason = reasons.get(unit)
-        if reason is None and unit not in drops:
-            reason = "nothing reads its units"
-        if reason is not None:
-            for maker in makers:
-                skipped.setdefault(maker, reason)
-            continue
-        members.setdefault((makers, drops[unit], unit in tied), []).append(unit)
-    groups = tuple(
-        Group(makers, np.array(found), dropped, shared)
-        for (makers, dropped, shared), found in members.items()
+        if copies[id(model.get_submodule(read.name).weight)] > 1:
+            tied[units.classes(read.ids)] = 1
+    codes = np.ravel_multi_index(
+        (makers.of, held.of, reads.of, tied), (len(makers.said), len(held.said), len(reads.said), 2)
     )
-    return Structure(wiring, groups, skipped, units.classes(np.arange(len(units))))
-
-
-def _tied_units(model: nn.Module, wiring: Wiring) -> set[int]:
-    """Return the units whose reader's weight also belongs to another layer."""
-    held = layers.holders(model)
-    return {
-        unit
-        for read in wiring.reads
-        if held[id(model.get_submodule(read.name).weight)] > 1
-        for unit in wiring.units.classes(read.ids).tolist()
-    }
+    made = np.flatnonzero(makers.of)
+    members: dict[tuple[Any, ...], list[Ids]] = {}
+    _, first, code = np.unique(codes[made], return_index=True, return_inverse=True)
+    for kind in np.argsort(first).tolist():
+        unit = made[first[kind]]
+        names, drops = makers.said[makers.of[unit]], reads.said[reads.of[unit]]
+        reasons = held.said[held.of[unit]] or (() if drops else ("nothing reads its units",))
+        if reasons:
+            skipped = {**dict.fromkeys(names, reasons[0]), **skipped}
+            continue
+        key = names, frozenset.intersection(*drops), bool(tied[unit])
+        members.setdefault(key, []).append(made[code == kind])
+    groups = tuple(
+        Group(names, np.sort(np.concatenate(found)), drops, shared)
+        for (names, drops, shared), found in members.items()
+    )
+    classes = units.classes(np.arange(len(units)))
+    return Structure(wiring, groups, skipped, classes, outputs, drawing)

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from overt._types import Floats
 from overt.nn.compression.layers import SEALED, WEIGHTED, hindrance, holders, is_a
-from overt.nn.compression.measuring import Moments, collect, parameters
+from overt.nn.compression.measuring import parameters
+from overt.nn.compression.moments import Moments, collect
 from overt.nn.compression.report import Change
 from overt.nn.compression.task import Outcome, Task, check_layers, duplicate
 from overt.nn.given.batches import Inputs, reason_of

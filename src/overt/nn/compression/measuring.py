@@ -1,12 +1,11 @@
-"""What is measured of a network: size, speed, loss, moments of its layers; and training it on."""
+"""What is measured of a network: size, speed, loss; and training it on."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,21 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import FlopCounterMode
 
 from overt._check import InputError
 from overt._progress import meter
 from overt._types import Floats
-from overt.nn.compression.layers import LINEAR, TRANSPOSED, WEIGHTED, is_a
+from overt.nn.compression.layers import WEIGHTED
 from overt.nn.given.batches import Batch, Inputs, running
 from overt.nn.given.losses import Loss, mean_loss
 from overt.nn.recording.modes import slow_attention, switched
 
-WIDEST = 4096
-"""The most features of which the whole second moment is kept; beyond, its diagonal."""
-ROWS = 8192
-"""The most rows of a batch (positions of a convolution count) on which moments are measured."""
 CHECKS = 8
 """How often the loss is looked at during recovery."""
 
@@ -44,54 +38,25 @@ def output_of(model: nn.Module, inputs: Inputs) -> Any:
         return inputs.run(model)
 
 
-def multiply_adds(model: nn.Module, inputs: Inputs) -> tuple[int, Counter[str]]:
-    """Return the multiply-adds for one example, and those of each weighted layer.
+def multiply_adds(model: nn.Module, inputs: Inputs) -> tuple[int, dict[str, int]]:
+    """Return the multiply-adds for one example, and those of each weighted layer that runs.
 
     They are half of what torch's own counter of operations finds, attention included.
     """
-    spent: Counter[str] = Counter()
-    size = len(inputs)
-
-    def hook(name: str) -> Any:
-        def count(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-            # Each output (input, if transposed) meets one slice of the weight.
-            meets = args[0] if isinstance(module, TRANSPOSED) else output
-            spent[name] += meets.numel() * math.prod(module.weight.shape[1:]) // size
-
-        return count
-
-    handles = [
-        module.register_forward_hook(hook(name))
-        for name, module in model.named_modules()
-        if isinstance(module, WEIGHTED)
-    ]
-    counter = _Counter()
+    counter, size = FlopCounterMode(display=False), 2 * len(inputs)
     # Where attention is one operation on the processor the counter does not know it.
     with (
-        _observing(handles), torch.random.fork_rng(), switched(model.modules(), False),
+        torch.no_grad(), torch.random.fork_rng(), switched(model.modules(), False),
         sdpa_kernel(SDPBackend.MATH), counter,
     ):  # fmt: skip
         output_of(model, inputs.like(model))
-    return counter.operations // 2 // size, spent
-
-
-class _Counter(TorchDispatchMode):  # type: ignore[misc]
-    """Torch's own counts of operations, without its books of modules, which take longer."""
-
-    operations = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        count = flop_registry.get(func._overloadpacket)
-        if count is None and torch.is_inference_mode_enabled():
-            with self:  # operations come whole there
-                parts = func.decompose(*args, **kwargs)
-            if parts is not NotImplemented:
-                return parts
-        result = func(*args, **kwargs)
-        if count is not None:
-            self.operations += count(*args, **kwargs, out_val=result)
-        return result
+    root, counts = type(model).__name__, counter.get_flop_counts()
+    spent = {
+        name: sum(counts[place].values()) // size
+        for name, module in model.named_modules()
+        if isinstance(module, WEIGHTED) and (place := f"{root}.{name}".rstrip(".")) in counts
+    }
+    return counter.get_total_flops() // size, spent
 
 
 def latencies(*models: nn.Module, inputs: Inputs, seconds: float = 0.02) -> list[float]:
@@ -162,90 +127,6 @@ def _guesses(output: Tensor) -> Tensor:
     if output.ndim >= 2 and output.shape[1] > 1:
         return output.argmax(1)
     return (output.flatten() > 0).long()
-
-
-class Moments:
-    """Mean and second moments of rows (samples, features) that come in batches."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._sum: Any = 0.0
-        self._squares: Any = 0.0
-        self._outer: Any = None
-
-    def add(self, x: Tensor) -> None:
-        """Add rows; of very many, some that are spread over all."""
-        if len(x) > ROWS:
-            x = x[torch.linspace(0, len(x) - 1, ROWS, device=x.device).long()]
-        wide = x.double()
-        self.count += len(x)
-        self._sum = self._sum + wide.sum(0)
-        self._squares = self._squares + (wide * wide).sum(0)
-        if x.shape[1] <= WIDEST:
-            # Sums of products of the given format are dear in a wider one, and round little.
-            outer = (wide.T @ wide) if len(x) * x.shape[1] ** 2 < 2**26 else (x.T @ x).double()
-            self._outer = outer if self._outer is None else self._outer + outer
-
-    def mean(self) -> Tensor:
-        """E x."""
-        return self._sum / self.count
-
-    def squares(self) -> Tensor:
-        """E x_i^2."""
-        return self._squares / self.count
-
-    def second(self) -> Tensor | None:
-        """E x x', None for very wide rows."""
-        return None if self._outer is None else self._outer / self.count
-
-    def covariance(self) -> Tensor | None:
-        """E (x - E x)(x - E x)', None for very wide rows."""
-        second, mean = self.second(), self.mean()
-        return None if second is None else second - torch.outer(mean, mean)
-
-
-def collect(
-    model: nn.Module, names: Mapping[str, int] | Iterable[str], batches: Iterable[Batch], *,
-    outputs: bool,
-) -> dict[str, Moments]:  # fmt: skip
-    """Run batches through the model; return moments of the named layers' inputs or outputs.
-
-    Features are the last axis of linear layers and the channels of the others; with a number n
-    for a layer, n of them in turn are one feature at n places.
-    """
-    moments = {name: Moments() for name in names}
-    places = names if isinstance(names, Mapping) else {}
-
-    def hook(name: str) -> Any:
-        def note(module: nn.Module, args: tuple[Tensor, ...], output: Any = None) -> None:
-            axis = -1 if is_a(module, LINEAR) else 1
-            x = output if outputs else args[0]
-            x, n = x.movedim(axis, -1).flatten(0, -2), places.get(name, 1)
-            moments[name].add(x if n == 1 else x.unflatten(-1, (-1, n)).mT.flatten(0, -2))
-
-        return note
-
-    handles = []
-    for name in moments:
-        module = model.get_submodule(name)
-        register = module.register_forward_hook if outputs else module.register_forward_pre_hook
-        handles.append(register(hook(name)))
-    with _observing(handles), slow_attention():
-        for where, inputs, _ in batches:
-            with running(inputs, where):
-                inputs.run(model)
-    return moments
-
-
-@contextmanager
-def _observing(handles: Iterable[Any]) -> Iterator[None]:
-    """Run without gradients while hooks watch, and remove them afterwards."""
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def recover(

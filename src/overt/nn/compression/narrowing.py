@@ -16,10 +16,11 @@ from overt._types import Floats
 from overt.nn.compression import cutting
 from overt.nn.compression.cutting import Cut, shrink
 from overt.nn.compression.groups import Group, Structure
-from overt.nn.compression.measuring import Moments, collect, loss_of, parameters, score
+from overt.nn.compression.measuring import loss_of, parameters, score
+from overt.nn.compression.moments import Moments, collect
 from overt.nn.compression.report import Change
-from overt.nn.compression.structure import structure_of
 from overt.nn.compression.task import MET, Keep, Outcome, Task, check_layers, duplicate
+from overt.nn.compression.units import Ids
 from overt.nn.given.batches import reason_of
 from overt.nn.recording.modes import slow_attention
 from overt.nn.recording.watching import tensors
@@ -27,7 +28,7 @@ from overt.nn.recording.watching import tensors
 
 def by_units(task: Task, by: str) -> Outcome:
     """Remove units: chosen by drawing masks ("mask"), or by their flow ("flow")."""
-    base, found = task.base, structure_of(task.base, task.inputs)
+    base, found = task.base, task.structure
     skipped = dict(found.skipped)
     groups = _groups(found, task.keep, by, skipped)
     if by == "mask" and groups and score(base, task.judge, task.loss) is None:
@@ -51,10 +52,10 @@ def by_units(task: Task, by: str) -> Outcome:
             cut = Cut(kept, refits=cutting.refits(base, found, seen, kept))
         corrected = cutting.corrections(base, found, cut)
         small = shrink(base, found, cut, corrected)
-        broken = _broken(task, found, cut, small, corrected)
+        broken, output = _broken(task, found, cut, small, corrected)
         if not broken:
             changes = [Change(g.layers, "units", len(g.units), n) for g, n in counts.items()]
-            return Outcome(by, small, changes, skipped, losses, interrupted)
+            return Outcome(by, small, changes, skipped, losses, interrupted, output=output)
         skipped.update({name: why for group, why in broken.items() for name in group.layers})
         groups = [group for group in groups if group not in broken]
     return Outcome(by, duplicate(base), [], skipped)
@@ -105,7 +106,7 @@ def _search(task: Task, found: Structure, groups: list[Group], keep: float) -> d
         return task.within(shrink(task.base, found, Cut(kept)))
 
     low, high = 0.0, 1.0
-    for _ in range(8 if task.of == "latency" else 24):
+    for _ in range(8 if task.of == "latency" else 16):
         middle = (low + high) / 2
         low, high = (middle, high) if cost(at(middle)) <= keep else (low, middle)
     counts = at(low)
@@ -139,19 +140,24 @@ class Costs:
                 weight = task.base.get_submodule(name).weight
                 names[id(weight)] = names.get(id(weight), 0.0) + spent / weight.numel()
         sizes = {id(p): p.numel() for p in task.base.parameters()}
-        self._tensors = [
-            (weight * sizes[key] / math.prod(len(ids) for ids in axes.values()), axes.values())
+        terms: list[tuple[float, tuple[Ids, ...]]] = [
+            (weight * sizes[key] / math.prod(map(len, axes.values())), tuple(axes.values()))
             for key, weight in names.items()
             if (axes := wiring.slots.axes.get(key, {})) and key in sizes
         ]
-        rows = len(task.inputs)
-        self._products = [] if task.of == "parameters" else [
-            *((spent / rows / len(ids), (ids,)) for spent, ids in wiring.products),
-            *((task.costs[n] / len(ids), (ids,)) for n, ids in wiring.repeated.items()),
-        ]  # fmt: skip
-        everything = float(parameters(task.base) if task.of == "parameters" else task.total)
-        self._total = everything
-        self._rest = everything - self._sum(np.ones(len(wiring.units), dtype=bool))
+        if task.of != "parameters":
+            rows = len(task.inputs)
+            terms += [(spent / rows / len(ids), (ids,)) for spent, ids in wiring.products]
+            terms += [
+                (task.costs.get(n, 0) / len(ids), (ids,)) for n, ids in wiring.repeated.items()
+            ]
+        self._lists = {id(ids): ids for _, lists in terms for ids in lists}
+        self._terms: dict[tuple[int, ...], float] = {}
+        for weight, lists in terms:
+            keys = tuple(map(id, lists))
+            self._terms[keys] = self._terms.get(keys, 0.0) + weight
+        self._total = float(parameters(task.base) if task.of == "parameters" else task.total)
+        self._rest = self._total - self._sum(np.ones(len(wiring.units), dtype=bool))
 
     def share(self, counts: Mapping[Group, int]) -> float:
         """Return the share of the cost that is left with so many units of each group."""
@@ -162,9 +168,9 @@ class Costs:
         return (self._rest + self._sum(stay)) / max(self._total, 1.0)
 
     def _sum(self, stay: Any) -> float:
+        left = {key: int(np.count_nonzero(stay[ids])) for key, ids in self._lists.items()}
         return sum(
-            weight * math.prod(int(np.count_nonzero(stay[ids])) for ids in axes)
-            for weight, axes in (*self._tensors, *self._products)
+            weight * math.prod(left[key] for key in keys) for keys, weight in self._terms.items()
         )
 
 
@@ -193,34 +199,34 @@ def _hindrance(group: Group, keep: Keep) -> str | None:
 
 def _broken(
     task: Task, found: Structure, cut: Cut, small: nn.Module, corrected: dict[int, Tensor]
-) -> dict[Group, str]:
+) -> tuple[dict[Group, str], Any]:
     """Return the groups without whose units the model does not run as the masked one does.
 
-    A forward pass may hide what its recording does not show, such as a width in a number.
+    A forward pass may hide what its recording does not show, such as a width in a number. If
+    there are none, the smaller network's output comes second.
     """
 
-    def problem(part: Cut, model: nn.Module | None, changed: dict[int, Tensor]) -> str | None:
+    def problem(part: Cut, model: nn.Module, changed: dict[int, Tensor]) -> tuple[str | None, Any]:
         try:
             with torch.no_grad(), slow_attention():
-                model = shrink(task.base, found, part, changed) if model is None else model
                 result = task.quiet(model)
-                whole = cutting.masked(task.base, found, part, model, changed)
-                reference = task.quiet(whole)
+                reference = task.quiet(cutting.masked(task.base, found, part, model, changed))
         except Exception as error:  # whatever the model's code raises on other widths
-            return f"the forward pass fails with fewer units: {reason_of(error)}"
+            return f"the forward pass fails with fewer units: {reason_of(error)}", None
         other = "the forward pass computes something else with fewer units"
-        return None if _same(result, reference) else other
+        return None if _same(result, reference) else other, result
 
-    def alone(group: Group) -> str | None:
-        part = Cut({group: cut.kept[group]}, cut.scaled)
-        return problem(part, None, cutting.corrections(task.base, found, part))
-
-    together = problem(cut, small, corrected)
+    together, output = problem(cut, small, corrected)
     if together is None:
-        return {}
-    each = {group: alone(group) for group in cut.kept}
-    found_out = {group: why for group, why in each.items() if why is not None}
-    return found_out or dict.fromkeys(cut.kept, together)
+        return {}, output
+    why: dict[Group, str] = {}
+    for group in cut.kept:
+        part = Cut({group: cut.kept[group]}, cut.scaled)
+        changed = cutting.corrections(task.base, found, part)
+        alone, _ = problem(part, shrink(task.base, found, part, changed), changed)
+        if alone is not None:
+            why[group] = alone
+    return why or dict.fromkeys(cut.kept, together), None
 
 
 def _best_of(

@@ -6,6 +6,7 @@ The recipe is plain torch, so that the state of a smaller network loads without 
 from __future__ import annotations
 
 import inspect
+import re
 import textwrap
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,6 @@ from torch import nn
 
 from overt._types import Floats
 from overt.nn.compression.attention import Attention
-from overt.nn.compression.layers import CONVOLUTION, PER_CHANNEL, TRANSPOSED
 from overt.nn.compression.size import Size
 from overt.nn.layers.dropconnect import DropConnectConv2d, DropConnectLinear
 from overt.results import Result, Status
@@ -147,26 +147,27 @@ def recipe_of(before: nn.Module, after: nn.Module) -> tuple[str, ...]:
     rebuilt: dict[int, str] = {}
     if any(isinstance(module, Attention) for module in after.modules()):
         lines.append(inspect.getsource(Attention))
+    parts = dict(before.named_modules(remove_duplicate=False))
     for name, module in after.named_modules(remove_duplicate=False):
         if any(name.startswith(f"{home}.") for home in rebuilt.values()):
             continue
         if id(module) in rebuilt:
             lines.append(f"model.set_submodule({name!r}, {_place(rebuilt[id(module)])})")
             continue
-        old = before.get_submodule(name)
-        if _constructor(module) is None:
-            known = _numbers(old)
-            changed = {k: n for k, n in _numbers(module).items() if known.get(k, n) != n}
-            lines += [f"{_place(name)}.{key} = {n}" for key, n in changed.items()]
-        if _shapes(module) == _shapes(old) and type(module) is type(old):
+        old, shapes = parts[name], _shapes(module)
+        changed = {k: n for k, n in _numbers(module).items() if vars(old).get(k, n) != n}
+        same = type(module) is type(old) and shapes == _shapes(old)
+        if same and not changed:
             continue
         expression = _constructor(module)
         if expression is not None:
             rebuilt[id(module)] = name
             lines.append(f"model.set_submodule({name!r}, {expression})")
             continue
-        for key, shape in _shapes(module).items():
-            if shape != _shapes(old)[key]:
+        lines += [f"{_place(name)}.{key} = {n!r}" for key, n in changed.items()]
+        known = _shapes(old)
+        for key, shape in shapes.items():
+            if shape != known[key]:
                 empty = f"torch.empty({shape})"
                 fresh = f"nn.Parameter({empty})" if key in module._parameters else empty
                 lines.append(f"{_place(name)}.{key} = {fresh}")
@@ -205,10 +206,10 @@ def _ties(model: nn.Module) -> list[str]:
     return lines
 
 
-def _numbers(module: nn.Module) -> dict[str, int]:
-    """Return the whole numbers among a module's own attributes, which may count its units."""
+def _numbers(module: nn.Module) -> dict[str, Any]:
+    """Return the numbers and sizes among a module's attributes, which may count its units."""
     own = vars(module).items()
-    return {k: v for k, v in own if isinstance(v, int) and k != "training"}
+    return {k: v for k, v in own if type(v) in (int, tuple) and k != "training"}
 
 
 def _place(name: str) -> str:
@@ -222,54 +223,25 @@ def _shapes(module: nn.Module) -> dict[str, Any]:
 
 def _constructor(module: nn.Module) -> str | None:
     """Return the plain torch expression that builds a layer like this one, None if it has none."""
-    bias = f"bias={getattr(module, 'bias', None) is not None}"
     match module:
-        case Attention():
+        case Attention() | nn.Sequential() if type(module) in (Attention, nn.Sequential):
             parts = [_constructor(part) for part in module.children()]
-            rest = (module.head_dim, module.dropout, module.batch_first)
-            return None if None in parts else f"Attention({', '.join(map(str, (*parts, *rest)))})"
-        case nn.Sequential():
-            parts = [_constructor(part) for part in module]
-            return None if None in parts else f"nn.Sequential({', '.join(map(str, parts))})"
-        case nn.Linear() | DropConnectLinear():
-            return f"nn.Linear({module.in_features}, {module.out_features}, {bias})"
+            if None in parts:
+                return None
+            if isinstance(module, Attention):
+                parts += map(repr, (module.head_dim, module.dropout, module.batch_first))
+            kind = "Attention" if isinstance(module, Attention) else "nn.Sequential"
+            return f"{kind}({', '.join(map(str, parts))})"
+        case DropConnectLinear():
+            return f"nn.Linear({nn.Linear.extra_repr(module)})"
         case DropConnectConv2d():
-            return f"nn.Conv2d({_convolution(module)}, {bias})"
-        case _ if isinstance(module, TRANSPOSED):
-            padding = f"output_padding={module.output_padding}"
-            return f"nn.{_kind(module)}({_convolution(module)}, {bias}, {padding})"
-        case _ if isinstance(module, CONVOLUTION):
-            padding = f"padding_mode={module.padding_mode!r}"
-            return f"nn.{_kind(module)}({_convolution(module)}, {bias}, {padding})"
-        case _ if isinstance(module, PER_CHANNEL):
-            return (
-                f"nn.{_kind(module)}({module.num_features}, {module.eps}, {module.momentum}, "
-                f"{module.affine}, {module.track_running_stats})"
-            )
-        case nn.LayerNorm():
-            affine = f"{module.elementwise_affine}, {bias}"
-            return f"nn.LayerNorm({module.normalized_shape}, {module.eps}, {affine})"
-        case nn.RMSNorm():
-            settings = f"{module.eps}, {module.elementwise_affine}"
-            return f"nn.RMSNorm({module.normalized_shape}, {settings})"
-        case nn.GroupNorm():
-            sizes = f"{module.num_groups}, {module.num_channels}"
-            return f"nn.GroupNorm({sizes}, {module.eps}, {module.affine})"
-        case nn.PReLU():
-            return f"nn.PReLU({module.num_parameters})"
-        case nn.Embedding():
-            sizes = f"{module.num_embeddings}, {module.embedding_dim}"
-            return f"nn.Embedding({sizes}, {module.padding_idx})"
-    return None
+            names = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation")
+            sizes = *(getattr(module, n) for n in names), module.groups, module.bias is not None
+            return f"nn.Conv2d{sizes}"
+    own = type(module).__module__.startswith("torch.nn.modules") and not [*module.children()]
+    return f"nn.{_words(repr(module))}" if own else None
 
 
-def _convolution(module: nn.Module) -> str:
-    sizes = f"{module.in_channels}, {module.out_channels}, {module.kernel_size}, {module.stride}"
-    rest = f"padding={module.padding!r}, groups={module.groups}, dilation={module.dilation}"
-    return f"{sizes}, {rest}"
-
-
-def _kind(module: nn.Module) -> str:
-    """Return the name of torch's own class that a layer is of."""
-    kinds = (*CONVOLUTION, *TRANSPOSED, *PER_CHANNEL)
-    return next(kind for kind in kinds if isinstance(module, kind)).__name__
+def _words(settings: str) -> str:
+    """Return settings as torch prints them, with quotes around words."""
+    return re.sub(r"=([a-z]\w*)", r"='\1'", settings)

@@ -19,6 +19,7 @@ from overt.nn.compression.measuring import recover as train_on
 from overt.nn.compression.narrowing import by_units
 from overt.nn.compression.report import Compression, recipe_of
 from overt.nn.compression.size import Size, measured_when_read
+from overt.nn.compression.structure import structure_of
 from overt.nn.compression.task import (
     MET,
     Keep,
@@ -29,11 +30,8 @@ from overt.nn.compression.task import (
     shortfall_of,
     some_of,
 )
-from overt.nn.given.batches import Batches, Inputs, checked_model, running
+from overt.nn.given.batches import Batches, Inputs, checked_model
 from overt.nn.given.losses import LOSSES, Loss, checked_loss
-from overt.nn.recording.generators import generator_state, other_states
-from overt.nn.recording.recorder import record
-from overt.nn.recording.watching import tensors
 from overt.results import Status
 
 WAYS = ("auto", "mask", "flow", "spectrum")
@@ -152,10 +150,9 @@ def compress(
         raise InputError("recover needs data, batches (inputs, targets), and maybe train")
     with torch.random.fork_rng():
         torch.manual_seed(int(rng.integers(2**31)))
-        with running(inputs, "example"):
-            before, drawing = _first_pass(base, inputs)
+        found = structure_of(base, inputs)
         few = None if judge is None else list(some_of(judge))
-        task = Task(base, keep, of, inputs, few, loss, draws, rng, drawing)
+        task = Task(base, found, keep, of, inputs, few, loss, draws, rng)
         done = _best(task) if by == "auto" else _run(task, by)
         losses = np.zeros(0)
         if steps and train_data is not None and judge is not None and not done.interrupted:
@@ -163,22 +160,9 @@ def compress(
                 done.model, train_data, judge, loss, steps=steps, learning_rate=rate
             )
         done.model = _closed(done.model, model, inputs)
-        report = _report(task, done, before, report_on, losses, model)
+        report = _report(task, done, report_on, losses, model)
     _same_modes(wrapped, done.model)
     return done.model, report
-
-
-def _first_pass(base: nn.Module, inputs: Inputs) -> tuple[Any, dict[str, str]]:
-    """Return the outputs on the example, and what draws in evaluation mode, with the reason."""
-    state = generator_state(), other_states()
-    outputs = output_of(base, inputs)
-    if any(x.is_floating_point() and x.isnan().any() for x in tensors(outputs)):
-        raise InputError("the model returns NaN")
-    if (generator_state(), other_states()) == state:
-        return outputs, {}
-    drawn = [op.module for op in record(base, inputs.given, keep=False).operations if op.random]
-    reason = "it draws in evaluation mode too: losses and changes here are those of single draws"
-    return outputs, {path or "forward": reason for path in drawn or [""]}
 
 
 def _read(base: nn.Module, inputs: Inputs, data: Any, holdout: Any, train: Any) -> Any:
@@ -244,13 +228,13 @@ def _closed(small: nn.Module, model: nn.Module, inputs: Inputs) -> nn.Module:
 
 
 def _report(
-    task: Task,
-    done: Outcome,
-    before: Any,
-    judge: Batches | None,
-    recovery: Floats,
-    model: nn.Module,
+    task: Task, done: Outcome, judge: Batches | None, recovery: Floats, model: nn.Module
 ) -> Compression:
+    after = done.output
+    if after is None or len(recovery) or task.structure.drawing:
+        after = output_of(done.model, task.inputs)
+    reason = "it draws in evaluation mode too: losses and changes here are those of single draws"
+    drawing = {path or "forward": reason for path in task.structure.drawing}
     models, inputs = (task.base, done.model), task.inputs
     scores = [score(m, judge, task.loss) for m in models]
     sizes = [
@@ -270,8 +254,8 @@ def _report(
         by=done.by, keep=dict(task.keep) if isinstance(task.keep, Mapping) else task.keep,
         of=task.of, reached=reached, met=shortfall is None, shortfall=shortfall,
         before=sizes[0], after=sizes[1], changes=tuple(done.changes),
-        skipped=tuple({**done.skipped, **task.drawing}.items()), tried=done.tried,
-        output_change=relative_change(before, output_of(done.model, inputs)),
+        skipped=tuple({**done.skipped, **drawing}.items()), tried=done.tried,
+        output_change=relative_change(task.structure.outputs, after),
         losses=done.losses, recovery=recovery, recipe=recipe_of(model, done.model),
         status=Status.INTERRUPTED if done.interrupted else Status.FINISHED,
     )  # fmt: skip

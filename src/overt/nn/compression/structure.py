@@ -9,22 +9,25 @@ it calls and that ask for none.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from torch import nn
 
+from overt._check import InputError
 from overt.nn.compression import layers
 from overt.nn.compression.groups import Structure, grouped
 from overt.nn.compression.shapes import letters_of, moved, product_cost
 from overt.nn.compression.units import Carried, Wiring
-from overt.nn.given.batches import Inputs
+from overt.nn.given.batches import Inputs, running
+from overt.nn.recording.generators import other_states
 from overt.nn.recording.recorder import Operation, Recording, Value, record
-from overt.nn.recording.watching import Frame
+from overt.nn.recording.watching import Frame, tensors
 
 
 def structure_of(model: nn.Module, inputs: Inputs) -> Structure:
     """Record a model in evaluation mode on an example, and find its groups of units."""
-    recording = _recorded(model, inputs)
+    recording, outputs, drawing = _recorded(model, inputs)
     walk = _Walk(model, recording)
     for op in recording.operations:
         walk.take(op)
@@ -44,17 +47,36 @@ def structure_of(model: nn.Module, inputs: Inputs) -> Structure:
             if own and id(tensor) not in wiring.slots.axes:
                 wiring.skipped.setdefault(path, f"{type(module).__name__} uses it as it is")
     wiring.slots.settle()
-    return grouped(model, wiring)
+    return grouped(model, wiring, outputs, drawing)
 
 
-def _recorded(model: nn.Module, inputs: Inputs) -> Recording:
-    def as_one(_: str, module: nn.Module) -> bool:
-        return layers.is_layer(module)
+def _recorded(model: nn.Module, inputs: Inputs) -> tuple[Recording, Any, tuple[str, ...]]:
+    """Return the recorded pass, the outputs that count, and which modules have drawn."""
+    results: list[Any] = []
 
-    try:
-        return record(model, inputs.given, leaves=as_one, keep=False, extents=True)
-    except (TypeError, RuntimeError):  # compiled functions take no sizes but plain numbers
-        return record(model, inputs.given, leaves=as_one, keep=False)
+    def noted(result: Any) -> Any:
+        results.append(result)
+        return result
+
+    def recorded(extents: bool) -> Recording:
+        return record(
+            model, inputs.given, output=noted,
+            leaves=lambda _, module: layers.is_layer(module), keep=False, extents=extents,
+        )  # fmt: skip
+
+    before = other_states()
+    with running(inputs, "example"):
+        try:
+            recording = recorded(True)
+        except (TypeError, RuntimeError):  # compiled functions take no sizes but plain numbers
+            recording = recorded(False)
+        outputs = results[-1] if inputs.output is None else inputs.output(results[-1])
+    if any(x.is_floating_point() and x.isnan().any() for x in tensors(outputs)):
+        raise InputError("example: the model returns NaN")
+    drawing = {op.module: None for op in recording.operations if op.random}
+    if other_states() != before:
+        drawing[""] = None
+    return recording, outputs, tuple(drawing)
 
 
 class _Walk:

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch import nn
 
 from overt._check import InputError
 from overt._types import Floats
+from overt.nn.compression.groups import Structure
 from overt.nn.compression.measuring import latencies, multiply_adds, parameters
 from overt.nn.compression.report import Change
 from overt.nn.given.batches import Batch, Batches, Inputs
@@ -26,6 +27,10 @@ Keep = float | Mapping[str, float]
 """One share for all layers, or a share for each of those named."""
 ROWS = 4096
 """The most rows of data that units and ways are chosen on."""
+ATOMS = frozenset((int, bool, float, str, type(None)))
+"""What is not copied."""
+COPYING = ("__deepcopy__", "__reduce_ex__", "__reduce__", "__getstate__", "__getnewargs_ex__")
+"""Ways for a class to say how it is copied."""
 MET = 1.05
 """How far above what was to be kept a network may be that counts as small enough."""
 
@@ -35,6 +40,7 @@ class Task:
     """A network to be made smaller, in evaluation mode, and what is judged by what."""
 
     base: nn.Module
+    structure: Structure
     keep: Keep
     of: str
     inputs: Inputs
@@ -42,7 +48,6 @@ class Task:
     loss: Loss
     draws: int
     rng: np.random.Generator
-    drawing: Mapping[str, str]  # what draws in evaluation mode, and what follows from that
 
     @cached_property
     def _counted(self) -> tuple[int, Mapping[str, int]]:
@@ -70,7 +75,7 @@ class Task:
 
     def quiet(self, model: nn.Module) -> Any:
         """Return what a network makes of the example without dropout, and with the same draws."""
-        if not self.drawing:
+        if not self.structure.drawing:
             return self.inputs.run(model)
 
         def handle(call: Call) -> Any:
@@ -105,6 +110,7 @@ class Outcome:
     losses: Floats = field(default_factory=lambda: np.zeros(0))
     interrupted: bool = False
     tried: tuple[tuple[str, float], ...] = ()
+    output: Any = None  # of the network on the example, where it is known
 
 
 def check_layers(keep: Mapping[str, float], layers: Iterable[str]) -> None:
@@ -119,15 +125,35 @@ def check_layers(keep: Mapping[str, float], layers: Iterable[str]) -> None:
 
 
 def duplicate(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
-    """Return a deep copy in which some tensors are replaced."""
-    memo = {} if memo is None else memo
-    for module in model.modules():  # most of a copy's time goes into books of hooks without any
-        memo.update({id(v): type(v)() for v in vars(module).values()
-                     if type(v) in (dict, OrderedDict) and not v})  # fmt: skip
+    """Return a deep copy in which some tensors are replaced: memo has them by the old ones' ids."""
     try:
-        return copy.deepcopy(model, memo)
+        return cast(nn.Module, _copied(model, {} if memo is None else memo))
     except (RuntimeError, TypeError, AttributeError) as error:
         raise InputError(f"model must be a module that can be copied: {error}") from None
+
+
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    """Return what copy.deepcopy does; it knows what modules are made of, and is faster."""
+    kind: Any = type(value)
+    known = memo.get(id(value))
+    if known is not None:
+        return known
+    if kind is tuple and ATOMS.issuperset(map(type, value)):
+        return value
+    if kind in (dict, OrderedDict, set) and not value:
+        memo[id(value)] = twin = kind()
+    elif kind in (dict, OrderedDict):
+        memo[id(value)] = twin = kind()
+        for key, part in value.items():
+            twin[key] = part if type(part) in ATOMS else _copied(part, memo)
+    elif isinstance(value, nn.Module) and all(
+        getattr(kind, name, None) is getattr(nn.Module, name, None) for name in COPYING
+    ):
+        memo[id(value)] = twin = kind.__new__(kind)
+        twin.__setstate__(_copied(vars(value), memo))
+    else:
+        twin = copy.deepcopy(value, memo)
+    return twin
 
 
 def shortfall_of(task: Task, done: Outcome, reached: float | None) -> str | None:

@@ -9,8 +9,9 @@ them units are removed. A unit that something needs whole is held, with the reas
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -25,8 +26,8 @@ class Units:
 
     def __init__(self) -> None:
         self._parent = np.zeros(0, dtype=np.int64)
-        self._held: list[tuple[Ids, str]] = []
-        self._made: list[tuple[Ids, str]] = []
+        self.reasons: list[tuple[Ids, str]] = []  # why these units cannot be removed
+        self.makers: list[tuple[Ids, str]] = []  # the layers whose outputs they are
 
     def __len__(self) -> int:
         return len(self._parent)
@@ -36,7 +37,7 @@ class Units:
         ids = np.arange(len(self._parent), len(self._parent) + count)
         self._parent = np.concatenate([self._parent, ids])
         if maker is not None:
-            self._made.append((ids, maker))
+            self.makers.append((ids, maker))
         return ids
 
     def held(self, count: int, reason: str) -> Ids:
@@ -47,7 +48,7 @@ class Units:
 
     def hold(self, ids: Ids, reason: str) -> None:
         """Keep these units; the first reason stays."""
-        self._held.append((ids.ravel(), reason))
+        self.reasons.append((ids.ravel(), reason))
 
     def tie(self, a: Ids, b: Ids) -> None:
         """Make a[i] and b[i] one class for every i."""
@@ -67,21 +68,24 @@ class Units:
                 return above
             ids = above
 
-    def reasons(self) -> dict[int, str]:
-        """Return why classes cannot be removed, for those that cannot."""
-        found: dict[int, str] = {}
-        for ids, reason in self._held:
-            for unit in set(self.classes(ids).tolist()):
-                found.setdefault(unit, reason)
-        return found
 
-    def makers(self) -> dict[int, tuple[str, ...]]:
-        """Return the layers whose outputs are in each class."""
-        found: dict[int, dict[str, None]] = {}
-        for ids, maker in self._made:
-            for unit in set(self.classes(ids).tolist()):
-                found.setdefault(unit, {})[maker] = None
-        return {unit: tuple(names) for unit, names in sorted(found.items())}
+class Labels:
+    """What is said of each unit, label after label: `said[of[unit]]`."""
+
+    def __init__(self, said: Iterable[tuple[Ids, Hashable]], units: Units) -> None:
+        self.of = np.zeros(len(units), dtype=np.int64)
+        self.said: list[tuple[Any, ...]] = [()]
+        known: dict[tuple[int, Hashable], int] = {}
+        for ids, label in said:
+            ids = units.classes(ids)
+            before = self.of[ids]
+            for old in np.unique(before).tolist():
+                if label in self.said[old]:
+                    continue
+                if (old, label) not in known:
+                    known[old, label] = len(self.said)
+                    self.said.append((*self.said[old], label))
+                self.of[ids[before == old]] = known[old, label]
 
 
 class Slots:

@@ -16,7 +16,7 @@ from overt.nn.recording.modes import modes
 
 def generator_state() -> bytes:
     """Return the state of torch's generators: it has moved on if anything was drawn."""
-    state = torch.get_rng_state().numpy().tobytes()
+    state = torch.default_generator.get_state().numpy().tobytes()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         state += b"".join(s.numpy().tobytes() for s in torch.cuda.get_rng_state_all())
     return state

@@ -183,9 +183,9 @@ class _Writer:
         """Run the call and write it down."""
         args, kwargs = mapped(call.args, self.value), mapped(call.kwargs, self.value)
         inputs = tuple(_values((args, kwargs)))
-        before = generator_state()
+        before = generator_state() if call.leaf is None else b""
         result = call.run()
-        random = call.drew or generator_state() != before
+        random = call.drew if call.leaf is not None else generator_state() != before
         if (
             isinstance(result, Tensor)
             and not call.inplace
