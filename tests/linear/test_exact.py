@@ -85,6 +85,25 @@ def test_units_of_targets_and_moments_scale_the_answer(name, unit):
         )
 
 
+@pytest.mark.parametrize("unit", [1e-20, 1e20])
+def test_units_scale_the_answers_of_other_networks(unit):
+    rng = np.random.default_rng(4)
+    M = rng.standard_normal((3, 3))
+    root = M @ M.T
+    for build, power in (
+        (lambda a: overt.DeepLinearNetwork(a * M, (3, 4), (0.3, 0.5)), 2),
+        (lambda a: overt.TiedAutoencoder(a * root, 3, overt.Dropout(0.3)), 2),
+        (lambda a: overt.LinearNetwork(a * M, 3, overt.Dropout(0.3), weight_decay=0.2 * a), 2),
+        (lambda a: overt.LinearNetwork(M, 3, overt.Dropout(0.3), second_moment=a * root), 1),
+        (lambda a: overt.DeepLinearNetwork(M, (3, 4), 0.3, second_moment=a * root), 1),
+    ):
+        one, other = build(1.0).solve(), build(unit).solve()
+        assert other.objective == pytest.approx(unit**power * one.objective, rel=1e-6)
+        assert (other.rank, other.status) == (one.rank, one.status)
+        found = other.certificate.lower_bound / unit**power
+        assert found == pytest.approx(one.certificate.lower_bound, rel=1e-6)
+
+
 def test_the_envelope_of_unlike_units_is_attained():
     """penalty >= |A|_*^2 / sum_i 1/delta_i, with equality for shares in proportion to 1/delta."""
     noise = overt.CovarianceNoise([1.0, 2.0, 0.5], np.diag([0.3, 0.1, 0.2]))
