@@ -24,6 +24,7 @@ from overt.decay import (
     sweep,
     two_by_two,
 )
+from overt.decay.annealing import curvature, decays
 from overt.decay.records import last_crossing
 
 FIGURE_2 = Schedule.of([(500, 0.03, 0.1), (4500, 0.25, 0.1)], convention="pytorch")
@@ -73,6 +74,48 @@ def test_return_is_counted():
     found = find_jumps(fake)
     assert (found.below, found.returned) == (1, 1)
     assert found.jump_step.tolist() == [20]
+
+
+def test_jumps_are_counted_by_hand():
+    """Five runs: two jump, one collapses, one stays, one diverges; errors start at 4."""
+    runs = simulate(two_by_two(0.3), 3, 4, Schedule.constant(40, 0.1, 0.01), 5, records=5)
+    s = np.array([
+        [[2, 1], [2, 0.01], [2, 0.01], [2, 0.01], [2, 0.01]],
+        [[2, 1], [2, 1], [2, 1], [2, 0.03], [2, 0.03]],
+        [[2, 1], [1, 0.5], [0.1, 0.001], [1e-3, 1e-6], [1e-4, 1e-7]],
+        [[2, 1], [2, 1], [2, 1], [2, 1], [2, 0.1]],
+        [[2, 1], [2, 1], [np.nan, np.nan], [np.nan, np.nan], [np.nan, np.nan]],
+    ])  # fmt: skip
+    error = np.where(np.isnan(s[..., 0]), np.nan, 4.0)
+    fake = type(runs)(**{**vars(runs), "singular_values": s, "train_error": error})
+    found = find_jumps(fake, confidence=0.8)
+    assert found.jump_step.tolist() == [0, 20, 10, -1, -1]
+    assert (found.jumped, found.seeds, found.collapsed, found.returned) == (3, 5, 1, 0)
+    assert found.below == 3
+    assert found.surviving.tolist() == [0.75, 0.5, 0.25, 0.25, 0.25]
+    assert found.median == 15.0
+    assert [found.share(step) for step in (0, 9, 10, 25, 99)] == [0.25, 0.25, 0.5, 0.75, 0.75]
+    assert binom.cdf(1, 4, found.upper[-1]) == pytest.approx(0.1)
+    with pytest.raises(InputError, match="at least 0"):
+        found.share(-1)
+    never = type(runs)(**{**vars(runs), "singular_values": s[[3, 3, 0, 3, 3]],
+                          "train_error": error[[0] * 5]})  # fmt: skip
+    assert find_jumps(never).median == np.inf
+
+
+@pytest.mark.parametrize("depth", [2, 3, 5])
+def test_rates_and_decays_of_annealing_follow_from_equal_singular_values(depth):
+    """Curvature of an entry in the end layers at rank 2; decay at which rank 1 pays no more."""
+    rng, (m, n) = np.random.default_rng(0), (8, 6)
+    left, right = (np.linalg.qr(rng.standard_normal((k, 2)))[0] for k in (m, n))
+    A = np.sqrt(m * n / 2) * left @ right.T
+    weights = balanced(A, depth, 2)
+    inner, outer = layers.product(weights[:-1]), layers.product(weights[1:])
+    mean = np.mean(np.sum(inner**2, axis=0)) + np.mean(np.sum(outer**2, axis=1))
+    assert curvature((m, n), depth) == pytest.approx(mean, rel=1e-9)
+    ladder = decays((m, n), depth)
+    assert ladder[-1] * depth * np.sqrt(m * n) ** (2 / depth) == pytest.approx(0.5)
+    np.testing.assert_allclose(np.divide(ladder[1:], ladder[:-1]), 2)
 
 
 def test_sweep_rows():
