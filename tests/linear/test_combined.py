@@ -261,6 +261,39 @@ def test_the_floor_is_where_traces_rest(name, batch_size):
     assert abs(rested.mean() - predicted.excess) <= 5 * error + share * predicted.excess
 
 
+def test_the_floor_is_the_lyapunov_equation_of_enumerated_steps():
+    """Every sample under every mask: the exact covariance of steps, S by the equation itself."""
+    rng, keep, eta, batch = np.random.default_rng(5), 0.7, 0.05, 3
+    X, Y = rng.standard_normal((4, 2)), rng.standard_normal((4, 2))
+    net = overt.LinearNetwork(X=X, Y=Y, width=2, noise=overt.Dropout(1 - keep))
+    best = net.solve()
+    steps, chances = [], []
+    for x, y in zip(X, Y, strict=True):
+        for mask in ((0, 0), (0, 1), (1, 0), (1, 1)):
+            z = np.array(mask) / keep
+            error = best.U @ (z * (best.V.T @ x)) - y
+            gradients = np.outer(error, z * (best.V.T @ x)), np.outer(x, z * (best.U.T @ error))
+            steps.append(np.concatenate([g.ravel() for g in gradients]))
+            chances.append(np.prod([keep if m else 1 - keep for m in mask]) / 4)
+    steps, chances = np.array(steps), np.array(chances)
+    np.testing.assert_allclose(chances @ steps, 0, atol=1e-6)
+    Sigma = (steps.T * chances) @ steps
+    H = half_hessian(net.effect, (best.U, best.V))
+    values, Q = np.linalg.eigh(H)
+    stiff = values > 1e-6 * values[-1]
+    h, noise = values[stiff], (Q.T @ Sigma @ Q)[np.ix_(stiff, stiff)]
+    S = eta * noise / batch / (h[:, None] + h - eta * np.outer(h, h))
+    found = net.floor(eta, batch_size=batch, samples=4000)
+    assert found.optimum == pytest.approx(best.objective, rel=1e-9)
+    assert found.flat == np.sum(~stiff)
+    assert found.curvature == pytest.approx(values[-1])
+    assert found.objective == pytest.approx(found.optimum + found.excess)
+    assert abs(found.excess - np.trace(np.diag(h) @ S)) <= 5 * found.standard_error
+    costs = (steps @ Q[:, stiff]) ** 2 @ (eta / (batch * (2 - eta * h)))
+    spread = np.sqrt(chances @ (costs - chances @ costs) ** 2 / 4000)
+    assert found.standard_error == pytest.approx(spread, rel=0.2)
+
+
 def test_floors_that_cannot_be_are_refused():
     net = overt.LinearNetwork(np.diag([2.0, 1.0]), 3, overt.Dropout(0.3))
     with pytest.raises(overt.InputError, match=r"learning_rate must be below 0\."):
