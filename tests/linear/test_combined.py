@@ -5,7 +5,7 @@ import pytest
 from helpers import enumerate_masks
 
 import overt
-from overt.linear.descent import descend
+from overt.linear.descent import descend, settle
 from overt.linear.floor import half_hessian
 
 M = np.random.default_rng(0).standard_normal((4, 3))
@@ -315,3 +315,24 @@ def test_concentrated_exchangeable_noise_keeps_one_direction():
         s[0] ** 2 * 0.05 * w / (1 + 0.05 * w) + np.sum(s[1:] ** 2)
     )
     assert best.objective <= lowest(net, 20) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("first", "ends", "enough", "alike", "taken", "lowest"),
+    [
+        (5.0, [3, 3], 6.0, 1, 0, 5),  # low enough at once
+        (5.0, [4, 2, 1], 2.5, 1, 2, 2),  # low enough later
+        (5.0, [3, 3, 9], 0.0, 1, 2, 3),  # two agree
+        (5.0, [3, 3, 3, 9], 0.0, 2, 3, 3),  # starts that are alike count as one
+        (5.0, [3, 2, 2, 9], 0.0, 1, 3, 2),  # a lower one begins anew
+        (5.0, [3, 4, 4, 3, 9], 0.0, 1, 4, 3),  # higher ones do not count
+        (5.0, [3, 3 * (1 - 5e-9), 9], 0.0, 1, 2, 3 * (1 - 5e-9)),  # the same but for rounding
+        (5.0, [3, 3 * (1 - 5e-8), 3, 9], 0.0, 1, 4, 3 * (1 - 5e-8)),  # lower by more: no agreement
+        (2.0, [3, 4], 0.0, 1, 2, 2),  # none left, the first is best
+    ],
+)
+def test_descents_go_on_until_enough_of_them_agree(first, ends, enough, alike, taken, lowest):
+    left = iter([np.array([float(end)]) for end in ends])
+    found = settle(lambda x: (float(x), []), [first], ([end[0]] for end in left), enough, 2, alike)
+    assert len(list(left)) == len(ends) - taken
+    assert found == [pytest.approx(lowest, rel=1e-12)]
