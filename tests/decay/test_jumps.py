@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import binom
 from typer.testing import CliRunner
 
-from overt import InputError
+from overt import Entries, InputError
 from overt._html import Page
 from overt.decay import (
     ApproximateRankSet,
@@ -144,6 +144,39 @@ def test_set_constants_follow_the_theorem():
     assert pytest.approx(np.log(4 * (n - r) * C / (region.alpha * e2)) / (2 * 1e-3 * lam)) == T1
     assert chance == pytest.approx(T1 * np.log10(0.5))
     assert ApproximateRankSet.for_problem(problem, L, n, wd, r, absorbing=True).bound == 10
+
+
+@pytest.mark.parametrize(("L", "rank"), [(3, 1), (4, 1), (5, 2)])
+def test_constants_of_other_depths_and_ranks(L, rank):
+    """Theorems B.1, B.2 and E.2 written out, where powers of the depth differ from 1."""
+    problem = Entries.from_matrix(np.array([[1.0, 2.0, np.nan], [0.5, np.nan, 1.5]]))
+    n, wd, e2, eta, C0 = 7, 0.4, 0.2, 1e-3, 9.0
+    lam, C1 = 2 * wd, 4.0
+    for absorbing in (False, True):
+        C = C1 / lam if absorbing else C1 / (2 * lam)
+        made = 2 * (C1 + C**L)
+        alpha = (lam**2 / made) ** (1 / (L - 2))
+        e1 = (lam * alpha * e2 / (32 * n * L * (rank + 1) * C ** ((L - 1) / 2) * made**0.5)) ** 2
+        if absorbing:
+            e1 = min(e1, alpha * e2 / (4 * (n - rank) * (L - 1)))
+        region = ApproximateRankSet.for_problem(
+            problem, L, n, wd, rank, slack=e2, absorbing=absorbing
+        )
+        assert (region.rank, region.slack) == (rank, e2)
+        assert region.bound == pytest.approx(C)
+        assert region.alpha == pytest.approx(alpha)
+        assert region.balance == pytest.approx(e1)
+        D = made * C ** (L - 1) + lam**2 * C
+        assert region.learning_rates(problem, L, n, wd) == pytest.approx({
+            "bound": C1 / (4 * D),
+            "balance": 2 * lam * e1 / (4 * (C1 + C**L) * C ** (L - 1) + lam**2 * e1),
+            "rank": lam * alpha * e2 / (32 * n * (rank + 1) * D),
+            "overshoot": 2 * (rank + 1) / lam,
+        })  # fmt: skip
+        T0, T1, chance = region.absorption(problem, n, wd, eta, C0)
+        assert pytest.approx(np.log(2 * C0 / e1) / (eta * lam)) == T0
+        assert pytest.approx(np.log(4 * (n - rank) * C / (alpha * e2)) / (2 * eta * lam)) == T1
+        assert chance == pytest.approx(T1 * np.log10(rank / 2))
 
 
 def test_membership():
@@ -339,8 +372,6 @@ def test_least_action():
 
 
 def test_escape_refuses_what_it_does_not_know():
-    from overt import Entries
-
     for call in (
         lambda: escape(two_by_two(0.25), 3, 0.03),  # no minimum
         lambda: escape(two_by_two(0.25), 4, 0.0076),  # no way found
