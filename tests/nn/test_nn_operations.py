@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 import torch
 from helpers import bernoulli_patterns
+from scipy import stats
 from torch import nn
 from torch.nn import functional
 
 from overt.nn.moments.carry import carry
+from overt.nn.moments.entries import Bent
 
 DROP, EPS = 0.3, 1e-4
 torch.manual_seed(5)
@@ -196,6 +198,87 @@ def test_right_after_dropout_it_is_what_all_masks_give(name):
     assert not one.drawn
 
 
+def blank(h):
+    return torch.empty(h.shape, dtype=h.dtype)
+
+
+NUMBERS = {  # draws, the law of each, and a comparison with the probability that it is true
+    "rand": (lambda h: torch.rand(h.shape, dtype=h.dtype), stats.uniform(), lambda z: z < 0.3),
+    "rand-like": (torch.rand_like, stats.uniform(), lambda z: z >= 0.7),
+    "randn": (lambda h: torch.randn(*h.shape, dtype=h.dtype), stats.norm(), lambda z: z > 0.3),
+    "randn-like": (torch.randn_like, stats.norm(), lambda z: z <= -0.4),
+    "uniform": (lambda h: blank(h).uniform_(-1, 3), stats.uniform(-1, 4), lambda z: z < 0.5),
+    "normal": (lambda h: blank(h).normal_(0.2, 0.7), stats.norm(0.2, 0.7), lambda z: z > 0.5),
+    "normal-size": (
+        lambda h: torch.normal(0.2, 0.7, h.shape, dtype=h.dtype),
+        stats.norm(0.2, 0.7),
+        lambda z: z < 0.1,
+    ),
+    "exponential": (
+        lambda h: blank(h).exponential_(2.0),
+        stats.expon(scale=0.5),
+        lambda z: z <= 0.4,
+    ),
+    "bernoulli": (lambda h: blank(h).bernoulli_(0.3), stats.bernoulli(0.3), None),
+    "bernoulli-of": (lambda h: torch.bernoulli(0 * h + 0.3), stats.bernoulli(0.3), None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_that_are_drawn_have_the_moments_of_their_law(name):
+    draw, law, compare = NUMBERS[name]
+    x, mix = rows(), After(nn.Identity(), lambda h: h)
+    J = torch.autograd.functional.jacobian(mix, x)[0, :, 0].flatten(1)
+    cases = [(draw, law.mean(), law.var())]
+    if compare is not None:
+        edge = float(law.cdf(next(c for c in compare.__code__.co_consts if isinstance(c, float))))
+        prob = 1 - edge if bool(compare(torch.tensor(99.0))) else edge
+        cases.append((lambda h: compare(draw(h)).to(h.dtype), prob, prob * (1 - prob)))
+    for make, mean, variance in cases:
+
+        class Noise(nn.Module):
+            def forward(self, x, make=make):
+                return x + x * make(x)
+
+        one = carry(After(Noise(), lambda h: h), x)
+        torch.testing.assert_close(one.output.mean, mix(x * (1 + mean)), rtol=1e-6, atol=1e-6)
+        for i, row in enumerate(x):
+            expected = variance * (J * row.flatten() ** 2) @ J.T
+            torch.testing.assert_close(one.covariances()[i], expected, rtol=1e-6, atol=1e-6)
+        assert not one.drawn
+
+
+WEIGHTS = {
+    "linear": (lambda h, W: functional.linear(h[:, 0], W, B[0, :2]), (2, 3)),
+    "matmul": (lambda h, W: h @ W.T + 1, (2, 3)),
+    "conv1d": (lambda h, W: functional.conv1d(h, W, B[0, :1], padding=1), (1, 2, 3)),
+    "conv2d": (lambda h, W: functional.conv2d(h[:, None], W, B[0, :2]), (2, 1, 1, 3)),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_that_are_dropped_are_what_all_masks_give(name):
+    operation, shape = WEIGHTS[name]
+    W, x = torch.linspace(-1, 1.3, 6).double().reshape(shape), rows()
+
+    class Dropped(nn.Module):
+        def forward(self, x):
+            return mixed(operation(x, functional.dropout(W, DROP, self.training)))
+
+    def mixed(h):
+        return After(nn.Identity(), lambda h: h)(h)
+
+    one = carry(Dropped(), x)
+    masks, prob = (torch.as_tensor(a) for a in bernoulli_patterns(np.full(6, 1 - DROP)))
+    outputs = torch.stack([mixed(operation(x, W * m.reshape(shape) / (1 - DROP))) for m in masks])
+    mean = torch.einsum("m,mno->no", prob, outputs)
+    away = outputs - mean
+    covariance = torch.einsum("m,mno,mnp->nop", prob, away, away)
+    torch.testing.assert_close(one.output.mean, mean, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(one.covariances(), covariance, rtol=1e-8, atol=1e-8)
+    assert not one.drawn
+
+
 @pytest.mark.parametrize("name", [*ENTRYWISE, *SMOOTH])
 def test_small_noise_goes_through_it_by_its_jacobian(name):
     """Var f(x + eps z) = eps^2 J J' to first order, whatever f does with its entries."""
@@ -218,3 +301,17 @@ def test_small_noise_goes_through_it_by_its_jacobian(name):
     scale = float(expected.abs().max())
     assert (one.covariances() - expected).abs().max() < 1e-3 * scale
     assert not one.drawn
+
+
+@pytest.mark.parametrize("f", [None, functional.gelu, torch.tanh], ids=["relu", "gelu", "tanh"])
+def test_tiny_variances_do_not_turn_rounding_into_gradients(f):
+    m = torch.linspace(-2, 2, 9).requires_grad_()
+    value, slope, spread, rest = Bent.apply(m, torch.full((9,), 1e-10), f)
+    plain = torch.relu(m) if f is None else f(m)
+    (derivative,) = torch.autograd.grad(plain.sum(), m)
+    off = m.detach().abs() > 0.1
+    torch.testing.assert_close(value[off], plain[off], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(slope[off], derivative[off], rtol=1e-3, atol=1e-3)
+    assert float(spread.max()) <= 2e-10
+    (found,) = torch.autograd.grad((value + slope + rest)[off].sum(), m)
+    assert float((found - derivative)[off].abs().max()) <= 2  # a second derivative, at most
