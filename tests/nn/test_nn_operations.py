@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from overt.nn.moments.carry import carry
-from overt.nn.moments.entries import Bent
+from overt.nn.moments.entries import Bent, leaky_relu_moments, moments_of, relu_moments
 
 DROP, EPS = 0.3, 1e-4
 torch.manual_seed(5)
@@ -171,6 +171,7 @@ SMOOTH = {
         h @ W3[:, :3], h, h, is_causal=True),
     "attention-mask": lambda h: functional.scaled_dot_product_attention(
         h, h, h.flip(2), attn_mask=torch.tensor([[0.0, 0.4], [-0.3, 0.2]]).double(), scale=0.7),
+    "index-copy": lambda h: h * 2 + h.index_copy(2, torch.tensor([2, 0, 1]), 3 * h),
     "unknown": lambda h: torch.cross(h[:, 0], 2 * h[:, 1], dim=-1),
 }  # fmt: skip
 
@@ -248,6 +249,47 @@ def test_numbers_that_are_drawn_have_the_moments_of_their_law(name):
         assert not one.drawn
 
 
+PAIRS = {  # of two tensors with noises of their own
+    "product": lambda a, b: a * b,
+    "mixed-product": lambda a, b: a * (b @ W3[:, :3]),
+    "product-mixed": lambda a, b: (a @ W3[:, :3]) * b,
+    "sum": lambda a, b: a - 2 * b @ W3[:, :3],
+    "dot": lambda a, b: (a * b).sum(1, keepdim=True),
+    "einsum": lambda a, b: torch.einsum("ni,ni->n", a, b)[:, None],
+    "bmm": lambda a, b: torch.bmm(a[:, None], b[:, :, None])[:, 0],
+    "outer": lambda a, b: a[:, :, None] @ b[:, None],
+    "cat": lambda a, b: torch.cat([b, a], 1),
+    "where": lambda a, b: torch.where(EVEN[0], a, b),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_two_noises_that_meet_are_what_all_masks_give(name):
+    x = rows()
+
+    class Both(nn.Module):
+        def __init__(self, first, second):
+            super().__init__()
+            self.first, self.second = first, second
+
+        def forward(self, x):
+            return PAIRS[name](self.first(x[:, 0]), self.second(x[:, 1]))
+
+    one = carry(Both(nn.Dropout(DROP), nn.Dropout(0.6)), x)
+    keep = np.repeat([1 - DROP, 0.4], 3)
+    masks, prob = (torch.as_tensor(a) for a in bernoulli_patterns(keep))
+    plain = Both(nn.Identity(), nn.Identity())
+    scaled = (masks / torch.as_tensor(keep)).reshape(-1, 2, 3)
+    outputs = torch.stack([plain(x * m).flatten(1) for m in scaled])
+    mean = torch.einsum("m,mno->no", prob, outputs)
+    away = outputs - mean
+    covariance = torch.einsum("m,mno,mnp->nop", prob, away, away)
+    torch.testing.assert_close(one.output.mean.flatten(1), mean, rtol=1e-9, atol=1e-9)
+    found = one.variances().flatten(1)
+    torch.testing.assert_close(found, covariance.diagonal(dim1=1, dim2=2), rtol=1e-9, atol=1e-9)
+    assert one.output.exact
+
+
 WEIGHTS = {
     "linear": (lambda h, W: functional.linear(h[:, 0], W, B[0, :2]), (2, 3)),
     "matmul": (lambda h, W: h @ W.T + 1, (2, 3)),
@@ -315,3 +357,45 @@ def test_tiny_variances_do_not_turn_rounding_into_gradients(f):
     assert float(spread.max()) <= 2e-10
     (found,) = torch.autograd.grad((value + slope + rest)[off].sum(), m)
     assert float((found - derivative)[off].abs().max()) <= 2  # a second derivative, at most
+
+
+def integrated(f, m, v, one_sided=False):
+    """E f, Cov(x, f) / v and Var f for one normal, or log-normal, x by a fine sum."""
+    z = torch.linspace(-9, 9, 36_001).double()
+    w = torch.exp(-z * z / 2)
+    w = w / w.sum()
+    spread = np.log1p(v / m**2) ** 0.5 if one_sided else 0.0
+    x = m * torch.exp(spread * z - spread**2 / 2) if one_sided else m + v**0.5 * z
+    y = f(x)
+    mean = w @ y
+    return torch.stack([mean, w @ ((x - m) * y) / v, w @ (y - mean) ** 2])
+
+
+NORMAL = {  # how moments are found, of what, to what accuracy, whether x is positive
+    "relu": (relu_moments, torch.relu, 1e-6, False),
+    "leaky": (
+        lambda m, v: leaky_relu_moments(m, v, 0.2),
+        lambda x: functional.leaky_relu(x, 0.2),
+        1e-6,
+        False,
+    ),
+    **{
+        f.__name__: (lambda m, v, f=f: moments_of(f, m, v, one_sided=False), f, 2e-3, False)
+        for f in (torch.tanh, torch.sigmoid, functional.gelu, functional.softplus, torch.square)
+    },
+    **{
+        f.__name__: (lambda m, v, f=f: moments_of(f, m, v, one_sided=True), f, 2e-3, True)
+        for f in (torch.sqrt, torch.log, torch.reciprocal)
+    },
+}
+
+
+@pytest.mark.parametrize("name", NORMAL)
+def test_value_slope_and_variance_of_functions_of_normal_numbers(name):
+    found, f, close, positive = NORMAL[name]
+    for m in (0.5, 2.0) if positive else (-1.5, 0.0, 0.7):
+        for v in (0.01, 0.5):
+            given = torch.tensor([m]).double(), torch.tensor([v]).double()
+            got = torch.cat(found(*given))
+            expected = integrated(f, m, v, positive)
+            assert (got - expected).abs().max() <= close * (1 + expected.abs().max())

@@ -67,6 +67,20 @@ SMALL = {
         (5, 4),
         "0",
     ),
+    "connect-time": (
+        nn.Sequential(DropConnectLinear(2, 2, drop_prob=0.3), nn.Flatten(), nn.Linear(6, 2)),
+        (3, 3, 2),
+        "0",
+    ),
+    "connect-groups": (
+        nn.Sequential(
+            DropConnectConv2d(2, 2, 2, groups=2, stride=2, drop_prob=0.3),
+            nn.Flatten(),
+            nn.Linear(2, 2),
+        ),
+        (3, 2, 3, 2),
+        "0",
+    ),
     "connect-conv": (
         nn.Sequential(
             DropConnectConv2d(1, 2, 2, padding=1, drop_prob=0.3), nn.Flatten(), nn.Linear(32, 2)
