@@ -143,6 +143,8 @@ SMOOTH = {
     "random-matmul": lambda h: h @ h.mT,
     "einsum-both": lambda h: torch.einsum("nij,nkj->nik", h, 2 * h + 1),
     "softmax": lambda h: h.softmax(-1),
+    "softmax-masked": lambda h: h.masked_fill(EVEN, -torch.inf).softmax(-1),
+    "softmin": lambda h: functional.softmin(h, -1),
     "softmax-dim": lambda h: functional.softmax(h, 1),
     "log-softmax": lambda h: h.log_softmax(2),
     "logsumexp": lambda h: h.logsumexp(2),
@@ -343,6 +345,41 @@ def test_small_noise_goes_through_it_by_its_jacobian(name):
     scale = float(expected.abs().max())
     assert (one.covariances() - expected).abs().max() < 1e-3 * scale
     assert not one.drawn
+
+
+CURVED = ("square", "cube", "exp", "tanh", "sigmoid", "gelu", "silu", "softplus", "sin", "log",
+          "reciprocal", "quotient", "glu", "softmax", "softmax-masked", "softmin", "softmax-dim",
+          "log-softmax")  # fmt: skip
+SPREAD = (*ENTRYWISE, *CURVED, "sqrt", "product", "layer-norm", "layer-norm-two", "group-norm",
+          "instance-norm", "rms-norm", "batch-norm", "prelu")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", dict.fromkeys(SPREAD))
+def test_variances_of_entries_and_the_shift_of_means_to_second_order(name):
+    """Var f_i = eps^2 |grad f_i|^2, E f - f = (eps^2 / 2) trace of the Hessian."""
+    x, operation = rows(), {**ENTRYWISE, **SMOOTH}[name]
+
+    class Noisy(nn.Module):
+        def __init__(self, eps):
+            super().__init__()
+            self.eps = eps
+
+        def forward(self, x):
+            x = x + self.eps * torch.randn_like(x) if self.training else x
+            return operation(x).flatten(1)
+
+    plain = Noisy(0.0).eval()
+    J = torch.autograd.functional.jacobian(plain, x)
+    J = torch.stack([J[i, :, i].flatten(1) for i in range(len(x))])
+    expected = EPS**2 * (J * J).sum(2)
+    found = carry(Noisy(EPS), x).output.variance
+    assert (found - expected).abs().max() <= 1e-5 * expected.max()
+    if name in CURVED:
+        h, bend = 1e-3, torch.zeros_like(plain(x))
+        for step in h * torch.eye(6).double().reshape(6, 2, 3):
+            bend += (plain(x + step) - 2 * plain(x) + plain(x - step)) / h**2
+        shift = carry(Noisy(0.02), x).output.mean - plain(x)
+        assert (shift - 0.02**2 / 2 * bend).abs().max() <= 3e-3 * shift.abs().max()
 
 
 @pytest.mark.parametrize("f", [None, functional.gelu, torch.tanh], ids=["relu", "gelu", "tanh"])
