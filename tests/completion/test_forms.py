@@ -12,9 +12,12 @@ from overt.completion import DropoutCompletion
 from overt.completion.engines import make_engine
 from overt.completion.fitting import fit_entries
 from overt.completion.forms.fixed import FixedForm
-from overt.completion.forms.learned import LearnedForm
+from overt.completion.forms.learned import LearnedForm, balanced, equivalent_drop_prob
+from overt.completion.forms.pairs import FLOOR, Precisions
+from overt.completion.forms.popular import blended
+from overt.completion.forms.prior import Prior
 from overt.completion.forms.problem import CompletionProblem
-from overt.completion.forms.spread import DiagonalSpread, FullSpread
+from overt.completion.forms.spread import DiagonalSpread, DropoutSpread, FullSpread
 from overt.completion.kernels import (
     NOT_PINNED,
     Blocks,
@@ -214,10 +217,113 @@ def test_the_objective_never_rises_in_single_precision_either(drop_prob, monkeyp
     assert np.all(np.diff(objective) <= 1e-5 * objective[:-1])
 
 
-def test_a_learned_fit_goes_on_until_a_sweep_gains_half_a_thousandth_of_a_nat(ratings):
+@pytest.mark.parametrize(
+    ("settings", "least", "trace"),
+    [
+        ({"signals": False}, 5e-4, lambda form: form.evidence),
+        ({"missing": "negative"}, 5e-3, lambda form: form.evidence),
+        ({"drop_prob": 0.2}, 1e-5, lambda form: np.log(form.history)),
+        ({"drop_prob": 0.2, "tol": 1e-3}, 1e-3, lambda form: np.log(form.history)),
+    ],
+    ids=["learned", "negative", "fixed", "fixed-tol"],
+)
+def test_a_fit_goes_on_until_a_sweep_gains_little(ratings, settings, least, trace):
+    """In nats per rating, of the objective itself, or of the fixed form's logarithm."""
     forms = []
-    model = DropoutCompletion(4, max_sweeps=400, signals=False)
+    if "missing" in settings:
+        values = np.abs(ratings.values) + 0.1
+        ratings = overt.Entries(ratings.rows, ratings.cols, values, ratings.shape)
+    model = DropoutCompletion(4, max_sweeps=800, **settings)
     fit_entries(model._settings(), ratings, on_form=forms.append)
-    falls = -np.diff(forms[-1].evidence)
-    assert falls[-1] <= 5e-4
-    assert falls[-2] > 5e-4
+    falls = -np.diff(trace(forms[-1]))
+    assert falls[-1] <= least * 1.001
+    assert falls[-2] > least * 0.999
+    assert len(falls) >= 2
+
+
+@pytest.mark.parametrize("kind", ["dropout", "full", "diagonal"])
+def test_spreads_answer_as_their_dense_covariances(kind):
+    """Var(u.v) = u'S_v u + v'S_u v + tr(S_u S_v), sums and traces of S; dropout is lam u^2 v^2."""
+    rng = np.random.default_rng(0)
+    means = [rng.normal(size=(6, 3)), rng.normal(size=(5, 3))]
+    roots = [rng.normal(size=(len(w), 3, 3)) for w in means]
+    S = [0.1 * R @ R.transpose(0, 2, 1) for R in roots]
+    if kind == "dropout":
+        lam = np.array([0.2, 1.5, 0.0])
+        spread, S = DropoutSpread(lam), [np.stack([np.diag(lam * w**2) for w in W]) for W in means]
+    else:
+        keep = np.ones((3, 3)) if kind == "full" else np.eye(3)
+        S = [s * keep for s in S]
+        cls = FullSpread if kind == "full" else DiagonalSpread
+        spread = cls([np.stack([cls.to_row(s) for s in side]) for side in S])
+    rows, cols = np.array([0, 3, 5, 5]), np.array([4, 0, 2, 3])
+    found = spread.product_variance(means, rows, cols)
+    for value, a, b in zip(found, rows, cols, strict=True):
+        u, v, Su, Sv = means[0][a], means[1][b], S[0][a], S[1][b]
+        expected = u @ Sv @ u + v @ Su @ v + np.trace(Su @ Sv)
+        if kind == "dropout":
+            expected = np.sum(lam * u**2 * v**2)
+        assert value == pytest.approx(expected, rel=1e-12)
+    M = rng.normal(size=(3, 3))
+    M, weights = M + M.T, rng.random(4)
+    for side, chosen in ((0, rows), (1, cols)):
+        dense = np.einsum("a,aij->ij", weights, S[side][chosen])
+        np.testing.assert_allclose(spread.total(means, side, chosen, weights), dense, rtol=1e-12)
+        traces = [np.trace(S[side][a] @ M) for a in chosen]
+        np.testing.assert_allclose(spread.traces(means, side, chosen, M), traces, rtol=1e-12)
+
+
+@pytest.mark.parametrize("spread", [FullSpread, DiagonalSpread])
+def test_noise_of_dropout_is_recognized_as_dropout(ratings, spread):
+    """S_b = lam_i v_bi^2 on one side, 0 on the other, in the basis of the priors."""
+    problem = CompletionProblem.build(ratings, 3, biases=True, standard=True)
+    form, probs = LearnedForm.start(problem, 0, spread), np.array([0.1, 0.5, 0.8])
+    rng, lam = np.random.default_rng(3), probs / (1 - probs)
+    for side, width in enumerate(form.means):
+        form.means[side] = rng.normal(size=width.shape) * [2.0, 1.0, 0.5, 1.0, 1.0]
+        n = len(form.priors[side].mean)
+        form.priors[side] = Prior(np.zeros(n), np.diag([0.25, 1.0, 4.0, 5.0][:n]))
+        form.spread.tables[side][:] = 0.0
+    for b, v in enumerate(form.means[1]):
+        S = np.zeros((problem.columns.width, problem.columns.width))
+        S[:3, :3] = np.diag(lam * v[:3] ** 2)
+        form.spread.tables[1][b] = form.spread.to_row(S)
+    overall, each = equivalent_drop_prob(form)
+    np.testing.assert_allclose(each, probs, rtol=1e-6)
+    counts = [problem.grouped(side).counts for side in (0, 1)]
+    size = np.prod([c @ W[:, :3] ** 2 for c, W in zip(counts, form.means, strict=True)], axis=0)
+    mean = lam @ size / size.sum()
+    assert overall == pytest.approx(mean / (1 + mean), rel=1e-6)
+
+
+def test_balanced_bases_keep_products_and_make_both_priors_one_diagonal(ratings):
+    problem = CompletionProblem.build(ratings, 3, biases=True, standard=True)
+    form = LearnedForm.start(problem, 0)
+    with make_engine("local", 1) as engine:
+        for _ in range(6):
+            form.step(engine)
+    bases = balanced(form)
+    U, V = (w[:, :3] for w in form.means)
+    np.testing.assert_allclose((U @ bases[0]) @ (V @ bases[1]).T, U @ V.T, atol=1e-9)
+    one, other = (
+        B.T @ prior.covariance[:3, :3] @ B for B, prior in zip(bases, form.priors, strict=True)
+    )
+    np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-9 * one.max())
+    np.testing.assert_allclose(one, np.diag(np.diag(one)), atol=1e-8 * one.max())
+    assert np.all(np.diff(np.diag(one)) <= 0)
+
+
+def test_precisions_fall_like_roots_and_are_one_on_average():
+    sums = np.array([0.0, 1.0, 4.0, 16.0])
+    rule = Precisions.of(sums)
+    found = rule(sums)
+    assert found[1:].mean() == pytest.approx(1)
+    expected = ((FLOOR * 7 + 16) / (FLOOR * 7 + 1)) ** -0.5
+    assert found[3] / found[1] == pytest.approx(expected)
+
+
+def test_popularity_is_blended_by_what_all_scores_sum_to():
+    x, p = np.array([[1.0, -2.0, 3.0], [-1.0, -1.0, 0.0]]), np.array([0.5, 0.3, 0.2])
+    found = blended(x, p, 0.25)
+    np.testing.assert_allclose(found[0], 0.75 * x[0] + 0.25 * 4 * p)
+    np.testing.assert_allclose(found[1], 0.75 * x[1] + 0.25 * p)

@@ -1,8 +1,11 @@
 """What is expected of rows before their values, and whose noise is how large."""
 
+import copy
+
 import numpy as np
 import pytest
 import scipy.integrate
+from helpers import assert_mean_within_standard_errors
 from scipy.stats import gamma, multivariate_normal
 
 from overt import Entries
@@ -11,9 +14,10 @@ from overt.completion.engines import make_engine
 from overt.completion.forms.draws import together
 from overt.completion.forms.features import NOTHING, SIGNALS, Features, of_sides
 from overt.completion.forms.learned import FIRST, LearnedForm
-from overt.completion.forms.noise import NUS, _cost, expected
+from overt.completion.forms.noise import NUS, RowNoise, _cost, expected
 from overt.completion.forms.prior import GRID, Prior, Sums, effects_of, likelihoods, posterior
 from overt.completion.forms.problem import CompletionProblem
+from overt.completion.forms.sampled import SampledForm
 from overt.completion.forms.spread import DiagonalSpread, FullSpread
 
 
@@ -152,6 +156,60 @@ def test_a_rows_share_in_the_noise_is_its_exact_posterior(nu):
     assert weight == pytest.approx(first / total, rel=1e-6)
     assert variance == pytest.approx(inverse / total, rel=1e-6)
     assert _cost(1e7, np.array([n]), np.array([e])) == pytest.approx(e / 2, rel=1e-4)
+
+
+def test_the_law_of_shares_is_the_likeliest():
+    rng = np.random.default_rng(2)
+    counts = np.array([3, 0, 8, 20, 5, 12])
+    for spread in (0.2, 1.0, 3.0):
+        e = counts * np.exp(spread * rng.standard_normal(6))
+        n, known = counts[counts > 0].astype(float), e[counts > 0]
+        nu = NUS[int(np.argmin([_cost(nu, n, known) for nu in NUS]))]
+        found = RowNoise.start(6).learn(counts, e)
+        assert found.nu == nu
+        assert found.learn(counts, e).nu == nu
+        weight = (nu + n) / (nu + known) if np.isfinite(nu) else np.ones(5)
+        np.testing.assert_allclose(found.weights[counts > 0], weight)
+        assert found.weights[1] == 1.0
+        assert found.variances[1] == pytest.approx(nu / (nu - 2) if np.isfinite(nu) else 1.0)
+        assert found.fixed == pytest.approx(_cost(nu, n, known) - weight @ known / 2)
+
+
+def test_draws_of_priors_and_noise_have_their_conditional_laws(monkeypatch):
+    """From one state, many next steps: gamma precisions, normal means, chi-square noise."""
+    monkeypatch.setattr("overt.completion.forms.sampled.BURN_IN", 0)
+    train, _ = preferences(8, 24, 15, rare=0.5)
+    problem = CompletionProblem.build(train, 2, biases=True, standard=True)
+    learned = LearnedForm.start(problem, 0)
+    steps = 600
+    with make_engine("local", 1) as engine:
+        for _ in range(5):
+            learned.step(engine)
+        form = SampledForm.start(learned, 0)
+        form.step(engine)
+        U, free = form.means[0].copy(), problem.columns.free(0)
+        seen, ratios = [], []
+        for seed in range(steps):
+            again = copy.deepcopy(form)
+            again.seed = seed + 1
+            again.step(engine)
+            seen.append(again.draws[-1])
+            side = problem.by_row
+            fitted = np.sum(again.means[0][side.keys] * again.means[1][side.others], axis=1)
+            shares = again.weights[0][side.keys] * again.weights[1][side.others]
+            ratios.append(float(shares @ (side.values - fitted) ** 2) / again.noise)
+    W = U[problem.by_row.counts > 0][:, free].astype(float)
+    N, prior = len(W), np.append(np.full(2, 0.05), form.bias_variances[0])
+    shape, rate = 1.1 * N / 2, (((W - W.mean(axis=0)) ** 2).sum(axis=0) + 0.1 * N * prior) / 2
+    precision = np.array([draw["precision"] for draw in seen])
+    assert_mean_within_standard_errors(precision, shape / rate)
+    assert_mean_within_standard_errors((precision - shape / rate) ** 2, shape / rate**2)
+    standard = (np.array([draw["mean"] for draw in seen]) - W.mean(axis=0)) * np.sqrt(N * precision)
+    assert_mean_within_standard_errors(standard, np.zeros(3))
+    assert_mean_within_standard_errors(standard**2, np.ones(3))
+    n = problem.n_ratings
+    assert_mean_within_standard_errors(np.array(ratios), n)
+    assert_mean_within_standard_errors((np.array(ratios) - n) ** 2, 2 * n)
 
 
 def test_noise_of_rows_and_columns_is_found():

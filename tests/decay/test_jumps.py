@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import binom
 from typer.testing import CliRunner
 
-from overt import InputError
+from overt import Entries, InputError
 from overt._html import Page
 from overt.decay import (
     ApproximateRankSet,
@@ -24,6 +24,7 @@ from overt.decay import (
     sweep,
     two_by_two,
 )
+from overt.decay.annealing import curvature, decays
 from overt.decay.records import last_crossing
 
 FIGURE_2 = Schedule.of([(500, 0.03, 0.1), (4500, 0.25, 0.1)], convention="pytorch")
@@ -75,6 +76,48 @@ def test_return_is_counted():
     assert found.jump_step.tolist() == [20]
 
 
+def test_jumps_are_counted_by_hand():
+    """Five runs: two jump, one collapses, one stays, one diverges; errors start at 4."""
+    runs = simulate(two_by_two(0.3), 3, 4, Schedule.constant(40, 0.1, 0.01), 5, records=5)
+    s = np.array([
+        [[2, 1], [2, 0.01], [2, 0.01], [2, 0.01], [2, 0.01]],
+        [[2, 1], [2, 1], [2, 1], [2, 0.03], [2, 0.03]],
+        [[2, 1], [1, 0.5], [0.1, 0.001], [1e-3, 1e-6], [1e-4, 1e-7]],
+        [[2, 1], [2, 1], [2, 1], [2, 1], [2, 0.1]],
+        [[2, 1], [2, 1], [np.nan, np.nan], [np.nan, np.nan], [np.nan, np.nan]],
+    ])  # fmt: skip
+    error = np.where(np.isnan(s[..., 0]), np.nan, 4.0)
+    fake = type(runs)(**{**vars(runs), "singular_values": s, "train_error": error})
+    found = find_jumps(fake, confidence=0.8)
+    assert found.jump_step.tolist() == [0, 20, 10, -1, -1]
+    assert (found.jumped, found.seeds, found.collapsed, found.returned) == (3, 5, 1, 0)
+    assert found.below == 3
+    assert found.surviving.tolist() == [0.75, 0.5, 0.25, 0.25, 0.25]
+    assert found.median == 15.0
+    assert [found.share(step) for step in (0, 9, 10, 25, 99)] == [0.25, 0.25, 0.5, 0.75, 0.75]
+    assert binom.cdf(1, 4, found.upper[-1]) == pytest.approx(0.1)
+    with pytest.raises(InputError, match="at least 0"):
+        found.share(-1)
+    never = type(runs)(**{**vars(runs), "singular_values": s[[3, 3, 0, 3, 3]],
+                          "train_error": error[[0] * 5]})  # fmt: skip
+    assert find_jumps(never).median == np.inf
+
+
+@pytest.mark.parametrize("depth", [2, 3, 5])
+def test_rates_and_decays_of_annealing_follow_from_equal_singular_values(depth):
+    """Curvature of an entry in the end layers at rank 2; decay at which rank 1 pays no more."""
+    rng, (m, n) = np.random.default_rng(0), (8, 6)
+    left, right = (np.linalg.qr(rng.standard_normal((k, 2)))[0] for k in (m, n))
+    A = np.sqrt(m * n / 2) * left @ right.T
+    weights = balanced(A, depth, 2)
+    inner, outer = layers.product(weights[:-1]), layers.product(weights[1:])
+    mean = np.mean(np.sum(inner**2, axis=0)) + np.mean(np.sum(outer**2, axis=1))
+    assert curvature((m, n), depth) == pytest.approx(mean, rel=1e-9)
+    ladder = decays((m, n), depth)
+    assert ladder[-1] * depth * np.sqrt(m * n) ** (2 / depth) == pytest.approx(0.5)
+    np.testing.assert_allclose(np.divide(ladder[1:], ladder[:-1]), 2)
+
+
 def test_sweep_rows():
     rows = sweep((3, 4), (0.5,), (0.2,), steps=300, seeds=4, width=10, records=9)
     assert [row["depth"] for row in rows] == [3, 4]
@@ -101,6 +144,39 @@ def test_set_constants_follow_the_theorem():
     assert pytest.approx(np.log(4 * (n - r) * C / (region.alpha * e2)) / (2 * 1e-3 * lam)) == T1
     assert chance == pytest.approx(T1 * np.log10(0.5))
     assert ApproximateRankSet.for_problem(problem, L, n, wd, r, absorbing=True).bound == 10
+
+
+@pytest.mark.parametrize(("L", "rank"), [(3, 1), (4, 1), (5, 2)])
+def test_constants_of_other_depths_and_ranks(L, rank):
+    """Theorems B.1, B.2 and E.2 written out, where powers of the depth differ from 1."""
+    problem = Entries.from_matrix(np.array([[1.0, 2.0, np.nan], [0.5, np.nan, 1.5]]))
+    n, wd, e2, eta, C0 = 7, 0.4, 0.2, 1e-3, 9.0
+    lam, C1 = 2 * wd, 4.0
+    for absorbing in (False, True):
+        C = C1 / lam if absorbing else C1 / (2 * lam)
+        made = 2 * (C1 + C**L)
+        alpha = (lam**2 / made) ** (1 / (L - 2))
+        e1 = (lam * alpha * e2 / (32 * n * L * (rank + 1) * C ** ((L - 1) / 2) * made**0.5)) ** 2
+        if absorbing:
+            e1 = min(e1, alpha * e2 / (4 * (n - rank) * (L - 1)))
+        region = ApproximateRankSet.for_problem(
+            problem, L, n, wd, rank, slack=e2, absorbing=absorbing
+        )
+        assert (region.rank, region.slack) == (rank, e2)
+        assert region.bound == pytest.approx(C)
+        assert region.alpha == pytest.approx(alpha)
+        assert region.balance == pytest.approx(e1)
+        D = made * C ** (L - 1) + lam**2 * C
+        assert region.learning_rates(problem, L, n, wd) == pytest.approx({
+            "bound": C1 / (4 * D),
+            "balance": 2 * lam * e1 / (4 * (C1 + C**L) * C ** (L - 1) + lam**2 * e1),
+            "rank": lam * alpha * e2 / (32 * n * (rank + 1) * D),
+            "overshoot": 2 * (rank + 1) / lam,
+        })  # fmt: skip
+        T0, T1, chance = region.absorption(problem, n, wd, eta, C0)
+        assert pytest.approx(np.log(2 * C0 / e1) / (eta * lam)) == T0
+        assert pytest.approx(np.log(4 * (n - rank) * C / (alpha * e2)) / (2 * eta * lam)) == T1
+        assert chance == pytest.approx(T1 * np.log10(rank / 2))
 
 
 def test_membership():
@@ -296,8 +372,6 @@ def test_least_action():
 
 
 def test_escape_refuses_what_it_does_not_know():
-    from overt import Entries
-
     for call in (
         lambda: escape(two_by_two(0.25), 3, 0.03),  # no minimum
         lambda: escape(two_by_two(0.25), 4, 0.0076),  # no way found

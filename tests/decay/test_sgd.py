@@ -134,6 +134,12 @@ def test_records_match_the_weights():
         np.testing.assert_allclose(runs.missing[k, -1], A[problem.missing], atol=1e-12)
         seen = np.mean((A[problem.rows, problem.cols] - problem.values) ** 2)
         assert runs.train_error[k, -1] == pytest.approx(seen)
+        unseen = A[problem.missing] - problem.truth[problem.missing]
+        zeros = np.sum(problem.truth[problem.missing] ** 2)
+        assert runs.test_error[k, -1] == pytest.approx(np.sum(unseen**2) / zeros)
+        sizes = np.linalg.svd(A, compute_uv=False) ** (2 / 3) / 0.1  # alpha
+        counts = [1 if t > 1 else t * (2 - t) for t in sizes]
+        assert runs.approximate_rank[k, -1] == pytest.approx(sum(counts))
         gaps = [W1 @ W1.T - W2.T @ W2, W2 @ W2.T - W3.T @ W3]
         assert runs.imbalance[k, -1] == pytest.approx(max(np.linalg.norm(g) for g in gaps))
 

@@ -5,7 +5,7 @@ import pytest
 from helpers import enumerate_masks
 
 import overt
-from overt.linear.descent import descend
+from overt.linear.descent import descend, settle
 from overt.linear.floor import half_hessian
 
 M = np.random.default_rng(0).standard_normal((4, 3))
@@ -261,6 +261,39 @@ def test_the_floor_is_where_traces_rest(name, batch_size):
     assert abs(rested.mean() - predicted.excess) <= 5 * error + share * predicted.excess
 
 
+def test_the_floor_is_the_lyapunov_equation_of_enumerated_steps():
+    """Every sample under every mask: the exact covariance of steps, S by the equation itself."""
+    rng, keep, eta, batch = np.random.default_rng(5), 0.7, 0.05, 3
+    X, Y = rng.standard_normal((4, 2)), rng.standard_normal((4, 2))
+    net = overt.LinearNetwork(X=X, Y=Y, width=2, noise=overt.Dropout(1 - keep))
+    best = net.solve()
+    steps, chances = [], []
+    for x, y in zip(X, Y, strict=True):
+        for mask in ((0, 0), (0, 1), (1, 0), (1, 1)):
+            z = np.array(mask) / keep
+            error = best.U @ (z * (best.V.T @ x)) - y
+            gradients = np.outer(error, z * (best.V.T @ x)), np.outer(x, z * (best.U.T @ error))
+            steps.append(np.concatenate([g.ravel() for g in gradients]))
+            chances.append(np.prod([keep if m else 1 - keep for m in mask]) / 4)
+    steps, chances = np.array(steps), np.array(chances)
+    np.testing.assert_allclose(chances @ steps, 0, atol=1e-6)
+    Sigma = (steps.T * chances) @ steps
+    H = half_hessian(net.effect, (best.U, best.V))
+    values, Q = np.linalg.eigh(H)
+    stiff = values > 1e-6 * values[-1]
+    h, noise = values[stiff], (Q.T @ Sigma @ Q)[np.ix_(stiff, stiff)]
+    S = eta * noise / batch / (h[:, None] + h - eta * np.outer(h, h))
+    found = net.floor(eta, batch_size=batch, samples=4000)
+    assert found.optimum == pytest.approx(best.objective, rel=1e-9)
+    assert found.flat == np.sum(~stiff)
+    assert found.curvature == pytest.approx(values[-1])
+    assert found.objective == pytest.approx(found.optimum + found.excess)
+    assert abs(found.excess - np.trace(np.diag(h) @ S)) <= 5 * found.standard_error
+    costs = (steps @ Q[:, stiff]) ** 2 @ (eta / (batch * (2 - eta * h)))
+    spread = np.sqrt(chances @ (costs - chances @ costs) ** 2 / 4000)
+    assert found.standard_error == pytest.approx(spread, rel=0.2)
+
+
 def test_floors_that_cannot_be_are_refused():
     net = overt.LinearNetwork(np.diag([2.0, 1.0]), 3, overt.Dropout(0.3))
     with pytest.raises(overt.InputError, match=r"learning_rate must be below 0\."):
@@ -282,3 +315,24 @@ def test_concentrated_exchangeable_noise_keeps_one_direction():
         s[0] ** 2 * 0.05 * w / (1 + 0.05 * w) + np.sum(s[1:] ** 2)
     )
     assert best.objective <= lowest(net, 20) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("first", "ends", "enough", "alike", "taken", "lowest"),
+    [
+        (5.0, [3, 3], 6.0, 1, 0, 5),  # low enough at once
+        (5.0, [4, 2, 1], 2.5, 1, 2, 2),  # low enough later
+        (5.0, [3, 3, 9], 0.0, 1, 2, 3),  # two agree
+        (5.0, [3, 3, 3, 9], 0.0, 2, 3, 3),  # starts that are alike count as one
+        (5.0, [3, 2, 2, 9], 0.0, 1, 3, 2),  # a lower one begins anew
+        (5.0, [3, 4, 4, 3, 9], 0.0, 1, 4, 3),  # higher ones do not count
+        (5.0, [3, 3 * (1 - 5e-9), 9], 0.0, 1, 2, 3 * (1 - 5e-9)),  # the same but for rounding
+        (5.0, [3, 3 * (1 - 5e-8), 3, 9], 0.0, 1, 4, 3 * (1 - 5e-8)),  # lower by more: no agreement
+        (2.0, [3, 4], 0.0, 1, 2, 2),  # none left, the first is best
+    ],
+)
+def test_descents_go_on_until_enough_of_them_agree(first, ends, enough, alike, taken, lowest):
+    left = iter([np.array([float(end)]) for end in ends])
+    found = settle(lambda x: (float(x), []), [first], ([end[0]] for end in left), enough, 2, alike)
+    assert len(list(left)) == len(ends) - taken
+    assert found == [pytest.approx(lowest, rel=1e-12)]

@@ -51,6 +51,70 @@ def test_units_of_the_inputs_change_nothing():
         np.testing.assert_allclose(other.product * units, one.product, atol=1e-6)
 
 
+UNITS = {
+    "dropout": overt.Dropout(0.3),
+    "per unit": overt.Dropout([0.1, 0.0, 0.5, 0.3]),
+    "kept": overt.KeepExactly(3),
+    "blocks": overt.DropBlock(0.3, 2),
+    "sliding": overt.DropBlock(0.3, 2, "sliding"),
+    "weights": overt.DropConnect(0.3),
+    "covariance": overt.CovarianceNoise(np.full(4, 0.7), 0.3 * np.eye(4) + 0.1),
+}
+
+
+@pytest.mark.parametrize("unit", [1e-20, 1e20])
+@pytest.mark.parametrize("name", UNITS)
+def test_units_of_targets_and_moments_scale_the_answer(name, unit):
+    """Rank 2 of 3 inputs, one of them a sum of the others: what is zero is told by ratios."""
+    rng, root = np.random.default_rng(3), np.array([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])
+    target, C = (
+        np.outer([1.0, 2.0], [1.0, 0.0, 1.0]) + 0.3 * rng.standard_normal((2, 3)),
+        root @ root.T,
+    )
+    one, outputs, inputs = (
+        overt.LinearNetwork(a * target, 4, UNITS[name], second_moment=b * C).solve()
+        for a, b in ((1, 1), (unit, 1), (1, unit))
+    )
+    for other, factor, scale in ((outputs, unit, unit**2), (inputs, 1, unit)):
+        assert other.objective == pytest.approx(scale * one.objective, rel=1e-6)
+        bounds = other.certificate.lower_bound, scale * one.certificate.lower_bound
+        assert bounds[0] == pytest.approx(bounds[1], rel=1e-6)
+        assert (other.rank, other.status) == (one.rank, one.status)
+        np.testing.assert_allclose(
+            other.product @ root, factor * one.product @ root, atol=1e-4 * factor
+        )
+
+
+@pytest.mark.parametrize("unit", [1e-20, 1e20])
+def test_units_scale_the_answers_of_other_networks(unit):
+    rng = np.random.default_rng(4)
+    M = rng.standard_normal((3, 3))
+    root = M @ M.T
+    for build, power in (
+        (lambda a: overt.DeepLinearNetwork(a * M, (3, 4), (0.3, 0.5)), 2),
+        (lambda a: overt.TiedAutoencoder(a * root, 3, overt.Dropout(0.3)), 2),
+        (lambda a: overt.LinearNetwork(a * M, 3, overt.Dropout(0.3), weight_decay=0.2 * a), 2),
+        (lambda a: overt.LinearNetwork(M, 3, overt.Dropout(0.3), second_moment=a * root), 1),
+        (lambda a: overt.DeepLinearNetwork(M, (3, 4), 0.3, second_moment=a * root), 1),
+    ):
+        one, other = build(1.0).solve(), build(unit).solve()
+        assert other.objective == pytest.approx(unit**power * one.objective, rel=1e-6)
+        assert (other.rank, other.status) == (one.rank, one.status)
+        found = other.certificate.lower_bound / unit**power
+        assert found == pytest.approx(one.certificate.lower_bound, rel=1e-6)
+
+
+def test_the_envelope_of_unlike_units_is_attained():
+    """penalty >= |A|_*^2 / sum_i 1/delta_i, with equality for shares in proportion to 1/delta."""
+    noise = overt.CovarianceNoise([1.0, 2.0, 0.5], np.diag([0.3, 0.1, 0.2]))
+    ((weight, norm),) = envelopes(noise, 3)
+    share = 1 / noise.relative_variance(3)
+    U = V = np.sqrt(share / share.sum())[None]
+    assert weight * norm.matrix_value(U @ V.T) == pytest.approx(
+        float(overt.penalty.shallow(U, V, noise)), rel=1e-12
+    )
+
+
 def test_units_of_a_second_moment_do_not_hide_correlations():
     A = np.array([[1.0, 0.0], [0.8, 0.6]])
     units, M = np.array([1e-9, 1e9]), np.array([[1.0, -2.0], [0.5, 1.0]])

@@ -53,6 +53,10 @@ CASES = {  # a network at its optimum, and the relative gap that must be proved
     "per unit": (lambda: shallow(M, 4, overt.Dropout([0.1, 0.5, 0.3, 0.2])), 1e-9),
     "noise-free units": (lambda: shallow(M, 4, overt.Dropout([0.1, 0.0, 0.3, 0.0])), 1e-9),
     "blocks": (lambda: shallow(M, 16, overt.DropBlock(0.3, 2)), 1e-25),
+    "most kept": (
+        lambda: shallow(np.diag([6.0, 5.0, 4.5, 0.9, 0.8]), 20, overt.DropBlock(0.3, 4)),
+        1e-12,
+    ),
     "second moment": (lambda: shallow(M, 5, drop, second_moment=C), 1e-20),
     "moment, blocks": (lambda: shallow(M, 16, overt.DropBlock(0.3, 2), second_moment=C), 1e-20),
     "dropconnect": (lambda: shallow(M, 6, overt.DropConnect(0.3)), 1e-25),
@@ -239,6 +243,39 @@ def test_false_claims_and_broken_files_are_refused():
     refused(lambda f: f["weights"].pop(), "weights")
     refused(lambda f: f.pop("witness"), "not a proof file")
     refused(lambda f: f["problem"]["target"][0].__setitem__(0, "inf"), "hexadecimal")
+
+
+def test_costs_and_thresholds_that_bound_nothing_are_refused():
+    tampering = {
+        "sliding": [
+            ({"band": 2.0}, "a wrong band"), ({"band": True}, "a wrong band"),
+            ({"band": 1}, "a wrong band"), ({"gamma": "-0x1p-9"}, "below|band"),
+            ({"thresholds": ["-0x1p-9"] * 6}, "wrong thresholds"),
+            ({"thresholds": ["0x1p-9"] * 5}, "wrong thresholds"),
+            ({"gamma": "0x1p+9"}, "not shown to be below"),
+        ],
+        "one at a time": [
+            ({"delta": ["-0x1p-9"] * 5}, "wrong costs"), ({"delta": ["0x1p-9"] * 4}, "wrong costs"),
+            ({"delta": ["0x1p+9"] * 5}, "not shown to be below"),
+        ],
+    }  # fmt: skip
+    for name, changes in tampering.items():
+        net, weights = CASES[name][0]()
+        file = net.certify(*weights, rigorous=True).document
+        for change, match in changes:
+            if not set(change) <= set(file["witness"]):
+                continue
+            tampered = copy.deepcopy(file)
+            tampered["witness"].update(change)
+            tampered["sha256"] = checker.digest(tampered)
+            with pytest.raises(checker.RefusedError, match=match):
+                checker.check(tampered)
+    net, weights = CASES["correlated"][0]()
+    tampered = net.certify(*weights, rigorous=True).document
+    tampered["noise"]["drop_prob"] = ["0x0p+0"] * len(tampered["noise"]["drop_prob"])
+    tampered["sha256"] = checker.digest(tampered)
+    with pytest.raises(checker.RefusedError, match="a cost without noise"):
+        checker.check(tampered)
 
 
 def test_a_second_moment_that_is_not_verified_is_said_to_be_assumed():

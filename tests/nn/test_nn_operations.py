@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 import torch
 from helpers import bernoulli_patterns
+from scipy import stats
 from torch import nn
 from torch.nn import functional
 
 from overt.nn.moments.carry import carry
+from overt.nn.moments.entries import Bent, leaky_relu_moments, moments_of, relu_moments
 
 DROP, EPS = 0.3, 1e-4
 torch.manual_seed(5)
@@ -141,6 +143,8 @@ SMOOTH = {
     "random-matmul": lambda h: h @ h.mT,
     "einsum-both": lambda h: torch.einsum("nij,nkj->nik", h, 2 * h + 1),
     "softmax": lambda h: h.softmax(-1),
+    "softmax-masked": lambda h: h.masked_fill(EVEN, -torch.inf).softmax(-1),
+    "softmin": lambda h: functional.softmin(h, -1),
     "softmax-dim": lambda h: functional.softmax(h, 1),
     "log-softmax": lambda h: h.log_softmax(2),
     "logsumexp": lambda h: h.logsumexp(2),
@@ -169,6 +173,7 @@ SMOOTH = {
         h @ W3[:, :3], h, h, is_causal=True),
     "attention-mask": lambda h: functional.scaled_dot_product_attention(
         h, h, h.flip(2), attn_mask=torch.tensor([[0.0, 0.4], [-0.3, 0.2]]).double(), scale=0.7),
+    "index-copy": lambda h: h * 2 + h.index_copy(2, torch.tensor([2, 0, 1]), 3 * h),
     "unknown": lambda h: torch.cross(h[:, 0], 2 * h[:, 1], dim=-1),
 }  # fmt: skip
 
@@ -196,6 +201,128 @@ def test_right_after_dropout_it_is_what_all_masks_give(name):
     assert not one.drawn
 
 
+def blank(h):
+    return torch.empty(h.shape, dtype=h.dtype)
+
+
+NUMBERS = {  # draws, the law of each, and a comparison with the probability that it is true
+    "rand": (lambda h: torch.rand(h.shape, dtype=h.dtype), stats.uniform(), lambda z: z < 0.3),
+    "rand-like": (torch.rand_like, stats.uniform(), lambda z: z >= 0.7),
+    "randn": (lambda h: torch.randn(*h.shape, dtype=h.dtype), stats.norm(), lambda z: z > 0.3),
+    "randn-like": (torch.randn_like, stats.norm(), lambda z: z <= -0.4),
+    "uniform": (lambda h: blank(h).uniform_(-1, 3), stats.uniform(-1, 4), lambda z: z < 0.5),
+    "normal": (lambda h: blank(h).normal_(0.2, 0.7), stats.norm(0.2, 0.7), lambda z: z > 0.5),
+    "normal-size": (
+        lambda h: torch.normal(0.2, 0.7, h.shape, dtype=h.dtype),
+        stats.norm(0.2, 0.7),
+        lambda z: z < 0.1,
+    ),
+    "exponential": (
+        lambda h: blank(h).exponential_(2.0),
+        stats.expon(scale=0.5),
+        lambda z: z <= 0.4,
+    ),
+    "bernoulli": (lambda h: blank(h).bernoulli_(0.3), stats.bernoulli(0.3), None),
+    "bernoulli-of": (lambda h: torch.bernoulli(0 * h + 0.3), stats.bernoulli(0.3), None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_that_are_drawn_have_the_moments_of_their_law(name):
+    draw, law, compare = NUMBERS[name]
+    x, mix = rows(), After(nn.Identity(), lambda h: h)
+    J = torch.autograd.functional.jacobian(mix, x)[0, :, 0].flatten(1)
+    cases = [(draw, law.mean(), law.var())]
+    if compare is not None:
+        edge = float(law.cdf(next(c for c in compare.__code__.co_consts if isinstance(c, float))))
+        prob = 1 - edge if bool(compare(torch.tensor(99.0))) else edge
+        cases.append((lambda h: compare(draw(h)).to(h.dtype), prob, prob * (1 - prob)))
+    for make, mean, variance in cases:
+
+        class Noise(nn.Module):
+            def forward(self, x, make=make):
+                return x + x * make(x)
+
+        one = carry(After(Noise(), lambda h: h), x)
+        torch.testing.assert_close(one.output.mean, mix(x * (1 + mean)), rtol=1e-6, atol=1e-6)
+        for i, row in enumerate(x):
+            expected = variance * (J * row.flatten() ** 2) @ J.T
+            torch.testing.assert_close(one.covariances()[i], expected, rtol=1e-6, atol=1e-6)
+        assert not one.drawn
+
+
+PAIRS = {  # of two tensors with noises of their own
+    "product": lambda a, b: a * b,
+    "mixed-product": lambda a, b: a * (b @ W3[:, :3]),
+    "product-mixed": lambda a, b: (a @ W3[:, :3]) * b,
+    "sum": lambda a, b: a - 2 * b @ W3[:, :3],
+    "dot": lambda a, b: (a * b).sum(1, keepdim=True),
+    "einsum": lambda a, b: torch.einsum("ni,ni->n", a, b)[:, None],
+    "bmm": lambda a, b: torch.bmm(a[:, None], b[:, :, None])[:, 0],
+    "outer": lambda a, b: a[:, :, None] @ b[:, None],
+    "cat": lambda a, b: torch.cat([b, a], 1),
+    "where": lambda a, b: torch.where(EVEN[0], a, b),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_two_noises_that_meet_are_what_all_masks_give(name):
+    x = rows()
+
+    class Both(nn.Module):
+        def __init__(self, first, second):
+            super().__init__()
+            self.first, self.second = first, second
+
+        def forward(self, x):
+            return PAIRS[name](self.first(x[:, 0]), self.second(x[:, 1]))
+
+    one = carry(Both(nn.Dropout(DROP), nn.Dropout(0.6)), x)
+    keep = np.repeat([1 - DROP, 0.4], 3)
+    masks, prob = (torch.as_tensor(a) for a in bernoulli_patterns(keep))
+    plain = Both(nn.Identity(), nn.Identity())
+    scaled = (masks / torch.as_tensor(keep)).reshape(-1, 2, 3)
+    outputs = torch.stack([plain(x * m).flatten(1) for m in scaled])
+    mean = torch.einsum("m,mno->no", prob, outputs)
+    away = outputs - mean
+    covariance = torch.einsum("m,mno,mnp->nop", prob, away, away)
+    torch.testing.assert_close(one.output.mean.flatten(1), mean, rtol=1e-9, atol=1e-9)
+    found = one.variances().flatten(1)
+    torch.testing.assert_close(found, covariance.diagonal(dim1=1, dim2=2), rtol=1e-9, atol=1e-9)
+    assert one.output.exact
+
+
+WEIGHTS = {
+    "linear": (lambda h, W: functional.linear(h[:, 0], W, B[0, :2]), (2, 3)),
+    "matmul": (lambda h, W: h @ W.T + 1, (2, 3)),
+    "conv1d": (lambda h, W: functional.conv1d(h, W, B[0, :1], padding=1), (1, 2, 3)),
+    "conv2d": (lambda h, W: functional.conv2d(h[:, None], W, B[0, :2]), (2, 1, 1, 3)),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_that_are_dropped_are_what_all_masks_give(name):
+    operation, shape = WEIGHTS[name]
+    W, x = torch.linspace(-1, 1.3, 6).double().reshape(shape), rows()
+
+    class Dropped(nn.Module):
+        def forward(self, x):
+            return mixed(operation(x, functional.dropout(W, DROP, self.training)))
+
+    def mixed(h):
+        return After(nn.Identity(), lambda h: h)(h)
+
+    one = carry(Dropped(), x)
+    masks, prob = (torch.as_tensor(a) for a in bernoulli_patterns(np.full(6, 1 - DROP)))
+    outputs = torch.stack([mixed(operation(x, W * m.reshape(shape) / (1 - DROP))) for m in masks])
+    mean = torch.einsum("m,mno->no", prob, outputs)
+    away = outputs - mean
+    covariance = torch.einsum("m,mno,mnp->nop", prob, away, away)
+    torch.testing.assert_close(one.output.mean, mean, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(one.covariances(), covariance, rtol=1e-8, atol=1e-8)
+    assert not one.drawn
+
+
 @pytest.mark.parametrize("name", [*ENTRYWISE, *SMOOTH])
 def test_small_noise_goes_through_it_by_its_jacobian(name):
     """Var f(x + eps z) = eps^2 J J' to first order, whatever f does with its entries."""
@@ -218,3 +345,94 @@ def test_small_noise_goes_through_it_by_its_jacobian(name):
     scale = float(expected.abs().max())
     assert (one.covariances() - expected).abs().max() < 1e-3 * scale
     assert not one.drawn
+
+
+CURVED = ("square", "cube", "exp", "tanh", "sigmoid", "gelu", "silu", "softplus", "sin", "log",
+          "reciprocal", "quotient", "glu", "softmax", "softmax-masked", "softmin", "softmax-dim",
+          "log-softmax")  # fmt: skip
+SPREAD = (*ENTRYWISE, *CURVED, "sqrt", "product", "layer-norm", "layer-norm-two", "group-norm",
+          "instance-norm", "rms-norm", "batch-norm", "prelu")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", dict.fromkeys(SPREAD))
+def test_variances_of_entries_and_the_shift_of_means_to_second_order(name):
+    """Var f_i = eps^2 |grad f_i|^2, E f - f = (eps^2 / 2) trace of the Hessian."""
+    x, operation = rows(), {**ENTRYWISE, **SMOOTH}[name]
+
+    class Noisy(nn.Module):
+        def __init__(self, eps):
+            super().__init__()
+            self.eps = eps
+
+        def forward(self, x):
+            x = x + self.eps * torch.randn_like(x) if self.training else x
+            return operation(x).flatten(1)
+
+    plain = Noisy(0.0).eval()
+    J = torch.autograd.functional.jacobian(plain, x)
+    J = torch.stack([J[i, :, i].flatten(1) for i in range(len(x))])
+    expected = EPS**2 * (J * J).sum(2)
+    found = carry(Noisy(EPS), x).output.variance
+    assert (found - expected).abs().max() <= 1e-5 * expected.max()
+    if name in CURVED:
+        h, bend = 1e-3, torch.zeros_like(plain(x))
+        for step in h * torch.eye(6).double().reshape(6, 2, 3):
+            bend += (plain(x + step) - 2 * plain(x) + plain(x - step)) / h**2
+        shift = carry(Noisy(0.02), x).output.mean - plain(x)
+        assert (shift - 0.02**2 / 2 * bend).abs().max() <= 3e-3 * shift.abs().max()
+
+
+@pytest.mark.parametrize("f", [None, functional.gelu, torch.tanh], ids=["relu", "gelu", "tanh"])
+def test_tiny_variances_do_not_turn_rounding_into_gradients(f):
+    m = torch.linspace(-2, 2, 9).requires_grad_()
+    value, slope, spread, rest = Bent.apply(m, torch.full((9,), 1e-10), f)
+    plain = torch.relu(m) if f is None else f(m)
+    (derivative,) = torch.autograd.grad(plain.sum(), m)
+    off = m.detach().abs() > 0.1
+    torch.testing.assert_close(value[off], plain[off], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(slope[off], derivative[off], rtol=1e-3, atol=1e-3)
+    assert float(spread.max()) <= 2e-10
+    (found,) = torch.autograd.grad((value + slope + rest)[off].sum(), m)
+    assert float((found - derivative)[off].abs().max()) <= 2  # a second derivative, at most
+
+
+def integrated(f, m, v, one_sided=False):
+    """E f, Cov(x, f) / v and Var f for one normal, or log-normal, x by a fine sum."""
+    z = torch.linspace(-9, 9, 36_001).double()
+    w = torch.exp(-z * z / 2)
+    w = w / w.sum()
+    spread = np.log1p(v / m**2) ** 0.5 if one_sided else 0.0
+    x = m * torch.exp(spread * z - spread**2 / 2) if one_sided else m + v**0.5 * z
+    y = f(x)
+    mean = w @ y
+    return torch.stack([mean, w @ ((x - m) * y) / v, w @ (y - mean) ** 2])
+
+
+NORMAL = {  # how moments are found, of what, to what accuracy, whether x is positive
+    "relu": (relu_moments, torch.relu, 1e-6, False),
+    "leaky": (
+        lambda m, v: leaky_relu_moments(m, v, 0.2),
+        lambda x: functional.leaky_relu(x, 0.2),
+        1e-6,
+        False,
+    ),
+    **{
+        f.__name__: (lambda m, v, f=f: moments_of(f, m, v, one_sided=False), f, 2e-3, False)
+        for f in (torch.tanh, torch.sigmoid, functional.gelu, functional.softplus, torch.square)
+    },
+    **{
+        f.__name__: (lambda m, v, f=f: moments_of(f, m, v, one_sided=True), f, 2e-3, True)
+        for f in (torch.sqrt, torch.log, torch.reciprocal)
+    },
+}
+
+
+@pytest.mark.parametrize("name", NORMAL)
+def test_value_slope_and_variance_of_functions_of_normal_numbers(name):
+    found, f, close, positive = NORMAL[name]
+    for m in (0.5, 2.0) if positive else (-1.5, 0.0, 0.7):
+        for v in (0.01, 0.5):
+            given = torch.tensor([m]).double(), torch.tensor([v]).double()
+            got = torch.cat(found(*given))
+            expected = integrated(f, m, v, positive)
+            assert (got - expected).abs().max() <= close * (1 + expected.abs().max())

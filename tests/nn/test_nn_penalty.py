@@ -67,6 +67,20 @@ SMALL = {
         (5, 4),
         "0",
     ),
+    "connect-time": (
+        nn.Sequential(DropConnectLinear(2, 2, drop_prob=0.3), nn.Flatten(), nn.Linear(6, 2)),
+        (3, 3, 2),
+        "0",
+    ),
+    "connect-groups": (
+        nn.Sequential(
+            DropConnectConv2d(2, 2, 2, groups=2, stride=2, drop_prob=0.3),
+            nn.Flatten(),
+            nn.Linear(2, 2),
+        ),
+        (3, 2, 3, 2),
+        "0",
+    ),
     "connect-conv": (
         nn.Sequential(
             DropConnectConv2d(1, 2, 2, padding=1, drop_prob=0.3), nn.Flatten(), nn.Linear(32, 2)
@@ -305,6 +319,62 @@ def test_backward_passes_are_split_without_change(monkeypatch):
     parts = predictive_moments(model, x)
     torch.testing.assert_close(parts.variance, whole.variance)
     torch.testing.assert_close(explicit_penalty(model, x).value, penalty_whole)
+
+
+@pytest.mark.parametrize("loss", ["squared", "mse"])
+def test_penalty_and_mean_shift_are_all_that_noise_adds(loss):
+    """A function right after dropout is exact, and moves the mean: y decides what that costs."""
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.3), nn.GELU(), nn.Linear(3, 2)).double()
+    x, y = torch.randn(5, 4).double(), torch.randn(5, 2).double()
+    outputs, prob = outputs_under_masks(model, "1", x)
+    scale = 1.0 if loss == "squared" else 0.5
+    noisy = scale * prob @ ((outputs - y) ** 2).sum(2).mean(1)
+    plain = scale * ((model.eval()(x) - y) ** 2).sum(1).mean()
+    found = explicit_penalty(model, x, y, loss=loss)
+    assert [term.name for term in found.terms] == ["1", "mean shift"]
+    assert found.exact
+    torch.testing.assert_close(found.value, noisy - plain, rtol=1e-9, atol=1e-9)
+    without = explicit_penalty(model, x, loss=loss)
+    torch.testing.assert_close(without.value, found.terms[0].value, rtol=1e-9, atol=1e-9)
+    net = without_noise(model, loss=loss).train()
+    mean = prob @ outputs.flatten(1)
+    out = net(x)
+    torch.testing.assert_close(out.flatten(), mean, rtol=1e-9, atol=1e-9)
+    rest = scale * ((out - y) ** 2).sum(1).mean()
+    torch.testing.assert_close(rest + net.penalty, noisy, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic", "cross_entropy"])
+def test_penalty_of_noise_that_is_drawn(loss):
+    """A coin for each of many rows, by argmax, which cannot be carried: Var = |w x|^2 / 4."""
+    torch.manual_seed(0)
+    x, w = (
+        torch.randn(1500, 3).double(),
+        torch.tensor([[0.3, -0.2], [0.1, 0.4], [0.2, 0.1]]).double(),
+    )
+
+    class Net(nn.Module):
+        def forward(self, x):
+            keep = torch.ones(len(x), 1).double()
+            if self.training:
+                keep = (torch.rand(len(x), 2, dtype=x.dtype).argmax(1, keepdim=True) == 0).double()
+            return x @ w * keep
+
+    found = explicit_penalty(Net(), x, loss=loss)
+    assert found.drawn
+    assert not found.exact
+    spread, mean = 0.25 * (x @ w)[:, :, None] * (x @ w)[:, None, :], 0.5 * x @ w
+    if loss == "squared":
+        H = torch.eye(2).double().expand(1500, 2, 2)
+    elif loss == "logistic":
+        p = torch.sigmoid(mean)
+        H = torch.diag_embed(p * (1 - p)) / 2
+    else:
+        p = torch.softmax(mean, 1)
+        H = (torch.diag_embed(p) - p[:, :, None] * p[:, None, :]) / 2
+    expected = (H * spread).sum((1, 2)).mean()
+    assert float(found.value) == pytest.approx(float(expected), rel=0.05)
 
 
 def test_branches_that_meet_behind_a_non_linearity():

@@ -153,6 +153,8 @@ def test_margin_of_two_points(angle):
     found = margin(X, [1, -1], drop_prob=0.5, features=1000, tol=1e-4)
     assert found.lower <= exact <= found.upper
     assert found.upper - found.lower < 0.03
+    assert found.status == Status.CONVERGED
+    assert found.gap <= 1.1e-4 * found.upper
 
 
 def test_margin_on_fixed_features_against_a_cone_program():

@@ -157,3 +157,37 @@ def test_what_cannot_be_certified_is_said(model, more, message):
     x, y = blobs(5)
     with pytest.raises(InputError, match=message):
         robust_error(model, x, y, L2(0.1), certify=True, **more)
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.3])
+@pytest.mark.parametrize("kind", [L1, L2, Linf])
+def test_linear_bounds_are_those_of_the_definition(kind, slope):
+    """One hidden layer, unit by unit: chords above and the nearer line below, no looser."""
+    rng, radius = np.random.default_rng(0), 0.4
+    W, A, b, c = (rng.normal(size=shape) for shape in ((7, 3), (3, 7), 7, 3))
+    model = nn.Sequential(nn.Linear(3, 7), nn.LeakyReLU(slope), nn.Linear(7, 3)).double()
+    for layer, weight, bias in ((model[0], W, b), (model[2], A, c)):
+        layer.weight.data, layer.bias.data = torch.tensor(weight), torch.tensor(bias)
+    x = torch.tensor(rng.normal(size=(5, 3)))
+    y = model(x).argmax(1)
+    found, hidden = lead_bounds(Chain.of(model, x), x, y, kind(radius))
+    dual = {L1: np.inf, L2: 2, Linf: 1}[kind]
+    for i, point in enumerate(x.numpy()):
+        z, reach = W @ point + b, radius * np.linalg.norm(W, dual, axis=1)
+        np.testing.assert_allclose(hidden[i][0], (z - reach, z + reach), atol=1e-9)
+        leads = []
+        for j in {0, 1, 2} - {int(y[i])}:
+            total, direction = c[y[i]] - c[j], np.zeros(3)
+            for k in range(7):
+                w, low, high = A[y[i], k] - A[j, k], z[k] - reach[k], z[k] + reach[k]
+                if high <= 0 or low >= 0:
+                    line, offset = (slope if high <= 0 else 1.0), 0.0
+                elif w >= 0:
+                    line, offset = (1.0 if high >= -low else slope), 0.0
+                else:
+                    line = (high - slope * low) / (high - low)
+                    offset = high - line * high
+                total += w * (line * b[k] + offset)
+                direction += w * line * W[k]
+            leads.append(-(total + direction @ point - radius * np.linalg.norm(direction, dual)))
+        assert found[i] == pytest.approx(max(leads), abs=1e-7)

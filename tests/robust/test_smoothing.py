@@ -102,6 +102,18 @@ def test_the_limit_covers_as_often_as_it_says():
     assert float(np.mean(together.lower > p)) <= 0.02
 
 
+@pytest.mark.parametrize("confidence", [0.9, 0.999])
+def test_the_limit_of_a_class_that_is_always_seen_is_exact(confidence):
+    """All of n draws: p^n >= 1 - confidence bounds p from one side, for each or for all points."""
+    x = torch.ones(4, 2, dtype=torch.float64)
+    for jointly, parts in ((False, 1), (True, 4)):
+        found = smoothed(lambda v: torch.stack([0 * v[:, 0], 0 * v[:, 0] + 1], 1), x, 0.5, draws=60,
+                         confidence=confidence, jointly=jointly)  # fmt: skip
+        limit = ((1 - confidence) / parts) ** (1 / 60)
+        np.testing.assert_allclose(found.lower, limit, rtol=1e-9)
+        np.testing.assert_allclose(found.radius, 0.5 * NormalDist().inv_cdf(limit), rtol=1e-9)
+
+
 def test_results_are_kept_and_shares_follow_the_classes(tmp_path):
     x = torch.tensor([[3.0], [0.01], [-3.0]])
     net = nn.Sequential(nn.Linear(1, 2), nn.Dropout()).train()

@@ -146,12 +146,13 @@ def _by_nodes(f: Function, m: Tensor, v: Tensor, sd: Tensor) -> tuple[Tensor, ..
             total.add_(y, alpha=w * factor)
     value, slope, curve = sums[0], sums[1] / sd, sums[2] / (sd * sd)
     spread = (sums[3] - value * value).clamp_(min=0)
+    rise = sums[4].div_(sd).addcmul_(value, slope, value=-2)
     small = v <= SMALL**2 * (1 + m * m)
     if bool(small.any()):  # differences of f drown in rounding
         slope = torch.where(small, _derivative(f, m), slope)
         spread = torch.where(small, slope * slope * v, spread)
-        curve = curve.masked_fill_(small, 0.0)
-    return value, slope, spread, curve, sums[4].div_(sd).addcmul_(value, slope, value=-2)
+        curve, rise = (t.masked_fill_(small, 0.0) for t in (curve, rise))
+    return value, slope, spread, curve, rise
 
 
 def max_of_dropped(windows: Tensor, drop_prob: float) -> tuple[Tensor, Tensor]:
