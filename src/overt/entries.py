@@ -8,15 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from overt import _frames
-from overt._check import (
-    InputError,
-    InputTypeError,
-    doubles,
-    generator,
-    number,
-    plain_array,
-    whole,
-)
+from overt._check import InputError, InputTypeError, doubles, generator, number, plain_array, whole
 from overt._identifiers import factorized, identifiers, index
 from overt._types import Array, Floats, Ints, Seed
 

@@ -88,10 +88,7 @@ def train(
     y: Y = None,
     steps: Annotated[int, Option(min=1, help="Steps of a batch each.")] = 20_000,
     learning_rate: Annotated[float, Option(help="Step size.")] = 1e-3,
-    halving: Annotated[
-        float | None,
-        Option(help="Step by which the step size has halved."),
-    ] = None,
+    halving: Annotated[float | None, Option(help="Step by which the step size has halved.")] = None,
     batch_size: Annotated[int, Option(min=1, help="Samples in a step.")] = 1,
     seeds: Annotated[int, Option(min=1, help="Number of runs.")] = 10,
     gradient: Annotated[

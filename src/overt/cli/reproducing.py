@@ -17,13 +17,11 @@ if TYPE_CHECKING:
 @app.command()
 def reproduce(
     what: Annotated[
-        list[str] | None,
-        Argument(metavar="ID", help="Which one; all; page; or compare OLD NEW."),
+        list[str] | None, Argument(metavar="ID", help="Which one; all; page; or compare OLD NEW.")
     ] = None,
     list_all: Annotated[bool, Option("--list", help="List what can be reproduced.")] = False,
     size: Annotated[
-        str,
-        Option(help="toy (seconds), reduced, or paper (as printed); see --list."),
+        str, Option(help="toy (seconds), reduced, or paper (as printed); see --list.")
     ] = "toy",
     n_jobs: Annotated[int, Option(min=1, help="Number of processes.")] = 1,
     engine: Engine = "local",

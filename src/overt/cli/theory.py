@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def tour(
-    out: Annotated[Path, Option(help="Folder for the report.")] = Path("overt-tour"),
-    seed: Seed = 0,
+    out: Annotated[Path, Option(help="Folder for the report.")] = Path("overt-tour"), seed: Seed = 0
 ) -> None:
     """Run overt's main jobs on bundled data and write one HTML report."""
     from overt.tour import tour as run_tour
