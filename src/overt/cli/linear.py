@@ -145,17 +145,9 @@ def train(
 
 
 def network(
-    target: Path | None,
-    x: Path | None,
-    y: Path | None,
-    width: int,
-    noise: str,
-    drop_prob: float,
-    block_size: int,
-    keep: int = 0,
-    second_moment: Any = None,
-    weight_decay: float = 0.0,
-) -> LinearNetwork:
+    target: Path | None, x: Path | None, y: Path | None, width: int, noise: str, drop_prob: float,
+    block_size: int, keep: int = 0, second_moment: Any = None, weight_decay: float = 0.0,
+) -> LinearNetwork:  # fmt: skip
     """Return the network that the options describe."""
     from overt.linear import LinearNetwork
     from overt.noise import DropBlock, DropConnect, Dropout, KeepExactly

@@ -49,14 +49,9 @@ class Entry:
 
 
 def run_all(
-    chosen: list[Experiment],
-    size: str,
-    out: Folder,
-    *,
-    n_jobs: int = 1,
-    on_row: Callable[[int, int, str], None] | None = None,
-    engine: str = "local",
-) -> dict[str, str]:
+    chosen: list[Experiment], size: str, out: Folder, *, n_jobs: int = 1,
+    on_row: Callable[[int, int, str], None] | None = None, engine: str = "local",
+) -> dict[str, str]:  # fmt: skip
     """Compute the rows that are missing, of all experiments at once; return what could not be run.
 
     Each is run at the size, or at the next smaller one that it has. What lacks data or a package is

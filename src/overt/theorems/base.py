@@ -144,13 +144,9 @@ _registry: dict[str, Theorem] = {}
 
 
 def theorem(
-    id: str,  # noqa: A002
-    *,
-    source: str,
-    claim: str,
-    assumes: str = "nothing",
+    id: str, *, source: str, claim: str, assumes: str = "nothing",  # noqa: A002
     correction: str | None = None,
-) -> Callable[[Check], Check]:
+) -> Callable[[Check], Check]:  # fmt: skip
     """Register the decorated check under `id`.
 
     The check gets a scale (1 for small problems) and a random generator, and returns Evidence or

@@ -10,14 +10,14 @@ import overt
 from overt._figures import runs_figure
 from overt._html import Page
 from overt.linear import inverse_decay
+from overt.theorems._oracles import with_spectrum
 
 
 def networks(page: Page, folder: Path, seed: int) -> bool:
     """Solve, train and certify networks on one matrix, and follow the path over drop_prob."""
     page.section("Linear networks: solved, trained, certified")
     rng = np.random.default_rng(seed)
-    left, right = (np.linalg.qr(rng.standard_normal((n, 12)))[0] for n in (18, 12))
-    M = left * np.exp(-np.arange(12) / 4) @ right.T
+    M = with_spectrum(rng, 18, 12, np.exp(-np.arange(12) / 4))
     page.text(
         "A target M (18 x 12) with a decaying spectrum, 12 hidden units. For each noise the exact "
         "optimum is computed first; then stochastic gradient descent runs beside it from 4 seeds, "
