@@ -107,8 +107,7 @@ def _reproduce_all(size: str, n_jobs: int, out: Path, engine: str) -> None:
 
 
 def _write_page(out: Path, absent: dict[str, str], as_markdown: bool = False) -> None:
-    from overt.experiments.pages import write_markdown, write_page
-    from overt.experiments.record import entries
+    from overt.experiments.record import entries, write_markdown, write_page
 
     held = list(entries(_known(), out))
     show_table(("id", "size", "claims"), [(e.experiment.id, e.size, e.counts) for e in held])

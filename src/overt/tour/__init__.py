@@ -16,18 +16,10 @@ from overt.tour.lines import LINES
 from overt.tour.torch_chapter import Chapter
 
 CHAPTERS: tuple[Chapter, ...] = (
-    foundation.one_matrix,
-    foundation.landscape,
-    linear.networks,
-    completion.chapter,
-    decay.chapter,
-    nn.chapter,
-    audit.chapter,
-    compress.chapter,
-    relu.chapter,
-    robust.chapter,
+    foundation.one_matrix, foundation.landscape, linear.networks, completion.chapter,
+    decay.chapter, nn.chapter, audit.chapter, compress.chapter, relu.chapter, robust.chapter,
     foundation.statements,
-)
+)  # fmt: skip
 
 
 def lines_of(chapter: Chapter) -> str:
