@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import warnings
 from fractions import Fraction
@@ -95,7 +94,7 @@ def attack(
     notes = [*found.warnings, *_untrained(found.clean, after, weights)]
     facts = {
         "overt": overt.__version__,
-        "data_sha256": _digest(x, y),
+        "data_sha256": digest("data", {"x": x, "y": y}),
         "model_sha256": _state_digest(net),
     }
     stored = found.to_dict() | {"warnings": notes, "run": run | facts}
@@ -193,11 +192,9 @@ def _save_examples(path: Path, net: Any, door: Any, x: Any, y: Any, moved: Any) 
 
     with evaluating(net):
         before, after = (Subject(net, v, door).clean_logits(256).cpu() for v in (x, moved))
-    arrays = {"x": x, "y": y, "adversarial": moved.cpu().numpy()}
-    arrays |= {
-        "clean_class": before.argmax(1).numpy(),
-        "adversarial_class": after.argmax(1).numpy(),
-    }
+    arrays = {"x": x, "y": y, "adversarial": moved.cpu().numpy(),
+              "clean_class": before.argmax(1).numpy(),
+              "adversarial_class": after.argmax(1).numpy()}  # fmt: skip
     write_whole(path, lambda file: np.savez_compressed(file, **arrays))
     return after
 
@@ -219,19 +216,9 @@ def _draw(out: Path, found: Any, x: Any, y: Any, moved: Any, after: Any) -> list
     return written
 
 
-def _digest(*arrays: Any) -> str:
-    """Return a fingerprint of arrays: their shapes, types and bytes."""
-    import numpy as np
-
-    found = hashlib.sha256()
-    for array in map(np.ascontiguousarray, arrays):
-        found.update(f"{array.dtype.str}{array.shape}".encode())
-        found.update(array.tobytes())
-    return found.hexdigest()
-
-
 def _state_digest(net: Any) -> str | None:
     """Return a fingerprint of a module's weights."""
     if not hasattr(net, "state_dict"):
         return None
-    return _digest(*(v.detach().cpu().double().numpy() for v in net.state_dict().values()))
+    weights = {name: v.detach().cpu().double().numpy() for name, v in net.state_dict().items()}
+    return digest("model", weights)
