@@ -31,7 +31,7 @@ DESCENT = 1e-7
 STRICT = 0.01
 """Least relative excess that shows that a bound is not attained."""
 
-STANDARD_ERRORS = 5.0
+MONTE_CARLO = 5.0
 """Tolerance on |Monte Carlo - exact| in standard errors."""
 
 

@@ -6,14 +6,7 @@ import numpy as np
 
 from overt import noise, penalty
 from overt.theorems import _oracles as oracles
-from overt.theorems.base import (
-    EXACT,
-    STANDARD_ERRORS,
-    Residuals,
-    relative,
-    standard_errors,
-    theorem,
-)
+from overt.theorems.base import EXACT, MONTE_CARLO, Residuals, relative, standard_errors, theorem
 
 
 @theorem(
@@ -83,7 +76,7 @@ def _generalized_penalty(scale: int, rng: np.random.Generator) -> Residuals:
     loss = ((Y - (m[:, None, :] * A) @ U.T) ** 2).sum(-1).mean(-1)
     added = loss - ((Y - A @ U.T) ** 2).sum(-1).mean()
     yield standard_errors(added, penalty.hidden(U, A, correlated))
-    return STANDARD_ERRORS, f"{draws} draws of correlated Gaussian noise on a ReLU layer, in s.e."
+    return MONTE_CARLO, f"{draws} draws of correlated Gaussian noise on a ReLU layer, in s.e."
 
 
 @theorem(
@@ -145,7 +138,7 @@ def _relu_isotropic(scale: int, rng: np.random.Generator) -> Residuals:
         spread = sum(q * (((m - 1) * A @ U.T) ** 2).sum(-1) for q, m in zip(p, z, strict=True))
         yield standard_errors(spread, stated)
         printed = min(printed, standard_errors(spread, without_lam))
-    return STANDARD_ERRORS, f"{n} inputs from each of {', '.join(samples)}, in s.e.", printed
+    return MONTE_CARLO, f"{n} inputs from each of {', '.join(samples)}, in s.e.", printed
 
 
 @theorem(
