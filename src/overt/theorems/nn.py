@@ -40,9 +40,8 @@ def last_layer(scale: int, rng: np.random.Generator) -> Residuals:
     z, p = oracles.sliding_masks((size, size), block, seed_prob)
     multipliers = torch.as_tensor(z / keep).reshape(-1, 1, size, size)
     added = _added(model, x, multipliers, p, torch)
-    detail = f"all {len(p)} sets of blocks, drop_prob {drop_prob:.2f}"
     yield relative(_stated(model, x), added)
-    return EXACT, detail
+    return EXACT, f"all {len(p)} sets of blocks, drop_prob {drop_prob:.2f}"
 
 
 @theorem(

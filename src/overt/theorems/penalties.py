@@ -91,9 +91,8 @@ def _last_layer_dropout(scale: int, rng: np.random.Generator) -> Residuals:
     U, A, Y = rng.normal(size=(2, d)), oracles.relu_layer(rng, d), rng.normal(size=(12, 2))
     exact = oracles.added_loss(Y, U, A, *oracles.multipliers(d, prob))
     without_lam = float((U**2).sum(0) @ (A**2).mean(0))
-    stated = penalty.hidden(U, A, noise.Dropout(prob))
     detail = f"a tanh-ReLU network, its loss over all {2**d} masks"
-    yield relative(stated, exact)
+    yield relative(penalty.hidden(U, A, noise.Dropout(prob)), exact)
     return EXACT, detail, relative(without_lam, exact)
 
 
@@ -178,8 +177,7 @@ def _dropconnect_last_layer(scale: int, rng: np.random.Generator) -> Residuals:
     masked = Z.reshape(-1, outputs, d) * U
     noisy = ((Y.T - masked @ A.T) ** 2).sum(1).mean(-1)
     exact = p @ noisy - ((Y - A @ U.T) ** 2).sum(-1).mean()
-    stated = penalty.hidden(U, A, noise.Dropout(prob))
-    yield relative(stated, exact)
+    yield relative(penalty.hidden(U, A, noise.Dropout(prob)), exact)
     return EXACT, f"all {len(p)} masks of U"
 
 
@@ -211,8 +209,7 @@ def _completion_penalty(scale: int, rng: np.random.Generator) -> Residuals:
     A[np.arange(9), rows, cols] = 1
     prob = float(rng.uniform(0.1, 0.8))
     exact = oracles.sensing_added_loss(rng.normal(size=len(A)), U, V, A, prob)
-    stated = penalty.completion(U, V, rows, cols, prob)
-    yield relative(stated, exact)
+    yield relative(penalty.completion(U, V, rows, cols, prob), exact)
     return EXACT, "the error on observed entries over all masks"
 
 
