@@ -93,8 +93,7 @@ def plot_spectra(rows: list[Row]) -> Any:
         for i, s in enumerate(row["trained"]):
             label = "trained" if i == 0 else None
             panel.plot(s[:count], "o", ms=4, color=ORANGE, alpha=0.6, label=label)
-        panel.set_title(f"drop probability {row['drop_prob']:g}")
-        panel.set_xlabel("index of singular value")
+        panel.set(title=f"drop probability {row['drop_prob']:g}", xlabel="index of singular value")
     axes[0][0].set_ylabel("singular value")
     axes[0][-1].legend()
     return figure
@@ -147,8 +146,8 @@ def plot_gaps(rows: list[Row]) -> Any:
     for order in range(gaps.shape[2]):
         curves, color = np.maximum(gaps[:, :, order], 1e-12), shades[order % len(shades)]
         draw_band(axes, rows[0]["steps_seen"], curves, color, label=f"order {order + 1}")
-    axes.set_yscale("log")
-    axes.set_ylim(bottom=max(1e-8, float(np.abs(gaps[:, -1]).min()) / 10))
-    axes.set(xlabel="step", ylabel="equalization gap $R_l / LB_l - 1$")
+    bottom = max(1e-8, float(np.abs(gaps[:, -1]).min()) / 10)
+    axes.set(yscale="log", ylim=(bottom, None), xlabel="step",
+             ylabel="equalization gap $R_l / LB_l - 1$")  # fmt: skip
     axes.legend()
     return figure

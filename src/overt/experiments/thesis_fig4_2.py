@@ -179,10 +179,9 @@ def plot(rows: list[Row]) -> Any:
                    "$\\alpha / \\sqrt{n}$"), strict=False
         ):  # fmt: skip
             axes.set_xscale("log", base=2)
-            axes.set_xlabel("width")
-            axes.set_title(title)
+            axes.set(xlabel="width", title=title)
         line[0].set_ylabel(_label(kind))
-        line[3].set(xlabel="$\\alpha / \\sqrt{n}$", ylabel="gap")
-        line[3].set_title(f"Spearman {rank_correlation(rows, kind):.2f}")
+        spearman = f"Spearman {rank_correlation(rows, kind):.2f}"
+        line[3].set(xlabel="$\\alpha / \\sqrt{n}$", ylabel="gap", title=spearman)
     panels[0, 0].legend()
     return figure

@@ -126,8 +126,7 @@ def plot_search(rows: list[Row]) -> Any:
         axes.set_xticks(
             range(len(rows)), [r["loss"].replace(", ", ",\n") for r in rows], fontsize=7
         )
-        axes.set_title(f"top {k}")
-        axes.set_ylim(0, 1.12 * min(k, max(*values, 1)))
+        axes.set(title=f"top {k}", ylim=(0, 1.12 * min(k, max(*values, 1))))
     return figure
 
 
@@ -187,8 +186,7 @@ def plot_greedy(rows: list[Row]) -> Any:
             plane.annotate("", row["last"], (1, 0), arrowprops={"arrowstyle": "->"})
             side = "left" if row["method"] == "reflected_all" else "right"
             plane.text(*row["last"], f" {row['method']} ", fontsize=8, ha=side)
-    plane.set_aspect("equal")
-    plane.set_title("blue: class 1, orange: class 3")
+    plane.set(aspect="equal", title="blue: class 1, orange: class 3")
     for i, row in enumerate(rows):
         radii, fooled = np.array(row["radii"]), np.array(row["fooled"])
         right.scatter(radii[fooled], np.full(fooled.sum(), i), s=14, color=ORANGE)
