@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from overt import InputError, experiments
 from overt.cli import app
-from overt.experiments import Experiment, Finding, pages, record, runner
+from overt.experiments import Experiment, Finding, record, runner
 from overt.experiments.base import SIZES
 from overt.experiments.verdicts import above, below, mean_interval, share_interval, together
 
@@ -297,7 +297,7 @@ def test_all_is_resumed_and_what_is_absent_is_listed(tmp_path):
     assert calls == [1, 2, 3, 4]
     (entry,) = record.entries([good, bad], tmp_path)
     assert (entry.size, entry.counts) == ("paper", "1 holds")
-    text = pages.write_page([good, bad], tmp_path, absent).read_text()
+    text = record.write_page([good, bad], tmp_path, absent).read_text()
     assert all(part in text for part in ("moon.npz", "counting", "data:image/png;base64"))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from overt import experiments, theorems
-from overt.experiments import pages, record
+from overt.experiments import record
 
 FOLDER = Path(__file__).parent.parent / "docs" / "record"
 STATUS = {"holds", "corrected", "open", "definition", "cited", "not checked"}
@@ -68,7 +68,7 @@ def test_what_is_checked_has_a_place_in_the_papers():
 def test_the_page_is_what_the_rows_say():
     pytest.importorskip("matplotlib")
     pytest.importorskip("torch")
-    assert (FOLDER / "index.md").read_text(encoding="utf-8") == pages.markdown(known(), FOLDER)
+    assert (FOLDER / "index.md").read_text(encoding="utf-8") == record.markdown(known(), FOLDER)
     held = {entry.experiment.id for entry in record.entries(known(), FOLDER)}
     assert held == set(experiments.IDS)
     assert all((FOLDER / f"{name}.png").exists() for name in held)

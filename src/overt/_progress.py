@@ -4,54 +4,40 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from importlib.util import find_spec
 from types import FrameType
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 
 class Meter:
     """A progress bar of known length with a free text at its end."""
 
-    def __init__(self, progress: Progress, task: TaskID) -> None:
-        self._progress, self._task = progress, task
+    def __init__(self, update: Callable[..., None]) -> None:
+        self._update = update
 
     def advance(self, amount: float = 1, note: str | None = None) -> None:
         """Move on by `amount`; `note` replaces the text at the end of the bar."""
-        if note is None:
-            self._progress.update(self._task, advance=amount)
-        else:
-            self._progress.update(self._task, advance=amount, note=note)
+        self._update(advance=amount, **({} if note is None else {"note": note}))
 
     def reach(self, done: float, total: float) -> None:
         """Say how much is done of how much in all."""
-        self._progress.update(self._task, completed=done, total=total)
+        self._update(completed=done, total=total)
 
 
 @contextmanager
 def meter(title: str, total: float, *, show: bool = True) -> Iterator[Meter]:
     """Show a bar on standard error while it is a terminal, and below a notebook's cell."""
     console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
+    name, note = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
+    columns = (name, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), note)
     disable = not (show and _seen(console))
     with Progress(*columns, console=console, disable=disable, transient=True) as progress:
-        yield Meter(progress, progress.add_task(title, total=total, note=""))
+        yield Meter(partial(progress.update, progress.add_task(title, total=total, note="")))
 
 
 def _seen(console: Console) -> bool:
@@ -63,10 +49,7 @@ def _seen(console: Console) -> bool:
 def working(title: str) -> Iterator[None]:
     """Say what is going on where a bar would be shown, for work of unknown length."""
     console = Console(stderr=True)
-    if not _seen(console):
-        yield
-        return
-    with console.status(title):
+    with console.status(title) if _seen(console) else nullcontext():
         yield
 
 

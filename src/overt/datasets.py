@@ -93,11 +93,8 @@ def available() -> tuple[str, ...]:
     if not os.environ.get("OVERT_DATA"):
         return ()
     home = Path(os.environ["OVERT_DATA"])
-    return tuple(
-        size
-        for size, archive in _MOVIELENS.items()
-        if any(path.exists() for path in archive.places(home))
-    )
+    return tuple(size for size, archive in _MOVIELENS.items()
+                 if any(path.exists() for path in archive.places(home)))  # fmt: skip
 
 
 def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
@@ -200,12 +197,9 @@ def _parse(file: IO[bytes], archive: _Archive) -> Entries:
             skiprows=int(archive.header),
             ndmin=2,
         )
-    return Entries.from_ids(
-        columns[:, 0].astype(np.int64),
-        columns[:, 1].astype(np.int64),
-        columns[:, 2],
-        columns[:, 3].astype(np.int64),
-    )
+    users, items, ratings, times = columns[:, :4].T
+    users, items, times = (ids.astype(np.int64) for ids in (users, items, times))
+    return Entries.from_ids(users, items, ratings, times)
 
 
 def _download(archive: _Archive, target: Path) -> Path:

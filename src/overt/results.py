@@ -9,6 +9,7 @@ import json
 import os
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from functools import reduce
 from html import escape
 from pathlib import Path
 from typing import IO, Any, Self
@@ -210,10 +211,7 @@ class DeepSolution(Result):
     @property
     def product(self) -> Floats:
         """W_(k+1) ... W_1, outputs x inputs."""
-        product = self.weights[0]
-        for W in self.weights[1:]:
-            product = W @ product
-        return product
+        return reduce(lambda product, W: W @ product, self.weights)
 
     @property
     def spectrum(self) -> Floats:

@@ -1,12 +1,27 @@
-"""`overt explore`: the page on which noise is moved and theory answers."""
+"""`overt tour`, a report of what overt does; `overt explore`, a page on which theory answers."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from typer import Option
 
-from overt.cli.base import app, console
+from overt.cli.base import Seed, app, console, fail, keeping, show_path
+
+
+@app.command()
+def tour(
+    out: Annotated[Path, Option(help="Folder for the report.")] = Path("overt-tour"), seed: Seed = 0
+) -> None:
+    """Run overt's main jobs on bundled data and write one HTML report."""
+    from overt.tour import tour as run_tour
+
+    with keeping("the report is written at its end, so there is none"):
+        path, held = run_tour(out, seed=seed)
+    show_path("report", path)
+    if not held:
+        fail("some claims did not hold; the report says which", 1)
 
 
 @app.command()

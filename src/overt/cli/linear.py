@@ -1,4 +1,4 @@
-"""`overt solve` and `overt train`: a two-layer linear network from a matrix file."""
+"""`overt solve`, `train` and `certify`: two-layer linear networks from matrix files."""
 
 from __future__ import annotations
 
@@ -88,10 +88,7 @@ def train(
     y: Y = None,
     steps: Annotated[int, Option(min=1, help="Steps of a batch each.")] = 20_000,
     learning_rate: Annotated[float, Option(help="Step size.")] = 1e-3,
-    halving: Annotated[
-        float | None,
-        Option(help="Step by which the step size has halved."),
-    ] = None,
+    halving: Annotated[float | None, Option(help="Step by which the step size has halved.")] = None,
     batch_size: Annotated[int, Option(min=1, help="Samples in a step.")] = 1,
     seeds: Annotated[int, Option(min=1, help="Number of runs.")] = 10,
     gradient: Annotated[
@@ -147,18 +144,56 @@ def train(
     ended(run.status, "what is shown and written holds the steps taken")
 
 
+@app.command()
+def certify(
+    files: Annotated[
+        list[Path],
+        Argument(metavar="[M] U V", help="Target, U and V; U and V alone with --x and --y."),
+    ],
+    drop_prob: DropProb = 0.5,
+    noise: NoiseName = "dropout",
+    block_size: BlockSize = 2,
+    keep: Keep = 10,
+    second_moment: Annotated[
+        Path | None, Option(help="E[x x'], inputs x inputs; the identity by default.")
+    ] = None,
+    x: X = None,
+    y: Y = None,
+    rigorous: Annotated[bool, Option("--rigorous", help="Prove it, in exact arithmetic.")] = False,
+    out: Annotated[
+        Path | None, Option(help="Write the certificate, or the proof for the checker.")
+    ] = None,
+) -> None:
+    """Say how far the weights of a two-layer linear network are from the global optimum.
+
+    Try: [bold]overt certify M.npy U.npy V.npy --rigorous --out proof.json[/bold]
+    """
+    from overt._files import read_matrix
+
+    if len(files) != (3 if x is None and y is None else 2):
+        raise InputError("give M, U and V, or U and V with --x and --y")
+    awaited(out)
+    U, V = (read_matrix(path) for path in files[-2:])
+    target = files[0] if len(files) == 3 else None
+    C = None if second_moment is None else read_matrix(second_moment)
+    net = network(target, x, y, U.shape[1], noise, drop_prob, block_size, keep, second_moment=C)
+    if rigorous:
+        proof = net.certify(U, V, rigorous=True)
+        console.print(proof.statement, highlight=False)
+        if out is not None:
+            show_path("proof", proof.save(out))
+            console.print(f"check it: python -m overt.linear.checker {out}", style="dim")
+        return
+    certificate = net.certify(U, V)
+    show_table(("result", "value"), certificate.to_dict().items())
+    if out is not None:
+        show_path("saved", certificate.save(out))
+
+
 def network(
-    target: Path | None,
-    x: Path | None,
-    y: Path | None,
-    width: int,
-    noise: str,
-    drop_prob: float,
-    block_size: int,
-    keep: int = 0,
-    second_moment: Any = None,
-    weight_decay: float = 0.0,
-) -> LinearNetwork:
+    target: Path | None, x: Path | None, y: Path | None, width: int, noise: str, drop_prob: float,
+    block_size: int, keep: int = 0, second_moment: Any = None, weight_decay: float = 0.0,
+) -> LinearNetwork:  # fmt: skip
     """Return the network that the options describe."""
     from overt.linear import LinearNetwork
     from overt.noise import DropBlock, DropConnect, Dropout, KeepExactly

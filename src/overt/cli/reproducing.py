@@ -17,13 +17,11 @@ if TYPE_CHECKING:
 @app.command()
 def reproduce(
     what: Annotated[
-        list[str] | None,
-        Argument(metavar="ID", help="Which one; all; page; or compare OLD NEW."),
+        list[str] | None, Argument(metavar="ID", help="Which one; all; page; or compare OLD NEW.")
     ] = None,
     list_all: Annotated[bool, Option("--list", help="List what can be reproduced.")] = False,
     size: Annotated[
-        str,
-        Option(help="toy (seconds), reduced, or paper (as printed); see --list."),
+        str, Option(help="toy (seconds), reduced, or paper (as printed); see --list.")
     ] = "toy",
     n_jobs: Annotated[int, Option(min=1, help="Number of processes.")] = 1,
     engine: Engine = "local",
@@ -109,8 +107,7 @@ def _reproduce_all(size: str, n_jobs: int, out: Path, engine: str) -> None:
 
 
 def _write_page(out: Path, absent: dict[str, str], as_markdown: bool = False) -> None:
-    from overt.experiments.pages import write_markdown, write_page
-    from overt.experiments.record import entries
+    from overt.experiments.record import entries, write_markdown, write_page
 
     held = list(entries(_known(), out))
     show_table(("id", "size", "claims"), [(e.experiment.id, e.size, e.counts) for e in held])

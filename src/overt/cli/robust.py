@@ -13,9 +13,7 @@ from typer import Option
 
 import overt
 from overt._check import InputError, choice
-from overt._files import digest as sealed
-from overt._files import ready, write_whole
-from overt.cli.attack_files import digest, draw, save_examples, state_digest
+from overt._files import digest, ready, write_whole
 from overt.cli.base import AsJson, Seed, app, console, ended, show_path, show_table
 from overt.cli.models import Model, Points, Weights, build_model, read_examples
 
@@ -92,16 +90,16 @@ def attack(
             net, x, y, threat, curve, chosen, (budget, queries, None), 0.95, (certify, 10.0),
             batch_size, seed, True, door,
         )  # fmt: skip
-    after = save_examples(out / "adversarial.npz", net, door, x, y, moved)
+    after = _save_examples(out / "adversarial.npz", net, door, x, y, moved)
     notes = [*found.warnings, *_untrained(found.clean, after, weights)]
     facts = {
         "overt": overt.__version__,
-        "data_sha256": digest(x, y),
-        "model_sha256": state_digest(net),
+        "data_sha256": digest("data", {"x": x, "y": y}),
+        "model_sha256": _state_digest(net),
     }
     stored = found.to_dict() | {"warnings": notes, "run": run | facts}
-    write_whole(out / "attack.json", json.dumps({**stored, "checksum": sealed(stored)}))
-    pictures = draw(out, found, x, y, moved, after) if plot else []
+    write_whole(out / "attack.json", json.dumps({**stored, "checksum": digest(stored)}))
+    pictures = _draw(out, found, x, y, moved, after) if plot else []
     if as_json:
         typer.echo(json.dumps(stored))
     else:
@@ -184,3 +182,43 @@ def _number(name: str, text: str) -> float:
         return float(Fraction(text.strip())) if "/" in text else float(text)
     except (ValueError, ZeroDivisionError):
         raise InputError(f"{name} must hold numbers, got {text!r}") from None
+
+
+def _save_examples(path: Path, net: Any, door: Any, x: Any, y: Any, moved: Any) -> Any:
+    """Write clean and perturbed inputs with classes; return the logits of the perturbed ones."""
+    import numpy as np
+
+    from overt.robust.attacks.models import Subject, evaluating
+
+    with evaluating(net):
+        before, after = (Subject(net, v, door).clean_logits(256).cpu() for v in (x, moved))
+    arrays = {"x": x, "y": y, "adversarial": moved.cpu().numpy(),
+              "clean_class": before.argmax(1).numpy(),
+              "adversarial_class": after.argmax(1).numpy()}  # fmt: skip
+    write_whole(path, lambda file: np.savez_compressed(file, **arrays))
+    return after
+
+
+def _draw(out: Path, found: Any, x: Any, y: Any, moved: Any, after: Any) -> list[tuple[str, str]]:
+    """Draw the curve and, where inputs are images, some examples; return what was written."""
+    import numpy as np
+
+    from overt.robust.pictures import draw_examples
+
+    found.plot().savefig(out / "attack.png", dpi=150)
+    written = [("picture", "attack.png")]
+    changed = (moved.cpu().numpy() != x).reshape(len(x), -1).any(1)
+    shown = np.flatnonzero(changed & (np.asarray(after.argmax(1)) != np.ravel(y)))[:8]
+    if x.ndim in (3, 4) and len(shown):
+        parts = (x, moved.cpu().numpy(), np.ravel(y), after.argmax(1).numpy())
+        draw_examples(*(part[shown] for part in parts)).savefig(out / "examples.png", dpi=150)
+        written.append(("pictures", "examples.png"))
+    return written
+
+
+def _state_digest(net: Any) -> str | None:
+    """Return a fingerprint of a module's weights."""
+    if not hasattr(net, "state_dict"):
+        return None
+    weights = {name: v.detach().cpu().double().numpy() for name, v in net.state_dict().items()}
+    return digest("model", weights)

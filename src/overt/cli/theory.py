@@ -1,44 +1,17 @@
-"""`overt tour`, `overt verify`: the papers' statements, run on this machine."""
+"""`overt verify`: the papers' statements, run on this machine."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 from typer import Argument, Option
 
-from overt.cli.base import (
-    INTERRUPTED,
-    AsJson,
-    Seed,
-    app,
-    console,
-    fail,
-    keeping,
-    show_json,
-    show_path,
-    show_table,
-)
+from overt.cli.base import AsJson, Seed, app, console, ended, fail, show_json, show_table
 
 if TYPE_CHECKING:
     from overt.theorems.base import Theorem, Verdict
-
-
-@app.command()
-def tour(
-    out: Annotated[Path, Option(help="Folder for the report.")] = Path("overt-tour"),
-    seed: Seed = 0,
-) -> None:
-    """Run overt's main jobs on bundled data and write one HTML report."""
-    from overt.tour import tour as run_tour
-
-    with keeping("the report is written at its end, so there is none"):
-        path, held = run_tour(out, seed=seed)
-    show_path("report", path)
-    if not held:
-        fail("some claims did not hold; the report says which", 1)
 
 
 @app.command()
@@ -71,7 +44,7 @@ def verify(
     if as_latex or as_bibtex:
         _print_sources([theorems.registered()[name] for name in chosen], as_latex, as_bibtex)
         return
-    stopped = False
+    status = "finished"
     try:
         with meter("verify", len(chosen), show=not as_json) as bar:
             for _ in chosen:
@@ -80,7 +53,7 @@ def verify(
                 verdicts.append(verdict)
                 bar.advance(note=verdict.id)
     except KeyboardInterrupt:
-        stopped = True
+        status = "interrupted"
     if as_json:
         show_json(verdicts, indent=1)
     elif card:
@@ -88,8 +61,7 @@ def verify(
             _show_card(verdict, theorems.registered()[verdict.id].kind)
     else:
         _show_verdicts(verdicts)
-    if stopped:
-        fail(f"interrupted; {len(verdicts)} of {len(chosen)} were checked", INTERRUPTED)
+    ended(status, f"{len(verdicts)} of {len(chosen)} were checked")
     failed = [v.id for v in verdicts if v.verdict not in ("holds", "skipped")]
     if failed:
         fail(f"not confirmed: {', '.join(failed)}", 1)

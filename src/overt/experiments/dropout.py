@@ -19,6 +19,7 @@ from overt.experiments.base import Findings, Params, Row, rows_with, values_of
 from overt.experiments.verdicts import Finding, above, mean_interval, together
 from overt.linear import LinearNetwork, TiedAutoencoder, inverse_decay
 from overt.noise import Dropout
+from overt.theorems._oracles import with_spectrum
 
 TARGET, WIDTH, EXTENT = 2.0, 2, 2.0
 STARTS = ([[0.2, -1.4]], [[-1.6, 1.3]])
@@ -175,19 +176,12 @@ def plot_paths(rows: list[Row]) -> Any:
     return figure
 
 
-def _target(outputs: int, inputs: int) -> Floats:
-    """Return M with random singular subspaces and an exponentially decaying spectrum."""
-    rng, k = np.random.default_rng(0), min(outputs, inputs)
-    left = np.linalg.qr(rng.standard_normal((outputs, k)))[0]
-    right = np.linalg.qr(rng.standard_normal((inputs, k)))[0]
-    return np.asarray(left * np.exp(-np.arange(k) / DECAY) @ right.T)
-
-
 def run_seeds(params: Params, seed: int) -> dict[str, Any]:
     """Train from many seeds and compare with the exact optimum."""
-    M, lam = _target(params["outputs"], params["inputs"]), params["strength"]
+    m, n, lam = params["outputs"], params["inputs"], params["strength"]
+    M = with_spectrum(np.random.default_rng(0), m, n, np.exp(-np.arange(min(m, n)) / DECAY))
     net = LinearNetwork(M, params["width"], Dropout(lam / (1 + lam)))
-    rate = inverse_decay(4e-3 * 80 / params["inputs"], params["steps"] / 10)
+    rate = inverse_decay(4e-3 * 80 / n, params["steps"] / 10)
     trace = net.train(params["steps"], rate, range(seed, seed + params["seeds"]), records=30)
     best = net.solve()
     return {

@@ -1,6 +1,7 @@
-"""The record: every figure and table run, what a folder holds of them, two records compared.
+"""The record: every figure and table run, what a folder holds of them, pages of it, comparison.
 
-Rows are kept in a folder as JSON lines, one file for each experiment.
+Rows are kept in a folder as JSON lines, one file for each experiment; pages are made from rows
+alone: one HTML file, or Markdown with pictures.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from overt._check import InputError
+from overt._files import write_whole
+from overt._html import Page
 from overt.experiments.base import SIZES, Experiment, Row
 from overt.experiments.runner import compute, stored
 from overt.experiments.verdicts import VERDICTS, Finding
 
 Folder = str | os.PathLike[str]
+HEADER = ("claim", "verdict", "measured here", "printed")
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,11 @@ class Entry:
         return ", ".join(f"{found[name]} {name}" for name in VERDICTS if found[name])
 
     @property
+    def lines(self) -> list[tuple[str, str, str, str]]:
+        """The findings as lines of a table."""
+        return [(f.claim, f.verdict, f.measured, f.reported) for f in self.findings]
+
+    @property
     def where(self) -> str:
         """On what machine and when, and how the size differs from print."""
         facts = ", ".join(f"{name} {value}" for name, value in sorted(self.machine.items()))
@@ -49,14 +58,9 @@ class Entry:
 
 
 def run_all(
-    chosen: list[Experiment],
-    size: str,
-    out: Folder,
-    *,
-    n_jobs: int = 1,
-    on_row: Callable[[int, int, str], None] | None = None,
-    engine: str = "local",
-) -> dict[str, str]:
+    chosen: list[Experiment], size: str, out: Folder, *, n_jobs: int = 1,
+    on_row: Callable[[int, int, str], None] | None = None, engine: str = "local",
+) -> dict[str, str]:  # fmt: skip
     """Compute the rows that are missing, of all experiments at once; return what could not be run.
 
     Each is run at the size, or at the next smaller one that it has. What lacks data or a package is
@@ -104,3 +108,58 @@ def compare(
     for key in dict.fromkeys([*before, *now]):
         if before.get(key) != now.get(key):
             yield *key, before.get(key, "absent"), now.get(key, "absent")
+
+
+def write_page(
+    chosen: list[Experiment], out: Folder, absent: dict[str, str], command: str = "{id} {size}"
+) -> Path:
+    """Write OUT/index.html: claims, pictures, numbers beside printed ones, verdicts, commands."""
+    held = list(entries(chosen, out))
+    page = Page(
+        "The papers' figures and tables, recomputed",
+        "A verdict is holds, fails or inconclusive, from an interval where chance has a part.",
+    )
+    page.section("All")
+    summary = [(e.experiment.id, e.experiment.source, e.size, e.counts) for e in held]
+    page.table(("id", "source", "size", "claims"), summary)
+    for entry in held:
+        e = entry.experiment
+        page.section(e.source)
+        page.text(f"{e.title}. Claim: {e.claim}.")
+        page.figure(e.draw(entry.rows, entry.size), f"{e.source}, {entry.size} size")
+        page.table(HEADER, entry.lines)
+        page.code(command.format(id=e.id, size=entry.size))
+        page.text(entry.where, note=True)
+    if absent:
+        page.section("Not run")
+        page.table(("id", "what to provide"), list(absent.items()))
+    return page.write(Path(out) / "index.html")
+
+
+def markdown(chosen: list[Experiment], out: Folder) -> str:
+    """Return the same page as Markdown; pictures are ID.png beside it."""
+    text = [
+        "# The record", "",
+        "What came out when the papers' figures and tables were computed anew, at the largest size "
+        "that was run. The rows are in this folder; `overt reproduce ID` makes new ones, and "
+        "`overt reproduce compare` says what changed. A verdict is *holds*, *fails* or "
+        "*inconclusive*, from an interval where chance has a part.", "",
+    ]  # fmt: skip
+    for entry in entries(chosen, out):
+        e = entry.experiment
+        text += [f"## {e.source}", "", f"`{e.id}`, {entry.size} size. {e.title}: {e.claim}.", ""]
+        text += [f"![{e.source}]({e.id}.png)", "", _row(HEADER), _row(["---"] * 4)]
+        text += [*map(_row, entry.lines), "", entry.where, ""]
+    return "\n".join(text)
+
+
+def _row(cells: Any) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+
+
+def write_markdown(chosen: list[Experiment], out: Folder) -> Path:
+    """Write OUT/index.md and the pictures beside it."""
+    for entry in entries(chosen, out):
+        figure = entry.experiment.draw(entry.rows, entry.size)
+        figure.savefig(Path(out) / f"{entry.experiment.id}.png", dpi=75, bbox_inches="tight")
+    return write_whole(Path(out) / "index.md", markdown(chosen, out))

@@ -27,14 +27,10 @@ from overt.experiments.verdicts import Finding
 
 
 def run(
-    experiment: Experiment,
-    *,
-    size: str = "toy",
-    n_jobs: int = 1,
-    out: str | os.PathLike[str] | None = None,
-    on_row: Callable[[int, int], None] | None = None,
+    experiment: Experiment, *, size: str = "toy", n_jobs: int = 1,
+    out: str | os.PathLike[str] | None = None, on_row: Callable[[int, int], None] | None = None,
     engine: str = "local",
-) -> list[Row]:
+) -> list[Row]:  # fmt: skip
     """Return the rows of an experiment in the grid's order, computing those not yet stored.
 
     Parameters
@@ -80,10 +76,7 @@ def report(
     picture = stem.with_suffix(".png")
     write_whole(picture, partial(figure.savefig, format="png", dpi=110, bbox_inches="tight"))
     summary = {
-        "id": experiment.id,
-        "title": experiment.title,
-        "source": experiment.source,
-        "claim": experiment.claim,
+        **{name: getattr(experiment, name) for name in ("id", "title", "source", "claim")},
         "size": size,
         "rows": len(rows),
         "findings": [dataclasses.asdict(finding) for finding in findings],
@@ -110,27 +103,18 @@ Task = tuple[str, Params]
 
 
 def compute(
-    experiments: Mapping[str, Experiment],
-    tasks: Sequence[Task],
-    n_jobs: int,
-    out: str | os.PathLike[str] | None,
-    engine: str = "local",
-) -> Generator[tuple[str, Outcome]]:
+    experiments: Mapping[str, Experiment], tasks: Sequence[Task], n_jobs: int,
+    out: str | os.PathLike[str] | None, engine: str = "local",
+) -> Generator[tuple[str, Outcome]]:  # fmt: skip
     """Yield (id, (key, row)) as rows are done and stored; for a wrong input, (id, the error)."""
     if out is not None:
         ready(out)
-    for name, outcome in _outcomes(experiments, tasks, n_jobs, engine):
+    given = [(experiments[name], params) for name, params in tasks]
+    for number, outcome in mapped(_outcome, given, engine, n_jobs):
+        name = tasks[number][0]
         if out is not None and isinstance(outcome, tuple):
             _append(_path(experiments[name], out), *outcome)
         yield name, outcome
-
-
-def _outcomes(
-    experiments: Mapping[str, Experiment], tasks: Sequence[Task], n_jobs: int, engine: str
-) -> Generator[tuple[str, Outcome]]:
-    given = [(experiments[name], params) for name, params in tasks]
-    for number, outcome in mapped(_outcome, given, engine, n_jobs):
-        yield tasks[number][0], outcome
 
 
 def _outcome(experiment: Experiment, params: Params) -> Outcome:

@@ -72,12 +72,19 @@ def fit(model: nn.Module, x: Tensor, y: Tensor, *, epochs: int, seed: int, batch
     """Train with Adam and cross-entropy, in place."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-        for _ in range(epochs):
-            for rows in torch.randperm(len(x)).split(batch):
-                optimizer.zero_grad()
-                cross_entropy(model(x[rows]), y[rows]).backward()
-                optimizer.step()
+        descend(model, x, y, cross_entropy, epochs, 1e-3, batch)
+
+
+def descend(
+    model: nn.Module, x: Tensor, y: Tensor, loss: Any, epochs: int, rate: float, batch: int = 64
+) -> None:
+    """Train with Adam on batches in random order, in place."""
+    optimizer = torch.optim.Adam(model.parameters(), rate)
+    for _ in range(epochs):
+        for rows in torch.randperm(len(x)).split(batch):
+            optimizer.zero_grad()
+            loss(model(x[rows]), y[rows]).backward()
+            optimizer.step()
 
 
 class _Block(nn.Module):  # type: ignore[misc]

@@ -133,9 +133,8 @@ def plot_curves(rows: list[Row]) -> Any:
         for panel, values in zip(axes, (train, test, test - train), strict=True):
             panel.plot(row["times"], values, style, color=color, label=label)
     for panel, title in zip(axes, ("training RMSE", "test RMSE", "gap"), strict=True):
-        panel.set(title=title, xscale="log")
+        panel.set(title=title, xscale="log", xlabel="seconds")
         panel.xaxis.set_minor_formatter(NullFormatter())
-        panel.set_xlabel("seconds")
     axes[0].legend()
     return figure
 

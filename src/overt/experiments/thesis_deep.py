@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from itertools import pairwise
 from typing import Any
 
@@ -21,21 +22,14 @@ def run_spectra(params: Params, seed: int) -> dict[str, Any]:
     N = rng.standard_normal((d, rank)) @ rng.standard_normal((rank, d)) / np.sqrt(d)
     N = N + 0.02 * rng.standard_normal((d, d))
     net = DeepLinearNetwork(N, (d,) * params["hidden"], params["drop_prob"])
-    trace = net.train(
-        params["steps"],
-        inverse_decay(params["rate"], params["steps"] / 4),
-        range(seed, seed + params["seeds"]),
-        batch_size=params["batch"],
-        records=6,
-    )
-    products = trace.weights[0]
-    for W in trace.weights[1:]:
-        products = W @ products
-    best = net.solve()
+    rate = inverse_decay(params["rate"], params["steps"] / 4)
+    seeds, batch = range(seed, seed + params["seeds"]), params["batch"]
+    trace = net.train(params["steps"], rate, seeds, batch_size=batch, records=6)
+    products, best = reduce(lambda product, W: W @ product, trace.weights), net.solve()
     return {
         "target": np.linalg.svd(N, compute_uv=False).tolist(),
         "trained": np.linalg.svd(products, compute_uv=False).tolist(),
-        "solved": np.linalg.svd(best.product, compute_uv=False).tolist(),
+        "solved": best.spectrum.tolist(),
         "objective": trace.objective[:, -1].tolist(),
         "best": best.objective,
         "bound": best.certificate.lower_bound,
@@ -99,8 +93,7 @@ def plot_spectra(rows: list[Row]) -> Any:
         for i, s in enumerate(row["trained"]):
             label = "trained" if i == 0 else None
             panel.plot(s[:count], "o", ms=4, color=ORANGE, alpha=0.6, label=label)
-        panel.set_title(f"drop probability {row['drop_prob']:g}")
-        panel.set_xlabel("index of singular value")
+        panel.set(title=f"drop probability {row['drop_prob']:g}", xlabel="index of singular value")
     axes[0][0].set_ylabel("singular value")
     axes[0][-1].legend()
     return figure
@@ -141,11 +134,8 @@ def check_gaps(rows: list[Row]) -> Findings:
     yield Finding("the objective ends within 2 per cent of the optimum (Corollary 1, corrected)",
                   np.all(excess >= -1e-8) and excess.mean() <= 0.02,
                   f"mean of {len(rows)} runs ends {excess.mean():.2%} above")  # fmt: skip
-    yield Finding(
-        "the exact solution is equalized",
-        np.abs([row["solution_gaps"] for row in rows]).max() <= 1e-12,
-        f"largest gap {np.abs([row['solution_gaps'] for row in rows]).max():.0e}",
-    )
+    largest = np.abs([row["solution_gaps"] for row in rows]).max()
+    yield Finding("the exact solution is equalized", largest <= 1e-12, f"largest gap {largest:.0e}")
 
 
 def plot_gaps(rows: list[Row]) -> Any:
@@ -154,12 +144,10 @@ def plot_gaps(rows: list[Row]) -> Any:
     gaps = np.array([row["gaps"] for row in rows])
     shades = ("#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08306b")
     for order in range(gaps.shape[2]):
-        draw_band(
-            axes, rows[0]["steps_seen"], np.maximum(gaps[:, :, order], 1e-12),
-            shades[order % len(shades)], label=f"order {order + 1}",
-        )  # fmt: skip
-    axes.set_yscale("log")
-    axes.set_ylim(bottom=max(1e-8, float(np.abs(gaps[:, -1]).min()) / 10))
-    axes.set(xlabel="step", ylabel="equalization gap $R_l / LB_l - 1$")
+        curves, color = np.maximum(gaps[:, :, order], 1e-12), shades[order % len(shades)]
+        draw_band(axes, rows[0]["steps_seen"], curves, color, label=f"order {order + 1}")
+    bottom = max(1e-8, float(np.abs(gaps[:, -1]).min()) / 10)
+    axes.set(yscale="log", ylim=(bottom, None), xlabel="step",
+             ylabel="equalization gap $R_l / LB_l - 1$")  # fmt: skip
     axes.legend()
     return figure

@@ -75,36 +75,24 @@ def task(data: str) -> tuple[Any, Any, Any, Any]:
     """Return flat images and labels -1 and 1, training and test: odd digits of the toy are 1."""
     from overt.experiments import small
 
-    if data == "digits":
-        loaded = small.load(data)
-        classes, classes_test = loaded.y % 2, loaded.y_test % 2
-    else:
-        loaded = small.load(data, only=(4, 7))
-        classes, classes_test = loaded.y, loaded.y_test
-    return (
-        loaded.x.flatten(1), 2.0 * classes - 1, loaded.x_test.flatten(1), 2.0 * classes_test - 1
-    )  # fmt: skip
+    loaded = small.load(data, None if data == "digits" else (4, 7))  # 4 and 7 are numbered 0 and 1
+    y, y_test = (2.0 * (classes % 2) - 1 for classes in (loaded.y, loaded.y_test))
+    return loaded.x.flatten(1), y, loaded.x_test.flatten(1), y_test
 
 
 def fit(
     x: Any, y: Any, width: int, drop_prob: float, epochs: int, learning_rate: float
 ) -> tuple[Any, Any]:
     """Return (V' (width x inputs), U (1 x width)) after Adam with dropout on the hidden units."""
-    import torch
+    from torch.nn import Dropout, Flatten, Linear, ReLU, Sequential
+    from torch.nn.functional import mse_loss
 
-    net = torch.nn.Sequential(
-        torch.nn.Linear(x.shape[1], width, bias=False),
-        torch.nn.ReLU(),
-        torch.nn.Dropout(drop_prob),
-        torch.nn.Linear(width, 1, bias=False),
-    )
-    optimizer = torch.optim.Adam(net.parameters(), learning_rate)
-    for _ in range(epochs):
-        for rows in torch.randperm(len(x)).split(64):
-            optimizer.zero_grad()
-            torch.mean((net(x[rows])[:, 0] - y[rows]) ** 2).backward()
-            optimizer.step()
-    return net[0].weight.detach(), net[3].weight.detach()
+    from overt.experiments.small import descend
+
+    hidden, top = Linear(x.shape[1], width, bias=False), Linear(width, 1, bias=False)
+    net = Sequential(hidden, ReLU(), Dropout(drop_prob), top, Flatten(0))
+    descend(net, x, y, mse_loss, epochs, learning_rate)
+    return hidden.weight.detach(), top.weight.detach()
 
 
 def _kind(row: Row) -> Kind:
@@ -191,10 +179,9 @@ def plot(rows: list[Row]) -> Any:
                    "$\\alpha / \\sqrt{n}$"), strict=False
         ):  # fmt: skip
             axes.set_xscale("log", base=2)
-            axes.set_xlabel("width")
-            axes.set_title(title)
+            axes.set(xlabel="width", title=title)
         line[0].set_ylabel(_label(kind))
-        line[3].set(xlabel="$\\alpha / \\sqrt{n}$", ylabel="gap")
-        line[3].set_title(f"Spearman {rank_correlation(rows, kind):.2f}")
+        spearman = f"Spearman {rank_correlation(rows, kind):.2f}"
+        line[3].set(xlabel="$\\alpha / \\sqrt{n}$", ylabel="gap", title=spearman)
     panels[0, 0].legend()
     return figure

@@ -171,9 +171,7 @@ def plot_visited(rows: list[Row]) -> Any:
             for part, style in (("full", "-"), ("visited", "--"), ("unseen", ":")):
                 curves = 100 * np.array([row[part] for row in chosen])
                 axes.plot(chosen[0]["steps"], curves.mean(0), style, label=part)
-            axes.set_xscale("log")
-            axes.set_title(f"width {width}, drop {prob:g}")
-            axes.set_xlabel("step")
+            axes.set(xscale="log", title=f"width {width}, drop {prob:g}", xlabel="step")
         for axes in line[len(settings) :]:
             axes.set_axis_off()
         line[0].set_ylabel("test accuracy, %")
@@ -210,9 +208,7 @@ def plot_unseen(rows: list[Row]) -> Any:
         lines = axes.plot(row["steps"], 100 * np.array(row["parts"]), color=ORANGE, lw=0.5)
         lines[0].set_label("sub-networks")
         axes.plot(row["steps"], 100 * np.array(row["full"]), color=BLUE, label="full network")
-        axes.set_xscale("log")
-        axes.set_title(f"width {width}")
-        axes.set_xlabel("step")
+        axes.set(xscale="log", title=f"width {width}", xlabel="step")
     panels[0, 0].set_ylabel("test accuracy, %")
     panels[0, 0].legend()
     return figure

@@ -13,12 +13,9 @@ __all__ = ["explore"]
 
 
 def explore(
-    host: str = "127.0.0.1",
-    port: int = 8050,
-    *,
-    browser: bool = True,
+    host: str = "127.0.0.1", port: int = 8050, *, browser: bool = True,
     ready: Callable[[str], None] = lambda address: None,
-) -> None:
+) -> None:  # fmt: skip
     """Serve the page until Ctrl-C; `ready` gets its address. Port 0 takes a free one."""
     try:
         import dash  # noqa: F401

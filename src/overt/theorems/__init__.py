@@ -23,17 +23,10 @@ from overt.theorems.base import (
 
 # Importing a module registers its statements: first along the line of the papers' argument, then
 # those of the applications.
-_LINE = [
-    "noises",
-    "penalties",
-    "norms",
-    "balance",
-    "optima",
-    "deep",
-    "linear",
-    "shrinkage",
+_LINE = (
+    "noises", "penalties", "norms", "balance", "optima", "deep", "linear", "shrinkage",
     "parametrization",
-]
+)  # fmt: skip
 _FOUND = sorted(found.name for found in pkgutil.iter_modules(__path__))
 for _module in sorted(_FOUND, key=lambda name: _LINE.index(name) if name in _LINE else len(_LINE)):
     if _module != "base" and not _module.startswith("_"):

@@ -31,7 +31,7 @@ DESCENT = 1e-7
 STRICT = 0.01
 """Least relative excess that shows that a bound is not attained."""
 
-STANDARD_ERRORS = 5.0
+MONTE_CARLO = 5.0
 """Tolerance on |Monte Carlo - exact| in standard errors."""
 
 
@@ -144,13 +144,9 @@ _registry: dict[str, Theorem] = {}
 
 
 def theorem(
-    id: str,  # noqa: A002
-    *,
-    source: str,
-    claim: str,
-    assumes: str = "nothing",
+    id: str, *, source: str, claim: str, assumes: str = "nothing",  # noqa: A002
     correction: str | None = None,
-) -> Callable[[Check], Check]:
+) -> Callable[[Check], Check]:  # fmt: skip
     """Register the decorated check under `id`.
 
     The check gets a scale (1 for small problems) and a random generator, and returns Evidence or

@@ -38,10 +38,8 @@ def expected_loss(scale: int, rng: np.random.Generator) -> Residuals:
     flows = ((U**2).sum(0) * a**2).sum(1).mean()
     total = ((a @ U.T) ** 2).sum(1).mean()
     added = (d - k) / (k * (d - 1)) * (d * flows - total)
-    stated = float(((y - model(x)) ** 2).sum(1).mean() + added)
-    detail = f"all {len(losses)} sub-networks of {k} of {d} units, cut out"
-    yield relative(stated, np.mean(losses))
-    return EXACT, detail
+    yield relative(float(((y - model(x)) ** 2).sum(1).mean() + added), np.mean(losses))
+    return EXACT, f"all {len(losses)} sub-networks of {k} of {d} units, cut out"
 
 
 @theorem(
@@ -88,7 +86,5 @@ def data_rank(scale: int, rng: np.random.Generator) -> Residuals:
     least = float(np.sum(s[change.after :] ** 2))
     blind, _ = compress(model, {"0": 0.6}, x[:2], by="spectrum")
     worse = float(((blind(x) - y) ** 2).sum(1).mean())
-    residual = relative(error, least) + max(0.0, error - worse)
-    detail = f"rank {change.after} of {m}; weights alone: {worse / least:.1f} times that"
-    yield residual
-    return 1e-8, detail
+    yield relative(error, least) + max(0.0, error - worse)
+    return 1e-8, f"rank {change.after} of {m}; weights alone: {worse / least:.1f} times that"

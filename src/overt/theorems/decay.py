@@ -130,9 +130,8 @@ def _closed(scale: int, rng: np.random.Generator) -> Residuals:
             broken += larger or soft_rank(W, region.alpha) > 1 + region.slack
             steps += 1
     on_boundary = least > 1 + region.slack * (1 - 1e-5)
-    detail = f"{broken} of {steps} steps from the boundary left, at rates 1e-4 to 1e-2"
     yield float(broken) + (not on_boundary)
-    return 0.0, detail
+    return 0.0, f"{broken} of {steps} steps from the boundary left, at rates 1e-4 to 1e-2"
 
 
 def sgd_step(W: list[Floats], problem: Entries, n: int, eta: float, lam: float) -> list[Floats]:

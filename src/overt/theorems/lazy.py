@@ -14,15 +14,15 @@ from overt.theorems.base import Evidence, Residuals, theorem
 DELTA = 0.3
 """Probability with which the lemmas may fail: a third of it each."""
 
+T = 10
+ANGLES = np.linspace(0, 2 * np.pi, T, endpoint=False)
+CIRCLE = np.stack([np.cos(ANGLES), np.sin(ANGLES)])
+"""The inputs: T points of the unit circle, so that w.x is Gaussian in the plane."""
 
-def _start(rng: np.random.Generator, m: int, T: int, trials: int) -> tuple[np.ndarray, ...]:
-    """Return w.x (trials, units, inputs) of Gaussian rows, signs a, and masks with q = 1/2.
 
-    Inputs are T points of the unit circle, so that w.x is Gaussian in the plane.
-    """
-    angles = np.linspace(0, 2 * np.pi, T, endpoint=False)
-    x = np.stack([np.cos(angles), np.sin(angles)])
-    products = rng.normal(size=(trials, m, 2)) @ x
+def _start(rng: np.random.Generator, m: int, trials: int) -> tuple[np.ndarray, ...]:
+    """Return w.x (trials, units, inputs) of Gaussian rows, signs a, and masks with q = 1/2."""
+    products = rng.normal(size=(trials, m, 2)) @ CIRCLE
     signs = rng.choice((-1.0, 1.0), (trials, m, 1))
     return products, signs, rng.random((trials, m, T)) < 0.5
 
@@ -30,9 +30,8 @@ def _start(rng: np.random.Generator, m: int, T: int, trials: int) -> tuple[np.nd
 def _share(broken: np.ndarray, what: str) -> Evidence:
     """Return evidence that the share of broken trials is not above a third of delta."""
     low, _ = clopper_pearson(int(broken.sum()), len(broken), 0.999)
-    return Evidence(
-        float(low), DELTA / 3, f"{what}: {broken.sum()} of {len(broken)} starts break it"
-    )
+    detail = f"{what}: {broken.sum()} of {len(broken)} starts break it"
+    return Evidence(float(low), DELTA / 3, detail)
 
 
 @theorem(
@@ -42,9 +41,8 @@ def _share(broken: np.ndarray, what: str) -> Evidence:
     assumes="m >= 25 ln(6T/delta), inputs of norm 1",
 )
 def _lazy_start(scale: int, rng: np.random.Generator) -> Evidence:
-    T = 10
     m = math.ceil(25 * math.log(6 * T / DELTA))
-    products, signs, kept = _start(rng, m, T, 100 * scale)
+    products, signs, kept = _start(rng, m, 100 * scale)
     g = np.sum(signs * kept * np.maximum(products, 0), axis=1) / math.sqrt(m)
     return _share(np.abs(g).max(1) > math.sqrt(2 * math.log(6 * T / DELTA)), f"width {m}")
 
@@ -58,11 +56,9 @@ def _lazy_start(scale: int, rng: np.random.Generator) -> Evidence:
     "gamma = q E|cos|/2 = q/pi",
 )
 def _lazy_margin(scale: int, rng: np.random.Generator) -> Evidence:
-    T, m = 10, 150
-    angles = np.linspace(0, 2 * np.pi, T, endpoint=False)
+    m = 150
     w = rng.normal(size=(100 * scale, m, 2))
-    psi = w / np.linalg.norm(w, axis=2, keepdims=True)
-    along = psi @ np.stack([np.cos(angles), np.sin(angles)])
+    along = w / np.linalg.norm(w, axis=2, keepdims=True) @ CIRCLE  # psi(w).x
     values = np.mean((rng.random(along.shape) < 0.5) * np.maximum(along, 0), axis=1)
     least = 0.5 / math.pi - math.sqrt(2 * math.log(3 * T / DELTA) / m)
     off = abs(values.mean() - 0.5 / math.pi) > 5 * values.std() / math.sqrt(values.size)
@@ -77,8 +73,8 @@ def _lazy_margin(scale: int, rng: np.random.Generator) -> Evidence:
     assumes="inputs of norm 1",
 )
 def _lazy_flips(scale: int, rng: np.random.Generator) -> Evidence:
-    T, m = 10, 200
-    products, _, _ = _start(rng, m, T, 100 * scale)
+    m = 200
+    products, _, _ = _start(rng, m, 100 * scale)
     broken = np.zeros(len(products), dtype=bool)
     for D in (0.01, 0.1, 0.5):
         # The worst rows move straight against the input: |w.x| <= D.

@@ -9,14 +9,7 @@ import numpy as np
 from overt import noise, penalty
 from overt._types import Floats
 from overt.theorems import _oracles as oracles
-from overt.theorems.base import (
-    EXACT,
-    STANDARD_ERRORS,
-    Residuals,
-    relative,
-    standard_errors,
-    theorem,
-)
+from overt.theorems.base import EXACT, MONTE_CARLO, Residuals, relative, standard_errors, theorem
 
 
 @theorem(
@@ -62,7 +55,7 @@ def _mask_moments(scale: int, rng: np.random.Generator) -> Residuals:
         spread = w @ each.characteristic(d) @ w
         yield standard_errors(flow, w.sum())
         yield standard_errors((flow - w.sum()) ** 2, spread)
-    return STANDARD_ERRORS, f"{len(noises)} noises, {size} masks each, in s.e."
+    return MONTE_CARLO, f"{len(noises)} noises, {size} masks each, in s.e."
 
 
 @theorem(

@@ -11,23 +11,15 @@ from overt._files import ready
 from overt._html import Page
 from overt._progress import meter, reraising_interrupts
 from overt.experiments.runner import machine_facts
-from overt.tour import audit, completion, compress, decay, foundation, linear, nn, relu, robust
+from overt.tour import audit, completion, compress, decay, foundation, nn, relu, robust
 from overt.tour.lines import LINES
 from overt.tour.torch_chapter import Chapter
 
 CHAPTERS: tuple[Chapter, ...] = (
-    foundation.one_matrix,
-    foundation.landscape,
-    linear.networks,
-    completion.chapter,
-    decay.chapter,
-    nn.chapter,
-    audit.chapter,
-    compress.chapter,
-    relu.chapter,
-    robust.chapter,
+    foundation.one_matrix, foundation.landscape, foundation.networks, completion.chapter,
+    decay.chapter, nn.chapter, audit.chapter, compress.chapter, relu.chapter, robust.chapter,
     foundation.statements,
-)
+)  # fmt: skip
 
 
 def lines_of(chapter: Chapter) -> str:
