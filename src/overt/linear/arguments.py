@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from overt._check import InputError, InputTypeError, bounded
-from overt.linear.effect import NoiseEffect
-from overt.linear.regression import DenseRegression, Regression, from_data, from_target
+from overt.linear.effect import NoiseEffect, Regression
+from overt.linear.regression import DenseRegression, from_data, from_target
 from overt.linear.units import UnitNoise
 from overt.linear.weights import WeightNoise
 from overt.noise import DropConnect, Noise
