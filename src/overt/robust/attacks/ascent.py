@@ -146,17 +146,13 @@ class _Books:
         self.close()
         stay = self._live.nonzero().squeeze(1)
         self.rows, self._live = self.rows[stay], self._live[stay]
-        own = self.batch
-        parts = (own.delta, own.value, own.fooled, own.flat, own.broken)
-        self.batch = Found(*(part[stay] for part in parts))
+        self.batch = self.batch.each(lambda part: part[stay])
         return stay
 
     def close(self) -> Found:
         """Return what was found, the batch included."""
-        out, own, rows = self.found, self.batch, self.rows
-        out.delta[rows], out.value[rows] = own.delta, own.value
-        out.fooled[rows], out.broken[rows] = own.fooled, own.broken
-        return out
+        self.found.merge(self.rows, self.batch)
+        return self.found
 
 
 class _Mover:

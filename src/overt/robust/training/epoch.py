@@ -141,7 +141,7 @@ class Epoch:
         given, r = pair(batch), self._recipe
         subject = Subject(r.model, given[0], {})
         x, rows = subject.x.to(subject.device), torch.arange(len(subject.x))
-        y = self._target(subject, x, rows, given[1])
+        y = _target(x, given[1])
         moved = x if r.attack is None else self._perturb(subject, x, rows, y, seed)
         seen: list[tuple[float, int, int | None]] = []
 
@@ -179,16 +179,6 @@ class Epoch:
             )
         clean /= max(looked, 1)
         return {"loss": loss / n, "clean_accuracy": clean, "robust_accuracy": robust / n}
-
-    def _target(self, subject: Subject, x: Tensor, rows: Tensor, y: Any) -> Target:
-        """Return classes, and rows of probabilities where those are given."""
-        given = tensor("y", y).to(x.device)
-        if given.ndim == 2 and given.shape[1] > 1:
-            return Target(given.argmax(1), given.to(x))
-        count = int(given.max()) + 1 if given.numel() else 1
-        if bool((given < 0).any()):  # -1 and 1
-            count = 2
-        return Target(classes(y, x, max(count, 2)), None)
 
     def _loss(
         self, subject: Subject, x: Tensor, moved: Tensor, rows: Tensor, y: Target, number: int
@@ -234,6 +224,15 @@ class Epoch:
         if r.warm_starts is not None:
             r.warm_starts.store(x, moved)
         return moved
+
+
+def _target(x: Tensor, y: Any) -> Target:
+    """Return classes, and rows of probabilities where those are given."""
+    given = tensor("y", y).to(x.device)
+    if given.ndim == 2 and given.shape[1] > 1:
+        return Target(given.argmax(1), given.to(x))
+    signed = not given.numel() or bool((given < 0).any())  # -1 and 1
+    return Target(classes(y, x, 2 if signed else max(int(given.max()) + 1, 2)), None)
 
 
 def _start(region: Region, seed: int) -> Tensor:
