@@ -114,11 +114,7 @@ class Dropout(Noise):
 
     def mean(self, width: Width) -> Floats:
         """1 - drop_prob for every unit; 1 for Gaussian multipliers."""
-        return (
-            np.ones(self._units(width))
-            if self.gaussian
-            else 1 - self._per_unit(width, self.drop_prob)
-        )
+        return 1 - self._per_unit(width, 0.0 if self.gaussian else self.drop_prob)
 
     def relative_variance(self, width: Width) -> Floats:
         """lam for every unit."""
@@ -135,9 +131,8 @@ class Dropout(Noise):
         if self.gaussian:
             deviation = np.sqrt(self._per_unit(width, self._lam)).reshape(shape)
             return np.asarray(1 + deviation * rng.standard_normal(drawn))
-        return (rng.random(drawn) >= self._per_unit(width, self.drop_prob).reshape(shape)).astype(
-            float
-        )
+        dropped = self._per_unit(width, self.drop_prob).reshape(shape)
+        return (rng.random(drawn) >= dropped).astype(float)
 
     def at_width(self, width: int) -> Self:
         """Width-adjusted noise whose strength grows as lam * width (structured dropout, eq. 7).
@@ -190,11 +185,6 @@ class KeepExactly(Noise):
         Gamma = np.full((units, units), -lam / max(units - 1, 1))
         np.fill_diagonal(Gamma, lam)
         return Gamma
-
-    @property
-    def independent(self) -> bool:
-        """False: a unit that is kept takes another's place."""
-        return False
 
     def sample(self, width: Width, size: int = 1, seed: Seed = None) -> Floats:
         """Draw masks with exactly `count` ones, shape (size, *width)."""

@@ -212,11 +212,9 @@ def _retentivity(value: float) -> float:
 def _slope(alpha: float, norm: float, n: int) -> float:
     """Return alpha |X|_(C+) / n; infinite with the norm, as F_0 already is off the range of C."""
     alpha, n = number("alpha", alpha), whole("n", n)
-    return (
-        math.inf
-        if isinstance(norm, float) and norm == math.inf
-        else alpha * number("norm", norm) / n
-    )
+    if isinstance(norm, float) and norm == math.inf:
+        return math.inf
+    return alpha * number("norm", norm) / n
 
 
 def _flows(psi: Array) -> Array:
