@@ -83,17 +83,15 @@ class WarmStarts:
         """Forget what this epoch has not stored."""
         self._before, self._deltas = self._deltas, {}
 
-    def tensors(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Return the content as tensors to be saved."""
         known = self._before | self._deltas
         if not known:
             return {}
-        return {
-            "keys": torch.tensor(list(known), dtype=torch.int64),
-            "deltas": torch.stack(list(known.values())),
-        }
+        keys = torch.tensor(list(known), dtype=torch.int64)
+        return {"keys": keys, "deltas": torch.stack(list(known.values()))}
 
-    def load(self, tensors: dict[str, Tensor]) -> None:
+    def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
         """Take over saved content."""
         if tensors:
             self._before = dict(zip(tensors["keys"].tolist(), tensors["deltas"], strict=True))
