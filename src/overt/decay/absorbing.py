@@ -115,10 +115,8 @@ class ApproximateRankSet:
         bound over the last T_1 steps only.
         """
         rate = number("learning_rate", learning_rate, exclusive=True)
-        lam, n = (
-            2 * number("weight_decay", weight_decay, exclusive=True),
-            max(*problem.shape, width),
-        )
+        lam = 2 * number("weight_decay", weight_decay, exclusive=True)
+        n = max(*problem.shape, width)
         T_0 = math.log(2 * number("initial_bound", initial_bound) / self.balance) / (rate * lam)
         T_1 = math.log(4 * max(1, n - self.rank) * self.bound / (self.alpha * self.slack))
         T_1 /= 2 * rate * lam

@@ -65,17 +65,11 @@ class ImplicitRegression:
         inner = float(np.sum(U * (self.T @ V)))
         return self.scale - 2 * inner + float(np.sum((U.T @ U) * (V.T @ V)))
 
-    def hidden(self, V: Floats) -> Floats:
-        """Return V: the inputs are isotropic."""
-        return V
-
     def whiten(self, V: Floats) -> Floats:
         """Return V: the inputs are isotropic."""
         return V
 
-    def unwhiten(self, P: Floats) -> Floats:
-        """Return P: the inputs are isotropic."""
-        return P
+    hidden = unwhiten = whiten
 
     def rounding(self, bound: float, loss: float, nuclear: float) -> float:
         """Return what cancels in |M|^2 - 2 <M, A> + |A|^2, and in |M|^2 minus squared values."""
