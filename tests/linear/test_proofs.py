@@ -24,6 +24,7 @@ X = RNG.standard_normal((30, 6))
 Y = X @ RNG.standard_normal((6, 4)) + 0.1 * RNG.standard_normal((30, 4))
 STEEP = np.linalg.svd(RNG.standard_normal((30, 6)), full_matrices=False)
 STEEP = (STEEP[0] * np.logspace(0, -10, 6)) @ STEEP[2]
+DEAD = np.array([0, 1, 1, 1, 1, 1])
 CODED = np.c_[np.eye(3)[RNG.integers(0, 3, 30)], np.ones(30), X[:, 0], X[:, 0]]
 
 
@@ -66,6 +67,7 @@ CASES = {  # a network at its optimum, and the relative gap that must be proved
     "dependent data": (lambda: shallow(X=CODED, Y=Y, width=5, noise=drop), 1e-9),
     "few data": (lambda: shallow(X=X[:4], Y=Y[:4], width=5, noise=drop), 1e-9),
     "data, weights": (lambda: shallow(X=X, Y=Y, width=6, noise=overt.DropConnect(0.3)), 1e-9),
+    "dead input": (lambda: shallow(X=X * DEAD, Y=Y, width=6, noise=overt.DropConnect(0.3)), 1e-9),
     "tied": (lambda: tied(ROOT + 3 * np.eye(6), 6, drop), 1e-25),
     "tied data": (lambda: tied(X=X, width=6, noise=overt.Dropout(0.3)), 0.1),
     "gaussian": (lambda: shallow(M, 6, overt.Dropout(strength=0.4)), 1e-10),

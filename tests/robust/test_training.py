@@ -159,7 +159,7 @@ def test_warm_starts_find_perturbations_by_content():
     order = torch.tensor([2, 0, 1])
     assert torch.equal(known.recall(x[order]), x[order] + 1)
     copy = WarmStarts()
-    copy.load(known.tensors())
+    copy.load_state_dict(known.state_dict())
     assert torch.equal(copy.recall(x[:1]), x[:1] + 1)
     assert torch.equal(copy.recall(x + 10), x + 10)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from overt._check import InputError
-from overt._progress import Meter
 from overt._types import Floats
 from overt.decay import layers
 from overt.decay.schedule import Phase
@@ -36,27 +37,17 @@ class Candidate:
     holdout_error: float
 
 
-class Steps:
-    """Counts steps for the caller and moves the bar."""
-
-    def __init__(self) -> None:
-        self.taken = 0
-        self.bar: Meter | None = None
-
-    def add(self, count: int, note: str) -> None:
-        """Count steps and show what they are for."""
-        self.taken += count
-        if self.bar is not None:
-            self.bar.advance(0, note=f"{self.taken / 1e6:.1f}M steps, {note}")
-
-
 class AnnealedPath:
-    """SGD's weights on a problem; rates follow from the problem's size and halve on divergence."""
+    """SGD's weights on a problem; rates follow from the problem's size and halve on divergence.
+
+    `count` is told of all steps that were taken, and what they were for.
+    """
 
     def __init__(
-        self, problem: Entries, depth: int, width: int, rng: np.random.Generator, steps: Steps
-    ) -> None:
-        self._problem, self._depth, self._rng, self._steps = problem, depth, rng, steps
+        self, problem: Entries, depth: int, width: int, rng: np.random.Generator,
+        count: Callable[[int, str], None],
+    ) -> None:  # fmt: skip
+        self._problem, self._depth, self._rng, self._count = problem, depth, rng, count
         shapes = layers.shapes(problem.shape, depth, width)
         self._state = Weights([rng.standard_normal(shape) / np.sqrt(width) for shape in shapes])
         self._rate = 0.5 / curvature(problem.shape, depth)
@@ -65,8 +56,8 @@ class AnnealedPath:
 
     def branch(self) -> AnnealedPath:
         """Return a copy that goes its own way."""
-        other = object.__new__(AnnealedPath)
-        other.__dict__ = {**self.__dict__, "_state": self._state.copy()}
+        other = copy(self)
+        other._state = self._state.copy()
         return other
 
     def weights(self) -> list[Floats]:
@@ -126,7 +117,7 @@ class AnnealedPath:
             draws = self._rng.integers(len(self._problem), size=size)
             taken = self._state.descend(self._problem, draws, rate, lam)
             self._state.fold()
-            self._steps.add(taken, note)
+            self._count(taken, note)
             if taken < size:
                 if not halve or rate < 1e-12:
                     raise InputError(

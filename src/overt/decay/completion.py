@@ -16,7 +16,7 @@ from overt._identifiers import identifiers, index
 from overt._progress import meter
 from overt._types import Array, Floats, Ints, Seed
 from overt.decay import layers
-from overt.decay.annealing import AnnealedPath, Candidate, Steps
+from overt.decay.annealing import AnnealedPath, Candidate
 from overt.decay.schedule import Schedule
 from overt.entries import Entries, observed
 from overt.results import Status
@@ -109,12 +109,16 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         unit = replace(entries, values=entries.values / scale)
         self.row_ids_, self.col_ids_ = entries.row_ids, entries.col_ids
         self.path_: list[Candidate] = []
-        self.status_, steps = Status.FINISHED, Steps()
+        self.status_, self.n_steps_ = Status.FINISHED, 0
         kept: list[Fitted] = []
-        start = partial(AnnealedPath, depth=depth, width=width, rng=rng, steps=steps)
         try:
             with meter("fit", 1, show=self.progress) as bar:
-                steps.bar = bar
+
+                def count(steps: int, note: str) -> None:
+                    self.n_steps_ += steps
+                    bar.advance(0, note=f"{self.n_steps_ / 1e6:.1f}M steps, {note}")
+
+                start = partial(AnnealedPath, depth=depth, width=width, rng=rng, count=count)
                 if isinstance(self.schedule, Schedule):
                     self._follow(self.schedule, unit, start, kept)
                 elif isinstance(self.schedule, str) and self.schedule == "annealing":
@@ -128,7 +132,7 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
                 raise
             self.status_ = Status.INTERRUPTED
         best, weights = _choose(kept, tol, by="train_error")
-        self.weight_decay_, self.n_steps_ = best.weight_decay, steps.taken
+        self.weight_decay_ = best.weight_decay
         self.weights_ = [W * scale ** (1 / depth) for W in weights]
         A, rank = layers.product(self.weights_), max(best.rank, 1)
         U, s, Vt = np.linalg.svd(A, full_matrices=False)

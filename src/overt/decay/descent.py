@@ -61,12 +61,8 @@ def lbfgs(theta, sizes, rows, cols, values, lam, tol, steps):  # type: ignore[no
     """Return where L-BFGS with Armijo's rule ends: gradient below tol, or `steps` taken."""
     x, d = theta.copy(), theta.size
     g, h, new = np.empty(d), np.empty(d), np.empty(d)
-    S, Y, rho, a = (
-        np.zeros((_MEMORY, d)),
-        np.zeros((_MEMORY, d)),
-        np.zeros(_MEMORY),
-        np.zeros(_MEMORY),
-    )
+    S, Y = np.zeros((_MEMORY, d)), np.zeros((_MEMORY, d))
+    rho, a = np.zeros(_MEMORY), np.zeros(_MEMORY)
     kept = 0
     f = loss_gradient(x, sizes, rows, cols, values, lam, g)
     for _ in range(steps):

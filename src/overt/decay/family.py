@@ -90,13 +90,8 @@ def _curves(epsilon: float, depth: int, rank: int) -> list[_Curve]:
 
 
 def _grid(first: float, last: float) -> Floats:
-    return np.unique(
-        np.clip(
-            np.concatenate([np.linspace(-40, 40, 4001), np.linspace(-4, 4, 8001), [first, last]]),
-            first,
-            last,
-        )
-    )
+    points = np.r_[np.linspace(-40, 40, 4001), np.linspace(-4, 4, 8001), first, last]
+    return np.unique(np.clip(points, first, last))
 
 
 class _Curve:

@@ -124,24 +124,12 @@ def find_jumps(
     size = np.sqrt(runs.train_error[:, 0].max()) if len(runs.train_error) else 1.0
     below, came_back = zip(*(_visits(row, threshold, floor) for row in ratio), strict=True)
     times = np.where(jump_step[finished] != NEVER, jump_step[finished].astype(float), np.inf)
+    median = float(np.median(times)) if len(times) else float("nan")
+    collapsed = int(np.sum(runs.singular_values[finished, -1, 0] < COLLAPSED * size))
     return Jumps(
-        jump_step,
-        runs.steps,
-        surviving,
-        lower,
-        upper,
-        sum(came_back),
-        sum(below),
-        int(np.sum(runs.singular_values[finished, -1, 0] < COLLAPSED * size)),
-        len(jump_step),
-        rank,
-        threshold,
-        floor,
-        confidence,
-        float(np.median(times)) if len(times) else float("nan"),
-        runs,
-        runs.status,
-    )
+        jump_step, runs.steps, surviving, lower, upper, sum(came_back), sum(below), collapsed,
+        len(jump_step), rank, threshold, floor, confidence, median, runs, runs.status,
+    )  # fmt: skip
 
 
 def survival(
@@ -199,16 +187,10 @@ def sweep(
     for depth, epsilon, rate in product(*axes):
         problem = two_by_two(epsilon)
         found = jumps(problem, depth, width, make(rate), seeds, seed=seed, **options)
+        shares = {"jumped": found.surviving, "low": found.upper, "high": found.lower}
         rows.append(
-            {
-                "depth": depth,
-                "epsilon": epsilon,
-                "learning_rate": rate,
-                "jumped": float(1 - found.surviving[-1]),
-                "low": float(1 - found.upper[-1]),
-                "high": float(1 - found.lower[-1]),
-                "median": found.median,
-                "diverged": int(found.runs.diverged.sum()),
-            }
+            {"depth": depth, "epsilon": epsilon, "learning_rate": rate}
+            | {name: float(1 - left[-1]) for name, left in shares.items()}
+            | {"median": found.median, "diverged": int(found.runs.diverged.sum())}
         )
     return rows

@@ -51,14 +51,11 @@ def balanced(
     width = len(s) if width is None else whole("width", width)
     n = min(width, len(s)) if rank is None else rank
     root = s[:n] ** (1 / depth)
-    first, middle, last = (
-        np.zeros((width, A.shape[1])),
-        np.zeros((width, width)),
-        np.zeros((A.shape[0], width)),
-    )
-    first[:n], last[:, :n] = root[:, None] * Vt[:n], U[:, :n] * root
-    middle[range(n), range(n)] = root
-    return [first, *(middle.copy() for _ in range(depth - 2)), last]
+    weights = [np.zeros(size) for size in shapes(A.shape, depth, width)]
+    weights[0][:n], weights[-1][:, :n] = root[:, None] * Vt[:n], U[:, :n] * root
+    for middle in weights[1:-1]:
+        middle[range(n), range(n)] = root
+    return weights
 
 
 def imbalance(weights: Layers) -> float:
@@ -149,13 +146,11 @@ def hessian(entries: Entries, weights: Layers, weight_decay: float) -> Floats:
     L = len(weights)
     below, above = _partial_products(weights)
     D = cost_gradient(entries, product(weights))
-    J = np.concatenate(
-        [
-            np.einsum("na,nb->nab", P[entries.rows], Q[:, entries.cols].T).reshape(len(entries), -1)
-            for P, Q in zip(above, below, strict=True)
-        ],
-        axis=1,
-    )
+    seen = [
+        np.einsum("na,nb->nab", P[entries.rows], Q[:, entries.cols].T)
+        for P, Q in zip(above, below, strict=True)
+    ]
+    J = np.concatenate([part.reshape(len(entries), -1) for part in seen], axis=1)
     H = J.T @ J / len(entries) + 2 * weight_decay * np.eye(J.shape[1])
     ends = np.cumsum([0, *(W.size for W in weights)])
     for low in range(L):

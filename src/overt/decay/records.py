@@ -163,13 +163,12 @@ class Book:
         s = self._table["singular_values"]
         ratio = spectral_ratio(s, 1) if s.shape[-1] > 1 else 0 * s[..., 0]
         status = Status.DIVERGED if self.diverged.any() else Status.FINISHED
-        phases = [[p.steps, p.learning_rate, p.weight_decay] for p in schedule.phases]
         return Runs(
             steps=self._grid,
             **self._table,
             weights=tuple(np.stack(W) for W in zip(*weights, strict=True)),
             jump_step=last_crossing(self._grid, ratio, JUMP_RATIO),
-            phases=np.array(phases),
+            phases=np.array(schedule.to_dict()["phases"]),
             diverged=self.diverged,
             status=status if finished else Status.INTERRUPTED,
         )

@@ -17,7 +17,7 @@ The paper's figures are reproduced by "pytorch" only (found by trial; the paper 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Self
 
@@ -135,13 +135,8 @@ class Schedule:
     def until(self, step: int) -> Schedule:
         """Return the schedule's first `step` steps."""
         pieces = self.pieces([whole("step", step)])
-        return Schedule(
-            tuple(
-                Phase(last - first, phase.learning_rate, phase.weight_decay)
-                for first, last, phase in pieces
-                if last <= step
-            )
-        )
+        kept = [replace(phase, steps=b - a) for a, b, phase in pieces if b <= step]
+        return Schedule(tuple(kept))
 
     def phase_at(self, step: int) -> Phase:
         """Return the phase that takes step number `step` (counted from 0)."""
@@ -157,14 +152,12 @@ class Schedule:
         if not isinstance(cuts, (Sequence, np.ndarray)) or np.ndim(cuts) != 1:
             raise InputTypeError(f"cuts must be a list of steps, got {cuts!r:.60}")
         cuts = [whole("cuts", cut, 0) for cut in cuts]
-        ends, start = [], 0
+        result, first = [], 0
         for phase in self.phases:
-            ends.append((start, start + phase.steps, phase))
-            start += phase.steps
-        result = []
-        for first, last, phase in ends:
+            last = first + phase.steps
             marks = [first, *(c for c in cuts if first < c < last), last]
             result += [(a, b, phase) for a, b in pairwise(marks) if b > a]
+            first = last
         return result
 
     def to_dict(self) -> dict[str, Any]:

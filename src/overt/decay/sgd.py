@@ -77,12 +77,13 @@ def simulate(
     starts = _starts(problem, depth, width, init, root, numbers)
     threads = thread_count(n_jobs)
     if checked_engine(engine) != "local":
-        how: dict[str, Any] = {"problem": problem, "depth": depth, "width": width, "n_jobs": 1}
-        how |= {"schedule": schedule, "records": records, "seed": root, "alpha": alpha}
-        how |= {"balance": balance, "progress": False}
-        pairs = zip(numbers, starts, strict=True)
-        tasks = [(how | {"seeds": [n], "init": W},) for n, W in pairs]
-        found: Runs = mapped_seeds(_single, tasks, engine, threads, ("steps", "phases"))
+        found: Runs = mapped_seeds(
+            lambda number, weights: simulate(
+                problem, depth, width, schedule, [number], weights, records, seed=root,
+                alpha=alpha, balance=balance, n_jobs=1, progress=False,
+            ),
+            list(zip(numbers, starts, strict=True)), engine, threads, ("steps", "phases"),
+        )  # fmt: skip
         return found
     runs = [Weights(W) for W in starts]
     draws = [entry_draws(problem, schedule.steps, seed=root, run=n) for n in numbers]
@@ -92,10 +93,6 @@ def simulate(
     with meter("steps", steps * len(runs), show=progress) as bar:
         finished = _execute(problem, runs, draws, schedule, book, min(threads, len(runs)), bar)
     return book.close([run.layers() for run in runs], schedule, finished)
-
-
-def _single(how: dict[str, Any]) -> Runs:
-    return simulate(**how)
 
 
 def initial_weights(

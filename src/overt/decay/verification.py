@@ -113,21 +113,13 @@ def verify(
     if minimum and dimension:
         minimum = _goes_on(problem, weights, lam, H, dimension)
     cost, s = layers.cost(problem, A), np.linalg.svd(A, compute_uv=False)
+    loss, imbalance = cost + lam * float(factorization_cost(s, depth)), layers.imbalance(weights)
+    kind = _KINDS[int(np.sign(rank - known))]
+    kind_proved = known.proved or rank < known.at_least or rank > known
     return Minimum(
-        rank=rank,
-        matrix=A,
-        loss=cost + lam * float(factorization_cost(s, depth)),
-        cost=cost,
-        kind=_KINDS[int(np.sign(rank - known))],
-        kind_proved=known.proved or rank < known.at_least or rank > known,
-        isolated=dimension == 0,
-        dimension=dimension,
-        verified=bool(minimum),
-        gradient=gradient,
-        curvature=curvature,
-        imbalance=layers.imbalance(weights),
-        proof=proof,
-    )
+        rank, A, loss, cost, kind, kind_proved, dimension == 0, dimension, bool(minimum),
+        gradient, curvature, imbalance, proof,
+    )  # fmt: skip
 
 
 def _goes_on(

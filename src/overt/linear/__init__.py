@@ -9,11 +9,6 @@ from overt.linear.tied import TiedAutoencoder
 from overt.linear.training import inverse_decay
 
 __all__ = [
-    "DeepLinearNetwork",
-    "LinearNetwork",
-    "RegularizationPath",
-    "TiedAutoencoder",
-    "drop_prob_for_rank",
-    "inverse_decay",
-    "path",
-]
+    "DeepLinearNetwork", "LinearNetwork", "RegularizationPath", "TiedAutoencoder",
+    "drop_prob_for_rank", "inverse_decay", "path",
+]  # fmt: skip

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from overt._check import InputError, InputTypeError, bounded
-from overt.linear.effect import NoiseEffect
-from overt.linear.regression import DenseRegression, Regression, from_data, from_target
+from overt.linear.effect import NoiseEffect, Regression
+from overt.linear.regression import from_data, from_target
 from overt.linear.units import UnitNoise
 from overt.linear.weights import WeightNoise
 from overt.noise import DropConnect, Noise
@@ -34,26 +34,23 @@ def regression(
             raise InputError("X and Y (samples x features) must be given together")
         if second_moment is not None:
             raise InputError("second_moment belongs to a target; data have their own")
-        return _remembering(from_data(X, Y, input_noise), X=X, Y=Y)
-    if not isinstance(target, (np.ndarray, list, tuple)):
-        from overt.linear.sparse import ImplicitRegression, is_implicit  # loads scipy
+        task, given = from_data(X, Y, input_noise), {"X": X, "Y": Y}
+    else:
+        if not isinstance(target, (np.ndarray, list, tuple)):
+            from overt.linear.sparse import ImplicitRegression, is_implicit  # loads scipy
 
-        if is_implicit(target):
-            if second_moment is not None or input_noise is not None:
-                raise InputError("second_moment and input_noise need a dense target")
-            return ImplicitRegression(target)
-    task = from_target(target, second_moment, input_noise)
-    return _remembering(task, target=target, C=second_moment)
-
-
-def _remembering(task: DenseRegression, **given: Any) -> DenseRegression:
-    """Let the regression keep the numbers as given: a proof is about them."""
+            if is_implicit(target):
+                if second_moment is not None or input_noise is not None:
+                    raise InputError("second_moment and input_noise need a dense target")
+                return ImplicitRegression(target)
+        task = from_target(target, second_moment, input_noise)
+        given = {"target": target, "C": second_moment}
     if 0 < np.abs(task.T).max() < SMALLEST:
         raise InputError(
             f"the target must be 0 or have entries above {SMALLEST:g}, as squares of smaller "
             f"numbers vanish, got at most {np.abs(task.T).max():.3g}; multiply it by a constant"
         )
-    if task.samples.noise is None:
+    if input_noise is None:  # a proof is about the numbers as they were given
         task.given = {name: value for name, value in given.items() if value is not None}
     return task
 

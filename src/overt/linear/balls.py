@@ -33,16 +33,20 @@ class Exact(Matrix):
 
     def __matmul__(self, other: Matrix) -> Exact:
         require(self.shape[1] == other.shape[0], "matrices whose shapes do not fit")
-        factor = other if isinstance(other, Exact) else Exact(other.rows, other.exponent)
-        product = self.integers * factor.integers
+        product = self.integers * _exact(other).integers
         rows = [[int(x) for x in row] for row in product.tolist()]
         result = Exact(rows, self.exponent + other.exponent)
         result.integers = product
         return result
 
-    def balls(self) -> Any:
-        """Return a matrix of balls around the entries."""
-        return flint.arb_mat(self.integers) * flint.arb(2) ** self.exponent
+
+def _exact(A: Matrix) -> Exact:
+    return A if isinstance(A, Exact) else Exact(A.rows, A.exponent)
+
+
+def around(A: Matrix) -> Any:
+    """Return a matrix of balls around the entries of an exact one."""
+    return flint.arb_mat(_exact(A).integers) * flint.arb(2) ** A.exponent
 
 
 def balls(A: Floats) -> Any:

@@ -17,8 +17,7 @@ import numpy as np
 
 from overt._types import Bools, Floats
 from overt.equalize import schur_horn
-from overt.linear.descent import STARTS
-from overt.linear.frames import least_penalty
+from overt.linear.descent import STARTS, least_penalty
 from overt.spectral import KSupport
 
 

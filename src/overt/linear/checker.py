@@ -166,22 +166,17 @@ class Problem:
     def _read_noise(
         self, kind: str, drop_prob: list[str], block_size: int, characteristic: Any = None
     ) -> None:
-        known = {
-            "two-layer": ("dropout", "dropblock", "dropconnect", "matrix"),
-            "deep": ("dropout",),
-        }
-        require(
-            kind in known.get(self.network, ("dropout", "dropblock", "matrix")), "unknown noise"
-        )
+        deep, tied = self.network == "deep", self.network == "tied"
+        known = ("dropout",) if deep else ("dropout", "dropblock", "matrix", "dropconnect")
+        require(kind in known and not (tied and kind == "dropconnect"), "unknown noise")
         self.kind, self.block, chances = kind, block_size, [number(text) for text in drop_prob]
-        units = len(self.weights) - 1 if self.network == "deep" else self.width
+        units = len(self.weights) - 1 if deep else self.width
         known_count = len(chances) == {"dropout": units, "matrix": 0}.get(kind, 1)
         require((kind == "matrix") == (characteristic is not None), "a matrix that is not wanted")
         self.Gamma = None if characteristic is None else self.read(characteristic)
-        fits = self.Gamma is None or self.Gamma.shape == (units, units)
-        require(
-            fits and (self.Gamma is None or self.Gamma.rows == self.Gamma.T.rows), "a wrong matrix"
-        )
+        if self.Gamma is not None:
+            symmetric = self.Gamma.rows == self.Gamma.T.rows
+            require(symmetric and self.Gamma.shape == (units, units), "a wrong matrix")
         require(known_count and all(0 <= p < 1 for p in chances), "wrong drop probabilities")
         self.strengths = [p / (1 - p) for p in chances]
         blocks = type(block_size) is int and block_size > 0 and self.width % block_size == 0
@@ -381,10 +376,10 @@ def check(file: dict[str, Any]) -> str:
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError) as error:
         raise RefusedError(f"not a proof file: {type(error).__name__} {error}") from None
     unsure = problem.C is not None and problem.witness.get("positive") is None
+    assumed = ", provided that the second moment is positive semi-definite" if unsure else ""
     return (
         f"objective <= {float(above)!r}, every objective >= {float(below)!r}, difference <= "
-        f"{float(gap)!r} (rounded here)"
-        + (", provided that the second moment is positive semi-definite" if unsure else "")
+        f"{float(gap)!r} (rounded here){assumed}"
     )
 
 

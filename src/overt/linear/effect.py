@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from overt._types import Floats
 from overt.linear.bounds import Relaxation
-from overt.linear.regression import Regression
+from overt.linear.regression import DenseRegression
 from overt.linear.sampling import Advance
+
+if TYPE_CHECKING:
+    from overt.linear.sparse import ImplicitRegression  # loads scipy
+
+Regression: TypeAlias = "DenseRegression | ImplicitRegression"
+"""What is fitted, from dense or from large targets."""
 
 
 def decayed(

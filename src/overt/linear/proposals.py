@@ -86,11 +86,7 @@ def _operator(problem: Problem, given: Mapping[str, Floats], effect: NoiseEffect
             left = M + (N - task.T) @ back
         problem.witness["multiplier"] = stored(left)
     if "basis" not in problem.witness:
-        problem.witness["basis"] = stored(balls.eigenvectors(_balls(problem.operator[1])))
-
-
-def _balls(A: Matrix) -> Any:
-    return balls.Exact(A.rows, A.exponent).balls()
+        problem.witness["basis"] = stored(balls.eigenvectors(balls.around(problem.operator[1])))
 
 
 def _basis(problem: Problem, given: Mapping[str, Floats]) -> None:
@@ -113,7 +109,7 @@ def _basis(problem: Problem, given: Mapping[str, Floats]) -> None:
     if "basis" not in witness:
         weak = max(problem.strengths, default=1) < 1e-3  # the bound is then a small share of |M|^2
         steps = 2 if weak or K.shape[0] <= 150 else 1
-        witness["basis"] = stored(balls.eigenvectors(_balls(K), steps))
+        witness["basis"] = stored(balls.eigenvectors(balls.around(K), steps))
 
 
 def _costs(problem: Problem, exact: Matrix, s: Floats, effect: NoiseEffect) -> None:

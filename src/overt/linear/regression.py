@@ -12,10 +12,7 @@ whose squares are that, with y = 0, stand for it beside the data.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -30,69 +27,14 @@ from overt.linear.whitening import Whitening
 from overt.noise import Noise
 
 
-class Regression(ABC):
-    """E|y - A x|^2 for maps A = U V'.
+class DenseRegression:
+    """E|y - A x|^2 for maps A = U V', dense targets or data.
 
     `residual` is its least value, `scale` is E|y|^2, `input_variances` are diag(C); `given` are
-    the arrays that it was made from, where a proof may ask for them.
-    """
-
-    outputs: int
-    inputs: int
-    residual: float
-    scale: float
-    input_variances: Floats
-    given: Mapping[str, Any] = MappingProxyType({})
-
-    @property
-    @abstractmethod
-    def largest_root(self) -> float:
-        """|L|, the root of the largest eigenvalue of C."""
-
-    @property
-    @abstractmethod
-    def isotropic(self) -> bool:
-        """Whether C is a multiple of the identity."""
-
-    @abstractmethod
-    def uncorrelated(self) -> bool:
-        """Return whether C is diagonal."""
-
-    @abstractmethod
-    def leading(self, width: int, envelope: Envelope) -> Leading:
-        """Return leading singular triplets of T, at most `width`, all that the envelope keeps."""
-
-    @abstractmethod
-    def loss(self, U: Floats, V: Floats) -> float:
-        """E|y - U V'x|^2."""
-
-    @abstractmethod
-    def hidden(self, V: Floats) -> Floats:
-        """H with H'H = V'CV, from the inputs as they were given."""
-
-    @abstractmethod
-    def whiten(self, V: Floats) -> Floats:
-        """P = L'V, so that U V'L = U P'."""
-
-    @abstractmethod
-    def unwhiten(self, P: Floats) -> Floats:
-        """V = L^+'P, the smallest V with L'V = P."""
-
-    @abstractmethod
-    def rounding(self, bound: float, loss: float, nuclear: float) -> float:
-        """Return what rounding may have added to a bound whose map has this loss and this |A|_*."""
-
-    @abstractmethod
-    def dense(self, purpose: str) -> DenseRegression:
-        """Return the regression if it holds dense matrices, which this purpose needs."""
-
-
-class DenseRegression(Regression):
-    """E|y - A x|^2 for dense targets or data.
-
-    T (outputs x rank) is the whitened target, L (inputs x rank) the root of C and L_inverse its
-    left inverse, both None for isotropic inputs. Training draws (x, y) from `samples`; `rows` are
-    (X, Y, n) of a regression on data.
+    the arrays that it was made from, where a proof may ask for them. T (outputs x rank) is the
+    whitened target, L (inputs x rank) the root of C and L_inverse its left inverse, both None for
+    isotropic inputs. Training draws (x, y) from `samples`; `rows` are (X, Y, n) of a regression on
+    data.
     """
 
     def __init__(
@@ -101,6 +43,7 @@ class DenseRegression(Regression):
     ) -> None:  # fmt: skip
         self.samples, self.T, self.residual, self._whitening = samples, T, residual, root
         self._rows = rows
+        self.given: dict[str, Any] = {}
         self.L = None if root is None else root.L
         self.L_inverse = None if root is None else root.L_inverse
         self.outputs = T.shape[0]
@@ -121,7 +64,7 @@ class DenseRegression(Regression):
 
     @property
     def largest_root(self) -> float:
-        """|L|."""
+        """|L|, the root of the largest eigenvalue of C."""
         return 1.0 if self.L is None else float(np.linalg.norm(self.L, 2))
 
     @property
@@ -140,16 +83,19 @@ class DenseRegression(Regression):
         return bool(np.abs(C - np.diag(np.diag(C))).max() <= 1e-14)
 
     def leading(self, width: int, envelope: Envelope) -> Leading:
-        """Return the `width` leading singular triplets of T."""
+        """Return leading singular triplets of T, at most `width`, all that the envelope keeps."""
         left, s, right = self.svd
         return Leading(left[:, :width], s[:width], right[:, :width], float(np.sum(s[width:] ** 2)))
 
     def loss(self, U: Floats, V: Floats) -> float:
-        """|G - U H'|^2: the residuals at the samples, or |(M - U V') L|^2."""
+        """E|y - U V'x|^2 = |G - U H'|^2: the residuals at the samples, or |(M - U V') L|^2."""
         return float(np.sum((self._goal - U @ self.hidden(V).T) ** 2))
 
     def hidden(self, V: Floats) -> Floats:
-        """X V / sqrt(n) for data, L'V otherwise; exactly where the inputs are ill-conditioned."""
+        """H with H'H = V'CV, from the inputs as they were given: X V / sqrt(n) for data, else L'V.
+
+        Products are exact where the inputs are ill-conditioned.
+        """
         if self._whitening is None:
             return V
         multiply = whitening.product if self._whitening.ill else np.matmul
@@ -162,9 +108,10 @@ class DenseRegression(Regression):
         return self.T if self._rows is None else self._rows[1].T / np.sqrt(self._rows[2])
 
     def rounding(self, bound: float, loss: float, nuclear: float) -> float:
-        """Return the effect of errors in the singular values of T and in the basis of the data.
+        """Return what rounding may have added to a bound whose map has this loss and this |A|_*.
 
-        A bound moves by 2 (s_i - a_i) per singular value. A basis that leans by an angle takes
+        Errors are in the singular values of T and in the basis of the data. A bound moves by
+        2 (s_i - a_i) per singular value. A basis that leans by an angle takes
         2 angle |G - U H'| |A|_* of the residual for target.
         """
         size = max(*self.samples.inputs.shape, *self.T.shape, self.inputs)
@@ -175,11 +122,11 @@ class DenseRegression(Regression):
         return float(error * (bound + values + lean))
 
     def whiten(self, V: Floats) -> Floats:
-        """L'V."""
+        """P = L'V, so that U V'L = U P'."""
         return V if self.L is None else self.L.T @ V
 
     def unwhiten(self, P: Floats) -> Floats:
-        """L^+'P."""
+        """V = L^+'P, the smallest V with L'V = P."""
         return P if self.L_inverse is None else self.L_inverse.T @ P
 
     def pull_back(self, gradient: Floats) -> Floats:
@@ -187,7 +134,7 @@ class DenseRegression(Regression):
         return gradient if self.L is None else self.L @ gradient
 
     def dense(self, purpose: str) -> DenseRegression:
-        """Return itself."""
+        """Return the regression, which holds the dense matrices that this purpose needs."""
         return self
 
 

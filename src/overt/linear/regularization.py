@@ -119,17 +119,17 @@ def _points(
     """Return one noise and one width per point."""
     if (noise is None) == (drop_probs is None):
         raise InputError("give either drop_probs or noise")
-    sizes = np.atleast_1d(_check.plain_array("block_size", block_size)).tolist()
-    if noise is not None and sizes != [1]:
-        raise InputError("block_size belongs to drop_probs; noise has its own")
-    columns: dict[str, list[Any]] = {
-        "width": np.atleast_1d(_check.plain_array("width", width)).tolist(),
-        "block_size": sizes,
-    }
+    given = {"width": width, "block_size": block_size}
     if noise is None:
-        columns["drop_probs"] = np.atleast_1d(_check.plain_array("drop_probs", drop_probs)).tolist()
-    else:
+        given["drop_probs"] = drop_probs
+    columns: dict[str, list[Any]] = {
+        name: np.atleast_1d(_check.plain_array(name, value)).tolist()
+        for name, value in given.items()
+    }
+    if noise is not None:
         columns["noise"] = list(noise) if isinstance(noise, (list, tuple)) else [noise]
+        if columns["block_size"] != [1]:
+            raise InputError("block_size belongs to drop_probs; noise has its own")
     lengths = {name: len(values) for name, values in columns.items() if len(values) != 1}
     if len(set(lengths.values())) > 1 or 0 in lengths.values():
         said = ", ".join(f"{n} of {name}" for name, n in lengths.items())

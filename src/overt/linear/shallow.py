@@ -72,10 +72,8 @@ class LinearNetwork:
         second_moment: Any = None, input_noise: Noise | None = None, weight_decay: float = 0.0,
     ) -> None:  # fmt: skip
         self.width, self.noise = _check.whole("width", width), noise
-        self.input_noise, self.weight_decay = (
-            input_noise,
-            _check.number("weight_decay", weight_decay),
-        )
+        self.input_noise = input_noise
+        self.weight_decay = _check.number("weight_decay", weight_decay)
         task = regression(target, X, Y, second_moment, input_noise)
         self.effect = effect_of(noise, self.width, task, self.weight_decay)
 

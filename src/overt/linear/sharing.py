@@ -12,7 +12,7 @@ from overt import equalize
 from overt._types import Array, Floats
 from overt.linear.blocks import block_factors
 from overt.linear.bounds import Envelope, envelopes, pairs_below
-from overt.linear.frames import least_penalty
+from overt.linear.descent import least_penalty
 from overt.linear.shares import UnitShares
 from overt.noise import DropBlock, Dropout, Noise
 from overt.spectral import induced
@@ -23,15 +23,22 @@ Pair = tuple[Floats, Floats]
 class Sharing(NamedTuple):
     """How hidden units share a map A = left diag(a) right', a > 0, at the least penalty known.
 
-    `envelopes` lists what the noise costs a map at least, `factors(left, a, right)` returns factors
-    of the map, the best way known; `exact` says that these are a global optimum at any width.
-    `imbalance(U, P)` is the variance of what the noise makes equal.
+    `envelopes` lists what the noise costs a map at least, `spread(left, a, right)` returns factors
+    of a map that is not zero, the best way known; `exact` says that these are a global optimum at
+    any width. `imbalance(U, P)` is the variance of what the noise makes equal.
     """
 
+    width: int
     envelopes: Callable[[], Sequence[Envelope]]
-    factors: Callable[[Floats, Floats, Floats], Pair]
+    spread: Callable[[Floats, Floats, Floats], Pair]
     exact: bool = False
     imbalance: Callable[[Floats, Floats], Array] = equalize.imbalance
+
+    def factors(self, left: Floats, a: Floats, right: Floats) -> Pair:
+        """Return factors of the map."""
+        if len(a) == 0:
+            return np.zeros((len(left), self.width)), np.zeros((len(right), self.width))
+        return self.spread(left, a, right)
 
 
 def sharing(noise: Noise, width: int) -> Sharing:
@@ -42,18 +49,19 @@ def sharing(noise: Noise, width: int) -> Sharing:
         case DropBlock(placement="grid", block_size=b):
             equal = partial(equalize.block_imbalance, block_size=b)
             induces = [induced(noise, width)]
-            return Sharing(lambda: induces, partial(_equal_blocks, width, b), imbalance=equal)
+            spread = partial(block_factors, width=width, block_size=b)
+            return Sharing(width, lambda: induces, spread, imbalance=equal)
         case _:
             units = _diagonal_plus_constant(noise, width)
     if units is not None:
-        return Sharing(lambda: [units], partial(_shared_units, units), exact=True)
-    return Sharing(
-        partial(_below, noise, width), partial(_unlike_units, noise.characteristic(width))
-    )
+        return Sharing(width, lambda: [units], partial(_shared_units, units), exact=True)
+    Gamma = noise.characteristic(width)
+    below = partial(_below, noise, Gamma)
+    return Sharing(width, below, partial(_unlike_units, Gamma))
 
 
-def _below(noise: Noise, width: int) -> list[Envelope]:
-    return [*envelopes(noise, width), *pairs_below(noise.characteristic(width))]
+def _below(noise: Noise, Gamma: Floats) -> list[Envelope]:
+    return [*envelopes(noise, len(Gamma)), *pairs_below(Gamma)]
 
 
 def _diagonal_plus_constant(noise: Noise, width: int) -> UnitShares | None:
@@ -72,16 +80,10 @@ def _diagonal_plus_constant(noise: Noise, width: int) -> UnitShares | None:
     return UnitShares(np.maximum(delta, 0.0), gamma)
 
 
-def _equal_units(width: int, left: Floats, a: Floats, right: Floats) -> Pair:
-    if len(a) == 0:
-        return np.zeros((len(left), width)), np.zeros((len(right), width))
-    return equalize.balanced_factors(left, a, right, width)
-
-
 def _shared_units(units: UnitShares, left: Floats, a: Floats, right: Floats) -> Pair:
     """Return factors whose units carry their best shares, by Schur and Horn."""
-    if len(a) == 0 or np.ptp(units.delta) == 0:
-        return _equal_units(len(units.delta), left, a, right)
+    if np.ptp(units.delta) == 0:
+        return equalize.balanced_factors(left, a, right, len(units.delta))
     padded = np.concatenate([a, np.zeros(len(units.delta) - len(a))])
     Q = equalize.schur_horn(padded, units.shares(a))[: len(a)]
     return (left * np.sqrt(a)) @ Q, (right * np.sqrt(a)) @ Q
@@ -89,15 +91,7 @@ def _shared_units(units: UnitShares, left: Floats, a: Floats, right: Floats) -> 
 
 def _unlike_units(Gamma: Floats, left: Floats, a: Floats, right: Floats) -> Pair:
     """Return factors of the least penalty that descent finds for this map."""
-    if len(a) == 0:
-        return _equal_units(len(Gamma), left, a, right)
     unit, root = np.eye(len(a)), np.sqrt(a)
     balanced = equalize.balanced_factors(unit, a, unit, len(Gamma))[0] / root[:, None]
     R = least_penalty(Gamma, a, [balanced], tries=2)
     return (left * root) @ R, (right * root) @ R
-
-
-def _equal_blocks(width: int, b: int, left: Floats, a: Floats, right: Floats) -> Pair:
-    if len(a) == 0:
-        return _equal_units(width, left, a, right)
-    return block_factors(left, a, right, width, b)

@@ -5,6 +5,8 @@ Only as many singular values are computed as the shrinkage threshold lets throug
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from scipy.sparse.linalg import LinearOperator, aslinearoperator, svds
 from overt._check import InputError, InputTypeError
 from overt._types import Floats
 from overt.linear.bounds import Envelope, Leading, shrink
-from overt.linear.regression import DenseRegression, Regression
+from overt.linear.regression import DenseRegression
 from overt.linear.shares import UnitShares
 from overt.linear.whitening import EPS
 from overt.spectral import KSupport
@@ -25,12 +27,13 @@ def is_implicit(target: Any) -> bool:
     return sparse.issparse(target) or isinstance(target, LinearOperator)
 
 
-class ImplicitRegression(Regression):
+class ImplicitRegression:
     """|M - A|_F^2 for a target M that is only multiplied with."""
 
     residual = 0.0
     largest_root = 1.0
     isotropic = True
+    given: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, target: Any) -> None:
         if 0 in target.shape:
@@ -62,17 +65,11 @@ class ImplicitRegression(Regression):
         inner = float(np.sum(U * (self.T @ V)))
         return self.scale - 2 * inner + float(np.sum((U.T @ U) * (V.T @ V)))
 
-    def hidden(self, V: Floats) -> Floats:
-        """Return V: the inputs are isotropic."""
-        return V
-
     def whiten(self, V: Floats) -> Floats:
         """Return V: the inputs are isotropic."""
         return V
 
-    def unwhiten(self, P: Floats) -> Floats:
-        """Return P: the inputs are isotropic."""
-        return P
+    hidden = unwhiten = whiten
 
     def rounding(self, bound: float, loss: float, nuclear: float) -> float:
         """Return what cancels in |M|^2 - 2 <M, A> + |A|^2, and in |M|^2 minus squared values."""
@@ -100,18 +97,13 @@ class ImplicitRegression(Regression):
 
     def _squared_norm(self) -> float:
         """|M|_F^2 of an operator, by blocks of columns."""
-        total = 0.0
-        for start in range(0, self.inputs, 64):
-            stop = min(start + 64, self.inputs)
-            block = np.zeros((self.inputs, stop - start))
-            block[np.arange(start, stop), np.arange(stop - start)] = 1.0
-            total += float(np.sum(self.T.matmat(block) ** 2))
-        return total
+        n = self.inputs
+        units = (np.eye(n, min(64, n - first), -first) for first in range(0, n, 64))
+        return sum(float(np.sum(self.T.matmat(block) ** 2)) for block in units)
 
     def _svd(self, count: int) -> tuple[Floats, Floats, Floats]:
-        if count in self._known:
-            return self._known[count]
-        self._known[count] = self._leading_triplets(count)
+        if count not in self._known:
+            self._known[count] = self._leading_triplets(count)
         return self._known[count]
 
     def _leading_triplets(self, count: int) -> tuple[Floats, Floats, Floats]:

@@ -58,10 +58,8 @@ class TiedAutoencoder:
         if not isinstance(noise, Noise) or noise.masks != "units":
             raise InputTypeError(f"noise on tied weights must mask units, got {noise!r}")
         self.width, self.noise = _check.whole("width", width), noise
-        self.input_noise, self.weight_decay = (
-            input_noise,
-            _check.number("weight_decay", weight_decay),
-        )
+        self.input_noise = input_noise
+        self.weight_decay = _check.number("weight_decay", weight_decay)
         task = regression(target, X, X, second_moment, input_noise).dense("tie weights")
         if task.outputs != task.inputs:
             raise InputError(

@@ -39,10 +39,8 @@ VISIBLE = 0.01
 
 def inverse_decay(rate: float, halving: float) -> Callable[[Ints], Floats]:
     """Return the schedule rate / (1 + step / halving)."""
-    rate, halving = (
-        _check.number("rate", rate, exclusive=True),
-        _check.number("halving", halving, exclusive=True),
-    )
+    rate = _check.number("rate", rate, exclusive=True)
+    halving = _check.number("halving", halving, exclusive=True)
     return lambda steps: np.asarray(rate * (halving / (halving + steps)), dtype=np.float64)
 
 

@@ -14,8 +14,7 @@ from overt import penalty
 from overt._types import Floats
 from overt.linear.bounds import EXACT, Relaxation, positive, relax
 from overt.linear.descent import attains, nudged, refine
-from overt.linear.effect import NoiseEffect, decayed
-from overt.linear.regression import Regression
+from overt.linear.effect import NoiseEffect, Regression, decayed
 from overt.linear.sampling import Advance, masks
 from overt.linear.sharing import Pair, sharing
 from overt.linear.whitening import EPS
@@ -44,9 +43,8 @@ class UnitNoise(NoiseEffect):
         self.sharing = sharing(noise, width)
         if not noise.independent and self._characteristic.min() < 0:
             # Terms of the penalty cancel; what is left is known up to the rounding of Gamma.
-            self.least = max(
-                32 * EPS / EXACT * min(1.0, float(self._characteristic.max())), self.least
-            )
+            largest = float(self._characteristic.max())
+            self.least = max(32 * EPS / EXACT * min(1.0, largest), self.least)
 
     @cached_property
     def relaxation(self) -> Relaxation:
@@ -194,13 +192,8 @@ class UnitNoise(NoiseEffect):
         """Return the objective and its gradients in (U, V)."""
         (U, V), dense = weights, self.regression.dense("train")
         value, (gradient_U, gradient_P) = self._value(dense.T, U, dense.whiten(V))
-        return decayed(
-            self.weight_decay,
-            weights,
-            dense.residual + value,
-            gradient_U,
-            dense.pull_back(gradient_P),
-        )
+        gradients = gradient_U, dense.pull_back(gradient_P)
+        return decayed(self.weight_decay, weights, dense.residual + value, *gradients)
 
     def steps(
         self,

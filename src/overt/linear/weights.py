@@ -22,8 +22,8 @@ from overt import equalize, penalty
 from overt._types import Floats
 from overt.linear.bounds import Relaxation
 from overt.linear.descent import attains, nudged, refine
-from overt.linear.effect import NoiseEffect, decayed
-from overt.linear.regression import DenseRegression, Regression
+from overt.linear.effect import NoiseEffect, Regression, decayed
+from overt.linear.regression import DenseRegression
 from overt.linear.sampling import Advance, masks
 from overt.linear.units import UnitNoise
 from overt.noise import DropConnect, Dropout

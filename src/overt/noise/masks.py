@@ -114,8 +114,7 @@ class Dropout(Noise):
 
     def mean(self, width: Width) -> Floats:
         """1 - drop_prob for every unit; 1 for Gaussian multipliers."""
-        dropped = 0.0 if self.gaussian else self.drop_prob
-        return 1 - self._per_unit(width, dropped)
+        return 1 - self._per_unit(width, 0.0 if self.gaussian else self.drop_prob)
 
     def relative_variance(self, width: Width) -> Floats:
         """lam for every unit."""

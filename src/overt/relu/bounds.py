@@ -18,17 +18,7 @@ import numpy as np
 from array_api_compat import is_torch_array
 
 from overt import _check
-from overt._check import (
-    InputError,
-    bounded,
-    doubles,
-    floating,
-    matrix,
-    namespace,
-    number,
-    same_library,
-    whole,
-)
+from overt._check import InputError, bounded, doubles, namespace, number, whole
 from overt._types import Array, Floats
 from overt.results import Result
 
@@ -73,8 +63,8 @@ def flows(U: Array, activations: Array) -> Array:
     What unit i contributes to the output. `U` is outputs x width, `activations` samples x width;
     NumPy or PyTorch, with gradients, which are 0 at dead units.
     """
-    U, A = matrix("U", U), matrix("activations", activations)
-    same_library(U=U, activations=A)
+    U, A = _check.matrix("U", U), _check.matrix("activations", activations)
+    _check.same_library(U=U, activations=A)
     if U.shape[1] != A.shape[1]:
         raise InputError(
             "activations (samples x width) and U (outputs x width) must have the same number of "
@@ -213,16 +203,14 @@ def _retentivity(value: float) -> float:
 def _slope(alpha: float, norm: float, n: int) -> float:
     """Return alpha |X|_(C+) / n; infinite with the norm, as F_0 already is off the range of C."""
     alpha, n = number("alpha", alpha), whole("n", n)
-    return (
-        math.inf
-        if isinstance(norm, float) and norm == math.inf
-        else alpha * number("norm", norm) / n
-    )
+    if isinstance(norm, float) and norm == math.inf:
+        return math.inf
+    return alpha * number("norm", norm) / n
 
 
 def _flows(psi: Array) -> Array:
     """Return checked flows without their gradient."""
-    psi = floating("psi", psi)
+    psi = _check.floating("psi", psi)
     psi = psi.detach() if is_torch_array(psi) else psi
     least = float(namespace(psi).min(psi))
     if least < 0:

@@ -92,11 +92,9 @@ def rademacher(
 
 def _signed_counts(chosen: Any, size: int, draws: int, rng: np.random.Generator) -> Floats:
     """Return for each draw the sum of the signs that fall on each row of X: (draws, rows)."""
-    signs = rng.choice((-1.0, 1.0), size=(draws, len(chosen)))
-    counts = np.zeros((draws, size))
-    for place, column in zip(chosen, signs.T, strict=True):
-        counts[:, place] += column
-    return counts
+    counts = np.zeros((size, draws))
+    np.add.at(counts, chosen, rng.choice((-1.0, 1.0), size=(draws, len(chosen))).T)
+    return np.ascontiguousarray(counts.T)
 
 
 def _search(

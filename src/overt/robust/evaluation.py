@@ -15,13 +15,13 @@ from overt._intervals import clopper_pearson
 from overt._progress import meter
 from overt._types import Bools, Floats
 from overt.results import Result, Status
-from overt.robust.attacks import inputs, models
+from overt.robust.attacks import models
 from overt.robust.attacks.base import Attack
 from overt.robust.attacks.criteria import Misclassified
 from overt.robust.attacks.results import report
 from overt.robust.attacks.staged import LEAST_BUDGET, begin, run_stages
 from overt.robust.certificates.bounds import chain_of, decide
-from overt.robust.threats.base import Threat, check_threat
+from overt.robust.threats.base import Threat
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -151,8 +151,6 @@ def measure(
     batch_size: int, seed: int, warn: bool, door: models.Door,
 ) -> tuple[RobustError, Tensor]:  # fmt: skip
     """Return the robust error and the perturbed inputs at the threat's radius."""
-    x, y, threat = inputs.examples(x, y, threat)
-    check_threat(threat)
     if attack is not None and not isinstance(attack, Attack):
         raise InputTypeError(f"attack must be FGSM, BIM, PGD, Square or None, got {attack!r}")
     confidence = number("confidence", confidence)
@@ -163,6 +161,7 @@ def measure(
     further = () if radii is None else np.ravel(radii)
     criterion = Misclassified() if attack is None else attack.criterion
     search = begin(model, x, y, threat, criterion, batch_size, door)
+    threat = search.threat
     curve = np.unique([number("radii", r) for r in (*further, threat.radius)])
     # A point whose class is the one aimed at is right, and not an error, when it is predicted.
     chain, proved = chain_of(search) if proof[0] else None, np.zeros(len(search.x), bool)

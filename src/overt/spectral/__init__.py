@@ -14,12 +14,6 @@ from overt.spectral.norms import KSupport, SpectralNorm, SquaredNuclear
 from overt.spectral.schatten import Schatten
 
 __all__ = [
-    "KSupport",
-    "Schatten",
-    "SpectralNorm",
-    "SquaredNuclear",
-    "WeightedTrace",
-    "factorization_cost",
-    "induced",
-    "nu",
-]
+    "KSupport", "Schatten", "SpectralNorm", "SquaredNuclear", "WeightedTrace", "factorization_cost",
+    "induced", "nu",
+]  # fmt: skip

@@ -88,7 +88,7 @@ def ascend(points: Points, start: Tensor, walk: Walk, escape: Draw, *, early_exi
     With `early_exit` fooled points leave at once, up to those that it does not pay to copy out.
     """
     sizes = StepSizes(walk.schedule, points.region.threat.radius, walk.steps, start)
-    books, mover = _Books(start), _Mover(walk, sizes, points.region, start)
+    books, mover = Books(start), _Mover(walk, sizes, points.region, start)
     for step in range(walk.steps):
         value, fooled, gradient = points.differentiate(mover.moved)
         better = books.enter(mover.delta, value, fooled)
@@ -120,7 +120,7 @@ def follow(points: Points, start: Tensor, walk: Walk) -> Tensor:
     return mover.delta
 
 
-class _Books:
+class Books:
     """The best iterate of each point in the batch; `found` holds that of those who have left."""
 
     def __init__(self, delta: Tensor) -> None:
@@ -138,25 +138,22 @@ class _Books:
         _replace(own.delta, delta, better)
         return better
 
-    def leave(self) -> Tensor | None:
-        """Let the fooled go; return who stays, or None while it does not pay to copy them out."""
+    def leave(self, least: float = LEAVE) -> Tensor | None:
+        """Let the fooled go; return who stays, or None while too small a share would go."""
         self._live = ~self.batch.fooled
-        if int(self._live.sum()) > (1 - LEAVE) * len(self._live):
+        live = int(self._live.sum())
+        if live == len(self._live) or live > (1 - least) * len(self._live):
             return None
         self.close()
         stay = self._live.nonzero().squeeze(1)
         self.rows, self._live = self.rows[stay], self._live[stay]
-        own = self.batch
-        parts = (own.delta, own.value, own.fooled, own.flat, own.broken)
-        self.batch = Found(*(part[stay] for part in parts))
+        self.batch = self.batch.each(lambda part: part[stay])
         return stay
 
     def close(self) -> Found:
         """Return what was found, the batch included."""
-        out, own, rows = self.found, self.batch, self.rows
-        out.delta[rows], out.value[rows] = own.delta, own.value
-        out.fooled[rows], out.broken[rows] = own.fooled, own.broken
-        return out
+        self.found.merge(self.rows, self.batch)
+        return self.found
 
 
 class _Mover:

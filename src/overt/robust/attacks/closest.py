@@ -20,14 +20,14 @@ from overt._check import InputError, whole
 from overt._intervals import clopper_pearson
 from overt._types import Floats
 from overt.results import Result, Status
-from overt.robust.attacks import inputs, models
+from overt.robust.attacks import models
 from overt.robust.attacks.criteria import Criterion, Misclassified
 from overt.robust.attacks.gradient import PGD
-from overt.robust.attacks.losses import LOSSES
 from overt.robust.attacks.points import Points
 from overt.robust.attacks.results import report
 from overt.robust.attacks.search import Search
-from overt.robust.threats.base import Threat, check_threat
+from overt.robust.attacks.staged import begin
+from overt.robust.threats.base import Threat
 
 HALVINGS = 12
 """Times that the segment from an input to what fools it is halved."""
@@ -90,13 +90,10 @@ def closest(
     criterion, batch_size, seed, warn, output, mean, std, samples
         As for any attack.
     """
-    x, y, threat = inputs.examples(x, y, threat)
-    check_threat(threat)
     whole("steps", steps)
     if criterion.raw:
         raise InputError("criterion must be of classes for closest, got Deviates; use PGD")
-    loss = LOSSES["margin"]
-    search = Search(model, x, y, threat, criterion, loss, whole("batch_size", batch_size), door)
+    search = begin(model, x, y, threat, criterion, batch_size, door, loss="margin")
     begun = search.best.fooled.clone()
     with search:
         if search.threat.order == 0:

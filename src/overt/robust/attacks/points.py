@@ -179,6 +179,11 @@ class Found:
         nobody = torch.zeros(len(delta), dtype=torch.bool, device=delta.device)
         return cls(delta.clone(), lowest, nobody, nobody.clone(), nobody.clone())
 
+    def each(self, change: Callable[[Tensor], Tensor]) -> Found:
+        """Return the same with all tensors changed in one way."""
+        names = ("delta", "value", "fooled", "flat", "broken")
+        return replace(self, **{name: change(getattr(self, name)) for name in names})
+
     def merge(self, rows: Tensor, other: Found) -> None:
         """Take over what is better of what was found at some of the points: success first."""
         better = torch.where(

@@ -7,13 +7,14 @@ Windows shrink as queries go by; they depend on a point's content, the seed and 
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from overt._check import whole
+from overt.robust.attacks.ascent import Books
 from overt.robust.attacks.base import Attack
 from overt.robust.attacks.losses import Loss
 from overt.robust.attacks.points import Draw, Found, Points
@@ -57,30 +58,18 @@ class Square(Attack):
         """Search on one batch."""
         shape = _planes(points.subject.x.shape[1:])
         keys = keys_of(points.region.x, self.seed or 0)
-        rows = torch.arange(len(start), device=start.device)
-        out = Found.nothing(start)
-        delta = torch.where(start.any(1, keepdim=True), start, _stripes(points.region, keys, shape))
-        value, fooled = points.evaluate(points.region.moved(delta))
-        out.delta, out.value, spent = delta, value.nan_to_num(-torch.inf), len(rows)
-        for step in range(1, steps):
-            out.broken[rows] |= value.isnan()
-            out.fooled[rows] = fooled
-            if self.early_exit and bool(fooled.any()):
-                stay = ~fooled
-                rows, delta, value, keys = rows[stay], delta[stay], value[stay], keys[stay]
-                points, fooled = points.take(stay.nonzero().squeeze(1)), fooled[stay]
-            if len(rows) == 0:
+        trial = torch.where(start.any(1, keepdim=True), start, _stripes(points.region, keys, shape))
+        books = Books(trial)
+        for step in range(1, steps + 1):
+            books.enter(trial, *points.evaluate(points.region.moved(trial)))
+            books.found.queries += len(keys)
+            if self.early_exit and (stay := books.leave(0.0)) is not None:
+                points, keys = points.take(stay), keys[stay]
+            if step == steps or len(keys) == 0:
                 break
             share = AREA / 2 ** sum(step > s * steps for s in SHRINK)
-            trial = _window(points.region, delta, keys, step, share, shape)
-            now, met = points.evaluate(points.region.moved(trial))
-            spent += len(rows)
-            better = torch.where(met == fooled, (now > value) | value.isnan(), met)
-            delta = torch.where(better[:, None], trial, delta)
-            value, fooled = torch.where(better, now, value), met | fooled
-            out.delta[rows], out.value[rows] = delta, value.nan_to_num(-torch.inf)
-        out.fooled[rows] = fooled
-        return replace(out, queries=spent)
+            trial = _window(points.region, books.batch.delta, keys, step, share, shape)
+        return books.close()
 
 
 def _planes(shape: torch.Size) -> tuple[int, int, int]:

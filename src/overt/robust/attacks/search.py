@@ -274,6 +274,4 @@ class _Stage:
             found.value = own.evaluate(region.moved(found.delta))[0].nan_to_num_(-math.inf)
             found.queries += len(rows)
         home = self._search.x.device
-        for name in ("delta", "value", "fooled", "flat", "broken"):
-            setattr(found, name, getattr(found, name).to(home))
-        self._search.best.merge(rows, found)
+        self._search.best.merge(rows, found.each(lambda part: part.to(home)))

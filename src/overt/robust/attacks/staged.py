@@ -102,21 +102,20 @@ def strongest(
     batch_size, seed, warn, output, mean, std, samples
         As for any attack.
     """
-    x, y, threat = inputs.examples(x, y, threat)
-    check_threat(threat)
-    search = begin(model, x, y, threat, criterion, batch_size, door)
-    with search:
+    with begin(model, x, y, threat, criterion, batch_size, door) as search:
         run_stages(search, budget, queries, rivals, surrogate, seed, start, door)
         return search.result(warn=warn)
 
 
 def begin(
-    model: models.Model, x: Any, y: Any, threat: Threat, criterion: Criterion, batch_size: int,
-    door: models.Door,
+    model: models.Model, x: Any, y: Any, threat: Threat | None, criterion: Criterion,
+    batch_size: int, door: models.Door, loss: str = "reflected_greedy",
 ) -> Search:  # fmt: skip
-    """Return a search whose perturbations are compared by the reflected loss."""
-    loss = DEVIATION if criterion.raw else LOSSES["reflected_greedy"]
-    return Search(model, x, y, threat, criterion, loss, whole("batch_size", batch_size), door)
+    """Return a search whose perturbations are compared by this loss."""
+    x, y, threat = inputs.examples(x, y, threat)
+    chosen = DEVIATION if criterion.raw else LOSSES[loss]
+    size = whole("batch_size", batch_size)
+    return Search(model, x, y, check_threat(threat), criterion, chosen, size, door)
 
 
 def run_stages(

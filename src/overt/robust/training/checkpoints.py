@@ -32,9 +32,13 @@ class TrainingCheckpoint:
         settings: dict[str, str],
     ) -> None:  # fmt: skip
         self._path = None if path is None else as_path("checkpoint", path)
-        self._model, self._optimizer = recipe.model, recipe.optimizer
-        self._scheduler, self._warm_starts = scheduler, recipe.warm_starts
-        self._scaler, self._settings = recipe.scaler, settings
+        self._model, self._settings = recipe.model, settings
+        self._kinds = [type(part).__name__ for part in (recipe.optimizer, scheduler)]
+        parts = {
+            "model": recipe.model, "optimizer": recipe.optimizer, "scheduler": scheduler,
+            "warm_starts": recipe.warm_starts, "scaler": recipe.scaler,
+        }  # fmt: skip
+        self._stateful: dict[str, Any] = {k: part for k, part in parts.items() if part is not None}
         self._random: Tensor | None = None
         if self._path is not None:
             if self._path.is_dir():
@@ -51,13 +55,9 @@ class TrainingCheckpoint:
             return
         tensors: dict[str, Tensor] = {"random": torch.get_rng_state()}
         parts = {
-            "settings": self._settings, "kinds": self._kinds, "model": self._model.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
-            "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
-            "warm_starts": None if self._warm_starts is None else self._warm_starts.tensors(),
-            "scaler": None if self._scaler is None else self._scaler.state_dict(),
-            "history": history, "batches": batches, "sums": sums,
-        }  # fmt: skip
+            "settings": self._settings, "kinds": self._kinds, "history": history,
+            "batches": batches, "sums": sums,
+        } | {name: part.state_dict() for name, part in self._stateful.items()}  # fmt: skip
         text = json.dumps({name: _pack(part, name, tensors) for name, part in parts.items()})
         _write(self._path, tensors, {"overt": text, "checksum": _checksum(text, tensors)})
 
@@ -97,16 +97,11 @@ class TrainingCheckpoint:
                     "remove it or choose another file"
                 )
         try:
-            self._model.load_state_dict(parts["model"])
-            self._optimizer.load_state_dict(parts["optimizer"])
+            for name, part in self._stateful.items():
+                if parts.get(name):
+                    part.load_state_dict(parts[name])
         except (KeyError, RuntimeError, ValueError) as error:
             raise self._foreign(" ".join(str(error).split())[:200]) from None
-        if self._scheduler is not None:
-            self._scheduler.load_state_dict(parts["scheduler"])
-        if self._warm_starts is not None:
-            self._warm_starts.load(parts["warm_starts"] or {})
-        if self._scaler is not None and parts.get("scaler"):
-            self._scaler.load_state_dict(parts["scaler"])
         self._random = tensors["random"]
         history.extend(parts["history"])
         return int(parts["batches"]), parts["sums"]
@@ -115,10 +110,6 @@ class TrainingCheckpoint:
         """Set torch's generator to where it was when the checkpoint was saved."""
         if self._random is not None:
             torch.set_rng_state(self._random)
-
-    @property
-    def _kinds(self) -> list[str]:
-        return [type(part).__name__ for part in (self._optimizer, self._scheduler)]
 
     def _foreign(self, reason: str) -> InputError:
         return InputError(

@@ -83,17 +83,15 @@ class WarmStarts:
         """Forget what this epoch has not stored."""
         self._before, self._deltas = self._deltas, {}
 
-    def tensors(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Return the content as tensors to be saved."""
         known = self._before | self._deltas
         if not known:
             return {}
-        return {
-            "keys": torch.tensor(list(known), dtype=torch.int64),
-            "deltas": torch.stack(list(known.values())),
-        }
+        keys = torch.tensor(list(known), dtype=torch.int64)
+        return {"keys": keys, "deltas": torch.stack(list(known.values()))}
 
-    def load(self, tensors: dict[str, Tensor]) -> None:
+    def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
         """Take over saved content."""
         if tensors:
             self._before = dict(zip(tensors["keys"].tolist(), tensors["deltas"], strict=True))
@@ -141,7 +139,7 @@ class Epoch:
         given, r = pair(batch), self._recipe
         subject = Subject(r.model, given[0], {})
         x, rows = subject.x.to(subject.device), torch.arange(len(subject.x))
-        y = self._target(subject, x, rows, given[1])
+        y = _target(x, given[1])
         moved = x if r.attack is None else self._perturb(subject, x, rows, y, seed)
         seen: list[tuple[float, int, int | None]] = []
 
@@ -179,16 +177,6 @@ class Epoch:
             )
         clean /= max(looked, 1)
         return {"loss": loss / n, "clean_accuracy": clean, "robust_accuracy": robust / n}
-
-    def _target(self, subject: Subject, x: Tensor, rows: Tensor, y: Any) -> Target:
-        """Return classes, and rows of probabilities where those are given."""
-        given = tensor("y", y).to(x.device)
-        if given.ndim == 2 and given.shape[1] > 1:
-            return Target(given.argmax(1), given.to(x))
-        count = int(given.max()) + 1 if given.numel() else 1
-        if bool((given < 0).any()):  # -1 and 1
-            count = 2
-        return Target(classes(y, x, max(count, 2)), None)
 
     def _loss(
         self, subject: Subject, x: Tensor, moved: Tensor, rows: Tensor, y: Target, number: int
@@ -234,6 +222,15 @@ class Epoch:
         if r.warm_starts is not None:
             r.warm_starts.store(x, moved)
         return moved
+
+
+def _target(x: Tensor, y: Any) -> Target:
+    """Return classes, and rows of probabilities where those are given."""
+    given = tensor("y", y).to(x.device)
+    if given.ndim == 2 and given.shape[1] > 1:
+        return Target(given.argmax(1), given.to(x))
+    signed = not given.numel() or bool((given < 0).any())  # -1 and 1
+    return Target(classes(y, x, 2 if signed else max(int(given.max()) + 1, 2)), None)
 
 
 def _start(region: Region, seed: int) -> Tensor:
