@@ -53,7 +53,8 @@ def save(
         "objective": np.asarray(fit.objective),
         **_arrays(fit.model),
     }
-    for name, value in (("learned_drop_prob_", fit.learned_drop_prob), ("path_", fit.path)):
+    kept = {"learned_drop_prob_": fit.learned_drop_prob, "path_": fit.path, "times": entries.times}
+    for name, value in kept.items():
         if value is not None:
             arrays[name] = np.asarray(value, dtype=float)
     if chosen is not None:
@@ -149,8 +150,9 @@ def _model(told: dict[str, Any], arrays: dict[str, Any]) -> FactorModel:
 
 
 def _entries(header: dict[str, Any], arrays: dict[str, Any]) -> Entries:
-    ids = [None if header[n] is None else np.array(header[n]) for n in ("row_ids", "col_ids")]
-    return Entries(arrays["rows"], arrays["cols"], arrays["values"], header["shape"], *ids)
+    ids = {n: None if header[n] is None else np.array(header[n]) for n in ("row_ids", "col_ids")}
+    rows, cols, values = (arrays[name] for name in ("rows", "cols", "values"))
+    return Entries(rows, cols, values, header["shape"], **ids, times=arrays.get("times"))
 
 
 def _given(arrays: Mapping[str, Any], side: int) -> Any:
