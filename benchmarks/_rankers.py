@@ -15,6 +15,8 @@ REACH = 20
 RIDGES = (25, 50, 100, 200, 400, 800, 1600, 3200)
 ALS = [(f, a, r) for f in (32, 64) for a in (1, 2, 4) for r in (1, 3, 10, 30, 100)]
 
+LENSKIT = [(f, w, r) for f in (32, 64) for w in (1, 4) for r in (1, 10)]
+
 
 def lists(scores, known):
     scores = np.array(scores)
@@ -52,6 +54,25 @@ def als(X, setting):
     return np.asarray(model.user_factors) @ np.asarray(model.item_factors).T
 
 
+def lenskit(X, setting):
+    import pandas
+    from lenskit.als import ImplicitMFScorer
+    from lenskit.data import from_interactions_df
+
+    factors, weight, regularization = setting
+    entries = X.tocoo()
+    frame = {"user_id": entries.row, "item_id": entries.col, "rating": entries.data}
+    model = ImplicitMFScorer(
+        embedding_size=factors, epochs=15, weight=weight, regularization=regularization,
+        use_ratings=True,
+    )  # fmt: skip
+    model.train(from_interactions_df(pandas.DataFrame(frame)))
+    scores = np.zeros(X.shape)
+    found = np.asarray(model.user_embeddings) @ np.asarray(model.item_embeddings).T
+    scores[np.ix_(model.users.ids(), model.items.ids())] = found
+    return scores
+
+
 def main(path, out):
     data = np.load(path)
     shape, aside = tuple(data["shape"]), data["slice"]
@@ -62,7 +83,8 @@ def main(path, out):
     full, inner = (matrix(c, data["values"][c]) for c in (np.ones(len(aside), bool), ~aside))
     wanted = matrix(aside & data["good"], np.ones(np.count_nonzero(aside & data["good"])))
     found, told = {}, {}
-    for name, fit, grid in (("EASE", ease, RIDGES), ("implicit ALS", als, ALS)):
+    peers = ("EASE", ease, RIDGES), ("implicit ALS", als, ALS), ("LensKit ALS", lenskit, LENSKIT)
+    for name, fit, grid in peers:
         try:
             judged = {setting: ndcg(lists(fit(inner, setting), inner), wanted) for setting in grid}
         except ImportError as error:
@@ -73,7 +95,7 @@ def main(path, out):
         scores = fit(full, best)
         told[name] = {"setting": str(best), "cpu": time.process_time() - start}
         found[name] = lists(scores, full)
-        if name != "EASE":
+        if name == "implicit ALS":
             for factors in (32, 64):
                 start = time.process_time()
                 als(full, (factors, *best[1:]))

@@ -25,8 +25,9 @@ ROLES: dict[str, tuple[str, ...]] = {
 
 def is_frame(X: Any) -> bool:
     """Return whether this is a data frame, an Arrow table, a lazy frame or a relation."""
-    kind = type(X)  # a lazy frame would have to find out what it has
-    return kind is not np.ndarray and (hasattr(kind, "columns") or hasattr(kind, "column_names"))
+    if isinstance(X, np.ndarray) or hasattr(X, "collect_schema"):  # lazy: it would have to look
+        return not isinstance(X, np.ndarray)
+    return hasattr(X, "columns") or hasattr(X, "column_names")
 
 
 def columns_of(frame: Any) -> dict[str, Array]:
@@ -45,7 +46,7 @@ def _told(column: Any) -> Array:
     """Return a column with NaN or None where a mask says that nothing is known."""
     if not np.ma.is_masked(column):
         return np.asarray(column)
-    missing = np.nan if column.dtype.kind in "biuf" else None
+    missing: Any = np.nan if column.dtype.kind in "biuf" else None
     return np.where(np.ma.getmaskarray(column), missing, np.asarray(column))
 
 

@@ -55,7 +55,7 @@ def _not_numbers(values: Array) -> str:
 
 
 def checked_times(given: Any, count: int) -> Array | None:
-    """Return when entries were observed: numbers or datetime64."""
+    """Return when entries were observed as numbers: those given, or seconds since 1970."""
     times = one_each("times", given, count)
     if times is None:
         return None
@@ -66,7 +66,7 @@ def checked_times(given: Any, count: int) -> Array | None:
             raise InputError(f"times must be numbers or dates ({error})") from None
     if times.dtype.kind in "fM" and np.any(missing := times != times):
         raise InputError(f"times must be told for all entries, got {missing.sum()} missing")
-    return times
+    return times.astype("datetime64[us]").astype(float) / 1e6 if times.dtype.kind == "M" else times
 
 
 def _moment(when: Any) -> Any:

@@ -191,10 +191,12 @@ def test_changed_models_and_checkpoints_are_refused(tmp_path):
 
 def test_nothing_known_in_a_database_is_not_a_number():
     duckdb = pytest.importorskip("duckdb")
-    lines = "(values ('a', 1, 1.0), (null, 2, 2.0), ('b', null, 3.0), ('c', 3, null)) t(user, item, rating)"
+    lines = (
+        "(values ('a', 1, 1), (null, 2, 2), ('b', null, 3), ('c', 3, null)) l(user, item, stars)"
+    )
     for told, message in (
-        ("rating is not null and item is not null", "rows must not be missing, got 1"),
-        ("rating is not null and user is not null", "cols must not be missing, got 1"),
+        ("stars is not null and item is not null", "rows must not be missing, got 1"),
+        ("stars is not null and user is not null", "cols must not be missing, got 1"),
         ("user is not null and item is not null", "values must be finite, got 1"),
     ):
         with pytest.raises(overt.InputError, match=message):

@@ -42,7 +42,7 @@ def test_a_ledger_has_what_was_added_and_replaced(monkeypatch):
 @pytest.mark.parametrize("signals", [False, True])
 def test_kept_sums_are_those_of_all_rows(ratings, signals):
     """After new entries the sums equal those computed from the model as it is."""
-    model = DropoutCompletion(3, signals=signals, clip=False).fit(ratings)
+    model = DropoutCompletion(3, signals=signals, clip=False, average=0).fit(ratings)
     model.partial_fit([[3, 4], [3, 90], [160, 5], [7, 7]], [1.0, 2.0, 0.5, -1.0])
     kept = model._growing
     fresh = Growing(kept.model, Ledger(model.entries_), 0.0, 1)
@@ -63,10 +63,10 @@ def test_from_any_start_it_ends_where_a_full_fit_does(batch):
     truth = datasets.generate_ratings(150, 80, 6_000, rank=2, noise=0.4, scale=None, seed=0)[0]
     train, test = truth.split(0.2, seed=1)
     start = 10 if batch > 100 else 4_200
-    model = DropoutCompletion(3, clip=False).fit(train.take(np.arange(start)))
+    model = DropoutCompletion(3, clip=False, average=0).fit(train.take(np.arange(start)))
     for at in range(start, len(train), batch):
         model.partial_fit(train.take(np.arange(at, min(at + batch, len(train)))))
-    full = DropoutCompletion(3, clip=False).fit(train)
+    full = DropoutCompletion(3, clip=False, average=0).fit(train)
     assert model.score(test) > 1.01 * full.score(test)
     found, std = model.predict(test, return_std=True)
     assert np.std((test.values - found) / std) == pytest.approx(1, abs=0.1)
@@ -74,7 +74,7 @@ def test_from_any_start_it_ends_where_a_full_fit_does(batch):
 
 
 def test_what_is_touched_alone_is_solved_and_drift_says_what_is_missed(ratings):
-    model = DropoutCompletion(3, clip=False).fit(ratings)
+    model = DropoutCompletion(3, clip=False, average=0).fit(ratings)
     assert model.drift_ == 0
     before = model.U_.copy()
     model.partial_fit([[5, 6]], [3.0])

@@ -113,13 +113,13 @@ def divide(
     choice("split", split, SPLITS)
     holdout = number("holdout", holdout, exclusive=True)
     rng, count = np.random.default_rng([whole("seed", seed, 0), 2]), len(entries)
-    times = np.arange(count) if entries.times is None else entries.times
+    times = np.arange(count, dtype=float) if entries.times is None else entries.times
     if split in ("random", "time"):
-        order = rng.permutation(count) if split == "random" else np.argsort(-_number(times))
+        order = rng.permutation(count) if split == "random" else np.argsort(-times)
         held = np.zeros(count, dtype=bool)
         held[order[: int(holdout * count)]] = True
     elif split == "last":
-        held = last_of_rows(entries.rows, _number(times), holdout)
+        held = last_of_rows(entries.rows, times, holdout)
     else:
         rows = np.unique(entries.rows)
         new = np.isin(entries.rows, rng.permutation(rows)[: max(1, int(holdout * len(rows)))])
@@ -143,10 +143,6 @@ def last_of_rows(rows: Ints, times: Floats, share: float) -> Array:
     late = np.zeros(len(rows), dtype=bool)
     late[order] = place >= np.repeat(kept, counts)
     return late
-
-
-def _number(times: Array) -> Floats:
-    return times.astype("datetime64[ns]").astype(float) if times.dtype.kind == "M" else times
 
 
 class Known(NamedTuple):

@@ -16,7 +16,7 @@ from overt._progress import Meter, meter
 from overt._types import Array, Floats
 from overt.completion.choosing import choose_drop_prob, rmse
 from overt.completion.engines import Engine, make_engine
-from overt.completion.forms import descend, features, fixed, learned, negative, popular
+from overt.completion.forms import descend, features, fixed, learned, negative, popular, recent
 from overt.completion.forms.fixed import FixedForm, SGDForm
 from overt.completion.forms.learned import LearnedForm, equivalent_drop_prob
 from overt.completion.forms.model import FactorModel, Fit
@@ -183,6 +183,8 @@ def _fit_negative(
     if status is not Status.INTERRUPTED:
         status = run.descend(form, settings.sweeps, tol)
     form.finish()
+    if entries.times is not None:
+        form.recent = recent.shifts(form, entries, entries.times)
     found = equivalent_drop_prob(form)  # type: ignore[arg-type]
     model = replace(FactorModel.from_form(form, limits), pairs=form.pairs)
     return Fit(model, form.history, status, *found)
@@ -264,6 +266,13 @@ def _grow_pairs(settings: Settings, growing: Growing, new: Entries, sweeps: int)
                     form.update(side, engine)
     form.problem = problem
     form.finish()
+    if len(model.pairs.recent):
+        if entries.times is not None:
+            form.recent = recent.shifts(form, entries, entries.times)
+        else:  # rows that have nothing new keep what was learned
+            form.recent = np.zeros((entries.shape[0], model.pairs.recent.shape[1]))
+            old = np.setdiff1d(np.arange(len(model.pairs.recent)), new.rows)
+            form.recent[old] = model.pairs.recent[old]
     found = equivalent_drop_prob(form)  # type: ignore[arg-type]
     updated = FactorModel.from_form(form, (model.low, model.high))
     updated = replace(updated, units=model.units, pairs=form.pairs)

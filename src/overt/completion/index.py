@@ -113,7 +113,7 @@ class EntryIndex:
             )
         rows, m, row_ids = _align(new.rows, new.row_ids, new.shape[0], old.row_ids, self.rows)
         cols, n, col_ids = _align(new.cols, new.col_ids, new.shape[1], old.col_ids, self.cols)
-        return Entries(rows, cols, new.values, (m, n), row_ids, col_ids)
+        return Entries(rows, cols, new.values, (m, n), row_ids, col_ids, new.times)
 
 
 def _align(

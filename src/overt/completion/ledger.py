@@ -22,6 +22,7 @@ class Ledger:
         self._replaced = np.zeros(0, dtype=bool)  # of the base, once something was
         none = np.zeros(0, np.int64)
         self._more: tuple[Ints, Ints, Floats] = none, none, np.zeros(0)
+        self._times = np.zeros(0)  # of those, where they were told
         self.shape, self.row_ids, self.col_ids = entries.shape, entries.row_ids, entries.col_ids
 
     @property
@@ -44,7 +45,12 @@ class Ledger:
             kept = ~self._replaced if len(self._replaced) else slice(None)
             base = (array[kept] for array in (self._base.rows, self._base.cols, self._base.values))
             rows, cols, values = map(np.concatenate, zip(base, self._more, strict=True))
-            merged = Entries(rows, cols, values, self.shape, self.row_ids, self.col_ids)
+            times = self._base.times
+            if times is not None and len(self._times) == len(self._more[0]):
+                times = np.concatenate([times[kept], self._times])
+            else:
+                times = None  # not told of all
+            merged = Entries(rows, cols, values, self.shape, self.row_ids, self.col_ids, times)
             self.__init__(merged)  # type: ignore[misc]
         return self._base
 
@@ -90,6 +96,9 @@ class Ledger:
         old = ~np.isin(self._more[0] * width + self._more[1], key)
         more = zip(self._more, (new.rows, new.cols, new.values), strict=True)
         rows, cols, values = (np.concatenate([a[old], b]) for a, b in more)
+        told = len(self._times) == len(old) and new.times is not None
+        times = self._times[old] if told else np.full(len(old) + len(new) + 1, np.nan)
+        self._times = times if new.times is None else np.append(times, new.times)
         at = self._places(0, np.unique(new.rows))
         at = at[np.isin(self._base.rows[at] * width + self._base.cols[at], key)]
         if len(at) and not len(self._replaced):

@@ -72,7 +72,8 @@ class Ranking:
     """By what columns are ranked: a model's values, another's choices, or both.
 
     Both is c P(y > t)^(1/4): c the score of a model in which all that is absent counts as zero, y a
-    value of that row and column, t the mean of the values.
+    value of that row and column, t the mean of the values. Known rows are ranked by what they chose
+    last, where times are known; see `forms.recent`.
     """
 
     by: str
@@ -97,8 +98,17 @@ class Ranking:
     def of_rows(self, rows: Array) -> tuple[Floats, Floats]:
         """Return unclipped values and scores of some rows for all known columns."""
         values = self.model.block(rows, clip=False)
-        chosen = None if self.chosen is None else self.chosen.block(rows, clip=False)
+        if self.chosen is None:
+            return values, self.scores(values + _recent(self.model, rows), None)
+        chosen = self.chosen.block(rows, clip=False) + _recent(self.chosen, rows)
         return values, self.scores(values, chosen)
+
+
+def _recent(model: FactorModel, rows: Array) -> Any:
+    """Return what choices that came last add for all known columns."""
+    if model.pairs is None or not len(model.pairs.recent):
+        return 0.0
+    return model.pairs.recent[rows] @ model.means[1][:-1].T
 
 
 @dataclass(frozen=True, repr=False, eq=False)

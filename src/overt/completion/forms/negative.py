@@ -65,6 +65,7 @@ class NegativeForm(Plain):
     history: list[float] = field(default_factory=list)
     evidence: list[float] = field(default_factory=list)
     popular: float = 0.0
+    recent: Floats = field(default_factory=lambda: np.zeros((0, 0)))
     kind: ClassVar[str] = "negative"
 
     def __post_init__(self) -> None:
@@ -180,7 +181,7 @@ class NegativeForm(Plain):
             np.where(self.active[1], self.precisions[1], 0.0),
             self.problem.by_col.counts,
         )
-        return AllPairs(*self.rules, partners, counts / counts.sum(), self.popular)
+        return AllPairs(*self.rules, partners, counts / counts.sum(), self.popular, self.recent)
 
     def arrays(self) -> dict[str, Array]:
         """Return tables, priors, noise and evidence."""

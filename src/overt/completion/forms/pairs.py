@@ -38,7 +38,7 @@ class Precisions:
 class AllPairs:
     """What a model needs to solve for a row: precisions r and c, and c of every known column.
 
-    Beside it what ranking does with popularity; see `popular`.
+    Beside it what ranking does with popularity, and with what came last; see `popular`, `recent`.
     """
 
     rows: Precisions
@@ -46,6 +46,7 @@ class AllPairs:
     partners: Floats  # 0 for columns without entries
     shares: Floats  # of the entries
     popular: float
+    recent: Floats  # what rows chose last changes of their means, where that is known; see `recent`
 
     def blended(self, x: Floats) -> Floats:
         """Return scores, from what the model predicts for all known columns."""
@@ -57,6 +58,7 @@ class AllPairs:
         return {
             "pairs_rules": np.array(rules), "pairs_partners": self.partners,
             "pairs_shares": self.shares, "pairs_popular": np.array([self.popular]),
+            "pairs_recent": self.recent,
         }  # fmt: skip
 
     @classmethod
@@ -66,4 +68,5 @@ class AllPairs:
             return None
         rows, cols = (Precisions(*rule) for rule in arrays["pairs_rules"].tolist())
         popular = float(arrays["pairs_popular"][0])
-        return cls(rows, cols, arrays["pairs_partners"], arrays["pairs_shares"], popular)
+        recent = arrays.get("pairs_recent", np.zeros((0, 0)))
+        return cls(rows, cols, arrays["pairs_partners"], arrays["pairs_shares"], popular, recent)

@@ -52,10 +52,11 @@ def save(
         "objective": np.asarray(fit.objective),
         **_arrays(fit.model),
     }
+    kept = {"learned_drop_prob_": fit.learned_drop_prob, "path_": fit.path}
     if isinstance(entries, Entries):
         arrays |= {"rows": entries.rows.astype(np.int32), "cols": entries.cols.astype(np.int32)}
-        arrays["values"] = entries.values
-    for name, value in (("learned_drop_prob_", fit.learned_drop_prob), ("path_", fit.path)):
+        kept |= {"values": entries.values, "times": entries.times}
+    for name, value in kept.items():
         if value is not None:
             arrays[name] = np.asarray(value, dtype=float)
     if chosen is not None:
@@ -162,7 +163,8 @@ def _entries(header: dict[str, Any], arrays: dict[str, Any]) -> Entries | FiledE
         told = header["source"]
         ids += [told["count"], told["mark"]]
         return FiledEntries(Path(told["path"]), told["duplicates"], told["said"], *ids)
-    return Entries(arrays["rows"], arrays["cols"], arrays["values"], header["shape"], *ids)
+    rows, cols, values = (arrays[name] for name in ("rows", "cols", "values"))
+    return Entries(rows, cols, values, header["shape"], *ids, times=arrays.get("times"))
 
 
 def _given(arrays: Mapping[str, Any], side: int) -> Any:
