@@ -29,7 +29,7 @@ def wrong(x):
 def client():
     distributed = pytest.importorskip("distributed", reason="needs the dask extra")
     with distributed.Client(
-        processes=False, n_workers=2, threads_per_worker=1, dashboard_address=None
+        processes=False, n_workers=2, threads_per_worker=1, dashboard_address=":0"
     ) as client:
         yield client
 

@@ -82,7 +82,7 @@ def _started(distributed: Any, engine: str, n_jobs: int) -> Any:
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise InputError(UNGUARDED)
     try:
-        return distributed.Client(n_workers=n_jobs, threads_per_worker=1, dashboard_address=None)
+        return distributed.Client(n_workers=n_jobs, threads_per_worker=1, dashboard_address=":0")
     except RuntimeError as error:
         if "Nanny" not in str(error) and "bootstrapping" not in str(error):
             raise

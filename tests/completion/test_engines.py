@@ -26,7 +26,7 @@ def ratings():
 @pytest.fixture
 def client(distributed):
     with distributed.Client(
-        processes=False, n_workers=2, threads_per_worker=1, dashboard_address=None
+        processes=False, n_workers=2, threads_per_worker=1, dashboard_address=":0"
     ) as client:
         yield client
 
@@ -90,7 +90,7 @@ def test_new_entries_are_taken_in_on_the_cluster(ratings, client):
 
 def test_a_cluster_without_workers_is_refused(ratings, distributed):
     with (
-        distributed.Client(processes=False, n_workers=0, dashboard_address=None),
+        distributed.Client(processes=False, n_workers=0, dashboard_address=":0"),
         pytest.raises(InputError, match="with workers"),
     ):
         DropoutCompletion(engine="dask").fit(ratings.to_sparse())

@@ -17,7 +17,7 @@ def client():
     from distributed import Client
 
     with Client(
-        processes=False, n_workers=3, threads_per_worker=1, dashboard_address=None
+        processes=False, n_workers=3, threads_per_worker=1, dashboard_address=":0"
     ) as client:
         yield client
 
@@ -33,9 +33,7 @@ def write(folder, n_files, words=False, more=()):
     rows, cols = rng.integers(0, 40, 700), (rng.random(700) ** 2 * 30).astype(int)
     values, times = (rows + cols) % 5 + rng.integers(1, 3, 700), rng.permutation(700)
     name = "u{}".format if words else str
-    lines = [
-        f"{name(a)},{b},{y},{t}" for a, b, y, t in zip(rows, cols, values, times, strict=True)
-    ]
+    lines = [f"{name(a)},{b},{y},{t}" for a, b, y, t in zip(rows, cols, values, times, strict=True)]
     folder.mkdir()
     for number, part in enumerate(np.array_split(lines, n_files)):
         text = "\n".join(["user,item,rating,time", *part, *more, ""])
@@ -116,8 +114,9 @@ def test_folders_that_cannot_be_shared_are_named(client, tmp_path, monkeypatch):
     from overt.completion.reading import opened
 
     settings = DropoutCompletion(engine="dask")._settings()
-    with pytest.raises(InputError, match="duplicate entries, such as"), opened(
-        folder, settings, "error"
+    with (
+        pytest.raises(InputError, match="duplicate entries, such as"),
+        opened(folder, settings, "error"),
     ):
         pass
     (folder / "zz.csv").write_text("song,listener\n1,2\n")

@@ -24,8 +24,7 @@ from overt.completion.index import EntryIndex
 from overt.completion.ledger import Ledger
 from overt.completion.recommending import Explanation, NewRow
 from overt.completion.settings import Settings, fresh_seed
-from overt.completion.storage import checkpoints, models
-from overt.completion.storage.files import is_path
+from overt.completion.storage import checkpoints, files, models
 from overt.entries import Entries, observed
 from overt.results import Status
 
@@ -70,9 +69,7 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         Int, Generator, or None for fresh entropy (`random_state` counts where it is given); number
         of threads (default: all cores; results do not depend on it); "local" or "threads", "dask"
         for the current `distributed.Client` or processes started here, or a scheduler's address;
-        bytes, or as in "4GB": entries and their groupings are then kept in mapped files, half of it
-        is for reading, and factors with covariances must fit; mapped pages, which the system takes
-        back when it needs to, count as resident and are not bounded.
+        bytes, or as in "4GB": entries are then kept in mapped files, and factors must fit twice.
 
     Attributes
     ----------
@@ -131,8 +128,8 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         entries are missing), a dense array with NaN (or a mask) for missing entries, a data frame
         of three columns (row, column, value; predictions are then asked for by identifier), or,
         with `y`, an (n, 2) array of (row, col) pairs, the form that cross-validation splits:
-        indices, or identifiers if they are strings, or the path of a file or folder of ratings. An
-        entry that is given twice counts as two observations (in files, as their mean).
+        indices, or identifiers if they are strings, or the path of a file, or of a folder, which
+        the workers of a cluster read. An entry given twice counts twice (in files, as its mean).
 
         With "learn", rows and columns may have features: an array, a sparse matrix or a data frame
         (numbers, categories, missing values) with a row for each, or, where entries have
@@ -142,13 +139,12 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         `checkpoint` names a folder that keeps every sweep; `resume` goes on from it, on any engine.
         """
         tables = (row_features, col_features)
-        if is_path(X):
-            plain = sample_weight is None and tables == (None, None)
+        plain = sample_weight is None and tables == (None, None)
+        if files.is_path(X):
             with reading.opened(X, self._settings(), shared=plain) as read:
-                entries = read.entries
-                if sample_weight is not None:
-                    entries = entries.repeated(sample_weight)
-                return self.fit_entries(entries, *tables, checkpoint, resume)
+                X = read.entries
+                if plain:
+                    return self.fit_entries(X, *tables, checkpoint, resume)
         matrix = y is None and not isinstance(X, Entries)
         entries, table = observed(X, y), matrix and is_table(X)
         if sample_weight is not None:
