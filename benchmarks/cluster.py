@@ -10,11 +10,13 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ import numpy as np
 from benchmarks.harness import Table, verdict
 from overt.completion import DropoutCompletion
 from overt.datasets import generate_ratings
+from overt.entries import Entries
 
 NET, BRIDGE, PORT = "10.77.0", "overt-br", 8786
 SETTINGS = {"n_factors": 8, "max_sweeps": 6, "tol": 0}
@@ -47,19 +50,8 @@ class Hosts:
         for i in range(self.count + 1):
             name = f"overt{i}"
             sh("ip", "netns", "add", name)
-            sh(
-                "ip",
-                "link",
-                "add",
-                f"veth{i}",
-                "type",
-                "veth",
-                "peer",
-                "name",
-                "eth0",
-                "netns",
-                name,
-            )
+            kind = ("type", "veth", "peer", "name", "eth0", "netns", name)
+            sh("ip", "link", "add", f"veth{i}", *kind)
             sh("ip", "link", "set", f"veth{i}", "master", BRIDGE, "up")
             inside = ("ip", "netns", "exec", name, "ip")
             sh(*inside, "addr", "add", f"{NET}.{10 + i}/24", "dev", "eth0")
@@ -107,71 +99,122 @@ def after(seconds: float, call: Any) -> Iterator[None]:
     timer.join()
 
 
+def folder_of(place: Path, ratings: Entries, files: int = 6) -> Path:
+    """Write entries into files of lines, one after the other."""
+    arrays = (ratings.rows, ratings.cols, ratings.values)
+    for number, at in enumerate(np.array_split(np.arange(len(ratings)), files)):
+        lines = (
+            f"{a},{b},{y!r}" for a, b, y in zip(*(x[at].tolist() for x in arrays), strict=True)
+        )
+        (place / f"{number}.csv").write_text("\n".join(["user,item,rating", *lines, ""]))
+    return place
+
+
+class Trial:
+    """Fits on four hosts, compared with one process, while something is lost."""
+
+    def __init__(self, hosts: Hosts, client: Any, given: Any, what: str) -> None:
+        self._hosts, self._client, self._given, self._what = hosts, client, given, what
+        self._here = DropoutCompletion(**SETTINGS).fit(given)
+        self._rng = random.Random(0)  # noqa: S311
+        self.notes: list[str] = []
+
+    def fit(self) -> tuple[float, int, float]:
+        """Return the largest difference of factors, the number of faults, and seconds."""
+        start = time.perf_counter()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            there = DropoutCompletion(engine="dask", **SETTINGS).fit(self._given)
+        took = time.perf_counter() - start
+        return float(np.abs(there.U_ - self._here.U_).max()), len(there.faults_), took
+
+    def rows(self, runs: int) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of the table."""
+        hosts, client, rng = self._hosts, self._client, self._rng
+        client.wait_for_workers(4)
+        self.fit()  # compiles
+        error, _, took = self.fit()
+        yield f"nothing ({self._what})", 1, error, 0, verdict(error <= 1e-5)
+        errors, told, silent = [], 0, list[float]()
+        for number in range(runs):
+            client.wait_for_workers(4)
+            lost, killed = rng.randint(1, 4), list[float]()
+
+            def kill(lost: int = lost, killed: list[float] = killed) -> None:
+                killed.append(time.perf_counter())
+                hosts.kill(lost)
+
+            with after(rng.uniform(0, took), kill):
+                begun = time.perf_counter()
+                error, faults, _ = self.fit()
+                end = time.perf_counter()
+            hosts.start(lost)
+            errors.append(error)
+            told += faults > 0
+            if not faults:
+                silent.append(end - killed[0])
+            when = f"after {killed[0] - begun:.1f} s, {end - killed[0]:.1f} s before the end"
+            print(self._what, "kill", number, lost, error, faults, when, flush=True)
+        row = (f"a worker is killed at a random moment ({self._what})", len(errors), max(errors))
+        yield *row, told, verdict(max(errors) <= 1e-5)
+
+        def cut() -> None:
+            hosts.link(2, "down")
+            time.sleep(CUT)
+            hosts.link(2, "up")
+
+        client.wait_for_workers(4)
+        with after(took / 3, cut):
+            error, faults, slow = self.fit()
+        row = (f"a host is cut off for {CUT:.0f} s ({self._what})", 1, error)
+        yield *row, int(faults > 0), verdict(error <= 1e-5)
+        ends = ", ".join(f"{'after' if s < 0 else 'before'} it by {abs(s):.1f} s" for s in silent)
+        self.notes.append(
+            f"{self._what}: a fit takes {took:.1f} s, with the cut {slow:.1f} s. Kills are set to "
+            "a moment of a fit that takes as long as the first. Of the runs that said nothing, "
+            f"the kill came, against the end of the fit: {ends or 'there were none'}."
+        )
+
+
+def resumed(hosts: Hosts, given: Any, place: Path) -> tuple[Any, ...]:
+    """Kill the scheduler during a fit from files; go on from the checkpoint on this machine."""
+    from overt._cluster import ClusterLostError
+
+    here = DropoutCompletion(**SETTINGS).fit(given)
+    said = 0
+    with after(4.0, lambda: hosts.kill(0)), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            DropoutCompletion(engine=hosts.address, **SETTINGS).fit(given, checkpoint=place)
+        except ClusterLostError as error:
+            said = 1
+            print(error, flush=True)
+    sweeps = len(list(place.glob("*.safetensors")))
+    again = DropoutCompletion(**SETTINGS).fit(given, checkpoint=place, resume=True)
+    error = float(np.abs(again.U_ - here.U_).max())
+    what = f"the scheduler is killed, resumed here ({'with' if sweeps else 'without'} a checkpoint)"
+    return what, 1, error, said, verdict(error <= 1e-5)
+
+
 def run() -> list[Table]:
     from distributed import Client
 
-    ratings, rng = generate_ratings(3000, 1000, 100_000, seed=0)[0], random.Random(0)  # noqa: S311
-    here = DropoutCompletion(**SETTINGS).fit(ratings)
+    ratings = generate_ratings(3000, 1000, 100_000, seed=0)[0]
     table = Table(
         "Four hosts (network namespaces): equal to one process, whatever is lost",
         ("what happens", "runs", "largest difference of factors", "runs that said so", "holds"),
     )
-    with Hosts(4) as hosts:
+    runs = int(os.environ.get("OVERT_RUNS", "20"))
+    with Hosts(4) as hosts, tempfile.TemporaryDirectory() as place:
         for host in range(5):
             hosts.start(host)
+        folder = Path(place) / "ratings"
+        folder.mkdir()
+        folder_of(folder, ratings)
         with Client(hosts.address) as client:
-
-            def fit() -> tuple[float, int, float]:
-                start = time.perf_counter()
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    there = DropoutCompletion(engine="dask", **SETTINGS).fit(ratings)
-                took = time.perf_counter() - start
-                return float(np.abs(there.U_ - here.U_).max()), len(there.faults_), took
-
-            client.wait_for_workers(4)
-            fit()  # compiles
-            error, _, took = fit()
-            table.rows.append(("nothing", 1, error, 0, verdict(error <= 1e-5)))
-            errors, told, silent = [], 0, list[float]()
-            for number in range(int(os.environ.get("OVERT_RUNS", "20"))):
-                client.wait_for_workers(4)
-                lost, killed = rng.randint(1, 4), list[float]()
-
-                def kill(lost: int = lost, killed: list[float] = killed) -> None:
-                    killed.append(time.perf_counter())
-                    hosts.kill(lost)
-
-                with after(rng.uniform(0, took), kill):
-                    begun = time.perf_counter()
-                    error, faults, _ = fit()
-                    end = time.perf_counter()
-                hosts.start(lost)
-                errors.append(error)
-                told += faults > 0
-                if not faults:
-                    silent.append(end - killed[0])
-                when = f"after {killed[0] - begun:.1f} s, {end - killed[0]:.1f} s before the end"
-                print("kill", number, lost, error, faults, when, flush=True)
-            row = ("a worker is killed at a random moment", len(errors), max(errors), told)
-            table.rows.append((*row, verdict(max(errors) <= 1e-5)))
-
-            def cut() -> None:
-                hosts.link(2, "down")
-                time.sleep(CUT)
-                hosts.link(2, "up")
-
-            client.wait_for_workers(4)
-            with after(took / 3, cut):
-                error, faults, slow = fit()
-            row = (f"a host is cut off for {CUT:.0f} s", 1, error, int(faults > 0))
-            table.rows.append((*row, verdict(error <= 1e-5)))
-            ends = ", ".join(
-                f"{'after' if s < 0 else 'before'} it by {abs(s):.1f} s" for s in silent
-            )
-            table.notes.append(
-                f"A fit takes {took:.1f} s, that with the cut {slow:.1f} s. Kills are set to a "
-                "moment of a fit that takes as long as the first. Of the runs that said nothing, "
-                f"the kill came, against the end of the fit: {ends or 'there were none'}."
-            )
+            for given, what in ((folder, "files"), (ratings, "entries sent")):
+                trial = Trial(hosts, client, given, what)
+                table.rows += list(trial.rows(runs))
+                table.notes += trial.notes
+        table.rows.append(resumed(hosts, folder, Path(place) / "sweeps"))
     return [table]

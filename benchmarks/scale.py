@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,91 @@ def capacity() -> Table:
     return table
 
 
+SHARED = """
+import json, os, sys, time
+from pathlib import Path
+from distributed import Client, LocalCluster
+from overt.completion import DropoutCompletion, read_ratings
+from overt.completion.reading import opened
+def memory(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith(name)).split()[1])
+def spent(client):
+    mine = {"client": time.process_time()}
+    return mine | client.run(time.process_time) if client else mine
+def fit(folder, factors, sweeps, client):
+    engine = "dask" if client else "threads"
+    marks, how = [], {"tol": 0, "n_jobs": 2, "signals": False, "engine": engine}
+    model = DropoutCompletion(factors, max_sweeps=sweeps, **how)
+    start, before = time.perf_counter(), spent(client)
+    def mark(form):
+        marks.append((time.perf_counter(), sum(spent(client).values())))
+    with opened(folder, model._settings()) as read:
+        reading = sum(spent(client).values()) - sum(before.values())
+        model.fit_entries(read.entries, on_form=mark)
+    wall, cpu = ((b - a) / (sweeps - 1) for a, b in zip(marks[0], marks[-1]))
+    return {"ratings": len(model._growing.ledger), "wall": wall, "cpu": cpu, "reading": reading,
+            "objective": float(model.objective_[-1])}
+if __name__ == "__main__":
+    folder, (factors, sweeps, turns, both) = sys.argv[1], map(int, sys.argv[2:6])
+    with LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=None, memory_limit=0
+    ) as cluster, Client(cluster) as client:
+        DropoutCompletion(2, max_sweeps=1).fit([[1.0, 2.0], [3.0, float("nan")]])
+        before, found = memory("VmRSS"), []
+        Path("/proc/self/clear_refs").write_text("5")
+        for turn in range(turns):
+            found.append({"dask": fit(folder, factors, sweeps, client)})
+            peak = memory("VmHWM") - before if not turn else peak
+            if both:
+                found[-1]["threads"] = fit(folder, factors, sweeps, None)
+        print(json.dumps({"turns": found, "peak": peak}))
+"""
+
+
+def on_workers(folder: Path, turns: int = 1, both: bool = True) -> dict[str, Any]:
+    """Fit from a folder on two workers, in turns with two threads; `peak` is the client's."""
+    script = folder.parent / "shared.py"
+    script.write_text(SHARED)
+    words = [
+        sys.executable,
+        str(script),
+        str(folder),
+        str(FACTORS),
+        "4",
+        str(turns),
+        str(int(both)),
+    ]
+    found = subprocess.run(words, check=True, capture_output=True, text=True)
+    return dict(json.loads(found.stdout.splitlines()[-1]))
+
+
+def shared(sizes: Sequence[float] = (1e6, 1e7, 2e7), compared: float = 2e7) -> Table:
+    """Measure what two workers take beside two threads, and what the client holds."""
+    table = Table(
+        f"A folder that two workers read: {FACTORS} factors, signals left out",
+        ("ratings", "client's memory beyond its start, MB", "a sweep, CPU s (all processes)",
+         "two threads", "ratio", "wall s", "two threads", "ratio", "largest difference"),
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as place:
+        for size in sizes:
+            folder, both = folder_of(Path(place), int(size)), size == compared
+            found = on_workers(folder, 2 if both else 1, both)
+            cells: list[Any] = []
+            for what in ("cpu", "wall"):
+                mine, theirs = (
+                    min(turn[kind][what] if kind in turn else np.nan for turn in found["turns"])
+                    for kind in ("dask", "threads")
+                )
+                cells += [mine, theirs, mine / theirs]
+            first = found["turns"][0]
+            apart = abs(first["dask"]["objective"] - first["threads"]["objective"]) if both else ""
+            count = f"{first['dask']['ratings']:,}"
+            table.rows.append((count, found["peak"] / 1e6, *cells, apart))
+            print(found, flush=True)
+    return table
+
+
 def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
@@ -147,4 +233,4 @@ def endurance() -> Table:
 
 
 def run() -> list[Table]:
-    return [endurance(), capacity(), predicted()]
+    return [endurance(), capacity(), shared(), predicted()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from overt._check import InputError, choice, drop_prob
 from overt._files import ready, write_csv, write_whole
+from overt._mapped import lowest
 from overt.cli.base import AsJson, Seed, app, console, ended, show_json, show_path, show_table
 from overt.cli.predictions import write_predictions
 
@@ -95,19 +96,19 @@ def complete(
     start = time.perf_counter()
     setting: Any = prob if prob in ("learn", "auto") else drop_prob(_number(prob), "--drop-prob")
     choice("--duplicates", duplicates, files.DUPLICATES)
+    choice("--missing", missing, ("unknown", "negative"))
     named = {"row": row, "col": col, "value": value, "time": at}
     model = DropoutCompletion(
         factors, setting, average=_draws(average), seed=seed, n_jobs=n_jobs, engine=engine,
         missing=missing, memory_limit=memory_limit,
     )  # fmt: skip
     folder = out / "checkpoint"
-    with ExitStack() as stack:
-        read = stack.enter_context(reading.opened(ratings, model._settings(), duplicates, named))
+    with reading.opened(ratings, model._settings(), duplicates, named) as read:
         pairs = files.read_pairs(predict, read.header) if predict is not None else None
         ready(out)
         account("ratings", read, out / "rejected.csv", duplicates)
-        model.missing = asked_missing(read, missing)
-        if model.missing != missing and not isinstance(read, RatingsFile):
+        model.missing, local = asked_missing(read, missing), isinstance(read, RatingsFile)
+        if model.missing != missing and not local:
             read = files.read_ratings(ratings, duplicates, memory_limit=memory_limit, **named)
         train, aside = _set_aside(read.entries, holdout, seed)
         checkpoint = SweepCheckpoint(folder, train, model.get_params(), resume=resume)
@@ -118,7 +119,7 @@ def complete(
         if aside is not None and model.status_ != "interrupted":
             again = SweepCheckpoint(folder / "all", read.entries, model.get_params(), resume=resume)
             model.fit_entries(read.entries, checkpoint=again)
-    if model.status_ != "interrupted" and isinstance(read, RatingsFile):
+    if model.status_ != "interrupted" and local:
         model.prepare_ranking()
     model.save(out)
 
@@ -190,17 +191,13 @@ def evaluate(
 
 def _set_aside(entries: Any, holdout: float, seed: int) -> tuple[Any, Entries | None]:
     """Return what is fitted and what is kept aside: the same entries wherever they are read."""
-    from overt._mapped import lowest
-
     count = min(int(holdout * len(entries)), MOST_ASIDE)
     if not count:
         return entries, None
     if hasattr(entries, "put_aside"):
         return entries.put_aside(count, seed)
-    held = lowest(entries.rows, entries.cols, count, seed)[0]
-    kept = np.ones(len(entries), bool)
-    kept[held] = False
-    return entries.take(np.flatnonzero(kept)), entries.take(np.sort(held))
+    held = np.sort(lowest(entries.rows, entries.cols, count, seed)[0])
+    return entries.take(np.delete(np.arange(len(entries)), held)), entries.take(held)
 
 
 def asked_missing(read: Any, missing: str, *, quiet: bool = False) -> str:

@@ -75,9 +75,7 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         Int, Generator, or None for fresh entropy (`random_state` counts where it is given); number
         of threads (default: all cores; results do not depend on it); "local" or "threads", "dask"
         for the current `distributed.Client` or processes started here, or a scheduler's address;
-        bytes, or as in "4GB": entries and their groupings are then kept in mapped files, half of it
-        is for reading, and factors with covariances must fit; mapped pages, which the system takes
-        back when it needs to, count as resident and are not bounded.
+        bytes, or as in "4GB": entries are then kept in mapped files, and factors must fit twice.
 
     Attributes
     ----------
@@ -146,13 +144,12 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         `checkpoint` names a folder that keeps every sweep; `resume` goes on from it, on any engine.
         """
         tables = (row_features, col_features)
+        plain = sample_weight is None and tables == (None, None)
         if is_path(X):
-            plain = sample_weight is None and tables == (None, None)
             with reading.opened(X, self._settings(), shared=plain) as read:
-                entries = read.entries
-                if sample_weight is not None:
-                    entries = entries.repeated(sample_weight)
-                return self.fit_entries(entries, *tables, checkpoint, resume)
+                X = read.entries
+                if plain:
+                    return self.fit_entries(X, *tables, checkpoint, resume)
         matrix = y is None and not isinstance(X, Entries)
         entries, table = observed(X, y), matrix and is_table(X)
         if sample_weight is not None:

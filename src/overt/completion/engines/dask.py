@@ -72,7 +72,7 @@ class Share:
         """Send the entries to the worker, unless they are with one."""
         if self._given is not None and (self.entries is None or self.lost):
             layout, chunks = self._given
-            self.entries = engine.sent(layout.take(chunks), [self.worker])
+            self.entries = engine.sent(layout.take(chunks), self.worker)
 
 
 class _Fresh(NamedTuple):
@@ -128,7 +128,7 @@ class DaskEngine:
                     if share.worker not in alive:  # its entries may still be somewhere
                         share.worker = worker
                     share.place(self)
-                    mine = self.sent([array[share.rows] for array in by_row], [share.worker])
+                    mine = self.sent([array[share.rows] for array in by_row], share.worker)
                     work = Work(name, token, like, size)
                     given = (share.entries, mine, held)
                     futures[self.client.submit(update, work, *given, pure=False)] = share
@@ -248,9 +248,10 @@ class DaskEngine:
             why = f"{type(error).__name__}: {error}".splitlines()[0]
             raise ClusterLostError(f"the cluster was lost while it read ({why})") from None
 
-    def sent(self, value: Any, workers: list[str] | None = None) -> Any:
+    def sent(self, value: Any, place: str | None = None) -> Any:
         """Return a value that is with a worker."""
-        how = {"direct": self._direct, "hash": False, "workers": workers, "timeout": PATIENCE}
+        near = None if place is None else [place]
+        how = {"direct": self._direct, "hash": False, "workers": near, "timeout": PATIENCE}
         return self.client.scatter([value], **how)[0]
 
 

@@ -131,8 +131,6 @@ class EntryMatrix:
     Where `once`, the entries of X are 1.
     """
 
-    ndim, __array_ufunc__ = 2, None
-
     def __init__(
         self, engine: Engine, sides: Sequence[Grouped], left: Array, right: Array,
         once: bool = False,
@@ -153,13 +151,10 @@ class EntryMatrix:
             self._engine.run(multiply, self._sides[0].gathered, (given,), (), out)
         return left * out.rows
 
-    def __rmatmul__(self, M: Array) -> Array:
-        return (self.T @ M.T).T
-
     def dense(self) -> Array:
         """Return the matrix itself."""
         m, n = self.shape
-        return self @ np.eye(n, dtype=self.dtype) if n <= m else np.eye(m, dtype=self.dtype) @ self
+        return self @ np.eye(n, dtype=self.dtype) if n <= m else (self.T @ np.eye(m)).T
 
 
 def who_has_what(engine: Engine, sides: Sequence[Grouped], dtype: Any) -> EntryMatrix:
@@ -184,13 +179,24 @@ def leading(F: Any, seed: int) -> Floats:
         dense = dense.toarray() if sparse.issparse(dense) else np.asarray(dense)
         _, roots, R = np.linalg.svd(dense.astype(np.float64), full_matrices=False)
     else:
-        from sklearn.utils.extmath import randomized_svd
-
-        _, roots, R = randomized_svd(
-            F, rank, n_oversamples=OVERSAMPLING, n_iter=POWERS, random_state=seed
-        )
+        roots, R = _randomized(F, rank + OVERSAMPLING, seed)
     keep = roots[:rank] > SMALLEST * max(roots[0], 1e-300)
     return R[:rank][keep].T
+
+
+def _randomized(F: Any, width: int, seed: int) -> tuple[Floats, Floats]:
+    """Return leading singular values and right vectors, from the range of (F F')^q F Q."""
+    A = F.T if F.shape[0] < F.shape[1] else F
+    rng, dtype = np.random.default_rng([seed, 3]), np.result_type(F.dtype, np.float32)
+    Q = rng.normal(size=(A.shape[1], width)).astype(dtype)
+    for _ in range(POWERS):
+        Q = np.linalg.qr(A @ Q)[0]
+        Q = np.linalg.qr(A.T @ Q)[0]
+    Q = np.linalg.qr(A @ Q)[0]
+    left, roots, right = np.linalg.svd((A.T @ Q).T, full_matrices=False)
+    R = right if A is F else (Q @ left).T
+    ends = np.abs(R).argmax(axis=1)
+    return roots, R * np.sign(R[np.arange(len(R)), ends])[:, None]
 
 
 NOTHING = Features.build({}, np.zeros(0, dtype=bool), np.float64, 0)

@@ -135,15 +135,8 @@ class Grouped:
         """Rows with entries, heavy first."""
         return heavy_first(self.counts)
 
-    @property
-    def n_ratings(self) -> int:
-        """Number of entries."""
-        return len(self.values)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Storage format of the values and factors."""
-        return self.values.dtype
+    n_ratings = property(lambda self: len(self.values), doc="Number of entries.")
+    dtype = property(lambda self: self.values.dtype, doc="Storage format of the values.")
 
     @cached_property
     def sums(self) -> Floats:
@@ -227,10 +220,8 @@ def entered(
 ) -> tuple[float, float]:
     """Return center and scale of values with such moments, the ends of which lie so far apart."""
     if 0 < apart < SMALLEST:
-        raise InputError(
-            f"values must differ by at least {SMALLEST:g} or not at all, as their squares are "
-            f"summed, got {apart:g}; multiply them by a constant"
-        )
+        least = f"values must differ by at least {SMALLEST:g} or not at all, as their squares are"
+        raise InputError(f"{least} summed, got {apart:g}; multiply them by a constant")
     return mean if biases else 0.0, (spread or 1.0) if standard else 1.0
 
 
@@ -263,8 +254,10 @@ class CompletionProblem:
         mean, spread = moments(y) if mapped else (float(y.mean()), float(y.std()))
         center, scale = entered(mean, spread, float(np.ptp(y)), biases=biases, standard=standard)
         dtype = stored(len(y), columns.width, precise)
-        values = ((y - center) / scale).astype(dtype) if not mapped else None
-        values = standardized(y, center, scale, dtype) if values is None else values
+        if mapped:
+            values = standardized(y, center, scale, dtype)
+        else:
+            values = ((y - center) / scale).astype(dtype)
         (m, n), how = entries.shape, (columns.width, mapped)
         rows, cols = np.asarray(entries.rows), np.asarray(entries.cols)
         return cls(
