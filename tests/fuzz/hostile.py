@@ -73,6 +73,8 @@ def numbers(found: Any) -> list[np.ndarray]:
     if hasattr(found, "to_dict"):
         return numbers({k: v for k, v in vars(found).items() if not k.startswith("_")})
     if hasattr(found, "detach"):
+        if found.is_meta:
+            return []
         found = found.detach().double().numpy() if not found.is_complex() else found.numpy()
     if sparse.issparse(found):
         found = found.toarray()

@@ -176,6 +176,8 @@ def _usable(tensor: Tensor) -> Tensor:
 
 def picked(result: Any, output: Output) -> Tensor:
     """Return the output that counts."""
+    if output is not None and not callable(output):
+        raise InputTypeError(f"output must be a function that picks an output, got {output!r:.60}")
     result = result if output is None else output(result)
     if not isinstance(result, Tensor) or result.ndim < 1 or not result.is_floating_point():
         kind = f"{result.dtype}" if isinstance(result, Tensor) else type(result).__name__
@@ -201,8 +203,7 @@ def checked(model: Any, x: Any) -> nn.Module:
     odd = [t for t in given if t.layout != torch.strided or t.is_meta or t.is_nested]
     if odd:
         raise InputTypeError(
-            f"x must be dense and hold numbers, got {odd[0].layout} on {odd[0].device}; x.to_dense() "
-            "makes it so"
+            f"x must be dense and hold numbers, got {odd[0].layout} on {odd[0].device}"
         )
     if isinstance(x, Tensor) and (len(x.shape) < 1 + x.is_floating_point() or len(x) == 0):
         raise InputError(f"x must have a batch axis and at least one row, got {tuple(x.shape)}")

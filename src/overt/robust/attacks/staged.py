@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-from overt._check import InputError, whole
+from overt._check import InputError, instance, whole
 from overt._progress import meter
 from overt.results import Status
 from overt.robust.attacks import inputs, models
@@ -115,6 +115,7 @@ def begin(
     door: models.Door,
 ) -> Search:  # fmt: skip
     """Return a search whose perturbations are compared by the reflected loss."""
+    instance("criterion", criterion, Criterion, "a Criterion")
     loss = DEVIATION if criterion.raw else LOSSES["reflected_greedy"]
     return Search(model, x, y, threat, criterion, loss, whole("batch_size", batch_size), door)
 

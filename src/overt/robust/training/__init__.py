@@ -133,6 +133,10 @@ def adversarial_train(
     whole("seed", seed, minimum=0)
     if not 0 <= number("clean_fraction", clean_fraction) <= 1:
         raise InputError(f"clean_fraction must lie in [0, 1], got {clean_fraction!r}")
+    if on_epoch is not None and not callable(on_epoch):
+        raise InputTypeError(f"on_epoch must be a function of a row, got {on_epoch!r:.60}")
+    if scaler is not None and not callable(getattr(scaler, "scale", None)):
+        raise InputTypeError(f"scaler must be a torch.amp.GradScaler, got {scaler!r:.60}")
     step_rates = _rates(scheduler, step_scheduler_each)
     descent = TrainingLoss.of(loss, beta)
     data = batches(data, batch_size)
