@@ -193,6 +193,7 @@ MORE = {
             ("DropConnectLinear", noisy.DropConnectLinear(3, 2), X, nn.Linear(3, 2)),
             ("CovarianceDropout", noisy.CovarianceDropout(by.P, by.C), X, nn.Dropout(0.5)))},
         "nn.Predictive whole": whole(noisy.Predictive, shown=lambda one: one.mean(X), model=by.NET),
+        "nn.Predictive.forward": whole(by.PREDICTIVE.forward, x=X, network=by.NET),
         "nn.Predictive.probabilities": whole(by.PREDICTIVE.probabilities, x=X, network=by.NET),
         "nn.Predictive.recalibrate": whole(lambda data: noisy.Predictive(by.net()).recalibrate(data), data=(X, torch.zeros(6, 2))),
         "nn.explicit_penalty whole": whole(noisy.explicit_penalty, model=by.NET, x=X, y=torch.zeros(6, 2), loss="mse"),

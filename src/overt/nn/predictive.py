@@ -75,7 +75,7 @@ def predictive_moments(
     >>> mean.item(), variance.item()  # 1 * (3^2 + 1^2)
     (4.0, 10.0)
     """
-    model = checked(model, x)
+    model = checked(model, x, output)
     tol = None if tol is None else _check.number("tol", tol, exclusive=True)
     most = MOST if tol is not None else DRAWS
     if draws is not None:

@@ -176,8 +176,6 @@ def _usable(tensor: Tensor) -> Tensor:
 
 def picked(result: Any, output: Output) -> Tensor:
     """Return the output that counts."""
-    if output is not None and not callable(output):
-        raise InputTypeError(f"output must be a function that picks an output, got {output!r:.60}")
     result = result if output is None else output(result)
     if not isinstance(result, Tensor) or result.ndim < 1 or not result.is_floating_point():
         kind = f"{result.dtype}" if isinstance(result, Tensor) else type(result).__name__
@@ -188,8 +186,10 @@ def picked(result: Any, output: Output) -> Tensor:
     return result
 
 
-def checked(model: Any, x: Any) -> nn.Module:
+def checked(model: Any, x: Any, output: Any = None) -> nn.Module:
     """Return the model, as a container if it is a bare noise layer, after checking its input."""
+    if output is not None and not callable(output):
+        raise InputTypeError(f"output must be a function that picks an output, got {output!r:.60}")
     if not isinstance(model, nn.Module):
         raise InputTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     given = list(tensors(x)) if isinstance(x, (Tensor, tuple, list, dict)) else []
