@@ -41,7 +41,7 @@ class Column:
             numbers = known.astype(float)
             if not np.all(np.abs(numbers) < LARGEST):
                 raise InputError(
-                    f"features must be missing or below {LARGEST:g} in size, column {name!r} is not"
+                    f"features must be finite and below {LARGEST:g}, or missing; {name!r} is not"
                 )
             return cls(name, None, [float(numbers.mean())], float(numbers.std()) or 1.0)
         found, counts = np.unique(known.astype(str), return_counts=True)
