@@ -25,7 +25,7 @@ from fuzz.readers import READERS, Victim
 
 SHARE = 0.15
 """Seconds of the processor that a row or a reader has in a round; at most `AT_MOST` inputs."""
-AT_MOST = 200
+AT_MOST = 1000
 
 
 def main(minutes: float = 10, seed: int = 0, *words: str) -> int:

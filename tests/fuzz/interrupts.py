@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from contextlib import chdir
+from contextlib import chdir, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -65,10 +65,8 @@ def interrupted(line: str, after: float, folder: Path) -> tuple[int, str]:
     os.read(began, 1)
     os.close(began), os.close(begin)
     time.sleep(after)
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGINT)
-    except ProcessLookupError:
-        pass
     _, status = os.waitpid(pid, 0)
     return os.waitstatus_to_exitcode(status), said.read_text(errors="replace")
 

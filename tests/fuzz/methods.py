@@ -217,7 +217,7 @@ MORE = {
         **{f"robust.{kind} whole": whole(getattr(robust, kind), shown=lambda one: one.at(0.25).radius, radius=0.5,
             bounds=(-3.0, 3.0)) for kind in ("L0", "L1", "L2", "Linf")},
         **{f"robust.{kind} whole": whole(getattr(robust, kind), shown=lambda attack: attack(MODEL, X, Y).x, threat=by.BALL, **good)
-           for kind, good in (("PGD", {"steps": 2}), ("BIM", {"steps": 2}), ("FGSM", {}), ("Square", {"queries": 3}))},
+           for kind, good in (("PGD", {"steps": 2}), ("BIM", {"steps": 2}), ("FGSM", {"random_start": True}), ("Square", {"queries": 3}))},
         "robust.robust_error whole": whole(robust.robust_error, {"budget": 24, "warn": False}, model=MODEL, x=X, y=Y,
             threat=by.BALL, queries=5),
         "robust.strongest whole": whole(robust.strongest, {"budget": 24, "warn": False}, model=MODEL, x=X, y=Y, threat=by.BALL, queries=5),

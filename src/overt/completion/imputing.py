@@ -128,7 +128,7 @@ class DropoutImputer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         rng = generator(fresh_seed(self.seed, self.random_state) if seed is None else seed)
         tables = []
         for _ in range(whole("n", n)):
-            shape = np.shape(X)
+            shape = plain_array("X", X).shape
             table, missing, Z, _ = self._filled(X, rng.standard_normal(shape))
             tables.append(self._leave(table, missing, Z))
         return tables

@@ -126,7 +126,8 @@ class DropConnectConv2d(_DropConnect):
         dtype: torch.dtype | None = None,
     ) -> None:
         whole("in_channels", in_channels), whole("out_channels", out_channels)
-        whole("groups", groups)
+        if in_channels % whole("groups", groups) or out_channels % groups:
+            raise InputError(f"groups must divide both numbers of channels, got {groups}")
         given = {"kernel_size": kernel_size, "stride": stride, "dilation": dilation}
         for name, value in (given | {"padding": padding}).items():
             for size in value if isinstance(value, tuple) and len(value) == 2 else (value,):

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from scipy.special import expit
 
-from overt._check import InputError, doubles, instance, number, plain_array, whole
+from overt._check import InputError, bounded, doubles, instance, number, plain_array, whole
 from overt._types import Floats
 from overt.robust.certificates.exact import ExactError, check_slope, two_layer
 from overt.robust.threats.balls import L2
@@ -90,6 +90,7 @@ class LeakyNetwork:
         return np.where(self._preactivations(x) > 0, 1.0, self.slope)
 
 
+@bounded
 def reflected_ascent(
     net: LeakyNetwork, x: Floats, y: int, radius: float, step_size: float, steps: int
 ) -> Floats:
@@ -176,9 +177,10 @@ def beta_robust_error(
 
 
 def _sign(value: Any) -> int:
-    if plain_array("y", value).ndim or value not in (-1, 1):
+    found = plain_array("y", value)
+    if found.ndim or found.dtype.kind not in "iufc" or found not in (-1, 1):
         raise InputError(f"y must be -1 or 1, got {value!r}")
-    return int(np.real(value))
+    return int(found.real)
 
 
 def _signs(y: Any, n: int) -> Floats:
