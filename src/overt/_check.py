@@ -135,6 +135,8 @@ def plain_array(name: str, value: Any) -> Any:
     """Return what is like an array as one of NumPy; refuse masked entries and ragged lists."""
     if np.ma.is_masked(value):
         raise InputError(f"{name} must have no masked entries; leave them out, or fill them")
+    if hasattr(value, "tocoo"):
+        raise InputTypeError(f"{name} must be dense, got a sparse {type(value).__name__}")
     try:
         if hasattr(value, "detach"):
             value = value.detach().cpu()
@@ -271,7 +273,7 @@ def number(name: str, value: Any, minimum: float = 0.0, *, exclusive: bool = Fal
     return result
 
 
-def instance(name: str, value: Any, kind: type[T], shown: str) -> T:
+def instance(name: str, value: T, kind: Any, shown: str) -> T:
     """Return `value` if it is of a class, which is `shown` to who passed something else."""
     if not isinstance(value, kind):
         raise InputTypeError(f"{name} must be {shown}, got {value!r:.60}")

@@ -15,7 +15,7 @@ class InputTypeError(InputError, TypeError):
     """An argument has the wrong type or number format."""
 
 
-class InputFileError(InputError, OSError):
+class InputFileError(OSError, InputError):
     """A file or folder cannot be used; the message says which, and what the system answers."""
 
     def __str__(self) -> str:

@@ -50,6 +50,8 @@ def reading(path: str | os.PathLike[str], otherwise: str) -> Iterator[None]:
     except (InputError, MissingExtraError):
         raise
     except Exception as error:
+        if "Query interrupted" in str(error):  # duckdb's word for Ctrl-C
+            raise KeyboardInterrupt from None
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(f"{path} {otherwise} ({reason})") from None
 

@@ -31,7 +31,7 @@ def n_bytes(limit: Any) -> int | None:
     found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?i?)b?\s*", str(limit).lower())
     try:
         size = int(float(found[1]) * UNITS[found[2]]) if found else 0
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, OverflowError):
         size = 0
     if size < LEAST:
         raise InputError(

@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from zlib import crc32
 
 import numpy as np
+from fuzz.commands import LINES, Console
 from fuzz.crash import resuming, saving
 from fuzz.hostile import assault
 from fuzz.methods import ROOMS
@@ -24,7 +25,7 @@ from fuzz.readers import READERS, Victim
 
 SHARE = 0.15
 """Seconds of the processor that a row or a reader has in a round; at most `AT_MOST` inputs."""
-AT_MOST = 200
+AT_MOST = 1000
 
 
 def main(minutes: float = 10, seed: int = 0, *words: str) -> int:
@@ -70,6 +71,10 @@ def _attacks(home, words):
             folder = home / name
             folder.mkdir()
             yield f"reader: {name}", name, Victim(reader, folder).once
+    console = Console(home / "console") if chosen("command line", *LINES) else None
+    for name, line in LINES.items():
+        if chosen("command line", name):
+            yield "command line", name, lambda rng, line=line: console.once(line, rng)
     for room, rows in ROOMS.items():
         for name, row in rows.items():
             if chosen(room, name):

@@ -296,7 +296,7 @@ COMPLETION = {
     "completion.DropoutCompletion of words": Row(
         lambda method, engine, missing, signals, clip: fitted(
             method=method, engine=engine, missing=missing, signals=signals, clip=clip,
-            drop_prob=0.5 if method == "sgd" else "learn").fit(ENTRIES).predict([0], [0]),
+            drop_prob=0.5 if str(method) == "sgd" else "learn").fit(ENTRIES).predict([0], [0]),
         {"method": ("word", "alternating"), "engine": ("word", "local"),
          "missing": ("word", "unknown"), "signals": (t, False), "clip": (t, "auto")}, warns=KEPT),
     **methods(MODEL, "completion.DropoutCompletion",

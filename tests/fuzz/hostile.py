@@ -23,6 +23,10 @@ MEMORY = 3 * 2**30
 """Bytes of address space that a call on a few numbers may add."""
 
 
+FUNCTIONS = {"output", "learning_rate", "loss", "schedule", "on_epoch", "optimizer", "scheduler"}
+"""Arguments that may be functions of the user's, who sees what they raise."""
+
+
 @dataclass(frozen=True)
 class Row:
     """A function, with a good value and the kind of each argument."""
@@ -73,6 +77,8 @@ def numbers(found: Any) -> list[np.ndarray]:
     if hasattr(found, "to_dict"):
         return numbers({k: v for k, v in vars(found).items() if not k.startswith("_")})
     if hasattr(found, "detach"):
+        if found.is_meta:
+            return []
         found = found.detach().double().numpy() if not found.is_complex() else found.numpy()
     if sparse.issparse(found):
         found = found.toarray()
@@ -143,7 +149,9 @@ def _swapped(row, rng) -> str:
 
 
 def _own(row, given) -> bool:
-    """Whether the user's network itself fails, or gives no numbers, on what it is given."""
+    """Whether the user's network, or function, fails or gives no numbers on what it is given."""
+    if any(callable(given.get(name)) for name in FUNCTIONS & row.args.keys()):
+        return True
     model, x = row.network or given.get("model"), given.get("x", given.get("example"))
     if not isinstance(model, torch.nn.Module):
         return False

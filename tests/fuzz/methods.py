@@ -187,10 +187,13 @@ MORE = {
             ("DropBlock2d", noisy.DropBlock2d(0.5, 2), "mask_covariance", {"shape": (2, 2, 4, 4)}),
             ("DropBlock2d", noisy.DropBlock2d(0.5, 2), "keep_prob", {"sizes": (4, 4)}),
             ("CovarianceDropout", noisy.CovarianceDropout(by.P[:2], by.D2), "mask_covariance", {"shape": (3, 2)}))},
-        **{f"nn.{kind}.forward": Row(layer, {"x": ("batch", x)}, network=nn.Identity(), unique=False, infinite=True)
-           for kind, layer, x in (("Dropout", noisy.Dropout(0.5), X), ("DropBlock2d", noisy.DropBlock2d(0.5, 2), by.IMAGES),
-            ("DropConnectLinear", noisy.DropConnectLinear(3, 2), X), ("CovarianceDropout", noisy.CovarianceDropout(by.P, by.C), X))},
+        **{f"nn.{kind}.forward": Row(layer, {"x": ("batch", x)}, network=plain, unique=False, infinite=True)
+           for kind, layer, x, plain in (
+            ("Dropout", noisy.Dropout(0.5), X, nn.Dropout(0.5)), ("DropBlock2d", noisy.DropBlock2d(0.5, 2), by.IMAGES, nn.Dropout(0.5)),
+            ("DropConnectLinear", noisy.DropConnectLinear(3, 2), X, nn.Linear(3, 2)),
+            ("CovarianceDropout", noisy.CovarianceDropout(by.P, by.C), X, nn.Dropout(0.5)))},
         "nn.Predictive whole": whole(noisy.Predictive, shown=lambda one: one.mean(X), model=by.NET),
+        "nn.Predictive.forward": whole(by.PREDICTIVE.forward, x=X, network=by.NET),
         "nn.Predictive.probabilities": whole(by.PREDICTIVE.probabilities, x=X, network=by.NET),
         "nn.Predictive.recalibrate": whole(lambda data: noisy.Predictive(by.net()).recalibrate(data), data=(X, torch.zeros(6, 2))),
         "nn.explicit_penalty whole": whole(noisy.explicit_penalty, model=by.NET, x=X, y=torch.zeros(6, 2), loss="mse"),
@@ -203,8 +206,8 @@ MORE = {
         "nn.compress with data": whole(noisy.compress, {"by": "mask", "draws": 2}, model=by.NET, keep=0.5, example=X,
             data=(X, Y), holdout=(X, Y), train=(X, Y)),
         "nn.calibration whole": whole(noisy.calibration, mean=by.X, variance=np.abs(by.X) + 0.5, target=by.X),
-        "nn.DropConnectLinear whole": whole(noisy.DropConnectLinear, shown=lambda one: one(X), in_features=3, out_features=2),
-        "nn.DropConnectConv2d whole": whole(noisy.DropConnectConv2d, shown=lambda one: one(by.IMAGES), in_channels=2,
+        "nn.DropConnectLinear whole": whole(noisy.DropConnectLinear, {"dtype": None}, lambda one: one.weight.shape, in_features=3, out_features=2),
+        "nn.DropConnectConv2d whole": whole(noisy.DropConnectConv2d, {"dtype": None}, lambda one: one.weight.shape, in_channels=2,
             out_channels=2, kernel_size=3),
         **{f"nn.schedules.{kind}": whole(getattr(noisy.schedules, kind), shown=lambda one: one(2), **good)
            for kind, good in (("Annealed", {"start": 0.5, "steps": 4}), ("Curriculum", {"end": 0.25, "steps": 4.0}),
@@ -214,7 +217,7 @@ MORE = {
         **{f"robust.{kind} whole": whole(getattr(robust, kind), shown=lambda one: one.at(0.25).radius, radius=0.5,
             bounds=(-3.0, 3.0)) for kind in ("L0", "L1", "L2", "Linf")},
         **{f"robust.{kind} whole": whole(getattr(robust, kind), shown=lambda attack: attack(MODEL, X, Y).x, threat=by.BALL, **good)
-           for kind, good in (("PGD", {"steps": 2}), ("BIM", {"steps": 2}), ("FGSM", {}), ("Square", {"queries": 3}))},
+           for kind, good in (("PGD", {"steps": 2}), ("BIM", {"steps": 2}), ("FGSM", {"random_start": True}), ("Square", {"queries": 3}))},
         "robust.robust_error whole": whole(robust.robust_error, {"budget": 24, "warn": False}, model=MODEL, x=X, y=Y,
             threat=by.BALL, queries=5),
         "robust.strongest whole": whole(robust.strongest, {"budget": 24, "warn": False}, model=MODEL, x=X, y=Y, threat=by.BALL, queries=5),

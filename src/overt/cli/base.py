@@ -38,6 +38,10 @@ def keeping(what: str) -> Iterator[None]:
 class _Commands(TyperGroup):
     """All commands; Ctrl-C is seen here, before the command-line library ends in silence."""
 
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        with keeping("nothing had begun"):
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: Any) -> Any:
         with keeping("files that were written before are whole"):
             return super().invoke(ctx)
@@ -64,7 +68,8 @@ Engine = Annotated[str, Option(help="local, dask, or a scheduler: tcp://...")]
 def main() -> None:
     """Run the command line; mistakes in the input end with one clear sentence and exit code 2."""
     try:
-        app()
+        with keeping("nothing had begun"):
+            app()
     except (InputError, MissingExtraError) as error:
         fail(str(error), 2)
     except OSError as error:

@@ -22,7 +22,7 @@ import numpy as np
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from overt._check import InputTypeError, generator, number, whole
+from overt._check import InputTypeError, generator, number, plain_array, whole
 from overt._types import Array, Floats, Seed
 from overt.completion.forms.units import by_column
 from overt.completion.kernels.table import fill_rows
@@ -128,7 +128,7 @@ class DropoutImputer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         rng = generator(fresh_seed(self.seed, self.random_state) if seed is None else seed)
         tables = []
         for _ in range(whole("n", n)):
-            shape = np.shape(X)
+            shape = plain_array("X", X).shape
             table, missing, Z, _ = self._filled(X, rng.standard_normal(shape))
             tables.append(self._leave(table, missing, Z))
         return tables
@@ -138,7 +138,8 @@ class DropoutImputer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         names = getattr(self, "feature_names_in_", None)
         if names is None:
             names = [f"x{i}" for i in range(self.n_features_in_)]
-        return np.asarray(names if input_features is None else input_features, dtype=object)
+        given = names if input_features is None else input_features
+        return plain_array("input_features", given).astype(object)
 
     def _filled(self, X: Any, normals: Floats) -> tuple[Floats, Array, Floats, Floats]:
         check_is_fitted(self)

@@ -12,7 +12,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from overt._check import InputError, MissingExtraError, whole
+from overt._check import InputError, MissingExtraError, plain_array, whole
 from overt._files import as_path, ready, replacing, write_whole
 from overt._progress import meter
 from overt._types import Array, Floats, Ints
@@ -54,7 +54,7 @@ class Lists:
     ) -> None:  # fmt: skip
         self._ranking, self._index, self._n = ranking, index, whole("n", n)
         self._seen = exclude_seen
-        paired = np.ndim(exclude) == 2 and len(exclude)
+        paired = plain_array("exclude", exclude).ndim == 2 and len(exclude)
         self._pairs = _known_pairs(index, exclude) if paired else None
         self._mask = column_mask(index, () if paired else exclude, candidates)
 

@@ -247,7 +247,7 @@ def _row_entries(entries: Any) -> tuple[Any, Any]:
         return [name for name, _ in pairs], [value for _, value in pairs]
     try:
         names, values = entries
-    except (TypeError, ValueError):
+    except Exception:
         raise InputError(
             "entries must be {column: value}, a sparse row or a pair (columns, values), got "
             f"{type(entries).__name__}"

@@ -23,7 +23,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from overt._check import InputError, InputTypeError, choice, number, whole
+from overt._check import InputError, InputTypeError, choice, number, plain_array, whole
 
 _FACTORS = {"loss": (1.0, 1.0), "appendix": (1.0, 0.5), "pytorch": (2.0, 0.25)}
 CONVENTIONS = tuple(_FACTORS)
@@ -149,7 +149,7 @@ class Schedule:
 
     def pieces(self, cuts: Sequence[int]) -> list[tuple[int, int, Phase]]:
         """Return (first step, last step + 1, phase), cut at phase ends and at the given steps."""
-        if not isinstance(cuts, (Sequence, np.ndarray)) or np.ndim(cuts) != 1:
+        if not isinstance(cuts, (Sequence, np.ndarray)) or plain_array("cuts", cuts).ndim != 1:
             raise InputTypeError(f"cuts must be a list of steps, got {cuts!r:.60}")
         cuts = [whole("cuts", cut, 0) for cut in cuts]
         result, first = [], 0

@@ -71,4 +71,5 @@ def _array(value: Any) -> Floats:
     found = _check.plain_array("mean, variance and target", value)
     if found.dtype.kind not in "fiu":
         raise InputError(f"mean, variance and target must hold numbers, got {found.dtype}")
-    return np.asarray(found, dtype=float)
+    with np.errstate(over="ignore"):
+        return np.asarray(found, dtype=float)

@@ -113,7 +113,7 @@ def explicit_penalty(
     >>> penalty.value.item(), penalty.terms[0].exact  # 1 * (3^2 + 1^2)
     (10.0, True)
     """
-    model, name = checked(model, x), loss_name(loss)
+    model, name = checked(model, x, output), loss_name(loss)
 
     def found(active: Collection[str] | None, draws: int = DRAWS) -> list[Carried]:
         return passes(model, x, output=output, active=active, statistics="as set", draws=draws)

@@ -86,7 +86,7 @@ def predictive_moments(
     >>> mean.item(), variance.item()  # 1 * (3^2 + 1^2)
     (4.0, 10.0)
     """
-    model = checked(model, x)
+    model = checked(model, x, output)
     tol = None if tol is None else _check.number("tol", tol, exclusive=True)
     draws = None if draws is None else _check.whole("draws", draws, minimum=0)
     if draws == 1:

@@ -15,7 +15,6 @@ from overt._check import (
     bounded,
     doubles,
     generator,
-    matrix,
     number,
     whole,
 )
@@ -72,7 +71,7 @@ class LazyRun(Result):
 
     def predict(self, X: Floats) -> Floats:
         """Return f(x) for the rows of X."""
-        X = np.asarray(matrix("X", X))
+        X = doubles("X", X, ndim=2)
         if X.shape[1] != self.W.shape[1]:
             raise InputError(f"X must have {self.W.shape[1]} columns, got {X.shape[1]}")
         return np.asarray(np.maximum(X @ self.W.T, 0) @ self.a / math.sqrt(len(self.a)))
@@ -113,7 +112,7 @@ def train_lazy(
     """
     from overt.relu import kernels  # on first use: compiled code needs numba
 
-    X = np.ascontiguousarray(matrix("X", X), dtype=np.float64)
+    X = np.ascontiguousarray(doubles("X", X, ndim=2))
     y = labels(y, len(X))
     X_test, y_test = (X, y) if holdout is None else _pair(holdout)
     if X_test.shape[1] != X.shape[1]:

@@ -11,12 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError
+from overt._check import InputError, plain_array
 from overt._identifiers import is_missing
 from overt._types import Array, Floats
 
 MOST = 500
 """Categories of a column that are told apart, the most frequent ones; others count as missing."""
+
+LARGEST = 1e75
+"""Size of a number whose fourth power is finite."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,10 @@ class Column:
             return cls(name, [], [])
         if _numeric(values):
             numbers = known.astype(float)
-            if not np.all(np.isfinite(numbers)):
-                raise InputError(f"features must be finite or missing, column {name!r} is not")
+            if not np.all(np.abs(numbers) < LARGEST):
+                raise InputError(
+                    f"features must be finite and below {LARGEST:g}, or missing; {name!r} is not"
+                )
             return cls(name, None, [float(numbers.mean())], float(numbers.std()) or 1.0)
         found, counts = np.unique(known.astype(str), return_counts=True)
         most = np.sort(np.argsort(-counts, kind="stable")[:MOST])
@@ -113,11 +118,11 @@ def _columns(table: Any) -> list[tuple[str, Array]]:
     """Return names and values of a table's columns: a data frame, a mapping, or an array."""
     if isinstance(table, dict) or hasattr(table, "columns"):
         names = list(table) if isinstance(table, dict) else list(table.columns)
-        return [(str(name), np.atleast_1d(np.asarray(table[name]))) for name in names]
-    values = np.asarray(table)
+        return [(str(name), np.atleast_1d(plain_array("features", table[name]))) for name in names]
+    values = plain_array("features", table)
     if values.ndim == 1:
         values = values[None]
-    if values.ndim != 2 or values.dtype.kind not in "biufOUS":
+    if values.ndim != 2 or not values.size or values.dtype.kind not in "biufOUS":
         raise InputError(
             "features must be a two-dimensional array, a sparse matrix or a data frame, got shape "
             f"{values.shape}, {values.dtype}"

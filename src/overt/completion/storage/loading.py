@@ -30,6 +30,8 @@ def readable(path: Path) -> Iterator[None]:
     try:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeError, duckdb().Error) as error:
+        if isinstance(error, duckdb().InterruptException):
+            raise KeyboardInterrupt from None
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"{path} cannot be read, it may be damaged: {reason}") from None
 

@@ -220,6 +220,10 @@ def is_array(value: Any) -> bool:
     return hasattr(value, "__array__")
 
 
+def _is_rows(value: Any) -> bool:
+    return is_array(value) and len(getattr(value, "shape", (0,))) > 0
+
+
 def _tensor(value: Any, name: str) -> Tensor:
     """Return a tensor; whole numbers of an array become int64, as torch wants them."""
     if isinstance(value, Tensor):
@@ -238,11 +242,11 @@ def _kind(value: Tensor) -> str:
 
 def _is_pair(data: Any) -> bool:
     """Whether data is (inputs, targets) as a whole: a tuple, where a list is of batches."""
-    if not isinstance(data, tuple) or len(data) != 2 or not is_array(data[1]):
+    if not isinstance(data, tuple) or len(data) != 2 or not _is_rows(data[1]):
         return False
     x = data[0]
-    several = isinstance(x, (tuple, list)) and all(map(is_array, x))
-    return is_array(x) or isinstance(x, Mapping) or several
+    several = isinstance(x, (tuple, list)) and all(map(_is_rows, x))
+    return _is_rows(x) or isinstance(x, Mapping) or several
 
 
 def _split(pair: tuple[Any, Any], name: str) -> list[tuple[Any, Any]]:

@@ -52,6 +52,13 @@ def checked_tensor(x: Any) -> None:
         )
 
 
+def checked_shape(shape: Any) -> tuple[int, ...]:
+    """Return the shape of an input, the batch's axis first."""
+    if not isinstance(shape, (tuple, list)) or len(shape) < 2:
+        raise InputTypeError(f"shape must be (rows, units, ...), got {shape!r:.60}")
+    return tuple(_check.whole("shape", n, minimum=0) for n in shape)
+
+
 class UnitNoise(NoiseLayer):
     """Noise that multiplies units by random numbers of mean 1; the identity in evaluation."""
 

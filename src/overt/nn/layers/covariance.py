@@ -20,7 +20,7 @@ from torch import Tensor
 from overt import _check
 from overt._check import InputError
 from overt._types import Floats
-from overt.nn.layers.base import UnitNoise, scaled
+from overt.nn.layers.base import UnitNoise, checked_shape, scaled
 from overt.nn.layers.mask_covariance import MaskCovariance
 from overt.nn.layers.masks import normal
 from overt.noise import CovarianceNoise
@@ -100,6 +100,7 @@ class CovarianceDropout(UnitNoise):
 
     def mask_covariance(self, shape: tuple[int, ...]) -> MaskCovariance:
         """K_ij / (mu_i mu_j) along the axis, independent along all others."""
+        shape = checked_shape(shape)
         axis = self._fitting(shape)
         matrix = self.covariance / torch.outer(self.mean, self.mean)
         return MaskCovariance(shape[1:], matrix=matrix, axes=(axis - 1,))
@@ -123,7 +124,7 @@ class CovarianceDropout(UnitNoise):
         return scaled(x, multipliers.movedim(-1, axis))
 
     def _fitting(self, shape: tuple[int, ...]) -> int:
-        axis, units = self.axis % len(shape), len(self.mean)
+        axis, units = self.axis % max(len(shape), 1), len(self.mean)
         if axis == 0 or not -len(shape) <= self.axis < len(shape) or shape[axis] != units:
             raise InputError(
                 f"x must have {units} units along axis {self.axis}, got shape {tuple(shape)}"

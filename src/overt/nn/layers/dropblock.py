@@ -12,7 +12,7 @@ from torch import Tensor
 from overt import _check
 from overt._blocks import Sliding, grid_characteristic
 from overt._check import InputError
-from overt.nn.layers.base import RatedNoise, UnitNoise, scaled
+from overt.nn.layers.base import RatedNoise, UnitNoise, checked_shape, scaled
 from overt.nn.layers.dropout import axes_tuple
 from overt.nn.layers.mask_covariance import MaskCovariance
 from overt.nn.layers.masks import block_mask, inside_mask, keep_mask
@@ -46,7 +46,9 @@ class _DropBlock(RatedNoise, UnitNoise):
 
     def keep_prob(self, sizes: Sequence[int]) -> Tensor:
         """Return the exact probability that each unit of a map of these sizes survives."""
-        sizes = tuple(sizes)
+        sizes = checked_shape((0, 0, *sizes) if isinstance(sizes, (tuple, list)) else sizes)[2:]
+        if len(sizes) != self._spatial:
+            raise InputError(f"sizes must be {self._spatial} numbers, got {sizes}")
         if self.placement == "grid":
             return torch.full(sizes, 1 - self.drop_prob)
         blocks = Sliding(self.drop_prob, sizes, self._blocks(sizes), self.uniform)
@@ -54,6 +56,7 @@ class _DropBlock(RatedNoise, UnitNoise):
 
     def mask_covariance(self, shape: tuple[int, ...]) -> MaskCovariance:
         """Gamma among the units of a map; channels are independent unless they share a mask."""
+        shape = checked_shape(shape)
         sizes = self._fitting(shape)
         blocks, p = self._blocks(sizes), self.drop_prob
         if self.placement == "grid":

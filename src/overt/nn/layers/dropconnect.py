@@ -125,11 +125,13 @@ class DropConnectConv2d(_DropConnect):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if isinstance(padding, str):
-            raise InputError(f"padding must be a whole number or a pair, got {padding!r}")
         whole("in_channels", in_channels), whole("out_channels", out_channels)
-        for size in kernel_size if isinstance(kernel_size, tuple) else (kernel_size,):
-            whole("kernel_size", size)
+        if in_channels % whole("groups", groups) or out_channels % groups:
+            raise InputError(f"groups must divide both numbers of channels, got {groups}")
+        given = {"kernel_size": kernel_size, "stride": stride, "dilation": dilation}
+        for name, value in (given | {"padding": padding}).items():
+            for size in value if isinstance(value, tuple) and len(value) == 2 else (value,):
+                whole(name, size, minimum=int(name != "padding"))
         plain = nn.Conv2d(
             in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias,
             device=device, dtype=dtype,

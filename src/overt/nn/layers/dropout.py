@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from overt import _check
 from overt._check import InputError, InputTypeError
-from overt.nn.layers.base import RatedNoise, UnitNoise
+from overt.nn.layers.base import RatedNoise, UnitNoise, checked_shape
 from overt.nn.layers.mask_covariance import MaskCovariance
 from overt.nn.layers.masks import keep_mask
 from overt.nn.layers.schedules import DropSchedule
@@ -52,6 +52,7 @@ class Dropout(RatedNoise, UnitNoise):
 
     def mask_covariance(self, shape: tuple[int, ...]) -> MaskCovariance:
         """lam I, with lam 1 1' along the shared axes."""
+        shape = checked_shape(shape)
         shared = {axis % len(shape) for axis in self._fitting(len(shape))} - {0}
         lam = self.drop_prob / (1 - self.drop_prob)
         return MaskCovariance(shape[1:], lam, shared=tuple(sorted(axis - 1 for axis in shared)))

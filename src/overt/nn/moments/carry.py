@@ -193,8 +193,10 @@ def picked(result: Any, output: Output) -> Tensor:
     return result
 
 
-def checked(model: Any, x: Any) -> nn.Module:
+def checked(model: Any, x: Any, output: Any = None) -> nn.Module:
     """Return the model, as a container if it is a bare noise layer, after checking its input."""
+    if output is not None and not callable(output):
+        raise InputTypeError(f"output must be a function that picks an output, got {output!r:.60}")
     if not isinstance(model, nn.Module):
         raise InputTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     given = list(tensors(x)) if isinstance(x, (Tensor, tuple, list, dict)) else []
@@ -208,8 +210,7 @@ def checked(model: Any, x: Any) -> nn.Module:
     odd = [t for t in given if t.layout != torch.strided or t.is_meta or t.is_nested]
     if odd:
         raise InputTypeError(
-            f"x must be dense and hold numbers, got {odd[0].layout} on {odd[0].device}; x.to_dense() "
-            "makes it so"
+            f"x must be dense and hold numbers, got {odd[0].layout} on {odd[0].device}"
         )
     if isinstance(x, Tensor) and (len(x.shape) < 1 + x.is_floating_point() or len(x) == 0):
         raise InputError(f"x must have a batch axis and at least one row, got {tuple(x.shape)}")

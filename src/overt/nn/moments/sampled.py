@@ -36,7 +36,7 @@ def mc_moments(
     for the call, whose state is restored afterwards, as are the counters of layers with their own
     seed.
     """
-    model = checked(model, x)
+    model = checked(model, x, output)
     n = _check.whole("n", n, minimum=2)
     samples = Samples(model, x, output, covariance=covariance)
     seed = None if seed is None else _check.whole("seed", seed, minimum=0)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from overt._check import InputError, whole
+from overt._check import InputError, doubles, instance, number, plain_array, whole
 from overt._intervals import clopper_pearson
 from overt._types import Floats
 from overt.results import Result, Status
@@ -64,7 +64,10 @@ class Closest(Result):
     def errors(self, radii: Any, confidence: float = 0.95) -> tuple[Floats, Floats]:
         """Return the robust error found at any radii (k,), and its intervals (k, 2)."""
         distance = np.asarray(torch.as_tensor(self.distance).cpu())
-        counts = (distance <= np.ravel(radii)[:, None]).sum(1)
+        radii = doubles("radii", np.atleast_1d(plain_array("radii", radii)), ndim=1)
+        if not 0 < (confidence := number("confidence", confidence)) < 1:
+            raise InputError(f"confidence must lie between 0 and 1, got {confidence}")
+        counts = (distance <= radii[:, None]).sum(1)
         return counts / len(distance), np.stack(
             clopper_pearson(counts, len(distance), confidence), axis=1
         )
@@ -91,7 +94,7 @@ def closest(
         As for any attack.
     """
     whole("steps", steps)
-    if criterion.raw:
+    if instance("criterion", criterion, Criterion, "a Criterion").raw:
         raise InputError("criterion must be of classes for closest, got Deviates; use PGD")
     search = begin(model, x, y, threat, criterion, batch_size, door, loss="margin")
     begun = search.best.fooled.clone()

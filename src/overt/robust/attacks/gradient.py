@@ -176,7 +176,10 @@ class PGD(_Ascending):
     def __post_init__(self) -> None:
         super().__post_init__()
         whole("steps", self.steps)
-        number("momentum", self.momentum)
+        if number("momentum", self.momentum) > 1e6:
+            raise InputError(f"momentum must be at most 1e6, got {self.momentum!r}")
+        if not isinstance(self.larger, (tuple, list)):
+            raise InputTypeError(f"larger must be a list of factors, got {self.larger!r:.60}")
         if len(self.larger) > 3 or any(number("larger", f) < 1 for f in self.larger):
             raise InputError(f"larger must be at most three factors above 1, got {self.larger}")
         if not isinstance(self.schedule, StepSchedule):

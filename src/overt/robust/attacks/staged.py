@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-from overt._check import InputError, whole
+from overt._check import InputError, instance, whole
 from overt._progress import meter
 from overt.results import Status
 from overt.robust.attacks import inputs, models
@@ -112,6 +112,7 @@ def begin(
     batch_size: int, door: models.Door, loss: str = "reflected_greedy",
 ) -> Search:  # fmt: skip
     """Return a search whose perturbations are compared by this loss."""
+    instance("criterion", criterion, Criterion, "a Criterion")
     x, y, threat = inputs.examples(x, y, threat)
     chosen = DEVIATION if criterion.raw else LOSSES[loss]
     size = whole("batch_size", batch_size)

@@ -70,7 +70,7 @@ def training_plan(
     kappa = number("kappa", kappa, exclusive=True)
     margin, radius = number("margin", margin), number("radius", radius)
     reach, omega = number("reach", reach), number("omega", omega)
-    if not check_slope(slope):
+    if not (slope := check_slope(slope)):
         raise InputError("slope must be above 0: nothing is proved for ReLU networks")
     if reach < margin * (1 - 1e-9):
         raise InputError(

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from scipy.special import expit
 
-from overt._check import InputError, doubles, floating, number, plain_array, whole
+from overt._check import InputError, bounded, doubles, instance, number, plain_array, whole
 from overt._types import Floats
 from overt.robust.certificates.exact import ExactError, check_slope, two_layer
 from overt.robust.threats.balls import L2
@@ -37,7 +37,7 @@ class LeakyNetwork:
 
     def __post_init__(self) -> None:
         W = doubles("W", self.W, ndim=2)
-        a = np.asarray(floating("a", np.asarray(self.a, dtype=np.float64), ndim=1))
+        a = doubles("a", self.a, ndim=1)
         if len(a) != len(W):
             raise InputError(f"a must be ({len(W)},), got {a.shape}")
         for name, value in (("W", W), ("a", a), ("slope", check_slope(self.slope))):
@@ -90,6 +90,7 @@ class LeakyNetwork:
         return np.where(self._preactivations(x) > 0, 1.0, self.slope)
 
 
+@bounded
 def reflected_ascent(
     net: LeakyNetwork, x: Floats, y: int, radius: float, step_size: float, steps: int
 ) -> Floats:
@@ -98,7 +99,8 @@ def reflected_ascent(
     Algorithm 5: delta_1 = x and delta_(t+1) = project(delta_t + step_size grad l_-(y f(delta_t)))
     on the ball of the given radius around x.
     """
-    x = np.asarray(floating("x", np.asarray(x, dtype=np.float64), ndim=1))
+    instance("net", net, LeakyNetwork, "a LeakyNetwork")
+    x = doubles("x", x, ndim=1)
     y, radius, step_size = _sign(y), number("radius", radius), number("step_size", step_size)
     delta, best, best_margin = x, x, math.inf
     for _ in range(whole("steps", steps)):
@@ -141,7 +143,8 @@ def separation(x: Floats, y: Floats) -> tuple[float, Floats]:
     from scipy.optimize import nnls
 
     X = doubles("x", x, ndim=2)
-    scale = float(np.linalg.norm(X, axis=1).max()) or 1.0
+    scale = float(np.abs(X).max()) or 1.0  # first, as squares of large numbers overflow
+    scale *= float(np.linalg.norm(X / scale, axis=1).max()) or 1.0
     G = _signs(y, len(X))[:, None] * (X / scale)
     E = np.vstack([G.T, np.ones(len(G))])
     f = np.zeros(len(E))
@@ -165,6 +168,8 @@ def beta_robust_error(
 
     `beta` is that of Theorem 16 if None, 4 nu (1 - alpha) kappa sqrt(m); 0 gives the robust error.
     """
+    instance("net", net, LeakyNetwork, "a LeakyNetwork")
+    x = doubles("x", x, ndim=2)
     beta = net.beta(radius) if beta is None else number("beta", beta)
     return two_layer(
         net.W, net.a[None], x, _signs(y, len(x)), L2(radius), slope=net.slope, level=beta * net.norm
@@ -172,9 +177,10 @@ def beta_robust_error(
 
 
 def _sign(value: Any) -> int:
-    if np.ndim(value) or value not in (-1, 1):
+    found = plain_array("y", value)
+    if found.ndim or found.dtype.kind not in "iufc" or found not in (-1, 1):
         raise InputError(f"y must be -1 or 1, got {value!r}")
-    return int(np.real(value))
+    return int(found.real)
 
 
 def _signs(y: Any, n: int) -> Floats:

@@ -29,7 +29,7 @@ from typing import Any, Unpack
 import numpy as np
 import torch
 
-from overt._check import InputError, InputTypeError, number, whole
+from overt._check import InputError, InputTypeError, doubles, number, plain_array, whole
 from overt._intervals import clopper_pearson
 from overt._progress import meter
 from overt._types import Floats, Ints
@@ -58,8 +58,12 @@ class Smoothed(Result):
 
     def errors(self, y: Any, radii: Any) -> Floats:
         """Return for each of radii the share of points not certified to be of their class y."""
-        right = np.asarray(self.predicted) == inputs.class_numbers("y", y).numpy().ravel()
-        return np.array([1 - float(np.mean(right & (self.radius >= r))) for r in np.ravel(radii)])
+        truth = inputs.class_numbers("y", y).numpy().ravel()
+        if len(truth) != len(self.predicted):
+            raise InputError(f"y must hold {len(self.predicted)} classes, got {len(truth)}")
+        asked = doubles("radii", np.atleast_1d(plain_array("radii", radii)), ndim=1)
+        right = np.asarray(self.predicted) == truth
+        return np.array([1 - float(np.mean(right & (self.radius >= r))) for r in asked])
 
 
 def smoothed(

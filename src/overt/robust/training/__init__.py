@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from overt._check import InputError, InputTypeError, choice, number, whole
+from overt._check import InputError, InputTypeError, choice, instance, number, whole
 from overt._progress import meter
 from overt._types import Floats
 from overt.results import Result, Status
@@ -133,6 +133,12 @@ def adversarial_train(
     whole("seed", seed, minimum=0)
     if not 0 <= number("clean_fraction", clean_fraction) <= 1:
         raise InputError(f"clean_fraction must lie in [0, 1], got {clean_fraction!r}")
+    if on_epoch is not None and not callable(on_epoch):
+        raise InputTypeError(f"on_epoch must be a function of a row, got {on_epoch!r:.60}")
+    if autocast is not None:
+        instance("autocast", autocast, torch.dtype, "a torch.dtype such as torch.bfloat16")
+    if scaler is not None and not callable(getattr(scaler, "scale", None)):
+        raise InputTypeError(f"scaler must be a torch.amp.GradScaler, got {scaler!r:.60}")
     step_rates = _rates(scheduler, step_scheduler_each)
     descent = TrainingLoss.of(loss, beta)
     data = batches(data, batch_size)

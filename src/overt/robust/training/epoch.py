@@ -42,8 +42,8 @@ class _Shuffled:
 def batches(data: Any, batch_size: int) -> Iterable[Any]:
     """Return the data as batches (inputs, classes): a pair of arrays is shuffled and cut."""
     batch_size = whole("batch_size", batch_size)
-    if not isinstance(data, Iterable):
-        raise InputTypeError(f"data must give batches (inputs, classes), got {data!r}")
+    if not isinstance(data, Iterable) or hasattr(data, "__array__"):
+        raise InputTypeError(f"data must give batches (inputs, classes), got {data!r:.60}")
     if not isinstance(data, (tuple, list)) or not data or not hasattr(data[0], "__array__"):
         return data
     lengths = [len(part) if getattr(part, "shape", ()) else None for part in data]
