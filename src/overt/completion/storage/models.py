@@ -164,7 +164,7 @@ def _entries(header: dict[str, Any], arrays: dict[str, Any]) -> Entries | FiledE
         ids += [told["count"], told["mark"]]
         return FiledEntries(Path(told["path"]), told["duplicates"], told["said"], *ids)
     rows, cols, values = (arrays[name] for name in ("rows", "cols", "values"))
-    return Entries(rows, cols, values, header["shape"], *ids, times=arrays.get("times"))
+    return Entries(rows, cols, values, header["shape"], *ids, arrays.get("times"))
 
 
 def _given(arrays: Mapping[str, Any], side: int) -> Any:
