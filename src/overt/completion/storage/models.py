@@ -156,15 +156,12 @@ def _model(told: dict[str, Any], arrays: dict[str, Any]) -> FactorModel:
 
 
 def _entries(header: dict[str, Any], arrays: dict[str, Any]) -> Entries | FiledEntries:
-    ids: list[Any] = [
-        None if header[n] is None else np.array(header[n]) for n in ("row_ids", "col_ids")
-    ]
+    ids = {n: None if header[n] is None else np.array(header[n]) for n in ("row_ids", "col_ids")}
     if "source" in header:
         told = header["source"]
-        ids += [told["count"], told["mark"]]
-        return FiledEntries(Path(told["path"]), told["duplicates"], told["said"], *ids)
+        return FiledEntries(**told | ids | {"path": Path(told["path"])})
     rows, cols, values = (arrays[name] for name in ("rows", "cols", "values"))
-    return Entries(rows, cols, values, header["shape"], *ids, arrays.get("times"))
+    return Entries(rows, cols, values, header["shape"], **ids, times=arrays.get("times"))
 
 
 def _given(arrays: Mapping[str, Any], side: int) -> Any:
