@@ -118,7 +118,9 @@ class Prices:
         n = _even((budget - start) / each)
         # Where samples decide, carrying may cost half of the budget.
         if n >= 2 and (start <= budget / 2 or not self._drawn):
-            return self.moments(draws=n), n, cpu(lambda: self.moments(draws=n), 1)
+            start = time.process_time()
+            found = self.moments(draws=n)
+            return found, n, time.process_time() - start
         if self._bare <= budget:
             return self.moments(draws=0), 0, self._bare
         start, each = self._sampled
@@ -191,6 +193,22 @@ def measured(name: str) -> dict[str, Any]:
 
 def run() -> list[Table]:
     names, notes = available()
+    found: dict[str, Any] = {}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in names:
+            try:
+                found[name] = measured(name)
+            except Exception as error:  # the table shows what a user would see
+                found[name] = f"{type(error).__name__}: {error}"[:80]
+            print(name, found[name], flush=True)
+    torch.set_num_threads(threads)
+    return tables(found, notes)
+
+
+def tables(found: dict[str, Any], notes: list[str]) -> list[Table]:
     accuracy = Table(
         f"A zoo: predictive_moments against {SAMPLES:,} samples or more, {ROWS} rows, 5 outputs",
         ("network", "sd / sampled", "mean off, sd", "errors cover", "how", "status"),
@@ -199,27 +217,19 @@ def run() -> list[Table]:
         "The zoo: error over that of as dear samples in one batch, at the cost of so many passes",
         ("network", "default costs", "default", *map(str, BUDGETS)),
     )
-    found: dict[str, Any] = {}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for name in names:
-            try:
-                one = found[name] = measured(name)
-            except Exception as error:  # the table shows what a user would see
-                accuracy.rows.append((name, *[""] * 4, f"{type(error).__name__}: {error}"[:80]))
-                continue
-            status = "right" if one["right"] else "named" if one["named"] else "stated"
-            cells = tuple(one[key] for key in ("ratio", "off", "covered", "method"))
-            accuracy.rows.append((name, *cells, status))
-            ratios = (f"{r:.2f}{'' if carried else ' s'}" for r, carried in one["sweep"].values())
-            price.rows.append((name, one["passes"], one["default"], *ratios))
-            print(*price.rows[-1], *cells, status, flush=True)
-    torch.set_num_threads(threads)
-    accuracy.notes = [*summary(found), *notes]
+    for name, one in found.items():
+        if isinstance(one, str):
+            accuracy.rows.append((name, *[""] * 4, one))
+            continue
+        status = "right" if one["right"] else "named" if one["named"] else "stated"
+        cells = tuple(one[key] for key in ("ratio", "off", "covered", "method"))
+        accuracy.rows.append((name, *cells, status))
+        ratios = (f"{r:.2f}{'' if carried else ' s'}" for r, carried in one["sweep"].values())
+        price.rows.append((name, one["passes"], one["default"], *ratios))
+    ran = {name: one for name, one in found.items() if not isinstance(one, str)}
+    accuracy.notes = [*summary(ran), *notes]
     price.notes = ["s: sampled alone, as carrying costs more than the budget.\n"]
-    return [accuracy, price, frontier(found)]
+    return [accuracy, price, frontier(ran)]
 
 
 def frontier(found: dict[str, Any]) -> Table:

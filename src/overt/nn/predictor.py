@@ -44,7 +44,8 @@ class Predictive(nn.Module):  # type: ignore[misc]
     Attributes
     ----------
     noise_variance, temperature
-        What is added to the variance, and what logits are divided by; buffers, saved with a model.
+        What is added to the variance, and what the mean logits are divided by, but not their noise;
+        buffers, saved with a model.
 
     Examples
     --------
@@ -114,7 +115,10 @@ class Predictive(nn.Module):  # type: ignore[misc]
         return mean - z * sd, mean + z * sd
 
     def probabilities(self, x: Any) -> Tensor:
-        """Return E[softmax(logits / temperature)], logits normal (E[sigmoid] for "logistic")."""
+        """Return E[softmax(mean / temperature + noise)], noise normal (E[sigmoid] for "logistic").
+
+        The noise keeps its scale: dropout makes means timid while it trains, and not its noise.
+        """
 
         def of(batch: Any) -> Tensor:
             return self._expected(*self._logits(batch), float(self.temperature))
@@ -176,7 +180,7 @@ class Predictive(nn.Module):  # type: ignore[misc]
     def _expected(self, mean: Tensor, root: Tensor, temperature: float) -> Tensor:
         even = torch.quasirandom.SobolEngine(mean.shape[1], scramble=True, seed=0).draw(NODES)
         z = torch.special.ndtri(even.clamp(1e-6, 1 - 1e-6)).to(mean)
-        logits = (mean[:, None] + z @ root.mT) / temperature  # (rows, nodes, classes)
+        logits = mean[:, None] / temperature + z @ root.mT  # (rows, nodes, classes)
         if self.loss == "logistic" or mean.shape[1] == 1:
             return torch.sigmoid(logits).mean(1)
         return torch.softmax(logits, -1).mean(1)
