@@ -51,7 +51,10 @@ FORMS = {
 
 @pytest.mark.parametrize("n_files", [1, 5])
 @pytest.mark.parametrize("form", FORMS)
-def test_workers_find_what_one_machine_finds(form, n_files, client, tmp_path):
+def test_workers_find_what_one_machine_finds(form, n_files, client, tmp_path, monkeypatch):
+    if n_files == 1:  # signals by a randomized decomposition
+        monkeypatch.setattr("overt.completion.forms.features.RANK", 5)
+        monkeypatch.setattr("overt.completion.forms.features.DENSE", 0)
     folder = write(tmp_path / "r", n_files, words=form == "drawn", more=["1,2,much,3"])
     here = DropoutCompletion(**SETTINGS | FORMS[form]).fit(folder)
     there = DropoutCompletion(engine="dask", **SETTINGS | FORMS[form]).fit(folder)
