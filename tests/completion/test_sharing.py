@@ -5,6 +5,7 @@ import pytest
 
 from overt import InputError
 from overt.completion import DropoutCompletion, read_ratings
+from overt.completion.storage.parts import Numbering
 
 pytest.importorskip("distributed", reason="needs the dask extra")
 pytest.importorskip("duckdb", reason="needs the files extra")
@@ -39,6 +40,20 @@ def write(folder, n_files, words=False, more=()):
         text = "\n".join(["user,item,rating,time", *part, *more, ""])
         (folder / f"{number:02d}.csv").write_text(text)
     return folder
+
+
+def test_identifiers_are_numbers_only_where_all_are():
+    numbering = Numbering()
+    first = numbering.add(np.array([2, 10]), np.array([1, 3]))
+    words = numbering.add(np.array(["10", "a much longer name", "9"]), np.array([1, 1, 1]))
+    assert first.tolist() == [0, 1]
+    assert words.tolist() == [1, 3, 2]
+    assert numbering.ids.tolist() == ["10", "2", "9", "a much longer name"]
+    assert numbering.counts.tolist() == [4, 1, 1, 1]
+    assert numbering.ids[numbering.ranks[[0, 1, 2, 3]]].tolist() == [
+        "2", "10", "9", "a much longer name",
+    ]  # fmt: skip
+    assert numbering.add(np.array([9, 11])).tolist() == [2, 4]
 
 
 FORMS = {
