@@ -27,7 +27,7 @@ from overt.datasets import generate_ratings
 from overt.entries import Entries
 
 NET, BRIDGE, PORT = "10.77.0", "overt-br", 8786
-SETTINGS = {"n_factors": 8, "max_sweeps": 6, "tol": 0}
+SETTINGS: dict[str, Any] = {"n_factors": 4, "max_sweeps": 4, "tol": 0}
 CUT = 10.0
 
 
@@ -199,7 +199,7 @@ def resumed(hosts: Hosts, given: Any, place: Path) -> tuple[Any, ...]:
 def run() -> list[Table]:
     from distributed import Client
 
-    ratings = generate_ratings(3000, 1000, 100_000, seed=0)[0]
+    ratings = generate_ratings(1500, 600, 50_000, seed=0)[0]
     table = Table(
         "Four hosts (network namespaces): equal to one process, whatever is lost",
         ("what happens", "runs", "largest difference of factors", "runs that said so", "holds"),

@@ -1,7 +1,7 @@
 """Fit on a SLURM cluster: `python slurm.py ratings/ model/`, on a node that may submit jobs.
 
-Needs `pip install "overt[dask,files]" dask-jobqueue`. Started again after a failure, it goes on
-from the checkpoint.
+Needs `pip install "overt[dask,files]" dask-jobqueue`, and ratings on a disk that all nodes see.
+Started again after a failure, it goes on from the checkpoint.
 """
 
 import sys
@@ -21,7 +21,7 @@ def main(ratings: str, out: str) -> None:
     with SLURMCluster(**settings) as cluster, Client(cluster):
         cluster.scale(jobs=JOBS)
         checkpoint = Path(out) / "checkpoint"
-        model = DropoutCompletion(engine="dask", memory_limit="12GB")
+        model = DropoutCompletion(engine="dask")
         model.fit(ratings, checkpoint=checkpoint, resume=checkpoint.exists())
         model.save(out)
 

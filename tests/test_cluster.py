@@ -71,8 +71,10 @@ def test_all_run_the_same_image(documents):
         documents["Job"]["spec"]["template"]["spec"],
     )
     assert len({container["image"] for pod in pods for container in pod["containers"]}) == 1
-    mounts = pods[2]["containers"][0]["volumeMounts"]
-    assert {mount["name"] for mount in mounts} <= {volume["name"] for volume in pods[2]["volumes"]}
+    for pod in (pods[0], pods[2]):  # workers read the ratings where the client finds them
+        (mount,) = pod["containers"][0]["volumeMounts"]
+        assert mount["mountPath"] == "/data"
+        assert mount["name"] in {volume["name"] for volume in pod["volumes"]}
 
 
 def test_the_script_for_slurm_calls_what_there_is():

@@ -5,6 +5,7 @@ import pytest
 
 from overt import InputError
 from overt.completion import DropoutCompletion, read_ratings
+from overt.completion.storage.parts import Numbering
 
 pytest.importorskip("distributed", reason="needs the dask extra")
 pytest.importorskip("duckdb", reason="needs the files extra")
@@ -41,6 +42,20 @@ def write(folder, n_files, words=False, more=()):
     return folder
 
 
+def test_identifiers_are_numbers_only_where_all_are():
+    numbering = Numbering()
+    first = numbering.add(np.array([2, 10]), np.array([1, 3]))
+    words = numbering.add(np.array(["10", "a much longer name", "9"]), np.array([1, 1, 1]))
+    assert first.tolist() == [0, 1]
+    assert words.tolist() == [1, 3, 2]
+    assert numbering.ids.tolist() == ["10", "2", "9", "a much longer name"]
+    assert numbering.counts.tolist() == [4, 1, 1, 1]
+    assert numbering.ids[numbering.ranks[[0, 1, 2, 3]]].tolist() == [
+        "2", "10", "9", "a much longer name",
+    ]  # fmt: skip
+    assert numbering.add(np.array([9, 11])).tolist() == [2, 4]
+
+
 FORMS = {
     "learned": {},
     "drawn": {"average": 3},
@@ -51,7 +66,10 @@ FORMS = {
 
 @pytest.mark.parametrize("n_files", [1, 5])
 @pytest.mark.parametrize("form", FORMS)
-def test_workers_find_what_one_machine_finds(form, n_files, client, tmp_path):
+def test_workers_find_what_one_machine_finds(form, n_files, client, tmp_path, monkeypatch):
+    if n_files == 1:  # signals by a randomized decomposition
+        monkeypatch.setattr("overt.completion.forms.features.RANK", 5)
+        monkeypatch.setattr("overt.completion.forms.features.DENSE", 0)
     folder = write(tmp_path / "r", n_files, words=form == "drawn", more=["1,2,much,3"])
     here = DropoutCompletion(**SETTINGS | FORMS[form]).fit(folder)
     there = DropoutCompletion(engine="dask", **SETTINGS | FORMS[form]).fit(folder)

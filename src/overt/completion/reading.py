@@ -22,7 +22,7 @@ from overt.completion.sharing import SharedEntries, tree
 from overt.completion.storage import blocks, files
 from overt.completion.storage.collecting import RatingsFile, refused
 from overt.completion.storage.folders import FiledEntries, parts_of
-from overt.completion.storage.parts import shown
+from overt.completion.storage.parts import roles, shown
 from overt.completion.storage.text import ORDER, Rejected, Said
 
 SMALL, LARGE, UNITS = 32 << 20, 256 << 20, 4
@@ -154,10 +154,10 @@ class _Reader:
         """Return the columns of all files, the lines rejected, and how many were used."""
         found = [read for read, _, _ in accounts if read is not None]
         for read in found:
-            if (read.header, read.places) != (found[0].header, found[0].places):
+            if roles(read) != roles(found[0]):
                 raise InputError(
-                    f"files of {self._path} have the columns {', '.join(read.header)} and "
-                    f"{', '.join(found[0].header)}; all files must have the same"
+                    f"files of {self._path} have the columns {roles(read)} and {roles(found[0])}; "
+                    "all files must have the same"
                 )
         rejected = [line for _, lines, _ in accounts for line in lines]
         return found[0], rejected, sum(count for _, _, count in accounts)

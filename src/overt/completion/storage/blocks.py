@@ -26,6 +26,9 @@ from overt.completion.storage.folders import database
 from overt.completion.storage.parts import Numbering, Part, Reading, merged, words
 from overt.completion.storage.text import Rejected, Said
 
+MEMORY = 2_000_000_000
+"""Bytes of memory that reading may take, half of them for the database."""
+
 SAMPLE = 4000
 """Entries that stand for all."""
 
@@ -107,7 +110,7 @@ def read(files: Sequence[str], said: Said) -> Unit:
                 "cluster reads must have the same path on all of its machines; or give a single "
                 "file, which is read here"
             )
-    with database(None) as db:
+    with database(MEMORY) as db:
         db.execute("set threads = 1")
         reading = Reading(db, said)
         for path in paths:

@@ -40,10 +40,10 @@ class Reading:
         db = self._db
         with loading.readable(path):
             found, wrong = _load(db, path, self._said)
-            if self.read is not None and _roles(found) != _roles(self.read):
+            if self.read is not None and roles(found) != roles(self.read):
                 raise InputError(
-                    f"{path} has the columns {_roles(found)}, {self._first} has "
-                    f"{_roles(self.read)}; all files must have the same"
+                    f"{path} has the columns {roles(found)}, {self._first} has "
+                    f"{roles(self.read)}; all files must have the same"
                 )
             if self.read is None:
                 self.read, self._first = found, path
@@ -97,7 +97,8 @@ def _load(db: Any, path: Path, said: Said) -> tuple[Columns, list[Rejected]]:
     return read, loading.load_lines(db, path, dialect)
 
 
-def _roles(read: Columns) -> str:
+def roles(read: Columns) -> str:
+    """Return the columns that count, by name where they have one."""
     return ", ".join(read.header) or " and ".join(role for role in ORDER if role in read.places)
 
 
