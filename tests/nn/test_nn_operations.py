@@ -436,3 +436,25 @@ def test_value_slope_and_variance_of_functions_of_normal_numbers(name):
             got = torch.cat(found(*given))
             expected = integrated(f, m, v, positive)
             assert (got - expected).abs().max() <= close * (1 + expected.abs().max())
+
+
+@pytest.mark.parametrize("name", [n for n, row in NORMAL.items() if not row[3]] + ["rrelu"])
+def test_what_a_linear_map_leaves_out_is_added(name):
+    """All of Var f(x), x normal with a large variance: the slope's part and the rest."""
+    f = (lambda h: functional.rrelu(h, 0.1, 0.5, True)) if name == "rrelu" else NORMAL[name][1]
+
+    class Noisy(nn.Module):
+        def forward(self, x):
+            return f(x + 0.7 * torch.randn_like(x)) if self.training else f(x)
+
+    x = torch.tensor([[-1.5, 0.2, 0.9]]).double()
+    one = carry(Noisy(), x)
+    for i, m in enumerate(x[0].tolist()):
+        if name == "rrelu":  # slopes have mean .3 and variance .4^2 / 12, apart from x
+            mean, _, variance = integrated(lambda h: functional.leaky_relu(h, 0.3), m, 0.49)
+            away, _, below = integrated(lambda h: h.clamp(max=0), m, 0.49)
+            variance = variance + 0.4**2 / 12 * (below + away**2)
+        else:
+            mean, _, variance = integrated(f, m, 0.49)
+        assert float(one.output.mean[0, i]) == pytest.approx(float(mean), rel=5e-3, abs=5e-3)
+        assert float(one.variances()[0, i]) == pytest.approx(float(variance), rel=5e-3, abs=5e-3)
