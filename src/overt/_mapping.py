@@ -59,12 +59,12 @@ def thread_count(n_jobs: int | None) -> int:
 def record_steps(records: Any, steps: int, spaced: Callable[[int], Any]) -> list[int]:
     """Return the steps to record, rising: so many, as `spaced`, or those that are listed."""
     if isinstance(records, Iterable) and getattr(records, "ndim", 1) > 0:
-        chosen = {whole("records", step, minimum=0) for step in records}
+        listed = np.asarray(records) if hasattr(records, "__array__") else records
+        chosen = {whole("records", step, minimum=0) for step in listed}
     else:
         chosen = set(np.round(spaced(whole("records", records, minimum=2))).astype(int).tolist())
-    if max(chosen, default=steps + 1) > steps:
-        seen = max(chosen, default="none")
-        raise InputError(f"records must lie in 0..{steps}, the steps, got {seen}")
+    if max(chosen, default=0) > steps:
+        raise InputError(f"records must lie in 0..{steps}, the steps, got {max(chosen)}")
     return sorted(chosen)
 
 
