@@ -63,9 +63,8 @@ def record_steps(records: Any, steps: int, spaced: Callable[[int], Any]) -> list
         chosen = {whole("records", step, minimum=0) for step in given}
     else:
         chosen = set(np.round(spaced(whole("records", records, minimum=2))).astype(int).tolist())
-    if max(chosen, default=steps + 1) > steps:
-        seen = max(chosen, default="none")
-        raise InputError(f"records must lie in 0..{steps}, the steps, got {seen}")
+    if max(chosen, default=0) > steps:
+        raise InputError(f"records must lie in 0..{steps}, the steps, got {max(chosen)}")
     return sorted(chosen)
 
 

@@ -89,6 +89,8 @@ def simulate(
     draws = [entry_draws(problem, schedule.steps, seed=root, run=n) for n in numbers]
     alpha, steps = number("alpha", alpha, exclusive=True), schedule.steps
     grid = record_steps(records, steps, lambda count: np.linspace(0, steps, count))
+    if not grid:
+        raise InputError("records must hold at least one step, got none")
     book = Book(problem, depth, np.array(grid), len(runs), alpha, balance)
     with meter("steps", steps * len(runs), show=progress) as bar:
         finished = _execute(problem, runs, draws, schedule, book, min(threads, len(runs)), bar)

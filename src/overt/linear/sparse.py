@@ -5,8 +5,6 @@ Only as many singular values are computed as the shrinkage threshold lets throug
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -33,7 +31,6 @@ class ImplicitRegression:
     residual = 0.0
     largest_root = 1.0
     isotropic = True
-    given: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, target: Any) -> None:
         if 0 in target.shape:
@@ -41,6 +38,7 @@ class ImplicitRegression:
         self.T = aslinearoperator(target)
         self.outputs, self.inputs = target.shape
         self.input_variances = np.ones(self.inputs)
+        self.given: dict[str, Any] = {}
         self._known: dict[int, tuple[Floats, Floats, Floats]] = {}
         if not sparse.issparse(target):
             self.scale = self._squared_norm()
