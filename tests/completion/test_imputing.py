@@ -14,6 +14,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import overt
 from overt.completion import DropoutImputer
+from overt.completion.kernels.table import fill_rows, unexplained
 
 
 def holes(table, share, seed=0):
@@ -44,7 +45,7 @@ def test_rows_are_conditional_gaussians():
         expected = model.mean_[m] + gain @ (table[a, o] - model.mean_[o])
         np.testing.assert_allclose(filled[a, m], expected, rtol=1e-6)
         spread = np.diag(C[np.ix_(m, m)] - gain @ C[np.ix_(o, m)])
-        np.testing.assert_allclose(std[a, m], np.sqrt(spread), rtol=1e-6)
+        np.testing.assert_allclose(std[a, m], model._wider * np.sqrt(spread), rtol=1e-6)
     assert np.array_equal(filled[~missing], given[~missing])
     assert np.all(std[~missing] == 0)
 
@@ -151,3 +152,39 @@ def test_what_cannot_be_used_is_refused():
         DropoutImputer(max_sweeps=0).fit(np.eye(3))
     with pytest.raises(ValueError, match="2 features"):
         DropoutImputer().fit(np.eye(3)).transform(np.eye(2))
+
+
+def test_what_the_others_do_not_tell_is_left_out_regression():
+    """Against regressions of each observed entry on the others of its row."""
+    rng = np.random.default_rng(0)
+    table = rng.standard_normal((20, 5)) @ rng.standard_normal((5, 5))
+    missing = rng.random(table.shape) < 0.3
+    C = np.cov(table, rowvar=False) + np.eye(5)
+    mean, P, Z = table.mean(axis=0), np.linalg.inv(C), table.copy()
+    fill_rows(Z, missing, mean, P, np.empty((0, 0)), np.zeros_like(Z), np.zeros_like(P))
+    found = unexplained(Z, missing, mean, P)
+    assert not found[missing].any()
+    for a, j in zip(*np.nonzero(~missing), strict=True):
+        o = ~missing[a] & (np.arange(5) != j)
+        told = C[j, o] @ np.linalg.solve(C[np.ix_(o, o)], (table[a] - mean)[o])
+        assert found[a, j] == pytest.approx(table[a, j] - mean[j] - told)
+
+
+def test_similar_rows_are_asked_where_they_tell_more():
+    """Clusters, which one covariance cannot hold; a Gaussian table, to which they add nothing."""
+    rng = np.random.default_rng(0)
+    centers = 2 * rng.standard_normal((6, 12))
+    clusters = centers[rng.integers(6, size=300)] + 0.3 * rng.standard_normal((300, 12))
+    given, missing = holes(clusters, 0.3)
+    model = DropoutImputer().fit(given)
+    filled, std = model.transform(given, return_std=True)
+    knn = KNNImputer().fit_transform(given)
+    assert model.neighbor_weights_.any()
+    assert error(clusters, filled, missing) < min(0.4, error(clusters, knn, missing))
+    assert 0.85 < np.mean((np.abs(filled - clusters) <= 1.645 * std)[missing]) < 0.99
+    draws = np.stack(model.impute(given, 30, seed=0))
+    off = (draws.mean(axis=0) - filled)[missing] / std[missing]
+    assert np.abs(off).max() < 6 / np.sqrt(30)
+    gaussian = rng.standard_normal((300, 3)) @ rng.standard_normal((3, 8))
+    gaussian += rng.standard_normal((300, 8))
+    assert not DropoutImputer().fit(holes(gaussian, 0.3)[0]).neighbor_weights_.any()

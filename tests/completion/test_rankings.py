@@ -14,6 +14,7 @@ from overt.completion.forms import popular
 from overt.completion.forms.negative import NegativeForm
 from overt.completion.forms.pairs import WEIGHT
 from overt.completion.forms.problem import CompletionProblem
+from overt.completion.forms.recent import RECENT, SPAN
 from overt.completion.forms.units import strengths
 from overt.completion.kernels.full import unpack
 from overt.completion.recommending import top
@@ -363,3 +364,57 @@ def test_an_explanation_is_a_table(chosen, table):
     told = repr(chosen.explain(0, 1))
     assert told.startswith("prediction")
     assert "adds" in told
+
+
+def test_what_came_last_is_observed_again(table, tmp_path):
+    """Against the normal equations; ages count what is later; updates and files keep it."""
+    rows, cols = np.nonzero(table)
+    times = np.random.default_rng(0).integers(0, 9, len(rows))
+    times[rows == 3] = 5  # says nothing of order
+    entries = overt.Entries(rows, cols, table[rows, cols], table.shape, times=times)
+    model = DropoutCompletion(3, missing="negative").fit(entries)
+    pairs, V, U = model.model_.pairs, model.V_, model.U_
+    assert not pairs.recent[3].any()
+    for a in (0, 7):
+        mine = np.flatnonzero(rows == a)
+        age = np.array([np.count_nonzero(times[mine] > times[e]) for e in mine])
+        mine, age = (x[np.argsort(age, kind="stable")][:30] for x in (mine, age))
+        values = model.model_.units.inward(cols[mine], table[a, cols[mine]])
+        squares = np.sum(model.model_.units.inward(cols, table[a][table[a] > 0]) ** 2)
+        D = pairs.rows(squares) * pairs.partners[cols[mine]] * WEIGHT / model.noise_variance_
+        D = D * RECENT * np.exp(-age / SPAN)
+        P = np.linalg.inv(unpack(model.model_.spread.tables[0][a]))
+        W = V[cols[mine]]
+        expected = np.linalg.solve(P + (W.T * D) @ W, P @ U[a] + W.T @ (D * values))
+        np.testing.assert_allclose(U[a] + pairs.recent[a], expected, rtol=1e-5)
+    model.save(tmp_path)
+    loaded = DropoutCompletion.load(tmp_path)
+    assert np.array_equal(loaded.entries_.times, times)
+    assert np.array_equal(loaded.recommend(0).cols, model.recommend(0).cols)
+    later = overt.Entries(
+        [0], [int(np.flatnonzero(table[0] == 0)[0])], [5.0], table.shape, times=[99]
+    )
+    before = loaded.model_.pairs.recent.copy()
+    loaded.partial_fit(later)
+    assert loaded.entries_.times[-1] == 99
+    assert np.abs(loaded.model_.pairs.recent[0] - before[0]).max() > 0
+    model.partial_fit(np.array([[0, later.cols[0]]]), [5.0])  # times are not told any more
+    assert not model.model_.pairs.recent[0].any()
+    assert model.model_.pairs.recent[7].any()
+
+
+def test_lists_follow_what_came_last():
+    """Rows that chose among the even columns first and among the odd ones later."""
+    rng = np.random.default_rng(0)
+    groups = np.where(np.arange(80) < 40, 0, 1)[:, None] == np.arange(30) % 2
+    X = (rng.random((80, 30)) < 0.7) & groups
+    X[40:60] = rng.random((20, 30)) < 0.35
+    rows, cols = np.nonzero(X)
+    entries = overt.Entries(rows, cols, np.ones(len(rows)), X.shape, times=cols % 2)
+    model = DropoutCompletion(3, missing="negative").fit(entries)
+    still = DropoutCompletion(3, missing="negative").fit_triplets(rows, cols, np.ones(len(rows)))
+    share = [
+        np.mean([np.mean(m.recommend(a, 5).cols % 2) for a in range(40, 60)])
+        for m in (model, still)
+    ]
+    assert share[0] > share[1] + 0.05

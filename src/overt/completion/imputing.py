@@ -9,7 +9,8 @@ and covariance given what is observed, and
 in units of the columns: the prior's update of the learned form, with nu rows of uncorrelated
 columns. What descends is the negative log likelihood of the observed entries plus nu's part,
 nu / 2 (log det Sigma + tr Sigma^-1), per observed entry. How many rows nu are is asked of the data:
-entries are hidden for a while, and those nu are taken that predict them best.
+entries are hidden for a while, and those nu are taken that predict them best. Rows need not be
+Gaussian: where similar rows clearly tell more, these are asked too; see `neighbors`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from overt._check import InputTypeError, generator, number, plain_array, whole
 from overt._types import Array, Floats, Seed
 from overt.completion.forms.units import by_column
 from overt.completion.kernels.table import fill_rows
+from overt.completion.neighbors import Neighbors, calibrated
 from overt.completion.settings import fresh_seed, rating_scale
 from overt.entries import Entries
 from overt.results import Status
@@ -59,6 +61,8 @@ class DropoutImputer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     ----------
     mean_, covariance_
         Of rows, in the units of the columns.
+    neighbor_weights_
+        How much similar rows count beside mean and covariance, 0 where that does not help.
     prior_rows_
         The nu that was chosen: rows of uncorrelated columns that the covariance is averaged with.
     center_, scale_
@@ -79,7 +83,7 @@ class DropoutImputer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """
 
     def __init__(
-        self, *, max_sweeps: int = 100, tol: float = 1e-3, seed: Seed = 0, random_state: Any = None
+        self, *, max_sweeps: int = 100, tol: float = 1e-2, seed: Seed = 0, random_state: Any = None
     ) -> None:
         self.max_sweeps, self.tol, self.seed = max_sweeps, tol, seed
         self.random_state = random_state
@@ -101,10 +105,13 @@ class DropoutImputer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.center_, self.scale_ = _scales(table, missing, empty)
         Z = self._enter(table, missing)
         self._range = _range(table, empty)
-        self.prior_rows_ = nu = _choose_rows(Z, missing)
+        nu, self._wider = _choose_rows(Z, missing)
+        self.prior_rows_ = nu
         model = _Rows(np.zeros(n), np.eye(n))
         self.status_ = model.learn(Z, missing, nu, self.max_sweeps, self.tol)
-        self._mean, self._precision = model.mean, np.linalg.inv(model.covariance)
+        self._mean, self._precision = model.mean, _inverse(model.covariance)
+        self._near = Neighbors.learn(Z, missing, self._mean, self._precision)
+        self.neighbor_weights_ = self._near.weights
         self.mean_ = self.center_ + self.scale_ * model.mean
         self.covariance_ = model.covariance * np.outer(self.scale_, self.scale_)
         self.objective_, self.n_sweeps_ = np.array(model.history), len(model.history)
@@ -116,8 +123,9 @@ class DropoutImputer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Rows may be others than those fitted. The standard deviation of an observed entry is 0.
         """
         table, missing, Z, std = self._filled(X, np.empty((0, 0)))
-        filled = self._leave(table, missing, Z)
-        return (filled, std * self.scale_) if return_std else filled
+        filled = self._leave(table, missing, Z + self._near.correction(Z))
+        std = std * self._wider * self._near.narrower * self.scale_
+        return (filled, std) if return_std else filled
 
     def impute(self, X: Any, n: int = 5, seed: Seed = None) -> list[Floats]:
         """Return `n` tables whose missing entries are drawn, together, from what they may be.
@@ -126,11 +134,11 @@ class DropoutImputer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         rows given the learned mean and covariance.
         """
         rng = generator(fresh_seed(self.seed, self.random_state) if seed is None else seed)
-        tables = []
+        mean, tables = self._filled(X, np.empty((0, 0)))[2], []
+        center, scale = mean + self._near.correction(mean), self._wider * self._near.narrower
         for _ in range(whole("n", n)):
-            shape = plain_array("X", X).shape
-            table, missing, Z, _ = self._filled(X, rng.standard_normal(shape))
-            tables.append(self._leave(table, missing, Z))
+            table, missing, Z, _ = self._filled(X, rng.standard_normal(mean.shape))
+            tables.append(self._leave(table, missing, center + scale * (Z - mean)))
         return tables
 
     def get_feature_names_out(self, input_features: Any = None) -> Array:
@@ -180,14 +188,15 @@ class _Rows:
     mean: Floats
     covariance: Floats
     history: list[float] = field(default_factory=list)
+    std: Floats = field(default_factory=lambda: np.zeros(0))  # of what the last sweep filled
 
     def learn(self, Z: Floats, missing: Array, nu: float, sweeps: int, tol: float) -> Status:
         """Fill rows and learn from them in turn, in place."""
         N, n = Z.shape
         for sweep in range(sweeps):
-            P: Floats = np.linalg.inv(self.covariance).astype(np.float64)
-            before, S = Z.copy(), np.zeros((n, n))
-            logdets = fill_rows(Z, missing, self.mean, P, np.empty((0, n)), np.zeros_like(Z), S)
+            P = _inverse(self.covariance)
+            before, S, self.std = Z.copy(), np.zeros((n, n)), np.zeros_like(Z)
+            logdets = fill_rows(Z, missing, self.mean, P, np.empty((0, n)), self.std, S)
             observed = Z.size - int(missing.sum())
             self.history.append(_objective(Z - self.mean, P, logdets, nu, observed))
             self.mean = Z.mean(axis=0)
@@ -199,8 +208,12 @@ class _Rows:
         return Status.FINISHED
 
 
-def _choose_rows(Z: Floats, missing: Array) -> float:
-    """Return the nu that predicts hidden entries best."""
+def _inverse(A: Floats) -> Floats:
+    return np.asarray(np.linalg.inv(A), dtype=np.float64)
+
+
+def _choose_rows(Z: Floats, missing: Array) -> tuple[float, float]:
+    """Return the nu that predicts hidden entries best, and how much too sure it is of them."""
     rng = np.random.default_rng(0)
     some = np.sort(rng.permutation(len(Z))[:SOME])
     Z, missing = Z[some], missing[some]
@@ -210,19 +223,23 @@ def _choose_rows(Z: Floats, missing: Array) -> float:
     models = [_Rows(np.zeros(Z.shape[1]), np.eye(Z.shape[1])) for _ in range(trials)]
     expected = np.log(LEAST_ROWS + PER_COLUMN * Z.shape[1])
     costs: list[float] = []
+    wider: list[float] = []
     for nu in ROWS:
-        errors = [np.zeros(0)]
+        errors, spreads = [np.zeros(0)], [np.zeros(0)]
         for trial, model in enumerate(models):
             hidden = fold == trial
             filled = np.where(hidden, 0.0, Z)
             model.learn(filled, missing | hidden, nu, TRIALS, 1e-2)
             errors.append((filled - Z)[hidden])
-        error = np.concatenate(errors)
+            spreads.append(model.std[hidden])
+        error, std = np.concatenate(errors), np.concatenate(spreads)
+        wider.append(max(1.0, calibrated(error / std)) if len(error) else 1.0)
         misfit = len(error) / 2 * np.log(np.mean(error**2) + 1e-12) if len(error) else 0.0
         costs.append(float(misfit + (np.log(nu) - expected) ** 2 / (2 * DOUBT**2)))
         if len(costs) - int(np.argmin(costs)) > 2:
             break
-    return ROWS[int(np.argmin(costs))]
+    best = int(np.argmin(costs))
+    return ROWS[best], wider[best]
 
 
 def _scales(table: Floats, missing: Array, empty: Array) -> tuple[Floats, Floats]:

@@ -52,3 +52,38 @@ def fill_rows(
                 for q in range(p + 1):
                     Z[a, at[p]] += L[p, q] * normals[a, at[q]]
     return logdets
+
+
+@njit(**OPTIONS)
+def unexplained(Z: Array, missing: Array, mean: Array, P: Array) -> Array:
+    """Return z_j - E[z_j | the other observed entries of its row], 0 where z_j is missing.
+
+    At the conditional mean, (P d)_o = Sigma_oo^-1 d_o, and a residual is that over the diagonal of
+    Sigma_oo^-1 = P_oo - P_om P_mm^-1 P_mo.
+    """
+    n, out = Z.shape[1], np.zeros(Z.shape)
+    at = np.empty(n, np.int64)
+    for a in range(len(Z)):
+        k = 0
+        for j in range(n):
+            if missing[a, j]:
+                at[k] = j
+                k += 1
+        A = np.zeros((k, k + 1))
+        for p in range(k):
+            for q in range(k):
+                A[p, q] = P[at[p], at[q]]
+        invert(A)
+        for j in range(n):
+            if missing[a, j]:
+                continue
+            row, told, diagonal = P[j], 0.0, P[j, j]
+            for i in range(n):
+                told += row[i] * (Z[a, i] - mean[i])
+            for p in range(k):
+                x = 0.0
+                for q in range(k):
+                    x += A[p, q] * row[at[q]]
+                diagonal += row[at[p]] * x
+            out[a, j] = told / diagonal
+    return out
