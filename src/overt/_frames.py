@@ -109,7 +109,9 @@ def is_table(X: Any) -> bool:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return entry_columns(columns_of(X), {}) is None
-    return not hasattr(X, "tocoo") and plain_array("X", X).ndim == 2
+    if hasattr(X, "tocoo") or isinstance(X, np.ma.MaskedArray):
+        return not hasattr(X, "tocoo") and X.ndim == 2
+    return bool(plain_array("X", X).ndim == 2)
 
 
 def dense(columns: Mapping[Any, Array]) -> Array:

@@ -263,7 +263,7 @@ def test_fold_in_takes_what_a_row_is_kept_in(ratings):
     assert np.array_equal(model.fold_in(sparse).predict([3]), expected)
     assert np.array_equal(model.fold_in(([0, 1], [5, 2])).predict([3]), expected)
     for entries in ({0: "x"}, ([0], [[1.0]]), ([0, 1], [1.0]), 5, {0: np.nan}, sparse.T):
-        with pytest.raises(overt.InputError, match=r"entries|sparse row"):
+        with pytest.raises(overt.InputError, match=r"entries|sparse row|values must"):
             model.fold_in(entries)
 
 
@@ -407,7 +407,7 @@ def test_bad_settings_are_said(kwargs, match):
         (np.full((2, 2), np.nan), "at least one observed entry"),
         (np.ones(3), "two-dimensional"),
         (np.array([[1.0, np.inf]]), "finite"),
-        ("ratings.csv", "there is no file ratings.csv"),
+        ("ratings.csv", "there is no file or folder ratings.csv"),
         (Frame(a=[1], b=[2]), "three columns"),
         (Frame(a=["x", None], b=[1, 2], v=[1.0, 2.0]), "1 missing identifier"),
         (Frame(a=[1.0, np.nan], b=[1, 2], rating=[1.0, 2.0]), "1 missing identifier"),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from overt._check import InputError, MissingExtraError
+from overt._check import InputError, MissingExtraError, bounded
 from overt._files import write_whole
 from overt._types import Floats
 from overt.linear.checker import FORMAT, digest
@@ -63,6 +63,7 @@ class Proof:
         return write_whole(path, json.dumps(self.document))
 
 
+@bounded
 def prove(
     network: str,
     noise: Noise,
