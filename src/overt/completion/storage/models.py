@@ -13,7 +13,16 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError
-from overt._files import as_path, digest, read_sealed, reading, ready, write_sealed, write_whole
+from overt._files import (
+    alone,
+    as_path,
+    digest,
+    read_sealed,
+    reading,
+    ready,
+    write_sealed,
+    write_whole,
+)
 from overt._plain import plain
 from overt.completion.forms.draws import Draws
 from overt.completion.forms.encoding import Encoder
@@ -65,10 +74,11 @@ def save(
         "row_ids": None if entries.row_ids is None else entries.row_ids.tolist(),
         "col_ids": None if entries.col_ids is None else entries.col_ids.tolist(),
     }  # fmt: skip
-    header["arrays"] = write_sealed(folder / NEW, arrays, KIND)
-    header["checksum"] = digest(header)
-    write_whole(folder / HEADER, json.dumps(header) + "\n")
-    (folder / NEW).replace(folder / ARRAYS)
+    with alone(folder):
+        header["arrays"] = write_sealed(folder / NEW, arrays, KIND)
+        header["checksum"] = digest(header)
+        write_whole(folder / HEADER, json.dumps(header) + "\n")
+        (folder / NEW).replace(folder / ARRAYS)
 
 
 def load(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Entries, Fit, FactorModel | None]:
@@ -76,7 +86,7 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Entries, Fit, Fa
     folder = as_path("path", path)
     if not (folder / HEADER).exists():
         raise InputError(f"{folder} holds no completion model ({HEADER} is missing)")
-    with reading(folder, "holds no readable completion model"):
+    with reading(folder, "holds no readable completion model"), alone(folder, reading=True):
         header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
         if header.get("format") != FORMAT:
             raise InputError(
