@@ -95,6 +95,23 @@ def ready(folder: str | os.PathLike[str]) -> Path:
 
 
 @contextmanager
+def alone(folder: Path, *, reading: bool = False) -> Iterator[None]:
+    """Keep other processes from writing into a folder meanwhile, where the system can do so."""
+    try:
+        locks = import_module("fcntl")
+    except ModuleNotFoundError:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            locks.flock(handle, locks.LOCK_SH if reading else locks.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Give a path beside a file, of this process alone, and put what is written there in its place.
 

@@ -1,11 +1,15 @@
 """What is on disk after kills, full disks and folders that cannot be written."""
 
 import os
+import re
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
+from fuzz import readers
+from fuzz.crash import _predicted as predicted
 from fuzz.crash import resuming, saving
 
 import overt
@@ -84,6 +88,38 @@ def test_writers_of_one_file_do_not_meet(tmp_path):
         list(pool.map(lambda k: write_whole(tmp_path / "one", contents[k % 4]), range(24)))
     assert (tmp_path / "one").read_bytes() in contents
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_processes_with_one_folder_leave_a_whole_model(tmp_path):
+    pytest.importorskip("safetensors")
+    models = [readers._completion(seed=s).fit(readers._entries()) for s in (0, 1)]
+    known = {predicted(model) for model in models}
+    models[0].save(tmp_path / "model")
+    writers = []
+    for model in models:
+        if not (pid := os.fork()):
+            try:
+                for _ in range(15):
+                    model.save(tmp_path / "model")
+                os._exit(0)
+            finally:
+                os._exit(1)
+        writers.append(pid)
+    while len(writers) > 0:
+        assert predicted(type(models[0]).load(tmp_path / "model")) in known
+        done, status = os.waitpid(writers[0], os.WNOHANG)
+        if done:
+            assert os.waitstatus_to_exitcode(status) == 0
+            writers.pop(0)
+    assert predicted(type(models[0]).load(tmp_path / "model")) in known
+    assert sorted(p.name for p in (tmp_path / "model").iterdir()) == [
+        "model.json", "model.safetensors"]  # fmt: skip
+
+
+def test_no_file_depends_on_the_clock():
+    """Nothing reads the time of day or a file's time: a clock that goes back changes nothing."""
+    for path in Path(overt.__file__).parent.rglob("*.py"):
+        assert not re.search(r"time\.time\(|\.now\(|st_mtime|getmtime", path.read_text()), path
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError, MissingExtraError
+from overt._check import InputError, MissingExtraError, bounded
 from overt._files import write_whole
 from overt._types import Floats
 from overt.linear.checker import FORMAT, RefusedError, digest
@@ -64,6 +64,7 @@ class Proof:
         return write_whole(path, json.dumps(self.document))
 
 
+@bounded
 def prove(
     network: str, noise: Noise, weights: Sequence[Floats], effect: NoiseEffect,
     witness: Mapping[str, Any] | None = None,

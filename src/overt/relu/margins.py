@@ -88,7 +88,8 @@ def labels(y: Any, n: int) -> Floats:
 
 def unit_rows(X: Floats) -> None:
     """Refuse inputs whose norm is not 1."""
-    norms = np.linalg.norm(X, axis=1)
+    with np.errstate(over="ignore"):
+        norms = np.linalg.norm(X, axis=1)
     if np.abs(norms - 1).max() > 1e-6:
         raise InputError(
             f"rows of X must have norm 1, got norms from {norms.min():.4g} to {norms.max():.4g}; "

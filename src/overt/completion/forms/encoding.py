@@ -83,8 +83,11 @@ class Encoder:
         """Return (rows, numbers)."""
         if self.columns is None:
             rows = table.tocsr() if hasattr(table, "tocsr") else np.atleast_2d(table)
-            if not np.all(np.isfinite(rows.data if hasattr(rows, "indptr") else rows)):
-                raise InputError("features in a sparse matrix must be finite")
+            values = rows.data if hasattr(rows, "indptr") else rows
+            if not np.all(np.abs(values) < LARGEST):
+                raise InputError(
+                    f"features in a sparse matrix must be finite and below {LARGEST:g}"
+                )
             if rows.shape[1] != self.width:
                 raise InputError(
                     f"features must have {self.width} columns as in fit, got {rows.shape[1]}"

@@ -14,7 +14,16 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError
-from overt._files import as_path, digest, read_sealed, reading, ready, write_sealed, write_whole
+from overt._files import (
+    alone,
+    as_path,
+    digest,
+    read_sealed,
+    reading,
+    ready,
+    write_sealed,
+    write_whole,
+)
 from overt._plain import plain
 from overt.completion.forms.draws import Draws
 from overt.completion.forms.encoding import Encoder
@@ -71,10 +80,11 @@ def save(
     }  # fmt: skip
     if not isinstance(entries, Entries):
         header["source"] = entries.to_dict()
-    header["arrays"] = write_sealed(folder / NEW, arrays, KIND)
-    header["checksum"] = digest(header)
-    write_whole(folder / HEADER, json.dumps(header) + "\n")
-    (folder / NEW).replace(folder / ARRAYS)
+    with alone(folder):
+        header["arrays"] = write_sealed(folder / NEW, arrays, KIND)
+        header["checksum"] = digest(header)
+        write_whole(folder / HEADER, json.dumps(header) + "\n")
+        (folder / NEW).replace(folder / ARRAYS)
 
 
 def load(
@@ -84,7 +94,7 @@ def load(
     folder = as_path("path", path)
     if not (folder / HEADER).exists():
         raise InputError(f"{folder} holds no completion model ({HEADER} is missing)")
-    with reading(folder, "holds no readable completion model"):
+    with reading(folder, "holds no readable completion model"), alone(folder, reading=True):
         header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
         if header.get("format") != FORMAT:
             raise InputError(

@@ -118,7 +118,7 @@ def training_plan_for_beta(
     kappa with 2 for 4, and T_atk = 2 (1 - alpha)^2 / (beta^2 |W|^2 eps), which is upside down.
     """
     beta, radius = number("beta", beta, exclusive=True), number("radius", radius)
-    if not 0 < check_slope(slope) < 1 or radius == 0:
+    if not 0 < (slope := check_slope(slope)) < 1 or radius == 0:
         raise InputError(
             f"slope must lie in (0, 1) and radius above 0, got {slope!r} and {radius!r}; beta is 0 "
             "otherwise, see linear_training_plan"

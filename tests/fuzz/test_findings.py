@@ -1,0 +1,149 @@
+"""What fuzzing found, each root cause once: a sentence, or the right value."""
+
+import os
+import stat
+import warnings
+
+import numpy as np
+import pytest
+
+import overt
+from overt import decay, penalty, relu
+from overt._files import read_matrix, reading, write_whole
+from overt.completion import DropoutCompletion, DropoutImputer, evaluate, read_ratings
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("duckdb")
+from overt import nn, robust  # noqa: E402
+from overt.robust import leaky  # noqa: E402
+
+A = np.arange(12.0).reshape(4, 3)
+ROWS, COLS = np.array([0, 1, 2, 3, 0]), np.array([0, 1, 2, 0, 2])
+ENTRIES = overt.Entries(ROWS, COLS, np.array([1.0, 2.0, 3.0, 2.5, 1.5]), shape=(4, 3))
+MODEL = DropoutCompletion(n_factors=2, drop_prob=0.5, max_sweeps=2).fit(ENTRIES)
+TASK = overt.LinearNetwork(A, 2, overt.Dropout(0.5))
+X, LABELS = torch.ones(4, 3), torch.tensor([0, 1, 1, 0])
+SMALL, RULE = decay.two_by_two(0.25), decay.Schedule.constant(9, 0.1, 0.01)
+RUNS = decay.simulate(SMALL, 3, 3, RULE, 1, records=3, n_jobs=1, progress=False)
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    NESTED = torch.nested.nested_tensor([X[0], X[1]])
+HUGE = np.array([np.longdouble("1e4000")])
+
+
+def network(dtype=torch.float32):
+    return torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(3, 2, dtype=dtype))
+
+
+class Frame(dict):
+    columns = ("a", "a", "b")
+
+
+REFUSED = {
+    "a length of time": lambda: overt.Dropout(0.5).mean(np.timedelta64(3, "s")),
+    "a nested tensor": lambda: penalty.tied(NESTED, overt.Dropout(0.5)),
+    "eight bits": lambda: penalty.tied(X.to(torch.float8_e4m3fn), overt.Dropout(0.5)),
+    "beyond doubles": lambda: overt.Dropout(HUGE),
+    "values beyond doubles": lambda: overt.Entries([0], [0], HUGE),
+    "squares that vanish": lambda: overt.LinearNetwork(A * 1e-320, 2, overt.DropBlock(0.5, 2)),
+    "no pair to start from": lambda: TASK.train(4, init=-1),
+    "huge weights in a proof": lambda: TASK.certify(np.full((4, 2), 1e300), np.ones((3, 2)), True),
+    "ragged table": lambda: MODEL.score([[1.0, 2.0], [3.0]]),
+    "weights of no entry": lambda: MODEL.score(np.stack([ROWS, COLS], 1), COLS, np.zeros(5)),
+    "huge entries of a newcomer": lambda: MODEL.fold_in({0: 1e300}),
+    "a ragged row": lambda: MODEL.recommend([[1, 2], [3]]),
+    "no entries": lambda: DropoutCompletion().fit_entries([1.0]),
+    "no folder": lambda: DropoutCompletion().fit(ENTRIES, checkpoint=3.5),
+    "huge features": lambda: DropoutCompletion().fit(ENTRIES, row_features=np.full((4, 1), 1e300)),
+    "a class for a model": lambda: evaluate(DropoutCompletion, ENTRIES),
+    "endless memory": lambda: DropoutCompletion(memory_limit="1e999").fit(ENTRIES),
+    "too deep a list": lambda: DropoutImputer().fit_transform([[[[1.0]]]]),
+    "endless weights": lambda: ENTRIES.repeated(np.full(5, 1e154)),
+    "two columns of one name": lambda: overt.Entries.from_frame(Frame(a=[1], b=[2])),
+    "no start": lambda: decay.simulate(SMALL, 3, 3, RULE, init=1e300, n_jobs=1, progress=False),
+    "no rank": lambda: RUNS.jumps_to("1"),
+    "no step": lambda: decay.find_jumps(RUNS).share(None),
+    "no phase": lambda: decay.Schedule.annealing(noisy=3.5),
+    "no cuts": lambda: RULE.pieces(torch.tensor(2)),
+    "no problem": lambda: decay.ApproximateRankSet.for_problem(3.5, 3, 2, 0.01, 1),
+    "no labels": lambda: relu.margin(np.eye(2), None),
+    "endless width": lambda: relu.train_lazy(np.eye(2), [1, -1], width=10**12),
+    "huge covariance": lambda: nn.CovarianceDropout([1.0, 0.5], np.eye(2) * 1e154),
+    "tiny mean": lambda: nn.CovarianceDropout([1e-300, 0.5], np.eye(2)),
+    "nothing survives": lambda: nn.DropBlock2d(1 - 2**-53, 2)(torch.ones(2, 2, 6, 6)),
+    "complex weights": lambda: nn.predictive_moments(network(torch.complex64), X + 0j),
+    "an output that is no function": lambda: nn.predictive_moments(network(), X, output="logits"),
+    "one target": lambda: nn.audit(network(), (X, torch.tensor(1.0)), "mse", passes=1),
+    "no shape": lambda: nn.Dropout(0.5).mask_covariance(3),
+    "no stride": lambda: nn.DropConnectConv2d(2, 2, 3, stride=0),
+    "unsigned classes": lambda: robust.FGSM(robust.L2(0.1))(network(), X, [2**63] * 4),
+    "no radii": lambda: robust.smoothed(network(), X, 0.1, draws=9, guesses=3).errors(LABELS, "a"),
+    "no criterion": lambda: robust.closest(network(), X, LABELS, robust.L2(0.1), criterion=()),
+    "data that is one tensor": lambda: robust.adversarial_train(network(), X, None),
+    "no network": lambda: leaky.reflected_ascent("", np.ones(2), 1, 0.5, 0.1, 2),
+    "no path": lambda: TASK.solve().save(3.5),
+    "a path with NUL": lambda: TASK.solve().save("a\0.npz"),
+    "a folder that is missing": lambda: TASK.solve().save("none/below/a.npz"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_was_found_is_refused_with_a_sentence(name):
+    warnings.simplefilter("error")  # pytest restores them
+    with pytest.raises(overt.InputError) as error:
+        REFUSED[name]()
+    assert len(str(error.value)) > 20
+
+
+def test_small_unsigned_indices_are_not_wrapped():
+    asked = np.array([1, 200], np.uint8)
+    assert np.array_equal(MODEL.predict(asked, asked), MODEL.predict([1, 200], [1, 200]))
+    assert np.array_equal(MODEL.complete(np.array([1], np.uint8)), MODEL.complete([1]))
+
+
+def test_extremes_that_have_a_value_get_it():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        path = overt.path(A, 3, np.array([1e-320, 0.5]))
+        assert path.objective[0] == pytest.approx(0, abs=1e-20)
+        assert overt.LinearNetwork(A, 3, overt.Dropout(0.5), weight_decay=1e300).solve().rank == 0
+        y = torch.zeros(4, 2, requires_grad=True)
+        assert nn.audit(network(), (X, y), "mse", passes=1).samples == 4
+        half = torch.tensor(np.eye(2), dtype=torch.bfloat16)
+        assert relu.train_lazy(half, [1, -1], width=3, steps=4, records=2).predict(half).shape == (
+            2,
+        )
+
+
+def test_devices_are_written_to_and_links_followed(tmp_path):
+    write_whole(os.devnull, b"gone")
+    assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
+    (tmp_path / "file").write_text("before")
+    (tmp_path / "link").symlink_to("file")
+    write_whole(tmp_path / "link", b"after")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_text() == "after"
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(overt.InputError, match="loop"):
+        write_whole(tmp_path / "loop", b"x")
+    if os.path.exists("/dev/full"):
+        with pytest.raises(overt.InputError, match="No space left"):
+            write_whole("/dev/full", b"x" * 100_000)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes")
+def test_pipes_and_devices_are_not_read(tmp_path):
+    os.mkfifo(tmp_path / "a.npy")
+    os.mkfifo(tmp_path / "r.json")
+    (tmp_path / "zero.csv").symlink_to("/dev/zero")
+    calls = (read_matrix, overt.Solution.load, read_ratings)
+    for call, name in zip(calls, ("a.npy", "r.json", "zero.csv"), strict=True):
+        with pytest.raises(overt.InputError, match=r"no file|ordinary"):
+            call(tmp_path / name)
+
+
+def test_an_interrupt_while_a_file_is_read_stays_one(tmp_path):
+    import duckdb
+
+    with pytest.raises(KeyboardInterrupt), reading(tmp_path, "cannot be read"):
+        raise duckdb.InterruptException("INTERRUPT Error: Query interrupted")
