@@ -193,7 +193,7 @@ def test_radii_of_every_size(kind, bounds):
         ({"y": torch.zeros(3)}, "one class for each of the 30 points"),
         ({"y": ["cat"] * 30}, "y must be a tensor or an array of numbers"),
         ({"y": None}, "y must be a tensor or an array of numbers"),
-        ({"x": [[1.0, 2.0], [1.0]]}, "x must be a tensor or an array"),
+        ({"x": [[1.0, 2.0], [1.0]]}, "x must be an array"),
         ({"x": torch.zeros(30, 5)}, r"model must take inputs shaped \(.*, 5\)"),
         ({"threat": 2.0}, "threat must be"),
         ({"model": nn.Linear}, "model must be a torch module or a function"),

@@ -144,7 +144,7 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         `checkpoint` names a folder that keeps every sweep; `resume` goes on from it, on any engine.
         """
         tables = (row_features, col_features)
-        plain = sample_weight is None and tables == (None, None)
+        plain = all(given is None for given in (sample_weight, *tables))
         if is_path(X):
             with reading.opened(X, self._settings(), shared=plain) as read:
                 X = read.entries

@@ -89,7 +89,7 @@ def prove(
         above = _dyadic(exact.objective() / exact.samples, math.ceil)
         below = _dyadic(exact.bound() / exact.samples, math.floor)
     except RefusedError as error:
-        raise ArithmeticError(f"nothing could be proved: {error}") from None
+        raise InputError(f"nothing could be proved: {error}") from None
     gap = above - below
     document["claim"] = {"at_most": _text(above), "at_least": _text(below), "gap": _text(gap)}
     document["sha256"] = digest(document)

@@ -81,8 +81,8 @@ def labels(y: Any, n: int) -> Floats:
     if values.shape != (n,):
         raise InputError(f"y must be {n} labels, each -1 or 1, got shape {values.shape}")
     if values.dtype.kind not in "biuf" or not np.isin(values, (-1, 1)).all():
-        seen = ", ".join(repr(v) for v in values[:4].tolist())
-        raise InputError(f"y must be {n} labels, each -1 or 1, got {seen}, ...")
+        seen = ", ".join(dict.fromkeys(repr(v) for v in values[:100].tolist()))
+        raise InputError(f"y must be {n} labels, each -1 or 1, got {seen:.60}")
     return values.astype(np.float64)
 
 
