@@ -82,7 +82,7 @@ class _Drawing(TorchFunctionMode):  # type: ignore[misc]
         if values not in ("random", "attention"):
             return func(*args, **kwargs)
         inplace = inplace or bool(kwargs.get("inplace"))
-        call = Call(name, func, args, kwargs, "", None, inplace, again=self._again)  # type: ignore[arg-type]
+        call = Call(name, func, args, kwargs, "", None, inplace, again=self._again)
         result = apply(self._tape, call)
         return self._tape.forget(result)
 
