@@ -652,3 +652,135 @@ def test_moments_out_of_range_are_sampled_and_said():
         found = predictive_moments(model, torch.zeros(3, 20), output=lambda y: y.nan_to_num())
     assert found.drawn
     assert torch.isfinite(found.variance).all()
+
+
+def glu(self, x):
+    return self.c(functional.glu(self.d(self.a(x)), 1))
+
+
+def tokens_left_out(self, x):
+    ids = (x[:, :6] * 10).abs().long().clamp(max=29)
+    return self.c(self.e(ids.masked_fill(torch.rand(ids.shape) < 0.3, 0)).flatten(1))
+
+
+class Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.tanh(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return 3 * g
+
+
+BROUGHT = {
+    "glu": (lambda: Net(glu, a=Linear(20, 48), d=nn.Dropout(0.3), c=Linear(24, 4)), False),
+    "one output": (lambda: Net(lambda s, x: s.c(s.d(torch.relu(s.a(s.d(x))))).squeeze(-1),
+                               a=Linear(20, 48), d=nn.Dropout(0.3), c=Linear(48, 1)), False),
+    "ids": (lambda: Net(tokens_left_out, e=nn.Embedding(30, 4), c=Linear(24, 4)), True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("build", "drawn"), BROUGHT.values(), ids=BROUGHT.keys())
+def test_networks_as_people_bring_them(build, drawn):
+    model, x = built(build, FLAT)
+    with torch.no_grad():
+        found = predictive_moments(model, x)
+        penalty = explicit_penalty(model, x)
+    again = predictive_moments(model, x) if not drawn else found
+    torch.testing.assert_close(again.std.detach(), found.std)
+    sampled = mc_moments(model, x, 2000, seed=0)
+    ratio, off = distance(found, sampled)
+    assert abs(ratio - 1) < 0.1
+    assert off < 0.15
+    assert bool(found.drawn) == drawn
+    total = sampled.variance.reshape(len(x), -1).sum(1).mean()
+    assert float(penalty.value) == pytest.approx(float(total), rel=0.3)
+    net = without_noise(model).train()
+    (net(x).sum() + net.penalty).backward()
+
+
+def test_rows_that_meet_are_not_copied():
+    def run(self, x):
+        h = self.d(torch.relu(self.a(x)))
+        return self.c(h - h.mean(0) if self.training else h)
+
+    model, x = built(lambda: Net(run, a=Linear(20, 48), d=nn.Dropout(0.3), c=Linear(48, 4)), FLAT)
+    with torch.no_grad():
+        found = predictive_moments(model, x)
+    assert found.exact
+    ratio, off = distance(found, mc_moments(model, x, 2000, seed=0))
+    assert abs(ratio - 1) < 0.05
+    assert off < 0.1
+
+
+def test_a_probe_draws_each_noise_anew():
+    def run(self, x):
+        h = torch.relu(self.a(x))
+        if self.training:
+            h = h * torch.normal(1.0, 0.5, h.shape) + h.detach() * torch.empty_like(h).normal_()
+        return self.c(torch.tanh(h))
+
+    model, x = built(lambda: Net(run, a=Linear(20, 48), c=Linear(48, 4)), FLAT)
+    net = without_noise(model).train()
+    probes = [(net(x), net.penalty.item())[1] for _ in range(400)]
+    value = explicit_penalty(model, x).value.item()
+    error = np.std(probes) / np.sqrt(len(probes))
+    assert abs(np.mean(probes) - value) < 5 * error + 0.05 * value
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoints_keep_gradients(reentrant):
+    def checkpointed(self, x):
+        run = torch.utils.checkpoint.checkpoint
+        return self.c(run(torch.tanh, self.d(self.a(x)), use_reentrant=reentrant))
+
+    parts = {"a": Linear(20, 8), "d": nn.Dropout(0.3), "c": Linear(8, 2)}
+    found = []
+    for run in (checkpointed, lambda s, x: s.c(torch.tanh(s.d(s.a(x))))):
+        net = without_noise(Net(run, **parts)).train()
+        net.zero_grad()
+        torch.manual_seed(0)
+        (net(torch.ones(3, 20)).sum() + net.penalty).backward()
+        found.append(parts["a"].weight.grad.clone())
+    torch.testing.assert_close(*found)
+
+
+def test_noise_before_a_gradient_of_its_own_is_drawn_in_training():
+    f = Straight.apply
+    model, x = built(lambda: Net(lambda s, x: s.c(f(s.d(s.a(x)))), a=Linear(20, 8),
+                                 d=nn.Dropout(0.3), c=Linear(8, 2)), FLAT)  # fmt: skip
+    net = without_noise(model).train()
+    net(x).sum().backward()
+    slope = model.c.weight.detach().sum(0) * 3
+    kept = model.a.bias.grad / (slope / 0.7)  # how often each unit was kept
+    torch.testing.assert_close(kept, kept.round(), atol=1e-3, rtol=0)
+    assert float(kept.max()) > 0
+
+
+def test_covariances_are_corrected_as_variances_are():
+    model, x = built(lambda: two(by_hand), FLAT)
+    with torch.no_grad():
+        plain, joint = predictive_moments(model, x), predictive_moments(model, x, covariance=True)
+    torch.testing.assert_close(joint.std, plain.std)
+    torch.testing.assert_close(joint.mean_error, plain.mean_error)
+
+
+def test_as_many_samples_as_are_asked_for():
+    model, x = built(lambda: mlp(nn.Dropout(0.3), nn.Dropout(0.3)), FLAT)
+    with torch.no_grad():
+        none, some = (predictive_moments(model, x, draws=n) for n in (0, 160))
+    assert (none.draws, none.checks, some.draws) == (0, 0, 160)
+    assert some.reached < none.reached
+    lstm, x = built(*DRAWN["lstm"][:2])
+    with pytest.raises(InputError, match="at least 2"):
+        predictive_moments(lstm, x, draws=0)
+
+
+def test_few_passes_may_agree_by_chance():
+    def run(self, x):
+        return self.a(x) * (2.0 if self.training and random.random() < 0.2 else 1.0)  # noqa: S311
+
+    model, x = built(lambda: Net(run, a=Linear(20, 4)), FLAT)
+    found = [mc_moments(model, x, 2).variance.any() for _ in range(20)]
+    assert 0 < sum(map(bool, found)) < 20

@@ -562,3 +562,38 @@ def test_training_without_noise_reaches_a_lower_dropout_objective():
 def test_mistakes_are_named(wrong, message):
     with pytest.raises(InputError, match=message):
         wrong(torch.randn(2, 3))
+
+
+def test_a_penalty_that_samples_contradict_is_named():
+    class Concrete(nn.Module):
+        def forward(self, x):
+            u = torch.rand_like(x)
+            odds = torch.log(u + 1e-7) - torch.log(1 - u + 1e-7)
+            return x * (1 - torch.sigmoid((odds - 1.4) / 0.1)) / 0.8
+
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(6, 40), nn.ReLU(), Concrete(), nn.Linear(40, 40), nn.ReLU(), Concrete(),
+        nn.Linear(40, 3),
+    )  # fmt: skip
+    x = torch.randn(8, 6)
+    with pytest.warns(UserWarning, match="samples"):
+        explicit_penalty(model, x)
+    with pytest.warns(UserWarning, match="samples"):
+        without_noise(model).train()(x)
+
+
+def test_noise_that_is_not_seen_has_a_term():
+    class Masked(nn.Module):
+        def forward(self, x):
+            mask = np.random.rand(*x.shape) > 0.3  # noqa: NPY002
+            return x * torch.from_numpy(mask) / 0.7
+
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    model, x = nn.Sequential(Masked(), nn.Linear(6, 2)), torch.randn(8, 6)
+    penalty = explicit_penalty(model, x)
+    assert [term.name for term in penalty.terms] == ["noise that is not seen"]
+    assert not penalty.exact
+    plain = explicit_penalty(nn.Sequential(nn.Dropout(0.3), model[1]), x)
+    assert penalty.value.item() == pytest.approx(plain.value.item(), rel=0.3)

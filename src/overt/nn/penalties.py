@@ -150,8 +150,13 @@ def _shift(noisy: list[Carried], clean: list[Carried], y: Tensor, loss: str) -> 
     return Term("mean shift", value, exact and is_squared(loss))
 
 
-def compare(model: nn.Module, x: Any, output: Output, value: Tensor, loss: str) -> None:
-    """Warn where samples contradict a penalty that was carried through non-linear functions."""
+def compare(
+    model: nn.Module, x: Any, output: Output, value: Tensor, loss: str, doubt: float = 0.0
+) -> None:
+    """Warn where samples contradict a penalty that was carried through non-linear functions.
+
+    `doubt` is the value's own standard error, over the value.
+    """
     if any(is_normalization(module) and module.training for module in model.modules()):
         return  # by statistics of the batch, which samples would move
     rows = max(len(t) if t.ndim else 1 for t in tensors(x))
@@ -167,7 +172,7 @@ def compare(model: nn.Module, x: Any, output: Output, value: Tensor, loss: str) 
     if direction is not None:
         sampled = sampled - (direction[:, None] @ found @ direction[:, :, None]).flatten()
     seen, error = float(scale * sampled.mean()), math.sqrt(max(samples.kurtosis, 3.0) / samples.n)
-    error /= math.sqrt(samples.rows)
+    error = math.hypot(error / math.sqrt(samples.rows), doubt)
     if seen > 0 and abs(math.log(max(float(value), 1e-30) / seen)) > max(0.2, 3 * error):
         warnings.warn(
             f"the noise adds {float(value):.3g} as carried, but {seen:.3g} over {samples.count} "

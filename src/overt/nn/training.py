@@ -66,8 +66,10 @@ class WithoutNoise(nn.Module):  # type: ignore[misc]
         """Compare the mean of some probes with samples."""
         with own_generators():
             probes = [carry(model, x, **settings, probe=True) for _ in range(PROBES)]
-        found = [quadratic(one.tangent, one.output.mean, self.loss) for one in probes]
-        compare(model, x, self.output, torch.stack(found).mean(), self.loss)
+            values = [quadratic(one.tangent, one.output.mean, self.loss) for one in probes]
+        found = torch.stack(values)
+        doubt = float(found.std() / found.mean().clamp(min=1e-30)) / PROBES**0.5
+        compare(model, x, self.output, found.mean(), self.loss, doubt)
 
     def extra_repr(self) -> str:
         """Return the settings, for printing."""

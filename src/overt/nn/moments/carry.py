@@ -28,7 +28,7 @@ from overt.nn.layers.base import NoiseLayer
 from overt.nn.moments.adjoint import Layouts, Sources
 from overt.nn.moments.rules import apply
 from overt.nn.moments.tape import Moment, Tape, Uncarried
-from overt.nn.recording.generators import generator_state, other_states, repeated
+from overt.nn.recording.generators import generator_state, other_states, repeated, seeded
 from overt.nn.recording.modes import Statistics, modes, unwrapped
 from overt.nn.recording.watching import (
     called,
@@ -218,9 +218,14 @@ def checked(model: Any, x: Any, output: Any = None) -> nn.Module:
 
 
 def plain_output(model: nn.Module, inputs: Any, output: Output) -> Tensor:
-    """Return the output without noise."""
-    with torch.inference_mode(False), torch.no_grad(), modes(model, noise=False):
-        return picked(called(unwrapped(model), mapped(inputs, _usable)), output)
+    """Return the output without noise, also of a model whose noise is always on."""
+    with torch.inference_mode(False), torch.no_grad(), seeded(0):
+        before = generator_state()
+        with modes(model, noise=False):
+            result = picked(called(unwrapped(model), mapped(inputs, _usable)), output)
+        if generator_state() != before:
+            result = carry(model, inputs, output=output, active=()).output.mean
+        return result
 
 
 def hidden_randomness(model: nn.Module, inputs: Any, output: Output, one: Carried) -> bool:

@@ -110,7 +110,7 @@ def multiplied(
     c = law.strength if law.matrix is None else law.relative_variance(m)
     added = tape.spread(lambda m, v: c * (m * m + v) if x.noises else c * (m * m), m, v)
     S = None if law.independent or x.independent else tape.covariance(x)
-    settled = law.independent or x.independent or S is not None or tape.later_exact
+    settled = law.independent or x.independent or S is not None or tape.put_off is not None
     exact = x.exact and x.known and settled
 
     def tangent() -> Tensor:

@@ -15,8 +15,8 @@ from overt.nn.moments.result import Moments
 from overt.nn.moments.samples import Samples
 from overt.nn.recording.generators import seeded
 
-LONG = 256
-"""Samples from which on progress is shown."""
+LONG, SEEN = 256, 64
+"""Samples from which on progress is shown, and passes of which one shows noise if there is any."""
 
 
 def mc_moments(
@@ -43,6 +43,11 @@ def mc_moments(
     shown = meter("Monte Carlo dropout", n) if n >= LONG else nullcontext()
     with seeded(seed), shown as bar:
         samples.draw(n, bar)
-    if not bool(samples.variance.any()):
+        quiet = not bool(samples.variance.any())
+        if quiet and n < SEEN:  # few passes may agree by chance
+            more = Samples(model, x, output, covariance=False, alone=True)
+            more.draw(SEEN)
+            quiet = not bool(more.variance.any())
+    if quiet:
         raise InputError("model has no noise that any of the passes has shown: nothing to sample")
     return samples.moments()

@@ -34,7 +34,7 @@ SHARED = 2.0
 
 
 class Samples:
-    """Sums over sampled outputs, in double precision; `draw` adds to them.
+    """Sums over sampled outputs, in double precision; `draw` adds to them, `alone` without copies.
 
     `mean` and `variance` are those of all samples so far, `n` is the number of independent samples
     that they are worth, `kurtosis` that of a typical output.
@@ -42,14 +42,14 @@ class Samples:
 
     def __init__(
         self, model: nn.Module, x: Any, output: Output, *, covariance: bool,
-        control: Control | None = None,
+        control: Control | None = None, alone: bool = False,
     ) -> None:  # fmt: skip
         self._model, self._x, self._output = model, x, output
         self._covariance = covariance
         self._control = control if control and control.useful else None
         self._copies, self._dtype = 1, torch.float32
         self._reset()
-        self._most: int | None = None
+        self._most: int | None = 1 if alone else None
         self._sure = False
 
     def _reset(self) -> None:

@@ -273,7 +273,7 @@ class Tape:
         """Return x with its variances worked out from its sources, if that is affordable."""
         if x.known or not x.exact or self.probe or not self._affordable(x):
             return x
-        if self.later_exact:
+        if self.put_off is not None:
             self.put_off = True
             return replace(x, known=True)
         found = self.sources.variances(self.tangent(x))
@@ -283,15 +283,10 @@ class Tape:
         """Return the covariances of x (rows, units, units), None if that is too dear or inexact."""
         if not x.exact or self.probe or not self._affordable(x):
             return None
-        if self.later_exact:
+        if self.put_off is not None:
             self.put_off = True
             return None
         return self.sources.covariances(self.tangent(x))
-
-    @property
-    def later_exact(self) -> bool:
-        """Whether covariances are put off until they are known to keep the output exact."""
-        return self.put_off is not None
 
     def _affordable(self, x: Moment) -> bool:
         return x.mean.ndim > 1 and math.prod(x.mean.shape[1:]) <= self.settle
