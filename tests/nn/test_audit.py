@@ -542,6 +542,15 @@ def test_a_generator_of_its_own_is_named():
     assert "of its own" in dict(audit(model, [(X, Y)], "squared").skipped)["training mode"]
 
 
+def test_forward_passes_of_ones_own_are_given_back():
+    model = Uses(Always(0.3))
+    audit(model, [(X, Y)], "squared")
+    assert "forward" not in vars(model.odd)
+    model.odd.forward = own = lambda x: nn.functional.dropout(x)
+    assert audit(model, [(X, Y)], "squared").noises
+    assert model.odd.forward is own
+
+
 def test_noise_that_stays_on_has_an_error():
     torch.manual_seed(0)
     model = Uses(nn.Identity())

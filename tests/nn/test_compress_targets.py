@@ -167,6 +167,25 @@ def test_layers_along_another_axis_cost_less_with_fewer_units():
     assert report.reached == pytest.approx(0.5, rel=0.05)
 
 
+class Token(nn.Module):
+    """Hands a parameter, expanded, to a module of its own: torch's books of modules fail on it."""
+
+    def __init__(self):
+        super().__init__()
+        self.cls, self.enter = nn.Parameter(torch.randn(1, 5)), nn.Linear(5, 16)
+        self.out = nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.out(torch.relu(self.enter(self.cls.expand(len(x), -1)) + self.enter(x)))
+
+
+def test_parameters_that_modules_are_given():
+    for by in ("flow", "spectrum"):
+        _, report = compress(Token(), 0.5, torch.randn(4, 5), by=by, of="multiply_adds")
+        assert report.before.multiply_adds == 2 * 5 * 16 + 16 * 3
+        assert report.met
+
+
 class Assertive(nn.Module):
     """Asks for its width, keeps a parameter as it is, and adds up all units."""
 

@@ -116,13 +116,16 @@ def obedient(model: nn.Module, trace: Trace) -> Iterator[Trace]:
         if op.random and op.kind.units == "drop" and is_noise(parts[op.module])
         and calls.count(op.module) == 1
     ]  # fmt: skip
+    before = [vars(module).get("forward") for module in always]
     for module in always:
         module.forward = _obeying(module)
     try:
         yield Trace(model, trace.inputs) if always else trace
     finally:
-        for module in always:
+        for module, own in zip(always, before, strict=True):
             del module.forward
+            if own is not None:
+                module.forward = own
 
 
 def _obeying(module: Any) -> Any:

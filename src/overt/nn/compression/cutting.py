@@ -30,13 +30,8 @@ from overt.nn.compression.moments import Moments
 from overt.nn.compression.task import duplicate
 from overt.nn.compression.units import Ids, Read
 
-
-@dataclass(frozen=True, eq=False)
-class Refit:
-    """A layer's weight, 0 on units that are removed, and its bias, if that has changed."""
-
-    weight: Tensor
-    bias: Tensor | None
+Refit = tuple[Tensor, Tensor | None]
+"""A layer's weight, 0 on units that are removed, and its bias, if that has changed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,13 +121,13 @@ def corrections(model: nn.Module, structure: Structure, cut: Cut) -> dict[int, T
         scale = factor[read.ids]
         if id(module.weight) in found or (refit is None and (scale == 1).all()):
             continue
-        tensor = module.weight.detach() if refit is None else refit.weight
+        tensor, bias = (module.weight.detach(), None) if refit is None else refit
         if refit is None or cut.scaled:
             shape = [-1 if i == read.axis else 1 for i in range(tensor.ndim)]
             tensor = tensor * torch.from_numpy(scale).to(tensor).reshape(shape)
         found[id(module.weight)] = tensor
-        if refit is not None and refit.bias is not None:
-            found[id(module.bias)] = refit.bias
+        if bias is not None:
+            found[id(module.bias)] = bias
     return found
 
 
@@ -210,7 +205,7 @@ def _refit(module: nn.Module, read: Read, gone: Bools, tied: Bools, moments: Mom
     weight = weight.mT.flatten(-2) if read.places > 1 else weight
     weight = weight.movedim(-1, read.axis).to(old)
     if bias is None:
-        return Refit(weight, None)
+        return weight, None
     mean = moments.mean()
     predicted = mean[S]
     for part in reversed(B):
@@ -219,4 +214,4 @@ def _refit(module: nn.Module, read: Read, gone: Bools, tied: Bools, moments: Mom
     shift = (lost @ left.to(lost)).reshape(len(lost), -1).sum(1)
     if is_a(module, TRANSPOSED):  # an output position meets one tap in prod(stride)
         shift = shift / math.prod(module.stride)
-    return Refit(weight, bias.detach() + shift.to(bias))
+    return weight, bias.detach() + shift.to(bias)

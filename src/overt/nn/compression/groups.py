@@ -53,9 +53,12 @@ def grouped(model: nn.Module, wiring: Wiring, outputs: Any, drawing: tuple[str, 
     for kind in np.argsort(first).tolist():
         unit = made[first[kind]]
         names, drops = makers.said[makers.of[unit]], reads.said[reads.of[unit]]
-        reasons = held.said[held.of[unit]] or (() if drops else ("nothing reads its units",))
+        reasons = held.said[held.of[unit]]
+        if not drops:
+            reasons = (*reasons, "nothing reads its units")
+        for name in names if reasons else ():
+            skipped.setdefault(name, reasons[0])
         if reasons:
-            skipped = {**dict.fromkeys(names, reasons[0]), **skipped}
             continue
         key = names, frozenset.intersection(*drops), bool(tied[unit])
         members.setdefault(key, []).append(made[code == kind])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from overt._check import InputError
 from overt._progress import meter
 from overt._types import Floats
-from overt.nn.compression.layers import WEIGHTED
+from overt.nn.compression.layers import TRANSPOSED, WEIGHTED
 from overt.nn.given.batches import Batch, Inputs, running
 from overt.nn.given.losses import Loss, mean_loss
 from overt.nn.recording.modes import slow_attention, switched
@@ -38,25 +40,52 @@ def output_of(model: nn.Module, inputs: Inputs) -> Any:
         return inputs.run(model)
 
 
-def multiply_adds(model: nn.Module, inputs: Inputs) -> tuple[int, dict[str, int]]:
-    """Return the multiply-adds for one example, and those of each weighted layer that runs.
+def multiply_adds(model: nn.Module, inputs: Inputs) -> tuple[int, Counter[str]]:
+    """Return the multiply-adds for one example, and those of each weighted layer.
 
     They are half of what torch's own counter of operations finds, attention included.
     """
-    counter, size = FlopCounterMode(display=False), 2 * len(inputs)
-    # Where attention is one operation on the processor the counter does not know it.
-    with (
-        torch.no_grad(), torch.random.fork_rng(), switched(model.modules(), False),
-        sdpa_kernel(SDPBackend.MATH), counter,
-    ):  # fmt: skip
+    spent: Counter[str] = Counter()
+    size = len(inputs)
+
+    def hook(name: str) -> Any:
+        def count(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+            # Each output (input, if transposed) meets one slice of the weight.
+            meets = args[0] if isinstance(module, TRANSPOSED) else output
+            spent[name] += meets.numel() * math.prod(module.weight.shape[1:]) // size
+
+        return count
+
+    counter = _Counter()
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            if isinstance(module, WEIGHTED):
+                stack.callback(module.register_forward_hook(hook(name)).remove)
+        # Where attention is one operation on the processor the counter does not know it.
+        math_only = sdpa_kernel(SDPBackend.MATH)
+        for part in (torch.random.fork_rng(), switched(model.modules(), False), math_only, counter):
+            stack.enter_context(part)
         output_of(model, inputs.like(model))
-    root, counts = type(model).__name__, counter.get_flop_counts()
-    spent = {
-        name: sum(counts[place].values()) // size
-        for name, module in model.named_modules()
-        if isinstance(module, WEIGHTED) and (place := f"{root}.{name}".rstrip(".")) in counts
-    }
-    return counter.get_total_flops() // size, spent
+    return counter.operations // 2 // size, spent
+
+
+class _Counter(TorchDispatchMode):  # type: ignore[misc]
+    """Torch's own counts of operations, without its books of modules: they fail on some models."""
+
+    operations = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        count = flop_registry.get(func._overloadpacket)
+        if count is None and torch.is_inference_mode_enabled():
+            with self:  # operations come whole there
+                parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
+        result = func(*args, **kwargs)
+        if count is not None:
+            self.operations += count(*args, **kwargs, out_val=result)
+        return result
 
 
 def latencies(*models: nn.Module, inputs: Inputs, seconds: float = 0.02) -> list[float]:

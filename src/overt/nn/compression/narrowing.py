@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -94,14 +94,14 @@ def _search(task: Task, found: Structure, groups: list[Group], keep: float) -> d
 
     What is then left is given to single units of the groups that rounding has cut most.
     """
-    costs = Costs(task, found)
+    costs = _cost_of(task, found)
 
     def at(share: float) -> dict[Group, int]:
         return {g: max(1, round(share * len(g.units))) for g in groups}
 
     def cost(counts: dict[Group, int]) -> float:
         if task.of != "latency":
-            return costs.share(counts)
+            return costs(counts)
         kept = {group: group.units[:n] for group, n in counts.items()}
         return task.within(shrink(task.base, found, Cut(kept)))
 
@@ -122,56 +122,46 @@ def _search(task: Task, found: Structure, groups: list[Group], keep: float) -> d
     return counts
 
 
-class Costs:
-    """The parameters, or the multiply-adds of an example, that some units leave.
+def _cost_of(task: Task, found: Structure) -> Callable[[Mapping[Group, int]], float]:
+    """Return what gives the share of parameters or multiply-adds that some units leave.
 
-    Each entry of a weight meets the same number of positions however wide its layer is, and
-    attention costs the same for every head.
+    Each entry of a weight meets the same number of positions however wide its layer is, unless the
+    layer runs once for each unit; attention costs the same for every head.
     """
+    wiring, of_parameters = found.wiring, task.of == "parameters"
+    weights: dict[int, float] = {}
+    for name, module in task.base.named_modules():
+        for key, tensor in module._parameters.items():
+            if tensor is not None and of_parameters:
+                weights[id(tensor)] = float(tensor.numel())
+            elif key == "weight" and name not in wiring.repeated:
+                weights[id(tensor)] = weights.get(id(tensor), 0.0) + task.costs.get(name, 0)
+    terms: list[tuple[float, tuple[Ids, ...]]] = [
+        (weights[key], tuple(axes.values()))
+        for key, axes in wiring.slots.axes.items()
+        if key in weights
+    ]
+    if not of_parameters:
+        terms += [(spent / len(task.inputs), (ids,)) for spent, ids in wiring.products]
+        terms += [(task.costs.get(name, 0), (ids,)) for name, ids in wiring.repeated.items()]
+    lists = {id(ids): ids for _, axes in terms for ids in axes}
+    total: dict[tuple[int, ...], float] = {}
+    for weight, axes in terms:
+        keys = tuple(map(id, axes))
+        total[keys] = total.get(keys, 0.0) + weight
+    everything = float(parameters(task.base) if of_parameters else task.total)
+    rest = everything - sum(total.values())
 
-    def __init__(self, task: Task, found: Structure) -> None:
-        self._found, wiring = found, found.wiring
-        names: dict[int, float] = dict.fromkeys(map(id, task.base.parameters()), 1.0)
-        if task.of != "parameters":
-            names = {}
-            for name, spent in task.costs.items():
-                if name in wiring.repeated:
-                    continue
-                weight = task.base.get_submodule(name).weight
-                names[id(weight)] = names.get(id(weight), 0.0) + spent / weight.numel()
-        sizes = {id(p): p.numel() for p in task.base.parameters()}
-        terms: list[tuple[float, tuple[Ids, ...]]] = [
-            (weight * sizes[key] / math.prod(map(len, axes.values())), tuple(axes.values()))
-            for key, weight in names.items()
-            if (axes := wiring.slots.axes.get(key, {})) and key in sizes
-        ]
-        if task.of != "parameters":
-            rows = len(task.inputs)
-            terms += [(spent / rows / len(ids), (ids,)) for spent, ids in wiring.products]
-            terms += [
-                (task.costs.get(n, 0) / len(ids), (ids,)) for n, ids in wiring.repeated.items()
-            ]
-        self._lists = {id(ids): ids for _, lists in terms for ids in lists}
-        self._terms: dict[tuple[int, ...], float] = {}
-        for weight, lists in terms:
-            keys = tuple(map(id, lists))
-            self._terms[keys] = self._terms.get(keys, 0.0) + weight
-        self._total = float(parameters(task.base) if task.of == "parameters" else task.total)
-        self._rest = self._total - self._sum(np.ones(len(wiring.units), dtype=bool))
-
-    def share(self, counts: Mapping[Group, int]) -> float:
-        """Return the share of the cost that is left with so many units of each group."""
-        stay = np.ones(len(self._found.wiring.units), dtype=bool)
+    def share(counts: Mapping[Group, int]) -> float:
+        stay = np.ones(len(wiring.units), dtype=bool)
         for group, n in counts.items():
             stay[group.units[n:]] = False
-        stay = stay[self._found.classes]
-        return (self._rest + self._sum(stay)) / max(self._total, 1.0)
+        stay = stay[found.classes]
+        left = {key: np.count_nonzero(stay[ids]) / len(ids) for key, ids in lists.items()}
+        kept = sum(cost * math.prod(left[key] for key in keys) for keys, cost in total.items())
+        return (rest + kept) / max(everything, 1.0)
 
-    def _sum(self, stay: Any) -> float:
-        left = {key: int(np.count_nonzero(stay[ids])) for key, ids in self._lists.items()}
-        return sum(
-            weight * math.prod(left[key] for key in keys) for keys, weight in self._terms.items()
-        )
+    return share
 
 
 def _share(group: Group, keep: Keep) -> float:

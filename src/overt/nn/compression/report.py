@@ -8,14 +8,14 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 from torch import nn
 
 from overt._types import Floats
 from overt.nn.compression.attention import Attention
-from overt.nn.compression.size import Size
 from overt.nn.layers.dropconnect import DropConnectConv2d, DropConnectLinear
 from overt.results import Result, Status
 
@@ -50,6 +50,56 @@ class Change(Result):
     frobenius_error: float | None = None
     data_error: float | None = None
     relative_error: float | None = None
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Size(Result):
+    """A network in numbers.
+
+    Attributes
+    ----------
+    parameters
+        Number of parameters, shared ones once.
+    multiply_adds
+        For one example, as torch.utils.flop_counter counts them (half of its operations):
+        convolutions and products of matrices, attention included; recurrent layers are not.
+    latency
+        Least seconds of a pass of the example, measured in turns with the other network.
+    loss, accuracy
+        On the batches given; None without them (or without classes).
+
+    Multiply-adds and latency that `compress` does not need are measured when they are first read
+    (printing, `to_dict` and `save` do), of both networks as they are then; until that the report
+    refers to the networks.
+    """
+
+    parameters: int
+    multiply_adds: int
+    latency: float
+    loss: float | None
+    accuracy: float | None
+
+    def __getattr__(self, name: str) -> Any:  # only for what is not there
+        if name not in type(self).__dataclass_fields__ or "_later" not in vars(self):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        vars(self)["_later"](name)
+        return vars(self)[name]
+
+    def measured_with(self, *others: Size, **later: Callable[[], Sequence[float]]) -> None:
+        """Take fields away until one of them is read: then what is given measures all sizes."""
+        sizes = (self, *others)
+
+        def measured(name: str) -> None:
+            for size, value in zip(sizes, later[name](), strict=True):
+                vars(size)[name] = value
+
+        for size in sizes:
+            for name in later:
+                vars(size).pop(name)
+            vars(size)["_later"] = measured
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
 @dataclass(frozen=True, repr=False, eq=False)

@@ -17,8 +17,7 @@ from overt.nn.compression.lowrank import by_spectrum
 from overt.nn.compression.measuring import latencies, multiply_adds, output_of, parameters, score
 from overt.nn.compression.measuring import recover as train_on
 from overt.nn.compression.narrowing import by_units
-from overt.nn.compression.report import Compression, recipe_of
-from overt.nn.compression.size import Size, measured_when_read
+from overt.nn.compression.report import Compression, Size, recipe_of
 from overt.nn.compression.structure import structure_of
 from overt.nn.compression.task import (
     MET,
@@ -131,7 +130,7 @@ def compress(
                              "cannot be replaced; give what it was made from")  # fmt: skip
     _check.choice("by", by, WAYS)
     _check.choice("of", of, OF)
-    keep = _checked_keep(model, keep)
+    keep = _checked_keep(keep)
     if of == "units" and by == "spectrum" and not isinstance(keep, Mapping):
         raise InputError("by='spectrum' removes no units: of must be another than 'units'")
     draws = _check.whole("draws", draws)
@@ -241,9 +240,10 @@ def _report(
         Size(parameters(m), 0, 0.0, *((None, None) if s is None else (s.loss, s.accuracy)))
         for m, s in zip(models, scores, strict=True)
     ]
-    measured_when_read(sizes, "latency", lambda: latencies(*models, inputs=inputs))
-    measured_when_read(
-        sizes, "multiply_adds", lambda: (task.total, multiply_adds(done.model, inputs)[0])
+    sizes[0].measured_with(
+        sizes[1],
+        latency=lambda: latencies(*models, inputs=inputs),
+        multiply_adds=lambda: (task.total, multiply_adds(done.model, inputs)[0]),
     )
     reached = None
     if not task.of_units:
@@ -261,19 +261,9 @@ def _report(
     )  # fmt: skip
 
 
-def _checked_keep(model: nn.Module, keep: Any) -> Keep:
+def _checked_keep(keep: Any) -> Keep:
     if not isinstance(keep, Mapping):
         return _share("keep", keep)
-    names = {name for name, _ in model.named_modules() if name}
-    unknown = [str(name) for name in keep if name not in names]
-    if unknown:
-        layers = sorted(
-            n for n, m in model.named_modules() if getattr(m, "weight", None) is not None
-        )
-        raise InputError(
-            f"keep must name layers of the model, got {', '.join(unknown)}; there are "
-            f"{', '.join(layers)}"
-        )
     return {str(name): _share(f"keep[{name!r}]", share) for name, share in keep.items()}
 
 
