@@ -1,9 +1,12 @@
 """Folders that a cluster's workers read: what they find is what one machine finds."""
 
+from concurrent.futures import CancelledError as Cancelled
+
 import numpy as np
 import pytest
 
 from overt import InputError
+from overt._cluster import ClusterLostError
 from overt.completion import DropoutCompletion, read_ratings
 from overt.completion.storage.parts import Numbering
 
@@ -200,3 +203,12 @@ def test_a_folder_merges_what_one_file_does(duplicates, tmp_path, monkeypatch):
         np.testing.assert_allclose(getattr(many, name), getattr(one, name), rtol=1e-14)
     if one.times is not None:
         np.testing.assert_array_equal(many.times, one.times)
+
+
+def test_a_scheduler_lost_while_it_reads_is_said(client, tmp_path, monkeypatch):
+    def lost(*_):
+        raise Cancelled("scheduler-connection-lost")
+
+    monkeypatch.setattr(client, "gather", lost)
+    with pytest.raises(ClusterLostError, match="lost while it read .*scheduler-connection-lost"):
+        DropoutCompletion(engine="dask").fit(write(tmp_path / "r", 2))
