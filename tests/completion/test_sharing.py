@@ -1,9 +1,12 @@
 """Folders that a cluster's workers read: what they find is what one machine finds."""
 
+from concurrent.futures import CancelledError as Cancelled
+
 import numpy as np
 import pytest
 
 from overt import InputError
+from overt._cluster import ClusterLostError
 from overt.completion import DropoutCompletion, read_ratings
 from overt.completion.storage.parts import Numbering
 
@@ -174,3 +177,38 @@ def test_a_lost_worker_s_entries_are_read_again(tmp_path):
         again.fit(folder, checkpoint=tmp_path / "there", resume=True)
     again = DropoutCompletion(**settings).fit(folder, checkpoint=tmp_path / "there", resume=True)
     np.testing.assert_array_equal(again.U_, model.U_)
+
+
+@pytest.mark.parametrize("duplicates", ["mean", "last", "error", "clicks"])
+def test_a_folder_merges_what_one_file_does(duplicates, tmp_path, monkeypatch):
+    for place in ("_mapped", "completion.storage.folders"):
+        monkeypatch.setattr(f"overt.{place}.SLICE", 50)
+    folder, whole = write(tmp_path / "r", 4), tmp_path / "whole.csv"
+    texts = [path.read_text().splitlines() for path in sorted(folder.iterdir())]
+    if duplicates == "clicks":
+        texts = [[",".join(line.split(",")[:2]) for line in text] for text in texts]
+        for number, text in enumerate(texts):
+            (folder / f"{number:02d}.csv").write_text("\n".join([*text, ""]))
+    whole.write_text("\n".join([texts[0][0], *(line for text in texts for line in text[1:]), ""]))
+    if duplicates == "error":
+        for path in (whole, folder):
+            with pytest.raises(InputError, match="has 224 duplicate entries, such as"):
+                read_ratings(path, duplicates)
+        return
+    how = "mean" if duplicates == "clicks" else duplicates
+    one, many = read_ratings(whole, how), read_ratings(folder, how)
+    assert one.duplicates == many.duplicates == 224
+    assert one.clicks == many.clicks == (duplicates == "clicks")
+    for name in ("rows", "cols", "values", "row_ids", "col_ids"):
+        np.testing.assert_allclose(getattr(many, name), getattr(one, name), rtol=1e-14)
+    if one.times is not None:
+        np.testing.assert_array_equal(many.times, one.times)
+
+
+def test_a_scheduler_lost_while_it_reads_is_said(client, tmp_path, monkeypatch):
+    def lost(*_):
+        raise Cancelled("scheduler-connection-lost")
+
+    monkeypatch.setattr(client, "gather", lost)
+    with pytest.raises(ClusterLostError, match="lost while it read .*scheduler-connection-lost"):
+        DropoutCompletion(engine="dask").fit(write(tmp_path / "r", 2))

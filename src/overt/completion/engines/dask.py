@@ -13,6 +13,7 @@ import uuid
 import warnings
 from asyncio import CancelledError
 from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError as Cancelled
 from contextlib import contextmanager
 from itertools import cycle, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -244,7 +245,7 @@ class DaskEngine:
 
         try:
             return list(self.client.gather(futures))
-        except (OSError, TimeoutError, CancelledError, KilledWorker) as error:
+        except (OSError, TimeoutError, CancelledError, Cancelled, KilledWorker) as error:
             why = f"{type(error).__name__}: {error}".splitlines()[0]
             raise ClusterLostError(f"the cluster was lost while it read ({why})") from None
 
