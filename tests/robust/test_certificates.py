@@ -65,6 +65,38 @@ def test_levels_are_decided_on_both_sides_of_the_largest_lead(threat, norm, slop
         assert best <= above.bound[0] < 1.005 * best
 
 
+@pytest.mark.parametrize(("threat", "order"), [(L1, 1), (L2, 2), (Linf, np.inf)])
+def test_proofs_agree_with_a_fine_grid_of_the_plane(threat, order):
+    """Three classes with biases: who is fooled, and bounds above all that the grid finds."""
+    rng, radius = np.random.default_rng(3), 0.5
+    W, A, b, c = (rng.normal(size=shape) for shape in ((4, 2), (3, 4), 4, 3))
+    x = rng.normal(size=(14, 2))
+
+    def logits(v):
+        z = v @ W.T + b
+        return np.maximum(0.2 * z, z) @ A.T + c
+
+    y = logits(x).argmax(1)
+    found = exact.two_layer(W, A, x, y, threat(radius), hidden_bias=b, top_bias=c, slope=0.2)
+    axis = radius * np.linspace(-1, 1, 161)
+    d = np.stack(np.meshgrid(axis, axis), -1).reshape(-1, 2)
+    d = d[np.linalg.norm(d, order, axis=1) <= radius * (1 + 1e-12)]
+    best = []
+    for point, own in zip(x, y, strict=True):
+        f = logits(point + d)
+        best.append(np.max(np.delete(f, own, axis=1) - f[:, [own]]))
+    best = np.array(best)
+    clear = np.abs(best) > 0.05
+    assert 2 < found.fooled.sum() < 12
+    assert np.array_equal(found.fooled[clear], best[clear] > 0)
+    assert np.all(found.bound >= best - 1e-9)
+    reached = [
+        np.max(np.delete(f, own) - f[own]) for f, own in zip(logits(found.x), y, strict=True)
+    ]
+    np.testing.assert_allclose(found.lead, reached, atol=1e-9)
+    assert np.all(np.linalg.norm(found.x - x, order, axis=1) <= radius * (1 + 1e-9))
+
+
 @pytest.mark.parametrize("scales", [(1e-5, 1e-5, 1), (1, 1e-8, 1), (1e6, 1, 1e-6), (1, 1, 255)])
 def test_proofs_do_not_depend_on_units(scales):
     hidden, top, inputs = scales
