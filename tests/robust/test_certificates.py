@@ -1,3 +1,5 @@
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -114,6 +116,13 @@ def test_proofs_do_not_depend_on_units(scales):
     assert np.allclose(other.bound, hidden * top * inputs * plain.bound, rtol=1e-3, atol=0)
     linear = exact.linear(top * A[:, :3], None, x, y % 3, L2(0.4))
     assert not linear.undecided.any()
+
+
+def test_the_solver_leaves_the_output_open(capfd):
+    found = exact.two_layer([[1.0], [-1.0]], [[1.0, 0.5]], [[0.3], [2.0]], [1, 1], L2(0.5))
+    os.write(1, b"still here")
+    assert capfd.readouterr().out == "still here"
+    assert len(found.lead) == 2
 
 
 def test_points_that_ctrl_c_left_out_are_undecided(monkeypatch):
