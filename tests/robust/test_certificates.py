@@ -1,3 +1,4 @@
+import math
 import os
 
 import numpy as np
@@ -166,6 +167,13 @@ def test_gradients_are_those_of_autograd():
     assert np.isclose(value.item(), net.value(x))
     assert np.allclose(v.grad, net.input_gradient(x))
     assert np.allclose(W.grad, net.weight_gradient(x))
+
+
+def test_constants_of_lemma_18():
+    net = network(width=6, slope=0.4, kappa=0.5)
+    assert net.norm == pytest.approx(math.sqrt(np.sum(net.W**2)))
+    assert net.attack_step_size() == pytest.approx(1 / (0.25 * 6 * np.sum(net.W**2)))
+    assert net.beta(0.3) == pytest.approx(4 * 0.3 * 0.6 * 0.5 * math.sqrt(6))
 
 
 def test_the_printed_attack_is_pgd_with_the_reflected_loss_and_raw_steps():
