@@ -92,7 +92,9 @@ def test_proofs_agree_with_a_fine_grid_of_the_plane(threat, order):
     clear = np.abs(best) > 0.05
     assert 2 < found.fooled.sum() < 12
     assert np.array_equal(found.fooled[clear], best[clear] > 0)
+    assert not found.undecided[clear].any()
     assert np.all(found.bound >= best - 1e-9)
+    assert np.all(found.bound[clear & (best < 0)] < 0)
     reached = [
         np.max(np.delete(f, own) - f[own]) for f, own in zip(logits(found.x), y, strict=True)
     ]
