@@ -192,6 +192,11 @@ def test_exactly_as_many_units_are_kept(count):
         KeepExactly(6).mean(5)
 
 
+def test_more_units_than_memory_holds_are_refused_at_once():
+    with pytest.raises(overt.InputError, match=r"below 2\^31 units"):
+        DropBlock(0.5, 2).sample((2**16, 2**15))
+
+
 @every_sliding_noise
 def test_sliding_average_drop_is_the_nominal_one(noise, width):
     assert 1 - noise.mean(width).mean() == pytest.approx(noise.drop_prob, abs=1e-12)
