@@ -171,6 +171,7 @@ def test_gaussian_masks_are_normal(name):
 @pytest.mark.parametrize("noise", [Dropout(0.2), DropBlock(0.2, 2), DropConnect(0.2)], ids=str)
 def test_strength_is_the_odds_of_dropping(noise):
     assert noise.strength == pytest.approx(0.25, rel=1e-15)
+    assert type(noise.strength) is float
 
 
 def test_strength_per_unit():
