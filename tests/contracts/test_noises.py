@@ -171,6 +171,7 @@ def test_gaussian_masks_are_normal(name):
 @pytest.mark.parametrize("noise", [Dropout(0.2), DropBlock(0.2, 2), DropConnect(0.2)], ids=str)
 def test_strength_is_the_odds_of_dropping(noise):
     assert noise.strength == pytest.approx(0.25, rel=1e-15)
+    assert type(noise.strength) is float
 
 
 def test_strength_per_unit():
@@ -190,6 +191,11 @@ def test_exactly_as_many_units_are_kept(count):
     assert (KeepExactly(count).sample(5, 200, seed=0).sum(axis=1) == count).all()
     with pytest.raises(overt.InputError, match="count must be at most the width 5, got 6"):
         KeepExactly(6).mean(5)
+
+
+def test_more_units_than_memory_holds_are_refused_at_once():
+    with pytest.raises(overt.InputError, match=r"below 2\^31 units"):
+        DropBlock(0.5, 2).sample((2**16, 2**15))
 
 
 @every_sliding_noise

@@ -23,6 +23,7 @@ from overt import (
     DropBlock,
     DropConnect,
     Dropout,
+    InputError,
     KeepExactly,
     equalize,
     penalty,
@@ -479,6 +480,14 @@ def test_completion_takes_indices_of_any_whole_type(dtype):
     assert penalty.completion(U, V, *given, 0.3) == expected
     tensors = torch.tensor(U), torch.tensor(V)
     assert float(penalty.completion(*tensors, *given, 0.3)) == pytest.approx(expected, rel=1e-14)
+
+
+def test_the_last_row_is_known_and_the_next_is_not():
+    U, V = np.ones((4, 3)), np.ones((5, 3))
+    assert penalty.completion(U, V, [3], [4], 0.5) == pytest.approx(3.0)
+    for rows, cols, message in (([4], [4], "rows must lie in 0..3"), ([3], [5], "cols must lie")):
+        with pytest.raises(InputError, match=message):
+            penalty.completion(U, V, rows, cols, 0.5)
 
 
 def random_arrays(*shapes):

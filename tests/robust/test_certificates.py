@@ -1,3 +1,6 @@
+import math
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -65,6 +68,40 @@ def test_levels_are_decided_on_both_sides_of_the_largest_lead(threat, norm, slop
         assert best <= above.bound[0] < 1.005 * best
 
 
+@pytest.mark.parametrize(("threat", "order"), [(L1, 1), (L2, 2), (Linf, np.inf)])
+def test_proofs_agree_with_a_fine_grid_of_the_plane(threat, order):
+    """Three classes with biases: who is fooled, and bounds above all that the grid finds."""
+    rng, radius = np.random.default_rng(3), 0.5
+    W, A, b, c = (rng.normal(size=shape) for shape in ((4, 2), (3, 4), 4, 3))
+    x = rng.normal(size=(14, 2))
+
+    def logits(v):
+        z = v @ W.T + b
+        return np.maximum(0.2 * z, z) @ A.T + c
+
+    y = logits(x).argmax(1)
+    found = exact.two_layer(W, A, x, y, threat(radius), hidden_bias=b, top_bias=c, slope=0.2)
+    axis = radius * np.linspace(-1, 1, 161)
+    d = np.stack(np.meshgrid(axis, axis), -1).reshape(-1, 2)
+    d = d[np.linalg.norm(d, order, axis=1) <= radius * (1 + 1e-12)]
+    best = []
+    for point, own in zip(x, y, strict=True):
+        f = logits(point + d)
+        best.append(np.max(np.delete(f, own, axis=1) - f[:, [own]]))
+    best = np.array(best)
+    clear = np.abs(best) > 0.05
+    assert 2 < found.fooled.sum() < 12
+    assert np.array_equal(found.fooled[clear], best[clear] > 0)
+    assert not found.undecided[clear].any()
+    assert np.all(found.bound >= best - 1e-9)
+    assert np.all(found.bound[clear & (best < 0)] < 0)
+    reached = [
+        np.max(np.delete(f, own) - f[own]) for f, own in zip(logits(found.x), y, strict=True)
+    ]
+    np.testing.assert_allclose(found.lead, reached, atol=1e-9)
+    assert np.all(np.linalg.norm(found.x - x, order, axis=1) <= radius * (1 + 1e-9))
+
+
 @pytest.mark.parametrize("scales", [(1e-5, 1e-5, 1), (1, 1e-8, 1), (1e6, 1, 1e-6), (1, 1, 255)])
 def test_proofs_do_not_depend_on_units(scales):
     hidden, top, inputs = scales
@@ -82,6 +119,13 @@ def test_proofs_do_not_depend_on_units(scales):
     assert np.allclose(other.bound, hidden * top * inputs * plain.bound, rtol=1e-3, atol=0)
     linear = exact.linear(top * A[:, :3], None, x, y % 3, L2(0.4))
     assert not linear.undecided.any()
+
+
+def test_the_solver_leaves_the_output_open(capfd):
+    found = exact.two_layer([[1.0], [-1.0]], [[1.0, 0.5]], [[0.3], [2.0]], [1, 1], L2(0.5))
+    os.write(1, b"still here")
+    assert capfd.readouterr().out == "still here"
+    assert len(found.lead) == 2
 
 
 def test_points_that_ctrl_c_left_out_are_undecided(monkeypatch):
@@ -125,6 +169,13 @@ def test_gradients_are_those_of_autograd():
     assert np.isclose(value.item(), net.value(x))
     assert np.allclose(v.grad, net.input_gradient(x))
     assert np.allclose(W.grad, net.weight_gradient(x))
+
+
+def test_constants_of_lemma_18():
+    net = network(width=6, slope=0.4, kappa=0.5)
+    assert net.norm == pytest.approx(math.sqrt(np.sum(net.W**2)))
+    assert net.attack_step_size() == pytest.approx(1 / (0.25 * 6 * np.sum(net.W**2)))
+    assert net.beta(0.3) == pytest.approx(4 * 0.3 * 0.6 * 0.5 * math.sqrt(6))
 
 
 def test_the_printed_attack_is_pgd_with_the_reflected_loss_and_raw_steps():

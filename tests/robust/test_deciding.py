@@ -170,7 +170,9 @@ def test_linear_bounds_are_those_of_the_definition(kind, slope):
         layer.weight.data, layer.bias.data = torch.tensor(weight), torch.tensor(bias)
     x = torch.tensor(rng.normal(size=(5, 3)))
     y = model(x).argmax(1)
-    found, hidden = lead_bounds(Chain.of(model, x), x, y, kind(radius))
+    chain = Chain.of(model, x)
+    torch.testing.assert_close(chain.logits(x), model(x).detach())
+    found, hidden = lead_bounds(chain, x, y, kind(radius))
     dual = {L1: np.inf, L2: 2, Linf: 1}[kind]
     for i, point in enumerate(x.numpy()):
         z, reach = W @ point + b, radius * np.linalg.norm(W, dual, axis=1)

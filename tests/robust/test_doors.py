@@ -79,6 +79,17 @@ def test_ensembles_and_normalized_inputs():
     attack = PGD(Linf(0.1, (0.0, 1.0)), steps=8)
     scaled = attack(net, images, y, mean=mean, std=std)
     assert torch.allclose(scaled.x, attack(by_hand, images, y).x)
+    for given, twin in (
+        ({"mean": 0.4}, lambda v: net(v - 0.4)),
+        ({"std": std}, lambda v: net(v / std.view(3, 1, 1))),
+        ({"std": 0.3}, lambda v: net(v / 0.3)),
+    ):
+        expected = attack(twin, images, y)
+        found = attack(net, images, y, **given)
+        assert torch.allclose(found.x, expected.x)
+        assert torch.equal(found.success, expected.success)
+    with pytest.raises(InputError, match="std positive"):
+        attack(net, images, y, std=0.0)
     with pytest.raises(InputError, match="mean must be a number or fit one input"):
         attack(net, images, y, mean=[0.1, 0.2])
 
