@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from overt._check import InputError, InputTypeError, doubles, number, whole
+from overt._check import InputError, InputTypeError, doubles, number, plain_array, whole
 from overt._cluster import checked_engine
 from overt._mapping import mapped_seeds
 from overt._progress import Meter, meter
@@ -205,7 +205,7 @@ def _grid(records: int | Sequence[int], steps: int) -> Ints:
     if getattr(records, "ndim", 0 if isinstance(records, int) else 1) == 0:
         even = np.linspace(0, steps, whole("records", records, minimum=2))
         return np.unique(even.round().astype(np.int64))
-    grid = np.unique(np.asarray(records))
+    grid = np.unique(plain_array("records", records))
     if grid.ndim != 1 or not len(grid) or not np.issubdtype(grid.dtype, np.integer):
         raise InputTypeError(f"records must be a whole number or a list of steps, got {records!r}")
     if grid[0] < 0 or grid[-1] > steps:
