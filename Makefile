@@ -59,6 +59,7 @@ MINUTES ?= 10
 SEED ?= 0
 fuzz: $(READY)
 	@$(ONE_THREAD) PYTHONPATH=tests $(BIN)/python -m fuzz $(MINUTES) $(SEED)
+	@$(ONE_THREAD) PYTHONPATH=tests $(BIN)/python -m fuzz.interrupts 3 $(SEED)
 
 MUTANTS ?= 60
 ROOMS ?=

@@ -115,6 +115,12 @@ def test_extremes_that_have_a_value_get_it():
         )
 
 
+def test_points_that_are_wrong_already_are_at_distance_zero():
+    model = torch.nn.Linear(3, 2).eval()
+    wrong = 1 - model(X).argmax(1)
+    assert robust.closest(model, X, wrong, robust.L2(0.5), steps=2).distance.tolist() == [0.0] * 4
+
+
 def test_devices_are_written_to_and_links_followed(tmp_path):
     write_whole(os.devnull, b"gone")
     assert stat.S_ISCHR(os.stat(os.devnull).st_mode)

@@ -18,7 +18,14 @@ from overt.cli.models import read_examples
 from overt.results import Result
 
 SLOW = {"ratings", "ratings in gzip", "Parquet", "torch state", "model.json", "training checkpoint"}
-NEEDS = {"Parquet": "duckdb", "ratings": "duckdb", "ratings in gzip": "duckdb", "proof": "flint"}
+NEEDS = {
+    "address of the page": "dash",
+    "uploaded values": "dash",
+    "Parquet": "duckdb",
+    "ratings": "duckdb",
+    "ratings in gzip": "duckdb",
+    "proof": "flint",
+}
 
 
 @pytest.mark.parametrize("name", READERS)

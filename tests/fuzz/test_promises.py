@@ -83,7 +83,9 @@ def test_a_saved_model_names_no_other_file(tmp_path):
     finally:
         WATCHING.clear()
     read = {path for path in OPENED if str(tmp_path) in path or "secret" in path}
-    assert read - {str(folder)} == {str(folder / f"model.{kind}") for kind in ("json", "safetensors")}
+    assert read - {str(folder)} == {
+        str(folder / f"model.{kind}") for kind in ("json", "safetensors")
+    }
 
 
 def test_names_of_models_and_layers_are_text_in_reports(tmp_path):

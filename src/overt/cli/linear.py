@@ -120,7 +120,8 @@ def train(
     if run.diverged.all():
         fail(run.status.explanation, 1)
     above = run.optimum > 0
-    picked = sorted({0, *range(len(run.steps) - 1, 0, -max(1, len(run.steps) // 8))})
+    measured = np.flatnonzero(np.isfinite(run.objective).any(axis=0)).tolist()  # before Ctrl-C
+    picked = measured[:1] + measured[1:][:: -max(1, len(measured) // 8)][::-1]
     show_table(
         ("step", "objective, mean", "spread over seeds", "above the bound", "imbalance", "rank"),
         [

@@ -170,7 +170,7 @@ def registered() -> dict[str, Theorem]:
 def verify(ids: Iterable[str] = (), *, size: str = "small", seed: int = 0) -> Iterator[Verdict]:
     """Check the named statements (all, if none is named), one verdict after another."""
     choice("size", size, tuple(SIZES))
-    if isinstance(ids, str) or not isinstance(ids, Iterable) or hasattr(ids, "detach"):
+    if isinstance(ids, str) or not isinstance(ids, Iterable) or not getattr(ids, "ndim", 1):
         raise InputTypeError(f"ids must be a list of names of statements, got {ids!r}")
     chosen = list(ids) or list(_registry)
     for name in chosen:

@@ -38,7 +38,8 @@ class Column:
         if not len(known):
             return cls(name, [], [])
         if _numeric(values):
-            numbers = known.astype(float)
+            with np.errstate(over="ignore"):
+                numbers = known.astype(float)
             if not np.all(np.abs(numbers) < LARGEST):
                 raise InputError(
                     f"features must be finite and below {LARGEST:g}, or missing; {name!r} is not"
@@ -77,6 +78,8 @@ class Encoder:
         if hasattr(table, "tocsr"):
             return cls(table.shape[1], None)
         columns = [Column.learn(name, values) for name, values in _columns(table)]
+        if not any(column.means for column in columns):
+            raise InputError("features must have a value that is not missing, got none")
         return cls(len(columns), columns)
 
     def encode(self, table: Any) -> Any:
@@ -121,6 +124,8 @@ def _columns(table: Any) -> list[tuple[str, Array]]:
     """Return names and values of a table's columns: a data frame, a mapping, or an array."""
     if isinstance(table, dict) or hasattr(table, "columns"):
         names = list(table) if isinstance(table, dict) else list(table.columns)
+        if not names:
+            raise InputError("features must have at least one column, got none")
         return [(str(name), np.atleast_1d(plain_array("features", table[name]))) for name in names]
     values = plain_array("features", table)
     if values.ndim == 1:

@@ -227,8 +227,7 @@ def _is_rows(value: Any) -> bool:
 def _tensor(value: Any, name: str) -> Tensor:
     """Return a tensor; whole numbers of an array become int64, as torch wants them."""
     if isinstance(value, Tensor):
-        if value.layout != torch.strided or value.is_meta or value.is_nested or value.is_complex():
-            raise InputTypeError(f"{name} must be dense, of real numbers, got {_kind(value)}")
+        _dense(value, name)
         return value
     array = plain_array(name, value)
     if array.dtype.kind not in "biuf":
@@ -236,8 +235,13 @@ def _tensor(value: Any, name: str) -> Tensor:
     return torch.tensor(array if array.dtype.kind == "f" else array.astype(np.int64))
 
 
-def _kind(value: Tensor) -> str:
-    return f"{value.dtype} in layout {value.layout} on {value.device}"
+def _dense(value: Any, name: str) -> None:
+    """Refuse a tensor that has no numbers, or none that are real."""
+    if isinstance(value, Tensor) and (
+        value.layout != torch.strided or value.is_meta or value.is_nested or value.is_complex()
+    ):
+        kind = f"{value.dtype} in layout {value.layout} on {value.device}"
+        raise InputTypeError(f"{name} must be dense, of real numbers, got {kind}")
 
 
 def _is_pair(data: Any) -> bool:
@@ -252,8 +256,8 @@ def _is_pair(data: Any) -> bool:
 def _split(pair: tuple[Any, Any], name: str) -> list[tuple[Any, Any]]:
     """Return whole arrays as batches of ROWS rows."""
     inputs, y = pair
-    if any(isinstance(x, Tensor) and x.layout != torch.strided for x in _arrays(inputs)):
-        raise InputTypeError(f"{name} must hold dense tensors, got a sparse one; use to_dense()")
+    for part in (*_arrays(inputs), y):
+        _dense(part, name)
     rows = {len(x) for x in _arrays(inputs)}
     if rows != {len(y)}:
         raise InputError(

@@ -104,7 +104,8 @@ def closest(
         else:
             classes = search.clean.shape[1] - 1
             count = 0 if search.targeted else min(whole("rivals", rivals, minimum=0), classes)
-            for rows in (~begun).nonzero().squeeze(1).split(search.batch_size):
+            left = (~begun).nonzero().squeeze(1)
+            for rows in left.split(search.batch_size) if len(left) else ():
                 _approach(search, rows, search.points(rows), steps)
                 nearest = search.rivals(rows, min(classes, 9) if count else 0)
                 for k in range(count):
