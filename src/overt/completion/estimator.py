@@ -13,7 +13,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import RegressorTags
 from sklearn.utils.validation import check_is_fitted
 
-from overt._check import InputError, doubles, instance
+from overt._check import instance
 from overt._frames import is_table
 from overt._types import Seed
 from overt.completion import fitting, plotting, reading, recommending, scoring
@@ -261,19 +261,8 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         fitted, are new rows, whatever their place: entries are predicted from the others of their
         row. With missing="negative" the score is nDCG@10 of the entries of X.
         """
-        (model, _), given = self._asked(), observed(X, y)
-        matrix = y is None and not isinstance(X, Entries) and given.row_ids is None
-        if matrix and (is_table(X) or given.shape[0] != model.shape[0]):
-            return scoring.of_new_rows(self, given)
-        if model.pairs is not None:
-            return scoring.ndcg(self, self.index_.aligned(given, named=y is not None))
-        error = self.predict(given if y is None else X) - given.values
-        if sample_weight is None:
-            return -float(np.sqrt(np.mean(error**2)))
-        weights = doubles("sample_weight", sample_weight, ndim=1)
-        if weights.shape != error.shape or weights.min() < 0 or not weights.any():
-            raise InputError(f"sample_weight must be {len(error)} numbers from 0, not all 0")
-        return -float(np.sqrt(np.average(error**2, weights=weights / weights.max())))
+        check_is_fitted(self)
+        return scoring.score(self, X, y, sample_weight)
 
     def plot_path(self) -> Any:
         """Draw held-out error against drop probability, as tried by drop_prob="auto"."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from overt._check import InputError, doubles
+from overt._frames import is_table
 from overt.completion.evaluation import (
     RANKS,
     Answers,
@@ -15,10 +17,27 @@ from overt.completion.evaluation import (
     ranking_figures,
 )
 from overt.completion.forms.units import chosen
-from overt.entries import Entries
+from overt.entries import Entries, observed
 
 if TYPE_CHECKING:
     from overt.completion.estimator import DropoutCompletion
+
+
+def score(fitted: DropoutCompletion, X: Any, y: Any, sample_weight: Any) -> float:
+    """Return the negative root mean squared error of entries, or nDCG@10 of what was chosen."""
+    given, model = observed(X, y), fitted.model_
+    matrix = y is None and not isinstance(X, Entries) and given.row_ids is None
+    if matrix and (is_table(X) or given.shape[0] != model.shape[0]):
+        return of_new_rows(fitted, given)
+    if model.pairs is not None:
+        return ndcg(fitted, fitted.index_.aligned(given, named=y is not None))
+    error = fitted.predict(given if y is None else X) - given.values
+    if sample_weight is None:
+        return -float(np.sqrt(np.mean(error**2)))
+    weights = doubles("sample_weight", sample_weight, ndim=1)
+    if weights.shape != error.shape or weights.min() < 0 or not weights.any():
+        raise InputError(f"sample_weight must be {len(error)} numbers from 0, not all 0")
+    return -float(np.sqrt(np.average(error**2, weights=weights / weights.max())))
 
 
 def ndcg(fitted: DropoutCompletion, held: Entries) -> float:
