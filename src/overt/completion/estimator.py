@@ -245,8 +245,7 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         """
         if not hasattr(self, "model_"):
             return self.fit(X, y)
-        new = observed(X, y)
-        new = self.index_.aligned(new, named=y is not None)
+        new = self.index_.aligned(observed(X, y), named=y is not None)
         settings = self._settings().fitted(self.drop_prob_)
         fit = fitting.grow(settings, self._growing, new, sweeps)
         if fit is not None:
