@@ -24,6 +24,9 @@ ROWS, MAX_DRAWS, SHARED_DRAWS = 8192, 16, 8
 """Rows on which masks are sampled, how often at most for each row of small data, and the fewest
 passes where the rows of a batch share a mask."""
 
+FEWEST = 4
+"""Rows of a batch on which masks are sampled at least, however many layers there are."""
+
 FOLDS = 8
 """Parts of the rows that are left out in turn to tell the error of flows."""
 
@@ -109,9 +112,10 @@ class Sampled:
         self._most = -(-ROWS // batches) if batches else ROWS
         self._draws = min(max(self._most // size, 1), MAX_DRAWS, max(int(passes / cost), 1))
         if shared:
-            self._draws = max(self._draws, -(-SHARED_DRAWS // max(batches, 1)))
+            room = max(int(size * passes / (cost * FEWEST)), 2)
+            self._draws = max(self._draws, min(-(-SHARED_DRAWS // max(batches, 1)), room))
         allowed = int(size * passes / (cost * self._draws))
-        self._most = max(min(-(-self._most // self._draws), allowed), min(size, 4))
+        self._most = max(min(-(-self._most // self._draws), allowed), min(size, FEWEST))
         self.added = [Estimate(shared=shared) for _ in sources]
         self.total, self.before_last = Estimate(shared=shared), Estimate(shared=shared)
         self._flows: list[Flows | None] = [Flows() for _ in sources]
