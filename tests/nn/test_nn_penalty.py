@@ -553,6 +553,7 @@ def test_training_without_noise_reaches_a_lower_dropout_objective():
         (lambda x: explicit_penalty(nn.Dropout(), x[0]), "batch"),
         (lambda x: explicit_penalty(nn.Dropout(), x, loss="hinge"), "loss"),
         (lambda x: predictive_moments(nn.Dropout(), x, draws=1), "draws"),
+        (lambda x: predictive_moments(nn.Linear(3, 2), torch.ones(2, 5)), "cannot be run on x"),
         (lambda x: mc_moments(nn.Linear(3, 3), x), "no noise"),
         (lambda x: mc_moments(nn.Sequential(nn.Dropout()), x, 1), "n must"),
         (lambda x: predictive_moments(nn.Sequential(nn.LSTM(3, 3)), x), "output"),

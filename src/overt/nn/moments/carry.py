@@ -135,9 +135,23 @@ def carry(
                 raise
             drawn |= error.noises
             continue
+        except RuntimeError as error:
+            _run(model, inputs, error)
+            raise
         if not (tape.put_off and moment.exact):
             return Carried(moment, tape)
         put_off = None  # it is exact if covariances are worked out
+
+
+def _run(model: nn.Module, inputs: Any, error: Exception) -> None:
+    """Say so if the model cannot be run on its inputs at all."""
+    try:
+        with torch.no_grad(), modes(model, noise=False):
+            called(model, inputs)
+    except RuntimeError:
+        shapes = ", ".join(f"{tuple(t.shape)} {t.dtype}" for t in tensors(inputs))
+        reason = str(error).splitlines()[0]
+        raise InputError(f"the model cannot be run on x of {shapes}: {reason}") from error
 
 
 def passes(
