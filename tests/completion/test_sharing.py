@@ -210,5 +210,5 @@ def test_a_scheduler_lost_while_it_reads_is_said(client, tmp_path, monkeypatch):
         raise Cancelled("scheduler-connection-lost")
 
     monkeypatch.setattr(client, "gather", lost)
-    with pytest.raises(ClusterLostError, match="lost while it read .*scheduler-connection-lost"):
+    with pytest.raises(ClusterLostError, match=r"lost while it read .*scheduler-connection-lost"):
         DropoutCompletion(engine="dask").fit(write(tmp_path / "r", 2))
