@@ -139,7 +139,7 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         `checkpoint` names a folder that keeps every sweep; `resume` goes on from it, on any engine.
         """
         tables = (row_features, col_features)
-        plain = sample_weight is None and tables == (None, None)
+        plain = sample_weight is row_features is col_features is None
         if files.is_path(X):
             with reading.opened(X, self._settings(), shared=plain) as read:
                 X = read.entries
