@@ -12,8 +12,8 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import RegressorTags
 from sklearn.utils.validation import check_is_fitted
 
-from overt._check import InputError, doubles, instance
 from overt._frames import is_table
+from overt._intervals import weighted_error
 from overt._types import Seed
 from overt.completion import evaluation, fitting, plotting, recommending
 from overt.completion.alignment import with_features
@@ -169,7 +169,6 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         checkpoint: Any = None, resume: bool = False, **how: Any,
     ) -> Self:  # fmt: skip
         """Fit to Entries; `how` is what `overt.completion.fitting.fit_entries` takes."""
-        instance("entries", entries, Entries, "overt.Entries")
         settings, tables = self._settings(), (row_features, col_features)
         entries, given, encoders = with_features(entries, tables, allowed=settings.learned)
         kept = checkpoints.opened(checkpoint, entries, self.get_params(), given, resume)
@@ -263,12 +262,7 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         if model.pairs is not None:
             return evaluation.ndcg(self, self.index_.aligned(given, named=y is not None))
         error = self.predict(given if y is None else X) - given.values
-        if sample_weight is None:
-            return -float(np.sqrt(np.mean(error**2)))
-        weights = doubles("sample_weight", sample_weight, ndim=1)
-        if weights.shape != error.shape or weights.min() < 0 or not weights.any():
-            raise InputError(f"sample_weight must be {len(error)} numbers from 0, not all 0")
-        return -float(np.sqrt(np.average(error**2, weights=weights / weights.max())))
+        return -weighted_error(error, sample_weight)
 
     def plot_path(self) -> Any:
         """Draw held-out error against drop probability, as tried by drop_prob="auto"."""
