@@ -255,14 +255,13 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         The rows of a dense table are new rows, whatever their place: every entry is predicted from
         the others of its row. With missing="negative" the score is nDCG@10 of the entries of X.
         """
-        model, _ = self._asked()
         if y is None and not isinstance(X, Entries) and is_table(X):
             return -evaluation.table_error(self, observed(X))
         given = observed(X, y)
-        if model.pairs is not None:
+        if self._asked()[0].pairs is not None:
             return evaluation.ndcg(self, self.index_.aligned(given, named=y is not None))
-        error = self.predict(given if y is None else X) - given.values
-        return -weighted_error(error, sample_weight)
+        predicted = self.predict(given if y is None else X)
+        return -weighted_error(predicted - given.values, sample_weight)
 
     def plot_path(self) -> Any:
         """Draw held-out error against drop probability, as tried by drop_prob="auto"."""
