@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from overt._check import InputError, doubles
 from overt._frames import is_table
+from overt._intervals import weighted_error
 from overt.completion.evaluation import (
     RANKS,
     Answers,
@@ -32,12 +32,7 @@ def score(fitted: DropoutCompletion, X: Any, y: Any, sample_weight: Any) -> floa
     if model.pairs is not None:
         return ndcg(fitted, fitted.index_.aligned(given, named=y is not None))
     error = fitted.predict(given if y is None else X) - given.values
-    if sample_weight is None:
-        return -float(np.sqrt(np.mean(error**2)))
-    weights = doubles("sample_weight", sample_weight, ndim=1)
-    if weights.shape != error.shape or weights.min() < 0 or not weights.any():
-        raise InputError(f"sample_weight must be {len(error)} numbers from 0, not all 0")
-    return -float(np.sqrt(np.average(error**2, weights=weights / weights.max())))
+    return -weighted_error(error, sample_weight)
 
 
 def ndcg(fitted: DropoutCompletion, held: Entries) -> float:
