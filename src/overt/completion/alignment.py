@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError, instance
+from overt._check import InputError
 from overt._identifiers import identifiers, index
 from overt._types import Array
 from overt.completion.forms.encoding import Encoder
@@ -23,7 +23,6 @@ def with_features(
     A table has a row for each index, or comes as a pair (identifiers, table), or as a data frame
     whose index holds them. Rows beyond those of the entries make the matrix larger.
     """
-    instance("entries", entries, Entries, "overt.Entries")
     if not allowed and any(table is not None for table in tables):
         raise InputError('row_features and col_features need drop_prob="learn"')
     given: list[Any] = []
