@@ -212,3 +212,10 @@ def test_a_scheduler_lost_while_it_reads_is_said(client, tmp_path, monkeypatch):
     monkeypatch.setattr(client, "gather", lost)
     with pytest.raises(ClusterLostError, match=r"lost while it read .*scheduler-connection-lost"):
         DropoutCompletion(engine="dask").fit(write(tmp_path / "r", 2))
+
+
+def test_a_folder_of_headers_alone_has_no_usable_line(client, tmp_path):
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("user,item,rating\n")
+    with pytest.raises(InputError, match="no usable line"):
+        DropoutCompletion(engine="dask").fit(tmp_path)

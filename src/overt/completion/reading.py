@@ -72,13 +72,9 @@ def opened(
     on_cluster = Path(path).is_dir() and checked_engine(settings.engine) != "local"
     if on_cluster and shared and settings.shareable:
         choice("duplicates", duplicates, files.DUPLICATES)
-        given = (
-            settings.engine,
-            settings.n_jobs,
-            duplicates,
-            dict.fromkeys(ORDER) | dict(said or {}),
-        )
-        with read_shared(Path(path), *given) as read:
+        columns = dict.fromkeys(ORDER) | dict(said or {})
+        given = Path(path), settings.engine, settings.n_jobs, duplicates, columns
+        with read_shared(*given) as read:
             files.refuse_absurd(read, path)
             yield read
         return
@@ -119,8 +115,8 @@ class _Reader:
         accounts = self._engine.gathered([submit(_account, unit) for unit in units])
         read, rejected, count = self._checked(accounts)
         if not count:
-            more = f"; the first rejected is {rejected[0].line}: {rejected[0].reason}"
-            more = more if rejected else ""
+            first = [f"; the first rejected is {line.line}: {line.reason}" for line in rejected[:1]]
+            more = "".join(first)
             raise InputError(f"{self._path} has no usable line (row, column, value){more}")
         plan, clicks = submit(blocks.plan, names, n_blocks), "value" not in read.places
         how = "count" if clicks and self._duplicates != "error" else self._duplicates
