@@ -52,8 +52,7 @@ def _told(column: Any) -> Array:
 
 def role_of(name: Any) -> str | None:
     """Return the role that a column's name says, if any."""
-    word = str(name).strip().lower()
-    return next((role for role, names in ROLES.items() if word in names), None)
+    return next((role for role, names in ROLES.items() if str(name).strip().lower() in names), None)
 
 
 def find_roles(

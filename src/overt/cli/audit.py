@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
+from typer import Option
 
 from overt.cli.base import app, awaited, console, ended, show_path
 from overt.cli.models import Model, Points, Weights, build_model, read_examples
@@ -16,22 +17,19 @@ from overt.cli.models import Model, Points, Weights, build_model, read_examples
 @app.command()
 def audit(
     model: Model,
-    data: Annotated[Path, typer.Option(help="npz file with inputs x and targets y.")],
-    loss: Annotated[
-        str, typer.Option(help="squared, mse, cross_entropy or logistic.")
-    ] = "cross_entropy",
+    data: Annotated[Path, Option(help="npz file with inputs x and targets y.")],
+    loss: Annotated[str, Option(help="squared, mse, cross_entropy or logistic.")] = "cross_entropy",
     holdout: Annotated[
-        Path | None,
-        typer.Option(help="npz file with x and y that the model was not trained on."),
+        Path | None, Option(help="npz file with x and y that the model was not trained on.")
     ] = None,
     weights: Weights = None,
     points: Points = 0,
-    batch: Annotated[int, typer.Option(min=1, help="Points to a batch.")] = 256,
+    batch: Annotated[int, Option(min=1, help="Points to a batch.")] = 256,
     html: Annotated[
-        Path | None, typer.Option(help="Write the report with pictures to this file.")
+        Path | None, Option(help="Write the report with pictures to this file.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampled masks.")] = 0,
+    as_json: Annotated[bool, Option("--json", help="Print JSON instead of text.")] = False,
+    seed: Annotated[int, Option(min=0, help="Seed of the sampled masks.")] = 0,
 ) -> None:
     """Say what dropout does to a model, and what theory promises.
 

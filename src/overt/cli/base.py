@@ -93,9 +93,8 @@ def ended(status: str, kept: str) -> None:
 def fail(message: str, code: int) -> NoReturn:
     """Print one sentence on standard error and end with the exit code."""
     sys.stdout.flush()
-    Console(stderr=True).print(
-        f"[bold red]error:[/] {escape(message)}", highlight=False, soft_wrap=True
-    )
+    said = f"[bold red]error:[/] {escape(message)}"
+    Console(stderr=True).print(said, highlight=False, soft_wrap=True)
     raise SystemExit(code)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 from rich.markup import escape
+from typer import Option
 
 from overt._check import InputError, choice, drop_prob
 from overt._files import ready, write_csv, write_whole
@@ -32,14 +33,12 @@ LEVEL = 0.9
 """Of the intervals whose coverage is reported."""
 
 
-Row = Annotated[str | None, typer.Option(help="Column that names rows, by name or number.")]
-Col = Annotated[str | None, typer.Option(help="Column that names columns.")]
-Value = Annotated[str | None, typer.Option(help="Column of values.")]
-Time = Annotated[str | None, typer.Option("--time", help="Column of times.")]
-Missing = Annotated[
-    str, typer.Option(help="unknown, or negative: what is absent counts as not chosen.")
-]
-Duplicates = Annotated[str, typer.Option(help="mean, last or error: entries given more than once.")]
+Row = Annotated[str | None, Option(help="Column that names rows, by name or number.")]
+Col = Annotated[str | None, Option(help="Column that names columns.")]
+Value = Annotated[str | None, Option(help="Column of values.")]
+Time = Annotated[str | None, Option("--time", help="Column of times.")]
+Missing = Annotated[str, Option(help="unknown, or negative: what is absent counts as not chosen.")]
+Duplicates = Annotated[str, Option(help="mean, last or error: entries given more than once.")]
 
 
 @app.command()
@@ -49,21 +48,19 @@ def complete(
         typer.Argument(help="CSV, TSV, MovieLens ::, Parquet, .gz, or a folder of such files."),
     ],
     prob: Annotated[
-        str, typer.Option("--drop-prob", help="learn, auto, or a number in [0, 1).")
+        str, Option("--drop-prob", help="learn, auto, or a number in [0, 1).")
     ] = "learn",
     factors: Annotated[
-        int | None, typer.Option(min=1, help="Width of the factors; 32 by default.")
+        int | None, Option(min=1, help="Width of the factors; 32 by default.")
     ] = None,
     average: Annotated[
-        str, typer.Option(help="Draws to average (with learn); auto: where it takes seconds.")
+        str, Option(help="Draws to average (with learn); auto: where it takes seconds.")
     ] = "auto",
     holdout: Annotated[
-        float, typer.Option(min=0, max=0.9, help="Part of the ratings (1e6 at most) to measure on.")
+        float, Option(min=0, max=0.9, help="Part of the ratings (1e6 at most) to measure on.")
     ] = 0.1,
-    predict: Annotated[
-        Path | None, typer.Option(help="File of pairs (row, column) to predict.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for model and predictions.")] = Path(
+    predict: Annotated[Path | None, Option(help="File of pairs (row, column) to predict.")] = None,
+    out: Annotated[Path, Option(help="Folder for model and predictions.")] = Path(
         "overt-completion"
     ),
     duplicates: Duplicates = "mean",
@@ -72,16 +69,12 @@ def complete(
     value: Value = None,
     at: Time = None,
     missing: Missing = "unknown",
-    engine: Annotated[str, typer.Option(help="threads, dask, or a scheduler: tcp://...")] = "local",
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue a run that was stopped.")
-    ] = False,
+    engine: Annotated[str, Option(help="threads, dask, or a scheduler: tcp://...")] = "local",
+    resume: Annotated[bool, Option("--resume", help="Continue a run that was stopped.")] = False,
     memory_limit: Annotated[
-        str | None, typer.Option(help="Such as 4GB: ratings are kept on disk.")
+        str | None, Option(help="Such as 4GB: ratings are kept on disk.")
     ] = None,
-    n_jobs: Annotated[
-        int | None, typer.Option(min=1, help="Threads; all cores by default.")
-    ] = None,
+    n_jobs: Annotated[int | None, Option(min=1, help="Threads; all cores by default.")] = None,
     seed: Seed = 0,
 ) -> None:
     """Complete a ratings file: fit, measure on held-out ratings, save the model, predict pairs.
@@ -147,17 +140,17 @@ def complete(
 def evaluate(
     ratings: Annotated[Path, typer.Argument(help="Ratings or clicks, as overt complete reads.")],
     split: Annotated[
-        str, typer.Option(help="random, time, last (of each row) or rows (new ones).")
+        str, Option(help="random, time, last (of each row) or rows (new ones).")
     ] = "random",
-    holdout: Annotated[float, typer.Option(min=0, max=0.9, help="Part that is held out.")] = 0.1,
-    factors: Annotated[int | None, typer.Option(min=1, help="Width of the factors.")] = None,
+    holdout: Annotated[float, Option(min=0, max=0.9, help="Part that is held out.")] = 0.1,
+    factors: Annotated[int | None, Option(min=1, help="Width of the factors.")] = None,
     missing: Missing = "unknown",
     duplicates: Duplicates = "mean",
     row: Row = None,
     col: Col = None,
     value: Value = None,
     at: Time = None,
-    n_jobs: Annotated[int | None, typer.Option(min=1, help="Threads.")] = None,
+    n_jobs: Annotated[int | None, Option(min=1, help="Threads.")] = None,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
+from typer import Option
 
 from overt._check import InputError, MissingExtraError
 from overt._files import ready, write_whole
@@ -21,30 +22,27 @@ EXAMPLE = 256
 @app.command()
 def compress(
     model: Model,
-    data: Annotated[Path, typer.Option(help="npz file with x and y that training has not seen.")],
+    data: Annotated[Path, Option(help="npz file with x and y that training has not seen.")],
     weights: Weights = None,
     keep: Annotated[
-        str, typer.Option(help="Share that stays, in (0, 1], or LAYER=SHARE,LAYER=SHARE.")
+        str, Option(help="Share that stays, in (0, 1], or LAYER=SHARE,LAYER=SHARE.")
     ] = "0.5",
     of: Annotated[
-        str, typer.Option(help="Share of what: parameters, multiply_adds, latency or units.")
+        str, Option(help="Share of what: parameters, multiply_adds, latency or units.")
     ] = "parameters",
-    by: Annotated[str, typer.Option(help="auto, mask, flow or spectrum.")] = "auto",
-    draws: Annotated[int, typer.Option(min=1, help="Sub-networks that mask tries.")] = 32,
-    loss: Annotated[
-        str, typer.Option(help="auto, cross_entropy, logistic, mse or squared.")
-    ] = "auto",
+    by: Annotated[str, Option(help="auto, mask, flow or spectrum.")] = "auto",
+    draws: Annotated[int, Option(min=1, help="Sub-networks that mask tries.")] = 32,
+    loss: Annotated[str, Option(help="auto, cross_entropy, logistic, mse or squared.")] = "auto",
     holdout: Annotated[
-        Path | None,
-        typer.Option(help="npz file with x and y to report on; half of data by default."),
+        Path | None, Option(help="npz file with x and y to report on; half of data by default.")
     ] = None,
-    recover: Annotated[int, typer.Option(min=0, help="Steps of training after the cut.")] = 0,
+    recover: Annotated[int, Option(min=0, help="Steps of training after the cut.")] = 0,
     train: Annotated[
-        Path | None, typer.Option(help="npz file with x and y to train on; data by default.")
+        Path | None, Option(help="npz file with x and y to train on; data by default.")
     ] = None,
-    learning_rate: Annotated[float, typer.Option(help="Rate of that training.")] = 1e-3,
+    learning_rate: Annotated[float, Option(help="Rate of that training.")] = 1e-3,
     points: Points = 0,
-    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("overt-results"),
+    out: Annotated[Path, Option(help="Folder for the results.")] = Path("overt-results"),
     as_json: AsJson = False,
     seed: Seed = 0,
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from typer import Option
 
 from overt._check import InputError
 from overt._identifiers import whole_number
@@ -22,9 +23,7 @@ Model = Annotated[Path, typer.Argument(help="Folder that overt complete wrote.")
 def predict(
     model: Model,
     pairs: Annotated[Path, typer.Argument(help="File of pairs (row, column) to predict.")],
-    out: Annotated[Path, typer.Option(help="CSV file for the predictions.")] = Path(
-        "predictions.csv"
-    ),
+    out: Annotated[Path, Option(help="CSV file for the predictions.")] = Path("predictions.csv"),
     row: Row = None,
     col: Col = None,
 ) -> None:
@@ -46,7 +45,7 @@ def predict(
 def update(
     model: Model,
     ratings: Annotated[Path, typer.Argument(help="New ratings or clicks.")],
-    out: Annotated[Path | None, typer.Option(help="Another folder for the updated model.")] = None,
+    out: Annotated[Path | None, Option(help="Another folder for the updated model.")] = None,
     duplicates: Duplicates = "last",
     row: Row = None,
     col: Col = None,
@@ -80,20 +79,20 @@ def update(
 @app.command()
 def recommend(
     model: Model,
-    user: Annotated[str | None, typer.Option(help="Identifier of the row.")] = None,
-    n: Annotated[int, typer.Option("--n", "-n", min=1, help="How many.")] = 10,
+    user: Annotated[str | None, Option(help="Identifier of the row.")] = None,
+    n: Annotated[int, Option("--n", "-n", min=1, help="How many.")] = 10,
     everyone: Annotated[
-        Path | None, typer.Option("--all", help="Lists for all rows to a .csv or .parquet file.")
+        Path | None, Option("--all", help="Lists for all rows to a .csv or .parquet file.")
     ] = None,
     entries: Annotated[
-        Path | None, typer.Option(help="A newcomer's file: column, value (or columns alone).")
+        Path | None, Option(help="A newcomer's file: column, value (or columns alone).")
     ] = None,
-    seen: Annotated[bool, typer.Option("--seen", help="Include columns already rated.")] = False,
+    seen: Annotated[bool, Option("--seen", help="Include columns already rated.")] = False,
     exclude: Annotated[
-        Path | None, typer.Option(help="File of columns, or of pairs (row, column), to leave out.")
+        Path | None, Option(help="File of columns, or of pairs (row, column), to leave out.")
     ] = None,
-    by: Annotated[str, typer.Option(help="auto, both, value or chosen.")] = "auto",
-    why: Annotated[bool, typer.Option("--why", help="Name the entries behind each.")] = False,
+    by: Annotated[str, Option(help="auto, both, value or chosen.")] = "auto",
+    why: Annotated[bool, Option("--why", help="Name the entries behind each.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List the columns that suit a row best: one row, a newcomer, or everyone.

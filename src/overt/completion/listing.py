@@ -95,10 +95,9 @@ class Lists:
             raise MissingExtraError("duckdb", "files") from None
         with duckdb.connect() as db, replacing(path) as temporary:
             for number, block in enumerate(self._blocks(places)):
-                columns = (
-                    c.astype(object) if c.dtype.kind == "U" else c for c in self._named(block)
-                )
-                db.register("given", dict(zip(HEADER, columns, strict=True)))
+                columns = zip(HEADER, self._named(block), strict=True)
+                words = {n: c.astype(object) if c.dtype.kind == "U" else c for n, c in columns}
+                db.register("given", words)
                 start = "create table lists as" if number == 0 else "insert into lists"
                 db.execute(f"{start} select * from given")  # noqa: S608
                 db.unregister("given")
@@ -106,8 +105,7 @@ class Lists:
             db.execute(f"copy lists to '{target}' (format parquet)")
 
     def _named(self, block: _Lines) -> tuple[Any, Any, Any, Any, Any]:
-        names = self._index.row_names(block.rows), self._index.col_names(block.cols)
-        return *names, *block[2:]
+        return self._index.row_names(block.rows), self._index.col_names(block.cols), *block[2:]
 
     def _places(self, rows: Any) -> Ints:
         if rows is None:
@@ -136,9 +134,7 @@ class Lists:
                 counts = [len(found) for found in best]
                 line = np.repeat(np.arange(len(rows)), counts)
                 cols = np.concatenate([np.zeros(0, np.int64), *best])
-                ranks = np.concatenate(
-                    [np.zeros(0, np.int64), *(np.arange(1, c + 1) for c in counts)]
-                )
+                ranks = np.concatenate([cols[:0], *(np.arange(1, c + 1) for c in counts)])
                 predicted = np.clip(values[line, cols], low, high)
                 yield _Lines(rows[line], cols, ranks, predicted, scores[line, cols])
                 bar.advance(len(rows))

@@ -77,22 +77,20 @@ class Capacity:
         constant = np.abs(self._chain.biases[1])  # of a hidden unit that is 1, random under signs
         alpha = float((U @ np.sqrt(after) + constant).max())
         symmetrized = float((U @ np.sqrt(before / 2) + constant * math.sqrt(0.5)).max())
+        source = "Thesis, Theorem 12 with beta = 1/2"
         bounds = [
             _rademacher(
                 "two-layer ReLU, inputs with random signs",
-                rademacher_upper(symmetrized, norm, n, 0.5),
-                "Thesis, Theorem 12 with beta = 1/2",
-                "inputs multiplied by random signs; each output by itself",
-                [],
+                rademacher_upper(symmetrized, norm, n, 0.5), source,
+                "inputs multiplied by random signs; each output by itself", [],
             ),
             _rademacher(
                 "two-layer ReLU, these inputs at best",
-                rademacher_upper(alpha, norm, n, 0.5),
-                "Thesis, Theorem 12 with beta = 1/2",
+                rademacher_upper(alpha, norm, n, 0.5), source,
                 "retentivity 1/2, the largest there is; each output by itself",
                 ["the inputs' retentivity, which may be far below 1/2"],
             ),
-        ]
+        ]  # fmt: skip
         if not self._usable:
             return bounds
         second = risk_bound(self._clipped.value, alpha, norm, n, 0.5, DELTA)
@@ -101,13 +99,10 @@ class Capacity:
             (third, "Thesis, Corollary 3", ["trained on inputs with random signs"]),
             (second, "Thesis, Corollary 2 with beta = 1/2", ["the inputs' retentivity"]),
         ):
-            bounds.append(
-                CapacityBound(
-                    "expected squared error, clipped", bound.value, source,
-                    f"{bound.assumes}; with probability {1 - DELTA:.0%}",
-                    tuple(extra), bound.vacuous,
-                )
-            )  # fmt: skip
+            bounds.append(CapacityBound(
+                "expected squared error, clipped", bound.value, source,
+                f"{bound.assumes}; with probability {1 - DELTA:.0%}", tuple(extra), bound.vacuous,
+            ))  # fmt: skip
         return bounds
 
     def _frobenius(self, n: int) -> list[CapacityBound]:
@@ -131,14 +126,12 @@ class Capacity:
         ]  # fmt: skip
         if self._usable:
             risk = self._clipped.value + 8 * value + 12 * math.sqrt(math.log(2 / DELTA) / (2 * n))
-            found.append(
-                CapacityBound(
-                    "expected squared error, clipped", risk,
-                    "Thesis, proof of Corollary 2, with the Frobenius complexity",
-                    "labels in [-1, 1], one output, independent samples; with probability "
-                    f"{1 - DELTA:.0%}", (), risk >= 1,
-                )
-            )  # fmt: skip
+            found.append(CapacityBound(
+                "expected squared error, clipped", risk,
+                "Thesis, proof of Corollary 2, with the Frobenius complexity",
+                "labels in [-1, 1], one output, independent samples; with probability "
+                f"{1 - DELTA:.0%}", (), risk >= 1,
+            ))  # fmt: skip
         return found
 
 
