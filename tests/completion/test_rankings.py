@@ -156,6 +156,18 @@ def test_mere_popularity_is_ranked_by_counts(rows, tmp_path):
     assert model.model_.pairs.shares.sum() == pytest.approx(1)
 
 
+def test_a_model_of_values_is_not_below_counts_either():
+    rng = np.random.default_rng(0)
+    shown = (rng.random((120, 60)) < rng.permutation(0.8 / np.sqrt(1 + np.arange(60)))) * 1.0
+    shown *= rng.geometric(0.3, shown.shape)
+    model = DropoutCompletion(4, max_sweeps=20).fit(scipy.sparse.csr_array(shown))
+    counts, best = (shown > 0).sum(axis=0), by_popularity(None, shown)[0][:8]
+    found = model.recommend(0, 8)
+    assert counts[found.cols].tolist() == counts[best].tolist()
+    assert found.by == model.recommend(0, 8, by="chosen").by
+    assert found.by != model.recommend(0, 8, by="both").by
+
+
 def test_popularity_counts_where_hidden_entries_say_so():
     entries = overt.Entries(*np.nonzero(np.ones((40, 30))), np.ones(1200), (40, 30))
     hidden = (entries.cols == 7) | (entries.cols == 3) & (entries.rows == 5)

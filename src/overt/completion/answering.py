@@ -55,7 +55,8 @@ class Answers(ABC):
 
         They are ranked by how likely they are chosen (with missing="negative"), or by that and how
         they are expected to be rated, together: "both"; "value" and "chosen" take one of them. What
-        was chosen comes from a second model of the same entries, fitted when first asked for.
+        was chosen comes from a second model of the same entries, fitted when first asked for; where
+        that shows no more than how often columns were chosen, these counts alone are taken.
         `exclude` are columns to leave out, `candidates` those to choose among.
         """
         ranking, (_, index) = self._ranking(by), self._asked()
@@ -90,11 +91,15 @@ class Answers(ABC):
             if by not in ("auto", "chosen"):
                 raise InputError(f'by={by!r} needs missing="unknown": this model has no values')
             return Ranking("chosen", model, None, 0.0)
-        by = "both" if by == "auto" else by
         middle = float(self.entries_.values.mean())
-        if by != "value" and self.chosen_ is None:
+        if by == "value":
+            return Ranking(by, model, None, middle)
+        if self.chosen_ is None:
             self.chosen_ = fit_chosen(self._settings(), self.entries_)
-        return Ranking(by, model, None if by == "value" else self.chosen_, middle)
+        if by == "auto":  # never below counts where nothing was learned beyond them
+            pairs = self.chosen_.pairs
+            by = "chosen" if pairs is not None and pairs.popular == 1 else "both"
+        return Ranking(by, model, self.chosen_, middle)
 
     def similar_items(self, col: Any, n: int = 10) -> Recommendation:
         """Return the columns whose predictions go most alike with those of `col` over rows."""
