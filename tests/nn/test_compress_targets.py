@@ -283,7 +283,7 @@ def test_outputs_that_are_no_tensor(wrap, pick):
         ({"keep": -0.1}, "keep must be"),
         ({"keep": float("nan")}, "keep must be"),
         ({"data": []}, "at least one batch"),
-        ({"data": (torch.eye(5).to_sparse(), torch.zeros(5).long())}, "dense tensors"),
+        ({"data": (torch.eye(5).to_sparse(), torch.zeros(5).long())}, "must be dense"),
         ({"model": nn.LazyLinear(3)}, "weight has no values"),
         ({"model": nn.Linear(5, 3, device="meta")}, "weight has no values"),
         ({"example": torch.full((2, 5), torch.nan)}, "returns NaN"),

@@ -49,10 +49,8 @@ class _Commands(TyperGroup):
 
 app = typer.Typer(
     cls=_Commands,
-    help=(
-        "The regularizers hidden in training noise, written down, solved and certified.\n\n"
-        "Start with [bold]overt tour[/bold], which writes a report of what overt can do."
-    ),
+    help="The regularizers hidden in training noise, written down, solved and certified.\n\n"
+    "Start with [bold]overt tour[/bold], which writes a report of what overt can do.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",

@@ -42,27 +42,22 @@ def check_spectra(rows: list[Row]) -> Findings:
     target = np.array(rows[0]["target"])
     trained = np.array([np.mean(row["trained"], axis=0) for row in rows])
     rank = np.sum(trained > 0.02 * target[0], axis=1)
-    nuclear = trained.sum(axis=1)
     several = [i for i, row in enumerate(rows) if row["drop_prob"] > 0 and rank[i] >= 2]
     # First less last shrinkage of the kept values, run by run, at each strength.
-    uneven = [
-        mean_interval(np.array(rows[i]["trained"]) @ _ends(len(target), rank[i]) - target
-                      @ _ends(len(target), rank[i]), 1 - 0.05 / len(several))
-        for i in several
-    ]  # fmt: skip
-    differ = [max(low, -high) for low, high in uneven]
+    grown = [(np.array(rows[i]["trained"]) - target) @ _ends(len(target), rank[i]) for i in several]
+    uneven = [mean_interval(change, 1 - 0.05 / len(several)) for change in grown]
     low = min(min(row["objective"]) / row["bound"] for row in rows if row["bound"] > 0)
     close = max(np.mean(row["objective"]) / row["best"] - 1 for row in rows if row["drop_prob"])
     sizes = np.array([np.sum(row["trained"], axis=1) for row in rows])  # (drop_prob, runs)
     yield Finding("a higher drop probability shrinks the spectrum",
                   together(*(above(mean_interval(a - b), 0) for a, b in pairwise(sizes))),
-                  "nuclear norms " + ", ".join(f"{value:.2f}" for value in nuclear),
+                  "nuclear norms " + ", ".join(f"{value:.2f}" for value in trained.sum(axis=1)),
                   "shrinks")  # fmt: skip
     yield Finding("a higher drop probability thresholds the rank",
                   np.all(np.diff(rank) <= 0) and rank[-1] < rank[0],
                   "ranks " + ", ".join(map(str, rank)), "smaller rank")  # fmt: skip
     yield Finding("the shrinkage is not uniform over the kept values",
-                  above((max(differ), np.inf), 0),
+                  above((max(max(low, -high) for low, high in uneven), np.inf), 0),
                   "largest less smallest kept value, shrunk by: "
                   + ", ".join(f"{low:+.3f} to {high:+.3f}" for low, high in uneven),
                   "more sophisticated than nuclear-norm shrinkage")  # fmt: skip
