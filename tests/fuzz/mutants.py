@@ -160,7 +160,7 @@ class Examination:
 
     def reached(self) -> tuple[dict[Any, list[str]], dict[str, float]]:
         """Return the tests that reach each line, and their seconds, measured where unknown."""
-        known = json.loads(self.store.read_text()) if self.store.exists() else {}
+        self.store.mkdir(exist_ok=True)
         by_file = defaultdict(list)
         for name, item in self.items.items():
             by_file[item.path].append(name)
@@ -169,10 +169,10 @@ class Examination:
             wanted[hashlib.sha256(path.read_bytes()).hexdigest()] = names
         reach, cost = defaultdict(list), {}
         for key, names in wanted.items():
-            if key not in known:
-                known[key] = self.record(names)
-                self.store.write_text(json.dumps(known))
-            for test, (seconds, places) in known[key].items():
+            known = self.store / f"{key}.json"
+            if not known.exists():
+                known.write_text(json.dumps(self.record(names)))
+            for test, (seconds, places) in json.loads(known.read_text()).items():
                 if test in self.items:
                     cost[test] = seconds
                     for place in places:
@@ -252,7 +252,7 @@ def _forked(room: str, files: list[Path], part: list[Any], compiled: bool) -> li
         os.chdir(HOME)
         import pytest
 
-        store = Path(tempfile.gettempdir()) / f"overt-mutants-{compiled}.json"
+        store = Path(tempfile.gettempdir()) / f"overt-mutants-{compiled}"
         plugin = Examination(files, part, store)
         tests = [*ROOMS[room][1].split(), *ALL * compiled]
         paths = [str(path) for test in tests for path in sorted((HOME / "tests").glob(test))]
