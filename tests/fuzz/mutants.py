@@ -68,7 +68,7 @@ class Examination:
         self, files: list[Path], chosen: list[tuple[str, Mutant, CodeType, ast.Module]], store: Path
     ):
         self.files, self.chosen, self.store, self.failed = files, chosen, store, False
-        self.outcomes: list[tuple[str, bool]] = []
+        self.outcomes: list[tuple[str, int]] = []
 
     def pytest_collection(self) -> None:
         import hypothesis
@@ -94,7 +94,7 @@ class Examination:
             new = mutant.code(tree)
             swap = dict(pairs(old, new))
             if not swap:  # the compiler sees no difference
-                self.outcomes.append((name, True))
+                self.outcomes.append((name, 2))
                 continue
             inner = [code for code in swap if not code.co_name.startswith("<")] or [old]
             place, first = within(inner[-1]), inner[-1].co_firstlineno
@@ -108,8 +108,9 @@ class Examination:
                 if total > SECONDS:
                     break
                 asked.append(test)
-            self.outcomes.append((name, self.survives(asked, swap, min(total, SECONDS))))
-            if self.outcomes[-1][1]:
+            survived = self.survives(asked, swap, min(total, SECONDS))
+            self.outcomes.append((name, int(survived)))
+            if survived:
                 asked = f"{len(asked)} of {len(tests)}"
                 print(f"survived {asked}: {name}", file=sys.__stdout__, flush=True)
         return True
@@ -230,12 +231,12 @@ def examine(room: str, count: int, seed: int) -> tuple[int, int, int]:
     for compiled in (True, False):
         part = [row for row in asked if ("njit" in row[1].path.read_text()) != compiled]
         if part:
-            for survived in _forked(room, files, part, compiled):
-                tally[survived] += 1
+            for outcome in _forked(room, files, part, compiled):
+                tally[outcome] += 1
     return tuple(tally)
 
 
-def _forked(room: str, files: list[Path], part: list[Any], compiled: bool) -> list[bool]:
+def _forked(room: str, files: list[Path], part: list[Any], compiled: bool) -> list[int]:
     """Outcomes from a process of its own, with numba's compiler or without."""
     reading, writing = os.pipe()
     pid = os.fork()
@@ -257,7 +258,7 @@ def _forked(room: str, files: list[Path], part: list[Any], compiled: bool) -> li
         options = "-o addopts= --import-mode=importlib --capture=sys --assert=plain -p no:dash"
         plain = "-p no:cacheprovider -p no:xdist -p no:terminal -p no:faulthandler"
         pytest.main([*options.split(), *plain.split(), *paths], plugins=[plugin])
-        os.write(writing, json.dumps([survived for _, survived in plugin.outcomes]).encode())
+        os.write(writing, json.dumps([outcome for _, outcome in plugin.outcomes]).encode())
     finally:
         os._exit(0)
 
