@@ -14,6 +14,7 @@ import builtins
 import gc
 import hashlib
 import importlib
+import inspect
 import json
 import os
 import resource
@@ -145,22 +146,22 @@ class Examination:
     def reached(self) -> tuple[dict[Any, list[str]], dict[str, float]]:
         """Return the tests that reach each line, and their seconds, measured where unknown."""
         self.store.mkdir(exist_ok=True)
-        by_file = defaultdict(list)
+        by_file = defaultdict(dict)
         for name, item in self.items.items():
-            by_file[item.path].append(name)
-        wanted = {}
-        for path, names in by_file.items():
-            wanted[hashlib.sha256(path.read_bytes()).hexdigest()] = names
+            text = name + inspect.getsource(item.function)
+            by_file[item.path][hashlib.sha256(text.encode()).hexdigest()] = name
         reach, cost = defaultdict(list), {}
-        for key, names in wanted.items():
-            known = self.store / f"{key}.json"
-            if not known.exists():
-                known.write_text(json.dumps(self.record(names)))
-            for test, (seconds, places) in json.loads(known.read_text()).items():
-                if test in self.items:
-                    cost[test] = seconds
-                    for place in places:
-                        reach[tuple(place)].append(test)
+        for path, keys in by_file.items():
+            file = self.store / "-".join([*path.relative_to(HOME).with_suffix(".json").parts])
+            known = json.loads(file.read_text()) if file.exists() else {}
+            if new := [name for key, name in keys.items() if key not in known]:
+                found = self.record(new)
+                known |= {key: found.get(name) for key, name in keys.items() if name in new}
+                file.write_text(json.dumps(known))
+            for key, test in keys.items():
+                cost[test], places = known[key] or (LONGEST, [])
+                for place in places:
+                    reach[tuple(place)].append(test)
         return reach, cost
 
     def record(self, names: list[str]) -> dict[str, Any]:
