@@ -100,9 +100,9 @@ class Examination:
             inner = [code for code in swap if not code.co_name.startswith("<")] or [old]
             place, first = within(inner[-1]), inner[-1].co_firstlineno
             tests = {t for line in mutant.lines for t in reach[*place, line - first]}
-            if not tests:
-                tests = {t for other in reach if other[:2] == place for t in reach[other]}
-            tests = sorted(tests, key=cost.get)
+            # Lines may have moved since they were recorded: others that reach the function follow.
+            rest = {t for other in reach if other[:2] == place for t in reach[other]} - tests
+            tests = [*sorted(tests, key=cost.get), *sorted(rest, key=cost.get)]
             total, asked = 0.0, []
             for test in tests:
                 total += cost[test]
