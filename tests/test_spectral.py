@@ -610,3 +610,10 @@ def test_gradient_of_the_weighted_trace():
 def test_gradient_of_the_factorization_cost(depth):
     s = torch.tensor(SPECTRUM, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: spectral.factorization_cost(x, depth), s)
+
+
+@every_prox
+@pytest.mark.parametrize("weight", [0.0, 0.3, 5.0])
+def test_shrinkage_is_what_the_proximal_map_takes(norm, weight):
+    s = np.array([3.0, -2.0, 1.5, 0.25, 0.0])
+    assert norm.shrinkage(s, weight) == pytest.approx(s - norm.prox(s, weight), abs=1e-12)

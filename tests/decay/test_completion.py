@@ -10,6 +10,9 @@ from overt.completion import DropoutCompletion
 from overt.decay import DeepLinearCompletion, Schedule, layers
 from overt.decay.annealing import AnnealedPath
 from overt.decay.baselines import nuclear_norm, small_initialization
+from overt.decay.schedule import Phase
+from overt.decay.search import random_starts
+from overt.decay.sgd import Weights
 from overt.results import Status
 
 
@@ -145,6 +148,46 @@ def test_interrupt_keeps_the_best_candidate(monkeypatch):
     model = fit(problem)
     assert model.status_ == Status.INTERRUPTED
     assert layers.test_error(problem, model.complete()) < 0.05
+
+
+def test_interrupt_before_anything_is_kept_goes_through(monkeypatch):
+    def shed(self, lam):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(AnnealedPath, "shed", shed)
+    with pytest.raises(KeyboardInterrupt):
+        fit(matrix(10, 1, 0.5, seed=0))
+
+
+def test_a_path_counts_the_rank_of_its_product_and_hands_out_copies():
+    rng, problem = np.random.default_rng(0), matrix(8, 2, 0.8, seed=0)
+    path = AnnealedPath(problem, 3, 5, rng, lambda *_: None)
+    first, middle, last = (rng.standard_normal(shape) for shape in [(5, 8), (5, 5), (8, 5)])
+    P = np.linalg.qr(rng.standard_normal((5, 5)))[0]
+    first = P[:, :2] @ P[:, :2].T @ first  # two directions, of which the middle takes one
+    path._state = Weights([first, middle - middle @ np.outer(P[:, 0], P[:, 0]), last])
+    assert path.rank() == np.linalg.matrix_rank(layers.product(path.weights())) == 1
+    for W in path.weights():
+        W[:] = 0
+    assert all(W.any() for W in path.weights())
+    path.run(Phase(50, 0.01, 0.5))
+    np.testing.assert_array_equal(path._state.F, path.weights()[0].T)
+
+
+def test_width_is_at_most_that_of_the_matrix():
+    A = np.random.default_rng(0).standard_normal((6, 4))
+    for width, expected in ((None, 4), (50, 4), (3, 3)):
+        model = fit(A, schedule=Schedule.constant(10, 1e-3, 0.1), width=width)
+        assert [W.shape for W in model.weights_] == [(expected, 4), (expected,) * 2, (6, expected)]
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_random_starts_have_the_size_of_the_data_a_third_and_thrice(depth):
+    problem = matrix(40, 2, 0.5, seed=0)
+    rng, size = np.random.default_rng(0), np.sqrt(np.mean(problem.values**2))
+    made = [layers.product(W) for W in random_starts(problem, depth, 30, 4, rng)]
+    found = [np.sqrt(np.mean(A**2)) / size for A in made]
+    assert found == pytest.approx([1 / 3, 1, 3, 1 / 3], rel=0.25)
 
 
 BAD = {

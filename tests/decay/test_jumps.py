@@ -51,6 +51,11 @@ def test_survival_band_is_the_exact_binomial_one():
     assert binom.cdf(2, 5, upper[3]) == pytest.approx(0.05)
     assert upper[0] == 1
     assert np.all(lower < share)
+    for wrong in ([[5], [7]], [0.5]):
+        with pytest.raises(InputError, match="one-dimensional"):
+            survival(np.array(wrong), np.array([0, 5]))
+        with pytest.raises(InputError, match="one-dimensional"):
+            survival(np.array([0, 5]), np.array(wrong))
 
 
 def test_deeper_networks_jump():
@@ -177,6 +182,11 @@ def test_constants_of_other_depths_and_ranks(L, rank):
         assert pytest.approx(np.log(2 * C0 / e1) / (eta * lam)) == T0
         assert pytest.approx(np.log(4 * (n - rank) * C / (alpha * e2)) / (2 * eta * lam)) == T1
         assert chance == pytest.approx(T1 * np.log10(rank / 2))
+
+
+def test_a_rank_that_no_matrix_exceeds_is_reached_for_sure():
+    region = ApproximateRankSet(3, 1e-8, 0.25, 1e-2, 50.0)
+    assert region.absorption(two_by_two(0.25), 6, 0.05, 1e-3, 10.0)[2] == 0
 
 
 def test_membership():

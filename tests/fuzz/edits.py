@@ -159,3 +159,37 @@ def pairs(old: CodeType, new: CodeType) -> Iterator[tuple[CodeType, CodeType]]:
         inner = ([c for c in code.co_consts if isinstance(c, CodeType)] for code in (old, new))
         for before, after in zip(*inner, strict=False):
             yield from pairs(before, after)
+
+
+def probed(tree: ast.Module, path: str, places: list[list[tuple[str, str, int]]]) -> None:
+    """Put a call __hit__(n) before every statement of a function; places[n] are its lines."""
+
+    def visit(node: ast.AST, qualified: str, first: int | None) -> None:
+        for name, value in ast.iter_fields(node):
+            if not (isinstance(value, list) and value):
+                continue
+            if first is not None and isinstance(value[0], ast.stmt):
+                body = []
+                for statement in value:
+                    inner = getattr(statement, "body", None)
+                    end = max(statement.lineno, inner[0].lineno - 1) if inner else None
+                    lines = range(statement.lineno, (end or statement.end_lineno) + 1)
+                    call = ast.parse(f"__hit__({len(places)})").body[0]
+                    for part in ast.walk(call):
+                        ast.copy_location(part, statement)
+                    places.append([(path, qualified, line - first) for line in lines])
+                    body += [call, statement]
+                setattr(node, name, body)
+            for child in value:
+                if isinstance(child, ast.FunctionDef | ast.ClassDef):
+                    local = "" if first is None else ".<locals>"
+                    inside = f"{qualified}{local}.{child.name}".lstrip(".")
+                    if isinstance(child, ast.ClassDef):
+                        visit(child, inside, None)
+                    else:
+                        start = min([child.lineno, *(d.lineno for d in child.decorator_list)])
+                        visit(child, inside, start)
+                elif isinstance(child, ast.AST):
+                    visit(child, qualified, first)
+
+    visit(tree, "", None)

@@ -209,7 +209,7 @@ def test_retentivity_in_many_dimensions_is_an_interval():
 def test_retentivity_and_complexity_do_not_depend_on_the_scale(scale):
     rng = np.random.default_rng(8)
     for d in (1, 2, 3):
-        X = rng.normal(size=(12, d))
+        X = rng.normal(size=(12, d)) - 9 * (d == 1)  # none positive
         one, other = retentivity(X), retentivity(scale * X)
         assert other.upper == pytest.approx(one.upper, rel=1e-9)
         assert retained_share(scale * X, scale * other.direction) == pytest.approx(
@@ -314,7 +314,13 @@ def test_one_unit_attains_the_supremum_over_wide_networks():
         (lambda: flows(np.ones((1, 3)), np.ones((4, 2))), "same number of columns"),
         (lambda: retentivity(np.zeros((3, 2))), "not zero"),
         (lambda: retentivity(np.ones((3, 2)), [1.0, -1.0, 1.0]), "weights must be"),
+        (lambda: retentivity(np.ones((3, 2)), [1.0, 1.0]), "weights must be"),
+        (lambda: retentivity(np.ones((3, 2)), [0.0, 0.0, 0.0]), "weights must be"),
         (lambda: rademacher(np.eye(2), sample=[2]), "sample must hold"),
+        (lambda: rademacher(np.eye(2), sample=[-1]), "sample must hold"),
+        (lambda: rademacher(np.eye(2), sample=[1], weights=[1.0, 0.0]), "sample must hold"),
+        (lambda: rademacher(np.eye(2), sample=[[0]]), "sample must be"),
+        (lambda: rademacher(np.eye(2), sample=np.array([], int)), "sample must be"),
         (lambda: rademacher(np.eye(2), sample=[0.5]), "sample must be"),
         (lambda: TwoLayer(np.ones((1, 2)), np.ones((2, 3))), "same number of columns"),
         (lambda: TwoLayer(np.ones((1, 2)), np.ones((3, 2))).predict(np.ones((4, 2))), "3 columns"),

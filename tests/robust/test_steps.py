@@ -24,6 +24,7 @@ from overt.robust import (
     ReflectedAll,
     Targeted,
 )
+from overt.robust.attacks.ascent import StepSizes
 from overt.robust.attacks.losses import DEVIATION, objective_of, reflected_pair
 
 
@@ -187,3 +188,49 @@ def test_an_attack_is_the_loop_written_plainly(walk, name):
         delta = plainly(model, x[i : i + 1], y[i : i + 1], threat, LOSSES[name], lengths, momentum,
                         schedule.enough)  # fmt: skip
         np.testing.assert_allclose(found[i], (x[i] + delta[0]).detach(), atol=1e-7)
+
+
+def test_progress_is_looked_at_when_croce_and_hein_say():
+    """p_(j+1) = p_j + max(p_j - p_(j-1) - 0.03, 0.06) of all steps, from p_1 = 0.22."""
+    sizes = StepSizes(Halving(), 0.5, 100, torch.zeros(3, 2))
+    seen = {}
+    for step in range(1, 101):
+        improved = torch.tensor([True, False, step % 3 > 0])  # always, never, in two of three
+        if (back := sizes.observe(improved)) is not None:
+            seen[step] = back.tolist()
+    assert list(seen) == [22, 41, 57, 70, 80, 87, 93, 99]
+    assert all(back[:2] == [False, True] for back in seen.values())
+    assert seen[22] == [False, True, True]
+    assert sizes.size(0)[:2].flatten().tolist() == [0.5, 0.5**9]
+
+
+def test_larger_balls_come_first_and_take_three_tenths_each():
+    """The slope is 1 everywhere, so that iterates fill whatever ball they are in."""
+    sizes = []
+
+    def model(x):
+        if x.requires_grad:
+            sizes.append(float((x.detach() - 5).abs().max()))
+        return torch.stack([x[:, 0], 100 - x[:, 0]], 1)
+
+    attack = PGD(Linf(1.0), steps=20, larger=(3.0, 2.0), schedule=Constant(1.0), early_exit=False)
+    found = attack(model, torch.full((1, 1), 5.0), [1])
+    last = sizes[-20:]
+    assert found.gradients == 20
+    assert last[3:6] == [3.0] * 3
+    assert max(last[6:12]) == 2.0
+    assert last[12:] == [1.0] * 8
+
+
+def test_a_ball_of_radius_zero_is_a_point():
+    v = torch.tensor([[0.0, 0.0], [1.0, -2.0]])
+    for ball in (L1(0.0), L2(0.0), Linf(0.0)):
+        assert ball.project(v.clone(), None).tolist() == [[0.0, 0.0]] * 2
+
+
+def test_probabilities_of_zero_have_finite_logits():
+    def model(x):
+        return torch.stack([(x[:, 0] > 0).float(), (x[:, 0] <= 0).float()], 1) + 0 * x[:, :1]
+
+    found = PGD(Linf(0.1), steps=3)(model, torch.ones(2, 1), [0, 0], warn=False)
+    assert torch.isfinite(torch.as_tensor(found.loss)).all()
