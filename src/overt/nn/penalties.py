@@ -129,11 +129,11 @@ def explicit_penalty(
     terms: list[Term] = []
     later = everything[0].output.mean.new_zeros(1)
     if UNSEEN in everything[0].drawn:
-        later = _shares(everything if not noises else found((), min(few, DRAWS)), name)
+        later = shares_of(everything if not noises else found((), min(few, DRAWS)), name)
         terms.append(Term(UNSEEN, later.mean(), False, _error(later)))
     for i in reversed(range(len(noises))):
         those = everything if i == 0 else found(noises[i:], min(few, DRAWS))
-        shares = _shares(those, name)
+        shares = shares_of(those, name)
         exact = len(those) == 1 and those[0].output.exact and is_squared(name)
         error = math.hypot(_error(shares), _error(later))
         terms.insert(0, Term(noises[i], shares.mean() - later.mean(), exact, error))
@@ -201,15 +201,11 @@ def compare(
         )
 
 
-def penalty_of(found: list[Carried], loss: str) -> Tensor:
-    """<H, Cov(output)> with H half the loss's second derivative, averaged over rows."""
-    return _shares(found, loss).mean()
+def shares_of(found: list[Carried], loss: str) -> Tensor:
+    """Return values whose mean is <H, Cov(output)>, H half the loss's second derivative.
 
-
-def _shares(found: list[Carried], loss: str) -> Tensor:
-    """Return values whose mean is the penalty: one for each draw of what could not be carried.
-
-    The draws' means vary too: n / (n - 1) of each squared deviation, which is without bias.
+    One for each draw of what could not be carried. Their means vary too: n / (n - 1) of each
+    squared deviation, which is without bias.
     """
     means = torch.stack([one.output.mean for one in found])
     mean, n = means.mean(0), len(found)

@@ -111,11 +111,10 @@ def softmax(tape: Tape, call: Call) -> Any:
 
     single = (1 - 2 * p) * v
     if call.name == "log_softmax":
-        mean, outer = torch.log_softmax(m, dim) - (pv - p2v) / 2, None
+        mean, variance = torch.log_softmax(m, dim) - (pv - p2v) / 2, single + p2v
     else:
-        mean, outer = p + p * (single - pv + 2 * p2v) / 2, p
-    spread = tape.spread(torch.add, single, p2v)
-    variance = spread if outer is None else tape.spread(lambda s: outer * outer * s, spread)
+        mean = p + p * (single - pv + 2 * p2v) / 2
+        variance = tape.spread(lambda v: p * p * (v + p2v), single)
     return replace(x, mean=mean, variance=variance.clamp(min=0), tangent=tape.later(tangent),
                    exact=False, known=False, independent=False, dropped=None, law=None)  # fmt: skip
 

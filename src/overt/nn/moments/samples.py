@@ -96,9 +96,12 @@ class Samples:
         shapes, control = tuple(tuple(t.shape) for t in tensors(self._x)), self._control
         given = self._model, self._x, self._output
 
+        answers = remembered(self._model, self._output, shapes, dict)
+
         def ask(what: Any) -> bool:
-            key = (what.__name__, shapes)
-            return bool(remembered(self._model, self._output, key, lambda: what(*given)))
+            if what not in answers:
+                answers[what] = what(*given)
+            return bool(answers[what])
 
         same = ask(rows_apart)
         self._sure = same and ((control is not None and control.apart) or ask(draws_apart))
@@ -208,8 +211,8 @@ class Samples:
         if self._covariance:
             return 3.0
         v = self.variance.double()
-        ratios = (self._fourth / self.count / (v * v))[v > 0]
-        return max(1.5, float(ratios.mean())) if ratios.numel() else 3.0
+        found = float(torch.where(v > 0, self._fourth / self.count / (v * v), math.nan).nanmean())
+        return 3.0 if math.isnan(found) else max(1.5, found)
 
     @property
     def errors(self) -> tuple[float, float]:
@@ -223,6 +226,7 @@ class Samples:
         how = {"exact": False, "drawn": ("all",), "draws": self.count, **how}
         if self._covariance:
             return Moments(self.mean, self.variance, **how)
-        sd = self.variance.clamp(min=0).sqrt()
+        variance = self.variance
+        sd = variance.clamp(min=0).sqrt()
         of_mean, of_std = (LEVEL * error * sd for error in self.errors)
-        return Moments(self.mean, self.variance, mean_error=of_mean, std_error=of_std, **how)
+        return Moments(self.mean, variance, mean_error=of_mean, std_error=of_std, **how)
