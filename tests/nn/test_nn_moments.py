@@ -296,6 +296,7 @@ def test_errors_are_stated_and_a_tolerance_is_met():
     assert finer.reached <= 0.04 < found.reached
     assert finer.method == "carried and sampled"
     assert limited.draws == 256
+    assert 200 <= predictive_moments(model, x, tol=0.001, draws=300).draws <= 300
     assert limited.reached > 0.001
     exact = predictive_moments(nn.Sequential(nn.Dropout(0.5), Linear(20, 2)), x, tol=1e-3)
     assert exact.draws == 0

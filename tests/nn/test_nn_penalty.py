@@ -345,6 +345,30 @@ def test_penalty_and_mean_shift_are_all_that_noise_adds(loss):
     torch.testing.assert_close(rest + net.penalty, noisy, rtol=1e-9, atol=1e-9)
 
 
+def test_tokens_that_all_rows_drop_together():
+    """Two of four tokens, by a permutation that rows share: six cases. Errors are stated."""
+
+    class Net(nn.Module):
+        def forward(self, x):
+            return x[:, torch.randperm(4)[:2]].sum(1).tanh() if self.training else x.sum(1) / 2
+
+    torch.manual_seed(0)
+    x, y = torch.randn(4, 4, 3).double(), torch.randn(4, 3).double()
+    pairs = [[i, j] for i in range(4) for j in range(i)]
+    outputs = torch.stack([x[:, pair].sum(1).tanh() for pair in pairs])
+    variance = outputs.var(0, unbiased=False)
+    sampled = mc_moments(Net(), x, 512, seed=0)
+    assert ((sampled.std - variance.sqrt()).abs() <= 1.5 * sampled.std_error).all()
+    found = explicit_penalty(Net(), x)
+    exact = float(variance.sum(1).mean())
+    assert abs(float(found.value) - exact) <= 4 * found.error
+    assert 0.01 * exact < found.error == found.terms[0].error < 0.1 * exact
+    assert found.to_dict()["error"] == found.error
+    moved = explicit_penalty(Net(), x, y)
+    assert moved.terms[-1].name == "mean shift"
+    assert moved.terms[-1].error > 0
+
+
 @pytest.mark.parametrize("loss", ["squared", "logistic", "cross_entropy"])
 def test_penalty_of_noise_that_is_drawn(loss):
     """A coin for each of many rows, by argmax, which cannot be carried: Var = |w x|^2 / 4."""

@@ -33,29 +33,33 @@ class Term(Result):
         Its share, a tensor with gradient.
     exact
         Whether the share is exact, or the approximation that `explicit_penalty` states.
+    error
+        The standard error that drawing noise leaves in the value; 0 where none was drawn.
     """
 
     name: str
     value: Any
     exact: bool
+    error: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the term with its value as a number."""
-        return {"name": self.name, "value": float(self.value.detach()), "exact": self.exact}
+        return {**vars(self), "value": float(self.value.detach())}
 
 
 @dataclass(frozen=True, repr=False)
 class Penalty(Result):
     """What noise adds to a loss: `value`, the sum of its `terms`, a tensor with gradient.
 
-    `drawn` names the noises that could not be carried and were sampled, `linearized` the operations
-    that overt has no rule for.
+    `drawn` names the noises that could not be carried and were sampled, `error` is the standard
+    error that this leaves in the value, `linearized` names operations that overt has no rule for.
     """
 
     value: Any
     terms: tuple[Term, ...]
     drawn: tuple[str, ...] = ()
     linearized: tuple[str, ...] = ()
+    error: float = 0.0
 
     @property
     def exact(self) -> bool:
@@ -65,7 +69,8 @@ class Penalty(Result):
     def to_dict(self) -> dict[str, Any]:
         """Return the penalty with its values as numbers."""
         terms = [term.to_dict() for term in self.terms]
-        return {"value": float(self.value.detach()), "terms": terms, "exact": self.exact}
+        value, exact = float(self.value.detach()), self.exact
+        return {"value": value, "terms": terms, "exact": exact, "error": self.error}
 
 
 def explicit_penalty(
@@ -122,32 +127,46 @@ def explicit_penalty(
     noises = everything[0].noises
     few = max(2 * DRAWS // max(len(noises), 1), 8)  # for terms, which a model may have by the dozen
     terms: list[Term] = []
-    later = everything[0].output.mean.new_zeros(())
+    later = everything[0].output.mean.new_zeros(1)
     if UNSEEN in everything[0].drawn:
-        later = penalty_of(everything if not noises else found((), min(few, DRAWS)), name)
-        terms.append(Term(UNSEEN, later, False))
+        later = shares_of(everything if not noises else found((), min(few, DRAWS)), name)
+        terms.append(Term(UNSEEN, later.mean(), False, _error(later)))
     for i in reversed(range(len(noises))):
         those = everything if i == 0 else found(noises[i:], min(few, DRAWS))
-        value = penalty_of(those, name)
+        shares = shares_of(those, name)
         exact = len(those) == 1 and those[0].output.exact and is_squared(name)
-        terms.insert(0, Term(noises[i], value - later, exact))
-        later = value
+        error = math.hypot(_error(shares), _error(later))
+        terms.insert(0, Term(noises[i], shares.mean() - later.mean(), exact, error))
+        later = shares
     if y is not None and noises:
-        terms.append(_shift(everything, found(()), y, name))
+        shift, moves = _shift(everything, found(()), y, name)
+        terms.append(shift)
+        later = later + moves
     if len(everything) == 1 and not everything[0].output.exact:
-        compare(model, x, output, later.detach(), name)
-    total = torch.stack([term.value for term in terms]).sum() if terms else later
-    return Penalty(total, tuple(terms), everything[0].drawn, tuple(everything[0].tape.linearized))
+        compare(model, x, output, later.detach().mean(), name)
+    total = torch.stack([term.value for term in terms]).sum() if terms else later.mean()
+    unknown = tuple(everything[0].tape.linearized)
+    return Penalty(total, tuple(terms), everything[0].drawn, unknown, _error(later))
 
 
-def _shift(noisy: list[Carried], clean: list[Carried], y: Tensor, loss: str) -> Term:
-    """Return what the move of the mean does to the loss."""
+def _shift(noisy: list[Carried], clean: list[Carried], y: Tensor, loss: str) -> tuple[Term, Tensor]:
+    """Return what the move of the mean does to the loss, and how each draw moves that."""
     before, after = (torch.stack([one.output.mean for one in p]).mean(0) for p in (clean, noisy))
     exact = len(noisy) == 1 and noisy[0].output.exact
     if exact and torch.equal(before, after):
-        return Term("mean shift", after.new_zeros(()), True)
+        return Term("mean shift", after.new_zeros(()), True), after.new_zeros(1)
     value = mean_loss(after, y, loss) - mean_loss(before, y, loss)
-    return Term("mean shift", value, exact and is_squared(loss))
+    with torch.enable_grad():
+        at = after.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(mean_loss(at, y, loss), at)
+    moves = torch.stack([(slope * (one.output.mean.detach() - at.detach())).sum() for one in noisy])
+    return Term("mean shift", value, exact and is_squared(loss), _error(moves)), moves
+
+
+def _error(shares: Tensor) -> float:
+    """Return the standard error of the mean of what single draws give."""
+    n = len(shares)
+    return float(shares.detach().double().std()) / math.sqrt(n) if n > 1 else 0.0
 
 
 def compare(
@@ -182,17 +201,18 @@ def compare(
         )
 
 
-def penalty_of(found: list[Carried], loss: str) -> Tensor:
-    """<H, Cov(output)> with H half the loss's second derivative, averaged over rows.
+def shares_of(found: list[Carried], loss: str) -> Tensor:
+    """Return values whose mean is <H, Cov(output)>, H half the loss's second derivative.
 
-    Several passes are draws of what could not be carried: their means vary too.
+    One for each draw of what could not be carried. Their means vary too: n / (n - 1) of each
+    squared deviation, which is without bias.
     """
     means = torch.stack([one.output.mean for one in found])
     mean, n = means.mean(0), len(found)
-    within = torch.stack([_curved(one, mean, loss) for one in found]).mean()
+    within = torch.stack([_curved(one, mean, loss) for one in found])
     if n == 1:
         return within
-    return within + torch.stack([quadratic(m - mean, mean, loss) for m in means]).sum() / (n - 1)
+    return within + torch.stack([quadratic(m - mean, mean, loss) for m in means]) * (n / (n - 1))
 
 
 def _curved(one: Carried, mean: Tensor, loss: str) -> Tensor:

@@ -146,8 +146,11 @@ def _sampled(
     result = corrected(found, samples, one, drawn)
     if few and _within(result, goal):
         return replace(result, draws=0, checks=samples.count)
-    while samples.count < most and not _within(result, goal):
-        samples.draw(min(samples.count, most - samples.count))
+    while not _within(result, goal):
+        more = min(samples.count, most - samples.count)
+        if not (more := more - more % samples.copies):
+            break
+        samples.draw(more)
         result = corrected(found, samples, one, drawn)
     return result
 

@@ -11,7 +11,7 @@ from overt._check import InputError, InputTypeError
 from overt.nn.given.losses import Loss, loss_name
 from overt.nn.moments.adjoint import Layouts
 from overt.nn.moments.carry import Output, carry, checked
-from overt.nn.penalties import compare, penalty_of, quadratic
+from overt.nn.penalties import compare, quadratic, shares_of
 from overt.nn.recording.generators import own_generators
 from overt.nn.recording.watching import called
 
@@ -59,7 +59,7 @@ class WithoutNoise(nn.Module):  # type: ignore[misc]
         if self._dear:
             self._penalty = quadratic(one.tangent, one.output.mean, self.loss)
         else:
-            self._penalty = penalty_of([one], self.loss)
+            self._penalty = shares_of([one], self.loss)[0]
         return one.output.mean
 
     def _look(self, model: nn.Module, x: Any, settings: Any) -> None:

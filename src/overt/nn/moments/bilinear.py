@@ -60,17 +60,17 @@ def spread_by_signs(tape: Tape, x: Moment, f: Map) -> Moment:
 
 def added(tape: Tape, x: Moment, y: Moment, sign: float = 1.0) -> Moment:
     """Return x + sign y."""
-    mean = x.mean + sign * y.mean
+    mean = torch.add(x.mean, y.mean, alpha=sign)
     noisy = [z for z in (x, y) if z.noises]
     if not y.noises:
         variance = x.variance.expand(mean.shape)
     else:
-        variance = (x.variance + sign * sign * y.variance).expand(mean.shape)
+        variance = torch.add(x.variance, y.variance, alpha=sign * sign).expand(mean.shape)
 
     def tangent() -> Tensor:
         if not y.noises:
             return x.tangent().expand(mean.shape)
-        return (x.tangent() + sign * y.tangent()).expand(mean.shape)
+        return torch.add(x.tangent(), y.tangent(), alpha=sign).expand(mean.shape)
 
     alone = len(noisy) < 2 or not (x.noises & y.noises)
     law = None

@@ -104,7 +104,7 @@ class _Noting(TorchFunctionMode):  # type: ignore[misc]
         if (state := generator_state()) != self._state:
             self._state = state
             mixes = func in (torch.randperm,)  # rows among each other
-            self._notes.append([0 if mixes else t.numel() for t in tensors(result)] or [1])
+            self._notes.append([1 if mixes else t.numel() for t in tensors(result)] or [1])
         return result
 
     @property

@@ -32,7 +32,7 @@ AT_ONCE = 2**16
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(10)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 _few = np.polynomial.hermite_e.hermegauss(7)
-_FEW_NODES, _FEW_WEIGHTS = _few[0].tolist(), (_few[1] / _few[1].sum()).tolist()
+_FEW = list(zip(_few[0].tolist(), (_few[1] / _few[1].sum()).tolist(), strict=True))[3:]
 
 
 def relu_moments(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -136,17 +136,20 @@ class Bent(torch.autograd.Function):  # type: ignore[misc]
 
 def _by_nodes(f: Function, m: Tensor, v: Tensor, sd: Tensor) -> tuple[Tensor, ...]:
     """Return E f, E f', Var f, E f'' and the derivative of Var f, by quadrature."""
-    sums = [torch.zeros_like(m) for _ in range(5)]
-    for z, w in zip(_FEW_NODES, _FEW_WEIGHTS, strict=True):
-        y = f(torch.add(m, sd, alpha=z))
-        for total, factor in zip(sums, (1, z, z * z - 1), strict=False):
-            total.add_(y, alpha=w * factor)
-        y = y * y
-        for total, factor in zip(sums[3:], (1, z), strict=True):
-            total.add_(y, alpha=w * factor)
-    value, slope, curve = sums[0], sums[1] / sd, sums[2] / (sd * sd)
-    spread = (sums[3] - value * value).clamp_(min=0)
-    rise = sums[4].div_(sd).addcmul_(value, slope, value=-2)
+    y, (_, w), *pairs = f(m), *_FEW  # the node 0, then z and -z together
+    value, curve, square = y * w, y * -w, (y * y).mul_(w)
+    slope, rise = torch.zeros_like(m), torch.zeros_like(m)
+    for z, w in pairs:
+        high, low = f(torch.add(m, sd, alpha=z)), f(torch.sub(m, sd, alpha=z))
+        even, odd = high + low, high - low
+        value.add_(even, alpha=w)
+        slope.add_(odd, alpha=w * z)
+        curve.add_(even, alpha=w * (z * z - 1))
+        square.addcmul_(even, even, value=w / 2).addcmul_(odd, odd, value=w / 2)
+        rise.addcmul_(even, odd, value=w * z)
+    slope, curve = slope.div_(sd), curve.div_(sd).div_(sd)
+    spread = square.addcmul_(value, value, value=-1).clamp_(min=0)
+    rise = rise.div_(sd).addcmul_(value, slope, value=-2)
     small = v <= SMALL**2 * (1 + m * m)
     if bool(small.any()):  # differences of f drown in rounding
         slope = torch.where(small, _derivative(f, m), slope)

@@ -19,6 +19,8 @@ LOCAL_DRAWS = 16
 
 def with_first(tape: Tape, call: Call, first: Any) -> Any:
     """Run a call out of place on another first argument, means in the place of all others."""
+    if not call.kwargs:
+        return plain(call)(first, *tape.mean(call.args[1:]))
     kwargs = tape.mean({k: v for k, v in call.kwargs.items() if k != "inplace"})
     return plain(call)(first, *tape.mean(call.args[1:]), **kwargs)
 

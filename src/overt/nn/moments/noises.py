@@ -20,7 +20,7 @@ from overt.nn.moments.adjoint import Origin
 from overt.nn.moments.bilinear import product, scaled
 from overt.nn.moments.distributions import MOMENTS
 from overt.nn.moments.entries import leaky_relu_moments, relu_moments
-from overt.nn.moments.tape import Law, Moment, Tape, Uncarried
+from overt.nn.moments.tape import Law, Moment, Tape, Uncarried, signs
 from overt.nn.recording.watching import Call
 
 FEW = 16
@@ -108,15 +108,16 @@ def multiplied(
     x = tape.settled(x)
     m, v, fixed = x.mean, x.variance, tape.fixed(x.mean)
     c = law.strength if law.matrix is None else law.relative_variance(m)
-    added = tape.spread(lambda m, v: c * (m * m + v) if x.noises else c * (m * m), m, v)
+    added = tape.spread(lambda m, v: c * (torch.addcmul(v, m, m) if x.noises else m * m), m, v)
     S = None if law.independent or x.independent else tape.covariance(x)
     settled = law.independent or x.independent or S is not None or tape.put_off is not None
     exact = x.exact and x.known and settled
 
     def tangent() -> Tensor:
         if tape.probe:
-            z = draw()
-            return x.tangent() * z + m * (z - 1) if x.noises else m * (z - 1)
+            away = draw().sub_(1)
+            t = x.tangent()
+            return torch.addcmul(t, t + m, away) if x.noises else m * away
         if law.independent:
             own = tape.source(added, by=Origin(number, 1.0, c, m))
             return x.tangent() + own if x.noises else own
@@ -145,7 +146,10 @@ def _dropped(tape: Tape, call: Call, name: str) -> Any:
 
     def draw() -> Tensor:
         shape = [1 if axis - 1 in law.shared else n for axis, n in enumerate(x.mean.shape)]
-        return x.mean.new_empty(shape).bernoulli_(1 - p) / (1 - p)
+        blank = x.mean.new_empty(shape)
+        if tape.state(name) == "carried":  # second moments count in a probe, so that coins do
+            return signs(blank).mul_(math.sqrt(law.strength)).add_(1)
+        return blank.bernoulli_(1 - p) / (1 - p)
 
     if "alpha" not in call.name:
         out = multiplied(tape, x, law, name, draw)

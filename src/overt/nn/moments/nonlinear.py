@@ -109,11 +109,12 @@ def softmax(tape: Tape, call: Call) -> Any:
         away = t - (q * t).sum(dim, keepdim=True)
         return away if call.name == "log_softmax" else q * away
 
+    single = (1 - 2 * p) * v
     if call.name == "log_softmax":
-        mean, variance = torch.log_softmax(m, dim) - (pv - p2v) / 2, (1 - 2 * p) * v + p2v
+        mean, variance = torch.log_softmax(m, dim) - (pv - p2v) / 2, single + p2v
     else:
-        mean = p + p * ((1 - 2 * p) * v - pv + 2 * p2v) / 2
-        variance = p * p * ((1 - 2 * p) * v + p2v)
+        mean = p + p * (single - pv + 2 * p2v) / 2
+        variance = tape.spread(lambda v: p * p * (v + p2v), single)
     return replace(x, mean=mean, variance=variance.clamp(min=0), tangent=tape.later(tangent),
                    exact=False, known=False, independent=False, dropped=None, law=None)  # fmt: skip
 
@@ -159,18 +160,21 @@ def _standardized(
         return value.mean(dims, keepdim=True)
 
     m, v, one = x.mean, x.variance, 1.0 if center else 0.0
-    centered = m - one * mean(m)
-    r = torch.rsqrt(mean(centered**2) + mean(v) * (1 - one / d) + eps)
+    centered = m - mean(m) if center else m
+    r = torch.rsqrt(mean(torch.addcmul(v * (1 - one / d), centered, centered)) + eps)
     u = centered * r
 
     def tangent() -> Tensor:
         (w, scale), t = tape.fixed((u, r)), x.tangent()
-        t = t - one * mean(t)
-        return scale * (t - w * mean(w * t))
+        t = t - mean(t) if center else t
+        return scale * torch.addcmul(t, w, mean(w * t), value=-1)
 
     def spread(v: Tensor) -> Tensor:
-        both = one * (mean(v) + 2 * u * mean(v * u)) + u * u * mean(v * u * u)
-        return (v * (1 - 2 * one / d - 2 * u * u / d) + both / d).clamp(min=0) * r * r
+        uu, vu = u * u, v * u
+        found = torch.addcmul(v * (1 - 2 * one / d), uu, (mean(vu * u) - 2 * v) / d)
+        if center:
+            found = torch.addcmul(found + mean(v) / d, u, mean(vu), value=2 / d)
+        return found.clamp(min=0) * (r * r)
 
     variance = tape.spread(spread, v)
     return replace(x, mean=u, variance=variance, tangent=tape.later(tangent), exact=False,

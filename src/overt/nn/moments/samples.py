@@ -37,7 +37,7 @@ class Samples:
     """Sums over sampled outputs, in double precision; `draw` adds to them, `alone` without copies.
 
     `mean` and `variance` are those of all samples so far, `n` is the number of independent samples
-    that they are worth, `kurtosis` that of a typical output.
+    that they are worth, `kurtosis` that of a typical output, `copies` how many a pass holds.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Samples:
         self._model, self._x, self._output = model, x, output
         self._covariance = covariance
         self._control = control if control and control.useful else None
-        self._copies, self._dtype = 1, torch.float32
+        self.copies, self._dtype = 1, torch.float32
         self._reset()
         self._most: int | None = 1 if alone else None
         self._sure = False
@@ -96,9 +96,12 @@ class Samples:
         shapes, control = tuple(tuple(t.shape) for t in tensors(self._x)), self._control
         given = self._model, self._x, self._output
 
+        answers = remembered(self._model, self._output, shapes, dict)
+
         def ask(what: Any) -> bool:
-            key = (what.__name__, shapes)
-            return bool(remembered(self._model, self._output, key, lambda: what(*given)))
+            if what not in answers:
+                answers[what] = what(*given)
+            return bool(answers[what])
 
         same = ask(rows_apart)
         self._sure = same and ((control is not None and control.apart) or ask(draws_apart))
@@ -112,14 +115,14 @@ class Samples:
         most = min(self._most or 1, n if self._sure else n // PASSES)
         most = 1 if self._shared() > SHARED else most
         if self.count:
-            return self._copies if most > 1 and n >= self._copies else 1
+            return self.copies if most > 1 and n >= self.copies else 1
         return max(c for c in range(1, max(most, 1) + 1) if n % c == 0)
 
     def _add(self, pairs: Tensor, copies: int, passes: int) -> None:
         """Add the copies of one pass, or the outputs of several passes of one copy."""
-        if self.count and copies != self._copies:  # what came before was worth less: begin anew
+        if self.count and copies != self.copies:  # what came before was worth less: begin anew
             self._reset()
-        self._copies, self.count = copies, self.count + passes * copies
+        self.copies, self.count = copies, self.count + passes * copies
         self._passes, self._known = self._passes + passes, None
         mean = pairs.mean(1, keepdim=True)
         before = mean[:, 0] - self._mean
@@ -162,9 +165,9 @@ class Samples:
         """Return the variance of y, and with a control Cov(y, C) and Var C, as sampled."""
         if self._known is None:
             between = self._between / max(self._passes - 1, 1)
-            within = self._within / max(self._passes * (self._copies - 1), 1)
-            if self._passes > 1 or self._copies == 1:
-                within = within * (1 - 1 / self._copies) + between
+            within = self._within / max(self._passes * (self.copies - 1), 1)
+            if self._passes > 1 or self.copies == 1:
+                within = within * (1 - 1 / self.copies) + between
             self._known = within
         return self._known
 
@@ -186,11 +189,11 @@ class Samples:
 
     def _shared(self) -> float:
         """Return how many times more the passes' means vary than copies of their own would."""
-        if self._copies == 1 or self._passes < 2 or self._sure:
+        if self.copies == 1 or self._passes < 2 or self._sure:
             return 1.0
-        within = self._within[0].sum() / (self._passes * (self._copies - 1))
+        within = self._within[0].sum() / (self._passes * (self.copies - 1))
         between = self._between[0].sum() / (self._passes - 1)
-        return float(self._copies * between / within.clamp(min=torch.finfo(within.dtype).tiny))
+        return float(self.copies * between / within.clamp(min=torch.finfo(within.dtype).tiny))
 
     @property
     def n(self) -> float:
@@ -208,8 +211,8 @@ class Samples:
         if self._covariance:
             return 3.0
         v = self.variance.double()
-        ratios = (self._fourth / self.count / (v * v))[v > 0]
-        return max(1.5, float(ratios.mean())) if ratios.numel() else 3.0
+        found = float(torch.where(v > 0, self._fourth / self.count / (v * v), math.nan).nanmean())
+        return 3.0 if math.isnan(found) else max(1.5, found)
 
     @property
     def errors(self) -> tuple[float, float]:
@@ -223,6 +226,7 @@ class Samples:
         how = {"exact": False, "drawn": ("all",), "draws": self.count, **how}
         if self._covariance:
             return Moments(self.mean, self.variance, **how)
-        sd = self.variance.clamp(min=0).sqrt()
+        variance = self.variance
+        sd = variance.clamp(min=0).sqrt()
         of_mean, of_std = (LEVEL * error * sd for error in self.errors)
-        return Moments(self.mean, self.variance, mean_error=of_mean, std_error=of_std, **how)
+        return Moments(self.mean, variance, mean_error=of_mean, std_error=of_std, **how)

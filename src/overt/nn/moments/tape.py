@@ -295,5 +295,5 @@ class Tape:
 def signs(like: Tensor) -> Tensor:
     """Return independent signs, eight to a random number."""
     words = torch.empty(like.numel() // 8 + 1, dtype=torch.int64, device=like.device).random_()
-    bits = words.view(torch.uint8)[: like.numel()].reshape(like.shape).bitwise_and_(1)
-    return bits.to(like.dtype).mul_(2).sub_(1)
+    bits = words.view(torch.int8)[: like.numel()].reshape(like.shape).bitwise_and_(2)
+    return bits.sub_(1).to(like.dtype)
