@@ -52,7 +52,6 @@ class Victim:
             return ""
         self.path.write_bytes(bad)
         fault = judge(self.reader, self.path, self.meant)
-        self.path.write_bytes(self.good)
         return fault and f"{fault} (of {len(bad)} bytes, {bad[:40]!r})"
 
 

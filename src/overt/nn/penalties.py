@@ -36,7 +36,7 @@ class Term(Result):
     """
 
     name: str
-    value: Any
+    value: Tensor
     exact: bool
 
     def to_dict(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class Penalty(Result):
     that overt has no rule for.
     """
 
-    value: Any
+    value: Tensor
     terms: tuple[Term, ...]
     drawn: tuple[str, ...] = ()
     linearized: tuple[str, ...] = ()
