@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fuzz.hostile import limits
 from fuzz.mutations import mutate
 
 import overt
@@ -51,7 +52,6 @@ class Victim:
             return ""
         self.path.write_bytes(bad)
         fault = judge(self.reader, self.path, self.meant)
-        self.path.write_bytes(self.good)
         return fault and f"{fault} (of {len(bad)} bytes, {bad[:40]!r})"
 
 
@@ -64,7 +64,7 @@ def attack(reader: Reader, folder: Path, count: int, seed: int) -> list[str]:
 def judge(reader: Reader, path: Path, meant: Any) -> str:
     """Return how the reading of a damaged file breaks the rule, or nothing."""
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), limits():
             warnings.simplefilter("error")
             found = reader.read(path)
     except overt.InputError as error:

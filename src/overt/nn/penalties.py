@@ -38,7 +38,7 @@ class Term(Result):
     """
 
     name: str
-    value: Any
+    value: Tensor
     exact: bool
     error: float = 0.0
 
@@ -55,7 +55,7 @@ class Penalty(Result):
     error that this leaves in the value, `linearized` names operations that overt has no rule for.
     """
 
-    value: Any
+    value: Tensor
     terms: tuple[Term, ...]
     drawn: tuple[str, ...] = ()
     linearized: tuple[str, ...] = ()
