@@ -81,8 +81,15 @@ def _started(distributed: Any, engine: str, n_jobs: int) -> Any:
             raise ClusterLostError(f"no scheduler answers at {engine} ({error})") from None
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise InputError(UNGUARDED)
+    from dask import config
+
     try:
-        return distributed.Client(n_workers=n_jobs, threads_per_worker=1, dashboard_address=":0")
+        with config.set(
+            {"distributed.worker.profile.enabled": False}
+        ):  # samples 100 times a second
+            return distributed.Client(
+                n_workers=n_jobs, threads_per_worker=1, dashboard_address=":0"
+            )
     except RuntimeError as error:
         if "Nanny" not in str(error) and "bootstrapping" not in str(error):
             raise

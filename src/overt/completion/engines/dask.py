@@ -258,6 +258,7 @@ class DaskEngine:
 
 def _mark(array: Array) -> int:
     """Return a number that a changed array does not keep."""
-    flat = np.ascontiguousarray(array).reshape(-1)
-    words = flat.view(np.uint32)
-    return int(words.sum(dtype=np.uint64)) ^ int(words[::2].sum(dtype=np.uint64)) << 1
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    words = flat[: len(flat) // 8 * 8].view(np.uint64)
+    sums = np.add.reduceat(words, np.arange(0, len(words), 1024))
+    return hash((sums.tobytes(), flat[8 * len(words) :].tobytes()))

@@ -82,29 +82,19 @@ def collect(
     """Judge fields, merge duplicates and return columns, in the order of the file."""
     rejected = sorted(rejected + judge(db, duplicates is not None, read))
     clicks = duplicates is not None and "value" not in read.places
-    count, distinct = db.execute(
-        "select sum(k), count(*) from (select count(*) k from judged where reason is null "
-        "group by a, b)"
-    ).fetchone()
-    count = count or 0
-    repeated = 0 if duplicates is None else int(count - distinct)
-    if repeated and duplicates == "error":
-        pair = db.execute(
-            "select a, b from judged where reason is null group by a, b having count(*) > 1 limit 1"
-        ).fetchone()
-        raise refused(path, repeated, *pair)
     row_ids, col_ids = (number_names(db, name) for name in "ab")
     good = "from judged join a_codes using (a) join b_codes using (b) where reason is null"
-    if repeated:
-        latest = "arg_max(x, (coalesce(t, 0.0), n))"
-        value = ("avg(x)" if duplicates == "mean" else latest) if not clicks else "count(*)::double"
-        query = f"select a_code, b_code, {value} x, max(t) t {good} group by a_code, b_code "
-        query += "order by min(n)"
-    else:
-        query = f"select a_code, b_code, x, t {good} order by n"
+    query = f"select a_code, b_code, x, t {good} order by n"
     rows, cols, x, times = fetched(db, query, "a_code", "b_code")
+    repeated = 0
     if duplicates is None:
         x = np.full(len(rows), np.nan)
+    elif found := merged(rows, cols, x, times, "count" if clicks else duplicates):
+        first, repeated = found[0], len(rows) - len(found[0])
+        if duplicates == "error":
+            again = int(np.delete(np.arange(len(rows)), first)[0])
+            raise refused(path, repeated, row_ids[rows[again]], col_ids[cols[again]])
+        rows, cols, x, times = rows[first], cols[first], *found[1:]
     told = times if len(times) and not np.isnan(times).any() else None
     return RatingsFile(
         rows, cols, x, row_ids, col_ids, rejected, repeated, read.header, read.guessed, told, clicks
@@ -139,6 +129,32 @@ def judge(db: Any, valued: bool, read: Columns) -> list[Rejected]:
         "select n, reason, concat_ws(',', a, b, v) from judged where reason is not null"
     ).fetchall()
     return [Rejected(int(n), str(why), str(line)) for n, why, line in bad]
+
+
+def merged(
+    keys: Array, others: Array, x: Floats, t: Floats, how: str
+) -> tuple[Ints, Floats, Floats] | None:
+    """Return the first of entries with equal (key, other), merged values and latest times.
+
+    Entries are in their order; None where all are different. `how` is "mean", "last", or "count".
+    """
+    if not len(keys):
+        return None
+    order = np.lexsort((others, keys))
+    a, b = keys[order], others[order]
+    starts = np.flatnonzero(np.append(True, (a[1:] != a[:-1]) | (b[1:] != b[:-1])))
+    if len(starts) == len(keys):
+        return None
+    sizes = np.diff(np.append(starts, len(keys)))
+    values = sizes.astype(float)
+    if how == "mean":
+        values = np.add.reduceat(x[order], starts) / sizes
+    elif how == "last":
+        latest = np.lexsort((np.where(np.isnan(t), 0.0, t), others, keys))
+        values = x[latest[starts + sizes - 1]]
+    first, times = order[starts], np.fmax.reduceat(t[order], starts)
+    back = np.argsort(first)
+    return first[back], values[back], times[back]
 
 
 def refused(path: Any, repeated: int, a: Any, b: Any) -> InputError:

@@ -17,8 +17,8 @@ from overt._check import InputError
 from overt._mapped import SLICE, arranged, forget, mark_of, piles, room, slices
 from overt._types import Array, Ints
 from overt.completion.storage import loading
-from overt.completion.storage.collecting import Columns, RatingsFile, refused
-from overt.completion.storage.parts import Numbering, Reading, merged, shown
+from overt.completion.storage.collecting import Columns, RatingsFile, merged, refused
+from overt.completion.storage.parts import Numbering, Reading, shown
 from overt.completion.storage.text import Said
 from overt.entries import Entries
 

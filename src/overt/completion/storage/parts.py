@@ -1,4 +1,4 @@
-"""Ratings part by part: identifiers are numbered as they come, duplicates merged in blocks."""
+"""Ratings part by part: identifiers are numbered as they come."""
 
 from __future__ import annotations
 
@@ -150,27 +150,3 @@ def shown(ids: Array) -> Array:
 def words(ids: Array) -> Array:
     """Return identifiers as they are written."""
     return np.array([*map(str, ids.tolist()), None], dtype=object)[:-1]
-
-
-def merged(
-    keys: Array, others: Array, x: Floats, t: Floats, how: str
-) -> tuple[Ints, Floats, Floats] | None:
-    """Return the first of entries with equal (key, other), merged values and latest times.
-
-    Entries are in their order; None where all are different. `how` is "mean", "last", or "count".
-    """
-    order = np.lexsort((others, keys))
-    a, b = keys[order], others[order]
-    starts = np.flatnonzero(np.append(True, (a[1:] != a[:-1]) | (b[1:] != b[:-1])))
-    if len(starts) == len(keys):
-        return None
-    sizes = np.diff(np.append(starts, len(keys)))
-    values = sizes.astype(float)
-    if how == "mean":
-        values = np.add.reduceat(x[order], starts) / sizes
-    elif how == "last":
-        latest = np.lexsort((np.where(np.isnan(t), 0.0, t), others, keys))
-        values = x[latest[starts + sizes - 1]]
-    first, times = order[starts], np.fmax.reduceat(t[order], starts)
-    back = np.argsort(first)
-    return first[back], values[back], times[back]
