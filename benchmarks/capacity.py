@@ -24,7 +24,7 @@ CORES, LINK = 16, 1.25e9
 """Of each machine: cores, and bytes a second (10 Gbit/s)."""
 MACHINES, SIZES = (1, 8, 64), (1e9, 1e10)
 MEASURED = ((967_719, 0.410), (9_877_316, 3.45), (99_600_000, 49.8))
-"""Ratings and CPU seconds of a sweep in one thread."""
+"""Ratings and CPU seconds of a sweep in one thread; of the last, ratings are an estimate."""
 PICTURE = Path(__file__).parents[1] / "docs" / "_static" / "capacity.png"
 
 

@@ -188,3 +188,16 @@ def test_a_script_that_starts_processes_while_it_is_imported_is_told(ratings, mo
     monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
     with pytest.raises(InputError, match="__main__"):
         DropoutCompletion(engine="dask").fit(ratings)
+
+
+@pytest.mark.parametrize("change", ["exchanged", "last"])
+def test_factors_that_changed_are_sent_again(change):
+    from overt.completion.engines.dask import _mark
+
+    factors = np.random.default_rng(0).random((5001, 5)).astype(np.float32)
+    before = _mark(factors)
+    if change == "exchanged":
+        factors[[0, 4000]] = factors[[4000, 0]]
+    else:
+        factors[-1, -1] += 1
+    assert _mark(factors) != before
