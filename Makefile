@@ -16,7 +16,7 @@ help:
 	@echo "make proofs prove the polynomial identities symbolically"
 	@echo "make bench  run every benchmark and rewrite benchmarks/README.md"
 	@echo "make docs   build the documentation into docs/_build/html"
-	@echo "make fuzz   damage files and arguments for MINUTES=10"
+	@echo "make fuzz   damage files and arguments for MINUTES=10, of all rooms or of WORDS=readers"
 	@echo "make mutants change the source of ROOMS and see which changes the tests catch"
 	@echo "make clean  remove everything that make created"
 
@@ -57,8 +57,9 @@ docs: $(READY)
 
 MINUTES ?= 10
 SEED ?= 0
+WORDS ?=
 fuzz: $(READY)
-	@$(ONE_THREAD) PYTHONPATH=tests $(BIN)/python -m fuzz $(MINUTES) $(SEED)
+	@$(ONE_THREAD) PYTHONPATH=tests $(BIN)/python -m fuzz $(MINUTES) $(SEED) $(WORDS)
 	@$(ONE_THREAD) PYTHONPATH=tests $(BIN)/python -m fuzz.interrupts 3 $(SEED)
 
 MUTANTS ?= 60

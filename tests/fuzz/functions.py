@@ -306,7 +306,7 @@ COMPLETION = {
               score={"X": (a, np.where(A > 1, np.nan, A))}),
     "completion.DropoutCompletion.fold_in": Row(
         lambda cols, values: MODEL.fold_in((cols, values)).predict([0, 1]),
-        {"cols": (i, COLS[:3]), "values": (a, VALUES[:3])}),
+        {"cols": (i, COLS[:3]), "values": (a, VALUES[:3])}, warns="none of the"),
     "completion.DropoutCompletion.partial_fit": Row(
         lambda X, sweeps: fitted(drop_prob=0.5).fit(ENTRIES).partial_fit(
             X, sweeps=sweeps).predict([0], [0]),

@@ -35,6 +35,14 @@ def test_damaged_files_are_read_right_or_refused_with_a_sentence(name, tmp_path)
     assert attack(READERS[name], tmp_path, 12 if name in SLOW else 100, 1) == []
 
 
+def test_the_long_run_counts_as_it_goes(rooms, monkeypatch, capsys):
+    from fuzz import __main__ as long
+
+    monkeypatch.setattr(long, "AT_MOST", 2)
+    assert long.main(0, 1, "reader: npz", "times=3") == 0
+    assert f"# {2 * 3 * long.READING} reader: npz" in capsys.readouterr().out
+
+
 def promise(shape, held=8):
     """An npy file whose header announces more than it holds."""
     file = io.BytesIO()

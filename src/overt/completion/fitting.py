@@ -201,8 +201,6 @@ def _fit_point(
     else:
         form = FixedForm.start(*given)
     status = run.descend(form, settings.sweeps, settings.tol_or(fixed.TOL))
-    if not np.isfinite(form.history[-1]):
-        status = Status.DIVERGED
     form.finish()
     model = FactorModel.from_form(form, limits)
     return Fit(model, form.history, status, settings.drop_prob, None, path)

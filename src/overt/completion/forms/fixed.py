@@ -16,6 +16,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from overt._check import InputError
 from overt._types import Array, Floats
 from overt.completion.engines import Engine
 from overt.completion.forms.noise import Plain
@@ -26,6 +27,9 @@ from overt.completion.kernels import Drawn, Held, epoch, gram
 
 TOL = 1e-5
 """Relative fall of the objective in one sweep below which it has settled."""
+
+AWAY = 1e12
+"""Loss, where values have variance 1, beyond which steps are too large."""
 
 
 @dataclass(eq=False)
@@ -167,4 +171,11 @@ class SGDForm(_PointForm):
         return bool(self.history) and not np.isfinite(self.history[-1])
 
     def finish(self) -> None:
-        """Leave the factors where the last step left them."""
+        """Leave the factors where the last step left them; refuse those that have run away."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            loss = self.history[-1] + self.noise
+        if not loss < AWAY:
+            raise InputError(
+                f"the loss is {loss:.3g} after {len(self.history)} passes with learning_rate "
+                f"{self.learning_rate:g}; take a smaller one"
+            )
