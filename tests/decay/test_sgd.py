@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from overt import Entries, InputError
+from overt._progress import Meter
 from overt.decay import (
     Phase,
     Schedule,
@@ -247,3 +248,10 @@ def test_problem_derivatives_and_errors():
     full = np.where(rng.random((3, 3)) < 0.5, np.nan, 1.0)
     full[0, 0] = 1.0
     assert len(Entries.from_matrix(full)) == np.sum(~np.isnan(full))
+
+
+def test_the_bar_is_told_of_every_step_of_every_run(monkeypatch):
+    told = []
+    monkeypatch.setattr(Meter, "advance", lambda self, n=1, **_: told.append(n))
+    simulate(two_by_two(0.3), 3, 4, Schedule.constant(40, 0.1, 0.01), 3, records=5)
+    assert sum(told) == 3 * 40
