@@ -34,7 +34,7 @@ def test_finds_the_rank_and_the_matrix(rank, share):
     assert layers.test_error(problem, model.complete()) < 1e-3
     ranks = [c.rank for c in model.path_]
     assert ranks == sorted(ranks, reverse=True)
-    assert all(c.train_error < 1e-3 for c in model.path_ if c.rank >= rank)  # quiet phases fit
+    assert all(c.train_error < 1e-4 for c in model.path_ if c.rank >= rank)  # quiet phases fit
     assert model.status_ == Status.FINISHED
     A = model.weights_[2] @ model.weights_[1] @ model.weights_[0]
     np.testing.assert_allclose(A, model.complete(), atol=1e-10)
