@@ -8,7 +8,7 @@ from sklearn.base import clone
 from overt import Entries, InputError, datasets
 from overt.completion import DropoutCompletion
 from overt.decay import DeepLinearCompletion, Schedule, layers
-from overt.decay.annealing import AnnealedPath
+from overt.decay.annealing import AnnealedPath, curvature
 from overt.decay.baselines import nuclear_norm, small_initialization
 from overt.decay.schedule import Phase
 from overt.decay.search import random_starts
@@ -34,6 +34,7 @@ def test_finds_the_rank_and_the_matrix(rank, share):
     assert layers.test_error(problem, model.complete()) < 1e-3
     ranks = [c.rank for c in model.path_]
     assert ranks == sorted(ranks, reverse=True)
+    assert all(c.train_error < 1e-4 for c in model.path_ if c.rank >= rank)  # quiet phases fit
     assert model.status_ == Status.FINISHED
     A = model.weights_[2] @ model.weights_[1] @ model.weights_[0]
     np.testing.assert_allclose(A, model.complete(), atol=1e-10)
@@ -215,6 +216,8 @@ def test_bad_entries():
     fitted = fit(matrix(10, 1, 0.6, seed=0))
     with pytest.raises(InputError, match="rows"):
         fitted.predict([10], [0])
+    rows, cols = np.array([[0, 1, 2], [3, 4, 5]]), np.array([[5, 4, 3], [2, 1, 0]])
+    np.testing.assert_allclose(fitted.predict(rows, cols), fitted.complete()[rows, cols])
 
 
 def test_nuclear_norm_against_a_convex_solver():
@@ -231,3 +234,10 @@ def test_nuclear_norm_against_a_convex_solver():
 def test_small_initialization_recovers_an_easy_matrix():
     problem = matrix(30, 1, 0.5, seed=0)
     assert layers.test_error(problem, small_initialization(problem, width=10)) < 0.01
+
+
+def test_small_initialization_takes_a_tenth_of_the_inverse_curvature():
+    problem = matrix(10, 1, 0.5, seed=0)
+    rates = None, 0.1 / curvature(problem.shape, 3)
+    found = [small_initialization(problem, width=4, epochs=20, learning_rate=r) for r in rates]
+    np.testing.assert_array_equal(*found)

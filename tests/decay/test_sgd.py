@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from overt import Entries, InputError
+from overt._progress import Meter
 from overt.decay import (
     Phase,
     Schedule,
@@ -21,6 +22,7 @@ from overt.decay import (
     simulate,
     two_by_two,
 )
+from overt.decay.sgd import Weights
 from overt.results import Status
 
 
@@ -247,3 +249,19 @@ def test_problem_derivatives_and_errors():
     full = np.where(rng.random((3, 3)) < 0.5, np.nan, 1.0)
     full[0, 0] = 1.0
     assert len(Entries.from_matrix(full)) == np.sum(~np.isnan(full))
+
+
+def test_the_bar_is_told_of_every_step_of_every_run(monkeypatch):
+    told = []
+    monkeypatch.setattr(Meter, "advance", lambda self, n=1, **_: told.append(n))
+    simulate(two_by_two(0.3), 3, 4, Schedule.constant(40, 0.1, 0.01), 3, records=5)
+    assert sum(told) == 3 * 40
+
+
+@pytest.mark.parametrize("value", [1e9, -1e9])
+def test_kernel_stops_at_a_residual_of_either_sign_that_is_too_large(value):
+    problem = Entries([0, 1], [0, 1], [1.0, value], (2, 2))
+    start = [np.eye(2), np.eye(2), np.eye(2)]
+    state = Weights(start)
+    assert state.descend(problem, np.array([0, 0, 1, 0]), 0.1, 0.0) == 2
+    np.testing.assert_allclose(state.layers()[0], start[0])  # which fitted the first entry

@@ -318,3 +318,9 @@ def test_a_tie_counts_as_the_prediction_does():
     assert truth.fooled.tolist() == found.success.tolist() == [True, False]
     assert truth.undecided.tolist() == [False, True]  # class 0 wins the tie, and no more is proved
     assert truth.status == "finished"
+
+
+def test_steps_and_margins_of_leaky_networks_are_those_of_lemma_18():
+    net = LeakyNetwork([[3.0, 0.0], [0.0, 4.0], [0.0, 0.0]], [0.5, -0.5, 0.25], 0.2)
+    assert net.attack_step_size() == pytest.approx(1 / (0.25 * 3 * 25))
+    assert net.beta(0.1) == pytest.approx(4 * 0.1 * 0.8 * 0.5 * np.sqrt(3))
