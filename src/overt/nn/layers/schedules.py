@@ -40,8 +40,8 @@ class Linear(DropSchedule):
     steps: int
 
     def __post_init__(self) -> None:
-        _check.drop_prob(self.start, "start")
-        _check.drop_prob(self.end, "end")
+        object.__setattr__(self, "start", _check.drop_prob(self.start, "start"))
+        object.__setattr__(self, "end", _check.drop_prob(self.end, "end"))
         _check.whole("steps", self.steps)
 
     def __call__(self, step: int) -> float:
