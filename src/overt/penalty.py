@@ -254,7 +254,9 @@ def _last_layer(U: Array, activations: Array, noise: Noise) -> tuple[Array, Arra
             "activations (samples x width) and U (outputs x width) must have the same number of "
             f"columns, got {tuple(A.shape)} and {tuple(U.shape)}"
         )
-    return U, A
+    xp = namespace(U, A)
+    dtype = xp.result_type(U, A)
+    return xp.astype(U, dtype, copy=False), xp.astype(A, dtype, copy=False)
 
 
 def _first_moment(W: Array, C: Array | None) -> Array:

@@ -49,6 +49,7 @@ REFUSED = {
     "beyond doubles": lambda: overt.Dropout(HUGE),
     "values beyond doubles": lambda: overt.Entries([0], [0], HUGE),
     "squares that vanish": lambda: overt.LinearNetwork(A * 1e-320, 2, overt.DropBlock(0.5, 2)),
+    "endless weight decay": lambda: decay.minima(SMALL, 3, 1e300),
     "no pair to start from": lambda: TASK.train(4, init=-1),
     "huge weights in a proof": lambda: TASK.certify(np.full((4, 2), 1e300), np.ones((3, 2)), True),
     "ragged table": lambda: MODEL.score([[1.0, 2.0], [3.0]]),
@@ -159,3 +160,9 @@ def test_an_interrupt_while_a_file_is_read_stays_one(tmp_path):
 
     with pytest.raises(KeyboardInterrupt), reading(tmp_path, "cannot be read"):
         raise duckdb.InterruptException("INTERRUPT Error: Query interrupted")
+
+
+def test_layers_of_two_precisions_have_one_in_common():
+    U, drop = torch.arange(6.0).reshape(2, 3), overt.Dropout(0.5)
+    found = penalty.predictive_variance(U.bfloat16(), X, drop)
+    assert torch.equal(found, penalty.predictive_variance(U, X, drop))

@@ -25,6 +25,9 @@ from overt.entries import Entries
 LARGEST = 1500
 """Most weights of the full-width network for which second derivatives are formed."""
 
+STRONGEST = 1e100
+"""Weight decay beyond which squares of what it multiplies leave the range of floating point."""
+
 _FIT = 1e-10  # C(A) below this fraction of C(0) is a fit
 _BLOCKS = 10  # most rows or columns of which all subsets are tried for a bound on the rank
 
@@ -91,6 +94,8 @@ def minima(
     minima of the 2 x 2 family: `unseen` of the list estimates it, for each rank.
     """
     depth, lam = _checked(problem, depth), number("weight_decay", weight_decay, exclusive=True)
+    if lam > STRONGEST:
+        raise InputError(f"weight_decay must be at most {STRONGEST:g}, got {lam:g}")
     rng, starts = generator(seed), whole("starts", starts)
     if fitting_rank is None:
         known = smallest_fitting_rank(problem, seed=rng)
