@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import scipy.sparse
 from sklearn.base import clone
 
 import overt
@@ -42,6 +43,8 @@ class Frame(dict):
     columns = ("a", "a", "b")
 
 
+COMPLEX = scipy.sparse.csr_array(np.full((4, 1), 1j))
+
 REFUSED = {
     "a length of time": lambda: overt.Dropout(0.5).mean(np.timedelta64(3, "s")),
     "a nested tensor": lambda: penalty.tied(NESTED, overt.Dropout(0.5)),
@@ -49,6 +52,7 @@ REFUSED = {
     "beyond doubles": lambda: overt.Dropout(HUGE),
     "values beyond doubles": lambda: overt.Entries([0], [0], HUGE),
     "squares that vanish": lambda: overt.LinearNetwork(A * 1e-320, 2, overt.DropBlock(0.5, 2)),
+    "complex features": lambda: DropoutCompletion().fit(ENTRIES, row_features=COMPLEX),
     "endless weight decay": lambda: decay.minima(SMALL, 3, 1e300),
     "no pair to start from": lambda: TASK.train(4, init=-1),
     "huge weights in a proof": lambda: TASK.certify(np.full((4, 2), 1e300), np.ones((3, 2)), True),
@@ -166,3 +170,12 @@ def test_layers_of_two_precisions_have_one_in_common():
     U, drop = torch.arange(6.0).reshape(2, 3), overt.Dropout(0.5)
     found = penalty.predictive_variance(U.bfloat16(), X, drop)
     assert torch.equal(found, penalty.predictive_variance(U, X, drop))
+
+
+def test_whole_numbers_without_sign_and_labels_in_reverse_are_taken():
+    unsigned = clone(MODEL).set_params(n_factors=np.uint64(2)).fit(ENTRIES)
+    assert np.array_equal(unsigned.U_, MODEL.U_)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Dropout(0.5), torch.nn.Linear(2, 2))
+    y = LABELS.numpy()[::-1]
+    found, expected = (nn.audit(model, (X, labels), "cross_entropy") for labels in (y, y.copy()))
+    assert found.objective == expected.objective

@@ -96,12 +96,12 @@ class Settings:
 
     def chosen_factors(self, n_entries: int) -> int:
         """Return the width of the factors of the model of what was chosen."""
-        return max(self.n_factors or 0, WIDE if n_entries >= MANY else FACTORS)
+        return max(int(self.n_factors or 0), WIDE if n_entries >= MANY else FACTORS)
 
     def factors(self, n_entries: int) -> int:
         """Return the width of the factors for so many entries."""
         if self.n_factors is not None:
-            return self.n_factors
+            return int(self.n_factors)
         return self.chosen_factors(n_entries) if self.missing == "negative" else FACTORS
 
     def draws(self, ratings: int, shape: tuple[int, int]) -> int:

@@ -87,9 +87,9 @@ class Encoder:
         if self.columns is None:
             rows = table.tocsr() if hasattr(table, "tocsr") else np.atleast_2d(table)
             values = rows.data if hasattr(rows, "indptr") else rows
-            if not np.all(np.abs(values) < LARGEST):
+            if np.iscomplexobj(values) or not np.all(np.abs(values) < LARGEST):
                 raise InputError(
-                    f"features in a sparse matrix must be finite and below {LARGEST:g}"
+                    f"features in a sparse matrix must be real, finite and below {LARGEST:g}"
                 )
             if rows.shape[1] != self.width:
                 raise InputError(

@@ -232,7 +232,7 @@ def _tensor(value: Any, name: str) -> Tensor:
     array = plain_array(name, value)
     if array.dtype.kind not in "biuf":
         raise InputTypeError(f"{name} must hold numbers, got an array of {array.dtype}")
-    return torch.tensor(array if array.dtype.kind == "f" else array.astype(np.int64))
+    return torch.tensor(np.array(array, array.dtype if array.dtype.kind == "f" else np.int64))
 
 
 def _dense(value: Any, name: str) -> None:
