@@ -410,7 +410,8 @@ def test_what_came_last_is_observed_again(table, tmp_path):
     loaded.partial_fit(later)
     assert loaded.entries_.times[-1] == 99
     assert np.abs(loaded.model_.pairs.recent[0] - before[0]).max() > 0
-    model.partial_fit(np.array([[0, later.cols[0]]]), [5.0])  # times are not told any more
+    with pytest.warns(UserWarning, match="have no times"):
+        model.partial_fit(np.array([[0, later.cols[0]]]), [5.0])
     assert not model.model_.pairs.recent[0].any()
     assert model.model_.pairs.recent[7].any()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 
 from overt._types import Array, Floats, Ints
@@ -22,7 +24,7 @@ class Ledger:
         self._replaced = np.zeros(0, dtype=bool)  # of the base, once something was
         none = np.zeros(0, np.int64)
         self._more: tuple[Ints, Ints, Floats] = none, none, np.zeros(0)
-        self._times = np.zeros(0)  # of those, where they were told
+        self._times: Floats | None = np.zeros(0)  # of those; None once some were not told
         self.shape, self.row_ids, self.col_ids = entries.shape, entries.row_ids, entries.col_ids
 
     @property
@@ -46,10 +48,9 @@ class Ledger:
             base = (array[kept] for array in (self._base.rows, self._base.cols, self._base.values))
             rows, cols, values = map(np.concatenate, zip(base, self._more, strict=True))
             times = self._base.times
-            if times is not None and len(self._times) == len(self._more[0]):
-                times = np.concatenate([times[kept], self._times])
-            else:
-                times = None  # not told of all
+            if times is not None:
+                told = self._times
+                times = None if told is None else np.concatenate([times[kept], told])
             merged = Entries(rows, cols, values, self.shape, self.row_ids, self.col_ids, times)
             self.__init__(merged)  # type: ignore[misc]
         return self._base
@@ -96,9 +97,16 @@ class Ledger:
         old = ~np.isin(self._more[0] * width + self._more[1], key)
         more = zip(self._more, (new.rows, new.cols, new.values), strict=True)
         rows, cols, values = (np.concatenate([a[old], b]) for a, b in more)
-        told = len(self._times) == len(old) and new.times is not None
-        times = self._times[old] if told else np.full(len(old) + len(new) + 1, np.nan)
-        self._times = times if new.times is None else np.append(times, new.times)
+        if self._times is not None and new.times is not None:
+            self._times = np.append(self._times[old], new.times)
+        elif self._times is not None:
+            self._times = None
+            if self._base.times is not None:
+                warnings.warn(
+                    f"the {len(new)} new entries have no times: lists no longer follow what their "
+                    "rows chose last",
+                    stacklevel=2,
+                )
         at = self._places(0, np.unique(new.rows))
         at = at[np.isin(self._base.rows[at] * width + self._base.cols[at], key)]
         if len(at) and not len(self._replaced):
