@@ -773,9 +773,23 @@ def test_as_many_samples_as_are_asked_for():
         none, some = (predictive_moments(model, x, draws=n) for n in (0, 160))
     assert (none.draws, none.checks, some.draws) == (0, 0, 160)
     assert some.reached < none.reached
+    with torch.no_grad():
+        capped = predictive_moments(model, x, tol=1e-4, draws=0)
+    assert (capped.draws, capped.checks) == (0, 0)
     lstm, x = built(*DRAWN["lstm"][:2])
     with pytest.raises(InputError, match="at least 2"):
         predictive_moments(lstm, x, draws=0)
+
+
+def test_a_switch_of_a_model_is_asked_about_again():
+    def run(self, x):
+        return self.a(x) + torch.randn(1 if getattr(self, "shared", False) else len(x), 1)
+
+    model, x = built(lambda: Net(run, a=Linear(20, 4)), FLAT)
+    for model.shared in (False, True):
+        found = mc_moments(model, x, 64, seed=0)
+        assert found.draws == 64
+        np.testing.assert_allclose(found.std, 1, rtol=0.4)
 
 
 def test_few_passes_may_agree_by_chance():

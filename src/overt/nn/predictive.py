@@ -132,9 +132,9 @@ def _sampled(
 ) -> Moments:  # fmt: skip
     """Correct what was carried by as many samples as are asked for, or as the goal needs."""
     few = found is not None and not drawn
+    if found is not None and draws == 0:
+        return doubted(found, drawn) if drawn else found
     if draws is not None and tol is None:
-        if found is not None and draws == 0:
-            return doubted(found, drawn) if drawn else found
         samples.draw(draws)
         return corrected(found, samples, one, drawn)
     most = draws or (DRAWS if tol is None else MOST)

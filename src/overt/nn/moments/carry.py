@@ -264,8 +264,11 @@ def hidden_randomness(model: nn.Module, inputs: Any, output: Output, one: Carrie
 
 
 def remembered(model: nn.Module, output: Output, what: Any, ask: Callable[[], Any]) -> Any:
-    """Return the answer to a question that is asked once for each structure of a model."""
-    modules = tuple((name, type(module)) for name, module in model.named_modules())
+    """Return the answer to a question that is asked once for each structure of a model.
+
+    Settings that are numbers or words, such as a probability or a switch, belong to the structure.
+    """
+    modules = tuple((name, type(m), *_settings(m)) for name, m in model.named_modules())
     signature = (modules, getattr(output, "__code__", output))
     known = _answers.get(model)
     if known is None or known[0] != signature:
@@ -273,6 +276,11 @@ def remembered(model: nn.Module, output: Output, what: Any, ask: Callable[[], An
     if what not in known[1]:
         known[1][what] = ask()
     return known[1][what]
+
+
+def _settings(module: nn.Module) -> list[Any]:
+    told = (value for name, value in vars(module).items() if name[0] != "_" and name != "training")
+    return [value for value in told if isinstance(value, (bool, int, float, str))]
 
 
 _answers: WeakKeyDictionary[nn.Module, tuple[Any, dict[Any, Any]]] = WeakKeyDictionary()
