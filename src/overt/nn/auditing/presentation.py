@@ -176,7 +176,7 @@ def _last_layer(report: Any, head: Any) -> Section:
         gap_line(report, head),
         note,
     )
-    picture = (_spectra, head, note.capitalize() + ".")
+    picture = (_spectra, head, "The values of the table.")
     header = ("", "outputs", "optimum", "targets")
     return Section("last layer", words, header, _spectrum_rows(head)[:SHOWN], "", picture)
 
