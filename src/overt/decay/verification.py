@@ -117,8 +117,9 @@ def verify(
     kind = _KINDS[int(np.sign(rank - known))]
     kind_proved = known.proved or rank < known.at_least or rank > known
     return Minimum(
-        rank, A, loss, cost, kind, kind_proved, dimension == 0, dimension, bool(minimum),
-        gradient, curvature, imbalance, proof,
+        rank=rank, matrix=A, loss=loss, cost=cost, kind=kind, kind_proved=kind_proved,
+        isolated=dimension == 0, dimension=dimension, verified=bool(minimum), gradient=gradient,
+        curvature=curvature, imbalance=imbalance, proof=proof,
     )  # fmt: skip
 
 
