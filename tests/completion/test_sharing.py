@@ -121,7 +121,8 @@ def test_what_needs_entries_reads_the_files(client, tmp_path):
     here = DropoutCompletion(**SETTINGS).fit(folder)
     mine, theirs = (m.recommend(3, by="value").cols for m in (again, here))
     np.testing.assert_array_equal(mine, theirs)
-    grown = again.set_params(engine="local").partial_fit([["3", "4"]], [5.0])
+    with pytest.warns(UserWarning, match="new entries have no times"):
+        grown = again.set_params(engine="local").partial_fit([["3", "4"]], [5.0])
     assert len(grown.entries_) in (len(here.entries_), len(here.entries_) + 1)
     (folder / "00.csv").write_text("user,item,rating,time\n1,1,1,1\n")
     with pytest.raises(InputError, match="other ratings"):
