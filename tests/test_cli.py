@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -256,3 +257,17 @@ def test_interrupted_jumps_show_the_steps_taken(tmp_path):
 
 def test_completion_is_offered():
     assert "--install-completion" in overt_command("--help").stdout
+
+
+def test_warnings_are_one_sentence(tmp_path, monkeypatch, capsys):
+    from overt.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    lines = [f"a{i % 5},x{i % 3},{i % 4}.5,{'' if i == 3 else i}" for i in range(15)]
+    (tmp_path / "r.csv").write_text("\n".join(["user,item,rating,time", *lines]))
+    monkeypatch.setattr(sys, "argv", ["overt", "evaluate", "r.csv", "--split", "random"])
+    with warnings.catch_warnings(), pytest.raises(SystemExit, match="0"):
+        warnings.simplefilter("default")
+        main()
+    assert capsys.readouterr().err.startswith("warning: 1 of 15 entries of r.csv have no time")

@@ -435,3 +435,13 @@ def test_memory_and_file_handles_stay(ratings, tmp_path):
         maps.append(Path("/proc/self/maps").read_text().count("(deleted)"))
     assert handles[-1] <= handles[1]
     assert maps[-1] <= maps[1]
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_times_of_some_entries_alone_are_named(tmp_path, folder):
+    path = tmp_path / "r" if folder else tmp_path / "r.csv"
+    place = path / "a.csv" if folder else path
+    place.parent.mkdir(exist_ok=True)
+    place.write_text("user,item,rating,time\na,x,1,10\nb,y,2,\nc,x,3,12\n")
+    with pytest.warns(UserWarning, match="1 of 3 entries .* have no time"):
+        assert read_ratings(path).times is None

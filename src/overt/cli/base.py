@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,6 +66,7 @@ Engine = Annotated[str, Option(help="local, dask, or a scheduler: tcp://...")]
 
 def main() -> None:
     """Run the command line; mistakes in the input end with one clear sentence and exit code 2."""
+    warnings.showwarning = lambda message, *_, **__: warn(str(message))
     try:
         with keeping("nothing had begun"):
             app()
@@ -94,6 +96,12 @@ def fail(message: str, code: int) -> NoReturn:
     said = f"[bold red]error:[/] {escape(message)}"
     Console(stderr=True).print(said, highlight=False, soft_wrap=True)
     raise SystemExit(code)
+
+
+def warn(message: str) -> None:
+    """Print one sentence on standard error and go on."""
+    said = f"[yellow]warning:[/] {escape(message)}"
+    Console(stderr=True).print(said, highlight=False, soft_wrap=True)
 
 
 def show_path(what: str, path: str | os.PathLike[str]) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from overt._check import InputError
 from overt._identifiers import identifiers
+from overt._mapped import slices
 from overt._types import Array, Floats, Ints
 from overt.completion.storage.text import Rejected
 from overt.entries import Entries
@@ -50,6 +51,9 @@ class RatingsFile:
         When each entry was observed, in seconds or in the file's numbers, where it says.
     clicks
         Whether the file has rows and columns only; values are then 1.
+    untimed
+        Number of entries without a time that can be read where others have one; `times` is then
+        left out.
     """
 
     rows: Ints
@@ -63,6 +67,7 @@ class RatingsFile:
     guessed: tuple[str, ...] = ()
     times: Floats | None = None
     clicks: bool = False
+    untimed: int = 0
 
     @cached_property
     def entries(self) -> Entries:
@@ -95,10 +100,11 @@ def collect(
             again = int(np.delete(np.arange(len(rows)), first)[0])
             raise refused(path, repeated, row_ids[rows[again]], col_ids[cols[again]])
         rows, cols, x, times = rows[first], cols[first], *found[1:]
-    told = times if len(times) and not np.isnan(times).any() else None
+    told, untimed = times_told(times)
     return RatingsFile(
-        rows, cols, x, row_ids, col_ids, rejected, repeated, read.header, read.guessed, told, clicks
-    )
+        rows, cols, x, row_ids, col_ids, rejected, repeated, read.header, read.guessed, told,
+        clicks, untimed,
+    )  # fmt: skip
 
 
 def judge(db: Any, valued: bool, read: Columns) -> list[Rejected]:
@@ -129,6 +135,12 @@ def judge(db: Any, valued: bool, read: Columns) -> list[Rejected]:
         "select n, reason, concat_ws(',', a, b, v) from judged where reason is not null"
     ).fetchall()
     return [Rejected(int(n), str(why), str(line)) for n, why, line in bad]
+
+
+def times_told(times: Floats) -> tuple[Floats | None, int]:
+    """Return times if all entries have one, and how many have none where others have."""
+    missing = sum(int(np.isnan(times[some]).sum()) for some in slices(len(times), times))
+    return (times, 0) if len(times) and not missing else (None, missing % max(len(times), 1))
 
 
 def merged(

@@ -8,6 +8,7 @@ identifiers are strings or whole numbers.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,12 @@ def read_ratings(
     if not len(read.values):
         raise InputError(f"{path} has no usable line (row, column, value)" + _first(read))
     refuse_absurd(read, path)
+    if read.untimed:
+        warnings.warn(
+            f"{read.untimed} of {len(read.values)} entries of {path} have no time that can be "
+            "read: times are left out",
+            stacklevel=2,
+        )
     return read
 
 

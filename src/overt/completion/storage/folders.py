@@ -17,7 +17,7 @@ from overt._check import InputError
 from overt._mapped import SLICE, arranged, forget, mark_of, piles, room, slices
 from overt._types import Array, Ints
 from overt.completion.storage import loading
-from overt.completion.storage.collecting import Columns, RatingsFile, merged, refused
+from overt.completion.storage.collecting import Columns, RatingsFile, merged, refused, times_told
 from overt.completion.storage.parts import Numbering, Reading, shown
 from overt.completion.storage.text import Said
 from overt.entries import Entries
@@ -105,10 +105,10 @@ def read_folder(path: Path, duplicates: str, said: Said, memory_limit: int | Non
         a, b = (array[repeated[0]] for array in arrays[:2])
         raise refused(path, len(repeated), row_ids[a], col_ids[b])
     rows, cols, values, times = arrays
-    told = len(times) and not any(np.isnan(times[s]).any() for s in slices(len(times), times))
+    told, untimed = times_told(times)
     return RatingsFile(
         rows, cols, values, row_ids, col_ids, reading.rejected, len(repeated), read.header,
-        read.guessed, times if told else None, clicks,
+        read.guessed, told, clicks, untimed,
     )  # fmt: skip
 
 
