@@ -267,7 +267,8 @@ def test_warnings_are_one_sentence(tmp_path, monkeypatch, capsys):
     lines = [f"a{i % 5},x{i % 3},{i % 4}.5,{'' if i == 3 else i}" for i in range(15)]
     (tmp_path / "r.csv").write_text("\n".join(["user,item,rating,time", *lines]))
     monkeypatch.setattr(sys, "argv", ["overt", "evaluate", "r.csv", "--split", "random"])
-    with warnings.catch_warnings(), pytest.raises(SystemExit, match="0"):
+    with warnings.catch_warnings():
         warnings.simplefilter("default")
-        main()
+        with pytest.raises(SystemExit, match="0"):
+            main()
     assert capsys.readouterr().err.startswith("warning: 1 of 15 entries of r.csv have no time")
