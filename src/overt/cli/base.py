@@ -23,8 +23,7 @@ from overt._check import InputError, MissingExtraError
 from overt._files import ready
 from overt._plain import plain
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it."""
+INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 
 
 @contextmanager
@@ -57,7 +56,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-console = Console()
+console, errors = Console(), Console(stderr=True, highlight=False, soft_wrap=True)
 
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]
 Seed = Annotated[int, Option(min=0, help="Seed of every random draw.")]
@@ -66,7 +65,8 @@ Engine = Annotated[str, Option(help="local, dask, or a scheduler: tcp://...")]
 
 def main() -> None:
     """Run the command line; mistakes in the input end with one clear sentence and exit code 2."""
-    warnings.showwarning = lambda message, *_, **__: warn(str(message))
+    warned = "[yellow]warning:[/] "
+    warnings.showwarning = lambda text, *_, **__: errors.print(warned + escape(str(text)))
     try:
         with keeping("nothing had begun"):
             app()
@@ -93,15 +93,8 @@ def ended(status: str, kept: str) -> None:
 def fail(message: str, code: int) -> NoReturn:
     """Print one sentence on standard error and end with the exit code."""
     sys.stdout.flush()
-    said = f"[bold red]error:[/] {escape(message)}"
-    Console(stderr=True).print(said, highlight=False, soft_wrap=True)
+    errors.print(f"[bold red]error:[/] {escape(message)}")
     raise SystemExit(code)
-
-
-def warn(message: str) -> None:
-    """Print one sentence on standard error and go on."""
-    said = f"[yellow]warning:[/] {escape(message)}"
-    Console(stderr=True).print(said, highlight=False, soft_wrap=True)
 
 
 def show_path(what: str, path: str | os.PathLike[str]) -> None:
@@ -116,8 +109,7 @@ def show_json(value: Any, *, indent: int | None = None) -> None:
 
 def show_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table: numbers to the right, verdicts colored, everything else as it is."""
-    lines = [list(row) for row in rows]
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    lines, table = list(map(list, rows)), Table(box=None, header_style="bold", pad_edge=False)
     for i, name in enumerate(header):
         cells = [row[i] for row in lines]
         numeric = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in cells if v)
