@@ -18,7 +18,7 @@ SHAPES = {  # rows, columns, ratings, rank, noise, popularity, scale, law of the
     "few columns, dense, -10..10": (800, 100, 56_000, 5, 0.5, 0.0, None, None),
     "heavy tails": (500, 300, 30_000, 4, 0.8, 1.0, None, student),
     "20 ratings a row": (2000, 500, 40_000, 4, 0.5, 0.5, None, None),
-    "long tail of 10,000 columns": (300, 10_000, 12_000, 2, 0.5, 1.8, (1.0, 5.0), None),
+    "long tail of 4,000 columns": (300, 4000, 12_000, 2, 0.5, 1.8, (1.0, 5.0), None),
 }
 
 
