@@ -315,7 +315,8 @@ COMPLETION = {
         lambda delta: MODEL.generalization_bound(delta=delta), {"delta": (n, 0.05)}, infinite=True),
     "completion.DropoutImputer": Row(
         lambda X, max_sweeps, tol: DropoutImputer(max_sweeps=max_sweeps, tol=tol).fit_transform(X),
-        {"X": (a, TABLE), "max_sweeps": (c, 3), "tol": (n, 0.01)}, unique=False),
+        {"X": (a, TABLE), "max_sweeps": (c, 3), "tol": (n, 0.01)}, unique=False,
+        warns="have no entry"),
     "completion.DropoutImputer.transform": Row(IMPUTER.transform, {"X": (a, TABLE)}, unique=False),
     "completion.DropoutImputer.impute": Row(IMPUTER.impute, {
         "X": (a, TABLE), "n": (c, 2), "seed": (s, 1)}, unique=False),
