@@ -176,7 +176,8 @@ def _fit_negative(
         kept = entries.take(np.flatnonzero(~hidden))
         few = CompletionProblem.build(kept, problem.columns.n_factors, biases=False, standard=False)
         first = NegativeForm.start(few, settings.seed)
-        status = descend(first, run.engine, settings.sweeps, tol, run.bar.advance)
+        # What popularity is to count shows before all has settled, and the rest settles below.
+        status = descend(first, run.engine, settings.sweeps, 2 * tol, run.bar.advance)
         form = first.over(problem, popular.choose(first.means, entries, hidden))
         form.history += first.history if status is Status.INTERRUPTED else []
     form = form or NegativeForm.start(problem, settings.seed)
