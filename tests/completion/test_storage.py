@@ -445,3 +445,11 @@ def test_times_of_some_entries_alone_are_named(tmp_path, folder):
     place.write_text("user,item,rating,time\na,x,1,10\nb,y,2,\nc,x,3,12\n")
     with pytest.warns(UserWarning, match="1 of 3 entries .* have no time"):
         assert read_ratings(path).times is None
+
+
+@pytest.mark.parametrize("header", ["", "user;item;rating\n"])
+def test_decimal_commas_are_read_where_they_can_mean_nothing_else(tmp_path, header):
+    (tmp_path / "r.csv").write_text(header + "a;x;4,5\nb;y;-,5\na;y;2\nb;x;0,234\nc;x;1,234\n")
+    read = read_ratings(tmp_path / "r.csv")
+    assert read.values.tolist() == [4.5, -0.5, 2.0, 0.234]
+    assert [line.reason for line in read.rejected] == ["not a number"]  # a thousand, or a decimal

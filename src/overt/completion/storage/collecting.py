@@ -29,6 +29,13 @@ class Columns(NamedTuple):
     skipped: int = 0
 
 
+NUMBER = """coalesce(try_cast(trim(v::varchar) as double), case when regexp_full_match(
+trim(v::varchar), '[+-]?[0-9]*,[0-9]+') and not regexp_full_match(trim(v::varchar),
+'[+-]?[1-9][0-9]{0,2},[0-9]{3}') then try_cast(replace(trim(v::varchar), ',', '.') as double) end)
+"""
+"""A number, also with a decimal comma: 4,5 is 4.5, but 1,234 may be more than a thousand."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class RatingsFile:
     """What a ratings file holds, every line of it.
@@ -120,7 +127,7 @@ def judge(db: Any, valued: bool, read: Columns) -> list[Rejected]:
                 f"when length({name}) > {LONGEST} "
                 f"then '{side} identifier longer than {LONGEST} characters'"
             )
-    x = "try_cast(trim(v::varchar) as double)" if types["v"] != "DOUBLE" else "v"
+    x = "v" if types["v"] == "DOUBLE" else NUMBER
     if valued and "value" not in read.places:
         x = "1.0::double"
     elif valued:

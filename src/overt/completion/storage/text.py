@@ -196,15 +196,19 @@ def _header(
     """
     known, leading = {name.lower() for name in names}, []
     for number, parts in lines:
-        if with_values and any(map(is_number, parts)) and not any(map(role_of, parts)):
+        if with_values and any(map(_is_number, parts)) and not any(map(role_of, parts)):
             break
         leading.append((number, parts))
         if not with_values and len(leading) > 1:
             break
     named = [line for line in leading if any(p.lower() in known or role_of(p) for p in line[1])]
     if not named and with_values:
-        named = [line for line in leading[:1] if not any(map(is_number, line[1]))]
+        named = [line for line in leading[:1] if not any(map(_is_number, line[1]))]
     return named[0] if named else None
+
+
+def _is_number(word: str) -> bool:
+    return is_number(word.replace(",", ".", 1))
 
 
 def _readable(line: str) -> str:
