@@ -10,8 +10,10 @@ import warnings
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import overt
+from overt.cli import app
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
 
@@ -272,3 +274,14 @@ def test_warnings_are_one_sentence(tmp_path, monkeypatch, capsys):
         with pytest.raises(SystemExit, match="0"):
             main()
     assert capsys.readouterr().err.startswith("warning: 1 of 15 entries of r.csv have no time")
+
+
+def test_pictures_are_refused_before_the_work_or_written_whole(tmp_path):
+    np.save(tmp_path / "M.npy", np.eye(3))
+    given = ["train", str(tmp_path / "M.npy"), "--width", "2", "--steps", "20", "--plot"]
+    shown = CliRunner().invoke(app, [*given, str(tmp_path / "p.xyz")])
+    assert isinstance(shown.exception, overt.InputError)
+    assert shown.output == ""
+    assert "ends in .png" in str(shown.exception)
+    assert CliRunner().invoke(app, [*given, str(tmp_path / "p.svg")]).exit_code == 0
+    assert "<svg" in (tmp_path / "p.svg").read_text()

@@ -5,16 +5,22 @@ The colors are told apart by the color-blind and, by their lightness, in gray.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from functools import partial
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from overt._check import MissingExtraError
+from overt._check import InputError, MissingExtraError
+from overt._files import write_whole
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#8a97a3")
 BLUE, ORANGE, GREEN, _, YELLOW, GRAY = COLORS
+
+FORMATS = ("png", "pdf", "svg", "jpg", "jpeg", "webp", "eps", "ps", "tif", "tiff")
 
 STYLE: dict[str, Any] = {
     "axes.grid": True,
@@ -70,6 +76,20 @@ def subplots(rows: int = 1, columns: int = 1, size: tuple[float, float] = (4.2, 
     `size` is that of each of the axes, in inches.
     """
     return canvas(size[0] * columns, size[1] * rows, rows, columns, squeeze=False)
+
+
+def write_figure(figure: Any, path: str | os.PathLike[str], dpi: int = 150) -> Path:
+    """Write a picture whole or not at all, in the format that its name ends with."""
+    how = {"format": figure_format(path), "dpi": dpi, "bbox_inches": "tight"}
+    return write_whole(path, partial(figure.savefig, **how))
+
+
+def figure_format(path: str | os.PathLike[str]) -> str:
+    """Return the format of a picture by the end of its name, or refuse it."""
+    found = Path(path).suffix[1:].lower()
+    if found not in FORMATS:
+        raise InputError(f"a picture's name ends in .{', .'.join(FORMATS)}, got {path}")
+    return found
 
 
 def bars_figure(*panels: tuple[str, Any]) -> Any:

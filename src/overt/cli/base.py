@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 
 import overt
 from overt._check import InputError, MissingExtraError
+from overt._figures import figure_format
 from overt._files import ready
 from overt._plain import plain
 
@@ -51,11 +52,9 @@ app = typer.Typer(
     cls=_Commands,
     help="The regularizers hidden in training noise, written down, solved and certified.\n\n"
     "Start with [bold]overt tour[/bold], which writes a report of what overt can do.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-)
+)  # fmt: skip
 console, errors = Console(), Console(stderr=True, highlight=False, soft_wrap=True)
 
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]
@@ -76,12 +75,14 @@ def main() -> None:
         fail(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""), 2)
 
 
-def awaited(*paths: Path | None) -> None:
+def awaited(*paths: Path | None, picture: Path | None = None) -> None:
     """Make the folders of files that the work will end in, or refuse them before it begins."""
-    for path in filter(None, paths):
+    for path in filter(None, (*paths, picture)):
         if path.is_dir():
             raise InputError(f"{path} is a folder; name a file to write")
         ready(path.parent)
+    if picture is not None:
+        figure_format(picture)
 
 
 def ended(status: str, kept: str) -> None:

@@ -49,7 +49,7 @@ def jumps(
 
     if out is not None and out.suffix not in (".npz", ".json"):
         raise InputError(f"--out must end in .npz or .json, got {out}")
-    awaited(out, plot)
+    awaited(out, picture=plot)
     problem, noisy = two_by_two(epsilon), (learning_rate, weight_decay)
     schedule = _schedule(periods, noisy_steps, quiet_steps, noisy, convention)
     runs = simulate(
@@ -138,11 +138,11 @@ def _median(found: Jumps) -> float | None:
 
 
 def _draw(found: Jumps, path: Path) -> None:
-    from overt._figures import canvas
+    from overt._figures import canvas, write_figure
     from overt.experiments.jumps import ratio_panel, summary, survival_panel
 
     (figure, (ratio, share)), row = canvas(6.4, 5.6, 2, 1, sharex=True), summary(found, shown=20)
     ratio_panel(ratio, row, found.threshold)
     survival_panel(share, row, "", "firebrick")
     share.set_ylabel("share not jumped (95% band)")
-    figure.savefig(path, dpi=150)
+    write_figure(figure, path)

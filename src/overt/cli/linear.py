@@ -108,7 +108,7 @@ def train(
 
     from overt.linear import inverse_decay
 
-    awaited(out, plot)
+    awaited(out, picture=plot)
     net = network(
         target, x, y, width, noise, drop_prob, block_size, keep, weight_decay=weight_decay
     )
@@ -140,8 +140,9 @@ def train(
     if out is not None:
         show_path("saved", run.save(out))
     if plot is not None:
-        run.plot().savefig(plot, dpi=150, bbox_inches="tight")
-        show_path("picture", plot)
+        from overt._figures import write_figure
+
+        show_path("picture", write_figure(run.plot(), plot))
     ended(run.status, "what is shown and written holds the steps taken")
 
 

@@ -203,15 +203,16 @@ def _draw(out: Path, found: Any, x: Any, y: Any, moved: Any, after: Any) -> list
     """Draw the curve and, where inputs are images, some examples; return what was written."""
     import numpy as np
 
+    from overt._figures import write_figure
     from overt.robust.pictures import draw_examples
 
-    found.plot().savefig(out / "attack.png", dpi=150)
+    write_figure(found.plot(), out / "attack.png")
     written = [("picture", "attack.png")]
     changed = (moved.cpu().numpy() != x).reshape(len(x), -1).any(1)
     shown = np.flatnonzero(changed & (np.asarray(after.argmax(1)) != np.ravel(y)))[:8]
     if x.ndim in (3, 4) and len(shown):
         parts = (x, moved.cpu().numpy(), np.ravel(y), after.argmax(1).numpy())
-        draw_examples(*(part[shown] for part in parts)).savefig(out / "examples.png", dpi=150)
+        write_figure(draw_examples(*(part[shown] for part in parts)), out / "examples.png")
         written.append(("pictures", "examples.png"))
     return written
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from overt._check import InputError
+from overt._figures import write_figure
 from overt._files import write_whole
 from overt._html import Page
 from overt.experiments.base import SIZES, Experiment, Row
@@ -161,5 +162,5 @@ def write_markdown(chosen: list[Experiment], out: Folder) -> Path:
     """Write OUT/index.md and the pictures beside it."""
     for entry in entries(chosen, out):
         figure = entry.experiment.draw(entry.rows, entry.size)
-        figure.savefig(Path(out) / f"{entry.experiment.id}.png", dpi=75, bbox_inches="tight")
+        write_figure(figure, Path(out) / f"{entry.experiment.id}.png", dpi=75)
     return write_whole(Path(out) / "index.md", markdown(chosen, out))

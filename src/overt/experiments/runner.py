@@ -9,7 +9,6 @@ import platform
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 
 import overt
 from overt._check import InputError, MissingExtraError, choice, whole
+from overt._figures import write_figure
 from overt._files import digest, reading, ready, write_whole
 from overt._mapping import mapped
 from overt._plain import plain
@@ -72,9 +72,7 @@ def report(
     """Check the rows, write ID-SIZE.png and ID-SIZE.json, return the findings and the picture."""
     findings = experiment.check(rows)
     stem = Path(out) / f"{experiment.id}-{size}"
-    figure = experiment.draw(rows, size)
-    picture = stem.with_suffix(".png")
-    write_whole(picture, partial(figure.savefig, format="png", dpi=110, bbox_inches="tight"))
+    picture = write_figure(experiment.draw(rows, size), f"{stem}.png", dpi=110)
     summary = {
         **{name: getattr(experiment, name) for name in ("id", "title", "source", "claim")},
         "size": size,
