@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -42,8 +43,15 @@ def n_bytes(limit: Any) -> int | None:
 
 def room(count: int, dtype: Any) -> Array:
     """Return an array on disk, in the folder for temporary files."""
+    count = max(size := count, 1)
     with tempfile.TemporaryFile(prefix="overt-") as file:
-        return np.asarray(np.memmap(file, dtype=dtype, mode="w+", shape=(max(count, 1),)))[:count]
+        if hasattr(os, "posix_fallocate"):  # where a disk is full later, the process just ends
+            try:
+                os.posix_fallocate(file.fileno(), 0, count * np.dtype(dtype).itemsize)
+            except OSError as error:
+                why = f"{error.strerror} for temporary files; TMPDIR names another folder"
+                raise OSError(error.errno, why, tempfile.gettempdir()) from None
+        return np.asarray(np.memmap(file, dtype=dtype, mode="w+", shape=(count,)))[:size]
 
 
 class Pile:

@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from fuzz.crash import resuming, saving
 
 import overt
 from overt._files import ready, write_whole
+from overt._mapped import room
+from overt.completion import DropoutCompletion
 
 COUNT = int(os.environ.get("OVERT_FUZZ", "5"))
 pytestmark = [
@@ -123,7 +126,7 @@ def test_no_file_depends_on_the_clock():
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
-def test_full_disks_are_answered_with_a_sentence(tmp_path):
+def test_full_disks_are_answered_with_a_sentence(tmp_path, monkeypatch):
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
@@ -135,5 +138,12 @@ def test_full_disks_are_answered_with_a_sentence(tmp_path):
             write_whole(before, np.zeros(50_000).tobytes())
         assert before.read_bytes() == b"x" * 20_000
         assert len(list(disk.iterdir())) == 1
+        monkeypatch.setattr(tempfile, "tempdir", str(disk))
+        with pytest.raises(OSError, match="TMPDIR names another folder"):
+            room(50_000, float)
+        model = DropoutCompletion(2, 0.5, max_sweeps=1).fit(np.eye(3))
+        (disk / "filler").write_bytes(bytes(40_000))
+        with pytest.raises(OSError, match=r"lists.parquet cannot be written: .*No space"):
+            model.recommend_all(disk / "lists.parquet")
     finally:
         subprocess.run(["umount", str(disk)], check=True)

@@ -12,13 +12,14 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from overt._check import InputError, MissingExtraError, plain_array, whole
+from overt._check import InputError, plain_array, whole
 from overt._files import as_path, ready, replacing, write_whole
 from overt._progress import meter
 from overt._types import Array, Floats, Ints
 from overt.completion.forms.model import UNKNOWN
 from overt.completion.index import EntryIndex
 from overt.completion.recommending import BLOCK, BY, Ranking, column_mask, top
+from overt.completion.storage import loading
 from overt.entries import pairs
 from overt.results import Result
 
@@ -89,10 +90,7 @@ class Lists:
         text.detach()
 
     def _write_parquet(self, path: Path, places: Ints) -> None:
-        try:
-            import duckdb
-        except ModuleNotFoundError:
-            raise MissingExtraError("duckdb", "files") from None
+        duckdb = loading.duckdb()
         with duckdb.connect() as db, replacing(path) as temporary:
             for number, block in enumerate(self._blocks(places)):
                 columns = zip(HEADER, self._named(block), strict=True)
@@ -102,7 +100,10 @@ class Lists:
                 db.execute(f"{start} select * from given")  # noqa: S608
                 db.unregister("given")
             target = os.fspath(temporary).replace("'", "''")
-            db.execute(f"copy lists to '{target}' (format parquet)")
+            try:
+                db.execute(f"copy lists to '{target}' (format parquet)")
+            except duckdb.IOException as error:
+                raise OSError(f"{path} cannot be written: {error}".splitlines()[0][:300]) from None
 
     def _named(self, block: _Lines) -> tuple[Any, Any, Any, Any, Any]:
         return self._index.row_names(block.rows), self._index.col_names(block.cols), *block[2:]

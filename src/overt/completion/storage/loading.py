@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +34,9 @@ def readable(path: Path) -> Iterator[None]:
         if isinstance(error, duckdb().InterruptException):
             raise KeyboardInterrupt from None
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{path} cannot be read, it may be damaged: {reason}") from None
+        full = "No space left" in reason or "offload" in reason  # of what it keeps on disk
+        why = f"{tempfile.gettempdir()} has no room for it" if full else "it may be damaged"
+        raise InputError(f"{path} cannot be read, {why}: {reason}") from None
 
 
 def refuse_archives(path: Path, magic: bytes) -> None:
