@@ -23,7 +23,7 @@ from overt.completion.storage import loading
 from overt.entries import pairs
 from overt.results import Result
 
-HEADER = ("row", "column", "rank", "prediction", "score")
+HEADER, FULL = ("row", "column", "rank", "prediction", "score"), "No space left on device"
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -53,18 +53,17 @@ class Lists:
         self, ranking: Ranking, index: EntryIndex, n: int, exclude_seen: bool, exclude: Any,
         candidates: Any,
     ) -> None:  # fmt: skip
-        self._ranking, self._index, self._n = ranking, index, whole("n", n)
-        self._seen = exclude_seen
+        self._ranking, self._index, self._seen = ranking, index, exclude_seen
+        self._n = whole("n", n)
         paired = plain_array("exclude", exclude).ndim == 2 and len(exclude)
         self._pairs = _known_pairs(index, exclude) if paired else None
         self._mask = column_mask(index, () if paired else exclude, candidates)
 
     def collect(self, rows: Any = None) -> Recommendations:
         """Return all lists."""
-        places = self._places(rows)
-        blocks = list(self._blocks(places))
-        parts = [np.concatenate(part) for part in zip(*blocks, strict=True)]
-        return Recommendations(*self._named(_Lines(*parts)), BY[self._ranking.by])
+        blocks = zip(*self._blocks(self._places(rows)), strict=True)
+        found = _Lines(*map(np.concatenate, blocks))
+        return Recommendations(*self._named(found), BY[self._ranking.by])
 
     def write(self, path: str | os.PathLike[str], rows: Any = None) -> None:
         """Write all lists to a CSV or Parquet file, which appears when it is whole."""
@@ -103,7 +102,7 @@ class Lists:
             try:
                 db.execute(f"copy lists to '{target}' (format parquet)")
             except duckdb.IOException as error:
-                raise OSError(f"{path} cannot be written: {error}".splitlines()[0][:300]) from None
+                raise OSError(FULL if FULL in str(error) else str(error)[:200]) from None
 
     def _named(self, block: _Lines) -> tuple[Any, Any, Any, Any, Any]:
         return self._index.row_names(block.rows), self._index.col_names(block.cols), *block[2:]

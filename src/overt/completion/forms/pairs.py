@@ -49,8 +49,12 @@ class AllPairs:
     recent: Floats  # what rows chose last changes of their means, where that is known; see `recent`
 
     def blended(self, x: Floats) -> Floats:
-        """Return scores, from what the model predicts for all known columns."""
-        return blended(x, self.shares, self.popular)
+        """Return scores, from predictions for all known columns; what nobody chose comes last."""
+        scores, chosen = blended(x, self.shares, self.popular), self.shares > 0
+        if chosen.all() or not chosen.any():
+            return scores
+        lowest = scores[..., chosen].min(axis=-1, keepdims=True)
+        return np.where(chosen, scores, np.minimum(scores, lowest - 1e-9 * abs(lowest)))
 
     def arrays(self) -> dict[str, Array]:
         """Return what storage keeps."""
