@@ -58,3 +58,11 @@ def test_solving_imports_no_compiler():
 
 def test_commands_that_do_not_train_import_no_compiler(tmp_path):
     assert "statements hold" in python(COMMANDS, tmp_path / "M.npy")
+
+
+def test_what_no_folder_keeps_is_compiled_all_the_same():
+    from overt._compiled import njit
+
+    names = {}
+    exec(compile("def more(x): return x + 1", "/nowhere/more.py", "exec"), names)  # noqa: S102
+    assert njit()(names["more"])(1) == 2

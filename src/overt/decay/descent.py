@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
+
+from overt._compiled import njit
 
 _MEMORY = 12  # pairs that L-BFGS keeps
 
 
-@numba.njit(cache=True, nogil=True)
+@njit()
 def loss_gradient(theta, sizes, rows, cols, values, lam, grad):  # type: ignore[no-untyped-def]
     """Return the loss of the flat weights and write its gradient; layer l maps sizes[l] to [l+1].
 
@@ -56,7 +57,7 @@ def loss_gradient(theta, sizes, rows, cols, values, lam, grad):  # type: ignore[
     return cost
 
 
-@numba.njit(cache=True, nogil=True)
+@njit()
 def lbfgs(theta, sizes, rows, cols, values, lam, tol, steps):  # type: ignore[no-untyped-def]
     """Return where L-BFGS with Armijo's rule ends: gradient below tol, or `steps` taken."""
     x, d = theta.copy(), theta.size

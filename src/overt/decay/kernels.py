@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
+
+from overt._compiled import njit
 
 # Sums may be reordered (so that they vectorize), but NaN and infinity keep their meaning.
 # No fused multiply-adds: a run must not depend, even by rounding, on where it is cut into calls.
@@ -12,7 +13,7 @@ _LIMIT = 1e8
 _SMALLEST_SCALE = 1e-6
 
 
-@numba.njit(cache=True, nogil=True, fastmath=_FLAGS, error_model="numpy")
+@njit(fastmath=_FLAGS, error_model="numpy")
 def _sweep(M, decay, a, b, x, y, u, z):  # type: ignore[no-untyped-def]
     """M = decay M + a b', y = M x, z = M'u, in one pass over M.
 
@@ -30,7 +31,7 @@ def _sweep(M, decay, a, b, x, y, u, z):  # type: ignore[no-untyped-def]
         y[r] = total
 
 
-@numba.njit(cache=True, nogil=True, fastmath=_FLAGS, error_model="numpy")
+@njit(fastmath=_FLAGS, error_model="numpy")
 def _update(M, decay, a, b, x, y):  # type: ignore[no-untyped-def]
     """M = decay M + a b', y = M x, in one pass over M."""
     for r in range(M.shape[0]):
@@ -42,7 +43,7 @@ def _update(M, decay, a, b, x, y):  # type: ignore[no-untyped-def]
         y[r] = total
 
 
-@numba.njit(cache=True, nogil=True, fastmath=_FLAGS, error_model="numpy")
+@njit(fastmath=_FLAGS, error_model="numpy")
 def _transposed(M, u, z):  # type: ignore[no-untyped-def]
     """Set z = M'u."""
     z[:] = 0.0
@@ -52,7 +53,7 @@ def _transposed(M, u, z):  # type: ignore[no-untyped-def]
             z[k] += u_r * row[k]
 
 
-@numba.njit(cache=True, nogil=True, fastmath=_FLAGS, error_model="numpy")
+@njit(fastmath=_FLAGS, error_model="numpy")
 def descend(F, M, G, scale, rows, cols, values, draws, learning_rate, weight_decay):  # type: ignore[no-untyped-def]
     """Take len(draws) steps in place; return how many were taken before the residual exploded.
 

@@ -19,14 +19,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from overt._compiled import njit
 from overt.linear.sampling import LIMIT
 
 _FAST = {"reassoc", "contract", "nsz", "arcp"}
 
 
-@njit(cache=True, nogil=True, fastmath=_FAST)
+@njit(fastmath=_FAST)
 def unit_steps(Ut: Any, Vt: Any, x: Any, y: Any, z: Any, rates: Any, decay: Any) -> int:
     """Take steps with masked units; Ut (width x outputs) and Vt (width x inputs) are updated."""
     batch, d, m, n = x.shape[1], Ut.shape[0], Ut.shape[1], Vt.shape[1]
@@ -70,7 +70,7 @@ def unit_steps(Ut: Any, Vt: Any, x: Any, y: Any, z: Any, rates: Any, decay: Any)
     return rates.shape[0]
 
 
-@njit(cache=True, nogil=True, fastmath=_FAST)
+@njit(fastmath=_FAST)
 def weight_steps(Ut: Any, Vt: Any, x: Any, y: Any, z: Any, rates: Any, decay: Any) -> int:
     """Take steps of DropConnect: the mask z (steps x batch x width x inputs) lies on V."""
     batch, d, m, n = x.shape[1], Ut.shape[0], Ut.shape[1], Vt.shape[1]
@@ -108,7 +108,7 @@ def weight_steps(Ut: Any, Vt: Any, x: Any, y: Any, z: Any, rates: Any, decay: An
     return rates.shape[0]
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(inline="always")
 def _shrink(Ut: Any, Vt: Any, k: int, rate: float, decay: Any) -> None:
     """Multiply a unit's weights by what decay, one number a factor, leaves of them in a step."""
     if decay[0] != 0.0:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
+from overt._compiled import njit
 from overt._types import Array
 
 ROUNDING = 1e-12
 """Relative excess over the largest norm at which a row counts as too long."""
 
 
-@njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz", "arcp"})
+@njit(error_model="numpy", fastmath={"reassoc", "contract", "nsz", "arcp"})
 def descend(
     W: Array, a: Array, X: Array, y: Array, order: Array, masks: Array, learning_rate: float,
     max_norm: float, margins: Array,

@@ -17,11 +17,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from overt._compiled import njit
 from overt._types import Array
 
-OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy", "fastmath": {"contract", "nsz"}}
+OPTIONS = {"error_model": "numpy", "fastmath": {"contract", "nsz"}}
 
 BLOCK = 256
 """Ratings summed in storage precision before they are added to a float64 total."""
@@ -145,7 +145,7 @@ def dots(rows: Array, cols: Array, U: Array, V: Array, out: Array) -> None:
         out[e] = x
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def epoch(
     order: Array, rows: Array, cols: Array, values: Array, U: Array, V: Array, n_factors: int,
     drop_prob: float, learning_rate: float, batch_size: int, state: np.uint64,

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from overt._compiled import njit
 from overt._types import Array
 from overt.completion.kernels import OPTIONS, Blocks, Held, Learned
 from overt.completion.kernels.full import Sums, invert, sum_block

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from overt._compiled import njit
 from overt._types import Array
 from overt.completion.kernels import OPTIONS, Csr
 

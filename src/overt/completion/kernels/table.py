@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from overt._compiled import njit
 from overt._types import Array
 from overt.completion.kernels import OPTIONS
 from overt.completion.kernels.full import invert

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from overt._compiled import njit
 from overt._types import Array
 
 _OPTIONS = {
-    "nogil": True, "cache": True, "error_model": "numpy",
+    "error_model": "numpy",
     "fastmath": {"contract", "nsz", "reassoc"},
 }  # fmt: skip
 
