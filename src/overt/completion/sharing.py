@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from overt._types import Array, Floats, Ints
-from overt.completion.engines.dask import DaskEngine, Share
+from overt.completion.engines.dask import DaskEngine
+from overt.completion.engines.shares import Share
 from overt.completion.forms.problem import (
     CHUNKS,
     Columns,
