@@ -25,7 +25,7 @@ import numpy as np
 from overt._cluster import ClusterLostError, await_workers, connected, reachable
 from overt._types import Array
 from overt.completion.engines.remote import Work, release, update, without
-from overt.completion.engines.shares import Fresh, Job, Late, Share, mark_of
+from overt.completion.engines.shares import Fresh, Job, Late, Share, SharedLayout, alike, mark_of
 
 if TYPE_CHECKING:
     from overt.completion.engines import Engine
@@ -100,7 +100,8 @@ class DaskEngine:
         like = type(out)(*((array.shape[1], array.dtype) for array in out))
         field = None if late is None else self._staying(out, out._fields.index(late), shared)
         size, before = None if sums is None else sums.shape[1], len(self._faults)
-        job = Job((kernel.__module__, kernel.__name__), shared, by_row, like, size, field)
+        name, own = (kernel.__module__, kernel.__name__), [alike(array) for array in by_row]
+        job = Job(name, shared, own, like, size, field)
         if self._late is not None:
             self._late.keep(out)
         parts, results = {}, self._results(self._shares_of(layout), partial(self._submitted, job))
@@ -139,10 +140,9 @@ class DaskEngine:
 
         Of two sides in turns the one with the smaller tables is brought.
         """
-        arrays = [array for group in shared for array in group]
         if not self._rests or (self._late is not None and self._late.within(shared)):
             return None
-        least = max(getattr(array, "nbytes", 0) for array in arrays)
+        least = max(getattr(array, "nbytes", 0) for group in shared for array in group)
         return field if out[field].nbytes >= max(LARGE, least) else None
 
     def _results(
@@ -180,8 +180,9 @@ class DaskEngine:
             if share.worker not in alive:  # its entries may still be somewhere
                 share.worker = worker
             share.place(self)
-            mine = self.sent([array[share.rows] for array in job.by_row], share.worker)
-            whole = self.client.submit(update, work, share.entries, mine, held, pure=False)
+            mine = [array if len(array) == 1 else array[share.rows] for array in job.by_row]
+            given = share.entries, self.sent(mine, share.worker), held
+            whole = self.client.submit(update, work, *given, pure=False)
             brief = whole
             if job.late is not None:
                 brief = self.client.submit(without, whole, job.late, pure=False)
@@ -230,9 +231,8 @@ class DaskEngine:
 
     def _shares_of(self, layout: Any) -> list[Share]:
         """Return the shares of a layout, cut when first asked for."""
-        if hasattr(layout, "shares"):  # workers made them
-            found: list[Share] = layout.shares
-            return found
+        if isinstance(layout, SharedLayout):  # workers made them
+            return layout.shares
         if id(layout) not in self._shares:
             tasks = TASKS * max(1, len(self._workers()))
             numbers = [range(i, layout.n_chunks, tasks) for i in range(min(tasks, layout.n_chunks))]

@@ -42,6 +42,14 @@ class Share:
             self.entries = engine.sent(layout.take(chunks), self.worker)
 
 
+@dataclass(frozen=True, eq=False)
+class SharedLayout:
+    """A side's entries as a kernel reads them, a share with each of some workers."""
+
+    shares: list[Share]
+    n_chunks: int
+
+
 class Fresh(NamedTuple):
     """An array whose rows workers have: the array, its mark, and which field of whose results."""
 
@@ -90,3 +98,9 @@ def mark_of(array: Array) -> int:
     words = flat[: len(flat) // 8 * 8].view(np.uint64)
     sums = np.add.reduceat(words, np.arange(0, len(words), 1024))
     return hash((sums.tobytes(), flat[8 * len(words) :].tobytes()))
+
+
+def alike(array: Array) -> Array:
+    """Return the first row alone where all are the same: it is all that has to travel."""
+    same = len(array) > 0 and bool((array[-1] == array[0]).all() and (array == array[0]).all())
+    return array[:1] if same else array
