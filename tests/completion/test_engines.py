@@ -127,6 +127,8 @@ def test_a_lost_worker_loses_no_fit(ratings, client, monkeypatch, sweep, half, t
     def brought(engine):
         assert engine._late is not None
         fetched.append("late")
+        if sweep == 4:  # all copies are lost: those of before the other side's last update count
+            client.cancel(list(engine._late.parts.values()))
         fetch(engine)
 
     monkeypatch.setattr(LearnedForm, "_learn_prior", learned)
@@ -238,3 +240,19 @@ def test_factors_that_changed_are_sent_again(change):
     else:
         factors[-1, -1] += 1
     assert mark_of(factors) != before
+
+
+def test_workers_use_memory_again_once_nobody_reads_it():
+    from overt.completion.engines import remote
+
+    remote.release()
+    first, other = remote._room((3, 4), np.float32), remote._room((3, 4), np.float32)
+    assert not np.shares_memory(first, other)
+    part, place = first[1:], first.__array_interface__["data"]
+    del first
+    assert remote._room((3, 4), np.float32).__array_interface__["data"] != place  # a part is read
+    del part
+    assert remote._room((3, 4), np.float32).__array_interface__["data"] == place
+    assert remote._room((3, 4), np.float64).dtype == np.float64
+    remote.release()
+    assert not remote._spare

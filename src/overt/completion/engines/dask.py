@@ -25,7 +25,7 @@ import numpy as np
 from overt._cluster import ClusterLostError, await_workers, connected, reachable
 from overt._types import Array
 from overt.completion.engines.remote import Work, release, update, without
-from overt.completion.engines.shares import Fresh, Job, Late, Share, SharedLayout, alike, mark_of
+from overt.completion.engines.shares import Fresh, Job, Late, Share, SharedLayout, TaskError
 
 if TYPE_CHECKING:
     from overt.completion.engines import Engine
@@ -49,10 +49,6 @@ def dask_engine(engine: str, n_jobs: int) -> Iterator[Engine]:
     """Take the cluster of the current `distributed.Client`, or that at an address, or start one."""
     with connected(engine, n_jobs) as client:
         yield DaskEngine(client)
-
-
-class _TaskError(Exception):
-    """A kernel failed, wherever it ran; the error is its argument."""
 
 
 class DaskEngine:
@@ -97,11 +93,8 @@ class DaskEngine:
         late: str | None = None,
     ) -> None:  # fmt: skip
         """Update the rows of `out`, each share on the worker that keeps its entries."""
-        like = type(out)(*((array.shape[1], array.dtype) for array in out))
         field = None if late is None else self._staying(out, out._fields.index(late), shared)
-        size, before = None if sums is None else sums.shape[1], len(self._faults)
-        name, own = (kernel.__module__, kernel.__name__), [alike(array) for array in by_row]
-        job = Job(name, shared, own, like, size, field)
+        job, before = Job.of(kernel, shared, by_row, out, sums, field), len(self._faults)
         if self._late is not None:
             self._late.keep(out)
         parts, results = {}, self._results(self._shares_of(layout), partial(self._submitted, job))
@@ -115,7 +108,7 @@ class DaskEngine:
             parts[share] = whole
         there = [n for n, array in enumerate(out) if array.nbytes >= LARGE and n != field]
         found = list(parts.values())
-        self._fresh = {id(out[n]): Fresh(out[n], mark_of(out[n]), n, found) for n in there}
+        self._fresh = {id(out[n]): Fresh.of(out[n], n, found) for n in there}
         if len(self._faults) > before:  # what workers had may be gone too: everything is sent anew
             self._fresh = {}
         if field is not None:
@@ -160,8 +153,10 @@ class DaskEngine:
                 for future, (_, updated, summed) in self._finished(futures):
                     found.append(futures[future][0])
                     yield *futures[future], updated, summed
-            except _TaskError as error:
+            except TaskError as error:
                 raise error.args[0] from None
+            except ClusterLostError:
+                raise
             except (Exception, CancelledError) as error:  # of a connection
                 fault = f"{type(error).__name__}: {error}".splitlines()[0]
             waiting = [share for share in waiting if share not in found]
@@ -174,7 +169,8 @@ class DaskEngine:
         self._note(sum(share.lost for share in waiting), "")
         if self._late is not None and self._late.within(job.shared):
             self._recover(self._late)
-        work, held = Work(job.kernel, uuid.uuid4().hex, job.like, job.size), self._held(job.shared)
+        work = Work(job.kernel, uuid.uuid4().hex, job.like, job.size, self._rests)
+        held = self._held(job.shared)
         futures, alive = {}, self._workers()
         for share, worker in zip(waiting, cycle(alive), strict=False):
             if share.worker not in alive:  # its entries may still be somewhere
@@ -206,7 +202,7 @@ class DaskEngine:
                 if future.status == "finished":
                     yield future, self.client.gather(future, direct=self._direct)
                 elif future.status == "error" and not isinstance(future.exception(), KilledWorker):
-                    raise _TaskError(future.exception())
+                    raise TaskError(future.exception())
         except BaseException:
             if self.client.status == "running":
                 self.client.cancel(list(futures))
@@ -259,7 +255,7 @@ class DaskEngine:
         if self._late is not None and array is self._late.array:
             return [(None, self._late.field, future) for future in self._late.parts.values()]
         fresh = self._fresh.get(id(array))
-        if fresh is not None and fresh.mark == mark_of(array):
+        if fresh is not None and fresh.holds(array):
             return [(None, fresh.field, future) for future in fresh.parts]
         count = len(self.client.nthreads())
         edges = np.linspace(0, len(array), count + 1).astype(int)

@@ -19,6 +19,7 @@ class Work(NamedTuple):
     token: str
     like: Any
     size: int | None
+    again: bool  # whether memory is kept for the next
 
 
 _lock = threading.Lock()
@@ -51,7 +52,7 @@ def release() -> None:
         _spare.clear()
 
 
-def _assembled(token: str, held: Any) -> Any:
+def _assembled(token: str, held: Any, room: Any) -> Any:
     """Return what was sent in pieces as it was, put together once on each worker."""
     with _lock:
         if token not in _whole:
@@ -59,7 +60,7 @@ def _assembled(token: str, held: Any) -> Any:
             groups = list(small)
             _whole.clear()
             for (group, number), shape, dtype, pieces in large:
-                array = _room(shape, dtype)
+                array = room(shape, dtype)
                 for rows, field, piece in pieces:
                     if field is None:
                         array[rows] = piece
@@ -82,15 +83,16 @@ def update(
 ) -> tuple[Array, Any, Array | None]:
     """Run a kernel on one share, on a worker; return which rows, those, the sums of its chunks."""
     (module, name), (places, cuts, entries), by_row = work.kernel, share, list(by_row)
-    shared, rows = _assembled(work.token, held), np.arange(cuts[-1])
-    out = type(work.like)(*(_room((len(rows), width), dtype) for width, dtype in work.like))
+    room = _room if work.again else np.zeros
+    shared, rows = _assembled(work.token, held, room), np.arange(cuts[-1])
+    out = type(work.like)(*(room((len(rows), width), dtype) for width, dtype in work.like))
     for array in out:
         array[:] = 0
     sums = None if work.size is None else np.zeros((len(cuts) - 1, work.size))
     more = () if sums is None else (cuts, sums)
     for number, given in enumerate(by_row):
         if len(given) < len(rows):  # one for all
-            by_row[number] = _room((len(rows), *given.shape[1:]), given.dtype)
+            by_row[number] = room((len(rows), *given.shape[1:]), given.dtype)
             by_row[number][:] = given
     getattr(import_module(module), name)(rows, entries, *shared, *by_row, out, *more)
     return places, out, sums

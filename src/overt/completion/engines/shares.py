@@ -50,6 +50,10 @@ class SharedLayout:
     n_chunks: int
 
 
+class TaskError(Exception):
+    """A kernel failed, wherever it ran; the error is its argument."""
+
+
 class Fresh(NamedTuple):
     """An array whose rows workers have: the array, its mark, and which field of whose results."""
 
@@ -57,6 +61,15 @@ class Fresh(NamedTuple):
     mark: int
     field: int
     parts: list[Any]
+
+    @classmethod
+    def of(cls, array: Array, field: int, parts: list[Any]) -> Fresh:
+        """Remember an array as it is."""
+        return cls(array, mark_of(array), field, parts)
+
+    def holds(self, array: Array) -> bool:
+        """Whether the array is what workers have."""
+        return self.mark == mark_of(array)
 
 
 class Job(NamedTuple):
@@ -68,6 +81,15 @@ class Job(NamedTuple):
     like: Any
     size: int | None
     late: int | None
+
+    @classmethod
+    def of(
+        cls, kernel: Any, shared: Any, by_row: Any, out: Any, sums: Any, late: int | None
+    ) -> Job:
+        """Describe a call of a kernel."""
+        like = type(out)(*((array.shape[1], array.dtype) for array in out))
+        size, own = None if sums is None else sums.shape[1], [_alike(array) for array in by_row]
+        return cls((kernel.__module__, kernel.__name__), shared, own, like, size, late)
 
 
 @dataclass(eq=False)
@@ -100,7 +122,7 @@ def mark_of(array: Array) -> int:
     return hash((sums.tobytes(), flat[8 * len(words) :].tobytes()))
 
 
-def alike(array: Array) -> Array:
+def _alike(array: Array) -> Array:
     """Return the first row alone where all are the same: it is all that has to travel."""
     same = len(array) > 0 and bool((array[-1] == array[0]).all() and (array == array[0]).all())
     return array[:1] if same else array
