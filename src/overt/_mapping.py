@@ -120,7 +120,7 @@ def _on_cluster(
             how = {"workers": others, "allow_other_workers": True} if avoid and others else {}
             return client.submit(_told, sent, tasks[number], pure=False, **how)
 
-        sent = _sent(client, function)
+        sent, known = _sent(client, function), set(client.nthreads())
         tried = dict.fromkeys(range(len(tasks)), 1)
         running = {submit(number): number for number in tried}
         waiting = finished(list(running))
@@ -143,6 +143,9 @@ def _on_cluster(
                 again = submit(number, place)
                 running[again] = number
                 waiting.add(again)
+            if gone := known - set(client.nthreads()):
+                names = ", ".join(sorted(gone))
+                warnings.warn(f"workers left: {names}; others did their tasks", stacklevel=2)
         finally:
             if running and client.status == "running":
                 client.cancel(list(running))
