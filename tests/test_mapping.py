@@ -46,6 +46,16 @@ def test_a_failed_call_is_repeated_elsewhere_and_told(client):
     assert seen.count(2) == 2
 
 
+def test_a_worker_that_left_is_told(client):
+    results = mapped(half, [(1,), (2,), (3,)], "dask")
+    found = dict([next(results)])
+    address = client.cluster.workers[0].address
+    client.sync(client.cluster.workers[0].close, nanny=False)
+    with pytest.warns(UserWarning, match=f"workers left: {address}; others did their tasks"):
+        found |= dict(results)
+    assert found == {0: 0.5, 1: 1.0, 2: 1.5}
+
+
 def test_wrong_input_is_not_repeated(client):
     with pytest.raises(InputError, match="3 is wrong"):
         list(mapped(wrong, [(3,)], "dask"))

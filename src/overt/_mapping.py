@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError, MissingExtraError, plain_array, whole
+from overt._check import InputError, InputTypeError, MissingExtraError, plain_array, whole
 from overt._cluster import ClusterLostError, await_workers, checked_engine, connected
 from overt.results import Status
 
@@ -117,8 +118,9 @@ def _on_cluster(
         def submit(number: int, *avoid: str) -> Any:
             others = [worker for worker in client.nthreads() if worker not in avoid]
             how = {"workers": others, "allow_other_workers": True} if avoid and others else {}
-            return client.submit(_told, function, tasks[number], pure=False, **how)
+            return client.submit(_told, sent, tasks[number], pure=False, **how)
 
+        sent, known = _sent(client, function), set(client.nthreads())
         tried = dict.fromkeys(range(len(tasks)), 1)
         running = {submit(number): number for number in tried}
         waiting = finished(list(running))
@@ -141,6 +143,9 @@ def _on_cluster(
                 again = submit(number, place)
                 running[again] = number
                 waiting.add(again)
+            if gone := known - set(client.nthreads()):
+                names = ", ".join(sorted(gone))
+                warnings.warn(f"workers left: {names}; others did their tasks", stacklevel=2)
         finally:
             if running and client.status == "running":
                 client.cancel(list(running))
@@ -156,11 +161,32 @@ def _outcome(future: Any) -> tuple[str, Any, Exception | None]:
     return found
 
 
-def _told(function: Callable[..., Any], task: Sequence[Any]) -> tuple[str, Any, Exception | None]:
+def _sent(client: Any, function: Callable[..., Any]) -> Any:
+    """Return a function, packed, as a future: sent once, and again where its worker was lost."""
+    from distributed.protocol.pickle import dumps
+
+    try:
+        packed = dumps(function)
+    except Exception as error:
+        raise InputTypeError(
+            'engine must be "local" for what cannot be sent to other processes, such as models '
+            f"that hold open files, locks or generators: {type(error).__name__}: {error}"
+        ) from None
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sending large graph")
+        return client.submit(bytes, packed, pure=False)
+
+
+def _told(packed: bytes, task: Sequence[Any]) -> tuple[str, Any, Exception | None]:
     """Call a function on a worker, and tell which it is."""
     from distributed import get_worker
 
     place = get_worker().address
+    try:
+        function = pickle.loads(packed)  # noqa: S301 - by our own client
+    except Exception as error:
+        said = f"the workers need what the client has imported, {place} lacks it: {error}"
+        return place, None, InputError(said)
     try:
         return place, function(*task), None
     except Exception as error:

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from overt import MissingExtraError
 from overt._check import InputError
 from overt._cluster import ClusterLostError
 from overt.completion import DropoutCompletion
+from overt.completion.engines.dask import DaskEngine
+from overt.completion.forms.learned import LearnedForm
 from overt.datasets import generate_ratings
 
 
@@ -102,21 +105,57 @@ def test_a_missing_extra_is_named(ratings, monkeypatch):
         DropoutCompletion(engine="dask").fit(ratings.to_sparse())
 
 
-def test_a_lost_worker_loses_no_fit(ratings, client):
-    given = (ratings.rows, ratings.cols, ratings.values)
+@pytest.mark.parametrize("tall", [True, False])
+@pytest.mark.parametrize(("sweep", "half"), [(2, None), (2, 0), (2, 1), (4, None)])
+def test_a_lost_worker_loses_no_fit(ratings, client, monkeypatch, sweep, half, tall):
+    given = (ratings.rows, ratings.cols) if tall else (ratings.cols, ratings.rows)
     settings = {"n_factors": 4, "max_sweeps": 4, "tol": 0, "signals": False}
-    here = DropoutCompletion(**settings).fit_triplets(*given)
+    here = DropoutCompletion(**settings).fit_triplets(*given, ratings.values)
+    monkeypatch.setattr("overt.completion.engines.dask.LARGE", 1)  # the larger tables stay
+    learn, fetch, fetched = LearnedForm._learn_prior, DaskEngine.fetch, []
 
-    def lose(sweeps, _):
-        if sweeps == 2:
-            first = client.cluster.workers[0]
-            client.sync(first.close, nanny=False)
+    def lose(sweeps):
+        if sweeps == sweep and not fetched:
+            fetched.append(sweep)
+            client.sync(client.cluster.workers[0].close, nanny=False)
 
-    with pytest.warns(UserWarning, match="workers were lost"):
-        there = DropoutCompletion(engine="dask", **settings).fit_triplets(*given, on_sweep=lose)
+    def learned(form, side, sums):
+        if side == half:
+            lose(len(form.history) + 1)
+        return learn(form, side, sums)
+
+    def brought(engine):
+        assert engine._late is not None
+        fetched.append("late")
+        if sweep == 4:  # all copies are lost: those of before the other side's last update count
+            client.cancel(list(engine._late.parts.values()))
+        fetch(engine)
+
+    monkeypatch.setattr(LearnedForm, "_learn_prior", learned)
+    monkeypatch.setattr(DaskEngine, "fetch", brought)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # where the others had what it had, nothing was lost
+        there = DropoutCompletion(engine="dask", **settings).fit_triplets(
+            *given, ratings.values, on_sweep=lambda *told: lose(told[0] if half is None else None)
+        )
+    assert fetched == [sweep, "late"]
     np.testing.assert_array_equal(there.U_, here.U_)
+    for mine, theirs in zip(
+        *(m.predict(*given, return_std=True) for m in (there, here)), strict=True
+    ):
+        np.testing.assert_array_equal(mine, theirs)
     assert there.faults_
     assert not here.faults_
+
+
+def test_a_lost_worker_is_told(ratings, client):
+    def lose(form):
+        if len(form.history) == 2:
+            client.sync(client.cluster.workers[0].close, nanny=False)
+
+    model = DropoutCompletion(4, max_sweeps=4, tol=0, signals=False, engine="dask")
+    with pytest.warns(UserWarning, match="workers were lost"):
+        model.fit_entries(ratings, on_form=lose)
 
 
 def test_a_worker_that_left_is_told_though_nothing_of_it_was_needed(ratings, client):
@@ -192,12 +231,28 @@ def test_a_script_that_starts_processes_while_it_is_imported_is_told(ratings, mo
 
 @pytest.mark.parametrize("change", ["exchanged", "last"])
 def test_factors_that_changed_are_sent_again(change):
-    from overt.completion.engines.dask import _mark
+    from overt.completion.engines.shares import mark_of
 
     factors = np.random.default_rng(0).random((5001, 5)).astype(np.float32)
-    before = _mark(factors)
+    before = mark_of(factors)
     if change == "exchanged":
         factors[[0, 4000]] = factors[[4000, 0]]
     else:
         factors[-1, -1] += 1
-    assert _mark(factors) != before
+    assert mark_of(factors) != before
+
+
+def test_workers_use_memory_again_once_nobody_reads_it():
+    from overt.completion.engines import remote
+
+    remote.release()
+    first, other = remote._room((3, 4), np.float32), remote._room((3, 4), np.float32)
+    assert not np.shares_memory(first, other)
+    part, place = first[1:], first.__array_interface__["data"]
+    del first
+    assert remote._room((3, 4), np.float32).__array_interface__["data"] != place  # a part is read
+    del part
+    assert remote._room((3, 4), np.float32).__array_interface__["data"] == place
+    assert remote._room((3, 4), np.float64).dtype == np.float64
+    remote.release()
+    assert not remote._spare

@@ -184,10 +184,12 @@ def evaluate(
 
 def _set_aside(entries: Any, holdout: float, seed: int) -> tuple[Any, Entries | None]:
     """Return what is fitted and what is kept aside: the same entries wherever they are read."""
+    from overt.completion.sharing import SharedEntries
+
     count = min(int(holdout * len(entries)), MOST_ASIDE)
     if not count:
         return entries, None
-    if hasattr(entries, "put_aside"):
+    if isinstance(entries, SharedEntries):
         return entries.put_aside(count, seed)
     held = np.sort(lowest(entries.rows, entries.cols, count, seed)[0])
     return entries.take(np.delete(np.arange(len(entries)), held)), entries.take(held)

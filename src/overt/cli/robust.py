@@ -14,7 +14,7 @@ from typer import Option
 import overt
 from overt._check import InputError, choice
 from overt._files import digest, ready, write_whole
-from overt.cli.base import AsJson, Seed, app, console, ended, show_path, show_table
+from overt.cli.base import AsJson, Engine, Seed, app, console, ended, show_path, show_table
 from overt.cli.models import Model, Points, Weights, build_model, read_examples
 
 
@@ -44,6 +44,7 @@ def attack(
         bool, Option("--certify", help="Decide what the attack leaves open.")
     ] = False,
     batch_size: Annotated[int, Option(min=1, help="Points at a time.")] = 1024,
+    engine: Engine = "local",
     device: Annotated[str, Option(help="Where the model runs: cpu, cuda.")] = "cpu",
     points: Points = 0,
     plot: Annotated[
@@ -64,6 +65,7 @@ def attack(
         name: str(value) if isinstance(value, Path) else value for name, value in locals().items()
     }
     from overt.robust import L0, L1, L2, LOSSES, PGD, Linf, Misclassified, Targeted
+    from overt.robust.attacks.results import RobustnessWarning
     from overt.robust.evaluation import measure
 
     kinds: dict[str, Any] = {"l0": L0, "l1": L1, "l2": L2, "linf": Linf}
@@ -85,10 +87,10 @@ def attack(
     door: Any = {"mean": _list("mean", mean), "std": _list("std", std), "samples": samples}
     ready(out)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # they are printed below, and kept in the file
+        warnings.simplefilter("ignore", RobustnessWarning)  # printed below, and kept in the file
         found, moved = measure(
             net, x, y, threat, curve, chosen, (budget, queries, None), 0.95, (certify, 10.0),
-            batch_size, seed, True, door,
+            batch_size, seed, True, door | {"engine": engine},
         )  # fmt: skip
     after = _save_examples(out / "adversarial.npz", net, door, x, y, moved)
     notes = [*found.warnings, *_untrained(found.clean, after, weights)]

@@ -69,6 +69,7 @@ class _Run:
         if self.on_form is not None:
             self.on_form(form)
         if self.checkpoint is not None:
+            self.engine.fetch()
             self.checkpoint.write(form)
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from overt._types import Array, Floats, Ints
-from overt.completion.engines.dask import DaskEngine, Share
+from overt.completion.engines.dask import DaskEngine
+from overt.completion.engines.shares import Share, SharedLayout
 from overt.completion.forms.problem import (
     CHUNKS,
     Columns,
@@ -170,14 +171,6 @@ class SharedSide:
         right = Right(means[1], False)
         self._entries.engine.run(misfits, self.gathered, (right,), (means[0],), out)
         return float(out.rows.sum())
-
-
-@dataclass(frozen=True, eq=False)
-class SharedLayout:
-    """A side's entries as a kernel reads them, a share with each of some workers."""
-
-    shares: list[Share]
-    n_chunks: int
 
 
 def tree(engine: DaskEngine, join: Any, futures: list[Any], *first: Any) -> Any:

@@ -110,7 +110,7 @@ def robust_error(
     radii: Sequence[float] | None = None, attack: Attack | None = None, budget: int = 1000,
     queries: int = 1500, surrogate: models.Model | None = None, confidence: float = 0.95,
     certify: bool = False, seconds: float = 10.0, batch_size: int = models.BATCH_SIZE,
-    seed: int = 0, warn: bool = True, **door: Unpack[models.Door],
+    seed: int = 0, warn: bool = True, **run: Unpack[models.Run],
 ) -> RobustError:  # fmt: skip
     """Measure the robust error at the threat's radius and, if given, along smaller and larger ones.
 
@@ -136,19 +136,19 @@ def robust_error(
         Whether to decide, at the threat's radius, what the attack leaves open: by linear bounds,
         and by a mixed-integer program for at most so many seconds a point where the network is
         small enough. Needs a torch.nn.Sequential of affine layers, convolutions and rectifiers.
-    batch_size, seed, warn, output, mean, std, samples
-        As for any attack.
+    batch_size, seed, warn, output, mean, std, samples, engine
+        As for any attack; what it leaves open is decided here.
     """
     return measure(
         model, x, y, threat, radii, attack, (budget, queries, surrogate), confidence,
-        (certify, seconds), batch_size, seed, warn, door,
+        (certify, seconds), batch_size, seed, warn, run,
     )[0]  # fmt: skip
 
 
 def measure(
     model: models.Model, x: Any, y: Any, threat: Threat | None, radii: Any, attack: Attack | None,
     effort: tuple[int, int, models.Model | None], confidence: float, proof: tuple[bool, float],
-    batch_size: int, seed: int, warn: bool, door: models.Door,
+    batch_size: int, seed: int, warn: bool, run: models.Run,
 ) -> tuple[RobustError, Tensor]:  # fmt: skip
     """Return the robust error and the perturbed inputs at the threat's radius."""
     if attack is not None and not isinstance(attack, Attack):
@@ -160,7 +160,7 @@ def measure(
     whole("budget", budget, minimum=LEAST_BUDGET)
     further = () if radii is None else np.ravel(radii)
     criterion = Misclassified() if attack is None else attack.criterion
-    search = begin(model, x, y, threat, criterion, batch_size, door)
+    search = begin(model, x, y, threat, criterion, batch_size, run)
     threat = search.threat
     curve = np.unique([number("radii", r) for r in (*further, threat.radius)])
     # A point whose class is the one aimed at is right, and not an error, when it is predicted.
@@ -175,7 +175,7 @@ def measure(
             search.threat = search.threat.at(float(radius))
             start = search.x + search.best.delta.view_as(search.x)
             if attack is None:
-                run_stages(search, budget, queries, 9, surrogate, seed, start, door)
+                run_stages(search, budget, queries, 9, surrogate, seed, start)
             else:
                 search.stage(attack, start=start)
             if chain is not None and radius == threat.radius:

@@ -29,13 +29,21 @@ class Engine(Protocol):
         """What was lost, whether it was needed or not."""
 
     def run(
-        self, kernel: Any, layout: Layout, shared: Any, by_row: Any, out: Any, sums: Any = None
-    ) -> None:
+        self, kernel: Any, layout: Layout, shared: Any, by_row: Any, out: Any, sums: Any = None,
+        late: str | None = None,
+    ) -> None:  # fmt: skip
         """Update the rows of the arrays in `out`, a named tuple.
 
         `shared` is needed for every row; arrays in `by_row` and `out` have a row for each row of
-        the side, and `sums`, where the kernel sums something, has one for each chunk.
+        the side, and `sums`, where the kernel sums something, has one for each chunk. The field of
+        `out` that may be `late` is there once `fetch` was called, or `apart` has ended.
         """
+
+    def apart(self) -> AbstractContextManager[None]:
+        """Return a time in which nobody reads what is late."""
+
+    def fetch(self) -> None:
+        """Bring what is late."""
 
 
 def make_engine(name: str, n_jobs: int | None) -> AbstractContextManager[Engine]:

@@ -3,7 +3,8 @@
 Workers keep their shares of the entries. A half sweep needs the other side's rows everywhere: those
 that workers computed in the half sweep before they fetch from each other, others are sent in
 pieces. Updated rows come back to the client as well, so that a lost worker loses none: what it had
-not finished is computed elsewhere. The arithmetic is that of one process, bit for bit.
+not finished is computed elsewhere. Of covariances those of one side do: the other side's are made
+of them again where they are lost. The arithmetic is that of one process, bit for bit.
 """
 
 from __future__ import annotations
@@ -12,17 +13,19 @@ import time
 import uuid
 import warnings
 from asyncio import CancelledError
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError as Cancelled
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import cycle, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from overt._cluster import ClusterLostError, await_workers, connected, reachable
-from overt._types import Array, Ints
-from overt.completion.engines.remote import Work, update
+from overt._types import Array
+from overt.completion.engines.remote import Work, release, update, without
+from overt.completion.engines.shares import Fresh, Job, Late, Share, SharedLayout, TaskError
 
 if TYPE_CHECKING:
     from overt.completion.engines import Engine
@@ -48,54 +51,15 @@ def dask_engine(engine: str, n_jobs: int) -> Iterator[Engine]:
         yield DaskEngine(client)
 
 
-class Share:
-    """Some rows of a side, the numbers of their chunks, and where their entries are.
-
-    It is `given` by the client, or `built` by workers from files, and then by Dask once more
-    where it is lost.
-    """
-
-    def __init__(
-        self, rows: Ints, chunks: Sequence[int], given: Any = None, built: Any = None
-    ) -> None:
-        self.rows, self.chunks, self.entries, self._given = rows, chunks, built, given
-        self.worker = ""
-
-    @property
-    def lost(self) -> bool:
-        """Whether no worker has the entries any more, nor is making them."""
-        if self.entries is None:
-            return False
-        gone: bool = self.entries.status != "finished"
-        return gone and (self._given is not None or self.entries.status != "pending")
-
-    def place(self, engine: DaskEngine) -> None:
-        """Send the entries to the worker, unless they are with one."""
-        if self._given is not None and (self.entries is None or self.lost):
-            layout, chunks = self._given
-            self.entries = engine.sent(layout.take(chunks), self.worker)
-
-
-class _Fresh(NamedTuple):
-    """An array whose rows workers have: the array, its mark, and which field of whose results."""
-
-    array: Array
-    mark: int
-    field: int
-    parts: list[Any]
-
-
-class _TaskError(Exception):
-    """A kernel failed, wherever it ran; the error is its argument."""
-
-
 class DaskEngine:
     """Sends kernels to the workers that keep the entries, and finds others for what is lost."""
 
     def __init__(self, client: Any) -> None:
         self.client, self._direct = client, reachable(client)
         self._shares: dict[int, tuple[Layout, list[Share]]] = {}
-        self._fresh: dict[int, _Fresh] = {}
+        self._fresh: dict[int, Fresh] = {}
+        self._late: Late | None = None
+        self._rests = False
         self._faults: list[str] = []
         self._known = set(client.nthreads())
 
@@ -109,52 +73,127 @@ class DaskEngine:
         left = [f"workers left before the end: {', '.join(sorted(gone))}"] if gone else []
         return self._faults + left
 
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Leave late fields with the workers until the end, or `fetch`."""
+        from distributed import fire_and_forget
+
+        self._rests = True
+        try:
+            yield
+            self.fetch()
+        finally:
+            self._rests, self._late, self._fresh = False, None, {}
+            with suppress(Exception):  # of a cluster that is gone
+                for worker in self.client.nthreads() if self.client.status == "running" else ():
+                    fire_and_forget(self.client.submit(release, workers=[worker], pure=False))
+
     def run(
-        self, kernel: Any, layout: Any, shared: Any, by_row: Any, out: Any, sums: Any = None
-    ) -> None:
+        self, kernel: Any, layout: Any, shared: Any, by_row: Any, out: Any, sums: Any = None,
+        late: str | None = None,
+    ) -> None:  # fmt: skip
         """Update the rows of `out`, each share on the worker that keeps its entries."""
-        shares, parts = self._shares_of(layout), []
-        name = (kernel.__module__, kernel.__name__)
-        like = type(out)(*((array.shape[1], array.dtype) for array in out))
-        size, waiting, fruitless = None if sums is None else sums.shape[1], list(shares), 0
-        before = len(self._faults)
+        field = None if late is None else self._staying(out, out._fields.index(late), shared)
+        job, before = Job.of(kernel, shared, by_row, out, sums, field), len(self._faults)
+        if self._late is not None:
+            self._late.keep(out)
+        parts, results = {}, self._results(self._shares_of(layout), partial(self._submitted, job))
+        # Rows whose tables stay are taken over together: none without the others.
+        for share, whole, updated, summed in results if field is None else list(results):
+            for array, new in zip(out, updated, strict=True):
+                if new is not None:
+                    array[share.rows] = new
+            if sums is not None:
+                sums[share.chunks] = summed
+            parts[share] = whole
+        there = [n for n, array in enumerate(out) if array.nbytes >= LARGE and n != field]
+        found = list(parts.values())
+        self._fresh = {id(out[n]): Fresh.of(out[n], n, found) for n in there}
+        if len(self._faults) > before:  # what workers had may be gone too: everything is sent anew
+            self._fresh = {}
+        if field is not None:
+            self._late = Late(out[field], field, job, parts)
+
+    def fetch(self) -> None:
+        """Bring what stayed with the workers."""
+        late = self._late
+        if late is None:
+            return
+
+        def submitted(waiting: list[Share]) -> dict[Any, Any]:
+            self._recover(late)
+            return {late.parts[share]: (share, late.parts[share]) for share in waiting}
+
+        for share, _, updated, _ in self._results(list(late.parts), submitted):
+            late.array[share.rows] = updated[late.field]
+        self._late = None
+
+    def _staying(self, out: Any, field: int, shared: Any) -> int | None:
+        """Return the field if it may stay: where the client has all that it can be made of again.
+
+        Of two sides in turns the one with the smaller tables is brought.
+        """
+        if not self._rests or (self._late is not None and self._late.within(shared)):
+            return None
+        least = max(getattr(array, "nbytes", 0) for group in shared for array in group)
+        return field if out[field].nbytes >= max(LARGE, least) else None
+
+    def _results(
+        self, shares: list[Share], submitted: Callable[[list[Share]], dict[Any, Any]]
+    ) -> Iterator[tuple[Share, Any, Any, Any]]:
+        """Yield (share, future of all, rows, sums) as workers finish them, however often it takes.
+
+        `submitted` asks for what is waiting: futures of what is brought, with (share, of all).
+        """
+        waiting, fruitless = list(shares), 0
         while waiting:
-            self._note(sum(share.lost for share in waiting), "")
             found, fault = [], ""
             try:
-                token, held = uuid.uuid4().hex, self._held(shared)
-                futures = {}
-                alive = self._workers()
-                for share, worker in zip(waiting, cycle(alive), strict=False):
-                    if share.worker not in alive:  # its entries may still be somewhere
-                        share.worker = worker
-                    share.place(self)
-                    mine = self.sent([array[share.rows] for array in by_row], share.worker)
-                    work = Work(name, token, like, size)
-                    given = (share.entries, mine, held)
-                    futures[self.client.submit(update, work, *given, pure=False)] = share
+                futures = submitted(waiting)
                 for future, (_, updated, summed) in self._finished(futures):
-                    share = futures[future]
-                    for array, new in zip(out, updated, strict=True):
-                        array[share.rows] = new
-                    if sums is not None:
-                        sums[share.chunks] = summed
-                    found.append(share)
-                    parts.append(future)
-            except _TaskError as error:
+                    found.append(futures[future][0])
+                    yield *futures[future], updated, summed
+            except TaskError as error:
                 raise error.args[0] from None
+            except ClusterLostError:
+                raise
             except (Exception, CancelledError) as error:  # of a connection
                 fault = f"{type(error).__name__}: {error}".splitlines()[0]
             waiting = [share for share in waiting if share not in found]
             if waiting:
                 fruitless = 0 if found else fruitless + 1
                 self._mend(waiting, fault, fruitless)
-        large = [(field, array) for field, array in enumerate(out) if array.nbytes >= LARGE]
-        self._fresh = {id(a): _Fresh(a, _mark(a), field, parts) for field, a in large}
-        if len(self._faults) > before:  # what workers had may be gone too: everything is sent anew
-            self._fresh = {}
 
-    def _finished(self, futures: dict[Any, Share]) -> Iterator[tuple[Any, Any]]:
+    def _submitted(self, job: Job, waiting: list[Share]) -> dict[Any, tuple[Share, Any]]:
+        """Ask workers for some shares of a job."""
+        self._note(sum(share.lost for share in waiting), "")
+        if self._late is not None and self._late.within(job.shared):
+            self._recover(self._late)
+        work = Work(job.kernel, uuid.uuid4().hex, job.like, job.size, self._rests)
+        held = self._held(job.shared)
+        futures, alive = {}, self._workers()
+        for share, worker in zip(waiting, cycle(alive), strict=False):
+            if share.worker not in alive:  # its entries may still be somewhere
+                share.worker = worker
+            share.place(self)
+            mine = [array if len(array) == 1 else array[share.rows] for array in job.by_row]
+            given = share.entries, self.sent(mine, share.worker), held
+            whole = self.client.submit(update, work, *given, pure=False)
+            brief = whole
+            if job.late is not None:
+                brief = self.client.submit(without, whole, job.late, pure=False)
+            futures[brief] = share, whole
+        return futures
+
+    def _recover(self, late: Late) -> None:
+        """Compute again what stayed with a worker that was lost."""
+        lost = [share for share, future in late.parts.items() if future.status != "finished"]
+        if lost:
+            self._note(len(lost), "")
+            for share, whole, *_ in self._results(lost, partial(self._submitted, late.job)):
+                late.parts[share] = whole
+
+    def _finished(self, futures: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
         """Yield what workers have finished; what was lost on the way is left out."""
         from distributed import KilledWorker, as_completed
 
@@ -163,7 +202,7 @@ class DaskEngine:
                 if future.status == "finished":
                     yield future, self.client.gather(future, direct=self._direct)
                 elif future.status == "error" and not isinstance(future.exception(), KilledWorker):
-                    raise _TaskError(future.exception())
+                    raise TaskError(future.exception())
         except BaseException:
             if self.client.status == "running":
                 self.client.cancel(list(futures))
@@ -188,9 +227,8 @@ class DaskEngine:
 
     def _shares_of(self, layout: Any) -> list[Share]:
         """Return the shares of a layout, cut when first asked for."""
-        if hasattr(layout, "shares"):  # workers made them
-            found: list[Share] = layout.shares
-            return found
+        if isinstance(layout, SharedLayout):  # workers made them
+            return layout.shares
         if id(layout) not in self._shares:
             tasks = TASKS * max(1, len(self._workers()))
             numbers = [range(i, layout.n_chunks, tasks) for i in range(min(tasks, layout.n_chunks))]
@@ -214,8 +252,10 @@ class DaskEngine:
 
     def _pieces(self, array: Array) -> list[Any]:
         """Return (rows, field, future) of the pieces of an array: fields are of results."""
+        if self._late is not None and array is self._late.array:
+            return [(None, self._late.field, future) for future in self._late.parts.values()]
         fresh = self._fresh.get(id(array))
-        if fresh is not None and fresh.mark == _mark(array):
+        if fresh is not None and fresh.holds(array):
             return [(None, fresh.field, future) for future in fresh.parts]
         count = len(self.client.nthreads())
         edges = np.linspace(0, len(array), count + 1).astype(int)
@@ -254,11 +294,3 @@ class DaskEngine:
         near = None if place is None else [place]
         how = {"direct": self._direct, "hash": False, "workers": near, "timeout": PATIENCE}
         return self.client.scatter([value], **how)[0]
-
-
-def _mark(array: Array) -> int:
-    """Return a number that a changed array does not keep."""
-    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    words = flat[: len(flat) // 8 * 8].view(np.uint64)
-    sums = np.add.reduceat(words, np.arange(0, len(words), 1024))
-    return hash((sums.tobytes(), flat[8 * len(words) :].tobytes()))

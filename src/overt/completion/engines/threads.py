@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from overt._mapped import forget
@@ -38,8 +38,9 @@ class _ThreadEngine:
         self._pool, self.faults = pool, list[str]()
 
     def run(
-        self, kernel: Any, layout: Layout, shared: Any, by_row: Any, out: Any, sums: Any = None
-    ) -> None:
+        self, kernel: Any, layout: Layout, shared: Any, by_row: Any, out: Any, sums: Any = None,
+        late: str | None = None,
+    ) -> None:  # fmt: skip
         """Update the rows of `out`, heavy chunks first; small ones are taken together."""
         step = -(-ENTRIES * layout.n_chunks // len(layout.entries.values))
 
@@ -52,6 +53,12 @@ class _ThreadEngine:
         starts = range(0, layout.n_chunks, step)
         for _ in map(task, starts) if self._pool is None else self._pool.map(task, starts):
             pass
+
+    def apart(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def fetch(self) -> None:
+        """Nothing is late here."""
 
 
 ALONE = _ThreadEngine(None)

@@ -32,15 +32,16 @@ def descend(
     on_sweep: Callable[[], None] = lambda: None,
 ) -> Status:  # fmt: skip
     """Sweep until the form has settled or `max_sweeps` were made."""
-    try:
-        while True:
-            if form.settled(tol):
-                return Status.CONVERGED
-            if len(form.history) >= max_sweeps:
-                return Status.FINISHED
-            form.step(engine)
-            on_sweep()
-    except KeyboardInterrupt:
-        if not form.history:
-            raise
-        return Status.INTERRUPTED
+    with engine.apart():
+        try:
+            while True:
+                if form.settled(tol):
+                    return Status.CONVERGED
+                if len(form.history) >= max_sweeps:
+                    return Status.FINISHED
+                form.step(engine)
+                on_sweep()
+        except KeyboardInterrupt:
+            if not form.history:
+                raise
+            return Status.INTERRUPTED

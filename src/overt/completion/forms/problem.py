@@ -22,8 +22,8 @@ DOUBLE_BELOW = 5_000_000
 CHUNKS = 32
 """Parts that a side's rows are cut into: more share the load better; each reads all partners."""
 
-CACHE = 4 << 20
-"""Bytes that the sums of a chunk's rows may take."""
+CACHE, MOST = 4 << 20, 1 << 16
+"""Bytes that the sums of a chunk's rows may take, and how many there may be."""
 
 SMALLEST = 1e-75
 """Range of values whose powers can still be told from 0."""
@@ -184,8 +184,9 @@ class Grouped:
 
     @cached_property
     def blocked(self) -> Layout:
-        """Each chunk's entries sorted by partner; a chunk's sums, in double, fit into a cache."""
-        cuts = self._cuts(max(1, CACHE // (4 * self.width * (self.width + 1))))
+        """Each chunk's entries sorted by partner; a chunk's sums fit into a cache."""
+        packed = self.width * (self.width + 1) // 2 * self.dtype.itemsize
+        cuts = self._cuts(min(max(1, CACHE // packed), MOST))
         chunk, slot = np.zeros((2, len(self.counts)), np.int32)
         sizes = np.diff(cuts)
         chunk[self.rows] = np.repeat(np.arange(len(sizes)), sizes)

@@ -12,7 +12,7 @@ import numpy as np
 
 from overt._compiled import njit
 from overt._types import Array
-from overt.completion.kernels import NOT_PINNED, OPTIONS, Blocks, Held, Learned, RowPrior
+from overt.completion.kernels import BLOCK, NOT_PINNED, OPTIONS, Blocks, Held, Learned, RowPrior
 
 
 def pack(tables: Array) -> Array:
@@ -32,11 +32,24 @@ def unpack(packed: Array) -> Array:
 
 
 class Sums(NamedTuple):
-    """Of each row of a chunk: sum c_b T_b (packed), sum c_b y_b w_b, sum c_b y_b^2."""
+    """Of each row of a chunk: sum c_b T_b (packed), sum c_b y_b w_b, sum c_b y_b^2.
+
+    `part` is the sum of the last `count` tables, in storage precision.
+    """
 
     total: Array
+    part: Array
+    count: Array
     linear: Array
     square: Array
+
+
+@njit(**OPTIONS)
+def room(most: int, held: Held) -> Sums:
+    """Return room for the sums of so many rows."""
+    (_, width), (_, size) = held.means.shape, held.spread.shape
+    part, count = np.empty((most, size), held.spread.dtype), np.empty(most, np.int64)
+    return Sums(np.empty((most, size)), part, count, np.empty((most, width)), np.empty(most))
 
 
 @njit(**OPTIONS)
@@ -50,9 +63,8 @@ def learn_rows(
     Prec = precision sum c_b T_b + P, w = Prec^-1 (precision sum c_b (y_b w_b - T_b[:, pinned]) +
     shift). Writes T = w w' + Prec^-1 and w; moments[c] gets the sum of T over the rows of chunk c.
     """
-    width, size, n = held.means.shape[1], held.spread.shape[1], len(prior.free)
-    most = np.max(cuts[1:] - cuts[:-1])
-    sums = Sums(np.empty((most, size)), np.empty((most, width)), np.empty(most))
+    width, n = held.means.shape[1], len(prior.free)
+    sums = room(np.max(cuts[1:] - cuts[:-1]), held)
     A, w, S = np.empty((n, n + 1)), np.ones(width), np.zeros((width, width))
     for c in range(len(moments)):
         here = rows[cuts[c] : cuts[c + 1]]
@@ -104,20 +116,39 @@ def _solve_row(
 
 @njit(**OPTIONS)
 def sum_block(blocks: Blocks, c: int, held: Held, sums: Sums) -> None:
-    """Sum over the entries of chunk c, in double precision, partner after partner."""
+    """Sum over the entries of chunk c, partner after partner.
+
+    Tables are summed in storage precision, BLOCK at a time, the rest in double: what is written
+    most often is half as large.
+    """
     size, width = held.spread.shape[1], held.means.shape[1]
-    sums.total[:] = 0
-    sums.linear[:] = 0
-    sums.square[:] = 0
+    for array in (sums.total, sums.linear):
+        array[:] = 0
+    sums.part[:], sums.count[:], sums.square[:] = 0, 0, 0
     for e in range(blocks.starts[c], blocks.starts[c + 1]):
         s, b, y = blocks.slots[e], blocks.partners[e], float(blocks.values[e])
         weight, T, v = held.weights[b], held.spread[b], held.means[b]
-        total, linear = sums.total[s], sums.linear[s]
+        if sums.count[s] == BLOCK:
+            _add(sums, s)
+        sums.count[s] += 1
+        part, linear, scale = sums.part[s], sums.linear[s], held.spread.dtype.type(weight)
         for t in range(size):
-            total[t] += weight * T[t]
+            part[t] += scale * T[t]
         for j in range(width):
             linear[j] += weight * y * v[j]
         sums.square[s] += weight * y * y
+    for s in range(len(sums.count)):
+        _add(sums, s)
+
+
+@njit(**OPTIONS)
+def _add(sums: Sums, s: int) -> None:
+    """Add a row's last part to its total."""
+    total, part = sums.total[s], sums.part[s]
+    for t in range(len(total)):
+        total[t] += part[t]
+        part[t] = 0
+    sums.count[s] = 0
 
 
 @njit(**OPTIONS)

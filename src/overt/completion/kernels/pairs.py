@@ -12,7 +12,7 @@ import numpy as np
 from overt._compiled import njit
 from overt._types import Array
 from overt.completion.kernels import OPTIONS, Blocks, Held, Learned
-from overt.completion.kernels.full import Sums, invert, sum_block
+from overt.completion.kernels.full import invert, room, sum_block
 
 
 class Everyone(NamedTuple):
@@ -38,10 +38,8 @@ def learn_pairs(
     Writes w and w w' + S; stats are r times the expected squared error, and log det S; moments[c]
     gets the sum of w w' + S over the rows of chunk c.
     """
-    n, size = held.means.shape[1], held.spread.shape[1]
-    most = np.max(cuts[1:] - cuts[:-1])
-    dtype = held.spread.dtype  # single precision sums thousands of entries well enough
-    sums = Sums(np.empty((most, size), dtype), np.empty((most, n)), np.empty(most))
+    n = held.means.shape[1]
+    sums = room(np.max(cuts[1:] - cuts[:-1]), held)
     A = np.empty((n, n + 1))
     for c in range(len(moments)):
         here = rows[cuts[c] : cuts[c + 1]]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -26,6 +27,7 @@ from overt.robust.attacks.gradient import PGD
 from overt.robust.attacks.points import Points
 from overt.robust.attacks.results import report
 from overt.robust.attacks.search import Search
+from overt.robust.attacks.spreading import spread
 from overt.robust.attacks.staged import begin
 from overt.robust.threats.base import Threat
 
@@ -77,7 +79,7 @@ def closest(
     model: models.Model, x: Any, y: Any, threat: Threat | None = None, *, steps: int = 100,
     rivals: int = 2, criterion: Criterion = Misclassified(),  # noqa: B008  (immutable)
     batch_size: int = models.BATCH_SIZE, seed: int = 0, warn: bool = True,
-    **door: Unpack[models.Door],
+    **run: Unpack[models.Run],
 ) -> Closest:  # fmt: skip
     """Look for the nearest perturbation that fools the model at each point.
 
@@ -90,13 +92,13 @@ def closest(
     steps, rivals
         Gradients of each run, and runs against single classes, by linearized distance, that follow
         the one against the likeliest.
-    criterion, batch_size, seed, warn, output, mean, std, samples
+    criterion, batch_size, seed, warn, output, mean, std, samples, engine
         As for any attack.
     """
     whole("steps", steps)
     if instance("criterion", criterion, Criterion, "a Criterion").raw:
         raise InputError("criterion must be of classes for closest, got Deviates; use PGD")
-    search = begin(model, x, y, threat, criterion, batch_size, door, loss="margin")
+    search = begin(model, x, y, threat, criterion, batch_size, run, loss="margin")
     begun = search.best.fooled.clone()
     with search:
         if search.threat.order == 0:
@@ -105,13 +107,10 @@ def closest(
             classes = search.clean.shape[1] - 1
             count = 0 if search.targeted else min(whole("rivals", rivals, minimum=0), classes)
             left = (~begun).nonzero().squeeze(1)
-            for rows in left.split(search.batch_size) if len(left) else ():
-                _approach(search, rows, search.points(rows), steps)
-                nearest = search.rivals(rows, min(classes, 9) if count else 0)
-                for k in range(count):
-                    toward = nearest[:, k].to(search.subject.device)
-                    against = search.points(rows, objective=_lead, aim=toward)
-                    _approach(search, rows, against, steps)
+            measured = min(classes, 9) if count else 0
+            parts = left.split(search.batch_size) if len(left) else ()
+            for _ in spread(search, partial(_surround, steps, count, measured), parts):
+                pass
         result = search.result(warn=False)
     search.signs.pop("stuck", None)  # the input itself is what stands where nothing was found
     moved = search.x.clone()
@@ -122,6 +121,15 @@ def closest(
         moved, size, result.success, search.threat.name, result.gradients, result.queries,
         report(search.signs, warn=warn), result.status,
     )  # fmt: skip
+
+
+def _surround(steps: int, count: int, measured: int, search: Search, rows: Tensor) -> None:
+    """Approach the nearest class at each of some points, and single ones in turn."""
+    _approach(search, rows, search.points(rows), steps)
+    nearest = search.rivals(rows, measured)
+    for k in range(count):
+        toward = nearest[:, k].to(search.subject.device)
+        _approach(search, rows, search.points(rows, objective=_lead, aim=toward), steps)
 
 
 def _lead(logits: Tensor, y: Tensor, rival: Tensor) -> Tensor:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypedDict
+from copy import copy
+from typing import Any, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,12 @@ class Door(TypedDict, total=False):
     mean: Any
     std: Any
     samples: int
+
+
+class Run(Door, total=False):
+    """How a model is to be called, and where: `engine` is "local", "dask" or an address."""
+
+    engine: str
 
 
 @contextmanager
@@ -106,6 +113,12 @@ class Subject:
             raise InputError("x must hold inputs with one row for each point each")
         self.scale = _scale(door.get("mean"), door.get("std"), self.x)
         self.probabilities, self._columns = False, 0
+
+    def at(self, x: Tensor, context: tuple[Tensor, ...]) -> Self:
+        """Return the same model at other inputs."""
+        other = copy(self)
+        other.x, other.context = x, context
+        return other
 
     def logits(self, x: Tensor, rows: Tensor) -> Tensor:
         """Return the logits (points, classes) of moved points x, flat or not; f stands for (0, f).

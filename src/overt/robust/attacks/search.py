@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
 
+from overt._cluster import checked_engine
 from overt._progress import meter
 from overt.results import Status
 from overt.robust.attacks.criteria import Criterion
 from overt.robust.attacks.inputs import starts
 from overt.robust.attacks.losses import Loss, Plan, find_loss, objective_of, reflected_pair
-from overt.robust.attacks.models import Door, Model, Subject, evaluating
+from overt.robust.attacks.models import Door, Model, Run, Subject, evaluating
 from overt.robust.attacks.points import Found, Guide, Points, StraightThrough, slope
 from overt.robust.attacks.results import AttackResult, report
+from overt.robust.attacks.spreading import spread
 from overt.robust.threats.base import Threat
 
 FLAT = 1e-30
@@ -37,12 +39,17 @@ class Search:
 
     def __init__(
         self, model: Model, x: Any, y: Any, threat: Threat, criterion: Criterion, loss: Loss,
-        batch_size: int, door: Door,
+        batch_size: int, run: Run,
     ) -> None:  # fmt: skip
-        self.subject = Subject(model, x, door, raw=criterion.raw)
+        self.door = cast("Door", {k: v for k, v in run.items() if k != "engine"})
+        self.engine = checked_engine(run.get("engine", "local"))
+        self.start: Tensor | None = None
+        self.guide: Guide | None = None
+        self.client: Any = None
+        self.subject = Subject(model, x, self.door, raw=criterion.raw)
         self.x, self.criterion, self.batch_size = self.subject.x, criterion, batch_size
         self.threat, self.loss = threat.within(self.x), loss
-        self._modes, self._several = ExitStack(), False
+        self.modes, self._several = ExitStack(), False
         with self:
             self.clean = self.subject.clean_logits(batch_size, y)
             self.y = criterion.truth(y, self.x, self.clean.shape[1])
@@ -62,12 +69,13 @@ class Search:
         }
 
     def __enter__(self) -> Self:
-        self._modes.enter_context(torch.inference_mode(False))
-        self._modes.enter_context(evaluating(*self.subject.models))
+        self.modes.enter_context(torch.inference_mode(False))
+        self.modes.enter_context(evaluating(*self.subject.models))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._modes.close()
+        self.modes.close()
+        self.client = None
 
     @property
     def left(self) -> Tensor:
@@ -80,20 +88,20 @@ class Search:
 
     def stage(self, attack: Any, *, start: Any = None, guide: Guide | None = None) -> None:
         """Run an Attack on the points left; an interruption keeps what was found."""
-        given = starts(start, self.x)
+        self.start, self.guide = starts(start, self.x), guide
         if self.threat.radius == 0 or self.status is Status.INTERRUPTED:
             return
-        stage = _Stage(self, attack, guide, given)
+        stage = _Stage(self, attack)
         self._several = stage.loss is not self.loss or self._several
         if stage.loss is self.loss and not self.targeted and not self.criterion.raw:
             self.note("saturated", stage.loss.saturated(self.clean, self.y))
-        rows = torch.arange(len(self.x), device=self.x.device)
+        rows = torch.arange(len(self.x), device=self.x.device).split(self.batch_size)
+        parts = [left for part in rows if len(left := stage.left(self, part))]
         flat, spent = self.best.flat.clone(), self.best.gradients
         self.best.flat &= self.best.fooled
         try:
-            with meter("attack", len(self.x), show=len(rows) > self.batch_size) as bar:
-                for part in rows.split(self.batch_size):
-                    stage.batch(part)
+            with meter("attack", sum(map(len, parts)), show=len(rows) > 1) as bar:
+                for part in spread(self, stage, parts):
                     done = self.best.fooled[: int(part[-1]) + 1]
                     bar.advance(len(part), f"robust {1 - float(done.double().mean()):.3f}")
         except KeyboardInterrupt:
@@ -220,58 +228,59 @@ class Search:
 class _Stage:
     """One attack on the points of a search that are not fooled yet."""
 
-    def __init__(
-        self, search: Search, attack: Any, guide: Guide | None, start: Tensor | None
-    ) -> None:
-        self._search, self._attack, self._guide, self._start = search, attack, guide, start
-        self.loss = find_loss(attack.loss, raw=search.criterion.raw)
+    def __init__(self, search: Search, attack: Any) -> None:
+        self._attack, self.loss = attack, find_loss(attack.loss, raw=search.criterion.raw)
         self._objective = objective_of(self.loss, targeted=search.targeted)
+        self._own = self.loss is search.loss  # what perturbations are compared by anyway
         # Where the largest loss counts and not success, as in training, a loss that has steps of
         # its own gets all of them.
         plan = self.loss.plan(attack.length, search.clean.shape[1])
-        self._early = attack.early_exit and not search.random
-        split = not search.targeted and (self._early or plan.steps == 0)
+        early = attack.early_exit and not search.random
+        split = not search.targeted and (early or plan.steps == 0)
         self._plan = plan if split else Plan(attack.length)
 
-    def batch(self, rows: Tensor) -> None:
+    def __call__(self, search: Search, rows: Tensor) -> None:
         """Attack a batch, against its nearest rivals in turn if the loss says so."""
         plan, order = self._plan, None
         for restart in range(self._attack.restarts):
             if plan.steps:
-                self._run(self._left(rows), None, plan.steps, restart)
+                self._run(search, self.left(search, rows), None, plan.steps, restart)
             for rank in range(plan.rivals):
-                left = self._left(rows)
+                left = self.left(search, rows)
                 if order is None and len(left):
-                    order = torch.zeros(len(self._search.x), plan.rivals).to(self._search.y)
-                    order[left] = self._search.rivals(left, plan.measured)[:, : plan.rivals]
+                    order = torch.zeros(len(search.x), plan.rivals).to(search.y)
+                    order[left] = search.rivals(left, plan.measured)[:, : plan.rivals]
                 if order is not None:
-                    self._run(left, order[left, rank], plan.each, restart)
+                    self._run(search, left, order[left, rank], plan.each, restart)
 
-    def _left(self, rows: Tensor) -> Tensor:
-        return rows[~self._search.best.fooled[rows]] if self._attack.early_exit else rows
+    def left(self, search: Search, rows: Tensor) -> Tensor:
+        """Return those of the rows that are to be attacked."""
+        return rows[~search.best.fooled[rows]] if self._attack.early_exit else rows
 
-    def _run(self, rows: Tensor, rival: Tensor | None, steps: int, restart: int) -> None:
+    def _run(
+        self, search: Search, rows: Tensor, rival: Tensor | None, steps: int, restart: int
+    ) -> None:
         if len(rows) == 0:
             return
-        own, attack = self._search.points(rows), self._attack
-        changes: dict[str, Any] = {"objective": self._objective, "guide": self._guide}
+        own, attack = search.points(rows), self._attack
+        changes: dict[str, Any] = {"objective": self._objective, "guide": search.guide}
         if rival is not None:
             changes |= {"objective": reflected_pair, "aim": rival.to(own.y.device)}
-        points, region = self._search.points(rows, **changes), own.region
+        points, region = search.points(rows, **changes), own.region
 
         def draw() -> Tensor:
             return region.draw((attack.seed or 0) + restart, extreme=restart % 2 == 1)
 
-        if restart == 0 and self._start is not None:
-            there = self._start[rows].to(region.x.device).flatten(1)
+        if restart == 0 and search.start is not None:
+            there = search.start[rows].to(region.x.device).flatten(1)
             delta = region.project(there - region.x)
         elif restart > 0 or attack.random_start:
             delta = draw()
         else:
             delta = torch.zeros_like(region.x)
         found = attack.run(points, delta, steps, draw)
-        if rival is not None or self.loss is not self._search.loss:  # compare by the common loss
+        if rival is not None or not self._own:  # compare by the common loss
             found.value = own.evaluate(region.moved(found.delta))[0].nan_to_num_(-math.inf)
             found.queries += len(rows)
-        home = self._search.x.device
-        self._search.best.merge(rows, found.each(lambda part: part.to(home)))
+        home = search.x.device
+        search.best.merge(rows, found.each(lambda part: part.to(home)))

@@ -67,7 +67,7 @@ def strongest(
     queries: int = 1500, rivals: int = 9, surrogate: models.Model | None = None,
     criterion: Criterion = Misclassified(),  # noqa: B008  (immutable)
     start: Any = None, batch_size: int = models.BATCH_SIZE, seed: int = 0, warn: bool = True,
-    **door: Unpack[models.Door],
+    **run: Unpack[models.Run],
 ) -> AttackResult:  # fmt: skip
     """Attack with a fixed ensemble of losses; a point leaves with the first success.
 
@@ -99,30 +99,29 @@ def strongest(
         When a point counts as fooled.
     start
         Perturbed inputs to start from, shaped like x.
-    batch_size, seed, warn, output, mean, std, samples
+    batch_size, seed, warn, output, mean, std, samples, engine
         As for any attack.
     """
-    with begin(model, x, y, threat, criterion, batch_size, door) as search:
-        run_stages(search, budget, queries, rivals, surrogate, seed, start, door)
+    with begin(model, x, y, threat, criterion, batch_size, run) as search:
+        run_stages(search, budget, queries, rivals, surrogate, seed, start)
         return search.result(warn=warn)
 
 
 def begin(
     model: models.Model, x: Any, y: Any, threat: Threat | None, criterion: Criterion,
-    batch_size: int, door: models.Door, loss: str = "reflected_greedy",
+    batch_size: int, run: models.Run, loss: str = "reflected_greedy",
 ) -> Search:  # fmt: skip
     """Return a search whose perturbations are compared by this loss."""
     instance("criterion", criterion, Criterion, "a Criterion")
     x, y, threat = inputs.examples(x, y, threat)
     chosen = DEVIATION if criterion.raw else LOSSES[loss]
     size = whole("batch_size", batch_size)
-    return Search(model, x, y, check_threat(threat), criterion, chosen, size, door)
+    return Search(model, x, y, check_threat(threat), criterion, chosen, size, run)
 
 
 def run_stages(
-    search: Search, budget: int, queries: int, rivals: int, surrogate: Any, seed: int, start: Any,
-    door: models.Door,
-) -> None:  # fmt: skip
+    search: Search, budget: int, queries: int, rivals: int, surrogate: Any, seed: int, start: Any
+) -> None:
     """Run the stages of `strongest` on the points that are left."""
     whole("budget", budget, minimum=LEAST_BUDGET)
     whole("queries", queries, minimum=0)
@@ -140,7 +139,7 @@ def run_stages(
         for attack in attacks:
             search.stage(attack, start=start)
             bar.advance(note=f"robust {1 - float(search.best.fooled.double().mean()):.3f}")
-        for guide in guides(search, surrogate, honest, door):
+        for guide in guides(search, surrogate, honest):
             steps = min(max(budget // (3 * guide.draws), 2), 100)
             search.stage(PGD(search.threat, steps=steps, momentum=0.75, **common), guide=guide)
             given += steps * guide.draws
@@ -149,12 +148,12 @@ def run_stages(
         bar.advance()
 
 
-def guides(search: Search, surrogate: Any, honest: bool, door: models.Door) -> list[Guide]:
+def guides(search: Search, surrogate: Any, honest: bool) -> list[Guide]:
     """Return whose gradients to follow besides the model's own."""
     found = []
     if surrogate is not None:
         given = (search.x, *search.subject.context)
-        other = models.Subject(surrogate, given if len(given) > 1 else given[0], door)
+        other = models.Subject(surrogate, given if len(given) > 1 else given[0], search.door)
         classes = other.clean_logits(search.batch_size).shape[1]
         if classes != search.clean.shape[1]:
             raise InputError(
