@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from overt._check import InputError, InputTypeError
 from overt.nn.given.losses import Loss, loss_name
+from overt.nn.last_linear import LastLinear, last_linear
 from overt.nn.moments.adjoint import Layouts
 from overt.nn.moments.carry import Output, carry, checked
 from overt.nn.penalties import compare, quadratic, shares_of
@@ -28,6 +29,7 @@ class WithoutNoise(nn.Module):  # type: ignore[misc]
         self.loss, self.output = loss_name(loss), output
         self._penalty: Tensor | None = None
         self._dear: bool | None = None
+        self._end: LastLinear | None = None
         self._drawn: set[str] = set()
         self._layouts: Layouts = {}
 
@@ -53,8 +55,16 @@ class WithoutNoise(nn.Module):  # type: ignore[misc]
                 first = carry(model, x, **settings)
                 self._drawn = first.to_draw
                 self._dear = not (first.output.known and first.output.exact)
-                if self._dear and not self._drawn:
+                if not self._dear:
+                    self._end = last_linear(model, x, self.output, first)
+                elif not self._drawn:
                     self._look(model, x, settings)
+        if self._end is not None:
+            ended = self._end.run(model, x, self.output, self.loss)
+            if ended is not None:
+                out, self._penalty = ended
+                return out
+            self._end = None
         one = carry(model, x, **settings, drawn=self._drawn, probe=self._dear, update=True)
         if self._dear:
             self._penalty = quadratic(one.tangent, one.output.mean, self.loss)
