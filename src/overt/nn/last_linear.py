@@ -88,7 +88,7 @@ def last_linear(model: nn.Module, x: Any, output: Output, first: Carried) -> Las
     layers = [m for m in model.modules() if type(m) is nn.Linear]
     hooks = [m.register_forward_hook(lambda *told: made.append(told)) for m in layers]
     try:
-        with torch.no_grad(), modes(model, noise=False):
+        with modes(model, noise=False):
             result = called(model, x)
             out = result if output is None else output(result)
     finally:

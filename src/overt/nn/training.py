@@ -55,10 +55,10 @@ class WithoutNoise(nn.Module):  # type: ignore[misc]
                 first = carry(model, x, **settings)
                 self._drawn = first.to_draw
                 self._dear = not (first.output.known and first.output.exact)
-                if not self._dear:
-                    self._end = last_linear(model, x, self.output, first)
-                elif not self._drawn:
+                if self._dear and not self._drawn:
                     self._look(model, x, settings)
+            if not self._dear:
+                self._end = last_linear(model, x, self.output, first)
         if self._end is not None:
             ended = self._end.run(model, x, self.output, self.loss)
             if ended is not None:
