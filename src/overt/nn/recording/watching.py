@@ -175,10 +175,10 @@ def tensors(value: Any) -> Iterator[Tensor]:
         return
     if isinstance(value, dict):
         value = value.values()
-    elif is_dataclass(value) and not isinstance(value, type):
-        value = vars(value).values()
     elif not isinstance(value, (tuple, list, set)):
-        return
+        if not is_dataclass(value) or isinstance(value, type):
+            return
+        value = vars(value).values()
     for part in value:
         if isinstance(part, Tensor):
             yield part
@@ -227,6 +227,7 @@ class _Watcher(TorchFunctionMode):  # type: ignore[misc]
         super().__init__()
         self._handle, self._extents = handle, extents
         self._within: list[tuple[Frame, Any]] = []
+        self._frames: tuple[Frame, ...] = ()
         self._entered = 0
         self._leaf = 0
         self._state = b""  # of the generators, as a whole module begins
@@ -243,12 +244,9 @@ class _Watcher(TorchFunctionMode):  # type: ignore[misc]
             return _as_extents(result) if self._extents else result
         inplace = inplace or bool(kwargs.get("inplace"))
         frame, module = self._within[-1] if self._within else (Frame("", 0), None)
-        call = Call(name, func, args, kwargs, frame.path, module, inplace, frames=self._frames(),
+        call = Call(name, func, args, kwargs, frame.path, module, inplace, frames=self._frames,
                     again=self._again)  # fmt: skip
         return self._handle(call)
-
-    def _frames(self) -> tuple[Frame, ...]:
-        return tuple(frame for frame, _ in self._within)
 
     def _again(self, function: Callable[[], Any]) -> Any:
         with self:
@@ -258,6 +256,7 @@ class _Watcher(TorchFunctionMode):  # type: ignore[misc]
         def begin(module: nn.Module, args: Any) -> None:
             self._entered += 1
             self._within.append((Frame(name, self._entered), module))
+            self._frames += (self._within[-1][0],)
             if isinstance(module, _Scripted):
                 with torch._C.DisableTorchFunction():
                     self._state = generator_state()
@@ -268,6 +267,7 @@ class _Watcher(TorchFunctionMode):  # type: ignore[misc]
     def leave(self, leaf: bool) -> Any:
         def end(module: nn.Module, args: Any, kwargs: dict[str, Any], result: Any) -> Any:
             name = self._within.pop()[0].path
+            self._frames = self._frames[:-1]
             self._leaf -= leaf
             if not leaf or self._leaf:
                 return None
@@ -275,7 +275,7 @@ class _Watcher(TorchFunctionMode):  # type: ignore[misc]
             with torch._C.DisableTorchFunction():
                 drew = isinstance(module, _Scripted) and generator_state() != self._state
                 call = Call(label, module, args, kwargs, name, module, leaf=module,
-                            result=result, drew=drew, frames=self._frames())  # fmt: skip
+                            result=result, drew=drew, frames=self._frames)  # fmt: skip
                 return self._handle(call)
 
         return end
