@@ -151,7 +151,8 @@ def _by_nodes(f: Function, m: Tensor, v: Tensor, sd: Tensor, alone: bool) -> tup
         blocks = zip(m.reshape(-1).split(BLOCK), sd.reshape(-1).split(BLOCK), strict=True)
         values = (f(torch.addcmul(a, s, z)) for a, s in blocks)
     else:
-        values = iter([torch.stack([f(torch.add(m, sd, alpha=n)) for n in _FEW[0]]).flatten(1)])
+        stacked = torch.stack([f(torch.add(m, sd, alpha=n)) for n in _FEW[0]])
+        values = (F.flatten(1) for F in (stacked,))
     sums = torch.cat([torch.cat([once @ F, twice @ (F * F)]) for F in values], 1)
     value, slope, curve, square, rise = sums.reshape(5, *m.shape).unbind()
     slope, curve = slope.div_(sd), curve.div_(sd).div_(sd)
