@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from overt._types import Floats
-from overt.linear.bounds import numerical_rank
+from overt.linear.bounds import numerical_rank, shrink
 from overt.nn.auditing import lower
 from overt.nn.auditing.head import Head, Stretch
 from overt.nn.auditing.report import HeadFindings, LowerBound, Suggestion
@@ -80,7 +80,7 @@ class LastLayer:
         best = int(np.argmin(error))
         near = lower.CANDIDATES[error <= error[best] + deviation[best]]
         targets = self._targets(columns)
-        ranks = [numerical_rank(self._best_stretch(targets, float(p))[1]) for p in lower.CANDIDATES]
+        ranks = [self._predicted_rank(targets, float(p)) for p in lower.CANDIDATES]
         evidence = (
             "held out: a fifth of the rows given. The features before the last layer were trained "
             "on them too, so that the curve favors little dropout; pass holdout for a fair one"
@@ -98,6 +98,13 @@ class LastLayer:
 
     def _targets(self, columns: Columns) -> list[lower.Target]:
         return [_target(columns, stretch) for stretch in self.head.stretches]
+
+    def _predicted_rank(self, targets: list[lower.Target], p: float) -> int:
+        stretch, *others = self.head.stretches
+        envelopes = stretch.envelopes(p)
+        if others or len(envelopes) != 1:
+            return numerical_rank(self._best_stretch(targets, p)[1])
+        return numerical_rank(shrink(targets[0].spectrum[: stretch.rank], envelopes[0]))
 
     def _best_stretch(
         self, targets: list[lower.Target], p: float | None = None
