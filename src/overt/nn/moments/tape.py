@@ -84,11 +84,8 @@ class Tangent:
     def __call__(self) -> Tensor:
         """Return the tensor."""
         if self._make is not None:
-            if torch.is_grad_enabled() == self._graph and not torch.is_inference_mode_enabled():
+            with torch.inference_mode(False), torch.set_grad_enabled(self._graph):
                 self._value = self._make()
-            else:
-                with torch.inference_mode(False), torch.set_grad_enabled(self._graph):
-                    self._value = self._make()
             self._make = None
         return self._value
 
