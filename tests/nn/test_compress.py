@@ -4,6 +4,7 @@ import copy
 import io
 import warnings
 from itertools import combinations
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,8 +18,9 @@ from overt import InputError
 from overt.nn import DropConnectConv2d, DropConnectLinear, Dropout
 from overt.nn.compression import compress, narrowing
 from overt.nn.compression.cutting import Cut, shrink
-from overt.nn.compression.shapes import rearranged
+from overt.nn.compression.shapes import moved
 from overt.nn.compression.structure import structure_of
+from overt.nn.compression.units import Carried, Wiring
 from overt.nn.given.batches import Inputs
 
 NAMES = list(ZOO)
@@ -607,14 +609,22 @@ def test_reshapes(before, axes, after, places):
     """An oracle that knows nothing of axes: the number of its unit at every entry."""
     shape = [before[a] for a in axes]
     ids = np.arange(10, 10 + np.prod(shape)).reshape(shape)
-    found = rearranged(before, axes, ids, after)
+    value = SimpleNamespace(shape=before)
+    op = SimpleNamespace(
+        name="reshape", function=torch.reshape, args=(value, after), kwargs={}, inputs=[value],
+        output=SimpleNamespace(shape=after), module="",
+    )  # fmt: skip
+    x = Carried(axes, ids, named=(None,) * len(axes))
+    wiring = Wiring()
+    wiring.units.fresh(10 + ids.size)
+    found = moved(op, x, before, wiring, nn.Identity())
     if places is None:
-        assert found is None
+        assert isinstance(found, str)
         return
-    assert found[0] == places
+    assert found[0].axes == places
     spread = np.expand_dims(ids, [a for a in range(len(before)) if a not in axes])
     everywhere = np.broadcast_to(spread, before).reshape(after)
-    along = np.expand_dims(found[1], [a for a in range(len(after)) if a not in places])
+    along = np.expand_dims(found[0].ids, [a for a in range(len(after)) if a not in places])
     assert np.array_equal(everywhere, np.broadcast_to(along, after))
 
 
