@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from overt.nn.given.losses import is_squared
 from overt.nn.layers.base import UnitNoise
-from overt.nn.layers.mask_covariance import MaskCovariance
+from overt.nn.layers.recognized import mask_covariance_of
 from overt.nn.moments.carry import Carried, Output
 from overt.nn.penalties import curvature
 from overt.nn.recording.generators import generator_state
@@ -37,10 +37,8 @@ class LastLinear:
         """Return the output and the penalty, None if the pass did not end so."""
         seen: list[tuple[nn.Module, Any, Any]] = []
         parts = (self.noise, self.linear)
-        if not all(map(_plain, parts)) or any(
-            not m.training and m is not self.noise and not is_normalization(m)
-            for m in model.modules()
-        ):
+        others = (m for m in model.modules() if m is not self.noise and not is_normalization(m))
+        if not (all(map(_plain, parts)) and all(m.training for m in others)):
             return None
         hooks = [m.register_forward_hook(lambda *told: seen.append(told)) for m in parts]
         before = generator_state()
@@ -57,8 +55,8 @@ class LastLinear:
         whole = a.ndim > 1 and a.dtype == out.dtype
         if not (len(given) == 1 and given[0] is a and last is out and whole):
             return None
-        law = self._law(a.shape)
-        if law is None or not law.independent:
+        law = mask_covariance_of(self.noise, a.shape)
+        if not law.independent:
             return None
         d, w, scale = curvature(out, loss)
         a, U, weight = a.flatten(0, -2), self.linear.weight, scale * law.strength / len(out)
@@ -70,19 +68,11 @@ class LastLinear:
             D = D - M * M
         return out, weight * torch.dot((a * a).flatten(), D.flatten())
 
-    def _law(self, shape: tuple[int, ...]) -> MaskCovariance | None:
-        """Return the second moments of the noise's masks, None if they are not known."""
-        if isinstance(self.noise, UnitNoise):
-            return self.noise.mask_covariance(shape)
-        if type(self.noise) is not nn.Dropout or self.noise.p == 1:
-            return None
-        return MaskCovariance(tuple(shape[1:]), self.noise.p / (1 - self.noise.p))
-
 
 def last_linear(model: nn.Module, x: Any, output: Output, first: Carried) -> LastLinear | None:
     """Return how a model ends whose moments were carried once, None if it is another way."""
     noise = dict(model.named_modules()).get(first.noises[0]) if len(first.noises) == 1 else None
-    if noise is None or first.drawn:
+    if first.drawn or not (type(noise) is nn.Dropout or isinstance(noise, UnitNoise)):
         return None
     made: list[tuple[nn.Module, Any, Any]] = []
     layers = [m for m in model.modules() if type(m) is nn.Linear]
@@ -99,4 +89,6 @@ def last_linear(model: nn.Module, x: Any, output: Output, first: Carried) -> Las
 
 
 def _plain(module: nn.Module) -> bool:
-    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+    """Whether the layer does what its class does."""
+    changed = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    return not changed and getattr(module, "p", 0.0) != 1  # where all is dropped there is no law
