@@ -22,7 +22,7 @@ from overt.nn.layers.recognized import mask_covariance_of
 from overt.nn.moments.carry import Carried, Output
 from overt.nn.penalties import curvature
 from overt.nn.recording.generators import generator_state
-from overt.nn.recording.modes import is_normalization, modes, switched
+from overt.nn.recording.modes import is_normalization, modes, switched, unwrapped
 from overt.nn.recording.watching import called
 
 
@@ -62,17 +62,39 @@ class LastLinear:
         a, U, weight = a.flatten(0, -2), self.linear.weight, scale * law.strength / len(out)
         if is_squared(loss):
             return out, weight * ((a * a).sum(0) @ (U * U).sum(0))
-        D = d.flatten(0, -2) @ (U * U)
         if w is not None:
-            M = w @ U
-            D = D - M * M
-        return out, weight * torch.dot((a * a).flatten(), D.flatten())
+            return out, weight * _Curved.apply(a, U, w)
+        return out, weight * torch.dot((a * a).flatten(), (d.flatten(0, -2) @ (U * U)).flatten())
+
+
+class _Curved(torch.autograd.Function):  # type: ignore[misc]
+    """sum over rows of sum_j a_j^2 (sum_k p_k U_kj^2 - (p'U)_j^2), in few passes over the rows."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, U: Tensor, p: Tensor) -> Tensor:
+        """Return the sum."""
+        A, M, UU = a * a, p @ U, U * U
+        D = torch.addmm(M * M, p, UU, beta=-1)
+        ctx.save_for_backward(a, U, p, A, M, UU, D)
+        return torch.dot(A.flatten(), D.flatten())
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradients, through the formula itself where they need gradients in turn."""
+        a, U, p, A, M, UU, D = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            value = (a * a * (p @ (U * U) - (p @ U) ** 2)).sum()
+            return torch.autograd.grad(value, (a, U, p), g, create_graph=True)
+        T = A * M
+        in_U = (p.T @ A).mul_(U).addmm_(p.T, T, alpha=-1).mul_(2 * g)
+        return (a * D).mul_(2 * g), in_U, (A @ UU.T).addmm_(T, U.T, alpha=-2).mul_(g)
 
 
 def last_linear(model: nn.Module, x: Any, output: Output, first: Carried) -> LastLinear | None:
     """Return how a model ends whose moments were carried once, None if it is another way."""
     noise = dict(model.named_modules()).get(first.noises[0]) if len(first.noises) == 1 else None
-    if first.drawn or not (type(noise) is nn.Dropout or isinstance(noise, UnitNoise)):
+    known = type(noise) is nn.Dropout or isinstance(noise, UnitNoise)
+    if not known or first.drawn or unwrapped(model) is not model:
         return None
     made: list[tuple[nn.Module, Any, Any]] = []
     layers = [m for m in model.modules() if type(m) is nn.Linear]

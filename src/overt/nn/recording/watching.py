@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, is_dataclass
 from typing import Any, NamedTuple
@@ -168,37 +168,44 @@ def called(model: nn.Module, inputs: Any) -> Any:
     return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
 
 
+_PLAIN = frozenset((int, float, str, bool, type(None), torch.dtype, torch.device))
+
+
 def tensors(value: Any) -> Iterator[Tensor]:
     """Yield the tensors in a tree of tuples, lists, dictionaries and dataclasses."""
-    if isinstance(value, Tensor):
-        yield value
-        return
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, (tuple, list, set)):
-        if not is_dataclass(value) or isinstance(value, type):
-            return
-        value = vars(value).values()
-    for part in value:
-        if isinstance(part, Tensor):
-            yield part
-        elif part is not None and not isinstance(part, (int, float, str)):
-            yield from tensors(part)
+    found: list[Tensor] = []
+    _gather((value,), found)
+    return iter(found)
+
+
+def _gather(parts: Iterable[Any], found: list[Tensor]) -> None:
+    for part in parts:
+        kind = type(part)  # asking whether something else is a tensor is slow
+        if kind in _PLAIN:
+            continue
+        if kind is not tuple and kind is not dict and isinstance(part, Tensor):
+            found.append(part)
+        elif isinstance(part, (tuple, list, set)):
+            _gather(part, found)
+        elif isinstance(part, dict):
+            _gather(part.values(), found)
+        elif is_dataclass(part) and not isinstance(part, type):
+            _gather(vars(part).values(), found)
 
 
 def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
     """Return a tree of tuples, lists, dictionaries and slices with its tensors changed."""
-    match value:
-        case Tensor():
-            return change(value)
-        case dict():
-            return {key: mapped(part, change) for key, part in value.items()}
-        case tuple() if hasattr(value, "_fields"):
-            return type(value)(*(mapped(part, change) for part in value))
-        case tuple() | list():
-            return type(value)([mapped(part, change) for part in value])
-        case slice():
-            return slice(*(mapped(part, change) for part in (value.start, value.stop, value.step)))
+    if type(value) in _PLAIN:
+        return value
+    if type(value) is not tuple and isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: mapped(part, change) for key, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        parts = [mapped(part, change) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if isinstance(value, slice):
+        return slice(*(mapped(part, change) for part in (value.start, value.stop, value.step)))
     return value
 
 
