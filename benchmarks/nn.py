@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from benchmarks.equal_time import equal_time
 from benchmarks.harness import Table, seconds, verdict
 from overt.experiments.nn_realized import seed_mask
 from overt.nn import (
@@ -30,7 +31,7 @@ def run() -> list[Table]:
     try:
         return [
             dropblock(), training_step(), deep_training_step(), gradients(), convergence(),
-            one_pass(), deep_accuracy(),
+            one_pass(), deep_accuracy(), *equal_time(),
         ]  # fmt: skip
     finally:
         torch.set_num_threads(threads)

@@ -4,6 +4,7 @@ import copy
 import io
 import warnings
 from itertools import combinations
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,8 +18,9 @@ from overt import InputError
 from overt.nn import DropConnectConv2d, DropConnectLinear, Dropout
 from overt.nn.compression import compress, narrowing
 from overt.nn.compression.cutting import Cut, shrink
-from overt.nn.compression.shapes import rearranged
+from overt.nn.compression.shapes import moved
 from overt.nn.compression.structure import structure_of
+from overt.nn.compression.units import Carried, Wiring
 from overt.nn.given.batches import Inputs
 
 NAMES = list(ZOO)
@@ -425,6 +427,50 @@ def test_auto_takes_what_measures_best_of_what_is_small_enough():
     assert found["flow"].tried == ()
 
 
+def test_auto_judges_what_it_is_to_recover_after_recovery():
+    torch.manual_seed(0)
+    x = torch.randn(400, 5)
+    y = (x @ torch.randn(5, 3)).argmax(1)
+    model, steps = mlp(), {"recover": 30, "learning_rate": 0.01}
+    before = [p.clone() for p in model.parameters()]
+    report = compress(model, 0.5, x, (x, y), **steps)[1]
+    tried = dict(report.tried)
+    for by in ("flow", "spectrum"):
+        assert tried[by] < compress(model, 0.5, x, (x, y), by)[1].after.loss
+    assert report.after.loss == pytest.approx(min(tried.values()), rel=1e-5)
+    assert len(report.recovery)
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+@pytest.mark.parametrize("by", ["flow", "spectrum"])
+def test_normalizations_take_the_statistics_of_the_smaller_network(by):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(5, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 32),
+        nn.BatchNorm1d(32, momentum=0.3), nn.ReLU(), nn.Linear(32, 3),
+    )  # fmt: skip
+    x = torch.randn(200, 5)
+    for _ in range(20):
+        model(x)
+    y = model.eval()(x).argmax(1)
+    small, report = compress(model, 0.25, x, (x, y), by)
+    norm = small[4]
+    given = small[:4](x)
+    torch.testing.assert_close(norm.running_mean, given.mean(0), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(norm.running_var, given.var(0), rtol=1e-2, atol=1e-2)
+    assert norm.momentum == 0.3
+    few = compress(model, 0.25, x, (x[:20], y[:20]), by)[0][4]  # too few rows to tell
+    assert float((few.running_mean - small[4].running_mean).norm()) > 1e-3
+    assert report.output_change == pytest.approx(
+        ((small(x) - model(x)).norm() / model(x).norm()).item(), rel=1e-4
+    )
+
+
+def test_an_example_that_requires_gradients_warns_of_nothing():
+    x = torch.randn(3, 4, requires_grad=True)
+    assert compress(nn.Identity(), 0.5, x)[1].output_change == 0
+
+
 def test_auto_does_without_targets_and_without_data():
     """A layer of rank 2 loses nothing as a product; its units are all needed."""
     torch.manual_seed(0)
@@ -563,14 +609,22 @@ def test_reshapes(before, axes, after, places):
     """An oracle that knows nothing of axes: the number of its unit at every entry."""
     shape = [before[a] for a in axes]
     ids = np.arange(10, 10 + np.prod(shape)).reshape(shape)
-    found = rearranged(before, axes, ids, after)
+    value = SimpleNamespace(shape=before)
+    op = SimpleNamespace(
+        name="reshape", function=torch.reshape, args=(value, after), kwargs={}, inputs=[value],
+        output=SimpleNamespace(shape=after), module="",
+    )  # fmt: skip
+    x = Carried(axes, ids, named=(None,) * len(axes))
+    wiring = Wiring()
+    wiring.units.fresh(10 + ids.size)
+    found = moved(op, x, before, wiring, nn.Identity())
     if places is None:
-        assert found is None
+        assert isinstance(found, str)
         return
-    assert found[0] == places
+    assert found[0].axes == places
     spread = np.expand_dims(ids, [a for a in range(len(before)) if a not in axes])
     everywhere = np.broadcast_to(spread, before).reshape(after)
-    along = np.expand_dims(found[1], [a for a in range(len(after)) if a not in places])
+    along = np.expand_dims(found[0].ids, [a for a in range(len(after)) if a not in places])
     assert np.array_equal(everywhere, np.broadcast_to(along, after))
 
 

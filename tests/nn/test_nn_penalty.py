@@ -536,6 +536,55 @@ def test_without_noise_gives_output_and_penalty_in_one_pass():
     assert set(dict(net.named_parameters())) == {f"model.{n}" for n, _ in model.named_parameters()}
 
 
+class Ends(nn.Module):
+    """Ends with a linear layer right after its noise, and with its coin up elsewhere."""
+
+    def __init__(self, noise, late=0.0):
+        super().__init__()
+        self.out, self.first, self.noise, self.late = nn.Linear(5, 3), nn.Linear(4, 5), noise, late
+
+    def forward(self, x):
+        h = self.noise(torch.relu(self.first(functional.dropout(x, self.late))))
+        return {"logits": self.out(h)}
+
+
+@pytest.mark.parametrize("loss", ["squared", "mse", "cross_entropy", "logistic"])
+@pytest.mark.parametrize("noise", [nn.Dropout(0.3), Dropout(0.4)])
+def test_noise_before_the_last_layer_has_the_penalty_that_moments_give(loss, noise):
+    torch.manual_seed(0)
+    model, x = Ends(noise).double(), torch.randn(6, 4).double()
+    net = without_noise(model, loss=loss, output=lambda o: o["logits"]).train()
+    out = net(x)
+    penalty = explicit_penalty(model, x, loss=loss, output=lambda o: o["logits"]).value
+    assert net._end is not None
+    torch.testing.assert_close(out, model.eval()(x)["logits"])
+    weights = list(model.parameters())
+    torch.testing.assert_close(net.penalty, penalty)
+    for a, b in zip(*(torch.autograd.grad(v, weights, allow_unused=True)
+                      for v in (net.penalty, penalty)), strict=True):  # fmt: skip
+        assert (a is None) == (b is None)
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("change", ["more noise", "all dropped", "a hook"])
+def test_a_model_that_ends_otherwise_than_before_is_looked_at_again(change):
+    torch.manual_seed(0)
+    model, x = Ends(nn.Dropout(0.3)), torch.randn(6, 4)
+    net = without_noise(model, output=lambda o: o["logits"]).train()
+    net(x)
+    assert net._end is not None
+    if change == "more noise":
+        model.late = 0.5
+    elif change == "all dropped":
+        model.noise.p = 1.0
+    else:
+        model.out.register_forward_hook(lambda module, given, made: 2 * made)
+    net(x)
+    penalty = explicit_penalty(model, x, output=lambda o: o["logits"]).value
+    assert net._end is None
+    torch.testing.assert_close(net.penalty, penalty)
+
+
 def test_without_noise_updates_batch_statistics_once():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))

@@ -186,7 +186,7 @@ def compare(
     variance = (
         found.diagonal(dim1=1, dim2=2).reshape(mean.shape) if found.ndim > mean.ndim else found
     )
-    diagonal, direction, scale = _curvature(mean, loss)
+    diagonal, direction, scale = curvature(mean, loss)
     sampled = (diagonal * variance).reshape(len(mean), -1).sum(1)
     if direction is not None:
         sampled = sampled - (direction[:, None] @ found @ direction[:, :, None]).flatten()
@@ -217,7 +217,7 @@ def shares_of(found: list[Carried], loss: str) -> Tensor:
 
 def _curved(one: Carried, mean: Tensor, loss: str) -> Tensor:
     """Return <H, Cov> of one carried pass."""
-    diagonal, direction, scale = _curvature(mean, loss)
+    diagonal, direction, scale = curvature(mean, loss)
     value = (diagonal * one.variances()).reshape(len(mean), -1).sum(1)
     if direction is not None:
         value = value - one.along(direction)
@@ -226,14 +226,14 @@ def _curved(one: Carried, mean: Tensor, loss: str) -> Tensor:
 
 def quadratic(t: Tensor, mean: Tensor, loss: str) -> Tensor:
     """Return t' H t, averaged over rows."""
-    diagonal, direction, scale = _curvature(mean, loss)
+    diagonal, direction, scale = curvature(mean, loss)
     value = (diagonal * t * t).reshape(len(mean), -1).sum(1)
     if direction is not None:
         value = value - (direction * t).sum(1) ** 2
     return scale * value.mean()
 
 
-def _curvature(mean: Tensor, loss: str) -> tuple[Tensor, Tensor | None, float]:
+def curvature(mean: Tensor, loss: str) -> tuple[Tensor, Tensor | None, float]:
     """Return H = scale (diag(d) - w w') as d, w (None: 0) and the scale."""
     if is_squared(loss):
         scale = 1.0 if loss == "squared" else 1 / mean[0].numel()

@@ -51,6 +51,7 @@ class Head:
     def __init__(self, model: nn.Module, trace: Trace, tail: Tail, name: str, point: Point) -> None:
         self.name, self.module = name, model.get_submodule(name)
         self.noisy = point.noise is not None
+        self._others: dict[float | None, Any] = {}
         self.connect = isinstance(self.module, DropConnectLinear)
         self.centered = point.shifted
         self.shape = point.op.given[0].shape[1:]
@@ -119,8 +120,14 @@ class Head:
         if not self.noisy or self.connect:
             current = self.module.strength if self.noisy else 0.0
             return MaskCovariance(self.shape, current if p is None else p / (1 - p))
-        module = self.module if p is None else with_drop_prob(self.module, p)
+        module = self._at(p)
         return None if module is None else mask_covariance_of(module, (1, *self.shape))
+
+    def _at(self, p: float | None) -> Any:
+        """Return the noise, at another drop probability if given; None if it has none."""
+        if p not in self._others:
+            self._others[p] = self.module if p is None else with_drop_prob(self.module, p)
+        return self._others[p]
 
     def penalty(self, h: Tensor) -> float:
         """<Gamma, J'J o mean(h h')>, exact for the squared loss summed over outputs."""
@@ -148,7 +155,7 @@ class Head:
             covariance = self.covariance(p)
             assert covariance is not None  # noqa: S101 (for the type checker)
             return [(covariance.strength / self.units, SquaredNuclear())]
-        module = self.module if p is None else with_drop_prob(self.module, p)
+        module = self._at(p)
         return unit_envelopes(module, self.shape) if module is not None else []
 
     def _together(self, p: float | None) -> list[Envelope]:

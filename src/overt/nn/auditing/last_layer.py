@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from overt._types import Floats
-from overt.linear.bounds import numerical_rank
+from overt.linear.bounds import numerical_rank, shrink
 from overt.nn.auditing import lower
 from overt.nn.auditing.head import Head, Stretch
 from overt.nn.auditing.report import HeadFindings, LowerBound, Suggestion
@@ -48,7 +48,7 @@ class LastLayer:
     def findings(self, columns: Columns, objective: float, squares: Floats | None) -> HeadFindings:
         """Return what the layer does beside what theory says; `squares` are its units' means."""
         head = self.head
-        bound, predicted, target, stretch = self._best_stretch(columns)
+        bound, predicted, target, stretch = self._best_stretch(self._targets(columns))
         bounds = (
             self._squared_bounds(columns, bound, stretch)
             if is_squared(self._loss)
@@ -79,7 +79,8 @@ class LastLayer:
         error, deviation = (part * unit(self._loss, self._outputs) for part in curve)
         best = int(np.argmin(error))
         near = lower.CANDIDATES[error <= error[best] + deviation[best]]
-        ranks = [numerical_rank(self._best_stretch(columns, float(p))[1]) for p in lower.CANDIDATES]
+        targets = self._targets(columns)
+        ranks = [self._predicted_rank(targets, float(p)) for p in lower.CANDIDATES]
         evidence = (
             "held out: a fifth of the rows given. The features before the last layer were trained "
             "on them too, so that the curve favors little dropout; pass holdout for a fair one"
@@ -95,13 +96,22 @@ class LastLayer:
             evidence=evidence,
         )  # fmt: skip
 
+    def _targets(self, columns: Columns) -> list[lower.Target]:
+        return [_target(columns, stretch) for stretch in self.head.stretches]
+
+    def _predicted_rank(self, targets: list[lower.Target], p: float) -> int:
+        stretch, *others = self.head.stretches
+        envelopes = stretch.envelopes(p)
+        if others or len(envelopes) != 1:
+            return numerical_rank(self._best_stretch(targets, p)[1])
+        return numerical_rank(shrink(targets[0].spectrum[: stretch.rank], envelopes[0]))
+
     def _best_stretch(
-        self, columns: Columns, p: float | None = None
+        self, targets: list[lower.Target], p: float | None = None
     ) -> tuple[float, Floats, lower.Target, Stretch]:
         """Return the tightest squared bound, its spectrum and target, and where it is from."""
         found = []
-        for stretch in self.head.stretches:
-            target = _target(columns, stretch)
+        for stretch, target in zip(self.head.stretches, targets, strict=True):
             bound, predicted = lower.squared_bound(target, stretch.rank, stretch.envelopes(p))
             found.append((bound, predicted, target, stretch))
         return max(found, key=lambda item: item[0])
@@ -130,7 +140,8 @@ class LastLayer:
         assert weigh is not None  # noqa: S101 (for the type checker)
         total, n = parts.moments(parts.training)
         problem = lower.Ridge(total, n, self.head.units, bias=self.head.centered)
-        return problem.objective(*problem.best(weigh), weigh)
+        U, b = problem.best(weigh)
+        return float(problem.objective(U, b) + np.sum((U @ weigh(problem.C)) * U))
 
     def _curved_bounds(self, columns: Columns, centered: bool) -> list[LowerBound]:
         """Return what is proved of cross-entropy and of the logistic loss."""

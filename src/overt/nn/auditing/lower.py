@@ -149,16 +149,19 @@ def _binary_entropy(q: Floats) -> Floats:
 
 
 class Ridge:
-    """The problem on some rows: their second moments of (1, h, y), as sums over n rows."""
+    """The problem on some rows: their second moments of (1, h, y), as sums over n rows.
 
-    def __init__(self, total: Floats, n: float, units: int, *, bias: bool) -> None:
-        mean = total / n
-        self.first, self._second = mean[0, 1:], mean[1:, 1:]
+    There may be several sets of rows, `total` (..., size, size) and `n` (...,): all results are.
+    """
+
+    def __init__(self, total: Floats, n: Any, units: int, *, bias: bool) -> None:
+        mean = total / np.asarray(n)[..., None, None]
+        self.first, self._second = mean[..., 0, 1:], mean[..., 1:, 1:]
         self._units, self._bias = units, bias
-        self.C = self._second[:units, :units]
+        self.C = self._second[..., :units, :units]
 
     def best(self, weigh: Weigh) -> tuple[Floats, Floats]:
-        """Return the optimal (U, b) under the noise."""
+        """Return the optimal (U, b) under the noise, of one set of rows."""
         d, centered = self._units, self._second
         if self._bias:
             centered = centered - np.outer(self.first, self.first)
@@ -166,15 +169,13 @@ class Ridge:
         b = self.first[d:] - U @ self.first[:d] if self._bias else np.zeros(len(U))
         return U, b
 
-    def objective(self, U: Floats, b: Floats, weigh: Weigh | None = None) -> float:
-        """E|y - b - U h|^2, plus the penalty of the noise if there is one."""
+    def objective(self, U: Floats, b: Floats) -> Any:
+        """E|y - b - U h|^2."""
         d = self._units
-        S, h, y = self._second, self.first[:d], self.first[d:]
-        loss = np.trace(S[d:, d:]) - 2 * np.sum(U * S[d:, :d]) + np.sum((U @ S[:d, :d]) * U)
-        loss += b @ b + 2 * b @ (U @ h - y)
-        if weigh is not None:
-            loss += np.sum((U @ weigh(self.C)) * U)
-        return float(loss)
+        S, h, y = self._second, self.first[..., :d], self.first[..., d:]
+        fit = np.sum((U @ self.C - 2 * S[..., d:, :d]) * U, (-2, -1))
+        loss = np.trace(S[..., d:, d:], axis1=-2, axis2=-1) + fit
+        return loss + b @ b + 2 * (h @ U.T - y) @ b
 
 
 def holdout_curve(
@@ -189,37 +190,34 @@ def holdout_curve(
     if n < 2 or min(rows for _, rows in tests) < 1:
         return None
     problem = Ridge(total, n, parts.units, bias=bias)
-    groups = [Ridge(*test, parts.units, bias=bias) for test in tests]
+    sums, counts = zip(*tests, strict=True)
+    groups = Ridge(np.stack(sums), np.array(counts), parts.units, bias=bias)
     errors = []
     for p in chosen:
         weighed = weigh(float(p))
         if weighed is None:
             return None
-        U, b = problem.best(weighed)
-        errors.append([group.objective(U, b) for group in groups])
+        errors.append(groups.objective(*problem.best(weighed)))
     table = np.array(errors)
     return table.mean(1), table.std(1, ddof=1) / np.sqrt(table.shape[1])
 
 
 def _solve(A: Floats, B: Floats) -> Any:
     """Return A^+ B for a positive semi-definite A."""
-    from scipy.linalg import LinAlgError, cho_factor, cho_solve
+    from scipy.linalg.lapack import dposv
 
     scale = np.sqrt(np.maximum(np.diag(A), 0.0))
     used = scale > 1e-12 * max(scale.max(initial=0.0), 1e-300)
     result = np.zeros_like(B)
     if not used.any():
         return result
-    scale = scale[used]
-    inner, right = A[np.ix_(used, used)] / np.outer(scale, scale), B[used] / scale[:, None]
-    try:
-        factor = cho_factor(inner, lower=True)
-        if np.abs(np.diag(factor[0])).min(initial=1.0) < 1e-6:
-            raise LinAlgError
-        result[used] = cho_solve(factor, right) / scale[:, None]
-    except LinAlgError:
+    if not used.all():
+        result[used] = _solve(A[np.ix_(used, used)], B[used])
+        return result
+    inner, right = A / np.outer(scale, scale), B / scale[:, None]
+    root, found, failed = dposv(inner.T, right, lower=1)
+    if failed or np.abs(np.diag(root)).min() < 1e-6:
         values, vectors = np.linalg.eigh(inner)
         kept = values > 1e-11 * max(values[-1], 1e-300)
-        inverse = vectors[:, kept] / values[kept] @ (vectors[:, kept].T @ right)
-        result[used] = inverse / scale[:, None]
-    return result
+        found = vectors[:, kept] / values[kept] @ (vectors[:, kept].T @ right)
+    return found / scale[:, None]

@@ -101,7 +101,7 @@ def path_norm(
 
 def norm_measures(weights: list[Floats], n: int) -> list[Measure]:
     """Return (1.2), (1.3) and (1.4) for a chain of linear layers."""
-    spectral = [float(np.linalg.norm(W, 2)) for W in weights]
+    spectral = [_largest(W) for W in weights]
     if min(spectral) == 0:
         return []
     frobenius = [float(np.linalg.norm(W)) for W in weights]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +14,14 @@ from torch import nn
 
 from overt.nn.auditing.trace import Trace
 from overt.nn.given.batches import reason_of
+from overt.nn.layers.base import RatedNoise
 from overt.nn.layers.recognized import is_silent, is_weight_noise, known_noise
-from overt.nn.recording.generators import noted_draws, own_generators, repeated
+from overt.nn.recording.generators import noted_draws, other_states, own_generators, repeated
 from overt.nn.recording.modes import modes, switched
 from overt.nn.recording.recorder import Operation, record
 from overt.nn.recording.watching import is_noise, tensors
 
-MASK_ENTRIES, MASK_ROWS = 2**18, 64
+MASK_ENTRIES, MASK_ROWS = 2**16, 64
 """How many entries of masks are drawn at most, and rows at least, to measure what is dropped."""
 
 Skipped = list[tuple[str, str]]
@@ -75,11 +76,13 @@ def find_noises(model: nn.Module, trace: Trace) -> tuple[dict[str, Source], Skip
         )  # fmt: skip
     found = {name: Source(name, op.leaf, op, str(op.leaf)) for name, op in met.items() if op.leaf}
     try:
-        with own_generators(), modes(model, noise=True), noted_draws(model) as others:
+        with own_generators(), modes(model, noise=True):
+            before, others = other_states(), dict[str, None]()
             training = record(
                 model, trace.inputs.given, leaves=lambda _, module: known_noise(module), keep=False
             )
-            moves = repeated(model, lambda: list(tensors(trace.inputs.run(model))), 4)[1]
+            with noted_draws(model) if other_states() != before else nullcontext(others) as others:
+                moves = repeated(model, lambda: list(tensors(trace.inputs.run(model))), 4)[1]
     except Exception as error:  # whatever the model's code raises in training mode
         why = f"noise of other kinds is not looked for: {reason_of(error)}"
         skipped.append(("training mode", why))
@@ -158,13 +161,14 @@ def drop_prob(module: Any) -> float | None:
 
 def with_drop_prob(module: Any, p: float) -> Any:
     """Return a copy of the noise with another drop probability; None if it has none."""
-    twin = copy.deepcopy(module)
-    if hasattr(twin, "drop_prob"):
-        twin.drop_prob = p
-    elif hasattr(twin, "p"):
+    if type(module).__module__ == nn.Dropout.__module__:
+        twin = copy.copy(module)  # what it holds is its own
         twin.p = p
-    else:
+        return twin
+    if not isinstance(module, RatedNoise):
         return None
+    twin = copy.deepcopy(module)
+    twin.drop_prob = p
     return twin
 
 

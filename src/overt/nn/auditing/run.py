@@ -18,6 +18,7 @@ from overt.nn.auditing.examination import Examination
 from overt.nn.auditing.report import AuditReport
 from overt.nn.given.batches import Batches, checked_model
 from overt.nn.given.losses import Loss, checked_loss, loss_name
+from overt.nn.recording.generators import seeded
 from overt.nn.recording.modes import modes
 from overt.results import Status
 
@@ -97,10 +98,9 @@ def audit(
     examined: Examination | None = None
     status = Status.FINISHED
     with (
-        torch.inference_mode(False), torch.random.fork_rng(), modes(model, noise=False),
+        torch.inference_mode(False), seeded(seed), modes(model, noise=False),
         ExitStack() as stack,
     ):  # fmt: skip
-        torch.manual_seed(seed)
         with patience() as stopped, meter("audit", count) as bar:
             try:
                 for given, batch in ((part, b) for part in (batches, others or ()) for b in part):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections import Counter
@@ -27,6 +28,9 @@ from overt.nn.recording.modes import slow_attention, switched
 
 CHECKS = 8
 """How often the loss is looked at during recovery."""
+FEWEST_ROWS, SMALLEST_BATCH = 64, 8
+"""The fewest rows, and rows of a batch, that statistics of normalizations are taken from."""
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def parameters(model: nn.Module) -> int:
@@ -156,6 +160,30 @@ def _guesses(output: Tensor) -> Tensor:
     if output.ndim >= 2 and output.shape[1] > 1:
         return output.argmax(1)
     return (output.flatten() > 0).long()
+
+
+def recalibrated(model: nn.Module, batches: list[Batch]) -> nn.Module | None:
+    """Return a copy whose batch normalizations have the statistics of these rows in it.
+
+    Those of the large network are not those of the smaller one. None where there are no such
+    layers, or too few rows.
+    """
+    twin = copy.deepcopy(model)
+    norms = [m for m in twin.modules() if type(m) in _NORMS and m.running_var is not None]
+    rows = [len(batch.inputs) for batch in batches]
+    if not norms or min(rows) < SMALLEST_BATCH or sum(rows) < FEWEST_ROWS:
+        return None
+    before = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # the mean over batches
+    with torch.no_grad(), switched(norms, True), slow_attention():
+        for where, inputs, _ in batches:
+            with running(inputs, where):
+                inputs.run(twin)
+    for norm, momentum in zip(norms, before, strict=True):
+        norm.momentum = momentum
+    return twin
 
 
 def recover(

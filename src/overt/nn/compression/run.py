@@ -11,10 +11,17 @@ from torch import nn
 
 from overt import _check
 from overt._check import InputError, InputTypeError
-from overt._types import Floats, Seed
+from overt._types import Seed
 from overt.nn.compression.attention import Attention, closed, opened
 from overt.nn.compression.lowrank import by_spectrum
-from overt.nn.compression.measuring import latencies, multiply_adds, output_of, parameters, score
+from overt.nn.compression.measuring import (
+    latencies,
+    multiply_adds,
+    output_of,
+    parameters,
+    recalibrated,
+    score,
+)
 from overt.nn.compression.measuring import recover as train_on
 from overt.nn.compression.narrowing import by_units
 from overt.nn.compression.report import Compression, Size, recipe_of
@@ -24,6 +31,7 @@ from overt.nn.compression.task import (
     Keep,
     Outcome,
     Task,
+    checked_keep,
     duplicate,
     relative_change,
     shortfall_of,
@@ -58,14 +66,15 @@ def compress(
         all / kept, as in training, and the sub-network with the least loss on `data` stays.
     by="auto"
         "flow" and "spectrum" are tried; of those that meet `keep` the one with the least loss on
-        `data` is taken, or without targets the one that changes the outputs least.
-        `report.tried` has the numbers.
+        `data` (after recovery, if steps are given) is taken, or without targets the one that
+        changes the outputs least. `report.tried` has the numbers.
 
     Removing units follows the forward pass as it runs: channels that are added together are removed
     together, flattened and concatenated ones are followed, batch, layer and group normalization
     shrink along. Attention loses whole heads, a convolution in groups loses whole groups. What
     cannot be removed stays whole and is named in the report with the reason. The smaller network
-    is checked against the large one with the same units masked.
+    is checked against the large one with the same units masked; then its batch normalizations take
+    statistics of their own on `data`, where that serves its loss there.
 
     Parameters
     ----------
@@ -130,7 +139,7 @@ def compress(
                              "cannot be replaced; give what it was made from")  # fmt: skip
     _check.choice("by", by, WAYS)
     _check.choice("of", of, OF)
-    keep = _checked_keep(keep)
+    keep = checked_keep(keep)
     if of == "units" and by == "spectrum" and not isinstance(keep, Mapping):
         raise InputError("by='spectrum' removes no units: of must be another than 'units'")
     draws = _check.whole("draws", draws)
@@ -152,14 +161,17 @@ def compress(
         found = structure_of(base, inputs)
         few = None if judge is None else list(some_of(judge))
         task = Task(base, found, keep, of, inputs, few, loss, draws, rng)
-        done = _best(task) if by == "auto" else _run(task, by)
-        losses = np.zeros(0)
-        if steps and train_data is not None and judge is not None and not done.interrupted:
-            losses, done.interrupted = train_on(
-                done.model, train_data, judge, loss, steps=steps, learning_rate=rate
-            )
+
+        def trained(done: Outcome) -> Outcome:
+            if steps and not done.interrupted:
+                done.recovery, done.interrupted = train_on(
+                    done.model, train_data, judge, loss, steps=steps, learning_rate=rate
+                )
+            return done
+
+        done = _best(task, trained) if by == "auto" else trained(_run(task, by))
         done.model = _closed(done.model, model, inputs)
-        report = _report(task, done, report_on, losses, model)
+        report = _report(task, done, report_on, model)
     _same_modes(wrapped, done.model)
     return done.model, report
 
@@ -180,22 +192,31 @@ def _read(base: nn.Module, inputs: Inputs, data: Any, holdout: Any, train: Any) 
 
 
 def _run(task: Task, by: str) -> Outcome:
-    return by_spectrum(task) if by == "spectrum" else by_units(task, by)
+    """Compress one way; normalizations get statistics of their own if that serves the data."""
+    done = by_spectrum(task) if by == "spectrum" else by_units(task, by)
+    if by != "mask" and task.judge is not None and done.changes:
+        twin = recalibrated(done.model, task.judge)
+        if twin is not None and _value(task, twin) < _value(task, done.model):
+            done.model, done.output = twin, None
+    return done
 
 
-def _best(task: Task) -> Outcome:
+def _best(task: Task, trained: Callable[[Outcome], Outcome]) -> Outcome:
     """Try the ways, and take the best of those that are small enough, or else the smallest."""
     found = {"flow": _run(task, "flow")}
     if not isinstance(task.keep, Mapping) and task.of != "units":
         found["spectrum"] = _run(task, "spectrum")
     if len(found) == 1:
-        return found["flow"]
+        return trained(found["flow"])
     sizes = {way: task.within(outcome.model) for way, outcome in found.items()}
     small = [way for way in found if sizes[way] <= MET * cast(float, task.keep)]
     if not small:
         least = min(sizes.values())
         small = [way for way in found if sizes[way] <= MET * least]
-    values = {way: _value(task, found[way].model) for way in small}
+    values: dict[str, float] = {}
+    for way in small:
+        if not any(found[other].interrupted for other in values):
+            values[way] = _value(task, trained(found[way]).model)
     done = found[min(values, key=values.__getitem__)]
     done.tried = tuple(values.items())
     return done
@@ -226,11 +247,9 @@ def _closed(small: nn.Module, model: nn.Module, inputs: Inputs) -> nn.Module:
     return candidate
 
 
-def _report(
-    task: Task, done: Outcome, judge: Batches | None, recovery: Floats, model: nn.Module
-) -> Compression:
+def _report(task: Task, done: Outcome, judge: Batches | None, model: nn.Module) -> Compression:
     after = done.output
-    if after is None or len(recovery) or task.structure.drawing:
+    if after is None or len(done.recovery) or task.structure.drawing:
         after = output_of(done.model, task.inputs)
     reason = "it draws in evaluation mode too: losses and changes here are those of single draws"
     drawing = {path or "forward": reason for path in task.structure.drawing}
@@ -256,22 +275,9 @@ def _report(
         before=sizes[0], after=sizes[1], changes=tuple(done.changes),
         skipped=tuple({**done.skipped, **drawing}.items()), tried=done.tried,
         output_change=relative_change(task.structure.outputs, after),
-        losses=done.losses, recovery=recovery, recipe=recipe_of(model, done.model),
+        losses=done.losses, recovery=done.recovery, recipe=recipe_of(model, done.model),
         status=Status.INTERRUPTED if done.interrupted else Status.FINISHED,
     )  # fmt: skip
-
-
-def _checked_keep(keep: Any) -> Keep:
-    if not isinstance(keep, Mapping):
-        return _share("keep", keep)
-    return {str(name): _share(f"keep[{name!r}]", share) for name, share in keep.items()}
-
-
-def _share(name: str, value: Any) -> float:
-    share = _check.number(name, value, exclusive=True) if not isinstance(value, bool) else None
-    if share is None or share > 1:
-        raise InputError(f"{name} must be a number in (0, 1], got {value!r}")
-    return share
 
 
 def _same_modes(model: nn.Module, small: nn.Module) -> None:

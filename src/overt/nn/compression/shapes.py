@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from overt.nn.compression.units import Carried, Ids, Named, Wiring
 from overt.nn.recording.recorder import Operation
@@ -15,6 +16,11 @@ from overt.nn.recording.watching import Extent
 
 Shape = tuple[int, ...]
 RESHAPES = ("view", "reshape", "flatten", "unflatten", "view_as", "reshape_as")
+MOVES = frozenset(
+    (*RESHAPES, "permute", "transpose", "movedim", "mT", "T", "t", "unsqueeze", "squeeze",
+     "expand", "getitem", "select", "unbind", "chunk", "split")
+)  # fmt: skip
+"""Operations that are followed by running them on numbers of units."""
 Found = list[Carried | None] | str | None
 """What each result carries, a reason to hold the units, or None: not known."""
 
@@ -22,18 +28,14 @@ Found = list[Carried | None] | str | None
 def moved(op: Operation, x: Carried, before: Shape, wiring: Wiring, model: nn.Module) -> Found:
     """Return the units after an operation; `before` is the shape of its first argument."""
     try:
-        if op.name in ("unbind", "chunk"):
-            return _parts(op, x, before)
+        if op.name in MOVES:
+            return _carried_over(op, x, before, wiring, model)
         if len(op.outputs) != 1:
             return None
         if op.name == "glu":
             return _gated(op, x, before, wiring)
-        if op.name in RESHAPES:
-            return _reshaped(op, x, before, wiring, model)
-        if op.name == "getitem":
-            x = _picked(op.args[1], x, before)
-        places = [_moved(op, before, op.output.shape, axis) for axis in x.axes]
-    except (TypeError, ValueError, IndexError):  # arguments given in a way that is not foreseen
+        places = [_kept(op, before, op.output.shape, axis) for axis in x.axes]
+    except (TypeError, ValueError, IndexError, RuntimeError):  # as is not foreseen
         return None
     kept = [axis for axis, place in zip(x.axes, places, strict=True) if isinstance(place, int)]
     if not kept:
@@ -44,8 +46,78 @@ def moved(op: Operation, x: Carried, before: Shape, wiring: Wiring, model: nn.Mo
     return [replace(x, axes=after)] if fits else None
 
 
-def _moved(op: Operation, before: Shape, after: Shape, axis: int) -> int | str | None:
-    """Return where an axis is after an operation."""
+def _carried_over(
+    op: Operation, x: Carried, before: Shape, wiring: Wiring, model: nn.Module
+) -> Found:
+    """Run an operation that moves entries on the places of units along each of their axes."""
+    carried: list[Carried | None] = []
+    for places in coordinates(op, x.axes, before):
+        along = [tuple(a for a in range(k.ndim) if _varies(k, a)) for k in places]
+        if op.name == "chunk" and not any(along):  # into single units
+            along = [x.axes]
+        reason = _torn(op, x, places, along)
+        if reason is not None:
+            return reason
+        axes = tuple(sorted({a for own in along for a in own}))
+        part = tuple(slice(None) if a in axes else 0 for a in range(places[0].ndim))
+        if op.name in RESHAPES:
+            split = len(axes) > 1
+            named = tuple(_named(op, a, op.output.shape, model, split) for a in axes)
+        else:
+            named = tuple(x.named[along.index((a,))] if op.name != "chunk" else None for a in axes)
+        ids = x.ids[tuple(k[part] for k in places)]
+        carried.append(wiring.settled(replace(x, axes=axes, ids=ids, named=named)))
+    return carried
+
+
+def _torn(op: Operation, x: Carried, places: list[Ids], along: list[Shape]) -> str | None:
+    """Return why units cannot be followed to where their places lie after an operation."""
+    for k, own, n in zip(places, along, x.ids.shape, strict=True):
+        met = len(np.unique(k[tuple(slice(None) if a in own else 0 for a in range(k.ndim))]))
+        if met < n and (met > 1 or len(x.axes) == 1):  # one entry of a table may be picked
+            halves = op.name == "chunk" and len(x.axes) == 1 and n % met == 0
+            if not halves:
+                return f"{op.name} in the forward pass takes its units apart"
+        if len(own) > 1 and math.prod(k.shape[a] for a in own) != n:
+            return f"{op.name} in the forward pass splits the axis of its units"
+    if not any(along):
+        return f"{op.name} in the forward pass needs all its units"
+    return None
+
+
+def coordinates(op: Operation, axes: Shape, before: Shape) -> list[list[Ids]]:
+    """Return for each result what it holds of the place along each of these axes."""
+    runs = []
+    for axis in axes:
+        shape = [before[axis] if a == axis else 1 for a in range(len(before))]
+        numbers = torch.arange(before[axis]).reshape(shape).expand(before)
+        made = _replayed(op, numbers)
+        runs.append([made] if isinstance(made, Tensor) else list(made))
+    return [[run[i].numpy() for run in runs] for i in range(len(runs[0]))]
+
+
+def _replayed(op: Operation, first: Tensor) -> Any:
+    """Run an operation on another first argument; of others no more than shapes is known."""
+    values = {id(v): torch.empty(v.shape, device="meta") for v in op.inputs[1:]}
+    values[id(op.inputs[0])] = first
+
+    def filled(part: Any) -> Any:
+        if isinstance(part, (tuple, list)):
+            return type(part)(map(filled, part))
+        return values.get(id(part), part)
+
+    function = Tensor.reshape if op.name == "view" else op.function
+    return function(*filled(op.args), **{k: filled(v) for k, v in op.kwargs.items()})
+
+
+def _varies(numbers: Ids, axis: int) -> bool:
+    if numbers.shape[axis] == 1 or numbers.strides[axis] == 0:
+        return False
+    return bool((numbers != numbers.take([0], axis)).any())
+
+
+def _kept(op: Operation, before: Shape, after: Shape, axis: int) -> int | str | None:
+    """Return where an axis is after an operation that leaves units as they are."""
     ndim, kind = len(before), op.kind
     silent = kind.values == "random" and not op.random  # dropout in evaluation mode, and the like
     if kind.units in ("pass", "drop") or silent or op.name in ("tril", "triu"):
@@ -58,21 +130,6 @@ def _moved(op: Operation, before: Shape, after: Shape, axis: int) -> int | str |
     if kind.units == "reduce":
         return _reduce(op, ndim, len(after) == ndim, axis)
     match op.name:
-        case "permute":
-            dims = [d % ndim for d in _sequence(op.args[1:]) or op.kwargs["dims"]]
-            return dims.index(axis)
-        case "transpose":
-            a, b = (d % ndim for d in _sequence(op.args[1:]))
-            return {a: b, b: a}.get(axis, axis)
-        case "mT" | "T" | "t":
-            return {ndim - 1: ndim - 2, ndim - 2: ndim - 1}.get(axis, axis) if ndim > 1 else axis
-        case "unsqueeze":
-            return axis + (op.argument(1, "dim", 0) % (ndim + 1) <= axis)
-        case "squeeze":
-            return _squeeze(op, before, axis)
-        case "expand":
-            place = axis + len(after) - ndim
-            return place if after[place] == before[axis] else None
         case "pad":  # pairs of sizes, for the last axes first
             padded = len(_sequence((op.argument(1, "pad"),))) // 2
             return axis if axis < ndim - padded else None
@@ -80,30 +137,7 @@ def _moved(op: Operation, before: Shape, after: Shape, axis: int) -> int | str |
             mask = op.argument(1, "mask").shape
             place = axis - ndim + len(mask)
             return axis if before == after and (place < 0 or mask[place] == 1) else None
-        case "getitem":
-            return _index(op.args[1], axis, before)
     return None
-
-
-def _parts(op: Operation, x: Carried, before: Shape) -> Found:
-    """Follow units through a tensor that is cut into equal parts along an axis."""
-    dim = op.argument(2 if op.name == "chunk" else 1, "dim", 0) % len(before)
-    count, gone = len(op.outputs), op.name == "unbind"
-    axes = tuple(a - (gone and a > dim) for a in x.axes)
-    if dim not in x.axes:
-        return [replace(x, axes=axes)] * count
-    at = x.axes.index(dim)
-    if not gone:
-        if before[dim] % count or len(x.axes) > 1:
-            return None
-        return [replace(x, ids=part, named=(None,)) for part in np.split(x.ids, count)]
-    if len(x.axes) == 1:
-        return "unbind in the forward pass takes its units apart"
-    rest = axes[:at] + axes[at + 1 :]
-    named = x.named[:at] + x.named[at + 1 :]
-    return [
-        replace(x, axes=rest, ids=np.take(x.ids, i, axis=at), named=named) for i in range(count)
-    ]
 
 
 def _gated(op: Operation, x: Carried, before: Shape, wiring: Wiring) -> Found:
@@ -115,71 +149,6 @@ def _gated(op: Operation, x: Carried, before: Shape, wiring: Wiring) -> Found:
     first, gate = np.split(x.ids, 2)
     wiring.units.tie(first, gate)
     return [replace(x, ids=first)]
-
-
-def _picked(index: Any, x: Carried, before: Shape) -> Carried:
-    """Take one entry of an axis of a table of units, as qkv[0] does."""
-    for axis, part in enumerate(_indices(index, before)[0]):
-        if isinstance(part, int) and axis in x.axes and len(x.axes) > 1:
-            at = x.axes.index(axis)
-            named = x.named[:at] + x.named[at + 1 :]
-            axes = x.axes[:at] + x.axes[at + 1 :]
-            x = replace(x, axes=axes, ids=np.take(x.ids, part, axis=at), named=named)
-    return x
-
-
-def blocks(before: Shape, after: Shape) -> list[tuple[list[int], list[int]]]:
-    """Return which axes of a shape become which of another: the finest parts of equal size."""
-    found: list[tuple[list[int], list[int]]] = []
-    old = [a for a, n in enumerate(before) if n != 1]
-    new = [a for a, n in enumerate(after) if n != 1]
-    while old and new:
-        left, right = [old.pop(0)], [new.pop(0)]
-        sizes = before[left[0]], after[right[0]]
-        while sizes[0] != sizes[1]:
-            if sizes[0] < sizes[1]:
-                left.append(old.pop(0))
-            else:
-                right.append(new.pop(0))
-            sizes = math.prod(before[a] for a in left), math.prod(after[a] for a in right)
-        found.append((left, right))
-    return found
-
-
-def rearranged(
-    before: Shape, axes: Shape, ids: Ids, after: Shape
-) -> tuple[tuple[int, ...], Ids] | None:
-    """Return the units' axes and table after a reshape, None where units are torn apart."""
-    if any(before[a] == 1 for a in axes):
-        return None
-    places: list[int] = []
-    order: list[int] = []
-    shape: list[int] = []
-    sizes: list[int] = []
-    for left, right in blocks(before, after):
-        inside = [a for a in left if a in axes]
-        if not inside:
-            continue
-        if len(left) > 1 and len(right) > 1:
-            return None
-        order += left
-        shape += [before[a] if a in axes else 1 for a in left]
-        places += right
-        sizes += [after[a] for a in right]
-    table = np.transpose(ids, [axes.index(a) for a in order if a in axes]).reshape(shape)
-    full = np.broadcast_to(table, [before[a] for a in order])
-    return tuple(places), full.reshape(sizes)
-
-
-def _reshaped(op: Operation, x: Carried, before: Shape, wiring: Wiring, model: nn.Module) -> Found:
-    after = op.output.shape
-    found = rearranged(before, x.axes, x.ids, after)
-    if found is None:
-        return f"{op.name} in the forward pass splits the axis of its units"
-    axes, ids = found
-    split = len(axes) > 1
-    named = tuple(_named(op, axis, after, model, split) for axis in axes)
-    return [wiring.settled(replace(x, axes=axes, ids=ids, named=named))]
 
 
 def _named(op: Operation, axis: int, after: Shape, model: nn.Module, split: bool) -> Named | None:
@@ -199,16 +168,6 @@ def _named(op: Operation, axis: int, after: Shape, model: nn.Module, split: bool
     return Named(op.module, tuple(chosen), reason)
 
 
-def _squeeze(op: Operation, before: Shape, axis: int) -> int | None:
-    dim = op.argument(1, "dim")
-    if dim is None:
-        return None if before[axis] == 1 else axis - sum(size == 1 for size in before[:axis])
-    dims = {d % len(before) for d in _sequence((dim,))}
-    if axis in dims and before[axis] == 1:
-        return None
-    return axis - sum(before[d] == 1 for d in dims if d < axis)
-
-
 def _reduce(op: Operation, ndim: int, kept: bool, axis: int) -> int | str:
     """Follow a sum over some axes, which are `kept` with one entry or taken away."""
     dims = op.argument(2 if op.name == "norm" else 1, "dim", op.kwargs.get("axis"))
@@ -217,32 +176,6 @@ def _reduce(op: Operation, ndim: int, kept: bool, axis: int) -> int | str:
     if axis in chosen:
         return f"{op.name} in the forward pass runs over its units"
     return axis if kept else axis - sum(d < axis for d in chosen)
-
-
-def _indices(index: Any, before: Shape) -> tuple[list[Any], list[Any]]:
-    """Return the part of x[index] for each axis, and all parts with None for new axes."""
-    parts = list(index) if isinstance(index, tuple) else [index]
-    if any(part is Ellipsis for part in parts):
-        at = next(i for i, part in enumerate(parts) if part is Ellipsis)
-        missing = len(before) - sum(part is not None for part in parts) + 1
-        parts[at : at + 1] = [slice(None)] * missing
-    return [part for part in parts if part is not None], parts
-
-
-def _index(index: Any, axis: int, before: Shape) -> int | None:
-    """Follow an axis through x[index] with whole numbers, slices, None and ..."""
-    old, new = 0, 0
-    for part in _indices(index, before)[1]:
-        if part is None:
-            new += 1
-            continue
-        if not isinstance(part, (int, slice)):
-            return None
-        if old == axis:
-            return new if part == slice(None) else None
-        old += 1
-        new += isinstance(part, slice)
-    return new + axis - old
 
 
 def _sequence(args: Any) -> list[Any]:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from overt import _check
 from overt._check import InputError
 from overt._types import Floats
 from overt.nn.compression.groups import Structure
@@ -111,6 +112,21 @@ class Outcome:
     interrupted: bool = False
     tried: tuple[tuple[str, float], ...] = ()
     output: Any = None  # of the network on the example, where it is known
+    recovery: Floats = field(default_factory=lambda: np.zeros(0))
+
+
+def checked_keep(keep: Any) -> Keep:
+    """Return a share, or shares by layer, each in (0, 1]."""
+    if not isinstance(keep, Mapping):
+        return _share("keep", keep)
+    return {str(name): _share(f"keep[{name!r}]", share) for name, share in keep.items()}
+
+
+def _share(name: str, value: Any) -> float:
+    share = _check.number(name, value, exclusive=True) if not isinstance(value, bool) else None
+    if share is None or share > 1:
+        raise InputError(f"{name} must be a number in (0, 1], got {value!r}")
+    return share
 
 
 def check_layers(keep: Mapping[str, float], layers: Iterable[str]) -> None:
@@ -172,7 +188,7 @@ def shortfall_of(task: Task, done: Outcome, reached: float | None) -> str | None
 def relative_change(old: Any, new: Any) -> float:
     """Return |new - old| / |old| over all outputs: 0 where none has changed, inf from zero."""
     pairs = [
-        (a.double(), b.double())
+        (a.detach().double(), b.detach().double())
         for a, b in zip(tensors(old), tensors(new), strict=True)
         if a.is_floating_point()
     ]

@@ -62,15 +62,15 @@ def added(tape: Tape, x: Moment, y: Moment, sign: float = 1.0) -> Moment:
     """Return x + sign y."""
     mean = torch.add(x.mean, y.mean, alpha=sign)
     noisy = [z for z in (x, y) if z.noises]
-    if not y.noises:
-        variance = x.variance.expand(mean.shape)
-    else:
-        variance = torch.add(x.variance, y.variance, alpha=sign * sign).expand(mean.shape)
+
+    def whole(a: Tensor, b: Tensor, factor: float) -> Tensor:
+        total = torch.add(a, b, alpha=factor) if y.noises else a
+        return total if total.shape == mean.shape else total.expand(mean.shape)
+
+    variance = whole(x.variance, y.variance, sign * sign)
 
     def tangent() -> Tensor:
-        if not y.noises:
-            return x.tangent().expand(mean.shape)
-        return torch.add(x.tangent(), y.tangent(), alpha=sign).expand(mean.shape)
+        return whole(x.tangent(), y.tangent(), sign)
 
     alone = len(noisy) < 2 or not (x.noises & y.noises)
     law = None
@@ -92,14 +92,18 @@ def product(tape: Tape, f: Product, x: Moment, y: Moment) -> Moment:
     x, y = (tape.settled(x), tape.settled(y)) if apart else (x, y)
     mean = f(x.mean, y.mean)
     a, b = tape.fixed((x.mean, y.mean))
-    second = tape.spread(f, x.variance, y.variance)
+    # v y^2 + x^2 w + v w, in two products; the last part is a source of its own.
     variance = tape.spread(
-        lambda v, w: f(v, y.mean**2) + f(x.mean**2, w) + second, x.variance, y.variance
+        lambda v, w: f(v, torch.addcmul(w, y.mean, y.mean)) + f(x.mean**2, w),
+        x.variance,
+        y.variance,
     )
 
     def tangent() -> Tensor:
         s, t = x.tangent(), y.tangent()
-        return f(s, b) + f(a, t) + (f(s, t) if tape.probe else tape.source(second, rest=True))
+        if tape.probe:
+            return f(s, b + t) + f(a, t)
+        return f(s, b) + f(a, t) + tape.source(f(x.variance, y.variance), rest=True)
 
     alone = [z.independent and z.mean.shape == mean.shape for z in (x, y)]
     exact = x.exact and y.exact and x.known and y.known and apart
@@ -135,7 +139,7 @@ def weighted(tape: Tape, call: Call) -> Any:
     if tape.get(W) is None and tape.get(b) is None:
         fixed = tape.fixed(W)
         return linear_map(tape, tape.of(x), lambda t: f(t, W, b), lambda t: f(t, fixed),
-                          lambda t: f(t, W * W))  # fmt: skip
+                          lambda t: f(t.contiguous(), W * W))  # fmt: skip
     moment = product(tape, f, tape.of(x), tape.of(W))
     if b is None:
         return moment

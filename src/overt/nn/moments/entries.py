@@ -31,8 +31,12 @@ AT_ONCE = 2**16
 
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(10)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
+BLOCK = 2**13
+"""Entries that go through a function at all of fewer nodes at once."""
+
 _few = np.polynomial.hermite_e.hermegauss(7)
-_FEW = list(zip(_few[0].tolist(), (_few[1] / _few[1].sum()).tolist(), strict=True))[3:]
+_z, _w = _few[0], _few[1] / _few[1].sum()
+_FEW = np.stack([_z, _w, _w * _z, _w * (_z * _z - 1), _w, _w * _z])
 
 
 def relu_moments(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -107,8 +111,13 @@ class Bent(torch.autograd.Function):  # type: ignore[misc]
     """
 
     @staticmethod
-    def forward(ctx: Any, m: Tensor, v: Tensor, f: Function | None) -> tuple[Tensor, ...]:
-        """Return value, slope, variance and sqrt(variance - slope^2 v); f is None for ReLU."""
+    def forward(
+        ctx: Any, m: Tensor, v: Tensor, f: Function | None, alone: bool
+    ) -> tuple[Tensor, ...]:
+        """Return value, slope, variance and sqrt(variance - slope^2 v); f is None for ReLU.
+
+        `alone` says that f takes entries of any shape.
+        """
         tiny = torch.finfo(v.dtype).tiny ** 0.5
         sd = v.clamp(min=tiny).sqrt_()
         if f is None:
@@ -120,7 +129,7 @@ class Bent(torch.autograd.Function):  # type: ignore[misc]
             curve = density.div_(sd).masked_fill_(v <= tiny, 0.0)
             rise = (1 - slope).mul_(value).mul_(2)
         else:
-            value, slope, spread, curve, rise = _by_nodes(f, m, v, sd)
+            value, slope, spread, curve, rise = _by_nodes(f, m, v, sd, alone)
         rest = torch.addcmul(spread, slope * slope, v, value=-1).clamp_(min=tiny).sqrt_()
         rise = rise.addcmul_(slope * curve, v, value=-2).div_(2 * rest)
         ctx.save_for_backward(slope, curve, rise.masked_fill_(rest * rest <= 2 * tiny, 0.0))
@@ -128,25 +137,24 @@ class Bent(torch.autograd.Function):  # type: ignore[misc]
         return value, slope, spread, rest
 
     @staticmethod
-    def backward(ctx: Any, *g: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *g: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient in m."""
         slope, curve, rise = ctx.saved_tensors
-        return (g[0] * slope).addcmul_(g[1], curve).addcmul_(g[3], rise), None, None
+        return (g[0] * slope).addcmul_(g[1], curve).addcmul_(g[3], rise), None, None, None
 
 
-def _by_nodes(f: Function, m: Tensor, v: Tensor, sd: Tensor) -> tuple[Tensor, ...]:
+def _by_nodes(f: Function, m: Tensor, v: Tensor, sd: Tensor, alone: bool) -> tuple[Tensor, ...]:
     """Return E f, E f', Var f, E f'' and the derivative of Var f, by quadrature."""
-    y, (_, w), *pairs = f(m), *_FEW  # the node 0, then z and -z together
-    value, curve, square = y * w, y * -w, (y * y).mul_(w)
-    slope, rise = torch.zeros_like(m), torch.zeros_like(m)
-    for z, w in pairs:
-        high, low = f(torch.add(m, sd, alpha=z)), f(torch.sub(m, sd, alpha=z))
-        even, odd = high + low, high - low
-        value.add_(even, alpha=w)
-        slope.add_(odd, alpha=w * z)
-        curve.add_(even, alpha=w * (z * z - 1))
-        square.addcmul_(even, even, value=w / 2).addcmul_(odd, odd, value=w / 2)
-        rise.addcmul_(even, odd, value=w * z)
+    table = torch.as_tensor(_FEW, dtype=m.dtype, device=m.device)
+    z, once, twice = table[0, :, None], table[1:4], table[4:]
+    if alone:  # block by block, which stays in the caches
+        blocks = zip(m.reshape(-1).split(BLOCK), sd.reshape(-1).split(BLOCK), strict=True)
+        values = (f(torch.addcmul(a, s, z)) for a, s in blocks)
+    else:
+        stacked = torch.stack([f(torch.add(m, sd, alpha=n)) for n in _FEW[0]])
+        values = (F.flatten(1) for F in (stacked,))
+    sums = torch.cat([torch.cat([once @ F, twice @ (F * F)]) for F in values], 1)
+    value, slope, curve, square, rise = sums.reshape(5, *m.shape).unbind()
     slope, curve = slope.div_(sd), curve.div_(sd).div_(sd)
     spread = square.addcmul_(value, value, value=-1).clamp_(min=0)
     rise = rise.div_(sd).addcmul_(value, slope, value=-2)

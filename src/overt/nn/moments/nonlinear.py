@@ -48,7 +48,8 @@ def of_entries(
     if x.dropped is not None:
         return _of_dropped(tape, x, *x.dropped, f)
     if tape.probe and tape.differentiable and name not in ONE_SIDED:
-        return _bent(tape, x, *Bent.apply(x.mean, x.variance, None if name == "relu" else f))
+        given = None if name == "relu" else f
+        return _bent(tape, x, *Bent.apply(x.mean, x.variance, given, alone))
     if name == "relu":
         return _bent(tape, x, *relu_moments(x.mean, x.variance))
     found = moments_of(f, x.mean, x.variance, one_sided=name in ONE_SIDED, stacked=alone)

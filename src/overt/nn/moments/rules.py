@@ -20,7 +20,7 @@ from overt.nn.moments.layered import layer
 from overt.nn.moments.local import noises_of, unknown, with_first
 from overt.nn.moments.tape import Moment, Tape, Uncarried
 from overt.nn.recording.generators import generator_state
-from overt.nn.recording.watching import Call
+from overt.nn.recording.watching import Call, tensors
 
 Rule = Callable[[Tape, Call], Any]
 
@@ -32,10 +32,11 @@ def apply(tape: Tape, call: Call) -> Any:
     if call.leaf is not None:  # a scripted module
         call = replace(call, function=call.leaf.forward, leaf=None)
     values = call.kind.values
-    tape.check(call.name, (call.args, call.kwargs))
+    given = list(tensors((call.args, call.kwargs))) if tape.holds else []
+    tape.check(call.name, given)
     if values == "random":
         return noises.random(tape, call)
-    noisy = tape.noisy((call.args, call.kwargs)) if tape.holds else ()
+    noisy = tape.noisy(given)
     if values == "attention" and (noisy or nonlinear.drops(call)):
         return nonlinear.opened(tape, call)
     if not tape.holds and values != "unknown":

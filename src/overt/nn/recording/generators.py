@@ -32,7 +32,7 @@ def other_states() -> Any:
 def own_generators() -> Iterator[None]:
     """Give all three kinds of generators their states back afterwards."""
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(_devices()):
         try:
             yield
         finally:
@@ -43,14 +43,22 @@ def own_generators() -> Iterator[None]:
 @contextmanager
 def seeded(seed: int | None) -> Iterator[None]:
     """Seed torch's generators (None: leave them) and give them their states back afterwards."""
-    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
-    devices = range(torch.cuda.device_count() if cuda else 0)
-    with torch.random.fork_rng(list(devices), enabled=seed is not None):
-        if seed is not None:  # torch.manual_seed asks for devices that are not there, which is slow
-            torch.default_generator.manual_seed(seed)
-            if cuda:
-                torch.cuda.manual_seed_all(seed)
+    with torch.random.fork_rng(_devices(), enabled=seed is not None):
+        if seed is not None:
+            torch_seed(seed)
         yield
+
+
+def torch_seed(seed: int) -> None:
+    """Seed torch's generators; torch.manual_seed asks for devices that are not there: slow."""
+    torch.default_generator.manual_seed(seed)
+    if _devices():
+        torch.cuda.manual_seed_all(seed)
+
+
+def _devices() -> list[int]:
+    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return list(range(torch.cuda.device_count() if cuda else 0))
 
 
 def repeated(
@@ -63,7 +71,7 @@ def repeated(
     found = []
     with torch.no_grad(), own_generators():
         for _ in range(passes):
-            torch.manual_seed(0)
+            torch_seed(0)
             random.seed(0)
             np.random.seed(0)  # noqa: NPY002
             with modes(model, noise=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, is_dataclass
 from typing import Any, NamedTuple
@@ -168,37 +168,44 @@ def called(model: nn.Module, inputs: Any) -> Any:
     return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
 
 
+_PLAIN = frozenset((int, float, str, bool, type(None), torch.dtype, torch.device))
+
+
 def tensors(value: Any) -> Iterator[Tensor]:
     """Yield the tensors in a tree of tuples, lists, dictionaries and dataclasses."""
-    if isinstance(value, Tensor):
-        yield value
-        return
-    if isinstance(value, dict):
-        value = value.values()
-    elif is_dataclass(value) and not isinstance(value, type):
-        value = vars(value).values()
-    elif not isinstance(value, (tuple, list, set)):
-        return
-    for part in value:
-        if isinstance(part, Tensor):
-            yield part
-        elif part is not None and not isinstance(part, (int, float, str)):
-            yield from tensors(part)
+    found: list[Tensor] = []
+    _gather((value,), found)
+    return iter(found)
+
+
+def _gather(parts: Iterable[Any], found: list[Tensor]) -> None:
+    for part in parts:
+        kind = type(part)  # asking whether something else is a tensor is slow
+        if kind in _PLAIN:
+            continue
+        if kind is not tuple and kind is not dict and isinstance(part, Tensor):
+            found.append(part)
+        elif isinstance(part, (tuple, list, set)):
+            _gather(part, found)
+        elif isinstance(part, dict):
+            _gather(part.values(), found)
+        elif is_dataclass(part) and not isinstance(part, type):
+            _gather(vars(part).values(), found)
 
 
 def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
     """Return a tree of tuples, lists, dictionaries and slices with its tensors changed."""
-    match value:
-        case Tensor():
-            return change(value)
-        case dict():
-            return {key: mapped(part, change) for key, part in value.items()}
-        case tuple() if hasattr(value, "_fields"):
-            return type(value)(*(mapped(part, change) for part in value))
-        case tuple() | list():
-            return type(value)([mapped(part, change) for part in value])
-        case slice():
-            return slice(*(mapped(part, change) for part in (value.start, value.stop, value.step)))
+    if type(value) in _PLAIN:
+        return value
+    if type(value) is not tuple and isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: mapped(part, change) for key, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        parts = [mapped(part, change) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if isinstance(value, slice):
+        return slice(*(mapped(part, change) for part in (value.start, value.stop, value.step)))
     return value
 
 
@@ -227,6 +234,7 @@ class _Watcher(TorchFunctionMode):  # type: ignore[misc]
         super().__init__()
         self._handle, self._extents = handle, extents
         self._within: list[tuple[Frame, Any]] = []
+        self._frames: tuple[Frame, ...] = ()
         self._entered = 0
         self._leaf = 0
         self._state = b""  # of the generators, as a whole module begins
@@ -243,12 +251,9 @@ class _Watcher(TorchFunctionMode):  # type: ignore[misc]
             return _as_extents(result) if self._extents else result
         inplace = inplace or bool(kwargs.get("inplace"))
         frame, module = self._within[-1] if self._within else (Frame("", 0), None)
-        call = Call(name, func, args, kwargs, frame.path, module, inplace, frames=self._frames(),
+        call = Call(name, func, args, kwargs, frame.path, module, inplace, frames=self._frames,
                     again=self._again)  # fmt: skip
         return self._handle(call)
-
-    def _frames(self) -> tuple[Frame, ...]:
-        return tuple(frame for frame, _ in self._within)
 
     def _again(self, function: Callable[[], Any]) -> Any:
         with self:
@@ -258,6 +263,7 @@ class _Watcher(TorchFunctionMode):  # type: ignore[misc]
         def begin(module: nn.Module, args: Any) -> None:
             self._entered += 1
             self._within.append((Frame(name, self._entered), module))
+            self._frames += (self._within[-1][0],)
             if isinstance(module, _Scripted):
                 with torch._C.DisableTorchFunction():
                     self._state = generator_state()
@@ -268,6 +274,7 @@ class _Watcher(TorchFunctionMode):  # type: ignore[misc]
     def leave(self, leaf: bool) -> Any:
         def end(module: nn.Module, args: Any, kwargs: dict[str, Any], result: Any) -> Any:
             name = self._within.pop()[0].path
+            self._frames = self._frames[:-1]
             self._leaf -= leaf
             if not leaf or self._leaf:
                 return None
@@ -275,7 +282,7 @@ class _Watcher(TorchFunctionMode):  # type: ignore[misc]
             with torch._C.DisableTorchFunction():
                 drew = isinstance(module, _Scripted) and generator_state() != self._state
                 call = Call(label, module, args, kwargs, name, module, leaf=module,
-                            result=result, drew=drew, frames=self._frames())  # fmt: skip
+                            result=result, drew=drew, frames=self._frames)  # fmt: skip
                 return self._handle(call)
 
         return end

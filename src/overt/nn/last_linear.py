@@ -1,0 +1,116 @@
+"""Noise right before the linear layer that a model ends with: its penalty needs no tangents.
+
+With a what the noise acts on, U the layer's weights and H = scale (diag(d) - w w') half the second
+derivative of a row's loss at the output,
+
+    <H, Cov(U (a o m))> = scale lam sum_j a_j^2 (sum_k d_k U_kj^2 - (w'U)_j^2).
+
+That a model ends so is seen again at each pass; nothing is said here of one that does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from overt.nn.given.losses import is_squared
+from overt.nn.layers.base import UnitNoise
+from overt.nn.layers.recognized import mask_covariance_of
+from overt.nn.moments.carry import Carried, Output
+from overt.nn.penalties import curvature
+from overt.nn.recording.generators import generator_state
+from overt.nn.recording.modes import is_normalization, modes, switched, unwrapped
+from overt.nn.recording.watching import called
+
+
+@dataclass(frozen=True, eq=False)
+class LastLinear:
+    """The one noise of a model, and the layer after it, whose output is the model's."""
+
+    noise: nn.Module
+    linear: nn.Linear
+
+    def run(self, model: nn.Module, x: Any, output: Output, loss: str) -> tuple[Tensor, ...] | None:
+        """Return the output and the penalty, None if the pass did not end so."""
+        seen: list[tuple[nn.Module, Any, Any]] = []
+        parts = (self.noise, self.linear)
+        others = (m for m in model.modules() if m is not self.noise and not is_normalization(m))
+        if not (all(map(_plain, parts)) and all(m.training for m in others)):
+            return None
+        hooks = [m.register_forward_hook(lambda *told: seen.append(told)) for m in parts]
+        before = generator_state()
+        try:
+            with switched([self.noise], training=False):
+                result = called(model, x)
+                out = result if output is None else output(result)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if tuple(m for m, *_ in seen) != parts or generator_state() != before:
+            return None
+        (_, _, a), (_, given, last) = seen
+        whole = a.ndim > 1 and a.dtype == out.dtype
+        if not (len(given) == 1 and given[0] is a and last is out and whole):
+            return None
+        law = mask_covariance_of(self.noise, a.shape)
+        if not law.independent:
+            return None
+        d, w, scale = curvature(out, loss)
+        a, U, weight = a.flatten(0, -2), self.linear.weight, scale * law.strength / len(out)
+        if is_squared(loss):
+            return out, weight * ((a * a).sum(0) @ (U * U).sum(0))
+        if w is not None:
+            return out, weight * _Curved.apply(a, U, w)
+        return out, weight * torch.dot((a * a).flatten(), (d.flatten(0, -2) @ (U * U)).flatten())
+
+
+class _Curved(torch.autograd.Function):  # type: ignore[misc]
+    """sum over rows of sum_j a_j^2 (sum_k p_k U_kj^2 - (p'U)_j^2), in few passes over the rows."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, U: Tensor, p: Tensor) -> Tensor:
+        """Return the sum."""
+        A, M, UU = a * a, p @ U, U * U
+        D = torch.addmm(M * M, p, UU, beta=-1)
+        ctx.save_for_backward(a, U, p, A, M, UU, D)
+        return torch.dot(A.flatten(), D.flatten())
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradients, through the formula itself where they need gradients in turn."""
+        a, U, p, A, M, UU, D = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            value = (a * a * (p @ (U * U) - (p @ U) ** 2)).sum()
+            return torch.autograd.grad(value, (a, U, p), g, create_graph=True)
+        T = A * M
+        in_U = (p.T @ A).mul_(U).addmm_(p.T, T, alpha=-1).mul_(2 * g)
+        return (a * D).mul_(2 * g), in_U, (A @ UU.T).addmm_(T, U.T, alpha=-2).mul_(g)
+
+
+def last_linear(model: nn.Module, x: Any, output: Output, first: Carried) -> LastLinear | None:
+    """Return how a model ends whose moments were carried once, None if it is another way."""
+    noise = dict(model.named_modules()).get(first.noises[0]) if len(first.noises) == 1 else None
+    known = type(noise) is nn.Dropout or isinstance(noise, UnitNoise)
+    if not known or first.drawn or unwrapped(model) is not model:
+        return None
+    made: list[tuple[nn.Module, Any, Any]] = []
+    layers = [m for m in model.modules() if type(m) is nn.Linear]
+    hooks = [m.register_forward_hook(lambda *told: made.append(told)) for m in layers]
+    try:
+        with modes(model, noise=False):
+            result = called(model, x)
+            out = result if output is None else output(result)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    ends = [module for module, _, value in made if value is out]
+    return LastLinear(noise, ends[0]) if ends else None
+
+
+def _plain(module: nn.Module) -> bool:
+    """Whether the layer does what its class does."""
+    changed = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    return not changed and getattr(module, "p", 0.0) != 1  # where all is dropped there is no law
