@@ -127,7 +127,7 @@ class Examination:
             return os.waitpid(pid, 0)[1] == 0
         try:
             resource.setrlimit(resource.RLIMIT_DATA, (2**33, 2**33))
-            signal.alarm(1200)
+            signal.alarm(240)
             self.swap(swap)
             for test, after in zip(tests, [*list(tests)[1:], None], strict=True):
                 # Ends the process; kernels may have to be compiled.
@@ -165,7 +165,16 @@ class Examination:
         return reach, cost
 
     def record(self, names: list[str]) -> dict[str, Any]:
-        """Run tests in a forked process; return seconds and lines of those that pass in time."""
+        """Return seconds and lines of the tests that pass in time."""
+        found = {}
+        while names:
+            seen = self.watch(names)
+            found |= {test: hits for test, *hits in seen if hits[1]}
+            names = names[len(seen) + 1 :]  # one that never came back ended the process
+        return found
+
+    def watch(self, names: list[str]) -> list[Any]:
+        """Run tests in a forked process, up to one that hangs: (name, seconds, lines) of each."""
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -176,6 +185,7 @@ class Examination:
                 for test in names:
                     self.failed, start = False, time.process_time()
                     hits.clear()
+                    signal.alarm(60)
                     signal.setitimer(signal.ITIMER_PROF, LONGEST)
                     try:
                         self.run(test)
@@ -183,15 +193,15 @@ class Examination:
                         self.failed = True
                     signal.setitimer(signal.ITIMER_PROF, 0)
                     seconds = time.process_time() - start
-                    if hits and not self.failed and seconds < LONGEST:
-                        lines = sorted({line for hit in hits for line in places[hit]})
-                        print(json.dumps((test, seconds, lines)), file=out, flush=True)
+                    lines = sorted({line for hit in hits for line in places[hit]})
+                    passed = not self.failed and seconds < LONGEST
+                    print(json.dumps((test, seconds, lines * passed)), file=out, flush=True)
             os._exit(0)
         os.close(writing)
         with os.fdopen(reading) as lines:
-            found = {test: (seconds, hits) for test, seconds, hits in map(json.loads, lines)}
+            seen = [json.loads(line) for line in lines]
         os.waitpid(pid, 0)
-        return found
+        return seen
 
     def probe(self) -> tuple[list[Any], set[int]]:
         """Have every statement tell that it runs; return their places, and who told."""
