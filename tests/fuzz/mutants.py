@@ -4,7 +4,7 @@ A mutant is a room's source with one of the changes of `edits`. It is caught if 
 are collected once, and run once to see which lines each of them reaches (kept in the folder for
 temporary files); then each mutant is put into a forked process and meets the tests that reach its
 lines, cheapest first. Files of compiled kernels are examined without compilation. Survivors are
-printed; those in EQUIVALENT compute the same.
+printed; those in EQUIVALENT compute the same. Names of files (search.py) confine it to them.
 """
 
 from __future__ import annotations
@@ -223,15 +223,15 @@ def _too_long(*_: Any) -> None:
     raise TimeoutError
 
 
-def examine(room: str, count: int, seed: int) -> tuple[int, int, int]:
-    """Return (caught, survived, equivalent) of so many mutants of a room."""
+def examine(room: str, count: int, seed: int, only: tuple[str, ...]) -> tuple[int, int, int]:
+    """Return (caught, survived, equivalent) of so many mutants of a room or of files of it."""
     import numpy as np
 
     lines = EQUIVALENT.read_text().splitlines() if EQUIVALENT.exists() else []
     known = {line.partition("  # ")[0] for line in lines}
     files = files_of(room)
     pool = []
-    for path in files:
+    for path in files if not only else [p for p in files if str(p).endswith(only)]:
         tree = ast.parse(path.read_text())
         old = compile(tree, str(path), "exec", dont_inherit=True)
         pool += [(mutant.name, mutant, old, tree) for mutant in mutants(path, tree)]
@@ -279,11 +279,12 @@ def main(words: list[str]) -> int:
     import scipy.stats
 
     rooms = [word for word in words if word in ROOMS] or list(ROOMS)
+    only = tuple(word for word in words if word.endswith(".py"))
     given = [int(word) for word in words if word.isdigit()]
     count, seed = (given + [60, 0][len(given) :])[:2]
     os.nice(max(0, 10 - os.nice(0)))
     for room in rooms:
-        caught, survived, same = examine(room, count, seed)
+        caught, survived, same = examine(room, count, seed, only)
         of = caught + survived
         low = scipy.stats.beta.ppf(0.025, caught, of - caught + 1) if caught else 0.0
         high = scipy.stats.beta.ppf(0.975, caught + 1, of - caught) if survived else 1.0
