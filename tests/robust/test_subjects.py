@@ -5,9 +5,23 @@ import math
 import numpy as np
 import pytest
 import torch
+from robust_cases import points
+from torch import Tensor
 
 from overt import InputError
+from overt.robust import (
+    L0,
+    L2,
+    PGD,
+    Constant,
+    Deviates,
+    Linf,
+    Misclassified,
+    closest,
+)
 from overt.robust.attacks.models import Subject
+from overt.robust.attacks.points import StraightThrough
+from overt.robust.attacks.staged import begin
 from overt.robust.threats.base import tensor
 
 
@@ -88,3 +102,93 @@ def test_arrays_become_tensors_of_the_same_numbers():
     ):  # fmt: skip
         with pytest.raises(InputError, match=message):
             tensor("x", bad)
+
+
+def test_operations_that_hide_a_gradient_pass_it_straight_through():
+    x = torch.tensor([[-1.6, 0.4, 2.7]], dtype=torch.float64, requires_grad=True)
+    hiding = {
+        "round": torch.round, "floor": Tensor.floor, "sign": torch.sign, "long": Tensor.long,
+        "detach": torch.detach, "data": lambda v: v.data,
+    }  # fmt: skip
+    for name, operation in hiding.items():
+        with StraightThrough() as mode:
+            value = operation(x)
+        expected = x.detach() if name in ("detach", "data") else operation(x.detach()).double()
+        assert torch.equal(value.detach(), expected), name
+        assert mode.seen
+        (slope,) = torch.autograd.grad((3 * value).sum(), x)
+        assert slope.tolist() == [[3.0] * 3], name
+    with StraightThrough() as mode:
+        y = 2 * x
+        y.register_hook(lambda g: 0 * g)
+    assert mode.seen
+    assert torch.autograd.grad(y.sum(), x)[0].tolist() == [[2.0] * 3]
+    certain = x.detach()
+    with StraightThrough() as mode:
+        torch.exp(torch.round(certain) + x)
+    assert not mode.seen
+
+
+@pytest.mark.parametrize("threat", [L2(0.5), Linf(1e-3), L0(2, (-1e20, 1e20)), L2(0.0)], ids=str)
+def test_what_cannot_be_trusted_is_noted_point_by_point(threat):
+    rng, n, eps = np.random.default_rng(0), 200, torch.finfo(torch.float64).eps
+    x = torch.from_numpy(rng.normal(size=(n, 3))) * 10.0 ** torch.arange(n)[:, None].remainder(19)
+    y = torch.zeros(n, dtype=torch.int64)
+    for case in range(16):
+        search = begin(lambda v: v.tanh(), x, y, threat, Misclassified(), 64, {})
+        flat, broken, fooled, same, success, sign = torch.from_numpy(rng.random((6, n)) < 0.4)
+        probable, lying, search.random, search._several = (bool(case >> k & 1) for k in range(4))
+        search.best.flat, search.best.broken, search.best.fooled = flat, broken, fooled
+        search.best.delta = torch.where(same[:, None], 0.0, torch.tensor([0.0, 1.0, 0.0]).double())
+        search.signs["probabilities"] = sign if probable else torch.zeros_like(sign)
+        if lying:
+            search.signs |= {"lying": sign.flip(0), "saturated": sign.roll(1)}
+        search.doubt(success)
+        found = {name: some.tolist() for name, some in search.signs.items()}
+        for i in range(n):
+            spacing = eps * float(x[i].abs().max())
+            coarse = spacing / 2 > threat.radius and threat.radius > 0 and threat.order > 0
+            told = bool(broken[i]) or search.random or coarse or (probable and bool(sign[i]))
+            told |= lying and bool(sign.roll(1)[i])
+            stays = bool(same[i]) and threat.radius > 100 * spacing
+            wrong = bool(success[i])
+            hidden = bool(sign.flip(0)[i]) if lying else told
+            assert found["flat"][i] == (bool(flat[i]) and not told
+                                        and not (wrong and search._several))  # fmt: skip
+            assert found["broken"][i] == (bool(broken[i]) and not wrong)
+            assert found["stuck"][i] == (stays and not (told or wrong or bool(flat[i]) or hidden))
+            assert found["coarse"][i] == (coarse and not wrong)
+            assert found["lost"][i] == (bool(fooled[i]) and not wrong and not search.random)
+
+
+def test_what_an_attack_is_made_of_is_checked():
+    for given, message in (
+        ({"larger": (2.0,) * 4}, "at most three factors above 1"), ({"larger": (0.5,)}, "above 1"),
+        ({"larger": 3.0}, "a list of factors"), ({"momentum": 2e6}, "at most 1e6"),
+        ({"steps": 0}, "steps must be"), ({"restarts": 0}, "restarts must be"),
+        ({"batch_size": 0}, "batch_size must be"), ({"seed": -1}, "seed must be"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=message):
+            PGD(L2(1.0), **given)
+    assert PGD(L2(1.0), larger=(1.0, 2.0, 3.0), momentum=1e6).length == 50
+    for given, message in (
+        ({"steps": 0}, "steps must be"), ({"rivals": -1}, "rivals must be"),
+        ({"criterion": Deviates(1.0)}, "criterion must be of classes"),
+        ({"criterion": 3}, "criterion must be a Criterion"), ({"batch_size": 0}, "batch_size"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=message):
+            closest(lambda v: v, points(3, 2), [0, 1, 0], L2(1.0), **given)
+
+
+def test_plain_steps_leave_out_slopes_that_are_not_finite():
+    """Slopes of (inf, nan, -inf, -3), as training follows them: a step goes along the last."""
+
+    def model(x):
+        odd = x[:, 0].sqrt() + x[:, 1].abs().sqrt() - x[:, 2].sqrt()
+        return torch.stack([3 * x[:, 3], 0 * x[:, 3] + 1e-9 * odd], 1)
+
+    x = torch.tensor([[0.0, 0.0, 0.0, 5.0]]).double()
+    walk = PGD(Linf(9.0), steps=1, schedule=Constant(0.01), normalize=False)
+    search = begin(model, x, [0], walk.threat, Misclassified(), 1, {}, loss="margin")
+    moved = walk.follow(search.points(torch.arange(1)), torch.zeros_like(x))
+    assert moved[0].tolist() == [0.0, 0.0, 0.0, pytest.approx(-0.03)]
