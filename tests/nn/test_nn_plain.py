@@ -1,0 +1,363 @@
+"""Sums, curvatures and comparisons behind moments and penalties, against plain formulas."""
+
+import copy
+import math
+import pickle
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from overt import InputError
+from overt.nn import Dropout, explicit_penalty, penalties, training, without_noise
+from overt.nn.given.losses import mean_loss
+from overt.nn.moments import nonlinear
+from overt.nn.moments.carry import carry
+from overt.nn.moments.result import LEVEL
+from overt.nn.moments.samples import Samples
+
+
+def fed(blocks, copies, **given):
+    """Samples that were given blocks of (kinds, copies or passes, rows, outputs)."""
+    samples = Samples(None, None, None, **({"covariance": False} | given))
+    for block in blocks:
+        samples._add(block, copies, block.shape[1] if copies == 1 else 1)
+    return samples
+
+
+def drawn(kinds, passes, copies, shared=0.0, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    y = torch.randn(kinds, passes, copies, 3, 2, generator=rng, dtype=torch.float64)
+    y = y + shared * torch.randn(kinds, passes, 1, 3, 2, generator=rng, dtype=torch.float64)
+    if kinds == 2:
+        y[0] += 1.5 * y[1]  # the control follows
+    return y * torch.tensor([1.0, 3.0]) + 0.7
+
+
+@pytest.mark.parametrize(("passes", "copies"), [(12, 1), (1, 5), (6, 4)])
+@pytest.mark.parametrize("shared", [0.0, 2.0])
+def test_sums_are_those_of_all_samples(passes, copies, shared):
+    y = drawn(1, passes, copies, shared)
+    blocks = [y[:, :5, 0], y[:, 5:, 0]] if copies == 1 else list(y.unbind(1))
+    samples = fed(blocks, copies)
+    samples._dtype = torch.float64
+    one = y[0]
+    mean = one.mean((0, 1))
+    between = one.mean(1).var(0) if passes > 1 else 0 * mean
+    within = one.var(1).mean(0) if copies > 1 else 0 * mean
+    variance = within * (1 - 1 / copies) + between if passes > 1 or copies == 1 else within
+    torch.testing.assert_close(samples.mean, mean)
+    torch.testing.assert_close(samples.variance, variance)
+    both = fed(blocks, copies, covariance=True)
+    both._dtype = torch.float64
+    torch.testing.assert_close(both.variance.diagonal(dim1=1, dim2=2), variance)
+    assert both.kurtosis == 3.0
+    flat = one.reshape(-1, 3, 2)
+    if copies == 1:
+        rows = torch.stack([torch.cov(flat[:, i].T) for i in range(3)])
+        torch.testing.assert_close(both.variance, rows)
+    assert (samples.count, samples.copies) == (passes * copies, copies)
+    # Fourth powers are taken from the mean as it was known then.
+    fourth, seen = 0.0, []
+    for block in blocks:
+        seen.append(block[0])
+        center = torch.cat(seen).mean(0) if copies == 1 else torch.stack(seen).mean((0, 1))
+        fourth = fourth + (block[0] - center).pow(4).sum(0)
+    kurtosis = max(1.5, float((fourth / (passes * copies) / variance**2).mean()))
+    assert samples.kurtosis == pytest.approx(kurtosis)
+    worth = 1.0
+    if copies > 1 and passes > 1:
+        worth = copies * float(between.sum() / one.var(1).mean(0).sum())
+    n = max(1.0, passes * copies / max(1.0, worth))
+    assert samples.n == pytest.approx(n)
+    errors = math.sqrt(1 / n), math.sqrt((kurtosis - 1) / 4 / max(n - 1, 1))
+    assert samples.errors == pytest.approx(errors)
+    found = samples.moments(checks=7)
+    torch.testing.assert_close(found.mean_error, LEVEL * errors[0] * variance.sqrt())
+    torch.testing.assert_close(found.std_error, LEVEL * errors[1] * variance.sqrt())
+    assert (found.draws, found.checks, found.drawn, found.exact) == (len(flat), 7, ("all",), False)
+    samples._sure = True
+    assert samples.n == passes * copies
+
+
+@pytest.mark.parametrize("copies", [1, 4])
+def test_a_control_is_taken_off_with_the_slope_of_least_squares(copies):
+    y = drawn(2, 6, copies, 0.3)
+    truth = torch.tensor([1.1, 0.9, 1.3])[:, None].double() * torch.tensor([1.0, 9.0])
+    control = SimpleNamespace(useful=True, variance=truth)
+    blocks = [y[:, :, 0]] if copies == 1 else list(y.unbind(1))
+    samples = fed(blocks, copies, control=control)
+    samples._dtype = torch.float64
+
+    def cov(a, b):
+        a, b = (v - v.mean((0, 1)) for v in (a, b))
+        between = (a.mean(1) * b.mean(1)).sum(0) / 5
+        inside = [v - v.mean(1, keepdim=True) for v in (a, b)]
+        within = (inside[0] * inside[1]).sum((0, 1)) / (6 * max(copies - 1, 1))
+        return within * (1 - 1 / copies) + between
+
+    v, both, own = cov(y[0], y[0]), cov(y[0], y[1]), cov(y[1], y[1])
+    slope = float((both / v).sum() / (own / v).sum())
+    torch.testing.assert_close(samples.mean, y[0].mean((0, 1)) - slope * y[1].mean((0, 1)))
+    expected = torch.maximum(v + slope**2 * (truth - own), v / 4)
+    torch.testing.assert_close(samples.variance, expected)
+    share = float((both / v).mean() ** 2 / (own / v).mean())
+    assert samples.followed == pytest.approx(min(max(share, 0.0), 0.99))
+    left = 1 - samples.followed
+    assert samples.errors[0] == pytest.approx(math.sqrt(left / samples.n))
+    spread = (samples.kurtosis - 1) / 4 * left * (2 - left)
+    assert samples.errors[1] == pytest.approx(math.sqrt(spread / (samples.n - 1)))
+    low = fed(blocks, copies, control=SimpleNamespace(useful=True, variance=0 * truth))
+    low._dtype = torch.float64
+    torch.testing.assert_close(low.variance, torch.maximum(v - slope**2 * own, v / 4))
+    none = SimpleNamespace(useful=False)
+    assert Samples(None, None, None, covariance=False, control=none).followed == 0
+
+
+def test_copies_divide_what_is_asked_for():
+    samples = Samples(None, None, None, covariance=False)
+    for most, sure, n, expected in (
+        (64, True, 100, 50), (64, True, 64, 64), (64, False, 100, 10), (64, False, 96, 12),
+        (1, True, 100, 1), (7, True, 30, 6), (64, False, 7, 1), (64, True, 1, 1),
+    ):  # fmt: skip
+        samples._most, samples._sure = most, sure
+        assert samples._copies_for(n) == expected
+    blocks = list(drawn(1, 4, 6, shared=0.0).unbind(1))
+    going = fed(blocks, 6)
+    going._most = 64
+    assert [going._copies_for(n) for n in (5, 6, 48, 96)] == [1, 1, 6, 6]
+    going._sure = True
+    assert [going._copies_for(n) for n in (1, 5, 6)] == [1, 1, 6]
+    apart = fed(list(drawn(1, 4, 6, shared=9.0).unbind(1)), 6)
+    apart._most = 64
+    assert apart._copies_for(96) == 1
+    apart._add(drawn(1, 3, 1)[:, :, 0], 1, 3)  # other copies: begin anew
+    assert (apart.count, apart.copies) == (3, 1)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 600])
+def test_progress_counts_every_sample(rows):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 2)).double()
+    x, steps = torch.ones(rows, 2).double(), []
+    samples = Samples(net, x, None, covariance=False)
+    samples.draw(40, SimpleNamespace(advance=steps.append))
+    assert sum(steps) == samples.count == 40
+    assert samples.rows == (rows if rows < 256 else 1)
+    J = net[1].weight.detach()
+    truth = (J**2).sum(1)  # p / (1 - p) = 1, and the inputs are ones
+    assert samples.copies == {1: 40, 3: 40, 600: 1}[rows]
+    low, high = (float(v) for v in (samples.variance / truth).aminmax())
+    assert 0.2 < low <= high < 3
+
+
+LOSSES = ["squared", "mse", "cross_entropy", "logistic"]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_curvature_is_half_the_second_derivative(loss):
+    rng = torch.Generator().manual_seed(1)
+    mean, t = (torch.randn(4, 3, generator=rng, dtype=torch.float64) for _ in range(2))
+    y = torch.tensor([0, 2, 1, 1]) if loss == "cross_entropy" else torch.rand(4, 3).double()
+    H = torch.autograd.functional.hessian(lambda f: mean_loss(f, y, loss), mean)
+    expected = torch.einsum("ri,risj,sj->", t, H, t) / 2
+    torch.testing.assert_close(penalties.quadratic(t, mean, loss), expected)
+    model = nn.Sequential(nn.Dropout(0.3), nn.Linear(5, 3)).double()
+    one = carry(model, torch.randn(4, 5, generator=rng, dtype=torch.float64))
+    H = torch.autograd.functional.hessian(lambda f: mean_loss(f, y, loss), one.output.mean.detach())
+    rows = torch.einsum("rirj->rij", H)
+    expected = (rows * one.covariances()).sum() / 2
+    torch.testing.assert_close(penalties.shares_of([one], loss)[0], expected)
+    others = [carry(model, torch.randn(4, 5, generator=rng, dtype=torch.float64)) for _ in range(3)]
+    means = torch.stack([o.output.mean for o in others]).detach()
+    center = means.mean(0)
+    rows = torch.einsum("rirj->rij", torch.autograd.functional.hessian(
+        lambda f: mean_loss(f, y, loss), center))  # fmt: skip
+    spread = torch.einsum("nri,nrj->rij", means - center, means - center) / 2  # n - 1
+    within = torch.stack([o.covariances() for o in others]).mean(0)
+    found = penalties.shares_of(others, loss)
+    torch.testing.assert_close(found.mean(), (rows * (within + spread)).sum() / 2)
+    assert found.shape == (3,)
+
+
+def test_classes_are_at_least_two():
+    for shape in ((4, 1), (4,), (4, 2, 2)):
+        with pytest.raises(InputError, match="at least 2 classes"):
+            penalties._curvature(torch.zeros(shape), "cross_entropy")
+
+
+@pytest.mark.parametrize("n", [1, 2, 9])
+def test_errors_of_means_of_draws(n):
+    values = torch.arange(1.0, n + 1) ** 2
+    expected = np.std(values.numpy(), ddof=1) / np.sqrt(n) if n > 1 else 0.0
+    assert penalties._error(values) == pytest.approx(expected)
+
+
+CONTRADICTED = [  # (value over what samples show, kurtosis, worth, rows, doubt, whether it is said)
+    (1.21, 3.0, 1e6, 1, 0.0, False), (1.23, 3.0, 1e6, 1, 0.0, True), (0.80, 3.0, 1e6, 1, 0.0, True),
+    (0.83, 3.0, 1e6, 1, 0.0, False), (1.6, 3.0, 100, 1, 0.0, False), (1.7, 3.0, 100, 1, 0.0, True),
+    (1.7, 2.0, 100, 1, 0.0, True), (1.6, 2.0, 100, 1, 0.0, False), (1.7, 4.0, 100, 1, 0.0, False),
+    (1.28, 3.0, 100, 4, 0.0, False), (1.32, 3.0, 100, 4, 0.0, True),
+    (1.7, 3.0, 100, 1, 0.1, False), (1.9, 3.0, 100, 1, 0.1, True), (0.0, 3.0, 100, 1, 0.0, True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("loss", LOSSES[1:])
+@pytest.mark.parametrize(("ratio", "kurtosis", "n", "rows", "doubt", "said"), CONTRADICTED)
+def test_samples_contradict_by_a_fifth_and_three_errors(
+    monkeypatch, loss, ratio, kurtosis, n, rows, doubt, said
+):
+    """|log(value / seen)| > max(.2, 3 hypot(sqrt(kurtosis / n) / sqrt(rows), doubt))."""
+    rng = torch.Generator().manual_seed(2)
+    mean, root = torch.randn(3, 4, generator=rng), torch.randn(3, 4, 4, generator=rng)
+    K = root @ root.mT
+    asked = []
+    given = SimpleNamespace(mean=mean, variance=K if loss == "cross_entropy" else
+                            K.diagonal(dim1=1, dim2=2), kurtosis=kurtosis, n=n, rows=rows,
+                            count=5, draw=asked.append)  # fmt: skip
+    monkeypatch.setattr(penalties, "Samples", lambda *_, covariance: given)
+    y = torch.tensor([0, 1, 2]) if loss == "cross_entropy" else torch.rand(3, 4)
+    H = torch.autograd.functional.hessian(lambda f: mean_loss(f, y, loss), mean)
+    seen = (torch.einsum("rirj->rij", H) * K).sum() / 2
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        penalties.compare(nn.Identity(), torch.zeros(3, 2), None, ratio * seen, loss, doubt)
+    assert bool(found) == said
+    for model, count in ((nn.BatchNorm1d(4), 0), (nn.BatchNorm1d(4).eval(), 1)):
+        asked.clear()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            penalties.compare(model, torch.zeros(3, 2), None, ratio * seen, loss, doubt)
+        assert len(asked) == count
+
+
+def test_few_samples_of_many_rows_contradict(monkeypatch):
+    asked = []
+    given = SimpleNamespace(mean=torch.ones(1, 1), variance=torch.ones(1, 1), kurtosis=3.0, n=9,
+                            rows=1, count=9, draw=asked.append)  # fmt: skip
+    monkeypatch.setattr(penalties, "Samples", lambda *_, covariance: given)
+    for x in (torch.zeros(1, 1), torch.zeros(64, 1), torch.zeros(9999, 1),
+              {"a": torch.zeros(50, 1), "b": torch.zeros(())}):  # fmt: skip
+        penalties.compare(nn.Identity(), x, None, torch.ones(()), "squared")
+    assert asked == [128, 64, 32, 81]
+
+
+class Coins(nn.Module):
+    """Layers that are passed over by coins, each of which is to be drawn."""
+
+    def __init__(self, coins):
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(2, 2) for _ in range(coins))
+
+    def forward(self, x):
+        for part in self.parts:
+            if not self.training or torch.rand(()) > 0.3:
+                x = torch.tanh(part(x))
+        return x
+
+
+@pytest.mark.parametrize(("coins", "few"), [(1, 100), (3, 66), (40, 8)])
+def test_terms_by_the_dozen_get_fewer_draws(monkeypatch, coins, few):
+    asked, x = [], torch.ones(2, 2)
+    one = carry(Coins(coins), x)
+
+    def passes(model, given, *, active, draws, **settings):
+        asked.append((None if active is None else len(active), draws))
+        return [one]
+
+    monkeypatch.setattr(penalties, "passes", passes)
+    monkeypatch.setattr(penalties, "compare", lambda *_: None)
+    found = explicit_penalty(Coins(coins), x, torch.zeros(2, 2))
+    assert asked[0] == (None, 100)
+    assert asked[1:] == [*[(k, few) for k in range(1, coins)], (0, 100)]
+    assert [term.name for term in found.terms] == [*one.noises, "mean shift"]
+
+
+@pytest.mark.parametrize("loss", ["squared", "cross_entropy"])
+def test_the_mean_shift_is_a_difference_of_losses(loss):
+    rng = torch.Generator().manual_seed(3)
+    y = torch.tensor([0, 1]) if loss == "cross_entropy" else torch.randn(2, 3, generator=rng)
+
+    def passes(n, exact=False, at=0.0):
+        means = [torch.randn(2, 3, generator=rng) + at for _ in range(n)]
+        return [SimpleNamespace(output=SimpleNamespace(mean=m, exact=exact)) for m in means]
+
+    noisy, clean = passes(5), passes(3)
+    after, before = (torch.stack([o.output.mean for o in p]).mean(0) for p in (noisy, clean))
+    term, moves = penalties._shift(noisy, clean, y, loss)
+    torch.testing.assert_close(term.value, mean_loss(after, y, loss) - mean_loss(before, y, loss))
+    at = after.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(mean_loss(at, y, loss), at)
+    expected = torch.stack([(slope * (o.output.mean - after)).sum() for o in noisy])
+    torch.testing.assert_close(moves, expected)
+    assert (term.name, term.exact) == ("mean shift", False)
+    assert term.error == pytest.approx(penalties._error(expected))
+    (one,) = passes(1, exact=True)
+    still, moves = penalties._shift([one], [one], y, loss)
+    assert (float(still.value), still.exact, still.error, moves.tolist()) == (0.0, True, 0.0, [0.0])
+    away, _ = penalties._shift([one], passes(1), y, loss)
+    assert away.exact == (loss == "squared")
+    assert float(away.value) != 0
+
+
+def test_powers_are_one_sided_unless_whole_and_positive(monkeypatch):
+    seen, real = [], nonlinear.of_entries
+
+    def of_entries(tape, x, f, name, *, alone=True):
+        seen.append((name, alone))
+        return real(tape, x, f, name, alone=alone)
+
+    monkeypatch.setattr(nonlinear, "of_entries", of_entries)
+
+    class Power(nn.Module):
+        def __init__(self, power):
+            super().__init__()
+            self.power, self.a, self.noise = power, nn.Linear(3, 3), nn.Dropout(0.2)
+
+        def forward(self, x):
+            return (2 + 0.01 * self.a(self.noise(x))) ** self.power
+
+    for power in (2, 3, 0, -1, 0.5, 2.5, torch.tensor([1.0, 2.0, 0.5])):
+        carry(Power(power), torch.ones(2, 3))
+    name, side = "pow", "rsqrt"
+    assert [n for n, _ in seen] == [name, name, side, side, side, side, side]
+    assert [alone for _, alone in seen] == [True] * 6 + [False]
+
+
+def test_training_looks_once_at_what_samples_say(monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), Dropout(0.5, seed=1), nn.Linear(8, 8),
+                          nn.Tanh(), nn.Linear(8, 2))  # fmt: skip
+    x, asked = torch.randn(5, 3), []
+    monkeypatch.setattr(training, "compare", lambda *given: asked.append(given))
+    net = without_noise(model, loss="mse")
+    with pytest.raises(InputError, match="no penalty yet"):
+        _ = net.penalty
+    for _ in range(3):
+        net.train()(x)
+    assert len(asked) == 1
+    inner, given, output, value, loss, doubt = asked[0]
+    assert (inner is model, given is x, output, loss) == (True, True, None, "mse")
+    with torch.no_grad(), training.own_generators():
+        probes = [carry(model, x, probe=True, statistics="as set") for _ in range(200)]
+        values = [penalties.quadratic(one.tangent, one.output.mean, "mse") for one in probes]
+    values = torch.stack(values)
+    spread = float(values.std())
+    assert float(value) == pytest.approx(float(values.mean()), abs=5 * spread / 4)
+    assert 0.3 < doubt * 4 * float(value) / spread < 3
+    assert float(net.penalty.detach()) > 0
+    again = pickle.loads(pickle.dumps(copy.deepcopy(net)))  # noqa: S301
+    with pytest.raises(InputError, match="no penalty yet"):
+        _ = again.penalty
+    assert torch.equal(net.eval()(x), model(x))
+    with pytest.raises(InputError, match="no penalty yet"):
+        _ = net.penalty
+    assert "loss=mse" in repr(net)
+    exact = without_noise(nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 2)))
+    exact.train()(x)
+    assert len(asked) == 1  # nothing to compare where it is exact
+    picked = without_noise(nn.Identity(), output=lambda o: 3 * o)
+    assert torch.equal(picked.eval()(x), 3 * x)
