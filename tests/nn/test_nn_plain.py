@@ -1,6 +1,7 @@
 """Sums, curvatures and comparisons behind moments and penalties, against plain formulas."""
 
 import copy
+import itertools
 import math
 import pickle
 import warnings
@@ -12,12 +13,27 @@ import torch
 from torch import nn
 
 from overt import InputError
-from overt.nn import Dropout, explicit_penalty, penalties, training, without_noise
+from overt.nn import (
+    CovarianceDropout,
+    DropBlock2d,
+    DropConnectConv2d,
+    DropConnectLinear,
+    Dropout,
+    explicit_penalty,
+    penalties,
+    training,
+    without_noise,
+)
 from overt.nn.given.losses import mean_loss
 from overt.nn.moments import nonlinear
+from overt.nn.moments import samples as samples_of
+from overt.nn.moments.adjoint import Sources
 from overt.nn.moments.carry import carry
+from overt.nn.moments.entries import _by_nodes, moments_of
+from overt.nn.moments.local import _from_draws
 from overt.nn.moments.result import LEVEL
 from overt.nn.moments.samples import Samples
+from overt.nn.moments.tape import Moment, Tape
 
 
 def fed(blocks, copies, **given):
@@ -136,6 +152,24 @@ def test_copies_divide_what_is_asked_for():
     assert apart._copies_for(96) == 1
     apart._add(drawn(1, 3, 1)[:, :, 0], 1, 3)  # other copies: begin anew
     assert (apart.count, apart.copies) == (3, 1)
+
+
+@pytest.mark.parametrize("rows", [3, 600])
+@pytest.mark.parametrize("known", itertools.product((False, True), repeat=4))
+def test_copies_are_run_together_where_rows_stay_apart(monkeypatch, known, rows):
+    same, apart, shared, draws = known
+    control = SimpleNamespace(useful=True, apart=apart, shared=shared)
+    monkeypatch.setattr(samples_of, "rows_apart", lambda *_: same)
+    monkeypatch.setattr(samples_of, "draws_apart", lambda *_: draws)
+    samples = Samples(nn.Identity(), torch.ones(rows, 1), None, covariance=False, control=control)
+    samples._start()
+    assert samples._sure == (same and (apart or draws))
+    together = same and not shared
+    assert samples._most == (max(1, min(64, 512 // rows)) if together else 1)
+    assert samples.rows == (rows if samples._most > 1 else 1)
+    plain = Samples(nn.Identity(), torch.ones(rows, 1), None, covariance=False)
+    plain._start()
+    assert plain._sure == (same and draws)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 600])
@@ -361,3 +395,111 @@ def test_training_looks_once_at_what_samples_say(monkeypatch):
     assert len(asked) == 1  # nothing to compare where it is exact
     picked = without_noise(nn.Identity(), output=lambda o: 3 * o)
     assert torch.equal(picked.eval()(x), 3 * x)
+
+
+def test_local_draws_give_mean_slope_and_rest():
+    rng = torch.Generator().manual_seed(4)
+    m, v = (torch.randn(2, 3, generator=rng, dtype=torch.float64) for _ in range(2))
+    v = v.square()
+    tape = Tape(None, (), False, False, Sources({}))
+    x = Moment(m, v, tape.later(lambda: tape.source(v)), frozenset({"noise"}))
+    found = _from_draws(tape, lambda z: 2 * z + 0.7 * z * z, [x])
+    same = torch.Generator().manual_seed(0)
+    away = [v.sqrt() * torch.randn(2, 3, generator=same).double() for _ in range(8)]
+    points = torch.stack([m + s * d for d in away for s in (1, -1)])
+    y = 2 * points + 0.7 * points**2
+    torch.testing.assert_close(found.mean, y.mean(0))
+    torch.testing.assert_close(found.variance, y.var(0, unbiased=False))
+    slope = torch.stack([2 + 1.4 * (m + d) for d in away]).mean(0)
+    rest = (y - y.mean(0) - slope * (points - m)).square().mean(0)
+    torch.testing.assert_close(tape.sources.variances(tape.tangent(found)), slope**2 * v + rest)
+    assert (found.exact, found.known, found.independent) == (False, False, False)
+    assert found.noises == {"noise"}
+
+
+@pytest.mark.parametrize("m", [0.0, 0.4, -3.0])
+@torch.no_grad()
+def test_slopes_are_those_at_the_mean_where_deviations_are_small(m):
+    """Below .001 sqrt(1 + m^2) in training, below .001 |m| else."""
+    mean = torch.tensor([m], dtype=torch.float64)
+    for share, small in ((0.9, True), (1.1, False)):
+        v = torch.full_like(mean, share * 1e-6 * (1 + m * m))
+        value, slope, spread, curve, rise = _by_nodes(torch.exp, mean, v, v.sqrt())
+        assert float(value) == pytest.approx(math.exp(m + v / 2), rel=1e-9)
+        if small:
+            assert (float(slope), float(curve), float(rise)) == (math.exp(m), 0.0, 0.0)
+            assert float(spread) == math.exp(m) ** 2 * float(v)
+        else:
+            assert float(slope) == pytest.approx(math.exp(m + v / 2), rel=1e-9)
+            assert float(slope) != math.exp(m)
+            assert float(curve) == pytest.approx(math.exp(m), rel=1e-3)
+            assert float(rise) == pytest.approx(2 * math.exp(2 * m) * float(v), rel=1e-2)
+        v = torch.full_like(mean, share * 1e-6 * m * m)
+        slope = moments_of(torch.exp, mean, v, one_sided=False)[1]
+        if m:
+            assert (float(slope) == math.exp(m)) == small
+
+
+def test_windows_of_max_pooling_that_do_not_overlap():
+    x = torch.arange(2 * 3 * 4 * 6.0).reshape(2, 3, 4, 6)
+
+    def windows(x, name, **given):
+        return nonlinear._windows(SimpleNamespace(name=name, named=lambda: given), x)
+
+    found = windows(x, "max_pool2d", kernel_size=2)
+    torch.testing.assert_close(found.amax(-1), nn.functional.max_pool2d(x, 2))
+    assert found.shape == (2, 3, 2, 3, 4)
+    found = windows(x, "max_pool2d", kernel_size=(1, 2), stride=(2, 3), padding=0, dilation=(1, 1))
+    torch.testing.assert_close(found.amax(-1), nn.functional.max_pool2d(x, (1, 2), (2, 3)))
+    assert found.shape == (2, 3, 2, 2, 2)
+    line, cube = x[:, :, 0], x[:, :, :, :, None].expand(-1, -1, -1, -1, 2)
+    assert windows(line, "max_pool1d", kernel_size=3).shape == (2, 3, 2, 3)
+    assert windows(cube, "max_pool3d", kernel_size=2).shape == (2, 3, 2, 3, 1, 8)
+    for name, tensor, given in (
+        ("adaptive_max_pool2d", x, {"kernel_size": 2}), ("max_pool1d", x, {"kernel_size": 2}),
+        ("max_pool2d", x[0], {"kernel_size": 2}),
+        ("max_pool2d", x, {"kernel_size": 2, "stride": 1}),
+        ("max_pool2d", x, {"kernel_size": 2, "stride": (2, 1)}),
+        ("max_pool2d", x, {"kernel_size": 2, "padding": (0, 1)}),
+        ("max_pool2d", x, {"kernel_size": 2, "dilation": (2, 1)}),
+        ("max_pool2d", x, {"kernel_size": 2, "ceil_mode": True}),
+        ("max_pool2d", x, {"kernel_size": 2, "return_indices": True}),
+    ):  # fmt: skip
+        assert windows(tensor, name, **given) is None
+
+
+def test_layers_and_outputs_that_cannot_be_are_refused():
+    small = 1e-60  # less than single precision holds, which makes it 0
+    for mean, covariance in (([small], [[small**2]]), ([1.0], [[1e40]])):
+        with pytest.raises(InputError, match="covariance"):
+            CovarianceDropout(mean, covariance)
+    for wrong in (3, "logits"):
+        with pytest.raises(InputError, match="output must be a function"):
+            explicit_penalty(nn.Linear(2, 2), torch.ones(1, 2), output=wrong)
+
+
+REPRS = [
+    (Dropout(0.3, shared_axes=1, seed=5), "Dropout(drop_prob=0.3, shared_axes=(1,), seed=5)"),
+    (Dropout(0.25), "Dropout(drop_prob=0.25)"),
+    (DropBlock2d(0.3, (1, 3), shared_axes=1, seed=5),
+     "DropBlock2d(drop_prob=0.3, block_size=(1, 3), placement=sliding, uniform=False, "
+     "shared_axes=(1,), seed=5)"),
+    (DropBlock2d(0.3, 2, placement="grid"),
+     "DropBlock2d(drop_prob=0.3, block_size=2, placement=grid)"),
+    (CovarianceDropout([0.5], [[0.25]], "bernoulli", axis=1, seed=5),
+     "CovarianceDropout(units=1, distribution=bernoulli, axis=1, seed=5)"),
+    (DropConnectLinear(6, 3, drop_prob=0.3, per_sample=True, seed=5),
+     "DropConnectLinear(in_features=6, out_features=3, bias=True, drop_prob=0.3, per_sample=True, "
+     "seed=5)"),
+    (DropConnectLinear(6, 3, False),
+     "DropConnectLinear(in_features=6, out_features=3, bias=False, drop_prob=0.5, "
+     "per_sample=False)"),
+    (DropConnectConv2d(4, 6, 3, padding=1, groups=2, bias=False, seed=5),
+     "DropConnectConv2d(4, 6, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), dilation=(1, 1), "
+     "groups=2, bias=False, drop_prob=0.5, seed=5)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("layer", "text"), REPRS)
+def test_layers_print_their_settings(layer, text):
+    assert repr(layer) == text
