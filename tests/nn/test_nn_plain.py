@@ -155,7 +155,7 @@ def test_copies_divide_what_is_asked_for():
 
 
 @pytest.mark.parametrize("rows", [3, 600])
-@pytest.mark.parametrize("known", itertools.product((False, True), repeat=4))
+@pytest.mark.parametrize("known", list(itertools.product((False, True), repeat=4)))
 def test_copies_are_run_together_where_rows_stay_apart(monkeypatch, known, rows):
     same, apart, shared, draws = known
     control = SimpleNamespace(useful=True, apart=apart, shared=shared)
