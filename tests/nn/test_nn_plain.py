@@ -21,17 +21,19 @@ from overt.nn import (
     Dropout,
     explicit_penalty,
     penalties,
+    predictive_moments,
     training,
     without_noise,
 )
 from overt.nn.given.losses import mean_loss
-from overt.nn.moments import nonlinear
+from overt.nn.moments import errors, nonlinear
 from overt.nn.moments import samples as samples_of
 from overt.nn.moments.adjoint import Sources
 from overt.nn.moments.carry import carry
+from overt.nn.moments.control import Control
 from overt.nn.moments.entries import _by_nodes, moments_of
 from overt.nn.moments.local import _from_draws
-from overt.nn.moments.result import LEVEL
+from overt.nn.moments.result import LEVEL, Moments
 from overt.nn.moments.samples import Samples
 from overt.nn.moments.tape import Moment, Tape
 
@@ -89,11 +91,11 @@ def test_sums_are_those_of_all_samples(passes, copies, shared):
         worth = copies * float(between.sum() / one.var(1).mean(0).sum())
     n = max(1.0, passes * copies / max(1.0, worth))
     assert samples.n == pytest.approx(n)
-    errors = math.sqrt(1 / n), math.sqrt((kurtosis - 1) / 4 / max(n - 1, 1))
-    assert samples.errors == pytest.approx(errors)
+    off = math.sqrt(1 / n), math.sqrt((kurtosis - 1) / 4 / max(n - 1, 1))
+    assert samples.errors == pytest.approx(off)
     found = samples.moments(checks=7)
-    torch.testing.assert_close(found.mean_error, LEVEL * errors[0] * variance.sqrt())
-    torch.testing.assert_close(found.std_error, LEVEL * errors[1] * variance.sqrt())
+    torch.testing.assert_close(found.mean_error, LEVEL * off[0] * variance.sqrt())
+    torch.testing.assert_close(found.std_error, LEVEL * off[1] * variance.sqrt())
     assert (found.draws, found.checks, found.drawn, found.exact) == (len(flat), 7, ("all",), False)
     samples._sure = True
     assert samples.n == passes * copies
@@ -503,3 +505,138 @@ REPRS = [
 @pytest.mark.parametrize(("layer", "text"), REPRS)
 def test_layers_print_their_settings(layer, text):
     assert repr(layer) == text
+
+
+def carried(mean, variance, exact=False, linearized=()):
+    """What `carry` returns, as far as errors are judged by it."""
+    tape = SimpleNamespace(linearized=dict.fromkeys(linearized))
+    output = SimpleNamespace(mean=mean, exact=exact)
+    return SimpleNamespace(output=output, noises=("noise",), tape=tape,
+                           parts=lambda keep: (variance, 0.3 * variance))  # fmt: skip
+
+
+@pytest.mark.parametrize("linearized", [(), ("cross",)])
+@pytest.mark.parametrize("exact", [False, True])
+def test_errors_grow_with_what_is_bent_and_moved(monkeypatch, exact, linearized):
+    rng = torch.Generator().manual_seed(5)
+    m, plain, v = (torch.randn(3, 2, 2, generator=rng, dtype=torch.float64) for _ in range(3))
+    v = v.square()
+    v[0, 0] = 0.0
+    monkeypatch.setattr(errors, "plain_output", lambda *_: plain)
+    control = SimpleNamespace(keep=None)
+    found = errors.judged(None, None, None, carried(m, v, exact, linearized), control)
+    sd = v.sqrt()
+    rounding = 8 * torch.finfo(m.dtype).eps * (m.abs() + sd)
+    bent = torch.full_like(v, 0.2 * 0.3)
+    bent[v == 0] = 0.0
+    for row in range(3):
+        bent[row] += 0.25 * ((m - plain)[row].square().sum() / v[row].sum()).sqrt()
+    many = 3 if linearized else 1
+    for least, got in ((0.05, found.mean_error), (0.03, found.std_error)):
+        expected = rounding + (0 if exact else (least + bent) * sd * many)
+        torch.testing.assert_close(got, expected)
+    assert (found.exact, found.carried, found.linearized) == (exact, ("noise",), linearized)
+    far = errors.doubted(found, ("coin",))
+    for before, after in ((found.mean_error, far.mean_error), (found.std_error, far.std_error)):
+        torch.testing.assert_close(after, torch.maximum(3 * before, LEVEL * 0.2 * sd))
+    assert far.drawn == ("coin",)
+
+
+def believed(d, b, s, least, some):
+    """The share b^2 / (b^2 + s^2) of d, b^2 scaled by what all d together say of it."""
+    rows, scale = len(d) * min(3, d[0].size), 1.0
+    seen = (np.mean(d[some] ** 2) - s**2) / np.mean(b[some] ** 2)
+    for _ in range(4):
+        worth = rows * np.mean((scale * b**2 / (scale * b**2 + s**2))[some]) ** 2
+        scale = max((3 + worth * seen) / (3 + worth), least)
+    b2 = scale * b**2
+    return b2 / (b2 + s**2) * d, np.sqrt(b2 * s**2 / (b2 + s**2))
+
+
+@pytest.mark.parametrize("drawn", [(), ("coin",)])
+@pytest.mark.parametrize("width", [1, 2, 5])
+def test_what_was_carried_and_sampled_is_weighed_by_its_errors(drawn, width):
+    rng = np.random.default_rng(6)
+    m0, m1 = rng.normal(size=(2, 4, width))
+    sd0, sd1 = rng.uniform(0.5, 2, size=(2, 4, width))
+    e0, e1 = rng.uniform(0.01, 0.4, size=(2, 4, width))
+    if width == 5:
+        sd0[0, 0], sd1[1, 1], sd0[2, 2], sd1[2, 2] = 0.0, 0.0, 0.0, 0.0
+    given, sampled = (
+        Moments(torch.tensor(m), torch.tensor(sd**2), False, mean_error=torch.tensor(e0),
+                std_error=torch.tensor(e1)) for m, sd in ((m0, sd0), (m1, sd1))
+    )  # fmt: skip
+    samples = SimpleNamespace(count=50, errors=(0.15, 0.1), moments=lambda **_: sampled)
+    one = carried(None, None, linearized=("cross",))
+    found = errors.corrected(given, samples, one, drawn)
+    sure = (sd0 > 0) & (sd1 > 0)
+    some = sd1 > 0  # others are as sampled
+    at0, at1 = (np.where(sure, sd, np.where(some, sd1, 1.0)) for sd in (sd0, sd1))
+    parts = []
+    for d, e, s in (((m1 - m0) / at0, e0, 0.15), (np.log(at1 / at0), e1, 0.1)):
+        b = e / at0 / LEVEL
+        b = np.maximum(3 * b, 0.2) if drawn else b
+        parts.append(believed(d, b, s, 0.25 if drawn else 1.0, some))
+    (away, of_mean), (ratio, of_std) = parts
+    np.testing.assert_allclose(found.mean, np.where(some, m0 + away * at0, m1))
+    before = np.where(sure, sd0**2, sd1**2)
+    variance = before * np.exp(2 * ratio) * some
+    np.testing.assert_allclose(found.variance, variance)
+    np.testing.assert_allclose(found.mean_error, of_mean * LEVEL * np.sqrt(variance))
+    np.testing.assert_allclose(found.std_error, of_std * LEVEL * np.sqrt(variance))
+    assert (found.draws, found.drawn, found.linearized) == (50, drawn, ("cross",))
+    assert (found.carried, found.exact) == (("noise",), False)
+    assert errors.corrected(None, samples, one, drawn) is sampled
+
+
+def jagged():
+    return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: torch.eye(3).to_sparse(), lambda: np.eye(3), lambda: [[1.0]], jagged]
+)
+def test_layers_take_dense_tensors(make):
+    wrong = make()
+    for layer in (Dropout(0.5), DropConnectLinear(3, 2), CovarianceDropout([0.5], [[0.25]])):
+        with pytest.raises(InputError, match=r"dense torch\.Tensor"):
+            layer(wrong)
+    for shape in (3, (4,), "ab"):
+        with pytest.raises(InputError, match="shape must be"):
+            Dropout(0.5).mask_covariance(shape)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_noise_in_place_is_followed_by_its_control(own):
+    torch.manual_seed(0)
+    noise = [nn.Dropout(0.3, inplace=True), Dropout(0.3)][own]
+    net = nn.Sequential(nn.Linear(3, 4), noise, nn.Linear(4, 2)).double()
+    x = torch.randn(2, 3).double()
+    with torch.no_grad():
+        one = carry(net, x)
+        control = Control(one)
+        variance, _ = one.tape.sources.parts(one.tangent, control.keep)
+        samples = Samples(net, x, None, covariance=False, control=control)
+        samples.draw(64)
+    assert samples._control is control
+    assert samples.followed == 0.99  # the most that is believed
+    torch.testing.assert_close(samples.mean, one.output.mean)
+    torch.testing.assert_close(samples.variance, variance)
+
+
+@pytest.mark.parametrize("dead", [[1], [0, 1, 2]])
+def test_outputs_that_do_not_vary_leave_the_others_alone(dead):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 8), nn.Tanh(),
+                        nn.Linear(8, 3)).double()  # fmt: skip
+    net[5].weight.data[dead] = 0
+    x = torch.randn(3, 4).double()
+    with torch.no_grad():
+        for given in ({}, {"draws": 40}):
+            found = predictive_moments(net, x, **given)
+            for part in (found.variance, found.mean_error, found.std_error):
+                assert not part[:, dead].any()
+                assert bool(part.isfinite().all())
+            torch.testing.assert_close(found.mean[:, dead], net[5].bias[dead].expand(3, -1))
+            alive = [k for k in range(3) if k not in dead]
+            assert bool((found.variance[:, alive] > 0).all())
