@@ -31,6 +31,17 @@ class After(nn.Module):
         return h @ torch.arange(3.0 * h.shape[1], dtype=h.dtype).square().cos().reshape(-1, 3)
 
 
+class Called(nn.Module):
+    """An operation as a module."""
+
+    def __init__(self, operation):
+        super().__init__()
+        self.operation = operation
+
+    def forward(self, x):
+        return self.operation(x)
+
+
 def overwritten(h):
     h = h.clone()
     h[:, 0, 1:] = h[:, 1, :2] * 3
@@ -76,6 +87,8 @@ def buffered(read):
 
 AFFINE = {
     "add": lambda h: torch.add(h, B, alpha=2) + 1,
+    "add-broadcast": lambda h: h[:, :1] + B,
+    "sub-broadcast": lambda h: B - h[:, 1:],
     "sub": lambda h: torch.sub(B, h, alpha=3) - h,
     "rsub": lambda h: torch.rsub(h, B, alpha=2),
     "one-minus": lambda h: 1 - h,
@@ -238,6 +251,16 @@ def test_right_after_dropout_it_is_what_all_masks_give(name):
     torch.testing.assert_close(one.variances(), variance, rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(one.covariances(), covariance, rtol=1e-8, atol=1e-8)
     assert not one.drawn
+    # What is said of the result itself, before it is mixed, is true.
+    bare = carry(nn.Sequential(nn.Dropout(DROP), Called(operation)), x).output
+    outputs = torch.stack([operation(x * m.reshape(2, 3) / (1 - DROP)) for m in masks])
+    away = (outputs - torch.tensordot(prob, outputs, 1)).flatten(2)
+    covariance = torch.einsum("m,mno,mnp->nop", prob, away, away)
+    variance = covariance.diagonal(dim1=1, dim2=2)
+    if bare.known:
+        torch.testing.assert_close(bare.variance.flatten(1), variance, rtol=1e-8, atol=1e-8)
+    if bare.independent:
+        torch.testing.assert_close(covariance, torch.diag_embed(variance), rtol=0, atol=1e-8)
 
 
 STALE = {

@@ -29,8 +29,9 @@ from overt.nn.given.losses import mean_loss
 from overt.nn.moments import errors, nonlinear
 from overt.nn.moments import samples as samples_of
 from overt.nn.moments.adjoint import Sources
-from overt.nn.moments.carry import carry
+from overt.nn.moments.carry import carry, picked
 from overt.nn.moments.control import Control
+from overt.nn.moments.copies import rows_apart
 from overt.nn.moments.entries import _by_nodes, moments_of
 from overt.nn.moments.local import _from_draws
 from overt.nn.moments.result import LEVEL, Moments
@@ -640,3 +641,30 @@ def test_outputs_that_do_not_vary_leave_the_others_alone(dead):
             torch.testing.assert_close(found.mean[:, dead], net[5].bias[dead].expand(3, -1))
             alive = [k for k in range(3) if k not in dead]
             assert bool((found.variance[:, alive] > 0).all())
+
+
+def test_outputs_that_do_not_count_are_named():
+    for result, kind in (([torch.ones(2)], "list"), (torch.ones(2).long(), "torch.int64"),
+                         (torch.ones(()), "torch.float32")):  # fmt: skip
+        with pytest.raises(InputError, match=f"for each input, got {kind};"):
+            picked(result, None)
+    assert torch.equal(picked([torch.ones(2)], lambda o: 2 * o[0]), 2 * torch.ones(2))
+
+
+def test_rows_that_meet_or_do_not_fit_are_not_run_side_by_side():
+    def told(f, x):
+        class Net(nn.Module):
+            def forward(self, *args, **kwargs):
+                return f(*args, **kwargs)
+
+        return rows_apart(Net(), x, None)
+
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    assert told(torch.tanh, x)
+    assert not told(lambda v: v - v.mean(0), x)
+    assert not told(lambda v: v.flip(0), x)
+    assert not told(lambda v: v.T, x)  # as many outputs as columns
+    assert not told(lambda v: v.reshape(4, 3), x)  # which wants its number of rows
+    assert not told(lambda v: v + torch.arange(float(len(v)))[:, None], x)
+    assert not told(lambda a, b: a + b[0], {"a": x, "b": x[:2]})
+    assert told(lambda a, b: a + b, {"a": x, "b": 2 * x})
