@@ -148,7 +148,7 @@ WRONG = [
     (lambda: strongest(**(RUN | {"y": [0, 1, 2, 3]})), r"y must lie in 0\.\.2"),
     (lambda: strongest(**(RUN | {"y": [0, 1, 2, -1]})), r"got -1\.\.2"),
     (lambda: strongest(**(RUN | {"y": [0, 1, 2, 0.5]})), "class numbers, got 0.5"),
-    (lambda: strongest(**(RUN | {"y": np.ones(4, complex)})), "class numbers, got torch.complex128"),
+    (lambda: strongest(**(RUN | {"y": np.ones(4, complex)})), "numbers, got torch.complex128"),
     (lambda: strongest(**(RUN | {"x": X.long()})), "floating-point numbers"),
     (lambda: strongest(**(RUN | {"x": X[0]})), r"x must be \(points, ...\) and not empty"),
     (lambda: strongest(**(RUN | {"x": X[:0]})), "not empty"),
