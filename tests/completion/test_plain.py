@@ -9,7 +9,7 @@ from scipy import sparse
 
 from overt import Entries, InputError
 from overt.completion.forms import draws as draws_of
-from overt.completion.forms import learned, popular, recent, units
+from overt.completion.forms import features, learned, popular, recent, units
 from overt.completion.forms.encoding import Column, Encoder
 from overt.completion.forms.features import (
     FEATURES,
@@ -643,3 +643,25 @@ def test_tables_become_numbers_about_their_means():
     ):  # fmt: skip
         with pytest.raises(InputError, match=message):
             call()
+
+
+@pytest.mark.parametrize("shape", [(20, 10), (10, 20)])
+def test_large_blocks_are_decomposed_at_random(monkeypatch, shape):
+    rng, asked = np.random.default_rng(14), []
+    F = rng.normal(size=shape) @ np.diag(np.r_[9.0, 6.0, 4.0, np.full(shape[1] - 3, 1e-3)])
+    real = features._randomized
+    monkeypatch.setattr(features, "_randomized", lambda *given: asked.append(given) or real(*given))
+    monkeypatch.setattr(features, "RANK", 3)
+    exact = leading(F, 0)
+    assert not asked
+    for most, randomly in ((200, False), (199, True)):
+        monkeypatch.setattr(features, "DENSE", most)
+        found = leading(F, 0)
+        assert bool(asked) == randomly
+        np.testing.assert_allclose(np.abs(found.T @ exact), np.eye(3), atol=1e-6)
+    assert asked[0][1:] == (13, 0)
+    roots, R = real(F, 8, 0)
+    assert bool((R[np.arange(len(R)), np.abs(R).argmax(axis=1)] > 0).all())
+    np.testing.assert_allclose(roots[:3], np.linalg.svd(F, compute_uv=False)[:3], rtol=1e-6)
+    monkeypatch.setattr(features, "RANK", 30)
+    assert leading(F, 0).shape == (shape[1], 10)

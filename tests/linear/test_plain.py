@@ -115,3 +115,28 @@ def test_slices_of_a_landscape_point_by_point():
         norms = np.sum(U**2, axis=0)
         expected = np.sum((A @ A.T - U @ U.T) ** 2) + 0.3 / 0.7 * np.sum(norms**2)
         assert values[i, j] == pytest.approx(expected)
+
+
+def test_descents_of_tied_weights_start_in_turned_coordinates(monkeypatch):
+    """R R' = (I + t C)^-1 for t = 0, and between the inverse eigenvalues of C."""
+    rng = np.random.default_rng(4)
+    X = rng.standard_normal((40, 3)) * [3.0, 1.0, 0.4]
+    task = overt.TiedAutoencoder(X=X, width=2, noise=overt.Dropout(0.3)).effect
+    C, seen = X.T @ X / 40, []
+    monkeypatch.setattr(type(task), "_turned", lambda self, R, Z: seen.append((R, Z)) or (R @ Z,))
+    U = rng.standard_normal((3, 2))
+    ends = list(task._ends(U, 3, 10))
+    assert len(ends) == 1 + 4 + 5
+    values = np.linalg.eigvalsh(C)
+    ts = [0.0, *np.geomspace(1 / values[-1], 1 / values[0], 3)]
+    for t, (R, Z) in zip(ts, seen, strict=False):
+        np.testing.assert_allclose(R @ R.T, np.linalg.inv(np.eye(3) + t * C), atol=1e-9)
+        assert Z.shape == (3, 2)
+    for R, Z in seen[4:]:  # t at random, and weights up to ten times what fits best
+        inverse = np.linalg.inv(R @ R.T) - np.eye(3)
+        t = inverse[0, 0] / C[0, 0]
+        np.testing.assert_allclose(inverse, t * C, rtol=1e-9, atol=1e-9)
+        assert ts[1] <= t <= ts[-1]
+        W = R @ Z
+        fit = np.sum(W * (C @ W)) / np.sum((W.T @ W) * (W.T @ C @ W))
+        assert 0.1 <= 1 / np.sqrt(abs(fit)) <= 10
