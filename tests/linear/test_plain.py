@@ -1,13 +1,26 @@
 """Parts of solvers against their formulas, entry by entry and by differences."""
 
 import itertools
+from fractions import Fraction
 
+import cvxpy as cp
 import numpy as np
 import pytest
 
 import overt
+from overt import InputError
 from overt.linear import whitening
+from overt.linear.bounds import (
+    Leading,
+    envelopes,
+    numerical_rank,
+    pairs_below,
+    positive,
+    thresholded,
+)
+from overt.linear.landscape import feasible_sets
 from overt.linear.regression import DenseRegression
+from overt.linear.shares import UnitShares
 from overt.linear.units import UnitNoise
 
 NOISES = [overt.Dropout(0.4), overt.DropBlock(0.4, 2, "sliding"), overt.CovarianceNoise(
@@ -140,3 +153,190 @@ def test_descents_of_tied_weights_start_in_turned_coordinates(monkeypatch):
         W = R @ Z
         fit = np.sum(W * (C @ W)) / np.sum((W.T @ W) * (W.T @ C @ W))
         assert 0.1 <= 1 / np.sqrt(abs(fit)) <= 10
+
+
+SHARES = [
+    (np.array([0.5, 0.5, 0.5, 0.5]), 0.0), (np.array([0.9, 0.1, 0.4, 2.0]), 0.0),
+    (np.array([0.9, 0.1, 0.4, 2.0]), 0.6), (np.array([2.9, 1.1, 1.4, 2.0]), -0.2),
+    (np.array([0.0, 0.3, 0.0, 1.0]), 0.0), (np.array([9.0, 8.0, 12.0, 7.0]), -1.4),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("delta", "gamma"), SHARES)
+def test_shares_of_units_solve_their_program(delta, gamma):
+    """min |s - a|^2 + gamma |a|^2 + sum delta x^2, tails of x at least those of a."""
+    units = UnitShares(delta, gamma)
+    for s in (np.array([3.0, 2.0, 0.7]), np.array([1.0, 1.0, 1.0, 0.2]), np.array([2.0])):
+        a, n = units.shrink(s), len(s)
+        if gamma > -1:
+            b, x = cp.Variable(4, nonneg=True), cp.Variable(4, nonneg=True)
+            order = np.argsort(delta, kind="stable")
+            wide = np.r_[s, np.zeros(4 - n)]
+            goal = cp.sum_squares(wide) - 2 * wide @ b + (1 + gamma) * cp.sum_squares(b)
+            goal = goal + cp.sum(cp.multiply(delta[order], x**2))
+            tails = [cp.sum(x[k:]) >= cp.sum(b[k:]) for k in range(4)]
+            best = cp.Problem(cp.Minimize(goal), [*tails, b[n:] == 0]).solve(solver=cp.CLARABEL)
+            shares = units.shares(a)
+            np.testing.assert_allclose(b.value[:n], a, atol=2e-4)
+            np.testing.assert_allclose(x.value[delta[order] > 0], shares[order][delta[order] > 0],
+                                       atol=2e-4)  # fmt: skip
+        else:
+            w = 1 / np.sum(1 / delta)
+            np.testing.assert_allclose(a, np.r_[s[0] / (1 + gamma + w), np.zeros(n - 1)])
+            best = s[0] ** 2 * (gamma + w) / (1 + gamma + w) + np.sum(s[1:] ** 2)
+            continue
+        bound = units.bound(s)
+        assert bound == pytest.approx(best, abs=1e-6)
+        y = units.multipliers(s)
+        assert np.all(np.diff(y[np.argsort(np.argsort(delta, kind="stable"))][order]) >= -1e-12)
+
+
+def test_bounds_of_one_direction():
+    units, s = UnitShares(np.array([9.0, 8.0, 12.0]), -1.4), np.array([3.0, 2.0])
+    w = 1 / np.sum(1 / units.delta)
+    expected = 9 * (w - 1.4) / (w - 0.4) + 4
+    assert units.bound(s) == pytest.approx(expected)
+    assert units.bound(s) <= expected
+    assert UnitShares(np.array([0.3, 0.3]), -1.4).bound(s) == -np.inf
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_pairs_lie_below_the_matrix_and_touch_it(seed):
+    rng = np.random.default_rng(seed)
+    R = rng.standard_normal((4, 4))
+    Gamma = R @ R.T + seed
+    found = pairs_below(Gamma)
+    assert len(found) >= 32
+    top = np.linalg.eigvalsh(Gamma)[-1]
+    for pair in found:
+        least = np.linalg.eigvalsh(Gamma - np.diag(pair.delta) - pair.gamma)[0]
+        assert -1e-10 * top <= least <= 1e-6 * top
+    deltas = np.array([pair.delta[0] for pair in found])
+    assert np.all(np.diff(deltas) >= 0)
+
+
+def test_envelopes_are_below_every_penalty():
+    rng = np.random.default_rng(5)
+    for noise in (overt.Dropout([0.2, 0.5, 0.3]), overt.DropBlock(0.5, 2, "sliding"),
+                  overt.KeepExactly(2), NOISES[2]):  # fmt: skip
+        Gamma = noise.characteristic(3)
+        for weight, norm in envelopes(noise, 3):
+            ratios = []
+            for _ in range(200):
+                U, P = rng.standard_normal((2, 3, 3))
+                cost = np.sum(Gamma * (U.T @ U) * (P.T @ P))
+                ratios.append(cost / max(weight * norm.matrix_value(U @ P.T), 1e-300))
+            assert min(ratios) >= 1 - 1e-9
+    ((weight, _),) = envelopes(overt.Dropout([0.2, 0.5, 0.3]), 3)
+    assert weight == pytest.approx(1 / (0.8 / 0.2 + 1 + 0.7 / 0.3))
+    assert envelopes(overt.Dropout([0.0, 0.5, 0.3]), 3)[0][0] == 0.0
+    Gamma = NOISES[2].characteristic(3)
+    small, other = envelopes(NOISES[2], 3)
+    assert small[0] == pytest.approx(np.linalg.eigvalsh(Gamma)[0] / 3)
+    assert other[0] == pytest.approx(1 / np.sum(np.linalg.inv(Gamma)))
+
+
+def test_decay_leaves_a_target_of_thresholded_values():
+    s = np.array([3.0, 1.0, 0.2])
+    top = thresholded(Leading(np.eye(3), s, np.eye(3), 0.7), 0.5)
+    np.testing.assert_allclose(top.s, [2.5, 0.5, 0.0])
+    for a in ([2.0, 0.3, 0.0], [0.0, 0.0, 0.0], [2.5, 0.5, 0.0]):
+        plain = np.sum((s - a) ** 2) + 2 * 0.5 * np.sum(a) + 0.7
+        assert np.sum((top.s - a) ** 2) + top.rest == pytest.approx(plain)
+    a = np.array([2.0, 1.0, 1e-13, 1e-15])
+    assert positive(a).tolist() == [True, True, True, False]
+    assert not positive(np.zeros(2)).any()
+    assert numerical_rank(np.array([2.0, 1e-6, 1e-8])) == 2
+    assert numerical_rank(np.zeros(3)) == 0
+
+
+@pytest.mark.parametrize("steep", [0, 3, 6])
+def test_roots_of_second_moments(steep):
+    rng = np.random.default_rng(6)
+    X = np.linalg.qr(rng.standard_normal((30, 4)))[0] * np.logspace(0, -steep, 4)
+    X = X @ np.linalg.qr(rng.standard_normal((4, 4)))[0] * [1.0, 1e3, 1.0, 1e-3]
+    C = whitening.product(X.T, X) / 30
+    scale = np.sqrt(np.diag(C))
+    found, basis = whitening.of_data(X, 30)
+    other, cut = whitening.of_moment(C)
+    for root in (found, other):
+        np.testing.assert_allclose(root.L @ root.L.T / np.outer(scale, scale),
+                                   C / np.outer(scale, scale), atol=1e-12)  # fmt: skip
+        np.testing.assert_allclose(root.L_inverse @ root.L, np.eye(4), atol=1e-6)
+    assert (found.ill, other.ill) == (steep > 0, steep > 0)
+    np.testing.assert_allclose(basis.T @ basis, np.eye(4), atol=1e-9)
+    np.testing.assert_allclose(np.sqrt(30) * basis @ found.L.T, X, atol=1e-9 * scale.max())
+    assert cut.shape == (4, 0)
+    flat = np.c_[X[:, 0], X[:, 1], X[:, 0] + X[:, 1]]
+    assert whitening.of_data(flat, 30)[0].L.shape == (3, 2)
+    C = flat.T @ flat / 30
+    root, cut = whitening.of_moment(C)
+    assert (root.L.shape, cut.shape) == ((3, 2), (3, 1))
+    size = np.sqrt(np.diag(C))
+    limit = 4 * 3 * np.finfo(float).eps * np.linalg.eigvalsh(C / np.outer(size, size))[-1]
+    assert np.linalg.norm(cut / size[:, None]) == pytest.approx(np.sqrt(limit))
+    for bad in (np.diag([1.0, -1.0]), np.zeros((2, 2)), np.array([[1.0, 2.0], [2.0, 1.0]])):
+        with pytest.raises(InputError, match="positive semi-definite"):
+            whitening.of_moment(bad)
+    with pytest.raises(InputError, match="X must not be zero"):
+        whitening.of_data(np.zeros((3, 2)), 3)
+    with pytest.warns(UserWarning, match="directions that are zero"):
+        whitening.tell_of_what_was_cut(2e-9, 1.0)
+    whitening.tell_of_what_was_cut(0.9e-9, 1.0)
+
+
+def test_products_are_rounded_once():
+    rng = np.random.default_rng(7)
+    A = rng.standard_normal((3, 40)) * np.logspace(0, -12, 40)
+    B = np.linalg.pinv(A)
+    found = whitening.product(A, B)
+    for i, j in np.ndindex(3, 3):
+        exact = sum(Fraction(a) * Fraction(b) for a, b in zip(A[i], B[:, j], strict=True))
+        off = abs(Fraction(found[i, j]) - exact)
+        assert off <= 2 * Fraction(np.spacing(abs(float(exact)))) + Fraction(1, 2**80)
+
+
+def hessian(M, U, lam):
+    """The second derivative of |M - U U'|^2 + lam sum |u_i|^4, from values of its gradient."""
+
+    def gradient(u):
+        U = u.reshape(len(M), -1)
+        return (4 * (U @ U.T - M) @ U + 4 * lam * U * np.sum(U**2, axis=0)).ravel()
+
+    u, h = U.ravel(), 1e-5
+    return np.array([(gradient(u + h * e) - gradient(u - h * e)) / (2 * h) for e in np.eye(u.size)])
+
+
+@pytest.mark.parametrize(("width", "values"), [(2, (4.0, 3.0, 1.0)), (3, (4.0, 3.5, 3.0, -1.0)),
+                                               (1, (2.0, 1.0)), (4, (3.0, 2.0))])  # fmt: skip
+def test_critical_points_are_all_found_with_their_curvature(width, values):
+    rng, lam = np.random.default_rng(8), 0.4 / 0.6
+    Q = np.linalg.qr(rng.standard_normal((len(values),) * 2))[0]
+    M = Q * np.array(values) @ Q.T
+    M = (M + M.T) / 2
+    found = overt.TiedAutoencoder(M, width, overt.Dropout(0.4)).landscape()
+    m, sets = np.array([v for v in values if v > 0]), []
+    for size in range(min(width, len(m)) + 1):
+        for kept in itertools.combinations(range(len(m)), size):
+            alpha = lam * m[list(kept)].sum() / (width + lam * size)
+            if all(m[i] > alpha for i in kept):
+                sets.append(kept)
+    assert sorted(p.directions for p in found.points) == sorted(sets)
+    assert list(feasible_sets(m, width, lam)) == sorted(sets, key=lambda k: (len(k), k))
+    assert [p.objective for p in found.points] == sorted(p.objective for p in found.points)
+    top = np.maximum(np.array(values[:width]), 0)
+    spread = top.sum() - width * top[-1]
+    assert found.printed_limit == pytest.approx(width * top[-1] / spread if spread > 0 else np.inf)
+    for p in found.points:
+        norms = np.sum(p.U**2, axis=0)
+        value = np.sum((M - p.U @ p.U.T) ** 2) + lam * np.sum(norms**2)
+        assert p.objective == pytest.approx(value)
+        slope = 4 * (p.U @ p.U.T - M) @ p.U + 4 * lam * p.U * norms
+        np.testing.assert_allclose(slope, 0, atol=1e-8)
+        H = hessian(M, p.U, lam)
+        least, d = np.linalg.eigvalsh((H + H.T) / 2)[0], p.escape.ravel()
+        assert p.curvature == pytest.approx(min(least, 0.0) if p.kind != "minimum" else least,
+                                            abs=1e-4)  # fmt: skip
+        assert d @ H @ d == pytest.approx(p.curvature, abs=1e-4)
+        assert np.linalg.norm(d) == pytest.approx(1.0)
+        assert (p.kind == "minimum") == (least > -1e-4)
