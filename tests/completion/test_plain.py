@@ -1,6 +1,7 @@
 """Parts of the forms and of fitted models, against the same written plainly."""
 
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +11,7 @@ from scipy import sparse
 from overt import Entries, InputError
 from overt.completion.forms import draws as draws_of
 from overt.completion.forms import features, learned, popular, recent, units
+from overt.completion.forms import prior as prior_of
 from overt.completion.forms.encoding import Column, Encoder
 from overt.completion.forms.features import (
     FEATURES,
@@ -25,7 +27,7 @@ from overt.completion.forms.model import FactorModel
 from overt.completion.forms.negative import NegativeForm
 from overt.completion.forms.noise import RowNoise
 from overt.completion.forms.pairs import WEIGHT, AllPairs, Precisions
-from overt.completion.forms.prior import Prior
+from overt.completion.forms.prior import Prior, Sums
 from overt.completion.forms.problem import Columns, CompletionProblem, Grouped, entered, stored
 from overt.completion.forms.spread import FullSpread, full_bytes, learned_spread
 from overt.completion.forms.units import Units
@@ -665,3 +667,46 @@ def test_large_blocks_are_decomposed_at_random(monkeypatch, shape):
     np.testing.assert_allclose(roots[:3], np.linalg.svd(F, compute_uv=False)[:3], rtol=1e-6)
     monkeypatch.setattr(features, "RANK", 30)
     assert leading(F, 0).shape == (shape[1], 10)
+
+
+def test_rounding_makes_no_variance_negative():
+    model, _ = built(False)
+    below = SimpleNamespace(product_variance=lambda *_: np.array([-1e-3, 0.5]))
+    found = replace(model, spread=below).variance(np.array([0, 1]), np.array([0, 1]))
+    noise = 0.3 * model.noises[0].variances[:2] * model.noises[1].variances[:2]
+    np.testing.assert_allclose(found, (noise + np.array([0.0, 0.5])) * model.units.scale[:2] ** 2)
+
+
+@pytest.mark.parametrize(("gains", "certain", "before", "used"), [
+    ((0.9, 0.9, 1.5), False, 0.0, True), ((0.9, 0.9, 1.1), False, 0.0, False),
+    ((0.1, 0.1, 0.1), True, 0.0, True), ((0.1, 0.1, 0.1), False, 2.0, True),
+])  # fmt: skip
+def test_signals_must_pay_a_nat_for_each_scale(monkeypatch, gains, certain, before, used):
+    problem = CompletionProblem.build(table(15), 2, biases=True, standard=True)
+    found, _ = of_sides((problem.by_row, problem.by_col), (None, None), True, float, 0)
+    likely = np.zeros((len(prior_of.GRID), 3))
+    likely[4] = gains
+    monkeypatch.setattr(prior_of, "likelihoods", lambda *_: likely)
+    rng = np.random.default_rng(15)
+    W, A = rng.normal(size=(7, 3)), found.scores
+    sums = Sums(7, W.sum(0), W.T @ W, 0.1 * np.eye(3), A.T @ W, 0.0)
+    prior = Prior(W.mean(0), np.eye(3))
+    scales = np.full((1, 3), before)
+    effects = prior_of.effects_of(prior, sums, found, scales, certain)
+    np.testing.assert_allclose(effects.scales, prior_of.GRID[4] if used else before)
+    assert scales[0, 0] == before
+
+
+def test_pairs_are_kept():
+    given = AllPairs(Precisions(2.0, 1.3), Precisions(3.0, 0.7), np.array([0.5, 0.0]),
+                     np.array([0.25, 0.75]), 0.5, np.ones((3, 2)))  # fmt: skip
+    arrays = given.arrays()
+    back = AllPairs.from_arrays(arrays)
+    assert (vars(back.rows), vars(back.cols)) == (vars(given.rows), vars(given.cols))
+    for name in ("partners", "shares", "popular", "recent"):
+        np.testing.assert_array_equal(getattr(back, name), getattr(given, name))
+    assert AllPairs.from_arrays({}) is None
+    del arrays["pairs_recent"]  # of models from before it was learned
+    assert AllPairs.from_arrays(arrays).recent.shape == (0, 0)
+    x = np.array([1.0, -2.0])
+    np.testing.assert_allclose(back.blended(x), 0.5 * x + 0.5 * 1.0 * given.shares)
