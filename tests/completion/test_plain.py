@@ -684,8 +684,8 @@ def test_rounding_makes_no_variance_negative():
 def test_signals_must_pay_a_nat_for_each_scale(monkeypatch, gains, certain, before, used):
     problem = CompletionProblem.build(table(15), 2, biases=True, standard=True)
     found, _ = of_sides((problem.by_row, problem.by_col), (None, None), True, float, 0)
-    likely = np.zeros((len(prior_of.GRID), 3))
-    likely[4] = gains
+    likely = np.full((len(prior_of.GRID), 3), -9.0)
+    likely[0], likely[4] = 0.0, gains
     monkeypatch.setattr(prior_of, "likelihoods", lambda *_: likely)
     rng = np.random.default_rng(15)
     W, A = rng.normal(size=(7, 3)), found.scores
