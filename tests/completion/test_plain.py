@@ -589,6 +589,8 @@ def test_features_are_reduced_to_their_leading_directions():
     np.testing.assert_allclose(found.sizes, np.sum((F @ given) ** 2, axis=1))
     assert not found.without().scores.size
     assert FEATURES not in other.directions.parts
+    assert other.given.shape == (5, 0)
+    assert other.sizes.tolist() == [0.0] * 5
     same = again(found.directions, found.given, groups[0])
     np.testing.assert_allclose(same.scores, A, atol=1e-12)
     members = found.directions.members
