@@ -40,7 +40,7 @@ def mixed(h, outputs=3):
     )
 
 
-def expected(x, masks, prob, made):
+def by_masks(x, masks, prob, made):
     """Mean and covariance of what `made` makes of masked rows, over all masks."""
     outputs = torch.stack([mixed(made(x, m)) for m in masks])
     mean = torch.tensordot(prob, outputs, 1)
@@ -66,7 +66,7 @@ def test_alpha_dropout_is_what_all_masks_give(shape, p):
 
     noise = functional.feature_alpha_dropout if channels else functional.alpha_dropout
     one = carry(Run(lambda x: mixed(noise(x, p, True))), x)
-    mean, covariance = expected(x, masks, prob, made)
+    mean, covariance = by_masks(x, masks, prob, made)
     torch.testing.assert_close(one.output.mean, mean)
     torch.testing.assert_close(one.covariances(), covariance)
     torch.manual_seed(0)
@@ -79,7 +79,8 @@ def test_alpha_dropout_is_what_all_masks_give(shape, p):
     assert not off.output.noises
 
 
-SHAPES = [("dropout", (2, 3, 4, 5), ()), ("dropout1d", (2, 3, 4), (1,)), ("dropout1d", (3, 4), (0,)),
+SHAPES = [("dropout", (2, 3, 4, 5), ()), ("dropout1d", (2, 3, 4), (1,)),
+          ("dropout1d", (3, 4), (0,)),
           ("dropout2d", (2, 3, 4, 5), (1, 2)), ("dropout3d", (2, 3, 4, 2, 2), (1, 2, 3)),
           ("dropout3d", (3, 4, 2, 2), (0, 1, 2)), ("feature_dropout", (2, 3, 4), (1,)),
           ("alpha_dropout", (2, 3, 4), ()), ("feature_alpha_dropout", (2, 3, 4), (1,)),
