@@ -1,11 +1,20 @@
 """Ways out of minima and other parts of decay, against the same written plainly."""
 
+from types import SimpleNamespace
+
+import cvxpy as cp
 import numpy as np
 import pytest
 
 from overt import Entries, InputError
-from overt.decay import ApproximateRankSet, escaping, layers, two_by_two
+from overt.decay import ApproximateRankSet, annealing, baselines, escaping, layers, two_by_two
+from overt.decay.annealing import AnnealedPath
+from overt.decay.baselines import nuclear_norm
 from overt.decay.escaping import _Way
+from overt.decay.family import critical_points, epsilon_of
+from overt.decay.schedule import Phase, Schedule, effective
+from overt.decay.search import Search, numerical_rank, polish, random_starts
+from overt.decay.sgd import Weights
 
 WAYS = [(0.25, 3, 0.02), (0.1, 4, 0.01)]
 
@@ -229,3 +238,269 @@ def test_points_of_the_boundary_are_measured_there(rank):
         with pytest.raises(InputError, match="shape must be"):
             region.boundary_point(shape, 3, 5, rng)
     assert layers.imbalance(weights) < 1e-9
+
+
+def annealed(problem=PROBLEM, depth=3, width=4, seed=0):
+    told = []
+    path = AnnealedPath(problem, depth, width, np.random.default_rng(seed),
+                        lambda *given: told.append(given))  # fmt: skip
+    return path, told
+
+
+def test_rates_and_decays_follow_the_size_of_the_problem():
+    path, _ = annealed()
+    curve = (3 * 4 / 2) ** (2 / 3) * 2 * (1 / 3 + 1 / 4)
+    assert annealing.curvature((3, 4), 3) == pytest.approx(curve)
+    assert path._rate == pytest.approx(0.5 / curve)
+    top = 0.5 / (3 * 12 ** (1 / 3))
+    np.testing.assert_allclose(path.decays, [top / 2**k for k in range(9, -1, -1)])
+    rng = np.random.default_rng(0)
+    for W, shape in zip(path.weights(), [(4, 4), (4, 4), (3, 4)], strict=True):
+        np.testing.assert_allclose(W, rng.standard_normal(shape) / 2)
+
+
+def test_phases_of_the_annealed_path(monkeypatch):
+    path, _ = annealed()
+    asked = []
+
+    def run(self, *given, **more):
+        asked.append((*given, *more.values()))
+
+    monkeypatch.setattr(AnnealedPath, "_descend", run)
+    rate, n = path._rate, len(PROBLEM)
+    for lam in (1e-9, 0.03, 10.0):
+        path.shed(lam)
+    steps = [int(np.clip(3.0 / (2 * rate * lam), 60 * n, 400 * n)) for lam in (1e-9, 0.03, 10.0)]
+    assert asked[0] == (20 * n, rate / 5, 1e-9, "warm-up")
+    assert [a[:3] for a in asked[1:]] == [(s, rate, lam) for s, lam in
+                                          zip(steps, (1e-9, 0.03, 10.0), strict=True)]  # fmt: skip
+    assert steps[0] == 400 * n
+    assert steps[2] == 60 * n
+    asked.clear()
+    path.settle(0.06)
+    rank = path.rank()
+    assert asked == [(150 * n, rate / 3, 0.06 / share, f"rank {rank}") for share in (30, 1000)]
+    asked.clear()
+    path.run(Phase(7, 0.1, 0.2))
+    assert asked == [(7, 0.1, 0.2, "scheduled", False)]
+
+
+def test_ranks_and_grades_are_those_of_the_product():
+    path, _ = annealed()
+    A = layers.product(path.weights())
+    s = np.linalg.svd(A, compute_uv=False)
+    assert path.rank() == np.sum(s > max(0.01 * s[0], 1e-3))
+    found = path.candidate(0.3, PROBLEM, PROBLEM)
+    assert (found.weight_decay, found.rank) == (0.3, path.rank())
+    assert found.train_error == found.holdout_error == pytest.approx(
+        layers.train_error(PROBLEM, A))  # fmt: skip
+    other = path.branch()
+    other.truncate(1)
+    B = layers.product(other.weights())
+    U, _, V = np.linalg.svd(A)
+    np.testing.assert_allclose(B, s[0] * np.outer(U[:, 0], V[0]), atol=1e-12)
+    assert other.rank() == 1
+    np.testing.assert_allclose(layers.product(path.weights()), A)
+    small, _ = annealed()
+    small._state = Weights(layers.balanced(np.diag([1.0, 0.011, 0.009, 0.0])[:3], 3, 4))
+    assert small.rank() == 2
+    small._state = Weights(layers.balanced(np.diag([1e-2, 1.1e-3, 0.9e-3, 0.0])[:3], 3, 4))
+    assert small.rank() == 2
+
+
+def test_rates_are_halved_where_iterates_run_away():
+    path, told = annealed()
+    taken, states = [], []
+
+    class State:
+        def __init__(self, mark=0):
+            self.mark = mark
+
+        def copy(self):
+            return State(self.mark)
+
+        def descend(self, problem, draws, rate, lam):
+            states.append((self.mark, len(draws), rate, lam))
+            self.mark += 1
+            return len(draws) if rate < 0.3 else 5
+
+        def fold(self):
+            taken.append(1)
+
+    path._state, first = State(), path._rate
+    path._descend(450_000, 0.8, 0.1, "note")
+    assert states == [(0, 200_000, 0.8, 0.1), (0, 200_000, 0.4, 0.1), (0, 200_000, 0.2, 0.1),
+                      (1, 200_000, 0.2, 0.1), (2, 50_000, 0.2, 0.1)]  # fmt: skip
+    assert path._rate == first / 4
+    assert told == [(5, "note")] * 2 + [(200_000, "note")] * 2 + [(50_000, "note")]
+    assert len(taken) == 5
+    for rate, halve in ((0.8, False), (0.9e-12, True)):
+        path._state = State()
+        path._state.descend = lambda *given: 0
+        with pytest.raises(InputError, match="grew without bound"):
+            path._descend(10, rate, 0.1, "note", halve=halve)
+
+
+def place(matrix, loss=1.0, rank=1, isolated=True, dimension=0):
+    return SimpleNamespace(matrix=np.asarray(matrix, float), loss=loss, rank=rank,
+                           isolated=isolated, dimension=dimension)  # fmt: skip
+
+
+def test_places_are_known_by_distance_and_continua_by_loss():
+    graded = []
+    search = Search(PROBLEM, 3, 0.01, lambda A, proof: graded.append(proof) or answers.pop(0))
+    A = np.eye(3, 4)
+    size = np.linalg.norm(A)
+    answers = [place(A), place(2 * A)]
+    assert search.add(A, "one") == 0
+    far = np.zeros((3, 4))
+    far[0, 1] = size
+    assert search.add(A + 0.9e-5 * far, "two") == 0
+    assert search.add(2 * A, "three") == 1
+    assert graded == ["one", "three"]
+    assert search._known(A + 0.9e-4 * far, 1e-4) == 0
+    assert search._known(A + 1.1e-4 * far, 1e-4) is None
+    answers[:] = [place(3 * A, 2.0, 1, False, 2), place(4 * A, 2.0 * (1 + 0.9e-7), 1, False, 2),
+                  place(5 * A, 2.0, 1, False, 3), place(6 * A, 2.0 * (1 - 1.1e-7), 1, False, 2),
+                  place(7 * A, 2.0, 2, False, 2), place(8 * A, 2.0, 1, True, 2)]  # fmt: skip
+    assert [search.add(k * A, "") for k in range(3, 9)] == [2, 2, 3, 4, 5, 6]
+    assert len(search.found) == 7
+    for rank, loss, expected in ((1, 2.0, True), (2, 2.0, False), (1, 2.0 * (1 + 1.1e-7), False)):
+        assert search._continues(2, rank, loss) == expected
+    assert not search._continues(0, 1, 1.0)
+    zero = Search(PROBLEM, 3, 0.01, None)
+    zero.found = [place(np.zeros((3, 4)))]
+    rms = np.sqrt(np.mean(PROBLEM.values**2))
+    near = np.zeros((3, 4))
+    near[0, 0] = 0.9e-4 * rms
+    assert zero._known(near, 1e-4) == 0
+    assert zero._known(near / 0.9 * 1.1, 1e-4) is None
+
+
+@pytest.mark.parametrize("places", [1, 2, 9])
+def test_descents_go_on_while_places_should_be_missing(monkeypatch, places):
+    search = Search(PROBLEM, 3, 0.01, None)
+    seen, ladders = [], []
+
+    def end(start, ladder):
+        seen.append(len(seen) % places)
+        ladders.append(ladder)
+        return seen[-1]
+
+    monkeypatch.setattr(search, "_end", end)
+    search.run(2, 8, np.random.default_rng(0))
+    n = w = 0
+    while n < 6 * 8 and (n <= w + 2 or w * (n - 1) / (n - w - 2) > w + 0.5):
+        n += 8
+        w = min(places, n)
+    assert search.starts == {2: n}
+    assert search.unseen[2] == pytest.approx(min(1.0, w * (w + 1) / (n * (n - 1))))
+    assert ladders == [k % 4 == 3 for k in range(n)]
+
+
+def test_starts_have_three_sizes():
+    rng, again = np.random.default_rng(3), np.random.default_rng(3)
+    size = np.sqrt(np.mean(PROBLEM.values**2)) ** (1 / 3)
+    for k, weights in enumerate(random_starts(PROBLEM, 3, 2, 4, rng)):
+        scale = size * 3.0 ** ((k % 3 - 1) / 3) / 2 ** (0.5 - 0.5 / 3)
+        for W, shape in zip(weights, [(2, 4), (2, 2), (3, 2)], strict=True):
+            np.testing.assert_allclose(W, scale * again.standard_normal(shape))
+
+
+def test_polish_ends_at_critical_points_and_not_at_saddles():
+    rng, problem = np.random.default_rng(4), two_by_two(0.25)
+    for A in critical_points(0.25, 3, 0.01, 2):  # a minimum and a saddle
+        weights = [W + 1e-4 * rng.standard_normal(W.shape) for W in layers.balanced(A, 3, 2)]
+        values = np.linalg.eigvalsh(layers.hessian(problem, weights, 0.01))
+        before = np.abs(layers.flatten(layers.gradient(problem, weights, 0.01))).max()
+        after = polish(problem, weights, 0.01)
+        slope = np.abs(layers.flatten(layers.gradient(problem, after, 0.01))).max()
+        assert slope < 1e-12 if values[0] > -1e-6 * values[-1] else slope == before
+    saddle = [0.3 * np.ones((1, 4)), 0.3 * np.ones((1, 1)), -0.3 * np.ones((3, 1))]
+    values = np.linalg.eigvalsh(layers.hessian(PROBLEM, saddle, 0.02))
+    assert values[0] < -1e-6 * values[-1]
+    for W, V in zip(polish(PROBLEM, saddle, 0.02), saddle, strict=True):
+        np.testing.assert_array_equal(W, V)
+    assert [numerical_rank(np.diag([1.0, x])) for x in (1.1e-6, 0.9e-6)] == [2, 1]
+    assert numerical_rank(np.diag([1e-4, 0.9e-9])) == 1
+    assert numerical_rank(np.zeros((2, 2))) == 0
+
+
+def test_the_nuclear_norm_is_the_least_that_fits():
+    found = nuclear_norm(PROBLEM, tol=1e-8)
+    A = cp.Variable((3, 4))
+    seen = zip(PROBLEM.rows, PROBLEM.cols, PROBLEM.values, strict=True)
+    fits = [A[i, j] == v for i, j, v in seen]
+    best = cp.Problem(cp.Minimize(cp.normNuc(A)), fits).solve(solver=cp.CLARABEL)
+    np.testing.assert_allclose(found[PROBLEM.rows, PROBLEM.cols], PROBLEM.values)
+    assert np.linalg.svd(found, compute_uv=False).sum() == pytest.approx(best, rel=1e-5)
+    for few in (1, 2):  # the rule of each step
+        observed = np.zeros((3, 4))
+        observed[PROBLEM.rows, PROBLEM.cols] = PROBLEM.values
+        B, D, rho = observed.copy(), np.zeros((3, 4)), 10 / np.linalg.norm(observed, 2)
+        for _ in range(few):
+            U, s, V = np.linalg.svd(B - D, full_matrices=False)
+            M = (U * np.maximum(s - 1 / rho, 0)) @ V
+            before, B = B, M + D
+            B[PROBLEM.rows, PROBLEM.cols] = PROBLEM.values
+            D = D + M - B
+            primal, dual = np.linalg.norm(M - B), np.linalg.norm(B - before)
+            factor = 2.0 if primal > 10 * dual else 0.5 if dual > 10 * primal else 1.0
+            rho, D = rho * factor, D / factor
+        np.testing.assert_allclose(nuclear_norm(PROBLEM, tol=1e-99, max_iterations=few), B)
+
+
+@pytest.mark.parametrize(("epochs", "blocks"), [(100, 5), (19, 1), (59, 2)])
+def test_small_weights_descend_in_blocks_of_twenty_passes(monkeypatch, epochs, blocks):
+    asked, errors = [], []
+
+    def draws(problem, count, *, seed, run):
+        asked.append((count, run))
+        return np.zeros(count, int)
+
+    monkeypatch.setattr(baselines, "entry_draws", draws)
+    monkeypatch.setattr(layers, "train_error", lambda *_: errors.pop() if errors else 1.0)
+    baselines.small_initialization(PROBLEM, epochs=epochs, learning_rate=1e-9)
+    assert asked == [(80, k + 1) for k in range(blocks)]
+    asked.clear()
+    errors[:] = [1e-6]
+    baselines.small_initialization(PROBLEM, epochs=epochs, learning_rate=1e-9)
+    assert len(asked) == 1
+    asked.clear()
+    with np.errstate(all="ignore"):
+        baselines.small_initialization(PROBLEM, epochs=epochs, learning_rate=1e9, init=10.0)
+    assert len(asked) == 1
+
+
+def test_schedules_are_cut_into_pieces():
+    plan = Schedule((Phase(3, 0.1, 0.2), Phase(4, 0.3, 0.4)))
+    first, second = plan.phases
+    assert plan.pieces([0, 1, 3, 5, 9]) == [(0, 1, first), (1, 3, first), (3, 5, second),
+                                            (5, 7, second)]  # fmt: skip
+    assert [plan.phase_at(k) for k in (0, 2, 3, 6)] == [first, first, second, second]
+    with pytest.raises(InputError, match="step must be below 7"):
+        plan.phase_at(7)
+    assert plan.steps == 7
+    assert plan.until(5).to_dict() == {"phases": [[3, 0.1, 0.2], [2, 0.3, 0.4]]}
+    assert plan.until(2).steps == 2
+    assert repr(plan) == "Schedule(3 x (0.1, 0.2), 4 x (0.3, 0.4))"
+    turns = Schedule.periodic(2, 5, warm_up=None, convention="loss")
+    assert turns.to_dict() == {"phases": [[5, 0.1, 0.001], [5, 0.4, 0.1]] * 2}
+    warm = Schedule.annealing(7, 8, convention="loss")
+    assert warm.to_dict() == {"phases": [[500, 0.03, 0.1], [7, 0.2, 0.1], [8, 0.02, 0.001]]}
+    assert Schedule.annealing(7, 8).phases[0] == Phase(500, 0.06, 0.025)
+    assert effective(0.2, 0.1, "appendix") == (0.2, 0.05)
+    for name in ("noisy", "quiet"):
+        with pytest.raises(InputError, match=f"{name} must be"):
+            Schedule.annealing(7, 8, **{name: (0.1,)})
+
+
+def test_only_the_family_has_an_epsilon():
+    assert epsilon_of(two_by_two(0.25)) == 0.25
+    for rows, cols, values, shape in (
+        ([0, 1, 1], [0, 0, 1], [1.0, -0.25, 1.0], (2, 2)), ([0, 1, 1], [0, 0, 1], [1, 0, 1], (2, 2)),
+        ([0, 1, 1], [0, 0, 1], [2.0, 0.25, 1.0], (2, 2)), ([0, 1, 0], [0, 0, 1], [1, 1, 1], (2, 2)),
+        ([0, 1, 1], [0, 0, 1], [1.0, 0.25, 2.0], (2, 2)), ([0, 1], [0, 0], [1.0, 0.25], (2, 2)),
+        ([0, 1, 1], [0, 0, 1], [1.0, 0.25, 1.0], (2, 3)),
+    ):  # fmt: skip
+        assert epsilon_of(Entries(rows, cols, values, shape)) is None
