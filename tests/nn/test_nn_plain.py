@@ -296,7 +296,7 @@ class Coins(nn.Module):
         return x
 
 
-@pytest.mark.parametrize(("coins", "few"), [(1, 100), (3, 66), (40, 8)])
+@pytest.mark.parametrize(("coins", "few"), [(1, 100), (3, 66), (26, 8)])
 def test_terms_by_the_dozen_get_fewer_draws(monkeypatch, coins, few):
     asked, x = [], torch.ones(2, 2)
     one = carry(Coins(coins), x)
@@ -379,7 +379,7 @@ def test_training_looks_once_at_what_samples_say(monkeypatch):
     inner, given, output, value, loss, doubt = asked[0]
     assert (inner is model, given is x, output, loss) == (True, True, None, "mse")
     with torch.no_grad(), training.own_generators():
-        probes = [carry(model, x, probe=True, statistics="as set") for _ in range(200)]
+        probes = [carry(model, x, probe=True, statistics="as set") for _ in range(64)]
         values = [penalties.quadratic(one.tangent, one.output.mean, "mse") for one in probes]
     values = torch.stack(values)
     spread = float(values.std())
@@ -590,12 +590,8 @@ def test_what_was_carried_and_sampled_is_weighed_by_its_errors(drawn, width):
     assert errors.corrected(None, samples, one, drawn) is sampled
 
 
-def jagged():
-    return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
-
-
 @pytest.mark.parametrize(
-    "make", [lambda: torch.eye(3).to_sparse(), lambda: np.eye(3), lambda: [[1.0]], jagged]
+    "make", [lambda: torch.eye(3).to_sparse(), lambda: np.eye(3), lambda: [[1.0]]]
 )
 def test_layers_take_dense_tensors(make):
     wrong = make()

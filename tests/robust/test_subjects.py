@@ -131,7 +131,7 @@ def test_operations_that_hide_a_gradient_pass_it_straight_through():
 
 @pytest.mark.parametrize("threat", [L2(0.5), Linf(1e-3), L0(2, (-1e20, 1e20)), L2(0.0)], ids=str)
 def test_what_cannot_be_trusted_is_noted_point_by_point(threat):
-    rng, n, eps = np.random.default_rng(0), 200, torch.finfo(torch.float64).eps
+    rng, n, eps = np.random.default_rng(0), 60, torch.finfo(torch.float64).eps
     x = torch.from_numpy(rng.normal(size=(n, 3))) * 10.0 ** torch.arange(n)[:, None].remainder(19)
     y = torch.zeros(n, dtype=torch.int64)
     for case in range(16):
