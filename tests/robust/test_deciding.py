@@ -222,7 +222,7 @@ def lead_by_patterns(net, x, own, j, threat):
 LEADS = [L1(1.5), L1(1.5, (-1.0, 1.2)), Linf(0.8), Linf(0.8, (-1.0, 1.2))]
 
 
-@pytest.mark.parametrize("widths", [(3,), (2, 1)])
+@pytest.mark.parametrize("widths", [(), (3,), (2, 1)])
 @pytest.mark.parametrize("threat", LEADS, ids=str)
 def test_the_largest_lead_is_that_of_every_pattern_of_units(threat, widths):
     rng = np.random.default_rng(len(widths))
