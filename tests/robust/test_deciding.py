@@ -222,7 +222,7 @@ def lead_by_patterns(net, x, own, j, threat):
 LEADS = [L1(1.5), L1(1.5, (-1.0, 1.2)), Linf(0.8), Linf(0.8, (-1.0, 1.2))]
 
 
-@pytest.mark.parametrize("widths", [(), (3,), (2, 1)])
+@pytest.mark.parametrize("widths", [(3,), (2, 1)])
 @pytest.mark.parametrize("threat", LEADS, ids=str)
 def test_the_largest_lead_is_that_of_every_pattern_of_units(threat, widths):
     rng = np.random.default_rng(len(widths))
@@ -241,3 +241,12 @@ def test_the_largest_lead_is_that_of_every_pattern_of_units(threat, widths):
             f, away = net.logits(where), torch.from_numpy(where - x)[None]
             assert max(f[0], f[2]) - f[1] == reached
             assert float(threat.size(away)) <= threat.radius * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tie_of_a_linear_model_is_left_open(kind):
+    model = nn.Linear(2, 2, bias=False).double()
+    model.weight.data[:] = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    x = torch.tensor([[0.5, 0.0], [0.7, 0.0]]).double()
+    found = robust_error(model, x, [0, 0], kind(0.5), certify=True, budget=24, queries=0)
+    assert (found.value, found.proved.tolist()) == (0.0, [False, True])
