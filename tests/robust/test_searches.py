@@ -263,11 +263,11 @@ def rippled(x):
     return torch.stack([z, 0 * z, 0 * z - 9], 1)
 
 
-@pytest.mark.parametrize("radius", [0.2, 2.0])
+@pytest.mark.parametrize(("radius", "low"), [(0.2, -3.0), (2.0, -3.0), (0.2, -0.25)])
 @pytest.mark.parametrize("kind", [L0, L1, L2, Linf])
-def test_gradients_are_asked_whether_they_keep_their_promise(kind, radius):
+def test_gradients_are_asked_whether_they_keep_their_promise(kind, radius, low):
     """A step of a tenth of the radius must gain a fifth of the slope's promise."""
-    x = torch.cat([torch.linspace(-3, 3, 24).double()[:, None], torch.zeros(24, 2).double()], 1)
+    x = torch.cat([torch.linspace(low, 3, 24).double()[:, None], torch.zeros(24, 2).double()], 1)
     radius = radius if kind is not L0 else round(5 * radius)
     y = rippled(x).argmax(1)
     search = begin(rippled, x, y, kind(radius, (-4.0, 4.0)), Misclassified(), 7, {})
@@ -289,6 +289,7 @@ def test_gradients_are_asked_whether_they_keep_their_promise(kind, radius):
         promised = float(slope @ step)
         lies.append(float(loss(x[i] + step) - loss(x[i])) <= 0.2 * promised)
     assert 0 < sum(lies) < 24
+    assert honest == (low > -1)
     assert honest == (sum(lies) <= 2.4)
     if not honest:
         assert search.signs["lying"].tolist() == lies
