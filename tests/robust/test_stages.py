@@ -212,3 +212,20 @@ def test_shares_of_errors_are_asked_for_sensibly():
     assert votes.errors([1, 0], [0.5, 0.6, 1.0]).tolist() == [0.0, 0.5, 0.5]
     with pytest.raises(InputError, match="y must hold 2 classes, got 3"):
         votes.errors([1, 0, 0], 0.5)
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "margin", "reflected_all"])
+def test_stages_are_compared_by_the_loss_of_their_search(loss):
+    model, x = small_mlp(classes=4), points(6, 6)
+    y = model(x).argmax(1)
+    with begin(model, x, y, L2(1e-3), Misclassified(), 4, {}, loss="margin") as search:
+        search.stage(PGD(L2(1e-3), steps=3, loss=loss))
+        best = search.best
+        f = model(x + best.delta).detach()
+        own = f.gather(1, y[:, None])
+        margin = f.scatter(1, y[:, None], -torch.inf).amax(1) - own[:, 0]
+        torch.testing.assert_close(best.value, margin)
+        runs = {"cross_entropy": 1, "margin": 0, "reflected_all": 3}[loss]
+        assert best.queries == 6 * runs
+        assert search._several == (loss != "margin")
+        assert ("saturated" in search.signs) == (loss == "margin")
