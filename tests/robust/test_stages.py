@@ -12,6 +12,7 @@ from overt import InputError
 from overt.results import Status
 from overt.robust import (
     BIM,
+    FGSM,
     L2,
     PGD,
     Closest,
@@ -229,3 +230,23 @@ def test_stages_are_compared_by_the_loss_of_their_search(loss):
         assert best.queries == 6 * runs
         assert search._several == (loss != "margin")
         assert ("saturated" in search.signs) == (loss == "margin")
+
+
+def test_what_training_follows_is_the_walk_of_its_attack():
+    """A slope of 1 in the first coordinate, from -.9 in a ball of radius 1."""
+
+    def model(v):
+        return torch.stack([-v[:, 0], 0 * v[:, 0]], 1)
+
+    x, start = torch.tensor([[-5.0, 0.0]]).double(), torch.tensor([[-0.9, 0.0]]).double()
+    search = begin(model, x, [0], L2(1.0), Misclassified(), 1, {}, loss="margin")
+    at = search.points(torch.arange(1))
+    for attack, ends in (
+        (FGSM(L2(1.0)), -0.9 + 1.25), (FGSM(L2(1.0), random_start=True), -0.9 + 1.25),
+        (FGSM(L2(1.0), random_start=False), -0.9 + 1.0), (BIM(L2(1.0), steps=10), 1.0),
+        (BIM(L2(1.0), steps=3, step_size=0.2), -0.9 + 0.6), (BIM(L2(1.0), steps=5), 1.0),
+        (PGD(L2(1.0), steps=2, schedule=Decay(0.4, 0.5, 1)), -0.9 + 0.6),
+    ):  # fmt: skip
+        moved = attack.follow(at, start.clone())
+        assert moved[0].tolist() == [pytest.approx(ends), 0.0], attack
+        assert attack.length == {FGSM: 1}.get(type(attack), getattr(attack, "steps", None))
