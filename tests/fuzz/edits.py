@@ -144,6 +144,8 @@ def mutants(path: Path, tree: ast.Module) -> list[Mutant]:
                     continue
                 if isinstance(node, ast.keyword) and node.arg in SAME:
                     continue
+                if isinstance(node, ast.Call) and called(node) == "meter":
+                    continue
                 if inside:
                     found.extend(
                         Mutant(path, within, parent, (name, k), node, new)

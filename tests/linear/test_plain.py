@@ -6,10 +6,11 @@ from fractions import Fraction
 import cvxpy as cp
 import numpy as np
 import pytest
+import scipy.linalg
 
 import overt
 from overt import InputError
-from overt.linear import whitening
+from overt.linear import descent, whitening
 from overt.linear.bounds import (
     Leading,
     envelopes,
@@ -18,7 +19,17 @@ from overt.linear.bounds import (
     positive,
     thresholded,
 )
+from overt.linear.descent import (
+    _rounding,
+    attains,
+    descend,
+    least_penalty,
+    nudged,
+    refine,
+    settle,
+)
 from overt.linear.landscape import feasible_sets
+from overt.linear.layers import _chained, _chains
 from overt.linear.regression import DenseRegression
 from overt.linear.shares import UnitShares
 from overt.linear.units import UnitNoise
@@ -340,3 +351,138 @@ def test_critical_points_are_all_found_with_their_curvature(width, values):
         assert d @ H @ d == pytest.approx(p.curvature, abs=1e-4)
         assert np.linalg.norm(d) == pytest.approx(1.0)
         assert (p.kind == "minimum") == (least > -1e-4)
+
+
+def settled(values, first=10.0, enough=0.0, needed=2, alike=1):
+    """What `settle` returns of descents that end at these values, and how many it looked at."""
+    seen = []
+
+    def ends():
+        for value in values:
+            seen.append(value)
+            yield (np.array(value),)
+
+    (best,) = settle(lambda v: (float(v), ()), (np.array(first),), ends(), enough, needed, alike)
+    return float(best), len(seen)
+
+
+def test_descents_settle_when_they_agree():
+    assert settled([3.0, 3.0, 1.0]) == (3.0, 2)
+    assert settled([3.0, 2.0, 3.0, 2.0, 1.0]) == (2.0, 4)
+    assert settled([3.0, 3.0 * (1 + 0.9e-8), 1.0]) == (3.0, 2)
+    assert settled([3.0, 3.0 * (1 + 1.1e-8), 1.0]) == (1.0, 3)
+    assert settled([3.0, 3.0 * (1 - 0.9e-8), 1.0]) == (3.0 * (1 - 0.9e-8), 2)
+    assert settled([3.0, 3.0 * (1 - 1.1e-8), 3.0, 1.0]) == (1.0, 4)
+    assert settled([3.0, 3.0, 3.0, 1.0], alike=2) == (3.0, 3)  # the starts count as one
+    assert settled([3.0, 3.0, 3.0, 1.0], needed=3) == (3.0, 3)
+    assert settled([3.0, 1.0, 0.5], enough=1.0) == (1.0, 2)
+    assert settled([3.0], first=1.0, enough=1.0) == (1.0, 0)
+    assert settled([30.0, 20.0, 40.0]) == (10.0, 3)
+    assert settled([]) == (10.0, 0)
+
+
+def test_coordinates_fit_the_curvature():
+    rng = np.random.default_rng(9)
+    Q = np.linalg.qr(rng.standard_normal((4, 4)))[0]
+    values = np.array([1e-3, 2.0, -5.0, 300.0])
+    H = Q * values @ Q.T
+    turn = _rounding(lambda t: (0.5 * t @ H @ t, H @ t), rng.standard_normal(4))
+    signs = np.linalg.eigvalsh(turn.T @ H @ turn)
+    np.testing.assert_allclose(signs, [-1, 1, 1, 1], atol=1e-4)
+    flat = _rounding(lambda t: (0.0, np.diag([1.0, 0.0]) @ t), np.ones(2))
+    assert np.abs(flat).max() == pytest.approx(1e5, rel=1e-6)
+    W = rng.standard_normal((3, 2))
+    noise = np.random.default_rng(7).standard_normal((3, 2))
+    np.testing.assert_allclose(nudged(W, 7), W + 0.03 * np.sqrt(np.mean(W**2)) * noise)
+    assert attains(2.0) == pytest.approx(2.0 * (1 + 1e-10), rel=1e-15)
+
+
+@pytest.mark.parametrize("size", [3, 120])
+def test_descents_end_where_slopes_vanish(size):
+    rng = np.random.default_rng(10)
+    scale, goal = np.logspace(0, 3, size), rng.standard_normal((size, 1))
+
+    def value(A, B):
+        r = np.r_[A, B] - goal
+        g = 2 * scale[:, None] * r
+        return float(np.sum(scale[:, None] * r * r)) + 1.0, (g[:1], g[1:])
+
+    A, B = descend(value, (np.ones((1, 1)), np.ones((size - 1, 1))))
+    np.testing.assert_allclose(np.r_[A, B], goal, atol=1e-4)
+
+
+def test_random_starts_are_as_large_as_the_first(monkeypatch):
+    seen = []
+    monkeypatch.setattr(descent, "descend", lambda value, start: seen.append(start) or start)
+    first = (np.full((20, 30), 2.0), np.full((30, 10), 0.5))
+    values = iter(range(1000, 0, -1))
+    refine(lambda *_: (float(next(values)), ()), [first, first], 0.0, tries=5)
+    assert len(seen) == 5
+    assert seen[0] is first
+    for start in seen[2:]:
+        for W, given, size in zip(start, first, (2.0, 0.5), strict=True):
+            assert W.shape == given.shape
+            assert np.sqrt(np.mean(W**2)) == pytest.approx(size, rel=0.15)
+
+
+def test_the_least_penalty_of_a_map_is_stationary():
+    rng = np.random.default_rng(11)
+    R = rng.standard_normal((4, 4))
+    Gamma, a = R @ R.T, np.array([2.0, 1.0])
+    start = np.linalg.qr(rng.standard_normal((4, 2)))[0].T
+    found = least_penalty(Gamma, a, [start])
+
+    def cost(R):
+        G = R.T @ (a[:, None] * R)
+        return np.sum(Gamma * G * G)
+
+    np.testing.assert_allclose(found @ found.T, np.eye(2), atol=1e-9)
+    assert cost(found) < cost(start)
+    for _ in range(6):  # no rotation of units lowers it to first order
+        S = rng.standard_normal((4, 4))
+        turn = [found @ scipy.linalg.expm(s * 1e-5 * (S - S.T)) for s in (1, -1)]
+        assert abs(cost(turn[0]) - cost(turn[1])) / 2e-5 < 1e-3 * cost(found)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_chains_of_a_deep_network(count):
+    """|m|^2 - (m_1^2 + ... + m_count^2) / prod (1 + lam count / d) where count divides widths."""
+    net = overt.DeepLinearNetwork(np.diag([3.0, 2.0, 1.0]), (4, 6), (0.3, 0.5))
+    m, lams = np.array([1.0, 0.7, 0.3]), (0.3 / 0.7, 1.0)
+    damping = np.prod([1 + lam * count / d for lam, d in zip(lams, (4, 6), strict=True)])
+    weights = _chains(m[:count], 3, damping, (4, 6))
+    assert [W.shape for W in weights] == [(4, 3), (6, 4), (3, 6)]
+    product = weights[2] @ weights[1] @ weights[0]
+    np.testing.assert_allclose(product, np.diag(np.r_[m[:count], np.zeros(3 - count)]) / damping)
+    value, _ = net.effect.whitened_value(np.diag(m), *weights)
+    assert value == pytest.approx(np.sum(m**2) - np.sum(m[:count] ** 2) / damping)
+    left, right = np.linalg.qr(np.random.default_rng(12).standard_normal((3, 3)))[0], np.eye(3)
+    chained = _chained(left[:, :2], np.array([2.0, 1.0]), right[:, :2], (4, 6))
+    A = left[:, :2] @ np.diag([2.0, 1.0]) @ right[:, :2].T
+    np.testing.assert_allclose(chained[2] @ chained[1] @ chained[0], A, atol=1e-12)
+    quiet = overt.DeepLinearNetwork(np.eye(3), (4, 6), (0.3, 0.0))
+    assert quiet.penalty(chained) == pytest.approx(0.3 / 0.7 / 4 * 9.0)
+    assert quiet.effect.imbalance(*chained) == pytest.approx(0.0, abs=1e-12)
+    zero = [np.zeros_like(W) for W in chained]
+    assert quiet.effect.imbalance(*zero) == 0.0
+
+
+def test_sampled_gradients_are_those_of_masked_networks():
+    net = overt.DeepLinearNetwork(np.diag([3.0, 2.0]), (3, 4), (0.3, 0.5)).effect
+    rng = np.random.default_rng(13)
+    weights = [rng.standard_normal(shape) for shape in net.shapes]
+    x, y = rng.standard_normal((5, 2)), rng.standard_normal((5, 2))
+
+    def loss(weights):
+        again, a = np.random.default_rng(3), x
+        for W, p in zip(weights[:-1], (0.3, 0.5), strict=True):
+            a = (a @ W.T) * (again.random((5, len(W))) >= p) / (1 - p)
+        return 0.5 * np.mean(np.sum((a @ weights[-1].T - y) ** 2, axis=1))
+
+    found = net._sampled_gradients(weights, x, y, np.random.default_rng(3))
+    for k, gradient in enumerate(found):
+        numeric = differences(lambda W, k=k: loss([*weights[:k], W, *weights[k + 1 :]]), weights[k])
+        np.testing.assert_allclose(gradient, numeric, atol=1e-6)
+    huge = [1e60 * W for W in weights]
+    with np.errstate(all="ignore"):
+        assert net._sampled_gradients(huge, x, y, np.random.default_rng(3)) is None

@@ -55,17 +55,17 @@ def test_the_budget_goes_to_gradients_that_tell_the_truth(monkeypatch, honest, b
         staged, "stages", lambda *args, **more: asked.append((args, more)) or ("a",)
     )
     monkeypatch.setattr(staged, "unaided", lambda *args: rest.append(args))
-    helpers = [SimpleNamespace(draws=1), SimpleNamespace(draws=4)]
+    helpers = [SimpleNamespace(draws=n) for n in (1, 4, 9)]
     monkeypatch.setattr(staged, "guides", lambda *_: helpers)
     search = searching(honest=honest)
     run_stages(search, budget, 300, 7, None, 5, "start", {})
     assert asked == [((search.threat, 4, given, 7), {"seed": 5, "batch_size": 9})]
     assert search.ran[0] == ("a", {"start": "start"})
-    steps = [min(max(budget // (3 * draws), 2), 100) for draws in (1, 4)]
+    steps = [min(max(budget // (3 * draws), 2), 100) for draws in (1, 4, 9)]
     for (attack, more), helper, count in zip(search.ran[1:], helpers, steps, strict=True):
         assert attack == PGD(search.threat, steps=count, momentum=0.75, seed=5, batch_size=9)
         assert more == {"guide": helper}
-    left = budget - given - steps[0] - 4 * steps[1]
+    left = budget - given - steps[0] - 4 * steps[1] - 9 * steps[2]
     assert rest == [(search, honest, 300 + max(left, 0), {"seed": 5, "batch_size": 9})]
     run_stages(search, budget, 0, 7, None, 5, None, {})
     assert rest[1][2] == 0

@@ -1,6 +1,7 @@
 """What attacks see of a model and of arrays, against the definitions."""
 
 import math
+import struct
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from overt.robust.attacks.models import Subject
 from overt.robust.attacks.points import StraightThrough
 from overt.robust.attacks.staged import begin
 from overt.robust.threats.base import tensor
+from overt.robust.threats.keyed_random import keys_of, normal, uniform
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -192,3 +194,36 @@ def test_plain_steps_leave_out_slopes_that_are_not_finite():
     search = begin(model, x, [0], walk.threat, Misclassified(), 1, {}, loss="margin")
     moved = walk.follow(search.points(torch.arange(1)), torch.zeros_like(x))
     assert moved[0].tolist() == [0.0, 0.0, 0.0, pytest.approx(-0.03)]
+
+
+def mixed(z):
+    """The output function of SplitMix64, on numbers of 64 bits."""
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+    return z ^ z >> 31
+
+
+def test_random_numbers_of_points_are_splitmix():
+    golden, x = 0x9E3779B97F4A7C15, points(3, 2)
+    for seed in (0, 7, 2**63 + 5):
+        keys = []
+        for row in x.tolist():
+            bits = [int.from_bytes(struct.pack("<d", v), "little") for v in row]
+            total = sum(mixed(b ^ (k + 1) * golden % 2**64) for k, b in enumerate(bits))
+            keys.append(mixed((total + mixed(seed % 2**63)) % 2**64))
+        found = keys_of(x, seed)
+        assert [k % 2**64 for k in found.tolist()] == keys
+        for stream in (0, 3):
+            drawn = uniform(found, 5, x, stream=stream).tolist()
+            for key, row in zip(keys, drawn, strict=True):
+                for k, value in enumerate(row):
+                    z = mixed((key + (k + 1 + (stream << 40)) * golden) % 2**64)
+                    assert value == ((z >> 11) + 0.5) * 2.0**-53
+    single = uniform(keys_of(x, 0), 2000, torch.zeros((), dtype=torch.float32))
+    assert float(single.max()) < 1
+    assert float(single.min()) > 0
+    flat = normal(keys_of(x, 0), 5, x)
+    u, v = uniform(keys_of(x, 0), 3, x), uniform(keys_of(x, 0), 3, x, stream=1)
+    length, angle = (-2 * u.log()).sqrt(), 2 * math.pi * v
+    expected = torch.cat([length * angle.cos(), length * angle.sin()], 1)[:, :5]
+    torch.testing.assert_close(flat, expected)
