@@ -131,11 +131,16 @@ def test_operations_that_hide_a_gradient_pass_it_straight_through():
     assert not mode.seen
 
 
-@pytest.mark.parametrize("threat", [L2(0.5), Linf(1e-3), L0(2, (-1e20, 1e20)), L2(0.0)], ids=str)
+EDGES = [L2(100 * 2.0**-40), L2(2.0**-41)]  # at numbers of 2^12, whose spacing is 2^-40
+
+
+@pytest.mark.parametrize(
+    "threat", [L2(0.5), Linf(1e-3), L0(2, (-1e20, 1e20)), L2(0.0), *EDGES], ids=str
+)
 def test_what_cannot_be_trusted_is_noted_point_by_point(threat):
     rng, n, eps = np.random.default_rng(0), 60, torch.finfo(torch.float64).eps
     x = torch.from_numpy(rng.normal(size=(n, 3))) * 10.0 ** torch.arange(n)[:, None].remainder(19)
-    y = torch.zeros(n, dtype=torch.int64)
+    y, x[:8] = torch.zeros(n, dtype=torch.int64), torch.tensor([2.0**12, 0.0, 1.0]).double()
     for case in range(16):
         search = begin(lambda v: v.tanh(), x, y, threat, Misclassified(), 64, {})
         flat, broken, fooled, same, success, sign = torch.from_numpy(rng.random((6, n)) < 0.4)
