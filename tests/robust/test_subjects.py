@@ -23,7 +23,7 @@ from overt.robust import (
 from overt.robust.attacks.models import Subject
 from overt.robust.attacks.points import StraightThrough
 from overt.robust.attacks.staged import begin
-from overt.robust.threats.base import tensor
+from overt.robust.threats.base import compiles, tensor
 from overt.robust.threats.keyed_random import keys_of, normal, uniform
 
 
@@ -232,3 +232,9 @@ def test_random_numbers_of_points_are_splitmix():
     length, angle = (-2 * u.log()).sqrt(), 2 * math.pi * v
     expected = torch.cat([length * angle.cos(), length * angle.sin()], 1)[:, :5]
     torch.testing.assert_close(flat, expected)
+
+
+def test_compiled_functions_take_numbers_of_the_processor():
+    for dtype, expected in ((torch.float32, True), (torch.float64, True), (torch.float16, False)):
+        assert compiles(torch.zeros(2, dtype=dtype)) == expected
+    assert not compiles(torch.zeros(2, device="meta"))
