@@ -270,6 +270,7 @@ def test_gradients_are_asked_whether_they_keep_their_promise(kind, radius, low):
     x = torch.cat([torch.linspace(low, 3, 24).double()[:, None], torch.zeros(24, 2).double()], 1)
     radius = radius if kind is not L0 else round(5 * radius)
     y = rippled(x).argmax(1)
+    y[5] = 1 - y[5]  # fooled to begin with
     search = begin(rippled, x, y, kind(radius, (-4.0, 4.0)), Misclassified(), 7, {})
     with search:
         honest = search.diagnose()
@@ -287,13 +288,13 @@ def test_gradients_are_asked_whether_they_keep_their_promise(kind, radius, low):
         if kind is L0:
             step[1:] = 0
         promised = float(slope @ step)
-        lies.append(float(loss(x[i] + step) - loss(x[i])) <= 0.2 * promised)
+        lies.append(i != 5 and float(loss(x[i] + step) - loss(x[i])) <= 0.2 * promised)
     assert 0 < sum(lies) < 24
     assert honest == (low > -1)
-    assert honest == (sum(lies) <= 2.4)
+    assert honest == (sum(lies) <= 2.3)
     if not honest:
         assert search.signs["lying"].tolist() == lies
-    assert (search.best.gradients, search.best.queries) == (24, 24)
+    assert (search.best.gradients, search.best.queries) == (23, 23)
 
 
 PLANS = [  # (loss, early exit, target, gradients of a point that is not fooled in two runs)
