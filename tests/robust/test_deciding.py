@@ -250,3 +250,16 @@ def test_a_tie_of_a_linear_model_is_left_open(kind):
     x = torch.tensor([[0.5, 0.0], [0.7, 0.0]]).double()
     found = robust_error(model, x, [0, 0], kind(0.5), certify=True, budget=24, queries=0)
     assert (found.value, found.proved.tolist()) == (0.0, [False, True])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_lead_in_a_ball_of_radius_zero_is_that_of_the_input(kind):
+    rng = np.random.default_rng(4)
+    net = Network([rng.normal(size=(3, 2)), rng.normal(size=(2, 3))],
+                  [rng.normal(size=3), np.array([0.0, 30.0])], [0.3])  # fmt: skip
+    x = rng.normal(size=2)
+    reached, bound, where = best_lead(net, x, 1, kind(0.0), -np.inf)
+    f = net.logits(x)
+    assert reached == pytest.approx(f[0] - f[1])
+    assert bound == pytest.approx(f[0] - f[1], abs=1e-4)
+    np.testing.assert_allclose(where, x)
