@@ -10,6 +10,7 @@ from overt import InputError
 from overt.robust import L0, L1, L2, Linf
 from overt.robust.certificates.exact import farthest
 from overt.robust.threats.balls import l2_in_box
+from overt.robust.threats.kernels import _inverse_norm
 from overt.robust.threats.kernels import l2_in_box as compiled
 from overt.robust.threats.keyed_random import keys_of, normal, uniform
 
@@ -254,3 +255,14 @@ def test_bounds_from_the_data_and_bounds_for_each_feature():
     box = Linf(9.0, (low, high)).region(x).box
     assert torch.equal(box[0], torch.tensor([[0.0, 0.0], [-1.0, -3.0]]))
     assert torch.equal(box[1], torch.tensor([[1.0, 3.0], [0.0, 0.0]]))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_compiled_lengths_do_not_overflow_or_vanish(dtype):
+    g = np.array([3.0, -4.0, 12.0])
+    tiny = float(np.finfo(dtype).tiny)
+    for size in (1.0, 1e-25, 1e25, 1e-36, 2e3 * tiny):
+        found = _inverse_norm((g * size).astype(dtype))
+        assert float(found) == pytest.approx(1 / (13 * size), rel=1e-5)
+    for odd in (0 * g, g * np.nan, [1.0, np.inf, 0.0], g * tiny):
+        assert _inverse_norm(np.array(odd, dtype)) == 0
