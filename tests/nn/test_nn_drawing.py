@@ -298,3 +298,19 @@ def test_moments_of_tapes_are_put_and_forgotten():
     assert tape._affordable(SimpleNamespace(mean=torch.zeros(3, 2, 256)))
     assert not tape._affordable(SimpleNamespace(mean=torch.zeros(3, 2, 257)))
     assert math.prod((2, 256)) == tape.settle
+
+
+def test_maxima_are_exact_only_where_units_are_dropped_alone():
+    x = rows(1, 2, 2, 4).abs() + 0.1
+    for noise, exact in ((nn.Dropout(0.3), True), (nn.Dropout2d(0.3), False)):
+        one = carry(nn.Sequential(noise, nn.MaxPool2d(2), nn.Flatten()), x)
+        assert one.output.exact == exact
+    masks, prob = patterns(4, 0.7)
+    window = x[0, 0, :, :2].flatten()
+    values = (masks * window / 0.7).amax(1)
+    mean = prob @ values
+    one = carry(nn.Sequential(nn.Dropout(0.3), nn.MaxPool2d(2), nn.Flatten()), x)
+    torch.testing.assert_close(one.output.mean[0, 0], mean)
+    torch.testing.assert_close(one.variances()[0, 0], prob @ (values - mean) ** 2)
+    kept = carry(nn.Sequential(nn.Dropout(0.3), nn.MaxPool2d(2), nn.Flatten()), x, active=())
+    torch.testing.assert_close(kept.output.mean, functional.max_pool2d(x, 2).flatten(1))
