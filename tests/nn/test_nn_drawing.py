@@ -314,3 +314,74 @@ def test_maxima_are_exact_only_where_units_are_dropped_alone():
     torch.testing.assert_close(one.variances()[0, 0], prob @ (values - mean) ** 2)
     kept = carry(nn.Sequential(nn.Dropout(0.3), nn.MaxPool2d(2), nn.Flatten()), x, active=())
     torch.testing.assert_close(kept.output.mean, functional.max_pool2d(x, 2).flatten(1))
+
+
+def moved(f, sd, x):
+    """The moment of f of normal entries of mean x and deviations sd."""
+    net = Run(lambda v: f(v + sd * torch.randn(v.shape, dtype=v.dtype)))
+    return carry(net, x).output
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "softmin"])
+def test_softmax_to_second_order(name):
+    x, sd = rows(2, 4), 0.1 * rows(2, 4, seed=1).abs() + 0.1
+    f = getattr(functional, name)
+    found = moved(lambda v: f(v, -1), sd, x)
+    for i in range(2):
+        J = torch.autograd.functional.jacobian(lambda v: f(v, -1), x[i])
+        second = torch.stack([
+            torch.autograd.functional.hessian(lambda v, k=k: f(v, -1)[k], x[i]).diagonal()
+            for k in range(4)
+        ])  # fmt: skip
+        torch.testing.assert_close(found.mean[i], f(x[i], -1) + second @ sd[i] ** 2 / 2)
+        torch.testing.assert_close(found.variance[i], J**2 @ sd[i] ** 2)
+    hidden = moved(lambda v: f(v.masked_fill(torch.arange(4) == 2, -torch.inf), -1), sd, x)
+    if name == "softmax":
+        assert not hidden.mean[:, 2].any()
+        kept = [0, 1, 3]
+        torch.testing.assert_close(
+            hidden.mean[:, kept], moved(lambda v: f(v, -1), sd[:, kept], x[:, kept]).mean
+        )
+
+
+NORMS = {
+    "layer": (lambda v: functional.layer_norm(v, (4,)), True),
+    "layer-eps": (lambda v: functional.layer_norm(v, (4,), eps=0.3), True),
+    "rms": (lambda v: functional.rms_norm(v, (4,)), False),
+    "group": (lambda v: functional.group_norm(v, 1), True),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_normalizations_by_their_jacobian(name):
+    """u = (x - mean) r, r by the expected variance; J = r (I - 1/d - u u'/d)."""
+    f, center = NORMS[name]
+    x, sd = rows(3, 4), 0.3 * rows(3, 4, seed=2).abs() + 0.1
+    found = moved(f, sd, x)
+    one = 1.0 if center else 0.0
+    m = x - one * x.mean(1, keepdim=True)
+    eps = {"layer-eps": 0.3, "rms": torch.finfo(torch.float64).eps}.get(name, 1e-5)
+    spread = (sd**2 * (1 - one / 4) + m**2).mean(1, keepdim=True)
+    r = (spread + eps) ** -0.5
+    u = m * r
+    torch.testing.assert_close(found.mean, u)
+    for i in range(3):
+        J = r[i] * (torch.eye(4).double() - one / 4 - torch.outer(u[i], u[i]) / 4)
+        torch.testing.assert_close(found.variance[i], J**2 @ sd[i] ** 2)
+
+
+def test_batch_statistics_are_those_of_the_batch_without_noise():
+    x, sd = rows(5, 3), 0.2
+    norm = nn.BatchNorm1d(3).double()
+    norm.weight.data, norm.bias.data = rows(3, seed=3), rows(3, seed=4)
+    norm.running_var[:], norm.running_mean[:] = 2.0, 0.5
+    for training, statistics in ((False, "running"), (True, "as set")):
+        norm.train(training)
+        net = nn.Sequential(Run(lambda v: v + sd * torch.randn(v.shape, dtype=v.dtype)), norm)
+        one = carry(net, x, statistics=statistics)
+        spread = x.var(0, unbiased=False) if training else norm.running_var
+        center = x.mean(0) if training else norm.running_mean
+        scale = norm.weight / (spread + 1e-5).sqrt()
+        torch.testing.assert_close(one.output.mean, (x - center) * scale + norm.bias)
+        torch.testing.assert_close(one.output.variance, (sd * scale).square().expand(5, 3))
+        assert one.output.exact != training

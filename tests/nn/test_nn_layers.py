@@ -251,6 +251,7 @@ def test_schedules_move_with_advance_and_are_saved(monkeypatch):
     [
         (schedules.Curriculum(0.5, steps=10), {0: 0.0, 10: 0.5 * (1 - np.exp(-1)), 10**6: 0.5}),
         (schedules.Annealed(0.5, steps=10), {0: 0.5, 5: 0.25, 10: 0.0, 20: 0.0}),
+        (schedules.Linear(0.1, 0.5, steps=4), {0: 0.1, 1: 0.2, 2: 0.3, 4: 0.5, 9: 0.5}),
         # theta(d) = tb b / (tb b + (1 - tb) d) with tb = .8, b = 5, d = 50
         (schedules.WidthAdjusted(0.2, width=50, block_size=5), {0: 1 - 4 / (4 + 10), 9: 10 / 14}),
     ],
