@@ -26,6 +26,7 @@ from overt.nn import (
     without_noise,
 )
 from overt.nn.given.losses import mean_loss
+from overt.nn.layers import recognized
 from overt.nn.moments import errors, nonlinear
 from overt.nn.moments import samples as samples_of
 from overt.nn.moments.adjoint import Sources
@@ -664,3 +665,53 @@ def test_rows_that_meet_or_do_not_fit_are_not_run_side_by_side():
     assert not told(lambda v: v + torch.arange(float(len(v)))[:, None], x)
     assert not told(lambda a, b: a + b[0], {"a": x, "b": x[:2]})
     assert told(lambda a, b: a + b, {"a": x, "b": 2 * x})
+
+
+def test_the_error_of_a_penalty_is_that_of_all_that_was_drawn(monkeypatch):
+    torch.manual_seed(0)
+    net, y = nn.Sequential(nn.Dropout(0.3), nn.Linear(3, 2)).double(), torch.randn(4, 2).double()
+    three = [carry(net, torch.randn(4, 3).double()) for _ in range(3)]
+    monkeypatch.setattr(penalties, "passes", lambda *_, **__: three)
+    found = explicit_penalty(net, torch.ones(4, 3).double(), y)
+    shares = penalties.shares_of(three, "squared")
+    shift, moves = penalties._shift(three, three, y, "squared")
+    assert found.error == pytest.approx(penalties._error(shares + moves))
+    noise, last = found.terms
+    assert (noise.name, noise.exact) == ("0", False)
+    assert noise.error == pytest.approx(penalties._error(shares))
+    torch.testing.assert_close(noise.value, shares.mean())
+    assert last.error == shift.error
+    torch.testing.assert_close(found.value, shares.mean() + shift.value)
+    assert not found.exact
+    without = explicit_penalty(net, torch.ones(4, 3).double())
+    assert without.error == pytest.approx(penalties._error(shares))
+    told = found.to_dict()
+    assert told["value"] == float(found.value.detach())
+    assert [term["name"] for term in told["terms"]] == ["0", "mean shift"]
+
+
+def test_noise_layers_are_recognized_by_their_law():
+    drop, channels = nn.Dropout(0.2), nn.Dropout2d(0.2)
+    silent = {
+        nn.Dropout(0.0): True, drop: False, Dropout(0.0): True, Dropout(0.1): False,
+        DropConnectLinear(2, 2, drop_prob=0.0): True, DropConnectLinear(2, 2): False,
+        CovarianceDropout([1.0], [[0.0]]): False,
+    }  # fmt: skip
+    for layer, expected in silent.items():
+        assert recognized.is_silent(layer) == expected
+        assert recognized.known_noise(layer)
+    assert not recognized.known_noise(nn.AlphaDropout(0.1))
+    law = recognized.mask_covariance_of(channels, (2, 3, 4, 5))
+    assert (law.shape, law.strength, law.shared) == ((3, 4, 5), pytest.approx(0.25), (1, 2))
+    law = recognized.mask_covariance_of(drop, (2, 3))
+    assert (law.shape, law.strength, law.shared) == ((3,), pytest.approx(0.25), ())
+    with pytest.raises(InputError, match="needs an input with 4 axes"):
+        recognized.mask_covariance_of(channels, (2, 3))
+    with pytest.raises(InputError, match="must be below 1"):
+        recognized.mask_covariance_of(nn.Dropout(1.0), (2, 3))
+    assert recognized.plain_dropout(drop) == 0.2
+    assert recognized.plain_dropout(Dropout(0.3)) == 0.3
+    assert recognized.plain_dropout(Dropout(0.3, shared_axes=1)) is None
+    assert recognized.plain_dropout(channels) is None
+    weights = [recognized.is_weight_noise(m) for m in (drop, DropConnectLinear(2, 2))]
+    assert weights == [False, True]
