@@ -715,3 +715,16 @@ def test_noise_layers_are_recognized_by_their_law():
     assert recognized.plain_dropout(channels) is None
     weights = [recognized.is_weight_noise(m) for m in (drop, DropConnectLinear(2, 2))]
     assert weights == [False, True]
+
+
+def test_penalties_that_would_take_backward_passes_are_probed():
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    for parts, dear in (((), False), ((nn.Linear(3, 2),), True), ((nn.ReLU(),), True)):
+        net = without_noise(nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 3), *parts))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            net.train()(x)
+        assert net._dear == dear
+        first = float(net.penalty.detach())
+        net(x)
+        assert (float(net.penalty.detach()) == first) == (not dear)
