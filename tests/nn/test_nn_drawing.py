@@ -385,3 +385,70 @@ def test_batch_statistics_are_those_of_the_batch_without_noise():
         torch.testing.assert_close(one.output.mean, (x - center) * scale + norm.bias)
         torch.testing.assert_close(one.output.variance, (sd * scale).square().expand(5, 3))
         assert one.output.exact != training
+
+
+COMPARED = {
+    "floor": (lambda v: torch.floor(torch.rand(v.shape, dtype=v.dtype) + 0.8), 0.8),
+    "floor-in-place": (lambda v: (torch.rand(v.shape, dtype=v.dtype) + 0.3).floor_(), 0.3),
+    "not": (lambda v: (~(torch.rand(v.shape, dtype=v.dtype) < 0.3)).to(v.dtype), 0.7),
+    "tensor": (lambda v: (torch.rand(v.shape, dtype=v.dtype) < torch.tensor(0.3)).to(v.dtype), 0.3),
+    "shifted": (lambda v: (torch.rand(v.shape, dtype=v.dtype) - 0.5 > 0.2).to(v.dtype), 0.3),
+    "never": (lambda v: (torch.rand(v.shape, dtype=v.dtype) > 2).to(v.dtype), 0.0),
+    "always": (lambda v: (torch.rand(v.shape, dtype=v.dtype) < 2).to(v.dtype), 1.0),
+    "below-never": (lambda v: (torch.rand(v.shape, dtype=v.dtype) <= -1).to(v.dtype), 0.0),
+    "above-always": (lambda v: (torch.rand(v.shape, dtype=v.dtype) >= -1).to(v.dtype), 1.0),
+}
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_comparisons_toss_coins(name):
+    make, prob = COMPARED[name]
+    x = rows(2, 3)
+    one = carry(Run(lambda v: v * make(v)), x)
+    torch.testing.assert_close(one.output.mean, prob * x, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(one.variances(), prob * (1 - prob) * x**2, rtol=1e-6, atol=1e-9)
+    assert not one.drawn
+
+
+@pytest.mark.parametrize("f", [
+    lambda v: torch.floor(2 * torch.rand(v.shape, dtype=v.dtype)),
+    lambda v: torch.floor(torch.rand(v.shape, dtype=v.dtype) + 1.5),
+    lambda v: (functional.dropout(v, 0.5, True) > 0.1).to(v.dtype),
+    lambda v: torch.div(functional.dropout(v, 0.5, True), 2, rounding_mode="floor"),
+    lambda v: functional.dropout(v, 0.5, True) * float(functional.dropout(v, 0.5, True).sum()),
+])  # fmt: skip
+def test_what_needs_values_is_drawn(f):
+    assert carry(Run(f), rows(2, 3)).drawn
+
+
+def test_entries_stay_independent_only_where_all_parts_are():
+    M = rows(3, 3, seed=5)
+
+    def alone(v, p=0.3):
+        return functional.dropout(v, p, True)
+
+    def mixes(v, p=0.4):
+        return functional.dropout(v, p, True) @ M
+
+    cases = [
+        (lambda v: torch.cat([alone(v), alone(v, 0.4)], 1), True),
+        (lambda v: torch.cat([alone(v), mixes(v)], 1), False),
+        (lambda v: torch.cat([mixes(v), alone(v)], 1), False),
+        (lambda v: torch.cat([alone(v), v], 1), True),
+        (lambda v: torch.cat([h := alone(v), h], 1), False),
+        (lambda v: alone(v) + alone(v, 0.4), True), (lambda v: alone(v) + mixes(v), False),
+        (lambda v: (h := alone(v)) + h, False), (lambda v: alone(v) - v, True),
+        (lambda v: alone(v) * alone(v, 0.4), True), (lambda v: alone(v) * mixes(v), False),
+        (lambda v: torch.where(v > 0, alone(v), alone(v, 0.4)), True),
+        (lambda v: torch.where(v > 0, alone(v), mixes(v)), False),
+        (lambda v: torch.where(v > 0, h := alone(v), h.flip(1)), False),
+        (lambda v: alone(v)[:, 1:], True), (lambda v: alone(v)[:, [0, 0]], False),
+        (lambda v: alone(v).T.reshape(2, 3), True), (lambda v: alone(v).relu(), True),
+        (lambda v: mixes(v).relu(), False), (lambda v: alone(v).softmax(1), False),
+        (lambda v: functional.pad(alone(v), (1, 0)), True),
+        (lambda v: functional.pad(alone(v)[:, None], (1, 0), mode="circular")[:, 0], False),
+        (lambda v: alone(v).masked_fill(v > 0, 2.0), True), (lambda v: alone(v).sum(1), False),
+    ]  # fmt: skip
+    for k, (f, expected) in enumerate(cases):
+        one = carry(Run(f), rows(2, 3))
+        assert one.output.independent == expected, k
