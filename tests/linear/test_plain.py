@@ -486,3 +486,21 @@ def test_sampled_gradients_are_those_of_masked_networks():
     huge = [1e60 * W for W in weights]
     with np.errstate(all="ignore"):
         assert net._sampled_gradients(huge, x, y, np.random.default_rng(3)) is None
+
+
+def test_slices_hold_so_few_bits_that_products_are_exact():
+    rng = np.random.default_rng(14)
+    A = rng.standard_normal((4, 9)) * np.logspace(0, -20, 9)
+    A[2] = 0
+    for axis, bits in ((1, 20), (0, 24)):
+        left = A
+        for part in whitening._slices(A, bits, axis):
+            largest = np.abs(left).max(axis=axis, keepdims=True)
+            unit = 2.0 ** (np.ceil(np.log2(np.where(largest > 0, largest, 1.0))) - bits)
+            whole = part / unit
+            np.testing.assert_array_equal(whole, np.rint(whole))
+            assert np.abs(whole).max() <= 2**bits
+            assert np.abs(left - part).max(initial=0) <= unit.max() / 2
+            np.testing.assert_array_equal(part, np.rint(left / unit) * unit)
+            left = left - part
+    assert len(whitening._slices(A, 20, 1)) == 4

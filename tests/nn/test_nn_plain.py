@@ -33,7 +33,7 @@ from overt.nn.moments.adjoint import Sources
 from overt.nn.moments.carry import carry, picked
 from overt.nn.moments.control import Control
 from overt.nn.moments.copies import rows_apart
-from overt.nn.moments.entries import _by_nodes, moments_of
+from overt.nn.moments.entries import _by_nodes, _deviation, moments_of
 from overt.nn.moments.local import _from_draws
 from overt.nn.moments.result import LEVEL, Moments
 from overt.nn.moments.samples import Samples
@@ -728,3 +728,13 @@ def test_penalties_that_would_take_backward_passes_are_probed():
         first = float(net.penalty.detach())
         net(x)
         assert (float(net.penalty.detach()) == first) == (not dear)
+
+
+def test_deviations_are_certain_below_the_square_of_rounding():
+    eps = torch.finfo(torch.float64).eps ** 2
+    for m in (-3.0, 0.5, 0.0):
+        edge = eps * (eps + m * m)
+        v = torch.tensor([0.9 * edge, 1.1 * edge, 0.0], dtype=torch.float64)
+        sd, certain = _deviation(torch.full_like(v, m), v)
+        assert certain.tolist() == [True, False, True]
+        assert sd.tolist() == [1.0, pytest.approx(math.sqrt(1.1 * edge)), 1.0]
