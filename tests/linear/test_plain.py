@@ -33,6 +33,7 @@ from overt.linear.layers import _chained, _chains
 from overt.linear.regression import DenseRegression
 from overt.linear.shares import UnitShares
 from overt.linear.units import UnitNoise
+from overt.linear.weights import _dual, best_map
 
 NOISES = [overt.Dropout(0.4), overt.DropBlock(0.4, 2, "sliding"), overt.CovarianceNoise(
     np.ones(3), np.array([[1.0, -0.4, 0.1], [-0.4, 0.7, 0.2], [0.1, 0.2, 0.5]]))]  # fmt: skip
@@ -504,3 +505,65 @@ def test_slices_hold_so_few_bits_that_products_are_exact():
             np.testing.assert_array_equal(part, np.rint(left / unit) * unit)
             left = left - part
     assert len(whitening._slices(A, 20, 1)) == 4
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_dropped_weights_term_by_term(decay):
+    rng = np.random.default_rng(15)
+    R = rng.standard_normal((3, 3))
+    C, M = R @ R.T, rng.standard_normal((2, 3))
+    net = overt.LinearNetwork(M, 2, overt.DropConnect(0.3), second_moment=C, weight_decay=decay)
+    task, lam, D = net.effect, 0.3 / 0.7, np.diag(C)
+    U, V = rng.standard_normal((2, 2)), rng.standard_normal((3, 2))
+
+    def plain(U, V):
+        E = M - U @ V.T
+        cost = sum(np.sum(U[:, k] ** 2) * np.sum(D * V[:, k] ** 2) for k in range(2))
+        return np.trace(E @ C @ E.T) + lam * cost
+
+    def whole(U, V):
+        return plain(U, V) + decay * (np.sum(U**2) + np.sum(V**2))
+
+    value, (of_U, of_V) = task.value(U, V)
+    assert value == pytest.approx(whole(U, V))
+    np.testing.assert_allclose(of_U, differences(lambda Z: whole(Z, V), U), atol=1e-5)
+    np.testing.assert_allclose(of_V, differences(lambda Z: whole(U, Z), V), atol=1e-5)
+    best = task._best_outputs(V * np.sqrt(D)[:, None])
+    np.testing.assert_allclose(differences(lambda Z: plain(Z, V), best), 0, atol=1e-5)
+    scaled = V * np.sqrt(D)[:, None]
+    least, (slope,) = task._value_of_inputs(scaled)
+    assert least == pytest.approx(plain(best, V))
+
+    def after(Z):
+        return plain(task._best_outputs(Z), Z / np.sqrt(D)[:, None])
+
+    np.testing.assert_allclose(slope, differences(after, scaled), atol=1e-5)
+    loss = lam * sum(np.sum(U[:, k] ** 2) * np.sum(D * V[:, k] ** 2) for k in range(2))
+    assert task.penalty(U, V) == pytest.approx(loss)
+    carried = [np.linalg.norm(U[:, k]) * np.sqrt(np.sum(D * V[:, k] ** 2)) for k in range(2)]
+    assert task.imbalance(U, V) == pytest.approx(np.var(carried))
+
+
+def test_the_best_map_of_dropped_weights_closes_its_gap():
+    rng = np.random.default_rng(16)
+    R = rng.standard_normal((3, 3))
+    net = overt.LinearNetwork(rng.standard_normal((2, 3)), 4, overt.DropConnect(0.3),
+                              second_moment=R @ R.T)  # fmt: skip
+    task = net.effect.regression
+    B, bound, N = best_map(task, 0.2)
+    K = task.root / np.sqrt(task.input_variances)[:, None]
+    value = np.sum((task.T - B @ K) ** 2) + 0.2 * np.linalg.norm(B, "nuc") ** 2
+    assert value == pytest.approx(bound, rel=1e-10)
+    np.testing.assert_allclose(N, task.T - B @ K, atol=1e-5)
+    Z = cp.Variable((2, 3))
+    goal = cp.sum_squares(task.T - Z @ K) + 0.2 * cp.square(cp.normNuc(Z))
+    assert cp.Problem(cp.Minimize(goal)).solve(solver=cp.CLARABEL) == pytest.approx(value, rel=1e-5)
+    found, factor = _dual(task.T, K, 0.2, 3 * N)
+    size = np.sum((3 * N) ** 2) + np.linalg.norm(3 * N @ K.T, 2) ** 2 / 0.2
+    inner = np.sum(3 * N * task.T)
+    assert (found, factor) == (pytest.approx(inner**2 / size), pytest.approx(inner / size))
+    assert found == pytest.approx(bound)
+    assert _dual(task.T, K, 0.2, -N) == (0.0, 0.0)
+    free, least, nothing = best_map(task, 0.0)
+    np.testing.assert_allclose(free @ K, task.T, atol=1e-9)
+    assert (least, nothing.any()) == (task.residual, False)
