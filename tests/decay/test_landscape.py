@@ -10,8 +10,10 @@ from overt.decay import (
     family,
     layers,
     minima,
+    search,
     smallest_fitting_rank,
     two_by_two,
+    verification,
 )
 
 # depth, epsilon: (thresholds of rank 2 and 1), missing entry by (weight decay, rank).
@@ -238,6 +240,43 @@ def test_flat_to_second_order_is_no_continuum():
     assert fold.gradient < 1e-9
     assert fold.dimension == 1
     assert not fold.verified
+
+
+def test_a_continuum_is_walked_beyond_the_symmetry(monkeypatch):
+    """Steps of .01 |theta|, flat and no turn of layers; where they end is asked three things."""
+    problem, lam, A = pattern(np.eye(3)), 1e-3, minima(pattern(np.eye(3)), 3, 1e-3)[1].matrix
+    weights = layers.balanced(A, 3, 3, 1)
+    theta, H = layers.flatten(weights), layers.hessian(problem, weights, lam)
+    starts, turns, h = [], verification._turns(weights), 0.01 * np.linalg.norm(theta)
+
+    def goes_on(end):
+        def polish(_, start, lam):
+            starts.append(layers.flatten(start) - theta)
+            return end(start)
+
+        monkeypatch.setattr(verification, "polish", polish)
+        return verification._goes_on(problem, weights, lam, H, 2)
+
+    assert goes_on(lambda start: search.polish(problem, start, lam))
+    assert len(starts) == 2
+    assert abs(starts[0] @ starts[1]) < 0.9 * h**2
+    for step in starts:
+        assert np.linalg.norm(step) == pytest.approx(h)
+        assert np.abs(turns.T @ step).max() < 1e-7
+        assert np.abs(H @ step).max() < 1e-7
+    for end in (lambda start: start, lambda start: weights):  # no critical point; all of the way
+        assert not goes_on(end)
+    value = layers.loss(problem, weights, lam)
+    for share, size, slope, expected in (
+        (0.09, 0.9e-9, 0.9e-9, True), (0.11, 0.0, 0.0, False), (0.0, 1.1e-9, 0.0, False),
+        (0.0, -1.1e-9, 0.0, False), (0.0, 0.0, 1.1e-9, False), (0.0, 0.0, -1.1e-9, False),
+    ):  # fmt: skip
+        values = iter([value] + [value * (1 + size)] * 9)
+        monkeypatch.setattr(layers, "loss", lambda *_, values=values: next(values))
+        flat = [np.full_like(W, slope) for W in weights]
+        monkeypatch.setattr(layers, "gradient", lambda *_, flat=flat: flat)
+        away = share * h / np.sqrt(theta.size)
+        assert goes_on(lambda start, away=away: [W + away for W in start]) == expected
 
 
 def test_default_finds_what_many_descents_find():

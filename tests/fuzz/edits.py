@@ -29,7 +29,7 @@ ORDERED = {"isinstance", "getattr", "setattr", "hasattr", "cast", "namespace", "
            "maximum", "minimum", "max", "min"}  # fmt: skip
 
 
-SAME = {"strict", "stable", "stacklevel", "check_finite"}  # settings that change no number
+SAME = {"strict", "stable", "stacklevel", "check_finite", "show"}  # that change no number
 
 
 def called(node: ast.Call) -> str:
@@ -137,9 +137,14 @@ def mutants(path: Path, tree: ast.Module) -> list[Mutant]:
             for k, node in enumerate(value) if isinstance(value, list) else [(None, value)]:
                 if not isinstance(node, ast.AST) or isinstance(node, ast.Raise | ast.JoinedStr):
                     continue
-                if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                if isinstance(node, ast.Expr) and (
+                    isinstance(node.value, ast.Constant)
+                    or ast.unparse(node).startswith("bar.advance(")  # progress that is shown
+                ):
                     continue
                 if isinstance(node, ast.keyword) and node.arg in SAME:
+                    continue
+                if isinstance(node, ast.Call) and called(node) == "meter":
                     continue
                 if inside:
                     found.extend(

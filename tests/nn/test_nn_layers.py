@@ -218,12 +218,17 @@ def test_dropconnect_shares_its_state_with_torch():
         assert torch.equal(layer.eval()(x), plain(x))
 
 
-def test_schedules_move_with_advance_and_are_saved():
+def test_schedules_move_with_advance_and_are_saved(monkeypatch):
     layer = Dropout(schedules.Linear(0.0, 0.4, steps=4))
     model = nn.Sequential(nn.Linear(2, 2), layer)
     seen = []
     for _ in range(6):
         seen.append(layer.drop_prob)
+        assert layer.rate.current == layer.drop_prob
+        assert not layer.silent
+        with monkeypatch.context() as compiled:  # compiled code reads a tensor
+            compiled.setattr(torch.compiler, "is_compiling", lambda: True)
+            assert float(layer.rate.current) == layer.drop_prob
         advance(model)
     assert seen == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.4])
     other = nn.Sequential(nn.Linear(2, 2), Dropout(schedules.Linear(0.0, 0.4, steps=4)))
@@ -231,6 +236,13 @@ def test_schedules_move_with_advance_and_are_saved():
     assert other[1].drop_prob == pytest.approx(0.4)
     layer.drop_prob = 0.25
     assert layer.drop_prob == 0.25
+    assert repr(layer.rate) == "0.25 by Linear(start=0.0, end=0.4, steps=4)"
+    advance(model, 0)
+    assert layer.drop_prob == pytest.approx(0.4)
+    layer.drop_prob = 0.25
+    assert [Dropout(p).silent for p in (0.0, 0.1)] == [True, False]
+    with pytest.raises(InputError, match="model must be"):
+        advance(3)
     assert copy.deepcopy(model).bfloat16()[1].drop_prob == 0.25
 
 
@@ -239,6 +251,7 @@ def test_schedules_move_with_advance_and_are_saved():
     [
         (schedules.Curriculum(0.5, steps=10), {0: 0.0, 10: 0.5 * (1 - np.exp(-1)), 10**6: 0.5}),
         (schedules.Annealed(0.5, steps=10), {0: 0.5, 5: 0.25, 10: 0.0, 20: 0.0}),
+        (schedules.Linear(0.1, 0.5, steps=4), {0: 0.1, 1: 0.2, 2: 0.3, 4: 0.5, 9: 0.5}),
         # theta(d) = tb b / (tb b + (1 - tb) d) with tb = .8, b = 5, d = 50
         (schedules.WidthAdjusted(0.2, width=50, block_size=5), {0: 1 - 4 / (4 + 10), 9: 10 / 14}),
     ],

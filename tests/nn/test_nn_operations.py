@@ -31,6 +31,17 @@ class After(nn.Module):
         return h @ torch.arange(3.0 * h.shape[1], dtype=h.dtype).square().cos().reshape(-1, 3)
 
 
+class Called(nn.Module):
+    """An operation as a module."""
+
+    def __init__(self, operation):
+        super().__init__()
+        self.operation = operation
+
+    def forward(self, x):
+        return self.operation(x)
+
+
 def overwritten(h):
     h = h.clone()
     h[:, 0, 1:] = h[:, 1, :2] * 3
@@ -46,8 +57,38 @@ def in_place(h):
     return h.div_(4.0).add_(h, alpha=0.5)
 
 
+def parts_in_place(h):
+    q, k, v = (h.flatten(1) @ torch.eye(6).double()).chunk(3, 1)  # which lie in one memory
+    q.mul_(3.0)
+    k[:, 0].sub_(v[:, 1])
+    return q + 2 * v
+
+
+def changed(move):
+    """An operation that makes a copy h, a view v of it, one w of v, and changes one of these."""
+
+    def operation(x):
+        h = x * 1.0
+        v = h[:, :1]
+        w = v[..., :2]
+        return move({"h": h, "v": v, "w": w, "far": h[:, 1], "x": x})
+
+    return operation
+
+
+def buffered(read):
+    def operation(h):
+        b = torch.zeros(h.shape, dtype=h.dtype)
+        early = b[:, 0]
+        return read(b, early, h)
+
+    return operation
+
+
 AFFINE = {
     "add": lambda h: torch.add(h, B, alpha=2) + 1,
+    "add-broadcast": lambda h: h[:, :1] + B,
+    "sub-broadcast": lambda h: B - h[:, 1:],
     "sub": lambda h: torch.sub(B, h, alpha=3) - h,
     "rsub": lambda h: torch.rsub(h, B, alpha=2),
     "one-minus": lambda h: 1 - h,
@@ -103,6 +144,11 @@ AFFINE = {
     "pad": lambda h: functional.pad(h, (1, 2), value=5.0),
     "pad-circular": lambda h: functional.pad(h, (1, 0), mode="circular"),
     "masked-fill": lambda h: h.masked_fill(EVEN, 7.0),
+    "masked-fill-named": lambda h: h.masked_fill(mask=EVEN, value=7.0),
+    "index-fill": lambda h: h.index_fill(2, COLS[:2], 5.0),
+    "index-fill-named": lambda h: h.index_fill(2, COLS[:1], value=5.0),
+    "pad-named": lambda h: functional.pad(h, (1, 0), mode="constant", value=2.0),
+    "pad-places": lambda h: functional.pad(h, (0, 1), "constant", 2.0),
     "where": lambda h: torch.where(EVEN, h, B),
     "where-both": lambda h: torch.where(EVEN, h, 2 * h.flip(1)),
     "method-where": lambda h: h.where(EVEN, torch.tensor(3.0).double()),
@@ -110,6 +156,12 @@ AFFINE = {
     "diagonal": lambda h: h.diagonal(dim1=1, dim2=2),
     "overwritten": overwritten,
     "in-place": in_place,
+    "parts-in-place": parts_in_place,
+    "changed-itself": changed(lambda t: t["w"].mul_(3.0) + t["w"]),
+    "changed-elsewhere": changed(lambda t: t["w"].mul_(3.0)[:, 0] + t["far"][:, :2]),
+    "changed-copy": changed(lambda t: t["h"].mul_(3.0) + t["x"]),
+    "changed-then-seen": changed(lambda t: t["h"].mul_(3.0)[:, 0] + t["h"][:, 1]),
+    "buffer": buffered(lambda b, v, h: b.copy_(h)[:, 0] + b[:, 1]),
     "copied": lambda h: torch.empty(len(h), 2, 3).double().copy_(h) * 2,
     "detach": lambda h: h + h.detach().flip(1),
     "lerp": lambda h: torch.lerp(h, B.expand_as(h), 0.3),
@@ -199,6 +251,34 @@ def test_right_after_dropout_it_is_what_all_masks_give(name):
     torch.testing.assert_close(one.variances(), variance, rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(one.covariances(), covariance, rtol=1e-8, atol=1e-8)
     assert not one.drawn
+    # What is said of the result itself, before it is mixed, is true.
+    bare = carry(nn.Sequential(nn.Dropout(DROP), Called(operation)), x).output
+    outputs = torch.stack([operation(x * m.reshape(2, 3) / (1 - DROP)) for m in masks])
+    away = (outputs - torch.tensordot(prob, outputs, 1)).flatten(2)
+    covariance = torch.einsum("m,mno,mnp->nop", prob, away, away)
+    variance = covariance.diagonal(dim1=1, dim2=2)
+    if bare.known:
+        torch.testing.assert_close(bare.variance.flatten(1), variance, rtol=1e-8, atol=1e-8)
+    if bare.independent:
+        torch.testing.assert_close(covariance, torch.diag_embed(variance), rtol=0, atol=1e-8)
+
+
+STALE = {
+    "parent": changed(lambda t: t["w"].mul_(3.0) + t["v"][..., :2]),
+    "grandparent": changed(lambda t: t["w"].mul_(3.0) + t["h"][:, :1, :2]),
+    "child": changed(lambda t: t["h"].mul_(3.0)[:, :1, :2] + t["w"]),
+    "sibling": changed(lambda t: t["h"][:, 0].mul_(3.0)[:, None] + t["v"]),
+    "entries": changed(lambda t: t["w"].__setitem__((0, 0, 0), 5.0) or t["h"]),
+    "twice": changed(lambda t: t["h"].mul_(3.0)[:, :1].add_(1.0) + t["h"]),
+    "buffer": buffered(lambda b, v, h: v.copy_(h[:, 0]) + b[:, 0]),
+    "buffer-view": buffered(lambda b, v, h: v.copy_(h[:, 0]) + b[:, 1]),
+    "buffer-early": buffered(lambda b, v, h: b.copy_(h)[:, 0] + v),
+}
+
+
+@pytest.mark.parametrize("name", STALE)
+def test_what_was_changed_under_another_name_is_drawn(name):
+    assert carry(After(nn.Dropout(DROP), STALE[name]), rows()).drawn == ("noise",)
 
 
 def blank(h):

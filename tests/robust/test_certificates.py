@@ -210,22 +210,35 @@ def test_the_printed_training_learns_a_robust_network():
 
 
 def test_plans_follow_the_corrected_formulas():
-    given = {"epsilon": 0.1, "margin": 1.0, "radius": 0.25, "reach": 2.0, "width": 16}
-    plan = guarantees.training_plan(**given, slope=0.5, kappa=0.5, omega=3.0)
-    assert plan.train_steps == int(
-        np.ceil(64 * 2.25**2 * (1 + 3 * 0.5 * 2 * 0.1) / (0.75**2 * 0.25 * 0.01))
-    )
-    assert plan.train_step_size == pytest.approx(1 / (16 * 0.25 * 2.25**2))
-    assert plan.beta == pytest.approx(4 * 0.25 * 0.5 * 2)
-    assert plan.attack_steps(3.0) == int(np.ceil(8 * 0.0625 * 0.25 * 16 * 9 / 0.1))
+    eps, gamma, nu, R, m, alpha, kappa, omega = 0.13, 1.1, 0.27, 2.3, 13, 0.41, 0.57, 3.7
+    given = {"epsilon": eps, "margin": gamma, "radius": nu, "reach": R, "width": m}
+    plan = guarantees.training_plan(**given, slope=alpha, kappa=kappa, omega=omega)
+    growth = 1 + omega * gamma * alpha * kappa * np.sqrt(m) * eps
+    steps = 64 * (R + nu) ** 2 * growth / ((gamma - nu) ** 2 * alpha**2 * eps**2)
+    assert plan.train_steps == int(np.ceil(steps))
+    assert plan.train_step_size == pytest.approx(1 / (m * kappa**2 * (R + nu) ** 2))
+    assert plan.beta == pytest.approx(4 * nu * (1 - alpha) * kappa * np.sqrt(m))
+    assert plan.attack_work == pytest.approx(8 * nu**2 * kappa**2 * m / eps)
+    assert plan.attack_steps(3.1) == int(np.ceil(plan.attack_work * 3.1**2))
+    assert plan.attack_steps(1e-9) == 1
+    assert (plan.kappa, plan.epsilon) == (kappa, eps)
     linear = guarantees.linear_training_plan(**given)
     assert linear.beta == 0
-    assert linear.train_steps <= 128 * 2.25**2 / (0.75**2 * 0.01)
-    chosen = guarantees.training_plan_for_beta(**given, beta=0.3, slope=0.5, omega=3.0)
+    expected = 64 * (R + nu) ** 2 * (1 + eps) / ((gamma - nu) ** 2 * eps**2)
+    assert linear.train_steps == int(np.ceil(expected))
+    assert linear.kappa == pytest.approx(1 / np.sqrt(m))
+    chosen = guarantees.training_plan_for_beta(**given, beta=0.3, slope=alpha, omega=omega)
     assert chosen.beta == pytest.approx(0.3)
-    assert chosen.attack_work == pytest.approx(0.3**2 / (2 * 0.25 * 0.1))
+    assert chosen.attack_work == pytest.approx(0.3**2 / (2 * (1 - alpha) ** 2 * eps))
+    exactly = {"margin": 1.0, "reach": 1.0 - 1e-12}
+    assert guarantees.linear_training_plan(**(given | exactly)).train_steps > 0
+    for bad in ({"slope": 1.0}, {"slope": 0.0}, {"radius": 0.0}):
+        with pytest.raises(InputError, match="slope must lie in"):
+            guarantees.training_plan_for_beta(
+                **(given | {"beta": 0.3, "slope": alpha, "omega": omega} | bad)
+            )
     with pytest.raises(InputError, match="below the margin"):
-        guarantees.linear_training_plan(**(given | {"radius": 1.0}))
+        guarantees.linear_training_plan(**(given | {"radius": gamma}))
 
 
 def test_separation_finds_the_margin():

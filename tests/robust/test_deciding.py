@@ -1,5 +1,8 @@
 """Minimum-norm attacks and certificates, against closed forms, enumeration and each other."""
 
+import itertools
+
+import cvxpy as cp
 import numpy as np
 import pytest
 import torch
@@ -9,6 +12,7 @@ from torch import nn
 from overt import InputError
 from overt.robust import L0, L1, L2, PGD, Linf, Targeted, closest, exact, robust_error, strongest
 from overt.robust.certificates.bounds import Chain, lead_bounds
+from overt.robust.certificates.milp import Network, best_lead
 
 KINDS = [L1, L2, Linf]
 
@@ -193,3 +197,69 @@ def test_linear_bounds_are_those_of_the_definition(kind, slope):
                 direction += w * line * W[k]
             leads.append(-(total + direction @ point - radius * np.linalg.norm(direction, dual)))
         assert found[i] == pytest.approx(max(leads), abs=1e-7)
+
+
+def lead_by_patterns(net, x, own, j, threat):
+    """max f_j - f_own over the ball: a convex program for each pattern of active units."""
+    best = -np.inf
+    for pattern in itertools.product((0, 1), repeat=sum(map(len, net.b[:-1]))):
+        d = cp.Variable(len(x))
+        h, at, limits = x + d, 0, [cp.norm(d, float(threat.order)) <= threat.radius]
+        if threat.bounds is not None:
+            limits += [h >= threat.bounds[0], h <= threat.bounds[1]]
+        for W, b, a in zip(net.W[:-1], net.b[:-1], net.slopes, strict=True):
+            on = np.array(pattern[at : at + len(b)])
+            z, at = W @ h + b, at + len(b)
+            limits.append(cp.multiply(2 * on - 1, z) >= 0)
+            h = cp.multiply(np.where(on, 1.0, a), z)
+        f = (net.W[-1][j] - net.W[-1][own]) @ h + net.b[-1][j] - net.b[-1][own]
+        problem = cp.Problem(cp.Maximize(f), limits)
+        problem.solve(solver=cp.CLARABEL)
+        best = max(best, float(problem.value)) if problem.status == "optimal" else best
+    return best
+
+
+LEADS = [L1(1.5), L1(1.5, (-1.0, 1.2)), Linf(0.8), Linf(0.8, (-1.0, 1.2))]
+
+
+@pytest.mark.parametrize("widths", [(3,), (2, 1)])
+@pytest.mark.parametrize("threat", LEADS, ids=str)
+def test_the_largest_lead_is_that_of_every_pattern_of_units(threat, widths):
+    rng = np.random.default_rng(len(widths))
+    sizes = (2, *widths, 3)
+    W = [rng.normal(size=(b, a)) for a, b in itertools.pairwise(sizes)]
+    b = [rng.normal(size=n) for n in sizes[1:]]
+    b[-1][1] += 30.0  # nobody is fooled, so that all classes are gone through
+    net = Network(W, b, [0.3, 0.0][: len(widths)])
+    loose = [(-np.full(n, 20.0), np.full(n, 20.0)) for n in widths]
+    for x in np.clip(rng.normal(size=(2, 2)), -1.0, 1.2):
+        expected = max(lead_by_patterns(net, x, 1, j, threat) for j in (0, 2))
+        for hidden in (None, loose):
+            reached, bound, where = best_lead(net, x, 1, threat, -np.inf, hidden=hidden)
+            assert reached == pytest.approx(expected, abs=1e-4)
+            assert reached <= bound <= expected + 1e-4
+            f, away = net.logits(where), torch.from_numpy(where - x)[None]
+            assert max(f[0], f[2]) - f[1] == reached
+            assert float(threat.size(away)) <= threat.radius * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tie_of_a_linear_model_is_left_open(kind):
+    model = nn.Linear(2, 2, bias=False).double()
+    model.weight.data[:] = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    x = torch.tensor([[0.5, 0.0], [0.7, 0.0]]).double()
+    found = robust_error(model, x, [0, 0], kind(0.5), certify=True, budget=24, queries=0)
+    assert (found.value, found.proved.tolist()) == (0.0, [False, True])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_lead_in_a_ball_of_radius_zero_is_that_of_the_input(kind):
+    rng = np.random.default_rng(4)
+    net = Network([rng.normal(size=(3, 2)), rng.normal(size=(2, 3))],
+                  [rng.normal(size=3), np.array([0.0, 30.0])], [0.3])  # fmt: skip
+    x = rng.normal(size=2)
+    reached, bound, where = best_lead(net, x, 1, kind(0.0), -np.inf)
+    f = net.logits(x)
+    assert reached == pytest.approx(f[0] - f[1])
+    assert bound == pytest.approx(f[0] - f[1], abs=1e-4)
+    np.testing.assert_allclose(where, x)

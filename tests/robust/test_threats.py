@@ -10,6 +10,7 @@ from overt import InputError
 from overt.robust import L0, L1, L2, Linf
 from overt.robust.certificates.exact import farthest
 from overt.robust.threats.balls import l2_in_box
+from overt.robust.threats.kernels import _inverse_norm
 from overt.robust.threats.kernels import l2_in_box as compiled
 from overt.robust.threats.keyed_random import keys_of, normal, uniform
 
@@ -254,3 +255,48 @@ def test_bounds_from_the_data_and_bounds_for_each_feature():
     box = Linf(9.0, (low, high)).region(x).box
     assert torch.equal(box[0], torch.tensor([[0.0, 0.0], [-1.0, -3.0]]))
     assert torch.equal(box[1], torch.tensor([[1.0, 3.0], [0.0, 0.0]]))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_compiled_lengths_do_not_overflow_or_vanish(dtype):
+    g = np.array([3.0, -4.0, 12.0])
+    tiny = float(np.finfo(dtype).tiny)
+    for size in (1.0, 1e-25, 1e25, 1.1e4 * tiny / 12):
+        found = _inverse_norm((g * size).astype(dtype))
+        assert float(found) == pytest.approx(1 / (13 * size), rel=1e-5)
+    for odd in (0 * g, g * np.nan, [1.0, np.inf, 0.0], 0.9e4 * tiny / 12 * g):
+        assert _inverse_norm(np.array(odd, dtype)) == 0
+
+
+def test_moved_points_are_stored_no_farther_than_their_moves():
+    x = torch.tensor([[1.0, 1.0, 1.0, -2.0]])
+    eps = torch.finfo(torch.float32).eps
+    delta = torch.tensor([[0.5, 0.6 * eps, -0.25, 3.0]])
+    region = Linf(5.0, (-2.0, 1.25)).region(x)
+    assert region.place(delta).tolist() == [[1.25, 1.0, 0.75, 1.0]]
+    free = Linf(5.0).region(x)
+    assert free.place(delta).tolist() == [[1.5, 1.0, 0.75, 1.0]]  # what is exact stays
+    assert free.moved(delta).tolist() == (x + delta).tolist()
+    for kind, spread in ((L1, 4.0), (L2, 2.0), (Linf, 1.0)):
+        edge = spread * 2.0 * eps / 1e-4
+        assert kind(0.99 * edge).region(x).coarse
+        assert not kind(1.01 * edge).region(x).coarse
+    tight = Linf(4 * eps).region(x)
+    assert tight.coarse
+    assert torch.equal(tight.moved(delta * eps), tight.place(delta * eps))
+    assert not L0(1, (-2.0, 2.0)).region(1e30 * x).coarse
+    some = region.take(torch.tensor([0]))
+    assert torch.equal(some.x, x)
+    assert region.at(3.0).threat.radius == 3.0
+
+
+@pytest.mark.parametrize("kind", [L1, L2, Linf])
+def test_settled_points_are_inside_in_exact_numbers(kind):
+    x = points(50, 7, seed=8).float() * 100
+    region = kind(1e-3).region(x)
+    delta = region.project(points(50, 7, seed=9).float())
+    moved = region.settle(delta)
+    size = kind(1.0).size(moved.double() - x.double())
+    assert float(size.max()) <= 1e-3
+    inside = region.settle(0.5 * delta)
+    assert torch.equal(inside, region.place(0.5 * delta))

@@ -117,6 +117,7 @@ class ApproximateRankSet:
         |W_l|_F^2 at the start. The sum of the times is what counts: the theorem takes the product
         bound over the last T_1 steps only.
         """
+        whole("rank", self.rank)  # of 0 the theorem says nothing
         rate = number("learning_rate", learning_rate, exclusive=True)
         lam = 2 * number("weight_decay", weight_decay, exclusive=True)
         n = max(*_shape(problem), whole("width", width))
@@ -124,8 +125,7 @@ class ApproximateRankSet:
         T_0 = math.log(2 * C_0 / self.balance) / (rate * lam)
         T_1 = math.log(4 * max(1, n - self.rank) * self.bound / (self.alpha * self.slack))
         T_1 /= 2 * rate * lam
-        share = min(1.0, self.rank / min(problem.shape))
-        return T_0, T_1, T_1 * math.log10(share) if share else -math.inf
+        return T_0, T_1, T_1 * math.log10(min(1.0, self.rank / min(problem.shape)))
 
     @bounded
     def measure(self, weights: layers.Layers) -> dict[str, float]:

@@ -113,8 +113,8 @@ def run_seeds(
             with np.errstate(over="ignore", invalid="ignore"):
                 values = measure(weights[i])
         except np.linalg.LinAlgError:  # weights so large that their product is not finite
-            values = (np.inf, 0.0, 0)
-        if np.isfinite(values[0]):
+            values = None
+        if values is not None and np.isfinite(values[0]):
             objective[i, column], imbalance[i, column], rank[i, column] = values
         else:
             diverged[i] = True

@@ -59,12 +59,13 @@ def corrected(
         return sampled
     m0, m1, sd0, sd1 = map(_numbers, (found.mean, sampled.mean, found.std, sampled.std))
     sure, some = (sd0 > 0) & (sd1 > 0), sd1 > 0
-    sd0, sd1 = (np.where(sure, sd, np.maximum(sd1, 1e-300)) for sd in (sd0, sd1))
+    sd0, sd1 = (np.where(sure, sd, np.where(some, sd1, 1.0)) for sd in (sd0, sd1))
     errors = (_numbers(e) / sd0 / LEVEL for e in (found.mean_error, found.std_error))
     if drawn:
         errors = (np.maximum(3 * e, DOUBT) for e in errors)
     given = zip(((m1 - m0) / sd0, np.log(sd1 / sd0)), errors, samples.errors, strict=True)
-    (away, of_mean), (ratio, of_std) = (_moved(*one, 0.25 if drawn else 1.0) for one in given)
+    least = 0.25 if drawn else 1.0
+    (away, of_mean), (ratio, of_std) = (_moved(*one, least, some) for one in given)
     like = found.mean
 
     def back(value: Any) -> Tensor:
@@ -92,14 +93,19 @@ def _numbers(value: Tensor) -> Any:
     return value.detach().double().cpu().numpy()
 
 
-def _moved(d: Any, b: Any, s: float, least: float) -> tuple[Any, Any]:
-    """Return the part of d to believe, and the error that is left; b^2 shrinks to `least` b^2."""
+def _moved(d: Any, b: Any, s: float, least: float, some: Any) -> tuple[Any, Any]:
+    """Return the part of d to believe, and the error that is left; b^2 shrinks to `least` b^2.
+
+    All of d where samples do not vary: only `some` outputs say how large b is.
+    """
+    if not some.any():
+        return d, 0.0 * d
     rows = len(d) * min(3, max(1, d[0].size))  # outputs of a row are not independent
     b2, s2, prior = b * b, s * s, 3
-    seen = ((d * d).mean() - s2) / b2.mean()
+    seen = ((d * d)[some].mean() - s2) / b2[some].mean()
     scale = 1.0
     for _ in range(4):  # the more b proves too small, the more d is worth
-        worth = rows * (scale * b2 / (scale * b2 + s2)).mean() ** 2
+        worth = rows * (scale * b2 / (scale * b2 + s2))[some].mean() ** 2
         scale = max((prior + worth * seen) / (prior + worth), least)
     b2 = scale * b2
-    return b2 / (b2 + s2) * d, np.sqrt(b2 * s2 / (b2 + s2))
+    return np.where(some, b2 / (b2 + s2), 1.0) * d, np.sqrt(b2 * s2 / (b2 + s2))

@@ -143,7 +143,7 @@ def set_item(tape: Tape, call: Call) -> None:
         return changed
 
     moment = _entries_of_two(tape, put, x, tape.of(value))
-    tape.outdate(target)
+    tape.views.change(target)
     tape.put(replace(moment, independent=False), target)
 
 

@@ -53,7 +53,7 @@ def apply(tape: Tape, call: Call) -> Any:
     except (RuntimeError, TypeError, IndexError, ValueError) as error:
         raise Uncarried(noises_of(tape, call), call.name) from error
     if isinstance(result, Moment) and call.inplace:
-        tape.outdate(call.args[0])
+        tape.views.change(call.args[0])
         return tape.put(result, call.args[0])
     view = call.args[0] if call.args and values in ("move", "select") else None
     if isinstance(result, Moment):

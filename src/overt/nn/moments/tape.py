@@ -12,6 +12,7 @@ from torch import Tensor
 
 from overt.nn.layers.mask_covariance import MaskCovariance
 from overt.nn.moments.adjoint import Origin, Source, Sources
+from overt.nn.moments.views import Views
 from overt.nn.recording.watching import NoiseNames, mapped, tensors
 
 
@@ -141,8 +142,7 @@ class Tape:
 
     def __post_init__(self) -> None:  # by id: tensors that are held here keep theirs
         self._moments: dict[int, tuple[Tensor, Moment]] = {}
-        self._bases: dict[int, Tensor] = {}
-        self._outdated: dict[int, Tensor] = {}
+        self.views = Views()
         self._tangents: list[Tangent] = []
 
     def state(self, name: str) -> Literal["off", "drawn", "carried"]:
@@ -177,8 +177,7 @@ class Tape:
         if handle is None:  # an object of its own: the mean may be a tensor that is certain
             handle = moment.mean.view_as(moment.mean)
         self._moments[id(handle)] = handle, moment
-        if view is not None:
-            self._bases[id(handle)] = view
+        self.views.add(handle, view)
         return handle
 
     def forget(self, value: Any) -> Any:
@@ -187,16 +186,10 @@ class Tape:
             value.copy_(found[1].mean)
         return value
 
-    def outdate(self, handle: Tensor) -> None:
-        """Note that a tensor is changed in place, and with it what it is a view of."""
-        base = self._bases.get(id(handle), None if self.get(handle) else handle._base)
-        if base is not None:
-            self._outdated[id(base)] = base
-
     def check(self, operation: str, tree: Any) -> None:
         """Refuse tensors whose moments are not at hand."""
         for t in tensors(tree) if self._moments else ():
-            if id(t) in self._outdated or torch._C._functorch.is_functorch_wrapped_tensor(t):
+            if self.views.stale(t) or torch._C._functorch.is_functorch_wrapped_tensor(t):
                 raise Uncarried(set(self.met) - set(self.was_drawn), operation)
 
     def mean(self, tree: Any) -> Any:

@@ -148,6 +148,7 @@ def _approach(search: Search, rows: Tensor, points: Points, steps: int) -> None:
     for step in range(steps):
         fall = (1 + math.cos(math.pi * step / steps)) / 2
         value, fooled, gradient = points.differentiate(region.place(delta))
+        gradient = gradient.nan_to_num(0, 0, 0)
         if step == 0:
             best.flat[rows] |= (~(gradient.abs().amax(1) > 0)).to(best.flat.device)
         size = threat.size(delta).double()
@@ -164,7 +165,7 @@ def _approach(search: Search, rows: Tensor, points: Points, steps: int) -> None:
         unit = reach[:, None].to(delta)
         scaled = None if box is None else (box[0] / unit, box[1] / unit)
         length = 0.01 + 0.99 * fall
-        direction = one.ascent(gradient.nan_to_num(0, 0, 0), scaled)
+        direction = one.ascent(gradient, scaled)
         delta = one.project(delta / unit + length * direction, scaled) * unit
     best.gradients += steps * len(rows)
     nearest, near = _halve(points, nearest, near)

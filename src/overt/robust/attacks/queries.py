@@ -84,7 +84,7 @@ def _stripes(region: Region, keys: Tensor, shape: tuple[int, int, int]) -> Tenso
     c, h, w = shape
     sign = (uniform(keys, c * w, region.x) - 0.5).sign().view(-1, c, 1, w)
     wide = sign.expand(-1, c, h, w).flatten(1)
-    size = region.threat.size(wide)[:, None].clamp(min=1e-12).to(wide)
+    size = region.threat.size(wide)[:, None].to(wide)
     return region.project(wide * (region.threat.radius / size if region.threat.order else 1.0))
 
 

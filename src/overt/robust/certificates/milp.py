@@ -141,9 +141,7 @@ class _Program:
             span = np.maximum(a * down, down), np.maximum(a * up, up)
         gain = (net.W[-1][j] - net.W[-1][own]) * unit
         self.scale = float(np.abs(gain).sum()) or 1.0
-        self.offset = float(net.b[-1][j] - net.b[-1][own]) + float(
-            (net.W[-1][j] - net.W[-1][own]) @ base
-        )
+        self.offset = float(net.b[-1][j] - net.b[-1][own])
         self.cost[first : first + len(gain)] = -gain / self.scale
         for i in range(extra):
             self._row(0.0, (i, 1.0), (d + i, -1.0))

@@ -98,7 +98,7 @@ def smoothed(
     reach = _reach(noise, tuple(subject.x.shape[1:]))
     level = 1 - 2 * (1 - confidence) / (n if jointly else 1)  # of the two-sided interval
     predicted, radius, lower = np.full(n, -1), np.zeros(n), np.zeros(n)
-    with models.evaluating(*subject.models), torch.inference_mode(False):
+    with models.evaluating(*subject.models):
         subject.clean_logits(whole("batch_size", batch_size))
         with meter("smoothing", n) as bar:
             for i in range(n):

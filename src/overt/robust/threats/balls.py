@@ -207,7 +207,7 @@ def l2_in_box(v: Tensor, radius: float, low: Tensor, high: Tensor, out: Tensor) 
         root = torch.where((free > 0) & (fixed < target), q * (target - fixed) / free, least)
         first = moving is over
         moving = over & (first | (root > q * (1 + 8 * torch.finfo(v.dtype).eps)))
-        q = torch.where(moving, torch.maximum(root, least), q)
+        q = torch.where(moving, root, q)
     torch.clamp(v * q.sqrt(), low, high, out=out)
     out.mul_((target / _squares(out).clamp(min=max(target, tiny))).sqrt_())
 

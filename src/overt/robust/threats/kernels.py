@@ -79,7 +79,7 @@ def _project(
             root = q * (target - fixed) / free if free > zero and fixed < target else least
             if step > 0 and not root > q * enough:
                 break
-            q = max(root, least)
+            q = root
         s = np.sqrt(q)
     total = zero
     for j in range(len(v)):

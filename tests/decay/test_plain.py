@@ -1,0 +1,574 @@
+"""Ways out of minima and other parts of decay, against the same written plainly."""
+
+from types import SimpleNamespace
+
+import cvxpy as cp
+import numpy as np
+import pytest
+
+from overt import Entries, InputError
+from overt.decay import (
+    ApproximateRankSet,
+    DeepLinearCompletion,
+    annealing,
+    baselines,
+    escaping,
+    existence,
+    find_jumps,
+    layers,
+    minima,
+    simulate,
+    two_by_two,
+)
+from overt.decay.annealing import AnnealedPath
+from overt.decay.baselines import nuclear_norm
+from overt.decay.escaping import _Way
+from overt.decay.family import critical_points, epsilon_of
+from overt.decay.schedule import Phase, Schedule, effective
+from overt.decay.search import Search, numerical_rank, polish, random_starts
+from overt.decay.sgd import Weights
+
+WAYS = [(0.25, 3, 0.02), (0.1, 4, 0.01)]
+
+
+def power(S, p):
+    values, Q = np.linalg.eigh(S)
+    return (Q * np.maximum(values, 0) ** p) @ Q.T
+
+
+def pulled(A, k, y, depth, lam):
+    """f_k(A) = -(A_k - y_k) P_A(E_k) - 2 lam L A."""
+    E = np.zeros((2, 2))
+    E[k] = 1.0
+    P = sum(power(A @ A.T, (depth - i) / depth) @ E @ power(A.T @ A, (i - 1) / depth)
+            for i in range(1, depth + 1))  # fmt: skip
+    return -(A[k] - y) * P - 2 * lam * depth * A
+
+
+def derivative(f, x, h=1e-6):
+    return np.stack([(f(x + e) - f(x - e)) / (2 * h) for e in h * np.eye(len(x))], axis=-1)
+
+
+@pytest.mark.parametrize(("epsilon", "depth", "lam"), WAYS)
+def test_moves_are_those_of_balanced_weights(epsilon, depth, lam):
+    way = _Way(epsilon, depth, lam)
+    for x in (np.array([1.2, 0.4, 0.6]), np.array([0.9, 0.2, 1.1])):
+        A = escaping._matrices(x[None])[0]
+        np.testing.assert_allclose(np.linalg.svd(A, compute_uv=False), x[:2])
+        assert np.arctan2(2 * A[0, 0], A[0, 1] - A[1, 0]) / 2 == pytest.approx(x[2])
+        J = derivative(lambda x: escaping._matrices(x[None])[0].ravel(), x)
+        one, eps = way._moves(x[None])[0]
+        ones = [pulled(A, (i, i), 1.0, depth, lam) for i in (0, 1)]
+        np.testing.assert_allclose(J @ one, np.mean(ones, axis=0).ravel(), atol=1e-7)
+        np.testing.assert_allclose(J @ eps, pulled(A, (1, 0), epsilon, depth, lam).ravel(),
+                                   atol=1e-7)  # fmt: skip
+        slope, noise = way._linear(x)
+        mean = lambda x: np.array([2 / 3, 1 / 3]) @ way._moves(x[None])[0]  # noqa: E731
+        np.testing.assert_allclose(slope, derivative(mean, x), atol=1e-7)
+        away = np.stack([one, eps]) - mean(x)
+        expected = 2 / 3 * np.outer(away[0], away[0]) + 1 / 3 * np.outer(away[1], away[1])
+        np.testing.assert_allclose(noise, expected, atol=1e-12)
+
+
+def hamiltonian(way, y):
+    f = way._moves(y[None, :3])[0]
+    return np.log(np.array([2 / 3, 1 / 3]) @ np.exp(f @ y[3:]))
+
+
+@pytest.mark.parametrize(("epsilon", "depth", "lam"), WAYS)
+def test_ends_of_the_way_are_linear(epsilon, depth, lam):
+    way = _Way(epsilon, depth, lam)
+    assert way.low[1] > way.high[1]  # the minimum has the larger second value
+    for end in (way.low, way.high):
+        mean = np.array([2 / 3, 1 / 3]) @ way._moves(end[None])[0]
+        np.testing.assert_allclose(mean, 0, atol=1e-8)
+    J, noise = way._linear(way.low)
+    np.testing.assert_allclose(J @ way.Sigma + way.Sigma @ J.T, -noise, atol=1e-9)
+    slowest = -np.linalg.eigvals(J).real.max()
+    J, noise = way._linear(way.high)
+    np.testing.assert_allclose(way.v @ J, way.mu * way.v, atol=1e-7)
+    assert way.mu > 0
+    assert np.linalg.norm(way.v) == pytest.approx(1)
+    assert way.v @ way.way > 0
+    assert way.noise == pytest.approx(way.v @ noise @ way.v)
+    assert (way.before, way.after) == (pytest.approx(np.log(50) / slowest),
+                                       pytest.approx(np.log(50) / way.mu))  # fmt: skip
+    tau = np.array([-1.0, -0.25, 0.0, 0.5, 1.0])
+    np.testing.assert_allclose(way.clock(tau), [-way.before, -way.before / 4, 0.0, way.after / 2,
+                                                way.after])  # fmt: skip
+    line = way.straight(tau)
+    s = 1 / (1 + np.exp(-way.mu * way.clock(tau)))
+    np.testing.assert_allclose(line[:, :3], way.low + s[:, None] * way.way)
+    size = 2 * way.mu * s * (1 - s) * (way.v @ way.way) / way.noise
+    np.testing.assert_allclose(line[:, 3:], size[:, None] * way.v)
+    length = np.linalg.norm(way.way)
+    np.testing.assert_allclose(way.units, [length] * 3 + [way.mu * length / way.noise] * 3)
+    np.testing.assert_allclose(way.origin, [*way.low, 0, 0, 0])
+
+
+def test_equations_of_the_way_and_their_derivative():
+    way, rng = _Way(0.1, 4, 0.01), np.random.default_rng(0)
+    tau = np.linspace(-1, 1, 5)
+    y = way.straight(tau) + 0.02 * rng.standard_normal((5, 6))
+    slopes = way._slope(y)
+    for point, slope in zip(y, slopes, strict=True):
+        g = derivative(lambda z: hamiltonian(way, z), point)
+        np.testing.assert_allclose(slope, [*g[3:], *-g[:3]], atol=1e-6)
+        f = way._moves(point[None, :3])[0]
+        w = np.array([2 / 3, 1 / 3]) * np.exp(f @ point[3:])
+        np.testing.assert_allclose(way.shares(point[None])[0], w / w.sum())
+    t, friction = way.clock(tau), 0.3
+    found, jacobian = way._system(t, y, friction)
+    across = np.linalg.svd(way.v[None])[2][1:]
+    expected = [*(y[0, :3] - way.low - way.Sigma @ y[0, 3:])]
+    for k in range(4):
+        middle, h = (y[k] + y[k + 1]) / 2, t[k + 1] - t[k]
+        push = np.r_[0.0, 0.0, 0.0, middle[3:]]
+        expected += [*(y[k + 1] - y[k] - h * (way._slope(middle[None])[0] + friction * push))]
+    expected += [*(across @ y[-1, 3:])]
+    expected += [way.v @ (y[-1, :3] - way.high) + way.noise / (2 * way.mu) * (way.v @ y[-1, 3:])]
+    expected += [way.v @ (y[2, :3] - way.low - way.way / 2)]
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+    def residual(z):
+        return way._system(t, z[:-1].reshape(y.shape), z[-1])[0]
+
+    numeric = derivative(residual, np.append(y.ravel(), friction))
+    np.testing.assert_allclose(jacobian.toarray(), numeric, atol=2e-4 * np.abs(numeric).max())
+    action = 0.5 * y[0, 3:] @ way.Sigma @ y[0, 3:]
+    action += (way.v @ y[-1, 3:]) ** 2 * way.noise / (4 * way.mu)
+    for k in range(4):
+        w = way.shares((y[k] + y[k + 1])[None] / 2)[0]
+        action += (t[k + 1] - t[k]) * np.sum(w * np.log(w / np.array([2 / 3, 1 / 3])))
+    assert way.action(tau, y) == pytest.approx(action)
+
+
+def test_a_way_is_solved_or_given_up():
+    way = _Way(0.25, 3, 0.025)
+    tau = np.linspace(-1, 1, 41)
+    start = way.straight(tau)
+    with np.errstate(all="ignore"):
+        assert way.solve(tau, start + 100.0) is None
+    near = escaping._follow(lambda z: _Way(0.25, 3, 0.0259 * (1 - z**2)), 0.08)
+    found, y = near
+    again = found.solve(np.linspace(-1, 1, 201), y)
+    np.testing.assert_allclose(again, y, atol=1e-7)  # little to do
+    residual, _ = found._system(found.clock(np.linspace(-1, 1, 201)), y, 0.0)
+    assert np.abs(residual).max() < 1e-5
+    assert found.lam == pytest.approx(0.0259 * (1 - 0.08**2))
+
+
+def test_the_time_of_a_jump_follows_its_action():
+    found = escaping.Escape(2.0, *[None] * 9)
+    assert found.log_time(0.1) == pytest.approx(2.0 / 0.1 - np.log(0.1))
+
+
+PROBLEM = Entries([0, 0, 1, 2], [0, 1, 1, 3], [1.3, -2.1, 0.4, 1.7], (3, 4))
+
+
+@pytest.mark.parametrize("absorbing", [False, True])
+def test_constants_of_the_sets_are_those_of_the_theorems(absorbing):
+    L, width, decay, r, eps_2 = 4, 5, 0.13, 2, 0.31
+    region = ApproximateRankSet.for_problem(PROBLEM, L, width, decay, r, slack=eps_2,
+                                            absorbing=absorbing)  # fmt: skip
+    lam, n, C_1 = 2 * decay, 5, 2.1**2
+    C = C_1 / lam if absorbing else C_1 / (2 * lam)
+    alpha = (lam**2 / (2 * (C_1 + C**L))) ** (1 / (L - 2))
+    root = lam * alpha * eps_2 / (32 * n * L * (r + 1) * C ** ((L - 1) / 2)
+                                  * np.sqrt(2 * (C_1 + C**L)))  # fmt: skip
+    eps_1 = root**2
+    if absorbing:
+        eps_1 = min(eps_1, alpha * eps_2 / (4 * (n - r) * (L - 1)))
+    assert (region.rank, region.slack) == (r, eps_2)
+    assert (region.bound, region.alpha) == (pytest.approx(C), pytest.approx(alpha))
+    assert region.balance == pytest.approx(eps_1)
+    D = 2 * (C_1 + C**L) * C ** (L - 1) + lam**2 * C
+    assert region.learning_rates(PROBLEM, L, width, decay) == pytest.approx({
+        "bound": C_1 / (4 * D),
+        "balance": 2 * lam * eps_1 / (4 * (C_1 + C**L) * C ** (L - 1) + lam**2 * eps_1),
+        "rank": lam * alpha * eps_2 / (32 * n * (r + 1) * D), "overshoot": 2 * (r + 1) / lam,
+    })  # fmt: skip
+    first, then, log = region.absorption(PROBLEM, width, decay, 0.03, 1.9)
+    assert first == pytest.approx(np.log(2 * 1.9 / eps_1) / (0.03 * lam))
+    assert then == pytest.approx(np.log(4 * (n - r) * C / (alpha * eps_2)) / (2 * 0.03 * lam))
+    assert log == pytest.approx(then * np.log10(r / 3))
+    wide = ApproximateRankSet(7, 1e-3, 0.2, 0.1, 3.0)
+    assert wide.absorption(PROBLEM, width, decay, 0.03, 1.9)[2] == 0.0
+    assert wide.absorption(PROBLEM, width, decay, 0.03, 1.9)[1] == pytest.approx(
+        np.log(4 * 3.0 / (0.1 * 0.2)) / (2 * 0.03 * lam))  # fmt: skip
+    nothing = ApproximateRankSet(0, 1e-3, 0.2, 0.1, 3.0)
+    with pytest.raises(InputError, match="rank must be at least 1, got 0"):
+        nothing.absorption(PROBLEM, width, decay, 0.03, 1.9)
+
+
+def test_the_balance_of_wide_absorbing_sets_is_the_lesser_one():
+    region = ApproximateRankSet.for_problem(PROBLEM, 3, 5, 3.0, 2, slack=0.4, absorbing=True)
+    lam, C_1 = 6.0, 2.1**2
+    C = C_1 / lam
+    alpha = lam**2 / (2 * (C_1 + C**3))
+    root = lam * alpha * 0.4 / (32 * 5 * 3 * 3 * C * np.sqrt(2 * (C_1 + C**3)))
+    assert region.balance == pytest.approx(min(root**2, alpha * 0.4 / (4 * 3 * 2)))
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3])
+def test_points_of_the_boundary_are_measured_there(rank):
+    region = ApproximateRankSet(rank, 1e-6, 0.3, 0.05, 4.0)
+    rng = np.random.default_rng(1)
+    for _ in range(5):
+        weights = region.boundary_point((4, 6), 3, 5, rng)
+        assert [W.shape for W in weights] == [(5, 6), (5, 5), (4, 5)]
+        found = region.measure(weights)
+        squares = [np.linalg.svd(W, compute_uv=False) ** 2 for W in weights]
+        soft = [np.sum(np.where(x < 0.05, x * (0.1 - x) / 0.05**2, 1.0)) for x in squares]
+        assert found["rank"] == pytest.approx(max(soft))
+        assert found["bound"] == pytest.approx(max(x.sum() for x in squares))
+        assert found["balance"] < 1e-12
+        assert region.contains(weights)
+        assert found["bound"] <= 4.0
+        for x in squares:
+            last = 0.05 * (1 - np.sqrt(1 - 0.3 * (1 - 1e-6)))
+            assert np.abs(x - last).min() < 1e-9
+            assert np.count_nonzero(x > 1e-12) == rank + 1
+        if rank:
+            assert found["bound"] >= 0.04 * 0.9
+    tilted = [1.01 * weights[0], *weights[1:]]
+    gap = np.linalg.norm(tilted[0] @ tilted[0].T - tilted[1].T @ tilted[1], 2)
+    assert region.measure(tilted)["balance"] == pytest.approx(gap)
+    more = region.measure(tilted)["rank"] > rank + 0.3
+    assert region.violations(tilted) == {"bound": False, "balance": True, "rank": more}
+    big = [3.0 * W for W in region.boundary_point((4, 6), 3, 5, rng)]
+    assert region.violations(big)["bound"] == (np.sum(big[0] ** 2) > 4.0)
+    for given, message in (((0.5, 1.0), "slack must be below"), ((0.3, 0.0), "bound must be")):
+        with pytest.raises(InputError, match=message):
+            ApproximateRankSet(1, 1e-6, given[0], 0.05, given[1])
+    for shape in ((4,), 4, (4, 6, 2)):
+        with pytest.raises(InputError, match="shape must be"):
+            region.boundary_point(shape, 3, 5, rng)
+    assert layers.imbalance(weights) < 1e-9
+
+
+def annealed(problem=PROBLEM, depth=3, width=4, seed=0):
+    told = []
+    path = AnnealedPath(problem, depth, width, np.random.default_rng(seed),
+                        lambda *given: told.append(given))  # fmt: skip
+    return path, told
+
+
+def test_rates_and_decays_follow_the_size_of_the_problem():
+    path, _ = annealed()
+    curve = (3 * 4 / 2) ** (2 / 3) * 2 * (1 / 3 + 1 / 4)
+    assert annealing.curvature((3, 4), 3) == pytest.approx(curve)
+    assert path._rate == pytest.approx(0.5 / curve)
+    top = 0.5 / (3 * 12 ** (1 / 3))
+    np.testing.assert_allclose(path.decays, [top / 2**k for k in range(9, -1, -1)])
+    rng = np.random.default_rng(0)
+    for W, shape in zip(path.weights(), [(4, 4), (4, 4), (3, 4)], strict=True):
+        np.testing.assert_allclose(W, rng.standard_normal(shape) / 2)
+
+
+def test_phases_of_the_annealed_path(monkeypatch):
+    path, _ = annealed()
+    asked = []
+
+    def run(self, *given, **more):
+        asked.append((*given, *more.values()))
+
+    monkeypatch.setattr(AnnealedPath, "_descend", run)
+    rate, n = path._rate, len(PROBLEM)
+    for lam in (1e-9, 0.03, 10.0):
+        path.shed(lam)
+    steps = [int(np.clip(3.0 / (2 * rate * lam), 60 * n, 400 * n)) for lam in (1e-9, 0.03, 10.0)]
+    assert asked[0] == (20 * n, rate / 5, 1e-9, "warm-up")
+    assert [a[:3] for a in asked[1:]] == [(s, rate, lam) for s, lam in
+                                          zip(steps, (1e-9, 0.03, 10.0), strict=True)]  # fmt: skip
+    assert steps[0] == 400 * n
+    assert steps[2] == 60 * n
+    asked.clear()
+    path.settle(0.06)
+    rank = path.rank()
+    assert asked == [(150 * n, rate / 3, 0.06 / share, f"rank {rank}") for share in (30, 1000)]
+    asked.clear()
+    path.run(Phase(7, 0.1, 0.2))
+    assert asked == [(7, 0.1, 0.2, "scheduled", False)]
+
+
+def test_ranks_and_grades_are_those_of_the_product():
+    path, _ = annealed()
+    A = layers.product(path.weights())
+    s = np.linalg.svd(A, compute_uv=False)
+    assert path.rank() == np.sum(s > max(0.01 * s[0], 1e-3))
+    found = path.candidate(0.3, PROBLEM, PROBLEM)
+    assert (found.weight_decay, found.rank) == (0.3, path.rank())
+    assert found.train_error == found.holdout_error == pytest.approx(
+        layers.train_error(PROBLEM, A))  # fmt: skip
+    path.branch()._state.F[:] = 0  # which is a copy
+    other = path.branch()
+    other.truncate(1)
+    B = layers.product(other.weights())
+    U, _, V = np.linalg.svd(A)
+    np.testing.assert_allclose(B, s[0] * np.outer(U[:, 0], V[0]), atol=1e-12)
+    assert other.rank() == 1
+    np.testing.assert_allclose(layers.product(path.weights()), A)
+    small, _ = annealed()
+    small._state = Weights(layers.balanced(np.diag([1.0, 0.011, 0.009, 0.0])[:3], 3, 4))
+    assert small.rank() == 2
+    small._state = Weights(layers.balanced(np.diag([1e-2, 1.1e-3, 0.9e-3, 0.0])[:3], 3, 4))
+    assert small.rank() == 2
+
+
+def test_rates_are_halved_where_iterates_run_away():
+    path, told = annealed()
+    taken, states = [], []
+
+    class State:
+        def __init__(self, mark=0):
+            self.mark = mark
+
+        def copy(self):
+            return State(self.mark)
+
+        def descend(self, problem, draws, rate, lam):
+            states.append((self.mark, len(draws), rate, lam))
+            self.mark += 1
+            return len(draws) if rate < 0.3 else 5
+
+        def fold(self):
+            taken.append(1)
+
+    path._state, first = State(), path._rate
+    path._descend(450_000, 0.8, 0.1, "note")
+    assert states == [(0, 200_000, 0.8, 0.1), (0, 200_000, 0.4, 0.1), (0, 200_000, 0.2, 0.1),
+                      (1, 200_000, 0.2, 0.1), (2, 50_000, 0.2, 0.1)]  # fmt: skip
+    assert path._rate == first / 4
+    assert told == [(5, "note")] * 2 + [(200_000, "note")] * 2 + [(50_000, "note")]
+    assert len(taken) == 5
+    for rate, halve in ((0.8, False), (0.9e-12, True)):
+        path._state = State()
+        path._state.descend = lambda *given: 0
+        with pytest.raises(InputError, match="grew without bound"):
+            path._descend(10, rate, 0.1, "note", halve=halve)
+
+
+def place(matrix, loss=1.0, rank=1, isolated=True, dimension=0):
+    return SimpleNamespace(matrix=np.asarray(matrix, float), loss=loss, rank=rank,
+                           isolated=isolated, dimension=dimension)  # fmt: skip
+
+
+def test_places_are_known_by_distance_and_continua_by_loss():
+    graded = []
+    search = Search(PROBLEM, 3, 0.01, lambda A, proof: graded.append(proof) or answers.pop(0))
+    A = np.eye(3, 4)
+    size = np.linalg.norm(A)
+    answers = [place(A), place(2 * A)]
+    assert search.add(A, "one") == 0
+    far = np.zeros((3, 4))
+    far[0, 1] = size
+    assert search.add(A + 0.9e-5 * far, "two") == 0
+    assert search.add(2 * A, "three") == 1
+    assert graded == ["one", "three"]
+    assert search._known(A + 0.9e-4 * far, 1e-4) == 0
+    assert search._known(A + 1.1e-4 * far, 1e-4) is None
+    answers[:] = [place(3 * A, 2.0, 1, False, 2), place(4 * A, 2.0 * (1 + 0.9e-7), 1, False, 2),
+                  place(5 * A, 2.0, 1, False, 3), place(6 * A, 2.0 * (1 - 1.1e-7), 1, False, 2),
+                  place(7 * A, 2.0, 2, False, 2), place(8 * A, 2.0, 1, True, 2)]  # fmt: skip
+    assert [search.add(k * A, "") for k in range(3, 9)] == [2, 2, 3, 4, 5, 6]
+    assert len(search.found) == 7
+    for rank, loss, expected in ((1, 2.0, True), (2, 2.0, False), (1, 2.0 * (1 + 1.1e-7), False)):
+        assert search._continues(2, rank, loss) == expected
+    assert not search._continues(0, 1, 1.0)
+    zero = Search(PROBLEM, 3, 0.01, None)
+    zero.found = [place(np.zeros((3, 4)))]
+    rms = np.sqrt(np.mean(PROBLEM.values**2))
+    near = np.zeros((3, 4))
+    near[0, 0] = 0.9e-4 * rms
+    assert zero._known(near, 1e-4) == 0
+    assert zero._known(near / 0.9 * 1.1, 1e-4) is None
+
+
+@pytest.mark.parametrize("places", [1, 2, 9])
+def test_descents_go_on_while_places_should_be_missing(monkeypatch, places):
+    search = Search(PROBLEM, 3, 0.01, None)
+    seen, ladders = [], []
+
+    def end(start, ladder):
+        seen.append(len(seen) % places)
+        ladders.append(ladder)
+        return seen[-1]
+
+    monkeypatch.setattr(search, "_end", end)
+    search.run(2, 8, np.random.default_rng(0))
+    n = w = 0
+    while n < 6 * 8 and (n <= w + 2 or w * (n - 1) / (n - w - 2) > w + 0.5):
+        n += 8
+        w = min(places, n)
+    assert search.starts == {2: n}
+    assert search.unseen[2] == pytest.approx(min(1.0, w * (w + 1) / (n * (n - 1))))
+    assert ladders == [k % 4 == 3 for k in range(n)]
+
+
+def test_starts_have_three_sizes():
+    rng, again = np.random.default_rng(3), np.random.default_rng(3)
+    size = np.sqrt(np.mean(PROBLEM.values**2)) ** (1 / 3)
+    for k, weights in enumerate(random_starts(PROBLEM, 3, 2, 4, rng)):
+        scale = size * 3.0 ** ((k % 3 - 1) / 3) / 2 ** (0.5 - 0.5 / 3)
+        for W, shape in zip(weights, [(2, 4), (2, 2), (3, 2)], strict=True):
+            np.testing.assert_allclose(W, scale * again.standard_normal(shape))
+
+
+def test_polish_ends_at_critical_points_and_not_at_saddles():
+    rng, problem = np.random.default_rng(4), two_by_two(0.25)
+    for A in critical_points(0.25, 3, 0.01, 2):  # a minimum and a saddle
+        weights = [W + 1e-4 * rng.standard_normal(W.shape) for W in layers.balanced(A, 3, 2)]
+        values = np.linalg.eigvalsh(layers.hessian(problem, weights, 0.01))
+        before = np.abs(layers.flatten(layers.gradient(problem, weights, 0.01))).max()
+        after = polish(problem, weights, 0.01)
+        slope = np.abs(layers.flatten(layers.gradient(problem, after, 0.01))).max()
+        assert slope < 1e-12 if values[0] > -1e-6 * values[-1] else slope == before
+    saddle = [0.3 * np.ones((1, 4)), 0.3 * np.ones((1, 1)), -0.3 * np.ones((3, 1))]
+    values = np.linalg.eigvalsh(layers.hessian(PROBLEM, saddle, 0.02))
+    assert values[0] < -1e-6 * values[-1]
+    for W, V in zip(polish(PROBLEM, saddle, 0.02), saddle, strict=True):
+        np.testing.assert_array_equal(W, V)
+    assert [numerical_rank(np.diag([1.0, x])) for x in (1.1e-6, 0.9e-6)] == [2, 1]
+    assert numerical_rank(np.diag([1e-4, 0.9e-9])) == 1
+    assert numerical_rank(np.zeros((2, 2))) == 0
+
+
+def test_the_nuclear_norm_is_the_least_that_fits():
+    found = nuclear_norm(PROBLEM, tol=1e-8)
+    A = cp.Variable((3, 4))
+    seen = zip(PROBLEM.rows, PROBLEM.cols, PROBLEM.values, strict=True)
+    fits = [A[i, j] == v for i, j, v in seen]
+    best = cp.Problem(cp.Minimize(cp.normNuc(A)), fits).solve(solver=cp.CLARABEL)
+    np.testing.assert_allclose(found[PROBLEM.rows, PROBLEM.cols], PROBLEM.values)
+    assert np.linalg.svd(found, compute_uv=False).sum() == pytest.approx(best, rel=1e-5)
+    for few in (1, 2):  # the rule of each step
+        observed = np.zeros((3, 4))
+        observed[PROBLEM.rows, PROBLEM.cols] = PROBLEM.values
+        B, D, rho = observed.copy(), np.zeros((3, 4)), 10 / np.linalg.norm(observed, 2)
+        for _ in range(few):
+            U, s, V = np.linalg.svd(B - D, full_matrices=False)
+            M = (U * np.maximum(s - 1 / rho, 0)) @ V
+            before, B = B, M + D
+            B[PROBLEM.rows, PROBLEM.cols] = PROBLEM.values
+            D = D + M - B
+            primal, dual = np.linalg.norm(M - B), np.linalg.norm(B - before)
+            factor = 2.0 if primal > 10 * dual else 0.5 if dual > 10 * primal else 1.0
+            rho, D = rho * factor, D / factor
+        np.testing.assert_allclose(nuclear_norm(PROBLEM, tol=1e-99, max_iterations=few), B)
+
+
+@pytest.mark.parametrize(("epochs", "blocks"), [(100, 5), (19, 1), (59, 2)])
+def test_small_weights_descend_in_blocks_of_twenty_passes(monkeypatch, epochs, blocks):
+    asked, errors = [], []
+
+    def draws(problem, count, *, seed, run):
+        asked.append((count, run))
+        return np.zeros(count, int)
+
+    monkeypatch.setattr(baselines, "entry_draws", draws)
+    monkeypatch.setattr(layers, "train_error", lambda *_: errors.pop() if errors else 1.0)
+    baselines.small_initialization(PROBLEM, epochs=epochs, learning_rate=1e-9)
+    assert asked == [(80, k + 1) for k in range(blocks)]
+    asked.clear()
+    errors[:] = [1e-6]
+    baselines.small_initialization(PROBLEM, epochs=epochs, learning_rate=1e-9)
+    assert len(asked) == 1
+    asked.clear()
+    with np.errstate(all="ignore"):
+        baselines.small_initialization(PROBLEM, epochs=epochs, learning_rate=1e9, init=10.0)
+    assert len(asked) == 1
+
+
+def test_schedules_are_cut_into_pieces():
+    plan = Schedule((Phase(3, 0.1, 0.2), Phase(4, 0.3, 0.4)))
+    first, second = plan.phases
+    assert plan.pieces([0, 1, 3, 5, 9]) == [(0, 1, first), (1, 3, first), (3, 5, second),
+                                            (5, 7, second)]  # fmt: skip
+    assert [plan.phase_at(k) for k in (0, 2, 3, 6)] == [first, first, second, second]
+    with pytest.raises(InputError, match="step must be below 7"):
+        plan.phase_at(7)
+    assert plan.steps == 7
+    assert plan.until(5).to_dict() == {"phases": [[3, 0.1, 0.2], [2, 0.3, 0.4]]}
+    assert plan.until(2).steps == 2
+    assert repr(plan) == "Schedule(3 x (0.1, 0.2), 4 x (0.3, 0.4))"
+    turns = Schedule.periodic(2, 5, warm_up=None, convention="loss")
+    assert turns.to_dict() == {"phases": [[5, 0.1, 0.001], [5, 0.4, 0.1]] * 2}
+    warm = Schedule.annealing(7, 8, convention="loss")
+    assert warm.to_dict() == {"phases": [[500, 0.03, 0.1], [7, 0.2, 0.1], [8, 0.02, 0.001]]}
+    assert Schedule.annealing(7, 8).phases[0] == Phase(500, 0.06, 0.025)
+    assert effective(0.2, 0.1, "appendix") == (0.2, 0.05)
+    for name in ("noisy", "quiet"):
+        with pytest.raises(InputError, match=f"{name} must be"):
+            Schedule.annealing(7, 8, **{name: (0.1,)})
+
+
+def test_only_the_family_has_an_epsilon():
+    assert epsilon_of(two_by_two(0.25)) == 0.25
+    for rows, cols, values, shape in (
+        ([0, 1, 1], [0, 0, 1], [1, -0.25, 1], (2, 2)), ([0, 1, 1], [0, 0, 1], [1, 0, 1], (2, 2)),
+        ([0, 1, 1], [0, 0, 1], [2.0, 0.25, 1.0], (2, 2)), ([0, 1, 0], [0, 0, 1], [1, 1, 1], (2, 2)),
+        ([0, 1, 1], [0, 0, 1], [1.0, 0.25, 2.0], (2, 2)), ([0, 1], [0, 0], [1.0, 0.25], (2, 2)),
+        ([0, 1, 1], [0, 0, 1], [1.0, 0.25, 1.0], (2, 3)),
+    ):  # fmt: skip
+        assert epsilon_of(Entries(rows, cols, values, shape)) is None
+
+
+Fit = DeepLinearCompletion
+SMALL = Schedule.constant(4, 0.01, 0.1)
+
+
+def ran(**more):
+    return simulate(PROBLEM, **({"depth": 3, "width": 2, "schedule": SMALL, "seeds": 2} | more))
+
+
+WRONG = [
+    (lambda: minima(PROBLEM, 3, 1e200), "weight_decay must be at most"),
+    (lambda: minima(PROBLEM, 3, 0.0), "weight_decay must be"),
+    (lambda: minima(PROBLEM, 3, 0.1, starts=0), "starts must be"),
+    (lambda: minima(PROBLEM, 1, 0.1), "depth must be"),
+    (lambda: minima(np.eye(2), 3, 0.1), "problem must be overt.Entries"),
+    (lambda: minima(Entries([0], [0], [1.0], (400, 400)), 3, 0.1), "too large to verify minima"),
+    (lambda: existence(PROBLEM, 3, 4), "rank must be at most 3, got 4"),
+    (lambda: existence(PROBLEM, 3, 0), "rank must be"),
+    (lambda: escaping.escape(PROBLEM, 3, 0.01), "problem must be"),
+    (lambda: escaping.escape(two_by_two(0.25), 2, 0.01), "depth must be"),
+    (lambda: escaping.escape(two_by_two(0.25), 3, 0.02595), "weight_decay must be at most"),
+    (lambda: escaping.escape(two_by_two(0.25), 3, 0.0), "weight_decay must be"),
+    (lambda: two_by_two(0.0), "epsilon must be"),
+    (lambda: critical_points(0.25, 3, 0.01, 3), "rank must be 1 or 2, got 3"),
+    (lambda: critical_points(0.25, 3, 0.0, 2), "weight_decay must be"),
+    (lambda: ran(width=0), "width must be"), (lambda: ran(depth=1), "depth must be"),
+    (lambda: ran(schedule="annealing"), "schedule must be a Schedule"),
+    (lambda: ran(records=[]), "records must hold at least one step"),
+    (lambda: ran(alpha=0.0), "alpha must be"), (lambda: ran(init=1e51), "at most 1e50"),
+    (lambda: ran(init=-1.0), "init must be"),
+    (lambda: find_jumps(3), "runs must be what simulate returns, got int"),
+    (lambda: find_jumps(ran(), confidence=1.0), "confidence must be between 0 and 1"),
+    (lambda: find_jumps(ran(), threshold=0.1, floor=0.2), r"in \(0, threshold = 0.1\]"),
+    (lambda: find_jumps(ran(), floor=0.0), "floor must be"),
+    (lambda: find_jumps(ran(), rank=0), "rank must be"),
+    (lambda: Fit(holdout=1.0).fit(PROBLEM), "holdout must be between 0 and 1"),
+    (lambda: Fit(holdout=0.0).fit(PROBLEM), "holdout must be between 0 and 1"),
+    (lambda: Fit(schedule=3).fit(PROBLEM), "schedule must be 'annealing' or a Schedule"),
+    (lambda: Fit(restarts=0).fit(PROBLEM), "restarts must be"),
+    (lambda: Fit(width=0).fit(PROBLEM), "width must be"),
+    (lambda: Fit(tol=-1.0).fit(PROBLEM), "tol must be"),
+    (lambda: Fit(depth=1).fit(PROBLEM), "depth must be"),
+    (lambda: nuclear_norm(PROBLEM, tol=0.0), "tol must be"),
+    (lambda: nuclear_norm(PROBLEM, max_iterations=0), "max_iterations must be"),
+    (lambda: Schedule.constant(-1, 0.1, 0.1), "steps must be"),
+    (lambda: Schedule.constant(5, -0.1, 0.1), "learning_rate must be"),
+    (lambda: Schedule.periodic(0, 5), "periods must be"),
+    (lambda: SMALL.pieces(3), "cuts must be a list of steps"),
+    (lambda: SMALL.pieces([-1]), "cuts must be"), (lambda: SMALL.until(0), "step must be"),
+    (lambda: layers.balanced(np.eye(2), 1), "depth must be"),
+    (lambda: layers.balanced(np.ones(2), 3), "A must"),
+    (lambda: layers.train_error(PROBLEM, np.eye(2)), r"A must be \(3, 4\) numbers"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "message"), WRONG)
+def test_mistakes_are_named(call, message):
+    with pytest.raises(InputError, match=message):
+        call()

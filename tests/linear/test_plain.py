@@ -1,0 +1,569 @@
+"""Parts of solvers against their formulas, entry by entry and by differences."""
+
+import itertools
+from fractions import Fraction
+
+import cvxpy as cp
+import numpy as np
+import pytest
+import scipy.linalg
+
+import overt
+from overt import InputError
+from overt.linear import descent, whitening
+from overt.linear.bounds import (
+    Leading,
+    envelopes,
+    numerical_rank,
+    pairs_below,
+    positive,
+    thresholded,
+)
+from overt.linear.descent import (
+    _rounding,
+    attains,
+    descend,
+    least_penalty,
+    nudged,
+    refine,
+    settle,
+)
+from overt.linear.landscape import feasible_sets
+from overt.linear.layers import _chained, _chains
+from overt.linear.regression import DenseRegression
+from overt.linear.shares import UnitShares
+from overt.linear.units import UnitNoise
+from overt.linear.weights import _dual, best_map
+
+NOISES = [overt.Dropout(0.4), overt.DropBlock(0.4, 2, "sliding"), overt.CovarianceNoise(
+    np.ones(3), np.array([[1.0, -0.4, 0.1], [-0.4, 0.7, 0.2], [0.1, 0.2, 0.5]]))]  # fmt: skip
+
+
+def effect(noise, decay=0.0):
+    net = overt.LinearNetwork(np.diag([3.0, 2.0, 1.0]), 3, noise, weight_decay=decay)
+    return net.effect
+
+
+def differences(f, at, h=1e-6):
+    """The gradient of f by central differences."""
+    found = np.zeros_like(at)
+    for place in np.ndindex(at.shape):
+        step = np.zeros_like(at)
+        step[place] = h
+        found[place] = (f(at + step) - f(at - step)) / (2 * h)
+    return found
+
+
+@pytest.mark.parametrize("noise", NOISES, ids=lambda n: type(n).__name__)
+@pytest.mark.parametrize(("mu", "raised"), [(0.0, 1.0), (0.3, 1.0), (0.3, 2.5)])
+def test_objective_of_factors_term_by_term(noise, mu, raised):
+    rng = np.random.default_rng(0)
+    task, (T, U, P) = effect(noise), rng.standard_normal((3, 3, 3))
+    assert isinstance(task, UnitNoise)
+    Gamma = noise.characteristic(3)
+
+    def plain(U, P):
+        total = sum((T[i, j] - U[i] @ P[j]) ** 2 for i in range(3) for j in range(3))
+        for k, l in itertools.product(range(3), repeat=2):  # noqa: E741
+            total += raised * Gamma[k, l] * (U[:, k] @ U[:, l]) * (P[:, k] @ P[:, l])
+        return total + mu * (np.sum(U**2) + np.sum(P**2))
+
+    value, (of_U, of_P) = task._value(T, U, P, mu, raised)
+    assert value == pytest.approx(plain(U, P))
+    np.testing.assert_allclose(of_U, differences(lambda Z: plain(Z, P), U), atol=1e-6)
+    np.testing.assert_allclose(of_P, differences(lambda Z: plain(U, Z), P), atol=1e-6)
+    best = task._partner(T, U, mu, raised)
+    np.testing.assert_allclose(task._value(T, U, best, mu, raised)[1][1], 0, atol=1e-9)
+    best = task._partner(T, U, mu)
+    np.testing.assert_allclose(task._value(T, U, best, mu)[1][1], 0, atol=1e-9)
+    U[:, 1] = 0  # a unit that carries nothing
+    assert np.isfinite(task._partner(T, U, mu)).all()
+
+
+@pytest.mark.parametrize("noise", NOISES, ids=lambda n: type(n).__name__)
+def test_decayed_factors_have_equal_norms_and_the_same_map(noise):
+    rng, task = np.random.default_rng(1), effect(noise, decay=0.2)
+    U, V = rng.standard_normal((2, 3, 3))
+    U[:, 2] = 0
+    found = task._decayed(U, V)
+    np.testing.assert_allclose(found[0][:, :2] @ found[1][:, :2].T, U[:, :2] @ V[:, :2].T)
+    for k in (0, 1):
+        assert np.linalg.norm(found[0][:, k]) == pytest.approx(np.linalg.norm(found[1][:, k]))
+    same = effect(noise)._decayed(U, V)
+    assert same[0] is U
+    assert same[1] is V
+
+
+def test_penalties_that_cancel_are_sums_of_squares():
+    """Units in pairs u, -u, whose noises are correlated such that what they add nearly cancels."""
+    K = np.array([[1.0, 1.0 - 1e-9], [1.0 - 1e-9, 1.0]])
+    noise = overt.CovarianceNoise(np.ones(2), K)
+    net = overt.LinearNetwork(np.eye(2), 2, noise)
+    u, v = np.array([[1.0, -1.0], [2.0, -2.0]]), np.array([[1.0, 1.0], [1.0, 1.0]])
+    exact = 2 * 5.0 * 2.0 * 1e-9  # |u|^2 |v|^2 (1 + 1 - 2 (1 - 1e-9))
+    assert net.effect.penalty(u, v) == pytest.approx(exact, rel=1e-6)
+    w = np.array([[1.0, 1.0], [2.0, 2.0]])
+    assert net.effect.penalty(w, v) == pytest.approx(5.0 * 2.0 * (4 - 2e-9), rel=1e-12)
+
+
+@pytest.mark.parametrize("rows", [None, 40])
+def test_rounding_of_bounds_is_its_formula(rows):
+    rng = np.random.default_rng(2)
+    if rows is None:
+        task = overt.LinearNetwork(rng.standard_normal((4, 7)), 3, overt.Dropout(0.3))
+    else:
+        X = rng.standard_normal((rows, 5))
+        Y = X @ rng.standard_normal((5, 3)) + rng.standard_normal((rows, 3))
+        task = overt.LinearNetwork(X=X, Y=Y, width=3, noise=overt.Dropout(0.3))
+    task = task.effect.regression
+    assert isinstance(task, DenseRegression)
+    bound, loss, nuclear = 3.1, 0.7, 2.3
+    size = max(*task.samples.inputs.shape, *task.T.shape, task.inputs)
+    largest = np.sqrt(task.scale) if rows else np.linalg.norm(task.T, 2)
+    lean = 2 * 30.0 * np.sqrt(task.residual) * nuclear
+    terms = bound + 2 * largest * np.sqrt(min(task.T.shape) * loss) + lean
+    expected = 8 * np.finfo(float).eps * np.sqrt(size) * terms
+    assert task.rounding(bound, loss, nuclear) == pytest.approx(expected)
+    assert whitening.MENDED == 30.0
+
+
+def test_slices_of_a_landscape_point_by_point():
+    rng = np.random.default_rng(3)
+    A = rng.standard_normal((3, 3))
+    net = overt.TiedAutoencoder(A @ A.T, 2, overt.Dropout(0.3))
+    found = net.landscape()
+    center, first, second = rng.standard_normal((3, 3, 2))
+    axis, values = found.slice(center, first, second, 1.5, 4)
+    np.testing.assert_allclose(axis, [-1.5, -0.5, 0.5, 1.5])
+    for (i, a), (j, b) in itertools.product(enumerate(axis), repeat=2):
+        U = center + a * first + b * second
+        norms = np.sum(U**2, axis=0)
+        expected = np.sum((A @ A.T - U @ U.T) ** 2) + 0.3 / 0.7 * np.sum(norms**2)
+        assert values[i, j] == pytest.approx(expected)
+
+
+def test_descents_of_tied_weights_start_in_turned_coordinates(monkeypatch):
+    """R R' = (I + t C)^-1 for t = 0, and between the inverse eigenvalues of C."""
+    rng = np.random.default_rng(4)
+    X = rng.standard_normal((40, 3)) * [3.0, 1.0, 0.4]
+    task = overt.TiedAutoencoder(X=X, width=2, noise=overt.Dropout(0.3)).effect
+    C, seen = X.T @ X / 40, []
+    monkeypatch.setattr(type(task), "_turned", lambda self, R, Z: seen.append((R, Z)) or (R @ Z,))
+    U = rng.standard_normal((3, 2))
+    ends = list(task._ends(U, 3, 10))
+    assert len(ends) == 1 + 4 + 5
+    values = np.linalg.eigvalsh(C)
+    ts = [0.0, *np.geomspace(1 / values[-1], 1 / values[0], 3)]
+    for t, (R, Z) in zip(ts, seen, strict=False):
+        np.testing.assert_allclose(R @ R.T, np.linalg.inv(np.eye(3) + t * C), atol=1e-9)
+        assert Z.shape == (3, 2)
+    for R, Z in seen[4:]:  # t at random, and weights up to ten times what fits best
+        inverse = np.linalg.inv(R @ R.T) - np.eye(3)
+        t = inverse[0, 0] / C[0, 0]
+        np.testing.assert_allclose(inverse, t * C, rtol=1e-9, atol=1e-9)
+        assert ts[1] <= t <= ts[-1]
+        W = R @ Z
+        fit = np.sum(W * (C @ W)) / np.sum((W.T @ W) * (W.T @ C @ W))
+        assert 0.1 <= 1 / np.sqrt(abs(fit)) <= 10
+
+
+SHARES = [
+    (np.array([0.5, 0.5, 0.5, 0.5]), 0.0), (np.array([0.9, 0.1, 0.4, 2.0]), 0.0),
+    (np.array([0.9, 0.1, 0.4, 2.0]), 0.6), (np.array([2.9, 1.1, 1.4, 2.0]), -0.2),
+    (np.array([0.0, 0.3, 0.0, 1.0]), 0.0), (np.array([9.0, 8.0, 12.0, 7.0]), -1.4),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("delta", "gamma"), SHARES)
+def test_shares_of_units_solve_their_program(delta, gamma):
+    """min |s - a|^2 + gamma |a|^2 + sum delta x^2, tails of x at least those of a."""
+    units = UnitShares(delta, gamma)
+    for s in (np.array([3.0, 2.0, 0.7]), np.array([1.0, 1.0, 1.0, 0.2]), np.array([2.0])):
+        a, n = units.shrink(s), len(s)
+        if gamma > -1:
+            b, x = cp.Variable(4, nonneg=True), cp.Variable(4, nonneg=True)
+            order = np.argsort(delta, kind="stable")
+            wide = np.r_[s, np.zeros(4 - n)]
+            goal = cp.sum_squares(wide) - 2 * wide @ b + (1 + gamma) * cp.sum_squares(b)
+            goal = goal + cp.sum(cp.multiply(delta[order], x**2))
+            tails = [cp.sum(x[k:]) >= cp.sum(b[k:]) for k in range(4)]
+            best = cp.Problem(cp.Minimize(goal), [*tails, b[n:] == 0]).solve(solver=cp.CLARABEL)
+            shares = units.shares(a)
+            np.testing.assert_allclose(b.value[:n], a, atol=2e-4)
+            np.testing.assert_allclose(x.value[delta[order] > 0], shares[order][delta[order] > 0],
+                                       atol=2e-4)  # fmt: skip
+        else:
+            w = 1 / np.sum(1 / delta)
+            np.testing.assert_allclose(a, np.r_[s[0] / (1 + gamma + w), np.zeros(n - 1)])
+            best = s[0] ** 2 * (gamma + w) / (1 + gamma + w) + np.sum(s[1:] ** 2)
+            continue
+        bound = units.bound(s)
+        assert bound == pytest.approx(best, abs=1e-6)
+        y = units.multipliers(s)
+        assert np.all(np.diff(y[np.argsort(np.argsort(delta, kind="stable"))][order]) >= -1e-12)
+
+
+def test_bounds_of_one_direction():
+    units, s = UnitShares(np.array([9.0, 8.0, 12.0]), -1.4), np.array([3.0, 2.0])
+    w = 1 / np.sum(1 / units.delta)
+    expected = 9 * (w - 1.4) / (w - 0.4) + 4
+    assert units.bound(s) == pytest.approx(expected)
+    assert units.bound(s) <= expected
+    assert UnitShares(np.array([0.3, 0.3]), -1.4).bound(s) == -np.inf
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_pairs_lie_below_the_matrix_and_touch_it(seed):
+    rng = np.random.default_rng(seed)
+    R = rng.standard_normal((4, 4))
+    Gamma = R @ R.T + seed
+    found = pairs_below(Gamma)
+    assert len(found) >= 32
+    top = np.linalg.eigvalsh(Gamma)[-1]
+    for pair in found:
+        least = np.linalg.eigvalsh(Gamma - np.diag(pair.delta) - pair.gamma)[0]
+        assert -1e-10 * top <= least <= 1e-6 * top
+    deltas = np.array([pair.delta[0] for pair in found])
+    assert np.all(np.diff(deltas) >= 0)
+
+
+def test_envelopes_are_below_every_penalty():
+    rng = np.random.default_rng(5)
+    for noise in (overt.Dropout([0.2, 0.5, 0.3]), overt.DropBlock(0.5, 2, "sliding"),
+                  overt.KeepExactly(2), NOISES[2]):  # fmt: skip
+        Gamma = noise.characteristic(3)
+        for weight, norm in envelopes(noise, 3):
+            ratios = []
+            for _ in range(200):
+                U, P = rng.standard_normal((2, 3, 3))
+                cost = np.sum(Gamma * (U.T @ U) * (P.T @ P))
+                ratios.append(cost / max(weight * norm.matrix_value(U @ P.T), 1e-300))
+            assert min(ratios) >= 1 - 1e-9
+    ((weight, _),) = envelopes(overt.Dropout([0.2, 0.5, 0.3]), 3)
+    assert weight == pytest.approx(1 / (0.8 / 0.2 + 1 + 0.7 / 0.3))
+    assert envelopes(overt.Dropout([0.0, 0.5, 0.3]), 3)[0][0] == 0.0
+    Gamma = NOISES[2].characteristic(3)
+    small, other = envelopes(NOISES[2], 3)
+    assert small[0] == pytest.approx(np.linalg.eigvalsh(Gamma)[0] / 3)
+    assert other[0] == pytest.approx(1 / np.sum(np.linalg.inv(Gamma)))
+
+
+def test_decay_leaves_a_target_of_thresholded_values():
+    s = np.array([3.0, 1.0, 0.2])
+    top = thresholded(Leading(np.eye(3), s, np.eye(3), 0.7), 0.5)
+    np.testing.assert_allclose(top.s, [2.5, 0.5, 0.0])
+    for a in ([2.0, 0.3, 0.0], [0.0, 0.0, 0.0], [2.5, 0.5, 0.0]):
+        plain = np.sum((s - a) ** 2) + 2 * 0.5 * np.sum(a) + 0.7
+        assert np.sum((top.s - a) ** 2) + top.rest == pytest.approx(plain)
+    a = np.array([2.0, 1.0, 1e-13, 1e-15])
+    assert positive(a).tolist() == [True, True, True, False]
+    assert not positive(np.zeros(2)).any()
+    assert numerical_rank(np.array([2.0, 1e-6, 1e-8])) == 2
+    assert numerical_rank(np.zeros(3)) == 0
+
+
+@pytest.mark.parametrize("steep", [0, 3, 6])
+def test_roots_of_second_moments(steep):
+    rng = np.random.default_rng(6)
+    X = np.linalg.qr(rng.standard_normal((30, 4)))[0] * np.logspace(0, -steep, 4)
+    X = X @ np.linalg.qr(rng.standard_normal((4, 4)))[0] * [1.0, 1e3, 1.0, 1e-3]
+    C = whitening.product(X.T, X) / 30
+    scale = np.sqrt(np.diag(C))
+    found, basis = whitening.of_data(X, 30)
+    other, cut = whitening.of_moment(C)
+    for root in (found, other):
+        np.testing.assert_allclose(root.L @ root.L.T / np.outer(scale, scale),
+                                   C / np.outer(scale, scale), atol=1e-12)  # fmt: skip
+        np.testing.assert_allclose(root.L_inverse @ root.L, np.eye(4), atol=1e-6)
+    assert (found.ill, other.ill) == (steep > 0, steep > 0)
+    np.testing.assert_allclose(basis.T @ basis, np.eye(4), atol=1e-9)
+    np.testing.assert_allclose(np.sqrt(30) * basis @ found.L.T, X, atol=1e-9 * scale.max())
+    assert cut.shape == (4, 0)
+    flat = np.c_[X[:, 0], X[:, 1], X[:, 0] + X[:, 1]]
+    assert whitening.of_data(flat, 30)[0].L.shape == (3, 2)
+    C = flat.T @ flat / 30
+    root, cut = whitening.of_moment(C)
+    assert (root.L.shape, cut.shape) == ((3, 2), (3, 1))
+    size = np.sqrt(np.diag(C))
+    limit = 4 * 3 * np.finfo(float).eps * np.linalg.eigvalsh(C / np.outer(size, size))[-1]
+    assert np.linalg.norm(cut / size[:, None]) == pytest.approx(np.sqrt(limit))
+    for bad in (np.diag([1.0, -1.0]), np.zeros((2, 2)), np.array([[1.0, 2.0], [2.0, 1.0]])):
+        with pytest.raises(InputError, match="positive semi-definite"):
+            whitening.of_moment(bad)
+    with pytest.raises(InputError, match="X must not be zero"):
+        whitening.of_data(np.zeros((3, 2)), 3)
+    with pytest.warns(UserWarning, match="directions that are zero"):
+        whitening.tell_of_what_was_cut(2e-9, 1.0)
+    whitening.tell_of_what_was_cut(0.9e-9, 1.0)
+
+
+def test_products_are_rounded_once():
+    rng = np.random.default_rng(7)
+    A = rng.standard_normal((3, 40)) * np.logspace(0, -12, 40)
+    B = np.linalg.pinv(A)
+    found = whitening.product(A, B)
+    for i, j in np.ndindex(3, 3):
+        exact = sum(Fraction(a) * Fraction(b) for a, b in zip(A[i], B[:, j], strict=True))
+        off = abs(Fraction(found[i, j]) - exact)
+        assert off <= 2 * Fraction(np.spacing(abs(float(exact)))) + Fraction(1, 2**80)
+
+
+def hessian(M, U, lam):
+    """The second derivative of |M - U U'|^2 + lam sum |u_i|^4, from values of its gradient."""
+
+    def gradient(u):
+        U = u.reshape(len(M), -1)
+        return (4 * (U @ U.T - M) @ U + 4 * lam * U * np.sum(U**2, axis=0)).ravel()
+
+    u, h = U.ravel(), 1e-5
+    return np.array([(gradient(u + h * e) - gradient(u - h * e)) / (2 * h) for e in np.eye(u.size)])
+
+
+@pytest.mark.parametrize(("width", "values"), [(2, (4.0, 3.0, 1.0)), (3, (4.0, 3.5, 3.0, -1.0)),
+                                               (1, (2.0, 1.0)), (4, (3.0, 2.0))])  # fmt: skip
+def test_critical_points_are_all_found_with_their_curvature(width, values):
+    rng, lam = np.random.default_rng(8), 0.4 / 0.6
+    Q = np.linalg.qr(rng.standard_normal((len(values),) * 2))[0]
+    M = Q * np.array(values) @ Q.T
+    M = (M + M.T) / 2
+    found = overt.TiedAutoencoder(M, width, overt.Dropout(0.4)).landscape()
+    m, sets = np.array([v for v in values if v > 0]), []
+    for size in range(min(width, len(m)) + 1):
+        for kept in itertools.combinations(range(len(m)), size):
+            alpha = lam * m[list(kept)].sum() / (width + lam * size)
+            if all(m[i] > alpha for i in kept):
+                sets.append(kept)
+    assert sorted(p.directions for p in found.points) == sorted(sets)
+    assert list(feasible_sets(m, width, lam)) == sorted(sets, key=lambda k: (len(k), k))
+    assert [p.objective for p in found.points] == sorted(p.objective for p in found.points)
+    top = np.maximum(np.array(values[:width]), 0)
+    spread = top.sum() - width * top[-1]
+    assert found.printed_limit == pytest.approx(width * top[-1] / spread if spread > 0 else np.inf)
+    for p in found.points:
+        norms = np.sum(p.U**2, axis=0)
+        value = np.sum((M - p.U @ p.U.T) ** 2) + lam * np.sum(norms**2)
+        assert p.objective == pytest.approx(value)
+        slope = 4 * (p.U @ p.U.T - M) @ p.U + 4 * lam * p.U * norms
+        np.testing.assert_allclose(slope, 0, atol=1e-8)
+        H = hessian(M, p.U, lam)
+        least, d = np.linalg.eigvalsh((H + H.T) / 2)[0], p.escape.ravel()
+        assert p.curvature == pytest.approx(min(least, 0.0) if p.kind != "minimum" else least,
+                                            abs=1e-4)  # fmt: skip
+        assert d @ H @ d == pytest.approx(p.curvature, abs=1e-4)
+        assert np.linalg.norm(d) == pytest.approx(1.0)
+        assert (p.kind == "minimum") == (least > -1e-4)
+
+
+def settled(values, first=10.0, enough=0.0, needed=2, alike=1):
+    """What `settle` returns of descents that end at these values, and how many it looked at."""
+    seen = []
+
+    def ends():
+        for value in values:
+            seen.append(value)
+            yield (np.array(value),)
+
+    (best,) = settle(lambda v: (float(v), ()), (np.array(first),), ends(), enough, needed, alike)
+    return float(best), len(seen)
+
+
+def test_descents_settle_when_they_agree():
+    assert settled([3.0, 3.0, 1.0]) == (3.0, 2)
+    assert settled([3.0, 2.0, 3.0, 2.0, 1.0]) == (2.0, 4)
+    assert settled([3.0, 3.0 * (1 + 0.9e-8), 1.0]) == (3.0, 2)
+    assert settled([3.0, 3.0 * (1 + 1.1e-8), 1.0]) == (1.0, 3)
+    assert settled([3.0, 3.0 * (1 - 0.9e-8), 1.0]) == (3.0 * (1 - 0.9e-8), 2)
+    assert settled([3.0, 3.0 * (1 - 1.1e-8), 3.0, 1.0]) == (1.0, 4)
+    assert settled([3.0, 3.0, 3.0, 1.0], alike=2) == (3.0, 3)  # the starts count as one
+    assert settled([3.0, 3.0, 3.0, 1.0], needed=3) == (3.0, 3)
+    assert settled([3.0, 1.0, 0.5], enough=1.0) == (1.0, 2)
+    assert settled([3.0], first=1.0, enough=1.0) == (1.0, 0)
+    assert settled([30.0, 20.0, 40.0]) == (10.0, 3)
+    assert settled([]) == (10.0, 0)
+
+
+def test_coordinates_fit_the_curvature():
+    rng = np.random.default_rng(9)
+    Q = np.linalg.qr(rng.standard_normal((4, 4)))[0]
+    values = np.array([1e-3, 2.0, -5.0, 300.0])
+    H = Q * values @ Q.T
+    turn = _rounding(lambda t: (0.5 * t @ H @ t, H @ t), rng.standard_normal(4))
+    signs = np.linalg.eigvalsh(turn.T @ H @ turn)
+    np.testing.assert_allclose(signs, [-1, 1, 1, 1], atol=1e-4)
+    flat = _rounding(lambda t: (0.0, np.diag([1.0, 0.0]) @ t), np.ones(2))
+    assert np.abs(flat).max() == pytest.approx(1e5, rel=1e-6)
+    W = rng.standard_normal((3, 2))
+    noise = np.random.default_rng(7).standard_normal((3, 2))
+    np.testing.assert_allclose(nudged(W, 7), W + 0.03 * np.sqrt(np.mean(W**2)) * noise)
+    assert attains(2.0) == pytest.approx(2.0 * (1 + 1e-10), rel=1e-15)
+
+
+@pytest.mark.parametrize("size", [3, 120])
+def test_descents_end_where_slopes_vanish(size):
+    rng = np.random.default_rng(10)
+    scale, goal = np.logspace(0, 3, size), rng.standard_normal((size, 1))
+
+    def value(A, B):
+        r = np.r_[A, B] - goal
+        g = 2 * scale[:, None] * r
+        return float(np.sum(scale[:, None] * r * r)) + 1.0, (g[:1], g[1:])
+
+    A, B = descend(value, (np.ones((1, 1)), np.ones((size - 1, 1))))
+    np.testing.assert_allclose(np.r_[A, B], goal, atol=1e-4)
+
+
+def test_random_starts_are_as_large_as_the_first(monkeypatch):
+    seen = []
+    monkeypatch.setattr(descent, "descend", lambda value, start: seen.append(start) or start)
+    first = (np.full((20, 30), 2.0), np.full((30, 10), 0.5))
+    values = iter(range(1000, 0, -1))
+    refine(lambda *_: (float(next(values)), ()), [first, first], 0.0, tries=5)
+    assert len(seen) == 5
+    assert seen[0] is first
+    for start in seen[2:]:
+        for W, given, size in zip(start, first, (2.0, 0.5), strict=True):
+            assert W.shape == given.shape
+            assert np.sqrt(np.mean(W**2)) == pytest.approx(size, rel=0.15)
+
+
+def test_the_least_penalty_of_a_map_is_stationary():
+    rng = np.random.default_rng(11)
+    R = rng.standard_normal((4, 4))
+    Gamma, a = R @ R.T, np.array([2.0, 1.0])
+    start = np.linalg.qr(rng.standard_normal((4, 2)))[0].T
+    found = least_penalty(Gamma, a, [start])
+
+    def cost(R):
+        G = R.T @ (a[:, None] * R)
+        return np.sum(Gamma * G * G)
+
+    np.testing.assert_allclose(found @ found.T, np.eye(2), atol=1e-9)
+    assert cost(found) < cost(start)
+    for _ in range(6):  # no rotation of units lowers it to first order
+        S = rng.standard_normal((4, 4))
+        turn = [found @ scipy.linalg.expm(s * 1e-5 * (S - S.T)) for s in (1, -1)]
+        assert abs(cost(turn[0]) - cost(turn[1])) / 2e-5 < 1e-3 * cost(found)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_chains_of_a_deep_network(count):
+    """|m|^2 - (m_1^2 + ... + m_count^2) / prod (1 + lam count / d) where count divides widths."""
+    net = overt.DeepLinearNetwork(np.diag([3.0, 2.0, 1.0]), (4, 6), (0.3, 0.5))
+    m, lams = np.array([1.0, 0.7, 0.3]), (0.3 / 0.7, 1.0)
+    damping = np.prod([1 + lam * count / d for lam, d in zip(lams, (4, 6), strict=True)])
+    weights = _chains(m[:count], 3, damping, (4, 6))
+    assert [W.shape for W in weights] == [(4, 3), (6, 4), (3, 6)]
+    product = weights[2] @ weights[1] @ weights[0]
+    np.testing.assert_allclose(product, np.diag(np.r_[m[:count], np.zeros(3 - count)]) / damping)
+    value, _ = net.effect.whitened_value(np.diag(m), *weights)
+    assert value == pytest.approx(np.sum(m**2) - np.sum(m[:count] ** 2) / damping)
+    left, right = np.linalg.qr(np.random.default_rng(12).standard_normal((3, 3)))[0], np.eye(3)
+    chained = _chained(left[:, :2], np.array([2.0, 1.0]), right[:, :2], (4, 6))
+    A = left[:, :2] @ np.diag([2.0, 1.0]) @ right[:, :2].T
+    np.testing.assert_allclose(chained[2] @ chained[1] @ chained[0], A, atol=1e-12)
+    quiet = overt.DeepLinearNetwork(np.eye(3), (4, 6), (0.3, 0.0))
+    assert quiet.penalty(chained) == pytest.approx(0.3 / 0.7 / 4 * 9.0)
+    assert quiet.effect.imbalance(*chained) == pytest.approx(0.0, abs=1e-12)
+    zero = [np.zeros_like(W) for W in chained]
+    assert quiet.effect.imbalance(*zero) == 0.0
+
+
+def test_sampled_gradients_are_those_of_masked_networks():
+    net = overt.DeepLinearNetwork(np.diag([3.0, 2.0]), (3, 4), (0.3, 0.5)).effect
+    rng = np.random.default_rng(13)
+    weights = [rng.standard_normal(shape) for shape in net.shapes]
+    x, y = rng.standard_normal((5, 2)), rng.standard_normal((5, 2))
+
+    def loss(weights):
+        again, a = np.random.default_rng(3), x
+        for W, p in zip(weights[:-1], (0.3, 0.5), strict=True):
+            a = (a @ W.T) * (again.random((5, len(W))) >= p) / (1 - p)
+        return 0.5 * np.mean(np.sum((a @ weights[-1].T - y) ** 2, axis=1))
+
+    found = net._sampled_gradients(weights, x, y, np.random.default_rng(3))
+    for k, gradient in enumerate(found):
+        numeric = differences(lambda W, k=k: loss([*weights[:k], W, *weights[k + 1 :]]), weights[k])
+        np.testing.assert_allclose(gradient, numeric, atol=1e-6)
+    huge = [1e60 * W for W in weights]
+    with np.errstate(all="ignore"):
+        assert net._sampled_gradients(huge, x, y, np.random.default_rng(3)) is None
+
+
+def test_slices_hold_so_few_bits_that_products_are_exact():
+    rng = np.random.default_rng(14)
+    A = rng.standard_normal((4, 9)) * np.logspace(0, -20, 9)
+    A[2] = 0
+    for axis, bits in ((1, 20), (0, 24)):
+        left = A
+        for part in whitening._slices(A, bits, axis):
+            largest = np.abs(left).max(axis=axis, keepdims=True)
+            unit = 2.0 ** (np.ceil(np.log2(np.where(largest > 0, largest, 1.0))) - bits)
+            whole = part / unit
+            np.testing.assert_array_equal(whole, np.rint(whole))
+            assert np.abs(whole).max() <= 2**bits
+            assert np.abs(left - part).max(initial=0) <= unit.max() / 2
+            np.testing.assert_array_equal(part, np.rint(left / unit) * unit)
+            left = left - part
+    assert len(whitening._slices(A, 20, 1)) == 4
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_dropped_weights_term_by_term(decay):
+    rng = np.random.default_rng(15)
+    R = rng.standard_normal((3, 3))
+    C, M = R @ R.T, rng.standard_normal((2, 3))
+    net = overt.LinearNetwork(M, 2, overt.DropConnect(0.3), second_moment=C, weight_decay=decay)
+    task, lam, D = net.effect, 0.3 / 0.7, np.diag(C)
+    U, V = rng.standard_normal((2, 2)), rng.standard_normal((3, 2))
+
+    def plain(U, V):
+        E = M - U @ V.T
+        cost = sum(np.sum(U[:, k] ** 2) * np.sum(D * V[:, k] ** 2) for k in range(2))
+        return np.trace(E @ C @ E.T) + lam * cost
+
+    def whole(U, V):
+        return plain(U, V) + decay * (np.sum(U**2) + np.sum(V**2))
+
+    value, (of_U, of_V) = task.value(U, V)
+    assert value == pytest.approx(whole(U, V))
+    np.testing.assert_allclose(of_U, differences(lambda Z: whole(Z, V), U), atol=1e-5)
+    np.testing.assert_allclose(of_V, differences(lambda Z: whole(U, Z), V), atol=1e-5)
+    best = task._best_outputs(V * np.sqrt(D)[:, None])
+    np.testing.assert_allclose(differences(lambda Z: plain(Z, V), best), 0, atol=1e-5)
+    scaled = V * np.sqrt(D)[:, None]
+    least, (slope,) = task._value_of_inputs(scaled)
+    assert least == pytest.approx(plain(best, V))
+
+    def after(Z):
+        return plain(task._best_outputs(Z), Z / np.sqrt(D)[:, None])
+
+    np.testing.assert_allclose(slope, differences(after, scaled), atol=1e-5)
+    loss = lam * sum(np.sum(U[:, k] ** 2) * np.sum(D * V[:, k] ** 2) for k in range(2))
+    assert task.penalty(U, V) == pytest.approx(loss)
+    carried = [np.linalg.norm(U[:, k]) * np.sqrt(np.sum(D * V[:, k] ** 2)) for k in range(2)]
+    assert task.imbalance(U, V) == pytest.approx(np.var(carried))
+
+
+def test_the_best_map_of_dropped_weights_closes_its_gap():
+    rng = np.random.default_rng(16)
+    R = rng.standard_normal((3, 3))
+    net = overt.LinearNetwork(rng.standard_normal((2, 3)), 4, overt.DropConnect(0.3),
+                              second_moment=R @ R.T)  # fmt: skip
+    task = net.effect.regression
+    B, bound, N = best_map(task, 0.2)
+    K = task.root / np.sqrt(task.input_variances)[:, None]
+    value = np.sum((task.T - B @ K) ** 2) + 0.2 * np.linalg.norm(B, "nuc") ** 2
+    assert value == pytest.approx(bound, rel=1e-10)
+    np.testing.assert_allclose(N, task.T - B @ K, atol=1e-5)
+    Z = cp.Variable((2, 3))
+    goal = cp.sum_squares(task.T - Z @ K) + 0.2 * cp.square(cp.normNuc(Z))
+    assert cp.Problem(cp.Minimize(goal)).solve(solver=cp.CLARABEL) == pytest.approx(value, rel=1e-5)
+    found, factor = _dual(task.T, K, 0.2, 3 * N)
+    size = np.sum((3 * N) ** 2) + np.linalg.norm(3 * N @ K.T, 2) ** 2 / 0.2
+    inner = np.sum(3 * N * task.T)
+    assert (found, factor) == (pytest.approx(inner**2 / size), pytest.approx(inner / size))
+    assert found == pytest.approx(bound)
+    assert _dual(task.T, K, 0.2, -N) == (0.0, 0.0)
+    free, least, nothing = best_map(task, 0.0)
+    np.testing.assert_allclose(free @ K, task.T, atol=1e-9)
+    assert (least, nothing.any()) == (task.residual, False)

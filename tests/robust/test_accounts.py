@@ -1,0 +1,182 @@
+"""Books of attacks: what is best so far, who leaves, whose slopes lead, what is reported."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from robust_cases import points, small_mlp
+from torch import nn
+
+from overt import InputError
+from overt.robust import L2, PGD, Linf, Misclassified, RobustnessWarning
+from overt.robust.attacks import results
+from overt.robust.attacks.ascent import Books
+from overt.robust.attacks.points import Found, Guide
+from overt.robust.attacks.staged import begin
+from overt.robust.certificates.bounds import Chain, lead_bounds
+from overt.robust.threats.keyed_random import keys_of, normal
+
+
+def found(n, seed):
+    rng = np.random.default_rng(seed)
+    made = Found.nothing(torch.from_numpy(rng.normal(size=(n, 2))))
+    made.value = torch.from_numpy(rng.integers(0, 3, n).astype(float))
+    made.fooled, made.flat, made.broken = torch.from_numpy(rng.random((3, n)) < 0.4)
+    made.gradients, made.queries = int(rng.integers(9)), int(rng.integers(9))
+    return made
+
+
+def test_what_is_better_is_taken_over_success_first():
+    mine, other = found(40, 0), found(25, 1)
+    rows = torch.from_numpy(np.random.default_rng(2).permutation(40)[:25])
+    before = mine.each(torch.clone)
+    mine.merge(rows, other)
+    for i in range(40):
+        at = rows.tolist().index(i) if i in rows.tolist() else None
+        kept = before.delta[i], before.value[i]
+        if at is not None:
+            success = bool(other.fooled[at]), bool(before.fooled[i])
+            if success == (True, False) or (success[0] == success[1] and
+                                            bool(other.value[at] > before.value[i])):  # fmt: skip
+                kept = other.delta[at], other.value[at]
+        assert torch.equal(mine.delta[i], kept[0])
+        assert mine.value[i] == kept[1]
+        for name in ("fooled", "flat", "broken"):
+            either = bool(getattr(before, name)[i])
+            either |= at is not None and bool(getattr(other, name)[at])
+            assert bool(getattr(mine, name)[i]) == either
+    assert mine.gradients == before.gradients + other.gradients
+    assert mine.queries == before.queries + other.queries
+
+
+def test_books_keep_the_best_iterate_of_those_who_stay():
+    books = Books(torch.zeros(10, 1).double())
+    one, two = (torch.full((10, 1), v).double() for v in (1.0, 2.0))
+    nobody, some = torch.zeros(10).bool(), torch.arange(10) < 1
+    value = torch.arange(10.0).double()
+    assert books.enter(one, value, nobody).all()
+    assert books.leave() is None  # nobody is fooled
+    better = books.enter(two, value.flip(0), some)
+    assert better.tolist() == [True] * 5 + [False] * 5
+    assert books.leave() is None  # a tenth is too few to copy
+    assert books.leave(0.1).tolist() == list(range(1, 10))
+    assert books.rows.tolist() == list(range(1, 10))
+    assert books.found.fooled.tolist() == [True] + [False] * 9
+    assert not books.enter(two[1:] * 5, torch.full((9,), torch.nan).double(), nobody[1:]).any()
+    done = books.close()
+    assert done.delta[:, 0].tolist() == [2.0] * 5 + [1.0] * 5
+    assert done.value.tolist() == [9.0, 8.0, 7.0, 6.0, 5.0, 5.0, 6.0, 7.0, 8.0, 9.0]
+    assert done.broken.tolist() == [False] + [True] * 9
+    few = Books(torch.zeros(20, 1).double())
+    few.enter(torch.ones(20, 1).double(), torch.ones(20).double(), torch.arange(20) < 3)
+    assert len(few.leave()) == 17  # three of twenty are enough
+
+
+def test_points_that_left_are_not_judged_again():
+    books = Books(torch.zeros(10, 1).double())
+    fooled = torch.arange(10) < 1
+    books.enter(torch.ones(10, 1).double(), torch.zeros(10).double(), fooled)
+    assert books.leave() is None
+    better = books.enter(2 * torch.ones(10, 1).double(), torch.ones(10).double(), ~fooled & fooled)
+    assert better.tolist() == [False] + [True] * 9
+    books.enter(3 * torch.ones(10, 1).double(), torch.full((10,), torch.nan).double(), ~fooled)
+    assert not books.batch.broken[0]
+    assert bool(books.batch.broken[1:].all())
+
+
+@pytest.mark.parametrize(("sigma", "draws"), [(0.0, 1), (0.3, 3)])
+def test_guides_average_slopes_over_random_moves(sigma, draws):
+    model, other, x = small_mlp(), small_mlp(seed=1), points(4, 6)
+    search = begin(model, x, model(x).argmax(1), L2(0.5), Misclassified(), 4, {}, loss="margin")
+    guide = begin(other, x, search.y, L2(0.5), Misclassified(), 4, {}).subject
+    at = search.points(torch.arange(4), guide=Guide(guide, sigma, draws))
+    value, fooled, slope = at.differentiate(x)
+    total = torch.zeros_like(x)
+    for k in range(draws):
+        there = x + sigma * normal(keys_of(x, k), 6, x) if sigma else x
+        there = there.clone().requires_grad_()
+        f = other(there)
+        own = f.gather(1, search.y[:, None])[:, 0]
+        margin = f.scatter(1, search.y[:, None], -torch.inf).amax(1) - own
+        total += torch.autograd.grad(margin.sum(), there)[0]
+    torch.testing.assert_close(slope, total)
+    f = model(x).detach()
+    own = f.gather(1, search.y[:, None])[:, 0]
+    torch.testing.assert_close(value, f.scatter(1, search.y[:, None], -torch.inf).amax(1) - own)
+    assert not fooled.any()
+    part = at.take(torch.tensor([3, 1]))
+    assert part.rows.tolist() == [3, 1]
+    torch.testing.assert_close(part.region.x, x[[3, 1]])
+    torch.testing.assert_close(part.differentiate(x[[3, 1]])[0], value[[3, 1]])
+
+
+def test_signs_are_reported_from_a_hundredth_on():
+    def signs(**shares):
+        return {name: torch.arange(200) < count for name, count in shares.items()}
+
+    def told(**shares):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            messages = results.report(signs(**shares), warn=True)
+        assert [str(w.message) for w in seen] == list(messages)
+        assert all(w.category is RobustnessWarning for w in seen)
+        return messages
+
+    assert told(flat=1) == ()
+    assert told(flat=0, random=0) == ()
+    (message,) = told(flat=2)
+    assert "at 1.0% of the points" in message
+    assert len(told(random=1, probabilities=1, lost=1, stuck=1)) == 3
+    order = told(lost=9, random=9, stuck=9)
+    assert [m.split()[0] for m in order] == ["the", "no", "4.5%"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(results.report(signs(flat=9), warn=False)) == 1
+
+
+def test_warnings_name_the_line_that_called():
+    model = nn.Linear(2, 2).double()
+    with pytest.warns(RobustnessWarning) as seen:
+        PGD(Linf(0.1), steps=1)(lambda v: 0 * model(v), points(3, 2), [0, 0, 0])
+    assert {w.filename for w in seen} == {__file__}
+
+
+def test_chains_are_read_from_modules():
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Flatten(), nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.LeakyReLU(0.2)),
+        nn.Dropout(), nn.Linear(5, 3), nn.ReLU(), nn.Identity(), nn.Linear(3, 3),
+    ).double().eval()  # fmt: skip
+    x = points(5, 4).view(5, 2, 2)
+    y = net(x).argmax(1)
+    chain = Chain.of(net, x)
+    assert chain.slopes == (0.2, 0.0)
+    torch.testing.assert_close(chain.logits(x), net(x).detach())
+    W, b = chain.dense()
+    assert [w.shape for w in W] == [(5, 4), (3, 5), (3, 3)]
+    h = x.flatten(1).numpy()
+    for k, slope in enumerate([*chain.slopes, None]):
+        h = h @ W[k].T + b[k]
+        h = h if slope is None else np.maximum(slope * h, h)
+    np.testing.assert_allclose(h, net(x).detach().numpy(), atol=1e-9)
+    leads, hidden = lead_bounds(chain, x, y, Linf(0.1))
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        moved = x + torch.from_numpy(rng.uniform(-0.1, 0.1, x.shape))
+        f = net(moved).detach()
+        lead = f.scatter(1, y[:, None], -torch.inf).amax(1) - f.gather(1, y[:, None])[:, 0]
+        assert bool((lead <= torch.from_numpy(np.asarray(leads)) + 1e-9).all())
+    for i, layers in enumerate(hidden):
+        first = x[i].flatten().numpy() @ W[0].T + b[0]
+        low, high = layers[0]
+        reach = 0.1 * np.abs(W[0]).sum(1)
+        np.testing.assert_allclose(low, first - reach, atol=1e-9)
+        np.testing.assert_allclose(high, first + reach, atol=1e-9)
+    scaled = Chain.of(net, x, torch.tensor(0.3), torch.tensor(2.0))
+    torch.testing.assert_close(scaled.logits(x), net((x - 0.3) / 2).detach())
+    one = Chain.of(nn.Sequential(nn.Flatten(), nn.Linear(4, 1)).double(), x)
+    logit = one.maps[0][1](x.flatten(1)).detach()
+    torch.testing.assert_close(one.logits(x), torch.cat([0 * logit, logit], 1))
+    with pytest.raises(InputError, match="affine layers, convolutions and rectifiers, got Tanh"):
+        Chain.of(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), x)

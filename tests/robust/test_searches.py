@@ -1,0 +1,344 @@
+"""Searches of attacks, each against the same search written plainly, one point at a time."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from robust_cases import points, small_mlp
+
+from overt.robust import (
+    L0,
+    L1,
+    L2,
+    PGD,
+    Constant,
+    Linf,
+    Misclassified,
+    Square,
+    Targeted,
+    closest,
+)
+from overt.robust.attacks import queries
+from overt.robust.attacks.closest import _count
+from overt.robust.attacks.staged import begin, stages
+from overt.robust.threats.keyed_random import keys_of, uniform
+
+
+def lead(model, x, y):
+    """max_j f_j - f_y and its slope, what is not finite left out."""
+    x = x.detach().requires_grad_()
+    f = model(x[None])[0]
+    value = torch.stack([f[j] - f[y] for j in range(len(f)) if j != y]).max()
+    return value.item(), torch.autograd.grad(value, x)[0].nan_to_num(0, 0, 0)
+
+
+def walked(model, x, y, threat, steps):
+    """Distance to the nearest point seen to be fooled, with a radius that follows the boundary."""
+    low, high = threat.bounds if threat.bounds is not None else (-math.inf, math.inf)
+    one, delta, reach = threat.at(1.0), torch.zeros_like(x), threat.radius
+    near, nearest, known = math.inf, None, False
+
+    def size(v, way=threat.size):
+        return float(way(v[None]))
+
+    for step in range(steps):
+        fall = (1 + math.cos(math.pi * step / steps)) / 2
+        value, gradient = lead(model, x + delta, y)
+        rate = 0.001 + 0.049 * fall
+        if value > 0:
+            known = True
+            if size(delta) < near:
+                near, nearest = size(delta), delta
+            reach = min(reach, size(delta)) * (1 - rate)
+        else:
+            guess = size(delta) - value / size(gradient, threat.dual)
+            reach = (reach if known else guess) * (1 + rate)
+        reach = min(reach, near, threat.radius)
+        box = None
+        if threat.bounds is not None:
+            box = ((low - x)[None] / reach, (high - x)[None] / reach)
+        direction = one.ascent(gradient[None].clone(), box)
+        delta = one.project(delta / reach + (0.01 + 0.99 * fall) * direction, box)[0] * reach
+    if nearest is None:
+        return math.inf
+    short, long = 0.0, 1.0
+    for _ in range(12):
+        middle = (short + long) / 2
+        fooled = lead(model, x + middle * nearest, y)[0] > 0
+        short, long = (short, middle) if fooled else (middle, long)
+    return near * long
+
+
+@pytest.mark.parametrize("bounds", [None, (-1.0, 1.5)])
+@pytest.mark.parametrize(("kind", "radius"), [(L1, 0.7), (L2, 0.4), (Linf, 0.2)])
+def test_the_nearest_point_is_the_walk_written_plainly(kind, radius, bounds):
+    model, x = small_mlp(), points(4, 6, seed=4).clamp(-1, 1.5)
+    y, threat = model(x).argmax(1), kind(radius, bounds)
+    found = closest(model, x, y, threat, steps=12, rivals=0)
+    expected = [walked(model, x[i], int(y[i]), threat, 12) for i in range(4)]
+    np.testing.assert_allclose(found.distance, expected, rtol=1e-6)
+    assert 1 <= int(found.success.sum()) <= 3
+    assert (found.gradients, found.queries) == (4 * 12, 4 * 12)
+    more = closest(model, x, y, threat, steps=12, rivals=2, batch_size=3)
+    assert bool((more.distance <= found.distance * (1 + 1e-9)).all())
+    assert (more.gradients, more.queries) == (4 * (3 * 12 + 2), 4 * 3 * 12)
+
+
+@pytest.mark.parametrize("kind", [L1, L2, Linf])
+def test_a_coordinate_without_a_finite_slope_does_not_end_the_walk(kind):
+    W = points(2, 6, seed=1)
+
+    def model(x, size=1e-9):
+        f, rest = x @ W.T, x[:, 0].abs().sqrt() + x[:, 1].sqrt() - x[:, 2].sqrt()
+        return torch.stack([f[:, 0], f[:, 1] + size * rest], 1)
+
+    x = points(2, 6, seed=2).abs().clamp(max=1)
+    x[:, :3] = 0
+    y, threat = model(x).argmax(1), kind(9.0, (0.0, 1.0))
+    found = closest(model, x, y, threat, steps=15, rivals=0)
+    expected = [walked(model, x[i], int(y[i]), threat, 15) for i in range(2)]
+    np.testing.assert_allclose(found.distance, expected, rtol=1e-6)
+    assert bool(found.success.all())
+
+
+@pytest.mark.parametrize(("radius", "counts"), [
+    (9, [1, 2, 3, 4, 5, 6, 8]), (20, [1, 2, 3, 4, 5, 6, 8, 10, 13]), (3, [1, 2, 3])
+])  # fmt: skip
+def test_counts_of_coordinates_grow_by_three_tenths(radius, counts):
+    seen, left = [], [1, 2]
+    best = SimpleNamespace(delta=torch.zeros(2, 15))
+    search = SimpleNamespace(best=best, left=left, batch_size=5, stage=seen.append)
+    search.threat = L0(radius, (0.0, 1.0))
+    _count(search, 41, 7)
+    assert [attack.threat for attack in seen] == [L0(k, (0.0, 1.0)) for k in counts]
+    assert search.threat.radius == min(radius, 15)
+    for attack in seen:
+        assert (attack.steps, attack.restarts, attack.seed, attack.loss) == (10, 2, 7, "margin")
+        assert attack.batch_size == 5
+    left.clear()
+    _count(search, 3, 7)
+    assert len(seen) == len(counts)
+    left.append(1)
+    search.threat = L0(1, (0.0, 1.0))
+    _count(search, 3, 7)
+    assert seen[-1].steps == 1
+
+
+def parts(*given, **more):
+    found = stages(*given, **more)
+    losses = [a.loss if isinstance(a.loss, str) else (a.loss.top, a.loss.among) for a in found]
+    ends = [(a.restarts, a.larger, type(a.schedule).__name__) for a in found]
+    return [(a.steps, loss, *end) for a, loss, end in zip(found, losses, ends, strict=True)]
+
+
+def test_stages_share_the_budget():
+    """A twelfth, an eighth, a sixth, and what is left for runs of at most 20 against a class."""
+    first = [(83, "cross_entropy", 1), (125, "dlr", 1), (166, "reflected_lse", 1)]
+    # 1000 - 83 - 125 - 166 - 9 measured = 617 = 9 classes x 20 steps x 3 starts and some.
+    found = parts(Linf(0.1), 10, 1000, 9, seed=3)
+    assert found == [(*p, (), "Cosine") for p in [*first, (20, (9, 9), 3)]]
+    assert parts(L2(0.1), 3, 1000, 9)[3][:3] == (20, (2, 2), 624 // 40)
+    assert parts(L2(0.1), 100, 1000, 4)[3][:3] == (20, (4, 4), 622 // 80)
+    # 60 - 5 - 7 - 10 - 9 = 29 is enough for four classes of seven steps.
+    assert [p[:3] for p in parts(Linf(0.1), 10, 60, 9)] == [
+        (5, "cross_entropy", 1), (7, "dlr", 1), (10, "reflected_lse", 1), (7, (4, 9), 1)
+    ]  # fmt: skip
+    # 24 - 2 - 3 - 4 - 9 = 6 is less than seven, for one class.
+    assert parts(Linf(0.1), 10, 24, 9)[3][:3] == (6, (1, 9), 1)
+    assert parts(Linf(0.1), 20, 24, 15)[3][:3] == (4, (1, 15), 1)
+    wide = parts(L1(0.1), 10, 1000, 9)
+    assert [p[3:] for p in wide] == [((3.0, 2.0), "Cosine")] * 3 + [((6.0, 3.0), "Halving")]
+    assert wide[3][:3] == (40, (9, 9), 1)
+    assert parts(L1(0.1), 10, 200, 9)[3][:3] == (
+        40,
+        (2, 9),
+        1,
+    )  # of 117
+    common = stages(L2(1.0), 3, 50, 2, seed=3, batch_size=7)
+    assert all((a.seed, a.batch_size) == (3, 7) for a in common)
+
+
+def windowed(threat, box, delta, draw, share, shape):
+    """One window of one point, cell by cell."""
+    c, h, w = shape
+    tall = min(max(round(math.sqrt(share * h * w)), 1), h)
+    broad = min(max(round(share * h * w / tall), 1), w)
+
+    def cells(a, b):
+        top, left = math.floor(a * (h - tall + 1)), math.floor(b * (w - broad + 1))
+        return {(i, j): (i - top, j - left)
+                for i in range(top, top + tall) for j in range(left, left + broad)}  # fmt: skip
+
+    here, there = cells(draw[0], draw[1]), cells(draw[2], draw[3])
+    old, new = delta.view(shape), delta.view(shape).clone()
+    bump, kept = torch.zeros(shape).double(), torch.zeros(shape).double()
+    for k in range(c):
+        sign = 1 if draw[4 + k] > 0.5 else -1
+        for i, j in there:
+            new[k, i, j] = old[k, i, j] if threat.order == math.inf else 0
+        for (i, j), (a, b) in here.items():
+            if threat.order == math.inf:
+                new[k, i, j] = sign * threat.radius
+            elif threat.order == 0:
+                at = (k * h + i) * w + j
+                new[k, i, j] = 1.5 * box[sign > 0][at]
+            else:
+                new[k, i, j], kept[k, i, j] = 0, old[k, i, j]
+                down = 1 - abs(2 * (a + 0.5) / tall - 1)
+                across = 1 - abs(2 * (b + 0.5) / broad - 1)
+                bump[k, i, j] = sign * (min(down, across) + 0.05)
+    if threat.order in (0, math.inf):
+        return new.flatten()
+
+    def unit(v):
+        size = float(threat.size(v.flatten()[None]))
+        return v / size if size else v
+
+    p = threat.order
+    held = max(threat.radius**p - float(threat.size(new.flatten()[None])) ** p, 0) ** (1 / p)
+    return (new + held * unit(unit(bump) + unit(kept))).flatten()
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 7), (2, 3, 4), (1, 6, 3)])
+@pytest.mark.parametrize("threat", [L0(5), L1(1.3), L2(0.9), Linf(0.4)], ids=str)
+def test_windows_are_filled_cell_by_cell(threat, shape):
+    width = math.prod(shape)
+    x = points(9, width, seed=5).clamp(-1, 1.5)
+    for bounds, scale in ((None, 0.3), ((-1.0, 1.5), 0.3), ((-1.0, 1.5), 0.0)):
+        if bounds is None and threat.order == 0:
+            continue
+        region = type(threat)(threat.radius, bounds).region(x)
+        delta = region.project(scale * points(9, width, seed=6))
+        keys = keys_of(x, 11)
+        box = region.box or (torch.full_like(x, -1.0), torch.ones_like(x))
+        for step, share in ((1, 0.8), (6, 0.25), (40, 0.01)):
+            draw = uniform(keys, 4 + shape[0], x, stream=step + 8).tolist()
+            found = queries._window(region, delta, keys, step, share, shape)
+            plain = [windowed(threat, (box[0][i], box[1][i]), delta[i], draw[i], share, shape)
+                     for i in range(9)]  # fmt: skip
+            np.testing.assert_allclose(found, region.project(torch.stack(plain)), atol=1e-12)
+
+
+def test_windows_shrink_at_fixed_shares_of_the_queries(monkeypatch):
+    shares, real = {}, queries._window
+
+    def window(region, delta, keys, step, share, shape):
+        shares[step] = share, shape
+        return real(region, delta, keys, step, share, shape)
+
+    monkeypatch.setattr(queries, "_window", window)
+    model, x = small_mlp(), points(2, 6).view(2, 3, 1, 2)
+    flat = torch.nn.Sequential(torch.nn.Flatten(), model)
+    y = flat(x).argmax(1)
+    found = Square(Linf(1e-3), queries=100)(flat, x, y, warn=False)
+    halved = [0.1, 0.5, 2, 5, 10, 20, 40, 60, 80]
+    assert shares == {
+        step: (0.8 / 2 ** sum(step > k for k in halved), (3, 1, 2)) for step in range(1, 100)
+    }
+    assert found.queries == 200
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 3), (2, 3, 4), (2, 3, 4, 2)])
+def test_first_windows_are_columns_of_one_sign(shape):
+    planes = {1: (1, 1, 5), 2: (1, 2, 3), 3: (2, 3, 4), 4: (2, 3, 8)}[len(shape)]
+    assert queries._planes(torch.Size(shape)) == planes
+    c, h, w = planes
+    x = points(4, c * h * w, seed=7)
+    keys = keys_of(x, 3)
+    sign = (uniform(keys, c * w, x) > 0.5).double().view(4, c, 1, w) * 2 - 1
+    wide = sign.expand(4, c, h, w).flatten(1)
+    for threat in (L1(0.7), L2(0.7), Linf(0.7)):
+        found = queries._stripes(threat.region(x), keys, planes)
+        np.testing.assert_allclose(found, wide * 0.7 / threat.size(wide)[:, None], rtol=1e-12)
+    few = queries._stripes(L0(2, (-9.0, 9.0)).region(x), keys, planes)
+    assert np.array_equal((few != 0).sum(1), [2] * 4)
+    assert set(few.abs().unique().tolist()) == {0.0, 1.0}
+
+
+def rippled(x):
+    """Slopes of the ripple say nothing of where the function goes, to the left of zero."""
+    z = x[:, 0] + torch.where(x[:, 0] < 0, 0.01 * torch.sin(1e4 * x[:, 0]), 0 * x[:, 0])
+    return torch.stack([z, 0 * z, 0 * z - 9], 1)
+
+
+@pytest.mark.parametrize(("radius", "low"), [(0.2, -3.0), (2.0, -3.0), (0.2, -0.25)])
+@pytest.mark.parametrize("kind", [L0, L1, L2, Linf])
+def test_gradients_are_asked_whether_they_keep_their_promise(kind, radius, low):
+    """A step of a tenth of the radius must gain a fifth of the slope's promise."""
+    x = torch.cat([torch.linspace(low, 3, 24).double()[:, None], torch.zeros(24, 2).double()], 1)
+    radius = radius if kind is not L0 else round(5 * radius)
+    y = rippled(x).argmax(1)
+    y[5] = 1 - y[5]  # fooled to begin with
+    search = begin(rippled, x, y, kind(radius, (-4.0, 4.0)), Misclassified(), 7, {})
+    with search:
+        honest = search.diagnose()
+    lies = []
+    for i in range(24):
+
+        def loss(z, i=i):
+            f = rippled(z[None])[0]
+            return -torch.nn.functional.softplus(f[y[i]] - max(f[j] for j in range(3) if j != y[i]))
+
+        at = x[i].clone().requires_grad_()
+        (slope,) = torch.autograd.grad(loss(at), at)
+        step = 0.1 * radius * slope.sign() if kind is not L0 else 4 * slope.sign() - x[i]
+        step = (x[i] + step).clamp(-4, 4) - x[i]
+        if kind is L0:
+            step[1:] = 0
+        promised = float(slope @ step)
+        lies.append(i != 5 and float(loss(x[i] + step) - loss(x[i])) <= 0.2 * promised)
+    assert 0 < sum(lies) < 24
+    assert honest == (low > -1)
+    assert honest == (sum(lies) <= 2.3)
+    if not honest:
+        assert search.signs["lying"].tolist() == lies
+    assert (search.best.gradients, search.best.queries) == (23, 23)
+
+
+PLANS = [  # (loss, early exit, target, gradients of a point that is not fooled in two runs)
+    ("reflected", True, None, 80 - 3), ("reflected", False, None, 80), ("reflected", True, 3, 80),
+    ("reflected_all", True, None, 6 * 40 + 3), ("reflected_all", False, None, 6 * 40 + 3),
+    ("reflected_all", True, 3, 80), ("margin", False, None, 80),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("loss", "early", "target", "each"), PLANS)
+def test_a_run_spends_what_its_loss_plans(loss, early, target, each):
+    model, x = small_mlp(classes=4), points(6, 6)
+    y = model(x).argmax(1)
+    given = {"early_exit": early} if target is None else {"criterion": Targeted(target)}
+    x, y = (x, y) if target is None else (x[y != target], y[y != target])
+    found = PGD(L2(1e-6), steps=40, loss=loss, restarts=2, **given)(model, x, y, warn=False)
+    assert found.gradients == len(x) * each
+    greedy = PGD(L2(1e-6), steps=40, loss="reflected_greedy", restarts=2, **given)
+    if loss == "reflected" and (target is not None or not early):
+        assert torch.equal(found.x, greedy(model, x, y, warn=False).x)
+    against = {"reflected": early, "reflected_all": True}.get(loss, False) and target is None
+    assert found.queries == (2 * 3 * len(x) if against else 0)  # to compare by the common loss
+
+
+def test_starts_are_given_then_drawn_by_turns():
+    """One step of length 0 stays where it starts: the draw of the largest loss is what is left."""
+    W = torch.tensor([[1.0, 2.0, -1.0], [0.0, 0.0, 0.0]]).double()
+    x, y = points(5, 3, seed=3) + torch.tensor([5.0, 9.0, -5.0]), torch.zeros(5, dtype=torch.int64)
+    threat, seed = L2(0.5), 4
+
+    def leads(delta):
+        return (delta @ (W[1] - W[0])).numpy()
+
+    region = threat.region(x)
+    draws = [leads(region.draw(seed + k, extreme=k % 2 == 1)) for k in range(4)]
+    given = leads(points(5, 3, seed=8) * 0.1)
+    for start in (None, x + 0.1 * points(5, 3, seed=8), x + 10 * (W[1] - W[0])):
+        for fresh in (False, True):
+            walk = PGD(threat, steps=1, schedule=Constant(1e-12), loss="margin", restarts=4,
+                       random_start=fresh, seed=seed)  # fmt: skip
+            found = walk(lambda v: v @ W.T, x, y, start=start, warn=False)
+            first = draws[0] if fresh else leads(torch.zeros(5, 3).double())
+            if start is not None:
+                far = float((start - x).norm(dim=1).max()) > 1
+                first = given if not far else np.full(5, 0.5 * 6**0.5)
+            best = np.max([first, *draws[1:]], 0)
+            np.testing.assert_allclose(leads(found.x - x), best, atol=1e-9)
