@@ -20,7 +20,9 @@ from overt.nn.moments.carry import (
     remembered,
 )
 from overt.nn.moments.control import Control
-from overt.nn.moments.errors import corrected, doubted, judged
+from overt.nn.moments.errors import Found, corrected, doubted, judged
+from overt.nn.moments.plans import unrecorded
+from overt.nn.moments.replays import replayed
 from overt.nn.moments.result import Moments
 from overt.nn.moments.samples import Samples
 from overt.nn.recording.generators import seeded
@@ -91,28 +93,43 @@ def predictive_moments(
     draws = None if draws is None else _check.whole("draws", draws, minimum=0)
     if draws == 1:
         raise InputError("draws must be 0 or at least 2, got 1")
-    one = carry(model, x, output=output, layouts=remembered(model, output, "layouts", dict))
-    hidden = hidden_randomness(model, x, output, one)
-    drawn = tuple(name for name in one.noises if name in one.to_draw | set(one.tape.rough))
-    drawn += (UNSEEN,) if hidden and not one.drawn else ()
-    drawn += tuple(name for name in one.drawn if name not in drawn)
-    found = control = None
-    if not one.drawn and not hidden:
-        control = Control(one)
-        found = _judged(model, x, output, one, control)
-        control, drawn = (control, drawn) if found is not None else (None, one.noises)
+    carried = _carried(model, x, output, covariance)
+    found, drawn = carried.moments, carried.drawn
     if found is not None and found.exact and not drawn:
-        return replace(found, variance=one.covariances()) if covariance else found
+        return _joint(found, carried) if covariance else found
     if draws == 0 and found is None:
         raise InputError(
             f"draws must be at least 2 where {', '.join(drawn)} cannot be carried, got 0"
         )
     together = covariance and (found is None or bool(drawn))
-    samples = Samples(model, x, output, covariance=together, control=None if together else control)
+    if together:
+        carried = replace(carried, moments=None, control=None)
+    samples = Samples(model, x, output, covariance=together, control=carried.control)
     # A control that is certain is corrected by the same draws each time.
     with seeded(None if found is None else 0):
-        result = _sampled(None if together else found, samples, one, drawn, tol, draws)
-    return _joint(result, found, one) if covariance and found and not together else result
+        result = _sampled(carried, samples, tol, draws)
+    return _joint(result, carried) if covariance and found and not together else result
+
+
+def _carried(model: nn.Module, x: Any, output: Output, covariance: bool) -> Found:
+    """Carry moments through the model, as it was done before where that holds."""
+
+    def make() -> Found:
+        one = carry(model, x, output=output, layouts=remembered(model, output, "layouts", dict))
+        with torch.inference_mode(False), torch.set_grad_enabled(torch.is_grad_enabled()):
+            with unrecorded():
+                hidden = hidden_randomness(model, x, output, one)
+        drawn = tuple(name for name in one.noises if name in one.to_draw | set(one.tape.rough))
+        drawn += (UNSEEN,) if hidden and not one.drawn else ()
+        drawn += tuple(name for name in one.drawn if name not in drawn)
+        control = found = None
+        if not one.drawn and not hidden:
+            control = Control(one)
+            found = _judged(model, x, output, one, control)
+            control, drawn = (control, drawn) if found is not None else (None, one.noises)
+        return Found(found, control, one.noises, drawn, tuple(one.tape.linearized), one)
+
+    return make() if covariance else replayed(model, x, output, make, Found.apart)
 
 
 def _judged(
@@ -127,23 +144,23 @@ def _judged(
 
 
 def _sampled(
-    found: Moments | None, samples: Samples, one: Carried, drawn: tuple[str, ...],
-    tol: float | None, draws: int | None,
-) -> Moments:  # fmt: skip
+    carried: Found, samples: Samples, tol: float | None, draws: int | None
+) -> Moments:
     """Correct what was carried by as many samples as are asked for, or as the goal needs."""
+    found, drawn = carried.moments, carried.drawn
     few = found is not None and not drawn
     if found is not None and draws == 0:
         return doubted(found, drawn) if drawn else found
     if draws is not None and tol is None:
         samples.draw(draws)
-        return corrected(found, samples, one, drawn)
+        return corrected(carried, samples)
     most = draws or (DRAWS if tol is None else MOST)
     goal = tol if tol is not None else OPEN if few else SURE
-    if few:
-        samples.draw(min(most, CHECKS if len(one.output.mean) <= 8 else CHECKS // 2))
+    if found is not None and not drawn:
+        samples.draw(min(most, CHECKS if len(found.mean) <= 8 else CHECKS // 2))
     else:
         samples.draw(min(most, 128))
-    result = corrected(found, samples, one, drawn)
+    result = corrected(carried, samples)
     if few and _within(result, goal):
         return replace(result, draws=0, checks=samples.count)
     while not _within(result, goal):
@@ -151,15 +168,17 @@ def _sampled(
         if not (more := more - more % samples.copies):
             break
         samples.draw(more)
-        result = corrected(found, samples, one, drawn)
+        result = corrected(carried, samples)
     return result
 
 
-def _joint(result: Moments, found: Moments, one: Carried) -> Moments:
+def _joint(result: Moments, carried: Found) -> Moments:
     """Return covariances as carried, with the deviations that samples have corrected."""
-    scale = result.std / found.std.clamp(min=torch.finfo(found.std.dtype).tiny)
+    assert carried.moments is not None and carried.one is not None
+    scale = result.std / carried.moments.std.clamp(min=torch.finfo(result.std.dtype).tiny)
     scale = scale.reshape(len(scale), -1)
-    return replace(result, variance=one.covariances() * scale[:, :, None] * scale[:, None, :])
+    covariances = carried.one.covariances()
+    return replace(result, variance=covariances * scale[:, :, None] * scale[:, None, :])
 
 
 def _within(found: Moments, tol: float) -> bool:

@@ -11,7 +11,8 @@ linear. So E y is the mean of y - b C, which varies less, and Var y that of b^2 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -121,6 +122,22 @@ class Control:
                 weights = Weights(by, source.step.shape, axis, g)
                 self._found.setdefault(id(by), []).append(weights)
         self._variances.append(total)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that was kept."""
+        weights = (part.values for parts in self._found.values() for part in parts)
+        return [*weights, *self._variances]
+
+    def filled(self, values: list[Tensor]) -> Control:
+        """Return the control for other inputs, of which `tensors` are these."""
+        other, left = copy(self), iter(values)
+        other._found = {
+            key: [replace(part, values=next(left)) for part in parts]
+            for key, parts in self._found.items()
+        }
+        other._variances = [next(left) for _ in self._variances]
+        return other
 
     @property
     def useful(self) -> bool:

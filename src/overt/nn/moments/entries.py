@@ -93,7 +93,7 @@ def moments_of(
             cross = cross + weight * (x - m) * y
     slope = cross / torch.where(certain, 1.0, v)
     small = v <= SMALL**2 * m * m  # where differences of f drown in rounding
-    if bool(small.any()):
+    if not torch.is_grad_enabled() or bool(small.any()):  # without gradients nothing is read
         slope = torch.where(small, _derivative(f, m), slope)
     spread = (square - value * value).clamp(min=0)
     return value, slope, torch.where(certain, torch.zeros_like(spread), spread)
