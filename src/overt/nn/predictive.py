@@ -10,6 +10,7 @@ from torch import nn
 
 from overt import _check
 from overt._check import InputError
+from overt.nn.moments.budget import costs
 from overt.nn.moments.carry import (
     UNSEEN,
     Carried,
@@ -46,6 +47,7 @@ def predictive_moments(
     covariance: bool = False,
     tol: float | None = None,
     draws: int | None = None,
+    passes: float | None = None,
 ) -> Moments:
     """Return the mean and variance of model(x) when its noise is on.
 
@@ -77,6 +79,9 @@ def predictive_moments(
         How many samples to take, 0 for none; or with `tol` the most (12,800). By default what was
         carried is checked by 16 or 32, and up to 400 are taken where these or the noise call for
         more.
+    passes
+        Spend about what so many passes of the model on x cost: on samples alone, on carrying, or on
+        both, whichever should come closest. Prices are measured in the first call.
 
     Examples
     --------
@@ -93,7 +98,15 @@ def predictive_moments(
     draws = None if draws is None else _check.whole("draws", draws, minimum=0)
     if draws == 1:
         raise InputError("draws must be 0 or at least 2, got 1")
-    carried = _carried(model, x, output, covariance)
+    carried = None
+    if passes is not None:
+        passes = _check.number("passes", passes, exclusive=True)
+        if tol is not None or draws is not None:
+            raise InputError(f"passes must come without tol and draws, got passes={passes:g} too")
+        paid = costs(model, x, output, lambda: _carried(model, x, output, False))
+        wanted, draws = paid.choice(passes)
+        carried = None if wanted else Found(None, None, (), ("all",), ())
+    carried = carried or _carried(model, x, output, covariance)
     found, drawn = carried.moments, carried.drawn
     if found is not None and found.exact and not drawn:
         return _joint(found, carried) if covariance else found

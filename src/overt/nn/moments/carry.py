@@ -29,7 +29,7 @@ from overt.nn.moments.adjoint import Layouts, Sources
 from overt.nn.moments.rules import apply
 from overt.nn.moments.tape import Moment, Tape, Uncarried
 from overt.nn.recording.generators import generator_state, other_states, repeated, seeded
-from overt.nn.recording.modes import Statistics, modes, unwrapped
+from overt.nn.recording.modes import Statistics, modes, parts, unwrapped
 from overt.nn.recording.watching import (
     called,
     is_noise,
@@ -219,7 +219,7 @@ def checked(model: Any, x: Any, output: Any = None) -> nn.Module:
             f"x must be a tensor, or a tuple or dictionary of them, got {type(x).__name__}; "
             "torch.as_tensor makes one of an array"
         )
-    weights = (w for module in model.modules() for w in module._parameters.values())
+    weights = (w for module in parts(model) for w in module._parameters.values())
     if any(weight is not None and weight.is_complex() for weight in weights):
         raise InputTypeError("model must have real weights, got complex ones: noise is real here")
     odd = [t for t in given if t.layout != torch.strided or t.is_meta or t.is_nested]
@@ -268,8 +268,7 @@ def remembered(model: nn.Module, output: Output, what: Any, ask: Callable[[], An
 
     Settings that are numbers or words, such as a probability or a switch, belong to the structure.
     """
-    modules = tuple((name, type(m), *_settings(m)) for name, m in model.named_modules())
-    signature = (modules, getattr(output, "__code__", output))
+    signature = ([_settings(m) for m in parts(model)], getattr(output, "__code__", output))
     known = _answers.get(model)
     if known is None or known[0] != signature:
         known = _answers[model] = (signature, {})
@@ -279,8 +278,11 @@ def remembered(model: nn.Module, output: Output, what: Any, ask: Callable[[], An
 
 
 def _settings(module: nn.Module) -> list[Any]:
-    told = (value for name, value in vars(module).items() if name[0] != "_" and name != "training")
-    return [value for value in told if isinstance(value, (bool, int, float, str))]
+    told = [type(module), *module._modules.keys()]
+    for name, value in vars(module).items():
+        if name[0] != "_" and name != "training" and isinstance(value, (bool, int, float, str)):
+            told.append(value)
+    return told
 
 
 _answers: WeakKeyDictionary[nn.Module, tuple[Any, dict[Any, Any]]] = WeakKeyDictionary()

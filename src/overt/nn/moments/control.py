@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from overt.nn.layers.base import NoiseLayer
 from overt.nn.moments.adjoint import BUDGET, SHARED, Arrival, Origin, Sources
 from overt.nn.moments.carry import Carried, Output, carry, picked
+from overt.nn.moments.noises import masks
 from overt.nn.moments.rules import apply
 from overt.nn.moments.tape import Tape
 from overt.nn.recording import operations
@@ -84,6 +85,9 @@ class _Drawing(TorchFunctionMode):  # type: ignore[misc]
             return func(*args, **kwargs)
         inplace = inplace or bool(kwargs.get("inplace"))
         call = Call(name, func, args, kwargs, "", None, inplace, again=self._again)
+        if name == "dropout" and (z := masks(call)) is not None:
+            self._tape.numbered(z)
+            return args[0].mul_(z) if inplace else args[0] * z
         result = apply(self._tape, call)
         return self._tape.forget(result)
 

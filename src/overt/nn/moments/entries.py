@@ -37,19 +37,41 @@ _FEW = list(zip(_few[0].tolist(), (_few[1] / _few[1].sum()).tolist(), strict=Tru
 
 def relu_moments(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return value, slope and variance of max(x, 0)."""
-    sd, certain = _deviation(m, v)
+    sd = v.clamp(min=torch.finfo(v.dtype).tiny).sqrt()
     a = m / sd
-    phi = torch.exp(-a * a / 2) / math.sqrt(2 * math.pi)
+    phi = torch.exp(a * a * -0.5) * (2 * math.pi) ** -0.5
     Phi = torch.special.ndtr(a)
-    value = m * Phi + sd * phi
+    u = torch.addcmul(phi, a, Phi)
     # E[f^2] - E[f]^2 with the terms arranged so that little cancels.
-    spread = sd * sd * (Phi - phi * phi) + m * (m * Phi * (1 - Phi) + sd * phi * (1 - 2 * Phi))
-    zero = torch.zeros((), dtype=m.dtype, device=m.device)
-    return (
-        torch.where(certain, m.clamp(min=0), value),
-        torch.where(certain, (m > 0).to(m.dtype), Phi),
-        torch.where(certain, zero, spread.clamp(min=0)),
-    )
+    spread = v * torch.addcmul(Phi, u, a * (1 - Phi) - phi).clamp(min=0)
+    return sd * u, Phi, spread
+
+
+def largest_moments(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return value, slopes and variance of the largest of independent entries on the last axis.
+
+    One after the other, with t^2 the sum of two variances, z their means' difference over t, and
+    the larger of the two taken as normal again (Clark): E = b + t (z Phi(z) + phi(z)), the slopes
+    are Phi(z) and 1 - Phi(z), the probabilities to be the largest.
+    """
+    tiny = torch.finfo(v.dtype).tiny
+    a, va, first = m[..., 0], v[..., 0], []
+    for i in range(1, m.shape[-1]):
+        b, vb = m[..., i], v[..., i]
+        t = (va + vb).clamp(min=tiny).sqrt()
+        z = (a - b) / t
+        phi = torch.exp(z * z * -0.5) * (2 * math.pi) ** -0.5
+        P = torch.special.ndtr(z)
+        over = t * torch.addcmul(phi, z, P)  # E - b
+        left, mean, tphi = over - t * z, b + over, t * phi  # E - a
+        va = P * (va + left * left) + (1 - P) * (vb + over * over) - (left + over) * tphi
+        a, va = mean, va.clamp(min=0)
+        first.append(P)
+    weights, later = [], torch.ones_like(a)
+    for P in reversed(first):
+        weights.append(later * (1 - P))
+        later = later * P
+    return a, torch.stack([later, *reversed(weights)], -1), va
 
 
 def leaky_relu_moments(m: Tensor, v: Tensor, slope: float) -> tuple[Tensor, Tensor, Tensor]:

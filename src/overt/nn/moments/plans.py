@@ -26,6 +26,7 @@ MOST = 2**28
 """The most numbers that a recording may hold before it is given up."""
 
 _aten: Any = torch.ops.aten
+_PRECISE = (torch.float32, torch.float64)
 _READ = _aten._local_scalar_dense.default
 _current: list[Recorder] = []
 
@@ -204,8 +205,9 @@ class _Line:
                 raise Unplanned
 
             def shown(value: Any) -> str:
-                return _shown(value, lambda t: renamed.get(n := self._names[id(t)], n), names)
+                return _shown(value, lambda t: renamed.get(n := self._names.get(id(t), ""), n), names)
 
+            args = _ready(func, args, made and self._made[made[0]])
             text = ", ".join([*map(shown, args), *(f"{k}={shown(v)}" for k, v in kwargs.items())])
             pure = not any(_storage(self._made[n]) in touched for n in (*read, *made))
             if pure and (func, text) in seen:
@@ -255,6 +257,15 @@ def _quick(run: Callable[..., Any], given: tuple[Tensor, ...]) -> Callable[..., 
     return quick
 
 
+def _ready(func: Any, args: Any, like: Tensor) -> Any:
+    """Return arguments with the number beside a tensor in its format: torch converts it each time.
+    """
+    named = func in (_aten.mul.Tensor, _aten.add.Tensor, _aten.sub.Tensor, _aten.div.Tensor)
+    if not named or not isinstance(args[1], (int, float)) or like.dtype not in _PRECISE:
+        return args
+    return args[0], torch.tensor(args[1], dtype=like.dtype, device=like.device), *args[2:]
+
+
 def _storage(t: Tensor) -> int:
     return int(t.untyped_storage()._cdata)
 
@@ -278,8 +289,8 @@ def _targets(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
 
 def _shown(value: Any, name: Callable[[Tensor], str], names: dict[str, Any], no: str = "") -> str:
     """Return an argument as source, by a name of its own where it has none."""
-    if isinstance(value, Tensor):
-        return name(value)
+    if isinstance(value, Tensor) and (found := name(value)):
+        return found
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_shown(part, name, names, no) for part in value)}]"
     if value is None and no:

@@ -176,7 +176,19 @@ class _Checking(TorchFunctionMode):  # type: ignore[misc]
         return result
 
     def _matches(self, note: Any, func: Any, args: Any, kwargs: Any) -> bool:
-        return note[0] == func and self._like(note[1], args) and self._like(note[2], kwargs or {})
+        if note[0] is not func and note[0] != func:
+            return False
+        for part, value in zip(note[1], args, strict=False):
+            if part is None:
+                if not isinstance(value, Tensor):
+                    return False
+            elif type(part) is tuple:
+                if type(value) is not part[0] or value != part[1]:
+                    return False
+            elif not self._like(part, value):
+                return False
+        return len(note[1]) == len(args) and (not note[2] and not kwargs or
+                                              self._like(note[2], kwargs or {}))  # fmt: skip
 
     def _like(self, note: Any, value: Any) -> bool:
         if note is None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from overt.nn.moments.carry import Output, picked, remembered
 from overt.nn.moments.control import Control
 from overt.nn.moments.copies import copied, draws_apart, rows_apart, rows_of
+from overt.nn.moments.noises import quick_dropout
 from overt.nn.moments.result import LEVEL, Moments
 from overt.nn.moments.tape import Uncarried
 from overt.nn.recording.modes import modes, unwrapped
@@ -25,6 +26,9 @@ from overt.nn.recording.watching import called, tensors
 COPIES, ROWS, PASSES = 64, 512, 8
 """The most copies of the inputs to a pass, rows to a pass, and the fewest passes that show whether
 copies are independent, where that is not known."""
+
+SMALL, TIMES = 2**16, 8
+"""Weights of a network that takes so many times more of both to a pass."""
 
 BLOCK = 32
 """Passes of one copy each that are summed up together."""
@@ -59,15 +63,16 @@ class Samples:
 
     def draw(self, n: int, progress: Any = None) -> None:
         """Sample n times (a little more if copies do not divide it), noise as it falls."""
-        with torch.inference_mode(False), torch.no_grad(), modes(self._model, noise=True):
+        with (torch.inference_mode(False), torch.no_grad(), modes(self._model, noise=True),
+              quick_dropout()):  # fmt: skip
             if self._most is None:
                 self._start()
             end, copies = self.count + n, self._copies_for(n)
             given = copied(self._x, copies)
             while self.count < end:
                 block = min(BLOCK, end - self.count) if copies == 1 else 1
-                found = torch.cat([self._pairs(given, copies) for _ in range(block)], 1)
-                self._add(found, copies, block)
+                found = [self._pairs(given, copies) for _ in range(block)]
+                self._add(found[0] if block == 1 else torch.cat(found, 1), copies, block)
                 if progress is not None:
                     progress.advance(block * copies)
                 if copies > 1 and self._passes == PASSES and self._shared() > SHARED:
@@ -108,7 +113,10 @@ class Samples:
         if same and self._rows == 1 and control is not None:
             self._pairs(copied(self._x, 2), 2)  # shows whether copies share draws
         if same and self._rows and not (control is not None and control.shared):
-            self._most = max(1, min(COPIES, ROWS // self._rows))
+            if "times" not in answers:
+                weights = sum(weight.numel() for weight in self._model.parameters())
+                answers["times"] = TIMES if weights <= SMALL else 1
+            self._most = max(1, answers["times"] * min(COPIES, ROWS // self._rows))
 
     def _copies_for(self, n: int) -> int:
         """Return how many copies to run together; 1 once passes differ more than copies do."""
@@ -116,7 +124,7 @@ class Samples:
         most = 1 if self._shared() > SHARED else most
         if self.count:
             return self.copies if most > 1 and n >= self.copies else 1
-        return max(c for c in range(1, max(most, 1) + 1) if n % c == 0)
+        return next(c for c in range(max(most, 1), 0, -1) if n % c == 0)
 
     def _add(self, pairs: Tensor, copies: int, passes: int) -> None:
         """Add the copies of one pass, or the outputs of several passes of one copy."""
@@ -125,17 +133,21 @@ class Samples:
         self.copies, self.count = copies, self.count + passes * copies
         self._passes, self._known = self._passes + passes, None
         mean = pairs.mean(1, keepdim=True)
-        before = mean[:, 0] - self._mean
-        self._mean = self._mean + before * (passes / self._passes)
-        if self._passes > passes:
+        if self._passes == passes:
+            self._mean = mean[:, 0]
+        else:
+            before = mean[:, 0] - self._mean
+            self._mean = self._mean + before * (passes / self._passes)
             step = mean - self._mean[:, None]
             self._between = self._between + passes * self._squares(before[:, None], step)
-        away = self._squares(pairs - mean, pairs - mean)
+        away = pairs - mean
+        squares = self._squares(away, away)
         if copies == 1:
-            self._between = self._between + away
+            self._between = self._between + squares
         else:
-            self._within = self._within + away
-        self._fourth = self._fourth + (pairs[0] - self._mean[0]).pow(4).sum(0)
+            self._within = self._within + squares
+        fourth = away[0] if self._passes == passes else pairs[0] - self._mean[0]
+        self._fourth = self._fourth + fourth.pow(4).sum(0)
 
     def _squares(self, a: Tensor, b: Tensor) -> Tensor:
         """Products of outputs' deviations; with those of the control, and the control's own."""
@@ -155,11 +167,14 @@ class Samples:
     @property
     def variance(self) -> Tensor:
         """The variance or the covariances, unbiased."""
+        return self._variance().to(self._dtype)
+
+    def _variance(self) -> Tensor:
         y, *others = self._second()
-        if self._control is not None:
-            less = self._slope() ** 2 * (self._control.variance.reshape(y.shape) - others[1])
-            y = torch.maximum(y + less, y / 4)
-        return y.to(self._dtype)
+        if self._control is None:
+            return y
+        less = self._slope() ** 2 * (self._control.variance.reshape(y.shape) - others[1])
+        return torch.maximum(y + less, y / 4)
 
     def _second(self) -> Tensor:
         """Return the variance of y, and with a control Cov(y, C) and Var C, as sampled."""
@@ -210,9 +225,9 @@ class Samples:
         """E (y - m)^4 / Var(y)^2 of a typical output, 3 for normal ones."""
         if self._covariance:
             return 3.0
-        v = self.variance.double()
-        found = float(torch.where(v > 0, self._fourth / self.count / (v * v), math.nan).nanmean())
-        return 3.0 if math.isnan(found) else max(1.5, found)
+        v = self._variance()
+        found = float((self._fourth / self.count / (v * v)).nanmean())
+        return max(1.5, found) if math.isfinite(found) else 3.0
 
     @property
     def errors(self) -> tuple[float, float]:

@@ -1,0 +1,120 @@
+"""What so many passes of a model buy: samples alone, what is carried, or both.
+
+In standard deviations, n samples are off by about sqrt(3 / (2 n)) in mean and standard deviation
+together, and what is carried by a guess that samples beside it make smaller.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from overt.nn.moments.carry import Output, remembered
+from overt.nn.moments.errors import DOUBT, Found
+from overt.nn.moments.samples import Samples
+from overt.nn.recording.modes import modes, unwrapped
+from overt.nn.recording.watching import called, tensors
+
+LONG = 200
+"""Passes after whose time prices are clear."""
+
+GUESS = 0.05
+"""Standard deviations that what is carried is off where nothing calls for samples."""
+
+FEW, MANY = 8, 64
+"""Samples by which their price is measured."""
+
+Price = tuple[tuple[float, float], ...]
+"""Points (samples, seconds) of a line that bends."""
+
+
+class Costs(NamedTuple):
+    """Seconds: of a pass, of carrying, of samples alone and beside it."""
+
+    one: float
+    carried: float
+    alone: Price
+    beside: Price
+    guess: float
+
+    def choice(self, passes: float) -> tuple[bool, int]:
+        """Return whether to carry, and how many samples to take."""
+        left = passes * self.one
+        options = [(math.sqrt(1.5 / n), False, n) for n in [max(2, _bought(left, self.alone))]]
+        if self.carried <= left:
+            options.append((self.guess, True, 0))
+        if (n := _bought(left - self.carried, self.beside)) >= FEW:
+            options.append((math.hypot(1 / self.guess, math.sqrt(n / 1.5)) ** -1, True, n))
+        return min(options)[1:]
+
+
+def costs(model: nn.Module, x: Any, output: Output, carry: Callable[[], Found]) -> Costs:
+    """Return what things cost for inputs of this form, measured once for each."""
+
+    def ask() -> Costs:
+        found = carry()
+
+        def line(control: Any) -> Price:
+            def drawn(n: int) -> None:
+                samples = Samples(model, x, output, covariance=False, control=control)
+                samples.draw(n)
+                samples.moments()
+
+            counts = FEW, MANY, 8 * MANY, 24 * MANY
+            price = []
+            for n in counts:
+                price.append((n, _seconds(x, lambda n=n: drawn(n))))
+                if price[-1][1] > LONG * one:
+                    break
+            return tuple(price)
+
+        with torch.no_grad(), modes(model, noise=True):
+            one = _seconds(x, lambda: called(unwrapped(model), x), 9)
+        alone = line(None)
+        if found.moments is None:
+            return Costs(one, math.inf, alone, alone, math.inf)
+        guess = DOUBT if found.drawn else GUESS
+        return Costs(one, _seconds(x, carry), alone, line(found.control), guess)
+
+    forms = tuple((t.shape, t.dtype) for t in tensors(x))
+    found: Costs = remembered(model, output, ("costs", forms, torch.is_grad_enabled()), ask)
+    return found
+
+
+def _bought(seconds: float, price: Price) -> int:
+    """Return how many samples that buys, as many as divide into equal batches."""
+    found = 0.0
+    for (few, low), (many, high) in pairwise(price):
+        each = max((high - low) / (many - few), 1e-9)
+        if seconds > low or not found:
+            found = few + (seconds - low) / each
+        if seconds <= high:
+            break
+    n = int(max(0.0, found))
+    whole = next((size for size in (8 * MANY, MANY, FEW) if n >= size), 1)
+    return n - n % whole
+
+
+def _seconds(x: Any, run: Callable[[], Any], repeat: int = 3) -> float:
+    """Return the least CPU time of a call after a first one, or time where another device works."""
+    cuda = any(t.is_cuda for t in tensors(x))
+
+    def now() -> float:
+        if not cuda:
+            return time.process_time()
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+    run()
+    best = math.inf
+    for _ in range(repeat):
+        start = now()
+        run()
+        best = min(best, now() - start)
+    return best
