@@ -11,17 +11,18 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
-from overt.nn.moments.carry import Output, remembered
+from overt.nn.moments.carry import Output
 from overt.nn.moments.errors import DOUBT, Found
 from overt.nn.moments.samples import Samples
 from overt.nn.recording.modes import modes, unwrapped
 from overt.nn.recording.watching import called, tensors
 
-LONG = 200
+LONG = 100
 """Passes after whose time prices are clear."""
 
 GUESS = 0.05
@@ -35,13 +36,17 @@ Price = tuple[tuple[float, float], ...]
 
 
 class Costs(NamedTuple):
-    """Seconds: of a pass, of carrying, of samples alone and beside it."""
+    """Seconds: of a pass, of carrying, of samples alone and beside it.
+
+    `guess` is the error of what is carried, `followed` the share of variance that it explains.
+    """
 
     one: float
     carried: float
     alone: Price
     beside: Price
     guess: float
+    followed: float
 
     def choice(self, passes: float) -> tuple[bool, int]:
         """Return whether to carry, and how many samples to take."""
@@ -50,7 +55,9 @@ class Costs(NamedTuple):
         if self.carried <= left:
             options.append((self.guess, True, 0))
         if (n := _bought(left - self.carried, self.beside)) >= FEW:
-            options.append((math.hypot(1 / self.guess, math.sqrt(n / 1.5)) ** -1, True, n))
+            left = 1 - self.followed
+            both = math.hypot(1 / self.guess, math.sqrt(n / (left * (4 - left) / 2)))
+            options.append((1 / both, True, n))
         return min(options)[1:]
 
 
@@ -60,31 +67,37 @@ def costs(model: nn.Module, x: Any, output: Output, carry: Callable[[], Found]) 
     def ask() -> Costs:
         found = carry()
 
-        def line(control: Any) -> Price:
-            def drawn(n: int) -> None:
+        def line(control: Any) -> tuple[Price, float]:
+            def drawn(n: int) -> Samples:
                 samples = Samples(model, x, output, covariance=False, control=control)
                 samples.draw(n)
                 samples.moments()
+                return samples
 
-            counts = FEW, MANY, 8 * MANY, 24 * MANY
-            price = []
-            for n in counts:
+            price: list[tuple[float, float]] = []
+            for n in (FEW, MANY, 8 * MANY, 24 * MANY):
                 price.append((n, _seconds(x, lambda n=n: drawn(n))))
-                if price[-1][1] > LONG * one:
+                if n > FEW and price[-1][1] > LONG * one:
                     break
-            return tuple(price)
+            return tuple(price), drawn(MANY).followed if control else 0.0
 
         with torch.no_grad(), modes(model, noise=True):
             one = _seconds(x, lambda: called(unwrapped(model), x), 9)
-        alone = line(None)
+        alone, _ = line(None)
         if found.moments is None:
-            return Costs(one, math.inf, alone, alone, math.inf)
-        guess = DOUBT if found.drawn else GUESS
-        return Costs(one, _seconds(x, carry), alone, line(found.control), guess)
+            return Costs(one, math.inf, alone, alone, math.inf, 0.0)
+        guess = DOUBT if found.drawn else 1e-6 if found.moments.exact else GUESS
+        beside, followed = line(found.control)
+        return Costs(one, _seconds(x, carry), alone, beside, guess, followed)
 
-    forms = tuple((t.shape, t.dtype) for t in tensors(x))
-    found: Costs = remembered(model, output, ("costs", forms, torch.is_grad_enabled()), ask)
-    return found
+    known = _known.setdefault(model, {})
+    key = (*((t.shape, t.dtype) for t in tensors(x)), torch.is_grad_enabled())
+    if key not in known:
+        known[key] = ask()
+    return known[key]
+
+
+_known: WeakKeyDictionary[nn.Module, dict[Any, Costs]] = WeakKeyDictionary()
 
 
 def _bought(seconds: float, price: Price) -> int:

@@ -8,15 +8,12 @@ squared.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
-from torch.overrides import has_torch_function_unary
 
 from overt.nn.layers.mask_covariance import MaskCovariance
 from overt.nn.moments.adjoint import Origin
@@ -183,27 +180,6 @@ def masks(call: Call) -> Tensor | None:
     if call.training is False or not 0 < p < 1 or not x.is_floating_point():
         return None
     return coins(x, 1 - p).div_(1 - p)
-
-
-@contextmanager
-def quick_dropout() -> Iterator[None]:
-    """Let torch's dropout draw its masks by `coins`, where nothing else watches it."""
-    before = functional.dropout
-
-    def dropout(
-        input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-    ) -> Tensor:
-        plain = not training or not 0.001 < p < 0.999 or not input.is_floating_point()
-        if plain or has_torch_function_unary(input) or input.numel() < 2**10:
-            return before(input, p, training, inplace)
-        mask = coins(input, 1 - p).mul_(1 / (1 - p))
-        return input.mul_(mask) if inplace else mask.mul_(input)
-
-    functional.dropout = dropout
-    try:
-        yield
-    finally:
-        functional.dropout = before
 
 
 def _shared(name: str, x: Tensor) -> tuple[int, ...]:

@@ -271,15 +271,16 @@ def drops(call: Call) -> bool:
 def opened(tape: Tape, call: Call) -> Any:
     """Attention, part by part."""
     if call.name == "scaled_dot_product_attention":
-        return call.again(lambda: _attention(**call.named()))
+        return call.again(lambda: attention(**call.named()))
     return call.again(lambda: _unchecked(call.function)(*call.args, **call.kwargs))
 
 
-def _attention(
+def attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
+    """Return what `scaled_dot_product_attention` does, by its parts."""
     if enable_gqa:
         key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
         value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)

@@ -9,15 +9,20 @@ what a linear network makes of the same draws.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import has_torch_function_unary
 
 from overt.nn.moments.carry import Output, picked, remembered
 from overt.nn.moments.control import Control
 from overt.nn.moments.copies import copied, draws_apart, rows_apart, rows_of
-from overt.nn.moments.noises import quick_dropout
+from overt.nn.moments.noises import coins
+from overt.nn.moments.nonlinear import attention
 from overt.nn.moments.result import LEVEL, Moments
 from overt.nn.moments.tape import Uncarried
 from overt.nn.recording.modes import modes, unwrapped
@@ -27,14 +32,43 @@ COPIES, ROWS, PASSES = 64, 512, 8
 """The most copies of the inputs to a pass, rows to a pass, and the fewest passes that show whether
 copies are independent, where that is not known."""
 
-SMALL, TIMES = 2**16, 8
-"""Weights of a network that takes so many times more of both to a pass."""
+SMALL, TIMES = (2**16, 64), 8
+"""Weights, and numbers in an input, of networks that take so many times more of both to a pass."""
 
 BLOCK = 32
 """Passes of one copy each that are summed up together."""
 
+FEW = 2**13
+"""Numbers below which torch's own dropout is quicker."""
+
 SHARED = 2.0
 """How many times more passes may vary than copies do before copies are given up."""
+
+
+@contextmanager
+def quick_dropout() -> Iterator[None]:
+    """Let torch's dropout, also in attention, draw by `coins` where nothing else watches it."""
+    before = functional.dropout, functional.scaled_dot_product_attention
+
+    def dropout(
+        input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Tensor:
+        few = not training or not 0.001 < p < 0.999 or input.numel() < FEW
+        if few or has_torch_function_unary(input) or not input.is_floating_point():
+            return before[0](input, p, training, inplace)
+        mask = coins(input, 1 - p).mul_(1 / (1 - p))
+        return input.mul_(mask) if inplace else mask.mul_(input)
+
+    def attend(query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        drops = kwargs.get("dropout_p") or (args[3] if len(args) > 3 else 0.0)
+        watched = not drops or has_torch_function_unary(query)
+        return (before[1] if watched else attention)(query, *args, **kwargs)
+
+    functional.dropout, functional.scaled_dot_product_attention = dropout, attend
+    try:
+        yield
+    finally:
+        functional.dropout, functional.scaled_dot_product_attention = before
 
 
 class Samples:
@@ -115,7 +149,8 @@ class Samples:
         if same and self._rows and not (control is not None and control.shared):
             if "times" not in answers:
                 weights = sum(weight.numel() for weight in self._model.parameters())
-                answers["times"] = TIMES if weights <= SMALL else 1
+                numbers = sum(t.numel() for t in tensors(self._x)) / self._rows
+                answers["times"] = TIMES if weights <= SMALL[0] and numbers <= SMALL[1] else 1
             self._most = max(1, answers["times"] * min(COPIES, ROWS // self._rows))
 
     def _copies_for(self, n: int) -> int:
@@ -241,7 +276,7 @@ class Samples:
         how = {"exact": False, "drawn": ("all",), "draws": self.count, **how}
         if self._covariance:
             return Moments(self.mean, self.variance, **how)
-        variance = self.variance
+        variance, errors = self.variance, self.errors
         sd = variance.clamp(min=0).sqrt()
-        of_mean, of_std = (LEVEL * error * sd for error in self.errors)
+        of_mean, of_std = (sd * (LEVEL * error) for error in errors)
         return Moments(self.mean, variance, mean_error=of_mean, std_error=of_std, **how)
