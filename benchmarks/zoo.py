@@ -16,7 +16,7 @@ from torch import nn
 
 from benchmarks._zoo_models import HAND, HUGGING, ROWS, SHARED, TIMM, built
 from benchmarks.harness import Table
-from overt.nn import mc_moments, predictive_moments
+from overt.nn import predictive_moments
 
 SAMPLES = 2000
 COPIES = 16

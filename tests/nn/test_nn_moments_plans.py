@@ -14,6 +14,7 @@ import overt.nn.predictive as room
 from overt import InputError
 from overt.nn import mc_moments, predictive_moments
 from overt.nn.moments.budget import Costs
+from overt.nn.moments.carry import carry
 from overt.nn.moments.entries import largest_moments
 from overt.nn.moments.noises import coins
 
@@ -139,7 +140,8 @@ def test_another_output_has_another_plan(monkeypatch):
     for i in (0, 1):
         found = moments(model, x, output=lambda o, i=i: o["y"][:, i])
         assert found.mean.shape == (5,)
-        torch.testing.assert_close(found.mean, moments(model, x, output=lambda o: o["y"]).mean[:, i])
+        both = moments(model, x, output=lambda o: o["y"])
+        torch.testing.assert_close(found.mean, both.mean[:, i])
 
 
 def test_values_that_leave_torch_and_draws_are_not_planned(monkeypatch):
@@ -154,6 +156,23 @@ def test_values_that_leave_torch_and_draws_are_not_planned(monkeypatch):
             assert found.method == again.method
             torch.testing.assert_close(found.std, again.std, rtol=0.3, atol=0)
     assert found.method == "sampled"
+
+
+def test_gradients_come_through_a_plan(monkeypatch):
+    torch.manual_seed(0)
+    model, x = Net(lambda self, x: torch.tanh(self.inner(x))), torch.randn(5, 6)
+    weights = [model.a.weight, model.b.weight, x.requires_grad_()]
+    one = carry(model, x)
+    expected = torch.autograd.grad((one.output.mean + one.variances()).sum(), weights)
+    for _ in range(2):
+        found = predictive_moments(model, x, draws=0)
+        grads = torch.autograd.grad((found.mean + found.variance).sum(), weights)
+        for a, b in zip(grads, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    with torch.inference_mode():
+        again = predictive_moments(model, x, draws=0)
+    torch.testing.assert_close(again.mean, found.mean.detach())
+    assert not again.mean.is_inference()
 
 
 def test_a_budget_is_spent_on_what_comes_closest():

@@ -109,7 +109,7 @@ def predictive_moments(
     carried = carried or _carried(model, x, output, covariance)
     found, drawn = carried.moments, carried.drawn
     if found is not None and found.exact and not drawn:
-        return _joint(found, carried) if covariance else found
+        return replace(found, variance=carried.one.covariances()) if carried.one else found
     if draws == 0 and found is None:
         raise InputError(
             f"draws must be at least 2 where {', '.join(drawn)} cannot be carried, got 0"
@@ -121,7 +121,9 @@ def predictive_moments(
     # A control that is certain is corrected by the same draws each time.
     with seeded(None if found is None else 0):
         result = _sampled(carried, samples, tol, draws)
-    return _joint(result, carried) if covariance and found and not together else result
+    if covariance and found is not None and carried.one is not None and not together:
+        return _joint(result, found, carried.one)
+    return result
 
 
 def _carried(model: nn.Module, x: Any, output: Output, covariance: bool) -> Found:
@@ -129,9 +131,8 @@ def _carried(model: nn.Module, x: Any, output: Output, covariance: bool) -> Foun
 
     def make() -> Found:
         one = carry(model, x, output=output, layouts=remembered(model, output, "layouts", dict))
-        with torch.inference_mode(False), torch.set_grad_enabled(torch.is_grad_enabled()):
-            with unrecorded():
-                hidden = hidden_randomness(model, x, output, one)
+        with unrecorded():
+            hidden = hidden_randomness(model, x, output, one)
         drawn = tuple(name for name in one.noises if name in one.to_draw | set(one.tape.rough))
         drawn += (UNSEEN,) if hidden and not one.drawn else ()
         drawn += tuple(name for name in one.drawn if name not in drawn)
@@ -142,7 +143,10 @@ def _carried(model: nn.Module, x: Any, output: Output, covariance: bool) -> Foun
             control, drawn = (control, drawn) if found is not None else (None, one.noises)
         return Found(found, control, one.noises, drawn, tuple(one.tape.linearized), one)
 
-    return make() if covariance else replayed(model, x, output, make, Found.apart)
+    if covariance:
+        return make()
+    found: Found = replayed(model, x, output, make, Found.apart)
+    return replace(found, one=None)
 
 
 def _judged(
@@ -156,9 +160,7 @@ def _judged(
     return found if bool(torch.isfinite(found.variance).all()) else None
 
 
-def _sampled(
-    carried: Found, samples: Samples, tol: float | None, draws: int | None
-) -> Moments:
+def _sampled(carried: Found, samples: Samples, tol: float | None, draws: int | None) -> Moments:
     """Correct what was carried by as many samples as are asked for, or as the goal needs."""
     found, drawn = carried.moments, carried.drawn
     few = found is not None and not drawn
@@ -185,13 +187,11 @@ def _sampled(
     return result
 
 
-def _joint(result: Moments, carried: Found) -> Moments:
+def _joint(result: Moments, found: Moments, one: Carried) -> Moments:
     """Return covariances as carried, with the deviations that samples have corrected."""
-    assert carried.moments is not None and carried.one is not None
-    scale = result.std / carried.moments.std.clamp(min=torch.finfo(result.std.dtype).tiny)
+    scale = result.std / found.std.clamp(min=torch.finfo(found.std.dtype).tiny)
     scale = scale.reshape(len(scale), -1)
-    covariances = carried.one.covariances()
-    return replace(result, variance=covariances * scale[:, :, None] * scale[:, None, :])
+    return replace(result, variance=one.covariances() * scale[:, :, None] * scale[:, None, :])
 
 
 def _within(found: Moments, tol: float) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -76,7 +77,7 @@ def costs(model: nn.Module, x: Any, output: Output, carry: Callable[[], Found]) 
 
             price: list[tuple[float, float]] = []
             for n in (FEW, MANY, 8 * MANY, 24 * MANY):
-                price.append((n, _seconds(x, lambda n=n: drawn(n))))
+                price.append((n, _seconds(x, partial(drawn, n))))
                 if n > FEW and price[-1][1] > LONG * one:
                     break
             return tuple(price), drawn(MANY).followed if control else 0.0

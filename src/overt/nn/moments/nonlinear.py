@@ -207,8 +207,8 @@ def pooled(tape: Tape, call: Call) -> Any:
         return unknown(tape, call)
     if x.dropped is not None and shape.apart and not any(shape.padding):
         mean, variance = max_of_dropped(shape.cut(x.dropped[0]), x.dropped[1])
-        tangent = tape.later(lambda: tape.source(variance))
-        return replace(x, mean=mean, variance=variance, tangent=tangent, dropped=None)
+        own = tape.later(lambda: tape.source(variance))
+        return replace(x, mean=mean, variance=variance, tangent=own, dropped=None)
     m, v = shape.cut(x.mean), shape.cut(x.variance)
     if any(shape.padding):  # lower than all else
         low = x.mean.amin() - 10 * (x.mean.amax() - x.mean.amin() + x.variance.amax().sqrt())

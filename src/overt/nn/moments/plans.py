@@ -54,9 +54,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         super().__exit__(*error)
 
 
-def _written_down(
-    self: Recorder, func: Any, types: Any, args: Any = (), kwargs: Any = None
-) -> Any:
+def _written_down(self: Recorder, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     kwargs = kwargs or {}
     before = generator_state() if torch.Tag.nondeterministic_seeded in func.tags else None
     result = func(*args, **kwargs)
@@ -64,7 +62,7 @@ def _written_down(
         drew = before is not None and generator_state() != before
         self.steps.append((func, args, kwargs, result, drew))
         self._size += sum(t.numel() for t in tensors(result) if t._base is None)
-        if not self.complete:
+        if self._size > MOST:
             self.steps.clear()
     return result
 
@@ -204,11 +202,13 @@ class _Line:
             if drew:
                 raise Unplanned
 
-            def shown(value: Any) -> str:
-                return _shown(value, lambda t: renamed.get(n := self._names.get(id(t), ""), n), names)
+            def named(t: Tensor) -> str:
+                return renamed.get(name := self._names.get(id(t), ""), name)
 
             args = _ready(func, args, made and self._made[made[0]])
-            text = ", ".join([*map(shown, args), *(f"{k}={shown(v)}" for k, v in kwargs.items())])
+            told = [_shown(value, named, names) for value in args]
+            told += [f"{k}={_shown(value, named, names)}" for k, value in kwargs.items()]
+            text = ", ".join(told)
             pure = not any(_storage(self._made[n]) in touched for n in (*read, *made))
             if pure and (func, text) in seen:
                 renamed.update(zip(made, seen[func, text], strict=True))
@@ -258,8 +258,7 @@ def _quick(run: Callable[..., Any], given: tuple[Tensor, ...]) -> Callable[..., 
 
 
 def _ready(func: Any, args: Any, like: Tensor) -> Any:
-    """Return arguments with the number beside a tensor in its format: torch converts it each time.
-    """
+    """Return arguments with numbers in the format of tensors, which torch makes of them anew."""
     named = func in (_aten.mul.Tensor, _aten.add.Tensor, _aten.sub.Tensor, _aten.div.Tensor)
     if not named or not isinstance(args[1], (int, float)) or like.dtype not in _PRECISE:
         return args

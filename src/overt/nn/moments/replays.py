@@ -9,13 +9,14 @@ the very tensors from outside (parameters, buffers, constants). Values of tensor
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from overt.nn.moments.plans import Plan, Recorder, Unplanned
 from overt.nn.recording import operations
@@ -23,8 +24,8 @@ from overt.nn.recording.generators import seeded
 from overt.nn.recording.modes import modes, unwrapped
 from overt.nn.recording.watching import called, tensors
 
-STRIKES = 4
-"""Plans in a row that did not hold before none is made."""
+STRIKES, FORMS = 4, 16
+"""Plans in a row that did not hold before none is made; forms of inputs that have one."""
 
 _PLAIN = (bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format,
           type(None), type(...))  # fmt: skip
@@ -35,10 +36,43 @@ class _Kept:
     """A plan with what it takes to believe it: `build` makes an answer of its tensors."""
 
     plan: Plan | None = None
-    notes: list[Any] | None = None
+    notes: list[Any] = field(default_factory=list)
     last: int = -1
-    build: Callable[[list[Tensor]], Any] | None = None
+    build: Any = None
     strikes: int = 0
+
+    def again(self, model: nn.Module, x: Any, output: Any) -> list[Tensor] | None:
+        """Return the tensors of an answer, None where the plan does not hold."""
+        mode = _Checking(self.notes, self.last)
+        same = mode.ended(_run(model, x, output, mode))
+        found = self.plan(list(tensors(x))) if same and self.plan is not None else None
+        self.strikes = self.strikes if found is None else 0
+        return found
+
+    def record(self, model: nn.Module, x: Any, output: Any, make: Any, parts: Any) -> Any:
+        """Return an answer and its tensors, None if there are none to plan; keep a plan."""
+        self.plan, self.strikes = None, self.strikes + 1
+        with Recorder() as recorder:
+            made = make()
+        if (apart := parts(made)) is None:
+            self.strikes = STRIKES
+            return made, None
+        values, self.build = apart
+        try:
+            self.note(model, x, output)
+            plan = Plan(recorder, list(tensors(x)), values)
+            self.plan = None if _unseen(model, plan.outside, self.notes) else plan
+        except Exception:  # it is done by Python, then
+            self.strikes = STRIKES
+        return made, values
+
+    def note(self, model: nn.Module, x: Any, output: Any) -> None:
+        """Note the calls of a pass."""
+        if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+            raise Unplanned  # what it does is not seen
+        mode = _Noting(list(tensors(x)))
+        result = _run(model, x, output, mode)
+        self.notes, self.last = mode.notes, mode.place(result)
 
 
 _kept: WeakKeyDictionary[nn.Module, dict[Any, _Kept]] = WeakKeyDictionary()
@@ -53,33 +87,45 @@ def replayed(
     `parts` takes an answer apart: its tensors, and a function that makes an answer of others; None
     if it is not to be planned.
     """
-    key = None if torch.is_grad_enabled() else _key(x, output)
-    if key is None or torch.utils._python_dispatch._get_current_dispatch_mode() is not None:
-        return make()
+    key, given = _key(x, output), list(tensors(x))
     plans = _kept.setdefault(model, {})
     kept = plans.setdefault(key, _Kept())
-    if kept.strikes >= STRIKES:
+    if key is None or kept.strikes >= STRIKES or _get_current_dispatch_mode() is not None:
         return make()
-    given = list(tensors(x))
-    if kept.plan is not None and kept.build is not None:
-        found = kept.plan(given) if _agrees(model, x, output, kept) else None
-        if found is not None:
-            kept.strikes = 0
-            return kept.build(found)
-    kept.strikes, kept.plan = kept.strikes + 1, None
-    with Recorder() as recorder:
-        made = make()
-    apart = parts(made)
-    if apart is None:
-        kept.strikes = STRIKES
-        return made
-    try:
-        _note(model, x, output, kept)
-        kept.plan, kept.build = Plan(recorder, given, apart[0]), apart[1]
-        _outside(model, kept)
-    except Exception:  # it is done by Python, then
-        kept.plan, kept.strikes = None, STRIKES
-    return made
+    if len(plans) > FORMS:
+        plans.pop(next(iter(plans)))
+    weights = [*given, *model.parameters()] if torch.is_grad_enabled() else []
+    weights = [weight for weight in weights if weight.requires_grad]
+    made = None
+    with torch.inference_mode(False), torch.no_grad():
+        values = kept.again(model, x, output) if kept.plan is not None else None
+        if values is None:
+            made, values = kept.record(model, x, output, make, parts)
+    if values is None:
+        return make() if weights else made
+    if weights:
+        values[:2] = _Later.apply(lambda: parts(make()), values[:2], *weights)
+    return made if made is not None and not weights else kept.build(values)
+
+
+class _Later(torch.autograd.Function):  # type: ignore[misc]
+    """Values whose gradients are worked out when they are asked for, by doing it all again."""
+
+    @staticmethod
+    def forward(ctx: Any, make: Callable[[], Any], values: list[Tensor], *weights: Tensor) -> Any:
+        """Return the values."""
+        ctx.make = make
+        ctx.save_for_backward(*weights)
+        return tuple(value.view_as(value) for value in values)
+
+    @staticmethod
+    def backward(ctx: Any, *g: Tensor) -> Any:
+        """Return gradients with respect to inputs and parameters."""
+        weights, create = ctx.saved_tensors, torch.is_grad_enabled()
+        with torch.enable_grad():
+            made = ctx.make()[0][: len(g)]
+            found = torch.autograd.grad(made, weights, g, create_graph=create, allow_unused=True)
+        return None, None, *found
 
 
 def _key(x: Any, output: Any) -> Any:
@@ -187,8 +233,7 @@ class _Checking(TorchFunctionMode):  # type: ignore[misc]
                     return False
             elif not self._like(part, value):
                 return False
-        return len(note[1]) == len(args) and (not note[2] and not kwargs or
-                                              self._like(note[2], kwargs or {}))  # fmt: skip
+        return len(note[1]) == len(args) and self._like(note[2], kwargs or {})
 
     def _like(self, note: Any, value: Any) -> bool:
         if note is None:
@@ -215,26 +260,11 @@ class _Checking(TorchFunctionMode):  # type: ignore[misc]
         return self.same and self._at == len(self._notes) and right
 
 
-def _note(model: nn.Module, x: Any, output: Any, kept: _Kept) -> None:
-    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-        raise Unplanned  # what it does is not seen
-    mode = _Noting(list(tensors(x)))
-    result = _run(model, x, output, mode)
-    kept.notes, kept.last = mode.notes, mode.place(result)
-
-
-def _agrees(model: nn.Module, x: Any, output: Any, kept: _Kept) -> bool:
-    mode = _Checking(kept.notes or [], kept.last)
-    return mode.ended(_run(model, x, output, mode))
-
-
-def _outside(model: nn.Module, kept: _Kept) -> None:
-    """Refuse a plan that reads tensors of the model that its calls do not show."""
+def _unseen(model: nn.Module, outside: list[Tensor], notes: Any) -> bool:
+    """Whether a plan reads tensors of the model that its calls do not show."""
     own = {id(t) for m in model.modules() for t in tensors([m._parameters, m._buffers, vars(m)])}
-    seen = {id(t) for t in _noted(kept.notes)}
-    assert kept.plan is not None
-    if any(id(t) in own - seen for t in kept.plan.outside):
-        raise Unplanned
+    seen = {id(t) for t in _noted(notes)}
+    return any(id(t) in own - seen for t in outside)
 
 
 def _noted(note: Any) -> Any:

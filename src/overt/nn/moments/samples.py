@@ -51,7 +51,10 @@ def quick_dropout() -> Iterator[None]:
     before = functional.dropout, functional.scaled_dot_product_attention
 
     def dropout(
-        input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+        input: Tensor,  # noqa: A002
+        p: float = 0.5,
+        training: bool = True,
+        inplace: bool = False,
     ) -> Tensor:
         few = not training or not 0.001 < p < 0.999 or input.numel() < FEW
         if few or has_torch_function_unary(input) or not input.is_floating_point():
