@@ -1,7 +1,7 @@
 """What so many passes of a model buy: samples alone, what is carried, or both.
 
 In standard deviations, n samples are off by about sqrt(3 / (2 n)) in mean and standard deviation
-together, and what is carried by a guess that samples beside it make smaller.
+together, and what is carried by half its stated error, which samples beside it make smaller.
 """
 
 from __future__ import annotations
@@ -18,16 +18,14 @@ import torch
 from torch import nn
 
 from overt.nn.moments.carry import Output
-from overt.nn.moments.errors import DOUBT, Found
+from overt.nn.moments.errors import Found, doubted
+from overt.nn.moments.result import LEVEL
 from overt.nn.moments.samples import Samples
 from overt.nn.recording.modes import modes, unwrapped
 from overt.nn.recording.watching import called, tensors
 
 LONG = 100
 """Passes after whose time prices are clear."""
-
-GUESS = 0.05
-"""Standard deviations that what is carried is off where nothing calls for samples."""
 
 FEW, MANY = 8, 64
 """Samples by which their price is measured."""
@@ -87,7 +85,8 @@ def costs(model: nn.Module, x: Any, output: Output, carry: Callable[[], Found]) 
         alone, _ = line(None)
         if found.moments is None:
             return Costs(one, math.inf, alone, alone, math.inf, 0.0)
-        guess = DOUBT if found.drawn else 1e-6 if found.moments.exact else GUESS
+        stated = doubted(found.moments, found.drawn) if found.drawn else found.moments
+        guess = max(stated.reached or 0.0, 1e-6) / LEVEL
         beside, followed = line(found.control)
         return Costs(one, _seconds(x, carry), alone, beside, guess, followed)
 

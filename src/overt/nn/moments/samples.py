@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -91,7 +92,7 @@ class Samples:
         self.copies, self._dtype = 1, torch.float32
         self._reset()
         self._most: int | None = 1 if alone else None
-        self._sure = False
+        self._sure, self._answers = False, dict[Any, Any]()
 
     def _reset(self) -> None:
         self._passes = self.count = 0
@@ -108,29 +109,37 @@ class Samples:
             given = copied(self._x, copies)
             while self.count < end:
                 block = min(BLOCK, end - self.count) if copies == 1 else 1
-                found = [self._pairs(given, copies) for _ in range(block)]
-                self._add(found[0] if block == 1 else torch.cat(found, 1), copies, block)
+                self._add(self._pairs(given, copies, block), copies, block)
                 if progress is not None:
                     progress.advance(block * copies)
                 if copies > 1 and self._passes == PASSES and self._shared() > SHARED:
                     copies, given, end = 1, self._x, n
+                    self._answers["shared"] = True
                     self._reset()
 
     def _outputs(self, given: Any) -> Tensor:
         return picked(called(unwrapped(self._model), given), self._output)
 
-    def _pairs(self, given: Any, copies: int) -> Tensor:
-        """Return outputs, and the control at their draws: (1 or 2, copies, rows, ...)."""
+    def _pairs(self, given: Any, copies: int, block: int = 1) -> Tensor:
+        """Return outputs, and the control at their draws: (1 or 2, copies, rows, ...).
+
+        Passes of one copy stand in the place of copies.
+        """
+        found, control = list[Any](), self._control
         try:
-            control = self._control
-            found = control and control.sample(self._model, given, self._output, copies)
+            if control is not None:
+                sample = partial(control.sample, self._model, given, self._output, copies)
+                found = [sample() for _ in range(block)]
         except (RuntimeError, IndexError, Uncarried):  # draws that are not those that were carried
             self._reset()
-            found = self._control = None
-        found = found or [self._outputs(given)]
-        self._dtype = found[0].dtype
-        y = torch.stack([t.double() for t in found])
-        return y.unflatten(1, (len(y[0]) // copies, copies)).transpose(1, 2)
+            self._control = None
+            found = []
+        found = found or [[self._outputs(given)] for _ in range(block)]
+        self._dtype = found[0][0].dtype
+        y = torch.stack([torch.stack(parts).double() for parts in zip(*found, strict=True)])
+        if copies == 1:
+            return y
+        return y[:, 0].unflatten(1, (-1, copies)).transpose(1, 2)
 
     def _start(self) -> None:
         """Find out whether copies of the rows may be run together: without noise, first."""
@@ -138,7 +147,7 @@ class Samples:
         shapes, control = tuple(tuple(t.shape) for t in tensors(self._x)), self._control
         given = self._model, self._x, self._output
 
-        answers = remembered(self._model, self._output, shapes, dict)
+        answers = self._answers = remembered(self._model, self._output, shapes, dict)
 
         def ask(what: Any) -> bool:
             if what not in answers:
@@ -149,7 +158,8 @@ class Samples:
         self._sure = same and ((control is not None and control.apart) or ask(draws_apart))
         if same and self._rows == 1 and control is not None:
             self._pairs(copied(self._x, 2), 2)  # shows whether copies share draws
-        if same and self._rows and not (control is not None and control.shared):
+        shared = answers.get("shared") or (control is not None and control.shared)
+        if same and self._rows and not shared:
             if "times" not in answers:
                 weights = sum(weight.numel() for weight in self._model.parameters())
                 numbers = sum(t.numel() for t in tensors(self._x)) / self._rows
