@@ -24,8 +24,8 @@ from overt.nn.moments.samples import Samples
 from overt.nn.recording.modes import modes, unwrapped
 from overt.nn.recording.watching import called, tensors
 
-LONG = 100
-"""Passes after whose time prices are clear."""
+LONG = 200
+"""The most passes that a measurement may take."""
 
 FEW, MANY = 8, 64
 """Samples by which their price is measured."""
@@ -76,7 +76,7 @@ def costs(model: nn.Module, x: Any, output: Output, carry: Callable[[], Found]) 
             price: list[tuple[float, float]] = []
             for n in (FEW, MANY, 8 * MANY, 24 * MANY):
                 price.append((n, _seconds(x, partial(drawn, n))))
-                if n > FEW and price[-1][1] > LONG * one:
+                if n > FEW and 8 * price[-1][1] > LONG * one:
                     break
             return tuple(price), drawn(MANY).followed if control else 0.0
 
