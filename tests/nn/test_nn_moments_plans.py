@@ -12,11 +12,17 @@ from torch.nn import functional
 
 import overt.nn.predictive as room
 from overt import InputError
-from overt.nn import mc_moments, predictive_moments
+from overt.nn import (
+    CovarianceDropout,
+    DropConnectLinear,
+    Dropout,
+    mc_moments,
+    predictive_moments,
+)
 from overt.nn.moments.budget import Costs
 from overt.nn.moments.carry import carry
-from overt.nn.moments.entries import largest_moments
 from overt.nn.moments.noises import coins
+from overt.nn.moments.pooling import largest_moments
 
 
 class Net(nn.Module):
@@ -119,6 +125,22 @@ def test_a_plan_is_not_used_for_a_model_that_changed(change, monkeypatch):
     found, replayed = planned(model, x, monkeypatch)  # a new plan
     assert replayed
     assert_fresh(found, model, x)
+
+
+@pytest.mark.parametrize("layer", [lambda: Dropout(0.3), lambda: DropConnectLinear(6, 6, 0.3),
+                                   lambda: CovarianceDropout([1.0] * 6, 0.3 * torch.eye(6) + 0.1),
+                                   lambda: nn.Dropout(0.3, inplace=True)])  # fmt: skip
+def test_rates_of_layers_may_change_and_inputs_do_not(layer):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(layer(), nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2)), torch.rand(5, 6)
+    before = x.clone()
+    for rate in (None, None, 0.5, 0.5):
+        if rate is not None and hasattr(model[0], "drop_prob"):
+            model[0].drop_prob = rate
+        elif rate is not None and hasattr(model[0], "p"):
+            model[0].p = rate
+        assert_fresh(moments(model, x), model, x)
+    assert torch.equal(x, before)
 
 
 def test_a_plan_is_not_used_where_data_decide_otherwise(monkeypatch):

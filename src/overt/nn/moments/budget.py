@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from overt.nn.moments.carry import Output
+from overt.nn.moments.carry import Output, own
 from overt.nn.moments.errors import Found, doubted
 from overt.nn.moments.result import LEVEL
 from overt.nn.moments.samples import Samples
@@ -81,7 +81,7 @@ def costs(model: nn.Module, x: Any, output: Output, carry: Callable[[], Found]) 
             return tuple(price), drawn(MANY).followed if control else 0.0
 
         with torch.no_grad(), modes(model, noise=True):
-            one = _seconds(x, lambda: called(unwrapped(model), x), 9)
+            one = _seconds(x, lambda: called(unwrapped(model), own(x)), 9)
         alone, _ = line(None)
         if found.moments is None:
             return Costs(one, math.inf, alone, alone, math.inf, 0.0)

@@ -129,7 +129,7 @@ def carry(
         try:
             with torch.inference_mode(False), modes(model, noise=True, statistics=statistics,
                                                     update=update):  # fmt: skip
-                moment = _pass(model, mapped(inputs, _usable), output, tape, check=not update)
+                moment = _pass(model, own(inputs), output, tape, check=not update)
         except Uncarried as error:
             if not error.noises - drawn:
                 raise
@@ -191,8 +191,9 @@ def _pass(model: nn.Module, inputs: Any, output: Output, tape: Tape, *, check: b
     return tape.of(result)
 
 
-def _usable(tensor: Tensor) -> Tensor:
-    return tensor.clone() if tensor.is_inference() else tensor
+def own(inputs: Any) -> Any:
+    """Return inputs that a pass may write to."""
+    return mapped(inputs, Tensor.clone)
 
 
 def picked(result: Any, output: Output) -> Tensor:
@@ -237,7 +238,7 @@ def plain_output(model: nn.Module, inputs: Any, output: Output) -> Tensor:
     with torch.inference_mode(False), torch.no_grad(), seeded(0):
         before = generator_state()
         with modes(model, noise=False):
-            result = picked(called(unwrapped(model), mapped(inputs, _usable)), output)
+            result = picked(called(unwrapped(model), own(inputs)), output)
         if generator_state() != before:
             result = carry(model, inputs, output=output, active=()).output.mean
         return result
@@ -252,7 +253,7 @@ def hidden_randomness(model: nn.Module, inputs: Any, output: Output, one: Carrie
 
     def ask() -> bool:
         inner = unwrapped(model)
-        (first,), hidden = repeated(model, lambda: [picked(called(inner, inputs), output)], 2)
+        (first,), hidden = repeated(model, lambda: [picked(called(inner, own(inputs)), output)], 2)
         if not hidden and one.output.known and not one.drawn:
             away = first - one.output.mean.detach()
             sd = one.output.variance.detach().clamp(min=0).sqrt()

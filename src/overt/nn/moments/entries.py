@@ -47,33 +47,6 @@ def relu_moments(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return sd * u, Phi, spread
 
 
-def largest_moments(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return value, slopes and variance of the largest of independent entries on the last axis.
-
-    One after the other, with t^2 the sum of two variances, z their means' difference over t, and
-    the larger of the two taken as normal again (Clark): E = b + t (z Phi(z) + phi(z)), the slopes
-    are Phi(z) and 1 - Phi(z), the probabilities to be the largest.
-    """
-    tiny = torch.finfo(v.dtype).tiny
-    a, va, first = m[..., 0], v[..., 0], []
-    for i in range(1, m.shape[-1]):
-        b, vb = m[..., i], v[..., i]
-        t = (va + vb).clamp(min=tiny).sqrt()
-        z = (a - b) / t
-        phi = torch.exp(z * z * -0.5) * (2 * math.pi) ** -0.5
-        P = torch.special.ndtr(z)
-        over = t * torch.addcmul(phi, z, P)  # E - b
-        left, mean, tphi = over - t * z, b + over, t * phi  # E - a
-        va = P * (va + left * left) + (1 - P) * (vb + over * over) - (left + over) * tphi
-        a, va = mean, va.clamp(min=0)
-        first.append(P)
-    weights, later = [], torch.ones_like(a)
-    for P in reversed(first):
-        weights.append(later * (1 - P))
-        later = later * P
-    return a, torch.stack([later, *reversed(weights)], -1), va
-
-
 def leaky_relu_moments(m: Tensor, v: Tensor, slope: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return value, slope and variance of a x + (1 - a) max(x, 0)."""
     a, b = slope, 1 - slope
@@ -178,22 +151,6 @@ def _by_nodes(f: Function, m: Tensor, v: Tensor, sd: Tensor) -> tuple[Tensor, ..
         spread = torch.where(small, slope * slope * v, spread)
         curve, rise = (t.masked_fill_(small, 0.0) for t in (curve, rise))
     return value, slope, spread, curve, rise
-
-
-def max_of_dropped(windows: Tensor, drop_prob: float) -> tuple[Tensor, Tensor]:
-    """Return mean and variance of the maximum over the last axis under dropout, exactly.
-
-    With v_1 >= ... >= v_k the window and keep = 1 - drop_prob, the maximum is v_j / keep for the
-    first kept positive v_j, with probability keep drop_prob^(j-1), and 0 if all of these are
-    dropped; a window without positive values gives v_1 / keep if all is kept, else 0.
-    """
-    keep, k = 1 - drop_prob, windows.shape[-1]
-    v = windows.sort(-1, descending=True).values
-    all_before_dropped = drop_prob ** torch.arange(k, dtype=v.dtype, device=v.device)
-    high, low = v.clamp(min=0), v[..., 0].clamp(max=0)
-    mean = (high * all_before_dropped).sum(-1) + low * keep ** (k - 1)
-    square = (high**2 * all_before_dropped).sum(-1) / keep + low**2 * keep ** (k - 2)
-    return mean, (square - mean**2).clamp(min=0)
 
 
 def _deviation(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

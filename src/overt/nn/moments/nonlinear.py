@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,9 +16,7 @@ from overt.nn.moments.bilinear import added, linear_map, product, scaled
 from overt.nn.moments.entries import (
     ONE_SIDED,
     Bent,
-    largest_moments,
     leaky_relu_moments,
-    max_of_dropped,
     moments_of,
     relu_moments,
 )
@@ -197,69 +195,6 @@ def _batch_norm(tape: Tape, call: Call, x: Moment) -> Moment:
     mean = with_first(tape, call, x.mean)
     after = replace(scaled(tape, x, scale), mean=mean)
     return replace(after, exact=False, known=False) if trained else after
-
-
-def pooled(tape: Tape, call: Call) -> Any:
-    """Max pooling: exact right after dropout where windows do not overlap, else as if normal."""
-    x = tape.get(call.args[0])
-    shape = None if x is None else _window(call, x.mean)
-    if x is None or shape is None:
-        return unknown(tape, call)
-    if x.dropped is not None and shape.apart and not any(shape.padding):
-        mean, variance = max_of_dropped(shape.cut(x.dropped[0]), x.dropped[1])
-        own = tape.later(lambda: tape.source(variance))
-        return replace(x, mean=mean, variance=variance, tangent=own, dropped=None)
-    m, v = shape.cut(x.mean), shape.cut(x.variance)
-    if any(shape.padding):  # lower than all else
-        low = x.mean.amin() - 10 * (x.mean.amax() - x.mean.amin() + x.variance.amax().sqrt())
-        m = torch.where(shape.cut(torch.ones_like(x.mean)) > 0, m, low)
-    mean, slopes, variance = largest_moments(m, v)
-
-    def tangent() -> Tensor:
-        w = tape.fixed(slopes)
-        rest = (variance - (slopes * slopes * v).sum(-1)).clamp(min=0)
-        return (w * shape.cut(x.tangent())).sum(-1) + tape.source(rest, rest=True)
-
-    return replace(x, mean=mean, variance=variance, tangent=tape.later(tangent), exact=False,
-                   known=False, dropped=None, law=None)  # fmt: skip
-
-
-class _Window(NamedTuple):
-    """What a pooling's windows are."""
-
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-
-    @property
-    def apart(self) -> bool:
-        """Whether no entry is in two windows."""
-        return all(s >= k for s, k in zip(self.stride, self.kernel, strict=True))
-
-    def cut(self, x: Tensor) -> Tensor:
-        """Return x as (batch, channels, *pooled map, window), 0 where it is padded."""
-        axes = len(self.kernel)
-        if any(self.padding):
-            x = functional.pad(x, [n for n in reversed(self.padding) for _ in range(2)])
-        for axis in range(axes):
-            x = x.unfold(2 + axis, self.kernel[axis], self.stride[axis])
-        return x.flatten(2 + axes)
-
-
-def _window(call: Call, x: Tensor) -> _Window | None:
-    """Return the windows of a pooling, None if they are of another kind."""
-    axes = {"max_pool1d": 1, "max_pool2d": 2, "max_pool3d": 3}.get(call.name)
-    given = call.named()
-    if axes is None or x.ndim != 2 + axes or given.get("ceil_mode") or given.get("return_indices"):
-        return None
-    kernel, stride, padding, dilation = (
-        (v,) * axes if isinstance(v, int) else tuple(v)
-        for v in (given["kernel_size"], given.get("stride") or given["kernel_size"],
-                  given.get("padding", 0), given.get("dilation", 1))
-    )  # fmt: skip
-    if any(d != 1 for d in dilation) or math.prod(kernel) > 16:
-        return None
-    return _Window(kernel, stride, padding)
 
 
 def drops(call: Call) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from overt.nn.recording.generators import generator_state
 from overt.nn.recording.watching import tensors
@@ -28,7 +28,6 @@ MOST = 2**28
 _aten: Any = torch.ops.aten
 _PRECISE = (torch.float32, torch.float64)
 _READ = _aten._local_scalar_dense.default
-_current: list[Recorder] = []
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[misc]
@@ -43,15 +42,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def complete(self) -> bool:
         """Whether all was kept."""
         return self._size <= MOST
-
-    def __enter__(self) -> Recorder:
-        _current.append(self)
-        super().__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        _current.pop()
-        super().__exit__(*error)
 
 
 def _written_down(self: Recorder, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -74,14 +64,15 @@ Recorder.__torch_dispatch__ = _written_down
 @contextmanager
 def unrecorded() -> Iterator[None]:
     """Leave out what no result depends on but by numbers that stay the same."""
-    before = [(recorder, recorder.paused) for recorder in _current]
+    recorder: Any = _get_current_dispatch_mode()
+    before = getattr(recorder, "paused", None)
     try:
-        for recorder, _ in before:
+        if before is not None:
             recorder.paused = True
         yield
     finally:
-        for recorder, paused in before:
-            recorder.paused = paused
+        if before is not None:
+            recorder.paused = before
 
 
 class Unplanned(Exception):  # noqa: N818
@@ -97,17 +88,15 @@ class Plan:
         line = _Line(inputs)
         for step in recorder.steps:
             line.add(*step)
-        reads = line.reads
-        given, run = line.function(inputs, outputs)
+        given, self._run = line.function(outputs)
         places = {id(t): i for i, t in enumerate(inputs)}
         self._inputs = [(i, places[id(t)]) for i, t in enumerate(given) if id(t) in places]
         self._given = [None if id(t) in places else t for t in given]
         self.outside = [t for t in self._given if t is not None]
         self._forms = [_form(t) for t in self.outside]
-        self._reads = [value for _, value in reads]
-        self._run = run
-        again = self(inputs)
-        if again is None or not all(map(_near, outputs, again)):
+        self._reads = [value for _, value in line.reads]
+        pairs = zip(outputs, self(inputs) or (), strict=True)
+        if not all(torch.allclose(a, b, 1e-3, 1e-6, equal_nan=True) for a, b in pairs):
             raise Unplanned
 
     def __call__(self, inputs: list[Tensor]) -> list[Tensor] | None:
@@ -126,10 +115,6 @@ class Plan:
 
 def _form(t: Tensor) -> Any:
     return t.shape, t.stride(), t.dtype, t.device
-
-
-def _near(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.allclose(a, b, 1e-3, 1e-6, equal_nan=True)
 
 
 class _Line:
@@ -186,9 +171,7 @@ class _Line:
             self._constants.update(zip(names, made, strict=True))
         self._steps.append((func, read, names, drew, (args, kwargs, result)))
 
-    def function(
-        self, inputs: list[Tensor], outputs: list[Tensor]
-    ) -> tuple[list[Tensor], Callable[..., Any]]:
+    def function(self, outputs: list[Tensor]) -> tuple[list[Tensor], Callable[..., Any]]:
         """Return tensors from outside, and the function of them that gives reads and outputs."""
         touched = self._written
         constants = {n: t for n, t in self._constants.items() if _storage(t) not in touched}
@@ -213,13 +196,17 @@ class _Line:
             if pure and (func, text) in seen:
                 renamed.update(zip(made, seen[func, text], strict=True))
                 continue
-            seen[func, text] = made
+            if pure:
+                seen[func, text] = made
             names[f"f{i}"] = func
             kept = _shown(result, lambda t: self._names[id(t)], {}, "_")
             lines.append(f"    {kept} = f{i}({text})")
         used = {name for _, read, *_ in steps for name in read}.union(wanted)
         given = [name for name in self._outside if name in used]
-        results = ", ".join(renamed.get(n, n) for n in wanted)
+        if any(_storage(self._outside[name]) in touched for name in given):
+            raise Unplanned  # what is not its own is not written to
+        copied = {**constants, **self._outside}
+        results = ", ".join(f"{n}.clone()" if n in copied else renamed.get(n, n) for n in wanted)
         source = "\n".join([f"def run({', '.join(given)}):", *lines, f"    return ({results},)"])
         exec(source, names)  # noqa: S102
         values = [self._outside[name] for name in given]

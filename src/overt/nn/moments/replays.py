@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from overt.nn.moments.carry import own
 from overt.nn.moments.plans import Plan, Recorder, Unplanned
 from overt.nn.recording import operations
 from overt.nn.recording.generators import seeded
@@ -44,7 +45,7 @@ class _Kept:
     def again(self, model: nn.Module, x: Any, output: Any) -> list[Tensor] | None:
         """Return the tensors of an answer, None where the plan does not hold."""
         mode = _Checking(self.notes, self.last)
-        same = mode.ended(_run(model, x, output, mode))
+        same = mode.ended(_run(model, own(x), output, mode))
         found = self.plan(list(tensors(x))) if same and self.plan is not None else None
         self.strikes = self.strikes if found is None else 0
         return found
@@ -70,6 +71,7 @@ class _Kept:
         """Note the calls of a pass."""
         if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
             raise Unplanned  # what it does is not seen
+        x = own(x)
         mode = _Noting(list(tensors(x)))
         result = _run(model, x, output, mode)
         self.notes, self.last = mode.notes, mode.place(result)
@@ -91,6 +93,8 @@ def replayed(
     plans = _kept.setdefault(model, {})
     kept = plans.setdefault(key, _Kept())
     if key is None or kept.strikes >= STRIKES or _get_current_dispatch_mode() is not None:
+        return make()
+    if torch._C._functorch.peek_interpreter_stack() is not None:
         return make()
     if len(plans) > FORMS:
         plans.pop(next(iter(plans)))

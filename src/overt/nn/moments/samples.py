@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import has_torch_function_unary
 
-from overt.nn.moments.carry import Output, picked, remembered
+from overt.nn.moments.carry import Output, own, picked, remembered
 from overt.nn.moments.control import Control
 from overt.nn.moments.copies import copied, draws_apart, rows_apart, rows_of
 from overt.nn.moments.noises import coins
@@ -118,7 +117,7 @@ class Samples:
                     self._reset()
 
     def _outputs(self, given: Any) -> Tensor:
-        return picked(called(unwrapped(self._model), given), self._output)
+        return picked(called(unwrapped(self._model), own(given)), self._output)
 
     def _pairs(self, given: Any, copies: int, block: int = 1) -> Tensor:
         """Return outputs, and the control at their draws: (1 or 2, copies, rows, ...).
@@ -128,8 +127,8 @@ class Samples:
         found, control = list[Any](), self._control
         try:
             if control is not None:
-                sample = partial(control.sample, self._model, given, self._output, copies)
-                found = [sample() for _ in range(block)]
+                how = self._output, copies
+                found = [control.sample(self._model, own(given), *how) for _ in range(block)]
         except (RuntimeError, IndexError, Uncarried):  # draws that are not those that were carried
             self._reset()
             self._control = None
