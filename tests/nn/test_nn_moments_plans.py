@@ -207,7 +207,7 @@ def test_a_budget_is_spent_on_what_comes_closest():
     assert 300 < n <= 388
     dear = costs._replace(carried=1e9)
     assert dear.choice(400) == (False, 384)
-    assert costs._replace(guess=0.5).choice(15) == (False, 8)
+    assert costs._replace(off=0.5).choice(15) == (False, 8)
 
 
 def test_passes_are_an_option_of_their_own():

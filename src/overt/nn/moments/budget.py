@@ -1,7 +1,7 @@
 """What so many passes of a model buy: samples alone, what is carried, or both.
 
 In standard deviations, n samples are off by about sqrt(3 / (2 n)) in mean and standard deviation
-together, and what is carried by half its stated error, which samples beside it make smaller.
+together, and what is carried by as much as some samples showed when prices were measured.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from overt.nn.moments.carry import Output, own
-from overt.nn.moments.errors import Found, doubted
-from overt.nn.moments.result import LEVEL
+from overt.nn.moments.errors import Found
+from overt.nn.moments.result import LEVEL, Moments
 from overt.nn.moments.samples import Samples
 from overt.nn.recording.modes import modes, unwrapped
 from overt.nn.recording.watching import called, tensors
@@ -37,14 +37,14 @@ Price = tuple[tuple[float, float], ...]
 class Costs(NamedTuple):
     """Seconds: of a pass, of carrying, of samples alone and beside it.
 
-    `guess` is the error of what is carried, `followed` the share of variance that it explains.
+    `off` is the error of what is carried, `followed` the share of variance that it explains.
     """
 
     one: float
     carried: float
     alone: Price
     beside: Price
-    guess: float
+    off: float
     followed: float
 
     def choice(self, passes: float) -> tuple[bool, int]:
@@ -52,10 +52,10 @@ class Costs(NamedTuple):
         left = passes * self.one
         options = [(math.sqrt(1.5 / n), False, n) for n in [max(2, _bought(left, self.alone))]]
         if self.carried <= left:
-            options.append((self.guess, True, 0))
+            options.append((self.off, True, 0))
         if (n := _bought(left - self.carried, self.beside)) >= FEW:
             left = 1 - self.followed
-            both = math.hypot(1 / self.guess, math.sqrt(n / (left * (4 - left) / 2)))
+            both = math.hypot(1 / self.off, math.sqrt(n / (left * (4 - left) / 2)))
             options.append((1 / both, True, n))
         return min(options)[1:]
 
@@ -66,7 +66,7 @@ def costs(model: nn.Module, x: Any, output: Output, carry: Callable[[], Found]) 
     def ask() -> Costs:
         found = carry()
 
-        def line(control: Any) -> tuple[Price, float]:
+        def line(control: Any) -> tuple[Price, Samples]:
             def drawn(n: int) -> Samples:
                 samples = Samples(model, x, output, covariance=False, control=control)
                 samples.draw(n)
@@ -78,17 +78,16 @@ def costs(model: nn.Module, x: Any, output: Output, carry: Callable[[], Found]) 
                 price.append((n, _seconds(x, partial(drawn, n))))
                 if n > FEW and 8 * price[-1][1] > LONG * one:
                     break
-            return tuple(price), drawn(MANY).followed if control else 0.0
+            return tuple(price), drawn(2 * MANY)
 
         with torch.no_grad(), modes(model, noise=True):
             one = _seconds(x, lambda: called(unwrapped(model), own(x)), 9)
         alone, _ = line(None)
         if found.moments is None:
             return Costs(one, math.inf, alone, alone, math.inf, 0.0)
-        stated = doubted(found.moments, found.drawn) if found.drawn else found.moments
-        guess = max(stated.reached or 0.0, 1e-6) / LEVEL
-        beside, followed = line(found.control)
-        return Costs(one, _seconds(x, carry), alone, beside, guess, followed)
+        beside, samples = line(found.control)
+        off = max(_off(found.moments, samples), (found.moments.reached or 0.0) / LEVEL / 4, 1e-6)
+        return Costs(one, _seconds(x, carry), alone, beside, off, samples.followed)
 
     known = _known.setdefault(model, {})
     key = (*((t.shape, t.dtype) for t in tensors(x)), torch.is_grad_enabled())
@@ -98,6 +97,15 @@ def costs(model: nn.Module, x: Any, output: Output, carry: Callable[[], Found]) 
 
 
 _known: WeakKeyDictionary[nn.Module, dict[Any, Costs]] = WeakKeyDictionary()
+
+
+def _off(found: Moments, samples: Samples) -> float:
+    """Return how far what was carried is off samples, in squares less what these are off by."""
+    if found.exact:
+        return 0.0
+    sampled, sd = samples.moments(), found.std.clamp(min=torch.finfo(found.std.dtype).tiny)
+    away = ((sampled.mean - found.mean) / sd) ** 2 + (sampled.std / sd - 1) ** 2
+    return math.sqrt(max(float(away.mean()) - sum(e * e for e in samples.errors), 0.0))
 
 
 def _bought(seconds: float, price: Price) -> int:
