@@ -166,6 +166,22 @@ def test_another_output_has_another_plan(monkeypatch):
         torch.testing.assert_close(found.mean, both.mean[:, i])
 
 
+def test_inputs_that_are_one_tensor_have_a_plan_of_their_own():
+    class Two(Net):
+        def forward(self, x, y):
+            return torch.tanh(self.inner(x) + 2 * self.inner(y))
+
+    model, x, y = Two(), torch.randn(5, 6), torch.randn(5, 6)
+    for given in ((x, x), (x, x), (x, y), (x, y)):
+        assert_fresh(moments(model, given), model, given)
+    model.shift = torch.randn(5, 16)
+    model.a = nn.Identity()
+    model.norm = nn.Identity()
+    y, z = torch.randn(2, 5, 16)
+    for given in ((model.shift, y), (z, y), (z, y)):
+        assert_fresh(moments(model, given), model, given)
+
+
 def test_values_that_leave_torch_and_draws_are_not_planned(monkeypatch):
     x = torch.rand(5, 6)
     by_numpy = Net(lambda self, x: self.inner(x * float(x.numpy().sum())))

@@ -123,7 +123,7 @@ class Control:
             total = total + (g * h).sum(2)
             self._size += g.numel()
             if self._size <= BUDGET:
-                weights = Weights(by, source.step.shape, axis, g)
+                weights = Weights(by._replace(scale=None), source.step.shape, axis, g)
                 self._found.setdefault(id(by), []).append(weights)
         self._variances.append(total)
 

@@ -38,14 +38,18 @@ class Found:
         m, control = self.moments, self.control
         if m is None or control is None:
             return None
-        light = replace(self, one=None)
+        kept = [m.mean, m.variance, m.mean_error, m.std_error, *control.tensors]
 
         def build(values: list[Tensor]) -> Found:
             names = ("mean", "variance", "mean_error", "std_error")
-            moments = replace(m, **dict(zip(names, values[:4], strict=True)))
-            return replace(light, moments=moments, control=control.filled(values[4:]))
+            moments = replace(blank, **dict(zip(names, values[:4], strict=True)))
+            return replace(light, moments=moments, control=form.filled(values[4:]))
 
-        return [m.mean, m.variance, m.mean_error, m.std_error, *control.tensors], build
+        # No tensor of this answer is held on to.
+        blank = replace(m, mean=None, variance=None, mean_error=None, std_error=None)
+        light = replace(self, moments=None, control=None, one=None)
+        form = control.filled([t.new_empty(0) for t in kept[4:]])
+        return kept, build
 
 
 def judged(model: nn.Module, x: Any, output: Output, one: Carried, control: Control) -> Moments:

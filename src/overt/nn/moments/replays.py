@@ -62,7 +62,7 @@ class _Kept:
         try:
             self.note(model, x, output)
             plan = Plan(recorder, list(tensors(x)), values)
-            self.plan = None if _unseen(model, plan.outside, self.notes) else plan
+            self.plan = None if _unseen(model, x, plan.outside, self.notes) else plan
         except Exception:  # it is done by Python, then
             self.strikes = STRIKES
         return made, values
@@ -139,7 +139,9 @@ def _key(x: Any, output: Any) -> Any:
         code = getattr(output, "__code__", output)
         device = next(tensors(x)).device.type
         cast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
-        key = _skeleton(x), code, cells, cast, torch.get_default_dtype()
+        ids = [id(t) for t in tensors(x)]
+        same = tuple(map(ids.index, ids))
+        key = _skeleton(x), same, code, cells, cast, torch.get_default_dtype()
         hash(key)
     except (TypeError, ValueError, RuntimeError):
         return None
@@ -264,11 +266,11 @@ class _Checking(TorchFunctionMode):  # type: ignore[misc]
         return self.same and self._at == len(self._notes) and right
 
 
-def _unseen(model: nn.Module, outside: list[Tensor], notes: Any) -> bool:
-    """Whether a plan reads tensors of the model that its calls do not show."""
+def _unseen(model: nn.Module, x: Any, outside: list[Tensor], notes: Any) -> bool:
+    """Whether a plan reads tensors of the model that its calls do not show, or an input is one."""
     own = {id(t) for m in model.modules() for t in tensors([m._parameters, m._buffers, vars(m)])}
     seen = {id(t) for t in _noted(notes)}
-    return any(id(t) in own - seen for t in outside)
+    return any(id(t) in own - seen for t in outside) or any(id(t) in own for t in tensors(x))
 
 
 def _noted(note: Any) -> Any:
