@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from overt.nn.recording.generators import generator_state
 from overt.nn.recording.watching import tensors
 
-MOST = 2**28
+MOST = 2**27
 """The most numbers that a recording may hold before it is given up."""
 
 _aten: Any = torch.ops.aten
