@@ -18,7 +18,6 @@ from overt.nn.moments.carry import (
     carry,
     checked,
     hidden_randomness,
-    remembered,
 )
 from overt.nn.moments.control import Control
 from overt.nn.moments.errors import Found, corrected, doubted, judged
@@ -130,7 +129,7 @@ def _carried(model: nn.Module, x: Any, output: Output, covariance: bool) -> Foun
     """Carry moments through the model, as it was done before where that holds."""
 
     def make() -> Found:
-        one = carry(model, x, output=output, layouts=remembered(model, output, "layouts", dict))
+        one = carry(model, x, output=output)
         with unrecorded():
             hidden = hidden_randomness(model, x, output, one)
         drawn = tuple(name for name in one.noises if name in one.to_draw | set(one.tape.rough))
