@@ -215,7 +215,7 @@ def test_gradients_come_through_a_plan(monkeypatch):
 
 def test_a_budget_is_spent_on_what_comes_closest():
     line = ((8.0, 8.0), (64.0, 64.0))
-    costs = Costs(1.0, 12.0, line, line, 0.05, 0.5)
+    costs = Costs(1.0, 12.0, line, line, 0.05, 0.05, 0.5)
     assert costs.choice(5) == (False, 5)
     assert costs.choice(15) == (True, 0)
     carried, n = costs.choice(400)

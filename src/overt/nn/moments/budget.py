@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from overt.nn.moments.carry import Output, own
-from overt.nn.moments.errors import Found
+from overt.nn.moments.errors import Found, doubted
 from overt.nn.moments.result import LEVEL, Moments
 from overt.nn.moments.samples import Samples
 from overt.nn.recording.modes import modes, unwrapped
@@ -37,7 +37,8 @@ Price = tuple[tuple[float, float], ...]
 class Costs(NamedTuple):
     """Seconds: of a pass, of carrying, of samples alone and beside it.
 
-    `off` is the error of what is carried, `followed` the share of variance that it explains.
+    `off` and `stated` are the errors of what is carried, as seen and by itself; `followed` is the
+    share of variance that it explains.
     """
 
     one: float
@@ -45,6 +46,7 @@ class Costs(NamedTuple):
     alone: Price
     beside: Price
     off: float
+    stated: float
     followed: float
 
     def choice(self, passes: float) -> tuple[bool, int]:
@@ -54,9 +56,11 @@ class Costs(NamedTuple):
         if self.carried <= left:
             options.append((self.off, True, 0))
         if (n := _bought(left - self.carried, self.beside)) >= FEW:
-            left = 1 - self.followed
-            both = math.hypot(1 / self.off, math.sqrt(n / (left * (4 - left) / 2)))
-            options.append((1 / both, True, n))
+            alone = 1 - self.followed
+            b2, s2 = self.stated**2, alone * (4 - alone) / 2 / n
+            share = b2 / (b2 + s2)  # of what samples show, as `corrected` weighs it
+            both = math.hypot(share * math.sqrt(s2), (1 - share) * self.off)
+            options.append((both, True, n))
         return min(options)[1:]
 
 
@@ -84,10 +88,14 @@ def costs(model: nn.Module, x: Any, output: Output, carry: Callable[[], Found]) 
             one = _seconds(x, lambda: called(unwrapped(model), own(x)), 9)
         alone, _ = line(None)
         if found.moments is None:
-            return Costs(one, math.inf, alone, alone, math.inf, 0.0)
+            return Costs(one, math.inf, alone, alone, math.inf, math.inf, 0.0)
         beside, samples = line(found.control)
-        off = max(_off(found.moments, samples), (found.moments.reached or 0.0) / LEVEL / 4, 1e-6)
-        return Costs(one, _seconds(x, carry), alone, beside, off, samples.followed)
+        stated = doubted(found.moments, found.drawn) if found.drawn else found.moments
+        least = (found.moments.reached or 0.0) / LEVEL / 4
+        return Costs(
+            one, _seconds(x, carry), alone, beside, max(_off(found.moments, samples), least),
+            max(stated.reached or 0.0, 1e-6) / LEVEL, samples.followed,
+        )  # fmt: skip
 
     known = _known.setdefault(model, {})
     key = (*((t.shape, t.dtype) for t in tensors(x)), torch.is_grad_enabled())
