@@ -10,6 +10,7 @@ from torch import nn
 
 from overt import _check
 from overt._check import InputError
+from overt.nn.moments.budget import costs
 from overt.nn.moments.carry import (
     UNSEEN,
     Carried,
@@ -17,10 +18,11 @@ from overt.nn.moments.carry import (
     carry,
     checked,
     hidden_randomness,
-    remembered,
 )
 from overt.nn.moments.control import Control
-from overt.nn.moments.errors import corrected, doubted, judged
+from overt.nn.moments.errors import Found, corrected, doubted, judged
+from overt.nn.moments.plans import unrecorded
+from overt.nn.moments.replays import replayed
 from overt.nn.moments.result import Moments
 from overt.nn.moments.samples import Samples
 from overt.nn.recording.generators import seeded
@@ -44,6 +46,7 @@ def predictive_moments(
     covariance: bool = False,
     tol: float | None = None,
     draws: int | None = None,
+    passes: float | None = None,
 ) -> Moments:
     """Return the mean and variance of model(x) when its noise is on.
 
@@ -75,6 +78,9 @@ def predictive_moments(
         How many samples to take, 0 for none; or with `tol` the most (12,800). By default what was
         carried is checked by 16 or 32, and up to 400 are taken where these or the noise call for
         more.
+    passes
+        Spend about what so many passes of the model on x cost: on samples alone, on carrying, or on
+        both, whichever should come closest. Prices are measured in the first call.
 
     Examples
     --------
@@ -91,28 +97,55 @@ def predictive_moments(
     draws = None if draws is None else _check.whole("draws", draws, minimum=0)
     if draws == 1:
         raise InputError("draws must be 0 or at least 2, got 1")
-    one = carry(model, x, output=output, layouts=remembered(model, output, "layouts", dict))
-    hidden = hidden_randomness(model, x, output, one)
-    drawn = tuple(name for name in one.noises if name in one.to_draw | set(one.tape.rough))
-    drawn += (UNSEEN,) if hidden and not one.drawn else ()
-    drawn += tuple(name for name in one.drawn if name not in drawn)
-    found = control = None
-    if not one.drawn and not hidden:
-        control = Control(one)
-        found = _judged(model, x, output, one, control)
-        control, drawn = (control, drawn) if found is not None else (None, one.noises)
+    carried = None
+    if passes is not None:
+        passes = _check.number("passes", passes, exclusive=True)
+        if tol is not None or draws is not None:
+            raise InputError(f"passes must come without tol and draws, got passes={passes:g} too")
+        paid = costs(model, x, output, lambda: _carried(model, x, output, False))
+        wanted, draws = paid.choice(passes)
+        carried = None if wanted else Found(None, None, (), ("all",), ())
+    carried = carried or _carried(model, x, output, covariance)
+    found, drawn = carried.moments, carried.drawn
     if found is not None and found.exact and not drawn:
-        return replace(found, variance=one.covariances()) if covariance else found
+        return replace(found, variance=carried.one.covariances()) if carried.one else found
     if draws == 0 and found is None:
         raise InputError(
             f"draws must be at least 2 where {', '.join(drawn)} cannot be carried, got 0"
         )
     together = covariance and (found is None or bool(drawn))
-    samples = Samples(model, x, output, covariance=together, control=None if together else control)
+    if together:
+        carried = replace(carried, moments=None, control=None)
+    samples = Samples(model, x, output, covariance=together, control=carried.control)
     # A control that is certain is corrected by the same draws each time.
     with seeded(None if found is None else 0):
-        result = _sampled(None if together else found, samples, one, drawn, tol, draws)
-    return _joint(result, found, one) if covariance and found and not together else result
+        result = _sampled(carried, samples, tol, draws)
+    if covariance and found is not None and carried.one is not None and not together:
+        return _joint(result, found, carried.one)
+    return result
+
+
+def _carried(model: nn.Module, x: Any, output: Output, covariance: bool) -> Found:
+    """Carry moments through the model, as it was done before where that holds."""
+
+    def make() -> Found:
+        one = carry(model, x, output=output)
+        with unrecorded():
+            hidden = hidden_randomness(model, x, output, one)
+        drawn = tuple(name for name in one.noises if name in one.to_draw | set(one.tape.rough))
+        drawn += (UNSEEN,) if hidden and not one.drawn else ()
+        drawn += tuple(name for name in one.drawn if name not in drawn)
+        control = found = None
+        if not one.drawn and not hidden:
+            control = Control(one)
+            found = _judged(model, x, output, one, control)
+            control, drawn = (control, drawn) if found is not None else (None, one.noises)
+        return Found(found, control, one.noises, drawn, tuple(one.tape.linearized), one)
+
+    if covariance:
+        return make()
+    found: Found = replayed(model, x, output, make, Found.apart)
+    return replace(found, one=None)
 
 
 def _judged(
@@ -126,24 +159,22 @@ def _judged(
     return found if bool(torch.isfinite(found.variance).all()) else None
 
 
-def _sampled(
-    found: Moments | None, samples: Samples, one: Carried, drawn: tuple[str, ...],
-    tol: float | None, draws: int | None,
-) -> Moments:  # fmt: skip
+def _sampled(carried: Found, samples: Samples, tol: float | None, draws: int | None) -> Moments:
     """Correct what was carried by as many samples as are asked for, or as the goal needs."""
+    found, drawn = carried.moments, carried.drawn
     few = found is not None and not drawn
     if found is not None and draws == 0:
         return doubted(found, drawn) if drawn else found
     if draws is not None and tol is None:
         samples.draw(draws)
-        return corrected(found, samples, one, drawn)
+        return corrected(carried, samples)
     most = draws or (DRAWS if tol is None else MOST)
     goal = tol if tol is not None else OPEN if few else SURE
-    if few:
-        samples.draw(min(most, CHECKS if len(one.output.mean) <= 8 else CHECKS // 2))
+    if found is not None and not drawn:
+        samples.draw(min(most, CHECKS if len(found.mean) <= 8 else CHECKS // 2))
     else:
         samples.draw(min(most, 128))
-    result = corrected(found, samples, one, drawn)
+    result = corrected(carried, samples)
     if few and _within(result, goal):
         return replace(result, draws=0, checks=samples.count)
     while not _within(result, goal):
@@ -151,7 +182,7 @@ def _sampled(
         if not (more := more - more % samples.copies):
             break
         samples.draw(more)
-        result = corrected(found, samples, one, drawn)
+        result = corrected(carried, samples)
     return result
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from overt.nn.layers.mask_covariance import MaskCovariance
+from overt.nn.moments.plans import unrecorded
 
 BUDGET = 2**24
 """The most numbers that the gradients of one batch of backward passes may hold."""
@@ -133,7 +134,8 @@ class Sources:
             return
         key = (len(y), *(source.step.shape for source in self._all))
         if key not in self._layouts:
-            axes, sure = _row_axes(y, self._all)
+            with unrecorded():
+                axes, sure = _row_axes(y, self._all)
             if sure:
                 self._layouts[key] = axes
         else:

@@ -29,7 +29,7 @@ from overt.nn.moments.adjoint import Layouts, Sources
 from overt.nn.moments.rules import apply
 from overt.nn.moments.tape import Moment, Tape, Uncarried
 from overt.nn.recording.generators import generator_state, other_states, repeated, seeded
-from overt.nn.recording.modes import Statistics, modes, unwrapped
+from overt.nn.recording.modes import Statistics, modes, parts, unwrapped
 from overt.nn.recording.watching import (
     called,
     is_noise,
@@ -129,7 +129,7 @@ def carry(
         try:
             with torch.inference_mode(False), modes(model, noise=True, statistics=statistics,
                                                     update=update):  # fmt: skip
-                moment = _pass(model, mapped(inputs, _usable), output, tape, check=not update)
+                moment = _pass(model, own(inputs), output, tape, check=not update)
         except Uncarried as error:
             if not error.noises - drawn:
                 raise
@@ -191,8 +191,9 @@ def _pass(model: nn.Module, inputs: Any, output: Output, tape: Tape, *, check: b
     return tape.of(result)
 
 
-def _usable(tensor: Tensor) -> Tensor:
-    return tensor.clone() if tensor.is_inference() else tensor
+def own(inputs: Any) -> Any:
+    """Return inputs that a pass may write to."""
+    return mapped(inputs, Tensor.clone)
 
 
 def picked(result: Any, output: Output) -> Tensor:
@@ -219,7 +220,7 @@ def checked(model: Any, x: Any, output: Any = None) -> nn.Module:
             f"x must be a tensor, or a tuple or dictionary of them, got {type(x).__name__}; "
             "torch.as_tensor makes one of an array"
         )
-    weights = (w for module in model.modules() for w in module._parameters.values())
+    weights = (w for module in parts(model) for w in module._parameters.values())
     if any(weight is not None and weight.is_complex() for weight in weights):
         raise InputTypeError("model must have real weights, got complex ones: noise is real here")
     odd = [t for t in given if t.layout != torch.strided or t.is_meta or t.is_nested]
@@ -237,7 +238,7 @@ def plain_output(model: nn.Module, inputs: Any, output: Output) -> Tensor:
     with torch.inference_mode(False), torch.no_grad(), seeded(0):
         before = generator_state()
         with modes(model, noise=False):
-            result = picked(called(unwrapped(model), mapped(inputs, _usable)), output)
+            result = picked(called(unwrapped(model), own(inputs)), output)
         if generator_state() != before:
             result = carry(model, inputs, output=output, active=()).output.mean
         return result
@@ -252,7 +253,7 @@ def hidden_randomness(model: nn.Module, inputs: Any, output: Output, one: Carrie
 
     def ask() -> bool:
         inner = unwrapped(model)
-        (first,), hidden = repeated(model, lambda: [picked(called(inner, inputs), output)], 2)
+        (first,), hidden = repeated(model, lambda: [picked(called(inner, own(inputs)), output)], 2)
         if not hidden and one.output.known and not one.drawn:
             away = first - one.output.mean.detach()
             sd = one.output.variance.detach().clamp(min=0).sqrt()
@@ -268,8 +269,7 @@ def remembered(model: nn.Module, output: Output, what: Any, ask: Callable[[], An
 
     Settings that are numbers or words, such as a probability or a switch, belong to the structure.
     """
-    modules = tuple((name, type(m), *_settings(m)) for name, m in model.named_modules())
-    signature = (modules, getattr(output, "__code__", output))
+    signature = ([_settings(m) for m in parts(model)], getattr(output, "__code__", output))
     known = _answers.get(model)
     if known is None or known[0] != signature:
         known = _answers[model] = (signature, {})
@@ -279,8 +279,11 @@ def remembered(model: nn.Module, output: Output, what: Any, ask: Callable[[], An
 
 
 def _settings(module: nn.Module) -> list[Any]:
-    told = (value for name, value in vars(module).items() if name[0] != "_" and name != "training")
-    return [value for value in told if isinstance(value, (bool, int, float, str))]
+    told = [type(module), *module._modules.keys()]
+    for name, value in vars(module).items():
+        if name[0] != "_" and name != "training" and isinstance(value, (bool, int, float, str)):
+            told.append(value)
+    return told
 
 
 _answers: WeakKeyDictionary[nn.Module, tuple[Any, dict[Any, Any]]] = WeakKeyDictionary()

@@ -11,7 +11,8 @@ linear. So E y is the mean of y - b C, which varies less, and Var y that of b^2 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from overt.nn.layers.base import NoiseLayer
 from overt.nn.moments.adjoint import BUDGET, SHARED, Arrival, Origin, Sources
 from overt.nn.moments.carry import Carried, Output, carry, picked
+from overt.nn.moments.noises import masks
 from overt.nn.moments.rules import apply
 from overt.nn.moments.tape import Tape
 from overt.nn.recording import operations
@@ -83,6 +85,9 @@ class _Drawing(TorchFunctionMode):  # type: ignore[misc]
             return func(*args, **kwargs)
         inplace = inplace or bool(kwargs.get("inplace"))
         call = Call(name, func, args, kwargs, "", None, inplace, again=self._again)
+        if name == "dropout" and (z := masks(call)) is not None:
+            self._tape.numbered(z)
+            return args[0].mul_(z) if inplace else args[0] * z
         result = apply(self._tape, call)
         return self._tape.forget(result)
 
@@ -118,9 +123,25 @@ class Control:
             total = total + (g * h).sum(2)
             self._size += g.numel()
             if self._size <= BUDGET:
-                weights = Weights(by, source.step.shape, axis, g)
+                weights = Weights(by._replace(scale=None), source.step.shape, axis, g)
                 self._found.setdefault(id(by), []).append(weights)
         self._variances.append(total)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that was kept."""
+        weights = (part.values for parts in self._found.values() for part in parts)
+        return [*weights, *self._variances]
+
+    def filled(self, values: list[Tensor]) -> Control:
+        """Return the control for other inputs, of which `tensors` are these."""
+        other, left = copy(self), iter(values)
+        other._found = {
+            key: [replace(part, values=next(left)) for part in parts]
+            for key, parts in self._found.items()
+        }
+        other._variances = [next(left) for _ in self._variances]
+        return other
 
     @property
     def useful(self) -> bool:

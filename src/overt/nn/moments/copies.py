@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from overt.nn.moments.carry import Output, carry, picked, plain_output
+from overt.nn.moments.carry import Output, carry, own, picked, plain_output
 from overt.nn.recording import operations
 from overt.nn.recording.generators import (
     generator_state,
@@ -114,4 +114,4 @@ class _Noting(TorchFunctionMode):  # type: ignore[misc]
 
 
 def _outputs(model: nn.Module, given: Any, output: Output) -> Tensor:
-    return picked(called(unwrapped(model), given), output)
+    return picked(called(unwrapped(model), own(given)), output)

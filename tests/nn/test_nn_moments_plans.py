@@ -1,0 +1,271 @@
+"""Moments that are carried by a plan: the same numbers, and never those of another model."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import overt.nn.predictive as room
+from overt import InputError
+from overt.nn import (
+    CovarianceDropout,
+    DropConnectLinear,
+    Dropout,
+    mc_moments,
+    predictive_moments,
+)
+from overt.nn.moments.budget import Costs
+from overt.nn.moments.carry import carry
+from overt.nn.moments.noises import coins
+from overt.nn.moments.pooling import largest_moments
+
+
+class Net(nn.Module):
+    """A forward pass written as a function, with settings of all sorts."""
+
+    def __init__(self, run=lambda self, x: self.inner(x)):
+        super().__init__()
+        self.a, self.b, self.norm = nn.Linear(6, 16), nn.Linear(16, 3), nn.BatchNorm1d(16)
+        self.run, self.settings = run, {"rates": [0.3], "more": SimpleNamespace(scale=1.0)}
+        self.shift = torch.zeros(16)
+
+    def inner(self, x, branch=False):
+        h = self.norm(self.a(x)) * self.settings["more"].scale + self.shift
+        h = functional.gelu(h) if branch else torch.relu(h)
+        return self.b(functional.dropout(h, self.settings["rates"][0], self.training))
+
+    def forward(self, x):
+        return self.run(self, x)
+
+
+def moments(model, x, **options):
+    with torch.no_grad():
+        return predictive_moments(model, x, draws=0, **options)
+
+
+def planned(model, x, monkeypatch, **options):
+    """Return moments after a first call, and whether they were replayed."""
+    calls, carry = [], room.carry
+    monkeypatch.setattr(room, "carry", lambda *a, **k: calls.append(1) or carry(*a, **k))
+    found = moments(model, x, **options)
+    monkeypatch.undo()
+    return found, not calls
+
+
+def assert_fresh(found, model, x, **options):
+    expected = moments(copy.deepcopy(model), x, **options)
+    for name in ("mean", "variance", "mean_error", "std_error"):
+        torch.testing.assert_close(
+            getattr(found, name), getattr(expected, name), rtol=1e-4, atol=1e-6
+        )
+    assert (found.method, found.carried, found.drawn) == (
+        expected.method, expected.carried, expected.drawn,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        Net,
+        lambda: nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Dropout(0.2), nn.LayerNorm(16),
+                              nn.Linear(16, 8), nn.SiLU(), nn.Dropout(0.2), nn.Linear(8, 3)),
+        lambda: nn.Sequential(
+            nn.Unflatten(1, (3, 2)), nn.Linear(2, 8),
+            nn.TransformerEncoderLayer(8, 2, 16, 0.2, batch_first=True), nn.Flatten()),
+        lambda: nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3, padding=1), nn.ReLU(),
+                              nn.Dropout1d(0.3), nn.Conv1d(4, 4, 3), nn.MaxPool1d(2), nn.Flatten()),
+    ],
+)  # fmt: skip
+def test_a_plan_gives_what_carrying_gives_for_other_rows_and_weights(build, monkeypatch):
+    torch.manual_seed(0)
+    model, x = build(), torch.randn(5, 6)
+    moments(model, x)
+    with torch.no_grad():
+        for weight in (*model.parameters(), *model.buffers()):
+            if weight.is_floating_point():
+                weight.mul_(1.5).add_(0.1)
+    for rows in (x, torch.randn(5, 6)):
+        found, replayed = planned(model, rows, monkeypatch)
+        assert replayed
+        assert_fresh(found, model, rows)
+    found, replayed = planned(model, torch.randn(4, 6), monkeypatch)  # another form
+    assert not replayed
+
+
+def _hook(module, args, output):
+    return output * 2
+
+
+CHANGES = {
+    "rate": lambda m: m.settings["rates"].__setitem__(0, 0.4),
+    "nested": lambda m: setattr(m.settings["more"], "scale", 2.0),
+    "tensor": lambda m: setattr(m, "shift", torch.ones(16)),
+    "parameter": lambda m: setattr(m, "a", nn.Linear(6, 16)),
+    "buffer": lambda m: setattr(m.norm, "running_mean", torch.ones(16)),
+    "hook": lambda m: m.a.register_forward_hook(_hook),
+    "code": lambda m: setattr(m, "run", lambda self, x: self.inner(x, branch=True)),
+    "type": lambda m: m.bfloat16().float().double(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_a_plan_is_not_used_for_a_model_that_changed(change, monkeypatch):
+    torch.manual_seed(0)
+    model, x = Net(), torch.randn(5, 6)
+    moments(model, x)
+    assert planned(model, x, monkeypatch)[1]
+    change(model)
+    x = x.to(model.b.weight.dtype)
+    assert_fresh(moments(model, x), model, x)
+    found, replayed = planned(model, x, monkeypatch)  # a new plan
+    assert replayed
+    assert_fresh(found, model, x)
+
+
+@pytest.mark.parametrize("layer", [lambda: Dropout(0.3), lambda: DropConnectLinear(6, 6, 0.3),
+                                   lambda: CovarianceDropout([1.0] * 6, 0.3 * torch.eye(6) + 0.1),
+                                   lambda: nn.Dropout(0.3, inplace=True)])  # fmt: skip
+def test_rates_of_layers_may_change_and_inputs_do_not(layer):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(layer(), nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2)), torch.rand(5, 6)
+    before = x.clone()
+    for rate in (None, None, 0.5, 0.5):
+        if rate is not None and hasattr(model[0], "drop_prob"):
+            model[0].drop_prob = rate
+        elif rate is not None and hasattr(model[0], "p"):
+            model[0].p = rate
+        assert_fresh(moments(model, x), model, x)
+    assert torch.equal(x, before)
+
+
+def test_a_plan_is_not_used_where_data_decide_otherwise(monkeypatch):
+    model = Net(lambda self, x: self.inner(x, branch=bool(x.sum() > 0)))
+    low = -torch.rand(5, 6)
+    for x, expected in ((low, False), (low / 2, True), (-low, False), (-low / 2, True)):
+        found, replayed = planned(model, x, monkeypatch)
+        assert replayed is expected
+        assert_fresh(found, model, x)
+
+
+def test_another_output_has_another_plan(monkeypatch):
+    model = Net(lambda self, x: {"y": self.inner(x), "z": 2 * self.inner(x)})
+    x, key = torch.randn(5, 6), ["y"]
+    for name in ("y", "z", "y"):
+        key[0] = name
+        found = moments(model, x, output=lambda o: o[key[0]])
+        assert_fresh(found, model, x, output=lambda o, name=name: o[name])
+    for i in (0, 1):
+        found = moments(model, x, output=lambda o, i=i: o["y"][:, i])
+        assert found.mean.shape == (5,)
+        both = moments(model, x, output=lambda o: o["y"])
+        torch.testing.assert_close(found.mean, both.mean[:, i])
+
+
+def test_inputs_that_are_one_tensor_have_a_plan_of_their_own():
+    class Two(Net):
+        def forward(self, x, y):
+            return torch.tanh(self.inner(x) + 2 * self.inner(y))
+
+    model, x, y = Two(), torch.randn(5, 6), torch.randn(5, 6)
+    for given in ((x, x), (x, x), (x, y), (x, y)):
+        assert_fresh(moments(model, given), model, given)
+    model.shift = torch.randn(5, 16)
+    model.a = nn.Identity()
+    model.norm = nn.Identity()
+    y, z = torch.randn(2, 5, 16)
+    for given in ((model.shift, y), (z, y), (z, y)):
+        assert_fresh(moments(model, given), model, given)
+
+
+def test_values_that_leave_torch_and_draws_are_not_planned(monkeypatch):
+    x = torch.rand(5, 6)
+    by_numpy = Net(lambda self, x: self.inner(x * float(x.numpy().sum())))
+    by_coin = Net(lambda self, x: self.inner(x) * (1 if torch.rand(()) < 0.5 else 2))
+    for model in (by_numpy, by_coin):
+        for rows in (x, 2 * x, 3 * x):
+            with torch.no_grad():
+                found = predictive_moments(copy.deepcopy(model), rows)
+                again = predictive_moments(model, rows)
+            assert found.method == again.method
+            torch.testing.assert_close(found.std, again.std, rtol=0.3, atol=0)
+    assert found.method == "sampled"
+
+
+def test_gradients_come_through_a_plan(monkeypatch):
+    torch.manual_seed(0)
+    model, x = Net(lambda self, x: torch.tanh(self.inner(x))), torch.randn(5, 6)
+    weights = [model.a.weight, model.b.weight, x.requires_grad_()]
+    one = carry(model, x)
+    expected = torch.autograd.grad((one.output.mean + one.variances()).sum(), weights)
+    for _ in range(2):
+        found = predictive_moments(model, x, draws=0)
+        grads = torch.autograd.grad((found.mean + found.variance).sum(), weights)
+        for a, b in zip(grads, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    with torch.inference_mode():
+        again = predictive_moments(model, x, draws=0)
+    torch.testing.assert_close(again.mean, found.mean.detach())
+    assert not again.mean.is_inference()
+
+
+def test_a_budget_is_spent_on_what_comes_closest():
+    line = ((8.0, 8.0), (64.0, 64.0))
+    costs = Costs(1.0, 12.0, line, line, 0.05, 0.05, 0.5)
+    assert costs.choice(5) == (False, 5)
+    assert costs.choice(15) == (True, 0)
+    carried, n = costs.choice(400)
+    assert carried
+    assert 300 < n <= 388
+    dear = costs._replace(carried=1e9)
+    assert dear.choice(400) == (False, 384)
+    assert costs._replace(off=0.5).choice(15) == (False, 8)
+
+
+def test_passes_are_an_option_of_their_own():
+    torch.manual_seed(0)
+    model, x = Net(lambda self, x: torch.tanh(self.inner(x))), torch.randn(5, 6)
+    with torch.no_grad():
+        few, many = (predictive_moments(model, x, passes=n) for n in (2, 1000))
+        truth = mc_moments(model, x, 20_000)
+    assert few.method == "sampled"
+    assert many.method == "carried and sampled"
+    torch.testing.assert_close(many.std, truth.std, rtol=0.05, atol=0)
+    for wrong in ({"draws": 4}, {"tol": 0.1}):
+        with pytest.raises(InputError, match="passes must come without"):
+            predictive_moments(model, x, passes=10, **wrong)
+    with pytest.raises(InputError, match="passes"):
+        predictive_moments(model, x, passes=0)
+
+
+def test_coins_fall_as_they_should():
+    torch.manual_seed(0)
+    for prob in (0.1, 0.5, 0.9):
+        z = coins(torch.empty(1000, 1001), prob)
+        error = (prob * (1 - prob) / z.numel()) ** 0.5
+        assert abs(z.mean() - prob) < 5 * error
+        for step in (1, 2, 3, 4):
+            both = (z.flatten()[step:] * z.flatten()[:-step]).mean()
+            assert abs(both - prob * prob) < 10 * error
+    model = nn.Sequential(nn.Dropout(0.3), nn.Linear(2000, 1, bias=False))
+    nn.init.ones_(model[1].weight)
+    found = mc_moments(model, torch.ones(1, 2000), 4000, seed=0)
+    assert abs(found.mean - 2000) < 2 * found.mean_error
+    assert abs(found.std - (2000 * 3 / 7) ** 0.5) < 2 * found.std_error
+
+
+def test_the_largest_of_normal_entries():
+    torch.manual_seed(0)
+    m, sd = torch.randn(7, 4), 0.2 + torch.rand(7, 4)
+    m[0], sd[0] = torch.tensor([9.0, 1.0, 0.0, 0.0]), torch.tensor([0.0, 0.1, 0.0, 0.1])
+    value, slopes, variance = largest_moments(m, sd * sd)
+    x = m + sd * torch.randn(400_000, 7, 4)
+    top = x.amax(-1)
+    torch.testing.assert_close(value, top.mean(0), atol=0.03, rtol=0)
+    torch.testing.assert_close(variance.sqrt(), top.std(0), atol=0.03, rtol=0.03)
+    chances = (x == top[..., None]).float().mean(0)
+    torch.testing.assert_close(slopes, chances, atol=0.06, rtol=0)  # Clark
