@@ -225,7 +225,8 @@ def run() -> list[Table]:
         "images, the same for both (recover= of compress). Mean and standard deviation over seeds. "
         "overt recovers both of its ways and takes the one with the lower loss on those images: "
         "twice the steps. That recovery, and new statistics for normalizations, came after "
-        "seeds 0 to 2 had shown ResNet behind (.289 against .320 recovered, by 60 steps of AdamW afterwards); "
+        "seeds 0 to 2 had shown ResNet behind (.289 against .320 recovered, by 60 steps of AdamW "
+        "afterwards); "
         "seeds 10 to 12 were looked at for the change."
     )
     if not peer:
