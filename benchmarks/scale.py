@@ -109,6 +109,7 @@ def capacity() -> Table:
 SHARED = """
 import json, os, sys, time
 from pathlib import Path
+from dask import config
 from distributed import Client, LocalCluster
 from overt.completion import DropoutCompletion, read_ratings
 from overt.completion.reading import opened
@@ -133,8 +134,9 @@ def fit(folder, factors, sweeps, client):
             "objective": float(model.objective_[-1])}
 if __name__ == "__main__":
     folder, (factors, sweeps, turns, both) = sys.argv[1], map(int, sys.argv[2:6])
-    with LocalCluster(
-        n_workers=2, threads_per_worker=1, dashboard_address=None, memory_limit=0
+    quiet = {"distributed.worker.profile.enabled": False}  # as overt starts workers
+    with config.set(quiet), LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=":0", memory_limit=0
     ) as cluster, Client(cluster) as client:
         DropoutCompletion(2, max_sweeps=1).fit([[1.0, 2.0], [3.0, float("nan")]])
         before, found = memory("VmRSS"), []

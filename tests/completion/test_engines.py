@@ -105,8 +105,10 @@ def test_a_missing_extra_is_named(ratings, monkeypatch):
         DropoutCompletion(engine="dask").fit(ratings.to_sparse())
 
 
-@pytest.mark.parametrize("tall", [True, False])
-@pytest.mark.parametrize(("sweep", "half"), [(2, None), (2, 0), (2, 1), (4, None)])
+@pytest.mark.parametrize(
+    ("sweep", "half", "tall"),
+    [(2, 0, True), (2, 1, False), (4, None, True), (4, None, False)],
+)
 def test_a_lost_worker_loses_no_fit(ratings, client, monkeypatch, sweep, half, tall):
     given = (ratings.rows, ratings.cols) if tall else (ratings.cols, ratings.rows)
     settings = {"n_factors": 4, "max_sweeps": 4, "tol": 0, "signals": False}

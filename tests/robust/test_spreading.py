@@ -56,24 +56,24 @@ def two(x, shift):
     return MLP(x) + shift
 
 
-BATCH = {"batch_size": 9, "warn": False}
+BATCH = {"batch_size": 5, "warn": False}
 RUNS = {
     "curve": lambda m, x, y, e: robust_error(
-        m, x, y, L2(0.4), radii=[0.2], budget=40, queries=20, samples=1, **BATCH, **e
+        m, x, y, L2(0.4), radii=[0.2], budget=24, queries=10, **BATCH, **e
     ),
     "restarts": lambda m, x, y, e: PGD(
-        Linf(0.2), steps=5, restarts=3, random_start=True, early_exit=False, batch_size=9
+        Linf(0.2), steps=5, restarts=3, random_start=True, early_exit=False, batch_size=5
     )(m, x, y, start=x + 0.01, **e),
     "targeted": lambda m, x, y, e: PGD(
-        L2(0.5), steps=5, batch_size=9, criterion=Targeted((y + 1) % 3)
+        L2(0.5), steps=5, batch_size=5, criterion=Targeted((y + 1) % 3)
     )(m, x, y, **e),
-    "queries": lambda m, x, y, e: Square(L1(0.5), queries=15, batch_size=9)(m, x, y, **e),
+    "queries": lambda m, x, y, e: Square(L1(0.5), queries=15, batch_size=5)(m, x, y, **e),
     "nearest": lambda m, x, y, e: closest(m, x, y, L2(5.0), steps=10, **BATCH, **e),
     "counts": lambda m, x, y, e: closest(
         m, x, y, L0(3, bounds=(-9, 9)), steps=8, **BATCH, **e
     ),
     "masked": lambda m, x, y, e: strongest(
-        masked, x, y, Linf(0.1), surrogate=m, budget=40, queries=20, **BATCH, **e
+        masked, x, y, Linf(0.1), surrogate=m, budget=24, queries=10, **BATCH, **e
     ),
     "inputs": lambda m, x, y, e: strongest(
         two, {"x": x, "shift": torch.linspace(0, 1, len(x))[:, None].double()}, y, L2(0.3),
@@ -84,7 +84,7 @@ RUNS = {
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_cluster_finds_what_one_process_finds(client, name):
-    model, x = MLP, points(30, 4)
+    model, x = MLP, points(20, 4)
     y = model(x).argmax(1)
     here, there = (RUNS[name](model, x, y, {"engine": e}) for e in ("local", "dask"))
     assert here == there
@@ -137,6 +137,7 @@ def test_the_command_line_attacks_on_a_cluster(client, tmp_path, monkeypatch):
     x = points(20, 4, dtype=torch.float32).numpy()
     np.savez("data.npz", x=x, y=np.arange(20) % 3)
     words = ["attack", "net.py:build", "--data", "data.npz", "--batch-size", "5", "--budget", "24"]
+    words += ["--queries", "0"]
     found = [
         json.loads(CliRunner().invoke(app, [*words, "--json", "--engine", e]).stdout)
         for e in ("local", "dask")

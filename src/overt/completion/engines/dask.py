@@ -176,9 +176,8 @@ class DaskEngine:
             if share.worker not in alive:  # its entries may still be somewhere
                 share.worker = worker
             share.place(self)
-            mine = [array if len(array) == 1 else array[share.rows] for array in job.by_row]
-            given = share.entries, self.sent(mine, share.worker), held
-            whole = self.client.submit(update, work, *given, pure=False)
+            mine = self.sent([array[share.rows] for array in job.by_row], share.worker)
+            whole = self.client.submit(update, work, share.entries, mine, held, pure=False)
             brief = whole
             if job.late is not None:
                 brief = self.client.submit(without, whole, job.late, pure=False)

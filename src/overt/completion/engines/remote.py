@@ -82,7 +82,7 @@ def update(
     work: Work, share: tuple[Array, Array, Any], by_row: list[Array], held: Any
 ) -> tuple[Array, Any, Array | None]:
     """Run a kernel on one share, on a worker; return which rows, those, the sums of its chunks."""
-    (module, name), (places, cuts, entries), by_row = work.kernel, share, list(by_row)
+    (module, name), (places, cuts, entries) = work.kernel, share
     room = _room if work.again else np.zeros
     shared, rows = _assembled(work.token, held, room), np.arange(cuts[-1])
     out = type(work.like)(*(room((len(rows), width), dtype) for width, dtype in work.like))
@@ -90,9 +90,5 @@ def update(
         array[:] = 0
     sums = None if work.size is None else np.zeros((len(cuts) - 1, work.size))
     more = () if sums is None else (cuts, sums)
-    for number, given in enumerate(by_row):
-        if len(given) < len(rows):  # one for all
-            by_row[number] = room((len(rows), *given.shape[1:]), given.dtype)
-            by_row[number][:] = given
     getattr(import_module(module), name)(rows, entries, *shared, *by_row, out, *more)
     return places, out, sums

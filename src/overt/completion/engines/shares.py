@@ -88,8 +88,8 @@ class Job(NamedTuple):
     ) -> Job:
         """Describe a call of a kernel."""
         like = type(out)(*((array.shape[1], array.dtype) for array in out))
-        size, own = None if sums is None else sums.shape[1], [_alike(array) for array in by_row]
-        return cls((kernel.__module__, kernel.__name__), shared, own, like, size, late)
+        size, name = None if sums is None else sums.shape[1], (kernel.__module__, kernel.__name__)
+        return cls(name, shared, by_row, like, size, late)
 
 
 @dataclass(eq=False)
@@ -120,9 +120,3 @@ def mark_of(array: Array) -> int:
     words = flat[: len(flat) // 8 * 8].view(np.uint64)
     sums = np.add.reduceat(words, np.arange(0, len(words), 1024))
     return hash((sums.tobytes(), flat[8 * len(words) :].tobytes()))
-
-
-def _alike(array: Array) -> Array:
-    """Return the first row alone where all are the same: it is all that has to travel."""
-    same = len(array) > 0 and bool((array[-1] == array[0]).all() and (array == array[0]).all())
-    return array[:1] if same else array

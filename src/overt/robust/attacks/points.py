@@ -198,13 +198,6 @@ class Found:
         self.gradients += other.gradients
         self.queries += other.queries
 
-    def put(self, rows: Tensor, other: Found) -> None:
-        """Take over what was found, counted from 0, by a search that went on at some points."""
-        for name in ("delta", "value", "fooled", "flat", "broken"):
-            getattr(self, name)[rows] = getattr(other, name)
-        self.gradients += other.gradients
-        self.queries += other.queries
-
 
 def slope(value: Tensor, x: Tensor, *, retain: bool = False) -> Tensor:
     """Return the gradient of each point's value, zero if it does not depend on x at all."""

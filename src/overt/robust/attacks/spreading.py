@@ -48,7 +48,7 @@ def spread(search: Search, work: Work, parts: Sequence[Tensor]) -> Iterator[Tens
     empty.modes, empty.client = ExitStack(), None
     tasks = [(_share(search, part),) for part in parts]
     for k, found in mapped(partial(_worked, empty, work), tasks, "dask"):
-        search.best.put(parts[k], found)
+        search.best.merge(parts[k], found)
         yield parts[k]
 
 
