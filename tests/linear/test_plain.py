@@ -10,7 +10,7 @@ import scipy.linalg
 
 import overt
 from overt import InputError
-from overt.linear import descent, whitening
+from overt.linear import blocks, descent, whitening
 from overt.linear.bounds import (
     Leading,
     envelopes,
@@ -34,6 +34,7 @@ from overt.linear.regression import DenseRegression
 from overt.linear.shares import UnitShares
 from overt.linear.units import UnitNoise
 from overt.linear.weights import _dual, best_map
+from overt.spectral import KSupport
 
 NOISES = [overt.Dropout(0.4), overt.DropBlock(0.4, 2, "sliding"), overt.CovarianceNoise(
     np.ones(3), np.array([[1.0, -0.4, 0.1], [-0.4, 0.7, 0.2], [0.1, 0.2, 0.5]]))]  # fmt: skip
@@ -567,3 +568,37 @@ def test_the_best_map_of_dropped_weights_closes_its_gap():
     free, least, nothing = best_map(task, 0.0)
     np.testing.assert_allclose(free @ K, task.T, atol=1e-9)
     assert (least, nothing.any()) == (task.residual, False)
+
+
+def test_frames_of_projections_exist_where_theory_says():
+    for k, b, n, expected in (
+        (3, 1, 3, True), (2, 1, 3, False), (3, 2, 5, False), (4, 2, 5, True), (2, 3, 3, True),
+        (5, 3, 5, True), (4, 3, 5, True), (3, 3, 5, False), (2, 2, 4, True), (1, 2, 4, False),
+        (3, 2, 3, True), (2, 2, 3, False),
+    ):  # fmt: skip
+        assert blocks._tight_fusion_frame(k, b, n) == expected, (k, b, n)
+    known = [n for n in range(1, 45) if blocks.hadamard(n) is not None]
+    assert known == [1, 2, 4, 8, 12, 16, 20, 24, 32, 40, 44]
+    for n in known:
+        H = blocks.hadamard(n)
+        np.testing.assert_array_equal(H @ H.T, n * np.eye(n))
+    for t, count, expected in (
+        ([0.5, 0.5], 1, False), ([0.5, 0.5], 2, True), ([0.7, 0.3], 2, True),
+        ([0.6, 0.7, 0.7], 2, False), ([0.4, 0.3, 0.3], 3, True), ([0.4, 0.3, 0.3], 2, False),
+        ([0.6, 0.7, 0.7], 3, True), ([0.5] * 4, 4, True), ([0.4] * 5, 4, True),
+        ([0.4] * 5, 3, False), ([0.9, 0.5, 0.3, 0.3], 3, None), ([0.9, 0.5, 0.3, 0.3], 4, True),
+    ):  # fmt: skip
+        assert blocks.attained(np.array(t), count) is expected, (t, count)
+
+
+@pytest.mark.parametrize(("count", "size"), [(4, 2), (3, 2), (4, 1), (2, 3)])
+def test_blocks_carry_the_map(count, size):
+    a = np.array([3.0, 2.0, 1.5])
+    left, right = np.eye(4)[:, :3], np.eye(3)
+    U, V = blocks.block_factors(left, a, right, count * size, size)
+    np.testing.assert_allclose(U @ V.T, left * a @ right.T, atol=1e-8)
+    Gamma = np.kron(np.eye(count), np.ones((size, size)))
+    cost, least = np.sum(Gamma * (U.T @ U) * (V.T @ V)), float(KSupport(size).value(a)) / count
+    assert cost >= least * (1 - 1e-9)
+    assert (cost <= least * (1 + 1e-6)) == blocks.attains_bound(a, count, size)
+    assert blocks.attains_bound(np.zeros(0), count, size)
