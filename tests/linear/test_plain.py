@@ -602,3 +602,31 @@ def test_blocks_carry_the_map(count, size):
     assert cost >= least * (1 - 1e-9)
     assert (cost <= least * (1 + 1e-6)) == blocks.attains_bound(a, count, size)
     assert blocks.attains_bound(np.zeros(0), count, size)
+
+
+def test_the_best_symmetric_map_without_noise():
+    """A C + C A = E[y x'] + E[x y']."""
+    rng = np.random.default_rng(17)
+    R, M = rng.standard_normal((2, 3, 3))
+    C = R @ R.T
+    task = overt.TiedAutoencoder(M, 2, overt.Dropout(0.3), second_moment=C).effect
+    A = task.symmetric
+    np.testing.assert_allclose(A, A.T, atol=1e-10)
+    np.testing.assert_allclose(A @ C + C @ A, M @ C + C @ M.T, atol=1e-9)
+    plain = overt.TiedAutoencoder(M, 2, overt.Dropout(0.3)).effect
+    np.testing.assert_allclose(plain.symmetric, (M + M.T) / 2)
+    top = plain._leading
+    values = np.linalg.eigvalsh((M + M.T) / 2)[::-1]
+    np.testing.assert_allclose(top.s, np.maximum(values[:2], 0))
+    rest = np.sum(np.minimum(values[:2], 0) ** 2) + values[2] ** 2 + np.sum((M - M.T) ** 2) / 4
+    assert top.rest == pytest.approx(rest)
+    U = rng.standard_normal((3, 2))
+    value, (slope,) = task.value(U)
+
+    def whole(U):
+        E = M - U @ U.T
+        norms, inner = np.sum(U**2, axis=0), np.diag(U.T @ C @ U)
+        return np.trace(E @ C @ E.T) + 0.3 / 0.7 * np.sum(norms * inner)
+
+    assert value == pytest.approx(whole(U))
+    np.testing.assert_allclose(slope, differences(whole, U), atol=1e-4)
