@@ -7,6 +7,7 @@ import cvxpy as cp
 import numpy as np
 import pytest
 import scipy.linalg
+import scipy.sparse
 
 import overt
 from overt import InputError
@@ -630,3 +631,72 @@ def test_the_best_symmetric_map_without_noise():
 
     assert value == pytest.approx(whole(U))
     np.testing.assert_allclose(slope, differences(whole, U), atol=1e-4)
+
+
+DROP, SPARSE = overt.Dropout(0.3), scipy.sparse.csr_array(np.eye(3))
+NET, TIED = overt.LinearNetwork(np.eye(3), 2, DROP), overt.TiedAutoencoder(np.eye(3), 2, DROP)
+DEEP = overt.DeepLinearNetwork(np.eye(3), (2, 2), 0.3)
+WRONG = [
+    (lambda: overt.LinearNetwork(SPARSE, 2, DROP, second_moment=np.eye(3)), "need a dense target"),
+    (lambda: overt.LinearNetwork(SPARSE, 2, DROP, input_noise=DROP), "need a dense target"),
+    (lambda: overt.LinearNetwork(np.eye(3), 2, DROP, X=np.eye(3), Y=np.eye(3)), "give either"),
+    (lambda: overt.LinearNetwork(width=2, noise=DROP), "give either target, or both"),
+    (lambda: overt.LinearNetwork(X=np.eye(3), width=2, noise=DROP), "must be given together"),
+    (lambda: overt.LinearNetwork(X=np.eye(3), Y=np.eye(3), width=2, noise=DROP,
+                                 second_moment=np.eye(3)), "second_moment belongs to a target"),
+    (lambda: overt.LinearNetwork(1e-151 * np.eye(3), 2, DROP), "entries above 1e-150"),
+    (lambda: overt.LinearNetwork(np.eye(3), 2, 0.3), "noise must be a noise such as"),
+    (lambda: overt.LinearNetwork(np.eye(3), 0, DROP), "width must be"),
+    (lambda: overt.LinearNetwork(np.eye(3), 2, DROP, weight_decay=-1.0), "weight_decay must be"),
+    (lambda: overt.TiedAutoencoder(np.eye(3), 2, overt.DropConnect(0.3)), "must mask units"),
+    (lambda: overt.TiedAutoencoder(np.ones((2, 3)), 2, DROP), "must be square for tied weights"),
+    (lambda: overt.TiedAutoencoder(np.eye(3), 2, DROP, weight_decay=0.1).landscape(),
+     "without weight decay"),
+    (lambda: overt.TiedAutoencoder(np.eye(3), 2, overt.Dropout([0.1, 0.2])).landscape(),
+     "one drop probability"),
+    (lambda: overt.TiedAutoencoder(np.eye(3), 2, DROP, second_moment=np.diag([1., 2., 3.]))
+     .landscape(), "isotropic inputs"),
+    (lambda: TIED.landscape(max_points=0), "max_points must be"),
+    (lambda: TIED.objective(np.eye(3)), "U must be 3 x 2"),
+    (lambda: NET.objective(np.eye(3), np.eye(3)), "U must be|must be 3 x 2"),
+    (lambda: NET.train(steps=0), "steps must be"), (lambda: NET.train(10, -1.0), "learning_rate"),
+    (lambda: NET.train(10, lambda t: -np.ones(len(t))), "one rate >= 0 for each step"),
+    (lambda: NET.train(10, lambda t: np.ones(3)), "one rate >= 0 for each step"),
+    (lambda: NET.train(10, batch_size=0), "batch_size must be"),
+    (lambda: NET.train(10, gradient="exact"), "gradient must be one of"),
+    (lambda: NET.train(10, init_scale=-1.0), "init_scale must be"),
+    (lambda: overt.linear.inverse_decay(0.0, 5.0), "rate must be"),
+    (lambda: overt.linear.inverse_decay(0.1, 0.0), "halving must be"),
+    (lambda: overt.DeepLinearNetwork(np.eye(3), (), 0.3), "widths"),
+    (lambda: overt.DeepLinearNetwork(np.eye(3), (2, 0), 0.3), "widths"),
+    (lambda: overt.DeepLinearNetwork(np.eye(3), (2, 2), (0.3,)), "drop_prob"),
+    (lambda: DEEP.objective([np.eye(3)] * 3), "weights|must be"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "message"), WRONG)
+def test_mistakes_are_named(call, message):
+    with pytest.raises(InputError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+def test_training_is_measured_at_its_records(scale):
+    M = scale * np.diag([1.0, 0.5, 0.009])
+    net = overt.LinearNetwork(M, 3, DROP)
+    root = np.sqrt(scale)
+    U, V = root * np.diag([1.0, 0.011, 0.009]), root * np.eye(3)
+    trace = net.train(4, lambda t: 1e-12 / scale * np.ones(len(t)), init=(U, V),
+                      gradient="expected", records=[2], seeds=2)  # fmt: skip
+    assert trace.steps.tolist() == [0, 2, 4]
+    assert trace.objective[0, 0] == pytest.approx(net.objective(U, V))
+    assert trace.imbalance[1, 0] == pytest.approx(net.effect.imbalance(U, V))
+    assert trace.rank.tolist() == [[2] * 3] * 2  # beyond a hundredth of the largest value
+    rates = overt.linear.inverse_decay(0.2, 5.0)
+    np.testing.assert_allclose(rates(np.array([0, 5, 15])), [0.2, 0.1, 0.05])
+    start = net.train(1, 1e-12 / scale, seeds=3, gradient="expected")
+    size = (np.sum(M**2) / 27) ** 0.25
+    drawn = np.random.default_rng(2).standard_normal((3, 3))
+    np.testing.assert_allclose(start.weights[0][2], size * drawn, rtol=1e-6)
+    lost = net.train(5, 1e9, seeds=1, gradient="expected")
+    assert (lost.status, lost.diverged.tolist()) == ("diverged", [True])
