@@ -260,3 +260,64 @@ def test_leaky_networks_and_their_attack_step_by_step():
             call()
     with pytest.raises(InputError, match="step_size must be"):
         next(train_online(net, [], -1.0, None))
+
+
+@pytest.mark.parametrize("kind", [L1, L2, Linf])
+def test_rivals_are_ordered_by_linearized_distance(kind):
+    rng = np.random.default_rng(6)
+    W, b = torch.from_numpy(rng.normal(size=(6, 4))), torch.from_numpy(rng.normal(size=6))
+    x = points(5, 4)
+    f = x @ W.T + b
+    y = f.argmax(1)
+    y[4] = (y[4] + 1) % 6
+    search = begin(lambda v: v @ W.T + b, x, y, kind(0.3), Misclassified(), 5, {})
+    rows = torch.tensor([4, 0, 2])
+    for measured in (3, 5):
+        before = search.best.gradients
+        found = search.rivals(rows, measured)
+        for i, order in zip(rows.tolist(), found.tolist(), strict=True):
+            own = int(y[i])
+            likely = sorted((j for j in range(6) if j != own), key=lambda j: -float(f[i, j]))
+            steep = {j: float(kind(1.0).dual((W[own] - W[j])[None])) for j in likely}
+            away = {j: float(f[i, own] - f[i, j]) / steep[j] for j in likely[:measured]}
+            assert order == sorted(away, key=away.get)
+        assert search.best.gradients - before == 3 * measured
+
+
+def test_what_hides_gradients_is_noticed():
+    model, x = small_mlp(), points(3, 6)
+    y = model(x).argmax(1)
+
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, v):
+            return v.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            return 0 * g
+
+    for f, hides in ((lambda v: v, False), (torch.round, True), (Own.apply, True),
+                     (lambda v: v + v.detach(), True)):  # fmt: skip
+        search = begin(lambda v, f=f: model(f(v)), x, y, L2(0.1), Misclassified(), 3, {})
+        assert search.hides() == hides
+
+
+def test_success_of_random_models_is_a_rate():
+    x, y = torch.zeros(3, 1).double(), [0, 0, 0]
+    tosses = np.random.default_rng(7)
+
+    def model(v):
+        lost = torch.from_numpy(tosses.random(len(v)) < np.array([0.9, 0.5, 0.1])[: len(v)])
+        return torch.stack([0.5 - lost.double(), 0 * v[:, 0]], 1) + 0 * v
+
+    search = begin(model, x, y, L2(0.1), Misclassified(), 3, {"samples": 4})
+    assert search.random
+    _, rate = search.score(x)
+    np.testing.assert_allclose(rate, [0.9, 0.5, 0.1], atol=0.2)
+    assert torch.equal((rate * 100).round(), rate * 100)
+    assert search.subject.samples == 4
+    sure = begin(lambda v: torch.cat([v, 1 - v], 1), x, y, L2(0.1), Misclassified(), 3, {})
+    assert sure.score(x)[1].tolist() == [1.0, 1.0, 1.0]
+    broken = sure.score(x * torch.nan)[1]
+    assert broken.tolist() == [0.0, 0.0, 0.0]
