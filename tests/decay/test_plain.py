@@ -17,13 +17,16 @@ from overt.decay import (
     find_jumps,
     layers,
     minima,
+    records,
     simulate,
+    survival,
     two_by_two,
 )
 from overt.decay.annealing import AnnealedPath
 from overt.decay.baselines import nuclear_norm
 from overt.decay.escaping import _Way
 from overt.decay.family import critical_points, epsilon_of
+from overt.decay.jumping import _visits
 from overt.decay.schedule import Phase, Schedule, effective
 from overt.decay.search import Search, numerical_rank, polish, random_starts
 from overt.decay.sgd import Weights
@@ -504,6 +507,9 @@ def test_schedules_are_cut_into_pieces():
 
 
 def test_only_the_family_has_an_epsilon():
+    # The largest decay of a curve may be at one of its ends, and below zero there is none.
+    assert [existence(two_by_two(e), d, 2) for e, d in ((2.0, 3), (0.5, 4))] == [0.0, 0.0]
+    assert existence(two_by_two(1000.0), 3, 1) > 0
     assert epsilon_of(two_by_two(0.25)) == 0.25
     for rows, cols, values, shape in (
         ([0, 1, 1], [0, 0, 1], [1, -0.25, 1], (2, 2)), ([0, 1, 1], [0, 0, 1], [1, 0, 1], (2, 2)),
@@ -572,3 +578,54 @@ WRONG = [
 def test_mistakes_are_named(call, message):
     with pytest.raises(InputError, match=message):
         call()
+
+
+def test_jumps_are_last_crossings():
+    steps, nan = np.array([0, 10, 20, 30]), np.nan
+    ratio = np.array([
+        [0.5, 0.4, 0.01, 0.02], [0.01, 0.02, 0.01, 0.03], [0.5, 0.01, 0.5, 0.1],
+        [0.5, 0.01, 0.01, 0.2], [0.5, 0.01, nan, nan], [nan] * 4, [0.1, nan, 0.01, 0.0],
+    ])  # fmt: skip
+    found = records.last_crossing(steps, ratio, 0.1)
+    assert found.tolist() == [10, 0, -1, -1, -1, -1, 0]
+    assert [_visits(row, 0.1, 0.05) for row in ratio[:4]] == [
+        (True, False), (True, False), (True, True), (True, True),
+    ]  # fmt: skip
+    assert _visits(np.array([0.01, 0.5, 0.2]), 0.1, 0.05) == (False, False)  # before it was above
+    s = np.array([[4.0, 2.0, 1.0], [0.0, 0.0, 0.0]])
+    assert records.spectral_ratio(s, 1).tolist() == [0.5, 0.0]
+    assert records.spectral_ratio(s, 2).tolist() == [0.25, 0.0]
+    share, low, high = survival(np.array([-1, 10, 0, 25]), steps, 0.9)
+    assert share.tolist() == [0.75, 0.5, 0.5, 0.25]
+    assert bool((low < share).all() and (share < high).all())
+    nothing = survival(np.zeros(0, int), steps)
+    assert np.isnan(nothing).all()
+    assert len(nothing) == 3
+    flat = simulate(Entries([0, 0], [0, 1], [1.0, 2.0], (1, 3)), 3, 2, SMALL, 2)
+    assert flat.jump_step.tolist() == [0, 0]  # one singular value alone has rank 1
+
+
+def test_books_hold_what_weights_are():
+    problem = Entries.sample(np.arange(12.0).reshape(3, 4), 7, seed=0)
+    book = records.Book(problem, 3, np.array([0, 5]), 2, 0.3, True)
+    rng = np.random.default_rng(5)
+    weights = layers.balanced(rng.standard_normal((3, 4)), 3)
+    book.write(5, 1, weights)
+    book.write(4, 0, weights)  # not to be recorded
+    runs = book.close([weights, weights], SMALL, True)
+    A = layers.product(weights)
+    s = np.linalg.svd(A, compute_uv=False)
+    np.testing.assert_allclose(runs.singular_values[1, 1], s)
+    np.testing.assert_allclose(runs.missing[1, 1], A[problem.missing])
+    assert runs.train_error[1, 1] == pytest.approx(layers.train_error(problem, A))
+    assert runs.test_error[1, 1] == pytest.approx(layers.test_error(problem, A))
+    x = s ** (2 / 3)
+    soft = np.where(x < 0.3, x * (0.6 - x) / 0.09, 1.0)
+    assert runs.approximate_rank[1, 1] == pytest.approx(soft.sum())
+    assert runs.imbalance[1, 1] == pytest.approx(layers.imbalance(weights))
+    assert np.isnan(runs.train_error[0]).all()
+    assert (runs.status, runs.phases.tolist()) == ("finished", [[4, 0.01, 0.1]])
+    np.testing.assert_allclose(runs.ratio[1, 1], s[1] / s[0])
+    assert records.Book.close(book, [weights] * 2, SMALL, False).status == "interrupted"
+    book.diverged[0] = True
+    assert book.close([weights] * 2, SMALL, True).status == "diverged"
