@@ -22,8 +22,9 @@ from overt.decay import (
     survival,
     two_by_two,
 )
-from overt.decay.annealing import AnnealedPath
+from overt.decay.annealing import AnnealedPath, Candidate
 from overt.decay.baselines import nuclear_norm
+from overt.decay.completion import _choose, _places, _shed_to, _split
 from overt.decay.escaping import _Way
 from overt.decay.family import critical_points, epsilon_of
 from overt.decay.jumping import _visits
@@ -629,3 +630,100 @@ def test_books_hold_what_weights_are():
     assert records.Book.close(book, [weights] * 2, SMALL, False).status == "interrupted"
     book.diverged[0] = True
     assert book.close([weights] * 2, SMALL, True).status == "diverged"
+
+
+class Path:
+    """An annealed path whose ranks at each decay are given."""
+
+    decays = (0.1, 0.2, 0.4, 0.8)
+
+    def __init__(self, ranks, at=-1, log=None):
+        self.ranks, self.at, self.log = ranks, at, [] if log is None else log
+
+    def branch(self):
+        return Path(self.ranks, self.at, self.log)
+
+    def shed(self, lam):
+        self.at = self.decays.index(lam)
+        self.log.append(("shed", lam))
+
+    def rank(self):
+        return self.ranks[self.at]
+
+    def truncate(self, rank):
+        self.log.append(("truncate", self.at, rank))
+
+    def settle(self, lam):
+        self.log.append(("settle", self.at, lam))
+
+    def candidate(self, lam, train, judge):
+        return Candidate(lam, self.rank(), 0.1, 0.1 + 0.01 * self.at)
+
+    def weights(self):
+        return [self.at]
+
+
+def test_rank_is_shed_up_to_the_chosen_decay_and_down_to_the_chosen_rank():
+    def shed(ranks, rank, decay):
+        path, lam = _shed_to(Candidate(decay, rank, 0.0, 0.0), Path(ranks))
+        return path.at, lam, [step for step in path.log if step[0] == "truncate"]
+
+    assert shed((5, 3, 2, 1), 2, 0.2) == (2, 0.4, [])
+    assert shed((2, 2, 2, 2), 2, 0.4) == (2, 0.4, [])
+    assert shed((5, 4, 1, 1), 2, 0.1) == (1, 0.4, [("truncate", 1, 2)])
+    assert shed((5, 4, 4, 3), 2, 0.1) == (3, 0.1, [("truncate", 3, 2)])
+    assert shed((2, 1, 1, 1), 2, 0.4) == (0, 0.2, [("truncate", 0, 2)])
+
+
+def test_the_lowest_rank_within_the_tolerance_is_chosen():
+    found = [(Candidate(0.1, rank, train, hold), rank) for rank, train, hold in
+             ((3, 0.5, 1.0), (2, 0.6, 1.09), (1, 0.7, 1.2))]  # fmt: skip
+    assert [_choose(found, tol, "holdout_error")[1] for tol in (0.05, 0.1, 0.3)] == [3, 2, 1]
+    assert [_choose(found, tol, "train_error")[1] for tol in (0.1, 0.3, 0.5)] == [3, 2, 1]
+    same = [(Candidate(0.1, 2, e, e), k) for k, e in enumerate((1.05, 1.0, 1.02))]
+    assert _choose(same, 0.1, "train_error")[1] == 1
+    zero = [(Candidate(0.1, 2, 0.0, 0.0), 0), (Candidate(0.1, 1, 0.9e-4, 0.0), 1)]
+    assert _choose(zero, 0.1, "train_error")[1] == 1
+    assert _choose(zero, 0.08, "train_error")[1] == 0
+
+
+def test_a_path_branches_off_at_every_new_rank():
+    model = Fit(restarts=2)
+    model.path_, kept, made = [], [], []
+
+    def start(problem):
+        made.append(Path((3, 3, 2, 0)))
+        return made[-1]
+
+    model._anneal("all", "train", "judge", start, 0.0, kept)
+    assert [(c.weight_decay, c.rank) for c in model.path_] == [(0.1, 3), (0.4, 2)]
+    assert made[0].log == [("shed", 0.1), ("settle", 0, 0.1), ("shed", 0.2), ("shed", 0.4),
+                           ("settle", 2, 0.4), ("shed", 0.8)]  # fmt: skip
+    assert len(made) == 3
+    assert [weights for _, weights in kept] == [[0], [0]]  # rank 3, of the lesser error
+    nothing = []
+    model._anneal("all", "train", "judge", lambda p: Path((0, 0, 0, 0)), 0.0, nothing)
+    assert len(nothing) == 2
+
+
+def test_entries_are_split_and_places_found():
+    rng = np.random.default_rng(6)
+    for holdout, count in ((0.25, 1), (0.5, 2), (0.99, 3), (0.01, 1)):
+        train, judge = _split(PROBLEM, holdout, rng)
+        assert (len(train), len(judge)) == (4 - count, count)
+        both = sorted(zip([*train.rows, *judge.rows], [*train.cols, *judge.cols], strict=True))
+        assert both == sorted(zip(PROBLEM.rows, PROBLEM.cols, strict=True))
+        assert train.rows.tolist() == sorted(train.rows.tolist())
+    with pytest.raises(InputError, match="at least 2 observed entries"):
+        _split(PROBLEM.take(np.array([0])), 0.5, rng)
+    ids = np.array(["b", "a", "d"])
+    assert _places("rows", ["a", "d", "b"], ids, 3).tolist() == [1, 2, 0]
+    assert _places("rows", [[7, 3]], np.array([3, 5, 7]), 3).tolist() == [[2, 0]]
+    assert _places("rows", ["7"], np.array([3, 5, 7]), 3).tolist() == [2]
+    assert _places("rows", [2, 0], None, 3).tolist() == [2, 0]
+    for given, names in ((["c"], ids), (["e"], ids), ([4], np.array([3, 5, 7]))):
+        with pytest.raises(InputError, match="must be among those fitted"):
+            _places("rows", given, names, 3)
+    for given in ([3], [-1]):
+        with pytest.raises(InputError, match=r"rows must lie in 0\.\.2"):
+            _places("rows", given, None, 3)
