@@ -25,6 +25,7 @@ from overt.decay import (
 from overt.decay.annealing import AnnealedPath, Candidate
 from overt.decay.baselines import nuclear_norm
 from overt.decay.completion import _choose, _places, _shed_to, _split
+from overt.decay.descent import lbfgs
 from overt.decay.escaping import _Way
 from overt.decay.family import critical_points, epsilon_of
 from overt.decay.jumping import _visits
@@ -727,3 +728,60 @@ def test_entries_are_split_and_places_found():
     for given in ([3], [-1]):
         with pytest.raises(InputError, match=r"rows must lie in 0\.\.2"):
             _places("rows", given, None, 3)
+
+
+def plain_lbfgs(value, x, tol, steps):
+    """Two loops over the last 12 pairs, Armijo's rule, parabolas between a tenth and a half."""
+    pairs, (f, g) = [], value(x)
+    for _ in range(steps):
+        if np.abs(g).max() <= tol:
+            break
+        p, alphas = -g, []
+        for s, y in reversed(pairs):
+            alphas.append((s @ p) / (s @ y))
+            p = p - alphas[-1] * y
+        p = p * (pairs[-1][0] @ pairs[-1][1]) / (pairs[-1][1] @ pairs[-1][1]) if pairs else (
+            p / max(1.0, np.linalg.norm(g)))  # fmt: skip
+        for (s, y), alpha in zip(pairs, reversed(alphas), strict=True):
+            p = p + (alpha - (y @ p) / (s @ y)) * s
+        slope, step = g @ p, 1.0
+        if slope >= 0:
+            pairs = []
+            continue
+        found = None
+        while step > 1e-12:
+            after = value(x + step * p)
+            if after[0] <= f + 1e-4 * step * slope:
+                found = x + step * p, *after
+                break
+            step *= min(0.5, max(0.1, -0.5 * slope * step / (after[0] - f - slope * step)))
+        if found is None:
+            if not pairs:
+                break
+            pairs = []
+            continue
+        s, y = found[0] - x, found[2] - g
+        if s @ y > 1e-12 * (y @ y):
+            pairs = [*pairs, (s, y)][-12:]
+        x, f, g = found
+    return x, f
+
+
+@pytest.mark.parametrize(("steps", "scale"), [(1, 1.0), (3, 5.0), (30, 1.0), (400, 1.0)])
+def test_the_compiled_descent_is_the_one_written_plainly(steps, scale):
+    shapes = layers.shapes(PROBLEM.shape, 3, 2)
+    theta = scale * np.random.default_rng(7).standard_normal(sum(m * n for m, n in shapes))
+
+    def value(x):
+        W = layers.unflatten(x, shapes)
+        return layers.loss(PROBLEM, W, 0.02), layers.flatten(layers.gradient(PROBLEM, W, 0.02))
+
+    sizes = np.array([shapes[0][1], *(m for m, _ in shapes)])
+    given = (PROBLEM.rows, PROBLEM.cols, PROBLEM.values, 0.02, 1e-6, steps)
+    found, f = lbfgs(theta, sizes, *map(np.ascontiguousarray, given[:3]), *given[3:])
+    x, expected = plain_lbfgs(value, theta, 1e-6, steps)
+    assert f == pytest.approx(expected, rel=1e-6)
+    if steps < 100:
+        np.testing.assert_allclose(found, x, atol=1e-6)
+    else:
+        assert np.abs(value(found)[1]).max() <= 1e-6
