@@ -785,3 +785,16 @@ def test_the_compiled_descent_is_the_one_written_plainly(steps, scale):
         np.testing.assert_allclose(found, x, atol=1e-6)
     else:
         assert np.abs(value(found)[1]).max() <= 1e-6
+
+
+def test_newton_steps_that_overshoot_are_not_taken():
+    problem, lam = Entries([0], [0], [1.0], (1, 1)), 0.04
+    weights = [np.array([[0.676]]), np.array([[0.725]])]
+    g = layers.flatten(layers.gradient(problem, weights, lam))
+    H = layers.hessian(problem, weights, lam)
+    beyond = layers.unflatten(layers.flatten(weights) - np.linalg.solve(H, g), [(1, 1), (1, 1)])
+    worse = np.abs(layers.flatten(layers.gradient(problem, beyond, lam))).max()
+    assert np.linalg.eigvalsh(H)[0] > 0
+    assert worse > 2 * np.abs(g).max()
+    for W, V in zip(polish(problem, weights, lam), weights, strict=True):
+        np.testing.assert_array_equal(W, V)
