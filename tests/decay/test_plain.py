@@ -207,12 +207,15 @@ def test_constants_of_the_sets_are_those_of_the_theorems(absorbing):
 
 
 def test_the_balance_of_wide_absorbing_sets_is_the_lesser_one():
-    region = ApproximateRankSet.for_problem(PROBLEM, 3, 5, 3.0, 2, slack=0.4, absorbing=True)
-    lam, C_1 = 6.0, 2.1**2
+    region = ApproximateRankSet.for_problem(PROBLEM, 3, 5, 100.0, 2, slack=0.4, absorbing=True)
+    lam, C_1 = 200.0, 2.1**2
     C = C_1 / lam
     alpha = lam**2 / (2 * (C_1 + C**3))
     root = lam * alpha * 0.4 / (32 * 5 * 3 * 3 * C * np.sqrt(2 * (C_1 + C**3)))
-    assert region.balance == pytest.approx(min(root**2, alpha * 0.4 / (4 * 3 * 2)))
+    assert root**2 > alpha * 0.4 / (4 * 3 * 2)
+    assert region.balance == pytest.approx(alpha * 0.4 / (4 * 3 * 2))
+    wide = ApproximateRankSet.for_problem(PROBLEM, 3, 5, 1e3, 7, slack=0.4, absorbing=True)
+    assert wide.balance == pytest.approx(wide.alpha * 0.4 / (4 * 1 * 2))
 
 
 @pytest.mark.parametrize("rank", [0, 1, 3])
