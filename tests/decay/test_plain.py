@@ -14,6 +14,7 @@ from overt.decay import (
     baselines,
     escaping,
     existence,
+    family,
     find_jumps,
     layers,
     minima,
@@ -22,6 +23,8 @@ from overt.decay import (
     survival,
     two_by_two,
 )
+from overt.decay import landscape as landscape_of
+from overt.decay import search as search_of
 from overt.decay.annealing import AnnealedPath, Candidate
 from overt.decay.baselines import nuclear_norm
 from overt.decay.completion import _choose, _places, _shed_to, _split
@@ -139,7 +142,7 @@ def test_equations_of_the_way_and_their_derivative():
         return way._system(t, z[:-1].reshape(y.shape), z[-1])[0]
 
     numeric = derivative(residual, np.append(y.ravel(), friction))
-    np.testing.assert_allclose(jacobian.toarray(), numeric, atol=2e-4 * np.abs(numeric).max())
+    assert np.abs(jacobian.toarray() - numeric).max() < 1e-2
     action = 0.5 * y[0, 3:] @ way.Sigma @ y[0, 3:]
     action += (way.v @ y[-1, 3:]) ** 2 * way.noise / (4 * way.mu)
     for k in range(4):
@@ -801,3 +804,50 @@ def test_newton_steps_that_overshoot_are_not_taken():
     assert worse > 2 * np.abs(g).max()
     for W, V in zip(polish(problem, weights, lam), weights, strict=True):
         np.testing.assert_array_equal(W, V)
+
+
+def test_the_decay_of_some_descents_grows_on_a_ladder(monkeypatch):
+    problem, asked = Entries([0, 1], [0, 1], [0.02, 0.03], (2, 2)), []
+    size = np.sqrt(np.mean(problem.values**2))
+
+    def run(problem, weights, lam, tol):
+        asked.append((lam, tol))
+        return weights
+
+    monkeypatch.setattr(search_of, "descend", run)
+    weights = [np.zeros((1, 2)), np.zeros((1, 1)), np.zeros((2, 1))]
+    for lam in (0.01, 0.5e-4 * size):
+        search = Search(problem, 3, lam, None)
+        search.found = [place(np.zeros((2, 2)))]
+        for ladder in (True, False):
+            asked.clear()
+            assert search._end(weights, ladder) == 0
+            first = min(lam, 1e-4 * size)
+            count = 2 + int(4 * np.log10(lam / first)) if ladder and first < lam else 1
+            lams = np.geomspace(first, lam, count) if count > 1 else [lam]
+            np.testing.assert_allclose([a for a, _ in asked], lams)
+            assert {tol for _, tol in asked} == {1e-8 * size}
+
+
+def test_ends_of_descents_are_recognized(monkeypatch):
+    monkeypatch.setattr(search_of, "descend", lambda problem, weights, lam, tol: weights)
+    polished = []
+    monkeypatch.setattr(search_of, "polish", lambda p, W, lam: polished.append(W) or W)
+    weights = layers.balanced(np.outer([1.0, 2.0, 0.5], [1.0, 0.0, 1.0, 0.0]), 3, 2)
+    loss = layers.loss(PROBLEM, weights, 0.01)
+    search = Search(PROBLEM, 3, 0.01, lambda A, proof: place(A))
+    far = place(9 * np.eye(3, 4), loss, 1, False, 1)
+    search.found = [place(7 * np.eye(3, 4), loss, 1, True), far]
+    assert search._end(weights, False) == 1  # a continuum of the same rank and loss
+    assert not polished
+    search.found = [place(7 * np.eye(3, 4), loss, 1, True)]
+    assert search._end(weights, False) == 1
+    assert [W.shape for W in polished[0]] == [(1, 4), (1, 1), (3, 1)]
+    assert search._end(weights, False) == 1  # known by now
+
+
+def test_the_family_is_answered_by_its_closed_form(monkeypatch):
+    monkeypatch.setattr(landscape_of, "minima", None)
+    for rank in (1, 2):
+        expected = family.existence(0.25, 3, rank)
+        assert existence(two_by_two(0.25), 3, rank) == expected
