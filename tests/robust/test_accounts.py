@@ -13,7 +13,7 @@ from overt import InputError
 from overt.robust import L1, L2, PGD, Linf, Misclassified, RobustnessWarning, exact
 from overt.robust.attacks import results
 from overt.robust.attacks.ascent import Books
-from overt.robust.attacks.points import Found, Guide
+from overt.robust.attacks.points import Found, Guide, _straight
 from overt.robust.attacks.staged import begin
 from overt.robust.certificates import leaky
 from overt.robust.certificates.bounds import Chain, lead_bounds
@@ -321,3 +321,14 @@ def test_success_of_random_models_is_a_rate():
     assert sure.score(x)[1].tolist() == [1.0, 1.0, 1.0]
     broken = sure.score(x * torch.nan)[1]
     assert broken.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_slopes_pass_straight_where_shapes_fit():
+    g, same, other = torch.ones(2, 3), torch.zeros(2, 3), torch.zeros(3)
+    found = _straight((None, same, other), (g,))
+    assert found[0] is None
+    assert found[1] is g
+    assert found[2] is other
+    kept = _straight((same, None), (None,))
+    assert kept[0] is same
+    assert kept[1] is None
