@@ -13,6 +13,7 @@ from overt import InputError
 from overt.robust import L1, L2, PGD, Linf, Misclassified, RobustnessWarning, exact
 from overt.robust.attacks import results
 from overt.robust.attacks.ascent import Books
+from overt.robust.attacks.inputs import examples, pair
 from overt.robust.attacks.points import Found, Guide, _straight
 from overt.robust.attacks.staged import begin
 from overt.robust.certificates import leaky
@@ -332,3 +333,25 @@ def test_slopes_pass_straight_where_shapes_fit():
     kept = _straight((same, None), (None,))
     assert kept[0] is same
     assert kept[1] is None
+
+
+def test_batches_are_put_together_by_name_and_place():
+    x, shift, y = points(5, 2), points(5, 3, seed=1), torch.arange(5)
+    parts = [slice(0, 2), slice(2, 5)]
+    named = [{"image": x[s], "shift": shift[s], "labels": y[s]} for s in parts]
+    inputs, labels, threat = examples(named, None, None)
+    assert list(inputs) == ["image", "shift"]
+    assert torch.equal(inputs["image"], x)
+    assert torch.equal(inputs["shift"], shift)
+    assert torch.equal(labels, y)
+    assert threat is None
+    pairs, labels, _ = examples([((x[s], shift[s]), y[s]) for s in parts], None)
+    assert torch.equal(pairs[0], x)
+    assert torch.equal(pairs[1], shift)
+    plain, labels, _ = examples([(x[s], y[s], "more") for s in parts], None)
+    assert torch.equal(plain, x)
+    assert torch.equal(labels, y)
+    ball = L2(1.0)
+    assert examples([(x, y)], ball)[2] is ball
+    assert examples(x, y, ball) == (x, y, ball)
+    assert pair({"pixels": x, "target": y})[0] is x
