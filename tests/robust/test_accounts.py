@@ -14,7 +14,7 @@ from overt.robust import L1, L2, PGD, Linf, Misclassified, RobustnessWarning, ex
 from overt.robust.attacks import results
 from overt.robust.attacks.ascent import Books
 from overt.robust.attacks.inputs import examples, pair
-from overt.robust.attacks.points import Found, Guide, _straight
+from overt.robust.attacks.points import Found, Guide, StraightThrough, _straight
 from overt.robust.attacks.staged import begin
 from overt.robust.certificates import leaky
 from overt.robust.certificates.bounds import Chain, lead_bounds
@@ -330,6 +330,8 @@ def test_slopes_pass_straight_where_shapes_fit():
     assert found[0] is None
     assert found[1] is g
     assert found[2] is other
+    certain = torch.ones(2)  # which has no past
+    assert StraightThrough().through(certain) is certain
     kept = _straight((same, None), (None,))
     assert kept[0] is same
     assert kept[1] is None
