@@ -1,6 +1,7 @@
 """What models draw, carried and drawn, and what comes back to its sources."""
 
 import math
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -291,6 +292,10 @@ def test_moments_of_tapes_are_put_and_forgotten():
     assert tape.put(noisy, own) is own
     assert tape.forget(own).tolist() == [1.0, 1.0]
     assert tape.get(own) is None
+    seen = weakref.ref(own)
+    del own
+    assert seen() is None  # nobody holds it any more
+    own = torch.zeros(2)
     assert tape.forget(3) == 3
     assert [tape.numbered(), tape.numbered(own), len(tape.draws)] == [0, 1, 2]
     assert tape.of(mean).variance.tolist() == [0.0, 0.0]
