@@ -682,6 +682,7 @@ def test_rounding_makes_no_variance_negative():
 @pytest.mark.parametrize(("gains", "certain", "before", "used"), [
     ((0.9, 0.9, 1.5), False, 0.0, True), ((0.9, 0.9, 1.1), False, 0.0, False),
     ((0.1, 0.1, 0.1), True, 0.0, True), ((0.1, 0.1, 0.1), False, 2.0, True),
+    ((0.1, 0.1, 0.1), False, (2.0, 0.0, 0.0), True),
 ])  # fmt: skip
 def test_signals_must_pay_a_nat_for_each_scale(monkeypatch, gains, certain, before, used):
     problem = CompletionProblem.build(table(15), 2, biases=True, standard=True)
@@ -693,10 +694,10 @@ def test_signals_must_pay_a_nat_for_each_scale(monkeypatch, gains, certain, befo
     W, A = rng.normal(size=(7, 3)), found.scores
     sums = Sums(7, W.sum(0), W.T @ W, 0.1 * np.eye(3), A.T @ W, 0.0)
     prior = Prior(W.mean(0), np.eye(3))
-    scales = np.full((1, 3), before)
+    scales = np.full((1, 3), before)  # those that are used stay
     effects = prior_of.effects_of(prior, sums, found, scales, certain)
     np.testing.assert_allclose(effects.scales, prior_of.GRID[4] if used else before)
-    assert scales[0, 0] == before
+    np.testing.assert_array_equal(scales, np.full((1, 3), before))
 
 
 def test_pairs_are_kept():

@@ -362,3 +362,26 @@ def test_costs_of_layers_multiply():
     nu = prod((1 + s / n for s, n in zip(found.strengths, (2, 5), strict=True))) - 1
     assert found.costs()[0] == [nu * 2] * 2
     assert [float(x) for x in found.strengths] == pytest.approx([float(x) for x in lam])
+
+
+def test_second_moments_are_shown_to_be_positive_where_they_are():
+    pytest.importorskip("flint")
+    from overt.linear.proposals import _show_positive, block_thresholds
+
+    for C, positive in ((np.diag([1.0, 0.0]), False), (np.array([[2.0, 1.0], [1.0, 3.0]]), True)):
+        witness = {}
+        _show_positive(C, Matrix.read(told(C)), witness)
+        assert ("positive" in witness) == positive
+    Z = np.array([[float.fromhex(x) for x in row] for row in witness["positive"]])
+    np.testing.assert_allclose(Z.T @ C @ Z, np.eye(2), atol=1e-9)
+    s, w = np.array([3.0, 2.0, 1.0, 0.2]), 0.5
+
+    def gain(g):
+        return np.sum(s**2) - np.sum(np.maximum(s - g, 0) ** 2) - np.sum(np.sort(g)[-2:] ** 2) / w
+
+    best = block_thresholds(s, w, 2)
+    rng = np.random.default_rng(1)
+    others = [np.abs(best + 0.1 * rng.standard_normal(4)) for _ in range(300)]
+    assert max(map(gain, others)) <= gain(best) + 1e-9
+    assert not block_thresholds(s, 0.0, 2).any()
+    np.testing.assert_allclose(block_thresholds(np.array([3.0, 0.0]), w, 1), [1.0, 0.0])

@@ -7,10 +7,11 @@ import cvxpy as cp
 import numpy as np
 import pytest
 import scipy.linalg
+import scipy.sparse
 
 import overt
 from overt import InputError
-from overt.linear import descent, whitening
+from overt.linear import blocks, descent, whitening
 from overt.linear.bounds import (
     Leading,
     envelopes,
@@ -34,6 +35,7 @@ from overt.linear.regression import DenseRegression
 from overt.linear.shares import UnitShares
 from overt.linear.units import UnitNoise
 from overt.linear.weights import _dual, best_map
+from overt.spectral import KSupport
 
 NOISES = [overt.Dropout(0.4), overt.DropBlock(0.4, 2, "sliding"), overt.CovarianceNoise(
     np.ones(3), np.array([[1.0, -0.4, 0.1], [-0.4, 0.7, 0.2], [0.1, 0.2, 0.5]]))]  # fmt: skip
@@ -567,3 +569,134 @@ def test_the_best_map_of_dropped_weights_closes_its_gap():
     free, least, nothing = best_map(task, 0.0)
     np.testing.assert_allclose(free @ K, task.T, atol=1e-9)
     assert (least, nothing.any()) == (task.residual, False)
+
+
+def test_frames_of_projections_exist_where_theory_says():
+    for k, b, n, expected in (
+        (3, 1, 3, True), (2, 1, 3, False), (3, 2, 5, False), (4, 2, 5, True), (2, 3, 3, True),
+        (5, 3, 5, True), (4, 3, 5, True), (3, 3, 5, False), (2, 2, 4, True), (1, 2, 4, False),
+        (3, 2, 3, True), (2, 2, 3, False),
+    ):  # fmt: skip
+        assert blocks._tight_fusion_frame(k, b, n) == expected, (k, b, n)
+    known = [n for n in range(1, 45) if blocks.hadamard(n) is not None]
+    assert known == [1, 2, 4, 8, 12, 16, 20, 24, 32, 40, 44]
+    for n in known:
+        H = blocks.hadamard(n)
+        np.testing.assert_array_equal(H @ H.T, n * np.eye(n))
+    for t, count, expected in (
+        ([0.5, 0.5], 1, False), ([0.5, 0.5], 2, True), ([0.7, 0.3], 2, True),
+        ([0.6, 0.7, 0.7], 2, False), ([0.4, 0.3, 0.3], 3, True), ([0.4, 0.3, 0.3], 2, False),
+        ([0.6, 0.7, 0.7], 3, True), ([0.5] * 4, 4, True), ([0.4] * 5, 4, True),
+        ([0.4] * 5, 3, False), ([0.9, 0.5, 0.3, 0.3], 3, None), ([0.9, 0.5, 0.3, 0.3], 4, True),
+    ):  # fmt: skip
+        assert blocks.attained(np.array(t), count) is expected, (t, count)
+
+
+@pytest.mark.parametrize(("count", "size"), [(4, 2), (3, 2), (4, 1), (2, 3)])
+def test_blocks_carry_the_map(count, size):
+    a = np.array([3.0, 2.0, 1.5])
+    left, right = np.eye(4)[:, :3], np.eye(3)
+    U, V = blocks.block_factors(left, a, right, count * size, size)
+    np.testing.assert_allclose(U @ V.T, left * a @ right.T, atol=1e-8)
+    Gamma = np.kron(np.eye(count), np.ones((size, size)))
+    cost, least = np.sum(Gamma * (U.T @ U) * (V.T @ V)), float(KSupport(size).value(a)) / count
+    assert cost >= least * (1 - 1e-9)
+    assert (cost <= least * (1 + 1e-6)) == blocks.attains_bound(a, count, size)
+    assert blocks.attains_bound(np.zeros(0), count, size)
+
+
+def test_the_best_symmetric_map_without_noise():
+    """A C + C A = E[y x'] + E[x y']."""
+    rng = np.random.default_rng(17)
+    R, M = rng.standard_normal((2, 3, 3))
+    C = R @ R.T
+    task = overt.TiedAutoencoder(M, 2, overt.Dropout(0.3), second_moment=C).effect
+    A = task.symmetric
+    np.testing.assert_allclose(A, A.T, atol=1e-10)
+    np.testing.assert_allclose(A @ C + C @ A, M @ C + C @ M.T, atol=1e-9)
+    plain = overt.TiedAutoencoder(M, 2, overt.Dropout(0.3)).effect
+    np.testing.assert_allclose(plain.symmetric, (M + M.T) / 2)
+    top = plain._leading
+    values = np.linalg.eigvalsh((M + M.T) / 2)[::-1]
+    np.testing.assert_allclose(top.s, np.maximum(values[:2], 0))
+    rest = np.sum(np.minimum(values[:2], 0) ** 2) + values[2] ** 2 + np.sum((M - M.T) ** 2) / 4
+    assert top.rest == pytest.approx(rest)
+    U = rng.standard_normal((3, 2))
+    value, (slope,) = task.value(U)
+
+    def whole(U):
+        E = M - U @ U.T
+        norms, inner = np.sum(U**2, axis=0), np.diag(U.T @ C @ U)
+        return np.trace(E @ C @ E.T) + 0.3 / 0.7 * np.sum(norms * inner)
+
+    assert value == pytest.approx(whole(U))
+    np.testing.assert_allclose(slope, differences(whole, U), atol=1e-4)
+
+
+DROP, SPARSE = overt.Dropout(0.3), scipy.sparse.csr_array(np.eye(3))
+NET, TIED = overt.LinearNetwork(np.eye(3), 2, DROP), overt.TiedAutoencoder(np.eye(3), 2, DROP)
+DEEP = overt.DeepLinearNetwork(np.eye(3), (2, 2), 0.3)
+WRONG = [
+    (lambda: overt.LinearNetwork(SPARSE, 2, DROP, second_moment=np.eye(3)), "need a dense target"),
+    (lambda: overt.LinearNetwork(SPARSE, 2, DROP, input_noise=DROP), "need a dense target"),
+    (lambda: overt.LinearNetwork(np.eye(3), 2, DROP, X=np.eye(3), Y=np.eye(3)), "give either"),
+    (lambda: overt.LinearNetwork(width=2, noise=DROP), "give either target, or both"),
+    (lambda: overt.LinearNetwork(X=np.eye(3), width=2, noise=DROP), "must be given together"),
+    (lambda: overt.LinearNetwork(X=np.eye(3), Y=np.eye(3), width=2, noise=DROP,
+                                 second_moment=np.eye(3)), "second_moment belongs to a target"),
+    (lambda: overt.LinearNetwork(1e-151 * np.eye(3), 2, DROP), "entries above 1e-150"),
+    (lambda: overt.LinearNetwork(np.eye(3), 2, 0.3), "noise must be a noise such as"),
+    (lambda: overt.LinearNetwork(np.eye(3), 0, DROP), "width must be"),
+    (lambda: overt.LinearNetwork(np.eye(3), 2, DROP, weight_decay=-1.0), "weight_decay must be"),
+    (lambda: overt.TiedAutoencoder(np.eye(3), 2, overt.DropConnect(0.3)), "must mask units"),
+    (lambda: overt.TiedAutoencoder(np.ones((2, 3)), 2, DROP), "must be square for tied weights"),
+    (lambda: overt.TiedAutoencoder(np.eye(3), 2, DROP, weight_decay=0.1).landscape(),
+     "without weight decay"),
+    (lambda: overt.TiedAutoencoder(np.eye(3), 2, overt.Dropout([0.1, 0.2])).landscape(),
+     "one drop probability"),
+    (lambda: overt.TiedAutoencoder(np.eye(3), 2, DROP, second_moment=np.diag([1., 2., 3.]))
+     .landscape(), "isotropic inputs"),
+    (lambda: TIED.landscape(max_points=0), "max_points must be"),
+    (lambda: TIED.objective(np.eye(3)), "U must be 3 x 2"),
+    (lambda: NET.objective(np.eye(3), np.eye(3)), "U must be|must be 3 x 2"),
+    (lambda: NET.train(steps=0), "steps must be"), (lambda: NET.train(10, -1.0), "learning_rate"),
+    (lambda: NET.train(10, lambda t: -np.ones(len(t))), "one rate >= 0 for each step"),
+    (lambda: NET.train(10, lambda t: np.ones(3)), "one rate >= 0 for each step"),
+    (lambda: NET.train(10, batch_size=0), "batch_size must be"),
+    (lambda: NET.train(10, gradient="exact"), "gradient must be one of"),
+    (lambda: NET.train(10, init_scale=-1.0), "init_scale must be"),
+    (lambda: overt.linear.inverse_decay(0.0, 5.0), "rate must be"),
+    (lambda: overt.linear.inverse_decay(0.1, 0.0), "halving must be"),
+    (lambda: overt.DeepLinearNetwork(np.eye(3), (), 0.3), "widths"),
+    (lambda: overt.DeepLinearNetwork(np.eye(3), (2, 0), 0.3), "widths"),
+    (lambda: overt.DeepLinearNetwork(np.eye(3), (2, 2), (0.3,)), "drop_prob"),
+    (lambda: DEEP.objective([np.eye(3)] * 3), "weights|must be"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "message"), WRONG)
+def test_mistakes_are_named(call, message):
+    with pytest.raises(InputError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+def test_training_is_measured_at_its_records(scale):
+    M = scale * np.diag([1.0, 0.5, 0.009])
+    net = overt.LinearNetwork(M, 3, DROP)
+    root = np.sqrt(scale)
+    U, V = root * np.diag([1.0, 0.011, 0.009]), root * np.eye(3)
+    trace = net.train(4, lambda t: 1e-12 / scale * np.ones(len(t)), init=(U, V),
+                      gradient="expected", records=[2], seeds=2)  # fmt: skip
+    assert trace.steps.tolist() == [0, 2, 4]
+    assert trace.objective[0, 0] == pytest.approx(net.objective(U, V))
+    assert trace.imbalance[1, 0] == pytest.approx(net.effect.imbalance(U, V))
+    assert trace.rank.tolist() == [[2] * 3] * 2  # beyond a hundredth of the largest value
+    rates = overt.linear.inverse_decay(0.2, 5.0)
+    np.testing.assert_allclose(rates(np.array([0, 5, 15])), [0.2, 0.1, 0.05])
+    start = net.train(1, 1e-12 / scale, seeds=3, gradient="expected")
+    size = (np.sum(M**2) / 27) ** 0.25
+    drawn = np.random.default_rng(2).standard_normal((3, 3))
+    np.testing.assert_allclose(start.weights[0][2], size * drawn, rtol=1e-6)
+    lost = net.train(5, 1e9, seeds=1, gradient="expected")
+    assert (lost.status, lost.diverged.tolist()) == ("diverged", [True])

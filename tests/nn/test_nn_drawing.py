@@ -1,6 +1,7 @@
 """What models draw, carried and drawn, and what comes back to its sources."""
 
 import math
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch.nn import functional
 
 from overt.nn import DropBlock2d, Dropout
 from overt.nn.layers.mask_covariance import MaskCovariance
-from overt.nn.moments import adjoint, noises
+from overt.nn.moments import adjoint, bilinear, noises
 from overt.nn.moments.adjoint import APART, SHARED, Source, Sources, _row_axes, _row_axis
 from overt.nn.moments.carry import carry
 from overt.nn.moments.tape import Law, Moment, Tape, signs
@@ -291,6 +292,10 @@ def test_moments_of_tapes_are_put_and_forgotten():
     assert tape.put(noisy, own) is own
     assert tape.forget(own).tolist() == [1.0, 1.0]
     assert tape.get(own) is None
+    seen = weakref.ref(own)
+    del own
+    assert seen() is None  # nobody holds it any more
+    own = torch.zeros(2)
     assert tape.forget(3) == 3
     assert [tape.numbered(), tape.numbered(own), len(tape.draws)] == [0, 1, 2]
     assert tape.of(mean).variance.tolist() == [0.0, 0.0]
@@ -452,3 +457,47 @@ def test_entries_stay_independent_only_where_all_parts_are():
     for k, (f, expected) in enumerate(cases):
         one = carry(Run(f), rows(2, 3))
         assert one.output.independent == expected, k
+
+
+def divided(name, x, *args, **named):
+    """The divisor of an average, of a call with these arguments."""
+    names = dict(zip(("input", "kernel_size", "stride", "padding"), (x, *args), strict=False))
+    call = SimpleNamespace(
+        name=name, named=lambda: names | named,
+        argument=lambda i, key, default=None: ((x, *args)[i] if i <= len(args)
+                                               else named.get(key, default)),
+    )  # fmt: skip
+    return bilinear._divisor(call, x)
+
+
+def test_averages_divide_by_what_they_see():
+    x = torch.zeros(2, 3, 8, 6)
+    for name, args, named, expected in (
+        ("mean", (), {}, 288.0), ("mean", (1,), {}, 3.0), ("mean", ((2, 3),), {}, 48.0),
+        ("mean", (), {"dim": -1}, 6.0), ("mean", (), {"axis": 0}, 2.0), ("mean", ((),), {}, 288.0),
+        ("avg_pool2d", (2,), {}, 4.0), ("avg_pool2d", ((2, 3),), {}, 6.0),
+        ("avg_pool1d", (3,), {}, 3.0), ("avg_pool2d", (2,), {"padding": (0, 0)}, 4.0),
+        ("avg_pool2d", (2,), {"padding": 1}, None), ("avg_pool2d", (2,), {"ceil_mode": True}, None),
+        ("avg_pool2d", (2,), {"divisor_override": 3}, None),
+        ("adaptive_avg_pool2d", (2,), {}, 12.0),
+        ("adaptive_avg_pool2d", ((4, 3),), {}, 4.0), ("adaptive_avg_pool2d", ((4, None),), {}, 2.0),
+        ("adaptive_avg_pool2d", (5,), {}, None), ("adaptive_avg_pool1d", (3,), {}, 2.0),
+        ("interpolate", (3,), {}, None),
+    ):  # fmt: skip
+        assert divided(name, x, *args, **named) == expected, (name, args, named)
+
+
+def test_averages_without_one_divisor_are_spread_by_signs():
+    x, sd = rows(2, 1, 6), 0.3 * rows(2, 1, 6, seed=6).abs()
+    found = moved(lambda v: functional.avg_pool1d(v, 3, 2, 1), sd, x)
+    generator = torch.Generator().manual_seed(0)
+    signs = torch.randint(0, 2, (16, 2, 1, 6), generator=generator)
+    parts = [functional.avg_pool1d(sd * (2 * s - 1), 3, 2, 1) ** 2 for s in signs]
+    even = moved(lambda v: functional.avg_pool1d(v, 3, 3), sd, x)
+    torch.testing.assert_close(even.variance, functional.avg_pool1d(sd**2, 3, 3) / 3)
+    assert even.known
+    odd = moved(lambda v: functional.avg_pool1d(v, 3, 2, 1, ceil_mode=True), sd, x)
+    torch.testing.assert_close(found.mean, functional.avg_pool1d(x, 3, 2, 1))
+    assert not odd.known
+    assert not found.known
+    torch.testing.assert_close(found.variance, torch.stack(parts).mean(0))

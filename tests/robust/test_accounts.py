@@ -2,6 +2,7 @@
 
 import warnings
 
+import cvxpy as cp
 import numpy as np
 import pytest
 import torch
@@ -9,12 +10,15 @@ from robust_cases import points, small_mlp
 from torch import nn
 
 from overt import InputError
-from overt.robust import L2, PGD, Linf, Misclassified, RobustnessWarning
+from overt.robust import L1, L2, PGD, Linf, Misclassified, RobustnessWarning, exact
 from overt.robust.attacks import results
 from overt.robust.attacks.ascent import Books
-from overt.robust.attacks.points import Found, Guide
+from overt.robust.attacks.inputs import examples, pair
+from overt.robust.attacks.points import Found, Guide, StraightThrough, _straight
 from overt.robust.attacks.staged import begin
+from overt.robust.certificates import leaky
 from overt.robust.certificates.bounds import Chain, lead_bounds
+from overt.robust.certificates.leaky import LeakyNetwork, reflected_ascent, train_online
 from overt.robust.threats.keyed_random import keys_of, normal
 
 
@@ -180,3 +184,176 @@ def test_chains_are_read_from_modules():
     torch.testing.assert_close(one.logits(x), torch.cat([0 * logit, logit], 1))
     with pytest.raises(InputError, match="affine layers, convolutions and rectifiers, got Tanh"):
         Chain.of(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), x)
+
+
+@pytest.mark.parametrize("bounds", [None, (-1.0, 1.2)])
+@pytest.mark.parametrize(("kind", "radius"), [(L1, 0.9), (L2, 0.7), (Linf, 0.4)])
+def test_leads_of_linear_models_are_convex_programs(kind, radius, bounds):
+    rng = np.random.default_rng(3)
+    W, b = rng.normal(size=(3, 4)), rng.normal(size=3)
+    X = np.clip(rng.normal(size=(4, 4)), -1.0, 1.2)
+    y = (X @ W.T + b).argmax(1)
+    y[3] = (y[3] + 1) % 3
+    threat = kind(radius, bounds)
+    found = exact.linear(W, b, X, y, threat)
+    for i in range(4):
+        best = -np.inf
+        for j in range(3):
+            if j == y[i]:
+                continue
+            d = cp.Variable(4)
+            limits = [cp.norm(d, float(threat.order)) <= radius]
+            if bounds is not None:
+                limits += [X[i] + d >= bounds[0], X[i] + d <= bounds[1]]
+            goal = (W[j] - W[y[i]]) @ (X[i] + d) + b[j] - b[y[i]]
+            best = max(best, cp.Problem(cp.Maximize(goal), limits).solve(solver=cp.CLARABEL))
+        assert found.lead[i] == pytest.approx(best, abs=1e-5)
+        f = W @ found.x[i] + b
+        assert max(f[k] for k in range(3) if k != y[i]) - f[y[i]] >= found.lead[i] - 1e-9
+    assert found.fooled.tolist() == (found.lead > 0).tolist()
+    assert found.value == np.mean(found.fooled)
+    assert found.status == "optimal"
+    tie = exact.linear(np.array([[1.0, 0.0], [-1.0, 0.0]]), None, [[0.5, 0.0]], [0], kind(0.5))
+    assert (tie.undecided.tolist(), tie.status, tie.value) == ([True], "finished", 0.0)
+    one = exact.linear(W[0], b[:1], X, [0, 1, 0, 1], threat)
+    two = exact.linear(np.stack([0 * W[0], W[0]]), [0.0, b[0]], X, [0, 1, 0, 1], threat)
+    np.testing.assert_allclose(one.lead, two.lead)
+
+
+def test_leaky_networks_and_their_attack_step_by_step():
+    rng = np.random.default_rng(5)
+    W, a, alpha = rng.normal(size=(4, 3)), rng.normal(size=4), 0.3
+    net, x, y, nu, eta = LeakyNetwork(W, a, alpha), rng.normal(size=3), -1, 0.4, 0.7
+
+    def f(v, W=W):
+        return float(sum(a[r] * max(alpha * (W[r] @ v), W[r] @ v) for r in range(4)))
+
+    assert net.value(x) == pytest.approx(f(x))
+    np.testing.assert_allclose(net.value(np.stack([x, -x])), [f(x), f(-x)])
+    h = 1e-6
+    slope = [(f(x + e) - f(x - e)) / (2 * h) for e in h * np.eye(3)]
+    np.testing.assert_allclose(net.input_gradient(x), slope, atol=1e-6)
+    steps = h * np.eye(12).reshape(12, 4, 3)
+    slopes = [(f(x, W + e) - f(x, W - e)) / (2 * h) for e in steps]
+    np.testing.assert_allclose(net.weight_gradient(x).ravel(), slopes, atol=1e-6)
+    kappa, size = np.abs(a).max(), np.linalg.norm(W)
+    assert (net.kappa, net.norm) == (pytest.approx(kappa), pytest.approx(size))
+    assert net.attack_step_size() == pytest.approx(1 / (kappa**2 * 4 * size**2))
+    assert net.beta(nu) == pytest.approx(4 * nu * 0.7 * kappa * 2)
+    delta, margins = x, []
+    for _ in range(5):
+        margins.append((y * f(delta), delta))
+        push = -y / (1 + np.exp(-y * f(delta))) * net.input_gradient(delta)
+        move = delta + eta * push - x
+        delta = x + move * min(1.0, nu / np.linalg.norm(move))
+    best = min(margins, key=lambda pair: pair[0])[1]
+    np.testing.assert_allclose(reflected_ascent(net, x, y, nu, eta, 5), best)
+    np.testing.assert_allclose(reflected_ascent(net, x, y, nu, eta, 1), x)
+    first, second = train_online(net, [(x, y)], 0.2, lambda net, x, y: x + 0.1)
+    assert first is net
+    at = x + 0.1
+    pull = 1 / (1 + np.exp(y * f(at)))
+    np.testing.assert_allclose(second.W, W + 0.2 * y * pull * net.weight_gradient(at))
+    np.testing.assert_array_equal(second.a, a)
+    for call in (lambda: reflected_ascent(3, x, y, nu, eta, 5),
+                 lambda: leaky.beta_robust_error(3, x[None], [1], nu)):  # fmt: skip
+        with pytest.raises(InputError, match="net must be a LeakyNetwork"):
+            call()
+    with pytest.raises(InputError, match="step_size must be"):
+        next(train_online(net, [], -1.0, None))
+
+
+@pytest.mark.parametrize("kind", [L1, L2, Linf])
+def test_rivals_are_ordered_by_linearized_distance(kind):
+    rng = np.random.default_rng(6)
+    W, b = torch.from_numpy(rng.normal(size=(6, 4))), torch.from_numpy(rng.normal(size=6))
+    x = points(5, 4)
+    f = x @ W.T + b
+    y = f.argmax(1)
+    y[4] = (y[4] + 1) % 6
+    search = begin(lambda v: v @ W.T + b, x, y, kind(0.3), Misclassified(), 5, {})
+    rows = torch.tensor([4, 0, 2])
+    for measured in (3, 5):
+        before = search.best.gradients
+        found = search.rivals(rows, measured)
+        for i, order in zip(rows.tolist(), found.tolist(), strict=True):
+            own = int(y[i])
+            likely = sorted((j for j in range(6) if j != own), key=lambda j: -float(f[i, j]))
+            steep = {j: float(kind(1.0).dual((W[own] - W[j])[None])) for j in likely}
+            away = {j: float(f[i, own] - f[i, j]) / steep[j] for j in likely[:measured]}
+            assert order == sorted(away, key=away.get)
+        assert search.best.gradients - before == 3 * measured
+
+
+def test_what_hides_gradients_is_noticed():
+    model, x = small_mlp(), points(3, 6)
+    y = model(x).argmax(1)
+
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, v):
+            return v.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            return 0 * g
+
+    for f, hides in ((lambda v: v, False), (torch.round, True), (Own.apply, True),
+                     (lambda v: v + v.detach(), True)):  # fmt: skip
+        search = begin(lambda v, f=f: model(f(v)), x, y, L2(0.1), Misclassified(), 3, {})
+        assert search.hides() == hides
+
+
+def test_success_of_random_models_is_a_rate():
+    x, y = torch.zeros(3, 1).double(), [0, 0, 0]
+    tosses = np.random.default_rng(7)
+
+    def model(v):
+        lost = torch.from_numpy(tosses.random(len(v)) < np.array([0.9, 0.5, 0.1])[: len(v)])
+        return torch.stack([0.5 - lost.double(), 0 * v[:, 0]], 1) + 0 * v
+
+    search = begin(model, x, y, L2(0.1), Misclassified(), 3, {"samples": 4})
+    assert search.random
+    _, rate = search.score(x)
+    np.testing.assert_allclose(rate, [0.9, 0.5, 0.1], atol=0.2)
+    assert torch.equal((rate * 100).round(), rate * 100)
+    assert search.subject.samples == 4
+    sure = begin(lambda v: torch.cat([v, 1 - v], 1), x, y, L2(0.1), Misclassified(), 3, {})
+    assert sure.score(x)[1].tolist() == [1.0, 1.0, 1.0]
+    broken = sure.score(x * torch.nan)[1]
+    assert broken.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_slopes_pass_straight_where_shapes_fit():
+    g, same, other = torch.ones(2, 3), torch.zeros(2, 3), torch.zeros(3)
+    found = _straight((None, same, other), (g,))
+    assert found[0] is None
+    assert found[1] is g
+    assert found[2] is other
+    certain = torch.ones(2)  # which has no past
+    assert StraightThrough().through(certain) is certain
+    kept = _straight((same, None), (None,))
+    assert kept[0] is same
+    assert kept[1] is None
+
+
+def test_batches_are_put_together_by_name_and_place():
+    x, shift, y = points(5, 2), points(5, 3, seed=1), torch.arange(5)
+    parts = [slice(0, 2), slice(2, 5)]
+    named = [{"image": x[s], "shift": shift[s], "labels": y[s]} for s in parts]
+    inputs, labels, threat = examples(named, None, None)
+    assert list(inputs) == ["image", "shift"]
+    assert torch.equal(inputs["image"], x)
+    assert torch.equal(inputs["shift"], shift)
+    assert torch.equal(labels, y)
+    assert threat is None
+    pairs, labels, _ = examples([((x[s], shift[s]), y[s]) for s in parts], None)
+    assert torch.equal(pairs[0], x)
+    assert torch.equal(pairs[1], shift)
+    plain, labels, _ = examples([(x[s], y[s], "more") for s in parts], None)
+    assert torch.equal(plain, x)
+    assert torch.equal(labels, y)
+    ball = L2(1.0)
+    assert examples([(x, y)], ball)[2] is ball
+    assert examples(x, y, ball) == (x, y, ball)
+    assert pair({"pixels": x, "target": y})[0] is x

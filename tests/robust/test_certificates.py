@@ -252,6 +252,8 @@ def test_separation_finds_the_margin():
     assert (y * (others @ x.T)).min(1).max() <= gamma + 1e-9
     with pytest.raises(InputError, match="separable"):
         leaky.separation(np.vstack([x, -x]), np.concatenate([y, y]))
+    with pytest.raises(InputError, match="separable"):
+        leaky.separation(np.zeros((2, 3)), [1, -1])
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])

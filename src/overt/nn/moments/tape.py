@@ -184,6 +184,7 @@ class Tape:
         """Write a moment's mean into the tensor that stands for it, and let go of it."""
         if isinstance(value, Tensor) and (found := self._moments.pop(id(value), None)) is not None:
             value.copy_(found[1].mean)
+            self.views.drop(value)
         return value
 
     def check(self, operation: str, tree: Any) -> None:
