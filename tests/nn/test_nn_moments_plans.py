@@ -235,6 +235,9 @@ def test_passes_are_an_option_of_their_own():
     assert few.method == "sampled"
     assert many.method == "carried and sampled"
     torch.testing.assert_close(many.std, truth.std, rtol=0.05, atol=0)
+    model.run = lambda self, x: self.inner(x) * (1 if torch.rand(()) < 0.5 else 2)
+    with torch.no_grad():
+        assert predictive_moments(model, x, passes=20).method == "sampled"
     for wrong in ({"draws": 4}, {"tol": 0.1}):
         with pytest.raises(InputError, match="passes must come without"):
             predictive_moments(model, x, passes=10, **wrong)

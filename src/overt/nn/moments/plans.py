@@ -22,8 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from overt.nn.recording.generators import generator_state
 from overt.nn.recording.watching import tensors
 
-MOST = 2**27
-"""The most numbers that a recording may hold before it is given up."""
+MOST, STEPS = 2**27, 2**14
+"""The most numbers and steps that a recording may hold before it is given up."""
 
 _aten: Any = torch.ops.aten
 _PRECISE = (torch.float32, torch.float64)
@@ -52,7 +52,8 @@ def _written_down(self: Recorder, func: Any, types: Any, args: Any = (), kwargs:
         drew = before is not None and generator_state() != before
         self.steps.append((func, args, kwargs, result, drew))
         self._size += sum(t.numel() for t in tensors(result) if t._base is None)
-        if self._size > MOST:
+        if self._size > MOST or len(self.steps) > STEPS:
+            self._size = MOST + 1
             self.steps.clear()
     return result
 
@@ -285,6 +286,6 @@ def _shown(value: Any, name: Callable[[Tensor], str], names: dict[str, Any], no:
         return repr(value)
     if isinstance(value, float) and math.isfinite(value):
         return repr(value)
-    key = next((k for k, v in names.items() if k[0] == "c" and v is value), f"c{len(names)}")
+    key = f"c{id(value)}"  # which is held here
     names[key] = value
     return key
