@@ -250,3 +250,12 @@ def test_what_training_follows_is_the_walk_of_its_attack():
         moved = attack.follow(at, start.clone())
         assert moved[0].tolist() == [pytest.approx(ends), 0.0], attack
         assert attack.length == {FGSM: 1}.get(type(attack), getattr(attack, "steps", None))
+
+
+def test_every_draw_of_a_guide_counts_as_a_gradient():
+    model, x = small_mlp(), points(4, 6)
+    with begin(model, x, model(x).argmax(1), L2(1e-6), Misclassified(), 4, {}) as search:
+        search.stage(PGD(L2(1e-6), steps=5), guide=Guide(search.subject, 1e-7, 3))
+        assert search.best.gradients == 5 * 4 * 3
+        search.stage(PGD(L2(1e-6), steps=5, loss="margin"))
+        assert search.best.gradients == 5 * 4 * 4
