@@ -169,7 +169,7 @@ def test_copies_are_run_together_where_rows_stay_apart(monkeypatch, known, rows)
     samples._start()
     assert samples._sure == (same and (apart or draws))
     together = same and not shared
-    assert samples._most == (max(1, min(64, 512 // rows)) if together else 1)
+    assert samples._most == (max(1, 8 * min(64, 512 // rows)) if together else 1)
     assert samples.rows == (rows if samples._most > 1 else 1)
     plain = Samples(nn.Identity(), torch.ones(rows, 1), None, covariance=False)
     plain._start()
@@ -224,7 +224,7 @@ def test_curvature_is_half_the_second_derivative(loss):
 def test_classes_are_at_least_two():
     for shape in ((4, 1), (4,), (4, 2, 2)):
         with pytest.raises(InputError, match="at least 2 classes"):
-            penalties._curvature(torch.zeros(shape), "cross_entropy")
+            penalties.curvature(torch.zeros(shape), "cross_entropy")
 
 
 @pytest.mark.parametrize("n", [1, 2, 9])
@@ -428,7 +428,7 @@ def test_slopes_are_those_at_the_mean_where_deviations_are_small(m):
     mean = torch.tensor([m], dtype=torch.float64)
     for share, small in ((0.9, True), (1.1, False)):
         v = torch.full_like(mean, share * 1e-6 * (1 + m * m))
-        value, slope, spread, curve, rise = _by_nodes(torch.exp, mean, v, v.sqrt())
+        value, slope, spread, curve, rise = _by_nodes(torch.exp, mean, v, v.sqrt(), True)
         assert float(value) == pytest.approx(math.exp(m + v / 2), rel=1e-9)
         if small:
             assert (float(slope), float(curve), float(rise)) == (math.exp(m), 0.0, 0.0)
@@ -442,34 +442,6 @@ def test_slopes_are_those_at_the_mean_where_deviations_are_small(m):
         slope = moments_of(torch.exp, mean, v, one_sided=False)[1]
         if m:
             assert (float(slope) == math.exp(m)) == small
-
-
-def test_windows_of_max_pooling_that_do_not_overlap():
-    x = torch.arange(2 * 3 * 4 * 6.0).reshape(2, 3, 4, 6)
-
-    def windows(x, name, **given):
-        return nonlinear._windows(SimpleNamespace(name=name, named=lambda: given), x)
-
-    found = windows(x, "max_pool2d", kernel_size=2)
-    torch.testing.assert_close(found.amax(-1), nn.functional.max_pool2d(x, 2))
-    assert found.shape == (2, 3, 2, 3, 4)
-    found = windows(x, "max_pool2d", kernel_size=(1, 2), stride=(2, 3), padding=0, dilation=(1, 1))
-    torch.testing.assert_close(found.amax(-1), nn.functional.max_pool2d(x, (1, 2), (2, 3)))
-    assert found.shape == (2, 3, 2, 2, 2)
-    line, cube = x[:, :, 0], x[:, :, :, :, None].expand(-1, -1, -1, -1, 2)
-    assert windows(line, "max_pool1d", kernel_size=3).shape == (2, 3, 2, 3)
-    assert windows(cube, "max_pool3d", kernel_size=2).shape == (2, 3, 2, 3, 1, 8)
-    for name, tensor, given in (
-        ("adaptive_max_pool2d", x, {"kernel_size": 2}), ("max_pool1d", x, {"kernel_size": 2}),
-        ("max_pool2d", x[0], {"kernel_size": 2}),
-        ("max_pool2d", x, {"kernel_size": 2, "stride": 1}),
-        ("max_pool2d", x, {"kernel_size": 2, "stride": (2, 1)}),
-        ("max_pool2d", x, {"kernel_size": 2, "padding": (0, 1)}),
-        ("max_pool2d", x, {"kernel_size": 2, "dilation": (2, 1)}),
-        ("max_pool2d", x, {"kernel_size": 2, "ceil_mode": True}),
-        ("max_pool2d", x, {"kernel_size": 2, "return_indices": True}),
-    ):  # fmt: skip
-        assert windows(tensor, name, **given) is None
 
 
 def test_layers_and_outputs_that_cannot_be_are_refused():
@@ -569,8 +541,7 @@ def test_what_was_carried_and_sampled_is_weighed_by_its_errors(drawn, width):
                 std_error=torch.tensor(e1)) for m, sd in ((m0, sd0), (m1, sd1))
     )  # fmt: skip
     samples = SimpleNamespace(count=50, errors=(0.15, 0.1), moments=lambda **_: sampled)
-    one = carried(None, None, linearized=("cross",))
-    found = errors.corrected(given, samples, one, drawn)
+    found = errors.corrected(errors.Found(given, None, ("noise",), drawn, ("cross",)), samples)
     sure = (sd0 > 0) & (sd1 > 0)
     some = sd1 > 0  # others are as sampled
     at0, at1 = (np.where(sure, sd, np.where(some, sd1, 1.0)) for sd in (sd0, sd1))
@@ -588,7 +559,7 @@ def test_what_was_carried_and_sampled_is_weighed_by_its_errors(drawn, width):
     np.testing.assert_allclose(found.std_error, of_std * LEVEL * np.sqrt(variance))
     assert (found.draws, found.drawn, found.linearized) == (50, drawn, ("cross",))
     assert (found.carried, found.exact) == (("noise",), False)
-    assert errors.corrected(None, samples, one, drawn) is sampled
+    assert errors.corrected(errors.Found(None, None, (), drawn, ()), samples) is sampled
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_the_budget_goes_to_gradients_that_tell_the_truth(monkeypatch, honest, b
     helpers = [SimpleNamespace(draws=n) for n in (1, 4, 9)]
     monkeypatch.setattr(staged, "guides", lambda *_: helpers)
     search = searching(honest=honest)
-    run_stages(search, budget, 300, 7, None, 5, "start", {})
+    run_stages(search, budget, 300, 7, None, 5, "start")
     assert asked == [((search.threat, 4, given, 7), {"seed": 5, "batch_size": 9})]
     assert search.ran[0] == ("a", {"start": "start"})
     steps = [min(max(budget // (3 * draws), 2), 100) for draws in (1, 4, 9)]
@@ -67,19 +67,19 @@ def test_the_budget_goes_to_gradients_that_tell_the_truth(monkeypatch, honest, b
         assert more == {"guide": helper}
     left = budget - given - steps[0] - 4 * steps[1] - 9 * steps[2]
     assert rest == [(search, honest, 300 + max(left, 0), {"seed": 5, "batch_size": 9})]
-    run_stages(search, budget, 0, 7, None, 5, None, {})
+    run_stages(search, budget, 0, 7, None, 5, None)
     assert rest[1][2] == 0
     ran = len(search.ran)
-    run_stages(searching(left=[]), budget, 300, 7, None, 5, None, {})
+    run_stages(searching(left=[]), budget, 300, 7, None, 5, None)
     still = searching(threat=L2(0.0))
-    run_stages(still, budget, 300, 7, None, 5, None, {})
+    run_stages(still, budget, 300, 7, None, 5, None)
     assert (len(search.ran), still.ran) == (ran, [])
 
 
 def test_numbers_are_attacked_from_random_starts(monkeypatch):
     monkeypatch.setattr(staged, "unaided", lambda *_: None)
     search = searching(raw=True)
-    run_stages(search, 101, 0, 9, None, 5, None, {})
+    run_stages(search, 101, 0, 9, None, 5, None)
     wanted = PGD(L2(0.5), steps=25, restarts=4, random_start=True, seed=5, batch_size=9)
     assert [attack for attack, _ in search.ran] == [wanted]
 
@@ -120,15 +120,15 @@ def test_guides_are_a_surrogate_then_what_sees_through_masks():
     for hides in (False, True):
         masked = (lambda v: model(v.round())) if hides else model
         with begin(masked, x, y, L2(0.5), Misclassified(), 2, {}) as search:
-            (first,) = guides(search, other, True, {})
+            (first,) = guides(search, other, True)
             assert torch.equal(first.subject.logits(x, torch.arange(5)), other(x))
-            assert guides(search, None, True, {}) == []
-            found = guides(search, other, False, {})[1:]
+            assert guides(search, None, True) == []
+            found = guides(search, other, False)[1:]
         smooth = Guide(search.subject, 0.05, 4, straight=True)
         expected = [Guide(search.subject, straight=True), smooth] if hides else [smooth]
         assert [vars(g) for g in found] == [vars(g) for g in expected]
         with begin(masked, x, y, L2(0.5), Misclassified(), 2, {}) as search:
-            found = guides(search, None, False, {})
+            found = guides(search, None, False)
         assert found[-1].straight == hides
         assert len(found) == 1 + hides
 
