@@ -34,7 +34,7 @@ tour: $(READY)
 
 test: $(READY)
 	@echo "== running the test suite"
-	@$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal
+	@$(ONE_THREAD) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: $(READY)
 	@echo "== ruff"

@@ -67,8 +67,9 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("n_files", [1, 5])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("form", "n_files"), [*zip(FORMS, (1, 5, 5, 1), strict=True), ("drawn", 1)]
+)
 def test_workers_find_what_one_machine_finds(form, n_files, client, tmp_path, monkeypatch):
     if n_files == 1:  # signals by a randomized decomposition
         monkeypatch.setattr("overt.completion.forms.features.RANK", 5)
