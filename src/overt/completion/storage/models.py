@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,11 @@ def save(
     if not isinstance(entries, Entries):
         header["source"] = entries.to_dict()
     with alone(folder):
+        if (folder / NEW).exists():  # a kill came before the last step, and model.json may name it
+            with suppress(Exception):
+                named = json.loads((folder / HEADER).read_text(encoding="utf-8"))["arrays"]
+                if read_sealed(folder / NEW, KIND)[1] == named:
+                    (folder / NEW).replace(folder / ARRAYS)
         header["arrays"] = write_sealed(folder / NEW, arrays, KIND)
         header["checksum"] = digest(header)
         write_whole(folder / HEADER, json.dumps(header) + "\n")

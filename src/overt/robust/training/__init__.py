@@ -131,7 +131,7 @@ def adversarial_train(
     whole("ramp_epochs", ramp_epochs, minimum=0)
     whole("checkpoint_every", checkpoint_every, minimum=0)
     whole("seed", seed, minimum=0)
-    if not 0 <= number("clean_fraction", clean_fraction) <= 1:
+    if not 0 <= (clean_fraction := float(number("clean_fraction", clean_fraction))) <= 1:
         raise InputError(f"clean_fraction must lie in [0, 1], got {clean_fraction!r}")
     if on_epoch is not None and not callable(on_epoch):
         raise InputTypeError(f"on_epoch must be a function of a row, got {on_epoch!r:.60}")
