@@ -35,10 +35,12 @@ def bounded(function: Callable[P, T]) -> Callable[P, T]:
                 return found
         except (ArithmeticError, np.linalg.LinAlgError):
             pass
-        except MemoryError as error:
-            raise InputError(f"there is too little memory for it: {error}") from None
         except NotImplementedError as error:  # a format of torch that linear algebra lacks
             raise InputTypeError(f"arrays must be float32 or float64: {error}") from None
+        except (MemoryError, RuntimeError) as error:  # the second is torch's
+            if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+                raise
+            raise InputError(f"there is too little memory for it: {error}") from None
         raise InputError(
             f"{function.__name__.strip('_')} got numbers so large, or so different in size, that "
             "their products leave the range of floating point; divide them by a constant"

@@ -90,6 +90,10 @@ REFUSED = {
     "no radii": lambda: robust.smoothed(network(), X, 0.1, draws=9, guesses=3).errors(LABELS, "a"),
     "no criterion": lambda: robust.closest(network(), X, LABELS, robust.L2(0.1), criterion=()),
     "data that is one tensor": lambda: robust.adversarial_train(network(), X, None),
+    "sparse classes": lambda: robust.adversarial_train(
+        network(), (X, scipy.sparse.csr_array(X)), None
+    ),
+    "a width beyond memory": lambda: overt.equalize.equalize_product(torch.eye(3), 10**12),
     "no network": lambda: leaky.reflected_ascent("", np.ones(2), 1, 0.5, 0.1, 2),
     "no path": lambda: TASK.solve().save(3.5),
     "a path with NUL": lambda: TASK.solve().save("a\0.npz"),

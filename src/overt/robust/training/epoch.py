@@ -46,7 +46,7 @@ def batches(data: Any, batch_size: int) -> Iterable[Any]:
         raise InputTypeError(f"data must give batches (inputs, classes), got {data!r:.60}")
     if not isinstance(data, (tuple, list)) or not data or not hasattr(data[0], "__array__"):
         return data
-    lengths = [len(part) if getattr(part, "shape", ()) else None for part in data]
+    lengths = [part.shape[0] if getattr(part, "shape", ()) else None for part in data]
     if len(lengths) != 2 or lengths[0] != lengths[1]:
         raise InputError(
             "data must be one array of inputs and one of classes of the same length, got lengths "
