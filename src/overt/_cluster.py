@@ -84,9 +84,7 @@ def _started(distributed: Any, engine: str, n_jobs: int) -> Any:
     from dask import config
 
     try:
-        with config.set(
-            {"distributed.worker.profile.enabled": False}
-        ):  # samples 100 times a second
+        with config.set({"distributed.worker.profile.enabled": False}):  # 100 samples a second
             return distributed.Client(
                 n_workers=n_jobs, threads_per_worker=1, dashboard_address=":0"
             )

@@ -27,8 +27,13 @@ _whole: dict[str, Any] = {}
 _spare: list[Array] = []
 _taking = threading.Lock()
 
-HELD_BY_US = 3
-"""References to an array that nobody uses: of the list, of the loop, of the question."""
+
+def _references(arrays: list[Array]) -> list[int]:
+    return [sys.getrefcount(array) for array in arrays]
+
+
+UNUSED = _references([np.zeros(1)])[0]
+"""References to an array that only the list holds: how they are counted differs by Python."""
 
 
 def _room(shape: tuple[int, ...], dtype: Any) -> Array:
@@ -37,9 +42,8 @@ def _room(shape: tuple[int, ...], dtype: Any) -> Array:
     Pages that are new to a process can cost more than what is computed in them.
     """
     with _taking:
-        for base in _spare:
-            same = base.shape == shape and base.dtype == dtype
-            if same and sys.getrefcount(base) == HELD_BY_US:
+        for base, count in zip(_spare, _references(_spare), strict=True):
+            if base.shape == shape and base.dtype == dtype and count == UNUSED:
                 return base[:]
         _spare.append(np.zeros(shape, dtype))
         return _spare[-1][:]
