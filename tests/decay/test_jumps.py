@@ -124,9 +124,20 @@ def test_rates_and_decays_of_annealing_follow_from_equal_singular_values(depth):
 
 
 def test_sweep_rows():
-    rows = sweep((3, 4), (0.5,), (0.2,), steps=300, seeds=4, width=10, records=9)
-    assert [row["depth"] for row in rows] == [3, 4]
-    assert all(row["low"] <= row["jumped"] <= row["high"] for row in rows)
+    rates = [(500, 0.03, 0.1), (300, 0.2, 0.1)]
+    options = {"seed": 3, "records": 9}
+    for schedule in (None, lambda rate: Schedule.constant(40, rate, 0.01)):
+        plan = schedule(0.2) if schedule else Schedule.of(rates, convention="pytorch")
+        rows = sweep((3, 4), (0.5, 0.1), (0.2,), steps=300, seeds=4, width=10, schedule=schedule,
+                     **options)  # fmt: skip
+        at = [(depth, epsilon) for depth in (3, 4) for epsilon in (0.5, 0.1)]
+        for (depth, epsilon), row in zip(at, rows, strict=True):
+            found = jumps(two_by_two(epsilon), depth, 10, plan, 4, **options)
+            assert row == {
+                "depth": depth, "epsilon": epsilon, "learning_rate": 0.2, "diverged": 0,
+                "jumped": found.share(plan.steps), "low": 1 - found.upper[-1],
+                "high": 1 - found.lower[-1], "median": found.median,
+            }  # fmt: skip
 
 
 def test_set_constants_follow_the_theorem():
