@@ -14,6 +14,8 @@ from overt.decay import (
     DeepLinearCompletion,
     annealing,
     baselines,
+    closedness,
+    entry_draws,
     escaping,
     existence,
     family,
@@ -310,6 +312,25 @@ def test_points_of_the_boundary_are_measured_there(rank):
     assert layers.imbalance(weights) < 1e-9
 
 
+def test_steps_out_of_a_set_are_counted_one_by_one():
+    region, weight_decay, rate = ApproximateRankSet(1, 1e-2, 0.25, 0.1, 5.0), 0.05, 0.6
+    found = closedness(region, PROBLEM, 3, 4, weight_decay, rate, steps=5, runs=6, seed=7)
+    counts = dict.fromkeys(("bound", "balance", "rank"), 0)
+    for run in range(6):
+        weights = region.boundary_point((3, 4), 3, 4, np.random.default_rng([7, run, 2]))
+        for n in entry_draws(PROBLEM, 5, seed=7, run=run):
+            one = PROBLEM.take(np.array([n]))
+            slopes = layers.gradient(one, weights, weight_decay)
+            before, weights = weights, [W - rate * g for W, g in zip(weights, slopes, strict=True)]
+            for name, broken in region.violations(weights).items():
+                counts[name] += broken and not region.violations(before)[name]
+    assert all(counts.values())
+    assert {name: getattr(found, name) for name in counts} == counts
+    assert (found.steps, found.learning_rate) == (30, rate)
+    rates = region.learning_rates(PROBLEM, 3, 4, weight_decay)
+    assert found.allowed == min(rates.values())
+
+
 def annealed(problem=PROBLEM, depth=3, width=4, seed=0):
     told = []
     path = AnnealedPath(problem, depth, width, np.random.default_rng(seed),
@@ -508,20 +529,22 @@ def test_the_nuclear_norm_is_the_least_that_fits():
     best = cp.Problem(cp.Minimize(cp.normNuc(A)), fits).solve(solver=cp.CLARABEL)
     np.testing.assert_allclose(found[PROBLEM.rows, PROBLEM.cols], PROBLEM.values)
     assert np.linalg.svd(found, compute_uv=False).sum() == pytest.approx(best, rel=1e-5)
-    for few in (1, 2):  # the rule of each step
-        observed = np.zeros((3, 4))
-        observed[PROBLEM.rows, PROBLEM.cols] = PROBLEM.values
-        B, D, rho = observed.copy(), np.zeros((3, 4)), 10 / np.linalg.norm(observed, 2)
+    more, factors = Entries.sample(np.random.default_rng(3).standard_normal((6, 5)), 10), []
+    for problem, few in ((PROBLEM, 1), (PROBLEM, 2), (more, 12)):  # the rule of each step
+        observed = np.zeros(problem.shape)
+        observed[problem.rows, problem.cols] = problem.values
+        B, D, rho = observed.copy(), np.zeros(problem.shape), 10 / np.linalg.norm(observed, 2)
         for _ in range(few):
             U, s, V = np.linalg.svd(B - D, full_matrices=False)
             M = (U * np.maximum(s - 1 / rho, 0)) @ V
             before, B = B, M + D
-            B[PROBLEM.rows, PROBLEM.cols] = PROBLEM.values
+            B[problem.rows, problem.cols] = problem.values
             D = D + M - B
             primal, dual = np.linalg.norm(M - B), np.linalg.norm(B - before)
-            factor = 2.0 if primal > 10 * dual else 0.5 if dual > 10 * primal else 1.0
-            rho, D = rho * factor, D / factor
-        np.testing.assert_allclose(nuclear_norm(PROBLEM, tol=1e-99, max_iterations=few), B)
+            factors += [2.0 if primal > 10 * dual else 0.5 if dual > 10 * primal else 1.0]
+            rho, D = rho * factors[-1], D / factors[-1]
+        np.testing.assert_allclose(nuclear_norm(problem, tol=1e-99, max_iterations=few), B)
+    assert set(factors) == {0.5, 1.0, 2.0}
 
 
 @pytest.mark.parametrize(("epochs", "blocks"), [(100, 5), (19, 1), (59, 2)])
@@ -668,11 +691,18 @@ def test_jumps_are_last_crossings():
     assert flat.jump_step.tolist() == [0, 0]  # one singular value alone has rank 1
 
 
+def test_seeds_are_whole_numbers_generators_or_nothing():
+    root = int(np.random.default_rng(3).integers(2**63))
+    again, drawn = ran(seed=root), ran(seed=np.random.default_rng(3))
+    np.testing.assert_array_equal(again.singular_values, drawn.singular_values)
+    assert (ran(seed=None).singular_values != ran(seed=None).singular_values).all()
+
+
 def test_books_hold_what_weights_are():
     problem = Entries.sample(np.arange(12.0).reshape(3, 4), 7, seed=0)
     book = records.Book(problem, 3, np.array([0, 5]), 2, 0.3, True)
     rng = np.random.default_rng(5)
-    weights = layers.balanced(rng.standard_normal((3, 4)), 3)
+    weights = [rng.standard_normal(shape) for shape in ((3, 4), (3, 3), (3, 3))]
     book.write(5, 1, weights)
     book.write(4, 0, weights)  # not to be recorded
     runs = book.close([weights, weights], SMALL, True)
