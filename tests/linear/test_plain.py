@@ -11,7 +11,7 @@ import scipy.sparse
 
 import overt
 from overt import InputError
-from overt.linear import blocks, descent, whitening
+from overt.linear import blocks, descent, units, whitening
 from overt.linear.bounds import (
     Leading,
     envelopes,
@@ -80,6 +80,59 @@ def test_objective_of_factors_term_by_term(noise, mu, raised):
     np.testing.assert_allclose(task._value(T, U, best, mu)[1][1], 0, atol=1e-9)
     U[:, 1] = 0  # a unit that carries nothing
     assert np.isfinite(task._partner(T, U, mu)).all()
+
+
+@pytest.mark.parametrize(("m", "weak"), [((6.0, 4.0, 2.0), 1.0), ((6.0, 4.0, 2.0), 1e-12),
+                                         ((0.0, 0.0, 0.0), 1.0)])  # fmt: skip
+def test_factors_are_refined_in_units_of_the_target(monkeypatch, m, weak):
+    """|diag(m) - U P'|^2 + <Gamma, U'U o P'P> + mu (|U|^2 + |P|^2) over m_1^2, P = U for a root."""
+    rng, asked, m = np.random.default_rng(2), [], np.array(m)
+    noise = overt.CovarianceNoise(np.ones(3), weak * NOISES[2].characteristic(3))
+    net = overt.LinearNetwork(np.diag([3.0, 2.0, 1.0]), 3, noise, weight_decay=0.3)
+    task, scale = net.effect, m[0] or 1.0
+    T, mu, Gamma = np.diag(m) / scale, 0.3 / scale, noise.characteristic(3)
+
+    def plain(U, P, raised=1.0):
+        cost = np.sum((T - U @ P.T) ** 2) + mu * (np.sum(U**2) + np.sum(P**2))
+        return cost + raised * np.sum(Gamma * (U.T @ U) * (P.T @ P))
+
+    def partner(U, raised=1.0):
+        K = U.T @ U + raised * Gamma * (U.T @ U) + mu * np.eye(3)
+        return np.linalg.solve(K, U.T @ T).T
+
+    start, better, Z = rng.standard_normal((3, 3, 3))
+    B = start / np.sqrt(scale)
+    ends = iter([better, 1e3 * better, better])
+
+    def refine(*given):
+        asked.append(given)
+        return (next(ends),)
+
+    monkeypatch.setattr(units, "refine", refine)
+    U, P = task.best_factors(m, start, 0.1)
+    np.testing.assert_allclose(U, np.sqrt(scale) * better)
+    np.testing.assert_allclose(P, np.sqrt(scale) * partner(better), atol=1e-12)
+    assert all(W is start for W in task.best_factors(m, start, 0.1))  # of a higher value
+    value, starts, enough = asked[0]
+    assert enough == pytest.approx(0.1 / scale**2)
+    np.testing.assert_allclose(starts, [(B,), (nudged(B, 1),)])
+    raised = max(1.0, 1e-8 / np.abs(Gamma).max())
+    found, (slope,) = value(Z)
+    assert found == pytest.approx(plain(Z, partner(Z, raised), raised))
+    least = differences(lambda U: plain(U, partner(U, raised), raised), Z)
+    np.testing.assert_allclose(slope, least, atol=1e-6)
+    at_start = plain(B, B) * scale**2
+    assert all(W is start for W in task.best_factors(m, start, at_start * (1 + 1e-9)))  # enough
+    assert len(asked) == 2
+    spectrum = np.array([5.0, 3.0, 1.0])
+    np.testing.assert_allclose(task.best_root(m, spectrum, 0.1), np.sqrt(scale) * better)
+    value, ((root,), (other,)), enough = asked[2]
+    np.testing.assert_allclose(root @ root.T, np.diag(spectrum) / scale, atol=1e-9)
+    np.testing.assert_allclose(other, nudged(root, 1))
+    assert enough == pytest.approx(0.1 / scale**2)
+    found, (slope,) = value(Z)
+    assert found == pytest.approx(plain(Z, Z))
+    np.testing.assert_allclose(slope, differences(lambda U: plain(U, U), Z), atol=1e-6)
 
 
 @pytest.mark.parametrize("noise", NOISES, ids=lambda n: type(n).__name__)
