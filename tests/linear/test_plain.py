@@ -11,7 +11,7 @@ import scipy.sparse
 
 import overt
 from overt import InputError
-from overt.linear import blocks, descent, units, whitening
+from overt.linear import blocks, descent, sampling, tied, units, whitening
 from overt.linear.bounds import (
     Leading,
     envelopes,
@@ -211,15 +211,95 @@ def test_descents_of_tied_weights_start_in_turned_coordinates(monkeypatch):
     ts = [0.0, *np.geomspace(1 / values[-1], 1 / values[0], 3)]
     for t, (R, Z) in zip(ts, seen, strict=False):
         np.testing.assert_allclose(R @ R.T, np.linalg.inv(np.eye(3) + t * C), atol=1e-9)
-        assert Z.shape == (3, 2)
+        # Eigenvectors of K + K' = 2 C relative to I + t C, each at w'K w / w'C w = 1.
+        W = scipy.linalg.eigh(2 * C, np.eye(3) + t * C)[1][:, :0:-1]
+        W /= np.linalg.norm(W, axis=0)
+        np.testing.assert_allclose(R @ Z @ Z.T @ R.T, W @ W.T, atol=1e-9)
+        norms = np.linalg.norm(R @ Z, axis=0)
+        assert norms[0] == pytest.approx(norms[1])
+    again, ends = np.random.default_rng(0), np.log([ts[1], ts[-1]])
     for R, Z in seen[4:]:  # t at random, and weights up to ten times what fits best
-        inverse = np.linalg.inv(R @ R.T) - np.eye(3)
-        t = inverse[0, 0] / C[0, 0]
-        np.testing.assert_allclose(inverse, t * C, rtol=1e-9, atol=1e-9)
-        assert ts[1] <= t <= ts[-1]
-        W = R @ Z
+        t, drawn = np.exp(again.uniform(*ends)), again.standard_normal((3, 2))
+        np.testing.assert_allclose(R @ R.T, np.linalg.inv(np.eye(3) + t * C), atol=1e-9)
+        W = R @ drawn
         fit = np.sum(W * (C @ W)) / np.sum((W.T @ W) * (W.T @ C @ W))
-        assert 0.1 <= 1 / np.sqrt(abs(fit)) <= 10
+        np.testing.assert_allclose(Z, np.sqrt(fit) * 10 ** again.uniform(-1, 1) * drawn)
+
+
+def test_directions_of_tied_weights_are_those_that_lower_the_error():
+    rng = np.random.default_rng(18)
+    R, M = rng.standard_normal((2, 4, 4))
+    C, M = R @ R.T, M - np.eye(4)
+    task = overt.TiedAutoencoder(M, 3, overt.Dropout(0.3), second_moment=C).effect
+    K, R = M @ C, rng.standard_normal((4, 4))
+    _, W = scipy.linalg.eigh(K + K.T, np.linalg.inv(R @ R.T))
+    W = W[:, :0:-1] / np.linalg.norm(W[:, :0:-1], axis=0)
+    gain = np.diag(W.T @ K @ W)
+    W, a = W[:, gain > 0], (gain / np.diag(W.T @ C @ W))[gain > 0]
+    assert 0 < len(a) < 3
+    U = R @ task._directions(K, R)
+    np.testing.assert_allclose(U @ U.T, W * a @ W.T, atol=1e-9)
+    Z = rng.standard_normal((4, 3))
+    monkeypatched = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tied, "descend", lambda *given: monkeypatched.append(given) or (2 * Z,))
+        np.testing.assert_allclose(task._turned(R, Z), [2 * R @ Z])
+    value, (start,) = monkeypatched[0]
+    assert start is Z
+    found, (slope,) = value(Z)
+    assert found == pytest.approx(task.value(R @ Z)[0])
+    np.testing.assert_allclose(slope, differences(lambda Z: task.value(R @ Z)[0], Z), rtol=1e-4)
+
+
+@pytest.mark.parametrize("width", [1, 4])
+@pytest.mark.parametrize("noise", [overt.Dropout(0.3), overt.DropConnect(0.3)])
+def test_an_input_that_is_always_zero_changes_nothing(noise, width):
+    rng = np.random.default_rng(19)
+    X, Y, M = rng.standard_normal((20, 3)), rng.standard_normal((20, 2)), np.ones((2, 3))
+    wide, C = np.insert(X, 1, 0.0, axis=1), X.T @ X / 20
+    moment = np.insert(np.insert(C, 1, 0.0, axis=0), 1, 0.0, axis=1)
+    for given, more in (
+        ({"X": X, "Y": Y}, {"X": wide, "Y": Y}),
+        ({"target": M, "second_moment": C},
+         {"target": np.insert(M, 1, 1e6, axis=1), "second_moment": moment}),
+    ):  # fmt: skip
+        plain, found = (overt.LinearNetwork(**task, width=width, noise=noise).solve()
+                        for task in (given, more))  # fmt: skip
+        assert found.objective == pytest.approx(plain.objective, rel=1e-9)
+        assert found.status == plain.status
+        assert np.abs(found.V[1]).max() < 1e-12
+
+
+def test_steps_are_taken_in_blocks_until_one_diverges():
+    asked = []
+
+    def kernel(Ut, Vt, x, y, z, rates, decay):
+        asked.append((x.shape, y.shape, z.shape, rates.tolist(), decay.tolist()))
+        Ut += 1.0
+        return len(rates) - (len(asked) == 3)
+
+    samples = sampling.samples_of_target(np.ones((2, 3)), None)
+    advance = sampling.masks(kernel, samples, DROP, (4,), np.random.default_rng(0),
+                             batch_size=5, decay=(0.1, 0.2))  # fmt: skip
+    block = 100_000 // ((2 + 3 + 4) * 5)
+    U, V = np.zeros((2, 4)), np.zeros((3, 4))
+    rates = np.arange(5.0 * block)
+    assert advance([U, V], rates) == 3 * block - 1
+    assert [given[3] for given in asked] == [rates[k : k + block].tolist() for k in
+                                             (0, block, 2 * block)]  # fmt: skip
+    assert {given[:3] for given in asked} == {((block, 5, 3), (block, 5, 2), (block, 5, 4))}
+    assert asked[0][4] == [0.1, 0.2]
+    assert (U == 3.0).all()
+    assert not V.any()
+    asked.clear()
+    assert advance([U, V], rates[:0]) == 0
+    assert asked[0][:3] == ((0, 5, 3), (0, 5, 2), (0, 5, 4))
+    assert len(asked) == 1
+    large = sampling.samples_of_target(np.ones((2, 200_000)), None)
+    one = sampling.masks(kernel, large, DROP, (4,), np.random.default_rng(0))
+    asked.clear()
+    assert one([U, np.zeros((200_000, 4))], rates[:2]) == 2
+    assert len(asked) == 2  # a step at a time
 
 
 SHARES = [
@@ -311,7 +391,8 @@ def test_decay_leaves_a_target_of_thresholded_values():
         plain = np.sum((s - a) ** 2) + 2 * 0.5 * np.sum(a) + 0.7
         assert np.sum((top.s - a) ** 2) + top.rest == pytest.approx(plain)
     a = np.array([2.0, 1.0, 1e-13, 1e-15])
-    assert positive(a).tolist() == [True, True, True, False]
+    for unit in (1e-100, 1.0, 1e100):
+        assert positive(unit * a).tolist() == [True, True, True, False]
     assert not positive(np.zeros(2)).any()
     assert numerical_rank(np.array([2.0, 1e-6, 1e-8])) == 2
     assert numerical_rank(np.zeros(3)) == 0
@@ -658,6 +739,16 @@ def test_blocks_carry_the_map(count, size):
     assert blocks.attains_bound(np.zeros(0), count, size)
 
 
+def test_occupancies_of_one_up_to_rounding_are_not_free():
+    a = np.array([1.1, 0.7, 0.3, 0.3, 0.1, 0.1, 0.1])
+    t = np.asarray(KSupport(5).occupancy(a))
+    assert ((t < 1) & (t > 0.9)).any()
+    assert [blocks.attains_bound(a, count, 5) for count in (2, 3)] == [False, True]
+    U, V = blocks.block_factors(np.eye(7), a, np.eye(7), 20, 5)  # four blocks: by signs alone
+    cost = sum(np.linalg.norm(U[:, k : k + 5] @ V[:, k : k + 5].T) ** 2 for k in (0, 5, 10, 15))
+    assert cost == pytest.approx(float(KSupport(5).value(a)) / 4, rel=1e-12)
+
+
 def test_the_best_symmetric_map_without_noise():
     """A C + C A = E[y x'] + E[x y']."""
     rng = np.random.default_rng(17)
@@ -751,5 +842,8 @@ def test_training_is_measured_at_its_records(scale):
     size = (np.sum(M**2) / 27) ** 0.25
     drawn = np.random.default_rng(2).standard_normal((3, 3))
     np.testing.assert_allclose(start.weights[0][2], size * drawn, rtol=1e-6)
+    nothing = overt.LinearNetwork(np.zeros((3, 3)), 3, DROP)
+    start = nothing.train(1, 1e-12, seeds=3, gradient="expected")
+    np.testing.assert_allclose(start.weights[0][2], drawn, rtol=1e-6)
     lost = net.train(5, 1e9, seeds=1, gradient="expected")
     assert (lost.status, lost.diverged.tolist()) == ("diverged", [True])
