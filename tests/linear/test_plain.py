@@ -18,6 +18,7 @@ from overt.linear.bounds import (
     numerical_rank,
     pairs_below,
     positive,
+    relax,
     thresholded,
 )
 from overt.linear.descent import (
@@ -347,6 +348,109 @@ def test_bounds_of_one_direction():
     assert UnitShares(np.array([0.3, 0.3]), -1.4).bound(s) == -np.inf
 
 
+def test_bounds_that_cancel_are_less_what_rounding_may_have_added():
+    one = np.ones(1)
+    assert UnitShares(one).bound(one) == 0.5  # min (1 - a)^2 + a^2
+    found = UnitShares(one, -0.5).bound(one)  # min (1 - a)^2 + a^2 / 2
+    assert 1 / 3 - 1e-14 < found < 1 / 3 - 1e-16
+
+
+def test_a_relaxation_is_its_best_bound_less_rounding():
+    told = []
+
+    class Task:
+        residual = 0.3
+
+        def rounding(self, *given):
+            told.append(given)
+            return 0.01
+
+    top = Leading(np.eye(3), np.array([3.0, 2.0, 0.1]), np.eye(3), 0.7)
+    costs = [UnitShares(np.full(3, lam)) for lam in (0.5, 1.0)]
+    found = relax(lambda envelope: top, costs, Task(), 0.2)
+    s = top.s - 0.2
+    lam = 1.0 / 3  # of |A|_*^2; two values survive
+    a = np.r_[s[:2] - lam * np.sum(s[:2]) / (1 + 2 * lam), 0.0]
+    spent = np.sum(np.minimum(top.s, 0.2) * (2 * top.s - np.minimum(top.s, 0.2)))
+    s = np.maximum(s, 0)
+    value = np.sum((s - a) ** 2) + lam * np.sum(a) ** 2 + spent + 0.7 + 0.3
+    assert found.bound == pytest.approx(value - 0.01)
+    np.testing.assert_allclose(found.spectrum, a, atol=1e-12)
+    assert found.rank == 2
+    loss = np.sum((s - a) ** 2) + spent + 0.7
+    assert told == [(pytest.approx(value), pytest.approx(loss), pytest.approx(np.sum(a)))]
+
+
+def test_factors_are_looked_for_until_they_attain_the_bound(monkeypatch):
+    rng, asked = np.random.default_rng(22), []
+    X, Y = rng.standard_normal((2, 30, 4)) * [3.0, 2.0, 1.0, 1.0]
+    task = overt.LinearNetwork(X=X, Y=Y, width=3, noise=NOISES[2]).effect
+    U, P = rng.standard_normal((2, 3, 3))
+
+    def best(self, *given):
+        asked.append(given)
+        return U, P
+
+    monkeypatch.setattr(UnitNoise, "best_factors", best)
+    found, ((m, start, enough),) = task.best_weights(), asked
+    C, K = X.T @ X / 30, Y.T @ X / 30
+    L = np.linalg.cholesky(C)
+    left, s, right = np.linalg.svd(np.linalg.solve(L, K.T).T)
+    residual = np.sum(Y**2) / 30 - np.sum(s**2)
+    np.testing.assert_allclose(m, s[:3])
+    assert enough == pytest.approx(task.relaxation.bound - residual - s[3] ** 2)
+    np.testing.assert_allclose(start @ start.T, np.diag(task.relaxation.spectrum), atol=1e-9)
+    A = left[:, :3] @ U @ P.T @ right[:3] @ np.linalg.inv(L)
+    np.testing.assert_allclose(found[0] @ found[1].T, A, atol=1e-9)
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 5])
+def test_thresholds_of_blocks_raise_the_bound_most(block):
+    pytest.importorskip("flint")
+    from overt.linear.proposals import block_thresholds
+
+    for s, w in (([3.0, 2.0, 1.0, 0.5], 0.7), ([3.0, 0.2, 0.1], 0.1), ([2.0, 2.0, 2.0, 1.0], 4.0),
+                 ([0.8, 0.7, 0.3, 0.0], 1.0), ([1.0, 0.0], 2.0)):  # fmt: skip
+        s, g = np.array(s), cp.Variable(len(s), nonneg=True)
+        largest = cp.sum_largest(cp.square(g), min(block, len(s))) / w
+        goal = np.sum(s**2) - cp.sum_squares(cp.pos(s - g)) - largest
+        best = cp.Problem(cp.Maximize(goal)).solve(solver=cp.CLARABEL)
+        found = block_thresholds(s, w, block)
+        squares = np.sort(found**2)[::-1]
+        reached = np.sum(s**2) - np.sum(np.maximum(s - found, 0) ** 2) - squares[:block].sum() / w
+        assert reached == pytest.approx(best, abs=1e-6)
+        assert not block_thresholds(s, 0.0, block).any()
+
+
+def test_descents_know_no_units():
+    """Weights times 2^40 and objectives times 2^30: the same steps, to the last bit."""
+
+    def value(A, unit=1.0, scale=1.0):
+        x = A / unit
+        f = np.sum((x**2 - [[1.0, 2.0, 3.0]]) ** 2) + 0.1 * np.sum(x) ** 2
+        slope = 4 * x * (x**2 - [[1.0, 2.0, 3.0]]) + 0.2 * np.sum(x)
+        return scale * float(f), (scale / unit * slope,)
+
+    start = np.array([[0.3, 0.2, 0.7]])
+    (plain,) = descend(value, (start,))
+    far, high = 2.0**40, 2.0**30
+    (found,) = descend(lambda A: value(A, far, high), (far * start,))
+    np.testing.assert_array_equal(found / far, plain)
+    for goal in (0.0, 1.0):  # from nothing, which may cost nothing
+        (found,) = descend(lambda A, g=goal: (np.sum((A - g) ** 2), (2 * (A - g),)), (0 * start,))
+        np.testing.assert_allclose(found, goal, atol=1e-7)
+    np.testing.assert_array_equal(NET.effect.regression.root, np.eye(3))
+
+
+def test_floors_are_found_of_so_many_weights(monkeypatch):
+    net = overt.LinearNetwork(np.diag([2.0, 1.0]), 2, DROP)
+    monkeypatch.setattr("overt.linear.floor.LARGEST", 8)
+    assert net.floor(1e-3, samples=2).flat >= 0
+    monkeypatch.setattr("overt.linear.floor.LARGEST", 7)
+    with pytest.raises(InputError, match="at most 7 weights, got 8"):
+        net.floor(1e-3, samples=2)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_pairs_lie_below_the_matrix_and_touch_it(seed):
     rng = np.random.default_rng(seed)
@@ -381,6 +485,12 @@ def test_envelopes_are_below_every_penalty():
     small, other = envelopes(NOISES[2], 3)
     assert small[0] == pytest.approx(np.linalg.eigvalsh(Gamma)[0] / 3)
     assert other[0] == pytest.approx(1 / np.sum(np.linalg.inv(Gamma)))
+    for size in (2, 3):
+        noise = overt.DropBlock(0.5, size, "sliding")
+        gamma = 1 / np.sum(np.linalg.inv(noise.characteristic(6)))
+        (_, nuclear), (weight, norm) = envelopes(noise, 6)
+        assert type(nuclear).__name__ == "SquaredNuclear"
+        assert (norm.k, weight) == (size, pytest.approx(gamma))
 
 
 def test_decay_leaves_a_target_of_thresholded_values():
@@ -410,13 +520,20 @@ def test_roots_of_second_moments(steep):
     for root in (found, other):
         np.testing.assert_allclose(root.L @ root.L.T / np.outer(scale, scale),
                                    C / np.outer(scale, scale), atol=1e-12)  # fmt: skip
-        np.testing.assert_allclose(root.L_inverse @ root.L, np.eye(4), atol=1e-6)
+        # Right up to the inputs' condition, of which C has the square.
+        sigma = np.linalg.svd(X / scale, compute_uv=False)
+        within = 8 * np.finfo(float).eps * sigma[0] / sigma[-1]
+        np.testing.assert_allclose(root.L_inverse @ root.L, np.eye(4), atol=within)
     assert (found.ill, other.ill) == (steep > 0, steep > 0)
     np.testing.assert_allclose(basis.T @ basis, np.eye(4), atol=1e-9)
     np.testing.assert_allclose(np.sqrt(30) * basis @ found.L.T, X, atol=1e-9 * scale.max())
     assert cut.shape == (4, 0)
     flat = np.c_[X[:, 0], X[:, 1], X[:, 0] + X[:, 1]]
     assert whitening.of_data(flat, 30)[0].L.shape == (3, 2)
+    for apart, rank in ((1e-14, 49), (2e-13, 50)):  # eigenvalues beside 4 n eps times the largest
+        C = np.eye(50)
+        C[3, 7] = C[7, 3] = 1 - apart
+        assert whitening.of_moment(C)[0].L.shape == (50, rank)
     C = flat.T @ flat / 30
     root, cut = whitening.of_moment(C)
     assert (root.L.shape, cut.shape) == ((3, 2), (3, 1))
@@ -428,9 +545,10 @@ def test_roots_of_second_moments(steep):
             whitening.of_moment(bad)
     with pytest.raises(InputError, match="X must not be zero"):
         whitening.of_data(np.zeros((3, 2)), 3)
-    with pytest.warns(UserWarning, match="directions that are zero"):
-        whitening.tell_of_what_was_cut(2e-9, 1.0)
-    whitening.tell_of_what_was_cut(0.9e-9, 1.0)
+    for seen in (1.0, 1e6):
+        with pytest.warns(UserWarning, match="directions that are zero"):
+            whitening.tell_of_what_was_cut(2e-9 * seen, seen)
+        whitening.tell_of_what_was_cut(0.9e-9 * seen, seen)
 
 
 def test_products_are_rounded_once():

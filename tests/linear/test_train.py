@@ -70,9 +70,15 @@ def test_compiled_steps_equal_the_reference(name, batch, decay):
             Ut, steps_of, outputs = Vt, steps.unit_steps, y[..., :3].copy()
         else:
             steps_of, outputs = getattr(steps, name), y
-        decays = np.array([decay, 0.0 if name == "tied" else decay])
-        assert steps_of(Ut, Vt, x, outputs, mask, np.full(300, 0.01), decays) == 300
+        decays = np.array([decay, 0.0 if name == "tied" else 2 * decay])
+        rates = np.linspace(0.02, 0.001, 300)
+        assert steps_of(Ut, Vt, x, outputs, mask, rates, decays) == 300
         ends.append((Ut, Vt))
+        far = outputs.copy()  # the squares of errors of a step must stay below 1e40
+        far[7, 0, 0] = 1.1e20
+        assert steps_of(Ut.copy(), Vt.copy(), x, far, mask, 0 * rates, decays) == 7
+        far[7, 0, 0] = 0.9e20
+        assert steps_of(Ut.copy(), Vt.copy(), x, far, mask, 0 * rates, decays) == 300
     for a, b in zip(*ends, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
 
