@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 import scipy.sparse
+import scipy.sparse.linalg
 
 import overt
 from overt import InputError
@@ -19,6 +20,7 @@ from overt.linear.bounds import (
     pairs_below,
     positive,
     relax,
+    shrink,
     thresholded,
 )
 from overt.linear.descent import (
@@ -139,10 +141,10 @@ def test_factors_are_refined_in_units_of_the_target(monkeypatch, m, weak):
 @pytest.mark.parametrize("noise", NOISES, ids=lambda n: type(n).__name__)
 def test_decayed_factors_have_equal_norms_and_the_same_map(noise):
     rng, task = np.random.default_rng(1), effect(noise, decay=0.2)
-    U, V = rng.standard_normal((2, 3, 3))
-    U[:, 2] = 0
+    U, V = rng.standard_normal((2, 3, 5))
+    U[:, 2] = V[:, 3] = U[:, 4] = V[:, 4] = 0
     found = task._decayed(U, V)
-    np.testing.assert_allclose(found[0][:, :2] @ found[1][:, :2].T, U[:, :2] @ V[:, :2].T)
+    np.testing.assert_allclose(found[0] @ found[1].T, U @ V.T)
     for k in (0, 1):
         assert np.linalg.norm(found[0][:, k]) == pytest.approx(np.linalg.norm(found[1][:, k]))
     same = effect(noise)._decayed(U, V)
@@ -348,6 +350,19 @@ def test_bounds_of_one_direction():
     assert UnitShares(np.array([0.3, 0.3]), -1.4).bound(s) == -np.inf
 
 
+def test_objectives_count_as_zero_below_what_rounding_of_the_noise_leaves():
+    for noise, expected in (
+        (NOISES[2], 32 * np.finfo(float).eps / 1e-9), (overt.Dropout(0.9), 1e-10),
+        (overt.CovarianceNoise(np.ones(3), 0.1 * NOISES[2].characteristic(3)),
+         0.1 * 32 * np.finfo(float).eps / 1e-9),
+        (overt.CovarianceNoise(np.ones(3), 5.0 * NOISES[2].characteristic(3)),
+         32 * np.finfo(float).eps / 1e-9),
+        (overt.CovarianceNoise(np.ones(3), 1e-7 * NOISES[2].characteristic(3)), 1e-10),
+        (overt.DropBlock(0.4, 2, "sliding"), 1e-10),
+    ):  # fmt: skip
+        assert effect(noise).least == pytest.approx(expected, abs=0)
+
+
 def test_bounds_that_cancel_are_less_what_rounding_may_have_added():
     one = np.ones(1)
     assert UnitShares(one).bound(one) == 0.5  # min (1 - a)^2 + a^2
@@ -440,6 +455,42 @@ def test_descents_know_no_units():
         (found,) = descend(lambda A, g=goal: (np.sum((A - g) ** 2), (2 * (A - g),)), (0 * start,))
         np.testing.assert_allclose(found, goal, atol=1e-7)
     np.testing.assert_array_equal(NET.effect.regression.root, np.eye(3))
+
+
+@pytest.mark.parametrize("as_operator", [False, True])
+@pytest.mark.parametrize("noise", [overt.Dropout(0.9), overt.Dropout(0.05), overt.DropBlock(0.9, 2),
+                                   overt.DropBlock(0.5, 10)])  # fmt: skip
+def test_large_targets_give_what_dense_ones_give(noise, as_operator):
+    """Values that decrease slowly, of which 8, 16 or all are looked at, and more of a block."""
+    rng = np.random.default_rng(23)
+    left, right = (np.linalg.qr(rng.standard_normal((n, 24)))[0] for n in (30, 24))
+    M = left * np.linspace(3, 1, 24) @ right.T
+    target = scipy.sparse.csr_array(M)
+    if as_operator:
+        target = scipy.sparse.linalg.aslinearoperator(target)
+    found, plain = (overt.LinearNetwork(T, 20, noise) for T in (target, M))
+    assert found.effect.regression.scale == pytest.approx(np.sum(M**2))
+    for envelope in plain.effect.sharing.envelopes():
+        top, s = found.effect.regression.leading(20, envelope), np.linspace(3, 1, 24)
+        n = max(8, 1 + getattr(noise, "block_size", 1))
+        while n < 20 and shrink(s[:n], envelope)[-1] > 0:
+            n = min(2 * n, 20)
+        np.testing.assert_allclose(top.s, s[:n])
+        assert top.rest == pytest.approx(np.sum(s[n:] ** 2))
+        part = left[:, :n] * s[:n] @ right[:, :n].T
+        np.testing.assert_allclose(top.left * top.s @ top.right.T, part, atol=1e-9)
+    U, V = rng.standard_normal((30, 20)), rng.standard_normal((24, 20))
+    assert found.objective(U, V) == pytest.approx(plain.objective(U, V))
+    assert found.effect.relaxation.bound == pytest.approx(plain.effect.relaxation.bound)
+
+
+def test_targets_of_one_row_or_of_nothing():
+    one = scipy.sparse.csr_array(np.array([[1.0, 0.0, 2.0]]))
+    found, plain = (overt.LinearNetwork(T, 2, DROP).solve() for T in (one, one.toarray()))
+    assert found.objective == pytest.approx(plain.objective)
+    for shape in ((0, 3), (3, 0)):
+        with pytest.raises(InputError, match="target must not be empty"):
+            overt.LinearNetwork(scipy.sparse.csr_array(shape), 2, DROP)
 
 
 def test_floors_are_found_of_so_many_weights(monkeypatch):

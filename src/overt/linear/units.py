@@ -81,7 +81,7 @@ class UnitNoise(NoiseEffect):
         if not self.weight_decay:
             return U, V
         u, v = np.linalg.norm(U, axis=0), np.linalg.norm(V, axis=0)
-        ratio = np.sqrt(np.where((u > 0) & (v > 0), v, 1.0) / np.where((u > 0) & (v > 0), u, 1.0))
+        ratio = np.sqrt(np.divide(v, u, out=np.ones_like(u), where=(u > 0) & (v > 0)))
         U, V = U * ratio, V / ratio
         if self.regression.isotropic:
             return U, V
