@@ -57,7 +57,7 @@ def factors(seed=1, outputs=5):
     return 0.5 * rng.standard_normal((4, outputs)), 0.5 * rng.standard_normal((4, 3))
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.3])
+@pytest.mark.parametrize("decay", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("name", ["unit_steps", "weight_steps", "tied"])
 def test_compiled_steps_equal_the_reference(name, batch, decay):
