@@ -52,3 +52,11 @@ def test_eigenvectors_are_right_to_many_digits(values):
     assert away < 1e-25
     assert off < 1e-20
     assert sorted(float(D[i, i].mid()) for i in range(3)) == pytest.approx(sorted(values))
+
+
+def test_exact_matrices_become_balls_and_are_multiplied():
+    A = balls.Exact([[3, -5], [7, 1]], -2)
+    np.testing.assert_array_equal(balls._floats(balls.around(A)), [[0.75, -1.25], [1.75, 0.25]])
+    square = A @ A
+    assert (square.rows, square.exponent) == ([(-26, -20), (28, -34)], -4)
+    assert balls.hexadecimal(flint.arb(-0.75)) == "-0x3p-2"

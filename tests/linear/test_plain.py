@@ -12,7 +12,7 @@ import scipy.sparse.linalg
 
 import overt
 from overt import InputError
-from overt.linear import blocks, descent, sampling, tied, units, whitening
+from overt.linear import blocks, descent, layers, sampling, tied, units, whitening
 from overt.linear.bounds import (
     Leading,
     envelopes,
@@ -515,6 +515,10 @@ def test_pairs_lie_below_the_matrix_and_touch_it(seed):
         assert -1e-10 * top <= least <= 1e-6 * top
     deltas = np.array([pair.delta[0] for pair in found])
     assert np.all(np.diff(deltas) >= 0)
+    low, high = np.linalg.eigvalsh(Gamma)[:2]
+    inner = np.arange(0.5, 32) / 32
+    np.testing.assert_allclose(deltas[:32], low * inner, atol=1e-10)
+    assert set(np.round(deltas[32:], 8)) <= set(np.round(low + (high - low) * inner, 8))
 
 
 def test_envelopes_are_below_every_penalty():
@@ -771,6 +775,98 @@ def test_chains_of_a_deep_network(count):
     assert quiet.effect.imbalance(*chained) == pytest.approx(0.0, abs=1e-12)
     zero = [np.zeros_like(W) for W in chained]
     assert quiet.effect.imbalance(*zero) == 0.0
+
+
+@pytest.mark.parametrize(("values", "tried", "best"), [
+    ((5.0, 4.0, 3.0, 6.0), [3, 2, 4], 3), ((1.0, 2.0, 3.0, 9.0), [3, 2, 1], 1),
+    ((9.0, 4.0, 4.0, 1.0), [3, 2, 1], 2), ((9.0, 5.0, 4.0, 1.0), [3, 2, 4], 4),
+])  # fmt: skip
+def test_numbers_of_chains_are_tried_while_they_gain(monkeypatch, values, tried, best):
+    task = overt.DeepLinearNetwork(np.diag([4.0, 3.0, 2.5, 0.1]), (4, 6), (0.3, 0.5)).effect
+    m, lams, asked = np.array([1.0, 0.8, 0.3, 0.1]), (0.3 / 0.7, 1.0), []
+
+    def chains(part, q, damping, widths):
+        n = len(part)
+        expected = np.prod([1 + lam * n / d for lam, d in zip(lams, (4, 6), strict=True)])
+        assert (part.tolist(), q, tuple(widths)) == (m[:n].tolist(), 4, (4, 6))
+        assert damping == pytest.approx(expected)
+        asked.append(n)
+        return [np.full((1, 1), n), np.full((1, 1), n)]
+
+    def descend(value, start, tol):
+        assert tol == 1e-10
+        assert start[0] == nudged(np.full((1, 1), asked[-1]), 0)
+        assert start[1] == nudged(np.full((1, 1), asked[-1]), 1)
+        return [np.full((1, 1), asked[-1])]
+
+    monkeypatch.setattr(layers, "_chains", chains)
+    monkeypatch.setattr(layers, "descend", descend)
+    found = task._best_chains(m, lambda W: (values[int(W[0, 0]) - 1], ()))
+    gains = [np.sum(m[:n] ** 2) / np.prod([1 + lams[0] * n / 4, 1 + lams[1] * n / 6])
+             for n in range(1, 5)]  # fmt: skip
+    assert np.argmax(gains) == 1  # two chains come first
+    assert found == [[best]]
+    assert asked == tried
+
+
+def test_deep_weights_are_refined_in_units_of_the_target(monkeypatch):
+    rng, asked = np.random.default_rng(24), []
+    X, Y = rng.standard_normal((2, 40, 4)) * [3.0, 2.0, 1.0, 0.5]
+    task = overt.DeepLinearNetwork(X=X, Y=Y, widths=(3, 5), drop_prob=(0.3, 0.5)).effect
+    left, s, right = task.regression.svd
+    weights = [rng.standard_normal(shape) for shape in ((3, 3), (5, 3), (3, 5))]
+
+    def refine(*given, needed):
+        asked.append((*given, needed))
+        return weights
+
+    monkeypatch.setattr(layers, "refine", refine)
+    monkeypatch.setattr(type(task), "_best_chains", lambda self, m, value: m)
+    found, ((value, (m,), enough, tries, needed),) = task._refined(), asked
+    np.testing.assert_allclose(m, s[:3] / s[0])
+    assert (tries, needed) == (3, 3)
+    bound = task.relaxation.bound - task.regression.residual - s[3] ** 2
+    assert enough == pytest.approx(bound / s[0] ** 2)
+    assert value(*weights)[0] == task.whitened_value(np.diag(s[:3]) / s[0], *weights)[0]
+    A = found[2] @ found[1] @ found[0]
+    expected = s[0] * left[:, :3] @ weights[2] @ weights[1] @ weights[0] @ right[:, :3].T
+    np.testing.assert_allclose(A, expected, atol=1e-9)
+    for W, V in zip(found, weights, strict=True):
+        assert np.linalg.norm(W) == pytest.approx(s[0] ** (1 / 3) * np.linalg.norm(V))
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_floors_step_by_step(batch):
+    net, eta, count = overt.LinearNetwork(np.diag([2.0, 1.0]), 2, DROP), 0.01, 7
+    found = net.floor(eta, batch_size=batch, samples=count, seed=5)
+    U, V = net.effect.best_weights()
+    theta = np.r_[U.ravel(), V.ravel()]
+
+    def half(x):
+        return net.objective(x[:4].reshape(2, 2), x[4:].reshape(2, 2)) / 2
+
+    H = np.stack([differences(lambda x, k=k: differences(half, x, 1e-3)[k], theta, 1e-3)
+                  for k in range(8)])  # fmt: skip
+    h, Q = np.linalg.eigh((H + H.T) / 2)
+    advance, moves = net.effect.steps(np.random.default_rng(5)), []
+    for _ in range(count):
+        weights = [U.copy(), V.copy()]
+        advance(weights, np.ones(1))
+        moves.append(theta - np.r_[weights[0].ravel(), weights[1].ravel()])
+    noise = (np.array(moves) - np.mean(moves, axis=0)) @ Q
+    stiff = h > 1e-6 * h[-1]
+    costs = sum(noise[:, i] ** 2 * eta / (batch * (2 - eta * h[i])) for i in np.flatnonzero(stiff))
+    costs = costs * count / (count - 1)
+    assert (found.flat, found.curvature) == (np.sum(~stiff), pytest.approx(h[-1], rel=1e-4))
+    assert 0 < found.flat < 8
+    assert found.excess == pytest.approx(np.mean(costs), rel=1e-4)
+    assert found.standard_error == pytest.approx(np.std(costs, ddof=1) / np.sqrt(count), rel=1e-4)
+    assert found.optimum == pytest.approx(net.objective(U, V))
+    assert found.objective == pytest.approx(found.optimum + found.excess)
+    limit = 2 / found.curvature
+    with pytest.raises(InputError, match="beyond which descent diverges"):
+        net.floor(limit * 1.0001, samples=2)
+    assert net.floor(limit * 0.999, samples=2).excess > 0
 
 
 def test_sampled_gradients_are_those_of_masked_networks():

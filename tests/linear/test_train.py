@@ -172,6 +172,26 @@ def test_divergence_is_reported_not_raised():
     assert np.isnan(run.objective[:, -1]).all()
 
 
+@pytest.mark.parametrize("which", [0, 1])
+def test_weights_of_which_some_are_not_finite_are_not_measured(which):
+    def advance(weights, rates):
+        weights[which][0] = np.inf if len(rates) else 0.0
+        return len(rates)
+
+    def measure(weights):
+        assert all(np.isfinite(W).all() for W in weights)
+        return 1.0, 2.0, 3
+
+    found = training.run_seeds(
+        lambda rng: [np.zeros(2), np.zeros(3)], lambda rng: advance, measure, steps=5,
+        learning_rate=0.1, seeds=2, records=[2], n_jobs=1, optimum=0.5,
+    )  # fmt: skip
+    assert found.diverged.tolist() == [True, True]
+    assert found.objective[:, 0].tolist() == [1.0, 1.0]
+    assert np.isnan(found.objective[:, 1:]).all()
+    assert found.rank[:, 1:].max() == -1
+
+
 def test_an_interrupt_keeps_what_was_computed(monkeypatch):
     net = overt.LinearNetwork(np.eye(2), 2, overt.Dropout(0.5))
     calls = []
