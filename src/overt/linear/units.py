@@ -113,7 +113,7 @@ class UnitNoise(NoiseEffect):
         scale, B = m[0] or 1.0, start / np.sqrt(m[0] or 1.0)
         T, mu = np.diag(m) / scale, self.decay / scale
         if self._value(T, B, B, mu)[0] > enough / scale**2:
-            raised = max(1.0, WEAK / float(np.abs(self._characteristic).max()))
+            raised = max(1.0, WEAK / (float(np.abs(self._characteristic).max()) or WEAK))
 
             def value(U: Floats) -> tuple[float, Sequence[Floats]]:
                 P = self._partner(T, U, mu, raised)
