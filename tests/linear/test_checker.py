@@ -316,6 +316,11 @@ def test_the_operator_bound_is_its_formula(given):
     nothing = posed("two-layer", weights, noise, {"multiplier": told(0 * Z), "basis": told(basis)},
                     **target, **GIVEN[given])  # fmt: skip
     assert Problem(nothing).bound() == 0
+    if given == "moment":
+        flat = np.array([[0.0, 1.0, 0.0], [1.0, 2.0, 0.0], [0.0, 0.0, 1.0]])
+        wrong = posed("two-layer", weights, noise, shown, **target, second_moment=flat)
+        with pytest.raises(RefusedError, match="an input without variance"):
+            Problem(wrong).bound()
     if given != "plain":
         with pytest.raises(RefusedError, match="needs a multiplier"):
             Problem(posed("two-layer", weights, noise, **target, **GIVEN[given])).bound()

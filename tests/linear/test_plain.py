@@ -348,6 +348,11 @@ def test_bounds_of_one_direction():
     assert units.bound(s) == pytest.approx(expected)
     assert units.bound(s) <= expected
     assert UnitShares(np.array([0.3, 0.3]), -1.4).bound(s) == -np.inf
+    for delta in np.random.default_rng(25).uniform(8, 12, (40, 3)):
+        w = 1 / sum(1 / Fraction(x) for x in delta.tolist())
+        cost = Fraction(-1.4) + w
+        found = Fraction(UnitShares(delta, -1.4).bound(s)) - 4  # never above, and hardly below
+        assert Fraction(1 - 1e-14) < found / (9 * cost / (1 + cost)) < Fraction(1 - 1e-16)
 
 
 def test_objectives_count_as_zero_below_what_rounding_of_the_noise_leaves():
