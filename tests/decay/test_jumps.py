@@ -85,9 +85,9 @@ def test_jumps_are_counted_by_hand():
     """Five runs: two jump, one collapses, one stays, one diverges; errors start at 4."""
     runs = simulate(two_by_two(0.3), 3, 4, Schedule.constant(40, 0.1, 0.01), 5, records=5)
     s = np.array([
-        [[2, 1], [2, 0.01], [2, 0.01], [2, 0.01], [2, 0.01]],
+        [[2, 1], [2, 0.01], [2, 0.01], [2, 0.01], [2.1e-3, 1e-5]],
         [[2, 1], [2, 1], [2, 1], [2, 0.03], [2, 0.03]],
-        [[2, 1], [1, 0.5], [0.1, 0.001], [1e-3, 1e-6], [1e-4, 1e-7]],
+        [[2, 1], [1, 0.5], [0.1, 0.001], [1e-3, 1e-6], [1.9e-3, 1e-7]],
         [[2, 1], [2, 1], [2, 1], [2, 1], [2, 0.1]],
         [[2, 1], [2, 1], [np.nan, np.nan], [np.nan, np.nan], [np.nan, np.nan]],
     ])  # fmt: skip
