@@ -148,11 +148,13 @@ def test_set_constants_follow_the_theorem():
     assert region.bound == pytest.approx(C)
     assert region.alpha == pytest.approx(lam**2 / (2 * (C1 + C**3)))
     root = lam * region.alpha * e2 / (32 * n * L * 2 * C * np.sqrt(2 * (C1 + C**3)))
-    assert np.sqrt(region.balance) == pytest.approx(root, abs=0)
+    assert np.sqrt(region.balance) == pytest.approx(root, rel=1e-9, abs=0)
     D = 2 * (C1 + C**3) * C**2 + lam**2 * C
     rates = region.learning_rates(problem, L, n, wd)
     assert rates["bound"] == pytest.approx(C1 / (4 * D))
-    assert rates["rank"] == pytest.approx(lam * region.alpha * e2 / (32 * n * 2 * D), abs=0)
+    assert rates["rank"] == pytest.approx(
+        lam * region.alpha * e2 / (32 * n * 2 * D), rel=1e-9, abs=0
+    )
     assert rates["overshoot"] == pytest.approx(40)
     assert min(rates.values()) == rates["balance"] < 1e-24
     T0, T1, chance = region.absorption(problem, n, wd, 1e-3, 10.0)
@@ -181,14 +183,14 @@ def test_constants_of_other_depths_and_ranks(L, rank):
         assert (region.rank, region.slack) == (rank, e2)
         assert region.bound == pytest.approx(C)
         assert region.alpha == pytest.approx(alpha)
-        assert region.balance == pytest.approx(e1, abs=0)
+        assert region.balance == pytest.approx(e1, rel=1e-9, abs=0)
         D = made * C ** (L - 1) + lam**2 * C
         assert region.learning_rates(problem, L, n, wd) == pytest.approx({
             "bound": C1 / (4 * D),
             "balance": 2 * lam * e1 / (4 * (C1 + C**L) * C ** (L - 1) + lam**2 * e1),
             "rank": lam * alpha * e2 / (32 * n * (rank + 1) * D),
             "overshoot": 2 * (rank + 1) / lam,
-        }, abs=0)  # fmt: skip
+        }, rel=1e-9, abs=0)  # fmt: skip
         T0, T1, chance = region.absorption(problem, n, wd, eta, C0)
         assert pytest.approx(np.log(2 * C0 / e1) / (eta * lam)) == T0
         assert pytest.approx(np.log(4 * (n - rank) * C / (alpha * e2)) / (2 * eta * lam)) == T1

@@ -243,13 +243,13 @@ def test_constants_of_the_sets_are_those_of_the_theorems(absorbing):
         eps_1 = min(eps_1, alpha * eps_2 / (4 * (n - r) * (L - 1)))
     assert (region.rank, region.slack) == (r, eps_2)
     assert (region.bound, region.alpha) == (pytest.approx(C), pytest.approx(alpha))
-    assert region.balance == pytest.approx(eps_1, abs=0)
+    assert region.balance == pytest.approx(eps_1, rel=1e-9, abs=0)
     D = 2 * (C_1 + C**L) * C ** (L - 1) + lam**2 * C
     assert region.learning_rates(PROBLEM, L, width, decay) == pytest.approx({
         "bound": C_1 / (4 * D),
         "balance": 2 * lam * eps_1 / (4 * (C_1 + C**L) * C ** (L - 1) + lam**2 * eps_1),
         "rank": lam * alpha * eps_2 / (32 * n * (r + 1) * D), "overshoot": 2 * (r + 1) / lam,
-    }, abs=0)  # fmt: skip
+    }, rel=1e-9, abs=0)  # fmt: skip
     first, then, log = region.absorption(PROBLEM, width, decay, 0.03, 1.9)
     assert first == pytest.approx(np.log(2 * 1.9 / eps_1) / (0.03 * lam))
     assert then == pytest.approx(np.log(4 * (n - r) * C / (alpha * eps_2)) / (2 * 0.03 * lam))

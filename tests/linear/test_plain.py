@@ -159,7 +159,7 @@ def test_penalties_that_cancel_are_sums_of_squares():
     net = overt.LinearNetwork(np.eye(2), 2, noise)
     u, v = np.array([[1.0, -1.0], [2.0, -2.0]]), np.array([[1.0, 1.0], [1.0, 1.0]])
     exact = 2 * 5.0 * 2.0 * 1e-9  # |u|^2 |v|^2 (1 + 1 - 2 (1 - 1e-9))
-    assert net.effect.penalty(u, v) == pytest.approx(exact, rel=1e-6)
+    assert net.effect.penalty(u, v) == pytest.approx(exact, rel=1e-6, abs=0)
     w = np.array([[1.0, 1.0], [2.0, 2.0]])
     assert net.effect.penalty(w, v) == pytest.approx(5.0 * 2.0 * (4 - 2e-9), rel=1e-12)
 
@@ -181,7 +181,7 @@ def test_rounding_of_bounds_is_its_formula(rows):
     lean = 2 * 30.0 * np.sqrt(task.residual) * nuclear
     terms = bound + 2 * largest * np.sqrt(min(task.T.shape) * loss) + lean
     expected = 8 * np.finfo(float).eps * np.sqrt(size) * terms
-    assert task.rounding(bound, loss, nuclear) == pytest.approx(expected)
+    assert task.rounding(bound, loss, nuclear) == pytest.approx(expected, rel=1e-9, abs=0)
     assert whitening.MENDED == 30.0
 
 
@@ -365,7 +365,7 @@ def test_objectives_count_as_zero_below_what_rounding_of_the_noise_leaves():
         (overt.CovarianceNoise(np.ones(3), 1e-7 * NOISES[2].characteristic(3)), 1e-10),
         (overt.DropBlock(0.4, 2, "sliding"), 1e-10),
     ):  # fmt: skip
-        assert effect(noise).least == pytest.approx(expected, abs=0)
+        assert effect(noise).least == pytest.approx(expected, rel=1e-9, abs=0)
 
 
 def test_bounds_that_cancel_are_less_what_rounding_may_have_added():
@@ -599,7 +599,7 @@ def test_roots_of_second_moments(steep):
     assert (root.L.shape, cut.shape) == ((3, 2), (3, 1))
     size = np.sqrt(np.diag(C))
     limit = 4 * 3 * np.finfo(float).eps * np.linalg.eigvalsh(C / np.outer(size, size))[-1]
-    assert np.linalg.norm(cut / size[:, None]) == pytest.approx(np.sqrt(limit))
+    assert np.linalg.norm(cut / size[:, None]) == pytest.approx(np.sqrt(limit), rel=1e-9, abs=0)
     for bad in (np.diag([1.0, -1.0]), np.zeros((2, 2)), np.array([[1.0, 2.0], [2.0, 1.0]])):
         with pytest.raises(InputError, match="positive semi-definite"):
             whitening.of_moment(bad)
