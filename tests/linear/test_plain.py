@@ -498,6 +498,50 @@ def test_targets_of_one_row_or_of_nothing():
             overt.LinearNetwork(scipy.sparse.csr_array(shape), 2, DROP)
 
 
+@pytest.mark.parametrize("n", [5, 600])
+def test_products_that_cancel_are_right_to_ninety_bits(n):
+    rng = np.random.default_rng(26)
+    A, B = rng.standard_normal((2, n)), rng.standard_normal((n, 2))
+    A, B = np.c_[A, -A, 1e-15 * A], np.r_[B, B, 1e-3 * B]  # what is large cancels
+    found = whitening.product(A, B)
+    for i, j in np.ndindex(2, 2):
+        pairs = zip(A[i].tolist(), B[:, j].tolist(), strict=True)
+        exact = sum(Fraction(a) * Fraction(b) for a, b in pairs)
+        assert abs(Fraction(found[i, j]) - exact) <= 2.0**-80 * n + abs(exact) * 2.0**-52
+
+
+def test_roots_are_looked_for_until_they_attain_the_bound(monkeypatch):
+    M, asked = np.diag([3.0, 2.0, 1.0, -0.5]) + np.eye(4, k=1), []
+    task = overt.TiedAutoencoder(M, 3, NOISES[2]).effect
+    B = np.random.default_rng(27).standard_normal((3, 3))
+
+    def best(self, *given):
+        asked.append(given)
+        return B
+
+    monkeypatch.setattr(UnitNoise, "best_root", best)
+    (U,), ((m, a, enough),) = task.best_weights(), asked
+    values, W = np.linalg.eigh((M + M.T) / 2)
+    np.testing.assert_allclose(m, values[:0:-1])
+    np.testing.assert_allclose(a, task.relaxation.spectrum)
+    rest = values[0] ** 2 + np.sum((M - M.T) ** 2) / 4
+    assert enough == pytest.approx(task.relaxation.bound - rest)
+    W = W[:, :0:-1]
+    np.testing.assert_allclose(U @ U.T, W @ B @ B.T @ W.T, atol=1e-9)
+
+
+@pytest.mark.parametrize(("size", "rounds"), [(2, True), (100, True), (101, False)])
+def test_few_weights_are_taken_in_rounds(monkeypatch, size, rounds):
+    seen, turn = [], descent._rounding
+    monkeypatch.setattr(descent, "FIRST", 2)
+    monkeypatch.setattr(descent, "_rounding", lambda *given: seen.append(1) or turn(*given))
+    scale = np.logspace(0, 3, size)
+    (found,) = descend(lambda x: (np.sum(scale * (x - 1) ** 2), (2 * scale * (x - 1),)),
+                       (np.zeros(size),))  # fmt: skip
+    np.testing.assert_allclose(found, 1.0, atol=1e-5)
+    assert bool(seen) == rounds
+
+
 def test_floors_are_found_of_so_many_weights(monkeypatch):
     net = overt.LinearNetwork(np.diag([2.0, 1.0]), 2, DROP)
     monkeypatch.setattr("overt.linear.floor.LARGEST", 8)
