@@ -118,6 +118,12 @@ def test_optimality_is_zero_at_the_prox_and_bounds_the_gain_elsewhere(norm, s, w
         assert norm.optimality(s, other, weight) >= gain - 1e-9 * (scale + abs(gain))
 
 
+@every_prox
+def test_optimality_without_a_norm_is_the_distance(norm):
+    s, a = np.array([3.0, 1.0, 0.5]), np.array([2.0, 1.5, 0.0])
+    assert norm.optimality(s, a, 0.0) == pytest.approx(np.sum((s - a) ** 2))
+
+
 def test_optimality_needs_a_dual():
     with pytest.raises(ValueError, match="p >= 1"):
         Schatten(0.5).optimality([1.0], [0.5], 1.0)
