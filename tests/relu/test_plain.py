@@ -78,6 +78,58 @@ def test_suprema_are_searched_from_both_poles():
         assert _search(Z, p, c, 0, np.random.default_rng(0)) == pytest.approx(best, rel=1e-6)
 
 
+@pytest.mark.parametrize("count", [3, 64])
+def test_starts_are_the_best_of_those_listed(count):
+    rng, again = np.random.default_rng(2), np.random.default_rng(2)
+    X = np.random.default_rng(3).random((10, 3))
+    p = np.arange(1.0, 11.0) / 55
+    Z = whiten(X, p)
+    np.testing.assert_allclose(Z.T * p @ Z, np.eye(3), atol=1e-12)
+    mean = -(p @ X)
+    against = (p * (X @ mean)) @ Z
+    np.testing.assert_allclose(Z @ against, X @ mean)  # the direction -E x of X
+    some = Z[again.choice(10, min(10, count), replace=False)]
+    V = [against, *-some, *some, *np.eye(3), *-np.eye(3), -Z.mean(0),
+         *again.normal(size=(count, 3))]  # fmt: skip
+    V = np.array([v / np.linalg.norm(v) for v in V])
+    order = np.argsort(shares(Z, p, V), kind="stable")[:count]
+    found = _starts(X, Z, p, count, rng)
+    np.testing.assert_allclose(found, V[order], atol=1e-12)
+
+
+def test_descents_on_the_sphere_never_ascend():
+    rng = np.random.default_rng(4)
+    p = np.full(30, 1 / 30)
+    Z = whiten(rng.standard_normal((30, 5)) + 0.2, p)
+    ends = []
+    for start in (V := rng.standard_normal((12, 5))):
+        v, before = start / np.linalg.norm(start), np.inf
+        while before - shares(Z, p, v) > 1e-14:
+            before = shares(Z, p, v)
+            v = v - (p * np.maximum(Z @ v, 0)) @ Z
+            v /= np.linalg.norm(v)
+        ends.append(shares(Z, p, v))
+    V = V / np.linalg.norm(V, axis=1, keepdims=True)
+    for part in (slice(0, 1), slice(0, 12)):
+        value, v = _descend(Z, p, V[part])
+        assert value == pytest.approx(min(ends[part]), rel=1e-6)
+        assert (value, 1.0) == (pytest.approx(shares(Z, p, v)), pytest.approx(np.linalg.norm(v)))
+    one = V[0] - (p * np.maximum(Z @ V[0], 0)) @ Z
+    assert _descend(Z, p, V[:1], 1)[0] == pytest.approx(shares(Z, p, one / np.linalg.norm(one)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_suprema_are_as_large_as_those_of_many_directions(seed):
+    rng = np.random.default_rng(seed)
+    p = rng.random(7)
+    p /= p.sum()
+    Z, c = whiten(rng.standard_normal((7, 3)), p), rng.choice([-1.0, 1.0], 7)
+    S = np.maximum(rng.standard_normal((100_000, 3)) @ Z.T, 0)
+    grid = np.abs(S @ c) / np.sqrt(np.maximum(S**2 @ p, 1e-12))
+    found = _search(Z, p, c, 400, rng)
+    assert 1 - 1e-9 <= found / grid.max() < 1.02
+
+
 def test_norms_take_rounding_below_zero():
     X = np.array([[1.0, 2.0, 0.0], [0.0, 1.0, 0.0]])
     C = np.diag([4.0, 0.5, -1e-9])
