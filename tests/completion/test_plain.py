@@ -453,7 +453,9 @@ def test_learned_forms_start_narrow():
     assert (other.noise, other.evidence) == (form.noise, form.evidence)
 
 
-def test_what_everybody_chose_starts_at_singular_vectors():
+@pytest.mark.parametrize("small", [10**6, 47])  # beyond, vectors are found at random
+def test_what_everybody_chose_starts_at_singular_vectors(monkeypatch, small):
+    monkeypatch.setattr("overt.completion.forms.negative.SMALL", small)
     entries = table(9, 8, 6)
     entries = Entries(entries.rows, entries.cols, np.abs(entries.values) + 0.1, (8, 6))
     problem = CompletionProblem.build(entries, 3, biases=False, standard=False)
