@@ -29,6 +29,7 @@ from overt.completion.forms.noise import RowNoise
 from overt.completion.forms.pairs import WEIGHT, AllPairs, Precisions
 from overt.completion.forms.prior import Prior, Sums
 from overt.completion.forms.problem import Columns, CompletionProblem, Grouped, entered, stored
+from overt.completion.forms.sampled import SampledForm
 from overt.completion.forms.spread import FullSpread, full_bytes, learned_spread
 from overt.completion.forms.units import Units
 
@@ -432,6 +433,50 @@ def test_learned_forms_wait_before_rows_have_a_noise_of_their_own():
         assert learned.LearnedForm.settled(form, tol) == expected
 
 
+@pytest.mark.parametrize(("before", "misfit", "noise"), [
+    (0, 1.7, 0.5), (1, 0.2, 0.2), (2, 1.7, 1.7), (2, 1e-14, 1e-12),
+])  # fmt: skip
+def test_the_objective_of_a_sweep_is_fit_and_costs_per_rating(monkeypatch, before, misfit, noise):
+    """(log(2 pi noise) + misfit / noise) / 2 + costs / ratings, less what narrow priors gain."""
+    problem = CompletionProblem.build(table(8), 2, biases=True, standard=True)
+    form = learned.LearnedForm.start(problem, 5)
+    ratings, (m, n) = problem.n_ratings, problem.shape
+    weights = np.linspace(0.5, 2.0, n)
+    form.noises = [replace(form.noises[0], fixed=0.3), replace(form.noises[1], fixed=0.4)]
+    form.noises[1] = replace(form.noises[1], weights=weights)
+    error = np.random.default_rng(0).random(n)
+    error *= misfit * ratings / (weights @ error)
+    sums = [SimpleNamespace(first=np.zeros((count, 3))) for count in (m, n)]
+    given = {0: (sums[0], np.ones(m)), 1: (sums[1], error)}
+    monkeypatch.setattr(learned.LearnedForm, "update", lambda self, side, engine: given[side])
+    costs = {m: 5.0, n: 7.0}
+    monkeypatch.setattr(learned.LearnedForm, "_learn_prior",
+                        lambda self, side, sums: costs[len(sums.first)])  # fmt: skip
+    form.history[:] = [9.0] * before
+    found = form.step(None)
+    assert form.noise == pytest.approx(noise, rel=1e-9, abs=0)
+    evidence = (np.log(2 * np.pi * noise) + misfit / noise) / 2 + (12.0 + 0.7) / ratings
+    narrow = m * np.log(5.0) / 2 + n * np.log(100.0 * 100.0 * 5.0) / 2
+    assert form.evidence == [pytest.approx(evidence)]
+    assert found == form.history[-1] == pytest.approx(evidence - narrow / ratings)
+
+
+def test_chains_begin_without_features_that_have_no_effects():
+    problem = CompletionProblem.build(table(8), 2, biases=True, standard=True)
+    signals = of_sides((problem.by_row, problem.by_col), (None, None), True, float, 0)
+    form = learned.LearnedForm.start(problem, 5, features=signals)
+    rows, cols = SampledForm.start(form, 0).features
+    assert signals[0].scores.shape[1] > 0
+    assert rows.scores.shape[1] == cols.scores.shape[1] == 0
+    products = np.zeros((signals[0].scores.shape[1], 3))
+    sums = Sums(7, np.zeros(3), np.eye(3), 0.1 * np.eye(3), products, 0.0)
+    effects = prior_of.effects_of(form.priors[0], sums, signals[0], np.ones((1, 3)))
+    form.priors[0] = replace(form.priors[0], effects=effects)
+    rows, cols = SampledForm.start(form, 0).features
+    assert rows is signals[0]
+    assert cols.scores.shape[1] == 0
+
+
 def test_learned_forms_start_narrow():
     problem = CompletionProblem.build(table(8), 2, biases=True, standard=True)
     form = learned.LearnedForm.start(problem, 5)
@@ -695,9 +740,10 @@ def test_signals_must_pay_a_nat_for_each_scale(monkeypatch, gains, certain, befo
     rng = np.random.default_rng(15)
     W, A = rng.normal(size=(7, 3)), found.scores
     sums = Sums(7, W.sum(0), W.T @ W, 0.1 * np.eye(3), A.T @ W, 0.0)
-    prior = Prior(W.mean(0), np.eye(3))
+    prior = Prior(W.mean(0), np.diag([0.5, 4.0, 25.0]))
     scales = np.full((1, 3), before)  # those that are used stay
     effects = prior_of.effects_of(prior, sums, found, scales, certain)
+    np.testing.assert_allclose(effects.X @ effects.X.T, np.diag([2.0, 0.25, 0.04]), atol=1e-12)
     np.testing.assert_allclose(effects.scales, prior_of.GRID[4] if used else before)
     np.testing.assert_array_equal(scales, np.full((1, 3), before))
 
