@@ -477,6 +477,23 @@ def test_chains_begin_without_features_that_have_no_effects():
     assert cols.scores.shape[1] == 0
 
 
+@pytest.mark.parametrize("fits", [True, False])
+def test_memory_holds_factors_and_covariances_twice(monkeypatch, fits):
+    numbers = (7 + 5) * 4 * 8, (7 + 5) * 10 * 8  # of factors, and of full covariances
+    monkeypatch.setattr("overt.completion.forms.spread.FULL_BYTES", numbers[1] - (not fits))
+    needed = 2 * (numbers[0] + numbers[fits])
+
+    def limited(limit):
+        return learned_spread(SimpleNamespace(
+            shape=(7, 5), dtype=np.dtype(float), columns=SimpleNamespace(width=4),
+            by_row=SimpleNamespace(mapped=limit)))  # fmt: skip
+
+    for limit in (0, needed):
+        assert (limited(limit) is FullSpread) == fits
+    with pytest.raises(InputError, match="memory_limit must be at least"):
+        limited(needed - 1)
+
+
 def test_learned_forms_start_narrow():
     problem = CompletionProblem.build(table(8), 2, biases=True, standard=True)
     form = learned.LearnedForm.start(problem, 5)

@@ -64,7 +64,7 @@ class Search:
                 n += 1
             w = len(places)
         self.starts[width] = n
-        self.unseen[width] = min(1.0, w * (w + 1) / (n * (n - 1))) if n > 1 else 1.0
+        self.unseen[width] = min(1.0, w * (w + 1) / (n * (n - 1)))
 
     def _end(self, weights: layers.Layers, ladder: bool) -> int:
         """Return the number of the place where a descent ends."""
