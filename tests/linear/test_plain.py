@@ -273,6 +273,21 @@ def test_an_input_that_is_always_zero_changes_nothing(noise, width):
         assert np.abs(found.V[1]).max() < 1e-12
 
 
+def test_weights_decay_once_a_step_whether_tied_or_not(monkeypatch):
+    asked = []
+    monkeypatch.setattr(units, "masks", lambda *given, decay, **more: asked.append(decay))
+    monkeypatch.setattr(
+        "overt.linear.weights.masks", lambda *given, decay, **more: asked.append(decay)
+    )
+    for net in (overt.LinearNetwork(np.eye(3), 2, DROP, weight_decay=0.3),
+                overt.LinearNetwork(np.eye(3), 2, overt.DropConnect(0.2), weight_decay=0.4),
+                overt.TiedAutoencoder(np.eye(3), 2, DROP, weight_decay=0.5)):  # fmt: skip
+        net.effect.steps(np.random.default_rng(0))
+    assert asked == [(0.3, 0.3), (0.4, 0.4), (0.5, 0.0)]
+    trace = NET.train(1000, 1e-6, records=5, gradient="expected")
+    assert trace.steps.tolist() == [0, 1, 10, 100, 1000]
+
+
 def test_steps_are_taken_in_blocks_until_one_diverges():
     asked = []
 
@@ -1036,7 +1051,9 @@ def test_frames_of_projections_exist_where_theory_says():
         ([0.5, 0.5], 1, False), ([0.5, 0.5], 2, True), ([0.7, 0.3], 2, True),
         ([0.6, 0.7, 0.7], 2, False), ([0.4, 0.3, 0.3], 3, True), ([0.4, 0.3, 0.3], 2, False),
         ([0.6, 0.7, 0.7], 3, True), ([0.5] * 4, 4, True), ([0.4] * 5, 4, True),
-        ([0.4] * 5, 3, False), ([0.9, 0.5, 0.3, 0.3], 3, None), ([0.9, 0.5, 0.3, 0.3], 4, True),
+        ([0.4] * 5, 3, False),
+        ([0.9, 0.6, 0.4, 0.1], 2, True), ([0.9, 0.5, 0.4, 0.2], 2, False),
+        ([0.9, 0.5, 0.3, 0.3], 3, None), ([0.9, 0.5, 0.3, 0.3], 4, True),
     ):  # fmt: skip
         assert blocks.attained(np.array(t), count) is expected, (t, count)
 
