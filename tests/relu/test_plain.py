@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from overt import InputError
-from overt.relu import positive_norm, rademacher, retentivity
+from overt.relu import margin, positive_norm, rademacher, retentivity
 from overt.relu.complexity import _search
+from overt.relu.margins import _fresh
 from overt.relu.retention import _branch_and_bound, _coupling, _descend, _starts, whiten
 
 
@@ -128,6 +129,31 @@ def test_suprema_are_as_large_as_those_of_many_directions(seed):
     grid = np.abs(S @ c) / np.sqrt(np.maximum(S**2 @ p, 1e-12))
     found = _search(Z, p, c, 400, rng)
     assert 1 - 1e-9 <= found / grid.max() < 1.02
+
+
+def test_fresh_margins_are_means_less_three_errors():
+    rng, again = np.random.default_rng(5), np.random.default_rng(5)
+    X = np.random.default_rng(6).standard_normal((4, 3))
+    signed = np.array([1.0, -1.0, 1.0, -1.0])[:, None] * X
+    p = np.array([0.4, 0.3, 0.2, 0.1])
+    terms, lengths = [], []
+    for _ in range(20):
+        for z in again.normal(size=(5, 3)):
+            gates = (X @ z >= 0).astype(float)
+            s = (gates * p) @ signed
+            lengths.append(np.linalg.norm(s))
+            psi = s / lengths[-1] if lengths[-1] else 0 * s
+            terms.append(gates * (signed @ psi))
+    lower = np.min(np.mean(terms, axis=0) - 3 * np.std(terms, axis=0) / 10)
+    upper = np.mean(lengths) + 3 * np.std(lengths) / 10
+    assert _fresh(rng, X, signed, p, 5) == (pytest.approx(lower), pytest.approx(upper))
+
+
+def test_the_margin_of_one_example_is_found_at_once():
+    found = margin(np.array([[1.0, 0.0]]), [1], features=50, iterations=1, drop_prob=0.5)
+    assert found.status == "converged"
+    assert found.gap == pytest.approx(0.0, abs=1e-15)
+    assert found.weights.tolist() == [1.0]
 
 
 def test_norms_take_rounding_below_zero():
