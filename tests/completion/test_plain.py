@@ -11,6 +11,7 @@ from scipy import sparse
 from overt import Entries, InputError
 from overt.completion.forms import draws as draws_of
 from overt.completion.forms import features, learned, popular, recent, units
+from overt.completion.forms import noise as noise_of
 from overt.completion.forms import prior as prior_of
 from overt.completion.forms.encoding import Column, Encoder
 from overt.completion.forms.features import (
@@ -492,6 +493,18 @@ def test_memory_holds_factors_and_covariances_twice(monkeypatch, fits):
         assert (limited(limit) is FullSpread) == fits
     with pytest.raises(InputError, match="memory_limit must be at least"):
         limited(needed - 1)
+
+
+def test_the_noise_of_rows_begins_at_the_best_of_every_fourth(monkeypatch):
+    """Two valleys of costs, the deeper one at 5; later only the neighbors of the last are tried."""
+    deep = {nu: min(abs(k - 5), abs(k - 17) + 2.0) for k, nu in enumerate(noise_of.NUS)}
+    monkeypatch.setattr(noise_of, "_cost", lambda nu, n, e: deep[nu])
+    counts, misfits = np.array([3, 0, 2]), np.array([2.0, 0.0, 5.0])
+    found = RowNoise.start(3).learn(counts, misfits)
+    assert found.nu == noise_of.NUS[5]
+    assert found.fixed == pytest.approx(-found.weights[[0, 2]] @ [2.0, 5.0] / 2)
+    again = RowNoise(float(noise_of.NUS[14]), np.ones(3), np.ones(3)).learn(counts, misfits)
+    assert again.nu == noise_of.NUS[17]
 
 
 def test_learned_forms_start_narrow():

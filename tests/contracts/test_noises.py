@@ -272,6 +272,8 @@ def test_at_width_keeps_with_equation_seven(base, width, block_size):
 def test_at_width_makes_the_strength_grow_with_the_width(width):
     assert Dropout(0.2).at_width(width).strength == pytest.approx(0.25 * width, rel=1e-12)
     assert DropBlock(0.2, 5).at_width(width).strength == pytest.approx(0.05 * width, rel=1e-12)
+    grown = Dropout(strength=0.3).at_width(width)
+    assert (grown.gaussian, grown.strength) == (True, pytest.approx(0.3 * width, rel=1e-12))
 
 
 @pytest.mark.parametrize("strength", [0.25, (0.0, 0.5, 3.0)])
@@ -307,6 +309,11 @@ def test_gaussian_noise_and_its_name():
     np.testing.assert_array_equal(noise.covariance(2), [[1.0, 0.5e-12], [0.5e-12, 1.0]])
     with pytest.raises(overt.InputError, match="must be symmetric"):
         CovarianceNoise(np.ones(2), [[1.0, 1e-9], [0.0, 1.0]])
+    assert not CovarianceNoise(np.ones(2), np.zeros((2, 2))).covariance(2).any()
+    for count in (0, -1, 1.5, "2"):
+        with pytest.raises(overt.InputError, match="count must be"):
+            KeepExactly(count)
+    assert type(KeepExactly(np.int8(2)).count) is int
     with pytest.raises(overt.InputError, match="3 units but the width is 4"):
         SIZED["covariance"][0].covariance(4)
 
