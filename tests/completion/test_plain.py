@@ -507,6 +507,29 @@ def test_the_noise_of_rows_begins_at_the_best_of_every_fourth(monkeypatch):
     assert again.nu == noise_of.NUS[17]
 
 
+def test_draws_are_stacked_in_units_of_the_values(monkeypatch):
+    """A row never seen is at the prior's mean, a column at the mean of those with any entry."""
+    entries = Entries([0, 1, 2, 3, 0], [0, 0, 1, 1, 2], [3.0, -1.0, 2.0, 5.0, 4.0], (5, 4))
+    problem = CompletionProblem.build(entries, 2, biases=True, standard=True)
+    monkeypatch.setattr(draws_of, "together", lambda draws, problem, means: 0.8)
+    rng, shapes = np.random.default_rng(1), {"U": (5, 4), "V": (4, 4), "mean": 3, "precision": 3,
+                                             "noise": 1, "H": (2, 3)}  # fmt: skip
+    kept = [{name: rng.random(shape) for name, shape in shapes.items()} for _ in range(2)]
+    found, c = draws_of.Draws.stacked(kept, problem, None), problem.scale
+    assert c != pytest.approx(1.0)
+    U, V = np.sqrt([c, c, c**2, 1.0]), np.sqrt([c, c, 1.0, c**2])
+    free = [0, 1, 2]  # the fourth column of rows is a 1
+    for k, draw in enumerate(kept):
+        row = np.append(draw["mean"], 1.0)
+        np.testing.assert_allclose(found.U[k], np.vstack([draw["U"], row]) * U)
+        np.testing.assert_allclose(found.V[k], np.vstack([draw["V"], draw["V"][:3].mean(0)]) * V)
+        np.testing.assert_allclose(found.mean[k], draw["mean"] * U[free])
+        np.testing.assert_allclose(found.precision[k], draw["precision"] / U[free] ** 2)
+        np.testing.assert_allclose(found.H[k], draw["H"] * U[free])
+        assert found.noise[k] == pytest.approx(draw["noise"][0] * c**2)
+    assert found.share.tolist() == [0.4, 0.4]
+
+
 def test_learned_forms_start_narrow():
     problem = CompletionProblem.build(table(8), 2, biases=True, standard=True)
     form = learned.LearnedForm.start(problem, 5)
