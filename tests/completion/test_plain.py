@@ -395,6 +395,24 @@ def test_fixed_forms_finish_with_balanced_factors():
     np.testing.assert_array_equal(fixed().means[1], start[1])
 
 
+def test_fixed_forms_sum_squares_and_leave_nothing_to_empty_rows(monkeypatch):
+    entries = Entries([0, 1, 2, 3, 0], [0, 0, 1, 1, 2], [3.0, -1.0, 2.0, 5.0, 4.0], (5, 4))
+    problem = CompletionProblem.build(entries, 3, biases=True, standard=False)
+    form, rng = FixedForm.start(problem, 0.2, 0.3, 0), np.random.default_rng(10)
+    form.means[:] = [rng.normal(size=w.shape) for w in form.means]
+    form.means[0][:, 4] = form.means[1][:, 3] = 1.0
+    monkeypatch.setattr(FixedForm, "update", lambda self, side, engine: [7.0, 2.5][side])
+    squares = sum(np.sum(w**2) for w in form.means) - 5 - 4  # but those of the pinned ones
+    assert form.step(None) == form.history[-1] == pytest.approx((2.5 + 0.3 * squares) / 5)
+    form.means[0][:, 1] = form.means[1][:, 2] = 0  # factors that one side does not have
+    U, V = (w.copy() for w in form.means)
+    form.finish()
+    U[4, :4] = V[3, [0, 1, 2, 4]] = 0  # without entries
+    ratio = np.sqrt(np.linalg.norm(V[:, 0]) / np.linalg.norm(U[:, 0]))
+    np.testing.assert_allclose(form.means[0], U * [ratio, 0, 0, 1, 1])
+    np.testing.assert_allclose(form.means[1], V * [1 / ratio, 0, 0, 1, 1])
+
+
 def test_sgd_starts_as_he_and_refuses_to_run_away():
     problem = CompletionProblem.build(table(8), 2, biases=True, standard=True)
     form = SGDForm.start(problem, 0.2, 0.0, 3, 0.1, 4)

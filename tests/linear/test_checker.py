@@ -393,3 +393,9 @@ def test_second_moments_are_shown_to_be_positive_where_they_are():
     assert max(map(gain, others)) <= gain(best) + 1e-9
     assert not block_thresholds(s, 0.0, 2).any()
     np.testing.assert_allclose(block_thresholds(np.array([3.0, 0.0]), w, 1), [1.0, 0.0])
+
+
+def test_no_file_is_neither_accepted_nor_refused(capsys, tmp_path):
+    assert checker.main([]) == 2
+    assert checker.main([str(tmp_path / "none.json")]) == 1
+    assert capsys.readouterr().out.startswith("refused: ")

@@ -546,6 +546,15 @@ def test_roots_are_looked_for_until_they_attain_the_bound(monkeypatch):
     np.testing.assert_allclose(U @ U.T, W @ B @ B.T @ W.T, atol=1e-9)
 
 
+@pytest.mark.parametrize("unit", [0.0, 1.0, 1e6])
+def test_curvatures_are_differences_in_units_of_the_weights(unit):
+    theta, asked = unit * np.array([3.0, 4.0]), []
+    descent._rounding(lambda x: asked.append(x) or (0.0, x), theta)
+    step = 1e-4 * (unit * np.sqrt(12.5) or 1.0)
+    moves = step * np.array([[1, 0], [-1, 0], [0, 1], [0, -1]])
+    np.testing.assert_allclose(np.array(asked) - theta, moves, atol=1e-6 * step)
+
+
 @pytest.mark.parametrize(("size", "rounds"), [(2, True), (100, True), (101, False)])
 def test_few_weights_are_taken_in_rounds(monkeypatch, size, rounds):
     seen, turn = [], descent._rounding
