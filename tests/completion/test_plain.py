@@ -89,6 +89,9 @@ def test_strengths_run_from_a_fifth_to_one():
     assert log
     low, high = np.log(2.0), np.log(201.0)
     np.testing.assert_allclose(y, 0.2 + 0.8 * (np.log1p(counts) - low) / (high - low))
+    log, y = ends([1.0] * 500 + [3.0] * 480 + [200.0] * 19 + [1e6])  # one beyond 1
+    assert y[-2] == pytest.approx(1.0)
+    assert y[-1] == pytest.approx(0.2 + 0.8 * (np.log1p(1e6) - low) / (high - low))
     median = 2.0  # four times the median is where counts begin
     for top, expected in ((7.9, False), (8.0, True)):
         assert units.strengths(np.array([median] * 9 + [top] * 3)).log == expected
@@ -129,6 +132,10 @@ def test_units_differ_where_columns_say_so():
     assert not told(same, [0.0] * 4, ten)
     assert told([1.0, 1.0, 9.0, 9.0], [0.0] * 4, ten)
     assert not told([1.0, 1.0, 2.5, 2.5], [0.0] * 4, ten)
+    assert told([1e3, 1e3, 9e3, 9e3], [0.0] * 4, ten)
+    assert not told([1e-3, 1e-3, 2.5e-3, 2.5e-3], [0.0] * 4, ten)
+    assert not told([1e3, 1e3, 2.5e3, 2.5e3], [0.0] * 4, ten)
+    assert told([1e-3, 1e-3, 9e-3, 9e-3], [0.0] * 4, ten)
     spread = float(np.std(np.linspace(-1, 1, 10)))
     assert told(same, [0.0, 0.0, 0.0, 9.1 * spread], ten)
     assert not told(same, [0.0, 0.0, 0.0, 8.9 * spread], ten)
