@@ -220,6 +220,19 @@ def test_a_way_is_followed_by_lines_through_its_last_two_shapes():
     assert len(asked) == tries + 1
 
 
+def test_the_error_of_an_action_is_its_change_when_points_are_doubled(monkeypatch):
+    actions = {401: 2.0, 201: 2.5}
+    monkeypatch.setattr(_Way, "action", lambda self, tau, y: actions[len(tau)])
+    found = escaping.escape(two_by_two(0.25), 3, 0.0258)
+    assert (found.action, found.error) == (2.0, 0.5)
+    assert (len(found.times), found.path.shape, found.shares.shape) == (401, (401, 2, 2), (401, 3))
+    np.testing.assert_allclose(found.shares.sum(axis=1), 1.0)
+    assert (found.epsilon, found.depth, found.weight_decay) == (0.25, 3, 0.0258)
+    minimum, saddle = critical_points(0.25, 3, 0.0258, 2)
+    ends = sorted((minimum, saddle), key=lambda A: -np.linalg.svd(A)[1][1])
+    np.testing.assert_allclose([found.minimum, found.saddle], ends, atol=1e-9)
+
+
 def test_the_time_of_a_jump_follows_its_action():
     found = escaping.Escape(2.0, *[None] * 9)
     assert found.log_time(0.1) == pytest.approx(2.0 / 0.1 - np.log(0.1))
