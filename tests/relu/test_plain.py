@@ -5,8 +5,8 @@ from itertools import permutations, product
 import numpy as np
 import pytest
 
-from overt import InputError
-from overt.relu import margin, positive_norm, rademacher, retentivity
+from overt import Dropout, InputError
+from overt.relu import TwoLayer, margin, positive_norm, rademacher, retentivity
 from overt.relu.complexity import _search
 from overt.relu.margins import _fresh
 from overt.relu.retention import _branch_and_bound, _coupling, _descend, _starts, whiten
@@ -169,3 +169,14 @@ def test_norms_take_rounding_below_zero():
 def test_samples_are_rows_of_positive_weight(sample):
     with pytest.raises(InputError, match="sample must"):
         rademacher(np.eye(4), sample=sample, weights=[1.0, 1.0, 1.0, 0.0], draws=2)
+
+
+def test_directions_have_length_one_and_targets_the_shape_of_predictions():
+    rng = np.random.default_rng(7)
+    for columns in (1, 2, 3):
+        X = 5 * rng.standard_normal((9, columns))
+        assert np.linalg.norm(retentivity(X).direction) == pytest.approx(1.0)
+    net = TwoLayer(np.ones((2, 4)), np.ones((3, 4)))
+    for Y in (np.ones((9, 1)), np.ones((1, 2)), np.ones((8, 2))):
+        with pytest.raises(InputError, match="Y must be 9 x 2"):
+            net.objective(X, Y, Dropout(0.5))
