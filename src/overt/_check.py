@@ -35,9 +35,9 @@ def bounded(function: Callable[P, T]) -> Callable[P, T]:
                 return found
         except (ArithmeticError, np.linalg.LinAlgError):
             pass
-        except NotImplementedError as error:  # a format of torch that linear algebra lacks
-            raise InputTypeError(f"arrays must be float32 or float64: {error}") from None
         except (MemoryError, RuntimeError) as error:  # the second is torch's
+            if "not implemented for" in str(error):  # a format that linear algebra lacks
+                raise InputTypeError(f"arrays must be float32 or float64: {error}") from None
             if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
                 raise
             raise InputError(f"there is too little memory for it: {error}") from None

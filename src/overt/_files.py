@@ -7,6 +7,7 @@ damaged one makes its reader do comes out as one `InputError`.
 from __future__ import annotations
 
 import csv
+import errno
 import hashlib
 import io
 import json
@@ -121,6 +122,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     given = as_path("path", path)
     try:
         path = given.resolve()
+        if path.is_symlink():  # which newer Pythons leave where links go round in a circle
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         temporary = path.with_name(f"{path.name}.{os.getpid()}-{get_ident()}.part")
         if path.exists() and not (path.is_file() or path.is_dir()):
             with TemporaryDirectory() as aside:
@@ -136,7 +139,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
             raise
     except InputError:
         raise
-    except (OSError, RuntimeError) as error:  # links that go round in a circle are the second
+    except (OSError, RuntimeError) as error:  # such links are the second in Python 3.12 and before
         code, reason = getattr(error, "errno", None), getattr(error, "strerror", None)
         raise InputFileError(code, reason or str(error), str(given)) from None
 

@@ -10,6 +10,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from overt._types import Floats
+
 
 def as_numpy(value: Any) -> Any:
     """Return a PyTorch tensor as a NumPy array, and anything else as it is."""
@@ -46,7 +48,7 @@ def _as(hint: Any, value: Any) -> Any:
     if origin is types.UnionType:
         return None if value is None else _as(kinds[0], value)
     tensor = getattr(hint, "__module__", "") == "torch"
-    if (tensor or origin is np.ndarray) and not isinstance(value, np.ndarray):
+    if (tensor or origin is get_origin(Floats)) and not isinstance(value, np.ndarray):
         # null in an array of numbers is NaN, which JSON lacks
         array = np.array(value)
         return np.array(value, dtype=float) if array.dtype == object else array

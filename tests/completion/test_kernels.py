@@ -124,7 +124,7 @@ def test_heavy_rows_are_summed_in_double_precision():
     means = np.full((1, 1), 0.1, np.float32)
     held = Held(means, means * means, np.ones(1))
     zeros, ones = np.zeros(n, np.int32), np.ones(n, np.float32)
-    sums = full.room(1, held)
+    sums = full.room(np.array([0, 1]), held)
     full.sum_block(Blocks(np.array([0, n]), zeros, zeros, ones), 0, held, sums)
     assert n > BLOCK
     assert abs(sums.total[0, 0] / (n * float(held.spread[0, 0])) - 1) < 1e-6

@@ -195,7 +195,8 @@ def similar(model: FactorModel, index: EntryIndex, col: Any, n: int) -> Recommen
     if model.spread.learned:
         C = model.priors[0].covariance[:k, :k]
     else:
-        C = np.cov(model.factors(0), rowvar=False, bias=True).reshape(k, k)
+        U = model.factors(0) - model.factors(0).mean(axis=0)
+        C = U.T @ U / len(U)
     squares = np.einsum("ei,ei->e", V @ C, V)
     if model.spread.learned:
         padded = np.zeros((model.columns.width, model.columns.width))

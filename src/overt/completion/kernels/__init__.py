@@ -118,7 +118,9 @@ def block(
     for e in range(n):
         place[others[e] + 1] += 1
         starts[chunk[keys[e]] + 1] += 1
-    place, starts = np.cumsum(place), np.cumsum(starts)
+    for counts in (place, starts):
+        for i in range(1, len(counts)):
+            counts[i] += counts[i - 1]
     for e in range(n):
         order[place[others[e]]] = e
         place[others[e]] += 1

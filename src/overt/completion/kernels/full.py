@@ -45,8 +45,11 @@ class Sums(NamedTuple):
 
 
 @njit(**OPTIONS)
-def room(most: int, held: Held) -> Sums:
-    """Return room for the sums of so many rows."""
+def room(cuts: Array, held: Held) -> Sums:
+    """Return room for the sums of the longest of the parts that rows are cut into."""
+    most = 0
+    for c in range(len(cuts) - 1):
+        most = max(most, cuts[c + 1] - cuts[c])
     (_, width), (_, size) = held.means.shape, held.spread.shape
     part, count = np.empty((most, size), held.spread.dtype), np.empty(most, np.int64)
     return Sums(np.empty((most, size)), part, count, np.empty((most, width)), np.empty(most))
@@ -64,7 +67,7 @@ def learn_rows(
     shift). Writes T = w w' + Prec^-1 and w; moments[c] gets the sum of T over the rows of chunk c.
     """
     width, n = held.means.shape[1], len(prior.free)
-    sums = room(np.max(cuts[1:] - cuts[:-1]), held)
+    sums = room(cuts, held)
     A, w, S = np.empty((n, n + 1)), np.ones(width), np.zeros((width, width))
     for c in range(len(moments)):
         here = rows[cuts[c] : cuts[c + 1]]

@@ -39,7 +39,7 @@ def learn_pairs(
     gets the sum of w w' + S over the rows of chunk c.
     """
     n = held.means.shape[1]
-    sums = room(np.max(cuts[1:] - cuts[:-1]), held)
+    sums = room(cuts, held)
     A = np.empty((n, n + 1))
     for c in range(len(moments)):
         here = rows[cuts[c] : cuts[c + 1]]

@@ -39,7 +39,8 @@ def multiply(rows: Array, csr: Csr, right: Right, out: Product) -> None:
                 met[b], x = r, 1.0
             for i in range(len(total)):
                 total[i] += x * M[b, i]
-        out.rows[r] = total
+        for i in range(len(total)):  # in one go it takes longer to compile than all the rest
+            out.rows[r, i] = total[i]
 
 
 @njit(**OPTIONS)

@@ -40,8 +40,6 @@ def slow_attention() -> Iterator[None]:
 def open_checkpoints() -> Iterator[None]:
     """Make checkpoints run their parts once: what a second run would do is not seen."""
     place: Any = torch.utils.checkpoint
-    names = ("CheckpointFunction", "_checkpoint_without_reentrant_generator")
-    before = [getattr(place, name) for name in names]
 
     class Once:
         @staticmethod
@@ -51,12 +49,15 @@ def open_checkpoints() -> Iterator[None]:
     def once(*args: Any, **kwargs: Any) -> Iterator[None]:
         yield
 
+    plain = "_checkpoint_without_reentrant_generator"
+    instead = {"CheckpointFunction": Once, plain: once, f"{plain}_impl": once}  # by torch's version
+    before = {name: getattr(place, name) for name in instead if hasattr(place, name)}
     try:
-        for name, other in zip(names, (Once, once), strict=True):
-            setattr(place, name, other)
+        for name in before:
+            setattr(place, name, instead[name])
         yield
     finally:
-        for name, old in zip(names, before, strict=True):
+        for name, old in before.items():
             setattr(place, name, old)
 
 
