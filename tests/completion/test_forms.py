@@ -273,14 +273,14 @@ def test_spreads_answer_as_their_dense_covariances(kind):
         np.testing.assert_allclose(spread.traces(means, side, chosen, M), traces, rtol=1e-12)
 
 
-@pytest.mark.parametrize("spread", [FullSpread, DiagonalSpread])
-def test_noise_of_dropout_is_recognized_as_dropout(ratings, spread):
+@pytest.mark.parametrize(("spread", "unit"), [(FullSpread, 1.0), (DiagonalSpread, 1e-6)])
+def test_noise_of_dropout_is_recognized_as_dropout(ratings, spread, unit):
     """S_b = lam_i v_bi^2 on one side, 0 on the other, in the basis of the priors."""
     problem = CompletionProblem.build(ratings, 3, biases=True, standard=True)
     form, probs = LearnedForm.start(problem, 0, spread), np.array([0.1, 0.5, 0.8])
     rng, lam = np.random.default_rng(3), probs / (1 - probs)
     for side, width in enumerate(form.means):
-        form.means[side] = rng.normal(size=width.shape) * [2.0, 1.0, 0.5, 1.0, 1.0]
+        form.means[side] = unit * rng.normal(size=width.shape) * [2.0, 1.0, 0.5, 1.0, 1.0]
         n = len(form.priors[side].mean)
         form.priors[side] = Prior(np.zeros(n), np.diag([0.25, 1.0, 4.0, 5.0][:n]))
         form.spread.tables[side][:] = 0.0

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from scipy import sparse
+from sklearn.utils.extmath import randomized_svd as svd
 
 from overt import Entries, InputError
 from overt.completion.forms import draws as draws_of
@@ -81,6 +82,7 @@ def test_strengths_run_from_a_fifth_to_one():
     assert not log
     np.testing.assert_allclose(y, [0.2, 0.6, 1.0])
     assert ends([4.0, 4.0])[1].tolist() == [1.0, 1.0]
+    assert ends([0.0, 0.0])[1].tolist() == [1.0, 1.0]  # zeros alone are not absent
     assert ends([0.0, 4.0])[1].tolist() == [0.2, 1.0]  # zeros are absent, and what is left is 1
     log, y = ends([-1.0, 0.0, 1.0])
     np.testing.assert_allclose(y, [0.2, 0.6, 1.0])
@@ -113,6 +115,8 @@ def test_columns_have_robust_centers_and_scales():
     for values, all_of in ((found.center, found.center[:4]), (found.scale, found.scale[:4])):
         np.testing.assert_allclose(values[4:], np.median(all_of))
     assert units._robust(np.array([3.0, 3.0])) == (3.0, 1.0)
+    same = np.array([1.0, 1.0, 1.0, 1.0, 9.0])  # quartiles that say nothing of a reach
+    assert units._robust(same) == (pytest.approx(13 / 5), pytest.approx(same.std()))
     far = np.array([0.0, 1.0, 2.0, 3.0, 1000.0])  # quartiles 1 and 3: cut at 13
     assert units._robust(far) == (pytest.approx(19 / 5), pytest.approx(np.std([0, 1, 2, 3, 13])))
 
@@ -281,6 +285,31 @@ def test_a_new_row_is_solved_for_in_turn_with_its_noise(biases, pairs, with_draw
     np.testing.assert_allclose(nobody.mean[free], prior.mean)
     np.testing.assert_allclose(nobody.covariance[np.ix_(free, free)], prior.covariance)
     assert nobody.variance == pytest.approx(1.5 if np.isfinite(nu) else 1.0)
+
+
+def test_a_row_that_fits_exactly_has_no_error_below_zero():
+    """By rounding it would: the variance of a row with n entries is at least nu / (nu + n - 2)."""
+    model, _ = built(False)
+    still = FullSpread([np.zeros_like(t) for t in model.spread.tables])
+    model = replace(model, noise=1e-25, spread=still)
+    for value in np.linspace(1, 50, 40):
+        found = model.fold(np.array([0]), np.array([value]))
+        assert found.variance >= 6.0 / 5.0
+        assert found.variance < 1e-3 * value**2 / 1e-25
+
+
+def test_rows_of_fixed_dropout_have_no_covariance():
+    form = fixed()
+    model = FactorModel.from_form(form, (-np.inf, np.inf))
+    for partners in (np.zeros(0, int), np.array([0, 2])):
+        found = model.fold(partners, np.ones(len(partners)))
+        assert not found.covariance.any()
+        assert found.variance == 1.0
+    V, lam = model.means[1], np.array([0.25, 1.0, 0.0])  # rows are free in the first three columns
+    W = V[[0, 2]][:, :3]
+    P = 0.3 * np.eye(3) + W.T @ W + np.diag(lam * (W**2).sum(axis=0))
+    y = 1 - model.center - V[[0, 2], 3]
+    np.testing.assert_allclose(found.mean, [*np.linalg.solve(P, W.T @ y), 1.0])
 
 
 @pytest.mark.parametrize("biases", [False, True])
@@ -575,9 +604,12 @@ def test_learned_forms_start_narrow():
     assert (other.noise, other.evidence) == (form.noise, form.evidence)
 
 
-@pytest.mark.parametrize("small", [10**6, 47])  # beyond, vectors are found at random
+@pytest.mark.parametrize("small", [48, 47])  # beyond, vectors are found at random
 def test_what_everybody_chose_starts_at_singular_vectors(monkeypatch, small):
+    asked = []
     monkeypatch.setattr("overt.completion.forms.negative.SMALL", small)
+    monkeypatch.setattr("sklearn.utils.extmath.randomized_svd",
+                        lambda X, *given, **how: asked.append(1) or svd(X, *given, **how))  # fmt: skip
     entries = table(9, 8, 6)
     entries = Entries(entries.rows, entries.cols, np.abs(entries.values) + 0.1, (8, 6))
     problem = CompletionProblem.build(entries, 3, biases=False, standard=False)
@@ -585,6 +617,7 @@ def test_what_everybody_chose_starts_at_singular_vectors(monkeypatch, small):
     X = np.zeros((8, 6))
     X[entries.rows, entries.cols] = entries.values
     r, c = (Precisions.of(s)(s) for s in ((X**2).sum(1), (X**2).sum(0)))
+    assert len(asked) == (small == 47)
     _, s, R = np.linalg.svd(np.sqrt(r)[:, None] * X * np.sqrt(c))
     expected = (R[:3].T * np.sqrt(s[:3])) * (6 / 8) ** 0.25 / np.sqrt(c)[:, None]
     np.testing.assert_allclose(np.abs(form.means[1]), np.abs(expected))
@@ -594,6 +627,22 @@ def test_what_everybody_chose_starts_at_singular_vectors(monkeypatch, small):
     for evidence, expected in (([1.0], False), ([1.0, 0.9], False), ([1.0, 0.99], True)):
         form.evidence[:] = evidence
         assert form.settled(0.05) == expected
+
+
+def test_rows_with_any_entry_count_where_every_pair_does():
+    entries = Entries([0, 0, 1, 3], [0, 1, 1, 4], [1.0, 2.0, 1.0, 3.0], (5, 6))
+    problem = CompletionProblem.build(entries, 2, biases=False, standard=False)
+    form = NegativeForm.start(problem, 0)
+    sums = [5.0, 1.0, 0.0, 9.0, 0.0], [1.0, 5.0, 0.0, 0.0, 9.0, 0.0]
+    for side, squares in enumerate(sums):
+        x = np.array(squares)
+        assert form.active[side].tolist() == (x > 0).tolist()
+        typical = x[x > 0].mean()
+        r = (0.3 + x / typical) ** -0.5
+        np.testing.assert_allclose(form.precisions[side], r / r[x > 0].mean())
+    found = form.pairs
+    np.testing.assert_array_equal(found.partners, form.precisions[1] * form.active[1])
+    np.testing.assert_allclose(found.shares, [0.25, 0.5, 0, 0, 0.25, 0])
 
 
 def test_popularity_is_chosen_by_where_hidden_entries_rank(monkeypatch):

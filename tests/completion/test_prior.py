@@ -1,6 +1,7 @@
 """What is expected of rows before their values, and whose noise is how large."""
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,15 @@ from overt.completion.forms.draws import together
 from overt.completion.forms.features import NOTHING, SIGNALS, Features, of_sides
 from overt.completion.forms.learned import FIRST, LearnedForm
 from overt.completion.forms.noise import NUS, RowNoise, _cost, expected
-from overt.completion.forms.prior import GRID, Prior, Sums, effects_of, likelihoods, posterior
+from overt.completion.forms.prior import (
+    GRID,
+    Prior,
+    Sums,
+    draw_effects,
+    effects_of,
+    likelihoods,
+    posterior,
+)
 from overt.completion.forms.problem import CompletionProblem
 from overt.completion.forms.sampled import SampledForm
 from overt.completion.forms.spread import DiagonalSpread, FullSpread
@@ -92,6 +101,88 @@ def test_cost_is_the_expected_log_density_and_a_step_lowers_it():
         last, with_effects = value, with_effects.learn(sums, features)
 
 
+def test_likelihoods_of_scales_expect_rows_with_a_variance():
+    """log N(x; 0, Omega) in the mean over x ~ N(W_c, V_c I), both blocks, all coordinates."""
+    features, W, *_ = two_blocks()
+    A, V, members = features.scores, np.array([0.3, 0.0, 1.2]), features.directions.members
+    held = np.array([[0.4, 0.0, 2.0], [0.7, 0.0, 0.1]])
+    for block in (0, 1):
+        found = likelihoods(block, A.T @ W, V, features, held)
+        for c in range(3):
+            values = []
+            for s in GRID[::15]:
+                scales = held[:, c].copy()
+                scales[block] = s
+                Omega = np.eye(len(W)) + (A * (scales @ members)) @ A.T
+                inverse = np.linalg.inv(Omega)
+                value = W[:, c] @ inverse @ W[:, c] + V[c] * np.trace(inverse)
+                values.append(-(value + np.linalg.slogdet(Omega)[1]) / 2)
+            np.testing.assert_allclose(found[::15, c], np.array(values) - values[0], atol=1e-9)
+
+
+def test_a_step_of_a_prior_with_features_is_one_of_em():
+    """In whitened coordinates residuals are R_c x_c, R_c = 1 - A C_c A', beside what h varies by."""
+    features, W, S, sums, prior = two_blocks()
+    (N, n), A = W.shape, features.scores
+    effects = effects_of(prior, sums, features, np.full((2, n), 0.3))
+    assert effects.scales.any()
+    X, scores = effects.X, A[:2]
+    with_effects = Prior(prior.mean, prior.precision, effects)
+    np.testing.assert_allclose(with_effects.means(scores), prior.mean + scores @ effects.H)
+    for a, found in zip(scores, with_effects.covariances(scores), strict=True):
+        spread = np.diag([1 + a @ C @ a for C in effects.C])
+        np.testing.assert_allclose(found, X @ spread @ X.T)
+    mean = (W - A @ effects.H).mean(axis=0)
+    V = np.linalg.solve(X, np.linalg.solve(X, S).T)
+    R = [np.eye(N) - A @ C @ A.T for C in effects.C]
+    more = np.array([[V[c, d] * np.trace(R[c] @ R[d]) for d in range(n)] for c in range(n)])
+    more += np.diag([np.trace(C @ features.K) for C in effects.C])
+    residual = W - A @ effects.H - mean
+    covariance = (residual.T @ residual + X @ more @ X.T) / (N + n)
+    found = with_effects.learn(sums, features)
+    np.testing.assert_allclose(found.mean, mean)
+    np.testing.assert_allclose(found.covariance, covariance, rtol=1e-6, atol=1e-8)
+    units = np.array([2.0, 0.5, 3.0])
+    scaled = with_effects.scaled(units)
+    np.testing.assert_allclose(scaled.means(scores), with_effects.means(scores) * units)
+    np.testing.assert_allclose(scaled.covariances(scores),
+                               with_effects.covariances(scores) * np.outer(units, units))  # fmt: skip
+    np.testing.assert_allclose(scaled.covariance, prior.covariance * np.outer(units, units))
+
+
+def test_effects_are_drawn_with_their_covariances():
+    """From draws that are zeros but for one: the likeliest scales, and all roots of C_c."""
+    features, W, *_ = two_blocks()
+    A, mean, variances = features.scores, np.array([0.5, -1.0, 0.2]), np.array([0.5, 2.0, 4.0])
+    drawn, size = np.zeros(2), A.shape[1]
+
+    def standard_normal(count):
+        drawn[1] = count
+        return np.eye(size)[int(drawn[0])][:count]
+
+    rng = SimpleNamespace(gumbel=lambda size: np.zeros(size), standard_normal=standard_normal)
+    x = (W - mean) / np.sqrt(variances)
+    held = np.array([[0.4, 0.0, 2.0], [0.7, 0.0, 0.1]])
+    expected = held.copy()
+    for block in (0, 1):
+        likely = likelihoods(block, A.T @ x, np.zeros(3), features, expected)
+        expected[block] = GRID[likely.argmax(axis=0)]
+    center = posterior(np.eye(3), A.T @ x, features, expected)
+    roots = []
+    for i in range(size):
+        drawn[0] = i
+        found = draw_effects(mean, variances, A.T @ W, features, held, rng)
+        np.testing.assert_array_equal(found.scales, expected)
+        np.testing.assert_allclose(found.C, center.C)
+        roots.append(found.H / np.sqrt(variances) - center.H)
+    for c in range(3):
+        count = np.count_nonzero(expected[:, c] @ features.directions.members)
+        R = np.array(roots)[:count, :, c]
+        np.testing.assert_allclose(R.T @ R, center.C[c], atol=1e-12)
+    assert np.array_equal(held, [[0.4, 0.0, 2.0], [0.7, 0.0, 0.1]])
+    assert any(center.C[c].any() for c in range(3))
+
+
 def test_a_prior_without_features_is_the_best_one_at_once_pseudo_rows_included():
     _, W, _, sums, prior = two_blocks()
     n, found = W.shape[1], prior.learn(sums, NOTHING)
@@ -156,6 +247,8 @@ def test_a_rows_share_in_the_noise_is_its_exact_posterior(nu):
     assert weight == pytest.approx(first / total, rel=1e-6)
     assert variance == pytest.approx(inverse / total, rel=1e-6)
     assert _cost(1e7, np.array([n]), np.array([e])) == pytest.approx(e / 2, rel=1e-4)
+    both = _cost(nu, np.array([n, 3.0]), np.array([e, 2.0]))
+    assert both == pytest.approx(-np.log(total) + _cost(nu, np.array([3.0]), np.array([2.0])))
 
 
 def test_the_law_of_shares_is_the_likeliest():

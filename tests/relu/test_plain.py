@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from overt import Dropout, InputError
-from overt.relu import TwoLayer, margin, positive_norm, rademacher, retentivity
+from overt.relu import (
+    TwoLayer,
+    guarantee,
+    margin,
+    positive_norm,
+    rademacher,
+    required,
+    retentivity,
+)
 from overt.relu.complexity import _search
 from overt.relu.margins import _fresh
 from overt.relu.retention import _branch_and_bound, _coupling, _descend, _starts, whiten
@@ -180,3 +188,58 @@ def test_directions_have_length_one_and_targets_the_shape_of_predictions():
     for Y in (np.ones((9, 1)), np.ones((1, 2)), np.ones((8, 2))):
         with pytest.raises(InputError, match="Y must be 9 x 2"):
             net.objective(X, Y, Dropout(0.5))
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_searches_take_the_first_of_four_steps_that_helps(steps):
+    """From both poles: towards M^+ b of length 1, all the way, half, a fifth or a twentieth."""
+    rng, taken = np.random.default_rng(8), []
+    for _ in range(25):
+        p, c = rng.random(12), rng.choice([-1.0, 1.0, 2.0], 12)
+        p /= p.sum()
+        Z = whiten(rng.standard_normal((12, 3)), p)
+
+        def ratio(v, Z=Z, p=p, c=c):
+            spread = shares(Z, p, v)
+            return c @ np.maximum(Z @ v, 0) / np.sqrt(spread) if spread > 1e-14 else 0.0
+
+        ends = []
+        for v in (c @ Z, -(c @ Z)):
+            for _ in range(steps):
+                on = Z @ v > 0
+                b = np.sign(ratio(v)) * (c * on) @ Z
+                peak = np.linalg.solve((Z.T * p * on) @ Z + 1e-10 * np.eye(3), b)
+                v, peak = v / np.linalg.norm(v), peak / np.linalg.norm(peak)
+                trials = [v + step * (peak - v) for step in (1.0, 0.5, 0.2, 0.05)]
+                least = abs(ratio(v)) * (1 + 1e-10)
+                better = [k for k in range(4) if abs(ratio(trials[k])) > least]
+                if not better:
+                    break
+                taken.append(better[0])
+                v = trials[better[0]]
+            ends.append(abs(ratio(v)))
+        assert _search(Z, p, c, 0, rng, steps) == pytest.approx(max(ends), rel=1e-6)
+    assert not steps or set(taken) == {0, 1, 2, 3}
+
+
+def test_guarantees_of_short_runs_and_narrow_networks():
+    """Logarithms below zero count as zero, and a run of one step of one unit may do."""
+    given = {"margin": 0.5, "dimension": 4, "width": 1.0, "steps": 1.0}
+    found = guarantee(**given, learning_rate=0.2)
+    lam = np.sqrt(44 * np.log(24 * 0.2 * 3.2857142857142856)) / 0.5  # c = 2 + 1 / (14 / 4) + 1
+    assert (found.max_norm, found.lam) == (pytest.approx(3 + 2 / 7), pytest.approx(lam))
+    found = guarantee(**given, learning_rate=0.01)
+    assert (found.lam, found.needed_width, found.full_error) == (0.0, 0.0, 0.0)
+    assert (found.applies, found.vacuous) == (True, False)
+    least = required(epsilon=1e-3, margin=0.5, dimension=4, learning_rate=0.01)
+    assert (least.width, least.steps) == (1.0, 1.0)
+    for name in ("width", "steps"):
+        with pytest.raises(InputError, match=name):
+            guarantee(**given | {name: 0.9}, learning_rate=0.2)
+    for learning_rate, refused in ((np.log(2) * (1 + 1e-13), False), (np.log(2) + 1e-9, True)):
+        try:
+            guarantee(**given, learning_rate=learning_rate)
+        except InputError:
+            assert refused
+        else:
+            assert not refused

@@ -176,12 +176,11 @@ class FactorModel:
         nu, learned = self.noises[0].nu, self.spread.learned
         W, values, weights, second = self._sums(partners, values)
         alpha, variance, count = 1.0, self.noises[0].unseen, float(len(partners))
-        mean, S = self.columns.filled(0, prior.means(scores)[0], 0.0)
-        if learned:
-            S = self.columns.filled(0, 0.0, prior.covariances(scores)[0])[1]
+        center, spread = prior.means(scores)[0], prior.covariances(scores)[0] if learned else 0.0
+        mean, S = self.columns.filled(0, center, spread)
         for _ in range(FOLDS if np.isfinite(nu) else 1) if len(partners) else ():
             precision = alpha / self.noise if learned else 1.0
-            shift = prior.precision @ prior.means(scores)[0]
+            shift = prior.precision @ center
             w, P = self._solve(W, values, weights, second, precision, prior.precision, shift)
             mean, S = self.columns.filled(0, w, np.linalg.inv(P) if learned else 0.0)
             error = weights @ values**2 - 2 * mean @ (W.T @ (weights * values))

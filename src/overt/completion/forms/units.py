@@ -130,7 +130,7 @@ def strengths(values: Floats) -> Units:
 def by_column(entries: Entries) -> Units:
     """Return a robust center and scale for each column: mean and spread of what is no outlier."""
     n = entries.shape[1]
-    center, scale = np.zeros(n + 1), np.ones(n + 1)
+    center, scale = np.empty((2, n + 1))
     order = np.argsort(entries.cols, kind="stable")
     counts = np.bincount(entries.cols, minlength=n)
     parts = np.split(entries.values[order], np.cumsum(counts)[:-1])
