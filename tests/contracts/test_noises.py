@@ -318,6 +318,30 @@ def test_gaussian_noise_and_its_name():
         SIZED["covariance"][0].covariance(4)
 
 
+def test_covariances_are_taken_as_they_are_or_refused():
+    rng = np.random.default_rng(6)
+    root, mean = rng.normal(size=(3, 3)), np.array([0.5, -1.0, 2.0])
+    noise = CovarianceNoise(mean, root @ root.T)
+    np.testing.assert_allclose(noise.covariance(3), root @ root.T, rtol=1e-12)
+    normal = np.random.default_rng(7).standard_normal((3, 3))
+    drawn = np.linalg.solve(normal, noise.sample(3, 3, seed=7) - mean)  # the root's transpose
+    np.testing.assert_allclose(drawn.T @ drawn, root @ root.T, rtol=1e-9)
+    for K in (np.diag([-1e-13, 1e-2]), np.diag([1e-300, 0.0]), 0.1 * np.ones((2, 2))):
+        np.testing.assert_array_equal(CovarianceNoise(np.ones(2), K).covariance(2), K)
+    for K in (np.diag([-0.5, 1.0, 2.0]), np.diag([-1e-12, 1e-3, 1e-3]), -np.eye(3)):
+        with pytest.raises(overt.InputError, match="positive semi-definite"):
+            CovarianceNoise(np.ones(3), K)
+    with pytest.raises(overt.InputError, match="must be symmetric"):
+        CovarianceNoise(np.ones(2), [[1.0, 0.5], [0.4, 1.0]])
+    with pytest.raises(overt.InputError, match="got 0 at 1"):
+        CovarianceNoise([1.0, 0.0], np.eye(2))
+    with pytest.raises(overt.InputError, match="must be 2 x 2"):
+        CovarianceNoise([1.0, 2.0], np.eye(3))
+    for read in (Dropout(0.5).mean, KeepExactly(1).sample, DropConnect(0.5).characteristic):
+        with pytest.raises(overt.InputError, match="width must be"):
+            read(())
+
+
 def test_units_that_are_never_dropped():
     for noise, width in ((DropBlock(0.0, 2, "sliding"), 4), (KeepExactly(1), 1)):
         assert (noise.sample(width, 9, seed=0) == 1).all()

@@ -13,10 +13,14 @@ from overt.relu import (
     positive_norm,
     rademacher,
     required,
+    retention,
     retentivity,
+    risk_bound,
+    train_lazy,
 )
 from overt.relu.complexity import _search
 from overt.relu.margins import _fresh
+from overt.relu.plane import largest_correlation, smallest_share
 from overt.relu.retention import _branch_and_bound, _coupling, _descend, _starts, whiten
 
 
@@ -24,21 +28,24 @@ def shares(Z, p, V):
     return np.maximum(V @ Z.T, 0) ** 2 @ p
 
 
+def cap(Z, p, axis, sign, place, half):
+    """|g| cos(theta + rho) - f(v0) of a part of the cube's face, and f(v0) at its middle."""
+    v = np.insert(np.array(place), axis, sign)
+    v = v / np.linalg.norm(v)
+    ends = [np.insert(np.add(place, half * np.array(c)), axis, sign)
+            for c in product((-1, 1), repeat=len(v) - 1)]  # fmt: skip
+    rho = max(np.arccos(v @ e / np.linalg.norm(e)) for e in ends)
+    f, g = shares(Z, p, v), 2 * (p * np.maximum(Z @ v, 0)) @ Z
+    theta = np.arccos(g @ v / np.linalg.norm(g))
+    return max(np.linalg.norm(g) * np.cos(min(theta + rho, np.pi)) - f, 0.0), f
+
+
 def bound_of_caps(Z, p, level):
-    """The least of |g| cos(theta + rho) - f(v0) over the 4^level or 8^level parts of each face."""
-    rank, found = Z.shape[1], []
-    half = 0.5**level
-    for axis, sign in product(range(rank), (1.0, -1.0)):
-        for place in product(np.arange(-1 + half, 1, 2 * half), repeat=rank - 1):
-            ends = [np.insert(np.add(place, half * np.array(c)), axis, sign)
-                    for c in product((-1, 1), repeat=rank - 1)]  # fmt: skip
-            v = np.insert(np.array(place), axis, sign)
-            v = v / np.linalg.norm(v)
-            rho = max(np.arccos(v @ e / np.linalg.norm(e)) for e in ends)
-            f, g = shares(Z, p, v), 2 * (p * np.maximum(Z @ v, 0)) @ Z
-            theta = np.arccos(g @ v / np.linalg.norm(g))
-            found.append(np.linalg.norm(g) * np.cos(min(theta + rho, np.pi)) - f)
-    return max(min(found), 0.0)
+    """The least bound over the 4^level or 8^level parts of each face."""
+    rank, half = Z.shape[1], 0.5**level
+    places = list(product(np.arange(-1 + half, 1, 2 * half), repeat=rank - 1))
+    parts = product(range(rank), (1.0, -1.0), places)
+    return min(cap(Z, p, *part, half)[0] for part in parts)
 
 
 @pytest.mark.parametrize("rank", [3, 4])
@@ -236,10 +243,161 @@ def test_guarantees_of_short_runs_and_narrow_networks():
     for name in ("width", "steps"):
         with pytest.raises(InputError, match=name):
             guarantee(**given | {name: 0.9}, learning_rate=0.2)
-    for learning_rate, refused in ((np.log(2) * (1 + 1e-13), False), (np.log(2) + 1e-9, True)):
-        try:
-            guarantee(**given, learning_rate=learning_rate)
-        except InputError:
-            assert refused
-        else:
-            assert not refused
+    assert guarantee(**given, learning_rate=np.log(2) * (1 + 1e-12)).lam > 0  # ln 2 but rounded
+    for refused in ({"learning_rate": np.log(2) + 1e-9}, {"delta": 1.0}):
+        with pytest.raises(InputError, match=next(iter(refused))):
+            guarantee(**given, **refused)
+    narrow = guarantee(**given | {"width": 1e3, "steps": 1e9})
+    assert (narrow.full_error < 1, narrow.applies, narrow.vacuous) == (True, False, True)
+
+
+def test_edges_of_guarantees():
+    """A width that is just the one needed applies; a bound of just 1 says nothing."""
+
+    def settled(change, **given):
+        for _ in range(60):
+            found = guarantee(margin=0.5, dimension=4, learning_rate=0.5, **given)
+            given |= change(found)
+        return found
+
+    found = settled(lambda f: {"width": f.needed_width}, width=1e9, steps=1e6)
+    assert found.width == found.needed_width
+    assert found.applies
+    found = settled(lambda f: {"steps": f.steps * f.full_error}, width=1e12, steps=1e6)
+    assert found.full_error == 1.0
+    assert found.applies
+    assert found.vacuous
+    c = 2 + 1 / 14 + 1  # of one unit; logarithms are then just above 0
+    given = {"margin": 1.0, "dimension": 4, "learning_rate": np.exp(1e-7) / (24 * c)}
+    one = guarantee(**given, width=1.0, steps=1.0)
+    assert (one.applies, one.full_error > 0) == (True, True)
+    assert required(**given, epsilon=one.full_error).steps == 1.0
+
+
+@pytest.mark.parametrize("epsilon", [0.9, 1e-2, 1e-12])
+@pytest.mark.parametrize("gamma", [1.0, 0.3, 1e-5])
+def test_widths_and_steps_are_the_least_that_are_whole(gamma, epsilon):
+    given = {"margin": gamma, "dimension": 9, "learning_rate": 0.4}
+    found = required(**given, epsilon=epsilon)
+    assert found.applies
+    assert found.full_error <= epsilon
+    assert found.width <= max(1.0, found.needed_width * (1 + 1e-9)) + 1
+    assert found.full_error >= epsilon * (1 - 1e-7) * (1 - 1 / found.steps)
+
+
+def in_plane(Z, p, c):
+    """Least share, largest correlation, and whether that is met where a point turns.
+
+    Both functions are asked, at all directions that can be extreme: turns, middles between them,
+    and what would be extreme if the points that are active there stayed so.
+    """
+    Z, p, c = (x[Z.any(axis=1)] for x in (Z, p, c))
+    angle = np.arctan2(Z[:, 1], Z[:, 0])
+    turns = np.sort(np.concatenate([angle + np.pi / 2, angle - np.pi / 2]) % (2 * np.pi))
+    middles = (turns + np.append(turns[1:], turns[0] + 2 * np.pi)) / 2
+    turns, middles = (np.stack([np.cos(a), np.sin(a)], axis=1) for a in (turns, middles))
+    peaks = []
+    for v in middles:
+        on = Z @ v > 0
+        M = (Z[on].T * p[on]) @ Z[on]
+        peaks += [*np.linalg.eigh(M)[1].T, np.linalg.pinv(M) @ (c[on] @ Z[on])]
+    V = np.concatenate([middles, peaks, -np.array(peaks), turns])
+    V = V[V.any(axis=1)]
+    V /= np.linalg.norm(V, axis=1, keepdims=True)
+    spread = shares(Z, p, V)
+    ratios = np.abs(np.maximum(V @ Z.T, 0) @ c) / np.sqrt(np.where(spread > 1e-12, spread, np.inf))
+    k = len(turns)
+    return spread.min(), ratios.max(), ratios[-k:].max() > ratios[:-k].max() * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("chunk", [2**22, 12])
+def test_sweeps_of_the_plane_are_exact(monkeypatch, chunk):
+    monkeypatch.setattr("overt.relu.plane.CHUNK", chunk)
+    rng, turns = np.random.default_rng(10), 0
+    axes = np.array([[1.0, 0.0], [0.0, 2.0], [-1.5, 0.0], [0.0, -1.0], [1.0, 1.0]])
+    tables = [axes, axes[:3], axes[[0, 0, 1, 2]], np.r_[axes[:4], np.zeros((2, 2))]]
+    tables += [rng.standard_normal((n, 2)) for n in (2, 3, 4, 5, 6)]
+    for Z in tables:
+        p, counts = rng.random(len(Z)), rng.choice([-2.0, -1.0, 1.0], (30, len(Z)))
+        p /= p.sum()
+        share, v = smallest_share(Z, p)
+        exact = [in_plane(Z, p, c) for c in counts]
+        assert share == pytest.approx(exact[0][0], rel=1e-9, abs=1e-15)
+        assert np.linalg.norm(v) == pytest.approx(1.0)
+        assert shares(Z, p, v) == pytest.approx(share, abs=1e-15)
+        found = largest_correlation(Z, p, counts)
+        np.testing.assert_allclose(found, [largest for _, largest, _ in exact], rtol=1e-9)
+        turns += sum(at_turn for *_, at_turn in exact)
+    assert turns > 4
+
+
+@pytest.mark.parametrize("first", [1.0, None])  # bounds on the least share to begin with
+@pytest.mark.parametrize("cells", [60, 500, 3000])
+def test_caps_that_cannot_hold_the_least_share_are_split_no_more(cells, first):
+    rng = np.random.default_rng(11)
+    p = np.full(30, 1 / 30)
+    Z = whiten(rng.standard_normal((30, 3)) + 0.1, p)
+    best = _descend(Z, p, _starts(Z, Z, p, 32, rng))[0]
+    upper = first or best
+    open_, half, closed, used = list(product(range(3), (1.0, -1.0), [(0.0, 0.0)])), 1.0, [], 0
+    while True:
+        found = [cap(Z, p, *part, half) for part in open_]
+        used += len(found)
+        upper = min(upper, *(f for _, f in found))
+        split = [k for k, (bound, _) in enumerate(found) if bound < upper - 1e-6]
+        closed += [bound for bound, _ in found if bound >= upper - 1e-6]
+        if not split or used + 4 * len(split) > cells:
+            break
+        half /= 2
+        open_ = [(*open_[k][:2], np.add(open_[k][2], half * np.array(c)))
+                 for k in split for c in product((-1, 1), repeat=2)]  # fmt: skip
+    expected = min([*closed, *(found[k][0] for k in split)])
+    assert _branch_and_bound(Z, p, first or best, cells) == pytest.approx(expected, rel=1e-9)
+    assert expected < best
+    assert cells < 3000 or best - expected < 2e-6
+
+
+def test_the_worse_half_of_descents_is_given_up(monkeypatch):
+    """Twelve directions that stay where they are, of shares that change at the fiftieth step."""
+    calls, later = [], np.full(12, 0.5)
+    later[[5, 6]] = 0.2, 0.1
+
+    def value(Z, p, V):
+        rows = V.argmax(axis=1)
+        calls.append(rows.tolist())
+        f = 1 + rows / 100 - 1e-3 * len(calls)
+        return np.where(len(calls) > 51, later[rows] - 1e-3 * len(calls) / 100, f), np.zeros_like(V)
+
+    monkeypatch.setattr(retention, "_value", value)
+    found, v = _descend(np.zeros((1, 12)), np.ones(1), np.eye(12), 60)
+    assert calls[49] == list(range(12))
+    assert calls[50] == list(range(6))
+    assert v.argmax() == 5
+    assert found == pytest.approx(0.2 - 61e-5)
+
+
+def test_directions_are_those_above_rounding():
+    X = np.ones((100, 2))
+    X[:, 1] = np.tile([1e-14, -1e-14], 50)  # below 100 eps, above 2 eps
+    assert whiten(X, np.full(100, 0.01)).shape == (100, 1)
+    X[:, 1] *= 1e3
+    assert whiten(X, np.full(100, 0.01)).shape == (100, 2)
+
+
+@pytest.mark.parametrize("columns", [2, 3])
+def test_weights_need_not_sum_to_one(columns):
+    rng = np.random.default_rng(12)
+    X, weights = rng.standard_normal((8, columns)), rng.random(8)
+    one, other = (rademacher(X, weights=w, draws=6) for w in (weights / weights.sum(), 7 * weights))
+    for name in ("value", "standard_error", "lower", "upper", "retentivity"):
+        assert getattr(one, name) == pytest.approx(getattr(other, name))
+
+
+def test_rates_and_norms_are_positive_and_records_spread_evenly():
+    X, y = np.eye(4), np.array([1, -1, 1, -1])
+    for given in ({"learning_rate": 0.0}, {"max_norm": 0.0}):
+        with pytest.raises(InputError, match=next(iter(given))):
+            train_lazy(X, y, width=3, steps=5, **given)
+    run = train_lazy(X, y, width=3, steps=100, records=5, seed=1)
+    assert run.steps.tolist() == [0, 25, 50, 75, 100]
+    assert risk_bound(0.0, 1.0, np.inf, 5, 0.5).value == np.inf

@@ -241,7 +241,7 @@ def _one_or_many(name: str, value: Any, check: Callable[[Any, str], float]) -> A
     """Return one checked number, or a tuple of them, one per unit."""
     if hasattr(value, "detach"):
         value = _check.plain_array(name, value)
-    if not isinstance(value, (list, tuple)) and _check.plain_array(name, value).ndim == 0:
+    if _check.plain_array(name, value).ndim == 0:
         return check(value, name)
     values = np.ravel(_check.floating(name, value, ndim=1))
     return tuple(check(x, f"{name}[{i}]") for i, x in enumerate(values))

@@ -67,12 +67,13 @@ def inside(part: Arcs, v: Floats) -> Floats:
 def smallest_share(Z: Floats, p: Floats) -> tuple[float, Floats]:
     """Return min_v E sigma(v.z)^2 over unit vectors v of the plane, and the v that attains it.
 
-    On an arc it is v'Mv: least at the smaller eigenvector of M if that lies inside, else at an end.
+    On an arc it is v'Mv: least at the smaller eigenvector of M if that lies inside, else at an end,
+    where the next arc starts.
     """
     best, where = np.inf, np.zeros(2)
     for part in arcs(Z, p):
         vectors = np.linalg.eigh(part.M)[1]
-        for v in (unit(part.start), unit(part.start + part.width), inside(part, vectors[..., 0])):
+        for v in (unit(part.start), inside(part, vectors[..., 0])):
             values = np.einsum("ki,kij,kj->k", v, part.M, v)
             k = int(np.argmin(values))
             if values[k] < best:
@@ -95,8 +96,7 @@ def largest_correlation(Z: Floats, p: Floats, counts: Floats) -> Floats:
             [part.M[:, 1, 1], -part.M[:, 0, 1], -part.M[:, 1, 0], part.M[:, 0, 0]], axis=1
         ).reshape(-1, 2, 2)
         peak = inside(part, b @ adjugate)
-        ends = np.stack([unit(part.start), unit(part.start + part.width)], axis=1)
-        for v in (peak, ends[:, :1], ends[:, 1:]):
+        for v in (peak, unit(part.start)[:, None]):
             along = np.abs(np.sum(b * v, axis=-1))
             spread = np.einsum("kri,kij,krj->kr", v, part.M, v)
             ratio = along / np.sqrt(np.where(spread > 1e-12, spread, np.inf))
