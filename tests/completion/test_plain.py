@@ -608,8 +608,9 @@ def test_learned_forms_start_narrow():
 def test_what_everybody_chose_starts_at_singular_vectors(monkeypatch, small):
     asked = []
     monkeypatch.setattr("overt.completion.forms.negative.SMALL", small)
-    monkeypatch.setattr("sklearn.utils.extmath.randomized_svd",
-                        lambda X, *given, **how: asked.append(1) or svd(X, *given, **how))  # fmt: skip
+    monkeypatch.setattr(
+        "sklearn.utils.extmath.randomized_svd", lambda *a, **b: asked.append(1) or svd(*a, **b)
+    )
     entries = table(9, 8, 6)
     entries = Entries(entries.rows, entries.cols, np.abs(entries.values) + 0.1, (8, 6))
     problem = CompletionProblem.build(entries, 3, biases=False, standard=False)

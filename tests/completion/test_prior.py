@@ -121,7 +121,7 @@ def test_likelihoods_of_scales_expect_rows_with_a_variance():
 
 
 def test_a_step_of_a_prior_with_features_is_one_of_em():
-    """In whitened coordinates residuals are R_c x_c, R_c = 1 - A C_c A', beside what h varies by."""
+    """Whitened residuals are R_c x_c, R_c = 1 - A C_c A', beside what h varies by."""
     features, W, S, sums, prior = two_blocks()
     (N, n), A = W.shape, features.scores
     effects = effects_of(prior, sums, features, np.full((2, n), 0.3))
@@ -145,9 +145,10 @@ def test_a_step_of_a_prior_with_features_is_one_of_em():
     units = np.array([2.0, 0.5, 3.0])
     scaled = with_effects.scaled(units)
     np.testing.assert_allclose(scaled.means(scores), with_effects.means(scores) * units)
-    np.testing.assert_allclose(scaled.covariances(scores),
-                               with_effects.covariances(scores) * np.outer(units, units))  # fmt: skip
-    np.testing.assert_allclose(scaled.covariance, prior.covariance * np.outer(units, units))
+    both = np.outer(units, units)
+    covariances = with_effects.covariances(scores)
+    np.testing.assert_allclose(scaled.covariances(scores), covariances * both)
+    np.testing.assert_allclose(scaled.covariance, prior.covariance * both)
 
 
 def test_effects_are_drawn_with_their_covariances():
@@ -247,6 +248,7 @@ def test_a_rows_share_in_the_noise_is_its_exact_posterior(nu):
     assert weight == pytest.approx(first / total, rel=1e-6)
     assert variance == pytest.approx(inverse / total, rel=1e-6)
     assert _cost(1e7, np.array([n]), np.array([e])) == pytest.approx(e / 2, rel=1e-4)
+    assert _cost(np.inf, np.array([n, 3.0]), np.array([e, 2.0])) == (e + 2.0) / 2
     both = _cost(nu, np.array([n, 3.0]), np.array([e, 2.0]))
     assert both == pytest.approx(-np.log(total) + _cost(nu, np.array([3.0]), np.array([2.0])))
 

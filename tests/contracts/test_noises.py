@@ -331,6 +331,11 @@ def test_covariances_are_taken_as_they_are_or_refused():
     for K in (np.diag([-0.5, 1.0, 2.0]), np.diag([-1e-12, 1e-3, 1e-3]), -np.eye(3)):
         with pytest.raises(overt.InputError, match="positive semi-definite"):
             CovarianceNoise(np.ones(3), K)
+    for unit in (1e-8, 1.0, 1e8):  # asymmetry counts beside the largest entry
+        K = unit * np.array([[1.0, 0.5], [0.5 + 1e-11, 1.0]])
+        np.testing.assert_allclose(CovarianceNoise(np.ones(2), K).covariance(2), (K + K.T) / 2)
+        with pytest.raises(overt.InputError, match="must be symmetric"):
+            CovarianceNoise(np.ones(2), unit * np.array([[1.0, 0.5], [0.5 + 1e-8, 1.0]]))
     with pytest.raises(overt.InputError, match="must be symmetric"):
         CovarianceNoise(np.ones(2), [[1.0, 0.5], [0.4, 1.0]])
     with pytest.raises(overt.InputError, match="got 0 at 1"):

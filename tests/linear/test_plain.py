@@ -1189,3 +1189,25 @@ def test_training_is_measured_at_its_records(scale):
     np.testing.assert_allclose(start.weights[0][2], drawn, rtol=1e-6)
     lost = net.train(5, 1e9, seeds=1, gradient="expected")
     assert (lost.status, lost.diverged.tolist()) == ("diverged", [True])
+
+
+def test_signs_are_orthogonal_where_that_is_known_how_and_else_drawn():
+    H = blocks._signs(3, 4, 0)
+    np.testing.assert_array_equal(H @ H.T, 4 * np.eye(3))
+    for count, width in ((5, 4), (3, 3)):
+        found = blocks._signs(count, width, 7)
+        expected = np.random.default_rng(7).choice([-1.0, 1.0], size=(count, width))
+        np.testing.assert_array_equal(found, expected)
+    assert np.ptp(found) == 2.0
+
+
+def test_norms_of_operators_are_summed_block_by_block():
+    T = np.random.default_rng(8).standard_normal((3, 150))
+    net = overt.LinearNetwork(scipy.sparse.linalg.aslinearoperator(T), 2, overt.Dropout(0.5))
+    U, V = np.zeros((3, 2)), np.zeros((150, 2))
+    assert net.objective(U, V) == pytest.approx(np.sum(T**2))
+
+
+def test_shares_of_units_that_cost_nothing_together_have_no_bound():
+    found = UnitShares(np.array([1e-20, 2.0]), -1.0)
+    assert found.bound(np.array([3.0, 1.0])) == -np.inf

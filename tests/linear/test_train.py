@@ -63,7 +63,7 @@ def factors(seed=1, outputs=5):
 def test_compiled_steps_equal_the_reference(name, batch, decay):
     rng, ends = np.random.default_rng(2), []
     x, y = rng.standard_normal((300, batch, 3)), rng.standard_normal((300, batch, 5))
-    mask = rng.choice([0.0, 1.5], (300, batch, 4, *([3] if name == "weight_steps" else [])))
+    mask = rng.choice([0.0, 1.0, 1.5], (300, batch, 4, *([3] if name == "weight_steps" else [])))
     for steps in (kernels, reference):
         Ut, Vt = factors()
         if name == "tied":

@@ -146,6 +146,7 @@ def test_bounds_follow_the_printed_formulas():
 def test_the_penalty_bounds_no_norm_of_the_weights(size):
     net, points, p = escaping_weights(size)
     assert p.sum() == pytest.approx(1)
+    assert p[0] == pytest.approx(0.5 / max(size**2, 2.0))
     assert np.allclose(np.linalg.norm(points, axis=1), 1)
     assert np.allclose(p @ points, 0)
     assert p @ net.activations(points)[:, 0] ** 2 == pytest.approx(1)
