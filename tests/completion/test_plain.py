@@ -10,6 +10,8 @@ from scipy import sparse
 from sklearn.utils.extmath import randomized_svd as svd
 
 from overt import Entries, InputError
+from overt._mapped import lowest
+from overt.completion.engines.threads import ALONE
 from overt.completion.forms import draws as draws_of
 from overt.completion.forms import features, learned, popular, recent, units
 from overt.completion.forms import noise as noise_of
@@ -378,7 +380,7 @@ def test_values_enter_with_a_center_and_a_scale():
 
 
 @pytest.mark.parametrize("width", [2, 6])
-def test_rows_are_cut_into_chunks_of_one_cost(width):
+def test_rows_are_cut_into_chunks_of_one_cost(monkeypatch, width):
     rng = np.random.default_rng(7)
     keys, others = rng.integers(0, 40, 300), rng.integers(0, 9, 300)
     group = Grouped.build(keys, others, rng.normal(size=300), (50, 9), width)
@@ -392,6 +394,16 @@ def test_rows_are_cut_into_chunks_of_one_cost(width):
         for a, b in itertools.pairwise(edges):
             expected += range(a, b, most)
         assert group._cuts(most).tolist() == [*expected, len(group.rows)]
+    packed = width * (width + 1) // 2 * 8
+    for cache, limit, largest in (
+        (3 * packed, 99, 3),
+        (2 * packed - 1, 99, 1),
+        (99 * packed, 2, 2),
+    ):
+        monkeypatch.setattr("overt.completion.forms.problem.CACHE", cache)
+        monkeypatch.setattr("overt.completion.forms.problem.MOST", limit)
+        whole = replace(group, chunks=1).blocked.cuts
+        assert whole.tolist() == [*range(0, len(group.rows), largest), len(group.rows)]
     layout = group.blocked
     for chunks in ([0], [1, 3]):
         rows, cuts, taken = layout.take(chunks)
@@ -646,6 +658,35 @@ def test_rows_with_any_entry_count_where_every_pair_does():
     np.testing.assert_allclose(found.shares, [0.25, 0.5, 0, 0, 0.25, 0])
 
 
+def test_columns_without_entries_are_zeros_everywhere():
+    """S = (P + c / noise sum_a r_a (u_a u_a' + S_a))^-1 and mean S P m; rows get their prior."""
+    entries = Entries([0, 1, 2, 2], [0, 1, 1, 3], [1.0, 2.0, 1.5, 3.0], (4, 5))
+    problem = CompletionProblem.build(entries, 2, biases=False, standard=False)
+    form, rng = NegativeForm.start(problem, 0), np.random.default_rng(3)
+    roots = rng.normal(size=(4, 2, 2))
+    S, U = 0.1 * roots @ roots.transpose(0, 2, 1), rng.normal(size=(4, 2))
+    form.means[0][:] = U
+    form.spread.tables[0][:] = [FullSpread.to_row(s + np.outer(u, u))
+                                for s, u in zip(S, U, strict=True)]  # fmt: skip
+    V, before = form.means[1].copy(), FullSpread.to_square(form.spread.tables[1])
+    priors = [Prior(rng.normal(size=2), np.diag(rng.uniform(1, 2, 2))) for _ in (0, 1)]
+    form.priors[:], form.noise = priors, 0.3
+    form.finish()
+    S[3], U[3] = priors[0].covariance, priors[0].mean
+    np.testing.assert_allclose(form.means[0], U)
+    np.testing.assert_allclose(FullSpread.to_square(form.spread.tables[0]), S, atol=1e-12)
+    r, c = form.precisions
+    total = sum(r[a] * (np.outer(U[a], U[a]) + S[a]) for a in range(4))
+    T = np.linalg.inv(priors[1].precision + c[2] / 0.3 * total)  # of either column without
+    found = FullSpread.to_square(form.spread.tables[1])
+    for b in range(5):
+        empty = b in (2, 4)
+        mean = T @ priors[1].precision @ priors[1].mean if empty else V[b]
+        np.testing.assert_allclose(form.means[1][b], mean)
+        expected = T if empty else before[b] - np.outer(V[b], V[b])
+        np.testing.assert_allclose(found[b], expected, atol=1e-12)
+
+
 def test_popularity_is_chosen_by_where_hidden_entries_rank(monkeypatch):
     rng = np.random.default_rng(10)
     entries = table(10, 12, 8, 0.6)
@@ -723,6 +764,8 @@ def test_draws_count_by_what_lies_between_them_and_the_means(monkeypatch):
     means = [rng.normal(size=(7, 2)), rng.normal(size=(5, 2))]
     kept = [{"U": means[0] + 0.5 * rng.normal(size=(7, 2)), "V": means[1] + 0.3} for _ in range(6)]
     rows, partners = problem.by_row.sample(40)
+    at = lowest(problem.by_row.keys, problem.by_row.others, 40)[0]
+    np.testing.assert_array_equal(rows, np.resize(problem.by_row.keys[at], 40))
     cols = np.roll(partners, 20)
     products = [np.sum(d["U"][rows] * d["V"][cols], axis=1) for d in kept]
     plain = np.sum(means[0][rows] * means[1][cols], axis=1)
@@ -888,3 +931,82 @@ def test_pairs_are_kept():
     assert AllPairs.from_arrays(arrays).recent.shape == (0, 0)
     x = np.array([1.0, -2.0])
     np.testing.assert_allclose(back.blended(x), 0.5 * x + 0.5 * 1.0 * given.shares)
+
+
+@pytest.mark.parametrize("signals", [False, True])
+def test_steps_of_a_chain_draw_priors_rows_and_noise(monkeypatch, signals):
+    """Two steps, from the same random numbers row by row; the first P is 1 / c."""
+    places, values = ([0, 1, 2, 3, 0, 2], [0, 0, 1, 1, 2, 2]), [3.0, -1.0, 2.0, 5.0, 4.0, 0.5]
+    entries = Entries(*places, values, (5, 4))
+    problem = CompletionProblem.build(entries, 2, biases=True, standard=True)
+    monkeypatch.setattr("overt.completion.forms.sampled.BURN_IN", 1)
+    given, y = np.random.default_rng(2), problem.by_row.values
+    means = [given.normal(size=(5, 4)), given.normal(size=(4, 4))]
+    means[0][:, 3] = means[1][:, 2] = 1.0
+    known = of_sides((problem.by_row, problem.by_col), (None, None), signals, float, 0)
+    weights, spreads = (given.uniform(0.5, 2, 5), given.uniform(0.5, 2, 4)), (0.3, 0.7)
+    start = [w.copy() for w in means]
+    form = SampledForm(problem, start, spreads, 0.4, weights, known, 9, [2.0, 1.5], 2)
+    asked, wanted = [], []
+
+    def effects(mean, variances, AW, features, scales, rng):
+        asked.append((mean, variances, AW, scales))
+        H = np.linspace(-0.5, 0.5, AW.size).reshape(AW.shape)
+        return SimpleNamespace(scales=scales + 1, H=H, arrays=lambda side: {})
+
+    monkeypatch.setattr("overt.completion.forms.sampled.draw_effects", effects)
+    noise, last, kept = 0.4, [None, None], []
+    pinned, free = (3, 2), ([0, 1, 2], [0, 1, 3])
+    keys, shown = (entries.rows, entries.cols), means[1].copy()
+    for t in (1, 2):
+        for side in (0, 1):
+            rng, W = np.random.default_rng([9, t, side]), means[side][:, free[side]]
+            active = np.bincount(keys[side], minlength=len(W)) > 0
+            N, A = np.count_nonzero(active), known[side].scores
+            c, H = np.array([0.05, 0.05, spreads[side]]), np.zeros((A.shape[1], 3))
+            if signals:
+                before = last[side] or (W[active].mean(0), 1 / c, np.zeros((1, 3)))
+                H = np.linspace(-0.5, 0.5, H.size).reshape(H.shape)
+                now = (before[0], 1 / before[1], A[active].T @ W[active], before[2])
+            centered = (W - A @ H)[active]
+            m, scales = centered.mean(0), before[2] + 1 if signals else None
+            scatter = ((centered - m) ** 2).sum(0) + 0.1 * N * c
+            P = rng.gamma(1.1 * N / 2, 2 / scatter) if last[side] else 1 / c
+            m = m + rng.standard_normal(3) / np.sqrt(N * P)
+            last[side] = m, P, scales
+            normals, expected = rng.standard_normal(W.shape), m + A @ H
+            centers, drawn, other = np.ones((len(W), 4)), np.ones((len(W), 4)), means[1 - side]
+            for a in range(len(W)):
+                Q, right = np.diag(P), P * expected[a]
+                for e in np.flatnonzero(keys[side] == a):
+                    b = keys[1 - side][e]
+                    v, k = other[b, free[side]], weights[side][a] * weights[1 - side][b] / noise
+                    Q = Q + k * np.outer(v, v)
+                    right = right + k * (y[e] - other[b, pinned[side]]) * v
+                centers[a, free[side]] = center = np.linalg.solve(Q, right)
+                drawn[a, free[side]] = center + np.linalg.solve(np.linalg.cholesky(Q).T, normals[a])
+            means[side] = drawn
+            if side == 0:
+                kept.append({"U": centers, "V": shown, "mean": m, "precision": P, "noise": noise})
+            wanted += [now] if signals else []
+        shown = np.where(active[:, None], drawn, centers)
+        errors = (y - np.sum(means[0][keys[0]] * means[1][keys[1]], axis=1)) ** 2
+        total = weights[0][keys[0]] * weights[1][keys[1]] @ errors
+        noise = total / np.random.default_rng([9, t, 2]).chisquare(6)
+        assert form.step(ALONE) == 1.5
+        assert form.noise == pytest.approx(noise)
+        for mine, theirs in zip(means, form.means, strict=True):
+            np.testing.assert_allclose(theirs, mine)
+    assert (form.n_kept, len(form.draws), form.history) == (1, 1, [2.0, 1.5, 1.5, 1.5])
+    for name, value in kept[1].items():
+        np.testing.assert_allclose(form.draws[0][name], value)
+    np.testing.assert_allclose(form.draws[0]["H"], last_effects(known[0], signals))
+    np.testing.assert_allclose(form.arrays()["shown"], shown)
+    for found, expected in zip(asked, wanted, strict=True):
+        for mine, theirs in zip(found, expected, strict=True):
+            np.testing.assert_allclose(mine, theirs)
+
+
+def last_effects(features, signals):
+    shape = (features.scores.shape[1], 3)
+    return np.linspace(-0.5, 0.5, np.prod(shape)).reshape(shape) if signals else np.zeros((0, 3))

@@ -286,7 +286,8 @@ def test_strength_and_drop_prob_say_the_same(strength):
 
 SIZED = {
     "covariance": (CovarianceNoise([1.0, -2.0, 0.5], CORRELATED), 4, "over 3 units but the width"),
-    "per unit": (Dropout([0.1, 0.2, 0.3]), 4, "3 entries but there are 4 units"),
+    "per unit": (Dropout([0.1, 0.2, 0.3]), 4, "drop_prob has 3 entries but there are 4 units"),
+    "strengths": (Dropout(strength=[0.1, 0.2]), 3, "strength has 2 entries but there are 3 units"),
     "grid": (DropBlock(0.4, 2), 5, "must divide the width"),
     "sliding": (DropBlock(0.4, 6, "sliding"), 5, "at most the width"),
     "keep exactly": (KeepExactly(6), 5, "at most the width"),

@@ -12,6 +12,7 @@ from overt.relu import (
     margin,
     positive_norm,
     rademacher,
+    rademacher_lower,
     required,
     retention,
     retentivity,
@@ -178,6 +179,10 @@ def test_norms_take_rounding_below_zero():
     with pytest.raises(InputError, match="no negative eigenvalue"):
         positive_norm(X, np.diag([4.0, 0.5, -1e-5]))
     assert positive_norm(X + np.eye(3)[2], C) == np.inf
+    assert positive_norm(X, np.zeros((3, 3))) == np.inf
+    assert positive_norm(0 * X, np.zeros((3, 3))) == 0.0
+    with pytest.raises(InputError, match="norm must be"):
+        rademacher_lower(1.0, np.ones(2), 5)
 
 
 @pytest.mark.parametrize("sample", [[0, -1], [0, 4], [], [[0]], [0.5], [3]])
@@ -381,7 +386,8 @@ def test_directions_are_those_above_rounding():
     X[:, 1] = np.tile([1e-14, -1e-14], 50)  # below 100 eps, above 2 eps
     assert whiten(X, np.full(100, 0.01)).shape == (100, 1)
     X[:, 1] *= 1e3
-    assert whiten(X, np.full(100, 0.01)).shape == (100, 2)
+    for unit in (1.0, 1e-20, 1e20):
+        assert whiten(unit * X, np.full(100, 0.01)).shape == (100, 2)
 
 
 @pytest.mark.parametrize("columns", [2, 3])
@@ -401,3 +407,11 @@ def test_rates_and_norms_are_positive_and_records_spread_evenly():
     run = train_lazy(X, y, width=3, steps=100, records=5, seed=1)
     assert run.steps.tolist() == [0, 25, 50, 75, 100]
     assert risk_bound(0.0, 1.0, np.inf, 5, 0.5).value == np.inf
+
+
+def test_no_law_retains_more_than_half():
+    for seed in range(12):  # of which some would by rounding
+        X = np.random.default_rng(seed).standard_normal((5 + seed, 1))
+        found = retentivity(np.r_[X, -X])
+        assert found.lower == found.upper == pytest.approx(0.5)
+        assert found.upper <= 0.5

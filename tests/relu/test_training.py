@@ -44,6 +44,7 @@ def torch_loop(W, a, X, y, order, masks, learning_rate, max_norm, margins):
 @pytest.mark.parametrize("max_norm", [1.5, 3.0, 100.0])
 def test_kernel_reference_and_torch_take_the_same_steps(max_norm):
     start, *rest = inputs(0)
+    start[0] = 0.0  # neither side of zero: no step moves it
     found = {}
     for name, loop in (
         ("kernel", kernels.descend), ("python", kernels.descend.py_func),
@@ -230,6 +231,8 @@ def test_requirements_are_met_and_tight(gamma, delta):
         (lambda X, y: required(epsilon=1e-300, margin=1e-30, dimension=3), "no width and steps"),
         (lambda X, y: margin(X, (y + 1) / 2), "got 0.0, 1.0"),
         (lambda X, y: margin(X, ["a"] * len(y)), "got 'a'"),
+        (lambda X, y: margin(X, y + 0j), "each -1 or 1"),
+        (lambda X, y: margin(np.ones((150, 1)), np.append(np.ones(149), 5)), r"got 1.0, 5.0"),
         (lambda X, y: train_lazy(X, y, width=3, records=None), "records must be"),
         (lambda X, y: train_lazy(X, y, width=3, holdout=(X,)), "pair"),
         (lambda X, y: train_lazy(X, y, width=3, steps=5).predict(X[:, :2]), "columns"),

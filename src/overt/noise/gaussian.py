@@ -26,7 +26,7 @@ class CovarianceNoise(Noise):
 
     def __init__(self, mean: Any, covariance: Any) -> None:
         mu = _check.doubles("mean", mean, ndim=1).copy()
-        K = _check.doubles("covariance", covariance, ndim=2).copy()
+        K = _check.doubles("covariance", covariance, ndim=2)
         if np.any(mu == 0):
             raise InputError(f"mean must have no zero entry, got 0 at {int(np.argmin(abs(mu)))}")
         if K.shape != (mu.size, mu.size):
@@ -36,13 +36,14 @@ class CovarianceNoise(Noise):
             raise InputError(
                 f"covariance must be symmetric, got entries that differ by {apart:.3g}"
             )
-        eigenvalues, vectors = np.linalg.eigh((K + K.T) / 2)
+        K = (K + K.T) / 2
+        eigenvalues, vectors = np.linalg.eigh(K)
         if eigenvalues[0] < -1e-10 * eigenvalues[-1]:
             raise InputError(
                 "covariance must be positive semi-definite, got smallest eigenvalue "
                 f"{eigenvalues[0]:.3g}"
             )
-        self._mean, self._covariance = mu, (K + K.T) / 2
+        self._mean, self._covariance = mu, K
         self._root = vectors * np.sqrt(np.maximum(eigenvalues, 0))
 
     def __repr__(self) -> str:

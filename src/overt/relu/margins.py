@@ -81,7 +81,7 @@ def labels(y: Any, n: int) -> Floats:
     if values.shape != (n,):
         raise InputError(f"y must be {n} labels, each -1 or 1, got shape {values.shape}")
     if values.dtype.kind not in "biuf" or not np.isin(values, (-1, 1)).all():
-        seen = ", ".join(dict.fromkeys(repr(v) for v in values[:100].tolist()))
+        seen = ", ".join(dict.fromkeys(repr(v) for v in values.tolist()))
         raise InputError(f"y must be {n} labels, each -1 or 1, got {seen:.60}")
     return values.astype(np.float64)
 

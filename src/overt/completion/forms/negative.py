@@ -165,7 +165,7 @@ class NegativeForm(Plain):
         for side, (w, table) in enumerate(zip(self.means, self.spread.tables, strict=True)):
             empty, prior = self.problem.grouped(side).counts == 0, self.priors[side]
             mean, S = prior.mean, prior.covariance
-            if side == 1 and empty.any():
+            if side == 1:
                 U, r = self.means[0].astype(np.float64), self.precisions[0]
                 everyone = (U.T * r) @ U + unpack(weighted_sum(r, self.spread.tables[0]))
                 scale = self.precisions[1].max() / self.noise

@@ -65,7 +65,7 @@ class Columns:
     def units(self, scale: float) -> tuple[Floats, Floats]:
         """Return what multiplies the columns of both sides so that their product grows by scale."""
         k = self.n_factors
-        U, V = (np.full(self.width, np.sqrt(scale)) for _ in (0, 1))
+        U, V = np.full((2, self.width), np.sqrt(scale))
         if self.biases:
             U[k:], V[k:] = (scale, 1), (1, scale)
         return U, V

@@ -49,7 +49,7 @@ def workspace(means: Array, n: int) -> Work:
     """Return room for rows of `n` unknowns whose partners are `means`."""
     width = means.shape[1]
     return Work(
-        np.empty((width, width)), np.empty(width), np.zeros(width),
+        np.empty((width, width)), np.empty(width), np.empty(width),
         np.empty((BLOCK, width), means.dtype), np.empty(BLOCK, means.dtype), np.empty((n, n)),
         np.empty(n), np.empty(n), np.ones(width), np.zeros(width),
     )  # fmt: skip
