@@ -34,7 +34,7 @@ from overt.completion.forms.pairs import WEIGHT, AllPairs, Precisions
 from overt.completion.forms.prior import Prior, Sums
 from overt.completion.forms.problem import Columns, CompletionProblem, Grouped, entered, stored
 from overt.completion.forms.sampled import SampledForm
-from overt.completion.forms.spread import FullSpread, full_bytes, learned_spread
+from overt.completion.forms.spread import DiagonalSpread, FullSpread, full_bytes, learned_spread
 from overt.completion.forms.units import Units
 
 
@@ -100,6 +100,11 @@ def test_strengths_run_from_a_fifth_to_one():
         assert units.strengths(np.array([median] * 9 + [top] * 3)).log == expected
     with_zeros = units.strengths(np.array([0.0, 0.0, 1.0, 3.0]))
     np.testing.assert_allclose(with_zeros.inward(np.zeros(2, int), [1.0, 3.0]), [0.2, 1.0])
+    for unit in (1e-3, 1e3):
+        few = units.strengths(unit * np.array([0.0, 0.0, 0.5, 1.0]))
+        np.testing.assert_allclose(few.inward([0, 0], [unit / 2, unit]), [0.2, 1.0])
+        assert units.strengths(unit * np.array(counts)).log
+        assert units.strengths(unit * np.array([1.0] * 9 + [-1.0, 90.0])).log is False
     some = Entries([0, 1], [0, 1], [0.0, 0.0], (2, 2))
     assert units.chosen(some) is some
 
@@ -394,6 +399,11 @@ def test_rows_are_cut_into_chunks_of_one_cost(monkeypatch, width):
         for a, b in itertools.pairwise(edges):
             expected += range(a, b, most)
         assert group._cuts(most).tolist() == [*expected, len(group.rows)]
+    for count in (33, 64, 401):  # rows that all cost the same
+        rows = np.arange(count)
+        even = Grouped.build(rows, rows, np.ones(count), (count, count), 0)
+        ends = [-(-count * k // 32) - 1 for k in range(1, 32)]
+        assert even._cuts(count).tolist() == sorted({0, *ends, count})
     packed = width * (width + 1) // 2 * 8
     for cache, limit, largest in (
         (3 * packed, 99, 3),
@@ -593,6 +603,44 @@ def test_draws_are_stacked_in_units_of_the_values(monkeypatch):
         np.testing.assert_allclose(found.H[k], draw["H"] * U[free])
         assert found.noise[k] == pytest.approx(draw["noise"][0] * c**2)
     assert found.share.tolist() == [0.4, 0.4]
+
+
+def test_who_has_what_is_known_by_its_products():
+    entries = Entries([0, 0, 0, 1, 3], [1, 1, 2, 0, 2], [2.0, -1.0, 3.0, 0.5, 9.0], (5, 3))
+    sides = [Grouped.build(*given, 2) for given in (
+        (entries.rows, entries.cols, entries.values, (5, 3)),
+        (entries.cols, entries.rows, entries.values, (3, 5)))]  # fmt: skip
+    X, rng = np.zeros((5, 3)), np.random.default_rng(4)
+    X[entries.rows, entries.cols] = 1.0
+    for groups, plain in ((sides, X), (sides[::-1], X.T)):
+        left, right = rng.random(len(plain)), rng.random(plain.shape[1])
+        found = features.EntryMatrix(ALONE, groups, left, right)
+        expected = left[:, None] * plain * right
+        M, N = rng.normal(size=(plain.shape[1], 2)), rng.normal(size=(len(plain), 2))
+        np.testing.assert_allclose(found @ M, expected @ M)
+        np.testing.assert_allclose(found.T @ N, expected.T @ N)
+        np.testing.assert_allclose(found.dense(), expected)
+        rows = features.who_has_what(ALONE, groups, float).dense()
+        np.testing.assert_allclose(rows, plain / np.sqrt(np.maximum(plain.sum(1), 1))[:, None])
+
+
+@pytest.mark.parametrize("spread", [FullSpread, DiagonalSpread])
+def test_sums_of_a_sweep_are_those_of_rows_with_entries(spread):
+    entries = Entries([0, 1, 2, 3, 0], [0, 0, 1, 1, 2], [3.0, -1.0, 2.0, 5.0, 4.0], (6, 4))
+    problem = CompletionProblem.build(entries, 2, biases=True, standard=True)
+    known = of_sides((problem.by_row, problem.by_col), (None, None), True, float, 0)
+    form = learned.LearnedForm.start(problem, 5, spread, known)
+    sums, errors = form.update(0, ALONE)
+    W, S = form.means[0][:4, :3], [form.spread.to_square(t) for t in form.spread.tables[0][:4]]
+    if spread is FullSpread:  # which keeps second moments
+        S = [s - np.outer(w, w) for s, w in zip(S, form.means[0], strict=False)]
+    S = np.array(S)[:, :3, :3]
+    expected = (4, W.sum(0), W.T @ W, S.sum(0), known[0].scores[:4].T @ W,
+                np.linalg.slogdet(S)[1].sum())  # fmt: skip
+    for found, value in zip(sums, expected, strict=True):
+        np.testing.assert_allclose(found, value, atol=1e-12)
+    assert errors[4:].tolist() == [0.0, 0.0]
+    assert (errors[:4] > 0).all()
 
 
 def test_learned_forms_start_narrow():
@@ -931,6 +979,19 @@ def test_pairs_are_kept():
     assert AllPairs.from_arrays(arrays).recent.shape == (0, 0)
     x = np.array([1.0, -2.0])
     np.testing.assert_allclose(back.blended(x), 0.5 * x + 0.5 * 1.0 * given.shares)
+    some = replace(given, shares=np.array([0.25, 0.0, 0.75, 0.0]))  # what nobody chose is last
+    X = np.array([[1.0, 9.0, 3.0, -5.0], [-2.0, 1.0, -3.0, 0.0]])
+    for rows, scores in ((X, some.blended(X)), (X[:1], some.blended(X[0])[None])):
+        for x, found in zip(rows, scores, strict=True):
+            plain = 0.5 * x + 0.5 * np.maximum(x, 0).sum() * some.shares
+            np.testing.assert_allclose(found[[0, 2]], plain[[0, 2]])
+            least = plain[[0, 2]].min()
+            for b in (1, 3):
+                last = min(plain[b], least - 1e-9 * abs(least))
+                assert found[b] == pytest.approx(last, rel=1e-15)
+                assert found[b] < least
+    nobody = replace(given, shares=np.zeros(4))
+    np.testing.assert_allclose(nobody.blended(X), 0.5 * X)
 
 
 @pytest.mark.parametrize("signals", [False, True])

@@ -176,6 +176,7 @@ def test_strength_is_the_odds_of_dropping(noise):
 
 def test_strength_per_unit():
     np.testing.assert_allclose(Dropout([0.2, 0.5]).strength, [0.25, 1.0], rtol=1e-15)
+    assert isinstance(Dropout([0.2, 0.5]).strength, np.ndarray)
 
 
 def test_gaussian_noise_keeps_its_moments_when_the_callers_arrays_change():

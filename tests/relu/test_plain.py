@@ -406,7 +406,12 @@ def test_rates_and_norms_are_positive_and_records_spread_evenly():
             train_lazy(X, y, width=3, steps=5, **given)
     run = train_lazy(X, y, width=3, steps=100, records=5, seed=1)
     assert run.steps.tolist() == [0, 25, 50, 75, 100]
+    nowhere = train_lazy(X, y, width=3, steps=9, holdout=(np.zeros((1, 4)), [1]), seed=1)
+    assert not nowhere.flipped.any()  # at 0 no unit is active, before or after
     assert risk_bound(0.0, 1.0, np.inf, 5, 0.5).value == np.inf
+    for rows in ([[1.0, 0.0], [0.6, 0.8]], np.array([[1.0, 0.0], [0.6, 0.8]], np.float32)):
+        assert margin(rows, [1, 1], features=9).weights.shape == (2,)
+        assert rademacher(rows, draws=3).n == 2
 
 
 def test_no_law_retains_more_than_half():

@@ -168,7 +168,7 @@ class SharedSide:
     def misfit(self, means: Sequence[Array]) -> float:
         """Sum over entries of (y - u_a . v_b)^2."""
         out = Product(np.zeros((len(self.counts), 1)))
-        right = Right(means[1], False)
+        right = Right(means[1])
         self._entries.engine.run(misfits, self.gathered, (right,), (means[0],), out)
         return float(out.rows.sum())
 

@@ -126,27 +126,21 @@ class Features:
 
 
 class EntryMatrix:
-    """diag(left) X diag(right) of a side's entries X, known by its products with dense matrices.
+    """diag(left) X diag(right), known by its products; X is 1 where a side has entries, else 0."""
 
-    Where `once`, the entries of X are 1.
-    """
-
-    def __init__(
-        self, engine: Engine, sides: Sequence[Grouped], left: Array, right: Array,
-        once: bool = False,
-    ) -> None:  # fmt: skip
-        self._engine, self._sides, self._scales, self._once = engine, sides, (left, right), once
+    def __init__(self, engine: Engine, sides: Sequence[Grouped], left: Array, right: Array) -> None:
+        self._engine, self._sides, self._scales = engine, sides, (left, right)
         self.shape, self.dtype = (len(left), len(right)), left.dtype
 
     @property
     def T(self) -> EntryMatrix:
         """The transpose, whose products the other side's rows are asked for."""
-        return EntryMatrix(self._engine, self._sides[::-1], *self._scales[::-1], self._once)
+        return EntryMatrix(self._engine, self._sides[::-1], *self._scales[::-1])
 
     def __matmul__(self, M: Array) -> Array:
         left, right = (scale[:, None] for scale in self._scales)
         out = Product(np.zeros((self.shape[0], M.shape[1]), self.dtype))
-        given = Right((right * M).astype(self.dtype), self._once)
+        given = Right((right * M).astype(self.dtype))
         if len(self._sides[0].rows):
             self._engine.run(multiply, self._sides[0].gathered, (given,), (), out)
         return left * out.rows
@@ -161,9 +155,9 @@ def who_has_what(engine: Engine, sides: Sequence[Grouped], dtype: Any) -> EntryM
     """Return the 0/1 matrix of a side's observed entries, rows divided by sqrt(their count)."""
     shape = len(sides[0].counts), sides[0].n_others
     left, right = (np.ones(count, dtype) for count in shape)
-    counts = EntryMatrix(engine, sides, left, right, True) @ right[:, None]
+    counts = EntryMatrix(engine, sides, left, right) @ right[:, None]
     left = (1 / np.sqrt(np.maximum(counts[:, 0], 1))).astype(dtype)
-    return EntryMatrix(engine, sides, left, right, True)
+    return EntryMatrix(engine, sides, left, right)
 
 
 def _of(F: Any, active: Array) -> Any:

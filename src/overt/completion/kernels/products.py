@@ -12,10 +12,9 @@ from overt.completion.kernels import OPTIONS, Csr
 
 
 class Right(NamedTuple):
-    """The dense matrix; where `once`, entries are 1, however often they were observed."""
+    """The dense matrix."""
 
     rows: Array
-    once: bool
 
 
 class Product(NamedTuple):
@@ -26,19 +25,18 @@ class Product(NamedTuple):
 
 @njit(**OPTIONS)
 def multiply(rows: Array, csr: Csr, right: Right, out: Product) -> None:
-    """out_a = sum_b x_ab M_b."""
+    """out_a = sum of M_b over the b that row a has entries at, however often."""
     M, total = right.rows, np.empty(right.rows.shape[1])
-    met = np.full(len(M) if right.once else 0, -1)
+    met = np.full(len(M), -1)
     for r in rows:
         total[:] = 0
         for e in range(csr.indptr[r], csr.indptr[r + 1]):
-            b, x = csr.indices[e], float(csr.values[e])
-            if right.once:
-                if met[b] == r:
-                    continue
-                met[b], x = r, 1.0
+            b = csr.indices[e]
+            if met[b] == r:
+                continue
+            met[b] = r
             for i in range(len(total)):
-                total[i] += x * M[b, i]
+                total[i] += M[b, i]
         for i in range(len(total)):  # in one go it takes longer to compile than all the rest
             out.rows[r, i] = total[i]
 
