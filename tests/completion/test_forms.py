@@ -256,6 +256,8 @@ def test_spreads_answer_as_their_dense_covariances(kind):
         S = [s * keep for s in S]
         cls = FullSpread if kind == "full" else DiagonalSpread
         spread = cls([np.stack([cls.to_row(s) for s in side]) for side in S])
+        for side, table in zip(S, spread.tables, strict=True):
+            np.testing.assert_array_equal(cls.to_row(side), table)  # all at once
     rows, cols = np.array([0, 3, 5, 5]), np.array([4, 0, 2, 3])
     found = spread.product_variance(means, rows, cols)
     for value, a, b in zip(found, rows, cols, strict=True):

@@ -151,6 +151,9 @@ def test_units_differ_where_columns_say_so():
     assert not told(same, [0.0, 0.0, 0.0, 8.9 * spread], ten)
     assert not told([1.0, 1.0, 9.0, 9.0], [0.0] * 4, [10, 4, 4, 4])  # one column of four says
     assert told([1.0, 9.0, 9.0, 9.0], [0.0] * 4, [10, 5, 4, 4])
+    six = [1.0, 9.0, 9.0, 1.0, 1.0, 1.0]
+    assert not told(six, [0.0] * 6, [10, 10, 4, 4, 4, 4])  # two of six, of which three must say
+    assert told(six, [0.0] * 6, [10, 10, 10, 4, 4, 4])
     assert told(same, [0.0] * 4, ten, scale=True)
     assert not told([1.0, 1.0, 9.0, 9.0], [0.0] * 4, ten, scale=False)
     plain = Entries([0, 1], [0, 1], [1.0, 90.0], (2, 2))
@@ -758,6 +761,11 @@ def test_popularity_is_chosen_by_where_hidden_entries_rank(monkeypatch):
     ]
     one = Entries([0, 0], [0, 1], [1.0, 1.0], (1, 2))
     assert popular.choose([means[0][:1], means[1][:2]], one, np.array([True, False])) == 1.0
+    two = Entries(
+        [0, 1, 0, 1], [0, 0, 3, 3], np.ones(4), (2, 4)
+    )  # as the means say, not the counts
+    hidden = np.array([False, False, True, True])
+    assert popular.choose([np.ones((2, 1)), np.eye(4)[:, 3:]], two, hidden) == 0.0
     picked = popular.hide(100, 4)
     assert picked.sum() == 20
     assert popular.hide(20_000, 4).sum() == 2000
@@ -803,6 +811,33 @@ def test_what_came_last_is_found_row_by_row():
         assert which[here].tolist() == order
         assert cols[here].tolist() == entries.cols[order].tolist()
         assert later[here].tolist() == [int(np.sum(times[mine] > times[e])) for e in order]
+
+
+def test_what_came_last_is_observed_again_row_by_row(monkeypatch):
+    """d = S V'(D^-1 + V S V')^-1 (y - V u), with D = r c WEIGHT RECENT exp(-age / SPAN) / noise."""
+    monkeypatch.setattr(recent, "BLOCK", 2)
+    entries, rng = table(14, 6, 5, 0.6), np.random.default_rng(14)
+    entries = Entries(entries.rows, entries.cols, np.abs(entries.values), (7, 5))
+    problem = CompletionProblem.build(entries, 2, biases=False, standard=False)
+    form, times = NegativeForm.start(problem, 0), rng.integers(0, 4, len(entries.values))
+    form.step(ALONE)
+    form.finish()
+    found, (U, V), (r, c) = recent.shifts(form, entries, times), form.means, form.precisions
+    told = 0
+    for a in range(7):
+        mine = np.flatnonzero(entries.rows == a)
+        if len(mine) == 0 or np.ptp(times[mine]) == 0:
+            assert not found[a].any()
+            continue
+        age = np.array([np.sum(times[mine] > times[e]) for e in mine])
+        W, S = V[entries.cols[mine]], FullSpread.to_square(form.spread.tables[0][a])
+        D = r[a] * c[entries.cols[mine]] * WEIGHT * 2.0 * np.exp(-age / 10) / form.noise
+        G = np.diag(1 / D) + W @ S @ W.T
+        expected = S @ W.T @ np.linalg.solve(G, entries.values[mine] - W @ U[a])
+        np.testing.assert_allclose(found[a], expected, rtol=1e-6, atol=1e-12)
+        told += 1
+    assert told >= 4
+    assert found[5].any()
 
 
 def test_draws_count_by_what_lies_between_them_and_the_means(monkeypatch):
@@ -884,7 +919,7 @@ def test_tables_become_numbers_about_their_means():
     np.testing.assert_allclose(kinds.encode(np.array(["b", None, "z", "a"], dtype=object)),
                                [[-2 / 3, 2 / 3], [0, 0], [0, 0], [1 / 3, -1 / 3]])  # fmt: skip
     assert Column.learn("same", np.array([2.0, 2.0])).scale == 1.0
-    assert Column.learn("none", np.array([None, None], dtype=object)).means == []
+    assert Column.learn("none", np.array([None, None], dtype=object)) == Column("none", [], [])
     many = np.array([f"{i:04}" for i in range(600)] + ["0599"] * 3)
     found = Column.learn("many", many).categories
     assert len(found) == 500

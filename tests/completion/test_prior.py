@@ -152,7 +152,7 @@ def test_a_step_of_a_prior_with_features_is_one_of_em():
 
 
 def test_effects_are_drawn_with_their_covariances():
-    """From draws that are zeros but for one: the likeliest scales, and all roots of C_c."""
+    """From given draws: the likeliest scales after them, and all roots of C_c."""
     features, W, *_ = two_blocks()
     A, mean, variances = features.scores, np.array([0.5, -1.0, 0.2]), np.array([0.5, 2.0, 4.0])
     drawn, size = np.zeros(2), A.shape[1]
@@ -161,13 +161,14 @@ def test_effects_are_drawn_with_their_covariances():
         drawn[1] = count
         return np.eye(size)[int(drawn[0])][:count]
 
-    rng = SimpleNamespace(gumbel=lambda size: np.zeros(size), standard_normal=standard_normal)
+    lifts = np.random.default_rng(1).gumbel(size=(len(GRID), 3))
+    rng = SimpleNamespace(gumbel=lambda size: lifts, standard_normal=standard_normal)
     x = (W - mean) / np.sqrt(variances)
     held = np.array([[0.4, 0.0, 2.0], [0.7, 0.0, 0.1]])
     expected = held.copy()
     for block in (0, 1):
         likely = likelihoods(block, A.T @ x, np.zeros(3), features, expected)
-        expected[block] = GRID[likely.argmax(axis=0)]
+        expected[block] = GRID[(likely + lifts).argmax(axis=0)]
     center = posterior(np.eye(3), A.T @ x, features, expected)
     roots = []
     for i in range(size):

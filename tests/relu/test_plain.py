@@ -14,6 +14,7 @@ from overt.relu import (
     rademacher,
     rademacher_lower,
     required,
+    retained_share,
     retention,
     retentivity,
     risk_bound,
@@ -180,6 +181,10 @@ def test_norms_take_rounding_below_zero():
         positive_norm(X, np.diag([4.0, 0.5, -1e-5]))
     assert positive_norm(X + np.eye(3)[2], C) == np.inf
     assert positive_norm(X, np.zeros((3, 3))) == np.inf
+    assert (
+        positive_norm(X, np.diag([4.0, 1e-17, 1e-20])) == np.inf
+    )  # of which none is left beside 4
+    assert positive_norm(X[:, [0, 2, 2]], np.diag([4.0, 1e-17, 1e-20])) == pytest.approx(0.5)
     assert positive_norm(0 * X, np.zeros((3, 3))) == 0.0
     with pytest.raises(InputError, match="norm must be"):
         rademacher_lower(1.0, np.ones(2), 5)
@@ -379,6 +384,13 @@ def test_the_worse_half_of_descents_is_given_up(monkeypatch):
     assert calls[50] == list(range(6))
     assert v.argmax() == 5
     assert found == pytest.approx(0.2 - 61e-5)
+
+
+def test_shares_of_directions_with_tiny_entries():
+    X = np.array([[1.0, 2.0], [1.0, -1.0]])
+    for v in ([1e-200, 1.0], [1e-200, 1e200], [0.0, 1e-300]):
+        assert retained_share(X, v) == pytest.approx(0.8)
+    assert np.isnan(retained_share(X, [0.0, 0.0]))
 
 
 def test_directions_are_those_above_rounding():
