@@ -141,6 +141,7 @@ def test_packing_is_by_rows_of_the_lower_triangle():
     for i, j in np.ndindex(4, 4):
         at = max(i, j) * (max(i, j) + 1) // 2 + min(i, j)
         assert np.array_equal(packed[:, at], S[:, i, j])
+        assert full._at(i, j) == at
     assert np.array_equal(unpack(packed), S)
 
 

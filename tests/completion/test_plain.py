@@ -343,6 +343,33 @@ def test_parts_of_a_prediction_add_up(biases):
     assert (found[SIGNALS], found[FEATURES]) == (0.0, 0.0)
 
 
+def test_parts_of_features_add_up_block_by_block():
+    """Block j adds v_col' Prec^-1 P H_j'a_j, whose sum is what the prior's mean is moved by."""
+    model, S = built(False)
+    rng = np.random.default_rng(4)
+    directions = Directions({SIGNALS: rng.normal(size=(3, 2)), FEATURES: rng.normal(size=(4, 3))},
+                            {SIGNALS: np.ones(2), FEATURES: np.ones(3)})  # fmt: skip
+    given, H = rng.normal(size=(4, 3)), rng.normal(size=(5, 2))
+    effects = prior_of.Effects(np.ones((2, 2)), np.eye(2), H, np.zeros((2, 5, 5)))
+    prior = replace(model.priors[0], effects=effects)
+    model = replace(model, directions=(directions, directions), given=(given, given),
+                    priors=(prior, model.priors[1]))  # fmt: skip
+    partners, values, V = np.array([0, 2, 2]), np.array([1.5, -0.5, 0.5]), model.means[1]
+    found, free = model.parts(1, partners, values, 2), [0, 1]
+    signals = directions.parts[SIGNALS][[0, 2]].sum(0) / np.sqrt(2)
+    second = sum(w * (np.outer(V[b], V[b]) + S[1][b])
+                 for b in partners for w in [model.noises[1].weights[b]])  # fmt: skip
+    Q = prior.precision + model.noises[0].weights[1] / 0.3 * second[np.ix_(free, free)]
+    target = prior.precision @ np.linalg.solve(Q, V[2, free]) * model.units.scale[2]
+    assert found[SIGNALS] == pytest.approx(signals @ H[:2] @ target)
+    assert found[FEATURES] == pytest.approx(given[1] @ H[2:] @ target)
+    raw = rng.normal(size=(1, 4))
+    np.testing.assert_allclose(model.scores(partners, raw),
+                               [[*signals, *(raw @ directions.parts[FEATURES])[0]]])  # fmt: skip
+    np.testing.assert_allclose(model.scores(np.zeros(0, int), row=1), [[1, 1, *given[1]]])
+    np.testing.assert_allclose(model.scores(partners), [[*signals, 1, 1, 1]])
+
+
 @pytest.mark.parametrize("biases", [False, True])
 def test_problems_start_at_shrunken_biases(biases):
     entries = table(4)
@@ -707,6 +734,22 @@ def test_rows_with_any_entry_count_where_every_pair_does():
     found = form.pairs
     np.testing.assert_array_equal(found.partners, form.precisions[1] * form.active[1])
     np.testing.assert_allclose(found.shares, [0.25, 0.5, 0, 0, 0.25, 0])
+
+
+def test_covariances_of_rankings_may_fill_their_room(monkeypatch):
+    problem = CompletionProblem.build(table(9, 8, 6), 3, biases=False, standard=False)
+    size = full_bytes(problem)
+    monkeypatch.setattr("overt.completion.forms.negative.FULL_BYTES", size - 1)
+    with pytest.raises(InputError, match="take fewer factors"):
+        NegativeForm.start(problem, 0)
+    problem = CompletionProblem.build(entries_of_ones(), 3, biases=False, standard=False)
+    monkeypatch.setattr("overt.completion.forms.negative.FULL_BYTES", size)
+    assert NegativeForm.start(problem, 0).noise == pytest.approx(0.75)
+
+
+def entries_of_ones():
+    rows, cols = np.nonzero(np.arange(48).reshape(8, 6) % 4)
+    return Entries(rows, cols, np.ones(36), (8, 6))
 
 
 def test_columns_without_entries_are_zeros_everywhere():

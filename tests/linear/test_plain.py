@@ -2,6 +2,7 @@
 
 import itertools
 from fractions import Fraction
+from types import SimpleNamespace
 
 import cvxpy as cp
 import numpy as np
@@ -9,10 +10,21 @@ import pytest
 import scipy.linalg
 import scipy.sparse
 import scipy.sparse.linalg
+import torch
 
 import overt
 from overt import InputError
-from overt.linear import blocks, descent, layers, sampling, tied, units, whitening
+from overt.linear import (
+    blocks,
+    descent,
+    layers,
+    proofs,
+    proposals,
+    sampling,
+    tied,
+    units,
+    whitening,
+)
 from overt.linear.bounds import (
     Leading,
     envelopes,
@@ -36,9 +48,10 @@ from overt.linear.landscape import feasible_sets
 from overt.linear.layers import _chained, _chains
 from overt.linear.regression import DenseRegression
 from overt.linear.shares import UnitShares
+from overt.linear.sharing import sharing
 from overt.linear.units import UnitNoise
 from overt.linear.weights import _dual, best_map
-from overt.spectral import KSupport
+from overt.spectral import KSupport, Schatten, SquaredNuclear
 
 NOISES = [overt.Dropout(0.4), overt.DropBlock(0.4, 2, "sliding"), overt.CovarianceNoise(
     np.ones(3), np.array([[1.0, -0.4, 0.1], [-0.4, 0.7, 0.2], [0.1, 0.2, 0.5]]))]  # fmt: skip
@@ -1211,3 +1224,101 @@ def test_norms_of_operators_are_summed_block_by_block():
 def test_shares_of_units_that_cost_nothing_together_have_no_bound():
     found = UnitShares(np.array([1e-20, 2.0]), -1.0)
     assert found.bound(np.array([3.0, 1.0])) == -np.inf
+
+
+def test_lowered_envelopes_are_a_little_lower():
+    Gamma = np.array([[2.0, 0.5], [0.5, 1.0]])
+    slack = proposals.SLACK * 2.0
+    for given, delta, gamma in (
+        (UnitShares(np.array([0.5, 0.0]), 0.25), [0.5 - slack, 0.0], 0.25 - slack / 2),
+        ((0.25, SquaredNuclear()), [0.5 - slack] * 2, -slack / 2),
+        ((0.0, SquaredNuclear()), [0.0, 0.0], -slack / 2),
+        ((0.25, Schatten(2.0)), [0.0, 0.0], 0.25 * (1 - 1e-9)),
+    ):
+        found = proposals._lowered(given, Gamma)
+        np.testing.assert_allclose(found.delta, delta, rtol=1e-15)
+        assert found.gamma == pytest.approx(gamma, rel=1e-14, abs=0)
+    weight, norm = proposals._lowered((0.25, KSupport(2)), Gamma)
+    assert (weight, norm) == (pytest.approx(0.25 * (1 - 1e-9), rel=1e-14), KSupport(2))
+
+
+@pytest.mark.parametrize("noise", NOISES[1:])
+def test_unlike_units_share_the_whole_map(noise):
+    rng, share = np.random.default_rng(9), sharing(noise, 3)
+    left, right = (np.linalg.qr(rng.standard_normal((n, 2)))[0] for n in (5, 4))
+    for a in (np.array([3.0, 1.0]), np.array([2.0])):
+        U, V = share.factors(left[:, : len(a)], a, right[:, : len(a)])
+        assert (U.shape, V.shape) == ((5, 3), (4, 3))
+        np.testing.assert_allclose(U @ V.T, (left[:, : len(a)] * a) @ right[:, : len(a)].T)
+        np.testing.assert_allclose(np.linalg.norm(U, axis=0), np.linalg.norm(V, axis=0))
+    for W, n in zip(share.factors(left[:, :0], np.zeros(0), right[:, :0]), (5, 4), strict=True):
+        np.testing.assert_array_equal(W, np.zeros((n, 3)))
+
+
+def test_envelopes_of_noise_that_moves_all_units_alike():
+    noise = overt.CovarianceNoise(np.ones(3), 0.5 * np.ones((3, 3)))
+    (delta, _), (gamma, norm) = envelopes(noise, 3)
+    assert delta == pytest.approx(0.0, abs=1e-12)
+    assert gamma == pytest.approx(0.5 * (1 - 1e-9), rel=1e-12)
+    assert norm == Schatten(2.0)
+
+
+def test_pairs_go_beyond_the_least_eigenvalue():
+    Gamma = NOISES[2].characteristic(3)
+    least = np.linalg.eigvalsh(Gamma)[0]
+    found = pairs_below(Gamma)
+    assert any(pair.delta[0] > least for pair in found)
+    assert any(pair.delta[0] < least for pair in found)
+    for pair in found:
+        D = Gamma - np.diag(pair.delta) - pair.gamma
+        assert np.linalg.eigvalsh(D)[0] >= -1e-12
+        more = D - 1e-6 * abs(pair.gamma)
+        assert np.linalg.eigvalsh(more)[0] < 0
+
+
+@pytest.mark.parametrize("unit", [1e-3, 1e3])
+def test_optima_of_weights_and_floors_have_units(unit):
+    M, C = np.array([[2.0, 0.3], [-0.4, 1.0]]), np.array([[1.0, 0.4], [0.4, 2.0]])
+    one, other = (overt.LinearNetwork(c * M, 2, overt.DropConnect(0.3), second_moment=C)
+                  for c in (1.0, unit))  # fmt: skip
+    found = [net.solve().objective for net in (one, other)]
+    assert found[1] == pytest.approx(unit**2 * found[0])
+    assert found[0] < np.trace(M @ C @ M.T)
+    flat = [overt.LinearNetwork(c * M, 3, overt.Dropout(0.3)).floor(1e-3 / c, samples=2).flat
+            for c in (1.0, unit)]  # fmt: skip
+    assert 0 < flat[0] == flat[1] < 12
+
+
+def test_paths_say_which_blocks_attain_their_bounds():
+    rng, seen = np.random.default_rng(11), []
+    for _ in range(10):
+        M = np.diag(rng.choice([1.0, 2.0, 2.5], 6))
+        found = overt.path(M, width=[4, 6, 8], drop_probs=0.3, block_size=2)
+        for d, a, told in zip((4, 6, 8), found.spectrum, found.attained, strict=True):
+            assert told == blocks.attains_bound(a[positive(a)], d // 2, 2)
+            seen.append((bool(told), blocks.attains_bound(a[positive(a)], d * 2, 2)))
+    assert len({told for told, _ in seen}) == 2
+    assert any(told != wider for told, wider in seen)
+
+
+def test_samples_are_masked_by_noise_on_inputs():
+    rng = np.random.default_rng(10)
+    X, Y, M, L = (rng.standard_normal(shape) for shape in ((6, 3), (6, 2), (2, 3), (3, 3)))
+    noise = overt.Dropout(0.4)
+    for given in (sampling.Samples(sampling.DATA, X, Y, noise),
+                  sampling.samples_of_target(M, None, noise),
+                  sampling.samples_of_target(M, L, noise)):  # fmt: skip
+        clean = sampling.Samples(given.kind, given.inputs, given.outputs)
+        x, y = clean.batch(8, np.random.default_rng(1))
+        z = sampling.multipliers(noise, 3, 8, np.random.default_rng(2))
+        masked, same = given.batch(8, np.random.default_rng(1), np.random.default_rng(2))
+        np.testing.assert_array_equal(masked, x * z)
+        np.testing.assert_array_equal(same, y)
+        if given.kind != sampling.DATA:
+            np.testing.assert_allclose(y, x @ M.T)
+
+
+def test_what_is_proved_is_given_as_numbers():
+    C = torch.tensor([[2.0, 1.0], [0.0, 2.0]], requires_grad=True)
+    effect = SimpleNamespace(weight_decay=0.0, regression=SimpleNamespace(given={"C": C}))
+    np.testing.assert_array_equal(proofs._given(effect)["C"], [[2.0, 0.5], [0.5, 2.0]])
