@@ -9,6 +9,7 @@ from overt import Dropout, InputError
 from overt.relu import (
     TwoLayer,
     guarantee,
+    kernels,
     margin,
     positive_norm,
     rademacher,
@@ -235,7 +236,9 @@ def test_searches_take_the_first_of_four_steps_that_helps(steps):
                 taken.append(better[0])
                 v = trials[better[0]]
             ends.append(abs(ratio(v)))
-        assert _search(Z, p, c, 0, rng, steps) == pytest.approx(max(ends), rel=1e-6)
+        for unit in (1.0, 1e-3):
+            found = _search(Z, p, unit * c, 0, rng, steps)
+            assert found == pytest.approx(unit * max(ends), rel=1e-6)
     assert not steps or set(taken) == {0, 1, 2, 3}
 
 
@@ -406,9 +409,10 @@ def test_directions_are_those_above_rounding():
 def test_weights_need_not_sum_to_one(columns):
     rng = np.random.default_rng(12)
     X, weights = rng.standard_normal((8, columns)), rng.random(8)
-    one, other = (rademacher(X, weights=w, draws=6) for w in (weights / weights.sum(), 7 * weights))
-    for name in ("value", "standard_error", "lower", "upper", "retentivity"):
-        assert getattr(one, name) == pytest.approx(getattr(other, name))
+    for w, same in ((weights / weights.sum(), 7 * weights), (None, np.full(8, 3.0))):
+        one, other = (rademacher(X, weights=given, draws=6) for given in (w, same))
+        for name in ("value", "standard_error", "lower", "upper", "retentivity"):
+            assert getattr(one, name) == pytest.approx(getattr(other, name))
 
 
 def test_rates_and_norms_are_positive_and_records_spread_evenly():
@@ -424,6 +428,33 @@ def test_rates_and_norms_are_positive_and_records_spread_evenly():
     for rows in ([[1.0, 0.0], [0.6, 0.8]], np.array([[1.0, 0.0], [0.6, 0.8]], np.float32)):
         assert margin(rows, [1, 1], features=9).weights.shape == (2,)
         assert rademacher(rows, draws=3).n == 2
+
+
+def test_laws_of_mean_zero_and_of_five_dimensions():
+    X = np.r_[np.eye(3), -np.eye(3)]  # against whose mean no direction points
+    Z = whiten(X, np.full(6, 1 / 6))
+    V = _starts(X, Z, np.full(6, 1 / 6), 8, np.random.default_rng(0))
+    np.testing.assert_allclose(np.linalg.norm(V, axis=1), 1.0)
+    found = retentivity(np.random.default_rng(0).standard_normal((20, 5)))
+    assert (found.method, found.status) == ("descent and coupling", "interval")
+    with pytest.raises(InputError, match="norm 1"):
+        margin(np.diag([1.0, 2.0]), [1, 1])
+    with pytest.raises(InputError, match="delta must be"):
+        risk_bound(0.1, 1.0, 1.0, 10, 0.5, delta=0.0)
+
+
+def test_masks_are_drawn_a_few_steps_at_a_time(monkeypatch):
+    X, y, sizes = np.eye(4).tolist(), [1, -1, 1, -1], []
+    given = {"width": 12, "steps": 15, "records": [4], "seed": 3}
+    at_once, descend = train_lazy(X, y, **given), kernels.descend
+    monkeypatch.setattr(kernels, "descend", lambda *a: sizes.append(len(a[5])) or descend(*a))
+    for entries, expected in ((25, [2, 2, 2, 2, 2, 2, 2, 1]), (1, [1] * 15)):
+        monkeypatch.setattr("overt.relu.training.MASK_ENTRIES", entries)
+        sizes.clear()
+        found = train_lazy(X, y, **given)
+        assert sizes == expected
+        np.testing.assert_allclose(found.W, at_once.W, atol=1e-10)
+        np.testing.assert_allclose(found.loss, at_once.loss)
 
 
 def test_no_law_retains_more_than_half():
