@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from overt._check import InputError, MissingExtraError, bounded
+from overt._check import InputError, MissingExtraError, bounded, plain_array
 from overt._files import write_whole
 from overt._types import Floats
 from overt.linear.checker import FORMAT, RefusedError, digest
@@ -106,10 +106,8 @@ def _given(effect: NoiseEffect) -> dict[str, Floats]:
         raise InputError("nothing is proved yet about networks with weight decay")
     if not effect.regression.given:
         raise InputError("a proof needs a dense target or data, and no noise on the inputs")
-    arrays: dict[str, Floats] = {}
-    for name, value in effect.regression.given.items():
-        kept = value.detach().cpu() if hasattr(value, "detach") else value
-        arrays[name] = np.array(kept, dtype=float)
+    given = effect.regression.given.items()
+    arrays = {name: np.array(plain_array(name, value), dtype=float) for name, value in given}
     if "C" in arrays:
         arrays["C"] = (arrays["C"] + arrays["C"].T) / 2
     return arrays
