@@ -172,6 +172,7 @@ def test_the_margin_of_one_example_is_found_at_once():
     assert found.status == "converged"
     assert found.gap == pytest.approx(0.0, abs=1e-15)
     assert found.weights.tolist() == [1.0]
+    assert (found.drop_prob, found.features) == (0.5, 50)
 
 
 def test_norms_take_rounding_below_zero():
@@ -191,7 +192,7 @@ def test_norms_take_rounding_below_zero():
         rademacher_lower(1.0, np.ones(2), 5)
 
 
-@pytest.mark.parametrize("sample", [[0, -1], [0, 4], [], [[0]], [0.5], [3]])
+@pytest.mark.parametrize("sample", [[0, -2], [0, 4], [], [[0]], [0.5], [3]])
 def test_samples_are_rows_of_positive_weight(sample):
     with pytest.raises(InputError, match="sample must"):
         rademacher(np.eye(4), sample=sample, weights=[1.0, 1.0, 1.0, 0.0], draws=2)
@@ -295,7 +296,7 @@ def test_widths_and_steps_are_the_least_that_are_whole(gamma, epsilon):
     assert found.applies
     assert found.full_error <= epsilon
     assert found.width <= max(1.0, found.needed_width * (1 + 1e-9)) + 1
-    assert found.full_error >= epsilon * (1 - 1e-7) * (1 - 1 / found.steps)
+    assert found.full_error >= epsilon * (1 - 1e-12) * (1 - 1 / found.steps)
 
 
 def in_plane(Z, p, c):

@@ -101,8 +101,8 @@ def required(
         error = found.full_error if delta is None else found.subnetwork_error
         if found.applies and error <= epsilon:
             return found
-        # Both maps grow slower than their argument: a slight excess makes steps settle above.
-        needed = found.needed_width, steps * (error / epsilon) * (1 + 1e-9)
+        # Both maps grow slower than their argument, and neither number ever falls.
+        needed = found.needed_width, steps * (error / epsilon)
         if math.inf in needed:
             break
         width, steps = (max(a, math.ceil(b)) for a, b in zip((width, steps), needed, strict=True))
