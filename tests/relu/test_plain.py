@@ -19,6 +19,7 @@ from overt.relu import (
     retention,
     retentivity,
     risk_bound,
+    symmetrized_bound,
     train_lazy,
 )
 from overt.relu.complexity import _search
@@ -188,6 +189,9 @@ def test_norms_take_rounding_below_zero():
     )  # of which none is left beside 4
     assert positive_norm(X[:, [0, 2, 2]], np.diag([4.0, 1e-17, 1e-20])) == pytest.approx(0.5)
     assert positive_norm(0 * X, np.zeros((3, 3))) == 0.0
+    assert positive_norm(np.array([[-1e200, 1.0]]), np.eye(2)) == pytest.approx(1e200)
+    assert positive_norm(np.array([[-2.0]]), np.eye(1)) == pytest.approx(2.0)
+    assert symmetrized_bound(0.1, 1.0, 2.0, 10).retentivity == 0.5
     with pytest.raises(InputError, match="norm must be"):
         rademacher_lower(1.0, np.ones(2), 5)
 
@@ -339,14 +343,15 @@ def test_sweeps_of_the_plane_are_exact(monkeypatch, chunk):
         assert share == pytest.approx(exact[0][0], rel=1e-9, abs=1e-15)
         assert np.linalg.norm(v) == pytest.approx(1.0)
         assert shares(Z, p, v) == pytest.approx(share, abs=1e-15)
-        found = largest_correlation(Z, p, counts)
-        np.testing.assert_allclose(found, [largest for _, largest, _ in exact], rtol=1e-9)
+        for unit in (1.0, 1e-3):
+            found = largest_correlation(Z, p, unit * counts)
+            np.testing.assert_allclose(found, [unit * best for _, best, _ in exact], rtol=1e-9)
         turns += sum(at_turn for *_, at_turn in exact)
     assert turns > 4
 
 
 @pytest.mark.parametrize("first", [1.0, None])  # bounds on the least share to begin with
-@pytest.mark.parametrize("cells", [60, 500, 3000])
+@pytest.mark.parametrize("cells", [60, 124, 500, 3000])
 def test_caps_that_cannot_hold_the_least_share_are_split_no_more(cells, first):
     rng = np.random.default_rng(11)
     p = np.full(30, 1 / 30)
@@ -395,6 +400,8 @@ def test_shares_of_directions_with_tiny_entries():
     for v in ([1e-200, 1.0], [1e-200, 1e200], [0.0, 1e-300]):
         assert retained_share(X, v) == pytest.approx(0.8)
     assert np.isnan(retained_share(X, [0.0, 0.0]))
+    tiny, none = (retentivity([[x, 1.0], [1.0, -0.5], [-1.0, 0.3]]) for x in (1e-200, 0.0))
+    assert tiny.upper == pytest.approx(none.upper)
 
 
 def test_directions_are_those_above_rounding():
