@@ -169,7 +169,8 @@ def test_fresh_margins_are_means_less_three_errors():
 
 
 def test_the_margin_of_one_example_is_found_at_once():
-    found = margin(np.array([[1.0, 0.0]]), [1], features=50, iterations=1, drop_prob=0.5)
+    assert margin(np.array([[1.0, 0.0]]), [1], features=50, iterations=1, tol=0.0).gap == 0.0
+    found = margin(np.array([[1.0, 0.0]]), [1], features=50, iterations=1, drop_prob=0.5, tol=0.0)
     assert found.status == "converged"
     assert found.gap == pytest.approx(0.0, abs=1e-15)
     assert found.weights.tolist() == [1.0]
