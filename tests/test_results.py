@@ -249,11 +249,17 @@ def test_paths_landscapes_minima_and_jumps_draw_themselves():
     spectrum, rank = path.plot().axes
     np.testing.assert_allclose([line.get_ydata() for line in spectrum.lines], path.spectrum.T)
     np.testing.assert_array_equal(rank.lines[0].get_ydata(), path.rank)
+    assert [line.get_marker() for line in spectrum.lines] == ["."] * 3
+    assert rank.yaxis.get_major_locator()._integer
+    long = overt.path(M, width=3, drop_probs=np.linspace(0, 0.9, 30))
+    assert long.plot().axes[0].lines[0].get_marker() == "None"
     widths = overt.path(M, width=[1, 2, 3], drop_probs=0.5)
     assert widths.plot().axes[0].get_xlabel() == "width"
 
     land = overt.TiedAutoencoder(M, 3, overt.Dropout(0.5)).landscape()
-    drawn = [c.get_offsets()[:, 1] for c in land.plot().axes[0].collections]
+    minimum, saddle = land.plot().axes[0].collections
+    assert len(minimum.get_paths()[0]) != len(saddle.get_paths()[0])  # a circle and a cross
+    drawn = [c.get_offsets()[:, 1] for c in (minimum, saddle)]
     np.testing.assert_allclose(np.sort(np.concatenate(drawn)), [p.objective for p in land.points])
 
     problem = decay.two_by_two(0.25)

@@ -153,6 +153,13 @@ def test_solve_gives_zero_to_what_the_others_explain():
     np.testing.assert_allclose(right, [2.5, 0.0], atol=1e-12)
 
 
+def test_solve_kernel_gives_zero_to_what_nothing_is_known_of():
+    A, right, center = np.diag([4.0, 0.0]), np.array([2.0, 0.0]), np.ones(2)
+    assert gram.solve(A, right, np.array([3.0, 3.0]), center) == pytest.approx(-np.log(4.0))
+    np.testing.assert_allclose(center, [0.5, 0.0])
+    np.testing.assert_allclose(right, [0.5 + 3.0 / 2, 0.0])
+
+
 def test_group_is_a_stable_sort():
     rng = np.random.default_rng(3)
     keys, others = rng.integers(0, 5, 40), rng.integers(0, 9, 40)

@@ -11,6 +11,7 @@ from scipy import sparse
 from overt import Entries, InputError
 from overt.completion.forms import draws as draws_of
 from overt.completion.forms import features, learned, popular, recent, units
+from overt.completion.forms import noise as noise_of
 from overt.completion.forms import prior as prior_of
 from overt.completion.forms.encoding import Column, Encoder
 from overt.completion.forms.features import (
@@ -29,6 +30,7 @@ from overt.completion.forms.noise import RowNoise
 from overt.completion.forms.pairs import WEIGHT, AllPairs, Precisions
 from overt.completion.forms.prior import Prior, Sums
 from overt.completion.forms.problem import Columns, CompletionProblem, Grouped, entered, stored
+from overt.completion.forms.sampled import SampledForm
 from overt.completion.forms.spread import FullSpread, full_bytes, learned_spread
 from overt.completion.forms.units import Units
 
@@ -87,6 +89,8 @@ def test_strengths_run_from_a_fifth_to_one():
     assert log
     low, high = np.log(2.0), np.log(201.0)
     np.testing.assert_allclose(y, 0.2 + 0.8 * (np.log1p(counts) - low) / (high - low))
+    log, y = ends([1.0] * 500 + [3.0] * 480 + [200.0] * 19 + [1e6])  # one beyond 1
+    assert y[-2:].tolist() == [pytest.approx(1.0), 1.0]
     median = 2.0  # four times the median is where counts begin
     for top, expected in ((7.9, False), (8.0, True)):
         assert units.strengths(np.array([median] * 9 + [top] * 3)).log == expected
@@ -127,6 +131,10 @@ def test_units_differ_where_columns_say_so():
     assert not told(same, [0.0] * 4, ten)
     assert told([1.0, 1.0, 9.0, 9.0], [0.0] * 4, ten)
     assert not told([1.0, 1.0, 2.5, 2.5], [0.0] * 4, ten)
+    assert told([1e3, 1e3, 9e3, 9e3], [0.0] * 4, ten)
+    assert not told([1e-3, 1e-3, 2.5e-3, 2.5e-3], [0.0] * 4, ten)
+    assert not told([1e3, 1e3, 2.5e3, 2.5e3], [0.0] * 4, ten)
+    assert told([1e-3, 1e-3, 9e-3, 9e-3], [0.0] * 4, ten)
     spread = float(np.std(np.linspace(-1, 1, 10)))
     assert told(same, [0.0, 0.0, 0.0, 9.1 * spread], ten)
     assert not told(same, [0.0, 0.0, 0.0, 8.9 * spread], ten)
@@ -393,6 +401,24 @@ def test_fixed_forms_finish_with_balanced_factors():
     np.testing.assert_array_equal(fixed().means[1], start[1])
 
 
+def test_fixed_forms_sum_squares_and_leave_nothing_to_empty_rows(monkeypatch):
+    entries = Entries([0, 1, 2, 3, 0], [0, 0, 1, 1, 2], [3.0, -1.0, 2.0, 5.0, 4.0], (5, 4))
+    problem = CompletionProblem.build(entries, 3, biases=True, standard=False)
+    form, rng = FixedForm.start(problem, 0.2, 0.3, 0), np.random.default_rng(10)
+    form.means[:] = [rng.normal(size=w.shape) for w in form.means]
+    form.means[0][:, 4] = form.means[1][:, 3] = 1.0
+    monkeypatch.setattr(FixedForm, "update", lambda self, side, engine: [7.0, 2.5][side])
+    squares = sum(np.sum(w**2) for w in form.means) - 5 - 4  # but those of the pinned ones
+    assert form.step(None) == form.history[-1] == pytest.approx((2.5 + 0.3 * squares) / 5)
+    form.means[0][:, 1] = form.means[1][:, 2] = 0  # factors that one side does not have
+    U, V = (w.copy() for w in form.means)
+    form.finish()
+    U[4, :4] = V[3, [0, 1, 2, 4]] = 0  # without entries
+    ratio = np.sqrt(np.linalg.norm(V[:, 0]) / np.linalg.norm(U[:, 0]))
+    np.testing.assert_allclose(form.means[0], U * [ratio, 0, 0, 1, 1])
+    np.testing.assert_allclose(form.means[1], V * [1 / ratio, 0, 0, 1, 1])
+
+
 def test_sgd_starts_as_he_and_refuses_to_run_away():
     problem = CompletionProblem.build(table(8), 2, biases=True, standard=True)
     form = SGDForm.start(problem, 0.2, 0.0, 3, 0.1, 4)
@@ -432,6 +458,102 @@ def test_learned_forms_wait_before_rows_have_a_noise_of_their_own():
         assert learned.LearnedForm.settled(form, tol) == expected
 
 
+@pytest.mark.parametrize(("before", "misfit", "noise"), [
+    (0, 1.7, 0.5), (1, 0.2, 0.2), (2, 1.7, 1.7), (2, 1e-14, 1e-12),
+])  # fmt: skip
+def test_the_objective_of_a_sweep_is_fit_and_costs_per_rating(monkeypatch, before, misfit, noise):
+    """(log(2 pi noise) + misfit / noise) / 2 + costs / ratings, less what narrow priors gain."""
+    problem = CompletionProblem.build(table(8), 2, biases=True, standard=True)
+    form = learned.LearnedForm.start(problem, 5)
+    ratings, (m, n) = problem.n_ratings, problem.shape
+    weights = np.linspace(0.5, 2.0, n)
+    form.noises = [replace(form.noises[0], fixed=0.3), replace(form.noises[1], fixed=0.4)]
+    form.noises[1] = replace(form.noises[1], weights=weights)
+    error = np.random.default_rng(0).random(n)
+    error *= misfit * ratings / (weights @ error)
+    sums = [SimpleNamespace(first=np.zeros((count, 3))) for count in (m, n)]
+    given = {0: (sums[0], np.ones(m)), 1: (sums[1], error)}
+    monkeypatch.setattr(learned.LearnedForm, "update", lambda self, side, engine: given[side])
+    costs = {m: 5.0, n: 7.0}
+    monkeypatch.setattr(learned.LearnedForm, "_learn_prior",
+                        lambda self, side, sums: costs[len(sums.first)])  # fmt: skip
+    form.history[:] = [9.0] * before
+    found = form.step(None)
+    assert form.noise == pytest.approx(noise, rel=1e-9, abs=0)
+    evidence = (np.log(2 * np.pi * noise) + misfit / noise) / 2 + (12.0 + 0.7) / ratings
+    narrow = m * np.log(5.0) / 2 + n * np.log(100.0 * 100.0 * 5.0) / 2
+    assert form.evidence == [pytest.approx(evidence)]
+    assert found == form.history[-1] == pytest.approx(evidence - narrow / ratings)
+
+
+def test_chains_begin_without_features_that_have_no_effects():
+    problem = CompletionProblem.build(table(8), 2, biases=True, standard=True)
+    signals = of_sides((problem.by_row, problem.by_col), (None, None), True, float, 0)
+    form = learned.LearnedForm.start(problem, 5, features=signals)
+    rows, cols = SampledForm.start(form, 0).features
+    assert signals[0].scores.shape[1] > 0
+    assert rows.scores.shape[1] == cols.scores.shape[1] == 0
+    products = np.zeros((signals[0].scores.shape[1], 3))
+    sums = Sums(7, np.zeros(3), np.eye(3), 0.1 * np.eye(3), products, 0.0)
+    effects = prior_of.effects_of(form.priors[0], sums, signals[0], np.ones((1, 3)))
+    form.priors[0] = replace(form.priors[0], effects=effects)
+    rows, cols = SampledForm.start(form, 0).features
+    assert rows is signals[0]
+    assert cols.scores.shape[1] == 0
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_memory_holds_factors_and_covariances_twice(monkeypatch, fits):
+    numbers = (7 + 5) * 4 * 8, (7 + 5) * 10 * 8  # of factors, and of full covariances
+    monkeypatch.setattr("overt.completion.forms.spread.FULL_BYTES", numbers[1] - (not fits))
+    needed = 2 * (numbers[0] + numbers[fits])
+
+    def limited(limit):
+        return learned_spread(SimpleNamespace(
+            shape=(7, 5), dtype=np.dtype(float), columns=SimpleNamespace(width=4),
+            by_row=SimpleNamespace(mapped=limit)))  # fmt: skip
+
+    for limit in (0, needed):
+        assert (limited(limit) is FullSpread) == fits
+    with pytest.raises(InputError, match="memory_limit must be at least"):
+        limited(needed - 1)
+
+
+def test_the_noise_of_rows_begins_at_the_best_of_every_fourth(monkeypatch):
+    """Two valleys of costs, the deeper one at 5; later only the neighbors of the last are tried."""
+    deep = {nu: min(abs(k - 5), abs(k - 17) + 2.0) for k, nu in enumerate(noise_of.NUS)}
+    monkeypatch.setattr(noise_of, "_cost", lambda nu, n, e: deep[nu])
+    counts, misfits = np.array([3, 0, 2]), np.array([2.0, 0.0, 5.0])
+    found = RowNoise.start(3).learn(counts, misfits)
+    assert found.nu == noise_of.NUS[5]
+    assert found.fixed == pytest.approx(-found.weights[[0, 2]] @ [2.0, 5.0] / 2)
+    again = RowNoise(float(noise_of.NUS[14]), np.ones(3), np.ones(3)).learn(counts, misfits)
+    assert again.nu == noise_of.NUS[17]
+
+
+def test_draws_are_stacked_in_units_of_the_values(monkeypatch):
+    """A row never seen is at the prior's mean, a column at the mean of those with any entry."""
+    entries = Entries([0, 1, 2, 3, 0], [0, 0, 1, 1, 2], [3.0, -1.0, 2.0, 5.0, 4.0], (5, 4))
+    problem = CompletionProblem.build(entries, 2, biases=True, standard=True)
+    monkeypatch.setattr(draws_of, "together", lambda draws, problem, means: 0.8)
+    rng, shapes = np.random.default_rng(1), {"U": (5, 4), "V": (4, 4), "mean": 3, "precision": 3,
+                                             "noise": 1, "H": (2, 3)}  # fmt: skip
+    kept = [{name: rng.random(shape) for name, shape in shapes.items()} for _ in range(2)]
+    found, c = draws_of.Draws.stacked(kept, problem, None), problem.scale
+    assert c != pytest.approx(1.0)
+    U, V = np.sqrt([c, c, c**2, 1.0]), np.sqrt([c, c, 1.0, c**2])
+    free = [0, 1, 2]  # the fourth column of rows is a 1
+    for k, draw in enumerate(kept):
+        row = np.append(draw["mean"], 1.0)
+        np.testing.assert_allclose(found.U[k], np.vstack([draw["U"], row]) * U)
+        np.testing.assert_allclose(found.V[k], np.vstack([draw["V"], draw["V"][:3].mean(0)]) * V)
+        np.testing.assert_allclose(found.mean[k], draw["mean"] * U[free])
+        np.testing.assert_allclose(found.precision[k], draw["precision"] / U[free] ** 2)
+        np.testing.assert_allclose(found.H[k], draw["H"] * U[free])
+        assert found.noise[k] == pytest.approx(draw["noise"][0] * c**2)
+    assert found.share.tolist() == [0.4, 0.4]
+
+
 def test_learned_forms_start_narrow():
     problem = CompletionProblem.build(table(8), 2, biases=True, standard=True)
     form = learned.LearnedForm.start(problem, 5)
@@ -453,7 +575,9 @@ def test_learned_forms_start_narrow():
     assert (other.noise, other.evidence) == (form.noise, form.evidence)
 
 
-def test_what_everybody_chose_starts_at_singular_vectors():
+@pytest.mark.parametrize("small", [10**6, 47])  # beyond, vectors are found at random
+def test_what_everybody_chose_starts_at_singular_vectors(monkeypatch, small):
+    monkeypatch.setattr("overt.completion.forms.negative.SMALL", small)
     entries = table(9, 8, 6)
     entries = Entries(entries.rows, entries.cols, np.abs(entries.values) + 0.1, (8, 6))
     problem = CompletionProblem.build(entries, 3, biases=False, standard=False)
@@ -693,9 +817,10 @@ def test_signals_must_pay_a_nat_for_each_scale(monkeypatch, gains, certain, befo
     rng = np.random.default_rng(15)
     W, A = rng.normal(size=(7, 3)), found.scores
     sums = Sums(7, W.sum(0), W.T @ W, 0.1 * np.eye(3), A.T @ W, 0.0)
-    prior = Prior(W.mean(0), np.eye(3))
+    prior = Prior(W.mean(0), np.diag([0.5, 4.0, 25.0]))
     scales = np.full((1, 3), before)  # those that are used stay
     effects = prior_of.effects_of(prior, sums, found, scales, certain)
+    np.testing.assert_allclose(effects.X @ effects.X.T, np.diag([2.0, 0.25, 0.04]), atol=1e-12)
     np.testing.assert_allclose(effects.scales, prior_of.GRID[4] if used else before)
     np.testing.assert_array_equal(scales, np.full((1, 3), before))
 

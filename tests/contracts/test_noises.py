@@ -272,6 +272,8 @@ def test_at_width_keeps_with_equation_seven(base, width, block_size):
 def test_at_width_makes_the_strength_grow_with_the_width(width):
     assert Dropout(0.2).at_width(width).strength == pytest.approx(0.25 * width, rel=1e-12)
     assert DropBlock(0.2, 5).at_width(width).strength == pytest.approx(0.05 * width, rel=1e-12)
+    grown = Dropout(strength=0.3).at_width(width)
+    assert (grown.gaussian, grown.strength) == (True, pytest.approx(0.3 * width, rel=1e-12))
 
 
 @pytest.mark.parametrize("strength", [0.25, (0.0, 0.5, 3.0)])
@@ -280,3 +282,45 @@ def test_strength_and_drop_prob_say_the_same(strength):
     again = overt.Dropout(given.drop_prob)
     np.testing.assert_allclose(again.strength, strength, rtol=1e-12)
     np.testing.assert_allclose(given.relative_variance(3), again.relative_variance(3), rtol=1e-12)
+
+
+SIZED = {
+    "covariance": (CovarianceNoise([1.0, -2.0, 0.5], CORRELATED), 4, "over 3 units but the width"),
+    "per unit": (Dropout([0.1, 0.2, 0.3]), 4, "3 entries but there are 4 units"),
+    "grid": (DropBlock(0.4, 2), 5, "must divide the width"),
+    "sliding": (DropBlock(0.4, 6, "sliding"), 5, "at most the width"),
+    "keep exactly": (KeepExactly(6), 5, "at most the width"),
+}
+
+
+@pytest.mark.parametrize("name", SIZED)
+@pytest.mark.parametrize("asked", ["mean", "characteristic", "sample", "relative_variance"])
+def test_other_widths_are_refused_by_every_method(name, asked):
+    noise, width, message = SIZED[name]
+    with pytest.raises(overt.InputError, match=message):
+        getattr(noise, asked)(width)
+
+
+def test_gaussian_noise_and_its_name():
+    assert repr(Dropout(strength=0.4)) == "Dropout(strength=0.4)"
+    assert repr(Dropout(0.25)) == "Dropout(drop_prob=0.25)"
+    # Asymmetry counts against the largest entry.
+    noise = CovarianceNoise(np.ones(2), [[1.0, 1e-12], [0.0, 1.0]])
+    np.testing.assert_array_equal(noise.covariance(2), [[1.0, 0.5e-12], [0.5e-12, 1.0]])
+    with pytest.raises(overt.InputError, match="must be symmetric"):
+        CovarianceNoise(np.ones(2), [[1.0, 1e-9], [0.0, 1.0]])
+    assert not CovarianceNoise(np.ones(2), np.zeros((2, 2))).covariance(2).any()
+    for count in (0, -1, 1.5, "2"):
+        with pytest.raises(overt.InputError, match="count must be"):
+            KeepExactly(count)
+    assert type(KeepExactly(np.int8(2)).count) is int
+    with pytest.raises(overt.InputError, match="3 units but the width is 4"):
+        SIZED["covariance"][0].covariance(4)
+
+
+def test_units_that_are_never_dropped():
+    for noise, width in ((DropBlock(0.0, 2, "sliding"), 4), (KeepExactly(1), 1)):
+        assert (noise.sample(width, 9, seed=0) == 1).all()
+        assert (noise.mean(width) == 1).all()
+        assert not noise.characteristic(width).any()
+    assert DropBlock(0.0, 2, "sliding").seed_probability(4) == 0

@@ -124,7 +124,7 @@ def test_follows_a_schedule_as_it_is():
     problem = matrix(20, 1, 0.5, seed=4)
     schedule = Schedule.of([(60_000, 0.02, 3e-3), (20_000, 0.02, 1e-6)])
     model = fit(problem, schedule=schedule, width=5)
-    assert model.n_steps_ == 80_000
+    assert (model.n_steps_, model.weight_decay_) == (80_000, 0.0)
     assert layers.test_error(problem, model.complete()) < 0.05
     with pytest.raises(InputError, match="learning_rate"):
         fit(problem, schedule=Schedule.constant(1000, 50.0, 1e-6))

@@ -85,9 +85,9 @@ def test_jumps_are_counted_by_hand():
     """Five runs: two jump, one collapses, one stays, one diverges; errors start at 4."""
     runs = simulate(two_by_two(0.3), 3, 4, Schedule.constant(40, 0.1, 0.01), 5, records=5)
     s = np.array([
-        [[2, 1], [2, 0.01], [2, 0.01], [2, 0.01], [2, 0.01]],
+        [[2, 1], [2, 0.01], [2, 0.01], [2, 0.01], [2.1e-3, 1e-5]],
         [[2, 1], [2, 1], [2, 1], [2, 0.03], [2, 0.03]],
-        [[2, 1], [1, 0.5], [0.1, 0.001], [1e-3, 1e-6], [1e-4, 1e-7]],
+        [[2, 1], [1, 0.5], [0.1, 0.001], [1e-3, 1e-6], [1.9e-3, 1e-7]],
         [[2, 1], [2, 1], [2, 1], [2, 1], [2, 0.1]],
         [[2, 1], [2, 1], [np.nan, np.nan], [np.nan, np.nan], [np.nan, np.nan]],
     ])  # fmt: skip
@@ -124,9 +124,20 @@ def test_rates_and_decays_of_annealing_follow_from_equal_singular_values(depth):
 
 
 def test_sweep_rows():
-    rows = sweep((3, 4), (0.5,), (0.2,), steps=300, seeds=4, width=10, records=9)
-    assert [row["depth"] for row in rows] == [3, 4]
-    assert all(row["low"] <= row["jumped"] <= row["high"] for row in rows)
+    rates = [(500, 0.03, 0.1), (300, 0.2, 0.1)]
+    options = {"seed": 3, "records": 9}
+    for schedule in (None, lambda rate: Schedule.constant(40, rate, 0.01)):
+        plan = schedule(0.2) if schedule else Schedule.of(rates, convention="pytorch")
+        rows = sweep((3, 4), (0.5, 0.1), (0.2,), steps=300, seeds=4, width=10, schedule=schedule,
+                     **options)  # fmt: skip
+        at = [(depth, epsilon) for depth in (3, 4) for epsilon in (0.5, 0.1)]
+        for (depth, epsilon), row in zip(at, rows, strict=True):
+            found = jumps(two_by_two(epsilon), depth, 10, plan, 4, **options)
+            assert row == {
+                "depth": depth, "epsilon": epsilon, "learning_rate": 0.2, "diverged": 0,
+                "jumped": found.share(plan.steps), "low": 1 - found.upper[-1],
+                "high": 1 - found.lower[-1], "median": found.median,
+            }  # fmt: skip
 
 
 def test_set_constants_follow_the_theorem():
@@ -137,11 +148,13 @@ def test_set_constants_follow_the_theorem():
     assert region.bound == pytest.approx(C)
     assert region.alpha == pytest.approx(lam**2 / (2 * (C1 + C**3)))
     root = lam * region.alpha * e2 / (32 * n * L * 2 * C * np.sqrt(2 * (C1 + C**3)))
-    assert np.sqrt(region.balance) == pytest.approx(root)
+    assert np.sqrt(region.balance) == pytest.approx(root, rel=1e-9, abs=0)
     D = 2 * (C1 + C**3) * C**2 + lam**2 * C
     rates = region.learning_rates(problem, L, n, wd)
     assert rates["bound"] == pytest.approx(C1 / (4 * D))
-    assert rates["rank"] == pytest.approx(lam * region.alpha * e2 / (32 * n * 2 * D))
+    assert rates["rank"] == pytest.approx(
+        lam * region.alpha * e2 / (32 * n * 2 * D), rel=1e-9, abs=0
+    )
     assert rates["overshoot"] == pytest.approx(40)
     assert min(rates.values()) == rates["balance"] < 1e-24
     T0, T1, chance = region.absorption(problem, n, wd, 1e-3, 10.0)
@@ -170,14 +183,14 @@ def test_constants_of_other_depths_and_ranks(L, rank):
         assert (region.rank, region.slack) == (rank, e2)
         assert region.bound == pytest.approx(C)
         assert region.alpha == pytest.approx(alpha)
-        assert region.balance == pytest.approx(e1)
+        assert region.balance == pytest.approx(e1, rel=1e-9, abs=0)
         D = made * C ** (L - 1) + lam**2 * C
         assert region.learning_rates(problem, L, n, wd) == pytest.approx({
             "bound": C1 / (4 * D),
             "balance": 2 * lam * e1 / (4 * (C1 + C**L) * C ** (L - 1) + lam**2 * e1),
             "rank": lam * alpha * e2 / (32 * n * (rank + 1) * D),
             "overshoot": 2 * (rank + 1) / lam,
-        })  # fmt: skip
+        }, rel=1e-9, abs=0)  # fmt: skip
         T0, T1, chance = region.absorption(problem, n, wd, eta, C0)
         assert pytest.approx(np.log(2 * C0 / e1) / (eta * lam)) == T0
         assert pytest.approx(np.log(4 * (n - rank) * C / (alpha * e2)) / (2 * eta * lam)) == T1

@@ -71,6 +71,7 @@ def test_search_finds_what_the_closed_form_says(depth, epsilon, lam):
     searched = minima(disguised(epsilon), depth, lam, starts=6, fitting_rank=1, every=True, seed=1)
     assert [m.rank for m in searched] == [m.rank for m in exact]
     assert {m.proof for m in searched} == {"origin", "numeric"}
+    assert {m.proof for m in exact} == {"origin", "closed form"}
     for a, b in zip(searched, exact, strict=True):
         np.testing.assert_allclose(a.matrix, b.matrix, atol=1e-6)
         assert a.loss == pytest.approx(b.loss, abs=1e-9)

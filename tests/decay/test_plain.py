@@ -1,10 +1,12 @@
 """Ways out of minima and other parts of decay, against the same written plainly."""
 
+from itertools import combinations
 from types import SimpleNamespace
 
 import cvxpy as cp
 import numpy as np
 import pytest
+from scipy.optimize import brentq
 
 from overt import Entries, InputError
 from overt.decay import (
@@ -12,6 +14,8 @@ from overt.decay import (
     DeepLinearCompletion,
     annealing,
     baselines,
+    closedness,
+    entry_draws,
     escaping,
     existence,
     family,
@@ -35,6 +39,7 @@ from overt.decay.jumping import _visits
 from overt.decay.schedule import Phase, Schedule, effective
 from overt.decay.search import Search, numerical_rank, polish, random_starts
 from overt.decay.sgd import Weights
+from overt.decay.verification import FittingRank, verify
 
 WAYS = [(0.25, 3, 0.02), (0.1, 4, 0.01)]
 
@@ -166,6 +171,68 @@ def test_a_way_is_solved_or_given_up():
     assert found.lam == pytest.approx(0.0259 * (1 - 0.08**2))
 
 
+class Stretch:
+    """A way whose shape at z is quadratic in it; `lost` counts the calls that fail."""
+
+    def __init__(self, z, asked, lost):
+        self.lam, self.z, self._asked, self._lost = 1 - z, z, asked, lost
+        self.origin, self.units = np.arange(6) + z, 1 + z * np.arange(6)
+
+    def shape(self):
+        return self.z + self.z**2 * np.arange(6)
+
+    def straight(self, tau):
+        return np.zeros((len(tau), 6))
+
+    def solve(self, tau, guess):
+        assert tau.tolist() == np.linspace(-1, 1, 201).tolist()
+        self._asked.append((self.z, (guess[0] - self.origin) / self.units))
+        if len(self._asked) - 1 in self._lost:
+            return None
+        return np.tile(self.origin + self.units * self.shape(), (len(tau), 1))
+
+
+def test_a_way_is_followed_by_lines_through_its_last_two_shapes():
+    asked = []
+    way, y = escaping._follow(lambda z: Stretch(z, asked, [2, 4]), 0.1)
+    z = 0.05 * np.cumprod([1, 1.3, 1.48, 1, 1, 1])
+    z[3] = z[1] * (1 + 0.48 / 3)
+    z[4] = min(0.1, z[3] * (1 + 1.6 * 0.16))
+    z[5] = z[3] * (1 + 1.6 * 0.16 / 3)
+    z = np.append(z, [z[5] * (1 + 1.6 * 1.6 * 0.16 / 3), 0.1])
+    np.testing.assert_allclose([given for given, _ in asked], z)
+    shapes = dict(enumerate(Stretch(x, None, []).shape() for x in z))
+    for k, (b, a) in {2: (1, 0), 3: (1, 0), 4: (3, 1), 5: (3, 1), 6: (5, 3), 7: (6, 5)}.items():
+        line = shapes[b] + (shapes[b] - shapes[a]) * (z[k] - z[b]) / (z[b] - z[a])
+        np.testing.assert_allclose(asked[k][1], line)
+    np.testing.assert_allclose(asked[1][1], shapes[0])
+    assert (way.z, y[7].tolist()) == (0.1, (way.origin + way.units * way.shape()).tolist())
+    quick = []
+    escaping._follow(lambda z: Stretch(z, quick, []), 0.3)
+    np.testing.assert_allclose([z for z, _ in quick[1:5]],
+                               0.065 * np.cumprod([1, 1.48, 1.5, 1.5]))  # fmt: skip
+    for lost, tries in (({0}, 1), ({*range(1, 99)}, 6)):
+        asked.clear()
+        with pytest.raises(InputError, match=r"above 0.95 here, .* got 0.9"):
+            escaping._follow(lambda z, lost=lost: Stretch(z, asked, lost), 0.1)
+        assert len(asked) == tries
+    escaping._follow(lambda z: Stretch(z, asked, []), 0.05)  # where it begins
+    assert len(asked) == tries + 1
+
+
+def test_the_error_of_an_action_is_its_change_when_points_are_doubled(monkeypatch):
+    actions = {401: 2.0, 201: 2.5}
+    monkeypatch.setattr(_Way, "action", lambda self, tau, y: actions[len(tau)])
+    found = escaping.escape(two_by_two(0.25), 3, 0.0258)
+    assert (found.action, found.error) == (2.0, 0.5)
+    assert (len(found.times), found.path.shape, found.shares.shape) == (401, (401, 2, 2), (401, 3))
+    np.testing.assert_allclose(found.shares.sum(axis=1), 1.0)
+    assert (found.epsilon, found.depth, found.weight_decay) == (0.25, 3, 0.0258)
+    minimum, saddle = critical_points(0.25, 3, 0.0258, 2)
+    ends = sorted((minimum, saddle), key=lambda A: -np.linalg.svd(A)[1][1])
+    np.testing.assert_allclose([found.minimum, found.saddle], ends, atol=1e-9)
+
+
 def test_the_time_of_a_jump_follows_its_action():
     found = escaping.Escape(2.0, *[None] * 9)
     assert found.log_time(0.1) == pytest.approx(2.0 / 0.1 - np.log(0.1))
@@ -189,13 +256,13 @@ def test_constants_of_the_sets_are_those_of_the_theorems(absorbing):
         eps_1 = min(eps_1, alpha * eps_2 / (4 * (n - r) * (L - 1)))
     assert (region.rank, region.slack) == (r, eps_2)
     assert (region.bound, region.alpha) == (pytest.approx(C), pytest.approx(alpha))
-    assert region.balance == pytest.approx(eps_1)
+    assert region.balance == pytest.approx(eps_1, rel=1e-9, abs=0)
     D = 2 * (C_1 + C**L) * C ** (L - 1) + lam**2 * C
     assert region.learning_rates(PROBLEM, L, width, decay) == pytest.approx({
         "bound": C_1 / (4 * D),
         "balance": 2 * lam * eps_1 / (4 * (C_1 + C**L) * C ** (L - 1) + lam**2 * eps_1),
         "rank": lam * alpha * eps_2 / (32 * n * (r + 1) * D), "overshoot": 2 * (r + 1) / lam,
-    })  # fmt: skip
+    }, rel=1e-9, abs=0)  # fmt: skip
     first, then, log = region.absorption(PROBLEM, width, decay, 0.03, 1.9)
     assert first == pytest.approx(np.log(2 * 1.9 / eps_1) / (0.03 * lam))
     assert then == pytest.approx(np.log(4 * (n - r) * C / (alpha * eps_2)) / (2 * 0.03 * lam))
@@ -256,6 +323,25 @@ def test_points_of_the_boundary_are_measured_there(rank):
         with pytest.raises(InputError, match="shape must be"):
             region.boundary_point(shape, 3, 5, rng)
     assert layers.imbalance(weights) < 1e-9
+
+
+def test_steps_out_of_a_set_are_counted_one_by_one():
+    region, weight_decay, rate = ApproximateRankSet(1, 1e-2, 0.25, 0.1, 5.0), 0.05, 0.6
+    found = closedness(region, PROBLEM, 3, 4, weight_decay, rate, steps=5, runs=6, seed=7)
+    counts = dict.fromkeys(("bound", "balance", "rank"), 0)
+    for run in range(6):
+        weights = region.boundary_point((3, 4), 3, 4, np.random.default_rng([7, run, 2]))
+        for n in entry_draws(PROBLEM, 5, seed=7, run=run):
+            one = PROBLEM.take(np.array([n]))
+            slopes = layers.gradient(one, weights, weight_decay)
+            before, weights = weights, [W - rate * g for W, g in zip(weights, slopes, strict=True)]
+            for name, broken in region.violations(weights).items():
+                counts[name] += broken and not region.violations(before)[name]
+    assert all(counts.values())
+    assert {name: getattr(found, name) for name in counts} == counts
+    assert (found.steps, found.learning_rate) == (30, rate)
+    rates = region.learning_rates(PROBLEM, 3, 4, weight_decay)
+    assert found.allowed == min(rates.values())
 
 
 def annealed(problem=PROBLEM, depth=3, width=4, seed=0):
@@ -394,6 +480,9 @@ def test_places_are_known_by_distance_and_continua_by_loss():
     near[0, 0] = 0.9e-4 * rms
     assert zero._known(near, 1e-4) == 0
     assert zero._known(near / 0.9 * 1.1, 1e-4) is None
+    nothing = Search(Entries([0], [0], [0.0], (1, 1)), 3, 0.01, None)  # of size 1
+    nothing.found = [place([[0.0]])]
+    assert [nothing._known(np.array([[x]]), 1e-4) for x in (0.9e-4, 1.1e-4)] == [0, None]
 
 
 @pytest.mark.parametrize("places", [1, 2, 9])
@@ -453,20 +542,22 @@ def test_the_nuclear_norm_is_the_least_that_fits():
     best = cp.Problem(cp.Minimize(cp.normNuc(A)), fits).solve(solver=cp.CLARABEL)
     np.testing.assert_allclose(found[PROBLEM.rows, PROBLEM.cols], PROBLEM.values)
     assert np.linalg.svd(found, compute_uv=False).sum() == pytest.approx(best, rel=1e-5)
-    for few in (1, 2):  # the rule of each step
-        observed = np.zeros((3, 4))
-        observed[PROBLEM.rows, PROBLEM.cols] = PROBLEM.values
-        B, D, rho = observed.copy(), np.zeros((3, 4)), 10 / np.linalg.norm(observed, 2)
+    more, factors = Entries.sample(np.random.default_rng(3).standard_normal((6, 5)), 10), []
+    for problem, few in ((PROBLEM, 1), (PROBLEM, 2), (more, 12)):  # the rule of each step
+        observed = np.zeros(problem.shape)
+        observed[problem.rows, problem.cols] = problem.values
+        B, D, rho = observed.copy(), np.zeros(problem.shape), 10 / np.linalg.norm(observed, 2)
         for _ in range(few):
             U, s, V = np.linalg.svd(B - D, full_matrices=False)
             M = (U * np.maximum(s - 1 / rho, 0)) @ V
             before, B = B, M + D
-            B[PROBLEM.rows, PROBLEM.cols] = PROBLEM.values
+            B[problem.rows, problem.cols] = problem.values
             D = D + M - B
             primal, dual = np.linalg.norm(M - B), np.linalg.norm(B - before)
-            factor = 2.0 if primal > 10 * dual else 0.5 if dual > 10 * primal else 1.0
-            rho, D = rho * factor, D / factor
-        np.testing.assert_allclose(nuclear_norm(PROBLEM, tol=1e-99, max_iterations=few), B)
+            factors += [2.0 if primal > 10 * dual else 0.5 if dual > 10 * primal else 1.0]
+            rho, D = rho * factors[-1], D / factors[-1]
+        np.testing.assert_allclose(nuclear_norm(problem, tol=1e-99, max_iterations=few), B)
+    assert set(factors) == {0.5, 1.0, 2.0}
 
 
 @pytest.mark.parametrize(("epochs", "blocks"), [(100, 5), (19, 1), (59, 2)])
@@ -613,11 +704,18 @@ def test_jumps_are_last_crossings():
     assert flat.jump_step.tolist() == [0, 0]  # one singular value alone has rank 1
 
 
+def test_seeds_are_whole_numbers_generators_or_nothing():
+    root = int(np.random.default_rng(3).integers(2**63))
+    again, drawn = ran(seed=root), ran(seed=np.random.default_rng(3))
+    np.testing.assert_array_equal(again.singular_values, drawn.singular_values)
+    assert (ran(seed=None).singular_values != ran(seed=None).singular_values).all()
+
+
 def test_books_hold_what_weights_are():
     problem = Entries.sample(np.arange(12.0).reshape(3, 4), 7, seed=0)
     book = records.Book(problem, 3, np.array([0, 5]), 2, 0.3, True)
     rng = np.random.default_rng(5)
-    weights = layers.balanced(rng.standard_normal((3, 4)), 3)
+    weights = [rng.standard_normal(shape) for shape in ((3, 4), (3, 3), (3, 3))]
     book.write(5, 1, weights)
     book.write(4, 0, weights)  # not to be recorded
     runs = book.close([weights, weights], SMALL, True)
@@ -751,9 +849,6 @@ def plain_lbfgs(value, x, tol, steps):
         for (s, y), alpha in zip(pairs, reversed(alphas), strict=True):
             p = p + (alpha - (y @ p) / (s @ y)) * s
         slope, step = g @ p, 1.0
-        if slope >= 0:
-            pairs = []
-            continue
         found = None
         while step > 1e-12:
             after = value(x + step * p)
@@ -793,6 +888,40 @@ def test_the_compiled_descent_is_the_one_written_plainly(steps, scale):
         assert np.abs(value(found)[1]).max() <= 1e-6
 
 
+def test_compiled_descent_forgets_a_pair_without_curvature():
+    """Where a step of descent finds the slope it came from, the next one would be endless."""
+    one, sizes, lam = np.zeros(1, int), np.array([1, 1, 1]), 0.02
+
+    def slope(w):  # of both layers at W_1 = W_2 = w
+        return (w**2 - 1) * w + 2 * lam * w
+
+    w = brentq(lambda w: slope(w - slope(w)) - slope(w), 0.3, 0.56, xtol=1e-16) + 1e-14
+    entries = one, one, np.ones(1), lam, 1e-9
+    after, _ = lbfgs(np.full(2, w), sizes, *entries, 1)
+    assert 0 < slope(after[0]) - slope(w) < 1e-13
+    stays, _ = lbfgs(np.full(2, w), sizes, *entries, 2)
+    np.testing.assert_array_equal(stays, after)
+    found, f = lbfgs(np.full(2, w), sizes, *entries, 100)
+    np.testing.assert_allclose(found**2, 1 - 2 * lam, rtol=1e-7)
+    assert f == pytest.approx(2 * lam**2 + 2 * lam * (1 - 2 * lam))
+    assert np.isnan(lbfgs(np.full(2, np.nan), sizes, *entries, 10**12)[1])  # ends at once
+
+
+@pytest.mark.parametrize("unit", [1e-4, 1e4])
+def test_newton_steps_know_no_units(unit):
+    """Values and decay in other units: layers in their root, and curvatures of 1 and 1e-3."""
+    rng, (i, j) = np.random.default_rng(8), np.divmod(np.arange(4), 2)
+    values, start = np.array([1.0, 0.0, 0.0, 2e-3]), layers.balanced(np.diag([1.0, 1.3e-3]), 2)
+    start = [W + 1e-5 * rng.standard_normal((2, 2)) for W in start]
+    found = polish(Entries(i, j, values, (2, 2)), start, 1e-4)
+    # C(A) + 2 lam |A|_* with C of four entries is least where values are less by 8 lam.
+    np.testing.assert_allclose(layers.product(found), np.diag([1 - 8e-4, 1.2e-3]), atol=1e-12)
+    other = [np.sqrt(unit) * W for W in start]
+    other = polish(Entries(i, j, unit * values, (2, 2)), other, unit * 1e-4)
+    for W, V in zip(found, other, strict=True):
+        np.testing.assert_allclose(V / np.sqrt(unit), W, atol=1e-6)
+
+
 def test_newton_steps_that_overshoot_are_not_taken():
     problem, lam = Entries([0], [0], [1.0], (1, 1)), 0.04
     weights = [np.array([[0.676]]), np.array([[0.725]])]
@@ -827,6 +956,94 @@ def test_the_decay_of_some_descents_grows_on_a_ladder(monkeypatch):
             lams = np.geomspace(first, lam, count) if count > 1 else [lam]
             np.testing.assert_allclose([a for a, _ in asked], lams)
             assert {tol for _, tol in asked} == {1e-8 * size}
+
+
+def test_a_rank_fits_at_a_cost_of_1e_10(monkeypatch):
+    """The first of three starts of rank 2 that costs 1e-10 C(0) or less, and no rank below."""
+    asked, edge, scale = [], 1e-10 * 5.0, 5.0
+    costs = iter([scale, *[1.0000001 * edge] * 4, edge])
+    monkeypatch.setattr(landscape_of, "_block_rank", lambda problem: 1)
+    monkeypatch.setattr(layers, "cost", lambda problem, A: next(costs))
+
+    def descend(problem, weights, lam, tol):
+        asked.append((weights[0].shape[0], lam, tol))
+        return weights
+
+    monkeypatch.setattr(landscape_of, "descend", descend)
+    found = landscape_of.smallest_fitting_rank(PROBLEM, starts=3)
+    assert (found, found.at_least, next(costs, None)) == (2, 1, None)
+    ladder = np.array([1e-3, 1e-5, 1e-7, 1e-9, 0.0]) * scale
+    np.testing.assert_allclose(asked, [(rank, lam, 1e-8) for rank in (1, 1, 1, 2, 2)
+                                       for lam in ladder])  # fmt: skip
+    asked.clear()
+    costs = iter([0.5, *[1.0] * 6])  # whatever fits nothing
+    assert landscape_of.smallest_fitting_rank(PROBLEM, starts=3) == 3
+    assert {(rank, tol) for rank, _, tol in asked} == {(1, 0.5e-8), (2, 0.5e-8)}
+
+
+def subsets(n):
+    return [rows for k in range(1, n + 1) for rows in combinations(range(n), k)]
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (4, 3), (4, 4)])
+def test_the_rank_of_blocks_is_the_largest_of_all(shape):
+    rng = np.random.default_rng(shape)
+    for share in (0.6, 0.8, 0.95):
+        A = rng.integers(-1, 2, (shape[0], 3)) @ rng.integers(-1, 2, (3, shape[1])) / 3
+        A[0, 0] = 1.0
+        A[(rng.random(shape) > share) & (np.arange(A.size).reshape(shape) > 0)] = np.nan
+        blocks = [A[np.ix_(i, j)] for i in subsets(shape[0]) for j in subsets(shape[1])]
+        ranks = [np.linalg.matrix_rank(block) for block in blocks if np.isfinite(block).all()]
+        assert landscape_of._block_rank(Entries.from_matrix(A)) == max(ranks)
+
+
+def test_blocks_of_many_rows_are_pairs_and_whole_columns():
+    A = np.full((12, 13), np.nan)
+    A[0, 0] = 1.0
+    assert landscape_of._block_rank(Entries.from_matrix(A)) == 1
+    A[:3, :3] = np.eye(3)
+    assert landscape_of._block_rank(Entries.from_matrix(A)) == 2
+    A[:, -3:] = np.random.default_rng(9).standard_normal((12, 3))
+    for B in (A, A.T):
+        assert landscape_of._block_rank(Entries.from_matrix(B)) == 3
+
+
+@pytest.mark.parametrize(("lam", "dimension"), [(1e-8, 1), (1e-7, 0)])
+def test_curvatures_are_flat_against_the_largest_one(lam, dimension):
+    """W_1 = W_2, W_1 W_2 = 1 - 2 lam has the curvatures 2 - 4 lam and 4 lam."""
+    problem, A = Entries([0], [0], [1.0], (1, 1)), np.array([[1 - 2 * lam]])
+    found = verify(problem, A, 2, lam, FittingRank(1, 1), "")
+    assert (found.dimension, found.isolated) == (dimension, dimension == 0)
+    assert found.curvature == pytest.approx(2 - 4 * lam if dimension else 4 * lam)
+
+
+@pytest.mark.parametrize(("tol", "limit"), [(0.1, 9.0), (0.05, 9.0), (1e-3, 0.0317), (1e-3, 1e-3),
+                                            (1e-2, 0.0011), (0.03, 0.0012)])  # fmt: skip
+def test_a_minimum_is_followed_while_it_is_verified(monkeypatch, tol, limit):
+    rank_of, asked = iter([2] + [1] * 999), []
+    monkeypatch.setattr(landscape_of, "numerical_rank", lambda B: next(rank_of))
+
+    def polish(problem, weights, lam):
+        asked.append((lam, layers.product(weights)[0, 0]))
+        return [W * 1.1 ** (1 / 3) for W in weights]
+
+    def verify(problem, B, depth, lam, known, proof):
+        assert (B[0, 0], depth, known) == (pytest.approx(1.1 * asked[-1][1]), 3, 1)
+        return SimpleNamespace(verified=lam <= min(limit, 1.0))
+
+    monkeypatch.setattr(landscape_of, "polish", polish)
+    monkeypatch.setattr(landscape_of, "verify", verify)
+    found = landscape_of._follow(PROBLEM, 3, np.eye(3, 4) * [1, 0, 0, 0], 1, 1e-3, tol)
+    low, growth, size, plain, first = 1e-3, 0.1, 1.0, [], True
+    while growth > tol:
+        plain.append((low * (1 + growth), size))
+        if plain[-1][0] <= min(limit, 1.0) and not first:
+            low, size, growth = plain[-1][0], 1.1 * size, min(2 * growth, 0.2)
+        else:
+            growth /= 2
+        first = False
+    assert found == low
+    np.testing.assert_allclose(np.reshape(asked, (-1, 2)), np.reshape(plain, (-1, 2)))
 
 
 def test_ends_of_descents_are_recognized(monkeypatch):

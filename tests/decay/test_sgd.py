@@ -264,4 +264,9 @@ def test_kernel_stops_at_a_residual_of_either_sign_that_is_too_large(value):
     start = [np.eye(2), np.eye(2), np.eye(2)]
     state = Weights(start)
     assert state.descend(problem, np.array([0, 0, 1, 0]), 0.1, 0.0) == 2
-    np.testing.assert_allclose(state.layers()[0], start[0])  # which fitted the first entry
+    np.testing.assert_allclose(state.layers(), start)  # which fitted the first entry
+    parts = np.eye(2), np.eye(2)[None].copy(), np.eye(2)
+    entries = problem.rows, problem.cols, problem.values, np.array([0, 0, 1, 0])
+    assert reference.descend(*parts, np.ones(1), *entries, 0.1, 0.0) == 2
+    for part in parts:
+        np.testing.assert_allclose(np.squeeze(part), np.eye(2))

@@ -269,6 +269,9 @@ REFUSED = [
     (dropout(0.0) | {"kind": "dropconnect"}, None, {"multiplier": told(EYE)}, "a cost without"),
     (MATRIX, None, {"gamma": (-1.5).hex(), "delta": [(2.25).hex()] * 2 + ["0x0p0"],
                     "dominated": told(EYE)}, "not shown to be below"),
+    (MATRIX | {"characteristic": told(3 * EYE - 1.5)}, None,
+     {"gamma": (-1.5).hex(), "delta": ["0x1p0"] * 2 + ["0x0p0"], "dominated": told(EYE)},
+     "a cost without noise"),
     (MATRIX, [0.1] * 3, {"gamma": "0x0p0", "delta": ["0x1p0"] * 2, "dominated": told(EYE)},
      "wrong costs"),
     (MATRIX, [0.1] * 3, {"gamma": "0x0p0", "delta": ["0x1p-1", "0x1p-1", "-0x1p-1"],
@@ -313,6 +316,11 @@ def test_the_operator_bound_is_its_formula(given):
     nothing = posed("two-layer", weights, noise, {"multiplier": told(0 * Z), "basis": told(basis)},
                     **target, **GIVEN[given])  # fmt: skip
     assert Problem(nothing).bound() == 0
+    if given == "moment":
+        flat = np.array([[0.0, 1.0, 0.0], [1.0, 2.0, 0.0], [0.0, 0.0, 1.0]])
+        wrong = posed("two-layer", weights, noise, shown, **target, second_moment=flat)
+        with pytest.raises(RefusedError, match="an input without variance"):
+            Problem(wrong).bound()
     if given != "plain":
         with pytest.raises(RefusedError, match="needs a multiplier"):
             Problem(posed("two-layer", weights, noise, **target, **GIVEN[given])).bound()
@@ -385,3 +393,9 @@ def test_second_moments_are_shown_to_be_positive_where_they_are():
     assert max(map(gain, others)) <= gain(best) + 1e-9
     assert not block_thresholds(s, 0.0, 2).any()
     np.testing.assert_allclose(block_thresholds(np.array([3.0, 0.0]), w, 1), [1.0, 0.0])
+
+
+def test_no_file_is_neither_accepted_nor_refused(capsys, tmp_path):
+    assert checker.main([]) == 2
+    assert checker.main([str(tmp_path / "none.json")]) == 1
+    assert capsys.readouterr().out.startswith("refused: ")

@@ -73,6 +73,15 @@ def test_gap_condition_gives_the_optimum(seed):
     )
 
 
+def test_the_gap_condition_is_its_formula():
+    cases = ([2.0, 1.0], 0.5), ([4.0, 3.0], 0.75)  # where s_1 - s_2 = s_2 / nu
+    for (first, second), drop_prob in cases:
+        for s, expected in (([first, second], True), ([first, 1.01 * second], False)):
+            net = overt.DeepLinearNetwork(np.diag(s), (1,), drop_prob)
+            assert net.gap_condition == expected
+    assert overt.DeepLinearNetwork(np.ones((1, 3)), (2, 2), 0.1).gap_condition
+
+
 def test_single_output_is_pure_shrinkage_with_the_inverse_second_moment():
     rng = np.random.default_rng(0)
     X, y = rng.standard_normal((50, 4)) @ correlated(4), rng.standard_normal((50, 1))

@@ -76,9 +76,9 @@ def test_units_of_targets_and_moments_scale_the_answer(name, unit):
         for a, b in ((1, 1), (unit, 1), (1, unit))
     )
     for other, factor, scale in ((outputs, unit, unit**2), (inputs, 1, unit)):
-        assert other.objective == pytest.approx(scale * one.objective, rel=1e-6)
+        assert other.objective == pytest.approx(scale * one.objective, rel=1e-6, abs=0)
         bounds = other.certificate.lower_bound, scale * one.certificate.lower_bound
-        assert bounds[0] == pytest.approx(bounds[1], rel=1e-6)
+        assert bounds[0] == pytest.approx(bounds[1], rel=1e-6, abs=0)
         assert (other.rank, other.status) == (one.rank, one.status)
         np.testing.assert_allclose(
             other.product @ root, factor * one.product @ root, atol=1e-4 * factor
@@ -98,7 +98,7 @@ def test_units_scale_the_answers_of_other_networks(unit):
         (lambda a: overt.DeepLinearNetwork(M, (3, 4), 0.3, second_moment=a * root), 1),
     ):
         one, other = build(1.0).solve(), build(unit).solve()
-        assert other.objective == pytest.approx(unit**power * one.objective, rel=1e-6)
+        assert other.objective == pytest.approx(unit**power * one.objective, rel=1e-6, abs=0)
         assert (other.rank, other.status) == (one.rank, one.status)
         found = other.certificate.lower_bound / unit**power
         assert found == pytest.approx(one.certificate.lower_bound, rel=1e-6)
@@ -178,7 +178,7 @@ def test_weak_noise_is_solved_as_well_as_strong(drop_prob, width):
         if width > 4:
             assert best.status == "optimal"
             leading = overt.penalty.shallow(best.U, best.V, noise)
-            assert best.objective == pytest.approx(leading, rel=10 * drop_prob)
+            assert best.objective == pytest.approx(leading, rel=10 * drop_prob, abs=0)
     tied = overt.TiedAutoencoder(M.T @ M, width, overt.Dropout(drop_prob)).solve()
     assert tied.status == "optimal"
 

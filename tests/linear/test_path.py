@@ -38,6 +38,19 @@ def test_drop_prob_for_rank_is_the_smallest_that_gives_it(seed):
             assert below.rank == rank + 1
 
 
+def test_ranks_between_limits_that_nearly_meet_are_found():
+    M = np.diag([3.0, 2.0, 2.0 - 1e-10])
+    p = overt.drop_prob_for_rank(M, 3, 2)
+    assert overt.LinearNetwork(M, 3, overt.Dropout(p)).solve().rank == 2
+
+
+def test_noises_without_a_probability_have_that_of_their_variance():
+    noises = [overt.KeepExactly(k) for k in (1, 2, 3)]
+    found = overt.path(np.diag([3.0, 2.0, 1.0]), 4, noise=noises).drop_probs
+    np.testing.assert_allclose(found, [3 / 4, 2 / 4, 1 / 4])
+    assert overt.path(np.eye(2), 2, noise=overt.DropConnect(0.3)).drop_probs == [0.3]
+
+
 def test_unreachable_ranks_are_named():
     with pytest.raises(overt.InputError, match="one of 1, 3, 4"):
         overt.drop_prob_for_rank(np.diag([3.0, 2.0, 2.0, 1.0]), width=4, rank=2)

@@ -8,16 +8,19 @@ import numpy as np
 import pytest
 import scipy.linalg
 import scipy.sparse
+import scipy.sparse.linalg
 
 import overt
 from overt import InputError
-from overt.linear import blocks, descent, whitening
+from overt.linear import blocks, descent, layers, sampling, tied, units, whitening
 from overt.linear.bounds import (
     Leading,
     envelopes,
     numerical_rank,
     pairs_below,
     positive,
+    relax,
+    shrink,
     thresholded,
 )
 from overt.linear.descent import (
@@ -82,13 +85,66 @@ def test_objective_of_factors_term_by_term(noise, mu, raised):
     assert np.isfinite(task._partner(T, U, mu)).all()
 
 
+@pytest.mark.parametrize(("m", "weak"), [((6.0, 4.0, 2.0), 1.0), ((6.0, 4.0, 2.0), 1e-12),
+                                         ((0.0, 0.0, 0.0), 1.0)])  # fmt: skip
+def test_factors_are_refined_in_units_of_the_target(monkeypatch, m, weak):
+    """|diag(m) - U P'|^2 + <Gamma, U'U o P'P> + mu (|U|^2 + |P|^2) over m_1^2, P = U for a root."""
+    rng, asked, m = np.random.default_rng(2), [], np.array(m)
+    noise = overt.CovarianceNoise(np.ones(3), weak * NOISES[2].characteristic(3))
+    net = overt.LinearNetwork(np.diag([3.0, 2.0, 1.0]), 3, noise, weight_decay=0.3)
+    task, scale = net.effect, m[0] or 1.0
+    T, mu, Gamma = np.diag(m) / scale, 0.3 / scale, noise.characteristic(3)
+
+    def plain(U, P, raised=1.0):
+        cost = np.sum((T - U @ P.T) ** 2) + mu * (np.sum(U**2) + np.sum(P**2))
+        return cost + raised * np.sum(Gamma * (U.T @ U) * (P.T @ P))
+
+    def partner(U, raised=1.0):
+        K = U.T @ U + raised * Gamma * (U.T @ U) + mu * np.eye(3)
+        return np.linalg.solve(K, U.T @ T).T
+
+    start, better, Z = rng.standard_normal((3, 3, 3))
+    B = start / np.sqrt(scale)
+    ends = iter([better, 1e3 * better, better])
+
+    def refine(*given):
+        asked.append(given)
+        return (next(ends),)
+
+    monkeypatch.setattr(units, "refine", refine)
+    U, P = task.best_factors(m, start, 0.1)
+    np.testing.assert_allclose(U, np.sqrt(scale) * better)
+    np.testing.assert_allclose(P, np.sqrt(scale) * partner(better), atol=1e-12)
+    assert all(W is start for W in task.best_factors(m, start, 0.1))  # of a higher value
+    value, starts, enough = asked[0]
+    assert enough == pytest.approx(0.1 / scale**2)
+    np.testing.assert_allclose(starts, [(B,), (nudged(B, 1),)])
+    raised = max(1.0, 1e-8 / np.abs(Gamma).max())
+    found, (slope,) = value(Z)
+    assert found == pytest.approx(plain(Z, partner(Z, raised), raised))
+    least = differences(lambda U: plain(U, partner(U, raised), raised), Z)
+    np.testing.assert_allclose(slope, least, atol=1e-6)
+    at_start = plain(B, B) * scale**2
+    assert all(W is start for W in task.best_factors(m, start, at_start * (1 + 1e-9)))  # enough
+    assert len(asked) == 2
+    spectrum = np.array([5.0, 3.0, 1.0])
+    np.testing.assert_allclose(task.best_root(m, spectrum, 0.1), np.sqrt(scale) * better)
+    value, ((root,), (other,)), enough = asked[2]
+    np.testing.assert_allclose(root @ root.T, np.diag(spectrum) / scale, atol=1e-9)
+    np.testing.assert_allclose(other, nudged(root, 1))
+    assert enough == pytest.approx(0.1 / scale**2)
+    found, (slope,) = value(Z)
+    assert found == pytest.approx(plain(Z, Z))
+    np.testing.assert_allclose(slope, differences(lambda U: plain(U, U), Z), atol=1e-6)
+
+
 @pytest.mark.parametrize("noise", NOISES, ids=lambda n: type(n).__name__)
 def test_decayed_factors_have_equal_norms_and_the_same_map(noise):
     rng, task = np.random.default_rng(1), effect(noise, decay=0.2)
-    U, V = rng.standard_normal((2, 3, 3))
-    U[:, 2] = 0
+    U, V = rng.standard_normal((2, 3, 5))
+    U[:, 2] = V[:, 3] = U[:, 4] = V[:, 4] = 0
     found = task._decayed(U, V)
-    np.testing.assert_allclose(found[0][:, :2] @ found[1][:, :2].T, U[:, :2] @ V[:, :2].T)
+    np.testing.assert_allclose(found[0] @ found[1].T, U @ V.T)
     for k in (0, 1):
         assert np.linalg.norm(found[0][:, k]) == pytest.approx(np.linalg.norm(found[1][:, k]))
     same = effect(noise)._decayed(U, V)
@@ -103,7 +159,7 @@ def test_penalties_that_cancel_are_sums_of_squares():
     net = overt.LinearNetwork(np.eye(2), 2, noise)
     u, v = np.array([[1.0, -1.0], [2.0, -2.0]]), np.array([[1.0, 1.0], [1.0, 1.0]])
     exact = 2 * 5.0 * 2.0 * 1e-9  # |u|^2 |v|^2 (1 + 1 - 2 (1 - 1e-9))
-    assert net.effect.penalty(u, v) == pytest.approx(exact, rel=1e-6)
+    assert net.effect.penalty(u, v) == pytest.approx(exact, rel=1e-6, abs=0)
     w = np.array([[1.0, 1.0], [2.0, 2.0]])
     assert net.effect.penalty(w, v) == pytest.approx(5.0 * 2.0 * (4 - 2e-9), rel=1e-12)
 
@@ -125,7 +181,7 @@ def test_rounding_of_bounds_is_its_formula(rows):
     lean = 2 * 30.0 * np.sqrt(task.residual) * nuclear
     terms = bound + 2 * largest * np.sqrt(min(task.T.shape) * loss) + lean
     expected = 8 * np.finfo(float).eps * np.sqrt(size) * terms
-    assert task.rounding(bound, loss, nuclear) == pytest.approx(expected)
+    assert task.rounding(bound, loss, nuclear) == pytest.approx(expected, rel=1e-9, abs=0)
     assert whitening.MENDED == 30.0
 
 
@@ -158,15 +214,110 @@ def test_descents_of_tied_weights_start_in_turned_coordinates(monkeypatch):
     ts = [0.0, *np.geomspace(1 / values[-1], 1 / values[0], 3)]
     for t, (R, Z) in zip(ts, seen, strict=False):
         np.testing.assert_allclose(R @ R.T, np.linalg.inv(np.eye(3) + t * C), atol=1e-9)
-        assert Z.shape == (3, 2)
+        # Eigenvectors of K + K' = 2 C relative to I + t C, each at w'K w / w'C w = 1.
+        W = scipy.linalg.eigh(2 * C, np.eye(3) + t * C)[1][:, :0:-1]
+        W /= np.linalg.norm(W, axis=0)
+        np.testing.assert_allclose(R @ Z @ Z.T @ R.T, W @ W.T, atol=1e-9)
+        norms = np.linalg.norm(R @ Z, axis=0)
+        assert norms[0] == pytest.approx(norms[1])
+    again, ends = np.random.default_rng(0), np.log([ts[1], ts[-1]])
     for R, Z in seen[4:]:  # t at random, and weights up to ten times what fits best
-        inverse = np.linalg.inv(R @ R.T) - np.eye(3)
-        t = inverse[0, 0] / C[0, 0]
-        np.testing.assert_allclose(inverse, t * C, rtol=1e-9, atol=1e-9)
-        assert ts[1] <= t <= ts[-1]
-        W = R @ Z
+        t, drawn = np.exp(again.uniform(*ends)), again.standard_normal((3, 2))
+        np.testing.assert_allclose(R @ R.T, np.linalg.inv(np.eye(3) + t * C), atol=1e-9)
+        W = R @ drawn
         fit = np.sum(W * (C @ W)) / np.sum((W.T @ W) * (W.T @ C @ W))
-        assert 0.1 <= 1 / np.sqrt(abs(fit)) <= 10
+        np.testing.assert_allclose(Z, np.sqrt(fit) * 10 ** again.uniform(-1, 1) * drawn)
+
+
+def test_directions_of_tied_weights_are_those_that_lower_the_error():
+    rng = np.random.default_rng(18)
+    R, M = rng.standard_normal((2, 4, 4))
+    C, M = R @ R.T, M - np.eye(4)
+    task = overt.TiedAutoencoder(M, 3, overt.Dropout(0.3), second_moment=C).effect
+    K, R = M @ C, rng.standard_normal((4, 4))
+    _, W = scipy.linalg.eigh(K + K.T, np.linalg.inv(R @ R.T))
+    W = W[:, :0:-1] / np.linalg.norm(W[:, :0:-1], axis=0)
+    gain = np.diag(W.T @ K @ W)
+    W, a = W[:, gain > 0], (gain / np.diag(W.T @ C @ W))[gain > 0]
+    assert 0 < len(a) < 3
+    U = R @ task._directions(K, R)
+    np.testing.assert_allclose(U @ U.T, W * a @ W.T, atol=1e-9)
+    Z = rng.standard_normal((4, 3))
+    monkeypatched = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tied, "descend", lambda *given: monkeypatched.append(given) or (2 * Z,))
+        np.testing.assert_allclose(task._turned(R, Z), [2 * R @ Z])
+    value, (start,) = monkeypatched[0]
+    assert start is Z
+    found, (slope,) = value(Z)
+    assert found == pytest.approx(task.value(R @ Z)[0])
+    np.testing.assert_allclose(slope, differences(lambda Z: task.value(R @ Z)[0], Z), rtol=1e-4)
+
+
+@pytest.mark.parametrize("width", [1, 4])
+@pytest.mark.parametrize("noise", [overt.Dropout(0.3), overt.DropConnect(0.3)])
+def test_an_input_that_is_always_zero_changes_nothing(noise, width):
+    rng = np.random.default_rng(19)
+    X, Y, M = rng.standard_normal((20, 3)), rng.standard_normal((20, 2)), np.ones((2, 3))
+    wide, C = np.insert(X, 1, 0.0, axis=1), X.T @ X / 20
+    moment = np.insert(np.insert(C, 1, 0.0, axis=0), 1, 0.0, axis=1)
+    for given, more in (
+        ({"X": X, "Y": Y}, {"X": wide, "Y": Y}),
+        ({"target": M, "second_moment": C},
+         {"target": np.insert(M, 1, 1e6, axis=1), "second_moment": moment}),
+    ):  # fmt: skip
+        plain, found = (overt.LinearNetwork(**task, width=width, noise=noise).solve()
+                        for task in (given, more))  # fmt: skip
+        assert found.objective == pytest.approx(plain.objective, rel=1e-9)
+        assert found.status == plain.status
+        assert np.abs(found.V[1]).max() < 1e-12
+
+
+def test_weights_decay_once_a_step_whether_tied_or_not(monkeypatch):
+    asked = []
+    monkeypatch.setattr(units, "masks", lambda *given, decay, **more: asked.append(decay))
+    monkeypatch.setattr(
+        "overt.linear.weights.masks", lambda *given, decay, **more: asked.append(decay)
+    )
+    for net in (overt.LinearNetwork(np.eye(3), 2, DROP, weight_decay=0.3),
+                overt.LinearNetwork(np.eye(3), 2, overt.DropConnect(0.2), weight_decay=0.4),
+                overt.TiedAutoencoder(np.eye(3), 2, DROP, weight_decay=0.5)):  # fmt: skip
+        net.effect.steps(np.random.default_rng(0))
+    assert asked == [(0.3, 0.3), (0.4, 0.4), (0.5, 0.0)]
+    trace = NET.train(1000, 1e-6, records=5, gradient="expected")
+    assert trace.steps.tolist() == [0, 1, 10, 100, 1000]
+
+
+def test_steps_are_taken_in_blocks_until_one_diverges():
+    asked = []
+
+    def kernel(Ut, Vt, x, y, z, rates, decay):
+        asked.append((x.shape, y.shape, z.shape, rates.tolist(), decay.tolist()))
+        Ut += 1.0
+        return len(rates) - (len(asked) == 3)
+
+    samples = sampling.samples_of_target(np.ones((2, 3)), None)
+    advance = sampling.masks(kernel, samples, DROP, (4,), np.random.default_rng(0),
+                             batch_size=5, decay=(0.1, 0.2))  # fmt: skip
+    block = 100_000 // ((2 + 3 + 4) * 5)
+    U, V = np.zeros((2, 4)), np.zeros((3, 4))
+    rates = np.arange(5.0 * block)
+    assert advance([U, V], rates) == 3 * block - 1
+    assert [given[3] for given in asked] == [rates[k : k + block].tolist() for k in
+                                             (0, block, 2 * block)]  # fmt: skip
+    assert {given[:3] for given in asked} == {((block, 5, 3), (block, 5, 2), (block, 5, 4))}
+    assert asked[0][4] == [0.1, 0.2]
+    assert (U == 3.0).all()
+    assert not V.any()
+    asked.clear()
+    assert advance([U, V], rates[:0]) == 0
+    assert asked[0][:3] == ((0, 5, 3), (0, 5, 2), (0, 5, 4))
+    assert len(asked) == 1
+    large = sampling.samples_of_target(np.ones((2, 200_000)), None)
+    one = sampling.masks(kernel, large, DROP, (4,), np.random.default_rng(0))
+    asked.clear()
+    assert one([U, np.zeros((200_000, 4))], rates[:2]) == 2
+    assert len(asked) == 2  # a step at a time
 
 
 SHARES = [
@@ -213,6 +364,217 @@ def test_bounds_of_one_direction():
     assert units.bound(s) == pytest.approx(expected)
     assert units.bound(s) <= expected
     assert UnitShares(np.array([0.3, 0.3]), -1.4).bound(s) == -np.inf
+    for delta in np.random.default_rng(25).uniform(8, 12, (40, 3)):
+        w = 1 / sum(1 / Fraction(x) for x in delta.tolist())
+        cost = Fraction(-1.4) + w
+        found = Fraction(UnitShares(delta, -1.4).bound(s)) - 4  # never above, and hardly below
+        assert Fraction(1 - 1e-14) < found / (9 * cost / (1 + cost)) < Fraction(1 - 1e-16)
+
+
+def test_objectives_count_as_zero_below_what_rounding_of_the_noise_leaves():
+    for noise, expected in (
+        (NOISES[2], 32 * np.finfo(float).eps / 1e-9), (overt.Dropout(0.9), 1e-10),
+        (overt.CovarianceNoise(np.ones(3), 0.1 * NOISES[2].characteristic(3)),
+         0.1 * 32 * np.finfo(float).eps / 1e-9),
+        (overt.CovarianceNoise(np.ones(3), 5.0 * NOISES[2].characteristic(3)),
+         32 * np.finfo(float).eps / 1e-9),
+        (overt.CovarianceNoise(np.ones(3), 1e-7 * NOISES[2].characteristic(3)), 1e-10),
+        (overt.DropBlock(0.4, 2, "sliding"), 1e-10),
+    ):  # fmt: skip
+        assert effect(noise).least == pytest.approx(expected, rel=1e-9, abs=0)
+
+
+def test_bounds_that_cancel_are_less_what_rounding_may_have_added():
+    one = np.ones(1)
+    assert UnitShares(one).bound(one) == 0.5  # min (1 - a)^2 + a^2
+    found = UnitShares(one, -0.5).bound(one)  # min (1 - a)^2 + a^2 / 2
+    assert 1 / 3 - 1e-14 < found < 1 / 3 - 1e-16
+
+
+def test_a_relaxation_is_its_best_bound_less_rounding():
+    told = []
+
+    class Task:
+        residual = 0.3
+
+        def rounding(self, *given):
+            told.append(given)
+            return 0.01
+
+    top = Leading(np.eye(3), np.array([3.0, 2.0, 0.1]), np.eye(3), 0.7)
+    costs = [UnitShares(np.full(3, lam)) for lam in (0.5, 1.0)]
+    found = relax(lambda envelope: top, costs, Task(), 0.2)
+    s = top.s - 0.2
+    lam = 1.0 / 3  # of |A|_*^2; two values survive
+    a = np.r_[s[:2] - lam * np.sum(s[:2]) / (1 + 2 * lam), 0.0]
+    spent = np.sum(np.minimum(top.s, 0.2) * (2 * top.s - np.minimum(top.s, 0.2)))
+    s = np.maximum(s, 0)
+    value = np.sum((s - a) ** 2) + lam * np.sum(a) ** 2 + spent + 0.7 + 0.3
+    assert found.bound == pytest.approx(value - 0.01)
+    np.testing.assert_allclose(found.spectrum, a, atol=1e-12)
+    assert found.rank == 2
+    loss = np.sum((s - a) ** 2) + spent + 0.7
+    assert told == [(pytest.approx(value), pytest.approx(loss), pytest.approx(np.sum(a)))]
+
+
+def test_factors_are_looked_for_until_they_attain_the_bound(monkeypatch):
+    rng, asked = np.random.default_rng(22), []
+    X, Y = rng.standard_normal((2, 30, 4)) * [3.0, 2.0, 1.0, 1.0]
+    task = overt.LinearNetwork(X=X, Y=Y, width=3, noise=NOISES[2]).effect
+    U, P = rng.standard_normal((2, 3, 3))
+
+    def best(self, *given):
+        asked.append(given)
+        return U, P
+
+    monkeypatch.setattr(UnitNoise, "best_factors", best)
+    found, ((m, start, enough),) = task.best_weights(), asked
+    C, K = X.T @ X / 30, Y.T @ X / 30
+    L = np.linalg.cholesky(C)
+    left, s, right = np.linalg.svd(np.linalg.solve(L, K.T).T)
+    residual = np.sum(Y**2) / 30 - np.sum(s**2)
+    np.testing.assert_allclose(m, s[:3])
+    assert enough == pytest.approx(task.relaxation.bound - residual - s[3] ** 2)
+    np.testing.assert_allclose(start @ start.T, np.diag(task.relaxation.spectrum), atol=1e-9)
+    A = left[:, :3] @ U @ P.T @ right[:3] @ np.linalg.inv(L)
+    np.testing.assert_allclose(found[0] @ found[1].T, A, atol=1e-9)
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 5])
+def test_thresholds_of_blocks_raise_the_bound_most(block):
+    pytest.importorskip("flint")
+    from overt.linear.proposals import block_thresholds
+
+    for s, w in (([3.0, 2.0, 1.0, 0.5], 0.7), ([3.0, 0.2, 0.1], 0.1), ([2.0, 2.0, 2.0, 1.0], 4.0),
+                 ([0.8, 0.7, 0.3, 0.0], 1.0), ([1.0, 0.0], 2.0)):  # fmt: skip
+        s, g = np.array(s), cp.Variable(len(s), nonneg=True)
+        largest = cp.sum_largest(cp.square(g), min(block, len(s))) / w
+        goal = np.sum(s**2) - cp.sum_squares(cp.pos(s - g)) - largest
+        best = cp.Problem(cp.Maximize(goal)).solve(solver=cp.CLARABEL)
+        found = block_thresholds(s, w, block)
+        squares = np.sort(found**2)[::-1]
+        reached = np.sum(s**2) - np.sum(np.maximum(s - found, 0) ** 2) - squares[:block].sum() / w
+        assert reached == pytest.approx(best, abs=1e-6)
+        assert not block_thresholds(s, 0.0, block).any()
+
+
+def test_descents_know_no_units():
+    """Weights times 2^40 and objectives times 2^30: the same steps, to the last bit."""
+
+    def value(A, unit=1.0, scale=1.0):
+        x = A / unit
+        f = np.sum((x**2 - [[1.0, 2.0, 3.0]]) ** 2) + 0.1 * np.sum(x) ** 2
+        slope = 4 * x * (x**2 - [[1.0, 2.0, 3.0]]) + 0.2 * np.sum(x)
+        return scale * float(f), (scale / unit * slope,)
+
+    start = np.array([[0.3, 0.2, 0.7]])
+    (plain,) = descend(value, (start,))
+    far, high = 2.0**40, 2.0**30
+    (found,) = descend(lambda A: value(A, far, high), (far * start,))
+    np.testing.assert_array_equal(found / far, plain)
+    for goal in (0.0, 1.0):  # from nothing, which may cost nothing
+        (found,) = descend(lambda A, g=goal: (np.sum((A - g) ** 2), (2 * (A - g),)), (0 * start,))
+        np.testing.assert_allclose(found, goal, atol=1e-7)
+    np.testing.assert_array_equal(NET.effect.regression.root, np.eye(3))
+
+
+@pytest.mark.parametrize("as_operator", [False, True])
+@pytest.mark.parametrize("noise", [overt.Dropout(0.9), overt.Dropout(0.05), overt.DropBlock(0.9, 2),
+                                   overt.DropBlock(0.5, 10)])  # fmt: skip
+def test_large_targets_give_what_dense_ones_give(noise, as_operator):
+    """Values that decrease slowly, of which 8, 16 or all are looked at, and more of a block."""
+    rng = np.random.default_rng(23)
+    left, right = (np.linalg.qr(rng.standard_normal((n, 24)))[0] for n in (30, 24))
+    M = left * np.linspace(3, 1, 24) @ right.T
+    target = scipy.sparse.csr_array(M)
+    if as_operator:
+        target = scipy.sparse.linalg.aslinearoperator(target)
+    found, plain = (overt.LinearNetwork(T, 20, noise) for T in (target, M))
+    assert found.effect.regression.scale == pytest.approx(np.sum(M**2))
+    for envelope in plain.effect.sharing.envelopes():
+        top, s = found.effect.regression.leading(20, envelope), np.linspace(3, 1, 24)
+        n = max(8, 1 + getattr(noise, "block_size", 1))
+        while n < 20 and shrink(s[:n], envelope)[-1] > 0:
+            n = min(2 * n, 20)
+        np.testing.assert_allclose(top.s, s[:n])
+        assert top.rest == pytest.approx(np.sum(s[n:] ** 2))
+        part = left[:, :n] * s[:n] @ right[:, :n].T
+        np.testing.assert_allclose(top.left * top.s @ top.right.T, part, atol=1e-9)
+    U, V = rng.standard_normal((30, 20)), rng.standard_normal((24, 20))
+    assert found.objective(U, V) == pytest.approx(plain.objective(U, V))
+    assert found.effect.relaxation.bound == pytest.approx(plain.effect.relaxation.bound)
+
+
+def test_targets_of_one_row_or_of_nothing():
+    one = scipy.sparse.csr_array(np.array([[1.0, 0.0, 2.0]]))
+    found, plain = (overt.LinearNetwork(T, 2, DROP).solve() for T in (one, one.toarray()))
+    assert found.objective == pytest.approx(plain.objective)
+    for shape in ((0, 3), (3, 0)):
+        with pytest.raises(InputError, match="target must not be empty"):
+            overt.LinearNetwork(scipy.sparse.csr_array(shape), 2, DROP)
+
+
+def test_products_that_cancel_are_right_to_four_slices():
+    """Of 600 terms of one sign, less their sum as a float: slices have 21 bits."""
+    rng = np.random.default_rng(26)
+    A, B = np.abs(rng.standard_normal((2, 600))), np.abs(rng.standard_normal((600, 2)))
+    A, B = np.c_[A, np.ones(2)], np.r_[B, -(A @ B)[:1]]
+    found = whitening.product(A, B)
+    for j in range(2):
+        pairs = zip(A[0].tolist(), B[:, j].tolist(), strict=True)
+        exact = sum(Fraction(a) * Fraction(b) for a, b in pairs)
+        assert 0 < abs(exact) < 1e-12
+        assert abs(Fraction(found[0, j]) - exact) <= 2.0**-84 * 600 * A.max() * B[:-1].max()
+
+
+def test_roots_are_looked_for_until_they_attain_the_bound(monkeypatch):
+    M, asked = np.diag([3.0, 2.0, 1.0, -0.5]) + np.eye(4, k=1), []
+    task = overt.TiedAutoencoder(M, 3, NOISES[2]).effect
+    B = np.random.default_rng(27).standard_normal((3, 3))
+
+    def best(self, *given):
+        asked.append(given)
+        return B
+
+    monkeypatch.setattr(UnitNoise, "best_root", best)
+    (U,), ((m, a, enough),) = task.best_weights(), asked
+    values, W = np.linalg.eigh((M + M.T) / 2)
+    np.testing.assert_allclose(m, values[:0:-1])
+    np.testing.assert_allclose(a, task.relaxation.spectrum)
+    rest = values[0] ** 2 + np.sum((M - M.T) ** 2) / 4
+    assert enough == pytest.approx(task.relaxation.bound - rest)
+    W = W[:, :0:-1]
+    np.testing.assert_allclose(U @ U.T, W @ B @ B.T @ W.T, atol=1e-9)
+
+
+@pytest.mark.parametrize("unit", [0.0, 1.0, 1e6])
+def test_curvatures_are_differences_in_units_of_the_weights(unit):
+    theta, asked = unit * np.array([3.0, 4.0]), []
+    descent._rounding(lambda x: asked.append(x) or (0.0, x), theta)
+    step = 1e-4 * (unit * np.sqrt(12.5) or 1.0)
+    moves = step * np.array([[1, 0], [-1, 0], [0, 1], [0, -1]])
+    np.testing.assert_allclose(np.array(asked) - theta, moves, atol=1e-6 * step)
+
+
+@pytest.mark.parametrize(("size", "rounds"), [(2, True), (100, True), (101, False)])
+def test_few_weights_are_taken_in_rounds(monkeypatch, size, rounds):
+    seen, turn = [], descent._rounding
+    monkeypatch.setattr(descent, "FIRST", 2)
+    monkeypatch.setattr(descent, "_rounding", lambda *given: seen.append(1) or turn(*given))
+    scale = np.logspace(0, 3, size)
+    (found,) = descend(lambda x: (np.sum(scale * (x - 1) ** 2), (2 * scale * (x - 1),)),
+                       (np.zeros(size),))  # fmt: skip
+    np.testing.assert_allclose(found, 1.0, atol=1e-5)
+    assert bool(seen) == rounds
+
+
+def test_floors_are_found_of_so_many_weights(monkeypatch):
+    net = overt.LinearNetwork(np.diag([2.0, 1.0]), 2, DROP)
+    monkeypatch.setattr("overt.linear.floor.LARGEST", 8)
+    assert net.floor(1e-3, samples=2).flat >= 0
+    monkeypatch.setattr("overt.linear.floor.LARGEST", 7)
+    with pytest.raises(InputError, match="at most 7 weights, got 8"):
+        net.floor(1e-3, samples=2)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -228,6 +590,10 @@ def test_pairs_lie_below_the_matrix_and_touch_it(seed):
         assert -1e-10 * top <= least <= 1e-6 * top
     deltas = np.array([pair.delta[0] for pair in found])
     assert np.all(np.diff(deltas) >= 0)
+    low, high = np.linalg.eigvalsh(Gamma)[:2]
+    inner = np.arange(0.5, 32) / 32
+    np.testing.assert_allclose(deltas[:32], low * inner, atol=1e-10)
+    assert set(np.round(deltas[32:], 8)) <= set(np.round(low + (high - low) * inner, 8))
 
 
 def test_envelopes_are_below_every_penalty():
@@ -249,6 +615,12 @@ def test_envelopes_are_below_every_penalty():
     small, other = envelopes(NOISES[2], 3)
     assert small[0] == pytest.approx(np.linalg.eigvalsh(Gamma)[0] / 3)
     assert other[0] == pytest.approx(1 / np.sum(np.linalg.inv(Gamma)))
+    for size in (2, 3):
+        noise = overt.DropBlock(0.5, size, "sliding")
+        gamma = 1 / np.sum(np.linalg.inv(noise.characteristic(6)))
+        (_, nuclear), (weight, norm) = envelopes(noise, 6)
+        assert type(nuclear).__name__ == "SquaredNuclear"
+        assert (norm.k, weight) == (size, pytest.approx(gamma))
 
 
 def test_decay_leaves_a_target_of_thresholded_values():
@@ -259,7 +631,8 @@ def test_decay_leaves_a_target_of_thresholded_values():
         plain = np.sum((s - a) ** 2) + 2 * 0.5 * np.sum(a) + 0.7
         assert np.sum((top.s - a) ** 2) + top.rest == pytest.approx(plain)
     a = np.array([2.0, 1.0, 1e-13, 1e-15])
-    assert positive(a).tolist() == [True, True, True, False]
+    for unit in (1e-100, 1.0, 1e100):
+        assert positive(unit * a).tolist() == [True, True, True, False]
     assert not positive(np.zeros(2)).any()
     assert numerical_rank(np.array([2.0, 1e-6, 1e-8])) == 2
     assert numerical_rank(np.zeros(3)) == 0
@@ -277,27 +650,35 @@ def test_roots_of_second_moments(steep):
     for root in (found, other):
         np.testing.assert_allclose(root.L @ root.L.T / np.outer(scale, scale),
                                    C / np.outer(scale, scale), atol=1e-12)  # fmt: skip
-        np.testing.assert_allclose(root.L_inverse @ root.L, np.eye(4), atol=1e-6)
+        # Right up to the inputs' condition, of which C has the square.
+        sigma = np.linalg.svd(X / scale, compute_uv=False)
+        within = 8 * np.finfo(float).eps * sigma[0] / sigma[-1]
+        np.testing.assert_allclose(root.L_inverse @ root.L, np.eye(4), atol=within)
     assert (found.ill, other.ill) == (steep > 0, steep > 0)
     np.testing.assert_allclose(basis.T @ basis, np.eye(4), atol=1e-9)
     np.testing.assert_allclose(np.sqrt(30) * basis @ found.L.T, X, atol=1e-9 * scale.max())
     assert cut.shape == (4, 0)
     flat = np.c_[X[:, 0], X[:, 1], X[:, 0] + X[:, 1]]
     assert whitening.of_data(flat, 30)[0].L.shape == (3, 2)
+    for apart, rank in ((1e-14, 49), (2e-13, 50)):  # eigenvalues beside 4 n eps times the largest
+        C = np.eye(50)
+        C[3, 7] = C[7, 3] = 1 - apart
+        assert whitening.of_moment(C)[0].L.shape == (50, rank)
     C = flat.T @ flat / 30
     root, cut = whitening.of_moment(C)
     assert (root.L.shape, cut.shape) == ((3, 2), (3, 1))
     size = np.sqrt(np.diag(C))
     limit = 4 * 3 * np.finfo(float).eps * np.linalg.eigvalsh(C / np.outer(size, size))[-1]
-    assert np.linalg.norm(cut / size[:, None]) == pytest.approx(np.sqrt(limit))
+    assert np.linalg.norm(cut / size[:, None]) == pytest.approx(np.sqrt(limit), rel=1e-9, abs=0)
     for bad in (np.diag([1.0, -1.0]), np.zeros((2, 2)), np.array([[1.0, 2.0], [2.0, 1.0]])):
         with pytest.raises(InputError, match="positive semi-definite"):
             whitening.of_moment(bad)
     with pytest.raises(InputError, match="X must not be zero"):
         whitening.of_data(np.zeros((3, 2)), 3)
-    with pytest.warns(UserWarning, match="directions that are zero"):
-        whitening.tell_of_what_was_cut(2e-9, 1.0)
-    whitening.tell_of_what_was_cut(0.9e-9, 1.0)
+    for seen in (1.0, 1e6):
+        with pytest.warns(UserWarning, match="directions that are zero"):
+            whitening.tell_of_what_was_cut(2e-9 * seen, seen)
+        whitening.tell_of_what_was_cut(0.9e-9 * seen, seen)
 
 
 def test_products_are_rounded_once():
@@ -471,6 +852,98 @@ def test_chains_of_a_deep_network(count):
     assert quiet.effect.imbalance(*zero) == 0.0
 
 
+@pytest.mark.parametrize(("values", "tried", "best"), [
+    ((5.0, 4.0, 3.0, 6.0), [3, 2, 4], 3), ((1.0, 2.0, 3.0, 9.0), [3, 2, 1], 1),
+    ((9.0, 4.0, 4.0, 1.0), [3, 2, 1], 2), ((9.0, 5.0, 4.0, 1.0), [3, 2, 4], 4),
+])  # fmt: skip
+def test_numbers_of_chains_are_tried_while_they_gain(monkeypatch, values, tried, best):
+    task = overt.DeepLinearNetwork(np.diag([4.0, 3.0, 2.5, 0.1]), (4, 6), (0.3, 0.5)).effect
+    m, lams, asked = np.array([1.0, 0.8, 0.3, 0.1]), (0.3 / 0.7, 1.0), []
+
+    def chains(part, q, damping, widths):
+        n = len(part)
+        expected = np.prod([1 + lam * n / d for lam, d in zip(lams, (4, 6), strict=True)])
+        assert (part.tolist(), q, tuple(widths)) == (m[:n].tolist(), 4, (4, 6))
+        assert damping == pytest.approx(expected)
+        asked.append(n)
+        return [np.full((1, 1), n), np.full((1, 1), n)]
+
+    def descend(value, start, tol):
+        assert tol == 1e-10
+        assert start[0] == nudged(np.full((1, 1), asked[-1]), 0)
+        assert start[1] == nudged(np.full((1, 1), asked[-1]), 1)
+        return [np.full((1, 1), asked[-1])]
+
+    monkeypatch.setattr(layers, "_chains", chains)
+    monkeypatch.setattr(layers, "descend", descend)
+    found = task._best_chains(m, lambda W: (values[int(W[0, 0]) - 1], ()))
+    gains = [np.sum(m[:n] ** 2) / np.prod([1 + lams[0] * n / 4, 1 + lams[1] * n / 6])
+             for n in range(1, 5)]  # fmt: skip
+    assert np.argmax(gains) == 1  # two chains come first
+    assert found == [[best]]
+    assert asked == tried
+
+
+def test_deep_weights_are_refined_in_units_of_the_target(monkeypatch):
+    rng, asked = np.random.default_rng(24), []
+    X, Y = rng.standard_normal((2, 40, 4)) * [3.0, 2.0, 1.0, 0.5]
+    task = overt.DeepLinearNetwork(X=X, Y=Y, widths=(3, 5), drop_prob=(0.3, 0.5)).effect
+    left, s, right = task.regression.svd
+    weights = [rng.standard_normal(shape) for shape in ((3, 3), (5, 3), (3, 5))]
+
+    def refine(*given, needed):
+        asked.append((*given, needed))
+        return weights
+
+    monkeypatch.setattr(layers, "refine", refine)
+    monkeypatch.setattr(type(task), "_best_chains", lambda self, m, value: m)
+    found, ((value, (m,), enough, tries, needed),) = task._refined(), asked
+    np.testing.assert_allclose(m, s[:3] / s[0])
+    assert (tries, needed) == (3, 3)
+    bound = task.relaxation.bound - task.regression.residual - s[3] ** 2
+    assert enough == pytest.approx(bound / s[0] ** 2)
+    assert value(*weights)[0] == task.whitened_value(np.diag(s[:3]) / s[0], *weights)[0]
+    A = found[2] @ found[1] @ found[0]
+    expected = s[0] * left[:, :3] @ weights[2] @ weights[1] @ weights[0] @ right[:, :3].T
+    np.testing.assert_allclose(A, expected, atol=1e-9)
+    for W, V in zip(found, weights, strict=True):
+        assert np.linalg.norm(W) == pytest.approx(s[0] ** (1 / 3) * np.linalg.norm(V))
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_floors_step_by_step(batch):
+    net, eta, count = overt.LinearNetwork(np.diag([2.0, 1.0]), 2, DROP), 0.01, 7
+    found = net.floor(eta, batch_size=batch, samples=count, seed=5)
+    U, V = net.effect.best_weights()
+    theta = np.r_[U.ravel(), V.ravel()]
+
+    def half(x):
+        return net.objective(x[:4].reshape(2, 2), x[4:].reshape(2, 2)) / 2
+
+    H = np.stack([differences(lambda x, k=k: differences(half, x, 1e-3)[k], theta, 1e-3)
+                  for k in range(8)])  # fmt: skip
+    h, Q = np.linalg.eigh((H + H.T) / 2)
+    advance, moves = net.effect.steps(np.random.default_rng(5)), []
+    for _ in range(count):
+        weights = [U.copy(), V.copy()]
+        advance(weights, np.ones(1))
+        moves.append(theta - np.r_[weights[0].ravel(), weights[1].ravel()])
+    noise = (np.array(moves) - np.mean(moves, axis=0)) @ Q
+    stiff = h > 1e-6 * h[-1]
+    costs = sum(noise[:, i] ** 2 * eta / (batch * (2 - eta * h[i])) for i in np.flatnonzero(stiff))
+    costs = costs * count / (count - 1)
+    assert (found.flat, found.curvature) == (np.sum(~stiff), pytest.approx(h[-1], rel=1e-4))
+    assert 0 < found.flat < 8
+    assert found.excess == pytest.approx(np.mean(costs), rel=1e-4)
+    assert found.standard_error == pytest.approx(np.std(costs, ddof=1) / np.sqrt(count), rel=1e-4)
+    assert found.optimum == pytest.approx(net.objective(U, V))
+    assert found.objective == pytest.approx(found.optimum + found.excess)
+    limit = 2 / found.curvature
+    with pytest.raises(InputError, match="beyond which descent diverges"):
+        net.floor(limit * 1.0001, samples=2)
+    assert net.floor(limit * 0.999, samples=2).excess > 0
+
+
 def test_sampled_gradients_are_those_of_masked_networks():
     net = overt.DeepLinearNetwork(np.diag([3.0, 2.0]), (3, 4), (0.3, 0.5)).effect
     rng = np.random.default_rng(13)
@@ -588,7 +1061,9 @@ def test_frames_of_projections_exist_where_theory_says():
         ([0.5, 0.5], 1, False), ([0.5, 0.5], 2, True), ([0.7, 0.3], 2, True),
         ([0.6, 0.7, 0.7], 2, False), ([0.4, 0.3, 0.3], 3, True), ([0.4, 0.3, 0.3], 2, False),
         ([0.6, 0.7, 0.7], 3, True), ([0.5] * 4, 4, True), ([0.4] * 5, 4, True),
-        ([0.4] * 5, 3, False), ([0.9, 0.5, 0.3, 0.3], 3, None), ([0.9, 0.5, 0.3, 0.3], 4, True),
+        ([0.4] * 5, 3, False),
+        ([0.9, 0.6, 0.4, 0.1], 2, True), ([0.9, 0.5, 0.4, 0.2], 2, False),
+        ([0.9, 0.5, 0.3, 0.3], 3, None), ([0.9, 0.5, 0.3, 0.3], 4, True),
     ):  # fmt: skip
         assert blocks.attained(np.array(t), count) is expected, (t, count)
 
@@ -604,6 +1079,16 @@ def test_blocks_carry_the_map(count, size):
     assert cost >= least * (1 - 1e-9)
     assert (cost <= least * (1 + 1e-6)) == blocks.attains_bound(a, count, size)
     assert blocks.attains_bound(np.zeros(0), count, size)
+
+
+def test_occupancies_of_one_up_to_rounding_are_not_free():
+    a = np.array([1.1, 0.7, 0.3, 0.3, 0.1, 0.1, 0.1])
+    t = np.asarray(KSupport(5).occupancy(a))
+    assert ((t < 1) & (t > 0.9)).any()
+    assert [blocks.attains_bound(a, count, 5) for count in (2, 3)] == [False, True]
+    U, V = blocks.block_factors(np.eye(7), a, np.eye(7), 20, 5)  # four blocks: by signs alone
+    cost = sum(np.linalg.norm(U[:, k : k + 5] @ V[:, k : k + 5].T) ** 2 for k in (0, 5, 10, 15))
+    assert cost == pytest.approx(float(KSupport(5).value(a)) / 4, rel=1e-12)
 
 
 def test_the_best_symmetric_map_without_noise():
@@ -699,5 +1184,8 @@ def test_training_is_measured_at_its_records(scale):
     size = (np.sum(M**2) / 27) ** 0.25
     drawn = np.random.default_rng(2).standard_normal((3, 3))
     np.testing.assert_allclose(start.weights[0][2], size * drawn, rtol=1e-6)
+    nothing = overt.LinearNetwork(np.zeros((3, 3)), 3, DROP)
+    start = nothing.train(1, 1e-12, seeds=3, gradient="expected")
+    np.testing.assert_allclose(start.weights[0][2], drawn, rtol=1e-6)
     lost = net.train(5, 1e9, seeds=1, gradient="expected")
     assert (lost.status, lost.diverged.tolist()) == ("diverged", [True])

@@ -97,6 +97,19 @@ def test_optima_are_proved_and_the_checker_agrees(name, tmp_path):
     assert proof.statement.startswith("Proved: ")
 
 
+def test_relative_gaps_are_those_of_bounds_or_of_a_share_of_the_target():
+    for drop_prob, factor in ((0.3, 1.1), (0.0, 1.001)):
+        net = overt.LinearNetwork(M, 6, overt.Dropout(drop_prob))
+        best = net.solve()
+        proof = net.certify(factor * best.U, best.V, rigorous=True)
+        least = max(proof.lower_bound, 1e-10 * np.sum(M**2))
+        assert proof.gap == pytest.approx(proof.objective - proof.lower_bound)
+        assert proof.relative_gap == pytest.approx(proof.gap / least) != 0
+    nothing = overt.LinearNetwork(0 * M, 6, drop)
+    zeros = [np.zeros_like(W) for W in (best.U, best.V)]
+    assert nothing.certify(*zeros, rigorous=True).relative_gap == 0
+
+
 def random_problem(rng):
     """A network whose optimum has a closed form, in float64."""
     m, n, d = rng.integers(1, 7, 3)

@@ -57,7 +57,7 @@ def factors(seed=1, outputs=5):
     return 0.5 * rng.standard_normal((4, outputs)), 0.5 * rng.standard_normal((4, 3))
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.3])
+@pytest.mark.parametrize("decay", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("name", ["unit_steps", "weight_steps", "tied"])
 def test_compiled_steps_equal_the_reference(name, batch, decay):
@@ -70,9 +70,15 @@ def test_compiled_steps_equal_the_reference(name, batch, decay):
             Ut, steps_of, outputs = Vt, steps.unit_steps, y[..., :3].copy()
         else:
             steps_of, outputs = getattr(steps, name), y
-        decays = np.array([decay, 0.0 if name == "tied" else decay])
-        assert steps_of(Ut, Vt, x, outputs, mask, np.full(300, 0.01), decays) == 300
+        decays = np.array([decay, 0.0 if name == "tied" else 2 * decay])
+        rates = np.linspace(0.02, 0.001, 300)
+        assert steps_of(Ut, Vt, x, outputs, mask, rates, decays) == 300
         ends.append((Ut, Vt))
+        far = outputs.copy()  # the squares of errors of a step must stay below 1e40
+        far[7, 0, 0] = 1.1e20
+        assert steps_of(Ut.copy(), Vt.copy(), x, far, mask, 0 * rates, decays) == 7
+        far[7, 0, 0] = 0.9e20
+        assert steps_of(Ut.copy(), Vt.copy(), x, far, mask, 0 * rates, decays) == 300
     for a, b in zip(*ends, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
 
@@ -164,6 +170,26 @@ def test_divergence_is_reported_not_raised():
     assert run.diverged.all()
     assert "learning rate" in run.status.explanation
     assert np.isnan(run.objective[:, -1]).all()
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_weights_of_which_some_are_not_finite_are_not_measured(which):
+    def advance(weights, rates):
+        weights[which][0] = np.inf if len(rates) else 0.0
+        return len(rates)
+
+    def measure(weights):
+        assert all(np.isfinite(W).all() for W in weights)
+        return 1.0, 2.0, 3
+
+    found = training.run_seeds(
+        lambda rng: [np.zeros(2), np.zeros(3)], lambda rng: advance, measure, steps=5,
+        learning_rate=0.1, seeds=2, records=[2], n_jobs=1, optimum=0.5,
+    )  # fmt: skip
+    assert found.diverged.tolist() == [True, True]
+    assert found.objective[:, 0].tolist() == [1.0, 1.0]
+    assert np.isnan(found.objective[:, 1:]).all()
+    assert found.rank[:, 1:].max() == -1
 
 
 def test_an_interrupt_keeps_what_was_computed(monkeypatch):
@@ -290,7 +316,7 @@ def test_a_noise_of_ones_own_works_everywhere(network):
     np.testing.assert_array_equal(both.weights[0][1], again.weights[0][0])
 
 
-@pytest.mark.parametrize("masks", [np.ones((1, 4)), np.full((8, 4), np.nan)], ids=["one", "nan"])
+@pytest.mark.parametrize("masks", [np.ones((1, 4)), np.diag([np.inf] + [1.0] * 7)[:, :4]])
 def test_masks_that_cannot_be_used_are_refused(masks):
     class Mine(MyDropout):
         def sample(self, width, size=1, seed=None):

@@ -83,10 +83,7 @@ def lbfgs(theta, sizes, rows, cols, values, lam, tol, steps):  # type: ignore[no
             i = k % _MEMORY
             p += (a[i] - rho[i] * np.dot(Y[i], p)) * S[i]
         slope, step = np.dot(g, p), 1.0
-        if slope >= 0:
-            kept = 0
-            continue
-        while step > 1e-12:
+        while slope < 0 and step > 1e-12:
             new = x + step * p
             f_new = loss_gradient(new, sizes, rows, cols, values, lam, h)
             if f_new <= f + 1e-4 * step * slope:

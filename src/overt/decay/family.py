@@ -81,17 +81,12 @@ def _curves(epsilon: float, depth: int, rank: int) -> list[_Curve]:
     zero = 2 * np.arcsinh(epsilon / 2)  # log tan(t)^2 where the missing entry is 0
     match rank:
         case 2:
-            grids = {0: _grid(-40, -1e-9)}
+            ends = {0: (-40.0, -1e-9)}
         case 1:
-            grids = {1: _grid(-40, zero - 1e-9), -1: _grid(zero + 1e-9, 40)}
+            ends = {1: (-40.0, zero - 1e-9), -1: (zero + 1e-9, 40.0)}
         case _:
             raise InputError(f"rank must be 1 or 2, got {rank!r}")
-    return [_Curve(epsilon, 2 / depth, sign, grid) for sign, grid in grids.items()]
-
-
-def _grid(first: float, last: float) -> Floats:
-    points = np.r_[np.linspace(-40, 40, 4001), np.linspace(-4, 4, 8001), first, last]
-    return np.unique(np.clip(points, first, last))
+    return [_Curve(epsilon, 2 / depth, s, np.linspace(*at, 40_001)) for s, at in ends.items()]
 
 
 class _Curve:

@@ -121,7 +121,7 @@ def find_jumps(
     finished = np.isfinite(runs.train_error[:, -1])
     surviving, lower, upper = survival(jump_step[finished], runs.steps, confidence)
     ratio = spectral_ratio(runs.singular_values, rank)
-    size = np.sqrt(runs.train_error[:, 0].max()) if len(runs.train_error) else 1.0
+    size = np.sqrt(runs.train_error[:, 0].max())
     below, came_back = zip(*(_visits(row, threshold, floor) for row in ratio), strict=True)
     times = np.where(jump_step[finished] != NEVER, jump_step[finished].astype(float), np.inf)
     median = float(np.median(times)) if len(times) else float("nan")

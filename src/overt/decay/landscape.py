@@ -155,9 +155,9 @@ def smallest_fitting_rank(problem: Entries, *, starts: int = 8, seed: Seed = 0) 
     layers.check_entries(problem)
     rng, scale = generator(seed), layers.cost(problem, np.zeros(problem.shape))
     starts = whole("starts", starts)
-    least = _block_rank(problem)
     if scale == 0:
         return FittingRank(0, 0)
+    least = _block_rank(problem)
     for rank in range(least, min(problem.shape)):
         for start in random_starts(problem, 2, rank, starts, rng):
             weights = start
@@ -169,11 +169,11 @@ def smallest_fitting_rank(problem: Entries, *, starts: int = 8, seed: Seed = 0) 
 
 
 def _block_rank(problem: Entries) -> int:
-    """Return the largest rank of a block of rows and columns that is observed whole."""
+    """Return the largest rank of a block that is observed whole, where not all values are 0."""
     A = np.full(problem.shape, np.nan)
     A[problem.rows, problem.cols] = problem.values
     A = A if len(A) <= A.shape[1] else A.T
-    best, sizes = 0, range(1, len(A) + 1) if len(A) <= _BLOCKS else (1, 2, len(A))
+    best, sizes = 1, range(2, len(A) + 1) if len(A) <= _BLOCKS else (2, len(A))
     for size in sizes:
         for rows in combinations(range(len(A)), size):
             block = A[list(rows)]

@@ -64,7 +64,7 @@ class Search:
                 n += 1
             w = len(places)
         self.starts[width] = n
-        self.unseen[width] = min(1.0, w * (w + 1) / (n * (n - 1))) if n > 1 else 1.0
+        self.unseen[width] = min(1.0, w * (w + 1) / (n * (n - 1)))
 
     def _end(self, weights: layers.Layers, ladder: bool) -> int:
         """Return the number of the place where a descent ends."""
@@ -118,7 +118,7 @@ def polish(problem: Entries, weights: layers.Layers, lam: float) -> list[Floats]
     for _ in range(8):
         W = layers.unflatten(theta, shapes)
         g = layers.flatten(layers.gradient(problem, W, lam))
-        if not g.size or np.abs(g).max() < 1e-14:
+        if np.abs(g).max() < 1e-14:
             break
         values, vectors = np.linalg.eigh(layers.hessian(problem, W, lam))
         if values[0] < -1e-6 * values[-1]:

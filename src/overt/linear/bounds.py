@@ -76,14 +76,14 @@ def envelopes(noise: Noise, width: int) -> list[tuple[float, SpectralNorm]]:
 
 
 def pairs_below(Gamma: Floats) -> list[UnitShares]:
-    """Return pairs with Gamma >= delta I + gamma 1 1': for each delta the largest gamma.
+    """Return pairs with Gamma >= delta I + gamma 1 1': for each delta the largest gamma; width > 1.
 
     With Gamma = Q diag(c) Q' and q = Q'1 that is gamma = 1 / sum_i q_i^2 / (c_i - delta), where
     delta < c_1, or delta < c_2 and the sum is negative: 1 1' lifts one direction at most.
     """
     values, Q = np.linalg.eigh(Gamma)
     ones, width, slack = np.sum(Q, axis=0) ** 2, len(Gamma), 1e-12 * values[-1]
-    low, high = max(values[0] - slack, 0.0), max(values[min(1, width - 1)] - slack, 0.0)
+    low, high = max(values[0] - slack, 0.0), max(values[1] - slack, 0.0)
     inner = (np.arange(PAIRS) + 0.5) / PAIRS
     found = []
     for delta in [*(low * inner), *(low + (high - low) * inner)]:

@@ -137,7 +137,7 @@ def settle(
         reached = value(*found)[0]
         if reached < lowest * (1 - SAME) or i < alike:
             agreeing = 1
-        elif abs(reached - lowest) <= SAME * abs(lowest):
+        elif reached <= lowest * (1 + SAME):
             agreeing += 1
         if reached < lowest:
             best, lowest = found, reached

@@ -158,11 +158,9 @@ def _outside(
     j = next((i for i in range(len(values)) if i not in kept), None)
     if j is None:
         return np.inf, np.zeros_like(U)
-    sigma, right = np.linalg.svd(U)[1:]
-    r = U.shape[1]
-    least = sigma[-1] ** 2 if len(sigma) == r else 0.0
-    alpha = lam * float(np.sum(U**2)) / r
-    return float(4 * (least + alpha - values[j])), np.outer(vectors[:, j], right[-1])
+    sigma, right = np.linalg.svd(U)[1:]  # the last is zero if U has more columns than rows
+    alpha = lam * float(np.sum(U**2)) / U.shape[1]
+    return float(4 * (sigma[-1] ** 2 + alpha - values[j])), np.outer(vectors[:, j], right[-1])
 
 
 def _inside(W: Floats, U: Floats, lam: float) -> tuple[float, Floats]:

@@ -52,9 +52,8 @@ class Samples(NamedTuple):
             rows = rng.integers(0, len(self.inputs), size)
             x, y = self.inputs[rows], self.outputs[rows]
         else:
-            correlated = self.kind == CORRELATED
-            x = rng.standard_normal((size, (self.inputs if correlated else self.outputs).shape[1]))
-            x = x @ self.inputs.T if correlated else x
+            x = rng.standard_normal((size, self.inputs.shape[1]))
+            x = x @ self.inputs.T if self.kind == CORRELATED else x
             y = x @ self.outputs.T
         if self.noise is not None and size:
             x = x * multipliers(self.noise, x.shape[1], size, rng if masks is None else masks)

@@ -84,9 +84,8 @@ class ImplicitRegression:
         limit = min(self.outputs, self.inputs)
         most = min(width, limit)
         norm = None if isinstance(envelope, UnitShares) else envelope[1]
-        k = norm.k if isinstance(norm, KSupport) else 1
         # A k-support norm must see its k largest values, whatever becomes of them.
-        count = min(most, max(8, k + 1))
+        count = min(most, max(8, norm.k + 1) if isinstance(norm, KSupport) else 8)
         while True:
             left, s, right = self._svd(count)
             if count == most or shrink(s, envelope)[-1] == 0:

@@ -138,10 +138,9 @@ def run_seeds(
                     bar.advance(stop - start)
                 alive = np.flatnonzero(~diverged).tolist()
                 list(pool.map(lambda i, c=column: record(i, c), alive))
-                gap = np.nanmean(objective[:, column]) - optimum if not diverged.all() else np.nan
-                bar.advance(0, note=f"gap {gap:.3g}")
                 if diverged.all():
                     break
+                bar.advance(0, note=f"gap {np.nanmean(objective[:, column]) - optimum:.3g}")
         except KeyboardInterrupt:
             status = Status.INTERRUPTED
     if diverged.any() and status is Status.FINISHED:

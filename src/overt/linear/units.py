@@ -81,7 +81,7 @@ class UnitNoise(NoiseEffect):
         if not self.weight_decay:
             return U, V
         u, v = np.linalg.norm(U, axis=0), np.linalg.norm(V, axis=0)
-        ratio = np.sqrt(np.where((u > 0) & (v > 0), v, 1.0) / np.where((u > 0) & (v > 0), u, 1.0))
+        ratio = np.sqrt(np.divide(v, u, out=np.ones_like(u), where=(u > 0) & (v > 0)))
         U, V = U * ratio, V / ratio
         if self.regression.isotropic:
             return U, V
@@ -113,7 +113,7 @@ class UnitNoise(NoiseEffect):
         scale, B = m[0] or 1.0, start / np.sqrt(m[0] or 1.0)
         T, mu = np.diag(m) / scale, self.decay / scale
         if self._value(T, B, B, mu)[0] > enough / scale**2:
-            raised = max(1.0, WEAK / (float(np.abs(self._characteristic).max()) or 1.0))
+            raised = max(1.0, WEAK / (float(np.abs(self._characteristic).max()) or WEAK))
 
             def value(U: Floats) -> tuple[float, Sequence[Floats]]:
                 P = self._partner(T, U, mu, raised)

@@ -36,12 +36,13 @@ class Whitening(NamedTuple):
 def of_data(X: Floats, n: int) -> tuple[Whitening, Floats]:
     """Return the root of C = X'X/n, and an orthonormal basis P of X's columns, X = sqrt(n) P L'."""
     root_n, size = np.sqrt(n), np.sqrt(np.sum(X**2, axis=0) / n)
-    if not size.any():
+    seen = size > 0
+    if not seen.any():
         raise InputError("X must not be zero, nor so small that its squares vanish")
-    size = np.where(size > 0, size, 1.0)
+    size = np.where(seen, size, 1.0)
     basis, sigma, right = np.linalg.svd(X / (root_n * size), full_matrices=False)
     kept = sigma > max(X.shape) * EPS * sigma[0]
-    basis, sigma, right = basis[:, kept], sigma[kept], right[kept]
+    basis, sigma, right = basis[:, kept], sigma[kept], right[kept] * seen
     W, L = right.T / (size[:, None] * sigma), size[:, None] * right.T * sigma
     ill = bool(sigma[0] > MENDED * sigma[-1])
     if ill:
@@ -60,8 +61,10 @@ def of_moment(C: Floats) -> tuple[Whitening, Floats]:
             "second_moment must be positive semi-definite and not zero, got variances from "
             f"{variances.min():.3g} to {variances.max():.3g}"
         )
-    size = np.sqrt(np.where(variances > 0, variances, 1.0))
+    seen = variances > 0
+    size = np.sqrt(np.where(seen, variances, 1.0))
     values, vectors = np.linalg.eigh(C / np.outer(size, size))
+    vectors = vectors * seen[:, None]
     if values[0] < -1e-10 * values[-1]:
         raise InputError(
             "second_moment must be positive semi-definite and not zero, got eigenvalues from "

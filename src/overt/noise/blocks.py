@@ -103,7 +103,7 @@ class DropBlock(Noise):
         c_i counts the block positions that cover unit i; on a grid g is the drop probability.
         """
         shape = self._fitting(width)
-        if self.placement == "grid" or self.drop_prob == 0:
+        if self.placement == "grid":
             return self.drop_prob
         return self._sliding(shape).seed_prob()
 

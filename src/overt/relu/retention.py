@@ -252,7 +252,6 @@ def _coupling(Z: Floats, p: Floats, largest: int = 2000) -> float:
         return 0.0
     from scipy.optimize import linear_sum_assignment
 
-    squares = np.sum(Z * Z, axis=1)
-    rows, cols = linear_sum_assignment(squares[:, None] + squares + 2 * Z @ Z.T)
+    rows, cols = linear_sum_assignment(Z @ Z.T)  # with which sum |z - z'|^2 is least
     D = Z[rows] + Z[cols]
     return max(0.0, (1 - float(np.linalg.norm(D, 2) / np.sqrt(len(Z)))) / 2)
