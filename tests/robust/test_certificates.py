@@ -264,6 +264,18 @@ def test_separation_does_not_depend_on_units(scale):
     assert np.allclose(v, [1, 0], atol=1e-6)
 
 
+@pytest.mark.parametrize("width", [1, 4])
+def test_the_least_margin_is_a_share_of_the_longest_input(width):
+    for share, found in ((1e-8, True), (0.9e-8, False)):
+        x, answer = np.outer([1.0, share], np.ones(width)), None
+        try:
+            answer, _ = leaky.separation(x, [1, 1])
+        except InputError:
+            pass
+        assert (answer is not None) == found
+        assert answer is None or answer == pytest.approx(share * np.sqrt(width), rel=1e-12)
+
+
 def test_beta_of_choice():
     net, (x, y) = network(), separable(12, 6)
     errors = [

@@ -249,9 +249,10 @@ def test_first_windows_are_columns_of_one_sign(shape):
     keys = keys_of(x, 3)
     sign = (uniform(keys, c * w, x) > 0.5).double().view(4, c, 1, w) * 2 - 1
     wide = sign.expand(4, c, h, w).flatten(1)
-    for threat in (L1(0.7), L2(0.7), Linf(0.7)):
+    for threat in (L1(0.7), L2(0.7), Linf(0.7), L1(99.0), L2(99.0), Linf(99.0)):
         found = queries._stripes(threat.region(x), keys, planes)
-        np.testing.assert_allclose(found, wide * 0.7 / threat.size(wide)[:, None], rtol=1e-12)
+        plain = wide * threat.radius / threat.size(wide)[:, None]
+        np.testing.assert_allclose(found, plain, rtol=1e-12)
     few = queries._stripes(L0(2, (-9.0, 9.0)).region(x), keys, planes)
     assert np.array_equal((few != 0).sum(1), [2] * 4)
     assert set(few.abs().unique().tolist()) == {0.0, 1.0}
