@@ -575,12 +575,26 @@ def test_layers_take_dense_tensors(make):
             Dropout(0.5).mask_covariance(shape)
 
 
+class Turned(nn.Module):
+    """A module that meets the rows of its input along another axis."""
+
+    def __init__(self, inner, axis):
+        super().__init__()
+        self.inner, self.axis = inner, axis
+
+    def forward(self, x):
+        parts = x.unflatten(1, (2, -1)).movedim(0, self.axis)
+        return self.inner(parts).movedim(self.axis, 0).flatten(1)
+
+
+@pytest.mark.parametrize("axis", [None, 1, 2])
 @pytest.mark.parametrize("own", [False, True])
-def test_noise_in_place_is_followed_by_its_control(own):
+def test_noise_in_place_is_followed_by_its_control(own, axis):
     torch.manual_seed(0)
     noise = [nn.Dropout(0.3, inplace=True), Dropout(0.3)][own]
-    net = nn.Sequential(nn.Linear(3, 4), noise, nn.Linear(4, 2)).double()
-    x = torch.randn(2, 3).double()
+    noise = noise if axis is None else Turned(noise, axis)
+    net = nn.Sequential(nn.Linear(3, 6), noise, nn.Linear(6, 2)).double()
+    x = torch.randn(5, 3).double()
     with torch.no_grad():
         one = carry(net, x)
         control = Control(one)

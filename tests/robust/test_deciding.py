@@ -11,6 +11,9 @@ from torch import nn
 
 from overt import InputError
 from overt.robust import L0, L1, L2, PGD, Linf, Targeted, closest, exact, robust_error, strongest
+from overt.robust.attacks.criteria import Misclassified
+from overt.robust.attacks.staged import begin
+from overt.robust.certificates import bounds
 from overt.robust.certificates.bounds import Chain, lead_bounds
 from overt.robust.certificates.milp import Network, best_lead
 
@@ -241,6 +244,39 @@ def test_the_largest_lead_is_that_of_every_pattern_of_units(threat, widths):
             f, away = net.logits(where), torch.from_numpy(where - x)[None]
             assert max(f[0], f[2]) - f[1] == reached
             assert float(threat.size(away)) <= threat.radius * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("seconds", "largest"), [(np.inf, 45), (0, 45), (np.inf, 44)])
+def test_what_no_attack_has_tried_is_decided_point_by_point(monkeypatch, seconds, largest):
+    """By the bounds alone, or by the program as well: what it fools is entered at its own row."""
+    rng = np.random.default_rng(6)
+    model = small_mlp(2, 9, 3)  # 2 x 9 + 9 x 3 entries
+    for p in model.parameters():
+        p.data = torch.from_numpy(rng.normal(size=p.shape))
+    x, threat = torch.from_numpy(rng.normal(size=(14, 2))), Linf(0.4)
+    y = model(x).argmax(1)
+    y[::6] = (y[::6] + 1) % 3  # fooled to begin with
+    monkeypatch.setattr(bounds, "LARGEST", largest)
+    search = begin(model, x, y, threat, Misclassified(), 7, {})
+    with search:
+        chain = bounds.chain_of(search)
+        proved, moved = bounds.decide(search, chain, seconds), search.settled()
+    assert chain.entries() == 45
+    axis = threat.radius * torch.linspace(-1, 1, 61).double()
+    f = model(x[:, None] + torch.cartesian_prod(axis, axis)).detach()
+    own = nn.functional.one_hot(y, 3)[:, None].bool()
+    leads = (f.masked_fill(own, -np.inf).amax(2) - (f * own).sum(2)).amax(1).numpy()
+    bound = lead_bounds(chain, x, y, threat)[0]
+    begun = (model(x).argmax(1) != y).numpy()
+    whole = seconds > 0 and largest > 44
+    assert (np.abs(leads) > 0.05).all()
+    assert ((bound > 0) & (leads < 0)).sum() == 2
+    expected = (leads < 0) if whole else (bound < 0) & ~begun
+    assert proved.tolist() == expected.tolist()
+    fooled = model(moved).argmax(1) != y
+    assert fooled.tolist() == search.best.fooled.tolist()
+    assert fooled.tolist() == ((leads > 0) if whole else begun).tolist()
+    assert bool((threat.size(moved - x) <= threat.radius).all())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,6 +12,7 @@ from torch import nn
 import overt
 from overt import InputError
 from overt.robust import Smoothed, smoothed
+from overt.robust.certificates import smoothing
 
 
 def halfspace(w, b=0.0):
@@ -90,6 +91,15 @@ def test_the_radius_is_the_largest_that_the_worst_model_allows(noise):
     x = torch.ones(1, d, dtype=torch.float64)
     found = smoothed(lambda v: torch.stack([0 * v[:, 0], 0 * v[:, 0] + 1], 1), x, noise)
     assert found.radius[0] == allowed
+
+
+def test_what_lies_on_the_edge_is_not_certified():
+    """P(E) = 3/2 - p, in numbers that are stored exactly, is not above it."""
+    cases = ((overt.KeepExactly(1), (0.75, 1.0)), (overt.Dropout(0.75), (0.75, 0.9375)))
+    for noise, edges in cases:
+        reach = smoothing._reach(noise, (4,))
+        for k, p in enumerate(edges):
+            assert (reach(p), reach(p + 1e-9)) == (k, k + 1)
 
 
 def test_the_limit_covers_as_often_as_it_says():

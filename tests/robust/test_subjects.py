@@ -238,3 +238,17 @@ def test_compiled_functions_take_numbers_of_the_processor():
     for dtype, expected in ((torch.float32, True), (torch.float64, True), (torch.float16, False)):
         assert compiles(torch.zeros(2, dtype=dtype)) == expected
     assert not compiles(torch.zeros(2, device="meta"))
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (2, 3), (1, 3, 2), (3, 3, 2, 2), (2, 3, 3)])
+def test_inputs_are_scaled_as_one_of_them_is(shape):
+    x, free = points(shape[0], math.prod(shape[1:])).view(shape), (1,) * (len(shape) - 2)
+    channels = torch.tensor([0.2, 0.5, 3.0]).double()
+    for given, plain in ((0.25, 0.25), (channels, channels.view(3, *free)), (x[0] ** 2, x[0] ** 2)):
+        for door, expected in (({"mean": given, "std": given}, (x - plain) / plain),
+                               ({"mean": given}, x - plain), ({"std": given}, x / plain)):  # fmt: skip
+            subject = Subject(lambda v: v.flatten(1), x, door)
+            torch.testing.assert_close(subject.logits(x, None), expected.flatten(1))
+    for wrong in (channels[:2], channels.view(1, 3, *free)):
+        with pytest.raises(InputError, match="must be a number or fit one input"):
+            Subject(lambda v: v, x, {"mean": wrong})
