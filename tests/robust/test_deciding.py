@@ -13,7 +13,7 @@ from overt import InputError
 from overt.robust import L0, L1, L2, PGD, Linf, Targeted, closest, exact, robust_error, strongest
 from overt.robust.attacks.criteria import Misclassified
 from overt.robust.attacks.staged import begin
-from overt.robust.certificates import bounds
+from overt.robust.certificates import bounds, milp
 from overt.robust.certificates.bounds import Chain, lead_bounds
 from overt.robust.certificates.milp import Network, best_lead
 
@@ -299,3 +299,24 @@ def test_the_lead_in_a_ball_of_radius_zero_is_that_of_the_input(kind):
     assert reached == pytest.approx(f[0] - f[1])
     assert bound == pytest.approx(f[0] - f[1], abs=1e-4)
     np.testing.assert_allclose(where, x)
+
+
+def test_the_solver_is_given_the_time_that_is_left(monkeypatch):
+    """A clock that goes on by 10 at each look, and a Euclidean ball, which takes several looks."""
+    clock, asked, solve = itertools.count(100, 10), [], milp.milp
+
+    def told(*given, options, **more):
+        asked.append(options.pop("time_limit", None))
+        return solve(*given, options=options, **more)
+
+    monkeypatch.setattr(milp, "milp", told)
+    monkeypatch.setattr(milp.time, "monotonic", lambda: float(next(clock)))
+    rng = np.random.default_rng(4)
+    net = Network([rng.normal(size=(3, 2)), rng.normal(size=(2, 3))],
+                  [rng.normal(size=3), np.array([0.0, 30.0])], [0.3])  # fmt: skip
+    best_lead(net, rng.normal(size=2), 1, L2(0.5), -np.inf, seconds=25.0)
+    assert len(asked) > 3
+    assert asked == [15.0, 5.0] + [1e-3] * (len(asked) - 2)
+    asked.clear()
+    best_lead(net, rng.normal(size=2), 1, Linf(0.5), -np.inf)
+    assert asked == [None]

@@ -343,3 +343,13 @@ def test_starts_are_given_then_drawn_by_turns():
                 first = given if not far else np.full(5, 0.5 * 6**0.5)
             best = np.max([first, *draws[1:]], 0)
             np.testing.assert_allclose(leads(found.x - x), best, atol=1e-9)
+
+
+def test_success_is_scored_by_finite_logits_alone():
+    outputs = torch.tensor([[2.0, 0.0], [0.0, 2.0], [0.0, math.inf], [-math.inf, 0.0],
+                            [math.nan, 1.0]]).double()  # fmt: skip
+    x, y = torch.zeros(5, 1).double(), torch.zeros(5, dtype=torch.int64)
+    search = begin(lambda v: outputs[v[:, 0].long()], x, y, L2(9.0), Misclassified(), 2, {})
+    after, rate = search.score(torch.arange(5.0).double()[:, None])
+    assert torch.equal(after[:4], outputs[:4])
+    assert rate.tolist() == [0, 1, 0, 0, 0]

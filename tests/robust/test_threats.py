@@ -121,7 +121,7 @@ def test_steepest_direction_and_dual_norm(threat, boxed):
         assert bool(((g * other).sum(1) <= gain + 1e-9).all())
 
 
-@pytest.mark.parametrize("size", [0.0, 1e-300, 1e-30, 1.0, 1e30])
+@pytest.mark.parametrize("size", [0.0, 1e-300, 1e-161, 1e-30, 1.0, 1e30, 1e200])
 def test_direction_survives_tiny_and_huge_gradients(size):
     g = points(4, 5, seed=8) * size
     step = L2(1.0).ascent(g.clone(), None)
