@@ -8,7 +8,7 @@ from robust_cases import points, small_mlp
 from torch import nn
 
 from overt import InputError
-from overt.robust import L1, L2, PGD, Linf, exact, guarantees, leaky, strongest
+from overt.robust import L0, L1, L2, PGD, Linf, exact, guarantees, leaky, strongest
 from overt.robust.certificates.leaky import LeakyNetwork, reflected_ascent, train_online
 
 THREATS = [L1(0.8), L2(0.5), Linf(0.25), L2(0.5, (-1.5, 1.5)), Linf(0.25, (-1.5, 1.5))]
@@ -312,6 +312,9 @@ PLAN = {"epsilon": 0.1, "margin": 0.5, "radius": 0.2, "reach": 1.0, "width": 9, 
         (lambda: exact.two_layer(W, A, X, [0, 1, 1], L2(0.1), hidden_bias=[1]), "hidden_bias"),
         (lambda: exact.two_layer(W, A, X, [0, 1, 1], L2(0.1), level=-1.0), "level must be"),
         (lambda: exact.two_layer(W, A, X, [0, 1, 1], 0.1), "threat must be"),
+        (lambda: exact.two_layer(W, A, X, [0, 1, 1], L0(1, (0.0, 2.0))), "L1, L2 or Linf"),
+        (lambda: exact.two_layer(W, A[:, :1], X, [0, 1, 1], L2(0.1)), "must fit"),
+        (lambda: exact.two_layer(W, A, X[:, :1], [0, 1, 1], L2(0.1)), "must fit"),
         (lambda: LeakyNetwork(W, [1.0, np.nan], 0.5), "a must be finite"),
         (lambda: LeakyNetwork(W, [1.0], 0.5), "a must be"),
         (lambda: LeakyNetwork(W, [1.0, 1.0], 1.5), "slope must lie"),
