@@ -354,3 +354,4 @@ def test_steps_and_margins_of_leaky_networks_are_those_of_lemma_18():
     net = LeakyNetwork([[3.0, 0.0], [0.0, 4.0], [0.0, 0.0]], [0.5, -0.5, 0.25], 0.2)
     assert net.attack_step_size() == pytest.approx(1 / (0.25 * 3 * 25))
     assert net.beta(0.1) == pytest.approx(4 * 0.1 * 0.8 * 0.5 * np.sqrt(3))
+    assert net.input_gradient(np.zeros(2)) == pytest.approx(0.2 * (net.a @ net.W))  # at the kink

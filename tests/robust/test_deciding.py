@@ -279,6 +279,24 @@ def test_what_no_attack_has_tried_is_decided_point_by_point(monkeypatch, seconds
     assert bool((threat.size(moved - x) <= threat.radius).all())
 
 
+def test_bounds_of_channels_are_those_of_their_features():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)).double()
+    x = torch.rand(6, 2, 3, 3).double()
+    y = model(x).argmax(1)
+    high = torch.tensor([1.0, 1.2])
+    found = []
+    for limit in (high.view(2, 1, 1), high.view(2, 1, 1).expand(2, 3, 3)):
+        search = begin(model, x, y, Linf(0.25, (0.0, limit)), Misclassified(), 7, {})
+        with search:
+            proved = bounds.decide(search, bounds.chain_of(search), np.inf)
+        assert (proved | search.best.fooled.numpy()).all()
+        assert bool(((search.settled() >= 0) & (search.settled() <= limit)).all())
+        found.append((proved.tolist(), search.best.delta.tolist()))
+    assert found[0] == found[1]
+    assert 0 < sum(found[0][0]) < 6
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_tie_of_a_linear_model_is_left_open(kind):
     model = nn.Linear(2, 2, bias=False).double()

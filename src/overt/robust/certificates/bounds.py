@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -214,11 +214,13 @@ def decide(search: Search, chain: Chain, seconds: float) -> Bools:
         return proved
     net = Network(*chain.dense(), chain.slopes)
     open_ = np.flatnonzero(~(leads < -ROUNDING * size))
+    limits = search.threat.region(search.x[:1].cpu().double()).limits  # of flat inputs
+    threat = replace(search.threat, bounds=limits)
     with meter("certify", len(open_), show=len(open_) > 0) as bar:
         for i in open_:
             point = x[i].double().flatten().numpy()
             reached, bound, moved = best_lead(
-                net, point, int(y[i]), search.threat, 0.0, hidden=hidden[i], seconds=seconds
+                net, point, int(y[i]), threat, 0.0, hidden=hidden[i], seconds=seconds
             )
             row = left[int(i) : int(i) + 1]
             if bound < -ROUNDING * size[i]:
