@@ -338,3 +338,10 @@ def test_the_solver_is_given_the_time_that_is_left(monkeypatch):
     asked.clear()
     best_lead(net, rng.normal(size=2), 1, Linf(0.5), -np.inf)
     assert asked == [None]
+    for high, solves in ((-30.0, 1), (30.0, 3)):  # the first class decides, or none does
+        net = Network([np.eye(2), rng.normal(size=(4, 2))], [np.zeros(2), np.zeros(4)], [0.3])
+        net.b[-1][1], x = high, rng.normal(size=2)
+        for threat in (L2(0.5), Linf(0.5)):
+            asked.clear()
+            reached, bound, _ = best_lead(net, x, 1, threat, 0.0)
+            assert (len(asked), reached > 0, bound > 0) == (solves, high < 0, high < 0)
