@@ -121,6 +121,19 @@ def test_proofs_do_not_depend_on_units(scales):
     assert not linear.undecided.any()
 
 
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_linear_leads_within_rounding_are_undecided(size):
+    W, x = size * np.array([[1.0], [-1.0]]), [[1.0], [0.5], [1.0]]
+    for short, open_ in ((0.5e-9, [True, False, True]), (2e-9, [False] * 3)):
+        found = exact.linear(W, None, x, [0, 0, 0], Linf(1 - short))
+        assert found.fooled.tolist() == [False, True, False]
+        assert found.undecided.tolist() == open_
+        np.testing.assert_allclose(found.lead[[0, 2]], -2 * size * short, rtol=1e-6)
+    # The move gains twice the largest logit.
+    found = exact.linear(W, [-size, size], [[3 + 1.5e-9]], [0], Linf(2.0))
+    assert found.undecided.tolist() == [True]
+
+
 def test_the_solver_leaves_the_output_open(capfd):
     found = exact.two_layer([[1.0], [-1.0]], [[1.0, 0.5]], [[0.3], [2.0]], [1, 1], L2(0.5))
     os.write(1, b"still here")
