@@ -245,8 +245,11 @@ def test_inputs_are_scaled_as_one_of_them_is(shape):
     x, free = points(shape[0], math.prod(shape[1:])).view(shape), (1,) * (len(shape) - 2)
     channels = torch.tensor([0.2, 0.5, 3.0]).double()
     for given, plain in ((0.25, 0.25), (channels, channels.view(3, *free)), (x[0] ** 2, x[0] ** 2)):
-        for door, expected in (({"mean": given, "std": given}, (x - plain) / plain),
-                               ({"mean": given}, x - plain), ({"std": given}, x / plain)):  # fmt: skip
+        for door, expected in (
+            ({"mean": given, "std": given}, (x - plain) / plain),
+            ({"mean": given}, x - plain),
+            ({"std": given}, x / plain),
+        ):
             subject = Subject(lambda v: v.flatten(1), x, door)
             torch.testing.assert_close(subject.logits(x, None), expected.flatten(1))
     for wrong in (torch.ones(5), channels.view(1, 3, *free)):
