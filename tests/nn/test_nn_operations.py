@@ -339,6 +339,8 @@ PAIRS = {  # of two tensors with noises of their own
     "dot": lambda a, b: (a * b).sum(1, keepdim=True),
     "einsum": lambda a, b: torch.einsum("ni,ni->n", a, b)[:, None],
     "bmm": lambda a, b: torch.bmm(a[:, None], b[:, :, None])[:, 0],
+    "bmm-correlated": lambda a, b: torch.bmm(a[:, None], (b @ W3[:, :3])[:, :, None])[:, 0],
+    "correlated-bmm": lambda a, b: torch.bmm((a @ W3[:, :3])[:, None], b[:, :, None])[:, 0],
     "outer": lambda a, b: a[:, :, None] @ b[:, None],
     "cat": lambda a, b: torch.cat([b, a], 1),
     "where": lambda a, b: torch.where(EVEN[0], a, b),
@@ -369,7 +371,8 @@ def test_two_noises_that_meet_are_what_all_masks_give(name):
     torch.testing.assert_close(one.output.mean.flatten(1), mean, rtol=1e-9, atol=1e-9)
     found = one.variances().flatten(1)
     torch.testing.assert_close(found, covariance.diagonal(dim1=1, dim2=2), rtol=1e-9, atol=1e-9)
-    assert one.output.exact
+    torch.testing.assert_close(one.covariances(), covariance, rtol=1e-9, atol=1e-9)
+    assert one.output.exact == ("correlated" not in name)
 
 
 WEIGHTS = {

@@ -33,7 +33,7 @@ from overt.nn.moments.adjoint import Sources
 from overt.nn.moments.carry import carry, picked
 from overt.nn.moments.control import Control
 from overt.nn.moments.copies import rows_apart
-from overt.nn.moments.entries import _by_nodes, _deviation, moments_of
+from overt.nn.moments.entries import Bent, _by_nodes, _deviation, moments_of
 from overt.nn.moments.local import _from_draws
 from overt.nn.moments.result import LEVEL, Moments
 from overt.nn.moments.samples import Samples
@@ -723,3 +723,75 @@ def test_deviations_are_certain_below_the_square_of_rounding():
         sd, certain = _deviation(torch.full_like(v, m), v)
         assert certain.tolist() == [True, False, True]
         assert sd.tolist() == [1.0, pytest.approx(math.sqrt(1.1 * edge)), 1.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_kinks_have_no_curvature_below_the_root_of_the_smallest_number(dtype):
+    floor = torch.finfo(dtype).tiny ** 0.5
+    v = torch.tensor([0.0, 0.9 * floor, 1.1 * floor, 4.0], dtype=dtype)
+    m = torch.zeros_like(v).requires_grad_()
+    value, slope, spread, rest = Bent.apply(m, v, None, True)
+    sd = v.clamp(min=floor).sqrt()
+    torch.testing.assert_close(value, sd / math.sqrt(2 * math.pi), atol=0, rtol=1e-5)
+    torch.testing.assert_close(slope, torch.full_like(v, 0.5))
+    torch.testing.assert_close(spread[2:], v[2:] * (0.5 - 0.5 / math.pi), atol=0, rtol=1e-5)
+    least = (v * (0.25 - 0.5 / math.pi)).clamp(min=floor).sqrt()
+    torch.testing.assert_close(rest, least, atol=0, rtol=1e-5)
+    (curve,) = torch.autograd.grad(slope.sum(), m, retain_graph=True)
+    known = 1 / torch.sqrt(2 * math.pi * sd**2)
+    torch.testing.assert_close(curve, torch.where(v > floor, known, 0), atol=0, rtol=1e-5)
+    (rise,) = torch.autograd.grad(rest.sum(), m)
+    assert rise[:3].tolist() == [0.0] * 3
+
+
+ATTENTION = [{}, {"scale": 0.3}, {"scale": 0.0}, {"is_causal": True}, {"enable_gqa": True},
+             {"attn_mask": "bool"}, {"attn_mask": "float", "scale": 2.0}]  # fmt: skip
+
+
+@pytest.mark.parametrize("given", ATTENTION, ids=str)
+def test_attention_by_its_parts_is_that_of_torch(given):
+    rng = torch.Generator().manual_seed(0)
+    heads = 2 if "enable_gqa" in given else 4
+    q, k, v = (torch.randn(3, n, length, 5, generator=rng, dtype=torch.float64)
+               for n, length in ((4, 6), (heads, 7), (heads, 7)))  # fmt: skip
+    mask = torch.randn(6, 7, generator=rng, dtype=torch.float64)
+    kinds = {"bool": mask < 0.5, "float": mask}
+    given = {name: kinds.get(value, value) for name, value in given.items()}
+    expected = nn.functional.scaled_dot_product_attention(q, k, v, **given)
+    torch.testing.assert_close(nonlinear.attention(q, k, v, **given), expected)
+
+
+class Run(nn.Module):
+    def __init__(self, f):
+        super().__init__()
+        self.f = f
+
+    def forward(self, x):
+        return self.f(x)
+
+
+@pytest.mark.parametrize("f", [
+    lambda v: torch.bucketize(v, torch.tensor([0.0, 1.0]).double()).double(),
+    lambda v: torch.count_nonzero(v, 1)[:, None].double(),
+    lambda v: v.argmax(1, keepdim=True).double(),
+])  # fmt: skip
+def test_whole_numbers_are_drawn(f):
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).double()
+    assert carry(nn.Sequential(nn.Dropout(0.5), Run(f)), x).drawn == ("0",)
+
+
+@pytest.mark.parametrize("sd", [1.0, 1e-16])
+@pytest.mark.parametrize("level", [0.0, -7.0, 1e3])
+def test_padding_is_never_the_largest(level, sd):
+    """Ends of a constant map have windows of two entries, the middle one of three."""
+    net = nn.Sequential(nn.Dropout(0.5), Run(lambda v: level + sd * (v - 1)),
+                        nn.MaxPool1d(3, 1, padding=1))  # fmt: skip
+    one = carry(net, torch.ones(1, 1, 3).double())
+    assert not one.output.exact
+    mean, variance = one.output.mean.flatten(), one.output.variance.flatten()
+    assert mean[[0, 2]].tolist() == pytest.approx([level + sd / math.sqrt(math.pi)] * 2)
+    assert variance[[0, 2]].tolist() == pytest.approx(
+        [sd**2 * (1 - 1 / math.pi)] * 2, rel=1e-6, abs=0
+    )
+    assert float(mean[1]) == pytest.approx(level + sd * 1.5 / math.sqrt(math.pi), rel=0.01)
+    assert one.variances().flatten().tolist() == pytest.approx(variance.tolist(), rel=1e-6, abs=0)
