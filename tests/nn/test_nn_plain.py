@@ -645,6 +645,11 @@ def test_rows_that_meet_or_do_not_fit_are_not_run_side_by_side():
     assert told(torch.tanh, x)
     assert not told(lambda v: v - v.mean(0), x)
     assert not told(lambda v: v.flip(0), x)
+    for size in (1.0, 1e4):  # rounding is that of the largest output
+        close = 64 * torch.finfo(x.dtype).eps * (1 + size * float(x.abs().max()))
+        for share in (0.7, 1.4):
+            off = torch.tensor(share * close)
+            assert told(lambda v, s=size, d=off: s * v + d * (len(v) > 4), x) == (share < 1)
     assert not told(lambda v: v.T, x)  # as many outputs as columns
     assert not told(lambda v: v.reshape(4, 3), x)  # which wants its number of rows
     assert not told(lambda v: v + torch.arange(float(len(v)))[:, None], x)
@@ -795,3 +800,54 @@ def test_padding_is_never_the_largest(level, sd):
     )
     assert float(mean[1]) == pytest.approx(level + sd * 1.5 / math.sqrt(math.pi), rel=0.01)
     assert one.variances().flatten().tolist() == pytest.approx(variance.tolist(), rel=1e-6, abs=0)
+
+
+IN_PLACE = {
+    "rrelu": (nn.RReLU(0.1, 0.6), nn.RReLU(0.1, 0.6, inplace=True)),
+    "dropout": (nn.Dropout(0.3), nn.Dropout(0.3, inplace=True)),
+    "alpha": (
+        nn.AlphaDropout(0.3),  # which does not hand `inplace` on
+        Run(lambda v: nn.functional.alpha_dropout(v, 0.3, True, inplace=True)),
+    ),
+    "leaky": (nn.LeakyReLU(0.2), nn.LeakyReLU(0.2, inplace=True)),
+    "elu": (nn.ELU(), nn.ELU(inplace=True)),
+    "relu6": (nn.ReLU6(), nn.ReLU6(inplace=True)),
+    "normal": (Run(lambda v: 3 + 2 * torch.randn_like(v)), Run(lambda v: v.normal_(3, 2))),
+    "uniform": (Run(torch.rand_like), Run(lambda v: v.uniform_())),
+    "coin": (Run(lambda v: (torch.rand_like(v) < 0.3).double()), Run(lambda v: v.bernoulli_(0.3))),
+    "zero": (Run(torch.zeros_like), Run(lambda v: v.zero_())),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_what_was_changed_in_place_is_seen_by_its_old_name(name):
+    torch.manual_seed(0)
+    x, after = torch.randn(3, 4).double(), nn.Linear(4, 2).double()
+    found = []
+    for layer, old in zip(IN_PLACE[name], (False, True), strict=True):
+
+        class Net(nn.Module):
+            def __init__(self, layer=layer):
+                super().__init__()
+                self.before, self.layer, self.after = nn.Dropout(0.4), layer, after
+
+            def forward(self, x, old=old):
+                h = self.before(x) + 0.0
+                y = self.layer(h)
+                return self.after(h if old else y)
+
+        found.append(carry(Net(), x))
+    plain, changed = found
+    torch.testing.assert_close(changed.output.mean, plain.output.mean)
+    torch.testing.assert_close(changed.covariances(), plain.covariances())
+
+
+def test_mapped_functions_before_the_noise_are_run_and_after_it_drawn():
+    torch.manual_seed(0)
+    x, linear = torch.randn(3, 4).double(), nn.Linear(4, 2).double()
+    plain = carry(nn.Sequential(Run(torch.sin), nn.Dropout(0.3), linear), x)
+    found = carry(nn.Sequential(Run(torch.vmap(torch.sin)), nn.Dropout(0.3), linear), x)
+    torch.testing.assert_close(found.output.mean, plain.output.mean)
+    torch.testing.assert_close(found.variances(), plain.variances())
+    assert not found.drawn
+    assert carry(nn.Sequential(nn.Dropout(0.3), Run(torch.vmap(torch.sin))), x).drawn == ("0",)
