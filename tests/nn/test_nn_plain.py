@@ -851,3 +851,27 @@ def test_mapped_functions_before_the_noise_are_run_and_after_it_drawn():
     torch.testing.assert_close(found.variances(), plain.variances())
     assert not found.drawn
     assert carry(nn.Sequential(nn.Dropout(0.3), Run(torch.vmap(torch.sin))), x).drawn == ("0",)
+
+
+@pytest.mark.parametrize("kind", [torch.from_numpy, np.asarray])
+def test_results_say_how_and_how_well_they_were_obtained(kind):
+    rng = np.random.default_rng(0)
+    mean, sd, a, b = rng.uniform(0.1, 2, size=(4, 3, 7))
+    sd[0, :2] = 0.0
+    covariance = np.zeros((3, 7, 7))
+    for i in range(3):
+        covariance[i] = np.diag(sd[i] ** 2) + 0.01 * (1 - np.eye(7))
+    inside = sd > 0
+    expected = np.quantile((np.maximum(a, b)[inside] / sd[inside]), 0.9)
+    for variance in (sd**2, covariance):
+        found = Moments(kind(mean), kind(variance), False, mean_error=kind(a), std_error=kind(b))
+        np.testing.assert_allclose(found.std, sd)
+        assert found.reached == pytest.approx(expected)
+        assert [v is w for v, w in zip(found, (found.mean, found.variance), strict=True)] == [1, 1]
+    assert Moments(found.mean, found.variance, False).reached is None
+    still = Moments(kind(mean), kind(0 * sd), True, mean_error=kind(a), std_error=kind(b))
+    assert still.reached == 0.0
+    for given, method in (({}, "carried"), ({"draws": 3}, "sampled"),
+                          ({"draws": 3, "carried": ("0",)}, "carried and sampled"),
+                          ({"carried": ("0",), "checks": 5}, "carried")):  # fmt: skip
+        assert Moments(found.mean, found.variance, False, **given).method == method
