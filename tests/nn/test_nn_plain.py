@@ -853,6 +853,16 @@ def test_mapped_functions_before_the_noise_are_run_and_after_it_drawn():
     assert carry(nn.Sequential(nn.Dropout(0.3), Run(torch.vmap(torch.sin))), x).drawn == ("0",)
 
 
+@pytest.mark.parametrize("suffix", ["npz", "json"])
+def test_saved_moments_are_moments(suffix, tmp_path):
+    for covariance in (False, True):
+        net = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 2)).double()
+        saved = predictive_moments(net, torch.ones(2, 3).double(), covariance=covariance)
+        found = Moments.load(saved.save(tmp_path / f"moments.{suffix}"))
+        np.testing.assert_allclose(found.std, saved.std.detach())
+        assert found.reached == pytest.approx(saved.reached)
+
+
 @pytest.mark.parametrize("kind", [torch.from_numpy, np.asarray])
 def test_results_say_how_and_how_well_they_were_obtained(kind):
     rng = np.random.default_rng(0)

@@ -157,7 +157,7 @@ class _Walk:
         """Return weights before the k-th rectifier, and what must be added."""
         (low, high), a = self.known[k], self.chain.slopes[k]
         mixed = (low < 0) & (high > 0)
-        steep = torch.where(mixed, (high - a * low) / (high - low).clamp(min=1e-300), 1.0)
+        steep = torch.where(mixed, (high - a * low) / (high - low), 1.0)
         steep = torch.where(high <= 0, a, steep)
         offset = torch.where(mixed, high - steep * high, 0.0)
         under = torch.where(mixed, torch.where(high >= -low, 1.0, a), steep)
