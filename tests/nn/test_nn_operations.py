@@ -344,6 +344,10 @@ PAIRS = {  # of two tensors with noises of their own
     "outer": lambda a, b: a[:, :, None] @ b[:, None],
     "cat": lambda a, b: torch.cat([b, a], 1),
     "where": lambda a, b: torch.where(EVEN[0], a, b),
+    "where-mixed": lambda a, b: torch.where(EVEN[0], a, b @ W3[:, :3] @ W3[:, 1:]),
+    "mixed-where": lambda a, b: torch.where(EVEN[0], a @ W3[:, :3] @ W3[:, 1:], b),
+    "cat-mixed": lambda a, b: torch.cat([b, a @ W3[:, :3] @ W3[:, 1:]], 1),
+    "sum-mixed": lambda a, b: b + a @ W3[:, :3] @ W3[:, 1:],
 }
 
 
