@@ -35,6 +35,7 @@ from overt.nn.moments.control import Control
 from overt.nn.moments.copies import rows_apart
 from overt.nn.moments.entries import Bent, _by_nodes, _deviation, moments_of
 from overt.nn.moments.local import _from_draws
+from overt.nn.moments.noises import coins
 from overt.nn.moments.result import LEVEL, Moments
 from overt.nn.moments.samples import Samples
 from overt.nn.moments.tape import Moment, Tape
@@ -885,3 +886,39 @@ def test_results_say_how_and_how_well_they_were_obtained(kind):
                           ({"draws": 3, "carried": ("0",)}, "carried and sampled"),
                           ({"carried": ("0",), "checks": 5}, "carried")):  # fmt: skip
         assert Moments(found.mean, found.variance, False, **given).method == method
+
+
+@pytest.mark.parametrize("rare", [7e-6, 1e-3, 0.3])
+def test_coins_are_as_rare_as_they_should_be(rare):
+    torch.manual_seed(0)
+    like, n = torch.empty(2**20, dtype=torch.float64), 2**20
+    for prob, heads in ((rare, 1.0), (1 - rare, 0.0)):
+        fallen = coins(like, prob)
+        assert set(fallen.unique().tolist()) == {0.0, 1.0}
+        count = int((fallen == heads).sum())
+        assert abs(count - n * rare) <= 5 * math.sqrt(n * rare)
+
+
+CALLS = {  # of dropout, of which some do nothing
+    "active": lambda v: nn.functional.dropout(v, 0.3),
+    "off": lambda v: nn.functional.dropout(v, 0.4, False),
+    "nothing": lambda v: nn.functional.dropout(v, 0.0),
+    "everything": lambda v: v + nn.functional.dropout(v, 1.0),
+    "by name": lambda v: nn.functional.dropout(input=v, p=0.6, training=True),
+    "channels": lambda v: nn.functional.dropout1d(v[:, :, None], 0.3, True)[:, :, 0],
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@torch.no_grad()
+def test_samples_of_a_linear_network_are_its_mean_and_the_control(name):
+    torch.manual_seed(0)
+    silent = [nn.Dropout(0.2)] if name in ("off", "nothing", "everything") else []
+    net = nn.Sequential(nn.Linear(3, 6), Run(CALLS[name]), nn.Linear(6, 2), *silent).double()
+    x = torch.randn(5, 3).double()
+    one = carry(net, x)
+    control = Control(one)
+    one.tape.sources.parts(one.tangent, control.keep)
+    y, C = control.sample(net, x.repeat_interleave(4, 0), None, 4)
+    torch.testing.assert_close(y, one.output.mean.repeat_interleave(4, 0) + C)
+    assert bool((C != 0).any())
