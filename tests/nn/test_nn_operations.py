@@ -545,3 +545,18 @@ def test_what_a_linear_map_leaves_out_is_added(name):
             mean, _, variance = integrated(f, m, 0.49)
         assert float(one.output.mean[0, i]) == pytest.approx(float(mean), rel=5e-3, abs=5e-3)
         assert float(one.variances()[0, i]) == pytest.approx(float(variance), rel=5e-3, abs=5e-3)
+
+
+@pytest.mark.parametrize("name", [*AFFINE, *ENTRYWISE, *SMOOTH])
+def test_variances_of_correlated_entries_are_the_diagonal_of_their_covariances(name):
+    """Entries that were mixed twice are correlated in a way that only their sources know."""
+    operation = {**AFFINE, **ENTRYWISE, **SMOOTH}[name]
+    mix = torch.arange(36.0, dtype=torch.float64).square().cos().square().reshape(6, 6)
+    mix = mix / mix.sum(0)
+    noise = Called(lambda h: h + EPS * torch.randn_like(h))
+    for before in (lambda h: h, lambda h: (h.flatten(1) @ mix @ mix).reshape(h.shape)):
+        with torch.no_grad():
+            one = carry(nn.Sequential(noise, Called(before), Called(operation)), rows().abs() + 0.1)
+            found, expected = one.variances().flatten(1), one.covariances().diagonal(dim1=1, dim2=2)
+        torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-7 * float(expected.max()))
+        assert float(expected.max()) > 0

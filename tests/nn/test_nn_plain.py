@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from helpers import bernoulli_patterns
 from torch import nn
 
 from overt import InputError
@@ -27,7 +28,7 @@ from overt.nn import (
 )
 from overt.nn.given.losses import mean_loss
 from overt.nn.layers import recognized
-from overt.nn.moments import errors, nonlinear
+from overt.nn.moments import errors, nonlinear, pooling
 from overt.nn.moments import samples as samples_of
 from overt.nn.moments.adjoint import Sources
 from overt.nn.moments.carry import carry, picked
@@ -922,3 +923,86 @@ def test_samples_of_a_linear_network_are_its_mean_and_the_control(name):
     y, C = control.sample(net, x.repeat_interleave(4, 0), None, 4)
     torch.testing.assert_close(y, one.output.mean.repeat_interleave(4, 0) + C)
     assert bool((C != 0).any())
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_coins_cannot_be_correlated_more_than_their_means_allow(sign):
+    """min(a, b) - ab = .05 = ab - max(a + b - 1, 0) for a = .5, b = .9."""
+    for share, allowed in ((0.049, True), (0.06, False), (0.12, False)):
+        given = [0.5, 0.9], [[0.25, sign * share], [sign * share, 0.09]], "bernoulli"
+        if allowed:
+            assert CovarianceDropout(*given).covariance[0, 1] == pytest.approx(sign * share)
+        else:
+            with pytest.raises(InputError, match="is beyond what 0/1 masks"):
+                CovarianceDropout(*given)
+
+
+@torch.no_grad()
+def test_weights_dropped_right_after_units_are_what_all_masks_give():
+    torch.manual_seed(0)
+    x, layer = torch.randn(2, 3).double(), DropConnectLinear(3, 2, drop_prob=0.4).double()
+    one = carry(nn.Sequential(nn.Dropout(0.3), layer), x)
+    keep = np.repeat([0.7, 0.6], [3, 6])
+    z, p = (torch.as_tensor(a) for a in bernoulli_patterns(keep))
+    units, weights = (z / torch.as_tensor(keep)).split([3, 6], 1)
+    y = torch.einsum("ri,mi,moi,oi->mro", x, units, weights.reshape(-1, 2, 3), layer.weight)
+    mean = torch.tensordot(p, y, 1)
+    covariance = torch.einsum("m,mri,mrj->rij", p, y - mean, y - mean)
+    torch.testing.assert_close(one.output.mean, mean + layer.bias)
+    torch.testing.assert_close(one.variances(), covariance.diagonal(dim1=1, dim2=2))
+    torch.testing.assert_close(one.covariances(), covariance)
+
+
+def test_samples_are_asked_once_where_all_is_carried_and_not_exact(monkeypatch):
+    asked = []
+    monkeypatch.setattr(penalties, "compare", lambda *given: asked.append(given))
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+
+    def count(*parts):
+        asked.clear()
+        explicit_penalty(nn.Sequential(*parts, nn.Linear(3, 2)), x)
+        return len(asked)
+
+    rounded = Run(lambda v: nn.functional.dropout(v, 0.5).round())  # which must be drawn
+    assert [count(nn.Dropout(0.5)), count(nn.Dropout(0.5), nn.Linear(3, 3), nn.Tanh())] == [0, 1]
+    assert count(rounded) == count(rounded, nn.Dropout(0.5), nn.Tanh()) == 0
+
+
+def test_batch_statistics_leave_correlated_entries_to_their_sources():
+    torch.manual_seed(0)
+    parts = nn.Linear(3, 4), nn.Linear(4, 2), nn.BatchNorm1d(2)
+    net, x = nn.Sequential(nn.Dropout(0.3), *parts).double(), torch.randn(5, 3).double()
+    one = carry(net.train(), x, statistics="as set")
+    h = parts[1](parts[0](x))
+    J = (parts[1].weight @ parts[0].weight) / (h.var(0, unbiased=False) + 1e-5).sqrt()[:, None]
+    expected = 3 / 7 * (x**2) @ (J**2).T
+    torch.testing.assert_close(one.variances(), expected)
+    torch.testing.assert_close(one.covariances().diagonal(dim1=1, dim2=2), expected)
+    assert (one.output.exact, one.output.known) == (False, False)
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 3), (4, 2, 3, 3)])
+def test_samples_drop_weights_of_their_own(shape):
+    """The identity shows the weights of a sample, the same for all its tokens."""
+    torch.manual_seed(0)
+    layer = DropConnectLinear(3, 5, drop_prob=0.4, per_sample=True).double()
+    x = torch.eye(3).double().expand(*shape[:-2], 3, 3) if len(shape) > 2 else torch.eye(3).double()
+    y = (layer(x) - layer.bias).detach()
+    W = layer.weight.detach().T / 0.6
+    assert y.shape == (*x.shape[:-1], 5)
+    assert bool(((y.abs() < 1e-12) | ((y - W).abs() < 1e-12)).all())
+    if len(shape) > 2:
+        same = y.reshape(4, -1, 3, 5)
+        assert bool((same == same[:, :1]).all())
+        assert not bool((same[0] == same[1]).all())
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_maxima_of_dropped_windows_are_what_all_masks_give(k):
+    windows = torch.randn(20, k, generator=torch.Generator().manual_seed(k), dtype=torch.float64)
+    windows[0], windows[1] = -windows[0].abs(), windows[1].abs()
+    z, p = (torch.as_tensor(a) for a in bernoulli_patterns(np.full(k, 0.7)))
+    largest = (windows[:, None] * z / 0.7).amax(2)
+    mean, variance = pooling.max_of_dropped(windows, 0.3)
+    torch.testing.assert_close(mean, largest @ p)
+    torch.testing.assert_close(variance, (largest - mean[:, None]) ** 2 @ p)
