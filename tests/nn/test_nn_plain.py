@@ -1006,3 +1006,45 @@ def test_maxima_of_dropped_windows_are_what_all_masks_give(k):
     mean, variance = pooling.max_of_dropped(windows, 0.3)
     torch.testing.assert_close(mean, largest @ p)
     torch.testing.assert_close(variance, (largest - mean[:, None]) ** 2 @ p)
+
+
+@pytest.mark.parametrize("axis", [-4, -3, -2, -1, 1, 2, 3, 4])
+def test_units_lie_along_their_axis_or_are_refused(axis):
+    layer = CovarianceDropout([1.0] * 3, np.eye(3), axis=axis)
+    for shape in (
+        (),
+        (3,),
+        (3, 3),
+        (3, 2),
+        (2, 3, 3),
+        (2, 3, 4),
+        (2, 4, 3),
+        (2, 3, 4, 5),
+        (3,) * 4,
+    ):
+        sizes = dict(enumerate(shape)) | {i - len(shape): n for i, n in enumerate(shape)}
+        fits = sizes.get(axis) == 3 and axis % len(shape) != 0
+        try:
+            seen = layer(torch.ones(shape)).shape == shape
+            law = layer.mask_covariance(shape) if len(shape) > 1 else None
+            assert law is None or law.axes == (axis % len(shape) - 1,)
+        except InputError:
+            seen = False
+        assert seen == fits, (axis, shape)
+
+
+def test_coins_have_the_variance_of_their_mean():
+    for off, refused in ((0.9e-6, False), (-0.9e-6, False), (1.1e-6, True), (-1.1e-6, True)):
+        given = [0.5, 0.8], [[0.25, 0.01], [0.01, 0.16 + off]], "bernoulli"
+        if refused:
+            with pytest.raises(InputError, match=r"covariance\[1, 1\] must be mean \(1 - mean\)"):
+                CovarianceDropout(*given)
+        else:
+            CovarianceDropout(*given)
+    for mean in ([0.5, 0.0], [0.5, -0.1], [0.5, 1.1]):
+        with pytest.raises(InputError, match="mean must"):
+            CovarianceDropout(mean, np.diag([0.25, 0.0]), "bernoulli")
+    sure = CovarianceDropout([0.5, 1.0], np.diag([0.25, 0.0]), "bernoulli")
+    drawn = sure(torch.ones(200, 2))
+    assert drawn[:, 1].tolist() == [1.0] * 200
+    assert set(drawn[:, 0].tolist()) == {0.0, 2.0}

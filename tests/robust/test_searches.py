@@ -156,8 +156,9 @@ def test_stages_share_the_budget():
         (2, 9),
         1,
     )  # of 117
-    common = stages(L2(1.0), 3, 50, 2, seed=3, batch_size=7)
-    assert all((a.seed, a.batch_size) == (3, 7) for a in common)
+    for threat in (L0(3, (0.0, 1.0)), L1(1.0), L2(1.0), Linf(1.0)):
+        common = stages(threat, 3, 50, 2, seed=3, batch_size=7)
+        assert all((a.seed, a.batch_size, a.threat) == (3, 7, threat) for a in common)
 
 
 def windowed(threat, box, delta, draw, share, shape):
@@ -353,3 +354,25 @@ def test_success_is_scored_by_finite_logits_alone():
     after, rate = search.score(torch.arange(5.0).double()[:, None])
     assert torch.equal(after[:4], outputs[:4])
     assert rate.tolist() == [0, 1, 0, 0, 0]
+
+
+def test_random_models_get_all_steps_against_the_likeliest_class():
+    torch.manual_seed(0)
+    model, x = small_mlp(classes=4), points(6, 6)
+    noisy = lambda v: 100 * model(v) + 0.5 * torch.randn(len(v), 4)  # noqa: E731
+    y = model(x).argmax(1)
+    sure = model(x).sort(1).values.diff(dim=1)[:, -1] > 0.1
+    found = PGD(L2(1e-6), steps=40, restarts=2)(noisy, x[sure], y[sure], warn=False)
+    assert int(sure.sum()) > 2
+    assert (found.gradients, found.queries) == (80 * int(sure.sum()), 0)
+
+
+def test_points_that_are_fooled_where_they_start_are_not_flat():
+    def model(v):
+        right = (v[:, 0] < 1).double()
+        return torch.stack([right, 1 - right], 1) + 0 * v[:, :1]
+
+    x, start = torch.zeros(2, 1).double(), torch.tensor([[2.0], [0.5]]).double()
+    found = PGD(L2(3.0), steps=3, seed=1)(model, x, [0, 0], start=start, warn=False)
+    assert found.flat.tolist() == [False, True]
+    assert bool(found.success[0])

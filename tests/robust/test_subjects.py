@@ -255,3 +255,11 @@ def test_inputs_are_scaled_as_one_of_them_is(shape):
     for wrong in (torch.ones(5), channels.view(1, 3, *free)):
         with pytest.raises(InputError, match="must be a number or fit one input"):
             Subject(lambda v: v, x, {"mean": wrong})
+
+
+@pytest.mark.parametrize("odd", [math.inf, -math.inf, math.nan])
+def test_inputs_are_finite_on_both_sides(odd):
+    x = points(3, 2)
+    x[1, 0] = odd
+    with pytest.raises(InputError, match="x must be finite, got 1 NaN or infinite"):
+        Subject(lambda v: v, x, {})
