@@ -335,6 +335,8 @@ PAIRS = {  # of two tensors with noises of their own
     "product": lambda a, b: a * b,
     "mixed-product": lambda a, b: a * (b @ W3[:, :3]),
     "product-mixed": lambda a, b: (a @ W3[:, :3]) * b,
+    "twice-mixed-product": lambda a, b: a * (b @ W3[:, :3] @ W3[:, 1:]),
+    "product-twice-mixed": lambda a, b: (a @ W3[:, :3] @ W3[:, 1:]) * b,
     "sum": lambda a, b: a - 2 * b @ W3[:, :3],
     "dot": lambda a, b: (a * b).sum(1, keepdim=True),
     "einsum": lambda a, b: torch.einsum("ni,ni->n", a, b)[:, None],

@@ -497,7 +497,7 @@ def test_errors_grow_with_what_is_bent_and_moved(monkeypatch, exact, linearized)
     rng = torch.Generator().manual_seed(5)
     m, plain, v = (torch.randn(3, 2, 2, generator=rng, dtype=torch.float64) for _ in range(3))
     v = v.square()
-    v[0, 0] = 0.0
+    v[0, 0], v[2], plain[2] = 0.0, 0.0, m[2]  # some outputs, and a row, that do not vary
     monkeypatch.setattr(errors, "plain_output", lambda *_: plain)
     control = SimpleNamespace(keep=None)
     found = errors.judged(None, None, None, carried(m, v, exact, linearized), control)
@@ -505,7 +505,7 @@ def test_errors_grow_with_what_is_bent_and_moved(monkeypatch, exact, linearized)
     rounding = 8 * torch.finfo(m.dtype).eps * (m.abs() + sd)
     bent = torch.full_like(v, 0.2 * 0.3)
     bent[v == 0] = 0.0
-    for row in range(3):
+    for row in range(2):
         bent[row] += 0.25 * ((m - plain)[row].square().sum() / v[row].sum()).sqrt()
     many = 3 if linearized else 1
     for least, got in ((0.05, found.mean_error), (0.03, found.std_error)):
@@ -1048,3 +1048,57 @@ def test_coins_have_the_variance_of_their_mean():
     drawn = sure(torch.ones(200, 2))
     assert drawn[:, 1].tolist() == [1.0] * 200
     assert set(drawn[:, 0].tolist()) == {0.0, 2.0}
+
+
+def test_masks_of_double_precision_are_computed_in_it():
+    layer = CovarianceDropout([0.7, 0.9], [[0.3, 0.1], [0.1, 0.2]], seed=0).double()
+    y = layer(torch.ones(9, 2).double())
+    assert bool((y.float().double() != y).any())
+
+
+COINS = {  # of which a comparison makes others that are not followed
+    "equal": lambda v: (torch.rand_like(v) < 0.3) == True,  # noqa: E712
+    "other": lambda v: torch.ones_like(v, dtype=torch.bool) != (torch.rand_like(v) < 0.3),
+    "whole": lambda v: torch.empty(v.shape, dtype=torch.bool).bernoulli_(0.3),
+}
+
+
+@pytest.mark.parametrize("name", COINS)
+def test_coins_that_are_not_followed_are_drawn(name):
+    net = Run(lambda v: v * COINS[name](v).to(v.dtype))
+    assert carry(net, torch.randn(3, 4).double()).drawn
+
+
+POOLS = {  # a layer, the shape of its input, whether it is followed window by window
+    "sixteen": (nn.MaxPool2d(4), (2, 1, 4, 8), True),
+    "seventeen": (nn.MaxPool1d(17), (2, 1, 17), False),
+    "one side": (nn.MaxPool2d(2, padding=(1, 0)), (2, 1, 4, 4), True),
+    "other side": (nn.MaxPool2d((2, 3), 1, padding=(0, 1)), (2, 1, 3, 4), True),
+    "far": (nn.MaxPool1d(2, dilation=2), (2, 1, 6), False),
+    "up": (nn.MaxPool1d(2, ceil_mode=True), (2, 1, 5), False),
+}
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_small_noise_goes_through_maxima_to_the_largest(name):
+    layer, shape, followed = POOLS[name]
+    x = torch.randperm(math.prod(shape), generator=torch.Generator().manual_seed(1))
+    x = x.reshape(shape).double()
+    one = carry(nn.Sequential(Run(lambda v: v + 1e-3 * torch.randn_like(v)), layer), x)
+    torch.testing.assert_close(one.output.mean, layer(x), atol=2e-3, rtol=0)
+    if followed:
+        torch.testing.assert_close(one.output.mean, layer(x), atol=1e-9, rtol=0)
+        torch.testing.assert_close(one.output.variance, torch.full_like(layer(x), 1e-6))
+        torch.testing.assert_close(one.variances(), torch.full_like(layer(x), 1e-6))
+    assert (not one.tape.linearized) == followed
+
+
+@torch.no_grad()
+def test_local_slopes_leave_out_what_does_not_count():
+    m, v = torch.randn(2, 3).double(), torch.rand(2, 3).double()
+    tape = Tape(None, (), False, False, Sources({}))
+    given = [Moment(m, v, tape.later(lambda: tape.source(v)), frozenset({n})) for n in "ab"]
+    found = _from_draws(tape, lambda a, b: 3 * a, given)
+    torch.testing.assert_close(found.mean, 3 * m)
+    torch.testing.assert_close(tape.sources.variances(tape.tangent(found)), 9 * v)
+    assert found.noises == {"a", "b"}
