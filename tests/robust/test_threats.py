@@ -300,3 +300,13 @@ def test_settled_points_are_inside_in_exact_numbers(kind):
     assert float(size.max()) <= 1e-3
     inside = region.settle(0.5 * delta)
     assert torch.equal(inside, region.place(0.5 * delta))
+
+
+@pytest.mark.parametrize("radius", [0.0, 0.9, 1.9])
+def test_part_of_a_coordinate_is_none(radius):
+    v, count = points(4, 3, seed=1), int(radius)
+    for box in (None, (-torch.ones(4, 3).double(), torch.ones(4, 3).double())):
+        threat = L0(radius, (-9.0, 9.0))
+        for found in (threat.project(v, box), threat.ascent(v.clone(), box)):
+            assert ((found != 0).sum(1) == count).all()
+    assert ((L0(radius, (-9.0, 9.0)).region(v).draw(1) != 0).sum(1) == count).all()
