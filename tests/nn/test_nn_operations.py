@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from helpers import bernoulli_patterns
+from helpers import assert_mean_within_standard_errors, bernoulli_patterns
 from scipy import stats
 from torch import nn
 from torch.nn import functional
 
+from overt.nn import CovarianceDropout, DropBlock1d, Dropout
 from overt.nn.moments.carry import carry
 from overt.nn.moments.entries import Bent, leaky_relu_moments, moments_of, relu_moments
 
@@ -562,3 +563,32 @@ def test_variances_of_correlated_entries_are_the_diagonal_of_their_covariances(n
             found, expected = one.variances().flatten(1), one.covariances().diagonal(dim1=1, dim2=2)
         torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-7 * float(expected.max()))
         assert float(expected.max()) > 0
+
+
+SPREADS = [[0.25, 0.1, 0.0], [0.1, 0.25, -0.05], [0.0, -0.05, 0.1]]
+PROBED = {  # noise of every kind, before a map that mixes
+    "units": nn.Dropout(DROP), "channels": nn.Dropout1d(DROP), "alpha": nn.AlphaDropout(DROP),
+    "leaking": nn.RReLU(), "own": Dropout(DROP),
+    "blocks": DropBlock1d(DROP, 2), "correlated": CovarianceDropout([0.5, 0.5, 1.0], SPREADS),
+    "numbers": Called(lambda h: h + torch.randn_like(h)),
+    "coins": Called(lambda h: h * (torch.rand_like(h) < 0.7)),
+    "twice": nn.Sequential(nn.Dropout(DROP), nn.Dropout1d(0.6)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*PROBED, *PAIRS])
+def test_probes_have_the_covariances_of_what_is_carried(name):
+    """One row many times over: each has a probe of its own."""
+    torch.manual_seed(5)
+    if name in PROBED:
+        model = After(PROBED[name], lambda h: h).double()
+    else:
+        noises = nn.Dropout(DROP), nn.Dropout(0.6)
+        model = After(nn.Identity(), lambda x: PAIRS[name](noises[0](x[:, 0]), noises[1](x[:, 1])))
+        model.noises = nn.ModuleList(noises)
+    x = rows()[:1]
+    with torch.no_grad():
+        expected = carry(model, x).covariances()[0]
+    t = carry(model, x.expand(3000, -1, -1), probe=True).tangent.detach()
+    assert_mean_within_standard_errors(t.numpy(), np.zeros(3))
+    assert_mean_within_standard_errors((t[:, :, None] * t[:, None]).numpy(), expected.numpy())
