@@ -58,13 +58,14 @@ def test_outputs_are_probabilities_where_they_sum_to_one(dtype):
     assert not seen([[0.2], [1.2]])[1]
 
 
-def test_randomness_is_a_thousandth_of_the_largest_logit():
+@pytest.mark.parametrize("size", [1.0, 1e4])
+def test_randomness_is_a_thousandth_of_the_largest_logit(size):
     calls = []
 
     def model(x, wobble=(0.5, 0.5, 2.0)):
         calls.append(len(x))
         moved = torch.tensor(wobble).double()[: len(x), None] * 1e-3 * (len(calls) % 2)
-        return torch.cat([0 * x, x + moved], 1)
+        return size * torch.cat([0 * x, x + moved], 1)
 
     x = torch.ones(3, 1).double()
     assert Subject(model, x, {}).random().tolist() == [False, False, True]
