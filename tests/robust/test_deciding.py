@@ -353,3 +353,27 @@ def test_the_solver_is_given_the_time_that_is_left(monkeypatch):
             asked.clear()
             reached, bound, _ = best_lead(net, x, 1, threat, 0.0)
             assert (len(asked), reached > 0, bound > 0) == (solves, high < 0, high < 0)
+
+
+@pytest.mark.parametrize("bounds_", [None, (-0.9, 1.1)])
+@pytest.mark.parametrize(("kind", "order"), [(L1, 1), (L2, 2), (Linf, np.inf)])
+def test_proved_bounds_of_wide_networks_are_reached(kind, order, bounds_):
+    """No farther than the solver's tolerance, and no grid of the plane finds more."""
+    rng = np.random.default_rng(7)
+    sizes = (2, 7, 5, 3)
+    net = Network([rng.normal(size=(b, a)) for a, b in itertools.pairwise(sizes)],
+                  [rng.normal(size=b) for b in sizes[1:]], [0.2, 0.0])  # fmt: skip
+    net.b[-1][1] += 30.0
+    x = np.clip(rng.normal(size=2), -0.9, 1.1)
+    reached, bound, where = best_lead(net, x, 1, kind(0.6, bounds_), -np.inf)
+    axis = 0.6 * np.linspace(-1, 1, 81)
+    d = np.stack(np.meshgrid(axis, axis), -1).reshape(-1, 2)
+    z = (x + d[np.linalg.norm(d, order, axis=1) <= 0.6]).T
+    z = z if bounds_ is None else np.clip(z, *bounds_)
+    for W, b, a in zip(net.W[:-1], net.b[:-1], net.slopes, strict=True):
+        z = W @ z + b[:, None]
+        z = np.maximum(a * z, z)
+    f = net.W[-1] @ z + net.b[-1][:, None]
+    assert np.max(f[[0, 2]] - f[1]) <= reached + 1e-6
+    assert reached <= bound <= reached + 1e-4
+    assert np.linalg.norm(where - x, order) <= 0.6 * (1 + 1e-9)
