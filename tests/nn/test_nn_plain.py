@@ -1102,3 +1102,34 @@ def test_local_slopes_leave_out_what_does_not_count():
     torch.testing.assert_close(found.mean, 3 * m)
     torch.testing.assert_close(tape.sources.variances(tape.tangent(found)), 9 * v)
     assert found.noises == {"a", "b"}
+
+
+P = 0.3
+SWITCHED = {  # what stands where a coin falls, and elsewhere
+    "where": (lambda c, a, b: torch.where(c, a, b), lambda a, b: (a, b)),
+    "method": (lambda c, a, b: a.where(c, b), lambda a, b: (a, b)),
+    "number": (lambda c, a, b: torch.where(c, a, 2.0), lambda a, b: (a, 0 * a + 2)),
+    "other": (lambda c, a, b: torch.where(c, 2.0, b), lambda a, b: (0 * b + 2, b)),
+    "nothing": (lambda c, a, b: torch.where(c, 0.0, b), lambda a, b: (0 * b, b)),
+    "fill": (lambda c, a, b: a.masked_fill(c, 3.0), lambda a, b: (0 * a + 3, a)),
+    "in place": (lambda c, a, b: (a + 0).masked_fill_(c, 3.0), lambda a, b: (0 * a + 3, a)),
+    "tensor": (lambda c, a, b: a.masked_fill(c, b[0, 0]), lambda a, b: (0 * a + b[0, 0], a)),
+    "not": (lambda c, a, b: torch.where(~c, a, b), lambda a, b: (b, a)),
+}
+
+
+@pytest.mark.parametrize("name", SWITCHED)
+@torch.no_grad()
+def test_coins_choose_between_tensors(name):
+    torch.manual_seed(0)
+    run, sides = SWITCHED[name]
+    a, b, mix = torch.randn(3, 4).double(), torch.randn(3, 4).double(), torch.randn(4, 4).double()
+    one = carry(Run(lambda v: run(torch.rand_like(v) < P, v, b)), a)
+    heads, tails = sides(a, b)
+    torch.testing.assert_close(one.output.mean, P * heads + (1 - P) * tails, rtol=1e-6, atol=1e-6)
+    variance = P * (1 - P) * (heads - tails) ** 2
+    torch.testing.assert_close(one.variances(), variance, rtol=1e-6, atol=1e-6)
+    mixed = carry(Run(lambda v: run(torch.rand_like(v) < P, v, b) @ mix), a)
+    expected = torch.einsum("ki,rk,kj->rij", mix, variance, mix)
+    torch.testing.assert_close(mixed.covariances(), expected, rtol=1e-6, atol=1e-6)
+    assert not mixed.drawn

@@ -20,6 +20,7 @@ from overt.robust import (
     Misclassified,
     closest,
 )
+from overt.robust.attacks.inputs import classes, floating, pair
 from overt.robust.attacks.models import Subject
 from overt.robust.attacks.points import StraightThrough
 from overt.robust.attacks.staged import begin
@@ -264,3 +265,46 @@ def test_inputs_are_finite_on_both_sides(odd):
     x[1, 0] = odd
     with pytest.raises(InputError, match="x must be finite, got 1 NaN or infinite"):
         Subject(lambda v: v, x, {})
+
+
+def test_classes_are_numbers_of_points():
+    x = points(3, 2)
+    for y, count, expected in (
+        ([-1, 1, -1], 2, [0, 1, 0]), ([-1, -1, -1], 2, [0, 0, 0]), ([1, 1, 1], 2, [1, 1, 1]),
+        ([[0], [1], [2]], 3, [0, 1, 2]), ([0.0, 1.0, 2.0], 3, [0, 1, 2]),
+        ([True, False, True], 2, [1, 0, 1]), (np.array([2, 0, 1], "u1"), 3, [2, 0, 1]),
+    ):  # fmt: skip
+        found = classes(y, x, count)
+        assert (found.tolist(), found.dtype) == (expected, torch.int64)
+    for y, count, message in (
+        ([-1, 0, 1], 2, "y must lie in 0..1 for a model of 2 classes, got -1..1"),
+        ([-1, 1, 1], 3, "got -1..1"), ([0, 1, 3], 3, "got 0..3"), ([0, 1], 3, "each of the 3"),
+        ([[0, 1]] * 3, 3, "got shape"), ([[[0]]] * 3, 3, "got shape"), ([0, 1, 0.5], 3, "got 0.5"),
+        ([0, 1, 1j], 3, "got torch.complex"), ([-2, 1, 1], 2, "got -2..1"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=message):
+            classes(y, x, count)
+
+
+def test_inputs_are_points_of_numbers_with_a_fraction():
+    assert floating("x", [[1, 2], [3, 4]]).dtype == torch.float64
+    assert floating("x", ([1.0, 2.0],)).dtype == torch.float64
+    assert floating("x", np.ones((2, 1), np.float32)).dtype == torch.float32
+    for x, message in (
+        (np.ones((2, 2), int), "convert it first"), ([[1j, 2.0]], "floating-point numbers"),
+        (np.ones(3), r"must be \(points, ...\)"), (np.ones((2, 0)), "not empty"),
+        (np.ones((0, 2)), "not empty"), (np.float64(3.0), r"must be \(points, ...\)"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=message):
+            floating("x", x)
+
+
+def test_batches_are_pairs_or_have_a_usual_name():
+    for name in ("labels", "label", "targets", "target", "y"):
+        assert pair({"a": 1, name: 2}) == (1, 2)
+        assert pair({"a": 1, "b": 3, name: 2}) == ({"a": 1, "b": 3}, 2)
+    assert pair({"y": 2, "label": 3}) == (2, 3)
+    assert (pair((1, 2)), pair([1, 2, 3])) == ((1, 2), (1, 2))
+    for wrong, message in (({"a": 1}, "under one of labels"), ((1,), "batches"), (7, "batches")):
+        with pytest.raises(InputError, match=message):
+            pair(wrong)
