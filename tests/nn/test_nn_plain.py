@@ -735,7 +735,7 @@ def test_deviations_are_certain_below_the_square_of_rounding():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_kinks_have_no_curvature_below_the_root_of_the_smallest_number(dtype):
     floor = torch.finfo(dtype).tiny ** 0.5
-    v = torch.tensor([0.0, 0.9 * floor, 1.1 * floor, 4.0], dtype=dtype)
+    v = torch.tensor([0.0, floor, 1.1 * floor, 4.0], dtype=dtype)
     m = torch.zeros_like(v).requires_grad_()
     value, slope, spread, rest = Bent.apply(m, v, None, True)
     sd = v.clamp(min=floor).sqrt()
@@ -1133,3 +1133,44 @@ def test_coins_choose_between_tensors(name):
     expected = torch.einsum("ki,rk,kj->rij", mix, variance, mix)
     torch.testing.assert_close(mixed.covariances(), expected, rtol=1e-6, atol=1e-6)
     assert not mixed.drawn
+
+
+CONNECTED = {
+    "plain": (lambda: DropConnectConv2d(2, 3, 2, drop_prob=P), (2, 3, 3)),
+    "stride": (lambda: DropConnectConv2d(2, 2, (2, 1), (2, 1), (0, 1), drop_prob=P), (2, 4, 3)),
+    "groups": (lambda: DropConnectConv2d(4, 2, 2, dilation=(1, 2), groups=2, drop_prob=P),
+               (4, 3, 4)),
+    "tokens": (lambda: DropConnectLinear(3, 2, drop_prob=P), (2, 3)),
+    "more tokens": (lambda: DropConnectLinear(3, 2, False, drop_prob=P), (2, 2, 3)),
+    "vectors": (lambda: DropConnectLinear(3, 2, drop_prob=P), (3,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONNECTED)
+def test_dropped_weights_have_the_covariances_of_their_jacobian(name):
+    """y is linear in the weights: Cov = lam J diag(W^2) J' for each row, with noise before it too."""
+    torch.manual_seed(0)
+    build, shape = CONNECTED[name]
+    layer, x = build().double(), torch.randn(2, *shape).double()
+    one = carry(nn.Sequential(layer), x)
+    before = carry(nn.Sequential(Run(lambda v: v + 0.5 * torch.randn_like(v)), layer), x)
+    for i in range(2):
+
+        def f(W, row):
+            given = {"weight": W}
+            return torch.func.functional_call(layer.eval(), given, (row[None],)).flatten()
+
+        W = layer.weight.detach()
+        by_weights, by_inputs = torch.autograd.functional.jacobian(f, (W, x[i]))
+        J, A = by_weights.flatten(1), by_inputs.flatten(1)
+        lam = P / (1 - P) * W.flatten() ** 2
+        own = (J * lam) @ J.T
+        torch.testing.assert_close(one.output.mean[i].flatten(), f(W, x[i]).detach())
+        torch.testing.assert_close(one.covariances()[i], own)
+        torch.testing.assert_close(one.variances()[i].flatten(), own.diagonal())
+        # E[x x'] = m m' + I / 4: each weight meets the variance of what it is multiplied by.
+        first = own + 0.25 * A @ A.T
+        ones = torch.autograd.functional.jacobian(f, (W, torch.ones_like(x[i])))[0].flatten(1)
+        second = first.diagonal() + 0.25 * (ones**2 * lam).sum(1)
+        torch.testing.assert_close(before.variances()[i].flatten(), second)
+        torch.testing.assert_close(before.covariances()[i].diagonal(), second)
