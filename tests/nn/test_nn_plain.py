@@ -1148,7 +1148,7 @@ CONNECTED = {
 
 @pytest.mark.parametrize("name", CONNECTED)
 def test_dropped_weights_have_the_covariances_of_their_jacobian(name):
-    """y is linear in the weights: Cov = lam J diag(W^2) J' for each row, with noise before it too."""
+    """y is linear in the weights: Cov = lam J diag(W^2) J' for each row, also behind other noise."""
     torch.manual_seed(0)
     build, shape = CONNECTED[name]
     layer, x = build().double(), torch.randn(2, *shape).double()
@@ -1174,3 +1174,14 @@ def test_dropped_weights_have_the_covariances_of_their_jacobian(name):
         second = first.diagonal() + 0.25 * (ones**2 * lam).sum(1)
         torch.testing.assert_close(before.variances()[i].flatten(), second)
         torch.testing.assert_close(before.covariances()[i].diagonal(), second)
+
+
+def test_batches_have_rows():
+    net = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 2))
+    for x in (torch.zeros(0, 3), torch.zeros(3), torch.tensor(1.0), torch.tensor(1)):
+        with pytest.raises(InputError, match="batch axis and at least one row"):
+            predictive_moments(net, x)
+    words = nn.Sequential(nn.Embedding(4, 3), nn.Dropout(0.5), nn.Linear(3, 2))
+    assert predictive_moments(words, torch.tensor([0, 3])).mean.shape == (2, 2)
+    with pytest.raises(InputError, match="batch axis and at least one row"):
+        predictive_moments(words, torch.zeros(0, dtype=torch.int64))
