@@ -1148,7 +1148,7 @@ CONNECTED = {
 
 @pytest.mark.parametrize("name", CONNECTED)
 def test_dropped_weights_have_the_covariances_of_their_jacobian(name):
-    """y is linear in the weights: Cov = lam J diag(W^2) J' for each row, also behind other noise."""
+    """y is linear in the weights: Cov = lam J diag(W^2) J' for each row, also after other noise."""
     torch.manual_seed(0)
     build, shape = CONNECTED[name]
     layer, x = build().double(), torch.randn(2, *shape).double()
