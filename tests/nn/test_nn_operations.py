@@ -87,6 +87,9 @@ def buffered(read):
 
 
 AFFINE = {
+    "spread": lambda h: h[:, :1] * B,
+    "spread-columns": lambda h: B * h[:, :, 1:2],
+    "spread-sum": lambda h: h[:, :1] + B,
     "add": lambda h: torch.add(h, B, alpha=2) + 1,
     "add-broadcast": lambda h: h[:, :1] + B,
     "sub-broadcast": lambda h: B - h[:, 1:],

@@ -801,7 +801,11 @@ def test_padding_is_never_the_largest(level, sd):
         [sd**2 * (1 - 1 / math.pi)] * 2, rel=1e-6, abs=0
     )
     assert float(mean[1]) == pytest.approx(level + sd * 1.5 / math.sqrt(math.pi), rel=0.01)
-    assert one.variances().flatten().tolist() == pytest.approx(variance.tolist(), rel=1e-6, abs=0)
+    total, rest = (part.flatten().tolist() for part in one.parts())
+    assert total == one.variances().flatten().tolist()
+    assert total == pytest.approx(variance.tolist(), rel=1e-6, abs=0)
+    left = [sd**2 * (0.5 - 1 / math.pi)] * 2  # of the larger of two, whose slopes are halves
+    assert rest[::2] == pytest.approx(left, rel=1e-6, abs=0)
 
 
 IN_PLACE = {
@@ -925,11 +929,41 @@ def test_samples_of_a_linear_network_are_its_mean_and_the_control(name):
     assert bool((C != 0).any())
 
 
+RESTS = {  # of normal numbers of variance 1/4: what no linear map follows
+    "product": (lambda a, b: a * b, 1 / 16),
+    "sum": (lambda a, b: a + b, 0.0),
+    "square": (lambda a, b: a**2, 1 / 8),
+}
+
+
+@pytest.mark.parametrize("name", RESTS)
+@torch.no_grad()
+def test_what_linear_maps_leave_out_is_told_apart(name):
+    f, rest = RESTS[name]
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).double()
+    net = Run(lambda v: f(v + 0.5 * torch.randn_like(v), 1 - v + 0.5 * torch.randn_like(v)))
+    one = carry(net, x)
+    _, found = one.tape.sources.parts(one.tangent)
+    torch.testing.assert_close(found, torch.full_like(x, rest))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4])
+@torch.no_grad()
+def test_noise_that_reaches_no_output_adds_nothing(rows):
+    net = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    net[3].weight.zero_()
+    one = carry(net, torch.ones(rows, 3).double())
+    assert not one.covariances().any()
+    assert not one.variances().any()
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 def test_coins_cannot_be_correlated_more_than_their_means_allow(sign):
     """min(a, b) - ab = .05 = ab - max(a + b - 1, 0) for a = .5, b = .9."""
     for share, allowed in ((0.049, True), (0.06, False), (0.12, False)):
-        given = [0.5, 0.9], [[0.25, sign * share], [sign * share, 0.09]], "bernoulli"
+        K = np.diag([0.25, 0.09, 0.25])
+        K[0, 1] = K[1, 0] = sign * share
+        given = [0.5, 0.9, 0.5], K, "bernoulli"
         if allowed:
             assert CovarianceDropout(*given).covariance[0, 1] == pytest.approx(sign * share)
         else:

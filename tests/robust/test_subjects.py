@@ -173,7 +173,7 @@ def test_what_cannot_be_trusted_is_noted_point_by_point(threat):
 def test_what_an_attack_is_made_of_is_checked():
     for given, message in (
         ({"larger": (2.0,) * 4}, "at most three factors above 1"), ({"larger": (0.5,)}, "above 1"),
-        ({"larger": 3.0}, "a list of factors"), ({"momentum": 2e6}, "at most 1e6"),
+        ({"larger": 3.0}, "a list of factors"), ({"momentum": 1e6 + 0.5}, "at most 1e6"),
         ({"steps": 0}, "steps must be"), ({"restarts": 0}, "restarts must be"),
         ({"batch_size": 0}, "batch_size must be"), ({"seed": -1}, "seed must be"),
     ):  # fmt: skip
