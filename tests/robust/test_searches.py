@@ -203,7 +203,7 @@ def windowed(threat, box, delta, draw, share, shape):
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 7), (2, 3, 4), (1, 6, 3)])
-@pytest.mark.parametrize("threat", [L0(5), L1(1.3), L2(0.9), Linf(0.4)], ids=str)
+@pytest.mark.parametrize("threat", [L0(5), L1(1.3), L2(0.9), Linf(0.4), Linf(1.4)], ids=str)
 def test_windows_are_filled_cell_by_cell(threat, shape):
     width = math.prod(shape)
     x = points(9, width, seed=5).clamp(-1, 1.5)
@@ -376,3 +376,18 @@ def test_points_that_are_fooled_where_they_start_are_not_flat():
     found = PGD(L2(3.0), steps=3, seed=1)(model, x, [0, 0], start=start, warn=False)
     assert found.flat.tolist() == [False, True]
     assert bool(found.success[0])
+
+
+@pytest.mark.parametrize("attack", [PGD(L2(0.5), steps=2), PGD(L2(0.5), steps=2, normalize=False)])
+def test_models_without_any_gradient_are_flat(attack):
+    """What leaves torch on its way has no gradient at all, and random starts may still fool it."""
+    x = torch.tensor([[1.0, 0.0], [0.1, 0.0]]).double()
+
+    def model(v):
+        first = v.detach().numpy()[:, 0]
+        return torch.from_numpy(np.stack([first, 0 * first], 1))
+
+    found = attack(model, x, [0, 0], warn=False)
+    assert found.flat[0].item() is True
+    assert (found.success[0].item(), found.gradients) == (False, 4)
+    assert torch.equal(model(found.x).argmax(1) != 0, found.success)
