@@ -1219,3 +1219,11 @@ def test_batches_have_rows():
     assert predictive_moments(words, torch.tensor([0, 3])).mean.shape == (2, 2)
     with pytest.raises(InputError, match="batch axis and at least one row"):
         predictive_moments(words, torch.zeros(0, dtype=torch.int64))
+
+
+def test_coins_that_fill_in_infinity_are_drawn():
+    x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0)).double()
+    net = Run(lambda v: v.masked_fill(torch.rand_like(v) < P, -math.inf).softmax(1))
+    one = carry(net, x)
+    assert len(one.drawn) == 1
+    torch.testing.assert_close(one.output.mean.sum(1), torch.ones(3).double())
