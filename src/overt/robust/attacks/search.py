@@ -122,8 +122,7 @@ class Search:
         """Return whether gradients tell the truth at most points left; note where they do not.
 
         A step of a tenth of the radius must raise the objective by a fair share of what the
-        gradient at its start promises. Costs one gradient and one query a point, of which some
-        must be left.
+        gradient at its start promises. Costs a gradient and a query a point; some must be left.
         """
         lying, flat, left = torch.zeros_like(self.best.fooled), self.best.flat.clone(), self.left
         least = 0.0 if self.threat.order else 1.0  # a coordinate
