@@ -441,9 +441,11 @@ def test_slopes_are_those_at_the_mean_where_deviations_are_small(m):
             assert float(curve) == pytest.approx(math.exp(m), rel=1e-3)
             assert float(rise) == pytest.approx(2 * math.exp(2 * m) * float(v), rel=1e-2)
         v = torch.full_like(mean, share * 1e-6 * m * m)
-        slope = moments_of(torch.exp, mean, v, one_sided=False)[1]
-        if m:
-            assert (float(slope) == math.exp(m)) == small
+        for grad in (False, True):
+            with torch.set_grad_enabled(grad):
+                slope = moments_of(torch.exp, mean.clone(), v, one_sided=False)[1]
+            if m:
+                assert (float(slope) == math.exp(m)) == small
 
 
 def test_layers_and_outputs_that_cannot_be_are_refused():
@@ -822,6 +824,7 @@ IN_PLACE = {
     "uniform": (Run(torch.rand_like), Run(lambda v: v.uniform_())),
     "coin": (Run(lambda v: (torch.rand_like(v) < 0.3).double()), Run(lambda v: v.bernoulli_(0.3))),
     "zero": (Run(torch.zeros_like), Run(lambda v: v.zero_())),
+    "fill": (Run(lambda v: torch.full_like(v, 2.0)), Run(lambda v: v.fill_(2.0))),
 }
 
 
@@ -846,6 +849,7 @@ def test_what_was_changed_in_place_is_seen_by_its_old_name(name):
     plain, changed = found
     torch.testing.assert_close(changed.output.mean, plain.output.mean)
     torch.testing.assert_close(changed.covariances(), plain.covariances())
+    assert not changed.drawn or name in ("normal", "uniform", "coin")
 
 
 def test_mapped_functions_before_the_noise_are_run_and_after_it_drawn():
@@ -1094,6 +1098,8 @@ COINS = {  # of which a comparison makes others that are not followed
     "equal": lambda v: (torch.rand_like(v) < 0.3) == True,  # noqa: E712
     "other": lambda v: torch.ones_like(v, dtype=torch.bool) != (torch.rand_like(v) < 0.3),
     "whole": lambda v: torch.empty(v.shape, dtype=torch.bool).bernoulli_(0.3),
+    "bound": lambda v: torch.rand_like(v) < nn.functional.dropout(torch.ones(1).double() / 4),
+    "bounds": lambda v: torch.rand_like(v) < torch.linspace(0.1, 0.9, 4).double(),
 }
 
 
