@@ -1233,3 +1233,29 @@ def test_coins_that_fill_in_infinity_are_drawn():
     one = carry(net, x)
     assert len(one.drawn) == 1
     torch.testing.assert_close(one.output.mean.sum(1), torch.ones(3).double())
+
+
+F = nn.functional
+AVERAGES = [
+    lambda v: F.avg_pool1d(v, 2), lambda v: F.avg_pool1d(v, 2, padding=0),
+    lambda v: F.avg_pool1d(v, (2,), padding=(0,)), lambda v: F.avg_pool2d(v[:, None], 2),
+    lambda v: F.avg_pool2d(v[:, None], (2, 3), padding=(0, 0)), nn.AvgPool1d(3),
+    lambda v: F.adaptive_avg_pool1d(v, 2), lambda v: F.adaptive_avg_pool2d(v[:, None], (2, 3)),
+    lambda v: F.adaptive_avg_pool2d(v[:, None], (None, 2)), lambda v: v.mean(2),
+    lambda v: F.adaptive_avg_pool2d(v[:, None], 2), lambda v: v.mean((1, 2), keepdim=True),
+    lambda v: torch.mean(v, dim=-1), lambda v: v.mean(axis=1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("f", AVERAGES)
+@torch.no_grad()
+def test_averages_have_the_variance_of_one_entry_over_their_number(f):
+    x = torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(0)).double()
+    one = carry(Run(lambda v: f(v + torch.randn_like(v))), x)
+    found = one.output
+    torch.testing.assert_close(found.mean, f(x))
+    expected = torch.full_like(f(x), f(x).numel() / x.numel())
+    torch.testing.assert_close(found.variance, expected)
+    torch.testing.assert_close(one.tape.sources.variances(one.tangent), expected)
+    assert found.exact
+    assert found.known
