@@ -159,3 +159,11 @@ def test_mistakes_are_named(noise, more, message):
     x = more.pop("x", torch.ones(2, 3))
     with pytest.raises(InputError, match=message):
         smoothed(nn.Linear(3, 2), x, noise, **more)
+
+
+def test_a_logit_that_is_infinite_is_a_vote_for_nobody():
+    def model(v):
+        return torch.stack([0 * v[:, 0], torch.where(v[:, 0] == 1, 0.0, torch.inf)], 1)
+
+    found = smoothed(model, torch.ones(1, 2).double(), 0.5, draws=50, guesses=10)
+    assert (found.predicted.tolist(), found.lower.tolist()) == ([-1], [0.0])
