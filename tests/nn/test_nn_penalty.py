@@ -513,7 +513,7 @@ def test_mc_moments_of_a_known_law():
 def test_no_noise_means_no_penalty_and_no_variance():
     model, x = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.0)), torch.randn(4, 3)
     assert explicit_penalty(model, x).value == 0
-    assert explicit_penalty(model, x).terms == ()
+    assert explicit_penalty(model, x).terms == explicit_penalty(model, x, model(x)).terms == ()
     mean, variance = predictive_moments(model, x)
     assert torch.equal(mean, model(x))
     assert not variance.any()

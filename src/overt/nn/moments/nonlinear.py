@@ -220,7 +220,7 @@ def attention(
     if enable_gqa:
         key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
         value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
-    scores = query @ key.transpose(-2, -1) * (scale or 1 / math.sqrt(query.size(-1)))
+    scores = query @ key.transpose(-2, -1) * (query.size(-1) ** -0.5 if scale is None else scale)
     if is_causal:
         shape = (query.size(-2), key.size(-2))
         keep = torch.ones(shape, dtype=torch.bool, device=query.device).tril()

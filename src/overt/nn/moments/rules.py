@@ -146,9 +146,7 @@ _ADDED = {"addmm": ("input", "mat1", "mat2"), "baddbmm": ("input", "batch1", "ba
 
 
 def _averaged(tape: Tape, call: Call) -> Any:
-    x = tape.get(call.args[0])
-    if x is None:
-        return unknown(tape, call)
+    x = tape.of(call.args[0])
     return averaged(tape, x, call, lambda value: with_first(tape, call, value))
 
 
