@@ -87,11 +87,11 @@ class Carried:
             return self.output.variance
         return self.tape.sources.variances(self.tangent)
 
-    def parts(self, keep: Any = None) -> tuple[Tensor, Tensor]:
+    def parts(self) -> tuple[Tensor, Tensor]:
         """Return the variance of each output, and how much of it linear maps leave out."""
         if self.output.known:
             return self.output.variance, torch.zeros_like(self.output.variance)
-        return self.tape.sources.parts(self.tangent, keep)
+        return self.tape.sources.parts(self.tangent)
 
     def covariances(self) -> Tensor:
         """Return the covariances of each row's outputs, (rows, outputs, outputs)."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from overt.nn.moments.balance import Balance
 from overt.nn.moments.carry import Output, carry, own, picked, plain_output
 from overt.nn.recording import operations
 from overt.nn.recording.generators import (
@@ -28,8 +29,8 @@ def rows_of(x: Any) -> int | None:
 
 
 def copied(x: Any, copies: int) -> Any:
-    """Return each row so many times."""
-    return x if copies == 1 else mapped(x, lambda t: t.repeat_interleave(copies, 0))
+    """Return all rows so many times."""
+    return x if copies == 1 else mapped(x, lambda t: torch.cat([t] * copies))
 
 
 def rows_apart(model: nn.Module, x: Any, output: Output) -> bool:
@@ -57,7 +58,7 @@ def rows_apart(model: nn.Module, x: Any, output: Output) -> bool:
             twice, more = (plain_output(model, given, output) for given in (copied(x, 2), others))
     except Exception:  # a model that wants its number of rows
         return False
-    pairs = (twice, plain.repeat_interleave(2, 0)), (more[:rows], plain)
+    pairs = (twice, torch.cat([plain, plain])), (more[:rows], plain)
     close = 64 * torch.finfo(plain.dtype).eps * (1 + float(plain.abs().max()))
     return all(a.shape == b.shape and bool(((a - b).abs() <= close).all()) for a, b in pairs)
 
@@ -84,6 +85,42 @@ def draws_apart(model: nn.Module, x: Any, output: Output) -> bool:
     return len(one) == len(two) and all(
         [2 * n for n in a] == b for a, b in zip(one, two, strict=True)
     )
+
+
+def balanced(model: nn.Module, x: Any, output: Output) -> Balance:
+    """Return what balances draws among copies, where it is shown how draws belong to copies.
+
+    A draw counts whose first axis grows with the copies, and if a copy's outputs stay the same when
+    others exchange what they draw.
+    """
+    rows, balance = rows_of(x) or 1, Balance(used=None)
+
+    def shapes(copies: int) -> list[Any]:
+        balance.begin(copies, copies)
+        with balance:
+            _outputs(model, copied(x, copies), output)
+        return balance.seen
+
+    with own_generators():
+        few, many = shapes(3), shapes(5)
+    if len(few) == len(many):
+        pairs = zip(few, many, strict=True)
+        balance.forms = [
+            (a[0] // 3, *a[1:]) if a and b and 5 * a[0] == 3 * b[0] and a[1:] == b[1:] else None
+            for a, b in pairs
+        ]
+
+    def first() -> list[Tensor]:
+        balance.begin(3, 3)
+        with balance:
+            y = _outputs(model, copied(x, 3), output)
+        balance.swapped = not balance.swapped
+        return [y[:rows]]
+
+    if repeated(model, first, 2)[1]:
+        balance.forms = ()
+    balance.used, balance.swapped = balance.called, False
+    return balance
 
 
 class _Noting(TorchFunctionMode):  # type: ignore[misc]
