@@ -227,7 +227,7 @@ def test_a_budget_is_spent_on_what_comes_closest():
     assert costs._replace(off=(0.5, 0.5)).choice(15) == (False, 15)
     # Where a call costs much without any samples, some are worth their price.
     fixed = costs._replace(samples=((10.0, 110.0), (80.0, 180.0)))
-    assert fixed.choice(5) == (False, 30)
+    assert fixed.choice(5) == (False, 40)
     # Both together: shares b^2 / (b^2 + s^2) of what samples show.
     b2, s2 = 0.04**2, 0.49 / 380
     share = b2 / (b2 + s2)

@@ -74,13 +74,14 @@ class Balance:
     `forms` are the shapes of what is drawn for one copy, in order, None where copies are not known
     to lie along the first axis; a draw of another shape is made as torch makes it. `seen` are the
     shapes of all draws of a pass, `called` the functions that drew; only those in `used` are stood
-    in for, all if None. `swapped` exchanges what the second and third copy draw.
+    in for, all if None. `swapped` exchanges what the second and third of three copies draw; unless
+    it is None, all coins are fair, so that this shows.
     """
 
     def __init__(self, used: set[str] | None = _QUICK) -> None:
         self.forms: Sequence[Form | None] = ()
         self.seen, self.called, self.used = list[Form](), set[str](), used
-        self.swapped = False
+        self.swapped: bool | None = None
         self._copies = self._group = 1
         self._turn, self._own = -1, torch.Generator()
         self._before: list[tuple[Any, str, Any]] = []
@@ -116,6 +117,7 @@ class Balance:
 
     def _masks(self, like: Tensor, units: int, prob: float, scale: float) -> Tensor:
         """Return numbers that are `scale` with a probability, else 0."""
+        prob = prob if self.swapped is None else 0.5
         table = _table(self._group, prob, scale, like.dtype, like.device)
         return self._picked(table, units).view(like.shape)
 
@@ -218,7 +220,8 @@ def _bernoulli_(self: Balance, old: Any, input: Tensor, p: Any = 0.5, **kwargs: 
 
 
 def _plain(x: Tensor) -> bool:
-    return x.is_floating_point() and not has_torch_function_unary(x)
+    batched = torch._C._functorch.is_functorch_wrapped_tensor(x)
+    return x.is_floating_point() and not has_torch_function_unary(x) and not batched
 
 
 _STAND_INS: list[tuple[Any, str, Any]] = [

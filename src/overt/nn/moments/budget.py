@@ -31,7 +31,7 @@ LONG = 200
 FEW, MANY = 10, 80
 """Samples by which their price is measured."""
 
-LEAST = 1.3
+LEAST = 1.5
 """The least that samples may cost, over what they cost without any."""
 
 Price = tuple[tuple[float, float], ...]
@@ -120,14 +120,18 @@ def _stated(found: Moments) -> tuple[float, float]:
 
 
 def _off(found: Moments, samples: Samples) -> tuple[float, float]:
-    """Return how far what was carried is off samples, in squares less what these are off by."""
+    """Return how far what was carried is off samples, in squares less what these are off by.
+
+    A standard error of that over a few rows is added: what looks exact need not be.
+    """
     sampled, some = samples.moments(), found.std > 0
     if found.exact or not some.any():
         return 0.0, 0.0
     sd = found.std[some]
     away = (sampled.mean - found.mean)[some] / sd, sampled.std[some] / sd - 1
     pairs = zip(away, samples.errors, strict=True)
-    of_mean, of_std = (math.sqrt(max(float((a * a).mean()) - e * e, 0.0)) for a, e in pairs)
+    squares = (max(float((a * a).mean()) - e * e, 0.0) + 0.4 * e * e for a, e in pairs)
+    of_mean, of_std = map(math.sqrt, squares)
     return of_mean, of_std
 
 

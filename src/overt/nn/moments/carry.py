@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -279,11 +280,14 @@ def remembered(model: nn.Module, output: Output, what: Any, ask: Callable[[], An
 
 
 def _settings(module: nn.Module) -> list[Any]:
-    told = [type(module), *module._modules.keys()]
+    told = [type(module), *module._modules, *module._forward_hooks, *module._forward_pre_hooks]
     for name, value in vars(module).items():
-        if name[0] != "_" and name != "training" and isinstance(value, (bool, int, float, str)):
-            told.append(value)
+        if name[0] != "_" and name != "training" and isinstance(value, _TELLING):
+            told.append(value if type(value) is not FunctionType else id(value))
     return told
+
+
+_TELLING = (bool, int, float, str, FunctionType)
 
 
 _answers: WeakKeyDictionary[nn.Module, tuple[Any, dict[Any, Any]]] = WeakKeyDictionary()

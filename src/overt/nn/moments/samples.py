@@ -141,7 +141,7 @@ class Samples:
         """
         most = max(1, n if self._alone else min(self._most, n if self._sure else n // PASSES))
         even = self._alone or (self._sure and bool(self._balance.forms))
-        sizes = (*GROUPS, *range(most, GROUPS[-1] - 1, -1)) if even else ()
+        sizes = (*GROUPS, *range(min(most, 64), GROUPS[-1] - 1, -1)) if even else ()
         good = next((g for g in sizes if g <= most and n % g == 0 and n >= 2 * g), 0)
         self._even = bool(good) or (self._quick and even and n == most)
         most = 1 if self._alone and not self._even else most
