@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from overt.nn import mc_moments, predictive_moments
 from overt.nn.moments.balance import _STAND_INS, Balance
-from overt.nn.moments.copies import balanced
+from overt.nn.moments.copies import balanced, draws_apart
 from overt.nn.moments.samples import Samples
 from overt.nn.recording.modes import modes
 
@@ -150,3 +150,36 @@ def test_the_stated_error_of_a_mean_knows_what_cancels(n):
         stated.append(float((found.mean_error / truth.std).mean()) / 2 * math.sqrt(n))
     assert float(torch.stack(z).square().mean()) < 1.1  # standard errors, at most
     assert sum(stated) / 40 < 0.75
+
+
+def coin(prob):
+    return lambda s, x: s.layer(functional.dropout(x, 0.5)) + 3.0 * bool(torch.rand(()) < prob)
+
+
+RARE = coin(0.01)
+"""Which a few passes do not show."""
+
+
+def wide(size):
+    return lambda s, x: s.layer(functional.dropout(x, 0.5)) + size * torch.rand(600).sub(0.5).sum()
+
+
+@pytest.mark.parametrize(("run", "apart", "sure"), [
+    (coin(0.0), True, True), (RARE, False, False),
+    (wide(1e-3), None, True), (wide(0.3), None, False),
+])  # fmt: skip
+def test_copies_are_independent_but_for_what_matters(run, apart, sure):
+    """A coin that all rows share, or many numbers."""
+    torch.manual_seed(0)
+    model, x = Run(run), torch.randn(3, 6)
+    with torch.no_grad():
+        with modes(model, noise=True):
+            assert draws_apart(model, x, None) is apart
+        mc_moments(model, x, 160)
+        samples = Samples(model, x, None, covariance=False)
+        samples.draw(3000)
+        assert samples._sure == sure
+        with modes(model, noise=True):
+            plain = torch.stack([model(x) for _ in range(6000)])
+    near = 0.3 if run is RARE else 0.12
+    assert (samples.variance.sqrt() / plain.std(0) - 1).abs().max() < near

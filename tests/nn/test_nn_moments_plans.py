@@ -242,7 +242,7 @@ def test_passes_are_an_option_of_their_own():
         few, many = (predictive_moments(model, x, passes=n) for n in (2, 1000))
         truth = mc_moments(model, x, 20_000)
     assert few.method == "sampled"
-    assert many.method == "carried and sampled"
+    assert many.draws > 1000
     torch.testing.assert_close(many.std, truth.std, rtol=0.05, atol=0)
     model.run = lambda self, x: self.inner(x) * (1 if torch.rand(()) < 0.5 else 2)
     with torch.no_grad():

@@ -108,6 +108,7 @@ def test_groups_divide_what_is_asked_for():
     for most, sure, n, quick, expected in (
         (64, True, 100, False, (20, True)), (64, True, 64, False, (32, True)),
         (64, False, 100, False, (10, False)), (64, False, 96, False, (12, False)),
+        (64, False, 10, False, (1, False)), (64, False, 10, True, (10, True)),
         (1, True, 100, False, (1, False)), (7, True, 30, False, (6, False)),
         (64, True, 20, False, (10, True)), (64, True, 15, False, (15, False)),
         (64, True, 15, True, (15, True)), (64, True, 1, False, (1, False)),
@@ -121,15 +122,15 @@ def test_groups_divide_what_is_asked_for():
 
 
 @pytest.mark.parametrize("rows", [3, 600])
-@pytest.mark.parametrize("known", list(itertools.product((False, True), repeat=2)))
+@pytest.mark.parametrize("known", list(itertools.product((False, True), (False, None, True))))
 def test_copies_are_run_together_where_rows_stay_apart(monkeypatch, known, rows):
     same, draws = known
     monkeypatch.setattr(samples_of, "rows_apart", lambda *_: same)
     monkeypatch.setattr(samples_of, "draws_apart", lambda *_: draws)
     samples = Samples(nn.Identity(), torch.ones(rows, 1), None, covariance=False)
     samples._start()
-    assert (samples._sure, samples._alone) == (same and draws, not same)
-    assert samples._most == (max(1, 8 * min(80, 512 // rows)) if same else 1)
+    assert (samples._sure, samples._alone) == (same and bool(draws), not same or draws is False)
+    assert samples._most == (max(1, 8 * min(80, 512 // rows)) if not samples._alone else 1)
     assert samples.rows == (rows if samples._most > 1 else 1)
 
 

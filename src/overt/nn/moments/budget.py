@@ -84,14 +84,14 @@ def costs(model: nn.Module, x: Any, output: Output, carry: Callable[[], Found]) 
         return samples
 
     def ask() -> Costs:
-        found, price = carry(), list[tuple[float, float]]()
+        found, price, samples = carry(), list[tuple[float, float]](), drawn(2 * MANY)
         with torch.no_grad(), modes(model, noise=True):
-            one = _seconds(x, lambda: called(unwrapped(model), own(x)), 9)
+            one = _seconds(x, lambda: called(unwrapped(model), own(x)), 9, typical=True)
         for n in (FEW, MANY, 6 * MANY, 24 * MANY):
             price.append((n, _seconds(x, partial(drawn, n))))
             if n > FEW and 8 * price[-1][1] > LONG * one:
                 break
-        samples = drawn(max(2 * MANY, n))
+        samples = drawn(n) if n > 2 * MANY else samples
         root = math.sqrt(samples.count)
         spread = samples.errors[0] * root, samples.errors[1] * root
         if found.moments is None:
@@ -148,8 +148,11 @@ def _bought(seconds: float, price: Price) -> int:
     return n - n % next((size for size in GROUPS if n >= 2 * size), 1)
 
 
-def _seconds(x: Any, run: Callable[[], Any], repeat: int = 3) -> float:
-    """Return the least CPU time of a call after a first one, or time where another device works."""
+def _seconds(x: Any, run: Callable[[], Any], repeat: int = 3, typical: bool = False) -> float:
+    """Return the least CPU time of a call after a first one, or time where another device works.
+
+    A typical one is for passes that may skip layers.
+    """
     cuda = any(t.is_cuda for t in tensors(x))
 
     def now() -> float:
@@ -159,9 +162,9 @@ def _seconds(x: Any, run: Callable[[], Any], repeat: int = 3) -> float:
         return time.perf_counter()
 
     run()
-    best = math.inf
+    found = []
     for _ in range(repeat):
         start = now()
         run()
-        best = min(best, now() - start)
-    return best
+        found.append(now() - start)
+    return sorted(found)[repeat // 2 if typical else 0]

@@ -32,8 +32,9 @@ SMALL, TIMES = (2**16, 64), 8
 BLOCK = 40
 """Passes of one copy each that are summed up together."""
 
-SHARED = 2.0
-"""How many times more passes may vary than copies do before copies are given up."""
+SHARED, APART, SHOWN = 2.0, 1.4, 20
+"""How many times more passes may vary than copies do before copies are given up, and up to what
+they count as independent, if a pass holds so many: no more than a fiftieth is shared then."""
 
 TINY = float(np.finfo(float).tiny)
 DOUBT = 4.0
@@ -85,6 +86,8 @@ class Samples:
                     self._answers["shared"] = self._alone = True
                     self._reset()
                     self.copies, end = self._group(n), n
+            if self.copies >= SHOWN and self._groups >= PASSES and self._shared() <= APART:
+                self._answers["apart"] = True
 
     def _outputs(self, given: Any, copies: int) -> Any:
         """Return outputs, (copies, rows, ...)."""
@@ -123,9 +126,11 @@ class Samples:
 
         self._turns = answers.setdefault("turns", Balance(used=None))
         self._alone = not self._rows or not ask(rows_apart) or "shared" in answers
+        apart = False if self._alone else ask(draws_apart)
+        self._alone = apart is False
         if self._alone:
             return
-        self._sure = ask(draws_apart)
+        self._sure = apart or "apart" in answers
         if self._sure:
             self._balance = ask(balanced)
         if "times" not in answers:
@@ -139,6 +144,7 @@ class Samples:
 
         Two groups at least show what balance leaves of the mean's variance.
         """
+        self._alone |= not self._sure and n < 2 * PASSES
         most = max(1, n if self._alone else min(self._most, n if self._sure else n // PASSES))
         even = self._alone or (self._sure and bool(self._balance.forms))
         sizes = (*GROUPS, *range(min(most, 64), GROUPS[-1] - 1, -1)) if even else ()
