@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import has_torch_function_unary
 
-from overt.nn.moments.noises import ALPHA, coins
+from overt.nn.moments.noises import coins
 from overt.nn.moments.nonlinear import attention
 
 GROUPS, PATTERNS = (20, 10), 4096
@@ -49,23 +49,16 @@ def _ranks(group: int) -> tuple[Tensor, Tensor]:
 
 
 @lru_cache(maxsize=64)
-def _table(group: int, prob: float, scale: float, dtype: Any, device: Any) -> Tensor:
-    """Return patterns of coins that are `scale` with a probability, else 0: (group, patterns)."""
+def _table(kind: str, group: int, a: float, b: float, dtype: Any, device: Any) -> Tensor:
+    """Return patterns (group, patterns) of coins that are b with probability a, else 0.
+
+    Or of numbers that are spread "evenly" from a to b, or of where each gth from a to b "begins".
+    """
     ranks, within = _ranks(group)
-    return ((ranks + within < group * prob) * scale).to(device, dtype)
-
-
-@lru_cache(maxsize=64)
-def _slopes(group: int, low: float, high: float, dtype: Any, device: Any) -> Tensor:
-    """Return patterns of numbers that are spread evenly between two: (group, patterns)."""
-    ranks, within = _ranks(group)
-    return ((ranks + within) * ((high - low) / group) + low).to(device, dtype)
-
-
-@lru_cache(maxsize=64)
-def _starts(group: int, dtype: Any, device: Any) -> Tensor:
-    """Return patterns of where equal parts of (0, 1) begin: (group, patterns)."""
-    return (_ranks(group)[0] / group).to(device, dtype)
+    if kind == "coins":
+        return ((ranks + within < group * a) * b).to(device, dtype)
+    levels = ranks if kind == "begins" else ranks + within
+    return (levels * ((b - a) / group) + a).to(device, dtype)
 
 
 class Balance:
@@ -106,28 +99,28 @@ class Balance:
             return 0
         return math.prod(form) if shape[1:] == form[1:] else 0
 
-    def _picked(self, table: Tensor, units: int) -> Tensor:
-        """Return a pattern for each unit: (group, groups x units), or what is in turn of it."""
-        count = (units if self._turn >= 0 else self._copies // self._group * units,)
+    def _picked(self, kind: str, like: Tensor, units: int, a: float, b: float) -> Tensor:
+        """Return the pattern that each unit picks, or what is in turn of it, shaped like a draw."""
+        table = _table(kind, self._group, a, b, like.dtype, like.device)
         if self._turn >= 0:
-            index = torch.randint(table.shape[1], count, generator=self._own).to(table.device)
-            return table[self._turn].index_select(0, index)
-        found = table.index_select(1, torch.randint(table.shape[1], count, device=table.device))
-        return found[[0, 2, 1]] if self.swapped else found
+            index = torch.randint(table.shape[1], (units,), generator=self._own).to(like.device)
+            return table[self._turn].index_select(0, index).view(like.shape)
+        count = self._copies // self._group * units
+        index = torch.randint(table.shape[1], (count,), device=like.device)
+        found = table.index_select(1, index)  # (group, groups x units)
+        return (found[[0, 2, 1]] if self.swapped else found).view(like.shape)
 
     def _masks(self, like: Tensor, units: int, prob: float, scale: float) -> Tensor:
         """Return numbers that are `scale` with a probability, else 0."""
         prob = prob if self.swapped is None else 0.5
-        table = _table(self._group, prob, scale, like.dtype, like.device)
-        return self._picked(table, units).view(like.shape)
+        return self._picked("coins", like, units, prob, scale)
 
     def uniform(self, made: Tensor) -> Tensor:
         """Return uniform numbers in the place of these, one in each gth of (0, 1) to a group."""
         if not (units := self._units(made.shape)):
             return made
-        starts = self._picked(_starts(self._group, made.dtype, made.device), units)
         below = 1 - 64 * torch.finfo(made.dtype).eps  # 1 itself is no uniform number
-        return starts.view(made.shape).add_(made, alpha=below / self._group)
+        return self._picked("begins", made, units, 0.0, 1.0).add_(made, alpha=below / self._group)
 
     def normal(self, made: Tensor) -> Tensor:
         """Return normal numbers in the place of these, whose sum over each group is 0."""
@@ -178,17 +171,6 @@ def _dropout(
     return input.mul_(mask) if inplace else input * mask
 
 
-def _alpha_dropout(
-    self: Balance, old: Any, input: Tensor,  # noqa: A002
-    p: float = 0.5, training: bool = False, inplace: bool = False,
-) -> Tensor:  # fmt: skip
-    odd = not training or inplace or not 0.001 < p < 0.999 or not _plain(input)
-    if odd or not (units := self._units(input.shape)):
-        return old(input, p, training, inplace)
-    a = ((1 - p) * (1 + p * ALPHA**2)) ** -0.5
-    return self._masks(input, units, 1 - p, a).mul_(input - ALPHA).add_(a * (1 - p) * ALPHA)
-
-
 def _rrelu(
     self: Balance, old: Any, input: Tensor,  # noqa: A002
     lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False,
@@ -196,8 +178,7 @@ def _rrelu(
     odd = not training or inplace or not _plain(input)
     if odd or not (units := self._units(input.shape)):
         return old(input, lower, upper, training, inplace)
-    table = _slopes(self._group, lower, upper, input.dtype, input.device)
-    slopes = self._picked(table, units).view(input.shape)
+    slopes = self._picked("evenly", input, units, lower, upper)
     return torch.where(input >= 0, input, slopes.mul_(input))
 
 
@@ -229,7 +210,6 @@ _STAND_INS: list[tuple[Any, str, Any]] = [
     (functional, "dropout1d", partial(_dropout, 3)),
     (functional, "dropout2d", partial(_dropout, 4)),
     (functional, "dropout3d", partial(_dropout, 5)),
-    (functional, "alpha_dropout", _alpha_dropout),
     (functional, "rrelu", _rrelu),
     (functional, "scaled_dot_product_attention", _attention),
     (torch, "rand", partial(_made, Balance.uniform)),

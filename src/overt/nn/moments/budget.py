@@ -25,14 +25,12 @@ from overt.nn.moments.samples import Samples
 from overt.nn.recording.modes import modes, unwrapped
 from overt.nn.recording.watching import called, tensors
 
-LONG = 200
-"""The most passes that a measurement may take."""
-
 FEW, MANY = 10, 80
 """Samples by which their price is measured."""
 
-LEAST = 1.5
-"""The least that samples may cost, over what they cost without any."""
+LONG, LEAST = 200, 1.5
+"""The most passes that a measurement may take, and the least that samples may cost, over what a
+call costs without any."""
 
 Price = tuple[tuple[float, float], ...]
 """Points (samples, seconds) of a line that bends."""
@@ -86,7 +84,8 @@ def costs(model: nn.Module, x: Any, output: Output, carry: Callable[[], Found]) 
     def ask() -> Costs:
         found, price, samples = carry(), list[tuple[float, float]](), drawn(2 * MANY)
         with torch.no_grad(), modes(model, noise=True):
-            one = _seconds(x, lambda: called(unwrapped(model), own(x)), 9, typical=True)
+            times = [_seconds(x, lambda: called(unwrapped(model), own(x)), 1) for _ in range(9)]
+        one = sorted(times)[4]  # some may skip layers
         for n in (FEW, MANY, 6 * MANY, 24 * MANY):
             price.append((n, _seconds(x, partial(drawn, n))))
             if n > FEW and 8 * price[-1][1] > LONG * one:
@@ -148,11 +147,8 @@ def _bought(seconds: float, price: Price) -> int:
     return n - n % next((size for size in GROUPS if n >= 2 * size), 1)
 
 
-def _seconds(x: Any, run: Callable[[], Any], repeat: int = 3, typical: bool = False) -> float:
-    """Return the least CPU time of a call after a first one, or time where another device works.
-
-    A typical one is for passes that may skip layers.
-    """
+def _seconds(x: Any, run: Callable[[], Any], repeat: int = 3) -> float:
+    """Return the least CPU time of a call after a first one, or time where another device works."""
     cuda = any(t.is_cuda for t in tensors(x))
 
     def now() -> float:
@@ -162,9 +158,9 @@ def _seconds(x: Any, run: Callable[[], Any], repeat: int = 3, typical: bool = Fa
         return time.perf_counter()
 
     run()
-    found = []
+    best = math.inf
     for _ in range(repeat):
         start = now()
         run()
-        found.append(now() - start)
-    return sorted(found)[repeat // 2 if typical else 0]
+        best = min(best, now() - start)
+    return best

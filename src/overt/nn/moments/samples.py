@@ -36,16 +36,14 @@ SHARED, APART, SHOWN = 2.0, 1.4, 20
 """How many times more passes may vary than copies do before copies are given up, and up to what
 they count as independent, if a pass holds so many: no more than a fiftieth is shared then."""
 
-TINY = float(np.finfo(float).tiny)
-DOUBT = 4.0
-"""Differences of groups that the assumption is worth that balance does nothing."""
+TINY, DOUBT = float(np.finfo(float).tiny), 4.0
+"""The least number, and differences of groups that it is worth to assume balance does nothing."""
 
 
 class Samples:
     """Sums over sampled outputs, in double precision; `draw` adds to them.
 
-    `alone` is without copies, `quick` balances draws also of one group, which does not show what
-    that does.
+    `alone` is without copies, `quick` balances one group too, which does not show what that does.
     `mean` and `variance` are those of all samples so far, `n` is the number of independent samples
     that they are worth, `kurtosis` that of a typical output, `copies` how many a group holds.
     """
@@ -86,7 +84,8 @@ class Samples:
                     self._answers["shared"] = self._alone = True
                     self._reset()
                     self.copies, end = self._group(n), n
-            if self.copies >= SHOWN and self._groups >= PASSES and self._shared() <= APART:
+            seen = not self._alone and self.copies >= SHOWN and self._groups >= PASSES
+            if seen and self._shared() <= APART:
                 self._answers["apart"] = True
 
     def _outputs(self, given: Any, copies: int) -> Any:
@@ -204,7 +203,7 @@ class Samples:
 
     def _shared(self) -> float:
         """Return how many times more passes' means vary than copies of their own would."""
-        if self._sure or self.copies == 1 or self._groups < 2:
+        if self._sure or self._alone or self.copies == 1 or self._groups < 2:
             return 1.0
         within = float(self._within.sum()) / (self._groups * (self.copies - 1))
         between = float(self._between.sum()) / (self._groups - 1)
