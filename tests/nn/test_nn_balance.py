@@ -135,6 +135,33 @@ def test_everything_is_back_in_its_place():
     assert "bernoulli_" not in vars(torch.Tensor)
 
 
+def test_what_patterns_cannot_say_is_drawn_as_torch_draws_it():
+    """Small probabilities, numbers of half precision, generators of one's own."""
+    x = torch.ones(40, 5000)
+    balance = Balance(used=None)
+    balance.forms = [(1, 5000)]
+    balance.begin(40, 20)
+    with balance:
+        torch.manual_seed(0)
+        dropped = (functional.dropout(x, 0.0023) == 0).double().mean()
+        balance.begin(40, 20)
+        half = torch.rand(40, 5000, dtype=torch.bfloat16).double()
+        balance.begin(40, 20)
+        fixed = torch.rand(40, 5000, generator=torch.Generator().manual_seed(1))
+        balance.begin(40, 20)
+        turned = torch.randn_like(x.T.contiguous().T)
+        balance.take(0, 20, seed=3)
+        alone = torch.rand(7, generator=torch.Generator().manual_seed(1))
+    assert abs(float(dropped) - 0.0023) < 5 * (0.0023 / x.numel()) ** 0.5
+    assert abs(float(half.var()) * 12 - 1) < 0.02
+    torch.testing.assert_close(fixed.flatten()[:7], alone)
+    torch.testing.assert_close(
+        fixed, torch.rand(40, 5000, generator=torch.Generator().manual_seed(1))
+    )
+    assert float(turned.reshape(20, 2, 5000).mean(0).abs().max()) < 1e-6
+    assert abs(float(turned.var()) - 1) < 0.02
+
+
 @pytest.mark.parametrize("n", [20, 60])
 def test_the_stated_error_of_a_mean_knows_what_cancels(n):
     torch.manual_seed(1)

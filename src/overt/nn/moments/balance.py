@@ -31,6 +31,8 @@ FEW = 2**13
 
 _QUICK = {"dropout", "scaled_dot_product_attention"}
 
+_PRECISE = (torch.float32, torch.float64)
+
 Form = tuple[int, ...]
 """A shape."""
 
@@ -99,6 +101,12 @@ class Balance:
             return 0
         return math.prod(form) if shape[1:] == form[1:] else 0
 
+    def _coins(self, shape: Form, prob: float) -> int:
+        """Return the same for coins, 0 too if patterns do not have so small a probability."""
+        units, some = self._units(shape), self._group * -(-PATTERNS // self._group)
+        off = abs(round(prob * some) / some - prob)
+        return units if off <= 0.002 * min(prob, 1 - prob) else 0
+
     def _picked(self, kind: str, like: Tensor, units: int, a: float, b: float) -> Tensor:
         """Return the pattern that each unit picks, or what is in turn of it, shaped like a draw."""
         table = _table(kind, self._group, a, b, like.dtype, like.device)
@@ -117,7 +125,7 @@ class Balance:
 
     def uniform(self, made: Tensor) -> Tensor:
         """Return uniform numbers in the place of these, one in each gth of (0, 1) to a group."""
-        if not (units := self._units(made.shape)):
+        if not (units := self._units(made.shape)) or made.dtype not in _PRECISE:
             return made
         below = 1 - 64 * torch.finfo(made.dtype).eps  # 1 itself is no uniform number
         return self._picked("begins", made, units, 0.0, 1.0).add_(made, alpha=below / self._group)
@@ -127,8 +135,8 @@ class Balance:
         if self._turn >= 0 or not self._units(made.shape):
             return made
         if self.swapped:
-            made = made.view(3, -1)[[0, 2, 1]].view(made.shape)
-        parts = made.view(self._group, -1)
+            made = made.reshape(3, -1)[[0, 2, 1]].view(made.shape)
+        parts = made.reshape(self._group, -1)
         away = (parts - parts.mean(0)).mul_(math.sqrt(self._group / (self._group - 1)))
         return away.view(made.shape)
 
@@ -164,7 +172,7 @@ def _dropout(
     if odd or not _plain(input):
         return old(input, p, training, inplace)
     like = input if axes is None else input[(..., *[slice(1)] * (axes - 2))]
-    units, scale = self._units(like.shape), 1 / (1 - p)
+    units, scale = self._coins(like.shape, 1 - p), 1 / (1 - p)
     if not units and like.numel() < FEW:
         return old(input, p, training, inplace)
     mask = self._masks(like, units, 1 - p, scale) if units else coins(like, 1 - p).mul_(scale)
@@ -189,13 +197,14 @@ def _attention(self: Balance, old: Any, query: Tensor, *args: Any, **kwargs: Any
 
 def _made(how: Any, self: Balance, old: Any, *args: Any, **kwargs: Any) -> Tensor:
     found = old(*args, **kwargs)
-    return how(self, found) if _plain(found) and kwargs.get("out") is None else found
+    own = any(kwargs.get(name) is not None for name in ("out", "generator"))
+    return how(self, found) if _plain(found) and not own else found
 
 
 def _bernoulli_(self: Balance, old: Any, input: Tensor, p: Any = 0.5, **kwargs: Any) -> Tensor:  # noqa: A002
     if not isinstance(p, float) or not 0 < p < 1 or kwargs or not _plain(input):
         return old(input, p, **kwargs)
-    if not (units := self._units(input.shape)):
+    if not (units := self._coins(input.shape, p)):
         return old(input, p)
     return input.copy_(self._masks(input, units, p, 1.0))
 
