@@ -280,8 +280,9 @@ def remembered(model: nn.Module, output: Output, what: Any, ask: Callable[[], An
 
 
 def _settings(module: nn.Module) -> list[Any]:
-    told = [type(module), *module._modules, *module._forward_hooks, *module._forward_pre_hooks]
-    for name, value in vars(module).items():
+    told, own = [type(module), *module._modules.keys()], vars(module)
+    told += [*own.get("_forward_hooks", ()), *own.get("_forward_pre_hooks", ())]
+    for name, value in own.items():
         if name[0] != "_" and name != "training" and isinstance(value, _TELLING):
             told.append(value if type(value) is not FunctionType else id(value))
     return told
