@@ -147,7 +147,7 @@ def _bought(seconds: float, price: Price) -> int:
     return n - n % next((size for size in GROUPS if n >= 2 * size), 1)
 
 
-def _seconds(x: Any, run: Callable[[], Any], repeat: int = 3) -> float:
+def _seconds(x: Any, run: Callable[[], Any], repeat: int = 5) -> float:
     """Return the least CPU time of a call after a first one, or time where another device works."""
     cuda = any(t.is_cuda for t in tensors(x))
 
