@@ -31,6 +31,7 @@ DRAWS = {
     "in place": lambda x: functional.dropout(x.clone(), 0.3, inplace=True),
     "an odd probability": lambda x: functional.dropout(x, 0.137),
     "maps": lambda x: functional.dropout2d(x[..., None, None].expand(-1, -1, 2, 2), 0.2)[..., 0, 0],
+    "alpha": lambda x: functional.alpha_dropout(x, 0.2, training=True),
     "rrelu": lambda x: functional.rrelu(x, 0.1, 0.5, training=True),
     "uniform": lambda x: x * torch.rand_like(x),
     "coins": lambda x: x * (torch.rand(x.shape) < 0.7),

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import has_torch_function_unary
 
-from overt.nn.moments.noises import coins
+from overt.nn.moments.noises import ALPHA, coins
 from overt.nn.moments.nonlinear import attention
 
 GROUPS, PATTERNS = (20, 10), 4096
@@ -179,6 +179,17 @@ def _dropout(
     return input.mul_(mask) if inplace else input * mask
 
 
+def _alpha_dropout(
+    self: Balance, old: Any, input: Tensor,  # noqa: A002
+    p: float = 0.5, training: bool = False, inplace: bool = False,
+) -> Tensor:  # fmt: skip
+    odd = not training or inplace or not 0.001 < p < 0.999 or not _plain(input)
+    if odd or not (units := self._coins(input.shape, 1 - p)):
+        return old(input, p, training, inplace)
+    a = ((1 - p) * (1 + p * ALPHA**2)) ** -0.5
+    return self._masks(input, units, 1 - p, a).mul_(input - ALPHA).add_(a * (1 - p) * ALPHA)
+
+
 def _rrelu(
     self: Balance, old: Any, input: Tensor,  # noqa: A002
     lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False,
@@ -219,6 +230,7 @@ _STAND_INS: list[tuple[Any, str, Any]] = [
     (functional, "dropout1d", partial(_dropout, 3)),
     (functional, "dropout2d", partial(_dropout, 4)),
     (functional, "dropout3d", partial(_dropout, 5)),
+    (functional, "alpha_dropout", _alpha_dropout),
     (functional, "rrelu", _rrelu),
     (functional, "scaled_dot_product_attention", _attention),
     (torch, "rand", partial(_made, Balance.uniform)),

@@ -25,7 +25,7 @@ from overt.nn.recording.watching import Call
 FEW = 16
 """Factors to a row that, each shared by many entries, count as few."""
 
-_ALPHA = -1.7580993408473766
+ALPHA = -1.7580993408473766
 """What alpha dropout sets dropped units to: -scale alpha of SELU."""
 
 
@@ -151,9 +151,9 @@ def _dropped(tape: Tape, call: Call, name: str) -> Any:
         return tape.put(out, to)
     if tape.state(name) == "off":
         return handle
-    a = ((1 - p) * (1 + p * _ALPHA**2)) ** -0.5
-    masked = multiplied(tape, scaled(tape, x, 1.0, -_ALPHA), law, name, draw)
-    return tape.put(scaled(tape, masked, a * (1 - p), a * _ALPHA * (1 - p)), to)
+    a = ((1 - p) * (1 + p * ALPHA**2)) ** -0.5
+    masked = multiplied(tape, scaled(tape, x, 1.0, -ALPHA), law, name, draw)
+    return tape.put(scaled(tape, masked, a * (1 - p), a * ALPHA * (1 - p)), to)
 
 
 def coins(like: Tensor, prob: float) -> Tensor:
