@@ -255,7 +255,8 @@ class Samples:
         variance = self._variance()
         if self._covariance:
             return Moments(self.mean, self._tensor(variance), **how)
-        sd = LEVEL * np.sqrt(np.maximum(variance, 0.0))
+        free = max(self.n - 1, 1.0)  # few samples do not know their spread: Student's quantiles
+        sd = (1 + 1.24 / free + 4 / free**3) * LEVEL * np.sqrt(np.maximum(variance, 0.0))
         parts = (self._mean, variance, *(sd * error for error in self.errors))
         mean, variance, of_mean, of_std = map(self._tensor, parts)
         return Moments(mean, variance, mean_error=of_mean, std_error=of_std, **how)
