@@ -358,7 +358,7 @@ def test_tokens_that_all_rows_drop_together():
     outputs = torch.stack([x[:, pair].sum(1).tanh() for pair in pairs])
     variance = outputs.var(0, unbiased=False)
     sampled = mc_moments(Net(), x, 512, seed=0)
-    assert ((sampled.std - variance.sqrt()).abs() <= 1.5 * sampled.std_error).all()
+    assert ((sampled.std - variance.sqrt()).abs() <= 2.5 * sampled.std_error).all()
     found = explicit_penalty(Net(), x)
     exact = float(variance.sum(1).mean())
     assert abs(float(found.value) - exact) <= 4 * found.error

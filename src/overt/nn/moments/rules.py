@@ -163,15 +163,13 @@ def _compared(tape: Tape, call: Call) -> Any:
         bound = float(bound)
     if call.name == "floor" and x.law.below(0.0) == 0 and x.law.below(2.0) == 1:
         handle = call.args[0] if call.inplace else None
-        return noises.coin(tape, x, 1 - x.law.below(1.0), torch.floor, handle)
+        return noises.coin(tape, x, 1 - x.law.below(1.0), handle)
     if call.name in ("gt", "ge", "lt", "le") and isinstance(bound, (int, float)):
-        limit = float(bound)
-        below = x.law.below(limit)
+        below = x.law.below(float(bound))
         handle = torch.zeros(x.mean.shape, dtype=torch.bool, device=x.mean.device)
         if below in (0.0, 1.0):  # as where layers are dropped with probability 0
             return torch.full_like(handle, (below == 1.0) != (call.name[0] == "g"))
-        prob, compare = 1 - below if call.name[0] == "g" else below, getattr(torch, call.name)
-        return noises.coin(tape, x, prob, lambda draw: compare(draw, limit), handle)
+        return noises.coin(tape, x, 1 - below if call.name[0] == "g" else below, handle)
     raise Uncarried(noises_of(tape, call), call.name)
 
 

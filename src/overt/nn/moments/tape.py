@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from overt.nn.layers.mask_covariance import MaskCovariance
-from overt.nn.moments.adjoint import Origin, Source, Sources
+from overt.nn.moments.adjoint import Source, Sources
 from overt.nn.moments.views import Views
 from overt.nn.recording.watching import NoiseNames, mapped, tensors
 
@@ -51,11 +51,9 @@ class Moment:
 
 
 class Law(NamedTuple):
-    """A cumulative distribution function, and the draw of this shape that follows it, shifted."""
+    """A cumulative distribution function of draws, shifted."""
 
     cdf: Callable[[float], float]
-    by: Origin | None
-    shape: tuple[int, ...]
     shift: float = 0.0
 
     def below(self, value: float) -> float:
@@ -65,14 +63,6 @@ class Law(NamedTuple):
     def shifted(self, by: float) -> Law:
         """Return the law of the same draw and a number more."""
         return self._replace(shift=self.shift + by)
-
-    def coin(self, prob: float, toss: Callable[[Tensor], Tensor], shape: Any) -> Origin | None:
-        """Return where a coin comes from that such draws, of this shape, are made into."""
-        if self.by is None or tuple(shape) != self.shape:
-            return None
-        return self.by._replace(
-            mean=prob, variance=prob * (1 - prob), value=lambda draw: toss(draw + self.shift)
-        )
 
 
 class Tangent:
@@ -117,8 +107,6 @@ class Tape:
     put_off
         None where covariances are worked out as they are met, else whether any were passed over, as
         if the result stayed exact without them.
-    draws
-        The values of noises in the order of their calls, those that are drawn; None for others.
     coarse, few, rough
         Noises with one number to a row, with a few that many entries share, and those of the latter
         by whose entries a tensor is normalized: they are not followed closely.
@@ -138,7 +126,6 @@ class Tape:
     few: dict[str, None] = field(default_factory=dict)
     rough: dict[str, None] = field(default_factory=dict)
     names: NoiseNames = field(default_factory=NoiseNames)
-    draws: list[Tensor | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:  # by id: tensors that are held here keep theirs
         self._moments: dict[int, tuple[Tensor, Moment]] = {}
@@ -179,13 +166,6 @@ class Tape:
         self._moments[id(handle)] = handle, moment
         self.views.add(handle, view)
         return handle
-
-    def forget(self, value: Any) -> Any:
-        """Write a moment's mean into the tensor that stands for it, and let go of it."""
-        if isinstance(value, Tensor) and (found := self._moments.pop(id(value), None)) is not None:
-            value.copy_(found[1].mean)
-            self.views.drop(value)
-        return value
 
     def check(self, operation: str, tree: Any) -> None:
         """Refuse tensors whose moments are not at hand."""
@@ -236,32 +216,26 @@ class Tape:
         with torch.no_grad():
             return f(*given)
 
-    def numbered(self, draw: Tensor | None = None) -> int:
-        """Note a draw, or that a noise is carried in its place; return its number."""
-        self.draws.append(draw)
-        return len(self.draws) - 1
-
-    def source(self, variance: Tensor, *, rest: bool = False, by: Origin | None = None) -> Tensor:
+    def source(self, variance: Tensor, *, rest: bool = False) -> Tensor:
         """Return the tangent of new independent deviations with these variances."""
         if self.probe:
             tiny = torch.finfo(variance.dtype).tiny ** 0.5
             return variance.clamp(min=tiny).sqrt() * signs(variance)
-        return self._step(variance.shape, variance, variance, rest, by)
+        return self._step(variance.shape, variance, variance, rest)
 
-    def masks(self, covariance: MaskCovariance, like: Tensor, by: Origin) -> Tensor:
+    def masks(self, covariance: MaskCovariance, like: Tensor) -> Tensor:
         """Return the tangent of new masks (rows, *shape), without their mean."""
-        return self._step((len(like), *covariance.shape), covariance, like, by=by)
+        return self._step((len(like), *covariance.shape), covariance, like)
 
     def dense(self, covariance: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Return the tangent of new deviations with these covariances (rows, units, units)."""
         return self._step(shape, covariance, covariance)
 
     def _step(
-        self, shape: Any, spread: Tensor | MaskCovariance, like: Tensor, rest: bool = False,
-        by: Origin | None = None,
-    ) -> Tensor:  # fmt: skip
+        self, shape: Any, spread: Tensor | MaskCovariance, like: Tensor, rest: bool = False
+    ) -> Tensor:
         step = torch.zeros(shape, dtype=like.dtype, device=like.device, requires_grad=True)
-        return self.sources.add(Source(step, spread, rest, by))
+        return self.sources.add(Source(step, spread, rest))
 
     def settled(self, x: Moment) -> Moment:
         """Return x with its variances worked out from its sources, if that is affordable."""
