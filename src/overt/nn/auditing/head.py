@@ -123,6 +123,12 @@ class Head:
         module = self._at(p)
         return None if module is None else mask_covariance_of(module, (1, *self.shape))
 
+    def strengths(self, probs: Floats) -> Floats | None:
+        """Gamma_ii at some drop probabilities, None where Gamma is no multiple of the identity."""
+        plain = not self.noisy or self.connect or plain_dropout(self.module) is not None
+        here = self.covariance()
+        return probs / (1 - probs) if plain and here is not None and here.independent else None
+
     def _at(self, p: float | None) -> Any:
         """Return the noise, at another drop probability if given; None if it has none."""
         if p not in self._others:

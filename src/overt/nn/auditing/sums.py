@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from overt._types import Floats
+from overt._types import Floats, Ints
 
 
 class Mean:
@@ -140,7 +140,7 @@ class Table:
 
 
 class Parts:
-    """Second moments of (1, h, y) over disjoint parts of the rows.
+    """Rows (1, h, y) in disjoint parts: themselves while they are few, then their second moments.
 
     Part 0 trains, parts 1..PARTS-1 are held out: every fifth row, in turn, unless others are given.
     `training` names the parts that hold rows of the training data.
@@ -149,19 +149,36 @@ class Parts:
     PARTS = 6
 
     def __init__(self, units: int, outputs: int) -> None:
-        size = 1 + units + outputs
         self.units = units
         self.training = [0]
-        self._sums = torch.zeros(self.PARTS, size, size, dtype=torch.float64)
-        self._seen = 0
+        self._size = 1 + units + outputs
+        self._sums: Floats | None = None
+        self._counts = np.zeros(self.PARTS)
+        self._waiting: list[tuple[Floats, Ints]] = []
+        self._held = self._seen = 0
+
+    @property
+    def few(self) -> bool:
+        """Whether the rows are at hand, and fewer than the units."""
+        self._join()
+        return self._sums is None and self._counts.sum() < self.units
+
+    def count(self, part: int) -> int:
+        """Return the number of rows in a part."""
+        return int(self._counts[part])
+
+    def rows(self, part: int) -> Floats:
+        """Return the rows of a part, where they are few."""
+        ((rows, parts),) = self._waiting
+        return rows[parts == part]
 
     def add(self, h: Tensor, y: Tensor, *, hold: bool = True) -> None:
         """Add units and targets of the training data, with `hold` some to the parts held out."""
-        if not hold:
-            self._add(h, y, torch.zeros(len(h), dtype=torch.int64))
-            return
-        self.training, index = list(range(self.PARTS)), self._numbers(len(h))
-        self._add(h, y, torch.where(index % 5 == 4, 1 + index // 5 % (self.PARTS - 1), 0))
+        part = np.zeros(len(h), dtype=np.int64)
+        if hold:
+            self.training, index = list(range(self.PARTS)), self._numbers(len(h))
+            part = np.where(index % 5 == 4, 1 + index // 5 % (self.PARTS - 1), 0)
+        self._add(h, y, part)
 
     def add_holdout(self, h: Tensor, y: Tensor) -> None:
         """Add rows that the network was not trained on, all of them to the parts held out."""
@@ -169,18 +186,38 @@ class Parts:
 
     def moments(self, parts: list[int]) -> tuple[Floats, float]:
         """Return the sum of outer products over some parts, and their number of rows."""
-        total = self._sums[parts].sum(0).numpy()
-        return total, float(total[0, 0])
+        if self._sums is None or self._waiting:
+            self._fold()
+        assert self._sums is not None  # noqa: S101 (for the type checker)
+        return self._sums[parts].sum(0), float(self._counts[parts].sum())
 
-    def _numbers(self, n: int) -> Tensor:
+    def _numbers(self, n: int) -> Ints:
         self._seen += n
-        return torch.arange(self._seen - n, self._seen)
+        return np.arange(self._seen - n, self._seen)
 
-    def _add(self, h: Tensor, y: Tensor, part: Tensor) -> None:
+    def _add(self, h: Tensor, y: Tensor, part: Ints) -> None:
         # Double precision costs twice as much; wide layers keep their own.
         wide = torch.float64 if self.units <= 1024 else h.dtype
-        h = h.detach().cpu().to(wide)
-        rows = torch.cat([torch.ones(len(h), 1, dtype=wide), h, y.cpu().to(wide)], 1)
-        for p in part.unique().tolist():
-            chosen = rows[part == p]
-            self._sums[p] += chosen.T @ chosen
+        rows = torch.ones(len(h), self._size, dtype=wide)
+        rows[:, 1 : 1 + self.units], rows[:, 1 + self.units :] = h.detach(), y
+        self._waiting.append((rows.numpy(), part))
+        self._counts += np.bincount(part, minlength=self.PARTS)
+        self._held += len(h)
+        if self._held >= max(1024, 2 * self._size):
+            self._fold()
+
+    def _join(self) -> None:
+        if len(self._waiting) > 1:
+            rows, parts = zip(*self._waiting, strict=True)
+            self._waiting = [(np.concatenate(rows), np.concatenate(parts))]
+
+    def _fold(self) -> None:
+        """Turn what is waiting into moments."""
+        self._join()
+        if self._sums is None:
+            self._sums = np.zeros((self.PARTS, self._size, self._size))
+        for rows, part in self._waiting:
+            for p in np.unique(part):
+                chosen = rows[part == p]
+                self._sums[p] += chosen.T @ chosen
+        self._waiting, self._held = [], 0
