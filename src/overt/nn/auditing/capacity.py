@@ -64,9 +64,8 @@ class Capacity:
         before, after = self._before.value, self._after.value
         if after is not None and before is not None and columns is not None and columns.has_inputs:
             shifted = any(b.any() for b in self._chain.biases)
-            inputs = slice(0 if shifted else columns.x.start, columns.x.stop)
-            rank = int(np.linalg.matrix_rank(columns.R[:, inputs]))
-            found += self._two_layers(n, rank, after, before)
+            first, last = 0 if shifted else columns.x.start, columns.x.stop
+            found += self._two_layers(n, _rank(columns.R, first, last), after, before)
         if self._chain.homogeneous:
             found += self._frobenius(n)
         return found
@@ -133,6 +132,15 @@ class Capacity:
                 f"{1 - DELTA:.0%}", (), risk >= 1,
             ))  # fmt: skip
         return found
+
+
+def _rank(R: Floats, first: int, last: int) -> int:
+    """Return the rank of columns of a triangle, that of all where its condition is good."""
+    from scipy.linalg.lapack import dtrcon
+
+    if len(R) >= last and dtrcon(R[:last, :last])[0] > 1e-10:
+        return last - first
+    return int(np.linalg.matrix_rank(R[:, first:last]))
 
 
 def _clipped_error(f: Tensor, targets: Targets) -> Tensor:

@@ -56,7 +56,12 @@ class Head:
         self.centered = point.shifted
         self.shape = point.op.given[0].shape[1:]
         self.units = math.prod(self.shape)
-        self.J = _jacobian(model, self.module, trace.inputs.first(1))
+        weight = trace.only_weight(point)
+        self.J = (
+            _jacobian(model, self.module, trace.inputs.first(1))
+            if weight is None
+            else weight.detach().double().cpu()
+        )
         self._plain = [
             (p, model.get_submodule(p.noise))
             for p in tail.noises
