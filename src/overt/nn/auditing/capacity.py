@@ -47,16 +47,17 @@ class Capacity:
             self._clipped.add(_clipped_error(f, targets))
         if z is None:
             return
+        self._before.add(z.square().sum(0, dtype=torch.float64), len(z))
+        self._after.add(torch.relu(z).square_().sum(0, dtype=torch.float64), len(z))
+        if self._outputs != 1:
+            return
         z = z.double()
-        self._before.add((z * z).sum(0), len(z))
-        self._after.add((torch.relu(z) ** 2).sum(0), len(z))
         signs = torch.randint(0, 2, (len(z), 1), device=z.device).double() * 2 - 1
         chain = self._chain
         U, b = (torch.from_numpy(part[1]).to(z) for part in (chain.weights, chain.biases))
         # The bias is the weight of a constant hidden unit.
         turned = torch.relu(signs * z) @ U.T + torch.relu(signs) * b
-        if self._outputs == 1:
-            self._symmetrized.add(_clipped_error(turned, targets))
+        self._symmetrized.add(_clipped_error(turned, targets))
 
     def bounds(self, n: int, columns: Columns | None) -> list[CapacityBound]:
         """Return all bounds that are defined for the network, from n samples."""

@@ -243,11 +243,11 @@ def holdout_curve(
     `strengths` are Gamma_ii at each, None where Gamma is not diagonal. None where there are too few
     rows, or where the noise has no drop probability to vary.
     """
-    counts = [parts.count(p) for p in range(parts.PARTS)]
-    if counts[0] < 2 or min(counts) < 1:
+    if parts.counts[0] < 2 or min(parts.counts) < 1:
         return None
-    if strengths is not None and parts.few:
-        U, b = few_rows(parts.rows(0), parts.units, strengths, bias=bias)
+    rows = parts.rows(0)
+    if strengths is not None and rows is not None:
+        U, b = few_rows(rows, parts.units, strengths, bias=bias)
     else:
         problem = Ridge(*parts.moments([0]), parts.units, bias=bias)
         if strengths is not None:
@@ -263,9 +263,9 @@ def holdout_curve(
 
 def _error(parts: Parts, p: int, U: Floats, b: Floats, *, bias: bool) -> Any:
     """Return the mean squared error of each (U, b) on a part of the rows."""
-    if not parts.few:
-        return Ridge(*parts.moments([p]), parts.units, bias=bias).objective(U, b)
     rows, d = parts.rows(p), parts.units
+    if rows is None:
+        return Ridge(*parts.moments([p]), d, bias=bias).objective(U, b)
     f = (rows[:, 1 : 1 + d] @ U.reshape(-1, d).T).reshape(-1, *b.shape) + b
     return np.square(f - rows[:, None, 1 + d :]).sum(2).mean(0)
 

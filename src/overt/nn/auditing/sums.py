@@ -152,25 +152,15 @@ class Parts:
         self.units = units
         self.training = [0]
         self._size = 1 + units + outputs
-        self._sums: Floats | None = None
-        self._counts = np.zeros(self.PARTS)
-        self._waiting: list[tuple[Floats, Ints]] = []
-        self._held = self._seen = 0
+        self._sums: dict[int, Floats] = {}
+        self._rows: list[list[Floats]] = [[] for _ in range(self.PARTS)]
+        self._seen = 0
+        self.counts = [0] * self.PARTS
 
-    @property
-    def few(self) -> bool:
-        """Whether the rows are at hand, and fewer than the units."""
-        self._join()
-        return self._sums is None and self._counts.sum() < self.units
-
-    def count(self, part: int) -> int:
-        """Return the number of rows in a part."""
-        return int(self._counts[part])
-
-    def rows(self, part: int) -> Floats:
-        """Return the rows of a part, where they are few."""
-        ((rows, parts),) = self._waiting
-        return rows[parts == part]
+    def rows(self, part: int) -> Floats | None:
+        """Return the rows of a part, None if they are no fewer than the units."""
+        few = part not in self._sums and self.counts[part] < self.units
+        return np.concatenate(self._rows[part]) if few else None
 
     def add(self, h: Tensor, y: Tensor, *, hold: bool = True) -> None:
         """Add units and targets of the training data, with `hold` some to the parts held out."""
@@ -186,10 +176,11 @@ class Parts:
 
     def moments(self, parts: list[int]) -> tuple[Floats, float]:
         """Return the sum of outer products over some parts, and their number of rows."""
-        if self._sums is None or self._waiting:
-            self._fold()
-        assert self._sums is not None  # noqa: S101 (for the type checker)
-        return self._sums[parts].sum(0), float(self._counts[parts].sum())
+        total = np.zeros((self._size, self._size))
+        for p in parts:
+            self._fold(p)
+            total += self._sums.get(p, 0.0)
+        return total, float(sum(self.counts[p] for p in parts))
 
     def _numbers(self, n: int) -> Ints:
         self._seen += n
@@ -198,26 +189,19 @@ class Parts:
     def _add(self, h: Tensor, y: Tensor, part: Ints) -> None:
         # Double precision costs twice as much; wide layers keep their own.
         wide = torch.float64 if self.units <= 1024 else h.dtype
-        rows = torch.ones(len(h), self._size, dtype=wide)
-        rows[:, 1 : 1 + self.units], rows[:, 1 + self.units :] = h.detach(), y
-        self._waiting.append((rows.numpy(), part))
-        self._counts += np.bincount(part, minlength=self.PARTS)
-        self._held += len(h)
-        if self._held >= max(1024, 2 * self._size):
-            self._fold()
+        filled = torch.ones(len(h), self._size, dtype=wide)
+        filled[:, 1 : 1 + self.units], filled[:, 1 + self.units :] = h.detach(), y
+        rows = filled.numpy()
+        for p in np.unique(part).tolist():
+            chosen = rows[part == p]
+            self._rows[p].append(chosen)
+            self.counts[p] += len(chosen)
+            if sum(map(len, self._rows[p])) >= max(1024, 2 * self._size):
+                self._fold(p)
 
-    def _join(self) -> None:
-        if len(self._waiting) > 1:
-            rows, parts = zip(*self._waiting, strict=True)
-            self._waiting = [(np.concatenate(rows), np.concatenate(parts))]
-
-    def _fold(self) -> None:
+    def _fold(self, part: int) -> None:
         """Turn what is waiting into moments."""
-        self._join()
-        if self._sums is None:
-            self._sums = np.zeros((self.PARTS, self._size, self._size))
-        for rows, part in self._waiting:
-            for p in np.unique(part):
-                chosen = rows[part == p]
-                self._sums[p] += chosen.T @ chosen
-        self._waiting, self._held = [], 0
+        if self._rows[part]:
+            rows = np.concatenate(self._rows[part])
+            self._sums[part] = self._sums.get(part, 0.0) + rows.T @ rows
+            self._rows[part] = []
