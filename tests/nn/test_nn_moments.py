@@ -554,6 +554,20 @@ def test_value_slope_and_rest_in_training_and_their_gradients(f):
     assert (gradient(ours) - gradient(exact)).norm() < 0.1 * gradient(exact).norm()
 
 
+@pytest.mark.parametrize("f", [None, functional.gelu, torch.tanh], ids=["relu", "gelu", "tanh"])
+def test_second_derivatives_in_training_are_those_of_the_first(f):
+    m, v = torch.linspace(-1.5, 1.5, 12).double(), torch.linspace(0.02, 0.2, 12).double()
+
+    def gradient(x, **settings):
+        value, slope, _, rest = Bent.apply(x, v, f, True)
+        return torch.autograd.grad((value + 2 * slope + 3 * rest).sum(), x, **settings)[0]
+
+    x = m.clone().requires_grad_()
+    (found,) = torch.autograd.grad(gradient(x, create_graph=True).sum(), x)
+    away = [gradient((m + h).requires_grad_()) for h in (1e-5, -1e-5)]
+    torch.testing.assert_close(found, (away[0] - away[1]) / 2e-5, rtol=0.01, atol=0.01)
+
+
 CONTROLLED = {
     "units": lambda s, x: s.c(functional.dropout(s.b(functional.dropout(s.a(x), 0.3)), 0.2)),
     "shared": lambda s, x: s.c(

@@ -36,6 +36,8 @@ def entrywise(tape: Tape, call: Call) -> Any:
     power = call.args[1] if call.name == "pow" else 1
     one_sided = not (isinstance(power, int) and power > 0)
     name = "rsqrt" if one_sided else call.name
+    if call.kwargs.get("approximate", "none") != "none":
+        name = f"{name} by another formula"
     alone = not any(True for _ in tensors((call.args[1:], call.kwargs)))
     return of_entries(tape, x, lambda z: with_first(tape, call, z), name, alone=alone)
 
@@ -47,7 +49,7 @@ def of_entries(
     if x.dropped is not None:
         return _of_dropped(tape, x, *x.dropped, f)
     if tape.probe and tape.differentiable and name not in ONE_SIDED:
-        given = None if name == "relu" else f
+        given = {"relu": None, "gelu": functional.gelu}.get(name, f)
         return _bent(tape, x, *Bent.apply(x.mean, x.variance, given, alone))
     if name == "relu":
         return _bent(tape, x, *relu_moments(x.mean, x.variance))
