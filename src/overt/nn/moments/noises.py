@@ -154,7 +154,7 @@ def _dropped(tape: Tape, call: Call, name: str) -> Any:
     if "alpha" not in call.name:
         out = multiplied(tape, x, law, name, draw)
         if law.independent and not x.noises and out.noises:
-            out = replace(out, dropped=(x.mean, p))
+            out = out.with_(dropped=(x.mean, p))
         return tape.put(out, to)
     if tape.state(name) == "off":
         return handle

@@ -90,7 +90,7 @@ def _bent(
         rest = (variance - slope * slope * x.variance).clamp(min=0)
         return tape.fixed(slope) * x.tangent() + tape.source(rest, rest=True)
 
-    return replace(x, mean=value, variance=variance, tangent=tape.later(tangent), exact=False,
+    return x.with_(mean=value, variance=variance, tangent=tape.later(tangent), exact=False,
                    known=False, dropped=None, law=None)  # fmt: skip
 
 
@@ -117,7 +117,7 @@ def softmax(tape: Tape, call: Call) -> Any:
     else:
         mean = p + p * (single - pv + 2 * p2v) / 2
         variance = tape.spread(lambda v: p * p * (v + p2v), single)
-    return replace(x, mean=mean, variance=variance.clamp(min=0), tangent=tape.later(tangent),
+    return x.with_(mean=mean, variance=variance.clamp(min=0), tangent=tape.later(tangent),
                    exact=False, known=False, independent=False, dropped=None, law=None)  # fmt: skip
 
 
@@ -179,7 +179,7 @@ def _standardized(
         return found.clamp(min=0) * (r * r)
 
     variance = tape.spread(spread, v)
-    return replace(x, mean=u, variance=variance, tangent=tape.later(tangent), exact=False,
+    return x.with_(mean=u, variance=variance, tangent=tape.later(tangent), exact=False,
                    known=False, independent=False, dropped=None, law=None)  # fmt: skip
 
 
@@ -196,8 +196,8 @@ def _batch_norm(tape: Tape, call: Call, x: Moment) -> Moment:
     W = given.get("weight")
     scale = (scale if W is None else scale * W).reshape(column)
     mean = with_first(tape, call, x.mean)
-    after = replace(scaled(tape, x, scale), mean=mean)
-    return replace(after, exact=False, known=False) if trained else after
+    after = scaled(tape, x, scale).with_(mean=mean)
+    return after.with_(exact=False, known=False) if trained else after
 
 
 def drops(call: Call) -> bool:

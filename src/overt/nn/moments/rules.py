@@ -37,15 +37,16 @@ def apply(tape: Tape, call: Call) -> Any:
     tape.check(call.name, given)
     if values == "random":
         return noises.random(tape, call)
-    noisy = tape.noisy(given)
+    noisy = tape.among(given)
     if values == "attention" and (noisy or nonlinear.drops(call)):
         return nonlinear.opened(tape, call)
     if not tape.holds and values != "unknown":
         return call.run()
     if not noisy:
         args, kwargs = tape.mean(call.args), tape.mean(call.kwargs)
-        call = replace(call, args=args, kwargs=kwargs)
-        return _certain(tape, call) if values == "unknown" else call.run()
+        if values == "unknown":
+            return _certain(tape, replace(call, args=args, kwargs=kwargs))
+        return call.function(*args, **kwargs)
     if tape.differentiable and not torch.is_grad_enabled() and _own_backward():
         raise Uncarried(noises_of(tape, call), call.name)
     rule = _RULES.get(call.name) or _BY_VALUES.get(values, unknown)

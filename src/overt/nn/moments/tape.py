@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -49,6 +49,12 @@ class Moment:
     dropped: tuple[Tensor, float] | None = None
     law: Law | None = None
 
+    def with_(self, **changes: Any) -> Moment:
+        """Return one with some attributes changed, as dataclasses.replace does, but faster."""
+        other = object.__new__(Moment)
+        other.__dict__.update(self.__dict__, **changes)
+        return other
+
 
 class Law(NamedTuple):
     """A cumulative distribution function, and the draw of this shape that follows it, shifted."""
@@ -86,9 +92,14 @@ class Tangent:
         """Return the tensor."""
         if self._make is not None:
             with torch.inference_mode(False), torch.set_grad_enabled(self._graph):
-                self._value = self._make()
-            self._make = None
+                self.work_out()
         return self._value
+
+    def work_out(self) -> None:
+        """Make the tensor, where gradients are as they should be."""
+        if self._make is not None:
+            self._value = self._make()
+            self._make = None
 
 
 class Uncarried(Exception):  # noqa: N818
@@ -187,9 +198,9 @@ class Tape:
             self.views.drop(value)
         return value
 
-    def check(self, operation: str, tree: Any) -> None:
+    def check(self, operation: str, given: list[Tensor]) -> None:
         """Refuse tensors whose moments are not at hand."""
-        for t in tensors(tree) if self._moments else ():
+        for t in given if self._moments else ():
             if self.views.stale(t) or torch._C._functorch.is_functorch_wrapped_tensor(t):
                 raise Uncarried(set(self.met) - set(self.was_drawn), operation)
 
@@ -199,7 +210,12 @@ class Tape:
 
     def noisy(self, tree: Any) -> list[Moment]:
         """Return the moments among some arguments."""
-        return [m for t in tensors(tree) if (m := self.get(t)) is not None and m.noises]
+        return self.among(tensors(tree)) if self._moments else []
+
+    def among(self, given: Iterable[Tensor]) -> list[Moment]:
+        """Return the moments of those tensors that have some."""
+        found = (self._moments.get(id(t)) for t in given)
+        return [moment for _, moment in filter(None, found) if moment.noises]
 
     def certain(self, tensor: Tensor) -> Moment:
         """Return a certain tensor as a moment of variance 0."""
@@ -217,10 +233,12 @@ class Tape:
 
     def tangent(self, x: Moment) -> Tensor:
         """Return the tangent of x; the others before it come first, so that none nests deeply."""
-        for tangent in self._tangents:
-            tangent()
-            if tangent is x.tangent:
-                break
+        graph = self.differentiable or not self.probe
+        with torch.inference_mode(False), torch.set_grad_enabled(graph):
+            for tangent in self._tangents:
+                tangent.work_out()
+                if tangent is x.tangent:
+                    break
         return x.tangent()
 
     def fixed(self, tree: Any) -> Any:
@@ -269,9 +287,9 @@ class Tape:
             return x
         if self.put_off is not None:
             self.put_off = True
-            return replace(x, known=True)
+            return x.with_(known=True)
         found = self.sources.variances(self.tangent(x))
-        return replace(x, variance=found, known=True)
+        return x.with_(variance=found, known=True)
 
     def covariance(self, x: Moment) -> Tensor | None:
         """Return the covariances of x (rows, units, units), None if that is too dear or inexact."""
