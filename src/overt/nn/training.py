@@ -81,7 +81,7 @@ class WithoutNoise(nn.Module):  # type: ignore[misc]
         if found is None:
             self._end = None
             return None
-        out, self._penalty = found
+        out, self.__dict__["_penalty"] = found  # attributes of modules are slow to set
         return out
 
     def _look(self, model: nn.Module, x: Any, settings: Any) -> None:
