@@ -103,11 +103,14 @@ def softmax(tape: Tape, call: Call) -> Any:
         m, sign = -m, -1.0
     p = torch.softmax(m, dim)
     finite = torch.isfinite(m)
-    v = torch.where(finite, v, 0.0)
+    whole = tape.probe and bool(finite.all())  # elsewhere nothing is read
+    v = v if whole else torch.where(finite, v, 0.0)
     pv, p2v = (p * v).sum(dim, keepdim=True), (p * p * v).sum(dim, keepdim=True)
 
     def tangent() -> Tensor:
-        q, t = tape.fixed(p), torch.where(finite, sign * x.tangent().to(dtype), 0.0)
+        q, t = tape.fixed(p), x.tangent().to(dtype)
+        t = t if sign == 1 else sign * t
+        t = t if whole else torch.where(finite, t, 0.0)
         away = t - (q * t).sum(dim, keepdim=True)
         return away if call.name == "log_softmax" else q * away
 
@@ -208,9 +211,32 @@ def drops(call: Call) -> bool:
 
 def opened(tape: Tape, call: Call) -> Any:
     """Attention, part by part."""
+    given = call.named()
     if call.name == "scaled_dot_product_attention":
-        return call.again(lambda: attention(**call.named()))
+        return call.again(lambda: attention(**given))
+    query = given.get("query")
+    plain = isinstance(query, Tensor) and query.ndim == 3 and given.get("need_weights") is False
+    plain = plain and query is given.get("key") is given.get("value")
+    if plain and all(given.get(name, usual) is usual for name, usual in _USUAL.items()):
+        return call.again(lambda: _to_itself(given))
     return call.again(lambda: _unchecked(call.function)(*call.args, **call.kwargs))
+
+
+_USUAL = {"key_padding_mask": None, "attn_mask": None, "bias_k": None,
+          "bias_v": None, "add_zero_attn": False, "use_separate_proj_weight": False,
+          "static_k": None, "static_v": None, "is_causal": False}  # fmt: skip
+
+
+def _to_itself(given: dict[str, Any]) -> tuple[Tensor, None]:
+    """Return what `multi_head_attention_forward` does in its plainest case, in fewer calls."""
+    x, dropout_p = given["query"], given["dropout_p"] if given.get("training", True) else 0.0
+    packed = functional.linear(x, given["in_proj_weight"], given["in_proj_bias"])
+    packed = packed.unflatten(-1, (3, given["num_heads"], -1))  # (places, rows, 3, heads, features)
+    out = functional.scaled_dot_product_attention(
+        *packed.permute(2, 1, 3, 0, 4).unbind(0), dropout_p=dropout_p
+    )
+    out = out.permute(2, 0, 1, 3).reshape(x.shape)
+    return functional.linear(out, given["out_proj_weight"], given["out_proj_bias"]), None
 
 
 def attention(
