@@ -79,10 +79,10 @@ class _Curved(torch.autograd.Function):  # type: ignore[misc]
         """Return the sum."""
         p = torch.softmax(z, 1)
         A, M, UU = a * a, p @ U, U * U
-        D = torch.addmm(M * M, p, UU, beta=-1)
+        D = torch.addmm(M * M, p, UU, beta=-1).mul_(a)
         ctx.weight = weight
         ctx.save_for_backward(a, U, z, p, A, M, UU, D)
-        return torch.dot(A.reshape(-1), D.reshape(-1)).mul_(weight)
+        return torch.dot(a.reshape(-1), D.reshape(-1)).mul_(weight)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -92,11 +92,11 @@ class _Curved(torch.autograd.Function):  # type: ignore[misc]
             q = torch.softmax(z, 1)
             value = (a * a * (q @ (U * U) - (q @ U) ** 2)).sum() * ctx.weight
             return *torch.autograd.grad(value, (a, U, z), g, create_graph=True), None
-        T, c = A * M, ctx.weight * g
+        T, c = A * M, ctx.weight * (g if g.is_cuda else float(g))
         in_U = (p.T @ A).mul_(U).addmm_(p.T, T, alpha=-1).mul_(2 * c)
         in_p = (A @ UU.T).addmm_(T, U.T, alpha=-2).mul_(p)
         in_z = in_p.addcmul_(p, in_p.sum(1, keepdim=True), value=-1).mul_(c)
-        return (a * D).mul_(2 * c), in_U, in_z, None
+        return D * (2 * c), in_U, in_z, None
 
 
 def last_linear(model: nn.Module, x: Any, output: Output, first: Carried) -> LastLinear | None:
