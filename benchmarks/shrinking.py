@@ -224,8 +224,8 @@ def run() -> list[Table]:
         f"recovered: {STEPS} steps of Adam at 1e-3 on batches of 50, the best state on those 512 "
         "images, the same for both (recover= of compress). Mean and standard deviation over seeds. "
         "That narrowing is what recovers was chosen on seeds 10 to 13 and other images "
-        "(training images 1,500 to 4,840), where ResNet at a quarter of the parameters reached .351 "
-        "narrowed, .336 at low rank and .332 by torch-pruning."
+        "(training images 1,500 to 4,840), where ResNet at a quarter of the parameters reached "
+        ".351 narrowed, .336 at low rank and .332 by torch-pruning."
     )
     if not peer:
         quality.notes.append("torch-pruning is not installed: its columns are empty.")

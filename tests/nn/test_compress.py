@@ -437,7 +437,8 @@ def test_auto_recovers_one_way_and_that_is_narrowing():
     tried = dict(report.tried)
     for by in ("flow", "spectrum"):
         assert tried[by] == compress(model, 0.5, x, (x, y), by)[1].after.loss
-    assert report.by == "flow" and report.after.loss == flow.after.loss < tried["flow"]
+    assert report.by == "flow"
+    assert report.after.loss == flow.after.loss < tried["flow"]
     assert len(report.recovery)
     assert all(map(torch.equal, before, model.parameters()))
 

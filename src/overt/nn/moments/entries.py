@@ -142,11 +142,13 @@ class Bent(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *g: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradient in m; where it needs gradients in turn, by what torch knows them of."""
+        """Return the gradient in m, by operations that torch knows where that is differentiated."""
         m, v, slope, curve, rise = ctx.saved_tensors
         if torch.is_grad_enabled():
             found = _followed(m, v, ctx.f, ctx.alone)
-            return *torch.autograd.grad(found, m, (g[0], g[1], g[3]), create_graph=True), *[None] * 3
+            return *torch.autograd.grad(found, m, (g[0], g[1], g[3]), create_graph=True), *[
+                None
+            ] * 3
         return (g[0] * slope).addcmul_(g[1], curve).addcmul_(g[3], rise), None, None, None
 
 
@@ -225,3 +227,10 @@ def _derivative(f: Function, m: Tensor) -> Tensor:
         x = m if create and m.requires_grad else m.detach().requires_grad_()
         (slope,) = torch.autograd.grad(f(x).sum(), x, create_graph=create)
     return slope
+
+
+def signs(like: Tensor) -> Tensor:
+    """Return independent signs, eight to a random number."""
+    words = torch.empty(like.numel() // 8 + 1, dtype=torch.int64, device=like.device).random_()
+    bits = words.view(torch.int8)[: like.numel()].reshape(like.shape).bitwise_and_(2)
+    return bits.sub_(1).to(like.dtype)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,8 +18,8 @@ from overt.nn.layers.mask_covariance import MaskCovariance
 from overt.nn.moments.adjoint import Origin
 from overt.nn.moments.bilinear import product, scaled
 from overt.nn.moments.distributions import MOMENTS
-from overt.nn.moments.entries import leaky_relu_moments, relu_moments
-from overt.nn.moments.tape import Law, Moment, Tape, Uncarried, signs
+from overt.nn.moments.entries import leaky_relu_moments, relu_moments, signs
+from overt.nn.moments.tape import Law, Moment, Tape, Uncarried
 from overt.nn.recording.watching import Call
 
 FEW = 16

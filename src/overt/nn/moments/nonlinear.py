@@ -19,9 +19,10 @@ from overt.nn.moments.entries import (
     leaky_relu_moments,
     moments_of,
     relu_moments,
+    signs,
 )
 from overt.nn.moments.local import unknown, with_first
-from overt.nn.moments.tape import Moment, Tape, signs
+from overt.nn.moments.tape import Moment, Tape
 from overt.nn.recording.watching import Call, tensors
 
 
@@ -232,9 +233,8 @@ def _to_itself(given: dict[str, Any]) -> tuple[Tensor, None]:
     x, dropout_p = given["query"], given["dropout_p"] if given.get("training", True) else 0.0
     packed = functional.linear(x, given["in_proj_weight"], given["in_proj_bias"])
     packed = packed.unflatten(-1, (3, given["num_heads"], -1))  # (places, rows, 3, heads, features)
-    out = functional.scaled_dot_product_attention(
-        *packed.permute(2, 1, 3, 0, 4).unbind(0), dropout_p=dropout_p
-    )
+    q, k, v = packed.permute(2, 1, 3, 0, 4).unbind(0)
+    out = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p)
     out = out.permute(2, 0, 1, 3).reshape(x.shape)
     return functional.linear(out, given["out_proj_weight"], given["out_proj_bias"]), None
 

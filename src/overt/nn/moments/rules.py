@@ -37,7 +37,7 @@ def apply(tape: Tape, call: Call) -> Any:
     tape.check(call.name, given)
     if values == "random":
         return noises.random(tape, call)
-    noisy = tape.among(given)
+    noisy = tape.noisy(given)
     if values == "attention" and (noisy or nonlinear.drops(call)):
         return nonlinear.opened(tape, call)
     if not tape.holds and values != "unknown":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from overt.nn.layers.mask_covariance import MaskCovariance
 from overt.nn.moments.adjoint import Origin, Source, Sources
+from overt.nn.moments.entries import signs
 from overt.nn.moments.views import Views
 from overt.nn.recording.watching import NoiseNames, mapped, tensors
 
@@ -198,9 +199,9 @@ class Tape:
             self.views.drop(value)
         return value
 
-    def check(self, operation: str, given: list[Tensor]) -> None:
+    def check(self, operation: str, tree: Any) -> None:
         """Refuse tensors whose moments are not at hand."""
-        for t in given if self._moments else ():
+        for t in tensors(tree) if self._moments else ():
             if self.views.stale(t) or torch._C._functorch.is_functorch_wrapped_tensor(t):
                 raise Uncarried(set(self.met) - set(self.was_drawn), operation)
 
@@ -210,12 +211,7 @@ class Tape:
 
     def noisy(self, tree: Any) -> list[Moment]:
         """Return the moments among some arguments."""
-        return self.among(tensors(tree)) if self._moments else []
-
-    def among(self, given: Iterable[Tensor]) -> list[Moment]:
-        """Return the moments of those tensors that have some."""
-        found = (self._moments.get(id(t)) for t in given)
-        return [moment for _, moment in filter(None, found) if moment.noises]
+        return [m for t in tensors(tree) if (m := self.get(t)) is not None and m.noises]
 
     def certain(self, tensor: Tensor) -> Moment:
         """Return a certain tensor as a moment of variance 0."""
@@ -302,10 +298,3 @@ class Tape:
 
     def _affordable(self, x: Moment) -> bool:
         return x.mean.ndim > 1 and math.prod(x.mean.shape[1:]) <= self.settle
-
-
-def signs(like: Tensor) -> Tensor:
-    """Return independent signs, eight to a random number."""
-    words = torch.empty(like.numel() // 8 + 1, dtype=torch.int64, device=like.device).random_()
-    bits = words.view(torch.int8)[: like.numel()].reshape(like.shape).bitwise_and_(2)
-    return bits.sub_(1).to(like.dtype)

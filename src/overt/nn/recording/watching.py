@@ -181,11 +181,9 @@ def tensors(value: Any) -> Iterator[Tensor]:
 def _gather(parts: Iterable[Any], found: list[Tensor]) -> None:
     for part in parts:
         kind = type(part)  # asking whether something else is a tensor is slow
-        if kind is Tensor or kind is nn.Parameter:
-            found.append(part)
-        elif kind in PLAIN:
+        if kind in PLAIN:
             continue
-        elif kind is not tuple and kind is not dict and isinstance(part, Tensor):
+        if kind is Tensor or (kind is not tuple and kind is not dict and isinstance(part, Tensor)):
             found.append(part)
         elif isinstance(part, (tuple, list, set)):
             _gather(part, found)
