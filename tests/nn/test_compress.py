@@ -485,6 +485,8 @@ def test_auto_does_without_targets_and_without_data():
         assert report.by == "spectrum"
         assert dict(report.tried)["spectrum"] < 1e-3 < dict(report.tried)["flow"]
         assert "mask" not in dict(report.tried)
+    noisy = model(x).detach() + torch.randn(100, 40)  # what has lost nothing is recovered as it is
+    assert compress(model, 0.5, x, (x, noisy), recover=1)[1].by == "spectrum"
     _, named = compress(model, {"0": 0.5}, x)
     assert (named.by, [c.layers for c in named.changes]) == ("flow", [("0",)])
     assert compress(nn.Sequential(nn.Linear(2, 2)), 0.5, torch.randn(3, 2))[1].changes == ()

@@ -67,8 +67,9 @@ def compress(
     by="auto"
         "flow" and "spectrum" are tried; of those that meet `keep` the one with the least loss on
         `data` is taken, or without targets the one that changes the outputs least. Where recovery
-        follows it is "flow": layers of low rank begin better and recover worse.
-        `report.tried` has the numbers, before recovery.
+        follows and has something to mend (a loss more than 5 per cent above the whole network's) it
+        is "flow": layers of low rank begin better and recover worse. `report.tried` has the
+        numbers, before recovery.
 
     Removing units follows the forward pass as it runs: channels that are added together are removed
     together, flattened and concatenated ones are followed, batch, layer and group normalization
@@ -215,7 +216,9 @@ def _best(task: Task, *, recovers: bool) -> Outcome:
         least = min(sizes.values())
         small = [way for way in found if sizes[way] <= MET * least]
     values = {way: _value(task, found[way].model) for way in small}
-    best = "flow" if recovers and "flow" in small else min(values, key=values.__getitem__)
+    best = min(values, key=values.__getitem__)
+    if recovers and "flow" in small and values[best] > MET * _value(task, task.base):
+        best = "flow"  # low rank begins better and recovers worse
     found[best].tried = tuple(values.items())
     return found[best]
 
