@@ -229,8 +229,12 @@ def shifted(M: Floats, B: Floats, shifts: Floats) -> Floats:
     def turn(X: Floats, way: str) -> Floats:
         return np.concatenate([X[:1], dormqr("L", way, Q[1:, :-1], tau, X[1:], work)[0]])
 
+    def solved(shift: float) -> Floats:
+        found = dptsv(diagonal + shift, off, right)  # fails where rounding made M indefinite
+        return found[2] if not found[3] or shift > 1 else solved(10 * shift)
+
     right = turn(B, "T")
-    found = [dptsv(diagonal + max(s, floor), off, right)[2] for s in shifts]
+    found = [solved(max(float(s), floor)) for s in shifts]
     joined = turn(np.concatenate(found, 1), "N")
     return np.moveaxis(joined.reshape(n, len(shifts), -1), 1, 0)
 
