@@ -526,34 +526,6 @@ def test_gradient_of_a_carried_penalty():
     torch.testing.assert_close((values[0] - values[1]) / 2e-6, slope, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("f", [None, functional.gelu, torch.tanh], ids=["relu", "gelu", "tanh"])
-def test_value_slope_and_rest_in_training_and_their_gradients(f):
-    """Against ten nodes, or the formula, differentiated by autograd."""
-    torch.manual_seed(0)
-    m, v = torch.randn(50).double(), torch.rand(50).double()
-    found = Bent.apply(m, v, f, True)
-    expected = relu_moments(m, v) if f is None else moments_of(f, m, v, one_sided=False)
-    for got, want in zip(found[:3], expected, strict=True):
-        torch.testing.assert_close(got, want, rtol=0.02, atol=0.01)
-    rest = (found[2] - found[1] ** 2 * v).clamp(min=0).sqrt()
-    torch.testing.assert_close(found[3], rest, rtol=1e-6, atol=1e-6)
-
-    def gradient(of):
-        x = m.clone().requires_grad_()
-        value, slope, spread = of(x)[:3]
-        rest = of(x)[3] if of is ours else (spread - slope**2 * v).clamp(min=1e-4).sqrt()
-        (value + 2 * slope + 3 * rest * (rest > 0.05)).sum().backward()
-        return x.grad
-
-    def ours(x):
-        return Bent.apply(x, v, f, True)
-
-    def exact(x):
-        return relu_moments(x, v) if f is None else moments_of(f, x, v, one_sided=False)
-
-    assert (gradient(ours) - gradient(exact)).norm() < 0.1 * gradient(exact).norm()
-
-
 @pytest.mark.parametrize("first", [True, False])
 def test_attention_to_itself_is_what_the_long_way_gives(first):
     torch.manual_seed(0)
@@ -589,6 +561,34 @@ def test_second_derivatives_in_training_are_those_of_the_first(f):
     (found,) = torch.autograd.grad(gradient(x, create_graph=True).sum(), x)
     away = [gradient((m + h).requires_grad_()) for h in (1e-5, -1e-5)]
     torch.testing.assert_close(found, (away[0] - away[1]) / 2e-5, rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("f", [None, functional.gelu, torch.tanh], ids=["relu", "gelu", "tanh"])
+def test_value_slope_and_rest_in_training_and_their_gradients(f):
+    """Against ten nodes, or the formula, differentiated by autograd."""
+    torch.manual_seed(0)
+    m, v = torch.randn(50).double(), torch.rand(50).double()
+    found = Bent.apply(m, v, f, True)
+    expected = relu_moments(m, v) if f is None else moments_of(f, m, v, one_sided=False)
+    for got, want in zip(found[:3], expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=0.02, atol=0.01)
+    rest = (found[2] - found[1] ** 2 * v).clamp(min=0).sqrt()
+    torch.testing.assert_close(found[3], rest, rtol=1e-6, atol=1e-6)
+
+    def gradient(of):
+        x = m.clone().requires_grad_()
+        value, slope, spread = of(x)[:3]
+        rest = of(x)[3] if of is ours else (spread - slope**2 * v).clamp(min=1e-4).sqrt()
+        (value + 2 * slope + 3 * rest * (rest > 0.05)).sum().backward()
+        return x.grad
+
+    def ours(x):
+        return Bent.apply(x, v, f, True)
+
+    def exact(x):
+        return relu_moments(x, v) if f is None else moments_of(f, x, v, one_sided=False)
+
+    assert (gradient(ours) - gradient(exact)).norm() < 0.1 * gradient(exact).norm()
 
 
 CONTROLLED = {
