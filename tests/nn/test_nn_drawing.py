@@ -15,7 +15,8 @@ from overt.nn.layers.mask_covariance import MaskCovariance
 from overt.nn.moments import bilinear, noises
 from overt.nn.moments.adjoint import APART, SHARED, Source, Sources, _row_axes, _row_axis
 from overt.nn.moments.carry import carry
-from overt.nn.moments.tape import Law, Moment, Tape, signs
+from overt.nn.moments.entries import signs
+from overt.nn.moments.tape import Law, Moment, Tape
 
 
 class Run(nn.Module):

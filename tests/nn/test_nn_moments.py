@@ -525,6 +525,43 @@ def test_gradient_of_a_carried_penalty():
     torch.testing.assert_close((values[0] - values[1]) / 2e-6, slope, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_attention_to_itself_is_what_the_long_way_gives(first):
+    torch.manual_seed(0)
+
+    class Attends(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attend = nn.MultiheadAttention(12, 3, 0.2, batch_first=first)
+
+        def forward(self, x):
+            h = functional.dropout(x, 0.3, self.training)
+            h = h if first else h.transpose(0, 1)
+            h = self.attend(h, h, h, need_weights=self.weights)[0]
+            return h if first else h.transpose(0, 1)
+
+    model, x, found = Attends(), torch.randn(3, 5, 12), []
+    for model.weights in (True, False):
+        mean, variance = predictive_moments(model, x)
+        found.append((mean, variance, carry(model, x, active=()).output.mean))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(found[1][2], model.eval()(x))
+
+
+@pytest.mark.parametrize("f", [None, functional.gelu, torch.tanh], ids=["relu", "gelu", "tanh"])
+def test_second_derivatives_in_training_are_those_of_the_first(f):
+    m, v = torch.linspace(-1.5, 1.5, 12).double(), torch.linspace(0.02, 0.2, 12).double()
+
+    def gradient(x, **settings):
+        value, slope, _, rest = Bent.apply(x, v, f, True)
+        return torch.autograd.grad((value + 2 * slope + 3 * rest).sum(), x, **settings)[0]
+
+    x = m.clone().requires_grad_()
+    (found,) = torch.autograd.grad(gradient(x, create_graph=True).sum(), x)
+    away = [gradient((m + h).requires_grad_()) for h in (1e-5, -1e-5)]
+    torch.testing.assert_close(found, (away[0] - away[1]) / 2e-5, rtol=0.01, atol=0.01)
+
+
 @pytest.mark.parametrize("f", [None, functional.gelu, torch.tanh], ids=["relu", "gelu", "tanh"])
 def test_value_slope_and_rest_in_training_and_their_gradients(f):
     """Against ten nodes, or the formula, differentiated by autograd."""

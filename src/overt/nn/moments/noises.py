@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,8 +17,8 @@ from torch import Tensor
 from overt.nn.layers.mask_covariance import MaskCovariance
 from overt.nn.moments.bilinear import product, scaled
 from overt.nn.moments.distributions import MOMENTS
-from overt.nn.moments.entries import leaky_relu_moments, relu_moments
-from overt.nn.moments.tape import Law, Moment, Tape, Uncarried, signs
+from overt.nn.moments.entries import leaky_relu_moments, relu_moments, signs
+from overt.nn.moments.tape import Law, Moment, Tape, Uncarried
 from overt.nn.recording.watching import Call
 
 FEW = 16
@@ -147,7 +146,7 @@ def _dropped(tape: Tape, call: Call, name: str) -> Any:
     if "alpha" not in call.name:
         out = multiplied(tape, x, law, name, draw)
         if law.independent and not x.noises and out.noises:
-            out = replace(out, dropped=(x.mean, p))
+            out = out.with_(dropped=(x.mean, p))
         return tape.put(out, to)
     if tape.state(name) == "off":
         return handle

@@ -44,8 +44,9 @@ def apply(tape: Tape, call: Call) -> Any:
         return call.run()
     if not noisy:
         args, kwargs = tape.mean(call.args), tape.mean(call.kwargs)
-        call = replace(call, args=args, kwargs=kwargs)
-        return _certain(tape, call) if values == "unknown" else call.run()
+        if values == "unknown":
+            return _certain(tape, replace(call, args=args, kwargs=kwargs))
+        return call.function(*args, **kwargs)
     if tape.differentiable and not torch.is_grad_enabled() and _own_backward():
         raise Uncarried(noises_of(tape, call), call.name)
     rule = _RULES.get(call.name) or _BY_VALUES.get(values, unknown)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from overt.nn.layers.mask_covariance import MaskCovariance
 from overt.nn.moments.adjoint import Source, Sources
+from overt.nn.moments.entries import signs
 from overt.nn.moments.views import Views
 from overt.nn.recording.watching import NoiseNames, mapped, tensors
 
@@ -49,6 +50,12 @@ class Moment:
     dropped: tuple[Tensor, float] | None = None
     law: Law | None = None
 
+    def with_(self, **changes: Any) -> Moment:
+        """Return one with some attributes changed, as dataclasses.replace does, but faster."""
+        other = object.__new__(Moment)
+        other.__dict__.update(self.__dict__, **changes)
+        return other
+
 
 class Law(NamedTuple):
     """A cumulative distribution function of draws, shifted."""
@@ -76,9 +83,14 @@ class Tangent:
         """Return the tensor."""
         if self._make is not None:
             with torch.inference_mode(False), torch.set_grad_enabled(self._graph):
-                self._value = self._make()
-            self._make = None
+                self.work_out()
         return self._value
+
+    def work_out(self) -> None:
+        """Make the tensor, where gradients are as they should be."""
+        if self._make is not None:
+            self._value = self._make()
+            self._make = None
 
 
 class Uncarried(Exception):  # noqa: N818
@@ -197,10 +209,12 @@ class Tape:
 
     def tangent(self, x: Moment) -> Tensor:
         """Return the tangent of x; the others before it come first, so that none nests deeply."""
-        for tangent in self._tangents:
-            tangent()
-            if tangent is x.tangent:
-                break
+        graph = self.differentiable or not self.probe
+        with torch.inference_mode(False), torch.set_grad_enabled(graph):
+            for tangent in self._tangents:
+                tangent.work_out()
+                if tangent is x.tangent:
+                    break
         return x.tangent()
 
     def fixed(self, tree: Any) -> Any:
@@ -243,9 +257,9 @@ class Tape:
             return x
         if self.put_off is not None:
             self.put_off = True
-            return replace(x, known=True)
+            return x.with_(known=True)
         found = self.sources.variances(self.tangent(x))
-        return replace(x, variance=found, known=True)
+        return x.with_(variance=found, known=True)
 
     def covariance(self, x: Moment) -> Tensor | None:
         """Return the covariances of x (rows, units, units), None if that is too dear or inexact."""
@@ -258,10 +272,3 @@ class Tape:
 
     def _affordable(self, x: Moment) -> bool:
         return x.mean.ndim > 1 and math.prod(x.mean.shape[1:]) <= self.settle
-
-
-def signs(like: Tensor) -> Tensor:
-    """Return independent signs, eight to a random number."""
-    words = torch.empty(like.numel() // 8 + 1, dtype=torch.int64, device=like.device).random_()
-    bits = words.view(torch.int8)[: like.numel()].reshape(like.shape).bitwise_and_(2)
-    return bits.sub_(1).to(like.dtype)
