@@ -22,6 +22,7 @@ from overt.nn import (
     DropConnectLinear,
     Dropout,
     explicit_penalty,
+    mc_moments,
     penalties,
     predictive_moments,
     training,
