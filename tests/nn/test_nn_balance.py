@@ -2,6 +2,8 @@
 
 import math
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -210,3 +212,31 @@ def test_copies_are_independent_but_for_what_matters(run, apart, sure):
             plain = torch.stack([model(x) for _ in range(6000)])
     near = 0.3 if run is RARE else 0.12
     assert (samples.variance.sqrt() / plain.std(0) - 1).abs().max() < near
+
+
+def test_threads_take_turns_and_leave_torch_as_it_was():
+    def state():
+        fast = torch.backends.mha.get_fastpath_enabled()
+        return functional.dropout, torch.rand, torch.utils.checkpoint.CheckpointFunction, fast
+
+    before, net = state(), nn.Sequential(nn.Linear(6, 30), nn.Dropout(0.5), nn.Linear(30, 2)).eval()
+    x, sure = torch.randn(4, 6), torch.ones(8)
+    sd = predictive_moments(net, x).std
+    stop, odd = threading.Event(), []
+
+    def alone():  # functional dropout of a thread that has nothing to do with it
+        while not stop.is_set():
+            here = functional.dropout(sure, 0.25)
+            odd.extend(here[(here != 0) & ((here - 4 / 3).abs() > 1e-6)].tolist())
+
+    with ThreadPoolExecutor(5) as pool:
+        pool.submit(alone)
+        try:
+            found = list(pool.map(lambda _: mc_moments(net, x, 400), range(12)))
+        finally:
+            stop.set()
+    for one in found:  # in evaluation mode, or without masks of its own, one has too small a sd
+        torch.testing.assert_close(one.std, sd, rtol=0.25, atol=0)
+    assert not odd
+    assert not any(module.training for module in net.modules())
+    assert state() == before

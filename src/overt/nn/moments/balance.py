@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache, partial
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch.overrides import has_torch_function_unary
 
 from overt.nn.moments.noises import ALPHA, coins
 from overt.nn.moments.nonlinear import attention
+from overt.nn.recording.modes import ALONE
 
 GROUPS, PATTERNS = (20, 10), 4096
 """Good numbers of copies to a group (most probabilities are whole numbers of 20ths), the first that
@@ -141,6 +143,7 @@ class Balance:
         return away.view(made.shape)
 
     def __enter__(self) -> Balance:
+        ALONE.acquire()
         for place, name, stand_in in _STAND_INS:
             if self.used is None or name in self.used:
                 old = getattr(place, name)
@@ -152,16 +155,18 @@ class Balance:
         for place, name, old in reversed(self._before):
             delattr(place, name) if old is None else setattr(place, name, old)
         self._before.clear()
+        ALONE.release()
 
     def _in_place_of(self, old: Any, name: str, stand_in: Any) -> Any:
-        if self.used is not None and name != "bernoulli_":
-            return partial(stand_in, self, old)
+        here = get_ident()
 
-        def noting(*args: Any, **kwargs: Any) -> Any:
+        def instead(*args: Any, **kwargs: Any) -> Any:
+            if get_ident() != here:  # what other threads do is not ours
+                return old(*args, **kwargs)
             self.called.add(name)
             return stand_in(self, old, *args, **kwargs)
 
-        return noting
+        return instead
 
 
 def _dropout(
