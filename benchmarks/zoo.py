@@ -1,14 +1,19 @@
 """Moments of networks that people bring, against thousands of sampled passes.
 
 Needs timm and transformers (`pip install timm transformers`); without them their part is left out,
-and said.
+and said. `python -m benchmarks.zoo FILE [I/K]` measures networks that FILE does not have yet (of K
+parts the I-th) and adds each to it; ZOO=FILE `python -m benchmarks zoo` makes tables of it.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 import time
 import warnings
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,8 +23,9 @@ from benchmarks._zoo_models import HAND, HUGGING, ROWS, SHARED, TIMM, built
 from benchmarks.harness import Table
 from overt.nn import predictive_moments
 
-SAMPLES, MOST, LONG = 2000, 64_000, 4.0  # up to so many samples where they take so many seconds
+SAMPLES, MOST, LONG = 2000, 64_000, 5.0  # up to so many samples where they take so many seconds
 COPIES = 16
+AGAIN, WAIT = 12, 1.5  # how often a cost is measured, within so many seconds
 BUDGETS = (5, 15, 50, 100, 400)
 
 
@@ -65,9 +71,8 @@ def samples(name: str, n: int = SAMPLES, copies: int = COPIES, seed: int = 1) ->
     with torch.no_grad():
         given = repeated(inputs, copies)
         noisy(model)
-        long = LONG if name in HAND else 0.0
         while (done := len(found) * copies) < n or (
-            done < MOST and time.process_time() - start < long
+            done < MOST and time.process_time() - start < LONG
         ):
             y = call(model, given)
             y = y if output is None else output(y)
@@ -87,39 +92,51 @@ def cpu(call: Any, repeat: int = 3) -> float:
 
 
 class Prices:
-    """What samples in one batch buy, and what overt's calls cost, in CPU time of one thread."""
+    """What samples in one batch buy, and what overt's calls cost, in CPU time of one thread.
+
+    Samples cost what repeating the rows, the pass and the two moments do.
+    """
 
     def __init__(self, name: str) -> None:
         self.model, self.inputs, self.output = built(name)
         start = time.process_time()
         self.moments()
         self.first = time.process_time() - start
+        self._shared = name in SHARED
         noisy(self.model)
         self.one = cpu(lambda: call(self.model, self.inputs), 9)
-        self._shared = name in SHARED
         if self._shared:  # passes that skip layers take less: their mean counts, not the least
             self.one = cpu(lambda: [call(self.model, self.inputs) for _ in range(64)]) / 64
-        few, many = (repeated(self.inputs, n) for n in (4, 64))
-        self._few, more = (cpu(lambda x=x: call(self.model, x)) for x in (few, many))
-        self._each = max((more - self._few) / 60, 1e-9)
+        sizes = (2, 4, 16, 64)
+        self._points = [(n, cpu(lambda n=n: self._sampled(n), 5)) for n in sizes]
+
+    def _sampled(self, n: int) -> Any:
+        y = call(self.model, repeated(self.inputs, n))
+        y = (y if self.output is None else self.output(y)).unflatten(0, (-1, n))
+        return y.mean(1), y.std(1)
 
     def bought(self, seconds: float) -> float:
         """How many samples in one batch cost as much; in single passes where rows share draws."""
         if self._shared:
             return max(1.0, seconds / self.one)
-        return max(1.0, 4 + (seconds - self._few) / self._each)
+        (few, low), (many, high) = self._points[:2]
+        for more in self._points[2:]:
+            if seconds > high:
+                few, low, many, high = many, high, *more
+        return max(1.0, few + (seconds - low) * (many - few) / max(high - low, 1e-9))
 
     def moments(self, **options: Any) -> Any:
         return predictive_moments(self.model, self.inputs, output=self.output, **options)
 
-    def spent(self, passes: int) -> tuple[Any, float]:
-        """Return what so many passes buy of overt, and what that cost in fact."""
+    def spent(self, passes: int) -> tuple[list[Any], float]:
+        """Return what so many passes buy of overt, several times if drawn, and what that cost."""
         start = time.process_time()
-        found = self.moments(passes=passes)
-        cost = time.process_time() - start
-        if passes < max(BUDGETS):
-            cost = min(cost, cpu(lambda: self.moments(passes=passes), 2))
-        return found, cost
+        found, costs = [], []
+        while not found or (len(found) < AGAIN and time.process_time() - start < WAIT):
+            before = time.process_time()
+            found.append(self.moments(passes=passes))
+            costs.append(time.process_time() - before)
+        return found, min(costs)
 
 
 class Reference:
@@ -134,11 +151,14 @@ class Reference:
         """Root mean square of both errors, in standard deviations, of n samples."""
         return float(((1 + (self.kurtosis - 1) / 4) / n).mean().sqrt())
 
-    def of(self, found: Any) -> float:
+    def of(self, found: list[Any]) -> float:
         """The same for moments, less what the reference's own error adds."""
-        m, s = (t.double().reshape(self.sd.shape) for t in (found.mean, found.std))
-        off = (s / self.sd - 1) ** 2 + ((m - self.mean) / self.sd) ** 2
-        return float((off.mean() - self.of_samples(self.n) ** 2).clamp(min=0).sqrt())
+        off = []
+        for one in found:
+            m, s = (t.double().reshape(self.sd.shape) for t in (one.mean, one.std))
+            off.append((s / self.sd - 1) ** 2 + ((m - self.mean) / self.sd) ** 2)
+        both = torch.stack(off).mean() - self.of_samples(self.n) ** 2
+        return float(both.clamp(min=0).sqrt())
 
 
 def measured(name: str) -> dict[str, Any]:
@@ -161,36 +181,67 @@ def measured(name: str) -> dict[str, Any]:
 
     def against(result: Any, cost: float, passes: float = 0.0) -> float:
         """Samples may cost as much as was to be spent, or as was in fact if that is more."""
-        alone = result.method == "sampled"
-        ours = known.of_samples(result.draws) if alone else known.of(result)
-        return ours / known.of_samples(prices.bought(max(cost, passes * prices.one)))
+        theirs = known.of_samples(prices.bought(max(cost, passes * prices.one)))
+        return known.of(result) / theirs
 
     return {
         "ratio": ratio, "off": off, "right": abs(ratio - 1) <= 0.05 and off <= 0.1,
         "covered": float(torch.stack([near_m, near_s]).double().mean()),
         "method": found.method, "named": bool(found.drawn or found.linearized),
         "first": prices.first / prices.one, "passes": default / prices.one,
-        "default": against(found, default),
-        "sweep": {n: (against(*one, n), one[0].method != "sampled") for n, one in sweep.items()},
+        "default": against([found], default),
+        "sweep": {
+            n: (against(*one, n), one[0][0].method != "sampled") for n, one in sweep.items()
+        },
         "spent": {n: one[1] / prices.one for n, one in sweep.items()},
+        "draws": {n: one[0][0].draws for n, one in sweep.items()},
+        "bought": {n: prices.bought(n * prices.one) for n in BUDGETS},
     }  # fmt: skip
 
 
-def run() -> list[Table]:
-    names, notes = available()
-    found: dict[str, Any] = {}
+def tried(name: str) -> Any:
+    """Return what is measured, or what a user would see."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in names:
-            try:
-                found[name] = measured(name)
-            except Exception as error:  # the table shows what a user would see
-                found[name] = f"{type(error).__name__}: {error}"[:80]
-            print(name, found[name], flush=True)
-    torch.set_num_threads(threads)
-    return tables(found, notes)
+        try:
+            return measured(name)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"[:80]
+        finally:
+            torch.set_num_threads(threads)
+
+
+def run() -> list[Table]:
+    names, notes = available()
+    found = dict.fromkeys(names) | kept(Path(os.environ.get("ZOO", "")))
+    if not any(found.values()):
+        found = {name: tried(name) for name in names}
+    missing = [name for name in names if found[name] is None]
+    if missing:
+        notes.append(f"Not run: {', '.join(missing)}.")
+    return tables({name: one for name, one in found.items() if one is not None}, notes)
+
+
+def kept(file: Path) -> dict[str, Any]:
+    """Return what a file of results holds."""
+    lines = file.read_text().splitlines() if file.is_file() else []
+    found = dict(map(json.loads, lines))
+    for one in found.values():
+        if isinstance(one, dict):
+            one["sweep"] = {int(n): pair for n, pair in one["sweep"].items()}
+    return found
+
+
+def main(path: str, part: str = "1/1") -> None:
+    file, (i, k) = Path(path), map(int, part.split("/"))
+    for name in available()[0][i - 1 :: k]:
+        if name not in kept(file):
+            found = tried(name)
+            with file.open("a") as out:
+                out.write(json.dumps([name, found]) + "\n")
+            print(name, found, flush=True)
 
 
 def tables(found: dict[str, Any], notes: list[str]) -> list[Table]:
@@ -236,7 +287,8 @@ def frontier(found: dict[str, Any]) -> Table:
         table.rows.append((label, len(ratios), carried, *counts, ratios[len(ratios) // 2]))
     table.notes = [
         "The error is the root mean square of the errors of means and standard deviations, in "
-        "standard deviations; samples alone are charged their expected error. One thread, CPU time."
+        f"standard deviations, over up to {AGAIN} calls. Samples cost what repeating rows, a pass "
+        "and both moments do, and are charged their expected error. One thread, CPU time."
     ]
     return table
 
@@ -253,3 +305,7 @@ def summary(found: dict[str, Any]) -> list[str]:
                 f"in the median over outputs); stated errors cover {covered:.2f} of outputs.\n"
             )
     return notes
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -73,8 +73,9 @@ def alternatives(node: ast.AST) -> Iterator[ast.AST]:
                         type(node.func)(**{**vars(node.func), **after}), node.func
                     )
                 )
-            if name in UNWRAPPED and (node.args or method):
-                yield node.args[0] if node.args else node.func.value
+            inner = node.args[0] if node.args else node.func.value if method else None
+            if name in UNWRAPPED and inner is not None and not isinstance(inner, ast.Starred):
+                yield inner
             if len(node.args) > 1 and name not in ORDERED:
                 first, second, *rest = node.args
                 same = ast.dump(first) == ast.dump(second)

@@ -9,13 +9,16 @@ from torch import nn
 
 from overt import nn as onn
 from overt import penalty
-from overt.nn.auditing import audit
-from overt.nn.auditing.measures import NoPath, norm_measures, path_norm
+from overt.linear.bounds import numerical_rank, shrink
+from overt.nn.auditing import audit, lower
+from overt.nn.auditing.capacity import _rank
+from overt.nn.auditing.measures import NoPath, _largest, norm_measures, path_norm
 from overt.nn.auditing.sums import Mean, Parts, Triangle
 from overt.nn.auditing.trace import Trace
 from overt.nn.given.batches import Inputs
 from overt.noise import Dropout
 from overt.relu.bounds import capacity, flows, positive_norm, rademacher_upper, symmetrized_bound
+from overt.spectral import SquaredNuclear
 
 
 def chain(*sizes, bias=True):
@@ -259,3 +262,51 @@ def test_tails_and_trunks(name):
         assert tail.noises[0].shifted is shifted
         assert trace.trunk(tail.noises[0]).kind == kind
     assert tail.linear is not None
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_one_path_of_ridge_regressions_is_each_of_them(bias):
+    """By second moments, by few rows and one by one; a unit that is always 0 stays so."""
+    rng = np.random.default_rng(0)
+    rows = np.concatenate([np.ones((30, 1)), rng.standard_normal((30, 7)) + 1], 1)
+    rows[:, 3] = 0
+    strengths = np.array([0.05, 1.0, 9.0])
+    ridge = lower.Ridge(rows.T @ rows, 30, 5, bias=bias)
+    found = ridge.path(strengths), lower.few_rows(rows, 5, strengths, bias=bias)
+    for i, s in enumerate(strengths):
+        U, b = ridge.best(lambda C, s=s: s * np.diag(np.diag(C)))
+        for paths in found:
+            np.testing.assert_allclose(paths[0][i], U, atol=1e-9)
+            np.testing.assert_allclose(paths[1][i], b, atol=1e-9)
+        error = np.mean(np.sum((rows[:, 6:] - b - rows[:, 1:6] @ U.T) ** 2, 1))
+        assert ridge.objective(U, b) == pytest.approx(error)
+    assert not found[0][0][:, :, 2].any()
+
+
+def test_shifted_systems_of_singular_matrices_are_solved_by_the_least_solution():
+    A = np.random.default_rng(0).standard_normal((6, 3))
+    M, B = A @ A.T / 10, A @ np.ones((3, 2))
+    for size in (6, 2):
+        part, right = M[:size, :size], B[:size]
+        found = lower.shifted(part, right, np.array([0.0, 0.3]))
+        np.testing.assert_allclose(found[0], np.linalg.pinv(part) @ right, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose((part + 0.3 * np.eye(size)) @ found[1], right, atol=1e-9)
+    rounded = lower.shifted(M - 1e-7 * np.eye(6), B, np.zeros(1))[0]
+    np.testing.assert_allclose(rounded, np.linalg.pinv(M) @ B, rtol=1e-2, atol=1e-2)
+
+
+def test_ranks_that_survive_are_those_of_the_shrunk_spectrum():
+    m, weights = np.array([3.0, 1.0, 0.9, 0.1, 0.0]), np.array([0.0, 0.1, 0.5, 3.0, 1e6])
+    spectra = [shrink(m, (w, SquaredNuclear())) for w in weights]
+    assert lower.surviving(m, weights).tolist() == [numerical_rank(s) for s in spectra]
+    assert lower.surviving(np.zeros(3), weights).tolist() == [0] * 5
+
+
+def test_norms_of_large_matrices_and_ranks_of_triangles():
+    W = np.random.default_rng(0).standard_normal((150, 200))
+    assert _largest(W) == pytest.approx(np.linalg.norm(W, 2), rel=1e-9)
+    assert _largest(0 * W) == 0
+    R = np.linalg.qr(np.concatenate([np.ones((200, 1)), W.T[:, :20]], 1), mode="r")
+    assert (_rank(R, 0, 21), _rank(R, 1, 21)) == (21, 20)
+    R[:, 7] = R[:, 3] + R[:, 5]
+    assert (_rank(R, 0, 21), _rank(R, 1, 21)) == (20, 19)

@@ -24,9 +24,7 @@ from overt.nn import (
     without_noise,
 )
 from overt.nn.moments.carry import carry
-from overt.nn.moments.control import Control
 from overt.nn.moments.entries import Bent, moments_of, relu_moments
-from overt.nn.moments.samples import Samples
 
 Linear = nn.Linear
 
@@ -274,9 +272,10 @@ def test_samples_are_unbiased_whether_or_not_rows_share_them():
         assert found.draws == 2000
         assert ((found.mean - 0.7 * x).abs() <= 5 / 2 * found.mean_error).all()
         assert ((found.std - (0.21 * x * x).sqrt()).abs() <= 5 / 2 * found.std_error).all()
-        # Two standard errors; the fourth moment of a coin is (1 - 3 pq) pq.
+        # Two standard errors; the fourth moment of a coin is (1 - 3 pq) pq. Balanced coins are 1
+        # in 14 of 20 samples, so that no more is left of the mean's error than its prior.
         expected = 2 * (0.21 * x * x / 2000).sqrt()
-        torch.testing.assert_close(found.mean_error, expected, rtol=0.1, atol=0)
+        assert (found.mean_error < 0.2 * expected.abs()).all()
         spread = 2 * ((0.37 / 0.21 - 1) / 4 / 2000) ** 0.5 * found.std
         torch.testing.assert_close(found.std_error, spread, rtol=0.25, atol=0)
 
@@ -297,7 +296,7 @@ def test_errors_are_stated_and_a_tolerance_is_met():
     assert 0 < found.draws + found.checks <= 128
     assert finer.reached <= 0.04 < found.reached
     assert finer.method == "carried and sampled"
-    assert limited.draws == 256
+    assert 240 <= limited.draws <= 256
     assert 200 <= predictive_moments(model, x, tol=0.001, draws=300).draws <= 300
     assert limited.reached > 0.001
     exact = predictive_moments(nn.Sequential(nn.Dropout(0.5), Linear(20, 2)), x, tol=1e-3)
@@ -526,6 +525,43 @@ def test_gradient_of_a_carried_penalty():
     torch.testing.assert_close((values[0] - values[1]) / 2e-6, slope, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_attention_to_itself_is_what_the_long_way_gives(first):
+    torch.manual_seed(0)
+
+    class Attends(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attend = nn.MultiheadAttention(12, 3, 0.2, batch_first=first)
+
+        def forward(self, x):
+            h = functional.dropout(x, 0.3, self.training)
+            h = h if first else h.transpose(0, 1)
+            h = self.attend(h, h, h, need_weights=self.weights)[0]
+            return h if first else h.transpose(0, 1)
+
+    model, x, found = Attends(), torch.randn(3, 5, 12), []
+    for model.weights in (True, False):
+        mean, variance = predictive_moments(model, x)
+        found.append((mean, variance, carry(model, x, active=()).output.mean))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(found[1][2], model.eval()(x))
+
+
+@pytest.mark.parametrize("f", [None, functional.gelu, torch.tanh], ids=["relu", "gelu", "tanh"])
+def test_second_derivatives_in_training_are_those_of_the_first(f):
+    m, v = torch.linspace(-1.5, 1.5, 12).double(), torch.linspace(0.02, 0.2, 12).double()
+
+    def gradient(x, **settings):
+        value, slope, _, rest = Bent.apply(x, v, f, True)
+        return torch.autograd.grad((value + 2 * slope + 3 * rest).sum(), x, **settings)[0]
+
+    x = m.clone().requires_grad_()
+    (found,) = torch.autograd.grad(gradient(x, create_graph=True).sum(), x)
+    away = [gradient((m + h).requires_grad_()) for h in (1e-5, -1e-5)]
+    torch.testing.assert_close(found, (away[0] - away[1]) / 2e-5, rtol=0.01, atol=0.01)
+
+
 @pytest.mark.parametrize("f", [None, functional.gelu, torch.tanh], ids=["relu", "gelu", "tanh"])
 def test_value_slope_and_rest_in_training_and_their_gradients(f):
     """Against ten nodes, or the formula, differentiated by autograd."""
@@ -552,66 +588,6 @@ def test_value_slope_and_rest_in_training_and_their_gradients(f):
         return relu_moments(x, v) if f is None else moments_of(f, x, v, one_sided=False)
 
     assert (gradient(ours) - gradient(exact)).norm() < 0.1 * gradient(exact).norm()
-
-
-CONTROLLED = {
-    "units": lambda s, x: s.c(functional.dropout(s.b(functional.dropout(s.a(x), 0.3)), 0.2)),
-    "shared": lambda s, x: s.c(
-        functional.dropout2d(s.a(x).reshape(len(x), 8, 2, 3), 0.4).flatten(1)
-    ),
-    "coins": lambda s, x: s.c(s.a(x) * (torch.rand(len(x), 48) < 0.7)),
-    "shifted": lambda s, x: s.c(s.a(x) * torch.rand(len(x), 1).add(0.8).floor()),
-    "numbers": lambda s, x: s.c(s.a(x) + torch.randn(len(x), 48)),
-    "weights": lambda s, x: functional.linear(s.a(x), functional.dropout(s.c.weight, 0.3)),
-}
-
-
-@pytest.mark.parametrize("run", CONTROLLED.values(), ids=CONTROLLED.keys())
-@pytest.mark.parametrize("rows", [1, 3])
-def test_a_control_is_the_linear_network_at_the_draws_of_a_sample(run, rows):
-    """To first order in the noise the output is its mean and the control; Var C by sampling."""
-    torch.manual_seed(3)
-    model, x = two(run), torch.randn(rows, 20)
-    one = carry(model, x)
-    control = Control(one)
-    variance, _ = one.parts(control.keep) if not one.output.known else one.tape.sources.parts(
-        one.tangent, control.keep)  # fmt: skip
-    copies = 1 if control.shared else 400
-    with torch.no_grad():
-        control.sample(model, x.repeat_interleave(2, 0), None, 2)
-        assert control.shared == (run is CONTROLLED["weights"])
-        y, C = control.sample(model, x.repeat_interleave(copies, 0), None, copies)
-    linear = run is not CONTROLLED["units"]  # there, a second product of masks is left out
-    away = y - one.output.mean.repeat_interleave(copies, 0)
-    if linear:
-        torch.testing.assert_close(away, C.to(away), rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(control.variance.to(variance), variance, rtol=1e-4, atol=1e-6)
-    else:
-        assert (away - C).var() < 0.3 * away.var()
-        assert (control.variance < variance.detach()).all()
-    if not control.shared:
-        sampled = C.reshape(rows, copies, -1).var(1)
-        assert (sampled / control.variance - 1).abs().mean() < 5 * (2 / copies) ** 0.5
-        assert control.apart
-
-
-def test_samples_with_a_control_are_unbiased_and_vary_less():
-    model, x = built(lambda: mlp(*(nn.Dropout(0.3) for _ in range(2))), FLAT)
-    truth = mc_moments(model, x, 6000, seed=0)
-    with torch.no_grad():
-        one = carry(model, x)
-        one.parts((control := Control(one)).keep)
-        torch.manual_seed(0)
-        both = [Samples(model, x, None, covariance=False, control=c) for c in (control, None)]
-        for samples in both:
-            samples.draw(512)
-    (fine, _), (coarse, _) = (samples.errors for samples in both)
-    assert fine < 0.8 * coarse
-    for samples in both:
-        error = (samples.errors[0] ** 2 + 1 / 6000) ** 0.5 * truth.std
-        assert ((samples.mean - truth.mean) / error).square().mean() < 2
-        error = (samples.errors[1] ** 2 + 0.5 / 6000) ** 0.5 * truth.std
-        assert ((samples.variance.sqrt() - truth.std) / error).square().mean() < 2
 
 
 def squared(self, x):

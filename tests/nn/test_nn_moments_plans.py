@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +20,7 @@ from overt.nn import (
     mc_moments,
     predictive_moments,
 )
+from overt.nn.moments import budget
 from overt.nn.moments.budget import Costs
 from overt.nn.moments.carry import carry
 from overt.nn.moments.noises import coins
@@ -214,16 +216,23 @@ def test_gradients_come_through_a_plan(monkeypatch):
 
 
 def test_a_budget_is_spent_on_what_comes_closest():
-    line = ((8.0, 8.0), (64.0, 64.0))
-    costs = Costs(1.0, 12.0, line, line, 0.05, 0.05, 0.5)
+    line = ((10.0, 10.0), (80.0, 80.0))
+    off, spread = (0.03, 0.04), (1.0, 0.7)
+    costs = Costs(1.0, 12.0, line, off, off, spread)
     assert costs.choice(5) == (False, 5)
     assert costs.choice(15) == (True, 0)
-    carried, n = costs.choice(400)
-    assert carried
-    assert 300 < n <= 388
+    assert costs.choice(400) == (True, 380)
     dear = costs._replace(carried=1e9)
-    assert dear.choice(400) == (False, 384)
-    assert costs._replace(off=0.5).choice(15) == (False, 8)
+    assert dear.choice(400) == (False, 400)
+    assert costs._replace(off=(0.5, 0.5)).choice(15) == (False, 15)
+    # Where a call costs much without any samples, some are worth their price.
+    fixed = costs._replace(samples=((10.0, 110.0), (80.0, 180.0)))
+    assert fixed.choice(5) == (False, 40)
+    # Both together: shares b^2 / (b^2 + s^2) of what samples show.
+    b2, s2 = 0.04**2, 0.49 / 380
+    share = b2 / (b2 + s2)
+    both = math.hypot(share * s2**0.5, (1 - share) * 0.04)
+    assert budget._both(380, 0.04, 0.04, 0.7) == pytest.approx(both)
 
 
 def test_passes_are_an_option_of_their_own():
@@ -233,7 +242,7 @@ def test_passes_are_an_option_of_their_own():
         few, many = (predictive_moments(model, x, passes=n) for n in (2, 1000))
         truth = mc_moments(model, x, 20_000)
     assert few.method == "sampled"
-    assert many.method == "carried and sampled"
+    assert many.draws > 1000
     torch.testing.assert_close(many.std, truth.std, rtol=0.05, atol=0)
     model.run = lambda self, x: self.inner(x) * (1 if torch.rand(()) < 0.5 else 2)
     with torch.no_grad():

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from helpers import bernoulli_patterns
+from helpers import assert_mean_within_standard_errors, bernoulli_patterns
 from scipy import stats
 from torch import nn
 from torch.nn import functional
 
+from overt.nn import CovarianceDropout, DropBlock1d, Dropout
 from overt.nn.moments.carry import carry
 from overt.nn.moments.entries import Bent, leaky_relu_moments, moments_of, relu_moments
 
@@ -86,6 +87,9 @@ def buffered(read):
 
 
 AFFINE = {
+    "spread": lambda h: h[:, :1] * B,
+    "spread-columns": lambda h: B * h[:, :, 1:2],
+    "spread-sum": lambda h: h[:, :1] + B,
     "add": lambda h: torch.add(h, B, alpha=2) + 1,
     "add-broadcast": lambda h: h[:, :1] + B,
     "sub-broadcast": lambda h: B - h[:, 1:],
@@ -336,13 +340,21 @@ PAIRS = {  # of two tensors with noises of their own
     "product": lambda a, b: a * b,
     "mixed-product": lambda a, b: a * (b @ W3[:, :3]),
     "product-mixed": lambda a, b: (a @ W3[:, :3]) * b,
+    "twice-mixed-product": lambda a, b: a * (b @ W3[:, :3] @ W3[:, 1:]),
+    "product-twice-mixed": lambda a, b: (a @ W3[:, :3] @ W3[:, 1:]) * b,
     "sum": lambda a, b: a - 2 * b @ W3[:, :3],
     "dot": lambda a, b: (a * b).sum(1, keepdim=True),
     "einsum": lambda a, b: torch.einsum("ni,ni->n", a, b)[:, None],
     "bmm": lambda a, b: torch.bmm(a[:, None], b[:, :, None])[:, 0],
+    "bmm-correlated": lambda a, b: torch.bmm(a[:, None], (b @ W3[:, :3])[:, :, None])[:, 0],
+    "correlated-bmm": lambda a, b: torch.bmm((a @ W3[:, :3])[:, None], b[:, :, None])[:, 0],
     "outer": lambda a, b: a[:, :, None] @ b[:, None],
     "cat": lambda a, b: torch.cat([b, a], 1),
     "where": lambda a, b: torch.where(EVEN[0], a, b),
+    "where-mixed": lambda a, b: torch.where(EVEN[0], a, b @ W3[:, :3] @ W3[:, 1:]),
+    "mixed-where": lambda a, b: torch.where(EVEN[0], a @ W3[:, :3] @ W3[:, 1:], b),
+    "cat-mixed": lambda a, b: torch.cat([b, a @ W3[:, :3] @ W3[:, 1:]], 1),
+    "sum-mixed": lambda a, b: b + a @ W3[:, :3] @ W3[:, 1:],
 }
 
 
@@ -370,7 +382,8 @@ def test_two_noises_that_meet_are_what_all_masks_give(name):
     torch.testing.assert_close(one.output.mean.flatten(1), mean, rtol=1e-9, atol=1e-9)
     found = one.variances().flatten(1)
     torch.testing.assert_close(found, covariance.diagonal(dim1=1, dim2=2), rtol=1e-9, atol=1e-9)
-    assert one.output.exact
+    torch.testing.assert_close(one.covariances(), covariance, rtol=1e-9, atol=1e-9)
+    assert one.output.exact == ("correlated" not in name)
 
 
 WEIGHTS = {
@@ -539,3 +552,47 @@ def test_what_a_linear_map_leaves_out_is_added(name):
             mean, _, variance = integrated(f, m, 0.49)
         assert float(one.output.mean[0, i]) == pytest.approx(float(mean), rel=5e-3, abs=5e-3)
         assert float(one.variances()[0, i]) == pytest.approx(float(variance), rel=5e-3, abs=5e-3)
+
+
+@pytest.mark.parametrize("name", [*AFFINE, *ENTRYWISE, *SMOOTH])
+def test_variances_of_correlated_entries_are_the_diagonal_of_their_covariances(name):
+    """Entries that were mixed twice are correlated in a way that only their sources know."""
+    operation = {**AFFINE, **ENTRYWISE, **SMOOTH}[name]
+    mix = torch.arange(36.0, dtype=torch.float64).square().cos().square().reshape(6, 6)
+    mix = mix / mix.sum(0)
+    noise = Called(lambda h: h + EPS * torch.randn_like(h))
+    for before in (lambda h: h, lambda h: (h.flatten(1) @ mix @ mix).reshape(h.shape)):
+        with torch.no_grad():
+            one = carry(nn.Sequential(noise, Called(before), Called(operation)), rows().abs() + 0.1)
+            found, expected = one.variances().flatten(1), one.covariances().diagonal(dim1=1, dim2=2)
+        torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-7 * float(expected.max()))
+        assert float(expected.max()) > 0
+
+
+SPREADS = [[0.25, 0.1, 0.0], [0.1, 0.25, -0.05], [0.0, -0.05, 0.1]]
+PROBED = {  # noise of every kind, before a map that mixes
+    "units": nn.Dropout(DROP), "channels": nn.Dropout1d(DROP), "alpha": nn.AlphaDropout(DROP),
+    "leaking": nn.RReLU(), "own": Dropout(DROP),
+    "blocks": DropBlock1d(DROP, 2), "correlated": CovarianceDropout([0.5, 0.5, 1.0], SPREADS),
+    "numbers": Called(lambda h: h + torch.randn_like(h)),
+    "coins": Called(lambda h: h * (torch.rand_like(h) < 0.7)),
+    "twice": nn.Sequential(nn.Dropout(DROP), nn.Dropout1d(0.6)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*PROBED, *PAIRS])
+def test_probes_have_the_covariances_of_what_is_carried(name):
+    """One row many times over: each has a probe of its own."""
+    torch.manual_seed(5)
+    if name in PROBED:
+        model = After(PROBED[name], lambda h: h).double()
+    else:
+        noises = nn.Dropout(DROP), nn.Dropout(0.6)
+        model = After(nn.Identity(), lambda x: PAIRS[name](noises[0](x[:, 0]), noises[1](x[:, 1])))
+        model.noises = nn.ModuleList(noises)
+    x = rows()[:1]
+    with torch.no_grad():
+        expected = carry(model, x).covariances()[0]
+    t = carry(model, x.expand(3000, -1, -1), probe=True).tangent.detach()
+    assert_mean_within_standard_errors(t.numpy(), np.zeros(3))
+    assert_mean_within_standard_errors((t[:, :, None] * t[:, None]).numpy(), expected.numpy())

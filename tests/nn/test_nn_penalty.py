@@ -358,7 +358,7 @@ def test_tokens_that_all_rows_drop_together():
     outputs = torch.stack([x[:, pair].sum(1).tanh() for pair in pairs])
     variance = outputs.var(0, unbiased=False)
     sampled = mc_moments(Net(), x, 512, seed=0)
-    assert ((sampled.std - variance.sqrt()).abs() <= 1.5 * sampled.std_error).all()
+    assert ((sampled.std - variance.sqrt()).abs() <= 2.5 * sampled.std_error).all()
     found = explicit_penalty(Net(), x)
     exact = float(variance.sum(1).mean())
     assert abs(float(found.value) - exact) <= 4 * found.error
@@ -513,7 +513,7 @@ def test_mc_moments_of_a_known_law():
 def test_no_noise_means_no_penalty_and_no_variance():
     model, x = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.0)), torch.randn(4, 3)
     assert explicit_penalty(model, x).value == 0
-    assert explicit_penalty(model, x).terms == ()
+    assert explicit_penalty(model, x).terms == explicit_penalty(model, x, model(x)).terms == ()
     mean, variance = predictive_moments(model, x)
     assert torch.equal(mean, model(x))
     assert not variance.any()

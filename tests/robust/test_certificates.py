@@ -8,7 +8,7 @@ from robust_cases import points, small_mlp
 from torch import nn
 
 from overt import InputError
-from overt.robust import L1, L2, PGD, Linf, exact, guarantees, leaky, strongest
+from overt.robust import L0, L1, L2, PGD, Linf, exact, guarantees, leaky, strongest
 from overt.robust.certificates.leaky import LeakyNetwork, reflected_ascent, train_online
 
 THREATS = [L1(0.8), L2(0.5), Linf(0.25), L2(0.5, (-1.5, 1.5)), Linf(0.25, (-1.5, 1.5))]
@@ -119,6 +119,19 @@ def test_proofs_do_not_depend_on_units(scales):
     assert np.allclose(other.bound, hidden * top * inputs * plain.bound, rtol=1e-3, atol=0)
     linear = exact.linear(top * A[:, :3], None, x, y % 3, L2(0.4))
     assert not linear.undecided.any()
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_linear_leads_within_rounding_are_undecided(size):
+    W, x = size * np.array([[1.0], [-1.0]]), [[1.0], [0.5], [1.0]]
+    for short, open_ in ((0.5e-9, [True, False, True]), (2e-9, [False] * 3)):
+        found = exact.linear(W, None, x, [0, 0, 0], Linf(1 - short))
+        assert found.fooled.tolist() == [False, True, False]
+        assert found.undecided.tolist() == open_
+        np.testing.assert_allclose(found.lead[[0, 2]], -2 * size * short, rtol=1e-6)
+    # The move gains twice the largest logit.
+    found = exact.linear(W, [-size, size], [[3 + 1.5e-9]], [0], Linf(2.0))
+    assert found.undecided.tolist() == [True]
 
 
 def test_the_solver_leaves_the_output_open(capfd):
@@ -264,6 +277,14 @@ def test_separation_does_not_depend_on_units(scale):
     assert np.allclose(v, [1, 0], atol=1e-6)
 
 
+@pytest.mark.parametrize("width", [1, 4])
+def test_the_least_margin_is_a_share_of_the_longest_input(width):
+    least, _ = leaky.separation(np.outer([1.0, 1e-8], np.ones(width)), [1, 1])
+    assert least == pytest.approx(1e-8 * np.sqrt(width), rel=1e-12)
+    with pytest.raises(InputError, match="separable"):
+        leaky.separation(np.outer([1.0, 0.9e-8], np.ones(width)), [1, 1])
+
+
 def test_beta_of_choice():
     net, (x, y) = network(), separable(12, 6)
     errors = [
@@ -300,12 +321,17 @@ PLAN = {"epsilon": 0.1, "margin": 0.5, "radius": 0.2, "reach": 1.0, "width": 9, 
         (lambda: exact.two_layer(W, A, X, [0, 1, 1], L2(0.1), hidden_bias=[1]), "hidden_bias"),
         (lambda: exact.two_layer(W, A, X, [0, 1, 1], L2(0.1), level=-1.0), "level must be"),
         (lambda: exact.two_layer(W, A, X, [0, 1, 1], 0.1), "threat must be"),
+        (lambda: exact.two_layer(W, A, X, [0, 1, 1], L0(1, (0.0, 2.0))), "L1, L2 or Linf"),
+        (lambda: exact.two_layer(W, A[:, :1], X, [0, 1, 1], L2(0.1)), "must fit"),
+        (lambda: exact.two_layer(W, A, X[:, :1], [0, 1, 1], L2(0.1)), "must fit"),
         (lambda: LeakyNetwork(W, [1.0, np.nan], 0.5), "a must be finite"),
         (lambda: LeakyNetwork(W, [1.0], 0.5), "a must be"),
         (lambda: LeakyNetwork(W, [1.0, 1.0], 1.5), "slope must lie"),
         (lambda: LeakyNetwork(0 * W, [1.0, 1.0], 0.5).attack_step_size(), "must not be zero"),
         (lambda: network().value(np.ones(2)), "x must have 3 inputs"),
         (lambda: reflected_ascent(network(), np.ones(3), 0, 0.1, 0.1, 5), "y must be -1 or 1"),
+        (lambda: reflected_ascent(network(), np.ones(3), [1], 0.1, 0.1, 5), "y must be -1 or 1"),
+        (lambda: reflected_ascent(network(), np.ones(3), True, 0.1, 0.1, 5), "y must be -1 or 1"),
         (lambda: reflected_ascent(network(), np.ones(3), 1, -0.1, 0.1, 5), "radius must be"),
         (lambda: leaky.separation(X, [0, 1, 1]), "y must be -1 or 1"),
         (lambda: leaky.separation(X, [1, 1]), "y must be 3 labels"),
@@ -339,3 +365,4 @@ def test_steps_and_margins_of_leaky_networks_are_those_of_lemma_18():
     net = LeakyNetwork([[3.0, 0.0], [0.0, 4.0], [0.0, 0.0]], [0.5, -0.5, 0.25], 0.2)
     assert net.attack_step_size() == pytest.approx(1 / (0.25 * 3 * 25))
     assert net.beta(0.1) == pytest.approx(4 * 0.1 * 0.8 * 0.5 * np.sqrt(3))
+    assert net.input_gradient(np.zeros(2)) == pytest.approx(0.2 * (net.a @ net.W))  # at the kink

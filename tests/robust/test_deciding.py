@@ -11,6 +11,9 @@ from torch import nn
 
 from overt import InputError
 from overt.robust import L0, L1, L2, PGD, Linf, Targeted, closest, exact, robust_error, strongest
+from overt.robust.attacks.criteria import Misclassified
+from overt.robust.attacks.staged import begin
+from overt.robust.certificates import bounds, milp
 from overt.robust.certificates.bounds import Chain, lead_bounds
 from overt.robust.certificates.milp import Network, best_lead
 
@@ -134,7 +137,15 @@ def test_convolutions_and_normalization_are_certified():
     ).eval()  # fmt: skip
     x = torch.rand(10, 1, 8, 8)
     scaled = {"mean": 0.4, "std": 0.3, "warn": False}
-    y = (model((x - 0.4) / 0.3)[:, 0] > 0).long()
+    plain = model((x - 0.4) / 0.3).detach().double()
+    y = (plain[:, 0] > 0).long()
+    search = begin(model, x, y, Linf(0.02), Misclassified(), 10, {"mean": 0.4, "std": 0.3})
+    chain = bounds.chain_of(search)
+    both = torch.cat([0 * plain, plain], 1)
+    torch.testing.assert_close(chain.logits(x.double()), both, atol=1e-5, rtol=0)
+    net = Network(*chain.dense(), chain.slopes)
+    for i in range(10):
+        np.testing.assert_allclose(net.logits(x[i].double().flatten().numpy()), both[i], atol=1e-5)
     found = robust_error(
         model,
         x,
@@ -222,7 +233,7 @@ def lead_by_patterns(net, x, own, j, threat):
 LEADS = [L1(1.5), L1(1.5, (-1.0, 1.2)), Linf(0.8), Linf(0.8, (-1.0, 1.2))]
 
 
-@pytest.mark.parametrize("widths", [(3,), (2, 1)])
+@pytest.mark.parametrize("widths", [(3,), (1, 2)])
 @pytest.mark.parametrize("threat", LEADS, ids=str)
 def test_the_largest_lead_is_that_of_every_pattern_of_units(threat, widths):
     rng = np.random.default_rng(len(widths))
@@ -241,6 +252,57 @@ def test_the_largest_lead_is_that_of_every_pattern_of_units(threat, widths):
             f, away = net.logits(where), torch.from_numpy(where - x)[None]
             assert max(f[0], f[2]) - f[1] == reached
             assert float(threat.size(away)) <= threat.radius * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("seconds", "largest"), [(np.inf, 45), (0, 45), (np.inf, 44)])
+def test_what_no_attack_has_tried_is_decided_point_by_point(monkeypatch, seconds, largest):
+    """By the bounds alone, or by the program as well: what it fools is entered at its own row."""
+    rng = np.random.default_rng(6)
+    model = small_mlp(2, 9, 3)  # 2 x 9 + 9 x 3 entries
+    for p in model.parameters():
+        p.data = torch.from_numpy(rng.normal(size=p.shape))
+    x, threat = torch.from_numpy(rng.normal(size=(14, 2))), Linf(0.4)
+    y = model(x).argmax(1)
+    y[::6] = (y[::6] + 1) % 3  # fooled to begin with
+    monkeypatch.setattr(bounds, "LARGEST", largest)
+    search = begin(model, x, y, threat, Misclassified(), 7, {})
+    with search:
+        chain = bounds.chain_of(search)
+        proved, moved = bounds.decide(search, chain, seconds), search.settled()
+    assert chain.entries() == 45
+    axis = threat.radius * torch.linspace(-1, 1, 61).double()
+    f = model(x[:, None] + torch.cartesian_prod(axis, axis)).detach()
+    own = nn.functional.one_hot(y, 3)[:, None].bool()
+    leads = (f.masked_fill(own, -np.inf).amax(2) - (f * own).sum(2)).amax(1).numpy()
+    bound = lead_bounds(chain, x, y, threat)[0]
+    begun = (model(x).argmax(1) != y).numpy()
+    whole = seconds > 0 and largest > 44
+    assert (np.abs(leads) > 0.05).all()
+    assert ((bound > 0) & (leads < 0)).sum() == 2
+    expected = (leads < 0) if whole else (bound < 0) & ~begun
+    assert proved.tolist() == expected.tolist()
+    fooled = model(moved).argmax(1) != y
+    assert fooled.tolist() == search.best.fooled.tolist()
+    assert fooled.tolist() == ((leads > 0) if whole else begun).tolist()
+    assert bool((threat.size(moved - x) <= threat.radius).all())
+
+
+def test_bounds_of_channels_are_those_of_their_features():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)).double()
+    x = torch.rand(6, 2, 3, 3).double()
+    y = model(x).argmax(1)
+    high = torch.tensor([1.0, 1.2])
+    found = []
+    for limit in (high.view(2, 1, 1), high.view(2, 1, 1).expand(2, 3, 3)):
+        search = begin(model, x, y, Linf(0.25, (0.0, limit)), Misclassified(), 7, {})
+        with search:
+            proved = bounds.decide(search, bounds.chain_of(search), np.inf)
+        assert (proved | search.best.fooled.numpy()).all()
+        assert bool(((search.settled() >= 0) & (search.settled() <= limit)).all())
+        found.append((proved.tolist(), search.best.delta.tolist()))
+    assert found[0] == found[1]
+    assert 0 < sum(found[0][0]) < 6
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -263,3 +325,55 @@ def test_the_lead_in_a_ball_of_radius_zero_is_that_of_the_input(kind):
     assert reached == pytest.approx(f[0] - f[1])
     assert bound == pytest.approx(f[0] - f[1], abs=1e-4)
     np.testing.assert_allclose(where, x)
+
+
+def test_the_solver_is_given_the_time_that_is_left(monkeypatch):
+    """A clock that goes on by 10 at each look, and a Euclidean ball, which takes several looks."""
+    clock, asked, solve = itertools.count(100, 10), [], milp.milp
+
+    def told(*given, options, **more):
+        asked.append(options.pop("time_limit", None))
+        return solve(*given, options=options, **more)
+
+    monkeypatch.setattr(milp, "milp", told)
+    monkeypatch.setattr(milp.time, "monotonic", lambda: float(next(clock)))
+    rng = np.random.default_rng(4)
+    net = Network([rng.normal(size=(3, 2)), rng.normal(size=(2, 3))],
+                  [rng.normal(size=3), np.array([0.0, 30.0])], [0.3])  # fmt: skip
+    best_lead(net, rng.normal(size=2), 1, L2(0.5), -np.inf, seconds=25.0)
+    assert len(asked) > 3
+    assert asked == [15.0, 5.0] + [1e-3] * (len(asked) - 2)
+    asked.clear()
+    best_lead(net, rng.normal(size=2), 1, Linf(0.5), -np.inf)
+    assert asked == [None]
+    for high, solves in ((-30.0, 1), (30.0, 3)):  # the first class decides, or none does
+        net = Network([np.eye(2), rng.normal(size=(4, 2))], [np.zeros(2), np.zeros(4)], [0.3])
+        net.b[-1][1], x = high, rng.normal(size=2)
+        for threat in (L2(0.5), Linf(0.5)):
+            asked.clear()
+            reached, bound, _ = best_lead(net, x, 1, threat, 0.0)
+            assert (len(asked), reached > 0, bound > 0) == (solves, high < 0, high < 0)
+
+
+@pytest.mark.parametrize("bounds_", [None, (-0.9, 1.1)])
+@pytest.mark.parametrize(("kind", "order"), [(L1, 1), (L2, 2), (Linf, np.inf)])
+def test_proved_bounds_of_wide_networks_are_reached(kind, order, bounds_):
+    """No farther than the solver's tolerance, and no grid of the plane finds more."""
+    rng = np.random.default_rng(7)
+    sizes = (2, 7, 5, 3)
+    net = Network([rng.normal(size=(b, a)) for a, b in itertools.pairwise(sizes)],
+                  [rng.normal(size=b) for b in sizes[1:]], [0.2, 0.0])  # fmt: skip
+    net.b[-1][1] += 30.0
+    x = np.clip(rng.normal(size=2), -0.9, 1.1)
+    reached, bound, where = best_lead(net, x, 1, kind(0.6, bounds_), -np.inf)
+    axis = 0.6 * np.linspace(-1, 1, 81)
+    d = np.stack(np.meshgrid(axis, axis), -1).reshape(-1, 2)
+    z = (x + d[np.linalg.norm(d, order, axis=1) <= 0.6]).T
+    z = z if bounds_ is None else np.clip(z, *bounds_)
+    for W, b, a in zip(net.W[:-1], net.b[:-1], net.slopes, strict=True):
+        z = W @ z + b[:, None]
+        z = np.maximum(a * z, z)
+    f = net.W[-1] @ z + net.b[-1][:, None]
+    assert np.max(f[[0, 2]] - f[1]) <= reached + 1e-6
+    assert reached <= bound <= reached + 1e-4
+    assert np.linalg.norm(where - x, order) <= 0.6 * (1 + 1e-9)

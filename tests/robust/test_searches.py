@@ -156,8 +156,9 @@ def test_stages_share_the_budget():
         (2, 9),
         1,
     )  # of 117
-    common = stages(L2(1.0), 3, 50, 2, seed=3, batch_size=7)
-    assert all((a.seed, a.batch_size) == (3, 7) for a in common)
+    for threat in (L0(3, (0.0, 1.0)), L1(1.0), L2(1.0), Linf(1.0)):
+        common = stages(threat, 3, 50, 2, seed=3, batch_size=7)
+        assert all((a.seed, a.batch_size, a.threat) == (3, 7, threat) for a in common)
 
 
 def windowed(threat, box, delta, draw, share, shape):
@@ -202,7 +203,7 @@ def windowed(threat, box, delta, draw, share, shape):
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 7), (2, 3, 4), (1, 6, 3)])
-@pytest.mark.parametrize("threat", [L0(5), L1(1.3), L2(0.9), Linf(0.4)], ids=str)
+@pytest.mark.parametrize("threat", [L0(5), L1(1.3), L2(0.9), Linf(0.4), Linf(1.4)], ids=str)
 def test_windows_are_filled_cell_by_cell(threat, shape):
     width = math.prod(shape)
     x = points(9, width, seed=5).clamp(-1, 1.5)
@@ -249,9 +250,10 @@ def test_first_windows_are_columns_of_one_sign(shape):
     keys = keys_of(x, 3)
     sign = (uniform(keys, c * w, x) > 0.5).double().view(4, c, 1, w) * 2 - 1
     wide = sign.expand(4, c, h, w).flatten(1)
-    for threat in (L1(0.7), L2(0.7), Linf(0.7)):
+    for threat in (L1(0.7), L2(0.7), Linf(0.7), L1(99.0), L2(99.0), Linf(99.0)):
         found = queries._stripes(threat.region(x), keys, planes)
-        np.testing.assert_allclose(found, wide * 0.7 / threat.size(wide)[:, None], rtol=1e-12)
+        plain = wide * threat.radius / threat.size(wide)[:, None]
+        np.testing.assert_allclose(found, plain, rtol=1e-12)
     few = queries._stripes(L0(2, (-9.0, 9.0)).region(x), keys, planes)
     assert np.array_equal((few != 0).sum(1), [2] * 4)
     assert set(few.abs().unique().tolist()) == {0.0, 1.0}
@@ -342,3 +344,50 @@ def test_starts_are_given_then_drawn_by_turns():
                 first = given if not far else np.full(5, 0.5 * 6**0.5)
             best = np.max([first, *draws[1:]], 0)
             np.testing.assert_allclose(leads(found.x - x), best, atol=1e-9)
+
+
+def test_success_is_scored_by_finite_logits_alone():
+    outputs = torch.tensor([[2.0, 0.0], [0.0, 2.0], [0.0, math.inf], [-math.inf, 0.0],
+                            [math.nan, 1.0]]).double()  # fmt: skip
+    x, y = torch.zeros(5, 1).double(), torch.zeros(5, dtype=torch.int64)
+    search = begin(lambda v: outputs[v[:, 0].long()], x, y, L2(9.0), Misclassified(), 2, {})
+    after, rate = search.score(torch.arange(5.0).double()[:, None])
+    assert torch.equal(after[:4], outputs[:4])
+    assert rate.tolist() == [0, 1, 0, 0, 0]
+
+
+def test_random_models_get_all_steps_against_the_likeliest_class():
+    torch.manual_seed(0)
+    model, x = small_mlp(classes=4), points(6, 6)
+    noisy = lambda v: 100 * model(v) + 0.5 * torch.randn(len(v), 4)  # noqa: E731
+    y = model(x).argmax(1)
+    sure = model(x).sort(1).values.diff(dim=1)[:, -1] > 0.1
+    found = PGD(L2(1e-6), steps=40, restarts=2)(noisy, x[sure], y[sure], warn=False)
+    assert int(sure.sum()) > 2
+    assert (found.gradients, found.queries) == (80 * int(sure.sum()), 0)
+
+
+def test_points_that_are_fooled_where_they_start_are_not_flat():
+    def model(v):
+        right = (v[:, 0] < 1).double()
+        return torch.stack([right, 1 - right], 1) + 0 * v[:, :1]
+
+    x, start = torch.zeros(2, 1).double(), torch.tensor([[2.0], [0.5]]).double()
+    found = PGD(L2(3.0), steps=3, seed=1)(model, x, [0, 0], start=start, warn=False)
+    assert found.flat.tolist() == [False, True]
+    assert bool(found.success[0])
+
+
+@pytest.mark.parametrize("attack", [PGD(L2(0.5), steps=2), PGD(L2(0.5), steps=2, normalize=False)])
+def test_models_without_any_gradient_are_flat(attack):
+    """What leaves torch on its way has no gradient at all, and random starts may still fool it."""
+    x = torch.tensor([[1.0, 0.0], [0.1, 0.0]]).double()
+
+    def model(v):
+        first = v.detach().numpy()[:, 0]
+        return torch.from_numpy(np.stack([first, 0 * first], 1))
+
+    found = attack(model, x, [0, 0], warn=False)
+    assert found.flat[0].item() is True
+    assert (found.success[0].item(), found.gradients) == (False, 4)
+    assert torch.equal(model(found.x).argmax(1) != 0, found.success)

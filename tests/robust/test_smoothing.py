@@ -12,6 +12,7 @@ from torch import nn
 import overt
 from overt import InputError
 from overt.robust import Smoothed, smoothed
+from overt.robust.certificates import smoothing
 
 
 def halfspace(w, b=0.0):
@@ -92,6 +93,15 @@ def test_the_radius_is_the_largest_that_the_worst_model_allows(noise):
     assert found.radius[0] == allowed
 
 
+def test_what_lies_on_the_edge_is_not_certified():
+    """P(E) = 3/2 - p, in numbers that are stored exactly, is not above it."""
+    cases = ((overt.KeepExactly(1), (0.75, 1.0)), (overt.Dropout(0.75), (0.75, 0.9375)))
+    for noise, edges in cases:
+        reach = smoothing._reach(noise, (4,))
+        for k, p in enumerate(edges):
+            assert (reach(p), reach(p + 1e-9)) == (k, k + 1)
+
+
 def test_the_limit_covers_as_often_as_it_says():
     p, x = NormalDist().cdf(0.5), torch.full((200, 1), 0.5, dtype=torch.float64)
     found = smoothed(halfspace([1.0]), x, 1.0, draws=50, guesses=5, confidence=0.8)
@@ -149,3 +159,11 @@ def test_mistakes_are_named(noise, more, message):
     x = more.pop("x", torch.ones(2, 3))
     with pytest.raises(InputError, match=message):
         smoothed(nn.Linear(3, 2), x, noise, **more)
+
+
+def test_a_logit_that_is_infinite_is_a_vote_for_nobody():
+    def model(v):
+        return torch.stack([0 * v[:, 0], torch.where(v[:, 0] == 1, 0.0, torch.inf)], 1)
+
+    found = smoothed(model, torch.ones(1, 2).double(), 0.5, draws=50, guesses=10)
+    assert (found.predicted.tolist(), found.lower.tolist()) == ([-1], [0.0])

@@ -47,7 +47,7 @@ def searching(n=200, honest=True, raw=False, **more):
 
 
 @pytest.mark.parametrize(("honest", "budget", "given"), [
-    (True, 1000, 999), (True, 24, 23), (False, 1000, 250), (False, 60, 24),
+    (True, 1000, 999), (True, 24, 23), (False, 1000, 250), (False, 60, 24), (False, 4000, 1000),
 ])  # fmt: skip
 def test_the_budget_goes_to_gradients_that_tell_the_truth(monkeypatch, honest, budget, given):
     asked, rest = [], []

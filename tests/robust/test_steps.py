@@ -234,3 +234,37 @@ def test_probabilities_of_zero_have_finite_logits():
 
     found = PGD(Linf(0.1), steps=3)(model, torch.ones(2, 1), [0, 0], warn=False)
     assert torch.isfinite(torch.as_tensor(found.loss)).all()
+
+
+class Broken(torch.autograd.Function):
+    """The identity, with slopes that are not numbers at the first three features."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        odd = torch.tensor([math.nan, math.inf, -math.inf], dtype=g.dtype)
+        return torch.cat([odd.expand(len(g), 3), g[:, 3:]], 1)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "normalize"), [(Halving(), True), (Halving(), False), (Constant(0.4), False)]
+)
+def test_slopes_that_are_not_numbers_move_nothing(schedule, normalize):
+    """Where a point is lost at first it escapes; from there on only the others climb."""
+    x, y, threat = points(4, 6, seed=1), torch.zeros(4, dtype=torch.int64), Linf(0.5)
+    w = torch.tensor([0.0, 0.0, 0.0, 3.0, -2.0, 1.0]).double()
+    walk = PGD(threat, steps=12, schedule=schedule, normalize=normalize, loss="margin", seed=3,
+               momentum=0.0)  # fmt: skip
+
+    def model(v):
+        f = Broken.apply(v) @ w + 100
+        return torch.stack([f, 0 * f], 1)
+
+    found = walk(model, x, y, warn=False)
+    moved = found.x - x
+    assert bool(found.flat.all())
+    torch.testing.assert_close(moved[:, :3], threat.region(x).draw(3)[:, :3])
+    torch.testing.assert_close(moved[:, 3:], -0.5 * w[3:].sign().expand(4, 3))

@@ -20,6 +20,7 @@ from overt.robust import (
     Misclassified,
     closest,
 )
+from overt.robust.attacks.inputs import classes, floating, pair
 from overt.robust.attacks.models import Subject
 from overt.robust.attacks.points import StraightThrough
 from overt.robust.attacks.staged import begin
@@ -58,13 +59,14 @@ def test_outputs_are_probabilities_where_they_sum_to_one(dtype):
     assert not seen([[0.2], [1.2]])[1]
 
 
-def test_randomness_is_a_thousandth_of_the_largest_logit():
+@pytest.mark.parametrize("size", [1.0, 1e4])
+def test_randomness_is_a_thousandth_of_the_largest_logit(size):
     calls = []
 
     def model(x, wobble=(0.5, 0.5, 2.0)):
         calls.append(len(x))
         moved = torch.tensor(wobble).double()[: len(x), None] * 1e-3 * (len(calls) % 2)
-        return torch.cat([0 * x, x + moved], 1)
+        return size * torch.cat([0 * x, x + moved], 1)
 
     x = torch.ones(3, 1).double()
     assert Subject(model, x, {}).random().tolist() == [False, False, True]
@@ -171,7 +173,7 @@ def test_what_cannot_be_trusted_is_noted_point_by_point(threat):
 def test_what_an_attack_is_made_of_is_checked():
     for given, message in (
         ({"larger": (2.0,) * 4}, "at most three factors above 1"), ({"larger": (0.5,)}, "above 1"),
-        ({"larger": 3.0}, "a list of factors"), ({"momentum": 2e6}, "at most 1e6"),
+        ({"larger": 3.0}, "a list of factors"), ({"momentum": 1e6 + 0.5}, "at most 1e6"),
         ({"steps": 0}, "steps must be"), ({"restarts": 0}, "restarts must be"),
         ({"batch_size": 0}, "batch_size must be"), ({"seed": -1}, "seed must be"),
     ):  # fmt: skip
@@ -238,3 +240,71 @@ def test_compiled_functions_take_numbers_of_the_processor():
     for dtype, expected in ((torch.float32, True), (torch.float64, True), (torch.float16, False)):
         assert compiles(torch.zeros(2, dtype=dtype)) == expected
     assert not compiles(torch.zeros(2, device="meta"))
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (2, 3), (1, 3, 2), (3, 3, 2, 2), (2, 3, 3)])
+def test_inputs_are_scaled_as_one_of_them_is(shape):
+    x, free = points(shape[0], math.prod(shape[1:])).view(shape), (1,) * (len(shape) - 2)
+    channels = torch.tensor([0.2, 0.5, 3.0]).double()
+    for given, plain in ((0.25, 0.25), (channels, channels.view(3, *free)), (x[0] ** 2, x[0] ** 2)):
+        for door, expected in (
+            ({"mean": given, "std": given}, (x - plain) / plain),
+            ({"mean": given}, x - plain),
+            ({"std": given}, x / plain),
+        ):
+            subject = Subject(lambda v: v.flatten(1), x, door)
+            torch.testing.assert_close(subject.logits(x, None), expected.flatten(1))
+    for wrong in (torch.ones(5), channels.view(1, 3, *free)):
+        with pytest.raises(InputError, match="must be a number or fit one input"):
+            Subject(lambda v: v, x, {"mean": wrong})
+
+
+@pytest.mark.parametrize("odd", [math.inf, -math.inf, math.nan])
+def test_inputs_are_finite_on_both_sides(odd):
+    x = points(3, 2)
+    x[1, 0] = odd
+    with pytest.raises(InputError, match="x must be finite, got 1 NaN or infinite"):
+        Subject(lambda v: v, x, {})
+
+
+def test_classes_are_numbers_of_points():
+    x = points(3, 2)
+    for y, count, expected in (
+        ([-1, 1, -1], 2, [0, 1, 0]), ([-1, -1, -1], 2, [0, 0, 0]), ([1, 1, 1], 2, [1, 1, 1]),
+        ([[0], [1], [2]], 3, [0, 1, 2]), ([0.0, 1.0, 2.0], 3, [0, 1, 2]),
+        ([True, False, True], 2, [1, 0, 1]), (np.array([2, 0, 1], "u1"), 3, [2, 0, 1]),
+    ):  # fmt: skip
+        found = classes(y, x, count)
+        assert (found.tolist(), found.dtype) == (expected, torch.int64)
+    for y, count, message in (
+        ([-1, 0, 1], 2, "y must lie in 0..1 for a model of 2 classes, got -1..1"),
+        ([-1, 1, 1], 3, "got -1..1"), ([0, 1, 3], 3, "got 0..3"), ([0, 1], 3, "each of the 3"),
+        ([[0, 1]] * 3, 3, "got shape"), ([[[0]]] * 3, 3, "got shape"), ([0, 1, 0.5], 3, "got 0.5"),
+        ([0, 1, 1j], 3, "got torch.complex"), ([-2, 1, 1], 2, "got -2..1"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=message):
+            classes(y, x, count)
+
+
+def test_inputs_are_points_of_numbers_with_a_fraction():
+    assert floating("x", [[1, 2], [3, 4]]).dtype == torch.float64
+    assert floating("x", ([1.0, 2.0],)).dtype == torch.float64
+    assert floating("x", np.ones((2, 1), np.float32)).dtype == torch.float32
+    for x, message in (
+        (np.ones((2, 2), int), "convert it first"), ([[1j, 2.0]], "floating-point numbers"),
+        (np.ones(3), r"must be \(points, ...\)"), (np.ones((2, 0)), "not empty"),
+        (np.ones((0, 2)), "not empty"), (np.float64(3.0), r"must be \(points, ...\)"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=message):
+            floating("x", x)
+
+
+def test_batches_are_pairs_or_have_a_usual_name():
+    for name in ("labels", "label", "targets", "target", "y"):
+        assert pair({"a": 1, name: 2}) == (1, 2)
+        assert pair({"a": 1, "b": 3, name: 2}) == ({"a": 1, "b": 3}, 2)
+    assert pair({"y": 2, "label": 3}) == (2, 3)
+    assert (pair((1, 2)), pair([1, 2, 3])) == ((1, 2), (1, 2))
+    for wrong, message in (({"a": 1}, "under one of labels"), ((1,), "batches"), (7, "batches")):
+        with pytest.raises(InputError, match=message):
+            pair(wrong)

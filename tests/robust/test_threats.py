@@ -121,7 +121,7 @@ def test_steepest_direction_and_dual_norm(threat, boxed):
         assert bool(((g * other).sum(1) <= gain + 1e-9).all())
 
 
-@pytest.mark.parametrize("size", [0.0, 1e-300, 1e-30, 1.0, 1e30])
+@pytest.mark.parametrize("size", [0.0, 1e-300, 1e-161, 1e-30, 1.0, 1e30, 1e200])
 def test_direction_survives_tiny_and_huge_gradients(size):
     g = points(4, 5, seed=8) * size
     step = L2(1.0).ascent(g.clone(), None)
@@ -237,6 +237,9 @@ def test_draws_belong_to_the_point_and_have_the_right_moments():
         (lambda: L2(1.0, (0.0, 1.0, 2.0)), "pair"),
         (lambda: L2(1.0, (0.0, 1.0)).within(torch.tensor([[2.0]])), "must contain the inputs"),
         (lambda: L2(1.0, (0.0, 1.0)).within(torch.tensor([[-0.1]])), "must contain the inputs"),
+        (lambda: L2(1.0, (0.0, [1.0, 2.0])).within(torch.tensor([[0.5, 3.0]])), "contain the inp"),
+        (lambda: L2(1.0, ([0.0, 1.0], 9.0)).within(torch.tensor([[0.5, 0.5]])), "contain the inp"),
+        (lambda: L2(1.0, (0.0, 1.0)).within(torch.tensor([[0.5], [2.0]])), "contain the inputs"),
         (lambda: L2(1.0, (0.5, 0.5)), "low below high"),
         (lambda: L2(1.0, ([0, 0, 0], 1.0)).within(torch.ones(2, 2)), "must be numbers or arrays"),
         (lambda: L2(1.0, (0.0, [[1, 1]])).within(torch.ones(2, 2)), "must be numbers or arrays"),
@@ -300,3 +303,13 @@ def test_settled_points_are_inside_in_exact_numbers(kind):
     assert float(size.max()) <= 1e-3
     inside = region.settle(0.5 * delta)
     assert torch.equal(inside, region.place(0.5 * delta))
+
+
+@pytest.mark.parametrize("radius", [0.0, 0.9, 1.9])
+def test_part_of_a_coordinate_is_none(radius):
+    v, count = points(4, 3, seed=1), int(radius)
+    for box in (None, (-torch.ones(4, 3).double(), torch.ones(4, 3).double())):
+        threat = L0(radius, (-9.0, 9.0))
+        for found in (threat.project(v, box), threat.ascent(v.clone(), box)):
+            assert ((found != 0).sum(1) == count).all()
+    assert ((L0(radius, (-9.0, 9.0)).region(v).draw(1) != 0).sum(1) == count).all()

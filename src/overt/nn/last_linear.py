@@ -23,6 +23,7 @@ from overt.nn.moments.carry import Carried, Output
 from overt.nn.penalties import curvature
 from overt.nn.recording.generators import generator_state
 from overt.nn.recording.modes import is_normalization, modes, switched, unwrapped
+from overt.nn.recording.modes import parts as modules
 from overt.nn.recording.watching import called
 
 
@@ -37,8 +38,8 @@ class LastLinear:
         """Return the output and the penalty, None if the pass did not end so."""
         seen: list[tuple[nn.Module, Any, Any]] = []
         parts = (self.noise, self.linear)
-        others = (m for m in model.modules() if m is not self.noise and not is_normalization(m))
-        if not (all(map(_plain, parts)) and all(m.training for m in others)):
+        still = (m for m in modules(model) if not m.training and m is not self.noise)
+        if not (all(map(_plain, parts)) and all(map(is_normalization, still))):
             return None
         hooks = [m.register_forward_hook(lambda *told: seen.append(told)) for m in parts]
         before = generator_state()
@@ -58,36 +59,44 @@ class LastLinear:
         law = mask_covariance_of(self.noise, a.shape)
         if not law.independent:
             return None
-        d, w, scale = curvature(out, loss)
+        if loss == "cross_entropy" and out.ndim == 2 and out.shape[1] > 1:
+            return out, _Curved.apply(a, self.linear.weight, out, 0.5 * law.strength / len(out))
+        d, _, scale = curvature(out, loss)
         a, U, weight = a.flatten(0, -2), self.linear.weight, scale * law.strength / len(out)
         if is_squared(loss):
             return out, weight * ((a * a).sum(0) @ (U * U).sum(0))
-        if w is not None:
-            return out, weight * _Curved.apply(a, U, w)
         return out, weight * torch.dot((a * a).flatten(), (d.flatten(0, -2) @ (U * U)).flatten())
 
 
 class _Curved(torch.autograd.Function):  # type: ignore[misc]
-    """sum over rows of sum_j a_j^2 (sum_k p_k U_kj^2 - (p'U)_j^2), in few passes over the rows."""
+    """Weight times the sum over rows of sum_j a_j^2 (sum_k p_k U_kj^2 - (p'U)_j^2), p = softmax(z).
+
+    In few passes over the rows.
+    """
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, U: Tensor, p: Tensor) -> Tensor:
+    def forward(ctx: Any, a: Tensor, U: Tensor, z: Tensor, weight: float) -> Tensor:
         """Return the sum."""
+        p = torch.softmax(z, 1)
         A, M, UU = a * a, p @ U, U * U
-        D = torch.addmm(M * M, p, UU, beta=-1)
-        ctx.save_for_backward(a, U, p, A, M, UU, D)
-        return torch.dot(A.flatten(), D.flatten())
+        D = torch.addmm(M * M, p, UU, beta=-1).mul_(a)
+        ctx.weight = weight
+        ctx.save_for_backward(a, U, z, p, A, M, UU, D)
+        return torch.dot(a.reshape(-1), D.reshape(-1)).mul_(weight)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients, through the formula itself where they need gradients in turn."""
-        a, U, p, A, M, UU, D = ctx.saved_tensors
+        a, U, z, p, A, M, UU, D = ctx.saved_tensors
         if torch.is_grad_enabled():
-            value = (a * a * (p @ (U * U) - (p @ U) ** 2)).sum()
-            return torch.autograd.grad(value, (a, U, p), g, create_graph=True)
-        T = A * M
-        in_U = (p.T @ A).mul_(U).addmm_(p.T, T, alpha=-1).mul_(2 * g)
-        return (a * D).mul_(2 * g), in_U, (A @ UU.T).addmm_(T, U.T, alpha=-2).mul_(g)
+            q = torch.softmax(z, 1)
+            value = (a * a * (q @ (U * U) - (q @ U) ** 2)).sum() * ctx.weight
+            return *torch.autograd.grad(value, (a, U, z), g, create_graph=True), None
+        T, c = A * M, ctx.weight * (g if g.is_cuda else float(g))
+        in_U = (p.T @ A).mul_(U).addmm_(p.T, T, alpha=-1).mul_(2 * c)
+        in_p = (A @ UU.T).addmm_(T, U.T, alpha=-2).mul_(p)
+        in_z = in_p.addcmul_(p, in_p.sum(1, keepdim=True), value=-1).mul_(c)
+        return D * (2 * c), in_U, in_z, None
 
 
 def last_linear(model: nn.Module, x: Any, output: Output, first: Carried) -> LastLinear | None:

@@ -125,14 +125,14 @@ def explicit_penalty(
 
     everything = found(None)
     noises = everything[0].noises
-    few = max(2 * DRAWS // max(len(noises), 1), 8)  # for terms, which a model may have by the dozen
+    few = max(2 * DRAWS // max(len(noises), 2), 8)  # for terms, which a model may have by the dozen
     terms: list[Term] = []
     later = everything[0].output.mean.new_zeros(1)
     if UNSEEN in everything[0].drawn:
-        later = shares_of(everything if not noises else found((), min(few, DRAWS)), name)
+        later = shares_of(everything if not noises else found((), few), name)
         terms.append(Term(UNSEEN, later.mean(), False, _error(later)))
     for i in reversed(range(len(noises))):
-        those = everything if i == 0 else found(noises[i:], min(few, DRAWS))
+        those = everything if i == 0 else found(noises[i:], few)
         shares = shares_of(those, name)
         exact = len(those) == 1 and those[0].output.exact and is_squared(name)
         error = math.hypot(_error(shares), _error(later))

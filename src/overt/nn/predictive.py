@@ -19,7 +19,6 @@ from overt.nn.moments.carry import (
     checked,
     hidden_randomness,
 )
-from overt.nn.moments.control import Control
 from overt.nn.moments.errors import Found, corrected, doubted, judged
 from overt.nn.moments.plans import unrecorded
 from overt.nn.moments.replays import replayed
@@ -30,7 +29,7 @@ from overt.nn.recording.generators import seeded
 DRAWS, MOST = 400, 12_800
 """Samples where some noise cannot be carried, and the most that a tolerance may cost."""
 
-CHECKS = 32
+CHECKS = 40
 """Samples of a few rows that check what was carried; half as many of more rows."""
 
 OPEN, SURE = 0.12, 0.1
@@ -56,9 +55,10 @@ def predictive_moments(
     a last affine part both moments are exact: for a linear layer U on activations a,
     Var(o_k) = sum_ij Gamma_ij U_ki a_i U_kj a_j (structured dropout, Lemma 3.1; thesis, Proposition
     5). Where something random cannot be carried (dropout inside an LSTM, a coin that decides what
-    runs, coins for whole rows) the model is sampled, many copies to a pass, what was carried serves
-    as a control, and the result says so. What is not exact is checked by a few samples, which show
-    biases that outputs have in common. The result also says how far off it may be.
+    runs, coins for whole rows) the model is sampled, many copies to a pass with draws balanced
+    among them, what was carried is weighed with that, and the result says so. What is not exact is
+    checked by a few samples, which show biases that outputs have in common. The result also says
+    how far off it may be.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def predictive_moments(
         deviations in 90 of 100 outputs; the result's `reached` says what they are.
     draws
         How many samples to take, 0 for none; or with `tol` the most (12,800). By default what was
-        carried is checked by 16 or 32, and up to 400 are taken where these or the noise call for
+        carried is checked by 20 or 40, and up to 400 are taken where these or the noise call for
         more.
     passes
         Spend about what so many passes of the model on x cost: on samples alone, on carrying, or on
@@ -104,7 +104,7 @@ def predictive_moments(
             raise InputError(f"passes must come without tol and draws, got passes={passes:g} too")
         paid = costs(model, x, output, lambda: _carried(model, x, output, False))
         wanted, draws = paid.choice(passes)
-        carried = None if wanted else Found(None, None, (), ("all",), ())
+        carried = None if wanted else Found(None, (), ("all",), ())
     carried = carried or _carried(model, x, output, covariance)
     found, drawn = carried.moments, carried.drawn
     if passes is not None and draws == 0 and found is None:  # prices were of another model
@@ -117,9 +117,9 @@ def predictive_moments(
         )
     together = covariance and (found is None or bool(drawn))
     if together:
-        carried = replace(carried, moments=None, control=None)
-    samples = Samples(model, x, output, covariance=together, control=carried.control)
-    # A control that is certain is corrected by the same draws each time.
+        carried = replace(carried, moments=None)
+    samples = Samples(model, x, output, covariance=together, quick=passes is not None)
+    # What was carried is corrected by the same draws each time.
     with seeded(None if found is None else 0):
         result = _sampled(carried, samples, tol, draws)
     if covariance and found is not None and carried.one is not None and not together:
@@ -137,12 +137,11 @@ def _carried(model: nn.Module, x: Any, output: Output, covariance: bool) -> Foun
         drawn = tuple(name for name in one.noises if name in one.to_draw | set(one.tape.rough))
         drawn += (UNSEEN,) if hidden and not one.drawn else ()
         drawn += tuple(name for name in one.drawn if name not in drawn)
-        control = found = None
+        found = None
         if not one.drawn and not hidden:
-            control = Control(one)
-            found = _judged(model, x, output, one, control)
-            control, drawn = (control, drawn) if found is not None else (None, one.noises)
-        return Found(found, control, one.noises, drawn, tuple(one.tape.linearized), one)
+            found = _judged(model, x, output, one)
+            drawn = drawn if found is not None else one.noises
+        return Found(found, one.noises, drawn, tuple(one.tape.linearized), one)
 
     if covariance:
         return make()
@@ -150,12 +149,10 @@ def _carried(model: nn.Module, x: Any, output: Output, covariance: bool) -> Foun
     return replace(found, one=None)
 
 
-def _judged(
-    model: nn.Module, x: Any, output: Output, one: Carried, control: Control
-) -> Moments | None:
+def _judged(model: nn.Module, x: Any, output: Output, one: Carried) -> Moments | None:
     """Return what was carried, None where it leaves a function's range or cannot come back."""
     try:
-        found = judged(model, x, output, one, control)
+        found = judged(model, x, output, one)
     except RuntimeError:  # a derivative that an operation does not have
         return None
     return found if bool(torch.isfinite(found.variance).all()) else None
@@ -175,7 +172,7 @@ def _sampled(carried: Found, samples: Samples, tol: float | None, draws: int | N
     if found is not None and not drawn:
         samples.draw(min(most, CHECKS if len(found.mean) <= 8 else CHECKS // 2))
     else:
-        samples.draw(min(most, 128))
+        samples.draw(min(most, 160))
     result = corrected(carried, samples)
     if few and _within(result, goal):
         return replace(result, draws=0, checks=samples.count)

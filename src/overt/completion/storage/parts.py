@@ -75,11 +75,9 @@ def _coded(db: Any) -> Iterator[Part]:
         *codes, x, t = fetched(db, f"select * from coded where {bounds}", "a", "b")  # noqa: S608
         ids = []
         for side, name in enumerate("ab"):
-            if name in names:
-                ids.append(names[name])
-            else:
+            if (found := names.get(name)) is None:
                 found, codes[side] = np.unique(codes[side], return_inverse=True)
-                ids.append(found)
+            ids.append(found)
         yield Part((ids[0], ids[1]), (codes[0], codes[1]), x, t)
 
 
@@ -117,9 +115,8 @@ class Numbering:
             if self.ids.dtype.kind == "i":
                 known = words(self.ids)
                 order = np.argsort(known)
-                self.ids, self.numbers, self.counts = (
-                    array[order] for array in (known, self.numbers, self.counts)
-                )
+                self.ids = known[order]
+                self.numbers, self.counts = self.numbers[order], self.counts[order]
         order = np.argsort(found, kind="stable")
         sought = found[order]
         at = np.searchsorted(self.ids, sought)

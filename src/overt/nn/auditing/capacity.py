@@ -47,16 +47,17 @@ class Capacity:
             self._clipped.add(_clipped_error(f, targets))
         if z is None:
             return
+        self._before.add(z.square().sum(0, dtype=torch.float64), len(z))
+        self._after.add(torch.relu(z).square_().sum(0, dtype=torch.float64), len(z))
+        if self._outputs != 1:
+            return
         z = z.double()
-        self._before.add((z * z).sum(0), len(z))
-        self._after.add((torch.relu(z) ** 2).sum(0), len(z))
         signs = torch.randint(0, 2, (len(z), 1), device=z.device).double() * 2 - 1
         chain = self._chain
         U, b = (torch.from_numpy(part[1]).to(z) for part in (chain.weights, chain.biases))
         # The bias is the weight of a constant hidden unit.
         turned = torch.relu(signs * z) @ U.T + torch.relu(signs) * b
-        if self._outputs == 1:
-            self._symmetrized.add(_clipped_error(turned, targets))
+        self._symmetrized.add(_clipped_error(turned, targets))
 
     def bounds(self, n: int, columns: Columns | None) -> list[CapacityBound]:
         """Return all bounds that are defined for the network, from n samples."""
@@ -64,9 +65,8 @@ class Capacity:
         before, after = self._before.value, self._after.value
         if after is not None and before is not None and columns is not None and columns.has_inputs:
             shifted = any(b.any() for b in self._chain.biases)
-            inputs = slice(0 if shifted else columns.x.start, columns.x.stop)
-            rank = int(np.linalg.matrix_rank(columns.R[:, inputs]))
-            found += self._two_layers(n, rank, after, before)
+            first, last = 0 if shifted else columns.x.start, columns.x.stop
+            found += self._two_layers(n, _rank(columns.R, first, last), after, before)
         if self._chain.homogeneous:
             found += self._frobenius(n)
         return found
@@ -133,6 +133,15 @@ class Capacity:
                 f"{1 - DELTA:.0%}", (), risk >= 1,
             ))  # fmt: skip
         return found
+
+
+def _rank(R: Floats, first: int, last: int) -> int:
+    """Return the rank of columns of a triangle, that of all where its condition is good."""
+    from scipy.linalg.lapack import dtrcon
+
+    if len(R) >= last and dtrcon(R[:last, :last])[0] > 1e-10:
+        return last - first
+    return int(np.linalg.matrix_rank(R[:, first:last]))
 
 
 def _clipped_error(f: Tensor, targets: Targets) -> Tensor:

@@ -28,7 +28,7 @@ from overt.nn.given.losses import Loss, Targets, is_squared
 from overt.relu.bounds import coadaptation
 from overt.results import Status
 
-SAMPLING = 0.4
+SAMPLING = 0.3
 """The share of the forward passes that may be spent on sampled masks."""
 MAX_INPUTS, MAX_OUTPUTS = 2048, 1024
 """The most inputs and outputs whose second moments are kept."""

@@ -56,7 +56,12 @@ class Head:
         self.centered = point.shifted
         self.shape = point.op.given[0].shape[1:]
         self.units = math.prod(self.shape)
-        self.J = _jacobian(model, self.module, trace.inputs.first(1))
+        weight = trace.only_weight(point)
+        self.J = (
+            _jacobian(model, self.module, trace.inputs.first(1))
+            if weight is None
+            else weight.detach().double().cpu()
+        )
         self._plain = [
             (p, model.get_submodule(p.noise))
             for p in tail.noises
@@ -122,6 +127,12 @@ class Head:
             return MaskCovariance(self.shape, current if p is None else p / (1 - p))
         module = self._at(p)
         return None if module is None else mask_covariance_of(module, (1, *self.shape))
+
+    def strengths(self, probs: Floats) -> Floats | None:
+        """Gamma_ii at some drop probabilities, None where Gamma is no multiple of the identity."""
+        plain = not self.noisy or self.connect or plain_dropout(self.module) is not None
+        here = self.covariance()
+        return probs / (1 - probs) if plain and here is not None and here.independent else None
 
     def _at(self, p: float | None) -> Any:
         """Return the noise, at another drop probability if given; None if it has none."""

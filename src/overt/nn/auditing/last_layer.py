@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from overt._types import Floats
-from overt.linear.bounds import numerical_rank, shrink
+from overt._types import Floats, Ints
+from overt.linear.bounds import numerical_rank
 from overt.nn.auditing import lower
 from overt.nn.auditing.head import Head, Stretch
 from overt.nn.auditing.report import HeadFindings, LowerBound, Suggestion
@@ -73,14 +73,14 @@ class LastLayer:
                 f"{head.units} units feed the last layer, and {MAX_UNITS} is the most whose second "
                 "moments are kept"
             )
-        curve = lower.holdout_curve(self._parts, head.weigh, bias=head.centered)
+        strengths = head.strengths(lower.CANDIDATES)
+        curve = lower.holdout_curve(self._parts, head.weigh, strengths, bias=head.centered)
         if curve is None:
             return "too few rows to hold out, or no probability to choose"
         error, deviation = (part * unit(self._loss, self._outputs) for part in curve)
         best = int(np.argmin(error))
         near = lower.CANDIDATES[error <= error[best] + deviation[best]]
-        targets = self._targets(columns)
-        ranks = [self._predicted_rank(targets, float(p)) for p in lower.CANDIDATES]
+        ranks = self._predicted_ranks(self._targets(columns), strengths)
         evidence = (
             "held out: a fifth of the rows given. The features before the last layer were trained "
             "on them too, so that the curve favors little dropout; pass holdout for a fair one"
@@ -92,19 +92,20 @@ class LastLayer:
         return Suggestion(
             drop_prob=float(lower.CANDIDATES[best]), current=head.drop_prob,
             drop_probs=lower.CANDIDATES.copy(), holdout=error, holdout_error=deviation,
-            predicted_rank=np.array(ranks), plausible=(float(near.min()), float(near.max())),
+            predicted_rank=ranks, plausible=(float(near.min()), float(near.max())),
             evidence=evidence,
         )  # fmt: skip
 
     def _targets(self, columns: Columns) -> list[lower.Target]:
         return [_target(columns, stretch) for stretch in self.head.stretches]
 
-    def _predicted_rank(self, targets: list[lower.Target], p: float) -> int:
+    def _predicted_ranks(self, targets: list[lower.Target], strengths: Floats | None) -> Ints:
+        """Return the rank of the optimum at each candidate."""
         stretch, *others = self.head.stretches
-        envelopes = stretch.envelopes(p)
-        if others or len(envelopes) != 1:
-            return numerical_rank(self._best_stretch(targets, p)[1])
-        return numerical_rank(shrink(targets[0].spectrum[: stretch.rank], envelopes[0]))
+        if strengths is not None and not others:
+            return lower.surviving(targets[0].spectrum[: stretch.rank], strengths / self.head.units)
+        spectra = (self._best_stretch(targets, float(p))[1] for p in lower.CANDIDATES)
+        return np.array([numerical_rank(spectrum) for spectrum in spectra])
 
     def _best_stretch(
         self, targets: list[lower.Target], p: float | None = None

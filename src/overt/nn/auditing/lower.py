@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from overt._types import Floats
+from overt._types import Floats, Ints
 from overt.linear.bounds import Envelope, shrink, spectral_bound
 from overt.linear.regression import from_data
 from overt.nn.auditing.sums import Parts
@@ -74,6 +74,18 @@ def squared_bound(target: Target, rank: int, envelopes: list[Envelope]) -> tuple
     found = [(spectral_bound(m, rest, envelope), envelope) for envelope in envelopes]
     best, envelope = max(found, key=lambda pair: pair[0], default=(rest, (0.0, SquaredNuclear())))
     return target.residual + max(best, rest), shrink(m, envelope)
+
+
+def surviving(m: Floats, weights: Floats) -> Ints:
+    """Return how many of m (decreasing) are left by |m - a|^2 + weight |a|_1^2, for each weight.
+
+    They are those above alpha = w h_j / (1 + w j), h_j = m_1 + ... + m_j, and what they sum to.
+    """
+    j, h, w = np.arange(1, len(m) + 1), np.cumsum(m), weights[:, None]
+    rho = np.maximum(np.sum(m > w * (h - j * m), 1, keepdims=True), 1)
+    kept = h[rho - 1] / (1 + w * rho)
+    left = np.minimum(np.maximum(m - w * kept, 0.0), kept)
+    return np.sum(left > 1e-7 * left[:, :1], 1)
 
 
 def class_bound(
@@ -149,57 +161,117 @@ def _binary_entropy(q: Floats) -> Floats:
 
 
 class Ridge:
-    """The problem on some rows: their second moments of (1, h, y), as sums over n rows.
+    """The problem on some rows: their second moments of (1, h, y), as sums over n rows."""
 
-    There may be several sets of rows, `total` (..., size, size) and `n` (...,): all results are.
-    """
-
-    def __init__(self, total: Floats, n: Any, units: int, *, bias: bool) -> None:
-        mean = total / np.asarray(n)[..., None, None]
-        self.first, self._second = mean[..., 0, 1:], mean[..., 1:, 1:]
+    def __init__(self, total: Floats, n: float, units: int, *, bias: bool) -> None:
+        mean = total / n
+        self.first, self._second = mean[0, 1:], mean[1:, 1:]
         self._units, self._bias = units, bias
-        self.C = self._second[..., :units, :units]
+        self.C = self._second[:units, :units]
 
     def best(self, weigh: Weigh) -> tuple[Floats, Floats]:
-        """Return the optimal (U, b) under the noise, of one set of rows."""
-        d, centered = self._units, self._second
-        if self._bias:
-            centered = centered - np.outer(self.first, self.first)
-        U = _solve(centered[:d, :d] + weigh(self.C), centered[:d, d:]).T
-        b = self.first[d:] - U @ self.first[:d] if self._bias else np.zeros(len(U))
-        return U, b
+        """Return the optimal (U, b) under the noise."""
+        d, S = self._units, self._centered
+        return self._with_bias(_solve(S[:d, :d] + weigh(self.C), S[:d, d:]).T)
+
+    def path(self, strengths: Floats) -> tuple[Floats, Floats]:
+        """Return the optimal (U, b) for Gamma = strength I, (strengths, outputs, units)."""
+        d, S, scale = self._units, self._centered, np.sqrt(np.maximum(np.diag(self.C), 0.0))
+        scale = np.where(scale > 1e-12 * max(scale.max(initial=0.0), 1e-300), scale, np.inf)
+        M = S[:d, :d] / scale / scale[:, None]
+        found = shifted(M, S[:d, d:] / scale[:, None], strengths) / scale[:, None]
+        return self._with_bias(np.swapaxes(found, 1, 2))
 
     def objective(self, U: Floats, b: Floats) -> Any:
-        """E|y - b - U h|^2."""
+        """E|y - b - U h|^2, for each (U, b) along leading axes."""
+        d, S = self._units, self._second
+        h, y = self.first[:d], self.first[d:]
+        image = (U.reshape(-1, d) @ self.C).reshape(U.shape)
+        fit = np.sum((image - 2 * S[d:, :d]) * U, (-2, -1))
+        return np.trace(S[d:, d:]) + fit + np.sum((b + 2 * (U @ h - y)) * b, -1)
+
+    @property
+    def _centered(self) -> Floats:
+        first = self.first
+        return self._second - np.outer(first, first) if self._bias else self._second
+
+    def _with_bias(self, U: Floats) -> tuple[Floats, Floats]:
         d = self._units
-        S, h, y = self._second, self.first[..., :d], self.first[..., d:]
-        fit = np.sum((U @ self.C - 2 * S[..., d:, :d]) * U, (-2, -1))
-        loss = np.trace(S[..., d:, d:], axis1=-2, axis2=-1) + fit
-        return loss + b @ b + 2 * (h @ U.T - y) @ b
+        b = self.first[d:] - U @ self.first[:d]
+        return U, b if self._bias else np.zeros_like(b)
+
+
+def few_rows(rows: Floats, units: int, strengths: Floats, *, bias: bool) -> tuple[Floats, Floats]:
+    """Return what `Ridge.path` does, from fewer rows (1, h, y) than units: as many unknowns."""
+    h, y = rows[:, 1 : 1 + units], rows[:, 1 + units :]
+    scale = np.sqrt(np.mean(h * h, 0))
+    scale = np.where(scale > 1e-12 * scale.max(initial=1e-300), scale, np.inf)
+    first = rows.mean(0) if bias else np.zeros(rows.shape[1])
+    X = (h - first[1 : 1 + units]) / scale
+    found = shifted(X @ X.T / len(rows), (y - first[1 + units :]) / len(rows), strengths)
+    U = np.swapaxes((X.T @ found) / scale[:, None], 1, 2)
+    return U, first[1 + units :] - U @ first[1 : 1 + units]
+
+
+def shifted(M: Floats, B: Floats, shifts: Floats) -> Floats:
+    """Return (M + s I)^-1 B for each shift, M positive semi-definite with a diagonal up to 1.
+
+    M becomes tridiagonal once. A shift is at least rounding, which gives M^+ B where M is singular.
+    """
+    from scipy.linalg.lapack import dormqr, dptsv, dsytrd
+
+    n, floor = len(M), 1e-11 * max(float(np.trace(M)), 1e-300)
+    if n < 3:
+        return np.stack([np.linalg.solve(M + max(s, floor) * np.eye(n), B) for s in shifts])
+    Q, diagonal, off, tau, _ = dsytrd(M.T, lower=1, lwork=32 * n)
+    work = 64 * n * len(shifts)
+
+    def turn(X: Floats, way: str) -> Floats:
+        return np.concatenate([X[:1], dormqr("L", way, Q[1:, :-1], tau, X[1:], work)[0]])
+
+    def solved(shift: float) -> Floats:
+        found = dptsv(diagonal + shift, off, right)  # fails where rounding made M indefinite
+        return found[2] if not found[3] or shift > 1 else solved(10 * shift)
+
+    right = turn(B, "T")
+    found = [solved(max(float(s), floor)) for s in shifts]
+    joined = turn(np.concatenate(found, 1), "N")
+    return np.moveaxis(joined.reshape(n, len(shifts), -1), 1, 0)
 
 
 def holdout_curve(
-    parts: Parts, weigh: Callable[[float], Weigh | None], *, bias: bool, chosen: Floats = CANDIDATES
+    parts: Parts, weigh: Callable[[float], Weigh | None], strengths: Floats | None, *, bias: bool
 ) -> tuple[Floats, Floats] | None:
     """Return the held-out squared error at each drop probability, and its standard error.
 
-    None where there are too few rows, or where the noise has no drop probability to vary.
+    `strengths` are Gamma_ii at each, None where Gamma is not diagonal. None where there are too few
+    rows, or where the noise has no drop probability to vary.
     """
-    tests = [parts.moments([p]) for p in range(1, parts.PARTS)]
-    total, n = parts.moments([0])
-    if n < 2 or min(rows for _, rows in tests) < 1:
+    if parts.counts[0] < 2 or min(parts.counts) < 1:
         return None
-    problem = Ridge(total, n, parts.units, bias=bias)
-    sums, counts = zip(*tests, strict=True)
-    groups = Ridge(np.stack(sums), np.array(counts), parts.units, bias=bias)
-    errors = []
-    for p in chosen:
-        weighed = weigh(float(p))
-        if weighed is None:
-            return None
-        errors.append(groups.objective(*problem.best(weighed)))
-    table = np.array(errors)
-    return table.mean(1), table.std(1, ddof=1) / np.sqrt(table.shape[1])
+    rows = parts.rows(0)
+    if strengths is not None and rows is not None:
+        U, b = few_rows(rows, parts.units, strengths, bias=bias)
+    else:
+        problem = Ridge(*parts.moments([0]), parts.units, bias=bias)
+        if strengths is not None:
+            U, b = problem.path(strengths)
+        else:
+            laws = [weigh(float(p)) for p in CANDIDATES]
+            if None in laws:
+                return None
+            U, b = (np.stack(x) for x in zip(*(problem.best(w) for w in laws if w), strict=True))
+    table = np.stack([_error(parts, p, U, b, bias=bias) for p in range(1, parts.PARTS)])
+    return table.mean(0), table.std(0, ddof=1) / np.sqrt(len(table))
+
+
+def _error(parts: Parts, p: int, U: Floats, b: Floats, *, bias: bool) -> Any:
+    """Return the mean squared error of each (U, b) on a part of the rows."""
+    rows, d = parts.rows(p), parts.units
+    if rows is None:
+        return Ridge(*parts.moments([p]), d, bias=bias).objective(U, b)
+    f = (rows[:, 1 : 1 + d] @ U.reshape(-1, d).T).reshape(-1, *b.shape) + b
+    return np.square(f - rows[:, None, 1 + d :]).sum(2).mean(0)
 
 
 def _solve(A: Floats, B: Floats) -> Any:

@@ -73,10 +73,19 @@ class Layers:
 
 
 def _largest(W: Floats) -> float:
-    """Return the largest singular value, which the Gram matrix gives to half of all digits."""
+    """Return the largest singular value, of large matrices from their Gram matrix's powers."""
     if W.size <= 2**14:
         return float(np.linalg.norm(W, 2))
+    from scipy.sparse.linalg import ArpackError, eigsh
+
     gram = W @ W.T if len(W) <= W.shape[1] else W.T @ W
+    size = float(gram.trace())
+    if len(gram) > 96 and 0 < size < np.inf:
+        try:
+            found = eigsh(gram, 1, v0=np.diag(gram) + size, return_eigenvectors=False, tol=1e-12)
+            return math.sqrt(float(found[0]))
+        except ArpackError:  # it did not converge
+            pass
     return math.sqrt(max(float(np.linalg.eigvalsh(gram)[-1]), 0.0))
 
 

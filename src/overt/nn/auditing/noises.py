@@ -21,8 +21,11 @@ from overt.nn.recording.modes import modes, switched
 from overt.nn.recording.recorder import Operation, record
 from overt.nn.recording.watching import is_noise, tensors
 
-MASK_ENTRIES, MASK_ROWS = 2**16, 64
+MASK_ENTRIES, MASK_ROWS = 2**14, 64
 """How many entries of masks are drawn at most, and rows at least, to measure what is dropped."""
+
+ENTRYWISE = ("dropout", "alpha_dropout", "scaled_dot_product_attention")
+"""Functions that draw for each entry apart."""
 
 Skipped = list[tuple[str, str]]
 """(name, reason) of what is left out."""
@@ -33,13 +36,15 @@ class Source:
     """Something that is random in training mode: a noise layer, or a module that draws inside.
 
     `op` is the first call of a layer whose law is known, None where it is not; `kind` how it is
-    called in the report. All are switched on by the mode of their module alone.
+    called in the report, `apart` whether all that it draws is dropout of single entries of what the
+    inputs lead to. All are switched on by the mode of their module alone.
     """
 
     name: str
     module: nn.Module
     op: Operation | None
     kind: str
+    apart: bool = False
 
     @property
     def silent(self) -> bool:
@@ -50,7 +55,7 @@ class Source:
     def shared(self) -> bool:
         """Whether the rows of a batch may share what is drawn."""
         if self.op is None:
-            return True
+            return not self.apart
         if is_weight_noise(self.module):
             return not getattr(self.module, "per_sample", False)
         return 0 in getattr(self.module, "shared_axes", ())
@@ -93,10 +98,13 @@ def find_noises(model: nn.Module, trace: Trace) -> tuple[dict[str, Source], Skip
         )
     trace.training = training
     drawn: dict[str, list[str]] = {}
+    together: set[str] = set(others)  # where rows may share what is drawn
     for op in training.operations:
         if op.random or op.noise in met:
             path = str(op.noise) if op.noise in met else op.module
             drawn.setdefault(path, []).append(op.name)
+            if op.name not in ENTRYWISE or not op.given:
+                together.add(path)
     for path in others:
         drawn.setdefault(path, []).append("a generator of Python or NumPy")
     paths = [path for path in drawn if path in met or path not in on]
@@ -104,7 +112,8 @@ def find_noises(model: nn.Module, trace: Trace) -> tuple[dict[str, Source], Skip
     for path in paths:
         if path not in met:
             module = parts[path]
-            found[path] = Source(path, module, None, _kind(module, drawn[path]))
+            kind = _kind(module, drawn[path])
+            found[path] = Source(path, module, None, kind, path not in together)
     order = list(dict.fromkeys([*paths, *found]))
     return {name: found[name] for name in order}, skipped
 

@@ -92,8 +92,9 @@ def audit(
     seed = _check.whole("seed", seed, minimum=0)
     start = time.perf_counter()
     passes = _check.number("passes", passes, exclusive=True)
-    batches = Batches(data, model, output=output)
-    others = None if holdout is None else Batches(holdout, model, name="holdout", output=output)
+    given: Any = {"output": output, "large": True}
+    batches = Batches(data, model, **given)
+    others = None if holdout is None else Batches(holdout, model, name="holdout", **given)
     count = batches.count + (0 if others is None else others.count)
     examined: Examination | None = None
     status = Status.FINISHED
@@ -103,10 +104,10 @@ def audit(
     ):  # fmt: skip
         with patience() as stopped, meter("audit", count) as bar:
             try:
-                for given, batch in ((part, b) for part in (batches, others or ()) for b in part):
+                for whole, batch in ((part, b) for part in (batches, others or ()) for b in part):
                     if examined is None:
                         examined = Examination(model, batch, wanted, batches.count, passes, stack)
-                    if given is batches:
+                    if whole is batches:
                         examined.add(batch, hold=others is None)
                     else:
                         examined.add_holdout(batch)

@@ -108,8 +108,8 @@ class Sampled:
         self._model, self._sources = model, list(sources)
         self._modules = [source.module for source in sources]
         shared = any(source.shared for source in sources)
-        # Drawing costs about as much as a pass, a gradient two.
-        cost = 2 * sum(not source.silent for source in sources) + 3
+        # Drawing costs about as much as two passes, flows as six.
+        cost = 3 * sum(not source.silent for source in sources) + 6
         self._most = -(-ROWS // batches) if batches else ROWS
         self._draws = min(max(self._most // size, 1), MAX_DRAWS, max(int(passes / cost), 1))
         if shared:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from overt._types import Floats
+from overt._types import Floats, Ints
 
 
 class Mean:
@@ -140,7 +140,7 @@ class Table:
 
 
 class Parts:
-    """Second moments of (1, h, y) over disjoint parts of the rows.
+    """Rows (1, h, y) in disjoint parts: themselves while they are few, then their second moments.
 
     Part 0 trains, parts 1..PARTS-1 are held out: every fifth row, in turn, unless others are given.
     `training` names the parts that hold rows of the training data.
@@ -149,19 +149,26 @@ class Parts:
     PARTS = 6
 
     def __init__(self, units: int, outputs: int) -> None:
-        size = 1 + units + outputs
         self.units = units
         self.training = [0]
-        self._sums = torch.zeros(self.PARTS, size, size, dtype=torch.float64)
+        self._size = 1 + units + outputs
+        self._sums: dict[int, Floats] = {}
+        self._rows: list[list[Floats]] = [[] for _ in range(self.PARTS)]
         self._seen = 0
+        self.counts = [0] * self.PARTS
+
+    def rows(self, part: int) -> Floats | None:
+        """Return the rows of a part, None if they are no fewer than the units."""
+        few = part not in self._sums and self.counts[part] < self.units
+        return np.concatenate(self._rows[part]) if few else None
 
     def add(self, h: Tensor, y: Tensor, *, hold: bool = True) -> None:
         """Add units and targets of the training data, with `hold` some to the parts held out."""
-        if not hold:
-            self._add(h, y, torch.zeros(len(h), dtype=torch.int64))
-            return
-        self.training, index = list(range(self.PARTS)), self._numbers(len(h))
-        self._add(h, y, torch.where(index % 5 == 4, 1 + index // 5 % (self.PARTS - 1), 0))
+        part = np.zeros(len(h), dtype=np.int64)
+        if hold:
+            self.training, index = list(range(self.PARTS)), self._numbers(len(h))
+            part = np.where(index % 5 == 4, 1 + index // 5 % (self.PARTS - 1), 0)
+        self._add(h, y, part)
 
     def add_holdout(self, h: Tensor, y: Tensor) -> None:
         """Add rows that the network was not trained on, all of them to the parts held out."""
@@ -169,18 +176,32 @@ class Parts:
 
     def moments(self, parts: list[int]) -> tuple[Floats, float]:
         """Return the sum of outer products over some parts, and their number of rows."""
-        total = self._sums[parts].sum(0).numpy()
-        return total, float(total[0, 0])
+        total = np.zeros((self._size, self._size))
+        for p in parts:
+            self._fold(p)
+            total += self._sums.get(p, 0.0)
+        return total, float(sum(self.counts[p] for p in parts))
 
-    def _numbers(self, n: int) -> Tensor:
+    def _numbers(self, n: int) -> Ints:
         self._seen += n
-        return torch.arange(self._seen - n, self._seen)
+        return np.arange(self._seen - n, self._seen)
 
-    def _add(self, h: Tensor, y: Tensor, part: Tensor) -> None:
+    def _add(self, h: Tensor, y: Tensor, part: Ints) -> None:
         # Double precision costs twice as much; wide layers keep their own.
         wide = torch.float64 if self.units <= 1024 else h.dtype
-        h = h.detach().cpu().to(wide)
-        rows = torch.cat([torch.ones(len(h), 1, dtype=wide), h, y.cpu().to(wide)], 1)
-        for p in part.unique().tolist():
+        filled = torch.ones(len(h), self._size, dtype=wide)
+        filled[:, 1 : 1 + self.units], filled[:, 1 + self.units :] = h.detach(), y
+        rows = filled.numpy()
+        for p in np.unique(part).tolist():
             chosen = rows[part == p]
-            self._sums[p] += chosen.T @ chosen
+            self._rows[p].append(chosen)
+            self.counts[p] += len(chosen)
+            if sum(map(len, self._rows[p])) >= max(1024, 2 * self._size):
+                self._fold(p)
+
+    def _fold(self, part: int) -> None:
+        """Turn what is waiting into moments."""
+        if self._rows[part]:
+            rows = np.concatenate(self._rows[part])
+            self._sums[part] = self._sums.get(part, 0.0) + rows.T @ rows
+            self._rows[part] = []

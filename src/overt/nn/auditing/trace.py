@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -151,6 +152,15 @@ class Trace:
             (source,) = op.given
             narrowest = min(narrowest, self.units(source))
         return Trunk(kind if source.maker is None else "any", shifted, narrowest)
+
+    def only_weight(self, point: Point) -> Tensor | None:
+        """Return the weight of the one linear operation behind a place, None if there is more."""
+        ops = list(takewhile(lambda op: op is not point.op, self._recording.back(self.output)))
+        ops += [] if _is_layer(point.op) else [point.op]
+        ops = [op for op in ops if op.name != "log_softmax"]
+        weight = weight_of(ops[0]) if len(ops) == 1 and ops[0].name == "linear" else None
+        meets = self.units(point.op.given[0])
+        return weight if weight is not None and weight.shape[1:] == (meets,) else None
 
     def is_last(self, point: Point) -> bool:
         """Whether what acts at a place in the tail acts nowhere after it."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from overt._check import InputError, InputTypeError, plain_array
 from overt.nn.recording.modes import unwrapped
 
-ROWS = 256
+ROWS, SHORT = 256, 256
 """Rows to a batch where data is a pair of whole arrays."""
 
 
@@ -110,16 +110,18 @@ class Batches:
     """Data as batches that fit a model, checked one by one as they come.
 
     `arity` is the number of inputs in a batch that is one flat tuple, `again` says that the data is
-    run through more than once. Batches without targets are refused unless `alone`.
+    run through more than once. Batches without targets are refused unless `alone`; whole arrays are
+    split into batches of ROWS rows, or of more with `large` where rows are short.
     """
 
     def __init__(
         self, data: Any, model: nn.Module, *, name: str = "data", arity: int = 1,
         again: bool = False, alone: bool = False, output: Callable[[Any], Any] | None = None,
+        large: bool = False,
     ) -> None:  # fmt: skip
         self.name, self._model, self._arity, self._alone = name, model, arity, alone
         self._output = output
-        self._data = _split(data, name) if _is_pair(data) else data
+        self._data = _split(data, name, large) if _is_pair(data) else data
         if not isinstance(self._data, Iterable) or is_array(data) or isinstance(data, (str, dict)):
             raise InputTypeError(
                 f"{name} must be a pair of arrays or give batches (inputs, targets), got "
@@ -253,9 +255,11 @@ def _is_pair(data: Any) -> bool:
     return _is_rows(x) or isinstance(x, Mapping) or several
 
 
-def _split(pair: tuple[Any, Any], name: str) -> list[tuple[Any, Any]]:
-    """Return whole arrays as batches of ROWS rows."""
+def _split(pair: tuple[Any, Any], name: str, large: bool) -> list[tuple[Any, Any]]:
+    """Return whole arrays as batches."""
     inputs, y = pair
+    short = large and all(x.ndim == 2 and x.shape[1] <= SHORT for x in _arrays(inputs))
+    n = 4 * ROWS if short else ROWS
     for part in (*_arrays(inputs), y):
         _dense(part, name)
     rows = {len(x) for x in _arrays(inputs)}
@@ -264,9 +268,7 @@ def _split(pair: tuple[Any, Any], name: str) -> list[tuple[Any, Any]]:
             f"{name} must have a target for each row, got {', '.join(map(str, sorted(rows)))} "
             f"inputs but {len(y)} targets"
         )
-    return [
-        (_cut(inputs, slice(i, i + ROWS)), y[i : i + ROWS]) for i in range(0, max(len(y), 1), ROWS)
-    ]
+    return [(_cut(inputs, slice(i, i + n)), y[i : i + n]) for i in range(0, max(len(y), 1), n)]
 
 
 def _arrays(inputs: Any) -> list[Any]:

@@ -12,9 +12,9 @@ share (noise on weights, say) is asked for each row apart.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,32 +32,17 @@ Layouts = dict[Any, list[int | None]]
 """For the shapes of some sources, the axis of each that the rows of the batch lie along."""
 
 
-class Origin(NamedTuple):
-    """The draw that a source stands for: its number in the pass, its mean and variance.
-
-    A step is the deviation of `value` of the draw times `scale` (None: 1), to first order.
-    """
-
-    number: int
-    mean: float | Tensor
-    variance: float | Tensor
-    scale: Tensor | None = None
-    value: Callable[[Tensor], Tensor] = lambda draw: draw
-
-
 @dataclass(frozen=True, eq=False)
 class Source:
     """Deviations of mean 0: the `step` that stands for them in tangents, and their covariance.
 
     `spread` holds the variances, shaped like the step, or a mask's covariance, or the covariances
-    of the flattened entries of each row. A `rest` is what a linear map leaves out; `by` is the draw
-    that the step comes from, if it is one.
+    of the flattened entries of each row. A `rest` is what a linear map leaves out.
     """
 
     step: Tensor
     spread: Tensor | MaskCovariance
     rest: bool = False
-    by: Origin | None = None
 
     def times(self, g: Tensor) -> Tensor:
         """Return Cov @ g, for g of shape (..., *step.shape)."""
@@ -69,8 +54,8 @@ class Source:
         return (self.spread @ flat[..., None])[..., 0].reshape(g.shape)
 
 
-Arrival = tuple[Source, int | None, Tensor, Tensor]
-"""A source, the axis of its rows, g and Cov g, (outputs, rows, entries) each."""
+Arrival = tuple[Source, Tensor, Tensor]
+"""A source, g and Cov g, (outputs, rows, entries) each."""
 
 
 class Sources:
@@ -93,18 +78,11 @@ class Sources:
         """Return the variance of each entry."""
         return self.parts(tangent)[0]
 
-    def parts(
-        self, tangent: Tensor, keep: Callable[[list[Arrival]], None] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the variance of each entry, and how much of it comes from rests.
-
-        `keep` is shown what comes back, some outputs at a time.
-        """
+    def parts(self, tangent: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the variance of each entry, and how much of it comes from rests."""
         totals, rests = [], []
         for found in self._arrivals(_flat(tangent), BUDGET):
-            if keep is not None:
-                keep(found)
-            sums = [(g * h).sum(2) for *_, g, h in found]
+            sums = [(g * h).sum(2) for _, g, h in found]
             totals.append(torch.stack(sums).sum(0))
             left = [part for part, (source, *_) in zip(sums, found, strict=True) if source.rest]
             rests.append(torch.stack(left).sum(0) if left else torch.zeros_like(sums[0]))
@@ -118,7 +96,7 @@ class Sources:
         y = _flat(tangent)
         total = y.new_zeros(*y.shape, y.shape[1])
         for pairs in self._arrivals(y, 2**62):  # all outputs at once
-            for *_, g, h in pairs:
+            for _, g, h in pairs:
                 total = total + torch.einsum("krd,lrd->rkl", g, h)
         return total
 
@@ -129,7 +107,7 @@ class Sources:
         return self.variances(combined)[:, 0]
 
     def _arrivals(self, y: Tensor, budget: int) -> Iterator[list[Arrival]]:
-        """Yield for some outputs at a time (source, axis, g, Cov g), for all sources."""
+        """Yield for some outputs at a time (source, g, Cov g), for all sources."""
         if not y.requires_grad or not self._all:
             return
         key = (len(y), *(source.step.shape for source in self._all))
@@ -151,13 +129,13 @@ class Sources:
             pairs: list[Arrival] = []
             gs = _gradients(y, [s.step for s, _ in own], asked[:, None].expand(-1, R, K))
             for (source, axis), g in zip(own, gs, strict=True):
-                pairs.append((source, axis, _split(g, axis, R), _split(source.times(g), axis, R)))
+                pairs.append((source, _split(g, axis, R), _split(source.times(g), axis, R)))
             each = torch.eye(R, dtype=y.dtype, device=y.device)[None, :, :, None]
             each = (each * asked[:, None, None]).flatten(0, 1) if shared else each
             gs = _gradients(y, [s.step for s in shared], each)
             for source, g in zip(shared, gs, strict=True):
                 shape = (len(asked), R, -1)
-                pairs.append((source, SHARED, g.reshape(shape), source.times(g).reshape(shape)))
+                pairs.append((source, g.reshape(shape), source.times(g).reshape(shape)))
             if pairs:
                 yield pairs
 

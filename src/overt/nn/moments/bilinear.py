@@ -55,7 +55,7 @@ def spread_by_signs(tape: Tape, x: Moment, f: Map) -> Moment:
         generator = torch.Generator(device=sd.device).manual_seed(0)
         signs = torch.randint(0, 2, (SIGNS, *sd.shape), generator=generator, device=sd.device)
         variance = torch.stack([f(sd * (2 * s - 1)) ** 2 for s in signs]).mean(0)
-    return replace(linear_map(tape, x, f, f, lambda _: variance), known=False)
+    return linear_map(tape, x, f, f, lambda _: variance).with_(known=False)
 
 
 def added(tape: Tape, x: Moment, y: Moment, sign: float = 1.0) -> Moment:
@@ -123,7 +123,7 @@ def _one_sided(tape: Tape, f: Product, x: Moment, y: Moment) -> Moment:
     keeps = f is torch.mul and noisy.mean.shape == mean.shape
     after = linear_map(tape, noisy, lambda _: mean, lambda t: g(t, fixed),
                        lambda t: g(t, other * other), keeps=keeps)  # fmt: skip
-    return replace(after, known=after.known or (noisy.known and f is torch.mul))
+    return after.with_(known=after.known or (noisy.known and f is torch.mul))
 
 
 def weighted(tape: Tape, call: Call) -> Any:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -87,11 +88,11 @@ class Carried:
             return self.output.variance
         return self.tape.sources.variances(self.tangent)
 
-    def parts(self, keep: Any = None) -> tuple[Tensor, Tensor]:
+    def parts(self) -> tuple[Tensor, Tensor]:
         """Return the variance of each output, and how much of it linear maps leave out."""
         if self.output.known:
             return self.output.variance, torch.zeros_like(self.output.variance)
-        return self.tape.sources.parts(self.tangent, keep)
+        return self.tape.sources.parts(self.tangent)
 
     def covariances(self) -> Tensor:
         """Return the covariances of each row's outputs, (rows, outputs, outputs)."""
@@ -279,11 +280,15 @@ def remembered(model: nn.Module, output: Output, what: Any, ask: Callable[[], An
 
 
 def _settings(module: nn.Module) -> list[Any]:
-    told = [type(module), *module._modules.keys()]
-    for name, value in vars(module).items():
-        if name[0] != "_" and name != "training" and isinstance(value, (bool, int, float, str)):
-            told.append(value)
+    told, own = [type(module), *module._modules.keys()], vars(module)
+    told += [*own.get("_forward_hooks", ()), *own.get("_forward_pre_hooks", ())]
+    for name, value in own.items():
+        if name[0] != "_" and name != "training" and isinstance(value, _TELLING):
+            told.append(value if type(value) is not FunctionType else id(value))
     return told
+
+
+_TELLING = (bool, int, float, str, FunctionType)
 
 
 _answers: WeakKeyDictionary[nn.Module, tuple[Any, dict[Any, Any]]] = WeakKeyDictionary()

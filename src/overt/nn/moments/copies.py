@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from overt.nn.moments.balance import Balance
 from overt.nn.moments.carry import Output, carry, own, picked, plain_output
 from overt.nn.recording import operations
 from overt.nn.recording.generators import (
@@ -19,6 +20,9 @@ from overt.nn.recording.generators import (
 from overt.nn.recording.modes import unwrapped
 from overt.nn.recording.watching import called, mapped, tensors
 
+MANY = 512
+"""Numbers that rows share whose effect a few passes show."""
+
 
 def rows_of(x: Any) -> int | None:
     """Return the number of rows, None if the tensors do not agree on it."""
@@ -28,8 +32,8 @@ def rows_of(x: Any) -> int | None:
 
 
 def copied(x: Any, copies: int) -> Any:
-    """Return each row so many times."""
-    return x if copies == 1 else mapped(x, lambda t: t.repeat_interleave(copies, 0))
+    """Return all rows so many times."""
+    return x if copies == 1 else mapped(x, lambda t: torch.cat([t] * copies))
 
 
 def rows_apart(model: nn.Module, x: Any, output: Output) -> bool:
@@ -57,54 +61,107 @@ def rows_apart(model: nn.Module, x: Any, output: Output) -> bool:
             twice, more = (plain_output(model, given, output) for given in (copied(x, 2), others))
     except Exception:  # a model that wants its number of rows
         return False
-    pairs = (twice, plain.repeat_interleave(2, 0)), (more[:rows], plain)
+    pairs = (twice, torch.cat([plain, plain])), (more[:rows], plain)
     close = 64 * torch.finfo(plain.dtype).eps * (1 + float(plain.abs().max()))
     return all(a.shape == b.shape and bool(((a - b).abs() <= close).all()) for a, b in pairs)
 
 
-def draws_apart(model: nn.Module, x: Any, output: Output) -> bool:
-    """Whether all that is drawn is seen, and twice as many numbers are for twice as many rows."""
-    found = []
+def draws_apart(model: nn.Module, x: Any, output: Output) -> bool | None:
+    """Whether all that is drawn is seen, and twice as many numbers are for twice as many rows.
+
+    Numbers between 0 and 1 that rows share do not count where the outputs are the same at both
+    ends, as where layers are dropped with probability 0. None if what rows share is many numbers,
+    whose effect a few passes show; that of a coin may be rare.
+    """
+    found: list[list[Any]] = []
     for given in (x, copied(x, 2)):
-        notes: list[list[int]] = []
         moved = [False]
 
-        def run(given: Any = given, notes: Any = notes, moved: Any = moved) -> list[Tensor]:
-            notes.clear()
-            start, noting = other_states(), _Noting(notes)
+        def run(given: Any = given, moved: Any = moved) -> list[Tensor]:
+            start, noting = other_states(), _Noting()
             with noting:
                 y = _outputs(model, given, output)
             moved[0] |= other_states() != start or not noting.complete
+            found.append(noting.notes)
             return [y]
 
         if repeated(model, run, 2)[1] or moved[0]:
             return False
-        found.append(notes)
-    one, two = found
-    return len(one) == len(two) and all(
-        [2 * n for n in a] == b for a, b in zip(one, two, strict=True)
-    )
+    one, two = found[1], found[3]
+    if len(one) != len(two):
+        return False
+    pairs = [(name, a, b) for (name, a), (_, b) in zip(one, two, strict=True)]
+    shared = [i for i, (_, a, b) in enumerate(pairs) if [2 * n for n in a] != b]
+    coins = [i for i in shared if max(pairs[i][1]) < MANY]
+    ends = [0.0, 1.0 - 1e-6]
+
+    def at_an_end() -> list[Tensor]:
+        with _Noting(dict.fromkeys(coins, ends.pop())):
+            return [_outputs(model, x, output)]
+
+    if coins and (any(pairs[i][0] != "rand" for i in coins) or repeated(model, at_an_end, 2)[1]):
+        return False
+    return None if len(shared) > len(coins) else True
+
+
+def balanced(model: nn.Module, x: Any, output: Output) -> Balance:
+    """Return what balances draws among copies, where it is shown how draws belong to copies.
+
+    A draw counts whose first axis grows with the copies, and if a copy's outputs stay the same when
+    others exchange what they draw.
+    """
+    rows, balance = rows_of(x) or 1, Balance(used=None)
+
+    def shapes(copies: int) -> list[Any]:
+        balance.begin(copies, copies)
+        with balance:
+            _outputs(model, copied(x, copies), output)
+        return balance.seen
+
+    def first() -> list[Tensor]:
+        balance.swapped = not balance.swapped
+        balance.begin(3, 3)
+        with balance:
+            return [_outputs(model, copied(x, 3), output)[:rows]]
+
+    try:
+        with own_generators():
+            few, many = shapes(3), shapes(5)
+        if len(few) == len(many):
+            balance.forms = [
+                (a[0] // 3, *a[1:]) if a and b and 5 * a[0] == 3 * b[0] and a[1:] == b[1:] else None
+                for a, b in zip(few, many, strict=True)
+            ]
+        if repeated(model, first, 2)[1]:
+            balance.forms = ()
+    except Exception:  # a model that wants its number of rows
+        balance.forms = ()
+    balance.used, balance.swapped = balance.called, None
+    return balance
 
 
 class _Noting(TorchFunctionMode):  # type: ignore[misc]
-    """Notes how many numbers come out of calls that draw."""
+    """Notes how many numbers come out of calls that draw; those of some calls are fixed."""
 
-    def __init__(self, notes: list[list[int]]) -> None:
+    def __init__(self, fixed: dict[int, float] | None = None) -> None:
         super().__init__()
-        self._notes, self._state, self._seen = notes, generator_state(), True
+        self.notes: list[tuple[str, list[int]]] = []
+        self._fixed, self._state, self._seen = fixed or {}, generator_state(), True
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        values = operations.kind(operations.canonical(func)[0]).values
-        if values not in ("random", "attention", "unknown"):
+        name = operations.canonical(func)[0]
+        if operations.kind(name).values not in ("random", "attention", "unknown"):
             return func(*args, **(kwargs or {}))
         self._seen &= generator_state() == self._state
         result = func(*args, **(kwargs or {}))
         if (state := generator_state()) != self._state:
             self._state = state
             mixes = func in (torch.randperm,)  # rows among each other
-            self._notes.append([1 if mixes else t.numel() for t in tensors(result)] or [1])
+            if len(self.notes) in self._fixed:
+                result.fill_(self._fixed[len(self.notes)])
+            self.notes.append((name, [1 if mixes else t.numel() for t in tensors(result)] or [1]))
         return result
 
     @property

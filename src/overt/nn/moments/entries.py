@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 Function = Callable[[Tensor], Tensor]
 ONE_SIDED = frozenset(("sqrt", "rsqrt", "log", "log2", "log10", "reciprocal", "rdiv", "xlogy"))
@@ -113,7 +114,14 @@ class Bent(torch.autograd.Function):  # type: ignore[misc]
 
         `alone` says that f takes entries of any shape.
         """
+        ctx.f, ctx.alone = f, alone
         tiny = torch.finfo(v.dtype).tiny ** 0.5
+        if f is functional.gelu:
+            value, slope, curve, rest, rise = _gelu(m, v, tiny)
+            ctx.save_for_backward(m, v, slope, curve, rise)
+            spread = torch.addcmul(rest * rest, slope * slope, v)
+            ctx.mark_non_differentiable(spread)
+            return value, slope, spread, rest
         sd = v.clamp(min=tiny).sqrt_()
         if f is None:
             a = m / sd
@@ -127,15 +135,60 @@ class Bent(torch.autograd.Function):  # type: ignore[misc]
             value, slope, spread, curve, rise = _by_nodes(f, m, v, sd, alone)
         rest = torch.addcmul(spread, slope * slope, v, value=-1).clamp_(min=tiny).sqrt_()
         rise = rise.addcmul_(slope * curve, v, value=-2).div_(2 * rest)
-        ctx.save_for_backward(slope, curve, rise.masked_fill_(rest * rest <= 2 * tiny, 0.0))
+        rise.masked_fill_(rest * rest <= 2 * tiny, 0.0)
+        ctx.save_for_backward(m, v, slope, curve, rise)
         ctx.mark_non_differentiable(spread)
         return value, slope, spread, rest
 
     @staticmethod
     def backward(ctx: Any, *g: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradient in m."""
-        slope, curve, rise = ctx.saved_tensors
+        """Return the gradient in m, by operations that torch knows where that is differentiated."""
+        m, v, slope, curve, rise = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            found = _followed(m, v, ctx.f, ctx.alone)
+            return *torch.autograd.grad(found, m, (g[0], g[1], g[3]), create_graph=True), *[
+                None
+            ] * 3
         return (g[0] * slope).addcmul_(g[1], curve).addcmul_(g[3], rise), None, None, None
+
+
+def _followed(m: Tensor, v: Tensor, f: Function | None, alone: bool) -> tuple[Tensor, ...]:
+    """Return what `Bent` does but for the variance, made of operations with derivatives."""
+    if f is None:
+        value, slope, spread = relu_moments(m, v)
+    else:
+        value, slope, spread = moments_of(f, m, v, one_sided=False, stacked=alone)
+    tiny = torch.finfo(v.dtype).tiny ** 0.5
+    return value, slope, (spread - slope * slope * v).clamp(min=tiny).sqrt()
+
+
+def _gelu(m: Tensor, v: Tensor, tiny: float) -> tuple[Tensor, ...]:
+    """Return E f, E f', E f'', the deviation of the rest and its derivative, f(x) = x Phi(x).
+
+    With s^2 = 1 + v, c = 1 / s^2, a = m / s: E f = m Phi(a) + v phi(a) / s, and its derivatives in
+    m are those of f on average, f_k. The rest has variance v^2 f_2^2 / 2 + v^3 f_3^2 / 6 + ..., of
+    which three terms are taken.
+    """
+    c = (1 + v).reciprocal_()
+    r = c.sqrt()
+    a, cv = m * r, c * v
+    aa = a * a
+    Phi = torch.special.ndtr(a)
+    phi = aa.mul(-0.5).exp_().mul_((2 * math.pi) ** -0.5)
+    value = torch.addcmul(phi * v * r, m, Phi)
+    slope = torch.addcmul(Phi, a * phi, c)
+    # f_2 = phi r h_2, f_3 = -c phi h_3, f_4 = c r phi h_4, f_5 = c^2 phi h_5
+    h2 = 1 + c * (1 - aa)
+    h3 = torch.add(h2, c, alpha=2).mul_(a)
+    h4 = torch.addcmul(aa - 1, c, (6 - aa).mul_(aa).sub_(3))
+    h5 = torch.addcmul(3 - aa, c, (aa - 10).mul_(aa).add_(15)).mul_(a)
+    curve = phi * r * h2
+    inner = torch.addcmul(h2 * h2 * 3, cv, h3 * h3).addcmul_(cv * cv / 4, h4 * h4)
+    w = (v * cv).mul_(phi).mul_(phi).div_(6)  # the variance is w times what stands inside
+    rest = (w * inner).clamp_(min=tiny).sqrt_()
+    steep = (h2 * h3 * -3).addcmul_(cv, h3 * h4, value=-1).addcmul_(cv * cv / 4, h4 * h5)
+    rise = (w * r * steep).div_(rest).masked_fill_(rest * rest <= 2 * tiny, 0.0)
+    return value, slope, curve, rest, rise
 
 
 def _by_nodes(f: Function, m: Tensor, v: Tensor, sd: Tensor, alone: bool) -> tuple[Tensor, ...]:
@@ -174,3 +227,10 @@ def _derivative(f: Function, m: Tensor) -> Tensor:
         x = m if create and m.requires_grad else m.detach().requires_grad_()
         (slope,) = torch.autograd.grad(f(x).sum(), x, create_graph=create)
     return slope
+
+
+def signs(like: Tensor) -> Tensor:
+    """Return independent signs, eight to a random number."""
+    words = torch.empty(like.numel() // 8 + 1, dtype=torch.int64, device=like.device).random_()
+    bits = words.view(torch.int8)[: like.numel()].reshape(like.shape).bitwise_and_(2)
+    return bits.sub_(1).to(like.dtype)

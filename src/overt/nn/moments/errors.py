@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from overt.nn.moments.carry import Carried, Output, plain_output
-from overt.nn.moments.control import Control
 from overt.nn.moments.result import LEVEL, Moments
 from overt.nn.moments.samples import Samples
 
@@ -21,13 +20,12 @@ DOUBT = 0.2
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What carrying gives: moments and a control, None where there are none.
+    """What carrying gives: moments, None where there are none.
 
     `drawn` names the noises that call for samples, `one` is the pass itself if it was not replayed.
     """
 
     moments: Moments | None
-    control: Control | None
     noises: tuple[str, ...]
     drawn: tuple[str, ...]
     linearized: tuple[str, ...]
@@ -35,24 +33,21 @@ class Found:
 
     def apart(self) -> tuple[list[Tensor], Callable[[list[Tensor]], Found]] | None:
         """Return all tensors, and a function that makes the same of others."""
-        m, control = self.moments, self.control
-        if m is None or control is None:
+        m = self.moments
+        if m is None:
             return None
-        kept = [m.mean, m.variance, m.mean_error, m.std_error, *control.tensors]
 
         def build(values: list[Tensor]) -> Found:
             names = ("mean", "variance", "mean_error", "std_error")
-            moments = replace(blank, **dict(zip(names, values[:4], strict=True)))
-            return replace(light, moments=moments, control=form.filled(values[4:]))
+            return replace(light, moments=replace(blank, **dict(zip(names, values, strict=True))))
 
         # No tensor of this answer is held on to.
         blank = replace(m, mean=None, variance=None, mean_error=None, std_error=None)
-        light = replace(self, moments=None, control=None, one=None)
-        form = control.filled([t.new_empty(0) for t in kept[4:]])
-        return kept, build
+        light = replace(self, moments=None, one=None)
+        return [m.mean, m.variance, m.mean_error, m.std_error], build
 
 
-def judged(model: nn.Module, x: Any, output: Output, one: Carried, control: Control) -> Moments:
+def judged(model: nn.Module, x: Any, output: Output, one: Carried) -> Moments:
     """Return what was carried, and how far off it may be.
 
     The error grows with what non-linear functions do: the part of the variance that linear maps
@@ -61,7 +56,7 @@ def judged(model: nn.Module, x: Any, output: Output, one: Carried, control: Cont
     mean, exact, grad = one.output.mean, one.output.exact, torch.is_grad_enabled()
     noises, linearized = one.noises, tuple(one.tape.linearized)
     with torch.inference_mode(False), torch.set_grad_enabled(grad):
-        variance, rest = one.parts(None if exact else control.keep)
+        variance, rest = one.parts()
         v, rest, m = variance.detach(), rest.detach(), mean.detach()
         sd = v.clamp(min=0).sqrt()
         rounding = 8 * torch.finfo(m.dtype).eps * (m.abs() + sd)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from overt.nn.layers.base import UnitNoise
+from overt.nn.layers.base import RatedNoise, UnitNoise
 from overt.nn.layers.dropconnect import DropConnectConv2d
 from overt.nn.moments.bilinear import linear_map
 from overt.nn.moments.noises import multiplied
@@ -27,8 +27,7 @@ def layer(tape: Tape, call: Call) -> Any:
         shape = tuple(x.mean.shape)
         out = multiplied(tape, x, module.mask_covariance(shape), name,
                          lambda: module._multiplied(torch.ones_like(x.mean)))  # fmt: skip
-        plain = getattr(module, "shared_axes", None) == () and hasattr(module, "drop_prob")
-        if plain and not x.noises and out.noises and out.independent:
+        if isinstance(module, RatedNoise) and not x.noises and out.noises and out.independent:
             out = replace(out, dropped=(x.mean, module.drop_prob))
         return tape.put(out)
     return tape.put(_connected(tape, module, x, name))

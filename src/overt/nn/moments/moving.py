@@ -14,7 +14,7 @@ from torch.nn import functional
 from overt.nn.moments.bilinear import added, linear_map, product, scaled
 from overt.nn.moments.local import noises_of, unknown, with_first
 from overt.nn.moments.tape import Moment, Tangent, Tape, Uncarried
-from overt.nn.recording.watching import Call
+from overt.nn.recording.watching import PLAIN, Call
 
 # Selections that give out no entry twice, so that independent entries stay so.
 _ONCE = frozenset(("select", "narrow", "unbind", "chunk", "split", "split_with_sizes",
@@ -26,7 +26,8 @@ _LIKE = frozenset(("view_as", "reshape_as", "expand_as", "type_as", "to"))
 def moved(tape: Tape, call: Call) -> Any:
     """Entries in another order, shape or format; the same for each part where there are several."""
     x = tape.get(call.args[0])
-    others = tape.noisy((call.args[1:], call.kwargs))
+    alone = not call.kwargs and PLAIN.issuperset(map(type, call.args[1:]))
+    others = [] if alone else tape.noisy((call.args[1:], call.kwargs))
     if others and call.name not in _LIKE:
         if call.name in ("getitem", "index_select", "gather"):
             raise Uncarried(noises_of(tape, call), call.name)
@@ -40,19 +41,19 @@ def moved(tape: Tape, call: Call) -> Any:
     variance = with_first(tape, zeroed, x.variance)
     keeps = x.independent and (call.kind.values == "move" or _once(call))
     passes = call.kind.units == "pass"
-    changed = replace(x, independent=keeps, dropped=x.dropped if passes else None,
+    changed = x.with_(independent=keeps, dropped=x.dropped if passes else None,
                       law=x.law if passes else None)  # fmt: skip
     if isinstance(mean, Tensor):
         cut = call.name in ("detach", "data")  # from parameters, not from noise
         tangent = x.tangent if cut else tape.later(lambda: with_first(tape, zeroed, x.tangent()))
-        return replace(changed, mean=mean, variance=variance, tangent=tangent)
+        return changed.with_(mean=mean, variance=variance, tangent=tangent)
 
     def part(i: int) -> Tangent:
         return tape.later(lambda: with_first(tape, zeroed, x.tangent())[i])
 
     parts = zip(mean, variance, strict=True)
     return type(mean)(
-        replace(changed, mean=m, variance=v, tangent=part(i)) for i, (m, v) in enumerate(parts)
+        changed.with_(mean=m, variance=v, tangent=part(i)) for i, (m, v) in enumerate(parts)
     )
 
 

@@ -9,24 +9,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from overt.nn.layers.mask_covariance import MaskCovariance
-from overt.nn.moments.adjoint import Origin
 from overt.nn.moments.bilinear import product, scaled
 from overt.nn.moments.distributions import MOMENTS
-from overt.nn.moments.entries import leaky_relu_moments, relu_moments
-from overt.nn.moments.tape import Law, Moment, Tape, Uncarried, signs
+from overt.nn.moments.entries import leaky_relu_moments, relu_moments, signs
+from overt.nn.moments.tape import Law, Moment, Tape, Uncarried
 from overt.nn.recording.watching import Call
 
 FEW = 16
 """Factors to a row that, each shared by many entries, count as few."""
 
-_ALPHA = -1.7580993408473766
+ALPHA = -1.7580993408473766
 """What alpha dropout sets dropped units to: -scale alpha of SELU."""
 
 
@@ -49,8 +47,6 @@ def random(tape: Tape, call: Call) -> Any:
     if state == "off" or (state == "carried" and not tape.probe):
         torch.set_rng_state(before)
     mean, variance, cdf = moments(call)
-    number = tape.numbered(value.detach().clone() if state == "drawn" else None)
-    by = Origin(number, mean, variance) if mean.numel() == variance.numel() == 1 else None
     mean, variance = (t.to(value).expand(value.shape) for t in (mean, variance))
     if state != "carried":
         moment = tape.certain(value if state == "drawn" else mean.contiguous())
@@ -58,8 +54,8 @@ def random(tape: Tape, call: Call) -> Any:
     if value.numel() <= max([1, *value.shape[:1]]):
         tape.coarse[name] = None
     draw = value.detach().clone()
-    tangent = tape.later(lambda: draw - mean if tape.probe else tape.source(variance, by=by))
-    law = None if cdf is None else Law(cdf, by, tuple(value.shape))
+    tangent = tape.later(lambda: draw - mean if tape.probe else tape.source(variance))
+    law = None if cdf is None else Law(cdf)
     moment = Moment(mean, variance, tangent, frozenset({name}), law=law)
     return tape.put(moment, value if call.inplace else None)
 
@@ -77,17 +73,14 @@ def drawn(tape: Tape, call: Call, name: str) -> Any:
     return call.run()
 
 
-def coin(
-    tape: Tape, x: Moment, prob: float, toss: Callable[[Tensor], Tensor], handle: Tensor | None
-) -> Tensor:
+def coin(tape: Tape, x: Moment, prob: float, handle: Tensor | None) -> Tensor:
     """Return coins that are 1 with a probability, in the place of draws that they are made of."""
-    by = None if x.law is None else x.law.coin(prob, toss, x.mean.shape)
     mean, variance = (torch.full_like(x.mean, p) for p in (prob, prob * (1 - prob)))
 
     def tangent() -> Tensor:
         if tape.probe:
             return torch.empty_like(mean).bernoulli_(prob) - mean
-        return tape.source(variance, by=by)
+        return tape.source(variance)
 
     return tape.put(Moment(mean, variance, tape.later(tangent), x.noises), handle)
 
@@ -98,7 +91,6 @@ def multiplied(
     """x o m, m a mask of mean 1: Cov = S + Gamma o (S + E[x] E[x]'), S = Cov(x)."""
     state = tape.state(name)
     z = draw() if state == "drawn" else None
-    number = tape.numbered(z)
     if state != "carried":
         if z is not None and not x.noises:
             return tape.certain(x.mean * z)
@@ -119,9 +111,9 @@ def multiplied(
             t = x.tangent()
             return torch.addcmul(t, t + m, away) if x.noises else m * away
         if law.independent:
-            own = tape.source(added, by=Origin(number, 1.0, c, m))
+            own = tape.source(added)
             return x.tangent() + own if x.noises else own
-        own = fixed * tape.masks(law, m, Origin(number, 1.0, c))
+        own = fixed * tape.masks(law, m)
         if not x.noises:
             return own
         both = tape.source(c * v) if S is None else tape.dense(law.dense(m) * S, m.shape)
@@ -154,34 +146,26 @@ def _dropped(tape: Tape, call: Call, name: str) -> Any:
     if "alpha" not in call.name:
         out = multiplied(tape, x, law, name, draw)
         if law.independent and not x.noises and out.noises:
-            out = replace(out, dropped=(x.mean, p))
+            out = out.with_(dropped=(x.mean, p))
         return tape.put(out, to)
     if tape.state(name) == "off":
         return handle
-    a = ((1 - p) * (1 + p * _ALPHA**2)) ** -0.5
-    masked = multiplied(tape, scaled(tape, x, 1.0, -_ALPHA), law, name, draw)
-    return tape.put(scaled(tape, masked, a * (1 - p), a * _ALPHA * (1 - p)), to)
+    a = ((1 - p) * (1 + p * ALPHA**2)) ** -0.5
+    masked = multiplied(tape, scaled(tape, x, 1.0, -ALPHA), law, name, draw)
+    return tape.put(scaled(tape, masked, a * (1 - p), a * ALPHA * (1 - p)), to)
 
 
 def coins(like: Tensor, prob: float) -> Tensor:
     """Return independent numbers that are 1 with a probability, to 2^-17, else 0.
 
-    Sixteen bits of a random word decide on one, which is four times faster than torch's own way.
+    Sixteen bits of a random word decide on one, four times faster than torch, unless one is rare.
     """
-    if like.device.type not in ("cpu", "cuda"):
+    if like.device.type not in ("cpu", "cuda") or min(prob, 1 - prob) < 2**-7:
         return torch.empty_like(like).bernoulli_(prob)
     n = like.numel()
     words = torch.empty(n // 4 + 1, dtype=torch.int64, device=like.device).random_(-(2**63), None)
     limit = round(prob * 2**16) - 2**15
     return (words.view(torch.int16)[:n] < limit).reshape(like.shape).to(like.dtype)
-
-
-def masks(call: Call) -> Tensor | None:
-    """Return what a call of plain dropout multiplies its input by, None if it is by no such."""
-    x, p = call.argument(0, "input"), float(call.argument(1, "p", 0.5))
-    if call.training is False or not 0 < p < 1 or not x.is_floating_point():
-        return None
-    return coins(x, 1 - p).div_(1 - p)
 
 
 def _shared(name: str, x: Tensor) -> tuple[int, ...]:

@@ -19,9 +19,10 @@ from overt.nn.moments.entries import (
     leaky_relu_moments,
     moments_of,
     relu_moments,
+    signs,
 )
 from overt.nn.moments.local import unknown, with_first
-from overt.nn.moments.tape import Moment, Tape, signs
+from overt.nn.moments.tape import Moment, Tape
 from overt.nn.recording.watching import Call, tensors
 
 
@@ -36,6 +37,8 @@ def entrywise(tape: Tape, call: Call) -> Any:
     power = call.args[1] if call.name == "pow" else 1
     one_sided = not (isinstance(power, int) and power > 0)
     name = "rsqrt" if one_sided else call.name
+    if call.kwargs.get("approximate", "none") != "none":
+        name = f"{name} by another formula"
     alone = not any(True for _ in tensors((call.args[1:], call.kwargs)))
     return of_entries(tape, x, lambda z: with_first(tape, call, z), name, alone=alone)
 
@@ -47,7 +50,7 @@ def of_entries(
     if x.dropped is not None:
         return _of_dropped(tape, x, *x.dropped, f)
     if tape.probe and tape.differentiable and name not in ONE_SIDED:
-        given = None if name == "relu" else f
+        given = {"relu": None, "gelu": functional.gelu}.get(name, f)
         return _bent(tape, x, *Bent.apply(x.mean, x.variance, given, alone))
     if name == "relu":
         return _bent(tape, x, *relu_moments(x.mean, x.variance))
@@ -88,7 +91,7 @@ def _bent(
         rest = (variance - slope * slope * x.variance).clamp(min=0)
         return tape.fixed(slope) * x.tangent() + tape.source(rest, rest=True)
 
-    return replace(x, mean=value, variance=variance, tangent=tape.later(tangent), exact=False,
+    return x.with_(mean=value, variance=variance, tangent=tape.later(tangent), exact=False,
                    known=False, dropped=None, law=None)  # fmt: skip
 
 
@@ -101,11 +104,14 @@ def softmax(tape: Tape, call: Call) -> Any:
         m, sign = -m, -1.0
     p = torch.softmax(m, dim)
     finite = torch.isfinite(m)
-    v = torch.where(finite, v, 0.0)
+    whole = tape.probe and bool(finite.all())  # elsewhere nothing is read
+    v = v if whole else torch.where(finite, v, 0.0)
     pv, p2v = (p * v).sum(dim, keepdim=True), (p * p * v).sum(dim, keepdim=True)
 
     def tangent() -> Tensor:
-        q, t = tape.fixed(p), torch.where(finite, sign * x.tangent().to(dtype), 0.0)
+        q, t = tape.fixed(p), x.tangent().to(dtype)
+        t = t if sign == 1 else sign * t
+        t = t if whole else torch.where(finite, t, 0.0)
         away = t - (q * t).sum(dim, keepdim=True)
         return away if call.name == "log_softmax" else q * away
 
@@ -115,7 +121,7 @@ def softmax(tape: Tape, call: Call) -> Any:
     else:
         mean = p + p * (single - pv + 2 * p2v) / 2
         variance = tape.spread(lambda v: p * p * (v + p2v), single)
-    return replace(x, mean=mean, variance=variance.clamp(min=0), tangent=tape.later(tangent),
+    return x.with_(mean=mean, variance=variance.clamp(min=0), tangent=tape.later(tangent),
                    exact=False, known=False, independent=False, dropped=None, law=None)  # fmt: skip
 
 
@@ -177,7 +183,7 @@ def _standardized(
         return found.clamp(min=0) * (r * r)
 
     variance = tape.spread(spread, v)
-    return replace(x, mean=u, variance=variance, tangent=tape.later(tangent), exact=False,
+    return x.with_(mean=u, variance=variance, tangent=tape.later(tangent), exact=False,
                    known=False, independent=False, dropped=None, law=None)  # fmt: skip
 
 
@@ -194,8 +200,8 @@ def _batch_norm(tape: Tape, call: Call, x: Moment) -> Moment:
     W = given.get("weight")
     scale = (scale if W is None else scale * W).reshape(column)
     mean = with_first(tape, call, x.mean)
-    after = replace(scaled(tape, x, scale), mean=mean)
-    return replace(after, exact=False, known=False) if trained else after
+    after = scaled(tape, x, scale).with_(mean=mean)
+    return after.with_(exact=False, known=False) if trained else after
 
 
 def drops(call: Call) -> bool:
@@ -206,9 +212,31 @@ def drops(call: Call) -> bool:
 
 def opened(tape: Tape, call: Call) -> Any:
     """Attention, part by part."""
+    given = call.named()
     if call.name == "scaled_dot_product_attention":
-        return call.again(lambda: attention(**call.named()))
+        return call.again(lambda: attention(**given))
+    query = given.get("query")
+    plain = isinstance(query, Tensor) and query.ndim == 3 and given.get("need_weights") is False
+    plain = plain and query is given.get("key") is given.get("value")
+    if plain and all(given.get(name, usual) is usual for name, usual in _USUAL.items()):
+        return call.again(lambda: _to_itself(given))
     return call.again(lambda: _unchecked(call.function)(*call.args, **call.kwargs))
+
+
+_USUAL = {"key_padding_mask": None, "attn_mask": None, "bias_k": None,
+          "bias_v": None, "add_zero_attn": False, "use_separate_proj_weight": False,
+          "static_k": None, "static_v": None, "is_causal": False}  # fmt: skip
+
+
+def _to_itself(given: dict[str, Any]) -> tuple[Tensor, None]:
+    """Return what `multi_head_attention_forward` does in its plainest case, in fewer calls."""
+    x, dropout_p = given["query"], given["dropout_p"] if given.get("training", True) else 0.0
+    packed = functional.linear(x, given["in_proj_weight"], given["in_proj_bias"])
+    packed = packed.unflatten(-1, (3, given["num_heads"], -1))  # (places, rows, 3, heads, features)
+    q, k, v = packed.permute(2, 1, 3, 0, 4).unbind(0)
+    out = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p)
+    out = out.permute(2, 0, 1, 3).reshape(x.shape)
+    return functional.linear(out, given["out_proj_weight"], given["out_proj_bias"]), None
 
 
 def attention(
@@ -220,7 +248,7 @@ def attention(
     if enable_gqa:
         key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
         value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
-    scores = query @ key.transpose(-2, -1) * (scale or 1 / math.sqrt(query.size(-1)))
+    scores = query @ key.transpose(-2, -1) * (query.size(-1) ** -0.5 if scale is None else scale)
     if is_causal:
         shape = (query.size(-2), key.size(-2))
         keep = torch.ones(shape, dtype=torch.bool, device=query.device).tril()

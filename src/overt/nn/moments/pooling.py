@@ -27,7 +27,7 @@ def pooled(tape: Tape, call: Call) -> Any:
         return replace(x, mean=mean, variance=variance, tangent=own, dropped=None)
     m, v = shape.cut(x.mean), shape.cut(x.variance)
     if any(shape.padding):  # lower than all else
-        low = x.mean.amin() - 10 * (x.mean.amax() - x.mean.amin() + x.variance.amax().sqrt())
+        low = -10 * (x.mean.abs().amax() + x.variance.amax().sqrt())
         m = torch.where(shape.cut(torch.ones_like(x.mean)) > 0, m, low)
     mean, slopes, variance = largest_moments(m, v)
 

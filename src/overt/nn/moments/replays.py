@@ -168,6 +168,10 @@ def _noted(model: nn.Module, x: Any, output: Any) -> tuple[Any, dict[int, Tensor
     return (mode.notes, mode.place(result)), mode.outside
 
 
+def _buffers(model: nn.Module) -> list[Tensor]:
+    return [b for part in parts(model) for b in part._buffers.values() if b is not None]
+
+
 class _Noting(TorchFunctionMode):  # type: ignore[misc]
     """Notes the calls of a pass: tensors from outside by their ids, those made on the way by ()."""
 
@@ -176,12 +180,12 @@ class _Noting(TorchFunctionMode):  # type: ignore[misc]
         self.notes: list[Any] = []
         self.outside: dict[int, Tensor] = {}
         self._made = {id(t): (t, -1) for t in tensors(given)}
-        self._buffers = list(model.buffers())
+        self._buffers = _buffers(model)
         self.lent: dict[int, Tensor] = {}
 
     def lend(self, model: nn.Module) -> None:
         """Note which buffers stand for which while the model is in another mode."""
-        self.lent = dict(zip(map(id, model.buffers()), self._buffers, strict=True))
+        self.lent = dict(zip(map(id, _buffers(model)), self._buffers, strict=True))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

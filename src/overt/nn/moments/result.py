@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from overt._plain import as_numpy
 from overt.results import Result
@@ -41,15 +42,15 @@ class Moments(Result):
         of 100 outputs the true value is no farther away. None with covariances that were sampled.
     """
 
-    mean: Any
-    variance: Any
+    mean: Tensor
+    variance: Tensor
     exact: bool
     carried: tuple[str, ...] = ()
     drawn: tuple[str, ...] = ()
     linearized: tuple[str, ...] = ()
     draws: int = 0
-    mean_error: Any = None
-    std_error: Any = None
+    mean_error: Tensor | Any = None
+    std_error: Tensor | Any = None
     checks: int = 0
 
     @property
@@ -64,7 +65,7 @@ class Moments(Result):
         """Standard deviations."""
         variance = self.variance
         if variance.shape != self.mean.shape:
-            variance = variance.diagonal(dim1=-2, dim2=-1).reshape(self.mean.shape)
+            variance = variance.diagonal(0, -2, -1).reshape(self.mean.shape)
         return variance.clip(min=0) ** 0.5
 
     @property

@@ -44,8 +44,9 @@ def apply(tape: Tape, call: Call) -> Any:
         return call.run()
     if not noisy:
         args, kwargs = tape.mean(call.args), tape.mean(call.kwargs)
-        call = replace(call, args=args, kwargs=kwargs)
-        return _certain(tape, call) if values == "unknown" else call.run()
+        if values == "unknown":
+            return _certain(tape, replace(call, args=args, kwargs=kwargs))
+        return call.function(*args, **kwargs)
     if tape.differentiable and not torch.is_grad_enabled() and _own_backward():
         raise Uncarried(noises_of(tape, call), call.name)
     rule = _RULES.get(call.name) or _BY_VALUES.get(values, unknown)
@@ -146,9 +147,7 @@ _ADDED = {"addmm": ("input", "mat1", "mat2"), "baddbmm": ("input", "batch1", "ba
 
 
 def _averaged(tape: Tape, call: Call) -> Any:
-    x = tape.get(call.args[0])
-    if x is None:
-        return unknown(tape, call)
+    x = tape.of(call.args[0])
     return averaged(tape, x, call, lambda value: with_first(tape, call, value))
 
 
@@ -165,15 +164,13 @@ def _compared(tape: Tape, call: Call) -> Any:
         bound = float(bound)
     if call.name == "floor" and x.law.below(0.0) == 0 and x.law.below(2.0) == 1:
         handle = call.args[0] if call.inplace else None
-        return noises.coin(tape, x, 1 - x.law.below(1.0), torch.floor, handle)
+        return noises.coin(tape, x, 1 - x.law.below(1.0), handle)
     if call.name in ("gt", "ge", "lt", "le") and isinstance(bound, (int, float)):
-        limit = float(bound)
-        below = x.law.below(limit)
+        below = x.law.below(float(bound))
         handle = torch.zeros(x.mean.shape, dtype=torch.bool, device=x.mean.device)
         if below in (0.0, 1.0):  # as where layers are dropped with probability 0
             return torch.full_like(handle, (below == 1.0) != (call.name[0] == "g"))
-        prob, compare = 1 - below if call.name[0] == "g" else below, getattr(torch, call.name)
-        return noises.coin(tape, x, prob, lambda draw: compare(draw, limit), handle)
+        return noises.coin(tape, x, 1 - below if call.name[0] == "g" else below, handle)
     raise Uncarried(noises_of(tape, call), call.name)
 
 

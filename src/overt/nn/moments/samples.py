@@ -1,261 +1,223 @@
 """Sampled outputs of a model, many copies of its inputs to a pass.
 
 Rows of a batch may share draws (noise on weights, a coin that decides what runs), so that copies in
-one pass need not be independent. With g passes of c copies, W the variance within passes and B that
-of the passes' means, W (1 - 1 / c) + B is unbiased either way. A control takes from the outputs
-what a linear network makes of the same draws.
+one pass need not be independent, and where they do not, draws are balanced among groups of them.
+With c copies to a group, W the variance within groups and B that of the groups' means,
+W (1 - 1 / c) + B is unbiased either way.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.overrides import has_torch_function_unary
 
+from overt.nn.moments.balance import GROUPS, Balance
 from overt.nn.moments.carry import Output, own, picked, remembered
-from overt.nn.moments.control import Control
-from overt.nn.moments.copies import copied, draws_apart, rows_apart, rows_of
-from overt.nn.moments.noises import coins
-from overt.nn.moments.nonlinear import attention
+from overt.nn.moments.copies import balanced, copied, draws_apart, rows_apart, rows_of
 from overt.nn.moments.result import LEVEL, Moments
-from overt.nn.moments.tape import Uncarried
 from overt.nn.recording.modes import modes, unwrapped
 from overt.nn.recording.watching import called, tensors
 
-COPIES, ROWS, PASSES = 64, 512, 8
+COPIES, ROWS, PASSES = 80, 512, 8
 """The most copies of the inputs to a pass, rows to a pass, and the fewest passes that show whether
 copies are independent, where that is not known."""
 
 SMALL, TIMES = (2**16, 64), 8
 """Weights, and numbers in an input, of networks that take so many times more of both to a pass."""
 
-BLOCK = 32
+BLOCK = 40
 """Passes of one copy each that are summed up together."""
 
-FEW = 2**13
-"""Numbers below which torch's own dropout is quicker."""
+SHARED, APART, SHOWN = 2.0, 1.4, 20
+"""How many times more passes may vary than copies do before copies are given up, and up to what
+they count as independent, if a pass holds so many: no more than a fiftieth is shared then."""
 
-SHARED = 2.0
-"""How many times more passes may vary than copies do before copies are given up."""
-
-
-@contextmanager
-def quick_dropout() -> Iterator[None]:
-    """Let torch's dropout, also in attention, draw by `coins` where nothing else watches it."""
-    before = functional.dropout, functional.scaled_dot_product_attention
-
-    def dropout(
-        input: Tensor,  # noqa: A002
-        p: float = 0.5,
-        training: bool = True,
-        inplace: bool = False,
-    ) -> Tensor:
-        few = not training or not 0.001 < p < 0.999 or input.numel() < FEW
-        if few or has_torch_function_unary(input) or not input.is_floating_point():
-            return before[0](input, p, training, inplace)
-        mask = coins(input, 1 - p).mul_(1 / (1 - p))
-        return input.mul_(mask) if inplace else mask.mul_(input)
-
-    def attend(query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        drops = kwargs.get("dropout_p") or (args[3] if len(args) > 3 else 0.0)
-        watched = not drops or has_torch_function_unary(query)
-        return (before[1] if watched else attention)(query, *args, **kwargs)
-
-    functional.dropout, functional.scaled_dot_product_attention = dropout, attend
-    try:
-        yield
-    finally:
-        functional.dropout, functional.scaled_dot_product_attention = before
+TINY, DOUBT = float(np.finfo(float).tiny), 4.0
+"""The least number, and differences of groups that it is worth to assume balance does nothing."""
 
 
 class Samples:
-    """Sums over sampled outputs, in double precision; `draw` adds to them, `alone` without copies.
+    """Sums over sampled outputs, in double precision; `draw` adds to them.
 
+    `alone` is without copies, `quick` balances one group too, which does not show what that does.
     `mean` and `variance` are those of all samples so far, `n` is the number of independent samples
-    that they are worth, `kurtosis` that of a typical output, `copies` how many a pass holds.
+    that they are worth, `kurtosis` that of a typical output, `copies` how many a group holds.
     """
 
     def __init__(
-        self, model: nn.Module, x: Any, output: Output, *, covariance: bool,
-        control: Control | None = None, alone: bool = False,
+        self, model: nn.Module, x: Any, output: Output, *,
+        covariance: bool, alone: bool = False, quick: bool = False,
     ) -> None:  # fmt: skip
         self._model, self._x, self._output = model, x, output
-        self._covariance = covariance
-        self._control = control if control and control.useful else None
-        self.copies, self._dtype = 1, torch.float32
+        self._covariance, self._quick, self._even = covariance, quick, False
+        self.copies, self._like = 1, torch.empty(0)
         self._reset()
-        self._most: int | None = 1 if alone else None
-        self._sure, self._answers = False, dict[Any, Any]()
+        self._most = int(alone)
+        self._alone, self._sure, self._answers = alone, False, dict[Any, Any]()
+        self._balance = self._turns = Balance()
 
     def _reset(self) -> None:
-        self._passes = self.count = 0
-        self._mean = self._within = self._between = self._fourth = torch.zeros(())
-        self._known: Tensor | None = None
+        self._groups = self.count = 0
+        self._mean = self._within = self._between = self._fourth = np.zeros(())
 
     def draw(self, n: int, progress: Any = None) -> None:
-        """Sample n times (a little more if copies do not divide it), noise as it falls."""
-        with (torch.inference_mode(False), torch.no_grad(), modes(self._model, noise=True),
-              quick_dropout()):  # fmt: skip
-            if self._most is None:
+        """Sample n times (a little more if groups do not divide it), noise as it falls."""
+        with torch.inference_mode(False), torch.no_grad(), modes(self._model, noise=True):
+            if not self._most:
                 self._start()
-            end, copies = self.count + n, self._copies_for(n)
-            given = copied(self._x, copies)
-            while self.count < end:
-                block = min(BLOCK, end - self.count) if copies == 1 else 1
-                self._add(self._pairs(given, copies, block), copies, block)
+            if not self.count:
+                self.copies = self._group(n)
+            end, before, given = self.count + n, 1, self._x
+            while (left := end - self.count) > 0:
+                most = BLOCK if self._alone else self._most if self._sure else 1
+                count = self.copies * max(1, min(most, left + self.copies - 1) // self.copies)
+                if not self._alone and count != before:
+                    given, before = copied(self._x, count), count
+                self._add(self._in_turn(count) if self._alone else self._outputs(given, count))
                 if progress is not None:
-                    progress.advance(block * copies)
-                if copies > 1 and self._passes == PASSES and self._shared() > SHARED:
-                    copies, given, end = 1, self._x, n
-                    self._answers["shared"] = True
+                    progress.advance(left - end + self.count)
+                if not self._alone and self._groups == PASSES and self._shared() > SHARED:
+                    self._answers["shared"] = self._alone = True
                     self._reset()
+                    self.copies, end = self._group(n), n
+            seen = not self._alone and self.copies >= SHOWN and self._groups >= PASSES
+            if seen and self._shared() <= APART:
+                self._answers["apart"] = True
 
-    def _outputs(self, given: Any) -> Tensor:
-        return picked(called(unwrapped(self._model), own(given)), self._output)
+    def _outputs(self, given: Any, copies: int) -> Any:
+        """Return outputs, (copies, rows, ...)."""
+        with self._balance as balance:
+            balance.begin(copies, self.copies if self._even else 1)
+            y = picked(called(unwrapped(self._model), own(given)), self._output)
+        return self._numbers(y, copies)
 
-    def _pairs(self, given: Any, copies: int, block: int = 1) -> Tensor:
-        """Return outputs, and the control at their draws: (1 or 2, copies, rows, ...).
+    def _in_turn(self, passes: int) -> Any:
+        """Return outputs of passes of one copy each, members of groups in turn."""
+        found, model, groups = [], unwrapped(self._model), passes // self.copies
+        seeds = torch.randint(2**62, (groups,)).tolist()
+        with self._turns as balance:
+            for i in range(passes):
+                balance.take(i // groups, self.copies, seeds[i % groups])
+                found.append(picked(called(model, own(self._x)), self._output))
+        if passes >= PASSES:
+            balance.used = balance.called
+        return self._numbers(torch.cat(found), passes)
 
-        Passes of one copy stand in the place of copies.
-        """
-        found, control = list[Any](), self._control
-        try:
-            if control is not None:
-                how = self._output, copies
-                found = [control.sample(self._model, own(given), *how) for _ in range(block)]
-        except (RuntimeError, IndexError, Uncarried):  # draws that are not those that were carried
-            self._reset()
-            self._control = None
-            found = []
-        found = found or [[self._outputs(given)] for _ in range(block)]
-        self._dtype = found[0][0].dtype
-        y = torch.stack([torch.stack(parts).double() for parts in zip(*found, strict=True)])
-        if copies == 1:
-            return y
-        return y[:, 0].unflatten(1, (-1, copies)).transpose(1, 2)
+    def _numbers(self, y: Tensor, count: int) -> Any:
+        self._like = y[:0]
+        y = y.double().cpu().numpy()
+        return y.reshape(count, -1, *y.shape[1:])
 
     def _start(self) -> None:
         """Find out whether copies of the rows may be run together: without noise, first."""
-        self._rows, self._most = rows_of(self._x), 1
-        shapes, control = tuple(tuple(t.shape) for t in tensors(self._x)), self._control
-        given = self._model, self._x, self._output
-
+        self._rows, self._most = rows_of(self._x) or 0, 1
+        shapes = tuple(t.shape for t in tensors(self._x))
         answers = self._answers = remembered(self._model, self._output, shapes, dict)
 
-        def ask(what: Any) -> bool:
+        def ask(what: Any) -> Any:
             if what not in answers:
-                answers[what] = what(*given)
-            return bool(answers[what])
+                answers[what] = what(self._model, self._x, self._output)
+            return answers[what]
 
-        same = ask(rows_apart)
-        self._sure = same and ((control is not None and control.apart) or ask(draws_apart))
-        if same and self._rows == 1 and control is not None:
-            self._pairs(copied(self._x, 2), 2)  # shows whether copies share draws
-        shared = answers.get("shared") or (control is not None and control.shared)
-        if same and self._rows and not shared:
-            if "times" not in answers:
-                weights = sum(weight.numel() for weight in self._model.parameters())
-                numbers = sum(t.numel() for t in tensors(self._x)) / self._rows
-                answers["times"] = TIMES if weights <= SMALL[0] and numbers <= SMALL[1] else 1
-            self._most = max(1, answers["times"] * min(COPIES, ROWS // self._rows))
+        self._turns = answers.setdefault("turns", Balance(used=None))
+        self._alone = not self._rows or not ask(rows_apart) or "shared" in answers
+        apart = False if self._alone else ask(draws_apart)
+        self._alone = apart is False
+        if self._alone:
+            return
+        self._sure = apart or "apart" in answers
+        if self._sure:
+            self._balance = ask(balanced)
+        if "times" not in answers:
+            weights = sum(weight.numel() for weight in self._model.parameters())
+            numbers = sum(t.numel() for t in tensors(self._x)) / self._rows
+            answers["times"] = TIMES if weights <= SMALL[0] and numbers <= SMALL[1] else 1
+        self._most = max(1, answers["times"] * min(COPIES, ROWS // self._rows))
 
-    def _copies_for(self, n: int) -> int:
-        """Return how many copies to run together; 1 once passes differ more than copies do."""
-        most = min(self._most or 1, n if self._sure else n // PASSES)
-        most = 1 if self._shared() > SHARED else most
-        if self.count:
-            return self.copies if most > 1 and n >= self.copies else 1
-        return next(c for c in range(max(most, 1), 0, -1) if n % c == 0)
+    def _group(self, n: int) -> int:
+        """Return how many copies to a group, and note whether draws are balanced among them.
 
-    def _add(self, pairs: Tensor, copies: int, passes: int) -> None:
-        """Add the copies of one pass, or the outputs of several passes of one copy."""
-        if self.count and copies != self.copies:  # what came before was worth less: begin anew
-            self._reset()
-        self.copies, self.count = copies, self.count + passes * copies
-        self._passes, self._known = self._passes + passes, None
-        mean = pairs.mean(1, keepdim=True)
-        if self._passes == passes:
-            self._mean = mean[:, 0]
-        else:
-            before = mean[:, 0] - self._mean
-            self._mean = self._mean + before * (passes / self._passes)
-            step = mean - self._mean[:, None]
-            self._between = self._between + passes * self._squares(before[:, None], step)
-        away = pairs - mean
-        squares = self._squares(away, away)
-        if copies == 1:
-            self._between = self._between + squares
-        else:
-            self._within = self._within + squares
-        fourth = away[0] if self._passes == passes else pairs[0] - self._mean[0]
-        self._fourth = self._fourth + fourth.pow(4).sum(0)
+        Two groups at least show what balance leaves of the mean's variance.
+        """
+        self._alone |= not self._sure and n < 2 * PASSES
+        most = max(1, n if self._alone else min(self._most, n if self._sure else n // PASSES))
+        even = self._alone or (self._sure and bool(self._balance.forms))
+        sizes = (*GROUPS, *range(min(most, 64), GROUPS[-1] - 1, -1)) if even else ()
+        good = next((g for g in sizes if g <= most and n % g == 0 and n >= 2 * g), 0)
+        self._even = bool(good) or (self._quick and even and n == most)
+        most = 1 if self._alone and not self._even else most
+        return good or next(g for g in range(most, 0, -1) if n % g == 0)
 
-    def _squares(self, a: Tensor, b: Tensor) -> Tensor:
-        """Products of outputs' deviations; with those of the control, and the control's own."""
+    def _add(self, y: Any) -> None:
+        """Add the groups of a pass, or the outputs of several passes of one copy."""
+        groups, before = len(y) // self.copies, self._groups
+        self.count, self._groups = self.count + len(y), before + groups
+        y = y.reshape(self.copies, groups, *y.shape[1:])
+        means = np.add.reduce(y) / self.copies
+        mean = np.add.reduce(means) / groups
+        if self.copies > 1:
+            self._within = self._within + self._squares(y - means)
+        if groups > 1:
+            self._between = self._between + self._squares((means - mean)[None])
+        if before:
+            away = mean - self._mean
+            mean = self._mean + away * (groups / self._groups)
+            shares = groups * before / self._groups
+            self._between = self._between + shares * self._squares(away[None, None])
+        self._mean = mean
+        away = y - mean
+        away *= away
+        away *= away
+        self._fourth = self._fourth + np.add.reduce(away, (0, 1))
+
+    def _squares(self, away: Any) -> Any:
+        """Return sums of squares, or of products of a row's outputs, over the first two axes."""
         if self._covariance:
-            s, t = (away[0].reshape(*away[0].shape[:2], -1) for away in (a, b))
-            return torch.einsum("crk,crl->rkl", s, t)[None]
-        if len(a) == 1:
-            return (a * b).sum(1)
-        return (a[[0, 0, 1]] * b[[0, 1, 1]]).sum(1)
+            s = away.reshape(-1, away.shape[2], math.prod(away.shape[3:]))
+            return np.einsum("crk,crl->rkl", s, s)
+        return np.add.reduce(away * away, (0, 1))
+
+    def _tensor(self, value: Any) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(value)).to(self._like)
 
     @property
     def mean(self) -> Tensor:
         """The mean."""
-        mean = self._mean[0] - self._slope() * self._mean[1] if self._control else self._mean[0]
-        return mean.to(self._dtype)
+        return self._tensor(self._mean)
 
     @property
     def variance(self) -> Tensor:
         """The variance or the covariances, unbiased."""
-        return self._variance().to(self._dtype)
+        return self._tensor(self._variance())
 
-    def _variance(self) -> Tensor:
-        y, *others = self._second()
-        if self._control is None:
-            return y
-        less = self._slope() ** 2 * (self._control.variance.reshape(y.shape) - others[1])
-        return torch.maximum(y + less, y / 4)
-
-    def _second(self) -> Tensor:
-        """Return the variance of y, and with a control Cov(y, C) and Var C, as sampled."""
-        if self._known is None:
-            between = self._between / max(self._passes - 1, 1)
-            within = self._within / max(self._passes * (self.copies - 1), 1)
-            if self._passes > 1 or self.copies == 1:
-                within = within * (1 - 1 / self.copies) + between
-            self._known = within
-        return self._known
-
-    def _slope(self) -> float:
-        """Return b for all outputs: that of least squares, each output in its own units."""
-        y, both, own = self._second()
-        y = y.clamp(min=torch.finfo(y.dtype).tiny)
-        return float((both / y).sum() / (own / y).sum().clamp(min=1e-30))
-
-    @property
-    def followed(self) -> float:
-        """The share of the outputs' variance that the control follows, over all outputs."""
-        if self._control is None:
-            return 0.0
-        y, both, own = self._second()
-        y = y.clamp(min=torch.finfo(y.dtype).tiny)
-        share = (both / y).mean() ** 2 / (own / y).mean().clamp(min=1e-30)
-        return min(max(float(share), 0.0), 0.99)
+    def _variance(self) -> Any:
+        """Return the variance; of one group, as if balance left a quarter of its mean's."""
+        if self._groups == 1:
+            return self._within / (self.copies - (0.25 if self._even else 1.0))
+        between = self._between / (self._groups - 1)
+        return between if self.copies == 1 else self._within / self.count + between
 
     def _shared(self) -> float:
-        """Return how many times more the passes' means vary than copies of their own would."""
-        if self.copies == 1 or self._passes < 2 or self._sure:
+        """Return how many times more passes' means vary than copies of their own would."""
+        if self._sure or self._alone or self.copies == 1 or self._groups < 2:
             return 1.0
-        within = self._within[0].sum() / (self._passes * (self.copies - 1))
-        between = self._between[0].sum() / (self._passes - 1)
-        return float(self.copies * between / within.clamp(min=torch.finfo(within.dtype).tiny))
+        within = float(self._within.sum()) / (self._groups * (self.copies - 1))
+        between = float(self._between.sum()) / (self._groups - 1)
+        return self.copies * between / max(within, TINY)
+
+    @property
+    def left(self) -> float:
+        """The share of the mean's variance that balanced draws leave, as far as groups show it."""
+        if not self._even or self._covariance or self._groups < 2:
+            return 1.0
+        v, free = self._variance(), self._groups - 1
+        seen = float((self._between / np.where(v > 0, v, 1.0)).sum()) / v.size
+        worth = free * min(8, v.size)
+        return min((DOUBT + worth * seen * self.copies / free) / (DOUBT + worth), 1.0)
 
     @property
     def n(self) -> float:
@@ -265,7 +227,7 @@ class Samples:
     @property
     def rows(self) -> int:
         """The number of rows that do not share draws, as far as is known."""
-        return self._rows or 1 if (self._most or 1) > 1 else 1
+        return self._rows if self._most > 1 else 1
 
     @property
     def kurtosis(self) -> float:
@@ -273,22 +235,28 @@ class Samples:
         if self._covariance:
             return 3.0
         v = self._variance()
-        found = float((self._fourth / self.count / (v * v)).nanmean())
+        some = v > 0
+        if not some.all():
+            v = v[some]
+        if not v.size:
+            return 3.0
+        found = float((self._fourth[some] / (v * v).ravel()).sum()) / (self.count * v.size)
         return max(1.5, found) if math.isfinite(found) else 3.0
 
     @property
     def errors(self) -> tuple[float, float]:
         """The standard errors of mean and standard deviation, over the standard deviation."""
-        n, left = self.n, 1 - self.followed
-        spread = (self.kurtosis - 1) / 4 * left * (2 - left)
-        return math.sqrt(left / n), math.sqrt(spread / max(n - 1, 1))
+        n = self.n
+        return math.sqrt(self.left / n), math.sqrt((self.kurtosis - 1) / 4 / max(n - 1, 1))
 
     def moments(self, **how: Any) -> Moments:
         """Return what was sampled as a result, with its errors."""
         how = {"exact": False, "drawn": ("all",), "draws": self.count, **how}
+        variance = self._variance()
         if self._covariance:
-            return Moments(self.mean, self.variance, **how)
-        variance, errors = self.variance, self.errors
-        sd = variance.clamp(min=0).sqrt()
-        of_mean, of_std = (sd * (LEVEL * error) for error in errors)
-        return Moments(self.mean, variance, mean_error=of_mean, std_error=of_std, **how)
+            return Moments(self.mean, self._tensor(variance), **how)
+        free = max(self.n - 1, 1.0)  # few samples do not know their spread: Student's quantiles
+        sd = (1 + 1.24 / free + 4 / free**3) * LEVEL * np.sqrt(np.maximum(variance, 0.0))
+        parts = (self._mean, variance, *(sd * error for error in self.errors))
+        mean, variance, of_mean, of_std = map(self._tensor, parts)
+        return Moments(mean, variance, mean_error=of_mean, std_error=of_std, **how)

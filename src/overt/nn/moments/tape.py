@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from overt.nn.layers.mask_covariance import MaskCovariance
-from overt.nn.moments.adjoint import Origin, Source, Sources
+from overt.nn.moments.adjoint import Source, Sources
+from overt.nn.moments.entries import signs
 from overt.nn.moments.views import Views
 from overt.nn.recording.watching import NoiseNames, mapped, tensors
 
@@ -49,13 +50,17 @@ class Moment:
     dropped: tuple[Tensor, float] | None = None
     law: Law | None = None
 
+    def with_(self, **changes: Any) -> Moment:
+        """Return one with some attributes changed, as dataclasses.replace does, but faster."""
+        other = object.__new__(Moment)
+        other.__dict__.update(self.__dict__, **changes)
+        return other
+
 
 class Law(NamedTuple):
-    """A cumulative distribution function, and the draw of this shape that follows it, shifted."""
+    """A cumulative distribution function of draws, shifted."""
 
     cdf: Callable[[float], float]
-    by: Origin | None
-    shape: tuple[int, ...]
     shift: float = 0.0
 
     def below(self, value: float) -> float:
@@ -65,14 +70,6 @@ class Law(NamedTuple):
     def shifted(self, by: float) -> Law:
         """Return the law of the same draw and a number more."""
         return self._replace(shift=self.shift + by)
-
-    def coin(self, prob: float, toss: Callable[[Tensor], Tensor], shape: Any) -> Origin | None:
-        """Return where a coin comes from that such draws, of this shape, are made into."""
-        if self.by is None or tuple(shape) != self.shape:
-            return None
-        return self.by._replace(
-            mean=prob, variance=prob * (1 - prob), value=lambda draw: toss(draw + self.shift)
-        )
 
 
 class Tangent:
@@ -86,9 +83,14 @@ class Tangent:
         """Return the tensor."""
         if self._make is not None:
             with torch.inference_mode(False), torch.set_grad_enabled(self._graph):
-                self._value = self._make()
-            self._make = None
+                self.work_out()
         return self._value
+
+    def work_out(self) -> None:
+        """Make the tensor, where gradients are as they should be."""
+        if self._make is not None:
+            self._value = self._make()
+            self._make = None
 
 
 class Uncarried(Exception):  # noqa: N818
@@ -117,8 +119,6 @@ class Tape:
     put_off
         None where covariances are worked out as they are met, else whether any were passed over, as
         if the result stayed exact without them.
-    draws
-        The values of noises in the order of their calls, those that are drawn; None for others.
     coarse, few, rough
         Noises with one number to a row, with a few that many entries share, and those of the latter
         by whose entries a tensor is normalized: they are not followed closely.
@@ -138,7 +138,6 @@ class Tape:
     few: dict[str, None] = field(default_factory=dict)
     rough: dict[str, None] = field(default_factory=dict)
     names: NoiseNames = field(default_factory=NoiseNames)
-    draws: list[Tensor | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:  # by id: tensors that are held here keep theirs
         self._moments: dict[int, tuple[Tensor, Moment]] = {}
@@ -180,13 +179,6 @@ class Tape:
         self.views.add(handle, view)
         return handle
 
-    def forget(self, value: Any) -> Any:
-        """Write a moment's mean into the tensor that stands for it, and let go of it."""
-        if isinstance(value, Tensor) and (found := self._moments.pop(id(value), None)) is not None:
-            value.copy_(found[1].mean)
-            self.views.drop(value)
-        return value
-
     def check(self, operation: str, tree: Any) -> None:
         """Refuse tensors whose moments are not at hand."""
         for t in tensors(tree) if self._moments else ():
@@ -217,10 +209,12 @@ class Tape:
 
     def tangent(self, x: Moment) -> Tensor:
         """Return the tangent of x; the others before it come first, so that none nests deeply."""
-        for tangent in self._tangents:
-            tangent()
-            if tangent is x.tangent:
-                break
+        graph = self.differentiable or not self.probe
+        with torch.inference_mode(False), torch.set_grad_enabled(graph):
+            for tangent in self._tangents:
+                tangent.work_out()
+                if tangent is x.tangent:
+                    break
         return x.tangent()
 
     def fixed(self, tree: Any) -> Any:
@@ -236,32 +230,26 @@ class Tape:
         with torch.no_grad():
             return f(*given)
 
-    def numbered(self, draw: Tensor | None = None) -> int:
-        """Note a draw, or that a noise is carried in its place; return its number."""
-        self.draws.append(draw)
-        return len(self.draws) - 1
-
-    def source(self, variance: Tensor, *, rest: bool = False, by: Origin | None = None) -> Tensor:
+    def source(self, variance: Tensor, *, rest: bool = False) -> Tensor:
         """Return the tangent of new independent deviations with these variances."""
         if self.probe:
             tiny = torch.finfo(variance.dtype).tiny ** 0.5
             return variance.clamp(min=tiny).sqrt() * signs(variance)
-        return self._step(variance.shape, variance, variance, rest, by)
+        return self._step(variance.shape, variance, variance, rest)
 
-    def masks(self, covariance: MaskCovariance, like: Tensor, by: Origin) -> Tensor:
+    def masks(self, covariance: MaskCovariance, like: Tensor) -> Tensor:
         """Return the tangent of new masks (rows, *shape), without their mean."""
-        return self._step((len(like), *covariance.shape), covariance, like, by=by)
+        return self._step((len(like), *covariance.shape), covariance, like)
 
     def dense(self, covariance: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Return the tangent of new deviations with these covariances (rows, units, units)."""
         return self._step(shape, covariance, covariance)
 
     def _step(
-        self, shape: Any, spread: Tensor | MaskCovariance, like: Tensor, rest: bool = False,
-        by: Origin | None = None,
-    ) -> Tensor:  # fmt: skip
+        self, shape: Any, spread: Tensor | MaskCovariance, like: Tensor, rest: bool = False
+    ) -> Tensor:
         step = torch.zeros(shape, dtype=like.dtype, device=like.device, requires_grad=True)
-        return self.sources.add(Source(step, spread, rest, by))
+        return self.sources.add(Source(step, spread, rest))
 
     def settled(self, x: Moment) -> Moment:
         """Return x with its variances worked out from its sources, if that is affordable."""
@@ -269,9 +257,9 @@ class Tape:
             return x
         if self.put_off is not None:
             self.put_off = True
-            return replace(x, known=True)
+            return x.with_(known=True)
         found = self.sources.variances(self.tangent(x))
-        return replace(x, variance=found, known=True)
+        return x.with_(variance=found, known=True)
 
     def covariance(self, x: Moment) -> Tensor | None:
         """Return the covariances of x (rows, units, units), None if that is too dear or inexact."""
@@ -284,10 +272,3 @@ class Tape:
 
     def _affordable(self, x: Moment) -> bool:
         return x.mean.ndim > 1 and math.prod(x.mean.shape[1:]) <= self.settle
-
-
-def signs(like: Tensor) -> Tensor:
-    """Return independent signs, eight to a random number."""
-    words = torch.empty(like.numel() // 8 + 1, dtype=torch.int64, device=like.device).random_()
-    bits = words.view(torch.int8)[: like.numel()].reshape(like.shape).bitwise_and_(2)
-    return bits.sub_(1).to(like.dtype)

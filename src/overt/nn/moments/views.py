@@ -20,10 +20,6 @@ class Views:
         """Hold a tensor, unless it is held already."""
         self._held.setdefault(id(tensor), (tensor, base))
 
-    def drop(self, tensor: Tensor) -> None:
-        """Let go of a tensor."""
-        self._held.pop(id(tensor), None)
-
     def change(self, tensor: Tensor) -> None:
         """Note that a tensor is changed in place: others that share its memory are stale."""
         root = self._root(tensor)

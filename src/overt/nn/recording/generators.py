@@ -43,9 +43,11 @@ def own_generators() -> Iterator[None]:
 @contextmanager
 def seeded(seed: int | None) -> Iterator[None]:
     """Seed torch's generators (None: leave them) and give them their states back afterwards."""
-    with torch.random.fork_rng(_devices(), enabled=seed is not None):
-        if seed is not None:
-            torch_seed(seed)
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng(_devices()):
+        torch_seed(seed)
         yield
 
 

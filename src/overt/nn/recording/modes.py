@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from threading import RLock
 from typing import Any, Literal
 
 import torch
@@ -11,6 +12,9 @@ import torch.utils.checkpoint
 from torch import nn
 
 Statistics = Literal["running", "batch", "as set"]
+
+ALONE = RLock()
+"""Held while modes of a model or functions of torch are not what they were: threads take turns."""
 
 
 def parts(model: nn.Module) -> list[nn.Module]:
@@ -28,12 +32,13 @@ def parts(model: nn.Module) -> list[nn.Module]:
 @contextmanager
 def slow_attention() -> Iterator[None]:
     """Make torch's transformer layers call their parts; their fast path skips dropout modules."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+    with ALONE:
+        before = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(before)
 
 
 @contextmanager
@@ -51,14 +56,15 @@ def open_checkpoints() -> Iterator[None]:
 
     plain = "_checkpoint_without_reentrant_generator"
     instead = {"CheckpointFunction": Once, plain: once, f"{plain}_impl": once}  # by torch's version
-    before = {name: getattr(place, name) for name in instead if hasattr(place, name)}
-    try:
-        for name in before:
-            setattr(place, name, instead[name])
-        yield
-    finally:
-        for name, old in before.items():
-            setattr(place, name, old)
+    with ALONE:
+        before = {name: getattr(place, name) for name in instead if hasattr(place, name)}
+        try:
+            for name in before:
+                setattr(place, name, instead[name])
+            yield
+        finally:
+            for name, old in before.items():
+                setattr(place, name, old)
 
 
 @contextmanager
@@ -75,33 +81,30 @@ def modes(
     set"). All modes are restored afterwards; so are running statistics and whatever other buffers
     a pass in training mode changes, unless `update` lets them move on.
     """
-    before = [(module, module.training) for module in parts(model)]
-    norms = {module for module, _ in before if is_normalization(module)}
-    borrowed = [
-        (module, dict(module._buffers))
-        for module, _ in before
-        if module._buffers
-        and not update
-        and (noise or module in norms or "draws" in module._buffers)
-        and not isinstance(module, torch.jit.ScriptModule)
-    ]
-    try:
-        for module, buffers in borrowed:  # copies, so that nothing saved for a gradient changes
-            module._buffers.update({k: b if b is None else b.clone() for k, b in buffers.items()})
-        for module, training in before:
-            if module not in norms:
-                if training != noise:
-                    _set(module, noise)
-            elif statistics != "as set":
-                _set(module, statistics == "batch")
-        with slow_attention():
-            yield
-    finally:
-        for module, training in before:
-            if module.training != training:
-                _set(module, training)
-        for module, buffers in borrowed:
-            module._buffers.update(buffers)
+    with ALONE:
+        before = [(module, module.training) for module in parts(model)]
+        norms = {module for module, _ in before if is_normalization(module)}
+        own = [m for m, _ in before if m._buffers and not isinstance(m, torch.jit.ScriptModule)]
+        moved = [m for m in own if not update and (noise or m in norms or "draws" in m._buffers)]
+        borrowed = [(module, dict(module._buffers)) for module in moved]
+        try:
+            for module, buffers in borrowed:  # copies, so that nothing saved for a gradient changes
+                copies = {name: b if b is None else b.clone() for name, b in buffers.items()}
+                module._buffers.update(copies)
+            for module, training in before:
+                if module not in norms:
+                    if training != noise:
+                        _set(module, noise)
+                elif statistics != "as set":
+                    _set(module, statistics == "batch")
+            with slow_attention():
+                yield
+        finally:
+            for module, training in before:
+                if module.training != training:
+                    _set(module, training)
+            for module, buffers in borrowed:
+                module._buffers.update(buffers)
 
 
 @contextmanager

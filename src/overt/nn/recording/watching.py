@@ -168,7 +168,7 @@ def called(model: nn.Module, inputs: Any) -> Any:
     return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
 
 
-_PLAIN = frozenset((int, float, str, bool, type(None), torch.dtype, torch.device))
+PLAIN = frozenset((int, float, str, bool, type(None), torch.dtype, torch.device))
 
 
 def tensors(value: Any) -> Iterator[Tensor]:
@@ -181,9 +181,9 @@ def tensors(value: Any) -> Iterator[Tensor]:
 def _gather(parts: Iterable[Any], found: list[Tensor]) -> None:
     for part in parts:
         kind = type(part)  # asking whether something else is a tensor is slow
-        if kind in _PLAIN:
+        if kind in PLAIN:
             continue
-        if kind is not tuple and kind is not dict and isinstance(part, Tensor):
+        if kind is Tensor or (kind is not tuple and kind is not dict and isinstance(part, Tensor)):
             found.append(part)
         elif isinstance(part, (tuple, list, set)):
             _gather(part, found)
@@ -195,7 +195,7 @@ def _gather(parts: Iterable[Any], found: list[Tensor]) -> None:
 
 def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
     """Return a tree of tuples, lists, dictionaries and slices with its tensors changed."""
-    if type(value) in _PLAIN:
+    if type(value) in PLAIN:
         return value
     if type(value) is not tuple and isinstance(value, Tensor):
         return change(value)

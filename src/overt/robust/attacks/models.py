@@ -98,7 +98,7 @@ class Subject:
             )
         self.samples = whole("samples", door.get("samples", 1))
         named = isinstance(x, Mapping)
-        several = named or (isinstance(x, tuple) and all(hasattr(p, "__array__") for p in x))
+        several = isinstance(x, tuple) and all(hasattr(p, "__array__") for p in x)
         parts = list(x.values()) if named else list(x) if several else [x]
         self._names = tuple(x) if named else None
         weights = (p for m in self.models if isinstance(m, nn.Module) for p in m.parameters())

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -157,7 +157,7 @@ class _Walk:
         """Return weights before the k-th rectifier, and what must be added."""
         (low, high), a = self.known[k], self.chain.slopes[k]
         mixed = (low < 0) & (high > 0)
-        steep = torch.where(mixed, (high - a * low) / (high - low).clamp(min=1e-300), 1.0)
+        steep = torch.where(mixed, (high - a * low) / (high - low), 1.0)
         steep = torch.where(high <= 0, a, steep)
         offset = torch.where(mixed, high - steep * high, 0.0)
         under = torch.where(mixed, torch.where(high >= -low, 1.0, a), steep)
@@ -214,11 +214,13 @@ def decide(search: Search, chain: Chain, seconds: float) -> Bools:
         return proved
     net = Network(*chain.dense(), chain.slopes)
     open_ = np.flatnonzero(~(leads < -ROUNDING * size))
+    limits = search.threat.region(search.x[:1].cpu().double()).limits  # of flat inputs
+    threat = replace(search.threat, bounds=limits)
     with meter("certify", len(open_), show=len(open_) > 0) as bar:
         for i in open_:
             point = x[i].double().flatten().numpy()
             reached, bound, moved = best_lead(
-                net, point, int(y[i]), search.threat, 0.0, hidden=hidden[i], seconds=seconds
+                net, point, int(y[i]), threat, 0.0, hidden=hidden[i], seconds=seconds
             )
             row = left[int(i) : int(i) + 1]
             if bound < -ROUNDING * size[i]:

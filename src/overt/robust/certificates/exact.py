@@ -142,9 +142,9 @@ def two_layer(
     y = classes(y, inputs, len(A)).numpy()
     net = Network((W, A), (_bias("hidden_bias", hidden_bias, len(W)), c), (slope,))
     lead, bound, moved = np.full(len(X), -np.inf), np.full(len(X), np.inf), X.copy()
-    check_threat(threat)
-    settled = threat.within(inputs)
-    status = Status.OPTIMAL
+    if check_threat(threat).order == 0:
+        raise InputError("threat must be L1, L2 or Linf for two layers, got L0")
+    settled, status = threat.within(inputs), Status.OPTIMAL
     try:
         with meter("exact", len(X)) as bar:
             for i, (point, own) in enumerate(zip(X, y, strict=True)):

@@ -155,8 +155,8 @@ def separation(x: Floats, y: Floats) -> tuple[float, Floats]:
     gamma = float((G @ v).min())
     if gamma < SEPARABLE:
         raise InputError(
-            "x must be linearly separable by a plane through the origin, with a margin above "
-            f"{SEPARABLE:g} of the largest input; it is not"
+            "x must be linearly separable by a plane through the origin, with a margin of at "
+            f"least {SEPARABLE:g} of the largest input; it is not"
         )
     return gamma * scale, v
 

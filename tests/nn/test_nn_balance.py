@@ -1,0 +1,242 @@
+"""Draws that are balanced among copies: each copy's law, what cancels, and whose draw is whose."""
+
+import math
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from overt.nn import mc_moments, predictive_moments
+from overt.nn.moments.balance import _STAND_INS, Balance
+from overt.nn.moments.copies import balanced, draws_apart
+from overt.nn.moments.samples import Samples
+from overt.nn.recording.modes import modes
+
+
+class Run(nn.Module):
+    """A function of a layer and its input."""
+
+    def __init__(self, run, a=6, b=3):
+        super().__init__()
+        self.run, self.layer = run, nn.Linear(a, b)
+
+    def forward(self, x):
+        return self.run(self, x)
+
+
+DRAWS = {
+    "dropout": lambda x: functional.dropout(x, 0.3),
+    "in place": lambda x: functional.dropout(x.clone(), 0.3, inplace=True),
+    "an odd probability": lambda x: functional.dropout(x, 0.137),
+    "maps": lambda x: functional.dropout2d(x[..., None, None].expand(-1, -1, 2, 2), 0.2)[..., 0, 0],
+    "alpha": lambda x: functional.alpha_dropout(x, 0.2, training=True),
+    "rrelu": lambda x: functional.rrelu(x, 0.1, 0.5, training=True),
+    "uniform": lambda x: x * torch.rand_like(x),
+    "coins": lambda x: x * (torch.rand(x.shape) < 0.7),
+    "bernoulli": lambda x: x * x.new_empty(x.shape).bernoulli_(0.6),
+    "normal": lambda x: x + torch.randn_like(x),
+    "normal numbers": lambda x: x * (1 + torch.randn(len(x), 1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS.keys())
+def test_balanced_draws_have_the_law_of_plain_ones(draw):
+    """Mean, variance and fourth moment of single draws, and no correlation of units of a copy."""
+    torch.manual_seed(0)
+    x = torch.tensor([[-2.0, 1.0]]).expand(3, 2).contiguous()
+    model = Run(lambda self, x: draw(x))
+    balance = balanced(model, x, None)
+    assert balance.forms
+    assert None not in balance.forms
+    found, plain = [], []
+    for _ in range(150):
+        with balance:
+            balance.begin(40, 20)
+            found.append(draw(x.repeat(40, 1)).double())
+        plain.append(draw(x.repeat(40, 1)).double())
+    y, z = torch.cat(found), torch.cat(plain)
+    sd, n = z.std(0), len(z)
+    assert ((y.mean(0) - z.mean(0)).abs() < 5 * sd * (2 / n) ** 0.5 + 1e-9).all()
+    tail = ((z - z.mean(0)) / sd.clamp(min=1e-9)).pow(4).mean(0)
+    for power in (2, 4):
+        a, b = ((t - z.mean(0)).abs().pow(power) for t in (y, z))
+        error = (b.var(0) * 2 / n).sqrt()
+        assert ((a.mean(0) - b.mean(0)).abs() < 5 * error + 1e-9).all(), (power, tail)
+    if draw is not DRAWS["normal numbers"]:
+        both = torch.corrcoef(y.T)[0, 1].abs() if (sd > 0).all() else torch.zeros(())
+        assert float(both) < 5 / n**0.5
+    # Over a group, members lie along the first axis: means of linear draws hardly vary.
+    means = torch.stack([part.reshape(20, 2, 3, 2).mean(0) for part in found]).std((0, 1, 2))
+    left = 0.12 if draw is DRAWS["an odd probability"] else 1e-6
+    left = 0.06 if draw in (DRAWS["uniform"], DRAWS["rrelu"]) else left
+    assert (means.square() <= left * sd.square() / 20 + 1e-9).all()
+
+
+def seq_first(self, x):
+    """Positions along the first axis: as many as there are rows of 4 copies."""
+    h = x.T[:, :, None].expand(-1, -1, 2)  # (positions, batch, 2)
+    return self.layer(functional.dropout(h, 0.5).mean(2).T)
+
+
+def batch_last(self, x):
+    """Rows within a flattened axis, as its fastest part."""
+    h = functional.dropout(x.T.reshape(-1, 1), 0.5)
+    return self.layer(h.reshape(x.shape[1], -1).T)
+
+
+def heads(self, x):
+    """Rows within a flattened axis, as its slowest part."""
+    return self.layer(functional.dropout(x.reshape(-1, 2), 0.5).reshape(len(x), -1))
+
+
+@pytest.mark.parametrize(("run", "known"), [(seq_first, False), (batch_last, False), (heads, True)])
+def test_draws_are_balanced_only_where_it_is_shown_whose_they_are(run, known):
+    torch.manual_seed(0)
+    model, x = Run(run, 8), torch.randn(2, 8)
+    with torch.no_grad(), modes(model, noise=True):
+        forms = balanced(model, x, None).forms
+    assert bool(forms) and all(form is not None for form in forms) if known else not any(forms)
+    with torch.no_grad():
+        truth = predictive_moments(model, x, draws=0)
+    assert truth.exact
+    found = [mc_moments(model, x, 20) for _ in range(100)]
+    ratio = torch.stack([one.variance for one in found]).mean(0) / truth.variance
+    assert ((ratio - 1).abs() < 5 * (2 / 19 / 100) ** 0.5).all()
+    away = torch.stack([one.mean for one in found]) - truth.mean
+    left = float((away.square() / truth.variance).mean()) * 20
+    assert left < 0.1 if known else 0.7 < left < 1.4
+
+
+def test_passes_in_turn_are_balanced_too():
+    """Noise on weights, which all rows share: one copy to a pass."""
+    torch.manual_seed(0)
+    model = Run(lambda self, x: functional.linear(x, functional.dropout(self.layer.weight, 0.3)))
+    x = torch.randn(4, 6)
+    with torch.no_grad():
+        truth = predictive_moments(model, x, draws=0)
+    found = [mc_moments(model, x, 20) for _ in range(60)]
+    ratio = torch.stack([one.variance for one in found]).mean(0) / truth.variance
+    assert ((ratio - 1).abs() < 5 * (2 / 18 / 60) ** 0.5).all()
+    away = torch.stack([one.mean for one in found]) - truth.mean
+    assert float((away.square() / truth.variance).mean()) * 20 < 0.05
+    # What is not torch's to draw is as it falls, and the stated error knows.
+    model.run = lambda self, x: self.layer(x) * random.choice((0.0, 2.0))  # noqa: S311
+    samples = Samples(model, x, None, covariance=False)
+    samples.draw(400)
+    assert samples.left > 0.5
+
+
+def test_everything_is_back_in_its_place():
+    before = [(place, name, getattr(place, name)) for place, name, _ in _STAND_INS]
+    with Balance(used=None), Balance(used=None):
+        assert all(getattr(place, name) is not old for place, name, old in before)
+    assert all(getattr(place, name) is old for place, name, old in before)
+    assert "bernoulli_" not in vars(torch.Tensor)
+
+
+def test_what_patterns_cannot_say_is_drawn_as_torch_draws_it():
+    """Small probabilities, numbers of half precision, generators of one's own."""
+    x = torch.ones(40, 5000)
+    balance = Balance(used=None)
+    balance.forms = [(1, 5000)]
+    balance.begin(40, 20)
+    with balance:
+        torch.manual_seed(0)
+        dropped = (functional.dropout(x, 0.0023) == 0).double().mean()
+        balance.begin(40, 20)
+        half = torch.rand(40, 5000, dtype=torch.bfloat16).double()
+        balance.begin(40, 20)
+        fixed = torch.rand(40, 5000, generator=torch.Generator().manual_seed(1))
+        balance.begin(40, 20)
+        turned = torch.randn_like(x.T.contiguous().T)
+        balance.take(0, 20, seed=3)
+        alone = torch.rand(7, generator=torch.Generator().manual_seed(1))
+    assert abs(float(dropped) - 0.0023) < 5 * (0.0023 / x.numel()) ** 0.5
+    assert abs(float(half.var()) * 12 - 1) < 0.02
+    torch.testing.assert_close(fixed.flatten()[:7], alone)
+    torch.testing.assert_close(
+        fixed, torch.rand(40, 5000, generator=torch.Generator().manual_seed(1))
+    )
+    assert float(turned.reshape(20, 2, 5000).mean(0).abs().max()) < 1e-6
+    assert abs(float(turned.var()) - 1) < 0.02
+
+
+@pytest.mark.parametrize("n", [20, 60])
+def test_the_stated_error_of_a_mean_knows_what_cancels(n):
+    torch.manual_seed(1)
+    layers = [nn.Linear(6, 32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 32), nn.Tanh()]
+    model = nn.Sequential(*layers, nn.Dropout(0.2), nn.Linear(32, 3))
+    x = torch.randn(4, 6)
+    truth = mc_moments(model, x, 40_000)
+    z, stated = [], []
+    for _ in range(40):
+        found = mc_moments(model, x, n)
+        z.append((found.mean - truth.mean) / found.mean_error * 2)
+        stated.append(float((found.mean_error / truth.std).mean()) / 2 * math.sqrt(n))
+    assert float(torch.stack(z).square().mean()) < 1.1  # standard errors, at most
+    assert sum(stated) / 40 < 0.75
+
+
+def coin(prob):
+    return lambda s, x: s.layer(functional.dropout(x, 0.5)) + 3.0 * bool(torch.rand(()) < prob)
+
+
+RARE = coin(0.01)
+"""Which a few passes do not show."""
+
+
+def wide(size):
+    return lambda s, x: s.layer(functional.dropout(x, 0.5)) + size * torch.rand(600).sub(0.5).sum()
+
+
+@pytest.mark.parametrize(("run", "apart", "sure"), [
+    (coin(0.0), True, True), (RARE, False, False),
+    (wide(1e-3), None, True), (wide(0.3), None, False),
+])  # fmt: skip
+def test_copies_are_independent_but_for_what_matters(run, apart, sure):
+    """A coin that all rows share, or many numbers."""
+    torch.manual_seed(0)
+    model, x = Run(run), torch.randn(3, 6)
+    with torch.no_grad():
+        with modes(model, noise=True):
+            assert draws_apart(model, x, None) is apart
+        mc_moments(model, x, 160)
+        samples = Samples(model, x, None, covariance=False)
+        samples.draw(3000)
+        assert samples._sure == sure
+        with modes(model, noise=True):
+            plain = torch.stack([model(x) for _ in range(6000)])
+    near = 0.3 if run is RARE else 0.12
+    assert (samples.variance.sqrt() / plain.std(0) - 1).abs().max() < near
+
+
+def test_threads_take_turns_and_leave_torch_as_it_was():
+    def state():
+        fast = torch.backends.mha.get_fastpath_enabled()
+        return functional.dropout, torch.rand, torch.utils.checkpoint.CheckpointFunction, fast
+
+    before, net = state(), nn.Sequential(nn.Linear(6, 30), nn.Dropout(0.5), nn.Linear(30, 2)).eval()
+    x, sure = torch.randn(4, 6), torch.ones(8)
+    sd = predictive_moments(net, x).std
+    stop, odd = threading.Event(), []
+
+    def alone():  # functional dropout of a thread that has nothing to do with it
+        while not stop.is_set():
+            here = functional.dropout(sure, 0.25)
+            odd.extend(here[(here != 0) & ((here - 4 / 3).abs() > 1e-6)].tolist())
+
+    with ThreadPoolExecutor(5) as pool:
+        pool.submit(alone)
+        try:
+            found = list(pool.map(lambda _: mc_moments(net, x, 400), range(12)))
+        finally:
+            stop.set()
+    for one in found:  # in evaluation mode, or without masks of its own, one has too small a sd
+        torch.testing.assert_close(one.std, sd, rtol=0.25, atol=0)
+    assert not odd
+    assert not any(module.training for module in net.modules())
+    assert state() == before
