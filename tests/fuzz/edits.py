@@ -81,7 +81,7 @@ def alternatives(node: ast.AST) -> Iterator[ast.AST]:
                 same = ast.dump(first) == ast.dump(second)
                 if not same and not isinstance(first, ast.Constant | ast.Starred):
                     yield other(args=[second, first, *rest])
-        case ast.Attribute(attr="T" | "mT"):
+        case ast.Attribute(attr="T" | "mT", ctx=ast.Load()):
             yield node.value
         case ast.IfExp():
             yield from (node.body, node.orelse)

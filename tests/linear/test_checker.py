@@ -352,6 +352,7 @@ def test_grams_of_data_use_a_root_that_is_shown(outputs):
         (X, [], 2 * R, "too far from one"), (twice, [], part, "low rank"),
         (twice, [[1, 0, 1]], part, "does not hold"), (twice, [[0, 0, 0]], part, "dependent"),
         (twice, [[1, 0, -1], [2, 0, -2]], part, "dependent relations"),
+        (twice, [[0, 0, 0, 1]], part, "does not hold"),
         (twice, [[1, 0]], part, "does not hold"), (twice, [[1.0, 0, -1]], part, "does not hold"),
     ):  # fmt: skip
         with pytest.raises(RefusedError, match=message):

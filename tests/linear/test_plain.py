@@ -25,6 +25,7 @@ from overt.linear import (
     units,
     whitening,
 )
+from overt.linear import training as linear_training
 from overt.linear.bounds import (
     Leading,
     envelopes,
@@ -1322,3 +1323,15 @@ def test_what_is_proved_is_given_as_numbers():
     C = torch.tensor([[2.0, 1.0], [0.0, 2.0]], requires_grad=True)
     effect = SimpleNamespace(weight_decay=0.0, regression=SimpleNamespace(given={"C": C}))
     np.testing.assert_array_equal(proofs._given(effect)["C"], [[2.0, 0.5], [0.5, 2.0]])
+
+
+def test_two_projections_have_eigenvalues_in_pairs():
+    assert blocks.attained(np.array([0.2, 0.3, 0.5, 0.5, 0.7, 0.8]), 2)
+    assert not blocks.attained(np.array([0.2, 0.3, 0.5, 0.5, 0.6, 0.9]), 2)  # one pair of three
+
+
+def test_exact_steps_go_along_half_the_gradient():
+    W = np.array([[2.0, -1.0]])
+    advance = linear_training.gradient_descent(lambda W: (float(np.sum(W**2)), [2 * W]))(None)
+    assert advance([W], np.array([0.1, 0.5])) == 2
+    np.testing.assert_allclose(W, 0.9 * 0.5 * np.array([[2.0, -1.0]]))

@@ -95,6 +95,7 @@ def test_optima_are_proved_and_the_checker_agrees(name, tmp_path):
     assert proof.lower_bound >= ordinary.lower_bound * (1 - 1e-6)
     assert "within" in proof.statement
     assert proof.statement.startswith("Proved: ")
+    assert ("characteristic" in proof.statement) == (stored["noise"]["kind"] == "matrix")
 
 
 def test_relative_gaps_are_those_of_bounds_or_of_a_share_of_the_target():
