@@ -117,7 +117,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Give a path beside a file, of this process alone, and put what is written there in its place.
 
     If writing fails, as on a full disk, what was there before stays, and nothing else. Links are
-    followed; a device or a pipe is written to, and not replaced.
+    followed; a device or a pipe is written to, not replaced, and refused if nobody reads it.
     """
     given = as_path("path", path)
     try:
@@ -126,9 +126,11 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         temporary = path.with_name(f"{path.name}.{os.getpid()}-{get_ident()}.part")
         if path.exists() and not (path.is_file() or path.is_dir()):
-            with TemporaryDirectory() as aside:
+            end = os.open(path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
+            os.set_blocking(end, True)
+            with open(end, "wb") as out, TemporaryDirectory() as aside:
                 yield Path(aside) / path.name
-                path.write_bytes((Path(aside) / path.name).read_bytes())
+                out.write((Path(aside) / path.name).read_bytes())
             return
         try:
             yield temporary
@@ -140,8 +142,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     except InputError:
         raise
     except (OSError, RuntimeError) as error:  # such links are the second in Python 3.12 and before
-        code, reason = getattr(error, "errno", None), getattr(error, "strerror", None)
-        raise InputFileError(code, reason or str(error), str(given)) from None
+        code, reason = getattr(error, "errno", None), getattr(error, "strerror", None) or str(error)
+        unread = "nobody reads this pipe" if code == errno.ENXIO else None
+        raise InputFileError(code, unread or reason, str(given)) from None
 
 
 def write_csv(path: Path, header: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
@@ -261,16 +264,13 @@ def _from_text(path: Path, delimiter: str | None) -> Any:
         words = [word for word in first.replace(delimiter or " ", " ").split() if word]
         header = not all(is_number(word) for word in words)
         file.seek(0)
-        return np.loadtxt(
-            bounded_lines(path, file), delimiter=delimiter, skiprows=int(header), ndmin=2
-        )
+        lines = bounded_lines(path, file)
+        return np.loadtxt(lines, delimiter=delimiter, skiprows=int(header), ndmin=2)
 
 
 def bounded_lines(path: Path, text: IO[str]) -> Iterator[str]:
     """Yield lines with their ends; refuse one that no program wrote, before it fills the memory."""
-    number = 0
-    while line := text.readline(LONGEST_LINE):
-        number += 1
+    for number, line in enumerate(iter(lambda: text.readline(LONGEST_LINE), ""), 1):
         if len(line) == LONGEST_LINE:
             raise InputError(f"{path}, line {number} has more than {LONGEST_LINE} characters")
         yield line

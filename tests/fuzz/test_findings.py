@@ -144,6 +144,14 @@ def test_devices_are_written_to_and_links_followed(tmp_path):
     write_whole(tmp_path / "link", b"after")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "file").read_text() == "after"
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(overt.InputError, match="nobody reads this pipe"):
+        write_whole(tmp_path / "pipe", b"x")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_whole(tmp_path / "pipe", b"read")
+    assert os.read(reader, 9) == b"read"
+    os.close(reader)
+    assert stat.S_ISFIFO(os.stat(tmp_path / "pipe").st_mode)
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(overt.InputError, match="loop"):
         write_whole(tmp_path / "loop", b"x")
