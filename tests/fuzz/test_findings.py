@@ -191,3 +191,13 @@ def test_whole_numbers_without_sign_and_labels_in_reverse_are_taken():
     y = LABELS.numpy()[::-1]
     found, expected = (nn.audit(model, (X, labels), "cross_entropy") for labels in (y, y.copy()))
     assert found.objective == expected.objective
+
+
+def test_leaky_networks_whose_numbers_overflow_are_refused():
+    pytest.importorskip("torch", reason="robustness needs torch")
+    from overt.robust.certificates.leaky import LeakyNetwork
+
+    net = LeakyNetwork(np.array([[1e300, 1.0]]), np.array([-1e300]), 0.25)
+    for ask in (lambda: net.value(np.ones(2)), lambda: net.input_gradient(np.ones(2))):
+        with pytest.raises(overt.InputError, match="range of floating point"):
+            ask()

@@ -53,19 +53,23 @@ class LeakyNetwork:
         """Frobenius norm of the hidden layer."""
         return float(np.linalg.norm(self.W))
 
+    @bounded
     def value(self, x: Floats) -> Floats:
         """Return f(x) for one input or for rows of inputs."""
         z = self._preactivations(x)
         return np.maximum(self.slope * z, z) @ self.a
 
+    @bounded
     def input_gradient(self, x: Floats) -> Floats:
         """Return grad_x f(x) = sum_r a_r sigma'(w_r . x) w_r for one input."""
         return (self.a * self._slopes(x)) @ self.W
 
+    @bounded
     def weight_gradient(self, x: Floats) -> Floats:
         """Return grad_W f(x), rows a_r sigma'(w_r . x) x, for one input."""
         return np.outer(self.a * self._slopes(x), x)
 
+    @bounded
     def attack_step_size(self) -> float:
         """Return 1 / (kappa^2 m |W|_F^2), the largest step of Lemma 18."""
         if not self.kappa * self.norm:
