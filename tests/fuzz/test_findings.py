@@ -201,3 +201,13 @@ def test_leaky_networks_whose_numbers_overflow_are_refused():
     for ask in (lambda: net.value(np.ones(2)), lambda: net.input_gradient(np.ones(2))):
         with pytest.raises(overt.InputError, match="range of floating point"):
             ask()
+
+
+def test_radii_beyond_the_format_of_inputs_are_refused():
+    torch = pytest.importorskip("torch", reason="robustness needs torch")
+    from overt.robust import L2, robust_error
+
+    net, x, y = torch.nn.Linear(3, 2), torch.ones(2, 3), torch.zeros(2, dtype=torch.long)
+    for threat, radii in ((L2(1e300), None), (L2(0.1), [1e39])):
+        with pytest.raises(overt.InputError, match="must fit"):
+            robust_error(net, x, y, threat, radii=radii)

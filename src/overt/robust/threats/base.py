@@ -157,6 +157,10 @@ class Region:
     x: Tensor
     limits: Box
 
+    def __post_init__(self) -> None:
+        if not self.threat.radius < torch.finfo(self.x.dtype).max / 8:
+            raise InputError(f"the radius must fit {self.x.dtype}, got {self.threat.radius:g}")
+
     @cached_property
     def box(self) -> Box:
         """What the limits leave to each perturbation, (points, features) each."""
