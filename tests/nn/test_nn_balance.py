@@ -240,3 +240,13 @@ def test_threads_take_turns_and_leave_torch_as_it_was():
     assert not odd
     assert not any(module.training for module in net.modules())
     assert state() == before
+
+
+@pytest.mark.parametrize("coin", ["band", "two"])
+def test_coins_that_do_nothing_at_both_ends_are_shared_all_the_same(coin):
+    def run(self, x):
+        u, v = torch.rand(()), torch.rand(())
+        on = (u > 0.42) & (u < 0.48) if coin == "band" else u < v
+        return self.layer(functional.dropout(x, 0.2)) * (1 + 2 * on)
+
+    assert draws_apart(Run(run), torch.ones(4, 6), None) is False

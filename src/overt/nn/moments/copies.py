@@ -20,8 +20,8 @@ from overt.nn.recording.generators import (
 from overt.nn.recording.modes import unwrapped
 from overt.nn.recording.watching import called, mapped, tensors
 
-MANY = 512
-"""Numbers that rows share whose effect a few passes show."""
+MANY, GRID = 512, 64
+"""Numbers that rows share whose effect a few passes show; and values at which that of few is."""
 
 
 def rows_of(x: Any) -> int | None:
@@ -70,8 +70,8 @@ def draws_apart(model: nn.Module, x: Any, output: Output) -> bool | None:
     """Whether all that is drawn is seen, and twice as many numbers are for twice as many rows.
 
     Numbers between 0 and 1 that rows share do not count where the outputs are the same at both
-    ends, as where layers are dropped with probability 0. None if what rows share is many numbers,
-    whose effect a few passes show; that of a coin may be rare.
+    ends and on a grid between them, as where layers are dropped with probability 0. None if what
+    rows share is many numbers, whose effect a few passes show; that of a coin may be rare.
     """
     found: list[list[Any]] = []
     for given in (x, copied(x, 2)):
@@ -93,13 +93,21 @@ def draws_apart(model: nn.Module, x: Any, output: Output) -> bool | None:
     pairs = [(name, a, b) for (name, a), (_, b) in zip(one, two, strict=True)]
     shared = [i for i, (_, a, b) in enumerate(pairs) if [2 * n for n in a] != b]
     coins = [i for i in shared if max(pairs[i][1]) < MANY]
-    ends = [0.0, 1.0 - 1e-6]
+    ends = [dict.fromkeys(coins, value) for value in (0.0, 1.0 - 1e-6)]
+    # Between them each coin has a value of its own: two may be compared with each other.
+    grid = [{i: (k / GRID + 0.618 * j) % 1 for j, i in enumerate(coins)} for k in range(GRID)]
 
-    def at_an_end() -> list[Tensor]:
-        with _Noting(dict.fromkeys(coins, ends.pop())):
-            return [_outputs(model, x, output)]
+    def differ(values: list[dict[int, float]]) -> bool:
+        left = iter(values)
 
-    if coins and (any(pairs[i][0] != "rand" for i in coins) or repeated(model, at_an_end, 2)[1]):
+        def run() -> list[Tensor]:
+            with _Noting(next(left)):
+                return [_outputs(model, x, output)]
+
+        return repeated(model, run, len(values))[1]
+
+    odd = any(pairs[i][0] != "rand" for i in coins)
+    if coins and (odd or differ(ends) or differ([*ends[:1], *grid])):
         return False
     return None if len(shared) > len(coins) else True
 
