@@ -504,7 +504,8 @@ def test_what_was_carried_and_sampled_is_weighed_by_its_errors(drawn, width):
         Moments(torch.tensor(m), torch.tensor(sd**2), False, mean_error=torch.tensor(e0),
                 std_error=torch.tensor(e1)) for m, sd in ((m0, sd0), (m1, sd1))
     )  # fmt: skip
-    samples = SimpleNamespace(count=50, errors=(0.15, 0.1), moments=lambda **_: sampled)
+    samples = SimpleNamespace(count=50, errors=(0.15, 0.1), moments=lambda **_: sampled,
+                              shrunk=lambda center: (center + np.ones((4, 1)), 10.0))  # fmt: skip
     found = errors.corrected(errors.Found(given, ("noise",), drawn, ("cross",)), samples)
     sure = (sd0 > 0) & (sd1 > 0)
     some = sd1 > 0  # others are as sampled
@@ -524,6 +525,14 @@ def test_what_was_carried_and_sampled_is_weighed_by_its_errors(drawn, width):
     assert (found.draws, found.drawn, found.linearized) == (50, drawn, ("cross",))
     assert (found.carried, found.exact) == (("noise",), False)
     assert errors.corrected(errors.Found(None, None, (), drawn, ()), samples) is sampled
+    samples.shrunk = lambda center: (np.full((4, width), np.max(center) + 0.25), 0.01)
+    found = errors.corrected(errors.Found(given, ("noise",), drawn, ("cross",)), samples)
+    if sure.all():  # what outputs have in common leaves less: the first that does
+        sd = np.full((4, width), np.log(sd0).max() + 0.25)
+        np.testing.assert_allclose(found.std, np.exp(sd))
+        np.testing.assert_allclose(found.std_error, 0.01 * LEVEL * np.exp(sd))
+    else:
+        np.testing.assert_allclose(found.variance, variance)
 
 
 @pytest.mark.parametrize(

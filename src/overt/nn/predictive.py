@@ -57,8 +57,9 @@ def predictive_moments(
     5). Where something random cannot be carried (dropout inside an LSTM, a coin that decides what
     runs, coins for whole rows) the model is sampled, many copies to a pass with draws balanced
     among them, what was carried is weighed with that, and the result says so. What is not exact is
-    checked by a few samples, which show biases that outputs have in common. The result also says
-    how far off it may be.
+    checked by a few samples, which show biases that outputs have in common. Sampled standard
+    deviations are drawn towards what rows and outputs have in common, by two standard errors at
+    most. The result also says how far off it may be.
 
     Parameters
     ----------

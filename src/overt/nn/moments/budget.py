@@ -78,7 +78,7 @@ def costs(model: nn.Module, x: Any, output: Output, carry: Callable[[], Found]) 
     def drawn(n: int) -> Samples:
         samples = Samples(model, x, output, covariance=False, quick=True)
         samples.draw(n)
-        samples.moments()
+        samples.moments(shrunk=True)
         return samples
 
     def ask() -> Costs:
@@ -92,7 +92,8 @@ def costs(model: nn.Module, x: Any, output: Output, carry: Callable[[], Found]) 
                 break
         samples = drawn(n) if n > 2 * MANY else samples
         root = math.sqrt(samples.count)
-        spread = samples.errors[0] * root, samples.errors[1] * root
+        sampled = _stated(samples.moments(shrunk=True))
+        spread = sampled[0] * root, sampled[1] * root
         if found.moments is None:
             never = math.inf, math.inf
             return Costs(one, math.inf, tuple(price), never, never, spread)

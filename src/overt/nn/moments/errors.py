@@ -79,12 +79,14 @@ def corrected(carried: Found, samples: Samples) -> Moments:
     In units of the standard deviation, with d what was sampled minus what was carried, s the
     sampled standard error and b the carried one, d moves the result by the share b^2 / (b^2 + s^2),
     whose error is b s / sqrt(b^2 + s^2). The d of all outputs together say whether b was too small.
+    Standard deviations are those that are nearer to what they have in common, with what was carried
+    or with each other, where that should leave less.
     """
     found, drawn = carried.moments, carried.drawn
     how: Any = {"drawn": drawn, "linearized": carried.linearized}
-    sampled = samples.moments(**how)
     if found is None or found.mean_error is None:
-        return sampled
+        return samples.moments(shrunk=True, **how)
+    sampled = samples.moments(**how)
     m0, m1, sd0, sd1 = map(_numbers, (found.mean, sampled.mean, found.std, sampled.std))
     sure, some = (sd0 > 0) & (sd1 > 0), sd1 > 0
     sd0, sd1 = (np.where(sure, sd, np.where(some, sd1, 1.0)) for sd in (sd0, sd1))
@@ -94,6 +96,11 @@ def corrected(carried: Found, samples: Samples) -> Moments:
     given = zip(((m1 - m0) / sd0, np.log(sd1 / sd0)), errors, samples.errors, strict=True)
     least = 0.25 if drawn else 1.0
     (away, of_mean), (ratio, of_std) = (_moved(*one, least, some) for one in given)
+    if sure.all():
+        for center in (np.log(sd0), 0.0):
+            log, error = samples.shrunk(center)
+            if error < of_std.mean():
+                ratio, of_std = log - np.log(sd0), np.full_like(ratio, error)
     like = found.mean
 
     def back(value: Any) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from overt.nn.moments.balance import GROUPS, Balance
 from overt.nn.moments.carry import Output, own, picked, remembered
+from overt.nn.moments.common import believed, energies
 from overt.nn.moments.copies import balanced, copied, draws_apart, rows_apart, rows_of
 from overt.nn.moments.result import LEVEL, Moments
 from overt.nn.recording.modes import modes, unwrapped
@@ -63,6 +64,7 @@ class Samples:
     def _reset(self) -> None:
         self._groups = self.count = 0
         self._mean = self._within = self._between = self._fourth = np.zeros(())
+        self._spread = np.zeros(4)
 
     def draw(self, n: int, progress: Any = None) -> None:
         """Sample n times (a little more if groups do not divide it), noise as it falls."""
@@ -169,10 +171,14 @@ class Samples:
             shares = groups * before / self._groups
             self._between = self._between + shares * self._squares(away[None, None])
         self._mean = mean
-        away = y - mean
-        away *= away
-        away *= away
-        self._fourth = self._fourth + np.add.reduce(away, (0, 1))
+        squares = y - mean
+        squares *= squares
+        if not self._covariance:
+            v = np.add.reduce(squares, (0, 1)) / (groups * self.copies)
+            off = squares / np.where(v > 0, v, 1.0) - 1
+            self._spread = self._spread + energies(off.reshape(-1, len(v), v.size // len(v)))
+        squares *= squares
+        self._fourth = self._fourth + np.add.reduce(squares, (0, 1))
 
     def _squares(self, away: Any) -> Any:
         """Return sums of squares, or of products of a row's outputs, over the first two axes."""
@@ -249,14 +255,30 @@ class Samples:
         n = self.n
         return math.sqrt(self.left / n), math.sqrt((self.kurtosis - 1) / 4 / max(n - 1, 1))
 
-    def moments(self, **how: Any) -> Moments:
-        """Return what was sampled as a result, with its errors."""
+    def shrunk(self, center: Any = 0.0) -> tuple[Any, float]:
+        """Return logarithms of standard deviations, nearer to what they have in common.
+
+        Or what they have in common beyond those of a center. Also returns their standard error.
+        """
+        log = np.log(self._variance()) / 2 - center
+        spread = self._spread / (self._spread.sum() or 1.0)
+        found, error = believed(log.reshape(len(log), -1), self.errors[1], spread)
+        return found.reshape(log.shape) + center, error
+
+    def moments(self, *, shrunk: bool = False, **how: Any) -> Moments:
+        """Return what was sampled as a result, with its errors.
+
+        `shrunk` is with standard deviations nearer to what they have in common.
+        """
         how = {"exact": False, "drawn": ("all",), "draws": self.count, **how}
-        variance = self._variance()
+        variance, (of_mean, of_std) = self._variance(), self.errors
         if self._covariance:
             return Moments(self.mean, self._tensor(variance), **how)
+        if shrunk and ((variance > 0) & (variance < np.inf)).all():
+            log, of_std = self.shrunk()
+            variance = np.exp(2 * log)
         free = max(self.n - 1, 1.0)  # few samples do not know their spread: Student's quantiles
         sd = (1 + 1.24 / free + 4 / free**3) * LEVEL * np.sqrt(np.maximum(variance, 0.0))
-        parts = (self._mean, variance, *(sd * error for error in self.errors))
+        parts = (self._mean, variance, sd * of_mean, sd * of_std)
         mean, variance, of_mean, of_std = map(self._tensor, parts)
         return Moments(mean, variance, mean_error=of_mean, std_error=of_std, **how)

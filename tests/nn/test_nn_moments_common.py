@@ -1,0 +1,128 @@
+"""What rows and outputs have in common makes sampled standard deviations better."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from overt.nn import mc_moments, predictive_moments
+from overt.nn.moments.common import LIMIT, believed, energies
+from overt.nn.moments.samples import Samples
+
+SHAPES = [(4, 5), (1, 6), (7, 1), (1, 1), (2, 3), (30, 4)]
+
+
+def bases(rows, outputs):
+    """Orthonormal bases of the four parts, of flattened tables."""
+
+    def split(n):
+        q = np.linalg.qr(np.column_stack([np.ones(n), np.eye(n)[:, 1:]]))[0]
+        return q[:, :1], q[:, 1:]
+
+    (a, b), (c, d) = split(rows), split(outputs)
+    return [np.kron(left, right) for left, right in ((a, c), (b, c), (a, d), (b, d))]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_energies_are_those_of_projections(shape):
+    tables = np.random.default_rng(0).normal(size=(3, *shape)) + 0.5
+    expected = [np.sum((tables.reshape(3, -1) @ basis) ** 2) for basis in bases(*shape)]
+    np.testing.assert_allclose(energies(tables), expected, atol=1e-12)
+    np.testing.assert_allclose(energies(tables).sum(), np.sum(tables**2))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_each_part_is_shrunk_by_the_rule_of_james_and_stein(shape):
+    rng = np.random.default_rng(1)
+    d, s = rng.normal(size=shape) + 2, 0.3
+    spread = rng.dirichlet([2, 2, 2, 2])
+    found, left = believed(d, s, spread)
+    expected, kept = np.zeros(d.size), []
+    for i, (basis, share) in enumerate(zip(bases(*shape), spread, strict=True)):
+        at, p = basis.T @ d.ravel(), basis.shape[1]
+        noise = s**2 * share * d.size / max(p, 1)
+        factor = 1.0 if i == 0 or p < 3 else max(0.0, 1 - (p - 2) * noise / np.sum(at**2))
+        expected += basis @ (factor * at)
+        kept.append(factor)
+    expected = np.clip(expected.reshape(shape), d - LIMIT * s, d + LIMIT * s)
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+    np.testing.assert_allclose(left, s * np.sqrt(np.dot(spread, kept)))
+
+
+@pytest.mark.parametrize("own", [0.0, 0.1, 1.0])
+def test_errors_are_smaller_and_as_large_as_they_say(own):
+    rng, s, shape = np.random.default_rng(2), 0.2, (6, 5)
+    free = np.array([1, 5, 4, 20]) / 30  # errors of all cells are independent
+    off, said = [], []
+    for _ in range(400):
+        truth = 1 + rng.normal(size=(6, 1)) + rng.normal(size=(1, 5)) + own * rng.normal(size=shape)
+        found, left = believed(truth + s * rng.normal(size=shape), s, free)
+        off.append(np.mean((found - truth) ** 2))
+        said.append(left**2)
+    error = np.std(off) / 20
+    assert np.mean(off) <= s**2 + 5 * error
+    assert own > 0.5 or np.mean(off) + 5 * error < 0.75 * s**2
+    assert np.mean(said) == pytest.approx(np.mean(off), rel=0.15, abs=0)
+
+
+def test_one_cell_apart_stays_apart():
+    d = 0.1 * np.random.default_rng(3).normal(size=(40, 30))
+    d[7, 9] += 1
+    found, _ = believed(d, 0.1, np.array([1, 39, 29, 39 * 29]) / 1200)
+    assert found[7, 9] >= d[7, 9] - LIMIT * 0.1 - 1e-12
+    assert np.abs(found).mean() < 0.5 * np.abs(d).mean()
+
+
+def test_sampled_deviations_are_shrunk_and_plain_ones_are_not():
+    """Of outputs that vary alike: nearer to the truth than those of Monte Carlo dropout."""
+    torch.manual_seed(0)
+    model = nn.LSTM(4, 32, num_layers=2, dropout=0.5, batch_first=True)
+    mix = torch.linalg.qr(torch.randn(32, 6))[0]
+    x, pick = torch.randn(1, 5, 4).expand(6, 5, 4), lambda y: y[0][:, -1] @ mix
+    truth = mc_moments(model, x, 4000, output=pick, seed=1).std
+    off = []
+    for draws in (None, 40):
+        found = [
+            mc_moments(model, x, 40, output=pick, seed=i) if draws is None
+            else predictive_moments(model, x, output=pick, draws=40)
+            for i in range(12)
+        ]  # fmt: skip
+        off.append(
+            float(np.mean([float((one.std.log() - truth.log()).square().mean()) for one in found]))
+        )
+        near = [(one.std - truth).abs() <= one.std_error for one in found]
+        assert torch.stack(near).double().mean() > 0.88
+    assert off[1] < 0.85 * off[0]
+
+
+def test_spread_is_that_of_squares_over_parts():
+    rng = np.random.default_rng(4)
+    samples = Samples(None, None, None, covariance=False)
+    samples.copies, samples._like = 50, torch.empty(0, dtype=torch.float64)
+    y = rng.normal(size=(50, 3, 1)) * np.array([1.0, 2.0])  # both outputs of a row are one
+    samples._add(y)
+    log, error = samples.shrunk()
+    raw = np.log(y.var(0, ddof=1)) / 2
+    np.testing.assert_allclose(log[:, 1] - log[:, 0], np.log(2))
+    np.testing.assert_allclose(log.mean(), raw.mean())
+    assert np.all(np.abs(log - raw) <= LIMIT * samples.errors[1] + 1e-12)
+    assert 0 < error <= samples.errors[1] * (1 + 1e-12)
+    above = 0.7 * np.arange(6).reshape(3, 2)
+    moved, _ = samples.shrunk(raw + 1 + above)  # nothing in common with that
+    np.testing.assert_allclose(moved.mean(), raw.mean())
+
+
+def test_fair_signs_and_outputs_that_do_not_vary_are_left_alone():
+    samples = Samples(None, None, None, covariance=False)
+    samples.copies, samples._like = 4, torch.empty(0, dtype=torch.float64)
+    samples._add(np.array([1.0, -1.0, 1.0, -1.0])[:, None, None] * np.ones((4, 3, 2)))
+    found = samples.moments(shrunk=True)
+    np.testing.assert_allclose(found.variance, 4 / 3)
+    samples._add(np.zeros((4, 3, 2)) * [[1, 0]] + np.array([1.0, 0])[None, None])
+    still = Samples(None, None, None, covariance=False)
+    still.copies, still._like = 4, torch.empty(0, dtype=torch.float64)
+    y = np.random.default_rng(5).normal(size=(4, 3, 2)) * [1.0, 0.0]
+    still._add(y)
+    np.testing.assert_allclose(still.moments(shrunk=True).variance, y.var(0, ddof=1))
