@@ -126,3 +126,45 @@ def test_fair_signs_and_outputs_that_do_not_vary_are_left_alone():
     y = np.random.default_rng(5).normal(size=(4, 3, 2)) * [1.0, 0.0]
     still._add(y)
     np.testing.assert_allclose(still.moments(shrunk=True).variance, y.var(0, ddof=1))
+
+
+class Coin(nn.Module):
+    """All rows are doubled or none, then each number meets noise of its own."""
+
+    def __init__(self, prob):
+        super().__init__()
+        self.prob, self.weight = prob, nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        x = x * self.weight
+        y = 2 * x if torch.rand(()) < self.prob else x
+        return y + torch.randn(x.shape) * 0.7
+
+
+def test_copies_that_share_a_coin_tell_more_and_are_worth_what_they_say():
+    """E = x (1 + p), Var = x^2 p (1 - p) + .49."""
+    x, p = torch.tensor([[0.5, -1.0], [2.0, 0.1], [0.3, 0.4]]), 0.3
+    mean, variance = x * (1 + p), x**2 * p * (1 - p) + 0.49
+    model, found = Coin(p), []
+    for seed in range(60):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            samples = Samples(model, x, None, covariance=False)
+            samples.draw(40)
+        assert (samples._each, samples.count) == (8, 40)
+        found.append((samples.mean, samples.variance, samples.moments()))
+    for at, truth in enumerate((mean, variance)):
+        many = torch.stack([one[at] for one in found])
+        error = many.std(0) / len(many) ** 0.5
+        assert ((many.mean(0) - truth).abs() <= 5 * error).all()
+    off = torch.stack([(one[2].std / variance.sqrt()).log() for one in found])
+    own = off[:, 2:].std()  # of a row that the coin hardly moves: 8 copies count nearly as 8
+    assert own < 0.6 / (2 * 40) ** 0.5
+    for name, truth in (("mean", mean), ("std", variance.sqrt())):
+        near = [(getattr(m, name) - truth).abs() <= getattr(m, f"{name}_error") for *_, m in found]
+        assert torch.stack(near).double().mean() > 0.88
+    together = Samples(model, x, None, covariance=True)
+    torch.manual_seed(7)
+    together.draw(600)
+    expected = x[:, :, None] * x[:, None, :] * p * (1 - p) + 0.49 * torch.eye(2)
+    torch.testing.assert_close(together.variance, expected, rtol=0.2, atol=0.1)

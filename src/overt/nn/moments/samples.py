@@ -3,7 +3,8 @@
 Rows of a batch may share draws (noise on weights, a coin that decides what runs), so that copies in
 one pass need not be independent, and where they do not, draws are balanced among groups of them.
 With c copies to a group, W the variance within groups and B that of the groups' means,
-W (1 - 1 / c) + B is unbiased either way.
+W (1 - 1 / c) + B is unbiased either way. Where a pass is one sample, because its rows share a coin,
+a small network takes some copies to it all the same: what they do not share is averaged.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class Samples:
 
     `alone` is without copies, `quick` balances one group too, which does not show what that does.
     `mean` and `variance` are those of all samples so far, `n` is the number of independent samples
-    that they are worth, `kurtosis` that of a typical output, `copies` how many a group holds.
+    that they are worth, `kurtosis` that of a typical output, `copies` how many a group holds, each
+    of them `_each` copies that share draws.
     """
 
     def __init__(
@@ -55,7 +57,8 @@ class Samples:
     ) -> None:  # fmt: skip
         self._model, self._x, self._output = model, x, output
         self._covariance, self._quick, self._even = covariance, quick, False
-        self.copies, self._like = 1, torch.empty(0)
+        self.copies = self._each = 1
+        self._like = torch.empty(0)
         self._reset()
         self._most = int(alone)
         self._alone, self._sure, self._answers = alone, False, dict[Any, Any]()
@@ -64,7 +67,7 @@ class Samples:
     def _reset(self) -> None:
         self._groups = self.count = 0
         self._mean = self._within = self._between = self._fourth = np.zeros(())
-        self._spread = np.zeros(4)
+        self._spread, self._apart = np.zeros(4), 0.0
 
     def draw(self, n: int, progress: Any = None) -> None:
         """Sample n times (a little more if groups do not divide it), noise as it falls."""
@@ -84,6 +87,7 @@ class Samples:
                     progress.advance(left - end + self.count)
                 if not self._alone and self._groups == PASSES and self._shared() > SHARED:
                     self._answers["shared"] = self._alone = True
+                    self._each = self._answers["times"]
                     self._reset()
                     self.copies, end = self._group(n), n
             seen = not self._alone and self.copies >= SHOWN and self._groups >= PASSES
@@ -100,14 +104,16 @@ class Samples:
     def _in_turn(self, passes: int) -> Any:
         """Return outputs of passes of one copy each, members of groups in turn."""
         found, model, groups = [], unwrapped(self._model), passes // self.copies
-        seeds = torch.randint(2**62, (groups,)).tolist()
+        seeds, given = torch.randint(2**62, (groups,)).tolist(), copied(self._x, self._each)
         with self._turns as balance:
             for i in range(passes):
                 balance.take(i // groups, self.copies, seeds[i % groups])
-                found.append(picked(called(model, own(self._x)), self._output))
+                found.append(picked(called(model, own(given)), self._output))
         if passes >= PASSES:
             balance.used = balance.called
-        return self._numbers(torch.cat(found), passes)
+        y = self._numbers(torch.cat(found), passes * self._each)
+        parts = y.reshape(self.copies, groups, self._each, *y.shape[1:])
+        return parts.swapaxes(1, 2).reshape(y.shape)
 
     def _numbers(self, y: Tensor, count: int) -> Any:
         self._like = y[:0]
@@ -126,18 +132,21 @@ class Samples:
             return answers[what]
 
         self._turns = answers.setdefault("turns", Balance(used=None))
-        self._alone = not self._rows or not ask(rows_apart) or "shared" in answers
-        apart = False if self._alone else ask(draws_apart)
-        self._alone = apart is False
-        if self._alone:
+        if not self._rows or not ask(rows_apart):
+            self._alone = True
             return
-        self._sure = apart or "apart" in answers
-        if self._sure:
-            self._balance = ask(balanced)
         if "times" not in answers:
             weights = sum(weight.numel() for weight in self._model.parameters())
             numbers = sum(t.numel() for t in tensors(self._x)) / self._rows
             answers["times"] = TIMES if weights <= SMALL[0] and numbers <= SMALL[1] else 1
+        apart = "shared" not in answers and ask(draws_apart)
+        self._alone = apart is False
+        if self._alone:
+            self._each = answers["times"]
+            return
+        self._sure = apart or "apart" in answers
+        if self._sure:
+            self._balance = ask(balanced)
         self._most = max(1, answers["times"] * min(COPIES, ROWS // self._rows))
 
     def _group(self, n: int) -> int:
@@ -156,12 +165,13 @@ class Samples:
 
     def _add(self, y: Any) -> None:
         """Add the groups of a pass, or the outputs of several passes of one copy."""
-        groups, before = len(y) // self.copies, self._groups
-        self.count, self._groups = self.count + len(y), before + groups
-        y = y.reshape(self.copies, groups, *y.shape[1:])
-        means = np.add.reduce(y) / self.copies
+        members, before = self.copies * self._each, self._groups
+        groups = len(y) // members
+        self.count, self._groups = self.count + groups * self.copies, before + groups
+        y = y.reshape(members, groups, *y.shape[1:])
+        means = np.add.reduce(y) / members
         mean = np.add.reduce(means) / groups
-        if self.copies > 1:
+        if members > 1:
             self._within = self._within + self._squares(y - means)
         if groups > 1:
             self._between = self._between + self._squares((means - mean)[None])
@@ -174,8 +184,11 @@ class Samples:
         squares = y - mean
         squares *= squares
         if not self._covariance:
-            v = np.add.reduce(squares, (0, 1)) / (groups * self.copies)
+            v = np.add.reduce(squares, (0, 1)) / (groups * members)
             off = squares / np.where(v > 0, v, 1.0) - 1
+            if self._each > 1:
+                self._apart += float(np.vdot(off, off)) / self._each
+                off = off.reshape(self.copies, self._each, -1).mean(1)
             self._spread = self._spread + energies(off.reshape(-1, len(v), v.size // len(v)))
         squares *= squares
         self._fourth = self._fourth + np.add.reduce(squares, (0, 1))
@@ -203,9 +216,9 @@ class Samples:
     def _variance(self) -> Any:
         """Return the variance; of one group, as if balance left a quarter of its mean's."""
         if self._groups == 1:
-            return self._within / (self.copies - (0.25 if self._even else 1.0))
-        between = self._between / (self._groups - 1)
-        return between if self.copies == 1 else self._within / self.count + between
+            return self._within / (self.copies - (0.25 if self._even else 1.0)) / self._each
+        between, total = self._between / (self._groups - 1), self.count * self._each
+        return between if total == self._groups else self._within / total + between
 
     def _shared(self) -> float:
         """Return how many times more passes' means vary than copies of their own would."""
@@ -246,14 +259,17 @@ class Samples:
             v = v[some]
         if not v.size:
             return 3.0
-        found = float((self._fourth[some] / (v * v).ravel()).sum()) / (self.count * v.size)
+        numbers = self.count * self._each * v.size
+        found = float((self._fourth[some] / (v * v).ravel()).sum()) / numbers
         return max(1.5, found) if math.isfinite(found) else 3.0
 
     @property
     def errors(self) -> tuple[float, float]:
         """The standard errors of mean and standard deviation, over the standard deviation."""
-        n = self.n
-        return math.sqrt(self.left / n), math.sqrt((self.kurtosis - 1) / 4 / max(n - 1, 1))
+        n, squares = self.n, self.kurtosis - 1
+        if self._apart:  # what copies in a pass leave of it
+            squares *= min(1.0, float(self._spread.sum()) / self._apart)
+        return math.sqrt(self.left / n), math.sqrt(squares / 4 / max(n - 1, 1))
 
     def shrunk(self, center: Any = 0.0) -> tuple[Any, float]:
         """Return logarithms of standard deviations, nearer to what they have in common.
