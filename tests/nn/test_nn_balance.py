@@ -123,7 +123,15 @@ def test_passes_in_turn_are_balanced_too():
     assert ((ratio - 1).abs() < 5 * (2 / 18 / 60) ** 0.5).all()
     away = torch.stack([one.mean for one in found]) - truth.mean
     assert float((away.square() / truth.variance).mean()) * 20 < 0.05
-    # What is not torch's to draw is as it falls, and the stated error knows.
+    # Python's coins too: y or 2 y, at .7 and .3.
+    model.run = lambda self, x: self.layer(x) * (1 + (random.random() < 0.3))  # noqa: S311
+    y = model.layer(x).detach()
+    found = [mc_moments(model, x, 20) for _ in range(60)]
+    ratio = torch.stack([one.variance for one in found]).mean(0) / (0.21 * y**2)
+    assert ((ratio - 1).abs() < 0.1).all()
+    away = torch.stack([one.mean for one in found]) / y - 1.3
+    assert float(away.square().mean()) / 0.21 * 20 < 0.05
+    # What nobody sees is as it falls, and the stated error knows.
     model.run = lambda self, x: self.layer(x) * random.choice((0.0, 2.0))  # noqa: S311
     samples = Samples(model, x, None, covariance=False)
     samples.draw(400)

@@ -10,6 +10,7 @@ one to a copy. Passes of one copy each make groups in the same way, one after th
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from threading import get_ident
@@ -52,6 +53,12 @@ def _ranks(group: int) -> tuple[Tensor, Tensor]:
     return ranks.reshape(-1, group).T.contiguous(), within.reshape(-1)
 
 
+@lru_cache(maxsize=16)
+def _listed(group: int) -> list[list[int]]:
+    found: list[list[int]] = _ranks(group)[0].tolist()
+    return found
+
+
 @lru_cache(maxsize=64)
 def _table(kind: str, group: int, a: float, b: float, dtype: Any, device: Any) -> Tensor:
     """Return patterns (group, patterns) of coins that are b with probability a, else 0.
@@ -80,7 +87,7 @@ class Balance:
         self.seen, self.called, self.used = list[Form](), set[str](), used
         self.swapped: bool | None = None
         self._copies = self._group = 1
-        self._turn, self._own = -1, torch.Generator()
+        self._turn, self._own, self._state = -1, torch.Generator(), 0
         self._before: list[tuple[Any, str, Any]] = []
 
     def begin(self, copies: int, group: int) -> None:
@@ -89,7 +96,7 @@ class Balance:
 
     def take(self, turn: int, group: int, seed: int) -> None:
         """Note that one of a group of passes begins, which have their seed in common."""
-        self._group, self._turn = group, turn
+        self._group, self._turn, self._state = group, turn, seed
         self._own.manual_seed(seed)
 
     def _units(self, shape: Form) -> int:
@@ -225,6 +232,16 @@ def _bernoulli_(self: Balance, old: Any, input: Tensor, p: Any = 0.5, **kwargs: 
     return input.copy_(self._masks(input, units, p, 1.0))
 
 
+def _number(self: Balance, old: Any) -> float:
+    """Return one of Python's own uniform numbers, which all copies in a pass would share."""
+    made: float = old()
+    if self._turn < 0:
+        return made
+    ranks = _listed(self._group)[self._turn]
+    self._state = (self._state * 6364136223846793005 + 1442695040888963407) % 2**64
+    return (ranks[(self._state >> 32) % len(ranks)] + made) / self._group
+
+
 def _plain(x: Tensor) -> bool:
     batched = torch._C._functorch.is_functorch_wrapped_tensor(x)
     return x.is_floating_point() and not has_torch_function_unary(x) and not batched
@@ -243,4 +260,5 @@ _STAND_INS: list[tuple[Any, str, Any]] = [
     (torch, "randn", partial(_made, Balance.normal)),
     (torch, "randn_like", partial(_made, Balance.normal)),
     (Tensor, "bernoulli_", _bernoulli_),
+    (random, "random", _number),
 ]
