@@ -181,17 +181,19 @@ class Samples:
             shares = groups * before / self._groups
             self._between = self._between + shares * self._squares(away[None, None])
         self._mean = mean
-        squares = y - mean
-        squares *= squares
-        if not self._covariance:
-            v = np.add.reduce(squares, (0, 1)) / (groups * members)
-            off = squares / np.where(v > 0, v, 1.0) - 1
-            if self._each > 1:
-                self._apart += float(np.vdot(off, off)) / self._each
-                off = off.reshape(self.copies, self._each, -1).mean(1)
-            self._spread = self._spread + energies(off.reshape(-1, len(v), v.size // len(v)))
-        squares *= squares
-        self._fourth = self._fourth + np.add.reduce(squares, (0, 1))
+        if self._covariance:
+            return
+        off = y - mean
+        off *= off
+        v = np.add.reduce(off, (0, 1)) / (groups * members)
+        v = np.where(v > 0, v, 1.0)
+        off /= v
+        self._fourth = self._fourth + v * v * np.einsum("cg...,cg...->...", off, off)
+        off -= 1
+        if self._each > 1:
+            self._apart += float(np.vdot(off, off)) / self._each
+            off = off.reshape(self.copies, self._each, -1).mean(1)
+        self._spread = self._spread + energies(off.reshape(-1, len(v), v.size // len(v)))
 
     def _squares(self, away: Any) -> Any:
         """Return sums of squares, or of products of a row's outputs, over the first two axes."""
@@ -272,20 +274,14 @@ class Samples:
         return math.sqrt(self.left / n), math.sqrt(squares / 4 / max(n - 1, 1))
 
     def shrunk(self, center: Any = 0.0) -> tuple[Any, float]:
-        """Return logarithms of standard deviations, nearer to what they have in common.
-
-        Or what they have in common beyond those of a center. Also returns their standard error.
-        """
+        """Return logarithms of deviations nearer to what they share, less a center; their error."""
         log = np.log(self._variance()) / 2 - center
         spread = self._spread / (self._spread.sum() or 1.0)
         found, error = believed(log.reshape(len(log), -1), self.errors[1], spread)
         return found.reshape(log.shape) + center, error
 
     def moments(self, *, shrunk: bool = False, **how: Any) -> Moments:
-        """Return what was sampled as a result, with its errors.
-
-        `shrunk` is with standard deviations nearer to what they have in common.
-        """
+        """Return what was sampled as a result, with its errors; deviations are shrunk if asked."""
         how = {"exact": False, "drawn": ("all",), "draws": self.count, **how}
         variance, (of_mean, of_std) = self._variance(), self.errors
         if self._covariance:
