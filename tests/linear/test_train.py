@@ -172,6 +172,25 @@ def test_divergence_is_reported_not_raised():
     assert np.isnan(run.objective[:, -1]).all()
 
 
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
+@pytest.mark.parametrize("rate", [1e60, 1e100, 1e200])
+@pytest.mark.parametrize("gradient", ["sampled", "expected"])
+def test_weights_whose_products_are_not_finite_have_diverged(rate, gradient):
+    """At these rates a step ends at finite weights, of which not even the penalty is finite."""
+    M, unlike = np.eye(2), np.array([[1.0, -0.5], [-0.5, 0.7]])
+    for net in (
+        overt.LinearNetwork(M, 2, overt.Dropout(0.5)),
+        overt.LinearNetwork(M, 2, overt.CovarianceNoise(np.ones(2), unlike)),
+        overt.LinearNetwork(M, 2, overt.DropConnect(0.5)),
+        overt.TiedAutoencoder(M, 2, overt.Dropout(0.5)),
+        overt.DeepLinearNetwork(M, (2, 2), 0.5),
+    ):
+        run = net.train(2, rate, 2, gradient=gradient, records=2)
+        assert run.status == "diverged"
+        assert run.diverged.tolist() == [True, True]
+        assert np.isnan(run.objective[:, -1]).all()
+
+
 @pytest.mark.parametrize("which", [0, 1])
 def test_weights_of_which_some_are_not_finite_are_not_measured(which):
     def advance(weights, rates):
