@@ -70,7 +70,7 @@ class Landscape(Result):
     def strict_saddle(self) -> bool:
         """Whether every point that is not a global minimum has negative curvature."""
         lowest = self.points[0].objective
-        above = lowest + 1e-9 * max(1.0, abs(lowest))
+        above = lowest + 1e-9 * float(np.sum(self.M**2))
         return all(p.kind == "strict saddle" for p in self.points if p.objective > above)
 
     def plot(self) -> Any:
