@@ -227,6 +227,7 @@ def test_landscape_costs_what_it_returns():
 @pytest.mark.parametrize(
     ("spectrum", "width", "ranks"),
     [
+        ([2.0, 0.0], 3, [1]),
         ([1.0] * 4, 4, [4]),
         ([1.0] * 4, 2, [2]),
         ([2.0, 2.0, 1.0, 1.0, 0.5], 5, [2, 4, 5]),

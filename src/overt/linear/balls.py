@@ -82,8 +82,7 @@ def eigenvectors(K: Any, steps: int = 1) -> Any:
     block between them is diagonalized after its mean is taken out.
     """
     K = K.mid()
-    approximate = _floats(K)
-    X = _orthogonal(balls(np.linalg.eigh((approximate + approximate.T) / 2)[1]))
+    X = _orthogonal(balls(np.linalg.eigh(_floats(K))[1]))
     for _ in range(steps):
         X = _orthogonal((X * _newton(K, X)).mid())
     return _rounded(X, BITS)
@@ -119,7 +118,7 @@ def _rotation(S: Any, members: Sequence[int]) -> Floats:
     scale = float(np.abs(block).max())
     if scale == 0:
         return np.eye(size)
-    return np.asarray(np.linalg.eigh((block + block.T) / (2 * scale))[1])
+    return np.asarray(np.linalg.eigh(block / scale)[1])
 
 
 def _orthogonal(X: Any) -> Any:
