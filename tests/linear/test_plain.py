@@ -132,7 +132,7 @@ def test_factors_are_refined_in_units_of_the_target(monkeypatch, m, weak):
     assert all(W is start for W in task.best_factors(m, start, 0.1))  # of a higher value
     value, starts, enough = asked[0]
     assert enough == pytest.approx(0.1 / scale**2)
-    np.testing.assert_allclose(starts, [(B,), (nudged(B, 1),)])
+    np.testing.assert_allclose(starts, [(B,), nudged(B)])
     raised = max(1.0, 1e-8 / np.abs(Gamma).max())
     found, (slope,) = value(Z)
     assert found == pytest.approx(plain(Z, partner(Z, raised), raised))
@@ -145,7 +145,7 @@ def test_factors_are_refined_in_units_of_the_target(monkeypatch, m, weak):
     np.testing.assert_allclose(task.best_root(m, spectrum, 0.1), np.sqrt(scale) * better)
     value, ((root,), (other,)), enough = asked[2]
     np.testing.assert_allclose(root @ root.T, np.diag(spectrum) / scale, atol=1e-9)
-    np.testing.assert_allclose(other, nudged(root, 1))
+    np.testing.assert_allclose([other], nudged(root))
     assert enough == pytest.approx(0.1 / scale**2)
     found, (slope,) = value(Z)
     assert found == pytest.approx(plain(Z, Z))
@@ -256,6 +256,9 @@ def test_directions_of_tied_weights_are_those_that_lower_the_error():
     assert 0 < len(a) < 3
     U = R @ task._directions(K, R)
     np.testing.assert_allclose(U @ U.T, W * a @ W.T, atol=1e-9)
+    for unit in (1e-16, 1e16):
+        U = R @ task._directions(unit * K, R)
+        np.testing.assert_allclose(U @ U.T / unit, W * a @ W.T, atol=1e-9)
     Z = rng.standard_normal((4, 3))
     monkeypatched = []
     with pytest.MonkeyPatch.context() as patch:
@@ -582,6 +585,34 @@ def test_few_weights_are_taken_in_rounds(monkeypatch, size, rounds):
     assert bool(seen) == rounds
 
 
+def test_rounds_go_on_where_the_last_one_ended_and_end(monkeypatch):
+    """One weight is zero and has no slope; the others go down a curved valley."""
+    asked, begins, turn = [], [], descent._rounding
+
+    def value(w):
+        x, y, _ = w
+        slope = [-400 * x * (y - x * x) - 2 * (1 - x), 200 * (y - x * x), 0.0]
+        asked.append(100 * (y - x * x) ** 2 + (1 - x) ** 2 + 1.0)
+        return asked[-1], (np.array(slope),)
+
+    def rounding(flat, theta):
+        found = turn(flat, theta)
+        flat(theta)
+        begins.append((len(asked), asked[-1]))
+        return found
+
+    monkeypatch.setattr(descent, "FIRST", 3)
+    monkeypatch.setattr(descent, "ROUND", 2)
+    monkeypatch.setattr(descent, "_rounding", rounding)
+    start = (np.array([-1.2, 1.0, 0.0]),)
+    (found,) = descend(value, start, max_steps=9)
+    assert len(begins) == 3  # nine steps in rounds of two, the first of which is another
+    for at, before in begins:
+        assert asked[at] == pytest.approx(before, rel=1e-12)
+    (found,) = descend(value, start)
+    np.testing.assert_allclose(found, [1.0, 1.0, 0.0], atol=1e-5)
+
+
 def test_floors_are_found_of_so_many_weights(monkeypatch):
     net = overt.LinearNetwork(np.diag([2.0, 1.0]), 2, DROP)
     monkeypatch.setattr("overt.linear.floor.LARGEST", 8)
@@ -696,6 +727,19 @@ def test_roots_of_second_moments(steep):
         whitening.tell_of_what_was_cut(0.9e-9 * seen, seen)
 
 
+def test_data_have_the_rank_that_rounding_leaves():
+    """As many directions as np.linalg.matrix_rank counts once every feature is of unit size."""
+    rng, seen = np.random.default_rng(22), set()
+    a, b, c = rng.standard_normal(40), rng.standard_normal(40), rng.standard_normal(60)
+    for t in np.geomspace(1e-16, 1e-12, 25):
+        X = np.outer(a, np.ones(60)) + t * np.outer(b, c)
+        root, basis = whitening.of_data(X * np.geomspace(1, 1e6, 60), 40)
+        rank = np.linalg.matrix_rank(X / np.linalg.norm(X, axis=0))
+        assert (root.L.shape, basis.shape) == ((60, rank), (40, rank))
+        seen.add(rank)
+    assert len(seen) > 1
+
+
 def test_products_are_rounded_once():
     rng = np.random.default_rng(7)
     A = rng.standard_normal((3, 40)) * np.logspace(0, -12, 40)
@@ -791,9 +835,10 @@ def test_coordinates_fit_the_curvature():
     np.testing.assert_allclose(signs, [-1, 1, 1, 1], atol=1e-4)
     flat = _rounding(lambda t: (0.0, np.diag([1.0, 0.0]) @ t), np.ones(2))
     assert np.abs(flat).max() == pytest.approx(1e5, rel=1e-6)
-    W = rng.standard_normal((3, 2))
-    noise = np.random.default_rng(7).standard_normal((3, 2))
-    np.testing.assert_allclose(nudged(W, 7), W + 0.03 * np.sqrt(np.mean(W**2)) * noise)
+    start = [size * rng.standard_normal((60, 50)) for size in (2.0, 1e-3)]
+    moves = [(new - W) / np.std(W) for new, W in zip(nudged(*start), start, strict=True)]
+    np.testing.assert_allclose([np.std(move) for move in moves], 0.03, rtol=0.1)
+    assert not np.allclose(*moves)
     assert attains(2.0) == pytest.approx(2.0 * (1 + 1e-10), rel=1e-15)
 
 
@@ -885,8 +930,7 @@ def test_numbers_of_chains_are_tried_while_they_gain(monkeypatch, values, tried,
 
     def descend(value, start, tol):
         assert tol == 1e-10
-        assert start[0] == nudged(np.full((1, 1), asked[-1]), 0)
-        assert start[1] == nudged(np.full((1, 1), asked[-1]), 1)
+        assert start == nudged(*[np.full((1, 1), asked[-1])] * 2)
         return [np.full((1, 1), asked[-1])]
 
     monkeypatch.setattr(layers, "_chains", chains)
@@ -1089,12 +1133,12 @@ def test_projections_add_up_where_theory_says():
         assert blocks.attained(t, k) is found, (n, k, b)
 
 
-@pytest.mark.parametrize("condition", [1e2, 1e4])
-def test_the_best_map_of_dropped_weights_closes_its_gap_whatever_the_inputs(condition):
+@pytest.mark.parametrize(("condition", "unit"), [(1e2, 1e4), (1e4, 1e-4)])
+def test_the_best_map_of_dropped_weights_closes_its_gap_whatever_the_inputs(condition, unit):
     """|T - B K|^2 + w |B|_*^2 at B is what weak duality proves at N."""
     rng, w = np.random.default_rng(20), 1e-3
     R = rng.standard_normal((6, 6)) * np.geomspace(1, 1 / condition, 6)
-    task = overt.LinearNetwork(rng.standard_normal((4, 6)), 4, overt.DropConnect(0.3),
+    task = overt.LinearNetwork(unit * rng.standard_normal((4, 6)), 4, overt.DropConnect(0.3),
                                second_moment=R @ R.T).effect.regression  # fmt: skip
     B, bound, N = best_map(task, w)
     K = task.root / np.sqrt(task.input_variances)[:, None]
@@ -1207,6 +1251,7 @@ WRONG = [
     (lambda: NET.train(10, init=[np.ones((3, 2))] * 3), "init must be a pair"),
     (lambda: NET.train(10, init=np.ones((2, 3, 2))), "init must be a pair"),
     (lambda: NET.train(steps=0), "steps must be"), (lambda: NET.train(10, -1.0), "learning_rate"),
+    (lambda: NET.train(10, 0.0), "learning_rate"),
     (lambda: NET.train(10, lambda t: -np.ones(len(t))), "one rate >= 0 for each step"),
     (lambda: NET.train(10, lambda t: np.ones(3)), "one rate >= 0 for each step"),
     (lambda: NET.train(10, batch_size=0), "batch_size must be"),
@@ -1316,9 +1361,13 @@ def test_covariances_that_rounding_alone_correlates_are_solved_exactly():
 
 
 def test_envelopes_of_noise_that_moves_all_units_alike():
+    for scales in np.random.default_rng(23).standard_normal((20, 2)):
+        noise = overt.CovarianceNoise(np.ones(2), np.outer(scales, scales))
+        weights = [weight for weight, _ in envelopes(noise, 2)]
+        assert weights == [0.0, 0.0]  # whatever rounding makes of the least eigenvalue
     noise = overt.CovarianceNoise(np.ones(3), 0.5 * np.ones((3, 3)))
     (delta, _), (gamma, norm) = envelopes(noise, 3)
-    assert delta == pytest.approx(0.0, abs=1e-12)
+    assert delta == 0.0
     assert gamma == pytest.approx(0.5 * (1 - 1e-9), rel=1e-12)
     assert norm == Schatten(2.0)
 

@@ -230,6 +230,19 @@ def test_an_interrupt_keeps_what_was_computed(monkeypatch):
     assert reached[: reached.sum()].all()
 
 
+def test_an_interrupt_is_told_beside_seeds_that_diverged():
+    def interrupted(weights, rates):
+        raise KeyboardInterrupt
+
+    steps = iter([lambda weights, rates: 0, interrupted])
+    found = training.run_seeds(
+        lambda rng: [np.zeros(1)], lambda rng: next(steps), lambda weights: (1.0, 2.0, 3), steps=5,
+        learning_rate=0.1, seeds=2, records=[2], n_jobs=1, optimum=0.5,
+    )  # fmt: skip
+    assert found.status == "interrupted"
+    assert found.diverged.tolist() == [True, False]
+
+
 def test_records_cover_the_run_from_start_to_end():
     for steps in (1, 2, 7, 1000):
         grid = training._grid(steps, 10)

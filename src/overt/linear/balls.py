@@ -93,20 +93,15 @@ def _newton(K: Any, X: Any) -> Any:
     S = (X.transpose() * (K * X).mid()).mid()
     Sf, n = _floats(S), S.nrows()
     values = np.diag(Sf)
-    near = max(CLUSTER * float(np.abs(values).max()), 1e-300)
-    Q, group, start = np.eye(n), np.arange(n), 0
-    order = np.argsort(values)
-    for end in range(1, n + 1):
-        if end < n and values[order[end]] - values[order[end - 1]] <= near:
-            continue
-        members = order[start:end].tolist()
-        group[members], start = start, end
-        if len(members) > 1:
-            Q[np.ix_(members, members)] = _rotation(S, members)
+    near, order = CLUSTER * float(np.abs(values).max()), np.argsort(values)
+    Q, group = np.eye(n), np.arange(n)
+    for members in np.split(order, np.flatnonzero(np.diff(values[order]) > near) + 1):
+        group[members] = members[0]
+        Q[np.ix_(members, members)] = _rotation(S, members.tolist())
     F = Q.T @ (Sf - np.diag(values)) @ Q
     gaps = values[None, :] - values[:, None]
     apart = group[:, None] != group[None, :]
-    E = np.where(apart, F / np.where(apart, gaps, 1.0), 0.0)
+    E = np.divide(F, gaps, out=np.zeros_like(F), where=apart)
     return balls(Q) + balls(Q @ E)
 
 

@@ -142,7 +142,9 @@ def _point(
     m = values[list(kept)]
     a = m - lam * m.sum() / (r + lam * len(m))
     W = vectors[:, list(kept)]
-    U = equalize.balanced_factors(W, a, W, r)[0] if kept else np.zeros((len(values), r))
+    U = np.zeros((len(values), r))
+    if kept:
+        U, _ = equalize.balanced_factors(W, a, W, r)
     objective = float(np.sum((M - U @ U.T) ** 2) + lam * np.sum(np.sum(U**2, axis=0) ** 2))
     inside, outside = _inside(W, U, lam), _outside(values, vectors, U, lam, kept)
     curvature, escape = min(inside, outside, key=lambda found: found[0])

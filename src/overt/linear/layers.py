@@ -175,8 +175,7 @@ class DeepNoise(NoiseEffect):
             if count not in found:
                 chains = _chains(m[:count], len(m), damping[count - 1], self.widths)
                 # Chains are saddles where mixing gains, and are left only by a nudge.
-                layers = [nudged(W, i) for i, W in enumerate(chains)]
-                layers = descend(value, layers, tol=ROUGH)
+                layers = descend(value, nudged(*chains), tol=ROUGH)
                 found[count] = value(*layers)[0], layers
             return found[count][0]
 

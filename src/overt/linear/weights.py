@@ -72,14 +72,13 @@ class WeightNoise(NoiseEffect):
         rank = int(np.sum(s > 1e-9 * s[0])) if s[0] > 0 else 0
         kept = min(rank, self.width)
         U, V = equalize.balanced_factors(left[:, :kept], s[:kept], right[:kept].T, self.width)
+        enough = attains(self.relaxation.bound)
         if rank > self.width:
-            starts = [(V,), (nudged(V, 0),), (nudged(V, 1),)]
-            (V,) = refine(self._value_of_inputs, starts, attains(self.relaxation.bound))
+            (V,) = refine(self._value_of_inputs, [(V,), nudged(V)], enough)
             U = self._best_outputs(V)
         V = V / self._root[:, None]
         if self.weight_decay:
-            again = [(U, V), (nudged(U, 0), nudged(V, 1))]
-            return refine(self.value, again, attains(self.relaxation.bound))
+            return refine(self.value, [(U, V), nudged(U, V)], enough)
         return U, V
 
     def _best_outputs(self, V: Floats) -> Floats:
