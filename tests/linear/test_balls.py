@@ -8,6 +8,7 @@ import pytest
 flint = pytest.importorskip("flint")
 
 from overt.linear import balls  # noqa: E402
+from overt.linear.checker import RefusedError  # noqa: E402
 
 
 def test_relations_are_all_that_hold_exactly():
@@ -63,3 +64,5 @@ def test_exact_matrices_become_balls_and_are_multiplied():
     square = A @ A
     assert (square.rows, square.exponent) == ([(-26, -20), (28, -34)], -4)
     assert balls.hexadecimal(flint.arb(-0.75)) == "-0x3p-2"
+    with pytest.raises(RefusedError, match="shapes do not fit"):
+        _ = A @ balls.Exact([[1, 2]], 0)

@@ -273,6 +273,9 @@ REFUSED = [
     (MATRIX | {"characteristic": told(3 * EYE - 1.5)}, None,
      {"gamma": (-1.5).hex(), "delta": ["0x1p0"] * 2 + ["0x0p0"], "dominated": told(EYE)},
      "a cost without noise"),
+    (MATRIX | {"characteristic": told(1.5 * EYE - 1.5)}, None,
+     {"gamma": (-1.5).hex(), "delta": ["0x1p-1"] * 3, "dominated": told(EYE)},
+     "costs that bound nothing"),
     (MATRIX, [0.1] * 3, {"gamma": "0x0p0", "delta": ["0x1p0"] * 2, "dominated": told(EYE)},
      "wrong costs"),
     (MATRIX, [0.1] * 3, {"gamma": "0x0p0", "delta": ["0x1p-1", "0x1p-1", "-0x1p-1"],
@@ -315,9 +318,11 @@ def test_the_operator_bound_is_its_formula(given):
     top = np.linalg.eigvalsh(K)[-1]
     expected = 2 * linear - square - top * 4 / (0.3 / 0.7)
     assert float(found.bound()) == pytest.approx(expected, rel=1e-9)
-    nothing = posed("two-layer", weights, noise, {"multiplier": told(0 * Z), "basis": told(basis)},
-                    **target, **GIVEN[given])  # fmt: skip
-    assert Problem(nothing).bound() == 0
+    for chance in (0.0, 0.3):
+        none = {"multiplier": told(0 * Z), "basis": told(basis)}
+        quiet = dropout(chance) | {"kind": "dropconnect"}
+        found = Problem(posed("two-layer", weights, quiet, none, **target, **GIVEN[given]))
+        assert found.bound() == 0
     if given == "moment":
         flat = np.array([[0.0, 1.0, 0.0], [1.0, 2.0, 0.0], [0.0, 0.0, 1.0]])
         wrong = posed("two-layer", weights, noise, shown, **target, second_moment=flat)
@@ -328,11 +333,12 @@ def test_the_operator_bound_is_its_formula(given):
             Problem(posed("two-layer", weights, noise, **target, **GIVEN[given])).bound()
 
 
-def test_the_operator_bound_of_multipliers_with_zeros():
+@pytest.mark.parametrize("unit", [1.0, 2.0**-300, 2.0**300])
+def test_the_operator_bound_of_multipliers_with_zeros(unit):
     """An input counts with its variance unless the multiplier leaves it out altogether."""
     D, Z, M = np.array([0.25, 2.0, 0.0]), np.array([[0, 0.5, 0.3], [0.7, 0, 0.2]]), np.ones((2, 3))
-    flow = Z * D
-    K = flow / np.array([0.25, 2.0, 1.0]) @ flow.T
+    D, flow = D * unit, Z * D * unit
+    K = flow / np.where(D > 0, D, 1.0) @ flow.T
     shown = {"multiplier": told(Z), "basis": told(np.linalg.eigh(K)[1])}
     noise = dropout(0.3) | {"kind": "dropconnect"}
     file = posed("two-layer", [np.ones((2, 4)), np.ones((3, 4))], noise, shown, target=M,
