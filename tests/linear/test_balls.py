@@ -8,6 +8,7 @@ import pytest
 flint = pytest.importorskip("flint")
 
 from overt.linear import balls  # noqa: E402
+from overt.linear.checker import RefusedError  # noqa: E402
 
 
 def test_relations_are_all_that_hold_exactly():
@@ -38,20 +39,23 @@ def test_roots_of_data_are_right_to_many_digits(steep, unit):
     assert away < 1e-25
 
 
-@pytest.mark.parametrize("values", [[3.0, 1.0, 0.5], [2.0, 2.0 + 1e-10, 1.0], [1.0, 1.0, 1.0]])
+@pytest.mark.parametrize("values", [
+    [3.0, 1.0, 0.5], [2.0, 2.0 + 1e-10, 1.0], [1.0, 1.0, 1.0], [0.0, 0.0],
+    [5.0, 5.0, 1.0, 1.0 + 1e-9, -1.0, -2.0, -2.0, -2.0 - 1e-10],
+])  # fmt: skip
 def test_eigenvectors_are_right_to_many_digits(values):
-    rng = np.random.default_rng(21)
+    rng, n = np.random.default_rng(21), len(values)
     with flint.ctx.workprec(256):
         Q = balls._orthogonal(balls._orthogonal(balls.balls(
-            np.linalg.qr(rng.standard_normal((3, 3)))[0])))  # fmt: skip
+            np.linalg.qr(rng.standard_normal((n, n)))[0])))  # fmt: skip
         K = Q * balls.balls(np.diag(values)) * Q.transpose()
         X = balls.eigenvectors(K)
         D, unit = X.transpose() * K * X, X.transpose() * X
-        off = max(abs(float(D[i, j].mid())) for i in range(3) for j in range(3) if i != j)
-        away = max(abs(float((unit[i, j] - (i == j)).mid())) for i in range(3) for j in range(3))
+        off = max(abs(float(D[i, j].mid())) for i in range(n) for j in range(n) if i != j)
+        away = max(abs(float((unit[i, j] - (i == j)).mid())) for i in range(n) for j in range(n))
     assert away < 1e-25
     assert off < 1e-20
-    assert sorted(float(D[i, i].mid()) for i in range(3)) == pytest.approx(sorted(values))
+    assert sorted(float(D[i, i].mid()) for i in range(n)) == pytest.approx(sorted(values))
 
 
 def test_exact_matrices_become_balls_and_are_multiplied():
@@ -60,3 +64,5 @@ def test_exact_matrices_become_balls_and_are_multiplied():
     square = A @ A
     assert (square.rows, square.exponent) == ([(-26, -20), (28, -34)], -4)
     assert balls.hexadecimal(flint.arb(-0.75)) == "-0x3p-2"
+    with pytest.raises(RefusedError, match="shapes do not fit"):
+        _ = A @ balls.Exact([[1, 2]], 0)

@@ -99,8 +99,9 @@ def test_eigenvalues_are_bounded_by_any_good_basis():
         off = np.linalg.norm(S - np.diag(np.diag(S)))
         expected = np.maximum(np.diag(S) + off, 0) / (1 - np.linalg.norm(E))
         np.testing.assert_allclose(found, np.sort(expected)[::-1], rtol=1e-9, atol=1e-12)
-    with pytest.raises(RefusedError, match="too far from orthogonal"):
-        checker.eigenvalues_below(Matrix.read(told(A)), Matrix.read(told(2 * np.eye(4))))
+    for far in (2 * np.eye(4), np.diag([1.0, 1.0, 1.0, 0.0])):
+        with pytest.raises(RefusedError, match="too far from orthogonal"):
+            checker.eigenvalues_below(Matrix.read(told(A)), Matrix.read(told(far)))
     with pytest.raises(RefusedError, match="wrong size"):
         checker.eigenvalues_below(Matrix.read(told(A)), Matrix.read(told(np.eye(4)[:, :3])))
     for D, expected in (
@@ -272,6 +273,9 @@ REFUSED = [
     (MATRIX | {"characteristic": told(3 * EYE - 1.5)}, None,
      {"gamma": (-1.5).hex(), "delta": ["0x1p0"] * 2 + ["0x0p0"], "dominated": told(EYE)},
      "a cost without noise"),
+    (MATRIX | {"characteristic": told(1.5 * EYE - 1.5)}, None,
+     {"gamma": (-1.5).hex(), "delta": ["0x1p-1"] * 3, "dominated": told(EYE)},
+     "costs that bound nothing"),
     (MATRIX, [0.1] * 3, {"gamma": "0x0p0", "delta": ["0x1p0"] * 2, "dominated": told(EYE)},
      "wrong costs"),
     (MATRIX, [0.1] * 3, {"gamma": "0x0p0", "delta": ["0x1p-1", "0x1p-1", "-0x1p-1"],
@@ -280,6 +284,7 @@ REFUSED = [
      "not shown to be below"),
     (MATRIX, [0.1] * 3, {"gamma": "0x1p-3", "band": 0, "dominated": told(EYE)}, "a wrong band"),
     (MATRIX, [0.1] * 3, {"gamma": "-0x1p-3", "band": 1, "dominated": told(EYE)}, "a wrong band"),
+    (MATRIX, [0.0] * 3, {"gamma": "0x0p0", "band": 1, "dominated": told(EYE)}, "a wrong band"),
     (MATRIX, [0.1] * 3, {"gamma": "0x1p-3", "band": True, "dominated": told(EYE)}, "a wrong band"),
     (MATRIX | {"characteristic": told(EYE + 0.25)}, [0.1] * 3,
      {"gamma": "0x1p-3", "band": 2, "dominated": told(EYE)}, "a wrong band"),
@@ -313,9 +318,11 @@ def test_the_operator_bound_is_its_formula(given):
     top = np.linalg.eigvalsh(K)[-1]
     expected = 2 * linear - square - top * 4 / (0.3 / 0.7)
     assert float(found.bound()) == pytest.approx(expected, rel=1e-9)
-    nothing = posed("two-layer", weights, noise, {"multiplier": told(0 * Z), "basis": told(basis)},
-                    **target, **GIVEN[given])  # fmt: skip
-    assert Problem(nothing).bound() == 0
+    for chance in (0.0, 0.3):
+        none = {"multiplier": told(0 * Z), "basis": told(basis)}
+        quiet = dropout(chance) | {"kind": "dropconnect"}
+        found = Problem(posed("two-layer", weights, quiet, none, **target, **GIVEN[given]))
+        assert found.bound() == 0
     if given == "moment":
         flat = np.array([[0.0, 1.0, 0.0], [1.0, 2.0, 0.0], [0.0, 0.0, 1.0]])
         wrong = posed("two-layer", weights, noise, shown, **target, second_moment=flat)
@@ -324,6 +331,20 @@ def test_the_operator_bound_is_its_formula(given):
     if given != "plain":
         with pytest.raises(RefusedError, match="needs a multiplier"):
             Problem(posed("two-layer", weights, noise, **target, **GIVEN[given])).bound()
+
+
+@pytest.mark.parametrize("unit", [1.0, 2.0**-300, 2.0**300])
+def test_the_operator_bound_of_multipliers_with_zeros(unit):
+    """An input counts with its variance unless the multiplier leaves it out altogether."""
+    D, Z, M = np.array([0.25, 2.0, 0.0]), np.array([[0, 0.5, 0.3], [0.7, 0, 0.2]]), np.ones((2, 3))
+    D, flow = D * unit, Z * D * unit
+    K = flow / np.where(D > 0, D, 1.0) @ flow.T
+    shown = {"multiplier": told(Z), "basis": told(np.linalg.eigh(K)[1])}
+    noise = dropout(0.3) | {"kind": "dropconnect"}
+    file = posed("two-layer", [np.ones((2, 4)), np.ones((3, 4))], noise, shown, target=M,
+                 second_moment=np.diag(D))  # fmt: skip
+    expected = 2 * np.sum(flow) - np.sum(flow * Z) - np.linalg.eigvalsh(K)[-1] * 4 / (0.3 / 0.7)
+    assert float(Problem(file).bound()) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("outputs", [2, 9])

@@ -142,7 +142,8 @@ def test_what_was_cut_is_told():
     C = np.array([[1.0, near], [near, 1.0]])
     with pytest.warns(UserWarning, match="second_moment has directions that are zero"):
         overt.LinearNetwork([[1e8, -1e8]], 1, overt.Dropout(0.5), second_moment=C)
-    overt.LinearNetwork([[1.0, 2.0]], 1, overt.Dropout(0.5), second_moment=C)  # says nothing
+    for M in ([[1.0, 2.0]], [[0.0, 0.0]]):
+        overt.LinearNetwork(M, 1, overt.Dropout(0.5), second_moment=C)  # says nothing
 
 
 @pytest.mark.parametrize("condition", [1e2, 1e6, 1e10, 1e12, 1e13])
@@ -227,6 +228,7 @@ def test_landscape_costs_what_it_returns():
 @pytest.mark.parametrize(
     ("spectrum", "width", "ranks"),
     [
+        ([2.0, 0.0], 3, [1]),
         ([1.0] * 4, 4, [4]),
         ([1.0] * 4, 2, [2]),
         ([2.0, 2.0, 1.0, 1.0, 0.5], 5, [2, 4, 5]),

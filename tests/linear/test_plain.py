@@ -132,7 +132,7 @@ def test_factors_are_refined_in_units_of_the_target(monkeypatch, m, weak):
     assert all(W is start for W in task.best_factors(m, start, 0.1))  # of a higher value
     value, starts, enough = asked[0]
     assert enough == pytest.approx(0.1 / scale**2)
-    np.testing.assert_allclose(starts, [(B,), (nudged(B, 1),)])
+    np.testing.assert_allclose(starts, [(B,), nudged(B)])
     raised = max(1.0, 1e-8 / np.abs(Gamma).max())
     found, (slope,) = value(Z)
     assert found == pytest.approx(plain(Z, partner(Z, raised), raised))
@@ -145,7 +145,7 @@ def test_factors_are_refined_in_units_of_the_target(monkeypatch, m, weak):
     np.testing.assert_allclose(task.best_root(m, spectrum, 0.1), np.sqrt(scale) * better)
     value, ((root,), (other,)), enough = asked[2]
     np.testing.assert_allclose(root @ root.T, np.diag(spectrum) / scale, atol=1e-9)
-    np.testing.assert_allclose(other, nudged(root, 1))
+    np.testing.assert_allclose([other], nudged(root))
     assert enough == pytest.approx(0.1 / scale**2)
     found, (slope,) = value(Z)
     assert found == pytest.approx(plain(Z, Z))
@@ -256,6 +256,9 @@ def test_directions_of_tied_weights_are_those_that_lower_the_error():
     assert 0 < len(a) < 3
     U = R @ task._directions(K, R)
     np.testing.assert_allclose(U @ U.T, W * a @ W.T, atol=1e-9)
+    for unit in (1e-16, 1e16):
+        U = R @ task._directions(unit * K, R)
+        np.testing.assert_allclose(U @ U.T / unit, W * a @ W.T, atol=1e-9)
     Z = rng.standard_normal((4, 3))
     monkeypatched = []
     with pytest.MonkeyPatch.context() as patch:
@@ -582,6 +585,34 @@ def test_few_weights_are_taken_in_rounds(monkeypatch, size, rounds):
     assert bool(seen) == rounds
 
 
+def test_rounds_go_on_where_the_last_one_ended_and_end(monkeypatch):
+    """One weight is zero and has no slope; the others go down a curved valley."""
+    asked, begins, turn = [], [], descent._rounding
+
+    def value(w):
+        x, y, _ = w
+        slope = [-400 * x * (y - x * x) - 2 * (1 - x), 200 * (y - x * x), 0.0]
+        asked.append(100 * (y - x * x) ** 2 + (1 - x) ** 2 + 1.0)
+        return asked[-1], (np.array(slope),)
+
+    def rounding(flat, theta):
+        found = turn(flat, theta)
+        flat(theta)
+        begins.append((len(asked), asked[-1]))
+        return found
+
+    monkeypatch.setattr(descent, "FIRST", 3)
+    monkeypatch.setattr(descent, "ROUND", 2)
+    monkeypatch.setattr(descent, "_rounding", rounding)
+    start = (np.array([-1.2, 1.0, 0.0]),)
+    (found,) = descend(value, start, max_steps=9)
+    assert len(begins) == 3  # nine steps in rounds of two, the first of which is another
+    for at, before in begins:
+        assert asked[at] == pytest.approx(before, rel=1e-12)
+    (found,) = descend(value, start)
+    np.testing.assert_allclose(found, [1.0, 1.0, 0.0], atol=1e-5)
+
+
 def test_floors_are_found_of_so_many_weights(monkeypatch):
     net = overt.LinearNetwork(np.diag([2.0, 1.0]), 2, DROP)
     monkeypatch.setattr("overt.linear.floor.LARGEST", 8)
@@ -591,11 +622,11 @@ def test_floors_are_found_of_so_many_weights(monkeypatch):
         net.floor(1e-3, samples=2)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_pairs_lie_below_the_matrix_and_touch_it(seed):
+@pytest.mark.parametrize(("seed", "unit"), [(0, 1.0), (1, 1e6), (2, 1e-6)])
+def test_pairs_lie_below_the_matrix_and_touch_it(seed, unit):
     rng = np.random.default_rng(seed)
     R = rng.standard_normal((4, 4))
-    Gamma = R @ R.T + seed
+    Gamma = unit * (R @ R.T + seed)
     found = pairs_below(Gamma)
     assert len(found) >= 32
     top = np.linalg.eigvalsh(Gamma)[-1]
@@ -606,8 +637,9 @@ def test_pairs_lie_below_the_matrix_and_touch_it(seed):
     assert np.all(np.diff(deltas) >= 0)
     low, high = np.linalg.eigvalsh(Gamma)[:2]
     inner = np.arange(0.5, 32) / 32
-    np.testing.assert_allclose(deltas[:32], low * inner, atol=1e-10)
-    assert set(np.round(deltas[32:], 8)) <= set(np.round(low + (high - low) * inner, 8))
+    np.testing.assert_allclose(deltas[:32], low * inner, rtol=0, atol=1e-10 * unit)
+    off = np.abs(deltas[32:, None] - (low + (high - low) * inner))
+    assert np.all(off.min(axis=1) < 1e-10 * unit)
 
 
 def test_envelopes_are_below_every_penalty():
@@ -693,6 +725,19 @@ def test_roots_of_second_moments(steep):
         with pytest.warns(UserWarning, match="directions that are zero"):
             whitening.tell_of_what_was_cut(2e-9 * seen, seen)
         whitening.tell_of_what_was_cut(0.9e-9 * seen, seen)
+
+
+def test_data_have_the_rank_that_rounding_leaves():
+    """As many directions as np.linalg.matrix_rank counts once every feature is of unit size."""
+    rng, seen = np.random.default_rng(22), set()
+    a, b, c = rng.standard_normal(40), rng.standard_normal(40), rng.standard_normal(60)
+    for t in np.geomspace(1e-16, 1e-12, 25):
+        X = np.outer(a, np.ones(60)) + t * np.outer(b, c)
+        root, basis = whitening.of_data(X * np.geomspace(1, 1e6, 60), 40)
+        rank = np.linalg.matrix_rank(X / np.linalg.norm(X, axis=0))
+        assert (root.L.shape, basis.shape) == ((60, rank), (40, rank))
+        seen.add(rank)
+    assert len(seen) > 1
 
 
 def test_products_are_rounded_once():
@@ -790,9 +835,10 @@ def test_coordinates_fit_the_curvature():
     np.testing.assert_allclose(signs, [-1, 1, 1, 1], atol=1e-4)
     flat = _rounding(lambda t: (0.0, np.diag([1.0, 0.0]) @ t), np.ones(2))
     assert np.abs(flat).max() == pytest.approx(1e5, rel=1e-6)
-    W = rng.standard_normal((3, 2))
-    noise = np.random.default_rng(7).standard_normal((3, 2))
-    np.testing.assert_allclose(nudged(W, 7), W + 0.03 * np.sqrt(np.mean(W**2)) * noise)
+    start = [size * rng.standard_normal((60, 50)) for size in (2.0, 1e-3)]
+    moves = [(new - W) / np.std(W) for new, W in zip(nudged(*start), start, strict=True)]
+    np.testing.assert_allclose([np.std(move) for move in moves], 0.03, rtol=0.1)
+    assert not np.allclose(*moves)
     assert attains(2.0) == pytest.approx(2.0 * (1 + 1e-10), rel=1e-15)
 
 
@@ -884,8 +930,7 @@ def test_numbers_of_chains_are_tried_while_they_gain(monkeypatch, values, tried,
 
     def descend(value, start, tol):
         assert tol == 1e-10
-        assert start[0] == nudged(np.full((1, 1), asked[-1]), 0)
-        assert start[1] == nudged(np.full((1, 1), asked[-1]), 1)
+        assert start == nudged(*[np.full((1, 1), asked[-1])] * 2)
         return [np.full((1, 1), asked[-1])]
 
     monkeypatch.setattr(layers, "_chains", chains)
@@ -1059,6 +1104,50 @@ def test_the_best_map_of_dropped_weights_closes_its_gap():
     assert (least, nothing.any()) == (task.residual, False)
 
 
+def projections_add_up(goal, k, b, rng):
+    """Whether k projections of rank b are found whose sum is the goal: each in turn is the best."""
+    n, before = len(goal), np.inf
+    Q = np.linalg.qr(rng.standard_normal((k, n, b)))[0]
+    P = Q @ Q.swapaxes(1, 2)
+    while True:
+        for j in range(k):
+            v = np.linalg.eigh(goal - P.sum(0) + P[j])[1][:, n - b :]
+            P[j] = v @ v.T
+        off = np.linalg.norm(P.sum(0) - goal)
+        if off < 1e-3 or off > 0.999 * before:
+            return bool(off < 1e-3)
+        before = off
+
+
+def test_projections_add_up_where_theory_says():
+    rng = np.random.default_rng(19)
+    for n, k in itertools.product(range(1, 12), range(1, 6)):
+        for b in range(1, n):
+            found = projections_add_up(k * b / n * np.eye(n), k, b, rng)
+            assert blocks._tight_fusion_frame(k, b, n) == found, (k, b, n)
+            assert bool(blocks.attained(np.full(n, b / n), k)) == found, (k, b, n)
+    for n, k, b in ((2, 2, 1), (3, 2, 1), (3, 4, 1), (4, 3, 3), (4, 4, 3), (4, 4, 2), (5, 2, 2)):
+        t = rng.uniform(0.4, 0.6, n)
+        t *= b / t.sum()
+        found = projections_add_up(k * np.diag(t), k, b, rng)
+        assert blocks.attained(t, k) is found, (n, k, b)
+
+
+@pytest.mark.parametrize(("condition", "unit"), [(1e2, 1e4), (1e4, 1e-4)])
+def test_the_best_map_of_dropped_weights_closes_its_gap_whatever_the_inputs(condition, unit):
+    """|T - B K|^2 + w |B|_*^2 at B is what weak duality proves at N."""
+    rng, w = np.random.default_rng(20), 1e-3
+    R = rng.standard_normal((6, 6)) * np.geomspace(1, 1 / condition, 6)
+    task = overt.LinearNetwork(unit * rng.standard_normal((4, 6)), 4, overt.DropConnect(0.3),
+                               second_moment=R @ R.T).effect.regression  # fmt: skip
+    B, bound, N = best_map(task, w)
+    K = task.root / np.sqrt(task.input_variances)[:, None]
+    value = np.sum((task.T - B @ K) ** 2) + w * np.linalg.norm(B, "nuc") ** 2
+    assert value == pytest.approx(bound, rel=1e-11, abs=0)
+    dual = 2 * np.sum(N * task.T) - np.sum(N**2) - np.linalg.norm(N @ K.T, 2) ** 2 / w
+    assert dual == pytest.approx(bound, rel=1e-11, abs=0)
+
+
 def test_frames_of_projections_exist_where_theory_says():
     for k, b, n, expected in (
         (3, 1, 3, True), (2, 1, 3, False), (3, 2, 5, False), (4, 2, 5, True), (2, 3, 3, True),
@@ -1159,7 +1248,10 @@ WRONG = [
     (lambda: TIED.landscape(max_points=0), "max_points must be"),
     (lambda: TIED.objective(np.eye(3)), "U must be 3 x 2"),
     (lambda: NET.objective(np.eye(3), np.eye(3)), "U must be|must be 3 x 2"),
+    (lambda: NET.train(10, init=[np.ones((3, 2))] * 3), "init must be a pair"),
+    (lambda: NET.train(10, init=np.ones((2, 3, 2))), "init must be a pair"),
     (lambda: NET.train(steps=0), "steps must be"), (lambda: NET.train(10, -1.0), "learning_rate"),
+    (lambda: NET.train(10, 0.0), "learning_rate"),
     (lambda: NET.train(10, lambda t: -np.ones(len(t))), "one rate >= 0 for each step"),
     (lambda: NET.train(10, lambda t: np.ones(3)), "one rate >= 0 for each step"),
     (lambda: NET.train(10, batch_size=0), "batch_size must be"),
@@ -1206,8 +1298,9 @@ def test_training_is_measured_at_its_records(scale):
 
 
 def test_signs_are_orthogonal_where_that_is_known_how_and_else_drawn():
-    H = blocks._signs(3, 4, 0)
-    np.testing.assert_array_equal(H @ H.T, 4 * np.eye(3))
+    for count in (3, 4):
+        H = blocks._signs(count, 4, 0)
+        np.testing.assert_array_equal(H @ H.T, 4 * np.eye(count))
     for count, width in ((5, 4), (3, 3)):
         found = blocks._signs(count, width, 7)
         expected = np.random.default_rng(7).choice([-1.0, 1.0], size=(count, width))
@@ -1256,10 +1349,25 @@ def test_unlike_units_share_the_whole_map(noise):
         np.testing.assert_array_equal(W, np.zeros((n, 3)))
 
 
+def test_covariances_that_rounding_alone_correlates_are_solved_exactly():
+    """Units with costs of their own, and 1e-17 between them, as products of matrices leave it."""
+    costs = np.array([0.2, 0.5, 1.0])
+    S = np.random.default_rng(21).standard_normal((3, 3))
+    noise = overt.CovarianceNoise(np.ones(3), np.diag(costs) + 1e-17 * (S + S.T - 2 * np.diag(S)))
+    found, same = (overt.LinearNetwork(np.diag([3.0, 2.0, 1.0]), 3, law).solve()
+                   for law in (noise, overt.Dropout(costs / (1 + costs))))  # fmt: skip
+    assert found.status == "optimal"
+    assert found.objective == pytest.approx(same.objective, rel=1e-12)
+
+
 def test_envelopes_of_noise_that_moves_all_units_alike():
+    for scales in np.random.default_rng(23).standard_normal((20, 2)):
+        noise = overt.CovarianceNoise(np.ones(2), np.outer(scales, scales))
+        weights = [weight for weight, _ in envelopes(noise, 2)]
+        assert weights == [0.0, 0.0]  # whatever rounding makes of the least eigenvalue
     noise = overt.CovarianceNoise(np.ones(3), 0.5 * np.ones((3, 3)))
     (delta, _), (gamma, norm) = envelopes(noise, 3)
-    assert delta == pytest.approx(0.0, abs=1e-12)
+    assert delta == 0.0
     assert gamma == pytest.approx(0.5 * (1 - 1e-9), rel=1e-12)
     assert norm == Schatten(2.0)
 

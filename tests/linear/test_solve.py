@@ -217,6 +217,7 @@ def test_residual_outside_the_inputs_is_part_of_the_objective():
     direct = np.mean(np.sum((Y - X @ best.product.T) ** 2, axis=1))
     penalty = overt.penalty.shallow(best.U, best.V, net.noise, X.T @ X / 30)
     assert best.objective == pytest.approx(direct + penalty, rel=1e-12)
+    assert net.effect.regression.scale == pytest.approx(np.mean(np.sum(Y**2, axis=1)), rel=1e-12)
 
 
 @pytest.mark.parametrize("operator", [False, True], ids=["sparse", "operator"])

@@ -113,6 +113,17 @@ def test_curvature_is_the_least_eigenvalue_of_the_hessian(number):
         np.testing.assert_allclose(H @ step, point.curvature * step, atol=tol)
 
 
+@pytest.mark.parametrize(("second", "saddles"), [(0.9, True), (1 - 1e-8, False)])
+def test_saddles_are_strict_whatever_the_units(second, saddles):
+    """Where two values are one up to 1e-8 the second best set is no better than a minimum."""
+    for unit in (1e-6, 1.0, 1e6):
+        net = overt.TiedAutoencoder(unit * np.diag([1.0, second]), 1, overt.Dropout(0.3))
+        view = net.landscape()
+        lowest, above = sorted(p.objective for p in view.points)[:2]
+        assert above > lowest
+        assert view.strict_saddle == saddles
+
+
 def test_weak_noise_on_many_units_leaves_a_landscape():
     A = np.random.default_rng(0).standard_normal((30, 30))
     net = overt.TiedAutoencoder(A @ A.T, 30, overt.Dropout(0.001))

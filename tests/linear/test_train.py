@@ -75,8 +75,8 @@ def test_compiled_steps_equal_the_reference(name, batch, decay):
         assert steps_of(Ut, Vt, x, outputs, mask, rates, decays) == 300
         ends.append((Ut, Vt))
         far = outputs.copy()  # the squares of errors of a step must stay below 1e40
-        far[7, 0, 0] = 1.1e20
-        assert steps_of(Ut.copy(), Vt.copy(), x, far, mask, 0 * rates, decays) == 7
+        for far[7, 0, 0] in (1.1e20, 1e20):
+            assert steps_of(Ut.copy(), Vt.copy(), x, far, mask, 0 * rates, decays) == 7
         far[7, 0, 0] = 0.9e20
         assert steps_of(Ut.copy(), Vt.copy(), x, far, mask, 0 * rates, decays) == 300
     for a, b in zip(*ends, strict=True):
@@ -172,6 +172,25 @@ def test_divergence_is_reported_not_raised():
     assert np.isnan(run.objective[:, -1]).all()
 
 
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
+@pytest.mark.parametrize("rate", [1e60, 1e100, 1e200])
+@pytest.mark.parametrize("gradient", ["sampled", "expected"])
+def test_weights_whose_products_are_not_finite_have_diverged(rate, gradient):
+    """At these rates a step ends at finite weights, of which not even the penalty is finite."""
+    M, unlike = np.eye(2), np.array([[1.0, -0.5], [-0.5, 0.7]])
+    for net in (
+        overt.LinearNetwork(M, 2, overt.Dropout(0.5)),
+        overt.LinearNetwork(M, 2, overt.CovarianceNoise(np.ones(2), unlike)),
+        overt.LinearNetwork(M, 2, overt.DropConnect(0.5)),
+        overt.TiedAutoencoder(M, 2, overt.Dropout(0.5)),
+        overt.DeepLinearNetwork(M, (2, 2), 0.5),
+    ):
+        run = net.train(2, rate, 2, gradient=gradient, records=2)
+        assert run.status == "diverged"
+        assert run.diverged.tolist() == [True, True]
+        assert np.isnan(run.objective[:, -1]).all()
+
+
 @pytest.mark.parametrize("which", [0, 1])
 def test_weights_of_which_some_are_not_finite_are_not_measured(which):
     def advance(weights, rates):
@@ -209,6 +228,19 @@ def test_an_interrupt_keeps_what_was_computed(monkeypatch):
     reached = np.isfinite(run.objective[0])
     assert 5 < reached.sum() < len(run.steps)
     assert reached[: reached.sum()].all()
+
+
+def test_an_interrupt_is_told_beside_seeds_that_diverged():
+    def interrupted(weights, rates):
+        raise KeyboardInterrupt
+
+    steps = iter([lambda weights, rates: 0, interrupted])
+    found = training.run_seeds(
+        lambda rng: [np.zeros(1)], lambda rng: next(steps), lambda weights: (1.0, 2.0, 3), steps=5,
+        learning_rate=0.1, seeds=2, records=[2], n_jobs=1, optimum=0.5,
+    )  # fmt: skip
+    assert found.status == "interrupted"
+    assert found.diverged.tolist() == [True, False]
 
 
 def test_records_cover_the_run_from_start_to_end():

@@ -82,8 +82,7 @@ def eigenvectors(K: Any, steps: int = 1) -> Any:
     block between them is diagonalized after its mean is taken out.
     """
     K = K.mid()
-    approximate = _floats(K)
-    X = _orthogonal(balls(np.linalg.eigh((approximate + approximate.T) / 2)[1]))
+    X = _orthogonal(balls(np.linalg.eigh(_floats(K))[1]))
     for _ in range(steps):
         X = _orthogonal((X * _newton(K, X)).mid())
     return _rounded(X, BITS)
@@ -94,20 +93,15 @@ def _newton(K: Any, X: Any) -> Any:
     S = (X.transpose() * (K * X).mid()).mid()
     Sf, n = _floats(S), S.nrows()
     values = np.diag(Sf)
-    near = max(CLUSTER * float(np.abs(values).max()), 1e-300)
-    Q, group, start = np.eye(n), np.arange(n), 0
-    order = np.argsort(values)
-    for end in range(1, n + 1):
-        if end < n and values[order[end]] - values[order[end - 1]] <= near:
-            continue
-        members = order[start:end].tolist()
-        group[members], start = start, end
-        if len(members) > 1:
-            Q[np.ix_(members, members)] = _rotation(S, members)
+    near, order = CLUSTER * float(np.abs(values).max()), np.argsort(values)
+    Q, group = np.eye(n), np.arange(n)
+    for members in np.split(order, np.flatnonzero(np.diff(values[order]) > near) + 1):
+        group[members] = members[0]
+        Q[np.ix_(members, members)] = _rotation(S, members.tolist())
     F = Q.T @ (Sf - np.diag(values)) @ Q
     gaps = values[None, :] - values[:, None]
     apart = group[:, None] != group[None, :]
-    E = np.where(apart, F / np.where(apart, gaps, 1.0), 0.0)
+    E = np.divide(F, gaps, out=np.zeros_like(F), where=apart)
     return balls(Q) + balls(Q @ E)
 
 
@@ -119,7 +113,7 @@ def _rotation(S: Any, members: Sequence[int]) -> Floats:
     scale = float(np.abs(block).max())
     if scale == 0:
         return np.eye(size)
-    return np.asarray(np.linalg.eigh((block + block.T) / (2 * scale))[1])
+    return np.asarray(np.linalg.eigh(block / scale)[1])
 
 
 def _orthogonal(X: Any) -> Any:

@@ -83,13 +83,15 @@ def pairs_below(Gamma: Floats) -> list[UnitShares]:
     """
     values, Q = np.linalg.eigh(Gamma)
     ones, width, slack = np.sum(Q, axis=0) ** 2, len(Gamma), 1e-12 * values[-1]
-    low, high = max(values[0] - slack, 0.0), max(values[1] - slack, 0.0)
+    low, high = np.maximum(values[:2], 0.0)
     inner = (np.arange(PAIRS) + 0.5) / PAIRS
     found = []
     for delta in [*(low * inner), *(low + (high - low) * inner)]:
         away = values - delta
-        total = np.sum(ones / np.where(np.abs(away) > slack / 10, away, slack / 10))
-        if delta < values[0] - slack or total < 0:
+        if np.abs(away).min() <= slack:
+            continue
+        total = np.sum(ones / away)
+        if away[0] > 0 or total < 0:
             # A little less of each makes up for rounding in the eigenvalues.
             gamma = 1 / total - 1e-9 * abs(1 / total)
             found.append(UnitShares(np.full(width, max(delta - slack, 0.0)), float(gamma)))

@@ -268,7 +268,7 @@ class Problem:
         """
         lam, d = self.strengths, self.width
         if self.kind == "dropblock":
-            return [Fraction(0)] * d, lam[0] * self.block / d, self.block
+            return [], lam[0] * self.block / d, self.block
         if self.network == "deep":
             layers = zip(lam, self.weights, strict=False)
             nu = prod((1 + c / W.shape[0] for c, W in layers), start=Fraction(1)) - 1

@@ -100,10 +100,10 @@ def attains(bound: float) -> float:
     return bound * (1 + EXACT / 10)
 
 
-def nudged(W: Floats, seed: int) -> Floats:
-    """Return W and a little noise, which leaves a saddle."""
-    noise = np.random.default_rng(seed).standard_normal(W.shape)
-    return W + NUDGE * np.sqrt(np.mean(W**2)) * noise
+def nudged(*start: Floats) -> list[Floats]:
+    """Return a start and a little noise, which leaves a saddle."""
+    rng = np.random.default_rng(0)
+    return [W + NUDGE * np.sqrt(np.mean(W**2)) * rng.standard_normal(W.shape) for W in start]
 
 
 def refine(
@@ -169,7 +169,7 @@ def least_penalty(
         outside = (turned - inner @ Y) / sigma[:, None]
         return float(np.sum(Gamma * G * G)), [X @ (inside @ Y + outside)]
 
-    others = [(nudged(R, seed),) for seed, R in enumerate(starts)]
+    others = [nudged(R) for R in starts]
     (M,) = refine(value, [(starts[0],), *others], attains(bound), tries)
     X, _, Y = np.linalg.svd(M, full_matrices=False)
     return X @ Y

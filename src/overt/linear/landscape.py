@@ -70,7 +70,7 @@ class Landscape(Result):
     def strict_saddle(self) -> bool:
         """Whether every point that is not a global minimum has negative curvature."""
         lowest = self.points[0].objective
-        above = lowest + 1e-9 * max(1.0, abs(lowest))
+        above = lowest + 1e-9 * float(np.sum(self.M**2))
         return all(p.kind == "strict saddle" for p in self.points if p.objective > above)
 
     def plot(self) -> Any:
@@ -142,7 +142,9 @@ def _point(
     m = values[list(kept)]
     a = m - lam * m.sum() / (r + lam * len(m))
     W = vectors[:, list(kept)]
-    U = equalize.balanced_factors(W, a, W, r)[0] if kept else np.zeros((len(values), r))
+    U = np.zeros((len(values), r))
+    if kept:
+        U, _ = equalize.balanced_factors(W, a, W, r)
     objective = float(np.sum((M - U @ U.T) ** 2) + lam * np.sum(np.sum(U**2, axis=0) ** 2))
     inside, outside = _inside(W, U, lam), _outside(values, vectors, U, lam, kept)
     curvature, escape = min(inside, outside, key=lambda found: found[0])

@@ -175,8 +175,7 @@ class DeepNoise(NoiseEffect):
             if count not in found:
                 chains = _chains(m[:count], len(m), damping[count - 1], self.widths)
                 # Chains are saddles where mixing gains, and are left only by a nudge.
-                layers = [nudged(W, i) for i, W in enumerate(chains)]
-                layers = descend(value, layers, tol=ROUGH)
+                layers = descend(value, nudged(*chains), tol=ROUGH)
                 found[count] = value(*layers)[0], layers
             return found[count][0]
 
@@ -214,10 +213,8 @@ def _chained(left: Floats, a: Floats, right: Floats, widths: Sequence[int]) -> l
     W_1 = Q_1' S^(1/2) Y', W_i = Q_i' Q_(i-1), W_(k+1) = W S^(1/2) Q_k, Q_i equalizing S at width
     d_i. Exact where one layer is noisy.
     """
-    unit, root = np.eye(len(a)), np.sqrt(a)
-    frames = [
-        np.asarray(equalize.balanced_factors(unit, a, unit, d)[0]) / root[:, None] for d in widths
-    ]
+    root, units = np.sqrt(a), [np.eye(len(a), d) for d in widths]
+    frames = [np.asarray(equalize.equalizer(root[:, None] * unit))[: len(a)] for unit in units]
     first, last = frames[0].T @ (right * root).T, (left * root) @ frames[-1]
     middle = [after.T @ before for before, after in pairwise(frames)]
     return [first, *middle, last]

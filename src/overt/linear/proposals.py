@@ -108,8 +108,7 @@ def _basis(problem: Problem, given: Mapping[str, Floats]) -> None:
         K = problem.gram[0]
     if "basis" not in witness:
         weak = max(problem.strengths, default=1) < 1e-3  # the bound is then a small share of |M|^2
-        steps = 2 if weak or K.shape[0] <= 150 else 1
-        witness["basis"] = stored(balls.eigenvectors(balls.around(K), steps))
+        witness["basis"] = stored(balls.eigenvectors(balls.around(K), 2 if weak else 1))
 
 
 def _costs(problem: Problem, exact: Matrix, s: Floats, effect: NoiseEffect) -> None:

@@ -91,7 +91,7 @@ def _shared_units(units: UnitShares, left: Floats, a: Floats, right: Floats) -> 
 
 def _unlike_units(Gamma: Floats, left: Floats, a: Floats, right: Floats) -> Pair:
     """Return factors of the least penalty that descent finds for this map."""
-    unit, root = np.eye(len(a)), np.sqrt(a)
-    balanced = equalize.balanced_factors(unit, a, unit, len(Gamma))[0] / root[:, None]
+    root = np.sqrt(a)
+    balanced = equalize.equalizer(root[:, None] * np.eye(len(a), len(Gamma)))[: len(a)]
     R = least_penalty(Gamma, a, [balanced], tries=2)
     return (left * root) @ R, (right * root) @ R

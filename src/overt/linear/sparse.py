@@ -94,8 +94,7 @@ class ImplicitRegression:
 
     def _squared_norm(self) -> float:
         """|M|_F^2 of an operator, by blocks of columns."""
-        n = self.inputs
-        units = (np.eye(n, min(64, n - first), -first) for first in range(0, n, 64))
+        units = (np.eye(self.inputs, 64, -first) for first in range(0, self.inputs, 64))
         return sum(float(np.sum(self.T.matmat(block) ** 2)) for block in units)
 
     def _svd(self, count: int) -> tuple[Floats, Floats, Floats]:

@@ -226,7 +226,7 @@ class TiedUnitNoise(NoiseEffect):
         kept = gain > 1e-12 * gain.max()
         W, a = W[:, kept], gain[kept] / size[kept]
         order = np.argsort(-a)
-        U = self.untied.sharing.factors(W[:, order], a[order], W[:, order])[0]
+        U, _ = self.untied.sharing.factors(W[:, order], a[order], W[:, order])
         return np.asarray(np.linalg.solve(R, U))
 
     def _turned(self, R: Floats, Z: Floats) -> Sequence[Floats]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -106,18 +107,14 @@ def run_seeds(
     diverged = np.zeros(count, dtype=bool)
 
     def record(i: int, column: int) -> None:
-        if not all(np.isfinite(W).all() for W in weights[i]):
-            diverged[i] = True
-            return
-        try:
-            with np.errstate(over="ignore", invalid="ignore"):
+        if all(np.isfinite(W).all() for W in weights[i]):
+            # Weights may be so large that their products are not finite.
+            with suppress(InputError, np.linalg.LinAlgError), np.errstate(all="ignore"):
                 values = measure(weights[i])
-        except np.linalg.LinAlgError:  # weights so large that their product is not finite
-            values = None
-        if values is not None and np.isfinite(values[0]):
-            objective[i, column], imbalance[i, column], rank[i, column] = values
-        else:
-            diverged[i] = True
+                if np.isfinite(values[0]):
+                    objective[i, column], imbalance[i, column], rank[i, column] = values
+                    return
+        diverged[i] = True
 
     def extend(i: int, first: int, last: int) -> None:
         if diverged[i]:

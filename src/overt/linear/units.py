@@ -85,8 +85,7 @@ class UnitNoise(NoiseEffect):
         U, V = U * ratio, V / ratio
         if self.regression.isotropic:
             return U, V
-        starts = [(U, V), (nudged(U, 4), nudged(V, 5))]
-        return refine(self.value, starts, attains(self.relaxation.bound))
+        return refine(self.value, [(U, V), nudged(U, V)], attains(self.relaxation.bound))
 
     def best_root(self, m: Floats, a: Floats, enough: float) -> Floats:
         """Return the best B found of |diag(m) - B B'|^2 + <Gamma, B'B o B'B>, m >= 0 decreasing.
@@ -100,7 +99,7 @@ class UnitNoise(NoiseEffect):
             objective, (gradient, other) = self._value(T, B, B, mu)
             return objective, (gradient + other,)
 
-        (B,) = refine(value, [(start,), (nudged(start, 1),)], enough / scale**2)
+        (B,) = refine(value, [(start,), nudged(start)], enough / scale**2)
         return np.asarray(np.sqrt(scale) * B)
 
     def best_factors(self, m: Floats, start: Floats, enough: float) -> Pair:
@@ -120,7 +119,7 @@ class UnitNoise(NoiseEffect):
                 objective, (gradient, _) = self._value(T, U, P, mu, raised)
                 return objective, (gradient,)
 
-            (U,) = refine(value, [(B,), (nudged(B, 1),)], enough / scale**2)
+            (U,) = refine(value, [(B,), nudged(B)], enough / scale**2)
             P = self._partner(T, U, mu)
             if self._value(T, U, P, mu)[0] < self._value(T, B, B, mu)[0]:
                 return np.sqrt(scale) * U, np.sqrt(scale) * P
@@ -160,7 +159,8 @@ class UnitNoise(NoiseEffect):
     def _shared(self, m: Floats, a: Floats) -> Floats:
         """Return a root of diag(a), a map in the coordinates of diag(m), as units best share it."""
         unit, kept = np.eye(len(m)), positive(a)
-        return self.sharing.factors(unit[:, kept], a[kept], unit[:, kept])[0]
+        B, _ = self.sharing.factors(unit[:, kept], a[kept], unit[:, kept])
+        return B
 
     def product(self, *weights: Floats) -> Pair:
         """Return the weights, which are the factors."""

@@ -34,8 +34,8 @@ TOL = 3e-12
 
 MAX_STEPS = 3000
 
-CHECKED = 10
-"""Steps after which the duality gap is looked at; half as many at first."""
+CHECKED = 5
+"""Steps after which the duality gap is looked at."""
 
 RELAXED = 1.5
 """Over-relaxation of alternating directions, between 1 and 2."""
@@ -72,14 +72,13 @@ class WeightNoise(NoiseEffect):
         rank = int(np.sum(s > 1e-9 * s[0])) if s[0] > 0 else 0
         kept = min(rank, self.width)
         U, V = equalize.balanced_factors(left[:, :kept], s[:kept], right[:kept].T, self.width)
+        enough = attains(self.relaxation.bound)
         if rank > self.width:
-            starts = [(V,), (nudged(V, 0),), (nudged(V, 1),)]
-            (V,) = refine(self._value_of_inputs, starts, attains(self.relaxation.bound))
+            (V,) = refine(self._value_of_inputs, [(V,), nudged(V)], enough)
             U = self._best_outputs(V)
         V = V / self._root[:, None]
         if self.weight_decay:
-            again = [(U, V), (nudged(U, 0), nudged(V, 1))]
-            return refine(self.value, again, attains(self.relaxation.bound))
+            return refine(self.value, [(U, V), nudged(U, V)], enough)
         return U, V
 
     def _best_outputs(self, V: Floats) -> Floats:
@@ -150,9 +149,9 @@ def best_map(regression: DenseRegression, weight: float) -> tuple[Floats, float,
         return T @ np.linalg.pinv(K), regression.residual, np.zeros_like(T)
     values, Q = np.linalg.eigh(K @ K.T)
     back, norm, TK = np.linalg.pinv(K.T), SquaredNuclear(), T @ K.T
-    rho, Z = float(np.mean(values)), np.zeros((len(T), len(K)))
-    best, reached, bound, dual = Z, np.inf, -np.inf, np.zeros_like(T)
-    multipliers = np.zeros(Z.shape)  # G / rho
+    rho, Z = float(np.mean(values)), np.zeros_like(TK)
+    best, reached, bound, dual = Z, np.inf, -np.inf, T
+    multipliers = Z  # G / rho
     for count in range(1, MAX_STEPS + 1):
         B = (((TK + rho * (Z - multipliers)) @ Q) / (values + rho)) @ Q.T
         ahead = RELAXED * B + (1 - RELAXED) * Z
@@ -160,7 +159,7 @@ def best_map(regression: DenseRegression, weight: float) -> tuple[Floats, float,
         s = np.asarray(norm.prox(s, weight / rho))
         before, Z = Z, left * s @ right
         multipliers = multipliers + ahead - Z
-        if count % (CHECKED if count > 50 else CHECKED // 2):
+        if count % CHECKED:
             continue
         value = float(np.sum((T - Z @ K) ** 2) + weight * norm.value(s))
         N = rho * multipliers @ back
@@ -171,13 +170,12 @@ def best_map(regression: DenseRegression, weight: float) -> tuple[Floats, float,
             best, reached = Z, value
         if reached - bound <= TOL * reached:
             break
-        # Relative errors of map and multipliers should be of one size; later on rho must rest.
+        # Relative errors of map and multipliers should be of one size.
         apart = float(np.linalg.norm(B - Z) * np.linalg.norm(multipliers))
         uneven = apart / max(float(np.linalg.norm(Z - before) * np.linalg.norm(Z)), 1e-300)
-        if count < MAX_STEPS / 4 and not 0.2 < uneven < 5:
-            factor = 2.0 if uneven > 1 else 0.5
-            rho, multipliers = rho * factor, multipliers / factor
-    return best, regression.residual + max(bound, 0.0), dual
+        factor = min(max(uneven, 0.5), 2.0)
+        rho, multipliers = rho * factor, multipliers / factor
+    return best, regression.residual + bound, dual
 
 
 def _dual(T: Floats, K: Floats, weight: float, N: Floats) -> tuple[float, float]:
