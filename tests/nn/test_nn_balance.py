@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from overt.nn import mc_moments, predictive_moments
-from overt.nn.moments.balance import _STAND_INS, Balance
+from overt.nn.moments.balance import _STAND_INS, Balance, _table
 from overt.nn.moments.copies import balanced, draws_apart
 from overt.nn.moments.samples import Samples
 from overt.nn.recording.modes import modes
@@ -28,16 +28,25 @@ class Run(nn.Module):
         return self.run(self, x)
 
 
+def attending(h, p):
+    return functional.scaled_dot_product_attention(h, h, h, None, p)
+
+
+def maps(x):
+    return x[..., None, None].expand(-1, -1, 2, 2)
+
+
 DRAWS = {
     "dropout": lambda x: functional.dropout(x, 0.3),
     "in place": lambda x: functional.dropout(x.clone(), 0.3, inplace=True),
     "an odd probability": lambda x: functional.dropout(x, 0.137),
-    "maps": lambda x: functional.dropout2d(x[..., None, None].expand(-1, -1, 2, 2), 0.2)[..., 0, 0],
+    "maps": lambda x: functional.dropout2d(maps(x), 0.2).mean((2, 3)),
     "alpha": lambda x: functional.alpha_dropout(x, 0.2, training=True),
     "rrelu": lambda x: functional.rrelu(x, 0.1, 0.5, training=True),
     "uniform": lambda x: x * torch.rand_like(x),
     "coins": lambda x: x * (torch.rand(x.shape) < 0.7),
     "bernoulli": lambda x: x * x.new_empty(x.shape).bernoulli_(0.6),
+    "attention": lambda x: attending(x[..., None], 0.3)[..., 0],
     "normal": lambda x: x + torch.randn_like(x),
     "normal numbers": lambda x: x * (1 + torch.randn(len(x), 1)),
 }  # fmt: skip
@@ -74,6 +83,26 @@ def test_balanced_draws_have_the_law_of_plain_ones(draw):
     left = 0.12 if draw is DRAWS["an odd probability"] else 1e-6
     left = 0.06 if draw in (DRAWS["uniform"], DRAWS["rrelu"]) else left
     assert (means.square() <= left * sd.square() / 20 + 1e-9).all()
+
+
+@pytest.mark.parametrize("group", [3, 10, 20, 33])
+def test_every_copy_has_every_rank_equally_often(group):
+    def table(kind, a, b):
+        return _table(kind, group, a, b, torch.float64, torch.device("cpu"))
+
+    even, begins = table("evenly", -1.0, 3.0), table("begins", -1.0, 3.0)
+    n = even.shape[1]
+    middles = -1 + 4 * (torch.arange(n).double() + 0.5) / n  # of parts of equal length
+    close = {"rtol": 0, "atol": 0.1 / n}
+    torch.testing.assert_close(even.sort(1)[0], middles.expand(group, n), **close)
+    lowest = -1 + 4 * torch.arange(group).double() / group
+    torch.testing.assert_close(begins.sort(0)[0], lowest[:, None].expand(-1, n), **close)
+    torch.testing.assert_close(begins, lowest[((even + 1) / 4 * group).long()], **close)
+    for prob in (0.3, 0.137, 0.9981):
+        kept = table("coins", prob, 2.0)
+        assert set(kept.unique().tolist()) == {0.0, 2.0}
+        assert ((kept.mean(1) / 2 - prob).abs() <= 0.5 / n + 1e-12).all()
+        assert ((kept.sum(0) / 2 - group * prob).abs() < 1).all()
 
 
 def seq_first(self, x):
@@ -140,28 +169,31 @@ def test_everything_is_back_in_its_place():
 
 def test_what_patterns_cannot_say_is_drawn_as_torch_draws_it():
     """Small probabilities, numbers of half precision, generators of one's own."""
-    x = torch.ones(40, 5000)
+    x = torch.ones(40, 20_000)
     balance = Balance(used=None)
-    balance.forms = [(1, 5000)]
+    balance.forms = [(1, 20_000)]
     balance.begin(40, 20)
     with balance:
         torch.manual_seed(0)
         dropped = (functional.dropout(x, 0.0023) == 0).double().mean()
         balance.begin(40, 20)
-        half = torch.rand(40, 5000, dtype=torch.bfloat16).double()
+        half = torch.rand(40, 20_000, dtype=torch.bfloat16).double()
         balance.begin(40, 20)
-        fixed = torch.rand(40, 5000, generator=torch.Generator().manual_seed(1))
+        fixed = torch.rand(40, 20_000, generator=torch.Generator().manual_seed(1))
         balance.begin(40, 20)
         turned = torch.randn_like(x.T.contiguous().T)
         balance.take(0, 20, seed=3)
         alone = torch.rand(7, generator=torch.Generator().manual_seed(1))
+        balance.begin(40, 20)
+        rare = x.new_empty(x.shape).bernoulli_(1e-4)
     assert abs(float(dropped) - 0.0023) < 5 * (0.0023 / x.numel()) ** 0.5
+    assert abs(float(rare.mean()) - 1e-4) < 5 * (1e-4 / x.numel()) ** 0.5
     assert abs(float(half.var()) * 12 - 1) < 0.02
     torch.testing.assert_close(fixed.flatten()[:7], alone)
     torch.testing.assert_close(
-        fixed, torch.rand(40, 5000, generator=torch.Generator().manual_seed(1))
+        fixed, torch.rand(40, 20_000, generator=torch.Generator().manual_seed(1))
     )
-    assert float(turned.reshape(20, 2, 5000).mean(0).abs().max()) < 1e-6
+    assert float(turned.reshape(20, 2, 20_000).mean(0).abs().max()) < 1e-6
     assert abs(float(turned.var()) - 1) < 0.02
 
 

@@ -1,5 +1,6 @@
 """What models draw, carried and drawn, and what comes back to its sources."""
 
+import copy
 import math
 from types import SimpleNamespace
 
@@ -10,7 +11,13 @@ from helpers import bernoulli_patterns
 from torch import nn
 from torch.nn import functional
 
-from overt.nn import DropBlock2d, Dropout
+from overt.nn import (
+    CovarianceDropout,
+    DropBlock2d,
+    DropConnectConv2d,
+    DropConnectLinear,
+    Dropout,
+)
 from overt.nn.layers.mask_covariance import MaskCovariance
 from overt.nn.moments import bilinear, noises
 from overt.nn.moments.adjoint import APART, SHARED, Source, Sources, _row_axes, _row_axis
@@ -244,6 +251,36 @@ def test_layers_that_are_off_or_drawn():
         law = layer.mask_covariance((2, 2, 4, 4))
         torch.testing.assert_close(one.variances().reshape(x.shape),
                                    x**2 * law.relative_variance(x))  # fmt: skip
+
+
+LAYERS = {
+    "units": lambda: Dropout(0.5, seed=1),
+    "shared": lambda: Dropout(0.5, shared_axes=(1, 3), seed=1),
+    "blocks": lambda: DropBlock2d(0.3, 2, seed=1),
+    "covariance": lambda: CovarianceDropout([0.5, 1.0], 0.3 * np.eye(2) + 0.1, axis=1, seed=1),
+    "weights": lambda: DropConnectLinear(4, 3, drop_prob=0.4, seed=1),
+    "kernel": lambda: DropConnectConv2d(2, 3, 2, drop_prob=0.4, seed=1),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_that_is_drawn_does_what_it_does_in_training(name):
+    """By its own seed; what came before is carried through what it drew."""
+    torch.manual_seed(0)
+    layer, x = LAYERS[name]().double(), rows(2, 2, 4, 4)
+
+    def trained(v):
+        return copy.deepcopy(layer).train()(v)
+
+    net = nn.Sequential(Run(lambda v: v + 0.5 * torch.randn_like(v)), layer)
+    one = carry(net, x, drawn={"1"})
+    J = torch.autograd.functional.jacobian(lambda v: trained(v).flatten(1), x)
+    J = torch.stack([J[i, :, i].flatten(1) for i in range(2)])
+    torch.testing.assert_close(one.output.mean, trained(x))
+    torch.testing.assert_close(one.covariances(), 0.25 * J @ J.mT)
+    torch.testing.assert_close(one.variances().flatten(1), 0.25 * (J * J).sum(2))
+    assert one.drawn == ("1",)
+    assert one.output.exact
 
 
 def test_masks_of_random_tensors_have_all_covariances():

@@ -24,6 +24,7 @@ from overt.nn.moments import budget
 from overt.nn.moments.budget import Costs
 from overt.nn.moments.carry import carry
 from overt.nn.moments.noises import coins
+from overt.nn.moments.plans import Plan, Recorder, Unplanned, unrecorded
 from overt.nn.moments.pooling import largest_moments
 
 
@@ -213,6 +214,87 @@ def test_gradients_come_through_a_plan(monkeypatch):
         again = predictive_moments(model, x, draws=0)
     torch.testing.assert_close(again.mean, found.mean.detach())
     assert not again.mean.is_inference()
+
+
+PROGRAMS = {  # of an input and a tensor from outside
+    "product": lambda x, w: [x * w + 1],
+    "numbers": lambda x, w: [torch.add(2 * x - 0.5, w, alpha=3) / 4, x.sum(1, keepdim=True) * 7],
+    "nothing": lambda x, w: [x, w, x],
+    "same": lambda x, w: [(y := x * w), y, x * w, y.detach(), y.view(-1, 4)],
+    "constants": lambda x, w: [x * torch.arange(4.0), torch.full((2,), math.inf), torch.ones(3)],
+    "many": lambda x, w: [x.chunk(2, 1)[1] * 2, torch.cat([x, w.expand(2, 4)]), *x.max(1)],
+    "gather": lambda x, w: [x.gather(1, x.argsort(1)), torch.where(x > 0, x, w)],
+    "added": lambda x, w: [torch.zeros(2, 4).add_(x).mul_(w)],
+    "by hand": lambda x, w: [(c := torch.ones(4)).mul_(3).add_(1), x * c],
+    "before and after": lambda x, w: [x + (c := torch.zeros(4)), c.add_(1), x + c, c.sum()],
+    "through views": lambda x, w: [(y := x * 2), y[:, 0].mul_(w[0]), y[:, 1:].add_(1), y + 1],
+    "into views": lambda x, w: [(y := x * 2), y.__setitem__((0, 1), w[1]) or y * w],
+    "unused draws": lambda x, w: [(torch.rand(3), x * w)[1]],
+    "equal constants": lambda x, w: [x * (2 if torch.ones(2).equal(torch.ones(2)) else 3)],
+    "spare": lambda x, w: [x.sort(1)[1], torch.nn.functional.layer_norm(x, (4,), w, None)],
+    "kept formats": lambda x, w: [x.double() * 0.1, x.to(torch.float16) * 2, x.long() * 2],
+}  # fmt: skip
+
+
+def unseen(h):
+    with unrecorded():
+        return h[0]
+
+
+REFUSED = {
+    "draws": lambda x, w: [x * torch.rand(4)],
+    "drawn in place": lambda x, w: [x * torch.zeros(4).uniform_()],
+    "compared": lambda x, w: [x if torch.equal(x[0], w) else w],
+    "written": lambda x, w: [x.mul_(2)],
+    "written outside": lambda x, w: [x * w.add_(1)],
+    "written part": lambda x, w: [(x[0].add_(1), x.sum())[1]],
+    "unseen": lambda x, w: [unseen(x * 2) + 1],
+}
+
+
+def recorded(program, x, w):
+    with torch.no_grad():
+        with Recorder() as recorder:
+            made = program(x, w)
+        return Plan(recorder, [x], made)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_was_recorded_is_done_again(name):
+    """For other inputs and other values outside, whatever was done to earlier answers."""
+    torch.manual_seed(0)
+    program, x, w = PROGRAMS[name], torch.randn(2, 4), torch.randn(4)
+    plan = recorded(program, x, w)
+    for scale in (1.0, -2.0, 0.5):
+        w.mul_(scale)
+        x = scale * torch.randn(2, 4)
+        before, state = (x.clone(), w.clone()), torch.get_rng_state()
+        found = plan([x])
+        assert torch.equal(torch.get_rng_state(), state)
+        torch.testing.assert_close(found, program(x.clone(), w.clone()))
+        for value in found:
+            value.fill_(7)
+        torch.testing.assert_close((x, w), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_done_again_is_refused(name):
+    with pytest.raises(Unplanned):
+        recorded(REFUSED[name], torch.randn(2, 4), torch.randn(4))
+
+
+def test_numbers_that_were_read_and_forms_outside_are_compared():
+    x, w = torch.ones(2, 4), torch.ones(4)
+    plan = recorded(lambda x, w: [x * float(w.max()), w + int(x[0, 0])], x, w)
+    other = x + torch.arange(4.0)
+    torch.testing.assert_close(plan([other]), [other, w + 1])
+    assert plan([x + 1]) is None
+    w.mul_(0.5)
+    assert plan([x]) is None
+    for data in (torch.ones(4).double(), torch.ones(8)[::2], torch.ones(1, 4), torch.ones(4)):
+        w.data = data
+        assert (plan([x]) is None) == (data.dtype != x.dtype or data.shape != (4,)
+                                       or data.stride() != (1,))  # fmt: skip
 
 
 def test_a_budget_is_spent_on_what_comes_closest():

@@ -596,3 +596,12 @@ def test_probes_have_the_covariances_of_what_is_carried(name):
     t = carry(model, x.expand(3000, -1, -1), probe=True).tangent.detach()
     assert_mean_within_standard_errors(t.numpy(), np.zeros(3))
     assert_mean_within_standard_errors((t[:, :, None] * t[:, None]).numpy(), expected.numpy())
+
+
+@pytest.mark.parametrize("name", ["units", "channels", "alpha"])
+def test_what_a_single_unit_adds_is_the_same_in_every_probe(name):
+    x = rows()
+    expected = carry(PROBED[name], x).variances()
+    for _ in range(3):
+        found = carry(nn.Sequential(PROBED[name]), x, probe=True).tangent.square()
+        torch.testing.assert_close(found, expected)

@@ -194,7 +194,7 @@ class _Noting(TorchFunctionMode):  # type: ignore[misc]
         note = func, [self._note(value) for value in args], kwargs and self._note(kwargs)
         result = func(*args, **kwargs)
         made, at = self._made, len(self.notes)
-        for t in (result,) if isinstance(result, Tensor) else tensors(result):
+        for t in tensors(result):
             made.setdefault(id(t), (t, at))
         self.notes.append(note)
         return result
