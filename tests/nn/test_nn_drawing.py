@@ -20,7 +20,7 @@ from overt.nn import (
 )
 from overt.nn.layers.mask_covariance import MaskCovariance
 from overt.nn.moments import bilinear, noises
-from overt.nn.moments.adjoint import APART, SHARED, Source, Sources, _row_axes, _row_axis
+from overt.nn.moments.adjoint import APART, SHARED, Source, Sources, _row_axes
 from overt.nn.moments.carry import carry
 from overt.nn.moments.entries import signs
 from overt.nn.moments.tape import Law, Moment, Tape
@@ -218,23 +218,42 @@ def test_variances_along_directions_and_what_rests_add():
 
 
 def test_rows_of_sources_are_found_by_gradients():
-    R = 3
-    own, other = (torch.zeros(3, 2, requires_grad=True) for _ in range(2))
-    last, whole = torch.zeros(2, 3, requires_grad=True), torch.zeros(2, 2, requires_grad=True)
-    long, apart = torch.zeros(6, 2, requires_grad=True), torch.zeros(3, 2, requires_grad=True)
-    y = own + last.T + torch.ones(3, 2) @ whole + long.reshape(3, 2, 2).sum(1) + 0 * other
-    sources = [Source(s, s) for s in (own, last, whole, long, apart, other)]
+    def step(*shape):
+        return torch.zeros(*shape, requires_grad=True)
+
+    R = 6
+    own, last, whole, long, apart, dead = (
+        step(R, 2), step(2, R), step(2, 2), step(2 * R, 2), step(R, 2), step(R, 2))  # fmt: skip
+    none, late, first, both = step(0, R), step(R, R), step(R, R), step(R, 2 * R, R)
+    y = own + last.T + torch.ones(R, 2) @ whole + long.reshape(R, 2, 2).sum(1) + 0 * dead
+    y = y + none.sum() + (torch.arange(R) >= 4)[:, None] * late.T[:, :2]  # row 4 is the first
+    y = y + first[:1].T + both[0].T[:, :2]  # of rows along the last axis the first place alone
+    steps = [own, last, whole, long, apart, dead, none, late, first, both]
+    sources = [Source(s, s) for s in steps]
     axes, sure = _row_axes(y, sources)
-    assert axes == [0, 1, SHARED, 0, APART, 0]
-    assert not sure  # the gradient of the last is 0 wherever it was looked at
-    assert _row_axes(y, sources[:5])[1]
-    assert _row_axis(torch.ones(1, 2), 1, 0) is None
-    g = torch.zeros(R, R)
-    g[1, 1] = 1.0
-    assert _row_axis(g, R, 1) == 0
-    g[1] = 1.0
-    assert _row_axis(g.T, R, 1) == 1
-    assert _row_axis(g + g.T, R, 1) == SHARED
+    assert axes == [0, 1, SHARED, 0, APART, 0, 1, 1, 1, 2]
+    assert not sure  # the gradient of some is 0 wherever it was looked at
+    for axis, source in zip(axes, sources, strict=True):
+        silent = source.step is dead or source.step is none
+        assert _row_axes(y, [source]) == ([axis], not silent)
+    assert _row_axes(y, [*sources[:5], *sources[7:]])[1]
+    assert _row_axes(y[:1], sources[:1]) == ([None], True)
+    assert _row_axes(y[:3], sources[5:6])[1] is False
+
+
+@pytest.mark.parametrize("places", [4, 8])
+@pytest.mark.parametrize("alive", [0, 3])
+def test_rows_along_another_axis_keep_their_variances(places, alive):
+    """As many places as rows, or a multiple: one place counts, or the first rows do not."""
+    x, W, on = (
+        rows(4, places),
+        rows(places, 3, seed=1),
+        (torch.arange(4) >= alive).double()[:, None],
+    )
+    W[1:] = W[1:] if alive else 0.0
+    net = nn.Sequential(Run(lambda v: v.T), nn.Dropout(0.3), Run(lambda v: (v.T @ W) * on))
+    expected = torch.einsum("ri,ik,il->rkl", x**2 * 0.3 / 0.7, W, W) * on[:, :, None]
+    torch.testing.assert_close(carry(net, x).covariances(), expected)
 
 
 def test_layers_that_are_off_or_drawn():
