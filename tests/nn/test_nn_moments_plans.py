@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -23,9 +26,11 @@ from overt.nn import (
 from overt.nn.moments import budget
 from overt.nn.moments.budget import Costs
 from overt.nn.moments.carry import carry
+from overt.nn.moments.errors import Found
 from overt.nn.moments.noises import coins
 from overt.nn.moments.plans import Plan, Recorder, Unplanned, unrecorded
 from overt.nn.moments.pooling import largest_moments
+from overt.nn.moments.samples import Samples
 
 
 class Net(nn.Module):
@@ -315,6 +320,61 @@ def test_a_budget_is_spent_on_what_comes_closest():
     share = b2 / (b2 + s2)
     both = math.hypot(share * s2**0.5, (1 - share) * 0.04)
     assert budget._both(380, 0.04, 0.04, 0.7) == pytest.approx(both)
+
+
+def test_what_seconds_buy():
+    """Where the line of the price, straight on at both ends, is met; less what fills no group."""
+    price = ((10, 2.0), (80, 4.0), (480, 24.0))
+
+    def paid(n):
+        (few, low), (many, high) = price[:2] if n <= 80 else price[1:]
+        return low + (n - few) * (high - low) / (many - few)
+
+    for seconds in (0.5, 1.72, 1.9, 2.1, 2.29, 2.32, 2.9, 3.2, 3.99, 4.3, 7.3, 23.9, 31.1):
+        n = max((n for n in range(2000) if paid(n) <= seconds), default=0)
+        assert budget._bought(seconds, price) == n - n % (20 if n >= 40 else 10 if n >= 20 else 1)
+
+
+@pytest.mark.parametrize(("one", "samples"), [(1e-3, (10, 80)), (0.1, (10, 80, 480))])
+@pytest.mark.parametrize("drawn", [(), ("0",)])
+@torch.no_grad()
+def test_costs_are_measured_and_errors_seen(monkeypatch, one, samples, drawn):
+    """By a clock of our own, with what is carried off by half a standard deviation and a fifth."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3)), torch.randn(50, 6)
+    passes = itertools.cycle(one * torch.tensor([9.0, 0.2, 8.0, 0.4, 1.0, 6.0, 0.8, 0.6, 5.0]))
+
+    def seconds(x, run, repeat=5):
+        if isinstance(run, partial):
+            return 0.5 + 0.01 * run.args[0]
+        return float(next(passes)) if repeat == 1 else 0.3
+
+    monkeypatch.setattr(budget, "_seconds", seconds)
+    exact = moments(model, x)
+    sd = 1.2 * exact.std
+    errors = {"mean_error": 0.1 * sd, "std_error": 0.5 * sd}
+    planted = replace(
+        exact, mean=exact.mean + 0.5 * exact.std, variance=sd**2, exact=False, **errors
+    )
+    found = Found(planted, ("0",), drawn, ())
+    costs = budget.costs(model, x, None, lambda: found)
+    assert (costs.one, costs.carried) == pytest.approx((one, 0.3))
+    assert costs.samples == tuple((n, pytest.approx(0.5 + 0.01 * n)) for n in samples)
+    assert costs.off == pytest.approx((0.5 / 1.2, 1 - 1 / 1.2), rel=0.1)
+    stated = (0.2, 0.75) if drawn else (0.05, 0.25)  # of two standard errors; doubted in threes
+    assert costs.stated == pytest.approx(stated)
+    many = Samples(model, x, None, covariance=False)
+    many.draw(4000)
+    assert costs.spread[1] == pytest.approx(((many.kurtosis - 1) / 4) ** 0.5, rel=0.1)
+    assert costs.spread[0] < 0.5  # balanced draws of a linear network
+    assert budget.costs(model, x, None, lambda: None) is costs  # asked once
+    none = budget.costs(model, x[:9], None, lambda: replace(found, moments=None))
+    assert none.carried == math.inf == none.off[0] == none.stated[1]
+    near = replace(planted, mean=exact.mean, variance=exact.variance)
+    pairs = [(m, copy.deepcopy(model)) for m in (near, exact)]
+    best, sure = (budget.costs(n, x, None, lambda m=m: replace(found, moments=m)) for m, n in pairs)
+    assert best.off[1] == pytest.approx(0.3 / 4)  # of what is stated, at least
+    assert max(sure.off) < 1e-6
 
 
 def test_passes_are_an_option_of_their_own():

@@ -18,6 +18,7 @@ W3, W4, B = torch.randn(3, 4).double(), torch.randn(4, 2).double(), torch.randn(
 K1, K2 = torch.randn(3, 2, 2).double(), torch.randn(1, 1, 2, 2).double()
 EVEN = torch.tensor([[True, False, True], [False, False, True]])
 COLS = torch.tensor([2, 0, 0])
+ONES = torch.ones(6).double()
 
 
 class After(nn.Module):
@@ -391,6 +392,8 @@ WEIGHTS = {
     "matmul": (lambda h, W: h @ W.T + 1, (2, 3)),
     "conv1d": (lambda h, W: functional.conv1d(h, W, B[0, :1], padding=1), (1, 2, 3)),
     "conv2d": (lambda h, W: functional.conv2d(h[:, None], W, B[0, :2]), (2, 1, 1, 3)),
+    "batch-norm": (lambda h, W: functional.batch_norm(h.flatten(1), ONES, 2 * ONES, W), (6,)),
+    "layer-norm": (lambda h, W: functional.layer_norm(h, (2, 3), W), (2, 3)),
 }
 
 

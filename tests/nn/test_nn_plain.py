@@ -1069,12 +1069,13 @@ def test_local_slopes_leave_out_what_does_not_count():
     assert found.noises == {"a", "b"}
 
 
-P = 0.3
+P, HALF = 0.3, torch.tensor([0.0, 1.0, 0.0, 1.0]).double()
 SWITCHED = {  # what stands where a coin falls, and elsewhere
     "where": (lambda c, a, b: torch.where(c, a, b), lambda a, b: (a, b)),
     "method": (lambda c, a, b: a.where(c, b), lambda a, b: (a, b)),
     "number": (lambda c, a, b: torch.where(c, a, 2.0), lambda a, b: (a, 0 * a + 2)),
     "other": (lambda c, a, b: torch.where(c, 2.0, b), lambda a, b: (0 * b + 2, b)),
+    "part": (lambda c, a, b: torch.where(c, a.detach() * HALF, b), lambda a, b: (a * HALF, b)),
     "nothing": (lambda c, a, b: torch.where(c, 0.0, b), lambda a, b: (0 * b, b)),
     "fill": (lambda c, a, b: a.masked_fill(c, 3.0), lambda a, b: (0 * a + 3, a)),
     "in place": (lambda c, a, b: (a + 0).masked_fill_(c, 3.0), lambda a, b: (0 * a + 3, a)),
