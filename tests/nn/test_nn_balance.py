@@ -5,6 +5,7 @@ import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -274,11 +275,39 @@ def test_threads_take_turns_and_leave_torch_as_it_was():
     assert state() == before
 
 
-@pytest.mark.parametrize("coin", ["band", "two"])
-def test_coins_that_do_nothing_at_both_ends_are_shared_all_the_same(coin):
-    def run(self, x):
-        u, v = torch.rand(()), torch.rand(())
-        on = (u > 0.42) & (u < 0.48) if coin == "band" else u < v
-        return self.layer(functional.dropout(x, 0.2)) * (1 + 2 * on)
+OWN = torch.Generator()
 
-    assert draws_apart(Run(run), torch.ones(4, 6), None) is False
+
+def dropped(s, x):
+    return s.layer(functional.dropout(x, 0.2))
+
+
+def band(s, x):
+    u = torch.rand(())
+    return dropped(s, x) * (1 + 2 * ((u > 0.42) & (u < 0.48)))
+
+
+APART = {  # whether all that is drawn is seen, and belongs to rows; None if samples show it
+    "units": (dropped, True),
+    "nothing": (lambda s, x: s.layer(x), True),
+    "row by row": (lambda s, x: torch.stack([dropped(s, row) for row in x]), False),
+    "python": (lambda s, x: dropped(s, x) * random.random(), False),  # noqa: S311
+    "numpy": (lambda s, x: dropped(s, x) * float(np.random.rand()), False),  # noqa: NPY002
+    "own": (lambda s, x: dropped(s, x) * torch.rand(x.shape[:1], generator=OWN)[:, None], False),
+    "order": (lambda s, x: dropped(s, x[torch.randperm(len(x))]), False),
+    "coin": (lambda s, x: dropped(s, x) * (torch.rand(1) < 0.5), False),
+    "idle": (lambda s, x: dropped(s, x) * (torch.rand(1) < 1.5), True),
+    "normal": (lambda s, x: dropped(s, x) + 0 * torch.randn(1), False),
+    "many": (lambda s, x: dropped(s, x) + torch.randn(512).sum(), None),
+    "fewer": (lambda s, x: dropped(s, x) + torch.randn(511).sum(), False),
+    "idle and many": (lambda s, x: dropped(s, x) + torch.rand(1) * 0 + torch.rand(512)[0], None),
+    "coin and many": (lambda s, x: dropped(s, x) * torch.rand(1) + torch.rand(512)[0], False),
+    "band": (band, False),  # which does nothing at both ends
+    "two": (lambda s, x: dropped(s, x) * (1 + (torch.rand(()) < torch.rand(()))), False),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_what_rows_share_is_told(name):
+    run, apart = APART[name]
+    assert draws_apart(Run(run), torch.ones(4, 6), None) is apart

@@ -173,6 +173,14 @@ def test_another_output_has_another_plan(monkeypatch):
         both = moments(model, x, output=lambda o: o["y"])
         torch.testing.assert_close(found.mean, both.mean[:, i])
 
+    def column(i):
+        return lambda o: o["y"][:, i]
+
+    for k in range(4):
+        found, replayed = planned(model, x, monkeypatch, output=column(k % 2))
+        assert replayed == (k > 1)
+        torch.testing.assert_close(found.mean, both.mean[:, k % 2])
+
 
 def test_inputs_that_are_one_tensor_have_a_plan_of_their_own():
     class Two(Net):
@@ -423,3 +431,25 @@ def test_the_largest_of_normal_entries():
     torch.testing.assert_close(variance.sqrt(), top.std(0), atol=0.03, rtol=0.03)
     chances = (x == top[..., None]).float().mean(0)
     torch.testing.assert_close(slopes, chances, atol=0.06, rtol=0)  # Clark
+
+
+@pytest.mark.parametrize("more", [0, 1, 2])
+def test_the_larger_of_two_normal_entries_exactly(more):
+    """By a sum over both, wherever entries stand among others that are never the largest."""
+    z = torch.linspace(-8, 8, 801).double()
+    w = torch.exp(-z * z / 2) / torch.exp(-z * z / 2).sum()
+    for (a, s), (b, t) in (((0.3, 0.5), (-0.2, 0.9)), ((1.0, 0.1), (1.3, 0.6)), ((0, 1), (0, 1))):
+        x, y = (a + s * z)[:, None], (b + t * z)[None]
+        both, top = w[:, None] * w, torch.maximum(x, y)
+        mean = (both * top).sum()
+        variance = (both * (top - mean) ** 2).sum()
+        chance = 0.5 * math.erfc((b - a) / math.hypot(s, t) / 2**0.5)
+        for i, j in itertools.permutations(range(2 + more), 2):
+            m, v = torch.full((2 + more,), -50.0).double(), torch.full((2 + more,), 0.3).double()
+            m[i], m[j], v[i], v[j] = a, b, s * s, t * t
+            value, slopes, spread = largest_moments(m, v)
+            torch.testing.assert_close(value, mean, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(spread, variance, rtol=1e-4, atol=1e-4)
+            expected = torch.zeros(2 + more).double()
+            expected[i], expected[j] = chance, 1 - chance
+            torch.testing.assert_close(slopes, expected, rtol=1e-6, atol=1e-6)

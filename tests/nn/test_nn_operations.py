@@ -493,6 +493,18 @@ def test_tiny_variances_do_not_turn_rounding_into_gradients(f):
     assert float((found - derivative)[off].abs().max()) <= 2  # a second derivative, at most
 
 
+@pytest.mark.parametrize("f", [None, functional.gelu, torch.tanh], ids=["relu", "gelu", "tanh"])
+def test_gradients_in_training_are_those_of_what_is_returned(f):
+    """Of value, slope and rest, by central differences; quadrature knows derivatives nearly."""
+    m, v = torch.linspace(-1.4, 1.5, 12).double(), torch.linspace(0.2, 0.5, 12).double()
+    close = 0.02 if f is torch.tanh else 1e-6
+    for part in (0, 1, 3):
+        x = m.clone().requires_grad_()
+        (found,) = torch.autograd.grad(Bent.apply(x, v, f, True)[part].sum(), x)
+        high, low = (Bent.apply(m + h, v, f, True)[part] for h in (1e-5, -1e-5))
+        torch.testing.assert_close(found, (high - low) / 2e-5, rtol=close, atol=close)
+
+
 def integrated(f, m, v, one_sided=False):
     """E f, Cov(x, f) / v and Var f for one normal, or log-normal, x by a fine sum."""
     z = torch.linspace(-9, 9, 36_001).double()

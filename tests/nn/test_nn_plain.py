@@ -492,12 +492,12 @@ def believed(d, b, s, least, some):
 
 
 @pytest.mark.parametrize("drawn", [(), ("coin",)])
-@pytest.mark.parametrize("width", [1, 2, 5])
-def test_what_was_carried_and_sampled_is_weighed_by_its_errors(drawn, width):
+@pytest.mark.parametrize(("rows", "width"), [(4, 1), (4, 2), (4, 5), (1, 3)])
+def test_what_was_carried_and_sampled_is_weighed_by_its_errors(drawn, rows, width):
     rng = np.random.default_rng(6)
-    m0, m1 = rng.normal(size=(2, 4, width))
-    sd0, sd1 = rng.uniform(0.5, 2, size=(2, 4, width))
-    e0, e1 = rng.uniform(0.01, 0.4, size=(2, 4, width))
+    m0, m1 = rng.normal(size=(2, rows, width))
+    sd0, sd1 = rng.uniform(0.5, 2, size=(2, rows, width))
+    e0, e1 = rng.uniform(0.01, 0.4, size=(2, rows, width))
     if width == 5:
         sd0[0, 0], sd1[1, 1], sd0[2, 2], sd1[2, 2] = 0.0, 0.0, 0.0, 0.0
     given, sampled = (
@@ -587,6 +587,7 @@ def test_rows_that_meet_or_do_not_fit_are_not_run_side_by_side():
     assert not told(lambda v: v + torch.arange(float(len(v)))[:, None], x)
     assert not told(lambda a, b: a + b[0], {"a": x, "b": x[:2]})
     assert told(lambda a, b: a + b, {"a": x, "b": 2 * x})
+    assert told(lambda ids: torch.eye(4)[ids], torch.arange(4))
 
 
 def test_the_error_of_a_penalty_is_that_of_all_that_was_drawn(monkeypatch):
