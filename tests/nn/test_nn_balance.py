@@ -297,6 +297,7 @@ APART = {  # whether all that is drawn is seen, and belongs to rows; None if sam
     "order": (lambda s, x: dropped(s, x[torch.randperm(len(x))]), False),
     "coin": (lambda s, x: dropped(s, x) * (torch.rand(1) < 0.5), False),
     "idle": (lambda s, x: dropped(s, x) * (torch.rand(1) < 1.5), True),
+    "idle twice": (lambda s, x: dropped(s, x) * (torch.rand(1) < 1) * (torch.rand(1) < 1), True),
     "normal": (lambda s, x: dropped(s, x) + 0 * torch.randn(1), False),
     "many": (lambda s, x: dropped(s, x) + torch.randn(512).sum(), None),
     "fewer": (lambda s, x: dropped(s, x) + torch.randn(511).sum(), False),

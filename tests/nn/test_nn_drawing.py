@@ -342,6 +342,18 @@ def test_moments_of_tapes_are_put_and_forgotten():
     assert math.prod((2, 256)) == tape.settle
 
 
+def test_tangents_of_deep_networks_do_not_nest():
+    def deep(v):
+        for _ in range(1500):
+            v = v + 1.0
+        return v @ W
+
+    x, W = rows(2, 3), rows(3, 2, seed=1)
+    one = carry(nn.Sequential(nn.Dropout(0.3), Run(deep)), x)
+    expected = torch.einsum("ri,ik,il->rkl", x**2 * 0.3 / 0.7, W, W)
+    torch.testing.assert_close(one.covariances(), expected)
+
+
 def test_maxima_are_exact_only_where_units_are_dropped_alone():
     x = rows(1, 2, 2, 4).abs() + 0.1
     for noise, exact in ((nn.Dropout(0.3), True), (nn.Dropout2d(0.3), False)):

@@ -30,6 +30,7 @@ from overt.nn.moments.errors import Found
 from overt.nn.moments.noises import coins
 from overt.nn.moments.plans import Plan, Recorder, Unplanned, unrecorded
 from overt.nn.moments.pooling import largest_moments
+from overt.nn.moments.replays import _key, replayed
 from overt.nn.moments.samples import Samples
 
 
@@ -182,6 +183,48 @@ def test_another_output_has_another_plan(monkeypatch):
         torch.testing.assert_close(found.mean, both.mean[:, k % 2])
 
 
+def test_forms_of_inputs_have_plans_of_their_own():
+    def forms(fill):
+        x = torch.full((2, 3), fill)
+        y, z = x.clone(), x.clone()
+        return [x, x.double(), x[:1], x.T, torch.full((3, 2), fill), (x,), [x], (x, x), (x, y),
+                (x, y, x), (x, y, y), (x, y, z), (x, 1), (x, 2), (x, True), (x, 1.0), (x, "a"),
+                {"a": x}, {"b": x}, {"a": x, "b": 1}, (x, [y]), (x, (y,)), (x, None)]  # fmt: skip
+
+    keys = [_key(form, None) for form in forms(1.0)]
+    assert None not in keys
+    assert len(set(keys)) == len(keys)
+    assert keys == [_key(form, None) for form in forms(2.0)]  # values do not count
+    x = forms(1.0)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        low = _key(x, None)
+    with torch.autocast("cpu", torch.float16):
+        half = _key(x, None)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    double = _key(x, None)
+    torch.set_default_dtype(before)
+
+    def column(i):
+        return lambda o: o[:, i]
+
+    outputs = [lambda o: o, lambda o: o[0], partial(max), column(0), column(1)]
+    found = [keys[0], low, half, double, *(_key(x, output) for output in outputs)]
+    assert None not in found
+    assert len(set(found)) == len(found)
+    with torch.inference_mode():
+        odd = torch.ones(2, 3)
+    cell = [0]
+    strange = torch.ones(2, 3).as_subclass(type("Own", (torch.Tensor,), {}))
+    for given, output in (
+        (odd, None),
+        (strange, None),
+        ((x, {1}), None),
+        (x, lambda o: o[cell[0]]),
+    ):
+        assert _key(given, output) is None
+
+
 def test_inputs_that_are_one_tensor_have_a_plan_of_their_own():
     class Two(Net):
         def forward(self, x, y):
@@ -308,6 +351,16 @@ def test_numbers_that_were_read_and_forms_outside_are_compared():
         w.data = data
         assert (plan([x]) is None) == (data.dtype != x.dtype or data.shape != (4,)
                                        or data.stride() != (1,))  # fmt: skip
+
+
+def test_what_is_not_to_be_planned_has_gradients_all_the_same():
+    model, x = nn.Linear(3, 2), torch.ones(4, 3)
+    for split in (lambda made: None, lambda made: ([made, made], lambda values: values[0])):
+        for _ in range(3):
+            made = replayed(model, x, None, lambda: model(x), split)
+            torch.testing.assert_close(made, model(x))
+            (found,) = torch.autograd.grad(made.sum(), model.weight)
+            torch.testing.assert_close(found, x.sum(0).expand(2, 3))
 
 
 def test_a_budget_is_spent_on_what_comes_closest():
