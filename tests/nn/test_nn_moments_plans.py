@@ -23,7 +23,7 @@ from overt.nn import (
     mc_moments,
     predictive_moments,
 )
-from overt.nn.moments import budget
+from overt.nn.moments import budget, replays
 from overt.nn.moments.budget import Costs
 from overt.nn.moments.carry import carry
 from overt.nn.moments.errors import Found
@@ -150,6 +150,17 @@ def test_rates_of_layers_may_change_and_inputs_do_not(layer):
             model[0].p = rate
         assert_fresh(moments(model, x), model, x)
     assert torch.equal(x, before)
+
+
+def test_what_a_pass_does_not_show_of_a_model_may_change():
+    """A layer draws by a root of its covariance, which is what moments read."""
+    layer, x = CovarianceDropout([1.0] * 6, 0.3 * torch.eye(6) + 0.1), torch.rand(5, 6)
+    model = nn.Sequential(layer, nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
+    first = moments(model, x)
+    layer.covariance = 2 * layer.covariance
+    found = moments(model, x)
+    assert_fresh(found, model, x)
+    assert (found.std > 1.2 * first.std).all()
 
 
 def test_a_plan_is_not_used_where_data_decide_otherwise(monkeypatch):
@@ -351,6 +362,31 @@ def test_numbers_that_were_read_and_forms_outside_are_compared():
         w.data = data
         assert (plan([x]) is None) == (data.dtype != x.dtype or data.shape != (4,)
                                        or data.stride() != (1,))  # fmt: skip
+
+
+def test_plans_that_do_not_hold_are_given_up_and_old_forms_forgotten(monkeypatch):
+    made = []
+
+    class Counted(Recorder):
+        def __init__(self):
+            super().__init__()
+            made.append(1)
+
+    def recorded_for(model, *inputs):
+        made.clear()
+        return [(moments(model, x), len(made))[1] for x in inputs]
+
+    monkeypatch.setattr(replays, "Recorder", Counted)
+    monkeypatch.setattr(replays, "FORMS", 3)
+    x = torch.rand(2, 6)
+    scaled = [k * x for k in range(1, 8)]
+    odd = Net(lambda self, x: self.inner(x * float(x.sum())))
+    assert recorded_for(odd, *scaled) == [1, 2, 3, 4, 4, 4, 4]
+    odd = copy.deepcopy(odd)  # what holds now and then is planned on
+    assert recorded_for(odd, *(x for x in scaled for _ in range(2))) == [
+        1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7]  # fmt: skip
+    forms = [torch.rand(n, 6) for n in (1, 2, 3, 4)]
+    assert recorded_for(Net(), *forms, *forms[:0:-1], *forms) == [1, 2, 3, 4, 4, 4, 4, 5, 6, 7, 8]
 
 
 def test_what_is_not_to_be_planned_has_gradients_all_the_same():

@@ -1120,7 +1120,17 @@ def test_dropped_weights_have_the_covariances_of_their_jacobian(name):
     build, shape = CONNECTED[name]
     layer, x = build().double(), torch.randn(2, *shape).double()
     one = carry(nn.Sequential(layer), x)
-    before = carry(nn.Sequential(Run(lambda v: v + 0.5 * torch.randn_like(v)), layer), x)
+    noise, mix = Run(lambda v: v + 0.5 * torch.randn_like(v)), nn.Linear(shape[-1], shape[-1])
+    before = carry(nn.Sequential(noise, layer), x)
+    mixed = carry(nn.Sequential(noise, mix.double(), layer), x)
+    flags = [(o.output.exact, o.output.known, o.output.independent) for o in (one, before, mixed)]
+    alone = name == "vectors"  # no two outputs see the same weight
+    assert flags == [(True, True, alone), (True, True, False), (alone, False, False)]
+    if alone:
+        W, C = layer.weight.detach(), mix.weight.detach()
+        S, m = 0.25 * C @ C.T, mix(x).detach()
+        own = P / (1 - P) * (m**2 + S.diagonal()) @ (W**2).T
+        torch.testing.assert_close(mixed.covariances(), W @ S @ W.T + torch.diag_embed(own))
     for i in range(2):
 
         def f(W, row):
