@@ -78,6 +78,8 @@ def test_masks_are_the_same_compiled_or_not(monkeypatch):
     assert torch.equal(scale, blocks[1])
     other, _ = masks.inside_mask(x, None, 0.3, [200, 2], (5, 6), (2, 3))
     assert not torch.equal(other, free)
+    several = [masks.inside_mask(x, None, 0.3, [9], (5, 6), (2, 3))[0] for _ in range(150)]
+    assert len({mask.numpy().tobytes() for mask in several}) == 150
 
 
 def entry(mask, a, b):
