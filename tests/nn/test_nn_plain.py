@@ -34,7 +34,7 @@ from overt.nn.moments import errors, nonlinear, pooling
 from overt.nn.moments import samples as samples_of
 from overt.nn.moments.adjoint import Sources
 from overt.nn.moments.carry import carry, picked
-from overt.nn.moments.copies import rows_apart
+from overt.nn.moments.copies import rows_apart, rows_of
 from overt.nn.moments.entries import Bent, _by_nodes, _deviation, moments_of
 from overt.nn.moments.local import _from_draws
 from overt.nn.moments.noises import coins
@@ -563,6 +563,12 @@ def test_outputs_that_do_not_count_are_named():
         with pytest.raises(InputError, match=f"for each input, got {kind};"):
             picked(result, None)
     assert torch.equal(picked([torch.ones(2)], lambda o: 2 * o[0]), 2 * torch.ones(2))
+
+
+def test_rows_are_what_all_tensors_have():
+    three, two, none = torch.ones(3, 2), torch.ones(2, 3), torch.tensor(1.0)
+    assert [rows_of(x) for x in (three, (three, three[:, 0]), {"a": two, "b": 5})] == [3, 3, 2]
+    assert [rows_of(x) for x in ((three, two), (three, none), none, ())] == [None] * 4
 
 
 def test_rows_that_meet_or_do_not_fit_are_not_run_side_by_side():
