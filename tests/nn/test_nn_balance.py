@@ -106,6 +106,65 @@ def test_every_copy_has_every_rank_equally_often(group):
         assert ((kept.sum(0) / 2 - group * prob).abs() < 1).all()
 
 
+@pytest.mark.parametrize("group", [20, 33])
+def test_coins_fall_by_patterns_that_know_their_probability(group):
+    balance = Balance()
+    balance.forms = [(3,)] * 200
+    balance.begin(group, group)
+    for prob in (0.001 * 1.06**k for k in range(120)):
+        table = _table("coins", group, prob, 1.0, torch.float64, torch.device("cpu"))
+        near = abs(float(table.mean()) - prob) <= 0.002 * min(prob, 1 - prob)
+        assert balance._coins((3 * group,), prob) == (3 if near else 0)
+
+
+ODD = {  # calls that are none for patterns
+    "evaluation": lambda x: functional.dropout(x, 0.3, False),
+    "nothing": lambda x: functional.dropout(x, 0.0),
+    "everything": lambda x: functional.dropout(x, 1.0),
+    "rare": lambda x: functional.dropout(x, 0.0005),
+    "nearly all": lambda x: functional.dropout(x, 0.9995),
+    "other form": lambda x: functional.dropout(x[:7], 0.3),
+    "no batch": lambda x: functional.dropout1d(x, 0.3),
+    "alpha evaluation": lambda x: functional.alpha_dropout(x, 0.3),
+    "alpha in place": lambda x: functional.alpha_dropout(x, 0.3, True, True),
+    "alpha nothing": lambda x: functional.alpha_dropout(x, 0.0, True),
+    "alpha rare": lambda x: functional.alpha_dropout(x, 0.0005, True),
+    "alpha other form": lambda x: functional.alpha_dropout(x[:7], 0.3, True),
+    "rrelu evaluation": lambda x: functional.rrelu(x),
+    "rrelu in place": lambda x: functional.rrelu(x, training=True, inplace=True),
+    "rrelu other form": lambda x: functional.rrelu(x[:7], training=True),
+    "bernoulli of its own": lambda x: x.bernoulli_(0.5, generator=torch.manual_seed(3)),
+    "bernoulli flags": lambda x: (x > 0).bernoulli_(0.5),
+    "bernoulli of many": lambda x: x.bernoulli_(torch.full_like(x, 0.3)),
+    "bernoulli of one": lambda x: x.bernoulli_(torch.tensor(0.3)),
+    "bernoulli 1": lambda x: x.bernoulli_(1.0),
+    "bernoulli 0": lambda x: x.bernoulli_(0.0),
+    "bernoulli other form": lambda x: x[:7].bernoulli_(0.3),
+    "uniform of its own": lambda x: torch.rand(x.shape, generator=torch.manual_seed(3)),
+    "uniform into": lambda x: torch.rand(x.shape, out=x),
+    "uniform half": lambda x: torch.rand(x.shape, dtype=torch.float16),
+    "uniform other form": lambda x: torch.rand(7, 2),
+    "normal of its own": lambda x: torch.randn(x.shape, generator=torch.manual_seed(3)),
+    "normal into": lambda x: torch.randn(x.shape, out=x),
+    "normal other form": lambda x: torch.randn(7, 2),
+    "one number": lambda x: torch.rand(()) + torch.randn(()),
+    "attention": lambda x: attending(x[:, None], 0.0),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_calls_are_those_of_torch(name):
+    found = []
+    for balance in (Balance(used=None), Balance(used=set())):
+        balance.forms = [(2, 2)] * 3
+        x = torch.linspace(-2, 3, 80).reshape(40, 2)
+        with balance:
+            balance.begin(20, 20)
+            torch.manual_seed(0)
+            found.append(ODD[name](x))
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
 def seq_first(self, x):
     """Positions along the first axis: as many as there are rows of 4 copies."""
     h = x.T[:, :, None].expand(-1, -1, 2)  # (positions, batch, 2)

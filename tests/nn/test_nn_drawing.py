@@ -362,6 +362,12 @@ def test_a_pass_far_from_what_was_carried_shows_noise_that_was_missed(mean, sd, 
     assert not told(drawn=("coin",))
 
 
+def test_noise_before_a_function_that_draws_is_drawn():
+    lstm = nn.LSTM(4, 4, 2, dropout=0.4, batch_first=True)
+    net = nn.Sequential(nn.Dropout(0.3), lstm, Run(lambda found: found[0][:, -1]))
+    assert carry(net, torch.ones(3, 5, 4)).drawn == ("0", "1:lstm")
+
+
 def test_tangents_of_deep_networks_do_not_nest():
     def deep(v):
         for _ in range(1500):

@@ -405,6 +405,7 @@ def test_a_budget_is_spent_on_what_comes_closest():
     costs = Costs(1.0, 12.0, line, off, off, spread)
     assert costs.choice(5) == (False, 5)
     assert costs.choice(15) == (True, 0)
+    assert [costs.choice(n) for n in (21, 22)] == [(True, 0), (True, 10)]  # ten samples at least
     assert costs.choice(400) == (True, 380)
     dear = costs._replace(carried=1e9)
     assert dear.choice(400) == (False, 400)

@@ -394,6 +394,7 @@ WEIGHTS = {
     "conv2d": (lambda h, W: functional.conv2d(h[:, None], W, B[0, :2]), (2, 1, 1, 3)),
     "batch-norm": (lambda h, W: functional.batch_norm(h.flatten(1), ONES, 2 * ONES, W), (6,)),
     "layer-norm": (lambda h, W: functional.layer_norm(h, (2, 3), W), (2, 3)),
+    "embedding": (lambda h, W: functional.embedding(torch.tensor([[2, 0], [1, 1]]), W), (3, 2)),
 }
 
 

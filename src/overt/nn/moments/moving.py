@@ -84,7 +84,7 @@ def looked_up(tape: Tape, call: Call) -> Any:
     def f(W: Tensor) -> Tensor:
         return functional.embedding(call.args[0], W)
 
-    return replace(linear_map(tape, tape.of(call.args[1]), f, f, f), known=False)
+    return linear_map(tape, tape.of(call.args[1]), f, f, f)
 
 
 def masked(tape: Tape, call: Call) -> Any:
