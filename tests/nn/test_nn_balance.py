@@ -106,6 +106,17 @@ def test_every_copy_has_every_rank_equally_often(group):
         assert ((kept.sum(0) / 2 - group * prob).abs() < 1).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_uniform_numbers_stay_below_one(dtype):
+    high = 1 - torch.finfo(dtype).eps / 2  # the largest that torch draws
+    for group in (2, 10, 20, 33):
+        balance = Balance()
+        balance.forms = [(4000,)]
+        balance.begin(group, group)
+        top = balance.uniform(torch.full((4000 * group,), high, dtype=dtype)).max()
+        assert 1 - 1e-4 < float(top) < 1
+
+
 @pytest.mark.parametrize("group", [20, 33])
 def test_coins_fall_by_patterns_that_know_their_probability(group):
     balance = Balance()
