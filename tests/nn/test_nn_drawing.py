@@ -302,6 +302,14 @@ def test_a_layer_that_is_drawn_does_what_it_does_in_training(name):
     assert one.output.exact
 
 
+def test_layers_that_drop_nothing_are_no_noise():
+    for layer in (Dropout(0.0), DropBlock2d(0.0, 2), DropConnectLinear(4, 3, drop_prob=0.0),
+                  DropConnectConv2d(2, 3, 2, drop_prob=0.0)):  # fmt: skip
+        one = carry(nn.Sequential(layer.double(), nn.Flatten()), rows(2, 2, 4, 4))
+        assert one.noises == ()
+        assert not one.output.noises
+
+
 def test_masks_of_random_tensors_have_all_covariances():
     """Cov = S + Gamma o (S + E[x] E[x]')."""
     x = rows(2, 3)
@@ -415,6 +423,9 @@ def test_softmax_to_second_order(name):
         ])  # fmt: skip
         torch.testing.assert_close(found.mean[i], f(x[i], -1) + second @ sd[i] ** 2 / 2)
         torch.testing.assert_close(found.variance[i], J**2 @ sd[i] ** 2)
+    low = moved(lambda v: f(v.float(), -1, dtype=torch.float64), sd, x)
+    torch.testing.assert_close((low.mean, low.variance), (found.mean, found.variance), rtol=1e-5,
+                               atol=1e-7)  # fmt: skip
     hidden = moved(lambda v: f(v.masked_fill(torch.arange(4) == 2, -torch.inf), -1), sd, x)
     if name == "softmax":
         assert not hidden.mean[:, 2].any()

@@ -19,6 +19,7 @@ K1, K2 = torch.randn(3, 2, 2).double(), torch.randn(1, 1, 2, 2).double()
 EVEN = torch.tensor([[True, False, True], [False, False, True]])
 COLS = torch.tensor([2, 0, 0])
 ONES = torch.ones(6).double()
+ATTENDS = nn.MultiheadAttention(3, 3, batch_first=True).double().requires_grad_(False)
 
 
 class After(nn.Module):
@@ -155,6 +156,8 @@ AFFINE = {
     "pad-named": lambda h: functional.pad(h, (1, 0), mode="constant", value=2.0),
     "pad-places": lambda h: functional.pad(h, (0, 1), "constant", 2.0),
     "where": lambda h: torch.where(EVEN, h, B),
+    "where-spread": lambda h: torch.where(EVEN, h[:, :1], B),
+    "where-spread-other": lambda h: torch.where(EVEN, B, h[..., 1:2]),
     "where-both": lambda h: torch.where(EVEN, h, 2 * h.flip(1)),
     "method-where": lambda h: h.where(EVEN, torch.tensor(3.0).double()),
     "tril": lambda h: h.tril(),
@@ -230,9 +233,17 @@ SMOOTH = {
         h @ W3[:, :3], h, h, is_causal=True),
     "attention-mask": lambda h: functional.scaled_dot_product_attention(
         h, h, h.flip(2), attn_mask=torch.tensor([[0.0, 0.4], [-0.3, 0.2]]).double(), scale=0.7),
+    "to-itself": lambda h: ATTENDS(h, h, h, need_weights=False)[0],
+    "weights": lambda h: ATTENDS(h, h, h)[1],
     "index-copy": lambda h: h * 2 + h.index_copy(2, torch.tensor([2, 0, 1]), 3 * h),
     "unknown": lambda h: torch.cross(h[:, 0], 2 * h[:, 1], dim=-1),
 }  # fmt: skip
+
+
+ALONE = (*ENTRYWISE, "add", "rsub", "one-minus", "neg", "mul", "div", "reshape", "transpose",
+         "permute", "T", "flip", "roll", "slice", "chunk", "split", "pad", "masked-fill", "tril",
+         "diagonal")  # fmt: skip
+"""Each entry of these comes from one of its own."""
 
 
 def rows():
@@ -266,6 +277,9 @@ def test_right_after_dropout_it_is_what_all_masks_give(name):
         torch.testing.assert_close(bare.variance.flatten(1), variance, rtol=1e-8, atol=1e-8)
     if bare.independent:
         torch.testing.assert_close(covariance, torch.diag_embed(variance), rtol=0, atol=1e-8)
+    if name in ALONE:
+        assert bare.independent
+        assert bare.known
 
 
 STALE = {

@@ -139,6 +139,17 @@ def test_copies_are_run_together_where_rows_stay_apart(monkeypatch, known, rows)
     assert samples.rows == (rows if samples._most > 1 else 1)
 
 
+@pytest.mark.parametrize(("outputs", "inputs", "times"), [
+    (2**15, 1, 8), (2**15 + 1, 1, 1), (1, 64, 8), (1, 65, 1),
+])  # fmt: skip
+def test_small_networks_take_more_copies(outputs, inputs, times):
+    net = Run(torch.tanh)
+    net.weights = nn.Linear(1, outputs)
+    samples = Samples(net, torch.ones(3, inputs), None, covariance=False)
+    samples._start()
+    assert samples._most == times * 80
+
+
 @pytest.mark.parametrize("rows", [1, 3, 600])
 def test_progress_counts_every_sample(rows):
     torch.manual_seed(0)
@@ -153,6 +164,35 @@ def test_progress_counts_every_sample(rows):
     assert samples.copies == {1: 20, 3: 20, 600: 1}[rows]
     low, high = (float(v) for v in (samples.variance / truth).aminmax())
     assert 0.2 < low <= high < 3
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@torch.no_grad()
+def test_groups_are_filled_and_apart(shared):
+    """Masks of units or, which all rows share, of weights: whole groups, none of them twice."""
+    torch.manual_seed(0)
+    net, x = nn.Linear(8, 4).double(), torch.randn(3, 8).double()
+
+    def forward(v):
+        if shared:
+            return v @ nn.functional.dropout(net.weight, 0.3).T + net.bias
+        return net(nn.functional.dropout(v, 0.3))
+
+    run = Run(forward)
+    run.net = net
+    samples, made = Samples(run, x, None, covariance=False), []
+    add = samples._add
+    samples._add = lambda y: (made.append(y.reshape(samples.copies, -1, *y.shape[1:])), add(y))
+    for n, count in ((40, 40), (7, 60), (21, 100), (20, 120), (1900, 2020)):
+        samples.draw(n)
+        assert (samples.copies, samples.count) == (20, count)
+    assert samples._alone == shared
+    groups = np.concatenate(made, 1).swapaxes(0, 1)
+    assert len({group.tobytes() for group in groups}) == len(groups) == 101
+    torch.testing.assert_close(samples.mean, net(x))  # what is linear cancels in every group
+    np.testing.assert_allclose(groups.mean(1), net(x).expand(101, -1, -1))
+    exact = x**2 @ (net.weight**2).T * 3 / 7
+    torch.testing.assert_close(samples.variance, exact, rtol=0.2, atol=0)
 
 
 LOSSES = ["squared", "mse", "cross_entropy", "logistic"]
