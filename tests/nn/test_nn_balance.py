@@ -5,13 +5,14 @@ import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
 from overt.nn import mc_moments, predictive_moments
-from overt.nn.moments.balance import _STAND_INS, Balance
+from overt.nn.moments.balance import _STAND_INS, Balance, _table
 from overt.nn.moments.copies import balanced, draws_apart
 from overt.nn.moments.samples import Samples
 from overt.nn.recording.modes import modes
@@ -28,16 +29,25 @@ class Run(nn.Module):
         return self.run(self, x)
 
 
+def attending(h, p):
+    return functional.scaled_dot_product_attention(h, h, h, None, p)
+
+
+def maps(x):
+    return x[..., None, None].expand(-1, -1, 2, 2)
+
+
 DRAWS = {
     "dropout": lambda x: functional.dropout(x, 0.3),
     "in place": lambda x: functional.dropout(x.clone(), 0.3, inplace=True),
     "an odd probability": lambda x: functional.dropout(x, 0.137),
-    "maps": lambda x: functional.dropout2d(x[..., None, None].expand(-1, -1, 2, 2), 0.2)[..., 0, 0],
+    "maps": lambda x: functional.dropout2d(maps(x), 0.2).mean((2, 3)),
     "alpha": lambda x: functional.alpha_dropout(x, 0.2, training=True),
     "rrelu": lambda x: functional.rrelu(x, 0.1, 0.5, training=True),
     "uniform": lambda x: x * torch.rand_like(x),
     "coins": lambda x: x * (torch.rand(x.shape) < 0.7),
     "bernoulli": lambda x: x * x.new_empty(x.shape).bernoulli_(0.6),
+    "attention": lambda x: attending(x[..., None], 0.3)[..., 0],
     "normal": lambda x: x + torch.randn_like(x),
     "normal numbers": lambda x: x * (1 + torch.randn(len(x), 1)),
 }  # fmt: skip
@@ -74,6 +84,96 @@ def test_balanced_draws_have_the_law_of_plain_ones(draw):
     left = 0.12 if draw is DRAWS["an odd probability"] else 1e-6
     left = 0.06 if draw in (DRAWS["uniform"], DRAWS["rrelu"]) else left
     assert (means.square() <= left * sd.square() / 20 + 1e-9).all()
+
+
+@pytest.mark.parametrize("group", [3, 10, 20, 33])
+def test_every_copy_has_every_rank_equally_often(group):
+    def table(kind, a, b):
+        return _table(kind, group, a, b, torch.float64, torch.device("cpu"))
+
+    even, begins = table("evenly", -1.0, 3.0), table("begins", -1.0, 3.0)
+    n = even.shape[1]
+    middles = -1 + 4 * (torch.arange(n).double() + 0.5) / n  # of parts of equal length
+    close = {"rtol": 0, "atol": 0.1 / n}
+    torch.testing.assert_close(even.sort(1)[0], middles.expand(group, n), **close)
+    lowest = -1 + 4 * torch.arange(group).double() / group
+    torch.testing.assert_close(begins.sort(0)[0], lowest[:, None].expand(-1, n), **close)
+    torch.testing.assert_close(begins, lowest[((even + 1) / 4 * group).long()], **close)
+    for prob in (0.3, 0.137, 0.9981):
+        kept = table("coins", prob, 2.0)
+        assert set(kept.unique().tolist()) == {0.0, 2.0}
+        assert ((kept.mean(1) / 2 - prob).abs() <= 0.5 / n + 1e-12).all()
+        assert ((kept.sum(0) / 2 - group * prob).abs() < 1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_uniform_numbers_stay_below_one(dtype):
+    high = 1 - torch.finfo(dtype).eps / 2  # the largest that torch draws
+    for group in (2, 10, 20, 33):
+        balance = Balance()
+        balance.forms = [(4000,)]
+        balance.begin(group, group)
+        top = balance.uniform(torch.full((4000 * group,), high, dtype=dtype)).max()
+        assert 1 - 1e-4 < float(top) < 1
+
+
+@pytest.mark.parametrize("group", [20, 33])
+def test_coins_fall_by_patterns_that_know_their_probability(group):
+    balance = Balance()
+    balance.forms = [(3,)] * 200
+    balance.begin(group, group)
+    for prob in (0.001 * 1.06**k for k in range(120)):
+        table = _table("coins", group, prob, 1.0, torch.float64, torch.device("cpu"))
+        near = abs(float(table.mean()) - prob) <= 0.002 * min(prob, 1 - prob)
+        assert balance._coins((3 * group,), prob) == (3 if near else 0)
+
+
+ODD = {  # calls that are none for patterns
+    "evaluation": lambda x: functional.dropout(x, 0.3, False),
+    "nothing": lambda x: functional.dropout(x, 0.0),
+    "everything": lambda x: functional.dropout(x, 1.0),
+    "rare": lambda x: functional.dropout(x, 0.0005),
+    "nearly all": lambda x: functional.dropout(x, 0.9995),
+    "other form": lambda x: functional.dropout(x[:7], 0.3),
+    "no batch": lambda x: functional.dropout1d(x, 0.3),
+    "alpha evaluation": lambda x: functional.alpha_dropout(x, 0.3),
+    "alpha in place": lambda x: functional.alpha_dropout(x, 0.3, True, True),
+    "alpha nothing": lambda x: functional.alpha_dropout(x, 0.0, True),
+    "alpha rare": lambda x: functional.alpha_dropout(x, 0.0005, True),
+    "alpha other form": lambda x: functional.alpha_dropout(x[:7], 0.3, True),
+    "rrelu evaluation": lambda x: functional.rrelu(x),
+    "rrelu in place": lambda x: functional.rrelu(x, training=True, inplace=True),
+    "rrelu other form": lambda x: functional.rrelu(x[:7], training=True),
+    "bernoulli of its own": lambda x: x.bernoulli_(0.5, generator=torch.manual_seed(3)),
+    "bernoulli flags": lambda x: (x > 0).bernoulli_(0.5),
+    "bernoulli of many": lambda x: x.bernoulli_(torch.full_like(x, 0.3)),
+    "bernoulli of one": lambda x: x.bernoulli_(torch.tensor(0.3)),
+    "bernoulli 1": lambda x: x.bernoulli_(1.0),
+    "bernoulli 0": lambda x: x.bernoulli_(0.0),
+    "bernoulli other form": lambda x: x[:7].bernoulli_(0.3),
+    "uniform of its own": lambda x: torch.rand(x.shape, generator=torch.manual_seed(3)),
+    "uniform into": lambda x: torch.rand(x.shape, out=x),
+    "uniform half": lambda x: torch.rand(x.shape, dtype=torch.float16),
+    "uniform other form": lambda x: torch.rand(7, 2),
+    "normal of its own": lambda x: torch.randn(x.shape, generator=torch.manual_seed(3)),
+    "normal into": lambda x: torch.randn(x.shape, out=x),
+    "normal other form": lambda x: torch.randn(7, 2),
+    "one number": lambda x: torch.rand(()) + torch.randn(()),
+    "attention": lambda x: attending(x[:, None], 0.0),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_calls_are_those_of_torch(name):
+    found = []
+    for balance in (Balance(used=None), Balance(used=set())):
+        balance.forms = [(2, 2)] * 3
+        x = torch.linspace(-2, 3, 80).reshape(40, 2)
+        with balance:
+            balance.begin(20, 20)
+            torch.manual_seed(0)
+            found.append(ODD[name](x))
+    torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
 def seq_first(self, x):
@@ -148,28 +248,31 @@ def test_everything_is_back_in_its_place():
 
 def test_what_patterns_cannot_say_is_drawn_as_torch_draws_it():
     """Small probabilities, numbers of half precision, generators of one's own."""
-    x = torch.ones(40, 5000)
+    x = torch.ones(40, 20_000)
     balance = Balance(used=None)
-    balance.forms = [(1, 5000)]
+    balance.forms = [(1, 20_000)]
     balance.begin(40, 20)
     with balance:
         torch.manual_seed(0)
         dropped = (functional.dropout(x, 0.0023) == 0).double().mean()
         balance.begin(40, 20)
-        half = torch.rand(40, 5000, dtype=torch.bfloat16).double()
+        half = torch.rand(40, 20_000, dtype=torch.bfloat16).double()
         balance.begin(40, 20)
-        fixed = torch.rand(40, 5000, generator=torch.Generator().manual_seed(1))
+        fixed = torch.rand(40, 20_000, generator=torch.Generator().manual_seed(1))
         balance.begin(40, 20)
         turned = torch.randn_like(x.T.contiguous().T)
         balance.take(0, 20, seed=3)
         alone = torch.rand(7, generator=torch.Generator().manual_seed(1))
+        balance.begin(40, 20)
+        rare = x.new_empty(x.shape).bernoulli_(1e-4)
     assert abs(float(dropped) - 0.0023) < 5 * (0.0023 / x.numel()) ** 0.5
+    assert abs(float(rare.mean()) - 1e-4) < 5 * (1e-4 / x.numel()) ** 0.5
     assert abs(float(half.var()) * 12 - 1) < 0.02
     torch.testing.assert_close(fixed.flatten()[:7], alone)
     torch.testing.assert_close(
-        fixed, torch.rand(40, 5000, generator=torch.Generator().manual_seed(1))
+        fixed, torch.rand(40, 20_000, generator=torch.Generator().manual_seed(1))
     )
-    assert float(turned.reshape(20, 2, 5000).mean(0).abs().max()) < 1e-6
+    assert float(turned.reshape(20, 2, 20_000).mean(0).abs().max()) < 1e-6
     assert abs(float(turned.var()) - 1) < 0.02
 
 
@@ -250,11 +353,40 @@ def test_threads_take_turns_and_leave_torch_as_it_was():
     assert state() == before
 
 
-@pytest.mark.parametrize("coin", ["band", "two"])
-def test_coins_that_do_nothing_at_both_ends_are_shared_all_the_same(coin):
-    def run(self, x):
-        u, v = torch.rand(()), torch.rand(())
-        on = (u > 0.42) & (u < 0.48) if coin == "band" else u < v
-        return self.layer(functional.dropout(x, 0.2)) * (1 + 2 * on)
+OWN = torch.Generator()
 
-    assert draws_apart(Run(run), torch.ones(4, 6), None) is False
+
+def dropped(s, x):
+    return s.layer(functional.dropout(x, 0.2))
+
+
+def band(s, x):
+    u = torch.rand(())
+    return dropped(s, x) * (1 + 2 * ((u > 0.42) & (u < 0.48)))
+
+
+APART = {  # whether all that is drawn is seen, and belongs to rows; None if samples show it
+    "units": (dropped, True),
+    "nothing": (lambda s, x: s.layer(x), True),
+    "row by row": (lambda s, x: torch.stack([dropped(s, row) for row in x]), False),
+    "python": (lambda s, x: dropped(s, x) * random.random(), False),  # noqa: S311
+    "numpy": (lambda s, x: dropped(s, x) * float(np.random.rand()), False),  # noqa: NPY002
+    "own": (lambda s, x: dropped(s, x) * torch.rand(x.shape[:1], generator=OWN)[:, None], False),
+    "order": (lambda s, x: dropped(s, x[torch.randperm(len(x))]), False),
+    "coin": (lambda s, x: dropped(s, x) * (torch.rand(1) < 0.5), False),
+    "idle": (lambda s, x: dropped(s, x) * (torch.rand(1) < 1.5), True),
+    "idle twice": (lambda s, x: dropped(s, x) * (torch.rand(1) < 1) * (torch.rand(1) < 1), True),
+    "normal": (lambda s, x: dropped(s, x) + 0 * torch.randn(1), False),
+    "many": (lambda s, x: dropped(s, x) + torch.randn(512).sum(), None),
+    "fewer": (lambda s, x: dropped(s, x) + torch.randn(511).sum(), False),
+    "idle and many": (lambda s, x: dropped(s, x) + torch.rand(1) * 0 + torch.rand(512)[0], None),
+    "coin and many": (lambda s, x: dropped(s, x) * torch.rand(1) + torch.rand(512)[0], False),
+    "band": (band, False),  # which does nothing at both ends
+    "two": (lambda s, x: dropped(s, x) * (1 + (torch.rand(()) < torch.rand(()))), False),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_what_rows_share_is_told(name):
+    run, apart = APART[name]
+    assert draws_apart(Run(run), torch.ones(4, 6), None) is apart

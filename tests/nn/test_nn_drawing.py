@@ -1,5 +1,6 @@
 """What models draw, carried and drawn, and what comes back to its sources."""
 
+import copy
 import math
 from types import SimpleNamespace
 
@@ -10,11 +11,17 @@ from helpers import bernoulli_patterns
 from torch import nn
 from torch.nn import functional
 
-from overt.nn import DropBlock2d, Dropout
+from overt.nn import (
+    CovarianceDropout,
+    DropBlock2d,
+    DropConnectConv2d,
+    DropConnectLinear,
+    Dropout,
+)
 from overt.nn.layers.mask_covariance import MaskCovariance
 from overt.nn.moments import bilinear, noises
-from overt.nn.moments.adjoint import APART, SHARED, Source, Sources, _row_axes, _row_axis
-from overt.nn.moments.carry import carry
+from overt.nn.moments.adjoint import APART, SHARED, Source, Sources, _row_axes
+from overt.nn.moments.carry import carry, hidden_randomness
 from overt.nn.moments.entries import signs
 from overt.nn.moments.tape import Law, Moment, Tape
 
@@ -211,23 +218,42 @@ def test_variances_along_directions_and_what_rests_add():
 
 
 def test_rows_of_sources_are_found_by_gradients():
-    R = 3
-    own, other = (torch.zeros(3, 2, requires_grad=True) for _ in range(2))
-    last, whole = torch.zeros(2, 3, requires_grad=True), torch.zeros(2, 2, requires_grad=True)
-    long, apart = torch.zeros(6, 2, requires_grad=True), torch.zeros(3, 2, requires_grad=True)
-    y = own + last.T + torch.ones(3, 2) @ whole + long.reshape(3, 2, 2).sum(1) + 0 * other
-    sources = [Source(s, s) for s in (own, last, whole, long, apart, other)]
+    def step(*shape):
+        return torch.zeros(*shape, requires_grad=True)
+
+    R = 6
+    own, last, whole, long, apart, dead = (
+        step(R, 2), step(2, R), step(2, 2), step(2 * R, 2), step(R, 2), step(R, 2))  # fmt: skip
+    none, late, first, both = step(0, R), step(R, R), step(R, R), step(R, 2 * R, R)
+    y = own + last.T + torch.ones(R, 2) @ whole + long.reshape(R, 2, 2).sum(1) + 0 * dead
+    y = y + none.sum() + (torch.arange(R) >= 4)[:, None] * late.T[:, :2]  # row 4 is the first
+    y = y + first[:1].T + both[0].T[:, :2]  # of rows along the last axis the first place alone
+    steps = [own, last, whole, long, apart, dead, none, late, first, both]
+    sources = [Source(s, s) for s in steps]
     axes, sure = _row_axes(y, sources)
-    assert axes == [0, 1, SHARED, 0, APART, 0]
-    assert not sure  # the gradient of the last is 0 wherever it was looked at
-    assert _row_axes(y, sources[:5])[1]
-    assert _row_axis(torch.ones(1, 2), 1, 0) is None
-    g = torch.zeros(R, R)
-    g[1, 1] = 1.0
-    assert _row_axis(g, R, 1) == 0
-    g[1] = 1.0
-    assert _row_axis(g.T, R, 1) == 1
-    assert _row_axis(g + g.T, R, 1) == SHARED
+    assert axes == [0, 1, SHARED, 0, APART, 0, 1, 1, 1, 2]
+    assert not sure  # the gradient of some is 0 wherever it was looked at
+    for axis, source in zip(axes, sources, strict=True):
+        silent = source.step is dead or source.step is none
+        assert _row_axes(y, [source]) == ([axis], not silent)
+    assert _row_axes(y, [*sources[:5], *sources[7:]])[1]
+    assert _row_axes(y[:1], sources[:1]) == ([None], True)
+    assert _row_axes(y[:3], sources[5:6])[1] is False
+
+
+@pytest.mark.parametrize("places", [4, 8])
+@pytest.mark.parametrize("alive", [0, 3])
+def test_rows_along_another_axis_keep_their_variances(places, alive):
+    """As many places as rows, or a multiple: one place counts, or the first rows do not."""
+    x, W, on = (
+        rows(4, places),
+        rows(places, 3, seed=1),
+        (torch.arange(4) >= alive).double()[:, None],
+    )
+    W[1:] = W[1:] if alive else 0.0
+    net = nn.Sequential(Run(lambda v: v.T), nn.Dropout(0.3), Run(lambda v: (v.T @ W) * on))
+    expected = torch.einsum("ri,ik,il->rkl", x**2 * 0.3 / 0.7, W, W) * on[:, :, None]
+    torch.testing.assert_close(carry(net, x).covariances(), expected)
 
 
 def test_layers_that_are_off_or_drawn():
@@ -244,6 +270,44 @@ def test_layers_that_are_off_or_drawn():
         law = layer.mask_covariance((2, 2, 4, 4))
         torch.testing.assert_close(one.variances().reshape(x.shape),
                                    x**2 * law.relative_variance(x))  # fmt: skip
+
+
+LAYERS = {
+    "units": lambda: Dropout(0.5, seed=1),
+    "shared": lambda: Dropout(0.5, shared_axes=(1, 3), seed=1),
+    "blocks": lambda: DropBlock2d(0.3, 2, seed=1),
+    "covariance": lambda: CovarianceDropout([0.5, 1.0], 0.3 * np.eye(2) + 0.1, axis=1, seed=1),
+    "weights": lambda: DropConnectLinear(4, 3, drop_prob=0.4, seed=1),
+    "kernel": lambda: DropConnectConv2d(2, 3, 2, drop_prob=0.4, seed=1),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_that_is_drawn_does_what_it_does_in_training(name):
+    """By its own seed; what came before is carried through what it drew."""
+    torch.manual_seed(0)
+    layer, x = LAYERS[name]().double(), rows(2, 2, 4, 4)
+
+    def trained(v):
+        return copy.deepcopy(layer).train()(v)
+
+    net = nn.Sequential(Run(lambda v: v + 0.5 * torch.randn_like(v)), layer)
+    one = carry(net, x, drawn={"1"})
+    J = torch.autograd.functional.jacobian(lambda v: trained(v).flatten(1), x)
+    J = torch.stack([J[i, :, i].flatten(1) for i in range(2)])
+    torch.testing.assert_close(one.output.mean, trained(x))
+    torch.testing.assert_close(one.covariances(), 0.25 * J @ J.mT)
+    torch.testing.assert_close(one.variances().flatten(1), 0.25 * (J * J).sum(2))
+    assert one.drawn == ("1",)
+    assert one.output.exact
+
+
+def test_layers_that_drop_nothing_are_no_noise():
+    for layer in (Dropout(0.0), DropBlock2d(0.0, 2), DropConnectLinear(4, 3, drop_prob=0.0),
+                  DropConnectConv2d(2, 3, 2, drop_prob=0.0)):  # fmt: skip
+        one = carry(nn.Sequential(layer.double(), nn.Flatten()), rows(2, 2, 4, 4))
+        assert one.noises == ()
+        assert not one.output.noises
 
 
 def test_masks_of_random_tensors_have_all_covariances():
@@ -286,6 +350,44 @@ def test_moments_of_tapes_are_put_and_forgotten():
     assert math.prod((2, 256)) == tape.settle
 
 
+FAR = [  # mean, deviation and what a pass gives, and whether that is beyond what noise does
+    (0.0, 0.0, 0.5, True), (0.0, 0.0, -0.5, True), (0.0, 0.01, 0.5, False), (0.0, 0.004, 0.5, True),
+    (0.0, 0.0, 0.009, False), (100.0, 0.0, 100.9, False), (-100.0, 0.0, -101.2, True),
+    (-100.0, 0.0, -99.1, False), (5.0, 0.05, 9.9, False), (5.0, 0.05, -0.2, True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mean", "sd", "seen", "far"), FAR)
+def test_a_pass_far_from_what_was_carried_shows_noise_that_was_missed(mean, sd, seen, far):
+    def told(known=True, drawn=()):
+        m, v = torch.tensor([[mean, 0.0]]), torch.tensor([[sd**2, 0.0]])
+        one = SimpleNamespace(output=SimpleNamespace(mean=m, variance=v, known=known), drawn=drawn)
+        net = Run(lambda x: torch.tensor([[seen, 0.0]]))
+        return hidden_randomness(net, torch.ones(1, 2), None, one)
+
+    assert told() is far
+    assert not told(known=False)
+    assert not told(drawn=("coin",))
+
+
+def test_noise_before_a_function_that_draws_is_drawn():
+    lstm = nn.LSTM(4, 4, 2, dropout=0.4, batch_first=True)
+    net = nn.Sequential(nn.Dropout(0.3), lstm, Run(lambda found: found[0][:, -1]))
+    assert carry(net, torch.ones(3, 5, 4)).drawn == ("0", "1:lstm")
+
+
+def test_tangents_of_deep_networks_do_not_nest():
+    def deep(v):
+        for _ in range(1500):
+            v = v + 1.0
+        return v @ W
+
+    x, W = rows(2, 3), rows(3, 2, seed=1)
+    one = carry(nn.Sequential(nn.Dropout(0.3), Run(deep)), x)
+    expected = torch.einsum("ri,ik,il->rkl", x**2 * 0.3 / 0.7, W, W)
+    torch.testing.assert_close(one.covariances(), expected)
+
+
 def test_maxima_are_exact_only_where_units_are_dropped_alone():
     x = rows(1, 2, 2, 4).abs() + 0.1
     for noise, exact in ((nn.Dropout(0.3), True), (nn.Dropout2d(0.3), False)):
@@ -321,6 +423,9 @@ def test_softmax_to_second_order(name):
         ])  # fmt: skip
         torch.testing.assert_close(found.mean[i], f(x[i], -1) + second @ sd[i] ** 2 / 2)
         torch.testing.assert_close(found.variance[i], J**2 @ sd[i] ** 2)
+    low = moved(lambda v: f(v.float(), -1, dtype=torch.float64), sd, x)
+    torch.testing.assert_close((low.mean, low.variance), (found.mean, found.variance), rtol=1e-5,
+                               atol=1e-7)  # fmt: skip
     hidden = moved(lambda v: f(v.masked_fill(torch.arange(4) == 2, -torch.inf), -1), sd, x)
     if name == "softmax":
         assert not hidden.mean[:, 2].any()

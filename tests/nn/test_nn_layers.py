@@ -208,6 +208,28 @@ def test_dropped_weights_leave_the_expected_output_alone(build, shape):
     assert_mean_within_standard_errors(draws, plain)
 
 
+SHARING = {
+    "units": (lambda axes: Dropout(0.3, shared_axes=axes), [(), 0, 1, (0, 1), -1, (0, 2, 3)]),
+    "sliding": (lambda axes: DropBlock2d(0.3, 2, shared_axes=axes), [(), 0, 1, (0, 1)]),
+    "uniform": (lambda axes: DropBlock2d(0.3, 2, uniform=True, shared_axes=axes), [0, 1]),
+    "grid": (lambda axes: DropBlock2d(0.3, 2, placement="grid", shared_axes=axes), [0, (0, 1)]),
+}
+
+
+@pytest.mark.parametrize("name", SHARING)
+def test_masks_are_the_same_along_shared_axes_and_no_others(name):
+    torch.manual_seed(0)
+    make, cases = SHARING[name]
+    for axes in cases:
+        y = make(axes)(torch.ones(40, 30, 6, 8))
+        shared = {axis % 4 for axis in (axes if isinstance(axes, tuple) else (axes,))}
+        same = {axis for axis in range(4) if bool((y == y.narrow(axis, 0, 1)).all())}
+        assert same == shared
+    for axes in [] if name == "units" else [2, -1, (0, 3)]:
+        with pytest.raises(InputError, match="shared_axes must be 0"):
+            make(axes)
+
+
 def test_dropconnect_shares_its_state_with_torch():
     linear, conv = nn.Linear(6, 3), nn.Conv2d(4, 6, 3, padding=1, groups=2)
     ours = DropConnectLinear(6, 3), DropConnectConv2d(4, 6, 3, padding=1, groups=2)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import multivariate_normal, norm
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from overt import InputError
 from overt.nn import CovarianceDropout, DropBlock1d, DropBlock2d, DropConnectConv2d, Dropout
@@ -78,6 +79,19 @@ def test_masks_are_the_same_compiled_or_not(monkeypatch):
     assert torch.equal(scale, blocks[1])
     other, _ = masks.inside_mask(x, None, 0.3, [200, 2], (5, 6), (2, 3))
     assert not torch.equal(other, free)
+    several = [masks.inside_mask(x, None, 0.3, [9], (5, 6), (2, 3))[0] for _ in range(150)]
+    assert len({mask.numpy().tobytes() for mask in several}) == 150
+
+
+def test_compilers_see_shapes_without_values(monkeypatch):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    with FakeTensorMode():
+        x, key = torch.ones(3, 2, 5, 6), masks.Key(5, torch.zeros((), dtype=torch.int64))
+        for given in (key, None):
+            assert masks.keep_mask([4, 2], 0.3, x.device, given).shape == (4, 2)
+            assert masks.normal([4, 2], x.device, given).shape == (4, 2)
+            free, scale = masks.inside_mask(x, given, 0.3, [3, 2], (5, 6), (2, 3))
+            assert (free.shape, scale.shape) == ((3, 2, 5, 6), (5, 6))
 
 
 def entry(mask, a, b):

@@ -777,3 +777,14 @@ def test_few_passes_may_agree_by_chance():
     model, x = built(lambda: Net(run, a=Linear(20, 4)), FLAT)
     found = [mc_moments(model, x, 2).variance.any() for _ in range(20)]
     assert 0 < sum(map(bool, found)) < 20
+
+
+def test_noise_that_rows_share_is_found_in_one_pass_of_ten():
+    """Of many numbers, so that copies in a pass would see the same of it."""
+
+    def run(self, x):
+        return self.a(x) * (1 + (torch.rand(600).amin() < 0.1 / 600))
+
+    model, x = built(lambda: Net(run, a=Linear(20, 4)), FLAT)
+    for seed in range(20):
+        mc_moments(model, x, 2, seed=seed)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -20,11 +23,15 @@ from overt.nn import (
     mc_moments,
     predictive_moments,
 )
-from overt.nn.moments import budget
+from overt.nn.moments import budget, replays
 from overt.nn.moments.budget import Costs
 from overt.nn.moments.carry import carry
+from overt.nn.moments.errors import Found
 from overt.nn.moments.noises import coins
+from overt.nn.moments.plans import Plan, Recorder, Unplanned, unrecorded
 from overt.nn.moments.pooling import largest_moments
+from overt.nn.moments.replays import _key, replayed
+from overt.nn.moments.samples import Samples
 
 
 class Net(nn.Module):
@@ -145,6 +152,17 @@ def test_rates_of_layers_may_change_and_inputs_do_not(layer):
     assert torch.equal(x, before)
 
 
+def test_what_a_pass_does_not_show_of_a_model_may_change():
+    """A layer draws by a root of its covariance, which is what moments read."""
+    layer, x = CovarianceDropout([1.0] * 6, 0.3 * torch.eye(6) + 0.1), torch.rand(5, 6)
+    model = nn.Sequential(layer, nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
+    first = moments(model, x)
+    layer.covariance = 2 * layer.covariance
+    found = moments(model, x)
+    assert_fresh(found, model, x)
+    assert (found.std > 1.2 * first.std).all()
+
+
 def test_a_plan_is_not_used_where_data_decide_otherwise(monkeypatch):
     model = Net(lambda self, x: self.inner(x, branch=bool(x.sum() > 0)))
     low = -torch.rand(5, 6)
@@ -166,6 +184,56 @@ def test_another_output_has_another_plan(monkeypatch):
         assert found.mean.shape == (5,)
         both = moments(model, x, output=lambda o: o["y"])
         torch.testing.assert_close(found.mean, both.mean[:, i])
+
+    def column(i):
+        return lambda o: o["y"][:, i]
+
+    for k in range(4):
+        found, replayed = planned(model, x, monkeypatch, output=column(k % 2))
+        assert replayed == (k > 1)
+        torch.testing.assert_close(found.mean, both.mean[:, k % 2])
+
+
+def test_forms_of_inputs_have_plans_of_their_own():
+    def forms(fill):
+        x = torch.full((2, 3), fill)
+        y, z = x.clone(), x.clone()
+        return [x, x.double(), x[:1], x.T, torch.full((3, 2), fill), (x,), [x], (x, x), (x, y),
+                (x, y, x), (x, y, y), (x, y, z), (x, 1), (x, 2), (x, True), (x, 1.0), (x, "a"),
+                {"a": x}, {"b": x}, {"a": x, "b": 1}, (x, [y]), (x, (y,)), (x, None)]  # fmt: skip
+
+    keys = [_key(form, None) for form in forms(1.0)]
+    assert None not in keys
+    assert len(set(keys)) == len(keys)
+    assert keys == [_key(form, None) for form in forms(2.0)]  # values do not count
+    x = forms(1.0)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        low = _key(x, None)
+    with torch.autocast("cpu", torch.float16):
+        half = _key(x, None)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    double = _key(x, None)
+    torch.set_default_dtype(before)
+
+    def column(i):
+        return lambda o: o[:, i]
+
+    outputs = [lambda o: o, lambda o: o[0], partial(max), column(0), column(1)]
+    found = [keys[0], low, half, double, *(_key(x, output) for output in outputs)]
+    assert None not in found
+    assert len(set(found)) == len(found)
+    with torch.inference_mode():
+        odd = torch.ones(2, 3)
+    cell = [0]
+    strange = torch.ones(2, 3).as_subclass(type("Own", (torch.Tensor,), {}))
+    for given, output in (
+        (odd, None),
+        (strange, None),
+        ((x, {1}), None),
+        (x, lambda o: o[cell[0]]),
+    ):
+        assert _key(given, output) is None
 
 
 def test_inputs_that_are_one_tensor_have_a_plan_of_their_own():
@@ -215,12 +283,129 @@ def test_gradients_come_through_a_plan(monkeypatch):
     assert not again.mean.is_inference()
 
 
+PROGRAMS = {  # of an input and a tensor from outside
+    "product": lambda x, w: [x * w + 1],
+    "numbers": lambda x, w: [torch.add(2 * x - 0.5, w, alpha=3) / 4, x.sum(1, keepdim=True) * 7],
+    "nothing": lambda x, w: [x, w, x],
+    "same": lambda x, w: [(y := x * w), y, x * w, y.detach(), y.view(-1, 4)],
+    "constants": lambda x, w: [x * torch.arange(4.0), torch.full((2,), math.inf), torch.ones(3)],
+    "many": lambda x, w: [x.chunk(2, 1)[1] * 2, torch.cat([x, w.expand(2, 4)]), *x.max(1)],
+    "gather": lambda x, w: [x.gather(1, x.argsort(1)), torch.where(x > 0, x, w)],
+    "added": lambda x, w: [torch.zeros(2, 4).add_(x).mul_(w)],
+    "by hand": lambda x, w: [(c := torch.ones(4)).mul_(3).add_(1), x * c],
+    "before and after": lambda x, w: [x + (c := torch.zeros(4)), c.add_(1), x + c, c.sum()],
+    "through views": lambda x, w: [(y := x * 2), y[:, 0].mul_(w[0]), y[:, 1:].add_(1), y + 1],
+    "into views": lambda x, w: [(y := x * 2), y.__setitem__((0, 1), w[1]) or y * w],
+    "unused draws": lambda x, w: [(torch.rand(3), x * w)[1]],
+    "equal constants": lambda x, w: [x * (2 if torch.ones(2).equal(torch.ones(2)) else 3)],
+    "spare": lambda x, w: [x.sort(1)[1], torch.nn.functional.layer_norm(x, (4,), w, None)],
+    "kept formats": lambda x, w: [x.double() * 0.1, x.to(torch.float16) * 2, x.long() * 2],
+}  # fmt: skip
+
+
+def unseen(h):
+    with unrecorded():
+        return h[0]
+
+
+REFUSED = {
+    "draws": lambda x, w: [x * torch.rand(4)],
+    "drawn in place": lambda x, w: [x * torch.zeros(4).uniform_()],
+    "compared": lambda x, w: [x if torch.equal(x[0], w) else w],
+    "written": lambda x, w: [x.mul_(2)],
+    "written outside": lambda x, w: [x * w.add_(1)],
+    "written part": lambda x, w: [(x[0].add_(1), x.sum())[1]],
+    "unseen": lambda x, w: [unseen(x * 2) + 1],
+}
+
+
+def recorded(program, x, w):
+    with torch.no_grad():
+        with Recorder() as recorder:
+            made = program(x, w)
+        return Plan(recorder, [x], made)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_was_recorded_is_done_again(name):
+    """For other inputs and other values outside, whatever was done to earlier answers."""
+    torch.manual_seed(0)
+    program, x, w = PROGRAMS[name], torch.randn(2, 4), torch.randn(4)
+    plan = recorded(program, x, w)
+    for scale in (1.0, -2.0, 0.5):
+        w.mul_(scale)
+        x = scale * torch.randn(2, 4)
+        before, state = (x.clone(), w.clone()), torch.get_rng_state()
+        found = plan([x])
+        assert torch.equal(torch.get_rng_state(), state)
+        torch.testing.assert_close(found, program(x.clone(), w.clone()))
+        for value in found:
+            value.fill_(7)
+        torch.testing.assert_close((x, w), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_done_again_is_refused(name):
+    with pytest.raises(Unplanned):
+        recorded(REFUSED[name], torch.randn(2, 4), torch.randn(4))
+
+
+def test_numbers_that_were_read_and_forms_outside_are_compared():
+    x, w = torch.ones(2, 4), torch.ones(4)
+    plan = recorded(lambda x, w: [x * float(w.max()), w + int(x[0, 0])], x, w)
+    other = x + torch.arange(4.0)
+    torch.testing.assert_close(plan([other]), [other, w + 1])
+    assert plan([x + 1]) is None
+    w.mul_(0.5)
+    assert plan([x]) is None
+    for data in (torch.ones(4).double(), torch.ones(8)[::2], torch.ones(1, 4), torch.ones(4)):
+        w.data = data
+        assert (plan([x]) is None) == (data.dtype != x.dtype or data.shape != (4,)
+                                       or data.stride() != (1,))  # fmt: skip
+
+
+def test_plans_that_do_not_hold_are_given_up_and_old_forms_forgotten(monkeypatch):
+    made = []
+
+    class Counted(Recorder):
+        def __init__(self):
+            super().__init__()
+            made.append(1)
+
+    def recorded_for(model, *inputs):
+        made.clear()
+        return [(moments(model, x), len(made))[1] for x in inputs]
+
+    monkeypatch.setattr(replays, "Recorder", Counted)
+    monkeypatch.setattr(replays, "FORMS", 3)
+    x = torch.rand(2, 6)
+    scaled = [k * x for k in range(1, 8)]
+    odd = Net(lambda self, x: self.inner(x * float(x.sum())))
+    assert recorded_for(odd, *scaled) == [1, 2, 3, 4, 4, 4, 4]
+    odd = copy.deepcopy(odd)  # what holds now and then is planned on
+    assert recorded_for(odd, *(x for x in scaled for _ in range(2))) == [
+        1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7]  # fmt: skip
+    forms = [torch.rand(n, 6) for n in (1, 2, 3, 4)]
+    assert recorded_for(Net(), *forms, *forms[:0:-1], *forms) == [1, 2, 3, 4, 4, 4, 4, 5, 6, 7, 8]
+
+
+def test_what_is_not_to_be_planned_has_gradients_all_the_same():
+    model, x = nn.Linear(3, 2), torch.ones(4, 3)
+    for split in (lambda made: None, lambda made: ([made, made], lambda values: values[0])):
+        for _ in range(3):
+            made = replayed(model, x, None, lambda: model(x), split)
+            torch.testing.assert_close(made, model(x))
+            (found,) = torch.autograd.grad(made.sum(), model.weight)
+            torch.testing.assert_close(found, x.sum(0).expand(2, 3))
+
+
 def test_a_budget_is_spent_on_what_comes_closest():
     line = ((10.0, 10.0), (80.0, 80.0))
     off, spread = (0.03, 0.04), (1.0, 0.7)
     costs = Costs(1.0, 12.0, line, off, off, spread)
     assert costs.choice(5) == (False, 5)
     assert costs.choice(15) == (True, 0)
+    assert [costs.choice(n) for n in (21, 22)] == [(True, 0), (True, 10)]  # ten samples at least
     assert costs.choice(400) == (True, 380)
     dear = costs._replace(carried=1e9)
     assert dear.choice(400) == (False, 400)
@@ -233,6 +418,61 @@ def test_a_budget_is_spent_on_what_comes_closest():
     share = b2 / (b2 + s2)
     both = math.hypot(share * s2**0.5, (1 - share) * 0.04)
     assert budget._both(380, 0.04, 0.04, 0.7) == pytest.approx(both)
+
+
+def test_what_seconds_buy():
+    """Where the line of the price, straight on at both ends, is met; less what fills no group."""
+    price = ((10, 2.0), (80, 4.0), (480, 24.0))
+
+    def paid(n):
+        (few, low), (many, high) = price[:2] if n <= 80 else price[1:]
+        return low + (n - few) * (high - low) / (many - few)
+
+    for seconds in (0.5, 1.72, 1.9, 2.1, 2.29, 2.32, 2.9, 3.2, 3.99, 4.3, 7.3, 23.9, 31.1):
+        n = max((n for n in range(2000) if paid(n) <= seconds), default=0)
+        assert budget._bought(seconds, price) == n - n % (20 if n >= 40 else 10 if n >= 20 else 1)
+
+
+@pytest.mark.parametrize(("one", "samples"), [(1e-3, (10, 80)), (0.1, (10, 80, 480))])
+@pytest.mark.parametrize("drawn", [(), ("0",)])
+@torch.no_grad()
+def test_costs_are_measured_and_errors_seen(monkeypatch, one, samples, drawn):
+    """By a clock of our own, with what is carried off by half a standard deviation and a fifth."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3)), torch.randn(50, 6)
+    passes = itertools.cycle(one * torch.tensor([9.0, 0.2, 8.0, 0.4, 1.0, 6.0, 0.8, 0.6, 5.0]))
+
+    def seconds(x, run, repeat=5):
+        if isinstance(run, partial):
+            return 0.5 + 0.01 * run.args[0]
+        return float(next(passes)) if repeat == 1 else 0.3
+
+    monkeypatch.setattr(budget, "_seconds", seconds)
+    exact = moments(model, x)
+    sd = 1.2 * exact.std
+    errors = {"mean_error": 0.1 * sd, "std_error": 0.5 * sd}
+    planted = replace(
+        exact, mean=exact.mean + 0.5 * exact.std, variance=sd**2, exact=False, **errors
+    )
+    found = Found(planted, ("0",), drawn, ())
+    costs = budget.costs(model, x, None, lambda: found)
+    assert (costs.one, costs.carried) == pytest.approx((one, 0.3))
+    assert costs.samples == tuple((n, pytest.approx(0.5 + 0.01 * n)) for n in samples)
+    assert costs.off == pytest.approx((0.5 / 1.2, 1 - 1 / 1.2), rel=0.1)
+    stated = (0.2, 0.75) if drawn else (0.05, 0.25)  # of two standard errors; doubted in threes
+    assert costs.stated == pytest.approx(stated)
+    many = Samples(model, x, None, covariance=False)
+    many.draw(4000)
+    assert costs.spread[1] == pytest.approx(((many.kurtosis - 1) / 4) ** 0.5, rel=0.1)
+    assert costs.spread[0] < 0.5  # balanced draws of a linear network
+    assert budget.costs(model, x, None, lambda: None) is costs  # asked once
+    none = budget.costs(model, x[:9], None, lambda: replace(found, moments=None))
+    assert none.carried == math.inf == none.off[0] == none.stated[1]
+    near = replace(planted, mean=exact.mean, variance=exact.variance, mean_error=0.5 * sd)
+    pairs = [(m, copy.deepcopy(model)) for m in (near, exact)]
+    best, sure = (budget.costs(n, x, None, lambda m=m: replace(found, moments=m)) for m, n in pairs)
+    assert best.off == pytest.approx((0.3 / 4, 0.3 / 4))  # of what is stated, at least
+    assert max(sure.off) < 1e-6
 
 
 def test_passes_are_an_option_of_their_own():
@@ -281,3 +521,25 @@ def test_the_largest_of_normal_entries():
     torch.testing.assert_close(variance.sqrt(), top.std(0), atol=0.03, rtol=0.03)
     chances = (x == top[..., None]).float().mean(0)
     torch.testing.assert_close(slopes, chances, atol=0.06, rtol=0)  # Clark
+
+
+@pytest.mark.parametrize("more", [0, 1, 2])
+def test_the_larger_of_two_normal_entries_exactly(more):
+    """By a sum over both, wherever entries stand among others that are never the largest."""
+    z = torch.linspace(-8, 8, 801).double()
+    w = torch.exp(-z * z / 2) / torch.exp(-z * z / 2).sum()
+    for (a, s), (b, t) in (((0.3, 0.5), (-0.2, 0.9)), ((1.0, 0.1), (1.3, 0.6)), ((0, 1), (0, 1))):
+        x, y = (a + s * z)[:, None], (b + t * z)[None]
+        both, top = w[:, None] * w, torch.maximum(x, y)
+        mean = (both * top).sum()
+        variance = (both * (top - mean) ** 2).sum()
+        chance = 0.5 * math.erfc((b - a) / math.hypot(s, t) / 2**0.5)
+        for i, j in itertools.permutations(range(2 + more), 2):
+            m, v = torch.full((2 + more,), -50.0).double(), torch.full((2 + more,), 0.3).double()
+            m[i], m[j], v[i], v[j] = a, b, s * s, t * t
+            value, slopes, spread = largest_moments(m, v)
+            torch.testing.assert_close(value, mean, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(spread, variance, rtol=1e-4, atol=1e-4)
+            expected = torch.zeros(2 + more).double()
+            expected[i], expected[j] = chance, 1 - chance
+            torch.testing.assert_close(slopes, expected, rtol=1e-6, atol=1e-6)

@@ -18,6 +18,8 @@ W3, W4, B = torch.randn(3, 4).double(), torch.randn(4, 2).double(), torch.randn(
 K1, K2 = torch.randn(3, 2, 2).double(), torch.randn(1, 1, 2, 2).double()
 EVEN = torch.tensor([[True, False, True], [False, False, True]])
 COLS = torch.tensor([2, 0, 0])
+ONES = torch.ones(6).double()
+ATTENDS = nn.MultiheadAttention(3, 3, batch_first=True).double().requires_grad_(False)
 
 
 class After(nn.Module):
@@ -154,6 +156,8 @@ AFFINE = {
     "pad-named": lambda h: functional.pad(h, (1, 0), mode="constant", value=2.0),
     "pad-places": lambda h: functional.pad(h, (0, 1), "constant", 2.0),
     "where": lambda h: torch.where(EVEN, h, B),
+    "where-spread": lambda h: torch.where(EVEN, h[:, :1], B),
+    "where-spread-other": lambda h: torch.where(EVEN, B, h[..., 1:2]),
     "where-both": lambda h: torch.where(EVEN, h, 2 * h.flip(1)),
     "method-where": lambda h: h.where(EVEN, torch.tensor(3.0).double()),
     "tril": lambda h: h.tril(),
@@ -229,9 +233,17 @@ SMOOTH = {
         h @ W3[:, :3], h, h, is_causal=True),
     "attention-mask": lambda h: functional.scaled_dot_product_attention(
         h, h, h.flip(2), attn_mask=torch.tensor([[0.0, 0.4], [-0.3, 0.2]]).double(), scale=0.7),
+    "to-itself": lambda h: ATTENDS(h, h, h, need_weights=False)[0],
+    "weights": lambda h: ATTENDS(h, h, h)[1],
     "index-copy": lambda h: h * 2 + h.index_copy(2, torch.tensor([2, 0, 1]), 3 * h),
     "unknown": lambda h: torch.cross(h[:, 0], 2 * h[:, 1], dim=-1),
 }  # fmt: skip
+
+
+ALONE = (*ENTRYWISE, "add", "rsub", "one-minus", "neg", "mul", "div", "reshape", "transpose",
+         "permute", "T", "flip", "roll", "slice", "chunk", "split", "pad", "masked-fill", "tril",
+         "diagonal")  # fmt: skip
+"""Each entry of these comes from one of its own."""
 
 
 def rows():
@@ -265,6 +277,9 @@ def test_right_after_dropout_it_is_what_all_masks_give(name):
         torch.testing.assert_close(bare.variance.flatten(1), variance, rtol=1e-8, atol=1e-8)
     if bare.independent:
         torch.testing.assert_close(covariance, torch.diag_embed(variance), rtol=0, atol=1e-8)
+    if name in ALONE:
+        assert bare.independent
+        assert bare.known
 
 
 STALE = {
@@ -391,6 +406,9 @@ WEIGHTS = {
     "matmul": (lambda h, W: h @ W.T + 1, (2, 3)),
     "conv1d": (lambda h, W: functional.conv1d(h, W, B[0, :1], padding=1), (1, 2, 3)),
     "conv2d": (lambda h, W: functional.conv2d(h[:, None], W, B[0, :2]), (2, 1, 1, 3)),
+    "batch-norm": (lambda h, W: functional.batch_norm(h.flatten(1), ONES, 2 * ONES, W), (6,)),
+    "layer-norm": (lambda h, W: functional.layer_norm(h, (2, 3), W), (2, 3)),
+    "embedding": (lambda h, W: functional.embedding(torch.tensor([[2, 0], [1, 1]]), W), (3, 2)),
 }
 
 
@@ -488,6 +506,18 @@ def test_tiny_variances_do_not_turn_rounding_into_gradients(f):
     assert float(spread.max()) <= 2e-10
     (found,) = torch.autograd.grad((value + slope + rest)[off].sum(), m)
     assert float((found - derivative)[off].abs().max()) <= 2  # a second derivative, at most
+
+
+@pytest.mark.parametrize("f", [None, functional.gelu, torch.tanh], ids=["relu", "gelu", "tanh"])
+def test_gradients_in_training_are_those_of_what_is_returned(f):
+    """Of value, slope and rest, by central differences; quadrature knows derivatives nearly."""
+    m, v = torch.linspace(-1.4, 1.5, 12).double(), torch.linspace(0.2, 0.5, 12).double()
+    close = 0.02 if f is torch.tanh else 1e-6
+    for part in (0, 1, 3):
+        x = m.clone().requires_grad_()
+        (found,) = torch.autograd.grad(Bent.apply(x, v, f, True)[part].sum(), x)
+        high, low = (Bent.apply(m + h, v, f, True)[part] for h in (1e-5, -1e-5))
+        torch.testing.assert_close(found, (high - low) / 2e-5, rtol=close, atol=close)
 
 
 def integrated(f, m, v, one_sided=False):
@@ -596,3 +626,12 @@ def test_probes_have_the_covariances_of_what_is_carried(name):
     t = carry(model, x.expand(3000, -1, -1), probe=True).tangent.detach()
     assert_mean_within_standard_errors(t.numpy(), np.zeros(3))
     assert_mean_within_standard_errors((t[:, :, None] * t[:, None]).numpy(), expected.numpy())
+
+
+@pytest.mark.parametrize("name", ["units", "channels", "alpha"])
+def test_what_a_single_unit_adds_is_the_same_in_every_probe(name):
+    x = rows()
+    expected = carry(PROBED[name], x).variances()
+    for _ in range(3):
+        found = carry(nn.Sequential(PROBED[name]), x, probe=True).tangent.square()
+        torch.testing.assert_close(found, expected)

@@ -34,7 +34,7 @@ from overt.nn.moments import errors, nonlinear, pooling
 from overt.nn.moments import samples as samples_of
 from overt.nn.moments.adjoint import Sources
 from overt.nn.moments.carry import carry, picked
-from overt.nn.moments.copies import rows_apart
+from overt.nn.moments.copies import rows_apart, rows_of
 from overt.nn.moments.entries import Bent, _by_nodes, _deviation, moments_of
 from overt.nn.moments.local import _from_draws
 from overt.nn.moments.noises import coins
@@ -139,6 +139,17 @@ def test_copies_are_run_together_where_rows_stay_apart(monkeypatch, known, rows)
     assert samples.rows == (rows if samples._most > 1 else 1)
 
 
+@pytest.mark.parametrize(("outputs", "inputs", "times"), [
+    (2**15, 1, 8), (2**15 + 1, 1, 1), (1, 64, 8), (1, 65, 1),
+])  # fmt: skip
+def test_small_networks_take_more_copies(outputs, inputs, times):
+    net = Run(torch.tanh)
+    net.weights = nn.Linear(1, outputs)
+    samples = Samples(net, torch.ones(3, inputs), None, covariance=False)
+    samples._start()
+    assert samples._most == times * 80
+
+
 @pytest.mark.parametrize("rows", [1, 3, 600])
 def test_progress_counts_every_sample(rows):
     torch.manual_seed(0)
@@ -153,6 +164,35 @@ def test_progress_counts_every_sample(rows):
     assert samples.copies == {1: 20, 3: 20, 600: 1}[rows]
     low, high = (float(v) for v in (samples.variance / truth).aminmax())
     assert 0.2 < low <= high < 3
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@torch.no_grad()
+def test_groups_are_filled_and_apart(shared):
+    """Masks of units or, which all rows share, of weights: whole groups, none of them twice."""
+    torch.manual_seed(0)
+    net, x = nn.Linear(8, 4).double(), torch.randn(3, 8).double()
+
+    def forward(v):
+        if shared:
+            return v @ nn.functional.dropout(net.weight, 0.3).T + net.bias
+        return net(nn.functional.dropout(v, 0.3))
+
+    run = Run(forward)
+    run.net = net
+    samples, made = Samples(run, x, None, covariance=False), []
+    add = samples._add
+    samples._add = lambda y: (made.append(y.reshape(samples.copies, -1, *y.shape[1:])), add(y))
+    for n, count in ((40, 40), (7, 60), (21, 100), (20, 120), (1900, 2020)):
+        samples.draw(n)
+        assert (samples.copies, samples.count) == (20, count)
+    assert samples._alone == shared
+    groups = np.concatenate(made, 1).swapaxes(0, 1)
+    assert len({group.tobytes() for group in groups}) == len(groups) == 101
+    torch.testing.assert_close(samples.mean, net(x))  # what is linear cancels in every group
+    np.testing.assert_allclose(groups.mean(1), net(x).expand(101, -1, -1))
+    exact = x**2 @ (net.weight**2).T * 3 / 7
+    torch.testing.assert_close(samples.variance, exact, rtol=0.2, atol=0)
 
 
 LOSSES = ["squared", "mse", "cross_entropy", "logistic"]
@@ -492,12 +532,12 @@ def believed(d, b, s, least, some):
 
 
 @pytest.mark.parametrize("drawn", [(), ("coin",)])
-@pytest.mark.parametrize("width", [1, 2, 5])
-def test_what_was_carried_and_sampled_is_weighed_by_its_errors(drawn, width):
+@pytest.mark.parametrize(("rows", "width"), [(4, 1), (4, 2), (4, 5), (1, 3)])
+def test_what_was_carried_and_sampled_is_weighed_by_its_errors(drawn, rows, width):
     rng = np.random.default_rng(6)
-    m0, m1 = rng.normal(size=(2, 4, width))
-    sd0, sd1 = rng.uniform(0.5, 2, size=(2, 4, width))
-    e0, e1 = rng.uniform(0.01, 0.4, size=(2, 4, width))
+    m0, m1 = rng.normal(size=(2, rows, width))
+    sd0, sd1 = rng.uniform(0.5, 2, size=(2, rows, width))
+    e0, e1 = rng.uniform(0.01, 0.4, size=(2, rows, width))
     if width == 5:
         sd0[0, 0], sd1[1, 1], sd0[2, 2], sd1[2, 2] = 0.0, 0.0, 0.0, 0.0
     given, sampled = (
@@ -574,6 +614,12 @@ def test_outputs_that_do_not_count_are_named():
     assert torch.equal(picked([torch.ones(2)], lambda o: 2 * o[0]), 2 * torch.ones(2))
 
 
+def test_rows_are_what_all_tensors_have():
+    three, two, none = torch.ones(3, 2), torch.ones(2, 3), torch.tensor(1.0)
+    assert [rows_of(x) for x in (three, (three, three[:, 0]), {"a": two, "b": 5})] == [3, 3, 2]
+    assert [rows_of(x) for x in ((three, two), (three, none), none, ())] == [None] * 4
+
+
 def test_rows_that_meet_or_do_not_fit_are_not_run_side_by_side():
     def told(f, x):
         class Net(nn.Module):
@@ -596,6 +642,7 @@ def test_rows_that_meet_or_do_not_fit_are_not_run_side_by_side():
     assert not told(lambda v: v + torch.arange(float(len(v)))[:, None], x)
     assert not told(lambda a, b: a + b[0], {"a": x, "b": x[:2]})
     assert told(lambda a, b: a + b, {"a": x, "b": 2 * x})
+    assert told(lambda ids: torch.eye(4)[ids], torch.arange(4))
 
 
 def test_the_error_of_a_penalty_is_that_of_all_that_was_drawn(monkeypatch):
@@ -1078,12 +1125,13 @@ def test_local_slopes_leave_out_what_does_not_count():
     assert found.noises == {"a", "b"}
 
 
-P = 0.3
+P, HALF = 0.3, torch.tensor([0.0, 1.0, 0.0, 1.0]).double()
 SWITCHED = {  # what stands where a coin falls, and elsewhere
     "where": (lambda c, a, b: torch.where(c, a, b), lambda a, b: (a, b)),
     "method": (lambda c, a, b: a.where(c, b), lambda a, b: (a, b)),
     "number": (lambda c, a, b: torch.where(c, a, 2.0), lambda a, b: (a, 0 * a + 2)),
     "other": (lambda c, a, b: torch.where(c, 2.0, b), lambda a, b: (0 * b + 2, b)),
+    "part": (lambda c, a, b: torch.where(c, a.detach() * HALF, b), lambda a, b: (a * HALF, b)),
     "nothing": (lambda c, a, b: torch.where(c, 0.0, b), lambda a, b: (0 * b, b)),
     "fill": (lambda c, a, b: a.masked_fill(c, 3.0), lambda a, b: (0 * a + 3, a)),
     "in place": (lambda c, a, b: (a + 0).masked_fill_(c, 3.0), lambda a, b: (0 * a + 3, a)),
@@ -1127,7 +1175,17 @@ def test_dropped_weights_have_the_covariances_of_their_jacobian(name):
     build, shape = CONNECTED[name]
     layer, x = build().double(), torch.randn(2, *shape).double()
     one = carry(nn.Sequential(layer), x)
-    before = carry(nn.Sequential(Run(lambda v: v + 0.5 * torch.randn_like(v)), layer), x)
+    noise, mix = Run(lambda v: v + 0.5 * torch.randn_like(v)), nn.Linear(shape[-1], shape[-1])
+    before = carry(nn.Sequential(noise, layer), x)
+    mixed = carry(nn.Sequential(noise, mix.double(), layer), x)
+    flags = [(o.output.exact, o.output.known, o.output.independent) for o in (one, before, mixed)]
+    alone = name == "vectors"  # no two outputs see the same weight
+    assert flags == [(True, True, alone), (True, True, False), (alone, False, False)]
+    if alone:
+        W, C = layer.weight.detach(), mix.weight.detach()
+        S, m = 0.25 * C @ C.T, mix(x).detach()
+        own = P / (1 - P) * (m**2 + S.diagonal()) @ (W**2).T
+        torch.testing.assert_close(mixed.covariances(), W @ S @ W.T + torch.diag_embed(own))
     for i in range(2):
 
         def f(W, row):

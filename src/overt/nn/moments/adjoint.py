@@ -28,6 +28,9 @@ BUDGET = 2**24
 SHARED, APART = -1, -2
 """In the place of an axis of rows: all rows share the source; it does not reach the output."""
 
+FEW = 3
+"""Rows that are asked for their gradient before it is asked who has one."""
+
 Layouts = dict[Any, list[int | None]]
 """For the shapes of some sources, the axis of each that the rows of the batch lie along."""
 
@@ -173,32 +176,43 @@ def _gradients(y: Tensor, steps: list[Tensor], asked: Tensor) -> list[Tensor]:
 def _row_axes(y: Tensor, sources: list[Source]) -> tuple[list[int | None], bool]:
     """Return for each source the axis along which the rows of the output lie, and if that is sure.
 
-    The gradient of a single row says which: it vanishes at the entries of all other rows.
+    The gradient of a single row says which: it vanishes at the entries of all other rows. One row
+    may have a gradient of 0, or one that fits along several axes: then others are asked.
     """
+    R, open_, sure = len(y), list(range(len(sources))), True
     axes: list[int | None] = [APART] * len(sources)
-    open_ = list(range(len(sources)))
-    for row in range(min(len(y), 3)):  # a row may happen to have a gradient of 0
+    fits = [_axes(source.step.shape, R) for source in sources]
+
+    def asked(rows: slice) -> list[tuple[int, Tensor]]:
         weights = torch.zeros_like(y)
-        weights[row] = 1 + torch.arange(y.shape[1], device=y.device).remainder(7) / 7
+        weights[rows] = 1 + torch.arange(y.shape[1], device=y.device).remainder(7) / 7
         steps = [sources[i].step for i in open_]
         grads = torch.autograd.grad(y, steps, weights, retain_graph=True, allow_unused=True)
-        reached = [(i, g) for i, g in zip(open_, grads, strict=True) if g is not None]
-        for i, g in reached:
-            axes[i] = _row_axis(g, len(y), row)
-        open_ = [i for i, g in reached if not bool(g.any())]
+        return [(i, g) for i, g in zip(open_, grads, strict=True) if g is not None]
+
+    for row in range(R):
+        if row == FEW and open_:  # what no row tells need not be asked of all
+            reached = [i for i, g in asked(slice(None)) if bool(g.any())]
+            sure, open_ = reached == open_, reached
         if not open_:
             break
-    return axes, not open_
+        found = asked(slice(row, row + 1))
+        for i, g in found:
+            fits[i] = [axis for axis in fits[i] if axis is None or _lies(g, axis, R, row)]
+            axes[i] = fits[i][0] if fits[i] else SHARED
+        open_ = [i for i, g in found if len(fits[i]) > 1 or not bool(g.any())]
+    return axes, sure and not open_
 
 
-def _row_axis(g: Tensor, R: int, row: int) -> int | None:
-    """Return the axis in one of whose R parts all of a row's gradient lies; None if R is 1."""
+def _axes(shape: Any, R: int) -> list[int | None]:
+    """Return the axes that R rows may lie along, those of R entries first; None if R is 1."""
     if R == 1:
-        return None
-    axes = [axis for axis, n in enumerate(g.shape) if n == R]
-    axes += [axis for axis, n in enumerate(g.shape) if n > R and n % R == 0]
-    for axis in axes:
-        parts = g.movedim(axis, 0).reshape(R, -1)
-        if not bool(parts[:row].any()) and not bool(parts[row + 1 :].any()):
-            return axis
-    return SHARED
+        return [None]
+    found = [axis for axis, n in enumerate(shape) if n >= R and n % R == 0]
+    return sorted(found, key=lambda axis: shape[axis])
+
+
+def _lies(g: Tensor, axis: int, R: int, row: int) -> bool:
+    """Return whether a gradient lies in one of the R parts of an axis."""
+    parts = g.movedim(axis, 0).reshape(R, -1)
+    return not bool(parts[:row].any()) and not bool(parts[row + 1 :].any())

@@ -69,7 +69,7 @@ def _table(kind: str, group: int, a: float, b: float, dtype: Any, device: Any) -
     if kind == "coins":
         return ((ranks + within < group * a) * b).to(device, dtype)
     levels = ranks if kind == "begins" else ranks + within
-    return (levels * ((b - a) / group) + a).to(device, dtype)
+    return (levels.double() * ((b - a) / group) + a).to(device, dtype)
 
 
 class Balance:

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from overt.nn.moments.tape import Moment, Tape, Uncarried
 from overt.nn.recording.generators import generator_state
-from overt.nn.recording.watching import PLAIN, Call, mapped, tensors
+from overt.nn.recording.watching import Call, mapped, tensors
 
 LOCAL_DRAWS = 16
 """Draws at which an operation is linearized."""
@@ -19,12 +19,8 @@ LOCAL_DRAWS = 16
 
 def with_first(tape: Tape, call: Call, first: Any) -> Any:
     """Run a call out of place on another first argument, means in the place of all others."""
-    if not call.kwargs:
-        others = call.args[1:]
-        return plain(call)(first, *(others if PLAIN.issuperset(map(type, others)) else
-                                    tape.mean(others)))  # fmt: skip
-    kwargs = tape.mean({k: v for k, v in call.kwargs.items() if k != "inplace"})
-    return plain(call)(first, *tape.mean(call.args[1:]), **kwargs)
+    kwargs = {k: v for k, v in call.kwargs.items() if k != "inplace"}
+    return plain(call)(first, *tape.mean(call.args[1:]), **tape.mean(kwargs))
 
 
 def plain(call: Call) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from torch.nn import functional
 from overt.nn.moments.bilinear import added, linear_map, product, scaled
 from overt.nn.moments.local import noises_of, unknown, with_first
 from overt.nn.moments.tape import Moment, Tangent, Tape, Uncarried
-from overt.nn.recording.watching import PLAIN, Call
+from overt.nn.recording.watching import Call
 
 # Selections that give out no entry twice, so that independent entries stay so.
 _ONCE = frozenset(("select", "narrow", "unbind", "chunk", "split", "split_with_sizes",
@@ -26,8 +26,7 @@ _LIKE = frozenset(("view_as", "reshape_as", "expand_as", "type_as", "to"))
 def moved(tape: Tape, call: Call) -> Any:
     """Entries in another order, shape or format; the same for each part where there are several."""
     x = tape.get(call.args[0])
-    alone = not call.kwargs and PLAIN.issuperset(map(type, call.args[1:]))
-    others = [] if alone else tape.noisy((call.args[1:], call.kwargs))
+    others = tape.noisy((call.args[1:], call.kwargs))
     if others and call.name not in _LIKE:
         if call.name in ("getitem", "index_select", "gather"):
             raise Uncarried(noises_of(tape, call), call.name)
@@ -85,7 +84,7 @@ def looked_up(tape: Tape, call: Call) -> Any:
     def f(W: Tensor) -> Tensor:
         return functional.embedding(call.args[0], W)
 
-    return replace(linear_map(tape, tape.of(call.args[1]), f, f, f), known=False)
+    return linear_map(tape, tape.of(call.args[1]), f, f, f)
 
 
 def masked(tape: Tape, call: Call) -> Any:

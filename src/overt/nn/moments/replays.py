@@ -46,10 +46,11 @@ class _Kept:
     def again(self, model: nn.Module, x: Any, output: Any) -> list[Tensor] | None:
         """Return the tensors of an answer, None where the plan does not hold."""
         try:
-            same = _noted(model, x, output)[0] == self.calls
+            if self.plan is None or _noted(model, x, output)[0] != self.calls:
+                return None
         except Unplanned:
             return None
-        found = self.plan(list(tensors(x))) if same and self.plan is not None else None
+        found = self.plan(list(tensors(x)))
         self.strikes = self.strikes if found is None else 0
         return found
 
@@ -96,7 +97,7 @@ def replayed(
     weights = [weight for weight in weights if weight.requires_grad]
     made = None
     with torch.inference_mode(False), torch.no_grad():
-        values = kept.again(model, x, output) if kept.plan is not None else None
+        values = kept.again(model, x, output)
         if values is None:
             made, values = kept.record(model, x, output, make, split)
     if values is None:
@@ -194,7 +195,7 @@ class _Noting(TorchFunctionMode):  # type: ignore[misc]
         note = func, [self._note(value) for value in args], kwargs and self._note(kwargs)
         result = func(*args, **kwargs)
         made, at = self._made, len(self.notes)
-        for t in (result,) if isinstance(result, Tensor) else tensors(result):
+        for t in tensors(result):
             made.setdefault(id(t), (t, at))
         self.notes.append(note)
         return result

@@ -179,9 +179,9 @@ class Tape:
         self.views.add(handle, view)
         return handle
 
-    def check(self, operation: str, tree: Any) -> None:
+    def check(self, operation: str, given: list[Tensor]) -> None:
         """Refuse tensors whose moments are not at hand."""
-        for t in tensors(tree) if self._moments else ():
+        for t in given:
             if self.views.stale(t) or torch._C._functorch.is_functorch_wrapped_tensor(t):
                 raise Uncarried(set(self.met) - set(self.was_drawn), operation)
 
