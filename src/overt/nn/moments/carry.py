@@ -234,14 +234,18 @@ def checked(model: Any, x: Any, output: Any = None) -> nn.Module:
     return nn.Sequential(model) if is_noise(model) else model
 
 
-def plain_output(model: nn.Module, inputs: Any, output: Output) -> Tensor:
+def plain_output(
+    model: nn.Module, inputs: Any, output: Output, statistics: Statistics = "running",
+    *, grad: bool = False,
+) -> Tensor:  # fmt: skip
     """Return the output without noise, also of a model whose noise is always on."""
-    with torch.inference_mode(False), torch.no_grad(), seeded(0):
+    with torch.inference_mode(False), torch.set_grad_enabled(grad), seeded(0):
         before = generator_state()
-        with modes(model, noise=False):
+        with modes(model, noise=False, statistics=statistics):
             result = picked(called(unwrapped(model), own(inputs)), output)
         if generator_state() != before:
-            result = carry(model, inputs, output=output, active=()).output.mean
+            one = carry(model, inputs, output=output, active=(), statistics=statistics)
+            result = one.output.mean
         return result
 
 

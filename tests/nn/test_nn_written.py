@@ -1,0 +1,73 @@
+"""Networks as people write them: nothing random is left out, no failure is a bare traceback."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from overt.nn import explicit_penalty
+from overt.nn.recording.watching import called
+
+SE = 5.0
+
+
+class Written(nn.Module):
+    """A forward pass written as a function of the module and its inputs."""
+
+    def __init__(self, run, **parts):
+        super().__init__()
+        self.run, self.a, self.c = run, nn.Linear(6, 12), nn.Linear(12, 3)
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *args):
+        return self.run(self, *args)
+
+
+def sampled(model, x, passes=600):
+    """Return outputs of so many passes of a model in training mode, (passes, rows, outputs)."""
+    torch.manual_seed(7)
+    random.seed(7)
+    np.random.seed(7)  # noqa: NPY002
+    model.train()
+    with torch.no_grad():
+        found = torch.stack([called(model, x) for _ in range(passes)])
+    model.eval()
+    return found.double()
+
+
+def mixed(self, x):
+    h = torch.relu(self.a(x))
+    if self.training:
+        w = float(np.random.beta(1.0, 1.0))  # noqa: NPY002
+        h = w * h + (1 - w) * h[torch.randperm(len(h))]
+    return self.c(h)
+
+
+def kept(self, x):
+    h = torch.relu(self.a(x))
+    if self.training:
+        h = h[:, torch.rand(12).argsort()[:6]]
+        return h @ self.c.weight[:, :6].T
+    return h[:, :6] @ self.c.weight[:, :6].T
+
+
+def cut(self, x):
+    if self.training:
+        x = x.clone()
+        x[:, random.randrange(6)] = 0.0  # noqa: S311
+    return self.c(torch.relu(self.a(x)))
+
+
+@pytest.mark.parametrize("run", [mixed, kept, cut])
+def test_the_loss_without_noise_is_that_of_evaluation_mode(run):
+    torch.manual_seed(0)
+    model, x, y = Written(run), torch.randn(4, 6), torch.randn(4, 3)
+    found = explicit_penalty(model, x, y)
+    losses = (sampled(model, x) - y).square().sum(2).mean(1)
+    plain = (model(x) - y).square().sum(1).mean()
+    error = np.hypot(found.error, float(losses.std()) / len(losses) ** 0.5)
+    assert abs(float(found.value.detach() - losses.mean() + plain.detach())) <= SE * error
+    assert found.value.requires_grad
