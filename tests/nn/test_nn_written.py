@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
-from overt.nn import explicit_penalty
+from overt import InputError
+from overt.nn import audit, compress, explicit_penalty, predictive_moments, without_noise
 from overt.nn.recording.watching import called
 
 SE = 5.0
@@ -71,3 +73,36 @@ def test_the_loss_without_noise_is_that_of_evaluation_mode(run):
     error = np.hypot(found.error, float(losses.std()) / len(losses) ** 0.5)
     assert abs(float(found.value.detach() - losses.mean() + plain.detach())) <= SE * error
     assert found.value.requires_grad
+
+
+def mapped(self, x):
+    def row(x):
+        return self.c(functional.dropout(torch.relu(self.a(x)), 0.3, self.training))
+
+    return torch.vmap(row, randomness="different")(x)
+
+
+def test_dropout_inside_vmap_is_drawn_and_what_cannot_follow_rows_says_so():
+    torch.manual_seed(0)
+    model, x, y = Written(mapped), torch.randn(4, 6), torch.randn(4, 3)
+    found, seen = predictive_moments(model, x), sampled(model, x)
+    assert found.drawn == ("dropout",)
+    near(found, seen)
+    value = explicit_penalty(model, x)
+    error = np.hypot(value.error, 0.1 * float(seen.var(0).sum(1).mean()))
+    assert abs(float(value.value.detach() - seen.var(0).sum(1).mean())) <= SE * error
+    net = without_noise(model).train()
+    assert (net(x).sum() + net.penalty).requires_grad
+    for call in (lambda: audit(model, (x, y), "squared"), lambda: compress(model, 0.5, x)):
+        with pytest.raises(InputError, match=r"must not use torch\.func's transforms"):
+            call()
+
+
+def near(found, seen):
+    """Compare moments with samples, stated errors (two standard errors each) included."""
+    n, sd = len(seen), seen.std(0)
+    kurtosis = ((seen - seen.mean(0)) / sd).pow(4).mean(0)
+    of_mean = (found.mean_error.double() / 2).square() + sd**2 / n
+    of_std = (found.std_error.double() / 2).square() + sd**2 * (kurtosis - 1) / (4 * n)
+    assert bool(((found.mean - seen.mean(0)).abs() <= SE * of_mean.sqrt()).all())
+    assert bool(((found.std - sd).abs() <= SE * of_std.sqrt()).all())
