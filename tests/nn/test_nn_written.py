@@ -9,7 +9,14 @@ from torch import nn
 from torch.nn import functional
 
 from overt import InputError
-from overt.nn import audit, compress, explicit_penalty, predictive_moments, without_noise
+from overt.nn import (
+    audit,
+    compress,
+    explicit_penalty,
+    mc_moments,
+    predictive_moments,
+    without_noise,
+)
 from overt.nn.recording.watching import called
 
 SE = 5.0
@@ -106,3 +113,44 @@ def near(found, seen):
     of_std = (found.std_error.double() / 2).square() + sd**2 * (kurtosis - 1) / (4 * n)
     assert bool(((found.mean - seen.mean(0)).abs() <= SE * of_mean.sqrt()).all())
     assert bool(((found.std - sd).abs() <= SE * of_std.sqrt()).all())
+
+
+class Failing(nn.Module):
+    def __init__(self, error, message):
+        super().__init__()
+        self.inner, self.error, self.message = nn.Linear(6, 3), error, message
+
+    def forward(self, x, *_):
+        if self.training:
+            raise self.error(self.message)
+        return self.inner(x)
+
+
+CALLS = {
+    "predictive_moments": predictive_moments,
+    "passes": lambda model, x: predictive_moments(model, x, passes=20),
+    "mc_moments": mc_moments,
+    "explicit_penalty": explicit_penalty,
+    "without_noise": lambda model, x: without_noise(model).train()(x),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("error", [ValueError, KeyError, RuntimeError])
+def test_what_a_model_raises_is_said(call, error):
+    with pytest.raises(InputError, match=rf"cannot be run on x of \(4, 6\).*{error.__name__}.*why"):
+        CALLS[call](Failing(error, "why\nand more"), torch.ones(4, 6))
+    said = "" if error is KeyError else "no reason given"
+    with pytest.raises(InputError, match=f"{error.__name__}: {said}"):
+        CALLS[call](Failing(error, ""), (torch.ones(4, 6), torch.ones(3)))
+
+
+def test_numbers_that_fit_no_more_are_said():
+    model = nn.Sequential(nn.EmbeddingBag(9, 6), nn.Dropout(0.2), nn.Linear(6, 3))
+    x, net = torch.arange(6).reshape(3, 2), without_noise(model).train()
+    with torch.no_grad():
+        for call in (predictive_moments, mc_moments, explicit_penalty, lambda _, x: net(x)):
+            for _ in range(2):
+                call(model, x)
+            with pytest.raises(InputError, match="cannot be run on x"):
+                call(model, x + 90)
