@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from overt import InputError
 from overt.nn import (
@@ -17,6 +18,7 @@ from overt.nn import (
     predictive_moments,
     without_noise,
 )
+from overt.nn.recording.recorder import record
 from overt.nn.recording.watching import called
 
 SE = 5.0
@@ -154,3 +156,39 @@ def test_numbers_that_fit_no_more_are_said():
                 call(model, x)
             with pytest.raises(InputError, match="cannot be run on x"):
                 call(model, x + 90)
+
+
+def cast(self, x):
+    with torch.autocast("cpu", torch.bfloat16):
+        h = functional.dropout(torch.relu(self.a(x)), 0.3, self.training)
+        return self.c(functional.dropout(torch.tanh(self.b(h)), 0.3, self.training)).float()
+
+
+def test_autocast_inside_a_model_is_carried():
+    torch.manual_seed(0)
+    model, x = Written(cast, b=nn.Linear(12, 12)), torch.randn(4, 6)
+    seen = sampled(model, x)
+    with torch.no_grad():
+        for _ in range(2):
+            found = predictive_moments(model, x)
+            assert (found.drawn, found.draws) == ((), 0)
+            near(found, seen)
+    value, total = explicit_penalty(model, x).value, seen.var(0).sum(1).mean()
+    value.backward()
+    assert abs(float(value.detach() / total) - 1) <= 0.1
+    assert float(model.a.weight.grad.abs().sum()) > 0
+
+
+def packed(self, x, lengths):
+    given = pack_padded_sequence(self.d(x), lengths, batch_first=True, enforce_sorted=False)
+    h, _ = self.r(given)
+    return self.c(pad_packed_sequence(h, batch_first=True)[0][:, 0])
+
+
+def test_packed_sequences_are_recorded():
+    model = Written(packed, d=nn.Dropout(0.3), r=nn.LSTM(6, 12, batch_first=True))
+    x = torch.randn(3, 4, 6), torch.tensor([4, 2, 3])
+    found = record(model, x, leaves=lambda _, module: isinstance(module, nn.LSTM))
+    (call,) = (op for op in found.operations if op.leaf is model.r)
+    assert call.inputs[0].shape == (9, 6)
+    assert found.output.shape == (3, 3)
