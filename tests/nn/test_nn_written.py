@@ -18,6 +18,7 @@ from overt.nn import (
     predictive_moments,
     without_noise,
 )
+from overt.nn.moments.copies import draws_apart
 from overt.nn.recording.recorder import record
 from overt.nn.recording.watching import called
 
@@ -192,3 +193,18 @@ def test_packed_sequences_are_recorded():
     (call,) = (op for op in found.operations if op.leaf is model.r)
     assert call.inputs[0].shape == (9, 6)
     assert found.output.shape == (3, 3)
+
+
+def leaves_early(self, x):
+    h = functional.dropout(torch.relu(self.a(x)), 0.4, self.training)
+    return self.c(h) if h.mean() > self.bound else self.c(torch.tanh(h)) - 1
+
+
+@pytest.mark.parametrize("bound", [0.25, -1.0])
+def test_a_decision_on_noise_is_one_for_all_rows(bound):
+    torch.manual_seed(0)
+    model, x = Written(leaves_early, bound=bound), torch.randn(4, 6)
+    with torch.no_grad():
+        near(mc_moments(model, x, 400, seed=0), sampled(model, x, 2000))
+        apart = draws_apart(model, x, None)
+    assert apart == (bound < 0)
