@@ -208,3 +208,39 @@ def test_a_decision_on_noise_is_one_for_all_rows(bound):
         near(mc_moments(model, x, 400, seed=0), sampled(model, x, 2000))
         apart = draws_apart(model, x, None)
     assert apart == (bound < 0)
+
+
+def nodes(self, x):
+    h = functional.dropout(torch.relu(self.a(x)), 0.3, self.training)
+    return self.c(h.index_add(0, torch.tensor([1, 2, 3]), h[torch.tensor([3, 3, 0])]))
+
+
+def one_number(self, x):
+    return self.c(functional.dropout(torch.relu(self.a(x)), 0.3, self.training))[:, 0]
+
+
+AUDITED = {"nodes": (nodes, 4), "one number": (one_number, 4), "one row": (one_number, 1)}
+
+
+@pytest.mark.parametrize("name", AUDITED)
+def test_audits_of_rows_that_meet_of_one_row_and_of_one_number(name):
+    torch.manual_seed(0)
+    run, rows = AUDITED[name]
+    model, x = Written(run), torch.randn(rows, 6)
+    y = torch.randn_like(model.eval()(x))
+    found = audit(model, (x, y), "squared", passes=400)
+    losses = (sampled(model, x) - y).square().reshape(600, rows, -1).sum(2).mean(1)
+    assert found.objective_error > 0
+    error = np.hypot(found.objective_error, float(losses.std()) / 600**0.5)
+    assert abs(found.objective - float(losses.mean())) <= SE * error
+
+
+def test_a_penalty_is_not_exact_where_noise_decides_what_runs():
+    def run(self, x):
+        h = self.d(torch.relu(self.a(x)))
+        return self.c(h) if h.mean() > 0.25 else self.c(h) - 1
+
+    torch.manual_seed(0)
+    model, x = Written(run, d=nn.Dropout(0.4)), torch.randn(4, 6)
+    (noise,) = audit(model, (x, model.eval()(x).detach()), "squared").noises
+    assert (noise.name, noise.exact) == ("d", False)
