@@ -244,3 +244,21 @@ def test_a_penalty_is_not_exact_where_noise_decides_what_runs():
     model, x = Written(run, d=nn.Dropout(0.4)), torch.randn(4, 6)
     (noise,) = audit(model, (x, model.eval()(x).detach()), "squared").noises
     assert (noise.name, noise.exact) == ("d", False)
+
+
+def fixed(self, x):
+    h = torch.relu(self.a(x))
+    if self.training:
+        h = h * functional.dropout(torch.ones(1, 12), 0.3)
+    return self.c(torch.relu(self.b(h)))
+
+
+def test_what_is_made_smaller_runs_in_training_mode():
+    torch.manual_seed(0)
+    model, x = Written(fixed, b=nn.Linear(12, 12)), torch.randn(4, 6)
+    small, report = compress(model, {"b": 0.5}, x, by="flow")
+    assert small.train()(x).shape == (4, 3)
+    assert (small.a.out_features, small.b.out_features) == (12, 6)
+    small, report = compress(model, 0.5, x, by="flow")
+    assert small.train()(x).shape == (4, 3)
+    assert ("a", "mul brings its units to a tensor of fixed width") in report.skipped
