@@ -13,7 +13,15 @@ from torch import Tensor, nn
 
 from overt._check import InputError
 from overt.nn.given.losses import Loss, is_squared, loss_name, mean_loss
-from overt.nn.moments.carry import DRAWS, UNSEEN, Carried, Output, checked, passes
+from overt.nn.moments.carry import (
+    DRAWS,
+    UNSEEN,
+    Carried,
+    Output,
+    checked,
+    passes,
+    plain_output,
+)
 from overt.nn.moments.samples import Samples
 from overt.nn.recording.generators import own_generators
 from overt.nn.recording.modes import is_normalization
@@ -138,8 +146,9 @@ def explicit_penalty(
         error = math.hypot(_error(shares), _error(later))
         terms.insert(0, Term(noises[i], shares.mean() - later.mean(), exact, error))
         later = shares
-    if y is not None and noises:
-        shift, moves = _shift(everything, found(()), y, name)
+    if y is not None and (noises or everything[0].drawn):
+        clean = plain_output(model, x, output, "as set", grad=torch.is_grad_enabled())
+        shift, moves = _shift(everything, clean, y, name)
         terms.append(shift)
         later = later + moves
     if len(everything) == 1 and not everything[0].output.exact:
@@ -149,11 +158,11 @@ def explicit_penalty(
     return Penalty(total, tuple(terms), everything[0].drawn, unknown, _error(later))
 
 
-def _shift(noisy: list[Carried], clean: list[Carried], y: Tensor, loss: str) -> tuple[Term, Tensor]:
+def _shift(noisy: list[Carried], before: Tensor, y: Tensor, loss: str) -> tuple[Term, Tensor]:
     """Return what the move of the mean does to the loss, and how each draw moves that."""
-    before, after = (torch.stack([one.output.mean for one in p]).mean(0) for p in (clean, noisy))
+    after = torch.stack([one.output.mean for one in noisy]).mean(0)
     exact = len(noisy) == 1 and noisy[0].output.exact
-    if exact and torch.equal(before, after):
+    if exact and torch.allclose(before, after):
         return Term("mean shift", after.new_zeros(()), True), after.new_zeros(1)
     value = mean_loss(after, y, loss) - mean_loss(before, y, loss)
     with torch.enable_grad():

@@ -22,7 +22,7 @@ from overt.nn.auditing.noises import drawn_behind, drop_prob, find_noises, obedi
 from overt.nn.auditing.report import AuditReport, Measure, NoiseFindings
 from overt.nn.auditing.sampling import Estimate, Sampled
 from overt.nn.auditing.sums import Average, Mean, Table
-from overt.nn.auditing.trace import Trace
+from overt.nn.auditing.trace import Trace, few_rows
 from overt.nn.given.batches import Batch, reason_of, running
 from overt.nn.given.losses import Loss, Targets, is_squared
 from overt.relu.bounds import coadaptation
@@ -55,9 +55,8 @@ class Examination:
         stack: ExitStack,
     ) -> None:  # fmt: skip
         self._model, self._loss, self.samples = model, loss, 0
-        with running(batch.inputs, batch.where), torch.no_grad():
-            batch.inputs.first(2).run(model)
-        trace = Trace(model, batch.inputs.first(2))
+        few = few_rows(model, batch)
+        trace = Trace(model, few)
         self._trace = stack.enter_context(obedient(model, trace))
         self._outputs = self._trace.units(self._trace.output)
         self._noises, self._skipped = find_noises(model, self._trace)
@@ -79,7 +78,8 @@ class Examination:
         # Nothing is left to sample where a single noise has an exact penalty and exact flows.
         settled = self._exact and len(self._noises) == 1 and head is not None and not head.shares
         sources = [] if settled else list(self._noises.values())
-        self._sampled = Sampled(model, sources, batches, len(batch.inputs), SAMPLING * passes)
+        self._sampled = Sampled(model, sources, batches, len(batch.inputs), SAMPLING * passes,
+                                whole=few is batch.inputs)  # fmt: skip
 
     def add(self, batch: Batch, *, hold: bool) -> None:
         """Take in a batch; with `hold` some of its rows are kept apart as held out."""
@@ -173,7 +173,7 @@ class Examination:
             )
         assert batch.y is not None  # noqa: S101 (checked as the batch was read)
         targets = Targets(batch.y, output, self._loss, where)
-        return Seen(output.flatten(1), targets, targets.losses(output, self._loss))
+        return Seen(output.reshape(len(output), -1), targets, targets.losses(output, self._loss))
 
     def _watch(self, name: str, inputs: tuple[Tensor, ...]) -> Any:
         def hook(module: Any, args: Any, output: Tensor) -> None:
@@ -208,7 +208,8 @@ class Examination:
         if not head.noisy or not is_squared(self._loss):
             return False
         uses = sum(op.noise == head.name for op in self._trace.operations)
-        return list(self._noises)[-1] == head.name and uses == 1
+        last = list(self._noises)[-1] == head.name
+        return last and uses == 1 and not self._trace.decides(head.name)
 
     def _find_head(self) -> Head | None:
         head: Head | str = "the loss is a function of one's own, of which nothing is proved"

@@ -99,15 +99,17 @@ class Sampled:
     them add, `before_last` what all but the last add to the loss under the last one's noise.
 
     At most ROWS rows, and as many as `passes` forward passes over all rows allow, are spread over
-    the `batches` of `size` rows; the first ones are taken where their number is not known (0).
+    the `batches` of `size` rows; the first ones are taken where their number is not known (0), and
+    all of a batch that is taken `whole`.
     """
 
     def __init__(
-        self, model: nn.Module, sources: Sequence[Source], batches: int, size: int, passes: float
-    ) -> None:
+        self, model: nn.Module, sources: Sequence[Source], batches: int, size: int, passes: float,
+        *, whole: bool,
+    ) -> None:  # fmt: skip
         self._model, self._sources = model, list(sources)
         self._modules = [source.module for source in sources]
-        shared = any(source.shared for source in sources)
+        shared = whole or size < 2 or any(source.shared for source in sources)
         # Drawing costs about as much as two passes, flows as six.
         cost = 3 * sum(not source.silent for source in sources) + 6
         self._most = -(-ROWS // batches) if batches else ROWS
@@ -117,6 +119,7 @@ class Sampled:
             self._draws = max(self._draws, min(-(-SHARED_DRAWS // max(batches, 1)), room))
         allowed = int(size * passes / (cost * self._draws))
         self._most = max(min(-(-self._most // self._draws), allowed), min(size, FEWEST))
+        self._most = size if whole else self._most
         self.added = [Estimate(shared=shared) for _ in sources]
         self.total, self.before_last = Estimate(shared=shared), Estimate(shared=shared)
         self._flows: list[Flows | None] = [Flows() for _ in sources]

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from overt._check import InputError
 from overt._types import Floats
-from overt.nn.given.batches import Inputs
+from overt.nn.given.batches import Batch, Inputs, running
 from overt.nn.layers.recognized import is_weight_noise, known_noise
 from overt.nn.recording.recorder import Operation, Recording, Value, record
 
@@ -74,6 +76,17 @@ class Chain:
     two_layers: bool  # whether it is a ReLU network of two layers
 
 
+def few_rows(model: nn.Module, batch: Batch) -> Inputs:
+    """Return two rows, or all where the model wants their number, as that of a graph's nodes."""
+    with running(batch.inputs, batch.where), torch.no_grad():
+        with suppress(Exception):
+            few = batch.inputs.first(2)
+            few.run(model)
+            return few
+        batch.inputs.run(model)
+    return batch.inputs
+
+
 class Trace:
     """A recorded forward pass of a few rows, noise layers as single operations."""
 
@@ -105,6 +118,12 @@ class Trace:
             if op.noise is not None and _is_layer(op):
                 first.setdefault(op.noise, op)
         return first
+
+    def decides(self, noise: str) -> bool:
+        """Whether values behind a noise decide what runs in training mode."""
+        ops = iter(() if self.training is None else self.training.operations)
+        met = any(op.noise == noise for op in ops)  # which takes those before it away
+        return met and any(op.kind.values == "read" and op.given for op in ops)
 
     @property
     def drawing(self) -> Counter[str]:

@@ -7,7 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,9 @@ from overt._types import Floats
 from overt.nn.compression.layers import TRANSPOSED, WEIGHTED
 from overt.nn.given.batches import Batch, Inputs, running
 from overt.nn.given.losses import Loss, mean_loss
+from overt.nn.recording.generators import repeated
 from overt.nn.recording.modes import slow_attention, switched
+from overt.nn.recording.watching import tensors
 
 CHECKS = 8
 """How often the loss is looked at during recovery."""
@@ -42,6 +44,14 @@ def output_of(model: nn.Module, inputs: Inputs) -> Any:
     """Return what the model makes of the inputs, its parts called one by one."""
     with torch.no_grad(), slow_attention():
         return inputs.run(model)
+
+
+def trains(model: nn.Module, inputs: Inputs) -> bool:
+    """Whether the network runs in training mode."""
+    with suppress(Exception):
+        repeated(model, lambda: list(tensors(inputs.run(model))), 1)
+        return True
+    return False
 
 
 def multiply_adds(model: nn.Module, inputs: Inputs) -> tuple[int, Counter[str]]:

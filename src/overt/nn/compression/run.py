@@ -21,6 +21,7 @@ from overt.nn.compression.measuring import (
     parameters,
     recalibrated,
     score,
+    trains,
 )
 from overt.nn.compression.measuring import recover as train_on
 from overt.nn.compression.narrowing import by_units
@@ -160,18 +161,18 @@ def compress(
         raise InputError("recover needs data, batches (inputs, targets), and maybe train")
     with torch.random.fork_rng():
         torch.manual_seed(int(rng.integers(2**31)))
-        found = structure_of(base, inputs)
         few = None if judge is None else list(some_of(judge))
-        task = Task(base, found, keep, of, inputs, few, loss, draws, rng)
+        for training in (False, True):  # again where the code of that mode has sizes of its own
+            found = structure_of(base, inputs, training=training)
+            task = Task(base, found, keep, of, inputs, few, loss, draws, rng)
+            done = _best(task, recovers=steps > 0) if by == "auto" else _run(task, by)
+            if training or trains(done.model, inputs) or not trains(base, inputs):
+                break
 
-        def trained(done: Outcome) -> Outcome:
-            if steps and not done.interrupted:
-                done.recovery, done.interrupted = train_on(
-                    done.model, train_data, judge, loss, steps=steps, learning_rate=rate
-                )
-            return done
-
-        done = trained(_best(task, recovers=steps > 0) if by == "auto" else _run(task, by))
+        if steps and not done.interrupted:
+            done.recovery, done.interrupted = train_on(
+                done.model, train_data, judge, loss, steps=steps, learning_rate=rate
+            )
         done.model = _closed(done.model, model, inputs)
         report = _report(task, done, report_on, model)
     _same_modes(wrapped, done.model)

@@ -20,14 +20,23 @@ from overt.nn.compression.groups import Structure, grouped
 from overt.nn.compression.shapes import letters_of, moved, product_cost
 from overt.nn.compression.units import Carried, Wiring
 from overt.nn.given.batches import Inputs, running
-from overt.nn.recording.generators import other_states
+from overt.nn.recording.generators import other_states, own_generators
+from overt.nn.recording.modes import modes
 from overt.nn.recording.recorder import Operation, Recording, Value, record
 from overt.nn.recording.watching import Frame, tensors
 
 
-def structure_of(model: nn.Module, inputs: Inputs) -> Structure:
-    """Record a model in evaluation mode on an example, and find its groups of units."""
+def structure_of(model: nn.Module, inputs: Inputs, *, training: bool = False) -> Structure:
+    """Record a model in evaluation mode on an example, and find its groups of units.
+
+    With `training` they are those that the code of both modes can do without.
+    """
     recording, outputs, drawing = _recorded(model, inputs)
+    if training:
+        with own_generators(), modes(model, noise=True):
+            other = _recorded(model, inputs)[0]
+        recording = Recording((*other.operations, *recording.operations), recording.inputs,
+                              (*other.outputs, *recording.outputs))  # fmt: skip
     walk = _Walk(model, recording)
     for op in recording.operations:
         walk.take(op)

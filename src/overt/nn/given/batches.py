@@ -188,6 +188,8 @@ def running(inputs: Inputs, where: str) -> Iterator[None]:
     """Say on which inputs a model cannot be run."""
     try:
         yield
+    except InputError:
+        raise
     except Exception as error:  # whatever the model's code raises on inputs that do not fit it
         reason = reason_of(error)
         advice = "; give inputs as floating-point numbers of the type of the model's weights"

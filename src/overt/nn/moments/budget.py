@@ -115,7 +115,8 @@ _known: WeakKeyDictionary[nn.Module, dict[Any, Costs]] = WeakKeyDictionary()
 def _stated(found: Moments) -> tuple[float, float]:
     """Return what typical errors are stated to be, over the standard deviation."""
     sd = found.std.clamp(min=torch.finfo(found.std.dtype).tiny)
-    of_mean, of_std = (float((e / sd).median()) for e in (found.mean_error, found.std_error))
+    errors = found.mean_error, found.std_error
+    of_mean, of_std = (float((e / sd).detach().median()) for e in errors)
     return max(of_mean, 1e-6) / LEVEL, max(of_std, 1e-6) / LEVEL
 
 

@@ -31,13 +31,7 @@ from overt.nn.moments.rules import apply
 from overt.nn.moments.tape import Moment, Tape, Uncarried
 from overt.nn.recording.generators import generator_state, other_states, repeated, seeded
 from overt.nn.recording.modes import Statistics, modes, parts, unwrapped
-from overt.nn.recording.watching import (
-    called,
-    is_noise,
-    mapped,
-    tensors,
-    watch,
-)
+from overt.nn.recording.watching import called, is_noise, mapped, tensors, watch
 
 Output = Callable[[Any], Any] | None
 DRAWS = 100
@@ -136,23 +130,26 @@ def carry(
                 raise
             drawn |= error.noises
             continue
-        except RuntimeError as error:
-            _run(model, inputs, error)
+        except InputError:
+            raise
+        except Exception as error:
+            said(model, inputs, output, error)
             raise
         if not (tape.put_off and moment.exact):
             return Carried(moment, tape)
         put_off = None  # it is exact if covariances are worked out
 
 
-def _run(model: nn.Module, inputs: Any, error: Exception) -> None:
+def said(model: nn.Module, inputs: Any, output: Output, error: Exception) -> None:
     """Say so if the model cannot be run on its inputs at all."""
     try:
-        with torch.no_grad(), modes(model, noise=False):
-            called(model, inputs)
-    except RuntimeError:
+        repeated(model, lambda: [picked(called(unwrapped(model), own(inputs)), output)], 1)
+    except InputError:
+        raise
+    except Exception:  # whatever the model's code raises
         shapes = ", ".join(f"{tuple(t.shape)} {t.dtype}" for t in tensors(inputs))
-        reason = str(error).splitlines()[0]
-        raise InputError(f"the model cannot be run on x of {shapes}: {reason}") from error
+        kind, reason = type(error).__name__, (str(error).splitlines() or ["no reason given"])[0]
+        raise InputError(f"the model cannot be run on x of {shapes}: {kind}: {reason}") from error
 
 
 def passes(
@@ -234,14 +231,18 @@ def checked(model: Any, x: Any, output: Any = None) -> nn.Module:
     return nn.Sequential(model) if is_noise(model) else model
 
 
-def plain_output(model: nn.Module, inputs: Any, output: Output) -> Tensor:
+def plain_output(
+    model: nn.Module, inputs: Any, output: Output, statistics: Statistics = "running",
+    *, grad: bool = False,
+) -> Tensor:  # fmt: skip
     """Return the output without noise, also of a model whose noise is always on."""
-    with torch.inference_mode(False), torch.no_grad(), seeded(0):
+    with torch.inference_mode(False), torch.set_grad_enabled(grad), seeded(0):
         before = generator_state()
-        with modes(model, noise=False):
+        with modes(model, noise=False, statistics=statistics):
             result = picked(called(unwrapped(model), own(inputs)), output)
         if generator_state() != before:
-            result = carry(model, inputs, output=output, active=()).output.mean
+            one = carry(model, inputs, output=output, active=(), statistics=statistics)
+            result = one.output.mean
         return result
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from overt.nn.moments.balance import Balance
 from overt.nn.moments.carry import Output, carry, own, picked, plain_output
@@ -16,6 +17,7 @@ from overt.nn.recording.generators import (
     other_states,
     own_generators,
     repeated,
+    torch_seed,
 )
 from overt.nn.recording.modes import unwrapped
 from overt.nn.recording.watching import called, mapped, tensors
@@ -71,9 +73,11 @@ def draws_apart(model: nn.Module, x: Any, output: Output) -> bool | None:
 
     Numbers between 0 and 1 that rows share do not count where the outputs are the same at both
     ends and on a grid between them, as where layers are dropped with probability 0. None if what
-    rows share is many numbers, whose effect a few passes show; that of a coin may be rare.
+    rows share is many numbers, whose effect a few passes show; that of a coin may be rare. What is
+    read of random tensors decides for all rows, unless many passes read the same.
     """
     found: list[list[Any]] = []
+    reads: list[list[str]] = []
     for given in (x, copied(x, 2)):
         moved = [False]
 
@@ -83,9 +87,22 @@ def draws_apart(model: nn.Module, x: Any, output: Output) -> bool | None:
                 y = _outputs(model, given, output)
             moved[0] |= other_states() != start or not noting.complete
             found.append(noting.notes)
+            reads.append(noting.reads)
             return [y]
 
         if repeated(model, run, 2)[1] or moved[0]:
+            return False
+
+    def decide() -> list[Tensor]:
+        torch_seed(len(reads))
+        with _Noting() as noting:
+            _outputs(model, x, output)
+        reads.append(noting.reads)
+        return []
+
+    if reads[0]:
+        repeated(model, decide, GRID)
+        if any(read != reads[0] for read in reads[4:]):
             return False
     one, two = found[1], found[3]
     if len(one) != len(two):
@@ -149,21 +166,37 @@ def balanced(model: nn.Module, x: Any, output: Output) -> Balance:
 
 
 class _Noting(TorchFunctionMode):  # type: ignore[misc]
-    """Notes how many numbers come out of calls that draw; those of some calls are fixed."""
+    """Notes how many numbers come out of calls that draw; those of some calls are fixed.
+
+    `reads` are what Python read of tensors that depend on draws.
+    """
 
     def __init__(self, fixed: dict[int, float] | None = None) -> None:
         super().__init__()
         self.notes: list[tuple[str, list[int]]] = []
+        self.reads: list[str] = []
+        self._noisy: Any = WeakTensorKeyDictionary()
         self._fixed, self._state, self._seen = fixed or {}, generator_state(), True
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        name = operations.canonical(func)[0]
-        if operations.kind(name).values not in ("random", "attention", "unknown"):
-            return func(*args, **(kwargs or {}))
+        name, inplace = operations.canonical(func)
+        values, notes = operations.kind(name).values, len(self.notes)
+        noisy = any(t in self._noisy for t in tensors((args, kwargs or {})))
+        result = self._run(func, name, values, args, kwargs or {})
+        if noisy and values == "read":
+            self.reads.append(repr(result))
+        if noisy or len(self.notes) > notes:
+            for t in tensors((result, args[0] if inplace else None)):
+                self._noisy[t] = None
+        return result
+
+    def _run(self, func: Any, name: str, values: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        if values not in ("random", "attention", "unknown"):
+            return func(*args, **kwargs)
         self._seen &= generator_state() == self._state
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         if (state := generator_state()) != self._state:
             self._state = state
             mixes = func in (torch.randperm,)  # rows among each other

@@ -48,7 +48,7 @@ class _Kept:
         try:
             if self.plan is None or _noted(model, x, output)[0] != self.calls:
                 return None
-        except Unplanned:
+        except Exception:  # it holds no more, or an input does not fit: said where it is carried
             return None
         found = self.plan(list(tensors(x)))
         self.strikes = self.strikes if found is None else 0

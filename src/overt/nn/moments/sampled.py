@@ -10,7 +10,7 @@ from torch import nn
 from overt import _check
 from overt._check import InputError
 from overt._progress import meter
-from overt.nn.moments.carry import Output, checked
+from overt.nn.moments.carry import Output, checked, said
 from overt.nn.moments.result import Moments
 from overt.nn.moments.samples import Samples
 from overt.nn.recording.generators import seeded
@@ -43,7 +43,13 @@ def mc_moments(
     seed = None if seed is None else _check.whole("seed", seed, minimum=0)
     shown = meter("Monte Carlo dropout", n) if n >= LONG else nullcontext()
     with seeded(seed), shown as bar:
-        samples.draw(n, bar)
+        try:
+            samples.draw(n, bar)
+        except InputError:
+            raise
+        except Exception as error:
+            said(model, x, output, error)
+            raise
         quiet = not bool(samples.variance.any())
         if quiet and n < SEEN:  # few passes may agree by chance
             more = Samples(model, x, output, covariance=False, alone=True)

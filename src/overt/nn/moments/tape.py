@@ -203,7 +203,10 @@ class Tape:
         return self.get(tensor) or self.certain(tensor)
 
     def later(self, make: Callable[[], Tensor]) -> Tangent:
-        """Return a tangent that is worked out when it is asked for."""
+        """Return a tangent that is worked out when it is asked for, cast as it would be now."""
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                make = torch.autocast(device, torch.get_autocast_dtype(device))(make)
         self._tangents.append(Tangent(make, self.differentiable or not self.probe))
         return self._tangents[-1]
 

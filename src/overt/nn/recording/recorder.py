@@ -181,6 +181,12 @@ class _Writer:
 
     def write(self, call: Call) -> Any:
         """Run the call and write it down."""
+        inside = torch._C._functorch.peek_interpreter_stack() is not None
+        if inside and (call.leaf is not None or call.kind.values in ("linear", "random")):
+            raise InputError(
+                f"the model must not use torch.func's transforms here, got {call.name} inside one "
+                "such as vmap: what becomes of rows there is not seen; write it on whole batches"
+            )
         args, kwargs = mapped(call.args, self.value), mapped(call.kwargs, self.value)
         inputs = tuple(_values((args, kwargs)))
         before = generator_state() if call.leaf is None else b""

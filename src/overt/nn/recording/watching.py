@@ -203,7 +203,7 @@ def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
         return {key: mapped(part, change) for key, part in value.items()}
     if isinstance(value, (tuple, list)):
         parts = [mapped(part, change) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        return getattr(type(value), "_make", type(value))(parts)
     if isinstance(value, slice):
         return slice(*(mapped(part, change) for part in (value.start, value.stop, value.step)))
     return value

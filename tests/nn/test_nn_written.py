@@ -1,0 +1,264 @@
+"""Networks as people write them: nothing random is left out, no failure is a bare traceback."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from overt import InputError
+from overt.nn import (
+    audit,
+    compress,
+    explicit_penalty,
+    mc_moments,
+    predictive_moments,
+    without_noise,
+)
+from overt.nn.moments.copies import draws_apart
+from overt.nn.recording.recorder import record
+from overt.nn.recording.watching import called
+
+SE = 5.0
+
+
+class Written(nn.Module):
+    """A forward pass written as a function of the module and its inputs."""
+
+    def __init__(self, run, **parts):
+        super().__init__()
+        self.run, self.a, self.c = run, nn.Linear(6, 12), nn.Linear(12, 3)
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *args):
+        return self.run(self, *args)
+
+
+def sampled(model, x, passes=600):
+    """Return outputs of so many passes of a model in training mode, (passes, rows, outputs)."""
+    torch.manual_seed(7)
+    random.seed(7)
+    np.random.seed(7)  # noqa: NPY002
+    model.train()
+    with torch.no_grad():
+        found = torch.stack([called(model, x) for _ in range(passes)])
+    model.eval()
+    return found.double()
+
+
+def mixed(self, x):
+    h = torch.relu(self.a(x))
+    if self.training:
+        w = float(np.random.beta(1.0, 1.0))  # noqa: NPY002
+        h = w * h + (1 - w) * h[torch.randperm(len(h))]
+    return self.c(h)
+
+
+def kept(self, x):
+    h = torch.relu(self.a(x))
+    if self.training:
+        h = h[:, torch.rand(12).argsort()[:6]]
+        return h @ self.c.weight[:, :6].T
+    return h[:, :6] @ self.c.weight[:, :6].T
+
+
+def cut(self, x):
+    if self.training:
+        x = x.clone()
+        x[:, random.randrange(6)] = 0.0  # noqa: S311
+    return self.c(torch.relu(self.a(x)))
+
+
+@pytest.mark.parametrize("run", [mixed, kept, cut])
+def test_the_loss_without_noise_is_that_of_evaluation_mode(run):
+    torch.manual_seed(0)
+    model, x, y = Written(run), torch.randn(4, 6), torch.randn(4, 3)
+    found = explicit_penalty(model, x, y)
+    losses = (sampled(model, x) - y).square().sum(2).mean(1)
+    plain = (model(x) - y).square().sum(1).mean()
+    error = np.hypot(found.error, float(losses.std()) / len(losses) ** 0.5)
+    assert abs(float(found.value.detach() - losses.mean() + plain.detach())) <= SE * error
+    assert found.value.requires_grad
+
+
+def mapped(self, x):
+    def row(x):
+        return self.c(functional.dropout(torch.relu(self.a(x)), 0.3, self.training))
+
+    return torch.vmap(row, randomness="different")(x)
+
+
+def test_dropout_inside_vmap_is_drawn_and_what_cannot_follow_rows_says_so():
+    torch.manual_seed(0)
+    model, x, y = Written(mapped), torch.randn(4, 6), torch.randn(4, 3)
+    found, seen = predictive_moments(model, x), sampled(model, x)
+    assert found.drawn == ("dropout",)
+    near(found, seen)
+    value = explicit_penalty(model, x)
+    error = np.hypot(value.error, 0.1 * float(seen.var(0).sum(1).mean()))
+    assert abs(float(value.value.detach() - seen.var(0).sum(1).mean())) <= SE * error
+    net = without_noise(model).train()
+    assert (net(x).sum() + net.penalty).requires_grad
+    for call in (lambda: audit(model, (x, y), "squared"), lambda: compress(model, 0.5, x)):
+        with pytest.raises(InputError, match=r"must not use torch\.func's transforms"):
+            call()
+
+
+def near(found, seen):
+    """Compare moments with samples, stated errors (two standard errors each) included."""
+    n, sd = len(seen), seen.std(0)
+    kurtosis = ((seen - seen.mean(0)) / sd).pow(4).mean(0)
+    of_mean = (found.mean_error.double() / 2).square() + sd**2 / n
+    of_std = (found.std_error.double() / 2).square() + sd**2 * (kurtosis - 1) / (4 * n)
+    assert bool(((found.mean - seen.mean(0)).abs() <= SE * of_mean.sqrt()).all())
+    assert bool(((found.std - sd).abs() <= SE * of_std.sqrt()).all())
+
+
+class Failing(nn.Module):
+    def __init__(self, error, message):
+        super().__init__()
+        self.inner, self.error, self.message = nn.Linear(6, 3), error, message
+
+    def forward(self, x, *_):
+        if self.training:
+            raise self.error(self.message)
+        return self.inner(x)
+
+
+CALLS = {
+    "predictive_moments": predictive_moments,
+    "passes": lambda model, x: predictive_moments(model, x, passes=20),
+    "mc_moments": mc_moments,
+    "explicit_penalty": explicit_penalty,
+    "without_noise": lambda model, x: without_noise(model).train()(x),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("error", [ValueError, KeyError, RuntimeError])
+def test_what_a_model_raises_is_said(call, error):
+    with pytest.raises(InputError, match=rf"cannot be run on x of \(4, 6\).*{error.__name__}.*why"):
+        CALLS[call](Failing(error, "why\nand more"), torch.ones(4, 6))
+    said = "" if error is KeyError else "no reason given"
+    with pytest.raises(InputError, match=f"{error.__name__}: {said}"):
+        CALLS[call](Failing(error, ""), (torch.ones(4, 6), torch.ones(3)))
+
+
+def test_numbers_that_fit_no_more_are_said():
+    model = nn.Sequential(nn.EmbeddingBag(9, 6), nn.Dropout(0.2), nn.Linear(6, 3))
+    x, net = torch.arange(6).reshape(3, 2), without_noise(model).train()
+    with torch.no_grad():
+        for call in (predictive_moments, mc_moments, explicit_penalty, lambda _, x: net(x)):
+            for _ in range(2):
+                call(model, x)
+            with pytest.raises(InputError, match="cannot be run on x"):
+                call(model, x + 90)
+
+
+def cast(self, x):
+    with torch.autocast("cpu", torch.bfloat16):
+        h = functional.dropout(torch.relu(self.a(x)), 0.3, self.training)
+        return self.c(functional.dropout(torch.tanh(self.b(h)), 0.3, self.training)).float()
+
+
+def test_autocast_inside_a_model_is_carried():
+    torch.manual_seed(0)
+    model, x = Written(cast, b=nn.Linear(12, 12)), torch.randn(4, 6)
+    seen = sampled(model, x)
+    with torch.no_grad():
+        for _ in range(2):
+            found = predictive_moments(model, x)
+            assert (found.drawn, found.draws) == ((), 0)
+            near(found, seen)
+    value, total = explicit_penalty(model, x).value, seen.var(0).sum(1).mean()
+    value.backward()
+    assert abs(float(value.detach() / total) - 1) <= 0.1
+    assert float(model.a.weight.grad.abs().sum()) > 0
+
+
+def packed(self, x, lengths):
+    given = pack_padded_sequence(self.d(x), lengths, batch_first=True, enforce_sorted=False)
+    h, _ = self.r(given)
+    return self.c(pad_packed_sequence(h, batch_first=True)[0][:, 0])
+
+
+def test_packed_sequences_are_recorded():
+    model = Written(packed, d=nn.Dropout(0.3), r=nn.LSTM(6, 12, batch_first=True))
+    x = torch.randn(3, 4, 6), torch.tensor([4, 2, 3])
+    found = record(model, x, leaves=lambda _, module: isinstance(module, nn.LSTM))
+    (call,) = (op for op in found.operations if op.leaf is model.r)
+    assert call.inputs[0].shape == (9, 6)
+    assert found.output.shape == (3, 3)
+
+
+def leaves_early(self, x):
+    h = functional.dropout(torch.relu(self.a(x)), 0.4, self.training)
+    return self.c(h) if h.mean() > self.bound else self.c(torch.tanh(h)) - 1
+
+
+@pytest.mark.parametrize("bound", [0.25, -1.0])
+def test_a_decision_on_noise_is_one_for_all_rows(bound):
+    torch.manual_seed(0)
+    model, x = Written(leaves_early, bound=bound), torch.randn(4, 6)
+    with torch.no_grad():
+        near(mc_moments(model, x, 400, seed=0), sampled(model, x, 2000))
+        apart = draws_apart(model, x, None)
+    assert apart == (bound < 0)
+
+
+def nodes(self, x):
+    h = functional.dropout(torch.relu(self.a(x)), 0.3, self.training)
+    return self.c(h.index_add(0, torch.tensor([1, 2, 3]), h[torch.tensor([3, 3, 0])]))
+
+
+def one_number(self, x):
+    return self.c(functional.dropout(torch.relu(self.a(x)), 0.3, self.training))[:, 0]
+
+
+AUDITED = {"nodes": (nodes, 4), "one number": (one_number, 4), "one row": (one_number, 1)}
+
+
+@pytest.mark.parametrize("name", AUDITED)
+def test_audits_of_rows_that_meet_of_one_row_and_of_one_number(name):
+    torch.manual_seed(0)
+    run, rows = AUDITED[name]
+    model, x = Written(run), torch.randn(rows, 6)
+    y = torch.randn_like(model.eval()(x))
+    found = audit(model, (x, y), "squared", passes=400)
+    losses = (sampled(model, x) - y).square().reshape(600, rows, -1).sum(2).mean(1)
+    assert found.objective_error > 0
+    error = np.hypot(found.objective_error, float(losses.std()) / 600**0.5)
+    assert abs(found.objective - float(losses.mean())) <= SE * error
+
+
+def test_a_penalty_is_not_exact_where_noise_decides_what_runs():
+    def run(self, x):
+        h = self.d(torch.relu(self.a(x)))
+        return self.c(h) if h.mean() > 0.25 else self.c(h) - 1
+
+    torch.manual_seed(0)
+    model, x = Written(run, d=nn.Dropout(0.4)), torch.randn(4, 6)
+    (noise,) = audit(model, (x, model.eval()(x).detach()), "squared").noises
+    assert (noise.name, noise.exact) == ("d", False)
+
+
+def fixed(self, x):
+    h = torch.relu(self.a(x))
+    if self.training:
+        h = h * functional.dropout(torch.ones(1, 12), 0.3)
+    return self.c(torch.relu(self.b(h)))
+
+
+def test_what_is_made_smaller_runs_in_training_mode():
+    torch.manual_seed(0)
+    model, x = Written(fixed, b=nn.Linear(12, 12)), torch.randn(4, 6)
+    small, report = compress(model, {"b": 0.5}, x, by="flow")
+    assert small.train()(x).shape == (4, 3)
+    assert (small.a.out_features, small.b.out_features) == (12, 6)
+    small, report = compress(model, 0.5, x, by="flow")
+    assert small.train()(x).shape == (4, 3)
+    assert ("a", "mul brings its units to a tensor of fixed width") in report.skipped
