@@ -168,3 +168,35 @@ def test_copies_that_share_a_coin_tell_more_and_are_worth_what_they_say():
     together.draw(600)
     expected = x[:, :, None] * x[:, None, :] * p * (1 - p) + 0.49 * torch.eye(2)
     torch.testing.assert_close(together.variance, expected, rtol=0.2, atol=0.1)
+
+
+class Meeting(nn.Module):
+    """Rows that meet by noise alone: a mean of noisy rows decides, or rows are mixed."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.weight = how, nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        x = x * self.weight
+        if not self.training:
+            return x
+        if self.how == "mean":
+            h = nn.functional.dropout(x)
+            return h if h.mean() > x.mean() else 3 * h
+        coin = torch.rand(())  # which rows share
+        mixed = x[torch.randperm(len(x)) if self.how == "mixed" else torch.rand(len(x)).argsort()]
+        return x + coin * mixed
+
+
+@pytest.mark.parametrize("how", ["mean", "mixed", "sorted"])
+def test_copies_do_not_stand_beside_each_other_where_noise_lets_rows_meet(how):
+    torch.manual_seed(0)
+    model, x = Meeting(how), torch.randn(4, 3)
+    samples = Samples(model, x, None, covariance=False)
+    samples.draw(800)
+    assert (samples._each, samples._alone) == (1, True)
+    model.train()
+    with torch.no_grad():
+        plain = torch.stack([model(x) for _ in range(2000)])
+    torch.testing.assert_close(samples.variance.sqrt(), plain.std(0), rtol=0.2, atol=0.02)

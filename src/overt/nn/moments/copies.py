@@ -129,6 +129,33 @@ def draws_apart(model: nn.Module, x: Any, output: Output) -> bool | None:
     return None if len(shared) > len(coins) else True
 
 
+def beside(model: nn.Module, x: Any, output: Output) -> bool:
+    """Whether copies may stand in one pass though they share draws, as independent for the rest.
+
+    What others are given must not move a copy, noise on, and what Python reads of random tensors
+    must be single numbers that were drawn alone: a mean of noisy rows would be one of all copies.
+    """
+    rows, wide = rows_of(x) or 1, False
+    others = mapped(x, lambda t: torch.cat([t, t[:1].roll(1, -1).expand_as(t)]))
+    for seed in range(8):
+        given = iter((copied(x, 2), others))
+
+        def first(given: Any = given, seed: int = seed) -> list[Tensor]:
+            nonlocal wide
+            torch_seed(seed)
+            with _Noting() as noting:
+                y = _outputs(model, next(given), output)[:rows]
+            wide |= noting.wide
+            return [y]
+
+        try:
+            if repeated(model, first, 2)[1] or wide:
+                return False
+        except Exception:  # a model that wants its number of rows
+            return False
+    return True
+
+
 def balanced(model: nn.Module, x: Any, output: Output) -> Balance:
     """Return what balances draws among copies, where it is shown how draws belong to copies.
 
@@ -168,13 +195,15 @@ def balanced(model: nn.Module, x: Any, output: Output) -> Balance:
 class _Noting(TorchFunctionMode):  # type: ignore[misc]
     """Notes how many numbers come out of calls that draw; those of some calls are fixed.
 
-    `reads` are what Python read of tensors that depend on draws.
+    `reads` are what Python read of tensors that depend on draws, `wide` is whether any of these
+    depends on more than single numbers that were drawn.
     """
 
     def __init__(self, fixed: dict[int, float] | None = None) -> None:
         super().__init__()
         self.notes: list[tuple[str, list[int]]] = []
         self.reads: list[str] = []
+        self.wide = False
         self._noisy: Any = WeakTensorKeyDictionary()
         self._fixed, self._state, self._seen = fixed or {}, generator_state(), True
 
@@ -183,13 +212,18 @@ class _Noting(TorchFunctionMode):  # type: ignore[misc]
     ) -> Any:
         name, inplace = operations.canonical(func)
         values, notes = operations.kind(name).values, len(self.notes)
-        noisy = any(t in self._noisy for t in tensors((args, kwargs or {})))
+        given = list(tensors((args, kwargs or {})))
+        noisy, wide = (
+            any(t in self._noisy for t in given),
+            any(self._noisy.get(t, True) for t in given),
+        )
         result = self._run(func, name, values, args, kwargs or {})
         if noisy and values == "read":
             self.reads.append(repr(result))
+            self.wide |= wide
         if noisy or len(self.notes) > notes:
             for t in tensors((result, args[0] if inplace else None)):
-                self._noisy[t] = None
+                self._noisy[t] = wide or t.numel() > 1
         return result
 
     def _run(self, func: Any, name: str, values: str, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from overt.nn.moments.balance import GROUPS, Balance
 from overt.nn.moments.carry import Output, own, picked, remembered
 from overt.nn.moments.common import believed, energies
-from overt.nn.moments.copies import balanced, copied, draws_apart, rows_apart, rows_of
+from overt.nn.moments.copies import balanced, beside, copied, draws_apart, rows_apart, rows_of
 from overt.nn.moments.result import LEVEL, Moments
 from overt.nn.recording.modes import modes, unwrapped
 from overt.nn.recording.watching import called, tensors
@@ -87,7 +87,6 @@ class Samples:
                     progress.advance(left - end + self.count)
                 if not self._alone and self._groups == PASSES and self._shared() > SHARED:
                     self._answers["shared"] = self._alone = True
-                    self._each = self._answers["times"]
                     self._reset()
                     self.copies, end = self._group(n), n
             seen = not self._alone and self.copies >= SHOWN and self._groups >= PASSES
@@ -142,7 +141,7 @@ class Samples:
         apart = "shared" not in answers and ask(draws_apart)
         self._alone = apart is False
         if self._alone:
-            self._each = answers["times"]
+            self._each = answers["times"] if ask(beside) else 1
             return
         self._sure = apart or "apart" in answers
         if self._sure:
