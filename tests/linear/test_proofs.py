@@ -67,6 +67,10 @@ CASES = {  # a network at its optimum, and the relative gap that must be proved
     "dependent data": (lambda: shallow(X=CODED, Y=Y, width=5, noise=drop), 1e-9),
     "few data": (lambda: shallow(X=X[:4], Y=Y[:4], width=5, noise=drop), 1e-9),
     "data, weights": (lambda: shallow(X=X, Y=Y, width=6, noise=overt.DropConnect(0.3)), 1e-9),
+    "orthogonal, weights": (
+        lambda: shallow(X=np.linalg.qr(X)[0], Y=Y, width=6, noise=overt.DropConnect(0.3)),
+        1e-12,
+    ),
     "dead input": (lambda: shallow(X=X * DEAD, Y=Y, width=6, noise=overt.DropConnect(0.3)), 1e-9),
     "tied": (lambda: tied(ROOT + 3 * np.eye(6), 6, drop), 1e-25),
     "tied data": (lambda: tied(X=X, width=6, noise=overt.Dropout(0.3)), 0.1),
