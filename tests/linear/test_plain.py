@@ -1127,8 +1127,9 @@ def test_projections_add_up_where_theory_says():
             found = projections_add_up(k * b / n * np.eye(n), k, b, rng)
             assert blocks._tight_fusion_frame(k, b, n) == found, (k, b, n)
             assert bool(blocks.attained(np.full(n, b / n), k)) == found, (k, b, n)
-    for n, k, b in ((2, 2, 1), (3, 2, 1), (3, 4, 1), (4, 3, 3), (4, 4, 3), (4, 4, 2), (5, 2, 2)):
-        t = rng.uniform(0.4, 0.6, n)
+    for n, k, b in ((2, 2, 1), (3, 2, 1), (3, 4, 1), (4, 3, 3), (4, 4, 3), (4, 4, 2), (5, 2, 2),
+                    (7, 3, 2), (7, 3, 5)):  # fmt: skip
+        t = rng.uniform(0.45, 0.55, n)
         t *= b / t.sum()
         found = projections_add_up(k * np.diag(t), k, b, rng)
         assert blocks.attained(t, k) is found, (n, k, b)

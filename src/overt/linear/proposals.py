@@ -95,13 +95,14 @@ def _operator(problem: Problem, given: Mapping[str, Floats], effect: NoiseEffect
 def _basis(problem: Problem, given: Mapping[str, Floats]) -> None:
     """Propose singular vectors of the target, and for data a root that spans the inputs."""
     witness = problem.witness
-    if problem.X is not None and "inverse_root" not in witness:
-        X, reproduced = given["X"], np.array_equal(given["X"], given["Y"])
+    wanted = problem.X is not None and "inverse_root" not in witness
+    if wanted and not np.array_equal(given["X"], given["Y"]):
+        X = given["X"]
         singular = np.linalg.svd(X / (np.linalg.norm(X, axis=0) + 1e-300), compute_uv=False)
         short = len(singular) < X.shape[1] or singular[-1] < 1e-13 * singular[0]
-        found = balls.relations(X) if short and not reproduced else []
+        found = balls.relations(X) if short else []
         rank = X.shape[1] - len(found)
-        if not reproduced and rank < len(X):
+        if rank < len(X):
             root = stored(balls.inverse_root(X, rank))
             witness |= {"inverse_root": root, "relations": found}
     try:
