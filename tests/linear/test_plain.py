@@ -890,6 +890,17 @@ def test_the_least_penalty_of_a_map_is_stationary():
         assert abs(cost(turn[0]) - cost(turn[1])) / 2e-5 < 1e-3 * cost(found)
 
 
+def test_the_least_penalty_is_looked_for_down_to_its_bound(monkeypatch):
+    asked, Gamma, a = [], np.diag([70.0, 30.0, 50.0]), np.array([4.0, 2.0])
+    monkeypatch.setattr(descent, "refine", lambda *given: asked.append(given) or given[1][0])
+    start = np.linalg.qr(np.random.default_rng(26).standard_normal((3, 2)))[0].T
+    np.testing.assert_allclose(least_penalty(Gamma, a, [start], 200.0, 5), start, atol=1e-12)
+    ((value, ((first,), (other,)), enough, tries),) = asked
+    G = start.T @ np.diag(a) @ start
+    assert enough / value(first)[0] == pytest.approx(attains(200.0) / np.sum(Gamma * G * G))
+    assert (first is start, np.shape(other), tries) == (True, (2, 3), 5)
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_chains_of_a_deep_network(count):
     """|m|^2 - (m_1^2 + ... + m_count^2) / prod (1 + lam count / d) where count divides widths."""

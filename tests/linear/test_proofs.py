@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import subprocess
 import sys
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
 import overt
-from overt.linear import checker
+from overt.linear import checker, proofs
 
 pytest.importorskip("flint")
 from overt.linear.proofs import prove
@@ -308,6 +310,12 @@ def test_a_second_moment_that_is_not_verified_is_said_to_be_assumed():
     proof = net.certify(*weights, rigorous=True)
     assert "provided" not in proof.statement
     assert "provided" not in checker.check(proof.document)
+
+
+def test_numbers_are_rounded_up_to_the_next_float():
+    for x in (Fraction(1, 2), Fraction(0), Fraction(1, 3), Fraction(-1, 3), Fraction(1, 10**30)):
+        found = proofs._up(x)
+        assert Fraction(math.nextafter(found, -math.inf)) < x <= Fraction(found)
 
 
 def test_what_cannot_be_proved_is_said():
