@@ -46,6 +46,8 @@ def test_numbers_are_read_exactly():
         root = checker.root_above(x)
         assert root**2 >= x
         assert (root - root / 2**300) ** 2 <= x
+    for x in (1 + Fraction(1, 2**802), 1 + Fraction(1, 2**800), 1 - Fraction(1, 2**802)):
+        assert checker.root_above(x) ** 2 >= x  # next to the square of a number of so many bits
 
 
 def test_matrices_of_integers():

@@ -169,6 +169,15 @@ def test_weights_of_the_wrong_shape_are_refused():
         net.certify([np.ones((2, 2)), np.ones((2, 2))])
 
 
+def test_weights_start_such_that_layers_keep_sizes():
+    net = overt.DeepLinearNetwork(np.eye(2, 9), (4, 3), 0.3)
+    run = net.train(1, 1e-12, seeds=[5], gradient="expected")
+    rng = np.random.default_rng(5)
+    for W, shape in zip(run.weights, ((4, 9), (3, 4), (2, 3)), strict=True):
+        drawn = rng.standard_normal(shape) / np.sqrt((9 + 4 + 3) / 3)
+        np.testing.assert_allclose(W[0], drawn, rtol=1e-6)
+
+
 def test_every_sample_of_a_batch_has_a_mask_of_its_own():
     rng = np.random.default_rng(0)
     net = overt.DeepLinearNetwork(rng.standard_normal((2, 3)), (6, 5), 0.5)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import subprocess
 import sys
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
 import overt
-from overt.linear import checker
+from overt.linear import checker, proofs
 
 pytest.importorskip("flint")
 from overt.linear.proofs import prove
@@ -67,6 +69,10 @@ CASES = {  # a network at its optimum, and the relative gap that must be proved
     "dependent data": (lambda: shallow(X=CODED, Y=Y, width=5, noise=drop), 1e-9),
     "few data": (lambda: shallow(X=X[:4], Y=Y[:4], width=5, noise=drop), 1e-9),
     "data, weights": (lambda: shallow(X=X, Y=Y, width=6, noise=overt.DropConnect(0.3)), 1e-9),
+    "orthogonal, weights": (
+        lambda: shallow(X=np.linalg.qr(X)[0], Y=Y, width=6, noise=overt.DropConnect(0.3)),
+        1e-12,
+    ),
     "dead input": (lambda: shallow(X=X * DEAD, Y=Y, width=6, noise=overt.DropConnect(0.3)), 1e-9),
     "tied": (lambda: tied(ROOT + 3 * np.eye(6), 6, drop), 1e-25),
     "tied data": (lambda: tied(X=X, width=6, noise=overt.Dropout(0.3)), 0.1),
@@ -304,6 +310,12 @@ def test_a_second_moment_that_is_not_verified_is_said_to_be_assumed():
     proof = net.certify(*weights, rigorous=True)
     assert "provided" not in proof.statement
     assert "provided" not in checker.check(proof.document)
+
+
+def test_numbers_are_rounded_up_to_the_next_float():
+    for x in (Fraction(1, 2), Fraction(0), Fraction(1, 3), Fraction(-1, 3), Fraction(1, 10**30)):
+        found = proofs._up(x)
+        assert Fraction(math.nextafter(found, -math.inf)) < x <= Fraction(found)
 
 
 def test_what_cannot_be_proved_is_said():

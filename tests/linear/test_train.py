@@ -251,6 +251,27 @@ def test_records_cover_the_run_from_start_to_end():
         assert grid == sorted(set(grid))
 
 
+def test_each_step_is_taken_once_in_chunks(monkeypatch):
+    asked, taken = [], []
+
+    def advance(weights, rates):
+        taken.extend(rates)
+        return len(rates)
+
+    def rate(steps):
+        asked.extend(steps)
+        return 0.5 * steps
+
+    monkeypatch.setattr(training, "CHUNK", 3)
+    found = training.run_seeds(
+        lambda rng: [np.zeros(1)], lambda rng: advance, lambda weights: (1.0, 2.0, 3), steps=17,
+        learning_rate=rate, seeds=1, records=[4], n_jobs=1, optimum=0.5,
+    )  # fmt: skip
+    assert asked == list(range(17))
+    assert taken == [0.5 * t for t in asked]
+    assert (found.status, found.steps.tolist()) == ("finished", [0, 4, 17])
+
+
 def test_records_can_be_the_steps_themselves():
     net = overt.LinearNetwork(np.diag([2.0, 1.0]), 3, overt.Dropout(0.5))
     run, other = net.train(500, 0.01, 2, records=[7, 100]), net.train(500, 0.01, 2, records=4)

@@ -189,7 +189,7 @@ def relax(
 
 def positive(a: Floats) -> Bools:
     """Return which of the singular values in closed form are not zero, up to rounding."""
-    return a > NOTHING * max(float(a[0]), 1e-300)
+    return np.asarray(a > NOTHING * a[0])
 
 
 def numerical_rank(s: Floats) -> int:

@@ -21,7 +21,7 @@ from overt.linear.shares import UnitShares
 from overt.spectral import KSupport, Schatten
 
 PRECISION = 192
-"""Bits of the arithmetic; twice as many for data, whose inputs may be near singular."""
+"""Bits of the arithmetic."""
 
 SLACK = 1e-12
 """Share of the matrix by which costs are lowered, so that the difference can be shown positive."""
@@ -30,7 +30,7 @@ SLACK = 1e-12
 def complete(document: dict[str, Any], given: Mapping[str, Floats], effect: NoiseEffect) -> Problem:
     """Return the problem of a proof file, its witness completed with what is not there yet."""
     problem = Problem(document, balls.Exact.read)
-    with flint.ctx.workprec(PRECISION * (1 if problem.X is None else 2)):
+    with flint.ctx.workprec(PRECISION):
         if problem.C is not None:
             _show_positive(given["C"], problem.C, problem.witness)
         if problem.correlated:
@@ -78,10 +78,13 @@ def _dominating(D: Floats) -> Floats:
 def _operator(problem: Problem, given: Mapping[str, Floats], effect: NoiseEffect) -> None:
     """Propose what the best map leaves over, N in place of the target T, and its basis."""
     if "multiplier" not in problem.witness:
-        task, N = effect.regression.dense("prove"), effect.relaxation.multiplier
+        task, best = effect.regression.dense("prove"), effect.relaxation
+        N = best.multiplier
+        if N is None:  # in closed form, as inputs are uncorrelated up to rounding
+            N = task.T - best.left * best.spectrum @ best.right.T
         M = given["Y"].T if problem.X is not None else given["target"]
         left = np.zeros_like(M)
-        if problem.strengths[0] and N is not None and task.L_inverse is not None:
+        if problem.strengths[0] and task.L_inverse is not None:
             back = task.L_inverse if problem.X is None else task.L_inverse @ given["X"].T
             left = M + (N - task.T) @ back
         problem.witness["multiplier"] = stored(left)
@@ -92,13 +95,14 @@ def _operator(problem: Problem, given: Mapping[str, Floats], effect: NoiseEffect
 def _basis(problem: Problem, given: Mapping[str, Floats]) -> None:
     """Propose singular vectors of the target, and for data a root that spans the inputs."""
     witness = problem.witness
-    if problem.X is not None and "inverse_root" not in witness:
-        X, reproduced = given["X"], np.array_equal(given["X"], given["Y"])
+    wanted = problem.X is not None and "inverse_root" not in witness
+    if wanted and not np.array_equal(given["X"], given["Y"]):
+        X = given["X"]
         singular = np.linalg.svd(X / (np.linalg.norm(X, axis=0) + 1e-300), compute_uv=False)
         short = len(singular) < X.shape[1] or singular[-1] < 1e-13 * singular[0]
-        found = balls.relations(X) if short and not reproduced else []
+        found = balls.relations(X) if short else []
         rank = X.shape[1] - len(found)
-        if not reproduced and rank < len(X):
+        if rank < len(X):
             root = stored(balls.inverse_root(X, rank))
             witness |= {"inverse_root": root, "relations": found}
     try:
