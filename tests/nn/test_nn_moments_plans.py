@@ -31,6 +31,7 @@ from overt.nn.moments.noises import coins
 from overt.nn.moments.plans import Plan, Recorder, Unplanned, unrecorded
 from overt.nn.moments.pooling import largest_moments
 from overt.nn.moments.replays import _key, replayed
+from overt.nn.moments.result import Moments
 from overt.nn.moments.samples import Samples
 
 
@@ -290,6 +291,7 @@ PROGRAMS = {  # of an input and a tensor from outside
     "same": lambda x, w: [(y := x * w), y, x * w, y.detach(), y.view(-1, 4)],
     "constants": lambda x, w: [x * torch.arange(4.0), torch.full((2,), math.inf), torch.ones(3)],
     "many": lambda x, w: [x.chunk(2, 1)[1] * 2, torch.cat([x, w.expand(2, 4)]), *x.max(1)],
+    "no numbers": lambda x, w: [(x * w).log(), x / 0],
     "gather": lambda x, w: [x.gather(1, x.argsort(1)), torch.where(x > 0, x, w)],
     "added": lambda x, w: [torch.zeros(2, 4).add_(x).mul_(w)],
     "by hand": lambda x, w: [(c := torch.ones(4)).mul_(3).add_(1), x * c],
@@ -338,7 +340,7 @@ def test_what_was_recorded_is_done_again(name):
         before, state = (x.clone(), w.clone()), torch.get_rng_state()
         found = plan([x])
         assert torch.equal(torch.get_rng_state(), state)
-        torch.testing.assert_close(found, program(x.clone(), w.clone()))
+        torch.testing.assert_close(found, program(x.clone(), w.clone()), equal_nan=True)
         for value in found:
             value.fill_(7)
         torch.testing.assert_close((x, w), before, rtol=0, atol=0)
@@ -473,6 +475,19 @@ def test_costs_are_measured_and_errors_seen(monkeypatch, one, samples, drawn):
     best, sure = (budget.costs(n, x, None, lambda m=m: replace(found, moments=m)) for m, n in pairs)
     assert best.off == pytest.approx((0.3 / 4, 0.3 / 4))  # of what is stated, at least
     assert max(sure.off) < 1e-6
+
+
+@pytest.mark.parametrize("away", [0.0, 0.05, 0.3])
+def test_what_is_off_is_told_from_what_samples_are_off_by(away):
+    """In squares, e^2 less, and 0.4 e^2 more than is seen."""
+    mean, e = torch.zeros(4, 2), (0.1, 0.2)
+    found = Moments(mean, torch.tensor([[4.0, 0.0]]).expand(4, 2), False)
+    sampled = Moments(mean + 2 * away, found.variance * (1 + away) ** 2, False)
+    samples = SimpleNamespace(moments=lambda: sampled, errors=e)
+    expected = [(max(away**2 - s**2, 0) + 0.4 * s**2) ** 0.5 for s in e]
+    assert budget._off(found, samples) == pytest.approx(expected)
+    assert budget._off(replace(found, exact=True), samples) == (0, 0)
+    assert budget._off(replace(found, variance=0 * mean), samples) == (0, 0)
 
 
 def test_passes_are_an_option_of_their_own():
