@@ -407,6 +407,8 @@ def test_a_budget_is_spent_on_what_comes_closest():
     costs = Costs(1.0, 12.0, line, off, off, spread)
     assert costs.choice(5) == (False, 5)
     assert costs.choice(15) == (True, 0)
+    assert [costs.choice(n)[0] for n in (11.9, 12)] == [False, True]  # what it costs is enough
+    assert costs._replace(one=2.0).choice(7.5) == (True, 0)
     assert [costs.choice(n) for n in (21, 22)] == [(True, 0), (True, 10)]  # ten samples at least
     assert costs.choice(400) == (True, 380)
     dear = costs._replace(carried=1e9)
@@ -433,22 +435,39 @@ def test_what_seconds_buy():
     for seconds in (0.5, 1.72, 1.9, 2.1, 2.29, 2.32, 2.9, 3.2, 3.99, 4.3, 7.3, 23.9, 31.1):
         n = max((n for n in range(2000) if paid(n) <= seconds), default=0)
         assert budget._bought(seconds, price) == n - n % (20 if n >= 40 else 10 if n >= 20 else 1)
+    dips = ((10, 1.0), (80, 5.0), (480, 3.0), (1920, 30.0))  # by chance
+    assert budget._bought(4.0, dips) == 60
 
 
-@pytest.mark.parametrize(("one", "samples"), [(1e-3, (10, 80)), (0.1, (10, 80, 480))])
+@pytest.mark.parametrize(
+    ("one", "samples"),
+    [
+        (1e-3, (10, 80)),
+        (0.055, (10, 80, 480)),
+        (1.0, (10, 80, 480, 1920)),
+    ],
+)
 @pytest.mark.parametrize("drawn", [(), ("0",)])
 @torch.no_grad()
 def test_costs_are_measured_and_errors_seen(monkeypatch, one, samples, drawn):
     """By a clock of our own, with what is carried off by half a standard deviation and a fifth."""
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3)), torch.randn(50, 6)
-    passes = itertools.cycle(one * torch.tensor([9.0, 0.2, 8.0, 0.4, 1.0, 6.0, 0.8, 0.6, 5.0]))
+    times, made = [9.0, 1.0, 8.0, 0.4, 0.2, 6.0, 0.8, 0.6, 5.0], []
+    passes = itertools.chain(times, itertools.repeat(0.1))
 
     def seconds(x, run, repeat=5):
         if isinstance(run, partial):
             return 0.5 + 0.01 * run.args[0]
-        return float(next(passes)) if repeat == 1 else 0.3
+        run()
+        return one * next(passes) if repeat == 1 else 0.3
 
+    class Noted(Samples):
+        def draw(self, n):
+            super().draw(n)
+            made.append(self)
+
+    monkeypatch.setattr(budget, "Samples", Noted)
     monkeypatch.setattr(budget, "_seconds", seconds)
     exact = moments(model, x)
     sd = 1.2 * exact.std
@@ -459,6 +478,8 @@ def test_costs_are_measured_and_errors_seen(monkeypatch, one, samples, drawn):
     found = Found(planted, ("0",), drawn, ())
     costs = budget.costs(model, x, None, lambda: found)
     assert (costs.one, costs.carried) == pytest.approx((one, 0.3))
+    assert [each.count for each in made] == [160, *samples[2:][-1:]]
+    assert costs.spread == tuple(e * made[-1].count ** 0.5 for e in made[-1].errors)
     assert costs.samples == tuple((n, pytest.approx(0.5 + 0.01 * n)) for n in samples)
     assert costs.off == pytest.approx((0.5 / 1.2, 1 - 1 / 1.2), rel=0.1)
     stated = (0.2, 0.75) if drawn else (0.05, 0.25)  # of two standard errors; doubted in threes

@@ -137,7 +137,7 @@ def grouped(n, most, sure, alone, quick, forms):
 @pytest.mark.parametrize(("quick", "forms"), [(False, [(3,)]), (True, [(3,)]), (True, ())])
 @pytest.mark.parametrize(("sure", "alone"), [(True, False), (False, False), (False, True)])
 def test_groups_are_the_best_that_divide(quick, forms, sure, alone):
-    for n, most in itertools.product(range(1, 140), (1, 7, 12, 20, 39, 64, 65, 200)):
+    for n, most in itertools.product(range(1, 200), (1, 7, 12, 20, 39, 64, 65, 300)):
         samples = Samples(None, None, None, covariance=False, quick=quick)
         samples._most, samples._sure, samples._alone = most, sure, alone
         samples._balance.forms = forms
@@ -156,6 +156,28 @@ def test_copies_are_run_together_where_rows_stay_apart(monkeypatch, known, rows)
     assert (samples._sure, samples._alone) == (same and bool(draws), not same or draws is False)
     assert samples._most == (max(1, 8 * min(80, 512 // rows)) if not samples._alone else 1)
     assert samples.rows == (rows if samples._most > 1 else 1)
+
+
+HELD = [  # whether rows and draws are apart, samples, copies in each pass, if that shows they are
+    (True, True, 40, [40], False), (True, True, 700, [640, 60], True),
+    (True, None, 17, [1] * 17, False), (True, None, 152, [19] * 8, False),
+    (True, None, 160, [20] * 8, True), (False, True, 40, [1] * 40, False),
+    (True, False, 40, [1] * 40, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "draws", "n", "passes", "shown"), HELD)
+def test_passes_hold_as_many_copies_as_they_may(monkeypatch, rows, draws, n, passes, shown):
+    seen, ask = [], samples_of.balanced
+    monkeypatch.setattr(samples_of, "rows_apart", lambda *_: rows)
+    monkeypatch.setattr(samples_of, "draws_apart", lambda *_: draws)
+    monkeypatch.setattr(samples_of, "balanced", lambda *args: (ask(*args), seen.clear())[0])
+    torch.manual_seed(0)
+    net = Run(lambda v: (seen.append(len(v) // 3), nn.functional.dropout(v, 0.5))[1])
+    samples = Samples(net, torch.ones(3, 2), None, covariance=False)
+    samples.draw(n)
+    assert seen == passes
+    assert ("apart" in samples._answers) == shown
 
 
 @pytest.mark.parametrize(("outputs", "inputs", "times"), [
