@@ -211,6 +211,18 @@ def test_draws_are_balanced_only_where_it_is_shown_whose_they_are(run, known):
     assert left < 0.1 if known else 0.7 < left < 1.4
 
 
+@pytest.mark.parametrize("name", DRAWS)
+def test_rows_that_alternate_are_seen_in_every_draw(name):
+    """Copies of a row far apart, and next to each other."""
+    draw = DRAWS[name]
+    apart = Run(lambda s, x: draw(x.reshape(-1, 2)).reshape(len(x), -1))
+    mixed = Run(lambda s, x: draw(x.T.reshape(-1, 2)).reshape(x.shape[1], -1).T)
+    x = torch.linspace(-2, 3, 16).reshape(2, 8)
+    for model, known in ((apart, True), (mixed, False)):
+        forms = balanced(model, x, None).forms
+        assert (bool(forms) and None not in forms) == known
+
+
 def test_passes_in_turn_are_balanced_too():
     """Noise on weights, which all rows share: one copy to a pass."""
     torch.manual_seed(0)

@@ -10,7 +10,14 @@ from scipy.stats import multivariate_normal, norm
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from overt import InputError
-from overt.nn import CovarianceDropout, DropBlock1d, DropBlock2d, DropConnectConv2d, Dropout
+from overt.nn import (
+    CovarianceDropout,
+    DropBlock1d,
+    DropBlock2d,
+    DropConnectConv2d,
+    DropConnectLinear,
+    Dropout,
+)
 from overt.nn.layers import covariance, masks
 from overt.nn.layers.mask_covariance import MaskCovariance
 
@@ -159,6 +166,11 @@ WRONG = [
     (lambda: CovarianceDropout([1.0], [[1.0]])(torch.ones(2, 3)), "1 units along axis -1"),
     (lambda: CovarianceDropout([1.0], [[1.0]], axis=2)(torch.ones(2, 1)), "along axis 2"),
     (lambda: CovarianceDropout([1.0] * 2, np.eye(2), axis=-2)(torch.ones(2, 3)), "along axis -2"),
+    (lambda: CovarianceDropout([1.0, 1e39], np.diag([0.1, 1e78])), "has to hold masks"),
+    (lambda: CovarianceDropout([1.0, 1e-10], np.diag([0.1, 1e18])), "has to hold masks"),
+    (lambda: DropConnectLinear(3, 2, per_sample=True)(torch.ones(3)), "must have a batch axis"),
+    (lambda: DropConnectLinear(0, 2), "in_features must be"),
+    (lambda: DropConnectLinear(2, 0), "out_features must be"),
     (lambda: DropBlock2d(0.3, 2).keep_prob((4,)), "sizes must be 2 numbers"),
     (lambda: DropBlock2d(0.3, 2)(torch.ones(2, 3, 4)), "x must have 4 axes"),
     (lambda: DropBlock2d(0.3, 2, shared_axes=2), "shared_axes must be 0"),

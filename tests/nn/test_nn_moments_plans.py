@@ -31,6 +31,7 @@ from overt.nn.moments.noises import coins
 from overt.nn.moments.plans import Plan, Recorder, Unplanned, unrecorded
 from overt.nn.moments.pooling import largest_moments
 from overt.nn.moments.replays import _key, replayed
+from overt.nn.moments.result import Moments
 from overt.nn.moments.samples import Samples
 
 
@@ -290,6 +291,7 @@ PROGRAMS = {  # of an input and a tensor from outside
     "same": lambda x, w: [(y := x * w), y, x * w, y.detach(), y.view(-1, 4)],
     "constants": lambda x, w: [x * torch.arange(4.0), torch.full((2,), math.inf), torch.ones(3)],
     "many": lambda x, w: [x.chunk(2, 1)[1] * 2, torch.cat([x, w.expand(2, 4)]), *x.max(1)],
+    "no numbers": lambda x, w: [(x * w).log(), x / 0],
     "gather": lambda x, w: [x.gather(1, x.argsort(1)), torch.where(x > 0, x, w)],
     "added": lambda x, w: [torch.zeros(2, 4).add_(x).mul_(w)],
     "by hand": lambda x, w: [(c := torch.ones(4)).mul_(3).add_(1), x * c],
@@ -338,7 +340,7 @@ def test_what_was_recorded_is_done_again(name):
         before, state = (x.clone(), w.clone()), torch.get_rng_state()
         found = plan([x])
         assert torch.equal(torch.get_rng_state(), state)
-        torch.testing.assert_close(found, program(x.clone(), w.clone()))
+        torch.testing.assert_close(found, program(x.clone(), w.clone()), equal_nan=True)
         for value in found:
             value.fill_(7)
         torch.testing.assert_close((x, w), before, rtol=0, atol=0)
@@ -405,6 +407,8 @@ def test_a_budget_is_spent_on_what_comes_closest():
     costs = Costs(1.0, 12.0, line, off, off, spread)
     assert costs.choice(5) == (False, 5)
     assert costs.choice(15) == (True, 0)
+    assert [costs.choice(n)[0] for n in (11.9, 12)] == [False, True]  # what it costs is enough
+    assert costs._replace(one=2.0).choice(7.5) == (True, 0)
     assert [costs.choice(n) for n in (21, 22)] == [(True, 0), (True, 10)]  # ten samples at least
     assert costs.choice(400) == (True, 380)
     dear = costs._replace(carried=1e9)
@@ -431,22 +435,39 @@ def test_what_seconds_buy():
     for seconds in (0.5, 1.72, 1.9, 2.1, 2.29, 2.32, 2.9, 3.2, 3.99, 4.3, 7.3, 23.9, 31.1):
         n = max((n for n in range(2000) if paid(n) <= seconds), default=0)
         assert budget._bought(seconds, price) == n - n % (20 if n >= 40 else 10 if n >= 20 else 1)
+    dips = ((10, 1.0), (80, 5.0), (480, 3.0), (1920, 30.0))  # by chance
+    assert budget._bought(4.0, dips) == 60
 
 
-@pytest.mark.parametrize(("one", "samples"), [(1e-3, (10, 80)), (0.1, (10, 80, 480))])
+@pytest.mark.parametrize(
+    ("one", "samples"),
+    [
+        (1e-3, (10, 80)),
+        (0.055, (10, 80, 480)),
+        (1.0, (10, 80, 480, 1920)),
+    ],
+)
 @pytest.mark.parametrize("drawn", [(), ("0",)])
 @torch.no_grad()
 def test_costs_are_measured_and_errors_seen(monkeypatch, one, samples, drawn):
     """By a clock of our own, with what is carried off by half a standard deviation and a fifth."""
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3)), torch.randn(50, 6)
-    passes = itertools.cycle(one * torch.tensor([9.0, 0.2, 8.0, 0.4, 1.0, 6.0, 0.8, 0.6, 5.0]))
+    times, made = [9.0, 1.0, 8.0, 0.4, 0.2, 6.0, 0.8, 0.6, 5.0], []
+    passes = itertools.chain(times, itertools.repeat(0.1))
 
     def seconds(x, run, repeat=5):
         if isinstance(run, partial):
             return 0.5 + 0.01 * run.args[0]
-        return float(next(passes)) if repeat == 1 else 0.3
+        run()
+        return one * next(passes) if repeat == 1 else 0.3
 
+    class Noted(Samples):
+        def draw(self, n):
+            super().draw(n)
+            made.append(self)
+
+    monkeypatch.setattr(budget, "Samples", Noted)
     monkeypatch.setattr(budget, "_seconds", seconds)
     exact = moments(model, x)
     sd = 1.2 * exact.std
@@ -457,6 +478,8 @@ def test_costs_are_measured_and_errors_seen(monkeypatch, one, samples, drawn):
     found = Found(planted, ("0",), drawn, ())
     costs = budget.costs(model, x, None, lambda: found)
     assert (costs.one, costs.carried) == pytest.approx((one, 0.3))
+    assert [each.count for each in made] == [160, *samples[2:][-1:]]
+    assert costs.spread == tuple(e * made[-1].count ** 0.5 for e in made[-1].errors)
     assert costs.samples == tuple((n, pytest.approx(0.5 + 0.01 * n)) for n in samples)
     assert costs.off == pytest.approx((0.5 / 1.2, 1 - 1 / 1.2), rel=0.1)
     stated = (0.2, 0.75) if drawn else (0.05, 0.25)  # of two standard errors; doubted in threes
@@ -473,6 +496,19 @@ def test_costs_are_measured_and_errors_seen(monkeypatch, one, samples, drawn):
     best, sure = (budget.costs(n, x, None, lambda m=m: replace(found, moments=m)) for m, n in pairs)
     assert best.off == pytest.approx((0.3 / 4, 0.3 / 4))  # of what is stated, at least
     assert max(sure.off) < 1e-6
+
+
+@pytest.mark.parametrize("away", [0.0, 0.05, 0.3])
+def test_what_is_off_is_told_from_what_samples_are_off_by(away):
+    """In squares, e^2 less, and 0.4 e^2 more than is seen."""
+    mean, e = torch.zeros(4, 2), (0.1, 0.2)
+    found = Moments(mean, torch.tensor([[4.0, 0.0]]).expand(4, 2), False)
+    sampled = Moments(mean + 2 * away, found.variance * (1 + away) ** 2, False)
+    samples = SimpleNamespace(moments=lambda: sampled, errors=e)
+    expected = [(max(away**2 - s**2, 0) + 0.4 * s**2) ** 0.5 for s in e]
+    assert budget._off(found, samples) == pytest.approx(expected)
+    assert budget._off(replace(found, exact=True), samples) == (0, 0)
+    assert budget._off(replace(found, variance=0 * mean), samples) == (0, 0)
 
 
 def test_passes_are_an_option_of_their_own():

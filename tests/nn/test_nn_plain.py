@@ -52,10 +52,10 @@ def fed(blocks, copies, **given):
     return samples
 
 
-def drawn(groups, copies, shared=0.0, seed=0):
-    rng = torch.Generator().manual_seed(seed)
-    y = torch.randn(copies, groups, 3, 2, generator=rng, dtype=torch.float64)
-    y = y + shared * torch.randn(1, groups, 3, 2, generator=rng, dtype=torch.float64)
+def drawn(groups, copies, shared=0.0, rows=3):
+    rng = torch.Generator().manual_seed(0)
+    y = torch.randn(copies, groups, rows, 2, generator=rng, dtype=torch.float64)
+    y = y + shared * torch.randn(1, groups, rows, 2, generator=rng, dtype=torch.float64)
     return y * torch.tensor([1.0, 3.0]) + 0.7
 
 
@@ -109,21 +109,40 @@ def test_sums_are_those_of_all_samples(groups, copies, shared):
         torch.testing.assert_close(samples.variance, expected)
 
 
-def test_groups_divide_what_is_asked_for():
-    for most, sure, n, quick, expected in (
-        (64, True, 100, False, (20, True)), (64, True, 64, False, (32, True)),
-        (64, False, 100, False, (10, False)), (64, False, 96, False, (12, False)),
-        (64, False, 10, False, (1, False)), (64, False, 10, True, (10, True)),
-        (1, True, 100, False, (1, False)), (7, True, 30, False, (6, False)),
-        (64, True, 20, False, (10, True)), (64, True, 15, False, (15, False)),
-        (64, True, 15, True, (15, True)), (64, True, 1, False, (1, False)),
-        (64, True, 127, False, (1, False)), (0, False, 60, False, (20, True)),
-        (0, False, 7, False, (1, False)), (0, False, 7, True, (7, True)),
-    ):  # fmt: skip
+@pytest.mark.parametrize("rows", [2, 4, 5])
+def test_outputs_count_up_to_eight_for_what_balance_leaves(rows):
+    y = drawn(6, 4, rows=rows)
+    samples = fed([y], 4)
+    samples._even = True
+    variance = y.var(0).mean(0) * 3 / 4 + y.mean(0).var(0)
+    seen = 4 * float((y.mean(0).var(0) / variance).mean())
+    worth = 5 * min(2 * rows, 8)
+    assert samples.left == pytest.approx(min(1.0, (4 + worth * seen) / (4 + worth)))
+
+
+def grouped(n, most, sure, alone, quick, forms):
+    """Copies to a group and whether they are balanced, by trying all."""
+    alone = alone or (not sure and n < 16)
+    even = alone or (sure and bool(forms))
+    most = n if alone else max(1, min(most, n if sure else n // 8))
+    fits = [g for g in range(1, most + 1) if n % g == 0]
+    good = [g for g in fits if 10 <= g <= 64 and n >= 2 * g] if even else []
+    if good:
+        return (20 if 20 in good else 10 if 10 in good else max(good)), True
+    if quick and even and n == most:
+        return n, True
+    return (1 if alone else max(fits)), False
+
+
+@pytest.mark.parametrize(("quick", "forms"), [(False, [(3,)]), (True, [(3,)]), (True, ())])
+@pytest.mark.parametrize(("sure", "alone"), [(True, False), (False, False), (False, True)])
+def test_groups_are_the_best_that_divide(quick, forms, sure, alone):
+    for n, most in itertools.product(range(1, 200), (1, 7, 12, 20, 39, 64, 65, 300)):
         samples = Samples(None, None, None, covariance=False, quick=quick)
-        samples._most, samples._sure, samples._alone = most, sure, not most
-        samples._balance.forms = [(3,)]
-        assert (samples._group(n), samples._even) == expected
+        samples._most, samples._sure, samples._alone = most, sure, alone
+        samples._balance.forms = forms
+        expected = grouped(n, most, sure, alone, quick, forms)
+        assert (samples._group(n), samples._even) == expected, (n, most)
 
 
 @pytest.mark.parametrize("rows", [3, 600])
@@ -137,6 +156,28 @@ def test_copies_are_run_together_where_rows_stay_apart(monkeypatch, known, rows)
     assert (samples._sure, samples._alone) == (same and bool(draws), not same or draws is False)
     assert samples._most == (max(1, 8 * min(80, 512 // rows)) if not samples._alone else 1)
     assert samples.rows == (rows if samples._most > 1 else 1)
+
+
+HELD = [  # whether rows and draws are apart, samples, copies in each pass, if that shows they are
+    (True, True, 40, [40], False), (True, True, 700, [640, 60], True),
+    (True, None, 17, [1] * 17, False), (True, None, 152, [19] * 8, False),
+    (True, None, 160, [20] * 8, True), (False, True, 40, [1] * 40, False),
+    (True, False, 40, [1] * 40, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "draws", "n", "passes", "shown"), HELD)
+def test_passes_hold_as_many_copies_as_they_may(monkeypatch, rows, draws, n, passes, shown):
+    seen, ask = [], samples_of.balanced
+    monkeypatch.setattr(samples_of, "rows_apart", lambda *_: rows)
+    monkeypatch.setattr(samples_of, "draws_apart", lambda *_: draws)
+    monkeypatch.setattr(samples_of, "balanced", lambda *args: (ask(*args), seen.clear())[0])
+    torch.manual_seed(0)
+    net = Run(lambda v: (seen.append(len(v) // 3), nn.functional.dropout(v, 0.5))[1])
+    samples = Samples(net, torch.ones(3, 2), None, covariance=False)
+    samples.draw(n)
+    assert seen == passes
+    assert ("apart" in samples._answers) == shown
 
 
 @pytest.mark.parametrize(("outputs", "inputs", "times"), [

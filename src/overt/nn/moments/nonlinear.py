@@ -98,19 +98,16 @@ def _bent(
 def softmax(tape: Tape, call: Call) -> Any:
     """Softmax or its logarithm: the Jacobian, and the mean to second order, entries independent."""
     x, dim = tape.of(call.args[0]), call.argument(1, "dim")
+    x = scaled(tape, x, -1.0) if call.name == "softmin" else x
     dtype = call.kwargs.get("dtype") or x.mean.dtype
-    m, v, sign = x.mean.to(dtype), x.variance.to(dtype), 1.0
-    if call.name == "softmin":
-        m, sign = -m, -1.0
-    p = torch.softmax(m, dim)
-    finite = torch.isfinite(m)
+    m = x.mean.to(dtype)
+    p, finite = torch.softmax(m, dim), torch.isfinite(m)
     whole = tape.probe and bool(finite.all())  # elsewhere nothing is read
-    v = v if whole else torch.where(finite, v, 0.0)
+    v = x.variance.to(dtype) if whole else torch.where(finite, x.variance.to(dtype), 0.0)
     pv, p2v = (p * v).sum(dim, keepdim=True), (p * p * v).sum(dim, keepdim=True)
 
     def tangent() -> Tensor:
         q, t = tape.fixed(p), x.tangent().to(dtype)
-        t = t if sign == 1 else sign * t
         t = t if whole else torch.where(finite, t, 0.0)
         away = t - (q * t).sum(dim, keepdim=True)
         return away if call.name == "log_softmax" else q * away
