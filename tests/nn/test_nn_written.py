@@ -264,6 +264,20 @@ def test_what_is_made_smaller_runs_in_training_mode():
     assert ("a", "mul brings its units to a tensor of fixed width") in report.skipped
 
 
+def reaching(self, x):
+    h = torch.relu(self.a(x))
+    return self.c(functional.linear(h, self.b.weight) if self.training else self.b(h))
+
+
+def test_a_layer_that_training_mode_reaches_into_is_not_rewritten():
+    torch.manual_seed(0)
+    model, x = Written(reaching, b=nn.Linear(12, 12, bias=False)), torch.randn(4, 6)
+    small, report = compress(model, 0.6, x, by="spectrum")
+    assert small.train()(x).shape == (4, 3)
+    assert isinstance(small.b, nn.Linear)
+    assert "'Sequential' object has no attribute 'weight'" in dict(report.skipped)["b"]
+
+
 def routed(self, x):
     weights = self.g(x)
     if self.training:
