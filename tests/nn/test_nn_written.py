@@ -262,3 +262,39 @@ def test_what_is_made_smaller_runs_in_training_mode():
     small, report = compress(model, 0.5, x, by="flow")
     assert small.train()(x).shape == (4, 3)
     assert ("a", "mul brings its units to a tensor of fixed width") in report.skipped
+
+
+def reaching(self, x):
+    h = torch.relu(self.a(x))
+    return self.c(functional.linear(h, self.b.weight) if self.training else self.b(h))
+
+
+def test_a_layer_that_training_mode_reaches_into_is_not_rewritten():
+    torch.manual_seed(0)
+    model, x = Written(reaching, b=nn.Linear(12, 12, bias=False)), torch.randn(4, 6)
+    small, report = compress(model, 0.6, x, by="spectrum")
+    assert small.train()(x).shape == (4, 3)
+    assert isinstance(small.b, nn.Linear)
+    assert "'Sequential' object has no attribute 'weight'" in dict(report.skipped)["b"]
+
+
+def routed(self, x):
+    weights = self.g(x)
+    if self.training:
+        weights = weights + torch.randn_like(weights)
+    largest, at = weights.topk(2, -1)
+    gates = torch.zeros_like(weights).scatter(-1, at, largest.softmax(-1))
+    return self.c(torch.relu(self.a(x)) * gates.repeat(1, 3))
+
+
+def test_where_the_largest_entries_are_is_random_too():
+    torch.manual_seed(0)
+    model, x = Written(routed, g=nn.Linear(6, 4)), torch.randn(4, 6)
+    seen = sampled(model, x, 2000)
+    with torch.no_grad():
+        found = predictive_moments(model, x)
+    assert (found.method, found.drawn) == ("sampled", ("randn_like",))
+    near(found, seen)
+    value, total = explicit_penalty(model, x), float(seen.var(0).sum(1).mean())
+    assert value.drawn == ("randn_like",)
+    assert abs(float(value.value.detach()) - total) <= SE * np.hypot(value.error, 0.05 * total)

@@ -22,11 +22,10 @@ from torch import Tensor, nn
 
 from overt._types import Floats
 from overt.nn.compression.layers import SEALED, WEIGHTED, hindrance, holders, is_a
-from overt.nn.compression.measuring import parameters
+from overt.nn.compression.measuring import failure, parameters
 from overt.nn.compression.moments import Moments, collect
 from overt.nn.compression.report import Change
 from overt.nn.compression.task import Outcome, Task, check_layers, duplicate
-from overt.nn.given.batches import Inputs, reason_of
 
 KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 LARGE = 2**17
@@ -107,12 +106,12 @@ def _rewritten(
         else:
             pairs[f] = _rewrite(task.base.get_submodule(f.name), f, rank).eval()
             small.set_submodule(f.name, pairs[f])
-    if pairs and _failure(small, task.inputs) is not None:  # take them one by one
+    if pairs and failure(small, task.inputs, task.base) is not None:  # take them one by one
         small = duplicate(task.base)
         for f, pair in list(pairs.items()):
             before = small.get_submodule(f.name)
             small.set_submodule(f.name, pair)
-            problem = _failure(small, task.inputs)
+            problem = failure(small, task.inputs, task.base)
             if problem is not None:
                 small.set_submodule(f.name, before)
                 skipped[f.name] = f"the forward pass needs the layer itself: {problem}"
@@ -128,16 +127,6 @@ def _rewritten(
                    error / total)
         )  # fmt: skip
     return Outcome("spectrum", small, changes, skipped)
-
-
-def _failure(model: nn.Module, inputs: Inputs) -> str | None:
-    """Return why a forward pass fails, None if it does not."""
-    try:
-        with torch.no_grad():
-            inputs.run(model)
-    except Exception as error:  # the forward pass may reach for a layer's weight
-        return reason_of(error)
-    return None
 
 
 def _rewritable(

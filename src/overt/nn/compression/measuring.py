@@ -7,7 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +22,10 @@ from overt._check import InputError
 from overt._progress import meter
 from overt._types import Floats
 from overt.nn.compression.layers import TRANSPOSED, WEIGHTED
-from overt.nn.given.batches import Batch, Inputs, running
+from overt.nn.given.batches import Batch, Inputs, reason_of, running
 from overt.nn.given.losses import Loss, mean_loss
-from overt.nn.recording.generators import repeated
-from overt.nn.recording.modes import slow_attention, switched
-from overt.nn.recording.watching import tensors
+from overt.nn.recording.generators import own_generators
+from overt.nn.recording.modes import modes, slow_attention, switched
 
 CHECKS = 8
 """How often the loss is looked at during recovery."""
@@ -46,12 +45,16 @@ def output_of(model: nn.Module, inputs: Inputs) -> Any:
         return inputs.run(model)
 
 
-def trains(model: nn.Module, inputs: Inputs) -> bool:
-    """Whether the network runs in training mode."""
-    with suppress(Exception):
-        repeated(model, lambda: list(tensors(inputs.run(model))), 1)
-        return True
-    return False
+def failure(model: nn.Module, inputs: Inputs, base: nn.Module) -> str | None:
+    """Return why a pass fails, in training mode too if one of the base does not, else None."""
+    for noise in (False, True):
+        try:
+            with torch.no_grad(), own_generators(), modes(model, noise=noise):
+                inputs.run(model)
+        except Exception as error:  # the forward pass may reach for a layer's weight or size
+            if not noise or model is base or failure(base, inputs, base) is None:
+                return reason_of(error)
+    return None
 
 
 def multiply_adds(model: nn.Module, inputs: Inputs) -> tuple[int, Counter[str]]:

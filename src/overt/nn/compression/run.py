@@ -15,13 +15,13 @@ from overt._types import Seed
 from overt.nn.compression.attention import Attention, closed, opened
 from overt.nn.compression.lowrank import by_spectrum
 from overt.nn.compression.measuring import (
+    failure,
     latencies,
     multiply_adds,
     output_of,
     parameters,
     recalibrated,
     score,
-    trains,
 )
 from overt.nn.compression.measuring import recover as train_on
 from overt.nn.compression.narrowing import by_units
@@ -166,7 +166,7 @@ def compress(
             found = structure_of(base, inputs, training=training)
             task = Task(base, found, keep, of, inputs, few, loss, draws, rng)
             done = _best(task, recovers=steps > 0) if by == "auto" else _run(task, by)
-            if training or trains(done.model, inputs) or not trains(base, inputs):
+            if training or failure(done.model, inputs, base) is None:
                 break
 
         if steps and not done.interrupted:

@@ -61,8 +61,11 @@ def apply(tape: Tape, call: Call) -> Any:
     if isinstance(result, Moment):
         return tape.put(result, view=view)
     if isinstance(result, (tuple, list)):
-        parts = [tape.put(p, view=view) if isinstance(p, Moment) else p for p in result]
-        return type(result)(parts)
+        reach = noises_of(tape, call)
+        return type(result)([
+            tape.put(p, view=view) if isinstance(p, Moment) else tape.place(p, reach)
+            for p in result
+        ])  # fmt: skip
     return result
 
 

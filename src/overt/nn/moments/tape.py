@@ -141,6 +141,7 @@ class Tape:
 
     def __post_init__(self) -> None:  # by id: tensors that are held here keep theirs
         self._moments: dict[int, tuple[Tensor, Moment]] = {}
+        self._places: dict[int, tuple[Tensor, frozenset[str]]] = {}
         self.views = Views()
         self._tangents: list[Tangent] = []
 
@@ -179,9 +180,20 @@ class Tape:
         self.views.add(handle, view)
         return handle
 
+    def place(self, part: Any, noises: frozenset[str]) -> Any:
+        """Return whole numbers that came with moments, such as where the largest entries are.
+
+        They are as random, and must not be used.
+        """
+        if isinstance(part, Tensor) and not part.is_floating_point() and self.get(part) is None:
+            self._places[id(part)] = part, noises
+        return part
+
     def check(self, operation: str, given: list[Tensor]) -> None:
         """Refuse tensors whose moments are not at hand."""
         for t in given:
+            if id(t) in self._places:
+                raise Uncarried(self._places[id(t)][1], operation)
             if self.views.stale(t) or torch._C._functorch.is_functorch_wrapped_tensor(t):
                 raise Uncarried(set(self.met) - set(self.was_drawn), operation)
 
