@@ -22,6 +22,7 @@ from overt.nn.layers.recognized import mask_covariance_of
 from overt.nn.moments.carry import Carried, Output
 from overt.nn.penalties import curvature
 from overt.nn.recording.generators import generator_state
+from overt.nn.recording.hooks import hooked
 from overt.nn.recording.modes import is_normalization, modes, switched, unwrapped
 from overt.nn.recording.modes import parts as modules
 from overt.nn.recording.watching import called
@@ -41,15 +42,13 @@ class LastLinear:
         still = (m for m in modules(model) if not m.training and m is not self.noise)
         if not (all(map(_plain, parts)) and all(map(is_normalization, still))):
             return None
-        hooks = [m.register_forward_hook(lambda *told: seen.append(told)) for m in parts]
         before = generator_state()
-        try:
-            with switched([self.noise], training=False):
-                result = called(model, x)
-                out = result if output is None else output(result)
-        finally:
-            for hook in hooks:
-                hook.remove()
+        with (
+            hooked(parts, after=lambda *told: seen.append(told)),
+            switched([self.noise], training=False),
+        ):
+            result = called(model, x)
+            out = result if output is None else output(result)
         if tuple(m for m, *_ in seen) != parts or generator_state() != before:
             return None
         (_, _, a), (_, given, last) = seen
@@ -107,14 +106,9 @@ def last_linear(model: nn.Module, x: Any, output: Output, first: Carried) -> Las
         return None
     made: list[tuple[nn.Module, Any, Any]] = []
     layers = [m for m in model.modules() if type(m) is nn.Linear]
-    hooks = [m.register_forward_hook(lambda *told: made.append(told)) for m in layers]
-    try:
-        with modes(model, noise=False):
-            result = called(model, x)
-            out = result if output is None else output(result)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with hooked(layers, after=lambda *told: made.append(told)), modes(model, noise=False):
+        result = called(model, x)
+        out = result if output is None else output(result)
     ends = [module for module, _, value in made if value is out]
     return LastLinear(noise, ends[0]) if ends else None
 

@@ -20,6 +20,7 @@ from overt.nn.layers.dropblock import DropBlock1d, DropBlock2d, DropBlock3d
 from overt.nn.layers.dropconnect import DropConnectLinear
 from overt.nn.layers.mask_covariance import MaskCovariance
 from overt.nn.layers.recognized import is_weight_noise, mask_covariance_of, plain_dropout
+from overt.nn.recording.hooks import hooked
 from overt.nn.recording.watching import watch
 from overt.noise import CovarianceNoise
 from overt.spectral import KSupport, Schatten, SpectralNorm, SquaredNuclear, nu
@@ -277,19 +278,15 @@ def _jacobian(model: nn.Module, module: Any, inputs: Inputs) -> Tensor:
         steps.append(torch.zeros_like(args[0], requires_grad=True))
         return (args[0] + steps[-1], *args[1:])
 
-    hook = module.register_forward_pre_hook(add_zero)
-    try:
-        with torch.enable_grad():
-            output = watch(
-                model,
-                inputs.given,
-                lambda call: call.args[0] if call.name == "log_softmax" else call.run(),
-                output=inputs.output,
-            ).flatten()
-            rows = [
-                torch.autograd.grad(o, steps[-1], retain_graph=True, materialize_grads=True)[0]
-                for o in output
-            ]
-    finally:
-        hook.remove()
+    with hooked([module], add_zero), torch.enable_grad():
+        output = watch(
+            model,
+            inputs.given,
+            lambda call: call.args[0] if call.name == "log_softmax" else call.run(),
+            output=inputs.output,
+        ).flatten()
+        rows = [
+            torch.autograd.grad(o, steps[-1], retain_graph=True, materialize_grads=True)[0]
+            for o in output
+        ]
     return torch.stack([row.flatten() for row in rows]).double().cpu()

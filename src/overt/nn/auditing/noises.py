@@ -5,18 +5,26 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from overt.nn.auditing.trace import Trace
 from overt.nn.given.batches import reason_of
 from overt.nn.layers.base import RatedNoise
 from overt.nn.layers.recognized import is_silent, is_weight_noise, known_noise
-from overt.nn.recording.generators import noted_draws, other_states, own_generators, repeated
+from overt.nn.recording.generators import (
+    fresh,
+    generator_state,
+    noted_draws,
+    other_states,
+    own_generators,
+    repeated,
+    undone,
+)
 from overt.nn.recording.modes import modes, switched
 from overt.nn.recording.recorder import Operation, record
 from overt.nn.recording.watching import is_noise, tensors
@@ -66,10 +74,10 @@ def find_noises(model: nn.Module, trace: Trace) -> tuple[dict[str, Source], Skip
 
     What draws in evaluation mode too, or where it cannot be switched on, is left out, with reasons.
     """
-    met = trace.noises
+    met, parts = trace.noises, dict(model.named_modules())
     skipped = [
         (name, "not reached by the forward pass")
-        for name, module in model.named_modules()
+        for name, module in parts.items()
         if known_noise(module) and name not in met
     ]
     on = trace.drawing
@@ -81,13 +89,7 @@ def find_noises(model: nn.Module, trace: Trace) -> tuple[dict[str, Source], Skip
         )  # fmt: skip
     found = {name: Source(name, op.leaf, op, str(op.leaf)) for name, op in met.items() if op.leaf}
     try:
-        with own_generators(), modes(model, noise=True):
-            before, others = other_states(), dict[str, None]()
-            training = record(
-                model, trace.inputs.given, leaves=lambda _, module: known_noise(module), keep=False
-            )
-            with noted_draws(model) if other_states() != before else nullcontext(others) as others:
-                moves = repeated(model, lambda: list(tensors(trace.inputs.run(model))), 4)[1]
+        drawn, together, moves = _in_training(model, parts, trace)
     except Exception as error:  # whatever the model's code raises in training mode
         why = f"noise of other kinds is not looked for: {reason_of(error)}"
         skipped.append(("training mode", why))
@@ -96,19 +98,7 @@ def find_noises(model: nn.Module, trace: Trace) -> tuple[dict[str, Source], Skip
         skipped.append(
             ("training mode", "something draws from a generator of its own: that noise is left out")
         )
-    trace.training = training
-    drawn: dict[str, list[str]] = {}
-    together: set[str] = set(others)  # where rows may share what is drawn
-    for op in training.operations:
-        if op.random or op.noise in met:
-            path = str(op.noise) if op.noise in met else op.module
-            drawn.setdefault(path, []).append(op.name)
-            if op.name not in ENTRYWISE or not op.given:
-                together.add(path)
-    for path in others:
-        drawn.setdefault(path, []).append("a generator of Python or NumPy")
     paths = [path for path in drawn if path in met or path not in on]
-    parts = dict(model.named_modules())
     for path in paths:
         if path not in met:
             module = parts[path]
@@ -116,6 +106,52 @@ def find_noises(model: nn.Module, trace: Trace) -> tuple[dict[str, Source], Skip
             found[path] = Source(path, module, None, kind, path not in together)
     order = list(dict.fromkeys([*paths, *found]))
     return {name: found[name] for name in order}, skipped
+
+
+def _in_training(
+    model: nn.Module, parts: dict[str, nn.Module], trace: Trace
+) -> tuple[dict[str, list[str]], set[str], bool]:
+    """Return what is drawn, by whom, where rows may share it, and if there is more than is seen.
+
+    The pass is recorded only if something other than layers of known noise moves a generator.
+    """
+    names = {module: name for name, module in parts.items() if known_noise(module)}
+    drew: list[bool] = []
+
+    def run() -> list[Tensor]:
+        before = generator_state()
+        outputs = list(tensors(trace.inputs.run(model)))
+        drew.append(generator_state() != before or not fresh())
+        return outputs
+
+    with undone(names) as called:
+        moves = repeated(model, run, 4)[1]
+    if any(drew):
+        return *_recorded(model, trace), moves
+    return {names[module]: [] for module in called if names[module] in trace.noises}, set(), moves
+
+
+def _recorded(model: nn.Module, trace: Trace) -> tuple[dict[str, list[str]], set[str]]:
+    """Return what is drawn in training mode, by who draws it, and where rows may share it."""
+    others: dict[str, None] = {}
+    with own_generators(), modes(model, noise=True):
+        before = other_states()
+        trace.training = record(
+            model, trace.inputs.given, leaves=lambda _, module: known_noise(module), keep=False
+        )
+        if other_states() != before:
+            with noted_draws(model) as others:
+                repeated(model, lambda: list(tensors(trace.inputs.run(model))), 1)
+    met, drawn, together = trace.noises, dict[str, list[str]](), set(others)
+    for op in trace.training.operations:
+        if op.random or op.noise in met:
+            path = str(op.noise) if op.noise in met else op.module
+            drawn.setdefault(path, []).append(op.name)
+            if op.name not in ENTRYWISE or not op.given:
+                together.add(path)
+    for path in others:
+        drawn.setdefault(path, []).append("a generator of Python or NumPy")
+    return drawn, together
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from overt.nn.auditing.sums import Mean
 from overt.nn.given.batches import Inputs, reason_of
 from overt.nn.given.losses import Loss, Targets
 from overt.nn.layers.recognized import is_weight_noise, mask_covariance_of
+from overt.nn.recording.hooks import hooked
 from overt.nn.recording.modes import switched
 from overt.relu.bounds import coadaptation
 
@@ -197,9 +198,7 @@ def _steps(modules: Sequence[nn.Module]) -> Iterator[list[tuple[nn.Module, Tenso
         met.append((module, args[0].detach(), step))
         return output + step
 
-    with ExitStack() as stack:
-        for module in modules:
-            stack.callback(module.register_forward_hook(hook).remove)
+    with hooked(modules, after=hook):
         yield met
 
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from overt.nn.recording.hooks import hooked
 from overt.nn.recording.modes import modes
 
 
 def generator_state() -> bytes:
     """Return the state of torch's generators: it has moved on if anything was drawn."""
     state = torch.default_generator.get_state().numpy().tobytes()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():
         state += b"".join(s.numpy().tobytes() for s in torch.cuda.get_rng_state_all())
     return state
 
@@ -59,8 +60,7 @@ def torch_seed(seed: int) -> None:
 
 
 def _devices() -> list[int]:
-    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
-    return list(range(torch.cuda.device_count() if cuda else 0))
+    return list(range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0))
 
 
 def repeated(
@@ -85,9 +85,36 @@ def repeated(
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape or not a.is_floating_point():
-        return bool(torch.equal(a, b))
-    return bool(torch.allclose(a, b, equal_nan=True))
+    if torch.equal(a, b):
+        return True
+    close = a.shape == b.shape and a.is_floating_point()
+    return close and bool(torch.allclose(a, b, equal_nan=True))
+
+
+def fresh() -> bool:
+    """Whether Python's and NumPy's generators stand where a seed of 0 puts them; moves both on."""
+    return (random.random(), np.random.random_sample()) == _FIRST  # noqa: NPY002, S311
+
+
+_FIRST = (random.Random(0).random(), np.random.RandomState(0).random_sample())  # noqa: S311
+
+
+@contextmanager
+def undone(modules: Iterable[nn.Module]) -> Iterator[list[nn.Module]]:
+    """Take back what modules draw from torch's generators; yields them as they are called."""
+    met: list[nn.Module] = []
+    states: list[Any] = []
+
+    def begin(module: nn.Module, args: Any) -> None:
+        met.append(module)
+        states.append(torch.random.fork_rng(_devices()))
+        states[-1].__enter__()
+
+    def end(module: nn.Module, args: Any, output: Any) -> None:
+        states.pop().__exit__(None, None, None)
+
+    with hooked(modules, begin, end):
+        yield met
 
 
 @contextmanager
@@ -99,19 +126,16 @@ def noted_draws(model: nn.Module) -> Iterator[dict[str, None]]:
     def begin(module: nn.Module, args: Any) -> None:
         before.append(other_states())
 
-    def end(name: str) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            now = other_states()
-            if before.pop() != now:
-                found[name] = None
-                before[:] = [now] * len(before)  # those around it have not drawn that
+    def end(module: nn.Module, args: Any, output: Any) -> None:
+        now = other_states()
+        if before.pop() != now:
+            found[names[module]] = None
+            before[:] = [now] * len(before)  # those around it have not drawn that
 
-        return hook
-
-    with ExitStack() as stack:
-        for name, module in model.named_modules():
-            if isinstance(module, torch.jit.ScriptModule):  # takes no hooks, and draws from torch's
-                continue
-            stack.callback(module.register_forward_pre_hook(begin).remove)
-            stack.callback(module.register_forward_hook(end(name)).remove)
+    names = {
+        module: name
+        for name, module in model.named_modules()
+        if not isinstance(module, torch.jit.ScriptModule)  # takes no hooks, and draws from torch's
+    }
+    with hooked(names, begin, end):
         yield found
