@@ -25,6 +25,7 @@ from overt.nn.auditing.sums import Average, Mean, Table
 from overt.nn.auditing.trace import Trace
 from overt.nn.given.batches import Batch, reason_of, running
 from overt.nn.given.losses import Loss, Targets, is_squared
+from overt.nn.recording.hooks import hooked
 from overt.relu.bounds import coadaptation
 from overt.results import Status
 
@@ -55,9 +56,13 @@ class Examination:
         stack: ExitStack,
     ) -> None:  # fmt: skip
         self._model, self._loss, self.samples = model, loss, 0
-        with running(batch.inputs, batch.where), torch.no_grad():
-            batch.inputs.first(2).run(model)
-        trace = Trace(model, batch.inputs.first(2))
+        rows = batch.inputs.first(2)
+        try:
+            trace = Trace(model, rows)
+        except Exception:
+            with running(batch.inputs, batch.where), torch.no_grad():
+                rows.run(model)
+            raise
         self._trace = stack.enter_context(obedient(model, trace))
         self._outputs = self._trace.units(self._trace.output)
         self._noises, self._skipped = find_noises(model, self._trace)
@@ -73,6 +78,11 @@ class Examination:
         known = [name for name, source in self._noises.items() if source.op is not None]
         watched = [*known, *([] if head is None else [head.name])]
         self._squares: dict[str, Average | None] = {name: Average() for name in watched}
+        self._watched = {
+            module: name
+            for name, module in model.named_modules()
+            if name in self._squares or isinstance(module, measures.LAYERS)
+        }
         self._layers = measures.Layers()
         self._features: dict[str, Tensor] = {}
         self._preactivations: Tensor | None = None
@@ -125,8 +135,8 @@ class Examination:
                 suggestion = advice
         if self._sampled.no_flows is not None:
             self._skipped.append(("flows", f"there is no gradient: {self._sampled.no_flows}"))
-        found = self._measures()
         layers, silent = self._layers.findings(self._model)
+        found = self._measures()
         self._skipped += silent
         bounds = [] if self._capacity is None else self._capacity.bounds(self.samples, columns)
         loss = self._loss
@@ -146,13 +156,9 @@ class Examination:
 
     def _forward(self, batch: Batch) -> Seen:
         where, inputs = batch.where, batch.inputs
-        with ExitStack() as stack, torch.no_grad():
-            for name, module in self._model.named_modules():
-                if name in self._squares or isinstance(module, measures.LAYERS):
-                    hook = module.register_forward_hook(self._watch(name, inputs.tensors))
-                    stack.callback(hook.remove)
-            with running(inputs, where):
-                output = inputs.run(self._model)
+        watch = self._watch(inputs.tensors)
+        with hooked(self._watched, after=watch), torch.no_grad(), running(inputs, where):
+            output = inputs.run(self._model)
         if not isinstance(output, Tensor) or not output.is_floating_point():
             kind = type(output).__name__
             raise InputError(
@@ -175,15 +181,15 @@ class Examination:
         targets = Targets(batch.y, output, self._loss, where)
         return Seen(output.flatten(1), targets, targets.losses(output, self._loss))
 
-    def _watch(self, name: str, inputs: tuple[Tensor, ...]) -> Any:
+    def _watch(self, inputs: tuple[Tensor, ...]) -> Any:
         def hook(module: Any, args: Any, output: Tensor) -> None:
-            h = args[0].detach()
+            name, h = self._watched[module], args[0].detach()
             if name in self._squares:  # a copy: later layers may work in place
                 self._features[name] = h.clone()
             if not isinstance(module, measures.LAYERS):
                 return
             chain = self._chain
-            if chain is not None and chain.two_layers and module.weight is chain.first:
+            if chain is not None and chain.two_layers and module.weight is chain.held[0]:
                 self._preactivations = output.detach().clone()
             own = any(h.data_ptr() == x.data_ptr() and h.numel() == x.numel() for x in inputs)
             self._layers.add(name, module, h, from_data=own)
@@ -271,24 +277,20 @@ class Examination:
         )  # fmt: skip
 
     def _measures(self) -> list[Measure]:
-        x, norms = self._trace.inputs.only, {}
-        for p in (1, 2):
-            try:
-                if x is None:
-                    raise measures.NoPath(
-                        "inputs that are not one tensor of numbers with a fraction"
-                    )
-                norms[p] = measures.path_norm(self._model, x, p, self._trace.inputs.output)
-            except measures.NoPath as error:
-                self._skipped.append(("path norm", f"not defined through {error}"))
-                break
-            except (RuntimeError, TypeError) as error:
-                self._skipped.append(("path norm", reason_of(error)))
-                break
-        weights = None if self._chain is None else self._chain.weights
+        trace, chain, norms = self._trace, self._chain, {}
+        try:
+            if trace.inputs.only is None:
+                raise measures.NoPath("inputs that are not one tensor of numbers with a fraction")
+            norms = {p: measures.path_norm(trace.recording, p) for p in (1, 2)}
+        except measures.NoPath as error:
+            self._skipped.append(("path norm", f"not defined through {error}"))
+        except (RuntimeError, TypeError) as error:
+            self._skipped.append(("path norm", reason_of(error)))
+        weights = None if chain is None else chain.weights
         found = measures.path_measures(norms, weights, self.samples)
-        if weights is not None:
-            return found + measures.norm_measures(weights, self.samples)
+        if chain is not None:
+            known = [self._layers.spectral.get(weight) for weight in chain.held]
+            return found + measures.norm_measures(chain.weights, self.samples, known)
         self._skipped.append(
             ("norm measures", "equations 1.2 to 1.4 are for chains of linear layers; see the norms "
              "of each layer")
