@@ -1,6 +1,7 @@
 """Audits of models written elsewhere: what they report, what they leave alone, what they refuse."""
 
 import json
+import pickle
 import random
 import signal
 import weakref
@@ -214,6 +215,37 @@ def test_buffers_that_training_moves_stay():
     before = {k: v.clone() for k, v in model.state_dict().items()}
     audit(model, [(X, Y)], "squared")
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+LASTS = {
+    "Dropout": lambda: [nn.Dropout(0.5), nn.Linear(8, 3)],
+    "twice": lambda: [nn.Dropout(0.5), nn.Linear(8, 8), onn.Dropout(0.2), nn.Linear(8, 3)],
+    "DropConnect": lambda: [onn.DropConnectLinear(8, 3, drop_prob=0.3)],
+    "DropBlock": lambda: [onn.DropBlock1d(0.2, 3), nn.Flatten(), nn.Linear(8, 3)],
+}
+
+
+@pytest.mark.parametrize("loss", ["squared", "cross_entropy"])
+@pytest.mark.parametrize("name", LASTS)
+def test_reports_stay_what_they_are_when_the_model_changes(name, loss):
+    """Read at once, read later, and copied: the same."""
+    torch.manual_seed(0)
+    shape = [nn.Unflatten(1, (1, 8))] if name == "DropBlock" else []
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), *shape, *LASTS[name]()).double()
+    data = (X.double(), Y.double() if loss == "squared" else Y.argmax(1))
+    read, unread, copied = (audit(model, data, loss) for _ in range(3))
+    told = read.to_dict() | {"seconds": 0}
+    copied = pickle.loads(pickle.dumps(copied))  # noqa: S301
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(3)
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.9
+            elif isinstance(module, onn.Dropout | onn.DropConnectLinear | onn.DropBlock1d):
+                module.drop_prob = 0.9
+    for report in (unread, copied):
+        assert report.to_dict() | {"seconds": 0} == told
 
 
 def test_batches_are_not_kept():

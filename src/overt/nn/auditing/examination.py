@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,13 +22,12 @@ from overt.nn.auditing.head import Head, find_head
 from overt.nn.auditing.last_layer import LastLayer
 from overt.nn.auditing.noises import drawn_behind, drop_prob, find_noises, obedient, realized
 from overt.nn.auditing.report import AuditReport, Measure, NoiseFindings
-from overt.nn.auditing.sampling import Estimate, Sampled
+from overt.nn.auditing.sampling import Estimate, Sampled, noise_findings
 from overt.nn.auditing.sums import Average, Mean, Table
 from overt.nn.auditing.trace import Trace
 from overt.nn.given.batches import Batch, reason_of, running
 from overt.nn.given.losses import Loss, Targets, is_squared
 from overt.nn.recording.hooks import hooked
-from overt.relu.bounds import coadaptation
 from overt.results import Status
 
 SAMPLING = 0.3
@@ -123,22 +124,24 @@ class Examination:
         """Return the report; `own_data` says that rows held out are among those given."""
         objective, error = self._objective()
         error = math.hypot(error, self._drawn.error)
-        columns = None if self._table is None else self._table.columns()
-        head = suggestion = None
-        if self._last is not None and columns is not None:
-            squares = self._square(self._last.head.name)
-            head = self._last.findings(columns, objective, squares)
-            advice = self._last.suggestion(columns, own_data=own_data)
-            if isinstance(advice, str):
-                self._skipped.append(("suggestion", advice))
+        last, table, later = self._last, self._table, dict[str, Any](head=None, suggestion=None)
+        if last is not None and table is not None:
+            squares, why = self._square(last.head.name), last.unsuggested()
+            later["head"] = partial(last.findings, table, objective, squares)
+            if why is None:
+                later["suggestion"] = partial(last.suggestion, table, own_data=own_data)
             else:
-                suggestion = advice
+                self._skipped.append(("suggestion", why))
         if self._sampled.no_flows is not None:
             self._skipped.append(("flows", f"there is no gradient: {self._sampled.no_flows}"))
         layers, silent = self._layers.findings(self._model)
-        found = self._measures()
+        measured = self._measures()
         self._skipped += silent
-        bounds = [] if self._capacity is None else self._capacity.bounds(self.samples, columns)
+        noises = [self._noise(i, objective) for i in range(len(self._noises))]
+        later["noises"] = partial(lambda found: tuple(find() for find in found), noises)
+        later["bounds"] = ()
+        if self._capacity is not None:
+            later["bounds"] = partial(self._capacity.bounds, self.samples, table)
         loss = self._loss
         return AuditReport(
             model=type(self._model).__name__,
@@ -148,9 +151,8 @@ class Examination:
             plain_loss=self._plain.value, objective=objective, objective_error=error,
             accuracy=self._right.value if self._right.count == self.samples else None,
             holdout_loss=self._holdout.value if self._holdout.count else None,
-            noises=tuple(self._noise(i, objective) for i in range(len(self._noises))),
-            layers=tuple(layers), head=head, measures=tuple(found), bounds=tuple(bounds),
-            suggestion=suggestion, skipped=tuple(self._skipped), status=status,
+            layers=tuple(layers), measures=tuple(measured), **later,
+            skipped=tuple(self._skipped), status=status,
             seconds=time.perf_counter() - start,
         )  # fmt: skip
 
@@ -253,28 +255,24 @@ class Examination:
         value = self._plain.value + self._last.penalty + others.value
         return value, others.error if len(self._noises) > 1 else 0.0
 
-    def _noise(self, i: int, objective: float) -> NoiseFindings:
+    def _noise(self, i: int, objective: float) -> Callable[[], NoiseFindings]:
         name, source = list(self._noises.items())[i]
         squares = self._square(name) if source.op is not None else None
         last = self._last if self._exact and i == len(self._noises) - 1 else None
-        if last is None:
-            penalty, error = self._sampled.added[i].value, self._sampled.added[i].error
-        else:
-            penalty, error = last.penalty, 0.0
-        exact_flows = last is not None and squares is not None and not last.head.shares
-        if exact_flows and last is not None and squares is not None:
-            psi = last.head.flows(squares)
-            found: tuple[Any, Any, Any] | None = (psi, np.zeros(len(psi)), 0.0)
-        else:
-            found = self._sampled.flows(i)
-        flows, flows_error, phi_error = (None, None, None) if found is None else found
-        return NoiseFindings(
-            name, source.kind, None if squares is None else int(squares.size),
-            drop_prob(source.module), *realized(source), penalty, error, last is not None,
-            penalty / objective if objective else 0.0, flows, flows_error, exact_flows,
-            None if flows is None else coadaptation(flows), phi_error,
-            None if squares is None else int(np.sum(squares == 0)),
-        )  # fmt: skip
+        added = (last.penalty, 0.0) if last is not None else self._sampled.added[i].result
+        exact = None if last is None or squares is None or last.head.shares else last.head
+        realized_share, error = realized(source)
+        told = {
+            "name": name, "kind": source.kind, "drop_prob": drop_prob(source.module),
+            "units": None if squares is None else int(squares.size),
+            "realized": realized_share, "realized_error": error,
+            "penalty": added[0], "penalty_error": added[1], "exact": last is not None,
+            "share": added[0] / objective if objective else 0.0, "exact_flows": exact is not None,
+            "dead": None if squares is None else int(np.sum(squares == 0)),
+        }  # fmt: skip
+        if exact is None:
+            return partial(noise_findings, told, self._sampled.flows(i).value)
+        return partial(noise_findings, told, partial(exact.exact_flows, squares))
 
     def _measures(self) -> list[Measure]:
         trace, chain, norms = self._trace, self._chain, {}

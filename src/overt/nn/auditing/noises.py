@@ -204,17 +204,20 @@ def drop_prob(module: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) else None
 
 
+def twin(module: Any) -> Any:
+    """Return a copy of the noise that stays as it is."""
+    plain = type(module).__module__ == nn.Dropout.__module__  # which holds numbers alone
+    return copy.copy(module) if plain else copy.deepcopy(module)
+
+
 def with_drop_prob(module: Any, p: float) -> Any:
     """Return a copy of the noise with another drop probability; None if it has none."""
-    if type(module).__module__ == nn.Dropout.__module__:
-        twin = copy.copy(module)  # what it holds is its own
-        twin.p = p
-        return twin
-    if not isinstance(module, RatedNoise):
+    rated = isinstance(module, RatedNoise)
+    if not rated and type(module).__module__ != nn.Dropout.__module__:
         return None
-    twin = copy.deepcopy(module)
-    twin.drop_prob = p
-    return twin
+    other = twin(module)
+    setattr(other, "drop_prob" if rated else "p", p)
+    return other
 
 
 def realized(source: Source) -> tuple[float | None, float | None]:
@@ -228,11 +231,11 @@ def realized(source: Source) -> tuple[float | None, float | None]:
     given: Any = source.op.inputs[0]
     shape = given.shape[1:]
     if is_weight_noise(module):
-        twin = copy.deepcopy(module)
-        torch.nn.init.ones_(twin.weight)
-        rows = max(MASK_ROWS, min(4096, MASK_ENTRIES // twin.weight.numel()))
+        ones = twin(module)
+        torch.nn.init.ones_(ones.weight)
+        rows = max(MASK_ROWS, min(4096, MASK_ENTRIES // ones.weight.numel()))
         with torch.no_grad():
-            values = (twin._noisy_weight(rows) == 0).double().flatten(1).mean(1).cpu()
+            values = (ones._noisy_weight(rows) == 0).double().flatten(1).mean(1).cpu()
     else:
         rows = max(MASK_ROWS, min(4096, MASK_ENTRIES // max(math.prod(shape), 1)))
         size = 1 if source.shared else rows  # a mask that a batch shares is one draw

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from overt._types import Floats
 from overt.nn.auditing.noises import Source
+from overt.nn.auditing.report import NoiseFindings
 from overt.nn.auditing.sums import Mean
 from overt.nn.given.batches import Inputs, reason_of
 from overt.nn.given.losses import Loss, Targets
@@ -55,6 +56,11 @@ class Estimate:
     def error(self) -> float:
         """Its standard error."""
         return max(self._rows.error, self._passes.error if self._shared else 0.0)
+
+    @property
+    def result(self) -> tuple[float, float]:
+        """Both."""
+        return self.value, self.error
 
 
 class Flows:
@@ -152,10 +158,10 @@ class Sampled:
             except RuntimeError as error:  # a forward pass may have no gradient
                 self.no_flows = reason_of(error)
 
-    def flows(self, i: int) -> tuple[Floats, Floats, float] | None:
-        """Return psi of source i and errors, None where units change or have no gradient."""
+    def flows(self, i: int) -> Flows:
+        """Return psi of source i, or what knows nothing where it has no gradient."""
         found = self._flows[i]
-        return None if self.no_flows is not None or found is None else found.value()
+        return Flows() if self.no_flows is not None or found is None else found
 
     def _add_flows(self, inputs: Inputs) -> None:
         known = [s.module for s in self._sources if s.op is not None]
@@ -180,6 +186,17 @@ class Sampled:
         fits = len(known) == len(uses) and len({flows.shape for flows in known}) == 1
         if found is None or not fits or not found.add(torch.stack(known).sum(0)):
             self._flows[i] = None
+
+
+def noise_findings(
+    told: dict[str, Any], flows: Callable[[], tuple[Floats, Floats, float] | None]
+) -> NoiseFindings:
+    """Return what is told of a noise, with its flows and their co-adaptation."""
+    psi, error, phi_error = flows() or (None, None, None)
+    return NoiseFindings(
+        **told, flows=psi, flows_error=error, coadaptation_error=phi_error,
+        coadaptation=None if psi is None else coadaptation(psi),
+    )  # fmt: skip
 
 
 def _switches(module: nn.Module) -> list[nn.Module]:

@@ -15,6 +15,7 @@ from itertools import takewhile
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from overt._check import InputError
@@ -258,4 +259,4 @@ def _is_dropout(op: Operation) -> bool:
 
 
 def _array(tensor: Tensor) -> Floats:
-    return np.asarray(tensor.detach().double().cpu().numpy())
+    return np.asarray(tensor.detach().to("cpu", torch.float64, copy=True).numpy())
