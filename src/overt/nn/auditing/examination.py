@@ -20,13 +20,14 @@ from overt.nn.auditing import measures
 from overt.nn.auditing.capacity import Capacity
 from overt.nn.auditing.head import Head, find_head
 from overt.nn.auditing.last_layer import LastLayer
-from overt.nn.auditing.noises import drawn_behind, drop_prob, find_noises, obedient, realized
+from overt.nn.auditing.noises import drawn_behind, drop_prob, find_noises, masks, obedient
 from overt.nn.auditing.report import AuditReport, Measure, NoiseFindings
-from overt.nn.auditing.sampling import Estimate, Sampled, noise_findings
+from overt.nn.auditing.sampling import Estimate, Sampled, all_findings, noise_findings
 from overt.nn.auditing.sums import Average, Mean, Table
 from overt.nn.auditing.trace import Trace
 from overt.nn.given.batches import Batch, reason_of, running
 from overt.nn.given.losses import Loss, Targets, is_squared
+from overt.nn.recording.generators import torch_states
 from overt.nn.recording.hooks import hooked
 from overt.results import Status
 
@@ -138,7 +139,7 @@ class Examination:
         measured = self._measures()
         self._skipped += silent
         noises = [self._noise(i, objective) for i in range(len(self._noises))]
-        later["noises"] = partial(lambda found: tuple(find() for find in found), noises)
+        later["noises"] = partial(all_findings, noises, torch_states())
         later["bounds"] = ()
         if self._capacity is not None:
             later["bounds"] = partial(self._capacity.bounds, self.samples, table)
@@ -261,18 +262,16 @@ class Examination:
         last = self._last if self._exact and i == len(self._noises) - 1 else None
         added = (last.penalty, 0.0) if last is not None else self._sampled.added[i].result
         exact = None if last is None or squares is None or last.head.shares else last.head
-        realized_share, error = realized(source)
         told = {
             "name": name, "kind": source.kind, "drop_prob": drop_prob(source.module),
             "units": None if squares is None else int(squares.size),
-            "realized": realized_share, "realized_error": error,
             "penalty": added[0], "penalty_error": added[1], "exact": last is not None,
             "share": added[0] / objective if objective else 0.0, "exact_flows": exact is not None,
             "dead": None if squares is None else int(np.sum(squares == 0)),
         }  # fmt: skip
         if exact is None:
-            return partial(noise_findings, told, self._sampled.flows(i).value)
-        return partial(noise_findings, told, partial(exact.exact_flows, squares))
+            return partial(noise_findings, told, masks(source), self._sampled.flows(i).value)
+        return partial(noise_findings, told, masks(source), partial(exact.exact_flows, squares))
 
     def _measures(self) -> list[Measure]:
         trace, chain, norms = self._trace, self._chain, {}

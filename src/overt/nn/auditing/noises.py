@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,15 +16,19 @@ from torch import Tensor, nn
 from overt.nn.auditing.trace import Trace
 from overt.nn.given.batches import reason_of
 from overt.nn.layers.base import RatedNoise
-from overt.nn.layers.recognized import is_silent, is_weight_noise, known_noise
+from overt.nn.layers.recognized import (
+    draws_nothing_else,
+    is_silent,
+    is_weight_noise,
+    known_noise,
+)
+from overt.nn.recording.drawers import noted_draws, undone
 from overt.nn.recording.generators import (
     fresh,
     generator_state,
-    noted_draws,
     other_states,
     own_generators,
     repeated,
-    undone,
 )
 from overt.nn.recording.modes import modes, switched
 from overt.nn.recording.recorder import Operation, record
@@ -113,8 +118,13 @@ def _in_training(
 ) -> tuple[dict[str, list[str]], set[str], bool]:
     """Return what is drawn, by whom, where rows may share it, and if there is more than is seen.
 
-    The pass is recorded only if something other than layers of known noise moves a generator.
+    Nothing is run if all code is known, and recorded only if something other than layers of known
+    noise moves a generator.
     """
+    every = nn.modules.module  # where hooks of all modules hang
+    hooks = every._global_forward_hooks or every._global_forward_pre_hooks or trace.inputs.output
+    if not hooks and all(map(draws_nothing_else, parts.values())):
+        return {name: [] for name in trace.noises}, set(), False
     names = {module: name for name, module in parts.items() if known_noise(module)}
     drew: list[bool] = []
 
@@ -220,26 +230,32 @@ def with_drop_prob(module: Any, p: float) -> Any:
     return other
 
 
-def realized(source: Source) -> tuple[float | None, float | None]:
-    """Return the share of zeros among drawn multipliers (or weights), and its standard error.
+def masks(source: Source) -> Callable[[], tuple[float | None, float | None]]:
+    """Return what draws masks of a source as it is now: the share of zeros, and its error.
 
-    Neither is known for noise that is no multiplier.
+    Neither is known for noise that is no multiplier of units or weights.
     """
     if source.op is None:
-        return None, None
-    module: Any = source.module
+        return lambda: (None, None)
     given: Any = source.op.inputs[0]
-    shape = given.shape[1:]
+    return partial(
+        _realized, twin(source.module), given.shape[1:], given.tensor.device, source.shared
+    )
+
+
+def _realized(
+    module: Any, shape: tuple[int, ...], device: Any, shared: bool
+) -> tuple[float, float]:
+    """Return the share of zeros among drawn multipliers (or weights), and its standard error."""
     if is_weight_noise(module):
-        ones = twin(module)
-        torch.nn.init.ones_(ones.weight)
-        rows = max(MASK_ROWS, min(4096, MASK_ENTRIES // ones.weight.numel()))
+        torch.nn.init.ones_(module.weight)
+        rows = max(MASK_ROWS, min(4096, MASK_ENTRIES // module.weight.numel()))
         with torch.no_grad():
-            values = (ones._noisy_weight(rows) == 0).double().flatten(1).mean(1).cpu()
+            values = (module._noisy_weight(rows) == 0).double().flatten(1).mean(1).cpu()
     else:
         rows = max(MASK_ROWS, min(4096, MASK_ENTRIES // max(math.prod(shape), 1)))
-        size = 1 if source.shared else rows  # a mask that a batch shares is one draw
-        ones = torch.ones(size, *shape, device=given.tensor.device)
+        size = 1 if shared else rows  # a mask that a batch shares is one draw
+        ones = torch.ones(size, *shape, device=device)
         with switched([module], True):
             dropped = [(module(ones) == 0).flatten(1) for _ in range(0, rows, size)]
         values = torch.cat([part.float().mean(1).double().cpu() for part in dropped])

@@ -18,6 +18,7 @@ from overt.nn.auditing.sums import Mean
 from overt.nn.given.batches import Inputs, reason_of
 from overt.nn.given.losses import Loss, Targets
 from overt.nn.layers.recognized import is_weight_noise, mask_covariance_of
+from overt.nn.recording.generators import from_states
 from overt.nn.recording.hooks import hooked
 from overt.nn.recording.modes import switched
 from overt.relu.bounds import coadaptation
@@ -45,7 +46,8 @@ class Estimate:
     def add(self, values: Tensor) -> None:
         """Add numbers (passes, rows)."""
         self._rows.add(values.mean(0))
-        self._passes.add(values.mean(1))
+        if self._shared:
+            self._passes.add(values.mean(1))
 
     @property
     def value(self) -> float:
@@ -188,13 +190,25 @@ class Sampled:
             self._flows[i] = None
 
 
+def all_findings(
+    noises: list[Callable[[], NoiseFindings]], states: list[Tensor]
+) -> tuple[NoiseFindings, ...]:
+    """Return what is found of each noise, masks drawn from generators in these states."""
+    with from_states(states):
+        return tuple(find() for find in noises)
+
+
 def noise_findings(
-    told: dict[str, Any], flows: Callable[[], tuple[Floats, Floats, float] | None]
+    told: dict[str, Any],
+    masks: Callable[[], tuple[float | None, float | None]],
+    flows: Callable[[], tuple[Floats, Floats, float] | None],
 ) -> NoiseFindings:
-    """Return what is told of a noise, with its flows and their co-adaptation."""
+    """Return what is told of a noise, with its masks, its flows and their co-adaptation."""
+    share, share_error = masks()
     psi, error, phi_error = flows() or (None, None, None)
     return NoiseFindings(
-        **told, flows=psi, flows_error=error, coadaptation_error=phi_error,
+        **told, realized=share, realized_error=share_error, flows=psi, flows_error=error,
+        coadaptation_error=phi_error,
         coadaptation=None if psi is None else coadaptation(psi),
     )  # fmt: skip
 

@@ -20,12 +20,12 @@ class Mean:
 
     def add(self, values: Tensor) -> None:
         """Add one number per sample."""
-        x = values.detach().double().cpu()
-        n, mean = len(x), float(x.mean())
+        x = values.detach().double().cpu().numpy()
+        n, mean = len(x), float(np.add.reduce(x)) / len(x)
         before, self.count = self.count, self.count + n
-        shift = mean - self._mean
+        shift, away = mean - self._mean, x - mean
         self._mean += shift * n / self.count
-        self._square += float(((x - mean) ** 2).sum()) + shift**2 * before * n / self.count
+        self._square += float(away @ away) + shift**2 * before * n / self.count
 
     @property
     def value(self) -> float:
@@ -192,7 +192,7 @@ class Parts:
         filled = torch.ones(len(h), self._size, dtype=wide)
         filled[:, 1 : 1 + self.units], filled[:, 1 + self.units :] = h.detach(), y
         rows = filled.numpy()
-        for p in np.unique(part).tolist():
+        for p in np.flatnonzero(np.bincount(part)).tolist():
             chosen = rows[part == p]
             self._rows[p].append(chosen)
             self.counts[p] += len(chosen)
