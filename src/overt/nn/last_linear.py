@@ -77,21 +77,22 @@ class _Curved(torch.autograd.Function):  # type: ignore[misc]
     def forward(ctx: Any, a: Tensor, U: Tensor, z: Tensor, weight: float) -> Tensor:
         """Return the sum."""
         p = torch.softmax(z, 1)
-        A, M, UU = a * a, p @ U, U * U
-        D = torch.addmm(M * M, p, UU, beta=-1).mul_(a)
+        M, UU = p @ U, U * U
+        D = (p @ UU).addcmul_(M, M, value=-1).mul_(a)
         ctx.weight = weight
-        ctx.save_for_backward(a, U, z, p, A, M, UU, D)
+        ctx.save_for_backward(a, U, z, p, M, UU, D)
         return torch.dot(a.reshape(-1), D.reshape(-1)).mul_(weight)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients, through the formula itself where they need gradients in turn."""
-        a, U, z, p, A, M, UU, D = ctx.saved_tensors
+        a, U, z, p, M, UU, D = ctx.saved_tensors
         if torch.is_grad_enabled():
             q = torch.softmax(z, 1)
             value = (a * a * (q @ (U * U) - (q @ U) ** 2)).sum() * ctx.weight
             return *torch.autograd.grad(value, (a, U, z), g, create_graph=True), None
-        T, c = A * M, ctx.weight * (g if g.is_cuda else float(g))
+        A, c = a * a, ctx.weight * (g if g.is_cuda else float(g))
+        T = A * M
         in_U = (p.T @ A).mul_(U).addmm_(p.T, T, alpha=-1).mul_(2 * c)
         in_p = (A @ UU.T).addmm_(T, U.T, alpha=-2).mul_(p)
         in_z = in_p.addcmul_(p, in_p.sum(1, keepdim=True), value=-1).mul_(c)
