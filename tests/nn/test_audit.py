@@ -6,6 +6,7 @@ import random
 import signal
 import weakref
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from torch import nn
 from overt import InputError
 from overt import nn as onn
 from overt.nn import explicit_penalty, mc_moments
-from overt.nn.auditing import audit
+from overt.nn.auditing import audit, examination
 from overt.relu.bounds import flows
 from overt.results import Status
 
@@ -246,6 +247,15 @@ def test_reports_stay_what_they_are_when_the_model_changes(name, loss):
                 module.drop_prob = 0.9
     for report in (unread, copied):
         assert report.to_dict() | {"seconds": 0} == told
+
+
+def test_what_takes_much_room_is_worked_out_at_once(monkeypatch):
+    kept = vars(audit(small(), (X, Y), "squared"))["head"]
+    monkeypatch.setattr(examination, "KEPT", 0)
+    at_once = vars(audit(small(), (X, Y), "squared"))
+    assert isinstance(kept, partial)
+    assert not any(isinstance(value, partial) for value in at_once.values())
+    assert at_once["head"] == kept()
 
 
 def test_batches_are_not_kept():
@@ -567,6 +577,14 @@ def test_whatever_draws_in_training_mode_is_found_and_sampled(name):
     error = np.hypot(losses.std() / np.sqrt(draws), report.objective_error)
     assert abs(losses.mean() - report.objective) <= 5 * error
     assert report.objective_error > 0
+
+
+def test_draws_in_hooks_of_known_layers_are_found():
+    model = nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.5), nn.Linear(4, 3))
+    model[0].register_forward_hook(
+        lambda layer, _, y: y + torch.randn_like(y) if layer.training else y
+    )
+    assert [noise.name for noise in audit(model, (X, Y), "squared").noises] == ["0", "1"]
 
 
 def test_a_generator_of_its_own_is_named():

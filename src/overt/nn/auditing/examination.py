@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable
@@ -33,6 +34,8 @@ from overt.results import Status
 
 SAMPLING = 0.3
 """The share of the forward passes that may be spent on sampled masks."""
+KEPT = 2**22
+"""The most numbers that a report keeps to work out findings when they are read; else it is now."""
 MAX_INPUTS, MAX_OUTPUTS = 2048, 1024
 """The most inputs and outputs whose second moments are kept."""
 
@@ -143,8 +146,9 @@ class Examination:
         later["bounds"] = ()
         if self._capacity is not None:
             later["bounds"] = partial(self._capacity.bounds, self.samples, table)
+        kept = sum(part.size for part in (last, table) if part is not None)
         loss = self._loss
-        return AuditReport(
+        report = AuditReport(
             model=type(self._model).__name__,
             loss=loss if isinstance(loss, str) else getattr(loss, "__name__", repr(loss)),
             samples=self.samples, outputs=self._outputs,
@@ -153,9 +157,9 @@ class Examination:
             accuracy=self._right.value if self._right.count == self.samples else None,
             holdout_loss=self._holdout.value if self._holdout.count else None,
             layers=tuple(layers), measures=tuple(measured), **later,
-            skipped=tuple(self._skipped), status=status,
-            seconds=time.perf_counter() - start,
+            skipped=tuple(self._skipped), status=status, seconds=time.perf_counter() - start,
         )  # fmt: skip
+        return report if kept <= KEPT else copy.copy(report)
 
     def _forward(self, batch: Batch) -> Seen:
         where, inputs = batch.where, batch.inputs

@@ -81,11 +81,12 @@ class Head:
 
     def fits(self, h: Tensor, f: Tensor) -> bool:
         """Whether outputs f differ between samples by J times what their units h differ by."""
-        F, f = h.double().flatten(1).cpu() @ self.J.T, f.double().reshape(len(f), -1).cpu()
-        rounding = 100 * torch.finfo(h.dtype).eps * float(F.abs().max() + f.abs().max())
+        F = h.double().flatten(1).cpu().numpy() @ self.J.numpy().T
+        G = f.double().reshape(len(f), -1).cpu().numpy()
+        rounding = 100 * torch.finfo(h.dtype).eps * (np.abs(F).max() + np.abs(G).max())
         if self.centered:
-            f, F = f - f.mean(0), F - F.mean(0)
-        return bool(((F - f).abs() <= rounding + 1e-2 * float(F.abs().max())).all())
+            G, F = G - G.mean(0), F - F.mean(0)
+        return bool((np.abs(F - G) <= rounding + 1e-2 * np.abs(F).max()).all())
 
     @property
     def affine_trunk(self) -> bool:
@@ -156,8 +157,7 @@ class Head:
 
     def exact_flows(self, squares: Any) -> tuple[Floats, Floats, float]:
         """Return them with their errors."""
-        psi = self.flows(squares)
-        return psi, np.zeros(len(psi)), 0.0
+        return (psi := self.flows(squares)), np.zeros(len(psi)), 0.0
 
     def weigh(self, p: float | None) -> Callable[[Floats], Floats] | None:
         """Return C -> Gamma o C over the flattened units."""

@@ -65,6 +65,11 @@ class LastLayer:
             lower_bounds=tuple(bounds), gap=gap, relative_gap=gap / objective if objective else 0.0,
         )  # fmt: skip
 
+    @property
+    def size(self) -> int:
+        """How many numbers are kept."""
+        return 0 if self._parts is None else self._parts.size
+
     def unsuggested(self) -> str | None:
         """Return why no drop probability can be suggested, None if one can."""
         if self._parts is None:

@@ -80,7 +80,7 @@ class Layers:
 def _largest(W: Floats) -> float:
     """Return the largest singular value, of large matrices from their Gram matrix's powers."""
     if W.size <= 2**14:
-        return float(np.linalg.norm(W, 2))
+        return float(np.linalg.svd(W, compute_uv=False)[0])
     from scipy.sparse.linalg import ArpackError, eigsh
 
     gram = W @ W.T if len(W) <= W.shape[1] else W.T @ W

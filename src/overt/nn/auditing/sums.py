@@ -133,6 +133,11 @@ class Table:
         inputs = [x.double().reshape(len(x), -1)] if self.inputs and x is not None else []
         self._triangle.add(torch.cat([ones, *inputs, y, f.double()], 1))
 
+    @property
+    def size(self) -> int:
+        """How many numbers are kept, about."""
+        return int((1 + self.inputs + 2 * self._outputs) ** 2)
+
     def columns(self) -> Columns:
         """Return what is known so far."""
         ends = np.cumsum([1, self.inputs, self._outputs, self._outputs]).tolist()
@@ -156,6 +161,12 @@ class Parts:
         self._rows: list[list[Floats]] = [[] for _ in range(self.PARTS)]
         self._seen = 0
         self.counts = [0] * self.PARTS
+
+    @property
+    def size(self) -> int:
+        """How many numbers are kept."""
+        waiting = sum(rows.size for part in self._rows for rows in part)
+        return waiting + len(self._sums) * self._size**2
 
     def rows(self, part: int) -> Floats | None:
         """Return the rows of a part, None if they are no fewer than the units."""
