@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from types import FrameType
 
@@ -32,12 +32,19 @@ class Meter:
 @contextmanager
 def meter(title: str, total: float, *, show: bool = True) -> Iterator[Meter]:
     """Show a bar on standard error while it is a terminal, and below a notebook's cell."""
-    console = Console(stderr=True)
+    console = _console()
+    if not (show and _seen(console)):
+        yield Meter(lambda **_: None)
+        return
     name, note = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
     columns = (name, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), note)
-    disable = not (show and _seen(console))
-    with Progress(*columns, console=console, disable=disable, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True) as progress:
         yield Meter(partial(progress.update, progress.add_task(title, total=total, note="")))
+
+
+@cache
+def _console() -> Console:
+    return Console(stderr=True)  # which asks where standard error leads whenever it is used
 
 
 def _seen(console: Console) -> bool:
@@ -48,7 +55,7 @@ def _seen(console: Console) -> bool:
 @contextmanager
 def working(title: str) -> Iterator[None]:
     """Say what is going on where a bar would be shown, for work of unknown length."""
-    console = Console(stderr=True)
+    console = _console()
     with console.status(title) if _seen(console) else nullcontext():
         yield
 

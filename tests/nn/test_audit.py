@@ -1,10 +1,12 @@
 """Audits of models written elsewhere: what they report, what they leave alone, what they refuse."""
 
 import json
+import pickle
 import random
 import signal
 import weakref
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from torch import nn
 from overt import InputError
 from overt import nn as onn
 from overt.nn import explicit_penalty, mc_moments
-from overt.nn.auditing import audit
+from overt.nn.auditing import audit, examination
 from overt.relu.bounds import flows
 from overt.results import Status
 
@@ -214,6 +216,46 @@ def test_buffers_that_training_moves_stay():
     before = {k: v.clone() for k, v in model.state_dict().items()}
     audit(model, [(X, Y)], "squared")
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+LASTS = {
+    "Dropout": lambda: [nn.Dropout(0.5), nn.Linear(8, 3)],
+    "twice": lambda: [nn.Dropout(0.5), nn.Linear(8, 8), onn.Dropout(0.2), nn.Linear(8, 3)],
+    "DropConnect": lambda: [onn.DropConnectLinear(8, 3, drop_prob=0.3)],
+    "DropBlock": lambda: [onn.DropBlock1d(0.2, 3), nn.Flatten(), nn.Linear(8, 3)],
+}
+
+
+@pytest.mark.parametrize("loss", ["squared", "cross_entropy"])
+@pytest.mark.parametrize("name", LASTS)
+def test_reports_stay_what_they_are_when_the_model_changes(name, loss):
+    """Read at once, read later, and copied: the same."""
+    torch.manual_seed(0)
+    shape = [nn.Unflatten(1, (1, 8))] if name == "DropBlock" else []
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), *shape, *LASTS[name]()).double()
+    data = (X.double(), Y.double() if loss == "squared" else Y.argmax(1))
+    read, unread, copied = (audit(model, data, loss) for _ in range(3))
+    told = read.to_dict() | {"seconds": 0}
+    copied = pickle.loads(pickle.dumps(copied))  # noqa: S301
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(3)
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.9
+            elif isinstance(module, onn.Dropout | onn.DropConnectLinear | onn.DropBlock1d):
+                module.drop_prob = 0.9
+    for report in (unread, copied):
+        assert report.to_dict() | {"seconds": 0} == told
+
+
+def test_what_takes_much_room_is_worked_out_at_once(monkeypatch):
+    kept = vars(audit(small(), (X, Y), "squared"))["head"]
+    monkeypatch.setattr(examination, "KEPT", 0)
+    at_once = vars(audit(small(), (X, Y), "squared"))
+    assert isinstance(kept, partial)
+    assert not any(isinstance(value, partial) for value in at_once.values())
+    assert at_once["head"] == kept()
 
 
 def test_batches_are_not_kept():
@@ -535,6 +577,14 @@ def test_whatever_draws_in_training_mode_is_found_and_sampled(name):
     error = np.hypot(losses.std() / np.sqrt(draws), report.objective_error)
     assert abs(losses.mean() - report.objective) <= 5 * error
     assert report.objective_error > 0
+
+
+def test_draws_in_hooks_of_known_layers_are_found():
+    model = nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.5), nn.Linear(4, 3))
+    model[0].register_forward_hook(
+        lambda layer, _, y: y + torch.randn_like(y) if layer.training else y
+    )
+    assert [noise.name for noise in audit(model, (X, Y), "squared").noises] == ["0", "1"]
 
 
 def test_a_generator_of_its_own_is_named():

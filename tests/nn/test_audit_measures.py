@@ -16,6 +16,7 @@ from overt.nn.auditing.measures import NoPath, _largest, norm_measures, path_nor
 from overt.nn.auditing.sums import Mean, Parts, Triangle
 from overt.nn.auditing.trace import Trace
 from overt.nn.given.batches import Inputs
+from overt.nn.recording.recorder import record
 from overt.noise import Dropout
 from overt.relu.bounds import capacity, flows, positive_norm, rademacher_upper, symmetrized_bound
 from overt.spectral import SquaredNuclear
@@ -42,7 +43,8 @@ def test_path_norm_is_the_norm_over_paths(p):
     model = chain(3, 4, 2, 2)
     weights = [m.weight.detach().numpy() for m in model if isinstance(m, nn.Linear)]
     expected = enumerated_path_norm(weights, p)
-    assert path_norm(model, torch.zeros(1, 3).double(), p) == pytest.approx(expected, rel=1e-12)
+    recording = record(model, torch.zeros(1, 3).double())
+    assert path_norm(recording, p) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("p", [1, 2])
@@ -63,7 +65,7 @@ def test_path_norm_through_kernels_norms_and_pools(p, pool):
         last = model[5].weight[0, c * (size // 2) + (position if size == 8 else 0)]
         total += float((conv.weight[c, 0, 0, 0] * scale[c] * share * last).detach().abs()) ** p
     x = torch.zeros(1, 1, 2, 2).double()
-    assert path_norm(model, x, p) == pytest.approx(total ** (1 / p), rel=1e-12)
+    assert path_norm(record(model, x), p) == pytest.approx(total ** (1 / p), rel=1e-12)
 
 
 def test_path_norm_is_the_square_root_of_dropouts_penalty():
@@ -72,13 +74,14 @@ def test_path_norm_is_the_square_root_of_dropouts_penalty():
     model = nn.Sequential(nn.Linear(3, 5, bias=False), nn.Linear(5, 2, bias=False)).double()
     V, U = (m.weight.detach().numpy() for m in model)
     value = penalty.shallow(U, V.T, Dropout(0.5))
-    assert path_norm(model, torch.zeros(1, 3).double(), 2) ** 2 == pytest.approx(value, rel=1e-12)
+    recording = record(model, torch.zeros(1, 3).double())
+    assert path_norm(recording, 2) ** 2 == pytest.approx(value, rel=1e-12)
 
 
 def test_path_norm_names_what_has_no_paths():
     model = nn.Sequential(nn.Linear(3, 3), nn.Softmax(1), nn.Linear(3, 1)).double()
     with pytest.raises(NoPath, match="softmax"):
-        path_norm(model, torch.zeros(1, 3).double(), 1)
+        path_norm(record(model, torch.zeros(1, 3).double()), 1)
 
 
 def test_norm_measures_follow_their_formulas():

@@ -22,6 +22,7 @@ from overt.nn.layers.recognized import mask_covariance_of
 from overt.nn.moments.carry import Carried, Output
 from overt.nn.penalties import curvature
 from overt.nn.recording.generators import generator_state
+from overt.nn.recording.hooks import hooked
 from overt.nn.recording.modes import is_normalization, modes, switched, unwrapped
 from overt.nn.recording.modes import parts as modules
 from overt.nn.recording.watching import called
@@ -41,15 +42,13 @@ class LastLinear:
         still = (m for m in modules(model) if not m.training and m is not self.noise)
         if not (all(map(_plain, parts)) and all(map(is_normalization, still))):
             return None
-        hooks = [m.register_forward_hook(lambda *told: seen.append(told)) for m in parts]
         before = generator_state()
-        try:
-            with switched([self.noise], training=False):
-                result = called(model, x)
-                out = result if output is None else output(result)
-        finally:
-            for hook in hooks:
-                hook.remove()
+        with (
+            hooked(parts, after=lambda *told: seen.append(told)),
+            switched([self.noise], training=False),
+        ):
+            result = called(model, x)
+            out = result if output is None else output(result)
         if tuple(m for m, *_ in seen) != parts or generator_state() != before:
             return None
         (_, _, a), (_, given, last) = seen
@@ -78,21 +77,22 @@ class _Curved(torch.autograd.Function):  # type: ignore[misc]
     def forward(ctx: Any, a: Tensor, U: Tensor, z: Tensor, weight: float) -> Tensor:
         """Return the sum."""
         p = torch.softmax(z, 1)
-        A, M, UU = a * a, p @ U, U * U
-        D = torch.addmm(M * M, p, UU, beta=-1).mul_(a)
+        M, UU = p @ U, U * U
+        D = (p @ UU).addcmul_(M, M, value=-1).mul_(a)
         ctx.weight = weight
-        ctx.save_for_backward(a, U, z, p, A, M, UU, D)
+        ctx.save_for_backward(a, U, z, p, M, UU, D)
         return torch.dot(a.reshape(-1), D.reshape(-1)).mul_(weight)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients, through the formula itself where they need gradients in turn."""
-        a, U, z, p, A, M, UU, D = ctx.saved_tensors
+        a, U, z, p, M, UU, D = ctx.saved_tensors
         if torch.is_grad_enabled():
             q = torch.softmax(z, 1)
             value = (a * a * (q @ (U * U) - (q @ U) ** 2)).sum() * ctx.weight
             return *torch.autograd.grad(value, (a, U, z), g, create_graph=True), None
-        T, c = A * M, ctx.weight * (g if g.is_cuda else float(g))
+        A, c = a * a, ctx.weight * (g if g.is_cuda else float(g))
+        T = A * M
         in_U = (p.T @ A).mul_(U).addmm_(p.T, T, alpha=-1).mul_(2 * c)
         in_p = (A @ UU.T).addmm_(T, U.T, alpha=-2).mul_(p)
         in_z = in_p.addcmul_(p, in_p.sum(1, keepdim=True), value=-1).mul_(c)
@@ -107,14 +107,9 @@ def last_linear(model: nn.Module, x: Any, output: Output, first: Carried) -> Las
         return None
     made: list[tuple[nn.Module, Any, Any]] = []
     layers = [m for m in model.modules() if type(m) is nn.Linear]
-    hooks = [m.register_forward_hook(lambda *told: made.append(told)) for m in layers]
-    try:
-        with modes(model, noise=False):
-            result = called(model, x)
-            out = result if output is None else output(result)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with hooked(layers, after=lambda *told: made.append(told)), modes(model, noise=False):
+        result = called(model, x)
+        out = result if output is None else output(result)
     ends = [module for module, _, value in made if value is out]
     return LastLinear(noise, ends[0]) if ends else None
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from overt._types import Floats
 from overt.nn.auditing.report import CapacityBound
-from overt.nn.auditing.sums import Average, Columns, Mean
+from overt.nn.auditing.sums import Average, Mean, Table
 from overt.nn.auditing.trace import Chain
 from overt.nn.given.losses import Loss, Targets, is_squared
 from overt.relu.bounds import rademacher_upper, risk_bound, symmetrized_bound
@@ -33,7 +33,10 @@ class Capacity:
     """
 
     def __init__(self, chain: Chain, loss: Loss, outputs: int) -> None:
-        self._chain, self._outputs = chain, outputs
+        self._outputs = outputs
+        self._shifted = any(b.any() for b in chain.biases)
+        self._size = _frobenius(chain, self._shifted) if chain.homogeneous else None
+        self._last = (chain.weights[-1], chain.biases[-1])
         self._usable = is_squared(loss) and outputs == 1
         self._input_square, self._clipped, self._symmetrized = Mean(), Mean(), Mean()
         self._before, self._after = Average(), Average()  # of the ReLU, mean squares
@@ -53,28 +56,27 @@ class Capacity:
             return
         z = z.double()
         signs = torch.randint(0, 2, (len(z), 1), device=z.device).double() * 2 - 1
-        chain = self._chain
-        U, b = (torch.from_numpy(part[1]).to(z) for part in (chain.weights, chain.biases))
+        U, b = (torch.from_numpy(part).to(z) for part in self._last)
         # The bias is the weight of a constant hidden unit.
         turned = torch.relu(signs * z) @ U.T + torch.relu(signs) * b
         self._symmetrized.add(_clipped_error(turned, targets))
 
-    def bounds(self, n: int, columns: Columns | None) -> list[CapacityBound]:
+    def bounds(self, n: int, table: Table | None) -> tuple[CapacityBound, ...]:
         """Return all bounds that are defined for the network, from n samples."""
         found: list[CapacityBound] = []
+        columns = None if table is None else table.columns()
         before, after = self._before.value, self._after.value
         if after is not None and before is not None and columns is not None and columns.has_inputs:
-            shifted = any(b.any() for b in self._chain.biases)
-            first, last = 0 if shifted else columns.x.start, columns.x.stop
+            first, last = 0 if self._shifted else columns.x.start, columns.x.stop
             found += self._two_layers(n, _rank(columns.R, first, last), after, before)
-        if self._chain.homogeneous:
-            found += self._frobenius(n)
-        return found
+        if self._size is not None:
+            found += self._frobenius(n, self._size)
+        return tuple(found)
 
     def _two_layers(self, n: int, rank: int, after: Floats, before: Floats) -> list[CapacityBound]:
         """Thesis, Theorem 12 and Corollaries 2 and 3, output by output, the largest taken."""
-        U, norm = np.abs(self._chain.weights[1]), math.sqrt(n * rank)
-        constant = np.abs(self._chain.biases[1])  # of a hidden unit that is 1, random under signs
+        # The constant is of a hidden unit that is 1, random under signs.
+        norm, (U, constant) = math.sqrt(n * rank), map(np.abs, self._last)
         alpha = float((U @ np.sqrt(after) + constant).max())
         symmetrized = float((U @ np.sqrt(before / 2) + constant * math.sqrt(0.5)).max())
         source = "Thesis, Theorem 12 with beta = 1/2"
@@ -105,18 +107,9 @@ class Capacity:
             ))  # fmt: skip
         return bounds
 
-    def _frobenius(self, n: int) -> list[CapacityBound]:
+    def _frobenius(self, n: int, size: float) -> list[CapacityBound]:
         """R <= prod |W_i|_F (sqrt(2 L log 2) + 1) sqrt(sum |x_i|^2) / n, L layers."""
-        weights, biases = self._chain.weights, self._chain.biases
-        shifted = any(b.any() for b in biases)
-        norms = [
-            math.sqrt(np.sum(W**2) + np.sum(b**2) + shifted)
-            for W, b in zip(weights[:-1], biases[:-1], strict=True)
-        ]
-        last = np.sqrt(np.sum(weights[-1] ** 2, 1) + biases[-1] ** 2)  # one output at a time
-        growth = math.sqrt(2 * math.log(2) * len(weights)) + 1
-        value = math.prod(norms) * float(last.max()) * growth
-        value *= math.sqrt((self._input_square.value + shifted) / n)
+        value = size * math.sqrt((self._input_square.value + self._shifted) / n)
         found = [
             _rademacher(
                 "product of Frobenius norms", value,
@@ -133,6 +126,19 @@ class Capacity:
                 f"{1 - DELTA:.0%}", (), risk >= 1,
             ))  # fmt: skip
         return found
+
+
+def _frobenius(chain: Chain, shifted: bool) -> float:
+    """Return prod |W_i|_F (sqrt(2 L log 2) + 1), of the last layer one output at a time."""
+    *weights, U = chain.weights
+    *biases, constant = chain.biases
+    norms = [
+        math.sqrt(np.sum(W**2) + np.sum(b**2) + shifted)
+        for W, b in zip(weights, biases, strict=True)
+    ]
+    last = np.sqrt(np.sum(U**2, 1) + constant**2)
+    growth = math.sqrt(2 * math.log(2) * len(chain.weights)) + 1
+    return math.prod(norms) * float(last.max()) * growth
 
 
 def _rank(R: Floats, first: int, last: int) -> int:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,18 +21,21 @@ from overt.nn.auditing import measures
 from overt.nn.auditing.capacity import Capacity
 from overt.nn.auditing.head import Head, find_head
 from overt.nn.auditing.last_layer import LastLayer
-from overt.nn.auditing.noises import drawn_behind, drop_prob, find_noises, obedient, realized
+from overt.nn.auditing.noises import drawn_behind, drop_prob, find_noises, masks, obedient
 from overt.nn.auditing.report import AuditReport, Measure, NoiseFindings
-from overt.nn.auditing.sampling import Estimate, Sampled
+from overt.nn.auditing.sampling import Estimate, Sampled, all_findings, noise_findings
 from overt.nn.auditing.sums import Average, Mean, Table
 from overt.nn.auditing.trace import Trace, few_rows
 from overt.nn.given.batches import Batch, reason_of, running
 from overt.nn.given.losses import Loss, Targets, is_squared
-from overt.relu.bounds import coadaptation
+from overt.nn.recording.generators import torch_states
+from overt.nn.recording.hooks import hooked
 from overt.results import Status
 
 SAMPLING = 0.3
 """The share of the forward passes that may be spent on sampled masks."""
+KEPT = 2**22
+"""The most numbers that a report keeps to work out findings when they are read; else it is now."""
 MAX_INPUTS, MAX_OUTPUTS = 2048, 1024
 """The most inputs and outputs whose second moments are kept."""
 
@@ -55,8 +61,12 @@ class Examination:
         stack: ExitStack,
     ) -> None:  # fmt: skip
         self._model, self._loss, self.samples = model, loss, 0
-        few = few_rows(model, batch)
-        trace = Trace(model, few)
+        try:
+            few = batch.inputs.first(2)
+            trace = Trace(model, few)
+        except Exception:  # the model wants its number of rows, or says what is wrong
+            few = few_rows(model, batch)
+            trace = Trace(model, few)
         self._trace = stack.enter_context(obedient(model, trace))
         self._outputs = self._trace.units(self._trace.output)
         self._noises, self._skipped = find_noises(model, self._trace)
@@ -72,6 +82,11 @@ class Examination:
         known = [name for name, source in self._noises.items() if source.op is not None]
         watched = [*known, *([] if head is None else [head.name])]
         self._squares: dict[str, Average | None] = {name: Average() for name in watched}
+        self._watched = {
+            module: name
+            for name, module in model.named_modules()
+            if name in self._squares or isinstance(module, measures.LAYERS)
+        }
         self._layers = measures.Layers()
         self._features: dict[str, Tensor] = {}
         self._preactivations: Tensor | None = None
@@ -113,24 +128,27 @@ class Examination:
         """Return the report; `own_data` says that rows held out are among those given."""
         objective, error = self._objective()
         error = math.hypot(error, self._drawn.error)
-        columns = None if self._table is None else self._table.columns()
-        head = suggestion = None
-        if self._last is not None and columns is not None:
-            squares = self._square(self._last.head.name)
-            head = self._last.findings(columns, objective, squares)
-            advice = self._last.suggestion(columns, own_data=own_data)
-            if isinstance(advice, str):
-                self._skipped.append(("suggestion", advice))
+        last, table, later = self._last, self._table, dict[str, Any](head=None, suggestion=None)
+        if last is not None and table is not None:
+            squares, why = self._square(last.head.name), last.unsuggested()
+            later["head"] = partial(last.findings, table, objective, squares)
+            if why is None:
+                later["suggestion"] = partial(last.suggestion, table, own_data=own_data)
             else:
-                suggestion = advice
+                self._skipped.append(("suggestion", why))
         if self._sampled.no_flows is not None:
             self._skipped.append(("flows", f"there is no gradient: {self._sampled.no_flows}"))
-        found = self._measures()
         layers, silent = self._layers.findings(self._model)
+        measured = self._measures()
         self._skipped += silent
-        bounds = [] if self._capacity is None else self._capacity.bounds(self.samples, columns)
+        noises = [self._noise(i, objective) for i in range(len(self._noises))]
+        later["noises"] = partial(all_findings, noises, torch_states())
+        later["bounds"] = ()
+        if self._capacity is not None:
+            later["bounds"] = partial(self._capacity.bounds, self.samples, table)
+        kept = sum(part.size for part in (last, table) if part is not None)
         loss = self._loss
-        return AuditReport(
+        report = AuditReport(
             model=type(self._model).__name__,
             loss=loss if isinstance(loss, str) else getattr(loss, "__name__", repr(loss)),
             samples=self.samples, outputs=self._outputs,
@@ -138,21 +156,16 @@ class Examination:
             plain_loss=self._plain.value, objective=objective, objective_error=error,
             accuracy=self._right.value if self._right.count == self.samples else None,
             holdout_loss=self._holdout.value if self._holdout.count else None,
-            noises=tuple(self._noise(i, objective) for i in range(len(self._noises))),
-            layers=tuple(layers), head=head, measures=tuple(found), bounds=tuple(bounds),
-            suggestion=suggestion, skipped=tuple(self._skipped), status=status,
-            seconds=time.perf_counter() - start,
+            layers=tuple(layers), measures=tuple(measured), **later,
+            skipped=tuple(self._skipped), status=status, seconds=time.perf_counter() - start,
         )  # fmt: skip
+        return report if kept <= KEPT else copy.copy(report)
 
     def _forward(self, batch: Batch) -> Seen:
         where, inputs = batch.where, batch.inputs
-        with ExitStack() as stack, torch.no_grad():
-            for name, module in self._model.named_modules():
-                if name in self._squares or isinstance(module, measures.LAYERS):
-                    hook = module.register_forward_hook(self._watch(name, inputs.tensors))
-                    stack.callback(hook.remove)
-            with running(inputs, where):
-                output = inputs.run(self._model)
+        watch = self._watch(inputs.tensors)
+        with hooked(self._watched, after=watch), torch.no_grad(), running(inputs, where):
+            output = inputs.run(self._model)
         if not isinstance(output, Tensor) or not output.is_floating_point():
             kind = type(output).__name__
             raise InputError(
@@ -175,15 +188,15 @@ class Examination:
         targets = Targets(batch.y, output, self._loss, where)
         return Seen(output.reshape(len(output), -1), targets, targets.losses(output, self._loss))
 
-    def _watch(self, name: str, inputs: tuple[Tensor, ...]) -> Any:
+    def _watch(self, inputs: tuple[Tensor, ...]) -> Any:
         def hook(module: Any, args: Any, output: Tensor) -> None:
-            h = args[0].detach()
+            name, h = self._watched[module], args[0].detach()
             if name in self._squares:  # a copy: later layers may work in place
                 self._features[name] = h.clone()
             if not isinstance(module, measures.LAYERS):
                 return
             chain = self._chain
-            if chain is not None and chain.two_layers and module.weight is chain.first:
+            if chain is not None and chain.two_layers and module.weight is chain.held[0]:
                 self._preactivations = output.detach().clone()
             own = any(h.data_ptr() == x.data_ptr() and h.numel() == x.numel() for x in inputs)
             self._layers.add(name, module, h, from_data=own)
@@ -248,48 +261,38 @@ class Examination:
         value = self._plain.value + self._last.penalty + others.value
         return value, others.error if len(self._noises) > 1 else 0.0
 
-    def _noise(self, i: int, objective: float) -> NoiseFindings:
+    def _noise(self, i: int, objective: float) -> Callable[[], NoiseFindings]:
         name, source = list(self._noises.items())[i]
         squares = self._square(name) if source.op is not None else None
         last = self._last if self._exact and i == len(self._noises) - 1 else None
-        if last is None:
-            penalty, error = self._sampled.added[i].value, self._sampled.added[i].error
-        else:
-            penalty, error = last.penalty, 0.0
-        exact_flows = last is not None and squares is not None and not last.head.shares
-        if exact_flows and last is not None and squares is not None:
-            psi = last.head.flows(squares)
-            found: tuple[Any, Any, Any] | None = (psi, np.zeros(len(psi)), 0.0)
-        else:
-            found = self._sampled.flows(i)
-        flows, flows_error, phi_error = (None, None, None) if found is None else found
-        return NoiseFindings(
-            name, source.kind, None if squares is None else int(squares.size),
-            drop_prob(source.module), *realized(source), penalty, error, last is not None,
-            penalty / objective if objective else 0.0, flows, flows_error, exact_flows,
-            None if flows is None else coadaptation(flows), phi_error,
-            None if squares is None else int(np.sum(squares == 0)),
-        )  # fmt: skip
+        added = (last.penalty, 0.0) if last is not None else self._sampled.added[i].result
+        exact = None if last is None or squares is None or last.head.shares else last.head
+        told = {
+            "name": name, "kind": source.kind, "drop_prob": drop_prob(source.module),
+            "units": None if squares is None else int(squares.size),
+            "penalty": added[0], "penalty_error": added[1], "exact": last is not None,
+            "share": added[0] / objective if objective else 0.0, "exact_flows": exact is not None,
+            "dead": None if squares is None else int(np.sum(squares == 0)),
+        }  # fmt: skip
+        if exact is None:
+            return partial(noise_findings, told, masks(source), self._sampled.flows(i).value)
+        return partial(noise_findings, told, masks(source), partial(exact.exact_flows, squares))
 
     def _measures(self) -> list[Measure]:
-        x, norms = self._trace.inputs.only, {}
-        for p in (1, 2):
-            try:
-                if x is None:
-                    raise measures.NoPath(
-                        "inputs that are not one tensor of numbers with a fraction"
-                    )
-                norms[p] = measures.path_norm(self._model, x, p, self._trace.inputs.output)
-            except measures.NoPath as error:
-                self._skipped.append(("path norm", f"not defined through {error}"))
-                break
-            except (RuntimeError, TypeError) as error:
-                self._skipped.append(("path norm", reason_of(error)))
-                break
-        weights = None if self._chain is None else self._chain.weights
+        trace, chain, norms = self._trace, self._chain, {}
+        try:
+            if trace.inputs.only is None:
+                raise measures.NoPath("inputs that are not one tensor of numbers with a fraction")
+            norms = {p: measures.path_norm(trace.recording, p) for p in (1, 2)}
+        except measures.NoPath as error:
+            self._skipped.append(("path norm", f"not defined through {error}"))
+        except (RuntimeError, TypeError) as error:
+            self._skipped.append(("path norm", reason_of(error)))
+        weights = None if chain is None else chain.weights
         found = measures.path_measures(norms, weights, self.samples)
-        if weights is not None:
-            return found + measures.norm_measures(weights, self.samples)
+        if chain is not None:
+            known = [self._layers.spectral.get(weight) for weight in chain.held]
+            return found + measures.norm_measures(chain.weights, self.samples, known)
         self._skipped.append(
             ("norm measures", "equations 1.2 to 1.4 are for chains of linear layers; see the norms "
              "of each layer")

@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from overt._types import Floats
 from overt.linear.bounds import Envelope, envelopes
-from overt.nn.auditing.noises import drop_prob, with_drop_prob
+from overt.nn.auditing.noises import drop_prob, twin, with_drop_prob
 from overt.nn.auditing.trace import Point, Tail, Trace, Trunk
 from overt.nn.given.batches import Inputs, reason_of
 from overt.nn.layers.dropblock import DropBlock1d, DropBlock2d, DropBlock3d
 from overt.nn.layers.dropconnect import DropConnectLinear
 from overt.nn.layers.mask_covariance import MaskCovariance
 from overt.nn.layers.recognized import is_weight_noise, mask_covariance_of, plain_dropout
+from overt.nn.recording.hooks import hooked
 from overt.nn.recording.watching import watch
 from overt.noise import CovarianceNoise
 from overt.spectral import KSupport, Schatten, SpectralNorm, SquaredNuclear, nu
@@ -49,8 +50,9 @@ class Head:
     """
 
     def __init__(self, model: nn.Module, trace: Trace, tail: Tail, name: str, point: Point) -> None:
-        self.name, self.module = name, model.get_submodule(name)
-        self.noisy = point.noise is not None
+        module, self.name, self.noisy = model.get_submodule(name), name, point.noise is not None
+        # What is known of the noise stays what it is now: the model's may change.
+        self.module: Any = twin(module) if self.noisy else None
         self._others: dict[float | None, Any] = {}
         self.connect = isinstance(self.module, DropConnectLinear)
         self.centered = point.shifted
@@ -58,23 +60,20 @@ class Head:
         self.units = math.prod(self.shape)
         weight = trace.only_weight(point)
         self.J = (
-            _jacobian(model, self.module, trace.inputs.first(1))
+            _jacobian(model, module, trace.inputs.first(1))
             if weight is None
-            else weight.detach().double().cpu()
+            else weight.detach().to("cpu", torch.float64, copy=True)
         )
-        self._plain = [
-            (p, model.get_submodule(p.noise))
-            for p in tail.noises
-            if p.noise is not None and plain_dropout(model.get_submodule(p.noise)) is not None
-        ]
+        probs = [(p, plain_dropout(model.get_submodule(str(p.noise)))) for p in tail.noises]
+        plain = [(p, prob) for p, prob in probs if prob is not None]
         trunk = trace.trunk(point)
         rank = min(point.narrowest, self.units, trunk.narrowest)
         source = "Structured dropout, Theorem 2.7; Implicit bias of dropout, Theorem 3.6"
         self.stretches = [Stretch(point.shifted, rank, trunk, self._nearest, source)]
-        distinct = {p.noise for p, _ in self._plain}
-        if not self.connect and len(self._plain) == len(distinct) > 1:
-            far = self._plain[-1][0]
-            self._widths = [trace.units(p.op.output) for p, _ in self._plain]
+        self._probs = {p.noise: prob for p, prob in plain}
+        if not self.connect and len(plain) == len(self._probs) > 1:
+            far = plain[-1][0]
+            self._widths = [trace.units(p.op.output) for p, _ in plain]
             trunk = trace.trunk(far)
             rank = min(far.narrowest, trunk.narrowest)
             source = "Thesis, Theorem 9 and Lemma 9"
@@ -82,11 +81,12 @@ class Head:
 
     def fits(self, h: Tensor, f: Tensor) -> bool:
         """Whether outputs f differ between samples by J times what their units h differ by."""
-        F, f = h.double().flatten(1).cpu() @ self.J.T, f.double().reshape(len(f), -1).cpu()
-        rounding = 100 * torch.finfo(h.dtype).eps * float(F.abs().max() + f.abs().max())
+        F = h.double().flatten(1).cpu().numpy() @ self.J.numpy().T
+        G = f.double().reshape(len(f), -1).cpu().numpy()
+        rounding = 100 * torch.finfo(h.dtype).eps * (np.abs(F).max() + np.abs(G).max())
         if self.centered:
-            f, F = f - f.mean(0), F - F.mean(0)
-        return bool(((F - f).abs() <= rounding + 1e-2 * float(F.abs().max())).all())
+            G, F = G - G.mean(0), F - F.mean(0)
+        return bool((np.abs(F - G) <= rounding + 1e-2 * np.abs(F).max()).all())
 
     @property
     def affine_trunk(self) -> bool:
@@ -134,6 +134,11 @@ class Head:
         here = self.covariance()
         return probs / (1 - probs) if plain and here is not None and here.independent else None
 
+    @property
+    def adjustable(self) -> bool:
+        """Whether the noise, if there is any, has a drop probability."""
+        return not self.noisy or self.connect or self._at(0.5) is not None
+
     def _at(self, p: float | None) -> Any:
         """Return the noise, at another drop probability if given; None if it has none."""
         if p not in self._others:
@@ -149,6 +154,10 @@ class Head:
     def flows(self, squares: Floats) -> Floats:
         """Return |u_j| sqrt(mean(h_j^2)), u_j the columns of J."""
         return np.sqrt(np.sum(self.J.numpy() ** 2, 0) * squares.ravel())
+
+    def exact_flows(self, squares: Any) -> tuple[Floats, Floats, float]:
+        """Return them with their errors."""
+        return (psi := self.flows(squares)), np.zeros(len(psi)), 0.0
 
     def weigh(self, p: float | None) -> Callable[[Floats], Floats] | None:
         """Return C -> Gamma o C over the flattened units."""
@@ -171,10 +180,10 @@ class Head:
 
     def _together(self, p: float | None) -> list[Envelope]:
         """Return the envelope of all plain dropout layers in the tail."""
-        probs = [plain_dropout(module) for _, module in self._plain]
-        if p is not None and self._plain[0][0].noise == self.name:
-            probs[0] = p
-        return [(nu(self._widths, probs), SquaredNuclear())]
+        probs = dict(self._probs)
+        if p is not None and self.name in probs:
+            probs[self.name] = p
+        return [(nu(self._widths, list(probs.values())), SquaredNuclear())]
 
 
 def unit_envelopes(module: Any, shape: tuple[int, ...]) -> list[Envelope]:
@@ -277,19 +286,15 @@ def _jacobian(model: nn.Module, module: Any, inputs: Inputs) -> Tensor:
         steps.append(torch.zeros_like(args[0], requires_grad=True))
         return (args[0] + steps[-1], *args[1:])
 
-    hook = module.register_forward_pre_hook(add_zero)
-    try:
-        with torch.enable_grad():
-            output = watch(
-                model,
-                inputs.given,
-                lambda call: call.args[0] if call.name == "log_softmax" else call.run(),
-                output=inputs.output,
-            ).flatten()
-            rows = [
-                torch.autograd.grad(o, steps[-1], retain_graph=True, materialize_grads=True)[0]
-                for o in output
-            ]
-    finally:
-        hook.remove()
+    with hooked([module], add_zero), torch.enable_grad():
+        output = watch(
+            model,
+            inputs.given,
+            lambda call: call.args[0] if call.name == "log_softmax" else call.run(),
+            output=inputs.output,
+        ).flatten()
+        rows = [
+            torch.autograd.grad(o, steps[-1], retain_graph=True, materialize_grads=True)[0]
+            for o in output
+        ]
     return torch.stack([row.flatten() for row in rows]).double().cpu()

@@ -11,7 +11,7 @@ from overt.linear.bounds import numerical_rank
 from overt.nn.auditing import lower
 from overt.nn.auditing.head import Head, Stretch
 from overt.nn.auditing.report import HeadFindings, LowerBound, Suggestion
-from overt.nn.auditing.sums import Columns, Mean, Parts
+from overt.nn.auditing.sums import Columns, Mean, Parts, Table
 from overt.nn.given.losses import Loss, Targets, is_squared, unit
 from overt.relu.bounds import coadaptation
 
@@ -45,9 +45,9 @@ class LastLayer:
         if self._parts is not None:
             self._parts.add_holdout(h.flatten(1), targets.rows)
 
-    def findings(self, columns: Columns, objective: float, squares: Floats | None) -> HeadFindings:
+    def findings(self, table: Table, objective: float, squares: Floats | None) -> HeadFindings:
         """Return what the layer does beside what theory says; `squares` are its units' means."""
-        head = self.head
+        head, columns = self.head, table.columns()
         bound, predicted, target, stretch = self._best_stretch(self._targets(columns))
         bounds = (
             self._squared_bounds(columns, bound, stretch)
@@ -65,18 +65,28 @@ class LastLayer:
             lower_bounds=tuple(bounds), gap=gap, relative_gap=gap / objective if objective else 0.0,
         )  # fmt: skip
 
-    def suggestion(self, columns: Columns, *, own_data: bool) -> Suggestion | str:
-        """Return the drop probability with the least held-out error, or why there is none."""
-        head = self.head
+    @property
+    def size(self) -> int:
+        """How many numbers are kept."""
+        return 0 if self._parts is None else self._parts.size
+
+    def unsuggested(self) -> str | None:
+        """Return why no drop probability can be suggested, None if one can."""
         if self._parts is None:
             return (
-                f"{head.units} units feed the last layer, and {MAX_UNITS} is the most whose second "
-                "moments are kept"
+                f"{self.head.units} units feed the last layer, and {MAX_UNITS} is the most whose "
+                "second moments are kept"
             )
+        some = self._parts.counts[0] > 1 and min(self._parts.counts) > 0 and self.head.adjustable
+        return None if some else "too few rows to hold out, or no probability to choose"
+
+    def suggestion(self, table: Table, *, own_data: bool) -> Suggestion:
+        """Return the drop probability with the least held-out error."""
+        head, columns = self.head, table.columns()
+        assert self._parts is not None  # noqa: S101 (for the type checker)
         strengths = head.strengths(lower.CANDIDATES)
         curve = lower.holdout_curve(self._parts, head.weigh, strengths, bias=head.centered)
-        if curve is None:
-            return "too few rows to hold out, or no probability to choose"
+        assert curve is not None  # noqa: S101 (for the type checker)
         error, deviation = (part * unit(self._loss, self._outputs) for part in curve)
         best = int(np.argmin(error))
         near = lower.CANDIDATES[error <= error[best] + deviation[best]]

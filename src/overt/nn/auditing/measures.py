@@ -13,7 +13,8 @@ each up to a constant, so that they compare networks and bound nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,9 @@ from torch.nn import functional
 from overt._types import Floats
 from overt.nn.auditing.report import LayerFindings, Measure
 from overt.nn.layers.dropconnect import DropConnectConv2d, DropConnectLinear
-from overt.nn.recording.watching import Call, watch
+from overt.nn.layers.recognized import is_weight_noise, known_noise
+from overt.nn.recording.recorder import Operation, Recording, Value
+from overt.nn.recording.watching import mapped, tensors
 
 LAYERS = (nn.Linear, nn.modules.conv._ConvNd, DropConnectLinear, DropConnectConv2d)
 
@@ -35,6 +38,7 @@ class Layers:
     def __init__(self) -> None:
         self._largest: dict[str, Tensor] = {}
         self._from_data: set[str] = set()
+        self.spectral: dict[Tensor, float] = {}  # the norms of weights that were met
 
     def add(self, name: str, module: Any, h: Tensor, *, from_data: bool) -> None:
         """Take in what a layer was given, and whether it is the model's own input."""
@@ -64,6 +68,7 @@ class Layers:
     def _layer(self, name: str, module: Any) -> LayerFindings:
         W = module.weight.detach().double().cpu().flatten(1).numpy()
         spectral, frobenius = _largest(W), float(np.linalg.norm(W))
+        self.spectral[module.weight] = spectral
         return LayerFindings(
             name=name, shape=tuple(module.weight.shape), spectral=spectral, frobenius=frobenius,
             stable_rank=(frobenius / spectral) ** 2 if spectral else 0.0,
@@ -75,7 +80,7 @@ class Layers:
 def _largest(W: Floats) -> float:
     """Return the largest singular value, of large matrices from their Gram matrix's powers."""
     if W.size <= 2**14:
-        return float(np.linalg.norm(W, 2))
+        return float(np.linalg.svd(W, compute_uv=False)[0])
     from scipy.sparse.linalg import ArpackError, eigsh
 
     gram = W @ W.T if len(W) <= W.shape[1] else W.T @ W
@@ -93,24 +98,36 @@ class NoPath(Exception):  # noqa: N818
     """An operation whose paths are not defined; the message names it."""
 
 
-def path_norm(
-    model: nn.Module, x: Tensor, p: int, pick: Callable[[Any], Any] | None = None
-) -> float:
-    """Psi_p, from one pass of ones with every weight w replaced by |w|^p and no activation.
+def path_norm(recording: Recording, p: int) -> float:
+    """Psi_p: a recorded pass again, on ones, with weights |w|^p for w and no activation.
 
     Batch normalization in evaluation mode is a weight, residual sums join paths, average pooling
     has weights 1/K and max pooling weights 1. Biases are on no path from an input. Raises NoPath
-    where paths are not defined; `pick` says which output counts.
+    where paths are not defined. The first row alone is ones, for models that add rows up.
     """
-    ones = torch.ones_like(x[:1], dtype=torch.float64)
+    (x,), paths = recording.inputs, _Paths(p)
+    ones = torch.zeros_like(x.tensor, dtype=torch.float64)
+    ones[:1] = 1.0
+    now = {x: ones}
+
+    def at(value: Value) -> Any:
+        return now.get(value, value.tensor)
+
     with torch.no_grad():
-        output = watch(model, ones, _Paths(p).follow)
-    return float((output if pick is None else pick(output)).sum()) ** (1 / p)
+        for op in recording.operations:
+            args, given = mapped(op.args, at, Value), mapped(op.kwargs, at, Value)
+            # What picks the output is no part of the network.
+            made = paths.follow(op, args, given) if op.frames else op.function(*args, **given)
+            now.update(zip(op.outputs, tensors(made), strict=False))
+    return float(at(recording.output)[:1].sum()) ** (1 / p)
 
 
-def norm_measures(weights: list[Floats], n: int) -> list[Measure]:
-    """Return (1.2), (1.3) and (1.4) for a chain of linear layers."""
-    spectral = [_largest(W) for W in weights]
+def norm_measures(
+    weights: list[Floats], n: int, known: Sequence[float | None] = ()
+) -> list[Measure]:
+    """Return (1.2), (1.3) and (1.4) for a chain of linear layers; `known` are spectral norms."""
+    pairs = zip_longest(weights, known)
+    spectral = [_largest(W) if norm is None else norm for W, norm in pairs]
     if min(spectral) == 0:
         return []
     frobenius = [float(np.linalg.norm(W)) for W in weights]
@@ -156,24 +173,32 @@ class _Paths:
     def __init__(self, p: int) -> None:
         self._p = p
 
-    def follow(self, call: Call) -> Any:
-        """Return what path weights make of a call's arguments."""
-        name, args, given, kind = call.name, call.args, call.kwargs, call.kind
+    def follow(self, op: Operation, args: Any, given: dict[str, Any]) -> Any:
+        """Return what path weights make of an operation's arguments."""
+        name, kind = op.name, op.kind
+        if op.leaf is not None and known_noise(op.leaf):
+            return self._noise(op.leaf, next(tensors((args, given))))
         if kind.values == "linear":
-            return self._linear(call.function, *args, **given)
+            return self._linear(op.function, *args, **given)
         if name == "batch_norm":
             return self._batch_norm(*args, **given)
         if (kind.values == "entrywise" and kind.units == "pass") or "dropout" in name:
             return args[0]
         if (kind.values == "move" and name not in ("to", "float")) or name in ("sum", "cat"):
-            return call.run()
+            return op.function(*args, **given)
         if name == "add" and all(isinstance(a, Tensor) for a in args) and len(args) == 2:
             return args[0] + args[1]
         if "avg_pool" in name:
-            return self._pooled(call.run(), args[0], self._p - 1)
+            return self._pooled(op.function(*args, **given), args[0], self._p - 1)
         if "max_pool" in name:
             return self._summed(name, args, given)
         raise NoPath(name)
+
+    def _noise(self, layer: Any, x: Tensor) -> Any:
+        if not is_weight_noise(layer):
+            return x
+        kernel = isinstance(layer, DropConnectConv2d)
+        return self._linear(layer.convolve if kernel else functional.linear, x, layer.weight)
 
     def _linear(self, func: Any, x: Tensor, weight: Tensor, bias: Any = None, *rest: Any) -> Any:
         return func(x, weight.detach().double().abs() ** self._p, None, *rest)

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from overt.nn.auditing.trace import Trace
 from overt.nn.given.batches import reason_of
 from overt.nn.layers.base import RatedNoise
-from overt.nn.layers.recognized import is_silent, is_weight_noise, known_noise
-from overt.nn.recording.generators import noted_draws, other_states, own_generators, repeated
+from overt.nn.layers.recognized import (
+    draws_nothing_else,
+    is_silent,
+    is_weight_noise,
+    known_noise,
+)
+from overt.nn.recording.drawers import noted_draws, undone
+from overt.nn.recording.generators import (
+    fresh,
+    generator_state,
+    other_states,
+    own_generators,
+    repeated,
+)
 from overt.nn.recording.modes import modes, switched
 from overt.nn.recording.recorder import Operation, record
 from overt.nn.recording.watching import is_noise, tensors
@@ -66,10 +79,10 @@ def find_noises(model: nn.Module, trace: Trace) -> tuple[dict[str, Source], Skip
 
     What draws in evaluation mode too, or where it cannot be switched on, is left out, with reasons.
     """
-    met = trace.noises
+    met, parts = trace.noises, dict(model.named_modules())
     skipped = [
         (name, "not reached by the forward pass")
-        for name, module in model.named_modules()
+        for name, module in parts.items()
         if known_noise(module) and name not in met
     ]
     on = trace.drawing
@@ -81,13 +94,7 @@ def find_noises(model: nn.Module, trace: Trace) -> tuple[dict[str, Source], Skip
         )  # fmt: skip
     found = {name: Source(name, op.leaf, op, str(op.leaf)) for name, op in met.items() if op.leaf}
     try:
-        with own_generators(), modes(model, noise=True):
-            before, others = other_states(), dict[str, None]()
-            training = record(
-                model, trace.inputs.given, leaves=lambda _, module: known_noise(module), keep=False
-            )
-            with noted_draws(model) if other_states() != before else nullcontext(others) as others:
-                moves = repeated(model, lambda: list(tensors(trace.inputs.run(model))), 4)[1]
+        drawn, together, moves = _in_training(model, parts, trace)
     except Exception as error:  # whatever the model's code raises in training mode
         why = f"noise of other kinds is not looked for: {reason_of(error)}"
         skipped.append(("training mode", why))
@@ -96,19 +103,7 @@ def find_noises(model: nn.Module, trace: Trace) -> tuple[dict[str, Source], Skip
         skipped.append(
             ("training mode", "something draws from a generator of its own: that noise is left out")
         )
-    trace.training = training
-    drawn: dict[str, list[str]] = {}
-    together: set[str] = set(others)  # where rows may share what is drawn
-    for op in training.operations:
-        if op.random or op.noise in met:
-            path = str(op.noise) if op.noise in met else op.module
-            drawn.setdefault(path, []).append(op.name)
-            if op.name not in ENTRYWISE or not op.given:
-                together.add(path)
-    for path in others:
-        drawn.setdefault(path, []).append("a generator of Python or NumPy")
     paths = [path for path in drawn if path in met or path not in on]
-    parts = dict(model.named_modules())
     for path in paths:
         if path not in met:
             module = parts[path]
@@ -116,6 +111,57 @@ def find_noises(model: nn.Module, trace: Trace) -> tuple[dict[str, Source], Skip
             found[path] = Source(path, module, None, kind, path not in together)
     order = list(dict.fromkeys([*paths, *found]))
     return {name: found[name] for name in order}, skipped
+
+
+def _in_training(
+    model: nn.Module, parts: dict[str, nn.Module], trace: Trace
+) -> tuple[dict[str, list[str]], set[str], bool]:
+    """Return what is drawn, by whom, where rows may share it, and if there is more than is seen.
+
+    Nothing is run if all code is known, and recorded only if something other than layers of known
+    noise moves a generator.
+    """
+    every = nn.modules.module  # where hooks of all modules hang
+    hooks = every._global_forward_hooks or every._global_forward_pre_hooks or trace.inputs.output
+    if not hooks and all(map(draws_nothing_else, parts.values())):
+        return {name: [] for name in trace.noises}, set(), False
+    names = {module: name for name, module in parts.items() if known_noise(module)}
+    drew: list[bool] = []
+
+    def run() -> list[Tensor]:
+        before = generator_state()
+        outputs = list(tensors(trace.inputs.run(model)))
+        drew.append(generator_state() != before or not fresh())
+        return outputs
+
+    with undone(names) as called:
+        moves = repeated(model, run, 4)[1]
+    if any(drew):
+        return *_recorded(model, trace), moves
+    return {names[module]: [] for module in called if names[module] in trace.noises}, set(), moves
+
+
+def _recorded(model: nn.Module, trace: Trace) -> tuple[dict[str, list[str]], set[str]]:
+    """Return what is drawn in training mode, by who draws it, and where rows may share it."""
+    others: dict[str, None] = {}
+    with own_generators(), modes(model, noise=True):
+        before = other_states()
+        trace.training = record(
+            model, trace.inputs.given, leaves=lambda _, module: known_noise(module), keep=False
+        )
+        if other_states() != before:
+            with noted_draws(model) as others:
+                repeated(model, lambda: list(tensors(trace.inputs.run(model))), 1)
+    met, drawn, together = trace.noises, dict[str, list[str]](), set(others)
+    for op in trace.training.operations:
+        if op.random or op.noise in met:
+            path = str(op.noise) if op.noise in met else op.module
+            drawn.setdefault(path, []).append(op.name)
+            if op.name not in ENTRYWISE or not op.given:
+                together.add(path)
+    for path in others:
+        drawn.setdefault(path, []).append("a generator of Python or NumPy")
+    return drawn, together
 
 
 @contextmanager
@@ -168,39 +214,48 @@ def drop_prob(module: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) else None
 
 
+def twin(module: Any) -> Any:
+    """Return a copy of the noise that stays as it is."""
+    plain = type(module).__module__ == nn.Dropout.__module__  # which holds numbers alone
+    return copy.copy(module) if plain else copy.deepcopy(module)
+
+
 def with_drop_prob(module: Any, p: float) -> Any:
     """Return a copy of the noise with another drop probability; None if it has none."""
-    if type(module).__module__ == nn.Dropout.__module__:
-        twin = copy.copy(module)  # what it holds is its own
-        twin.p = p
-        return twin
-    if not isinstance(module, RatedNoise):
+    rated = isinstance(module, RatedNoise)
+    if not rated and type(module).__module__ != nn.Dropout.__module__:
         return None
-    twin = copy.deepcopy(module)
-    twin.drop_prob = p
-    return twin
+    other = twin(module)
+    setattr(other, "drop_prob" if rated else "p", p)
+    return other
 
 
-def realized(source: Source) -> tuple[float | None, float | None]:
-    """Return the share of zeros among drawn multipliers (or weights), and its standard error.
+def masks(source: Source) -> Callable[[], tuple[float | None, float | None]]:
+    """Return what draws masks of a source as it is now: the share of zeros, and its error.
 
-    Neither is known for noise that is no multiplier.
+    Neither is known for noise that is no multiplier of units or weights.
     """
     if source.op is None:
-        return None, None
-    module: Any = source.module
+        return lambda: (None, None)
     given: Any = source.op.inputs[0]
-    shape = given.shape[1:]
+    return partial(
+        _realized, twin(source.module), given.shape[1:], given.tensor.device, source.shared
+    )
+
+
+def _realized(
+    module: Any, shape: tuple[int, ...], device: Any, shared: bool
+) -> tuple[float, float]:
+    """Return the share of zeros among drawn multipliers (or weights), and its standard error."""
     if is_weight_noise(module):
-        twin = copy.deepcopy(module)
-        torch.nn.init.ones_(twin.weight)
-        rows = max(MASK_ROWS, min(4096, MASK_ENTRIES // twin.weight.numel()))
+        torch.nn.init.ones_(module.weight)
+        rows = max(MASK_ROWS, min(4096, MASK_ENTRIES // module.weight.numel()))
         with torch.no_grad():
-            values = (twin._noisy_weight(rows) == 0).double().flatten(1).mean(1).cpu()
+            values = (module._noisy_weight(rows) == 0).double().flatten(1).mean(1).cpu()
     else:
         rows = max(MASK_ROWS, min(4096, MASK_ENTRIES // max(math.prod(shape), 1)))
-        size = 1 if source.shared else rows  # a mask that a batch shares is one draw
-        ones = torch.ones(size, *shape, device=given.tensor.device)
+        size = 1 if shared else rows  # a mask that a batch shares is one draw
+        ones = torch.ones(size, *shape, device=device)
         with switched([module], True):
             dropped = [(module(ones) == 0).flatten(1) for _ in range(0, rows, size)]
         values = torch.cat([part.float().mean(1).double().cpu() for part in dropped])

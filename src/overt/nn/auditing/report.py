@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from overt._types import Floats, Ints
 from overt.results import Result, Status
@@ -231,12 +232,12 @@ class AuditReport(Result):
     plain_loss
         The mean loss without noise, all layers in evaluation mode.
     objective, objective_error
-        The mean loss with noise, which training descends; its standard error is 0 where it is
-        exact.
+        The mean loss with noise, which training descends; the error is standard, 0 if it is exact.
     accuracy, holdout_loss
         Share of classes predicted right, and mean loss on held-out data, where there are any.
     noises, layers, head, measures, bounds, suggestion
-        The findings.
+        The findings; those that follow from sums over the data are worked out from what the audit
+        kept when they are first read, whatever has become of the model.
     skipped
         (name, reason) of what was not understood or not done.
     status
@@ -262,6 +263,17 @@ class AuditReport(Result):
     skipped: tuple[tuple[str, str], ...]
     status: Status
     seconds: float
+
+    if not TYPE_CHECKING:
+
+        def __getattribute__(self, name: str) -> Any:
+            value = super().__getattribute__(name)
+            if isinstance(value, partial):  # what is found when it is first asked for
+                object.__setattr__(self, name, value := value())
+            return value
+
+    def __getstate__(self) -> dict[str, Any]:  # for copies, here or in another process
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def __str__(self) -> str:
         from overt.nn.auditing.presentation import text

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,13 @@ from torch import Tensor, nn
 
 from overt._types import Floats
 from overt.nn.auditing.noises import Source
+from overt.nn.auditing.report import NoiseFindings
 from overt.nn.auditing.sums import Mean
 from overt.nn.given.batches import Inputs, reason_of
 from overt.nn.given.losses import Loss, Targets
 from overt.nn.layers.recognized import is_weight_noise, mask_covariance_of
+from overt.nn.recording.generators import from_states
+from overt.nn.recording.hooks import hooked
 from overt.nn.recording.modes import switched
 from overt.relu.bounds import coadaptation
 
@@ -43,7 +46,8 @@ class Estimate:
     def add(self, values: Tensor) -> None:
         """Add numbers (passes, rows)."""
         self._rows.add(values.mean(0))
-        self._passes.add(values.mean(1))
+        if self._shared:
+            self._passes.add(values.mean(1))
 
     @property
     def value(self) -> float:
@@ -54,6 +58,11 @@ class Estimate:
     def error(self) -> float:
         """Its standard error."""
         return max(self._rows.error, self._passes.error if self._shared else 0.0)
+
+    @property
+    def result(self) -> tuple[float, float]:
+        """Both."""
+        return self.value, self.error
 
 
 class Flows:
@@ -154,10 +163,10 @@ class Sampled:
             except RuntimeError as error:  # a forward pass may have no gradient
                 self.no_flows = reason_of(error)
 
-    def flows(self, i: int) -> tuple[Floats, Floats, float] | None:
-        """Return psi of source i and errors, None where units change or have no gradient."""
+    def flows(self, i: int) -> Flows:
+        """Return psi of source i, or what knows nothing where it has no gradient."""
         found = self._flows[i]
-        return None if self.no_flows is not None or found is None else found.value()
+        return Flows() if self.no_flows is not None or found is None else found
 
     def _add_flows(self, inputs: Inputs) -> None:
         known = [s.module for s in self._sources if s.op is not None]
@@ -180,8 +189,31 @@ class Sampled:
         found = self._flows[i]
         known = [flows for flows in uses if flows is not None]
         fits = len(known) == len(uses) and len({flows.shape for flows in known}) == 1
-        if found is None or not fits or not found.add(torch.stack(known).sum(0)):
+        if found is None or not fits or not found.add(sum(known[1:], known[0])):
             self._flows[i] = None
+
+
+def all_findings(
+    noises: list[Callable[[], NoiseFindings]], states: list[Tensor]
+) -> tuple[NoiseFindings, ...]:
+    """Return what is found of each noise, masks drawn from generators in these states."""
+    with from_states(states):
+        return tuple(find() for find in noises)
+
+
+def noise_findings(
+    told: dict[str, Any],
+    masks: Callable[[], tuple[float | None, float | None]],
+    flows: Callable[[], tuple[Floats, Floats, float] | None],
+) -> NoiseFindings:
+    """Return what is told of a noise, with its masks, its flows and their co-adaptation."""
+    share, share_error = masks()
+    psi, error, phi_error = flows() or (None, None, None)
+    return NoiseFindings(
+        **told, realized=share, realized_error=share_error, flows=psi, flows_error=error,
+        coadaptation_error=phi_error,
+        coadaptation=None if psi is None else coadaptation(psi),
+    )  # fmt: skip
 
 
 def _switches(module: nn.Module) -> list[nn.Module]:
@@ -200,9 +232,7 @@ def _steps(modules: Sequence[nn.Module]) -> Iterator[list[tuple[nn.Module, Tenso
         met.append((module, args[0].detach(), step))
         return output + step
 
-    with ExitStack() as stack:
-        for module in modules:
-            stack.callback(module.register_forward_hook(hook).remove)
+    with hooked(modules, after=hook):
         yield met
 
 

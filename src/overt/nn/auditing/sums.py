@@ -20,12 +20,12 @@ class Mean:
 
     def add(self, values: Tensor) -> None:
         """Add one number per sample."""
-        x = values.detach().double().cpu()
-        n, mean = len(x), float(x.mean())
+        x = values.detach().double().cpu().numpy()
+        n, mean = len(x), float(np.add.reduce(x)) / len(x)
         before, self.count = self.count, self.count + n
-        shift = mean - self._mean
+        shift, away = mean - self._mean, x - mean
         self._mean += shift * n / self.count
-        self._square += float(((x - mean) ** 2).sum()) + shift**2 * before * n / self.count
+        self._square += float(away @ away) + shift**2 * before * n / self.count
 
     @property
     def value(self) -> float:
@@ -133,6 +133,11 @@ class Table:
         inputs = [x.double().reshape(len(x), -1)] if self.inputs and x is not None else []
         self._triangle.add(torch.cat([ones, *inputs, y, f.double()], 1))
 
+    @property
+    def size(self) -> int:
+        """How many numbers are kept, about."""
+        return int((1 + self.inputs + 2 * self._outputs) ** 2)
+
     def columns(self) -> Columns:
         """Return what is known so far."""
         ends = np.cumsum([1, self.inputs, self._outputs, self._outputs]).tolist()
@@ -156,6 +161,12 @@ class Parts:
         self._rows: list[list[Floats]] = [[] for _ in range(self.PARTS)]
         self._seen = 0
         self.counts = [0] * self.PARTS
+
+    @property
+    def size(self) -> int:
+        """How many numbers are kept."""
+        waiting = sum(rows.size for part in self._rows for rows in part)
+        return waiting + len(self._sums) * self._size**2
 
     def rows(self, part: int) -> Floats | None:
         """Return the rows of a part, None if they are no fewer than the units."""
@@ -192,7 +203,7 @@ class Parts:
         filled = torch.ones(len(h), self._size, dtype=wide)
         filled[:, 1 : 1 + self.units], filled[:, 1 + self.units :] = h.detach(), y
         rows = filled.numpy()
-        for p in np.unique(part).tolist():
+        for p in np.flatnonzero(np.bincount(part)).tolist():
             chosen = rows[part == p]
             self._rows[p].append(chosen)
             self.counts[p] += len(chosen)

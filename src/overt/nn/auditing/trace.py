@@ -71,7 +71,7 @@ class Chain:
 
     weights: list[Floats]
     biases: list[Floats]  # zeros where a layer has none
-    first: Tensor  # the first layer's weight as the model holds it
+    held: list[Tensor]  # the weights as the model holds them
     homogeneous: bool
     two_layers: bool  # whether it is a ReLU network of two layers
 
@@ -108,7 +108,7 @@ class Trace:
                 "which output counts, such as output=lambda o: o.logits"
             )
         self.operations, self.output = recording.operations, recording.output
-        self._recording = recording
+        self.recording = recording
 
     @property
     def noises(self) -> dict[str, Operation]:
@@ -142,7 +142,7 @@ class Trace:
         noises: list[Point] = []
         linear, weight, stopped = None, None, "the input"
         shifted, narrowest = False, self.units(self.output)
-        for op in self._recording.back(self.output):
+        for op in self.recording.back(self.output):
             if op.name == "log_softmax" and log_softmax and linear is None and not noises:
                 continue
             if not is_affine(op):
@@ -162,7 +162,7 @@ class Trace:
         (features,) = point.op.given
         kind, shifted, narrowest = "fixed", False, self.units(features)
         source = features
-        for op in self._recording.back(features):
+        for op in self.recording.back(features):
             if not is_affine(op):
                 return Trunk("any", shifted, narrowest)
             if _is_layer(op) or not _passes_on(op):
@@ -174,7 +174,7 @@ class Trace:
 
     def only_weight(self, point: Point) -> Tensor | None:
         """Return the weight of the one linear operation behind a place, None if there is more."""
-        ops = list(takewhile(lambda op: op is not point.op, self._recording.back(self.output)))
+        ops = list(takewhile(lambda op: op is not point.op, self.recording.back(self.output)))
         ops += [] if _is_layer(point.op) else [point.op]
         ops = [op for op in ops if op.name != "log_softmax"]
         weight = weight_of(ops[0]) if len(ops) == 1 and ops[0].name == "linear" else None
@@ -194,7 +194,7 @@ class Trace:
 
         A layer that acts on several positions of a sample is not one: its matrix is a larger one.
         """
-        ops = list(self._recording.back(self.output))[::-1]
+        ops = list(self.recording.back(self.output))[::-1]
         if not ops or len(ops[0].given) != 1 or ops[0].given[0].maker is not None:
             return None
         weights: list[Tensor] = []
@@ -216,7 +216,7 @@ class Trace:
         if not weights:
             return None
         two_layers = steps == ["linear", "relu", "linear"]
-        return Chain([_array(W) for W in weights], biases, weights[0], homogeneous, two_layers)
+        return Chain([_array(W) for W in weights], biases, weights, homogeneous, two_layers)
 
 
 def is_affine(op: Operation) -> bool:
@@ -277,4 +277,4 @@ def _is_dropout(op: Operation) -> bool:
 
 
 def _array(tensor: Tensor) -> Floats:
-    return np.asarray(tensor.detach().double().cpu().numpy())
+    return np.asarray(tensor.detach().to("cpu", torch.float64, copy=True).numpy())

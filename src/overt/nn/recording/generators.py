@@ -1,10 +1,10 @@
-"""Random numbers: whether torch's, Python's and NumPy's generators move on, and who moves them."""
+"""Random numbers: the states of torch's, Python's and NumPy's generators, and if they move on."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,23 @@ from overt.nn.recording.modes import modes
 
 def generator_state() -> bytes:
     """Return the state of torch's generators: it has moved on if anything was drawn."""
-    state = torch.default_generator.get_state().numpy().tobytes()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        state += b"".join(s.numpy().tobytes() for s in torch.cuda.get_rng_state_all())
-    return state
+    return b"".join(state.numpy().tobytes() for state in torch_states())
+
+
+def torch_states() -> list[Tensor]:
+    """Return the states of torch's generators, for `from_states`."""
+    others = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return [torch.default_generator.get_state(), *others]
+
+
+@contextmanager
+def from_states(states: list[Tensor]) -> Iterator[None]:
+    """Go on from former states of torch's generators, and give them those of now back."""
+    with torch.random.fork_rng(devices()):
+        torch.default_generator.set_state(states[0])
+        if states[1:]:
+            torch.cuda.set_rng_state_all(states[1:])
+        yield
 
 
 def other_states() -> Any:
@@ -32,7 +45,7 @@ def other_states() -> Any:
 def own_generators() -> Iterator[None]:
     """Give all three kinds of generators their states back afterwards."""
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    with torch.random.fork_rng(_devices()):
+    with torch.random.fork_rng(devices()):
         try:
             yield
         finally:
@@ -46,7 +59,7 @@ def seeded(seed: int | None) -> Iterator[None]:
     if seed is None:
         yield
         return
-    with torch.random.fork_rng(_devices()):
+    with torch.random.fork_rng(devices()):
         torch_seed(seed)
         yield
 
@@ -54,13 +67,13 @@ def seeded(seed: int | None) -> Iterator[None]:
 def torch_seed(seed: int) -> None:
     """Seed torch's generators; torch.manual_seed asks for devices that are not there: slow."""
     torch.default_generator.manual_seed(seed)
-    if _devices():
+    if devices():
         torch.cuda.manual_seed_all(seed)
 
 
-def _devices() -> list[int]:
-    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
-    return list(range(torch.cuda.device_count() if cuda else 0))
+def devices() -> list[int]:
+    """Return the CUDA devices whose generators may be in use."""
+    return list(range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0))
 
 
 def repeated(
@@ -85,33 +98,15 @@ def repeated(
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape or not a.is_floating_point():
-        return bool(torch.equal(a, b))
-    return bool(torch.allclose(a, b, equal_nan=True))
+    if torch.equal(a, b):
+        return True
+    close = a.shape == b.shape and a.is_floating_point()
+    return close and bool(torch.allclose(a, b, equal_nan=True))
 
 
-@contextmanager
-def noted_draws(model: nn.Module) -> Iterator[dict[str, None]]:
-    """Note the modules in whose own forward pass Python's or NumPy's generator moves on."""
-    found: dict[str, None] = {}
-    before: list[Any] = []
+def fresh() -> bool:
+    """Whether Python's and NumPy's generators stand where a seed of 0 puts them; moves both on."""
+    return (random.random(), np.random.random_sample()) == _FIRST  # noqa: NPY002, S311
 
-    def begin(module: nn.Module, args: Any) -> None:
-        before.append(other_states())
 
-    def end(name: str) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            now = other_states()
-            if before.pop() != now:
-                found[name] = None
-                before[:] = [now] * len(before)  # those around it have not drawn that
-
-        return hook
-
-    with ExitStack() as stack:
-        for name, module in model.named_modules():
-            if isinstance(module, torch.jit.ScriptModule):  # takes no hooks, and draws from torch's
-                continue
-            stack.callback(module.register_forward_pre_hook(begin).remove)
-            stack.callback(module.register_forward_hook(end(name)).remove)
-        yield found
+_FIRST = (random.Random(0).random(), np.random.RandomState(0).random_sample())  # noqa: S311

@@ -44,27 +44,29 @@ def slow_attention() -> Iterator[None]:
 @contextmanager
 def open_checkpoints() -> Iterator[None]:
     """Make checkpoints run their parts once: what a second run would do is not seen."""
-    place: Any = torch.utils.checkpoint
-
-    class Once:
-        @staticmethod
-        def apply(function: Any, preserve: bool, *args: Any) -> Any:
-            return function(*args)
-
-    def once(*args: Any, **kwargs: Any) -> Iterator[None]:
-        yield
-
-    plain = "_checkpoint_without_reentrant_generator"
-    instead = {"CheckpointFunction": Once, plain: once, f"{plain}_impl": once}  # by torch's version
+    place = vars(torch.utils.checkpoint)
     with ALONE:
-        before = {name: getattr(place, name) for name in instead if hasattr(place, name)}
+        before = {name: place[name] for name in _ONCE if name in place}
         try:
-            for name in before:
-                setattr(place, name, instead[name])
+            place.update({name: _ONCE[name] for name in before})
             yield
         finally:
-            for name, old in before.items():
-                setattr(place, name, old)
+            place.update(before)
+
+
+class _Once:
+    @staticmethod
+    def apply(function: Any, preserve: bool, *args: Any) -> Any:
+        return function(*args)
+
+
+def _once(*args: Any, **kwargs: Any) -> Iterator[None]:
+    yield
+
+
+_PLAIN = "_checkpoint_without_reentrant_generator"
+_ONCE: dict[str, Any] = {"CheckpointFunction": _Once, _PLAIN: _once, f"{_PLAIN}_impl": _once}
+"""What stands for parts of torch's checkpoints, whose names differ by its version."""
 
 
 @contextmanager

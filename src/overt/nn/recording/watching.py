@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from overt.nn.layers.base import NoiseLayer
 from overt.nn.recording import operations
 from overt.nn.recording.generators import generator_state
+from overt.nn.recording.hooks import hooked
 from overt.nn.recording.modes import open_checkpoints, slow_attention, unwrapped
 from overt.nn.recording.operations import Kind
 
@@ -97,11 +98,8 @@ def watch(
         model = _shown(model, stack)
         for name, module in model.named_modules():
             leaf = isinstance(module, _Scripted) or (leaves is not None and leaves(name, module))
-            before = module.register_forward_pre_hook(watcher.enter(name, leaf))
-            stack.callback(before.remove)
-            after = module.register_forward_hook(watcher.leave(leaf), with_kwargs=True)
-            stack.callback(after.remove)
-        with watcher:
+            watcher.modules[module] = name, leaf
+        with hooked(watcher.modules, watcher.enter, watcher.leave, kwargs=True), watcher:
             result = called(model, inputs)
             return result if output is None else output(result)
 
@@ -193,19 +191,23 @@ def _gather(parts: Iterable[Any], found: list[Tensor]) -> None:
             _gather(vars(part).values(), found)
 
 
-def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """Return a tree of tuples, lists, dictionaries and slices with its tensors changed."""
+def mapped(value: Any, change: Callable[[Any], Any], kind: type = Tensor) -> Any:
+    """Return a tree of tuples, lists, dictionaries and slices with its tensors changed.
+
+    Or with whatever else of some kind is in it.
+    """
     if type(value) in PLAIN:
         return value
-    if type(value) is not tuple and isinstance(value, Tensor):
+    if type(value) is not tuple and isinstance(value, kind):
         return change(value)
     if isinstance(value, dict):
-        return {key: mapped(part, change) for key, part in value.items()}
+        return {key: mapped(part, change, kind) for key, part in value.items()}
     if isinstance(value, (tuple, list)):
-        parts = [mapped(part, change) for part in value]
+        parts = [mapped(part, change, kind) for part in value]
         return getattr(type(value), "_make", type(value))(parts)
     if isinstance(value, slice):
-        return slice(*(mapped(part, change) for part in (value.start, value.stop, value.step)))
+        ends = (value.start, value.stop, value.step)
+        return slice(*(mapped(part, change, kind) for part in ends))
     return value
 
 
@@ -233,6 +235,7 @@ class _Watcher(TorchFunctionMode):  # type: ignore[misc]
     def __init__(self, handle: Callable[[Call], Any], extents: bool) -> None:
         super().__init__()
         self._handle, self._extents = handle, extents
+        self.modules: dict[nn.Module, tuple[str, bool]] = {}  # names, and which are leaves
         self._within: list[tuple[Frame, Any]] = []
         self._frames: tuple[Frame, ...] = ()
         self._entered = 0
@@ -259,33 +262,29 @@ class _Watcher(TorchFunctionMode):  # type: ignore[misc]
         with self:
             return function()
 
-    def enter(self, name: str, leaf: bool) -> Any:
-        def begin(module: nn.Module, args: Any) -> None:
-            self._entered += 1
-            self._within.append((Frame(name, self._entered), module))
-            self._frames += (self._within[-1][0],)
-            if isinstance(module, _Scripted):
-                with torch._C.DisableTorchFunction():
-                    self._state = generator_state()
-            self._leaf += leaf
-
-        return begin
-
-    def leave(self, leaf: bool) -> Any:
-        def end(module: nn.Module, args: Any, kwargs: dict[str, Any], result: Any) -> Any:
-            name = self._within.pop()[0].path
-            self._frames = self._frames[:-1]
-            self._leaf -= leaf
-            if not leaf or self._leaf:
-                return None
-            label = getattr(module, "original_name", type(module).__name__)
+    def enter(self, module: nn.Module, args: Any) -> None:
+        name, leaf = self.modules[module]
+        self._entered += 1
+        self._within.append((Frame(name, self._entered), module))
+        self._frames += (self._within[-1][0],)
+        if isinstance(module, _Scripted):
             with torch._C.DisableTorchFunction():
-                drew = isinstance(module, _Scripted) and generator_state() != self._state
-                call = Call(label, module, args, kwargs, name, module, leaf=module,
-                            result=result, drew=drew, frames=self._frames)  # fmt: skip
-                return self._handle(call)
+                self._state = generator_state()
+        self._leaf += leaf
 
-        return end
+    def leave(self, module: nn.Module, args: Any, kwargs: dict[str, Any], result: Any) -> Any:
+        name, leaf = self.modules[module]
+        self._within.pop()
+        self._frames = self._frames[:-1]
+        self._leaf -= leaf
+        if not leaf or self._leaf:
+            return None
+        label = getattr(module, "original_name", type(module).__name__)
+        with torch._C.DisableTorchFunction():
+            drew = isinstance(module, _Scripted) and generator_state() != self._state
+            call = Call(label, module, args, kwargs, name, module, leaf=module,
+                        result=result, drew=drew, frames=self._frames)  # fmt: skip
+            return self._handle(call)
 
 
 def argument(args: Any, kwargs: Any, place: int, name: str, default: Any) -> Any:
