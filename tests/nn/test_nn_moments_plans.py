@@ -479,14 +479,17 @@ def test_costs_are_measured_and_errors_seen(monkeypatch, one, samples, drawn):
     costs = budget.costs(model, x, None, lambda: found)
     assert (costs.one, costs.carried) == pytest.approx((one, 0.3))
     assert [each.count for each in made] == [160, *samples[2:][-1:]]
-    assert costs.spread == tuple(e * made[-1].count ** 0.5 for e in made[-1].errors)
+    last = made[-1]
+    spread = [e * last.count**0.5 for e in (last.errors[0], last.shrunk()[1])]
+    assert costs.spread == pytest.approx(spread, rel=0.02)
     assert costs.samples == tuple((n, pytest.approx(0.5 + 0.01 * n)) for n in samples)
     assert costs.off == pytest.approx((0.5 / 1.2, 1 - 1 / 1.2), rel=0.1)
     stated = (0.2, 0.75) if drawn else (0.05, 0.25)  # of two standard errors; doubted in threes
     assert costs.stated == pytest.approx(stated)
     many = Samples(model, x, None, covariance=False)
     many.draw(4000)
-    assert costs.spread[1] == pytest.approx(((many.kurtosis - 1) / 4) ** 0.5, rel=0.1)
+    most = ((many.kurtosis - 1) / 4) ** 0.5
+    assert 0.5 * most < costs.spread[1] < 1.05 * most  # less where outputs have much in common
     assert costs.spread[0] < 0.5  # balanced draws of a linear network
     assert budget.costs(model, x, None, lambda: None) is costs  # asked once
     none = budget.costs(model, x[:9], None, lambda: replace(found, moments=None))

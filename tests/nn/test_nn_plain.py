@@ -162,7 +162,7 @@ HELD = [  # whether rows and draws are apart, samples, copies in each pass, if t
     (True, True, 40, [40], False), (True, True, 700, [640, 60], True),
     (True, None, 17, [1] * 17, False), (True, None, 152, [19] * 8, False),
     (True, None, 160, [20] * 8, True), (False, True, 40, [1] * 40, False),
-    (True, False, 40, [1] * 40, False),
+    (True, False, 40, [1] * 40, False), (True, "beside", 40, [8] * 40, False),
 ]  # fmt: skip
 
 
@@ -170,7 +170,8 @@ HELD = [  # whether rows and draws are apart, samples, copies in each pass, if t
 def test_passes_hold_as_many_copies_as_they_may(monkeypatch, rows, draws, n, passes, shown):
     seen, ask = [], samples_of.balanced
     monkeypatch.setattr(samples_of, "rows_apart", lambda *_: rows)
-    monkeypatch.setattr(samples_of, "draws_apart", lambda *_: draws)
+    monkeypatch.setattr(samples_of, "draws_apart", lambda *_: False if draws == "beside" else draws)
+    monkeypatch.setattr(samples_of, "beside", lambda *_: draws == "beside")
     monkeypatch.setattr(samples_of, "balanced", lambda *args: (ask(*args), seen.clear())[0])
     torch.manual_seed(0)
     net = Run(lambda v: (seen.append(len(v) // 3), nn.functional.dropout(v, 0.5))[1])
@@ -223,7 +224,9 @@ def test_groups_are_filled_and_apart(shared):
     run.net = net
     samples, made = Samples(run, x, None, covariance=False), []
     add = samples._add
-    samples._add = lambda y: (made.append(y.reshape(samples.copies, -1, *y.shape[1:])), add(y))
+    samples._add = lambda y: (
+        made.append(y.reshape(samples.copies * samples._each, -1, *y.shape[1:])), add(y)
+    )  # fmt: skip
     for n, count in ((40, 40), (7, 60), (21, 100), (20, 120), (1900, 2020)):
         samples.draw(n)
         assert (samples.copies, samples.count) == (20, count)
@@ -606,10 +609,10 @@ def test_what_was_carried_and_sampled_is_weighed_by_its_errors(drawn, rows, widt
     assert (found.draws, found.drawn, found.linearized) == (50, drawn, ("cross",))
     assert (found.carried, found.exact) == (("noise",), False)
     assert errors.corrected(errors.Found(None, None, (), drawn, ()), samples) is sampled
-    samples.shrunk = lambda center: (np.full((4, width), np.max(center) + 0.25), 0.01)
+    samples.shrunk = lambda center: (np.full(m0.shape, np.max(center) + 0.25), 0.01)
     found = errors.corrected(errors.Found(given, ("noise",), drawn, ("cross",)), samples)
     if sure.all():  # what outputs have in common leaves less: the first that does
-        sd = np.full((4, width), np.log(sd0).max() + 0.25)
+        sd = np.full(m0.shape, np.log(sd0).max() + 0.25)
         np.testing.assert_allclose(found.std, np.exp(sd))
         np.testing.assert_allclose(found.std_error, 0.01 * LEVEL * np.exp(sd))
     else:

@@ -21,7 +21,7 @@ from overt.nn.auditing import measures
 from overt.nn.auditing.capacity import Capacity
 from overt.nn.auditing.head import Head, find_head
 from overt.nn.auditing.last_layer import LastLayer
-from overt.nn.auditing.noises import drawn_behind, drop_prob, find_noises, masks, obedient
+from overt.nn.auditing.noises import decides, drawn_behind, drop_prob, find_noises, masks, obedient
 from overt.nn.auditing.report import AuditReport, Measure, NoiseFindings
 from overt.nn.auditing.sampling import Estimate, Sampled, all_findings, noise_findings
 from overt.nn.auditing.sums import Average, Mean, Table
@@ -222,7 +222,7 @@ class Examination:
             return False
         uses = sum(op.noise == head.name for op in self._trace.operations)
         last = list(self._noises)[-1] == head.name
-        return last and uses == 1 and not self._trace.decides(head.name)
+        return last and uses == 1 and not decides(self._model, self._trace, head.name)
 
     def _find_head(self) -> Head | None:
         head: Head | str = "the loss is a function of one's own, of which nothing is proved"

@@ -123,7 +123,8 @@ def _in_training(
     """
     every = nn.modules.module  # where hooks of all modules hang
     hooks = every._global_forward_hooks or every._global_forward_pre_hooks or trace.inputs.output
-    if not hooks and all(map(draws_nothing_else, parts.values())):
+    trace.known = not hooks and all(map(draws_nothing_else, parts.values()))
+    if trace.known:
         return {name: [] for name in trace.noises}, set(), False
     names = {module: name for name, module in parts.items() if known_noise(module)}
     drew: list[bool] = []
@@ -162,6 +163,20 @@ def _recorded(model: nn.Module, trace: Trace) -> tuple[dict[str, list[str]], set
     for path in others:
         drawn.setdefault(path, []).append("a generator of Python or NumPy")
     return drawn, together
+
+
+def decides(model: nn.Module, trace: Trace, noise: str) -> bool:
+    """Whether values behind a noise may decide what runs in training mode."""
+    if trace.known:
+        return False
+    if trace.training is None:
+        try:
+            _recorded(model, trace)
+        except Exception:  # whatever the model's code raises in training mode
+            return True
+    ops = iter(() if trace.training is None else trace.training.operations)
+    met = any(op.noise == noise for op in ops)  # which takes those before it away
+    return met and any(op.kind.values == "read" and op.given for op in ops)
 
 
 @contextmanager

@@ -93,6 +93,7 @@ class Trace:
     def __init__(self, model: nn.Module, inputs: Inputs) -> None:
         self.inputs = inputs
         self.training: Recording | None = None  # a pass in training mode, once there is one
+        self.known = False  # whether all of the model's code is
         results: list[Any] = []
 
         def pick(result: Any) -> Any:
@@ -118,12 +119,6 @@ class Trace:
             if op.noise is not None and _is_layer(op):
                 first.setdefault(op.noise, op)
         return first
-
-    def decides(self, noise: str) -> bool:
-        """Whether values behind a noise decide what runs in training mode."""
-        ops = iter(() if self.training is None else self.training.operations)
-        met = any(op.noise == noise for op in ops)  # which takes those before it away
-        return met and any(op.kind.values == "read" and op.given for op in ops)
 
     @property
     def drawing(self) -> Counter[str]:
