@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from overt._check import InputError
 from overt.nn.given.losses import Loss, is_squared, loss_name, mean_loss
@@ -233,6 +234,22 @@ def quadratic(t: Tensor, mean: Tensor, loss: str) -> Tensor:
     return scale * value.mean()
 
 
+def jensen(t: Tensor, mean: Tensor, loss: str) -> Tensor:
+    """Return (1/2) (A(m + t) + A(m - t)) - A(m), averaged over rows; A is the loss but for -<y, m>.
+
+    A is |m|^2, log sum_k exp(m_k) or sum_k log(1 + exp(m_k)), and t a draw of the output's
+    deviation: what is left out of the expected loss is odd in it. t'Ht is the same to third order;
+    it grows with |t|^2 where the loss grows with |t|, so that a few rows would rule its gradient.
+    """
+    if is_squared(loss):
+        return quadratic(t, mean, loss)
+    if loss == "logistic":
+        around = functional.softplus(torch.stack((mean + t, mean - t))).mean(0)
+        return (around - functional.softplus(mean)).reshape(len(mean), -1).sum(1).mean()
+    q = torch.log_softmax(_logits(mean), 1)  # A(m + t) - A(m) = log sum_k exp(q_k + t_k)
+    return torch.logsumexp(torch.stack((q + t, q - t)), 2).mean()
+
+
 def curvature(mean: Tensor, loss: str) -> tuple[Tensor, Tensor | None, float]:
     """Return H = scale (diag(d) - w w') as d, w (None: 0) and the scale."""
     if is_squared(loss):
@@ -241,10 +258,15 @@ def curvature(mean: Tensor, loss: str) -> tuple[Tensor, Tensor | None, float]:
     if loss == "logistic":
         p = torch.sigmoid(mean)
         return p * (1 - p), None, 0.5
+    p = torch.softmax(_logits(mean), 1)
+    return p, p, 0.5
+
+
+def _logits(mean: Tensor) -> Tensor:
+    """Return logits if there are classes for them."""
     if mean.ndim != 2 or mean.shape[1] < 2:
         raise InputError(
             "loss='cross_entropy' needs a model that returns (batch, at least 2 classes), got "
             f"{tuple(mean.shape)}; for one logit use loss='logistic'"
         )
-    p = torch.softmax(mean, 1)
-    return p, p, 0.5
+    return mean
