@@ -234,20 +234,20 @@ def quadratic(t: Tensor, mean: Tensor, loss: str) -> Tensor:
     return scale * value.mean()
 
 
-def jensen(t: Tensor, mean: Tensor, loss: str) -> Tensor:
-    """Return (1/2) (A(m + t) + A(m - t)) - A(m), averaged over rows; A is the loss but for -<y, m>.
+def divergence(t: Tensor, mean: Tensor, loss: str) -> Tensor:
+    """Return A(m + t) - A(m) - <A'(m), t>, averaged over rows; A is the loss but for -<y, m>.
 
-    A is |m|^2, log sum_k exp(m_k) or sum_k log(1 + exp(m_k)), and t a draw of the output's
-    deviation: what is left out of the expected loss is odd in it. t'Ht is the same to third order;
-    it grows with |t|^2 where the loss grows with |t|, so that a few rows would rule its gradient.
+    A is |m|^2, log sum_k exp(m_k) or sum_k log(1 + exp(m_k)). For t of mean 0 the expectation is
+    what t adds to the loss, whatever y. t'Ht is the same to second order; it grows with |t|^2 where
+    the loss grows with |t|, so that a few rows would rule its gradient.
     """
     if is_squared(loss):
         return quadratic(t, mean, loss)
     if loss == "logistic":
-        around = functional.softplus(torch.stack((mean + t, mean - t))).mean(0)
-        return (around - functional.softplus(mean)).reshape(len(mean), -1).sum(1).mean()
+        value = functional.softplus(mean + t) - functional.softplus(mean) - torch.sigmoid(mean) * t
+        return value.reshape(len(mean), -1).sum(1).mean()
     q = torch.log_softmax(_logits(mean), 1)  # A(m + t) - A(m) = log sum_k exp(q_k + t_k)
-    return torch.logsumexp(torch.stack((q + t, q - t)), 2).mean()
+    return (torch.logsumexp(q + t, 1) - (q.exp() * t).sum(1)).mean()
 
 
 def curvature(mean: Tensor, loss: str) -> tuple[Tensor, Tensor | None, float]:
