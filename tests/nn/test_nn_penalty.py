@@ -24,7 +24,9 @@ from overt.nn import (
     predictive_moments,
     without_noise,
 )
+from overt.nn.given.losses import LOSSES, mean_loss
 from overt.nn.moments.carry import carry
+from overt.nn.penalties import divergence, quadratic
 
 COVARIANCE = np.array([[0.5, 0.2, -0.1], [0.2, 0.4, 0.1], [-0.1, 0.1, 0.3]])
 
@@ -475,6 +477,66 @@ def test_logistic_is_half_curvature_times_variance():
     torch.testing.assert_close(value, (p * (1 - p) * variance).mean() / 2)
     with pytest.raises(InputError, match="logistic"):
         explicit_penalty(model, x, loss="cross_entropy")
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_probes_add_on_average_what_noise_adds(loss):
+    """Over all masks, whatever y and however far the outputs go."""
+    model, x = prepared(*flat(nn.Dropout(0.3), nn.Linear(3, 4)))
+    y = torch.rand(5, 4, dtype=x.dtype).softmax(1)
+    with torch.no_grad():
+        outputs, prob = outputs_under_masks(model, "2", 3 * x)
+        mean = torch.einsum("m,mrk->rk", prob, outputs)
+        noisy = prob @ torch.stack([mean_loss(out, y, loss) for out in outputs])
+        probes = prob @ torch.stack([divergence(out - mean, mean, loss) for out in outputs])
+    torch.testing.assert_close(probes, noisy - mean_loss(mean, y, loss))
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "logistic"])
+def test_a_probe_is_bounded_and_quadratic_where_small(loss):
+    """Positive, below max t - min t and, by Hoeffding's lemma, below (max t - min t)^2 / 8."""
+    torch.manual_seed(0)
+    mean, t = torch.randn(2, 200, 1 if loss == "logistic" else 4, dtype=torch.float64)
+    both = torch.cat((t, 0 * t), 1) if loss == "logistic" else t  # one logit is two, one of them 0
+    for scale in (0.1, 1.0, 100.0):
+        values = torch.stack([divergence(scale * s[None], m[None], loss)
+                              for s, m in zip(t, mean, strict=True)])  # fmt: skip
+        spread = scale * (both.amax(1) - both.amin(1))
+        assert bool((values > 0).all())
+        assert bool((values <= torch.minimum(spread, spread**2 / 8)).all())
+    near, curved = (f(1e-4 * t, mean, loss) for f in (divergence, quadratic))
+    torch.testing.assert_close(near, curved, rtol=1e-3, atol=0)
+
+
+def test_gradient_of_a_probe_where_logits_vary_much():
+    """Nearer to sampled dropout's than that of the second-order term, and steadier."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(8, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 64), nn.ReLU(),
+        nn.Dropout(0.5), nn.Linear(64, 4),
+    )  # fmt: skip
+    x, y, weights = torch.randn(16, 8), torch.randint(4, (16,)), list(model.parameters())
+    with torch.no_grad():
+        for weight in weights:
+            weight *= 2.5
+
+    def gradients(value, n):
+        found = [torch.autograd.grad(value(), weights) for _ in range(n)]
+        return torch.stack([torch.cat([g.flatten() for g in one]) for one in found])
+
+    def probed(penalty):
+        one = carry(model, x, probe=True, statistics="as set", update=True)
+        mean = one.output.mean
+        return functional.cross_entropy(mean, y) + penalty(one.tangent, mean, "cross_entropy")
+
+    net, many = without_noise(model, loss="cross_entropy").train(), x.repeat(100, 1)
+    truth = gradients(lambda: functional.cross_entropy(model(many), y.repeat(100)), 30).mean(0)
+    ours = gradients(lambda: functional.cross_entropy(net(x), y) + net.penalty, 100)
+    curved = gradients(lambda: probed(quadratic), 100)
+    off, far = ((g.mean(0) - truth).norm() / truth.norm() for g in (ours, curved))
+    assert off < 0.2
+    assert off < far / 2
+    assert ours.var(0).sum() < curved.var(0).sum()
 
 
 def test_modes_statistics_and_counters_are_left_alone():

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from overt._check import InputError
 from overt.nn.given.losses import Loss, is_squared, loss_name, mean_loss
@@ -242,6 +243,22 @@ def quadratic(t: Tensor, mean: Tensor, loss: str) -> Tensor:
     return scale * value.mean()
 
 
+def divergence(t: Tensor, mean: Tensor, loss: str) -> Tensor:
+    """Return A(m + t) - A(m) - <A'(m), t>, averaged over rows; A is the loss but for -<y, m>.
+
+    A is |m|^2, log sum_k exp(m_k) or sum_k log(1 + exp(m_k)). For t of mean 0 the expectation is
+    what t adds to the loss, whatever y. t'Ht is the same to second order; it grows with |t|^2 where
+    the loss grows with |t|, so that a few rows would rule its gradient.
+    """
+    if is_squared(loss):
+        return quadratic(t, mean, loss)
+    if loss == "logistic":
+        value = functional.softplus(mean + t) - functional.softplus(mean) - torch.sigmoid(mean) * t
+        return value.reshape(len(mean), -1).sum(1).mean()
+    q = torch.log_softmax(_logits(mean), 1)  # A(m + t) - A(m) = log sum_k exp(q_k + t_k)
+    return (torch.logsumexp(q + t, 1) - (q.exp() * t).sum(1)).mean()
+
+
 def curvature(mean: Tensor, loss: str) -> tuple[Tensor, Tensor | None, float]:
     """Return H = scale (diag(d) - w w') as d, w (None: 0) and the scale."""
     if is_squared(loss):
@@ -250,10 +267,15 @@ def curvature(mean: Tensor, loss: str) -> tuple[Tensor, Tensor | None, float]:
     if loss == "logistic":
         p = torch.sigmoid(mean)
         return p * (1 - p), None, 0.5
+    p = torch.softmax(_logits(mean), 1)
+    return p, p, 0.5
+
+
+def _logits(mean: Tensor) -> Tensor:
+    """Return logits if there are classes for them."""
     if mean.ndim != 2 or mean.shape[1] < 2:
         raise InputError(
             "loss='cross_entropy' needs a model that returns (batch, at least 2 classes), got "
             f"{tuple(mean.shape)}; for one logit use loss='logistic'"
         )
-    p = torch.softmax(mean, 1)
-    return p, p, 0.5
+    return mean

@@ -12,7 +12,7 @@ from overt.nn.given.losses import Loss, loss_name
 from overt.nn.last_linear import LastLinear, last_linear
 from overt.nn.moments.adjoint import Layouts
 from overt.nn.moments.carry import Output, carry, checked
-from overt.nn.penalties import compare, quadratic, shares_of
+from overt.nn.penalties import compare, divergence, quadratic, shares_of
 from overt.nn.recording.generators import own_generators
 from overt.nn.recording.watching import called
 
@@ -67,7 +67,7 @@ class WithoutNoise(nn.Module):  # type: ignore[misc]
                     return ended
         one = carry(model, x, **settings, drawn=self._drawn, probe=self._dear, update=True)
         if self._dear:
-            self._penalty = quadratic(one.tangent, one.output.mean, self.loss)
+            self._penalty = divergence(one.tangent, one.output.mean, self.loss)
         else:
             self._penalty = shares_of([one], self.loss)[0]
         return one.output.mean
@@ -110,10 +110,12 @@ def without_noise(
     what the noise adds to the loss around it, so that loss(net(x), y) + net.penalty is the expected
     loss: exactly for a squared loss where only affine maps follow the noise, else as approximated
     by `explicit_penalty`. Where working the penalty out would take a backward pass for each output,
-    it is estimated without bias from one random probe of the linearized network, whose gradient
-    takes the variances inside the network as they are, and is some per cent off for it (second
-    derivatives take them so, too, and are up to some 15 per cent off). Noise that
-    cannot be carried is drawn, as in ordinary training. In evaluation mode it is the model.
+    it comes from one random draw t of the output's deviation in the linearized network: the loss at
+    mean + t, less that at the mean and what is linear in t, so that its expectation is that of the
+    loss and not of its expansion. Its gradient takes the variances inside the network as they are,
+    and is some per cent off for it (second derivatives take them so, too, and are up to some 15 per
+    cent off). Noise that cannot be carried is drawn, as in ordinary training. In evaluation mode it
+    is the model.
 
     Parameters
     ----------
