@@ -1290,6 +1290,8 @@ WRONG = [
     (lambda: overt.LinearNetwork(X=np.eye(3), width=2, noise=DROP), "must be given together"),
     (lambda: overt.LinearNetwork(X=np.eye(3), Y=np.eye(3), width=2, noise=DROP,
                                  second_moment=np.eye(3)), "second_moment belongs to a target"),
+    (lambda: overt.LinearNetwork(np.eye(2), 2, DROP, second_moment=np.diag([1.0, -1e-12])),
+     "positive semi-definite and not zero, got variances from -1e-12 to 1"),
     (lambda: overt.LinearNetwork(1e-151 * np.eye(3), 2, DROP), "entries above 1e-150"),
     (lambda: overt.LinearNetwork(np.eye(3), 2, 0.3), "noise must be a noise such as"),
     (lambda: overt.LinearNetwork(np.eye(3), 0, DROP), "width must be"),
