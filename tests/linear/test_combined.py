@@ -211,6 +211,10 @@ def test_paths_agree_with_solving_each_point(arguments, inputs):
         ({"width": 2}, "either drop_probs or noise"),
         ({"width": [1, 2], "drop_probs": [0.1, 0.2, 0.3]}, "same length"),
         ({"width": 4, "noise": overt.DropBlock(0.3, 2, "sliding")}, "closed form"),
+        (
+            {"width": 2, "noise": overt.CovarianceNoise([1.0, 1.0], [[0.2, 0.3], [0.3, 2.0]])},
+            "closed form",
+        ),
         ({"width": 4, "noise": overt.Dropout(0.3), "block_size": 2}, "noise has its own"),
         ({"width": 4, "noise": 0.3}, "closed form.*got 0.3"),
     ],

@@ -244,6 +244,25 @@ def test_descents_of_tied_weights_start_in_turned_coordinates(monkeypatch):
         np.testing.assert_allclose(Z, np.sqrt(fit) * 10 ** again.uniform(-1, 1) * drawn)
 
 
+@pytest.mark.parametrize(("width", "plan"), [(25, tied.THOROUGH), (26, tied.QUICK)])
+def test_tied_weights_are_searched_for_as_planned(monkeypatch, width, plan):
+    X = np.random.default_rng(27).standard_normal((30, 4)) * [3.0, 1.0, 0.4, 0.2]
+    task, asked, drawn = overt.TiedAutoencoder(X=X, width=width, noise=DROP).effect, [], []
+    directions, (balances, tries, needed) = type(task)._directions, plan
+    monkeypatch.setattr(type(task), "_directions",
+                        lambda *given: drawn.append(1) or directions(*given))  # fmt: skip
+    monkeypatch.setattr(type(task), "_turned", lambda self, R, Z: (R @ Z,))
+    monkeypatch.setattr(tied, "descend", lambda value, start: start)
+    monkeypatch.setattr(tied, "settle", lambda *given: asked.append(given) or given[1])
+    (U,) = task.best_weights()
+    ((_, (first,), ends, enough, agreeing, alike),) = asked
+    assert first is U
+    assert enough == attains(task.relaxation.bound)
+    assert (len(list(ends)), agreeing) == (tries, needed)
+    assert len(drawn) == balances + 1
+    assert alike == 1 + len(drawn)  # all that are not random
+
+
 def test_directions_of_tied_weights_are_those_that_lower_the_error():
     rng = np.random.default_rng(18)
     R, M = rng.standard_normal((2, 4, 4))
@@ -900,6 +919,15 @@ def test_the_least_penalty_is_looked_for_down_to_its_bound(monkeypatch):
     assert enough / value(first)[0] == pytest.approx(attains(200.0) / np.sum(Gamma * G * G))
     assert (first is start, np.shape(other), tries) == (True, (2, 3), 5)
 
+    def plain(M):
+        R = scipy.linalg.polar(M)[0]
+        return np.sum(Gamma * (R.T @ np.diag(a) @ R) ** 2) / (70.0 * 4.0**2)
+
+    M = 3 * np.random.default_rng(27).standard_normal((2, 3))
+    found, (slope,) = value(M)
+    assert found == pytest.approx(plain(M))
+    np.testing.assert_allclose(slope, differences(plain, M), atol=1e-8)
+
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_chains_of_a_deep_network(count):
@@ -1262,6 +1290,8 @@ WRONG = [
     (lambda: overt.LinearNetwork(X=np.eye(3), width=2, noise=DROP), "must be given together"),
     (lambda: overt.LinearNetwork(X=np.eye(3), Y=np.eye(3), width=2, noise=DROP,
                                  second_moment=np.eye(3)), "second_moment belongs to a target"),
+    (lambda: overt.LinearNetwork(np.eye(2), 2, DROP, second_moment=np.diag([1.0, -1e-12])),
+     "positive semi-definite and not zero, got variances from -1e-12 to 1"),
     (lambda: overt.LinearNetwork(1e-151 * np.eye(3), 2, DROP), "entries above 1e-150"),
     (lambda: overt.LinearNetwork(np.eye(3), 2, 0.3), "noise must be a noise such as"),
     (lambda: overt.LinearNetwork(np.eye(3), 0, DROP), "width must be"),
@@ -1335,6 +1365,14 @@ def test_signs_are_orthogonal_where_that_is_known_how_and_else_drawn():
         expected = np.random.default_rng(7).choice([-1.0, 1.0], size=(count, width))
         np.testing.assert_array_equal(found, expected)
     assert np.ptp(found) == 2.0
+
+
+def test_rounding_of_large_targets_is_a_share_of_them():
+    S = scipy.sparse.random_array((30, 20), density=0.2, rng=np.random.default_rng(28))
+    ones, other = (overt.LinearNetwork(c * S, 3, DROP).effect.regression for c in (1.0, 1e-6))
+    share = ones.rounding(0.0, 0.0, 0.0) / scipy.sparse.linalg.norm(S) ** 2
+    assert 1e-15 < share < 1e-13
+    assert other.rounding(0.0, 0.0, 0.0) == pytest.approx(1e-12 * ones.rounding(0.0, 0.0, 0.0))
 
 
 def test_norms_of_operators_are_summed_block_by_block():

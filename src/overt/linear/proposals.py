@@ -99,8 +99,7 @@ def _basis(problem: Problem, given: Mapping[str, Floats]) -> None:
     if wanted and not np.array_equal(given["X"], given["Y"]):
         X = given["X"]
         singular = np.linalg.svd(X / (np.linalg.norm(X, axis=0) + 1e-300), compute_uv=False)
-        short = len(singular) < X.shape[1] or singular[-1] < 1e-13 * singular[0]
-        found = balls.relations(X) if short else []
+        found = balls.relations(X) if singular[-1] < 1e-13 * singular[0] else []
         rank = X.shape[1] - len(found)
         if rank < len(X):
             root = stored(balls.inverse_root(X, rank))

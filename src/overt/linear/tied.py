@@ -28,6 +28,9 @@ from overt.results import Certificate, Solution, Trace
 SMALL = 100
 """Weights up to which correlated inputs are worth more descents, as each costs little."""
 
+THOROUGH, QUICK = (7, 30, 6), (3, 10, 2)
+"""Balances between inputs, descents at most, and how many of them must agree."""
+
 
 class TiedAutoencoder:
     """A linear autoencoder x -> U U'x with noise on its hidden layer.
@@ -184,7 +187,7 @@ class TiedUnitNoise(NoiseEffect):
         """Return a root of the eigenvalues' map, refined by descent if it is not exact."""
         U, _ = self.untied.sharing.factors(*self._by_eigenvalues.kept)
         if self.regression.L is not None:
-            balances, tries, needed = (7, 30, 6) if U.size <= SMALL else (3, 10, 2)
+            balances, tries, needed = THOROUGH if U.size <= SMALL else QUICK
             enough, ends = attains(self.relaxation.bound), self._ends(U, balances, tries)
             return settle(self.value, (U,), ends, enough, needed, balances + 2)
         if not self.untied.sharing.exact:
