@@ -23,7 +23,7 @@ from overt.nn import (
     mc_moments,
     predictive_moments,
 )
-from overt.nn.moments import budget, replays
+from overt.nn.moments import budget, plans, replays
 from overt.nn.moments.budget import Costs
 from overt.nn.moments.carry import carry
 from overt.nn.moments.errors import Found
@@ -350,6 +350,20 @@ def test_what_was_recorded_is_done_again(name):
 def test_what_cannot_be_done_again_is_refused(name):
     with pytest.raises(Unplanned):
         recorded(REFUSED[name], torch.randn(2, 4), torch.randn(4))
+
+
+@pytest.mark.parametrize(("name", "most"), [("MOST", 23), ("STEPS", 2)])
+def test_recordings_that_are_too_long_are_given_up(monkeypatch, name, most):
+    """Three steps of eight numbers each."""
+    for limit in (most, most + 1):
+        monkeypatch.setattr(plans, name, limit)
+        x, w = torch.ones(2, 4), torch.ones(4)
+        if limit == most:
+            with pytest.raises(Unplanned):
+                recorded(lambda x, w: [(x * w).exp() + 1], x, w)
+        else:
+            torch.testing.assert_close(recorded(lambda x, w: [(x * w).exp() + 1], x, w)([x]),
+                                       [x.exp() + 1])  # fmt: skip
 
 
 def test_numbers_that_were_read_and_forms_outside_are_compared():

@@ -8,7 +8,7 @@ from scipy import stats
 from torch import nn
 from torch.nn import functional
 
-from overt.nn import CovarianceDropout, DropBlock1d, Dropout
+from overt.nn import CovarianceDropout, DropBlock1d, DropConnectLinear, Dropout
 from overt.nn.moments.carry import carry
 from overt.nn.moments.entries import Bent, leaky_relu_moments, moments_of, relu_moments
 
@@ -635,3 +635,15 @@ def test_what_a_single_unit_adds_is_the_same_in_every_probe(name):
     for _ in range(3):
         found = carry(nn.Sequential(PROBED[name]), x, probe=True).tangent.square()
         torch.testing.assert_close(found, expected)
+
+
+def test_probes_of_dropped_weights_have_their_covariances():
+    """All rows see the same weights: many passes of one row."""
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Dropout(0.6), DropConnectLinear(6, 3, drop_prob=0.6)).double()
+    x = rows()[:1].flatten(1)
+    with torch.no_grad():
+        expected = carry(model, x).covariances()[0]
+        t = torch.cat([carry(model, x, probe=True).tangent for _ in range(800)])
+    assert_mean_within_standard_errors(t.numpy(), np.zeros(3))
+    assert_mean_within_standard_errors((t[:, :, None] * t[:, None]).numpy(), expected.numpy())

@@ -556,7 +556,7 @@ def test_errors_grow_with_what_is_bent_and_moved(monkeypatch, exact, linearized)
     many = 3 if linearized else 1
     for least, got in ((0.05, found.mean_error), (0.03, found.std_error)):
         expected = rounding + (0 if exact else (least + bent) * sd * many)
-        torch.testing.assert_close(got, expected)
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=0)
     assert (found.exact, found.carried, found.linearized) == (exact, ("noise",), linearized)
     far = errors.doubted(found, ("coin",))
     for before, after in ((found.mean_error, far.mean_error), (found.std_error, far.std_error)):
@@ -1124,6 +1124,8 @@ COINS = {  # of which a comparison makes others that are not followed
     "other": lambda v: torch.ones_like(v, dtype=torch.bool) != (torch.rand_like(v) < 0.3),
     "whole": lambda v: torch.empty(v.shape, dtype=torch.bool).bernoulli_(0.3),
     "bound": lambda v: torch.rand_like(v) < nn.functional.dropout(torch.ones(1).double() / 4),
+    "padded": lambda v: nn.functional.pad(torch.rand_like(v)[:, 1:], (1, 0)) < 0.3,
+    "filled": lambda v: torch.rand_like(v).masked_fill(torch.arange(4) > 1, 0.0) < 0.3,
     "bounds": lambda v: torch.rand_like(v) < torch.linspace(0.1, 0.9, 4).double(),
 }
 
@@ -1132,6 +1134,22 @@ COINS = {  # of which a comparison makes others that are not followed
 def test_coins_that_are_not_followed_are_drawn(name):
     net = Run(lambda v: v * COINS[name](v).to(v.dtype))
     assert carry(net, torch.randn(3, 4).double()).drawn
+
+
+SETTLED = {  # comparisons that come out one way, and which
+    "below all": (lambda u: u < 0.0, 0.0), "below more": (lambda u: u <= 1.5, 1.0),
+    "below the end": (lambda u: u < 1.0, 1.0), "above all": (lambda u: u > 1.0, 0.0),
+    "above less": (lambda u: u >= -0.5, 1.0), "above the start": (lambda u: u > 0.0, 1.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SETTLED)
+def test_coins_that_always_fall_on_one_side_are_certain(name):
+    compare, side = SETTLED[name]
+    v = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).double()
+    one = carry(Run(lambda v: v * compare(torch.rand_like(v))), v)
+    torch.testing.assert_close(one.output.mean, side * v)
+    assert not one.output.noises
 
 
 POOLS = {  # a layer, the shape of its input, whether it is followed window by window

@@ -102,7 +102,7 @@ def where(tape: Tape, call: Call) -> Any:
     if len(call.args) < 3:
         raise Uncarried(noises_of(tape, call), call.name)
     mask, a, b = call.args
-    if not (isinstance(mask, Tensor) and mask.dtype == torch.bool):  # a.where(mask, b)
+    if mask.dtype != torch.bool:  # a.where(mask, b)
         mask, a = a, mask
     dtype = next(m.mean.dtype for m in tape.noisy((a, b, mask)))
     x, y = (tape.of(t if isinstance(t, Tensor) else torch.tensor(t, dtype=dtype)) for t in (a, b))

@@ -17,9 +17,9 @@ from overt.nn.recording.watching import Call
 
 def pooled(tape: Tape, call: Call) -> Any:
     """Max pooling: exact right after dropout where windows do not overlap, else as if normal."""
-    x = tape.get(call.args[0])
-    shape = None if x is None else _window(call, x.mean)
-    if x is None or shape is None:
+    x = tape.of(call.args[0])
+    shape = _window(call, x.mean)
+    if shape is None:
         return unknown(tape, call)
     if x.dropped is not None and shape.apart and not any(shape.padding):
         mean, variance = max_of_dropped(shape.cut(x.dropped[0]), x.dropped[1])
