@@ -298,3 +298,16 @@ def test_where_the_largest_entries_are_is_random_too():
     value, total = explicit_penalty(model, x), float(seen.var(0).sum(1).mean())
     assert value.drawn == ("randn_like",)
     assert abs(float(value.value.detach()) - total) <= SE * np.hypot(value.error, 0.05 * total)
+
+
+def widest(self, x):
+    h = functional.dropout(self.a(x)[:, None].expand(-1, 12, -1), 0.3, self.training)
+    if self.training and torch.rand(()) < 0.5:
+        h = 1.1 * h
+    return self.c(h.max(2).values)
+
+
+def test_samples_contradict_what_is_carried_beside_what_is_drawn():
+    torch.manual_seed(0)
+    with pytest.warns(UserWarning, match="over 128 samples"):
+        assert explicit_penalty(Written(widest), torch.randn(4, 6)).drawn == ("rand",)

@@ -152,8 +152,9 @@ def explicit_penalty(
         shift, moves = _shift(everything, clean, y, name)
         terms.append(shift)
         later = later + moves
-    if len(everything) == 1 and not everything[0].output.exact:
-        compare(model, x, output, later.detach().mean(), name)
+    if not everything[0].output.exact:
+        value = later.detach().mean()
+        compare(model, x, output, value, name, _error(later) / max(float(value), 1e-30))
     total = torch.stack([term.value for term in terms]).sum() if terms else later.mean()
     unknown = tuple(everything[0].tape.linearized)
     return Penalty(total, tuple(terms), everything[0].drawn, unknown, _error(later))
