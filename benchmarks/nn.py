@@ -196,10 +196,10 @@ def gradients() -> Table:
         ]
         table.rows.append((steps, float(probed.var(0).sum() / sampled.var(0).sum()), *off))
     table.notes.append(
-        "A probe's gradient leaves out how variances inside the network depend on the weights "
-        "(its distance from the gradient of the penalty itself); the rest is what the second-order "
-        "expansion of cross-entropy costs. Distances are relative, and contain the error of 300 "
-        "probes and 2,000 samples."
+        "A probe's gradient leaves out how variances inside the network depend on the weights, and "
+        "takes the loss itself at a draw of the linearized network; the penalty's own is that of "
+        "the second-order expansion of cross-entropy, which is what it is off by. Distances are "
+        "relative, and contain the error of 300 probes and 2,000 samples."
     )
     return table
 
