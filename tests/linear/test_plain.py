@@ -660,6 +660,7 @@ def test_pairs_lie_below_the_matrix_and_touch_it(seed, unit):
     np.testing.assert_allclose(deltas[:32], low * inner, rtol=0, atol=1e-10 * unit)
     off = np.abs(deltas[32:, None] - (low + (high - low) * inner))
     assert np.all(off.min(axis=1) < 1e-10 * unit)
+    assert pairs_below(np.diag([1.0, 2.0, 3.0, 1e13])) == []  # which rounding may hide
 
 
 def test_envelopes_are_below_every_penalty():
@@ -1189,6 +1190,10 @@ def test_the_best_map_of_dropped_weights_closes_its_gap_soon(monkeypatch, condit
     dual = 2 * np.sum(N * task.T) - np.sum(N**2) - np.linalg.norm(N @ K.T, 2) ** 2 / w
     assert dual == pytest.approx(bound, rel=1e-11, abs=0)
     assert len(looks) < 40
+    monkeypatch.setattr(weights, "MAX_STEPS", weights.CHECKED)  # no more than a single look
+    early, below, _ = best_map(task, w)
+    cost = np.sum((task.T - early @ K) ** 2) + w * np.linalg.norm(early, "nuc") ** 2
+    assert 0 < below < bound < cost < np.sum(task.T**2)
 
 
 def test_bounds_of_dropped_weights_are_less_what_rounding_may_have_added(monkeypatch):
