@@ -256,8 +256,10 @@ def hidden_randomness(model: nn.Module, inputs: Any, output: Output, one: Carrie
         inner = unwrapped(model)
         (first,), hidden = repeated(model, lambda: [picked(called(inner, own(inputs)), output)], 2)
         if not hidden and one.output.known and not one.drawn:
-            mean, sd = one.output.mean.detach(), one.output.variance.detach().clamp(min=0).sqrt()
-            hidden = bool(((first - mean).abs() > FAR * sd + 0.01 * (1 + mean.abs())).any())
+            away = first - one.output.mean.detach()
+            sd = one.output.variance.detach().clamp(min=0).sqrt()
+            hidden = bool((away.abs() > FAR * sd + 0.01 * away.square().mean().sqrt()).any())
+            hidden &= not torch.allclose(first, one.output.mean.detach(), 1e-2, 1e-2)
         return hidden
 
     return bool(remembered(model, output, "hidden", ask))
