@@ -59,7 +59,7 @@ def drawn(groups, copies, shared=0.0, rows=3):
     return y * torch.tensor([1.0, 3.0]) + 0.7
 
 
-@pytest.mark.parametrize(("groups", "copies"), [(12, 1), (1, 5), (6, 4)])
+@pytest.mark.parametrize(("groups", "copies"), [(12, 1), (1, 5), (2, 4), (6, 4)])
 @pytest.mark.parametrize("shared", [0.0, 2.0])
 def test_sums_are_those_of_all_samples(groups, copies, shared):
     y = drawn(groups, copies, shared)
@@ -1268,6 +1268,15 @@ def test_dropped_weights_have_the_covariances_of_their_jacobian(name):
         second = first.diagonal() + 0.25 * (ones**2 * lam).sum(1)
         torch.testing.assert_close(before.variances()[i].flatten(), second)
         torch.testing.assert_close(before.covariances()[i].diagonal(), second)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch says that nested tensors are new
+def test_inputs_are_dense_and_hold_numbers():
+    net, x = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 2)), torch.ones(2, 3)
+    for odd in (x.to_sparse(), x.to("meta"), torch.nested.nested_tensor([x, x])):
+        for given in (odd, (x, odd)):
+            with pytest.raises(InputError, match="must be dense and hold numbers"):
+                predictive_moments(net, given)
 
 
 def test_batches_have_rows():

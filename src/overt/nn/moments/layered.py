@@ -35,8 +35,8 @@ def layer(tape: Tape, call: Call) -> Any:
 
 def _connected(tape: Tape, module: Any, x: Moment, name: str) -> Moment:
     """Apply a linear map whose weights are dropped: its own noise is lam W^2 E[x x']."""
-    W, planar = module.weight, isinstance(module, DropConnectConv2d)
-    f = module.convolve if planar else functional.linear
+    W = module.weight
+    f = module.convolve if isinstance(module, DropConnectConv2d) else functional.linear
     state = "off" if module.drop_prob == 0 else tape.state(name)
     dropped = module._noisy_weight().to(x.mean.dtype) if state == "drawn" or tape.probe else W
     x = tape.settled(x) if state == "carried" else x
@@ -48,7 +48,7 @@ def _connected(tape: Tape, module: Any, x: Moment, name: str) -> Moment:
         return after
     lam = module.strength * W * W
     own = f(x.mean**2 + x.variance, lam, None)
-    simple = not planar and fixed.ndim < 3
+    simple = fixed.ndim < 3  # maps have more axes
     exact = x.exact and x.known and (simple or x.independent)
 
     def tangent() -> Tensor:

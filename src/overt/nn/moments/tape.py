@@ -99,7 +99,6 @@ class Uncarried(Exception):  # noqa: N818
     def __init__(self, noises: Collection[str], operation: str) -> None:
         super().__init__(operation)
         self.noises = frozenset(noises)
-        self.operation = operation
 
 
 @dataclass(eq=False)
