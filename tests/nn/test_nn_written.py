@@ -311,3 +311,10 @@ def test_samples_contradict_what_is_carried_beside_what_is_drawn():
     torch.manual_seed(0)
     with pytest.warns(UserWarning, match="over 128 samples"):
         assert explicit_penalty(Written(widest), torch.randn(4, 6)).drawn == ("rand",)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_weights_that_are_not_there_yet_are_no_noise(call):
+    for empty in (nn.LazyLinear(3), nn.Linear(6, 3, device="meta")):
+        with pytest.raises(InputError, match="must have its weights"):
+            CALLS[call](nn.Sequential(nn.Dropout(0.3), empty), torch.ones(4, 6))
