@@ -18,7 +18,7 @@ from overt.nn import (
     predictive_moments,
     without_noise,
 )
-from overt.nn.moments.copies import draws_apart
+from overt.nn.moments.copies import draws_apart, rows_apart
 from overt.nn.recording.recorder import record
 from overt.nn.recording.watching import called
 
@@ -311,3 +311,25 @@ def test_samples_contradict_what_is_carried_beside_what_is_drawn():
     torch.manual_seed(0)
     with pytest.warns(UserWarning, match="over 128 samples"):
         assert explicit_penalty(Written(widest), torch.randn(4, 6)).drawn == ("rand",)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_weights_that_are_not_there_yet_are_no_noise(call):
+    for empty in (nn.LazyLinear(3), nn.Linear(6, 3, device="meta")):
+        with pytest.raises(InputError, match="must have its weights"):
+            CALLS[call](nn.Sequential(nn.Dropout(0.3), empty), torch.ones(4, 6))
+
+
+def scaled(self, x):
+    if self.training:
+        x = x + x.std(0) * torch.randn_like(x)
+    return self.c(torch.relu(self.a(x)))
+
+
+def test_noise_that_is_as_large_as_rows_differ_is_sampled_pass_by_pass():
+    torch.manual_seed(0)
+    model, x = Written(scaled), torch.randn(4, 6)
+    with torch.no_grad():
+        near(mc_moments(model, x, 1000, seed=0), sampled(model, x, 2000))
+        assert not rows_apart(model, x, None)
+        assert rows_apart(Written(one_number), x, None)

@@ -218,8 +218,10 @@ def checked(model: Any, x: Any, output: Any = None) -> nn.Module:
             f"x must be a tensor, or a tuple or dictionary of them, got {type(x).__name__}; "
             "torch.as_tensor makes one of an array"
         )
-    weights = (w for module in parts(model) for w in module._parameters.values())
-    if any(weight is not None and weight.is_complex() for weight in weights):
+    weights = [w for m in parts(model) for w in m._parameters.values() if w is not None]
+    if any(nn.parameter.is_lazy(weight) or weight.is_meta for weight in weights):
+        raise InputError("model must have its weights: run a lazy module on a batch, load others")
+    if any(weight.is_complex() for weight in weights):
         raise InputTypeError("model must have real weights, got complex ones: noise is real here")
     odd = [t for t in given if t.layout != torch.strided or t.is_meta or t.is_nested]
     if odd:

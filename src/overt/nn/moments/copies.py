@@ -65,7 +65,17 @@ def rows_apart(model: nn.Module, x: Any, output: Output) -> bool:
         return False
     pairs = (twice, torch.cat([plain, plain])), (more[:rows], plain)
     close = 64 * torch.finfo(plain.dtype).eps * (1 + float(plain.abs().max()))
-    return all(a.shape == b.shape and bool(((a - b).abs() <= close).all()) for a, b in pairs)
+    apart = all(a.shape == b.shape and bool(((a - b).abs() <= close).all()) for a, b in pairs)
+    return apart and _scales_apart(model, x, output, others)
+
+
+def _scales_apart(model: nn.Module, x: Any, output: Output, others: Any) -> bool:
+    """Whether the noise of rows is as large beside others, as far as it is carried."""
+    alone, beside = (carry(model, given, output=output) for given in (x, others))
+    if any(one.drawn or one.tape.linearized for one in (alone, beside)):
+        return True
+    a, b = alone.output.variance, beside.output.variance[: len(alone.output.variance)]
+    return bool(((a - b).abs() <= 1e-2 * (a.abs() + float(a.abs().mean()))).all())
 
 
 def draws_apart(model: nn.Module, x: Any, output: Output) -> bool | None:
