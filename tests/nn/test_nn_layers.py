@@ -314,3 +314,10 @@ def test_schedule_values(schedule, values):
 def test_mistakes_are_named(wrong, message):
     with pytest.raises(InputError, match=message):
         wrong()
+
+
+def test_sizes_may_be_numpys_whole_numbers():
+    """An unsigned one divided by a signed one is a float to NumPy."""
+    layer = DropConnectConv2d(np.int64(4), 2, 3, groups=np.uint64(2))
+    assert layer.weight.shape == (2, 2, 3, 3)
+    assert DropConnectLinear(np.uint64(3), np.int8(2))(torch.ones(5, 3)).shape == (5, 2)

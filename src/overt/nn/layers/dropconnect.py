@@ -65,7 +65,8 @@ class DropConnectLinear(_DropConnect):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        whole("in_features", in_features), whole("out_features", out_features)
+        in_features = whole("in_features", in_features)
+        out_features = whole("out_features", out_features)
         plain = nn.Linear(in_features, out_features, bias, device=device, dtype=dtype)
         super().__init__(plain, drop_prob, seed)
         self.in_features, self.out_features = in_features, out_features
@@ -125,8 +126,9 @@ class DropConnectConv2d(_DropConnect):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        whole("in_channels", in_channels), whole("out_channels", out_channels)
-        if in_channels % whole("groups", groups) or out_channels % groups:
+        in_channels = whole("in_channels", in_channels)
+        out_channels, groups = whole("out_channels", out_channels), whole("groups", groups)
+        if in_channels % groups or out_channels % groups:
             raise InputError(f"groups must divide both numbers of channels, got {groups}")
         given = {"kernel_size": kernel_size, "stride": stride, "dilation": dilation}
         for name, value in (given | {"padding": padding}).items():
