@@ -47,7 +47,8 @@ ROOMS = {
     "relu": ("relu", "relu"),
     "robust": ("robust/attacks robust/threats robust/certificates robust/training/losses.py",
                "robust/test_[acdos]*.py robust/test_th*.py robust/test_trust.py"),
-    "nn": ("nn/moments nn/layers nn/penalties.py nn/training.py", "nn/test_nn_[bdlmopr]*.py"),
+    "nn": ("nn/moments nn/layers nn/penalties.py nn/curvature.py nn/comparing.py nn/training.py",
+           "nn/test_nn_[bdlmoprw]*.py"),
 }  # fmt: skip
 
 

@@ -21,6 +21,8 @@ from overt.nn import (
     DropConnectConv2d,
     DropConnectLinear,
     Dropout,
+    comparing,
+    curvature,
     explicit_penalty,
     mc_moments,
     penalties,
@@ -249,7 +251,7 @@ def test_curvature_is_half_the_second_derivative(loss):
     y = torch.tensor([0, 2, 1, 1]) if loss == "cross_entropy" else torch.rand(4, 3).double()
     H = torch.autograd.functional.hessian(lambda f: mean_loss(f, y, loss), mean)
     expected = torch.einsum("ri,risj,sj->", t, H, t) / 2
-    torch.testing.assert_close(penalties.quadratic(t, mean, loss), expected)
+    torch.testing.assert_close(curvature.quadratic(t, mean, loss), expected)
     model = nn.Sequential(nn.Dropout(0.3), nn.Linear(5, 3)).double()
     one = carry(model, torch.randn(4, 5, generator=rng, dtype=torch.float64))
     H = torch.autograd.functional.hessian(lambda f: mean_loss(f, y, loss), one.output.mean.detach())
@@ -271,7 +273,7 @@ def test_curvature_is_half_the_second_derivative(loss):
 def test_classes_are_at_least_two():
     for shape in ((4, 1), (4,), (4, 2, 2)):
         with pytest.raises(InputError, match="at least 2 classes"):
-            penalties.curvature(torch.zeros(shape), "cross_entropy")
+            curvature.curvature(torch.zeros(shape), "cross_entropy")
 
 
 @pytest.mark.parametrize("n", [1, 2, 9])
@@ -303,30 +305,69 @@ def test_samples_contradict_by_a_fifth_and_three_errors(
     given = SimpleNamespace(mean=mean, variance=K if loss == "cross_entropy" else
                             K.diagonal(dim1=1, dim2=2), kurtosis=kurtosis, n=n, rows=rows,
                             count=5, draw=asked.append)  # fmt: skip
-    monkeypatch.setattr(penalties, "Samples", lambda *_, covariance: given)
+    monkeypatch.setattr(comparing, "Samples", lambda *_, covariance: given)
     y = torch.tensor([0, 1, 2]) if loss == "cross_entropy" else torch.rand(3, 4)
     H = torch.autograd.functional.hessian(lambda f: mean_loss(f, y, loss), mean)
     seen = (torch.einsum("rirj->rij", H) * K).sum() / 2
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        penalties.compare(nn.Identity(), torch.zeros(3, 2), None, ratio * seen, loss, doubt)
+        comparing.compare(nn.Identity(), torch.zeros(3, 2), None, ratio * seen, loss, doubt)
     assert bool(found) == said
     for model, count in ((nn.BatchNorm1d(4), 0), (nn.BatchNorm1d(4).eval(), 1)):
         asked.clear()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            penalties.compare(model, torch.zeros(3, 2), None, ratio * seen, loss, doubt)
+            comparing.compare(model, torch.zeros(3, 2), None, ratio * seen, loss, doubt)
         assert len(asked) == count
+
+
+@pytest.mark.parametrize("loss", LOSSES[1:])
+@pytest.mark.parametrize("targets", [False, True])
+@pytest.mark.parametrize(("n", "left"), [(10**6, 1.0), (50, 1.0), (50, 0.25)])
+def test_samples_contradict_means_by_a_fifth_of_the_penalty_and_four_errors(
+    monkeypatch, loss, targets, n, left
+):
+    """What the loss changes by, without targets all but what is linear, against .2 of it."""
+    rng = torch.Generator().manual_seed(3)
+    mean, away = torch.randn(2, 3, 4, generator=rng, dtype=torch.float64)
+    root = torch.randn(3, 4, 4, generator=rng, dtype=torch.float64)
+    K = root @ root.mT
+    y = torch.tensor([0, 1, 2]) if loss == "cross_entropy" else torch.rand(3, 4).double()
+    H = torch.autograd.functional.hessian(lambda f: mean_loss(f, y, loss), mean)
+    H = torch.einsum("rirj->rij", H)
+
+    def said(size):
+        at = mean - size * away
+        slope = torch.autograd.functional.jacobian(lambda f: mean_loss(f, y, loss), at)
+        gap, seen = mean_loss(mean, y, loss) - mean_loss(at, y, loss), (H * K).sum() / 2
+        rows = (slope.abs() * K.diagonal(dim1=1, dim2=2).sqrt()).sum(1)
+        error = (left / n) ** 0.5 * rows.norm()
+        if not targets:
+            gap, error = gap - (slope * size * away).sum(), seen * left / n
+        variance = K if loss == "cross_entropy" else K.diagonal(dim1=1, dim2=2)
+        given = SimpleNamespace(mean=mean, variance=variance, kurtosis=3.0, n=n, rows=3, left=left,
+                                count=5, draw=lambda _: None)  # fmt: skip
+        monkeypatch.setattr(comparing, "Samples", lambda *_, covariance: given)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            to = at, y if targets else None
+            comparing.compare(nn.Identity(), torch.zeros(3, 2), None, seen, loss, 0.0, to)
+        assert bool(found) == bool(gap.abs() > 0.2 * seen + 4 * error), size
+        return bool(found)
+
+    heard = [said(size) for size in (*np.linspace(0.02, 3, 40), 40.0)]
+    assert not heard[0]
+    assert heard[-1]
 
 
 def test_few_samples_of_many_rows_contradict(monkeypatch):
     asked = []
     given = SimpleNamespace(mean=torch.ones(1, 1), variance=torch.ones(1, 1), kurtosis=3.0, n=9,
                             rows=1, count=9, draw=asked.append)  # fmt: skip
-    monkeypatch.setattr(penalties, "Samples", lambda *_, covariance: given)
+    monkeypatch.setattr(comparing, "Samples", lambda *_, covariance: given)
     for x in (torch.zeros(1, 1), torch.zeros(64, 1), torch.zeros(9999, 1),
               {"a": torch.zeros(50, 1), "b": torch.zeros(())}):  # fmt: skip
-        penalties.compare(nn.Identity(), x, None, torch.ones(()), "squared")
+        comparing.compare(nn.Identity(), x, None, torch.ones(()), "squared")
     assert asked == [128, 64, 32, 81]
 
 
@@ -424,11 +465,13 @@ def test_training_looks_once_at_what_samples_say(monkeypatch):
     for _ in range(3):
         net.train()(x)
     assert len(asked) == 1
-    inner, given, output, value, loss, doubt = asked[0]
+    inner, given, output, value, loss, doubt, (means, targets) = asked[0]
     assert (inner is model, given is x, output, loss) == (True, True, None, "mse")
+    assert targets is None
+    torch.testing.assert_close(means, carry(model, x, statistics="as set").output.mean)
     with torch.no_grad(), training.own_generators():
         probes = [carry(model, x, probe=True, statistics="as set") for _ in range(64)]
-        values = [penalties.quadratic(one.tangent, one.output.mean, "mse") for one in probes]
+        values = [curvature.quadratic(one.tangent, one.output.mean, "mse") for one in probes]
     values = torch.stack(values)
     spread = float(values.std())
     assert float(value) == pytest.approx(float(values.mean()), abs=5 * spread / 4)

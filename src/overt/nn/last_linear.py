@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from overt.nn.curvature import curvature
 from overt.nn.given.losses import is_squared
 from overt.nn.layers.base import UnitNoise
 from overt.nn.layers.recognized import mask_covariance_of
 from overt.nn.moments.carry import Carried, Output
-from overt.nn.penalties import curvature
 from overt.nn.recording.generators import generator_state
 from overt.nn.recording.hooks import hooked
 from overt.nn.recording.modes import is_normalization, modes, switched, unwrapped

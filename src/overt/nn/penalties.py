@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from overt._check import InputError
+from overt.nn.comparing import compare
+from overt.nn.curvature import curvature, quadratic
 from overt.nn.given.losses import Loss, is_squared, loss_name, mean_loss
 from overt.nn.moments.carry import (
     DRAWS,
@@ -23,10 +22,6 @@ from overt.nn.moments.carry import (
     passes,
     plain_output,
 )
-from overt.nn.moments.samples import Samples
-from overt.nn.recording.generators import own_generators
-from overt.nn.recording.modes import is_normalization
-from overt.nn.recording.watching import tensors
 from overt.results import Result
 
 
@@ -153,8 +148,9 @@ def explicit_penalty(
         terms.append(shift)
         later = later + moves
     if not everything[0].output.exact:
-        value = later.detach().mean()
-        compare(model, x, output, value, name, _error(later) / max(float(value), 1e-30))
+        value, mean = later.detach().mean(), _mean(everything)
+        doubt = _error(later) / max(float(value), 1e-30)
+        compare(model, x, output, value, name, doubt, None if y is None else (mean, y))
     total = torch.stack([term.value for term in terms]).sum() if terms else later.mean()
     unknown = tuple(everything[0].tape.linearized)
     return Penalty(total, tuple(terms), everything[0].drawn, unknown, _error(later))
@@ -162,7 +158,7 @@ def explicit_penalty(
 
 def _shift(noisy: list[Carried], before: Tensor, y: Tensor, loss: str) -> tuple[Term, Tensor]:
     """Return what the move of the mean does to the loss, and how each draw moves that."""
-    after = torch.stack([one.output.mean for one in noisy]).mean(0)
+    after = _mean(noisy)
     exact = len(noisy) == 1 and noisy[0].output.exact
     if exact and torch.allclose(before, after):
         return Term("mean shift", after.new_zeros(()), True), after.new_zeros(1)
@@ -174,42 +170,14 @@ def _shift(noisy: list[Carried], before: Tensor, y: Tensor, loss: str) -> tuple[
     return Term("mean shift", value, exact and is_squared(loss), _error(moves)), moves
 
 
+def _mean(found: list[Carried]) -> Tensor:
+    return torch.stack([one.output.mean for one in found]).mean(0)
+
+
 def _error(shares: Tensor) -> float:
     """Return the standard error of the mean of what single draws give."""
     n = len(shares)
     return float(shares.detach().double().std()) / math.sqrt(n) if n > 1 else 0.0
-
-
-def compare(
-    model: nn.Module, x: Any, output: Output, value: Tensor, loss: str, doubt: float = 0.0
-) -> None:
-    """Warn where samples contradict a penalty that was carried through non-linear functions.
-
-    `doubt` is the value's own standard error, over the value.
-    """
-    if any(is_normalization(module) and module.training for module in model.modules()):
-        return  # by statistics of the batch, which samples would move
-    rows = max(len(t) if t.ndim else 1 for t in tensors(x))
-    samples = Samples(model, x, output, covariance=loss == "cross_entropy")
-    with own_generators():
-        samples.draw(min(128, max(32, 4096 // rows)))
-    mean, found = samples.mean, samples.variance
-    variance = (
-        found.diagonal(dim1=1, dim2=2).reshape(mean.shape) if found.ndim > mean.ndim else found
-    )
-    diagonal, direction, scale = curvature(mean, loss)
-    sampled = (diagonal * variance).reshape(len(mean), -1).sum(1)
-    if direction is not None:
-        sampled = sampled - (direction[:, None] @ found @ direction[:, :, None]).flatten()
-    seen, error = float(scale * sampled.mean()), math.sqrt(max(samples.kurtosis, 3.0) / samples.n)
-    error = math.hypot(error / math.sqrt(samples.rows), doubt)
-    if seen > 0 and abs(math.log(max(float(value), 1e-30) / seen)) > max(0.2, 3 * error):
-        warnings.warn(
-            f"the noise adds {float(value):.3g} as carried, but {seen:.3g} over {samples.count} "
-            "samples: a linear map follows this model's functions badly; trust "
-            "predictive_moments, or train with the noise on",
-            stacklevel=3,
-        )
 
 
 def shares_of(found: list[Carried], loss: str) -> Tensor:
@@ -233,50 +201,3 @@ def _curved(one: Carried, mean: Tensor, loss: str) -> Tensor:
     if direction is not None:
         value = value - one.along(direction)
     return scale * value.mean()
-
-
-def quadratic(t: Tensor, mean: Tensor, loss: str) -> Tensor:
-    """Return t' H t, averaged over rows."""
-    diagonal, direction, scale = curvature(mean, loss)
-    value = (diagonal * t * t).reshape(len(mean), -1).sum(1)
-    if direction is not None:
-        value = value - (direction * t).sum(1) ** 2
-    return scale * value.mean()
-
-
-def divergence(t: Tensor, mean: Tensor, loss: str) -> Tensor:
-    """Return A(m + t) - A(m) - <A'(m), t>, averaged over rows; A is the loss but for -<y, m>.
-
-    A is |m|^2, log sum_k exp(m_k) or sum_k log(1 + exp(m_k)). For t of mean 0 the expectation is
-    what t adds to the loss, whatever y. t'Ht is the same to second order; it grows with |t|^2 where
-    the loss grows with |t|, so that a few rows would rule its gradient.
-    """
-    if is_squared(loss):
-        return quadratic(t, mean, loss)
-    if loss == "logistic":
-        value = functional.softplus(mean + t) - functional.softplus(mean) - torch.sigmoid(mean) * t
-        return value.reshape(len(mean), -1).sum(1).mean()
-    q = torch.log_softmax(_logits(mean), 1)  # A(m + t) - A(m) = log sum_k exp(q_k + t_k)
-    return (torch.logsumexp(q + t, 1) - (q.exp() * t).sum(1)).mean()
-
-
-def curvature(mean: Tensor, loss: str) -> tuple[Tensor, Tensor | None, float]:
-    """Return H = scale (diag(d) - w w') as d, w (None: 0) and the scale."""
-    if is_squared(loss):
-        scale = 1.0 if loss == "squared" else 1 / mean[0].numel()
-        return torch.ones_like(mean), None, scale
-    if loss == "logistic":
-        p = torch.sigmoid(mean)
-        return p * (1 - p), None, 0.5
-    p = torch.softmax(_logits(mean), 1)
-    return p, p, 0.5
-
-
-def _logits(mean: Tensor) -> Tensor:
-    """Return logits if there are classes for them."""
-    if mean.ndim != 2 or mean.shape[1] < 2:
-        raise InputError(
-            "loss='cross_entropy' needs a model that returns (batch, at least 2 classes), got "
-            f"{tuple(mean.shape)}; for one logit use loss='logistic'"
-        )
-    return mean

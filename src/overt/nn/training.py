@@ -8,11 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from overt._check import InputError, InputTypeError
+from overt.nn.comparing import compare
+from overt.nn.curvature import divergence, quadratic
 from overt.nn.given.losses import Loss, loss_name
 from overt.nn.last_linear import LastLinear, last_linear
 from overt.nn.moments.adjoint import Layouts
 from overt.nn.moments.carry import Output, carry, checked
-from overt.nn.penalties import compare, divergence, quadratic, shares_of
+from overt.nn.penalties import shares_of
 from overt.nn.recording.generators import own_generators
 from overt.nn.recording.watching import called
 
@@ -91,7 +93,8 @@ class WithoutNoise(nn.Module):  # type: ignore[misc]
             values = [quadratic(one.tangent, one.output.mean, self.loss) for one in probes]
         found = torch.stack(values)
         doubt = float(found.std() / found.mean().clamp(min=1e-30)) / PROBES**0.5
-        compare(model, x, self.output, found.mean(), self.loss, doubt)
+        means = torch.stack([one.output.mean for one in probes]).mean(0)
+        compare(model, x, self.output, found.mean(), self.loss, doubt, (means, None))
 
     def extra_repr(self) -> str:
         """Return the settings, for printing."""
