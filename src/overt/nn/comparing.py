@@ -52,7 +52,7 @@ def compare(
         )
         return
     gap, error = (0.0, 0.0) if at is None else _apart(samples, variance, seen, *at, loss)
-    if abs(gap) > 0.2 * seen + 4 * error:
+    if abs(gap) > 0.2 * seen + 2 * error:
         warnings.warn(
             f"the loss differs by {gap:.3g} between the outputs' mean over {samples.count} samples "
             f"and as carried, beside a penalty of {seen:.3g}: a linear map follows this model's "
@@ -66,7 +66,7 @@ def _apart(
 ) -> tuple[float, float]:
     """Return what the loss differs by between sampled and carried means, and its standard error.
 
-    Without targets, what is not linear in it: what such a deviation would add, were it noise.
+    That is as if outputs of a row went together, at most. Without targets, what is not linear in it: what such a deviation would add, were it noise.
     """
     mean, left = mean.detach(), samples.left / samples.n
     if y is None:
