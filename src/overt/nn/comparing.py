@@ -66,7 +66,8 @@ def _apart(
 ) -> tuple[float, float]:
     """Return what the loss differs by between sampled and carried means, and its standard error.
 
-    That is as if outputs of a row went together, at most. Without targets, what is not linear in it: what such a deviation would add, were it noise.
+    The error is as if outputs of a row went together, at most. Without targets it is what is not
+    linear in their distance: what such a deviation would add, were it noise.
     """
     mean, left = mean.detach(), samples.left / samples.n
     if y is None:
