@@ -45,7 +45,7 @@ def test_each_part_is_shrunk_by_the_rule_of_james_and_stein(shape):
         noise = s**2 * share * d.size / max(p, 1)
         factor = 1.0 if i == 0 or p < 3 else max(0.0, 1 - (p - 2) * noise / np.sum(at**2))
         expected += basis @ (factor * at)
-        kept.append(factor)
+        kept.append(max(factor, min(1.0, 2 / max(p, 1))))
     expected = np.clip(expected.reshape(shape), d - LIMIT * s, d + LIMIT * s)
     np.testing.assert_allclose(found, expected, atol=1e-12)
     np.testing.assert_allclose(left, s * np.sqrt(np.dot(spread, kept)))
@@ -64,7 +64,7 @@ def test_errors_are_smaller_and_as_large_as_they_say(own):
     error = np.std(off) / 20
     assert np.mean(off) <= s**2 + 5 * error
     assert own > 0.5 or np.mean(off) + 5 * error < 0.75 * s**2
-    assert np.mean(said) == pytest.approx(np.mean(off), rel=0.15, abs=0)
+    assert 0.95 < np.mean(said) / np.mean(off) < 1.25
 
 
 def test_one_cell_apart_stays_apart():

@@ -32,7 +32,8 @@ def believed(d: Any, s: float, spread: Any) -> tuple[Any, float]:
     """Return the part of a table d to believe, and the standard error that is left of a cell.
 
     `s` is the standard error of a cell of d, `spread` the share of its square in each part. What
-    all have in common is believed, as is a part that holds no more than two cells' worth.
+    all have in common is believed, as is a part that holds no more than two cells' worth; the error
+    of two cells is what shrinking leaves of a part at least.
     """
     rows, outputs = d.shape
     common = d.mean()
@@ -43,5 +44,5 @@ def believed(d: Any, s: float, spread: Any) -> tuple[Any, float]:
         p = p or (rows - 1) * (outputs - 1)
         off = max(p - 2, 0) * s * s * share * d.size / max(p, 1)
         kept = 1 - off / energy if energy > off else float(not off)
-        found, left = found + kept * part, left + kept * share
+        found, left = found + kept * part, left + max(kept, min(1.0, 2 / max(p, 1))) * share
     return d + np.clip(found - d, -LIMIT * s, LIMIT * s), s * float(np.sqrt(left))
