@@ -409,6 +409,9 @@ CHAINS = {
     "connect-after-dropout": (nn.Sequential(nn.Dropout(0.3), Linear(3, 3),
                                             DropConnectLinear(3, 2, drop_prob=0.4)),
                               (2, 3), ("0", "2")),
+    "connect-after-maps": (nn.Sequential(nn.Dropout(0.3), Linear(3, 4), Linear(4, 3),
+                                         DropConnectLinear(3, 2, drop_prob=0.4)),
+                           (2, 3), ("0", "3")),
     "connect-conv": (nn.Sequential(nn.Dropout(0.3), DropConnectConv2d(1, 1, 2, drop_prob=0.4),
                                    nn.Flatten(), Linear(2, 2)), (2, 1, 2, 3), ("0", "1")),
 }  # fmt: skip
@@ -785,6 +788,6 @@ def test_noise_that_rows_share_is_found_in_one_pass_of_ten():
     def run(self, x):
         return self.a(x) * (1 + (torch.rand(600).amin() < 0.1 / 600))
 
-    model, x = built(lambda: Net(run, a=Linear(20, 4)), FLAT)
-    for seed in range(20):
+    for seed in range(20):  # of models that nothing is known of yet
+        model, x = built(lambda: Net(run, a=Linear(20, 4)), FLAT)
         mc_moments(model, x, 2, seed=seed)

@@ -191,6 +191,8 @@ ENTRYWISE = {
     "softplus": functional.softplus,
     "hardswish": functional.hardswish,
     "sin": torch.sin,
+    "tanh-in-place": lambda h: h.clone().tanh_(),
+    "elu-in-place": lambda h: functional.elu(h.clone(), inplace=True),
 }
 SMOOTH = {
     "sqrt": lambda h: (h.abs() + 1).sqrt(),
@@ -403,6 +405,8 @@ def test_two_noises_that_meet_are_what_all_masks_give(name):
 
 WEIGHTS = {
     "linear": (lambda h, W: functional.linear(h[:, 0], W, B[0, :2]), (2, 3)),
+    "bias": (lambda h, b: functional.linear(h[:, 0], B.repeat(3, 1), b), (6,)),
+    "conv1d-bias": (lambda h, b: functional.conv1d(h, K1.repeat(2, 1, 1), b), (6,)),
     "matmul": (lambda h, W: h @ W.T + 1, (2, 3)),
     "conv1d": (lambda h, W: functional.conv1d(h, W, B[0, :1], padding=1), (1, 2, 3)),
     "conv2d": (lambda h, W: functional.conv2d(h[:, None], W, B[0, :2]), (2, 1, 1, 3)),
@@ -520,6 +524,32 @@ def test_gradients_in_training_are_those_of_what_is_returned(f):
         torch.testing.assert_close(found, (high - low) / 2e-5, rtol=close, atol=close)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["relu", "gelu"])
+def test_rests_move_with_the_mean_from_twice_the_root_of_the_smallest_number(name, dtype):
+    """Below that a rest's variance may be held at its least; above it moves by its formula."""
+    floor, law = torch.finfo(dtype).tiny ** 0.5, stats.norm()
+
+    def c(a):  # the rest of ReLU has variance v c(m / sd)
+        value = a * law.cdf(a) + law.pdf(a)
+        return (a * a + 1) * law.cdf(a) + a * law.pdf(a) - value**2 - law.cdf(a) ** 2
+
+    for share, moves in ((1.8, False), (2.3, True)):
+        if name == "relu":
+            v = share * floor / c(0.5)
+            m, rise = 0.5 * v**0.5, (c(0.501) - c(0.499)) / 0.002 / (2 * c(0.5) ** 0.5)
+        else:  # v^2 f_2^2 / 2 as v is tiny, f_2 = (2 - m^2) phi, f_3 = -m (4 - m^2) phi
+            m, phi = 0.5, law.pdf(0.5)
+            v = (2 * share * floor) ** 0.5 / ((2 - m * m) * phi)
+            rise = -v * m * (4 - m * m) * phi / 2**0.5
+        mean = torch.tensor([m], dtype=dtype, requires_grad=True)
+        f = None if name == "relu" else functional.gelu
+        rest = Bent.apply(mean, torch.tensor([v], dtype=dtype), f, True)[3]
+        (found,) = torch.autograd.grad(rest, mean)
+        assert float(rest.detach()) == pytest.approx((share * floor) ** 0.5, rel=1e-4)
+        assert float(found) == (pytest.approx(rise, rel=1e-3) if moves else 0)
+
+
 def integrated(f, m, v, one_sided=False):
     """E f, Cov(x, f) / v and Var f for one normal, or log-normal, x by a fine sum."""
     z = torch.linspace(-9, 9, 36_001).double()
@@ -635,6 +665,16 @@ def test_what_a_single_unit_adds_is_the_same_in_every_probe(name):
     for _ in range(3):
         found = carry(nn.Sequential(PROBED[name]), x, probe=True).tangent.square()
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["dropout", "dropout1d", "alpha_dropout", "feature_alpha_dropout"])
+def test_dropout_that_is_not_told_drops_a_half(name):
+    drop = getattr(functional, name)
+    told, untold = (carry(After(Called(lambda h, p=p: drop(h, **p, training=True)), lambda h: h),
+                          rows()) for p in ({"p": 0.5}, {}))  # fmt: skip
+    torch.testing.assert_close(untold.output.mean, told.output.mean, rtol=0, atol=0)
+    torch.testing.assert_close(untold.covariances(), told.covariances(), rtol=0, atol=0)
+    assert float(told.variances().min()) > 0
 
 
 def test_probes_of_dropped_weights_have_their_covariances():

@@ -108,7 +108,6 @@ def softmax(tape: Tape, call: Call) -> Any:
 
     def tangent() -> Tensor:
         q, t = tape.fixed(p), x.tangent().to(dtype)
-        t = t if whole else torch.where(finite, t, 0.0)
         away = t - (q * t).sum(dim, keepdim=True)
         return away if call.name == "log_softmax" else q * away
 
