@@ -320,6 +320,16 @@ def test_mistakes_are_named(wrong, message):
         wrong()
 
 
+@pytest.mark.parametrize("seed", [None, 3])
+def test_layers_that_drop_nothing_draw_nothing(seed):
+    x = torch.ones(2, 3, 4, 4)
+    for layer in (Dropout(0.0, seed=seed), DropBlock2d(0.0, 2, seed=seed)):
+        before = torch.get_rng_state()
+        assert layer.train()(x) is x
+        assert torch.equal(torch.get_rng_state(), before)
+        assert seed is None or int(layer.draws) == 0
+
+
 def test_sizes_may_be_numpys_whole_numbers():
     """An unsigned one divided by a signed one is a float to NumPy."""
     layer = DropConnectConv2d(np.int64(4), 2, 3, groups=np.uint64(2))

@@ -23,7 +23,8 @@ from overt.nn import (
     predictive_moments,
     without_noise,
 )
-from overt.nn.moments.carry import carry
+from overt.nn.moments import sampled
+from overt.nn.moments.carry import carry, passes
 from overt.nn.moments.entries import Bent, moments_of, relu_moments
 
 Linear = nn.Linear
@@ -342,6 +343,17 @@ CORNERS = {
     "named-results": lambda h: h * h.topk(3, -1).values.mean(-1, keepdim=True),
     "normal-around": lambda h: torch.normal(h, 0.5),
 }
+
+
+@torch.no_grad()
+def test_noise_with_a_generator_of_its_own_takes_several_passes():
+    rng = np.random.default_rng(0)
+    model = Net(lambda self, x: self.a(x) * (1 + rng.random()), a=Linear(3, 2))
+    found = passes(model, torch.ones(2, 3), draws=5)
+    assert len(found) == 5
+    assert found[0].drawn == ("noise that is not seen",)
+    assert len({float(one.output.mean.sum()) for one in found}) == 5
+    assert len(passes(nn.Sequential(nn.Dropout(0.3), Linear(3, 2)), torch.ones(2, 3), draws=5)) == 1
 
 
 @pytest.mark.parametrize("after", CORNERS.values(), ids=CORNERS.keys())
@@ -780,6 +792,22 @@ def test_few_passes_may_agree_by_chance():
     model, x = built(lambda: Net(run, a=Linear(20, 4)), FLAT)
     found = [mc_moments(model, x, 2).variance.any() for _ in range(20)]
     assert 0 < sum(map(bool, found)) < 20
+
+
+@pytest.mark.parametrize(("n", "asked"), [(2, [2, 64]), (63, [63, 64]), (64, [64])])
+def test_sixty_four_passes_that_agree_are_enough(monkeypatch, n, asked):
+    drawn = []
+
+    class Still(sampled.Samples):
+        variance = torch.zeros(1)
+
+        def draw(self, n, *_):
+            drawn.append(n)
+
+    monkeypatch.setattr(sampled, "Samples", Still)
+    with pytest.raises(InputError, match="model has no noise"):
+        mc_moments(Linear(2, 2), torch.ones(1, 2), n)
+    assert drawn == asked
 
 
 def test_noise_that_rows_share_is_found_in_one_pass_of_ten():

@@ -128,6 +128,7 @@ AFFINE = {
     "adaptive-pool": lambda h: functional.adaptive_avg_pool1d(h, 2),
     "upsample": lambda h: functional.interpolate(h, scale_factor=2, mode="linear"),
     "reshape": lambda h: h.reshape(-1, 3, 2)[:, 1:],
+    "view": lambda h: (h[:, :1] + B).view(len(h), 6),
     "transpose": lambda h: h.transpose(1, 2)[:, 0],
     "permute": lambda h: h.permute(0, 2, 1)[:, :2],
     "T": lambda h: h.mT[:, 1],
@@ -172,6 +173,7 @@ AFFINE = {
     "buffer": buffered(lambda b, v, h: b.copy_(h)[:, 0] + b[:, 1]),
     "copied": lambda h: torch.empty(len(h), 2, 3).double().copy_(h) * 2,
     "detach": lambda h: h + h.detach().flip(1),
+    "batch-norm-bare": lambda h: functional.batch_norm(h, B[:, 0], B[:, 1] ** 2 + 1),
     "lerp": lambda h: torch.lerp(h, B.expand_as(h), 0.3),
 }
 ENTRYWISE = {
@@ -238,6 +240,8 @@ SMOOTH = {
     "to-itself": lambda h: ATTENDS(h, h, h, need_weights=False)[0],
     "weights": lambda h: ATTENDS(h, h, h)[1],
     "index-copy": lambda h: h * 2 + h.index_copy(2, torch.tensor([2, 0, 1]), 3 * h),
+    "power": lambda h: (B.abs() + 1) ** h,
+    "both-powers": lambda h: (h.abs() + 1) ** h.flip(1),
     "unknown": lambda h: torch.cross(h[:, 0], 2 * h[:, 1], dim=-1),
 }  # fmt: skip
 
@@ -323,6 +327,17 @@ NUMBERS = {  # draws, the law of each, and a comparison with the probability tha
         stats.expon(scale=0.5),
         lambda z: z <= 0.4,
     ),
+    "uniform-untold": (lambda h: blank(h).uniform_(), stats.uniform(), lambda z: z < 0.3),
+    "uniform-to": (lambda h: blank(h).uniform_(to=3), stats.uniform(0, 3), lambda z: z > 0.5),
+    "normal-untold": (lambda h: blank(h).normal_(), stats.norm(), lambda z: z > 0.5),
+    "normal-named": (
+        lambda h: blank(h).normal_(mean=0.2, std=0.7),
+        stats.norm(0.2, 0.7),
+        lambda z: z > 0.5,
+    ),
+    "normal-of": (lambda h: torch.normal(0 * h + 0.2, 0 * h + 0.7), stats.norm(0.2, 0.7), None),
+    "exponential-untold": (lambda h: blank(h).exponential_(), stats.expon(), lambda z: z <= 0.4),
+    "bernoulli-untold": (lambda h: blank(h).bernoulli_(), stats.bernoulli(0.5), None),
     "bernoulli": (lambda h: blank(h).bernoulli_(0.3), stats.bernoulli(0.3), None),
     "bernoulli-of": (lambda h: torch.bernoulli(0 * h + 0.3), stats.bernoulli(0.3), None),
 }  # fmt: skip
@@ -667,14 +682,38 @@ def test_what_a_single_unit_adds_is_the_same_in_every_probe(name):
         torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("name", ["dropout", "dropout1d", "alpha_dropout", "feature_alpha_dropout"])
-def test_dropout_that_is_not_told_drops_a_half(name):
-    drop = getattr(functional, name)
-    told, untold = (carry(After(Called(lambda h, p=p: drop(h, **p, training=True)), lambda h: h),
-                          rows()) for p in ({"p": 0.5}, {}))  # fmt: skip
+UNTOLD = {name: {"p": 0.5} for name in ("dropout", "dropout1d", "alpha_dropout",
+                                        "feature_alpha_dropout")}  # fmt: skip
+UNTOLD["rrelu"] = {"lower": 1 / 8, "upper": 1 / 3}
+
+
+@pytest.mark.parametrize("name", UNTOLD)
+def test_noise_that_is_not_told_has_the_strength_that_torch_gives_it(name):
+    noise = getattr(functional, name)
+    told, untold = (carry(After(Called(lambda h, p=p: noise(h, **p, training=True)), lambda h: h),
+                          rows()) for p in (UNTOLD[name], {}))  # fmt: skip
     torch.testing.assert_close(untold.output.mean, told.output.mean, rtol=0, atol=0)
     torch.testing.assert_close(untold.covariances(), told.covariances(), rtol=0, atol=0)
     assert float(told.variances().min()) > 0
+
+
+OFF = {
+    "native": lambda h: torch.native_dropout(h, train=True, p=0.3)[0],
+    "mapped": lambda h: torch.vmap(
+        lambda row: functional.dropout(row, 0.3, True), randomness="different")(h),
+    "mapped-named": lambda h: torch.vmap(
+        lambda row: torch.dropout(row, train=True, p=0.3), randomness="different")(h),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OFF)
+def test_draws_that_are_told_of_their_mode_can_be_off(name):
+    x, model = rows(), Called(OFF[name])
+    off = carry(model, x, active=())
+    assert torch.equal(off.output.mean, x)
+    assert not off.drawn
+    assert not torch.equal(carry(model, x).output.mean, x)
+    assert carry(model, x).drawn == off.noises
 
 
 def test_probes_of_dropped_weights_have_their_covariances():

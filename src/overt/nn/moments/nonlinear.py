@@ -147,7 +147,7 @@ def normalized(tape: Tape, call: Call) -> Any:
 
 
 def _reshaped(tape: Tape, x: Moment, shape: Any) -> Moment:
-    return linear_map(tape, x, *[lambda t: t.reshape(shape)] * 3, keeps=True)
+    return linear_map(tape, x, *[lambda t: t.reshape(shape)] * 3)
 
 
 def _standardized(
