@@ -3,6 +3,7 @@
 import copy
 import random
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from overt.nn import (
     without_noise,
 )
 from overt.nn.moments import sampled
-from overt.nn.moments.carry import carry, passes
+from overt.nn.moments.carry import carry, hidden_randomness, passes
 from overt.nn.moments.entries import Bent, moments_of, relu_moments
 
 Linear = nn.Linear
@@ -343,6 +344,28 @@ CORNERS = {
     "named-results": lambda h: h * h.topk(3, -1).values.mean(-1, keepdim=True),
     "normal-around": lambda h: torch.normal(h, 0.5),
 }
+
+
+def said(away, sd=0.0, at=0.0, **other):
+    """What a pass that gives `at` says of a mean that was carried, and is away from it."""
+    x = torch.full((2, 3), at)
+    mean = x - torch.as_tensor(away)
+    output = SimpleNamespace(known=True, mean=mean, variance=torch.full((2, 3), sd**2))
+    one = SimpleNamespace(output=output, drawn=other.pop("drawn", ()))
+    vars(output).update(other)
+    return hidden_randomness(nn.Identity(), x, None, one)
+
+
+def test_a_pass_far_from_what_was_carried_is_noise_that_was_missed():
+    """Farther than 100 standard deviations and .01 of the typical distance, and by 1 per cent."""
+    single = torch.zeros(2, 3)
+    single[0, 1] = 1.0
+    assert [said(1.0), said(-1.0), said(single)] == [True] * 3
+    assert [said(0.0), said(1.0, known=False), said(1.0, drawn=("noise",))] == [False] * 3
+    assert [said(1.0, sd) for sd in (0.00985, 0.00995)] == [True, False]
+    assert [said(single, sd) for sd in (0.00995, 0.01005)] == [True, False]
+    assert [said(away) for away in (0.0095, 0.0105)] == [False, True]
+    assert [said(away, at=1.0) for away in (0.019, 0.021)] == [False, True]
 
 
 @torch.no_grad()

@@ -174,6 +174,8 @@ AFFINE = {
     "copied": lambda h: torch.empty(len(h), 2, 3).double().copy_(h) * 2,
     "detach": lambda h: h + h.detach().flip(1),
     "batch-norm-bare": lambda h: functional.batch_norm(h, B[:, 0], B[:, 1] ** 2 + 1),
+    "filled": lambda h: h * (h * 1.0).fill_(3.0) + torch.full_like(h, 2.0),
+    "zeroed": lambda h: h + (2 * h).zero_(),
     "lerp": lambda h: torch.lerp(h, B.expand_as(h), 0.3),
 }
 ENTRYWISE = {
