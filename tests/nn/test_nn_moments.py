@@ -25,6 +25,7 @@ from overt.nn import (
     without_noise,
 )
 from overt.nn.moments import sampled
+from overt.nn.moments.adjoint import Source, Sources
 from overt.nn.moments.carry import carry, hidden_randomness, passes
 from overt.nn.moments.entries import Bent, moments_of, relu_moments
 
@@ -314,6 +315,7 @@ def test_noise_in_code_that_is_not_seen_is_drawn_and_named():
     found = predictive_moments(model, torch.randn(3, 20))
     assert found.method == "sampled"
     assert found.drawn
+    assert carry(model, torch.randn(3, 20)).drawn == ("1:Dropout",)
 
 
 class Square(torch.autograd.Function):
@@ -842,3 +844,49 @@ def test_noise_that_rows_share_is_found_in_one_pass_of_ten():
     for seed in range(20):  # of models that nothing is known of yet
         model, x = built(lambda: Net(run, a=Linear(20, 4)), FLAT)
         mc_moments(model, x, 2, seed=seed)
+
+
+LAYOUTS = {  # shapes of steps for R rows, and what of a step a row r sees
+    "rows-first": (lambda R: (R, 3), lambda t, r, R: t[r]),
+    "rows-last": (lambda R: (3, R), lambda t, r, R: t[:, r]),
+    "square": (lambda R: (R, R), lambda t, r, R: t[:, r]),
+    "rows-in-parts": (lambda R: (2, 3 * R), lambda t, r, R: t[:, 3 * r : 3 * r + 3]),
+    "shared": (lambda R: (4,), lambda t, r, R: t),
+    "shared-by-two": (lambda R: ((R + 1) // 2, 2), lambda t, r, R: t[r // 2]),
+    "late": (lambda R: (R, 3), lambda t, r, R: t[r] * (r > 0)),
+    "very-late": (lambda R: (R, R, 2), lambda t, r, R: t[:, r] * (r == R - 1)),
+    "apart": (lambda R: (R, 2), lambda t, r, R: 0 * t[r]),
+}
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5])
+def test_variances_come_from_all_sources_wherever_their_rows_lie(rows):
+    """Cov = sum over sources of J V J', J row by row."""
+    rng = torch.Generator().manual_seed(rows)
+    layouts, maps = {}, {}
+    for _ in range(2):  # with layouts that are known the second time
+        sources, parts = Sources(layouts), []
+        total, rests = torch.zeros(rows, 4, 4).double(), torch.zeros(rows, 4).double()
+        for i, (name, (shape, sees)) in enumerate(LAYOUTS.items()):
+            step = torch.zeros(shape(rows), dtype=torch.float64, requires_grad=True)
+            spread = torch.rand(step.shape, generator=rng, dtype=torch.float64)
+            rest = i % 2 == 1
+            step = sources.add(Source(step, spread, rest))
+            for r in range(rows):
+                size = sees(step, r, rows).numel()
+                A = maps.setdefault((name, r), torch.randn(4, size, generator=rng).double())
+                parts.append((r, A @ sees(step, r, rows).flatten()))
+                (J,) = torch.autograd.grad(parts[-1][1], step, torch.eye(4).double(),
+                                           is_grads_batched=True, retain_graph=True)  # fmt: skip
+                J = J.flatten(1)
+                own = (J * spread.flatten()) @ J.T
+                total[r] += own
+                rests[r] += own.diagonal() * rest
+        tangent = torch.stack([sum(y for r, y in parts if r == row) for row in range(rows)])
+        variance, left = sources.parts(tangent)
+        torch.testing.assert_close(variance, total.diagonal(dim1=1, dim2=2))
+        torch.testing.assert_close(left, rests)
+        torch.testing.assert_close(sources.covariances(tangent), total)
+        w = torch.randn(rows, 4, generator=rng).double()
+        expected = torch.einsum("ri,rij,rj->r", w, total, w)
+        torch.testing.assert_close(sources.along(tangent, w), expected)

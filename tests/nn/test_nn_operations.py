@@ -118,6 +118,8 @@ AFFINE = {
     "addmv": lambda h: torch.addmv(B[0, 0], h[:, 0], W3[:, 1], alpha=2)[:, None],
     "baddbmm": lambda h: torch.baddbmm(h[:, :1], h, W3[:, :3].expand(len(h), 3, 3), beta=3),
     "einsum": lambda h: torch.einsum("nij,jk->nki", h, W3),
+    "einsum-one": lambda h: torch.einsum("nij->nj", h),
+    "einsum-three": lambda h: torch.einsum("nij,jk,kl->nil", h, W3, W4),
     "linear": lambda h: functional.linear(h, W3.T, W3[0]),
     "conv1d": lambda h: functional.conv1d(h, K1, K1[:, 0, 0], padding=1),
     "conv1d-stride": lambda h: functional.conv1d(h, K1, stride=2),

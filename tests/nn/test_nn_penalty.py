@@ -23,6 +23,7 @@ from overt.nn import (
     mc_moments,
     penalties,
     predictive_moments,
+    training,
     without_noise,
 )
 from overt.nn.curvature import divergence, quadratic
@@ -739,6 +740,18 @@ def test_samples_are_compared_with_all_that_was_carried(monkeypatch):
     torch.testing.assert_close(at[0], mean)
     explicit_penalty(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2)), x, y)
     assert not asked  # where all is exact
+
+
+@pytest.mark.parametrize("values", [torch.arange(1.0, 17), torch.zeros(16)], ids=["some", "none"])
+def test_the_first_look_states_the_mean_of_its_probes_and_the_error_of_that(monkeypatch, values):
+    asked, given = [], iter(values)
+    monkeypatch.setattr(training, "quadratic", lambda *_: next(given))
+    monkeypatch.setattr(training, "compare", lambda *told: asked.append(told))
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    without_noise(model).train()(torch.ones(2, 3))
+    value, doubt = asked[0][3], asked[0][5]
+    assert float(value) == float(values.mean())
+    assert doubt == pytest.approx(float(values.std()) / 4 / 8.5)
 
 
 def test_noise_that_is_not_seen_has_a_term():
