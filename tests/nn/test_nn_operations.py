@@ -9,8 +9,10 @@ from torch import nn
 from torch.nn import functional
 
 from overt.nn import CovarianceDropout, DropBlock1d, DropConnectLinear, Dropout
+from overt.nn.moments.adjoint import Sources
 from overt.nn.moments.carry import carry
 from overt.nn.moments.entries import Bent, leaky_relu_moments, moments_of, relu_moments
+from overt.nn.moments.tape import Moment, Tape
 
 DROP, EPS = 0.3, 1e-4
 torch.manual_seed(5)
@@ -730,3 +732,34 @@ def test_probes_of_dropped_weights_have_their_covariances():
         t = torch.cat([carry(model, x, probe=True).tangent for _ in range(450)])
     assert_mean_within_standard_errors(t.numpy(), np.zeros(3))
     assert_mean_within_standard_errors((t[:, :, None] * t[:, None]).numpy(), expected.numpy())
+
+
+CHANNELS = [("dropout", 2), ("dropout", 3), ("dropout1d", 2), ("dropout1d", 3), ("dropout2d", 3),
+            ("dropout2d", 4), ("dropout3d", 4), ("dropout3d", 5), ("feature_alpha_dropout", 4),
+            ("feature_alpha_dropout", 2)]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")  # of channels that torch guesses
+@pytest.mark.parametrize(("name", "axes"), CHANNELS)
+def test_entries_of_a_row_share_the_coins_that_torch_lets_them_share(name, axes):
+    torch.manual_seed(axes)
+    x, drop = (
+        torch.ones(2, 3, 2, 2, 2).double()[(..., *[0] * (5 - axes))],
+        getattr(functional, name),
+    )
+    draws = torch.stack([drop(x, 0.5, True) for _ in range(64)]).flatten(2)
+    same = (draws[:, :, :, None] == draws[:, :, None]).all(0)
+    found = carry(nn.Sequential(Called(lambda h: drop(h, 0.5, True)), nn.Flatten()), x)
+    assert torch.equal(found.covariances() > 1e-9, same)
+
+
+def test_covariances_are_worked_out_of_up_to_512_units():
+    tape = Tape(None, (), False, False, Sources({}))
+    few, many = [(1, 512), (9, 512), (1, 2, 256)], [(1, 513), (1, 2, 257), (4,)]
+    for shape in (*few, *many):
+        variance = torch.ones(shape)
+        x = Moment(variance, 2 * variance, tape.later(lambda v=variance: tape.source(v)),
+                   frozenset({"noise"}), known=False)  # fmt: skip
+        found = tape.settled(x)
+        assert found.known == (shape in few)
+        assert torch.equal(found.variance, variance if shape in few else 2 * variance)
