@@ -26,7 +26,7 @@ from overt.nn import (
 )
 from overt.nn.moments import sampled
 from overt.nn.moments.adjoint import Source, Sources
-from overt.nn.moments.carry import carry, hidden_randomness, passes
+from overt.nn.moments.carry import carry, hidden_randomness, passes, plain_output
 from overt.nn.moments.entries import Bent, moments_of, relu_moments
 
 Linear = nn.Linear
@@ -491,6 +491,13 @@ def test_noise_after_noise_with_affine_maps_between_is_exact(model, shape, names
 class AlwaysOn(nn.Dropout):
     def forward(self, x):
         return functional.dropout(x, self.p, True)
+
+
+@torch.no_grad()
+def test_noise_that_is_always_on_is_left_out_of_the_plain_output():
+    x, last = torch.randn(4, 3), Linear(3, 2)
+    for noise in (AlwaysOn(0.5), nn.Sequential(AlwaysOn(0.5), nn.Dropout(0.3))):
+        torch.testing.assert_close(plain_output(nn.Sequential(noise, last), x, None), last(x))
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns about itself

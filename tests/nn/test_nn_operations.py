@@ -92,6 +92,7 @@ def buffered(read):
 
 AFFINE = {
     "spread": lambda h: h[:, :1] * B,
+    "matmul-spread": lambda h: (h @ W3[:, :3])[:, :1] * B,
     "spread-columns": lambda h: B * h[:, :, 1:2],
     "spread-sum": lambda h: h[:, :1] + B,
     "add": lambda h: torch.add(h, B, alpha=2) + 1,
@@ -256,6 +257,11 @@ ALONE = (*ENTRYWISE, "add", "rsub", "one-minus", "neg", "mul", "div", "reshape",
          "permute", "T", "flip", "roll", "slice", "chunk", "split", "pad", "masked-fill", "tril",
          "diagonal")  # fmt: skip
 """Each entry of these comes from one of its own."""
+ONE_MAP = ("spread", "spread-columns", "spread-sum", "matmul-spread", "add-broadcast", "sum",
+           "mean", "sub-broadcast", "cumsum", "matmul", "rmatmul", "einsum", "linear", "conv1d", "expand",
+           "conv-transpose", "repeat", "repeat-interleave", "index", "index-select", "gather",
+           "pad-circular", "where", "where-spread")  # fmt: skip
+"""One linear map of independent entries: variances are sums over squared coefficients."""
 
 
 def rows():
@@ -291,7 +297,18 @@ def test_right_after_dropout_it_is_what_all_masks_give(name):
         torch.testing.assert_close(covariance, torch.diag_embed(variance), rtol=0, atol=1e-8)
     if name in ALONE:
         assert bare.independent
+    if name in (*ALONE, *ONE_MAP):
         assert bare.known
+
+
+@pytest.mark.parametrize("name", ENTRYWISE)
+def test_zeros_and_ones_right_after_dropout_are_what_both_values_give(name):
+    """An entry is 2 x or 0, by a coin of its own: its variance is (f(2 x) - f(0))^2 / 4."""
+    x = torch.tensor([[0.0, 0.5, -0.5, 1.0]]).double()
+    one = carry(nn.Sequential(nn.Dropout(0.5), Called(ENTRYWISE[name])), x)
+    low, high = (ENTRYWISE[name](v) for v in (0 * x, 2 * x))
+    torch.testing.assert_close(one.output.mean, (low + high) / 2)
+    torch.testing.assert_close(one.covariances(), torch.diag_embed((high - low) ** 2 / 4))
 
 
 STALE = {

@@ -64,7 +64,7 @@ def _of_dropped(
     """f of values that are kept or dropped is affine in the mask: f(0) + (f(x) - f(0)) z."""
     kept = values / (1 - p)
     low, high = f(torch.zeros_like(kept)), f(kept)
-    slope = torch.where(kept == 0, 0.0, (high - low) / torch.where(kept == 0, 1.0, kept))
+    slope = (high - low) / torch.where(kept == 0, 1.0, kept)
     return replace(
         x, mean=low + (1 - p) * (high - low), variance=p * (1 - p) * (high - low) ** 2,
         tangent=tape.later(lambda: tape.fixed(slope) * x.tangent()), dropped=None,
