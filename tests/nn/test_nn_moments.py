@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from nn_oracles import exact_moments, outputs_under_masks
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from overt import InputError
@@ -491,6 +491,14 @@ def test_noise_after_noise_with_affine_maps_between_is_exact(model, shape, names
 class AlwaysOn(nn.Dropout):
     def forward(self, x):
         return functional.dropout(x, self.p, True)
+
+
+@pytest.mark.parametrize("after", [torch.sum, Tensor.long, lambda h: (h, h)])
+def test_what_is_carried_is_one_tensor_of_numbers_with_rows(after):
+    model = Net(lambda self, x: after(self.noise(x)), noise=nn.Dropout(0.5))
+    for call in (carry, lambda model, x: without_noise(model).train()(x)):
+        with pytest.raises(InputError, match="model must return one tensor of numbers"):
+            call(model, torch.ones(2, 3))
 
 
 @torch.no_grad()

@@ -258,9 +258,9 @@ ALONE = (*ENTRYWISE, "add", "rsub", "one-minus", "neg", "mul", "div", "reshape",
          "diagonal")  # fmt: skip
 """Each entry of these comes from one of its own."""
 ONE_MAP = ("spread", "spread-columns", "spread-sum", "matmul-spread", "add-broadcast", "sum",
-           "mean", "sub-broadcast", "cumsum", "matmul", "rmatmul", "einsum", "linear", "conv1d", "expand",
-           "conv-transpose", "repeat", "repeat-interleave", "index", "index-select", "gather",
-           "pad-circular", "where", "where-spread")  # fmt: skip
+           "mean", "sub-broadcast", "cumsum", "matmul", "rmatmul", "einsum", "linear", "conv1d",
+           "expand", "conv-transpose", "repeat", "repeat-interleave", "index", "index-select",
+           "gather", "pad-circular", "where", "where-spread")  # fmt: skip
 """One linear map of independent entries: variances are sums over squared coefficients."""
 
 
