@@ -335,6 +335,11 @@ def blank(h):
 
 NUMBERS = {  # draws, the law of each, and a comparison with the probability that it is true
     "rand": (lambda h: torch.rand(h.shape, dtype=h.dtype), stats.uniform(), lambda z: z < 0.3),
+    "rand-cast": (
+        lambda h: torch.rand(h.shape).to(h.dtype).clone().detach(),
+        stats.uniform(),
+        lambda z: z < 0.3,
+    ),
     "rand-like": (torch.rand_like, stats.uniform(), lambda z: z >= 0.7),
     "randn": (lambda h: torch.randn(*h.shape, dtype=h.dtype), stats.norm(), lambda z: z > 0.3),
     "randn-like": (torch.randn_like, stats.norm(), lambda z: z <= -0.4),
