@@ -771,8 +771,39 @@ def test_entries_of_a_row_share_the_coins_that_torch_lets_them_share(name, axes)
     )
     draws = torch.stack([drop(x, 0.5, True) for _ in range(64)]).flatten(2)
     same = (draws[:, :, :, None] == draws[:, :, None]).all(0)
-    found = carry(nn.Sequential(Called(lambda h: drop(h, 0.5, True)), nn.Flatten()), x)
+    model = nn.Sequential(Called(lambda h: drop(h, 0.5, True)), nn.Flatten())
+    found = carry(model, x)
     assert torch.equal(found.covariances() > 1e-9, same)
+    drawn = [carry(model, x, drawn=found.noises).output.mean for _ in range(24)]
+    draws = torch.stack(drawn)
+    assert torch.equal((draws[:, :, :, None] == draws[:, :, None]).all(0), same)
+    gone = carry(Called(lambda h: drop(h, 1.0, True)), x).output
+    assert not gone.noises
+    assert not bool(gone.mean.any())
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2,), (4, 1), (1, 2), (1, 5), (4, 2)])
+def test_noise_is_coarse_if_it_has_one_number_for_a_row(shape):
+    one = carry(Called(lambda h: h + torch.rand(shape).sum()), rows())
+    assert bool(one.tape.coarse) == (shape in [(), (1,), (2,), (4, 1)])
+
+
+def test_slopes_that_are_not_drawn_are_those_between_their_bounds():
+    noise, x = Called(lambda h: h + 0.7 * torch.randn_like(h)), rows()
+    expected = carry(After(noise, nn.LeakyReLU(0.3)), x)
+    leaking = After(noise, nn.RReLU(0.1, 0.5))
+    found = carry(leaking, x, active=expected.noises)
+    torch.testing.assert_close(found.output.mean, expected.output.mean)
+    torch.testing.assert_close(found.output.variance, expected.output.variance)
+    torch.testing.assert_close(found.covariances(), expected.covariances())
+
+
+def test_padding_is_below_what_varies_most():
+    sd = torch.tensor([[[0.0, 5.0]]]).double()
+    noise = Called(lambda h: h + sd * torch.randn_like(h))
+    found = carry(nn.Sequential(noise, nn.MaxPool1d(2, padding=1)), torch.zeros(1, 1, 2).double())
+    torch.testing.assert_close(found.output.mean, torch.zeros(1, 1, 2).double())
+    torch.testing.assert_close(found.output.variance, sd**2)
 
 
 def test_covariances_are_worked_out_of_up_to_512_units():
