@@ -250,7 +250,9 @@ def test_schedules_move_with_advance_and_are_saved(monkeypatch):
         assert not layer.silent
         with monkeypatch.context() as compiled:  # compiled code reads a tensor
             compiled.setattr(torch.compiler, "is_compiling", lambda: True)
+            assert isinstance(layer.rate.current, torch.Tensor)
             assert float(layer.rate.current) == layer.drop_prob
+            assert Dropout(0.3).rate.current == 0.3
         advance(model)
     assert seen == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.4])
     other = nn.Sequential(nn.Linear(2, 2), Dropout(schedules.Linear(0.0, 0.4, steps=4)))
@@ -289,6 +291,8 @@ def test_schedule_values(schedule, values):
         (lambda: Dropout(1.0), "drop_prob"),
         (lambda: Dropout(0.5, seed=-1), "seed"),
         (lambda: Dropout(0.5, shared_axes="time"), "shared_axes"),
+        (lambda: Dropout(0.5, shared_axes=1.0), "shared_axes"),
+        (lambda: Dropout(0.5, shared_axes=[True]), "shared_axes"),
         (lambda: Dropout(0.5, shared_axes=3)(torch.ones(2, 3)), "shared_axes"),
         (lambda: Dropout(0.5)(torch.ones(2, 3, dtype=torch.int64)), "floating-point"),
         (lambda: Dropout(0.5)(np.ones((2, 3))), "torch.as_tensor"),
@@ -316,8 +320,20 @@ def test_mistakes_are_named(wrong, message):
         wrong()
 
 
+@pytest.mark.parametrize("seed", [None, 3])
+def test_layers_that_drop_nothing_draw_nothing(seed):
+    x = torch.ones(2, 3, 4, 4)
+    for layer in (Dropout(0.0, seed=seed), DropBlock2d(0.0, 2, seed=seed)):
+        before = torch.get_rng_state()
+        assert layer.train()(x) is x
+        assert torch.equal(torch.get_rng_state(), before)
+        assert seed is None or int(layer.draws) == 0
+
+
 def test_sizes_may_be_numpys_whole_numbers():
     """An unsigned one divided by a signed one is a float to NumPy."""
     layer = DropConnectConv2d(np.int64(4), 2, 3, groups=np.uint64(2))
     assert layer.weight.shape == (2, 2, 3, 3)
     assert DropConnectLinear(np.uint64(3), np.int8(2))(torch.ones(5, 3)).shape == (5, 2)
+    for axes in (np.int64(1), [np.int8(1)], np.array([1])):
+        assert Dropout(0.5, shared_axes=axes).shared_axes == (1,)

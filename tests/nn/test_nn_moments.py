@@ -3,12 +3,13 @@
 import copy
 import random
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from nn_oracles import exact_moments, outputs_under_masks
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from overt import InputError
@@ -23,7 +24,9 @@ from overt.nn import (
     predictive_moments,
     without_noise,
 )
-from overt.nn.moments.carry import carry
+from overt.nn.moments import sampled
+from overt.nn.moments.adjoint import Source, Sources
+from overt.nn.moments.carry import carry, hidden_randomness, passes, plain_output
 from overt.nn.moments.entries import Bent, moments_of, relu_moments
 
 Linear = nn.Linear
@@ -312,6 +315,7 @@ def test_noise_in_code_that_is_not_seen_is_drawn_and_named():
     found = predictive_moments(model, torch.randn(3, 20))
     assert found.method == "sampled"
     assert found.drawn
+    assert carry(model, torch.randn(3, 20)).drawn == ("1:Dropout",)
 
 
 class Square(torch.autograd.Function):
@@ -342,6 +346,39 @@ CORNERS = {
     "named-results": lambda h: h * h.topk(3, -1).values.mean(-1, keepdim=True),
     "normal-around": lambda h: torch.normal(h, 0.5),
 }
+
+
+def said(away, sd=0.0, at=0.0, **other):
+    """What a pass that gives `at` says of a mean that was carried, and is away from it."""
+    x = torch.full((2, 3), at)
+    mean = x - torch.as_tensor(away)
+    output = SimpleNamespace(known=True, mean=mean, variance=torch.full((2, 3), sd**2))
+    one = SimpleNamespace(output=output, drawn=other.pop("drawn", ()))
+    vars(output).update(other)
+    return hidden_randomness(nn.Identity(), x, None, one)
+
+
+def test_a_pass_far_from_what_was_carried_is_noise_that_was_missed():
+    """Farther than 100 standard deviations and .01 of the typical distance, and by 1 per cent."""
+    single = torch.zeros(2, 3)
+    single[0, 1] = 1.0
+    assert [said(1.0), said(-1.0), said(single)] == [True] * 3
+    assert [said(0.0), said(1.0, known=False), said(1.0, drawn=("noise",))] == [False] * 3
+    assert [said(1.0, sd) for sd in (0.00985, 0.00995)] == [True, False]
+    assert [said(single, sd) for sd in (0.00995, 0.01005)] == [True, False]
+    assert [said(away) for away in (0.0095, 0.0105)] == [False, True]
+    assert [said(away, at=1.0) for away in (0.019, 0.021)] == [False, True]
+
+
+@torch.no_grad()
+def test_noise_with_a_generator_of_its_own_takes_several_passes():
+    rng = np.random.default_rng(0)
+    model = Net(lambda self, x: self.a(x) * (1 + rng.random()), a=Linear(3, 2))
+    found = passes(model, torch.ones(2, 3), draws=5)
+    assert len(found) == 5
+    assert found[0].drawn == ("noise that is not seen",)
+    assert len({float(one.output.mean.sum()) for one in found}) == 5
+    assert len(passes(nn.Sequential(nn.Dropout(0.3), Linear(3, 2)), torch.ones(2, 3), draws=5)) == 1
 
 
 @pytest.mark.parametrize("after", CORNERS.values(), ids=CORNERS.keys())
@@ -409,6 +446,9 @@ CHAINS = {
     "connect-after-dropout": (nn.Sequential(nn.Dropout(0.3), Linear(3, 3),
                                             DropConnectLinear(3, 2, drop_prob=0.4)),
                               (2, 3), ("0", "2")),
+    "connect-after-maps": (nn.Sequential(nn.Dropout(0.3), Linear(3, 4), Linear(4, 3),
+                                         DropConnectLinear(3, 2, drop_prob=0.4)),
+                           (2, 3), ("0", "3")),
     "connect-conv": (nn.Sequential(nn.Dropout(0.3), DropConnectConv2d(1, 1, 2, drop_prob=0.4),
                                    nn.Flatten(), Linear(2, 2)), (2, 1, 2, 3), ("0", "1")),
 }  # fmt: skip
@@ -451,6 +491,21 @@ def test_noise_after_noise_with_affine_maps_between_is_exact(model, shape, names
 class AlwaysOn(nn.Dropout):
     def forward(self, x):
         return functional.dropout(x, self.p, True)
+
+
+@pytest.mark.parametrize("after", [torch.sum, Tensor.long, lambda h: (h, h)])
+def test_what_is_carried_is_one_tensor_of_numbers_with_rows(after):
+    model = Net(lambda self, x: after(self.noise(x)), noise=nn.Dropout(0.5))
+    for call in (carry, lambda model, x: without_noise(model).train()(x)):
+        with pytest.raises(InputError, match="model must return one tensor of numbers"):
+            call(model, torch.ones(2, 3))
+
+
+@torch.no_grad()
+def test_noise_that_is_always_on_is_left_out_of_the_plain_output():
+    x, last = torch.randn(4, 3), Linear(3, 2)
+    for noise in (AlwaysOn(0.5), nn.Sequential(AlwaysOn(0.5), nn.Dropout(0.3))):
+        torch.testing.assert_close(plain_output(nn.Sequential(noise, last), x, None), last(x))
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns about itself
@@ -779,12 +834,74 @@ def test_few_passes_may_agree_by_chance():
     assert 0 < sum(map(bool, found)) < 20
 
 
+@pytest.mark.parametrize(("n", "asked"), [(2, [2, 64]), (63, [63, 64]), (64, [64])])
+def test_sixty_four_passes_that_agree_are_enough(monkeypatch, n, asked):
+    drawn = []
+
+    class Still(sampled.Samples):
+        variance = torch.zeros(1)
+
+        def draw(self, n, *_):
+            drawn.append(n)
+
+    monkeypatch.setattr(sampled, "Samples", Still)
+    with pytest.raises(InputError, match="model has no noise"):
+        mc_moments(Linear(2, 2), torch.ones(1, 2), n)
+    assert drawn == asked
+
+
 def test_noise_that_rows_share_is_found_in_one_pass_of_ten():
     """Of many numbers, so that copies in a pass would see the same of it."""
 
     def run(self, x):
         return self.a(x) * (1 + (torch.rand(600).amin() < 0.1 / 600))
 
-    model, x = built(lambda: Net(run, a=Linear(20, 4)), FLAT)
-    for seed in range(20):
+    for seed in range(20):  # of models that nothing is known of yet
+        model, x = built(lambda: Net(run, a=Linear(20, 4)), FLAT)
         mc_moments(model, x, 2, seed=seed)
+
+
+LAYOUTS = {  # shapes of steps for R rows, and what of a step a row r sees
+    "rows-first": (lambda R: (R, 3), lambda t, r, R: t[r]),
+    "rows-last": (lambda R: (3, R), lambda t, r, R: t[:, r]),
+    "square": (lambda R: (R, R), lambda t, r, R: t[:, r]),
+    "rows-in-parts": (lambda R: (2, 3 * R), lambda t, r, R: t[:, 3 * r : 3 * r + 3]),
+    "shared": (lambda R: (4,), lambda t, r, R: t),
+    "shared-by-two": (lambda R: ((R + 1) // 2, 2), lambda t, r, R: t[r // 2]),
+    "late": (lambda R: (R, 3), lambda t, r, R: t[r] * (r > 0)),
+    "very-late": (lambda R: (R, R, 2), lambda t, r, R: t[:, r] * (r == R - 1)),
+    "apart": (lambda R: (R, 2), lambda t, r, R: 0 * t[r]),
+}
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5])
+def test_variances_come_from_all_sources_wherever_their_rows_lie(rows):
+    """Cov = sum over sources of J V J', J row by row."""
+    rng = torch.Generator().manual_seed(rows)
+    layouts, maps = {}, {}
+    for _ in range(2):  # with layouts that are known the second time
+        sources, parts = Sources(layouts), []
+        total, rests = torch.zeros(rows, 4, 4).double(), torch.zeros(rows, 4).double()
+        for i, (name, (shape, sees)) in enumerate(LAYOUTS.items()):
+            step = torch.zeros(shape(rows), dtype=torch.float64, requires_grad=True)
+            spread = torch.rand(step.shape, generator=rng, dtype=torch.float64)
+            rest = i % 2 == 1
+            step = sources.add(Source(step, spread, rest))
+            for r in range(rows):
+                size = sees(step, r, rows).numel()
+                A = maps.setdefault((name, r), torch.randn(4, size, generator=rng).double())
+                parts.append((r, A @ sees(step, r, rows).flatten()))
+                (J,) = torch.autograd.grad(parts[-1][1], step, torch.eye(4).double(),
+                                           is_grads_batched=True, retain_graph=True)  # fmt: skip
+                J = J.flatten(1)
+                own = (J * spread.flatten()) @ J.T
+                total[r] += own
+                rests[r] += own.diagonal() * rest
+        tangent = torch.stack([sum(y for r, y in parts if r == row) for row in range(rows)])
+        variance, left = sources.parts(tangent)
+        torch.testing.assert_close(variance, total.diagonal(dim1=1, dim2=2))
+        torch.testing.assert_close(left, rests)
+        torch.testing.assert_close(sources.covariances(tangent), total)
+        w = torch.randn(rows, 4, generator=rng).double()
+        expected = torch.einsum("ri,rij,rj->r", w, total, w)
+        torch.testing.assert_close(sources.along(tangent, w), expected)

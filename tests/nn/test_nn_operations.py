@@ -9,8 +9,10 @@ from torch import nn
 from torch.nn import functional
 
 from overt.nn import CovarianceDropout, DropBlock1d, DropConnectLinear, Dropout
+from overt.nn.moments.adjoint import Sources
 from overt.nn.moments.carry import carry
 from overt.nn.moments.entries import Bent, leaky_relu_moments, moments_of, relu_moments
+from overt.nn.moments.tape import Moment, Tape
 
 DROP, EPS = 0.3, 1e-4
 torch.manual_seed(5)
@@ -90,6 +92,7 @@ def buffered(read):
 
 AFFINE = {
     "spread": lambda h: h[:, :1] * B,
+    "matmul-spread": lambda h: (h @ W3[:, :3])[:, :1] * B,
     "spread-columns": lambda h: B * h[:, :, 1:2],
     "spread-sum": lambda h: h[:, :1] + B,
     "add": lambda h: torch.add(h, B, alpha=2) + 1,
@@ -118,6 +121,8 @@ AFFINE = {
     "addmv": lambda h: torch.addmv(B[0, 0], h[:, 0], W3[:, 1], alpha=2)[:, None],
     "baddbmm": lambda h: torch.baddbmm(h[:, :1], h, W3[:, :3].expand(len(h), 3, 3), beta=3),
     "einsum": lambda h: torch.einsum("nij,jk->nki", h, W3),
+    "einsum-one": lambda h: torch.einsum("nij->nj", h),
+    "einsum-three": lambda h: torch.einsum("nij,jk,kl->nil", h, W3, W4),
     "linear": lambda h: functional.linear(h, W3.T, W3[0]),
     "conv1d": lambda h: functional.conv1d(h, K1, K1[:, 0, 0], padding=1),
     "conv1d-stride": lambda h: functional.conv1d(h, K1, stride=2),
@@ -128,6 +133,7 @@ AFFINE = {
     "adaptive-pool": lambda h: functional.adaptive_avg_pool1d(h, 2),
     "upsample": lambda h: functional.interpolate(h, scale_factor=2, mode="linear"),
     "reshape": lambda h: h.reshape(-1, 3, 2)[:, 1:],
+    "view": lambda h: (h[:, :1] + B).view(len(h), 6),
     "transpose": lambda h: h.transpose(1, 2)[:, 0],
     "permute": lambda h: h.permute(0, 2, 1)[:, :2],
     "T": lambda h: h.mT[:, 1],
@@ -172,6 +178,9 @@ AFFINE = {
     "buffer": buffered(lambda b, v, h: b.copy_(h)[:, 0] + b[:, 1]),
     "copied": lambda h: torch.empty(len(h), 2, 3).double().copy_(h) * 2,
     "detach": lambda h: h + h.detach().flip(1),
+    "batch-norm-bare": lambda h: functional.batch_norm(h, B[:, 0], B[:, 1] ** 2 + 1),
+    "filled": lambda h: h * (h * 1.0).fill_(3.0) + torch.full_like(h, 2.0),
+    "zeroed": lambda h: h + (2 * h).zero_(),
     "lerp": lambda h: torch.lerp(h, B.expand_as(h), 0.3),
 }
 ENTRYWISE = {
@@ -191,6 +200,8 @@ ENTRYWISE = {
     "softplus": functional.softplus,
     "hardswish": functional.hardswish,
     "sin": torch.sin,
+    "tanh-in-place": lambda h: h.clone().tanh_(),
+    "elu-in-place": lambda h: functional.elu(h.clone(), inplace=True),
 }
 SMOOTH = {
     "sqrt": lambda h: (h.abs() + 1).sqrt(),
@@ -236,6 +247,8 @@ SMOOTH = {
     "to-itself": lambda h: ATTENDS(h, h, h, need_weights=False)[0],
     "weights": lambda h: ATTENDS(h, h, h)[1],
     "index-copy": lambda h: h * 2 + h.index_copy(2, torch.tensor([2, 0, 1]), 3 * h),
+    "power": lambda h: (B.abs() + 1) ** h,
+    "both-powers": lambda h: (h.abs() + 1) ** h.flip(1),
     "unknown": lambda h: torch.cross(h[:, 0], 2 * h[:, 1], dim=-1),
 }  # fmt: skip
 
@@ -244,6 +257,11 @@ ALONE = (*ENTRYWISE, "add", "rsub", "one-minus", "neg", "mul", "div", "reshape",
          "permute", "T", "flip", "roll", "slice", "chunk", "split", "pad", "masked-fill", "tril",
          "diagonal")  # fmt: skip
 """Each entry of these comes from one of its own."""
+ONE_MAP = ("spread", "spread-columns", "spread-sum", "matmul-spread", "add-broadcast", "sum",
+           "mean", "sub-broadcast", "cumsum", "matmul", "rmatmul", "einsum", "linear", "conv1d",
+           "expand", "conv-transpose", "repeat", "repeat-interleave", "index", "index-select",
+           "gather", "pad-circular", "where", "where-spread")  # fmt: skip
+"""One linear map of independent entries: variances are sums over squared coefficients."""
 
 
 def rows():
@@ -279,7 +297,18 @@ def test_right_after_dropout_it_is_what_all_masks_give(name):
         torch.testing.assert_close(covariance, torch.diag_embed(variance), rtol=0, atol=1e-8)
     if name in ALONE:
         assert bare.independent
+    if name in (*ALONE, *ONE_MAP):
         assert bare.known
+
+
+@pytest.mark.parametrize("name", ENTRYWISE)
+def test_zeros_and_ones_right_after_dropout_are_what_both_values_give(name):
+    """An entry is 2 x or 0, by a coin of its own: its variance is (f(2 x) - f(0))^2 / 4."""
+    x = torch.tensor([[0.0, 0.5, -0.5, 1.0]]).double()
+    one = carry(nn.Sequential(nn.Dropout(0.5), Called(ENTRYWISE[name])), x)
+    low, high = (ENTRYWISE[name](v) for v in (0 * x, 2 * x))
+    torch.testing.assert_close(one.output.mean, (low + high) / 2)
+    torch.testing.assert_close(one.covariances(), torch.diag_embed((high - low) ** 2 / 4))
 
 
 STALE = {
@@ -306,6 +335,11 @@ def blank(h):
 
 NUMBERS = {  # draws, the law of each, and a comparison with the probability that it is true
     "rand": (lambda h: torch.rand(h.shape, dtype=h.dtype), stats.uniform(), lambda z: z < 0.3),
+    "rand-cast": (
+        lambda h: torch.rand(h.shape).to(h.dtype).clone().detach(),
+        stats.uniform(),
+        lambda z: z < 0.3,
+    ),
     "rand-like": (torch.rand_like, stats.uniform(), lambda z: z >= 0.7),
     "randn": (lambda h: torch.randn(*h.shape, dtype=h.dtype), stats.norm(), lambda z: z > 0.3),
     "randn-like": (torch.randn_like, stats.norm(), lambda z: z <= -0.4),
@@ -321,6 +355,17 @@ NUMBERS = {  # draws, the law of each, and a comparison with the probability tha
         stats.expon(scale=0.5),
         lambda z: z <= 0.4,
     ),
+    "uniform-untold": (lambda h: blank(h).uniform_(), stats.uniform(), lambda z: z < 0.3),
+    "uniform-to": (lambda h: blank(h).uniform_(to=3), stats.uniform(0, 3), lambda z: z > 0.5),
+    "normal-untold": (lambda h: blank(h).normal_(), stats.norm(), lambda z: z > 0.5),
+    "normal-named": (
+        lambda h: blank(h).normal_(mean=0.2, std=0.7),
+        stats.norm(0.2, 0.7),
+        lambda z: z > 0.5,
+    ),
+    "normal-of": (lambda h: torch.normal(0 * h + 0.2, 0 * h + 0.7), stats.norm(0.2, 0.7), None),
+    "exponential-untold": (lambda h: blank(h).exponential_(), stats.expon(), lambda z: z <= 0.4),
+    "bernoulli-untold": (lambda h: blank(h).bernoulli_(), stats.bernoulli(0.5), None),
     "bernoulli": (lambda h: blank(h).bernoulli_(0.3), stats.bernoulli(0.3), None),
     "bernoulli-of": (lambda h: torch.bernoulli(0 * h + 0.3), stats.bernoulli(0.3), None),
 }  # fmt: skip
@@ -403,6 +448,8 @@ def test_two_noises_that_meet_are_what_all_masks_give(name):
 
 WEIGHTS = {
     "linear": (lambda h, W: functional.linear(h[:, 0], W, B[0, :2]), (2, 3)),
+    "bias": (lambda h, b: functional.linear(h[:, 0], B.repeat(3, 1), b), (6,)),
+    "conv1d-bias": (lambda h, b: functional.conv1d(h, K1.repeat(2, 1, 1), b), (6,)),
     "matmul": (lambda h, W: h @ W.T + 1, (2, 3)),
     "conv1d": (lambda h, W: functional.conv1d(h, W, B[0, :1], padding=1), (1, 2, 3)),
     "conv2d": (lambda h, W: functional.conv2d(h[:, None], W, B[0, :2]), (2, 1, 1, 3)),
@@ -518,6 +565,32 @@ def test_gradients_in_training_are_those_of_what_is_returned(f):
         (found,) = torch.autograd.grad(Bent.apply(x, v, f, True)[part].sum(), x)
         high, low = (Bent.apply(m + h, v, f, True)[part] for h in (1e-5, -1e-5))
         torch.testing.assert_close(found, (high - low) / 2e-5, rtol=close, atol=close)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["relu", "gelu"])
+def test_rests_move_with_the_mean_from_twice_the_root_of_the_smallest_number(name, dtype):
+    """Below that a rest's variance may be held at its least; above it moves by its formula."""
+    floor, law = torch.finfo(dtype).tiny ** 0.5, stats.norm()
+
+    def c(a):  # the rest of ReLU has variance v c(m / sd)
+        value = a * law.cdf(a) + law.pdf(a)
+        return (a * a + 1) * law.cdf(a) + a * law.pdf(a) - value**2 - law.cdf(a) ** 2
+
+    for share, moves in ((1.8, False), (2.3, True)):
+        if name == "relu":
+            v = share * floor / c(0.5)
+            m, rise = 0.5 * v**0.5, (c(0.501) - c(0.499)) / 0.002 / (2 * c(0.5) ** 0.5)
+        else:  # v^2 f_2^2 / 2 as v is tiny, f_2 = (2 - m^2) phi, f_3 = -m (4 - m^2) phi
+            m, phi = 0.5, law.pdf(0.5)
+            v = (2 * share * floor) ** 0.5 / ((2 - m * m) * phi)
+            rise = -v * m * (4 - m * m) * phi / 2**0.5
+        mean = torch.tensor([m], dtype=dtype, requires_grad=True)
+        f = None if name == "relu" else functional.gelu
+        rest = Bent.apply(mean, torch.tensor([v], dtype=dtype), f, True)[3]
+        (found,) = torch.autograd.grad(rest, mean)
+        assert float(rest.detach()) == pytest.approx((share * floor) ** 0.5, rel=1e-4)
+        assert float(found) == (pytest.approx(rise, rel=1e-3) if moves else 0)
 
 
 def integrated(f, m, v, one_sided=False):
@@ -637,6 +710,40 @@ def test_what_a_single_unit_adds_is_the_same_in_every_probe(name):
         torch.testing.assert_close(found, expected)
 
 
+UNTOLD = {name: {"p": 0.5} for name in ("dropout", "dropout1d", "alpha_dropout",
+                                        "feature_alpha_dropout")}  # fmt: skip
+UNTOLD["rrelu"] = {"lower": 1 / 8, "upper": 1 / 3}
+
+
+@pytest.mark.parametrize("name", UNTOLD)
+def test_noise_that_is_not_told_has_the_strength_that_torch_gives_it(name):
+    noise = getattr(functional, name)
+    told, untold = (carry(After(Called(lambda h, p=p: noise(h, **p, training=True)), lambda h: h),
+                          rows()) for p in (UNTOLD[name], {}))  # fmt: skip
+    torch.testing.assert_close(untold.output.mean, told.output.mean, rtol=0, atol=0)
+    torch.testing.assert_close(untold.covariances(), told.covariances(), rtol=0, atol=0)
+    assert float(told.variances().min()) > 0
+
+
+OFF = {
+    "native": lambda h: torch.native_dropout(h, train=True, p=0.3)[0],
+    "mapped": lambda h: torch.vmap(
+        lambda row: functional.dropout(row, 0.3, True), randomness="different")(h),
+    "mapped-named": lambda h: torch.vmap(
+        lambda row: torch.dropout(row, train=True, p=0.3), randomness="different")(h),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OFF)
+def test_draws_that_are_told_of_their_mode_can_be_off(name):
+    x, model = rows(), Called(OFF[name])
+    off = carry(model, x, active=())
+    assert torch.equal(off.output.mean, x)
+    assert not off.drawn
+    assert not torch.equal(carry(model, x).output.mean, x)
+    assert carry(model, x).drawn == off.noises
+
+
 def test_probes_of_dropped_weights_have_their_covariances():
     """All rows see the same weights: many passes of one row."""
     torch.manual_seed(5)
@@ -647,3 +754,65 @@ def test_probes_of_dropped_weights_have_their_covariances():
         t = torch.cat([carry(model, x, probe=True).tangent for _ in range(450)])
     assert_mean_within_standard_errors(t.numpy(), np.zeros(3))
     assert_mean_within_standard_errors((t[:, :, None] * t[:, None]).numpy(), expected.numpy())
+
+
+CHANNELS = [("dropout", 2), ("dropout", 3), ("dropout1d", 2), ("dropout1d", 3), ("dropout2d", 3),
+            ("dropout2d", 4), ("dropout3d", 4), ("dropout3d", 5), ("feature_alpha_dropout", 4),
+            ("feature_alpha_dropout", 2)]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")  # of channels that torch guesses
+@pytest.mark.parametrize(("name", "axes"), CHANNELS)
+def test_entries_of_a_row_share_the_coins_that_torch_lets_them_share(name, axes):
+    torch.manual_seed(axes)
+    x, drop = (
+        torch.ones(2, 3, 2, 2, 2).double()[(..., *[0] * (5 - axes))],
+        getattr(functional, name),
+    )
+    draws = torch.stack([drop(x, 0.5, True) for _ in range(64)]).flatten(2)
+    same = (draws[:, :, :, None] == draws[:, :, None]).all(0)
+    model = nn.Sequential(Called(lambda h: drop(h, 0.5, True)), nn.Flatten())
+    found = carry(model, x)
+    assert torch.equal(found.covariances() > 1e-9, same)
+    drawn = [carry(model, x, drawn=found.noises).output.mean for _ in range(24)]
+    draws = torch.stack(drawn)
+    assert torch.equal((draws[:, :, :, None] == draws[:, :, None]).all(0), same)
+    gone = carry(Called(lambda h: drop(h, 1.0, True)), x).output
+    assert not gone.noises
+    assert not bool(gone.mean.any())
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2,), (4, 1), (1, 2), (1, 5), (4, 2)])
+def test_noise_is_coarse_if_it_has_one_number_for_a_row(shape):
+    one = carry(Called(lambda h: h + torch.rand(shape).sum()), rows())
+    assert bool(one.tape.coarse) == (shape in [(), (1,), (2,), (4, 1)])
+
+
+def test_slopes_that_are_not_drawn_are_those_between_their_bounds():
+    noise, x = Called(lambda h: h + 0.7 * torch.randn_like(h)), rows()
+    expected = carry(After(noise, nn.LeakyReLU(0.3)), x)
+    leaking = After(noise, nn.RReLU(0.1, 0.5))
+    found = carry(leaking, x, active=expected.noises)
+    torch.testing.assert_close(found.output.mean, expected.output.mean)
+    torch.testing.assert_close(found.output.variance, expected.output.variance)
+    torch.testing.assert_close(found.covariances(), expected.covariances())
+
+
+def test_padding_is_below_what_varies_most():
+    sd = torch.tensor([[[0.0, 5.0]]]).double()
+    noise = Called(lambda h: h + sd * torch.randn_like(h))
+    found = carry(nn.Sequential(noise, nn.MaxPool1d(2, padding=1)), torch.zeros(1, 1, 2).double())
+    torch.testing.assert_close(found.output.mean, torch.zeros(1, 1, 2).double())
+    torch.testing.assert_close(found.output.variance, sd**2)
+
+
+def test_covariances_are_worked_out_of_up_to_512_units():
+    tape = Tape(None, (), False, False, Sources({}))
+    few, many = [(1, 512), (9, 512), (1, 2, 256)], [(1, 513), (1, 2, 257), (4,)]
+    for shape in (*few, *many):
+        variance = torch.ones(shape)
+        x = Moment(variance, 2 * variance, tape.later(lambda v=variance: tape.source(v)),
+                   frozenset({"noise"}), known=False)  # fmt: skip
+        found = tape.settled(x)
+        assert found.known == (shape in few)
+        assert torch.equal(found.variance, variance if shape in few else 2 * variance)

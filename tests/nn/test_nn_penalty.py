@@ -21,7 +21,9 @@ from overt.nn import (
     Dropout,
     explicit_penalty,
     mc_moments,
+    penalties,
     predictive_moments,
+    training,
     without_noise,
 )
 from overt.nn.curvature import divergence, quadratic
@@ -717,6 +719,39 @@ def test_a_penalty_that_samples_contradict_is_named():
         explicit_penalty(model, x)
     with pytest.warns(UserWarning, match="samples"):
         without_noise(model).train()(x)
+
+
+def test_samples_are_compared_with_all_that_was_carried(monkeypatch):
+    """The penalty without the mean shift, its error, and the mean where there are targets."""
+    asked = []
+    monkeypatch.setattr(penalties, "compare", lambda *given: asked.append(given))
+    torch.manual_seed(0)
+    x, y = torch.randn(3, 4), torch.randn(3, 2)
+    tail = [nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 2)]
+    model = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.4), *tail).eval()
+    mean = carry(model, x, statistics="as set").output.mean
+    for targets in (None, y):
+        found = explicit_penalty(model, x, targets, loss="mse")
+        inner, given, output, value, loss, doubt, at = asked.pop()
+        assert (inner is model, given is x, output, loss, doubt) == (True, True, None, "mse", 0.0)
+        torch.testing.assert_close(value, found.terms[0].value.detach())
+        assert (at is None) == (targets is None)
+    assert at[1] is y
+    torch.testing.assert_close(at[0], mean)
+    explicit_penalty(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2)), x, y)
+    assert not asked  # where all is exact
+
+
+@pytest.mark.parametrize("values", [torch.arange(1.0, 17), torch.zeros(16)], ids=["some", "none"])
+def test_the_first_look_states_the_mean_of_its_probes_and_the_error_of_that(monkeypatch, values):
+    asked, given = [], iter(values)
+    monkeypatch.setattr(training, "quadratic", lambda *_: next(given))
+    monkeypatch.setattr(training, "compare", lambda *told: asked.append(told))
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    without_noise(model).train()(torch.ones(2, 3))
+    value, doubt = asked[0][3], asked[0][5]
+    assert float(value) == float(values.mean())
+    assert doubt == pytest.approx(float(values.std()) / 4 / 8.5)
 
 
 def test_noise_that_is_not_seen_has_a_term():

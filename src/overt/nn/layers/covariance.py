@@ -192,7 +192,7 @@ def _covariance(s: Floats, t: Floats, angle: Floats) -> Floats:
     """Phi2(s, t; sin(angle)) - Phi(s) Phi(t)."""
     a = angle[:, None] * (_NODES + 1) / 2
     s, t = s[:, None], t[:, None]
-    exponent = (s * s + t * t - 2 * s * t * np.sin(a)) / (2 * np.maximum(np.cos(a) ** 2, 1e-300))
+    exponent = (s * s + t * t - 2 * s * t * np.sin(a)) / (2 * np.cos(a) ** 2)
     return np.asarray(angle / 2 * (np.exp(-exponent) @ _WEIGHTS) / (2 * np.pi))
 
 

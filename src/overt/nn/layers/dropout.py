@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 from torch.nn import functional
 
 from overt import _check
-from overt._check import InputError, InputTypeError
+from overt._check import InputError
 from overt.nn.layers.base import RatedNoise, UnitNoise, checked_shape
 from overt.nn.layers.mask_covariance import MaskCovariance
 from overt.nn.layers.masks import keep_mask
@@ -83,7 +83,5 @@ class Dropout(RatedNoise, UnitNoise):
 
 def axes_tuple(name: str, value: int | Sequence[int]) -> tuple[int, ...]:
     """Return axes as a tuple of whole numbers."""
-    values = (value,) if isinstance(value, int) else tuple(value)
-    if any(isinstance(v, bool) or not isinstance(v, int) for v in values):
-        raise InputTypeError(f"{name} must be a whole number or several, got {value!r}")
+    values = tuple(value) if isinstance(value, Iterable) else (value,)
     return tuple(_check.whole(name, v, minimum=-8) for v in values)

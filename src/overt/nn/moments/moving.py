@@ -99,8 +99,6 @@ def masked(tape: Tape, call: Call) -> Any:
 
 def where(tape: Tape, call: Call) -> Any:
     """mask a + (1 - mask) b."""
-    if len(call.args) < 3:
-        raise Uncarried(noises_of(tape, call), call.name)
     mask, a, b = call.args
     if mask.dtype != torch.bool:  # a.where(mask, b)
         mask, a = a, mask

@@ -69,8 +69,12 @@ def drawn(tape: Tape, call: Call, name: str) -> Any:
     state, named = tape.state(name), call.named()
     told = next((key for key in ("training", "train") if key in named), None)
     if state == "off" and told is not None:
-        named[told] = False
-        return call.function(**named) if call.kwargs else call.function(*named.values())
+        args, kwargs = list(call.args), dict(call.kwargs)
+        if told in kwargs:
+            kwargs[told] = False
+        else:
+            args[list(named).index(told)] = False
+        return call.function(*args, **kwargs)
     tape.was_drawn[name] = None
     return call.run()
 

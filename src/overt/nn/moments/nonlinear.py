@@ -64,7 +64,7 @@ def _of_dropped(
     """f of values that are kept or dropped is affine in the mask: f(0) + (f(x) - f(0)) z."""
     kept = values / (1 - p)
     low, high = f(torch.zeros_like(kept)), f(kept)
-    slope = torch.where(kept == 0, 0.0, (high - low) / torch.where(kept == 0, 1.0, kept))
+    slope = (high - low) / torch.where(kept == 0, 1.0, kept)
     return replace(
         x, mean=low + (1 - p) * (high - low), variance=p * (1 - p) * (high - low) ** 2,
         tangent=tape.later(lambda: tape.fixed(slope) * x.tangent()), dropped=None,
@@ -108,7 +108,6 @@ def softmax(tape: Tape, call: Call) -> Any:
 
     def tangent() -> Tensor:
         q, t = tape.fixed(p), x.tangent().to(dtype)
-        t = t if whole else torch.where(finite, t, 0.0)
         away = t - (q * t).sum(dim, keepdim=True)
         return away if call.name == "log_softmax" else q * away
 
@@ -148,7 +147,7 @@ def normalized(tape: Tape, call: Call) -> Any:
 
 
 def _reshaped(tape: Tape, x: Moment, shape: Any) -> Moment:
-    return linear_map(tape, x, *[lambda t: t.reshape(shape)] * 3, keeps=True)
+    return linear_map(tape, x, *[lambda t: t.reshape(shape)] * 3)
 
 
 def _standardized(
