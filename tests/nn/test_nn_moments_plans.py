@@ -195,6 +195,21 @@ def test_another_output_has_another_plan(monkeypatch):
         torch.testing.assert_close(found.mean, both.mean[:, k % 2])
 
 
+def test_another_of_the_same_calls_has_another_plan():
+    """Which of its tensors a model returns is not seen in what it calls."""
+    which = [0]
+
+    def run(self, x):
+        h = self.b(self.a(x))
+        return [x, h, functional.dropout(h, 0.5, self.training)][which[0]]
+
+    model, x = Net(run), torch.randn(5, 6)
+    model.a, model.b = nn.Linear(6, 6), nn.Linear(6, 6)
+    for first, then in itertools.permutations(range(3), 2):
+        for which[0] in (first, first, then):
+            assert_fresh(moments(model, x), model, x)
+
+
 def test_forms_of_inputs_have_plans_of_their_own():
     def forms(fill):
         x = torch.full((2, 3), fill)
@@ -288,6 +303,7 @@ PROGRAMS = {  # of an input and a tensor from outside
     "product": lambda x, w: [x * w + 1],
     "numbers": lambda x, w: [torch.add(2 * x - 0.5, w, alpha=3) / 4, x.sum(1, keepdim=True) * 7],
     "nothing": lambda x, w: [x, w, x],
+    "parts": lambda x, w: [x[0], x[0], w[1:], x.detach(), w.view(2, 2), torch.ones(4)[1:]],
     "same": lambda x, w: [(y := x * w), y, x * w, y.detach(), y.view(-1, 4)],
     "constants": lambda x, w: [x * torch.arange(4.0), torch.full((2,), math.inf), torch.ones(3)],
     "many": lambda x, w: [x.chunk(2, 1)[1] * 2, torch.cat([x, w.expand(2, 4)]), *x.max(1)],
@@ -519,13 +535,23 @@ def test_costs_are_measured_and_errors_seen(monkeypatch, one, samples, drawn):
 def test_what_is_off_is_told_from_what_samples_are_off_by(away):
     """In squares, e^2 less, and 0.4 e^2 more than is seen."""
     mean, e = torch.zeros(4, 2), (0.1, 0.2)
-    found = Moments(mean, torch.tensor([[4.0, 0.0]]).expand(4, 2), False)
-    sampled = Moments(mean + 2 * away, found.variance * (1 + away) ** 2, False)
+    found = Moments(mean, torch.tensor([[0.25, 0.0]]).expand(4, 2), False)
+    sampled = Moments(mean + 0.5 * away, found.variance * (1 + away) ** 2, False)
     samples = SimpleNamespace(moments=lambda: sampled, errors=e)
     expected = [(max(away**2 - s**2, 0) + 0.4 * s**2) ** 0.5 for s in e]
     assert budget._off(found, samples) == pytest.approx(expected)
     assert budget._off(replace(found, exact=True), samples) == (0, 0)
     assert budget._off(replace(found, variance=0 * mean), samples) == (0, 0)
+
+
+def test_stated_errors_are_those_of_typical_outputs():
+    """Medians over the standard deviation, a millionth at least; 0 of outputs that do not vary."""
+    sd = torch.tensor([[0.5, 2.0, 4.0, 0.0, 0.0]])
+    share = torch.tensor([[0.3, 0.1, 0.2, 0.0, 0.0]])
+    found = Moments(0 * sd, sd**2, False, mean_error=share * sd, std_error=2 * share * sd)
+    assert budget._stated(found) == pytest.approx((0.1 / 2, 0.2 / 2))
+    still = replace(found, variance=0 * sd, mean_error=0 * sd, std_error=0 * sd)
+    assert budget._stated(still) == pytest.approx((1e-6 / 2, 1e-6 / 2))
 
 
 def test_passes_are_an_option_of_their_own():
