@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from overt.nn import mc_moments, predictive_moments
 from overt.nn.moments.balance import _STAND_INS, Balance, _table
-from overt.nn.moments.copies import balanced, draws_apart
+from overt.nn.moments.copies import balanced, beside, draws_apart
 from overt.nn.moments.samples import Samples
 from overt.nn.recording.modes import modes
 
@@ -24,6 +24,7 @@ class Run(nn.Module):
     def __init__(self, run, a=6, b=3):
         super().__init__()
         self.run, self.layer = run, nn.Linear(a, b)
+        self.shared, self.tokens = nn.LSTM(2, 16, 2, dropout=0.5), torch.ones(64, 2)
 
     def forward(self, x):
         return self.run(self, x)
@@ -139,6 +140,7 @@ ODD = {  # calls that are none for patterns
     "alpha evaluation": lambda x: functional.alpha_dropout(x, 0.3),
     "alpha in place": lambda x: functional.alpha_dropout(x, 0.3, True, True),
     "alpha nothing": lambda x: functional.alpha_dropout(x, 0.0, True),
+    "alpha everything": lambda x: functional.alpha_dropout(x, 1.0, True),
     "alpha rare": lambda x: functional.alpha_dropout(x, 0.0005, True),
     "alpha other form": lambda x: functional.alpha_dropout(x[:7], 0.3, True),
     "rrelu evaluation": lambda x: functional.rrelu(x),
@@ -393,6 +395,7 @@ APART = {  # whether all that is drawn is seen, and belongs to rows; None if sam
     "fewer": (lambda s, x: dropped(s, x) + torch.randn(511).sum(), False),
     "idle and many": (lambda s, x: dropped(s, x) + torch.rand(1) * 0 + torch.rand(512)[0], None),
     "coin and many": (lambda s, x: dropped(s, x) * torch.rand(1) + torch.rand(512)[0], False),
+    "many by few": (lambda s, x: dropped(s, x) + s.shared(s.tokens)[0][-1].sum(), None),
     "band": (band, False),  # which does nothing at both ends
     "two": (lambda s, x: dropped(s, x) * (1 + (torch.rand(()) < torch.rand(()))), False),
 }
@@ -402,3 +405,59 @@ APART = {  # whether all that is drawn is seen, and belongs to rows; None if sam
 def test_what_rows_share_is_told(name):
     run, apart = APART[name]
     assert draws_apart(Run(run), torch.ones(4, 6), None) is apart
+
+
+def read(number):
+    """Python reads a number, which decides for all rows."""
+    return lambda s, x: dropped(s, x) * (2 if number(s, x) else 1)
+
+
+def written(s, x):
+    c = torch.zeros(3)
+    c[0] = torch.rand(())
+    return c[0] < 0.5
+
+
+BESIDE = {  # whether copies may stand in one pass: what is read was drawn alone, and no rows meet
+    "units": (dropped, True),
+    "coin": (lambda s, x: dropped(s, x) * (torch.rand(()) < 0.5), True),
+    "weights": (lambda s, x: x @ functional.dropout(s.layer.weight, 0.5).T, True),
+    "nothing random": (read(lambda s, x: x.mean() > 0), True),
+    "coin read": (read(lambda s, x: torch.rand(()) < 0.5), True),
+    "two coins": (read(lambda s, x: torch.rand(()) < torch.rand(1)), True),
+    "in place": (read(lambda s, x: torch.rand(1).mul_(2) < 1), True),
+    "written": (read(written), False),
+    "sum": (read(lambda s, x: torch.rand(3).sum() < 1.5), False),
+    "one of many": (read(lambda s, x: torch.rand(3)[0] < 0.5), False),
+    "compared with rows": (read(lambda s, x: torch.rand(()) < x.mean()), False),
+    "mean of rows": (read(lambda s, x: functional.dropout(x).mean() > 0.5), False),
+    "mixed": (lambda s, x: x + x[torch.randperm(len(x))], False),
+    "centered": (lambda s, x: x - x.mean(0), False),
+    "centered but the first": (lambda s, x: torch.cat([x[:1], x[1:] - x[1:].mean(0)]), False),
+    "so many rows": (lambda s, x: dropped(s, x.reshape(4, 6)), False),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_copies_share_a_pass_where_rows_do_not_meet(name):
+    torch.manual_seed(0)
+    run, told = BESIDE[name]
+    assert beside(Run(run), torch.randn(4, 6), None) is told
+
+
+def test_numbers_of_python_are_spread_over_passes_in_turn():
+    """One in each gth to a group, any of them alike, and none that tells the next."""
+    balance, group, n = Balance(used=None), 20, 1200
+    found = np.empty((group, n))
+    with balance:
+        for turn in range(group):
+            balance.take(turn, group, seed=2**61 + 12345)
+            found[turn] = [random.random() for _ in range(n)]  # noqa: S311
+    ranks = np.floor(found * group).astype(int)
+    np.testing.assert_array_equal(np.sort(ranks, 0), np.arange(group)[:, None].repeat(n, 1))
+    error = (n / group * (1 - 1 / group)) ** 0.5
+    for row in ranks:
+        assert np.abs(np.bincount(row, minlength=group) - n / group).max() < 5 * error
+        for step in (1, 2, 20):
+            assert abs(np.corrcoef(row[:-step], row[step:])[0, 1]) < 5 / n**0.5
+    assert abs(found.mean() - 0.5) < 5 * (1 / 12 / found.size) ** 0.5

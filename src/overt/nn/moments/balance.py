@@ -195,7 +195,7 @@ def _alpha_dropout(
     self: Balance, old: Any, input: Tensor,  # noqa: A002
     p: float = 0.5, training: bool = False, inplace: bool = False,
 ) -> Tensor:  # fmt: skip
-    odd = not training or inplace or not 0.001 < p < 0.999 or not _plain(input)
+    odd = not training or inplace or not 0 < p < 1 or not _plain(input)
     if odd or not (units := self._coins(input.shape, 1 - p)):
         return old(input, p, training, inplace)
     a = ((1 - p) * (1 + p * ALPHA**2)) ** -0.5

@@ -141,8 +141,7 @@ def _bought(seconds: float, price: Price) -> int:
     found = 0.0
     for (few, low), (many, high) in pairwise(price):
         each = max((high - low) / (many - few), 1e-9)
-        if seconds > low or not found:
-            found = few + (seconds - low) / each
+        found = few + (seconds - low) / each
         if seconds <= high:
             break
     n = int(max(0.0, found))
