@@ -379,9 +379,17 @@ def band(s, x):
     return dropped(s, x) * (1 + 2 * ((u > 0.42) & (u < 0.48)))
 
 
+def unseen(s, x):
+    """A draw that no mode is told of."""
+    with torch._C.DisableTorchFunction():
+        return torch.rand(x.shape)
+
+
 APART = {  # whether all that is drawn is seen, and belongs to rows; None if samples show it
     "units": (dropped, True),
     "nothing": (lambda s, x: s.layer(x), True),
+    "unseen before": (lambda s, x: dropped(s, x * unseen(s, x)), False),
+    "unseen after": (lambda s, x: dropped(s, x) * unseen(s, x)[:, :3], False),
     "row by row": (lambda s, x: torch.stack([dropped(s, row) for row in x]), False),
     "python": (lambda s, x: dropped(s, x) * random.random(), False),  # noqa: S311
     "numpy": (lambda s, x: dropped(s, x) * float(np.random.rand()), False),  # noqa: NPY002
@@ -461,3 +469,17 @@ def test_numbers_of_python_are_spread_over_passes_in_turn():
         for step in (1, 2, 20):
             assert abs(np.corrcoef(row[:-step], row[step:])[0, 1]) < 5 / n**0.5
     assert abs(found.mean() - 0.5) < 5 * (1 / 12 / found.size) ** 0.5
+
+
+def test_numbers_beside_the_rows_are_given_as_they_are():
+    """Copies of a number are none: passes hold one copy. Var = t^2 x^2 p / (1 - p)."""
+
+    class Scaled(nn.Module):
+        def forward(self, x, t):
+            return functional.dropout(x, 0.5, self.training) * t
+
+    torch.manual_seed(0)
+    x, t = torch.tensor([[0.5, -1.0], [2.0, 3.0]]), torch.tensor(1.5)
+    found = mc_moments(Scaled(), {"x": x, "t": t}, 400)
+    torch.testing.assert_close(found.mean, t * x)  # balanced among passes in turn
+    torch.testing.assert_close(found.variance, t**2 * x**2, rtol=0.05, atol=0)

@@ -312,6 +312,7 @@ PROGRAMS = {  # of an input and a tensor from outside
     "added": lambda x, w: [torch.zeros(2, 4).add_(x).mul_(w)],
     "by hand": lambda x, w: [(c := torch.ones(4)).mul_(3).add_(1), x * c],
     "before and after": lambda x, w: [x + (c := torch.zeros(4)), c.add_(1), x + c, c.sum()],
+    "one of two": lambda x, w: [(c := torch.arange(4.0).sort())[0].add_(1) * x, x[:, c[1]]],
     "through views": lambda x, w: [(y := x * 2), y[:, 0].mul_(w[0]), y[:, 1:].add_(1), y + 1],
     "into views": lambda x, w: [(y := x * 2), y.__setitem__((0, 1), w[1]) or y * w],
     "unused draws": lambda x, w: [(torch.rand(3), x * w)[1]],
@@ -414,6 +415,8 @@ def test_plans_that_do_not_hold_are_given_up_and_old_forms_forgotten(monkeypatch
     scaled = [k * x for k in range(1, 8)]
     odd = Net(lambda self, x: self.inner(x * float(x.sum())))
     assert recorded_for(odd, *scaled) == [1, 2, 3, 4, 4, 4, 4]
+    read = Net(lambda self, x: self.inner(x if float(x.sum()) > 0 else -x))
+    assert recorded_for(read, *scaled) == [1, 2, 3, 4, 4, 4, 4]  # though all calls are the same
     odd = copy.deepcopy(odd)  # what holds now and then is planned on
     assert recorded_for(odd, *(x for x in scaled for _ in range(2))) == [
         1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7]  # fmt: skip

@@ -84,15 +84,15 @@ class Balance:
 
     def __init__(self, used: set[str] | None = _QUICK) -> None:
         self.forms: Sequence[Form | None] = ()
-        self.seen, self.called, self.used = list[Form](), set[str](), used
+        self.called, self.used = set[str](), used
         self.swapped: bool | None = None
-        self._copies = self._group = 1
-        self._turn, self._own, self._state = -1, torch.Generator(), 0
+        self._own, self._state = torch.Generator(), 0
         self._before: list[tuple[Any, str, Any]] = []
+        self.begin(1, 1)
 
     def begin(self, copies: int, group: int) -> None:
         """Note that a pass of so many copies begins, of which so many make a group."""
-        self._copies, self._group, self._turn, self.seen = copies, group, -1, []
+        self._copies, self._group, self._turn, self.seen = copies, group, -1, list[Form]()
 
     def take(self, turn: int, group: int, seed: int) -> None:
         """Note that one of a group of passes begins, which have their seed in common."""
