@@ -136,6 +136,9 @@ ODD = {  # calls that are none for patterns
     "rare": lambda x: functional.dropout(x, 0.0005),
     "nearly all": lambda x: functional.dropout(x, 0.9995),
     "other form": lambda x: functional.dropout(x[:7], 0.3),
+    "other width": lambda x: functional.dropout(x[:, :1], 0.3),
+    "other axes": lambda x: functional.dropout(x[:, :, None].expand(-1, -1, 2), 0.3),
+    "fewer axes": lambda x: functional.dropout(x[:, 0], 0.3),
     "no batch": lambda x: functional.dropout1d(x, 0.3),
     "alpha evaluation": lambda x: functional.alpha_dropout(x, 0.3),
     "alpha in place": lambda x: functional.alpha_dropout(x, 0.3, True, True),
@@ -176,6 +179,23 @@ def test_odd_calls_are_those_of_torch(name):
             torch.manual_seed(0)
             found.append(ODD[name](x))
     torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+def test_pairs_cancel_and_groups_of_one_are_as_torch_draws_them():
+    balance, x = Balance(), torch.ones(8, 3)
+    balance.forms = [(2, 3)]
+
+    def drawn(group):
+        torch.manual_seed(0)
+        with balance:
+            balance.begin(4, group)
+            return functional.dropout(x)
+
+    found = drawn(1)
+    torch.manual_seed(0)
+    torch.testing.assert_close(found, functional.dropout(x), rtol=0, atol=0)
+    for group in (2, 4):
+        torch.testing.assert_close(drawn(group).reshape(group, -1).mean(0), torch.ones(24 // group))
 
 
 def seq_first(self, x):
@@ -385,11 +405,20 @@ def unseen(s, x):
         return torch.rand(x.shape)
 
 
+def read(number):
+    """Python reads a number, which decides for all rows."""
+    return lambda s, x: dropped(s, x) * (2 if number(s, x) else 1)
+
+
 APART = {  # whether all that is drawn is seen, and belongs to rows; None if samples show it
     "units": (dropped, True),
     "nothing": (lambda s, x: s.layer(x), True),
     "unseen before": (lambda s, x: dropped(s, x * unseen(s, x)), False),
     "unseen after": (lambda s, x: dropped(s, x) * unseen(s, x)[:, :3], False),
+    "rows read": (read(lambda s, x: functional.dropout(x).sum() > 24), False),
+    "rarely": (read(lambda s, x: functional.dropout(x[:, :1]).sum() == 0), False),
+    "read in vain": (read(lambda s, x: functional.dropout(x).sum() > 99), True),
+    "nothing random read": (read(lambda s, x: x.mean() > 0), True),
     "row by row": (lambda s, x: torch.stack([dropped(s, row) for row in x]), False),
     "python": (lambda s, x: dropped(s, x) * random.random(), False),  # noqa: S311
     "numpy": (lambda s, x: dropped(s, x) * float(np.random.rand()), False),  # noqa: NPY002
@@ -413,11 +442,6 @@ APART = {  # whether all that is drawn is seen, and belongs to rows; None if sam
 def test_what_rows_share_is_told(name):
     run, apart = APART[name]
     assert draws_apart(Run(run), torch.ones(4, 6), None) is apart
-
-
-def read(number):
-    """Python reads a number, which decides for all rows."""
-    return lambda s, x: dropped(s, x) * (2 if number(s, x) else 1)
 
 
 def written(s, x):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -315,6 +316,7 @@ PROGRAMS = {  # of an input and a tensor from outside
     "one of two": lambda x, w: [(c := torch.arange(4.0).sort())[0].add_(1) * x, x[:, c[1]]],
     "through views": lambda x, w: [(y := x * 2), y[:, 0].mul_(w[0]), y[:, 1:].add_(1), y + 1],
     "into views": lambda x, w: [(y := x * 2), y.__setitem__((0, 1), w[1]) or y * w],
+    "no draws": lambda x, w: [functional.rrelu(x), functional.dropout(x, 0.0)],
     "unused draws": lambda x, w: [(torch.rand(3), x * w)[1]],
     "equal constants": lambda x, w: [x * (2 if torch.ones(2).equal(torch.ones(2)) else 3)],
     "spare": lambda x, w: [x.sort(1)[1], torch.nn.functional.layer_norm(x, (4,), w, None)],
@@ -327,7 +329,16 @@ def unseen(h):
         return h[0]
 
 
+def changed_behind(x):
+    """Numbers that NumPy writes where torch read them."""
+    numbers = np.zeros(4, np.float32)
+    made = 0 * x + torch.from_numpy(numbers)
+    numbers += 0.5
+    return [2 * x, made]
+
+
 REFUSED = {
+    "changed": lambda x, w: changed_behind(x),
     "draws": lambda x, w: [x * torch.rand(4)],
     "drawn in place": lambda x, w: [x * torch.zeros(4).uniform_()],
     "compared": lambda x, w: [x if torch.equal(x[0], w) else w],

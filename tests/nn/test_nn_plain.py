@@ -6,6 +6,7 @@ import math
 import pickle
 import warnings
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from overt.nn import (
 )
 from overt.nn.given.losses import mean_loss
 from overt.nn.layers import recognized
+from overt.nn.moments import copies as copies_of
 from overt.nn.moments import errors, nonlinear, pooling
 from overt.nn.moments import samples as samples_of
 from overt.nn.moments.adjoint import Sources
@@ -122,6 +124,26 @@ def test_outputs_count_up_to_eight_for_what_balance_leaves(rows):
     assert samples.left == pytest.approx(min(1.0, (4 + worth * seen) / (4 + worth)))
 
 
+def test_errors_over_the_standard_deviation_know_no_units():
+    y = drawn(6, 4, 0.5, rows=9)
+    one, small = fed([y], 4), fed([1e-3 * y - 2], 4)
+    one._even = small._even = True
+    assert 1 < one.n < 24
+    assert small.n == pytest.approx(one.n)
+    assert small.left == pytest.approx(one.left)
+    assert small.kurtosis == pytest.approx(one.kurtosis)
+    assert small.errors == pytest.approx(one.errors)
+    torch.testing.assert_close(small.moments().std_error, 1e-3 * one.moments().std_error)
+    shrunk = small.moments(shrunk=True).std
+    torch.testing.assert_close(shrunk, 1e-3 * one.moments(shrunk=True).std)
+    assert not torch.allclose(shrunk, small.moments().std, rtol=1e-3)
+    dead = fed([torch.cat([y, 0 * y[..., :1] + 0.5], -1)], 4)  # says nothing of the others
+    assert dead.kurtosis == pytest.approx(one.kurtosis)
+    with np.errstate(invalid="ignore"):
+        for scale in (0.0, 1e-100):  # whose fourth powers are no numbers: as if normal
+            assert fed([scale * y], 4).kurtosis == 3.0
+
+
 def grouped(n, most, sure, alone, quick, forms):
     """Copies to a group and whether they are balanced, by trying all."""
     alone = alone or (not sure and n < 16)
@@ -162,6 +184,7 @@ def test_copies_are_run_together_where_rows_stay_apart(monkeypatch, known, rows)
 
 HELD = [  # whether rows and draws are apart, samples, copies in each pass, if that shows they are
     (True, True, 40, [40], False), (True, True, 700, [640, 60], True),
+    (True, True, 2, [2], False), (True, None, 16, [2] * 8, False),
     (True, None, 17, [1] * 17, False), (True, None, 152, [19] * 8, False),
     (True, None, 160, [20] * 8, True), (False, True, 40, [1] * 40, False),
     (True, False, 40, [1] * 40, False), (True, "beside", 40, [8] * 40, False),
@@ -268,6 +291,20 @@ def test_curvature_is_half_the_second_derivative(loss):
     found = penalties.shares_of(others, loss)
     torch.testing.assert_close(found.mean(), (rows * (within + spread)).sum() / 2)
     assert found.shape == (3,)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("f", [curvature.quadratic, curvature.divergence])
+def test_what_deviations_add_is_the_mean_over_rows(loss, f):
+    rng = torch.Generator().manual_seed(4)
+    mean, t = (torch.randn(3, 4, generator=rng, dtype=torch.float64) for _ in range(2))
+    rows = [f(t[i : i + 1], mean[i : i + 1], loss) for i in range(3)]
+    torch.testing.assert_close(f(t, mean, loss), torch.stack(rows).mean())
+    y = torch.tensor([0, 2, 1]) if loss == "cross_entropy" else torch.rand(3, 4).double()
+    slope = torch.autograd.functional.jacobian(lambda m: mean_loss(m, y, loss), mean)
+    added = mean_loss(mean + t, y, loss) - mean_loss(mean, y, loss) - (slope * t).sum()
+    if f is curvature.divergence:
+        torch.testing.assert_close(f(t, mean, loss), added)
 
 
 def test_classes_are_at_least_two():
@@ -730,6 +767,23 @@ def test_rows_that_meet_or_do_not_fit_are_not_run_side_by_side():
     assert not told(lambda a, b: a + b[0], {"a": x, "b": x[:2]})
     assert told(lambda a, b: a + b, {"a": x, "b": 2 * x})
     assert told(lambda ids: torch.eye(4)[ids], torch.arange(4))
+
+
+@pytest.mark.parametrize(("drawn", "linearized"), [((), ()), (("a",), ()), ((), ("b",))])
+def test_noise_is_as_large_beside_other_rows_up_to_a_hundredth(monkeypatch, drawn, linearized):
+    """|a - b| <= .01 (a + mean of a) for all, where variances are carried to the end."""
+    rng = torch.Generator().manual_seed(0)
+    a = torch.rand(3, 2, generator=rng, dtype=torch.float64) * torch.tensor([1e-3, 40.0])
+    for at, size in itertools.product(np.ndindex(3, 2), (-20.0, -1.1, -0.9, 0.9, 1.1, 99.0)):
+        b = torch.cat([a, 7 + a])
+        b[at] += size * 0.01 * (a[at] + a.mean())
+        given = [
+            SimpleNamespace(drawn=drawn * i, tape=SimpleNamespace(linearized=linearized * i),
+                            output=SimpleNamespace(variance=v)) for i, v in enumerate((a, b))
+        ]  # fmt: skip
+        monkeypatch.setattr(copies_of, "carry", Mock(side_effect=given))
+        told = copies_of._scales_apart(None, None, None, None)
+        assert told == (abs(size) < 1 or bool(drawn or linearized))
 
 
 def test_the_error_of_a_penalty_is_that_of_all_that_was_drawn(monkeypatch):

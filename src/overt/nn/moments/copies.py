@@ -75,7 +75,7 @@ def _scales_apart(model: nn.Module, x: Any, output: Output, others: Any) -> bool
     if any(one.drawn or one.tape.linearized for one in (alone, beside)):
         return True
     a, b = alone.output.variance, beside.output.variance[: len(alone.output.variance)]
-    return bool(((a - b).abs() <= 1e-2 * (a.abs() + float(a.abs().mean()))).all())
+    return bool(((a - b).abs() <= 1e-2 * (a + float(a.mean()))).all())
 
 
 def draws_apart(model: nn.Module, x: Any, output: Output) -> bool | None:
