@@ -450,6 +450,7 @@ def test_a_budget_is_spent_on_what_comes_closest():
     off, spread = (0.03, 0.04), (1.0, 0.7)
     costs = Costs(1.0, 12.0, line, off, off, spread)
     assert costs.choice(5) == (False, 5)
+    assert costs.choice(1) == (False, 2)  # a variance takes two
     assert costs.choice(15) == (True, 0)
     assert [costs.choice(n)[0] for n in (11.9, 12)] == [False, True]  # what it costs is enough
     assert costs._replace(one=2.0).choice(7.5) == (True, 0)
@@ -543,6 +544,20 @@ def test_costs_are_measured_and_errors_seen(monkeypatch, one, samples, drawn):
     best, sure = (budget.costs(n, x, None, lambda m=m: replace(found, moments=m)) for m, n in pairs)
     assert best.off == pytest.approx((0.3 / 4, 0.3 / 4))  # of what is stated, at least
     assert max(sure.off) < 1e-6
+
+
+@pytest.mark.parametrize("x", [torch.ones(2), ()])
+def test_seconds_are_the_least_after_a_first_call(monkeypatch, x):
+    for first in (0.5, 9.0):
+        clock, left = [100.0], [first, 3.0, 2.0, 5.0]
+
+        def run(clock=clock, left=left):
+            clock[0] += left.pop(0)
+
+        now = SimpleNamespace(process_time=lambda clock=clock: clock[0])
+        monkeypatch.setattr(budget, "time", now)
+        assert budget._seconds(x, run, 3) == 2.0
+        assert not left
 
 
 @pytest.mark.parametrize("away", [0.0, 0.05, 0.3])

@@ -78,6 +78,10 @@ def test_sums_are_those_of_all_samples(groups, copies, shared):
     both = fed(blocks, copies, covariance=True)
     torch.testing.assert_close(both.variance.diagonal(dim1=1, dim2=2), variance)
     assert both.kurtosis == 3.0
+    told = both.moments(checks=7)
+    torch.testing.assert_close((told.mean, told.variance), (both.mean, both.variance))
+    assert (told.mean_error, told.std_error) == (None, None)  # which are of single outputs
+    assert (told.draws, told.checks, told.drawn) == (groups * copies, 7, ("all",))
     flat = y.flatten(0, 1)
     if copies == 1:
         rows = torch.stack([torch.cov(flat[:, i].T) for i in range(3)])
@@ -668,9 +672,6 @@ def test_what_was_carried_and_sampled_is_weighed_by_its_errors(drawn, rows, widt
         Moments(torch.tensor(m), torch.tensor(sd**2), False, mean_error=torch.tensor(e0),
                 std_error=torch.tensor(e1)) for m, sd in ((m0, sd0), (m1, sd1))
     )  # fmt: skip
-    samples = SimpleNamespace(count=50, errors=(0.15, 0.1), moments=lambda **_: sampled,
-                              shrunk=lambda center: (center + np.ones((4, 1)), 10.0))  # fmt: skip
-    found = errors.corrected(errors.Found(given, ("noise",), drawn, ("cross",)), samples)
     sure = (sd0 > 0) & (sd1 > 0)
     some = sd1 > 0  # others are as sampled
     at0, at1 = (np.where(sure, sd, np.where(some, sd1, 1.0)) for sd in (sd0, sd1))
@@ -680,6 +681,12 @@ def test_what_was_carried_and_sampled_is_weighed_by_its_errors(drawn, rows, widt
         b = np.maximum(3 * b, 0.2) if drawn else b
         parts.append(believed(d, b, s, 0.25 if drawn else 1.0, some))
     (away, of_mean), (ratio, of_std) = parts
+    least = of_std.mean()
+    samples = SimpleNamespace(
+        count=50, errors=(0.15, 0.1), moments=lambda **_: sampled,
+        shrunk=lambda center: (center + np.ones((rows, 1)), 1.01 * least),
+    )  # fmt: skip
+    found = errors.corrected(errors.Found(given, ("noise",), drawn, ("cross",)), samples)
     np.testing.assert_allclose(found.mean, np.where(some, m0 + away * at0, m1))
     before = np.where(sure, sd0**2, sd1**2)
     variance = before * np.exp(2 * ratio) * some
@@ -689,12 +696,12 @@ def test_what_was_carried_and_sampled_is_weighed_by_its_errors(drawn, rows, widt
     assert (found.draws, found.drawn, found.linearized) == (50, drawn, ("cross",))
     assert (found.carried, found.exact) == (("noise",), False)
     assert errors.corrected(errors.Found(None, None, (), drawn, ()), samples) is sampled
-    samples.shrunk = lambda center: (np.full(m0.shape, np.max(center) + 0.25), 0.01)
+    samples.shrunk = lambda center: (np.full(m0.shape, np.max(center) + 0.25), 0.99 * least)
     found = errors.corrected(errors.Found(given, ("noise",), drawn, ("cross",)), samples)
     if sure.all():  # what outputs have in common leaves less: the first that does
         sd = np.full(m0.shape, np.log(sd0).max() + 0.25)
         np.testing.assert_allclose(found.std, np.exp(sd))
-        np.testing.assert_allclose(found.std_error, 0.01 * LEVEL * np.exp(sd))
+        np.testing.assert_allclose(found.std_error, 0.99 * least * LEVEL * np.exp(sd))
     else:
         np.testing.assert_allclose(found.variance, variance)
 

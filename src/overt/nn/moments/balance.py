@@ -159,7 +159,7 @@ class Balance:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        for place, name, old in reversed(self._before):
+        for place, name, old in self._before:
             delattr(place, name) if old is None else setattr(place, name, old)
         self._before.clear()
         ALONE.release()

@@ -138,7 +138,6 @@ def _off(found: Moments, samples: Samples) -> tuple[float, float]:
 
 def _bought(seconds: float, price: Price) -> int:
     """Return how many samples that buys, as many as divide into two good groups or more."""
-    found = 0.0
     for (few, low), (many, high) in pairwise(price):
         each = max((high - low) / (many - few), 1e-9)
         found = few + (seconds - low) / each
