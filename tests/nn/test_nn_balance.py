@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from overt.nn import mc_moments, predictive_moments
 from overt.nn.moments.balance import _STAND_INS, Balance, _table
-from overt.nn.moments.copies import balanced, beside, draws_apart
+from overt.nn.moments.copies import balanced, beside, draws_apart, rows_apart
 from overt.nn.moments.samples import Samples
 from overt.nn.recording.modes import modes
 
@@ -465,6 +465,7 @@ BESIDE = {  # whether copies may stand in one pass: what is read was drawn alone
     "mean of rows": (read(lambda s, x: functional.dropout(x).mean() > 0.5), False),
     "mixed": (lambda s, x: x + x[torch.randperm(len(x))], False),
     "centered": (lambda s, x: x - x.mean(0), False),
+    "centered at times": (lambda s, x: x - x.mean(0) * (torch.rand(()) < 0.4), False),
     "centered but the first": (lambda s, x: torch.cat([x[:1], x[1:] - x[1:].mean(0)]), False),
     "so many rows": (lambda s, x: dropped(s, x.reshape(4, 6)), False),
 }
@@ -475,6 +476,15 @@ def test_copies_share_a_pass_where_rows_do_not_meet(name):
     torch.manual_seed(0)
     run, told = BESIDE[name]
     assert beside(Run(run), torch.randn(4, 6), None) is told
+
+
+def test_one_row_is_asked_beside_another():
+    """Which its copies would not tell of."""
+    torch.manual_seed(0)
+    center = Run(lambda s, x: x - x.mean(0))
+    for width in (2, 3):
+        assert not beside(center, torch.randn(1, width), None)
+        assert not rows_apart(center, torch.randn(1, width), None)
 
 
 def test_numbers_of_python_are_spread_over_passes_in_turn():

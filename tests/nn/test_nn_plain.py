@@ -354,7 +354,8 @@ def test_samples_contradict_by_a_fifth_and_three_errors(
         warnings.simplefilter("always")
         comparing.compare(nn.Identity(), torch.zeros(3, 2), None, ratio * seen, loss, doubt)
     assert bool(found) == said
-    for model, count in ((nn.BatchNorm1d(4), 0), (nn.BatchNorm1d(4).eval(), 1)):
+    within = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout())
+    for model, count in ((nn.BatchNorm1d(4), 0), (within, 0), (nn.BatchNorm1d(4).eval(), 1)):
         asked.clear()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -371,7 +372,7 @@ def test_samples_contradict_means_by_a_fifth_of_the_penalty_and_four_errors(
     """What the loss changes by, without targets all but what is linear, against .2 of it."""
     rng = torch.Generator().manual_seed(3)
     mean, away = torch.randn(2, 3, 4, generator=rng, dtype=torch.float64)
-    root = torch.randn(3, 4, 4, generator=rng, dtype=torch.float64)
+    root = 0.3 * torch.randn(3, 4, 4, generator=rng, dtype=torch.float64)
     K = root @ root.mT
     y = torch.tensor([0, 1, 2]) if loss == "cross_entropy" else torch.rand(3, 4).double()
     H = torch.autograd.functional.hessian(lambda f: mean_loss(f, y, loss), mean)
@@ -399,6 +400,20 @@ def test_samples_contradict_means_by_a_fifth_of_the_penalty_and_four_errors(
     heard = [said(size) for size in (*np.linspace(0.02, 3, 40), 40.0)]
     assert not heard[0]
     assert heard[-1]
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-6, 1e6])
+def test_contradictions_know_no_units(monkeypatch, size):
+    """Twice what samples show, of outputs of any size; none of outputs that do not vary."""
+    given = SimpleNamespace(mean=torch.ones(3, 4), variance=torch.full((3, 4), size), kurtosis=3.0,
+                            n=1e6, rows=3, count=5, draw=lambda _: None)  # fmt: skip
+    monkeypatch.setattr(comparing, "Samples", lambda *_, covariance: given)
+    for ratio in (1.0, 2.0):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            value = torch.tensor(ratio * size)
+            comparing.compare(nn.Identity(), torch.zeros(3, 2), None, value, "mse")
+        assert bool(found) == (ratio * size > size)
 
 
 def test_few_samples_of_many_rows_contradict(monkeypatch):
@@ -763,7 +778,7 @@ def test_rows_that_meet_or_do_not_fit_are_not_run_side_by_side():
     assert told(torch.tanh, x)
     assert not told(lambda v: v - v.mean(0), x)
     assert not told(lambda v: v.flip(0), x)
-    for size in (1.0, 1e4):  # rounding is that of the largest output
+    for size in (0.0, 1.0, 1e4):  # rounding is that of the largest output
         close = 64 * torch.finfo(x.dtype).eps * (1 + size * float(x.abs().max()))
         for share in (0.7, 1.4):
             off = torch.tensor(share * close)
