@@ -428,6 +428,7 @@ APART = {  # whether all that is drawn is seen, and belongs to rows; None if sam
     "idle": (lambda s, x: dropped(s, x) * (torch.rand(1) < 1.5), True),
     "idle twice": (lambda s, x: dropped(s, x) * (torch.rand(1) < 1) * (torch.rand(1) < 1), True),
     "normal": (lambda s, x: dropped(s, x) + 0 * torch.randn(1), False),
+    "both": (lambda s, x: dropped(s, x) + 0 * torch.rand(1) + 0 * torch.randn(1), False),
     "many": (lambda s, x: dropped(s, x) + torch.randn(512).sum(), None),
     "fewer": (lambda s, x: dropped(s, x) + torch.randn(511).sum(), False),
     "idle and many": (lambda s, x: dropped(s, x) + torch.rand(1) * 0 + torch.rand(512)[0], None),
