@@ -165,6 +165,7 @@ ODD = {  # calls that are none for patterns
     "normal other form": lambda x: torch.randn(7, 2),
     "one number": lambda x: torch.rand(()) + torch.randn(()),
     "attention": lambda x: attending(x[:, None], 0.0),
+    "attention by default": lambda x: functional.scaled_dot_product_attention(x, x, x, None),
 }
 
 
@@ -515,6 +516,6 @@ def test_numbers_beside_the_rows_are_given_as_they_are():
 
     torch.manual_seed(0)
     x, t = torch.tensor([[0.5, -1.0], [2.0, 3.0]]), torch.tensor(1.5)
-    found = mc_moments(Scaled(), {"x": x, "t": t}, 400)
-    torch.testing.assert_close(found.mean, t * x)  # balanced among passes in turn
-    torch.testing.assert_close(found.variance, t**2 * x**2, rtol=0.05, atol=0)
+    found = mc_moments(Scaled(), {"x": x, "t": t}, 40)
+    torch.testing.assert_close(found.mean, t * x)  # balanced among passes in turn:
+    torch.testing.assert_close(found.variance, t**2 * x**2)  # each is dropped in half of them

@@ -674,6 +674,15 @@ def believed(d, b, s, least, some):
     return b2 / (b2 + s**2) * d, np.sqrt(b2 * s**2 / (b2 + s**2))
 
 
+@pytest.mark.parametrize("least", [0.25, 1.0])
+@pytest.mark.parametrize("size", [0.0, 0.1, 1.0, 10.0])
+def test_what_is_believed_grows_with_what_is_seen(size, least):
+    rng = np.random.default_rng(7)
+    d, b = size * rng.normal(size=(4, 2)), rng.uniform(0.1, 0.4, size=(4, 2))
+    given = d, b, 0.2, least, np.ones((4, 2), bool)
+    np.testing.assert_allclose(errors._moved(*given), believed(*given))
+
+
 @pytest.mark.parametrize("drawn", [(), ("coin",)])
 @pytest.mark.parametrize(("rows", "width"), [(4, 1), (4, 2), (4, 5), (1, 3)])
 def test_what_was_carried_and_sampled_is_weighed_by_its_errors(drawn, rows, width):
