@@ -315,6 +315,8 @@ PROGRAMS = {  # of an input and a tensor from outside
     "before and after": lambda x, w: [x + (c := torch.zeros(4)), c.add_(1), x + c, c.sum()],
     "one of two": lambda x, w: [(c := torch.arange(4.0).sort())[0].add_(1) * x, x[:, c[1]]],
     "through views": lambda x, w: [(y := x * 2), y[:, 0].mul_(w[0]), y[:, 1:].add_(1), y + 1],
+    "and not returned": lambda x, w: [((y := x * 2), y[:, 0].mul_(w[0]))[0] + 1],
+    "into another": lambda x, w: [torch.mul(x, w, out=torch.empty(2, 4))],
     "into views": lambda x, w: [(y := x * 2), y.__setitem__((0, 1), w[1]) or y * w],
     "no draws": lambda x, w: [functional.rrelu(x), functional.dropout(x, 0.0)],
     "unused draws": lambda x, w: [(torch.rand(3), x * w)[1]],
@@ -482,6 +484,8 @@ def test_what_seconds_buy():
         assert budget._bought(seconds, price) == n - n % (20 if n >= 40 else 10 if n >= 20 else 1)
     dips = ((10, 1.0), (80, 5.0), (480, 3.0), (1920, 30.0))  # by chance
     assert budget._bought(4.0, dips) == 60
+    flat = ((10, 2.0), (80, 2.0))
+    assert [budget._bought(seconds, flat) for seconds in (1.9, 2.0)] == [0, 10]
 
 
 @pytest.mark.parametrize(
