@@ -681,6 +681,8 @@ def test_what_is_believed_grows_with_what_is_seen(size, least):
     d, b = size * rng.normal(size=(4, 2)), rng.uniform(0.1, 0.4, size=(4, 2))
     given = d, b, 0.2, least, np.ones((4, 2), bool)
     np.testing.assert_allclose(errors._moved(*given), believed(*given))
+    still = errors._moved(*given[:4], np.zeros((4, 2), bool))  # all of it, without an error
+    np.testing.assert_array_equal(still, (d, 0 * d))
 
 
 @pytest.mark.parametrize("drawn", [(), ("coin",)])
