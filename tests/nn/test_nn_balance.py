@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from overt.nn import mc_moments, predictive_moments
 from overt.nn.moments.balance import _STAND_INS, Balance, _table
-from overt.nn.moments.copies import balanced, draws_apart
+from overt.nn.moments.copies import balanced, beside, draws_apart, rows_apart
 from overt.nn.moments.samples import Samples
 from overt.nn.recording.modes import modes
 
@@ -24,6 +24,7 @@ class Run(nn.Module):
     def __init__(self, run, a=6, b=3):
         super().__init__()
         self.run, self.layer = run, nn.Linear(a, b)
+        self.shared, self.tokens = nn.LSTM(2, 16, 2, dropout=0.5), torch.ones(64, 2)
 
     def forward(self, x):
         return self.run(self, x)
@@ -135,10 +136,14 @@ ODD = {  # calls that are none for patterns
     "rare": lambda x: functional.dropout(x, 0.0005),
     "nearly all": lambda x: functional.dropout(x, 0.9995),
     "other form": lambda x: functional.dropout(x[:7], 0.3),
+    "other width": lambda x: functional.dropout(x[:, :1], 0.3),
+    "other axes": lambda x: functional.dropout(x[:, :, None].expand(-1, -1, 2), 0.3),
+    "fewer axes": lambda x: functional.dropout(x[:, 0], 0.3),
     "no batch": lambda x: functional.dropout1d(x, 0.3),
     "alpha evaluation": lambda x: functional.alpha_dropout(x, 0.3),
     "alpha in place": lambda x: functional.alpha_dropout(x, 0.3, True, True),
     "alpha nothing": lambda x: functional.alpha_dropout(x, 0.0, True),
+    "alpha everything": lambda x: functional.alpha_dropout(x, 1.0, True),
     "alpha rare": lambda x: functional.alpha_dropout(x, 0.0005, True),
     "alpha other form": lambda x: functional.alpha_dropout(x[:7], 0.3, True),
     "rrelu evaluation": lambda x: functional.rrelu(x),
@@ -160,6 +165,7 @@ ODD = {  # calls that are none for patterns
     "normal other form": lambda x: torch.randn(7, 2),
     "one number": lambda x: torch.rand(()) + torch.randn(()),
     "attention": lambda x: attending(x[:, None], 0.0),
+    "attention by default": lambda x: functional.scaled_dot_product_attention(x, x, x, None),
 }
 
 
@@ -174,6 +180,23 @@ def test_odd_calls_are_those_of_torch(name):
             torch.manual_seed(0)
             found.append(ODD[name](x))
     torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+def test_pairs_cancel_and_groups_of_one_are_as_torch_draws_them():
+    balance, x = Balance(), torch.ones(8, 3)
+    balance.forms = [(2, 3)]
+
+    def drawn(group):
+        torch.manual_seed(0)
+        with balance:
+            balance.begin(4, group)
+            return functional.dropout(x)
+
+    found = drawn(1)
+    torch.manual_seed(0)
+    torch.testing.assert_close(found, functional.dropout(x), rtol=0, atol=0)
+    for group in (2, 4):
+        torch.testing.assert_close(drawn(group).reshape(group, -1).mean(0), torch.ones(24 // group))
 
 
 def seq_first(self, x):
@@ -377,9 +400,26 @@ def band(s, x):
     return dropped(s, x) * (1 + 2 * ((u > 0.42) & (u < 0.48)))
 
 
+def unseen(s, x):
+    """A draw that no mode is told of."""
+    with torch._C.DisableTorchFunction():
+        return torch.rand(x.shape)
+
+
+def read(number):
+    """Python reads a number, which decides for all rows."""
+    return lambda s, x: dropped(s, x) * (2 if number(s, x) else 1)
+
+
 APART = {  # whether all that is drawn is seen, and belongs to rows; None if samples show it
     "units": (dropped, True),
     "nothing": (lambda s, x: s.layer(x), True),
+    "unseen before": (lambda s, x: dropped(s, x * unseen(s, x)), False),
+    "unseen after": (lambda s, x: dropped(s, x) * unseen(s, x)[:, :3], False),
+    "rows read": (read(lambda s, x: functional.dropout(x).sum() > 24), False),
+    "rarely": (read(lambda s, x: functional.dropout(x[:, :1]).sum() == 0), False),
+    "read in vain": (read(lambda s, x: functional.dropout(x).sum() > 99), True),
+    "nothing random read": (read(lambda s, x: x.mean() > 0), True),
     "row by row": (lambda s, x: torch.stack([dropped(s, row) for row in x]), False),
     "python": (lambda s, x: dropped(s, x) * random.random(), False),  # noqa: S311
     "numpy": (lambda s, x: dropped(s, x) * float(np.random.rand()), False),  # noqa: NPY002
@@ -389,10 +429,12 @@ APART = {  # whether all that is drawn is seen, and belongs to rows; None if sam
     "idle": (lambda s, x: dropped(s, x) * (torch.rand(1) < 1.5), True),
     "idle twice": (lambda s, x: dropped(s, x) * (torch.rand(1) < 1) * (torch.rand(1) < 1), True),
     "normal": (lambda s, x: dropped(s, x) + 0 * torch.randn(1), False),
+    "both": (lambda s, x: dropped(s, x) + 0 * torch.rand(1) + 0 * torch.randn(1), False),
     "many": (lambda s, x: dropped(s, x) + torch.randn(512).sum(), None),
     "fewer": (lambda s, x: dropped(s, x) + torch.randn(511).sum(), False),
     "idle and many": (lambda s, x: dropped(s, x) + torch.rand(1) * 0 + torch.rand(512)[0], None),
     "coin and many": (lambda s, x: dropped(s, x) * torch.rand(1) + torch.rand(512)[0], False),
+    "many by few": (lambda s, x: dropped(s, x) + s.shared(s.tokens)[0][-1].sum(), None),
     "band": (band, False),  # which does nothing at both ends
     "two": (lambda s, x: dropped(s, x) * (1 + (torch.rand(()) < torch.rand(()))), False),
 }
@@ -402,3 +444,78 @@ APART = {  # whether all that is drawn is seen, and belongs to rows; None if sam
 def test_what_rows_share_is_told(name):
     run, apart = APART[name]
     assert draws_apart(Run(run), torch.ones(4, 6), None) is apart
+
+
+def written(s, x):
+    c = torch.zeros(3)
+    c[0] = torch.rand(())
+    return c[0] < 0.5
+
+
+BESIDE = {  # whether copies may stand in one pass: what is read was drawn alone, and no rows meet
+    "units": (dropped, True),
+    "coin": (lambda s, x: dropped(s, x) * (torch.rand(()) < 0.5), True),
+    "weights": (lambda s, x: x @ functional.dropout(s.layer.weight, 0.5).T, True),
+    "nothing random": (read(lambda s, x: x.mean() > 0), True),
+    "coin read": (read(lambda s, x: torch.rand(()) < 0.5), True),
+    "two coins": (read(lambda s, x: torch.rand(()) < torch.rand(1)), True),
+    "in place": (read(lambda s, x: torch.rand(1).mul_(2) < 1), True),
+    "written": (read(written), False),
+    "sum": (read(lambda s, x: torch.rand(3).sum() < 1.5), False),
+    "one of many": (read(lambda s, x: torch.rand(3)[0] < 0.5), False),
+    "compared with rows": (read(lambda s, x: torch.rand(()) < x.mean()), False),
+    "mean of rows": (read(lambda s, x: functional.dropout(x).mean() > 0.5), False),
+    "mixed": (lambda s, x: x + x[torch.randperm(len(x))], False),
+    "centered": (lambda s, x: x - x.mean(0), False),
+    "centered at times": (lambda s, x: x - x.mean(0) * (torch.rand(()) < 0.4), False),
+    "centered but the first": (lambda s, x: torch.cat([x[:1], x[1:] - x[1:].mean(0)]), False),
+    "so many rows": (lambda s, x: dropped(s, x.reshape(4, 6)), False),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_copies_share_a_pass_where_rows_do_not_meet(name):
+    torch.manual_seed(0)
+    run, told = BESIDE[name]
+    assert beside(Run(run), torch.randn(4, 6), None) is told
+
+
+def test_one_row_is_asked_beside_another():
+    """Which its copies would not tell of."""
+    torch.manual_seed(0)
+    center = Run(lambda s, x: x - x.mean(0))
+    for width in (2, 3):
+        assert not beside(center, torch.randn(1, width), None)
+        assert not rows_apart(center, torch.randn(1, width), None)
+
+
+def test_numbers_of_python_are_spread_over_passes_in_turn():
+    """One in each gth to a group, any of them alike, and none that tells the next."""
+    balance, group, n = Balance(used=None), 20, 1200
+    found = np.empty((group, n))
+    with balance:
+        for turn in range(group):
+            balance.take(turn, group, seed=2**61 + 12345)
+            found[turn] = [random.random() for _ in range(n)]  # noqa: S311
+    ranks = np.floor(found * group).astype(int)
+    np.testing.assert_array_equal(np.sort(ranks, 0), np.arange(group)[:, None].repeat(n, 1))
+    error = (n / group * (1 - 1 / group)) ** 0.5
+    for row in ranks:
+        assert np.abs(np.bincount(row, minlength=group) - n / group).max() < 5 * error
+        for step in (1, 2, 20):
+            assert abs(np.corrcoef(row[:-step], row[step:])[0, 1]) < 5 / n**0.5
+    assert abs(found.mean() - 0.5) < 5 * (1 / 12 / found.size) ** 0.5
+
+
+def test_numbers_beside_the_rows_are_given_as_they_are():
+    """Copies of a number are none: passes hold one copy. Var = t^2 x^2 p / (1 - p)."""
+
+    class Scaled(nn.Module):
+        def forward(self, x, t):
+            return functional.dropout(x, 0.5, self.training) * t
+
+    torch.manual_seed(0)
+    x, t = torch.tensor([[0.5, -1.0], [2.0, 3.0]]), torch.tensor(1.5)
+    found = mc_moments(Scaled(), {"x": x, "t": t}, 40)
+    torch.testing.assert_close(found.mean, t * x)  # balanced among passes in turn:
+    torch.testing.assert_close(found.variance, t**2 * x**2)  # each is dropped in half of them

@@ -67,11 +67,12 @@ def test_errors_are_smaller_and_as_large_as_they_say(own):
     assert 0.95 < np.mean(said) / np.mean(off) < 1.25
 
 
-def test_one_cell_apart_stays_apart():
+@pytest.mark.parametrize("side", [1, -1])
+def test_one_cell_apart_stays_apart(side):
     d = 0.1 * np.random.default_rng(3).normal(size=(40, 30))
-    d[7, 9] += 1
+    d[7, 9] += side
     found, _ = believed(d, 0.1, np.array([1, 39, 29, 39 * 29]) / 1200)
-    assert found[7, 9] >= d[7, 9] - LIMIT * 0.1 - 1e-12
+    assert found[7, 9] == pytest.approx(d[7, 9] - side * LIMIT * 0.1)
     assert np.abs(found).mean() < 0.5 * np.abs(d).mean()
 
 
@@ -200,3 +201,49 @@ def test_copies_do_not_stand_beside_each_other_where_noise_lets_rows_meet(how):
     with torch.no_grad():
         plain = torch.stack([model(x) for _ in range(2000)])
     torch.testing.assert_close(samples.variance.sqrt(), plain.std(0), rtol=0.2, atol=0.02)
+
+
+@pytest.mark.parametrize("shared", [0.0, 1.5])
+@pytest.mark.parametrize(("copies", "each", "groups"), [
+    (1, 1, 3), (2, 1, 3), (1, 2, 3), (2, 2, 2), (3, 8, 2), (2, 3, 1), (5, 2, 4),
+])  # fmt: skip
+def test_sums_of_copies_that_share_a_pass_are_those_of_all(copies, each, groups, shared):
+    """`each` copies to a pass, `copies` passes to a group: what they do not share is averaged."""
+    rng = np.random.default_rng(6)
+    y = rng.normal(size=(copies, each, groups, 3, 2))
+    y = y * [1, 3] + shared * rng.normal(size=(copies, 1, groups, 1, 1)) + 0.7
+    samples = Samples(None, None, None, covariance=False)
+    samples.copies, samples._each, samples._alone = copies, each, True
+    blocks = [block for block in (y[:, :, :2], y[:, :, 2:]) if block.size]
+    fourth, spread, apart, seen = 0.0, np.zeros(4), 0.0, []
+    for block in blocks:
+        samples._add(block.reshape(-1, 3, 2))
+        seen.append(block)
+        off = (block - np.concatenate(seen, 2).mean((0, 1, 2))) ** 2  # from the mean so far
+        fourth = fourth + (off**2).sum((0, 1, 2))
+        off = off / off.mean((0, 1, 2)) - 1
+        apart += np.sum(off**2) / each
+        flat = off.mean(1).reshape(-1, 6)
+        spread += [np.sum((flat @ basis) ** 2) for basis in bases(3, 2)]
+    middle = y.mean((0, 1))
+    within = np.sum((y - middle) ** 2, (0, 1, 2))
+    if groups > 1:
+        variance = within / (groups * copies * each) + middle.var(0, ddof=1)
+    else:
+        variance = within / (copies - 1) / each
+    kurtosis = max(1.5, float(np.mean(fourth / variance**2)) * 6 / y.size)
+    count = copies * groups
+    np.testing.assert_allclose(samples._mean, y.mean((0, 1, 2)))
+    np.testing.assert_allclose(samples._variance(), variance)
+    np.testing.assert_allclose(samples._spread, spread, atol=1e-12)
+    assert samples.kurtosis == pytest.approx(kurtosis)
+    left = min(1.0, spread.sum() / apart)
+    assert (left < 1 - 1e-9) == (each > 1)
+    expected = (1 / count) ** 0.5, (left * (kurtosis - 1) / 4 / (count - 1)) ** 0.5
+    assert samples.errors == pytest.approx(expected)
+    joint = Samples(None, None, None, covariance=True)
+    joint.copies, joint._each, joint._alone = copies, each, True
+    for block in blocks:
+        joint._add(block.reshape(-1, 3, 2))
+    np.testing.assert_allclose(np.diagonal(joint._variance(), axis1=1, axis2=2), variance)
+    assert joint.errors == pytest.approx(((1 / count) ** 0.5, (0.5 / (count - 1)) ** 0.5))

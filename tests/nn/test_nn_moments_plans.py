@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -195,6 +196,21 @@ def test_another_output_has_another_plan(monkeypatch):
         torch.testing.assert_close(found.mean, both.mean[:, k % 2])
 
 
+def test_another_of_the_same_calls_has_another_plan():
+    """Which of its tensors a model returns is not seen in what it calls."""
+    which = [0]
+
+    def run(self, x):
+        h = self.b(self.a(x))
+        return [x, h, functional.dropout(h, 0.5, self.training)][which[0]]
+
+    model, x = Net(run), torch.randn(5, 6)
+    model.a, model.b = nn.Linear(6, 6), nn.Linear(6, 6)
+    for first, then in itertools.permutations(range(3), 2):
+        for which[0] in (first, first, then):
+            assert_fresh(moments(model, x), model, x)
+
+
 def test_forms_of_inputs_have_plans_of_their_own():
     def forms(fill):
         x = torch.full((2, 3), fill)
@@ -288,6 +304,7 @@ PROGRAMS = {  # of an input and a tensor from outside
     "product": lambda x, w: [x * w + 1],
     "numbers": lambda x, w: [torch.add(2 * x - 0.5, w, alpha=3) / 4, x.sum(1, keepdim=True) * 7],
     "nothing": lambda x, w: [x, w, x],
+    "parts": lambda x, w: [x[0], x[0], w[1:], x.detach(), w.view(2, 2), torch.ones(4)[1:]],
     "same": lambda x, w: [(y := x * w), y, x * w, y.detach(), y.view(-1, 4)],
     "constants": lambda x, w: [x * torch.arange(4.0), torch.full((2,), math.inf), torch.ones(3)],
     "many": lambda x, w: [x.chunk(2, 1)[1] * 2, torch.cat([x, w.expand(2, 4)]), *x.max(1)],
@@ -296,8 +313,12 @@ PROGRAMS = {  # of an input and a tensor from outside
     "added": lambda x, w: [torch.zeros(2, 4).add_(x).mul_(w)],
     "by hand": lambda x, w: [(c := torch.ones(4)).mul_(3).add_(1), x * c],
     "before and after": lambda x, w: [x + (c := torch.zeros(4)), c.add_(1), x + c, c.sum()],
+    "one of two": lambda x, w: [(c := torch.arange(4.0).sort())[0].add_(1) * x, x[:, c[1]]],
     "through views": lambda x, w: [(y := x * 2), y[:, 0].mul_(w[0]), y[:, 1:].add_(1), y + 1],
+    "and not returned": lambda x, w: [((y := x * 2), y[:, 0].mul_(w[0]))[0] + 1],
+    "into another": lambda x, w: [torch.mul(x, w, out=torch.empty(2, 4))],
     "into views": lambda x, w: [(y := x * 2), y.__setitem__((0, 1), w[1]) or y * w],
+    "no draws": lambda x, w: [functional.rrelu(x), functional.dropout(x, 0.0)],
     "unused draws": lambda x, w: [(torch.rand(3), x * w)[1]],
     "equal constants": lambda x, w: [x * (2 if torch.ones(2).equal(torch.ones(2)) else 3)],
     "spare": lambda x, w: [x.sort(1)[1], torch.nn.functional.layer_norm(x, (4,), w, None)],
@@ -310,7 +331,16 @@ def unseen(h):
         return h[0]
 
 
+def changed_behind(x):
+    """Numbers that NumPy writes where torch read them."""
+    numbers = np.zeros(4, np.float32)
+    made = 0 * x + torch.from_numpy(numbers)
+    numbers += 0.5
+    return [2 * x, made]
+
+
 REFUSED = {
+    "changed": lambda x, w: changed_behind(x),
     "draws": lambda x, w: [x * torch.rand(4)],
     "drawn in place": lambda x, w: [x * torch.zeros(4).uniform_()],
     "compared": lambda x, w: [x if torch.equal(x[0], w) else w],
@@ -398,6 +428,8 @@ def test_plans_that_do_not_hold_are_given_up_and_old_forms_forgotten(monkeypatch
     scaled = [k * x for k in range(1, 8)]
     odd = Net(lambda self, x: self.inner(x * float(x.sum())))
     assert recorded_for(odd, *scaled) == [1, 2, 3, 4, 4, 4, 4]
+    read = Net(lambda self, x: self.inner(x if float(x.sum()) > 0 else -x))
+    assert recorded_for(read, *scaled) == [1, 2, 3, 4, 4, 4, 4]  # though all calls are the same
     odd = copy.deepcopy(odd)  # what holds now and then is planned on
     assert recorded_for(odd, *(x for x in scaled for _ in range(2))) == [
         1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7]  # fmt: skip
@@ -420,6 +452,7 @@ def test_a_budget_is_spent_on_what_comes_closest():
     off, spread = (0.03, 0.04), (1.0, 0.7)
     costs = Costs(1.0, 12.0, line, off, off, spread)
     assert costs.choice(5) == (False, 5)
+    assert costs.choice(1) == (False, 2)  # a variance takes two
     assert costs.choice(15) == (True, 0)
     assert [costs.choice(n)[0] for n in (11.9, 12)] == [False, True]  # what it costs is enough
     assert costs._replace(one=2.0).choice(7.5) == (True, 0)
@@ -451,6 +484,8 @@ def test_what_seconds_buy():
         assert budget._bought(seconds, price) == n - n % (20 if n >= 40 else 10 if n >= 20 else 1)
     dips = ((10, 1.0), (80, 5.0), (480, 3.0), (1920, 30.0))  # by chance
     assert budget._bought(4.0, dips) == 60
+    flat = ((10, 2.0), (80, 2.0))
+    assert [budget._bought(seconds, flat) for seconds in (1.9, 2.0)] == [0, 10]
 
 
 @pytest.mark.parametrize(
@@ -515,17 +550,41 @@ def test_costs_are_measured_and_errors_seen(monkeypatch, one, samples, drawn):
     assert max(sure.off) < 1e-6
 
 
+@pytest.mark.parametrize("x", [torch.ones(2), ()])
+def test_seconds_are_the_least_after_a_first_call(monkeypatch, x):
+    for first in (0.5, 9.0):
+        clock, left = [100.0], [first, 3.0, 2.0, 5.0]
+
+        def run(clock=clock, left=left):
+            clock[0] += left.pop(0)
+
+        now = SimpleNamespace(process_time=lambda clock=clock: clock[0])
+        monkeypatch.setattr(budget, "time", now)
+        assert budget._seconds(x, run, 3) == 2.0
+        assert not left
+
+
 @pytest.mark.parametrize("away", [0.0, 0.05, 0.3])
 def test_what_is_off_is_told_from_what_samples_are_off_by(away):
     """In squares, e^2 less, and 0.4 e^2 more than is seen."""
     mean, e = torch.zeros(4, 2), (0.1, 0.2)
-    found = Moments(mean, torch.tensor([[4.0, 0.0]]).expand(4, 2), False)
-    sampled = Moments(mean + 2 * away, found.variance * (1 + away) ** 2, False)
+    found = Moments(mean, torch.tensor([[0.25, 0.0]]).expand(4, 2), False)
+    sampled = Moments(mean + 0.5 * away, found.variance * (1 + away) ** 2, False)
     samples = SimpleNamespace(moments=lambda: sampled, errors=e)
     expected = [(max(away**2 - s**2, 0) + 0.4 * s**2) ** 0.5 for s in e]
     assert budget._off(found, samples) == pytest.approx(expected)
     assert budget._off(replace(found, exact=True), samples) == (0, 0)
     assert budget._off(replace(found, variance=0 * mean), samples) == (0, 0)
+
+
+def test_stated_errors_are_those_of_typical_outputs():
+    """Medians over the standard deviation, a millionth at least; 0 of outputs that do not vary."""
+    sd = torch.tensor([[0.5, 2.0, 4.0, 0.0, 0.0]])
+    share = torch.tensor([[0.3, 0.1, 0.2, 0.0, 0.0]])
+    found = Moments(0 * sd, sd**2, False, mean_error=share * sd, std_error=2 * share * sd)
+    assert budget._stated(found) == pytest.approx((0.1 / 2, 0.2 / 2))
+    still = replace(found, variance=0 * sd, mean_error=0 * sd, std_error=0 * sd)
+    assert budget._stated(still) == pytest.approx((1e-6 / 2, 1e-6 / 2))
 
 
 def test_passes_are_an_option_of_their_own():

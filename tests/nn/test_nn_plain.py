@@ -6,6 +6,7 @@ import math
 import pickle
 import warnings
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from overt.nn import (
 )
 from overt.nn.given.losses import mean_loss
 from overt.nn.layers import recognized
+from overt.nn.moments import copies as copies_of
 from overt.nn.moments import errors, nonlinear, pooling
 from overt.nn.moments import samples as samples_of
 from overt.nn.moments.adjoint import Sources
@@ -76,6 +78,10 @@ def test_sums_are_those_of_all_samples(groups, copies, shared):
     both = fed(blocks, copies, covariance=True)
     torch.testing.assert_close(both.variance.diagonal(dim1=1, dim2=2), variance)
     assert both.kurtosis == 3.0
+    told = both.moments(checks=7)
+    torch.testing.assert_close((told.mean, told.variance), (both.mean, both.variance))
+    assert (told.mean_error, told.std_error) == (None, None)  # which are of single outputs
+    assert (told.draws, told.checks, told.drawn) == (groups * copies, 7, ("all",))
     flat = y.flatten(0, 1)
     if copies == 1:
         rows = torch.stack([torch.cov(flat[:, i].T) for i in range(3)])
@@ -122,6 +128,26 @@ def test_outputs_count_up_to_eight_for_what_balance_leaves(rows):
     assert samples.left == pytest.approx(min(1.0, (4 + worth * seen) / (4 + worth)))
 
 
+def test_errors_over_the_standard_deviation_know_no_units():
+    y = drawn(6, 4, 0.5, rows=9)
+    one, small = fed([y], 4), fed([1e-3 * y - 2], 4)
+    one._even = small._even = True
+    assert 1 < one.n < 24
+    assert small.n == pytest.approx(one.n)
+    assert small.left == pytest.approx(one.left)
+    assert small.kurtosis == pytest.approx(one.kurtosis)
+    assert small.errors == pytest.approx(one.errors)
+    torch.testing.assert_close(small.moments().std_error, 1e-3 * one.moments().std_error)
+    shrunk = small.moments(shrunk=True).std
+    torch.testing.assert_close(shrunk, 1e-3 * one.moments(shrunk=True).std)
+    assert not torch.allclose(shrunk, small.moments().std, rtol=1e-3)
+    dead = fed([torch.cat([y, 0 * y[..., :1] + 0.5], -1)], 4)  # says nothing of the others
+    assert dead.kurtosis == pytest.approx(one.kurtosis)
+    with np.errstate(invalid="ignore"):
+        for scale in (0.0, 1e-100):  # whose fourth powers are no numbers: as if normal
+            assert fed([scale * y], 4).kurtosis == 3.0
+
+
 def grouped(n, most, sure, alone, quick, forms):
     """Copies to a group and whether they are balanced, by trying all."""
     alone = alone or (not sure and n < 16)
@@ -162,6 +188,7 @@ def test_copies_are_run_together_where_rows_stay_apart(monkeypatch, known, rows)
 
 HELD = [  # whether rows and draws are apart, samples, copies in each pass, if that shows they are
     (True, True, 40, [40], False), (True, True, 700, [640, 60], True),
+    (True, True, 2, [2], False), (True, None, 16, [2] * 8, False),
     (True, None, 17, [1] * 17, False), (True, None, 152, [19] * 8, False),
     (True, None, 160, [20] * 8, True), (False, True, 40, [1] * 40, False),
     (True, False, 40, [1] * 40, False), (True, "beside", 40, [8] * 40, False),
@@ -270,6 +297,20 @@ def test_curvature_is_half_the_second_derivative(loss):
     assert found.shape == (3,)
 
 
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("f", [curvature.quadratic, curvature.divergence])
+def test_what_deviations_add_is_the_mean_over_rows(loss, f):
+    rng = torch.Generator().manual_seed(4)
+    mean, t = (torch.randn(3, 4, generator=rng, dtype=torch.float64) for _ in range(2))
+    rows = [f(t[i : i + 1], mean[i : i + 1], loss) for i in range(3)]
+    torch.testing.assert_close(f(t, mean, loss), torch.stack(rows).mean())
+    y = torch.tensor([0, 2, 1]) if loss == "cross_entropy" else torch.rand(3, 4).double()
+    slope = torch.autograd.functional.jacobian(lambda m: mean_loss(m, y, loss), mean)
+    added = mean_loss(mean + t, y, loss) - mean_loss(mean, y, loss) - (slope * t).sum()
+    if f is curvature.divergence:
+        torch.testing.assert_close(f(t, mean, loss), added)
+
+
 def test_classes_are_at_least_two():
     for shape in ((4, 1), (4,), (4, 2, 2)):
         with pytest.raises(InputError, match="at least 2 classes"):
@@ -313,7 +354,8 @@ def test_samples_contradict_by_a_fifth_and_three_errors(
         warnings.simplefilter("always")
         comparing.compare(nn.Identity(), torch.zeros(3, 2), None, ratio * seen, loss, doubt)
     assert bool(found) == said
-    for model, count in ((nn.BatchNorm1d(4), 0), (nn.BatchNorm1d(4).eval(), 1)):
+    within = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout())
+    for model, count in ((nn.BatchNorm1d(4), 0), (within, 0), (nn.BatchNorm1d(4).eval(), 1)):
         asked.clear()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -330,7 +372,7 @@ def test_samples_contradict_means_by_a_fifth_of_the_penalty_and_two_errors(
     """What the loss changes by, without targets all but what is linear, against .2 of it."""
     rng = torch.Generator().manual_seed(3)
     mean, away = torch.randn(2, 3, 4, generator=rng, dtype=torch.float64)
-    root = torch.randn(3, 4, 4, generator=rng, dtype=torch.float64)
+    root = 0.3 * torch.randn(3, 4, 4, generator=rng, dtype=torch.float64)
     K = root @ root.mT
     y = torch.tensor([0, 1, 2]) if loss == "cross_entropy" else torch.rand(3, 4).double()
     H = torch.autograd.functional.hessian(lambda f: mean_loss(f, y, loss), mean)
@@ -358,6 +400,20 @@ def test_samples_contradict_means_by_a_fifth_of_the_penalty_and_two_errors(
     heard = [said(size) for size in (*np.linspace(0.02, 3, 40), 40.0)]
     assert not heard[0]
     assert heard[-1]
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-6, 1e6])
+def test_contradictions_know_no_units(monkeypatch, size):
+    """Twice what samples show, of outputs of any size; none of outputs that do not vary."""
+    given = SimpleNamespace(mean=torch.ones(3, 4), variance=torch.full((3, 4), size), kurtosis=3.0,
+                            n=1e6, rows=3, count=5, draw=lambda _: None)  # fmt: skip
+    monkeypatch.setattr(comparing, "Samples", lambda *_, covariance: given)
+    for ratio in (1.0, 2.0):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            value = torch.tensor(ratio * size)
+            comparing.compare(nn.Identity(), torch.zeros(3, 2), None, value, "mse")
+        assert bool(found) == (ratio * size > size)
 
 
 def test_few_samples_of_many_rows_contradict(monkeypatch):
@@ -618,6 +674,17 @@ def believed(d, b, s, least, some):
     return b2 / (b2 + s**2) * d, np.sqrt(b2 * s**2 / (b2 + s**2))
 
 
+@pytest.mark.parametrize("least", [0.25, 1.0])
+@pytest.mark.parametrize("size", [0.0, 0.1, 1.0, 10.0])
+def test_what_is_believed_grows_with_what_is_seen(size, least):
+    rng = np.random.default_rng(7)
+    d, b = size * rng.normal(size=(4, 2)), rng.uniform(0.1, 0.4, size=(4, 2))
+    given = d, b, 0.2, least, np.ones((4, 2), bool)
+    np.testing.assert_allclose(errors._moved(*given), believed(*given))
+    still = errors._moved(*given[:4], np.zeros((4, 2), bool))  # all of it, without an error
+    np.testing.assert_array_equal(still, (d, 0 * d))
+
+
 @pytest.mark.parametrize("drawn", [(), ("coin",)])
 @pytest.mark.parametrize(("rows", "width"), [(4, 1), (4, 2), (4, 5), (1, 3)])
 def test_what_was_carried_and_sampled_is_weighed_by_its_errors(drawn, rows, width):
@@ -631,9 +698,6 @@ def test_what_was_carried_and_sampled_is_weighed_by_its_errors(drawn, rows, widt
         Moments(torch.tensor(m), torch.tensor(sd**2), False, mean_error=torch.tensor(e0),
                 std_error=torch.tensor(e1)) for m, sd in ((m0, sd0), (m1, sd1))
     )  # fmt: skip
-    samples = SimpleNamespace(count=50, errors=(0.15, 0.1), moments=lambda **_: sampled,
-                              shrunk=lambda center: (center + np.ones((4, 1)), 10.0))  # fmt: skip
-    found = errors.corrected(errors.Found(given, ("noise",), drawn, ("cross",)), samples)
     sure = (sd0 > 0) & (sd1 > 0)
     some = sd1 > 0  # others are as sampled
     at0, at1 = (np.where(sure, sd, np.where(some, sd1, 1.0)) for sd in (sd0, sd1))
@@ -643,6 +707,12 @@ def test_what_was_carried_and_sampled_is_weighed_by_its_errors(drawn, rows, widt
         b = np.maximum(3 * b, 0.2) if drawn else b
         parts.append(believed(d, b, s, 0.25 if drawn else 1.0, some))
     (away, of_mean), (ratio, of_std) = parts
+    least = of_std.mean()
+    samples = SimpleNamespace(
+        count=50, errors=(0.15, 0.1), moments=lambda **_: sampled,
+        shrunk=lambda center: (center + np.ones((rows, 1)), 1.01 * least),
+    )  # fmt: skip
+    found = errors.corrected(errors.Found(given, ("noise",), drawn, ("cross",)), samples)
     np.testing.assert_allclose(found.mean, np.where(some, m0 + away * at0, m1))
     before = np.where(sure, sd0**2, sd1**2)
     variance = before * np.exp(2 * ratio) * some
@@ -652,12 +722,12 @@ def test_what_was_carried_and_sampled_is_weighed_by_its_errors(drawn, rows, widt
     assert (found.draws, found.drawn, found.linearized) == (50, drawn, ("cross",))
     assert (found.carried, found.exact) == (("noise",), False)
     assert errors.corrected(errors.Found(None, None, (), drawn, ()), samples) is sampled
-    samples.shrunk = lambda center: (np.full(m0.shape, np.max(center) + 0.25), 0.01)
+    samples.shrunk = lambda center: (np.full(m0.shape, np.max(center) + 0.25), 0.99 * least)
     found = errors.corrected(errors.Found(given, ("noise",), drawn, ("cross",)), samples)
     if sure.all():  # what outputs have in common leaves less: the first that does
         sd = np.full(m0.shape, np.log(sd0).max() + 0.25)
         np.testing.assert_allclose(found.std, np.exp(sd))
-        np.testing.assert_allclose(found.std_error, 0.01 * LEVEL * np.exp(sd))
+        np.testing.assert_allclose(found.std_error, 0.99 * least * LEVEL * np.exp(sd))
     else:
         np.testing.assert_allclose(found.variance, variance)
 
@@ -719,7 +789,7 @@ def test_rows_that_meet_or_do_not_fit_are_not_run_side_by_side():
     assert told(torch.tanh, x)
     assert not told(lambda v: v - v.mean(0), x)
     assert not told(lambda v: v.flip(0), x)
-    for size in (1.0, 1e4):  # rounding is that of the largest output
+    for size in (0.0, 1.0, 1e4):  # rounding is that of the largest output
         close = 64 * torch.finfo(x.dtype).eps * (1 + size * float(x.abs().max()))
         for share in (0.7, 1.4):
             off = torch.tensor(share * close)
@@ -730,6 +800,23 @@ def test_rows_that_meet_or_do_not_fit_are_not_run_side_by_side():
     assert not told(lambda a, b: a + b[0], {"a": x, "b": x[:2]})
     assert told(lambda a, b: a + b, {"a": x, "b": 2 * x})
     assert told(lambda ids: torch.eye(4)[ids], torch.arange(4))
+
+
+@pytest.mark.parametrize(("drawn", "linearized"), [((), ()), (("a",), ()), ((), ("b",))])
+def test_noise_is_as_large_beside_other_rows_up_to_a_hundredth(monkeypatch, drawn, linearized):
+    """|a - b| <= .01 (a + mean of a) for all, where variances are carried to the end."""
+    rng = torch.Generator().manual_seed(0)
+    a = torch.rand(3, 2, generator=rng, dtype=torch.float64) * torch.tensor([1e-3, 40.0])
+    for at, size in itertools.product(np.ndindex(3, 2), (-20.0, -1.1, -0.9, 0.9, 1.1, 99.0)):
+        b = torch.cat([a, 7 + a])
+        b[at] += size * 0.01 * (a[at] + a.mean())
+        given = [
+            SimpleNamespace(drawn=drawn * i, tape=SimpleNamespace(linearized=linearized * i),
+                            output=SimpleNamespace(variance=v)) for i, v in enumerate((a, b))
+        ]  # fmt: skip
+        monkeypatch.setattr(copies_of, "carry", Mock(side_effect=given))
+        told = copies_of._scales_apart(None, None, None, None)
+        assert told == (abs(size) < 1 or bool(drawn or linearized))
 
 
 def test_the_error_of_a_penalty_is_that_of_all_that_was_drawn(monkeypatch):

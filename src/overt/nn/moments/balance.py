@@ -84,15 +84,15 @@ class Balance:
 
     def __init__(self, used: set[str] | None = _QUICK) -> None:
         self.forms: Sequence[Form | None] = ()
-        self.seen, self.called, self.used = list[Form](), set[str](), used
+        self.called, self.used = set[str](), used
         self.swapped: bool | None = None
-        self._copies = self._group = 1
-        self._turn, self._own, self._state = -1, torch.Generator(), 0
+        self._own, self._state = torch.Generator(), 0
         self._before: list[tuple[Any, str, Any]] = []
+        self.begin(1, 1)
 
     def begin(self, copies: int, group: int) -> None:
         """Note that a pass of so many copies begins, of which so many make a group."""
-        self._copies, self._group, self._turn, self.seen = copies, group, -1, []
+        self._copies, self._group, self._turn, self.seen = copies, group, -1, list[Form]()
 
     def take(self, turn: int, group: int, seed: int) -> None:
         """Note that one of a group of passes begins, which have their seed in common."""
@@ -159,7 +159,7 @@ class Balance:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        for place, name, old in reversed(self._before):
+        for place, name, old in self._before:
             delattr(place, name) if old is None else setattr(place, name, old)
         self._before.clear()
         ALONE.release()
@@ -195,7 +195,7 @@ def _alpha_dropout(
     self: Balance, old: Any, input: Tensor,  # noqa: A002
     p: float = 0.5, training: bool = False, inplace: bool = False,
 ) -> Tensor:  # fmt: skip
-    odd = not training or inplace or not 0.001 < p < 0.999 or not _plain(input)
+    odd = not training or inplace or not 0 < p < 1 or not _plain(input)
     if odd or not (units := self._coins(input.shape, 1 - p)):
         return old(input, p, training, inplace)
     a = ((1 - p) * (1 + p * ALPHA**2)) ** -0.5

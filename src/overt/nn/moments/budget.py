@@ -138,11 +138,9 @@ def _off(found: Moments, samples: Samples) -> tuple[float, float]:
 
 def _bought(seconds: float, price: Price) -> int:
     """Return how many samples that buys, as many as divide into two good groups or more."""
-    found = 0.0
     for (few, low), (many, high) in pairwise(price):
         each = max((high - low) / (many - few), 1e-9)
-        if seconds > low or not found:
-            found = few + (seconds - low) / each
+        found = few + (seconds - low) / each
         if seconds <= high:
             break
     n = int(max(0.0, found))

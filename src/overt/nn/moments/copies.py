@@ -75,7 +75,7 @@ def _scales_apart(model: nn.Module, x: Any, output: Output, others: Any) -> bool
     if any(one.drawn or one.tape.linearized for one in (alone, beside)):
         return True
     a, b = alone.output.variance, beside.output.variance[: len(alone.output.variance)]
-    return bool(((a - b).abs() <= 1e-2 * (a.abs() + float(a.abs().mean()))).all())
+    return bool(((a - b).abs() <= 1e-2 * (a + float(a.mean()))).all())
 
 
 def draws_apart(model: nn.Module, x: Any, output: Output) -> bool | None:
@@ -120,7 +120,7 @@ def draws_apart(model: nn.Module, x: Any, output: Output) -> bool | None:
     pairs = [(name, a, b) for (name, a), (_, b) in zip(one, two, strict=True)]
     shared = [i for i, (_, a, b) in enumerate(pairs) if [2 * n for n in a] != b]
     coins = [i for i in shared if max(pairs[i][1]) < MANY]
-    ends = [dict.fromkeys(coins, value) for value in (0.0, 1.0 - 1e-6)]
+    low, high = (dict.fromkeys(coins, value) for value in (0.0, 1.0 - 1e-6))
     # Between them each coin has a value of its own: two may be compared with each other.
     grid = [{i: (k / GRID + 0.618 * j) % 1 for j, i in enumerate(coins)} for k in range(GRID)]
 
@@ -134,7 +134,7 @@ def draws_apart(model: nn.Module, x: Any, output: Output) -> bool | None:
         return repeated(model, run, len(values))[1]
 
     odd = any(pairs[i][0] != "rand" for i in coins)
-    if coins and (odd or differ(ends) or differ([*ends[:1], *grid])):
+    if coins and (odd or differ([low, high]) or differ([low, *grid])):
         return False
     return None if len(shared) > len(coins) else True
 
@@ -145,7 +145,7 @@ def beside(model: nn.Module, x: Any, output: Output) -> bool:
     What others are given must not move a copy, noise on, and what Python reads of random tensors
     must be single numbers that were drawn alone: a mean of noisy rows would be one of all copies.
     """
-    rows, wide = rows_of(x) or 1, False
+    rows, wide = rows_of(x), False
     others = mapped(x, lambda t: torch.cat([t, t[:1].roll(1, -1).expand_as(t)]))
     for seed in range(8):
         given = iter((copied(x, 2), others))
@@ -172,7 +172,7 @@ def balanced(model: nn.Module, x: Any, output: Output) -> Balance:
     A draw counts whose first axis grows with the copies, and if a copy's outputs stay the same when
     others exchange what they draw.
     """
-    rows, balance = rows_of(x) or 1, Balance(used=None)
+    rows, balance = rows_of(x), Balance(used=None)
 
     def shapes(copies: int) -> list[Any]:
         balance.begin(copies, copies)

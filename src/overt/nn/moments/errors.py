@@ -135,7 +135,7 @@ def _moved(d: Any, b: Any, s: float, least: float, some: Any) -> tuple[Any, Any]
     """
     if not some.any():
         return d, 0.0 * d
-    rows = len(d) * min(3, max(1, d[0].size))  # outputs of a row are not independent
+    rows = len(d) * min(3, d[0].size)  # outputs of a row are not independent
     b2, s2, prior = b * b, s * s, 3
     seen = ((d * d)[some].mean() - s2) / b2[some].mean()
     scale = 1.0

@@ -109,7 +109,7 @@ class Plan:
             given[place] = inputs[i]
         found = self._run(*given)
         n = len(self._reads)
-        if n and [t.item() for t in found[:n]] != self._reads:
+        if [t.item() for t in found[:n]] != self._reads:
             return None
         return list(found[n:])
 
@@ -206,8 +206,9 @@ class _Line:
         given = [name for name in self._outside if name in used]
         if any(_storage(self._outside[name]) in touched for name in given):
             raise Unplanned  # what is not its own is not written to
-        copied = {**constants, **self._outside}
-        results = ", ".join(f"{n}.clone()" if n in copied else renamed.get(n, n) for n in wanted)
+        held = {_storage(t) for t in (*constants.values(), *self._outside.values())}
+        ends = [".clone()" if _storage(self._made[name]) in held else "" for name in wanted]
+        results = ", ".join(renamed.get(n, n) + end for n, end in zip(wanted, ends, strict=True))
         source = "\n".join([f"def run({', '.join(given)}):", *lines, f"    return ({results},)"])
         exec(source, names)  # noqa: S102
         values = [self._outside[name] for name in given]

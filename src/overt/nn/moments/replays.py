@@ -192,7 +192,7 @@ class _Noting(TorchFunctionMode):  # type: ignore[misc]
         kwargs = kwargs or {}
         if operations.canonical(func)[0] in _LEAVING:
             raise Unplanned  # values that are not followed
-        note = func, [self._note(value) for value in args], kwargs and self._note(kwargs)
+        note = func, [self._note(value) for value in args], self._note(kwargs)
         result = func(*args, **kwargs)
         made, at = self._made, len(self.notes)
         for t in tensors(result):
@@ -201,9 +201,7 @@ class _Noting(TorchFunctionMode):  # type: ignore[misc]
         return result
 
     def place(self, t: Any) -> int:
-        """Return the number of the call that a tensor came from; -1 for an input."""
-        if id(t) not in self._made:
-            raise Unplanned
+        """Return the number of the call that a tensor came from, -1 for an input; or KeyError."""
         return self._made[id(t)][1]
 
     def _note(self, value: Any) -> Any:
