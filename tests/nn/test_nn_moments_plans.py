@@ -484,6 +484,8 @@ def test_what_seconds_buy():
         assert budget._bought(seconds, price) == n - n % (20 if n >= 40 else 10 if n >= 20 else 1)
     dips = ((10, 1.0), (80, 5.0), (480, 3.0), (1920, 30.0))  # by chance
     assert budget._bought(4.0, dips) == 60
+    falls = ((10, 1.0), (80, 5.0), (480, 4.9))
+    assert budget._bought(20.0, falls) <= 50 * 480 * 20 / 4.9
     flat = ((10, 2.0), (80, 2.0))
     assert [budget._bought(seconds, flat) for seconds in (1.9, 2.0)] == [0, 10]
 
