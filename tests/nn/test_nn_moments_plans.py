@@ -461,9 +461,9 @@ def test_a_budget_is_spent_on_what_comes_closest():
     dear = costs._replace(carried=1e9)
     assert dear.choice(400) == (False, 400)
     assert costs._replace(off=(0.5, 0.5)).choice(15) == (False, 15)
-    # Where a call costs much without any samples, some are worth their price.
+    # Where a call costs much without any samples, some are worth their price, and so is carrying.
     fixed = costs._replace(samples=((10.0, 110.0), (80.0, 180.0)))
-    assert fixed.choice(5) == (False, 40)
+    assert [fixed._replace(carried=c).choice(5) for c in (150, 151)] == [(True, 0), (False, 40)]
     # Both together: shares b^2 / (b^2 + s^2) of what samples show.
     b2, s2 = 0.04**2, 0.49 / 380
     share = b2 / (b2 + s2)
@@ -595,8 +595,7 @@ def test_passes_are_an_option_of_their_own():
     with torch.no_grad():
         few, many = (predictive_moments(model, x, passes=n) for n in (2, 1000))
         truth = mc_moments(model, x, 20_000)
-    assert few.method == "sampled"
-    assert many.draws > 1000
+    assert few.draws < 1000 < many.draws
     torch.testing.assert_close(many.std, truth.std, rtol=0.05, atol=0)
     model.run = lambda self, x: self.inner(x) * (1 if torch.rand(()) < 0.5 else 2)
     with torch.no_grad():

@@ -55,9 +55,10 @@ class Costs(NamedTuple):
         (few, low), (many, high) = self.samples[:2]
         fixed = low - few * (high - low) / (many - few)
         left = passes * self.one
-        n = max(2, _bought(max(left, LEAST * fixed), self.samples))
+        least = max(left, LEAST * fixed)  # what samples cost, so that carrying may as well
+        n = max(2, _bought(least, self.samples))
         options = [(math.hypot(*self.spread) / math.sqrt(n), False, n)]
-        if self.carried <= left:
+        if self.carried <= least:
             options.append((math.hypot(*self.off), True, 0))
         if (n := _bought(left - self.carried, self.samples)) >= FEW:
             both = map(partial(_both, n), self.off, self.stated, self.spread)
