@@ -486,6 +486,7 @@ def test_what_seconds_buy():
     assert budget._bought(4.0, dips) == 60
     falls = ((10, 1.0), (80, 5.0), (480, 4.9))
     assert budget._bought(20.0, falls) <= 50 * 480 * 20 / 4.9
+    assert budget._bought(0.0, ((10, 0.0), (80, 0.0))) == 10  # a clock that does not move
     flat = ((10, 2.0), (80, 2.0))
     assert [budget._bought(seconds, flat) for seconds in (1.9, 2.0)] == [0, 10]
 

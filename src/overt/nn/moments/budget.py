@@ -141,7 +141,7 @@ def _bought(seconds: float, price: Price) -> int:
     """Return how many samples that buys, as many as divide into two good groups or more."""
     for (few, low), (many, high) in pairwise(price):
         # One more costs something, also where a clock went the other way by chance.
-        each = max((high - low) / (many - few), high / many / 50)
+        each = max((high - low) / (many - few), high / many / 50, 1e-9)
         found = few + (seconds - low) / each
         if seconds <= high:
             break
