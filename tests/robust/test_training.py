@@ -267,6 +267,7 @@ def test_bounds_from_the_data_hold_the_holdout_too():
         ({"scheduler": "cosine"}, "scheduler must be"),
         ({"holdout": (torch.zeros(3, 2), [0])}, "one class for each of the 3 points"),
         ({"holdout": torch.zeros(3, 2)}, "holdout must be a pair"),
+        ({"holdout": {}}, "holdout must be a pair"),
         ({"ramp_epochs": -1}, "ramp_epochs"),
         ({"checkpoint_every": -1}, "checkpoint_every"),
         ({"seed": "a"}, "seed"),

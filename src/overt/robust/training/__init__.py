@@ -249,7 +249,8 @@ class _Holdout:
 
     def __init__(self, model: nn.Module, given: Any) -> None:
         whole_arrays = isinstance(given, (tuple, list)) and len(given) == 2
-        if not whole_arrays and (hasattr(given, "__array__") or not isinstance(given, Iterable)):
+        batches = isinstance(given, Iterable) and not isinstance(given, dict)
+        if not whole_arrays and (hasattr(given, "__array__") or not batches):
             raise InputTypeError(
                 "holdout must be a pair (inputs, classes) or give such batches, got "
                 f"{type(given).__name__}"
