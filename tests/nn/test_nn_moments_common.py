@@ -121,7 +121,6 @@ def test_fair_signs_and_outputs_that_do_not_vary_are_left_alone():
     samples._add(np.array([1.0, -1.0, 1.0, -1.0])[:, None, None] * np.ones((4, 3, 2)))
     found = samples.moments(shrunk=True)
     np.testing.assert_allclose(found.variance, 4 / 3)
-    samples._add(np.zeros((4, 3, 2)) * [[1, 0]] + np.array([1.0, 0])[None, None])
     still = Samples(None, None, None, covariance=False)
     still.copies, still._like = 4, torch.empty(0, dtype=torch.float64)
     y = np.random.default_rng(5).normal(size=(4, 3, 2)) * [1.0, 0.0]
