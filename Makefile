@@ -7,7 +7,7 @@ EXTRAS := torch,files,dask,plots,proofs,explorer,dev,docs
 # Two test processes fill two cores; threads inside BLAS would only fight over them.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help tour test check proofs bench docs fuzz mutants clean
+.PHONY: help tour test check proofs bench docs fuzz clean
 
 help:
 	@echo "make tour   set up, check the theorems, write an HTML report"
@@ -17,7 +17,6 @@ help:
 	@echo "make bench  run every benchmark and rewrite benchmarks/README.md"
 	@echo "make docs   build the documentation into docs/_build/html"
 	@echo "make fuzz   damage files and arguments for MINUTES=10, of all rooms or of WORDS=readers"
-	@echo "make mutants change the source of ROOMS and see which changes the tests catch"
 	@echo "make clean  remove everything that make created"
 
 # Installs again only when the metadata changed.
@@ -61,11 +60,6 @@ WORDS ?=
 fuzz: $(READY)
 	@$(ONE_THREAD) PYTHONPATH=tests $(BIN)/python -m fuzz $(MINUTES) $(SEED) $(WORDS)
 	@$(ONE_THREAD) PYTHONPATH=tests $(BIN)/python -m fuzz.interrupts 3 $(SEED)
-
-MUTANTS ?= 60
-ROOMS ?=
-mutants: $(READY)
-	@$(ONE_THREAD) PYTHONPATH=tests $(BIN)/python -m fuzz.mutants $(ROOMS) $(MUTANTS) $(SEED)
 
 clean:
 	rm -rf $(VENV) overt-tour overt-results build dist docs/_build docs/auto_* docs/reference/generated \
