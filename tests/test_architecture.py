@@ -1,4 +1,4 @@
-"""The house stays in order: who may import whom, how much a main use imports, which words are used."""
+"""Who may import whom, how much each main use imports, which words are used."""
 
 from __future__ import annotations
 
