@@ -14,7 +14,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import overt
 from overt.completion import DropoutImputer
-from overt.completion.kernels.table import fill_rows, unexplained
+from overt.completion.kernels.full import fill_rows, unexplained
 
 
 def holes(table, share, seed=0):

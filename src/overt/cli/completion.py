@@ -74,7 +74,7 @@ def complete(
     memory_limit: Annotated[
         str | None, Option(help="Such as 4GB: ratings are kept on disk.")
     ] = None,
-    n_jobs: Annotated[int | None, Option(min=1, help="Threads; all cores by default.")] = None,
+    n_jobs: Annotated[int | None, Option(min=-1, help="Threads; all cores by default, or with -1.")] = None,
     seed: Seed = 0,
 ) -> None:
     """Complete a ratings file: fit, measure on held-out ratings, save the model, predict pairs.
@@ -150,7 +150,7 @@ def evaluate(
     col: Col = None,
     value: Value = None,
     at: Time = None,
-    n_jobs: Annotated[int | None, Option(min=1, help="Threads.")] = None,
+    n_jobs: Annotated[int | None, Option(min=-1, help="Threads (-1: all cores).")] = None,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:

@@ -14,14 +14,13 @@ from sklearn.utils import RegressorTags
 from sklearn.utils.validation import check_is_fitted
 
 from overt._check import instance
-from overt._frames import is_table
 from overt._types import Seed
 from overt.completion import fitting, plotting, reading, recommending, scoring
 from overt.completion.alignment import with_features
 from overt.completion.answering import Answers
 from overt.completion.explaining import Explanation, explain
 from overt.completion.filling import Fills
-from overt.completion.forms.model import UNKNOWN, FactorModel, Fit
+from overt.completion.forms.model import FactorModel, Fit
 from overt.completion.forms.units import chosen
 from overt.completion.growing import Growing
 from overt.completion.index import EntryIndex
@@ -32,6 +31,8 @@ from overt.completion.sharing import SharedEntries
 from overt.completion.storage import checkpoints, models
 from overt.completion.storage.files import is_path
 from overt.entries import Entries, observed
+from overt.entries.frames import is_frame, is_table
+from overt.entries.identifiers import UNKNOWN, warn_unknown
 from overt.results import Status
 
 Path = str | os.PathLike[str]
@@ -153,7 +154,8 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         matrix = y is None and not isinstance(X, Entries)
         entries, table = observed(X, y), matrix and is_table(X)
         if sample_weight is not None:
-            entries = entries.repeated(sample_weight, by_row=matrix and entries.row_ids is None)
+            by_row = matrix and (table or not is_frame(X))
+            entries = entries.repeated(sample_weight, by_row=by_row)
         return self.fit_entries(entries, *tables, checkpoint, resume, table=table)
 
     def fit_triplets(
@@ -206,32 +208,54 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         self.__dict__ |= {f"{name}_": value for name, value in growing.model.shown().items()}
         return self
 
-    def predict(self, rows: Any, cols: Any = None, return_std: bool = False) -> Any:
-        """Return predictions for entries (rows[i], cols[i]); with `return_std` also their spread.
+    def predict(
+        self,
+        rows: Any,
+        cols: Any = None,
+        return_std: bool = False,
+        *,
+        keys: str = "auto",
+        return_known: bool = False,
+    ) -> Any:
+        """Return predictions for entries (rows[i], cols[i]).
 
-        `rows` alone may be Entries, or an (n, 2) array of pairs; a model of identifiers is asked by
-        these, or by `rows` and `cols` of Entries. What was never seen (an index of -1 or beyond the
-        fitted shape) gets what is known of the other side. The standard deviation is that of a new
-        observation: residual noise and uncertainty of the factors.
+        `rows` alone may be Entries, or an (n, 2) array or frame of pairs. A model that was fitted
+        with identifiers is asked by identifiers, any other by indices from 0; keys="id" and
+        keys="index" say which explicitly. Entries mean what they say, identifiers or indices.
+
+        A row or column that was never seen (an unknown identifier, an index of -1 or beyond the
+        fitted shape) gets what is known of the other side, with a warning. `return_known` returns
+        a mask of entries whose row and column are both known instead of the warning. `return_std`
+        returns the standard deviation of a new observation: residual noise and uncertainty of the
+        factors. Results come in the order (predictions, std, known).
         """
-        model, index = self._asked()
-        a, b = index.places(rows, cols)
-        if len(a) > 1 and max(a.max(), b.max()) == UNKNOWN:
-            warnings.warn(f"no row or column of the {len(a)} pairs was fitted", stacklevel=2)
-        predicted = model.predict(a, b)
-        return (predicted, np.sqrt(model.variance(a, b))) if return_std else predicted
+        model, index = self._asked(keys)
+        (a, b), (row_labels, col_labels) = index.find_pairs(rows, cols)
+        if not return_known:
+            then = "they get what is known of the other side"
+            if keys == "auto" and index.rows.ids is not None:
+                then += '; if you gave indices, pass keys="index"'
+            warn_unknown("rows", row_labels, a, then)
+            warn_unknown("columns", col_labels, b, then)
+        results = [model.predict(a, b)]
+        if return_std:
+            results.append(np.sqrt(model.variance(a, b)))
+        if return_known:
+            results.append((a != UNKNOWN) & (b != UNKNOWN))
+        return results[0] if len(results) == 1 else tuple(results)
 
-    def explain(self, row: Any, col: Any) -> Explanation:
+    def explain(self, row: Any, col: Any, *, keys: str = "auto") -> Explanation:
         """Return which of the row's observed entries drive its prediction for `col`."""
-        return explain(*self._asked(), row, col)
+        return explain(*self._asked(keys), row, col)
 
-    def fold_in(self, entries: Any, features: Any = None) -> NewRow:
+    def fold_in(self, entries: Any, features: Any = None, *, keys: str = "auto") -> NewRow:
         """Return a new row with these entries, without refitting.
 
         Entries are {column: value}, a sparse row, or a pair (columns, values); columns never seen
-        are left out. `features` is one row like those of `row_features`, or {name: value}.
+        are left out, with a warning. `features` is one row like those of `row_features`, or
+        {name: value}. `keys` says how columns are given, as in `predict`.
         """
-        return recommending.fold_in(*self._asked(), entries, self._ranking, features)
+        return recommending.fold_in(*self._asked(keys), entries, self._ranking, features)
 
     def partial_fit(self, X: Any, y: Any = None, sweeps: int = 2) -> Self:
         """Take in new entries: rows and columns they touch are solved again, the rest is held.
@@ -286,9 +310,9 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         model.chosen_ = chosen
         return model
 
-    def _asked(self) -> tuple[FactorModel, EntryIndex]:
+    def _asked(self, keys: str = "auto") -> tuple[FactorModel, EntryIndex]:
         check_is_fitted(self)
-        return self.model_, self.index_
+        return self.model_, self.index_.by(keys)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -13,6 +13,7 @@ from overt._types import Array, Floats
 from overt.completion.forms.model import FactorModel
 from overt.completion.index import EntryIndex
 from overt.entries import Entries, observed
+from overt.entries.frames import is_table
 
 
 class Fills(TransformerMixin, ABC):  # type: ignore[misc]
@@ -28,7 +29,7 @@ class Fills(TransformerMixin, ABC):  # type: ignore[misc]
         whatever their place. With missing="negative" all of it is predictions.
         """
         (model, index), given = self._asked(), observed(X)
-        if given.row_ids is not None:
+        if isinstance(X, Entries) or not (hasattr(X, "tocoo") or is_table(X)):
             raise InputError("transform takes rows of the matrix, not a frame of entries")
         places, n = _columns(index, given), model.shape[1]
         if not np.array_equal(np.sort(places), np.arange(n)):
@@ -49,13 +50,13 @@ class Fills(TransformerMixin, ABC):  # type: ignore[misc]
     def get_feature_names_out(self, input_features: Any = None) -> Array:
         """Return the names of the columns, in the order that was fitted."""
         model, index = self._asked()
-        names = index.col_names(np.arange(model.shape[1]))
-        plain = names.dtype.kind in "iu"
+        names = index.cols.labels(np.arange(model.shape[1]))
+        plain = index.cols.ids is None
         return np.array([f"x{c}" if plain else str(c) for c in names.tolist()], dtype=object)
 
 
 def _columns(index: EntryIndex, given: Entries) -> Array:
     """Return which fitted column each column is: by name where both have them."""
-    if given.col_ids is None or index.col_names(np.zeros(1, int)).dtype.kind in "iu":
+    if given.col_ids is None or index.cols.ids is None:
         return np.arange(given.shape[1])
-    return index.cols(given.col_ids)
+    return index.cols.find(given.col_ids)

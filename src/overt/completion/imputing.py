@@ -26,7 +26,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from overt._check import InputTypeError, generator, number, plain_array, whole
 from overt._types import Array, Floats, Seed
 from overt.completion.forms.units import by_column
-from overt.completion.kernels.table import fill_rows
+from overt.completion.kernels.full import fill_rows
 from overt.completion.neighbors import Neighbors, calibrated
 from overt.completion.settings import fresh_seed, rating_scale
 from overt.entries import Entries

@@ -18,7 +18,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from overt._types import Array, Floats
-from overt.completion.kernels.table import fill_rows, unexplained
+from overt.completion.kernels.full import fill_rows, unexplained
 
 NEAREST = (5, 20)
 """Numbers of rows that are asked."""

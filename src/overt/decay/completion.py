@@ -12,13 +12,13 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from overt._check import InputError, generator, number, plain_array, whole
-from overt._identifiers import identifiers, index
 from overt._progress import meter
 from overt._types import Array, Floats, Ints, Seed
 from overt.decay import layers
 from overt.decay.annealing import AnnealedPath, Candidate
 from overt.decay.schedule import Schedule
 from overt.entries import Entries, observed
+from overt.entries.identifiers import IdentifierIndex, describe_unknown
 from overt.results import Status
 
 Fitted = tuple[Candidate, list[Floats]]
@@ -238,18 +238,10 @@ def _split(problem: Entries, holdout: float, rng: np.random.Generator) -> tuple[
 
 
 def _places(name: str, given: Any, ids: Array | None, count: int) -> Ints:
-    """Return the indices of rows or columns that were fitted, from identifiers if there are any."""
-    places = plain_array(name, given)
-    if ids is not None:
-        names = identifiers(name, places.ravel())
-        if "U" in (names.dtype.kind, ids.dtype.kind):  # compared as they are written
-            names, ids = names.astype(str), ids.astype(str)
-        order = np.argsort(ids)
-        at = order[np.minimum(np.searchsorted(ids, names, sorter=order), count - 1)]
-        strange = names[ids[at] != names]
-        if len(strange):
-            raise InputError(f"{name} must be among those fitted, got {strange[0]!r}")
-        return at.reshape(places.shape)
-    if places.dtype.kind in "fiu" and places.size and (places.min() < 0 or places.max() >= count):
-        raise InputError(f"{name} must lie in 0..{count - 1}, got up to {places.max()}")
-    return index(name, places.ravel()).reshape(places.shape)
+    """Return the positions of rows or columns, all of which must have been fitted."""
+    names = plain_array(name, given)
+    found = IdentifierIndex(name, count, ids).find(names.ravel())
+    unknown = describe_unknown(name, names.ravel(), found)
+    if unknown:
+        raise InputError(f"{name} must be among those fitted: {unknown}")
+    return found.reshape(names.shape)

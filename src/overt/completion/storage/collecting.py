@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from overt._check import InputError
-from overt._identifiers import identifiers
 from overt._mapped import slices
 from overt._types import Array, Floats, Ints
 from overt.completion.storage.text import Rejected
 from overt.entries import Entries
+from overt.entries.identifiers import as_identifiers
 
 LONGEST = 1000
 """Characters of an identifier; what is longer is taken for damage."""
@@ -233,4 +233,4 @@ def _identifiers(names: Array) -> Array:
             return np.array(numbers, dtype=np.int64)
     except (ValueError, OverflowError):
         pass
-    return identifiers("identifiers", words)
+    return as_identifiers("identifiers", words)
