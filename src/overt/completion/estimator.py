@@ -28,8 +28,7 @@ from overt.completion.ledger import Ledger
 from overt.completion.recommending import NewRow
 from overt.completion.settings import Settings, fresh_seed
 from overt.completion.sharing import SharedEntries
-from overt.completion.storage import checkpoints, models
-from overt.completion.storage.files import is_path
+from overt.completion.storage import checkpoints, files, models
 from overt.entries import Entries, observed
 from overt.entries.frames import is_frame, is_table
 from overt.entries.identifiers import UNKNOWN, warn_unknown
@@ -94,6 +93,8 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         The objective after each sweep, their number, that of draws averaged, and how the fit ended.
     drift_
         Root mean square change of predictions if rows held by `partial_fit` were solved again.
+    file_report_
+        After fitting to a file: lines used, rejected lines with reasons, duplicates, columns.
     path_, faults_
         With "auto": (drop_prob, held-out RMSE) as tried; what a cluster lost, and did again.
     covariance_
@@ -135,7 +136,8 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         dense array with NaN (or a mask) for missing entries, a data frame of three columns (row,
         column, value; predictions are then asked for by identifier), the path of a file or folder,
         or, with `y`, an (n, 2) array of (row, col) pairs, which cross-validation splits: indices,
-        or identifiers if they are strings. An entry given twice counts twice (in files, its mean).
+        or identifiers if they are strings. An entry given twice counts twice; those of a file or a
+        data frame are averaged, with a warning.
 
         With "learn", rows and columns may have features: an array, a sparse matrix or a data frame
         (numbers, categories, missing values) with a row for each, or, where entries have
@@ -146,8 +148,9 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         """
         tables = (row_features, col_features)
         plain = all(given is None for given in (sample_weight, *tables))
-        if is_path(X):
+        if files.is_path(X):
             with reading.opened(X, self._settings(), shared=plain) as read:
+                self.file_report_ = files.report(X, read)
                 X = read.entries
                 if plain:
                     return self.fit_entries(X, *tables, checkpoint, resume)

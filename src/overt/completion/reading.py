@@ -75,7 +75,7 @@ def opened(
         columns = dict.fromkeys(ORDER) | dict(said or {})
         given = Path(path), settings.engine, settings.n_jobs, duplicates, columns
         with read_shared(*given) as read:
-            files.refuse_absurd(read, path)
+            files.refuse_absurd(read, path, columns)
             yield read
         return
     if on_cluster:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from overt._check import InputError
 from overt._types import Array, Floats
 from overt.entries import Entries
 
@@ -94,6 +95,11 @@ class Units:
 def chosen(entries: Entries) -> Entries:
     """Return entries without zeros, which are what absent strengths are, unless all are."""
     y = entries.values
+    if y.min() < 0:
+        raise InputError(
+            'missing="negative" takes values as strengths of a choice, from 0, and what is absent '
+            f"as 0; got {y.min():g}. Leave out what was rejected, or use missing=\"unknown\""
+        )
     drops = y.min() == 0 and y.max() > 0
     return entries.take(np.flatnonzero(y != 0)) if drops else entries
 
