@@ -369,7 +369,6 @@ def test_a_noise_of_ones_own_works_everywhere(network):
     np.testing.assert_array_equal(both.weights[0][1], again.weights[0][0])
 
 
-
 def test_noises_over_weights_that_nobody_knows_are_refused():
     class OverWeights(MyDropout):
         masks = "weights"
