@@ -18,10 +18,14 @@ from zipfile import ZipFile
 import numpy as np
 
 from overt._check import InputError
+from overt._errors import InternalError
 from overt._figures import bars_figure, runs_figure
 from overt._files import as_path, digest, open_npz, reading, write_whole
 from overt._plain import as_numpy, brief, plain, restored, same
 from overt._types import Bools, Floats, Ints
+
+MAX_ROUNDING = 1e-9
+"""Relative amount by which rounding may put a lower bound above an objective."""
 
 
 class Status(StrEnum):
@@ -169,6 +173,14 @@ class Certificate(Result):
     relative_gap: float
     imbalance: float
     distance: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.relative_gap < -MAX_ROUNDING:
+            raise InternalError(
+                f"the lower bound {self.lower_bound!r} is above the objective {self.objective!r}, "
+                "so one of them is wrong; this is an error of overt: please report it with the "
+                "network and the weights"
+            )
 
 
 @dataclass(frozen=True, repr=False, eq=False)
