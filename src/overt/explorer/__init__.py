@@ -120,7 +120,7 @@ def _handler(host: str) -> type[BaseHTTPRequestHandler]:
             else:
                 self._answer(HTTPStatus.OK, page, "text/html")
 
-        do_HEAD = do_GET
+        do_HEAD = do_GET  # noqa: N815
 
         def _answer(self, status: HTTPStatus, text: str, kind: str = "text/plain") -> None:
             body = text.encode()

@@ -170,9 +170,10 @@ const panels = (() => {
       const extent = 1.35 * Math.sqrt(v.target);
       const axis = range(-extent, extent, 121);
       const height = axis.map((y) => axis.map((x) => Math.sqrt(theory.landscape(v.target, lam, [x, y]))));
-      const top = 1.6 * v.target;
+      const bottom = Math.sqrt(theory.criticalPoints(v.target, lam)[0].objective);
+      const top = bottom + 1.3 * (v.target - bottom); // the origin has height m
       const marks = [{
-        kind: "image", href: plot.heatmap(height, 0, top), extent: [-extent, extent, -extent, extent],
+        kind: "image", href: plot.heatmap(height, bottom, top), extent: [-extent, extent, -extent, extent],
       }];
       const points = theory.criticalPoints(v.target, lam);
       const signs = [[1, 1], [1, -1], [-1, 1], [-1, -1]];
@@ -191,7 +192,7 @@ const panels = (() => {
       marks.push({ kind: "points", x: [end[0]], y: [end[1]], color: "#ff5a1f", size: 8 });
       const balanced = points[0];
       return {
-        verdict: saddleRemark(v) || "Exact: the minimum is known in closed form; every other critical point is a strict saddle.",
+        verdict: saddleRemark(v) || landscapeRemark(lam),
         exact: true,
         numbers: [
           ["Least objective", balanced.objective],
@@ -217,6 +218,11 @@ const panels = (() => {
       `run = net.train(4000, ${v.rate}, [${v.seed}], init=np.array([[${v.u1}, ${v.u2}]]))`,
     ],
   };
+
+  const landscapeRemark = (lam) =>
+    lam > 0
+      ? "Exact: the minimum is known in closed form; every other critical point is a strict saddle."
+      : "Exact: without noise every point of the circle |u|² = m is a minimum.";
 
   // Sampled dropout multiplies a weight of 0 by something: it stays 0 for ever.
   function saddleRemark(v) {

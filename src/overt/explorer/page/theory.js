@@ -238,13 +238,39 @@ const theory = (() => {
       const x = place(w);
       const psi = Math.log(value(x) / w);
       const slope = sum(betas.map((beta, l) => beta / (beta + 2 * x[l]))) - 1;
-      if (slope >= 0) return 0; // outside the region: this direction is better left out
+      if (slope >= 0) return boundaryDual(s2, betas, mu);
       const step = psi / slope;
       w *= Math.exp(-step);
       if (Math.abs(step) < 1e-15) break;
     }
     const x = place(w);
-    return Math.max(value(x) - dot(mu, x), 0);
+    return value(x) - dot(mu, x);
+  }
+
+  // Without a stationary point the maximum over the region is on its boundary. With equal layers
+  // that is where x_l = beta (k - 1) / 2; otherwise 0, the value of leaving the direction out, is
+  // an upper bound.
+  function boundaryDual(s2, betas, mu) {
+    const k = betas.length;
+    const equal = betas.every((beta, l) => beta === betas[0] && Math.abs(mu[l] / mu[0] - 1) < 1e-9);
+    if (!equal) return 0;
+    const x = (betas[0] * (k - 1)) / 2;
+    return s2 * (x / (x + betas[0])) ** k - sum(mu) * x;
+  }
+
+  // The smallest dual bound over multiples of mu; the bound is convex in the multiple.
+  function bestDualBound(s, betas, q, mu) {
+    const at = (t) => dualBound(s, betas, q, mu.map((m) => m * Math.exp(t)));
+    let [low, high] = [-3, 3];
+    let best = at(0);
+    for (let i = 0; i < 80; i++) {
+      const [left, right] = [low + 0.382 * (high - low), low + 0.618 * (high - low)];
+      const [a, b] = [at(left), at(right)];
+      best = Math.min(best, a, b);
+      if (a < b) high = right;
+      else low = left;
+    }
+    return best;
   }
 
   // The optimal deep linear network with dropout of strength lam_l on hidden layer l.
@@ -272,7 +298,7 @@ const theory = (() => {
       if (q > 1 && noisy.length > 1) {
         const g = gains(head, found.shares, noisy);
         const mu = noisy.map((beta, l) => (g[0] * beta) / (found.shares[l][0] * (found.shares[l][0] + beta)));
-        limit = dualBound(head, noisy, q, mu);
+        limit = bestDualBound(head, noisy, q, mu);
       }
       upper = Math.max(upper, limit);
     }
