@@ -55,7 +55,8 @@ _EXPLANATIONS = {
         "Descent reached a stationary point; certify it to know how far it is from the optimum."
     ),
     Status.FINISHED: (
-        "All steps were taken; certify the result to know how far it is from the optimum."
+        "All the work that was asked for was done. A trained network's distance from the optimum "
+        "is known once it is certified."
     ),
     Status.DIVERGED: (
         "The iterates grew without bound, which means that the learning rate is too large for the "
@@ -82,7 +83,10 @@ class Result:
         return f"{type(self).__name__}({body})"
 
     def _repr_html_(self) -> str:
-        """Return the fields as a table, for notebooks."""
+        """Return the class's own text where it has one, else the fields as a table."""
+        kind = type(self)
+        if kind.__str__ is not object.__str__ or kind.__repr__ is not Result.__repr__:
+            return f"<pre>{escape(str(self))}</pre>"
         rows = []
         for f in fields(self):
             value = getattr(self, f.name)
