@@ -132,7 +132,7 @@ BAD_ENTRIES = {
     "none-list": (lambda shape: np.full(shape, None).tolist(), ""),
     "text": (lambda shape: "abc", "NumPy array", "str"),
     "none": (lambda shape: None, "NumPy array", "NoneType"),
-    "masked": (lambda shape: np.ma.ones(shape), "NumPy array", "MaskedArray"),
+    "masked": (lambda shape: np.ma.masked_all(shape), "NumPy array", "MaskedArray"),
     "wrong-ndim": (lambda shape: np.ones((*shape, 2)), "dimension", "2)"),
     "number": (lambda shape: 1.5, "NumPy array", "float"),
     "torch-nan": (lambda shape: torch.full(shape, NAN), "finite", "NaN"),

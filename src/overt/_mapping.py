@@ -58,7 +58,8 @@ def seed_numbers(seeds: Any) -> list[int]:
 def thread_count(n_jobs: int | None) -> int:
     """Return the number of threads or processes: all cores that may be used for None and -1."""
     if n_jobs is None or n_jobs == ALL_CORES:
-        from joblib import effective_n_jobs  # on first use: it takes as long to load as overt
+        # Imported on first use: it takes as long to load as all of overt.
+        from joblib import effective_n_jobs  # type: ignore[import-untyped]
 
         return int(effective_n_jobs(ALL_CORES))
     if isinstance(n_jobs, int) and n_jobs < 1:

@@ -174,7 +174,10 @@ BAD = {
     "all missing": (lambda: observed(np.full((2, 2), np.nan)), "at least one observed entry"),
     "complex": (lambda: observed(np.ones((2, 2)) * 1j), "Complex"),
     "a path": (lambda: observed("ratings.csv"), "overt.Entries, a scipy sparse matrix"),
-    "two columns": (lambda: observed(pandas.DataFrame({"a": [1], "b": [2]})), "three columns .* got 2: a, b"),
+    "two columns": (
+        lambda: observed(pandas.DataFrame({"a": [1], "b": [2]})),
+        "three columns .* got 2: a, b",
+    ),
     "pairs of three": (lambda: pairs("X", np.ones((2, 3))), "X must be an .n, 2. array"),
     "missing name": (lambda: Entries.from_ids(["a", None], [1, 2], [1, 2]), "1 missing identifier"),
     "missing number": (lambda: Entries.from_ids([1, np.nan], [1, 2], [1, 2]), "1 missing"),

@@ -139,7 +139,9 @@ def test_two_lines_of_a_table_for_one_row_are_refused():
 
 
 def test_a_key_column_of_a_wide_frame_is_named():
-    frame = polars.DataFrame({"person": [7, 3, 9], "q1": [1, 2, 1], "q2": [2, None, 2], "q3": [1] * 3})
+    frame = polars.DataFrame(
+        {"person": [7, 3, 9], "q1": [1, 2, 1], "q2": [2, None, 2], "q3": [1] * 3}
+    )
     with pytest.warns(UserWarning, match="if it names the rows"):
         assert overt.Entries.from_frame(frame).shape == (3, 4)
     entries = overt.Entries.from_frame(frame, row="person")
@@ -214,6 +216,7 @@ def test_a_column_never_seen_is_not_the_last_one(by_id):
     last = int(entries.col_ids[-1])
     with pytest.warns(UserWarning, match="never seen"):
         found = model.complete([5, 9], [7, last])
+    with pytest.warns(UserWarning, match="never seen"):
         expected = model.predict([5, 5, 9, 9], [7, last, 7, last])
     np.testing.assert_allclose(found.ravel(), expected)
 

@@ -51,9 +51,7 @@ class EntryIndex:
         """Return the columns and values observed in a row."""
         return self._entries.of(0, np.array([row]))[1:]
 
-    def find_pairs(
-        self, rows: Any, cols: Any = None
-    ) -> tuple[tuple[Ints, Ints], tuple[Any, Any]]:
+    def find_pairs(self, rows: Any, cols: Any = None) -> tuple[tuple[Ints, Ints], tuple[Any, Any]]:
         """Return the positions of entries (UNKNOWN if never seen), and what users call them.
 
         `rows` alone may be Entries, the pairs of a file, or an (n, 2) array or frame of pairs.

@@ -235,9 +235,7 @@ class Entries:
     def _with(self, rows: Ints, cols: Ints, values: Floats, times: Array | None) -> Self:
         """Return other entries of the same matrix, which need no check."""
         found = object.__new__(type(self))
-        found._set(
-            rows, cols, values, self.shape, self.row_ids, self.col_ids, times, self.truth
-        )
+        found._set(rows, cols, values, self.shape, self.row_ids, self.col_ids, times, self.truth)
         return found
 
     def _merged(self, how: str) -> Self:

@@ -107,9 +107,9 @@ def find_roles(
     if len(set(places.values())) < len(places):
         raise InputError(f"{what} needs different columns for {', '.join(places)}, got {given}")
     for place, name in enumerate(names):
-        role = role_of(name)
-        if role is not None and role not in places and place not in places.values():
-            places[role] = place
+        known = role_of(name)
+        if known is not None and known not in places and place not in places.values():
+            places[known] = place
     guessed = []
     left = [
         place
@@ -185,7 +185,7 @@ def read_table(frame: Frame, row: Any = None) -> Table:
     col_ids = as_identifiers("names of columns", list(map(_plain_name, columns)))
     if key is None and frame.index is None:
         _warn_of_keys(columns)
-    numbers = []
+    numbers: list[Array] = []
     for name, column in columns.items():
         try:
             numbers.append(np.ma.filled(np.ma.asarray(column, dtype=float), np.nan))

@@ -207,8 +207,9 @@ class IdentifierIndex:
 
     @cached_property
     def _order(self) -> tuple[Array, Ints]:
-        order = np.argsort(self.ids, kind="stable")
-        return np.asarray(self.ids)[order], order
+        ids = np.asarray(self.ids)
+        order = np.argsort(ids, kind="stable")
+        return ids[order], order
 
     @cached_property
     def _words(self) -> dict[str, int]:

@@ -16,6 +16,7 @@ from overt._mapping import thread_count
 if TYPE_CHECKING:
     from overt.completion.forms.problem import Layout
 
+
 class Engine(Protocol):
     """Runs a kernel over all rows of one side; `faults` say what was lost and done again."""
 

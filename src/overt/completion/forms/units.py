@@ -98,7 +98,7 @@ def chosen(entries: Entries) -> Entries:
     if y.min() < 0:
         raise InputError(
             'missing="negative" takes values as strengths of a choice, from 0, and what is absent '
-            f"as 0; got {y.min():g}. Leave out what was rejected, or use missing=\"unknown\""
+            f'as 0; got {y.min():g}. Leave out what was rejected, or use missing="unknown"'
         )
     drops = y.min() == 0 and y.max() > 0
     return entries.take(np.flatnonzero(y != 0)) if drops else entries

@@ -14,7 +14,7 @@ from overt._mapped import slices
 from overt._types import Array, Floats, Ints
 from overt.completion.storage.text import Rejected
 from overt.entries import Entries
-from overt.entries.entries import merge_duplicates as merged
+from overt.entries.entries import merge_duplicates
 from overt.entries.identifiers import as_identifiers
 
 LONGEST = 1000
@@ -102,7 +102,7 @@ def collect(
     repeated = 0
     if duplicates is None:
         x = np.full(len(rows), np.nan)
-    elif found := merged(rows, cols, x, times, "count" if clicks else duplicates):
+    elif found := merge_duplicates(rows, cols, x, times, "count" if clicks else duplicates):
         first, repeated = found[0], len(rows) - len(found[0])
         if duplicates == "error":
             again = int(np.delete(np.arange(len(rows)), first)[0])

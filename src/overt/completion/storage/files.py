@@ -99,7 +99,13 @@ def report(path: Any, read: Any) -> FileReport:
     """Return what became of the lines of a file, with a warning for each thing to look at."""
     used = len(read.entries) + read.duplicates
     found = FileReport(
-        os.fspath(path), used, read.rejected, read.duplicates, read.header, read.guessed, read.clicks
+        os.fspath(path),
+        used,
+        read.rejected,
+        read.duplicates,
+        read.header,
+        read.guessed,
+        read.clicks,
     )
     if found.guessed:
         warnings.warn(
