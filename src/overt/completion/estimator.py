@@ -20,7 +20,7 @@ from overt.completion.answering import Answers
 from overt.completion.explaining import Explanation, explain
 from overt.completion.filling import Fills
 from overt.completion.forms.model import FactorModel, Fit
-from overt.completion.forms.units import chosen
+from overt.completion.forms.units import chosen, refuse_dislikes
 from overt.completion.growing import Growing
 from overt.completion.index import EntryIndex
 from overt.completion.ledger import Ledger
@@ -176,7 +176,9 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         if not isinstance(entries, SharedEntries):
             instance("entries", entries, Entries, "overt.Entries")
         settings, tables = self._settings(), (row_features, col_features)
-        entries = chosen(entries) if settings.missing == "negative" else entries
+        if settings.missing == "negative":
+            refuse_dislikes(entries.values)
+            entries = chosen(entries)
         entries, given, encoders = with_features(entries, tables, allowed=settings.learned)
         kept = checkpoints.opened(checkpoint, entries, self.get_params(), given, resume)
         fit = fitting.fit_entries(settings, entries, given=given, checkpoint=kept, **how)
@@ -273,6 +275,8 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
             return self.fit(X, y)
         new = self.index_.aligned(observed(X, y), named=y is not None)
         settings = self._settings().fitted(self.drop_prob_)
+        if settings.missing == "negative":
+            refuse_dislikes(new.values)
         fit = fitting.grow(settings, self._growing, new, sweeps)
         if fit is not None:
             return self._adopt(self.entries_, replace(fit, path=self.path_))

@@ -13,6 +13,7 @@ from overt._check import InputError, whole
 from overt._types import Array, Floats
 from overt.completion.forms.draws import Row
 from overt.completion.forms.model import FactorModel
+from overt.completion.forms.units import refuse_dislikes
 from overt.completion.index import EntryIndex
 from overt.entries import observed
 from overt.entries.entries import checked_values
@@ -235,12 +236,15 @@ def fold_in(
 
 
 def _check_range(model: FactorModel, index: EntryIndex, values: Floats) -> None:
-    """Warn of values that do not belong to the scale of those fitted."""
+    """Warn of values off the scale of those fitted; refuse dislikes where likes were fitted."""
+    if model.pairs is not None:
+        refuse_dislikes(values)
+        return
     low, high = index.value_range
     # Values on a scale such as 1 to 5 never leave it; others may, but hardly by its whole width.
     slack = 0.0 if np.isfinite(model.low) and np.isfinite(model.high) else high - low
     outside = (values < low - slack) | (values > high + slack)
-    if model.pairs is None and outside.any():
+    if outside.any():
         warnings.warn(
             f"the value {values[outside][0]:g} lies outside of the fitted values, which are from "
             f"{low:g} to {high:g}: the new row may be in other units",

@@ -59,8 +59,14 @@ class Noise(ABC):
         return self.sample(width, size, seed) / self.mean(width).reshape(shape)
 
 
-DEFAULT = 0.5
-"""Drop probability where neither that nor a strength is given."""
+class _NotGiven:
+    """Default of `drop_prob`: 0.5 unless a strength is given. None is refused as no number."""
+
+    def __repr__(self) -> str:
+        return "0.5"
+
+
+NOT_GIVEN = _NotGiven()
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -93,15 +99,15 @@ class Dropout(Noise):
 
     def __init__(
         self,
-        drop_prob: Any = None,
+        drop_prob: Any = NOT_GIVEN,
         *,
         strength: Any = None,
         gaussian: bool = False,
     ) -> None:
-        if strength is not None and drop_prob is not None:
+        if strength is not None and drop_prob is not NOT_GIVEN:
             raise InputError("give either drop_prob or strength, not both")
-        if drop_prob is None:
-            drop_prob = DEFAULT
+        if drop_prob is NOT_GIVEN:
+            drop_prob = 0.5
         if strength is not None:
             gaussian = True
             lam = _one_or_many("strength", strength, _strength)

@@ -95,13 +95,17 @@ class Units:
 def chosen(entries: Entries) -> Entries:
     """Return entries without zeros, which are what absent strengths are, unless all are."""
     y = entries.values
-    if y.min() < 0:
-        raise InputError(
-            'missing="negative" takes values as strengths of a choice, from 0, and what is absent '
-            f'as 0; got {y.min():g}. Leave out what was rejected, or use missing="unknown"'
-        )
     drops = y.min() == 0 and y.max() > 0
     return entries.take(np.flatnonzero(y != 0)) if drops else entries
+
+
+def refuse_dislikes(values: Floats) -> None:
+    """Refuse negative values for missing="negative", where they would count as weak likes."""
+    if len(values) and values.min() < 0:
+        raise InputError(
+            'missing="negative" takes values as strengths of a choice, from 0, and what is absent '
+            f'as 0; got {values.min():g}. Leave out what was rejected, or use missing="unknown"'
+        )
 
 
 SAME = Units("same", np.zeros(1), np.ones(1))
