@@ -12,7 +12,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import RegressorTags
 from sklearn.utils.validation import check_is_fitted
 
-from overt._check import instance
+from overt._check import InputError, instance
 from overt._types import Seed
 from overt.completion import fitting, plotting, reading, recommending, scoring
 from overt.completion.alignment import with_features
@@ -93,7 +93,8 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
     drift_
         Root mean square change of predictions if rows held by `partial_fit` were solved again.
     file_report_
-        After fitting to a file: lines used, rejected lines with reasons, duplicates, columns.
+        After fitting to a file: lines used, rejected lines with reasons, duplicates, columns;
+        None otherwise.
     path_, faults_
         With "auto": (drop_prob, held-out RMSE) as tried; what a cluster lost, and did again.
     covariance_
@@ -109,6 +110,8 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
     >>> bool(abs(model.predict([0], [2])[0] - 3.0) < 1e-3)
     True
     """
+
+    file_report_: files.FileReport | None
 
     def __init__(
         self, n_factors: int | None = None, drop_prob: Any = "learn", biases: bool = True,
@@ -148,11 +151,16 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         tables = (row_features, col_features)
         plain = all(given is None for given in (sample_weight, *tables))
         if files.is_path(X):
+            if y is not None:
+                raise InputError("a file holds the values itself: leave out y")
             with reading.opened(X, self._settings(), shared=plain) as read:
-                self.file_report_ = files.report(X, read)
-                X = read.entries
-                if plain:
-                    return self.fit_entries(X, *tables, checkpoint, resume)
+                report = files.report(X, read)
+                entries = read.entries
+                if sample_weight is not None:
+                    entries = entries.repeated(sample_weight)
+                self.fit_entries(entries, *tables, checkpoint, resume)
+            self.file_report_ = report
+            return self
         matrix = y is None and not isinstance(X, Entries)
         entries, table = observed(X, y), matrix and is_table(X)
         if sample_weight is not None:
@@ -173,6 +181,7 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         checkpoint: Any = None, resume: bool = False, **how: Any,
     ) -> Self:  # fmt: skip
         """Fit to Entries; `how` is what `overt.completion.fitting.fit_entries` takes."""
+        self.file_report_ = None
         if not isinstance(entries, SharedEntries):
             instance("entries", entries, Entries, "overt.Entries")
         settings, tables = self._settings(), (row_features, col_features)
@@ -314,6 +323,7 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         parameters, entries, fit, chosen = models.load(path)
         model = cls(**parameters)._adopt(entries, fit)
         model.chosen_ = chosen
+        model.file_report_ = None
         return model
 
     def _asked(self, keys: str = "auto") -> tuple[FactorModel, EntryIndex]:
