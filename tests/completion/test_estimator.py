@@ -553,6 +553,9 @@ def test_transform_fills_rows_whatever_their_place():
     assert np.sqrt(np.mean((filled - table[::-1])[np.isnan(given[::-1])] ** 2)) < 0.3
     np.testing.assert_allclose(model.fit_transform(given)[::-1], filled, atol=0.05)
     assert model.get_feature_names_out().tolist() == [f"x{i}" for i in range(8)]
+    assert model.get_feature_names_out(list("abcdefgh")).tolist() == list("abcdefgh")
+    with pytest.raises(overt.InputError, match=r"number of features \(8\), got 2"):
+        model.get_feature_names_out(["a", "b"])
     weighted = DropoutCompletion(2, clip=False).fit(given, sample_weight=1 * (np.arange(60) < 40))
     assert weighted.transform(given).shape == given.shape
     with pytest.raises(overt.InputError, match="expecting 8 features"):

@@ -139,7 +139,7 @@ def test_a_gzip_file_with_a_failing_checksum_is_refused(tmp_path, name):
     path.parent.mkdir(exist_ok=True)
     damaged(path, lines())
     given = path.parent if "folder" in name else path
-    with pytest.raises(overt.InputError, match="CRC|checksum|damaged"):
+    with pytest.raises(overt.InputError, match=r"CRC|checksum|damaged"):
         read_ratings(given)
 
 

@@ -48,11 +48,26 @@ class Fills(TransformerMixin, ABC):  # type: ignore[misc]
         return filled
 
     def get_feature_names_out(self, input_features: Any = None) -> Array:
-        """Return the names of the columns, in the order that was fitted."""
+        """Return the names of the columns, in the order that was fitted.
+
+        `input_features`, as scikit-learn's pipelines pass them, must be these names, or name the
+        columns of a model that was fitted without names.
+        """
         model, index = self._asked()
-        names = index.cols.labels(np.arange(model.shape[1]))
-        plain = index.cols.ids is None
-        return np.array([f"x{c}" if plain else str(c) for c in names.tolist()], dtype=object)
+        count = model.shape[1]
+        given = None if input_features is None else np.asarray(input_features, dtype=object)
+        if given is not None and len(given) != count:
+            raise InputError(
+                f"input_features should have length equal to number of features ({count}), got "
+                f"{len(given)}"
+            )
+        if index.cols.ids is None:
+            names = [f"x{col}" for col in range(count)]
+            return np.array(names, dtype=object) if given is None else given
+        names = list(map(str, index.cols.ids.tolist()))
+        if given is not None and list(map(str, given)) != names:
+            raise InputError("input_features is not equal to the names that were fitted")
+        return np.array(names, dtype=object)
 
 
 def _columns(index: EntryIndex, given: Entries) -> Array:

@@ -11,8 +11,8 @@ import numpy as np
 from overt._check import InputError
 from overt._types import Array, Floats, Ints
 from overt.completion.ledger import Ledger
-from overt.completion.storage.collecting import RatingsFile
-from overt.entries import Entries, pairs
+from overt.entries import Entries
+from overt.entries.entries import find_pairs
 from overt.entries.identifiers import IdentifierIndex, as_index
 
 
@@ -52,27 +52,8 @@ class EntryIndex:
         return self._entries.of(0, np.array([row]))[1:]
 
     def find_pairs(self, rows: Any, cols: Any = None) -> tuple[tuple[Ints, Ints], tuple[Any, Any]]:
-        """Return the positions of entries (UNKNOWN if never seen), and what users call them.
-
-        `rows` alone may be Entries, the pairs of a file, or an (n, 2) array or frame of pairs.
-        """
-        if cols is None and isinstance(rows, (Entries, RatingsFile)):
-            return self._find_entries(rows)
-        if cols is None:
-            rows, cols = pairs("without cols, rows", rows)
-        a = self.rows.find(rows)
-        b = self.cols.find(cols)
-        if len(a) != len(b):
-            raise InputError(f"rows and cols must have the same length, got {len(a)} and {len(b)}")
-        return (a, b), (rows, cols)
-
-    def _find_entries(
-        self, given: Entries | RatingsFile
-    ) -> tuple[tuple[Ints, Ints], tuple[Any, Any]]:
-        """Entries mean what they say: identifiers where they have them, positions otherwise."""
-        a, row_labels = _find_side(self.rows, given.rows, given.row_ids)
-        b, col_labels = _find_side(self.cols, given.cols, given.col_ids)
-        return (a, b), (row_labels, col_labels)
+        """Return the positions of entries (UNKNOWN if never seen), and what users call them."""
+        return find_pairs(self.rows, self.cols, rows, cols)
 
     def aligned(self, new: Entries, *, named: bool = False) -> Entries:
         """Return new entries at our positions; rows and columns never seen come after all others.
@@ -88,12 +69,6 @@ class EntryIndex:
         rows, m, row_ids = _align(self.rows, new.rows, new.row_ids, new.shape[0])
         cols, n, col_ids = _align(self.cols, new.cols, new.col_ids, new.shape[1])
         return Entries(rows, cols, new.values, (m, n), row_ids, col_ids, new.times)
-
-
-def _find_side(side: IdentifierIndex, places: Ints, ids: Array | None) -> tuple[Ints, Array]:
-    if ids is None:
-        return side.by("index").find(places), places
-    return side.find(ids)[places], ids[places]
 
 
 def _align(

@@ -22,7 +22,13 @@ from overt._check import (
 )
 from overt._types import Array, Floats, Ints, Seed
 from overt.entries import frames
-from overt.entries.identifiers import as_identifiers, as_index, factorize, is_missing
+from overt.entries.identifiers import (
+    IdentifierIndex,
+    as_identifiers,
+    as_index,
+    factorize,
+    is_missing,
+)
 
 MAX_ROWS_PER_ENTRY = 1000
 """Rows (or columns) for each entry beyond which indices must be identifiers."""
@@ -321,6 +327,33 @@ def pairs(name: str, given: Any) -> tuple[Array, Array]:
     if len(columns) != 2:
         raise InputError(f"{name} must be an (n, 2) array of (row, col) pairs, got shape {shape}")
     return as_identifiers("rows", columns[0]), as_identifiers("cols", columns[1])
+
+
+def find_pairs(
+    row_index: IdentifierIndex, col_index: IdentifierIndex, rows: Any, cols: Any = None
+) -> tuple[tuple[Ints, Ints], tuple[Any, Any]]:
+    """Return the positions of entries (UNKNOWN if never seen), and what users call them.
+
+    `rows` alone may be Entries, the pairs of a file, or an (n, 2) array or frame of pairs. Entries
+    mean what they say: identifiers where they have them, positions otherwise.
+    """
+    if cols is None and hasattr(rows, "row_ids"):
+        a, row_labels = _find_side(row_index, rows.rows, rows.row_ids)
+        b, col_labels = _find_side(col_index, rows.cols, rows.col_ids)
+        return (a, b), (row_labels, col_labels)
+    if cols is None:
+        rows, cols = pairs("without cols, rows", rows)
+    a = row_index.find(rows)
+    b = col_index.find(cols)
+    if len(a) != len(b):
+        raise InputError(f"rows and cols must have the same length, got {len(a)} and {len(b)}")
+    return (a, b), (rows, cols)
+
+
+def _find_side(side: IdentifierIndex, positions: Ints, ids: Array | None) -> tuple[Ints, Array]:
+    if ids is None:
+        return side.by("index").find(positions), positions
+    return side.find(ids)[positions], ids[positions]
 
 
 def merge_duplicates(
