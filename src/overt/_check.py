@@ -70,7 +70,7 @@ def bounded(function: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-def _extreme(value: Any, depth: int = 4) -> bool:
+def _extreme(value: Any, depth: int = 6) -> bool:
     """Whether some number in arguments, or in attributes of objects, is very large or small."""
     if depth == 0 or value is None or isinstance(value, (str, bytes, np.random.Generator)):
         return False

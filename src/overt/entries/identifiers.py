@@ -244,7 +244,8 @@ class IdentifierIndex:
             )
         if int(given.min()) < UNKNOWN:
             raise InputError(f"{name} must be indices (or -1 for unknown), got {int(given.min())}")
-        return np.where(given < self.count, given, UNKNOWN).astype(np.int64)
+        # Converted first: in an array of unsigned numbers UNKNOWN would wrap around.
+        return np.where(given < self.count, given.astype(np.int64), UNKNOWN)
 
 
 def _listed(given: Any) -> Any:
