@@ -171,12 +171,14 @@ def _from_library(name: str, value: Any) -> Any:
     if hasattr(value, "__dataframe__") or hasattr(value, "to_numpy"):
         import narwhals
 
-        found = narwhals.from_native(value, pass_through=True, allow_series=True)
-        if isinstance(found, (narwhals.DataFrame, narwhals.Series)):
-            value = found.to_numpy()
+        # Columns with the same name, which narwhals refuses, are as good as others here.
+        with suppress(narwhals.exceptions.NarwhalsError):
+            found = narwhals.from_native(value, pass_through=True, allow_series=True)
+            if isinstance(found, (narwhals.DataFrame, narwhals.Series)):
+                value = found.to_numpy()
     if not isinstance(value, np.ndarray) and not hasattr(value, "__array__"):
         return value
-    value = np.asarray(value)
+    value = plain_array(name, value)
     if value.dtype.kind == "O":  # columns of different types
         try:
             value = value.astype(np.float64)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from sklearn.base import TransformerMixin
 
-from overt._check import InputError
+from overt._check import InputError, plain_array
 from overt._types import Array, Floats
 from overt.completion.forms.model import FactorModel
 from overt.completion.index import EntryIndex
@@ -55,7 +55,9 @@ class Fills(TransformerMixin, ABC):  # type: ignore[misc]
         """
         model, index = self._asked()
         count = model.shape[1]
-        given = None if input_features is None else np.asarray(input_features, dtype=object)
+        given = None
+        if input_features is not None:
+            given = np.atleast_1d(plain_array("input_features", input_features)).astype(object)
         if given is not None and len(given) != count:
             raise InputError(
                 f"input_features should have length equal to number of features ({count}), got "

@@ -112,16 +112,16 @@ def report(path: Any, read: Any) -> FileReport:
             f"{path}: {', '.join(found.guessed)} were taken by the place of their columns "
             f"({', '.join(found.header)}); overt.completion.read_ratings(path, row=..., col=..., "
             "value=...) names them",
-            stacklevel=4,
+            stacklevel=3,
         )
     if found.duplicates and not found.clicks:
-        warnings.warn(f"{path}: {found.duplicates} duplicate entries were averaged", stacklevel=4)
+        warnings.warn(f"{path}: {found.duplicates} duplicate entries were averaged", stacklevel=3)
     if found.rejected:
         first = found.rejected[0]
         warnings.warn(
             f"{path}: {len(found.rejected)} of {used + len(found.rejected)} lines were rejected, "
             f"the first is line {first.line}: {first.reason}; see file_report_.rejected",
-            stacklevel=4,
+            stacklevel=3,
         )
     return found
 
