@@ -21,7 +21,7 @@ from overt.nn.compression.cutting import Cut, shrink
 from overt.nn.compression.shapes import moved
 from overt.nn.compression.structure import structure_of
 from overt.nn.compression.units import Carried, Wiring
-from overt.nn.given.batches import Inputs
+from overt.nn.data.batches import Inputs
 
 NAMES = list(ZOO)
 

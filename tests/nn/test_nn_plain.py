@@ -31,7 +31,7 @@ from overt.nn import (
     training,
     without_noise,
 )
-from overt.nn.given.losses import mean_loss
+from overt.nn.data.losses import mean_loss
 from overt.nn.layers import recognized
 from overt.nn.moments import copies as copies_of
 from overt.nn.moments import errors, nonlinear, pooling

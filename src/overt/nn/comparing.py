@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from overt.nn.curvature import curvature, divergence
-from overt.nn.given.losses import mean_loss
+from overt.nn.data.losses import mean_loss
 from overt.nn.moments.carry import Output
 from overt.nn.moments.samples import Samples
 from overt.nn.recording.generators import own_generators

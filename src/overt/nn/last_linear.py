@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from overt.nn.curvature import curvature
-from overt.nn.given.losses import is_squared
+from overt.nn.data.losses import is_squared
 from overt.nn.layers.base import UnitNoise
 from overt.nn.layers.recognized import mask_covariance_of
 from overt.nn.moments.carry import Carried, Output

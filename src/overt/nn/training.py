@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from overt._check import InputError, InputTypeError
 from overt.nn.comparing import compare
 from overt.nn.curvature import divergence, quadratic
-from overt.nn.given.losses import Loss, loss_name
+from overt.nn.data.losses import Loss, loss_name
 from overt.nn.last_linear import LastLinear, last_linear
 from overt.nn.moments.adjoint import Layouts
 from overt.nn.moments.carry import Output, carry, checked
@@ -44,6 +44,8 @@ class WithoutNoise(nn.Module):  # type: ignore[misc]
             )
         return self._penalty
 
+    # Compiled, the pass would not be seen and dropout would be sampled: it runs as it is.
+    @torch.compiler.disable
     def forward(self, x: Any) -> Tensor:
         """Return the mean output under the noise (training mode) or the plain output."""
         if not self.training:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from overt.nn.auditing.trace import Trace
-from overt.nn.given.batches import reason_of
+from overt.nn.data.batches import first_line
 from overt.nn.layers.base import RatedNoise
 from overt.nn.layers.recognized import (
     draws_nothing_else,
@@ -96,7 +96,7 @@ def find_noises(model: nn.Module, trace: Trace) -> tuple[dict[str, Source], Skip
     try:
         drawn, together, moves = _in_training(model, parts, trace)
     except Exception as error:  # whatever the model's code raises in training mode
-        why = f"noise of other kinds is not looked for: {reason_of(error)}"
+        why = f"noise of other kinds is not looked for: {first_line(error)}"
         skipped.append(("training mode", why))
         return found, skipped
     if moves:

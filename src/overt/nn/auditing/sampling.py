@@ -15,8 +15,8 @@ from overt._types import Floats
 from overt.nn.auditing.noises import Source
 from overt.nn.auditing.report import NoiseFindings
 from overt.nn.auditing.sums import Mean
-from overt.nn.given.batches import Inputs, reason_of
-from overt.nn.given.losses import Loss, Targets
+from overt.nn.data.batches import Inputs, first_line
+from overt.nn.data.losses import Loss, Targets
 from overt.nn.layers.recognized import is_weight_noise, mask_covariance_of
 from overt.nn.recording.generators import from_states
 from overt.nn.recording.hooks import hooked
@@ -161,7 +161,7 @@ class Sampled:
                 for _ in range(self._draws if len(clean.T) < 512 else 1):
                     self._add_flows(inputs)
             except RuntimeError as error:  # a forward pass may have no gradient
-                self.no_flows = reason_of(error)
+                self.no_flows = first_line(error)
 
     def flows(self, i: int) -> Flows:
         """Return psi of source i, or what knows nothing where it has no gradient."""

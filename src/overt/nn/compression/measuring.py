@@ -22,8 +22,8 @@ from overt._check import InputError
 from overt._progress import meter
 from overt._types import Floats
 from overt.nn.compression.layers import TRANSPOSED, WEIGHTED
-from overt.nn.given.batches import Batch, Inputs, reason_of, running
-from overt.nn.given.losses import Loss, mean_loss
+from overt.nn.data.batches import Batch, Inputs, first_line, name_failing_inputs
+from overt.nn.data.losses import Loss, mean_loss
 from overt.nn.recording.generators import own_generators
 from overt.nn.recording.modes import modes, slow_attention, switched
 
@@ -53,7 +53,7 @@ def failure(model: nn.Module, inputs: Inputs, base: nn.Module) -> str | None:
                 inputs.run(model)
         except Exception as error:  # the forward pass may reach for a layer's weight or size
             if not noise or model is base or failure(base, inputs, base) is None:
-                return reason_of(error)
+                return first_line(error)
     return None
 
 
@@ -142,7 +142,7 @@ def score(model: nn.Module, batches: Iterable[Batch] | None, loss: Loss) -> Scor
     total, right, count, places, classes = 0.0, 0, 0, 1, True
     with torch.no_grad():
         for where, inputs, y in batches:
-            with running(inputs, where):
+            with name_failing_inputs(inputs, where):
                 output = inputs.run(model)
             if y is None:
                 return None
@@ -192,7 +192,7 @@ def recalibrated(model: nn.Module, batches: list[Batch]) -> nn.Module | None:
         norm.momentum = None  # the mean over batches
     with torch.no_grad(), switched(norms, True), slow_attention():
         for where, inputs, _ in batches:
-            with running(inputs, where):
+            with name_failing_inputs(inputs, where):
                 inputs.run(twin)
     for norm, momentum in zip(norms, before, strict=True):
         norm.momentum = momentum

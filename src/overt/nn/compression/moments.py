@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from overt.nn.compression.layers import LINEAR, is_a
-from overt.nn.given.batches import Batch, running
+from overt.nn.data.batches import Batch, name_failing_inputs
 from overt.nn.recording.modes import slow_attention
 
 WIDEST = 4096
@@ -127,6 +127,6 @@ def collect(
         for context in (torch.no_grad(), slow_attention()):
             stack.enter_context(context)
         for where, inputs, _ in batches:
-            with running(inputs, where):
+            with name_failing_inputs(inputs, where):
                 inputs.run(model)
     return moments

@@ -21,7 +21,7 @@ from overt.nn.compression.moments import Moments, collect
 from overt.nn.compression.report import Change
 from overt.nn.compression.task import MET, Keep, Outcome, Task, check_layers, duplicate
 from overt.nn.compression.units import Ids
-from overt.nn.given.batches import reason_of
+from overt.nn.data.batches import first_line
 from overt.nn.recording.modes import slow_attention
 from overt.nn.recording.watching import tensors
 
@@ -202,7 +202,7 @@ def _broken(
                 result = task.quiet(model)
                 reference = task.quiet(cutting.masked(task.base, found, part, model, changed))
         except Exception as error:  # whatever the model's code raises on other widths
-            return f"the forward pass fails with fewer units: {reason_of(error)}", None
+            return f"the forward pass fails with fewer units: {first_line(error)}", None
         other = "the forward pass computes something else with fewer units"
         return None if _same(result, reference) else other, result
 

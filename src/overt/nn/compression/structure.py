@@ -19,7 +19,7 @@ from overt.nn.compression import layers
 from overt.nn.compression.groups import Structure, grouped
 from overt.nn.compression.shapes import letters_of, moved, product_cost
 from overt.nn.compression.units import Carried, Wiring
-from overt.nn.given.batches import Inputs, running
+from overt.nn.data.batches import Inputs, name_failing_inputs
 from overt.nn.recording.generators import other_states, own_generators
 from overt.nn.recording.modes import modes
 from overt.nn.recording.recorder import Operation, Recording, Value, record
@@ -74,7 +74,7 @@ def _recorded(model: nn.Module, inputs: Inputs) -> tuple[Recording, Any, tuple[s
         )  # fmt: skip
 
     before = other_states()
-    with running(inputs, "example"):
+    with name_failing_inputs(inputs, "example"):
         try:
             recording = recorded(True)
         except (TypeError, RuntimeError):  # compiled functions take no sizes but plain numbers

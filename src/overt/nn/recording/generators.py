@@ -1,17 +1,35 @@
-"""Random numbers: the states of torch's, Python's and NumPy's generators, and if they move on."""
+"""Random numbers: whether generators advance, and passes that begin with the same states."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from overt.nn.recording.modes import modes
+from overt.nn.data.models import modes
+from overt.nn.data.rng import cuda_devices as devices
+from overt.nn.data.rng import preserve_rng as own_generators
+from overt.nn.data.rng import python_rng_states as other_states
+from overt.nn.data.rng import seed_torch as torch_seed
+from overt.nn.data.rng import seeded
+from overt.nn.data.rng import torch_rng_states as torch_states
+
+__all__ = [
+    "devices",
+    "fresh",
+    "from_states",
+    "generator_state",
+    "other_states",
+    "own_generators",
+    "repeated",
+    "seeded",
+    "torch_seed",
+    "torch_states",
+]
 
 
 def generator_state() -> bytes:
@@ -19,61 +37,14 @@ def generator_state() -> bytes:
     return b"".join(state.numpy().tobytes() for state in torch_states())
 
 
-def torch_states() -> list[Tensor]:
-    """Return the states of torch's generators, for `from_states`."""
-    others = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return [torch.default_generator.get_state(), *others]
-
-
 @contextmanager
 def from_states(states: list[Tensor]) -> Iterator[None]:
-    """Go on from former states of torch's generators, and give them those of now back."""
+    """Run with saved states of torch's generators, then restore the current ones."""
     with torch.random.fork_rng(devices()):
         torch.default_generator.set_state(states[0])
         if states[1:]:
             torch.cuda.set_rng_state_all(states[1:])
         yield
-
-
-def other_states() -> Any:
-    """Return the states of Python's and NumPy's generators."""
-    numpy: Any = np.random.get_state()  # noqa: NPY002
-    return random.getstate(), numpy[1].tobytes(), numpy[2]
-
-
-@contextmanager
-def own_generators() -> Iterator[None]:
-    """Give all three kinds of generators their states back afterwards."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    with torch.random.fork_rng(devices()):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)  # noqa: NPY002
-
-
-@contextmanager
-def seeded(seed: int | None) -> Iterator[None]:
-    """Seed torch's generators (None: leave them) and give them their states back afterwards."""
-    if seed is None:
-        yield
-        return
-    with torch.random.fork_rng(devices()):
-        torch_seed(seed)
-        yield
-
-
-def torch_seed(seed: int) -> None:
-    """Seed torch's generators; torch.manual_seed asks for devices that are not there: slow."""
-    torch.default_generator.manual_seed(seed)
-    if devices():
-        torch.cuda.manual_seed_all(seed)
-
-
-def devices() -> list[int]:
-    """Return the CUDA devices whose generators may be in use."""
-    return list(range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0))
 
 
 def repeated(

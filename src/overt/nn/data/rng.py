@@ -1,0 +1,66 @@
+"""States of the random number generators of torch, NumPy and Python."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def torch_rng_states() -> list[Tensor]:
+    """Return the states of torch's generators: the CPU's, then those of CUDA devices in use."""
+    others = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return [torch.default_generator.get_state(), *others]
+
+
+def python_rng_states() -> tuple[object, ...]:
+    """Return the states of Python's and NumPy's generators, to be compared."""
+    numpy: Any = np.random.get_state()  # noqa: NPY002
+    return random.getstate(), numpy[1].tobytes(), numpy[2]
+
+
+def rng_states() -> tuple[object, ...]:
+    """Return the states of all generators, to be compared: they differ if anything was sampled."""
+    torch_states = b"".join(state.numpy().tobytes() for state in torch_rng_states())
+    return torch_states, *python_rng_states()
+
+
+@contextmanager
+def preserve_rng() -> Iterator[None]:
+    """Restore the states of all generators afterwards."""
+    python = random.getstate()
+    numpy = np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng(cuda_devices()):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002
+
+
+@contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """Seed torch's generators (None: leave them), and restore their states afterwards."""
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng(cuda_devices()):
+        seed_torch(seed)
+        yield
+
+
+def seed_torch(seed: int) -> None:
+    """Seed torch's generators; torch.manual_seed also looks for devices that are not there."""
+    torch.default_generator.manual_seed(seed)
+    if cuda_devices():
+        torch.cuda.manual_seed_all(seed)
+
+
+def cuda_devices() -> list[int]:
+    """Return the CUDA devices whose generators may be in use."""
+    return list(range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0))
