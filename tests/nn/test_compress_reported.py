@@ -11,6 +11,7 @@ from overt.nn import compress
 class Encoder(nn.Module):
     def __init__(self, same):
         super().__init__()
+        self.same = same
         width = {} if same else {"kdim": 6, "vdim": 5}
         self.attention = nn.MultiheadAttention(8, 2, batch_first=True, **width)
         self.up = nn.Linear(8, 32)
@@ -18,10 +19,9 @@ class Encoder(nn.Module):
         self.head = nn.Linear(8, 3)
 
     def forward(self, x):
-        attention = self.attention
-        keys = x if attention.in_proj_weight is not None else x[..., :6]
-        values = x if attention.in_proj_weight is not None else x[..., :5]
-        h = x + attention(x, keys, values, need_weights=False)[0]
+        keys = x if self.same else x[..., :6]
+        values = x if self.same else x[..., :5]
+        h = x + self.attention(x, keys, values, need_weights=False)[0]
         return self.head((h + self.down(torch.relu(self.up(h)))).mean(1))
 
 
