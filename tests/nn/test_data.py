@@ -11,18 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from overt import InputError
 from overt.nn import Predictive, audit, compress
-from overt.nn.data import (
-    LOSSES,
-    Batches,
-    Inputs,
-    Targets,
-    check_loss,
-    guess_loss,
-    loss_name,
-    mean_loss,
-    split_batch,
-)
-from overt.nn.data.batches import LABELS, ROWS, name_failing_inputs
+from overt.nn.data.batches import LABELS, ROWS, Batches, Inputs, name_failing_inputs, split_batch
+from overt.nn.data.losses import LOSSES, Targets, check_loss, guess_loss, loss_name, mean_loss
 from overt.robust import L2, robust_error
 
 X, Y = torch.randn(600, 4), torch.arange(600) % 3
@@ -113,7 +103,7 @@ def test_numbers_take_the_models_format():
         ([(X, Y), (X,)], "batch 2 of data must be a pair"),
         ([(X, Y, Y)], "a tuple of Tensor, Tensor, Tensor"),
         ([{"x": X, "z": Y}], "a dict with 'x', 'z'"),
-        ([(X, "y")], "a tuple of Tensor, str"),
+        ([(X, "y")], "targets must be a tensor, got str"),
         ([((X, "b"), Y)], "must be a tensor, a tuple of tensors or a dict"),
         ([(X, np.array(["a"] * 600))], "must hold numbers"),
         ([(X[:0], Y[:0])], "at least one row"),

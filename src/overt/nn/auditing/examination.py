@@ -28,7 +28,7 @@ from overt.nn.auditing.sums import Average, Mean, Table
 from overt.nn.auditing.trace import Trace, few_rows
 from overt.nn.data.batches import Batch, first_line, name_failing_inputs
 from overt.nn.data.losses import Loss, Targets, is_squared
-from overt.nn.recording.generators import torch_states
+from overt.nn.data.rng import torch_rng_states
 from overt.nn.recording.hooks import hooked
 from overt.results import Status
 
@@ -142,7 +142,7 @@ class Examination:
         measured = self._measures()
         self._skipped += silent
         noises = [self._noise(i, objective) for i in range(len(self._noises))]
-        later["noises"] = partial(all_findings, noises, torch_states())
+        later["noises"] = partial(all_findings, noises, torch_rng_states())
         later["bounds"] = ()
         if self._capacity is not None:
             later["bounds"] = partial(self._capacity.bounds, self.samples, table)

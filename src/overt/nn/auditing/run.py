@@ -18,9 +18,8 @@ from overt.nn.auditing.examination import Examination
 from overt.nn.auditing.report import AuditReport
 from overt.nn.data.batches import Batches
 from overt.nn.data.losses import Loss, check_loss, loss_name
-from overt.nn.data.models import check_model
-from overt.nn.recording.generators import seeded
-from overt.nn.recording.modes import modes
+from overt.nn.data.models import check_model, modes
+from overt.nn.data.rng import seeded
 from overt.results import Status
 
 TORCH_LOSSES = (nn.MSELoss, nn.CrossEntropyLoss)

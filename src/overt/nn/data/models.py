@@ -1,16 +1,15 @@
-"""Models: checked, unwrapped, copied, and put into a mode for a while."""
+"""Models: checked, unwrapped, and put into a mode for a while."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from threading import RLock
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 import torch.utils.checkpoint
-from torch import Tensor, nn
+from torch import nn
 
 from overt._check import InputError, InputTypeError
 
@@ -43,30 +42,6 @@ def unwrap_model(model: nn.Module) -> nn.Module:
             model = model.module
         else:
             return model
-
-
-def copy_model(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
-    """Return a deep copy; `memo` has replacements for some tensors, by the ids of the old ones.
-
-    Results of former passes that a module has stored are copied without their gradient graph.
-    """
-    memo = {} if memo is None else memo
-    for module in model.modules():
-        for value in vars(module).values():
-            if isinstance(value, Tensor) and not value.is_leaf:
-                memo.setdefault(id(value), value.detach().clone())
-    try:
-        return cast(nn.Module, copy.deepcopy(model, memo))
-    except (RuntimeError, TypeError, AttributeError) as error:
-        raise InputError(f"model must be a module that can be copied: {error}") from None
-
-
-def share_parameters(model: nn.Module) -> nn.Module:
-    """Return a copy with the same parameters and everything else its own.
-
-    Whatever a pass changes in the copy (buffers, attributes, modes) is not changed in the model.
-    """
-    return copy_model(model, {id(p): p for p in model.parameters()})
 
 
 @contextmanager
