@@ -38,7 +38,7 @@ class LastLinear:
         """Return the output and the penalty, None if the pass did not end so."""
         seen: list[tuple[nn.Module, Any, Any]] = []
         parts = (self.noise, self.linear)
-        still = (m for m in list(model.modules()) if not m.training and m is not self.noise)
+        still = (m for m in model.modules() if not m.training and m is not self.noise)
         if not (all(map(_plain, parts)) and all(map(is_normalization, still))):
             return None
         before = torch_rng_bytes()

@@ -255,7 +255,7 @@ def name_failing_inputs(inputs: Inputs, where: str) -> Iterator[None]:
         kinds = ", ".join(dict.fromkeys(str(x.dtype) for x in inputs.tensors))
         advice = ""
         if "type" in reason:
-            advice = "; give floating-point inputs in the format of the model's weights"
+            advice = "; give floating-point numbers of the type of the model's weights"
         raise InputError(
             f"{where}: the model cannot be run on inputs of shape {inputs.shapes} and type "
             f"{kinds}: {reason}{advice}"

@@ -218,7 +218,7 @@ def checked(model: Any, x: Any, output: Any = None) -> nn.Module:
             f"x must be a tensor, or a tuple or dictionary of them, got {type(x).__name__}; "
             "torch.as_tensor makes one of an array"
         )
-    weights = [w for m in list(model.modules()) for w in m._parameters.values() if w is not None]
+    weights = [w for m in model.modules() for w in m._parameters.values() if w is not None]
     if any(nn.parameter.is_lazy(weight) or weight.is_meta for weight in weights):
         raise InputError("model must have its weights: run a lazy module on a batch, load others")
     if any(weight.is_complex() for weight in weights):
@@ -277,7 +277,7 @@ def remembered(model: nn.Module, output: Output, what: Any, ask: Callable[[], An
 
     Settings that are numbers or words, such as a probability or a switch, belong to the structure.
     """
-    signature = ([_settings(m) for m in list(model.modules())], getattr(output, "__code__", output))
+    signature = ([_settings(m) for m in model.modules()], getattr(output, "__code__", output))
     known = _answers.get(model)
     if known is None or known[0] != signature:
         known = _answers[model] = (signature, {})

@@ -157,7 +157,7 @@ def _skeleton(value: Any) -> Any:
 
 def _noted(model: nn.Module, x: Any, output: Any) -> tuple[Any, dict[int, Tensor]]:
     """Return what a pass calls and which call gave its result, and the tensors from outside."""
-    if any(isinstance(module, torch.jit.ScriptModule) for module in list(model.modules())):
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise Unplanned  # what it does is not seen
     x = own(x)
     mode = _Noting(x, model)
@@ -170,7 +170,7 @@ def _noted(model: nn.Module, x: Any, output: Any) -> tuple[Any, dict[int, Tensor
 
 
 def _buffers(model: nn.Module) -> list[Tensor]:
-    return [b for part in list(model.modules()) for b in part._buffers.values() if b is not None]
+    return [b for part in model.modules() for b in part._buffers.values() if b is not None]
 
 
 class _Noting(TorchFunctionMode):  # type: ignore[misc]
