@@ -279,7 +279,7 @@ def test_shares_by_layer():
         ({"data": []}, "at least one batch"),
         ({"data": [(torch.randn(3, 5),)]}, "pairs"),
         ({"data": torch.randn(3, 5)}, "data must be a pair of arrays or give batches"),
-        ({"data": [("a", "b")]}, "a tuple of str, str"),
+        ({"data": [("a", "b")]}, "targets must be a tensor, got str"),
         ({"example": torch.randn(2, 7)}, r"example: the model cannot be run.*\(2, 7\)"),
         ({"example": [1.0]}, "example must be a tensor"),
         ({"example": torch.zeros(0, 5)}, "at least one"),

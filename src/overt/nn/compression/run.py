@@ -38,7 +38,7 @@ from overt.nn.compression.task import (
     shortfall_of,
     some_of,
 )
-from overt.nn.data.batches import Batch, Batches, Inputs
+from overt.nn.data.batches import Batch, Batches, Inputs, name_failing_inputs
 from overt.nn.data.losses import LOSSES, Loss, check_loss, guess_loss, loss_text
 from overt.nn.data.models import check_model
 from overt.results import Status
@@ -204,8 +204,9 @@ def _guess_loss(base: nn.Module, batches: Iterable[Batch] | None) -> Loss:
     if not labeled:
         return "auto"
     y = torch.cat([batch.y for batch in labeled])
-    with torch.no_grad():
-        output = labeled[0].inputs.run(base)
+    first = labeled[0]
+    with torch.no_grad(), name_failing_inputs(first.inputs, first.where):
+        output = first.inputs.run(base)
     if not isinstance(output, Tensor):
         return "auto"
     return guess_loss(y, output.new_empty(len(y), *output.shape[1:]))
