@@ -106,7 +106,7 @@ class RobustError(Result):
 
 
 def robust_error(
-    model: models.Model, x: Any, y: Any, threat: Threat | None = None, *,
+    model: models.Model, x: Any, y: Any = None, threat: Threat | None = None, *,
     radii: Sequence[float] | None = None, attack: Attack | None = None, budget: int = 1000,
     queries: int = 1500, surrogate: models.Model | None = None, confidence: float = 0.95,
     certify: bool = False, seconds: float = 10.0, batch_size: int = models.BATCH_SIZE,

@@ -76,7 +76,7 @@ class Closest(Result):
 
 
 def closest(
-    model: models.Model, x: Any, y: Any, threat: Threat | None = None, *, steps: int = 100,
+    model: models.Model, x: Any, y: Any = None, threat: Threat | None = None, *, steps: int = 100,
     rivals: int = 2, criterion: Criterion = Misclassified(),  # noqa: B008  (immutable)
     batch_size: int = models.BATCH_SIZE, seed: int = 0, warn: bool = True,
     **run: Unpack[models.Run],

@@ -71,11 +71,12 @@ class AttackResult(Result):
 
 OVER = "robustness is likely to be overestimated"
 SIGNS = {
-    "random": "the model is random: two evaluations differ at {} of the first inputs although it "
-    "is in evaluation mode. Success is scored over fresh draws; samples=16, say, averages "
-    "gradients over draws and finds more.",
-    "probabilities": "the model returns probabilities and not logits at {} of the points; the "
-    "attack climbs their logarithms. Those that round to 0 have no gradient: return logits.",
+    "random": "the model is random: two evaluations differ at {} of the first inputs. Success is "
+    "scored over 100 fresh samples; gradients are averaged over `samples` of them.",
+    "probabilities": "the outputs look like probabilities at {} of the points and were taken for "
+    'logits: pass outputs="probabilities" if the model ends in a softmax or a sigmoid.',
+    "labels": "the model returns class labels at {} of the points, which have no gradient: "
+    f"{OVER}. Attack its logits.",
     "saturated": "cross_entropy is saturated at {} of the points: the model gives the true class "
     "all of the probability, the gradient is rounding noise and the attack goes blind. Use "
     'loss="reflected", which does not saturate there.',
@@ -99,7 +100,7 @@ SIGNS = {
 }
 """What cannot be trusted, said with the share of the points; in the order of reporting."""
 
-ANY = ("random", "probabilities", "lost")
+ANY = ("random", "probabilities", "labels", "lost")
 """Signs that are reported whatever their share."""
 
 

@@ -51,7 +51,7 @@ class Search:
         self.threat, self.loss = threat.within(self.x), loss
         self.modes, self._several = ExitStack(), False
         with self:
-            self.clean = self.subject.clean_logits(batch_size, y)
+            self.clean = self.subject.clean_logits(batch_size)
             self.y = criterion.truth(y, self.x, self.clean.shape[1])
             noisy = self.subject.random()
             aim = criterion.aims(self.y, self.clean.shape[1])
@@ -64,8 +64,9 @@ class Search:
         self.random, self.status = bool(noisy.any()), Status.FINISHED
         everyone = torch.ones(len(self.x), dtype=torch.bool, device=self.x.device)
         self.signs = {
-            "random": noisy & (self.subject.samples == 1),
-            "probabilities": everyone & self.subject.probabilities,
+            "random": noisy,
+            "probabilities": everyone & self.subject.looks_like_probabilities(self.clean, self.y),
+            "labels": everyone & self.subject.hard_labels(self.clean),
         }
 
     def __enter__(self) -> Self:
@@ -93,7 +94,7 @@ class Search:
             return
         stage = _Stage(self, attack)
         self._several = stage.loss is not self.loss or self._several
-        if stage.loss is self.loss and not self.targeted and not self.criterion.raw:
+        if not self.targeted and not self.criterion.raw:
             self.note("saturated", stage.loss.saturated(self.clean, self.y))
         rows = torch.arange(len(self.x), device=self.x.device).split(self.batch_size)
         parts = [left for part in rows if len(left := stage.left(self, part))]

@@ -63,7 +63,7 @@ def stages(
 
 
 def strongest(
-    model: models.Model, x: Any, y: Any, threat: Threat | None = None, *, budget: int = 1000,
+    model: models.Model, x: Any, y: Any = None, threat: Threat | None = None, *, budget: int = 1000,
     queries: int = 1500, rivals: int = 9, surrogate: models.Model | None = None,
     criterion: Criterion = Misclassified(),  # noqa: B008  (immutable)
     start: Any = None, batch_size: int = models.BATCH_SIZE, seed: int = 0, warn: bool = True,

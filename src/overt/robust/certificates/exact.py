@@ -39,7 +39,7 @@ class ExactError(Result):
         What a wrong class leads by at `x`, at least the level where fooled, (points,).
     bound
         Proved upper bound on that lead over all allowed perturbations, (points,). The search stops
-        when the level is decided.
+        when the level is decided: infinity where classes were not searched any more.
     undecided
         Points that are neither fooled nor proved robust: the bound, the solver's tolerance
         included, is not below the level. Exact ties, which dead units cause, end here, and points
