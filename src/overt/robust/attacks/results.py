@@ -87,7 +87,7 @@ SIGNS = {
     f"not counted as success: {OVER}.",
     "stuck": "no step raised the loss at {} of the points although there is a gradient: it does "
     f"not point uphill, which masking or random layers cause; {OVER}.",
-    "lying": "the gradient promises far more than a step of a tenth of the radius keeps at {} of "
+    "lying": "the gradient promises far more than steps along it keep at {} of "
     "the points: the model masks it. Smoothed gradients and search without gradients were used "
     "there; robustness may still be overestimated, and surrogate=, a model without the masking, "
     "finds more.",

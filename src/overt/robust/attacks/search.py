@@ -27,8 +27,15 @@ FLAT = 1e-30
 DRAWS = 100
 """Fresh draws of a random model that success is scored over."""
 
-PROBE, KEPT = 0.1, 0.2
-"""Step, in radii, that tests a gradient, and the share of its promise below which it lies."""
+PROBES, KEPT = (0.01, 0.1, 1.0), 0.2
+"""Steps, in radii, that test a gradient, and the share of its promise below which it lies.
+
+Several, because a masking layer may ripple at one scale only: a sine of period 1/300 is honest at
+1/1000 of the radius and useless at a tenth of it.
+"""
+
+DOUBTFUL = 0.1
+"""Share of the points with dishonest gradients from which none of them is believed."""
 
 
 class Search:
@@ -122,29 +129,32 @@ class Search:
     def diagnose(self) -> bool:
         """Return whether gradients tell the truth at most points left; note where they do not.
 
-        A step of a tenth of the radius must raise the objective by a fair share of what the
-        gradient at its start promises. Costs a gradient and a query a point; some must be left.
+        Steps of several lengths must raise the margin loss by a fair share of what the gradient at
+        their start promises. Costs a gradient and three queries a point; some must be left.
         """
         lying, flat, left = torch.zeros_like(self.best.fooled), self.best.flat.clone(), self.left
         least = 0.0 if self.threat.order else 1.0  # a coordinate
+        margin = find_loss("margin", raw=self.criterion.raw)
+        objective = objective_of(margin, targeted=self.targeted)
         for rows in left.split(self.batch_size):
-            points = self.points(rows)
-            delta, moved = torch.zeros_like(points.region.x), points.region.x.clone()
-            value, _, gradient = points.differentiate(moved)
+            points = self.points(rows, objective=objective)
+            value, _, gradient = points.differentiate(points.region.x.clone())
             blind = ~(gradient.abs().amax(1) > 0)
-            region = points.region.at(max(PROBE * self.threat.radius, least))
-            region.advance(delta, gradient.clone(), region.threat.radius, moved)
-            promised = (gradient.double() * (moved - region.x).double()).sum(1)
-            gained = points.evaluate(moved)[0].double() - value.double()
-            kept = gained > KEPT * promised
             coarse = 64 * torch.finfo(value.dtype).eps * value.abs().double()
-            lying[rows] = (~kept & (promised > coarse)).to(lying.device)
+            for length in PROBES:
+                delta, moved = torch.zeros_like(points.region.x), points.region.x.clone()
+                region = points.region.at(max(length * self.threat.radius, least))
+                region.advance(delta, gradient.clone(), region.threat.radius, moved)
+                promised = (gradient.double() * (moved - region.x).double()).sum(1)
+                gained = points.evaluate(moved)[0].double() - value.double()
+                broken = ~(gained > KEPT * promised) & (promised > coarse)
+                lying[rows] |= broken.to(lying.device)
             flat[rows] = blind.to(flat.device)
             self.best.gradients += len(rows)
-            self.best.queries += len(rows)
+            self.best.queries += len(PROBES) * len(rows)
         if self.random:
             return True
-        honest = float((lying | flat)[left].double().mean()) <= PROBE
+        honest = float((lying | flat)[left].double().mean()) <= DOUBTFUL
         if not honest:
             self.note("lying", lying & ~flat)
         return honest
@@ -184,7 +194,10 @@ class Search:
 
     def settled(self) -> Tensor:
         """Return the perturbed inputs as stored, inside the threat in exact numbers."""
-        return self.threat.region(self.x).settle(self.best.delta).view_as(self.x)
+        moved = self.threat.region(self.x).settle(self.best.delta)
+        if self.subject.storage != moved.dtype:
+            moved = _narrow(moved, self.x.flatten(1), self.subject.storage)
+        return moved.view_as(self.x)
 
     def result(self, *, warn: bool) -> AttackResult:
         """Return the perturbed inputs, with success and loss recomputed there."""
@@ -224,6 +237,17 @@ class Search:
         self.note("stuck", same & ~(known | success | best.flat | self.signs.get("lying", known)))
         self.note("coarse", coarse & ~success)
         self.note("lost", best.fooled & ~success & ~random)
+
+
+def _narrow(moved: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return perturbed inputs in a narrower format, no coordinate farther from x than before."""
+    near = moved.to(dtype)
+    away = (near.double() - x.double()).abs() > (moved.double() - x.double()).abs()
+    # A point between the two is rounded the other way: past it by less than one spacing.
+    other = (2 * moved.double() - near.double()).to(dtype)
+    toward = torch.where(other == near, x.to(dtype), other)
+    farther = (toward.double() - x.double()).abs() > (moved.double() - x.double()).abs()
+    return torch.where(away, torch.where(farther, x.to(dtype), toward), near)
 
 
 class _Stage:

@@ -110,7 +110,7 @@ def smoothed(
                     rng = np.random.default_rng((seed, i))
                     first, second = (_votes(subject, i, noise, k, batch_size, rng) for k in parts)
                     best = int(first.argmax())
-                    bound = clopper_pearson(second[best], draws, level)[0]
+                    bound = float(clopper_pearson(second[best], draws, level)[0])
                     if bound > 0.5:
                         predicted[i], radius[i] = best, reach(bound)
                     lower[i] = bound
