@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import signal
 import threading
 
@@ -114,7 +115,7 @@ def test_a_network_that_was_not_modelled_was_certified(name):
 def test_what_output_makes_of_the_logits_was_not_certified():
     model = net()
     x = torch.rand(10, 8)
-    with pytest.raises(InputError, match="certify.*output"):
+    with pytest.raises(InputError, match=r"certify.*output"):
         robust_error(
             model, x, model(x).argmax(1), Linf(0.05), certify=True, output=lambda o: (20 * o).sin()
         )
@@ -294,7 +295,7 @@ def test_halved_steps_stayed_long_in_training():
     x, y = torch.zeros(4, 2), torch.zeros(4, dtype=torch.long)
     attack = PGD(Linf(0.3), steps=40, schedule=Halving(), loss="margin")
     adversarial_train(Bowl(), (x, y), attack, epochs=1, batch_size=4)
-    moves = [float((b - a).abs().max()) for a, b in zip(lengths, lengths[1:], strict=False)]
+    moves = [float((b - a).abs().max()) for a, b in itertools.pairwise(lengths)]
     assert moves[0] > 0.05
     assert max(moves[-8:]) < 0.05
 

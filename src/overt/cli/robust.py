@@ -39,7 +39,9 @@ def attack(
     queries: Annotated[int, Option(min=0, help="Queries without a gradient.")] = 1500,
     restarts: Annotated[int, Option(min=1, help="Runs of a single loss.")] = 1,
     target: Annotated[int | None, Option(help="Make every point this class.")] = None,
-    samples: Annotated[int, Option(min=1, help="Draws of a random model.")] = 1,
+    samples: Annotated[
+        int | None, Option(min=1, help="Samples of a random model; 8 if not given.")
+    ] = None,
     certify: Annotated[
         bool, Option("--certify", help="Decide what the attack leaves open.")
     ] = False,
@@ -77,12 +79,11 @@ def attack(
     curve = [_number("radii", part) for part in radii.split(",") if part.strip()]
     if plot and not curve and kind is not L0:
         curve = [threat.radius * k / 8 for k in range(1, 8)]
+    criterion = Misclassified() if target is None else Targeted(target)
     chosen = None
-    if loss != "strongest" or target is not None:
-        criterion = Misclassified() if target is None else Targeted(target)
-        name = "reflected" if loss == "strongest" else loss
+    if loss != "strongest":
         steps = max(budget // restarts, 1)
-        chosen = PGD(threat, steps=steps, loss=name, restarts=restarts, criterion=criterion,
+        chosen = PGD(threat, steps=steps, loss=loss, restarts=restarts, criterion=criterion,
                      batch_size=batch_size, seed=seed)  # fmt: skip
     door: Any = {"mean": _list("mean", mean), "std": _list("std", std), "samples": samples}
     ready(out)
@@ -90,7 +91,7 @@ def attack(
         warnings.simplefilter("ignore", RobustnessWarning)  # printed below, and kept in the file
         found, moved = measure(
             net, x, y, threat, curve, chosen, (budget, queries, None), 0.95, (certify, 10.0),
-            batch_size, seed, True, door | {"engine": engine},
+            batch_size, seed, True, door | {"engine": engine}, criterion,
         )  # fmt: skip
     after = _save_examples(out / "adversarial.npz", net, door, x, y, moved)
     notes = [*found.warnings, *_untrained(found.clean, after, weights)]

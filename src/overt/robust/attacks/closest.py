@@ -30,7 +30,7 @@ from overt.robust.attacks.results import report
 from overt.robust.attacks.search import Search
 from overt.robust.attacks.spreading import spread
 from overt.robust.attacks.staged import begin
-from overt.robust.certificates.exact import farthest
+from overt.robust.threats.balls import farthest
 from overt.robust.threats.base import Region, Threat
 
 JUMPS, OVERSHOOT = 4, 1.01

@@ -115,7 +115,7 @@ class Subject:
         self.probabilities = choice("outputs", door.get("outputs", "logits"), kinds) == kinds[1]
         samples = door.get("samples")
         self.samples = 1 if samples is None else whole("samples", samples)
-        self._choose_samples = samples is None
+        self.chooses_samples = samples is None
         named = isinstance(x, Mapping)
         several = isinstance(x, tuple) and all(hasattr(p, "__array__") for p in x)
         parts = list(x.values()) if named else list(x) if several else [x]
@@ -219,7 +219,7 @@ class Subject:
             drawn = torch.stack([self.logits(x, rows) for _ in range(2 + 8 // len(rows))])
         scale = max(float(drawn.abs().amax()), torch.finfo(x.dtype).tiny)
         found: Tensor = (drawn.amax(0) - drawn.amin(0)).amax(1) > RANDOM * scale
-        if self._choose_samples and bool(found.any()):
+        if self.chooses_samples and bool(found.any()):
             self.samples = RANDOM_SAMPLES
         return found
 
@@ -243,11 +243,14 @@ class Subject:
                 f"{len(x)} points"
             )
         self._columns = output.shape[1]
-        if self.probabilities and not 0 <= float(output.detach().min()) <= 1:
-            raise InputError(
-                'outputs="probabilities" needs values in [0, 1], the model returns '
-                f"{float(output.detach().min()):.4g}"
-            )
+        if self.probabilities:
+            low, high = (float(limit) for limit in output.detach().aminmax())
+            # Rounding may take a sum of shares a little beyond 1.
+            if low < 0 or high > 1 + 32 * torch.finfo(output.dtype).eps:
+                raise InputError(
+                    'outputs="probabilities" needs values in [0, 1], the model returns '
+                    f"values between {low:.4g} and {high:.4g}"
+                )
         if self._columns == 1 and not self._raw:
             other = 1 - output if self.probabilities else torch.zeros_like(output)
             output = torch.cat([other, output], 1)

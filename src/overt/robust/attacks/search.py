@@ -71,7 +71,7 @@ class Search:
         self.random, self.status = bool(noisy.any()), Status.FINISHED
         everyone = torch.ones(len(self.x), dtype=torch.bool, device=self.x.device)
         self.signs = {
-            "random": noisy,
+            "random": noisy & self.subject.chooses_samples,
             "probabilities": everyone & self.subject.looks_like_probabilities(self.clean, self.y),
             "labels": everyone & self.subject.hard_labels(self.clean),
         }
@@ -101,8 +101,6 @@ class Search:
             return
         stage = _Stage(self, attack)
         self._several = stage.loss is not self.loss or self._several
-        if not self.targeted and not self.criterion.raw:
-            self.note("saturated", stage.loss.saturated(self.clean, self.y))
         rows = torch.arange(len(self.x), device=self.x.device).split(self.batch_size)
         parts = [left for part in rows if len(left := stage.left(self, part))]
         flat, spent = self.best.flat.clone(), self.best.gradients
@@ -117,6 +115,11 @@ class Search:
         # The last attack that followed the model's own gradients says where there are none.
         if guide is not None or self.best.gradients == spent:
             self.best.flat = flat
+
+    def note_saturation(self, attack: Any) -> None:
+        """Note where the loss of an attack that runs alone goes blind; an ensemble has others."""
+        if not self.targeted and not self.criterion.raw and self.threat.radius > 0:
+            self.note("saturated", find_loss(attack.loss).saturated(self.clean, self.y))
 
     def points(self, rows: Tensor, **changes: Any) -> Points:
         """Return some points, ready to be attacked by the search's own loss."""
@@ -147,7 +150,8 @@ class Search:
                 region.advance(delta, gradient.clone(), region.threat.radius, moved)
                 promised = (gradient.double() * (moved - region.x).double()).sum(1)
                 gained = points.evaluate(moved)[0].double() - value.double()
-                broken = ~(gained > KEPT * promised) & (promised > coarse)
+                # A model that returns no number there has a warning of its own.
+                broken = ~(gained > KEPT * promised) & (promised > coarse) & gained.isfinite()
                 lying[rows] |= broken.to(lying.device)
             flat[rows] = blind.to(flat.device)
             self.best.gradients += len(rows)

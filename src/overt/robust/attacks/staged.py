@@ -53,7 +53,7 @@ def stages(
         # From the input itself the first step of a run is the exact maximizer of the linearized
         # loss in ball and box, which solves linear models.
         short = max(min(rest // (4 * top), longest), 1)
-        rest = max(rest - short * top, 4)
+        rest = max(rest - short * top - measured, 4)  # classes are ordered twice
         first = PGD(
             threat, steps=short, loss=ReflectedAll(top, among=measured),
             **{k: v for k, v in common.items() if k != "larger"},

@@ -27,8 +27,8 @@ from overt._progress import meter
 from overt._types import Bools, Floats
 from overt.results import Status
 from overt.robust.attacks.search import Search
-from overt.robust.certificates.exact import farthest
 from overt.robust.certificates.milp import Network, best_lead
+from overt.robust.threats.balls import farthest
 from overt.robust.threats.base import Region, Threat
 
 AFFINE = (

@@ -31,7 +31,6 @@ from overt.robust.training.checkpoints import TrainingCheckpoint
 from overt.robust.training.epoch import Epoch, Recipe, WarmStarts, batches, hits
 from overt.robust.training.losses import TrainingLoss
 
-
 MAX_LOSS = 100.0
 """Mean training loss of an epoch that only weights that ran away have."""
 
