@@ -49,15 +49,14 @@ def stages(
         longest, common = 2 * LONGEST, {"larger": (3.0, 2.0)} | common
         top = max(min(top, rest // longest), 1)
         last = {"schedule": Halving(), "larger": (6.0, 3.0)}  # which leads to other valleys
-    if threat.order == 1:
+    begun: tuple[Attack, ...] = ()
+    if threat.order == 1 and rest - measured >= 8 * top:  # to order the classes a second time
         # From the input itself the first step of a run is the exact maximizer of the linearized
         # loss in ball and box, which solves linear models.
-        short = max(min(rest // (4 * top), longest), 1)
-        rest = max(rest - short * top - measured, 4)  # classes are ordered twice
-        first = PGD(
-            threat, steps=short, loss=ReflectedAll(top, among=measured),
-            **{k: v for k, v in common.items() if k != "larger"},
-        )  # fmt: skip
+        short = min((rest - measured) // (4 * top), longest)
+        rest -= short * top + measured
+        first = {name: value for name, value in common.items() if name != "larger"}
+        begun = (PGD(threat, steps=short, loss=ReflectedAll(top, among=measured), **first),)
     steps = min(rest // top, longest)
     plan: tuple[tuple[int, str | Loss, int], ...] = (
         (budget // 12, "cross_entropy", 1),
@@ -65,7 +64,6 @@ def stages(
         (budget // 6, "reflected_lse", 1),
         (steps, ReflectedAll(top, among=measured), max(rest // (top * steps), 1)),
     )
-    begun = (first,) if threat.order == 1 else ()
     return begun + tuple(
         PGD(threat, steps=count, loss=loss, restarts=restarts, **(common | extra))
         for (count, loss, restarts), extra in zip(plan, ({}, {}, {}, last), strict=True)
