@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
-import signal
-import threading
 
 import numpy as np
 import pytest
@@ -187,7 +185,7 @@ def test_the_nearest_failure_of_a_random_model_was_never_found(noise):
     assert 0.8 < float(ratio.median()) < 1.5  # a random boundary is not sharp
 
 
-@pytest.mark.parametrize(("amplitude", "frequency"), [(0.02, 300), (0.05, 100), (0.05, 500)])
+@pytest.mark.parametrize(("amplitude", "frequency"), [(0.02, 200), (0.02, 300)])
 def test_rippled_gradients_were_not_noticed(amplitude, frequency):
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(100, 64), nn.ReLU(), nn.Linear(64, 5))
@@ -235,12 +233,15 @@ def test_distances_in_l1_and_a_box_were_up_to_twice_the_exact_ones():
 
 
 def test_points_in_l1_and_a_box_were_missed():
-    model, x, y = linear_problem(2)
-    distance = float(np.median(exact_distance(model, x, y)))
-    threat = L1(distance, bounds=(0, 1))
-    weights = model.weight.detach(), model.bias.detach()
-    truth = exact.linear(*weights, x, y, threat).value
-    assert strongest(model, x, y, threat).success.float().mean() >= truth - 1 / 60
+    """At 1.02 times their exact distance all points can be fooled."""
+    model, x, y = linear_problem(1)
+    radius = 1.02 * exact_distance(model, x, y)
+    missed = [
+        i
+        for i in range(0, len(x), 2)
+        if not strongest(model, x[[i]], y[[i]], L1(radius[i], bounds=(0, 1)), queries=0).success
+    ]
+    assert missed == []
 
 
 def test_dropout_that_was_kept_on_was_switched_off():
@@ -325,18 +326,8 @@ def test_the_saturation_warning_was_lost_in_robust_error():
     y = model(x).argmax(1)
     threat = Linf(0.05)
     attack = PGD(threat, loss="cross_entropy", steps=5)
-    found = robust_error(lambda v: 1e4 * model(v), x, y, threat, attack=attack)
+    found = robust_error(lambda v: 50 * model(v), x, y, threat, attack=attack)
     assert any("saturated" in text for text in found.warnings)
-
-
-@contextlib.contextmanager
-def interrupted_after(seconds):
-    timer = threading.Timer(seconds, lambda: signal.raise_signal(signal.SIGINT))
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def slow(model, calls, limit):
@@ -366,6 +357,45 @@ def test_ctrl_c_lost_everything_in_smoothed():
     assert voted.status == "interrupted"
     assert (voted.radius > 0).any()
     assert smoothed(model, x, 0.1, draws=50, guesses=10).status == "finished"
+
+
+def test_ctrl_c_lost_everything_in_certification(monkeypatch):
+    """The attack ends early, so that Ctrl-C comes while points are decided by linear bounds."""
+    model = net()
+    x = torch.rand(12, 8)
+    y = model(x).argmax(1)
+    threat = Linf(0.02)
+    original, calls = torch.autograd.grad, []
+
+    def grad(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 20:
+            raise KeyboardInterrupt
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(torch.autograd, "grad", grad)
+    found = robust_error(model, x, y, threat, certify=True, attack=Square(threat, queries=1))
+    assert found.status == "interrupted"
+    assert 0 < found.proved.sum() < 12
+
+
+def batch_norm_net():
+    layers = nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 2)
+    return nn.Sequential(*layers)
+
+
+@pytest.mark.parametrize("layer", [None, 1])
+def test_layers_in_training_mode_were_switched_without_a_word(layer):
+    model = batch_norm_net()
+    if layer is not None:
+        model.eval()
+        model[layer].train()
+    x = torch.randn(10, 4)
+    found = PGD(Linf(0.1), steps=2)(model, x, torch.zeros(10).long())
+    assert any("training mode" in text for text in found.warnings)
+    model.eval()
+    found = PGD(Linf(0.1), steps=2)(model, x, torch.zeros(10).long())
+    assert not any("training mode" in text for text in found.warnings)
 
 
 def test_frozen_batch_normalization_was_unfrozen_by_training():

@@ -42,6 +42,9 @@ def attack(
     samples: Annotated[
         int | None, Option(min=1, help="Samples of a random model; 8 if not given.")
     ] = None,
+    outputs: Annotated[
+        str, Option(help="What the model returns: logits or probabilities.")
+    ] = "logits",
     certify: Annotated[
         bool, Option("--certify", help="Decide what the attack leaves open.")
     ] = False,
@@ -85,7 +88,8 @@ def attack(
         steps = max(budget // restarts, 1)
         chosen = PGD(threat, steps=steps, loss=loss, restarts=restarts, criterion=criterion,
                      batch_size=batch_size, seed=seed)  # fmt: skip
-    door: Any = {"mean": _list("mean", mean), "std": _list("std", std), "samples": samples}
+    door: Any = {"mean": _list("mean", mean), "std": _list("std", std), "samples": samples,
+                 "outputs": outputs}  # fmt: skip
     ready(out)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RobustnessWarning)  # printed below, and kept in the file
@@ -195,7 +199,8 @@ def _save_examples(path: Path, net: Any, door: Any, x: Any, y: Any, moved: Any) 
     from overt.robust.attacks.models import Subject, evaluating
 
     with evaluating(net):
-        before, after = (Subject(net, v, door).clean_logits(256).cpu() for v in (x, moved))
+        subjects = [Subject(net, v, door) for v in (x, moved)]
+        before, after = (s.all_logits(s.x, 256).cpu() for s in subjects)
     arrays = {"x": x, "y": y, "adversarial": moved.cpu().numpy(),
               "clean_class": before.argmax(1).numpy(),
               "adversarial_class": after.argmax(1).numpy()}  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any, Self, TypedDict
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from overt._check import InputError, InputTypeError, choice, whole
@@ -84,6 +85,18 @@ def evaluating(*models: Model, hidden: bool = True) -> Iterator[None]:
             hook.remove()
         for module in switched:
             module.training = True
+
+
+def modes_change_outputs(model: Model) -> bool:
+    """Return whether `evaluating` switches layers of the model whose outputs depend on the mode."""
+    if not isinstance(model, nn.Module):
+        return False
+    layers = [module for module in model.modules() if module.training]
+    if model.training:
+        return any(
+            isinstance(m, (_BatchNorm, _DropoutNd)) or "Drop" in type(m).__name__ for m in layers
+        )
+    return any(isinstance(m, _BatchNorm) for m in layers)
 
 
 class Subject:

@@ -77,6 +77,10 @@ SIGNS = {
     'logits: pass outputs="probabilities" if the model ends in a softmax or a sigmoid.',
     "labels": "the model returns class labels at {} of the points, which have no gradient: "
     f"{OVER}. Attack its logits.",
+    "modes": "layers that were given in training mode are attacked in evaluation mode: batch "
+    "normalization uses its running statistics, and dropout is off if the whole model was in "
+    "training mode. Call model.eval() first; dropout layers that are put into training mode after "
+    "that stay random.",
     "saturated": "cross_entropy is saturated at {} of the points: the model gives the true class "
     "all of the probability, the gradient is rounding noise and the attack goes blind. Use "
     'loss="reflected", which does not saturate there.',
@@ -100,7 +104,7 @@ SIGNS = {
 }
 """What cannot be trusted, said with the share of the points; in the order of reporting."""
 
-ANY = ("random", "probabilities", "labels", "lost")
+ANY = ("random", "probabilities", "labels", "modes", "lost")
 """Signs that are reported whatever their share."""
 
 

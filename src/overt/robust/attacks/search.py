@@ -15,7 +15,14 @@ from overt.results import Status
 from overt.robust.attacks.criteria import Criterion
 from overt.robust.attacks.inputs import starts
 from overt.robust.attacks.losses import Loss, Plan, find_loss, objective_of, reflected_pair
-from overt.robust.attacks.models import Door, Model, Run, Subject, evaluating
+from overt.robust.attacks.models import (
+    Door,
+    Model,
+    Run,
+    Subject,
+    evaluating,
+    modes_change_outputs,
+)
 from overt.robust.attacks.points import Found, Guide, Points, StraightThrough, slope
 from overt.robust.attacks.results import AttackResult, report
 from overt.robust.attacks.spreading import spread
@@ -57,6 +64,7 @@ class Search:
         self.x, self.criterion, self.batch_size = self.subject.x, criterion, batch_size
         self.threat, self.loss = threat.within(self.x), loss
         self.modes, self._several = ExitStack(), False
+        switched = any(modes_change_outputs(part) for part in self.subject.models)
         with self:
             self.clean = self.subject.clean_logits(batch_size)
             self.y = criterion.truth(y, self.x, self.clean.shape[1])
@@ -74,6 +82,7 @@ class Search:
             "random": noisy & self.subject.chooses_samples,
             "probabilities": everyone & self.subject.looks_like_probabilities(self.clean, self.y),
             "labels": everyone & self.subject.hard_labels(self.clean),
+            "modes": everyone & switched,
         }
 
     def __enter__(self) -> Self:

@@ -261,10 +261,16 @@ def decide(search: Search, chain: Chain, seconds: float) -> Bools:
     proved, left = np.zeros(len(search.x), bool), search.left
     refuse_difference(chain, search, search.settled())
     x, y = search.x[left].cpu(), search.y[left].cpu()
-    leads, hidden = lead_bounds(chain, x, y, search.threat)
+    leads, hidden = np.full(len(x), np.inf), dict[int, Any]()
+    with _interruptible(search):
+        for i in range(len(x)):
+            found, units = lead_bounds(chain, x[i : i + 1], y[i : i + 1], search.threat)
+            leads[i], hidden[i] = found[0], units[0]
     size = chain.logits(x.double()).abs().flatten(1).amax(1).numpy()
     proved[left.cpu().numpy()] = leads < -ROUNDING * size
-    if seconds == 0 or not chain.slopes or chain.entries() > LARGEST:  # linear bounds are exact
+    interrupted = search.status is Status.INTERRUPTED
+    exact = not chain.slopes  # linear bounds are
+    if seconds == 0 or exact or interrupted or chain.entries() > LARGEST:
         return proved
     net = Network(*chain.dense(), chain.slopes)
     open_ = np.flatnonzero(~(leads < -ROUNDING * size))
