@@ -149,6 +149,11 @@ class Subject:
         self._columns = 0
 
     @property
+    def precision(self) -> float:
+        """Relative spacing of the numbers that the model computes in."""
+        return torch.finfo(self._format).eps
+
+    @property
     def transforms_outputs(self) -> bool:
         """Whether something is made of the model's outputs before they count as logits."""
         return self._output is not None or self.probabilities

@@ -152,7 +152,7 @@ class Search:
             points = self.points(rows, objective=objective)
             value, _, gradient = points.differentiate(points.region.x.clone())
             blind = ~(gradient.abs().amax(1) > 0)
-            coarse = 64 * torch.finfo(value.dtype).eps * value.abs().double()
+            coarse = self._rounding(rows, gradient, points.region.x)
             for length in PROBES:
                 delta, moved = torch.zeros_like(points.region.x), points.region.x.clone()
                 region = points.region.at(max(length * self.threat.radius, least))
@@ -171,6 +171,13 @@ class Search:
         if not honest:
             self.note("lying", lying & ~flat)
         return honest
+
+    def _rounding(self, rows: Tensor, gradient: Tensor, x: Tensor) -> Tensor:
+        """Return what rounding in the model's number format may change the loss by, (points,)."""
+        eps = self.subject.precision
+        inputs = (gradient.abs().double() * x.abs().double()).sum(1)
+        logits = self.clean[rows].abs().amax(1).double().to(x.device)
+        return eps * (64 * logits + inputs)
 
     def rivals(self, rows: Tensor, measured: int) -> Tensor:
         """Return the likeliest wrong classes of points by linearized distance, nearest first.

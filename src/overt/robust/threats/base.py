@@ -110,7 +110,7 @@ class Threat(ABC):
         low, high = (tensor("bounds", value).to(x) for value in self.bounds)
         return low, high
 
-    def inner_box(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _inner_box(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return (low, high) rounded inward to the number format of x."""
         low, high = (tensor("bounds", value).double().to(x.device) for value in self.bounds)
         return _round_up(low, x.dtype), -_round_up(-high, x.dtype)
@@ -120,7 +120,7 @@ class Threat(ABC):
         flat = x.flatten(1).contiguous()
         if self.bounds is None:
             return Region(self, flat, None)
-        limits = self.inner_box(x)
+        limits = self._inner_box(x)
         low, high = (limit.expand_as(x[0]).flatten().contiguous() for limit in limits)
         return Region(self, flat, (low, high))
 
