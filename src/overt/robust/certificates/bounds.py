@@ -277,12 +277,12 @@ def decide(search: Search, chain: Chain, seconds: float) -> Bools:
     limits = search.threat.region(search.x[:1].cpu().double()).limits  # of flat inputs
     threat = replace(search.threat, bounds=limits)
     with _interruptible(search), meter("certify", len(open_), show=len(open_) > 0) as bar:
-        for i in open_:
+        for i in open_.tolist():
             point = x[i].double().flatten().numpy()
             reached, bound, moved = best_lead(
                 net, point, int(y[i]), threat, 0.0, hidden=hidden[i], seconds=seconds
             )
-            row = left[int(i) : int(i) + 1]
+            row = left[i : i + 1]
             if bound < -ROUNDING * size[i]:
                 proved[int(row)] = True
             elif reached >= 0:
