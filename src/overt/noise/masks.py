@@ -59,14 +59,11 @@ class Noise(ABC):
         return self.sample(width, size, seed) / self.mean(width).reshape(shape)
 
 
-class _NotGiven:
-    """Default of `drop_prob`: 0.5 unless a strength is given. None is refused as no number."""
+DEFAULT = 0.5
+"""Drop probability where neither that nor a strength is given."""
 
-    def __repr__(self) -> str:
-        return "0.5"
-
-
-NOT_GIVEN = _NotGiven()
+NOT_GIVEN: Any = object()
+"""Stands for an argument that was left out; None is an input, and is refused."""
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -107,7 +104,7 @@ class Dropout(Noise):
         if strength is not None and drop_prob is not NOT_GIVEN:
             raise InputError("give either drop_prob or strength, not both")
         if drop_prob is NOT_GIVEN:
-            drop_prob = 0.5
+            drop_prob = DEFAULT
         if strength is not None:
             gaussian = True
             lam = _one_or_many("strength", strength, _strength)
