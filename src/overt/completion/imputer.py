@@ -114,7 +114,7 @@ class DropoutImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
     center_, scale_
         Robust means and standard deviations by which columns were standardized.
     objective_, n_sweeps_, status_
-        The objective after each sweep, their number, and how the fit ended.
+        The objective at each sweep (without those taken back), their number, how the fit ended.
 
     Examples
     --------
@@ -364,7 +364,7 @@ def extrapolate(start: Floats, first: Floats, second: Floats) -> Floats:
     """
     step = first - start
     bend = second - first - step
-    length = np.linalg.norm(step) / max(np.linalg.norm(bend), 1e-300)
+    length = float(np.linalg.norm(step)) / max(float(np.linalg.norm(bend)), 1e-300)
     while length > 1:
         jump = start + 2 * length * step + length**2 * bend
         if is_positive_definite(jump[1:]):
@@ -374,6 +374,7 @@ def extrapolate(start: Floats, first: Floats, second: Floats) -> Floats:
 
 
 def is_positive_definite(matrix: Floats) -> bool:
+    """Whether a Cholesky factor exists."""
     try:
         np.linalg.cholesky(matrix)
     except np.linalg.LinAlgError:
@@ -674,7 +675,7 @@ def _objective(d: Floats, P: Floats, logdets: float, nu: float, observed: int) -
     d_o'Sigma_oo^-1 d_o.
     """
     logdet = -float(np.linalg.slogdet(P)[1])
-    quadratic = float(np.einsum("ai,ij,aj->", d, P, d, optimize=True))
+    quadratic = float(np.sum(d @ P * d))
     total = observed * np.log(2 * np.pi) + len(d) * logdet - logdets + quadratic
     return (total + nu * (logdet + float(np.trace(P)))) / 2 / max(observed, 1)
 
