@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from sklearn.base import clone
+from sklearn.model_selection import KFold, cross_val_score
 
 from overt import Entries, InputError, datasets
 from overt.completion import DropoutCompletion
@@ -78,6 +79,57 @@ def test_forms_of_input_agree():
         np.testing.assert_allclose(model.predict([0, 5], [3, 19]), expected[[0, 5], [3, 19]])
     model = DeepLinearCompletion(seed=3).fit_triplets(rows, cols, values)
     np.testing.assert_array_equal(model.complete(), expected)
+
+
+def test_predicts_what_it_was_fitted_on():
+    """It was fitted to pairs and values, but could neither predict pairs nor be scored."""
+    problem = matrix(20, 1, 0.4, seed=1)
+    pairs = np.stack([problem.rows, problem.cols], axis=1)
+    model = DeepLinearCompletion(seed=3).fit(pairs, problem.values)
+    expected = model.predict(problem.rows, problem.cols)
+    np.testing.assert_array_equal(model.predict(pairs), expected)
+    np.testing.assert_array_equal(model.predict(pairs.tolist()), expected)
+    np.testing.assert_array_equal(model.predict(problem), expected)
+    error = np.sqrt(np.mean((expected - problem.values) ** 2))
+    assert model.score(pairs, problem.values) == pytest.approx(-error)
+    assert model.score(problem) == pytest.approx(-error)
+    first = np.eye(len(problem))[0]
+    off = abs(expected[0] - problem.values[0])
+    assert model.score(problem, sample_weight=first) == pytest.approx(-off)
+    with pytest.raises(InputError, match=r"\(n, 2\)"):
+        model.predict([0, 1, 2])
+
+
+def test_scikit_learn_validates_it():
+    problem = matrix(20, 1, 0.6, seed=1)
+    pairs = np.stack([problem.rows, problem.cols], axis=1)
+    parts = KFold(2, shuffle=True, random_state=0)
+    model = DeepLinearCompletion(width=2)
+    scores = cross_val_score(model, pairs, problem.values, cv=parts)
+    assert np.all(scores > -0.1 * problem.values.std())
+    r2 = cross_val_score(model, pairs, problem.values, cv=parts, scoring="r2")
+    assert np.all(r2 > 0.99)
+    same = [DeepLinearCompletion(width=2, random_state=5), DeepLinearCompletion(width=2, seed=5)]
+    first, second = (model.fit(problem).complete() for model in same)
+    np.testing.assert_array_equal(first, second)
+
+
+def test_pandas_frames_and_series():
+    pandas = pytest.importorskip("pandas")
+    problem = matrix(12, 1, 0.8, seed=2)
+    names = np.array([f"user {i}" for i in range(12)])
+    frame = pandas.DataFrame(
+        {"user": names[problem.rows], "item": problem.cols, "rating": problem.values}
+    )
+    model = DeepLinearCompletion().fit(frame)
+    entries = Entries.from_ids(names[problem.rows], problem.cols, problem.values)
+    expected = DeepLinearCompletion().fit(entries).predict(entries)
+    np.testing.assert_array_equal(model.predict(frame["user"], frame["item"]), expected)
+    np.testing.assert_array_equal(model.predict(frame[["user", "item"]]), expected)
+    np.testing.assert_array_equal(model.predict(entries), expected)
+    of_pairs = DeepLinearCompletion().fit(frame[["user", "item"]], frame["rating"])
+    np.testing.assert_array_equal(of_pairs.predict(frame[["user", "item"]]), expected)
+    assert of_pairs.score(frame[["user", "item"]], frame["rating"]) == model.score(frame)
 
 
 def test_generated_ratings_are_fitted():

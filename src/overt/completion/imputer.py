@@ -28,7 +28,7 @@ from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from overt._check import InputTypeError, generator, number, whole
+from overt._check import InputTypeError, generator, number, seed_number, whole
 from overt._types import Array, Floats, Ints, Seed
 from overt.completion.kernels.table import fill_rows, leave_one_out
 from overt.results import Status
@@ -140,7 +140,7 @@ class DropoutImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         """Learn the mean and covariance of rows. NaN and masked entries are missing."""
         whole("max_sweeps", self.max_sweeps)
         number("tol", self.tol)
-        self._seed = _seed_number(self.seed, self.random_state)
+        self._seed = seed_number(self.seed, self.random_state)
         table, missing = self._validated(X, reset=True)
         self._warn_of_empty_columns(missing)
         columns = [table[~missing[:, j], j] for j in range(table.shape[1])]
@@ -679,12 +679,3 @@ def _objective(d: Floats, P: Floats, logdets: float, nu: float, observed: int) -
     total = observed * np.log(2 * np.pi) + len(d) * logdet - logdets + quadratic
     return (total + nu * (logdet + float(np.trace(P)))) / 2 / max(observed, 1)
 
-
-def _seed_number(seed: Seed, random_state: Any) -> int:
-    """Return a whole number from a seed, or from scikit-learn's `random_state` if there is one."""
-    if isinstance(random_state, np.random.RandomState):
-        return int(random_state.randint(1 << 31))
-    seed = seed if random_state is None else random_state
-    if seed is None or isinstance(seed, np.random.Generator):
-        return int(generator(seed).integers(1 << 31))
-    return whole("seed" if random_state is None else "random_state", seed, minimum=0)
