@@ -1,5 +1,6 @@
 """The completion estimator, and what it is compared with."""
 
+import cvxpy as cp
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -13,7 +14,7 @@ from overt.decay.annealing import AnnealedPath, curvature
 from overt.decay.baselines import nuclear_norm, small_initialization
 from overt.decay.schedule import Phase
 from overt.decay.search import random_starts
-from overt.decay.sgd import Weights
+from overt.decay.simulation import Weights
 from overt.results import Status
 
 
@@ -293,3 +294,14 @@ def test_small_initialization_takes_a_tenth_of_the_inverse_curvature():
     rates = None, 0.1 / curvature(problem.shape, 3)
     found = [small_initialization(problem, width=4, epochs=20, learning_rate=r) for r in rates]
     np.testing.assert_array_equal(*found)
+
+
+def test_the_nuclear_norm_is_the_least_that_fits():
+    problem = Entries([0, 0, 1, 2], [0, 1, 1, 3], [1.3, -2.1, 0.4, 1.7], (3, 4))
+    found = nuclear_norm(problem, tol=1e-8)
+    A = cp.Variable((3, 4))
+    seen = zip(problem.rows, problem.cols, problem.values, strict=True)
+    fits = [A[i, j] == v for i, j, v in seen]
+    best = cp.Problem(cp.Minimize(cp.normNuc(A)), fits).solve(solver=cp.CLARABEL)
+    np.testing.assert_allclose(found[problem.rows, problem.cols], problem.values)
+    assert np.linalg.svd(found, compute_uv=False).sum() == pytest.approx(best, rel=1e-5)

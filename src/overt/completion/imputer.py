@@ -678,4 +678,3 @@ def _objective(d: Floats, P: Floats, logdets: float, nu: float, observed: int) -
     quadratic = float(np.sum(d @ P * d))
     total = observed * np.log(2 * np.pi) + len(d) * logdet - logdets + quadratic
     return (total + nu * (logdet + float(np.trace(P)))) / 2 / max(observed, 1)
-

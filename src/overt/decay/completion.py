@@ -100,7 +100,7 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         are then asked for by identifier), or, with `y`, an (n, 2) array of (row, col) pairs.
         """
         entries = observed(X, y)
-        depth = whole("depth", self.depth, 3, layers.DEEPEST)
+        depth = whole("depth", self.depth, 3, layers.MAX_DEPTH)
         width = min(*entries.shape, 20 if self.width is None else whole("width", self.width))
         whole("restarts", self.restarts)
         tol, holdout = number("tol", self.tol), number("holdout", self.holdout)
