@@ -9,16 +9,18 @@ from typing import Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
+from sklearn.utils import RegressorTags
 from sklearn.utils.validation import check_is_fitted
 
-from overt._check import InputError, generator, number, plain_array, whole
+from overt._check import InputError, generator, number, plain_array, seed_number, whole
 from overt._identifiers import identifiers, index
+from overt._intervals import weighted_error
 from overt._progress import meter
 from overt._types import Array, Floats, Ints, Seed
 from overt.decay import layers
 from overt.decay.annealing import AnnealedPath, Candidate
 from overt.decay.schedule import Schedule
-from overt.entries import Entries, observed
+from overt.entries import Entries, observed, pairs
 from overt.results import Status
 
 Fitted = tuple[Candidate, list[Floats]]
@@ -55,7 +57,8 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         A rank is good enough if its held-out mean squared error is at most (1 + tol) times the
         best one plus a thousandth of tol times the values' mean square.
     seed
-        Of the weights, the entries' order and the held-out entries.
+        Of the weights, the entries' order and the held-out entries; `random_state`, as in
+        scikit-learn, is used instead where it is given.
     progress
         Show a bar if this is a terminal.
 
@@ -77,7 +80,7 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
     def __init__(
         self, depth: int = 3, width: int | None = None, schedule: str | Schedule = "annealing",
         restarts: int = 1, holdout: float = 0.1, tol: float = 0.1, seed: Seed = 0,
-        progress: bool = False,
+        progress: bool = False, random_state: Any = None,
     ) -> None:  # fmt: skip
         self.depth = depth
         self.width = width
@@ -87,6 +90,7 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         self.tol = tol
         self.seed = seed
         self.progress = progress
+        self.random_state = random_state
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fit to observed entries.
@@ -96,7 +100,7 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         are then asked for by identifier), or, with `y`, an (n, 2) array of (row, col) pairs.
         """
         entries = observed(X, y)
-        depth = whole("depth", self.depth, 3, layers.DEEPEST)
+        depth = whole("depth", self.depth, 3, layers.MAX_DEPTH)
         width = min(*entries.shape, 20 if self.width is None else whole("width", self.width))
         whole("restarts", self.restarts)
         tol, holdout = number("tol", self.tol), number("holdout", self.holdout)
@@ -105,7 +109,7 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         scale = float(np.sqrt(np.mean(entries.values**2)))
         if scale == 0:
             raise InputError("values must not all be 0: there is nothing to fit")
-        rng = generator(self.seed)
+        rng = generator(seed_number(self.seed, self.random_state))
         unit = replace(entries, values=entries.values / scale)
         self.row_ids_, self.col_ids_ = entries.row_ids, entries.col_ids
         self.path_: list[Candidate] = []
@@ -146,14 +150,24 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         """Fit to entries given as three arrays."""
         return self.fit(Entries(rows, cols, values, shape))
 
-    def predict(self, rows: Any, cols: Any) -> Floats:
-        """Return the completed matrix's entries (rows[n], cols[n])."""
+    def predict(self, rows: Any, cols: Any = None) -> Floats:
+        """Return the completed matrix's entries (rows[n], cols[n]).
+
+        `rows` alone may be Entries, or an (n, 2) array or data frame of (row, col) pairs.
+        """
         check_is_fitted(self)
+        if cols is None:
+            rows, cols = _both_sides(rows)
         a = _places("rows", rows, self.row_ids_, len(self.U_))
         b = _places("cols", cols, self.col_ids_, len(self.V_))
         if a.shape != b.shape:
             raise InputError(f"rows and cols must have the same length, got {a.size} and {b.size}")
         return np.asarray(np.sum(self.U_[a] * self.V_[b], axis=-1))
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """Return the negative root mean squared error of entries, given as to `fit`."""
+        entries = observed(X, y)
+        return -weighted_error(self.predict(entries) - entries.values, sample_weight)
 
     def complete(self, rows: Any = None) -> Floats:
         """Return the dense matrix U_ V_', or some rows of it."""
@@ -164,6 +178,14 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
             "rows", np.atleast_1d(plain_array("rows", rows)), self.row_ids_, len(self.U_)
         )
         return np.asarray(self.U_[places] @ self.V_.T)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.estimator_type = "regressor"
+        tags.regressor_tags = RegressorTags()
+        tags.input_tags.sparse = True
+        tags.input_tags.allow_nan = True
+        return tags
 
     def _follow(
         self, schedule: Schedule, problem: Entries, start: Start, kept: list[Fitted]
@@ -235,6 +257,19 @@ def _split(problem: Entries, holdout: float, rng: np.random.Generator) -> tuple[
         raise InputError("at least 2 observed entries are needed, got 1")
     order = rng.permutation(len(problem))
     return problem.take(np.sort(order[count:])), problem.take(np.sort(order[:count]))
+
+
+def _both_sides(given: Any) -> tuple[Array, Array]:
+    """Return what the rows and columns of Entries or of pairs are called."""
+    if not isinstance(given, Entries):
+        return pairs("rows without cols", given)
+    rows = np.asarray(given.rows)
+    cols = np.asarray(given.cols)
+    if given.row_ids is not None:
+        rows = given.row_ids[rows]
+    if given.col_ids is not None:
+        cols = given.col_ids[cols]
+    return rows, cols
 
 
 def _places(name: str, given: Any, ids: Array | None, count: int) -> Ints:
