@@ -85,8 +85,7 @@ def complete(
     Lines that cannot be used are counted and written to rejected.csv. A run that was stopped, even
     killed, goes on with --resume. Try: [bold]overt complete ratings.csv --predict pairs.csv[/bold]
     """
-    from overt.completion import DropoutCompletion
-    from overt.completion.storage import files
+    from overt.completion import DropoutCompletion, ratings_file
     from overt.completion.storage.checkpoints import SweepCheckpoint
 
     start = time.perf_counter()
@@ -99,8 +98,8 @@ def complete(
         missing=missing, memory_limit=memory_limit,
     )  # fmt: skip
     folder = out / "checkpoint"
-    read = files.read_ratings(ratings, duplicates, memory_limit=memory_limit, **named)
-    pairs = files.read_pairs(predict, read.header) if predict is not None else None
+    read = ratings_file.read_ratings(ratings, duplicates, memory_limit=memory_limit, **named)
+    pairs = ratings_file.read_pairs(predict, read.header) if predict is not None else None
     ready(out)
     account("ratings", read, out / "rejected.csv", duplicates)
     model.missing = asked_missing(read, missing)
@@ -159,12 +158,11 @@ def evaluate(
 
     Try: [bold]overt evaluate ratings.csv --split last[/bold]
     """
-    from overt.completion import DropoutCompletion
+    from overt.completion import DropoutCompletion, ratings_file
     from overt.completion import evaluate as judge
-    from overt.completion.storage import files
 
     choice("--duplicates", duplicates, DUPLICATES)
-    read = files.read_ratings(ratings, duplicates, row=row, col=col, value=value, time=at)
+    read = ratings_file.read_ratings(ratings, duplicates, row=row, col=col, value=value, time=at)
     model = DropoutCompletion(
         factors, n_jobs=n_jobs, seed=seed, missing=asked_missing(read, missing, quiet=as_json)
     )

@@ -31,12 +31,11 @@ def predict(
 
     Try: [bold]overt predict overt-completion pairs.csv[/bold]
     """
-    from overt.completion import DropoutCompletion
-    from overt.completion.storage import files
+    from overt.completion import DropoutCompletion, ratings_file
 
     awaited(out)
     fitted = DropoutCompletion.load(model)
-    read = files.read_pairs(pairs, (), {"row": row, "col": col})
+    read = ratings_file.read_pairs(pairs, (), {"row": row, "col": col})
     account("pairs", read, out.with_name(out.stem + "-rejected.csv"))
     write_predictions(fitted, read, out)
 
@@ -57,11 +56,10 @@ def update(
     Known entries are replaced; new rows and columns may appear. Try: [bold]overt update
     overt-completion today.csv[/bold]
     """
-    from overt.completion import DropoutCompletion
-    from overt.completion.storage import files
+    from overt.completion import DropoutCompletion, ratings_file
 
     fitted = DropoutCompletion.load(model)
-    read = files.read_ratings(ratings, duplicates, row=row, col=col, value=value, time=at)
+    read = ratings_file.read_ratings(ratings, duplicates, row=row, col=col, value=value, time=at)
     if read.clicks and fitted.missing == "unknown":
         raise InputError(f"{ratings} has no values, and the model is one of values")
     account("ratings", read, None, duplicates)
@@ -184,7 +182,7 @@ def _newcomer(path: Path | None) -> tuple[list[str], list[float] | None]:
 
 
 def _fields(path: Path) -> list[list[str]]:
-    from overt.completion.storage.text import short_lines
+    from overt.completion.ratings_text import short_lines
 
     if not path.is_file():
         raise InputError(f"there is no file or folder {path}")
