@@ -25,7 +25,7 @@ TORCH = {"nn", "relu", "robust"}  # may share what they need of PyTorch
 # Modules that each main use imports. Lower a limit when a redesign reaches it; never raise one.
 CLOSURES = {
     "LinearNetwork": 45,
-    "DropoutCompletion": 78,
+    "DropoutCompletion": 69,
     "DropoutImputer": 11,
     "predictive_moments": 47,
     "mc_moments": 45,
@@ -36,7 +36,7 @@ CLOSURES = {
     "robust_error": 34,
     "adversarial_train": 30,
     "minima": 28,
-    "simulate": 21,
+    "simulate": 20,
 }
 
 WORDS = {  # what is not said -> what is, and the room that may
