@@ -12,8 +12,8 @@ from overt.completion import DropoutCompletion
 from overt.decay import DeepLinearCompletion, Schedule, layers
 from overt.decay.annealing import AnnealedPath, curvature
 from overt.decay.baselines import nuclear_norm, small_initialization
+from overt.decay.landscape import random_starts
 from overt.decay.schedule import Phase
-from overt.decay.search import random_starts
 from overt.decay.simulation import Weights
 from overt.results import Status
 
