@@ -82,7 +82,7 @@ def rank_thresholds(problem: Entries, depth: int = 3) -> RankThresholds:
             f"{len(problem)} observations of {problem.shape[0]} x {problem.shape[1]} entries; "
             "`existence` follows minima numerically otherwise"
         )
-    s = np.linalg.svd(M, compute_uv=False)
+    s = np.asarray(np.linalg.svd(M, compute_uv=False), dtype=np.float64)
     if L == 2:
         return RankThresholds(s, s / 2 / M.size, s / 2 / M.size)
     power = (2 * L - 2) / L
