@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from overt import _check
-from overt._check import InputError, bounded, doubles, whole
+from overt._check import bounded, doubles, whole
 from overt._types import Floats
 from overt.results import Result, Status
 
@@ -74,14 +74,13 @@ def one_output_optimum(y: Any, width: int, drop_prob: float = 0.5) -> OneOutputO
     """
     y = doubles("y", y, ndim=1)
     d = whole("width", width)
-    lam = _strength(drop_prob)
+    probability = _check.drop_prob(drop_prob)
+    lam = probability / (1 - probability)
     positive = np.maximum(y, 0)
     negative = np.maximum(-y, 0)
-    k = np.arange(d + 1)
-    costs = np.sum(positive**2) / (k + lam) + np.sum(negative**2) / (d - k + lam)
-    if lam == 0:  # no units of a sign leave its squares, any others fit them
-        costs = np.where((k > 0) | (not positive.any()), 0.0, np.sum(positive**2))
-        costs += np.where((k < d) | (not negative.any()), 0.0, np.sum(negative**2))
+    left = np.ones(d + 1)  # share of the squares that stays with k units of a sign
+    left[1:] = lam / (np.arange(1, d + 1) + lam)
+    costs = np.sum(positive**2) * left + np.sum(negative**2) * left[::-1]
     best = int(np.argmin(costs))
     is_positive = np.arange(d) < best
     U = np.where(is_positive, 1.0, -1.0)[None]
@@ -91,19 +90,11 @@ def one_output_optimum(y: Any, width: int, drop_prob: float = 0.5) -> OneOutputO
         negative[:, None] / (d - best + lam) if best < d else 0.0,
     )
     return OneOutputOptimum(
-        objective=float(costs[best]) * (lam or 1.0) / len(y),
+        objective=float(costs[best]) / len(y),
         positive_units=best,
         activations=activations,
         U=U,
         prediction=activations @ U[0],
-        unsigned_objective=lam * float(np.sum(y**2)) / (d + lam) / len(y),
+        unsigned_objective=lam / (d + lam) * float(np.mean(y**2)),
         status=Status.OPTIMAL,
     )
-
-
-def _strength(drop_prob: float) -> float:
-    probability = _check.drop_prob(drop_prob)
-    lam = probability / (1 - probability)
-    if lam > 1e15:
-        raise InputError(f"drop_prob must leave units, got {drop_prob!r}")
-    return lam
