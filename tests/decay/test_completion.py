@@ -269,8 +269,6 @@ def test_bad_entries():
     fitted = fit(matrix(10, 1, 0.6, seed=0))
     with pytest.raises(InputError, match="rows"):
         fitted.predict([10], [0])
-    rows, cols = np.array([[0, 1, 2], [3, 4, 5]]), np.array([[5, 4, 3], [2, 1, 0]])
-    np.testing.assert_allclose(fitted.predict(rows, cols), fitted.complete()[rows, cols])
 
 
 def test_nuclear_norm_against_a_convex_solver():
@@ -305,3 +303,13 @@ def test_the_nuclear_norm_is_the_least_that_fits():
     best = cp.Problem(cp.Minimize(cp.normNuc(A)), fits).solve(solver=cp.CLARABEL)
     np.testing.assert_allclose(found[problem.rows, problem.cols], problem.values)
     assert np.linalg.svd(found, compute_uv=False).sum() == pytest.approx(best, rel=1e-5)
+
+
+def test_names_and_indices_are_asked_explicitly():
+    problem = matrix(12, 1, 0.8, seed=2)
+    entries = Entries.from_ids([f"u{a}" for a in problem.rows], problem.cols, problem.values)
+    named = DeepLinearCompletion(width=2).fit(entries)
+    by_index = named.predict(entries.rows, entries.cols, keys="index")
+    np.testing.assert_array_equal(named.predict(entries), by_index)
+    with pytest.raises(InputError, match="must be among those fitted"):
+        named.predict([-1], [0], keys="index")
