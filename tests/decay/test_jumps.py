@@ -23,7 +23,6 @@ from overt.decay import (
     sweep,
     two_by_two,
 )
-from overt.decay.annealing import curvature, decays
 from overt.decay.simulation import last_crossing
 
 FIGURE_2 = Schedule.of([(500, 0.03, 0.1), (4500, 0.25, 0.1)], convention="pytorch")
@@ -105,21 +104,6 @@ def test_jumps_are_counted_by_hand():
     never = type(runs)(**{**vars(runs), "singular_values": s[[3, 3, 0, 3, 3]],
                           "train_error": error[[0] * 5]})  # fmt: skip
     assert find_jumps(never).median == np.inf
-
-
-@pytest.mark.parametrize("depth", [2, 3, 5])
-def test_rates_and_decays_of_annealing_follow_from_equal_singular_values(depth):
-    """Curvature of an entry in the end layers at rank 2; decay at which rank 1 pays no more."""
-    rng, (m, n) = np.random.default_rng(0), (8, 6)
-    left, right = (np.linalg.qr(rng.standard_normal((k, 2)))[0] for k in (m, n))
-    A = np.sqrt(m * n / 2) * left @ right.T
-    weights = balanced(A, depth, 2)
-    inner, outer = layers.product(weights[:-1]), layers.product(weights[1:])
-    mean = np.mean(np.sum(inner**2, axis=0)) + np.mean(np.sum(outer**2, axis=1))
-    assert curvature((m, n), depth) == pytest.approx(mean, rel=1e-9)
-    ladder = decays((m, n), depth)
-    assert ladder[-1] * depth * np.sqrt(m * n) ** (2 / depth) == pytest.approx(0.5)
-    np.testing.assert_allclose(np.divide(ladder[1:], ladder[:-1]), 2)
 
 
 def test_sweep_rows():
