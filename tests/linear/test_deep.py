@@ -199,9 +199,9 @@ def test_every_sample_of_a_batch_has_a_mask_of_its_own():
     net = overt.DeepLinearNetwork(rng.standard_normal((2, 3)), (6, 5), 0.5)
     weights = [rng.standard_normal(shape) for shape in net.shapes]
     x, y = np.tile(rng.standard_normal((2, 1, 3)), (1, 4000, 1))  # one sample, many times
-    gradients = net.effect._sampled_gradients(weights, x, y[:, :2], np.random.default_rng(1))
+    gradients = net.effect.sampled_gradients(weights, x, y[:, :2], np.random.default_rng(1))
     kept = [np.abs(gradients[i]).sum(axis=axis) > 0 for i, axis in ((1, 0), (2, 0), (0, 1))]
     assert all(units.all() for units in kept)  # one mask for all would leave units without gradient
-    whole = net.effect._sampled_gradients(weights, x, y[:, :2], np.random.default_rng(2))
+    whole = net.effect.sampled_gradients(weights, x, y[:, :2], np.random.default_rng(2))
     for one, other in zip(gradients, whole, strict=True):
         assert np.linalg.norm(one - other) < 0.3 * np.linalg.norm(one)

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -286,32 +287,27 @@ def _on_boundary(s2: Floats, mu: Floats, beta: Floats) -> Floats:
     sum_l beta_l / sqrt(z_l) = 1.
     """
     none = np.zeros(len(s2))
-    w = np.exp(
-        _bisect(
-            lambda y: _inside(_with_multiplier(np.exp(y), none, mu, beta), beta),
-            np.log(s2) - 100,
-            np.log(s2),
-        )
-    )
+    top = np.log(s2)
+
+    def without_multiplier(log_w: Floats) -> Floats:
+        return _with_multiplier(np.exp(log_w), none, mu, beta)
+
+    w = np.exp(_enter_c(without_multiplier, beta, top - 100, top))
     most = np.full(len(s2), np.sum(np.sqrt(beta * mu / 2)) ** 2)
     for _ in range(BOUNDARY_STEPS):
-        theta = _bisect(lambda x, w=w: _inside(_with_multiplier(w, x, mu, beta), beta), none, most)
+        theta = _enter_c(partial(_with_multiplier, w, mu=mu, beta=beta), beta, none, most)
         pi = _with_multiplier(w, theta, mu, beta)
         w = s2 * np.prod(pi / (pi + beta), axis=1)
     return pi
 
 
-def _inside(pi: Floats, beta: Floats) -> Bools:
-    return np.asarray(np.sum(beta / (beta + 2 * pi), axis=1) <= 1)
-
-
-def _bisect(holds: Callable[[Floats], Bools], low: Floats, high: Floats) -> Floats:
-    """Return the least points between low and high at which the condition holds."""
+def _enter_c(path: Callable[[Floats], Floats], beta: Floats, low: Floats, high: Floats) -> Floats:
+    """Return the least arguments between low and high at which paths of shares are in C."""
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        met = holds(middle)
-        low = np.where(met, low, middle)
-        high = np.where(met, middle, high)
+        inside = np.sum(beta / (beta + 2 * path(middle)), axis=1) <= 1
+        low = np.where(inside, low, middle)
+        high = np.where(inside, middle, high)
     return high
 
 
@@ -333,7 +329,7 @@ def _boundary_multipliers(s2: Floats, beta: Floats) -> Floats:
 
     equal = 1 / len(s2)
     mu = np.mean(s2) * np.prod(equal / (equal + beta)) * beta / (equal * (equal + beta))
-    found = minimize(dual, np.log(mu), jac=True, method="BFGS", options={"gtol": 1e-10})
+    found = minimize(dual, np.log(mu), jac=True, method="BFGS", options={"gtol": 1e-8, "maxiter": 40})
     return np.asarray(np.exp(found.x))
 
 

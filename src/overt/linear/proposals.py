@@ -7,6 +7,7 @@ docs/howto/proofs.md derives the inequalities. Needs python-flint.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
 from typing import Any
 
 import flint
@@ -16,6 +17,7 @@ from overt._types import Floats
 from overt.linear import balls
 from overt.linear.bounds import Envelope, spectral_bound
 from overt.linear.checker import Matrix, Problem, RefusedError, dominated
+from overt.linear.deep_shares import best_shares
 from overt.linear.effect import NoiseEffect
 from overt.linear.shares import UnitShares
 from overt.spectral import KSupport, Schatten
@@ -42,12 +44,32 @@ def complete(document: dict[str, Any], given: Mapping[str, Floats], effect: Nois
             s[: len(found)] = [float(x) for x in found]
             if problem.Gamma is not None:
                 _costs(problem, problem.Gamma, s, effect)
+            elif problem.network == "deep" and sum(x > 0 for x in problem.strengths) > 1:
+                _shares(problem, found)
             elif "thresholds" not in problem.witness:
                 delta, gamma, band = problem.costs()
                 costs = UnitShares(np.array([float(x) for x in delta]))
                 proposed = block_thresholds(s, float(gamma), band) if band else costs.multipliers(s)
                 problem.witness["thresholds"] = stored(proposed)
     return problem
+
+
+def _shares(problem: Problem, s: list[Fraction]) -> None:
+    """Add dual points for the shares of a deep network's layers, a little inside C."""
+    if "shares" in problem.witness:
+        return
+    layers = zip(problem.strengths, problem.weights, strict=False)
+    beta = np.array([float(lam) / W.shape[0] for lam, W in layers if lam])
+    values = np.array([float(x) for x in s])
+    if values[0] == 0:
+        values[0] = 1.0  # any points will do
+    best = best_shares(np.maximum(values, 1e-9 * values[0]), beta)
+    duals = []
+    for dual in best.duals:
+        outside = np.sum(beta / (beta + 2 * dual.pi), axis=1) > 1 - 1e-12
+        points = np.where(outside[:, None], dual.pi * (1 + 1e-11), dual.pi)
+        duals.append({"multipliers": stored(dual.mu), "points": stored(points)})
+    problem.witness["shares"] = duals
 
 
 def stored(value: Any) -> Any:
