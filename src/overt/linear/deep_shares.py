@@ -39,6 +39,9 @@ ROUNDING = 1e-12
 
 MAX_NEWTON_STEPS = 100
 
+MAX_SHORT_STEPS = 5
+"""Steps below a tenth of Newton's after which the maximum is taken to be on the boundary of C."""
+
 BOUNDARY_STEPS = 6
 """Updates of s^2 F on the boundary of C; each gains about two digits."""
 
@@ -179,10 +182,7 @@ def _several_layers(s2: Floats, beta: Floats, factor: float) -> BestShares:
     while cap > 1:
         solved.add(rank)
         pi, mu = _solve_rank(gain2[:rank], beta, mu)
-        if pi is None:
-            # The maximum lies on the boundary of C, where no global maximum lies.
-            mu = _boundary_multipliers(gain2[:rank], beta)
-        else:
+        if pi is not None:
             candidate = np.zeros((count, layers))
             candidate[:rank] = pi / pi.sum(axis=0)
             objective = _objective(s2, candidate, beta, factor)
@@ -191,6 +191,11 @@ def _several_layers(s2: Floats, beta: Floats, factor: float) -> BestShares:
                 best_pi = candidate
         duals.append(DualPoint(mu, _best_in_c(gain2[:cap], mu, beta)))
         found = dual_bounds(s2, beta, duals[-1], factor)
+        if pi is None and found[rank - 2] < best * (1 + ROUNDING):
+            # The maximum lies on the boundary of C, where no global maximum lies.
+            mu = _boundary_multipliers(gain2[:rank], beta)
+            duals.append(DualPoint(mu, _best_in_c(gain2[:cap], mu, beta)))
+            found = np.maximum(found, dual_bounds(s2, beta, duals[-1], factor))
         bounds[2 : cap + 1] = np.maximum(bounds[2 : cap + 1], found)
         open_ranks = [
             q for q in range(2, cap + 1) if bounds[q] < best * (1 - ROUNDING) and q not in solved
@@ -329,7 +334,9 @@ def _boundary_multipliers(s2: Floats, beta: Floats) -> Floats:
 
     equal = 1 / len(s2)
     mu = np.mean(s2) * np.prod(equal / (equal + beta)) * beta / (equal * (equal + beta))
-    found = minimize(dual, np.log(mu), jac=True, method="BFGS", options={"gtol": 1e-8, "maxiter": 40})
+    found = minimize(
+        dual, np.log(mu), jac=True, method="BFGS", options={"gtol": 1e-8, "maxiter": 40}
+    )
     return np.asarray(np.exp(found.x))
 
 
@@ -344,6 +351,7 @@ def _solve_rank(s2: Floats, beta: Floats, mu: Floats) -> tuple[Floats | None, Fl
         mu = mu / 2
         pi, exists = _stationary(s2, mu, beta)
     dual = _dual_value(s2, beta, mu, pi)
+    short_steps = 0
     for _ in range(MAX_NEWTON_STEPS):
         gradient = 1 - pi.sum(axis=0)
         if np.max(np.abs(gradient)) < 1e-14:
@@ -351,7 +359,7 @@ def _solve_rank(s2: Floats, beta: Floats, mu: Floats) -> tuple[Floats | None, Fl
         step = _newton_step(s2, beta, mu, pi, gradient)
         slope = float(gradient @ step)
         length = 1.0
-        while length > 1e-9:
+        while length > 1e-5:
             moved = mu + length * step
             if (moved > 0).all():
                 pi_moved, exists = _stationary(s2, moved, beta)
@@ -361,6 +369,9 @@ def _solve_rank(s2: Floats, beta: Floats, mu: Floats) -> tuple[Floats | None, Fl
                         break
             length /= 2
         else:
+            break
+        short_steps += length < 0.1
+        if short_steps > MAX_SHORT_STEPS:
             break
         improved = np.max(np.abs(1 - pi_moved.sum(axis=0))) < 0.9 * np.max(np.abs(gradient))
         mu, pi, dual = moved, pi_moved, value
