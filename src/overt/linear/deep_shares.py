@@ -234,6 +234,23 @@ def dual_bounds(s2: Floats, beta: Floats, dual: DualPoint, factor: float = 1.0) 
     return np.asarray(bounds - ROUNDING * np.abs(bounds))
 
 
+def fewest_duals(best: BestShares, s: Floats, beta: Floats, factor: float = 1.0) -> list[DualPoint]:
+    """Return as few of the dual points, a little inside C, as give the same bound on all ranks."""
+    duals = []
+    for dual in best.duals:
+        nearly_outside = np.sum(beta / (beta + 2 * dual.pi), axis=1) > 1 - 1e-12
+        inside = np.where(nearly_outside[:, None], dual.pi * (1 + 1e-11), dual.pi)
+        duals.append(DualPoint(dual.mu, inside))
+    bounds = [dual_bounds(s**2, beta, dual, factor) for dual in duals]
+    target = min(best.objective, *np.max(bounds, axis=0)) * (1 - 1e-14) if duals else 0.0
+    kept = list(range(len(duals)))
+    for i in range(len(duals)):
+        others = [bounds[j] for j in kept if j != i]
+        if others and np.min(np.max(others, axis=0)) >= target:
+            kept.remove(i)
+    return [duals[i] for i in kept]
+
+
 def _first_guess(s2: Floats, beta: Floats, cap: int) -> tuple[Floats, int]:
     """Return multipliers and a rank near the best, by alternating layers."""
     pi = np.full((len(beta), len(s2)), 1 / len(s2))

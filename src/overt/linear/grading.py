@@ -57,6 +57,8 @@ def _rank_certificate(effect: NoiseEffect) -> RankCertificate | None:
     least, most = effect.rank_range
     if least == 0:
         return RankCertificate(least, most)
+    if least == 1:  # the zero map
+        return RankCertificate(least, most, effect.regression.scale)
     below = effect.limited(least - 1).relaxation.bound
     return RankCertificate(least, most, below)
 

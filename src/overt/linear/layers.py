@@ -22,7 +22,14 @@ import numpy as np
 from overt import equalize
 from overt._types import Floats
 from overt.linear.bounds import Relaxation, positive, shrink
-from overt.linear.deep_shares import ROUNDING, BestShares, best_shares, noise_cost
+from overt.linear.deep_shares import (
+    ROUNDING,
+    BestShares,
+    DualPoint,
+    best_shares,
+    fewest_duals,
+    noise_cost,
+)
 from overt.linear.effect import NoiseEffect
 from overt.linear.regression import DenseRegression, from_target
 from overt.linear.sampling import LIMIT, Advance, multipliers
@@ -181,6 +188,11 @@ class DeepNoise(NoiseEffect):
         """The best shares under the layers' minorants; exact if all are exchangeable."""
         return best_shares(self.values, self.beta, self.factor)
 
+    def dual_points(self, values: Floats) -> list[DualPoint]:
+        """Return as few dual points as bound the objective for a target with these values."""
+        found = best_shares(values, self.beta, self.factor)
+        return fewest_duals(found, values, self.beta, self.factor)
+
     @property
     def rank_range(self) -> tuple[int, int] | None:
         """The ranks whose bound does not exceed the optimum.
@@ -330,7 +342,7 @@ class DeepNoise(NoiseEffect):
     def imbalance(self, *weights: Floats) -> float:
         """Return the equalization gap R / (nu |W C^(1/2)|_*^2) - 1; 0 for a map that is zero."""
         W = _product(self._whitened(weights))
-        least = self.nu * float(np.linalg.norm(W, "nuc")) ** 2
+        least = self.nu * float(np.square(np.linalg.norm(W, "nuc")))
         return self.penalty(*weights) / least - 1 if least > 0 else 0.0
 
     def value(self, *weights: Floats) -> tuple[float, Sequence[Floats]]:

@@ -17,7 +17,6 @@ from overt._types import Floats
 from overt.linear import balls
 from overt.linear.bounds import Envelope, spectral_bound
 from overt.linear.checker import Matrix, Problem, RefusedError, dominated
-from overt.linear.deep_shares import best_shares
 from overt.linear.effect import NoiseEffect
 from overt.linear.shares import UnitShares
 from overt.spectral import KSupport, Schatten
@@ -45,7 +44,7 @@ def complete(document: dict[str, Any], given: Mapping[str, Floats], effect: Nois
             if problem.Gamma is not None:
                 _costs(problem, problem.Gamma, s, effect)
             elif problem.network == "deep" and sum(x > 0 for x in problem.strengths) > 1:
-                _shares(problem, found)
+                _shares(problem, found, effect)
             elif "thresholds" not in problem.witness:
                 delta, gamma, band = problem.costs()
                 costs = UnitShares(np.array([float(x) for x in delta]))
@@ -54,22 +53,17 @@ def complete(document: dict[str, Any], given: Mapping[str, Floats], effect: Nois
     return problem
 
 
-def _shares(problem: Problem, s: list[Fraction]) -> None:
-    """Add dual points for the shares of a deep network's layers, a little inside C."""
+def _shares(problem: Problem, s: list[Fraction], effect: Any) -> None:
+    """Add dual points for the shares of a deep network's layers."""
     if "shares" in problem.witness:
         return
-    layers = zip(problem.strengths, problem.weights, strict=False)
-    beta = np.array([float(lam) / W.shape[0] for lam, W in layers if lam])
     values = np.array([float(x) for x in s])
     if values[0] == 0:
         values[0] = 1.0  # any points will do
-    best = best_shares(np.maximum(values, 1e-9 * values[0]), beta)
-    duals = []
-    for dual in best.duals:
-        outside = np.sum(beta / (beta + 2 * dual.pi), axis=1) > 1 - 1e-12
-        points = np.where(outside[:, None], dual.pi * (1 + 1e-11), dual.pi)
-        duals.append({"multipliers": stored(dual.mu), "points": stored(points)})
-    problem.witness["shares"] = duals
+    problem.witness["shares"] = [
+        {"multipliers": stored(dual.mu), "points": stored(dual.pi)}
+        for dual in effect.dual_points(np.maximum(values, 1e-9 * values[0]))
+    ]
 
 
 def stored(value: Any) -> Any:
