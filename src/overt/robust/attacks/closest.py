@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -28,7 +27,6 @@ from overt.robust.attacks.gradient import PGD
 from overt.robust.attacks.points import Points, slope
 from overt.robust.attacks.results import report
 from overt.robust.attacks.search import Search
-from overt.robust.attacks.spreading import spread
 from overt.robust.attacks.staged import begin
 from overt.robust.threats.balls import farthest
 from overt.robust.threats.base import Region, Threat
@@ -87,7 +85,7 @@ def closest(
     model: models.Model, x: Any, y: Any = None, threat: Threat | None = None, *, steps: int = 100,
     rivals: int = 2, criterion: Criterion = Misclassified(),  # noqa: B008  (immutable)
     batch_size: int = models.BATCH_SIZE, seed: int = 0, warn: bool = True,
-    **run: Unpack[models.Run],
+    **run: Unpack[models.Door],
 ) -> Closest:  # fmt: skip
     """Look for the nearest perturbation that fools the model at each point.
 
@@ -100,7 +98,7 @@ def closest(
     steps, rivals
         Gradients of each run, and runs against single classes, by linearized distance, that follow
         the one against the likeliest.
-    criterion, batch_size, seed, warn, output, mean, std, samples, engine
+    criterion, batch_size, seed, warn, output, mean, std, samples
         As for any attack.
     """
     whole("steps", steps)
@@ -121,8 +119,8 @@ def closest(
             measured = min(classes, 9) if count else 0
             parts = left.split(search.batch_size) if len(left) else ()
             try:
-                for _ in spread(search, partial(_surround, steps, count, measured), parts):
-                    pass
+                for part in parts:
+                    _surround(steps, count, measured, search, part)
             except KeyboardInterrupt:
                 search.status = Status.INTERRUPTED
         if search.random:

@@ -46,12 +46,6 @@ class Door(TypedDict, total=False):
     samples: int | None
 
 
-class Run(Door, total=False):
-    """How a model is to be called, and where: `engine` is "local", "dask" or an address."""
-
-    engine: str
-
-
 @contextmanager
 def evaluating(*models: Model, hidden: bool = True) -> Iterator[None]:
     """Put models in training mode into evaluation mode, and back as they were afterwards.

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from overt._cluster import checked_engine
 from overt._progress import meter
 from overt.results import Status
 from overt.robust.attacks.criteria import Criterion
@@ -18,14 +17,12 @@ from overt.robust.attacks.losses import Loss, Plan, find_loss, objective_of, ref
 from overt.robust.attacks.models import (
     Door,
     Model,
-    Run,
     Subject,
     evaluating,
     modes_change_outputs,
 )
 from overt.robust.attacks.points import Found, Guide, Points, StraightThrough, slope
 from overt.robust.attacks.results import AttackResult, report
-from overt.robust.attacks.spreading import spread
 from overt.robust.threats.base import Threat
 
 FLAT = 1e-30
@@ -53,13 +50,11 @@ class Search:
 
     def __init__(
         self, model: Model, x: Any, y: Any, threat: Threat, criterion: Criterion, loss: Loss,
-        batch_size: int, run: Run,
+        batch_size: int, run: Door,
     ) -> None:  # fmt: skip
-        self.door = cast("Door", {k: v for k, v in run.items() if k != "engine"})
-        self.engine = checked_engine(run.get("engine", "local"))
+        self.door = run
         self.start: Tensor | None = None
         self.guide: Guide | None = None
-        self.client: Any = None
         self.subject = Subject(model, x, self.door, raw=criterion.raw)
         self.x, self.criterion, self.batch_size = self.subject.x, criterion, batch_size
         self.threat, self.loss = threat.within(self.x), loss
@@ -92,7 +87,6 @@ class Search:
 
     def __exit__(self, *_: object) -> None:
         self.modes.close()
-        self.client = None
 
     @property
     def left(self) -> Tensor:
@@ -116,7 +110,8 @@ class Search:
         self.best.flat &= self.best.fooled
         try:
             with meter("attack", sum(map(len, parts)), show=len(rows) > 1) as bar:
-                for part in spread(self, stage, parts):
+                for part in parts:
+                    stage(self, part)
                     done = self.best.fooled[: int(part[-1]) + 1]
                     bar.advance(len(part), f"robust {1 - float(done.double().mean()):.3f}")
         except KeyboardInterrupt:
