@@ -21,7 +21,7 @@ from overt.robust.attacks.criteria import Criterion, Misclassified
 from overt.robust.attacks.results import report
 from overt.robust.attacks.staged import LEAST_BUDGET, begin, run_stages
 from overt.robust.certificates.bounds import chain_of, decide
-from overt.robust.threats.base import Threat
+from overt.robust.threats import Threat
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -176,7 +176,7 @@ def measure(
     positive, here = curve[curve > 0], search.x
     with search, meter("radii", len(positive), show=len(positive) > 1) as bar:
         for radius in positive:
-            search.threat = search.threat.at(float(radius))
+            search.limit(search.threat.with_radius(float(radius)))
             start = search.x + search.best.delta.view_as(search.x)
             if attack is None:
                 run_stages(search, budget, queries, 9, surrogate, seed, start)

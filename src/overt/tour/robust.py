@@ -83,7 +83,7 @@ def _training(
     sturdy = small.mlp(64, 10)
     batches = list(zip(data.x.split(64), data.y.split(64), strict=True))
     adversarial_train(
-        sturdy, batches, PGD(threat.at(0.4), steps=4), epochs=20,
+        sturdy, batches, PGD(threat.with_radius(0.4), steps=4), epochs=20,
         optimizer=torch.optim.Adam(sturdy.parameters(), 2e-3), seed=seed,
     )  # fmt: skip
     (figure, axes), errors = canvas(5.6, 3.4), []

@@ -16,7 +16,7 @@ from overt.robust.attacks.losses import Loss, find_loss
 from overt.robust.attacks.points import Draw, Found, Points
 from overt.robust.attacks.results import AttackResult
 from overt.robust.attacks.search import Search
-from overt.robust.threats.base import Threat, check_threat
+from overt.robust.threats import Threat, check_threat
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from overt._check import InputError, InputTypeError, choice, whole
 from overt.robust.attacks.inputs import floating
-from overt.robust.threats.base import fits, tensor
+from overt.robust.threats import fits, tensor
 
 Model = Any
 """A torch module, any differentiable function from inputs to logits, or a list of them."""

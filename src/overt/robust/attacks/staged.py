@@ -16,7 +16,7 @@ from overt.robust.attacks.points import Guide
 from overt.robust.attacks.queries import Square
 from overt.robust.attacks.results import NOTEWORTHY, AttackResult
 from overt.robust.attacks.search import Search
-from overt.robust.threats.base import Threat, check_threat
+from overt.robust.threats import Threat, check_threat
 
 LEAST_BUDGET = 24
 """Gradients of a point that leave two to the stage with the fewest."""
