@@ -1,6 +1,4 @@
-"""What holds for every network with noise before its last layer, and how norm measures compare.
-
-"""
+"""What holds for every network with noise before its last layer, and how norm measures compare."""
 
 from __future__ import annotations
 
