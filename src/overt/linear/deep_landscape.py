@@ -127,4 +127,4 @@ def rank_one_barrier(effect: DeepNoise) -> float:
         rest = float(np.sum(effect.values[width - 1 :] ** 2))
         gains.append(total - rest - best_shares(kept, narrower, effect.factor).bound)
     alone = effect.factor * s1 / ((1 + first) * (1 + second))
-    return max(0.0, float(alone - max(gains)) - 1e-12 * alone)
+    return max(0.0, float(alone - max(gains) - 1e-12 * alone))
