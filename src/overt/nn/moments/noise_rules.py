@@ -1,0 +1,98 @@
+"""What a model draws: coins, uniform and normal numbers, and masks of known covariance."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from overt.nn.graph.record import Call, LayerNoise, UnsupportedError, op_info
+from overt.nn.moments.values import Law, Propagation, RandomTensor, Value, hermite
+
+
+def _uniform_law(n: int = 64) -> Law:
+    nodes, weights = np.polynomial.legendre.leggauss(n)
+    return Law(torch.as_tensor((nodes + 1) / 2), torch.as_tensor(weights / 2), lambda u: u)
+
+
+UNIFORM = _uniform_law()
+NORMAL = Law(*hermite(32), torch.special.ndtri)
+
+_DRAWS = {
+    "rand": (0.5, 1 / 12, UNIFORM),
+    "rand_like": (0.5, 1 / 12, UNIFORM),
+    "randn": (0.0, 1.0, NORMAL),
+    "randn_like": (0.0, 1.0, NORMAL),
+}
+"""Mean, variance and law of the entries."""
+
+
+def draw(run: Propagation, call: Call, args: Any) -> Value:
+    """Return the moments of what a call draws."""
+    info = op_info(call.func)
+    if isinstance(call.func, LayerNoise):
+        return masked_by_layer(run, call.func.layer, args[0])
+    out = call.out
+    if not isinstance(out, Tensor) or not (out.is_floating_point() or info.name == "bernoulli"):
+        raise UnsupportedError(f"{info.name} draws whole numbers")
+    if out.dtype not in (torch.float32, torch.float64):
+        out = out.float()
+    if info.name == "bernoulli":
+        return _coins(run, args, out)
+    if info.name not in _DRAWS:
+        raise UnsupportedError(f"{info.name} draws numbers whose law is not known here")
+    mean, var, law = _DRAWS[info.name]
+    return run.draw(torch.full_like(out, mean), torch.full_like(out, var), law)
+
+
+def _coins(run: Propagation, args: Any, like: Tensor) -> Value:
+    """Coins with one probability, or with one for each entry."""
+    p = args[1] if len(args) > 1 else args[0]
+    if isinstance(p, Value):
+        raise UnsupportedError("a probability is random itself")
+    if isinstance(p, Tensor):
+        p = p.to(like).expand(like.shape)
+        return run.draw(p, p * (1 - p), None)
+    law = Law(torch.tensor([0.0, 1.0]), torch.tensor([1 - p, p], dtype=torch.float64))
+    return run.draw(torch.full_like(like, p), torch.full_like(like, p * (1 - p)), law)
+
+
+def masked_by_layer(run: Propagation, layer: Any, given: Any) -> Value:
+    """x o m with a mask m of mean 1 and covariance Gamma: Cov = S + Gamma o (S + E[x] E[x]')."""
+    random = isinstance(given, Value)
+    x = given.moments(run) if random else None
+    mean = x.mean if x is not None else given
+    covariance = layer.mask_covariance(tuple(mean.shape))
+    strength = covariance.relative_variance(mean).expand(mean.shape)
+    run.draws += 1
+    noises = frozenset({run.draws})
+    fixed = run.fixed(mean)
+    if run.sampled:
+        away = layer(torch.ones_like(mean)) - 1
+        own = fixed * away
+    else:
+        away = None
+        own = fixed * run.source(strength, covariance=covariance)
+    var = strength * mean * mean
+    if x is None:
+        return Value(RandomTensor(mean, var, own, noises, independent=False))
+    both = strength * x.var
+    dev = x.dev + own
+    dev = dev + (x.dev * away if away is not None else run.source(both))
+    exact = x.exact and x.known and x.independent
+    return Value(
+        replace(
+            x,
+            mean=mean,
+            var=x.var + var + both,
+            dev=dev,
+            noises=x.noises | noises,
+            law=None,
+            exact=exact,
+            known=exact,
+            independent=False,
+        )
+    )
