@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from overt.nn.graph.record import Call, LayerNoise, UnsupportedError, op_info
-from overt.nn.moments.values import Law, Propagation, RandomTensor, Value, hermite
+from overt.nn.propagation.values import Law, Propagation, RandomTensor, Value, hermite
 
 
 def _uniform_law(n: int = 64) -> Law:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from overt.nn.moments.values import Propagation, RandomTensor, Value
+from overt.nn.propagation.values import Propagation, RandomTensor, Value
 
 aten = torch.ops.aten
 Rule = Callable[[Propagation, Any, Any, Any], Any]

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from overt.nn.graph.record import UnsupportedError, aten, op_info
-from overt.nn.moments.linear_rules import add, linear, multiply
-from overt.nn.moments.registry import rule
-from overt.nn.moments.unknown_ops import unknown_operation
-from overt.nn.moments.values import SETTINGS, Propagation, RandomTensor, Value
+from overt.nn.propagation.linear_rules import add, linear, multiply
+from overt.nn.propagation.registry import rule
+from overt.nn.propagation.unknown_ops import unknown_operation
+from overt.nn.propagation.values import SETTINGS, Propagation, RandomTensor, Value
 
 MAX_LOGIT_DEVIATION = 3.0
 """Standard deviation of logits, weighted by probability, beyond which a softmax is sampled.

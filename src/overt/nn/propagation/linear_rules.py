@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from overt.nn.graph.record import aten, op_info
-from overt.nn.moments.registry import (
+from overt.nn.propagation.registry import (
     RULES,
     combined_flags,
     find_values,
     map_tree,
     rule,
 )
-from overt.nn.moments.unknown_ops import unknown_operation
-from overt.nn.moments.values import SETTINGS, Propagation, RandomTensor, Value, random_signs
+from overt.nn.propagation.unknown_ops import unknown_operation
+from overt.nn.propagation.values import SETTINGS, Propagation, RandomTensor, Value, random_signs
 
 _ONE_TO_ONE = """view _unsafe_view reshape permute transpose t squeeze unsqueeze slice select split
     split_with_sizes unsafe_split unbind cat stack clone _to_copy alias detach lift_fresh flip roll

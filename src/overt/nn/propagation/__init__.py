@@ -1,0 +1,1 @@
+"""Moments of a recorded network: values, rules by family, and the way back to the noise."""

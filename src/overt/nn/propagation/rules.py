@@ -1,0 +1,71 @@
+"""Apply the rule of an operation, and decide which operations are recorded in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from overt.nn.graph.draws import decompose_draw
+from overt.nn.graph.record import Call, LayerNoise, aten, op_info
+from overt.nn.propagation import linear_rules, norm_rules  # noqa: F401 (they register their rules)
+from overt.nn.propagation.noise_rules import draw
+from overt.nn.propagation.pointwise_rules import is_pointwise, pointwise
+from overt.nn.propagation.registry import EXACT_OPERATIONS, RULES
+from overt.nn.propagation.unknown_ops import unknown_operation
+from overt.nn.propagation.values import Propagation, Value
+
+HALF_PRECISION = (torch.float16, torch.bfloat16)
+
+
+def _glu(x: Tensor, dim: int = -1) -> Tensor:
+    a, b = x.chunk(2, dim)
+    return a * torch.sigmoid(b)
+
+
+@cache
+def _core_decompositions() -> dict[Any, Callable[..., Any]]:
+    return torch._decomp.core_aten_decompositions()
+
+
+@cache
+def decompose(func: Any) -> Callable[..., Any] | None:
+    """Return an operation's parts, None where there is a rule for the whole."""
+    if func is aten.glu.default:
+        return _glu
+    parts = decompose_draw(func)
+    if parts is not None:
+        return parts
+    if func.overloadpacket in RULES or op_info(func).draws or is_pointwise(func):
+        return None
+    return _core_decompositions().get(func)
+
+
+def apply_rule(run: Propagation, call: Call, args: Any, kwargs: Any) -> Any:
+    """Return what comes out of a call: a value, a tensor, or a list of them."""
+    func = call.func
+    name = op_info(func).name
+    if isinstance(func, LayerNoise) or op_info(func).draws:
+        out: Any = draw(run, call, args)
+    elif is_pointwise(func):
+        if kwargs.get("dtype") in HALF_PRECISION:
+            kwargs = {**kwargs, "dtype": torch.float32}
+        out = pointwise(run, func, args, kwargs)
+    else:
+        out = RULES.get(func.overloadpacket, unknown_operation)(run, func, args, kwargs)
+    if name not in EXACT_OPERATIONS:
+        _withdraw_exact(out)
+    return out
+
+
+def _withdraw_exact(out: Any) -> None:
+    """Take the label from results of operations that no test has enumerated."""
+    for value in out if isinstance(out, (list, tuple)) else [out]:
+        if isinstance(value, Value):
+            value.enumerated = False
+            if value.found is not None and value.found.exact:
+                value.found = replace(value.found, exact=False)
