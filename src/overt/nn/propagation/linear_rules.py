@@ -20,7 +20,14 @@ from overt.nn.propagation.registry import (
     rule,
 )
 from overt.nn.propagation.unknown_ops import unknown_operation
-from overt.nn.propagation.values import SETTINGS, Propagation, RandomTensor, Value, random_signs
+from overt.nn.propagation.values import (
+    SETTINGS,
+    Derived,
+    Propagation,
+    RandomTensor,
+    Value,
+    random_signs,
+)
 
 _ONE_TO_ONE = """view _unsafe_view reshape permute transpose t squeeze unsqueeze slice select split
     split_with_sizes unsafe_split unbind cat stack clone _to_copy alias detach lift_fresh flip roll
@@ -143,10 +150,7 @@ def average(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
 
     mean = apply_to(x.mean)
     count = _window_size(op_info(func).name, x.mean, mean, args)
-    if count is None:
-        var = _variance_by_signs(apply_to, x)
-    else:
-        var = apply_to(x.var) / count
+    var = _variance_by_signs(apply_to, x) if count is None else apply_to(x.var) / count
     return Value(
         replace(
             x,
@@ -192,7 +196,7 @@ def _variance_by_signs(apply_to: Callable[[Tensor], Tensor], x: RandomTensor) ->
 
 
 def add(run: Propagation, a: Any, b: Any, scale: float = 1.0) -> Value:
-    """a + scale * b, one or both of them random."""
+    """Return a + scale * b, one or both of them random."""
     x = a.moments(run) if isinstance(a, Value) else None
     y = b.moments(run) if isinstance(b, Value) else None
     mean = torch.add(x.mean if x else a, y.mean if y else b, alpha=scale)
@@ -212,7 +216,7 @@ def add(run: Propagation, a: Any, b: Any, scale: float = 1.0) -> Value:
 
 
 def multiply(run: Propagation, a: Any, b: Any) -> Value:
-    """a * b entry by entry; b may be a number."""
+    """Return a * b entry by entry; b may be a number."""
     return product(run, torch.mul, _as_factor(a), _as_factor(b))
 
 
@@ -248,6 +252,9 @@ def product(run: Propagation, f: Callable[[Any, Any], Tensor], a: Any, b: Any) -
         dev = f(x.dev, q + y.dev) + f(p, y.dev)
     else:
         dev = f(x.dev, q) + f(p, y.dev) + run.source(both.expand(mean.shape))
+    derived = flags["derived"]
+    if disjoint:
+        derived |= {Derived(x.noises | y.noises, (x.noises, y.noises))}
     separate = [one.independent and one.mean.shape == mean.shape for one in (x, y)]
     exact = flags["exact"] and flags["known"] and disjoint
     exact &= any(separate) if entrywise else x.independent and y.independent
@@ -259,6 +266,7 @@ def product(run: Propagation, f: Callable[[Any, Any], Tensor], a: Any, b: Any) -
             flags["noises"],
             exact=exact,
             known=exact,
+            derived=derived,
             independent=entrywise and disjoint and all(separate),
         )
     )

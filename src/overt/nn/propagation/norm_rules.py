@@ -14,7 +14,7 @@ from overt.nn.graph.record import UnsupportedError, aten, op_info
 from overt.nn.propagation.linear_rules import add, linear, multiply
 from overt.nn.propagation.registry import rule
 from overt.nn.propagation.unknown_ops import unknown_operation
-from overt.nn.propagation.values import SETTINGS, Propagation, RandomTensor, Value
+from overt.nn.propagation.values import SETTINGS, Derived, Propagation, RandomTensor, Value
 
 MAX_LOGIT_DEVIATION = 3.0
 """Standard deviation of logits, weighted by probability, beyond which a softmax is sampled.
@@ -112,7 +112,9 @@ def standardize(
     return Value(x.approximated(mean=u, var=var, dev=dev, independent=False))
 
 
-def _scale_and_shift(run: Propagation, x: Value, weight: Any, bias: Any, shape: Any = None) -> Value:
+def _scale_and_shift(
+    run: Propagation, x: Value, weight: Any, bias: Any, shape: Any = None
+) -> Value:
     if shape is not None:
         weight = weight.reshape(shape) if isinstance(weight, Tensor) else weight
         bias = bias.reshape(shape) if isinstance(bias, Tensor) else bias
@@ -185,7 +187,7 @@ def batch_norm(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
 
 @rule("max_pool2d_with_indices", "max_pool3d_with_indices")
 def max_pool(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
-    """The largest of independent normal entries (Clark); exact right after dropout."""
+    """Take the largest of independent normal entries (Clark); exact right after dropout."""
     axes = int(op_info(func).name[len("max_pool")])
     kernel, stride, padding, dilation, ceil_mode = _pooling_arguments(args, axes)
     small = math.prod(kernel) <= SETTINGS.max_window
@@ -248,7 +250,8 @@ def _max_after_dropout(
         return None
     keep_prob = float(root.law.weights[1])
     mean, var = largest_kept(windows(kept.expand(x.mean.shape)), keep_prob)
-    return Value(replace(x, mean=mean, var=var, dev=run.source(var), law=None))
+    derived = x.derived | {Derived(x.noises)}
+    return Value(replace(x, mean=mean, var=var, dev=run.source(var), law=None, derived=derived))
 
 
 def largest_of_normals(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,6 +14,7 @@ from overt.nn.propagation.registry import argument_shapes, find_values, map_tree
 from overt.nn.propagation.unknown_ops import unknown_operation
 from overt.nn.propagation.values import (
     SETTINGS,
+    Derived,
     Expression,
     Law,
     Propagation,
@@ -144,13 +145,16 @@ def _as_coin(run: Propagation, packet: Any, out: Value, law: Law) -> Value | Non
     coin = Law(torch.tensor([first, last]), torch.tensor([1 - p, p], dtype=torch.float64))
     mean = torch.full_like(like, first + p * (last - first))
     var = torch.full_like(like, p * (1 - p) * (last - first) ** 2)
-    tossed = run.draw(mean, var, coin)
+    noises = out.root.noises
+    # What else is made of the same draw depends on the coin in a way that no slope shows.
+    derived = frozenset({Derived(noises)})
+    tossed = Value(
+        RandomTensor(mean, var, run.source(var), noises, coin, derived=derived),
+    )
     if packet not in _COMPARISONS:
         return tossed
     # The comparison is true where the coin shows 1.
-    return Value(
-        tossed.root, lambda x, _: x > 0.5, moments=tossed.root, length=1, shape=out.shape
-    )
+    return Value(tossed.root, lambda x, _: x > 0.5, moments=tossed.root, length=1, shape=out.shape)
 
 
 def _affine(run: Propagation, func: Any, args: Any, kwargs: Any) -> RandomTensor | None:
@@ -185,7 +189,7 @@ def _affine(run: Propagation, func: Any, args: Any, kwargs: Any) -> RandomTensor
 
 
 def _several_roots(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
-    """A function of several roots; integrated as one where its arguments share some."""
+    """Apply a function of several roots; integrated as one where its arguments share some."""
     given = list({id(value): value for value in find_values((args, kwargs))}.values())
     expressions: list[Expression] = []
     shared: Expression | None = None
@@ -216,7 +220,7 @@ def _several_roots(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _separate_roots(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
-    """A function of several tensors that share no root."""
+    """Apply a function of several tensors that share no root."""
     packet = func.overloadpacket
     a, b = (*args, None)[:2]
     if packet in (aten.add, aten.sub):

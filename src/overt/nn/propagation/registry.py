@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -74,10 +75,23 @@ def argument_shapes(args: Any, kwargs: Any) -> list[Any]:
 def combined_flags(given: list[RandomTensor]) -> dict[str, Any]:
     """Return the flags of an affine function of several random tensors."""
     noises = frozenset().union(*(one.noises for one in given))
+    exact = all(one.exact for one in given)
     disjoint = len(noises) == sum(len(one.noises) for one in given)
     return {
         "noises": noises,
-        "exact": all(one.exact for one in given),
+        "exact": exact and (disjoint or not _correlated_sources(given)),
         "known": all(one.known for one in given) and disjoint,
         "independent": all(one.independent for one in given) and disjoint,
+        "derived": frozenset().union(*(one.derived for one in given)),
     }
+
+
+def _correlated_sources(given: list[RandomTensor]) -> bool:
+    """Whether sources that count as uncorrelated may be correlated, as made of the same noise."""
+    for one, other in itertools.permutations(given, 2):
+        for a in one.derived:
+            if not a.factors and a.noises & other.noises and a not in other.derived:
+                return True
+            if any(a is not b and a.may_correlate_with(b) for b in other.derived):
+                return True
+    return False

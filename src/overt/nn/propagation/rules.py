@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._decomp import core_aten_decompositions
 
 from overt.nn.graph.draws import decompose_draw
 from overt.nn.graph.record import Call, LayerNoise, aten, op_info
 from overt.nn.propagation import linear_rules, norm_rules  # noqa: F401 (they register their rules)
 from overt.nn.propagation.noise_rules import draw
 from overt.nn.propagation.pointwise_rules import is_pointwise, pointwise
-from overt.nn.propagation.registry import EXACT_OPERATIONS, RULES
+from overt.nn.propagation.registry import EXACT_OPERATIONS, RULES, find_values
 from overt.nn.propagation.unknown_ops import unknown_operation
-from overt.nn.propagation.values import Propagation, Value
+from overt.nn.propagation.values import Propagation
 
 HALF_PRECISION = (torch.float16, torch.bfloat16)
 
@@ -29,7 +29,7 @@ def _glu(x: Tensor, dim: int = -1) -> Tensor:
 
 @cache
 def _core_decompositions() -> dict[Any, Callable[..., Any]]:
-    return torch._decomp.core_aten_decompositions()
+    return core_aten_decompositions()
 
 
 @cache
@@ -57,15 +57,8 @@ def apply_rule(run: Propagation, call: Call, args: Any, kwargs: Any) -> Any:
         out = pointwise(run, func, args, kwargs)
     else:
         out = RULES.get(func.overloadpacket, unknown_operation)(run, func, args, kwargs)
-    if name not in EXACT_OPERATIONS:
-        _withdraw_exact(out)
-    return out
-
-
-def _withdraw_exact(out: Any) -> None:
-    """Take the label from results of operations that no test has enumerated."""
-    for value in out if isinstance(out, (list, tuple)) else [out]:
-        if isinstance(value, Value):
+    given = find_values((args, kwargs))
+    if name not in EXACT_OPERATIONS or not all(value.enumerated for value in given):
+        for value in find_values(out if isinstance(out, (list, tuple)) else (out,)):
             value.enumerated = False
-            if value.found is not None and value.found.exact:
-                value.found = replace(value.found, exact=False)
+    return out

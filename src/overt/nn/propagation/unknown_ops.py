@@ -97,7 +97,7 @@ def _by_samples(
     at_means: tuple[Tensor, ...],
     places: list[int],
 ) -> list[Any]:
-    """Return the share of the mean slope that fits local samples best, and a source for the rest."""
+    """Return the share of the mean slope that fits samples best, and a source for the rest."""
     means = [one.mean for one in moments]
     count = SETTINGS.local_samples
     steps = [[_local_step(v, m) for v, m in zip(given, moments, strict=True)] for _ in range(count)]

@@ -81,6 +81,26 @@ class Law:
 
 
 @dataclass(frozen=True, eq=False)
+class Derived:
+    """A source that is a function of noises and not a draw itself.
+
+    It is the product of deviations of `factors`, which are independent of each other; without
+    factors it may be any function of its noises.
+    """
+
+    noises: frozenset[int]
+    factors: tuple[frozenset[int], ...] = ()
+
+    def may_correlate_with(self, other: Derived) -> bool:
+        """Whether the two may be correlated: not if one has a factor that the other is free of."""
+        if not self.noises & other.noises:
+            return False
+        if any(not factor & other.noises for factor in self.factors):
+            return False
+        return all(factor & self.noises for factor in other.factors)
+
+
+@dataclass(frozen=True, eq=False)
 class RandomTensor:
     """Mean, variance per entry and deviation of a tensor.
 
@@ -96,6 +116,8 @@ class RandomTensor:
         Whether the variances per entry are exact.
     independent
         Whether its entries are independent of each other.
+    derived
+        Sources of the deviation that are not draws.
     """
 
     mean: Tensor
@@ -106,6 +128,7 @@ class RandomTensor:
     exact: bool = True
     known: bool = True
     independent: bool = True
+    derived: frozenset[Derived] = frozenset()
 
     def approximated(self, **changes: Any) -> RandomTensor:
         """Return it with changes that are approximations."""
@@ -219,6 +242,8 @@ class Value:
         self.affine = affine
         self.shape = root.mean.shape if shape is None else shape
         self.found = root if function is None else moments
+        self.enumerated = True
+        """Whether all operations that it came from are in the table of exact ones."""
         self.home: Value | None = None
         """The value that is the root, if it is another."""
         self.expressions: list[Expression] = []
@@ -252,6 +277,8 @@ class Value:
         """Return mean, variance and deviation."""
         if self.found is None:
             self.found = self._integrate(run)
+        if not self.enumerated and self.found.exact:
+            self.found = replace(self.found, exact=False)
         return self.found
 
     def _integrate(self, run: Propagation) -> RandomTensor:
