@@ -25,6 +25,12 @@ class TorchNoise:
     def randn(self, *shape):
         return torch.randn(shape, dtype=self.like.dtype)
 
+    def rand_like(self, x):
+        return torch.rand_like(x)
+
+    def randn_like(self, x):
+        return torch.randn_like(x)
+
 
 class CountedNoise:
     """Notes the values that each number drawn can have, and replays one choice of them."""
@@ -58,6 +64,12 @@ class CountedNoise:
 
     def randn(self, *shape):
         return self._next(shape, (-1.0, 1.0), (0.5, 0.5))
+
+    def rand_like(self, x):
+        return self.rand(*x.shape)
+
+    def randn_like(self, x):
+        return self.randn(*x.shape)
 
 
 class Noisy(nn.Module):

@@ -1,5 +1,7 @@
 """Propagated moments against enumeration over all masks, operation by operation."""
 
+import itertools
+
 import pytest
 import torch
 from nn_enumerated import Noisy, enumerated_moments
@@ -48,7 +50,9 @@ EXACT = {
     "coin of all": lambda x, n: x * n.coin(1, p=0.3),
     "rand": lambda x, n: x * n.rand(2, 3) @ a(x),
     "randn": lambda x, n: (x + n.randn(2, 3)) @ a(x),
-    "rand_like": lambda x, n: x + 2 * n.rand(2, 3),
+    "rand_like": lambda x, n: x + 2 * n.rand_like(x),
+    "randn_like": lambda x, n: x + 2 * n.randn_like(x),
+    "copy": lambda x, n: copied(n.dropout(x)),
     "add number": lambda x, n: n.dropout(x) + 1.5,
     "add alpha": lambda x, n: torch.add(b(x), n.dropout(x), alpha=2),
     "add broadcast": lambda x, n: n.dropout(x)[:1] + b(x),
@@ -170,6 +174,11 @@ def written_through_a_view(h):
     return h
 
 
+def copied(h):
+    out = torch.ones(2, 3, dtype=h.dtype)
+    return out.copy_(h)
+
+
 def filled(h):
     h = h.clone()
     h[:, 1].fill_(3.0)
@@ -245,3 +254,160 @@ def test_every_operation_that_may_be_exact_is_enumerated():
             recording = record(saved, inputs(torch.float32), None, decompose=decompose)
         met |= {op_info(call.func).name for call in recording.calls if call.noisy}
     assert met == EXACT_OPERATIONS
+
+
+# -- networks -----------------------------------------------------------------------------------
+
+
+class Attention(nn.Module):
+    """Attention with dropout of the attention weights, as torch does it."""
+
+    def __init__(self):
+        super().__init__()
+        self.project = nn.Linear(3, 9)
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x):
+        q, k, v = self.project(x).chunk(3, -1)
+        return self.head(x + F.scaled_dot_product_attention(q, k, v, dropout_p=0.3))
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Dropout(0.3), nn.Linear(4, 2))
+
+
+def enumerated_mlp(model, x, noise):
+    return model[3](noise.dropout(F.relu(model[0](x)), 0.3))
+
+
+def cnn():
+    head = [nn.AvgPool2d(2), nn.Flatten(), nn.Linear(4, 2)]
+    noisy = [nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.ReLU(), nn.Dropout2d(0.4)]
+    return nn.Sequential(*noisy, nn.Conv2d(3, 2, 2, padding=1), *head)
+
+
+def enumerated_cnn(model, x, noise):
+    h = F.relu(model[1](model[0](x)))
+    h = h * noise.coin(len(x), 3, 1, 1, p=0.6) / 0.6
+    return model[4:](h)
+
+
+def enumerated_attention(model, x, noise):
+    q, k, v = model.project(x).chunk(3, -1)
+    p = torch.softmax(q @ k.mT / 3**0.5, -1)
+    return model.head(x + noise.dropout(p, 0.3) @ v)
+
+
+NETWORKS = {
+    "MLP": (mlp, enumerated_mlp, (2, 3)),
+    "CNN": (cnn, enumerated_cnn, (2, 1, 3, 4)),
+    "attention": (Attention, enumerated_attention, (1, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_have_the_moments_of_all_masks(name):
+    make, enumerated, shape = NETWORKS[name]
+    torch.manual_seed(1)
+    model = make().double()
+    x = torch.randn(shape, dtype=torch.float64)
+    model(x)  # gives batch norm statistics that are not 0 and 1
+    found = propagated_moments(model, x)
+    model.eval()
+    mean, variance = enumerated_moments(lambda x, n: enumerated(model, x, n).detach(), x)
+    assert found.exact
+    torch.testing.assert_close(found.mean, mean, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found.variance, variance, rtol=1e-9, atol=1e-9)
+
+
+def deep(model, x, noise):
+    h = noise.dropout(F.relu(model[0](x)), 0.1)
+    h = noise.dropout(F.relu(model[1](h)), 0.1)
+    return model[2](h)
+
+
+def test_deep_networks_are_approximate_and_say_so():
+    """Within the 5 % of the standard deviation, and a tenth of it, that count as right."""
+    torch.manual_seed(2)
+    layers = nn.ModuleList([nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 2)]).double()
+    layers.requires_grad_(False)
+    x = torch.randn(1, 4, dtype=torch.float64)
+    mean, variance = enumerated_moments(lambda x, n: deep(layers, x, n), x)
+    found = propagated_moments(Noisy(lambda x, n: deep(layers, x, n)), x)
+    assert not found.exact
+    sd = variance.sqrt()
+    assert ((found.mean - mean).abs() / sd).median() < 0.1
+    assert (found.variance.sqrt() / sd - 1).abs().median() < 0.05
+
+
+def test_covariances_are_those_of_all_masks():
+    weight = a(torch.ones(1, dtype=torch.float64))
+    x = inputs(torch.float64)
+    found = propagated_moments(Noisy(lambda x, n: n.dropout(x) @ weight), x, covariance=True)
+    assert found.covariance.shape == (2, 4, 4)
+
+    def variance_along(direction):
+        return enumerated_moments(lambda x, n: n.dropout(x) @ (weight @ direction), x)[1]
+
+    eye = torch.eye(4, dtype=torch.float64)
+    for i, j in itertools.product(range(4), repeat=2):
+        # Var(p + q) - Var(p - q) = 4 Cov(p, q)
+        difference = variance_along(eye[i] + eye[j]) - variance_along(eye[i] - eye[j])
+        torch.testing.assert_close(found.covariance[:, i, j], difference / 4)
+
+
+def test_rows_that_share_noise_are_told_apart():
+    def function(x, n):
+        return x * n.coin(1, 3) @ a(x) + n.dropout(x) @ a(x)
+
+    x = inputs(torch.float64)
+    mean, variance = enumerated_moments(function, x)
+    found = propagated_moments(Noisy(function), x)
+    torch.testing.assert_close(found.mean, mean)
+    torch.testing.assert_close(found.variance, variance)
+
+
+def recorded(function, x):
+    with untouched(Noisy(function)) as saved:
+        return record(saved, x, None, decompose=decompose)
+
+
+def two_dropouts(x, n):
+    return n.dropout(n.dropout(x) @ a(x)) @ a(x).t()
+
+
+def test_a_deviation_in_a_random_direction_has_the_variance():
+    x = inputs(torch.float64)[:1]
+    recording = recorded(two_dropouts, x)
+    torch.manual_seed(0)
+    squares = torch.stack(
+        [interpret(recording, Propagation(sampled=True)).dev ** 2 for _ in range(2000)]
+    )
+    _, variance = enumerated_moments(two_dropouts, x)
+    error = squares.std(0) / 2000**0.5
+    assert ((squares.mean(0) - variance).abs() < 4.5 * error).all()
+
+
+def test_a_noise_can_be_switched_off():
+    x = inputs(torch.float64)[:1]
+    recording = recorded(two_dropouts, x)
+    _, second = recording.noises
+    run = Propagation(off={second})
+    found = interpret(recording, run)
+    _, variance = enumerated_moments(lambda x, n: n.dropout(x) @ a(x) @ a(x).t(), x)
+    covariance = output_covariances(found.dev, run.sources)
+    torch.testing.assert_close(covariance.diagonal(dim1=1, dim2=2), variance)
+
+
+def test_certain_models_have_no_variance():
+    found = propagated_moments(nn.Linear(3, 2), inputs(torch.float32))
+    assert found.exact
+    assert not found.variance.any()
+    assert found.noises == ()
+
+
+@pytest.mark.parametrize("size", [1e4, 1e9])
+def test_large_random_masks_before_a_softmax_are_refused(size):
+    model = Noisy(lambda x, n: torch.softmax(x - size * n.coin(2, 3), 1))
+    with pytest.raises(UnsupportedError, match="softmax"):
+        propagated_moments(model, inputs(torch.float32))

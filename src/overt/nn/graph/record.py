@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._decomp import core_aten_decompositions
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.module import (
     register_module_forward_hook,
@@ -88,12 +89,28 @@ def op_info(func: Any) -> OpInfo:
     )
 
 
+def op_schema(func: Any) -> Any:
+    """Return the names and types of an operation's arguments and results."""
+    return func._schema
+
+
+@cache
+def _core_decompositions() -> dict[Any, Callable[..., Any]]:
+    return core_aten_decompositions()
+
+
+def core_decomposition(func: Any) -> Callable[..., Any] | None:
+    """Return the function by which torch expresses an operation in core ones, None if it is one."""
+    return _core_decompositions().get(func)
+
+
 class LayerNoise(NamedTuple):
     """Stands for the operations of a noise layer that knows the covariance of its mask."""
 
     layer: nn.Module
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Draw a mask and apply it."""
         return self.layer(x)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from overt.nn.graph.record import aten, op_info
+from overt.nn.graph.record import aten, op_info, op_schema
 from overt.nn.propagation.registry import (
     RULES,
     combined_flags,
@@ -64,7 +64,7 @@ RERUN_AS = {
 @cache
 def _fill_position(func: Any) -> int | None:
     """Return the position of a number that an operation fills in, None if there is none."""
-    for position, argument in enumerate(func._schema.arguments):
+    for position, argument in enumerate(op_schema(func).arguments):
         if argument.name == "value" and "Tensor" not in str(argument.type):
             return position
     return None

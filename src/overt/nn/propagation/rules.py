@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp import core_aten_decompositions
 
 from overt.nn.graph.draws import decompose_draw
-from overt.nn.graph.record import Call, LayerNoise, aten, op_info
+from overt.nn.graph.record import Call, LayerNoise, aten, core_decomposition, op_info
 from overt.nn.propagation import linear_rules, norm_rules  # noqa: F401 (they register their rules)
 from overt.nn.propagation.noise_rules import draw
 from overt.nn.propagation.pointwise_rules import is_pointwise, pointwise
@@ -28,11 +27,6 @@ def _glu(x: Tensor, dim: int = -1) -> Tensor:
 
 
 @cache
-def _core_decompositions() -> dict[Any, Callable[..., Any]]:
-    return core_aten_decompositions()
-
-
-@cache
 def decompose(func: Any) -> Callable[..., Any] | None:
     """Return an operation's parts, None where there is a rule for the whole."""
     if func is aten.glu.default:
@@ -42,7 +36,7 @@ def decompose(func: Any) -> Callable[..., Any] | None:
         return parts
     if func.overloadpacket in RULES or op_info(func).draws or is_pointwise(func):
         return None
-    return _core_decompositions().get(func)
+    return core_decomposition(func)
 
 
 def apply_rule(run: Propagation, call: Call, args: Any, kwargs: Any) -> Any:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from overt.nn.graph.record import UnsupportedError, op_info
+from overt.nn.graph.record import UnsupportedError, op_info, op_schema
 from overt.nn.propagation.registry import combined_flags, find_values, map_tree
 from overt.nn.propagation.values import SETTINGS, Propagation, RandomTensor, Value, random_signs
 
@@ -32,7 +33,7 @@ def unknown_operation(run: Propagation, func: Any, args: Any, kwargs: Any) -> An
         return tuple(out) if isinstance(out, (tuple, list)) else (out,)
 
     at_means = function(*(one.mean for one in moments))
-    returns = func._schema.returns
+    returns = op_schema(func).returns
     several = len(returns) > 1 or "[]" in str(returns)
     if any(t.is_complex() for t in at_means):
         raise UnsupportedError(f"{op_info(func).name} is complex")
@@ -71,7 +72,7 @@ def _if_linear(
     flags["known"] = False
     flags["independent"] = False
     try:
-        devs = torch.func.jvp(function, tuple(means), tuple(one.dev for one in moments))[1]
+        devs = _jvp(function, means, [one.dev for one in moments])
     except RuntimeError:  # no forward derivative
         return None
     images = []
@@ -83,6 +84,13 @@ def _if_linear(
         var = torch.stack([(image[i] - zero) ** 2 for image in images]).mean(0)
         results.append(Value(RandomTensor(zero, var, dev, **flags)))
     return results
+
+
+def _jvp(function: Callable[..., Any], points: list[Tensor], tangents: list[Tensor]) -> Any:
+    """Return the derivative in a direction."""
+    with warnings.catch_warnings():  # torch scripts functions of its own at the first use
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.func.jvp(function, tuple(points), tuple(tangents))[1]
 
 
 def _random_step(x: RandomTensor) -> Tensor:
@@ -108,10 +116,7 @@ def _by_samples(
         return tuple(found[i] for i in places)
 
     def mean_slope(tangents: list[Tensor]) -> list[Tensor]:
-        found = [
-            torch.func.jvp(floats, tuple(x), tuple(tangents))[1]
-            for x in points[: SETTINGS.local_slopes]
-        ]
+        found = [_jvp(floats, x, tangents) for x in points[: SETTINGS.local_slopes]]
         return [torch.stack(parts).mean(0) for parts in zip(*found, strict=True)]
 
     try:
