@@ -195,7 +195,7 @@ class _NoiseNames:
         return name if count == 1 else f"{name}#{count}"
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     """Notes every call below functionalization."""
 
     @classmethod
@@ -249,7 +249,7 @@ class _Recorder(TorchDispatchMode):
         return self.is_noisy((indices,))
 
 
-class _FunctionMode(TorchFunctionMode):
+class _FunctionMode(TorchFunctionMode):  # type: ignore[misc]
     """Names the function that runs, and hands out numbers of certain tensors only."""
 
     def __init__(self, recorder: _Recorder) -> None:

@@ -135,7 +135,7 @@ def raise_if_model_fails(model: nn.Module, x: Any, output: Output, error: Except
         ) from error
 
 
-class _CopyTensors(TorchFunctionMode):
+class _CopyTensors(TorchFunctionMode):  # type: ignore[misc]
     """Let deepcopy convert each tensor, also one that is not a leaf of autograd."""
 
     def __init__(self, convert: Callable[[Tensor], Tensor]) -> None:
@@ -194,7 +194,8 @@ def set_torch_states(states: list[Tensor]) -> None:
 
 def python_states() -> Any:
     """Return the states of the global generators of Python and NumPy, comparable by ==."""
-    name, keys, *rest = np.random.get_state()  # noqa: NPY002
+    state: Any = np.random.get_state()  # noqa: NPY002
+    name, keys, *rest = state
     return random.getstate(), (name, keys.tobytes(), *rest)
 
 
