@@ -364,5 +364,5 @@ def test_private_names_of_torch_are_in_one_package():
     home = Path(overt.nn.__file__).parent
     used = set().union(*map(private_names, (home / "graph").glob("*.py")))
     assert used == PRIVATE
-    for path in (home / "propagation").glob("*.py"):
+    for path in (home / "moments").glob("*.py"):
         assert not private_names(path), path.name

@@ -10,11 +10,11 @@ from torch.nn import functional as F
 
 from overt.nn.graph.record import UnsupportedError, op_info, record
 from overt.nn.graph.state import untouched
-from overt.nn.propagation.backward import output_covariances
-from overt.nn.propagation.propagate import interpret, propagated_moments
-from overt.nn.propagation.registry import EXACT_OPERATIONS
-from overt.nn.propagation.rules import decompose
-from overt.nn.propagation.values import Propagation
+from overt.nn.moments.backward import output_covariances
+from overt.nn.moments.propagate import interpret, propagated_moments
+from overt.nn.moments.registry import EXACT_OPERATIONS
+from overt.nn.moments.rules import decompose
+from overt.nn.moments.values import Propagation
 
 A = torch.linspace(-1.0, 2.0, 12).reshape(3, 4).sin()
 B = torch.linspace(0.5, 2.5, 6).reshape(2, 3).cos()

@@ -28,19 +28,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from overt._check import InputError
+from overt.nn.data.models import Statistics, disable_fast_attention
+from overt.nn.data.rng import python_rng_states, set_torch_rng, torch_rng_states
 from overt.nn.graph.draws import decompose_draw
-from overt.nn.graph.state import (
-    Output,
-    SavedState,
-    Statistics,
-    call_model,
-    copy_inputs,
-    python_states,
-    select_output,
-    set_torch_states,
-    torch_states,
-    unfused_attention,
-)
+from overt.nn.graph.state import Output, SavedState, call_model, copy_inputs, select_output
 
 aten = torch.ops.aten
 Decompose = Callable[[Any], Callable[..., Any] | None]
@@ -133,12 +124,22 @@ class Call:
 class Recording:
     """The operations that the output depends on, in order.
 
-    `writes_parameters`: the pass changed a parameter, so that later passes need copies of them.
-    `state`: of torch's generators when the pass began.
+    Attributes
+    ----------
+    inputs
+        Pairs of tensors: as they occur in the calls, and as the user gave them.
+    buffers
+        Pairs of tensors: the model's buffers, and what the pass would have made of them.
+    state
+        Of torch's generators when the pass began.
+    writes_parameters
+        Whether the pass changed a parameter, so that later passes need copies of them.
     """
 
     calls: list[Call]
     output: Tensor
+    inputs: list[tuple[Tensor, Tensor]]
+    buffers: list[tuple[Tensor, Tensor]]
     state: list[Tensor] = field(repr=False)
     writes_parameters: bool = False
 
@@ -151,6 +152,14 @@ class Recording:
     def noisy(self) -> bool:
         """Whether noise reaches the output."""
         return any(any(t is self.output for t in tensors((c.out,))) and c.noisy for c in self.calls)
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """What is the same in two recordings of the same operations on the same shapes."""
+        return tuple(
+            (call.func, call.noisy, tuple(t.shape for t in tensors((call.out,))))
+            for call in self.calls
+        )
 
 
 def tensors(tree: Any) -> list[Tensor]:
@@ -276,6 +285,10 @@ def _inner(tensor: Tensor) -> Tensor:
     return torch._from_functional_tensor(tensor)
 
 
+def _inner_if_functional(tensor: Tensor) -> Tensor:
+    return _inner(tensor) if torch._is_functional_tensor(tensor) else tensor
+
+
 def knows_its_covariance(module: nn.Module, args: Any) -> bool:
     """Whether a noise layer's mask is correlated, with a covariance that the layer can state."""
     if not hasattr(module, "mask_covariance") or not module.training or module.silent:
@@ -318,7 +331,7 @@ def _recording(recorder: _Recorder) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
-        stack.enter_context(unfused_attention())
+        stack.enter_context(disable_fast_attention())
         # torch.backends.mkldnn.flags would do the same with a warning about other hardware.
         stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
         torch._C._set_mkldnn_enabled(False)
@@ -379,14 +392,19 @@ def record(
     """
     model = saved.model
     recorder = _Recorder(model, decompose)
-    saved.restore(final=False)
-    saved.isolate()
-    saved.set_modes(noise=True, statistics=statistics)
-    outside = python_states()
-    state = torch_states()
+    saved.prepare(statistics=statistics)
+    outside = python_rng_states()
+    state = torch_rng_states()
     with _recording(recorder):
         parameters = _wrap_parameters(saved)
-        given = copy_inputs(x, lambda t: torch._to_functional_tensor(t.detach().clone()))
+        inputs: list[tuple[Tensor, Tensor]] = []
+
+        def wrap_input(tensor: Tensor) -> Tensor:
+            inner = tensor.detach().clone()
+            inputs.append((inner, tensor))
+            return torch._to_functional_tensor(inner)
+
+        given = copy_inputs(x, wrap_input)
         try:
             result = select_output(call_model(model, given), output)
         except (UnsupportedError, InputError, MemoryError):
@@ -395,11 +413,12 @@ def record(
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise UnsupportedError(reason[:100]) from error
         written = any(_inner(wrapper) is not tensor for wrapper, tensor in parameters)
-        if torch._is_functional_tensor(result):
-            result = _inner(result)
-    if python_states() != outside or saved.python_generators_moved():
+        buffers = [(old, _inner_if_functional(new)) for old, new in saved.changed_buffers()]
+        result = _inner_if_functional(result)
+    if python_rng_states() != outside or saved.python_generators_moved():
         raise UnsupportedError("it draws from generators of Python or NumPy")
-    return Recording(_needed(recorder.calls, result), result, state, written)
+    needed = _needed(recorder.calls, result)
+    return Recording(needed, result, inputs, buffers, state, written)
 
 
 def _needed(calls: list[Call], output: Tensor) -> list[Call]:
@@ -421,17 +440,19 @@ def check_for_hidden_noise(
     A plain pass from the same generator states must give the recorded output. It need not where
     masks have another order in memory; then two plain passes must agree with each other.
     """
-    now = torch_states()
+    now = torch_rng_states()
+    counters = saved.counters
     passes = []
     for _ in range(2):
-        set_torch_states(recording.state)
+        set_torch_rng(recording.state)
+        saved.counters = dict(counters)
         passes.append(saved.plain_pass(x, output, statistics=statistics))
         if _close(passes[0], recording.output):
             break
     else:
         if not _close(*passes):
             raise UnsupportedError("it draws from a generator of its own")
-    set_torch_states(now)
+    set_torch_rng(now)
     return passes[0]
 
 

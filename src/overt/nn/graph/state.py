@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,15 +26,19 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from overt._check import InputError, InputTypeError
+from overt.nn.data.models import (
+    MODEL_LOCK,
+    Statistics,
+    check_model,
+    disable_fast_attention,
+    is_normalization,
+)
+from overt.nn.data.rng import preserve_rng, seed_torch
 
 Output = Callable[[Any], Any] | None
-Statistics = Literal["running", "batch", "as set"]
 
 MAX_OBJECTS = 20_000
 """Python objects that are searched for state: enough for any model, few enough to take 10 ms."""
-
-_LOCK = threading.RLock()
-"""Held while a model is not as its user left it: threads take turns."""
 
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, type)
 _ATOMIC = (*_PLAIN, ModuleType, torch.Size, torch.jit.ScriptFunction)
@@ -67,33 +71,16 @@ def select_output(result: Any, output: Output) -> Tensor:
     )
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the model inside the wrappers of torch.compile and of data parallelism."""
-    while True:
-        if hasattr(model, "_orig_mod"):
-            model = model._orig_mod
-        elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            model = model.module
-        else:
-            return model
-
-
-def checked_model(model: Any, x: Any, output: Any = None) -> nn.Module:
+def check_call(model: Any, x: Any, output: Any = None) -> nn.Module:
     """Return the model without wrappers after checking it and its inputs."""
     if output is not None and not callable(output):
         raise InputTypeError(f"output must be a function of the model's result, got {output!r:.60}")
-    if not isinstance(model, nn.Module):
-        raise InputTypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    model = check_model(model)
     for name, weight in model.named_parameters():
-        if nn.parameter.is_lazy(weight) or weight.is_meta:
-            raise InputError(
-                f"model must have its weights, {name} has no values yet: run a lazy module on a "
-                "batch once, load the weights of a model on the meta device"
-            )
         if weight.is_complex():
             raise InputTypeError(f"model must have real weights, {name} is {weight.dtype}")
     _check_inputs(x)
-    return unwrapped(model)
+    return model
 
 
 def _check_inputs(x: Any) -> None:
@@ -165,52 +152,6 @@ def _detached_clone(tensor: Tensor) -> Tensor:
 
 
 # -- random generators --------------------------------------------------------------------------
-
-
-def cuda_devices() -> list[int]:
-    """Return the CUDA devices whose generators may be in use."""
-    return list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-
-
-def seed_torch(seed: int) -> None:
-    """Seed torch's generators, of CUDA only where it is in use."""
-    torch.default_generator.manual_seed(seed)
-    if cuda_devices():
-        torch.cuda.manual_seed_all(seed)
-
-
-def torch_states() -> list[Tensor]:
-    """Return the states of torch's generators."""
-    others = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return [torch.default_generator.get_state(), *others]
-
-
-def set_torch_states(states: list[Tensor]) -> None:
-    """Put torch's generators into former states."""
-    torch.default_generator.set_state(states[0])
-    if states[1:]:
-        torch.cuda.set_rng_state_all(states[1:])
-
-
-def python_states() -> Any:
-    """Return the states of the global generators of Python and NumPy, comparable by ==."""
-    state: Any = np.random.get_state()  # noqa: NPY002
-    name, keys, *rest = state
-    return random.getstate(), (name, keys.tobytes(), *rest)
-
-
-@contextmanager
-def restored_generators() -> Iterator[None]:
-    """Give torch's, Python's and NumPy's global generators their states back afterwards."""
-    states = torch_states()
-    python = random.getstate()
-    numpy = np.random.get_state()  # noqa: NPY002
-    try:
-        yield
-    finally:
-        set_torch_states(states)
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
 
 
 def seed_all(seed: int) -> None:
@@ -297,7 +238,8 @@ class SavedState:
         self._generators: list[tuple[Any, Any]] = []
         self._scripted: list[tuple[nn.Module, bool]] = []
         self._grads = [(p, p.grad) for p in model.parameters()]
-        self._counters: dict[int, Tensor] = {}
+        self.counters: dict[int, Tensor] = {}
+        """Counters of seeded noise layers as the last pass left them, by id of the original."""
         self._seen: set[int] = set()
         for module in self.modules:
             self._save_module(module)
@@ -350,7 +292,7 @@ class SavedState:
             if tensor is None:
                 return None
             if id(tensor) not in clones:
-                clones[id(tensor)] = self._counters.get(id(tensor), tensor).detach().clone()
+                clones[id(tensor)] = self.counters.get(id(tensor), tensor).detach().clone()
             return clones[id(tensor)]
 
         for own, _ in self._vars:
@@ -383,7 +325,7 @@ class SavedState:
             for own, saved in self._vars:
                 original = saved["_buffers"].get("draws")
                 if original is not None and "draws" in own["_buffers"]:
-                    self._counters[id(original)] = own["_buffers"]["draws"]
+                    self.counters[id(original)] = own["_buffers"]["draws"]
         for own, saved in self._vars:
             own.clear()
             own.update(saved)
@@ -401,6 +343,16 @@ class SavedState:
             for value, state in self._generators:
                 _set_generator_state(value, state)
 
+    def changed_buffers(self) -> list[tuple[Tensor, Tensor]]:
+        """Return the model's own buffers beside what they are in the running pass."""
+        pairs = []
+        for own, saved in self._vars:
+            for name, original in saved["_buffers"].items():
+                current = own["_buffers"].get(name)
+                if original is not None and current is not None:
+                    pairs.append((original, current))
+        return pairs
+
     def python_generators_moved(self) -> bool:
         """Whether a NumPy or Python generator that the model holds has drawn something."""
         for value, state in self._generators:
@@ -410,16 +362,28 @@ class SavedState:
                 return True
         return False
 
-    def plain_pass(
-        self, x: Any, output: Output, *, noise: bool = True, statistics: Statistics = "running"
-    ) -> Tensor:
-        """Return the output of one ordinary pass from the model's own state, without gradients."""
+    def prepare(self, *, noise: bool = True, statistics: Statistics = "running") -> None:
+        """Put the model into the state that a pass starts from."""
         self.restore(final=False)
         self.isolate()
         self.set_modes(noise=noise, statistics=statistics)
-        with torch.no_grad(), unfused_attention():
-            result = call_model(self.model, copy_inputs(x))
-            return select_output(result, output).detach().clone()
+
+    def plain_pass(
+        self,
+        x: Any,
+        output: Output,
+        *,
+        noise: bool = True,
+        statistics: Statistics = "running",
+        grad: bool = False,
+    ) -> Tensor:
+        """Return the output of one ordinary pass from the model's own state."""
+        self.prepare(noise=noise, statistics=statistics)
+        convert = Tensor.clone if grad else None
+        with torch.set_grad_enabled(grad), disable_fast_attention():
+            result = call_model(self.model, copy_inputs(x, convert))
+            found = select_output(result, output)
+            return found.clone() if grad else found.detach().clone()
 
 
 def _parameter_copy(parameter: Tensor | None) -> Tensor | None:
@@ -446,29 +410,10 @@ def _restore_container(value: Any, saved: Any) -> None:
         value.extend(saved)
 
 
-def is_normalization(module: Any) -> bool:
-    """Whether the module normalizes by statistics that it keeps from batch to batch."""
-    if isinstance(module, nn.modules.batchnorm._NormBase):
-        return True
-    buffers = module._buffers
-    return bool(buffers) and "running_mean" in buffers and "running_var" in buffers
-
-
-@contextmanager
-def unfused_attention() -> Iterator[None]:
-    """Make torch's transformer layers call their parts; their fast path skips dropout modules."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
-
-
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[SavedState]:
     """Let passes of a model do what they do; afterwards everything is as it was."""
-    with _LOCK, hold_interrupts() as interrupts, restored_generators():
+    with MODEL_LOCK, hold_interrupts() as interrupts, preserve_rng():
         saved = SavedState(model)
         saved.interrupts = interrupts
         try:

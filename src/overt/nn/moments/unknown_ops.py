@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from overt.nn.graph.record import UnsupportedError, op_info, op_schema
-from overt.nn.propagation.registry import combined_flags, find_values, map_tree
-from overt.nn.propagation.values import SETTINGS, Propagation, RandomTensor, Value, random_signs
+from overt.nn.graph.replay import map_tree
+from overt.nn.moments.registry import combined_flags, find_values
+from overt.nn.moments.values import SETTINGS, Propagation, RandomTensor, Value, random_signs
 
 
 def unknown_operation(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:

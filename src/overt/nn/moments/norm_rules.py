@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from overt.nn.graph.record import UnsupportedError, aten, op_info
-from overt.nn.propagation.linear_rules import add, linear, multiply
-from overt.nn.propagation.registry import rule
-from overt.nn.propagation.unknown_ops import unknown_operation
-from overt.nn.propagation.values import SETTINGS, Derived, Propagation, RandomTensor, Value
+from overt.nn.moments.linear_rules import add, linear, multiply
+from overt.nn.moments.registry import rule
+from overt.nn.moments.unknown_ops import unknown_operation
+from overt.nn.moments.values import SETTINGS, Derived, Propagation, RandomTensor, Value
 
 MAX_LOGIT_DEVIATION = 3.0
 """Standard deviation of logits, weighted by probability, beyond which a softmax is sampled.
@@ -251,7 +251,9 @@ def _max_after_dropout(
     keep_prob = float(root.law.weights[1])
     mean, var = largest_kept(windows(kept.expand(x.mean.shape)), keep_prob)
     derived = x.derived | {Derived(x.noises)}
-    return Value(replace(x, mean=mean, var=var, dev=run.source(var), law=None, derived=derived))
+    return Value(
+        replace(x, mean=mean, var=var, dev=run.source(var), law=None, product=None, derived=derived)
+    )
 
 
 def largest_of_normals(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from overt.nn.propagation.values import Source
+from overt.nn.moments.values import Source
 
 MAX_ENTRIES = 2**24
 """Entries of gradients that are held at once: 128 MB in double precision."""
@@ -26,72 +26,95 @@ class RowLayout(NamedTuple):
     fastest: bool
 
 
-def output_variances(dev: Tensor, sources: list[Source]) -> Tensor:
-    """Return the variance of each output, in the shape of the deviation."""
-    found = _second_moments(dev, sources, covariances=False)
-    return found.T.reshape(dev.shape)
+def output_variances(
+    dev: Tensor, sources: list[Source], *, graph: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return the variance of each output, and what the rests of non-linear functions add to it.
+
+    Both are in the shape of the deviation; with `graph` they can be differentiated.
+    """
+    total, rest = _second_moments(_by_rows(dev), sources, graph=graph)
+    return total.T.reshape(dev.shape), rest.T.reshape(dev.shape)
 
 
-def output_covariances(dev: Tensor, sources: list[Source]) -> Tensor:
+def output_covariances(dev: Tensor, sources: list[Source], *, graph: bool = False) -> Tensor:
     """Return the covariance matrix of the outputs of each row: (rows, outputs, outputs)."""
-    return _second_moments(dev, sources, covariances=True)
-
-
-def _second_moments(dev: Tensor, sources: list[Source], *, covariances: bool) -> Tensor:
-    with torch.enable_grad():  # a view that is made without gradients would lose them
-        y = dev.reshape(len(dev), -1) if dev.ndim else dev.reshape(1, 1)
+    y = _by_rows(dev)
     rows, outputs = y.shape
-    total = y.new_zeros((rows, outputs, outputs) if covariances else (outputs, rows))
-    if not y.requires_grad:
-        return total
+    total = y.new_zeros((rows, outputs, outputs))
+    own, shared = _split_by_rows(y, sources)
+    weights = torch.eye(outputs, dtype=y.dtype, device=y.device)
+    for _, g, scaled in _pairs(y, own, shared, weights, graph):
+        total = total + torch.einsum("kri,lri->rkl", g, scaled)
+    return total
+
+
+def variance_along(
+    dev: Tensor, sources: list[Source], direction: Tensor, *, graph: bool = False
+) -> Tensor:
+    """Return Var(sum_k w_k output_k) for each row, with the row's weights w in `direction`."""
+    with torch.enable_grad():
+        y = (dev * direction).reshape(len(dev), -1).sum(1, keepdim=True)
+    return _second_moments(y, sources, graph=graph)[0][0]
+
+
+def _by_rows(dev: Tensor) -> Tensor:
+    with torch.enable_grad():  # a view that is made without gradients would lose them
+        return dev.reshape(len(dev), -1) if dev.ndim else dev.reshape(1, 1)
+
+
+def _second_moments(y: Tensor, sources: list[Source], *, graph: bool) -> tuple[Tensor, Tensor]:
+    """Return variances (outputs, rows) from all sources, and from those that are rests."""
+    rows, outputs = y.shape
     own, shared = _split_by_rows(y, sources)
     size = sum(s.step.numel() for s, _ in own) + rows * sum(s.step.numel() for s, _ in shared)
-    chunk = outputs if covariances else max(1, MAX_ENTRIES // max(size, 1))
     weights = torch.eye(outputs, dtype=y.dtype, device=y.device)
-    for start in range(0, outputs, chunk):
-        part = weights[start : start + chunk]
-        for g, scaled in _pairs(y, own, shared, part):
-            if covariances:
-                total += torch.einsum("kri,lri->rkl", g, scaled)
-            else:
-                total[start : start + chunk] += (g * scaled).sum(2)
-    return total
+    totals = []
+    rests = []
+    for part in weights.split(max(1, MAX_ENTRIES // max(size, 1))):
+        total = rest = y.new_zeros(len(part), rows)
+        for source, g, scaled in _pairs(y, own, shared, part, graph):
+            square = (g * scaled).sum(2)
+            total = total + square
+            if source.rest:
+                rest = rest + square
+        totals.append(total)
+        rests.append(rest)
+    return torch.cat(totals), torch.cat(rests)
 
 
 Located = list[tuple[Source, RowLayout | None]]
 
 
-def _pairs(y: Tensor, own: Located, shared: Located, weights: Tensor) -> Iterator[Any]:
-    """Yield g and Cov g for each source, both of shape (outputs asked for, rows, entries)."""
+def _pairs(y: Tensor, own: Located, shared: Located, weights: Tensor, graph: bool) -> Iterator[Any]:
+    """Yield each source with g and Cov g, both of shape (outputs asked for, rows, entries)."""
     rows = len(y)
     count = len(weights)
     if own:
         each = weights[:, None].expand(count, rows, -1)
-        for (source, layout), g in zip(own, _gradients(y, own, each), strict=True):
+        for (source, layout), g in zip(own, _gradients(y, own, each, graph=graph), strict=True):
             if g is not None and layout is not None:
-                yield tuple(_by_row(t, layout, rows) for t in (g, source.times(g)))
+                pair = (_entries_by_row(t, layout, rows) for t in (g, source.times(g)))
+                yield source, *pair
     if shared:
         eye = torch.eye(rows, dtype=y.dtype, device=y.device)
         each = (eye[None, :, :, None] * weights[:, None, None]).flatten(0, 1)
-        for (source, _), g in zip(shared, _gradients(y, shared, each), strict=True):
+        for (source, _), g in zip(shared, _gradients(y, shared, each, graph=graph), strict=True):
             if g is not None:
-                yield tuple(t.reshape(count, rows, -1) for t in (g, source.times(g)))
+                pair = (t.reshape(count, rows, -1) for t in (g, source.times(g)))
+                yield source, *pair
 
 
-def _gradients(y: Tensor, sources: Located, weights: Tensor) -> list[Tensor | None]:
+def _gradients(
+    y: Tensor, sources: Located, weights: Tensor, *, graph: bool = False
+) -> list[Tensor | None]:
     """Return gradients of shape (weights, *step) for each source, None if y does not use it."""
     steps = [source.step for source, _ in sources]
+    options: Any = {"retain_graph": True, "allow_unused": True, "create_graph": graph}
     try:
-        return list(
-            torch.autograd.grad(
-                y, steps, weights, is_grads_batched=True, retain_graph=True, allow_unused=True
-            )
-        )
+        return list(torch.autograd.grad(y, steps, weights, is_grads_batched=True, **options))
     except RuntimeError:  # an operation that cannot be batched
-        found = [
-            torch.autograd.grad(y, steps, one, retain_graph=True, allow_unused=True)
-            for one in weights
-        ]
+        found = [torch.autograd.grad(y, steps, one, **options) for one in weights]
         return [None if g[0] is None else torch.stack(g) for g in zip(*found, strict=True)]
 
 
@@ -100,6 +123,8 @@ def _split_by_rows(y: Tensor, sources: list[Source]) -> tuple[Located, Located]:
 
     One pass with weights and one with weights times the row's number show whose an entry is.
     """
+    if not y.requires_grad or not sources:
+        return [], []
     rows, outputs = y.shape
     seeded = torch.Generator().manual_seed(0)
     weight = 1 + torch.rand(outputs, generator=seeded).to(y)
@@ -133,7 +158,7 @@ def _row_layout(g: Tensor, numbered: Tensor, rows: int) -> RowLayout | None:
     return None
 
 
-def _by_row(g: Tensor, layout: RowLayout, rows: int) -> Tensor:
+def _entries_by_row(g: Tensor, layout: RowLayout, rows: int) -> Tensor:
     """Return gradients as (outputs asked for, rows, entries)."""
     axis, fastest = layout
     if axis is not None:

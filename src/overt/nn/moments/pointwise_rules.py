@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from overt.nn.graph.record import aten, op_info
-from overt.nn.propagation.linear_rules import add, linear, multiply
-from overt.nn.propagation.registry import argument_shapes, find_values, map_tree
-from overt.nn.propagation.unknown_ops import unknown_operation
-from overt.nn.propagation.values import (
+from overt.nn.graph.replay import map_tree
+from overt.nn.moments.linear_rules import add, linear, multiply
+from overt.nn.moments.registry import argument_shapes, find_values
+from overt.nn.moments.unknown_ops import unknown_operation
+from overt.nn.moments.values import (
     SETTINGS,
     Derived,
     Expression,

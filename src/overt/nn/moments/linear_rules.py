@@ -12,15 +12,10 @@ import torch
 from torch import Tensor
 
 from overt.nn.graph.record import aten, op_info, op_schema
-from overt.nn.propagation.registry import (
-    RULES,
-    combined_flags,
-    find_values,
-    map_tree,
-    rule,
-)
-from overt.nn.propagation.unknown_ops import unknown_operation
-from overt.nn.propagation.values import (
+from overt.nn.graph.replay import RERUN_AS, map_tree
+from overt.nn.moments.registry import RULES, combined_flags, find_values, rule
+from overt.nn.moments.unknown_ops import unknown_operation
+from overt.nn.moments.values import (
     SETTINGS,
     Derived,
     Propagation,
@@ -44,21 +39,6 @@ ONE_TO_ONE = frozenset(_ONE_TO_ONE.split())
 """Operations that use each random entry at most once, so that independent entries stay so."""
 ADDING = frozenset(_ADDING.split())
 """Operations that add entries: the variance of a sum is a sum only of independent entries'."""
-
-
-def _expand_source(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    return source.to(x.dtype).expand(x.shape)
-
-
-RERUN_AS = {
-    aten.view.default: torch.reshape,
-    aten._unsafe_view.default: torch.reshape,
-    aten.copy.default: _expand_source,
-    # A detach would cut the deviation's gradient; noise passes through it all the same.
-    aten.detach.default: torch.clone,
-    aten.lift_fresh.default: torch.clone,
-}
-"""Functions in place of operations that need the memory layout of the recorded pass."""
 
 
 @cache
@@ -158,6 +138,7 @@ def average(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
             var=var,
             dev=apply_to(x.dev),
             law=None,
+            product=None,
             known=x.known and x.independent and count is not None,
             independent=False,
         )
@@ -212,6 +193,8 @@ def add(run: Propagation, a: Any, b: Any, scale: float = 1.0) -> Value:
         if scale != 1:
             var, dev = scale * scale * var, scale * dev
     flags["independent"] &= all(one.mean.shape == mean.shape for one in given)
+    if len(given) == 1 and given[0].mean.shape == mean.shape and dev is given[0].dev:
+        flags["product"] = given[0].product  # a constant was added
     return Value(RandomTensor(mean, var.expand(mean.shape), dev.expand(mean.shape), **flags))
 
 
@@ -298,6 +281,7 @@ def _scale(
     with run.variance_mode():
         var = f(x.var, factor * factor)
     same_shape = mean.shape == x.mean.shape
+    is_product = f is torch.matmul and x.mean.ndim == factor.ndim == 2
     return Value(
         replace(
             x,
@@ -305,6 +289,7 @@ def _scale(
             var=var,
             dev=f(x.dev, run.fixed(factor)),
             law=None,
+            product=(x.var, factor) if is_product and x.independent else None,
             known=x.known and (x.independent or entrywise),
             independent=x.independent and entrywise and same_shape,
         )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from overt.nn.graph.record import Call, LayerNoise, UnsupportedError, op_info
-from overt.nn.propagation.values import Derived, Law, Propagation, RandomTensor, Value, hermite
+from overt.nn.moments.values import Derived, Law, Propagation, RandomTensor, Value, hermite
 
 
 def _uniform_law(n: int = 64) -> Law:
@@ -91,6 +91,7 @@ def masked_by_layer(run: Propagation, layer: Any, given: Any) -> Value:
             dev=dev,
             noises=x.noises | noises,
             law=None,
+            product=None,
             exact=exact,
             known=exact,
             derived=x.derived | {Derived(x.noises | noises, (x.noises, noises))},

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from overt.nn.propagation.values import Propagation, RandomTensor, Value
+from overt.nn.moments.values import Propagation, RandomTensor, Value
 
 aten = torch.ops.aten
 Rule = Callable[[Propagation, Any, Any, Any], Any]
@@ -45,15 +45,6 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
         return function
 
     return register
-
-
-def map_tree(tree: Any, function: Callable[[Any], Any]) -> Any:
-    """Apply a function to all leaves of nested arguments."""
-    if isinstance(tree, (list, tuple)):
-        return type(tree)([map_tree(item, function) for item in tree])
-    if isinstance(tree, dict):
-        return {name: map_tree(item, function) for name, item in tree.items()}
-    return function(tree)
 
 
 def find_values(tree: Any) -> list[Value]:

@@ -118,6 +118,9 @@ class RandomTensor:
         Whether its entries are independent of each other.
     derived
         Sources of the deviation that are not draws.
+    product
+        Variances v of independent entries and a matrix W, if it is their product x @ W and a
+        constant: its covariance is W' diag(v) W then.
     """
 
     mean: Tensor
@@ -129,10 +132,11 @@ class RandomTensor:
     known: bool = True
     independent: bool = True
     derived: frozenset[Derived] = frozenset()
+    product: tuple[Tensor, Tensor] | None = None
 
     def approximated(self, **changes: Any) -> RandomTensor:
         """Return it with changes that are approximations."""
-        return replace(self, exact=False, known=False, law=None, **changes)
+        return replace(self, exact=False, known=False, law=None, product=None, **changes)
 
 
 @dataclass(eq=False)

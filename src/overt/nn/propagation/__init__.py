@@ -1,1 +1,0 @@
-"""Moments of a recorded network: values, rules by family, and the way back to the noise."""
