@@ -212,12 +212,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         # True would import dynamo at the first use, which takes a second.
         return False
 
-    def __init__(self, model: nn.Module, decompose: Decompose) -> None:
+    def __init__(self, saved: SavedState, decompose: Decompose) -> None:
         super().__init__()
         self.calls: list[Call] = []
         self.noisy: set[int] = set()
         self.decompose = decompose
-        self.names = _NoiseNames(model)
+        self.note_generator = saved.save_generator
+        self.names = _NoiseNames(saved.model)
         self.paused = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -233,6 +234,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
                     return parts(*args, **kwargs)
             if noisy and info.reads and self._noise_decides(info.name, args):
                 raise UnsupportedError(f"{info.name} reads values that are random")
+        generator = kwargs.get("generator")
+        if generator is not None:
+            self.note_generator(generator)
         out = func(*args, **kwargs)
         self.add(Call(func, args, kwargs, out, noisy or info.draws), info)
         return out
@@ -391,7 +395,7 @@ def record(
     operation that is to be recorded in parts, None for others.
     """
     model = saved.model
-    recorder = _Recorder(model, decompose)
+    recorder = _Recorder(saved, decompose)
     saved.prepare(statistics=statistics)
     outside = python_rng_states()
     state = torch_rng_states()

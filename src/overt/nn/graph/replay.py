@@ -14,7 +14,15 @@ import torch
 from torch import Tensor
 
 from overt.nn.data.models import Statistics
-from overt.nn.graph.record import LayerNoise, Recording, UnsupportedError, aten, tensors
+from overt.nn.graph.draws import BASIC_DRAWS
+from overt.nn.graph.record import (
+    LayerNoise,
+    Recording,
+    UnsupportedError,
+    aten,
+    op_info,
+    tensors,
+)
 from overt.nn.graph.state import Output, SavedState
 
 MAX_ENTRIES = 2**22
@@ -66,7 +74,10 @@ def replay(recording: Recording) -> Tensor:
     for call in recording.calls:
         if call.noisy:
             function = RERUN_AS.get(call.func, call.func)
-            out = function(*map_tree(tuple(call.args), now), **map_tree(call.kwargs, now))
+            kwargs = map_tree(call.kwargs, now)
+            if "generator" in kwargs:  # the model's own, which must not move
+                kwargs["generator"] = None
+            out = function(*map_tree(tuple(call.args), now), **kwargs)
             store_results(made, call.out, out)
     output: Tensor = now(recording.output)
     return output
@@ -108,7 +119,10 @@ def sample(
 
 def _differs_by_sample(func: Any) -> bool:
     """Whether vmap draws anew for each sample: not what a layer draws from a seed of its own."""
-    return not isinstance(func, LayerNoise) or getattr(func.layer, "seed", None) is None
+    if isinstance(func, LayerNoise):
+        return getattr(func.layer, "seed", None) is None
+    info = op_info(func)
+    return not info.draws or info.name in BASIC_DRAWS
 
 
 def _replay_many(recording: Recording, count: int) -> Tensor:

@@ -274,15 +274,20 @@ class SavedState:
         if isinstance(value, dict):
             self._containers.append((value, dict(value)))
             return value.values()
-        state = _generator_state(value)
-        if state is not None:
-            self._generators.append((value, state))
+        if self.save_generator(value):
             return ()
         inner = getattr(value, "__dict__", None)
         if isinstance(inner, dict) and not isinstance(value, _CODE):
             self._containers.append((inner, dict(inner)))
             return inner.values()
         return ()
+
+    def save_generator(self, value: Any) -> bool:
+        """Note the state of a random generator that is not yet known; return if it is one."""
+        state = _generator_state(value)
+        if state is not None and not any(value is known for known, _ in self._generators):
+            self._generators.append((value, state))
+        return state is not None
 
     def isolate(self) -> None:
         """Give the model copies of all tensors that a pass could write to."""

@@ -40,6 +40,8 @@ def draw(run: Propagation, call: Call, args: Any) -> Value:
         raise UnsupportedError(f"{info.name} draws whole numbers")
     if out.dtype not in (torch.float32, torch.float64):
         out = out.float()
+    if out.numel() <= (len(out) if out.ndim else 1):  # one number for a row
+        run.coarse.add(run.draws + 1)
     if info.name == "bernoulli":
         return _coins(run, args, out)
     if info.name not in _DRAWS:

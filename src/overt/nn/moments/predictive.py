@@ -115,8 +115,10 @@ def predictive_moments(
     with untouched(model) as saved, torch.inference_mode(False):
         seed_all(seed)
         call = _Call(saved, x, output, covariance)
+        recording = None
         try:
-            recording, found = call.propagate(differentiable)
+            recording = call.record()
+            found = call.propagate(recording, differentiable)
         except UnsupportedError as error:
             if draws == 0 or differentiable:
                 raise_if_model_fails(model, x, output, error)
@@ -124,7 +126,7 @@ def predictive_moments(
                     f"the model's moments cannot be propagated, because {error}; take samples with "
                     "draws=400, and differentiable=False"
                 ) from error
-            return call.sample_alone(tol, draws, str(error))
+            return call.sample_alone(recording, tol, draws, str(error))
         if found.exact or draws == 0 or differentiable:
             return found
         return call.correct(recording, found, tol, draws)
@@ -139,10 +141,14 @@ class _Call:
     output: Output
     covariance: bool
 
-    def propagate(self, grad: bool) -> tuple[Recording, Moments]:
-        """Return the recording and its propagated moments."""
+    def record(self) -> Recording:
+        """Return a recording of all that is random."""
         recording = record(self.saved, self.x, self.output, decompose=decompose)
         check_for_hidden_noise(recording, self.saved, self.x, self.output, "running")
+        return recording
+
+    def propagate(self, recording: Recording, grad: bool) -> Moments:
+        """Return the propagated moments of a recording."""
         found = propagate(recording, Propagation(grad=grad))
         if not found.finite:
             raise UnsupportedError("moments leave the range of numbers")
@@ -150,7 +156,7 @@ class _Call:
         if not found.exact:
             clean = self.saved.plain_pass(self.x, self.output, noise=False)
         mean_error, std_error = estimate_errors(found, clean)
-        moments = Moments(
+        return Moments(
             found.mean,
             found.covariances() if self.covariance else found.variances[0],
             found.exact,
@@ -159,20 +165,18 @@ class _Call:
             mean_error=mean_error,
             std_error=std_error,
         )
-        return recording, moments
 
-    def sample_alone(self, tol: float | None, draws: int | None, reason: str) -> Moments:
+    def sample_alone(
+        self, recording: Recording | None, tol: float | None, draws: int | None, reason: str
+    ) -> Moments:
         """Return sampled moments of a model that cannot be propagated."""
         sums = SampleSums(covariance=self.covariance)
         like = self._first_pass()
-        first = (
-            draws if draws is not None and tol is None else min(draws or PLAN.most, PLAN.default)
-        )
-        self._add(sums, None, first)
-        most = first if tol is None else draws or PLAN.most
+        most = draws or (PLAN.default if tol is None else PLAN.most)
+        self._add(sums, recording, most if tol is None else min(most, PLAN.default))
         found = sums.moments(like, drawn=("all",), reason=reason)
         while tol is not None and not _within(found, tol) and sums.count < most:
-            self._add(sums, None, min(sums.count, most - sums.count))
+            self._add(sums, recording, min(sums.count, most - sums.count))
             found = sums.moments(like, drawn=("all",), reason=reason)
         return found
 

@@ -107,10 +107,10 @@ def interpret(recording: Recording, run: Propagation) -> RandomTensor | Tensor:
                 continue
             args = map_tree(tuple(call.args), now)
             kwargs = map_tree(call.kwargs, now)
+            if not call.noisy and (find_values((args, kwargs)) or not needs_grad(args, kwargs)):
+                continue  # only a shape is used, or there is nothing to differentiate
             rerun = call.noise in run.sampled_noises and bool(call.noise)
             if rerun or not (call.noise or find_values((args, kwargs))):
-                if not call.noisy and not needs_grad(args, kwargs):
-                    continue
                 out = RERUN_AS.get(call.func, call.func)(*args, **kwargs)
             else:
                 run.current = call.noise
