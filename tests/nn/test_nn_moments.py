@@ -3,13 +3,12 @@
 import copy
 import random
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from nn_oracles import exact_moments, outputs_under_masks
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 from overt import InputError
@@ -24,10 +23,6 @@ from overt.nn import (
     predictive_moments,
     without_noise,
 )
-from overt.nn.moments import sampled
-from overt.nn.moments.adjoint import Source, Sources
-from overt.nn.moments.carry import carry, hidden_randomness, passes, plain_output
-from overt.nn.moments.entries import Bent, moments_of, relu_moments
 
 Linear = nn.Linear
 
@@ -199,41 +194,6 @@ def built(build, shape):
     return model, x
 
 
-def distance(found, sampled):
-    """Median ratio of standard deviations, and distance of means in standard deviations."""
-    sd = sampled.variance.sqrt()
-    ratio = (found.variance.sqrt() / sd).median()
-    return float(ratio), float(((found.mean - sampled.mean).abs() / sd).median())
-
-
-@pytest.mark.parametrize(("build", "shape"), CARRIED.values(), ids=CARRIED.keys())
-def test_what_is_carried_agrees_with_sampling(build, shape):
-    model, x = built(build, shape)
-    with torch.no_grad():
-        found = predictive_moments(model, x)
-    assert found.method == ("carried and sampled" if found.draws else "carried")
-    assert found.exact or found.checks + found.draws >= 16
-    assert not found.drawn or shape == IMAGE
-    ratio, off = distance(found, mc_moments(model, x, 1500, seed=0))
-    # Entries that share a factor and are normalized together are followed less closely.
-    assert abs(ratio - 1) < (0.12 if shape == IMAGE else 0.07)
-    assert off < (0.15 if shape == IMAGE else 0.1)
-
-
-@pytest.mark.parametrize(("build", "shape", "name"), DRAWN.values(), ids=DRAWN.keys())
-def test_what_cannot_be_carried_is_drawn_and_named(build, shape, name):
-    model, x = built(build, shape)
-    with torch.no_grad():
-        found = predictive_moments(model, x, draws=200)
-    assert name in found.drawn
-    assert found.draws == 200
-    assert not found.exact
-    assert found.method == ("carried and sampled" if found.carried else "sampled")
-    ratio, off = distance(found, mc_moments(model, x, 1500, seed=0))
-    assert abs(ratio - 1) < 0.1
-    assert off < 0.2
-
-
 def pooled(self, x):
     h = functional.dropout(self.a(x), 0.3, self.training)
     h = torch.baddbmm(h[:, :1], h, self.w.expand(len(h), 16, 16), beta=0.5, alpha=0.7)
@@ -245,25 +205,6 @@ def layer_drop(self, x):
     if self.training and torch.rand([]) < self.p:
         return self.c(h)
     return self.c(functional.dropout(h, 0.3, self.training))
-
-
-def test_forms_that_real_networks_have():
-    """Means over an axis given by place, scaled products, an output that is a view; coins of 0."""
-    parts = {n: Linear(16, 16) for n in "ab"} | {"w": nn.Parameter(torch.randn(1, 16, 16))}
-    model, x = built(lambda: Net(pooled, c=Linear(16, 4), **parts), TOKENS)
-    with torch.no_grad():
-        found = predictive_moments(model, x)
-    assert found.method == "carried"
-    assert found.linearized == ()
-    ratio, off = distance(found, mc_moments(model, x, 1500, seed=0))
-    assert abs(ratio - 1) < 0.05
-    assert off < 0.1
-    certain = two(layer_drop, p=0.0)
-    found = predictive_moments(certain, torch.randn(FLAT))
-    assert found.exact
-    assert found.drawn == ()
-    certain.p = 0.3
-    assert predictive_moments(certain, torch.randn(FLAT)).drawn == ("rand",)
 
 
 def test_samples_are_unbiased_whether_or_not_rows_share_them():
@@ -309,15 +250,6 @@ def test_errors_are_stated_and_a_tolerance_is_met():
         predictive_moments(model, x, tol=0.0)
 
 
-@pytest.mark.filterwarnings("ignore")  # torch deprecates its own scripts
-def test_noise_in_code_that_is_not_seen_is_drawn_and_named():
-    model = nn.Sequential(Linear(20, 8), torch.jit.script(nn.Dropout(0.5)), Linear(8, 2))
-    found = predictive_moments(model, torch.randn(3, 20))
-    assert found.method == "sampled"
-    assert found.drawn
-    assert carry(model, torch.randn(3, 20)).drawn == ("1:Dropout",)
-
-
 class Square(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -346,53 +278,6 @@ CORNERS = {
     "named-results": lambda h: h * h.topk(3, -1).values.mean(-1, keepdim=True),
     "normal-around": lambda h: torch.normal(h, 0.5),
 }
-
-
-def said(away, sd=0.0, at=0.0, **other):
-    """What a pass that gives `at` says of a mean that was carried, and is away from it."""
-    x = torch.full((2, 3), at)
-    mean = x - torch.as_tensor(away)
-    output = SimpleNamespace(known=True, mean=mean, variance=torch.full((2, 3), sd**2))
-    one = SimpleNamespace(output=output, drawn=other.pop("drawn", ()))
-    vars(output).update(other)
-    return hidden_randomness(nn.Identity(), x, None, one)
-
-
-def test_a_pass_far_from_what_was_carried_is_noise_that_was_missed():
-    """Farther than 100 standard deviations and .01 of the typical distance, and by 1 per cent."""
-    single = torch.zeros(2, 3)
-    single[0, 1] = 1.0
-    assert [said(1.0), said(-1.0), said(single)] == [True] * 3
-    assert [said(0.0), said(1.0, known=False), said(1.0, drawn=("noise",))] == [False] * 3
-    assert [said(1.0, sd) for sd in (0.00985, 0.00995)] == [True, False]
-    assert [said(single, sd) for sd in (0.00995, 0.01005)] == [True, False]
-    assert [said(away) for away in (0.0095, 0.0105)] == [False, True]
-    assert [said(away, at=1.0) for away in (0.019, 0.021)] == [False, True]
-
-
-@torch.no_grad()
-def test_noise_with_a_generator_of_its_own_takes_several_passes():
-    rng = np.random.default_rng(0)
-    model = Net(lambda self, x: self.a(x) * (1 + rng.random()), a=Linear(3, 2))
-    found = passes(model, torch.ones(2, 3), draws=5)
-    assert len(found) == 5
-    assert found[0].drawn == ("noise that is not seen",)
-    assert len({float(one.output.mean.sum()) for one in found}) == 5
-    assert len(passes(nn.Sequential(nn.Dropout(0.3), Linear(3, 2)), torch.ones(2, 3), draws=5)) == 1
-
-
-@pytest.mark.parametrize("after", CORNERS.values(), ids=CORNERS.keys())
-def test_noise_is_not_lost_where_operations_are_hard_to_see(after):
-    def run(self, x):
-        return self.c(after(self.d(self.a(x))))
-
-    model, x = built(lambda: Net(run, a=Linear(20, 48), d=nn.Dropout(0.3), c=Linear(48, 4)), FLAT)
-    with torch.no_grad():
-        found = predictive_moments(model, x, draws=200)
-    ratio, off = distance(found, mc_moments(model, x, 1500, seed=0))
-    assert abs(ratio - 1) < 0.1
-    assert off < 0.15
-    assert found.carried or found.drawn
 
 
 def test_a_function_right_after_dropout_is_exact():
@@ -493,21 +378,6 @@ class AlwaysOn(nn.Dropout):
         return functional.dropout(x, self.p, True)
 
 
-@pytest.mark.parametrize("after", [torch.sum, Tensor.long, lambda h: (h, h)])
-def test_what_is_carried_is_one_tensor_of_numbers_with_rows(after):
-    model = Net(lambda self, x: after(self.noise(x)), noise=nn.Dropout(0.5))
-    for call in (carry, lambda model, x: without_noise(model).train()(x)):
-        with pytest.raises(InputError, match="model must return one tensor of numbers"):
-            call(model, torch.ones(2, 3))
-
-
-@torch.no_grad()
-def test_noise_that_is_always_on_is_left_out_of_the_plain_output():
-    x, last = torch.randn(4, 3), Linear(3, 2)
-    for noise in (AlwaysOn(0.5), nn.Sequential(AlwaysOn(0.5), nn.Dropout(0.3))):
-        torch.testing.assert_close(plain_output(nn.Sequential(noise, last), x, None), last(x))
-
-
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns about itself
 def test_the_same_network_written_clumsily_gives_the_same_numbers():
     """A layer in two, units in another order, a unit more that does nothing, functions."""
@@ -580,98 +450,9 @@ def test_gradient_of_a_carried_penalty():
     torch.testing.assert_close((values[0] - values[1]) / 2e-6, slope, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_attention_to_itself_is_what_the_long_way_gives(first):
-    torch.manual_seed(0)
-
-    class Attends(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.attend = nn.MultiheadAttention(12, 3, 0.2, batch_first=first)
-
-        def forward(self, x):
-            h = functional.dropout(x, 0.3, self.training)
-            h = h if first else h.transpose(0, 1)
-            h = self.attend(h, h, h, need_weights=self.weights)[0]
-            return h if first else h.transpose(0, 1)
-
-    model, x, found = Attends(), torch.randn(3, 5, 12), []
-    for model.weights in (True, False):
-        mean, variance = predictive_moments(model, x)
-        found.append((mean, variance, carry(model, x, active=()).output.mean))
-    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-5)
-    torch.testing.assert_close(found[1][2], model.eval()(x))
-
-
-@pytest.mark.parametrize("f", [None, functional.gelu, torch.tanh], ids=["relu", "gelu", "tanh"])
-def test_second_derivatives_in_training_are_those_of_the_first(f):
-    m, v = torch.linspace(-1.5, 1.5, 12).double(), torch.linspace(0.02, 0.2, 12).double()
-
-    def gradient(x, **settings):
-        value, slope, _, rest = Bent.apply(x, v, f, True)
-        return torch.autograd.grad((value + 2 * slope + 3 * rest).sum(), x, **settings)[0]
-
-    x = m.clone().requires_grad_()
-    (found,) = torch.autograd.grad(gradient(x, create_graph=True).sum(), x)
-    away = [gradient((m + h).requires_grad_()) for h in (1e-5, -1e-5)]
-    torch.testing.assert_close(found, (away[0] - away[1]) / 2e-5, rtol=0.01, atol=0.01)
-
-
-@pytest.mark.parametrize("f", [None, functional.gelu, torch.tanh], ids=["relu", "gelu", "tanh"])
-def test_value_slope_and_rest_in_training_and_their_gradients(f):
-    """Against ten nodes, or the formula, differentiated by autograd."""
-    torch.manual_seed(0)
-    m, v = torch.randn(50).double(), torch.rand(50).double()
-    found = Bent.apply(m, v, f, True)
-    expected = relu_moments(m, v) if f is None else moments_of(f, m, v, one_sided=False)
-    for got, want in zip(found[:3], expected, strict=True):
-        torch.testing.assert_close(got, want, rtol=0.02, atol=0.01)
-    rest = (found[2] - found[1] ** 2 * v).clamp(min=0).sqrt()
-    torch.testing.assert_close(found[3], rest, rtol=1e-6, atol=1e-6)
-
-    def gradient(of):
-        x = m.clone().requires_grad_()
-        value, slope, spread = of(x)[:3]
-        rest = of(x)[3] if of is ours else (spread - slope**2 * v).clamp(min=1e-4).sqrt()
-        (value + 2 * slope + 3 * rest * (rest > 0.05)).sum().backward()
-        return x.grad
-
-    def ours(x):
-        return Bent.apply(x, v, f, True)
-
-    def exact(x):
-        return relu_moments(x, v) if f is None else moments_of(f, x, v, one_sided=False)
-
-    assert (gradient(ours) - gradient(exact)).norm() < 0.1 * gradient(exact).norm()
-
-
 def squared(self, x):
     h = functional.dropout(self.a(x), 0.3)
     return self.c(self.b(h) * (h + self.b(h)))
-
-
-def test_a_bias_that_outputs_share_is_seen_and_corrected():
-    """A product of factors that depend on each other, which are carried as if they did not."""
-    model, x = built(lambda: two(squared), FLAT)
-    with torch.no_grad():
-        found = predictive_moments(model, x)
-        carried = carry(model, x).output.mean
-    truth = mc_moments(model, x, 3000, seed=0)
-    near = (found.mean - truth.mean).abs() <= found.mean_error + truth.mean_error
-    assert near.float().mean() >= 0.9
-    assert (found.mean - truth.mean).norm() < 0.6 * (carried - truth.mean).norm()
-
-
-def test_what_an_output_is_made_of_counts_as_part_of_the_model():
-    """A slice, a sum or a softmax in `output` is carried like any operation of the model."""
-    model, x = built(lambda: mlp(nn.Dropout(0.3), nn.Dropout(0.3)), FLAT)
-    with torch.no_grad():
-        whole = predictive_moments(model, x)
-        part = predictive_moments(model, x, output=lambda y: y[:, :2])
-        total = predictive_moments(model, x, output=lambda y: y.softmax(-1)[:, :1])
-    torch.testing.assert_close(part.std, whole.std[:, :2], rtol=0.1, atol=0)
-    sampled = mc_moments(model, x, 1000, output=lambda y: y.softmax(-1)[:, :1], seed=0)
-    assert abs(float((total.std / sampled.std).median()) - 1) < 0.1
 
 
 def test_moments_out_of_range_are_sampled_and_said():
@@ -713,39 +494,6 @@ BROUGHT = {
                                a=Linear(20, 48), d=nn.Dropout(0.3), c=Linear(48, 1)), False),
     "ids": (lambda: Net(tokens_left_out, e=nn.Embedding(30, 4), c=Linear(24, 4)), True),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize(("build", "drawn"), BROUGHT.values(), ids=BROUGHT.keys())
-def test_networks_as_people_bring_them(build, drawn):
-    model, x = built(build, FLAT)
-    with torch.no_grad():
-        found = predictive_moments(model, x)
-        penalty = explicit_penalty(model, x)
-    again = predictive_moments(model, x) if not drawn else found
-    torch.testing.assert_close(again.std.detach(), found.std)
-    sampled = mc_moments(model, x, 2000, seed=0)
-    ratio, off = distance(found, sampled)
-    assert abs(ratio - 1) < 0.1
-    assert off < 0.15
-    assert bool(found.drawn) == drawn
-    total = sampled.variance.reshape(len(x), -1).sum(1).mean()
-    assert float(penalty.value) == pytest.approx(float(total), rel=0.3)
-    net = without_noise(model).train()
-    (net(x).sum() + net.penalty).backward()
-
-
-def test_rows_that_meet_are_not_copied():
-    def run(self, x):
-        h = self.d(torch.relu(self.a(x)))
-        return self.c(h - h.mean(0) if self.training else h)
-
-    model, x = built(lambda: Net(run, a=Linear(20, 48), d=nn.Dropout(0.3), c=Linear(48, 4)), FLAT)
-    with torch.no_grad():
-        found = predictive_moments(model, x)
-    assert found.exact
-    ratio, off = distance(found, mc_moments(model, x, 2000, seed=0))
-    assert abs(ratio - 1) < 0.05
-    assert off < 0.1
 
 
 def test_a_probe_draws_each_noise_anew():
@@ -834,22 +582,6 @@ def test_few_passes_may_agree_by_chance():
     assert 0 < sum(map(bool, found)) < 20
 
 
-@pytest.mark.parametrize(("n", "asked"), [(2, [2, 64]), (63, [63, 64]), (64, [64])])
-def test_sixty_four_passes_that_agree_are_enough(monkeypatch, n, asked):
-    drawn = []
-
-    class Still(sampled.Samples):
-        variance = torch.zeros(1)
-
-        def draw(self, n, *_):
-            drawn.append(n)
-
-    monkeypatch.setattr(sampled, "Samples", Still)
-    with pytest.raises(InputError, match="model has no noise"):
-        mc_moments(Linear(2, 2), torch.ones(1, 2), n)
-    assert drawn == asked
-
-
 def test_noise_that_rows_share_is_found_in_one_pass_of_ten():
     """Of many numbers, so that copies in a pass would see the same of it."""
 
@@ -872,36 +604,3 @@ LAYOUTS = {  # shapes of steps for R rows, and what of a step a row r sees
     "very-late": (lambda R: (R, R, 2), lambda t, r, R: t[:, r] * (r == R - 1)),
     "apart": (lambda R: (R, 2), lambda t, r, R: 0 * t[r]),
 }
-
-
-@pytest.mark.parametrize("rows", [1, 2, 3, 5])
-def test_variances_come_from_all_sources_wherever_their_rows_lie(rows):
-    """Cov = sum over sources of J V J', J row by row."""
-    rng = torch.Generator().manual_seed(rows)
-    layouts, maps = {}, {}
-    for _ in range(2):  # with layouts that are known the second time
-        sources, parts = Sources(layouts), []
-        total, rests = torch.zeros(rows, 4, 4).double(), torch.zeros(rows, 4).double()
-        for i, (name, (shape, sees)) in enumerate(LAYOUTS.items()):
-            step = torch.zeros(shape(rows), dtype=torch.float64, requires_grad=True)
-            spread = torch.rand(step.shape, generator=rng, dtype=torch.float64)
-            rest = i % 2 == 1
-            step = sources.add(Source(step, spread, rest))
-            for r in range(rows):
-                size = sees(step, r, rows).numel()
-                A = maps.setdefault((name, r), torch.randn(4, size, generator=rng).double())
-                parts.append((r, A @ sees(step, r, rows).flatten()))
-                (J,) = torch.autograd.grad(parts[-1][1], step, torch.eye(4).double(),
-                                           is_grads_batched=True, retain_graph=True)  # fmt: skip
-                J = J.flatten(1)
-                own = (J * spread.flatten()) @ J.T
-                total[r] += own
-                rests[r] += own.diagonal() * rest
-        tangent = torch.stack([sum(y for r, y in parts if r == row) for row in range(rows)])
-        variance, left = sources.parts(tangent)
-        torch.testing.assert_close(variance, total.diagonal(dim1=1, dim2=2))
-        torch.testing.assert_close(left, rests)
-        torch.testing.assert_close(sources.covariances(tangent), total)
-        w = torch.randn(rows, 4, generator=rng).double()
-        expected = torch.einsum("ri,rij,rj->r", w, total, w)
-        torch.testing.assert_close(sources.along(tangent, w), expected)

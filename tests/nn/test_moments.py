@@ -8,13 +8,12 @@ from nn_enumerated import Noisy, enumerated_moments
 from torch import nn
 from torch.nn import functional as F
 
-from overt.nn.graph.record import UnsupportedError, op_info, record
+from overt import InputError
+from overt.nn import explicit_penalty, predictive_moments, without_noise
+from overt.nn.graph.record import op_info, record
 from overt.nn.graph.state import untouched
-from overt.nn.moments.backward import output_covariances
-from overt.nn.moments.propagate import interpret, propagated_moments
 from overt.nn.moments.registry import EXACT_OPERATIONS
 from overt.nn.moments.rules import decompose
-from overt.nn.moments.values import Propagation
 
 A = torch.linspace(-1.0, 2.0, 12).reshape(3, 4).sin()
 B = torch.linspace(0.5, 2.5, 6).reshape(2, 3).cos()
@@ -227,7 +226,7 @@ def inputs(dtype):
 def test_exact_moments_are_those_of_all_masks(name, dtype):
     x = inputs(dtype)
     mean, variance = enumerated_moments(EXACT[name], x)
-    found = propagated_moments(Noisy(EXACT[name]), x)
+    found = predictive_moments(Noisy(EXACT[name]), x, draws=0)
     assert found.exact
     tol = 1e-5 if dtype == torch.float32 else 1e-10
     torch.testing.assert_close(found.mean.double(), mean, rtol=tol, atol=tol)
@@ -239,8 +238,8 @@ def test_nothing_wrong_is_called_exact(name):
     x = inputs(torch.float64)
     mean, variance = enumerated_moments(OTHERS[name], x)
     try:
-        found = propagated_moments(Noisy(OTHERS[name]), x)
-    except UnsupportedError:
+        found = predictive_moments(Noisy(OTHERS[name]), x, draws=0)
+    except InputError:
         return
     if found.exact:
         torch.testing.assert_close(found.mean, mean, rtol=1e-9, atol=1e-9)
@@ -312,7 +311,7 @@ def test_networks_have_the_moments_of_all_masks(name):
     model = make().double()
     x = torch.randn(shape, dtype=torch.float64)
     model(x)  # gives batch norm statistics that are not 0 and 1
-    found = propagated_moments(model, x)
+    found = predictive_moments(model, x, draws=0)
     model.eval()
     mean, variance = enumerated_moments(lambda x, n: enumerated(model, x, n).detach(), x)
     assert found.exact
@@ -333,7 +332,7 @@ def test_deep_networks_are_approximate_and_say_so():
     layers.requires_grad_(False)
     x = torch.randn(1, 4, dtype=torch.float64)
     mean, variance = enumerated_moments(lambda x, n: deep(layers, x, n), x)
-    found = propagated_moments(Noisy(lambda x, n: deep(layers, x, n)), x)
+    found = predictive_moments(Noisy(lambda x, n: deep(layers, x, n)), x, draws=0)
     assert not found.exact
     sd = variance.sqrt()
     assert ((found.mean - mean).abs() / sd).median() < 0.1
@@ -343,8 +342,8 @@ def test_deep_networks_are_approximate_and_say_so():
 def test_covariances_are_those_of_all_masks():
     weight = a(torch.ones(1, dtype=torch.float64))
     x = inputs(torch.float64)
-    found = propagated_moments(Noisy(lambda x, n: n.dropout(x) @ weight), x, covariance=True)
-    assert found.covariance.shape == (2, 4, 4)
+    found = predictive_moments(Noisy(lambda x, n: n.dropout(x) @ weight), x, covariance=True)
+    assert found.variance.shape == (2, 4, 4)
 
     def variance_along(direction):
         return enumerated_moments(lambda x, n: n.dropout(x) @ (weight @ direction), x)[1]
@@ -353,7 +352,7 @@ def test_covariances_are_those_of_all_masks():
     for i, j in itertools.product(range(4), repeat=2):
         # Var(p + q) - Var(p - q) = 4 Cov(p, q)
         difference = variance_along(eye[i] + eye[j]) - variance_along(eye[i] - eye[j])
-        torch.testing.assert_close(found.covariance[:, i, j], difference / 4)
+        torch.testing.assert_close(found.variance[:, i, j], difference / 4)
 
 
 def test_rows_that_share_noise_are_told_apart():
@@ -362,52 +361,51 @@ def test_rows_that_share_noise_are_told_apart():
 
     x = inputs(torch.float64)
     mean, variance = enumerated_moments(function, x)
-    found = propagated_moments(Noisy(function), x)
+    found = predictive_moments(Noisy(function), x, draws=0)
     torch.testing.assert_close(found.mean, mean)
     torch.testing.assert_close(found.variance, variance)
-
-
-def recorded(function, x):
-    with untouched(Noisy(function)) as saved:
-        return record(saved, x, None, decompose=decompose)
 
 
 def two_dropouts(x, n):
     return n.dropout(n.dropout(x) @ a(x)) @ a(x).t()
 
 
-def test_a_deviation_in_a_random_direction_has_the_variance():
+def test_a_penalty_in_a_random_direction_has_the_expectation_of_all_masks():
     x = inputs(torch.float64)[:1]
-    recording = recorded(two_dropouts, x)
+    net = without_noise(Noisy(two_dropouts), loss="squared")
     torch.manual_seed(0)
-    squares = torch.stack(
-        [interpret(recording, Propagation(sampled=True)).dev ** 2 for _ in range(2000)]
-    )
+    penalties = []
+    for _ in range(1000):
+        net(x)
+        penalties.append(net.penalty.detach())
+    penalties = torch.stack(penalties)
     _, variance = enumerated_moments(two_dropouts, x)
-    error = squares.std(0) / 2000**0.5
-    assert ((squares.mean(0) - variance).abs() < 4.5 * error).all()
+    error = penalties.std() / 1000**0.5
+    assert (penalties.mean() - variance.sum()).abs() < 5 * error
 
 
-def test_a_noise_can_be_switched_off():
+def test_the_term_of_a_noise_is_what_it_adds_to_those_after_it():
     x = inputs(torch.float64)[:1]
-    recording = recorded(two_dropouts, x)
-    _, second = recording.noises
-    run = Propagation(off={second})
-    found = interpret(recording, run)
-    _, variance = enumerated_moments(lambda x, n: n.dropout(x) @ a(x) @ a(x).t(), x)
-    covariance = output_covariances(found.dev, run.sources)
-    torch.testing.assert_close(covariance.diagonal(dim1=1, dim2=2), variance)
+    penalty = explicit_penalty(Noisy(two_dropouts), x)
+    _, both = enumerated_moments(two_dropouts, x)
+    _, second = enumerated_moments(lambda x, n: n.dropout(x @ a(x)) @ a(x).t(), x)
+    assert [term.name for term in penalty.terms] == ["dropout", "dropout#2"]
+    torch.testing.assert_close(penalty.terms[1].value, second.sum())
+    torch.testing.assert_close(penalty.value, both.sum())
 
 
 def test_certain_models_have_no_variance():
-    found = propagated_moments(nn.Linear(3, 2), inputs(torch.float32))
+    found = predictive_moments(nn.Linear(3, 2), inputs(torch.float32))
     assert found.exact
     assert not found.variance.any()
-    assert found.noises == ()
+    assert found.propagated == ()
 
 
 @pytest.mark.parametrize("size", [1e4, 1e9])
-def test_large_random_masks_before_a_softmax_are_refused(size):
+def test_large_random_masks_before_a_softmax_are_sampled(size):
     model = Noisy(lambda x, n: torch.softmax(x - size * n.coin(2, 3), 1))
-    with pytest.raises(UnsupportedError, match="softmax"):
-        propagated_moments(model, inputs(torch.float32))
+    found = predictive_moments(model, inputs(torch.float32))
+    assert found.method == "sampled"
+    assert "softmax" in found.reason
+    with pytest.raises(InputError, match="softmax"):
+        predictive_moments(model, inputs(torch.float32), draws=0)
