@@ -19,6 +19,9 @@ class TorchNoise:
     def coin(self, *shape, p=0.5):
         return torch.bernoulli(torch.full(shape, 0.0).to(self.like), p=p)
 
+    def compare(self, name, *shape, p):
+        return getattr(torch.rand(shape), name)(p)
+
     def rand(self, *shape):
         return torch.rand(shape, dtype=self.like.dtype)
 
@@ -54,6 +57,9 @@ class CountedNoise:
 
     def coin(self, *shape, p=0.5):
         return self._next(shape, (0.0, 1.0), (1 - p, p))
+
+    def compare(self, name, *shape, p):
+        return self.coin(*shape, p=p if name in ("lt", "le") else 1 - p) > 0
 
     def dropout(self, x, p=0.5):
         return x * self.coin(*x.shape, p=1 - p) / (1 - p)

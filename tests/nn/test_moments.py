@@ -162,7 +162,18 @@ EXACT = {
     "to": lambda x, n: n.dropout(x).to(torch.float64),
     "residual": lambda x, n: (h := n.dropout(x)) + h @ a(x)[:, :3],
     "residual, dropout": lambda x, n: (h := n.dropout(x)) + n.dropout(h @ a(x)[:, :3]),
+    "rand >= p": lambda x, n: x * n.compare("ge", 2, 3, p=0.3) / 0.7,
+    "rand > p": lambda x, n: torch.where(n.compare("gt", 2, 3, p=0.3), x, b(x)),
+    "rand < p": lambda x, n: x.masked_fill(n.compare("lt", 2, 3, p=0.3), 0.5),
+    "rand <= p": lambda x, n: x * n.compare("le", 2, 1, p=0.3).to(x) @ a(x),
+    "sqrt": lambda x, n: torch.sqrt(n.dropout(x).abs() + 1),
+    "log1p": lambda x, n: torch.log1p(torch.exp(n.dropout(x))),
+    "sin, cos, erf": lambda x, n: torch.sin(h := n.dropout(x)) + torch.cos(h) * torch.erf(h),
+    "clamp": lambda x, n: n.dropout(x).clamp(min=-0.5, max=1.0),
 }
+ENTRYWISE = "celu elu gelu hardsigmoid hardswish hardtanh leaky_relu mish sigmoid silu softplus"
+for _name in ENTRYWISE.split():
+    EXACT[_name] = lambda x, n, f=getattr(F, _name): f(n.dropout(x)) @ a(x)
 
 
 def written_through_a_view(h):
@@ -252,7 +263,8 @@ def test_every_operation_that_may_be_exact_is_enumerated():
         with untouched(Noisy(function)) as saved:
             recording = record(saved, inputs(torch.float32), None, decompose=decompose)
         met |= {op_info(call.func).name for call in recording.calls if call.noisy}
-    assert met == EXACT_OPERATIONS
+    # Masks of overt's own layers are enumerated in test_penalties.py.
+    assert met | {"mask"} == EXACT_OPERATIONS
 
 
 # -- networks -----------------------------------------------------------------------------------

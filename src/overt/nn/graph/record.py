@@ -186,7 +186,8 @@ class _NoiseNames:
         """Note that a module begins to run."""
         path = self.paths.get(id(module), self.stack[-1][0])
         is_dropout = isinstance(module, (nn.modules.dropout._DropoutNd, nn.RReLU))
-        self.stack.append((path, is_dropout or hasattr(module, "drop_prob")))
+        is_layer = hasattr(module, "drop_prob") or hasattr(module, "mask_covariance")
+        self.stack.append((path, is_dropout or is_layer))
 
     def leave(self) -> None:
         """Note that a module has ended."""

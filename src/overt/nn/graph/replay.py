@@ -36,7 +36,14 @@ def _expand_source(x: Tensor, source: Tensor, non_blocking: bool = False) -> Ten
     return source.to(x.dtype).expand(x.shape)
 
 
+def _batch_norm(x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, *rest: Any) -> Any:
+    # The operation writes to its running statistics, which must stay as recorded.
+    mean, var = (None if t is None else t.clone() for t in (mean, var))
+    return aten.native_batch_norm.default(x, weight, bias, mean, var, *rest)
+
+
 RERUN_AS = {
+    aten.native_batch_norm.default: _batch_norm,
     aten.view.default: torch.reshape,
     aten._unsafe_view.default: torch.reshape,
     aten.copy.default: _expand_source,

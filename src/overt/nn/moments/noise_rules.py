@@ -30,36 +30,40 @@ _DRAWS = {
 """Mean, variance and law of the entries."""
 
 
-def draw(run: Propagation, call: Call, args: Any) -> Value:
+def draw(run: Propagation, call: Call, args: Any) -> Any:
     """Return the moments of what a call draws."""
     info = op_info(call.func)
     if isinstance(call.func, LayerNoise):
+        if call.noise in run.off:
+            return args[0]
         return masked_by_layer(run, call.func.layer, args[0])
+    off = call.noise in run.off
     out = call.out
     if not isinstance(out, Tensor) or not (out.is_floating_point() or info.name == "bernoulli"):
         raise UnsupportedError(f"{info.name} draws whole numbers")
-    if out.dtype not in (torch.float32, torch.float64):
-        out = out.float()
+    if out.dtype != torch.float64:
+        out = out.to(torch.promote_types(torch.float32, run.dtype))
     if out.numel() <= (len(out) if out.ndim else 1):  # one number for a row
         run.coarse.add(run.draws + 1)
     if info.name == "bernoulli":
-        return _coins(run, args, out)
+        return _coins(run, args, out, off=off)
     if info.name not in _DRAWS:
         raise UnsupportedError(f"{info.name} draws numbers whose law is not known here")
     mean, var, law = _DRAWS[info.name]
-    return run.draw(torch.full_like(out, mean), torch.full_like(out, var), law)
+    return run.draw(torch.full_like(out, mean), torch.full_like(out, var), law, off=off)
 
 
-def _coins(run: Propagation, args: Any, like: Tensor) -> Value:
+def _coins(run: Propagation, args: Any, like: Tensor, *, off: bool) -> Value:
     """Coins with one probability, or with one for each entry."""
     p = args[1] if len(args) > 1 else args[0]
     if isinstance(p, Value):
         raise UnsupportedError("a probability is random itself")
     if isinstance(p, Tensor):
         p = p.to(like).expand(like.shape)
-        return run.draw(p, p * (1 - p), None)
+        return run.draw(p, p * (1 - p), None, off=off)
     law = Law(torch.tensor([0.0, 1.0]), torch.tensor([1 - p, p], dtype=torch.float64))
-    return run.draw(torch.full_like(like, p), torch.full_like(like, p * (1 - p)), law)
+    var = torch.full_like(like, p * (1 - p))
+    return run.draw(torch.full_like(like, p), var, law, off=off)
 
 
 def masked_by_layer(run: Propagation, layer: Any, given: Any) -> Value:

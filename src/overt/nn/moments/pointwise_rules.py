@@ -62,6 +62,19 @@ def pointwise(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
     given = find_values((args, kwargs))
     packet = func.overloadpacket
     roots = {id(value.root) for value in given}
+    if len(roots) > 1 and not all(value.root.noises for value in given):
+
+        def at_mean(leaf: Any) -> Any:
+            is_off = isinstance(leaf, Value) and not leaf.root.noises
+            return leaf.moments(run).mean if is_off else leaf
+
+        # Noises that are off take no part beside others.
+        args = map_tree(tuple(args), at_mean)
+        kwargs = map_tree(kwargs, at_mean)
+        given = find_values((args, kwargs))
+        if not given:
+            return func(*args, **kwargs)
+        roots = {id(value.root) for value in given}
     length = 1 + max(value.length for value in given)
     if len(roots) > 1 or length > SETTINGS.max_chain:
         return _several_roots(run, func, args, kwargs)
@@ -147,10 +160,12 @@ def _as_coin(run: Propagation, packet: Any, out: Value, law: Law) -> Value | Non
     mean = torch.full_like(like, first + p * (last - first))
     var = torch.full_like(like, p * (1 - p) * (last - first) ** 2)
     noises = out.root.noises
+    if not noises:
+        var = torch.zeros_like(var)
     # What else is made of the same draw depends on the coin in a way that no slope shows.
     derived = frozenset({Derived(noises)})
     tossed = Value(
-        RandomTensor(mean, var, run.source(var), noises, coin, derived=derived),
+        RandomTensor(mean, var, run.source(var) if noises else var, noises, coin, derived=derived),
     )
     if packet not in _COMPARISONS:
         return tossed

@@ -12,6 +12,7 @@ from torch import Tensor
 from overt.nn.graph.record import Recording, UnsupportedError, tensors
 from overt.nn.graph.replay import RERUN_AS, map_tree, store_results
 from overt.nn.moments.backward import output_covariances, output_variances, variance_along
+from overt.nn.moments.pointwise_rules import is_pointwise
 from overt.nn.moments.registry import find_values
 from overt.nn.moments.rules import HALF_PRECISION, apply_rule
 from overt.nn.moments.values import Propagation, RandomTensor, Value
@@ -84,6 +85,7 @@ def interpret(recording: Recording, run: Propagation) -> RandomTensor | Tensor:
 
     What is certain is as recorded, or with `run.grad` worked out again with gradients.
     """
+    run.dtype = _working_dtype(recording)
     made: dict[int, Any] = {}
     if run.grad:
         made = {id(inner): given for inner, given in recording.inputs}
@@ -101,25 +103,49 @@ def interpret(recording: Recording, run: Propagation) -> RandomTensor | Tensor:
                 found = found.detach()
         return found
 
+    def at_mean(leaf: Any) -> Any:
+        """Return the mean of what is made of noises that are off only, anything else as it is."""
+        is_off = isinstance(leaf, Value) and not leaf.root.noises
+        return leaf.moments(run).mean if is_off else leaf
+
     with torch.enable_grad():
         for call in recording.calls:
             if not call.noisy and not run.grad:
                 continue
             args = map_tree(tuple(call.args), now)
             kwargs = map_tree(call.kwargs, now)
+            if run.off and not (call.noise or is_pointwise(call.func)):
+                args = map_tree(args, at_mean)
+                kwargs = map_tree(kwargs, at_mean)
             if not call.noisy and (find_values((args, kwargs)) or not needs_grad(args, kwargs)):
                 continue  # only a shape is used, or there is nothing to differentiate
             rerun = call.noise in run.sampled_noises and bool(call.noise)
             if rerun or not (call.noise or find_values((args, kwargs))):
                 out = RERUN_AS.get(call.func, call.func)(*args, **kwargs)
             else:
-                run.current = call.noise
                 out = apply_rule(run, call, args, kwargs)
-                if call.noise in run.off:
+                if run.off and _is_mean_of_coin(out, call):
                     out = out.moments(run).mean
             store_results(made, call.out, out)
         found = now(recording.output)
         return found.moments(run) if isinstance(found, Value) else found
+
+
+def _is_mean_of_coin(out: Any, call: Any) -> bool:
+    """Whether a coin that is off becomes a number here, so that its mean stands for it."""
+    if not isinstance(out, Value) or out.root.noises or out.root.law is None:
+        return False
+    return bool(out.root.law.is_coin and call.out.is_floating_point())
+
+
+def _working_dtype(recording: Recording) -> torch.dtype:
+    """Return the format of draws: torch's are in single precision also in a double model."""
+    random = {id(t) for call in recording.calls if call.noisy for t in tensors((call.out,))}
+    for call in recording.calls:
+        for tensor in tensors((*call.args, *call.kwargs.values())) if call.noisy else ():
+            if id(tensor) not in random and tensor.dtype == torch.float32 and tensor.ndim:
+                return torch.float32
+    return recording.output.dtype
 
 
 def needs_grad(args: Any, kwargs: Any) -> bool:

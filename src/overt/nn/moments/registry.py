@@ -17,14 +17,15 @@ Rule = Callable[[Propagation, Any, Any, Any], Any]
 RULES: dict[Any, Rule] = {}
 
 _EXACT = """
-    _adaptive_avg_pool2d _to_copy _unsafe_view add addmm avg_pool2d baddbmm bernoulli bmm cat
-    clone col2im constant_pad_nd convolution copy cumsum detach diag_embed diagonal div dot
-    embedding expand fill flip gather gt im2col index index_add index_copy index_put
-    index_select masked_fill masked_scatter max_pool2d_with_indices mean mm mul mv
-    native_batch_norm neg permute pixel_shuffle pixel_unshuffle pow rand rand_like randn
-    randn_like reflection_pad1d reflection_pad2d relu repeat replication_pad2d roll rsub scatter
-    scatter_add select select_scatter slice slice_scatter split split_with_sizes squeeze stack
-    sub sum t tanh trace transpose tril triu unbind unfold unsqueeze upsample_nearest2d view
+    _adaptive_avg_pool2d _to_copy _unsafe_view abs add addmm avg_pool2d baddbmm bernoulli bmm cat
+    celu clamp clone col2im constant_pad_nd convolution copy cos cumsum detach diag_embed diagonal
+    div dot elu embedding erf exp expand fill flip gather ge gelu gt hardsigmoid hardswish hardtanh
+    im2col index index_add index_copy index_put index_select le leaky_relu log1p lt mask masked_fill
+    masked_scatter max_pool2d_with_indices mean mish mm mul mv native_batch_norm neg permute
+    pixel_shuffle pixel_unshuffle pow rand rand_like randn randn_like reflection_pad1d
+    reflection_pad2d relu repeat replication_pad2d roll rsub scatter scatter_add select
+    select_scatter sigmoid silu sin slice slice_scatter softplus split split_with_sizes sqrt squeeze
+    stack sub sum t tanh trace transpose tril triu unbind unfold unsqueeze upsample_nearest2d view
     where
 """
 EXACT_OPERATIONS = frozenset(_EXACT.split())

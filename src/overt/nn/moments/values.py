@@ -177,7 +177,7 @@ class Propagation:
     curvature: float = 0.0
     draws: int = 0
     coarse: set[int] = field(default_factory=set)
-    current: str = ""
+    dtype: torch.dtype = torch.float32
 
     def source(self, var: Tensor, *, covariance: Any = None, rest: bool = False) -> Tensor:
         """Return the deviation of new entries with these variances, or with a covariance."""
@@ -192,9 +192,12 @@ class Propagation:
         """In a training step, variances inside the network have no gradients."""
         return torch.no_grad() if self.sampled else contextlib.nullcontext()
 
-    def draw(self, mean: Tensor, var: Tensor, law: Law | None) -> Value:
-        """Return new independent draws."""
+    def draw(self, mean: Tensor, var: Tensor, law: Law | None, *, off: bool = False) -> Value:
+        """Return new independent draws; `off`: of the same law, but without deviations."""
         self.draws += 1
+        if off:
+            zero = torch.zeros_like(mean)
+            return Value(RandomTensor(mean, zero, zero, frozenset(), law))
         return Value(RandomTensor(mean, var, self.source(var), frozenset({self.draws}), law))
 
     def fixed(self, value: Any) -> Any:
@@ -298,6 +301,12 @@ class Value:
                 raise UnsupportedError("a comparison of random values decides")
             y = y.to(root.var.dtype)
         mean = (weights * y).sum(0)
+        if not root.noises:  # a noise that is off: the mean of a coin, else the function at it
+            if root.law is None or not root.law.is_coin:
+                mean = self.at(root.mean, {})
+            mean = mean.expand(self.shape)
+            zero = torch.zeros_like(mean)
+            return RandomTensor(mean, zero, zero, frozenset())
         away = y - mean
         with run.variance_mode():
             var = (weights * away * away).sum(0)
