@@ -335,7 +335,6 @@ PRIVATE = {
     "_is_functional_tensor",
     "_sync",
     "_to_functional_tensor",
-    "modules.batchnorm._NormBase",
     "modules.dropout._DropoutNd",
     "utils._pytree",
     "utils._python_dispatch.TorchDispatchMode",

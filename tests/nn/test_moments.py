@@ -172,8 +172,8 @@ EXACT = {
     "clamp": lambda x, n: n.dropout(x).clamp(min=-0.5, max=1.0),
 }
 ENTRYWISE = "celu elu gelu hardsigmoid hardswish hardtanh leaky_relu mish sigmoid silu softplus"
-for _name in ENTRYWISE.split():
-    EXACT[_name] = lambda x, n, f=getattr(F, _name): f(n.dropout(x)) @ a(x)
+for _function in (getattr(F, name) for name in ENTRYWISE.split()):
+    EXACT[_function.__name__] = lambda x, n, f=_function: f(n.dropout(x)) @ a(x)
 
 
 def written_through_a_view(h):

@@ -1,6 +1,5 @@
 """Sums, curvatures and comparisons behind moments and penalties, against plain formulas."""
 
-import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,9 +16,7 @@ from overt.nn import (
     Dropout,
     curvature,
     explicit_penalty,
-    penalties,
     predictive_moments,
-    without_noise,
 )
 from overt.nn.data.losses import mean_loss
 from overt.nn.layers import recognized
@@ -78,13 +75,6 @@ def test_classes_are_at_least_two():
             curvature.curvature(torch.zeros(shape), "cross_entropy")
 
 
-@pytest.mark.parametrize("n", [1, 2, 9])
-def test_errors_of_means_of_draws(n):
-    values = torch.arange(1.0, n + 1) ** 2
-    expected = np.std(values.numpy(), ddof=1) / np.sqrt(n) if n > 1 else 0.0
-    assert penalties._error(values) == pytest.approx(expected)
-
-
 CONTRADICTED = [  # (value over what samples show, kurtosis, worth, rows, doubt, whether it is said)
     (1.21, 3.0, 1e6, 1, 0.0, False), (1.23, 3.0, 1e6, 1, 0.0, True), (0.80, 3.0, 1e6, 1, 0.0, True),
     (0.83, 3.0, 1e6, 1, 0.0, False), (1.6, 3.0, 100, 1, 0.0, False), (1.7, 3.0, 100, 1, 0.0, True),
@@ -92,33 +82,6 @@ CONTRADICTED = [  # (value over what samples show, kurtosis, worth, rows, doubt,
     (1.28, 3.0, 100, 4, 0.0, False), (1.32, 3.0, 100, 4, 0.0, True),
     (1.7, 3.0, 100, 1, 0.1, False), (1.9, 3.0, 100, 1, 0.1, True), (0.0, 3.0, 100, 1, 0.0, True),
 ]  # fmt: skip
-
-
-@pytest.mark.parametrize("loss", ["squared", "cross_entropy"])
-def test_the_mean_shift_is_a_difference_of_losses(loss):
-    rng = torch.Generator().manual_seed(3)
-    y = torch.tensor([0, 1]) if loss == "cross_entropy" else torch.randn(2, 3, generator=rng)
-
-    def passes(n, exact=False, at=0.0):
-        means = [torch.randn(2, 3, generator=rng) + at for _ in range(n)]
-        return [SimpleNamespace(output=SimpleNamespace(mean=m, exact=exact)) for m in means]
-
-    noisy, before = passes(5), torch.randn(2, 3, generator=rng)
-    after = torch.stack([o.output.mean for o in noisy]).mean(0)
-    term, moves = penalties._shift(noisy, before, y, loss)
-    torch.testing.assert_close(term.value, mean_loss(after, y, loss) - mean_loss(before, y, loss))
-    at = after.clone().requires_grad_()
-    (slope,) = torch.autograd.grad(mean_loss(at, y, loss), at)
-    expected = torch.stack([(slope * (o.output.mean - after)).sum() for o in noisy])
-    torch.testing.assert_close(moves, expected)
-    assert (term.name, term.exact) == ("mean shift", False)
-    assert term.error == pytest.approx(penalties._error(expected))
-    (one,) = passes(1, exact=True)
-    still, moves = penalties._shift([one], one.output.mean, y, loss)
-    assert (float(still.value), still.exact, still.error, moves.tolist()) == (0.0, True, 0.0, [0.0])
-    away, _ = penalties._shift([one], before, y, loss)
-    assert away.exact == (loss == "squared")
-    assert float(away.value) != 0
 
 
 def test_layers_and_outputs_that_cannot_be_are_refused():
@@ -200,8 +163,9 @@ def test_outputs_that_do_not_vary_leave_the_others_alone(dead):
     with torch.no_grad():
         for given in ({}, {"draws": 40}):
             found = predictive_moments(net, x, **given)
+            assert not found.variance[:, dead].any()
             for part in (found.variance, found.mean_error, found.std_error):
-                assert not part[:, dead].any()
+                assert float(part[:, dead].max()) <= 1e-14  # rounding
                 assert bool(part.isfinite().all())
             torch.testing.assert_close(found.mean[:, dead], net[5].bias[dead].expand(3, -1))
             alive = [k for k in range(3) if k not in dead]
@@ -233,19 +197,6 @@ def test_noise_layers_are_recognized_by_their_law():
     assert recognized.plain_dropout(channels) is None
     weights = [recognized.is_weight_noise(m) for m in (drop, DropConnectLinear(2, 2))]
     assert weights == [False, True]
-
-
-def test_penalties_that_would_take_backward_passes_are_probed():
-    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
-    for parts, dear in (((), False), ((nn.Linear(3, 2),), True), ((nn.ReLU(),), True)):
-        net = without_noise(nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 3), *parts))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            net.train()(x)
-        assert net._dear == dear
-        first = float(net.penalty.detach())
-        net(x)
-        assert (float(net.penalty.detach()) == first) == (not dear)
 
 
 ATTENTION = [{}, {"scale": 0.3}, {"scale": 0.0}, {"is_causal": True}, {"enable_gqa": True},

@@ -26,6 +26,22 @@ from overt.nn.moments.values import Propagation
 from overt.nn.penalties import curved_variance
 
 
+def has_own_gradient(output: Tensor) -> bool:
+    """Whether a custom autograd function takes part, whose gradient a recording does not show."""
+    todo = [output.grad_fn]
+    seen = set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        checkpoint = type(node).__name__ == "CheckpointFunctionBackward"
+        if isinstance(node, torch.autograd.function.BackwardCFunction) and not checkpoint:
+            return True
+        todo += [parent for parent, _ in node.next_functions]
+    return False
+
+
 class WithoutNoise(nn.Module):  # type: ignore[misc]
     """A model whose noise is not sampled; see `without_noise`.
 
@@ -83,6 +99,9 @@ class WithoutNoise(nn.Module):  # type: ignore[misc]
             recording = record(saved, x, self.output, decompose=decompose, statistics="as set")
             if hash(recording.signature) not in self._closed:
                 check_for_hidden_noise(recording, saved, x, self.output, "as set")
+                plain = saved.plain_pass(x, self.output, statistics="as set", grad=True)
+                if has_own_gradient(plain):
+                    raise UnsupportedError("it has a torch.autograd.Function with its own gradient")
         return recording
 
     def _propagate(self, recording: Recording) -> tuple[Tensor, Tensor]:

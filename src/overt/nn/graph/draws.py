@@ -58,6 +58,11 @@ def _normal_of(mean: Any, sd: Any = 1.0, **_: Any) -> Tensor:
     return mean + sd * torch.randn_like(like)
 
 
+def _normal_of_size(mean: float, sd: float, size: Any, **options: Any) -> Tensor:
+    options.pop("generator", None)
+    return mean + sd * torch.randn(size, **options)
+
+
 _PARTS: dict[Any, Callable[..., Any]] = {
     aten.native_dropout.default: _native_dropout,
     aten.rrelu_with_noise_functional.default: _rrelu,
@@ -67,6 +72,7 @@ _PARTS: dict[Any, Callable[..., Any]] = {
     aten.normal.Tensor_float: _normal_of,
     aten.normal.Tensor_Tensor: _normal_of,
     aten.normal.float_Tensor: _normal_of,
+    aten.normal.float_float: _normal_of_size,
 }
 
 

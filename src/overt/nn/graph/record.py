@@ -9,6 +9,7 @@ are the right ones. Where noise decides what runs, `UnsupportedError` is raised:
 from __future__ import annotations
 
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -334,6 +335,8 @@ def _module_hooks(recorder: _Recorder) -> Iterator[None]:
 def _recording(recorder: _Recorder) -> Iterator[None]:
     """Run without gradients, fused kernels or compiled code, and without in-place writes."""
     with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # the user sees them when he runs the model
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
         stack.enter_context(disable_fast_attention())
@@ -446,7 +449,7 @@ def check_for_hidden_noise(
     masks have another order in memory; then two plain passes must agree with each other.
     """
     now = torch_rng_states()
-    counters = saved.counters
+    counters = dict(saved.counters)
     passes = []
     for _ in range(2):
         set_torch_rng(recording.state)

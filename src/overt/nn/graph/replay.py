@@ -44,6 +44,7 @@ def _batch_norm(x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, *rest: A
 
 RERUN_AS = {
     aten.native_batch_norm.default: _batch_norm,
+    aten._embedding_bag_forward_only.default: aten._embedding_bag.default,  # has a gradient
     aten.view.default: torch.reshape,
     aten._unsafe_view.default: torch.reshape,
     aten.copy.default: _expand_source,

@@ -13,6 +13,7 @@ import copy
 import random
 import signal
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -326,11 +327,6 @@ class SavedState:
 
     def restore(self, *, final: bool = True) -> None:
         """Put everything back; generators and counters of noise layers only if `final`."""
-        if not final:
-            for own, saved in self._vars:
-                original = saved["_buffers"].get("draws")
-                if original is not None and "draws" in own["_buffers"]:
-                    self.counters[id(original)] = own["_buffers"]["draws"]
         for own, saved in self._vars:
             own.clear()
             own.update(saved)
@@ -385,10 +381,15 @@ class SavedState:
         """Return the output of one ordinary pass from the model's own state."""
         self.prepare(noise=noise, statistics=statistics)
         convert = Tensor.clone if grad else None
-        with torch.set_grad_enabled(grad), disable_fast_attention():
+        with torch.set_grad_enabled(grad), disable_fast_attention(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the user sees them when he runs the model
             result = call_model(self.model, copy_inputs(x, convert))
             found = select_output(result, output)
-            return found.clone() if grad else found.detach().clone()
+        for own, saved in self._vars:
+            original = saved["_buffers"].get("draws")
+            if original is not None and "draws" in own["_buffers"]:
+                self.counters[id(original)] = own["_buffers"]["draws"]
+        return found.clone() if grad else found.detach().clone()
 
 
 def _parameter_copy(parameter: Tensor | None) -> Tensor | None:

@@ -101,12 +101,18 @@ def combine_with_samples(found: Moments, sums: SampleSums) -> Moments:
     std_error = found.std_error.double() / unit / LEVEL
     move, mean_left = _weigh(d_mean, firsts, mean_error, torch.full_like(unit, of_mean))
     log, std_left = _weigh(d_log, squares, std_error, of_std)
-    # Where one of the two says that nothing varies, samples decide, with their own errors.
-    error_mean, error_std = sums.errors
-    new_sd = torch.where(sure, sd * log.exp(), sampled_sd)
-    new_mean = torch.where(sure, mean + move * unit, sums.mean)
-    mean_error = torch.where(sure, LEVEL * mean_left * unit, error_mean)
-    std_error = torch.where(sure, LEVEL * std_left * new_sd, error_std)
+    new_sd = torch.where(sure, sd * log.exp(), sd)
+    new_mean = mean + move * unit
+    mean_error = torch.where(sure, LEVEL * mean_left * unit, found.mean_error.double())
+    std_error = torch.where(sure, LEVEL * std_left * new_sd, found.std_error.double())
+    # Where samples vary and nothing was propagated, they decide, with their own errors.
+    missed = (sd == 0) & (sampled_sd > 0)
+    if bool(missed.any()):
+        error_mean, error_std = sums.errors
+        new_sd = torch.where(missed, sampled_sd, new_sd)
+        new_mean = torch.where(missed, sums.mean, new_mean)
+        mean_error = torch.where(missed, error_mean, mean_error)
+        std_error = torch.where(missed, error_std, std_error)
     like = found.mean
     variance = (new_sd**2).to(like)
     if found.variance.shape != found.mean.shape:  # covariances

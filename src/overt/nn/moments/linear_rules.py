@@ -13,6 +13,7 @@ from torch import Tensor
 
 from overt.nn.graph.record import aten, op_info, op_schema
 from overt.nn.graph.replay import RERUN_AS, map_tree
+from overt.nn.moments.backward import output_variances
 from overt.nn.moments.registry import RULES, combined_flags, find_values, rule
 from overt.nn.moments.unknown_ops import unknown_operation
 from overt.nn.moments.values import (
@@ -222,6 +223,8 @@ def product(run: Propagation, f: Callable[[Any, Any], Tensor], a: Any, b: Any) -
     if y is None:
         return _scale(run, f, x, b, entrywise=f is torch.mul)
     entrywise = f is torch.mul
+    if entrywise:
+        x, y = _with_known_variance(run, x), _with_known_variance(run, y)
     flags = combined_flags([x, y])
     disjoint = not x.noises & y.noises
     mean = f(x.mean, y.mean)
@@ -253,6 +256,15 @@ def product(run: Propagation, f: Callable[[Any, Any], Tensor], a: Any, b: Any) -
             independent=entrywise and disjoint and all(separate),
         )
     )
+
+
+def _with_known_variance(run: Propagation, x: RandomTensor) -> RandomTensor:
+    """Work out the variances of few correlated entries, where that keeps a product exact."""
+    units = x.mean.numel() / (len(x.mean) if x.mean.ndim else 1)
+    if run.sampled or x.known or not x.exact or units > SETTINGS.max_units:
+        return x
+    var, _ = output_variances(x.dev, run.sources, graph=run.grad)
+    return replace(x, var=var, known=True)
 
 
 def _note_shared(

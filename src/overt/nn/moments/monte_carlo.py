@@ -57,7 +57,7 @@ class SampleSums:
     def add(self, y: Tensor) -> None:
         """Add samples of shape (samples, *output)."""
         if self.shift is None:
-            self.shift = y.mean(0)
+            self.shift = y[0]
         z = y - self.shift
         self.count += len(z)
         self.low = min(self.low, float(y.amin()))
@@ -93,8 +93,11 @@ class SampleSums:
     @property
     def variance(self) -> Tensor:
         """The unbiased variance."""
-        centered = self._power(2) - self._power(1) ** 2
-        return centered.clamp(min=0) * self.count / max(self.count - 1, 1)
+        square = self._power(2)
+        centered = square - self._power(1) ** 2
+        # The difference of equal numbers is rounding, not variance.
+        centered = torch.where(centered > 1e-13 * square, centered, 0.0)
+        return centered * self.count / max(self.count - 1, 1)
 
     @property
     def covariance(self) -> Tensor:

@@ -249,8 +249,12 @@ def _separate_roots(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
             return multiply(run, a, 1 / b)
         inverse = pointwise(run, aten.reciprocal.default, (b,), {})
         return multiply(run, a, inverse)
-    if packet is aten.where and not isinstance(args[0], Value):
+    if packet is aten.where:
+        if isinstance(args[0], Value):
+            return _choose(run, args[0], args[1], args[2])
         return linear(run, func, args, kwargs)
+    if packet is aten.masked_fill and isinstance(args[1], Value):
+        return _choose(run, args[1], args[2], args[0])
     if max(value.length for value in find_values((args, kwargs))) >= SETTINGS.max_chain:
 
         def restart(leaf: Any) -> Any:
@@ -259,6 +263,17 @@ def _separate_roots(run: Propagation, func: Any, args: Any, kwargs: Any) -> Any:
         # The chain is too long: count its entries as normal from here on.
         return pointwise(run, func, map_tree(tuple(args), restart), map_tree(kwargs, restart))
     return unknown_operation(run, func, args, kwargs)
+
+
+def _choose(run: Propagation, condition: Value, a: Any, b: Any) -> Value:
+    """Return a where a coin shows 1 and b elsewhere: b + coin (a - b), all of separate roots."""
+    like = a if isinstance(a, Value) else b
+    dtype = {"dtype": like.moments(run).mean.dtype}
+    coin = pointwise(run, aten._to_copy.default, (condition,), dtype)
+    other = pointwise(run, aten.rsub.Scalar, (coin, 1.0), {})
+    kept = multiply(run, other, b)
+    filled = multiply(run, coin, a)
+    return add(run, kept, filled)
 
 
 def is_pointwise(func: Any) -> bool:

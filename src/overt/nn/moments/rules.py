@@ -39,10 +39,16 @@ def decompose(func: Any) -> Callable[..., Any] | None:
     return core_decomposition(func)
 
 
+IDENTITY = {aten.alias, aten.clone, aten.detach, aten.lift_fresh, aten.lift_fresh_copy}
+"""Operations whose result is a function of the same root: the argument itself."""
+
+
 def apply_rule(run: Propagation, call: Call, args: Any, kwargs: Any) -> Any:
     """Return what comes out of a call: a value, a tensor, or a list of them."""
     func = call.func
     name = op_info(func).name
+    if not isinstance(func, LayerNoise) and func.overloadpacket in IDENTITY:
+        return args[0]
     if isinstance(func, LayerNoise) or op_info(func).draws:
         out: Any = draw(run, call, args)
     elif is_pointwise(func):

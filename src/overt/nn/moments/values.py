@@ -47,6 +47,8 @@ class Settings:
     """Samples of an operation without a rule."""
     local_slopes: int = 4
     """Samples at which the slope of such an operation is taken."""
+    max_units: int = 64
+    """Correlated units of a row whose variances are worked out by a backward pass each."""
     max_window: int = 16
     """Entries of a pooling window that are compared one by one."""
 
