@@ -25,28 +25,32 @@ from overt.nn.moments.result import LEVEL, Moments
 
 @dataclass(frozen=True)
 class ErrorModel:
-    """Errors of propagated moments beforehand, in standard deviations of an output.
+    """Error estimates of propagated moments beforehand, in standard deviations of an output.
 
-    Fitted on the networks of benchmarks/zoo.py: the estimates hold for 95 of 100 outputs or more
-    there. Smaller numbers would take fewer samples and hold less often.
+    Chosen on the networks of benchmarks/zoo.py, where they hold for 98 of 100 means and standard
+    deviations. Smaller numbers would take fewer samples and hold less often.
     """
 
-    least_mean: float = 0.02
-    """Left in every mean that is not exact."""
-    least_std: float = 0.02
-    """Left in every standard deviation that is not exact."""
-    rest: float = 0.2
-    """Per share of the variance that linear maps leave out."""
-    shift: float = 0.25
+    mean_least: float = 0.04
+    """Of every mean that is not exact."""
+    mean_shift: float = 0.35
     """Per standard deviation that the mean moves from the output without noise."""
-    curvature: float = 0.25
-    """Per relative standard deviation of what a softmax or a norm divides by."""
-    shared: float = 0.1
+    mean_shared: float = 0.12
     """Per standard deviation that products of factors with common noise may miss."""
+    mean_coarse: float = 0.1
+    """Where one number decides on a whole row, which is far from normal."""
+    std_least: float = 0.04
+    """Of every standard deviation that is not exact."""
+    std_shift: float = 0.1
+    """Per standard deviation that the mean moves from the output without noise."""
+    std_rest: float = 0.15
+    """Per share of the variance that linear maps leave out."""
+    std_curvature: float = 0.05
+    """Per relative standard deviation of what a softmax or a norm divides by."""
+    std_coarse: float = 0.2
+    """Where one number decides on a whole row."""
     unknown: float = 3.0
     """Factor where an operation without a rule was sampled locally."""
-    coarse: float = 0.2
-    """Added where one coin decides on a whole row, which is far from normal."""
 
 
 ERRORS = ErrorModel()
@@ -72,14 +76,14 @@ def estimate_errors(found: PropagatedOutput, clean: Tensor) -> tuple[Tensor, Ten
     shift = (moved / variance.reshape(rows, -1).sum(1).clamp(min=tiny)).sqrt().clamp(max=4)
     shift = shift.reshape(-1, *[1] * (mean.ndim - 1)) if mean.ndim else shift[0]
     run = found.run
-    relative = ERRORS.rest * rest / variance.clamp(min=tiny) + ERRORS.shift * shift
-    relative = relative + ERRORS.curvature * run.curvature + ERRORS.shared * run.shared_products
-    if run.coarse & found.output.noises:
-        relative = relative + ERRORS.coarse
+    coarse = bool(run.coarse & found.output.noises)
+    of_mean = ERRORS.mean_least + ERRORS.mean_shift * shift
+    of_mean = of_mean + ERRORS.mean_shared * run.shared_products + ERRORS.mean_coarse * coarse
+    of_std = ERRORS.std_least + ERRORS.std_shift * shift
+    of_std = of_std + ERRORS.std_rest * rest / variance.clamp(min=tiny)
+    of_std = of_std + ERRORS.std_curvature * run.curvature + ERRORS.std_coarse * coarse
     factor = ERRORS.unknown if run.unknown else 1.0
-    scale = LEVEL * factor * sd
-    mean_error = (ERRORS.least_mean + relative) / LEVEL * scale + rounding
-    return mean_error, (ERRORS.least_std + relative) / LEVEL * scale + rounding
+    return factor * of_mean * sd + rounding, factor * of_std * sd + rounding
 
 
 def combine_with_samples(found: Moments, sums: SampleSums) -> Moments:

@@ -233,17 +233,19 @@ def product(run: Propagation, f: Callable[[Any, Any], Tensor], a: Any, b: Any) -
         var = both + f(x.mean**2, y.var) + f(x.var, y.mean**2)
     if not disjoint:
         _note_shared(run, f, x, y, var)
+    separate = [one.independent and one.mean.shape == mean.shape for one in (x, y)]
+    exact = flags["exact"] and flags["known"] and disjoint
+    exact &= any(separate) if entrywise else x.independent and y.independent
     p, q = run.fixed(x.mean), run.fixed(y.mean)
     if run.sampled:
         dev = f(x.dev, q + y.dev) + f(p, y.dev)
     else:
-        dev = f(x.dev, q) + f(p, y.dev) + run.source(both.expand(mean.shape))
+        # The last term counts as independent entries, which it need not be.
+        both = run.source(both.expand(mean.shape), rest=not exact)
+        dev = f(x.dev, q) + f(p, y.dev) + both
     derived = flags["derived"]
     if disjoint:
         derived |= {Derived(x.noises | y.noises, (x.noises, y.noises))}
-    separate = [one.independent and one.mean.shape == mean.shape for one in (x, y)]
-    exact = flags["exact"] and flags["known"] and disjoint
-    exact &= any(separate) if entrywise else x.independent and y.independent
     return Value(
         RandomTensor(
             mean,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from overt.nn.graph.record import Call, LayerNoise, UnsupportedError, op_info
-from overt.nn.moments.values import Derived, Law, Propagation, RandomTensor, Value, hermite
+from overt.nn.moments.backward import output_covariances
+from overt.nn.moments.values import (
+    SETTINGS,
+    Derived,
+    Law,
+    Propagation,
+    RandomTensor,
+    Value,
+    hermite,
+)
 
 
 def _uniform_law(n: int = 64) -> Law:
@@ -66,6 +75,17 @@ def _coins(run: Propagation, args: Any, like: Tensor, *, off: bool) -> Value:
     return run.draw(torch.full_like(like, p), var, law, off=off)
 
 
+@dataclass(frozen=True, eq=False)
+class RowCovariance:
+    """Covariances of the units of each row, (rows, units, units)."""
+
+    matrix: Tensor
+
+    def apply(self, g: Tensor) -> Tensor:
+        """Return Cov @ g for gradients g of shape (n, rows, *units)."""
+        return torch.einsum("rkl,nrl->nrk", self.matrix, g.flatten(2)).reshape(g.shape)
+
+
 def masked_by_layer(run: Propagation, layer: Any, given: Any) -> Value:
     """x o m with a mask m of mean 1 and covariance Gamma: Cov = S + Gamma o (S + E[x] E[x]')."""
     random = isinstance(given, Value)
@@ -87,8 +107,20 @@ def masked_by_layer(run: Propagation, layer: Any, given: Any) -> Value:
         return Value(RandomTensor(mean, var, own, noises, independent=False))
     both = strength * x.var
     dev = x.dev + own
-    dev = dev + (x.dev * away if away is not None else run.source(both))
     exact = x.exact and x.known and x.independent
+    if away is not None:
+        dev = dev + x.dev * away
+    elif x.exact and not exact and mean[0].numel() <= SETTINGS.max_units:
+        # Gamma o S for few correlated units: rows have masks of their own.
+        S = output_covariances(x.dev, run.sources, graph=run.grad)
+        product = RowCovariance(covariance.dense(mean) * S)
+        both = product.matrix.diagonal(dim1=1, dim2=2).reshape(mean.shape)
+        dev = dev + run.source(both, covariance=product)
+        var_x = S.diagonal(dim1=1, dim2=2).reshape(mean.shape)
+        x = replace(x, var=var_x)
+        exact = True
+    else:
+        dev = dev + run.source(both, rest=not exact)
     return Value(
         replace(
             x,

@@ -38,9 +38,10 @@ class SamplingPlan:
     """The most that `tol` may cost."""
     first: int = 40
     """Samples that check doubtful moments before more are taken."""
-    doubtful: float = 0.12
-    """Error estimate, in standard deviations, above which samples are taken."""
-    enough: float = 0.1
+    doubtful: float = 0.3
+    """Error estimate, in standard deviations, above which samples are taken: below it 40 samples
+    would be no better, and cost as much as propagating."""
+    enough: float = 0.15
     """Error estimate at which these samples end."""
 
 
@@ -88,7 +89,7 @@ def predictive_moments(
         standard deviations in 90 of 100 outputs; the result's `reached` says what they are.
     draws
         How many samples to take, 0 for none; or with `tol` the most (12,800). By default up to 400
-        where the error estimate is above .12 standard deviations, or the model cannot be
+        where the error estimate is above .3 standard deviations, or the model cannot be
         propagated.
     seed
         Of the samples: the same seed gives the same result.
