@@ -37,7 +37,7 @@ print(f"penalty: {explicit_penalty(model, x[test]).value.item():.3f}")
 mean, variance = predictive_moments(model, x[test])
 sampled = mc_moments(model, x[test], n=1000, seed=0)
 ratio = (variance.sqrt() / sampled.variance.sqrt()).mean()
-print(f"carried / sampled standard deviation: {ratio.item():.3f}")
+print(f"propagated / sampled standard deviation: {ratio.item():.3f}")
 
 # %%
 # **Doubt goes where the errors are.** The spread of the leading logit, relative to its lead, for
