@@ -3,7 +3,7 @@ The theorist: a conjecture, run to its end
 ==========================================
 
 You suspect that dropout prefers networks whose hidden units all do the same amount of work. Here
-is the conjecture made precise, proved right by exact computation, and watched in training.
+is the conjecture made precise, confirmed by exact computation, and watched in training.
 """
 
 # %%
@@ -69,4 +69,4 @@ bottom.loglog(np.maximum(run.steps, 1), run.imbalance.T, lw=0.8, color="C0")
 bottom.set(xlabel="step", ylabel="imbalance of the units")
 
 # %%
-# From here: :doc:`/theory/index` has the proofs, and ``overt verify`` runs every one of them.
+# From here: :doc:`/theory/index` has the proofs, and ``overt verify`` checks every statement.

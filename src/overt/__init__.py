@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from overt import equalize, noise, penalty, results, spectral
 from overt._check import InputError, MissingExtraError
+from overt._errors import InternalError
 from overt.entries import Entries
 from overt.noise import CovarianceNoise, DropBlock, DropConnect, Dropout, KeepExactly
 from overt.results import Certificate, DeepSolution, Solution, Status, Trace
@@ -51,6 +52,7 @@ __all__ = [
     "Dropout",
     "Entries",
     "InputError",
+    "InternalError",
     "KeepExactly",
     "LinearNetwork",
     "MissingExtraError",

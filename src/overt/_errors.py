@@ -22,6 +22,12 @@ class InputFileError(OSError, InputError):
         return f"{self.filename} cannot be used: {self.strerror}"
 
 
+class InternalError(RuntimeError):
+    """Results of overt contradict each other: an error of overt, never of its input."""
+
+    __module__ = "overt"
+
+
 class MissingExtraError(ImportError):
     """An optional dependency is not installed; the message holds the command that installs it."""
 

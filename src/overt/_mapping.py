@@ -53,8 +53,10 @@ def seed_numbers(seeds: Any) -> list[int]:
 
 
 def thread_count(n_jobs: int | None) -> int:
-    """Return how many threads to use: one per core if nothing is said."""
-    return os.cpu_count() or 1 if n_jobs is None else whole("n_jobs", n_jobs)
+    """Return the number of threads: one per core for None or -1."""
+    if n_jobs is None or (isinstance(n_jobs, (int, np.integer)) and n_jobs == -1):
+        return os.cpu_count() or 1
+    return whole("n_jobs", n_jobs)
 
 
 def record_steps(records: Any, steps: int, spaced: Callable[[int], Any]) -> list[int]:

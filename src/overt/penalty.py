@@ -17,6 +17,7 @@ from overt import _check
 from overt._check import InputError, InputTypeError, bounded, namespace
 from overt._types import Array
 from overt.noise import DropConnect, Dropout, Noise
+from overt.noise.checking import checked_characteristic, checked_mean, is_built_in
 
 
 @bounded
@@ -235,6 +236,9 @@ def _contract(U: Array, V: Array, CV: Array, noise: Noise) -> Array:
             f"got {noise!r}"
         )
     xp, d = namespace(U, V), U.shape[1]
+    if not is_built_in(noise):
+        checked_mean(noise, d)
+        return xp.sum(_like(checked_characteristic(noise, d), U) * (U.T @ U) * (V.T @ CV))
     if noise.independent:
         Gamma = _like(noise.relative_variance(d), U)
         return xp.sum(Gamma * xp.sum(U * U, axis=0) * xp.sum(V * CV, axis=0))

@@ -18,10 +18,14 @@ from zipfile import ZipFile
 import numpy as np
 
 from overt._check import InputError
+from overt._errors import InternalError
 from overt._figures import bars_figure, runs_figure
 from overt._files import as_path, digest, open_npz, reading, write_whole
 from overt._plain import as_numpy, brief, plain, restored, same
 from overt._types import Bools, Floats, Ints
+
+MAX_ROUNDING = 1e-9
+"""Relative amount by which rounding may put a lower bound above an objective."""
 
 
 class Status(StrEnum):
@@ -51,7 +55,8 @@ _EXPLANATIONS = {
         "Descent reached a stationary point; certify it to know how far it is from the optimum."
     ),
     Status.FINISHED: (
-        "All steps were taken; certify the result to know how far it is from the optimum."
+        "All the work that was asked for was done. A trained network's distance from the optimum "
+        "is known once it is certified."
     ),
     Status.DIVERGED: (
         "The iterates grew without bound, which means that the learning rate is too large for the "
@@ -78,7 +83,10 @@ class Result:
         return f"{type(self).__name__}({body})"
 
     def _repr_html_(self) -> str:
-        """Return the fields as a table, for notebooks."""
+        """Return the class's own text where it has one, else the fields as a table."""
+        kind = type(self)
+        if kind.__str__ is not object.__str__ or kind.__repr__ is not Result.__repr__:
+            return f"<pre>{escape(str(self))}</pre>"
         rows = []
         for f in fields(self):
             value = getattr(self, f.name)
@@ -169,6 +177,14 @@ class Certificate(Result):
     relative_gap: float
     imbalance: float
     distance: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.relative_gap < -MAX_ROUNDING:
+            raise InternalError(
+                f"the lower bound {self.lower_bound!r} is above the objective {self.objective!r}, "
+                "so one of them is wrong; this is an error of overt: please report it with the "
+                "network and the weights"
+            )
 
 
 @dataclass(frozen=True, repr=False, eq=False)

@@ -249,6 +249,21 @@ def test_landscape_by_mouse(visit):
     assert visit.numbers()["Least objective"] == shown(net.solve().objective)
 
 
+def test_a_click_near_a_saddle_starts_where_the_pointer_was(visit):
+    page = visit.open(f"landscape?{SHORT['landscape']}")
+    visit.figure("map")
+    plot = page.locator("#map .nsewdrag").first.bounding_box()
+    extent = 1.3 * 2**0.5  # the map shows [-extent, extent]^2; (1, 0) is a saddle
+    x, y = 1.06, 0.05
+    page.mouse.click(
+        plot["x"] + (x + extent) / (2 * extent) * plot["width"],
+        plot["y"] + (extent - y) / (2 * extent) * plot["height"],
+    )
+    visit.until("document.getElementById('starts').value.split('\\n').length === 2")
+    start = [float(word) for word in page.input_value("#starts").split("\n")[1].split()]
+    assert start == pytest.approx([x, y], abs=0.02)  # a pixel is .008
+
+
 def test_landscape_by_keyboard(phone):
     visit = phone
     page = visit.open(f"landscape?{SHORT['landscape']}")

@@ -369,16 +369,6 @@ def test_a_noise_of_ones_own_works_everywhere(network):
     np.testing.assert_array_equal(both.weights[0][1], again.weights[0][0])
 
 
-@pytest.mark.parametrize("masks", [np.ones((1, 4)), np.diag([np.inf] + [1.0] * 7)[:, :4]])
-def test_masks_that_cannot_be_used_are_refused(masks):
-    class Mine(MyDropout):
-        def sample(self, width, size=1, seed=None):
-            return masks
-
-    with pytest.raises(overt.InputError, match=r"Mine must draw finite masks .* = \(8, 4\), got"):
-        overt.LinearNetwork(np.eye(3), 4, Mine(0.4)).train(8, records=[8])
-
-
 def test_noises_over_weights_that_nobody_knows_are_refused():
     class OverWeights(MyDropout):
         masks = "weights"

@@ -24,8 +24,9 @@ print(
 )
 
 # %%
-# Training with sampled masks gets there. The equalization gap is the penalty divided by the least
-# penalty of a network with the same map, minus one.
+# 1,500 steps with sampled masks lower the objective and the equalization gap, which is the penalty
+# divided by the least penalty of a network with the same map, minus one. Neither has reached its
+# limit by then: the lines printed below say how far each run still is.
 
 run = net.train(steps=1500, learning_rate=1e-2, seeds=3, batch_size=50)
 figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.6), layout="constrained")
@@ -36,4 +37,7 @@ left.set(xlabel="step", ylabel="objective")
 left.legend()
 right.loglog(steps, run.imbalance.T, color="#1f6f8b", lw=1)
 right.set(xlabel="step", ylabel="equalization gap")
-print("gaps by order", [f"{gap:.0e}" for gap in overt.equalize.equalization_gaps(best.weights)])
+above = ", ".join(f"{ratio - 1:.0%}" for ratio in run.objective[:, -1] / best.objective)
+print(f"objective above the optimum after 1,500 steps: {above}")
+gaps = overt.equalize.equalization_gaps(best.weights)
+print("gaps by order, of the exact optimum:", [f"{gap:.0e}" for gap in gaps])

@@ -3,8 +3,8 @@ One drop probability per unit
 =============================
 
 Units that are dropped rarely are cheap, so the best network loads them more. How much more is a
-small convex program; the shares of the units come out in steps, and the certificate says that
-nothing is better.
+small convex program: here the shares fall smoothly with the drop probability, and the certificate
+says that nothing is better.
 """
 
 import matplotlib.pyplot as plt

@@ -2,8 +2,9 @@
 Variance without sampling
 =========================
 
-How sure is a network with dropout? Usually one samples masks. Carrying means and variances
-through the network gives the limit of infinitely many samples at the price of a few passes.
+How sure is a network with dropout? Usually one samples masks. Propagating means and variances
+through the network approximates the limit of infinitely many samples at the price of a few passes;
+it is exact where only affine layers follow the noise, and approximate in this network.
 """
 
 import matplotlib.pyplot as plt
@@ -38,7 +39,7 @@ left.set(xlabel="x", ylabel="output")
 left.legend()
 right.plot(x[:, 0], few, lw=1, color="0.7", label="10 samples")
 right.plot(x[:, 0], many, lw=2.5, alpha=0.5, label="2,000 samples")
-right.plot(x[:, 0], std, "--", label="carried")
+right.plot(x[:, 0], std, "--", label="propagated")
 right.set(xlabel="x", ylabel="standard deviation")
 right.legend()
 print(f"largest difference: {np.abs(std / many - 1).max():.1%}")

@@ -173,6 +173,15 @@ def _check_data(rows: list[Row], data: str) -> Findings:
             f"probability {probs[int(np.argmin(dropped))]:g} (+- {half:.4f})",
             f"{REPORTED[wide][0]} and {min(REPORTED[wide][2:])} (10M)" if wide in REPORTED else "",
         )
+    for width in widths:
+        plain = cell["sgd", width, 0.0]
+        dropped = min(cell["sgd", width, p]["last"] for p in probs)
+        half = 2 * plain["best"] / np.sqrt(plain["tested"])
+        gain = plain["best"] - dropped
+        yield Finding(f"{data}, width {width}: dropout beats SGD's best iterate by more than .01",
+                      above((gain - half, gain + half), 0.01),
+                      f"best iterate {plain['best']:.4f}, dropout {dropped:.4f} (+- {half:.4f})",
+                      "by more than .01 (10M)")  # fmt: skip
     grows = [cell["sgd", w, 0.0]["last"] for w in widths]
     half = 2 * grows[0] / np.sqrt(cell["sgd", wide, 0.0]["tested"])
     yield Finding(f"{data}: plain SGD is worse at the largest width than at the smallest",

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from overt._check import InputError
 from overt._intervals import clopper_pearson
 
 VERDICTS = ("holds", "fails", "inconclusive")
@@ -25,8 +26,11 @@ class Finding:
     reported: str = ""
 
     def __post_init__(self) -> None:
-        if self.verdict not in VERDICTS:
+        if isinstance(self.verdict, bool | np.bool_):
             object.__setattr__(self, "verdict", "holds" if self.verdict else "fails")
+        elif not isinstance(self.verdict, str) or self.verdict not in VERDICTS:
+            accepted = ", ".join(VERDICTS)
+            raise InputError(f"a verdict must be a bool or one of {accepted}; got {self.verdict!r}")
 
     @property
     def holds(self) -> bool:

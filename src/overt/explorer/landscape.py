@@ -17,7 +17,8 @@ FIELDS = (
     number("drop_prob", "Drop probability", 0.5, 0, 0.95, slide=0.01),
     points(
         "starts", "Starting points (u1 u2)", "0.2 1.6\n-1.5 0.3\n-0.4 -0.1", 10, 10,
-        hint="One pair on a line. A click on the map adds one and runs.",
+        hint="One pair on a line. A click on the map adds one and runs. A run that starts on an "
+        "axis stays on it: the gradient of a unit whose weight is 0 is 0.",
     ),
     number("steps", "Steps", 2000, 40, 100_000),
     number("learning_rate", "Learning rate", 0.01, 1e-6, 1),

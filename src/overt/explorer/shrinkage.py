@@ -16,6 +16,9 @@ from overt.explorer.panel import Panel, View, call
 PATH = np.linspace(0, 0.975, 40)
 """Drop probabilities of the path."""
 
+MAX_SOLVED = 4096
+"""Largest len(values) * width for which a network is searched while the page waits (a second)."""
+
 NOISES = {"Dropout": "Dropout", "DropBlock": "DropBlock", "DropConnect": "DropConnect"}
 
 FIELDS = (
@@ -46,27 +49,30 @@ def _view(values: Values, found: Sequence[dict[str, Any]]) -> View:
     wanted = f"rank {values['rank']}"
     marks = [figures.mark(here, "here")]
     marks += [figures.mark(needed, wanted, ORANGE)] if needed is not None else []
+    proved = _attained(values)
+    of = "the optimum" if proved else "the lower bound"
     right = {
         "overlaying": "y", "side": "right", "range": [0, 1.05 * ranks[1] + 0.1], "showgrid": False,
         "tickmode": "linear", "dtick": max(1, int(ranks[1]) // 4),
     }  # fmt: skip
     return View(
         [
-            ("Rank of the optimum", ranks[0]), ("Objective", losses[0] + penalties[0]),
+            (f"Rank of {of}", ranks[0]),
+            ("Objective" if proved else "Lower bound", losses[0] + penalties[0]),
             ("Loss", losses[0]), ("Penalty", penalties[0]),
             *([(f"Drop probability for {wanted}", needed)] if needed is not None else []),
         ],
         [
             figure(
-                "spectrum", "The target's singular values, and those of the optimal network.",
+                "spectrum", f"The target's singular values, and those of {of}.{_remark(proved)}",
                 "index", "singular value", bars(values["values"], "target", PALE),
-                bars(spectra[0], "optimum", BLUE), barmode="overlay", bargap=0.25,
+                bars(spectra[0], of.removeprefix("the "), BLUE), barmode="overlay", bargap=0.25,
             ),
             figure(
-                "path", "Each optimal singular value against the drop probability; where a line "
+                "path", "Each of these singular values against the drop probability; where a line "
                 "reaches zero, the rank falls by one.",
                 "drop probability", "singular value",
-                lines(PATH, spectra[1:].T, "optimal singular values", BLUE),
+                lines(PATH, spectra[1:].T, "singular values", BLUE),
                 line(PATH, ranks[1:], "rank (right)", GRAY, "dash", yaxis="y2",
                      line={"shape": "hv", "width": 1.5}),
                 shapes=marks, yaxis={"rangemode": "tozero"}, yaxis2=right,
@@ -80,6 +86,22 @@ def _view(values: Values, found: Sequence[dict[str, Any]]) -> View:
         ],
         messages=messages,
     )  # fmt: skip
+
+
+def _attained(values: Values) -> bool:
+    """Return whether a network is proved to reach the bound: always, but for DropBlock."""
+    if values["noise"] != "DropBlock":
+        return True
+    if len(values["values"]) * values["width"] > MAX_SOLVED:
+        return False
+    return theory.attained(**_asked(values), drop_prob=values["drop_prob"])
+
+
+def _remark(proved: bool) -> str:
+    """Return what to say where no network is known to reach the numbers shown."""
+    if proved:
+        return ""
+    return " No network is proved to reach it: with more blocks some would."
 
 
 def _needed(values: Values) -> tuple[float | None, dict[str, str]]:

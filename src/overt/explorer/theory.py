@@ -31,7 +31,10 @@ def make_noise(noise: str, drop_prob: float, block_size: int) -> Any:
 
 
 def shrink(values: Any, noise: str, block_size: int, width: int, drop_probs: Any) -> Any:
-    """Return optimal spectra, losses and penalties, one for each drop probability."""
+    """Return spectra, losses and penalties of the least objective at each drop probability.
+
+    It is a lower bound for every network; `attained` says whether one reaches it.
+    """
     s, found = np.array(values), []
     for drop_prob in drop_probs:
         weight, norm = overt.spectral.induced(make_noise(noise, drop_prob, block_size), width)
@@ -40,6 +43,12 @@ def shrink(values: Any, noise: str, block_size: int, width: int, drop_probs: Any
         found.append((a, np.sum((s - a) ** 2), weight * norm.value(a)))
     spectra, losses, penalties = (np.array(part) for part in zip(*found, strict=True))
     return spectra, losses, penalties
+
+
+def attained(values: Any, noise: str, block_size: int, width: int, drop_prob: float) -> bool:
+    """Return whether a network is proved to reach the least objective of the spectrum."""
+    drop = make_noise(noise, drop_prob, block_size)
+    return bool(overt.LinearNetwork(np.diag(values), width, drop).solve().status == "optimal")
 
 
 def needed_drop_prob(values: Any, width: int, rank: int) -> float:

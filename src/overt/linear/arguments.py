@@ -14,7 +14,8 @@ from overt.linear.effect import NoiseEffect, Regression
 from overt.linear.regression import from_data, from_target
 from overt.linear.units import UnitNoise
 from overt.linear.weights import WeightNoise
-from overt.noise import DropConnect, Noise
+from overt.noise import DropConnect, Noise, check
+from overt.noise.checking import is_built_in
 
 R = TypeVar("R")
 
@@ -76,4 +77,11 @@ def effect_of(noise: Noise, width: int, task: Regression, weight_decay: float = 
         return WeightNoise(task, width, noise, weight_decay)
     if noise.masks != "units":
         raise InputTypeError(f"of the noises over weights only DropConnect is known, got {noise!r}")
+    require_consistent(noise, width)
     return UnitNoise(task, width, noise, weight_decay)
+
+
+def require_consistent(noise: Noise, width: int) -> None:
+    """Check a noise that is not one of overt's own, before anything is claimed about it."""
+    if not is_built_in(noise):
+        check(noise, width)

@@ -12,7 +12,7 @@ from overt import _check
 from overt._check import InputError, InputTypeError, bounded
 from overt._types import Floats, Seed
 from overt.linear import grading, landscape
-from overt.linear.arguments import regression, target_or_data
+from overt.linear.arguments import regression, require_consistent, target_or_data
 from overt.linear.bounds import Leading, Relaxation, relax
 from overt.linear.descent import attains, descend, settle
 from overt.linear.effect import NoiseEffect
@@ -68,6 +68,7 @@ class TiedAutoencoder:
             raise InputError(
                 f"target must be square for tied weights, got {task.outputs} x {task.inputs}"
             )
+        require_consistent(noise, self.width)
         self.effect = TiedUnitNoise(UnitNoise(task, self.width, noise, self.weight_decay / 2))
 
     def __repr__(self) -> str:

@@ -13,7 +13,15 @@ then those of the flattened plane.
 from __future__ import annotations
 
 from overt.noise.blocks import DropBlock
-from overt.noise.gaussian import CovarianceNoise
-from overt.noise.masks import DropConnect, Dropout, KeepExactly, Noise
+from overt.noise.checking import check
+from overt.noise.masks import CovarianceNoise, DropConnect, Dropout, KeepExactly, Noise
 
-__all__ = ["CovarianceNoise", "DropBlock", "DropConnect", "Dropout", "KeepExactly", "Noise"]
+__all__ = [
+    "CovarianceNoise",
+    "DropBlock",
+    "DropConnect",
+    "Dropout",
+    "KeepExactly",
+    "Noise",
+    "check",
+]

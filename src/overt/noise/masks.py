@@ -1,17 +1,17 @@
-"""Noises over units or weights: Dropout, KeepExactly, DropConnect."""
+"""Noises over units or weights: Dropout, KeepExactly, DropConnect, CovarianceNoise."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 import numpy as np
 
 from overt import _check
-from overt._check import InputError
+from overt._check import InputError, bounded
 from overt._types import Floats, Seed
 
 Width = int | tuple[int, ...]
@@ -49,6 +49,10 @@ class Noise(ABC):
         mu = self.mean(width)
         return self.characteristic(width) * np.outer(mu, mu)
 
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({fields})"
+
     def multipliers(self, width: Width, size: int = 1, seed: Seed = None) -> Floats:
         """Draw what the units are multiplied by, z / mu, shape (size, *width)."""
         shape = shape_of(width)
@@ -70,6 +74,8 @@ class Dropout(Noise):
     strength
         Gaussian dropout in its place: multipliers are normal with mean 1 and variance `strength`,
         lam itself. Squared losses see no difference, as only means and variances matter to them.
+    gaussian
+        Whether multipliers are normal; True if `strength` is given.
 
     Examples
     --------
@@ -83,13 +89,21 @@ class Dropout(Noise):
 
     drop_prob: Any
     gaussian: bool
-    _lam: Any
+    _lam: Any = field(init=False, compare=False)  # follows from drop_prob up to rounding
 
-    def __init__(self, drop_prob: Any = DEFAULT, *, strength: Any = None) -> None:
-        gaussian = strength is not None
-        if gaussian and drop_prob is not DEFAULT:
+    def __init__(
+        self,
+        drop_prob: Any = None,
+        *,
+        strength: Any = None,
+        gaussian: bool = False,
+    ) -> None:
+        if strength is not None and drop_prob is not None:
             raise InputError("give either drop_prob or strength, not both")
-        if gaussian:
+        if drop_prob is None:
+            drop_prob = DEFAULT
+        if strength is not None:
+            gaussian = True
             lam = _one_or_many("strength", strength, _strength)
             prob = tuple(x / (1 + x) for x in lam) if isinstance(lam, tuple) else lam / (1 + lam)
         else:
@@ -235,6 +249,94 @@ class DropConnect(Noise):
     def sample(self, width: Width, size: int = 1, seed: Seed = None) -> Floats:
         """Draw Bernoulli(1 - drop_prob) masks over the weights, shape (size, *width)."""
         return Dropout(self.drop_prob).sample(width, size, seed)
+
+
+class CovarianceNoise(Noise):
+    """Noise with any mean and covariance, drawn as Gaussian multipliers.
+
+    Parameters
+    ----------
+    mean
+        mu, one non-zero entry per unit.
+    covariance
+        K, units x units, symmetric and positive semi-definite.
+    """
+
+    def __init__(self, mean: Any, covariance: Any) -> None:
+        mu = _check.doubles("mean", mean, ndim=1).copy()
+        K = _check.doubles("covariance", covariance, ndim=2)
+        if np.any(mu == 0):
+            raise InputError(f"mean must have no zero entry, got 0 at {int(np.argmin(abs(mu)))}")
+        if K.shape != (mu.size, mu.size):
+            raise InputError(f"covariance must be {mu.size} x {mu.size}, got {K.shape}")
+        apart = abs(K - K.T).max()
+        if apart > 1e-10 * abs(K).max():
+            raise InputError(
+                f"covariance must be symmetric, got entries that differ by {apart:.3g}"
+            )
+        K = (K + K.T) / 2
+        eigenvalues, vectors = np.linalg.eigh(K)
+        if eigenvalues[0] < -1e-10 * eigenvalues[-1]:
+            raise InputError(
+                "covariance must be positive semi-definite, got smallest eigenvalue "
+                f"{eigenvalues[0]:.3g}"
+            )
+        self._mean, self._covariance = mu, K
+        self._root = vectors * np.sqrt(np.maximum(eigenvalues, 0))
+
+    def __repr__(self) -> str:
+        return f"CovarianceNoise(mean={self._mean!r}, covariance={self._covariance!r})"
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the other noise has the same mean and covariance."""
+        if not isinstance(other, CovarianceNoise):
+            return NotImplemented
+        same_mean = np.array_equal(self._mean, other._mean)
+        return same_mean and np.array_equal(self._covariance, other._covariance)
+
+    def __hash__(self) -> int:
+        return hash((self._mean.tobytes(), self._covariance.tobytes()))
+
+    @property
+    def units(self) -> int:
+        """Number of units."""
+        return len(self._mean)
+
+    @property
+    def independent(self) -> bool:
+        """Whether the covariance is diagonal."""
+        off_diagonal = self._covariance - np.diag(np.diag(self._covariance))
+        return not np.any(off_diagonal)
+
+    def mean(self, width: Width) -> Floats:
+        """Return the mean as given."""
+        self._fitting(width)
+        return self._mean.copy()
+
+    @bounded
+    def characteristic(self, width: Width) -> Floats:
+        """K_ij / (mu_i mu_j)."""
+        self._fitting(width)
+        return self._covariance / np.outer(self._mean, self._mean)
+
+    def covariance(self, width: Width) -> Floats:
+        """Return the covariance as given."""
+        self._fitting(width)
+        return self._covariance.copy()
+
+    def sample(self, width: Width, size: int = 1, seed: Seed = None) -> Floats:
+        """Draw Gaussian masks with the given moments, shape (size, *width)."""
+        shape = self._fitting(width)
+        normal = _check.generator(seed).standard_normal(
+            (_check.whole("size", size), len(self._mean))
+        )
+        return np.asarray((self._mean + normal @ self._root.T).reshape(-1, *shape))
+
+    def _fitting(self, width: Width) -> tuple[int, ...]:
+        shape = shape_of(width)
+        if math.prod(shape) != self._mean.size:
+            raise InputError(f"the noise is over {self._mean.size} units but the width is {width}")
+        return shape
 
 
 def _one_or_many(name: str, value: Any, check: Callable[[Any, str], float]) -> Any:

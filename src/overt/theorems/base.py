@@ -31,6 +31,9 @@ DESCENT = 1e-7
 STRICT = 0.01
 """Least relative excess that shows that a bound is not attained."""
 
+OPTIONAL = {"torch": "torch", "sympy": "proofs", "flint": "proofs"}
+"""Packages that a check may lack, with the extra that installs each."""
+
 MONTE_CARLO = 5.0
 """Tolerance on |Monte Carlo - exact| in standard errors."""
 
@@ -60,8 +63,16 @@ class Evidence:
     @property
     def holds(self) -> bool:
         """Whether the statement holds and, where it was corrected, the printed form does not."""
-        needed = self.printed is None or not self.printed <= self.tolerance
-        return self.residual <= self.tolerance and needed
+        return self.residual <= self.tolerance and self.printed_holds in (None, False)
+
+    @property
+    def printed_holds(self) -> bool | None:
+        """Whether the printed form holds too; None without one, NaN is an error."""
+        if self.printed is None:
+            return None
+        if math.isnan(self.printed):
+            raise InputError("the residual of the printed form is NaN: it was not measured")
+        return self.printed <= self.tolerance
 
 
 def relative(measured: Any, expected: Any) -> float:
@@ -167,16 +178,22 @@ def registered() -> dict[str, Theorem]:
     return dict(_registry)
 
 
-def verify(ids: Iterable[str] = (), *, size: str = "small", seed: int = 0) -> Iterator[Verdict]:
-    """Check the named statements (all, if none is named), one verdict after another."""
+def verify(
+    ids: Iterable[str | Theorem] = (), *, size: str = "small", seed: int = 0
+) -> Iterator[Verdict]:
+    """Check the given statements (all, if none is given), one verdict after another."""
     choice("size", size, tuple(SIZES))
     if isinstance(ids, str) or not isinstance(ids, Iterable) or not getattr(ids, "ndim", 1):
         raise InputTypeError(f"ids must be a list of names of statements, got {ids!r}")
-    chosen = list(ids) or list(_registry)
-    for name in chosen:
-        if not isinstance(name, str) or name not in _registry:
+    chosen: list[Theorem] = []
+    for name in list(ids) or list(_registry):
+        if isinstance(name, Theorem):
+            chosen.append(name)
+        elif isinstance(name, str) and name in _registry:
+            chosen.append(_registry[name])
+        else:
             raise unknown("theorem", str(name), _registry)
-    return (_measure(_registry[name], SIZES[size], seed) for name in chosen)
+    return (_measure(statement, SIZES[size], seed) for statement in chosen)
 
 
 def _measure(statement: Theorem, scale: int, seed: int) -> Verdict:
@@ -190,12 +207,24 @@ def _measure(statement: Theorem, scale: int, seed: int) -> Verdict:
         sizes = (_finite(found.residual), found.tolerance, _finite(found.printed))
         measured = dict(zip(measured, sizes, strict=True))
         measured |= {"detail": found.detail, "verdict": "holds" if found.holds else "fails"}
-    except (MissingExtraError, ModuleNotFoundError) as error:
-        measured |= {"detail": str(error), "verdict": "skipped"}
     except Exception as error:  # a broken formula may raise anything; it must show as a failure
-        measured |= {"detail": f"{type(error).__name__}: {error}", "verdict": "error"}
+        missing = _missing_package(error)
+        detail = f"{type(error).__name__}: {error}"
+        measured |= {"detail": missing or detail, "verdict": "skipped" if missing else "error"}
     s, seconds = statement, time.perf_counter() - start
     return Verdict(s.id, s.source, s.claim, s.assumes, s.correction, **measured, seconds=seconds)
+
+
+def _missing_package(error: Exception) -> str | None:
+    """Return what to install if an optional package is absent; None for any other error.
+
+    A module that an installed package lacks, overt's own above all, is a broken check.
+    """
+    if isinstance(error, MissingExtraError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError) and error.name in OPTIONAL:
+        return f"{error.name} is not installed: pip install 'overt[{OPTIONAL[error.name]}]'"
+    return None
 
 
 def _evidence(found: Evidence | Residuals) -> Evidence:

@@ -77,13 +77,15 @@ def _recommend(page: Page, model: DropoutCompletion) -> None:
     best = model.recommend(0, 5)
     told = model.explain(0, best.cols[0])
     page.table(
-        ("recommended to row 0", "prediction"),
+        ("recommended to row 0, most likely first", "predicted rating"),
         [(f"column {c}", float(v)) for c, v in zip(best.cols, best.values, strict=True)],
     )
     reasons = list(zip(told.cols, told.values, told.contributions, strict=True))[:4]
     named = ", ".join(f"{c} ({y:g}: {added:+.2f})" for c, y, added in reasons)
     page.text(
-        f"Column {best.cols[0]} comes first because of this row's ratings of columns {named}."
+        "The order is by how likely the row is to rate the column, the rating by what it is likely "
+        f"to be. The predicted rating of column {best.cols[0]} comes from this row's ratings of "
+        f"columns {named}."
     )
 
 

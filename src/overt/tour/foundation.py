@@ -85,7 +85,7 @@ def landscape(page: Page, folder: Path, seed: int) -> bool:
     experiment = experiments.find("dropout-fig1")
     page.section("What dropout does to a landscape")
     page.text(f"{experiment.source}: {experiment.claim}.")
-    rows = experiments.run(experiment, size="toy", out=folder)
+    rows = experiments.run(experiment, size="toy")
     page.figure(
         experiment.plot(rows),
         "The objective of two tied hidden units without dropout and at two strengths. White: the "

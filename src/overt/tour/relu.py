@@ -73,12 +73,14 @@ def _show_runs(page: Page, runs: dict[int, relu.LazyRun], X: Any) -> None:
     page.figure(
         _picture(runs),
         "Left: test error after training, of the full network and of sub-networks it never saw. "
-        "Right: wide networks move less (the lazy regime).",
+        "Right: wide networks move less (the lazy regime), though over these widths the longest "
+        "move falls more slowly than the dotted line, 1 / sqrt(width).",
     )
     page.figure(
         _flow_picture(runs, X),
-        "Flows of the hidden units, sorted and scaled by their mean: no small group of units does "
-        "all the work.",
+        "Flows of the hidden units, sorted and scaled by their mean. phi = |flow|_1 / (sqrt(width) "
+        "|flow|_2) is 1 where all units do the same amount of work and 1 / sqrt(width) where one "
+        "unit does all of it.",
     )
 
 

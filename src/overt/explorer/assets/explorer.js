@@ -234,6 +234,19 @@
   });
   window.addEventListener("pagehide", save);
 
+  /* Plotly reports the nearest marker, which may be a saddle; what counts is where the pointer was. */
+  let pointer = null;
+  document.addEventListener("pointerdown", (event) => { pointer = event; }, true);
+
+  function placeOnMap() {
+    const plot = document.querySelector("#map .js-plotly-plot") || at("map");
+    const box = plot.getBoundingClientRect(), { xaxis, yaxis } = plot._fullLayout;
+    return [
+      xaxis.p2d(pointer.clientX - box.left - xaxis._offset),
+      yaxis.p2d(pointer.clientY - box.top - yaxis._offset),
+    ];
+  }
+
   for (const link of document.querySelectorAll("nav a")) {
     const name = new URL(link.href).pathname.slice(1);
     let search = null;
@@ -254,9 +267,8 @@
         return window.dash_clientside.no_update;
       },
       clicked(click) {
-        const point = click && click.points[0];
-        if (point) {
-          const place = `${Number(point.x.toFixed(3))} ${Number(point.y.toFixed(3))}`;
+        if (click && pointer) {
+          const place = placeOnMap().map((v) => Number(v.toFixed(3))).join(" ");
           set("starts", [at("starts").value.trim(), place].filter(Boolean).join("\n"));
           send("run");
         }
