@@ -17,10 +17,14 @@ PAIRS, BATCHES = 4000, 10
 
 
 class Draws(NamedTuple):
-    """Draws of V, means of U given them, and the laws (m, P, sigma^2, H) of these means."""
+    """Draws of V, means of U given them, and the laws (m, P, sigma^2, H) of these means.
+
+    W are draws of U: how far the products W V' scatter is how uncertain a prediction is.
+    """
 
     U: Array  # (draws, count + 1, width)
     V: Array
+    W: Array
     mean: Floats  # (draws, unknowns)
     precision: Floats
     noise: Floats
@@ -39,12 +43,14 @@ class Draws(NamedTuple):
         stack = {name: np.stack([draw[name] for draw in draws]) for name in draws[0]}
         unseen = [columns.filled(0, mean)[0] for mean in stack["mean"]]
         left = np.concatenate([stack.pop("U"), np.array(unseen)[:, None]], axis=1)
+        drawn = np.concatenate([stack.pop("W"), np.array(unseen)[:, None]], axis=1)
         seen = problem.by_col.counts > 0
         unseen = [draw[seen].mean(axis=0, dtype=np.float64) for draw in stack["V"]]
         right = np.concatenate([stack.pop("V"), np.array(unseen)[:, None]], axis=1)
         noise = stack["noise"][:, 0] * problem.scale**2
         return cls(
             (left * U).astype(problem.dtype), (right * V).astype(problem.dtype),
+            (drawn * U).astype(problem.dtype),
             stack["mean"] * u, stack["precision"] / u**2, noise, stack["H"] * u, share,
         )  # fmt: skip
 
@@ -80,3 +86,4 @@ class Row:
     covariance: Floats
     variance: float
     drawn: Floats  # (draws, width)
+    spreads: Floats  # its covariance for each draw, (draws, width, width)

@@ -124,9 +124,36 @@ class FactorModel:
 
     def variance(self, rows: Array, cols: Array) -> Floats:
         """Predictive variance: the noise of row and column, and Var(u.v) under the rows' spread."""
-        noise = self.noise * self.noises[0].variances[rows] * self.noises[1].variances[cols]
-        variance = np.maximum(self.spread.product_variance(self.means, rows, cols), 0) + noise
+        noise = self.noises[0].variances[rows] * self.noises[1].variances[cols]
+        if self.draws is None:
+            factors = self.spread.product_variance(self.means, rows, cols)
+            variance = np.maximum(factors, 0) + self.noise * noise
+        else:
+            variance = self._scatter(rows, cols) + self.draws.noise.mean() * noise
         return np.asarray(variance * self.units.spread(cols) ** 2)
+
+    def _scatter(self, rows: Array, cols: Array) -> Floats:
+        """Return the mean squared distance of what draws say from what is predicted.
+
+        A row never seen has no draws: its prior covariance is added.
+        """
+        center, one = np.zeros(len(rows)), np.empty(len(rows))
+        for U, V, weight in self._terms():
+            dots(rows, cols, U, V, one)
+            center += weight * one
+        total = np.zeros(len(rows))
+        draws = self.draws
+        for W, V in zip(draws.W, draws.V, strict=True) if draws is not None else ():
+            dots(rows, cols, W, V, one)
+            total += (one - center) ** 2
+        total /= 1 if draws is None else len(draws.V)
+        unseen = (rows % len(self.means[0]) == self.shape[0]) | (
+            cols % len(self.means[1]) == self.shape[1]
+        )
+        if unseen.any():
+            some = rows[unseen], cols[unseen]
+            total[unseen] = np.maximum(self.spread.product_variance(self.means, *some), 0)
+        return total
 
     def block(self, rows: Array, *, clip: bool = True) -> Floats:
         """Return the dense predictions of some rows for all known columns."""
@@ -186,7 +213,29 @@ class FactorModel:
             error = weights @ values**2 - 2 * mean @ (W.T @ (weights * values))
             error += np.sum((np.outer(mean, mean) + S) * second)
             alpha, variance = expected(nu, count, max(float(error), 0.0) / self.noise)
-        return Row(mean, S, variance, self._drawn(partners, values, weights, alpha, scores))
+        drawn = self._drawn(partners, values, weights, alpha, scores)
+        return Row(mean, S, variance, *drawn)
+
+    def row_variance(self, row: Row, cols: Array) -> Floats:
+        """Return the predictive variance of a row that was not fitted."""
+        V = self.means[1][cols].astype(np.float64)
+        if self.draws is None:
+            # Var(u.v) = v'S_u v + tr(S_v (S_u + u u'))
+            second = row.covariance + np.outer(row.mean, row.mean)
+            variance = np.einsum("ei,ei->e", V @ row.covariance, V)
+            variance += self.spread.traces(self.means, 1, cols, second)
+            noise = self.noise
+        else:
+            drawn = self.draws.V[:, cols].astype(np.float64)
+            products = np.einsum("dw,dcw->dc", row.drawn, drawn)
+            share = self.draws.share
+            center = share @ products + (1 - share.sum()) * (V @ row.mean)
+            variance = ((products - center) ** 2).mean(axis=0)
+            variance += np.einsum("dcw,dwx,dcx->c", drawn, row.spreads, drawn) / len(drawn)
+            noise = float(self.draws.noise.mean())
+        noises = row.variance * self.noises[1].variances[cols]
+        variance = np.maximum(variance, 0) + noise * noises
+        return np.asarray(variance * self.units.spread(cols) ** 2)
 
     def _sums(self, partners: Array, values: Array) -> tuple[Floats, Floats, Floats, Floats]:
         """Return W, values less the center, weights c_b and sum_b c_b T_b of a row's entries."""
@@ -223,11 +272,12 @@ class FactorModel:
 
     def _drawn(
         self, partners: Array, values: Floats, weights: Floats, alpha: float, scores: Array
-    ) -> Floats:
-        """Return the mean of a row given each draw of V, as the chain has those of its rows."""
+    ) -> tuple[Floats, Floats]:
+        """Return mean and covariance of a row given each draw of V, as the chain has its rows."""
+        width = self.columns.width
         if self.draws is None:
-            return np.zeros((0, self.columns.width))
-        free, (_, V, m, p, noise, H, _) = self.columns.free(0), self.draws
+            return np.zeros((0, width)), np.zeros((0, width, width))
+        free, (_, V, _, m, p, noise, H, _) = self.columns.free(0), self.draws
         W = V[:, partners].astype(np.float64)  # (draws, entries, width)
         weighted, precision = W * weights[:, None], (alpha / noise)[:, None]
         right = np.einsum("dew,e->dw", weighted, values)
@@ -238,9 +288,10 @@ class FactorModel:
             len(free)
         )
         shift = p * (m + (scores[0] @ H if H.shape[1] else 0.0))
-        drawn = np.ones((len(V), self.columns.width))
+        drawn, spreads = np.ones((len(V), width)), np.zeros((len(V), width, width))
         drawn[:, free] = np.linalg.solve(P, (precision * right[:, free] + shift)[..., None])[..., 0]
-        return drawn
+        spreads[:, free[:, None], free] = np.linalg.inv(P)
+        return drawn, spreads
 
     def parts(self, row: int, partners: Array, values: Array, col: int) -> dict[str, Any]:
         """Return what entries, signals and features of a row add to its prediction for `col`.
