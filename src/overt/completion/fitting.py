@@ -120,8 +120,12 @@ def _fit_standard(
 ) -> Fit:  # fmt: skip
     """Fit to values in the units of the model."""
     negatives = settings.missing == "negative"
+    n_factors = settings.factors(len(entries))
+    if settings.learned and settings.n_factors is None:
+        # More factors than the smaller side has rows can only fit noise.
+        n_factors = min(n_factors, *entries.shape)
     how: dict[str, Any] = {
-        "n_factors": settings.factors(len(entries)), "biases": settings.biases and not negatives,
+        "n_factors": n_factors, "biases": settings.biases and not negatives,
         "standard": settings.learned and not negatives, "precise": settings.ill_posed,
     }  # fmt: skip
     place: AbstractContextManager[Engine]
