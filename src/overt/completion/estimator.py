@@ -61,7 +61,7 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         `batch_size`; a sweep is then an epoch.
     max_sweeps, tol
         Stop after so many sweeps (default 100), or when the objective falls by less than `tol` in
-        one: nats per rating with "learn" (default 5e-4), relative otherwise (default 1e-5; SGD
+        one: nats per rating with "learn" (default 7e-4), relative otherwise (default 1e-5; SGD
         always takes all its epochs).
     average
         With "learn": average predictions of so many draws; more accurate and slower. "auto" takes
@@ -247,9 +247,12 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
             return self.fit(X, y)
         new = self.index_.aligned(observed(X, y), named=y is not None)
         settings = self._settings().fitted(self.drop_prob_)
-        fit = fitting.grow(settings, self._growing, new, sweeps)
+        # An error or Ctrl-C on the way leaves the model as it was: what grows is a branch of it.
+        growing = self._growing.branch()
+        fit = fitting.grow(settings, growing, new, sweeps)
         if fit is not None:
-            return self._adopt(self.entries_, replace(fit, path=self.path_))
+            return self._adopt(growing.ledger.entries, replace(fit, path=self.path_))
+        self._growing = growing
         self.objective_, self.n_sweeps_, self.status_ = np.zeros(0), 0, Status.FINISHED
         return self._show()
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from overt._check import InputError, InputTypeError, choice, number, whole
+from overt._frames import is_table
 from overt._types import Array, Floats, Ints
 from overt.completion.forms.units import strengths
 from overt.completion.recommending import BLOCK, top
@@ -80,14 +81,18 @@ def evaluate(
         `fold_in`. Times are those of `overt.Entries`; without them the order is taken.
     holdout
         Share of entries (or rows) that is held out.
+
+    Lists are judged by what is relevant among the entries held out: values of at least four fifths
+    of the way from nothing to the largest (4 of 5 stars); of counts and clicks, every one.
     """
     from sklearn.base import clone
 
     if isinstance(model, type) or not hasattr(model, "fit_entries"):
         raise InputTypeError(f"model must be a DropoutCompletion, got {model!r:.60}")
     entries = observed(data)
+    table = not isinstance(data, Entries) and is_table(data)
     train, held, given = divide(entries, split, holdout, seed)
-    fitted = clone(model).fit_entries(train)
+    fitted = clone(model).fit_entries(train, table=table)
     if given is None:
         answers = Answers.of_rows(fitted, train, held)
     else:

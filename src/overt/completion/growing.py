@@ -8,7 +8,9 @@ a few times that of the last.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
@@ -50,6 +52,17 @@ class Growing:
         self._sums: list[Sums] = []
         self._features: list[Features] = []
         self._error = self.model.noise * len(self.ledger)
+
+    def branch(self) -> Self:
+        """Return one that can take in entries while this stays as it is.
+
+        Arrays of the model are shared until `make_room` copies them.
+        """
+        other = copy(self)
+        other.ledger = self.ledger.branch()
+        other._sums = list(self._sums)
+        other._features = list(self._features)
+        return other
 
     def take(self, new: Entries, engine: Engine, sweeps: int) -> None:
         """Take in new entries; those that were known are replaced."""
@@ -123,14 +136,15 @@ class Growing:
         return float(weights @ square)
 
     def make_room(self) -> None:
-        """Make room for new rows and columns, which start as one that was never seen."""
+        """Make room for new rows and columns, which start as one that was never seen.
+
+        Always into new arrays: users may hold those of the model before.
+        """
         model, shape = self.model, self.ledger.shape
         picks = [
             np.concatenate([np.arange(m), np.full(n - m, UNKNOWN), [UNKNOWN]])
             for m, n in zip(model.shape, shape, strict=True)
         ]
-        if shape == model.shape and all(w.flags.writeable for w in model.means):
-            return
         U, V = (w[pick] for w, pick in zip(model.means, picks, strict=True))
         left, right = (n.taken(pick) for n, pick in zip(model.noises, picks, strict=True))
         spread = model.spread

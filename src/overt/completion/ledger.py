@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from copy import copy
+from typing import Self
 
 import numpy as np
 
@@ -26,6 +28,13 @@ class Ledger:
         self._more: tuple[Ints, Ints, Floats] = none, none, np.zeros(0)
         self._times: Floats | None = np.zeros(0)  # of those; None once some were not told
         self.shape, self.row_ids, self.col_ids = entries.shape, entries.row_ids, entries.col_ids
+
+    def branch(self) -> Self:
+        """Return one that can be added to while this stays as it is."""
+        other = copy(self)
+        other._orders = dict(self._orders)
+        other._replaced = self._replaced.copy()  # the only array that `add` writes into
+        return other
 
     @property
     def _base(self) -> Entries:

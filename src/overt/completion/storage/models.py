@@ -40,7 +40,8 @@ from overt.completion.storage.folders import FiledEntries
 from overt.entries import Entries
 from overt.results import Status
 
-FORMAT = 3
+FORMAT = 4
+"""Raised whenever arrays are added: a model of another format is refused, not guessed at."""
 KIND = "overt completion model"
 ARRAYS, NEW, HEADER = "model.safetensors", "model.new.safetensors", "model.json"
 CHOSEN = "chosen."
@@ -104,7 +105,8 @@ def load(
         header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
         if header.get("format") != FORMAT:
             raise InputError(
-                f"{folder} has format {header.get('format')!r}; this version reads {FORMAT}"
+                f"{folder} has format {header.get('format')!r}; this version reads {FORMAT}: fit the "
+                "model again, or read it with the version that saved it"
             )
         if header.pop("checksum", None) != digest(header):
             raise InputError(
