@@ -72,7 +72,7 @@ def fit(values, n_factors, drop_prob, ridge, max_sweeps, tol, average, seed, bia
 
 
 MODEL = fitted(drop_prob=0.5).fit(ENTRIES)
-IMPUTER = DropoutImputer(max_sweeps=5).fit(TABLE)
+IMPUTER = DropoutImputer().fit(TABLE)
 DEEP = decay.DeepLinearCompletion(depth=3, width=2, schedule=decay.Schedule.constant(50, 0.1, 0.01))
 DEEP.fit(ENTRIES)
 RUNS = decay.simulate(
