@@ -13,6 +13,7 @@ from overt.completion.engines import make_engine
 from overt.completion.forms import popular
 from overt.completion.forms.negative import NegativeForm
 from overt.completion.forms.pairs import WEIGHT
+from overt.completion.forms.prior import LEAST_VARIANCE
 from overt.completion.forms.problem import CompletionProblem
 from overt.completion.forms.recent import RECENT, SPAN
 from overt.completion.forms.units import strengths
@@ -94,7 +95,8 @@ def test_the_objective_is_the_bound_and_never_rises(table):
         about = np.einsum("ai,aj->aij", W - prior.mean, W - prior.mean) + S
         logdet = np.linalg.slogdet(prior.precision)[1]
         bound += (np.sum(about * prior.precision) - len(W) * (logdet + n)) / 2
-        bound -= np.linalg.slogdet(S)[1].sum() / 2 + n * logdet / 2
+        bound -= np.linalg.slogdet(S)[1].sum() / 2
+        bound += n * (LEAST_VARIANCE * np.trace(prior.precision) - logdet) / 2
     assert form.history[-1] * len(entries) == pytest.approx(bound, rel=1e-6)
 
 
@@ -213,8 +215,11 @@ def test_questions_agree(chosen, table, tmp_path):
     assert np.array_equal(again.complete(), chosen.complete())
     assert again.recommend(7) == chosen.recommend(7)
     assert "how likely it is chosen" in repr(chosen.recommend(7))
-    values, std = chosen.predict([0, 1], [2, 3], return_std=True)
-    assert ((values >= 0) & (values <= 1) & (std > 0)).all()
+    values = chosen.predict([0, 1], [2, 3])
+    assert ((values >= 0) & (values <= 1)).all()
+    for asked in (chosen, row):
+        with pytest.raises(overt.InputError, match='return_std needs missing="unknown"'):
+            asked.predict([0, 1], **({"cols": [2, 3]} if asked is chosen else {}), return_std=True)
 
 
 def test_an_explanation_is_the_derivative(chosen, table):

@@ -14,7 +14,7 @@ from overt._check import InputError
 from overt._identifiers import whole_number
 from overt.cli.base import AsJson, app, awaited, console, show_path, show_table
 from overt.cli.completion import Col, Duplicates, Row, Time, Value, account
-from overt.cli.predictions import write_predictions
+from overt.cli.predictions import predict_with_std, write_predictions
 
 Model = Annotated[Path, typer.Argument(help="Folder that overt complete wrote.")]
 
@@ -115,7 +115,8 @@ def recommend(
         if np.ndim(left_out) == 2:
             left_out = [b for a, b in left_out if whole_number(a) == whole_number(user)]
         best = fitted.recommend(user, n, exclude=left_out, **how)
-        std = fitted.predict([user] * len(best.cols), best.cols, return_std=True)[1]
+        given = [user] * len(best.cols), best.cols
+        std = predict_with_std(fitted, fitted.predict, *given)[1]
     else:
         if why or np.ndim(left_out) == 2:
             raise InputError("--why and pairs to exclude are for rows that the model knows")
@@ -127,9 +128,9 @@ def recommend(
             console.print(f"[yellow]warning:[/] {len(unknown)} columns are unknown and left out")
         newcomer = fitted.fold_in((cols, values))
         best = newcomer.recommend(n, exclude=left_out, **how)
-        std = newcomer.predict(best.cols, return_std=True)[1]
+        std = predict_with_std(fitted, newcomer.predict, best.cols)[1]
     rows: list[dict[str, Any]] = [
-        {"column": c, "prediction": v, "std": s}
+        {"column": c, "prediction": v, "std": None if np.isnan(s) else s}
         for c, v, s in zip(best.cols.tolist(), best.values.tolist(), std.tolist(), strict=True)
     ]
     if why:

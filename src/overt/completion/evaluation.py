@@ -178,17 +178,16 @@ class Answers:
     """A model's predictions for held-out entries, and its lists for their rows."""
 
     predicted: Floats
-    std: Floats
+    std: Floats | None
     rows: Ints
     lists: Ints
 
     @classmethod
     def of_rows(cls, fitted: DropoutCompletion, train: Entries, held: Entries) -> Answers:
         """Ask about rows that were fitted."""
-        predicted, std = (
-            fitted.model_.predict(held.rows, held.cols),
-            np.sqrt(fitted.model_.variance(held.rows, held.cols)),
-        )
+        predicted, std = fitted.model_.predict(held.rows, held.cols), None
+        if fitted.model_.has_std:
+            std = np.sqrt(fitted.model_.variance(held.rows, held.cols))
         ranking, rows = fitted._ranking(), np.unique(held.rows)
         lists = best_columns(lambda some: ranking.of_rows(some)[1], train, rows)
         return cls(predicted, std, rows, lists)
@@ -196,13 +195,17 @@ class Answers:
     @classmethod
     def of_new_rows(cls, fitted: DropoutCompletion, given: Entries, held: Entries) -> Answers:
         """Fold in what is given of rows, and ask about them."""
-        predicted, std, rows = np.empty(len(held)), np.empty(len(held)), np.unique(held.rows)
+        predicted, rows = np.empty(len(held)), np.unique(held.rows)
+        std = np.empty(len(held)) if fitted.model_.has_std else None
         lists = np.full((len(rows), REACH), -1)
         name, index = fitted.index_.col_names, fitted.index_
         for i, row in enumerate(rows):
             mine, asked = given.rows == row, held.rows == row
             new = fitted.fold_in((name(given.cols[mine]), given.values[mine]))
-            predicted[asked], std[asked] = new.predict(name(held.cols[asked]), return_std=True)
+            if std is None:
+                predicted[asked] = new.predict(name(held.cols[asked]))
+            else:
+                predicted[asked], std[asked] = new.predict(name(held.cols[asked]), return_std=True)
             best = index.cols(new.recommend(REACH).cols)
             lists[i, : len(best)] = best
         return cls(predicted, std, rows, lists)

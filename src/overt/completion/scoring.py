@@ -63,9 +63,7 @@ def ndcg(fitted: DropoutCompletion, held: Entries) -> float:
     return found.get(f"ndcg@{RANKS}", (0.0, 0.0))[0]
 
 
-def of_new_rows(
-    fitted: DropoutCompletion, table: Entries, weights: Floats | None = None
-) -> float:
+def of_new_rows(fitted: DropoutCompletion, table: Entries, weights: Floats | None = None) -> float:
     """Return the score of rows never seen: of entries that are predicted from others of their row.
 
     The negative root mean squared error; with missing="negative", nDCG@10 of half of the entries.

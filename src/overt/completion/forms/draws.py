@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from overt._types import Array, Floats
+from overt._types import Array, Bools, Floats
 from overt.completion.forms.problem import CompletionProblem
 from overt.completion.kernels import dots
 
@@ -30,6 +30,8 @@ class Draws(NamedTuple):
     noise: Floats
     H: Floats  # (draws, scores, unknowns)
     share: Floats  # what each counts; the learned means count the rest of 1
+    rows: Bools  # whether a row has entries, (count + 1); draws say nothing of those without
+    cols: Bools
 
     @classmethod
     def stacked(
@@ -52,6 +54,7 @@ class Draws(NamedTuple):
             (left * U).astype(problem.dtype), (right * V).astype(problem.dtype),
             (drawn * U).astype(problem.dtype),
             stack["mean"] * u, stack["precision"] / u**2, noise, stack["H"] * u, share,
+            *(np.append(group.counts > 0, False) for group in (problem.by_row, problem.by_col)),
         )  # fmt: skip
 
 
@@ -87,3 +90,4 @@ class Row:
     variance: float
     drawn: Floats  # (draws, width)
     spreads: Floats  # its covariance for each draw, (draws, width, width)
+    count: int  # entries it was solved from

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from overt._check import InputError
 from overt._types import Array, Floats
 from overt.completion.forms.draws import Draws, Row
 from overt.completion.forms.encoding import Encoder
@@ -124,36 +125,49 @@ class FactorModel:
 
     def variance(self, rows: Array, cols: Array) -> Floats:
         """Predictive variance: the noise of row and column, and Var(u.v) under the rows' spread."""
-        noise = self.noises[0].variances[rows] * self.noises[1].variances[cols]
-        if self.draws is None:
-            factors = self.spread.product_variance(self.means, rows, cols)
-            variance = np.maximum(factors, 0) + self.noise * noise
-        else:
-            variance = self._scatter(rows, cols) + self.draws.noise.mean() * noise
+        self._need_std()
+        noises = self.noises[0].variances[rows] * self.noises[1].variances[cols]
+        variance = np.empty(len(rows))
+        sampled = np.zeros(len(rows), dtype=bool)
+        if self.draws is not None:
+            sampled = self.draws.rows[rows] & self.draws.cols[cols]
+            variance[sampled] = self._scatter(rows[sampled], cols[sampled])
+            variance[sampled] += self.draws.noise.mean() * noises[sampled]
+        rest = ~sampled
+        factors = self.spread.product_variance(self.means, rows[rest], cols[rest])
+        variance[rest] = np.maximum(factors, 0) + self.noise * noises[rest]
         return np.asarray(variance * self.units.spread(cols) ** 2)
 
-    def _scatter(self, rows: Array, cols: Array) -> Floats:
-        """Return the mean squared distance of what draws say from what is predicted.
+    @property
+    def has_std(self) -> bool:
+        """Whether predictions have standard deviations that hold for new entries."""
+        return self.spread.learned and self.pairs is None
 
-        A row never seen has no draws: its prior covariance is added.
-        """
+    def _need_std(self) -> None:
+        if self.pairs is not None:
+            raise InputError(
+                'return_std needs missing="unknown": with "negative" predictions rank columns, and '
+                "no observed value is expected to be near them"
+            )
+        if not self.spread.learned:
+            raise InputError(
+                'return_std needs drop_prob="learn": with a number or "auto" nothing is learned of '
+                "how far predictions are from new entries"
+            )
+
+    def _scatter(self, rows: Array, cols: Array) -> Floats:
+        """Return the mean squared distance of the draws' products from what is predicted."""
+        if self.draws is None:
+            raise TypeError("no draws were kept")
         center, one = np.zeros(len(rows)), np.empty(len(rows))
         for U, V, weight in self._terms():
             dots(rows, cols, U, V, one)
             center += weight * one
         total = np.zeros(len(rows))
-        draws = self.draws
-        for W, V in zip(draws.W, draws.V, strict=True) if draws is not None else ():
+        for W, V in zip(self.draws.W, self.draws.V, strict=True):
             dots(rows, cols, W, V, one)
             total += (one - center) ** 2
-        total /= 1 if draws is None else len(draws.V)
-        unseen = (rows % len(self.means[0]) == self.shape[0]) | (
-            cols % len(self.means[1]) == self.shape[1]
-        )
-        if unseen.any():
-            some = rows[unseen], cols[unseen]
-            total[unseen] = np.maximum(self.spread.product_variance(self.means, *some), 0)
-        return total
+        return total / len(self.draws.V)
 
     def block(self, rows: Array, *, clip: bool = True) -> Floats:
         """Return the dense predictions of some rows for all known columns."""
@@ -214,28 +228,34 @@ class FactorModel:
             error += np.sum((np.outer(mean, mean) + S) * second)
             alpha, variance = expected(nu, count, max(float(error), 0.0) / self.noise)
         drawn = self._drawn(partners, values, weights, alpha, scores)
-        return Row(mean, S, variance, *drawn)
+        return Row(mean, S, variance, *drawn, len(partners))
 
     def row_variance(self, row: Row, cols: Array) -> Floats:
         """Return the predictive variance of a row that was not fitted."""
+        self._need_std()
         V = self.means[1][cols].astype(np.float64)
-        if self.draws is None:
-            # Var(u.v) = v'S_u v + tr(S_v (S_u + u u'))
-            second = row.covariance + np.outer(row.mean, row.mean)
-            variance = np.einsum("ei,ei->e", V @ row.covariance, V)
-            variance += self.spread.traces(self.means, 1, cols, second)
-            noise = self.noise
-        else:
-            drawn = self.draws.V[:, cols].astype(np.float64)
-            products = np.einsum("dw,dcw->dc", row.drawn, drawn)
-            share = self.draws.share
-            center = share @ products + (1 - share.sum()) * (V @ row.mean)
-            variance = ((products - center) ** 2).mean(axis=0)
-            variance += np.einsum("dcw,dwx,dcx->c", drawn, row.spreads, drawn) / len(drawn)
-            noise = float(self.draws.noise.mean())
+        # Var(u.v) = v'S_u v + tr(S_v (S_u + u u'))
+        second = row.covariance + np.outer(row.mean, row.mean)
+        factors = np.einsum("ei,ei->e", V @ row.covariance, V)
+        factors += self.spread.traces(self.means, 1, cols, second)
         noises = row.variance * self.noises[1].variances[cols]
-        variance = np.maximum(variance, 0) + noise * noises
+        variance = np.maximum(factors, 0) + self.noise * noises
+        if self.draws is not None and row.count:
+            sampled = self.draws.cols[cols]
+            variance[sampled] = self._row_scatter(row, cols[sampled])
+            variance[sampled] += self.draws.noise.mean() * noises[sampled]
         return np.asarray(variance * self.units.spread(cols) ** 2)
+
+    def _row_scatter(self, row: Row, cols: Array) -> Floats:
+        """Return what `_scatter` does for a row that was not fitted, whose covariance is known."""
+        if self.draws is None:
+            raise TypeError("no draws were kept")
+        drawn, share = self.draws.V[:, cols].astype(np.float64), self.draws.share
+        products = np.einsum("dw,dcw->dc", row.drawn, drawn)
+        learned = self.means[1][cols].astype(np.float64) @ row.mean
+        center = share @ products + (1 - share.sum()) * learned
+        variance = ((products - center) ** 2).mean(axis=0)
+        return variance + np.einsum("dcw,dwx,dcx->c", drawn, row.spreads, drawn) / len(drawn)
 
     def _sums(self, partners: Array, values: Array) -> tuple[Floats, Floats, Floats, Floats]:
         """Return W, values less the center, weights c_b and sum_b c_b T_b of a row's entries."""
@@ -277,7 +297,7 @@ class FactorModel:
         width = self.columns.width
         if self.draws is None:
             return np.zeros((0, width)), np.zeros((0, width, width))
-        free, (_, V, _, m, p, noise, H, _) = self.columns.free(0), self.draws
+        free, (_, V, _, m, p, noise, H, *_) = self.columns.free(0), self.draws
         W = V[:, partners].astype(np.float64)  # (draws, entries, width)
         weighted, precision = W * weights[:, None], (alpha / noise)[:, None]
         right = np.einsum("dew,e->dw", weighted, values)
