@@ -158,6 +158,18 @@ def test_mere_popularity_is_ranked_by_counts(rows, tmp_path):
     assert model.model_.pairs.shares.sum() == pytest.approx(1)
 
 
+def test_memory_limit_does_not_change_a_ranking():
+    """Counts were not mixed in, in silence, where entries were kept on disk."""
+    rng = np.random.default_rng(0)
+    shown = (rng.random((120, 60)) < rng.permutation(0.8 / np.sqrt(1 + np.arange(60)))) * 1.0
+    X = scipy.sparse.csr_array(shown)
+    plain, limited = (
+        DropoutCompletion(missing="negative", memory_limit=limit).fit(X) for limit in (None, "1GB")
+    )
+    for row in range(20):
+        assert plain.recommend(row).cols.tolist() == limited.recommend(row).cols.tolist()
+
+
 def test_a_model_of_values_is_not_below_counts_either():
     rng = np.random.default_rng(0)
     shown = (rng.random((120, 60)) < rng.permutation(0.8 / np.sqrt(1 + np.arange(60)))) * 1.0
@@ -176,10 +188,11 @@ def test_popularity_counts_where_hidden_entries_say_so():
     low, high = np.ones((30, 1)), np.ones((30, 1))
     low[7], high[7] = 0.5, 2.0
     # All else is known: where a hidden entry stands is told by the other hidden one of its row.
-    assert popular.choose([np.ones((40, 1)), low], entries, hidden) == popular.MIXED[-1]
+    at = np.flatnonzero(hidden)
+    assert popular.choose([np.ones((40, 1)), low], entries, at) == popular.MIXED[-1]
     few = entries.take(np.flatnonzero((entries.cols % 2 == 0) | hidden))
-    hidden = few.cols == 7
-    assert popular.choose([np.ones((40, 1)), high], few, hidden) == 0
+    at = np.flatnonzero(few.cols == 7)
+    assert popular.choose([np.ones((40, 1)), high], few, at) == 0
     x = np.array([[2.0, -1, 2]])
     assert popular.blended(x, np.array([0.5, 0.25, 0.25]), 0.5).tolist() == [[2.0, 0.0, 1.5]]
 

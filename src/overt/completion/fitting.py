@@ -177,10 +177,8 @@ def _fit_negative(
     """Settle without some entries first, which tell what popularity is to count, then with all."""
     tol, form, status = settings.tol_or(negative.TOL), None, Status.FINISHED
     hidden = popular.hide(len(entries), settings.seed)
-    if hidden.any() and not settings.mapped:
-        kept = entries.take(np.flatnonzero(~hidden))
-        few = CompletionProblem.build(kept, problem.columns.n_factors, biases=False, standard=False)
-        first = NegativeForm.start(few, settings.seed)
+    if len(hidden):
+        first = NegativeForm.start(problem.zeroed(hidden), settings.seed)
         # What popularity is to count shows before all has settled, and the rest settles below.
         status = descend(first, run.engine, settings.sweeps, 2 * tol, run.bar.advance)
         form = first.over(problem, popular.choose(first.means, entries, hidden))
