@@ -130,7 +130,7 @@ def fit(folder, factors, sweeps, client):
         reading = sum(spent(client).values()) - sum(before.values())
         model.fit_entries(read.entries, on_form=mark)
     wall, cpu = ((b - a) / (sweeps - 1) for a, b in zip(marks[0], marks[-1]))
-    return {"ratings": len(model._growing.ledger), "wall": wall, "cpu": cpu, "reading": reading,
+    return {"ratings": len(read.entries), "wall": wall, "cpu": cpu, "reading": reading,
             "objective": float(model.objective_[-1])}
 if __name__ == "__main__":
     folder, (factors, sweeps, turns, both) = sys.argv[1], map(int, sys.argv[2:6])

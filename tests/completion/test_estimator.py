@@ -101,7 +101,7 @@ def test_identifiers_as_data_frames_hold_them():
 
 
 def test_partial_fit_knows_identifiers(monkeypatch):
-    monkeypatch.setattr("overt.completion.fitting.GROWTH", 10)
+    monkeypatch.setattr("overt.completion.incremental.GROWTH", 10)
     model = DropoutCompletion(1, max_sweeps=3).fit(TEXT)
     held = model.predict(["cid"], ["7"])
     new = Frame(who=["aaa", "ann"], what=["x", "new"], value=[5.0, 4.0])
@@ -320,16 +320,13 @@ def test_damaged_and_mixed_models_are_refused(ratings, tmp_path, name, content, 
         DropoutCompletion.load(tmp_path)
 
 
-def test_partial_fit_keeps_what_auto_chose_and_says_that_draws_are_gone(ratings):
+def test_partial_fit_keeps_what_auto_chose(ratings):
     more = (np.array([[0, 1]]), np.array([3.0]))
     model = DropoutCompletion(3, "auto", max_sweeps=10).fit(ratings.to_sparse())
     chosen, path = model.drop_prob_, model.path_
     model.partial_fit(*more)
     assert model.drop_prob_ == chosen
     assert model.path_ is path
-    averaged = DropoutCompletion(3, average=2, max_sweeps=5).fit(ratings.to_sparse())
-    with pytest.warns(UserWarning, match="draws"):
-        averaged.partial_fit(*more)
 
 
 def test_score_and_grid_search(ratings):

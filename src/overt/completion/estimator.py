@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -13,19 +14,19 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import RegressorTags
 from sklearn.utils.validation import check_is_fitted
 
-from overt._check import instance
+from overt._check import instance, whole
 from overt._frames import is_table
 from overt._types import Seed
-from overt.completion import fitting, plotting, reading, recommending, scoring
+from overt.completion import fitting, incremental, plotting, reading, recommending, scoring
 from overt.completion.alignment import with_features
 from overt.completion.answering import Answers
+from overt.completion.engines import make_engine
+from overt.completion.entry_store import EntryStore
 from overt.completion.explaining import Explanation, explain
 from overt.completion.filling import Fills
 from overt.completion.forms.model import UNKNOWN, FactorModel, Fit
 from overt.completion.forms.units import chosen
-from overt.completion.growing import Growing
 from overt.completion.index import EntryIndex
-from overt.completion.ledger import Ledger
 from overt.completion.recommending import NewRow
 from overt.completion.settings import Settings, fresh_seed
 from overt.completion.sharing import SharedEntries
@@ -91,8 +92,6 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         Residual variance, and what multiplies it in each row and column (1 unless learned).
     objective_, n_sweeps_, average_, status_
         The objective after each sweep, their number, that of draws averaged, and how the fit ended.
-    drift_
-        Root mean square change of predictions if rows held by `partial_fit` were solved again.
     path_, faults_
         With "auto": (drop_prob, held-out RMSE) as tried; what a cluster lost, and did again.
     covariance_
@@ -182,7 +181,7 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
     @property
     def entries_(self) -> Entries:
         """The entries fitted, those of `partial_fit` included."""
-        return self._growing.ledger.entries
+        return self._store.entries
 
     def _settings(self) -> Settings:
         given = self.get_params()
@@ -190,20 +189,38 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
 
     def _adopt(self, entries: Any, fit: Fit) -> Self:
         """Take over a fit of these entries."""
-        fitted = fit.fitted or len(entries)
-        self._growing = Growing(fit.model, Ledger(entries), self.ridge, fitted)
-        self.drop_prob_, self.learned_drop_prob_ = fit.drop_prob, fit.learned_drop_prob
-        self.objective_, self.n_sweeps_ = np.asarray(fit.objective), len(fit.objective)
-        self.status_, self.path_, self.faults_ = fit.status, fit.path, fit.faults
-        return self._show()
+        found = {
+            "_fitted": fit.fitted or len(entries),
+            "drop_prob_": fit.drop_prob,
+            "learned_drop_prob_": fit.learned_drop_prob,
+            "path_": fit.path,
+            "faults_": fit.faults,
+        }
+        return self._show(fit.model, EntryStore(entries), fit.objective, fit.status, found)
 
-    def _show(self) -> Self:
-        """Take over the model as it has grown."""
-        growing = self._growing
-        self.model_, self.index_ = growing.model, EntryIndex(growing.ledger)
-        self.drift_, self.chosen_ = growing.drift, None
-        self.row_ids_, self.col_ids_ = growing.ledger.row_ids, growing.ledger.col_ids
-        self.__dict__ |= {f"{name}_": value for name, value in growing.model.shown().items()}
+    def _show(
+        self,
+        model: FactorModel,
+        store: EntryStore,
+        objective: Sequence[float],
+        status: Status,
+        found: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Self:
+        """Take over a model and the entries it knows, all at once: Ctrl-C cannot part them."""
+        shown = {f"{name}_": value for name, value in model.shown().items()}
+        shown |= found
+        shown |= {
+            "_store": store,
+            "model_": model,
+            "index_": EntryIndex(store),
+            "row_ids_": store.row_ids,
+            "col_ids_": store.col_ids,
+            "chosen_": None,
+            "objective_": np.asarray(objective, dtype=float),
+            "n_sweeps_": len(objective),
+            "status_": status,
+        }
+        self.__dict__.update(shown)
         return self
 
     def predict(self, rows: Any, cols: Any = None, return_std: bool = False) -> Any:
@@ -236,25 +253,28 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
     def partial_fit(self, X: Any, y: Any = None, sweeps: int = 2) -> Self:
         """Take in new entries: rows and columns they touch are solved again, the rest is held.
 
-        Priors and noise are estimated anew from sums that are kept; `drift_` says how far held rows
-        are behind. Once there are a quarter more entries than at the last full fit there is another
-        one. Until then `objective_` is empty, and `average_` 0: draws are given up, with a warning.
+        Once there are a quarter more entries than at the last full fit, there is another one; until
+        then `objective_` is empty. A model that averages samples is fitted again at every call:
+        average=0 makes calls quick. An error or Ctrl-C leaves the model as it was.
 
         An entry that was known is replaced. New rows and columns may appear. The first call fits.
         Rows and columns are given as they were to `fit`: by index, or by identifier.
         """
         if not hasattr(self, "model_"):
             return self.fit(X, y)
+        whole("sweeps", sweeps)
         new = self.index_.aligned(observed(X, y), named=y is not None)
+        entries = incremental.merge(self.entries_, new)
+        if self.model_.pairs is not None:
+            entries = chosen(entries)
         settings = self._settings().fitted(self.drop_prob_)
-        # An error or Ctrl-C on the way leaves the model as it was: what grows is a branch of it.
-        growing = self._growing.branch()
-        fit = fitting.grow(settings, growing, new, sweeps)
-        if fit is not None:
-            return self._adopt(growing.ledger.entries, replace(fit, path=self.path_))
-        self._growing = growing
-        self.objective_, self.n_sweeps_, self.status_ = np.zeros(0), 0, Status.FINISHED
-        return self._show()
+        if incremental.needs_refit(self.model_, entries, self._fitted):
+            fit = fitting.refit(settings, self.model_, entries)
+            return self._adopt(entries, replace(fit, path=self.path_))
+        with make_engine(settings.engine, settings.n_jobs) as engine:
+            given = (self.model_, entries, new, self.ridge, sweeps, engine)
+            model = incremental.extend(*given)
+        return self._show(model, EntryStore(entries), [], Status.FINISHED)
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return the negative root mean squared error on the entries of X (as in `fit`).
@@ -277,9 +297,9 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         given = self.get_params()
         for name in ("seed", "random_state"):  # generators are not kept
             given[name] = given[name] if isinstance(given[name], (int, np.integer)) else None
-        found = (self.drop_prob_, self.learned_drop_prob_, self.path_, self._growing.fitted)
+        found = (self.drop_prob_, self.learned_drop_prob_, self.path_, self._fitted)
         fit = Fit(self.model_, self.objective_.tolist(), self.status_, *found)
-        models.save(path, given, self._growing.ledger.kept, fit, self.chosen_)
+        models.save(path, given, self._store.source, fit, self.chosen_)
 
     @classmethod
     def load(cls, path: Path) -> Self:

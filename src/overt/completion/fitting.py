@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from overt._check import whole
 from overt._cluster import ClusterLostError
 from overt._progress import Meter, meter
 from overt._types import Array, Floats
+from overt.completion import incremental
 from overt.completion.choosing import choose_drop_prob, rmse
 from overt.completion.engines import Engine, make_engine
 from overt.completion.forms import descend, features, fixed, learned, negative, popular, recent
@@ -23,10 +23,7 @@ from overt.completion.forms.model import FactorModel, Fit
 from overt.completion.forms.negative import NegativeForm
 from overt.completion.forms.problem import CompletionProblem
 from overt.completion.forms.sampled import BURN_IN, SampledForm
-from overt.completion.forms.spread import FullSpread
-from overt.completion.forms.units import SAME, Units, choose, chosen
-from overt.completion.growing import GROWTH, Growing
-from overt.completion.ledger import Ledger
+from overt.completion.forms.units import SAME, Units, choose
 from overt.completion.settings import Settings
 from overt.completion.sharing import SharedEntries
 from overt.entries import Entries
@@ -210,72 +207,11 @@ def _fit_point(
     return Fit(model, form.history, status, settings.drop_prob, None, path)
 
 
-def grow(settings: Settings, growing: Growing, new: Entries, sweeps: int) -> Fit | None:
-    """Take in new entries, by a full fit (which is returned) once they are many.
-
-    `settings` has the drop probability that was fitted.
-    """
-    whole("sweeps", sweeps)
-    model = growing.model
-    if model.pairs is not None:
-        growing.ledger.add(new)
-        growing.ledger = Ledger(chosen(growing.ledger.entries))  # without what was unchosen
-        return _grow_pairs(settings, growing, new, sweeps)
-    if len(growing.ledger) + len(new) < GROWTH * growing.fitted:
-        if model.draws is not None:
-            warnings.warn(
-                f"partial_fit gives up the {len(model.draws.U)} draws that were averaged; fit "
-                "again to draw anew",
-                stacklevel=3,
-            )
-        with make_engine(settings.engine, settings.n_jobs) as engine:
-            growing.take(new, engine, sweeps)
-        return None
-    growing.ledger.add(new)
-    entries, table = growing.ledger.entries, model.units.kind == "columns"
-    given = [scores if scores.shape[1] else None for scores in growing.features(entries.shape)]
-    fit = fit_entries(settings, entries, given=(given[0], given[1]), table=table)
-    return replace(fit, model=fit.model.after(model))
-
-
-def _grow_pairs(settings: Settings, growing: Growing, new: Entries, sweeps: int) -> Fit:
-    """Solve again for the touched rows of a model in which every pair counts."""
-    growing.make_room()
-    model, spread = growing.model, growing.model.spread
-    entries = model.units.enter(growing.ledger.entries)
-    problem = CompletionProblem.build(
-        entries, model.columns.n_factors, biases=False, standard=False
-    )
-    means = [w[:-1].astype(problem.dtype) for w in model.means]
-    picks = [np.arange(len(w)) for w in means]
-    if model.pairs is None or not isinstance(spread, FullSpread):
-        raise TypeError("a model in which every pair counts has full covariances")
-    spread = spread.taken(picks, problem.dtype)
-    for side, w in enumerate(means):
-        spread.add_means(side, w)
-    rules = model.pairs.rows, model.pairs.cols
-    given = problem, means, spread, list(model.priors), model.noise, rules
-    form = NegativeForm(*given, popular=model.pairs.popular)
-    form.problem = replace(
-        problem,
-        by_row=problem.by_row.only(np.unique(new.rows)),
-        by_col=problem.by_col.only(np.unique(new.cols)),
-    )
-    with make_engine(settings.engine, settings.n_jobs) as engine:
-        for _ in range(sweeps):
-            for side in (0, 1):
-                if len(form.problem.grouped(side).rows):  # none, where all that is new is zero
-                    form.update(side, engine)
-    form.problem = problem
-    form.finish()
-    if len(model.pairs.recent):
-        if entries.times is not None:
-            form.recent = recent.shifts(form, entries, entries.times)
-        else:  # rows that have nothing new keep what was learned
-            form.recent = np.zeros((entries.shape[0], model.pairs.recent.shape[1]))
-            old = np.setdiff1d(np.arange(len(model.pairs.recent)), new.rows)
-            form.recent[old] = model.pairs.recent[old]
-    found = equivalent_drop_prob(form)  # type: ignore[arg-type]
-    updated = FactorModel.from_form(form, (model.low, model.high))
-    updated = replace(updated, units=model.units, pairs=form.pairs)
-    return Fit(updated, form.history, Status.FINISHED, *found, fitted=growing.fitted)
+def refit(settings: Settings, last: FactorModel, entries: Entries) -> Fit:
+    """Fit again, with more entries than the last model had; features are those it knows."""
+    scores = incremental.given_scores(last, entries.shape)
+    left, right = (known if known.shape[1] else None for known in scores)
+    fit = fit_entries(settings, entries, given=(left, right), table=last.units.kind == "columns")
+    if fit.status is Status.INTERRUPTED:
+        raise KeyboardInterrupt
+    return replace(fit, model=fit.model.after(last))

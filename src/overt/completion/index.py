@@ -11,8 +11,8 @@ import numpy as np
 from overt._check import InputError, InputTypeError, plain_array
 from overt._identifiers import Indices, holds_whole, identifiers, index
 from overt._types import Array, Floats, Ints
+from overt.completion.entry_store import EntryStore
 from overt.completion.forms.model import UNKNOWN
-from overt.completion.ledger import Ledger
 from overt.completion.storage.collecting import RatingsFile
 from overt.entries import Entries, pairs
 
@@ -20,7 +20,7 @@ from overt.entries import Entries, pairs
 class EntryIndex:
     """Translates what users call rows and columns into indices, and finds a row's entries."""
 
-    def __init__(self, entries: Ledger) -> None:
+    def __init__(self, entries: EntryStore) -> None:
         self._entries = entries
         self._sorted: dict[str, tuple[Array, Array]] = {}
         self._words: dict[str, dict[str, int]] = {}
@@ -84,7 +84,7 @@ class EntryIndex:
 
     def of_row(self, row: int) -> tuple[Array, Floats]:
         """Return the columns and values observed in a row."""
-        return self._entries.of(0, np.array([row]))[1:]
+        return self._entries.of_row(row)
 
     def places(self, rows: Any, cols: Any = None) -> tuple[Array, Array]:
         """Return the indices of Entries (or pairs of a file), of pairs, or of rows and columns."""

@@ -33,9 +33,10 @@ GRID = np.concatenate([[0.0], np.logspace(-3, 3, 61)])
 """Scales that are tried."""
 
 LEAST_VARIANCE = 1e-4
-"""Variance of the n pseudo-rows beside N rows with n unknowns, for values of unit variance. A factor
-that is not needed shrinks until its prior variance is this, where it adds nothing to predictions;
-without it the prior would narrow for ever, and the objective fall with it."""
+"""Variance of the n pseudo-rows beside N rows with n unknowns, for values of unit variance.
+
+A factor that is not needed shrinks until its prior variance is this, where it adds nothing to
+predictions; without it the prior would narrow for ever, and the objective fall with it."""
 
 
 class Sums(NamedTuple):

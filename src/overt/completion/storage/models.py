@@ -105,8 +105,8 @@ def load(
         header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
         if header.get("format") != FORMAT:
             raise InputError(
-                f"{folder} has format {header.get('format')!r}; this version reads {FORMAT}: fit the "
-                "model again, or read it with the version that saved it"
+                f"{folder} has format {header.get('format')!r}; this version reads {FORMAT}: fit "
+                "the model again, or read it with the version that saved it"
             )
         if header.pop("checksum", None) != digest(header):
             raise InputError(
