@@ -531,25 +531,6 @@ def test_what_scikit_learn_users_look_for(ratings):
             clone(seeded).fit(pairs, ratings.values, sample_weight=wrong)
 
 
-def test_transform_fills_rows_whatever_their_place():
-    rng = np.random.default_rng(0)
-    table = 5 + rng.standard_normal((60, 1)) @ rng.standard_normal((1, 8))
-    table += 0.05 * rng.standard_normal(table.shape)
-    given = np.where(rng.random(table.shape) < 0.2, np.nan, table)
-    model = DropoutCompletion(2, clip=False).fit(given)
-    filled = model.transform(given[::-1])
-    assert np.array_equal(filled[~np.isnan(given[::-1])], given[::-1][~np.isnan(given[::-1])])
-    assert np.sqrt(np.mean((filled - table[::-1])[np.isnan(given[::-1])] ** 2)) < 0.3
-    np.testing.assert_allclose(model.fit_transform(given)[::-1], filled, atol=0.05)
-    assert model.get_feature_names_out().tolist() == [f"x{i}" for i in range(8)]
-    weighted = DropoutCompletion(2, clip=False).fit(given, sample_weight=1 * (np.arange(60) < 40))
-    assert weighted.transform(given).shape == given.shape
-    with pytest.raises(overt.InputError, match="expecting 8 features"):
-        model.transform(given[:, :5])
-    with pytest.raises(overt.InputError, match="not a frame of entries"):
-        model.transform(TEXT)
-
-
 def test_draws_are_averaged_where_that_takes_seconds(ratings):
     from overt.completion.settings import DRAWS
 

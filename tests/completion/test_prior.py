@@ -343,7 +343,7 @@ def test_noise_of_rows_waits_for_the_factors(monkeypatch):
     errors = []
     for nus in (NUS, NUS[-1:]):
         monkeypatch.setattr("overt.completion.forms.noise.NUS", nus)
-        model = DropoutCompletion(6, clip=False, scale=False).fit(train)
+        model = DropoutCompletion(6, clip=False).fit(train)
         found = model.predict(*np.nonzero(np.isnan(train)))
         errors.append(np.sqrt(np.mean((found - truth[np.isnan(train)]) ** 2)))
     assert errors[0] < errors[1]

@@ -173,7 +173,7 @@ def evaluate(
         return
     if split in ("time", "last") and read.times is None:
         console.print("[yellow]warning:[/] there is no column of times; the order of lines counts")
-    console.print(f"{found.n_train:,} entries fitted, {found.n_holdout:,} held out ({split})")
+    console.print(repr(found).splitlines()[0])
     names = list(dict.fromkeys(name for figures in found.figures.values() for name in figures))
     rows = []
     for name in names:

@@ -67,14 +67,13 @@ def rademacher_constant(shape: tuple[int, int]) -> float:
 
 
 def factors(model: FactorModel) -> tuple[Floats, Floats]:
-    """Return U and V whose product is in the units of the values, also where columns have units."""
+    """Return U and V, whose product is in the units of the values."""
     if model.pairs is not None:
         raise InputError(
             'with missing="negative" a model predicts choices, not values: what theory says is of '
             'values (missing="unknown")'
         )
-    U, V = model.factors(0), model.factors(1)
-    return U, V * np.broadcast_to(model.units.spread(np.arange(len(V))), len(V))[:, None]
+    return model.factors(0), model.factors(1)
 
 
 def explicit_regularizer(model: FactorModel, entries: Entries) -> float:
@@ -117,7 +116,7 @@ def generalization_bound(
     if model.columns.biases:
         k = model.columns.n_factors
         offset = offset + model.means[0][rows, k] + model.means[1][cols, k + 1]
-    target = entries.values - model.units.outward(cols, offset)
+    target = entries.values - offset
     scale = float(np.abs(target).max()) or 1.0
     clipped = np.clip(product, -scale, scale)
     alpha = min(

@@ -15,7 +15,6 @@ from sklearn.utils import RegressorTags
 from sklearn.utils.validation import check_is_fitted
 
 from overt._check import instance, whole
-from overt._frames import is_table
 from overt._types import Seed
 from overt.completion import fitting, incremental, plotting, reading, recommending, scoring
 from overt.completion.alignment import with_features
@@ -23,22 +22,22 @@ from overt.completion.answering import Answers
 from overt.completion.engines import make_engine
 from overt.completion.entry_store import EntryStore
 from overt.completion.explaining import Explanation, explain
-from overt.completion.filling import Fills
 from overt.completion.forms.model import UNKNOWN, FactorModel, Fit
-from overt.completion.forms.units import chosen
+from overt.completion.forms.strengths import observed_pairs
 from overt.completion.index import EntryIndex
 from overt.completion.recommending import NewRow
 from overt.completion.settings import Settings, fresh_seed
 from overt.completion.sharing import SharedEntries
 from overt.completion.storage import checkpoints, models
 from overt.completion.storage.files import is_path
+from overt.completion.tables import read_entries
 from overt.entries import Entries, observed
 from overt.results import Status
 
 Path = str | os.PathLike[str]
 
 
-class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
+class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
     """Complete a matrix of which some entries are observed.
 
     Entry (a, b) is explained by mean + row bias + column bias + u_a . v_b. `drop_prob`, with which
@@ -114,14 +113,14 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         tol: float | None = None, average: Any = "auto", signals: Any = "auto", clip: Any = "auto",
         learning_rate: float = 1.0, batch_size: int = 2000, seed: Seed = 0,
         n_jobs: int | None = None, engine: str = "local", missing: str = "unknown",
-        scale: Any = "auto", random_state: Any = None, memory_limit: Any = None,
+        random_state: Any = None, memory_limit: Any = None,
     ) -> None:  # fmt: skip
         self.n_factors, self.drop_prob, self.biases = n_factors, drop_prob, biases
         self.ridge, self.method, self.max_sweeps, self.tol = ridge, method, max_sweeps, tol
         self.average, self.signals, self.random_state = average, signals, random_state
         self.clip, self.learning_rate, self.batch_size = clip, learning_rate, batch_size
         self.seed, self.n_jobs, self.engine = seed, n_jobs, engine
-        self.missing, self.scale, self.memory_limit = missing, scale, memory_limit
+        self.missing, self.memory_limit = missing, memory_limit
 
     def fit(
         self, X: Any, y: Any = None, row_features: Any = None, col_features: Any = None,
@@ -150,10 +149,10 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
                 if plain:
                     return self.fit_entries(X, *tables, checkpoint, resume)
         matrix = y is None and not isinstance(X, Entries)
-        entries, table = observed(X, y), matrix and is_table(X)
+        entries = read_entries(X, y, self.missing)
         if sample_weight is not None:
             entries = entries.repeated(sample_weight, by_row=matrix and entries.row_ids is None)
-        return self.fit_entries(entries, *tables, checkpoint, resume, table=table)
+        return self.fit_entries(entries, *tables, checkpoint, resume)
 
     def fit_triplets(
         self, rows: Any, cols: Any, values: Any, *, shape: tuple[int, int] | None = None,
@@ -171,7 +170,7 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         if not isinstance(entries, SharedEntries):
             instance("entries", entries, Entries, "overt.Entries")
         settings, tables = self._settings(), (row_features, col_features)
-        entries = chosen(entries) if settings.missing == "negative" else entries
+        entries = observed_pairs(entries) if settings.missing == "negative" else entries
         entries, given, encoders = with_features(entries, tables, allowed=settings.learned)
         kept = checkpoints.opened(checkpoint, entries, self.get_params(), given, resume)
         fit = fitting.fit_entries(settings, entries, given=given, checkpoint=kept, **how)
@@ -266,7 +265,7 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         new = self.index_.aligned(observed(X, y), named=y is not None)
         entries = incremental.merge(self.entries_, new)
         if self.model_.pairs is not None:
-            entries = chosen(entries)
+            entries = observed_pairs(entries)
         settings = self._settings().fitted(self.drop_prob_)
         if incremental.needs_refit(self.model_, entries, self._fitted):
             fit = fitting.refit(settings, self.model_, entries)

@@ -23,7 +23,7 @@ from overt.completion.forms.model import FactorModel, Fit
 from overt.completion.forms.negative import NegativeForm
 from overt.completion.forms.problem import CompletionProblem
 from overt.completion.forms.sampled import BURN_IN, SampledForm
-from overt.completion.forms.units import SAME, Units, choose
+from overt.completion.forms.strengths import Strengths
 from overt.completion.settings import Settings
 from overt.completion.sharing import SharedEntries
 from overt.entries import Entries
@@ -73,20 +73,23 @@ class _Run:
 def fit_entries(
     settings: Settings, entries: Any, *, on_form: Callable[[Form], None] | None = None,
     holdout: Entries | None = None, checkpoint: SweepCheckpoint | None = None,
-    given: tuple[Any, Any] = (None, None), table: bool = False,
+    given: tuple[Any, Any] = (None, None),
 ) -> Fit:  # fmt: skip
     """Fit the form that the settings name; see `DropoutCompletion`.
 
     `on_form` gets the form after each sweep; `holdout` is only looked at; `given` are features of
-    the rows and of the columns, as numbers; the columns of a `table` may have units of their own.
+    the rows and of the columns, as numbers.
     """
-    shared = isinstance(entries, SharedEntries)
-    units = SAME if shared else choose(settings.missing, settings.scale, entries, table)
-    limits = _limits(settings, entries, units)
-    entries = units.enter(entries)
-    holdout = None if holdout is None else units.enter(holdout)
+    strengths = None
+    if settings.missing == "negative":
+        strengths = Strengths.of(entries.values)
+        entries = strengths.enter(entries)
+        holdout = None if holdout is None else strengths.enter(holdout)
+    limits = _limits(settings, entries)
     fit = _fit_standard(settings, entries, limits, given, on_form, holdout, checkpoint)
-    model = replace(fit.model, units=units)
+    model = fit.model
+    if model.pairs is not None and strengths is not None:
+        model = replace(model, pairs=replace(model.pairs, strengths=strengths))
     y = entries.values
     if model.spread.learned and model.pairs is None and np.ptp(y) == 0:
         # Values that are all the same say nothing of their noise beyond their number.
@@ -101,11 +104,9 @@ def fit_entries(
     return replace(fit, model=model)
 
 
-def _limits(settings: Settings, entries: Any, units: Units) -> tuple[float, float]:
-    if units.kind == "strength":
+def _limits(settings: Settings, entries: Any) -> tuple[float, float]:
+    if settings.missing == "negative":
         return (0.0, 1.0) if settings.clip else (-np.inf, np.inf)
-    if units.kind == "columns" and settings.clip == "auto":
-        return -np.inf, np.inf
     often = entries.told.values[1] if isinstance(entries, SharedEntries) else None
     return settings.limits(entries.values, often)
 
@@ -211,7 +212,7 @@ def refit(settings: Settings, last: FactorModel, entries: Entries) -> Fit:
     """Fit again, with more entries than the last model had; features are those it knows."""
     scores = incremental.given_scores(last, entries.shape)
     left, right = (known if known.shape[1] else None for known in scores)
-    fit = fit_entries(settings, entries, given=(left, right), table=last.units.kind == "columns")
+    fit = fit_entries(settings, entries, given=(left, right))
     if fit.status is Status.INTERRUPTED:
         raise KeyboardInterrupt
     return replace(fit, model=fit.model.after(last))

@@ -23,7 +23,7 @@ from overt.completion.forms.negative import NegativeForm
 from overt.completion.forms.noise import expected
 from overt.completion.forms.problem import CompletionProblem, Grouped
 from overt.completion.forms.spread import DropoutSpread, FullSpread
-from overt.completion.forms.units import chosen
+from overt.completion.forms.strengths import observed_pairs
 from overt.entries import Entries
 
 GROWTH = 1.25
@@ -74,7 +74,7 @@ def extend(
         high = max(model.high, float(new.values.max()))
         model = replace(model, low=low, high=high)
     if model.pairs is not None:
-        return _extend_pairs(model, chosen(entries), new, sweeps, engine)
+        return _extend_pairs(model, observed_pairs(entries), new, sweeps, engine)
     touched = (_Touched.of(entries, 0, new.rows), _Touched.of(entries, 1, new.cols))
     for _ in range(sweeps):
         for side in (0, 1):
@@ -190,7 +190,7 @@ def _extend_pairs(
     pairs, spread = model.pairs, model.spread
     if pairs is None or not isinstance(spread, FullSpread):
         raise TypeError("a model in which every pair counts has full covariances")
-    entries = model.units.enter(entries)
+    entries = pairs.strengths.enter(entries)
     problem = CompletionProblem.build(
         entries, model.columns.n_factors, biases=False, standard=False
     )
@@ -215,7 +215,7 @@ def _extend_pairs(
     if len(pairs.recent):
         form.recent = _recent(form, pairs.recent, entries, new)
     updated = FactorModel.from_form(form, (model.low, model.high))
-    return replace(updated, units=model.units, pairs=form.pairs)
+    return replace(updated, pairs=replace(form.pairs, strengths=pairs.strengths))
 
 
 def _recent(form: NegativeForm, old: Floats, entries: Entries, new: Entries) -> Floats:

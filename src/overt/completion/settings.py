@@ -52,7 +52,6 @@ class Settings:
     n_jobs: int | None
     engine: str
     missing: str = "unknown"
-    scale: Any = "auto"
     memory_limit: Any = None
 
     def __post_init__(self) -> None:
@@ -76,7 +75,7 @@ class Settings:
             object.__setattr__(self, "tol", _check.number("tol", self.tol))
         if not isinstance(self.biases, (bool, np.bool_)):
             raise InputTypeError(f"biases must be True or False, got {self.biases!r}")
-        for name in ("clip", "signals", "scale"):
+        for name in ("clip", "signals"):
             given = getattr(self, name)
             if not isinstance(given, (bool, np.bool_)) and str(given) != "auto":
                 raise InputError(f"{name} must be 'auto', True or False, got {given!r}")
@@ -150,7 +149,7 @@ class Settings:
     @property
     def shareable(self) -> bool:
         """Whether workers of a cluster can read the files of a folder and keep their entries."""
-        plain = self.missing == "unknown" and self.method == "alternating" and self.scale != True  # noqa: E712
+        plain = self.missing == "unknown" and self.method == "alternating"
         on_cluster = checked_engine(self.engine) != "local"
         return bool(on_cluster and plain and (self.learned or not isinstance(self.drop_prob, str)))
 

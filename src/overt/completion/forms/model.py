@@ -23,7 +23,6 @@ from overt.completion.forms.pairs import WEIGHT, AllPairs
 from overt.completion.forms.prior import Prior
 from overt.completion.forms.problem import Columns
 from overt.completion.forms.spread import RowSpread, append
-from overt.completion.forms.units import SAME, Units
 from overt.completion.kernels import dots
 from overt.results import Status
 
@@ -56,7 +55,6 @@ class FactorModel:
     directions: tuple[Directions, Directions] = (NO_DIRECTIONS, NO_DIRECTIONS)
     given: tuple[Array, Array] = (NOTHING.given, NOTHING.given)  # known rows' features' scores
     encoders: tuple[Encoder | None, Encoder | None] = (None, None)  # of new rows' features
-    units: Units = SAME  # in which values enter and predictions leave; low and high are outside
     pairs: AllPairs | None = None  # where what is not observed counts as zero
 
     @classmethod
@@ -121,7 +119,7 @@ class FactorModel:
         for U, V, weight in self._terms():
             dots(rows, cols, U, V, one)
             total += weight * one
-        return np.clip(self.units.outward(cols, self.center + total), self.low, self.high)
+        return np.clip(self.center + total, self.low, self.high)
 
     def variance(self, rows: Array, cols: Array) -> Floats:
         """Predictive variance: the noise of row and column, and Var(u.v) under the rows' spread."""
@@ -136,7 +134,7 @@ class FactorModel:
         rest = ~sampled
         factors = self.spread.product_variance(self.means, rows[rest], cols[rest])
         variance[rest] = np.maximum(factors, 0) + self.noise * noises[rest]
-        return np.asarray(variance * self.units.spread(cols) ** 2)
+        return np.asarray(variance)
 
     @property
     def has_std(self) -> bool:
@@ -175,7 +173,6 @@ class FactorModel:
         for U, V, weight in self._terms():
             total += weight * (U[rows] @ V[:-1].T)
         total += self.center
-        total = self.units.outward(np.arange(self.shape[1]), total)
         return np.clip(total, self.low, self.high, out=total) if clip else total
 
     def _terms(self) -> list[tuple[Array, Array, float]]:
@@ -195,7 +192,7 @@ class FactorModel:
         if self.draws is not None:
             V, share = self.draws.V[:, cols].astype(np.float64), self.draws.share
             total += np.einsum("d,dw,dcw->c", share, row.drawn, V) - share.sum() * total
-        return self.units.outward(cols, self.center + total)
+        return self.center + total
 
     def scores(self, partners: Array, features: Any = None, row: int = UNKNOWN) -> Array:
         """Return the scores of a row with entries at `partners`, known or with these features."""
@@ -244,7 +241,7 @@ class FactorModel:
             sampled = self.draws.cols[cols]
             variance[sampled] = self._row_scatter(row, cols[sampled])
             variance[sampled] += self.draws.noise.mean() * noises[sampled]
-        return np.asarray(variance * self.units.spread(cols) ** 2)
+        return np.asarray(variance)
 
     def _row_scatter(self, row: Row, cols: Array) -> Floats:
         """Return what `_scatter` does for a row that was not fitted, whose covariance is known."""
@@ -259,10 +256,11 @@ class FactorModel:
 
     def _sums(self, partners: Array, values: Array) -> tuple[Floats, Floats, Floats, Floats]:
         """Return W, values less the center, weights c_b and sum_b c_b T_b of a row's entries."""
-        W, values = self.means[1][partners].astype(np.float64), self.units.inward(partners, values)
+        W, values = self.means[1][partners].astype(np.float64), np.asarray(values, dtype=float)
         if self.pairs is None:
             weights = self.noises[1].weights[partners]
             return W, values - self.center, weights, self._weighted(partners, weights)
+        values = self.pairs.strengths(values)
         r = float(self.pairs.rows(np.asarray(np.sum(values**2))))
         c = self.pairs.partners[partners]
         second = r * (self._everyone + self._weighted(partners, (WEIGHT - 1) * c))
@@ -328,7 +326,6 @@ class FactorModel:
             residual = residual - W[:, self.columns.pinned(0)]
         P = prior.precision + precision * second[np.ix_(free, free)]
         target = np.linalg.lstsq(P, self.means[1][col].astype(np.float64)[free])[0]
-        target = target * self.units.spread(np.array([col]))
         added = {"entries": precision * weights * (W[:, free] @ target) * residual}
         return added | self._blocks(row, partners, prior.precision @ target)
 
