@@ -466,6 +466,7 @@ EXCLUDED = {
             "check_regressors_no_decision_function", "check_regressors_train",
             "check_sample_weight_equivalence_on_dense_data",
             "check_sample_weight_equivalence_on_sparse_data", "check_sample_weights_list",
+            "check_sample_weights_pandas_series",
             "check_all_zero_sample_weights_error", "check_supervised_y_2d",
             "check_transformer_data_not_an_array", "check_transformer_general",
             "check_transformer_preserve_dtypes",

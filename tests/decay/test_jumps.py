@@ -1,7 +1,6 @@
-"""Jumps, the sets that SGD does not leave, statements, experiments, command and tour."""
+"""Jumps, the sets that SGD does not leave, statements, experiments and command."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ from scipy.stats import binom
 from typer.testing import CliRunner
 
 from overt import Entries, InputError
-from overt._html import Page
 from overt.decay import (
     ApproximateRankSet,
     Schedule,
@@ -299,14 +297,6 @@ def test_command_prints_json():
 def test_command_refuses_a_strange_file(tmp_path):
     result = command(*SMALL, "--out", tmp_path / "runs.csv")
     assert isinstance(result.exception, InputError)
-
-
-def test_tour_chapter(tmp_path):
-    from overt.tour.decay import chapter
-
-    page = Page("title", "lead")
-    assert chapter(page, Path(tmp_path), 0)
-    assert "never back" in page.write(tmp_path / "page.html").read_text()
 
 
 def weights_along(found, problem, depth, lam):

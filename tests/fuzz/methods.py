@@ -208,9 +208,6 @@ MORE = {
         "nn.DropConnectLinear whole": whole(noisy.DropConnectLinear, {"dtype": None}, lambda one: one.weight.shape, in_features=3, out_features=2),
         "nn.DropConnectConv2d whole": whole(noisy.DropConnectConv2d, {"dtype": None}, lambda one: one.weight.shape, in_channels=2,
             out_channels=2, kernel_size=3),
-        **{f"nn.schedules.{kind}": whole(getattr(noisy.schedules, kind), shown=lambda one: one(2), **good)
-           for kind, good in (("Annealed", {"start": 0.5, "steps": 4}), ("Curriculum", {"end": 0.25, "steps": 4.0}),
-                              ("WidthAdjusted", {"drop_prob": 0.5, "width": 4}))},
     },
     "robust": {
         **{f"robust.{kind} whole": whole(getattr(robust, kind), shown=lambda one: one.at(0.25).radius, radius=0.5,

@@ -1,4 +1,4 @@
-"""The experiments at toy size, the theorems, the calibration curve and the tour's chapter."""
+"""The experiments at toy size, the theorems and the calibration curve."""
 
 from importlib import import_module
 

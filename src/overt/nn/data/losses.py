@@ -1,4 +1,4 @@
-"""What a network is trained for: a loss, by name or as a function, and the targets it takes.
+"""Losses by name or as functions, and the targets that they take.
 
     "squared"        |y - f|^2, summed over outputs
     "mse"            |y - f|^2, averaged over outputs, as torch.nn.functional.mse_loss
@@ -26,12 +26,14 @@ Loss = str | Callable[[Any, Tensor], Tensor]
 """A name, or a function (output, target) -> mean loss."""
 
 _TORCH: dict[Any, str] = {
-    nn.MSELoss: "mse", functional.mse_loss: "mse",
-    nn.CrossEntropyLoss: "cross_entropy", functional.cross_entropy: "cross_entropy",
-}  # fmt: skip
+    nn.MSELoss: "mse",
+    functional.mse_loss: "mse",
+    nn.CrossEntropyLoss: "cross_entropy",
+    functional.cross_entropy: "cross_entropy",
+}
 
 
-def checked_loss(loss: Any, names: tuple[str, ...] = LOSSES) -> Loss:
+def check_loss(loss: Any, names: tuple[str, ...] = LOSSES) -> Loss:
     """Return a loss by its name where it has one (torch's own with default settings have)."""
     if isinstance(loss, str):
         return _check.choice("loss", loss, names)
@@ -52,13 +54,18 @@ def checked_loss(loss: Any, names: tuple[str, ...] = LOSSES) -> Loss:
 
 def loss_name(loss: Any) -> str:
     """Return the name of a loss that must have one."""
-    found = checked_loss(loss)
+    found = check_loss(loss)
     if isinstance(found, str):
         return found
     raise InputError(
         f"loss must be one of {', '.join(map(repr, LOSSES))}, or a torch.nn.MSELoss or "
         f"CrossEntropyLoss with its default settings, got {found!r}"
     )
+
+
+def loss_text(loss: Loss) -> str:
+    """Return a loss in words, for a report."""
+    return loss if isinstance(loss, str) else getattr(loss, "__name__", repr(loss))
 
 
 def is_squared(loss: Loss) -> bool:
@@ -71,14 +78,25 @@ def unit(loss: Loss, outputs: int) -> float:
     return 1 / outputs if loss == "mse" else 1.0
 
 
+def guess_loss(y: Tensor, output: Tensor) -> str:
+    """Return the loss that targets and outputs look made for.
+
+    Whole numbers are classes. Fractions that are all 0 or 1 are classes too: one output is a logit,
+    and rows with a single 1 are one-hot. All other fractions are numbers to predict.
+    """
+    several = output.ndim >= 2 and output.shape[1] > 1
+    if not y.is_floating_point():
+        return "cross_entropy" if several and y.shape != output.shape else "logistic"
+    if y.numel() != output.numel() or not bool(((y == 0) | (y == 1)).all()):
+        return "mse"
+    one_hot = several and bool((y.reshape(output.shape).sum(1) == 1).all())
+    return "cross_entropy" if one_hot else "logistic"
+
+
 def mean_loss(output: Tensor, y: Tensor, loss: Loss) -> Tensor:
-    """Return a loss averaged over the batch, with gradient; "auto" goes by the kind of targets."""
+    """Return a loss averaged over the batch, with gradient."""
     if not isinstance(loss, str):
         return loss(output, y)
-    if loss == "auto":
-        classes = not y.is_floating_point()
-        several = output.ndim >= 2 and output.shape[1] > 1
-        loss = "cross_entropy" if classes and several else "logistic" if classes else "mse"
     try:
         return _mean(output, _fitted(y, output, loss), loss)
     except (RuntimeError, IndexError, ValueError) as error:
