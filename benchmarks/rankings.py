@@ -42,7 +42,7 @@ def compare(size: str, split: str) -> Table:
     for name, setting in (("overt", {"missing": "negative"}), ("overt, values and choices", {})):
         start = time.process_time()
         model = DropoutCompletion(n_jobs=1, **setting).fit_entries(train)
-        ranking = model._ranking()
+        ranking = model.prepare_ranking()._ranking()
         cpu = time.process_time() - start
         lists = best_columns(lambda some, by=ranking: by.of_rows(some)[1], train, rows)
         figures = ranking_figures(lists, rows, train, held, least)

@@ -169,6 +169,21 @@ def test_memory_limit_does_not_change_a_ranking():
         assert plain.recommend(row).cols.tolist() == limited.recommend(row).cols.tolist()
 
 
+def test_a_query_never_fits_a_second_model(monkeypatch):
+    rng = np.random.default_rng(0)
+    at = rng.choice(90 * 40, 600, replace=False)
+    entries = overt.Entries(at // 40, at % 40, rng.integers(1, 6, 600), (90, 40))
+    monkeypatch.setattr("overt.completion.estimator.RANKING", 500)
+    model = DropoutCompletion(3, average=0).fit(entries)
+    for ask in (model, model.fold_in({1: 5.0})):
+        with pytest.raises(overt.InputError, match=r"call prepare_ranking\(\) once"):
+            ask.recommend(*([3] if ask is model else []))
+    assert model.recommend(3, by="value").by == "predicted value"
+    small = DropoutCompletion(3, average=0).fit(entries.take(np.arange(400)))
+    small.partial_fit(entries.take(np.arange(400, 420)))
+    assert small.recommend(3).by == model.prepare_ranking().recommend(3).by
+
+
 def test_a_model_of_values_is_not_below_counts_either():
     rng = np.random.default_rng(0)
     shown = (rng.random((120, 60)) < rng.permutation(0.8 / np.sqrt(1 + np.arange(60)))) * 1.0
@@ -316,9 +331,9 @@ def test_lists_for_everyone_as_parquet(chosen, tmp_path, monkeypatch):
 
 def test_what_is_ranked_by_is_said_and_can_be_chosen(table, tmp_path):
     model = DropoutCompletion(3, max_sweeps=5).fit(scipy.sparse.csr_array(table))
-    assert model.chosen_ is None
+    before = dict(vars(model))
     best = model.recommend(3, 5)
-    assert model.chosen_ is not None
+    assert vars(model) == before  # a query fits nothing
     assert "chosen and how it is expected to be rated" in best.by
     np.testing.assert_allclose(best.values, model.predict([3] * 5, best.cols))
     assert np.all(np.diff(best.scores) <= 0)

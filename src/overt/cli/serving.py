@@ -105,6 +105,8 @@ def recommend(
     if len(asked) != 1:
         raise InputError("say to whom to recommend: one of --user, --entries and --all")
     fitted = DropoutCompletion.load(model)
+    if by != "value":
+        fitted.prepare_ranking()
     left_out = _left_out(exclude)
     how: dict[str, Any] = {"exclude_seen": not seen, "by": by}
     if everyone is not None:

@@ -26,7 +26,7 @@ from overt.completion.forms.model import UNKNOWN, FactorModel, Fit
 from overt.completion.forms.strengths import observed_pairs
 from overt.completion.index import EntryIndex
 from overt.completion.recommending import NewRow
-from overt.completion.settings import Settings, fresh_seed
+from overt.completion.settings import RANKING, Settings, fresh_seed
 from overt.completion.sharing import SharedEntries
 from overt.completion.storage import checkpoints, models
 from overt.completion.storage.files import is_path
@@ -175,7 +175,11 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
         kept = checkpoints.opened(checkpoint, entries, self.get_params(), given, resume)
         fit = fitting.fit_entries(settings, entries, given=given, checkpoint=kept, **how)
         entries = entries if isinstance(entries, Entries) else entries.filed
-        return self._adopt(entries, replace(fit, model=replace(fit.model, encoders=encoders)))
+        chosen = None
+        if isinstance(entries, Entries) and fit.model.pairs is None and len(entries) <= RANKING:
+            chosen = _ranking_model(settings, entries, fit)
+        fit = replace(fit, model=replace(fit.model, encoders=encoders))
+        return self._adopt(entries, fit, chosen)
 
     @property
     def entries_(self) -> Entries:
@@ -186,7 +190,7 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
         given = self.get_params()
         return Settings(**given | {"seed": fresh_seed(self.seed, given.pop("random_state"))})
 
-    def _adopt(self, entries: Any, fit: Fit) -> Self:
+    def _adopt(self, entries: Any, fit: Fit, chosen: FactorModel | None) -> Self:
         """Take over a fit of these entries."""
         found = {
             "_fitted": fit.fitted or len(entries),
@@ -195,11 +199,13 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
             "path_": fit.path,
             "faults_": fit.faults,
         }
-        return self._show(fit.model, EntryStore(entries), fit.objective, fit.status, found)
+        given = fit.model, chosen, EntryStore(entries), fit.objective, fit.status
+        return self._show(*given, found)
 
     def _show(
         self,
         model: FactorModel,
+        chosen: FactorModel | None,
         store: EntryStore,
         objective: Sequence[float],
         status: Status,
@@ -214,7 +220,7 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
             "index_": EntryIndex(store),
             "row_ids_": store.row_ids,
             "col_ids_": store.col_ids,
-            "chosen_": None,
+            "chosen_": chosen,
             "objective_": np.asarray(objective, dtype=float),
             "n_sweeps_": len(objective),
             "status_": status,
@@ -269,11 +275,17 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
         settings = self._settings().fitted(self.drop_prob_)
         if incremental.needs_refit(self.model_, entries, self._fitted):
             fit = fitting.refit(settings, self.model_, entries)
-            return self._adopt(entries, replace(fit, path=self.path_))
+            chosen = None
+            if self.chosen_ is not None:
+                chosen = fitting.fit_chosen(settings, entries)
+            return self._adopt(entries, replace(fit, path=self.path_), chosen)
         with make_engine(settings.engine, settings.n_jobs) as engine:
-            given = (self.model_, entries, new, self.ridge, sweeps, engine)
-            model = incremental.extend(*given)
-        return self._show(model, EntryStore(entries), [], Status.FINISHED)
+            given = (entries, new, self.ridge, sweeps, engine)
+            model = incremental.extend(self.model_, *given)
+            chosen = self.chosen_
+            if chosen is not None:
+                chosen = incremental.extend(chosen, *given)
+        return self._show(model, chosen, EntryStore(entries), [], Status.FINISHED)
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return the negative root mean squared error on the entries of X (as in `fit`).
@@ -304,9 +316,7 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
     def load(cls, path: Path) -> Self:
         """Read a model that `save` wrote; its predictions are the same bit for bit."""
         parameters, entries, fit, chosen = models.load(path)
-        model = cls(**parameters)._adopt(entries, fit)
-        model.chosen_ = chosen
-        return model
+        return cls(**parameters)._adopt(entries, fit, chosen)
 
     def _asked(self) -> tuple[FactorModel, EntryIndex]:
         check_is_fitted(self)
@@ -320,3 +330,13 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "model_")
+
+
+def _ranking_model(settings: Settings, entries: Entries, fit: Fit) -> FactorModel | None:
+    """Return the model that ranks, None after Ctrl-C: what was fitted before it is kept."""
+    if fit.status is Status.INTERRUPTED:
+        return None
+    try:
+        return fitting.fit_chosen(replace(settings, engine="local"), entries)
+    except KeyboardInterrupt:
+        return None

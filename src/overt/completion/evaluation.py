@@ -103,7 +103,7 @@ def evaluate(
         raise InputTypeError(f"model must be a DropoutCompletion, got {model!r:.60}")
     entries = read_entries(data, None, model.missing)
     train, held, given = divide(entries, split, holdout, seed)
-    fitted = clone(model).fit_entries(train)
+    fitted = clone(model).fit_entries(train).prepare_ranking()
     if given is None:
         answers = Answers.of_rows(fitted, train, held)
     else:

@@ -208,6 +208,24 @@ def _fit_point(
     return Fit(model, form.history, status, settings.drop_prob, None, path)
 
 
+def fit_chosen(settings: Settings, entries: Entries) -> FactorModel:
+    """Fit the model of which entries are observed, which ranks beside a model of values."""
+    settings = replace(
+        settings,
+        drop_prob="learn",
+        method="alternating",
+        average=0,
+        missing="negative",
+        max_sweeps=None,
+        tol=None,
+        n_factors=settings.chosen_factors(len(entries)),
+    )
+    fit = fit_entries(settings, entries)
+    if fit.status is Status.INTERRUPTED:
+        raise KeyboardInterrupt
+    return fit.model
+
+
 def refit(settings: Settings, last: FactorModel, entries: Entries) -> Fit:
     """Fit again, with more entries than the last model had; features are those it knows."""
     scores = incremental.given_scores(last, entries.shape)
