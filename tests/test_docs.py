@@ -218,7 +218,7 @@ def test_names_in_pages_exist(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_to_files_that_hold_what_they_name(page):
-    """[`Entries.split`](../src/overt/entries.py) needs the file, the class and the method."""
+    """[`Entries.split`](../src/overt/entries/entries.py) needs file, class and method."""
     missing = []
     for text, target in LINK.findall(page.read_text(encoding="utf-8")):
         path = page.parent / target

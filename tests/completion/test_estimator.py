@@ -70,7 +70,9 @@ def test_identifiers_come_back():
     )
     model = DropoutCompletion(1, max_sweeps=3).fit(frame)
     assert set(model.recommend("bob", 2).cols) == {"y", "z"}
-    assert np.isfinite(model.predict(["ann", "nobody"], ["z", "nothing"])).all()
+    found, known = model.predict(["ann", "nobody"], ["z", "nothing"], return_known=True)
+    assert np.isfinite(found).all()
+    assert known.tolist() == [True, False]
     with pytest.raises(overt.InputError, match="'dora' was not among those fitted"):
         model.recommend("dora")
 
@@ -89,14 +91,19 @@ def test_identifiers_as_data_frames_hold_them():
     assert model.row_ids_.tolist() == ["ann", "bob", "cid"]
     assert model.col_ids_.tolist() == ["7", "x", "y"]
     given = np.array(["ann", "zoe"], dtype=object)
-    expected = model.predict(given, ["7", "x"])
-    assert np.array_equal(model.predict(["ann", "zoe"], np.array([7, "x"], dtype=object)), expected)
+    expected, known = model.predict(given, ["7", "x"], return_known=True)
+    mixed = np.array([7, "x"], dtype=object)
+    found, _ = model.predict(["ann", "zoe"], mixed, return_known=True)
+    assert np.array_equal(found, expected)
+    assert known.tolist() == [True, False]
     pairs = np.column_stack([TEXT["who"], TEXT["what"]])
     assert model.score(TEXT) == model.score(pairs, TEXT["value"])
     model = DropoutCompletion(1, max_sweeps=3).fit(NUMBERS)
     assert model.row_ids_.tolist() == [5, 70]
     unknown = model.predict([-1], [9])
-    assert np.array_equal(model.predict(["70", "abc", "070"], [9] * 3)[1:], [*unknown, *unknown])
+    found, known = model.predict(["70", "abc", "070"], [9] * 3, return_known=True)
+    assert known.tolist() == [True, False, False]
+    assert np.array_equal(found[1:], [*unknown, *unknown])
     assert model.predict(["70"], ["9"]) == model.predict([70], [9])
 
 
@@ -342,7 +349,8 @@ def test_score_and_grid_search(ratings):
 
 
 def test_unseen_rows_get_the_column_biases(fitted):
-    found = fitted.predict([-1, 80, 5000], [3, 3, 3])
+    with pytest.warns(UserWarning, match=r"2 of 3 rows were never seen \(80, 5000\)"):
+        found = fitted.predict([-1, 80, 5000], [3, 3, 3])
     assert np.isfinite(found).all()
     assert np.ptp(found) == 0
 

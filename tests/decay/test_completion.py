@@ -1,9 +1,11 @@
 """The completion estimator, and what it is compared with."""
 
 import numpy as np
+import pandas
 import pytest
 import scipy.sparse as sp
 from sklearn.base import clone
+from sklearn.model_selection import KFold, cross_val_score
 
 from overt import Entries, InputError, datasets
 from overt.completion import DropoutCompletion
@@ -216,8 +218,6 @@ def test_bad_entries():
     fitted = fit(matrix(10, 1, 0.6, seed=0))
     with pytest.raises(InputError, match="rows"):
         fitted.predict([10], [0])
-    rows, cols = np.array([[0, 1, 2], [3, 4, 5]]), np.array([[5, 4, 3], [2, 1, 0]])
-    np.testing.assert_allclose(fitted.predict(rows, cols), fitted.complete()[rows, cols])
 
 
 def test_nuclear_norm_against_a_convex_solver():
@@ -241,3 +241,30 @@ def test_small_initialization_takes_a_tenth_of_the_inverse_curvature():
     rates = None, 0.1 / curvature(problem.shape, 3)
     found = [small_initialization(problem, width=4, epochs=20, learning_rate=r) for r in rates]
     np.testing.assert_array_equal(*found)
+
+
+def test_what_was_fitted_can_be_predicted_and_scored():
+    """By the same pairs, entries and frames that `fit` takes."""
+    rng = np.random.default_rng(0)
+    truth = np.outer(rng.random(6) + 1, rng.random(5) + 1)
+    rows, cols = np.nonzero(rng.random(truth.shape) < 0.9)
+    pairs, values = np.column_stack([rows, cols]), truth[rows, cols]
+    model = DeepLinearCompletion(width=2, seed=0).fit(pairs, values)
+    expected = model.complete()[rows, cols]
+    np.testing.assert_array_equal(model.predict(pairs), expected)
+    np.testing.assert_array_equal(model.predict(pandas.DataFrame(pairs)), expected)
+    error = np.sqrt(np.mean((expected - values) ** 2))
+    assert model.score(pairs, values) == pytest.approx(-error)
+    entries = Entries.from_ids([f"u{a}" for a in rows], cols, values)
+    named = DeepLinearCompletion(width=2, seed=0).fit(entries)
+    error = np.sqrt(np.mean((named.predict(entries) - values) ** 2))
+    assert named.score(entries) == pytest.approx(-error)
+    by_index = named.predict(entries.rows, entries.cols, keys="index")
+    np.testing.assert_array_equal(named.predict(entries), by_index)
+    folds = KFold(3, shuffle=True, random_state=0)
+    scores = cross_val_score(
+        DeepLinearCompletion(width=2, seed=0), pairs, values, cv=folds, error_score="raise"
+    )
+    assert len(scores) == 3
+    with pytest.raises(InputError, match="must be among those fitted"):
+        model.predict([-1], [0])

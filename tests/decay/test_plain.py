@@ -31,7 +31,7 @@ from overt.decay import landscape as landscape_of
 from overt.decay import search as search_of
 from overt.decay.annealing import AnnealedPath, Candidate
 from overt.decay.baselines import nuclear_norm
-from overt.decay.completion import _choose, _places, _shed_to, _split
+from overt.decay.completion import _choose, _shed_to, _split
 from overt.decay.descent import lbfgs
 from overt.decay.escaping import _Way
 from overt.decay.family import critical_points, epsilon_of
@@ -811,7 +811,7 @@ def test_a_path_branches_off_at_every_new_rank():
     assert len(nothing) == 2
 
 
-def test_entries_are_split_and_places_found():
+def test_entries_are_split():
     rng = np.random.default_rng(6)
     for holdout, count in ((0.25, 1), (0.5, 2), (0.99, 3), (0.01, 1)):
         train, judge = _split(PROBLEM, holdout, rng)
@@ -821,17 +821,6 @@ def test_entries_are_split_and_places_found():
         assert train.rows.tolist() == sorted(train.rows.tolist())
     with pytest.raises(InputError, match="at least 2 observed entries"):
         _split(PROBLEM.take(np.array([0])), 0.5, rng)
-    ids = np.array(["b", "a", "d"])
-    assert _places("rows", ["a", "d", "b"], ids, 3).tolist() == [1, 2, 0]
-    assert _places("rows", [[7, 3]], np.array([3, 5, 7]), 3).tolist() == [[2, 0]]
-    assert _places("rows", ["7"], np.array([3, 5, 7]), 3).tolist() == [2]
-    assert _places("rows", [2, 0], None, 3).tolist() == [2, 0]
-    for given, names in ((["c"], ids), (["e"], ids), ([4], np.array([3, 5, 7]))):
-        with pytest.raises(InputError, match="must be among those fitted"):
-            _places("rows", given, names, 3)
-    for given in ([3], [-1]):
-        with pytest.raises(InputError, match=r"rows must lie in 0\.\.2"):
-            _places("rows", given, None, 3)
 
 
 def plain_lbfgs(value, x, tol, steps):

@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from overt._files import write_csv
 from overt.cli.base import console
+from overt.entries.identifiers import UNKNOWN
 
 if TYPE_CHECKING:
     from overt.completion import DropoutCompletion, RatingsFile
@@ -35,10 +36,12 @@ def format_std(std: float) -> str:
 
 def write_predictions(model: DropoutCompletion, pairs: RatingsFile, path: Path) -> None:
     """Write one line per pair, with a flag where an identifier was never seen."""
-    from overt.completion.forms.model import UNKNOWN
-
-    rows, cols = model.index_.places(pairs)
-    predicted, std = predict_with_std(model, model.predict, pairs)
+    (rows, cols), _ = model.index_.find_pairs(pairs)
+    # By position: unknown identifiers are flagged in the file instead of being warned of.
+    predicted = model.model_.predict(rows, cols)
+    std = np.full(len(rows), np.nan)
+    if model.model_.has_std:
+        std = np.sqrt(model.model_.variance(rows, cols))
     flags = np.array(["", "unknown row", "unknown column", "unknown row and column"])
     flag = flags[(rows == UNKNOWN) + 2 * (cols == UNKNOWN)]
     given = (pairs.row_ids.tolist(), pairs.col_ids.tolist())

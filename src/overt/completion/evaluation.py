@@ -212,7 +212,7 @@ class Answers:
         predicted, rows = np.empty(len(held)), np.unique(held.rows)
         std = np.empty(len(held)) if fitted.model_.has_std else None
         lists = np.full((len(rows), REACH), -1)
-        name, index = fitted.index_.col_names, fitted.index_
+        name, index = fitted.index_.cols.labels, fitted.index_
         for i, row in enumerate(rows):
             mine, asked = given.rows == row, held.rows == row
             new = fitted.fold_in((name(given.cols[mine]), given.values[mine]))
@@ -220,7 +220,7 @@ class Answers:
                 predicted[asked] = new.predict(name(held.cols[asked]))
             else:
                 predicted[asked], std[asked] = new.predict(name(held.cols[asked]), return_std=True)
-            best = index.cols(new.recommend(REACH).cols)
+            best = index.cols.find(new.recommend(REACH).cols)
             lists[i, : len(best)] = best
         return cls(predicted, std, rows, lists)
 

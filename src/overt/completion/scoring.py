@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from overt._check import InputError, doubles
-from overt._frames import is_frame, is_table
 from overt._intervals import weighted_error
 from overt._types import Floats
 from overt.completion.evaluation import (
@@ -19,6 +18,7 @@ from overt.completion.evaluation import (
 )
 from overt.completion.forms.strengths import observed_pairs
 from overt.entries import Entries, observed
+from overt.entries.frames import is_frame, is_table
 
 if TYPE_CHECKING:
     from overt.completion.estimator import DropoutCompletion

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError
-from overt._frames import is_table
 from overt._types import Floats
 from overt.completion.settings import rating_scale
 from overt.entries import Entries, observed
+from overt.entries.frames import is_table
 
 MIN_ENTRIES = 5
 """Columns with fewer entries do not show their unit."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from overt._check import InputError
 from overt._types import Array, Floats
 from overt.entries import Entries
 
@@ -72,6 +73,15 @@ class Strengths:
 
 UNIT = Strengths(0.0, 1.0, log=False)
 """Strengths of values that are strengths already."""
+
+
+def refuse_dislikes(values: Floats) -> None:
+    """Refuse negative values for missing="negative", where they would count as weak likes."""
+    if len(values) and values.min() < 0:
+        raise InputError(
+            'missing="negative" takes values as strengths of a choice, from 0, and what is absent '
+            f'as 0; got {values.min():g}. Leave out what was rejected, or use missing="unknown"'
+        )
 
 
 def observed_pairs(entries: Entries) -> Entries:
