@@ -369,3 +369,14 @@ def generator(seed: Seed) -> np.random.Generator:
     if seed is None or isinstance(seed, np.random.Generator):
         return np.random.default_rng(seed)
     return np.random.default_rng(whole("seed", seed, minimum=0, maximum=np.inf))
+
+
+def seed_number(seed: Seed, random_state: Any = None) -> int:
+    """Return a whole number from a seed, or from scikit-learn's `random_state` if there is one."""
+    if isinstance(random_state, np.random.RandomState):
+        return int(random_state.randint(1 << 31))
+    name = "seed" if random_state is None else "random_state"
+    given = seed if random_state is None else random_state
+    if given is None or isinstance(given, np.random.Generator):
+        return int(generator(given).integers(1 << 31))
+    return whole(name, given, minimum=0)

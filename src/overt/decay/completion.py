@@ -12,7 +12,8 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import RegressorTags
 from sklearn.utils.validation import check_is_fitted
 
-from overt._check import InputError, generator, number, whole
+from overt._check import InputError, generator, number, seed_number, whole
+from overt._intervals import weighted_error
 from overt._progress import meter
 from overt._types import Floats, Ints, Seed
 from overt.decay import layers
@@ -57,7 +58,8 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         A rank is good enough if its held-out mean squared error is at most (1 + tol) times the
         best one plus a thousandth of tol times the values' mean square.
     seed
-        Of the weights, the entries' order and the held-out entries.
+        Of the weights, the entries' order and the held-out entries; `random_state`, as in
+        scikit-learn, is used instead where it is given.
     progress
         Show a bar if this is a terminal.
 
@@ -79,7 +81,7 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
     def __init__(
         self, depth: int = 3, width: int | None = None, schedule: str | Schedule = "annealing",
         restarts: int = 1, holdout: float = 0.1, tol: float = 0.1, seed: Seed = 0,
-        progress: bool = False,
+        progress: bool = False, random_state: Any = None,
     ) -> None:  # fmt: skip
         self.depth = depth
         self.width = width
@@ -89,6 +91,7 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         self.tol = tol
         self.seed = seed
         self.progress = progress
+        self.random_state = random_state
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fit to observed entries.
@@ -98,7 +101,7 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         are then asked for by identifier), or, with `y`, an (n, 2) array of (row, col) pairs.
         """
         entries = observed(X, y)
-        depth = whole("depth", self.depth, 3, layers.DEEPEST)
+        depth = whole("depth", self.depth, 3, layers.MAX_DEPTH)
         width = min(*entries.shape, 20 if self.width is None else whole("width", self.width))
         whole("restarts", self.restarts)
         tol, holdout = number("tol", self.tol), number("holdout", self.holdout)
@@ -107,7 +110,7 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         scale = float(np.sqrt(np.mean(entries.values**2)))
         if scale == 0:
             raise InputError("values must not all be 0: there is nothing to fit")
-        rng = generator(self.seed)
+        rng = generator(seed_number(self.seed, self.random_state))
         unit = replace(entries, values=entries.values / scale)
         self.row_ids_, self.col_ids_ = entries.row_ids, entries.col_ids
         self.path_: list[Candidate] = []
@@ -171,11 +174,11 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         _refuse_unknown("rows", rows, positions)
         return np.asarray(self.U_[positions] @ self.V_.T)
 
-    def score(self, X: Any, y: Any = None) -> float:
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return the negative root mean squared error on the entries of X (as in `fit`)."""
         entries = observed(X, y)
         error = self.predict(entries if y is None else X) - entries.values
-        return -float(np.sqrt(np.mean(error**2)))
+        return -weighted_error(error, sample_weight)
 
     def _sides(self, keys: str) -> tuple[IdentifierIndex, IdentifierIndex]:
         check_is_fitted(self)
