@@ -52,7 +52,7 @@ def test_a_dense_matrix_of_ratings_is_fitted_without_a_word(values):
 def test_evaluate_grades_what_fit_fits():
     """A table was graded in other units than fit took: the figures were those of another model."""
     rng = np.random.default_rng(1)
-    X = rng.normal(size=(80, 2)) @ rng.choice([-1.0, 1.0], (2, 20)) + rng.normal(size=(80, 20))
+    X = rng.normal(size=(80, 2)) @ rng.choice([-1.0, 1.0], (2, 10)) + rng.normal(size=(80, 10))
     entries = overt.Entries.from_matrix(X)
     found = evaluate(DropoutCompletion(3, average=0), entries, seed=0)
     with pytest.warns(UserWarning, match="DropoutImputer"):
