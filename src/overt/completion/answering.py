@@ -23,11 +23,7 @@ class Answers(ABC):
     """The questions about rows that an estimator with a fitted model can be asked."""
 
     chosen_: FactorModel | None
-
-    @property
-    @abstractmethod
-    def entries_(self) -> Entries:
-        """The entries fitted."""
+    entries_: Entries
 
     @abstractmethod
     def _asked(self, keys: str = "auto") -> tuple[FactorModel, EntryIndex]: ...

@@ -15,18 +15,16 @@ from sklearn.utils.validation import check_is_fitted
 
 from overt._check import InputError, instance, whole
 from overt._types import Seed
-from overt.completion import fitting, incremental, plotting, reading, recommending, scoring
+from overt.completion import fitting, incremental, plotting, recommending, scoring
 from overt.completion.alignment import with_features
 from overt.completion.answering import Answers
 from overt.completion.engines import make_engine
-from overt.completion.entry_store import EntryStore
 from overt.completion.explaining import Explanation, explain
 from overt.completion.forms.model import FactorModel, Fit
 from overt.completion.forms.strengths import observed_pairs, refuse_dislikes
 from overt.completion.index import EntryIndex
 from overt.completion.recommending import NewRow
 from overt.completion.settings import RANKING, Settings, fresh_seed
-from overt.completion.sharing import SharedEntries
 from overt.completion.storage import checkpoints, files, models
 from overt.completion.tables import read_entries
 from overt.entries import Entries, observed
@@ -148,16 +146,15 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
         `checkpoint` names a folder that keeps every sweep; `resume` goes on from it, on any engine.
         """
         tables = (row_features, col_features)
-        plain = all(given is None for given in (sample_weight, *tables))
         if files.is_path(X):
             if y is not None:
                 raise InputError("a file holds the values itself: leave out y")
-            with reading.opened(X, self._settings(), shared=plain) as read:
-                report = files.report(X, read)
-                entries = read.entries
-                if sample_weight is not None:
-                    entries = entries.repeated(sample_weight)
-                self.fit_entries(entries, *tables, checkpoint, resume)
+            read = files.read_ratings(X, memory_limit=self.memory_limit)
+            report = files.report(X, read)
+            entries = read.entries
+            if sample_weight is not None:
+                entries = entries.repeated(sample_weight)
+            self.fit_entries(entries, *tables, checkpoint, resume)
             self.file_report_ = report
             return self
         matrix = y is None and not isinstance(X, Entries)
@@ -181,8 +178,7 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
     ) -> Self:  # fmt: skip
         """Fit to Entries; `how` is what `overt.completion.fitting.fit_entries` takes."""
         self.file_report_ = None
-        if not isinstance(entries, SharedEntries):
-            instance("entries", entries, Entries, "overt.Entries")
+        instance("entries", entries, Entries, "overt.Entries")
         settings, tables = self._settings(), (row_features, col_features)
         if settings.missing == "negative":
             refuse_dislikes(entries.values)
@@ -190,17 +186,11 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
         entries, given, encoders = with_features(entries, tables, allowed=settings.learned)
         kept = checkpoints.opened(checkpoint, entries, self.get_params(), given, resume)
         fit = fitting.fit_entries(settings, entries, given=given, checkpoint=kept, **how)
-        entries = entries if isinstance(entries, Entries) else entries.filed
         chosen = None
-        if isinstance(entries, Entries) and fit.model.pairs is None and len(entries) <= RANKING:
+        if fit.model.pairs is None and len(entries) <= RANKING:
             chosen = _ranking_model(settings, entries, fit)
         fit = replace(fit, model=replace(fit.model, encoders=encoders))
         return self._adopt(entries, fit, chosen)
-
-    @property
-    def entries_(self) -> Entries:
-        """The entries fitted, those of `partial_fit` included."""
-        return self._store.entries
 
     def _settings(self) -> Settings:
         given = self.get_params()
@@ -215,14 +205,14 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
             "path_": fit.path,
             "faults_": fit.faults,
         }
-        given = fit.model, chosen, EntryStore(entries), fit.objective, fit.status
+        given = fit.model, chosen, entries, fit.objective, fit.status
         return self._show(*given, found)
 
     def _show(
         self,
         model: FactorModel,
         chosen: FactorModel | None,
-        store: EntryStore,
+        entries: Entries,
         objective: Sequence[float],
         status: Status,
         found: Mapping[str, Any] = MappingProxyType({}),
@@ -231,11 +221,11 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
         shown = {f"{name}_": value for name, value in model.shown().items()}
         shown |= found
         shown |= {
-            "_store": store,
+            "entries_": entries,
             "model_": model,
-            "index_": EntryIndex(store),
-            "row_ids_": store.row_ids,
-            "col_ids_": store.col_ids,
+            "index_": EntryIndex(entries),
+            "row_ids_": entries.row_ids,
+            "col_ids_": entries.col_ids,
             "chosen_": chosen,
             "objective_": np.asarray(objective, dtype=float),
             "n_sweeps_": len(objective),
@@ -325,7 +315,7 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
             chosen = self.chosen_
             if chosen is not None:
                 chosen = incremental.extend(chosen, *given)
-        return self._show(model, chosen, EntryStore(entries), [], Status.FINISHED)
+        return self._show(model, chosen, entries, [], Status.FINISHED)
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return the negative root mean squared error on the entries of X (as in `fit`).
@@ -350,7 +340,7 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
             given[name] = given[name] if isinstance(given[name], (int, np.integer)) else None
         found = (self.drop_prob_, self.learned_drop_prob_, self.path_, self._fitted)
         fit = Fit(self.model_, self.objective_.tolist(), self.status_, *found)
-        models.save(path, given, self._store.source, fit, self.chosen_)
+        models.save(path, given, self.entries_, fit, self.chosen_)
 
     @classmethod
     def load(cls, path: Path) -> Self:

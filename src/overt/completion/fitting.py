@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,6 @@ from overt.completion.forms.problem import CompletionProblem
 from overt.completion.forms.sampled import BURN_IN, SampledForm
 from overt.completion.forms.strengths import Strengths
 from overt.completion.settings import Settings
-from overt.completion.sharing import SharedEntries
 from overt.entries import Entries
 from overt.results import Status
 
@@ -66,7 +64,6 @@ class _Run:
         if self.on_form is not None:
             self.on_form(form)
         if self.checkpoint is not None:
-            self.engine.fetch()
             self.checkpoint.write(form)
 
 
@@ -107,8 +104,7 @@ def fit_entries(
 def _limits(settings: Settings, entries: Any) -> tuple[float, float]:
     if settings.missing == "negative":
         return (0.0, 1.0) if settings.clip else (-np.inf, np.inf)
-    often = entries.told.values[1] if isinstance(entries, SharedEntries) else None
-    return settings.limits(entries.values, often)
+    return settings.limits(entries.values)
 
 
 def _fit_standard(
@@ -126,12 +122,8 @@ def _fit_standard(
         "n_factors": n_factors, "biases": settings.biases and not negatives,
         "standard": settings.learned and not negatives, "precise": settings.ill_posed,
     }  # fmt: skip
-    place: AbstractContextManager[Engine]
-    if isinstance(entries, SharedEntries):
-        problem, place = entries.problem(**how), nullcontext(entries.engine)
-    else:
-        problem = CompletionProblem.build(entries, mapped=settings.mapped, **how)
-        place = make_engine(settings.engine, settings.n_jobs)
+    problem = CompletionProblem.build(entries, mapped=settings.mapped, **how)
+    place = make_engine(settings.engine, settings.n_jobs)
     average = 0 if negatives else settings.draws(len(entries), entries.shape)
     total = settings.sweeps + average
     with place as engine, meter("sweeps", total) as bar:

@@ -1,9 +1,12 @@
-"""What users reported of `audit`: path norms."""
+"""Path norms in an audit: the norm over all paths of products of weights."""
+
+from itertools import pairwise
 
 import pytest
 import torch
 from torch import nn
 
+from overt import Dropout, penalty
 from overt.nn import audit
 
 
@@ -30,6 +33,47 @@ def reported(model, shape, outputs):
     x, y = torch.randn(20, *shape), torch.randn(20, outputs)
     report = audit(model, (x, y), "mse")
     return {m.name: m.value for m in report.measures if m.name.endswith("path norm")}, report
+
+
+def test_path_norms_are_those_of_matrices_of_weights():
+    torch.manual_seed(0)
+    layers = [nn.Linear(a, b) for a, b in pairwise((3, 4, 2, 2))]
+    model = nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), nn.Dropout(0.1), layers[2])
+    found, report = reported(model, (3,), 2)
+    for p in (1, 2):
+        assert found[f"l{p} path norm"] == pytest.approx(paths(layers, (3,), p), rel=1e-5)
+    assert "path norm" not in dict(report.skipped)
+
+
+def test_path_norms_go_through_batch_normalization_and_max_pooling():
+    torch.manual_seed(0)
+    conv, norm, head = nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.Linear(8, 1)
+    norm.running_var.uniform_(0.5, 2)
+    nn.init.uniform_(norm.weight, -1, 1)
+    norm.eval()
+    layers = [conv, norm, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), head]
+    found, report = reported(nn.Sequential(*layers), (1, 4, 4), 1)
+    sums = nn.AvgPool2d(2, divisor_override=1)  # every entry of a window may be the largest
+    for p in (1, 2):
+        expected = paths([conv, norm, sums, nn.Flatten(), head], (1, 4, 4), p)
+        assert found[f"l{p} path norm"] == pytest.approx(expected, rel=1e-5), report.skipped
+
+
+def test_the_squared_path_norm_is_the_penalty_of_dropout():
+    """With uncorrelated inputs of unit variance the penalty of a linear network is lam psi_2^2."""
+    torch.manual_seed(0)
+    first, last = nn.Linear(3, 5, bias=False), nn.Linear(5, 2, bias=False)
+    found, _ = reported(nn.Sequential(first, last), (3,), 2)
+    U, V = last.weight.detach().numpy(), first.weight.detach().numpy().T
+    value = penalty.shallow(U.astype(float), V.astype(float), Dropout(0.5))
+    assert found["l2 path norm"] ** 2 == pytest.approx(float(value), rel=1e-5)
+
+
+def test_an_operation_without_paths_is_named():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Softmax(1), nn.Linear(3, 2))
+    found, report = reported(model, (3,), 2)
+    assert not found
+    assert dict(report.skipped)["path norm"] == "not defined through softmax"
 
 
 class Biased(nn.Module):
