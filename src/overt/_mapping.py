@@ -1,6 +1,6 @@
 """Many calls of one function, on processes of this machine or on a Dask cluster.
 
-The function and its arguments must be what can be sent to other processes.
+Functions and their arguments must be picklable.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError, InputTypeError, MissingExtraError, plain_array, whole
-from overt._cluster import checked_engine, connected
+from overt._cluster import ClusterLostError, checked_engine, connected
 from overt.results import Status
 
 ALL_CORES = -1
 """As `n_jobs`: one thread or process for each core."""
 
 RETRIES = 2
-"""Times that Dask repeats a call that failed, whatever the reason but its input."""
+"""Times that Dask repeats a call that failed for any reason but its input."""
 
 
 def mapped(
@@ -35,8 +35,8 @@ def mapped(
 ) -> Generator[tuple[int, Any]]:
     """Yield (number of the task, function(*task)) as they are done.
 
-    "local" are `n_jobs` processes; "dask" or an address is a cluster, where a call that fails is
-    repeated, unless its input was refused.
+    "local" means `n_jobs` processes; "dask" or an address is a cluster, where calls that fail for
+    any reason but their input are repeated.
     """
     n_jobs = thread_count(n_jobs)
     if checked_engine(engine) != "local":
@@ -49,7 +49,7 @@ def mapped(
 
 
 def seed_numbers(seeds: Any) -> list[int]:
-    """Return the numbers of runs: 0 to seeds - 1 for a number of seeds, or those listed."""
+    """Return the numbers of runs: 0, 1, ... for a count, or those that are listed."""
     if not isinstance(seeds, (Sequence, np.ndarray)) or getattr(seeds, "ndim", 1) == 0:
         return list(range(whole("seeds", seeds)))
     if len(seeds) == 0:
@@ -70,7 +70,7 @@ def thread_count(n_jobs: int | None) -> int:
 
 
 def record_steps(records: Any, steps: int, spaced: Callable[[int], Any]) -> list[int]:
-    """Return the steps to record, rising: a number of them as `spaced` says, or those listed."""
+    """Return the steps to record, in order: spaced(count) for a count, or those listed."""
     given = plain_array("records", records)
     if given.ndim:
         chosen = {whole("records", step, minimum=0) for step in given}
@@ -90,7 +90,7 @@ def mapped_seeds(
 ) -> Any:
     """Return run(*task) of all tasks as one result, where each is the result of a single seed.
 
-    Arrays have the seeds as their first axis, but for those that are `alike` in all.
+    Arrays have the seeds as their first axis, except the fields `alike` in all results.
     """
     parts = [part for _, part in sorted(mapped(run, tasks, engine, n_jobs), key=itemgetter(0))]
     given: dict[str, Any] = {}
@@ -111,7 +111,8 @@ def _on_processes(
     function: Callable[..., Any], tasks: Sequence[Sequence[Any]], n_jobs: int
 ) -> Generator[tuple[int, Any]]:
     # A fresh interpreter for each: forking a process that has started threads can hang.
-    context, others = multiprocessing.get_context("spawn"), multiprocessing.active_children()
+    context = multiprocessing.get_context("spawn")
+    others = multiprocessing.active_children()
     with ProcessPoolExecutor(min(n_jobs, len(tasks)), mp_context=context) as pool:
         futures = {pool.submit(function, *task): number for number, task in enumerate(tasks)}
         try:
@@ -128,31 +129,28 @@ def _on_cluster(
     function: Callable[..., Any], tasks: Sequence[Sequence[Any]], engine: str, n_jobs: int
 ) -> Generator[tuple[int, Any]]:
     with connected(engine, n_jobs) as client:
-        from distributed import as_completed as finished
+        import distributed
 
-        known = set(client.nthreads())
-        packed = _pack(client, function)
+        packed = _send(client, function)
         futures = {}
         for number, task in enumerate(tasks):
             future = client.submit(_call, packed, task, pure=False, retries=RETRIES)
             futures[future] = number
         try:
-            for future in finished(list(futures)):
-                result, refusal = future.result()
-                if refusal is not None:
-                    raise refusal
+            for future in distributed.as_completed(list(futures)):
+                result, error = future.result()
+                if error is not None:
+                    raise error
                 yield futures[future], result
+        except (distributed.CancelledError, distributed.KilledWorker) as error:
+            raise ClusterLostError(f"the cluster lost its workers: {error}") from None
         finally:
             if client.status == "running":
                 client.cancel(list(futures))
-        gone = known - set(client.nthreads())
-        if gone:
-            names = ", ".join(sorted(gone))
-            warnings.warn(f"workers left: {names}; others did their tasks", stacklevel=2)
 
 
-def _pack(client: Any, function: Callable[..., Any]) -> Any:
-    """Return a function, pickled, as a future: sent once, and again if its worker is lost."""
+def _send(client: Any, function: Callable[..., Any]) -> Any:
+    """Return a pickled function as a future: sent once, and again if its worker is lost."""
     from distributed.protocol.pickle import dumps
 
     try:
@@ -168,15 +166,16 @@ def _pack(client: Any, function: Callable[..., Any]) -> Any:
 
 
 def _call(packed: bytes, task: Sequence[Any]) -> tuple[Any, Exception | None]:
-    """Call a function on a worker; return its result, or a refusal, which Dask must not retry."""
-    from distributed import get_worker
-
+    """Call a function on a worker; an error of the input is returned, so that Dask tries once."""
     try:
         function = pickle.loads(packed)  # noqa: S301 - by our own client
     except Exception as error:
-        place = get_worker().address
-        lacks = f"the workers need what the client has imported, {place} lacks it: {error}"
-        return None, InputError(lacks)
+        from distributed import get_worker
+
+        worker = get_worker().address
+        return None, InputError(
+            f"the workers need what the client has imported, {worker} lacks it: {error}"
+        )
     try:
         return function(*task), None
     except (InputError, MissingExtraError) as error:

@@ -13,6 +13,15 @@ from overt.completion.ratings_file import RatingsFile, read_ratings
 from overt.completion.recommending import NewRow, Recommendation
 
 __all__ = [
-    "Bound", "DropoutCompletion", "DropoutImputer", "Evaluation", "Explanation", "NewRow",
-    "RatingsFile", "Recommendation", "Recommendations", "evaluate", "read_ratings",
-]  # fmt: skip
+    "Bound",
+    "DropoutCompletion",
+    "DropoutImputer",
+    "Evaluation",
+    "Explanation",
+    "NewRow",
+    "RatingsFile",
+    "Recommendation",
+    "Recommendations",
+    "evaluate",
+    "read_ratings",
+]
