@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from overt._check import InputError, instance, whole
 from overt._types import Seed
-from overt.completion import fitting, incremental, plotting, recommending, scoring
+from overt.completion import fitting, incremental, plotting, ratings_file, recommending, scoring
 from overt.completion.alignment import with_features
 from overt.completion.answering import Answers
 from overt.completion.engines import make_engine
@@ -25,7 +25,7 @@ from overt.completion.forms.strengths import observed_pairs, refuse_dislikes
 from overt.completion.index import EntryIndex
 from overt.completion.recommending import NewRow
 from overt.completion.settings import RANKING, Settings, fresh_seed
-from overt.completion.storage import checkpoints, files, models
+from overt.completion.storage import checkpoints, models
 from overt.completion.tables import read_entries
 from overt.entries import Entries, observed
 from overt.entries.frames import is_frame, is_table
@@ -108,7 +108,7 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
     True
     """
 
-    file_report_: files.FileReport | None
+    file_report_: ratings_file.FileReport | None
 
     def __init__(
         self,
@@ -178,11 +178,11 @@ class DropoutCompletion(Answers, BaseEstimator):  # type: ignore[misc]
         `checkpoint` names a folder that keeps every sweep; `resume` goes on from it, on any engine.
         """
         tables = (row_features, col_features)
-        if files.is_path(X):
+        if ratings_file.is_path(X):
             if y is not None:
                 raise InputError("a file holds the values itself: leave out y")
-            read = files.read_ratings(X, memory_limit=self.memory_limit)
-            report = files.report(X, read)
+            read = ratings_file.read_ratings(X, memory_limit=self.memory_limit)
+            report = ratings_file.report(X, read)
             entries = read.entries
             if sample_weight is not None:
                 entries = entries.repeated(sample_weight)

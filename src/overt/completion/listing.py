@@ -17,8 +17,8 @@ from overt._files import as_path, ready, replacing, write_whole
 from overt._progress import meter
 from overt._types import Array, Floats, Ints
 from overt.completion.index import EntryIndex
+from overt.completion.ratings_file import duckdb
 from overt.completion.recommending import BLOCK, BY, Ranking, column_mask, top
-from overt.completion.storage import loading
 from overt.entries import pairs
 from overt.entries.identifiers import UNKNOWN, describe_unknown, warn_unknown
 from overt.results import Result
@@ -98,8 +98,7 @@ class Lists:
         text.detach()
 
     def _write_parquet(self, path: Path, places: Ints) -> None:
-        duckdb = loading.duckdb()
-        with duckdb.connect() as db, replacing(path) as temporary:
+        with duckdb().connect() as db, replacing(path) as temporary:
             for number, block in enumerate(self._blocks(places)):
                 columns = zip(HEADER, self._named(block), strict=True)
                 words = {n: c.astype(object) if c.dtype.kind == "U" else c for n, c in columns}
@@ -110,7 +109,7 @@ class Lists:
             target = os.fspath(temporary).replace("'", "''")
             try:
                 db.execute(f"copy lists to '{target}' (format parquet)")
-            except duckdb.IOException as error:
+            except duckdb().IOException as error:
                 raise OSError(FULL if FULL in str(error) else str(error)[:200]) from None
 
     def _named(self, block: _Lines) -> tuple[Any, Any, Any, Any, Any]:
