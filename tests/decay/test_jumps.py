@@ -265,7 +265,7 @@ def test_statements_hold():
 
 
 def command(*arguments):
-    import overt.cli.decay  # noqa: F401  (registers its command)
+    import overt.cli.jumps  # noqa: F401  (registers its command)
     from overt.cli.base import app
 
     return CliRunner().invoke(app, ["jumps", *map(str, arguments)])
