@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
-EXTRAS := torch,files,dask,plots,proofs,explorer,dev,docs
+EXTRAS := torch,files,dask,plots,proofs,dev,docs
 # Two test processes fill two cores; threads inside BLAS would only fight over them.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent / "_ext"), str(Path(__file__).parent)]
 
@@ -96,6 +97,7 @@ sphinx_gallery_conf = {
 
 html_theme = "pydata_sphinx_theme"
 html_static_path = ["_static"]
+
 html_favicon = "_static/logo.svg"
 html_css_files = ["overt.css"]
 html_show_sourcelink = False
@@ -113,3 +115,18 @@ html_theme_options = {
 }
 html_context = {"default_mode": "auto"}
 copyright = f"{author}, BSD 3-Clause"
+
+
+def write_explorer(app: Any, error: Exception | None) -> None:
+    """Put the explorer and the article beside the pages, each one file that works offline."""
+    if error is None and app.builder.format == "html":
+        from overt.explorer import render
+
+        for source, name in (("index.html", "explorer.html"), ("article.html", "article.html")):
+            text = render(source).replace('href="index.html"', 'href="explorer.html"')
+            (Path(app.outdir) / name).write_text(text, encoding="utf-8")
+
+
+def setup(app: Any) -> None:
+    """Hook the pages that are not made of documents into the build."""
+    app.connect("build-finished", write_explorer)

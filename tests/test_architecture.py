@@ -26,7 +26,7 @@ TORCH = {"nn", "relu", "robust"}  # may share what they need of PyTorch
 CLOSURES = {
     "LinearNetwork": 45,
     "DropoutCompletion": 78,
-    "DropoutImputer": 22,
+    "DropoutImputer": 11,
     "predictive_moments": 47,
     "mc_moments": 45,
     "without_noise": 51,

@@ -320,3 +320,28 @@ def test_fitting_rank_says_what_it_knows():
     unsure = minima(pattern([[1, 2, nan], [nan, 1, 1], [1, nan, 1]]), 3, 1e-3)
     assert {m.rank: m.kind_proved for m in unsure if m.rank < 3} == {0: True, 1: False, 2: False}
     assert smallest_fitting_rank(pattern([[0, nan], [0, 0]])) == 0
+
+
+@pytest.mark.parametrize("unit", [1e-6, 1e-3, 1e3, 1e6])
+def test_units_of_the_values_do_not_change_ranks_and_kinds(unit):
+    """[[1, *], [.25, 1]] times 1000 was said to need rank 2, and kinds of minima flipped."""
+    rng = np.random.default_rng(0)
+    low = np.outer(rng.standard_normal(5), rng.standard_normal(4))
+    seen = np.nonzero(rng.random((5, 4)) < 0.8)
+    for rows, cols, values, shape in (
+        ([0, 1, 1], [0, 0, 1], np.array([1.0, 0.25, 1.0]), (2, 2)),
+        (*seen, low[seen], (5, 4)),
+    ):
+        problem = Entries(rows, cols, values, shape)
+        scaled = Entries(rows, cols, values * unit, shape)
+        assert smallest_fitting_rank(scaled) == smallest_fitting_rank(problem) == 1
+    problem, scaled = (
+        two_by_two(0.25),
+        Entries([0, 1, 1], [0, 0, 1], np.array([1.0, 0.25, 1.0]) * unit, (2, 2)),
+    )
+    plain = minima(problem, 3, 1e-3, starts=16)
+    other = minima(scaled, 3, 1e-3 * unit ** (2 - 2 / 3), starts=16)
+    assert [(m.rank, m.kind) for m in other] == [(m.rank, m.kind) for m in plain]
+    for mine, theirs in zip(other, plain, strict=True):
+        np.testing.assert_allclose(mine.matrix / unit, theirs.matrix, rtol=1e-6, atol=1e-8)
+        assert mine.loss == pytest.approx(theirs.loss * unit**2, rel=1e-8)

@@ -148,7 +148,6 @@ MORE = {
         "completion.DropoutImputer whole": whole(DropoutImputer, shown=lambda one: one.fit_transform(by.TABLE), max_sweeps=3),
         "completion.DropoutImputer.fit": whole(lambda X, y: DropoutImputer(max_sweeps=3).fit(X, y).transform(by.TABLE), X=by.TABLE, y=None),
         "completion.DropoutImputer.transform whole": whole(by.IMPUTER.transform, X=by.TABLE),
-        "completion.DropoutImputer.get_feature_names_out": whole(by.IMPUTER.get_feature_names_out),
         "completion.evaluate whole": whole(evaluate, model=by.fitted(drop_prob=0.5), data=by.ENTRIES, holdout=0.25),
         "completion.read_ratings whole": whole(read_ratings, path="nowhere.csv"),
     },

@@ -307,36 +307,6 @@ def _proved(path):
     return said.getvalue()
 
 
-def _address(folder):
-    from urllib.parse import urlencode
-
-    from overt.explorer.panels import PANELS
-
-    pairs = [(field.name, field.default) for panel in PANELS.values() for field in panel.fields]
-    (folder / "address.txt").write_text(urlencode(pairs))
-    return folder / "address.txt"
-
-
-def _fields(path):
-    """What the server makes of the query of an address, whoever sent it."""
-    from urllib.parse import parse_qsl
-
-    from overt.explorer.fields import read_fields
-    from overt.explorer.panels import PANELS
-
-    given = dict(parse_qsl(path.read_text(errors="replace"), keep_blank_values=True))
-    return repr([read_fields(panel.fields, given) for panel in PANELS.values()])
-
-
-def _uploaded(name):
-    def read(path):
-        from overt.explorer import uploads
-
-        return getattr(uploads, name)(path.read_bytes())
-
-    return read
-
-
 READERS = {
     "npy": Reader(_npy, _matrix),
     "npz": Reader(_npz, _matrix),
@@ -358,8 +328,6 @@ READERS = {
     "training checkpoint": Reader(_training, _train, True),
     "rows of experiments": Reader(_rows, _reproduced, True),
     "proof": Reader(_proof, _proved, True),
-    "address of the page": Reader(_address, _fields),
-    "uploaded values": Reader(_text("v.csv", delimiter=","), _uploaded("spectrum")),
 }
 
 

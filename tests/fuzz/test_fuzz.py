@@ -19,8 +19,6 @@ from overt.results import Result
 
 SLOW = {"ratings", "ratings in gzip", "Parquet", "torch state", "model.json", "training checkpoint"}
 NEEDS = {
-    "address of the page": "dash",
-    "uploaded values": "dash",
     "Parquet": "duckdb",
     "ratings": "duckdb",
     "ratings in gzip": "duckdb",

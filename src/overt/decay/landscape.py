@@ -9,6 +9,7 @@ symmetry W_(l+1) Q', Q W_l and those along which minima of the same loss go on.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -102,6 +103,9 @@ def minima(
     else:
         rank = whole("fitting_rank", fitting_rank, 0)
         known = FittingRank(rank, rank)
+    problem, unit = _in_units(problem)
+    # A = c B and weights c^(1/L) phi: the loss is c^2 (C(B) + lam c^(2/L - 2) |phi|^2).
+    lam *= unit ** (2 / depth - 2)
     epsilon = family.epsilon_of(problem) if depth > 2 else None
     ranks = range(1, min(problem.shape) + 1)
     exact = [] if epsilon is None else [
@@ -118,6 +122,7 @@ def minima(
     for rank in ranks:
         search.run(rank, starts, rng)
     found = sorted((m for m in search.found if m.verified), key=lambda m: (m.rank, m.loss))
+    found = [_with_units(m, depth, unit) for m in found]
     result = Minima(m for k, m in enumerate(found) if every or not k or m.rank != found[k - 1].rank)
     result.starts, result.unseen = search.starts, search.unseen
     return result
@@ -138,11 +143,13 @@ def existence(
     epsilon = family.epsilon_of(problem) if depth > 2 else None
     if epsilon is not None:
         return family.existence(epsilon, depth, rank)
-    found = minima(
-        problem, depth, smallest, starts=starts, seed=seed, fitting_rank=rank, every=True
-    )
+    problem, unit = _in_units(problem)
+    factor = unit ** (2 / depth - 2)
+    lam = number("smallest", smallest, exclusive=True) * factor
+    found = minima(problem, depth, lam, starts=starts, seed=seed, fitting_rank=rank, every=True)
     branches = [m.matrix for m in found if m.rank == rank]
-    return max((_follow(problem, depth, A, rank, smallest, tol) for A in branches), default=0)
+    largest = [_follow(problem, depth, A, rank, lam, tol) for A in branches]
+    return max(largest, default=0) / factor
 
 
 def smallest_fitting_rank(problem: Entries, *, starts: int = 8, seed: Seed = 0) -> FittingRank:
@@ -153,6 +160,7 @@ def smallest_fitting_rank(problem: Entries, *, starts: int = 8, seed: Seed = 0) 
     from descents that did not fit, and `.proved` and the printed form say so.
     """
     layers.check_entries(problem)
+    problem, _ = _in_units(problem)
     rng, scale = generator(seed), layers.cost(problem, np.zeros(problem.shape))
     starts = whole("starts", starts)
     if scale == 0:
@@ -166,6 +174,33 @@ def smallest_fitting_rank(problem: Entries, *, starts: int = 8, seed: Seed = 0) 
             if layers.cost(problem, layers.product(weights)) <= _FIT * scale:
                 return FittingRank(rank, least)
     return FittingRank(min(problem.shape), least)
+
+
+def _in_units(problem: Entries) -> tuple[Entries, float]:
+    """Return the problem with values of about size 1, and the power of two they were divided by.
+
+    Tolerances of the search and of the verification are absolute: without this, minima would depend
+    on the unit of the values. A power of two keeps every digit.
+    """
+    size = float(np.max(np.abs(problem.values)))
+    if size == 0 or family.epsilon_of(problem) is not None:  # solved in closed form as it is
+        return problem, 1.0
+    unit = float(2.0 ** np.round(np.log2(size)))
+    return replace(problem, values=problem.values / unit), unit
+
+
+def _with_units(minimum: Minimum, depth: int, unit: float) -> Minimum:
+    """Return a minimum of the problem that was divided by `unit`, in units of the values."""
+    weight = unit ** (1 / depth)
+    return replace(
+        minimum,
+        matrix=minimum.matrix * unit,
+        loss=minimum.loss * unit**2,
+        cost=minimum.cost * unit**2,
+        gradient=minimum.gradient * unit**2 / weight,
+        curvature=minimum.curvature * unit**2 / weight**2,
+        imbalance=minimum.imbalance * weight**2,
+    )
 
 
 def _block_rank(problem: Entries) -> int:

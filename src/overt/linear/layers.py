@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, partial, reduce
+from functools import cached_property, reduce
 from itertools import pairwise
 
 import numpy as np
 
 from overt import equalize, penalty, spectral
 from overt._types import Floats
-from overt.linear.bounds import Relaxation, relax
-from overt.linear.descent import Value, attains, descend, nudged, refine
+from overt.linear.bounds import Relaxation, positive
+from overt.linear.deep_shares import BestShares, best_shares, noise_cost
 from overt.linear.effect import NoiseEffect
 from overt.linear.regression import DenseRegression
 from overt.linear.sampling import LIMIT, Advance
-
-RANDOM_STARTS = 2
-
-ROUGH = 1e-10
-"""Accuracy at which numbers of chains are compared."""
 
 
 class DeepNoise(NoiseEffect):
@@ -35,10 +30,53 @@ class DeepNoise(NoiseEffect):
         self.shapes = [(after, before) for before, after in pairwise(sizes)]
 
     @cached_property
+    def noisy(self) -> list[int]:
+        """Numbers of the layers with noise."""
+        return [layer for layer, p in enumerate(self.drop_probs) if p > 0]
+
+    @cached_property
+    def best(self) -> BestShares | None:
+        """The best shares of all layers with noise, for the leading values of the target."""
+        s = self.regression.svd[1]
+        s = s[positive(s)][: min(self.widths)]
+        if s[:1].sum() <= 0:
+            return None
+        lams = [p / (1 - p) for p in self.drop_probs]
+        return best_shares(s, np.array([lams[i] / self.widths[i] for i in self.noisy]))
+
+    @cached_property
     def relaxation(self) -> Relaxation:
-        """The target with nu |W C^(1/2)|_*^2 as penalty, its rank capped by the narrowest layer."""
-        leading = partial(self.regression.leading, min(self.widths))
-        return relax(leading, [(self.nu, spectral.SquaredNuclear())], self.regression)
+        """The exact optimum over all weights, with its certified bound."""
+        left, s, right = self.regression.svd
+        best = self.best
+        if best is None:
+            return Relaxation(self.regression.residual, left, 0 * s, right, 0)
+        count = best.shares.shape[1]
+        rest = float(np.sum(s[count:] ** 2))
+        a = np.zeros(len(s))
+        a[:count] = s[:count] * (1 - self._costs(best))
+        bound = self.regression.residual + best.bound + rest
+        loss = float(np.sum((s - a) ** 2))
+        bound -= self.regression.rounding(bound, loss, float(np.sum(a)))
+        return Relaxation(max(bound, 0.0), left, a, right, int(np.sum(positive(a))))
+
+    def _costs(self, best: BestShares) -> Floats:
+        """Return 1 - F at the best shares, per direction."""
+        if not self.noisy:
+            return np.zeros(best.shares.shape[1])
+        lams = [p / (1 - p) for p in self.drop_probs]
+        beta = np.array([lams[i] / self.widths[i] for i in self.noisy])
+        return noise_cost(best.shares.T, beta)
+
+    def layer_shares(self, best: BestShares) -> list[Floats]:
+        """Return the share of each hidden layer's units per active direction."""
+        shares = best.shares
+        active = shares[0] > 0
+        count = int(active.sum())
+        found = [np.full(count, 1 / count) for _ in self.widths]
+        for row, layer in enumerate(self.noisy):
+            found[layer] = shares[row, active]
+        return found
 
     def product(self, *weights: Floats) -> tuple[Floats, Floats]:
         """(W_(k+1) ... W_2, W_1')."""
@@ -87,16 +125,35 @@ class DeepNoise(NoiseEffect):
         return float(value), gradients[::-1]
 
     def best_weights(self) -> Sequence[Floats]:
-        """Return weights of the relaxation's map, refined by descent where they are not exact."""
-        left, a, right = self.relaxation.kept
-        if len(a) == 0:
+        """Return weights that attain the optimum, by Schur and Horn.
+
+        With O_l (directions x units) of orthonormal rows such that O_l' diag(d_l pi^l) O_l has ones
+        on its diagonal, W_(k+1) = left diag(d_k pi^k)^(1/2) O_k, and
+        W_l = O_l' diag(d_l pi^l + lam_l)^(-1/2) diag(d_(l-1) pi^(l-1))^(1/2) O_(l-1).
+        """
+        if self.best is None:
             return [np.zeros(shape) for shape in self.shapes]
-        if len(a) == 1:
-            u, v = left[:, 0] * np.sqrt(a[0]), right[:, 0] * np.sqrt(a[0])
-            return self._unwhitened(equalize.rank_one_deep(u, v, self.widths))
-        if sum(p > 0 for p in self.drop_probs) <= 1:
-            return self._unwhitened(_chained(left, a, right, self.widths))
-        return self._unwhitened(self._refined())
+        left, s, right = self.regression.svd
+        phi = [d * pi for d, pi in zip(self.widths, self.layer_shares(self.best), strict=True)]
+        lams = [p / (1 - p) for p in self.drop_probs]
+        count = len(phi[0])
+        unit = np.eye(count)
+        loads = [
+            equalize.balanced_factors(unit, x, unit, d)[0]
+            for x, d in zip(phi, self.widths, strict=True)
+        ]
+        frames = [load / np.sqrt(x)[:, None] for load, x in zip(loads, phi, strict=True)]
+        damping = [np.sqrt(x + lam) for x, lam in zip(phi, lams, strict=True)]
+        weights = [
+            (frames[layer] / damping[layer][:, None]).T @ loads[layer - 1]
+            for layer in range(1, len(phi))
+        ]
+        weights.append(left[:, :count] @ loads[-1])
+        passed = s[:count].copy()
+        for x, root in zip(phi, damping, strict=True):
+            passed = passed * np.sqrt(x) / root
+        first = (frames[0] * (passed / damping[0])[:, None]).T @ right[:, :count].T
+        return self._unwhitened([first, *weights])
 
     def steps(self, rng: np.random.Generator, batch_size: int = 1) -> Advance:
         """Return minibatch steps, one mask per sample."""
@@ -133,58 +190,6 @@ class DeepNoise(NoiseEffect):
                 delta = (delta @ weights[i]) * masks[i - 1]
         return gradients[::-1]
 
-    def _refined(self) -> Sequence[Floats]:
-        """Return the best descent from equal chains or from random weights.
-
-        The penalty sees W_1 and W_(k+1) up to rotations of inputs and outputs only, so the best
-        weights lie in the leading directions of T, as in a two-layer network.
-        """
-        left, s, right = self.regression.svd
-        q = min(*self.widths, len(s))
-        m = np.diag(s[:q]) / s[0]
-        value = partial(self.whitened_value, m)
-        starts = [self._best_chains(s[:q] / s[0], value)]
-        enough = attains(self.relaxation.bound) - self.regression.residual
-        enough = (enough - float(np.sum(s[q:] ** 2))) / s[0] / s[0]
-        tries = len(starts) + RANDOM_STARTS
-        # Each rank has a minimum of its own: agreement says nothing, and all starts are tried.
-        found = refine(value, starts, enough, tries, needed=tries)
-        first, *middle, last = found
-        root = s[0] ** (1 / len(found))
-        return [
-            root * first @ right[:, :q].T,
-            *(root * W for W in middle),
-            root * left[:, :q] @ last,
-        ]
-
-    def _best_chains(self, m: Floats, value: Value) -> list[Floats]:
-        """Return the lowest descent from equal chains, one for each of the leading directions.
-
-        `count` chains have |m|^2 - (m_1^2 + ... + m_count^2) / prod_j (1 + lam_j count / d_j) if
-        count divides the widths. Descent keeps their rank, so neighbors are tried while they gain.
-        """
-        lams = [p / (1 - p) for p in self.drop_probs]
-        counts = np.arange(1, len(m) + 1)
-        pairs = zip(lams, self.widths, strict=True)
-        damping = np.prod([1 + lam * counts / d for lam, d in pairs], axis=0)
-        found: dict[int, tuple[float, list[Floats]]] = {}
-
-        def reached(count: int) -> float:
-            if not 1 <= count <= len(m):
-                return np.inf
-            if count not in found:
-                chains = _chains(m[:count], len(m), damping[count - 1], self.widths)
-                # Chains are saddles where mixing gains, and are left only by a nudge.
-                layers = descend(value, nudged(*chains), tol=ROUGH)
-                found[count] = value(*layers)[0], layers
-            return found[count][0]
-
-        best = int(counts[np.argmax(np.cumsum(m**2) / damping)])
-        for step in (1, -1):
-            while reached(best + step) < reached(best):
-                best += step
-        return found[best][1]
-
     def _whitened(self, layers: Sequence[Floats]) -> list[Floats]:
         return [self.regression.whiten(layers[0].T).T, *layers[1:]]
 
@@ -192,29 +197,5 @@ class DeepNoise(NoiseEffect):
         return [self.regression.unwhiten(layers[0].T).T, *layers[1:]]
 
 
-def _chains(m: Floats, q: int, damping: float, widths: Sequence[int]) -> list[Floats]:
-    """Return weights (q inputs, q outputs) of diag(m) / damping, each direction on units alone."""
-    root = (m / damping) ** (1 / (len(widths) + 1))
-    groups = [np.arange(d) * len(m) // d for d in widths]
-    members = [np.arange(len(m))[:, None] == group for group in groups]  # (chains, units)
-    frames = [member / np.sqrt(member.sum(axis=1, keepdims=True)) for member in members]
-    ends = np.eye(q)[: len(m)]
-    chain = [ends, *frames, ends]
-    return [after.T @ (root[:, None] * before) for before, after in pairwise(chain)]
-
-
 def _product(layers: Sequence[Floats]) -> Floats:
     return reduce(lambda before, W: W @ before, layers)
-
-
-def _chained(left: Floats, a: Floats, right: Floats, widths: Sequence[int]) -> list[Floats]:
-    """Return weights of left diag(a) right' with every single-layer term of the penalty balanced.
-
-    W_1 = Q_1' S^(1/2) Y', W_i = Q_i' Q_(i-1), W_(k+1) = W S^(1/2) Q_k, Q_i equalizing S at width
-    d_i. Exact where one layer is noisy.
-    """
-    root, units = np.sqrt(a), [np.eye(len(a), d) for d in widths]
-    frames = [np.asarray(equalize.equalizer(root[:, None] * unit))[: len(a)] for unit in units]
-    first, last = frames[0].T @ (right * root).T, (left * root) @ frames[-1]
-    middle = [after.T @ before for before, after in pairwise(frames)]
-    return [first, *middle, last]

@@ -1,0 +1,302 @@
+"""The best shares of a deep network's layers, with a bound for every rank.
+
+A deep linear network with independent noise on its hidden layers has the optimum
+
+    |s|^2 - max over shares pi^1..pi^k in the simplex of sum_p s_p^2 prod_l pi^l_p/(pi^l_p + beta_l)
+
+with beta_l = lam_l / d_l: pi^l_p is the share of layer l's units that carries direction p. Write
+F(pi) = prod_l pi_l / (pi_l + beta_l). It is concave on the convex set
+
+    C = {pi >= 0: sum_l beta_l / (beta_l + 2 pi_l) <= 1},
+
+and every global maximum with two or more active directions has all of them inside C: otherwise
+giving the shares of the weaker of two directions to the stronger one gains. So the problem is a
+maximum of concave programs, one for each number q of active directions. Its dual,
+
+    V_q <= sum_l mu_l + sum_{p <= q} max over C of (s_p^2 F(pi) - mu.pi),
+
+bounds all q at once for any mu. Bounds here are on the objective, |s|^2 - V_q, as sums of terms
+s_p^2 (1 - F(pi_p)) in which nothing cancels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from overt._types import Bools, Floats, Ints
+
+ROUNDING = 1e-12
+"""Relative amount by which bounds are lowered for rounding."""
+
+MAX_NEWTON_STEPS = 100
+
+
+@dataclass(frozen=True, eq=False)
+class DualPoint:
+    """Multipliers mu (layers), and per direction the shares pi (directions x layers) inside C."""
+
+    mu: Floats
+    pi: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class BestShares:
+    """The optimum over shares.
+
+    Attributes
+    ----------
+    objective
+        sum_p s_p^2 (1 - F(pi_p)) at the shares.
+    shares
+        pi (layers x directions); each row sums to one.
+    bounds
+        For q = 0, 1, ...: a lower bound on the objective with exactly q active directions.
+    duals
+        The dual points behind the bounds.
+    """
+
+    objective: float
+    shares: Floats
+    bounds: Floats
+    duals: tuple[DualPoint, ...] = ()
+
+    @property
+    def rank(self) -> int:
+        """Number of directions with positive shares."""
+        return int(np.sum(self.shares[0] > 0)) if self.objective < np.inf else 0
+
+    @property
+    def bound(self) -> float:
+        """A lower bound on the objective for all shares."""
+        return float(min(self.bounds))
+
+    def possible_ranks(self, tol: float) -> Ints:
+        """Return the numbers of directions whose bound does not exceed the objective."""
+        return np.flatnonzero(self.bounds <= self.objective * (1 + tol))
+
+
+def best_shares(s: Floats, beta: Floats) -> BestShares:
+    """Return the globally best shares for decreasing s > 0 and beta > 0, one per noisy layer."""
+    beta = np.asarray(beta, dtype=float)
+    largest = float(s[0])
+    s2 = (s / largest) ** 2
+    # Shares that underflow belong to directions that are not active.
+    with np.errstate(all="ignore"):
+        if len(beta) == 0:
+            found = _without_noise(s2)
+        elif len(beta) == 1:
+            found = _one_layer(s2, float(beta[0]))
+        else:
+            found = _several_layers(s2, beta)
+    unit = largest**2
+    duals = tuple(DualPoint(unit * dual.mu, dual.pi) for dual in found.duals)
+    return BestShares(unit * found.objective, found.shares, unit * found.bounds, duals)
+
+
+def water_fill(s2: Floats, beta: float) -> Floats:
+    """Return the shares pi that maximize sum_p s_p^2 pi_p / (pi_p + beta): one layer alone."""
+    root = np.sqrt(s2)
+    order = np.argsort(-root, kind="stable")
+    v = root[order]
+    count = np.arange(1, len(v) + 1)
+    level = (1 + count * beta) / np.maximum(np.cumsum(v), 1e-300)
+    active = int(np.flatnonzero(level * v >= beta)[-1]) + 1 if v[0] > 0 else 1
+    pi = np.zeros(len(v))
+    pi[order[:active]] = np.maximum(level[active - 1] * v[:active] - beta, 0.0)
+    if pi.sum() <= 0:
+        pi[order[0]] = 1.0
+    return pi / pi.sum()
+
+
+def noise_cost(pi: Floats, beta: Floats) -> Floats:
+    """Return 1 - F(pi) for shares (directions x layers); 1 where a share is zero."""
+    with np.errstate(divide="ignore"):
+        return np.asarray(-np.expm1(-np.sum(np.log1p(beta / pi), axis=1)))
+
+
+def rank_cap(beta: Floats, limit: int) -> int:
+    """Return the largest rank that any target's optimum can have: 1/q must lie inside C."""
+    ranks = np.arange(2, limit + 1)
+    inside = np.sum(beta / (beta + 2 / ranks[:, None]), axis=1) < 1
+    return 1 + int(np.sum(inside))  # the sum increases with the rank
+
+
+def _without_noise(s2: Floats) -> BestShares:
+    rest = np.append(np.cumsum(s2[::-1])[::-1], 0.0)
+    return BestShares(0.0, np.full((1, len(s2)), 1 / len(s2)), rest)
+
+
+def _one_layer(s2: Floats, beta: float) -> BestShares:
+    """Return the closed form of shallow dropout; for q directions the first q values alone."""
+    pi = water_fill(s2, beta)
+    objective = _objective(s2, pi[:, None], np.array([beta]))
+    active = int(np.sum(pi > 0))
+    # The objective is strictly convex in the map: fewer or more directions are worse.
+    bounds = np.full(len(s2) + 1, np.inf)
+    bounds[0] = np.sum(s2)
+    for q in range(1, active):
+        pi_q = np.append(water_fill(s2[:q], beta), np.zeros(len(s2) - q))
+        bounds[q] = _objective(s2, pi_q[:, None], np.array([beta]))
+    bounds[active] = objective
+    return BestShares(objective, pi[None], bounds)
+
+
+def _several_layers(s2: Floats, beta: Floats) -> BestShares:
+    """Return the best of the concave programs whose bound does not exclude them."""
+    count = len(s2)
+    layers = len(beta)
+    cap = rank_cap(beta, count)
+    best_pi = np.zeros((count, layers))
+    best_pi[0] = 1.0
+    best = _objective(s2, best_pi, beta)
+    bounds = np.full(count + 1, np.inf)
+    bounds[0] = np.sum(s2)
+    bounds[1] = best
+    bounds[2 : cap + 1] = 0.0
+    duals: list[DualPoint] = []
+    mu, rank = _first_guess(s2, beta, cap)
+    solved: set[int] = set()
+    while cap > 1:
+        solved.add(rank)
+        pi, mu = _solve_rank(s2[:rank], beta, mu)
+        duals.append(_dual_point(s2[:cap], beta, mu))
+        bounds[2 : cap + 1] = np.maximum(bounds[2 : cap + 1], dual_bounds(s2, beta, duals[-1]))
+        if pi is None:
+            # The program's maximum lies on the boundary of C, where no global maximum lies.
+            bounds[rank] = np.inf
+        else:
+            candidate = np.zeros((count, layers))
+            candidate[:rank] = pi / pi.sum(axis=0)
+            objective = _objective(s2, candidate, beta)
+            if objective < best:
+                best = objective
+                best_pi = candidate
+        open_ranks = [
+            q for q in range(2, cap + 1) if bounds[q] < best * (1 - ROUNDING) and q not in solved
+        ]
+        if not open_ranks:
+            break
+        rank = min(open_ranks, key=lambda q: bounds[q])
+    return BestShares(best, best_pi.T.copy(), bounds, tuple(duals))
+
+
+def _objective(s2: Floats, pi: Floats, beta: Floats) -> float:
+    return float(np.sum(s2 * noise_cost(pi, beta)))
+
+
+def dual_bounds(s2: Floats, beta: Floats, dual: DualPoint) -> Floats:
+    """Return lower bounds on the objective with q = 2..len(dual.pi) active directions.
+
+    A direction without a stationary point inside C has s^2 F - mu.pi <= 0 everywhere: it has no
+    other local maximum than at zero shares. Its row of `pi` is zero.
+    """
+    kept = s2[: len(dual.pi)]
+    rest = np.sum(s2) - np.cumsum(kept)
+    terms = np.cumsum(kept * noise_cost(dual.pi, beta) + dual.pi @ dual.mu)
+    bounds = (terms - np.sum(dual.mu) + rest)[1:]
+    return np.asarray(bounds - ROUNDING * np.abs(bounds))
+
+
+def _first_guess(s2: Floats, beta: Floats, cap: int) -> tuple[Floats, int]:
+    """Return multipliers and a rank near the best, by alternating layers."""
+    pi = np.full((len(beta), len(s2)), 1 / len(s2))
+    for _ in range(40):
+        for layer in range(len(beta)):
+            others = np.delete(pi / (pi + beta[:, None]), layer, axis=0)
+            pi[layer] = water_fill(s2 * np.prod(others, axis=0), float(beta[layer]))
+    weight = s2 * np.prod(pi / (pi + beta[:, None]), axis=0)
+    slopes = weight * beta[:, None] / np.maximum(pi * (pi + beta[:, None]), 1e-300)
+    mu = np.max(np.where(weight > 0, slopes, 0.0), axis=1)
+    rank = int(np.sum(pi.min(axis=0) > 0))
+    return mu, min(max(2, rank), cap)
+
+
+def _shares_at(log_weight: Floats, mu: Floats, beta: Floats) -> Floats:
+    """Return the positive root of pi (pi + beta) = w beta / mu, without cancellation."""
+    w = np.exp(log_weight)[:, None]
+    return np.asarray(2 * w / mu / (1 + np.sqrt(1 + 4 * w / (beta * mu))))
+
+
+def _stationary(s2: Floats, mu: Floats, beta: Floats) -> tuple[Floats, Bools]:
+    """Return per direction the stationary point of s^2 F - mu.pi inside C, and whether it exists.
+
+    psi(log w) = log s^2 F(pi(w)) - log w has the slope c(pi(w)) - 1, so it is concave; its upper
+    root is the point inside C, and Newton from the right is monotone.
+    """
+    log_s2 = np.log(s2)
+    y = log_s2.copy()
+    exists = np.ones(len(s2), dtype=bool)
+    for _ in range(MAX_NEWTON_STEPS):
+        pi = _shares_at(y, mu, beta)
+        psi = log_s2 - y - np.sum(np.log1p(beta / pi), axis=1)
+        slope = np.sum(beta / (beta + 2 * pi), axis=1) - 1
+        exists &= slope < -1e-9
+        step = np.where(exists, psi / np.where(exists, slope, -1.0), 0.0)
+        y = y - step
+        if np.max(np.abs(step)) < 1e-15 * max(1.0, float(np.max(np.abs(y)))):
+            break
+    pi = _shares_at(y, mu, beta)
+    return pi, exists & (np.sum(beta / (beta + 2 * pi), axis=1) < 1)
+
+
+def _dual_point(s2: Floats, beta: Floats, mu: Floats) -> DualPoint:
+    """Return the best shares in C for each direction, zeros where none is inside."""
+    pi, exists = _stationary(s2, mu, beta)
+    return DualPoint(mu, np.where(exists[:, None], pi, 0.0))
+
+
+def _solve_rank(s2: Floats, beta: Floats, mu: Floats) -> tuple[Floats | None, Floats]:
+    """Return (pi, mu) of the concave program with all these directions active, by Newton.
+
+    The dual D(mu) = sum mu + sum_p max (s_p^2 F - mu.pi) is convex, with the gradient
+    1 - sum_p pi_p. pi is None where the maximum is not inside C.
+    """
+    pi, exists = _stationary(s2, mu, beta)
+    while not exists.all():
+        mu = mu / 2
+        pi, exists = _stationary(s2, mu, beta)
+    dual = _dual_value(s2, beta, mu, pi)
+    for _ in range(MAX_NEWTON_STEPS):
+        gradient = 1 - pi.sum(axis=0)
+        if np.max(np.abs(gradient)) < 1e-14:
+            return pi, mu
+        step = _newton_step(s2, beta, mu, pi, gradient)
+        slope = float(gradient @ step)
+        length = 1.0
+        while length > 1e-9:
+            moved = mu + length * step
+            if (moved > 0).all():
+                pi_moved, exists = _stationary(s2, moved, beta)
+                if exists.all():
+                    value = _dual_value(s2, beta, moved, pi_moved)
+                    if value <= dual + 1e-4 * length * slope + 1e-15 * abs(dual):
+                        break
+            length /= 2
+        else:
+            break
+        improved = np.max(np.abs(1 - pi_moved.sum(axis=0))) < 0.9 * np.max(np.abs(gradient))
+        mu, pi, dual = moved, pi_moved, value
+        if not improved and slope > -1e-15 * abs(dual):
+            break
+    settled = np.max(np.abs(1 - pi.sum(axis=0))) < 1e-8
+    return (pi if settled else None), mu
+
+
+def _dual_value(s2: Floats, beta: Floats, mu: Floats, pi: Floats) -> float:
+    gain = s2 * np.prod(pi / (pi + beta), axis=1)
+    return float(mu.sum() + np.sum(gain - pi @ mu))
+
+
+def _newton_step(s2: Floats, beta: Floats, mu: Floats, pi: Floats, gradient: Floats) -> Floats:
+    """Solve with the Hessian -sum_p H_p^-1, H_p that of s_p^2 F at pi_p.
+
+    H_p = (mu mu' - diag(mu^2 (1 + 2 pi/beta))) / w_p is a diagonal plus rank one: Sherman-Morrison.
+    """
+    w = s2 * np.prod(pi / (pi + beta), axis=1)
+    inverse = 1 / (mu**2 * (1 + 2 * pi / beta))
+    along = inverse * mu
+    scale = w / (1 - along @ mu)
+    hessian = np.diag(w @ inverse) + (along * scale[:, None]).T @ along
+    return np.asarray(np.linalg.solve(hessian, -gradient))
