@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import brentq, minimize
 
 from overt._types import Floats
-from overt.theorems._oracles import chain, layer_multipliers
+from overt.papers.oracles import chain, layer_multipliers
 
 Objective = Callable[[Floats], tuple[float, Floats]]
 

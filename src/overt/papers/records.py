@@ -1,4 +1,4 @@
-r"""The record of one item of a paper: what it states, where, and the check or figure that decides it.
+r"""The record of one item of a paper: what it states, where, and what decides it.
 
 A statement is a function with a docstring, which is its page::
 
@@ -17,14 +17,15 @@ A statement is a function with a docstring, which is its page::
         TeX: the claim, with formulas between dollars.
         '''
 
-Its id is the function's name with hyphens. `figure` and `item` record figures, tables and what has no
-check of its own.
+Its id is the function's name with hyphens. `figure` and `item` record figures, tables and what has
+no check of its own.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -75,7 +76,11 @@ class Item:
     check, figure
         What decides it, if it has that of its own.
     by
-        Ids of items that decide it otherwise.
+        Ids of other items that decide it, or a part of it.
+    identity
+        The identity in symbols that `make proofs` checks, one of `symbolic.IDENTITIES`.
+    module
+        The module that holds it.
     """
 
     id: str
@@ -92,13 +97,16 @@ class Item:
     check: Check | None = None
     figure: Figure | None = None
     by: tuple[str, ...] = ()
+    identity: str = ""
+    module: str = ""
 
     @property
     def source(self) -> str:
-        """Paper, item and section, as one would cite them."""
-        name = PAPERS[self.paper].name if self.paper in PAPERS else self.paper
-        place = "" if self.label.lower().startswith("section") else f" (section {self.section})"
-        return f"{name}, {self.label}{place}" if self.label else name
+        """Paper and item, as one would cite them."""
+        if not self.paper:
+            return self.label or "a statement of your own"
+        name = PAPERS[self.paper].name
+        return f"{name}, {self.label}" if self.label else name
 
     def to_latex(self) -> str:
         """Return the item as a theorem environment, with its assumption and correction."""
@@ -138,26 +146,49 @@ def _register(item: Item) -> None:
     _registry[item.id] = item
 
 
-def _paper_of(module: str) -> str:
-    """Return the folder of overt.papers that a module is in, or the module's own name."""
+def _place(module: str) -> dict[str, str]:
+    """Return the module and the folder of overt.papers that it is in ("" for a user's own)."""
     parts = module.split(".")
-    return parts[2] if parts[:2] == ["overt", "papers"] and len(parts) > 3 else parts[-1]
+    ours = parts[:2] == ["overt", "papers"] and len(parts) > 3
+    return {"module": module, "paper": parts[2] if ours else ""}
+
+
+def _calling_module() -> str:
+    """Return the name of the module that calls `figure` or `item`."""
+    return str(sys._getframe(2).f_globals["__name__"])
 
 
 def statement(
-    label: str = "", section: str = "", *, how: str = "sampled", by: Iterable[str] = ()
+    label: str = "",
+    section: str = "",
+    *,
+    how: str = "sampled",
+    by: Iterable[str] = (),
+    identity: str = "",
 ) -> Callable[[Check], Check]:
     """Record the decorated check; its docstring says what it states.
 
     The check gets a scale (1 for small problems) and a random generator, and returns Evidence or
-    yields residuals. `by` names statements that decide a part of the item too.
+    yields residuals. `by` names statements that decide a part of the item too, `identity` the
+    identity in symbols that `make proofs` checks.
     """
 
     def record(check: Check) -> Check:
         name = check.__name__.replace("_", "-")
         text = parse_page(check.__doc__ or "", name)
-        paper = _paper_of(check.__module__)
-        _register(Item(name, paper, label, section, how=how, check=check, by=tuple(by), **text))
+        _register(
+            Item(
+                id=name,
+                label=label,
+                section=section,
+                how=how,
+                check=check,
+                by=tuple(by),
+                identity=identity,
+                **_place(check.__module__),
+                **text,
+            )
+        )
         return check
 
     return record
@@ -168,11 +199,17 @@ def figure(
 ) -> Figure:
     """Record a figure or table: its page in words, and the parts of a `Figure`."""
     text = parse_page(page, name)
-    module = inspect.currentframe().f_back.f_globals["__name__"]  # type: ignore[union-attr]
-    made = Figure(id=name, title=text["title"], claim=text["claim"], **parts)
-    paper = _paper_of(module)
-    found = Item(name, paper, label, section, how="sampled", figure=made, by=tuple(by), **text)
-    _register(replace(found, figure=replace(made, source=found.source)))
+    found = Item(
+        id=name,
+        label=label,
+        section=section,
+        how="sampled",
+        by=tuple(by),
+        **_place(_calling_module()),
+        **text,
+    )
+    made = Figure(id=name, title=found.title, claim=found.claim, source=found.source, **parts)
+    _register(replace(found, figure=made))
     return made
 
 
@@ -182,28 +219,25 @@ def item(
     title: str,
     *,
     by: str | Sequence[str] = (),
-    how: str = "",
+    how: str = "sampled",
     printed: str = "",
     open: str = "",  # noqa: A002
 ) -> None:
     """Record an item that others decide (`by`), or that has nothing to check."""
-    module = inspect.currentframe().f_back.f_globals["__name__"]  # type: ignore[union-attr]
-    paper = _paper_of(module)
+    place = _place(_calling_module())
     slug = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
-    name = f"{PAPERS[paper].prefix}-{slug}"
-    deciding = (by,) if isinstance(by, str) else tuple(by)
     _register(
         Item(
-            name,
-            paper,
-            label,
-            section,
-            title,
-            title,
-            how or "sampled",
+            id=f"{PAPERS[place['paper']].prefix}-{slug}",
+            label=label,
+            section=section,
+            title=title,
+            claim=title,
+            how=how,
             printed=printed,
             open=open,
-            by=deciding,
+            by=(by,) if isinstance(by, str) else tuple(by),
+            **place,
         )
     )
 
@@ -239,11 +273,9 @@ def items() -> dict[str, Item]:
     """Return all items by id, in the papers' order."""
     for module in _modules():
         import_module(module)
-    known = {name: place for place, name in enumerate(_modules())}
-    # Modules may have been imported in another order: sort by paper, keep the order inside each.
-    place = {paper: number for number, paper in enumerate(PAPERS)}
-    del known
-    ordered = sorted(_registry.values(), key=lambda found: place.get(found.paper, len(place)))
+    place = {module: number for number, module in enumerate(_modules())}
+    # `find` imports modules in any order; inside a module the order is that of the file.
+    ordered = sorted(_registry.values(), key=lambda found: place.get(found.module, len(place)))
     return {found.id: found for found in ordered}
 
 

@@ -1,7 +1,7 @@
-"""Proofs of the polynomial identities, once and for all numbers: `make proofs`.
+"""The polynomial identities in symbols, each at one small size: `make proofs`.
 
-Each identity is written out at a small size in symbols, over all masks, and must reduce to 0. SymPy
-is needed here only; `PROVED` says which statements the proofs are about.
+An identity is written out over all masks and must reduce to 0 for all values of its symbols. That
+is no proof for other sizes. SymPy is needed here only; the records name their identity.
 """
 
 from __future__ import annotations
@@ -208,41 +208,38 @@ def _enclosed_constant() -> Zeros:
     yield 0 if arb("1.5578") < K and K.rad() < arb("1e-20") else K
 
 
-PROOFS: dict[str, tuple[Callable[[], Zeros], tuple[str, ...]]] = {
-    "units": (lambda: _units(2, 1), (
-        "shallow-penalty", "path-norm", "last-layer-dropout", "predictive-variance",
-        "nn-dropout-factor", "nn-variance", "sensing-without-factors")),
-    "blocks": (lambda: _units(2, 2), ("dropblock-penalty", "nn-last-layer")),
-    "any law": (_any_law, ("characteristic-matrix", "generalized-penalty")),
-    "weights": (_weights, ("dropconnect", "dropconnect-last-layer", "nn-dropconnect")),
-    "sensing": (_sensing, ("sensing-penalty", "completion-penalty", "sensing-convolution")),
-    "deep": (_deep, ("deep-penalty", "deep-rescaling", "nu-product")),
-    "algebra": (_algebra, ("width-adjusted", "vanishing-penalty", "rescaling-invariance",
-                           "shrinkage-monotone", "compress-expected-loss")),
-    "sliding": (_sliding, ("sliding-characteristic", "sliding-coverage")),
-    "balance": (_balance, ("decay-balance-rate",)),
-    "rows": (_rows, ("completion-rows",)),
-    "constant": (_enclosed_constant, ("completion-bound",)),
-}  # fmt: skip
-"""What is proved, and of which statements: the identity at a small size, for all numbers."""
-
-PROVED = {name: "enclosed" if key == "constant" else "proved"
-          for key, (_, names) in PROOFS.items() for name in names}  # fmt: skip
+IDENTITIES: dict[str, tuple[str, Callable[[], Zeros]]] = {
+    "units": ("two units, two outputs", lambda: _units(2, 1)),
+    "blocks": ("two blocks of two units, two outputs", lambda: _units(2, 2)),
+    "any law": ("two units, any distribution of the mask", _any_law),
+    "weights": ("DropConnect, a 2 x 2 layer", _weights),
+    "sensing": ("factored maps, 2 x 2", _sensing),
+    "deep": ("two hidden layers of two units", _deep),
+    "algebra": ("scalars", _algebra),
+    "sliding": ("three units, blocks of two", _sliding),
+    "balance": ("two 2 x 2 layers under gradient flow", _balance),
+    "rows": ("one row, two factors", _rows),
+    "constant": ("one instance, enclosed in ball arithmetic", _enclosed_constant),
+}
+"""For each identity its size and a function that yields what must be zero."""
 
 
-def prove(key: str) -> bool:
-    """Return whether everything that must be 0 is."""
+def check_identity(name: str) -> bool:
+    """Return whether everything that must be 0 is, for all values of the symbols."""
     import sympy
 
-    return all(sympy.simplify(zero) == 0 for zero in PROOFS[key][0]())
+    return all(sympy.simplify(zero) == 0 for zero in IDENTITIES[name][1]())
 
 
 def main() -> None:
-    """Prove all of them, or end with an error that names the first that fails."""
-    for key, (_, names) in PROOFS.items():
-        if not prove(key):
-            raise SystemExit(f"not proved: {key} ({', '.join(names)})")
-        print(f"{key}: {PROVED[names[0]]}: {', '.join(names)}")
+    """Check all identities; end with an error that names the first that fails."""
+    from overt.papers.records import items
+
+    for name, (size, _) in IDENTITIES.items():
+        ids = ", ".join(found.id for found in items().values() if found.identity == name)
+        if not check_identity(name):
+            raise SystemExit(f"{name} ({size}) does not hold: {ids}")
+        print(f"{name}: holds in symbols, {size}: {ids}")
 
 
 if __name__ == "__main__":

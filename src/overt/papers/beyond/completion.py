@@ -23,7 +23,7 @@ def _solve(V: Floats, y: Floats, lam: float) -> Floats:
     return out.means[0]
 
 
-@statement(how="symbolic")
+@statement(how="symbolic", identity="rows")
 def completion_rows(scale: int, rng: np.random.Generator) -> Residuals:
     r"""Alternating minimization.
 

@@ -81,7 +81,7 @@ def audit_class_size(scale: int, rng: np.random.Generator) -> Residuals:
     return 1e-4, f"{n} samples of {k} classes, t = {t:.2f}"
 
 
-@statement(how="symbolic")
+@statement(how="symbolic", identity="algebra")
 def compress_expected_loss(scale: int, rng: np.random.Generator) -> Residuals:
     r"""Random sub-networks of a fixed width.
 

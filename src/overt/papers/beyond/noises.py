@@ -18,7 +18,7 @@ from overt.papers.figures import Finding, Findings, Params, Row, rows_with, valu
 from overt.papers.records import Residuals, figure, statement
 
 
-@statement(how="symbolic")
+@statement(how="symbolic", identity="sliding")
 def sliding_coverage(scale: int, rng: np.random.Generator) -> Residuals:
     r"""How many sliding blocks cover a unit.
 
@@ -40,7 +40,7 @@ def sliding_coverage(scale: int, rng: np.random.Generator) -> Residuals:
     return EXACT, "the survival exponents against a count of all positions"
 
 
-@statement(how="symbolic")
+@statement(how="symbolic", identity="sliding")
 def sliding_characteristic(scale: int, rng: np.random.Generator) -> Residuals:
     r"""The characteristic matrix of sliding blocks.
 

@@ -10,7 +10,7 @@ from overt.papers.evidence import EXACT, relative
 from overt.papers.records import Residuals, statement
 
 
-@statement("Lemma A.1", "A", how="symbolic")
+@statement("Lemma A.1", "A", how="symbolic", identity="units")
 def shallow_penalty(scale: int, rng: np.random.Generator) -> Residuals:
     r"""The explicit penalty.
 
@@ -48,7 +48,7 @@ def shrinkage_inverse(scale: int, rng: np.random.Generator) -> Residuals:
     return EXACT, "linear equations of up to four values, all of which are kept"
 
 
-@statement("Lemma A.3", "A", how="symbolic")
+@statement("Lemma A.3", "A", how="symbolic", identity="algebra")
 def shrinkage_monotone(scale: int, rng: np.random.Generator) -> Residuals:
     r"""The objective falls with the rank.
 

@@ -49,7 +49,7 @@ def dropout_step(scale: int, rng: np.random.Generator) -> Residuals:
     return 1e-8, "all masks and inputs through the compiled step against finite differences"
 
 
-@statement("Equation 3", "1", how="symbolic")
+@statement("Equation 3", "1", how="symbolic", identity="units")
 def path_norm(scale: int, rng: np.random.Generator) -> Residuals:
     r"""The penalty is a squared path norm.
 

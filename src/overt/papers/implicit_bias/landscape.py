@@ -76,7 +76,7 @@ def strict_saddle(scale: int, rng: np.random.Generator) -> Residuals:
     for lam in (0.2, 2.0, 20.0):
         m = np.sort(rng.uniform(0.2, 3.0, 3 + scale))[::-1]
         Q = np.linalg.qr(rng.standard_normal((len(m), len(m))))[0]
-        view = landscape.landscape(Q * m @ Q.T, 3, lam)
+        view = landscape(Q * m @ Q.T, 3, lam)
         beyond += lam > view.printed_limit
         objective = descent.tied_objective(view.M, lam, 3)
         for point in view.points:

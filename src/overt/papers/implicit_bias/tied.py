@@ -53,6 +53,7 @@ def tied_map(M: Floats, lam: float, width: int) -> tuple[Floats, float]:
 
 
 def symmetric(rng: np.random.Generator, eigenvalues: Sequence[float]) -> Floats:
+    """Return a symmetric matrix with these eigenvalues and random eigenvectors."""
     Q = np.linalg.qr(rng.standard_normal((len(eigenvalues), len(eigenvalues))))[0]
     return np.asarray(Q * np.asarray(eigenvalues) @ Q.T)
 
@@ -144,7 +145,7 @@ def plot_landscape(rows: list[Row]) -> Any:
         height = np.minimum(row["objective"], 8.0)
         levels[0, column].remove()
         surface: Any = figure.add_subplot(2, len(rows), column + 1, projection="3d")
-        surface.plotsurface(x, y, height, cmap="cividis", linewidth=0, rcount=80, ccount=80)
+        surface.plot_surface(x, y, height, cmap="cividis", linewidth=0, rcount=80, ccount=80)
         surface.set(title=f"$\\lambda$ = {row['strength']:g}", xlabel="$u_1$", ylabel="$u_2$")
         level = levels[1, column]
         level.contourf(x, y, np.sqrt(height), levels=24)
@@ -152,8 +153,9 @@ def plot_landscape(rows: list[Row]) -> Any:
             angle, radius = np.linspace(0, 2 * np.pi, 200), np.sqrt(TARGET)
             level.plot(radius * np.cos(angle), radius * np.sin(angle), "w--", lw=1.2)
         else:
-            corners = corners(row["predicted_corner"])
-            level.scatter(*corners, c="white", edgecolors="black", zorder=3)
+            level.scatter(
+                *corners(row["predicted_corner"]), c="white", edgecolors="black", zorder=3
+            )
         level.set(aspect="equal", xlabel="$u_1$", ylabel="$u_2$")
     return figure
 

@@ -13,7 +13,7 @@ from overt.papers.evidence import DESCENT, EXACT, STRICT, relative, worst
 from overt.papers.records import Residuals, item, statement
 
 
-@statement("Remark 3.1", "3", how="symbolic")
+@statement("Remark 3.1", "3", how="symbolic", identity="algebra")
 def rescaling_invariance(scale: int, rng: np.random.Generator) -> Residuals:
     r"""Rescaling invariance.
 

@@ -67,7 +67,7 @@ def decay_one_way(scale: int, rng: np.random.Generator) -> Residuals:
     return 0.0, f"{back} of {len(low)} runs came back in 6,000 steps"
 
 
-@statement("Theorem 3.2, proof", "3.2", how="symbolic")
+@statement("Theorem 3.2, proof", "3.2", how="symbolic", identity="balance")
 def decay_balance_rate(scale: int, rng: np.random.Generator) -> Residuals:
     r"""The rate of balancing.
 
@@ -105,7 +105,7 @@ def decay_closed(scale: int, rng: np.random.Generator) -> Residuals:
     size beyond it: proved below the theorem's rate, observed up to $.01$.
     """
     problem, depth, width, lam = two_by_two(0.25), 3, 6, 0.05
-    region = ApproximateRankSet.forrandom_problem(problem, depth, width, lam, 1)
+    region = ApproximateRankSet.for_problem(problem, depth, width, lam, 1)
     broken, steps, least = 0, 0, np.inf
     for rate in (1e-4, 1e-3, 1e-2):
         for _ in range(300 * scale):

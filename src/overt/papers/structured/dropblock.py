@@ -48,7 +48,7 @@ def dropblock_mask(scale: int, rng: np.random.Generator) -> Residuals:
     return EXACT, detail, printed
 
 
-@statement("Lemma 2.1", "2.1", how="symbolic")
+@statement("Lemma 2.1", "2.1", how="symbolic", identity="blocks")
 def dropblock_penalty(scale: int, rng: np.random.Generator) -> Residuals:
     r"""DropBlock's explicit penalty.
 
@@ -68,7 +68,7 @@ def dropblock_penalty(scale: int, rng: np.random.Generator) -> Residuals:
     return EXACT, "the loss over all block decisions, blocks of 1, 2 and 3"
 
 
-@statement("Lemma 2.2", "2.2", how="symbolic")
+@statement("Lemma 2.2", "2.2", how="symbolic", identity="algebra")
 def vanishing_penalty(scale: int, rng: np.random.Generator) -> Residuals:
     r"""The penalty vanishes with width.
 
@@ -93,7 +93,7 @@ def vanishing_penalty(scale: int, rng: np.random.Generator) -> Residuals:
     return EXACT, f"copies up to width {U.shape[1]}, the loss over all masks"
 
 
-@statement("Equation 7", "2.2", how="symbolic")
+@statement("Equation 7", "2.2", how="symbolic", identity="algebra")
 def width_adjusted(scale: int, rng: np.random.Generator) -> Residuals:
     r"""The width-adjusted probability.
 

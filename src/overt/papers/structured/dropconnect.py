@@ -11,7 +11,7 @@ from overt.papers.records import Residuals, figure, item, statement
 from overt.papers.structured import shallow
 
 
-@statement("Theorem 4.1", "4", how="symbolic")
+@statement("Theorem 4.1", "4", how="symbolic", identity="weights")
 def dropconnect(scale: int, rng: np.random.Generator) -> Residuals:
     r"""DropConnect's explicit penalty.
 
@@ -40,7 +40,7 @@ def dropconnect(scale: int, rng: np.random.Generator) -> Residuals:
     return EXACT, f"the loss over all {2 ** (inputs * d)} masks of V", printed
 
 
-@statement("section 4, last layer", "4", how="symbolic")
+@statement("section 4, last layer", "4", how="symbolic", identity="weights")
 def dropconnect_last_layer(scale: int, rng: np.random.Generator) -> Residuals:
     r"""DropConnect on the last layer is Dropout.
 

@@ -20,7 +20,7 @@ from overt.papers.trajectories import log_steps
 from overt.spectral import induced
 
 
-@statement("Equation 16", "3", how="symbolic")
+@statement("Equation 16", "3", how="symbolic", identity="any law")
 def characteristic_matrix(scale: int, rng: np.random.Generator) -> Residuals:
     r"""The characteristic matrix.
 
@@ -75,7 +75,7 @@ def mask_moments(scale: int, rng: np.random.Generator) -> Residuals:
     return MONTE_CARLO, f"{len(noises)} noises, {size} masks each, in s.e."
 
 
-@statement("Lemma 3.1", "3", how="symbolic")
+@statement("Lemma 3.1", "3", how="symbolic", identity="any law")
 def generalized_penalty(scale: int, rng: np.random.Generator) -> Residuals:
     r"""Any noise on the last layer.
 
@@ -98,7 +98,7 @@ def generalized_penalty(scale: int, rng: np.random.Generator) -> Residuals:
     return MONTE_CARLO, f"{draws} draws of correlated Gaussian noise on a ReLU layer, in s.e."
 
 
-@statement("Lemma 3.1, per input", "3", how="symbolic")
+@statement("Lemma 3.1, per input", "3", how="symbolic", identity="units")
 def predictive_variance(scale: int, rng: np.random.Generator) -> Residuals:
     r"""The predictive variance.
 
@@ -118,7 +118,7 @@ def predictive_variance(scale: int, rng: np.random.Generator) -> Residuals:
     return EXACT, "Dropout and DropBlock, outputs under all masks"
 
 
-@statement("Corollary 3.2", "3", how="symbolic")
+@statement("Corollary 3.2", "3", how="symbolic", identity="units")
 def last_layer_dropout(scale: int, rng: np.random.Generator) -> Residuals:
     r"""Dropout on the last layer.
 

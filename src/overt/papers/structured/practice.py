@@ -15,6 +15,7 @@ from overt.papers.evidence import EXACT, relative
 from overt.papers.figures import Finding, Findings, Params, Row
 from overt.papers.records import Residuals, figure, statement
 from overt.papers.structured import shallow
+from overt.papers.structured.shallow import draw_run, follow, network
 
 
 @statement("Section 5.3", "5.3", how="enumerated")

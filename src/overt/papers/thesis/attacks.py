@@ -1,50 +1,28 @@
 """Section 6.5: experiments with attacks."""
 
 from __future__ import annotations
-from overt.papers.records import item
-from overt.papers.records import figure
-from typing import Any
-import numpy as np
-from overt._check import InputError
-from overt._figures import BLUE
-from overt._figures import ORANGE
-from overt._figures import canvas
-from overt.papers.figures import Findings
-from overt.papers.figures import Params
-from overt.papers.figures import Row
-from overt.papers.figures import rows_with
-from overt.papers.figures import values_of
-from overt.papers.figures import Finding
-from overt.papers.figures import below
-from overt.papers.figures import mean_interval
-from overt.papers.figures import togetherfrom typing import Any
-import numpy as np
-from overt._figures import canvas
-from overt.papers.figures import Findings
-from overt.papers.figures import Params
-from overt.papers.figures import Row
-from overt.papers.figures import rows_with
-from overt.papers.figures import values_of
-from overt.papers.figures import Finding
-from overt.papers.figures import Interval
-from overt.papers.figures import above
-from overt.papers.figures import below
-from overt.papers.figures import mean_interval
-from overt.papers.figures import togetherimport math
-from typing import Any
-import numpy as np
-from overt._figures import BLUE
-from overt._figures import ORANGE
-from overt._figures import YELLOW
-from overt._figures import canvas
-from overt.papers.figures import Findings
-from overt.papers.figures import Params
-from overt.papers.figures import Row
-from overt.papers.figures import Finding
-from overt.papers.records import Residuals
-from overt.papers.records import statement
+
 import math
+from typing import Any
+
 import numpy as np
+
+from overt._check import InputError
+from overt._figures import BLUE, ORANGE, YELLOW, canvas
+from overt.papers.figures import (
+    Finding,
+    Findings,
+    Interval,
+    Params,
+    Row,
+    above,
+    below,
+    mean_interval,
+    rows_with,
+    together,
+    values_of,
+)
+from overt.papers.records import Residuals, figure, item, statement
 
 
 @statement("Section 6.5.3", "6.5.3", how="enumerated")
@@ -90,9 +68,9 @@ def run_search(params: Params, seed: int) -> dict[str, Any]:
     for first in axis:
         room = params["radius"] ** 2 - first**2
         inside = tail <= room
-        f = np.stack([
-            np.full(int(inside.sum()), X[0] + first), X[1] + second[inside], X[2] + third[inside]
-        ])
+        f = np.stack(
+            [np.full(int(inside.sum()), X[0] + first), X[1] + second[inside], X[2] + third[inside]]
+        )
         flip = np.maximum(f[1], f[2]) > f[0]
         flips += int(flip.sum())
         value = _loss(params["loss"], f)
@@ -119,14 +97,18 @@ def check_search(rows: list[Row]) -> Findings:
     for row in rows:
         if row["loss"] == "reflected, pairwise":
             first = [min(k, row["flips"]) for k in TOP]
-            yield Finding("by the pairwise reflected loss all flips come first",
-                          row["hits"] == first,
-                          f"{row['hits']}; {row['flips']} flips on the grid")
+            yield Finding(
+                "by the pairwise reflected loss all flips come first",
+                row["hits"] == first,
+                f"{row['hits']}; {row['flips']} flips on the grid",
+            )
     ce, pairwise = counts["cross-entropy"], counts["reflected, pairwise"]
-    yield Finding("the reflected loss ranks attacks better than cross-entropy",
-                  all(p >= c for p, c in zip(pairwise, ce, strict=True)) and pairwise[-1] > ce[-1],
-                  f"{pairwise} against {ce}, of {rows[0]['flips']} flips on the grid",
-                  "Figure 6-2, bars")
+    yield Finding(
+        "the reflected loss ranks attacks better than cross-entropy",
+        all(p >= c for p, c in zip(pairwise, ce, strict=True)) and pairwise[-1] > ce[-1],
+        f"{pairwise} against {ce}, of {rows[0]['flips']} flips on the grid",
+        "Figure 6-2, bars",
+    )
 
 
 def plot_search(rows: list[Row]) -> Any:
@@ -173,15 +155,23 @@ def check_greedy(rows: list[Row]) -> Findings:
     by = {row["method"]: row for row in rows}
     truth = by["exact"]["fooled"]
     first = next(r for r, f in zip(by["exact"]["radii"], truth, strict=True) if f)
-    yield Finding("greedy reflection fails at every radius up to .4",
-                  not any(by["reflected_greedy"]["fooled"]),
-                  f"{sum(by['reflected_greedy']['fooled'])} successes", "fails at .3")
-    yield Finding("every wrong class in turn succeeds exactly where an attack exists",
-                  by["reflected_all"]["fooled"] == truth, f"from radius {first:.3f} on",
-                  f"2 / sqrt(104) = {2 / math.sqrt(104):.3f}")
-    yield Finding("so do the greedy choice followed by the nearest classes, and the ensemble",
-                  by["reflected"]["fooled"] == by["strongest"]["fooled"] == truth,
-                  "equal at all radii")
+    yield Finding(
+        "greedy reflection fails at every radius up to .4",
+        not any(by["reflected_greedy"]["fooled"]),
+        f"{sum(by['reflected_greedy']['fooled'])} successes",
+        "fails at .3",
+    )
+    yield Finding(
+        "every wrong class in turn succeeds exactly where an attack exists",
+        by["reflected_all"]["fooled"] == truth,
+        f"from radius {first:.3f} on",
+        f"2 / sqrt(104) = {2 / math.sqrt(104):.3f}",
+    )
+    yield Finding(
+        "so do the greedy choice followed by the nearest classes, and the ensemble",
+        by["reflected"]["fooled"] == by["strongest"]["fooled"] == truth,
+        "equal at all radii",
+    )
 
 
 def plot_greedy(rows: list[Row]) -> Any:
@@ -274,11 +264,17 @@ def run_two_digits(params: Params, seed: int) -> dict[str, Any]:
         if params["training"] != "standard":
             attack = attack_of(params["training"], params["data"], params["train_steps"])
         adversarial_train(
-            model, loader, attack,
-            epochs=params["epochs"], optimizer=optimizer, scheduler=scheduler, seed=params["run"],
+            model,
+            loader,
+            attack,
+            epochs=params["epochs"],
+            optimizer=optimizer,
+            scheduler=scheduler,
+            seed=params["run"],
         )
     errors = {
-        name: 1 - attack_of(name, params["data"], params["steps"])(
+        name: 1
+        - attack_of(name, params["data"], params["steps"])(
             model, data.x_test, data.y_test, warn=False
         ).robust_accuracy
         for name in ATTACKS
@@ -302,24 +298,30 @@ def check_two_digits(rows: list[Row]) -> Findings:
     mean = table(rows)
     standard = mean["standard"]
     excess = _difference(rows, "standard", "standard", "r-pgd-2", "pgd-2")
-    yield Finding("standard training: the reflected L2 attack finds more errors than the plain one",
-                  above(excess, 0), f"{standard['pgd-2']:.3f} and {standard['r-pgd-2']:.3f}",
-                  ".003 and .256")
+    yield Finding(
+        "standard training: the reflected L2 attack finds more errors than the plain one",
+        above(excess, 0),
+        f"{standard['pgd-2']:.3f} and {standard['r-pgd-2']:.3f}",
+        ".003 and .256",
+    )
     same = [_difference(rows, "standard", "standard", f"r-{a}", a) for a in ("fgsm", "bim")]
-    yield Finding(f"reflection changes FGSM and BIM by less than {PRINTED:g}, the last digit",
-                  together(*(below((max(-high, low), max(high, -low)), PRINTED)
-                             for low, high in same)),
-                  f"FGSM {standard['fgsm']:.3f} / {standard['r-fgsm']:.3f}, "
-                  f"BIM {standard['bim']:.3f} / {standard['r-bim']:.3f}",
-                  ".236 / .236, .286 / .286")
+    yield Finding(
+        f"reflection changes FGSM and BIM by less than {PRINTED:g}, the last digit",
+        together(*(below((max(-high, low), max(high, -low)), PRINTED) for low, high in same)),
+        f"FGSM {standard['fgsm']:.3f} / {standard['r-fgsm']:.3f}, "
+        f"BIM {standard['bim']:.3f} / {standard['r-bim']:.3f}",
+        ".236 / .236, .286 / .286",
+    )
     for plain, reflected in (("pgd-inf", "r-pgd-inf"), ("pgd-2", "r-pgd-2")):
         gains = {a: _difference(rows, plain, reflected, a, a) for a in ATTACKS}
         last = gains["r-pgd-2"]
-        yield Finding(f"{reflected} training is at least as robust as {plain} to all attacks",
-                      together(*(above(gain, -PRINTED) for gain in gains.values())),
-                      f"r-pgd-2 error {mean[plain]['r-pgd-2']:.3f} -> "
-                      f"{mean[reflected]['r-pgd-2']:.3f} (gain {last[0]:.3f} to {last[1]:.3f})",
-                      f"{REPORTED[plain][-1]} -> {REPORTED[reflected][-1]}")
+        yield Finding(
+            f"{reflected} training is at least as robust as {plain} to all attacks",
+            together(*(above(gain, -PRINTED) for gain in gains.values())),
+            f"r-pgd-2 error {mean[plain]['r-pgd-2']:.3f} -> "
+            f"{mean[reflected]['r-pgd-2']:.3f} (gain {last[0]:.3f} to {last[1]:.3f})",
+            f"{REPORTED[plain][-1]} -> {REPORTED[reflected][-1]}",
+        )
 
 
 def _difference(rows: list[Row], one: str, other: str, attack: str, against: str) -> Interval:
@@ -350,11 +352,21 @@ LOSSES = {"PGD": "cross_entropy", "R-PGD": "reflected_greedy"}
 
 
 REPORTED = {  # (radius * 255, steps): (RA of PGD, RA of R-PGD)
-    (2, 2): (14.182, 14.338), (2, 4): (20.702, 20.726), (2, 16): (21.014, 20.958),
-    (2, 32): (20.848, 20.746), (4, 2): (17.764, 17.162), (4, 4): (30.344, 30.34),
-    (4, 16): (37.564, 37.4), (4, 32): (37.304, 37.374), (8, 2): (20.064, 20.1),
-    (8, 4): (34.21, 34.19), (8, 16): (48.916, 48.792), (8, 32): (48.936, 48.828),
-    (16, 2): (16.19, 15.986), (16, 4): (21.524, 21.362), (16, 16): (48.722, 48.742),
+    (2, 2): (14.182, 14.338),
+    (2, 4): (20.702, 20.726),
+    (2, 16): (21.014, 20.958),
+    (2, 32): (20.848, 20.746),
+    (4, 2): (17.764, 17.162),
+    (4, 4): (30.344, 30.34),
+    (4, 16): (37.564, 37.4),
+    (4, 32): (37.304, 37.374),
+    (8, 2): (20.064, 20.1),
+    (8, 4): (34.21, 34.19),
+    (8, 16): (48.916, 48.792),
+    (8, 32): (48.936, 48.828),
+    (16, 2): (16.19, 15.986),
+    (16, 4): (21.524, 21.362),
+    (16, 16): (48.722, 48.742),
     (16, 32): (45.292, 44.778),
 }
 
@@ -369,8 +381,10 @@ def run_cifar(params: Params, seed: int) -> dict[str, Any]:
 
     data = small.load(params["data"])
     if len(data.x_test) < params["points"]:
-        raise InputError(f"OVERT_DATA must hold all of {params['data']}, {params['points']:,} "
-                         f"images to test on; it has {len(data.x_test):,}")
+        raise InputError(
+            f"OVERT_DATA must hold all of {params['data']}, {params['points']:,} "
+            f"images to test on; it has {len(data.x_test):,}"
+        )
     epochs, threat = params["epochs"], Linf(params["radius"] / 255, (0.0, 1.0))
     with torch.random.fork_rng():
         torch.manual_seed(params["run"])
@@ -383,11 +397,22 @@ def run_cifar(params: Params, seed: int) -> dict[str, Any]:
         scheduler = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: min(2 * step / total, 2 - 2 * step / total)
         )
-        attack = PGD(threat, steps=params["steps"], loss=LOSSES[params["method"]],
-                     schedule=Constant(), momentum=0.0, random_start=True)
+        attack = PGD(
+            threat,
+            steps=params["steps"],
+            loss=LOSSES[params["method"]],
+            schedule=Constant(),
+            momentum=0.0,
+            random_start=True,
+        )
         adversarial_train(
-            model, loader, attack,
-            epochs=epochs, optimizer=optimizer, scheduler=scheduler, step_scheduler_each="batch",
+            model,
+            loader,
+            attack,
+            epochs=epochs,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            step_scheduler_each="batch",
             seed=params["run"],
         )
     x, y = data.x_test[: params["points"]], data.y_test[: params["points"]]
@@ -395,8 +420,11 @@ def run_cifar(params: Params, seed: int) -> dict[str, Any]:
     model.eval()
     with torch.no_grad():
         clean = float((model(x).argmax(1) == y).double().mean())
-    return {"clean": clean, "robust": measure(model, x, y, warn=False).robust_accuracy,
-            "points_tested": len(x)}
+    return {
+        "clean": clean,
+        "robust": measure(model, x, y, warn=False).robust_accuracy,
+        "points_tested": len(x),
+    }
 
 
 def check_cifar(rows: list[Row]) -> Findings:
@@ -412,8 +440,12 @@ def check_cifar(rows: list[Row]) -> Findings:
         yield Finding(
             f"radius {radius}/255: PGD and R-PGD train networks that differ by less than a point",
             together(*(below((max(-high, low), max(high, -low)), 0.01) for low, high in gains)),
-            "R-PGD minus PGD: " + (", ".join(f"{100 * d:+.1f}" for d in mean) + " points"
-                                   if np.isfinite(mean).all() else "one run, no interval"),
+            "R-PGD minus PGD: "
+            + (
+                ", ".join(f"{100 * d:+.1f}" for d in mean) + " points"
+                if np.isfinite(mean).all()
+                else "one run, no interval"
+            ),
             ", ".join(f"{b - a:+.1f}" for a, b in known),
         )
 
@@ -434,34 +466,203 @@ def plot_cifar(rows: list[Row]) -> Any:
                 axes.bar_label(bars, [f"{h:.0f}" for h in height], fontsize=7)
             known = [REPORTED.get((radius, s), (np.nan, np.nan)) for s in steps]
             printed = [pair[method == "R-PGD"] for pair in known]
-            axes.plot(x, printed, "kx", ms=5,
-                      label="printed, CIFAR-10" if method == "PGD" else None)
+            axes.plot(
+                x, printed, "kx", ms=5, label="printed, CIFAR-10" if method == "PGD" else None
+            )
         axes.set_xticks(range(len(steps)), [str(s) for s in steps])
         axes.set(ylim=(0, 105), xlabel="attack steps in training", title=f"radius {radius}/255")
     line[0, 0].set_ylabel("test accuracy, %")
-    figure.legend(*line[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5,
-                  fontsize=7)
+    figure.legend(
+        *line[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=7
+    )
     return figure
 
 
-figure("thesis-fig6-2", "Figure 6-2", "6.5.1", """Grid search: which of the top attacks flip the label.
+figure(
+    "thesis-fig6-2",
+    "Figure 6-2",
+    "6.5.1",
+    """Grid search: which of the top attacks flip the label.
 
     Sorting perturbations by the reflected loss puts label flips first.
-    """, run=run_search, check=check_search, plot=plot_search, sizes={"toy": {"loss": ["cross-entropy", "reflected, log-softmax", "reflected, pairwise"], "radius": 0.72, "points": 120,}, "reduced": {"loss": ["cross-entropy", "reflected, log-softmax", "reflected, pairwise"], "radius": 0.72, "points": 200,}, "paper": {"loss": ["cross-entropy", "reflected, log-softmax", "reflected, pairwise"], "radius": 0.7078, "points": 800,},}, differs={"toy": "radius .72 and a grid of 120^3, which contains flips", "reduced": "radius .72 and a grid of 200^3, which contains flips"},)
+    """,
+    run=run_search,
+    check=check_search,
+    plot=plot_search,
+    sizes={
+        "toy": {
+            "loss": ["cross-entropy", "reflected, log-softmax", "reflected, pairwise"],
+            "radius": 0.72,
+            "points": 120,
+        },
+        "reduced": {
+            "loss": ["cross-entropy", "reflected, log-softmax", "reflected, pairwise"],
+            "radius": 0.72,
+            "points": 200,
+        },
+        "paper": {
+            "loss": ["cross-entropy", "reflected, log-softmax", "reflected, pairwise"],
+            "radius": 0.7078,
+            "points": 800,
+        },
+    },
+    differs={
+        "toy": "radius .72 and a grid of 120^3, which contains flips",
+        "reduced": "radius .72 and a grid of 200^3, which contains flips",
+    },
+)
 
-figure("thesis-table6-1", "Table 6-I", "6.5.2", """Robust test error on digits 0 and 1.
+figure(
+    "thesis-table6-1",
+    "Table 6-I",
+    "6.5.2",
+    """Robust test error on digits 0 and 1.
 
     Plain attacks overrate networks trained as usual; reflected training is more robust.
-    """, run=run_two_digits, check=check_two_digits, plot=plot_two_digits, sizes={"toy": {"run": 0, "data": "digits", "training": ["standard", "pgd-inf", "r-pgd-inf", "pgd-2", "r-pgd-2"], "epochs": 8, "train_steps": 10, "steps": 10,}, "reduced": {"runs": 3, "data": "mnist", "training": ["standard", "pgd-inf", "r-pgd-inf", "pgd-2", "r-pgd-2"], "epochs": 8, "train_steps": 10, "steps": 20,}, "paper": {"runs": 10, "data": "mnist", "training": ["standard", "pgd-inf", "r-pgd-inf", "pgd-2", "r-pgd-2"], "epochs": 20, "train_steps": 20, "steps": 40,},}, differs={"toy": "scikit-learn's digits, one run, 8 epochs, 10 attack steps", "reduced": "3 runs, 8 epochs, 10 attack steps in training and 20 in the test", "paper": "how many attack steps is not printed: 20 in training, 40 in the test"}, needs={"torch": "torch"}, revision=2,)
+    """,
+    run=run_two_digits,
+    check=check_two_digits,
+    plot=plot_two_digits,
+    sizes={
+        "toy": {
+            "run": 0,
+            "data": "digits",
+            "training": ["standard", "pgd-inf", "r-pgd-inf", "pgd-2", "r-pgd-2"],
+            "epochs": 8,
+            "train_steps": 10,
+            "steps": 10,
+        },
+        "reduced": {
+            "runs": 3,
+            "data": "mnist",
+            "training": ["standard", "pgd-inf", "r-pgd-inf", "pgd-2", "r-pgd-2"],
+            "epochs": 8,
+            "train_steps": 10,
+            "steps": 20,
+        },
+        "paper": {
+            "runs": 10,
+            "data": "mnist",
+            "training": ["standard", "pgd-inf", "r-pgd-inf", "pgd-2", "r-pgd-2"],
+            "epochs": 20,
+            "train_steps": 20,
+            "steps": 40,
+        },
+    },
+    differs={
+        "toy": "scikit-learn's digits, one run, 8 epochs, 10 attack steps",
+        "reduced": "3 runs, 8 epochs, 10 attack steps in training and 20 in the test",
+        "paper": "how many attack steps is not printed: 20 in training, 40 in the test",
+    },
+    needs={"torch": "torch"},
+    revision=2,
+)
 
-figure("thesis-table6-2", "Table 6-II", "6.5.3", """Adversarial training of a residual network with and without reflection.
+figure(
+    "thesis-table6-2",
+    "Table 6-II",
+    "6.5.3",
+    """Adversarial training of a residual network with and without reflection.
 
     Reflecting the loss of the training attack changes robust accuracy within noise.
-    """, run=run_cifar, check=check_cifar, plot=plot_cifar, sizes={"toy": {"data": "digits", "method": ["PGD", "R-PGD"], "radius": 16, "steps": 2, "test_radius": 16, "epochs": 2, "width": 4, "stride": 1, "blocks": [[1, 1, 1]], "points": 150, "run": 0,}, "reduced": {"data": "cifar10", "method": ["PGD", "R-PGD"], "radius": [2, 8], "steps": [2, 4], "test_radius": 8, "epochs": 3, "width": 8, "stride": 2, "blocks": [[1, 1, 1]], "points": 870, "runs": 2,}, "paper": {"data": "cifar10", "method": ["PGD", "R-PGD"], "radius": [2, 4, 8, 16], "steps": [2, 4, 16, 32], "test_radius": 8, "epochs": 20, "width": 64, "stride": 1, "blocks": [[2, 2, 2, 2]], "points": 10000, "runs": 5,},}, differs={"toy": "scikit-learn's digits, a small residual network, one run of 2 epochs", "reduced": "the CIFAR-10 images that OVERT_DATA holds, a small residual network on halved images, 2 runs of 3 epochs, two radii and two numbers of steps", "paper": "needs all of CIFAR-10 in OVERT_DATA; the attack's step size is not printed"}, needs={"torch": "torch"},)
+    """,
+    run=run_cifar,
+    check=check_cifar,
+    plot=plot_cifar,
+    sizes={
+        "toy": {
+            "data": "digits",
+            "method": ["PGD", "R-PGD"],
+            "radius": 16,
+            "steps": 2,
+            "test_radius": 16,
+            "epochs": 2,
+            "width": 4,
+            "stride": 1,
+            "blocks": [[1, 1, 1]],
+            "points": 150,
+            "run": 0,
+        },
+        "reduced": {
+            "data": "cifar10",
+            "method": ["PGD", "R-PGD"],
+            "radius": [2, 8],
+            "steps": [2, 4],
+            "test_radius": 8,
+            "epochs": 3,
+            "width": 8,
+            "stride": 2,
+            "blocks": [[1, 1, 1]],
+            "points": 870,
+            "runs": 2,
+        },
+        "paper": {
+            "data": "cifar10",
+            "method": ["PGD", "R-PGD"],
+            "radius": [2, 4, 8, 16],
+            "steps": [2, 4, 16, 32],
+            "test_radius": 8,
+            "epochs": 20,
+            "width": 64,
+            "stride": 1,
+            "blocks": [[2, 2, 2, 2]],
+            "points": 10000,
+            "runs": 5,
+        },
+    },
+    differs={
+        "toy": "scikit-learn's digits, a small residual network, one run of 2 epochs",
+        "reduced": "the CIFAR-10 images that OVERT_DATA holds, a small residual network on halved images, 2 runs of 3 epochs, two radii and two numbers of steps",
+        "paper": "needs all of CIFAR-10 in OVERT_DATA; the attack's step size is not printed",
+    },
+    needs={"torch": "torch"},
+)
 
-figure("robust-greedy", "Section 6.5.3, example", "6.5.3", """Greedy reflection against every class in turn.
+figure(
+    "robust-greedy",
+    "Section 6.5.3, example",
+    "6.5.3",
+    """Greedy reflection against every class in turn.
 
     The most likely wrong class can be the wrong one to aim at.
-    """, run=run_greedy, check=check_greedy, plot=plot_greedy, sizes={"toy": {"method": ["cross_entropy", "reflected_greedy", "reflected", "reflected_lse", "reflected_all", "strongest", "exact"], "points": 8,}, "paper": {"method": ["cross_entropy", "reflected_greedy", "reflected", "reflected_lse", "reflected_all", "strongest", "exact"], "points": 191,},}, differs={"toy": "8 radii", "paper": "191 radii up to .4; the thesis states one"}, needs={"torch": "torch"},)
+    """,
+    run=run_greedy,
+    check=check_greedy,
+    plot=plot_greedy,
+    sizes={
+        "toy": {
+            "method": [
+                "cross_entropy",
+                "reflected_greedy",
+                "reflected",
+                "reflected_lse",
+                "reflected_all",
+                "strongest",
+                "exact",
+            ],
+            "points": 8,
+        },
+        "paper": {
+            "method": [
+                "cross_entropy",
+                "reflected_greedy",
+                "reflected",
+                "reflected_lse",
+                "reflected_all",
+                "strongest",
+                "exact",
+            ],
+            "points": 191,
+        },
+    },
+    differs={"toy": "8 radii", "paper": "191 radii up to .4; the thesis states one"},
+    needs={"torch": "torch"},
+)
 
-item("Section 6.5.2, claims", "6.5.2", "PGD-inf against R-PGD-inf for standard training; plain attacks still train well", by="thesis-table6-1", open="the rows hold the numbers; no finding asks")
+item(
+    "Section 6.5.2, claims",
+    "6.5.2",
+    "PGD-inf against R-PGD-inf for standard training; plain attacks still train well",
+    by="thesis-table6-1",
+    open="the rows hold the numbers; no finding asks",
+)

@@ -110,7 +110,7 @@ def _dual_norm(d: int, n: int, rng: np.random.Generator) -> float:
     return float(d * np.linalg.norm(total, 2))
 
 
-@statement("Theorem 11", "4.2", how="enumerated")
+@statement("Theorem 11", "4.2", how="enumerated", identity="constant")
 def completion_bound(scale: int, rng: np.random.Generator) -> Residuals:
     r"""Completion generalizes.
 
@@ -146,7 +146,7 @@ def completion_bound(scale: int, rng: np.random.Generator) -> Residuals:
     return 1.0, f"{detail}; {d} x {d} by sampling", printed
 
 
-@statement("Proposition 3", "4.5.1", how="symbolic")
+@statement("Proposition 3", "4.5.1", how="symbolic", identity="sensing")
 def sensing_penalty(scale: int, rng: np.random.Generator) -> Residuals:
     r"""The sensing penalty.
 
@@ -164,7 +164,7 @@ def sensing_penalty(scale: int, rng: np.random.Generator) -> Residuals:
     return EXACT, "the error over all masks"
 
 
-@statement("Proposition 3, entries", "4.5.1", how="symbolic")
+@statement("Proposition 3, entries", "4.5.1", how="symbolic", identity="sensing")
 def completion_penalty(scale: int, rng: np.random.Generator) -> Residuals:
     r"""The completion penalty.
 

@@ -28,7 +28,7 @@ from overt.papers.records import Residuals, figure, item, statement
 from overt.papers.trajectories import log_steps, trajectory
 
 
-@statement("Proposition 8", "3.1", how="symbolic")
+@statement("Proposition 8", "3.1", how="symbolic", identity="deep")
 def deep_penalty(scale: int, rng: np.random.Generator) -> Residuals:
     r"""The deep penalty.
 
@@ -51,7 +51,7 @@ def deep_penalty(scale: int, rng: np.random.Generator) -> Residuals:
     return EXACT, "all masks, and all pivots as printed, up to 3 or 4 layers"
 
 
-@statement("Remark 7", "3.1", how="symbolic")
+@statement("Remark 7", "3.1", how="symbolic", identity="deep")
 def deep_rescaling(scale: int, rng: np.random.Generator) -> Residuals:
     r"""Rescaling invariance.
 
@@ -75,7 +75,7 @@ def deep_rescaling(scale: int, rng: np.random.Generator) -> Residuals:
     return EXACT, "pivots and paths written out, before and after rescaling"
 
 
-@statement("Definition 4", "3.2", how="symbolic")
+@statement("Definition 4", "3.2", how="symbolic", identity="deep")
 def nu_product(scale: int, rng: np.random.Generator) -> Residuals:
     r"""The effective strength nu.
 

@@ -10,7 +10,7 @@ from overt.papers.evidence import DESCENT, EXACT, relative
 from overt.papers.records import Residuals, item, statement
 
 
-@statement("Section 4.4, no factors", "4.4", how="symbolic")
+@statement("Section 4.4, no factors", "4.4", how="symbolic", identity="units")
 def sensing_without_factors(scale: int, rng: np.random.Generator) -> Residuals:
     r"""Dropout on the measurements is a ridge.
 
@@ -34,7 +34,7 @@ def sensing_without_factors(scale: int, rng: np.random.Generator) -> Residuals:
     return EXACT, "all masks; the factored form loses rank at the same strength"
 
 
-@statement("Section 4.4, convolution", "4.4", how="symbolic")
+@statement("Section 4.4, convolution", "4.4", how="symbolic", identity="sensing")
 def sensing_convolution(scale: int, rng: np.random.Generator) -> Residuals:
     r"""Sensing is a convolution.
 
