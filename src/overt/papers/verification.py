@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,22 +60,39 @@ def verify(
     choice("size", size, tuple(SIZES))
     if isinstance(ids, str) or not isinstance(ids, Iterable) or not getattr(ids, "ndim", 1):
         raise InputTypeError(f"ids must be a list of names of statements, got {ids!r}")
-    chosen = [found for given in ids for found in _statements(given)]
+    chosen = [
+        found
+        for given in ids
+        for found in deciding(given if isinstance(given, Item) else find(given))
+    ]
     if not chosen:
         chosen = [found for found in items().values() if found.check]
     return (_measure(found, SIZES[size], seed) for found in chosen)
 
 
-def _statements(given: str | Item) -> list[Item]:
-    found = given if isinstance(given, Item) else find(given)
-    if found.check:
-        return [found]
-    deciding = [find(name) for name in found.by]
-    checked = [other for other in deciding if other.check]
+def deciding(item: Item) -> list[Item]:
+    """Return the statements whose checks decide an item: its own, or those that it names."""
+    if item.check:
+        return [item]
+    checked = [other for other in map(find, item.by) if other.check]
     if not checked:
-        what = f"run overt reproduce {found.id}" if found.figure else f"it is {found.how}"
-        raise InputError(f"{found.id} has no check: {what}")
+        what = f"run overt reproduce {item.id}" if item.figure else f"it is {item.how}"
+        raise InputError(f"{item.id} has no check: {what}")
     return checked
+
+
+def statements_in(path: str) -> list[Item]:
+    """Return the statements that a Python file of a user's own records."""
+    spec = spec_from_file_location(f"overt_user_{Path(path).stem}", path)
+    if spec is None or spec.loader is None or not Path(path).is_file():
+        raise InputError(f"{path} is not a Python file")
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    found = [item for item in items().values() if item.module == spec.name and item.check]
+    if not found:
+        raise InputError(f"{path} has no function with @overt.papers.statement(...)")
+    return found
 
 
 def _measure(item: Item, scale: int, seed: int) -> Verdict:

@@ -10,7 +10,7 @@ from overt._figures import styled
 from overt._files import ready
 from overt._html import Page
 from overt._progress import meter, reraising_interrupts
-from overt.experiments.runner import machine_facts
+from overt.papers.rows import machine_facts
 from overt.tour import audit, completion, compress, decay, foundation, nn, relu, robust
 from overt.tour.lines import LINES
 from overt.tour.torch_chapter import Chapter

@@ -63,11 +63,11 @@ def _trained(seed: int) -> tuple[Any, tuple[Any, Any], tuple[Any, Any]]:
     """Return the trained network, and held-out digits for choosing and for testing."""
     import torch
 
-    from overt.experiments import small
+    from overt.papers import models
 
-    data = small.load("digits")
+    data = models.load("digits")
     model = torch.nn.Sequential(torch.nn.Flatten(), *network(WIDTH, 0.5))
-    small.fit(model, data.x, data.y, epochs=EPOCHS, seed=seed)
+    models.fit(model, data.x, data.y, epochs=EPOCHS, seed=seed)
     x, y = data.x_test, data.y_test
     cut = len(x) // 3
     return model.eval(), (x[:cut], y[:cut]), (x[cut:], y[cut:])

@@ -10,7 +10,7 @@ from overt import decay
 from overt._html import Page
 from overt.decay.baselines import nuclear_norm
 from overt.entries import Entries
-from overt.experiments.jumps import EPSILONS, plot_depths, summary
+from overt.papers.one_way_jumps.jumps import EPSILONS, plot_depths, summary
 
 EPSILON, WIDTH, SEEDS = EPSILONS["depths"], 60, 12
 

@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 
 import overt
-from overt import equalize, experiments, penalty, spectral
+from overt import equalize, papers, penalty, spectral
 from overt._figures import GRAY, runs_figure, subplots
 from overt._files import write_whole
 from overt._html import Page
 from overt._progress import meter
 from overt._types import Array, Floats
 from overt.linear import inverse_decay
-from overt.theorems import registered, verify
-from overt.theorems._oracles import with_spectrum
+from overt.papers.oracles import with_spectrum
 
 
 def one_matrix(page: Page, folder: Path, seed: int) -> bool:
@@ -82,16 +81,17 @@ def _spectra(M: Floats, width: int) -> Any:
 
 def landscape(page: Page, folder: Path, seed: int) -> bool:
     """Show the first figure of the papers."""
-    experiment = experiments.find("dropout-fig1")
+    figure = papers.find("dropout-fig1").figure
+    assert figure is not None  # noqa: S101
     page.section("What dropout does to a landscape")
-    page.text(f"{experiment.source}: {experiment.claim}.")
-    rows = experiments.run(experiment, size="toy")
+    page.text(f"{figure.source}: {figure.claim}.")
+    rows = papers.run(figure, size="toy")
     page.figure(
-        experiment.plot(rows),
+        figure.plot(rows),
         "The objective of two tied hidden units without dropout and at two strengths. White: the "
         "minima that theory predicts.",
     )
-    findings = experiment.check(rows)
+    findings = figure.findings(rows)
     page.table(
         ("claim", "verdict", "measured", "reported"),
         [(f.claim, f.holds, f.measured, f.reported) for f in findings],
@@ -144,8 +144,8 @@ def networks(page: Page, folder: Path, seed: int) -> bool:
 def statements(page: Page, folder: Path, seed: int) -> bool:
     """Run every executable statement."""
     page.section("Every statement, checked now")
-    known = registered()
-    corrected = sum(1 for s in known.values() if s.correction)
+    known = [item for item in papers.items().values() if item.check]
+    corrected = sum(bool(item.printed) for item in known)
     page.text(
         f"Each of the {len(known)} statements is measured against an independent oracle: "
         "enumeration of all masks, a generic optimizer, or Monte Carlo (whose residual is in "
@@ -153,8 +153,8 @@ def statements(page: Page, folder: Path, seed: int) -> bool:
         "is shown too, and must exceed the tolerance."
     )
     verdicts = []
-    with meter("theorems", len(known)) as bar:
-        for verdict in verify(seed=seed):
+    with meter("statements", len(known)) as bar:
+        for verdict in papers.verify(seed=seed):
             verdicts.append(verdict)
             bar.advance(note=verdict.id)
     page.table(
@@ -166,10 +166,10 @@ def statements(page: Page, folder: Path, seed: int) -> bool:
         ],
     )  # fmt: skip
     write_whole(folder / "verify.json", json.dumps([v.to_dict() for v in verdicts], indent=1))
-    skipped = [v for v in verdicts if v.verdict == "skipped"]
-    if skipped:
-        page.text(f"{len(skipped)} statements were skipped: {skipped[0].detail}")
-    return all(v.verdict in ("holds", "skipped") for v in verdicts)
+    absent = [v for v in verdicts if v.verdict == "not run"]
+    if absent:
+        page.text(f"{len(absent)} statements were not run: {absent[0].detail}")
+    return all(v.verdict in ("holds", "not run") for v in verdicts)
 
 
 def _numbers(values: Array) -> str:

@@ -89,9 +89,9 @@ x = torch.randn(20, 2)
 print(robust_error(net, x, net(x).argmax(1), L2(0.5)))
 """,
     "statements": """
-from overt import theorems
+from overt import papers
 
-print(list(theorems.verify(["path-norm"])))
+print(list(papers.verify(["path-norm"])))
 """,
 }
 """By the name of a chapter's function, or of its module where that is called `chapter`."""

@@ -23,7 +23,7 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
 
 
 def _blocks(page: Page, seed: int) -> bool:
-    from overt.experiments import nn_realized
+    from overt.papers.beyond.noises import run_realized
 
     page.text(
         "First, a layer that drops what it says. On a 14 x 14 map with blocks of 7, the popular "
@@ -35,7 +35,7 @@ def _blocks(page: Page, seed: int) -> bool:
     lines, held = [], True
     for nominal in (0.1, 0.25, 0.5):
         params = {"block_size": 7, "drop_prob": nominal, "batches": 10}
-        found = nn_realized.run(params, seed)["implementations"]
+        found = run_realized(params, seed)["implementations"]
         for name, f in found.items():
             lines.append((name, nominal, f["realized"], f["center"], f["corner"]))
         held &= abs(found["overt"]["realized"] - nominal) <= 5 * found["overt"]["error"]

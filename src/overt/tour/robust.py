@@ -15,13 +15,13 @@ from overt.tour.torch_chapter import torch_chapter
 @torch_chapter("Attacks that do not go blind")
 def chapter(page: Page, folder: Path, seed: int) -> bool:
     """Attack a network of scikit-learn's digits, before and after its logits are scaled."""
-    from overt.experiments import small
+    from overt.papers import models
     from overt.robust import L2
 
-    data = small.load("digits")
+    data = models.load("digits")
     x, y = data.x_test[:150], data.y_test[:150]
-    net = small.mlp(64, 10)
-    small.fit(net, data.x, data.y, epochs=20, seed=seed)
+    net = models.mlp(64, 10)
+    models.fit(net, data.x, data.y, epochs=20, seed=seed)
     threat = L2(0.8, (0.0, 1.0))
     blind, steady = _scaled_logits(page, net, x, y, threat, seed)
     better = _training(page, net, data, x, y, threat, folder, seed)
@@ -73,14 +73,14 @@ def _training(
     """Return whether adversarial training lowers the robust error at every radius."""
     import torch
 
-    from overt.experiments import small
+    from overt.papers import models
     from overt.robust import PGD, adversarial_train, robust_error
 
     page.text(
         "Training on batches attacked at radius 0.4 makes the network harder to fool. The curves "
         "are lower bounds on the robust error, with 95% intervals."
     )
-    sturdy = small.mlp(64, 10)
+    sturdy = models.mlp(64, 10)
     batches = list(zip(data.x.split(64), data.y.split(64), strict=True))
     adversarial_train(
         sturdy, batches, PGD(threat.at(0.4), steps=4), epochs=20,

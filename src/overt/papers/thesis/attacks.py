@@ -40,7 +40,6 @@ def greedy_reflection(scale: int, rng: np.random.Generator) -> Residuals:
 
     from overt.robust import L2, PGD
 
-    W = np.array([[2.0, 0.0], [1.0, 0.0], [0.0, 10.0]])
     weight = torch.from_numpy(W)
     x, y = torch.tensor([[1.0, 0.0]], dtype=torch.float64), torch.tensor([0])
     wrong = 0
@@ -206,7 +205,7 @@ TRAININGS = ("standard", "pgd-inf", "r-pgd-inf", "pgd-2", "r-pgd-2")
 ATTACKS = ("fgsm", "r-fgsm", "pgd-inf", "r-pgd-inf", "bim", "r-bim", "pgd-2", "r-pgd-2")
 
 
-REPORTED = {
+TABLE_1 = {
     "standard": (0.236, 0.236, 0.033, 0.286, 0.286, 0.286, 0.003, 0.256),
     "pgd-inf": (0.004, 0.004, 0.005, 0.005, 0.005, 0.005, 0.003, 0.05),
     "r-pgd-inf": (0.003, 0.003, 0.004, 0.004, 0.004, 0.004, 0.002, 0.042),
@@ -320,7 +319,7 @@ def check_two_digits(rows: list[Row]) -> Findings:
             together(*(above(gain, -PRINTED) for gain in gains.values())),
             f"r-pgd-2 error {mean[plain]['r-pgd-2']:.3f} -> "
             f"{mean[reflected]['r-pgd-2']:.3f} (gain {last[0]:.3f} to {last[1]:.3f})",
-            f"{REPORTED[plain][-1]} -> {REPORTED[reflected][-1]}",
+            f"{TABLE_1[plain][-1]} -> {TABLE_1[reflected][-1]}",
         )
 
 
@@ -335,7 +334,7 @@ def plot_two_digits(rows: list[Row]) -> Any:
     """Draw the table as two heat maps, ours and the thesis's."""
     mean = table(rows)
     ours = np.array([[mean[t][a] for a in ATTACKS] for t in TRAININGS])
-    printed = np.array([REPORTED[t] for t in TRAININGS])
+    printed = np.array([TABLE_1[t] for t in TRAININGS])
     figure, (upper, lower) = canvas(9, 5.4, 2, 1)
     shown = ((upper, "measured here", ours), (lower, "thesis, Table 6-I", printed))
     for axes, title, values in shown:
@@ -351,7 +350,7 @@ def plot_two_digits(rows: list[Row]) -> Any:
 LOSSES = {"PGD": "cross_entropy", "R-PGD": "reflected_greedy"}
 
 
-REPORTED = {  # (radius * 255, steps): (RA of PGD, RA of R-PGD)
+TABLE_2 = {  # (radius * 255, steps): (RA of PGD, RA of R-PGD)
     (2, 2): (14.182, 14.338),
     (2, 4): (20.702, 20.726),
     (2, 16): (21.014, 20.958),
@@ -435,7 +434,7 @@ def check_cifar(rows: list[Row]) -> Findings:
             chosen = {m: rows_with(rows, method=m, radius=radius, steps=steps) for m in LOSSES}
             robust = {m: [row["robust"] for row in found] for m, found in chosen.items()}
             gains.append(mean_interval(np.subtract(robust["R-PGD"], robust["PGD"])))
-        known = [v for (r, _), v in REPORTED.items() if r == radius]
+        known = [v for (r, _), v in TABLE_2.items() if r == radius]
         mean = [(low + high) / 2 for low, high in gains]
         yield Finding(
             f"radius {radius}/255: PGD and R-PGD train networks that differ by less than a point",
@@ -464,7 +463,7 @@ def plot_cifar(rows: list[Row]) -> Any:
                 label = f"{method}, {name}"
                 bars = axes.bar(x, height, 0.38, color=color, alpha=alpha, label=label)
                 axes.bar_label(bars, [f"{h:.0f}" for h in height], fontsize=7)
-            known = [REPORTED.get((radius, s), (np.nan, np.nan)) for s in steps]
+            known = [TABLE_2.get((radius, s), (np.nan, np.nan)) for s in steps]
             printed = [pair[method == "R-PGD"] for pair in known]
             axes.plot(
                 x, printed, "kx", ms=5, label="printed, CIFAR-10" if method == "PGD" else None
