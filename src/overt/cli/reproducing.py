@@ -12,6 +12,7 @@ from overt.cli.base import Engine, app, console, fail, keeping, show_path, show_
 
 if TYPE_CHECKING:
     from overt.papers import Figure
+    from overt.papers.figures import Row
 
 
 @app.command()
@@ -126,9 +127,7 @@ def _rows(
         return run(figure, size=size, n_jobs=n_jobs, out=out, on_row=bar.reach, engine=engine)
 
 
-def _report(
-    figure: Figure, size: str, rows: list[dict[str, object]], out: Path, picture_format: str
-) -> None:
+def _report(figure: Figure, size: str, rows: list[Row], out: Path, picture_format: str) -> None:
     from overt.papers import report
 
     findings, picture = report(figure, size, rows, out, picture_format)

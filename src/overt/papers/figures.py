@@ -28,6 +28,9 @@ Params = dict[str, Any]
 Row = dict[str, Any]
 """A setting's parameters and measurements together."""
 
+Grid = Mapping[str, Any]
+"""The values along each axis of a size."""
+
 Table = tuple[Sequence[str], list[Sequence[Any]]]
 """Header and lines, as printed in the paper beside what was measured."""
 
@@ -132,7 +135,7 @@ class Figure:
     sizes
         For each size ("toy" takes seconds, "paper" is the printed one, "reduced" may stand between
         them) the values along each axis; the rows are their product. A value that is no list is
-        the only one; runs = 3 is run = [0, 1, 2].
+        the only one; runs = 3 is run = [0, 1, 2]. A list of such grids gives the rows of each.
     differs
         How each size differs from what was printed, or what was not printed and had to be chosen.
     hours
@@ -151,7 +154,7 @@ class Figure:
     run: Callable[[Params, int], dict[str, Any]]
     check: Callable[[list[Row]], Iterable[Finding]]
     plot: Callable[[list[Row]], Any]
-    sizes: Mapping[str, Mapping[str, Any]]
+    sizes: Mapping[str, Grid | Sequence[Grid]]
     differs: Mapping[str, str] = field(default_factory=dict)
     hours: Mapping[str, float] = field(default_factory=dict)
     needs: Mapping[str, str] = field(default_factory=dict)
@@ -161,14 +164,16 @@ class Figure:
 
     def settings(self, size: str) -> Iterator[Params]:
         """Yield every combination of the values along the axes."""
-        axes: dict[str, Sequence[Any]] = {}
-        for name, values in self.sizes[size].items():
-            if name == "runs":
-                axes["run"] = range(values)
-            else:
-                axes[name] = values if isinstance(values, list) else [values]
-        for chosen in itertools.product(*axes.values()):
-            yield dict(zip(axes, chosen, strict=True))
+        given = self.sizes[size]
+        for grid in [given] if isinstance(given, Mapping) else given:
+            axes: dict[str, Sequence[Any]] = {}
+            for name, values in grid.items():
+                if name == "runs":
+                    axes["run"] = range(values)
+                else:
+                    axes[name] = values if isinstance(values, list) else [values]
+            for chosen in itertools.product(*axes.values()):
+                yield dict(zip(axes, chosen, strict=True))
 
     def key(self, params: Params) -> str:
         """Return a name for a setting that is stable between runs and machines."""

@@ -47,9 +47,28 @@ PERIOD = 1000
 """Steps of a quiet and of a noisy phase in Figure 4."""
 
 
-def schedule(*phases: tuple[int, float, float]) -> Schedule:
+def schedule(params: Params, *phases: tuple[int, float, float]) -> Schedule:
     """Return a schedule from the numbers printed in the paper's figures."""
-    return Schedule.of(phases, convention=CONVENTION)
+    return Schedule.of(phases, convention=params.get("convention", CONVENTION))
+
+
+def as_pytorch(rows: list[Row]) -> list[Row]:
+    """Return the rows in which the printed decay is read as PyTorch's: those of the figure."""
+    return [row for row in rows if "convention" not in row]
+
+
+def check_printed(rows: list[Row]) -> Findings:
+    """Check whether the printed decay reproduces the figure under the printed loss."""
+    printed = [row for row in rows if "convention" in row]
+    if printed:
+        runs = sum(len(row["jump_step"]) for row in printed)
+        low = sum(row["collapsed"] + row["diverged"] for row in printed)
+        yield Finding(
+            "the printed weight decay reproduces the figure under the printed loss",
+            above(share_interval(runs - low, runs), 0.5),
+            f"{low} of {runs} runs fall to rank 0 or diverge",
+            "jumps from rank 2 to rank 1",
+        )
 
 
 def summary(found: Jumps, shown: int) -> dict[str, Any]:
@@ -98,11 +117,11 @@ def run_paths(params: Params, seed: int) -> dict[str, Any]:
     problem, steps, count = two_by_two(EPSILONS["paths"]), params["steps"], 6
 
     def noisy(until: int) -> Schedule:
-        return schedule(WARM_UP, (until - WARM_UP[0], 0.2, 0.1))
+        return schedule(params, WARM_UP, (until - WARM_UP[0], 0.2, 0.1))
 
     records = steps // 50 + 1
     found = jumps(problem, 3, WIDTH, noisy(steps), params["seeds"], records=records, seed=seed)
-    quiet, offshoots = schedule((10_000, 0.02, 0.001)), []
+    quiet, offshoots = schedule(params, (10_000, 0.02, 0.001)), []
     for start in params["offshoots"]:
         at = simulate(problem, 3, WIDTH, noisy(start), count, records=[start], seed=seed)
         after = simulate(problem, 3, WIDTH, quiet, count, at.weights, 21, seed=seed + 1)
@@ -122,7 +141,8 @@ def run_paths(params: Params, seed: int) -> dict[str, Any]:
 
 def check_paths(rows: list[Row]) -> Findings:
     """Check the shares that jumped, that no run returns, and what the offshoots find."""
-    (row,) = rows
+    yield from check_printed(rows)
+    (row,) = as_pytorch(rows)
     step, n = np.array(row["jump_step"]), len(row["jump_step"])
     shares = [
         f"{np.mean((step >= 0) & (step <= when)):.2f} by step {when}"
@@ -168,7 +188,7 @@ def _range(ends: list[float]) -> str:
 
 def plot_paths(rows: list[Row]) -> Any:
     """Draw the noisy path and its offshoots, the ratio of singular values, and the survival."""
-    (row,) = rows
+    (row,) = as_pytorch(rows)
     shown = int(np.argmax(np.array(row["jump_step"][:6]) > 0))
     figure, (path, ratio, share) = canvas(9, 8, 3, 1)
     path.plot(row["grid"], row["missing"][shown], color=GRAY, lw=0.8, label="noisy path")
@@ -194,15 +214,16 @@ def plot_paths(rows: list[Row]) -> Any:
 
 def run_depths(params: Params, seed: int) -> dict[str, Any]:
     """Run one depth for many seeds."""
-    path = schedule(WARM_UP, (4500, 0.25, 0.1), (5000, 0.05, 0.001))
+    path = schedule(params, WARM_UP, (4500, 0.25, 0.1), (5000, 0.05, 0.001))
     given = (two_by_two(EPSILONS["depths"]), params["depth"], WIDTH, path, params["seeds"])
     return summary(jumps(*given, records=501, seed=seed), shown=5)
 
 
 def check_depths(rows: list[Row]) -> Findings:
     """Check how many runs of each depth jump, and when: depth 4 does and depth 3 does not."""
+    yield from check_printed(rows)
     shares = {}
-    for row in rows:
+    for row in as_pytorch(rows):
         steps, shallow = np.array(row["jump_step"]), row["depth"] == 3
         done = steps[steps >= 0]
         low, high = shares[row["depth"]] = share_interval(len(done), len(steps))
@@ -225,7 +246,7 @@ def check_depths(rows: list[Row]) -> Findings:
 def plot_depths(rows: list[Row]) -> Any:
     """Draw the missing entry of five runs of each depth, and the survival."""
     figure, (curves, share) = canvas(9, 6, 2, 1, sharex=True)
-    for row in rows:
+    for row in as_pytorch(rows):
         name, color = f"depth {row['depth']}", {3: BLUE, 4: ORANGE}[row["depth"]]
         for k, curve in enumerate(row["missing"]):
             curves.plot(row["grid"], curve, color=color, lw=0.7, label=None if k else name)
@@ -240,7 +261,8 @@ def plot_depths(rows: list[Row]) -> Any:
 
 def run_periods(params: Params, seed: int) -> dict[str, Any]:
     """Run the periodic schedule for many seeds, ending in a quiet phase."""
-    phases = Schedule.periodic(params["periods"], PERIOD).phases
+    convention = params.get("convention", CONVENTION)
+    phases = Schedule.periodic(params["periods"], PERIOD, convention=convention).phases
     path = Schedule((*phases, phases[1]))
     given = (two_by_two(EPSILONS["periods"]), 3, WIDTH, path, params["seeds"])
     return summary(jumps(*given, records=path.steps // 20 + 1, seed=seed), shown=5)
@@ -248,7 +270,8 @@ def run_periods(params: Params, seed: int) -> dict[str, Any]:
 
 def check_periods(rows: list[Row]) -> Findings:
     """Check that all runs jump, and that they do it in noisy phases."""
-    (row,) = rows
+    yield from check_printed(rows)
+    (row,) = as_pytorch(rows)
     steps = np.array(row["jump_step"])
     done = steps[steps >= 0]
     # The last record above the threshold may come up to one record before the phase begins.
@@ -285,7 +308,7 @@ def check_periods(rows: list[Row]) -> Findings:
 
 def plot_periods(rows: list[Row]) -> Any:
     """Draw the test error of five runs over the alternating phases."""
-    (row,) = rows
+    (row,) = as_pytorch(rows)
     figure, (error, share) = canvas(9, 6, 2, 1, sharex=True)
     for curve in row["test_error"]:
         error.plot(row["grid"], curve, lw=0.8)
@@ -310,7 +333,7 @@ def run_epsilon(params: Params, seed: int) -> dict[str, Any]:
     """Run t0 noisy steps (the warm-up included) and then the quiet phase, at depth 4."""
     noisy = params["noisy_steps"]
     start = [WARM_UP, (noisy - WARM_UP[0], 0.25, 0.1)] if noisy else []
-    path = schedule(*start, (4000, 0.05, 0.001))
+    path = schedule(params, *start, (4000, 0.05, 0.001))
     given = (two_by_two(params["epsilon"]), 4, WIDTH, path, params["seeds"])
     runs = simulate(*given, records=[path.steps], balance=False, seed=seed)
     error = runs.test_error[:, -1]
@@ -323,6 +346,10 @@ def run_epsilon(params: Params, seed: int) -> dict[str, Any]:
 
 def check_epsilon(rows: list[Row]) -> Findings:
     """Check that no noise fails, that some noise suffices for large epsilon, more for small."""
+    printed = [row for row in rows if "convention" in row]
+    rows = as_pytorch(rows)
+    if printed:
+        yield _printed_recovers(printed)
     table = {(row["epsilon"], row["noisy_steps"]): row["test_error"] for row in rows}
     epsilons, lengths = (sorted({key[i] for key in table}) for i in (0, 1))
     first = next(t for t in lengths if t)
@@ -351,12 +378,24 @@ def check_epsilon(rows: list[Row]) -> Findings:
     )
 
 
+def _printed_recovers(rows: list[Row]) -> Finding:
+    """Return whether annealing recovers epsilon = 1 with the printed decay and loss."""
+    errors = [error for row in rows if row["noisy_steps"] for error in row["test_error"]]
+    return Finding(
+        "the printed weight decay reproduces the figure under the printed loss",
+        below(mean_interval(errors), RECOVERED),
+        f"mean relative error {np.mean(errors):.3f} after noisy phases at epsilon = 1",
+        "recovered",
+    )
+
+
 def _means(errors: dict[float, list[float]]) -> str:
     return "mean relative error " + ", ".join(f"{e:g}: {np.mean(v):.3f}" for e, v in errors.items())
 
 
 def plot_epsilon(rows: list[Row]) -> Any:
     """Draw the relative test error against epsilon, one curve for each length."""
+    rows = as_pytorch(rows)
     figure, axes = canvas(6.4, 4.2)
     for noisy in values_of(rows, "noisy_steps"):
         line = sorted(rows_with(rows, noisy_steps=noisy), key=lambda r: r["epsilon"])
@@ -464,11 +503,10 @@ figure(
             "steps": 6000,
             "offshoots": [[1000, 6000]],
         },
-        "paper": {
-            "seeds": 100,
-            "steps": 20000,
-            "offshoots": [[1000, 2000, 4000, 8000, 16000]],
-        },
+        "paper": [
+            {"seeds": 100, "steps": 20000, "offshoots": [[1000, 2000, 4000, 8000, 16000]]},
+            {"convention": "loss", "seeds": 20, "steps": 20000, "offshoots": [[1000, 16000]]},
+        ],
     },
     differs={
         "toy": "16 runs of 6,000 steps",
@@ -492,10 +530,10 @@ figure(
             "depth": [3, 4],
             "seeds": 8,
         },
-        "paper": {
-            "depth": [3, 4],
-            "seeds": 40,
-        },
+        "paper": [
+            {"depth": [3, 4], "seeds": 40},
+            {"convention": "loss", "depth": [3, 4], "seeds": 20},
+        ],
     },
     differs={
         "toy": "8 runs of each depth",
@@ -520,11 +558,14 @@ figure(
             "noisy_steps": [0, 1000, 5000],
             "seeds": 8,
         },
-        "paper": {
-            "epsilon": [0.05, 0.1, 0.15, 0.2, 0.25, 0.35, 0.5, 0.75, 1.0],
-            "noisy_steps": [0, 1000, 2000, 5000],
-            "seeds": 40,
-        },
+        "paper": [
+            {
+                "epsilon": [0.05, 0.1, 0.15, 0.2, 0.25, 0.35, 0.5, 0.75, 1.0],
+                "noisy_steps": [0, 1000, 2000, 5000],
+                "seeds": 40,
+            },
+            {"convention": "loss", "epsilon": 1.0, "noisy_steps": [0, 1000, 5000], "seeds": 20},
+        ],
     },
     differs={
         "toy": "three values of epsilon, 8 runs of each",
@@ -548,10 +589,10 @@ figure(
             "seeds": 8,
             "periods": 5,
         },
-        "paper": {
-            "seeds": 40,
-            "periods": 10,
-        },
+        "paper": [
+            {"seeds": 40, "periods": 10},
+            {"convention": "loss", "seeds": 20, "periods": 10},
+        ],
     },
     differs={
         "toy": "8 runs of 5 periods",

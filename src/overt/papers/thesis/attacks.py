@@ -611,7 +611,8 @@ figure(
     },
     differs={
         "toy": "scikit-learn's digits, a small residual network, one run of 2 epochs",
-        "reduced": "the CIFAR-10 images that OVERT_DATA holds, a small residual network on halved images, 2 runs of 3 epochs, two radii and two numbers of steps",
+        "reduced": "the CIFAR-10 images that OVERT_DATA holds, a small residual network on halved "
+        "images, 2 runs of 3 epochs, two radii and two numbers of steps",
         "paper": "needs all of CIFAR-10 in OVERT_DATA; the attack's step size is not printed",
     },
     needs={"torch": "torch"},

@@ -440,7 +440,8 @@ figure(
         },
     },
     differs={
-        "toy": "odd against even digits of scikit-learn, which were picked because the claim holds there; one run, plain inputs",
+        "toy": "odd against even digits of scikit-learn, which were picked because the claim holds "
+        "there; one run, plain inputs",
         "reduced": "3 runs of 10 epochs, random signs only, widths 32 and 128",
         "paper": "widths, optimizer and batch size are not printed: Adam in batches of 64",
     },
@@ -472,7 +473,8 @@ item(
 item(
     "Section 4.6, claims",
     "4.6",
-    "Symmetrization does not hurt, training accuracy is 100 %, wider networks co-adapt more, the gap grows with the width",
+    "Symmetrization does not hurt, training accuracy is 100 %, wider networks co-adapt more, the "
+    "gap grows with the width",
     by="thesis-fig4-2",
     open="plain inputs were not run on MNIST; recorded training errors reach 1.4 %",
 )

@@ -443,7 +443,7 @@ figure(
     },
     differs={
         "toy": "generated ratings, which no printed number is about",
-        "reduced": "MovieLens 100K and 1M in place of 10M, smaller batches and fewer epochs, one run",
+        "reduced": "MovieLens 100K and 1M for 10M, smaller batches and fewer epochs, one run",
         "paper": "one run in place of 50; the split is not printed: a random tenth",
     },
 )
@@ -493,7 +493,7 @@ figure(
     },
     differs={
         "toy": "generated ratings, which no printed number is about",
-        "reduced": "MovieLens 100K and 1M in place of 10M, smaller batches and fewer epochs, one run",
+        "reduced": "MovieLens 100K and 1M for 10M, smaller batches and fewer epochs, one run",
         "paper": "one run in place of 50; the split is not printed: a random tenth",
     },
 )

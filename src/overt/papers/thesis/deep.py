@@ -11,7 +11,7 @@ import numpy as np
 
 from overt import equalize, penalty, spectral
 from overt._figures import BLUE, GRAY, ORANGE, canvas, draw_band
-from overt.linear import DeepLinearNetwork, inverse_decay
+from overt.linear import DeepLinearNetwork
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, STRICT, relative, worst
 from overt.papers.figures import (
@@ -22,7 +22,9 @@ from overt.papers.figures import (
     above,
     below,
     mean_interval,
+    rows_with,
     together,
+    values_of,
 )
 from overt.papers.records import Residuals, figure, item, statement
 from overt.papers.trajectories import log_steps, trajectory
@@ -266,13 +268,21 @@ def deep_single_output(scale: int, rng: np.random.Generator) -> Residuals:
     return DESCENT, detail, relative(printed, W) ** 2
 
 
+TARGETS = {"printed": lambda size: 1.0, "normalized": lambda size: size**-0.5}
+"""Factor of U V' in Figure 3-2; at the printed one, 1, every printed learning rate diverges."""
+
+
 def run_spectra(params: Params, seed: int) -> dict[str, Any]:
     """Train with minibatches, and compare the spectrum with the envelope's and the best known."""
     rng, d, rank = np.random.default_rng(0), params["size"], params["rank"]
-    N = rng.standard_normal((d, rank)) @ rng.standard_normal((rank, d)) / np.sqrt(d)
+    N = (
+        rng.standard_normal((d, rank))
+        @ rng.standard_normal((rank, d))
+        * TARGETS[params["target_scale"]](d)
+    )
     N = N + 0.02 * rng.standard_normal((d, d))
     net = DeepLinearNetwork(N, (d,) * params["hidden"], params["drop_prob"])
-    rate = inverse_decay(params["rate"], params["steps"] / 4)
+    rate = params["rate"]
     seeds, batch = range(seed, seed + params["seeds"]), params["batch"]
     trace = net.train(params["steps"], rate, seeds, batch_size=batch, records=6)
     products, best = reduce(lambda product, W: W @ product, trace.weights), net.solve()
@@ -288,7 +298,8 @@ def run_spectra(params: Params, seed: int) -> dict[str, Any]:
 
 def check_spectra(rows: list[Row]) -> Findings:
     """Check that spectra shrink and lose rank as dropout grows, unevenly, above the bound."""
-    rows = sorted(rows, key=lambda row: row["drop_prob"])
+    yield from _check_rates(rows)
+    rows = tuned(rows_with(rows, target_scale="normalized"))
     target = np.array(rows[0]["target"])
     trained = np.array([np.mean(row["trained"], axis=0) for row in rows])
     rank = np.sum(trained > 0.02 * target[0], axis=1)
@@ -325,6 +336,36 @@ def check_spectra(rows: list[Row]) -> Findings:
     )
 
 
+def tuned(rows: list[Row]) -> list[Row]:
+    """Return for each drop probability the row of the learning rate with the least objective."""
+
+    def ended(row: Row) -> float:
+        final = np.mean(row["objective"])
+        return float(final) if np.isfinite(final) else np.inf
+
+    groups = [rows_with(rows, drop_prob=prob) for prob in values_of(rows, "drop_prob")]
+    return [min(group, key=ended) for group in groups]
+
+
+def _check_rates(rows: list[Row]) -> Findings:
+    """Check whether some printed learning rate trains every network, target by target."""
+    for scale in values_of(rows, "target_scale"):
+        chosen = rows_with(rows, target_scale=scale)
+        diverged = {
+            rate: sum(
+                int(np.sum(~np.isfinite(row["objective"]))) for row in rows_with(chosen, rate=rate)
+            )
+            for rate in values_of(chosen, "rate")
+        }
+        count = sum(len(row["objective"]) for row in rows_with(chosen, rate=min(diverged)))
+        yield Finding(
+            f"one learning rate trains every network, target {scale}",
+            min(diverged.values()) == 0,
+            ", ".join(f"rate {rate:g}: {n} of {count} diverge" for rate, n in diverged.items()),
+            "tuned over {1, .1, .01}",
+        )
+
+
 def _ends(count: int, rank: int) -> Any:
     """Return the weights of the last kept value less the first."""
     return np.eye(count)[rank - 1] - np.eye(count)[0]
@@ -334,6 +375,7 @@ def plot_spectra(rows: list[Row]) -> Any:
     """Draw target, trained, best known and envelope spectra."""
     from overt import spectral
 
+    rows = tuned(rows_with(rows, target_scale="normalized"))
     figure, axes = canvas(3.1 * len(rows), 3.3, 1, len(rows), squeeze=False, sharey=True)
     for row, panel in zip(rows, axes[0], strict=True):
         count = min(2 * row["rank"] + 2, len(row["target"]))
@@ -359,7 +401,10 @@ def run_gaps(params: Params, seed: int) -> dict[str, Any]:
     net = DeepLinearNetwork(target, (width,) * hidden, params["drop_prob"])
     start = [rng.standard_normal(shape) / np.sqrt(shape[1]) for shape in net.shapes]
     grid = log_steps(params["steps"], 24)
-    rate = inverse_decay(params["rate"], params["steps"] / 4)
+
+    def rate(step: Any) -> Any:
+        return np.full(np.shape(step), params["rate"])
+
     path = list(trajectory(net.train, start, grid, rate, 1000 * seed, batch_size=params["batch"]))
     best = net.solve()
     return {
@@ -374,6 +419,8 @@ def run_gaps(params: Params, seed: int) -> dict[str, Any]:
 
 def check_gaps(rows: list[Row]) -> Findings:
     """Check that the gaps of all orders go to zero and the objective to its optimum."""
+    yield _check_divergence(rows)
+    rows = _tuned_runs(rows)
     gaps = np.array([row["gaps"] for row in rows])  # (runs, records, orders)
     excess = np.array([row["objective"][-1] / row["optimum"] - 1 for row in rows])
     first, last = gaps[:, 0].mean(axis=0), gaps[:, -1].mean(axis=0)
@@ -398,8 +445,35 @@ def check_gaps(rows: list[Row]) -> Findings:
     yield Finding("the exact solution is equalized", largest <= 1e-12, f"largest gap {largest:.0e}")
 
 
+def _finals(rows: list[Row]) -> dict[float, Any]:
+    """Return the last objectives by learning rate; NaN where a run diverged."""
+    return {
+        rate: np.array([row["objective"][-1] for row in rows_with(rows, rate=rate)])
+        for rate in values_of(rows, "rate")
+    }
+
+
+def _tuned_runs(rows: list[Row]) -> list[Row]:
+    """Return the runs at the learning rate with the least mean objective; none may diverge."""
+    mean = {rate: float(np.mean(final)) for rate, final in _finals(rows).items()}
+    best = min(mean, key=lambda rate: mean[rate] if np.isfinite(mean[rate]) else np.inf)
+    return rows_with(rows, rate=best)
+
+
+def _check_divergence(rows: list[Row]) -> Finding:
+    diverged = {rate: int(np.sum(~np.isfinite(f))) for rate, f in _finals(rows).items()}
+    count = len(rows) // len(diverged)
+    return Finding(
+        "at one learning rate no run diverges",
+        min(diverged.values()) == 0,
+        ", ".join(f"rate {rate:g}: {n} of {count} diverge" for rate, n in diverged.items()),
+        "tuned over {1, .1, .01}",
+    )
+
+
 def plot_gaps(rows: list[Row]) -> Any:
     """Draw the gap of every order with its spread over runs."""
+    rows = _tuned_runs(rows)
     figure, axes = canvas(6, 4)
     gaps = np.array([row["gaps"] for row in rows])
     shades = ("#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08306b")
@@ -428,26 +502,34 @@ figure(
     sizes={
         "toy": {
             "drop_prob": [0.0, 0.2, 0.4, 0.6],
+            "target_scale": "normalized",
+            "rate": [0.1, 0.01],
             "size": 8,
             "rank": 3,
             "hidden": 2,
-            "steps": 3000,
+            "steps": 4000,
             "batch": 100,
-            "rate": 0.05,
             "seeds": 4,
         },
         "paper": {
             "drop_prob": [0.0, 0.1, 0.2, 0.3, 0.4, 0.5],
+            "target_scale": ["printed", "normalized"],
+            "rate": [1, 0.1, 0.01],
             "size": 30,
             "rank": 10,
             "hidden": 2,
-            "steps": 6000,
+            "steps": 2000,
             "batch": 1000,
-            "rate": 0.05,
             "seeds": 50,
         },
     },
-    differs={"toy": "8 x 8, 4 runs", "paper": "the target's spectrum and the rate are not printed"},
+    differs={
+        "toy": "8 x 8, 4 runs, rates .1 and .01",
+        "paper": "the number of steps and the size of the noise are not printed: 2,000 and .02; at "
+        "the printed target, U V' of standard Gaussians, no printed rate trains, so that U V' is "
+        "also divided by the square root of its size",
+    },
+    revision=2,
 )
 
 figure(
@@ -469,20 +551,23 @@ figure(
             "drop_prob": 0.5,
             "steps": 25000,
             "batch": 50,
-            "rate": 0.05,
+            "rate": [0.1, 0.01],
         },
         "paper": {
             "runs": 50,
             "width": 5,
             "hidden": 5,
             "drop_prob": 0.5,
-            "steps": 10000,
+            "steps": 30000,
             "batch": 1000,
-            "rate": 0.05,
+            "rate": [1, 0.1, 0.01],
         },
     },
-    differs={"toy": "three layers of 4, 3 runs", "paper": "the learning rate is not printed"},
-    revision=2,
+    differs={
+        "toy": "three layers of 4, 3 runs, rates .1 and .01",
+        "paper": "the drop probability and the number of steps are not printed: .5 and 30,000",
+    },
+    revision=3,
 )
 
 item(
