@@ -132,7 +132,7 @@ ESCAPES = {char: rf"\{char}" for char in "#$%&_{}"} | {
 
 def escape_tex(text: str) -> str:
     """Return plain text that LaTeX sets as it stands."""
-    return text.translate(str.maketrans(ESCAPES))
+    return text.translate({ord(char): escaped for char, escaped in ESCAPES.items()})
 
 
 _registry: dict[str, Item] = {}
@@ -146,7 +146,7 @@ def _register(item: Item) -> None:
     _registry[item.id] = item
 
 
-def _place(module: str) -> dict[str, str]:
+def _place(module: str) -> dict[str, Any]:
     """Return the module and the folder of overt.papers that it is in ("" for a user's own)."""
     parts = module.split(".")
     ours = parts[:2] == ["overt", "papers"] and len(parts) > 3
@@ -242,7 +242,7 @@ def item(
     )
 
 
-def parse_page(text: str, name: str) -> dict[str, str]:
+def parse_page(text: str, name: str) -> dict[str, Any]:
     """Return title, claim and the parts that begin with their name from a docstring."""
     parts = [" ".join(part.split()) for part in inspect.cleandoc(text).split("\n\n")]
     if len(parts) < 2:

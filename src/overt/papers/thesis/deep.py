@@ -268,27 +268,25 @@ def deep_single_output(scale: int, rng: np.random.Generator) -> Residuals:
     return DESCENT, detail, relative(printed, W) ** 2
 
 
-TARGETS = {"printed": lambda size: 1.0, "normalized": lambda size: size**-0.5}
-"""Factor of U V' in Figure 3-2; at the printed one, 1, every printed learning rate diverges."""
-
-
 def run_spectra(params: Params, seed: int) -> dict[str, Any]:
     """Train with minibatches, and compare the spectrum with the envelope's and the best known."""
     rng, d, rank = np.random.default_rng(0), params["size"], params["rank"]
-    N = (
-        rng.standard_normal((d, rank))
-        @ rng.standard_normal((rank, d))
-        * TARGETS[params["target_scale"]](d)
-    )
+    N = rng.standard_normal((d, rank)) @ rng.standard_normal((rank, d))
+    if params["target_scale"] == "normalized":
+        N = N / np.sqrt(d)
     N = N + 0.02 * rng.standard_normal((d, d))
     net = DeepLinearNetwork(N, (d,) * params["hidden"], params["drop_prob"])
     rate = params["rate"]
     seeds, batch = range(seed, seed + params["seeds"]), params["batch"]
     trace = net.train(params["steps"], rate, seeds, batch_size=batch, records=6)
-    products, best = reduce(lambda product, W: W @ product, trace.weights), net.solve()
+    products = reduce(lambda product, W: W @ product, trace.weights)
+    trained = np.full((len(products), d), np.nan)
+    finite = np.isfinite(products).all(axis=(1, 2))
+    trained[finite] = np.linalg.svd(products[finite], compute_uv=False)
+    best = net.solve()
     return {
         "target": np.linalg.svd(N, compute_uv=False).tolist(),
-        "trained": np.linalg.svd(products, compute_uv=False).tolist(),
+        "trained": trained.tolist(),
         "solved": best.spectrum.tolist(),
         "objective": trace.objective[:, -1].tolist(),
         "best": best.objective,
@@ -393,6 +391,10 @@ def plot_spectra(rows: list[Row]) -> Any:
     return figure
 
 
+DIVERGED = 1e6
+"""A run whose objective is so many times that of its start has diverged: it is NaN from there."""
+
+
 def run_gaps(params: Params, seed: int) -> dict[str, Any]:
     """Follow one run and record the equalization gap of every order."""
     width, hidden = params["width"], params["hidden"]
@@ -405,12 +407,20 @@ def run_gaps(params: Params, seed: int) -> dict[str, Any]:
     def rate(step: Any) -> Any:
         return np.full(np.shape(step), params["rate"])
 
-    path = list(trajectory(net.train, start, grid, rate, 1000 * seed, batch_size=params["batch"]))
+    gaps = np.full((len(grid), hidden), np.nan)
+    objective = np.full(len(grid), np.nan)
+    path = trajectory(net.train, start, grid, rate, 1000 * seed, batch_size=params["batch"])
+    for record, (_, weights) in enumerate(path):
+        value = net.objective(weights)
+        if not value < DIVERGED * net.objective(start):
+            break
+        gaps[record] = equalize.equalization_gaps(weights)
+        objective[record] = value
     best = net.solve()
     return {
-        "steps_seen": [step for step, _ in path],
-        "gaps": [[float(g) for g in equalize.equalization_gaps(w)] for _, w in path],
-        "objective": [net.objective(w) for _, w in path],
+        "steps_seen": grid,
+        "gaps": gaps.tolist(),
+        "objective": objective.tolist(),
         "optimum": best.objective,
         "map_error": best.certificate.distance,
         "solution_gaps": [float(g) for g in equalize.equalization_gaps(best.weights)],
