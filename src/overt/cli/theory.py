@@ -30,7 +30,7 @@ def verify(
     card: Annotated[bool, Option("--card", help="Show all that is known of each.")] = False,
     as_latex: Annotated[bool, Option("--latex", help="Print them as LaTeX.")] = False,
     as_bibtex: Annotated[bool, Option("--bibtex", help="Print their papers.")] = False,
-    record: Annotated[
+    out: Annotated[
         Path | None, Option(help="Folder in which to store the worst verdict of each.")
     ] = None,
 ) -> None:
@@ -72,8 +72,8 @@ def verify(
     else:
         _show_verdicts(verdicts)
     ended(status, f"{len(verdicts)} of {len(chosen) * seeds} were checked")
-    if record is not None:
-        _store(verdicts, size, record)
+    if out is not None:
+        _store(verdicts, size, out)
     # What was named must be confirmed; of all statements those of missing extras may be absent.
     passing = ("holds",) if ids else ("holds", "not run")
     failed = dict.fromkeys(v.id for v in verdicts if v.verdict not in passing)

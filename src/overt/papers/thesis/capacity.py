@@ -449,7 +449,7 @@ figure(
 )
 
 item("Assumption 1", "4.3", "Retentive inputs", by="relu-symmetrized", how="definition")
-item("Proposition 5", "4.5.2", "Deep regression")
+item("Proposition 5", "4.5.2", "Deep regression", by="last-layer-dropout")
 item("Definition 6", "4.5.2", "Clipped classes", by="loss-contraction", how="definition")
 item("Theorem 19", "4.3", "The same for the squared loss", how="cited")
 item(
