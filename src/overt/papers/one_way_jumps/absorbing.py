@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from overt._types import Floats
 from overt.decay import ApproximateRankSet, Schedule, balanced, layers, minima, simulate, two_by_two
 from overt.papers.one_way_jumps.networks import (
     largest_norm,
@@ -58,13 +59,22 @@ def decay_one_way(scale: int, rng: np.random.Generator) -> Residuals:
     root = int(rng.integers(2**31))
     noisy = Schedule.constant(6000, 0.2, 0.1, convention="pytorch")
     start = Schedule.of([(500, 0.03, 0.1), (9500, 0.2, 0.1)], convention="pytorch")
-    first = simulate(problem, 3, 100, start, count, records=[10_000], seed=root, balance=False)
+    records = [500, 10_000]
+    first = simulate(problem, 3, 100, start, count, records=records, seed=root, balance=False)
     low = np.flatnonzero(first.ratio[:, -1] < 0.02)
     weights = [W[low] for W in first.weights]
     after = simulate(problem, 3, 100, noisy, len(low), weights, 61, seed=root + 1, balance=False)
     back = int(np.sum(after.ratio.max(axis=1) >= 0.05))
     yield float(back)
-    return 0.0, f"{back} of {len(low)} runs came back in 6,000 steps"
+    yield 0.0 if len(low) else math.inf
+    above = float(np.sum(first.ratio[:, 0] >= 0.05))
+    detail = f"{back} of {len(low)} runs came back in 6,000 steps; null: runs before their jump"
+    return 0.0, detail, None, above
+
+
+def _leaves(W: list[Floats], region: ApproximateRankSet) -> bool:
+    """Return whether weights are larger, or of higher approximate rank, than the set allows."""
+    return largest_norm(W) > region.bound or soft_rank(W, region.alpha) > 1 + region.slack
 
 
 @statement("Theorem 3.2, proof", "3.2", how="symbolic", identity="balance")
@@ -106,7 +116,11 @@ def decay_closed(scale: int, rng: np.random.Generator) -> Residuals:
     """
     problem, depth, width, lam = two_by_two(0.25), 3, 6, 0.05
     region = ApproximateRankSet.for_problem(problem, depth, width, lam, 1)
-    broken, steps, least = 0, 0, np.inf
+    # The constants of the theorem, written anew; C_1 is the largest squared observation.
+    decay, C_1, C = 2 * lam, 1.0, 1.0 / (4 * lam)
+    yield abs(region.alpha / (decay**2 / (2 * (C_1 + C**depth))) - 1)
+    yield abs(region.bound / C - 1)
+    broken, without_decay, steps, least = 0, 0, 0, np.inf
     for rate in (1e-4, 1e-3, 1e-2):
         for _ in range(300 * scale):
             # Weights on the boundary, written anew: x_2 = alpha (1 - sqrt(1 - eps_2)).
@@ -116,13 +130,19 @@ def decay_closed(scale: int, rng: np.random.Generator) -> Residuals:
             V, U = (np.linalg.qr(rng.standard_normal((2, 2)))[0] for _ in range(2))
             W[0][:2], W[1][:2, :2], W[2][:, :2] = roots[:, None] * V.T, np.diag(roots), U * roots
             least = min(least, soft_rank(W, region.alpha))
-            W = sgd_step(W, problem, int(rng.integers(len(problem))), rate, 2 * lam)
-            larger = largest_norm(W) > region.bound
-            broken += larger or soft_rank(W, region.alpha) > 1 + region.slack
+            n = int(rng.integers(len(problem)))
+            free = sgd_step(W, problem, n, rate, 0.0)
+            W = sgd_step(W, problem, n, rate, 2 * lam)
+            broken += _leaves(W, region)
+            without_decay += _leaves(free, region)
             steps += 1
     on_boundary = least > 1 + region.slack * (1 - 1e-5)
     yield float(broken) + (not on_boundary)
-    return 0.0, f"{broken} of {steps} steps from the boundary left, at rates 1e-4 to 1e-2"
+    detail = (
+        f"{broken} of {steps} steps from the boundary left, at rates 1e-4 to 1e-2; null: without "
+        f"decay {without_decay} leave"
+    )
+    return 1e-12, detail, None, float(without_decay)
 
 
 @statement("Theorem B.2", "B", how="bound evaluated")
@@ -155,14 +175,28 @@ def decay_reached(scale: int, rng: np.random.Generator) -> Residuals:
     yield layers.imbalance(W) / e1 - 1
     column = np.flatnonzero(problem.cols == 0)
     yield 0.5 - len(column) / len(problem)  # r/n is the least chance of a draw from J
-    T = math.ceil(math.log(4 * (width - 1) * C / (alpha * slack)) / (2 * eta * lam))
-    first = np.linalg.svd(W[0], compute_uv=False)[0]
-    for _ in range(T):
-        W = sgd_step(W, problem, int(rng.choice(column)), eta, lam)
-    yield np.linalg.svd(W[0], compute_uv=False)[1] - first * (1 - eta * lam) ** T
-    region = ApproximateRankSet(1, 4 * e1, slack, alpha, C)
-    yield float(not region.contains(W))
-    return 1e-9, f"{T} draws from one column after the first phase, rate {eta:.1e}"
+    # From the first phase the weights may be in B_0 already; a minimum of rank 2 is not.
+    decay, rate = 0.01, 0.05
+    highest = max(minima(problem, 3, decay, starts=1, seed=rng), key=lambda m: m.rank)
+    yield float(highest.rank != 2)
+    T = math.ceil(math.log(1e4) / (2 * rate * decay))
+    ends = []
+    for drawn in (column, np.arange(len(problem))):
+        W = balanced(highest.matrix, 3, 2)
+        yield float(soft_rank(W, alpha) < 2 - slack)
+        first = np.linalg.svd(W[0], compute_uv=False)[0]
+        for _ in range(T):
+            W = sgd_step(W, problem, int(rng.choice(drawn)), rate, 2 * decay)
+        ends.append(soft_rank(W, alpha))
+        if drawn is column:
+            # The second column of the first layer gets no gradient: it decays.
+            yield np.linalg.svd(W[0], compute_uv=False)[1] - first * (1 - 2 * rate * decay) ** T
+    yield ends[0] - 1 - slack
+    detail = (
+        f"from the minimum of rank 2, {T} draws from one column end at soft rank {ends[0]:.3f}; "
+        f"null: draws from all entries end at {ends[1]:.3f}"
+    )
+    return 1e-9, detail, None, ends[1] - 1 - slack
 
 
 @statement("Theorem D.4", "D.1", how="bound evaluated")
@@ -183,7 +217,7 @@ def decay_bounded(scale: int, rng: np.random.Generator) -> Residuals:
     and the step makes the imbalance at most $(1 - \eta \lambda)^2$ times what it was, plus $4
     \eta^2 (C_1 + C^L) C^{L-1}$.
     """
-    problem, lam, printed = two_by_two(0.25), 0.4, 0.0
+    problem, lam, printed, null = two_by_two(0.25), 0.4, 0.0, -math.inf
     for factor in (1.0, 2.0, 0.2):
         C = factor / (2 * lam)
         eta = 1 / (4 * (2 * (1 + C**3) * C**2 + lam**2 * C))
@@ -198,12 +232,19 @@ def decay_bounded(scale: int, rng: np.random.Generator) -> Residuals:
             error = chain(W)[problem.rows[n], problem.cols[n]] - problem.values[n]
             yield max(0.0, error**2 - 2 * (1 + C**3))
             grown = layers.imbalance(moved) - (1 - eta * lam) ** 2 * layers.imbalance(W)
-            yield max(0.0, grown - 4 * eta**2 * (1 + C**3) * C**2)
+            second_order = 4 * eta**2 * (1 + C**3) * C**2
+            yield max(0.0, grown - second_order)
+            faster = (1 - 10 * eta * lam) ** 2 * layers.imbalance(W)
+            null = max(null, layers.imbalance(moved) - faster - second_order)
             if factor < 1:
                 printed = max(printed, after)
             else:
                 yield max(after, 0.0)
-    return 1e-12, "steps from the boundary, at C_1/(2 lam), twice that, and a fifth", printed
+    detail = (
+        "steps from the boundary, at C_1/(2 lam), twice that, and a fifth; null: the imbalance "
+        "decays ten times as fast"
+    )
+    return 1e-12, detail, printed, null
 
 
 @statement("Lemma D.6", "D.3", how="bound evaluated")
@@ -221,7 +262,7 @@ def decay_rank_step(scale: int, rng: np.random.Generator) -> Residuals:
     largest $\eta$ and $e_1$, $-2 \eta \delta + 2 \eta E + \beta \le 0$ if the sum is above $r +
     e_2/2$, and $\le e_2/2$ else.
     """
-    problem, L, r, slack = two_by_two(0.25), 3, 1, 0.4
+    problem, L, r, slack, null = two_by_two(0.25), 3, 1, 0.4, -math.inf
     for trial in range(60 * scale):
         alpha, lam, eta = rng.uniform(0.05, 1), rng.uniform(0.1, 2), 0.3 / 10 ** (trial % 3)
         W = [rng.uniform(0, 1) * rng.normal(size=shape) for shape in [(2, 2)] * L]
@@ -232,7 +273,9 @@ def decay_rank_step(scale: int, rng: np.random.Generator) -> Residuals:
             slope = np.maximum(2 / alpha - 2 * s / alpha**2, 0)
             linear = 2 * (after - w).T @ w
             found = soft_rank([after], alpha) - soft_rank([w], alpha)
-            yield found - np.trace(V * slope @ V.T @ linear) - 2 * eta**2 * D * slope.sum()
+            beyond = found - np.trace(V * slope @ V.T @ linear)
+            yield beyond - 2 * eta**2 * D * slope.sum()
+            null = max(null, beyond)
     for _ in range(200 * scale):  # spectra alone, with all constants at their largest
         C, lam, n = rng.uniform(0.2, 2), rng.uniform(0.1, 2), 4
         D, noise = 2 * (1 + C**L) * C ** (L - 1) + lam**2 * C, math.sqrt(2 * (1 + C**L))
@@ -245,7 +288,11 @@ def decay_rank_step(scale: int, rng: np.random.Generator) -> Residuals:
         change = -2 * eta * slope @ (lam * x - noise * x ** (L / 2)) + 2 * eta * E
         change += 2 * eta**2 * D * slope.sum()
         yield change / eta if soft > r + slack / 2 else change - slack / 2
-    return 1e-12, "steps from random weights; spectra at the theorem's largest rate and imbalance"
+    detail = (
+        "steps from random weights; spectra at the theorem's largest rate and imbalance; null: no "
+        "term of second order"
+    )
+    return 1e-12, detail, None, null
 
 
 @statement("Proposition F.1", "F", how="bound evaluated")
@@ -269,9 +316,15 @@ def decay_product_rank(scale: int, rng: np.random.Generator) -> Residuals:
         W = list(Q * np.sqrt(values) @ Q.T + noise)
         room = L**2 / alpha * largest_norm(W) ** (L - 1) * layers.imbalance(W)
         yield soft_rank([chain(W)], alpha) - soft_rank(W, alpha) - room
+    # Each layer is nearly of rank one, but the next one stretches what it shrinks.
+    stretched = [np.diag([10.0, 0.1]), np.diag([0.1, 10.0])]
+    null = soft_rank([chain(stretched)], 1.0) - soft_rank(stretched, 1.0)
+    room = 4 * largest_norm(stretched) * layers.imbalance(stretched)
+    yield null - room
     equal = [math.sqrt(1.05) * np.eye(3)] * 3
     printed = soft_rank([chain(equal)], 1.9) - soft_rank(equal, 1.9)
-    return 1e-12, "random layers, nearly balanced and far from it", printed
+    detail = "random layers, nearly balanced and far from it; null: no term for the imbalance"
+    return 1e-12, detail, printed, null
 
 
 item(

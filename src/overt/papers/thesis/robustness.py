@@ -80,7 +80,7 @@ def attack_against_exact(scale: int, rng: np.random.Generator) -> Residuals:
 
     from overt.robust import Linf, exact, strongest
 
-    threat, total, missed = Linf(0.3), 0, 0
+    threat, total, missed, fooled = Linf(0.3), 0, 0, 0
     for _ in range(5 * scale):
         W, b, a = rng.normal(size=(4, 2)), rng.normal(size=4), rng.normal(size=(1, 4))
         x = rng.normal(size=(25, 2))
@@ -94,11 +94,15 @@ def attack_against_exact(scale: int, rng: np.random.Generator) -> Residuals:
             yield math.inf
             return 0.01, "a point that is proved robust was fooled"
         total, missed = total + len(x), missed + int((truth.fooled & ~found).sum())
+        fooled += int(truth.fooled.sum())
     # So few points estimate the share that is missed; it is above .01 where its interval is.
     least = float(clopper_pearson(missed, total, 0.95)[0])
-    detail = f"{missed} of {total} points missed by the attack, so that at least {least:.2g} are"
+    detail = (
+        f"{missed} of {total} points missed by the attack, so that at least {least:.2g} are; null: "
+        f"no attack misses {fooled}"
+    )
     yield least
-    return 0.01, detail
+    return 0.01, detail, None, float(clopper_pearson(fooled, total, 0.95)[0])
 
 
 @statement("Section 6.2", "6.2", how="enumerated")
@@ -125,6 +129,25 @@ def reflected_gradient(scale: int, rng: np.random.Generator) -> Residuals:
     yield np.maximum(f - (at <= 0), 0).max()
     yield np.maximum(np.diff(f, 2), 0).max()
     return 1e-8, "autograd's slope against -sigmoid(z); excess over the 0-1 loss; convexity"
+
+
+def _no_attack(net: Any, point: np.ndarray, label: int) -> np.ndarray:
+    return point
+
+
+def _attack_gain(net: Any, attack: Any, x: np.ndarray, y: np.ndarray, nu: float) -> float:
+    """Return by how much attacks lower the margins of the points that are classified correctly.
+
+    The unit is nu times the length of the gradient, which no attack on a linear map exceeds.
+    """
+    gains = []
+    for point, label in zip(x, y, strict=True):
+        margin = label * float(net.value(point))
+        if margin > 0:
+            found = attack(net, point, int(label))
+            length = float(np.linalg.norm(net.input_gradient(point)))
+            gains.append((margin - label * float(net.value(found))) / (nu * length))
+    return float(np.mean(gains))
 
 
 @statement("Corollary 4", "6.3", how="bound evaluated")
@@ -179,9 +202,14 @@ def adversarial_training_steps(scale: int, rng: np.random.Generator) -> Residual
             best = min(best, error(trained))
             if best <= 2 * epsilon:
                 break
-    detail = f"exact robust error, {start:.0%} at first, after {t + 1} of {plan.train_steps} steps"
+    gain = _attack_gain(trained, attack, x, y, nu)
+    detail = (
+        f"exact robust error, {start:.0%} at first, after {t + 1} of {plan.train_steps} steps; the "
+        f"attacks gain {gain:.0%} of what the best one gains; null: no attack"
+    )
     yield best if start == 1 else math.inf
-    return 2 * epsilon, detail
+    yield 1 - gain
+    return 2 * epsilon, detail, None, 1 - _attack_gain(trained, _no_attack, x, y, nu)
 
 
 @statement("Theorem 16", "6.3", how="bound evaluated")
@@ -249,7 +277,13 @@ def adversarial_iterates(scale: int, rng: np.random.Generator) -> Residuals:
     yield reached - epsilon
     yield t - limit
     yield leaky.beta_robust_error(last, x, y, nu).value - 2 * epsilon
-    return 1e-9, f"slope {reached:.2f} after {t + 1} of {limit:.0f} steps"
+    gain = _attack_gain(last, attack, x, y, nu)
+    yield 0.5 - gain
+    detail = (
+        f"slope {reached:.2f} after {t + 1} of {limit:.0f} steps; the attacks gain {gain:.0%} of "
+        "what one of a linear map gains; null: no attack"
+    )
+    return 1e-9, detail, None, 0.5 - _attack_gain(last, _no_attack, x, y, nu)
 
 
 @statement("Corollary 5", "6.3", how="enumerated")
@@ -308,6 +342,14 @@ def attack_finds(scale: int, rng: np.random.Generator) -> Residuals:
 
     from overt.robust.certificates.leaky import LeakyNetwork, beta_robust_error, reflected_ascent
 
+    # Three equal units with a far label: without an attack the lemma is broken here.
+    net = LeakyNetwork(np.full((3, 1), 20 / 3), np.ones(3), 0.9)
+    point, nu = np.array([0.5]), 1.0
+    steps = math.ceil(4 * nu**2 / (0.1 * net.attack_step_size()))
+    found = reflected_ascent(net, point, 1, nu, net.attack_step_size(), steps)
+    lead = float(-net.value(point - nu))
+    excess = [expit(lead) - 2 * expit(-float(net.value(at))) - 0.1 for at in (found, point)]
+    yield excess[0]
     effective, tight = 0, math.inf
     for _ in range(6 * scale):
         m, d, nu = 4, 3, 0.4
@@ -327,8 +369,11 @@ def attack_finds(scale: int, rng: np.random.Generator) -> Residuals:
                 yield float(np.logaddexp(0, margin) - right)
                 tight = min(tight, float(right / np.logaddexp(0, margin)))
     yield -1.0 if effective else math.inf  # without an effective attack nothing was checked
-    detail = f"left minus right over {effective} effective attacks, exact d*; closest {tight:.1f} x"
-    return 0.0, detail
+    detail = (
+        f"left minus right over {effective} effective attacks, exact d*; closest {tight:.1f} x; "
+        "null: no attack on three equal units"
+    )
+    return 0.0, detail, None, excess[1]
 
 
 @statement("Lemma 18, proof", "6.4", how="bound evaluated")
@@ -366,7 +411,8 @@ def gradient_drift(scale: int, rng: np.random.Generator) -> Residuals:
         drift = abs((net.input_gradient(ends[1]) - net.input_gradient(ends[0])) @ ends[0])
         worst = max(worst, float(drift) / (nu * (1 - slope) * kappa * math.sqrt(m) * net.norm))
     yield worst / 2 - 1
-    return 1e-9, "largest drift over its bound, minus 1", worst - 1
+    detail = "largest drift over its bound, minus 1; null: a tenth of the bound"
+    return 1e-9, detail, worst - 1, 5 * worst - 1
 
 
 FORMS = {

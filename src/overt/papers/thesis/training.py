@@ -29,14 +29,19 @@ def relu_margin(scale: int, rng: np.random.Generator) -> Residuals:
     y_i x_i 1[z \cdot x_i \ge 0]|$; for two inputs of opposite labels at an angle $t$ it is $q
     (t + (\pi - t) \sin(t/2)) / (2 \pi)$.
     """
-    printed = 0.0
+    printed, null = 0.0, math.inf
     for angle in (0.3, 1.0, 2.0):
         X = np.array([[1.0, 0.0], [math.cos(angle), math.sin(angle)]])
         exact = 0.5 * (angle + (math.pi - angle) * math.sin(angle / 2)) / (2 * math.pi)
         found = relu.margin(X, [1, -1], drop_prob=0.5, features=2000 * scale, tol=1e-4, seed=rng)
         yield max(found.lower - exact, exact - found.upper, 0.0)
         printed = max(printed, exact)
-    return 0.005, "closed form outside the interval between psi's margin and the dual", printed
+        wrong = 2 * exact  # as if no unit were dropped
+        null = min(null, max(found.lower - wrong, wrong - found.upper))
+    detail = (
+        "closed form outside the interval between psi's margin and the dual; null: no unit dropped"
+    )
+    return 0.005, detail, printed, null
 
 
 @statement("Theorem 15", "5.3", how="bound evaluated")
@@ -63,8 +68,13 @@ def dropout_iterations(scale: int, rng: np.random.Generator) -> Residuals:
         yield found.needed_width / found.width - 1
         # Lemma 13 keeps every row within c: it may move by gamma^2 / 14 only.
         yield found.displacement - gamma**2 / 14
-    detail = "constants of the proof, and the conditions at the smallest width and steps"
-    return 1e-9, detail, confidence - 6
+    detail = (
+        "constants of the proof, and the conditions at the smallest width and steps; null: a tenth "
+        "of the steps"
+    )
+    few = relu.required(epsilon=0.1, margin=0.3, dimension=50)
+    fewer = relu.guarantee(margin=0.3, dimension=50, width=few.width, steps=few.steps // 10)
+    return 1e-9, detail, confidence - 6, fewer.full_error - 0.1
 
 
 @statement("Theorem 14", "5.3", how="bound evaluated")
@@ -95,8 +105,14 @@ def dropout_training(scale: int, rng: np.random.Generator) -> Residuals:
     )
     yield float(np.mean(run.full_error)) - found.full_error
     yield float(np.mean(run.visited_error)) - found.subnetwork_error
+    # Trained on the other labels the network errs on both inputs.
+    null = 1 - float(np.mean(run.full_error)) - found.full_error
     bounds = f"{found.full_error:.2f} and {found.subnetwork_error:.2f}"
-    return 0.0, f"mean over 41 records of {steps:,} steps, less the bounds, {bounds}"
+    detail = (
+        f"mean over 41 records of {steps:,} steps, less the bounds, {bounds}; null: trained on the "
+        "other labels"
+    )
+    return 0.0, detail, None, null
 
 
 T = 10
@@ -113,12 +129,20 @@ def subnetwork_width(scale: int, rng: np.random.Generator) -> Residuals:
     \sqrt{m \ln(T/\delta)/2}$ units, which is half of the printed excess, $\sqrt{2 m
     \ln(T/\delta)}$.
     """
+    null = -math.inf
     for _ in range(100 * scale):
         m, T = (int(10 ** rng.uniform(0, power)) for power in (6, 4))
         q, delta = rng.uniform(0.01, 0.99), 10 ** rng.uniform(-4, -0.5)
         beyond = binom.sf(q * m + math.sqrt(m * math.log(T / delta) / 2), m, q)
         yield -math.expm1(T * math.log1p(-beyond)) - delta
-    return 0.0, "the binomial tail, exactly, to the power T"
+        tenth = binom.sf(q * m + math.sqrt(m * math.log(T / delta) / 2) / 10, m, q)
+        null = max(null, -math.expm1(T * math.log1p(-min(tenth, 0.99))) - delta)
+    return (
+        0.0,
+        "the binomial tail, exactly, to the power T; null: a tenth of the excess",
+        None,
+        null,
+    )
 
 
 @statement("Lemma 11", "5.4", how="enumerated")
@@ -175,7 +199,8 @@ def dropout_regret(scale: int, rng: np.random.Generator) -> Residuals:
     bound = distance / (eta * T) + 2 * linear.mean(1)
     slack = np.min(bound - losses.mean())
     yield float(max(0.0, -slack))
-    return 1e-12, f"50 competitors, {T} steps; least slack {slack:.2f}"
+    detail = f"50 competitors, {T} steps; least slack {slack:.2f}; null: a tenth of the bound"
+    return 1e-12, detail, None, float(losses.mean() - bound.min() / 10)
 
 
 ANGLES = np.linspace(0, 2 * np.pi, T, endpoint=False)
@@ -192,11 +217,18 @@ def _start(rng: np.random.Generator, m: int, trials: int) -> tuple[np.ndarray, .
     return products, signs, rng.random((trials, m, T)) < 0.5
 
 
-def _share(broken: np.ndarray, what: str) -> Evidence:
-    """Return evidence that the share of broken trials is not above a third of delta."""
+def _share(broken: np.ndarray, null: np.ndarray, what: str) -> Evidence:
+    """Return evidence that the share of broken trials is not above a third of delta.
+
+    `null` are the trials that break a tenth of the bound.
+    """
     low, _ = clopper_pearson(int(broken.sum()), len(broken), 0.999)
-    detail = f"{what}: {broken.sum()} of {len(broken)} starts break it"
-    return Evidence(float(low), DELTA / 3, detail)
+    without, _ = clopper_pearson(int(null.sum()), len(null), 0.999)
+    detail = (
+        f"{what}: {broken.sum()} of {len(broken)} starts break it; null: {null.sum()} break a "
+        "tenth of the bound"
+    )
+    return Evidence(float(low), DELTA / 3, detail, null=float(without))
 
 
 DELTA = 0.3
@@ -217,7 +249,8 @@ def lazy_start(scale: int, rng: np.random.Generator) -> Evidence:
     m = math.ceil(25 * math.log(6 * T / DELTA))
     products, signs, kept = _start(rng, m, 100 * scale)
     g = np.sum(signs * kept * np.maximum(products, 0), axis=1) / math.sqrt(m)
-    return _share(np.abs(g).max(1) > math.sqrt(2 * math.log(6 * T / DELTA)), f"width {m}")
+    largest, bound = np.abs(g).max(1), math.sqrt(2 * math.log(6 * T / DELTA))
+    return _share(largest > bound, largest > bound / 10, f"width {m}")
 
 
 @statement("Lemma 15", "5.4", how="bound evaluated")
@@ -237,9 +270,10 @@ def lazy_margin(scale: int, rng: np.random.Generator) -> Evidence:
     w = rng.normal(size=(100 * scale, m, 2))
     along = w / np.linalg.norm(w, axis=2, keepdims=True) @ CIRCLE  # psi(w).x
     values = np.mean((rng.random(along.shape) < 0.5) * np.maximum(along, 0), axis=1)
-    least = 0.5 / math.pi - math.sqrt(2 * math.log(3 * T / DELTA) / m)
+    lost = math.sqrt(2 * math.log(3 * T / DELTA) / m)
     off = abs(values.mean() - 0.5 / math.pi) > 5 * values.std() / math.sqrt(values.size)
-    return _share((values.min(1) < least) | off, f"width {m}")
+    below = 0.5 / math.pi - values.min(1)
+    return _share((below > lost) | off, below > lost / 10, f"width {m}")
 
 
 @statement("Lemma 16", "5.4", how="bound evaluated")
@@ -256,12 +290,14 @@ def lazy_flips(scale: int, rng: np.random.Generator) -> Evidence:
     """
     m = 200
     products, _, _ = _start(rng, m, 100 * scale)
-    broken = np.zeros(len(products), dtype=bool)
+    broken, null = (np.zeros(len(products), dtype=bool) for _ in range(2))
     for D in (0.01, 0.1, 0.5):
         # The worst rows move straight against the input: |w.x| <= D.
         flips = (np.abs(products) <= D).sum(1).max(1)
-        broken |= flips > m * D + math.sqrt(m * math.log(3 * T / DELTA) / 2)
-    return _share(broken, "every row moved against the input")
+        bound = m * D + math.sqrt(m * math.log(3 * T / DELTA) / 2)
+        broken |= flips > bound
+        null |= flips > bound / 10
+    return _share(broken, null, "every row moved against the input")
 
 
 @statement("Lemma 17", "5.4", how="bound evaluated")
@@ -284,7 +320,9 @@ def logistic_linear(scale: int, rng: np.random.Generator) -> Residuals:
         U = -c * gradient * math.sqrt(m)  # the worst rows of length c
         loss = float(np.logaddexp(0, -np.sum(gradient * U)))
         yield loss - (c * math.sqrt(m) / math.log(2) + 1)
-    return 0.0, "2,005 values of z, and the worst rows of random networks"
+    null = float(np.max(np.logaddexp(0, -z) - (1 - z / math.log(2)) / 10))
+    detail = "2,005 values of z, and the worst rows of random networks; null: a tenth of the bound"
+    return 0.0, detail, None, null
 
 
 item(
