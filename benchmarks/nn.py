@@ -16,7 +16,6 @@ from torch.nn import functional
 
 from benchmarks.equal_time import equal_time
 from benchmarks.harness import Table, seconds, verdict
-from overt.papers.beyond.noises import seed_mask
 from overt.nn import (
     DropBlock2d,
     audit,
@@ -25,6 +24,7 @@ from overt.nn import (
     predictive_moments,
     without_noise,
 )
+from overt.papers.beyond.noises import seed_mask
 
 
 def run() -> list[Table]:

@@ -214,9 +214,10 @@ def test_interrupted_training_is_kept(tmp_path, target):
 def test_interrupted_verify_shows_what_was_checked(tmp_path, swallowed):
     check = f"    try: {SLEEP}\n    except KeyboardInterrupt: return Evidence(0.0, 1.0, 'half')\n"
     program = (
-        "from overt.theorems import theorem\nfrom overt.theorems.base import Evidence\n"
-        "@theorem('sleepy', source='none', claim='none')\n"
-        "def _(scale, rng):\n" + (check if swallowed else f"    {SLEEP}\n")
+        "from overt.papers import Evidence, statement\n"
+        "@statement()\n"
+        "def sleepy(scale, rng):\n"
+        "    'Sleep.\\n\\nIt sleeps.'\n" + (check if swallowed else f"    {SLEEP}\n")
     )
     code, out, err = interrupted(program, "verify", "path-norm", "sleepy", cwd=tmp_path)
     assert code == 130
@@ -227,13 +228,13 @@ def test_interrupted_verify_shows_what_was_checked(tmp_path, swallowed):
 @POSIX
 def test_interrupted_reproduce_says_where_the_rows_are(tmp_path):
     program = (
-        "from overt import experiments\n"
+        "from overt.papers import figure\n"
         "def run(params, seed):\n"
         f"    if params['x']: {SLEEP}\n"
         "    return {'square': 0}\n"
-        "grids = {'toy': {'x': [0, 1]}}\n"
-        "found = experiments.Experiment('sleepy', '', '', '', grids, run, None, None)\n"
-        "experiments.find = lambda name: found"
+        "sizes = {'toy': {'x': [0, 1]}}\n"
+        "page = 'Sleep.\\n\\nIt sleeps.'\n"
+        "figure('sleepy', '', '', page, run=run, check=None, plot=None, sizes=sizes)"
     )
     code, _, err = interrupted(program, "reproduce", "sleepy", "--out", tmp_path, cwd=tmp_path)
     assert code == 130

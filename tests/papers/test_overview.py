@@ -25,9 +25,9 @@ def drawn(rows):
     return Figure()
 
 
-def as_item(figure, **changes):
-    known = {"id": figure.id, "figure": figure, "how": "sampled", "claim": "", "title": ""}
-    return Item(**{"paper": "", "label": "", "section": "", **known, **changes})
+def as_item(name, **parts):
+    known = {"paper": "", "label": "", "section": "", "title": "", "claim": "", "how": "sampled"}
+    return Item(**{"id": name, **known, **parts})
 
 
 def stored(verdict):
@@ -42,14 +42,14 @@ def test_a_label_is_computed_from_what_is_stored(tmp_path):
     known = {
         item.id: item
         for item in (
-            as_item(figure),
-            as_item(figure, id="good", figure=None, check=no_check),
-            as_item(figure, id="bad", figure=None, check=no_check),
-            as_item(figure, id="weak", figure=None, check=no_check),
-            as_item(figure, id="never", figure=None, check=no_check),
-            as_item(figure, id="both", figure=None, by=("good", "bad")),
-            as_item(figure, id="drawn", figure=None, by=("good", "counting")),
-            as_item(figure, id="word", figure=None, how="definition", by=("good",)),
+            as_item("counting", figure=figure),
+            as_item("good", check=no_check),
+            as_item("bad", check=no_check),
+            as_item("weak", check=no_check),
+            as_item("never", check=no_check),
+            as_item("both", by=("good", "bad")),
+            as_item("drawn", by=("good", "counting")),
+            as_item("word", how="definition", by=("good",)),
         )
     }
     verdicts = {"good": stored("holds"), "bad": stored("fails"), "weak": stored("no power")}
@@ -75,7 +75,7 @@ def test_a_label_is_computed_from_what_is_stored(tmp_path):
     assert found()["counting"] == "holds"
     assert found()["drawn"] == "holds"
     wrong = replace(figure, check=lambda rows: [Finding("squares are negative", False, "")])
-    known["counting"] = as_item(wrong)
+    known["counting"] = as_item("counting", figure=wrong)
     assert found()["counting"] == "fails"
     assert str(labels(known, tmp_path)["good"]) == "holds (small, 2026-01-02)"
 

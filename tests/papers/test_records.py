@@ -69,7 +69,9 @@ def test_every_numbered_item_of_a_paper_has_one_record(paper):
     assert NUMBERED[paper] - set(labels) == set()
     assert [label for label, count in labels.items() if count > 1] == []
     # Unnumbered sentences are labelled by their section, or by the figure that decides them.
-    others = [label for label in set(labels) - NUMBERED[paper] if re.search(r"[Ss]ection|Facts", label)]
+    others = [
+        label for label in set(labels) - NUMBERED[paper] if re.search(r"[Ss]ection|Facts", label)
+    ]
     assert len(others) >= SENTENCES[paper]
 
 

@@ -145,7 +145,9 @@ def test_no_run_thrown_out_does_not_show_that_some_are():
     assert last.verdict == "holds"
 
 
-@pytest.mark.parametrize(("collapsed", "verdict"), [(8, "fails"), (4, "inconclusive"), (0, "holds")])
+@pytest.mark.parametrize(
+    ("collapsed", "verdict"), [(8, "fails"), (4, "inconclusive"), (0, "holds")]
+)
 def test_runs_that_fall_to_rank_0_do_not_reproduce_a_figure(collapsed, verdict):
     printed = {**JUMPS, "convention": "loss", "collapsed": collapsed}
     first, *_ = FIGURES["jumps-fig4"].findings([JUMPS, printed])

@@ -16,7 +16,9 @@ STATEMENTS = {name: item for name, item in items().items() if item.check}
 
 
 def made_up(check, printed=""):
-    return Item("made-up", "", "", "", "Made up", "Made up", "sampled", printed=printed, check=check)
+    return Item(
+        "made-up", "", "", "", "Made up", "Made up", "sampled", printed=printed, check=check
+    )
 
 
 @pytest.mark.parametrize("name", STATEMENTS)
