@@ -15,7 +15,7 @@ from overt.nn.auditing.capacity import _rank
 from overt.nn.auditing.measures import NoPath, _largest, norm_measures, path_norm
 from overt.nn.auditing.sums import Mean, Parts, Triangle
 from overt.nn.auditing.trace import Trace
-from overt.nn.given.batches import Inputs
+from overt.nn.data.batches import Inputs
 from overt.nn.recording.recorder import record
 from overt.noise import Dropout
 from overt.relu.bounds import capacity, flows, positive_norm, rademacher_upper, symmetrized_bound

@@ -21,7 +21,7 @@ from overt.nn.compression.cutting import Cut, shrink
 from overt.nn.compression.shapes import moved
 from overt.nn.compression.structure import structure_of
 from overt.nn.compression.units import Carried, Wiring
-from overt.nn.given.batches import Inputs
+from overt.nn.data.batches import Inputs
 
 NAMES = list(ZOO)
 
@@ -279,7 +279,7 @@ def test_shares_by_layer():
         ({"data": []}, "at least one batch"),
         ({"data": [(torch.randn(3, 5),)]}, "pairs"),
         ({"data": torch.randn(3, 5)}, "data must be a pair of arrays or give batches"),
-        ({"data": [("a", "b")]}, "a tuple of str, str"),
+        ({"data": [("a", "b")]}, "targets must be a tensor, got str"),
         ({"example": torch.randn(2, 7)}, r"example: the model cannot be run.*\(2, 7\)"),
         ({"example": [1.0]}, "example must be a tensor"),
         ({"example": torch.zeros(0, 5)}, "at least one"),

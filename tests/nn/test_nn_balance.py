@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn import functional
 
 from overt.nn import mc_moments, predictive_moments
+from overt.nn.data.models import modes
 from overt.nn.moments.balance import _STAND_INS, Balance, _table
 from overt.nn.moments.copies import balanced, beside, draws_apart, rows_apart
 from overt.nn.moments.samples import Samples
-from overt.nn.recording.modes import modes
 
 
 class Run(nn.Module):

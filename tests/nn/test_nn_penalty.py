@@ -27,7 +27,7 @@ from overt.nn import (
     without_noise,
 )
 from overt.nn.curvature import divergence, quadratic
-from overt.nn.given.losses import LOSSES, mean_loss
+from overt.nn.data.losses import LOSSES, mean_loss
 from overt.nn.moments.carry import carry
 
 COVARIANCE = np.array([[0.5, 0.2, -0.1], [0.2, 0.4, 0.1], [-0.1, 0.1, 0.3]])

@@ -31,7 +31,7 @@ from overt.nn import (
     training,
     without_noise,
 )
-from overt.nn.given.losses import mean_loss
+from overt.nn.data.losses import mean_loss
 from overt.nn.layers import recognized
 from overt.nn.moments import copies as copies_of
 from overt.nn.moments import errors, nonlinear, pooling
@@ -525,7 +525,7 @@ def test_training_looks_once_at_what_samples_say(monkeypatch):
     assert (inner is model, given is x, output, loss) == (True, True, None, "mse")
     assert targets is None
     torch.testing.assert_close(means, carry(model, x, statistics="as set").output.mean)
-    with torch.no_grad(), training.own_generators():
+    with torch.no_grad(), training.preserve_rng():
         probes = [carry(model, x, probe=True, statistics="as set") for _ in range(64)]
         values = [curvature.quadratic(one.tangent, one.output.mean, "mse") for one in probes]
     values = torch.stack(values)

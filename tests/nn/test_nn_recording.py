@@ -12,10 +12,10 @@ from torch.nn import functional
 
 from overt import InputError
 from overt.nn import Dropout
+from overt.nn.data.models import modes
+from overt.nn.data.rng import python_rng_states, repeat_pass, torch_rng_bytes
 from overt.nn.moments.carry import hidden_randomness
 from overt.nn.recording import operations
-from overt.nn.recording.generators import generator_state, other_states, repeated
-from overt.nn.recording.modes import modes
 from overt.nn.recording.recorder import record
 from overt.nn.recording.watching import Extent, is_noise, watch
 
@@ -152,11 +152,11 @@ def test_passes_from_the_same_states_tell_a_generator_of_its_own_from_all_else()
 
     own = np.random.default_rng(0)
     known = Own(lambda: random.random() + np.random.random() + torch.rand(()))  # noqa: NPY002, S311
-    hidden, states = Own(own.random), (generator_state(), other_states())
+    hidden, states = Own(own.random), (torch_rng_bytes(), python_rng_states())
     for model in (known, hidden):
-        moves = repeated(model, lambda m=model: [m(torch.ones(2, 3))], 2)[1]
+        moves = repeat_pass(model, lambda m=model: [m(torch.ones(2, 3))], 2)[1]
         assert moves is (model is hidden)
-    assert states == (generator_state(), other_states())
+    assert states == (torch_rng_bytes(), python_rng_states())
 
 
 UNSEEN = [  # (entries of the mean, what a pass is off by, deviations; whether that is far)

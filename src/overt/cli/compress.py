@@ -99,6 +99,10 @@ def _show(report: Any, out: Path) -> None:
     if before.accuracy is not None:
         rows.append(("accuracy", f"{before.accuracy:.4f}", f"{after.accuracy:.4f}"))
     show_table(("", "before", "after"), rows)
+    if report.loss_guessed and report.loss is not None:
+        console.print(
+            f"the loss, {report.loss}, is guessed from the targets; --loss chooses another"
+        )
     changes: list[tuple[Any, ...]] = [
         (" + ".join(c.layers), f"{c.kind} {c.before} to {c.after}") for c in report.changes
     ]

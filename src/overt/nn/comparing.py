@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from overt.nn.curvature import curvature, divergence
-from overt.nn.given.losses import mean_loss
+from overt.nn.data.losses import mean_loss
+from overt.nn.data.models import is_normalization
+from overt.nn.data.rng import preserve_rng
 from overt.nn.moments.carry import Output
 from overt.nn.moments.samples import Samples
-from overt.nn.recording.generators import own_generators
-from overt.nn.recording.modes import is_normalization
 from overt.nn.recording.watching import tensors
 
 
@@ -31,7 +31,7 @@ def compare(
         return  # by statistics of the batch, which samples would move
     rows = max(len(t) if t.ndim else 1 for t in tensors(x))
     samples = Samples(model, x, output, covariance=loss == "cross_entropy")
-    with own_generators():
+    with preserve_rng():
         samples.draw(min(128, max(32, 4096 // rows)))
     mean, found = samples.mean, samples.variance
     variance = (

@@ -17,14 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from overt.nn.curvature import curvature
-from overt.nn.given.losses import is_squared
+from overt.nn.data.losses import is_squared
+from overt.nn.data.models import is_normalization, modes, restore_training, unwrap_model
+from overt.nn.data.rng import torch_rng_bytes
 from overt.nn.layers.base import UnitNoise
 from overt.nn.layers.recognized import mask_covariance_of
 from overt.nn.moments.carry import Carried, Output
-from overt.nn.recording.generators import generator_state
 from overt.nn.recording.hooks import hooked
-from overt.nn.recording.modes import is_normalization, modes, switched, unwrapped
-from overt.nn.recording.modes import parts as modules
 from overt.nn.recording.watching import called
 
 
@@ -39,17 +38,17 @@ class LastLinear:
         """Return the output and the penalty, None if the pass did not end so."""
         seen: list[tuple[nn.Module, Any, Any]] = []
         parts = (self.noise, self.linear)
-        still = (m for m in modules(model) if not m.training and m is not self.noise)
+        still = (m for m in model.modules() if not m.training and m is not self.noise)
         if not (all(map(_plain, parts)) and all(map(is_normalization, still))):
             return None
-        before = generator_state()
+        before = torch_rng_bytes()
         with (
             hooked(parts, after=lambda *told: seen.append(told)),
-            switched([self.noise], training=False),
+            restore_training([self.noise], training=False),
         ):
             result = called(model, x)
             out = result if output is None else output(result)
-        if tuple(m for m, *_ in seen) != parts or generator_state() != before:
+        if tuple(m for m, *_ in seen) != parts or torch_rng_bytes() != before:
             return None
         (_, _, a), (_, given, last) = seen
         whole = a.ndim > 1 and a.dtype == out.dtype
@@ -103,7 +102,7 @@ def last_linear(model: nn.Module, x: Any, output: Output, first: Carried) -> Las
     """Return how a model ends whose moments were carried once, None if it is another way."""
     noise = dict(model.named_modules()).get(first.noises[0]) if len(first.noises) == 1 else None
     known = type(noise) is nn.Dropout or isinstance(noise, UnitNoise)
-    if not known or first.drawn or unwrapped(model) is not model:
+    if not known or first.drawn or unwrap_model(model) is not model:
         return None
     made: list[tuple[nn.Module, Any, Any]] = []
     layers = [m for m in model.modules() if type(m) is nn.Linear]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from overt.nn.comparing import compare
 from overt.nn.curvature import curvature, quadratic
-from overt.nn.given.losses import Loss, is_squared, loss_name, mean_loss
+from overt.nn.data.losses import Loss, is_squared, loss_name, mean_loss
 from overt.nn.moments.carry import (
     DRAWS,
     UNSEEN,

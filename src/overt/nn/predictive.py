@@ -10,6 +10,7 @@ from torch import nn
 
 from overt import _check
 from overt._check import InputError
+from overt.nn.data.rng import seeded
 from overt.nn.moments.budget import costs
 from overt.nn.moments.carry import (
     UNSEEN,
@@ -24,7 +25,6 @@ from overt.nn.moments.plans import unrecorded
 from overt.nn.moments.replays import replayed
 from overt.nn.moments.result import Moments
 from overt.nn.moments.samples import Samples
-from overt.nn.recording.generators import seeded
 
 DRAWS, MOST = 400, 12_800
 """Samples where some noise cannot be carried, and the most that a tolerance may cost."""

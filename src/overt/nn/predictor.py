@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from overt import _check
 from overt._check import InputError, InputTypeError
-from overt.nn.given.batches import Batches
-from overt.nn.given.losses import Loss, loss_name
+from overt.nn.data.batches import Batches
+from overt.nn.data.losses import Loss, loss_name
 from overt.nn.moments.carry import Output
 from overt.nn.moments.result import Moments
 from overt.nn.predictive import predictive_moments
@@ -156,7 +156,7 @@ class Predictive(nn.Module):  # type: ignore[misc]
     def _over(self, x: Any, f: Callable[[Any], Tensor]) -> Tensor:
         if isinstance(x, (Tensor, tuple, dict)):
             return f(x)
-        batches = Batches(x, self.model, name="x", alone=True)
+        batches = Batches(x, self.model, name="x", unlabeled=True)
         return torch.cat([f(_alone(batch.inputs.given)) for batch in batches])
 
     def _normal(self, x: Any, *, alone: bool = False) -> tuple[Tensor, Tensor]:

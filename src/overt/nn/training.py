@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from overt._check import InputError, InputTypeError
 from overt.nn.comparing import compare
 from overt.nn.curvature import divergence, quadratic
-from overt.nn.given.losses import Loss, loss_name
+from overt.nn.data.losses import Loss, loss_name
+from overt.nn.data.rng import preserve_rng
 from overt.nn.last_linear import LastLinear, last_linear
 from overt.nn.moments.adjoint import Layouts
 from overt.nn.moments.carry import Output, carry, checked
 from overt.nn.penalties import shares_of
-from overt.nn.recording.generators import own_generators
 from overt.nn.recording.watching import called
 
 PROBES = 16
@@ -44,6 +44,8 @@ class WithoutNoise(nn.Module):  # type: ignore[misc]
             )
         return self._penalty
 
+    # Compiled, the pass would not be seen and dropout would be sampled: it runs as it is.
+    @torch.compiler.disable
     def forward(self, x: Any) -> Tensor:
         """Return the mean output under the noise (training mode) or the plain output."""
         if not self.training:
@@ -88,7 +90,7 @@ class WithoutNoise(nn.Module):  # type: ignore[misc]
 
     def _look(self, model: nn.Module, x: Any, settings: Any) -> None:
         """Compare the mean of some probes with samples."""
-        with own_generators():
+        with preserve_rng():
             probes = [carry(model, x, **settings, probe=True) for _ in range(PROBES)]
             values = [quadratic(one.tangent, one.output.mean, self.loss) for one in probes]
         found = torch.stack(values)

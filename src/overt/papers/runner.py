@@ -12,10 +12,10 @@ from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 
-from overt._check import InputError, MissingExtraError, choice, whole
+from overt._check import InputError, MissingExtraError, choice
 from overt._figures import write_figure
 from overt._files import ready, write_whole
-from overt._mapping import mapped
+from overt._mapping import mapped, thread_count
 from overt._plain import plain
 from overt._progress import reraising_interrupts
 from overt.papers.figures import Figure, Finding, Params, Row
@@ -44,7 +44,7 @@ def run(
     size
         "toy", "reduced" or "paper", of which a figure may lack one.
     n_jobs
-        Number of processes; the rows do not depend on it.
+        Number of processes (-1: all cores); the rows do not depend on it.
     out
         Folder of the stored rows; nothing is stored if None.
     on_row
@@ -53,7 +53,7 @@ def run(
         "local", "dask" or a scheduler's address; a row that fails elsewhere is computed again.
     """
     choice("size", size, tuple(figure.sizes))
-    whole("n_jobs", n_jobs)
+    n_jobs = thread_count(n_jobs)
     _require(figure)
     settings = {figure.key(params): params for params in figure.settings(size)}
     reused = _reusable(figure, settings, out)

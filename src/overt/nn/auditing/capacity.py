@@ -19,7 +19,7 @@ from overt._types import Floats
 from overt.nn.auditing.report import CapacityBound
 from overt.nn.auditing.sums import Average, Mean, Table
 from overt.nn.auditing.trace import Chain
-from overt.nn.given.losses import Loss, Targets, is_squared
+from overt.nn.data.losses import Loss, Targets, is_squared
 from overt.relu.bounds import rademacher_upper, risk_bound, symmetrized_bound
 
 DELTA = 0.05

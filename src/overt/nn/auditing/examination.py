@@ -26,9 +26,9 @@ from overt.nn.auditing.report import AuditReport, Measure, NoiseFindings
 from overt.nn.auditing.sampling import Estimate, Sampled, all_findings, noise_findings
 from overt.nn.auditing.sums import Average, Mean, Table
 from overt.nn.auditing.trace import Trace, few_rows
-from overt.nn.given.batches import Batch, reason_of, running
-from overt.nn.given.losses import Loss, Targets, is_squared
-from overt.nn.recording.generators import torch_states
+from overt.nn.data.batches import Batch, first_line, name_failing_inputs
+from overt.nn.data.losses import Loss, Targets, is_squared
+from overt.nn.data.rng import torch_rng_states
 from overt.nn.recording.hooks import hooked
 from overt.results import Status
 
@@ -142,7 +142,7 @@ class Examination:
         measured = self._measures()
         self._skipped += silent
         noises = [self._noise(i, objective) for i in range(len(self._noises))]
-        later["noises"] = partial(all_findings, noises, torch_states())
+        later["noises"] = partial(all_findings, noises, torch_rng_states())
         later["bounds"] = ()
         if self._capacity is not None:
             later["bounds"] = partial(self._capacity.bounds, self.samples, table)
@@ -164,7 +164,11 @@ class Examination:
     def _forward(self, batch: Batch) -> Seen:
         where, inputs = batch.where, batch.inputs
         watch = self._watch(inputs.tensors)
-        with hooked(self._watched, after=watch), torch.no_grad(), running(inputs, where):
+        with (
+            hooked(self._watched, after=watch),
+            torch.no_grad(),
+            name_failing_inputs(inputs, where),
+        ):
             output = inputs.run(self._model)
         if not isinstance(output, Tensor) or not output.is_floating_point():
             kind = type(output).__name__
@@ -287,7 +291,7 @@ class Examination:
         except measures.NoPath as error:
             self._skipped.append(("path norm", f"not defined through {error}"))
         except (RuntimeError, TypeError) as error:
-            self._skipped.append(("path norm", reason_of(error)))
+            self._skipped.append(("path norm", first_line(error)))
         weights = None if chain is None else chain.weights
         found = measures.path_measures(norms, weights, self.samples)
         if chain is not None:

@@ -15,7 +15,7 @@ from overt._types import Floats
 from overt.linear.bounds import Envelope, envelopes
 from overt.nn.auditing.noises import drop_prob, twin, with_drop_prob
 from overt.nn.auditing.trace import Point, Tail, Trace, Trunk
-from overt.nn.given.batches import Inputs, reason_of
+from overt.nn.data.batches import Inputs, first_line
 from overt.nn.layers.dropblock import DropBlock1d, DropBlock2d, DropBlock3d
 from overt.nn.layers.dropconnect import DropConnectLinear
 from overt.nn.layers.mask_covariance import MaskCovariance
@@ -250,7 +250,7 @@ def find_head(model: nn.Module, trace: Trace, *, log_softmax: bool) -> Head | st
     try:
         head = Head(model, trace, tail, name, point)
     except RuntimeError as error:  # the forward pass may have no gradient
-        return f"no map behind {name} can be found: {reason_of(error)}"
+        return f"no map behind {name} can be found: {first_line(error)}"
     output, last = trace.output, trace.output.maker
     if last is not None and last.name == "log_softmax":
         (output,) = last.given

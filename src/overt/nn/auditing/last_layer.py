@@ -12,7 +12,7 @@ from overt.nn.auditing import lower
 from overt.nn.auditing.head import Head, Stretch
 from overt.nn.auditing.report import HeadFindings, LowerBound, Suggestion
 from overt.nn.auditing.sums import Columns, Mean, Parts, Table
-from overt.nn.given.losses import Loss, Targets, is_squared, unit
+from overt.nn.data.losses import Loss, Targets, is_squared, unit
 from overt.relu.bounds import coadaptation
 
 MAX_UNITS = 2048

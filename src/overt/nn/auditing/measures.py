@@ -184,12 +184,19 @@ class _Paths:
             return self._batch_norm(*args, **given)
         if (kind.values == "entrywise" and kind.units == "pass") or "dropout" in name:
             return args[0]
-        if (kind.values == "move" and name not in ("to", "float")) or name in ("sum", "cat"):
+        if (kind.values == "move" and name not in ("to", "float")) or name == "sum":
             return op.function(*args, **given)
-        if name == "add" and all(isinstance(a, Tensor) for a in args) and len(args) == 2:
-            return args[0] + args[1]
+        if name in ("add", "sub") and op.argument(2, "alpha", 1) == 1:
+            # What does not depend on the inputs is a bias, and on no path.
+            parts = [a for a, v in zip(args, op.args, strict=True) if _depends(v)]
+            return sum(parts).expand(op.output.shape)
+        if name in ("cat", "stack"):
+            joined = op.argument(0, "tensors")
+            pairs = zip(args[0], joined, strict=True)
+            parts = [a if _depends(v) else torch.zeros_like(a) for a, v in pairs]
+            return op.function(parts, *args[1:], **given)
         if "avg_pool" in name:
-            return self._pooled(op.function(*args, **given), args[0], self._p - 1)
+            return op.function(*args, **given) / self._averaged(name, args, given) ** (self._p - 1)
         if "max_pool" in name:
             return self._summed(name, args, given)
         raise NoPath(name)
@@ -213,10 +220,24 @@ class _Paths:
         scale = scale if weight is None else scale * weight.detach().double()
         return x * (scale.abs() ** self._p).reshape(1, -1, *(1 for _ in x.shape[2:]))
 
-    def _pooled(self, out: Tensor, x: Tensor, power: int) -> Tensor:
-        """Weights 1/K become K^-p: the mean is divided by K^(p-1), K entries to a window."""
-        window = round(x[0].numel() / out[0].numel())
-        return out / window**power
+    def _averaged(self, name: str, args: Any, given: dict[str, Any]) -> int:
+        """Return K, the entries in a window: weights 1/K become K^-p, K^(p-1) times smaller."""
+        axes = int(name[-2])
+        if "adaptive" in name:
+            wanted: Any = given.get("output_size", args[1] if len(args) > 1 else None)
+            sizes = (wanted,) * axes if isinstance(wanted, int) else tuple(wanted)
+            before = args[0].shape[-axes:]
+            if any(m is None or n % m for n, m in zip(before, sizes, strict=True)):
+                raise NoPath("adaptive average pooling with windows of several sizes")
+            return math.prod(n // m for n, m in zip(before, sizes, strict=True))
+        names = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad",
+                 "divisor_override")  # fmt: skip
+        bound = dict(zip(names, args[1:], strict=False)) | given
+        cut = bound.get("ceil_mode") or not bound.get("count_include_pad", True)
+        if cut or bound.get("divisor_override") is not None:
+            raise NoPath("average pooling with windows of several sizes")
+        kernel = bound["kernel_size"]
+        return math.prod((kernel,) * axes if isinstance(kernel, int) else tuple(kernel))
 
     def _summed(self, name: str, args: Any, given: dict[str, Any]) -> Tensor:
         axes = next((int(c) for c in name if c.isdigit()), 0)
@@ -226,6 +247,10 @@ class _Paths:
         sizes = (kernel,) * axes if isinstance(kernel, int) else tuple(kernel)
         average = getattr(functional, f"avg_pool{axes}d")
         return average(args[0], kernel, stride, padding) * math.prod(sizes)
+
+
+def _depends(value: Any) -> bool:
+    return isinstance(value, Value) and value.depends
 
 
 def _window(args: Any, given: dict[str, Any]) -> tuple[Any, Any, Any]:

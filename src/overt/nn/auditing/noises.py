@@ -14,7 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from overt.nn.auditing.trace import Trace
-from overt.nn.given.batches import reason_of
+from overt.nn.data.batches import first_line
+from overt.nn.data.models import modes, restore_training
+from overt.nn.data.rng import (
+    preserve_rng,
+    python_rng_fresh,
+    python_rng_states,
+    repeat_pass,
+    torch_rng_bytes,
+)
 from overt.nn.layers.base import RatedNoise
 from overt.nn.layers.recognized import (
     draws_nothing_else,
@@ -23,14 +31,6 @@ from overt.nn.layers.recognized import (
     known_noise,
 )
 from overt.nn.recording.drawers import noted_draws, undone
-from overt.nn.recording.generators import (
-    fresh,
-    generator_state,
-    other_states,
-    own_generators,
-    repeated,
-)
-from overt.nn.recording.modes import modes, switched
 from overt.nn.recording.recorder import Operation, record
 from overt.nn.recording.watching import is_noise, tensors
 
@@ -96,7 +96,7 @@ def find_noises(model: nn.Module, trace: Trace) -> tuple[dict[str, Source], Skip
     try:
         drawn, together, moves = _in_training(model, parts, trace)
     except Exception as error:  # whatever the model's code raises in training mode
-        why = f"noise of other kinds is not looked for: {reason_of(error)}"
+        why = f"noise of other kinds is not looked for: {first_line(error)}"
         skipped.append(("training mode", why))
         return found, skipped
     if moves:
@@ -130,13 +130,13 @@ def _in_training(
     drew: list[bool] = []
 
     def run() -> list[Tensor]:
-        before = generator_state()
+        before = torch_rng_bytes()
         outputs = list(tensors(trace.inputs.run(model)))
-        drew.append(generator_state() != before or not fresh())
+        drew.append(torch_rng_bytes() != before or not python_rng_fresh())
         return outputs
 
     with undone(names) as called:
-        moves = repeated(model, run, 4)[1]
+        moves = repeat_pass(model, run, 4)[1]
     if any(drew):
         return *_recorded(model, trace), moves
     return {names[module]: [] for module in called if names[module] in trace.noises}, set(), moves
@@ -145,14 +145,14 @@ def _in_training(
 def _recorded(model: nn.Module, trace: Trace) -> tuple[dict[str, list[str]], set[str]]:
     """Return what is drawn in training mode, by who draws it, and where rows may share it."""
     others: dict[str, None] = {}
-    with own_generators(), modes(model, noise=True):
-        before = other_states()
+    with preserve_rng(), modes(model, noise=True):
+        before = python_rng_states()
         trace.training = record(
             model, trace.inputs.given, leaves=lambda _, module: known_noise(module), keep=False
         )
-        if other_states() != before:
+        if python_rng_states() != before:
             with noted_draws(model) as others:
-                repeated(model, lambda: list(tensors(trace.inputs.run(model))), 1)
+                repeat_pass(model, lambda: list(tensors(trace.inputs.run(model))), 1)
     met, drawn, together = trace.noises, dict[str, list[str]](), set(others)
     for op in trace.training.operations:
         if op.random or op.noise in met:
@@ -271,7 +271,7 @@ def _realized(
         rows = max(MASK_ROWS, min(4096, MASK_ENTRIES // max(math.prod(shape), 1)))
         size = 1 if shared else rows  # a mask that a batch shares is one draw
         ones = torch.ones(size, *shape, device=device)
-        with switched([module], True):
+        with restore_training([module], True):
             dropped = [(module(ones) == 0).flatten(1) for _ in range(0, rows, size)]
         values = torch.cat([part.float().mean(1).double().cpu() for part in dropped])
     return float(values.mean()), float(values.std() / math.sqrt(len(values)))

@@ -16,10 +16,10 @@ from overt import _check
 from overt._progress import meter
 from overt.nn.auditing.examination import Examination
 from overt.nn.auditing.report import AuditReport
-from overt.nn.given.batches import Batches, checked_model
-from overt.nn.given.losses import Loss, checked_loss, loss_name
-from overt.nn.recording.generators import seeded
-from overt.nn.recording.modes import modes
+from overt.nn.data.batches import Batches
+from overt.nn.data.losses import Loss, check_loss, loss_name
+from overt.nn.data.models import check_model, modes
+from overt.nn.data.rng import seeded
 from overt.results import Status
 
 TORCH_LOSSES = (nn.MSELoss, nn.CrossEntropyLoss)
@@ -86,15 +86,14 @@ def audit(
     >>> report.noises[0].exact, report.skipped
     (True, ())
     """
-    model = checked_model(model)
+    model = check_model(model)
     # Rows are weighed alike here: a torch loss with weights of its own would not be.
-    wanted = loss_name(loss) if isinstance(loss, TORCH_LOSSES) else checked_loss(loss)
+    wanted = loss_name(loss) if isinstance(loss, TORCH_LOSSES) else check_loss(loss)
     seed = _check.whole("seed", seed, minimum=0)
     start = time.perf_counter()
     passes = _check.number("passes", passes, exclusive=True)
-    given: Any = {"output": output, "large": True}
-    batches = Batches(data, model, **given)
-    others = None if holdout is None else Batches(holdout, model, name="holdout", **given)
+    batches = Batches(data, model, output=output)
+    others = None if holdout is None else Batches(holdout, model, name="holdout", output=output)
     count = batches.count + (0 if others is None else others.count)
     examined: Examination | None = None
     status = Status.FINISHED

@@ -15,12 +15,12 @@ from overt._types import Floats
 from overt.nn.auditing.noises import Source
 from overt.nn.auditing.report import NoiseFindings
 from overt.nn.auditing.sums import Mean
-from overt.nn.given.batches import Inputs, reason_of
-from overt.nn.given.losses import Loss, Targets
+from overt.nn.data.batches import Inputs, first_line
+from overt.nn.data.losses import Loss, Targets
+from overt.nn.data.models import restore_training
+from overt.nn.data.rng import torch_rng_from
 from overt.nn.layers.recognized import is_weight_noise, mask_covariance_of
-from overt.nn.recording.generators import from_states
 from overt.nn.recording.hooks import hooked
-from overt.nn.recording.modes import switched
 from overt.relu.bounds import coadaptation
 
 ROWS, MAX_DRAWS, SHARED_DRAWS = 8192, 16, 8
@@ -147,7 +147,7 @@ class Sampled:
             values = later
             if not self._sources[i].silent:  # else it adds nothing
                 on = [part for module in self._modules[i:] for part in _switches(module)]
-                with torch.no_grad(), switched(on, True):
+                with torch.no_grad(), restore_training(on, True):
                     values = torch.stack(
                         [targets.losses(inputs.run(self._model), loss) for _ in range(self._draws)]
                     )
@@ -161,7 +161,7 @@ class Sampled:
                 for _ in range(self._draws if len(clean.T) < 512 else 1):
                     self._add_flows(inputs)
             except RuntimeError as error:  # a forward pass may have no gradient
-                self.no_flows = reason_of(error)
+                self.no_flows = first_line(error)
 
     def flows(self, i: int) -> Flows:
         """Return psi of source i, or what knows nothing where it has no gradient."""
@@ -197,7 +197,7 @@ def all_findings(
     noises: list[Callable[[], NoiseFindings]], states: list[Tensor]
 ) -> tuple[NoiseFindings, ...]:
     """Return what is found of each noise, masks drawn from generators in these states."""
-    with from_states(states):
+    with torch_rng_from(states):
         return tuple(find() for find in noises)
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from overt._check import InputError
 from overt._types import Floats
-from overt.nn.given.batches import Batch, Inputs, running
+from overt.nn.data.batches import Batch, Inputs, name_failing_inputs
 from overt.nn.layers.recognized import is_weight_noise, known_noise
 from overt.nn.recording.recorder import Operation, Recording, Value, record
 
@@ -78,7 +78,7 @@ class Chain:
 
 def few_rows(model: nn.Module, batch: Batch) -> Inputs:
     """Return two rows, or all where the model wants their number, as that of a graph's nodes."""
-    with running(batch.inputs, batch.where), torch.no_grad():
+    with name_failing_inputs(batch.inputs, batch.where), torch.no_grad():
         with suppress(Exception):
             few = batch.inputs.first(2)
             few.run(model)

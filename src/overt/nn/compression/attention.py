@@ -89,7 +89,7 @@ def closed(model: nn.Module, before: nn.Module) -> nn.Module:
     whole = [name for name in found if _size(model.get_submodule(name)) ==
              _size(_opened(before.get_submodule(name)))]  # fmt: skip
     for name in whole:
-        model.set_submodule(name, copy.deepcopy(before.get_submodule(name)))
+        model.set_submodule(name, _closed(model.get_submodule(name), before.get_submodule(name)))
     if whole == found:
         modules = dict(before.named_modules())
         for name, module in model.named_modules():
@@ -115,6 +115,25 @@ def _opened(module: Any) -> Attention:
     opened.train(module.training)
     learned = next(module.parameters()).requires_grad
     return opened.requires_grad_(learned)
+
+
+def _closed(opened: Any, original: Any) -> nn.Module:
+    """Return torch's attention with the weights of the opened one, which may have been trained."""
+    module = copy.deepcopy(original)
+    maps = (opened.q, opened.k, opened.v)
+    weights = [layer.weight for layer in maps]
+    with torch.no_grad():
+        if module.in_proj_weight is not None:
+            module.in_proj_weight.copy_(torch.cat(weights))
+        else:
+            for name, weight in zip("qkv", weights, strict=True):
+                getattr(module, f"{name}_proj_weight").copy_(weight)
+        if module.in_proj_bias is not None:
+            module.in_proj_bias.copy_(torch.cat([layer.bias for layer in maps]))
+        module.out_proj.weight.copy_(opened.out_proj.weight)
+        if module.out_proj.bias is not None:
+            module.out_proj.bias.copy_(opened.out_proj.bias)
+    return module.train(opened.training)
 
 
 def _turned(module: Any) -> nn.Linear | None:

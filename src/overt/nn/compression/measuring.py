@@ -22,10 +22,10 @@ from overt._check import InputError
 from overt._progress import meter
 from overt._types import Floats
 from overt.nn.compression.layers import TRANSPOSED, WEIGHTED
-from overt.nn.given.batches import Batch, Inputs, reason_of, running
-from overt.nn.given.losses import Loss, mean_loss
-from overt.nn.recording.generators import own_generators
-from overt.nn.recording.modes import modes, slow_attention, switched
+from overt.nn.data.batches import Batch, Inputs, first_line, name_failing_inputs
+from overt.nn.data.losses import Loss, mean_loss
+from overt.nn.data.models import disable_fast_attention, modes, restore_training
+from overt.nn.data.rng import preserve_rng
 
 CHECKS = 8
 """How often the loss is looked at during recovery."""
@@ -41,7 +41,7 @@ def parameters(model: nn.Module) -> int:
 
 def output_of(model: nn.Module, inputs: Inputs) -> Any:
     """Return what the model makes of the inputs, its parts called one by one."""
-    with torch.no_grad(), slow_attention():
+    with torch.no_grad(), disable_fast_attention():
         return inputs.run(model)
 
 
@@ -49,11 +49,11 @@ def failure(model: nn.Module, inputs: Inputs, base: nn.Module) -> str | None:
     """Return why a pass fails, in training mode too if one of the base does not, else None."""
     for noise in (False, True):
         try:
-            with torch.no_grad(), own_generators(), modes(model, noise=noise):
+            with torch.no_grad(), preserve_rng(), modes(model, noise=noise):
                 inputs.run(model)
         except Exception as error:  # the forward pass may reach for a layer's weight or size
             if not noise or model is base or failure(base, inputs, base) is None:
-                return reason_of(error)
+                return first_line(error)
     return None
 
 
@@ -80,7 +80,12 @@ def multiply_adds(model: nn.Module, inputs: Inputs) -> tuple[int, Counter[str]]:
                 stack.callback(module.register_forward_hook(hook(name)).remove)
         # Where attention is one operation on the processor the counter does not know it.
         math_only = sdpa_kernel(SDPBackend.MATH)
-        for part in (torch.random.fork_rng(), switched(model.modules(), False), math_only, counter):
+        for part in (
+            torch.random.fork_rng(),
+            restore_training(model.modules(), False),
+            math_only,
+            counter,
+        ):
             stack.enter_context(part)
         output_of(model, inputs.like(model))
     return counter.operations // 2 // size, spent
@@ -113,7 +118,7 @@ def latencies(*models: nn.Module, inputs: Inputs, seconds: float = 0.02) -> list
         for context in (torch.no_grad(), torch.random.fork_rng()):
             stack.enter_context(context)
         for model in models:
-            stack.enter_context(switched(model.modules(), False))
+            stack.enter_context(restore_training(model.modules(), False))
         start = time.perf_counter()
         while len(times[0]) < 2 or time.perf_counter() - start < seconds:
             for model, x, taken in zip(models, given, times, strict=True):
@@ -142,7 +147,7 @@ def score(model: nn.Module, batches: Iterable[Batch] | None, loss: Loss) -> Scor
     total, right, count, places, classes = 0.0, 0, 0, 1, True
     with torch.no_grad():
         for where, inputs, y in batches:
-            with running(inputs, where):
+            with name_failing_inputs(inputs, where):
                 output = inputs.run(model)
             if y is None:
                 return None
@@ -190,9 +195,9 @@ def recalibrated(model: nn.Module, batches: list[Batch]) -> nn.Module | None:
     for norm in norms:
         norm.reset_running_stats()
         norm.momentum = None  # the mean over batches
-    with torch.no_grad(), switched(norms, True), slow_attention():
+    with torch.no_grad(), restore_training(norms, True), disable_fast_attention():
         for where, inputs, _ in batches:
-            with running(inputs, where):
+            with name_failing_inputs(inputs, where):
                 inputs.run(twin)
     for norm, momentum in zip(norms, before, strict=True):
         norm.momentum = momentum

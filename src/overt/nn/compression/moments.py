@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from overt.nn.compression.layers import LINEAR, is_a
-from overt.nn.given.batches import Batch, running
-from overt.nn.recording.modes import slow_attention
+from overt.nn.data.batches import Batch, name_failing_inputs
+from overt.nn.data.models import disable_fast_attention
 
 WIDEST = 4096
 """The most features of which the whole second moment is kept; beyond, its diagonal."""
@@ -124,9 +124,9 @@ def collect(
             part = model.get_submodule(name)
             register = part.register_forward_hook if outputs else part.register_forward_pre_hook
             stack.callback(register(hook(name)).remove)
-        for context in (torch.no_grad(), slow_attention()):
+        for context in (torch.no_grad(), disable_fast_attention()):
             stack.enter_context(context)
         for where, inputs, _ in batches:
-            with running(inputs, where):
+            with name_failing_inputs(inputs, where):
                 inputs.run(model)
     return moments

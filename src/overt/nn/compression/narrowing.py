@@ -21,8 +21,8 @@ from overt.nn.compression.moments import Moments, collect
 from overt.nn.compression.report import Change
 from overt.nn.compression.task import MET, Keep, Outcome, Task, check_layers, duplicate
 from overt.nn.compression.units import Ids
-from overt.nn.given.batches import reason_of
-from overt.nn.recording.modes import slow_attention
+from overt.nn.data.batches import first_line
+from overt.nn.data.models import disable_fast_attention
 from overt.nn.recording.watching import tensors
 
 
@@ -198,11 +198,11 @@ def _broken(
 
     def problem(part: Cut, model: nn.Module, changed: dict[int, Tensor]) -> tuple[str | None, Any]:
         try:
-            with torch.no_grad(), slow_attention():
+            with torch.no_grad(), disable_fast_attention():
                 result = task.quiet(model)
                 reference = task.quiet(cutting.masked(task.base, found, part, model, changed))
         except Exception as error:  # whatever the model's code raises on other widths
-            return f"the forward pass fails with fewer units: {reason_of(error)}", None
+            return f"the forward pass fails with fewer units: {first_line(error)}", None
         other = "the forward pass computes something else with fewer units"
         return None if _same(result, reference) else other, result
 

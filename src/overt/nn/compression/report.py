@@ -113,6 +113,9 @@ class Compression(Result):
     reached, met, shortfall
         The share that is left (None where `keep` is of units), whether that is what was asked
         for, up to 5 per cent of it, and if not, why.
+    loss, loss_guessed
+        What `before.loss` and `after.loss` are, None without targets; and whether it was guessed
+        from the targets (loss="auto").
     before, after
         Both networks in numbers.
     changes
@@ -141,6 +144,8 @@ class Compression(Result):
     reached: float | None
     met: bool
     shortfall: str | None
+    loss: str | None
+    loss_guessed: bool
     before: Size
     after: Size
     changes: tuple[Change, ...]
@@ -171,6 +176,9 @@ class Compression(Result):
             for name, a, b in rows
             if a is not None and b is not None
         ]
+        if self.loss is not None:
+            guess = ", guessed from the targets; loss= chooses another" if self.loss_guessed else ""
+            lines.append(f"  the loss is {self.loss}{guess}")
         for change in self.changes:
             line = f"{' + '.join(change.layers)}: {change.kind} {change.before} -> {change.after}"
             if change.relative_error is not None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from overt import _check
 from overt._check import InputError, InputTypeError
@@ -38,8 +38,9 @@ from overt.nn.compression.task import (
     shortfall_of,
     some_of,
 )
-from overt.nn.given.batches import Batches, Inputs, checked_model
-from overt.nn.given.losses import LOSSES, Loss, checked_loss
+from overt.nn.data.batches import Batch, Batches, Inputs, name_failing_inputs
+from overt.nn.data.losses import LOSSES, Loss, check_loss, guess_loss, loss_text
+from overt.nn.data.models import check_model
 from overt.results import Status
 
 WAYS = ("auto", "mask", "flow", "spectrum")
@@ -136,7 +137,7 @@ def compress(
     >>> small[0], report.before.parameters, report.after.parameters
     (Linear(in_features=8, out_features=32, bias=True), 771, 387)
     """
-    model, wrapped = checked_model(model), model
+    model, wrapped = check_model(model), model
     if isinstance(model, torch.jit.ScriptModule):
         raise InputTypeError("model must be a module of Python's, not a scripted one: its layers "
                              "cannot be replaced; give what it was made from")  # fmt: skip
@@ -148,7 +149,7 @@ def compress(
     draws = _check.whole("draws", draws)
     steps = _check.whole("recover", recover, minimum=0)
     rate = _check.number("learning_rate", learning_rate, exclusive=True)
-    loss, rng = checked_loss(loss, ("auto", *LOSSES)), _check.generator(seed)
+    loss, rng = check_loss(loss, ("auto", *LOSSES)), _check.generator(seed)
     inputs = Inputs.of(example, "example", output).like(model)
     if by == "mask" and data is None:
         raise InputError(
@@ -162,6 +163,9 @@ def compress(
     with torch.random.fork_rng():
         torch.manual_seed(int(rng.integers(2**31)))
         few = None if judge is None else list(some_of(judge))
+        guessed = loss == "auto"
+        if guessed:
+            loss = _guess_loss(base, few or report_on)
         for training in (False, True):  # again where the code of that mode has sizes of its own
             found = structure_of(base, inputs, training=training)
             task = Task(base, found, keep, of, inputs, few, loss, draws, rng)
@@ -174,7 +178,7 @@ def compress(
                 done.model, train_data, judge, loss, steps=steps, learning_rate=rate
             )
         done.model = _closed(done.model, model, inputs)
-        report = _report(task, done, report_on, model)
+        report = _report(task, done, report_on, model, guessed=guessed)
     _same_modes(wrapped, done.model)
     return done.model, report
 
@@ -187,11 +191,25 @@ def _read(base: nn.Module, inputs: Inputs, data: Any, holdout: Any, train: Any) 
         if given is None:
             return default
         return Batches(
-            given, base, name=name, arity=arity, again=True, alone=True, output=inputs.output
+            given, base, name=name, arity=arity, repeated=True, unlabeled=True, output=inputs.output
         )
 
     judge = batches("data", data)
     return judge, batches("holdout", holdout, judge), batches("train", train, judge)
+
+
+def _guess_loss(base: nn.Module, batches: Iterable[Batch] | None) -> Loss:
+    """Return the loss that the targets look made for; "auto" where there are none to judge by."""
+    labeled = [batch for batch in batches or () if batch.y is not None]
+    if not labeled:
+        return "auto"
+    y = torch.cat([batch.y for batch in labeled])
+    first = labeled[0]
+    with torch.no_grad(), name_failing_inputs(first.inputs, first.where):
+        output = first.inputs.run(base)
+    if not isinstance(output, Tensor):
+        return "auto"
+    return guess_loss(y, output.new_empty(len(y), *output.shape[1:]))
 
 
 def _run(task: Task, by: str) -> Outcome:
@@ -249,7 +267,9 @@ def _closed(small: nn.Module, model: nn.Module, inputs: Inputs) -> nn.Module:
     return candidate
 
 
-def _report(task: Task, done: Outcome, judge: Batches | None, model: nn.Module) -> Compression:
+def _report(
+    task: Task, done: Outcome, judge: Batches | None, model: nn.Module, *, guessed: bool
+) -> Compression:
     after = done.output
     if after is None or len(done.recovery) or task.structure.drawing:
         after = output_of(done.model, task.inputs)
@@ -274,6 +294,7 @@ def _report(task: Task, done: Outcome, judge: Batches | None, model: nn.Module) 
     return Compression(
         by=done.by, keep=dict(task.keep) if isinstance(task.keep, Mapping) else task.keep,
         of=task.of, reached=reached, met=shortfall is None, shortfall=shortfall,
+        loss=None if scores[0] is None else loss_text(task.loss), loss_guessed=guessed,
         before=sizes[0], after=sizes[1], changes=tuple(done.changes),
         skipped=tuple({**done.skipped, **drawing}.items()), tried=done.tried,
         output_change=relative_change(task.structure.outputs, after),

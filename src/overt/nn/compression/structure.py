@@ -19,9 +19,9 @@ from overt.nn.compression import layers
 from overt.nn.compression.groups import Structure, grouped
 from overt.nn.compression.shapes import letters_of, moved, product_cost
 from overt.nn.compression.units import Carried, Wiring
-from overt.nn.given.batches import Inputs, running
-from overt.nn.recording.generators import other_states, own_generators
-from overt.nn.recording.modes import modes
+from overt.nn.data.batches import Inputs, name_failing_inputs
+from overt.nn.data.models import modes
+from overt.nn.data.rng import preserve_rng, python_rng_states
 from overt.nn.recording.recorder import Operation, Recording, Value, record
 from overt.nn.recording.watching import Frame, tensors
 
@@ -33,7 +33,7 @@ def structure_of(model: nn.Module, inputs: Inputs, *, training: bool = False) ->
     """
     recording, outputs, drawing = _recorded(model, inputs)
     if training:
-        with own_generators(), modes(model, noise=True):
+        with preserve_rng(), modes(model, noise=True):
             other = _recorded(model, inputs)[0]
         recording = Recording((*other.operations, *recording.operations), recording.inputs,
                               (*other.outputs, *recording.outputs))  # fmt: skip
@@ -73,8 +73,8 @@ def _recorded(model: nn.Module, inputs: Inputs) -> tuple[Recording, Any, tuple[s
             leaves=lambda _, module: layers.is_layer(module), keep=False, extents=extents,
         )  # fmt: skip
 
-    before = other_states()
-    with running(inputs, "example"):
+    before = python_rng_states()
+    with name_failing_inputs(inputs, "example"):
         try:
             recording = recorded(True)
         except (TypeError, RuntimeError):  # compiled functions take no sizes but plain numbers
@@ -83,7 +83,7 @@ def _recorded(model: nn.Module, inputs: Inputs) -> tuple[Recording, Any, tuple[s
     if any(x.is_floating_point() and x.isnan().any() for x in tensors(outputs)):
         raise InputError("example: the model returns NaN")
     drawing = {op.module: None for op in recording.operations if op.random}
-    if other_states() != before:
+    if python_rng_states() != before:
         drawing[""] = None
     return recording, outputs, tuple(drawing)
 

@@ -20,8 +20,8 @@ from overt._types import Floats
 from overt.nn.compression.groups import Structure
 from overt.nn.compression.measuring import latencies, multiply_adds, parameters
 from overt.nn.compression.report import Change
-from overt.nn.given.batches import Batch, Batches, Inputs
-from overt.nn.given.losses import Loss
+from overt.nn.data.batches import Batch, Batches, Inputs
+from overt.nn.data.losses import Loss
 from overt.nn.recording.watching import Call, tensors, watch
 
 Keep = float | Mapping[str, float]

@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import has_torch_function_unary
 
+from overt.nn.data.models import MODEL_LOCK
 from overt.nn.moments.noises import ALPHA, coins
 from overt.nn.moments.nonlinear import attention
-from overt.nn.recording.modes import ALONE
 
 GROUPS, PATTERNS = (20, 10), 4096
 """Good numbers of copies to a group (most probabilities are whole numbers of 20ths), the first that
@@ -150,7 +150,7 @@ class Balance:
         return away.view(made.shape)
 
     def __enter__(self) -> Balance:
-        ALONE.acquire()
+        MODEL_LOCK.acquire()
         for place, name, stand_in in _STAND_INS:
             if self.used is None or name in self.used:
                 old = getattr(place, name)
@@ -162,7 +162,7 @@ class Balance:
         for place, name, old in self._before:
             delattr(place, name) if old is None else setattr(place, name, old)
         self._before.clear()
-        ALONE.release()
+        MODEL_LOCK.release()
 
     def _in_place_of(self, old: Any, name: str, stand_in: Any) -> Any:
         here = get_ident()

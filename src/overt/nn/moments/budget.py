@@ -17,12 +17,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from overt.nn.data.models import modes, unwrap_model
 from overt.nn.moments.balance import GROUPS
 from overt.nn.moments.carry import Output, own
 from overt.nn.moments.errors import Found, doubted
 from overt.nn.moments.result import LEVEL, Moments
 from overt.nn.moments.samples import Samples
-from overt.nn.recording.modes import modes, unwrapped
 from overt.nn.recording.watching import called, tensors
 
 FEW, MANY = 10, 80
@@ -85,7 +85,7 @@ def costs(model: nn.Module, x: Any, output: Output, carry: Callable[[], Found]) 
     def ask() -> Costs:
         found, price, samples = carry(), list[tuple[float, float]](), drawn(2 * MANY)
         with torch.no_grad(), modes(model, noise=True):
-            times = [_seconds(x, lambda: called(unwrapped(model), own(x)), 1) for _ in range(9)]
+            times = [_seconds(x, lambda: called(unwrap_model(model), own(x)), 1) for _ in range(9)]
         one = sorted(times)[4]  # some may skip layers
         for n in (FEW, MANY, 6 * MANY, 24 * MANY):
             price.append((n, _seconds(x, partial(drawn, n))))

@@ -25,12 +25,12 @@ import torch
 from torch import Tensor, nn
 
 from overt._check import InputError, InputTypeError
+from overt.nn.data.models import Statistics, modes, unwrap_model
+from overt.nn.data.rng import python_rng_states, repeat_pass, seeded, torch_rng_bytes
 from overt.nn.layers.base import NoiseLayer
 from overt.nn.moments.adjoint import Layouts, Sources
 from overt.nn.moments.rules import apply
 from overt.nn.moments.tape import Moment, Tape, Uncarried
-from overt.nn.recording.generators import generator_state, other_states, repeated, seeded
-from overt.nn.recording.modes import Statistics, modes, parts, unwrapped
 from overt.nn.recording.watching import called, is_noise, mapped, tensors, watch
 
 Output = Callable[[Any], Any] | None
@@ -116,7 +116,7 @@ def carry(
     `active` names the noises that are on (None: all), `drawn` those of them that are drawn. Running
     statistics and counters of draws move on only if `update`; `layouts` are kept from pass to pass.
     """
-    model, differentiable = unwrapped(model), torch.is_grad_enabled()
+    model, differentiable = unwrap_model(model), torch.is_grad_enabled()
     drawn, put_off = set(drawn), None if update else False
     while True:
         sources = Sources({} if layouts is None else layouts)
@@ -143,7 +143,7 @@ def carry(
 def said(model: nn.Module, inputs: Any, output: Output, error: Exception) -> None:
     """Say so if the model cannot be run on its inputs at all."""
     try:
-        repeated(model, lambda: [picked(called(unwrapped(model), own(inputs)), output)], 1)
+        repeat_pass(model, lambda: [picked(called(unwrap_model(model), own(inputs)), output)], 1)
     except InputError:
         raise
     except Exception:  # whatever the model's code raises
@@ -177,14 +177,14 @@ def _pass(model: nn.Module, inputs: Any, output: Output, tape: Tape, *, check: b
     layers = [module for module in model.modules() if isinstance(module, NoiseLayer)]
     for module in layers:  # overt's layers are asked for their moments, not run
         module.training = False
-    before = (generator_state(), other_states()) if check else None
+    before = (torch_rng_bytes(), python_rng_states()) if check else None
     with torch.set_grad_enabled(tape.differentiable):
         result = watch(
             model, inputs, lambda call: apply(tape, call), output=output,
             leaves=lambda _, module: isinstance(module, NoiseLayer),
         )  # fmt: skip
         result = picked(result, None)
-    if check and not tape.was_drawn and (generator_state(), other_states()) != before:
+    if check and not tape.was_drawn and (torch_rng_bytes(), python_rng_states()) != before:
         tape.was_drawn[UNSEEN] = None
     return tape.of(result)
 
@@ -218,7 +218,7 @@ def checked(model: Any, x: Any, output: Any = None) -> nn.Module:
             f"x must be a tensor, or a tuple or dictionary of them, got {type(x).__name__}; "
             "torch.as_tensor makes one of an array"
         )
-    weights = [w for m in parts(model) for w in m._parameters.values() if w is not None]
+    weights = [w for m in model.modules() for w in m._parameters.values() if w is not None]
     if any(nn.parameter.is_lazy(weight) or weight.is_meta for weight in weights):
         raise InputError("model must have its weights: run a lazy module on a batch, load others")
     if any(weight.is_complex() for weight in weights):
@@ -239,10 +239,10 @@ def plain_output(
 ) -> Tensor:  # fmt: skip
     """Return the output without noise, also of a model whose noise is always on."""
     with torch.inference_mode(False), torch.set_grad_enabled(grad), seeded(0):
-        before = generator_state()
+        before = torch_rng_bytes()
         with modes(model, noise=False, statistics=statistics):
-            result = picked(called(unwrapped(model), own(inputs)), output)
-        if generator_state() != before:
+            result = picked(called(unwrap_model(model), own(inputs)), output)
+        if torch_rng_bytes() != before:
             one = carry(model, inputs, output=output, active=(), statistics=statistics)
             result = one.output.mean
         return result
@@ -256,8 +256,12 @@ def hidden_randomness(model: nn.Module, inputs: Any, output: Output, one: Carrie
     """
 
     def ask() -> bool:
-        inner = unwrapped(model)
-        (first,), hidden = repeated(model, lambda: [picked(called(inner, own(inputs)), output)], 2)
+        inner = unwrap_model(model)
+
+        def run() -> list[Tensor]:
+            return [picked(called(inner, own(inputs)), output)]
+
+        (first,), hidden = repeat_pass(model, run, 2)
         if not hidden and one.output.known and not one.drawn:
             mean, sd = one.output.mean.detach(), one.output.variance.detach().clamp(min=0).sqrt()
             away = first - mean
@@ -273,7 +277,7 @@ def remembered(model: nn.Module, output: Output, what: Any, ask: Callable[[], An
 
     Settings that are numbers or words, such as a probability or a switch, belong to the structure.
     """
-    signature = ([_settings(m) for m in parts(model)], getattr(output, "__code__", output))
+    signature = ([_settings(m) for m in model.modules()], getattr(output, "__code__", output))
     known = _answers.get(model)
     if known is None or known[0] != signature:
         known = _answers[model] = (signature, {})

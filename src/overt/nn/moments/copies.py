@@ -9,17 +9,17 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from overt.nn.data.models import unwrap_model
+from overt.nn.data.rng import (
+    preserve_rng,
+    python_rng_states,
+    repeat_pass,
+    seed_torch,
+    torch_rng_bytes,
+)
 from overt.nn.moments.balance import Balance
 from overt.nn.moments.carry import Output, carry, own, picked, plain_output
 from overt.nn.recording import operations
-from overt.nn.recording.generators import (
-    generator_state,
-    other_states,
-    own_generators,
-    repeated,
-    torch_seed,
-)
-from overt.nn.recording.modes import unwrapped
 from overt.nn.recording.watching import called, mapped, tensors
 
 MANY, GRID = 512, 64
@@ -49,7 +49,7 @@ def rows_apart(model: nn.Module, x: Any, output: Output) -> bool:
     def silent(given: Any) -> Tensor:
         return carry(model, given, output=output, active=()).output.mean
 
-    with own_generators():
+    with preserve_rng():
         plain, again = silent(x), silent(x)
     if not torch.equal(plain, again):
         plain = plain_output(model, x, output)
@@ -92,26 +92,26 @@ def draws_apart(model: nn.Module, x: Any, output: Output) -> bool | None:
         moved = [False]
 
         def run(given: Any = given, moved: Any = moved) -> list[Tensor]:
-            start, noting = other_states(), _Noting()
+            start, noting = python_rng_states(), _Noting()
             with noting:
                 y = _outputs(model, given, output)
-            moved[0] |= other_states() != start or not noting.complete
+            moved[0] |= python_rng_states() != start or not noting.complete
             found.append(noting.notes)
             reads.append(noting.reads)
             return [y]
 
-        if repeated(model, run, 2)[1] or moved[0]:
+        if repeat_pass(model, run, 2)[1] or moved[0]:
             return False
 
     def decide() -> list[Tensor]:
-        torch_seed(len(reads))
+        seed_torch(len(reads))
         with _Noting() as noting:
             _outputs(model, x, output)
         reads.append(noting.reads)
         return []
 
     if reads[0]:
-        repeated(model, decide, GRID)
+        repeat_pass(model, decide, GRID)
         if any(read != reads[0] for read in reads[4:]):
             return False
     one, two = found[1], found[3]
@@ -131,7 +131,7 @@ def draws_apart(model: nn.Module, x: Any, output: Output) -> bool | None:
             with _Noting(next(left)):
                 return [_outputs(model, x, output)]
 
-        return repeated(model, run, len(values))[1]
+        return repeat_pass(model, run, len(values))[1]
 
     odd = any(pairs[i][0] != "rand" for i in coins)
     if coins and (odd or differ([low, high]) or differ([low, *grid])):
@@ -152,14 +152,14 @@ def beside(model: nn.Module, x: Any, output: Output) -> bool:
 
         def first(given: Any = given, seed: int = seed) -> list[Tensor]:
             nonlocal wide
-            torch_seed(seed)
+            seed_torch(seed)
             with _Noting() as noting:
                 y = _outputs(model, next(given), output)[:rows]
             wide |= noting.wide
             return [y]
 
         try:
-            if repeated(model, first, 2)[1] or wide:
+            if repeat_pass(model, first, 2)[1] or wide:
                 return False
         except Exception:  # a model that wants its number of rows
             return False
@@ -187,14 +187,14 @@ def balanced(model: nn.Module, x: Any, output: Output) -> Balance:
             return [_outputs(model, copied(x, 3), output)[:rows]]
 
     try:
-        with own_generators():
+        with preserve_rng():
             few, many = shapes(3), shapes(5)
         if len(few) == len(many):
             balance.forms = [
                 (a[0] // 3, *a[1:]) if a and b and 5 * a[0] == 3 * b[0] and a[1:] == b[1:] else None
                 for a, b in zip(few, many, strict=True)
             ]
-        if repeated(model, first, 2)[1]:
+        if repeat_pass(model, first, 2)[1]:
             balance.forms = ()
     except Exception:  # a model that wants its number of rows
         balance.forms = ()
@@ -215,7 +215,7 @@ class _Noting(TorchFunctionMode):  # type: ignore[misc]
         self.reads: list[str] = []
         self.wide = False
         self._noisy: Any = WeakTensorKeyDictionary()
-        self._fixed, self._state, self._seen = fixed or {}, generator_state(), True
+        self._fixed, self._state, self._seen = fixed or {}, torch_rng_bytes(), True
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -239,9 +239,9 @@ class _Noting(TorchFunctionMode):  # type: ignore[misc]
     def _run(self, func: Any, name: str, values: str, args: Any, kwargs: dict[str, Any]) -> Any:
         if values not in ("random", "attention", "unknown"):
             return func(*args, **kwargs)
-        self._seen &= generator_state() == self._state
+        self._seen &= torch_rng_bytes() == self._state
         result = func(*args, **kwargs)
-        if (state := generator_state()) != self._state:
+        if (state := torch_rng_bytes()) != self._state:
             self._state = state
             mixes = func in (torch.randperm,)  # rows among each other
             if len(self.notes) in self._fixed:
@@ -252,8 +252,8 @@ class _Noting(TorchFunctionMode):  # type: ignore[misc]
     @property
     def complete(self) -> bool:
         """Whether torch's generators moved on in these calls alone."""
-        return self._seen and generator_state() == self._state
+        return self._seen and torch_rng_bytes() == self._state
 
 
 def _outputs(model: nn.Module, given: Any, output: Output) -> Tensor:
-    return picked(called(unwrapped(model), own(given)), output)
+    return picked(called(unwrap_model(model), own(given)), output)

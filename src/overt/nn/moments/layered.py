@@ -26,7 +26,7 @@ def layer(tape: Tape, call: Call) -> Any:
             return call.args[0]
         shape = tuple(x.mean.shape)
         out = multiplied(tape, x, module.mask_covariance(shape), name,
-                         lambda: module._multiplied(torch.ones_like(x.mean)))  # fmt: skip
+                         lambda: module._apply_mask(torch.ones_like(x.mean)))  # fmt: skip
         if isinstance(module, RatedNoise) and not x.noises and out.noises and out.independent:
             out = replace(out, dropped=(x.mean, module.drop_prob))
         return tape.put(out)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from overt.nn.data.rng import torch_rng_bytes
 from overt.nn.moments.tape import Moment, Tape, Uncarried
-from overt.nn.recording.generators import generator_state
 from overt.nn.recording.watching import Call, mapped, tensors
 
 LOCAL_DRAWS = 16
@@ -51,10 +51,10 @@ def unknown(tape: Tape, call: Call) -> Any:
         kwargs = mapped({k: v for k, v in call.kwargs.items() if k != "inplace"}, fill)
         return plain(call)(*mapped(call.args, fill), **kwargs)
 
-    before = generator_state()
+    before = torch_rng_bytes()
     results = f(*(m.mean for m in given))
     parts = list(tensors(results))
-    drawn = generator_state() != before
+    drawn = torch_rng_bytes() != before
     if drawn or not any(part.is_floating_point() for part in parts):
         raise Uncarried(noises_of(tape, call), call.name)
     tape.linearized[call.name] = None

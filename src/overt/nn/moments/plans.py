@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
-from overt.nn.recording.generators import generator_state
+from overt.nn.data.rng import torch_rng_bytes
 from overt.nn.recording.watching import tensors
 
 MOST, STEPS = 2**27, 2**14
@@ -46,10 +46,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
 def _written_down(self: Recorder, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     kwargs = kwargs or {}
-    before = generator_state() if torch.Tag.nondeterministic_seeded in func.tags else None
+    before = torch_rng_bytes() if torch.Tag.nondeterministic_seeded in func.tags else None
     result = func(*args, **kwargs)
     if not self.paused and self.complete:
-        drew = before is not None and generator_state() != before
+        drew = before is not None and torch_rng_bytes() != before
         self.steps.append((func, args, kwargs, result, drew))
         self._size += sum(t.numel() for t in tensors(result) if t._base is None)
         if self._size > MOST or len(self.steps) > STEPS:

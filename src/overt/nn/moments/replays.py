@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from overt.nn.data.models import modes, unwrap_model
+from overt.nn.data.rng import seeded
 from overt.nn.moments.carry import own
 from overt.nn.moments.plans import Plan, Recorder, Unplanned
 from overt.nn.recording import operations
-from overt.nn.recording.generators import seeded
-from overt.nn.recording.modes import modes, parts, unwrapped
 from overt.nn.recording.watching import called, tensors
 
 STRIKES, FORMS = 4, 16
@@ -157,20 +157,20 @@ def _skeleton(value: Any) -> Any:
 
 def _noted(model: nn.Module, x: Any, output: Any) -> tuple[Any, dict[int, Tensor]]:
     """Return what a pass calls and which call gave its result, and the tensors from outside."""
-    if any(isinstance(module, torch.jit.ScriptModule) for module in parts(model)):
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise Unplanned  # what it does is not seen
     x = own(x)
     mode = _Noting(x, model)
     with seeded(0), modes(model, noise=True):
         mode.lend(model)
         with mode:
-            result = called(unwrapped(model), x)
+            result = called(unwrap_model(model), x)
             result = result if output is None else output(result)
     return (mode.notes, mode.place(result)), mode.outside
 
 
 def _buffers(model: nn.Module) -> list[Tensor]:
-    return [b for part in parts(model) for b in part._buffers.values() if b is not None]
+    return [b for part in model.modules() for b in part._buffers.values() if b is not None]
 
 
 class _Noting(TorchFunctionMode):  # type: ignore[misc]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from overt.nn.data.rng import torch_rng_bytes
 from overt.nn.layers.base import NoiseLayer
 from overt.nn.moments import moving, noises, nonlinear
 from overt.nn.moments.bilinear import added, averaged, product, scaled, weighted
@@ -20,7 +21,6 @@ from overt.nn.moments.layered import layer
 from overt.nn.moments.local import noises_of, unknown, with_first
 from overt.nn.moments.pooling import pooled
 from overt.nn.moments.tape import Moment, Tape, Uncarried
-from overt.nn.recording.generators import generator_state
 from overt.nn.recording.watching import Call, tensors
 
 Rule = Callable[[Tape, Call], Any]
@@ -83,9 +83,9 @@ def _own_backward() -> bool:
 
 def _certain(tape: Tape, call: Call) -> Any:
     """Run an operation that the table does not know; note it if it draws."""
-    before = generator_state()
+    before = torch_rng_bytes()
     result = call.run()
-    if generator_state() == before:
+    if torch_rng_bytes() == before:
         return result
     return noises.drawn(tape, call, tape.names.of(call, True) or call.name)
 

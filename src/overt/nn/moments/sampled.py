@@ -10,10 +10,10 @@ from torch import nn
 from overt import _check
 from overt._check import InputError
 from overt._progress import meter
+from overt.nn.data.rng import seeded
 from overt.nn.moments.carry import Output, checked, said
 from overt.nn.moments.result import Moments
 from overt.nn.moments.samples import Samples
-from overt.nn.recording.generators import seeded
 
 LONG, SEEN = 256, 64
 """Samples from which on progress is shown, and passes of which one shows noise if there is any."""

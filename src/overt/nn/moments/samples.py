@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from overt.nn.data.models import modes, unwrap_model
 from overt.nn.moments.balance import GROUPS, Balance
 from overt.nn.moments.carry import Output, own, picked, remembered
 from overt.nn.moments.common import believed, energies
 from overt.nn.moments.copies import balanced, beside, copied, draws_apart, rows_apart, rows_of
 from overt.nn.moments.result import LEVEL, Moments
-from overt.nn.recording.modes import modes, unwrapped
 from overt.nn.recording.watching import called, tensors
 
 COPIES, ROWS, PASSES = 80, 512, 8
@@ -97,12 +97,12 @@ class Samples:
         """Return outputs, (copies, rows, ...)."""
         with self._balance as balance:
             balance.begin(copies, self.copies if self._even else 1)
-            y = picked(called(unwrapped(self._model), own(given)), self._output)
+            y = picked(called(unwrap_model(self._model), own(given)), self._output)
         return self._numbers(y, copies)
 
     def _in_turn(self, passes: int) -> Any:
         """Return outputs of passes of one copy each, members of groups in turn."""
-        found, model, groups = [], unwrapped(self._model), passes // self.copies
+        found, model, groups = [], unwrap_model(self._model), passes // self.copies
         seeds, given = torch.randint(2**62, (groups,)).tolist(), copied(self._x, self._each)
         with self._turns as balance:
             for i in range(passes):

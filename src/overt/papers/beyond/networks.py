@@ -96,7 +96,7 @@ def compress_expected_loss(scale: int, rng: np.random.Generator) -> Residuals:
     """
     from overt.nn.compression.cutting import Cut, shrink
     from overt.nn.compression.structure import structure_of
-    from overt.nn.given.batches import Inputs
+    from overt.nn.data.batches import Inputs
 
     (torch, seq), d, k = oracles.seeded_torch(rng), 6 + scale, 3
     model = seq(
