@@ -17,6 +17,7 @@ from overt._check import InputError
 from overt._figures import write_figure
 from overt._files import reading, write_whole
 from overt._html import Page
+from overt._mapping import thread_count
 from overt.papers.figures import SIZES, VERDICTS, Figure, Finding, together
 from overt.papers.records import UNCHECKED, Item
 from overt.papers.rows import Folder, Stored, commit, read_rows
@@ -126,7 +127,9 @@ def run_all(
         settings = figure.settings(figure.nearest(size))
         tasks += [(figure.id, params) for params in settings if figure.key(params) not in have]
     absent: dict[str, str] = {}
-    for done, (name, outcome) in enumerate(compute(found, tasks, n_jobs, out, engine), 1):
+    for done, (name, outcome) in enumerate(
+        compute(found, tasks, thread_count(n_jobs), out, engine), 1
+    ):
         if isinstance(outcome, InputError):
             absent[name] = str(outcome)
         if on_row:
