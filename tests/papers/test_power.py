@@ -135,7 +135,7 @@ MUTATIONS = [
         "prox",
         soft_threshold,
         "shallow-optimum tied-optimum tied-landscape anisotropic-optimum deep-optimum "
-        "dropconnect-optimum shrinkage-monotone shrinkage-inverse algorithm-3",
+        "dropconnect-optimum shrinkage-monotone shrinkage-inverse solver-shrinkage",
     ),
     (spectral.SquaredNuclear, "prox", ridge, "sensing-without-factors"),
     (

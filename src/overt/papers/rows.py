@@ -142,8 +142,8 @@ def commit() -> str:
     folder = Path(overt.__file__).parent
     if not any((parent / ".git").exists() for parent in folder.parents):
         return ""
-    described = _git(folder, "rev-parse", "--short=10", "HEAD")
-    changed = _git(folder, "status", "--porcelain", "--", str(folder))
+    described = _git(folder, "rev-parse", "HEAD")[:10]
+    changed = _git(folder, "status", "-s", str(folder))
     return f"{described}+" if described and changed else described
 
 

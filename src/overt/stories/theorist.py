@@ -73,7 +73,7 @@ print(checked.stdout.strip())
 from overt import papers
 
 CORRECTED = ["shallow-optimum", "dropout-norm", "ksupport-value", "dropconnect", "sliding-keep"]
-CORRECTED += ["hadamard-equalizer", "dropblock-optimum", "deep-scaling", "algorithm-3"]
+CORRECTED += ["hadamard-equalizer", "dropblock-optimum", "deep-scaling", "solver-shrinkage"]
 CORRECTED += ["completion-bound"]
 for verdict in papers.verify(CORRECTED):
     print(f"{verdict.id} ({verdict.source})\n  {verdict.claim}")

@@ -143,7 +143,7 @@ item(
         "run decides an O()"
     ),
 )
-item("Algorithm 3", "5", "The polynomial-time solver", by=("shallow-optimum", "algorithm-3"))
+item("Algorithm 3", "5", "The polynomial-time solver", by=("shallow-optimum", "solver-shrinkage"))
 item(
     "Section 5, comparison",
     "5",

@@ -256,9 +256,9 @@ def _subset(name: str, samples: int) -> tuple[Any, Any]:
     """Return the first images, standardized, and their classes as indicator rows."""
     from torch.nn.functional import one_hot
 
-    from overt.papers import models as small
+    from overt.papers import models
 
-    data = small.load(name)
+    data = models.load(name)
     x, y = data.x[:samples], data.y[:samples]
     return (x - x.mean()) / x.std(), one_hot(y, 10).float()
 

@@ -246,14 +246,14 @@ def run_two_digits(params: Params, seed: int) -> dict[str, Any]:
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
-    from overt.papers import models as small
+    from overt.papers import models
     from overt.robust import adversarial_train
 
-    data = small.load(params["data"], only=(0, 1))
+    data = models.load(params["data"], only=(0, 1))
     # The same start and order for every row of the table, another for every run.
     with torch.random.fork_rng():
         torch.manual_seed(params["run"])
-        model = small.mlp(data.x[0].numel(), 1)
+        model = models.mlp(data.x[0].numel(), 1)
         loader = DataLoader(TensorDataset(data.x, data.y), batch_size=BATCH, shuffle=True)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         scheduler = torch.optim.lr_scheduler.StepLR(
@@ -375,10 +375,10 @@ def run_cifar(params: Params, seed: int) -> dict[str, Any]:
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
-    from overt.papers import models as small
+    from overt.papers import models
     from overt.robust import PGD, Constant, Linf, adversarial_train
 
-    data = small.load(params["data"])
+    data = models.load(params["data"])
     if len(data.x_test) < params["points"]:
         raise InputError(
             f"OVERT_DATA must hold all of {params['data']}, {params['points']:,} "
@@ -387,7 +387,7 @@ def run_cifar(params: Params, seed: int) -> dict[str, Any]:
     epochs, threat = params["epochs"], Linf(params["radius"] / 255, (0.0, 1.0))
     with torch.random.fork_rng():
         torch.manual_seed(params["run"])
-        model = small.residual(
+        model = models.residual(
             data.x.shape[1], 10, params["width"], params["stride"], params["blocks"]
         )
         loader = DataLoader(TensorDataset(data.x, data.y), batch_size=128, shuffle=True)

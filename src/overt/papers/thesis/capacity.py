@@ -290,9 +290,9 @@ def run(params: Params, seed: int) -> dict[str, Any]:
 
 def task(data: str) -> tuple[Any, Any, Any, Any]:
     """Return flat images and labels -1 and 1, training and test: odd digits of the toy are 1."""
-    from overt.papers import models as small
+    from overt.papers import models
 
-    loaded = small.load(data, None if data == "digits" else (4, 7))  # 4 and 7 are numbered 0 and 1
+    loaded = models.load(data, None if data == "digits" else (4, 7))  # 4 and 7 are numbered 0 and 1
     y, y_test = (2.0 * (classes % 2) - 1 for classes in (loaded.y, loaded.y_test))
     return loaded.x.flatten(1), y, loaded.x_test.flatten(1), y_test
 

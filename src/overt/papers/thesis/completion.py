@@ -14,8 +14,6 @@ from sklearn.base import clone
 from overt import datasets, equalize, penalty, spectral
 from overt._figures import COLORS, canvas
 from overt._types import Floats
-from overt.completion import DropoutCompletion
-from overt.completion.kernels import dots
 from overt.entries import Entries
 from overt.papers import descent, oracles
 from overt.papers.evidence import DESCENT, EXACT, MONTE_CARLO, relative, standard_errors
@@ -203,6 +201,8 @@ def load(name: str) -> Entries:
 
 def run_curves(params: Params, seed: int) -> dict[str, Any]:
     """Fit on nine tenths; return train and test RMSE after each sweep, with seconds."""
+    from overt.completion import DropoutCompletion
+
     ratings = load(params["data"])
     parts = dict(zip(("train", "test"), ratings.split(0.1, seed=0), strict=True))
     low, high = float(ratings.values.min()), float(ratings.values.max())
@@ -247,6 +247,8 @@ def objective(form: Any, entries: Entries, drop_prob: float) -> float:
 
 
 def _dots(entries: Entries, U: Any, V: Any) -> Any:
+    from overt.completion.kernels import dots  # compiled: imported only where it is used
+
     out = np.empty(len(entries))
     dots(entries.rows, entries.cols, U, V, out)
     return out

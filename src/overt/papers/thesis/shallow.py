@@ -19,7 +19,7 @@ def _shrunk(s: np.ndarray, lam: float, r: int, offset: int) -> float:
 
 
 @statement("Algorithm 3", "2.4", how="sampled")
-def algorithm_3(scale: int, rng: np.random.Generator) -> Residuals:
+def solver_shrinkage(scale: int, rng: np.random.Generator) -> Residuals:
     r"""The polynomial-time solver.
 
     The solver keeps rho = max{j : s_j > lam j kappa_j/(r + lam j)} values and shrinks them by

@@ -114,9 +114,9 @@ def recorded(
     """Train one network; yield steps, its accuracy, and those of sub-networks, the unseen last."""
     import torch
 
-    from overt.papers import models as small
+    from overt.papers import models
 
-    data = small.load(params["data"])
+    data = models.load(params["data"])
     steps = params["epochs"] * -(-len(data.x) // BATCH)
     wanted = record_steps(steps, params["records"])
     with torch.random.fork_rng():
