@@ -49,7 +49,7 @@ def test_verify_prints_a_table_or_json():
     shown = overt_command("verify", "path-norm", "dropconnect")
     assert shown.returncode == 0
     assert "2 of 2 statements hold" in shown.stdout
-    assert "1 are corrected, at 1 places of the papers: the form printed" in " ".join(
+    assert "1 statement corrects its paper; the paper's own form was tested too" in " ".join(
         shown.stdout.split()
     )
     verdicts = json.loads(overt_command("verify", "dropconnect", "--json", "--seed", 3).stdout)
@@ -75,9 +75,9 @@ def test_verify_exits_with_1_when_a_formula_is_broken():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("verify", "no-such-theorem"), "unknown theorem no-such-theorem"),
+        (("verify", "no-such-theorem"), "unknown item no-such-theorem"),
         (("verify", "--size", "huge"), "size must be one of"),
-        (("reproduce", "no-such-figure"), "unknown experiment"),
+        (("reproduce", "no-such-figure"), "unknown figure"),
         (("solve", "missing.npy"), "missing.npy does not exist"),
         (("solve", "M.xyz"), "must end in one of"),
         (("solve", "M.npy", "--drop-prob", "1.5"), "drop_prob must be a number in [0, 1), got 1.5"),

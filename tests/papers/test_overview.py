@@ -148,8 +148,9 @@ def test_the_page_is_what_the_rows_say():
 def test_every_statement_has_a_stored_verdict_and_no_label_is_better_than_its_numbers():
     pytest.importorskip("torch")
     verdicts = record.read_verdicts(FOLDER)
-    found = labels(items(), FOLDER)
-    for name, item in items().items():
+    known = {name: item for name, item in items().items() if item.paper}
+    found = labels(known, FOLDER)
+    for name, item in known.items():
         if item.check:
             assert name in verdicts, "overt verify --seeds 12 --out docs/record"
             assert verdicts[name].seeds >= 12

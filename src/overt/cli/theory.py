@@ -60,8 +60,9 @@ def verify(
                 checks = check(chosen, size=size, seed=number)
                 for _ in chosen:
                     with reraising_interrupts():
-                        verdicts.append(next(checks))
-                    bar.advance(note=verdicts[-1].id)
+                        verdict = next(checks)
+                    verdicts.append(verdict)
+                    bar.advance(note=verdict.id)
     except KeyboardInterrupt:
         status = "interrupted"
     if as_json:
