@@ -24,12 +24,12 @@ def audit_class_floor(scale: int, rng: np.random.Generator) -> Residuals:
     $\mathtt{drop\_prob}^d$ times the entropy of the classes, and for two classes no larger
     bound holds.
     """
-    from overt.nn.auditing import lower
+    from overt.linear import last_layer
 
     d, p = 2 + scale, float(rng.uniform(0.3, 0.7))
     y = np.array([0, 0, 0, 1, 1])
     frequencies = np.array([0.6, 0.4])
-    floor = p**d * lower.class_entropy(frequencies)
+    floor = p**d * last_layer.class_entropy(frequencies)
     z, weight = oracles.masks(np.full(d, 1 - p))
     b = np.log(frequencies[1] / frequencies[0])
     signs = np.where(y == 1, 1.0, -1.0)
@@ -54,7 +54,7 @@ def audit_class_size(scale: int, rng: np.random.Generator) -> Residuals:
     TeX: Over logits with $|\text{ centered } \text{ logits }|_* \le t \sqrt{n}$ the least
     cross-entropy is $\max_e$ mean $H((1-e) y + e \pi) - e s_1 t$.
     """
-    from overt.nn.auditing import lower
+    from overt.linear import last_layer
 
     k = 2 + scale
     y = np.tile(np.eye(k), (2, 1))
@@ -76,7 +76,7 @@ def audit_class_size(scale: int, rng: np.random.Generator) -> Residuals:
     best, _ = descent.best_descent(objective, n * k, 5, rng)
     frequencies = np.full(k, 1 / k)
     top = float(np.linalg.norm(y - frequencies, 2)) / math.sqrt(n)
-    bound = lower.class_bound(frequencies, top, t, centered=True)
+    bound = last_layer.class_bound(frequencies, top, t, centered=True)
     yield relative(bound, best)
     return 1e-4, f"{n} samples of {k} classes, t = {t:.2f}"
 

@@ -181,7 +181,7 @@ def audit_last_layer(scale: int, rng: np.random.Generator) -> Residuals:
     is at least $\min_A |Y - \operatorname{mean} - A|^2 + (\lambda/d) |A|_*^2$, and free
     features reach it.
     """
-    from overt.nn.auditing import lower
+    from overt.linear import last_layer
     from overt.spectral import SquaredNuclear
 
     n, k, d = 6 * scale, 3, 4 + scale
@@ -197,9 +197,9 @@ def audit_last_layer(scale: int, rng: np.random.Generator) -> Residuals:
 
     best, _ = descent.best_descent(objective, k + (k + n) * d, 6, rng)
     R = np.asarray(np.linalg.qr(np.hstack([np.ones((n, 1)), Y]), mode="r"))
-    target = lower.free_target(R, slice(1, 1 + k), centered=True)
-    bound, *_ = lower.squared_bound(target, k, [(lam / d, SquaredNuclear())])
-    printed, *_ = lower.squared_bound(target, k, [(lam, SquaredNuclear())])
+    target = last_layer.free_target(R, slice(1, 1 + k), centered=True)
+    bound, *_ = last_layer.squared_bound(target, k, [(lam / d, SquaredNuclear())])
+    printed, *_ = last_layer.squared_bound(target, k, [(lam, SquaredNuclear())])
     yield relative(bound, best)
     return DESCENT, f"descent over {n} x {d} features, last layer and bias", relative(printed, best)
 
