@@ -17,9 +17,8 @@ from overt import decay, equalize, penalty, relu, robust, spectral
 from overt import nn as noisy
 from overt.completion import DropoutCompletion, DropoutImputer, evaluate, read_ratings
 from overt.datasets import generate_ratings, movielens
-from overt.experiments import find
 from overt.linear import DeepLinearNetwork, LinearNetwork, TiedAutoencoder, inverse_decay
-from overt.theorems import verify
+from overt.papers import find, verify
 
 RNG = np.random.default_rng(0)
 
@@ -576,17 +575,17 @@ ROBUST = {
 
 
 GUESTS = {
-    "theorems.verify": Row(lambda ids, size, seed: [v.residual for v in verify(
+    "papers.verify": Row(lambda ids, size, seed: [v.residual for v in verify(
         ids, size=size, seed=seed)], {
         "ids": (t, ("none",)), "size": ("word", "small"), "seed": (s, 0)}),
-    "experiments.find": Row(lambda experiment_id: find(experiment_id).id, {
-        "experiment_id": ("word", "none")}),
+    "papers.find": Row(lambda item_id: find(item_id).id, {
+        "item_id": ("word", "none")}),
 }  # fmt: skip
 
 ROOMS = {
     "noise": NOISE, "penalty": PENALTY, "spectral": SPECTRAL, "equalize": EQUALIZE,
     "linear": LINEAR, "entries": ENTRY, "completion": COMPLETION, "decay": DECAY, "relu": RELU,
-    "nn": NETWORKS, "robust": ROBUST, "theorems and experiments": GUESTS,
+    "nn": NETWORKS, "robust": ROBUST, "papers": GUESTS,
 }  # fmt: skip
 
 EXCLUDED = {
@@ -600,13 +599,14 @@ EXCLUDED = {
     "robust.Criterion": "abstract", "robust.Loss": "abstract", "robust.Threat": "abstract",
     "robust.LOSSES": "a table", "robust.RobustnessWarning": "a warning",
     "robust.Misclassified": "takes no argument",
-    "theorems.SIZES": "a table", "theorems.Evidence": "made by checks",
-    "theorems.Theorem": "made by theorem", "theorems.Verdict": "made by verify",
-    "theorems.distinct": "counts verdicts", "theorems.registered": "takes no argument",
-    "theorems.theorem": "a decorator for who writes statements",
-    "experiments.IDS": "a table", "experiments.Experiment": "for who writes experiments",
-    "experiments.Finding": "made by checks", "experiments.report": "of rows that run made",
-    "experiments.run": "what it reads back is damaged in readers.py",
+    "papers.PAPERS": "a table", "papers.Evidence": "made by checks",
+    "papers.Item": "made by statement", "papers.Verdict": "made by verify",
+    "papers.items": "takes no argument", "papers.bibtex": "of the list of papers",
+    "papers.statement": "a decorator for who writes statements",
+    "papers.item": "for who writes records", "papers.figure": "for who writes figures",
+    "papers.Figure": "made by figure", "papers.Finding": "made by checks",
+    "papers.report": "of rows that run made",
+    "papers.run": "what it reads back is damaged in readers.py",
     "datasets.available": "takes no argument", "datasets.data_folder": "of an environment variable",
     "explorer.explore": "serves until it is stopped",
     "explorer.PAGES": "a table",
