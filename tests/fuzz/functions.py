@@ -334,11 +334,14 @@ COMPLETION = {
 }  # fmt: skip
 
 SMALLEST = {"problem": (t, SMALL), "depth": (w, 3)}
+WHOLE = overt.Entries.from_matrix(np.diag([2.0, 1.0]))
 DECAY = {
     "decay.minima": Row(lambda problem, depth, weight_decay, starts, seed: [
         m.loss for m in decay.minima(problem, depth, weight_decay, starts=starts, seed=seed)],
         SMALLEST | {"weight_decay": (n, 0.01), "starts": (c, 1), "seed": (s, 0)}, unique=False),
     "decay.existence": Row(decay.existence, SMALLEST | {"rank": (w, 1), "tol": (n, 0.1)}),
+    "decay.rank_thresholds": Row(lambda problem, depth: decay.rank_thresholds(problem, depth).exists, {
+        "problem": (t, WHOLE), "depth": (w, 3)}),
     "decay.escape": Row(decay.escape, {"problem": (t, SMALL), "depth": (t, 3)} | {"weight_decay": (n, 0.02)}, infinite=True),
     "decay.smallest_fitting_rank": Row(decay.smallest_fitting_rank, {
         "problem": (t, SMALL), "starts": (c, 1), "seed": (s, 0)}),
@@ -372,7 +375,8 @@ DECAY = {
     "decay.effective": Row(decay.effective, {
         "learning_rate": (n, 0.1), "weight_decay": (n, 0.01), "convention": ("word", "loss")}),
     "decay.entry_draws": Row(decay.entry_draws, {
-        "problem": (t, SMALL), "steps": (c, 5), "seed": (s, 0), "run": (c, 0)}),
+        "problem": (t, SMALL), "steps": (c, 5), "seed": (s, 0), "run": (c, 0),
+        "sampling": ("word", "shuffled")}),
     "decay.initial_weights": Row(decay.initial_weights, SMALLEST | {
         "width": (w, 3), "init": (n, 1.0), "seed": (s, 0), "run": (c, 0)}),
     "decay.test_error": Row(decay.test_error, {"entries": (t, SMALL), "A": (a, D2)}, infinite=True),
@@ -433,6 +437,8 @@ RELU = {
     "relu.required": Row(relu.required, {
         "epsilon": (n, 0.25), "margin": (n, 0.5), "dimension": (w, 3), "learning_rate": (n, 0.5),
         "delta": (n, 0.05)}, infinite=True),
+    "relu.one_output_optimum": Row(lambda y, width, drop_prob: relu.one_output_optimum(
+        y, width, drop_prob).objective, {"y": (a, S), "width": (w, 3), "drop_prob": (p, 0.5)}),
     "relu.escaping_weights": Row(lambda size: relu.escaping_weights(size)[1:], {"size": (n, 1.0)}),
     "relu.train_lazy": Row(relu.train_lazy, {
         "X": (a, UNIT), "y": (a, SIGNS), "width": (w, 4), "drop_prob": (p, 0.5), "steps": (c, 4),
