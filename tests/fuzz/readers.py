@@ -262,27 +262,32 @@ def _training(folder):
     return folder / "training.safetensors"
 
 
-def _experiment():
-    from overt.experiments import Experiment
+def _figure():
+    from overt.papers import Figure
 
-    return Experiment(
-        "fuzz", "t", "s", "c", {"toy": {"n": (1, 2, 3)}}, lambda p, seed: {"v": p["n"] / 3},
-        lambda rows: [], lambda rows: None,
-    )  # fmt: skip
+    return Figure(
+        id="fuzz",
+        title="t",
+        claim="c",
+        sizes={"toy": {"n": [1, 2, 3]}},
+        run=lambda p, seed: {"v": p["n"] / 3},
+        check=lambda rows: [],
+        plot=lambda rows: None,
+    )
 
 
 def _rows(folder):
-    from overt.experiments import run
+    from overt.papers import run
 
-    run(_experiment(), out=folder)
+    run(_figure(), out=folder)
     return folder / "fuzz.jsonl"
 
 
 def _reproduced(path):
-    from overt.experiments import run
+    from overt.papers import run
 
     data = path.read_bytes()
-    rows = run(_experiment(), out=path.parent)
+    rows = run(_figure(), out=path.parent)
     path.write_bytes(data)
     return [[row["n"], row["v"]] for row in rows]
 
@@ -326,7 +331,7 @@ READERS = {
     "model.safetensors": Reader(_model("model.safetensors"), _predictions, True),
     "completion checkpoint": Reader(_checkpoint, _resumed, True),
     "training checkpoint": Reader(_training, _train, True),
-    "rows of experiments": Reader(_rows, _reproduced, True),
+    "rows of figures": Reader(_rows, _reproduced, True),
     "proof": Reader(_proof, _proved, True),
 }
 
