@@ -318,7 +318,7 @@ def of_torch():
     from overt import nn, robust
     from overt.linear import last_layer as lower
     from overt.nn import compression
-    from overt.nn.compression import cutting
+    from overt.nn.compression import remove_units
     from overt.robust import exact
     from overt.robust.certificates import guarantees
     from overt.theorems import audit
@@ -337,7 +337,7 @@ def of_torch():
         (lower, "class_entropy", lambda f: 9.0, ["audit-class-floor"]),
         (lower, "class_bound", lambda *a, **k: 9.0, ["audit-class-size"]),
         (audit, "spectral_measure", lambda weights: 9e9, ["audit-norm-measures"]),
-        (cutting, "shrink", lambda model, *a: model, ["compress-expected-loss"]),
+        (remove_units, "shrink", lambda model, *a: model, ["compress-expected-loss"]),
         (
             compression,
             "compress",

@@ -52,10 +52,8 @@ def chapter(page: Page, folder: Path, seed: int) -> bool:
     page.text(
         f"At half width the chosen sub-network keeps {100 * kept:.1f}% of the accuracy "
         f"{half.before.accuracy:.3f} with {half.after.parameters:,} of "
-        f"{half.before.parameters:,} parameters. Its weights load with these statements of plain "
-        "torch:"
+        f"{half.before.parameters:,} parameters."
     )
-    page.code("\n".join(half.recipe))
     return bool(kept >= 0.98 and half.after.parameters < half.before.parameters)
 
 

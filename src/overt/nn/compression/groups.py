@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from overt.nn.compression import layers
-from overt.nn.compression.units import Ids, Labels, Wiring
+from overt.nn.compression.layers import holders
+from overt.nn.compression.units import Dependencies, Ids, Labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,48 +23,52 @@ class Group:
 
 
 @dataclass(frozen=True, eq=False)
-class Structure:
-    """The units of a model: how they are wired, in which groups, and what is left whole."""
+class DependencyGraph:
+    """The units of a model: their dependencies, their groups, and what is left whole."""
 
-    wiring: Wiring
+    dependencies: Dependencies
     groups: tuple[Group, ...]
     skipped: dict[str, str]
     classes: Ids  # of every unit
     outputs: Any  # of the model on the example
-    drawing: tuple[str, ...]  # modules that draw in evaluation mode
+    random_modules: tuple[str, ...]  # modules that sample in evaluation mode
 
 
-def grouped(model: nn.Module, wiring: Wiring, outputs: Any, drawing: tuple[str, ...]) -> Structure:
+def group_units(
+    model: nn.Module, found: Dependencies, outputs: Any, random_modules: tuple[str, ...]
+) -> DependencyGraph:
     """Put units that are outputs of the same layers, and can be removed, into groups."""
-    units, skipped = wiring.units, dict(wiring.skipped)
-    makers, held = Labels(units.makers, units), Labels(units.reasons, units)
-    reads = Labels([(read.ids, read.drops) for read in wiring.reads], units)
-    copies = layers.holders(model)
+    units = found.units
+    skipped = dict(found.skipped)
+    makers = Labels(units.makers, units)
+    reasons = Labels(units.reasons, units)
+    reads = Labels([(reader.ids, reader.drops) for reader in found.readers], units)
+    copies = holders(model)
     tied = np.zeros(len(units), dtype=np.int64)
-    for read in wiring.reads:
-        if copies[id(model.get_submodule(read.name).weight)] > 1:
-            tied[units.classes(read.ids)] = 1
-    codes = np.ravel_multi_index(
-        (makers.of, held.of, reads.of, tied), (len(makers.said), len(held.said), len(reads.said), 2)
-    )
-    made = np.flatnonzero(makers.of)
+    for reader in found.readers:
+        if copies[id(model.get_submodule(reader.name).weight)] > 1:
+            tied[units.classes(reader.ids)] = 1
+    # Units with the same makers, reasons, readers and ties are treated alike.
+    kinds = np.stack([makers.index, reasons.index, reads.index, tied])
+    made = np.flatnonzero(makers.index)
     members: dict[tuple[Any, ...], list[Ids]] = {}
-    _, first, code = np.unique(codes[made], return_index=True, return_inverse=True)
+    _, first, kind_of = np.unique(kinds[:, made], axis=1, return_index=True, return_inverse=True)
     for kind in np.argsort(first).tolist():
         unit = made[first[kind]]
-        names, drops = makers.said[makers.of[unit]], reads.said[reads.of[unit]]
-        reasons = held.said[held.of[unit]]
+        names = makers.texts[makers.index[unit]]
+        drops = reads.texts[reads.index[unit]]
+        why = reasons.texts[reasons.index[unit]]
         if not drops:
-            reasons = (*reasons, "nothing reads its units")
-        for name in names if reasons else ():
-            skipped.setdefault(name, reasons[0])
-        if reasons:
+            why = (*why, "nothing reads its units")
+        if why:
+            for name in names:
+                skipped.setdefault(name, why[0])
             continue
-        key = names, frozenset.intersection(*drops), bool(tied[unit])
-        members.setdefault(key, []).append(made[code == kind])
+        key = (names, frozenset.intersection(*drops), bool(tied[unit]))
+        members.setdefault(key, []).append(made[kind_of.ravel() == kind])
     groups = tuple(
-        Group(names, np.sort(np.concatenate(found)), drops, shared)
-        for (names, drops, shared), found in members.items()
+        Group(names, np.sort(np.concatenate(parts)), drops, shared)
+        for (names, drops, shared), parts in members.items()
     )
     classes = units.classes(np.arange(len(units)))
-    return Structure(wiring, groups, skipped, classes, outputs, drawing)
+    return DependencyGraph(found, groups, skipped, classes, outputs, random_modules)

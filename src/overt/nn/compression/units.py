@@ -3,8 +3,8 @@
 Every output of a layer is a unit with a number of its own. An axis of a tensor is a list of such
 numbers: flattening a map repeats them, concatenation joins lists, and addition ties two lists entry
 by entry. Where a reshape splits an axis into several, as attention does into heads and features,
-the numbers lie in a table with an axis for each, until what comes next decides along which of
-them units are removed. A unit that something needs whole is held, with the reason.
+the numbers lie in a table with an axis for each, until a later operation decides along which of
+them units are removed. A unit that something needs is kept, with the reason.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Ids = Ints
 
 
 class Units:
-    """Numbers of units in classes that stand or fall together (union-find)."""
+    """Numbers of units in classes that stay or go together (union-find)."""
 
     def __init__(self) -> None:
         self._parent = np.zeros(0, dtype=np.int64)
@@ -32,7 +32,7 @@ class Units:
     def __len__(self) -> int:
         return len(self._parent)
 
-    def fresh(self, count: int, maker: str | None = None) -> Ids:
+    def new(self, count: int, maker: str | None = None) -> Ids:
         """Return numbers of new units, outputs of the layer `maker`."""
         ids = np.arange(len(self._parent), len(self._parent) + count)
         self._parent = np.concatenate([self._parent, ids])
@@ -40,55 +40,57 @@ class Units:
             self.makers.append((ids, maker))
         return ids
 
-    def held(self, count: int, reason: str) -> Ids:
+    def new_kept(self, count: int, reason: str) -> Ids:
         """Return numbers of new units that cannot be removed."""
-        ids = self.fresh(count)
-        self.hold(ids, reason)
+        ids = self.new(count)
+        self.keep(ids, reason)
         return ids
 
-    def hold(self, ids: Ids, reason: str) -> None:
-        """Keep these units; the first reason stays."""
+    def keep(self, ids: Ids, reason: str) -> None:
+        """Mark units that cannot be removed; the first reason counts."""
         self.reasons.append((ids.ravel(), reason))
 
     def tie(self, a: Ids, b: Ids) -> None:
         """Make a[i] and b[i] one class for every i."""
         while True:
-            a, b = self.classes(a), self.classes(b)
-            apart = a != b
-            if not apart.any():
+            a = self.classes(a)
+            b = self.classes(b)
+            different = a != b
+            if not different.any():
                 return
-            a, b = a[apart], b[apart]
+            a = a[different]
+            b = b[different]
             np.minimum.at(self._parent, np.maximum(a, b), np.minimum(a, b))
 
     def classes(self, ids: Ids) -> Ids:
         """Return the class of each unit: the smallest number in it."""
         while True:
-            above = self._parent[ids]
-            if np.array_equal(above, ids):
-                return above
-            ids = above
+            parent = self._parent[ids]
+            if np.array_equal(parent, ids):
+                return parent
+            ids = parent
 
 
 class Labels:
-    """What is said of each unit, label after label: `said[of[unit]]`."""
+    """Labels of each unit, collected from (units, label) pairs: `texts[index[unit]]`."""
 
-    def __init__(self, said: Iterable[tuple[Ids, Hashable]], units: Units) -> None:
-        self.of = np.zeros(len(units), dtype=np.int64)
-        self.said: list[tuple[Any, ...]] = [()]
+    def __init__(self, pairs: Iterable[tuple[Ids, Hashable]], units: Units) -> None:
+        self.index = np.zeros(len(units), dtype=np.int64)
+        self.texts: list[tuple[Any, ...]] = [()]
         known: dict[tuple[int, Hashable], int] = {}
-        for ids, label in said:
+        for ids, label in pairs:
             ids = units.classes(ids)
-            before = self.of[ids]
+            before = self.index[ids]
             for old in np.unique(before).tolist():
-                if label in self.said[old]:
+                if label in self.texts[old]:
                     continue
                 if (old, label) not in known:
-                    known[old, label] = len(self.said)
-                    self.said.append((*self.said[old], label))
-                self.of[ids[before == old]] = known[old, label]
+                    known[old, label] = len(self.texts)
+                    self.texts.append((*self.texts[old], label))
+                self.index[ids[before == old]] = known[old, label]
 
 
-class Slots:
+class TensorAxes:
     """Which units lie along which axis of which parameter or buffer.
 
     Tensors are known by identity, so that weights that two layers share are cut once.
@@ -100,59 +102,59 @@ class Slots:
         self.axes: dict[int, dict[int, Ids]] = {}
         self.tensors: dict[int, Tensor] = {}
 
-    def find(self, tensor: Tensor, axis: int, maker: str | None = None) -> Ids:
-        """Return the units along an axis, new ones of the layer `maker` if none are known."""
+    def find(self, tensor: Tensor, axis: int, maker: str) -> Ids:
+        """Return the units along an axis, new outputs of the layer `maker` if none are known."""
         known = self.axes.get(id(tensor), {}).get(axis)
         if known is not None:
-            if maker is not None:
-                self._units.tie(known, self._units.fresh(len(known), maker))
+            self._units.tie(known, self._units.new(len(known), maker))
             return known
-        ids = self._units.fresh(tensor.shape[axis], maker)
+        ids = self._units.new(tensor.shape[axis], maker)
         self.bind(tensor, axis, ids)
         return ids
 
     def bind(self, tensor: Tensor | None, axis: int, ids: Ids) -> None:
-        """Say that these units lie along an axis."""
+        """Declare that these units lie along an axis."""
         if tensor is None:
             return
-        axes = self.axes.setdefault(id(tensor), {})
         self.tensors[id(tensor)] = tensor
+        axes = self.axes.setdefault(id(tensor), {})
         if axis in axes:
             self._units.tie(axes[axis], ids)
-        axes.setdefault(axis, ids)
+        else:
+            axes[axis] = ids
 
     def lock(self, tensor: Tensor, reason: str) -> None:
         """Keep a tensor as it is, however it may be used elsewhere."""
         self._locked[id(tensor)] = reason
 
-    def settle(self) -> None:
-        """Hold the units along every locked tensor."""
+    def keep_locked(self) -> None:
+        """Keep the units along every locked tensor."""
         for key, reason in self._locked.items():
             for ids in self.axes.get(key, {}).values():
-                self._units.hold(ids, reason)
+                self._units.keep(ids, reason)
 
 
 @dataclass(frozen=True)
-class Named:
-    """A number of units that is written into the code: the module, and its attributes with it."""
+class WrittenSize:
+    """A number of units written into the code: the module, and its attributes with that value."""
 
     path: str
     attributes: tuple[str, ...]
-    reason: str  # to hold the units, where there are none
+    reason: str  # to keep the units, where there are no attributes
 
 
 @dataclass(frozen=True, eq=False)
-class Carried:
+class UnitAxes:
     """Units along axes of a tensor.
 
-    `ids` is a table with an axis for each of `axes`, `named` says for each what names its length;
-    `drops` are the dropouts that have acted on the units singly.
+    `ids` is a table with an axis for each of `axes`; `written` says for each axis where the code
+    has its length; `drops` are the dropouts that have acted on single units.
     """
 
     axes: tuple[int, ...]
     ids: Ids
     drops: frozenset[str] = frozenset()
-    named: tuple[Named | None, ...] = (None,)
+    written: tuple[WrittenSize | None, ...] = (None,)
 
     @property
     def axis(self) -> int:
@@ -161,11 +163,11 @@ class Carried:
 
 
 WIDE = 1024
-"""Features beyond which those of a flattened map are taken as one feature at many places."""
+"""A layer with more inputs reads a flattened map as one feature per channel, not per position."""
 
 
 @dataclass(frozen=True, eq=False)
-class Read:
+class Reader:
     """A layer that reads units: its name, the axis of its weight, the units, the drops."""
 
     name: str
@@ -176,57 +178,61 @@ class Read:
     @property
     def places(self) -> int:
         """How many entries in turn are one unit, where a wide layer reads a flattened map."""
-        n = int(np.argmax(self.ids != self.ids[0])) if len(self.ids) > WIDE else 1
-        regular = n > 1 and len(self.ids) % n == 0
-        return n if regular and (self.ids[::n] == self.ids.reshape(-1, n).T).all() else 1
+        if len(self.ids) <= WIDE:
+            return 1
+        n = int(np.argmax(self.ids != self.ids[0]))
+        if n <= 1 or len(self.ids) % n:
+            return 1
+        regular = (self.ids[::n] == self.ids.reshape(-1, n).T).all()
+        return n if regular else 1
 
 
-class Wiring:
-    """How the units of a model are made, read and passed on, as far as its pass was followed."""
+class Dependencies:
+    """How the units of a model are made, read and passed on in its forward pass."""
 
     def __init__(self) -> None:
         self.units = Units()
-        self.slots = Slots(self.units)  # where they lie in parameters and buffers
+        self.tensors = TensorAxes(self.units)
         # The attributes of each layer that count units: (place in a tuple or None, ids).
         self.sizes: dict[str, dict[str, tuple[int | None, Ids]]] = {}
-        self.reads: list[Read] = []  # every reading of units by a weighted layer
+        self.readers: list[Reader] = []  # every reading of units by a weighted layer
         self.mixing: dict[str, tuple[int, Ids]] = {}  # norms over all units on this axis
         self.products: list[tuple[int, Ids]] = []  # multiply-adds of attention, shared by units
         self.repeated: dict[str, Ids] = {}  # layers that run once for each of these units
         self.skipped: dict[str, str] = {}  # layers without units to remove, and why
 
     def describe(self, name: str, **sizes: Ids) -> None:
-        """Note which attributes of a layer count which units."""
+        """Declare which attributes of a layer count which units."""
         self.sizes.setdefault(name, {}).update({key: (None, ids) for key, ids in sizes.items()})
 
-    def hold(self, carried: Carried | None, reason: str) -> None:
-        """Keep whatever units a tensor carries."""
-        if carried is not None:
-            self.units.hold(carried.ids, reason)
+    def keep(self, x: UnitAxes | None, reason: str) -> None:
+        """Keep the units of a tensor."""
+        if x is not None:
+            self.units.keep(x.ids, reason)
 
-    def leave_whole(self, name: str, weight: Tensor, reason: str) -> None:
-        """Keep a layer as it is, and say why."""
-        self.slots.lock(weight, reason)
+    def keep_layer(self, name: str, weight: Tensor, reason: str) -> None:
+        """Keep a layer as it is."""
+        self.tensors.lock(weight, reason)
         self.skipped.setdefault(name, reason)
 
-    def along(self, x: Carried, axes: Sequence[int]) -> Carried:
+    def reduce_to(self, x: UnitAxes, axes: Sequence[int]) -> UnitAxes:
         """Return x along some of its axes; units that differ only along others become one."""
         if tuple(axes) != x.axes:
             places = [x.axes.index(axis) for axis in axes]
             table = np.moveaxis(x.ids, places, range(len(places)))
             table = table.reshape(*table.shape[: len(places)], -1)
             self.units.tie(np.broadcast_to(table[..., :1], table.shape).ravel(), table.ravel())
-            named = tuple(x.named[place] for place in places)
-            x = replace(x, axes=tuple(axes), ids=table[..., 0], named=named)
-        return self.settled(x)
+            written = tuple(x.written[place] for place in places)
+            x = replace(x, axes=tuple(axes), ids=table[..., 0], written=written)
+        return self.follow_written_size(x)
 
-    def settled(self, x: Carried) -> Carried:
-        """Let numbers in the code follow units that lie along one axis, or hold these."""
-        name = x.named[0] if len(x.axes) == 1 else None
-        if name is None:
+    def follow_written_size(self, x: UnitAxes) -> UnitAxes:
+        """Let the code's number follow units that lie along one axis, or keep these."""
+        size = x.written[0] if len(x.axes) == 1 else None
+        if size is None:
             return x
-        if name.attributes:
-            self.describe(name.path, **dict.fromkeys(name.attributes, x.ids))
+        if size.attributes:
+            self.describe(size.path, **dict.fromkeys(size.attributes, x.ids))
         else:
-            self.units.hold(x.ids, name.reason)
-        return replace(x, named=(None,))
+            self.units.keep(x.ids, size.reason)
+        return replace(x, written=(None,))
