@@ -15,7 +15,7 @@ from overt._progress import meter
 from overt._types import Floats
 from overt.nn.compression import remove_units
 from overt.nn.compression.activations import Moments, collect
-from overt.nn.compression.groups import DependencyGraph, Group
+from overt.nn.compression.dependencies import DependencyGraph, Group, Ids
 from overt.nn.compression.measure import count_parameters, loss_or_infinity, score
 from overt.nn.compression.problem import (
     TOLERANCE,
@@ -27,7 +27,6 @@ from overt.nn.compression.problem import (
 )
 from overt.nn.compression.remove_units import Cut, shrink
 from overt.nn.compression.report import Change
-from overt.nn.compression.units import Ids
 from overt.nn.data.batches import first_line
 from overt.nn.data.models import disable_fast_attention
 from overt.nn.recording.watching import tensors

@@ -16,9 +16,8 @@ from torch import nn
 
 from overt._check import InputError
 from overt.nn.compression import layers
-from overt.nn.compression.groups import DependencyGraph, group_units
+from overt.nn.compression.dependencies import Dependencies, DependencyGraph, UnitAxes, group_units
 from overt.nn.compression.shapes import follow_function, letters_of, product_cost
-from overt.nn.compression.units import Dependencies, UnitAxes
 from overt.nn.data.batches import Inputs, name_failing_inputs
 from overt.nn.data.models import modes
 from overt.nn.data.rng import preserve_rng, python_rng_states

@@ -6,7 +6,6 @@ takes the units of its input, or none, and returns those of its output, or a rea
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from overt.nn.compression.units import Dependencies, Ids, Reader, UnitAxes
+from overt.nn.compression.dependencies import Dependencies, Ids, Reader, UnitAxes
 from overt.nn.layers.covariance import CovarianceDropout
 from overt.nn.layers.dropconnect import DropConnectConv2d, DropConnectLinear
 from overt.nn.layers.dropout import Dropout
@@ -89,16 +88,6 @@ def why_not_prunable(module: nn.Module) -> str | None:
     if weight is not None and "weight" not in module._parameters:
         return "its weight is computed from other tensors"
     return None
-
-
-def holders(model: nn.Module) -> Counter[int]:
-    """Return how many modules have each parameter, by its id: more than one where it is tied."""
-    return Counter(
-        id(tensor)
-        for module in model.modules()
-        for tensor in module._parameters.values()
-        if tensor is not None
-    )
 
 
 def follow_layer(

@@ -100,20 +100,19 @@ def set_shape(
     parent, _, leaf = name.rpartition(".")
     module: Any = getattr(model.get_submodule(parent), leaf, None) if name else model
     if type(module).__name__ != kind:
+        if not name or kind not in ("Sequential", "Attention", *LAYERS):
+            raise ValueError(
+                f"model must be the original as it was built: {name or 'it'} must be a {kind}, got "
+                f"{type(module).__name__}"
+            )
         if kind == "Sequential":
             module = nn.Sequential()
         elif kind == "Attention":
             module = Attention(None, None, None, None, 0, 0.0, False)  # type: ignore[no-untyped-call]
-        elif kind in LAYERS:
+        else:
             names = ("kernel_size", "stride", "padding", "dilation", "padding_mode")
             kernel = {key: numbers[key] for key in names if key in numbers}
             module = LAYERS[kind](1, 1, bias=has_bias, **kernel)
-        else:
-            found = type(module).__name__
-            raise ValueError(
-                f"model must be the original as it was built: {name or 'it'} must be a {kind}, got "
-                f"{found}"
-            )
         setattr(model.get_submodule(parent), leaf, module)
     vars(module).update(numbers)
 

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from overt._types import Floats
 from overt.nn.compression.activations import Moments, collect
-from overt.nn.compression.layers import SEALED, WEIGHTED, holders, is_a, why_not_prunable
+from overt.nn.compression.dependencies import holders
+from overt.nn.compression.layers import SEALED, WEIGHTED, is_a, why_not_prunable
 from overt.nn.compression.measure import count_parameters, why_it_fails
 from overt.nn.compression.problem import Outcome, Problem, check_layers, copy_model
 from overt.nn.compression.report import Change

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from overt._check import InputError
 from overt._progress import meter
@@ -80,7 +81,7 @@ def multiply_adds(model: nn.Module, inputs: Inputs) -> tuple[int, Counter[str]]:
 
         return hook
 
-    counter = FlopCounterMode(display=False)
+    counter = _OperationCounter()
     with ExitStack() as stack:
         for name, module in model.named_modules():
             if isinstance(module, WEIGHTED):
@@ -91,7 +92,24 @@ def multiply_adds(model: nn.Module, inputs: Inputs) -> tuple[int, Counter[str]]:
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(counter)
         run_plain(model, inputs.like(model))
-    return counter.get_total_flops() // 2 // rows, by_layer
+    return counter.operations // 2 // rows, by_layer
+
+
+class _OperationCounter(TorchDispatchMode):  # type: ignore[misc]
+    """Torch's own counts of operations.
+
+    torch's FlopCounterMode also tracks modules, which fails on models that expand a parameter.
+    """
+
+    operations = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        count = flop_registry.get(func._overloadpacket)
+        if count is not None:
+            self.operations += count(*args, **kwargs, out_val=result)
+        return result
 
 
 def latencies(models: list[nn.Module], inputs: Inputs) -> list[float]:

@@ -16,7 +16,7 @@ from torch import nn
 from overt import _check
 from overt._check import InputError
 from overt._types import Floats
-from overt.nn.compression.groups import DependencyGraph
+from overt.nn.compression.dependencies import DependencyGraph
 from overt.nn.compression.measure import count_parameters, multiply_adds
 from overt.nn.compression.report import Change
 from overt.nn.data.batches import Batch, Batches, Inputs

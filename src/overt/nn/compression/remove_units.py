@@ -25,10 +25,9 @@ from torch import Tensor, nn
 
 from overt._types import Bools, Floats
 from overt.nn.compression.activations import Moments
-from overt.nn.compression.groups import DependencyGraph, Group
+from overt.nn.compression.dependencies import DependencyGraph, Group, Ids, Reader
 from overt.nn.compression.layers import TRANSPOSED, is_a
 from overt.nn.compression.problem import copy_model
-from overt.nn.compression.units import Ids, Reader
 
 Refit = tuple[Tensor, Tensor | None]
 """A layer's weight, 0 on units that are removed, and its bias, if that has changed."""

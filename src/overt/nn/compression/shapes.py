@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from overt.nn.compression.units import Dependencies, Ids, UnitAxes, WrittenSize
+from overt.nn.compression.dependencies import Dependencies, Ids, UnitAxes, WrittenSize
 from overt.nn.recording.recorder import Operation
 from overt.nn.recording.watching import Extent
 
