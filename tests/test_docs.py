@@ -19,7 +19,6 @@ import doctest
 import importlib
 import io
 import re
-import runpy
 import shlex
 import sys
 import textwrap
@@ -219,7 +218,7 @@ def test_names_in_pages_exist(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_to_files_that_hold_what_they_name(page):
-    """[`Entries.split`](../src/overt/entries.py) needs the file, the class and the method."""
+    """[`Entries.split`](../src/overt/entries/entries.py) needs file, class and method."""
     missing = []
     for text, target in LINK.findall(page.read_text(encoding="utf-8")):
         path = page.parent / target
@@ -275,19 +274,3 @@ def test_nearly_all_blocks_are_run():
 def test_theory_names_statements_that_exist(page):
     named = re.findall(r"`overt verify ([a-z0-9\s-]+)`", page.read_text(encoding="utf-8"))
     assert set(" ".join(named).split()) <= theorems.registered().keys()
-
-
-STORIES = sorted((ROOT / "docs/stories").glob("plot_*.py"))
-
-
-@pytest.mark.parametrize("story", STORIES, ids=lambda path: path.stem)
-def test_the_story_of_each_kind_of_user_runs(story, capsys):
-    """The pages show the stories as notebooks, each with pictures and what it prints."""
-    plt = pytest.importorskip("matplotlib.pyplot")
-    if "torch" in story.read_text(encoding="utf-8"):
-        pytest.importorskip("torch")
-    plt.switch_backend("agg")
-    runpy.run_path(str(story))
-    assert plt.get_fignums()
-    assert capsys.readouterr().out
-    plt.close("all")

@@ -2,7 +2,6 @@
 
 import math
 import re
-import textwrap
 
 import numpy as np
 import pytest
@@ -80,13 +79,3 @@ def test_notebooks_show_what_text_shows(kind):
         M = np.diag([2.0, 1.0])
         best = overt.LinearNetwork(M, 2, overt.Dropout(0.5)).solve()
         assert "lower_bound" in best.certificate._repr_html_()
-
-
-def test_a_second_tour_computes_its_rows_again(tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
-    from overt._html import Page
-    from overt.tour import foundation
-
-    # Rows that another version left in the folder must not be shown as new.
-    (tmp_path / "dropout-fig1.jsonl").write_text(textwrap.dedent("not rows of this version\n"))
-    assert foundation.landscape(Page("t", "l"), tmp_path, 0)

@@ -6,7 +6,6 @@ What is called, and what it is given, must be what processes can be sent.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import pickle
 import warnings
 from collections.abc import Callable, Generator, Sequence
@@ -21,6 +20,9 @@ from overt._check import InputError, InputTypeError, MissingExtraError, plain_ar
 from overt._cluster import ClusterLostError, await_workers, checked_engine, connected
 from overt.results import Status
 
+ALL_CORES = -1
+"""As `n_jobs`: one thread or process for each core."""
+
 TRIES = 3
 """Times that a call is made, on different workers where there are others."""
 
@@ -34,6 +36,7 @@ def mapped(
     "local" are `n_jobs` processes; "dask" or an address is a cluster, where a call that fails for
     whatever but its input is made again elsewhere, with a warning.
     """
+    n_jobs = thread_count(n_jobs)
     if checked_engine(engine) != "local":
         yield from _on_cluster(function, tasks, engine, n_jobs)
     elif n_jobs == 1 or len(tasks) < 2:
@@ -53,9 +56,14 @@ def seed_numbers(seeds: Any) -> list[int]:
 
 
 def thread_count(n_jobs: int | None) -> int:
-    """Return the number of threads: one per core for None or -1."""
-    if n_jobs is None or (isinstance(n_jobs, (int, np.integer)) and n_jobs == -1):
-        return os.cpu_count() or 1
+    """Return the number of threads or processes: all cores that may be used for None and -1."""
+    if n_jobs is None or n_jobs == ALL_CORES:
+        # Imported on first use: it takes as long to load as all of overt.
+        from joblib import effective_n_jobs  # type: ignore[import-untyped]
+
+        return int(effective_n_jobs(ALL_CORES))
+    if isinstance(n_jobs, int) and n_jobs < 1:
+        raise InputError(f"n_jobs must be at least 1, or -1 for all cores, got {n_jobs}")
     return whole("n_jobs", n_jobs)
 
 

@@ -1,6 +1,5 @@
 """Columns of files by name, by role, by number; clicks, times, identifiers."""
 
-import pickle
 from datetime import UTC, datetime
 
 import numpy as np
@@ -201,26 +200,6 @@ def test_nothing_known_in_a_database_is_not_a_number():
     ):
         with pytest.raises(overt.InputError, match=message):
             overt.Entries.from_frame(duckdb.sql(f"select * from {lines} where {told}"))  # noqa: S608
-
-
-def test_indices_of_entries_know_their_identifiers():
-    """The same answers by identifiers and by rows and cols of Entries, also some of them."""
-    rng = np.random.default_rng(0)
-    rows, cols = rng.integers(5, 25, (2, 150))
-    entries = overt.Entries.from_ids(rows, cols, rng.random(150))
-    model = DropoutCompletion(2, max_sweeps=3).fit(entries)
-    expected = model.predict(rows, cols)
-    some = pickle.loads(pickle.dumps(entries.take(np.arange(9))))  # noqa: S301
-    assert np.array_equal(model.predict(entries.rows, entries.cols), expected)
-    assert np.array_equal(model.predict(some.rows[2:], some.cols[2:]), expected[2:9])
-    assert np.array_equal(model.predict(entries.rows + 5, cols), model.predict(rows, cols))
-    by_index = DropoutCompletion(2, max_sweeps=3).fit_triplets(
-        entries.rows, entries.cols, rng.random(150)
-    )
-    assert by_index.row_ids_ is None
-    assert len(by_index.predict(entries.rows, entries.cols)) == 150
-    with pytest.warns(UserWarning, match="no row or column of the 2 pairs"):
-        model.predict([900, 901], [900, 901])
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,7 @@ def test_a_script_that_starts_processes_while_it_is_imported_is_told(ratings, mo
         DropoutCompletion(engine="dask").fit(ratings)
 
 
-@pytest.mark.parametrize("change", ["exchanged", "last"])
+@pytest.mark.parametrize("change", ["exchanged", "neighbors exchanged", "last"])
 def test_factors_that_changed_are_sent_again(change):
     from overt.completion.engines.shares import mark_of
 
@@ -239,6 +239,8 @@ def test_factors_that_changed_are_sent_again(change):
     before = mark_of(factors)
     if change == "exchanged":
         factors[[0, 4000]] = factors[[4000, 0]]
+    elif change == "neighbors exchanged":
+        factors[[0, 1]] = factors[[1, 0]]
     else:
         factors[-1, -1] += 1
     assert mark_of(factors) != before

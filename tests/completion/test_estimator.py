@@ -70,7 +70,9 @@ def test_identifiers_come_back():
     )
     model = DropoutCompletion(1, max_sweeps=3).fit(frame)
     assert set(model.recommend("bob", 2).cols) == {"y", "z"}
-    assert np.isfinite(model.predict(["ann", "nobody"], ["z", "nothing"])).all()
+    found, known = model.predict(["ann", "nobody"], ["z", "nothing"], return_known=True)
+    assert np.isfinite(found).all()
+    assert known.tolist() == [True, False]
     with pytest.raises(overt.InputError, match="'dora' was not among those fitted"):
         model.recommend("dora")
 
@@ -89,14 +91,19 @@ def test_identifiers_as_data_frames_hold_them():
     assert model.row_ids_.tolist() == ["ann", "bob", "cid"]
     assert model.col_ids_.tolist() == ["7", "x", "y"]
     given = np.array(["ann", "zoe"], dtype=object)
-    expected = model.predict(given, ["7", "x"])
-    assert np.array_equal(model.predict(["ann", "zoe"], np.array([7, "x"], dtype=object)), expected)
+    expected, known = model.predict(given, ["7", "x"], return_known=True)
+    mixed = np.array([7, "x"], dtype=object)
+    found, _ = model.predict(["ann", "zoe"], mixed, return_known=True)
+    assert np.array_equal(found, expected)
+    assert known.tolist() == [True, False]
     pairs = np.column_stack([TEXT["who"], TEXT["what"]])
     assert model.score(TEXT) == model.score(pairs, TEXT["value"])
     model = DropoutCompletion(1, max_sweeps=3).fit(NUMBERS)
     assert model.row_ids_.tolist() == [5, 70]
     unknown = model.predict([-1], [9])
-    assert np.array_equal(model.predict(["70", "abc", "070"], [9] * 3)[1:], [*unknown, *unknown])
+    found, known = model.predict(["70", "abc", "070"], [9] * 3, return_known=True)
+    assert known.tolist() == [True, False, False]
+    assert np.array_equal(found[1:], [*unknown, *unknown])
     assert model.predict(["70"], ["9"]) == model.predict([70], [9])
 
 
@@ -345,7 +352,8 @@ def test_score_and_grid_search(ratings):
 
 
 def test_unseen_rows_get_the_column_biases(fitted):
-    found = fitted.predict([-1, 80, 5000], [3, 3, 3])
+    with pytest.warns(UserWarning, match=r"2 of 3 rows were never seen \(80, 5000\)"):
+        found = fitted.predict([-1, 80, 5000], [3, 3, 3])
     assert np.isfinite(found).all()
     assert np.ptp(found) == 0
 
@@ -469,6 +477,7 @@ EXCLUDED = {
             "check_regressors_no_decision_function", "check_regressors_train",
             "check_sample_weight_equivalence_on_dense_data",
             "check_sample_weight_equivalence_on_sparse_data", "check_sample_weights_list",
+            "check_sample_weights_pandas_series",
             "check_all_zero_sample_weights_error", "check_supervised_y_2d",
             "check_transformer_data_not_an_array", "check_transformer_general",
             "check_transformer_preserve_dtypes",
@@ -545,6 +554,9 @@ def test_transform_fills_rows_whatever_their_place():
     assert np.sqrt(np.mean((filled - table[::-1])[np.isnan(given[::-1])] ** 2)) < 0.3
     np.testing.assert_allclose(model.fit_transform(given)[::-1], filled, atol=0.05)
     assert model.get_feature_names_out().tolist() == [f"x{i}" for i in range(8)]
+    assert model.get_feature_names_out(list("abcdefgh")).tolist() == list("abcdefgh")
+    with pytest.raises(overt.InputError, match=r"number of features \(8\), got 2"):
+        model.get_feature_names_out(["a", "b"])
     weighted = DropoutCompletion(2, clip=False).fit(given, sample_weight=1 * (np.arange(60) < 40))
     assert weighted.transform(given).shape == given.shape
     with pytest.raises(overt.InputError, match="expecting 8 features"):

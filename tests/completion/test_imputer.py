@@ -82,6 +82,23 @@ def test_further_checks_of_scikit_learn(check):
     check("DropoutImputer", DropoutImputer(max_sweeps=5))
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("test_iterative_imputer_rank_one", ()),
+        ("test_iterative_imputer_transform_recovery", (3,)),
+        ("test_iterative_imputer_transform_recovery", (5,)),
+        ("test_iterative_imputer_additive_matrix", ()),
+        ("test_iterative_imputer_catch_warning", ()),
+    ],
+)
+def test_scikit_learns_own_tests_of_imputers(name, arguments, monkeypatch):
+    """Run tests of IterativeImputer with this imputer in its place."""
+    theirs = pytest.importorskip("sklearn.impute.tests.test_impute")
+    monkeypatch.setattr(theirs, "IterativeImputer", lambda **_: DropoutImputer())
+    getattr(theirs, name)(*arguments)
+
+
 def test_filled_entries_are_conditional_means_of_the_learned_gaussian():
     """Against the textbook formula, on a table where nothing else is learned."""
     table = gaussian() * [1, 10, 100, 0.1, 1]

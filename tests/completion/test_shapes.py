@@ -1,4 +1,4 @@
-"""The defaults, untouched, on data of other shapes and scales; calibration; tour."""
+"""The defaults, untouched, on data of other shapes and scales; calibration."""
 
 import dataclasses
 from importlib import import_module

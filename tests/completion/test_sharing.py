@@ -13,6 +13,9 @@ from overt.completion.storage.parts import Numbering
 pytest.importorskip("distributed", reason="needs the dask extra")
 pytest.importorskip("duckdb", reason="needs the files extra")
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*duplicate entries were averaged", "ignore:.*lines were rejected"
+)
 SETTINGS = {"n_factors": 3, "max_sweeps": 4, "tol": 0}
 
 

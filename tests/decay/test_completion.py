@@ -1,9 +1,12 @@
 """The completion estimator, and what it is compared with."""
 
+import cvxpy as cp
 import numpy as np
+import pandas
 import pytest
 import scipy.sparse as sp
 from sklearn.base import clone
+from sklearn.model_selection import KFold, cross_val_score
 
 from overt import Entries, InputError, datasets
 from overt.completion import DropoutCompletion
@@ -12,7 +15,7 @@ from overt.decay.annealing import AnnealedPath, curvature
 from overt.decay.baselines import nuclear_norm, small_initialization
 from overt.decay.schedule import Phase
 from overt.decay.search import random_starts
-from overt.decay.sgd import Weights
+from overt.decay.simulation import Weights
 from overt.results import Status
 
 
@@ -78,6 +81,57 @@ def test_forms_of_input_agree():
         np.testing.assert_allclose(model.predict([0, 5], [3, 19]), expected[[0, 5], [3, 19]])
     model = DeepLinearCompletion(seed=3).fit_triplets(rows, cols, values)
     np.testing.assert_array_equal(model.complete(), expected)
+
+
+def test_predicts_what_it_was_fitted_on():
+    """It was fitted to pairs and values, but could neither predict pairs nor be scored."""
+    problem = matrix(20, 1, 0.4, seed=1)
+    pairs = np.stack([problem.rows, problem.cols], axis=1)
+    model = DeepLinearCompletion(seed=3).fit(pairs, problem.values)
+    expected = model.predict(problem.rows, problem.cols)
+    np.testing.assert_array_equal(model.predict(pairs), expected)
+    np.testing.assert_array_equal(model.predict(pairs.tolist()), expected)
+    np.testing.assert_array_equal(model.predict(problem), expected)
+    error = np.sqrt(np.mean((expected - problem.values) ** 2))
+    assert model.score(pairs, problem.values) == pytest.approx(-error)
+    assert model.score(problem) == pytest.approx(-error)
+    first = np.eye(len(problem))[0]
+    off = abs(expected[0] - problem.values[0])
+    assert model.score(problem, sample_weight=first) == pytest.approx(-off)
+    with pytest.raises(InputError, match=r"\(n, 2\)"):
+        model.predict([0, 1, 2])
+
+
+def test_scikit_learn_validates_it():
+    problem = matrix(20, 1, 0.6, seed=1)
+    pairs = np.stack([problem.rows, problem.cols], axis=1)
+    parts = KFold(2, shuffle=True, random_state=0)
+    model = DeepLinearCompletion(width=2)
+    scores = cross_val_score(model, pairs, problem.values, cv=parts)
+    assert np.all(scores > -0.1 * problem.values.std())
+    r2 = cross_val_score(model, pairs, problem.values, cv=parts, scoring="r2")
+    assert np.all(r2 > 0.99)
+    same = [DeepLinearCompletion(width=2, random_state=5), DeepLinearCompletion(width=2, seed=5)]
+    first, second = (model.fit(problem).complete() for model in same)
+    np.testing.assert_array_equal(first, second)
+
+
+def test_pandas_frames_and_series():
+    pandas = pytest.importorskip("pandas")
+    problem = matrix(12, 1, 0.8, seed=2)
+    names = np.array([f"user {i}" for i in range(12)])
+    frame = pandas.DataFrame(
+        {"user": names[problem.rows], "item": problem.cols, "rating": problem.values}
+    )
+    model = DeepLinearCompletion().fit(frame)
+    entries = Entries.from_ids(names[problem.rows], problem.cols, problem.values)
+    expected = DeepLinearCompletion().fit(entries).predict(entries)
+    np.testing.assert_array_equal(model.predict(frame["user"], frame["item"]), expected)
+    np.testing.assert_array_equal(model.predict(frame[["user", "item"]]), expected)
+    np.testing.assert_array_equal(model.predict(entries), expected)
+    of_pairs = DeepLinearCompletion().fit(frame[["user", "item"]], frame["rating"])
+    np.testing.assert_array_equal(of_pairs.predict(frame[["user", "item"]]), expected)
+    assert of_pairs.score(frame[["user", "item"]], frame["rating"]) == model.score(frame)
 
 
 def test_generated_ratings_are_fitted():
@@ -216,8 +270,6 @@ def test_bad_entries():
     fitted = fit(matrix(10, 1, 0.6, seed=0))
     with pytest.raises(InputError, match="rows"):
         fitted.predict([10], [0])
-    rows, cols = np.array([[0, 1, 2], [3, 4, 5]]), np.array([[5, 4, 3], [2, 1, 0]])
-    np.testing.assert_allclose(fitted.predict(rows, cols), fitted.complete()[rows, cols])
 
 
 def test_nuclear_norm_against_a_convex_solver():
@@ -241,3 +293,41 @@ def test_small_initialization_takes_a_tenth_of_the_inverse_curvature():
     rates = None, 0.1 / curvature(problem.shape, 3)
     found = [small_initialization(problem, width=4, epochs=20, learning_rate=r) for r in rates]
     np.testing.assert_array_equal(*found)
+
+
+def test_the_nuclear_norm_is_the_least_that_fits():
+    problem = Entries([0, 0, 1, 2], [0, 1, 1, 3], [1.3, -2.1, 0.4, 1.7], (3, 4))
+    found = nuclear_norm(problem, tol=1e-8)
+    A = cp.Variable((3, 4))
+    seen = zip(problem.rows, problem.cols, problem.values, strict=True)
+    fits = [A[i, j] == v for i, j, v in seen]
+    best = cp.Problem(cp.Minimize(cp.normNuc(A)), fits).solve(solver=cp.CLARABEL)
+    np.testing.assert_allclose(found[problem.rows, problem.cols], problem.values)
+    assert np.linalg.svd(found, compute_uv=False).sum() == pytest.approx(best, rel=1e-5)
+
+
+def test_what_was_fitted_can_be_predicted_and_scored():
+    """By the same pairs, entries and frames that `fit` takes."""
+    rng = np.random.default_rng(0)
+    truth = np.outer(rng.random(6) + 1, rng.random(5) + 1)
+    rows, cols = np.nonzero(rng.random(truth.shape) < 0.9)
+    pairs, values = np.column_stack([rows, cols]), truth[rows, cols]
+    model = DeepLinearCompletion(width=2, seed=0).fit(pairs, values)
+    expected = model.complete()[rows, cols]
+    np.testing.assert_array_equal(model.predict(pairs), expected)
+    np.testing.assert_array_equal(model.predict(pandas.DataFrame(pairs)), expected)
+    error = np.sqrt(np.mean((expected - values) ** 2))
+    assert model.score(pairs, values) == pytest.approx(-error)
+    entries = Entries.from_ids([f"u{a}" for a in rows], cols, values)
+    named = DeepLinearCompletion(width=2, seed=0).fit(entries)
+    error = np.sqrt(np.mean((named.predict(entries) - values) ** 2))
+    assert named.score(entries) == pytest.approx(-error)
+    by_index = named.predict(entries.rows, entries.cols, keys="index")
+    np.testing.assert_array_equal(named.predict(entries), by_index)
+    folds = KFold(3, shuffle=True, random_state=0)
+    scores = cross_val_score(
+        DeepLinearCompletion(width=2, seed=0), pairs, values, cv=folds, error_score="raise"
+    )
+    assert len(scores) == 3
+    with pytest.raises(InputError, match="must be among those fitted"):
+        model.predict([-1], [0])

@@ -1,7 +1,7 @@
-"""Jumps, the sets that SGD does not leave, statements, experiments, command and tour."""
+"""Jumps, the sets that SGD does not leave, statements, experiments and command."""
 
 import json
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +9,6 @@ from scipy.stats import binom
 from typer.testing import CliRunner
 
 from overt import Entries, InputError
-from overt._html import Page
 from overt.decay import (
     ApproximateRankSet,
     Schedule,
@@ -25,7 +24,7 @@ from overt.decay import (
     two_by_two,
 )
 from overt.decay.annealing import curvature, decays
-from overt.decay.records import last_crossing
+from overt.decay.simulation import last_crossing
 
 FIGURE_2 = Schedule.of([(500, 0.03, 0.1), (4500, 0.25, 0.1)], convention="pytorch")
 
@@ -301,14 +300,6 @@ def test_command_refuses_a_strange_file(tmp_path):
     assert isinstance(result.exception, InputError)
 
 
-def test_tour_chapter(tmp_path):
-    from overt.tour.decay import chapter
-
-    page = Page("title", "lead")
-    assert chapter(page, Path(tmp_path), 0)
-    assert "never back" in page.write(tmp_path / "page.html").read_text()
-
-
 def weights_along(found, problem, depth, lam):
     """Integrate the weights themselves under the shares of the path, by Heun's method."""
     theta = balanced(found.path[0], depth, 2)
@@ -404,3 +395,40 @@ def test_escape_refuses_what_it_does_not_know():
     ):
         with pytest.raises(InputError):
             call()
+
+
+def test_shuffled_sgd_does_not_jump():
+    """At the rate of Figure 1: 97 of 100 runs jump with replacement, none shuffled."""
+    problem = two_by_two(0.25)
+    schedule = Schedule.of([(500, 0.03, 0.1), (20_000, 0.2, 0.1)], convention="pytorch")
+    common = {"width": 10, "schedule": schedule, "seeds": 30, "records": 101}
+    assert jumps(problem, 3, **common).jumped >= 24
+    with pytest.warns(UserWarning, match="shuffled"):
+        shuffled = jumps(problem, 3, sampling="shuffled", **common)
+    assert shuffled.jumped == 0
+    assert np.all(shuffled.runs.ratio[:, -1] > 0.3)
+
+
+def test_runs_that_return_or_never_jump():
+    """Runs made by hand: one jumps, one is always low, one returns, one stays up, one diverges."""
+    nan = np.nan
+    ratio = np.array(
+        [
+            [0.5, 0.4, 0.01, 0.02],
+            [0.01, 0.02, 0.01, 0.03],
+            [0.5, 0.01, 0.5, 0.1],
+            [0.5, 0.5, 0.5, 0.2],
+            [0.5, 0.01, nan, nan],
+        ]
+    )
+    made = simulate(two_by_two(0.5), 3, 2, Schedule.constant(30, 0.01, 0.1), seeds=5, records=4)
+    runs = replace(
+        made,
+        singular_values=np.stack([np.where(np.isnan(ratio), nan, 1.0), ratio], axis=-1),
+        train_error=np.where(np.isnan(ratio), nan, 1.0),
+    )
+    found = find_jumps(runs, threshold=0.1, floor=0.05, confidence=0.9)
+    assert found.jump_step.tolist() == [10, 0, -1, -1, -1]
+    assert (found.below, found.returned) == (4, 1)
+    assert found.surviving.tolist() == [0.75, 0.5, 0.5, 0.5]
+    assert np.all((found.lower < found.surviving) & (found.surviving < found.upper))

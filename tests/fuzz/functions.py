@@ -83,9 +83,9 @@ LAYERS = decay.balanced(np.array([[1.0, 0.5], [0.5, 0.25]]), 3, 2)
 WIDE = relu.TwoLayer(W2[:1], grid(3, 3))
 
 
-def methods(make, shown, **kinds):
+def methods(make, shown, warns="$.", **kinds):
     """A row for each method of one object."""
-    return {f"{shown}.{k}": Row(getattr(make, k), v) for k, v in kinds.items()}
+    return {f"{shown}.{k}": Row(getattr(make, k), v, warns=warns) for k, v in kinds.items()}
 
 
 def noise_rows(shown, noise, width=2):
@@ -282,7 +282,7 @@ ENTRY = {
         "chosen": (i, np.array([0, 2]))}, unique=False),
 }  # fmt: skip
 
-KEPT = "all .* values|did not converge|were not seen|nothing to predict|interrupted"
+KEPT = "all .* values|did not converge|.*were never seen|.*lies outside of|nothing to predict|interrupted"
 COMPLETION = {
     "completion.DropoutCompletion": Row(fit, {
         "values": (a, VALUES), "n_factors": (w, 2), "drop_prob": (p, 0.5), "ridge": (n, 0.01),
@@ -299,14 +299,14 @@ COMPLETION = {
             drop_prob=0.5 if str(method) == "sgd" else "learn").fit(ENTRIES).predict([0], [0]),
         {"method": ("word", "alternating"), "engine": ("word", "local"),
          "missing": ("word", "unknown"), "signals": (t, False), "clip": (t, "auto")}, warns=KEPT),
-    **methods(MODEL, "completion.DropoutCompletion",
+    **methods(MODEL, "completion.DropoutCompletion", KEPT,
               predict={"rows": (i, ROWS), "cols": (i, COLS)}, complete={"rows": (i, ROWS)},
               explain={"row": (w, 1), "col": (w, 1)}, recommend={"row": (w, 1), "n": (w, 2)},
               similar_items={"col": (w, 1), "n": (w, 2)},
               score={"X": (a, np.where(A > 1, np.nan, A))}),
     "completion.DropoutCompletion.fold_in": Row(
         lambda cols, values: MODEL.fold_in((cols, values)).predict([0, 1]),
-        {"cols": (i, COLS[:3]), "values": (a, VALUES[:3])}, warns="none of the"),
+        {"cols": (i, COLS[:3]), "values": (a, VALUES[:3])}, warns=KEPT),
     "completion.DropoutCompletion.partial_fit": Row(
         lambda X, sweeps: fitted(drop_prob=0.5).fit(ENTRIES).partial_fit(
             X, sweeps=sweeps).predict([0], [0]),

@@ -64,6 +64,7 @@ NAMED = by.fitted(drop_prob=0.5).fit(
 )
 TABLED = DropoutCompletion(n_factors=2, drop_prob=0.5, max_sweeps=2).fit(by.TABLE)
 RULE = decay.Schedule.constant(9, 0.1, 0.01)
+DEEP = decay.DeepLinearCompletion(3, 2, RULE).fit(by.ENTRIES)
 FEW = {"width": 3, "seeds": 1, "records": 3, "schedule": RULE}
 JUMPS = decay.find_jumps(by.RUNS)
 LAZY = relu.train_lazy(by.UNIT, by.SIGNS, width=4, steps=4, records=2)
@@ -165,6 +166,7 @@ MORE = {
         "decay.DeepLinearCompletion whole": fitted(decay.DeepLinearCompletion, width=2, schedule=RULE),
         "decay.DeepLinearCompletion.fit": whole(lambda X, y: decay.DeepLinearCompletion(3, 2, RULE).fit(X, y).predict([0], [0]),
             X=by.ENTRIES, y=None),
+        "decay.DeepLinearCompletion.score": whole(DEEP.score, X=np.stack([by.ROWS, by.COLS], 1), y=by.VALUES),
         "decay.DeepLinearCompletion.fit_triplets": whole(lambda rows, cols, values: decay.DeepLinearCompletion(
             3, 2, RULE).fit_triplets(rows, cols, values).predict([0], [0]), rows=by.ROWS, cols=by.COLS, values=by.VALUES),
         "decay.Escape.log_time": whole(decay.escape(by.SMALL, 3, 0.02).log_time, learning_rate=0.1),

@@ -111,7 +111,9 @@ def test_what_was_found_is_refused_with_a_sentence(name):
 
 def test_small_unsigned_indices_are_not_wrapped():
     asked = np.array([1, 200], np.uint8)
-    assert np.array_equal(MODEL.predict(asked, asked), MODEL.predict([1, 200], [1, 200]))
+    given, known = MODEL.predict(asked, asked, return_known=True)
+    assert known.tolist() == [True, False]
+    assert np.array_equal(given, MODEL.predict([1, 200], [1, 200], return_known=True)[0])
     assert np.array_equal(MODEL.complete(np.array([1], np.uint8)), MODEL.complete([1]))
 
 

@@ -179,4 +179,4 @@ def test_hostile_arguments_give_the_right_value_or_a_sentence(rooms, room, tmp_p
     count = int(os.environ.get("OVERT_FUZZ", "1" if room in DEAR else "4"))
     found = [f"{name}: {fault}" for name, row in rooms[room].items() if name not in SLOWEST
              for _ in range(count) if (fault := assault(row, rng))]  # fmt: skip
-    assert found == []
+    assert found == [], "\n".join(found)

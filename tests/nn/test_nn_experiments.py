@@ -1,4 +1,4 @@
-"""The experiments at toy size, the theorems, the calibration curve and the tour's chapter."""
+"""The experiments at toy size, the theorems and the calibration curve."""
 
 from importlib import import_module
 
@@ -45,6 +45,11 @@ def test_calibration_of_a_normal_sample():
     assert widened.to_dict()["noise_variance"] == 1.0
     with pytest.raises(InputError, match="shape"):
         calibration(mean, sd[:5], target)
+    for bad in ([np.nan, 0.0], [0.0, np.inf]):  # not outside of every interval: refused
+        with pytest.raises(InputError, match="must be finite, got 1"):
+            calibration(bad, [1.0, 1.0], [0.0, 0.0])
+        with pytest.raises(InputError, match="target must be finite"):
+            calibration([0.0, 0.0], [1.0, 1.0], bad)
 
 
 def test_missing_torch_is_named(monkeypatch):

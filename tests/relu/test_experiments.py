@@ -1,4 +1,4 @@
-"""The theorems and the tour's chapter."""
+"""The theorems."""
 
 import overt.theorems.relu
 from overt.theorems.base import registered, verify

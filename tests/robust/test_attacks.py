@@ -203,7 +203,7 @@ def test_model_state_is_restored():
     model[1].eval()
     before = {k: v.clone() for k, v in model.state_dict().items()}
     x = points(20, 6, dtype=torch.float32)
-    with torch.no_grad():
+    with torch.no_grad(), pytest.warns(RobustnessWarning, match="training mode"):
         PGD(L2(0.5), steps=3)(model, x, torch.zeros(20, dtype=torch.long))
     assert [m.training for m in model.modules()] == [True, True, False, True, True]
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())

@@ -203,7 +203,8 @@ def test_one_sided_outputs_are_not_taken_for_probabilities():
     wanted = ATTACK(one, x, y)
     assert len(set(y.tolist())) == 2
     with pytest.warns(RobustnessWarning, match="probabilities"):
-        found = ATTACK(lambda v: one(v).sigmoid(), x, y)
+        ATTACK(lambda v: one(v).sigmoid(), x, y)
+    found = ATTACK(lambda v: one(v).sigmoid(), x, y, outputs="probabilities")
     assert torch.equal(found.success, wanted.success)
     small = lambda v: (one(v) + 3) / 100  # noqa: E731  (a logit between 0 and 1 at all points)
     assert bool(((small(x) > 0) & (small(x) < 0.5)).all())

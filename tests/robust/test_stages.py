@@ -85,7 +85,7 @@ def test_numbers_are_attacked_from_random_starts(monkeypatch):
 
 
 @pytest.mark.parametrize(("honest", "queries", "fooled", "parts"), [
-    (True, 300, 0, [30]), (True, 300, 1, [30]), (True, 300, 2, [30, 270]), (True, 19, 9, []),
+    (True, 300, 0, [30]), (True, 300, 1, [30, 270]), (True, 300, 2, [30, 270]), (True, 19, 9, []),
     (True, 20, 9, [2, 18]), (False, 300, 0, [300]), (False, 1, 0, []), (False, 2, 0, [2]),
 ])  # fmt: skip
 def test_search_without_gradients_goes_on_where_it_gains(honest, queries, fooled, parts):
@@ -106,8 +106,9 @@ def test_search_without_gradients_goes_on_where_it_gains(honest, queries, fooled
             for k, part in enumerate(parts)
         ]
         found = search.signs.get("unaided")
-        assert (found is None) == random
-        assert random or found.tolist() == [bool(parts) and i < fooled for i in range(200)]
+        told = not random and bool(parts) and fooled >= 2  # a hundredth of the points
+        assert (found is not None) == told
+        assert not told or found.tolist() == [i < fooled for i in range(200)]
     stopped = searching(status=Status.INTERRUPTED)
     unaided(stopped, honest, queries, {"seed": 5, "batch_size": 9})
     assert stopped.ran == []
@@ -124,13 +125,13 @@ def test_guides_are_a_surrogate_then_what_sees_through_masks():
             assert torch.equal(first.subject.logits(x, torch.arange(5)), other(x))
             assert guides(search, None, True) == []
             found = guides(search, other, False)[1:]
-        smooth = Guide(search.subject, 0.05, 4, straight=True)
-        expected = [Guide(search.subject, straight=True), smooth] if hides else [smooth]
+        smooth = [Guide(search.subject, size, 4, straight=True) for size in (0.25, 0.05)]
+        expected = [Guide(search.subject, straight=True), *smooth] if hides else smooth
         assert [vars(g) for g in found] == [vars(g) for g in expected]
         with begin(masked, x, y, L2(0.5), Misclassified(), 2, {}) as search:
             found = guides(search, None, False)
         assert found[-1].straight == hides
-        assert len(found) == 1 + hides
+        assert len(found) == 2 + hides
 
 
 MLP = small_mlp()
@@ -209,9 +210,10 @@ def test_shares_of_errors_are_asked_for_sensibly():
     for confidence in (0.0, 1.0):
         with pytest.raises(InputError, match="confidence must lie between 0 and 1"):
             found.errors(0.5, confidence=confidence)
-    votes = Smoothed(np.array([1, 0]), np.array([0.5, 1.0]), np.ones(2), "l2", 10, 0.9, False)
+    votes = Smoothed(np.array([1, 0]), np.array([0.5, 1.0]), np.ones(2), "l2", 10, 0.9, False, 2,
+                     Status.FINISHED)  # fmt: skip
     assert votes.errors([1, 0], [0.5, 0.6, 1.0]).tolist() == [0.0, 0.5, 0.5]
-    with pytest.raises(InputError, match="y must hold 2 classes, got 3"):
+    with pytest.raises(InputError, match="y must hold one class for each of the 2 points"):
         votes.errors([1, 0, 0], 0.5)
 
 
@@ -229,7 +231,6 @@ def test_stages_are_compared_by_the_loss_of_their_search(loss):
         runs = {"cross_entropy": 1, "margin": 0, "reflected_all": 3}[loss]
         assert best.queries == 6 * runs
         assert search._several == (loss != "margin")
-        assert ("saturated" in search.signs) == (loss == "margin")
 
 
 def test_what_training_follows_is_the_walk_of_its_attack():

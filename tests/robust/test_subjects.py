@@ -28,37 +28,6 @@ from overt.robust.threats.base import compiles, tensor
 from overt.robust.threats.keyed_random import keys_of, normal, uniform
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_outputs_are_probabilities_where_they_sum_to_one(dtype):
-    eps, tiny = torch.finfo(dtype).eps, torch.finfo(dtype).tiny
-
-    def seen(outputs, y=None, raw=False):
-        outputs = torch.tensor(outputs, dtype=dtype)
-        rows = torch.arange(len(outputs), dtype=dtype)[:, None]
-        subject = Subject(lambda v: outputs[v[:, 0].long()], rows, {}, raw=raw)
-        return subject.clean_logits(2, y), subject.probabilities
-
-    rows = [[0.25, 0.75], [0.0, 1.0], [0.5, 0.5]]
-    f, probable = seen(rows)
-    assert probable
-    expected = torch.tensor(rows, dtype=dtype).clamp(min=tiny).log()
-    assert torch.equal(f, expected)
-    assert f[1, 0] == math.log(tiny) or dtype is torch.float32
-    assert not seen(rows, raw=True)[1]
-    for off, expected in ((16 * eps, True), (40 * eps, False), (-40 * eps, False)):
-        assert seen([[0.5, 0.5], [0.5, 0.5 + off]])[1] == expected
-    assert not seen([[0.5, 0.5], [1.5, -0.5]])[1]  # below zero
-    one = [[0.2], [0.3], [0.7], [1.0]]
-    assert seen(one)[1]
-    for y, expected in (([0, 0, 1, 1], True), ([1] * 4, False), ([0, 1, 1, 1], True)):
-        f, probable = seen(one, y)
-        assert probable == expected, y
-        p = torch.tensor(one, dtype=dtype)
-        both = torch.cat([1 - p if probable else 0 * p, p], 1)
-        assert torch.equal(f, both.clamp(min=tiny).log() if probable else both)
-    assert not seen([[0.2], [1.2]])[1]
-
-
 @pytest.mark.parametrize("size", [1.0, 1e4])
 def test_randomness_is_a_thousandth_of_the_largest_logit(size):
     calls = []

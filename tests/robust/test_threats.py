@@ -8,8 +8,7 @@ from robust_cases import points, quadratic_program
 
 from overt import InputError
 from overt.robust import L0, L1, L2, Linf
-from overt.robust.certificates.exact import farthest
-from overt.robust.threats.balls import l2_in_box
+from overt.robust.threats.balls import farthest, l2_in_box
 from overt.robust.threats.kernels import _inverse_norm
 from overt.robust.threats.kernels import l2_in_box as compiled
 from overt.robust.threats.keyed_random import keys_of, normal, uniform

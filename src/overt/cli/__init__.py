@@ -7,8 +7,8 @@ from importlib import import_module
 from overt.cli.base import app, main
 
 for _group in (
-    "audit", "completion", "compress", "decay", "explore", "linear", "reproducing",
-    "robust", "serving", "theory",
+    "audit", "completion", "compress", "decay", "explore", "impute", "linear", "reproducing",
+    "robust", "serving", "theory", "tour",
 ):  # fmt: skip
     import_module(f"overt.cli.{_group}")  # registers its commands
 

@@ -51,7 +51,7 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     help="The regularizers hidden in training noise, written down, solved and certified.\n\n"
-    "Start with [bold]overt tour[/bold], which writes a report of what overt can do.",
+    "Start with [bold]overt tour[/bold], which writes a page that shows what overt does.",
     no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )  # fmt: skip

@@ -19,6 +19,7 @@ from overt._files import ready, write_csv, write_whole
 from overt._mapped import lowest
 from overt.cli.base import AsJson, Seed, app, console, ended, show_json, show_path, show_table
 from overt.cli.predictions import write_predictions
+from overt.entries.entries import DUPLICATES
 
 if TYPE_CHECKING:
     from overt.completion import DropoutCompletion
@@ -74,7 +75,9 @@ def complete(
     memory_limit: Annotated[
         str | None, Option(help="Such as 4GB: ratings are kept on disk.")
     ] = None,
-    n_jobs: Annotated[int | None, Option(min=1, help="Threads; all cores by default.")] = None,
+    n_jobs: Annotated[
+        int | None, Option(min=-1, help="Threads; all cores by default, or with -1.")
+    ] = None,
     seed: Seed = 0,
 ) -> None:
     """Complete a ratings file: fit, measure on held-out ratings, save the model, predict pairs.
@@ -88,7 +91,7 @@ def complete(
 
     start = time.perf_counter()
     setting: Any = prob if prob in ("learn", "auto") else drop_prob(_number(prob), "--drop-prob")
-    choice("--duplicates", duplicates, files.DUPLICATES)
+    choice("--duplicates", duplicates, DUPLICATES)
     choice("--missing", missing, ("unknown", "negative"))
     named = {"row": row, "col": col, "value": value, "time": at}
     model = DropoutCompletion(
@@ -150,7 +153,7 @@ def evaluate(
     col: Col = None,
     value: Value = None,
     at: Time = None,
-    n_jobs: Annotated[int | None, Option(min=1, help="Threads.")] = None,
+    n_jobs: Annotated[int | None, Option(min=-1, help="Threads (-1: all cores).")] = None,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -162,7 +165,7 @@ def evaluate(
     from overt.completion import evaluate as judge
     from overt.completion.storage import files
 
-    choice("--duplicates", duplicates, files.DUPLICATES)
+    choice("--duplicates", duplicates, DUPLICATES)
     read = files.read_ratings(ratings, duplicates, row=row, col=col, value=value, time=at)
     model = DropoutCompletion(
         factors, n_jobs=n_jobs, seed=seed, missing=asked_missing(read, missing, quiet=as_json)

@@ -33,7 +33,9 @@ def jumps(
     convention: Annotated[
         str, Option(help="How rate and decay are meant: pytorch, loss or appendix.")
     ] = "pytorch",
-    n_jobs: Annotated[int | None, Option(min=1, help="Threads; one per core if not set.")] = None,
+    n_jobs: Annotated[
+        int | None, Option(min=-1, help="Threads; all cores by default, or with -1.")
+    ] = None,
     engine: Annotated[str, Option(help="local, dask, or a scheduler: tcp://...")] = "local",
     seed: Seed = 0,
     out: Annotated[Path | None, Option(help="Write the runs here (.npz or .json).")] = None,

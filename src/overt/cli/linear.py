@@ -95,7 +95,9 @@ def train(
         str, Option(help="sampled, or expected: descent on the exact objective.")
     ] = "sampled",
     records: Annotated[int, Option(min=2, help="How often runs are measured.")] = 40,
-    n_jobs: Annotated[int | None, Option(min=1, help="Threads; all by default.")] = None,
+    n_jobs: Annotated[
+        int | None, Option(min=-1, help="Threads; all cores by default, or with -1.")
+    ] = None,
     engine: Engine = "local",
     out: Annotated[Path | None, Option(help="Write the traces to .npz or .json.")] = None,
     plot: Annotated[Path | None, Option(help="Draw the objective to this picture.")] = None,

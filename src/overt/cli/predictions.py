@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from overt._files import write_csv
 from overt.cli.base import console
+from overt.entries.identifiers import UNKNOWN
 
 if TYPE_CHECKING:
     from overt.completion import DropoutCompletion, RatingsFile
@@ -18,10 +19,8 @@ if TYPE_CHECKING:
 
 def write_predictions(model: DropoutCompletion, pairs: RatingsFile, path: Path) -> None:
     """Write one line per pair, with a flag where an identifier was never seen."""
-    from overt.completion.forms.model import UNKNOWN
-
-    rows, cols = model.index_.places(pairs)
-    predicted, std = model.predict(pairs, return_std=True)
+    (rows, cols), _ = model.index_.find_pairs(pairs)
+    predicted, std, _ = model.predict(pairs, return_std=True, return_known=True)
     flags = np.array(["", "unknown row", "unknown column", "unknown row and column"])
     flag = flags[(rows == UNKNOWN) + 2 * (cols == UNKNOWN)]
     given = (pairs.row_ids.tolist(), pairs.col_ids.tolist())

@@ -23,7 +23,7 @@ def reproduce(
     size: Annotated[
         str, Option(help="toy (seconds), reduced, or paper (as printed); see --list.")
     ] = "toy",
-    n_jobs: Annotated[int, Option(min=1, help="Number of processes.")] = 1,
+    n_jobs: Annotated[int, Option(min=-1, help="Number of processes (-1: all cores).")] = 1,
     engine: Engine = "local",
     out: Annotated[Path, Option(help="Folder for rows, pictures and summaries.")] = Path(
         "overt-results"

@@ -39,7 +39,12 @@ def attack(
     queries: Annotated[int, Option(min=0, help="Queries without a gradient.")] = 1500,
     restarts: Annotated[int, Option(min=1, help="Runs of a single loss.")] = 1,
     target: Annotated[int | None, Option(help="Make every point this class.")] = None,
-    samples: Annotated[int, Option(min=1, help="Draws of a random model.")] = 1,
+    samples: Annotated[
+        int | None, Option(min=1, help="Samples of a random model; 8 if not given.")
+    ] = None,
+    outputs: Annotated[
+        str, Option(help="What the model returns: logits or probabilities.")
+    ] = "logits",
     certify: Annotated[
         bool, Option("--certify", help="Decide what the attack leaves open.")
     ] = False,
@@ -77,20 +82,20 @@ def attack(
     curve = [_number("radii", part) for part in radii.split(",") if part.strip()]
     if plot and not curve and kind is not L0:
         curve = [threat.radius * k / 8 for k in range(1, 8)]
+    criterion = Misclassified() if target is None else Targeted(target)
     chosen = None
-    if loss != "strongest" or target is not None:
-        criterion = Misclassified() if target is None else Targeted(target)
-        name = "reflected" if loss == "strongest" else loss
+    if loss != "strongest":
         steps = max(budget // restarts, 1)
-        chosen = PGD(threat, steps=steps, loss=name, restarts=restarts, criterion=criterion,
+        chosen = PGD(threat, steps=steps, loss=loss, restarts=restarts, criterion=criterion,
                      batch_size=batch_size, seed=seed)  # fmt: skip
-    door: Any = {"mean": _list("mean", mean), "std": _list("std", std), "samples": samples}
+    door: Any = {"mean": _list("mean", mean), "std": _list("std", std), "samples": samples,
+                 "outputs": outputs}  # fmt: skip
     ready(out)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RobustnessWarning)  # printed below, and kept in the file
         found, moved = measure(
             net, x, y, threat, curve, chosen, (budget, queries, None), 0.95, (certify, 10.0),
-            batch_size, seed, True, door | {"engine": engine},
+            batch_size, seed, True, door | {"engine": engine}, criterion,
         )  # fmt: skip
     after = _save_examples(out / "adversarial.npz", net, door, x, y, moved)
     notes = [*found.warnings, *_untrained(found.clean, after, weights)]
@@ -158,7 +163,8 @@ def _scaled(x: Any, y: Any, scale: float | None) -> tuple[Any, Any]:
 
 def _untrained(clean: float, logits: Any, weights: Path | None) -> list[str]:
     """Return a sentence if the clean error is what guessing gives."""
-    if clean < 1 - 1.5 / logits.shape[1]:
+    # Guessing errs at 1 - 1 / classes of the points: one half of two classes.
+    if clean < 0.95 * (1 - 1 / logits.shape[1]):
         return []
     hint = "no weights were given: --weights names a file" if weights is None else "do they fit?"
     return [f"the clean error of {clean:.2f} is about that of untrained weights; {hint}"]
@@ -193,7 +199,8 @@ def _save_examples(path: Path, net: Any, door: Any, x: Any, y: Any, moved: Any) 
     from overt.robust.attacks.models import Subject, evaluating
 
     with evaluating(net):
-        before, after = (Subject(net, v, door).clean_logits(256).cpu() for v in (x, moved))
+        subjects = [Subject(net, v, door) for v in (x, moved)]
+        before, after = (s.all_logits(s.x, 256).cpu() for s in subjects)
     arrays = {"x": x, "y": y, "adversarial": moved.cpu().numpy(),
               "clean_class": before.argmax(1).numpy(),
               "adversarial_class": after.argmax(1).numpy()}  # fmt: skip

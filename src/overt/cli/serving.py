@@ -11,10 +11,10 @@ import typer
 from typer import Option
 
 from overt._check import InputError
-from overt._identifiers import whole_number
 from overt.cli.base import AsJson, app, awaited, console, show_path, show_table
 from overt.cli.completion import Col, Duplicates, Row, Time, Value, account
 from overt.cli.predictions import write_predictions
+from overt.entries.identifiers import UNKNOWN, whole_number
 
 Model = Annotated[Path, typer.Argument(help="Folder that overt complete wrote.")]
 
@@ -120,11 +120,15 @@ def recommend(
         if why or np.ndim(left_out) == 2:
             raise InputError("--why and pairs to exclude are for rows that the model knows")
         cols, values = _newcomer(entries)
-        unknown = [c for c, at in zip(cols, fitted.index_.cols(cols), strict=True) if at < 0]
-        if len(unknown) == len(cols):
+        if values is None:
+            if fitted.missing != "negative":
+                raise InputError(
+                    f"{entries} has columns alone, and the model is one of values: add the value "
+                    "of each column, as in 50,4.5"
+                )
+            values = [1.0] * len(cols)
+        if not np.any(fitted.index_.cols.find(cols) != UNKNOWN):
             raise InputError(f"{entries} names no column of the model; its first is {cols[0]!r}")
-        if unknown and not as_json:
-            console.print(f"[yellow]warning:[/] {len(unknown)} columns are unknown and left out")
         newcomer = fitted.fold_in((cols, values))
         best = newcomer.recommend(n, exclude=left_out, **how)
         std = newcomer.predict(best.cols, return_std=True)[1]
@@ -158,12 +162,18 @@ def _left_out(path: Path | None) -> Any:
     return np.array([parts[:2] for parts in lines if len(parts) > 1])
 
 
-def _newcomer(path: Path | None) -> tuple[list[str], list[float]]:
-    """Return columns and values of a newcomer; columns alone are clicks."""
-    cols, values = [], []
-    for number, parts in enumerate(_fields(Path(path or "")), 1):
+def _newcomer(path: Path | None) -> tuple[list[str], list[float] | None]:
+    """Return columns and values of a newcomer; None for values of columns alone (clicks)."""
+    lines = _fields(Path(path or ""))
+    if all(len(parts) == 1 for parts in lines):
+        return [parts[0] for parts in lines], None
+    cols: list[str] = []
+    values: list[float] = []
+    for number, parts in enumerate(lines, 1):
+        if len(parts) < 2:
+            raise InputError(f"{path}, line {number}: the value of {parts[0]!r} is missing")
         try:
-            value = float(parts[1]) if len(parts) > 1 else 1.0
+            value = float(parts[1])
         except ValueError:
             if number == 1:
                 continue  # a header

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Self
@@ -13,25 +12,25 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import RegressorTags
 from sklearn.utils.validation import check_is_fitted
 
-from overt._check import instance
-from overt._frames import is_table
+from overt._check import InputError, instance
 from overt._types import Seed
 from overt.completion import fitting, plotting, reading, recommending, scoring
 from overt.completion.alignment import with_features
 from overt.completion.answering import Answers
 from overt.completion.explaining import Explanation, explain
 from overt.completion.filling import Fills
-from overt.completion.forms.model import UNKNOWN, FactorModel, Fit
-from overt.completion.forms.units import chosen
+from overt.completion.forms.model import FactorModel, Fit
+from overt.completion.forms.units import chosen, refuse_dislikes
 from overt.completion.growing import Growing
 from overt.completion.index import EntryIndex
 from overt.completion.ledger import Ledger
 from overt.completion.recommending import NewRow
 from overt.completion.settings import Settings, fresh_seed
 from overt.completion.sharing import SharedEntries
-from overt.completion.storage import checkpoints, models
-from overt.completion.storage.files import is_path
+from overt.completion.storage import checkpoints, files, models
 from overt.entries import Entries, observed
+from overt.entries.frames import is_frame, is_table
+from overt.entries.identifiers import UNKNOWN, warn_unknown
 from overt.results import Status
 
 Path = str | os.PathLike[str]
@@ -93,6 +92,9 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         The objective after each sweep, their number, that of draws averaged, and how the fit ended.
     drift_
         Root mean square change of predictions if rows held by `partial_fit` were solved again.
+    file_report_
+        After fitting to a file: lines used, rejected lines with reasons, duplicates, columns;
+        None otherwise.
     path_, faults_
         With "auto": (drop_prob, held-out RMSE) as tried; what a cluster lost, and did again.
     covariance_
@@ -108,6 +110,8 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
     >>> bool(abs(model.predict([0], [2])[0] - 3.0) < 1e-3)
     True
     """
+
+    file_report_: files.FileReport | None
 
     def __init__(
         self, n_factors: int | None = None, drop_prob: Any = "learn", biases: bool = True,
@@ -134,7 +138,8 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         dense array with NaN (or a mask) for missing entries, a data frame of three columns (row,
         column, value; predictions are then asked for by identifier), the path of a file or folder,
         or, with `y`, an (n, 2) array of (row, col) pairs, which cross-validation splits: indices,
-        or identifiers if they are strings. An entry given twice counts twice (in files, its mean).
+        or identifiers if they are strings. An entry given twice counts twice; those of a file or a
+        data frame are averaged, with a warning.
 
         With "learn", rows and columns may have features: an array, a sparse matrix or a data frame
         (numbers, categories, missing values) with a row for each, or, where entries have
@@ -145,15 +150,22 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         """
         tables = (row_features, col_features)
         plain = all(given is None for given in (sample_weight, *tables))
-        if is_path(X):
+        if files.is_path(X):
+            if y is not None:
+                raise InputError("a file holds the values itself: leave out y")
             with reading.opened(X, self._settings(), shared=plain) as read:
-                X = read.entries
-                if plain:
-                    return self.fit_entries(X, *tables, checkpoint, resume)
+                report = files.report(X, read)
+                entries = read.entries
+                if sample_weight is not None:
+                    entries = entries.repeated(sample_weight)
+                self.fit_entries(entries, *tables, checkpoint, resume)
+            self.file_report_ = report
+            return self
         matrix = y is None and not isinstance(X, Entries)
         entries, table = observed(X, y), matrix and is_table(X)
         if sample_weight is not None:
-            entries = entries.repeated(sample_weight, by_row=matrix and entries.row_ids is None)
+            by_row = matrix and (table or not is_frame(X))
+            entries = entries.repeated(sample_weight, by_row=by_row)
         return self.fit_entries(entries, *tables, checkpoint, resume, table=table)
 
     def fit_triplets(
@@ -169,10 +181,13 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         checkpoint: Any = None, resume: bool = False, **how: Any,
     ) -> Self:  # fmt: skip
         """Fit to Entries; `how` is what `overt.completion.fitting.fit_entries` takes."""
+        self.file_report_ = None
         if not isinstance(entries, SharedEntries):
             instance("entries", entries, Entries, "overt.Entries")
         settings, tables = self._settings(), (row_features, col_features)
-        entries = chosen(entries) if settings.missing == "negative" else entries
+        if settings.missing == "negative":
+            refuse_dislikes(entries.values)
+            entries = chosen(entries)
         entries, given, encoders = with_features(entries, tables, allowed=settings.learned)
         kept = checkpoints.opened(checkpoint, entries, self.get_params(), given, resume)
         fit = fitting.fit_entries(settings, entries, given=given, checkpoint=kept, **how)
@@ -206,32 +221,54 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         self.__dict__ |= {f"{name}_": value for name, value in growing.model.shown().items()}
         return self
 
-    def predict(self, rows: Any, cols: Any = None, return_std: bool = False) -> Any:
-        """Return predictions for entries (rows[i], cols[i]); with `return_std` also their spread.
+    def predict(
+        self,
+        rows: Any,
+        cols: Any = None,
+        return_std: bool = False,
+        *,
+        keys: str = "auto",
+        return_known: bool = False,
+    ) -> Any:
+        """Return predictions for entries (rows[i], cols[i]).
 
-        `rows` alone may be Entries, or an (n, 2) array of pairs; a model of identifiers is asked by
-        these, or by `rows` and `cols` of Entries. What was never seen (an index of -1 or beyond the
-        fitted shape) gets what is known of the other side. The standard deviation is that of a new
-        observation: residual noise and uncertainty of the factors.
+        `rows` alone may be Entries, or an (n, 2) array or frame of pairs. A model that was fitted
+        with identifiers is asked by identifiers, any other by indices from 0; keys="id" and
+        keys="index" say which explicitly. Entries mean what they say, identifiers or indices.
+
+        A row or column that was never seen (an unknown identifier, an index of -1 or beyond the
+        fitted shape) gets what is known of the other side, with a warning. `return_known` returns
+        a mask of entries whose row and column are both known instead of the warning. `return_std`
+        returns the standard deviation of a new observation: residual noise and uncertainty of the
+        factors. Results come in the order (predictions, std, known).
         """
-        model, index = self._asked()
-        a, b = index.places(rows, cols)
-        if len(a) > 1 and max(a.max(), b.max()) == UNKNOWN:
-            warnings.warn(f"no row or column of the {len(a)} pairs was fitted", stacklevel=2)
-        predicted = model.predict(a, b)
-        return (predicted, np.sqrt(model.variance(a, b))) if return_std else predicted
+        model, index = self._asked(keys)
+        (a, b), (row_labels, col_labels) = index.find_pairs(rows, cols)
+        if not return_known:
+            then = "they get what is known of the other side"
+            if keys == "auto" and index.rows.ids is not None:
+                then += '; if you gave indices, pass keys="index"'
+            warn_unknown("rows", row_labels, a, then)
+            warn_unknown("columns", col_labels, b, then)
+        results = [model.predict(a, b)]
+        if return_std:
+            results.append(np.sqrt(model.variance(a, b)))
+        if return_known:
+            results.append((a != UNKNOWN) & (b != UNKNOWN))
+        return results[0] if len(results) == 1 else tuple(results)
 
-    def explain(self, row: Any, col: Any) -> Explanation:
+    def explain(self, row: Any, col: Any, *, keys: str = "auto") -> Explanation:
         """Return which of the row's observed entries drive its prediction for `col`."""
-        return explain(*self._asked(), row, col)
+        return explain(*self._asked(keys), row, col)
 
-    def fold_in(self, entries: Any, features: Any = None) -> NewRow:
+    def fold_in(self, entries: Any, features: Any = None, *, keys: str = "auto") -> NewRow:
         """Return a new row with these entries, without refitting.
 
         Entries are {column: value}, a sparse row, or a pair (columns, values); columns never seen
-        are left out. `features` is one row like those of `row_features`, or {name: value}.
+        are left out, with a warning. `features` is one row like those of `row_features`, or
+        {name: value}. `keys` says how columns are given, as in `predict`.
         """
-        return recommending.fold_in(*self._asked(), entries, self._ranking, features)
+        return recommending.fold_in(*self._asked(keys), entries, self._ranking, features)
 
     def partial_fit(self, X: Any, y: Any = None, sweeps: int = 2) -> Self:
         """Take in new entries: rows and columns they touch are solved again, the rest is held.
@@ -247,6 +284,8 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
             return self.fit(X, y)
         new = self.index_.aligned(observed(X, y), named=y is not None)
         settings = self._settings().fitted(self.drop_prob_)
+        if settings.missing == "negative":
+            refuse_dislikes(new.values)
         fit = fitting.grow(settings, self._growing, new, sweeps)
         if fit is not None:
             return self._adopt(self.entries_, replace(fit, path=self.path_))
@@ -284,11 +323,12 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         parameters, entries, fit, chosen = models.load(path)
         model = cls(**parameters)._adopt(entries, fit)
         model.chosen_ = chosen
+        model.file_report_ = None
         return model
 
-    def _asked(self) -> tuple[FactorModel, EntryIndex]:
+    def _asked(self, keys: str = "auto") -> tuple[FactorModel, EntryIndex]:
         check_is_fitted(self)
-        return self.model_, self.index_
+        return self.model_, self.index_.by(keys)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -193,12 +193,12 @@ class Answers:
         """Fold in what is given of rows, and ask about them."""
         predicted, std, rows = np.empty(len(held)), np.empty(len(held)), np.unique(held.rows)
         lists = np.full((len(rows), REACH), -1)
-        name, index = fitted.index_.col_names, fitted.index_
+        name, index = fitted.index_.cols.labels, fitted.index_
         for i, row in enumerate(rows):
             mine, asked = given.rows == row, held.rows == row
             new = fitted.fold_in((name(given.cols[mine]), given.values[mine]))
             predicted[asked], std[asked] = new.predict(name(held.cols[asked]), return_std=True)
-            best = index.cols(new.recommend(REACH).cols)
+            best = index.cols.find(new.recommend(REACH).cols)
             lists[i, : len(best)] = best
         return cls(predicted, std, rows, lists)
 

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from sklearn.base import TransformerMixin
 
-from overt._check import InputError
+from overt._check import InputError, plain_array
 from overt._types import Array, Floats
 from overt.completion.forms.model import FactorModel
 from overt.completion.index import EntryIndex
 from overt.entries import Entries, observed
+from overt.entries.frames import is_table
 
 
 class Fills(TransformerMixin, ABC):  # type: ignore[misc]
@@ -28,7 +29,7 @@ class Fills(TransformerMixin, ABC):  # type: ignore[misc]
         whatever their place. With missing="negative" all of it is predictions.
         """
         (model, index), given = self._asked(), observed(X)
-        if given.row_ids is not None:
+        if isinstance(X, Entries) or not (hasattr(X, "tocoo") or is_table(X)):
             raise InputError("transform takes rows of the matrix, not a frame of entries")
         places, n = _columns(index, given), model.shape[1]
         if not np.array_equal(np.sort(places), np.arange(n)):
@@ -47,15 +48,32 @@ class Fills(TransformerMixin, ABC):  # type: ignore[misc]
         return filled
 
     def get_feature_names_out(self, input_features: Any = None) -> Array:
-        """Return the names of the columns, in the order that was fitted."""
+        """Return the names of the columns, in the order that was fitted.
+
+        `input_features`, as scikit-learn's pipelines pass them, must be these names, or name the
+        columns of a model that was fitted without names.
+        """
         model, index = self._asked()
-        names = index.col_names(np.arange(model.shape[1]))
-        plain = names.dtype.kind in "iu"
-        return np.array([f"x{c}" if plain else str(c) for c in names.tolist()], dtype=object)
+        count = model.shape[1]
+        given = None
+        if input_features is not None:
+            given = np.atleast_1d(plain_array("input_features", input_features)).astype(object)
+        if given is not None and len(given) != count:
+            raise InputError(
+                f"input_features should have length equal to number of features ({count}), got "
+                f"{len(given)}"
+            )
+        if index.cols.ids is None:
+            names = [f"x{col}" for col in range(count)]
+            return np.array(names, dtype=object) if given is None else given
+        names = list(map(str, index.cols.ids.tolist()))
+        if given is not None and list(map(str, given)) != names:
+            raise InputError("input_features is not equal to the names that were fitted")
+        return np.array(names, dtype=object)
 
 
 def _columns(index: EntryIndex, given: Entries) -> Array:
     """Return which fitted column each column is: by name where both have them."""
-    if given.col_ids is None or index.col_names(np.zeros(1, int)).dtype.kind in "iu":
+    if given.col_ids is None or index.cols.ids is None:
         return np.arange(given.shape[1])
-    return index.cols(given.col_ids)
+    return index.cols.find(given.col_ids)

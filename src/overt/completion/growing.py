@@ -17,13 +17,14 @@ from overt.completion.engines import Engine
 from overt.completion.forms.features import FEATURES, NOTHING, Features, again
 from overt.completion.forms.fixed import FixedForm
 from overt.completion.forms.learned import LearnedForm
-from overt.completion.forms.model import UNKNOWN, FactorModel
+from overt.completion.forms.model import FactorModel
 from overt.completion.forms.noise import expected
 from overt.completion.forms.prior import Sums
 from overt.completion.forms.problem import CompletionProblem, Grouped
 from overt.completion.forms.spread import DropoutSpread
 from overt.completion.ledger import Ledger
 from overt.entries import Entries
+from overt.entries.identifiers import UNKNOWN
 
 GROWTH = 1.25
 """Times the entries of the last full fit after which there is another one."""

@@ -16,11 +16,11 @@ from overt._check import InputError, plain_array, whole
 from overt._files import as_path, ready, replacing, write_whole
 from overt._progress import meter
 from overt._types import Array, Floats, Ints
-from overt.completion.forms.model import UNKNOWN
 from overt.completion.index import EntryIndex
 from overt.completion.recommending import BLOCK, BY, Ranking, column_mask, top
 from overt.completion.storage import loading
 from overt.entries import pairs
+from overt.entries.identifiers import UNKNOWN, describe_unknown, warn_unknown
 from overt.results import Result
 
 HEADER, FULL = ("row", "column", "rank", "prediction", "score"), "No space left on device"
@@ -105,15 +105,17 @@ class Lists:
                 raise OSError(FULL if FULL in str(error) else str(error)[:200]) from None
 
     def _named(self, block: _Lines) -> tuple[Any, Any, Any, Any, Any]:
-        return self._index.row_names(block.rows), self._index.col_names(block.cols), *block[2:]
+        rows = self._index.rows.labels(block.rows)
+        cols = self._index.cols.labels(block.cols)
+        return rows, cols, *block[2:]
 
     def _places(self, rows: Any) -> Ints:
         if rows is None:
             return np.arange(self._ranking.model.shape[0])
-        places = self._index.rows(rows)
-        if np.any(places == UNKNOWN):
-            count = int(np.count_nonzero(places == UNKNOWN))
-            raise InputError(f"rows must have been fitted, got {count} that were not")
+        places = self._index.rows.find(rows)
+        unknown = describe_unknown("rows", rows, places)
+        if unknown:
+            raise InputError(f"rows must have been fitted, but {unknown}")
         return places
 
     def _blocks(self, places: Ints) -> Iterator[_Lines]:
@@ -141,9 +143,13 @@ class Lists:
 
 
 def _known_pairs(index: EntryIndex, exclude: Any) -> dict[int, list[int]]:
-    a, b = pairs("exclude", exclude)
+    row_labels, col_labels = pairs("exclude", exclude)
+    rows = index.rows.find(row_labels, "exclude")
+    cols = index.cols.find(col_labels, "exclude")
+    warn_unknown("rows to exclude", row_labels, rows, "nothing is excluded for them", 5)
+    warn_unknown("columns to exclude", col_labels, cols, "nothing is excluded for them", 5)
     found: dict[int, list[int]] = {}
-    for row, col in zip(index.rows(a).tolist(), index.cols(b).tolist(), strict=True):
+    for row, col in zip(rows.tolist(), cols.tolist(), strict=True):
         if UNKNOWN not in (row, col):
             found.setdefault(row, []).append(col)
     return found

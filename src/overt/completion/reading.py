@@ -24,6 +24,7 @@ from overt.completion.storage.collecting import RatingsFile, refused
 from overt.completion.storage.folders import FiledEntries, parts_of
 from overt.completion.storage.parts import roles, shown
 from overt.completion.storage.text import ORDER, Rejected, Said
+from overt.entries.entries import DUPLICATES
 
 SMALL, LARGE, UNITS = 32 << 20, 256 << 20, 4
 """Bytes of files that a task reads at least and at most, and tasks for each thread."""
@@ -71,11 +72,11 @@ def opened(
     """
     on_cluster = Path(path).is_dir() and checked_engine(settings.engine) != "local"
     if on_cluster and shared and settings.shareable:
-        choice("duplicates", duplicates, files.DUPLICATES)
+        choice("duplicates", duplicates, DUPLICATES)
         columns = dict.fromkeys(ORDER) | dict(said or {})
         given = Path(path), settings.engine, settings.n_jobs, duplicates, columns
         with read_shared(*given) as read:
-            files.refuse_absurd(read, path)
+            files.refuse_absurd(read, path, columns)
             yield read
         return
     if on_cluster:

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError, whole
-from overt._observed import checked_values
 from overt._types import Array, Floats
 from overt.completion.forms.draws import Row
-from overt.completion.forms.model import UNKNOWN, FactorModel
+from overt.completion.forms.model import FactorModel
+from overt.completion.forms.units import refuse_dislikes
 from overt.completion.index import EntryIndex
 from overt.entries import observed
+from overt.entries.entries import checked_values
+from overt.entries.identifiers import UNKNOWN, warn_unknown
 from overt.results import Result
 
 BLOCK = 1 << 22
@@ -141,7 +143,8 @@ class NewRow:
 
     def predict(self, cols: Any, return_std: bool = False) -> Any:
         """Return the row's predictions for columns, and with `return_std` their spread."""
-        b, model = self.index.cols(cols), self.model
+        b, model = self.index.cols.find(cols), self.model
+        warn_unknown("columns", cols, b, "they get what is known of the row")
         predicted = np.clip(model.products(self.row, b), model.low, model.high)
         if not return_std:
             return predicted
@@ -174,7 +177,7 @@ def recommend(
     candidates: Any,
 ) -> Recommendation:  # fmt: skip
     """Return the columns that suit a row best."""
-    a = index.row(row)
+    a = index.rows.find_one(row)
     values, scores = ranking.of_rows(np.array([a]))
     open_to = column_mask(index, exclude, candidates)
     if exclude_seen:
@@ -188,7 +191,7 @@ def similar(model: FactorModel, index: EntryIndex, col: Any, n: int) -> Recommen
     v_i'C v_j / sqrt(E[v_i'C v_i] E[v_j'C v_j]) with C the rows' covariance: the expectation over
     what is not known of a column makes those with few entries less alike than they look.
     """
-    b, V = index.col(col), model.factors(1)
+    b, V = index.cols.find_one(col), model.factors(1)
     if not index.entered[b]:
         raise InputError(f"col {col!r} has no entries: nothing says what it is similar to")
     k = V.shape[1]
@@ -215,17 +218,13 @@ def fold_in(
 ) -> NewRow:  # fmt: skip
     """Solve for one new row with all columns held."""
     names, values = _row_entries(entries)
-    cols = index.cols(names)
+    cols = index.cols.find(names)
     numbers = checked_values(values if len(cols) else np.zeros(0))
     if cols.shape != numbers.shape:
         raise InputError("entries must have one finite value for each column")
     known, encoder = cols != UNKNOWN, model.encoders[0]
-    if len(cols) and not known.any():
-        warnings.warn(
-            f"none of the {len(cols)} columns given, such as {names[0]!r:.60}, was fitted: the new "
-            "row is one of which nothing is known",
-            stacklevel=3,
-        )
+    warn_unknown("columns", names, cols, "they are left out", 4)
+    _check_range(model, index, numbers[known])
     if features is not None:
         if encoder is None:
             raise InputError("features need a model that was fitted with row_features")
@@ -234,6 +233,23 @@ def fold_in(
             raise InputError(f"features must be those of one row, got {features.shape[0]}")
     row = model.fold(cols[known], numbers[known], features)
     return NewRow(row, model, index, cols[known], numbers[known], ranking)
+
+
+def _check_range(model: FactorModel, index: EntryIndex, values: Floats) -> None:
+    """Warn of values off the scale of those fitted; refuse dislikes where likes were fitted."""
+    if model.pairs is not None:
+        refuse_dislikes(values)
+        return
+    low, high = index.value_range
+    # Values on a scale such as 1 to 5 never leave it; others may, but hardly by its whole width.
+    slack = 0.0 if np.isfinite(model.low) and np.isfinite(model.high) else high - low
+    outside = (values < low - slack) | (values > high + slack)
+    if outside.any():
+        warnings.warn(
+            f"the value {values[outside][0]:g} lies outside of the fitted values, which are from "
+            f"{low:g} to {high:g}: the new row may be in other units",
+            stacklevel=4,
+        )
 
 
 def _row_entries(entries: Any) -> tuple[Any, Any]:
@@ -257,16 +273,18 @@ def _row_entries(entries: Any) -> tuple[Any, Any]:
 
 
 def column_mask(index: EntryIndex, exclude: Any, candidates: Any) -> Array:
-    """Return for each column whether it may be recommended."""
+    """Return for each column whether it may be recommended; warn of columns never seen."""
     count = len(index.entered)
     chosen = np.ones(count, dtype=bool)
     if candidates is not None:
-        at = index.cols(candidates)
+        at = index.cols.find(candidates, "candidates")
         if not np.any(at != UNKNOWN):
             raise InputError("none of the candidates is a column that was fitted")
+        warn_unknown("candidates", candidates, at, "they are not recommended", 5)
         chosen[:] = False
         chosen[at[at != UNKNOWN]] = True
-    at = index.cols(exclude)
+    at = index.cols.find(exclude, "exclude")
+    warn_unknown("columns to exclude", exclude, at, "nothing is excluded for them", 5)
     chosen[at[at != UNKNOWN]] = False
     return chosen
 
@@ -277,7 +295,7 @@ def _best(
     best = top(np.where(open_to, scores, -np.inf), whole("n", n))
     found = np.clip(values[best], ranking.model.low, ranking.model.high)
     values = values[best] if ranking.by == "similarity" else found
-    return Recommendation(index.col_names(best), values, scores[best], BY[ranking.by])
+    return Recommendation(index.cols.labels(best), values, scores[best], BY[ranking.by])
 
 
 def top(scores: Floats, n: int) -> Array:

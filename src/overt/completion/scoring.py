@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from overt._frames import is_table
 from overt._intervals import weighted_error
 from overt.completion.evaluation import (
     RANKS,
@@ -18,6 +17,7 @@ from overt.completion.evaluation import (
 )
 from overt.completion.forms.units import chosen
 from overt.entries import Entries, observed
+from overt.entries.frames import is_table
 
 if TYPE_CHECKING:
     from overt.completion.estimator import DropoutCompletion
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 def score(fitted: DropoutCompletion, X: Any, y: Any, sample_weight: Any) -> float:
     """Return the negative root mean squared error of entries, or nDCG@10 of what was chosen."""
     given, model = observed(X, y), fitted.model_
-    matrix = y is None and not isinstance(X, Entries) and given.row_ids is None
-    if matrix and (is_table(X) or given.shape[0] != model.shape[0]):
+    matrix = y is None and not isinstance(X, Entries)
+    sparse = matrix and hasattr(X, "tocoo")
+    if (matrix and is_table(X)) or (sparse and given.shape[0] != model.shape[0]):
         return of_new_rows(fitted, given)
     if model.pairs is not None:
         return ndcg(fitted, fitted.index_.aligned(given, named=y is not None))
@@ -70,7 +71,7 @@ def table_error(model: DropoutCompletion, table: Entries, parts: int = 5) -> flo
     errors = []
     order = np.argsort(table.rows, kind="stable")
     for mine in np.split(order, np.cumsum(np.bincount(table.rows))[:-1]):
-        cols, values = model.index_.col_names(table.cols[mine]), table.values[mine]
+        cols, values = model.index_.cols.labels(table.cols[mine]), table.values[mine]
         for part in range(min(parts, len(mine))):
             out = np.arange(len(mine)) % parts == part
             row = model.fold_in((cols[~out], values[~out]))

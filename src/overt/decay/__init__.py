@@ -12,9 +12,8 @@ from overt.decay.family import two_by_two
 from overt.decay.jumping import Jumps, find_jumps, jumps, survival, sweep
 from overt.decay.landscape import Minima, existence, minima, smallest_fitting_rank
 from overt.decay.layers import balanced, test_error, train_error
-from overt.decay.records import Runs
 from overt.decay.schedule import Phase, Schedule, effective
-from overt.decay.sgd import entry_draws, initial_weights, simulate
+from overt.decay.simulation import Runs, entry_draws, initial_weights, simulate
 from overt.decay.verification import FittingRank, Minimum
 
 __all__ = [

@@ -22,7 +22,7 @@ from overt._check import InputError, bounded, chain, doubles, instance, number, 
 from overt._types import Floats, Seed
 from overt.decay import layers
 from overt.decay.schedule import Schedule
-from overt.decay.sgd import Weights, entry_draws, seed_root
+from overt.decay.simulation import Weights, entry_draws, seed_root
 from overt.entries import Entries
 from overt.results import Result
 
@@ -201,7 +201,7 @@ def closedness(
     neither kept nor broken.
     """
     schedule = Schedule.constant(whole("steps", steps), learning_rate, weight_decay)
-    depth, width = whole("depth", depth, 2, layers.DEEPEST), whole("width", width)
+    depth, width = whole("depth", depth, 2, layers.MAX_DEPTH), whole("width", width)
     phase, root = schedule.phases[0], seed_root(seed)
     counts = {"steps": 0, "bound": 0, "balance": 0, "rank": 0}
     for run in range(whole("runs", runs)):

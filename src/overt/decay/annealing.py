@@ -13,7 +13,7 @@ from overt._check import InputError
 from overt._types import Floats
 from overt.decay import layers
 from overt.decay.schedule import Phase
-from overt.decay.sgd import Weights
+from overt.decay.simulation import Weights
 from overt.entries import Entries
 
 _LADDER = 9  # doublings of the weight decay, up to where even rank 1 does not pay

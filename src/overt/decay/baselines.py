@@ -10,7 +10,7 @@ from overt._check import number, whole
 from overt._types import Floats, Seed
 from overt.decay import layers
 from overt.decay.annealing import curvature
-from overt.decay.sgd import Weights, entry_draws, initial_weights, seed_root
+from overt.decay.simulation import Weights, entry_draws, initial_weights, seed_root
 from overt.entries import Entries
 
 

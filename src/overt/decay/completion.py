@@ -9,16 +9,19 @@ from typing import Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
+from sklearn.utils import RegressorTags
 from sklearn.utils.validation import check_is_fitted
 
-from overt._check import InputError, generator, number, plain_array, whole
-from overt._identifiers import identifiers, index
+from overt._check import InputError, generator, number, seed_number, whole
+from overt._intervals import weighted_error
 from overt._progress import meter
-from overt._types import Array, Floats, Ints, Seed
+from overt._types import Floats, Ints, Seed
 from overt.decay import layers
 from overt.decay.annealing import AnnealedPath, Candidate
 from overt.decay.schedule import Schedule
 from overt.entries import Entries, observed
+from overt.entries.entries import find_pairs
+from overt.entries.identifiers import UNKNOWN, IdentifierIndex, describe_unknown
 from overt.results import Status
 
 Fitted = tuple[Candidate, list[Floats]]
@@ -55,7 +58,8 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         A rank is good enough if its held-out mean squared error is at most (1 + tol) times the
         best one plus a thousandth of tol times the values' mean square.
     seed
-        Of the weights, the entries' order and the held-out entries.
+        Of the weights, the entries' order and the held-out entries; `random_state`, as in
+        scikit-learn, is used instead where it is given.
     progress
         Show a bar if this is a terminal.
 
@@ -77,7 +81,7 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
     def __init__(
         self, depth: int = 3, width: int | None = None, schedule: str | Schedule = "annealing",
         restarts: int = 1, holdout: float = 0.1, tol: float = 0.1, seed: Seed = 0,
-        progress: bool = False,
+        progress: bool = False, random_state: Any = None,
     ) -> None:  # fmt: skip
         self.depth = depth
         self.width = width
@@ -87,6 +91,7 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         self.tol = tol
         self.seed = seed
         self.progress = progress
+        self.random_state = random_state
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fit to observed entries.
@@ -96,7 +101,7 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         are then asked for by identifier), or, with `y`, an (n, 2) array of (row, col) pairs.
         """
         entries = observed(X, y)
-        depth = whole("depth", self.depth, 3, layers.DEEPEST)
+        depth = whole("depth", self.depth, 3, layers.MAX_DEPTH)
         width = min(*entries.shape, 20 if self.width is None else whole("width", self.width))
         whole("restarts", self.restarts)
         tol, holdout = number("tol", self.tol), number("holdout", self.holdout)
@@ -105,7 +110,7 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         scale = float(np.sqrt(np.mean(entries.values**2)))
         if scale == 0:
             raise InputError("values must not all be 0: there is nothing to fit")
-        rng = generator(self.seed)
+        rng = generator(seed_number(self.seed, self.random_state))
         unit = replace(entries, values=entries.values / scale)
         self.row_ids_, self.col_ids_ = entries.row_ids, entries.col_ids
         self.path_: list[Candidate] = []
@@ -146,24 +151,48 @@ class DeepLinearCompletion(BaseEstimator):  # type: ignore[misc]  # scikit-learn
         """Fit to entries given as three arrays."""
         return self.fit(Entries(rows, cols, values, shape))
 
-    def predict(self, rows: Any, cols: Any) -> Floats:
-        """Return the completed matrix's entries (rows[n], cols[n])."""
-        check_is_fitted(self)
-        a = _places("rows", rows, self.row_ids_, len(self.U_))
-        b = _places("cols", cols, self.col_ids_, len(self.V_))
-        if a.shape != b.shape:
-            raise InputError(f"rows and cols must have the same length, got {a.size} and {b.size}")
+    def predict(self, rows: Any, cols: Any = None, *, keys: str = "auto") -> Floats:
+        """Return the completed matrix's entries (rows[n], cols[n]).
+
+        `rows` alone may be Entries, or an (n, 2) array or frame of pairs, as in `fit`. A model that
+        was fitted with identifiers is asked by identifiers, any other by indices from 0;
+        keys="id" and keys="index" say which explicitly. Rows and columns that were never seen are
+        refused: nothing is known of them.
+        """
+        row_index, col_index = self._sides(keys)
+        (a, b), (row_labels, col_labels) = find_pairs(row_index, col_index, rows, cols)
+        _refuse_unknown("rows", row_labels, a)
+        _refuse_unknown("cols", col_labels, b)
         return np.asarray(np.sum(self.U_[a] * self.V_[b], axis=-1))
 
-    def complete(self, rows: Any = None) -> Floats:
+    def complete(self, rows: Any = None, *, keys: str = "auto") -> Floats:
         """Return the dense matrix U_ V_', or some rows of it."""
-        check_is_fitted(self)
+        row_index, _ = self._sides(keys)
         if rows is None:
             return np.asarray(self.U_ @ self.V_.T)
-        places = _places(
-            "rows", np.atleast_1d(plain_array("rows", rows)), self.row_ids_, len(self.U_)
-        )
-        return np.asarray(self.U_[places] @ self.V_.T)
+        positions = row_index.find(rows)
+        _refuse_unknown("rows", rows, positions)
+        return np.asarray(self.U_[positions] @ self.V_.T)
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """Return the negative root mean squared error on the entries of X (as in `fit`)."""
+        entries = observed(X, y)
+        error = self.predict(entries if y is None else X) - entries.values
+        return -weighted_error(error, sample_weight)
+
+    def _sides(self, keys: str) -> tuple[IdentifierIndex, IdentifierIndex]:
+        check_is_fitted(self)
+        row_index = IdentifierIndex("rows", len(self.U_), self.row_ids_)
+        col_index = IdentifierIndex("cols", len(self.V_), self.col_ids_)
+        return row_index.by(keys), col_index.by(keys)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.estimator_type = "regressor"
+        tags.regressor_tags = RegressorTags()
+        tags.input_tags.sparse = True
+        tags.input_tags.allow_nan = True
+        return tags
 
     def _follow(
         self, schedule: Schedule, problem: Entries, start: Start, kept: list[Fitted]
@@ -237,19 +266,7 @@ def _split(problem: Entries, holdout: float, rng: np.random.Generator) -> tuple[
     return problem.take(np.sort(order[count:])), problem.take(np.sort(order[:count]))
 
 
-def _places(name: str, given: Any, ids: Array | None, count: int) -> Ints:
-    """Return the indices of rows or columns that were fitted, from identifiers if there are any."""
-    places = plain_array(name, given)
-    if ids is not None:
-        names = identifiers(name, places.ravel())
-        if "U" in (names.dtype.kind, ids.dtype.kind):  # compared as they are written
-            names, ids = names.astype(str), ids.astype(str)
-        order = np.argsort(ids)
-        at = order[np.minimum(np.searchsorted(ids, names, sorter=order), count - 1)]
-        strange = names[ids[at] != names]
-        if len(strange):
-            raise InputError(f"{name} must be among those fitted, got {strange[0]!r}")
-        return at.reshape(places.shape)
-    if places.dtype.kind in "fiu" and places.size and (places.min() < 0 or places.max() >= count):
-        raise InputError(f"{name} must lie in 0..{count - 1}, got up to {places.max()}")
-    return index(name, places.ravel()).reshape(places.shape)
+def _refuse_unknown(name: str, labels: Any, positions: Ints) -> None:
+    if np.any(positions == UNKNOWN):
+        unknown = describe_unknown(name, labels, positions) or "got -1"
+        raise InputError(f"{name} must be among those fitted: {unknown}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -15,9 +16,8 @@ from overt._figures import subplots
 from overt._intervals import clopper_pearson
 from overt._types import Floats, Ints, Seed
 from overt.decay.family import two_by_two
-from overt.decay.records import JUMP_RATIO, NEVER, Runs, spectral_ratio
 from overt.decay.schedule import Schedule
-from overt.decay.sgd import simulate
+from overt.decay.simulation import JUMP_RATIO, NEVER, Runs, simulate, spectral_ratio
 from overt.entries import Entries
 from overt.results import Result, Status
 
@@ -101,7 +101,16 @@ def jumps(
     seeds: int | Sequence[int] = 40, *, rank: int = 1, threshold: float = JUMP_RATIO,
     floor: float = FLOOR, confidence: float = 0.95, **options: Any,
 ) -> Jumps:  # fmt: skip
-    """Simulate and find the jumps to `rank`; other options are those of `simulate`."""
+    """Simulate and find the jumps to `rank`; other options are those of `simulate`.
+
+    Runs with sampling="shuffled" are not expected to jump, and a warning says so.
+    """
+    if options.get("sampling") == "shuffled":
+        warnings.warn(
+            'sampling="shuffled" uses every entry once per pass: at small learning rates such runs '
+            'never leave a minimum. The jumps of the paper need sampling="replacement".',
+            stacklevel=2,
+        )
     runs = simulate(problem, depth, width, schedule, seeds, **{"balance": False, **options})
     return find_jumps(runs, rank=rank, threshold=threshold, floor=floor, confidence=confidence)
 

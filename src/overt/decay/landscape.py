@@ -235,7 +235,7 @@ def _follow(problem: Entries, depth: int, A: Floats, rank: int, low: float, tol:
 
 def _checked(problem: Entries, depth: int) -> int:
     layers.check_entries(problem)
-    depth, width = whole("depth", depth, 2, layers.DEEPEST), min(problem.shape)
+    depth, width = whole("depth", depth, 2, layers.MAX_DEPTH), min(problem.shape)
     count = sum(m * n for m, n in layers.shapes(problem.shape, depth, width))
     if count > LARGEST:
         raise InputError(

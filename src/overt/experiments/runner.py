@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 import overt
-from overt._check import InputError, MissingExtraError, choice, whole
+from overt._check import InputError, MissingExtraError, choice
 from overt._figures import write_figure
 from overt._files import digest, reading, ready, write_whole
-from overt._mapping import mapped
+from overt._mapping import mapped, thread_count
 from overt._plain import plain
 from overt._progress import reraising_interrupts
 from overt.experiments.base import Experiment, Params, Row
@@ -49,7 +49,7 @@ def run(
         "local", "dask" or a scheduler's address; a row that fails elsewhere is computed again.
     """
     choice("size", size, tuple(experiment.grids))
-    whole("n_jobs", n_jobs)
+    n_jobs = thread_count(n_jobs)
     _ready(experiment)
     settings = {experiment.key(params): params for params in experiment.settings(size)}
     held = stored(experiment, out) if out is not None else ()

@@ -1,4 +1,4 @@
-"""Small data sets, networks and trainings that the experiments and the tour share."""
+"""Small data sets, networks and trainings that the experiments share."""
 
 from __future__ import annotations
 

@@ -13,12 +13,14 @@ import ipaddress
 import os
 import re
 import socket
+import sys
 import threading
 import webbrowser
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 from overt._check import InputError
 
@@ -95,6 +97,11 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     # A second explorer on the same port must fail, not share it.
     allow_reuse_address = False
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Report errors of the pages, and not browsers that hang up before they have read all."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Server6(_Server):

@@ -62,6 +62,9 @@ class Noise(ABC):
 DEFAULT = 0.5
 """Drop probability where neither that nor a strength is given."""
 
+NOT_GIVEN: Any = object()
+"""Stands for an argument that was left out; None is an input, and is refused."""
+
 
 @dataclass(frozen=True, init=False, repr=False)
 class Dropout(Noise):
@@ -93,14 +96,14 @@ class Dropout(Noise):
 
     def __init__(
         self,
-        drop_prob: Any = None,
+        drop_prob: Any = NOT_GIVEN,
         *,
         strength: Any = None,
         gaussian: bool = False,
     ) -> None:
-        if strength is not None and drop_prob is not None:
+        if strength is not None and drop_prob is not NOT_GIVEN:
             raise InputError("give either drop_prob or strength, not both")
-        if drop_prob is None:
+        if drop_prob is NOT_GIVEN:
             drop_prob = DEFAULT
         if strength is not None:
             gaussian = True

@@ -17,7 +17,7 @@ from overt._types import Bools, Floats
 from overt.results import Result, Status
 from overt.robust.attacks import models
 from overt.robust.attacks.base import Attack
-from overt.robust.attacks.criteria import Misclassified
+from overt.robust.attacks.criteria import Criterion, Misclassified
 from overt.robust.attacks.results import report
 from overt.robust.attacks.staged import LEAST_BUDGET, begin, run_stages
 from overt.robust.certificates.bounds import chain_of, decide
@@ -106,7 +106,7 @@ class RobustError(Result):
 
 
 def robust_error(
-    model: models.Model, x: Any, y: Any, threat: Threat | None = None, *,
+    model: models.Model, x: Any, y: Any = None, threat: Threat | None = None, *,
     radii: Sequence[float] | None = None, attack: Attack | None = None, budget: int = 1000,
     queries: int = 1500, surrogate: models.Model | None = None, confidence: float = 0.95,
     certify: bool = False, seconds: float = 10.0, batch_size: int = models.BATCH_SIZE,
@@ -149,8 +149,12 @@ def measure(
     model: models.Model, x: Any, y: Any, threat: Threat | None, radii: Any, attack: Attack | None,
     effort: tuple[int, int, models.Model | None], confidence: float, proof: tuple[bool, float],
     batch_size: int, seed: int, warn: bool, run: models.Run,
+    criterion: Criterion = Misclassified(),  # noqa: B008  (immutable)
 ) -> tuple[RobustError, Tensor]:  # fmt: skip
-    """Return the robust error and the perturbed inputs at the threat's radius."""
+    """Return the robust error and the perturbed inputs at the threat's radius.
+
+    The criterion is that of `strongest`; an attack has its own.
+    """
     if attack is not None and not isinstance(attack, Attack):
         raise InputTypeError(f"attack must be FGSM, BIM, PGD, Square or None, got {attack!r}")
     confidence = number("confidence", confidence)
@@ -159,7 +163,7 @@ def measure(
     budget, queries, surrogate = effort
     whole("budget", budget, minimum=LEAST_BUDGET)
     further = () if radii is None else np.ravel(radii)
-    criterion = Misclassified() if attack is None else attack.criterion
+    criterion = criterion if attack is None else attack.criterion
     search = begin(model, x, y, threat, criterion, batch_size, run)
     threat = search.threat
     curve = np.unique([number("radii", r) for r in (*further, threat.radius)])
@@ -177,6 +181,7 @@ def measure(
             if attack is None:
                 run_stages(search, budget, queries, 9, surrogate, seed, start)
             else:
+                search.note_saturation(attack)
                 search.stage(attack, start=start)
             if chain is not None and radius == threat.radius:
                 proved = decide(search, chain, number("seconds", proof[1]))

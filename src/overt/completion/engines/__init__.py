@@ -6,19 +6,15 @@ that do not depend on who runs them, so results do not either.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from overt._check import InputError, whole
 from overt._cluster import checked_engine
+from overt._mapping import thread_count
 
 if TYPE_CHECKING:
     from overt.completion.forms.problem import Layout
-
-ALL_CORES = -1
-"""As `n_jobs`: one thread or process for each core."""
 
 
 class Engine(Protocol):
@@ -51,15 +47,5 @@ def make_engine(name: str, n_jobs: int | None) -> AbstractContextManager[Engine]
     from overt.completion.engines.dask import dask_engine
     from overt.completion.engines.threads import thread_engine
 
-    engine, count = checked_engine(name), _count(n_jobs)
+    engine, count = checked_engine(name), thread_count(n_jobs)
     return thread_engine(count) if engine == "local" else dask_engine(engine, count)
-
-
-def _count(n_jobs: int | None) -> int:
-    """Return how many threads or processes `n_jobs` stands for; None is one for each core."""
-    if n_jobs is None or n_jobs == ALL_CORES:
-        affinity = getattr(os, "sched_getaffinity", None)
-        return len(affinity(0)) if affinity else os.cpu_count() or 1
-    if isinstance(n_jobs, int) and n_jobs < 1:
-        raise InputError(f"n_jobs must be at least 1, or -1 for every core, got {n_jobs}")
-    return whole("n_jobs", n_jobs)

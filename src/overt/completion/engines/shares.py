@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -58,7 +59,7 @@ class Fresh(NamedTuple):
     """An array whose rows workers have: the array, its mark, and which field of whose results."""
 
     array: Array
-    mark: int
+    mark: bytes
     field: int
     parts: list[Any]
 
@@ -114,9 +115,6 @@ class Late:
         self.job = self.job._replace(shared=tuple(shared))
 
 
-def mark_of(array: Array) -> int:
-    """Return a number that a changed array does not keep."""
-    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    words = flat[: len(flat) // 8 * 8].view(np.uint64)
-    sums = np.add.reduceat(words, np.arange(0, len(words), 1024))
-    return hash((sums.tobytes(), flat[8 * len(words) :].tobytes()))
+def mark_of(array: Array) -> bytes:
+    """Return a digest of the numbers and their order, which a changed array does not keep."""
+    return hashlib.blake2b(np.ascontiguousarray(array).data, digest_size=16).digest()

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from overt._check import InputError, plain_array
-from overt._identifiers import is_missing
 from overt._types import Array, Floats
+from overt.entries.identifiers import is_missing
 
 MOST = 500
 """Categories of a column that are told apart, the most frequent ones; others count as missing."""

@@ -24,6 +24,7 @@ from overt.completion.forms.problem import Columns
 from overt.completion.forms.spread import RowSpread, append
 from overt.completion.forms.units import SAME, Units
 from overt.completion.kernels import dots
+from overt.entries.identifiers import UNKNOWN
 from overt.results import Status
 
 if TYPE_CHECKING:
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
 
 FOLDS = 8
 """Times that a new row and its share in the noise are solved for in turn."""
-
-UNKNOWN = -1
-"""Index of rows and columns never seen: that of the last row of every array."""
 
 
 @dataclass(frozen=True, eq=False)

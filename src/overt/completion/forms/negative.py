@@ -35,8 +35,7 @@ from overt.completion.forms.prior import Prior, Sums
 from overt.completion.forms.problem import CompletionProblem
 from overt.completion.forms.spread import FULL_BYTES, FullSpread, full_bytes
 from overt.completion.kernels import Held, Learned
-from overt.completion.kernels.full import pack, unpack
-from overt.completion.kernels.pairs import Everyone, learn_pairs, weighted_sum
+from overt.completion.kernels.full import Everyone, learn_pairs, pack, unpack, weighted_sum
 
 TOL = 5e-3
 """Fall of the objective in one sweep, in nats per observed entry, below which it has settled."""

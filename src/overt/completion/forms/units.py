@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from overt._check import InputError
 from overt._types import Array, Floats
 from overt.entries import Entries
 
@@ -96,6 +97,15 @@ def chosen(entries: Entries) -> Entries:
     y = entries.values
     drops = y.min() == 0 and y.max() > 0
     return entries.take(np.flatnonzero(y != 0)) if drops else entries
+
+
+def refuse_dislikes(values: Floats) -> None:
+    """Refuse negative values for missing="negative", where they would count as weak likes."""
+    if len(values) and values.min() < 0:
+        raise InputError(
+            'missing="negative" takes values as strengths of a choice, from 0, and what is absent '
+            f'as 0; got {values.min():g}. Leave out what was rejected, or use missing="unknown"'
+        )
 
 
 SAME = Units("same", np.zeros(1), np.ones(1))

@@ -8,8 +8,9 @@ and write one side's `rows` while the other side is held. `shifts` are P (m + g_
 1 / noise of each row a of the side; sums[c] is a sum over the rows of chunk c,
 rows[cuts[c]:cuts[c + 1]]. Entries are `Csr`, or `Blocks` where much is read of each partner.
 Factors and biases are columns of the same arrays: a row is w = (factors, row bias, column bias), in
-which the other side's bias is pinned to 1. `overt.completion.reference` holds the same functions in
-plain NumPy. Numba does not see changes in another file, so what a kernel calls stands in its own.
+which the other side's bias is pinned to 1. `overt.completion.kernels.reference` holds the same
+functions in plain NumPy. Numba does not see changes in another file, so what a kernel calls stands
+in its own.
 """
 
 from __future__ import annotations
@@ -22,9 +23,6 @@ from overt._compiled import njit
 from overt._types import Array
 
 OPTIONS = {"error_model": "numpy", "fastmath": {"contract", "nsz"}}
-
-BLOCK = 256
-"""Ratings summed in storage precision before they are added to a float64 total."""
 
 NOT_PINNED = -1
 """Stands for the pinned column where there are no biases."""

@@ -15,8 +15,6 @@ import numpy as np
 from overt._compiled import njit
 from overt._types import Array
 from overt.completion.kernels import (
-    BLOCK,
-    NOT_PINNED,
     OPTIONS,
     Csr,
     Drawn,
@@ -24,6 +22,9 @@ from overt.completion.kernels import (
     Learned,
     RowPrior,
 )
+
+BLOCK = 256
+"""Ratings summed in storage precision before they are added to a float64 total."""
 
 PIVOT = 1e-12
 """Part of its diagonal below which a pivot says that the others explain a coordinate."""
@@ -149,7 +150,7 @@ def _equations(prior: RowPrior, shift: Array, precision: float, work: Work) -> N
             work.A[p, q] = prior.precision[p, q] + precision * work.total[i, free[q]]
         work.A[p, p] += precision * work.spread[i]
         y = work.linear[i]
-        if prior.pinned != NOT_PINNED:
+        if prior.pinned >= 0:
             y -= work.total[i, prior.pinned]
         work.right[p] = shift[p] + precision * y
 

@@ -21,10 +21,11 @@ from overt._check import InputError
 from overt._mapped import lowest, mark_of, mixed
 from overt._types import Array, Floats, Ints
 from overt.completion.forms.problem import Grouped
-from overt.completion.storage.collecting import Columns, merged
+from overt.completion.storage.collecting import Columns
 from overt.completion.storage.folders import database
 from overt.completion.storage.parts import Numbering, Part, Reading, words
 from overt.completion.storage.text import Rejected, Said
+from overt.entries.entries import merge_duplicates
 
 MEMORY = 2_000_000_000
 """Bytes of memory that reading may take, half of them for the database."""
@@ -180,7 +181,7 @@ def block(plan: Plan, side: int, number: int, how: str, *pieces: tuple[Array, ..
     rows = np.flatnonzero(plan.owners[side] == number)
     keys = np.searchsorted(rows, keys).astype(np.int32)
     times = times if len(times) else np.full(len(values), np.nan)
-    once = merged(keys, others, values, times, how)
+    once = merge_duplicates(keys, others, values, times, how)
     if once is None:
         return Block(rows, keys, others, values, 0, (0, 0))
     first, repeated = once[0], len(keys) - len(once[0])

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from overt._check import InputError
-from overt._identifiers import identifiers
 from overt._mapped import slices
 from overt._types import Array, Floats, Ints
 from overt.completion.storage.text import Rejected
 from overt.entries import Entries
+from overt.entries.entries import merge_duplicates
+from overt.entries.identifiers import as_identifiers
 
 LONGEST = 1000
 """Characters of an identifier; what is longer is taken for damage."""
@@ -101,7 +102,7 @@ def collect(
     repeated = 0
     if duplicates is None:
         x = np.full(len(rows), np.nan)
-    elif found := merged(rows, cols, x, times, "count" if clicks else duplicates):
+    elif found := merge_duplicates(rows, cols, x, times, "count" if clicks else duplicates):
         first, repeated = found[0], len(rows) - len(found[0])
         if duplicates == "error":
             again = int(np.delete(np.arange(len(rows)), first)[0])
@@ -148,32 +149,6 @@ def times_told(times: Floats) -> tuple[Floats | None, int]:
     """Return times if all entries have one, and how many have none where others have."""
     missing = sum(int(np.isnan(times[some]).sum()) for some in slices(len(times), times))
     return (times, 0) if len(times) and not missing else (None, missing % max(len(times), 1))
-
-
-def merged(
-    keys: Array, others: Array, x: Floats, t: Floats, how: str
-) -> tuple[Ints, Floats, Floats] | None:
-    """Return the first of entries with equal (key, other), merged values and latest times.
-
-    Entries are in their order; None where all are different. `how` is "mean", "last", or "count".
-    """
-    if not len(keys):
-        return None
-    order = np.lexsort((others, keys))
-    a, b = keys[order], others[order]
-    starts = np.flatnonzero(np.append(True, (a[1:] != a[:-1]) | (b[1:] != b[:-1])))
-    if len(starts) == len(keys):
-        return None
-    sizes = np.diff(np.append(starts, len(keys)))
-    values = sizes.astype(float)
-    if how == "mean":
-        values = np.add.reduceat(x[order], starts) / sizes
-    elif how == "last":
-        latest = np.lexsort((np.where(np.isnan(t), 0.0, t), others, keys))
-        values = x[latest[starts + sizes - 1]]
-    first, times = order[starts], np.fmax.reduceat(t[order], starts)
-    back = np.argsort(first)
-    return first[back], values[back], times[back]
 
 
 def refused(path: Any, repeated: int, a: Any, b: Any) -> InputError:
@@ -233,4 +208,4 @@ def _identifiers(names: Array) -> Array:
             return np.array(numbers, dtype=np.int64)
     except (ValueError, OverflowError):
         pass
-    return identifiers("identifiers", words)
+    return as_identifiers("identifiers", words)

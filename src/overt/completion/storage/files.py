@@ -10,19 +10,25 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from overt._check import InputError, choice
-from overt._files import as_path, reading
+from overt._files import as_path, is_number, reading
 from overt._mapped import n_bytes
 from overt.completion.storage import folders, loading, text
 from overt.completion.storage.collecting import Columns, RatingsFile, collect
 from overt.completion.storage.text import Said
+from overt.entries.entries import DUPLICATES
 
-DUPLICATES = ("mean", "last", "error")
+MAX_DECIMAL_SHARE = 0.1
+"""Share of decimal numbers among identifiers beyond which a file is a table, not ratings."""
+
+DECIMAL_SAMPLE = 1000
+"""Identifiers that are looked at for it."""
 
 LARGEST_VALUE = 1e8
 """Values that are mostly larger are no ratings where a column was only guessed."""
@@ -58,7 +64,7 @@ def read_ratings(
             read = _read(path, duplicates, (), said)
     if not len(read.values):
         raise InputError(f"{path} has no usable line (row, column, value)" + _first(read))
-    refuse_absurd(read, path)
+    refuse_absurd(read, path, said)
     if read.untimed:
         warnings.warn(
             f"{read.untimed} of {len(read.values)} entries of {path} have no time that can be "
@@ -73,7 +79,54 @@ def is_path(given: Any) -> bool:
     return isinstance(given, (str, os.PathLike))
 
 
-def refuse_absurd(read: Any, path: Any) -> None:
+@dataclass(frozen=True)
+class FileReport:
+    """What became of the lines of a ratings file that a model was fitted to.
+
+    `rejected` has the line number, the reason and the content of each line that was not used.
+    """
+
+    path: str
+    used: int
+    rejected: list[text.Rejected]
+    duplicates: int
+    header: tuple[str, ...]
+    guessed: tuple[str, ...]
+    clicks: bool
+
+
+def report(path: Any, read: Any) -> FileReport:
+    """Return what became of the lines of a file, with a warning for each thing to look at."""
+    used = len(read.entries) + read.duplicates
+    found = FileReport(
+        os.fspath(path),
+        used,
+        read.rejected,
+        read.duplicates,
+        read.header,
+        read.guessed,
+        read.clicks,
+    )
+    if found.guessed:
+        warnings.warn(
+            f"{path}: {', '.join(found.guessed)} were taken by the place of their columns "
+            f"({', '.join(found.header)}); overt.completion.read_ratings(path, row=..., col=..., "
+            "value=...) names them",
+            stacklevel=3,
+        )
+    if found.duplicates and not found.clicks:
+        warnings.warn(f"{path}: {found.duplicates} duplicate entries were averaged", stacklevel=3)
+    if found.rejected:
+        first = found.rejected[0]
+        warnings.warn(
+            f"{path}: {len(found.rejected)} of {used + len(found.rejected)} lines were rejected, "
+            f"the first is line {first.line}: {first.reason}; see file_report_.rejected",
+            stacklevel=3,
+        )
+    return found
+
+
+def refuse_absurd(read: Any, path: Any, said: Said) -> None:
     """Refuse a guess of columns that cannot be meant: times for values, a row for each line."""
     count, wrong = len(read.entries), ""
     if "value" in read.guessed and np.median(np.abs(read.values)) > LARGEST_VALUE:
@@ -83,12 +136,24 @@ def refuse_absurd(read: Any, path: Any) -> None:
             wrong = f"a different {role} on nearly every line"
     if read.guessed and not read.clicks and read.duplicates > max(FEW, count):
         wrong = f"{read.duplicates} duplicates of {count} entries"
+    for role, ids in (("row", read.row_ids), ("col", read.col_ids)):
+        if said.get(role) is None and _decimal_share(ids) > MAX_DECIMAL_SHARE:
+            wrong = (
+                f"decimal numbers for identifiers ({role}), as in a table with a row of the matrix "
+                "on each line; give tables as an array or a data frame"
+            )
     if wrong:
         used = ", ".join(read.header)
         raise InputError(
             f"{path}: taking the columns {used} for row, column and value gives {wrong}; say "
             "which columns they are"
         )
+
+
+def _decimal_share(ids: Any) -> float:
+    """Return the share of identifiers that are numbers with a fraction."""
+    words = ids[:DECIMAL_SAMPLE].tolist() if ids.dtype.kind != "i" else []
+    return sum("." in word and is_number(word) for word in words) / max(1, len(words))
 
 
 def read_pairs(

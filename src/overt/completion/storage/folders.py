@@ -17,10 +17,11 @@ from overt._check import InputError
 from overt._mapped import SLICE, arranged, forget, mark_of, piles, room, slices
 from overt._types import Array, Ints
 from overt.completion.storage import loading
-from overt.completion.storage.collecting import Columns, RatingsFile, merged, refused, times_told
+from overt.completion.storage.collecting import Columns, RatingsFile, refused, times_told
 from overt.completion.storage.parts import Numbering, Reading, shown
 from overt.completion.storage.text import Said
 from overt.entries import Entries
+from overt.entries.entries import merge_duplicates
 
 SHARE = 0.5
 """Part of the memory that the database may take."""
@@ -144,7 +145,7 @@ def _merged(arrays: list[Array], shape: tuple[int, int], how: str) -> tuple[list
         for start, stop in pairwise(starts.tolist()):
             here = np.argsort(at[start:stop], kind="stable") + start
             where = at[here]
-            once = merged(keys[here], others[here], values[where], times[where], how)
+            once = merge_duplicates(keys[here], others[here], values[where], times[where], how)
             if once is not None:
                 first, x, t = once
                 values[where[first]], times[where[first]] = x, t

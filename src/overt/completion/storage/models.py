@@ -38,6 +38,7 @@ from overt.completion.forms.spread import SPREADS
 from overt.completion.forms.units import Units
 from overt.completion.storage.folders import FiledEntries
 from overt.entries import Entries
+from overt.entries.identifiers import as_identifiers
 from overt.results import Status
 
 FORMAT = 3
@@ -172,7 +173,8 @@ def _model(told: dict[str, Any], arrays: dict[str, Any]) -> FactorModel:
 
 
 def _entries(header: dict[str, Any], arrays: dict[str, Any]) -> Entries | FiledEntries:
-    ids = {n: None if header[n] is None else np.array(header[n]) for n in ("row_ids", "col_ids")}
+    names = ("row_ids", "col_ids")
+    ids = {n: None if header[n] is None else as_identifiers(n, header[n]) for n in names}
     if "source" in header:
         told = header["source"]
         return FiledEntries(**told | ids | {"path": Path(told["path"])})

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from overt._check import InputError
-from overt._identifiers import identifiers
 from overt._mapped import slices
 from overt._types import Array, Floats, Ints
 from overt.completion.storage import loading, text
 from overt.completion.storage.collecting import Columns, fetched, judge, number_names, types_of
 from overt.completion.storage.text import ORDER, Rejected, Said
+from overt.entries.identifiers import as_identifiers
 
 
 class Part(NamedTuple):
@@ -141,7 +141,7 @@ class Numbering:
 
 def shown(ids: Array) -> Array:
     """Return identifiers as entries have them."""
-    return ids if ids.dtype.kind == "i" else identifiers("identifiers", ids.tolist())
+    return ids if ids.dtype.kind == "i" else as_identifiers("identifiers", ids.tolist())
 
 
 def words(ids: Array) -> Array:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from overt._check import InputError
 from overt._files import bounded_lines, is_number
-from overt._frames import find_roles, role_of
+from overt.entries.frames import find_roles, role_of
 
 _SAMPLE = 200
 """Lines from which it is told how a file is written."""

@@ -112,11 +112,20 @@ def ascend(points: Points, start: Tensor, walk: Walk, escape: Draw, *, early_exi
 
 @torch.no_grad()
 def follow(points: Points, start: Tensor, walk: Walk) -> Tensor:
-    """Return where the steps lead, without books of the best iterate, success or trouble."""
+    """Return where the steps lead, and judge no success: what training asks for."""
     sizes = StepSizes(walk.schedule, points.region.threat.radius, walk.steps, start)
     mover = _Mover(walk, sizes, points.region, start)
+    best = Found.nothing(start)
     for step in range(walk.steps):
-        mover.advance(step, points.follow(mover.moved)[2])
+        _, value, gradient = points.follow(mover.moved)
+        if sizes.goes_back:
+            better = value.detach() > best.value
+            best.value = torch.where(better, value.detach(), best.value)
+            _replace(best.delta, mover.delta, better)
+            mover.remember(gradient, better)
+            if step > 0:
+                mover.go_back(best.delta, gradient, better)
+        mover.advance(step, gradient)
     return mover.delta
 
 

@@ -123,5 +123,6 @@ class Attack(ABC):
         search = Search(model, x, y, self.threat, self.criterion, loss, self.batch_size, run)
         fresh = int(torch.randint(1 << 31, ())) if self.seed is None else self.seed
         with search:
+            search.note_saturation(self)
             search.stage(replace(self, seed=fresh), start=start)
             return search.result(warn=warn)

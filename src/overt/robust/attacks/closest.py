@@ -9,6 +9,7 @@ then halved.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Unpack
@@ -24,12 +25,19 @@ from overt.results import Result, Status
 from overt.robust.attacks import models
 from overt.robust.attacks.criteria import Criterion, Misclassified
 from overt.robust.attacks.gradient import PGD
-from overt.robust.attacks.points import Points
+from overt.robust.attacks.points import Points, slope
 from overt.robust.attacks.results import report
 from overt.robust.attacks.search import Search
 from overt.robust.attacks.spreading import spread
 from overt.robust.attacks.staged import begin
-from overt.robust.threats.base import Threat
+from overt.robust.threats.balls import farthest
+from overt.robust.threats.base import Region, Threat
+
+JUMPS, OVERSHOOT = 4, 1.01
+"""Linearizations of the boundary, and how far beyond it a jump goes, to cross a curved one."""
+
+GROWTH, GROWTHS = 1.1, 16
+"""Factor by which perturbations of a random model grow, and how often: up to 4.6 times."""
 
 HALVINGS = 12
 """Times that the segment from an input to what fools it is halved."""
@@ -76,7 +84,7 @@ class Closest(Result):
 
 
 def closest(
-    model: models.Model, x: Any, y: Any, threat: Threat | None = None, *, steps: int = 100,
+    model: models.Model, x: Any, y: Any = None, threat: Threat | None = None, *, steps: int = 100,
     rivals: int = 2, criterion: Criterion = Misclassified(),  # noqa: B008  (immutable)
     batch_size: int = models.BATCH_SIZE, seed: int = 0, warn: bool = True,
     **run: Unpack[models.Run],
@@ -101,6 +109,9 @@ def closest(
     search = begin(model, x, y, threat, criterion, batch_size, run, loss="margin")
     begun = search.best.fooled.clone()
     with search:
+        if search.random:  # the majority decides who is wrong to begin with
+            begun = search.score(search.x)[1] > 0.5
+            search.best.fooled = begun.clone()
         if search.threat.order == 0:
             _count(search, steps, seed)
         else:
@@ -109,8 +120,13 @@ def closest(
             left = (~begun).nonzero().squeeze(1)
             measured = min(classes, 9) if count else 0
             parts = left.split(search.batch_size) if len(left) else ()
-            for _ in spread(search, partial(_surround, steps, count, measured), parts):
-                pass
+            try:
+                for _ in spread(search, partial(_surround, steps, count, measured), parts):
+                    pass
+            except KeyboardInterrupt:
+                search.status = Status.INTERRUPTED
+        if search.random:
+            _enlarge(search, begun)
         result = search.result(warn=False)
     search.signs.pop("stuck", None)  # the input itself is what stands where nothing was found
     moved = search.x.clone()
@@ -126,10 +142,79 @@ def closest(
 def _surround(steps: int, count: int, measured: int, search: Search, rows: Tensor) -> None:
     """Approach the nearest class at each of some points, and single ones in turn."""
     _approach(search, rows, search.points(rows), steps)
+    _cross(search, rows, search.points(rows))
     nearest = search.rivals(rows, measured)
     for k in range(count):
         toward = nearest[:, k].to(search.subject.device)
         _approach(search, rows, search.points(rows, objective=_lead, aim=toward), steps)
+
+
+def _enlarge(search: Search, begun: Tensor) -> None:
+    """Enlarge perturbations of a random model until most of its samples are fooled."""
+    for _ in range(GROWTHS):
+        short = search.best.fooled & ~begun & (search.score(search.settled())[1] <= 0.6)
+        if not bool(short.any()) or search.status is Status.INTERRUPTED:
+            return
+        larger = search.threat.region(search.x).project(search.best.delta * GROWTH)
+        search.best.delta = torch.where(short[:, None], larger, search.best.delta)
+
+
+def _cross(search: Search, rows: Tensor, points: Points) -> None:
+    """Jump to the nearest linearized boundary, again and again (in the manner of FAB).
+
+    The smallest perturbation that crosses a linearized boundary is the exact linear maximizer in
+    ball and box, its radius found by bisection: a linear model is solved by the first jump.
+    """
+    region, threat, best = points.region, points.region.threat, search.best
+    near = torch.where(best.fooled[rows], threat.size(best.delta[rows]).double(), math.inf)
+    nearest, delta = best.delta[rows].clone(), torch.zeros_like(region.x)
+    for _ in range(JUMPS):
+        for value, gradient in _boundaries(points, region.place(delta)):
+            needed = ((gradient * delta).sum(1) - value).double()
+            jump = _smallest(region, gradient, needed)
+            fooled = points.evaluate(region.place(jump))[1]
+            size = threat.size(jump).double()
+            closer = fooled & (size < near)
+            near = torch.where(closer, size, near)
+            nearest = torch.where(closer[:, None], jump, nearest)
+            best.gradients += len(rows)
+            best.queries += len(rows)
+        delta = torch.where(torch.isfinite(near)[:, None], nearest, delta)
+    nearest, near = _halve(points, nearest, near)
+    best.queries += HALVINGS * len(rows)
+    found = torch.isfinite(near)
+    best.delta[rows[found]], best.fooled[rows[found]] = nearest[found], True
+
+
+def _boundaries(points: Points, moved: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the lead and its gradient of the likeliest wrong classes, or of the class aimed at."""
+    with torch.enable_grad():
+        x = moved.detach().requires_grad_()
+        logits = points.subject.logits(x, points.rows)
+    others = logits.detach().scatter(1, points.y[:, None], -math.inf)
+    likely = others.argsort(1, descending=True)[:, : min(logits.shape[1] - 1, 9)]
+    if not torch.equal(points.aim, points.y):
+        likely = points.aim[:, None]
+    for k in range(likely.shape[1]):
+        with torch.enable_grad():
+            lead = _lead(logits, points.y, likely[:, k])
+        yield lead.detach(), slope(lead, x, retain=True).nan_to_num(0, 0, 0)
+
+
+def _smallest(region: Region, gradient: Tensor, needed: Tensor) -> Tensor:
+    """Return the smallest allowed d with <gradient, d> >= needed, a little beyond it."""
+    low, high = torch.zeros_like(needed), torch.full_like(needed, region.threat.radius)
+
+    def best(radius: Tensor) -> Tensor:
+        unit = radius.clamp(min=1e-30)[:, None].to(gradient)
+        box = None if region.box is None else (region.box[0] / unit, region.box[1] / unit)
+        return farthest(gradient, region.threat.at(1.0), box) * unit
+
+    for _ in range(24):  # costs no evaluation of the model
+        middle = (low + high) / 2
+        enough = (gradient * best(middle)).sum(1).double() >= needed
+        low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
+    return best((high * OVERSHOOT).clamp(max=region.threat.radius))
 
 
 def _lead(logits: Tensor, y: Tensor, rival: Tensor) -> Tensor:

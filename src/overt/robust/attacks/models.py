@@ -9,10 +9,12 @@ from typing import Any, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from overt._check import InputError, InputTypeError, whole
-from overt.robust.attacks.inputs import classes, floating
+from overt._check import InputError, InputTypeError, choice, whole
+from overt.robust.attacks.inputs import floating
 from overt.robust.threats.base import fits, tensor
 
 Model = Any
@@ -20,6 +22,9 @@ Model = Any
 
 BATCH_SIZE = 1024
 """Points that go through a model together if not told otherwise."""
+
+RANDOM_SAMPLES = 8
+"""Samples of a random model that its logits are averaged over by default."""
 
 PROBED, RANDOM = 64, 1e-3
 """Points at which a model is evaluated twice, and the relative difference that is randomness."""
@@ -30,13 +35,15 @@ class Door(TypedDict, total=False):
 
     `output` is a function from what the model returns to its logits, `mean` and `std` are taken
     from the inputs before the model sees them (numbers, or one for each channel), `samples` is the
-    number of draws that the logits of a random model are averaged over.
+    number of samples that the logits of a random model are averaged over, by default 8 where two
+    evaluations differ and 1 otherwise. `outputs` is "logits" or "probabilities".
     """
 
     output: Callable[[Any], Tensor] | None
+    outputs: str
     mean: Any
     std: Any
-    samples: int
+    samples: int | None
 
 
 class Run(Door, total=False):
@@ -47,28 +54,49 @@ class Run(Door, total=False):
 
 @contextmanager
 def evaluating(*models: Model, hidden: bool = True) -> Iterator[None]:
-    """Put every module that runs into evaluation mode, and each back as it was afterwards.
+    """Put models in training mode into evaluation mode, and back as they were afterwards.
 
-    A module inside a function, or hidden in another, is met when it is called, if `hidden`.
+    Parts of a model in evaluation mode keep their modes: dropout that was kept on stays on. Only
+    batch normalization is always evaluated by its running statistics. A module inside a function,
+    or hidden in another, is met when it is called, if `hidden`.
     """
     switched: list[nn.Module] = []
+    known: set[int] = set()
 
-    def switch(module: nn.Module, *_: Any) -> None:
-        if module.training:
-            switched.append(module)
-            module.training = False
+    def switch(root: nn.Module, *_: Any) -> None:
+        if id(root) in known:
+            return
+        found = list(root.modules())
+        known.update(map(id, found))
+        whole_model = root.training
+        for module in found:
+            if module.training and (whole_model or isinstance(module, _BatchNorm)):
+                switched.append(module)
+                module.training = False
 
     hook = register_module_forward_pre_hook(switch) if hidden else None
     try:
         for model in models:
-            for module in model.modules() if isinstance(model, nn.Module) else ():
-                switch(module)
+            if isinstance(model, nn.Module):
+                switch(model)
         yield
     finally:
         if hook is not None:
             hook.remove()
         for module in switched:
             module.training = True
+
+
+def modes_change_outputs(model: Model) -> bool:
+    """Return whether `evaluating` switches layers of the model whose outputs depend on the mode."""
+    if not isinstance(model, nn.Module):
+        return False
+    layers = [module for module in model.modules() if module.training]
+    if model.training:
+        return any(
+            isinstance(m, (_BatchNorm, _DropoutNd)) or "Drop" in type(m).__name__ for m in layers
+        )
+    return any(isinstance(m, _BatchNorm) for m in layers)
 
 
 class Subject:
@@ -96,7 +124,11 @@ class Subject:
                 "output must be a function from what the model returns to logits, such as "
                 f"lambda o: o.logits, got {self._output!r}"
             )
-        self.samples = whole("samples", door.get("samples", 1))
+        kinds = ("logits", "probabilities")
+        self.probabilities = choice("outputs", door.get("outputs", "logits"), kinds) == kinds[1]
+        samples = door.get("samples")
+        self.samples = 1 if samples is None else whole("samples", samples)
+        self.chooses_samples = samples is None
         named = isinstance(x, Mapping)
         several = isinstance(x, tuple) and all(hasattr(p, "__array__") for p in x)
         parts = list(x.values()) if named else list(x) if several else [x]
@@ -107,12 +139,24 @@ class Subject:
         self._format = given.dtype if weight is None else weight.dtype
         wide = torch.float32 if torch.finfo(self._format).bits < 32 else self._format
         self.x = given.detach().to(dtype=wide)
+        narrower = torch.finfo(given.dtype).bits < torch.finfo(wide).bits
+        self.storage = given.dtype if narrower else wide
         self.device = self.x.device if weight is None else weight.device
         self.context = tuple(tensor("x", part) for part in parts[1:])
         if any(part.ndim == 0 or len(part) != len(self.x) for part in self.context):
             raise InputError("x must hold inputs with one row for each point each")
         self.scale = _scale(door.get("mean"), door.get("std"), self.x)
-        self.probabilities, self._columns = False, 0
+        self._columns = 0
+
+    @property
+    def precision(self) -> float:
+        """Relative spacing of the numbers that the model computes in."""
+        return torch.finfo(self._format).eps
+
+    @property
+    def transforms_outputs(self) -> bool:
+        """Whether something is made of the model's outputs before they count as logits."""
+        return self._output is not None or self.probabilities
 
     def at(self, x: Tensor, context: tuple[Tensor, ...]) -> Self:
         """Return the same model at other inputs."""
@@ -149,12 +193,8 @@ class Subject:
             ]
         return torch.cat(parts)
 
-    def clean_logits(self, batch_size: int, y: Any = None) -> Tensor:
-        """Return the logits of the inputs, which must be finite; learn if they are probabilities.
-
-        A single output between 0 and 1 at all points is one, unless its sign fits the classes y
-        better.
-        """
+    def clean_logits(self, batch_size: int) -> Tensor:
+        """Return the logits of the inputs, which must be finite."""
         try:
             result = self.all_logits(self.x, batch_size)
         except InputError:
@@ -170,16 +210,25 @@ class Subject:
                 f"model must return finite logits, got NaN or infinity for {int(bad.sum())} of "
                 f"{len(result)} points"
             )
-        if self._raw or bool((result < 0).any()):
-            return result
-        f = result[:, -1]
-        total = result.sum(1) if self._columns > 1 else torch.where(f <= 1, 1.0, f)
-        self.probabilities = bool(((total - 1).abs() <= 32 * torch.finfo(self._format).eps).all())
-        if self.probabilities and self._columns == 1 and y is not None:
-            truth = classes(y, f, 2)
-            right = [int(((f > level) == truth).sum()) for level in (0.0, 0.5)]
-            self.probabilities = right[0] <= right[1]
-        return self.all_logits(self.x, batch_size) if self.probabilities else result
+        return result
+
+    def hard_labels(self, logits: Tensor) -> bool:
+        """Return whether outputs are one 1 among zeros: classes, and neither of the two kinds."""
+        if self._raw or self.probabilities or self._columns < 2:
+            return False
+        return bool(((logits == 0) | (logits == 1)).all()) and bool((logits.sum(1) == 1).all())
+
+    def looks_like_probabilities(self, logits: Tensor, y: Tensor) -> bool:
+        """Return whether outputs that were called logits look like probabilities."""
+        if self._raw or self.probabilities or bool((logits < 0).any()) or self.hard_labels(logits):
+            return False
+        if self._columns > 1:
+            rounding = 32 * torch.finfo(self._format).eps
+            return bool(((logits.sum(1) - 1).abs() <= rounding).all())
+        f = logits[:, 1]
+        # One output in [0, 1]: believe the threshold that fits the classes better.
+        fits_better = int(((f > 0.5) == y).sum()) > int(((f > 0) == y).sum())
+        return bool((f <= 1).all()) and fits_better
 
     def random(self) -> Tensor:
         """Return at which of the first inputs evaluations differ, more of them for few inputs."""
@@ -187,7 +236,10 @@ class Subject:
         with torch.no_grad():
             drawn = torch.stack([self.logits(x, rows) for _ in range(2 + 8 // len(rows))])
         scale = max(float(drawn.abs().amax()), torch.finfo(x.dtype).tiny)
-        return (drawn.amax(0) - drawn.amin(0)).amax(1) > RANDOM * scale
+        found: Tensor = (drawn.amax(0) - drawn.amin(0)).amax(1) > RANDOM * scale
+        if self.chooses_samples and bool(found.any()):
+            self.samples = RANDOM_SAMPLES
+        return found
 
     def _one(self, model: Any, x: Tensor, context: list[Tensor]) -> Tensor:
         if self._names is None:
@@ -209,6 +261,14 @@ class Subject:
                 f"{len(x)} points"
             )
         self._columns = output.shape[1]
+        if self.probabilities:
+            low, high = (float(limit) for limit in output.detach().aminmax())
+            # Rounding may take a sum of shares a little beyond 1.
+            if low < 0 or high > 1 + 32 * torch.finfo(output.dtype).eps:
+                raise InputError(
+                    'outputs="probabilities" needs values in [0, 1], the model returns '
+                    f"values between {low:.4g} and {high:.4g}"
+                )
         if self._columns == 1 and not self._raw:
             other = 1 - output if self.probabilities else torch.zeros_like(output)
             output = torch.cat([other, output], 1)

@@ -71,11 +71,16 @@ class AttackResult(Result):
 
 OVER = "robustness is likely to be overestimated"
 SIGNS = {
-    "random": "the model is random: two evaluations differ at {} of the first inputs although it "
-    "is in evaluation mode. Success is scored over fresh draws; samples=16, say, averages "
-    "gradients over draws and finds more.",
-    "probabilities": "the model returns probabilities and not logits at {} of the points; the "
-    "attack climbs their logarithms. Those that round to 0 have no gradient: return logits.",
+    "random": "the model is random: two evaluations differ at {} of the first inputs. Success is "
+    "scored over 100 fresh samples; gradients are averaged over `samples` of them.",
+    "probabilities": "the outputs look like probabilities at {} of the points and were taken for "
+    'logits: pass outputs="probabilities" if the model ends in a softmax or a sigmoid.',
+    "labels": "the model returns class labels at {} of the points, which have no gradient: "
+    f"{OVER}. Attack its logits.",
+    "modes": "layers that were given in training mode are attacked in evaluation mode: batch "
+    "normalization uses its running statistics, and dropout is off if the whole model was in "
+    "training mode. Call model.eval() first; dropout layers that are put into training mode after "
+    "that stay random.",
     "saturated": "cross_entropy is saturated at {} of the points: the model gives the true class "
     "all of the probability, the gradient is rounding noise and the attack goes blind. Use "
     'loss="reflected", which does not saturate there.',
@@ -86,7 +91,7 @@ SIGNS = {
     f"not counted as success: {OVER}.",
     "stuck": "no step raised the loss at {} of the points although there is a gradient: it does "
     f"not point uphill, which masking or random layers cause; {OVER}.",
-    "lying": "the gradient promises far more than a step of a tenth of the radius keeps at {} of "
+    "lying": "the gradient promises far more than steps along it keep at {} of "
     "the points: the model masks it. Smoothed gradients and search without gradients were used "
     "there; robustness may still be overestimated, and surrogate=, a model without the masking, "
     "finds more.",
@@ -99,7 +104,7 @@ SIGNS = {
 }
 """What cannot be trusted, said with the share of the points; in the order of reporting."""
 
-ANY = ("random", "probabilities", "lost")
+ANY = ("random", "probabilities", "labels", "modes", "lost")
 """Signs that are reported whatever their share."""
 
 

@@ -15,7 +15,14 @@ from overt.results import Status
 from overt.robust.attacks.criteria import Criterion
 from overt.robust.attacks.inputs import starts
 from overt.robust.attacks.losses import Loss, Plan, find_loss, objective_of, reflected_pair
-from overt.robust.attacks.models import Door, Model, Run, Subject, evaluating
+from overt.robust.attacks.models import (
+    Door,
+    Model,
+    Run,
+    Subject,
+    evaluating,
+    modes_change_outputs,
+)
 from overt.robust.attacks.points import Found, Guide, Points, StraightThrough, slope
 from overt.robust.attacks.results import AttackResult, report
 from overt.robust.attacks.spreading import spread
@@ -27,8 +34,15 @@ FLAT = 1e-30
 DRAWS = 100
 """Fresh draws of a random model that success is scored over."""
 
-PROBE, KEPT = 0.1, 0.2
-"""Step, in radii, that tests a gradient, and the share of its promise below which it lies."""
+PROBES, KEPT = (0.01, 0.1, 1.0), 0.2
+"""Steps, in radii, that test a gradient, and the share of its promise below which it lies.
+
+Several, because a masking layer may ripple at one scale only: a sine of period 1/300 is honest at
+1/1000 of the radius and useless at a tenth of it.
+"""
+
+DOUBTFUL = 0.1
+"""Share of the points with dishonest gradients from which none of them is believed."""
 
 
 class Search:
@@ -50,8 +64,9 @@ class Search:
         self.x, self.criterion, self.batch_size = self.subject.x, criterion, batch_size
         self.threat, self.loss = threat.within(self.x), loss
         self.modes, self._several = ExitStack(), False
+        switched = any(modes_change_outputs(part) for part in self.subject.models)
         with self:
-            self.clean = self.subject.clean_logits(batch_size, y)
+            self.clean = self.subject.clean_logits(batch_size)
             self.y = criterion.truth(y, self.x, self.clean.shape[1])
             noisy = self.subject.random()
             aim = criterion.aims(self.y, self.clean.shape[1])
@@ -64,8 +79,10 @@ class Search:
         self.random, self.status = bool(noisy.any()), Status.FINISHED
         everyone = torch.ones(len(self.x), dtype=torch.bool, device=self.x.device)
         self.signs = {
-            "random": noisy & (self.subject.samples == 1),
-            "probabilities": everyone & self.subject.probabilities,
+            "random": noisy & self.subject.chooses_samples,
+            "probabilities": everyone & self.subject.looks_like_probabilities(self.clean, self.y),
+            "labels": everyone & self.subject.hard_labels(self.clean),
+            "modes": everyone & switched,
         }
 
     def __enter__(self) -> Self:
@@ -93,8 +110,6 @@ class Search:
             return
         stage = _Stage(self, attack)
         self._several = stage.loss is not self.loss or self._several
-        if stage.loss is self.loss and not self.targeted and not self.criterion.raw:
-            self.note("saturated", stage.loss.saturated(self.clean, self.y))
         rows = torch.arange(len(self.x), device=self.x.device).split(self.batch_size)
         parts = [left for part in rows if len(left := stage.left(self, part))]
         flat, spent = self.best.flat.clone(), self.best.gradients
@@ -110,6 +125,11 @@ class Search:
         if guide is not None or self.best.gradients == spent:
             self.best.flat = flat
 
+    def note_saturation(self, attack: Any) -> None:
+        """Note where the loss of an attack that runs alone goes blind; an ensemble has others."""
+        if not self.targeted and not self.criterion.raw and self.threat.radius > 0:
+            self.note("saturated", find_loss(attack.loss).saturated(self.clean, self.y))
+
     def points(self, rows: Tensor, **changes: Any) -> Points:
         """Return some points, ready to be attacked by the search's own loss."""
         there = self.subject.device
@@ -121,32 +141,43 @@ class Search:
     def diagnose(self) -> bool:
         """Return whether gradients tell the truth at most points left; note where they do not.
 
-        A step of a tenth of the radius must raise the objective by a fair share of what the
-        gradient at its start promises. Costs a gradient and a query a point; some must be left.
+        Steps of several lengths must raise the margin loss by a fair share of what the gradient at
+        their start promises. Costs a gradient and three queries a point; some must be left.
         """
         lying, flat, left = torch.zeros_like(self.best.fooled), self.best.flat.clone(), self.left
         least = 0.0 if self.threat.order else 1.0  # a coordinate
+        margin = find_loss("margin", raw=self.criterion.raw)
+        objective = objective_of(margin, targeted=self.targeted)
         for rows in left.split(self.batch_size):
-            points = self.points(rows)
-            delta, moved = torch.zeros_like(points.region.x), points.region.x.clone()
-            value, _, gradient = points.differentiate(moved)
+            points = self.points(rows, objective=objective)
+            value, _, gradient = points.differentiate(points.region.x.clone())
             blind = ~(gradient.abs().amax(1) > 0)
-            region = points.region.at(max(PROBE * self.threat.radius, least))
-            region.advance(delta, gradient.clone(), region.threat.radius, moved)
-            promised = (gradient.double() * (moved - region.x).double()).sum(1)
-            gained = points.evaluate(moved)[0].double() - value.double()
-            kept = gained > KEPT * promised
-            coarse = 64 * torch.finfo(value.dtype).eps * value.abs().double()
-            lying[rows] = (~kept & (promised > coarse)).to(lying.device)
+            coarse = self._rounding(rows, gradient, points.region.x)
+            for length in PROBES:
+                delta, moved = torch.zeros_like(points.region.x), points.region.x.clone()
+                region = points.region.at(max(length * self.threat.radius, least))
+                region.advance(delta, gradient.clone(), region.threat.radius, moved)
+                promised = (gradient.double() * (moved - region.x).double()).sum(1)
+                gained = points.evaluate(moved)[0].double() - value.double()
+                # A model that returns no number there has a warning of its own.
+                broken = ~(gained > KEPT * promised) & (promised > coarse) & gained.isfinite()
+                lying[rows] |= broken.to(lying.device)
             flat[rows] = blind.to(flat.device)
             self.best.gradients += len(rows)
-            self.best.queries += len(rows)
+            self.best.queries += len(PROBES) * len(rows)
         if self.random:
             return True
-        honest = float((lying | flat)[left].double().mean()) <= PROBE
+        honest = float((lying | flat)[left].double().mean()) <= DOUBTFUL
         if not honest:
             self.note("lying", lying & ~flat)
         return honest
+
+    def _rounding(self, rows: Tensor, gradient: Tensor, x: Tensor) -> Tensor:
+        """Return what rounding in the model's number format may change the loss by, (points,)."""
+        eps = self.subject.precision
+        inputs = (gradient.abs().double() * x.abs().double()).sum(1)
+        logits = self.clean[rows].abs().amax(1).double().to(x.device)
+        return eps * (64 * logits + inputs)
 
     def rivals(self, rows: Tensor, measured: int) -> Tensor:
         """Return the likeliest wrong classes of points by linearized distance, nearest first.
@@ -183,7 +214,10 @@ class Search:
 
     def settled(self) -> Tensor:
         """Return the perturbed inputs as stored, inside the threat in exact numbers."""
-        return self.threat.region(self.x).settle(self.best.delta).view_as(self.x)
+        moved = self.threat.region(self.x).settle(self.best.delta)
+        if self.subject.storage != moved.dtype:
+            moved = _narrow(moved, self.x.flatten(1), self.subject.storage)
+        return moved.view_as(self.x)
 
     def result(self, *, warn: bool) -> AttackResult:
         """Return the perturbed inputs, with success and loss recomputed there."""
@@ -223,6 +257,17 @@ class Search:
         self.note("stuck", same & ~(known | success | best.flat | self.signs.get("lying", known)))
         self.note("coarse", coarse & ~success)
         self.note("lost", best.fooled & ~success & ~random)
+
+
+def _narrow(moved: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return perturbed inputs in a narrower format, no coordinate farther from x than before."""
+    near = moved.to(dtype)
+    away = (near.double() - x.double()).abs() > (moved.double() - x.double()).abs()
+    # A point between the two is rounded the other way: past it by less than one spacing.
+    other = (2 * moved.double() - near.double()).to(dtype)
+    toward = torch.where(other == near, x.to(dtype), other)
+    farther = (toward.double() - x.double()).abs() > (moved.double() - x.double()).abs()
+    return torch.where(away, torch.where(farther, x.to(dtype), toward), near)
 
 
 class _Stage:

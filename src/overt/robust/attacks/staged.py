@@ -27,8 +27,8 @@ LONGEST = 20
 FEW = 10
 """Share of the queries, as its inverse, that are spent where gradients tell the truth."""
 
-SMOOTH = (0.1, 4)
-"""Size, in radii, and number of the random moves that masked gradients are averaged over."""
+SMOOTH = ((0.5, 4), (0.1, 4))
+"""Sizes, in radii, and numbers of the random moves that masked gradients are averaged over."""
 
 
 def stages(
@@ -49,6 +49,14 @@ def stages(
         longest, common = 2 * LONGEST, {"larger": (3.0, 2.0)} | common
         top = max(min(top, rest // longest), 1)
         last = {"schedule": Halving(), "larger": (6.0, 3.0)}  # which leads to other valleys
+    begun: tuple[Attack, ...] = ()
+    if threat.order == 1 and rest - measured >= 8 * top:  # to order the classes a second time
+        # From the input itself the first step of a run is the exact maximizer of the linearized
+        # loss in ball and box, which solves linear models.
+        short = min((rest - measured) // (4 * top), longest)
+        rest -= short * top + measured
+        first = {name: value for name, value in common.items() if name != "larger"}
+        begun = (PGD(threat, steps=short, loss=ReflectedAll(top, among=measured), **first),)
     steps = min(rest // top, longest)
     plan: tuple[tuple[int, str | Loss, int], ...] = (
         (budget // 12, "cross_entropy", 1),
@@ -56,14 +64,14 @@ def stages(
         (budget // 6, "reflected_lse", 1),
         (steps, ReflectedAll(top, among=measured), max(rest // (top * steps), 1)),
     )
-    return tuple(
+    return begun + tuple(
         PGD(threat, steps=count, loss=loss, restarts=restarts, **(common | extra))
         for (count, loss, restarts), extra in zip(plan, ({}, {}, {}, last), strict=True)
     )
 
 
 def strongest(
-    model: models.Model, x: Any, y: Any, threat: Threat | None = None, *, budget: int = 1000,
+    model: models.Model, x: Any, y: Any = None, threat: Threat | None = None, *, budget: int = 1000,
     queries: int = 1500, rivals: int = 9, surrogate: models.Model | None = None,
     criterion: Criterion = Misclassified(),  # noqa: B008  (immutable)
     start: Any = None, batch_size: int = models.BATCH_SIZE, seed: int = 0, warn: bool = True,
@@ -165,8 +173,9 @@ def guides(search: Search, surrogate: Any, honest: bool) -> list[Guide]:
         return found
     if search.hides():
         found.append(Guide(search.subject, straight=True))
-    sigma, draws = SMOOTH
-    found.append(Guide(search.subject, sigma * search.threat.radius, draws, straight=bool(found)))
+    straight = bool(found)
+    for sigma, draws in SMOOTH:
+        found.append(Guide(search.subject, sigma * search.threat.radius, draws, straight=straight))
     return found
 
 
@@ -180,7 +189,8 @@ def unaided(search: Search, honest: bool, queries: int, common: dict[str, Any]) 
             break
         common["seed"] += k
         search.stage(Square(search.threat, queries=part, loss=search.loss, **common))
-        if int((search.best.fooled & ~before).sum()) < max(NOTEWORTHY * n, 1):
+        if not bool((search.best.fooled & ~before).any()):
             break
-    if not search.random:
-        search.note("unaided", search.best.fooled & ~before)
+    found = search.best.fooled & ~before
+    if not search.random and int(found.sum()) >= max(NOTEWORTHY * n, 1):
+        search.note("unaided", found)

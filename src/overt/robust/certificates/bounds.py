@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -24,9 +25,10 @@ from torch import Tensor, nn
 from overt._check import InputError
 from overt._progress import meter
 from overt._types import Bools, Floats
+from overt.results import Status
 from overt.robust.attacks.search import Search
-from overt.robust.certificates.exact import farthest
 from overt.robust.certificates.milp import Network, best_lead
+from overt.robust.threats.balls import farthest
 from overt.robust.threats.base import Region, Threat
 
 AFFINE = (
@@ -58,17 +60,14 @@ class Chain:
         slopes: list[float] = []
         if mean is not None:
             maps[0].append(_Scaled(mean, std))
+        for module in model.modules():
+            _refuse_unmodelled(module)
         for module in _leaves(copy.deepcopy(model).double().eval()):
-            if isinstance(module, (nn.ReLU, nn.LeakyReLU)):
+            if type(module) in (nn.ReLU, nn.LeakyReLU):
                 slopes.append(float(getattr(module, "negative_slope", 0.0)))
                 maps.append([])
-            elif isinstance(module, AFFINE):
-                maps[-1].append(module)
             else:
-                raise InputError(
-                    "certify needs a torch.nn.Sequential of affine layers, convolutions and "
-                    f"rectifiers, got {type(module).__name__}"
-                )
+                maps[-1].append(module)
         chain = cls(tuple(nn.Sequential(*part) for part in maps), tuple(slopes), tuple(x.shape[1:]))
         if chain.logits(x[:1].double()).numel() == 1:  # it stands for two, the first of them 0
             two = nn.Linear(1, 2, bias=False).double()
@@ -177,6 +176,49 @@ class _Scaled(nn.Module):  # type: ignore[misc]
         return (x - self.mean) / self.std
 
 
+def _refuse_unmodelled(module: nn.Module) -> None:
+    """Refuse, by name, whatever may compute something else than its exact type says."""
+    kind = type(module)
+    known = kind in (nn.Sequential, nn.ReLU, nn.LeakyReLU, *AFFINE)
+    if not known:
+        raise InputError(
+            "certify needs a torch.nn.Sequential of affine layers, convolutions and rectifiers, "
+            f"exactly of PyTorch's own classes, got {kind.__name__}"
+        )
+    hooks = module._forward_hooks or module._forward_pre_hooks
+    if hooks or "forward" in vars(module):
+        raise InputError(
+            f"certify does not model hooks or a replaced forward, {kind.__name__} has one; "
+            "remove it, or the reparametrization that added it"
+        )
+    if getattr(module, "negative_slope", 0.0) > 1:
+        raise InputError(f"certify needs slopes of at most 1, got {module.negative_slope:g}")
+    if getattr(module, "running_mean", 0) is None:
+        raise InputError(
+            f"certify needs running statistics, {kind.__name__} uses those of the batch"
+        )
+    plain = (Tensor, nn.Parameter, nn.Buffer)
+    if any(type(t) not in plain for t in (*module.parameters(False), *module.buffers(False))):
+        raise InputError(f"certify needs plain tensors as weights of {kind.__name__}")
+
+
+def refuse_difference(chain: Chain, search: Search, x: Tensor) -> None:
+    """Compare the modelled logits with the model's at some inputs; refuse any difference."""
+    modelled = chain.logits(x.cpu().double())
+    given = search.subject.all_logits(x, search.batch_size).cpu().double()
+    scale = float(modelled.abs().max())
+    rounding = 1e4 * torch.finfo(search.x.dtype).eps * max(scale, 1e-30)
+    # A model of lower precision computes with coarser numbers than those that are compared.
+    weight = next(iter(search.subject.models[0].parameters()), search.x)
+    rounding *= torch.finfo(weight.dtype).eps / torch.finfo(search.x.dtype).eps
+    apart = float((modelled - given).abs().max())
+    if not apart <= rounding:
+        raise InputError(
+            f"certify models a network whose logits differ from the model's by {apart:.3g}: it "
+            "computes something that its layers do not show"
+        )
+
+
 def _leaves(model: nn.Module) -> Iterator[nn.Module]:
     if isinstance(model, nn.Sequential):
         for part in model:
@@ -196,8 +238,19 @@ def chain_of(search: Search) -> Chain:
         )
     if search.threat.order == 0:
         raise InputError("certify must be given L1, L2 or Linf, got L0")
+    if subject.transforms_outputs:
+        raise InputError(
+            "certify does not model output=, nor probabilities: pass a model that returns logits"
+        )
     mean, std = subject.scale or (None, None)
-    return Chain.of(subject.models[0], search.x, mean, std)
+    chain = Chain.of(subject.models[0], search.x, mean, std)
+    with search:
+        refuse_difference(chain, search, search.x)
+        region = search.threat.region(search.x)
+        for seed in range(4):  # at random points of the ball, by turns inside and at its ends
+            moved = region.place(region.draw(seed, extreme=seed % 2 == 1))
+            refuse_difference(chain, search, moved.view_as(search.x))
+    return chain
 
 
 def decide(search: Search, chain: Chain, seconds: float) -> Bools:
@@ -206,29 +259,45 @@ def decide(search: Search, chain: Chain, seconds: float) -> Bools:
     Points that the program fools, confirmed by the model itself, are entered into the search.
     """
     proved, left = np.zeros(len(search.x), bool), search.left
+    refuse_difference(chain, search, search.settled())
     x, y = search.x[left].cpu(), search.y[left].cpu()
-    leads, hidden = lead_bounds(chain, x, y, search.threat)
+    leads, hidden = np.full(len(x), np.inf), dict[int, Any]()
+    with _interruptible(search):
+        for i in range(len(x)):
+            found, units = lead_bounds(chain, x[i : i + 1], y[i : i + 1], search.threat)
+            leads[i], hidden[i] = found[0], units[0]
     size = chain.logits(x.double()).abs().flatten(1).amax(1).numpy()
     proved[left.cpu().numpy()] = leads < -ROUNDING * size
-    if seconds == 0 or not chain.slopes or chain.entries() > LARGEST:  # linear bounds are exact
+    interrupted = search.status is Status.INTERRUPTED
+    exact = not chain.slopes  # linear bounds are
+    if seconds == 0 or exact or interrupted or chain.entries() > LARGEST:
         return proved
     net = Network(*chain.dense(), chain.slopes)
     open_ = np.flatnonzero(~(leads < -ROUNDING * size))
     limits = search.threat.region(search.x[:1].cpu().double()).limits  # of flat inputs
     threat = replace(search.threat, bounds=limits)
-    with meter("certify", len(open_), show=len(open_) > 0) as bar:
-        for i in open_:
+    with _interruptible(search), meter("certify", len(open_), show=len(open_) > 0) as bar:
+        for i in open_.tolist():
             point = x[i].double().flatten().numpy()
             reached, bound, moved = best_lead(
                 net, point, int(y[i]), threat, 0.0, hidden=hidden[i], seconds=seconds
             )
-            row = left[int(i) : int(i) + 1]
+            row = left[i : i + 1]
             if bound < -ROUNDING * size[i]:
                 proved[int(row)] = True
             elif reached >= 0:
                 _enter(search, row, torch.from_numpy(moved - point))
             bar.advance()
     return proved
+
+
+@contextmanager
+def _interruptible(search: Search) -> Iterator[None]:
+    """Keep what was decided when Ctrl-C comes."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        search.status = Status.INTERRUPTED
 
 
 def _enter(search: Search, row: Tensor, delta: Tensor) -> None:

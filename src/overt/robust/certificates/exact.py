@@ -18,7 +18,7 @@ from overt._progress import meter
 from overt._types import Bools, Floats
 from overt.results import Result, Status
 from overt.robust.attacks.inputs import classes
-from overt.robust.threats.balls import L2, Linf
+from overt.robust.threats.balls import farthest
 from overt.robust.threats.base import Threat, check_threat, tensor
 
 ROUNDING = 1e-9
@@ -39,7 +39,7 @@ class ExactError(Result):
         What a wrong class leads by at `x`, at least the level where fooled, (points,).
     bound
         Proved upper bound on that lead over all allowed perturbations, (points,). The search stops
-        when the level is decided.
+        when the level is decided: infinity where classes were not searched any more.
     undecided
         Points that are neither fooled nor proved robust: the bound, the solver's tolerance
         included, is not below the level. Exact ties, which dead units cause, end here, and points
@@ -92,18 +92,6 @@ def linear(weight: Any, bias: Any, x: Any, y: Any, threat: Threat) -> ExactError
     return ExactError(
         float(fooled.mean()), fooled, lead, lead.copy(), undecided, moved, _status(undecided)
     )
-
-
-def farthest(gradient: torch.Tensor, threat: Threat, box: Any) -> torch.Tensor:
-    """Return argmax <g, d> over the allowed perturbations d of each row."""
-    match threat:
-        case Linf():
-            return threat.project(gradient.sign() * threat.radius, box)
-        case L2():
-            # Far out along g the projection is the point whose normal cone holds g.
-            reach = 1e8 * max(threat.radius, 1.0)
-            return threat.project(threat.ascent(gradient.clone(), box) * reach, box)
-    return threat.ascent(gradient.clone(), box) * threat.radius
 
 
 def two_layer(

@@ -62,6 +62,7 @@ def best_lead(
     """
     best, bound, where = -np.inf, -np.inf, x
     end = time.monotonic() + seconds
+    last = max(j for j in range(len(net.W[-1])) if j != own)
     for j in range(len(net.W[-1])):
         if j == own:
             continue
@@ -70,6 +71,8 @@ def best_lead(
             best, where = reached, moved
         bound = max(bound, upper)
         if best > max(level, 0.0):
+            # The remaining classes are not searched: nothing is proved of their leads.
+            bound = bound if j == last else np.inf
             break
     return best, bound, where
 

@@ -34,7 +34,7 @@ from overt._intervals import clopper_pearson
 from overt._progress import meter
 from overt._types import Floats, Ints
 from overt.noise import Dropout, KeepExactly, Noise
-from overt.results import Result
+from overt.results import Result, Status
 from overt.robust.attacks import inputs, models
 
 
@@ -46,6 +46,8 @@ class Smoothed(Result):
     perturbation below `radius` (points,) in L2, or of at most so many features in L0, changes them;
     it is 0 where the model abstains. `lower` are the lower limits of p, from `draws` draws.
     `confidence` is the probability that a certificate holds or, if `jointly`, that all of them do.
+    `classes` is the model's number of classes. `status` is "finished" or "interrupted": the model
+    abstains at points that were not reached.
     """
 
     predicted: Ints
@@ -55,14 +57,15 @@ class Smoothed(Result):
     draws: int
     confidence: float
     jointly: bool
+    classes: int
+    status: Status
 
     def errors(self, y: Any, radii: Any) -> Floats:
         """Return for each of radii the share of points not certified to be of their class y."""
-        truth = inputs.class_numbers("y", y).numpy().ravel()
-        if len(truth) != len(self.predicted):
-            raise InputError(f"y must hold {len(self.predicted)} classes, got {len(truth)}")
+        truth = inputs.classes(y, torch.as_tensor(self.predicted), self.classes).numpy()
         asked = doubles("radii", np.atleast_1d(plain_array("radii", radii)), ndim=1)
-        right = np.asarray(self.predicted) == truth
+        abstains = np.asarray(self.predicted) < 0
+        right = (np.asarray(self.predicted) == truth) & ~abstains
         return np.array([1 - float(np.mean(right & (self.radius >= r))) for r in asked])
 
 
@@ -98,19 +101,26 @@ def smoothed(
     reach = _reach(noise, tuple(subject.x.shape[1:]))
     level = 1 - 2 * (1 - confidence) / (n if jointly else 1)  # of the two-sided interval
     predicted, radius, lower = np.full(n, -1), np.zeros(n), np.zeros(n)
+    status = Status.FINISHED
     with models.evaluating(*subject.models):
-        subject.clean_logits(whole("batch_size", batch_size))
-        with meter("smoothing", n) as bar:
-            for i in range(n):
-                rng = np.random.default_rng((seed, i))
-                first, second = (_votes(subject, i, noise, k, batch_size, rng) for k in parts)
-                best = int(first.argmax())
-                lower[i] = clopper_pearson(second[best], draws, level)[0]
-                if lower[i] > 0.5:
-                    predicted[i], radius[i] = best, reach(lower[i])
-                bar.advance()
+        classes = subject.clean_logits(whole("batch_size", batch_size)).shape[1]
+        try:
+            with meter("smoothing", n) as bar:
+                for i in range(n):
+                    rng = np.random.default_rng((seed, i))
+                    first, second = (_votes(subject, i, noise, k, batch_size, rng) for k in parts)
+                    best = int(first.argmax())
+                    bound = float(clopper_pearson(second[best], draws, level)[0])
+                    if bound > 0.5:
+                        predicted[i], radius[i] = best, reach(bound)
+                    lower[i] = bound
+                    bar.advance()
+        except KeyboardInterrupt:
+            status = Status.INTERRUPTED
     norm = "l0" if isinstance(noise, Noise) else "l2"
-    return Smoothed(predicted, radius, lower, norm, draws, float(confidence), bool(jointly))
+    return Smoothed(
+        predicted, radius, lower, norm, draws, float(confidence), bool(jointly), classes, status
+    )
 
 
 def _votes(

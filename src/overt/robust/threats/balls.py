@@ -10,7 +10,7 @@ is written there, which spares the loops of attacks the cost of fresh memory.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -214,3 +214,15 @@ def l2_in_box(v: Tensor, radius: float, low: Tensor, high: Tensor, out: Tensor) 
 
 def _squares(v: Tensor) -> Tensor:
     return v.square().sum(1, keepdim=True)
+
+
+def farthest(gradient: Tensor, threat: Threat, box: Any) -> Tensor:
+    """Return argmax <g, d> over the allowed perturbations d of each row."""
+    match threat:
+        case Linf():
+            return threat.project(gradient.sign() * threat.radius, box)
+        case L2():
+            # Far out along g the projection is the point whose normal cone holds g.
+            reach = 1e8 * max(threat.radius, 1.0)
+            return threat.project(threat.ascent(gradient.clone(), box) * reach, box)
+    return threat.ascent(gradient.clone(), box) * threat.radius

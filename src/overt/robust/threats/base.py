@@ -106,16 +106,22 @@ class Threat(ABC):
         return self
 
     def box(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (low, high), broadcastable to x."""
+        """Return (low, high) in the number format of x, broadcastable to x."""
         low, high = (tensor("bounds", value).to(x) for value in self.bounds)
         return low, high
+
+    def _inner_box(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (low, high) rounded inward to the number format of x."""
+        low, high = (tensor("bounds", value).double().to(x.device) for value in self.bounds)
+        return _round_up(low, x.dtype), -_round_up(-high, x.dtype)
 
     def region(self, x: Tensor) -> Region:
         """Return the set of allowed perturbations of the inputs x (points, ...)."""
         flat = x.flatten(1).contiguous()
         if self.bounds is None:
             return Region(self, flat, None)
-        low, high = (limit.expand_as(x[0]).flatten().contiguous() for limit in self.box(x))
+        limits = self._inner_box(x)
+        low, high = (limit.expand_as(x[0]).flatten().contiguous() for limit in limits)
         return Region(self, flat, (low, high))
 
     def size(self, delta: Tensor) -> Tensor:
@@ -167,7 +173,8 @@ class Region:
         if self.limits is None:
             return None
         low, high = self.limits
-        return low - self.x, high - self.x
+        # An input at a bound may lie beyond it by its rounding.
+        return (low - self.x).clamp_(max=0), (high - self.x).clamp_(min=0)
 
     def draw(self, seed: int, *, extreme: bool = False) -> Tensor:
         """Return random allowed perturbations, which belong to the points and not to their place.
@@ -293,6 +300,13 @@ def fits(limit: Tensor, one: Tensor) -> bool:
         size in (1, wanted)
         for size, wanted in zip(limit.shape[::-1], one.shape[::-1], strict=False)
     )
+
+
+def _round_up(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the smallest numbers of a format that are not below `value`."""
+    near = value.to(dtype)
+    above = torch.nextafter(near, torch.full_like(near, torch.inf))
+    return torch.where(near.double() < value, above, near)
 
 
 def _brief(bounds: Any) -> str:

@@ -25,10 +25,14 @@ from overt._types import Floats
 from overt.results import Result, Status
 from overt.robust.attacks import inputs, models
 from overt.robust.attacks.base import Attack
+from overt.robust.attacks.criteria import Deviates
 from overt.robust.threats.base import tensor
 from overt.robust.training.checkpoints import TrainingCheckpoint
 from overt.robust.training.epoch import Epoch, Recipe, WarmStarts, batches, hits
 from overt.robust.training.losses import TrainingLoss
+
+MAX_LOSS = 100.0
+"""Mean training loss of an epoch that only weights that ran away have."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -50,7 +54,7 @@ class Training(Result):
     best_epoch
         The epoch, counted from 1, of the best robust accuracy on the holdout; 0 without one.
     status
-        "finished" or "interrupted".
+        "finished", "interrupted", or "diverged": the loss of an epoch was beyond 100.
     """
 
     loss: Floats
@@ -139,6 +143,10 @@ def adversarial_train(
         instance("autocast", autocast, torch.dtype, "a torch.dtype such as torch.bfloat16")
     if scaler is not None and not callable(getattr(scaler, "scale", None)):
         raise InputTypeError(f"scaler must be a torch.amp.GradScaler, got {scaler!r:.60}")
+    if attack is not None and (attack.restarts > 1 or bool(getattr(attack, "larger", False))):
+        raise InputError("attack must have restarts=1 and no larger balls in training")
+    if attack is not None and isinstance(attack.criterion, Deviates):
+        raise InputError("attack must have a criterion of classes in training, got Deviates")
     step_rates = _rates(scheduler, step_scheduler_each)
     descent = TrainingLoss.of(loss, beta)
     data = batches(data, batch_size)
@@ -152,6 +160,9 @@ def adversarial_train(
     saved = TrainingCheckpoint(checkpoint, recipe, scheduler, _settings(recipe, seed, ramp_epochs))
     history: list[dict[str, float]] = []
     status = Status.FINISHED
+    before = {module: module.training for module in model.modules()}
+    if not model.training:
+        model.train()  # what was frozen on purpose is known only inside a model in training mode
     with torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
         done, sums = saved.load(history)
         try:
@@ -179,10 +190,20 @@ def adversarial_train(
                     bar.advance(note=f"clean {clean:.3f} robust {robust:.3f}")
         except KeyboardInterrupt:
             status = Status.INTERRUPTED
+        finally:
+            for module, mode in before.items():
+                module.training = mode
+    if status is Status.FINISHED and _diverged(history):
+        status = Status.DIVERGED
     names = [f.name for f in dataclasses.fields(Training)][:-3]  # all that epochs have one of
     columns = {name: np.array([row[name] for row in history]) for name in names}
     best = 0 if held is None else _best(history)
     return Training(**columns, epochs=len(history), best_epoch=best, status=status)
+
+
+def _diverged(history: list[dict[str, float]]) -> bool:
+    """Return whether an epoch's loss is far beyond that of guessing among a million classes."""
+    return any(not row["loss"] <= MAX_LOSS for row in history)
 
 
 def _best(history: list[dict[str, float]]) -> int:

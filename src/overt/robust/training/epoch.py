@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from overt._check import InputError, InputTypeError, whole
 from overt.robust.attacks.base import Attack
+from overt.robust.attacks.criteria import Targeted
 from overt.robust.attacks.gradient import FGSM
 from overt.robust.attacks.inputs import classes, pair
 from overt.robust.attacks.losses import find_loss, objective_of
@@ -130,9 +131,9 @@ class Epoch:
             threat = recipe.attack.threat.at(recipe.attack.threat.radius * radius_share)
             self._attack = dataclasses.replace(recipe.attack, threat=threat, early_exit=False)
             self._objective = recipe.loss.inner or objective_of(
-                find_loss(recipe.attack.loss), targeted=False
+                find_loss(recipe.attack.loss),
+                targeted=isinstance(recipe.attack.criterion, Targeted),
             )
-        recipe.model.train()
 
     def step(self, batch: Any, seed: int, number: int) -> None:
         """Attack a batch (inputs, classes) and take one step of the optimizer."""
@@ -203,6 +204,9 @@ class Epoch:
     def _perturb(self, subject: Subject, x: Tensor, rows: Tensor, y: Target, seed: int) -> Tensor:
         """Return what the attack makes of x, on all points to the end: its last iterate."""
         r, attack, aim = self._recipe, self._attack, y.classes
+        if isinstance(attack.criterion, Targeted):
+            targets = attack.criterion.aims(aim, int(subject.logits(x[:1], rows[:1]).shape[1]))
+            aim = aim if targets is None else targets
         region = attack.threat.within(x).region(x)
         fast = isinstance(attack, FGSM) and attack.random_start is None
         with evaluating(r.model, hidden=False), r.casting(x.device):

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -18,11 +19,11 @@ from overt.decay import (
     kernels,
     layers,
     reference,
-    sgd,
     simulate,
+    simulation,
     two_by_two,
 )
-from overt.decay.sgd import Weights
+from overt.decay.simulation import Weights
 from overt.results import Status
 
 
@@ -43,14 +44,16 @@ def torch_sgd(problem, weights, draws, phases):
     return [W.detach().numpy() for W in layers]
 
 
+@pytest.mark.parametrize("sampling", ["replacement", "shuffled"])
 @pytest.mark.parametrize("depth", [2, 3, 4])
-def test_equals_pytorch_step_for_step(depth):
-    problem, phases = two_by_two(0.25), [(500, 0.03, 0.1), (1000, 0.2, 0.1)]
-    runs = simulate(
-        problem, depth, 30, Schedule.of(phases, convention="pytorch"), records=[1500], seed=5
-    )
+def test_equals_pytorch_step_for_step(depth, sampling):
+    problem = two_by_two(0.25)
+    phases = [(500, 0.03, 0.1), (1000, 0.2, 0.1)]
+    schedule = Schedule.of(phases, convention="pytorch")
+    runs = simulate(problem, depth, 30, schedule, records=[1500], seed=5, sampling=sampling)
     start = initial_weights(problem, depth, 30, seed=5)
-    expected = torch_sgd(problem, start, entry_draws(problem, 1500, seed=5), phases)
+    order = entry_draws(problem, 1500, seed=5, sampling=sampling)
+    expected = torch_sgd(problem, start, order, phases)
     for ours, theirs in zip(runs.weights, expected, strict=True):
         np.testing.assert_allclose(ours[0], theirs, atol=1e-10, rtol=0)
 
@@ -120,6 +123,30 @@ def test_result_does_not_depend_on_workers_records_or_other_seeds():
     )
 
 
+@pytest.mark.parametrize("sampling", ["replacement", "shuffled"])
+def test_samples_do_not_depend_on_records(sampling):
+    problem = two_by_two(0.3)
+    schedule = Schedule.constant(100, 0.1, 0.01)
+    few = simulate(problem, 3, 8, schedule, records=[100], sampling=sampling)
+    many = simulate(problem, 3, 8, schedule, records=101, sampling=sampling)
+    for a, b in zip(few.weights, many.weights, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_shuffled_runs_use_every_entry_once_per_pass():
+    problem = Entries.sample(np.ones((4, 4)), 11)
+    order = entry_draws(problem, 10 * 11 + 5, sampling="shuffled")
+    passes = order[:110].reshape(10, 11)
+    np.testing.assert_array_equal(np.sort(passes, axis=1), np.tile(np.arange(11), (10, 1)))
+    assert len(set(order[110:].tolist())) == 5
+    assert len(set(map(tuple, passes.tolist()))) == 10
+    np.testing.assert_array_equal(entry_draws(problem, 30, sampling="shuffled"), order[:30])
+    other = entry_draws(problem, 30, run=1, sampling="shuffled")
+    assert not np.array_equal(other, order[:30])
+    with pytest.raises(InputError, match="sampling"):
+        entry_draws(problem, 30, sampling="shufled")
+
+
 def test_records_match_the_weights():
     rng = np.random.default_rng(3)
     problem = Entries.sample(rng.standard_normal((4, 3)), 8, seed=rng)
@@ -173,7 +200,7 @@ def test_interrupt_keeps_what_was_done(monkeypatch):
         time.sleep(0.05)
         return set(), waiting
 
-    monkeypatch.setattr(sgd, "wait", impatient)
+    monkeypatch.setattr(simulation, "wait", impatient)
     runs = simulate(problem, 3, 60, Schedule.constant(10**6, 0.01, 0.001), seeds=2, records=51)
     assert runs.status == Status.INTERRUPTED
     assert np.isfinite(runs.train_error[:, 0]).all()
@@ -270,3 +297,26 @@ def test_kernel_stops_at_a_residual_of_either_sign_that_is_too_large(value):
     assert reference.descend(*parts, np.ones(1), *entries, 0.1, 0.0) == 2
     for part in parts:
         np.testing.assert_allclose(np.squeeze(part), np.eye(2))
+
+
+def test_memory_does_not_grow_with_steps_and_seeds():
+    """The samples of all seeds and steps were held at once: 40 seeds x 1e7 steps took 3.2 GB."""
+    problem = two_by_two(0.25)
+    simulate(problem, 2, 1, Schedule.constant(10, 0.01, 0.01), records=2)  # compiles
+    tracemalloc.start()
+    simulate(problem, 2, 1, Schedule.constant(100_000, 0.01, 0.01), seeds=20, records=2, n_jobs=1)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20 * 100_000 * 8 / 4
+
+
+def test_seeds_are_whole_numbers_generators_or_nothing():
+    schedule = Schedule.constant(4, 0.01, 0.1)
+
+    def short_run(**options):
+        return simulate(two_by_two(0.5), 3, 2, schedule, 2, **options)
+
+    root = int(np.random.default_rng(3).integers(2**63))
+    again, drawn = short_run(seed=root), short_run(seed=np.random.default_rng(3))
+    np.testing.assert_array_equal(again.singular_values, drawn.singular_values)
+    assert (short_run(seed=None).singular_values != short_run(seed=None).singular_values).all()
