@@ -9,9 +9,11 @@ import json
 import os
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from overt._check import InputError, MissingExtraError
+from overt._check import InputError
+from overt._files import as_path, digest, reading, safetensors, write_whole
 from overt.nn.compression.loader import load_into, read_file
 
 
@@ -25,11 +27,7 @@ def save_compressed(model: nn.Module, path: str | os.PathLike[str]) -> None:
     path
         File to write. Load it with `load_compressed`.
     """
-    try:
-        from safetensors.torch import save_file
-    except ModuleNotFoundError:
-        raise MissingExtraError("safetensors", "torch") from None
-
+    save = safetensors("torch", "torch").torch.save
     modules = {
         name: [type(module).__name__, _numbers(module)] for name, module in model.named_modules()
     }
@@ -40,7 +38,8 @@ def save_compressed(model: nn.Module, path: str | os.PathLike[str]) -> None:
     # Copies, because the file format has no shared tensors.
     state = model.state_dict()
     copies = {key: tensor.detach().clone().contiguous() for key, tensor in state.items()}
-    save_file(copies, path, metadata)
+    metadata["checksum"] = _checksum(metadata, copies)
+    write_whole(as_path("path", path), save(copies, metadata))
 
 
 def load_compressed(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
@@ -54,12 +53,14 @@ def load_compressed(path: str | os.PathLike[str], model: nn.Module | None = None
         The original model as it is built, with any weights; it becomes the compressed one. Models
         of Hugging Face are built from the configuration in the file if None.
     """
-    try:
+    safetensors("torch", "torch")
+    path = as_path("path", path)
+    with reading(path, "cannot be read as a compressed network"):
         metadata, state = read_file(path)
-    except ModuleNotFoundError:
-        raise MissingExtraError("safetensors", "torch") from None
     if "modules" not in metadata:
-        raise InputError(f"{os.fspath(path)} was not written by save_compressed")
+        raise InputError(f"{path} was not written by save_compressed")
+    if metadata.pop("checksum", "") != _checksum(metadata, state):
+        raise InputError(f"{path} was changed or damaged: its checksum does not fit")
     if model is None:
         if "config" not in metadata:
             raise InputError("pass model=, the original model as it is built")
@@ -68,6 +69,12 @@ def load_compressed(path: str | os.PathLike[str], model: nn.Module | None = None
         return load_into(model, metadata, state)
     except ValueError as error:
         raise InputError(str(error)) from None
+
+
+def _checksum(metadata: dict[str, str], state: dict[str, Tensor]) -> str:
+    kinds = {key: [str(tensor.dtype), tuple(tensor.shape)] for key, tensor in state.items()}
+    flat = {key: tensor.reshape(-1).view(torch.uint8) for key, tensor in state.items()}
+    return digest([metadata, kinds], {key: part.cpu().numpy() for key, part in flat.items()})
 
 
 def _numbers(module: nn.Module) -> dict[str, Any]:
