@@ -212,7 +212,7 @@ MORE = {
             out_channels=2, kernel_size=3),
     },
     "robust": {
-        **{f"robust.{kind} whole": whole(getattr(robust, kind), shown=lambda one: one.at(0.25).radius, radius=0.5,
+        **{f"robust.{kind} whole": whole(getattr(robust, kind), shown=lambda one: one.with_radius(0.25).radius, radius=0.5,
             bounds=(-3.0, 3.0)) for kind in ("L0", "L1", "L2", "Linf")},
         **{f"robust.{kind} whole": whole(getattr(robust, kind), shown=lambda attack: attack(MODEL, X, Y).x, threat=by.BALL, **good)
            for kind, good in (("PGD", {"steps": 2}), ("BIM", {"steps": 2}), ("FGSM", {"random_start": True}), ("Square", {"queries": 3}))},

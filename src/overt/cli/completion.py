@@ -85,7 +85,7 @@ def complete(
     Lines that cannot be used are counted and written to rejected.csv. A run that was stopped, even
     killed, goes on with --resume. Try: [bold]overt complete ratings.csv --predict pairs.csv[/bold]
     """
-    from overt.completion import DropoutCompletion, RatingsFile, reading
+    from overt.completion import DropoutCompletion
     from overt.completion.storage import files
     from overt.completion.storage.checkpoints import SweepCheckpoint
 
@@ -99,23 +99,21 @@ def complete(
         missing=missing, memory_limit=memory_limit,
     )  # fmt: skip
     folder = out / "checkpoint"
-    with reading.opened(ratings, model._settings(), duplicates, named) as read:
-        pairs = files.read_pairs(predict, read.header) if predict is not None else None
-        ready(out)
-        account("ratings", read, out / "rejected.csv", duplicates)
-        model.missing, local = asked_missing(read, missing), isinstance(read, RatingsFile)
-        if model.missing != missing and not local:
-            read = files.read_ratings(ratings, duplicates, memory_limit=memory_limit, **named)
-        train, aside = _set_aside(read.entries, holdout, seed)
-        checkpoint = SweepCheckpoint(folder, train, model.get_params(), resume=resume)
-        model.fit_entries(train, holdout=aside, checkpoint=checkpoint)
-        (out / HOLDOUT).unlink(missing_ok=True)
-        judged = {} if aside is None else _judge(model, aside, out / HOLDOUT)
-        again = None
-        if aside is not None and model.status_ != "interrupted":
-            again = SweepCheckpoint(folder / "all", read.entries, model.get_params(), resume=resume)
-            model.fit_entries(read.entries, checkpoint=again)
-    if model.status_ != "interrupted" and local:
+    read = files.read_ratings(ratings, duplicates, memory_limit=memory_limit, **named)
+    pairs = files.read_pairs(predict, read.header) if predict is not None else None
+    ready(out)
+    account("ratings", read, out / "rejected.csv", duplicates)
+    model.missing = asked_missing(read, missing)
+    train, aside = _set_aside(read.entries, holdout, seed)
+    checkpoint = SweepCheckpoint(folder, train, model.get_params(), resume=resume)
+    model.fit_entries(train, holdout=aside, checkpoint=checkpoint)
+    (out / HOLDOUT).unlink(missing_ok=True)
+    judged = {} if aside is None else _judge(model, aside, out / HOLDOUT)
+    again = None
+    if aside is not None and model.status_ != "interrupted":
+        again = SweepCheckpoint(folder / "all", read.entries, model.get_params(), resume=resume)
+        model.fit_entries(read.entries, checkpoint=again)
+    if model.status_ != "interrupted":
         model.prepare_ranking()
     model.save(out)
 
@@ -187,13 +185,9 @@ def evaluate(
 
 def _set_aside(entries: Any, holdout: float, seed: int) -> tuple[Any, Entries | None]:
     """Return what is fitted and what is kept aside: the same entries wherever they are read."""
-    from overt.completion.sharing import SharedEntries
-
     count = min(int(holdout * len(entries)), MOST_ASIDE)
     if not count:
         return entries, None
-    if isinstance(entries, SharedEntries):
-        return entries.put_aside(count, seed)
     held = np.sort(lowest(entries.rows, entries.cols, count, seed)[0])
     return entries.take(np.delete(np.arange(len(entries)), held)), entries.take(held)
 

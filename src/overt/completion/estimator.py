@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from overt._check import InputError, instance
 from overt._types import Seed
-from overt.completion import fitting, plotting, reading, recommending, scoring
+from overt.completion import fitting, plotting, recommending, scoring
 from overt.completion.alignment import with_features
 from overt.completion.answering import Answers
 from overt.completion.explaining import Explanation, explain
@@ -26,7 +26,6 @@ from overt.completion.index import EntryIndex
 from overt.completion.ledger import Ledger
 from overt.completion.recommending import NewRow
 from overt.completion.settings import Settings, fresh_seed
-from overt.completion.sharing import SharedEntries
 from overt.completion.storage import checkpoints, files, models
 from overt.entries import Entries, observed
 from overt.entries.frames import is_frame, is_table
@@ -149,16 +148,15 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         `checkpoint` names a folder that keeps every sweep; `resume` goes on from it, on any engine.
         """
         tables = (row_features, col_features)
-        plain = all(given is None for given in (sample_weight, *tables))
         if files.is_path(X):
             if y is not None:
                 raise InputError("a file holds the values itself: leave out y")
-            with reading.opened(X, self._settings(), shared=plain) as read:
-                report = files.report(X, read)
-                entries = read.entries
-                if sample_weight is not None:
-                    entries = entries.repeated(sample_weight)
-                self.fit_entries(entries, *tables, checkpoint, resume)
+            read = files.read_ratings(X, memory_limit=self.memory_limit)
+            report = files.report(X, read)
+            entries = read.entries
+            if sample_weight is not None:
+                entries = entries.repeated(sample_weight)
+            self.fit_entries(entries, *tables, checkpoint, resume)
             self.file_report_ = report
             return self
         matrix = y is None and not isinstance(X, Entries)
@@ -182,8 +180,7 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
     ) -> Self:  # fmt: skip
         """Fit to Entries; `how` is what `overt.completion.fitting.fit_entries` takes."""
         self.file_report_ = None
-        if not isinstance(entries, SharedEntries):
-            instance("entries", entries, Entries, "overt.Entries")
+        instance("entries", entries, Entries, "overt.Entries")
         settings, tables = self._settings(), (row_features, col_features)
         if settings.missing == "negative":
             refuse_dislikes(entries.values)
@@ -191,7 +188,6 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
         entries, given, encoders = with_features(entries, tables, allowed=settings.learned)
         kept = checkpoints.opened(checkpoint, entries, self.get_params(), given, resume)
         fit = fitting.fit_entries(settings, entries, given=given, checkpoint=kept, **how)
-        entries = entries if isinstance(entries, Entries) else entries.filed
         return self._adopt(entries, replace(fit, model=replace(fit.model, encoders=encoders)))
 
     @property
@@ -315,7 +311,7 @@ class DropoutCompletion(Answers, Fills, BaseEstimator):  # type: ignore[misc]
             given[name] = given[name] if isinstance(given[name], (int, np.integer)) else None
         found = (self.drop_prob_, self.learned_drop_prob_, self.path_, self._growing.fitted)
         fit = Fit(self.model_, self.objective_.tolist(), self.status_, *found)
-        models.save(path, given, self._growing.ledger.kept, fit, self.chosen_)
+        models.save(path, given, self._growing.ledger.entries, fit, self.chosen_)
 
     @classmethod
     def load(cls, path: Path) -> Self:

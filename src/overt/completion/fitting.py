@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +23,10 @@ from overt.completion.forms.negative import NegativeForm
 from overt.completion.forms.problem import CompletionProblem
 from overt.completion.forms.sampled import BURN_IN, SampledForm
 from overt.completion.forms.spread import FullSpread
-from overt.completion.forms.units import SAME, Units, choose, chosen
+from overt.completion.forms.units import Units, choose, chosen
 from overt.completion.growing import GROWTH, Growing
 from overt.completion.ledger import Ledger
 from overt.completion.settings import Settings
-from overt.completion.sharing import SharedEntries
 from overt.entries import Entries
 from overt.results import Status
 
@@ -69,7 +67,6 @@ class _Run:
         if self.on_form is not None:
             self.on_form(form)
         if self.checkpoint is not None:
-            self.engine.fetch()
             self.checkpoint.write(form)
 
 
@@ -83,8 +80,7 @@ def fit_entries(
     `on_form` gets the form after each sweep; `holdout` is only looked at; `given` are features of
     the rows and of the columns, as numbers; the columns of a `table` may have units of their own.
     """
-    shared = isinstance(entries, SharedEntries)
-    units = SAME if shared else choose(settings.missing, settings.scale, entries, table)
+    units = choose(settings.missing, settings.scale, entries, table)
     limits = _limits(settings, entries, units)
     entries = units.enter(entries)
     holdout = None if holdout is None else units.enter(holdout)
@@ -109,8 +105,7 @@ def _limits(settings: Settings, entries: Any, units: Units) -> tuple[float, floa
         return (0.0, 1.0) if settings.clip else (-np.inf, np.inf)
     if units.kind == "columns" and settings.clip == "auto":
         return -np.inf, np.inf
-    often = entries.told.values[1] if isinstance(entries, SharedEntries) else None
-    return settings.limits(entries.values, often)
+    return settings.limits(entries.values)
 
 
 def _fit_standard(
@@ -124,12 +119,8 @@ def _fit_standard(
         "n_factors": settings.factors(len(entries)), "biases": settings.biases and not negatives,
         "standard": settings.learned and not negatives, "precise": settings.ill_posed,
     }  # fmt: skip
-    place: AbstractContextManager[Engine]
-    if isinstance(entries, SharedEntries):
-        problem, place = entries.problem(**how), nullcontext(entries.engine)
-    else:
-        problem = CompletionProblem.build(entries, mapped=settings.mapped, **how)
-        place = make_engine(settings.engine, settings.n_jobs)
+    problem = CompletionProblem.build(entries, mapped=settings.mapped, **how)
+    place = make_engine(settings.engine, settings.n_jobs)
     average = 0 if negatives else settings.draws(len(entries), entries.shape)
     total = settings.sweeps + average
     with place as engine, meter("sweeps", total) as bar:

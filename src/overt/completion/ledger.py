@@ -8,7 +8,6 @@ import numpy as np
 
 from overt._types import Array, Floats, Ints
 from overt.completion.kernels import group
-from overt.completion.storage.folders import FiledEntries
 from overt.entries import Entries
 
 SHARE = 0.1
@@ -18,7 +17,7 @@ SHARE = 0.1
 class Ledger:
     """Entries, sorted by row and by column when first asked, and what was added since."""
 
-    def __init__(self, entries: Entries | FiledEntries) -> None:
+    def __init__(self, entries: Entries) -> None:
         self.source = entries
         self._orders: dict[int, tuple[Array, Array]] = {}
         self._replaced = np.zeros(0, dtype=bool)  # of the base, once something was
@@ -29,13 +28,7 @@ class Ledger:
 
     @property
     def _base(self) -> Entries:
-        return self.source if isinstance(self.source, Entries) else self.source.entries
-
-    @property
-    def kept(self) -> Entries | FiledEntries:
-        """All entries, or where they are."""
-        grown = len(self._more[0]) or self.source.shape != self.shape
-        return self.entries if grown else self.source
+        return self.source
 
     def __len__(self) -> int:
         return len(self.source) - int(self._replaced.sum()) + len(self._more[0])

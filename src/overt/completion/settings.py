@@ -147,16 +147,9 @@ class Settings:
         """Return when to stop, or the form's own default."""
         return default if self.tol is None else self.tol
 
-    @property
-    def shareable(self) -> bool:
-        """Whether workers of a cluster can read the files of a folder and keep their entries."""
-        plain = self.missing == "unknown" and self.method == "alternating" and self.scale != True  # noqa: E712
-        on_cluster = checked_engine(self.engine) != "local"
-        return bool(on_cluster and plain and (self.learned or not isinstance(self.drop_prob, str)))
-
-    def limits(self, values: Floats, often: Ints | None = None) -> tuple[float, float]:
-        """Return the range that predictions are clipped to, of values met so often (once)."""
-        clip = rating_scale(values, often) if self.clip == "auto" else self.clip
+    def limits(self, values: Floats) -> tuple[float, float]:
+        """Return the range that predictions are clipped to."""
+        clip = rating_scale(values) if self.clip == "auto" else self.clip
         return (float(values.min()), float(values.max())) if clip else (-np.inf, np.inf)
 
 

@@ -9,7 +9,6 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,6 @@ from overt.completion.forms.prior import Prior
 from overt.completion.forms.problem import Columns
 from overt.completion.forms.spread import SPREADS
 from overt.completion.forms.units import Units
-from overt.completion.storage.folders import FiledEntries
 from overt.entries import Entries
 from overt.entries.identifiers import as_identifiers
 from overt.results import Status
@@ -50,7 +48,7 @@ CHOSEN = "chosen."
 
 def save(
     path: str | os.PathLike[str], parameters: Mapping[str, Any],
-    entries: Entries | FiledEntries, fit: Fit,
+    entries: Entries, fit: Fit,
     chosen: FactorModel | None = None,
 ) -> None:  # fmt: skip
     """Write parameters, entries, a fit and a model of what was chosen, each file in one step.
@@ -63,10 +61,9 @@ def save(
         "objective": np.asarray(fit.objective),
         **_arrays(fit.model),
     }
+    arrays |= {"rows": entries.rows.astype(np.int32), "cols": entries.cols.astype(np.int32)}
     kept = {"learned_drop_prob_": fit.learned_drop_prob, "path_": fit.path}
-    if isinstance(entries, Entries):
-        arrays |= {"rows": entries.rows.astype(np.int32), "cols": entries.cols.astype(np.int32)}
-        kept |= {"values": entries.values, "times": entries.times}
+    kept |= {"values": entries.values, "times": entries.times}
     for name, value in kept.items():
         if value is not None:
             arrays[name] = np.asarray(value, dtype=float)
@@ -80,8 +77,6 @@ def save(
         "row_ids": None if entries.row_ids is None else entries.row_ids.tolist(),
         "col_ids": None if entries.col_ids is None else entries.col_ids.tolist(),
     }  # fmt: skip
-    if not isinstance(entries, Entries):
-        header["source"] = entries.to_dict()
     with alone(folder):
         if (folder / NEW).exists():  # a kill came before the last step, and model.json may name it
             with suppress(Exception):
@@ -96,7 +91,7 @@ def save(
 
 def load(
     path: str | os.PathLike[str],
-) -> tuple[dict[str, Any], Entries | FiledEntries, Fit, FactorModel | None]:
+) -> tuple[dict[str, Any], Entries, Fit, FactorModel | None]:
     """Return the parameters, entries, fit and model of what was chosen that `save` wrote."""
     folder = as_path("path", path)
     if not (folder / HEADER).exists():
@@ -172,12 +167,14 @@ def _model(told: dict[str, Any], arrays: dict[str, Any]) -> FactorModel:
     )
 
 
-def _entries(header: dict[str, Any], arrays: dict[str, Any]) -> Entries | FiledEntries:
+def _entries(header: dict[str, Any], arrays: dict[str, Any]) -> Entries:
     names = ("row_ids", "col_ids")
     ids = {n: None if header[n] is None else as_identifiers(n, header[n]) for n in names}
     if "source" in header:
-        told = header["source"]
-        return FiledEntries(**told | ids | {"path": Path(told["path"])})
+        raise InputError(
+            "this model was fitted by workers of a cluster that read a folder, and was stored "
+            f"without its entries; fit it again to {header['source']['path']}"
+        )
     rows, cols, values = (arrays[name] for name in ("rows", "cols", "values"))
     return Entries(rows, cols, values, header["shape"], **ids, times=arrays.get("times"))
 

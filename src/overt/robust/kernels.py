@@ -1,7 +1,7 @@
 """Compiled steps in a ball cut by a box: pure functions of arrays, serial, releasing the GIL.
 
 A row stays in the processor's cache from the gradient to the moved point. The same in PyTorch, for
-other devices and as the tests' oracle: `balls.l2_in_box`, `Region.climb`.
+other devices and as the tests' oracle: `threats.l2_in_box`, `Region.step`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ import numpy as np
 from overt._compiled import njit
 from overt._types import Array
 
-_OPTIONS = {
-    "error_model": "numpy",
-    "fastmath": {"contract", "nsz", "reassoc"},
-}  # fmt: skip
+_OPTIONS = {"error_model": "numpy", "fastmath": {"contract", "nsz", "reassoc"}}
 
 
 @njit(**_OPTIONS)
@@ -29,23 +26,30 @@ def l2_in_box(v: Array, radius: float, low: Array, high: Array, out: Array) -> N
 
 @njit(**_OPTIONS)
 def l2_step(
-    x: Array, delta: Array, gradient: Array, size: Array, radius: float, low: Array, high: Array,
+    x: Array,
+    delta: Array,
+    gradient: Array,
+    length: Array,
+    radius: float,
+    low: Array,
+    high: Array,
     moved: Array,
-) -> None:  # fmt: skip
-    """Set delta <- project(delta + size g / |g|) and moved <- x + delta in place, row by row.
+) -> None:
+    """Set delta <- project(delta + length g / |g|) and moved <- x + delta in place, row by row.
 
-    x, delta, gradient and moved are (points, features), size is (points,), and low and high are
-    the limits (features,) of the inputs themselves.
+    x, delta, gradient and moved are (points, features), length is (points,). low and high are the
+    limits of the inputs themselves, (points, features) or one row for all points.
     """
     v = np.empty(x.shape[1], x.dtype)
     for i in range(len(x)):
-        factor = size[i] * _inverse_norm(gradient[i])
+        factor = length[i] * _inverse_norm(gradient[i])
         if factor != 0:
             for j in range(len(v)):
                 v[j] = delta[i, j] + factor * gradient[i, j]
         else:
             v[:] = delta[i]
-        _project(v, x[i], radius, low, high, delta[i], moved[i])
+        row = i if len(low) > 1 else 0
+        _project(v, x[i], radius, low[row], high[row], delta[i], moved[i])
 
 
 @njit(**_OPTIONS)
@@ -54,7 +58,7 @@ def _project(
 ) -> None:
     """Set delta <- clip(s v, low - x, high - x), moved <- x + delta for one row.
 
-    s is found by Newton's steps as in `balls.l2_in_box`, which says why they end at the root.
+    s is found by Newton's steps as in `threats.l2_in_box`, which says why they end at the root.
     """
     zero = v.dtype.type(0)
     target = v.dtype.type(radius) * v.dtype.type(radius)

@@ -10,42 +10,62 @@ from rich.markup import escape
 from typer import Option
 
 from overt._check import InputError
-from overt.cli.base import Seed, app, awaited, console, ended, show_json, show_path, show_table
+from overt.cli.base import (
+    AsJson,
+    Engine,
+    Seed,
+    app,
+    awaited,
+    console,
+    ended,
+    show_json,
+    show_path,
+    show_table,
+)
 
 if TYPE_CHECKING:
     from overt.decay import Jumps, Minimum, Schedule
 
 RECORDS = 501
-"""As many records are taken of each run."""
+"""Steps at which a run is recorded: survival curves then look continuous."""
 
 
 @app.command()
 def jumps(
-    epsilon: Annotated[float, Option(help="The entry of [[1, *], [epsilon, 1]].")] = 0.25,
+    epsilon: Annotated[
+        float, Option(help="The known small entry of the matrix (1, unknown; epsilon, 1).")
+    ] = 0.25,
     depth: Annotated[int, Option(min=3, help="Number of layers.")] = 3,
     width: Annotated[int, Option(min=1, help="Hidden units per layer.")] = 100,
     seeds: Annotated[int, Option(min=1, help="Number of runs.")] = 40,
     noisy_steps: Annotated[int, Option(min=0, help="Steps of the noisy phase.")] = 5000,
     quiet_steps: Annotated[int, Option(min=0, help="Steps of the quiet phase.")] = 5000,
-    learning_rate: Annotated[float, Option(help="Of the noisy phase.")] = 0.2,
-    weight_decay: Annotated[float, Option(help="Of the noisy phase.")] = 0.1,
-    periods: Annotated[int, Option(min=0, help="Alternate so often instead.")] = 0,
+    learning_rate: Annotated[float, Option(help="Learning rate of the noisy phase.")] = 0.2,
+    weight_decay: Annotated[float, Option(help="Weight decay of the noisy phase.")] = 0.1,
+    periods: Annotated[
+        int,
+        Option(min=0, help="Number of noisy and quiet cycles, in place of the single noisy phase."),
+    ] = 0,
     convention: Annotated[
-        str, Option(help="How rate and decay are meant: pytorch, loss or appendix.")
+        str,
+        Option(
+            help="What rate and decay multiply: pytorch, loss or appendix; see the documentation."
+        ),
     ] = "pytorch",
     n_jobs: Annotated[
         int | None, Option(min=-1, help="Threads; all cores by default, or with -1.")
     ] = None,
-    engine: Annotated[str, Option(help="local, dask, or a scheduler: tcp://...")] = "local",
+    engine: Engine = "local",
     seed: Seed = 0,
     out: Annotated[Path | None, Option(help="Write the runs here (.npz or .json).")] = None,
     plot: Annotated[Path | None, Option(help="Draw the survival curve here (.png).")] = None,
-    as_json: Annotated[bool, Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Run SGD on a 2 x 2 matrix with an unknown entry, and say when it jumps to rank 1.
+    """Run SGD on a 2 x 2 matrix with an unknown entry, and report when it jumps to rank 1.
 
-    A warm-up, a noisy phase that lets runs jump, a quiet phase that fits. Ctrl-C shows what was
-    computed. Try: [bold]overt jumps --depth 4 --epsilon 0.1 --seeds 10[/bold]
+    A run has a warm-up, a noisy phase in which it may jump, and a quiet phase. Ctrl-C ends the
+    runs; what was computed is shown and written.
+    Try: [bold]overt jumps --depth 4 --epsilon 0.1 --seeds 10[/bold]
     """
     from overt.decay import effective, existence, find_jumps, minima, simulate, two_by_two
 
@@ -128,7 +148,7 @@ def _show_jumps(found: Jumps) -> None:
     when = "" if median is None else f", median step {median:.0f}"
     console.print(
         f"{found.jumped} of {len(found.jump_step)} runs jumped to rank 1{when}; "
-        f"{found.returned} of {found.below} came back."
+        f"{found.returned} of {found.below} returned."
     )
     if found.status != "finished":
         console.print(f"[bold]{found.status}[/]: {escape(found.status.explanation)}")
