@@ -12,6 +12,7 @@ from overt._check import InputError, InputTypeError, bounded
 from overt._types import Floats
 from overt.linear import grading
 from overt.linear.arguments import regression, require_consistent, target_or_data
+from overt.linear.deep_landscape import DeepLandscape, deep_landscape
 from overt.linear.layers import DeepNoise
 from overt.linear.proofs import Proof, prove
 from overt.linear.training import Rate, train
@@ -122,6 +123,16 @@ class DeepLinearNetwork:
         exact = effect.exchangeable and len(effect.values) > 0
         shares = effect.layer_shares() if exact else None
         return DeepSolution(tuple(weights), *grading.grade(effect, *weights), shares)
+
+    def landscape(self) -> DeepLandscape:
+        """Return the local minima that theory knows, one for each rank that has one.
+
+        Where two or more layers are noisy, the best network of a rank is a local minimum over all
+        weights if its shares lie where the objective is strictly convex in them; rank one always
+        does. All but the best of these minima are spurious. With one hidden layer there are no
+        spurious minima: the landscape is then the optimum alone.
+        """
+        return deep_landscape(self.effect)
 
     def train(
         self, steps: int = 5_000, learning_rate: Rate = 1e-2, seeds: int | Sequence[int] = 1, *,

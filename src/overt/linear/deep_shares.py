@@ -234,6 +234,55 @@ def dual_bounds(s2: Floats, beta: Floats, dual: DualPoint, factor: float = 1.0) 
     return np.asarray(bounds - ROUNDING * np.abs(bounds))
 
 
+def local_maxima(s: Floats, beta: Floats) -> dict[int, Floats]:
+    """Return, by number of directions, the shares (layers x directions) that are locally best.
+
+    Two or more layers. One direction is always locally best; q directions are if the maximum of
+    their concave program lies inside C, where it is then strict.
+    """
+    s2 = (s / s[0]) ** 2
+    count = len(s)
+    found = {1: np.zeros((len(beta), count))}
+    found[1][:, 0] = 1.0
+    with np.errstate(all="ignore"):
+        for q in range(2, rank_cap(beta, count) + 1):
+            pi, _ = _solve_rank(s2[:q], beta, np.mean(s2) * beta)
+            if pi is not None:
+                found[q] = np.zeros((len(beta), count))
+                found[q][:, :q] = (pi / pi.sum(axis=0)).T
+    return found
+
+
+def jump_ratio(layers: int, beta: float) -> float:
+    """Return s_2 / s_1 above which two directions beat one; infinity if they never do.
+
+    All layers have the same beta. At the jump the first direction has the share x in [1/2, 1) with
+
+        x^(k-1) (x^2 + (1-x)^2 + beta) (1 + beta)^k = (x + beta)^(k+1),
+
+    found by bisection, as its logarithm, divided by (1 - x)^2, changes its sign once.
+    """
+    k = layers
+    if beta * (2 - 2 ** (1 / k)) >= 2 ** (1 / k) - 1 or k < 2:
+        return np.inf if k > 1 else beta / (1 + beta)
+
+    def difference(x: float) -> float:
+        own = (k - 1) * np.log(x) + np.log(x * x + (1 - x) ** 2 + beta)
+        return float(own + k * np.log1p(beta) - (k + 1) * np.log(x + beta))
+
+    low = 0.5
+    high = 1 - 1e-3 * min(1.0, (k - 1) * beta)
+    positive_below = difference(low) > 0
+    for _ in range(200):
+        x = (low + high) / 2
+        if (difference(x) > 0) == positive_below:
+            low = x
+        else:
+            high = x
+    log_ratio = (k - 1) * np.log(x / (1 - x)) + (k + 1) * np.log((1 - x + beta) / (x + beta))
+    return float(np.exp(log_ratio / 2))
+
+
 def fewest_duals(best: BestShares, s: Floats, beta: Floats, factor: float = 1.0) -> list[DualPoint]:
     """Return as few of the dual points, a little inside C, as give the same bound on all ranks."""
     duals = []

@@ -297,26 +297,32 @@ class DeepNoise(NoiseEffect):
         return float(np.sum(self.values**2 * np.prod(spectra, axis=0)))
 
     def best_weights(self) -> Sequence[Floats]:
-        """Return the best weights that are known.
+        """Return the best weights that are known."""
+        carried = np.prod(self.spectra, axis=0) if len(self.values) else np.zeros(0)
+        count = int(np.sum(carried > 0))
+        if count == 0:
+            return [np.zeros(shape) for shape in self.shapes]
+        if self.exchangeable:
+            return self.weights_of(self.layer_shares())
+        parts = []
+        for i, layer in enumerate(self.layers):
+            others = np.prod(np.delete(self.spectra, i, axis=0), axis=0)[:count]
+            parts.append(layer.factor(self.values[:count] * np.sqrt(others)))
+        return self._joined(parts)
+
+    def weights_of(self, shares: Floats) -> Sequence[Floats]:
+        """Return weights whose layers' units have these shares (layers x directions)."""
+        count = int(np.sum(shares[0] > 0))
+        pairs = zip(self.layers, shares, strict=True)
+        return self._joined([layer.balanced(pi[:count]) for layer, pi in pairs])
+
+    def _joined(self, parts: Sequence[tuple[Floats, Floats, Floats]]) -> Sequence[Floats]:
+        """Return weights made of each layer's (U, lambda, J).
 
         W_(k+1) = left U_k, W_l = J_l U_(l-1), W_1 = J_1 diag(s_p prod_l lambda^l_p^(1/2)) right'.
         """
-        carried = np.prod(self.spectra, axis=0) if len(self.values) else np.zeros(0)
-        active = carried > 0
-        count = int(np.sum(active))
-        if count == 0:
-            return [np.zeros(shape) for shape in self.shapes]
         left, s, right = self.regression.svd
-        if self.exchangeable:
-            parts = [
-                layer.balanced(pi[:count])
-                for layer, pi in zip(self.layers, self.layer_shares(), strict=True)
-            ]
-        else:
-            parts = []
-            for i, layer in enumerate(self.layers):
-                others = np.prod(np.delete(self.spectra, i, axis=0), axis=0)[:count]
-                parts.append(layer.factor(s[:count] * np.sqrt(others)))
+        count = len(parts[0][1])
         passed = s[:count] * np.sqrt(np.prod([attained for _, attained, _ in parts], axis=0))
         weights = [(parts[0][2] * passed) @ right[:, :count].T]
         for (U, _, _), (_, _, J) in pairwise(parts):

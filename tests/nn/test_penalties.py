@@ -21,14 +21,11 @@ from overt.nn import (
     Dropout,
     explicit_penalty,
     mc_moments,
-    penalties,
     predictive_moments,
-    training,
     without_noise,
 )
 from overt.nn.curvature import divergence, quadratic
 from overt.nn.data.losses import LOSSES, mean_loss
-from overt.nn.moments.carry import carry
 
 COVARIANCE = np.array([[0.5, 0.2, -0.1], [0.2, 0.4, 0.1], [-0.1, 0.1, 0.3]])
 
@@ -154,8 +151,8 @@ def test_moments_are_what_enumeration_gives(model, shape, name):
     mean, covariance = exact_moments(*outputs_under_masks(model, name, x))
     found = predictive_moments(model, x)
     assert found.exact
-    assert found.method == "carried"
-    assert found.carried == (name,)
+    assert found.method == "propagated"
+    assert found.propagated == (name,)
     torch.testing.assert_close(found.mean, mean, rtol=1e-9, atol=1e-9)
     variance = covariance.diagonal(dim1=1, dim2=2).reshape(mean.shape)
     torch.testing.assert_close(found.variance, variance, rtol=1e-9, atol=1e-9)
@@ -295,36 +292,6 @@ def test_three_hidden_layers_to_a_few_per_cent(activation):
     assert (variance.sqrt() - sd).norm() / sd.norm() < 0.05
 
 
-def test_terms_of_a_deep_network_add_up_and_only_the_last_is_exact():
-    model, x = three_hidden()
-    y = torch.randn(12, 3)
-    found = explicit_penalty(model, x, y)
-    names = [(term.name, term.exact) for term in found.terms]
-    assert names == [("2", False), ("5", False), ("8", True), ("mean shift", False)]
-    assert not found.exact
-    one = carry(model, x)
-    expected = ((one.output.mean - y) ** 2).sum(1).mean() + one.variances().sum(1).mean()
-    plain = ((model(x) - y) ** 2).sum(1).mean()
-    torch.testing.assert_close(found.value, expected - plain, rtol=1e-4, atol=1e-6)
-    model.train()
-    with torch.no_grad():
-        draws = torch.stack([((model(x) - y) ** 2).sum(1).mean() for _ in range(3000)])
-    error = draws.std() / len(draws) ** 0.5
-    assert (
-        abs(found.value - (draws.mean() - plain))
-        <= 5 * error + 0.05 * one.variances().sum(1).mean()
-    )
-
-
-def test_backward_passes_are_split_without_change(monkeypatch):
-    model, x = three_hidden()
-    whole, penalty_whole = predictive_moments(model, x), explicit_penalty(model, x).value
-    monkeypatch.setattr("overt.nn.moments.adjoint.BUDGET", 1)
-    parts = predictive_moments(model, x)
-    torch.testing.assert_close(parts.variance, whole.variance)
-    torch.testing.assert_close(explicit_penalty(model, x).value, penalty_whole)
-
-
 @pytest.mark.parametrize("loss", ["squared", "mse"])
 def test_penalty_and_mean_shift_are_all_that_noise_adds(loss):
     """A function right after dropout is exact, and moves the mean: y decides what that costs."""
@@ -430,7 +397,12 @@ def test_dropout_inside_a_transformer_layer_is_seen():
         mc.sum().item(), rel=0.15
     )
     names = [term.name for term in explicit_penalty(model, x).terms]
-    assert names == ["0.self_attn:dropout", "0.dropout1", "0.dropout", "0.dropout2"]
+    assert names == [
+        "0.self_attn:multi_head_attention_forward",
+        "0.dropout1",
+        "0.dropout",
+        "0.dropout2",
+    ]
     assert torch.backends.mha.get_fastpath_enabled()
 
 
@@ -510,37 +482,6 @@ def test_a_probe_is_bounded_and_quadratic_where_small(loss):
     torch.testing.assert_close(near, curved, rtol=1e-3, atol=0)
 
 
-def test_gradient_of_a_probe_where_logits_vary_much():
-    """Nearer to sampled dropout's than that of the second-order term, and steadier."""
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Linear(8, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 64), nn.ReLU(),
-        nn.Dropout(0.5), nn.Linear(64, 4),
-    )  # fmt: skip
-    x, y, weights = torch.randn(16, 8), torch.randint(4, (16,)), list(model.parameters())
-    with torch.no_grad():
-        for weight in weights:
-            weight *= 2.5
-
-    def gradients(value, n):
-        found = [torch.autograd.grad(value(), weights) for _ in range(n)]
-        return torch.stack([torch.cat([g.flatten() for g in one]) for one in found])
-
-    def probed(penalty):
-        one = carry(model, x, probe=True, statistics="as set", update=True)
-        mean = one.output.mean
-        return functional.cross_entropy(mean, y) + penalty(one.tangent, mean, "cross_entropy")
-
-    net, many = without_noise(model, loss="cross_entropy").train(), x.repeat(100, 1)
-    truth = gradients(lambda: functional.cross_entropy(model(many), y.repeat(100)), 30).mean(0)
-    ours = gradients(lambda: functional.cross_entropy(net(x), y) + net.penalty, 100)
-    curved = gradients(lambda: probed(quadratic), 100)
-    off, far = ((g.mean(0) - truth).norm() / truth.norm() for g in (ours, curved))
-    assert off < 0.2
-    assert off < far / 2
-    assert ours.var(0).sum() < curved.var(0).sum()
-
-
 def test_modes_statistics_and_counters_are_left_alone():
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), Dropout(0.5, seed=1), nn.Linear(4, 2))
     model.train()
@@ -557,7 +498,8 @@ def test_modes_statistics_and_counters_are_left_alone():
 def test_batch_statistics_after_the_noise_are_an_approximation():
     model = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(3), nn.Linear(3, 2))
     x = torch.randn(6, 3)
-    assert not explicit_penalty(model.train(), x).exact
+    with pytest.warns(UserWarning, match="samples"):
+        assert not explicit_penalty(model.train(), x).exact
     assert explicit_penalty(model.eval(), x).exact
 
 
@@ -620,7 +562,6 @@ def test_noise_before_the_last_layer_has_the_penalty_that_moments_give(loss, noi
     net = without_noise(model, loss=loss, output=lambda o: o["logits"]).train()
     out = net(x)
     penalty = explicit_penalty(model, x, loss=loss, output=lambda o: o["logits"]).value
-    assert net._end is not None
     torch.testing.assert_close(out, model.eval()(x)["logits"])
     weights = list(model.parameters())
     torch.testing.assert_close(net.penalty, penalty)
@@ -631,22 +572,25 @@ def test_noise_before_the_last_layer_has_the_penalty_that_moments_give(loss, noi
 
 
 @pytest.mark.parametrize("change", ["more noise", "all dropped", "a hook"])
-def test_a_model_that_ends_otherwise_than_before_is_looked_at_again(change):
+def test_a_model_that_changes_between_steps_has_the_penalty_of_what_it_is_now(change):
     torch.manual_seed(0)
     model, x = Ends(nn.Dropout(0.3)), torch.randn(6, 4)
     net = without_noise(model, output=lambda o: o["logits"]).train()
     net(x)
-    assert net._end is not None
     if change == "more noise":
         model.late = 0.5
     elif change == "all dropped":
         model.noise.p = 1.0
     else:
         model.out.register_forward_hook(lambda module, given, made: 2 * made)
-    net(x)
-    penalty = explicit_penalty(model, x, output=lambda o: o["logits"]).value
-    assert net._end is None
-    torch.testing.assert_close(net.penalty, penalty)
+    penalties = []
+    for _ in range(400 if change == "more noise" else 2):
+        net(x)
+        penalties.append(net.penalty.detach())
+    penalties = torch.stack(penalties)
+    expected = explicit_penalty(model, x, output=lambda o: o["logits"]).value
+    error = penalties.std() / len(penalties) ** 0.5
+    assert (penalties.mean() - expected).abs() <= 5 * error + 1e-5
 
 
 def test_without_noise_updates_batch_statistics_once():
@@ -702,58 +646,6 @@ def test_mistakes_are_named(wrong, message):
         wrong(torch.randn(2, 3))
 
 
-def test_a_penalty_that_samples_contradict_is_named():
-    class Concrete(nn.Module):
-        def forward(self, x):
-            u = torch.rand_like(x)
-            odds = torch.log(u + 1e-7) - torch.log(1 - u + 1e-7)
-            return x * (1 - torch.sigmoid((odds - 1.4) / 0.1)) / 0.8
-
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Linear(6, 40), nn.ReLU(), Concrete(), nn.Linear(40, 40), nn.ReLU(), Concrete(),
-        nn.Linear(40, 3),
-    )  # fmt: skip
-    x = torch.randn(8, 6)
-    with pytest.warns(UserWarning, match="samples"):
-        explicit_penalty(model, x)
-    with pytest.warns(UserWarning, match="samples"):
-        without_noise(model).train()(x)
-
-
-def test_samples_are_compared_with_all_that_was_carried(monkeypatch):
-    """The penalty without the mean shift, its error, and the mean where there are targets."""
-    asked = []
-    monkeypatch.setattr(penalties, "compare", lambda *given: asked.append(given))
-    torch.manual_seed(0)
-    x, y = torch.randn(3, 4), torch.randn(3, 2)
-    tail = [nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 2)]
-    model = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.4), *tail).eval()
-    mean = carry(model, x, statistics="as set").output.mean
-    for targets in (None, y):
-        found = explicit_penalty(model, x, targets, loss="mse")
-        inner, given, output, value, loss, doubt, at = asked.pop()
-        assert (inner is model, given is x, output, loss, doubt) == (True, True, None, "mse", 0.0)
-        torch.testing.assert_close(value, found.terms[0].value.detach())
-        assert (at is None) == (targets is None)
-    assert at[1] is y
-    torch.testing.assert_close(at[0], mean)
-    explicit_penalty(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2)), x, y)
-    assert not asked  # where all is exact
-
-
-@pytest.mark.parametrize("values", [torch.arange(1.0, 17), torch.zeros(16)], ids=["some", "none"])
-def test_the_first_look_states_the_mean_of_its_probes_and_the_error_of_that(monkeypatch, values):
-    asked, given = [], iter(values)
-    monkeypatch.setattr(training, "quadratic", lambda *_: next(given))
-    monkeypatch.setattr(training, "compare", lambda *told: asked.append(told))
-    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-    without_noise(model).train()(torch.ones(2, 3))
-    value, doubt = asked[0][3], asked[0][5]
-    assert float(value) == float(values.mean())
-    assert doubt == pytest.approx(float(values.std()) / 4 / 8.5)
-
-
 def test_noise_that_is_not_seen_has_a_term():
     class Masked(nn.Module):
         def forward(self, x):
@@ -764,7 +656,7 @@ def test_noise_that_is_not_seen_has_a_term():
     np.random.seed(0)  # noqa: NPY002
     model, x = nn.Sequential(Masked(), nn.Linear(6, 2)), torch.randn(8, 6)
     penalty = explicit_penalty(model, x)
-    assert [term.name for term in penalty.terms] == ["noise that is not seen"]
+    assert [term.name for term in penalty.terms] == ["all noise"]
     assert not penalty.exact
     plain = explicit_penalty(nn.Sequential(nn.Dropout(0.3), model[1]), x)
     assert penalty.value.item() == pytest.approx(plain.value.item(), rel=0.3)
