@@ -18,7 +18,7 @@ from overt._check import InputError, choice, drop_prob
 from overt._files import ready, write_csv, write_whole
 from overt._mapped import lowest
 from overt.cli.base import AsJson, Seed, app, console, ended, show_json, show_path, show_table
-from overt.cli.predictions import write_predictions
+from overt.cli.predictions import format_std, predict_with_std, write_predictions
 from overt.entries.entries import DUPLICATES
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def evaluate(
         return
     if split in ("time", "last") and read.times is None:
         console.print("[yellow]warning:[/] there is no column of times; the order of lines counts")
-    console.print(f"{found.n_train:,} entries fitted, {found.n_holdout:,} held out ({split})")
+    console.print(repr(found).splitlines()[0])
     names = list(dict.fromkeys(name for figures in found.figures.values() for name in figures))
     rows = []
     for name in names:
@@ -254,27 +254,30 @@ def _judge(model: DropoutCompletion, aside: Entries, path: Path) -> dict[str, fl
     """Write what was kept aside beside its prediction; grade it."""
     from scipy.special import ndtri
 
-    predicted, std = model.predict(aside, return_std=True)
+    predicted, std = predict_with_std(model, model.predict, aside)
     row, col = np.asarray(aside.row_ids)[aside.rows], np.asarray(aside.col_ids)[aside.cols]
     columns = (row, col, aside.values, predicted, std)
     write_csv(
         path,
         ("row", "column", "value", "prediction", "std"),
         (
-            (a, b, repr(y), f"{mean:.6g}", f"{s:.4g}")
+            (a, b, repr(y), f"{mean:.6g}", format_std(s))
             for a, b, y, mean, s in zip(*(column.tolist() for column in columns), strict=True)
         ),
     )
     if model.missing == "negative":
         return {"holdout": len(aside), "holdout_ndcg@10": model.score(aside)}
     error = aside.values - predicted
-    return {
+    found = {
         "holdout": len(aside),
         "holdout_rmse": float(np.sqrt(np.mean(error**2))),
         "holdout_mae": float(np.mean(np.abs(error))),
         "mean_only_rmse": float(np.std(aside.values)),
-        "interval_90_coverage": float(np.mean(np.abs(error) <= ndtri((1 + LEVEL) / 2) * std)),
     }
+    if model.model_.has_std:
+        inside = np.abs(error) <= ndtri((1 + LEVEL) / 2) * std
+        found["interval_90_coverage"] = float(np.mean(inside))
+    return found
 
 
 def _draws(text: str) -> Any:

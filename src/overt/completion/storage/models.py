@@ -34,12 +34,12 @@ from overt.completion.forms.pairs import AllPairs
 from overt.completion.forms.prior import Prior
 from overt.completion.forms.problem import Columns
 from overt.completion.forms.spread import SPREADS
-from overt.completion.forms.units import Units
 from overt.entries import Entries
 from overt.entries.identifiers import as_identifiers
 from overt.results import Status
 
-FORMAT = 3
+FORMAT = 4
+"""Raised whenever arrays are added: a model of another format is refused, not guessed at."""
 KIND = "overt completion model"
 ARRAYS, NEW, HEADER = "model.safetensors", "model.new.safetensors", "model.json"
 CHOSEN = "chosen."
@@ -100,7 +100,8 @@ def load(
         header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
         if header.get("format") != FORMAT:
             raise InputError(
-                f"{folder} has format {header.get('format')!r}; this version reads {FORMAT}"
+                f"{folder} has format {header.get('format')!r}; this version reads {FORMAT}: fit "
+                "the model again, or read it with the version that saved it"
             )
         if header.pop("checksum", None) != digest(header):
             raise InputError(
@@ -125,15 +126,14 @@ def _plain(model: FactorModel) -> dict[str, Any]:
     return {
         "n_factors": model.columns.n_factors, "biases": bool(model.columns.biases),
         "center": model.center, "noise": model.noise, "spread": model.spread.name,
-        "low": plain(model.low), "high": plain(model.high), "units": model.units.kind,
-        "log": bool(model.units.log),
+        "low": plain(model.low), "high": plain(model.high),
         "encoders": [None if e is None else e.to_dict() for e in model.encoders],
     }  # fmt: skip
 
 
 def _arrays(model: FactorModel) -> dict[str, Any]:
     """Return the arrays of a model."""
-    arrays = model.spread.arrays() | model.units.arrays()
+    arrays = model.spread.arrays()
     arrays |= {} if model.pairs is None else model.pairs.arrays()
     for side in (0, 1):
         arrays |= {f"means_{side}": model.means[side], **model.priors[side].arrays(side)}
@@ -161,7 +161,6 @@ def _model(told: dict[str, Any], arrays: dict[str, Any]) -> FactorModel:
         high=np.inf if told["high"] is None else told["high"],
         draws=None if draws is None else Draws(*draws),
         encoders=(left, right),
-        units=Units.from_arrays(told["units"], told["log"], arrays),
         pairs=AllPairs.from_arrays(arrays),
         **{name: (read(arrays, 0), read(arrays, 1)) for name, read in pairs.items()},
     )
