@@ -571,6 +571,7 @@ EXCLUDED = {
     "completion.NewRow": "made by fold_in", "completion.RatingsFile": "made by read_ratings",
     "decay.FittingRank": "made by smallest_fitting_rank", "decay.Minima": "made by minima",
     "nn.WithoutNoise": "made by without_noise",
+    "nn.load_compressed": "a reader of files", "nn.save_compressed": "a writer of files",
     "noise.Noise": "abstract", "spectral.SpectralNorm": "abstract", "robust.Attack": "abstract",
     "robust.Criterion": "abstract", "robust.Loss": "abstract", "robust.Threat": "abstract",
     "robust.LOSSES": "a table", "robust.RobustnessWarning": "a warning",

@@ -50,6 +50,12 @@ def whole(call, fixed=None, shown=lambda found: found, **good):
                warns=".", network=good.get("network"))  # fmt: skip
 
 
+def conformal(loss="mse"):
+    """Return a predictor with scores of six rows."""
+    y = torch.zeros(6, 2) if loss == "mse" else torch.zeros(6, dtype=torch.long)
+    return noisy.Predictive(by.net(), loss=loss).conformalize((by.BATCH, y))
+
+
 def fitted(call, **good):
     """A row for settings of an estimator, which are looked at when it is fitted."""
     return whole(call, shown=lambda model: model.fit(by.ENTRIES).predict([0, 1], [0, 1]), **good)
@@ -185,6 +191,9 @@ MORE = {
         "nn.Predictive whole": whole(noisy.Predictive, shown=lambda one: one.mean(X), model=by.NET),
         "nn.Predictive.forward": whole(by.PREDICTIVE.forward, x=X, network=by.NET),
         "nn.Predictive.probabilities": whole(by.PREDICTIVE.probabilities, x=X, network=by.NET),
+        "nn.Predictive.conformalize": whole(lambda data: noisy.Predictive(by.net()).conformalize(data).scores, data=(X, torch.zeros(6, 2))),
+        "nn.Predictive.conformal_interval": whole(conformal().conformal_interval, x=X, level=0.5, network=by.NET),
+        "nn.Predictive.conformal_set": whole(conformal("cross_entropy").conformal_set, x=X, level=0.5, network=by.NET),
         "nn.Predictive.recalibrate": whole(lambda data: noisy.Predictive(by.net()).recalibrate(data), data=(X, torch.zeros(6, 2))),
         "nn.explicit_penalty whole": whole(noisy.explicit_penalty, model=by.NET, x=X, y=torch.zeros(6, 2), loss="mse"),
         "nn.explicit_penalty of classes": whole(noisy.explicit_penalty, model=by.NET, x=X, y=Y, loss="cross_entropy"),
