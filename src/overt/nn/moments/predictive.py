@@ -20,12 +20,11 @@ from overt.nn.graph.state import (
     seed_all,
     untouched,
 )
-from overt.nn.moments.combine import combine_with_samples, estimate_errors
+from overt.nn.moments.combine import combine_with_samples, contradicts, estimate_errors
 from overt.nn.moments.monte_carlo import SampleSums
-from overt.nn.moments.propagate import propagate
+from overt.nn.moments.propagate import propagate_with_corrections
 from overt.nn.moments.result import Moments
 from overt.nn.moments.rules import decompose
-from overt.nn.moments.values import Propagation
 
 
 @dataclass(frozen=True)
@@ -150,7 +149,7 @@ class _Call:
 
     def propagate(self, recording: Recording, grad: bool) -> Moments:
         """Return the propagated moments of a recording."""
-        found = propagate(recording, Propagation(grad=grad))
+        found = propagate_with_corrections(recording, grad)
         if not found.finite:
             raise UnsupportedError("moments leave the range of numbers")
         clean = recording.output
@@ -186,7 +185,8 @@ class _Call:
     ) -> Moments:
         """Return propagated moments, corrected by samples where they are asked for or needed."""
         goal = PLAN.doubtful if tol is None else tol
-        if draws is None and _within(found, goal):
+        contradicted = contradicts(found, recording.output)
+        if draws is None and _within(found, goal) and not (contradicted and tol is None):
             return found
         sums = SampleSums(shift=found.mean)
         if draws is not None and tol is None:
