@@ -50,6 +50,7 @@ def _fill(x: Tensor, value: Any) -> Tensor:
 RERUN_AS = {
     aten.fill.Scalar: _fill,
     aten.fill.Tensor: _fill,
+    aten.zero.default: torch.zeros_like,
     aten.native_batch_norm.default: _batch_norm,
     aten._embedding_bag_forward_only.default: aten._embedding_bag.default,  # has a gradient
     aten.view.default: torch.reshape,

@@ -29,7 +29,7 @@ _ONE_TO_ONE = """view _unsafe_view reshape permute transpose t squeeze unsqueeze
     split_with_sizes unsafe_split unbind cat stack clone _to_copy alias detach lift_fresh flip roll
     constant_pad_nd slice_scatter select_scatter copy fill masked_fill diagonal tril triu
     pixel_shuffle pixel_unshuffle channel_shuffle _reshape_alias narrow contiguous lift_fresh_copy
-    chunk where masked_scatter view_as movedim"""
+    chunk where masked_scatter view_as movedim zero"""
 _REPEATING = """expand repeat index index_select gather upsample_nearest1d upsample_nearest2d
     upsample_nearest3d unfold as_strided im2col reflection_pad1d reflection_pad2d replication_pad1d
     replication_pad2d index_put index_copy scatter diag_embed embedding as_strided_scatter
