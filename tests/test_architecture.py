@@ -32,9 +32,9 @@ CLOSURES = {
     "without_noise": 28,
     "audit": 55,
     "compress": 44,
-    "PGD": 26,
-    "robust_error": 34,
-    "adversarial_train": 30,
+    "PGD": 23,
+    "robust_error": 29,
+    "adversarial_train": 27,
     "minima": 28,
     "simulate": 21,
 }

@@ -324,6 +324,11 @@ def widths(value: Any) -> list[int]:
     return found
 
 
+def optional_whole(name: str, value: Any) -> int | None:
+    """Return a whole number that is at least 1, or None."""
+    return None if value is None else whole(name, value)
+
+
 def whole(name: str, value: Any, minimum: int = 1, maximum: float = 2**63 - 1) -> int:
     """Return a whole number that is at least `minimum`."""
     wrong = isinstance(value, (bool, np.bool_, np.timedelta64))
