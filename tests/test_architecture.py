@@ -49,7 +49,7 @@ WORDS = {  # what is not said -> what is, and the room that may
     "loader": ("data", None),
     "criterion": ("loss", "robust"),
     "loss_fn": ("loss", None),
-    "tolerance": ("tol", "theorems"),
+    "tolerance": ("tol", "papers"),
 }
 # A noise and the layer of PyTorch that draws it are one thing.
 HOMONYMS = {"Dropout"}
