@@ -14,6 +14,7 @@ from overt.linear.blocks import block_factors
 from overt.linear.bounds import Envelope, envelopes, pairs_below
 from overt.linear.descent import least_penalty
 from overt.linear.shares import UnitShares
+from overt.linear.unit_sets import any_noise_bound
 from overt.noise import DropBlock, Dropout, Noise
 from overt.spectral import induced
 
@@ -25,13 +26,16 @@ class Sharing(NamedTuple):
 
     `envelopes` lists what the noise costs a map at least, `spread(left, a, right)` returns factors
     of a map that is not zero, the best way known; `exact` says that these are a global optimum at
-    any width. `imbalance(U, P)` is the variance of what the noise makes equal.
+    any width. `refined(s)` is a further lower bound on the objective for a target with singular
+    values s, where no envelope is exact. `imbalance(U, P)` is the variance of what the noise makes
+    equal.
     """
 
     width: int
     envelopes: Callable[[], Sequence[Envelope]]
     spread: Callable[[Floats, Floats, Floats], Pair]
     exact: bool = False
+    refined: Callable[[Floats], float] | None = None
     imbalance: Callable[[Floats, Floats], Array] = equalize.imbalance
 
     def factors(self, left: Floats, a: Floats, right: Floats) -> Pair:
@@ -57,7 +61,8 @@ def sharing(noise: Noise, width: int) -> Sharing:
         return Sharing(width, lambda: [units], partial(_shared_units, units), exact=True)
     Gamma = noise.characteristic(width)
     below = partial(_below, noise, Gamma)
-    return Sharing(width, below, partial(_unlike_units, Gamma))
+    refined = partial(any_noise_bound, Gamma)
+    return Sharing(width, below, partial(_unlike_units, Gamma), refined=refined)
 
 
 def _below(noise: Noise, Gamma: Floats) -> list[Envelope]:

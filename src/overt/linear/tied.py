@@ -200,8 +200,10 @@ class TiedUnitNoise(NoiseEffect):
     @cached_property
     def _by_eigenvalues(self) -> Relaxation:
         """The relaxation with eigenvalues, clipped at zero, in place of singular values."""
-        envelopes = self.untied.sharing.envelopes()
-        return relax(lambda envelope: self._leading, envelopes, self.regression, self.untied.decay)
+        rule = self.untied.sharing
+        decay = self.untied.decay
+        leading = self._leading
+        return relax(lambda _: leading, rule.envelopes(), self.regression, decay, rule.refined)
 
     @property
     def relaxation(self) -> Relaxation:
