@@ -18,7 +18,7 @@ from overt import InputError, MissingExtraError, equalize, noise, penalty, relu,
 from overt.cli import app
 from overt.completion import bounds
 from overt.decay import layers
-from overt.linear import blocks, landscape
+from overt.linear import landscape, sharing
 from overt.relu import reference
 from overt.robust.certificates import leaky
 from overt.theorems import Evidence, Theorem, _symbolic, distinct, registered, verify
@@ -261,7 +261,7 @@ MUTATIONS = [
     (equalize, "hadamard_equalizer", lambda U: np.eye(U.shape[1]), ["hadamard-equalizer"]),
     (penalty, "shallow", slightly_more(penalty.shallow), ["dropout-step", "dropblock-tight"]),
     (landscape, "_outside", lambda *given: (0.0, given[2]), ["strict-saddle"]),
-    (blocks, "_signs", lambda count, k, seed: np.ones((count, k)), ["dropblock-tight"]),
+    (sharing, "_signs", lambda count, k, seed: np.ones((count, k)), ["dropblock-tight"]),
     (equalize, "importance", lambda U, V, C=None: np.arange(1.0, 4.0), ["per-unit-optimum"]),
     (spectral.SquaredNuclear, "prox", soft_threshold, ["dropconnect-optimum"]),
     (spectral.SquaredNuclear, "dual", lambda self, s: 0.0, ["certificate"]),

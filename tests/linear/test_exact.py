@@ -10,11 +10,11 @@ import pytest
 
 import overt
 from overt.linear import whitening
-from overt.linear.blocks import attained
 from overt.linear.bounds import envelopes, pairs_below
 from overt.linear.descent import descend
 from overt.linear.landscape import feasible_sets
 from overt.linear.shares import UnitShares
+from overt.linear.sharing import attained
 
 
 def exact_objective(X, Y, U, V, lam):

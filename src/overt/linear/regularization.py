@@ -13,10 +13,9 @@ from overt._check import InputError
 from overt._figures import subplots
 from overt._types import Bools, Floats, Ints
 from overt.linear.arguments import regression, target_or_data
-from overt.linear.blocks import attains_bound
 from overt.linear.bounds import Envelope, positive, shrink, spectral_bound
 from overt.linear.deep_shares import best_shares, jump_ratio
-from overt.linear.sharing import sharing
+from overt.linear.sharing import attains_bound, sharing
 from overt.noise import DropBlock, DropConnect, Dropout, Noise
 from overt.results import Result
 

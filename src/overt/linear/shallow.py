@@ -118,7 +118,9 @@ class LinearNetwork:
         The status is "optimal" where they reach the proved lower bound: always for Dropout, with
         one probability or one per unit, and for KeepExactly; for DropConnect unless correlated
         inputs meet too small a width, for DropBlock with enough blocks. Elsewhere it is
-        "lower_bound", and the factors come from descent started at the bound's solution.
+        "lower_bound", and the factors come from descent started at the bound's solution. For noises
+        whose units are correlated the package Clarabel, if it is installed, raises the bound much
+        (up to 32 units).
         """
         effect = self.effect.limited(_check.optional_whole("rank", rank))
         U, V = effect.best_weights()

@@ -37,6 +37,9 @@ ROOT2 = float(np.sqrt(2.0))
 
 Units = tuple[int, ...]
 
+SHRUNK = (1.0, 1 - 1e-9, 1 - 1e-7, 1 - 1e-5, 1 - 1e-3, 0.9, 0.0)
+"""Factors of all Z_S, tried in turn until what they leave of R is positive definite."""
+
 
 @dataclass(frozen=True)
 class ProgramOptions:
@@ -98,21 +101,53 @@ def any_noise_bound(Gamma: Floats, s: Floats) -> float:
     return float(s[0] ** 2 * max(0.0, total - gain * (1 + OPTIONS.rounding)))
 
 
+def certified_pieces(Gamma: Floats, s: Floats, slack: float) -> list[Piece] | None:
+    """Return the best pieces found, with one on all units, such that R - sum Z >= slack I.
+
+    None if Gamma is singular or no program can be solved.
+    """
+    if not 1 < len(Gamma) <= OPTIONS.max_width or s[0] <= 0 or solver_package() is None:
+        return None
+    R = Gamma + 1
+    if np.linalg.eigvalsh(R)[0] < 10 * slack:
+        return None
+    tried = [(certified_gain(R, s / s[0], pieces), pieces) for pieces in proposals(Gamma, s / s[0])]
+    _, pieces = min(tried, key=lambda pair: pair[0])
+    for kept in SHRUNK:
+        scaled = [
+            Piece(p.units, np.sqrt(kept) * p.root, s[0] * np.sqrt(kept) * p.loads) for p in pieces
+        ]
+        left, rest = _left_over(R, s, scaled)
+        eigenvalues, vectors = np.linalg.eigh(left)
+        eigenvalues = eigenvalues - 2 * slack
+        if eigenvalues[0] > slack:
+            root = vectors * np.sqrt(eigenvalues)
+            loads = (vectors.T @ rest) / np.sqrt(eigenvalues)[:, None]
+            return [*scaled, Piece(tuple(range(len(R))), root, loads)]
+    return None
+
+
+def _left_over(R: Floats, s: Floats, pieces: Sequence[Piece]) -> tuple[Floats, Floats]:
+    """Return R - sum Z, and what the pieces leave of s at every unit (units x directions)."""
+    left = R.copy()
+    rest = np.tile(s, (len(R), 1))
+    for piece in pieces:
+        left[np.ix_(piece.units, piece.units)] -= piece.root @ piece.root.T
+        rest[list(piece.units)] -= piece.root @ piece.loads
+    return left, rest
+
+
 def certified_gain(R: Floats, s: Floats, pieces: Sequence[Piece]) -> float:
     """Return the gain of the theorem: what pieces leave of R and s goes to the set of all units.
 
     Pieces are shrunk until what they leave of R is positive definite.
     """
     best = np.inf
-    for kept in (1.0, 1 - 1e-9, 1 - 1e-7, 1 - 1e-5, 1 - 1e-3, 0.9, 0.0):
-        left = R.copy()
-        rest = np.tile(s, (len(R), 1))
-        gain = 0.0
-        for piece in pieces:
-            rows = np.ix_(piece.units, piece.units)
-            left[rows] -= kept * piece.root @ piece.root.T
-            rest[list(piece.units)] -= kept * piece.root @ piece.loads
-            gain += kept * piece.gain
+    for kept in SHRUNK:
+        size = np.sqrt(kept)
+        scaled = [Piece(p.units, size * p.root, size * p.loads) for p in pieces]
+        left, rest = _left_over(R, s, scaled)
+        gain = sum(piece.gain for piece in scaled)
         eigenvalues, vectors = np.linalg.eigh(left)
         eigenvalues = eigenvalues - 1e-13 * eigenvalues[-1]
         if eigenvalues[0] > 0:
